@@ -157,7 +157,7 @@ func (c *Core) AuditContainers(ctx context.Context, repair bool, emit func(Findi
 
 func (c *Core) auditContainer(ctx context.Context, r Record, repair bool) (diffs, left []Difference, fixErr, err error) {
 	o := r.Spec.Owner
-	leave, err := c.turns.enter(ctx, o)
+	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -284,7 +284,7 @@ type reporter func(Difference, func() error) error
 
 func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devices []HostDevice, repair bool, report reporter) error {
 	o := r.Spec.Owner
-	leave, err := c.turns.enter(ctx, o)
+	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -615,7 +615,7 @@ func (c *Core) hostEndChanged(ctx context.Context, o workload.Owner, emit func(F
 	if _, ok := steady(); !ok {
 		return false, nil
 	}
-	leave, ok := c.turns.enterWithin(ctx, o, eventPatience)
+	leave, ok := c.turns.LockWithin(ctx, o, eventPatience)
 	if !ok {
 		return true, nil
 	}
@@ -671,7 +671,7 @@ type Beliefs struct {
 // Check compares one endpoint with the kernel, its interior included, and with
 // what the caller believes.
 func (c *Core) Check(ctx context.Context, o workload.Owner, b Beliefs) ([]Difference, error) {
-	leave, err := c.turns.enter(ctx, o)
+	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
 		return nil, err
 	}

@@ -134,7 +134,7 @@ func TestEventWaitsForACallOfTheSameOwnerForABoundedTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	leave, err := c.turns.enter(t.Context(), s.Owner)
+	leave, err := c.turns.Lock(t.Context(), s.Owner)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func TestEventGetsItsTurnBetweenConstantChecks(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for ctx.Err() == nil {
-					if leave, err := c.turns.enter(ctx, s.Owner); err == nil {
+					if leave, err := c.turns.Lock(ctx, s.Owner); err == nil {
 						time.Sleep(eventPatience / 10) // as a comparison takes it
 						leave()
 					}

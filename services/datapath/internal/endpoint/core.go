@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/keymutex"
 )
 
 // Config is what the core has to know.
@@ -64,7 +65,7 @@ type Config struct {
 type Core struct {
 	cfg   Config
 	log   *slog.Logger
-	turns *turns
+	turns keymutex.Mutexes[workload.Owner]
 	hub   *watch.Hub[workload.Owner, Endpoint]
 
 	mu         sync.Mutex
@@ -107,7 +108,7 @@ func New(cfg Config) *Core {
 		cfg.RetryDelay = 100 * time.Millisecond
 	}
 	return &Core{
-		cfg: cfg, log: cfg.Log, turns: newTurns(),
+		cfg: cfg, log: cfg.Log,
 		hub:     watch.NewHub[workload.Owner, Endpoint](watch.Options[Endpoint]{Loading: true}),
 		records: map[workload.Owner]Record{}, states: map[workload.Owner]State{}, holders: map[netip.Addr]workload.Owner{},
 		byIndex: map[uint32]workload.Owner{}, doomed: map[HostDevice]time.Time{},

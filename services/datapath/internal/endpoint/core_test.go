@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/watch"
@@ -251,52 +252,46 @@ func TestDeletionEndsACreationUnderWay(t *testing.T) {
 			continue // nothing is there yet: see the next test
 		}
 		t.Run(op, func(t *testing.T) {
-			m := newMachine()
-			c := m.start(t)
-			s := m.wanted("a", 2)
-			gate := make(chan struct{})
-			m.mu.Lock()
-			m.block[op] = gate
-			m.mu.Unlock()
-			created := make(chan error, 1)
-			go func() {
-				_, err := c.Create(t.Context(), s, false)
-				created <- err
-			}()
-			// before it is at the gate, the creation may end without coming there
-			until(t, func() bool {
+			synctest.Test(t, func(t *testing.T) {
+				m := newMachine()
+				c := m.start(t)
+				s := m.wanted("a", 2)
+				gate := make(chan struct{})
 				m.mu.Lock()
-				defer m.mu.Unlock()
-				return m.held[op]
+				m.block[op] = gate
+				m.mu.Unlock()
+				created := make(chan error, 1)
+				go func() {
+					_, err := c.Create(t.Context(), s, false)
+					created <- err
+				}()
+				// before it is at the gate, the creation may end without coming there
+				until(t, func() bool {
+					m.mu.Lock()
+					defer m.mu.Unlock()
+					return m.held[op]
+				})
+				deleted := make(chan error, 1)
+				go func() {
+					_, err := c.Delete(t.Context(), s.Owner)
+					deleted <- err
+				}()
+				synctest.Wait() // the deletion waits
+				m.mu.Lock()
+				delete(m.block, op)
+				m.mu.Unlock()
+				close(gate)
+				if err := <-created; !errors.Is(err, ErrDeleted) && !(op == "save ready" && err == nil) {
+					t.Errorf("create: %v, want ErrDeleted", err)
+				}
+				if err := <-deleted; err != nil {
+					t.Errorf("delete: %v", err)
+				}
+				settle(t, c)
+				m.holds(t, c, 0)
 			})
-			deleted := make(chan error, 1)
-			go func() {
-				_, err := c.Delete(t.Context(), s.Owner)
-				deleted <- err
-			}()
-			until(t, func() bool { return c.interrupted(s.Owner) })
-			m.mu.Lock()
-			delete(m.block, op)
-			m.mu.Unlock()
-			close(gate)
-			if err := <-created; !errors.Is(err, ErrDeleted) && !(op == "save ready" && err == nil) {
-				t.Errorf("create: %v, want ErrDeleted", err)
-			}
-			if err := <-deleted; err != nil {
-				t.Errorf("delete: %v", err)
-			}
-			settle(t, c)
-			m.holds(t, c, 0)
 		})
 	}
-}
-
-// interrupted says whether a deletion waits for the owner.
-func (c *Core) interrupted(o workload.Owner) bool {
-	c.turns.mu.Lock()
-	defer c.turns.mu.Unlock()
-	e := c.turns.owners[o]
-	return e != nil && e.interest == 2
 }
 
 // TestSameContentAgainIsTheSameAndOtherContentIsRefused proves INV-40.

@@ -51,7 +51,7 @@ func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoin
 	}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	leave, err := c.turns.enterWith(ctx, s.Owner, abort)
+	leave, err := c.turns.LockWith(ctx, s.Owner, abort)
 	if err != nil {
 		return Endpoint{}, err
 	}

@@ -34,8 +34,8 @@ func (c *Core) Delete(ctx context.Context, o workload.Owner) (existed bool, err 
 	if err := validateOwner(o); err != nil {
 		return false, err
 	}
-	c.turns.interrupt(o, ErrDeleted)
-	leave, err := c.turns.enter(ctx, o)
+	c.turns.Interrupt(o, ErrDeleted)
+	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
 		return false, err
 	}
@@ -67,7 +67,7 @@ func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s Spooled) (
 	if err := validateOwner(o); err != nil {
 		return false, err
 	}
-	leave, err := c.turns.enter(ctx, o)
+	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
 		return false, err
 	}
@@ -343,7 +343,7 @@ func (c *Core) releaseAll(ctx context.Context) error {
 // release gives back what a deleted owner holds, the identity first: as long
 // as ipam knows the owner, the reconciliation finds an identity that is left.
 func (c *Core) release(ctx context.Context, o workload.Owner) error {
-	leave, err := c.turns.enter(ctx, o)
+	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -400,7 +400,7 @@ func (c *Core) Reclaim(ctx context.Context, in Scope, valid []workload.Owner) (r
 // deleteIfSame deletes the endpoint of a record, unless it is another one by
 // now.
 func (c *Core) deleteIfSame(ctx context.Context, r Record) (bool, error) {
-	leave, err := c.turns.enter(ctx, r.Spec.Owner)
+	leave, err := c.turns.Lock(ctx, r.Spec.Owner)
 	if err != nil {
 		return false, err
 	}

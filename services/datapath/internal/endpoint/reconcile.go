@@ -88,7 +88,7 @@ func (c *Core) claimUnconfirmed(ctx context.Context, confirmed []workload.Owner)
 }
 
 func (c *Core) claimAgain(ctx context.Context, o workload.Owner) (bool, error) {
-	leave, err := c.turns.enter(ctx, o)
+	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
 		return false, err
 	}
@@ -132,7 +132,7 @@ func (c *Core) Reconcile(ctx context.Context) (released int, err error) {
 }
 
 func (c *Core) releaseUnknown(ctx context.Context, o workload.Owner) (bool, error) {
-	leave, err := c.turns.enter(ctx, o)
+	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
 		return false, err
 	}

@@ -45,7 +45,7 @@ func (c *Core) RefreshDue() bool { return c.refreshDue.Load() }
 func (c *Core) refresh(ctx context.Context, o workload.Owner) (bool, error) {
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	leave, err := c.turns.enterWith(ctx, o, abort)
+	leave, err := c.turns.LockWith(ctx, o, abort)
 	if err != nil {
 		return false, err
 	}

@@ -5,9 +5,9 @@ package endpoint
 
 import (
 	"errors"
-	"runtime"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -43,7 +43,7 @@ func TestSpooledDeletionIsCarriedOut(t *testing.T) {
 	e.there.Store(true)
 	e.done = func() error {
 		// Before its turn ends: what is spooled after it is another deletion.
-		if leave, ok := c.turns.enterWithin(t.Context(), s.Owner, time.Millisecond); ok {
+		if leave, ok := c.turns.LockWithin(t.Context(), s.Owner, time.Millisecond); ok {
 			leave()
 			t.Error("the entry is removed when others may have made an endpoint")
 		}
@@ -68,37 +68,35 @@ func TestSpooledDeletionIsCarriedOut(t *testing.T) {
 // The plugin takes an entry back before it makes an endpoint of the same owner. A
 // reader that has seen the entry must not delete that one.
 func TestDeletionThatWasTakenBackLeavesTheNewEndpoint(t *testing.T) {
-	m := newMachine()
-	c := m.start(t)
-	s := m.wanted("a", 2)
-	if _, err := c.Create(t.Context(), s, false); err != nil {
-		t.Fatal(err)
-	}
-	leave, err := c.turns.enter(t.Context(), s.Owner) // as its creation has it
-	if err != nil {
-		t.Fatal(err)
-	}
-	var e entry
-	e.there.Store(true)
-	ended := make(chan error, 1)
-	go func() {
-		existed, err := c.DeleteSpooled(t.Context(), s.Owner, e.spooled())
-		if existed {
-			err = errors.New("an endpoint was deleted")
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		c := m.start(t)
+		s := m.wanted("a", 2)
+		if _, err := c.Create(t.Context(), s, false); err != nil {
+			t.Fatal(err)
 		}
-		ended <- err
-	}()
-	for waiting := false; !waiting; runtime.Gosched() {
-		c.turns.mu.Lock()
-		waiting = c.turns.owners[s.Owner].interest == 2
-		c.turns.mu.Unlock()
-	}
-	e.there.Store(false)
-	leave()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-	m.holds(t, c, 1)
+		leave, err := c.turns.Lock(t.Context(), s.Owner) // as its creation has it
+		if err != nil {
+			t.Fatal(err)
+		}
+		var e entry
+		e.there.Store(true)
+		ended := make(chan error, 1)
+		go func() {
+			existed, err := c.DeleteSpooled(t.Context(), s.Owner, e.spooled())
+			if existed {
+				err = errors.New("an endpoint was deleted")
+			}
+			ended <- err
+		}()
+		synctest.Wait() // it waits for the creation
+		e.there.Store(false)
+		leave()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		m.holds(t, c, 1)
+	})
 }
 
 func TestFailedSpooledDeletionKeepsItsEntry(t *testing.T) {

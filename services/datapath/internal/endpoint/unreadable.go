@@ -110,7 +110,7 @@ func (c *Core) reread(ctx context.Context) error {
 // adopt takes over a record that has become readable. A creation or deletion of
 // the owner may have written or removed it since it was listed.
 func (c *Core) adopt(ctx context.Context, o workload.Owner) error {
-	leave, err := c.turns.enter(ctx, o)
+	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 // policy keeps policies as the policy service does, without a look at what
@@ -248,14 +249,14 @@ func (f *policy) Explain(_ context.Context, r *policyv1.ExplainRequest) (*policy
 	return &policyv1.ExplainResponse{
 		Verdict: policyv1.Action_ACTION_DENY, Revision: f.Revision,
 		Egress: &policyv1.SideExplanation{
-			Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Peer: 301,
+			Subject: 300, SubjectLabels: []*workloadv1.Label{Label("app", "web")}, Peer: 301,
 			Action: policyv1.Action_ACTION_ALLOW, DecidedBy: netv1.DecidedBy_DECIDED_BY_NO_POLICY,
 		},
 		Ingress: &policyv1.SideExplanation{
-			Subject: 301, SubjectLabels: []string{"k8s:app=db\x1b[2J"}, Peer: 300, Action: policyv1.Action_ACTION_DENY,
+			Subject: 301, SubjectLabels: []*workloadv1.Label{Label("app", "db\x1b[2J")}, Peer: 300, Action: policyv1.Action_ACTION_DENY,
 			DecidedBy: netv1.DecidedBy_DECIDED_BY_RULE, Rule: 2, Enforced: true,
 			Matches: []*policyv1.MatchingRule{{
-				Number: 2, Action: policyv1.Action_ACTION_DENY, Tier: "Isolation", Decides: true, Text: "everything from everybody",
+				Number: 2, Action: policyv1.Action_ACTION_DENY, Tier: policyv1.Tier_TIER_ISOLATION, Decides: true, Text: "everything from everybody",
 				Sources: []*policyv1.RuleSource{{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}},
 			}},
 		},

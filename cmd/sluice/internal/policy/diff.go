@@ -87,12 +87,12 @@ type diffPorts struct {
 
 func differenceOf(r *policyv1.DiffResponse) difference {
 	d := difference{
-		Subject: r.GetSubject(), SubjectLabels: r.GetSubjectLabels(),
+		Subject: r.GetSubject(), SubjectLabels: workload.LabelTextsInOrder(r.GetSubjectLabels()),
 		Direction: output.Enum(r.GetDirection(), "DIRECTION_"),
 		Peers:     []diffPeer{}, Ports: []diffPorts{},
 	}
 	for _, p := range r.GetPeers() {
-		d.addPeer(diffPeer{Identity: p.GetIdentity(), Labels: p.GetLabels(), Prefix: p.GetPrefix()})
+		d.addPeer(diffPeer{Identity: p.GetIdentity(), Labels: workload.LabelTextsInOrder(p.GetLabels()), Prefix: p.GetPrefix()})
 	}
 	var sets []ports.Intervals
 	for _, p := range r.GetPorts() {

@@ -90,7 +90,8 @@ func sideExplanationOf(s *policyv1.SideExplanation) *sideExplanation {
 		return nil
 	}
 	shown := &sideExplanation{
-		Subject: s.GetSubject(), SubjectLabels: s.GetSubjectLabels(), Peer: s.GetPeer(), PeerLabels: s.GetPeerLabels(),
+		Subject: s.GetSubject(), SubjectLabels: workload.LabelTextsInOrder(s.GetSubjectLabels()),
+		Peer: s.GetPeer(), PeerLabels: workload.LabelTextsInOrder(s.GetPeerLabels()),
 		Action: output.Enum(s.GetAction(), "ACTION_"), DecidedBy: output.Enum(s.GetDecidedBy(), "DECIDED_BY_"),
 		Rule: s.GetRule(), Enforced: s.GetEnforced(), Matches: []matchingRule{},
 	}
@@ -99,7 +100,7 @@ func sideExplanationOf(s *policyv1.SideExplanation) *sideExplanation {
 	}
 	for _, m := range s.GetMatches() {
 		shown.Matches = append(shown.Matches, matchingRule{
-			Number: m.GetNumber(), Action: output.Enum(m.GetAction(), "ACTION_"), Tier: m.GetTier(),
+			Number: m.GetNumber(), Action: output.Enum(m.GetAction(), "ACTION_"), Tier: output.Enum(m.GetTier(), "TIER_"),
 			Sources: sourceTexts(m.GetSources()), Text: m.GetText(), Decides: m.GetDecides(),
 		})
 	}

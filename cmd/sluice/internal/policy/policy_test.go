@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 func TestConfirmEndsWhatTheKernelHolds(t *testing.T) {
@@ -435,7 +436,7 @@ func TestPolicyExplainShowsBothSidesAndEveryRule(t *testing.T) {
 		"0123456789abc/eth0 10.244.0.2 -> 301, tcp port 80: DENIED by policy revision 6",
 		"Egress, what app=web (300) may send: allowed, because no policy selects it",
 		`Ingress, what app=db\x1b[2J (301) may receive: denied by rule 2`,
-		"> 2 deny Isolation NetworkPolicy shop/db everything from everybody")
+		"> 2 deny isolation NetworkPolicy shop/db everything from everybody")
 	out, _ = n.Want(t, 0, "policy", "explain", "--from", "0123", "--to", "301", "--port", "80", "-o", "json")
 	var x explanation
 	if err := json.Unmarshal([]byte(out), &x); err != nil {
@@ -461,14 +462,14 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 	}
 
 	n.Policy.Differences = []*policyv1.DiffResponse{{
-		Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Direction: netv1.Direction_DIRECTION_INGRESS,
+		Subject: 300, SubjectLabels: []*workloadv1.Label{nodetest.Label("app", "web")}, Direction: netv1.Direction_DIRECTION_INGRESS,
 		Peers: []*policyv1.DiffPeer{
-			{Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "0.0.0.0/0"},
-			{Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "::/0"},
+			{Identity: 301, Labels: []*workloadv1.Label{nodetest.Label("app", "client")}, Prefix: "0.0.0.0/0"},
+			{Identity: 301, Labels: []*workloadv1.Label{nodetest.Label("app", "client")}, Prefix: "::/0"},
 			{Identity: 302, Prefix: "::/0"},
 			{Identity: 302, Prefix: "10.0.0.7/32"},
 			{Prefix: "192.0.2.0/24"},
-			{Identity: 1, Labels: []string{"reserved:host="}},
+			{Identity: 1, Labels: []*workloadv1.Label{{Source: "reserved", Key: "host"}}},
 			{},
 		},
 		Ports: []*policyv1.DiffPorts{
@@ -489,8 +490,8 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 	// The same for other peers, of which one was named.
 	n.Policy.Differences = append(n.Policy.Differences, proto.Clone(n.Policy.Differences[0]).(*policyv1.DiffResponse))
 	n.Policy.Differences[1].Peers = []*policyv1.DiffPeer{
-		{Identity: 301, Labels: []string{"k8s:app=client"}},
-		{Identity: 7, Labels: []string{"reserved:a", "reserved:b="}},
+		{Identity: 301, Labels: []*workloadv1.Label{nodetest.Label("app", "client")}},
+		{Identity: 7, Labels: []*workloadv1.Label{{Source: "reserved", Key: "a"}, {Source: "reserved", Key: "b"}}},
 	}
 	out, _ = n.Want(t, exitDiffers, "policy", "diff", "-f", file, "--delete", "NetworkPolicy/shop/old", "--delete",
 		"ccnp/all")
@@ -526,8 +527,8 @@ func TestPolicyTableShowsRangesAndWhatLiesBetween(t *testing.T) {
 		Ingress: &policyv1.PolicyTable{
 			HostAllow: true, HasAddresses: true,
 			Rules: []*policyv1.TableRule{
-				{Action: policyv1.Action_ACTION_ALLOW, Tier: 1},
-				{Action: policyv1.Action_ACTION_DENY, Tier: 2},
+				{Action: policyv1.Action_ACTION_ALLOW, Tier: policyv1.Tier_TIER_NORMAL},
+				{Action: policyv1.Action_ACTION_DENY, Tier: policyv1.Tier_TIER_ISOLATION},
 			},
 			Classes: []*policyv1.PeerClass{
 				{Ranges: []*policyv1.PortRange{{First: 0, Last: 0xFFFFFFFF, Rest: 2}}},
@@ -551,7 +552,7 @@ func TestPolicyTableShowsRangesAndWhatLiesBetween(t *testing.T) {
 	out, _ := n.Want(t, 0, "policy", "table", "300")
 	nodetest.WantLines(t, out, "Identity 300, policy revision 9", "Egress: nothing is enforced",
 		"Ingress: what no rule decides is denied, but for the own node",
-		"rule 1 allow Normal NetworkPolicy shop/web spec.ingress[0]", "rule 2 deny Isolation -",
+		"rule 1 allow normal NetworkPolicy shop/web spec.ingress[0]", "rule 2 deny isolation -",
 		"class 0 everything rule 2", "tcp 80 rule 1", "tcp 81-65535 rule 3, else rule 1", "identity class 5 class 1",
 		"192.0.2.0/24 cluster: class 0, outside: class 1",
 		"other peers, host class 1", "other addresses, outside class 1")

@@ -86,8 +86,6 @@ type addressBlock struct {
 	Classes map[string]uint32 `json:"classes"`
 }
 
-var tierNames = []string{"Admin", "Normal", "Isolation", "Baseline"}
-
 func printTables(ctx context.Context, inv *invocation.Invocation, subject uint32) error {
 	var r *policyv1.GetPolicyTableResponse
 	if err := withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) (err error) {
@@ -120,10 +118,7 @@ func compiledSideOf(t *policyv1.PolicyTable, sources []*policyv1.RuleSources) (*
 		Rules: []compiledRule{}, Classes: []peerClass{}, DefaultClasses: map[string]int{}, Peers: map[uint32]int{},
 	}
 	for i, r := range t.GetRules() {
-		rule := compiledRule{Number: i + 1, Action: output.Enum(r.GetAction(), "ACTION_"), Sources: []string{}}
-		if int(r.GetTier()) < len(tierNames) {
-			rule.Tier = tierNames[r.GetTier()]
-		}
+		rule := compiledRule{Number: i + 1, Action: output.Enum(r.GetAction(), "ACTION_"), Tier: output.Enum(r.GetTier(), "TIER_"), Sources: []string{}}
 		if i < len(sources) {
 			rule.Sources = sourceTexts(sources[i].GetSources())
 		}

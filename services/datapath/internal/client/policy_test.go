@@ -163,7 +163,7 @@ func wholeMessage() *policyv1.WatchPolicyTablesResponse {
 		{Step: &policyv1.Step_SetIdentity{SetIdentity: &policyv1.SetIdentity{Identity: 301}}},
 		{Step: &policyv1.Step_DefineTable{DefineTable: &policyv1.PolicyTable{
 			Table: 9, StructureHash: hash, DefaultAllow: true, HostAllow: true, HasAddresses: true, DefaultClasses: kinds, AddressClasses: scopes(),
-			Rules: []*policyv1.TableRule{{Action: 3, Tier: 1, Proxy: 2}}, Classes: classes,
+			Rules: []*policyv1.TableRule{{Action: 3, Tier: policyv1.Tier_TIER_NORMAL, Proxy: 2}}, Classes: classes,
 			Peers: []*policyv1.PeerRow{{IdentityClass: 5}}, Prefixes: []*policyv1.PrefixClasses{prefix},
 		}}},
 		{Step: &policyv1.Step_GrowTable{GrowTable: &policyv1.GrowTable{Table: 9, Classes: classes[:1]}}},

@@ -12,8 +12,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/identity"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"

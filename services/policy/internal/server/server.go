@@ -10,6 +10,7 @@ package server
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -23,6 +24,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	words "github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -319,28 +321,15 @@ func toPolicy(l *owner.Listed) *policyv1.Policy {
 }
 
 func fromPeer(p *policyv1.Peer) owner.Peer {
-	out := owner.Peer{Identity: identity.Numeric(p.GetIdentity())}
-	for _, l := range p.GetLabels() {
-		out.Labels = append(out.Labels, fromLabel(l))
-	}
+	out := owner.Peer{Identity: identity.Numeric(p.GetIdentity()), Labels: words.LabelsOf(p.GetLabels())}
 	if a, ok := netip.AddrFromSlice(p.GetAddress()); ok {
 		out.Addr = a.Unmap()
 	}
 	return out
 }
 
-func fromLabel(l *workloadv1.Label) label.Label {
-	return label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()}
-}
-
-func labels(id peer.Identity) []string {
-	var out []string
-	for _, l := range id.Given().All() {
-		if l.Source != label.SourceGenerated {
-			out = append(out, l.String())
-		}
-	}
-	return out
+func labels(id peer.Identity) []*workloadv1.Label {
+	return words.Labels(slices.DeleteFunc(slices.Clone(id.Given().All()), func(l label.Label) bool { return l.Source == label.SourceGenerated }))
 }
 
 func side(x owner.Side) *policyv1.SideExplanation {
@@ -356,7 +345,7 @@ func side(x owner.Side) *policyv1.SideExplanation {
 	}
 	for _, m := range x.Matches {
 		r := &policyv1.MatchingRule{
-			Number: uint32(m.Number), Action: wire.Action(m.Rule.Action), Tier: m.Rule.Tier.String(),
+			Number: uint32(m.Number), Action: wire.Action(m.Rule.Action), Tier: wire.Tier(m.Rule.Tier),
 			Text: m.Rule.Text(), Decides: m.Number == x.Verdict.Rule,
 		}
 		for _, src := range m.Sources {

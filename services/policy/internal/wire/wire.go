@@ -105,7 +105,7 @@ func Table(d engine.DefineTable) *policyv1.PolicyTable {
 	}
 	rules := make([]policyv1.TableRule, len(t.Rules))
 	for i, r := range t.Rules {
-		rules[i].Action, rules[i].Tier, rules[i].Proxy = Action(r.Action), uint32(r.Tier), Proxy(r.Proxy)
+		rules[i].Action, rules[i].Tier, rules[i].Proxy = Action(r.Action), Tier(r.Tier), Proxy(r.Proxy)
 		out.Rules[i] = &rules[i]
 	}
 	for n, c := range t.Peers {
@@ -183,6 +183,9 @@ func Direction(d rule.Direction) netv1.Direction {
 
 // Proxy writes where a redirect leads to.
 func Proxy(p rule.Proxy) netv1.Proxy { return netv1.Proxy(p) }
+
+// Tier writes the tier of a rule.
+func Tier(t rule.Tier) policyv1.Tier { return policyv1.Tier(t) + 1 }
 
 // Action writes what a rule or a verdict says.
 func Action(a rule.Action) policyv1.Action { return policyv1.Action(a) + 1 }

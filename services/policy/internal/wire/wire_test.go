@@ -120,7 +120,7 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 		{engine.DefineTable{Table: 6, Hash: hash, Content: content}, &policyv1.Step{Step: &policyv1.Step_DefineTable{DefineTable: &policyv1.PolicyTable{
 			Table: 6, StructureHash: hash[:], DefaultAllow: true, HasAddresses: true, DefaultClasses: kinds, AddressClasses: scopes(1, 0, 1),
 			Rules: []*policyv1.TableRule{
-				{Action: policyv1.Action_ACTION_PASS}, {Action: policyv1.Action_ACTION_REDIRECT, Tier: 1, Proxy: netv1.Proxy_PROXY_HTTP},
+				{Action: policyv1.Action_ACTION_PASS, Tier: policyv1.Tier_TIER_ADMIN}, {Action: policyv1.Action_ACTION_REDIRECT, Tier: policyv1.Tier_TIER_NORMAL, Proxy: netv1.Proxy_PROXY_HTTP},
 			},
 			Classes: classes,
 			Peers:   []*policyv1.PeerRow{{IdentityClass: 3}, {IdentityClass: 5, Class: 1}, {IdentityClass: 9, Class: 1}},

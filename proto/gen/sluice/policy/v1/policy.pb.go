@@ -2040,12 +2040,12 @@ type SideExplanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whose policy.
 	Subject uint32 `protobuf:"varint,1,opt,name=subject,proto3" json:"subject,omitempty"`
-	// Labels of the subject, as "source:key=value".
-	SubjectLabels []string `protobuf:"bytes,2,rep,name=subject_labels,json=subjectLabels,proto3" json:"subject_labels,omitempty"`
+	// Labels of the subject, sorted by source, key and value.
+	SubjectLabels []*v11.Label `protobuf:"bytes,2,rep,name=subject_labels,json=subjectLabels,proto3" json:"subject_labels,omitempty"`
 	// Identity of the other end.
 	Peer uint32 `protobuf:"varint,3,opt,name=peer,proto3" json:"peer,omitempty"`
-	// Labels of the other end.
-	PeerLabels []string `protobuf:"bytes,4,rep,name=peer_labels,json=peerLabels,proto3" json:"peer_labels,omitempty"`
+	// Labels of the other end, sorted as subject_labels.
+	PeerLabels []*v11.Label `protobuf:"bytes,4,rep,name=peer_labels,json=peerLabels,proto3" json:"peer_labels,omitempty"`
 	// The verdict.
 	Action Action `protobuf:"varint,5,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
 	// Proxy of a redirect; else unspecified.
@@ -2099,7 +2099,7 @@ func (x *SideExplanation) GetSubject() uint32 {
 	return 0
 }
 
-func (x *SideExplanation) GetSubjectLabels() []string {
+func (x *SideExplanation) GetSubjectLabels() []*v11.Label {
 	if x != nil {
 		return x.SubjectLabels
 	}
@@ -2113,7 +2113,7 @@ func (x *SideExplanation) GetPeer() uint32 {
 	return 0
 }
 
-func (x *SideExplanation) GetPeerLabels() []string {
+func (x *SideExplanation) GetPeerLabels() []*v11.Label {
 	if x != nil {
 		return x.PeerLabels
 	}
@@ -2169,8 +2169,8 @@ type MatchingRule struct {
 	Number uint32 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
 	// What it does.
 	Action Action `protobuf:"varint,2,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
-	// Tier: "Admin", "Normal", "Isolation", "Baseline".
-	Tier string `protobuf:"bytes,3,opt,name=tier,proto3" json:"tier,omitempty"`
+	// Tier that it is of.
+	Tier Tier `protobuf:"varint,3,opt,name=tier,proto3,enum=sluice.policy.v1.Tier" json:"tier,omitempty"`
 	// Places it was written in; several if equal rules were written twice.
 	Sources []*RuleSource `protobuf:"bytes,4,rep,name=sources,proto3" json:"sources,omitempty"`
 	// What the rule says, in one line.
@@ -2225,11 +2225,11 @@ func (x *MatchingRule) GetAction() Action {
 	return Action_ACTION_UNSPECIFIED
 }
 
-func (x *MatchingRule) GetTier() string {
+func (x *MatchingRule) GetTier() Tier {
 	if x != nil {
 		return x.Tier
 	}
-	return ""
+	return Tier_TIER_UNSPECIFIED
 }
 
 func (x *MatchingRule) GetSources() []*RuleSource {
@@ -2331,8 +2331,8 @@ type DiffResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whose verdicts change.
 	Subject uint32 `protobuf:"varint,1,opt,name=subject,proto3" json:"subject,omitempty"`
-	// Labels of the subject.
-	SubjectLabels []string `protobuf:"bytes,2,rep,name=subject_labels,json=subjectLabels,proto3" json:"subject_labels,omitempty"`
+	// Labels of the subject, sorted by source, key and value.
+	SubjectLabels []*v11.Label `protobuf:"bytes,2,rep,name=subject_labels,json=subjectLabels,proto3" json:"subject_labels,omitempty"`
 	// Which direction.
 	Direction v12.Direction `protobuf:"varint,3,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// For which peers.
@@ -2380,7 +2380,7 @@ func (x *DiffResponse) GetSubject() uint32 {
 	return 0
 }
 
-func (x *DiffResponse) GetSubjectLabels() []string {
+func (x *DiffResponse) GetSubjectLabels() []*v11.Label {
 	if x != nil {
 		return x.SubjectLabels
 	}
@@ -2413,8 +2413,8 @@ type DiffPeer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identity; 0 if the peer is an address.
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	// Labels of the identity.
-	Labels []string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
+	// Labels of the identity, sorted by source, key and value.
+	Labels []*v11.Label `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Block of addresses in CIDR notation, without the narrower blocks that are
 	// listed beside it; empty with identity 0: every other address.
 	Prefix        string `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
@@ -2459,7 +2459,7 @@ func (x *DiffPeer) GetIdentity() uint32 {
 	return 0
 }
 
-func (x *DiffPeer) GetLabels() []string {
+func (x *DiffPeer) GetLabels() []*v11.Label {
 	if x != nil {
 		return x.Labels
 	}
@@ -3087,12 +3087,12 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\averdict\x18\x01 \x01(\x0e2\x18.sluice.policy.v1.ActionR\averdict\x129\n" +
 	"\x06egress\x18\x02 \x01(\v2!.sluice.policy.v1.SideExplanationR\x06egress\x12;\n" +
 	"\aingress\x18\x03 \x01(\v2!.sluice.policy.v1.SideExplanationR\aingress\x12\x1a\n" +
-	"\brevision\x18\x04 \x01(\x04R\brevision\"\x88\x03\n" +
+	"\brevision\x18\x04 \x01(\x04R\brevision\"\xbe\x03\n" +
 	"\x0fSideExplanation\x12\x18\n" +
-	"\asubject\x18\x01 \x01(\rR\asubject\x12%\n" +
-	"\x0esubject_labels\x18\x02 \x03(\tR\rsubjectLabels\x12\x12\n" +
-	"\x04peer\x18\x03 \x01(\rR\x04peer\x12\x1f\n" +
-	"\vpeer_labels\x18\x04 \x03(\tR\n" +
+	"\asubject\x18\x01 \x01(\rR\asubject\x12@\n" +
+	"\x0esubject_labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelR\rsubjectLabels\x12\x12\n" +
+	"\x04peer\x18\x03 \x01(\rR\x04peer\x12:\n" +
+	"\vpeer_labels\x18\x04 \x03(\v2\x19.sluice.workload.v1.LabelR\n" +
 	"peerLabels\x120\n" +
 	"\x06action\x18\x05 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12*\n" +
 	"\x05proxy\x18\x06 \x01(\x0e2\x14.sluice.net.v1.ProxyR\x05proxy\x127\n" +
@@ -3101,11 +3101,11 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x04rule\x18\b \x01(\rR\x04rule\x12\x1a\n" +
 	"\benforced\x18\t \x01(\bR\benforced\x128\n" +
 	"\amatches\x18\n" +
-	" \x03(\v2\x1e.sluice.policy.v1.MatchingRuleR\amatches\"\xd2\x01\n" +
+	" \x03(\v2\x1e.sluice.policy.v1.MatchingRuleR\amatches\"\xea\x01\n" +
 	"\fMatchingRule\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x120\n" +
-	"\x06action\x18\x02 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12\x12\n" +
-	"\x04tier\x18\x03 \x01(\tR\x04tier\x126\n" +
+	"\x06action\x18\x02 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12*\n" +
+	"\x04tier\x18\x03 \x01(\x0e2\x16.sluice.policy.v1.TierR\x04tier\x126\n" +
 	"\asources\x18\x04 \x03(\v2\x1c.sluice.policy.v1.RuleSourceR\asources\x12\x12\n" +
 	"\x04text\x18\x05 \x01(\tR\x04text\x12\x18\n" +
 	"\adecides\x18\x06 \x01(\bR\adecides\"\xe1\x01\n" +
@@ -3115,16 +3115,16 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x11default_namespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x10defaultNamespace\x12?\n" +
 	"\x06delete\x18\x03 \x03(\v2\x1b.sluice.policy.v1.PolicyKeyB\n" +
 	"\xbaH\a\x92\x01\x04\x10\x80\x80\x01R\x06delete\x120\n" +
-	"\x14allow_unknown_fields\x18\x04 \x01(\bR\x12allowUnknownFields\"\xec\x01\n" +
+	"\x14allow_unknown_fields\x18\x04 \x01(\bR\x12allowUnknownFields\"\x87\x02\n" +
 	"\fDiffResponse\x12\x18\n" +
-	"\asubject\x18\x01 \x01(\rR\asubject\x12%\n" +
-	"\x0esubject_labels\x18\x02 \x03(\tR\rsubjectLabels\x126\n" +
+	"\asubject\x18\x01 \x01(\rR\asubject\x12@\n" +
+	"\x0esubject_labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelR\rsubjectLabels\x126\n" +
 	"\tdirection\x18\x03 \x01(\x0e2\x18.sluice.net.v1.DirectionR\tdirection\x120\n" +
 	"\x05peers\x18\x04 \x03(\v2\x1a.sluice.policy.v1.DiffPeerR\x05peers\x121\n" +
-	"\x05ports\x18\x05 \x03(\v2\x1b.sluice.policy.v1.DiffPortsR\x05ports\"V\n" +
+	"\x05ports\x18\x05 \x03(\v2\x1b.sluice.policy.v1.DiffPortsR\x05ports\"q\n" +
 	"\bDiffPeer\x12\x1a\n" +
-	"\bidentity\x18\x01 \x01(\rR\bidentity\x12\x16\n" +
-	"\x06labels\x18\x02 \x03(\tR\x06labels\x12\x16\n" +
+	"\bidentity\x18\x01 \x01(\rR\bidentity\x121\n" +
+	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x12\x16\n" +
 	"\x06prefix\x18\x03 \x01(\tR\x06prefix\"\xf5\x01\n" +
 	"\tDiffPorts\x12%\n" +
 	"\x0efirst_protocol\x18\x01 \x01(\rR\rfirstProtocol\x12\x1d\n" +
@@ -3282,11 +3282,12 @@ var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(Action)(0),                       // 45: sluice.policy.v1.Action
 	(v12.Proxy)(0),                    // 46: sluice.net.v1.Proxy
 	(v12.DecidedBy)(0),                // 47: sluice.net.v1.DecidedBy
-	(*RuleSource)(nil),                // 48: sluice.policy.v1.RuleSource
-	(v12.Direction)(0),                // 49: sluice.net.v1.Direction
-	(*v13.ServiceStatus)(nil),         // 50: sluice.status.v1.ServiceStatus
-	(*WatchPolicyTablesRequest)(nil),  // 51: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 52: sluice.policy.v1.WatchPolicyTablesResponse
+	(Tier)(0),                         // 48: sluice.policy.v1.Tier
+	(*RuleSource)(nil),                // 49: sluice.policy.v1.RuleSource
+	(v12.Direction)(0),                // 50: sluice.net.v1.Direction
+	(*v13.ServiceStatus)(nil),         // 51: sluice.status.v1.ServiceStatus
+	(*WatchPolicyTablesRequest)(nil),  // 52: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchPolicyTablesResponse)(nil), // 53: sluice.policy.v1.WatchPolicyTablesResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	10, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
@@ -3316,54 +3317,59 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	45, // 24: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
 	28, // 25: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
 	28, // 26: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
-	45, // 27: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	46, // 28: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
-	47, // 29: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
-	29, // 30: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	45, // 31: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	48, // 32: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
-	3,  // 33: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	49, // 34: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
-	32, // 35: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
-	33, // 36: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	45, // 37: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	45, // 38: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	50, // 39: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	36, // 40: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
-	37, // 41: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
-	41, // 42: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	41, // 43: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	4,  // 44: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
-	12, // 45: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
-	6,  // 46: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
-	8,  // 47: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
-	14, // 48: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
-	16, // 49: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
-	19, // 50: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	51, // 51: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
-	21, // 52: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
-	23, // 53: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
-	26, // 54: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
-	30, // 55: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
-	34, // 56: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	5,  // 57: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	13, // 58: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	7,  // 59: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	9,  // 60: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	15, // 61: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
-	17, // 62: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	20, // 63: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	52, // 64: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	22, // 65: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	24, // 66: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	27, // 67: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	31, // 68: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	35, // 69: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	57, // [57:70] is the sub-list for method output_type
-	44, // [44:57] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	43, // 27: sluice.policy.v1.SideExplanation.subject_labels:type_name -> sluice.workload.v1.Label
+	43, // 28: sluice.policy.v1.SideExplanation.peer_labels:type_name -> sluice.workload.v1.Label
+	45, // 29: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
+	46, // 30: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
+	47, // 31: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
+	29, // 32: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
+	45, // 33: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	48, // 34: sluice.policy.v1.MatchingRule.tier:type_name -> sluice.policy.v1.Tier
+	49, // 35: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	3,  // 36: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
+	43, // 37: sluice.policy.v1.DiffResponse.subject_labels:type_name -> sluice.workload.v1.Label
+	50, // 38: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
+	32, // 39: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
+	33, // 40: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
+	43, // 41: sluice.policy.v1.DiffPeer.labels:type_name -> sluice.workload.v1.Label
+	45, // 42: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	45, // 43: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	51, // 44: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	36, // 45: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
+	37, // 46: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
+	41, // 47: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	41, // 48: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	4,  // 49: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
+	12, // 50: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
+	6,  // 51: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
+	8,  // 52: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
+	14, // 53: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
+	16, // 54: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
+	19, // 55: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
+	52, // 56: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	21, // 57: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
+	23, // 58: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
+	26, // 59: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
+	30, // 60: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
+	34, // 61: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
+	5,  // 62: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	13, // 63: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	7,  // 64: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	9,  // 65: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	15, // 66: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
+	17, // 67: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	20, // 68: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	53, // 69: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	22, // 70: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	24, // 71: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	27, // 72: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	31, // 73: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	35, // 74: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	62, // [62:75] is the sub-list for method output_type
+	49, // [49:62] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_policy_proto_init() }

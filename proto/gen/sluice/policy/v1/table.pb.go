@@ -270,6 +270,67 @@ func (PeerScope) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{3}
 }
 
+// Tier orders groups of rules: those of the first tier are asked first.
+type Tier int32
+
+const (
+	// Never sent.
+	Tier_TIER_UNSPECIFIED Tier = 0
+	// Rules of an administrator that come before all others.
+	Tier_TIER_ADMIN Tier = 1
+	// NetworkPolicy and CiliumNetworkPolicy.
+	Tier_TIER_NORMAL Tier = 2
+	// What a policy of the normal tier implies: what it does not allow is denied.
+	Tier_TIER_ISOLATION Tier = 3
+	// Rules of an administrator for what no policy selects.
+	Tier_TIER_BASELINE Tier = 4
+)
+
+// Enum value maps for Tier.
+var (
+	Tier_name = map[int32]string{
+		0: "TIER_UNSPECIFIED",
+		1: "TIER_ADMIN",
+		2: "TIER_NORMAL",
+		3: "TIER_ISOLATION",
+		4: "TIER_BASELINE",
+	}
+	Tier_value = map[string]int32{
+		"TIER_UNSPECIFIED": 0,
+		"TIER_ADMIN":       1,
+		"TIER_NORMAL":      2,
+		"TIER_ISOLATION":   3,
+		"TIER_BASELINE":    4,
+	}
+)
+
+func (x Tier) Enum() *Tier {
+	p := new(Tier)
+	*p = x
+	return p
+}
+
+func (x Tier) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Tier) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_policy_v1_table_proto_enumTypes[4].Descriptor()
+}
+
+func (Tier) Type() protoreflect.EnumType {
+	return &file_sluice_policy_v1_table_proto_enumTypes[4]
+}
+
+func (x Tier) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Tier.Descriptor instead.
+func (Tier) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{4}
+}
+
 // Action is what a rule or a table says.
 type Action int32
 
@@ -315,11 +376,11 @@ func (x Action) String() string {
 }
 
 func (Action) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[4].Descriptor()
+	return file_sluice_policy_v1_table_proto_enumTypes[5].Descriptor()
 }
 
 func (Action) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[4]
+	return &file_sluice_policy_v1_table_proto_enumTypes[5]
 }
 
 func (x Action) Number() protoreflect.EnumNumber {
@@ -328,7 +389,7 @@ func (x Action) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Action.Descriptor instead.
 func (Action) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{4}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{5}
 }
 
 // WatchPolicyTablesRequest is one message of a subscriber.
@@ -1816,8 +1877,8 @@ type TableRule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What it does; never unspecified.
 	Action Action `protobuf:"varint,1,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
-	// 0 Admin, 1 Normal, 2 Isolation, 3 Baseline.
-	Tier uint32 `protobuf:"varint,2,opt,name=tier,proto3" json:"tier,omitempty"`
+	// Tier that it is of; never unspecified.
+	Tier Tier `protobuf:"varint,2,opt,name=tier,proto3,enum=sluice.policy.v1.Tier" json:"tier,omitempty"`
 	// Proxy of a redirect; else unspecified.
 	Proxy         v1.Proxy `protobuf:"varint,3,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1861,11 +1922,11 @@ func (x *TableRule) GetAction() Action {
 	return Action_ACTION_UNSPECIFIED
 }
 
-func (x *TableRule) GetTier() uint32 {
+func (x *TableRule) GetTier() Tier {
 	if x != nil {
 		return x.Tier
 	}
-	return 0
+	return Tier_TIER_UNSPECIFIED
 }
 
 func (x *TableRule) GetProxy() v1.Proxy {
@@ -2962,10 +3023,10 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\n" +
 	"ScopeClass\x121\n" +
 	"\x05scope\x18\x01 \x01(\x0e2\x1b.sluice.policy.v1.PeerScopeR\x05scope\x12\x14\n" +
-	"\x05class\x18\x02 \x01(\rR\x05class\"}\n" +
+	"\x05class\x18\x02 \x01(\rR\x05class\"\x95\x01\n" +
 	"\tTableRule\x120\n" +
-	"\x06action\x18\x01 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12\x12\n" +
-	"\x04tier\x18\x02 \x01(\rR\x04tier\x12*\n" +
+	"\x06action\x18\x01 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12*\n" +
+	"\x04tier\x18\x02 \x01(\x0e2\x16.sluice.policy.v1.TierR\x04tier\x12*\n" +
 	"\x05proxy\x18\x03 \x01(\x0e2\x14.sluice.net.v1.ProxyR\x05proxy\"@\n" +
 	"\tPeerClass\x123\n" +
 	"\x06ranges\x18\x01 \x03(\v2\x1b.sluice.policy.v1.PortRangeR\x06ranges\"_\n" +
@@ -3050,7 +3111,14 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x16PEER_SCOPE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12PEER_SCOPE_CLUSTER\x10\x01\x12\x13\n" +
 	"\x0fPEER_SCOPE_NODE\x10\x02\x12\x16\n" +
-	"\x12PEER_SCOPE_OUTSIDE\x10\x03*i\n" +
+	"\x12PEER_SCOPE_OUTSIDE\x10\x03*d\n" +
+	"\x04Tier\x12\x14\n" +
+	"\x10TIER_UNSPECIFIED\x10\x00\x12\x0e\n" +
+	"\n" +
+	"TIER_ADMIN\x10\x01\x12\x0f\n" +
+	"\vTIER_NORMAL\x10\x02\x12\x12\n" +
+	"\x0eTIER_ISOLATION\x10\x03\x12\x11\n" +
+	"\rTIER_BASELINE\x10\x04*i\n" +
 	"\x06Action\x12\x16\n" +
 	"\x12ACTION_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vACTION_DENY\x10\x01\x12\x13\n" +
@@ -3072,106 +3140,108 @@ func file_sluice_policy_v1_table_proto_rawDescGZIP() []byte {
 	return file_sluice_policy_v1_table_proto_rawDescData
 }
 
-var file_sluice_policy_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_sluice_policy_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
 var file_sluice_policy_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_sluice_policy_v1_table_proto_goTypes = []any{
 	(TableFormat)(0),                  // 0: sluice.policy.v1.TableFormat
 	(SubscriberRole)(0),               // 1: sluice.policy.v1.SubscriberRole
 	(PeerKind)(0),                     // 2: sluice.policy.v1.PeerKind
 	(PeerScope)(0),                    // 3: sluice.policy.v1.PeerScope
-	(Action)(0),                       // 4: sluice.policy.v1.Action
-	(*WatchPolicyTablesRequest)(nil),  // 5: sluice.policy.v1.WatchPolicyTablesRequest
-	(*Subscribe)(nil),                 // 6: sluice.policy.v1.Subscribe
-	(*EnforcedState)(nil),             // 7: sluice.policy.v1.EnforcedState
-	(*SubjectChange)(nil),             // 8: sluice.policy.v1.SubjectChange
-	(*Ack)(nil),                       // 9: sluice.policy.v1.Ack
-	(*Hold)(nil),                      // 10: sluice.policy.v1.Hold
-	(*Nack)(nil),                      // 11: sluice.policy.v1.Nack
-	(*Locate)(nil),                    // 12: sluice.policy.v1.Locate
-	(*Location)(nil),                  // 13: sluice.policy.v1.Location
-	(*WatchPolicyTablesResponse)(nil), // 14: sluice.policy.v1.WatchPolicyTablesResponse
-	(*Step)(nil),                      // 15: sluice.policy.v1.Step
-	(*DefineIdentityClass)(nil),       // 16: sluice.policy.v1.DefineIdentityClass
-	(*RetireIdentityClass)(nil),       // 17: sluice.policy.v1.RetireIdentityClass
-	(*SetIdentity)(nil),               // 18: sluice.policy.v1.SetIdentity
-	(*PolicyTable)(nil),               // 19: sluice.policy.v1.PolicyTable
-	(*KindClass)(nil),                 // 20: sluice.policy.v1.KindClass
-	(*ScopeClass)(nil),                // 21: sluice.policy.v1.ScopeClass
-	(*TableRule)(nil),                 // 22: sluice.policy.v1.TableRule
-	(*PeerClass)(nil),                 // 23: sluice.policy.v1.PeerClass
-	(*PortRange)(nil),                 // 24: sluice.policy.v1.PortRange
-	(*PeerRow)(nil),                   // 25: sluice.policy.v1.PeerRow
-	(*PrefixClasses)(nil),             // 26: sluice.policy.v1.PrefixClasses
-	(*GrowTable)(nil),                 // 27: sluice.policy.v1.GrowTable
-	(*RetireTable)(nil),               // 28: sluice.policy.v1.RetireTable
-	(*SetPeer)(nil),                   // 29: sluice.policy.v1.SetPeer
-	(*DeletePeer)(nil),                // 30: sluice.policy.v1.DeletePeer
-	(*SetPrefix)(nil),                 // 31: sluice.policy.v1.SetPrefix
-	(*DeletePrefix)(nil),              // 32: sluice.policy.v1.DeletePrefix
-	(*BindSubject)(nil),               // 33: sluice.policy.v1.BindSubject
-	(*RuleSources)(nil),               // 34: sluice.policy.v1.RuleSources
-	(*RuleSource)(nil),                // 35: sluice.policy.v1.RuleSource
-	(*RemoveSubject)(nil),             // 36: sluice.policy.v1.RemoveSubject
-	(*Barrier)(nil),                   // 37: sluice.policy.v1.Barrier
-	(*SnapshotComplete)(nil),          // 38: sluice.policy.v1.SnapshotComplete
-	(v1.Proxy)(0),                     // 39: sluice.net.v1.Proxy
-	(v1.Direction)(0),                 // 40: sluice.net.v1.Direction
-	(*v11.StoreRevision)(nil),         // 41: sluice.identity.v1.StoreRevision
+	(Tier)(0),                         // 4: sluice.policy.v1.Tier
+	(Action)(0),                       // 5: sluice.policy.v1.Action
+	(*WatchPolicyTablesRequest)(nil),  // 6: sluice.policy.v1.WatchPolicyTablesRequest
+	(*Subscribe)(nil),                 // 7: sluice.policy.v1.Subscribe
+	(*EnforcedState)(nil),             // 8: sluice.policy.v1.EnforcedState
+	(*SubjectChange)(nil),             // 9: sluice.policy.v1.SubjectChange
+	(*Ack)(nil),                       // 10: sluice.policy.v1.Ack
+	(*Hold)(nil),                      // 11: sluice.policy.v1.Hold
+	(*Nack)(nil),                      // 12: sluice.policy.v1.Nack
+	(*Locate)(nil),                    // 13: sluice.policy.v1.Locate
+	(*Location)(nil),                  // 14: sluice.policy.v1.Location
+	(*WatchPolicyTablesResponse)(nil), // 15: sluice.policy.v1.WatchPolicyTablesResponse
+	(*Step)(nil),                      // 16: sluice.policy.v1.Step
+	(*DefineIdentityClass)(nil),       // 17: sluice.policy.v1.DefineIdentityClass
+	(*RetireIdentityClass)(nil),       // 18: sluice.policy.v1.RetireIdentityClass
+	(*SetIdentity)(nil),               // 19: sluice.policy.v1.SetIdentity
+	(*PolicyTable)(nil),               // 20: sluice.policy.v1.PolicyTable
+	(*KindClass)(nil),                 // 21: sluice.policy.v1.KindClass
+	(*ScopeClass)(nil),                // 22: sluice.policy.v1.ScopeClass
+	(*TableRule)(nil),                 // 23: sluice.policy.v1.TableRule
+	(*PeerClass)(nil),                 // 24: sluice.policy.v1.PeerClass
+	(*PortRange)(nil),                 // 25: sluice.policy.v1.PortRange
+	(*PeerRow)(nil),                   // 26: sluice.policy.v1.PeerRow
+	(*PrefixClasses)(nil),             // 27: sluice.policy.v1.PrefixClasses
+	(*GrowTable)(nil),                 // 28: sluice.policy.v1.GrowTable
+	(*RetireTable)(nil),               // 29: sluice.policy.v1.RetireTable
+	(*SetPeer)(nil),                   // 30: sluice.policy.v1.SetPeer
+	(*DeletePeer)(nil),                // 31: sluice.policy.v1.DeletePeer
+	(*SetPrefix)(nil),                 // 32: sluice.policy.v1.SetPrefix
+	(*DeletePrefix)(nil),              // 33: sluice.policy.v1.DeletePrefix
+	(*BindSubject)(nil),               // 34: sluice.policy.v1.BindSubject
+	(*RuleSources)(nil),               // 35: sluice.policy.v1.RuleSources
+	(*RuleSource)(nil),                // 36: sluice.policy.v1.RuleSource
+	(*RemoveSubject)(nil),             // 37: sluice.policy.v1.RemoveSubject
+	(*Barrier)(nil),                   // 38: sluice.policy.v1.Barrier
+	(*SnapshotComplete)(nil),          // 39: sluice.policy.v1.SnapshotComplete
+	(v1.Proxy)(0),                     // 40: sluice.net.v1.Proxy
+	(v1.Direction)(0),                 // 41: sluice.net.v1.Direction
+	(*v11.StoreRevision)(nil),         // 42: sluice.identity.v1.StoreRevision
 }
 var file_sluice_policy_v1_table_proto_depIdxs = []int32{
-	6,  // 0: sluice.policy.v1.WatchPolicyTablesRequest.subscribe:type_name -> sluice.policy.v1.Subscribe
-	8,  // 1: sluice.policy.v1.WatchPolicyTablesRequest.subjects:type_name -> sluice.policy.v1.SubjectChange
-	9,  // 2: sluice.policy.v1.WatchPolicyTablesRequest.ack:type_name -> sluice.policy.v1.Ack
-	11, // 3: sluice.policy.v1.WatchPolicyTablesRequest.nack:type_name -> sluice.policy.v1.Nack
-	12, // 4: sluice.policy.v1.WatchPolicyTablesRequest.locate:type_name -> sluice.policy.v1.Locate
-	10, // 5: sluice.policy.v1.WatchPolicyTablesRequest.hold:type_name -> sluice.policy.v1.Hold
-	13, // 6: sluice.policy.v1.Subscribe.locations:type_name -> sluice.policy.v1.Location
+	7,  // 0: sluice.policy.v1.WatchPolicyTablesRequest.subscribe:type_name -> sluice.policy.v1.Subscribe
+	9,  // 1: sluice.policy.v1.WatchPolicyTablesRequest.subjects:type_name -> sluice.policy.v1.SubjectChange
+	10, // 2: sluice.policy.v1.WatchPolicyTablesRequest.ack:type_name -> sluice.policy.v1.Ack
+	12, // 3: sluice.policy.v1.WatchPolicyTablesRequest.nack:type_name -> sluice.policy.v1.Nack
+	13, // 4: sluice.policy.v1.WatchPolicyTablesRequest.locate:type_name -> sluice.policy.v1.Locate
+	11, // 5: sluice.policy.v1.WatchPolicyTablesRequest.hold:type_name -> sluice.policy.v1.Hold
+	14, // 6: sluice.policy.v1.Subscribe.locations:type_name -> sluice.policy.v1.Location
 	1,  // 7: sluice.policy.v1.Subscribe.role:type_name -> sluice.policy.v1.SubscriberRole
-	7,  // 8: sluice.policy.v1.Subscribe.enforced:type_name -> sluice.policy.v1.EnforcedState
+	8,  // 8: sluice.policy.v1.Subscribe.enforced:type_name -> sluice.policy.v1.EnforcedState
 	0,  // 9: sluice.policy.v1.Subscribe.formats:type_name -> sluice.policy.v1.TableFormat
-	13, // 10: sluice.policy.v1.Locate.add:type_name -> sluice.policy.v1.Location
-	15, // 11: sluice.policy.v1.WatchPolicyTablesResponse.steps:type_name -> sluice.policy.v1.Step
+	14, // 10: sluice.policy.v1.Locate.add:type_name -> sluice.policy.v1.Location
+	16, // 11: sluice.policy.v1.WatchPolicyTablesResponse.steps:type_name -> sluice.policy.v1.Step
 	0,  // 12: sluice.policy.v1.WatchPolicyTablesResponse.format:type_name -> sluice.policy.v1.TableFormat
-	16, // 13: sluice.policy.v1.Step.define_identity_class:type_name -> sluice.policy.v1.DefineIdentityClass
-	17, // 14: sluice.policy.v1.Step.retire_identity_class:type_name -> sluice.policy.v1.RetireIdentityClass
-	18, // 15: sluice.policy.v1.Step.set_identity:type_name -> sluice.policy.v1.SetIdentity
-	19, // 16: sluice.policy.v1.Step.define_table:type_name -> sluice.policy.v1.PolicyTable
-	27, // 17: sluice.policy.v1.Step.grow_table:type_name -> sluice.policy.v1.GrowTable
-	28, // 18: sluice.policy.v1.Step.retire_table:type_name -> sluice.policy.v1.RetireTable
-	29, // 19: sluice.policy.v1.Step.set_peer:type_name -> sluice.policy.v1.SetPeer
-	31, // 20: sluice.policy.v1.Step.set_prefix:type_name -> sluice.policy.v1.SetPrefix
-	33, // 21: sluice.policy.v1.Step.bind_subject:type_name -> sluice.policy.v1.BindSubject
-	36, // 22: sluice.policy.v1.Step.remove_subject:type_name -> sluice.policy.v1.RemoveSubject
-	37, // 23: sluice.policy.v1.Step.barrier:type_name -> sluice.policy.v1.Barrier
-	38, // 24: sluice.policy.v1.Step.snapshot_complete:type_name -> sluice.policy.v1.SnapshotComplete
-	30, // 25: sluice.policy.v1.Step.delete_peer:type_name -> sluice.policy.v1.DeletePeer
-	32, // 26: sluice.policy.v1.Step.delete_prefix:type_name -> sluice.policy.v1.DeletePrefix
+	17, // 13: sluice.policy.v1.Step.define_identity_class:type_name -> sluice.policy.v1.DefineIdentityClass
+	18, // 14: sluice.policy.v1.Step.retire_identity_class:type_name -> sluice.policy.v1.RetireIdentityClass
+	19, // 15: sluice.policy.v1.Step.set_identity:type_name -> sluice.policy.v1.SetIdentity
+	20, // 16: sluice.policy.v1.Step.define_table:type_name -> sluice.policy.v1.PolicyTable
+	28, // 17: sluice.policy.v1.Step.grow_table:type_name -> sluice.policy.v1.GrowTable
+	29, // 18: sluice.policy.v1.Step.retire_table:type_name -> sluice.policy.v1.RetireTable
+	30, // 19: sluice.policy.v1.Step.set_peer:type_name -> sluice.policy.v1.SetPeer
+	32, // 20: sluice.policy.v1.Step.set_prefix:type_name -> sluice.policy.v1.SetPrefix
+	34, // 21: sluice.policy.v1.Step.bind_subject:type_name -> sluice.policy.v1.BindSubject
+	37, // 22: sluice.policy.v1.Step.remove_subject:type_name -> sluice.policy.v1.RemoveSubject
+	38, // 23: sluice.policy.v1.Step.barrier:type_name -> sluice.policy.v1.Barrier
+	39, // 24: sluice.policy.v1.Step.snapshot_complete:type_name -> sluice.policy.v1.SnapshotComplete
+	31, // 25: sluice.policy.v1.Step.delete_peer:type_name -> sluice.policy.v1.DeletePeer
+	33, // 26: sluice.policy.v1.Step.delete_prefix:type_name -> sluice.policy.v1.DeletePrefix
 	2,  // 27: sluice.policy.v1.SetIdentity.kind:type_name -> sluice.policy.v1.PeerKind
 	3,  // 28: sluice.policy.v1.SetIdentity.scope:type_name -> sluice.policy.v1.PeerScope
-	20, // 29: sluice.policy.v1.PolicyTable.default_classes:type_name -> sluice.policy.v1.KindClass
-	21, // 30: sluice.policy.v1.PolicyTable.address_classes:type_name -> sluice.policy.v1.ScopeClass
-	22, // 31: sluice.policy.v1.PolicyTable.rules:type_name -> sluice.policy.v1.TableRule
-	23, // 32: sluice.policy.v1.PolicyTable.classes:type_name -> sluice.policy.v1.PeerClass
-	25, // 33: sluice.policy.v1.PolicyTable.peers:type_name -> sluice.policy.v1.PeerRow
-	26, // 34: sluice.policy.v1.PolicyTable.prefixes:type_name -> sluice.policy.v1.PrefixClasses
+	21, // 29: sluice.policy.v1.PolicyTable.default_classes:type_name -> sluice.policy.v1.KindClass
+	22, // 30: sluice.policy.v1.PolicyTable.address_classes:type_name -> sluice.policy.v1.ScopeClass
+	23, // 31: sluice.policy.v1.PolicyTable.rules:type_name -> sluice.policy.v1.TableRule
+	24, // 32: sluice.policy.v1.PolicyTable.classes:type_name -> sluice.policy.v1.PeerClass
+	26, // 33: sluice.policy.v1.PolicyTable.peers:type_name -> sluice.policy.v1.PeerRow
+	27, // 34: sluice.policy.v1.PolicyTable.prefixes:type_name -> sluice.policy.v1.PrefixClasses
 	2,  // 35: sluice.policy.v1.KindClass.kind:type_name -> sluice.policy.v1.PeerKind
 	3,  // 36: sluice.policy.v1.ScopeClass.scope:type_name -> sluice.policy.v1.PeerScope
-	4,  // 37: sluice.policy.v1.TableRule.action:type_name -> sluice.policy.v1.Action
-	39, // 38: sluice.policy.v1.TableRule.proxy:type_name -> sluice.net.v1.Proxy
-	24, // 39: sluice.policy.v1.PeerClass.ranges:type_name -> sluice.policy.v1.PortRange
-	21, // 40: sluice.policy.v1.PrefixClasses.classes:type_name -> sluice.policy.v1.ScopeClass
-	23, // 41: sluice.policy.v1.GrowTable.classes:type_name -> sluice.policy.v1.PeerClass
-	25, // 42: sluice.policy.v1.SetPeer.row:type_name -> sluice.policy.v1.PeerRow
-	26, // 43: sluice.policy.v1.SetPrefix.prefix:type_name -> sluice.policy.v1.PrefixClasses
-	40, // 44: sluice.policy.v1.BindSubject.direction:type_name -> sluice.net.v1.Direction
-	34, // 45: sluice.policy.v1.BindSubject.rules:type_name -> sluice.policy.v1.RuleSources
-	35, // 46: sluice.policy.v1.RuleSources.sources:type_name -> sluice.policy.v1.RuleSource
-	41, // 47: sluice.policy.v1.Barrier.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	48, // [48:48] is the sub-list for method output_type
-	48, // [48:48] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	5,  // 37: sluice.policy.v1.TableRule.action:type_name -> sluice.policy.v1.Action
+	4,  // 38: sluice.policy.v1.TableRule.tier:type_name -> sluice.policy.v1.Tier
+	40, // 39: sluice.policy.v1.TableRule.proxy:type_name -> sluice.net.v1.Proxy
+	25, // 40: sluice.policy.v1.PeerClass.ranges:type_name -> sluice.policy.v1.PortRange
+	22, // 41: sluice.policy.v1.PrefixClasses.classes:type_name -> sluice.policy.v1.ScopeClass
+	24, // 42: sluice.policy.v1.GrowTable.classes:type_name -> sluice.policy.v1.PeerClass
+	26, // 43: sluice.policy.v1.SetPeer.row:type_name -> sluice.policy.v1.PeerRow
+	27, // 44: sluice.policy.v1.SetPrefix.prefix:type_name -> sluice.policy.v1.PrefixClasses
+	41, // 45: sluice.policy.v1.BindSubject.direction:type_name -> sluice.net.v1.Direction
+	35, // 46: sluice.policy.v1.BindSubject.rules:type_name -> sluice.policy.v1.RuleSources
+	36, // 47: sluice.policy.v1.RuleSources.sources:type_name -> sluice.policy.v1.RuleSource
+	42, // 48: sluice.policy.v1.Barrier.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	49, // [49:49] is the sub-list for method output_type
+	49, // [49:49] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_table_proto_init() }
@@ -3208,7 +3278,7 @@ func file_sluice_policy_v1_table_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_table_proto_rawDesc), len(file_sluice_policy_v1_table_proto_rawDesc)),
-			NumEnums:      5,
+			NumEnums:      6,
 			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -51,7 +51,7 @@ func define(d *policyv1.PolicyTable) *table.Table {
 	}
 	t.Address = wiretest.PrefixClasses(d.AddressClasses)
 	for _, x := range d.Rules {
-		t.Rules = append(t.Rules, table.Rule{Action: rule.Action(x.Action - 1), Tier: rule.Tier(x.Tier), Proxy: rule.Proxy(x.Proxy)})
+		t.Rules = append(t.Rules, table.Rule{Action: rule.Action(x.Action - 1), Tier: rule.Tier(x.Tier - 1), Proxy: rule.Proxy(x.Proxy)})
 	}
 	wiretest.Grow(t, d.Classes)
 	for _, x := range d.Peers {

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/identity"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/node"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policy"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/prepare"
@@ -28,7 +29,7 @@ import (
 var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, endpoint.Command, identity.Command, ipam.Command,
 	policy.Command, explain.Command, observe.Command, bpfmap.Command, audit.Command,
-	prepare.Command, dev.Command,
+	prepare.Command, node.Command, dev.Command,
 }
 
 func main() { os.Exit(invocation.Run(os.Args[1:], os.Stdout, os.Stderr, commands...)) }

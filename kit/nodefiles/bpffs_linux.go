@@ -30,7 +30,7 @@ func FormerBPFDir(p instance.Paths) string {
 // prepareBPF mounts a bpffs for the service, unless there is one, and moves the
 // pins of earlier versions into it.
 func (s Service) prepareBPF(p instance.Paths) (changes []string, err error) {
-	if changes, err = mountBPF(p.BPFDir); err != nil {
+	if changes, err = mountBPF(p.BPFDir, s.Mounted); err != nil {
 		return changes, err
 	}
 	moved, err := movePins(FormerBPFDir(p), p.BPFDir)
@@ -43,7 +43,19 @@ func (s Service) prepareBPF(p instance.Paths) (changes []string, err error) {
 	return append(changes, given...), err
 }
 
-func mountBPF(dir string) (changes []string, err error) {
+// RemoveBPFFS unmounts the bpffs of an instance, with which its pins are gone, and
+// says whether there was one.
+func RemoveBPFFS(p instance.Paths) (removed bool, err error) {
+	if is, err := onBPFFS(p.BPFDir); err != nil || !is {
+		return false, err
+	}
+	if err := unix.Unmount(p.BPFDir, unix.UMOUNT_NOFOLLOW); err != nil {
+		return false, fmt.Errorf("unmount %s: %w", p.BPFDir, err)
+	}
+	return true, os.Remove(p.BPFDir)
+}
+
+func mountBPF(dir string, mounted bool) (changes []string, err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
@@ -52,6 +64,9 @@ func mountBPF(dir string) (changes []string, err error) {
 		return nil, err
 	case is:
 		return nil, nil
+	case mounted:
+		return nil, fmt.Errorf("no bpffs is mounted at %s; run `mount -t bpf -o nosuid,nodev,noexec,mode=0700 bpf %[1]s` "+
+			"on the machine", dir)
 	}
 	if err := unix.Mount("bpf", dir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 		return nil, fmt.Errorf("mount a bpffs at %s: %w", dir, err)

@@ -39,7 +39,7 @@ func withBPFFS(t *testing.T) (instance.Paths, string) {
 	if err := os.MkdirAll(machine, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := mountBPF(machine); err != nil {
+	if _, err := mountBPF(machine, false); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -134,7 +134,7 @@ func TestKernelInterruptedMoveOfPinsIsFinished(t *testing.T) {
 	if err := os.MkdirAll(p.RunDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := mountBPF(p.BPFDir); err != nil {
+	if _, err := mountBPF(p.BPFDir, false); err != nil {
 		t.Fatal(err)
 	}
 	if err := CopyPin(filepath.Join(former, "a"), filepath.Join(p.BPFDir, "a")); err != nil {
@@ -163,7 +163,7 @@ func TestKernelPinOfAnotherObjectStopsTheMove(t *testing.T) {
 	if err := os.MkdirAll(p.RunDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := mountBPF(p.BPFDir); err != nil {
+	if _, err := mountBPF(p.BPFDir, false); err != nil {
 		t.Fatal(err)
 	}
 	other := pinMap(t, filepath.Join(p.BPFDir, "b"))

@@ -31,6 +31,8 @@ type Service struct {
 	Former uint32
 	// BPF says that the service pins maps and programs.
 	BPF bool
+	// Mounted says that somebody else mounts the bpffs.
+	Mounted bool
 }
 
 // Services are those of a machine.
@@ -93,6 +95,48 @@ func Prepare(p instance.Paths, services ...Service) (changes []string, err error
 		}
 	}
 	return changes, nil
+}
+
+// Finding is one part of what Prepare makes.
+type Finding struct {
+	Kind, Path string
+	// Problem is nil if the part is as it should be.
+	Problem error
+}
+
+// Look says of each directory and of the bpffs whether it is as Prepare makes it.
+func Look(p instance.Paths, services ...Service) (all []Finding) {
+	seen := map[string]bool{}
+	for _, s := range services {
+		for _, d := range s.directories(p) {
+			if !seen[d.path] {
+				all = append(all, Finding{"directory", d.path, d.look()})
+			}
+			seen[d.path] = true
+		}
+		if s.BPF {
+			is, err := onBPFFS(p.BPFDir)
+			if err == nil && !is {
+				err = errors.New("no bpffs is mounted there")
+			}
+			all = append(all, Finding{"bpffs", p.BPFDir, err})
+		}
+	}
+	return all
+}
+
+// look says in what a directory differs.
+func (d directory) look() error {
+	info, err := os.Lstat(d.path)
+	if err != nil {
+		return err
+	}
+	st := info.Sys().(*syscall.Stat_t)
+	if !info.IsDir() || st.Uid != d.uid || st.Gid != d.gid || info.Mode().Perm() != d.mode {
+		return fmt.Errorf("is %s of %d:%d, and should be %s of %d:%d",
+			info.Mode(), st.Uid, st.Gid, d.mode|fs.ModeDir, d.uid, d.gid)
+	}
+	return nil
 }
 
 // prepare makes one directory, or gives it its owner and mode.

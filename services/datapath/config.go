@@ -45,6 +45,7 @@ type Config struct {
 	MountPropagation string `config:"mountPropagation" enum:"ignore,require" help:"require: end with code 2 unless mounts that runtimes make later below netnsDirs are seen here; for containers"`
 
 	NodeSysctls  string `config:"nodeSysctls" enum:"auto,set,report" help:"forwarding and redirects of the whole node: set them, only report them, or auto: report in the machine's own network namespace, set in another"`
+	Uninstall    bool   `config:"uninstall" help:"remove devices, rules, routes, addresses and the firewall table, and exit; containers lose their network"`
 	ValidateOnly bool   `config:"validateOnly" help:"look at everything, say what would be put right, change nothing and exit: 0 if all is well, 1 if not"`
 }
 
@@ -145,7 +146,7 @@ func defaults(p instance.Paths) Config {
 }
 
 // OneShot implements process.OneShot.
-func (c *Config) OneShot() bool { return c.ValidateOnly }
+func (c *Config) OneShot() bool { return c.ValidateOnly || c.Uninstall }
 
 // Validate says what no single value shows.
 func (c *Config) Validate() error {
@@ -203,6 +204,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Connections.MaxInterval < c.Connections.MinInterval || c.Connections.MaxInterval > time.Hour {
 		p.Addf("connections.maxInterval", "%s is not between minInterval and an hour", c.Connections.MaxInterval)
+	}
+	if c.Uninstall && c.ValidateOnly {
+		p.Addf("uninstall", "validateOnly changes nothing")
 	}
 	if c.Audit.Interval < time.Second {
 		p.Addf("audit.interval", "%s is below a second", c.Audit.Interval)

@@ -42,6 +42,9 @@ func main() {
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
+	if cfg.Uninstall {
+		return uninstall(p, cfg)
+	}
 	if err := p.Phase("probe the kernel", func() error { return pin.Probe(ctx).Err() }); err != nil {
 		return err
 	}
@@ -195,6 +198,20 @@ func openRecords(cfg Config, bootID string, logger *slog.Logger) (*record.Store,
 		return record.OpenReadOnly(dir), nil
 	}
 	return record.Open(dir, bootID, logger)
+}
+
+// uninstall removes what the process made in the kernel, but for the pins, whose
+// bpffs somebody else mounted. A process that runs keeps it from that.
+func uninstall(p *process.Process, cfg Config) error {
+	bootID, err := store.BootID()
+	if err != nil {
+		return err
+	}
+	records, err := openRecords(cfg, bootID, p.Log)
+	if err != nil {
+		return err
+	}
+	return errors.Join(node.Uninstall(p.Paths.Name, cfg.PodCIDRs), records.Close())
 }
 
 // validate says what a start would put right.

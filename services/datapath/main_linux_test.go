@@ -565,6 +565,69 @@ func TestKernelValidateOnlyChangesNothingAndTellsByItsExitCode(t *testing.T) {
 	n.nothingIsLeft()
 }
 
+// TestKernelUninstallLeavesTheNetworkAsItWas, and not beside a running service.
+func TestKernelUninstallLeavesTheNetworkAsItWas(t *testing.T) {
+	n := newNode(t)
+	network := func() (all string) {
+		t.Helper()
+		if err := in(n.home, func() error {
+			for _, command := range []string{
+				"ip -o link show", "ip -o addr show", "ip rule", "ip -6 rule",
+				"ip route show table all", "ip -6 route show table all", "nft list ruleset",
+			} {
+				words := strings.Fields(command)
+				out, err := exec.Command(words[0], words[1:]...).CombinedOutput() //nolint:gosec // those above
+				if err != nil {
+					return fmt.Errorf("%s: %w: %s", command, err, out)
+				}
+				all += "# " + command + "\n" + string(out)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	uninstall := func() error {
+		cmd := n.command("--uninstall")
+		return in(n.home, func() error {
+			out, err := cmd.CombinedOutput()
+			return errors.Join(err, errors.New(string(out)))
+		})
+	}
+	if err := in(n.home, exec.Command("ip", "link", "set", "lo", "up").Run); err != nil {
+		t.Fatal(err)
+	}
+	before := network()
+	n.start()
+	if _, err := n.datapath.CreateEndpoint(t.Context(), n.request("a", 2, n.pod())); err != nil {
+		t.Fatal(err)
+	}
+	during := network()
+	for _, made := range []string{
+		"10.98.0.1/32", "prohibit", "unreachable 10.98.0.0/24", "table inet sluice-datapath-test", ": sl",
+	} {
+		if !strings.Contains(during, made) {
+			t.Errorf("the running service has made no %q:\n%s", made, during)
+		}
+	}
+	if err := uninstall(); !strings.Contains(err.Error(), "another process") {
+		t.Errorf("beside the running service: %v, want a refusal", err)
+	}
+	if now := network(); now != during {
+		t.Errorf("the refusal changed\n%s\nto\n%s", during, now)
+	}
+	n.stop()
+	for range 2 { // the second finds nothing
+		if err := uninstall(); strings.TrimSpace(err.Error()) != "" {
+			t.Fatal(err)
+		}
+		if now := network(); now != before {
+			t.Errorf("the network was\n%s\nand is\n%s", before, now)
+		}
+	}
+}
+
 func recordOf(t *testing.T, n *testNode) string {
 	t.Helper()
 	files, err := os.ReadDir(filepath.Join(n.dir, "state", "endpoints"))

@@ -44,6 +44,7 @@ type Node struct {
 	commands []func(*invocation.Invocation) *cobra.Command
 	RunDir   string
 	Servers  map[string]*grpc.Server
+	Health   map[string]*health.Server
 	Observed chan *datapathv1.ObserveRequest
 	AddReady bool
 	// KnownReady: labels that an endpoint has can be connected all the same.
@@ -67,7 +68,8 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		t.Fatal(err)
 	}
 	n := &Node{
-		commands: commands, RunDir: dir, Servers: map[string]*grpc.Server{},
+		commands: commands, RunDir: dir,
+		Servers: map[string]*grpc.Server{}, Health: map[string]*health.Server{},
 		Observed: make(chan *datapathv1.ObserveRequest, 1), AddReady: true, Identity: &identity{}, IPAM: &ipam{},
 		Policy: newPolicy(), PolicyMode: "none",
 	}
@@ -91,7 +93,8 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 			datapathv1.RegisterDatapathServiceServer(s, &datapath{node: n})
 			datapathv1.RegisterObserverServiceServer(s, &observer{node: n})
 		}
-		grpc_health_v1.RegisterHealthServer(s, health.NewServer())
+		n.Health[service] = health.NewServer()
+		grpc_health_v1.RegisterHealthServer(s, n.Health[service])
 		n.Servers[service] = s
 		go s.Serve(l) //nolint:errcheck // ends with Stop
 	}

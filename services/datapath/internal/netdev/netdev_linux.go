@@ -411,6 +411,11 @@ func (n *Netdev) Remove(devices []endpoint.HostDevice) error {
 	return n.deleteGroup(n.group | 1)
 }
 
+// RemoveDevices removes the devices of all endpoints.
+func (n *Netdev) RemoveDevices() error {
+	return errors.Join(n.deleteGroup(n.group), n.deleteGroup(n.group|1))
+}
+
 // deleteGroup is `ip link delete group`. The kernel answers ENODEV if the
 // group is empty, which means that a namespace took the last device along.
 func (n *Netdev) deleteGroup(group uint32) error {

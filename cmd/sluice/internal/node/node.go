@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package node puts on a machine what containers of a pod cannot bring along:
+// directories, the bpffs, the CNI plugin and its configuration; and takes it away.
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/mountinfo"
+	"github.com/sluice-net/sluice/kit/nodefiles"
+)
+
+// options are the flags that the commands share.
+type options struct {
+	plugins    string
+	directory  string
+	name       string
+	mountBPFFS string
+	health     string
+}
+
+// Command is `node`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	var o options
+	directories := func(cmd *cobra.Command) *cobra.Command {
+		cmd.Args = invocation.Args(0, "")
+		cmd.Flags().StringVar(&o.plugins, "plugin-directory", "/opt/cni/bin",
+			"where the container runtime has its CNI plugins")
+		if cmd.Name() != "install" {
+			cmd.Flags().StringVar(&o.directory, "cni-directory", "/etc/cni/net.d",
+				"where the container runtime reads CNI configurations")
+			cmd.Flags().StringVar(&o.name, "cni-file", "05-sluice.conflist",
+				"name of the configuration there; the first name wins")
+		}
+		return cmd
+	}
+	installing := directories(&cobra.Command{
+		Use:   "install",
+		Short: "Make directories and bpffs, and put the CNI plugin in place",
+		Long: `Do what prepare does, and put the CNI plugin, which lies beside this program,
+into the container runtime's directory. It runs as root, before the services,
+for example in an init container with /run/sluice mounted Bidirectional; running
+it again changes nothing.`,
+		RunE: func(*cobra.Command, []string) error {
+			return report(inv, func(p instance.Paths) ([]string, error) { return install(p, o) })
+		},
+	})
+	installing.Flags().StringVar(&o.mountBPFFS, "mount-bpffs", "auto",
+		"auto mounts the bpffs if there is none, never ends with an error then")
+	uninstalling := directories(&cobra.Command{
+		Use:   "uninstall",
+		Short: "Remove the CNI configuration and plugin, devices, rules and pins of Sluice",
+		Long: `Remove what install, the services and cni left on the machine: the CNI
+configuration and the plugin, the devices, rules, routes and firewall table that
+sluice-datapath made, and the bpffs with its pins. Containers that are connected
+lose their network. What other programs own stays, and so does /var/lib/sluice.
+It runs as root, after the services have ended.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return report(inv, func(p instance.Paths) ([]string, error) { return uninstall(cmd, p, o) })
+		},
+	})
+	writing := directories(&cobra.Command{
+		Use:   "cni",
+		Short: "Keep the CNI configuration in place while this runs",
+		Long: `Write the CNI configuration once containers can be connected, and again if it is
+removed or changed. It stays when this ends. A file of another network is never
+touched; one that the runtime takes instead is an error in the log and at /readyz.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			p, err := paths(inv)
+			if err != nil {
+				return err
+			}
+			return serve(cmd.Context(), inv, o.configuration(p), o.health)
+		},
+	})
+	writing.Flags().StringVar(&o.health, "health-address", "off",
+		"loopback ip:port that answers /livez and /readyz over HTTP, or off")
+	looking := directories(&cobra.Command{
+		Use:   "status",
+		Short: "Show what of Sluice is on the machine",
+		Long:  `Show what of Sluice is on the machine; the exit code is 3 if something is missing.`,
+		RunE: func(*cobra.Command, []string) error {
+			p, err := paths(inv)
+			if err != nil {
+				return err
+			}
+			return show(inv, look(p, o))
+		},
+	})
+	return invocation.Group("node", "Put Sluice on a machine, and take it away",
+		installing, uninstalling, looking, writing)
+}
+
+func (o options) configuration(p instance.Paths) configuration {
+	return configuration{directory: o.directory, name: o.name, plugins: o.plugins, paths: p}
+}
+
+func paths(inv *invocation.Invocation) (instance.Paths, error) {
+	p, err := instance.New(inv.Instance)
+	if err != nil {
+		return p, invocation.Usagef("--instance: %w", err)
+	}
+	return p, nil
+}
+
+// report does something as root and prints what was changed, one line each.
+func report(inv *invocation.Invocation, do func(instance.Paths) ([]string, error)) error {
+	p, err := paths(inv)
+	if err != nil {
+		return err
+	}
+	if inv.RunDir != "" {
+		return invocation.Usagef("--run-dir: the directories are those of an --instance")
+	}
+	if err := nodefiles.Root(); err != nil {
+		return err
+	}
+	changes, err := do(p)
+	shown := inv.Show(map[string][]string{"changes": changes}, func(w io.Writer) {
+		for _, change := range changes {
+			fmt.Fprintln(w, change)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return shown
+}
+
+// beside is a program that was built with this one.
+func beside(program string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(filepath.Dir(self), program)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	found, err := exec.LookPath(program)
+	if err != nil {
+		return "", fmt.Errorf("%s is neither %s nor in PATH", program, path)
+	}
+	return found, nil
+}
+
+func install(p instance.Paths, o options) (changes []string, err error) {
+	services := nodefiles.Services()
+	switch o.mountBPFFS {
+	case "auto":
+		if err := reachesTheMachine(p); err != nil {
+			return nil, err
+		}
+	case "never":
+		for i := range services {
+			services[i].Mounted = true
+		}
+	default:
+		return nil, invocation.Usagef("--mount-bpffs: %q is neither auto nor never", o.mountBPFFS)
+	}
+	if changes, err = nodefiles.Prepare(p, services...); err != nil {
+		return changes, err
+	}
+	source, err := beside(plugin)
+	if err != nil {
+		return changes, err
+	}
+	content, err := os.ReadFile(source)
+	if err != nil {
+		return changes, err
+	}
+	target := filepath.Join(o.plugins, plugin)
+	have, err := os.ReadFile(target)
+	if err == nil && slices.Equal(have, content) {
+		return changes, nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return changes, err
+	}
+	// The runtime may execute it at any moment: the old one or the new one.
+	if err := durable.WriteFile(target, content, 0o755, durable.SyncAll); err != nil {
+		return changes, err
+	}
+	return append(changes, "wrote "+target), nil
+}
+
+// reachesTheMachine refuses a run directory that is a mount of its own, as in a
+// container, and from which the bpffs would not get out: its pins would be gone
+// with the container.
+func reachesTheMachine(p instance.Paths) error {
+	m, err := mountinfo.Of(p.RunDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if m.Point == p.RunDir && !m.Shared {
+		return fmt.Errorf("a bpffs mounted at %s would not be seen outside of this container: "+
+			"mount the machine's %s with mountPropagation Bidirectional, "+
+			"or mount the bpffs on the machine and use --mount-bpffs=never", p.BPFDir, p.RunDir)
+	}
+	return nil
+}
+
+func uninstall(cmd *cobra.Command, p instance.Paths, o options) (changes []string, err error) {
+	// First what makes the runtime ask for connections.
+	c := o.configuration(p)
+	removed, err := c.remove()
+	if removed {
+		changes = append(changes, "removed "+c.path())
+	}
+	if err != nil && !errors.Is(err, errForeign) {
+		return changes, err
+	}
+	datapath, err := beside("sluice-datapath")
+	if err != nil {
+		return changes, err
+	}
+	args := []string{"--uninstall"}
+	if p.Name != "" {
+		args = append(args, "--instance", p.Name)
+	}
+	run := exec.CommandContext(cmd.Context(), datapath, args...) //nolint:gosec // the program that was built with this one
+	if out, err := run.CombinedOutput(); err != nil {
+		return changes, fmt.Errorf("%s %v: %w: %s", datapath, args, err, out)
+	}
+	changes = append(changes, "removed devices, rules, routes and firewall table of "+filepath.Base(p.RunDir))
+	removed, err = nodefiles.RemoveBPFFS(p)
+	if removed {
+		changes = append(changes, "removed "+p.BPFDir+" and its pins")
+	}
+	if err != nil {
+		return changes, err
+	}
+	target := filepath.Join(o.plugins, plugin)
+	removed, err = durable.Remove(target, durable.SyncAll)
+	if removed {
+		changes = append(changes, "removed "+target)
+	}
+	return changes, err
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/leaktest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// machine is a directory that stands for one, with programs in PATH.
+type machine struct {
+	t     *testing.T
+	paths instance.Paths
+	o     options
+	bin   string
+}
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test mounts and gives files to users, and needs root")
+	}
+	root := t.TempDir()
+	p, err := instance.New("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &machine{t: t, paths: p.Under(root), bin: filepath.Join(root, "bin"), o: options{
+		plugins: filepath.Join(root, "opt"), directory: filepath.Join(root, "net.d"), name: "05-sluice.conflist",
+		mountBPFFS: "auto",
+	}}
+	for _, dir := range []string{
+		m.bin, m.o.plugins, m.o.directory, filepath.Dir(m.paths.RunDir), filepath.Dir(m.paths.StateDir),
+	} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", m.bin+":"+os.Getenv("PATH"))
+	m.write(filepath.Join(m.bin, plugin), "the plugin", 0o755)
+	m.write(filepath.Join(m.bin, "sluice-datapath"), "#!/bin/sh\necho \"$@\" >>"+root+"/calls\n", 0o755)
+	t.Cleanup(func() {
+		err := unix.Unmount(m.paths.BPFDir, unix.MNT_DETACH)
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+func (m *machine) write(path, content string, mode fs.FileMode) {
+	m.t.Helper()
+	if err := os.WriteFile(path, []byte(content), mode); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *machine) content(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+// problems are the parts that are not as they should be.
+func (m *machine) problems() (all []string) {
+	for _, p := range look(m.paths, m.o) {
+		if p.Problem != "" {
+			all = append(all, p.Name+" "+p.Problem)
+		}
+	}
+	return all
+}
+
+func TestKernelInstallAndUninstallAreWholeAndRepeatable(t *testing.T) {
+	m := newMachine(t)
+	if got := m.problems(); len(got) < 10 {
+		t.Errorf("an empty machine lacks only %q", got)
+	}
+	if _, err := install(m.paths, m.o); err != nil {
+		t.Fatal(err)
+	}
+	if changes, err := install(m.paths, m.o); err != nil || len(changes) > 0 {
+		t.Errorf("once more: %q, %v, want no change", changes, err)
+	}
+	target := filepath.Join(m.o.plugins, plugin)
+	if info, err := os.Stat(target); err != nil || info.Mode() != 0o755 || m.content(target) != "the plugin" {
+		t.Errorf("the plugin: %v, %v, %q", info, err, m.content(target))
+	}
+	if got := m.problems(); len(got) != 1 || !strings.HasPrefix(got[0], "configuration is missing") {
+		t.Errorf("after install: %q, want the configuration alone", got)
+	}
+	if _, err := m.o.configuration(m.paths).write(); err != nil {
+		t.Fatal(err)
+	}
+	if got := m.problems(); len(got) > 0 {
+		t.Errorf("a whole machine lacks %q", got)
+	}
+	// A new version of the plugin replaces the old one at once.
+	m.write(filepath.Join(m.bin, plugin), "the new plugin", 0o755)
+	if changes, err := install(m.paths, m.o); err != nil || fmt.Sprint(changes) != "[wrote "+target+"]" {
+		t.Errorf("a new plugin: %q, %v", changes, err)
+	}
+	if m.content(target) != "the new plugin" {
+		t.Errorf("the plugin is %q", m.content(target))
+	}
+
+	other := filepath.Join(m.o.directory, "10-other.conflist")
+	m.write(other, "{}", 0o600)
+	m.write(filepath.Join(m.o.plugins, "portmap"), "another plugin", 0o755)
+	cmd := &cobra.Command{}
+	cmd.SetContext(t.Context())
+	for range 2 {
+		if _, err := uninstall(cmd, m.paths, m.o); err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{target, m.o.configuration(m.paths).path(), m.paths.BPFDir} {
+			if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s after uninstall: %v", path, err)
+			}
+		}
+	}
+	if got := m.content(filepath.Join(filepath.Dir(m.bin), "calls")); got != "--uninstall\n--uninstall\n" {
+		t.Errorf("sluice-datapath was executed with %q", got)
+	}
+	if m.content(other) != "{}" || m.content(filepath.Join(m.o.plugins, "portmap")) != "another plugin" {
+		t.Error("uninstall touched what is not ours")
+	}
+}
+
+// TestKernelUninstallThatFailsSaysWhy: what it did before that is done, and the
+// rest is repeated.
+func TestKernelUninstallThatFailsSaysWhy(t *testing.T) {
+	m := newMachine(t)
+	if _, err := install(m.paths, m.o); err != nil {
+		t.Fatal(err)
+	}
+	m.write(filepath.Join(m.bin, "sluice-datapath"), "#!/bin/sh\necho another process runs >&2; exit 1\n", 0o755)
+	cmd := &cobra.Command{}
+	cmd.SetContext(t.Context())
+	if _, err := uninstall(cmd, m.paths, m.o); err == nil || !strings.Contains(err.Error(), "another process runs") {
+		t.Errorf("uninstall beside a running service: %v", err)
+	}
+	if got := m.content(filepath.Join(m.o.plugins, plugin)); got != "the plugin" {
+		t.Errorf("the plugin is %q", got)
+	}
+}
+
+func TestKernelInstallAsksForMountsByName(t *testing.T) {
+	m := newMachine(t)
+	m.o.mountBPFFS = "never"
+	if _, err := install(m.paths, m.o); err == nil || !strings.Contains(err.Error(), "mount -t bpf") {
+		t.Errorf("without a bpffs: %v, want the command that mounts it", err)
+	}
+	m.o.mountBPFFS = "sometimes"
+	if _, err := install(m.paths, m.o); err == nil {
+		t.Error("a third value is taken")
+	}
+	// The run directory is a private mount of its own, as without propagation in
+	// a container.
+	m.o.mountBPFFS = "auto"
+	for _, flags := range []uintptr{0, unix.MS_PRIVATE} {
+		if err := unix.Mount("tmpfs", m.paths.RunDir, "tmpfs", flags, "mode=0755"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer func() {
+		if err := unix.Unmount(m.paths.RunDir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := install(m.paths, m.o); err == nil || !strings.Contains(err.Error(), "Bidirectional") {
+		t.Errorf("with a private run directory: %v, want an error about propagation", err)
+	}
+	if err := unix.Mount("", m.paths.RunDir, "", unix.MS_SHARED, ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := install(m.paths, m.o); err != nil {
+		t.Errorf("with a shared run directory: %v", err)
+	}
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/kit/health"
+	"github.com/sluice-net/sluice/kit/log"
+)
+
+// needed are the services without which no container with new labels is
+// connected. The datapath serves when policy does, if it is wanted.
+var needed = []string{"identity", "ipam", "datapath"}
+
+// Time between two looks: before the file is written, and then.
+const (
+	soon  = 200 * time.Millisecond
+	later = 5 * time.Second
+)
+
+// writer keeps the CNI configuration in place.
+type writer struct {
+	configuration configuration
+	services      map[string]grpc.ClientConnInterface
+	timeout       time.Duration
+	log           *slog.Logger
+
+	written bool
+	state   atomic.Pointer[error] // of the last look
+}
+
+// serve writes the configuration once every service that is needed serves, and
+// again if it is removed or changed, until ctx ends. It stays then: without it the
+// runtime would delete no container, and another network's would take over.
+func serve(ctx context.Context, inv *invocation.Invocation, c configuration, address string) error {
+	logger := log.New(inv.ErrOut, log.Level(slog.LevelInfo)).With(log.KeyService, "cni")
+	w := &writer{configuration: c, services: map[string]grpc.ClientConnInterface{}, timeout: inv.Timeout, log: logger}
+	for _, service := range needed {
+		conn, err := inv.Dial(service)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		w.services[service] = conn
+	}
+	w.note(errors.New("starting"))
+	if address != "off" {
+		l, err := health.Listen(address)
+		if err != nil {
+			return invocation.Usagef("--health-address: %w", err)
+		}
+		defer health.Serve(l, func() error { return *w.state.Load() }, logger)()
+	}
+	if !c.opensPorts() {
+		logger.Warn("hostPort does nothing: the plugin portmap is missing", "directory", c.plugins)
+	}
+	for {
+		w.note(w.look(ctx))
+		wait := later
+		if !w.written {
+			wait = soon
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+// note tells of a look whose result is another than before.
+func (w *writer) note(err error) {
+	before := w.state.Swap(&err)
+	if err != nil && before != nil && (*before == nil || (*before).Error() != err.Error()) {
+		w.log.Error("not ready", log.Err(err))
+	}
+}
+
+func (w *writer) look(ctx context.Context) error {
+	if err := w.serving(ctx); err != nil {
+		return err
+	}
+	changed, err := w.configuration.write()
+	if err != nil {
+		return err
+	}
+	w.written = true
+	if changed {
+		w.log.Info("CNI configuration written", "file", w.configuration.path(), "hostPort", w.configuration.opensPorts())
+	}
+	names, err := w.configuration.preferred()
+	if err == nil && len(names) > 0 {
+		err = fmt.Errorf("the runtime takes %s of %s before %s; rename or remove it",
+			strings.Join(names, ", "), w.configuration.directory, w.configuration.name)
+	}
+	return err
+}
+
+// serving says which service does not.
+func (w *writer) serving(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, w.timeout)
+	defer cancel()
+	for _, service := range needed {
+		r, err := grpc_health_v1.NewHealthClient(w.services[service]).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+		if err != nil {
+			return fmt.Errorf("sluice-%s does not answer: %w", service, err)
+		}
+		if r.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
+			return fmt.Errorf("sluice-%s does not serve yet", service)
+		}
+	}
+	return nil
+}

@@ -28,7 +28,7 @@ go_build := CGO_ENABLED=0 go build -tags grpcnotrace -trimpath -buildvcs=false -
 
 .PHONY: help
 help: ## Say what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build $(binaries:%=bin/%) bin/sluice-devetcd
 build: $(binaries:%=bin/%) bin/sluice-devetcd ## Put every static binary into bin/; needs nothing but Go
@@ -110,6 +110,17 @@ test-equivalence: ## Compare the programs with the policy engine on 1,000,000 ra
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (10s)
 	@scripts/fuzz $(FUZZTIME)
+
+# Its module is no part of the workspace: nothing of Sluice is built with what a
+# cluster is built from.
+.PHONY: bin/test/sluice-k8s
+bin/test/sluice-k8s:
+	@cd test/k8s && GOWORK=off CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(CURDIR)/$@ .
+
+.PHONY: test-k8s-api
+test-k8s-api: bin/sluice-devetcd bin/test/sluice-k8s ## Test against a Kubernetes API without a cluster (the first build takes long)
+	@scripts/k8s-binaries kube-apiserver kubectl
+	@cd test/k8s && GOWORK=off go test -count=1 -v -run '^TestAPI' .
 
 .PHONY: bench
 bench: build ## Measure ADD, DEL, traffic and memory beside the reference plugins (root)

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package apitest runs a Kubernetes API without a cluster: etcd and
+// kube-apiserver, on loopback, as any user.
+package apitest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/sluice-net/sluice/test/k8s/internal/controlplane"
+	"github.com/sluice-net/sluice/test/k8s/internal/pki"
+	"golang.org/x/sys/unix"
+)
+
+// Ready is what Serve writes, as one line of JSON, when the API is ready.
+type Ready struct {
+	// Kubeconfig is a file with the rights of an administrator.
+	Kubeconfig string `json:"kubeconfig"`
+	// Server is the API's URL.
+	Server string `json:"server"`
+}
+
+// Serve runs an API that keeps everything below dir, an existing, empty
+// directory, until ctx or stdin ends. It writes one line to stdout when the API
+// is ready. The programs are those below the directory SLUICE_BIN.
+func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		_, _ = io.Copy(io.Discard, stdin)
+		cancel()
+	}()
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	bin := os.Getenv("SLUICE_BIN")
+	if bin == "" {
+		return errors.New("SLUICE_BIN is not set: it is the directory bin of the tree")
+	}
+	port, err := freePort()
+	if err != nil {
+		return err
+	}
+	socket := "unix://" + filepath.Join(dir, "etcd.sock")
+	plane := controlplane.Plane{
+		Binaries: filepath.Join(bin, "k8s"), Dir: dir, Address: "127.0.0.1", Port: port, Etcd: socket,
+	}
+	authority, err := pki.New(dir)
+	if err != nil {
+		return err
+	}
+	if err := plane.Prepare(authority); err != nil {
+		return err
+	}
+	// The children end with the thread that starts them.
+	runtime.LockOSThread()
+	etcd, err := start(ctx, dir, "etcd",
+		filepath.Join(bin, "sluice-devetcd"), "--data-dir="+filepath.Join(dir, "etcd"), "--listen="+socket)
+	if err != nil {
+		return err
+	}
+	defer etcd.end()
+	args := plane.APIServer()
+	api, err := start(ctx, dir, "kube-apiserver", args[0], append(args[1:], "--cert-dir="+dir)...)
+	if err != nil {
+		return err
+	}
+	defer api.end()
+	ready := make(chan error, 1)
+	go func() { ready <- plane.WaitReady(filepath.Join(dir, "ca.crt"), 5*time.Minute) }()
+	for {
+		select {
+		case err := <-ready:
+			if err != nil {
+				return err
+			}
+			line := Ready{Kubeconfig: filepath.Join(dir, "admin.kubeconfig"), Server: plane.Server()}
+			if err := json.NewEncoder(stdout).Encode(line); err != nil {
+				return err
+			}
+		case <-etcd.ended:
+			return etcd.failure(ctx)
+		case <-api.ended:
+			return api.failure(ctx)
+		}
+	}
+}
+
+type child struct {
+	command *exec.Cmd
+	log     string
+	ended   chan struct{}
+}
+
+// start starts a program that ends with ctx.
+func start(ctx context.Context, dir, name, program string, args ...string) (*child, error) {
+	c := &child{
+		command: exec.CommandContext(ctx, program, args...), log: filepath.Join(dir, name+".log"), ended: make(chan struct{}),
+	}
+	file, err := os.Create(c.log)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	c.command.Stdout, c.command.Stderr = file, file
+	c.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	if err := c.command.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	go func() {
+		_ = c.command.Wait()
+		close(c.ended)
+	}()
+	return c, nil
+}
+
+// end kills the program, whose data nobody will read, and waits for its end.
+func (c *child) end() {
+	_ = c.command.Process.Kill()
+	<-c.ended
+}
+
+func (c *child) failure(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	content, err := os.ReadFile(c.log)
+	const most = 2000
+	return errors.Join(fmt.Errorf("%s ended: %s", c.command.Path, content[max(0, len(content)-most):]), err)
+}
+
+// freePort is free when it is asked; kube-apiserver takes no listener.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	return l.Addr().(*net.TCPAddr).Port, l.Close()
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package wait tries until something succeeds.
+package wait
+
+import (
+	"fmt"
+	"time"
+)
+
+// Until returns when try succeeds, or after the timeout with its last error.
+func Until(timeout time.Duration, try func() error) error {
+	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
+		err := try()
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("still after %s: %w", timeout, err)
+		}
+	}
+}

@@ -222,7 +222,8 @@ func (as *Maps) trie(p netip.Prefix) (*ebpf.Map, any) {
 // Settle makes the node's pod ranges unknown-in-cluster, so that an address
 // without an endpoint is never taken for the world, and removes every prefix
 // that neither a range nor a local address accounts for: ranges of an earlier
-// configuration, and what a killed process did not come to remove.
+// configuration, and what a killed process did not come to remove. What another
+// node holds is left alone: only who hears of that node can tell.
 func (as *Maps) Settle(ranges []netip.Prefix, local func(netip.Addr) bool, log *slog.Logger) error {
 	have, err := as.List()
 	if err != nil {
@@ -235,7 +236,7 @@ func (as *Maps) Settle(ranges []netip.Prefix, local func(netip.Addr) bool, log *
 		}
 	}
 	for _, e := range have {
-		if slices.Contains(ranges, e.Prefix) || e.Prefix.IsSingleIP() && local(e.Prefix.Addr()) {
+		if e.Node != 0 || slices.Contains(ranges, e.Prefix) || e.Prefix.IsSingleIP() && local(e.Prefix.Addr()) {
 			continue
 		}
 		log.Info("left by an earlier process, removed", "prefix", e.Prefix, "identity", e.Identity)

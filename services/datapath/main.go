@@ -123,7 +123,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	p.Go("release", n.Core.Releases)
-	p.Go("reap", n.Core.Reaper)
+	p.Go("reap", n.Core.Reaper.Run)
 	p.Go("events", func(ctx context.Context) error { return n.Kernel.Events.Observe(ctx, n.Core, n.Ring) })
 	p.Go("connections", n.Collector.Run)
 	p.Go("kernel changes", func(ctx context.Context) error { return n.Auditor.Watch(ctx, cfg.Audit.Repair) })

@@ -45,11 +45,7 @@ var errRemains = errors.New("the difference remains after a repair; its owner ha
 // what lost its container or was half done is removed. Nothing is deleted
 // before everything was compared. It is called once, before anything else.
 func (c *Core) Restore(ctx context.Context) ([]Finding, error) {
-	if err := c.load(); err != nil {
-		return nil, err
-	}
-	var findings []Finding
-	err := c.Audit(ctx, true, func(f Finding) error { findings = append(findings, f); return nil })
+	findings, err := c.first(ctx, true)
 	if err != nil {
 		return findings, err
 	}
@@ -63,12 +59,14 @@ func (c *Core) Restore(ctx context.Context) ([]Finding, error) {
 }
 
 // Inspect is Restore without changing anything: it says what Restore would do.
-func (c *Core) Inspect(ctx context.Context) ([]Finding, error) {
+func (c *Core) Inspect(ctx context.Context) ([]Finding, error) { return c.first(ctx, false) }
+
+// first reads the records and does the first audit.
+func (c *Core) first(ctx context.Context, repair bool) (findings []Finding, err error) {
 	if err := c.load(); err != nil {
 		return nil, err
 	}
-	var findings []Finding
-	err := c.Audit(ctx, false, func(f Finding) error { findings = append(findings, f); return nil })
+	err = c.Audit(ctx, repair, func(f Finding) error { findings = append(findings, f); return nil })
 	return findings, err
 }
 
@@ -169,7 +167,7 @@ func (c *Core) auditContainer(ctx context.Context, r Record, repair bool) (diffs
 	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
 	if err != nil {
 		// A name that is gone says nothing of the container, which may live on.
-		return nil, nil, nil, ignoreAny(err, ErrNamespaceGone, ErrNamespace)
+		return nil, nil, nil, ignore(err, ErrNamespaceGone, ErrNamespace)
 	}
 	defer ns.Close()
 	if ns.ID() != r.Namespace {
@@ -189,15 +187,6 @@ func (c *Core) auditContainer(ctx context.Context, r Record, repair bool) (diffs
 		left[i].Key = o.String() + ": " + left[i].Key
 	}
 	return diffs, left, fixErr, nil
-}
-
-func ignoreAny(err error, ok ...error) error {
-	for _, target := range ok {
-		if errors.Is(err, target) {
-			return nil
-		}
-	}
-	return err
 }
 
 func (c *Core) auditTables(repair bool, emit func(Finding) error) error {
@@ -404,8 +393,7 @@ func (c *Core) strays(entries []Entry, devices []HostDevice) (slots []Entry, lin
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, d := range devices {
-		_, doomed := c.doomed[d]
-		if !doomed && !slices.ContainsFunc(known, func(r Record) bool { return r.Device.HostName == d.Name }) {
+		if !c.Reaper.Waits(d) && !slices.ContainsFunc(known, func(r Record) bool { return r.Device.HostName == d.Name }) {
 			links = append(links, d)
 		}
 	}

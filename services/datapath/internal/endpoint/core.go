@@ -19,8 +19,10 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/keymutex"
+	"github.com/sluice-net/sluice/services/datapath/internal/reaper"
 )
 
 // Config is what the core has to know.
@@ -67,13 +69,14 @@ type Core struct {
 	log   *slog.Logger
 	turns keymutex.Mutexes[workload.Owner]
 	hub   *watch.Hub[workload.Owner, Endpoint]
+	// Reaper removes the devices of deleted endpoints.
+	Reaper *reaper.Reaper[HostDevice]
 
 	mu         sync.Mutex
 	records    map[workload.Owner]Record     // guarded by mu; tombstones too
 	states     map[workload.Owner]State      // guarded by mu; of those that are no tombstones
 	holders    map[netip.Addr]workload.Owner // guarded by mu; of live endpoints
 	byIndex    map[uint32]workload.Owner     // guarded by mu; host ends of ready endpoints
-	doomed     map[HostDevice]time.Time      // guarded by mu; when to remove
 	unclaimed  map[workload.Owner]error      // guarded by mu; live endpoints that ipam refuses to confirm again
 	unreadable map[string]Unreadable         // guarded by mu; files that are no records, by name
 	unrepaired map[workload.Owner]unrepaired // guarded by mu; of host ends
@@ -81,10 +84,7 @@ type Core struct {
 	hostUnrepaired unrepaired // guarded by mu; of what belongs to no endpoint
 	closedDevices  []string   // guarded by mu; devices that the last audit kept for an unreadable record
 
-	reaping sync.Mutex // held while devices are removed; before mu
-
 	wakeReleases chan struct{}
-	wakeReaper   chan struct{}
 	refreshDue   atomic.Bool // an endpoint has an identity without a hold
 	releasing    atomic.Bool // a release failed and waits for its retry
 
@@ -109,10 +109,11 @@ func New(cfg Config) *Core {
 	}
 	return &Core{
 		cfg: cfg, log: cfg.Log,
+		Reaper:  reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
 		hub:     watch.NewHub[workload.Owner, Endpoint](watch.Options[Endpoint]{Loading: true}),
 		records: map[workload.Owner]Record{}, states: map[workload.Owner]State{}, holders: map[netip.Addr]workload.Owner{},
-		byIndex: map[uint32]workload.Owner{}, doomed: map[HostDevice]time.Time{},
-		unrepaired: map[workload.Owner]unrepaired{}, unreadable: map[string]Unreadable{}, wakeReleases: make(chan struct{}, 1), wakeReaper: make(chan struct{}, 1),
+		byIndex:    map[uint32]workload.Owner{},
+		unrepaired: map[workload.Owner]unrepaired{}, unreadable: map[string]Unreadable{}, wakeReleases: make(chan struct{}, 1),
 	}
 }
 
@@ -156,6 +157,33 @@ func (c *Core) OwnerOfSlot(slot uint16) (workload.Owner, bool) {
 		}
 	}
 	return workload.Owner{}, false
+}
+
+// HolderOf gives the endpoint that has an address.
+func (c *Core) HolderOf(a netip.Addr) (Endpoint, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o, ok := c.holders[a]
+	if !ok {
+		return Endpoint{}, false
+	}
+	r, ok := c.records[o]
+	if !ok || r.Phase == PhaseDeleted {
+		return Endpoint{}, false
+	}
+	return c.endpoint(r, c.states[o]), true
+}
+
+// LabelsOf gives the labels of an identity that an endpoint of this node has.
+func (c *Core) LabelsOf(identity uint32) ([]label.Label, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.records {
+		if r.Phase != PhaseDeleted && r.Identity.Number == identity && identity != 0 {
+			return r.Identity.Labels, true
+		}
+	}
+	return nil, false
 }
 
 // Counts is a summary of the core.
@@ -447,8 +475,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func ignore(err error, ok error) error {
-	if errors.Is(err, ok) {
+func ignore(err error, ok ...error) error {
+	if slices.ContainsFunc(ok, func(target error) bool { return errors.Is(err, target) }) {
 		return nil
 	}
 	return err

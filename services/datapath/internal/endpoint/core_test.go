@@ -203,7 +203,7 @@ func TestReleasesRetryUntilTheServiceIsBack(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	for _, work := range []func(context.Context) error{c.Releases, c.Reaper} {
+	for _, work := range []func(context.Context) error{c.Releases, c.Reaper.Run} {
 		wg.Go(func() {
 			if err := work(ctx); !errors.Is(err, context.Canceled) {
 				t.Errorf("background work ended with %v", err)

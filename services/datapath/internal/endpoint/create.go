@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/reaper"
 )
 
 // step is one act of a creation and how to take it back. Taking back must also
@@ -179,7 +180,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 			if errors.Is(err, ErrNameTaken) {
 				// perhaps by a device of a deleted endpoint that waits for its
 				// namespace to go
-				n.reap(everything)
+				n.Reaper.Reap(reaper.Everything)
 				made, err = n.cfg.Links.Create(n.ns, n.r.Device)
 			}
 			if err == nil {
@@ -217,9 +218,9 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 
 		{"set the device up", func(context.Context) error {
 			up, err := n.cfg.Links.Activate(n.ns, n.r.Device)
-			if err == nil && len(up.SourceRouted) > len(n.r.Device.SourceRouted) && n.anyDoomed() {
+			if err == nil && len(up.SourceRouted) > len(n.r.Device.SourceRouted) && n.Reaper.Any() {
 				// perhaps the default routes are those of a deleted endpoint
-				n.reap(everything)
+				n.Reaper.Reap(reaper.Everything)
 				up, err = n.cfg.Links.Activate(n.ns, n.r.Device)
 			}
 			if err == nil {

@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -139,7 +137,7 @@ func (c *Core) dispose(ctx context.Context, r Record) error {
 		return fmt.Errorf("write the tombstone of %s: %w", o, err)
 	}
 	if device.Name != "" {
-		c.doom(device)
+		c.Reaper.Add(device)
 	}
 	return faultTombstone.Hit(ctx)
 }
@@ -220,83 +218,6 @@ func (r Record) owns(e Entry) bool {
 		}
 	}
 	return false
-}
-
-// doom leaves a device to the reaper. Its name stays taken until then.
-func (c *Core) doom(d HostDevice) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.doomed[d] = c.cfg.Now().Add(c.cfg.ReapDelay)
-	poke(c.wakeReaper)
-}
-
-func (c *Core) anyDoomed() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.doomed) > 0
-}
-
-// Reaper removes the devices of deleted endpoints whose namespaces stay. Most
-// are gone before it looks: a namespace takes its devices along, which costs
-// the kernel a hundredth of deleting them one by one. It returns when ctx ends.
-func (c *Core) Reaper(ctx context.Context) error {
-	for {
-		// devices that are almost due go with the others
-		wait := c.reap(c.cfg.ReapDelay / 4)
-		var timer <-chan time.Time
-		stop := func() bool { return true }
-		if wait > 0 {
-			t := time.NewTimer(wait)
-			timer, stop = t.C, t.Stop
-		}
-		select {
-		case <-ctx.Done():
-			stop()
-			return ctx.Err()
-		case <-timer:
-		case <-c.wakeReaper:
-			stop()
-		}
-	}
-}
-
-// everything, as what reap shall take, is all that waits.
-const everything = time.Duration(math.MaxInt64)
-
-// reap removes the devices that are due within a time from now and says when
-// to look again, 0 if nothing waits. When it returns, so has every removal
-// that another call had begun.
-func (c *Core) reap(within time.Duration) time.Duration {
-	c.reaping.Lock()
-	defer c.reaping.Unlock()
-	now := c.cfg.Now()
-	var due []HostDevice
-	var next time.Duration
-	c.mu.Lock()
-	for d, at := range c.doomed {
-		if left := at.Sub(now); left <= within {
-			due = append(due, d)
-			delete(c.doomed, d)
-		} else if next == 0 || left < next {
-			next = left
-		}
-	}
-	c.mu.Unlock()
-	if len(due) == 0 {
-		return next
-	}
-	if err := c.cfg.Links.Remove(due); err != nil {
-		c.log.Warn("devices not removed, trying again", "count", len(due), log.Err(err))
-		c.mu.Lock()
-		for _, d := range due {
-			c.doomed[d] = now.Add(c.cfg.ReapDelay)
-		}
-		c.mu.Unlock()
-		if next == 0 || next > c.cfg.ReapDelay {
-			next = c.cfg.ReapDelay
-		}
-	}
-	return next
 }
 
 // maxReleases is how many owners are released at the same time.

@@ -515,7 +515,7 @@ func settle(t *testing.T, c *Core) {
 	if err := c.releaseAll(t.Context()); err != nil {
 		t.Fatalf("releases: %v", err)
 	}
-	for c.reap(c.cfg.ReapDelay/4) > 0 {
+	for c.Reaper.Reap(c.cfg.ReapDelay/4) > 0 {
 		if err := pause(t.Context(), time.Millisecond); err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/reaper"
 )
 
 // replaceNamespace gives the path a new namespace with the number of the old
@@ -249,7 +250,7 @@ func TestDeviceOfAKilledCreationIsRemovedByItsIndex(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for again.reap(everything) > 0 { //nolint:revive // until nothing waits
+		for again.Reaper.Reap(reaper.Everything) > 0 { //nolint:revive // until nothing waits
 		}
 		if m.devices[e.Device.HostIndex] == nil {
 			t.Errorf("killed after its device was made: %v: the reaper took the device of the next creation", made)

@@ -201,7 +201,7 @@ func (w *world) start(repair bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t := w.t
 	var wg sync.WaitGroup
-	work := []func(context.Context) error{n.Core.Releases, n.Core.Reaper, func(ctx context.Context) error { return n.Kernel.Events.Observe(ctx, n.Core, n.Ring) }}
+	work := []func(context.Context) error{n.Core.Releases, n.Core.Reaper.Run, func(ctx context.Context) error { return n.Kernel.Events.Observe(ctx, n.Core, n.Ring) }}
 	if repair {
 		work = append(work, func(ctx context.Context) error { return n.Auditor.Watch(ctx, true) })
 	}

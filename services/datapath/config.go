@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/model/deletion"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
-	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 )
 
 // Config is the datapath's own part of the configuration.
@@ -64,7 +64,7 @@ const (
 )
 
 // options are nil if nothing judges.
-func (c PolicyConfig) options(s policysync.Service, m policysync.Memory) *node.PolicyOptions {
+func (c PolicyConfig) options(s policystream.Service, m policystream.Memory) *node.PolicyOptions {
 	if c.Mode == policyNone {
 		return nil
 	}

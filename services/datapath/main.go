@@ -110,7 +110,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: called.identity}
 	if n.Policy != nil {
-		s.Rules = n.Policy
+		s.Rules = &n.Policy.History
 	}
 	for _, r := range event.Reasons() {
 		s.Reasons = append(s.Reasons, r.String())

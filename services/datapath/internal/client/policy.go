@@ -16,11 +16,11 @@ import (
 
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// Policy implements policysync.Service.
+// Policy implements policystream.Service.
 type Policy struct {
 	Health
 	client policyv1.PolicyServiceClient
@@ -37,8 +37,8 @@ func (p *Policy) Ping(ctx context.Context) error {
 	return p.translate(err)
 }
 
-// Subscribe implements policysync.Service.
-func (p *Policy) Subscribe(ctx context.Context, s policysync.Subscription) (policysync.Stream, error) {
+// Subscribe implements policystream.Service.
+func (p *Policy) Subscribe(ctx context.Context, s policystream.Subscription) (policystream.Stream, error) {
 	stream, err := p.client.WatchPolicyTables(ctx)
 	if err != nil {
 		return nil, p.translate(err)
@@ -54,13 +54,13 @@ func (p *Policy) Subscribe(ctx context.Context, s policysync.Subscription) (poli
 	return st, nil
 }
 
-// policyStream implements policysync.Stream.
+// policyStream implements policystream.Stream.
 type policyStream struct {
 	stream grpc.BidiStreamingClient[policyv1.WatchPolicyTablesRequest, policyv1.WatchPolicyTablesResponse]
 	health *Health
 }
 
-// Recv implements policysync.Stream.
+// Recv implements policystream.Stream.
 func (s *policyStream) Recv() (policytable.Message, error) {
 	m, err := s.stream.Recv()
 	if err != nil {
@@ -81,14 +81,14 @@ func (s *policyStream) send(m *policyv1.WatchPolicyTablesRequest) error {
 	return nil
 }
 
-// Subjects implements policysync.Stream.
+// Subjects implements policystream.Stream.
 func (s *policyStream) Subjects(add, remove []uint32) error {
 	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subjects{
 		Subjects: &policyv1.SubjectChange{Add: add, Remove: remove},
 	}})
 }
 
-// Locate implements policysync.Stream.
+// Locate implements policystream.Stream.
 func (s *policyStream) Locate(add map[netip.Addr]uint32, remove []netip.Addr) error {
 	m := &policyv1.Locate{Add: locations(add)}
 	for _, a := range remove {
@@ -97,13 +97,13 @@ func (s *policyStream) Locate(add map[netip.Addr]uint32, remove []netip.Addr) er
 	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Locate{Locate: m}})
 }
 
-// Ack implements policysync.Stream.
+// Ack implements policystream.Stream.
 func (s *policyStream) Ack(seq uint64) error {
 	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Ack{Ack: &policyv1.Ack{Seq: seq}}})
 }
 
-// Hold implements policysync.Stream.
-func (s *policyStream) Hold(h policysync.Hold) error {
+// Hold implements policystream.Stream.
+func (s *policyStream) Hold(h policystream.Hold) error {
 	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Hold{Hold: &policyv1.Hold{
 		Seq: h.Seq, Revision: h.Revision, Reason: clip(h.Reason),
 	}}})
@@ -120,15 +120,15 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:maxReason], "")
 }
 
-func enforced(e *policysync.Enforced) *policyv1.EnforcedState {
+func enforced(e *policystream.Enforced) *policyv1.EnforcedState {
 	if e == nil {
 		return nil
 	}
 	return &policyv1.EnforcedState{State: []byte(e.State), Revision: e.Revision, Sources: e.Sources}
 }
 
-// Nack implements policysync.Stream.
-func (s *policyStream) Nack(n policysync.Nack) error {
+// Nack implements policystream.Stream.
+func (s *policyStream) Nack(n policystream.Nack) error {
 	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Nack{Nack: &policyv1.Nack{
 		Seq: n.Seq, Subject: n.Subject, Table: n.Table, Reason: n.Reason,
 	}}})

@@ -23,7 +23,7 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -71,9 +71,9 @@ func TestPolicyStreamCarriesEverythingBothWays(t *testing.T) {
 	s := &scriptedPolicy{send: wholeMessage(), heard: make(chan *policyv1.WatchPolicyTablesRequest, 6)}
 	p := servePolicy(t, s)
 	a := netip.MustParseAddr("10.0.0.1")
-	stream, err := p.Subscribe(t.Context(), policysync.Subscription{
+	stream, err := p.Subscribe(t.Context(), policystream.Subscription{
 		Name: "node", Incarnation: "run", Seq: 7, Subjects: []uint32{300}, Locations: map[netip.Addr]uint32{a: 300},
-		Enforced: &policysync.Enforced{State: "0123456789abcdef", Revision: 12, Sources: []string{"file"}},
+		Enforced: &policystream.Enforced{State: "0123456789abcdef", Revision: 12, Sources: []string{"file"}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -87,8 +87,8 @@ func TestPolicyStreamCarriesEverythingBothWays(t *testing.T) {
 	}
 	for _, err := range []error{
 		stream.Subjects([]uint32{301}, []uint32{300}), stream.Locate(map[netip.Addr]uint32{a: 301}, []netip.Addr{netip.MustParseAddr("fd00::1")}),
-		stream.Nack(policysync.Nack{Seq: 1, Subject: 300, Table: 9, Reason: "full"}), stream.Ack(1),
-		stream.Hold(policysync.Hold{Seq: 1, Revision: 12, Reason: strings.Repeat("é", 600)}),
+		stream.Nack(policystream.Nack{Seq: 1, Subject: 300, Table: 9, Reason: "full"}), stream.Ack(1),
+		stream.Hold(policystream.Hold{Seq: 1, Revision: 12, Reason: strings.Repeat("é", 600)}),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -129,7 +129,7 @@ func TestPolicyThatIsAwayIsUnavailable(t *testing.T) {
 	}
 	defer cc.Close()
 	p := NewPolicy(cc)
-	stream, err := p.Subscribe(context.Background(), policysync.Subscription{Name: "node"})
+	stream, err := p.Subscribe(context.Background(), policystream.Subscription{Name: "node"})
 	if err == nil {
 		_, err = stream.Recv()
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -163,7 +164,7 @@ func TestKernelAuditPutsPolicyTablesRight(t *testing.T) {
 // nobody is a policy service that does not answer.
 type nobody struct{}
 
-func (nobody) Subscribe(context.Context, policysync.Subscription) (policysync.Stream, error) {
+func (nobody) Subscribe(context.Context, policystream.Subscription) (policystream.Stream, error) {
 	return nil, errors.New("nobody is there")
 }
 

@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 )
@@ -68,7 +69,7 @@ type Options struct {
 
 // PolicyOptions say where policies come from.
 type PolicyOptions struct {
-	Service policysync.Service
+	Service policystream.Service
 	// Wait has creations wait for their tables.
 	Wait bool
 	// Audit lets pass what policies deny, and reports it.
@@ -78,7 +79,7 @@ type PolicyOptions struct {
 	// Timeout is how long a creation waits; 0 is 10 s.
 	Timeout time.Duration
 	// Memory keeps what was enforced; nil: nothing does.
-	Memory policysync.Memory
+	Memory policystream.Memory
 }
 
 // Node is a running datapath without its server.

@@ -59,7 +59,7 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
 		if a.judged(e.Egress) && a.judged(e.Ingress) && trusted(e.Slot) {
 			s.ready, s.egress, s.ingress = true, e.Egress, e.Ingress
 		}
-		a.view.set(e.Slot, e.Generation, a.policyOf(e.Slot), a.cfg.Now())
+		a.History.Set(e.Slot, a.policyOf(e.Slot), a.cfg.Now())
 		if err := a.cfg.Kernel.SetAudit(e.Slot, a.cfg.Audit); err != nil {
 			return fmt.Errorf("audit mode of slot %d: %w", e.Slot, err)
 		}

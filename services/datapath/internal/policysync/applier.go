@@ -11,6 +11,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -19,7 +21,7 @@ type Config struct {
 	// Name of this subscriber, for the service's status.
 	Name    string
 	Kernel  Kernel
-	Service Service
+	Service policystream.Service
 	// Wait is whether a new endpoint waits for its tables. Without, it begins
 	// with the table that lets in the own node alone.
 	Wait bool
@@ -34,7 +36,7 @@ type Config struct {
 	Retry time.Duration
 	// Memory keeps what was enforced; nil: a service that lost its state is
 	// believed.
-	Memory Memory
+	Memory policystream.Memory
 	// Changed is called, without any lock held, after the policy of slots has
 	// changed.
 	Changed func(slots []uint16)
@@ -77,10 +79,10 @@ type Applier struct {
 	nextSteps   int    // guarded by mu
 	// A complete snapshot stays in next while the service is behind what was
 	// enforced: held is why.
-	nextComplete bool     // guarded by mu
-	held         string   // guarded by mu
-	enforced     Enforced // guarded by mu
-	unknown      error    // guarded by mu; why it is not known what was enforced
+	nextComplete bool                  // guarded by mu
+	held         string                // guarded by mu
+	enforced     policystream.Enforced // guarded by mu
+	unknown      error                 // guarded by mu; why it is not known what was enforced
 	// refused is why nothing of the stream is carried out any more: it has a step
 	// that this process does not know.
 	refused string // guarded by mu
@@ -97,9 +99,12 @@ type Applier struct {
 	wake    chan struct{} // the subscription may have changed
 	drain   chan struct{} // something waits for a grace period
 	save    chan struct{} // enforced has changed
-	session health
+	session policystream.Health
 
-	view view
+	// History says which policy evaluated an endpoint.
+	History policyhistory.History
+
+	view summary
 }
 
 // kernelTable is a table in the kernel.
@@ -140,12 +145,10 @@ func New(cfg Config) *Applier {
 	cfg.Timeout = cmp.Or(cfg.Timeout, 10*time.Second)
 	cfg.Linger = cmp.Or(cfg.Linger, time.Minute)
 	cfg.Retry = cmp.Or(cfg.Retry, 5*time.Second)
-	a := &Applier{
+	return &Applier{
 		cfg: cfg, log: cfg.Log,
 		tables: map[policytable.ID]*kernelTable{}, numbers: map[policytable.ClassKey]policytable.IdentityClass{}, words: map[uint32]policytable.Identity{}, members: map[policytable.IdentityClass]int{},
 		slots: map[uint16]*slot{}, subjects: map[uint32]*subject{}, changed: make(chan struct{}), synced: make(chan struct{}),
 		bumpAll: true, wake: make(chan struct{}, 1), drain: make(chan struct{}, 1), save: make(chan struct{}, 1),
 	}
-	a.view.init()
-	return a
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -82,8 +83,8 @@ func start(t *testing.T, k *fakeKernel) *Applier {
 }
 
 // begin takes a snapshot.
-func (a *Applier) load(m policytable.Message) ([]Nack, error) {
-	a.begin(Subscription{}, m)
+func (a *Applier) load(m policytable.Message) ([]policystream.Nack, error) {
+	a.begin(policystream.Subscription{}, m)
 	return a.apply(context.Background(), m)
 }
 

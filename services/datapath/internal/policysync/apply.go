@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -15,7 +16,7 @@ type work struct {
 	ctx    context.Context
 	bump   map[uint16]struct{} // slots whose connections have to be judged again
 	flips  []uint16            // slots whose policy has changed
-	nacks  []Nack
+	nacks  []policystream.Nack
 	words  []uint32 // identities whose words may change
 	checks bool     // tables or identity classes may have become unused
 }
@@ -27,7 +28,7 @@ func newWork(ctx context.Context) *work { return &work{ctx: ctx, bump: map[uint1
 
 // apply carries out a message. After an error that is not the service's fault
 // the kernel may have part of it; the next snapshot puts that right.
-func (a *Applier) apply(ctx context.Context, m policytable.Message) (nacks []Nack, err error) {
+func (a *Applier) apply(ctx context.Context, m policytable.Message) (nacks []policystream.Nack, err error) {
 	w := newWork(ctx)
 	a.mu.Lock()
 	defer func() {

@@ -37,7 +37,7 @@ func TestCheckFindsWhatWasChangedBehindItsBackAndRepairsIt(t *testing.T) {
 	if k.endpoints[3].Generation == gens[3] {
 		t.Error("connections that were let through stay")
 	}
-	if len(a.RuleSources(1, k.endpoints[1].Generation, true, 1)) == 0 {
+	if len(a.History.RuleSources(1, k.endpoints[1].Generation, true, 1)) == 0 {
 		t.Error("the rules of a repaired endpoint are forgotten")
 	}
 }

@@ -6,6 +6,7 @@ package policysync
 import (
 	"context"
 	"errors"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,7 +20,7 @@ type away struct {
 	tries int
 }
 
-func (s *away) Subscribe(ctx context.Context, sub Subscription) (Stream, error) {
+func (s *away) Subscribe(ctx context.Context, sub policystream.Subscription) (policystream.Stream, error) {
 	s.tries++
 	if time.Now().Before(s.back) {
 		return nil, errors.New("connection refused")

@@ -9,6 +9,8 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -41,7 +43,7 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 			continue
 		}
 		reason := refused(policytable.Direction(d), b) //nolint:gosec // 0 or 1
-		w.nacks = append(w.nacks, Nack{Seq: b.seq, Subject: id, Table: b.id, Reason: reason})
+		w.nacks = append(w.nacks, policystream.Nack{Seq: b.seq, Subject: id, Table: b.id, Reason: reason})
 		refusal = reason
 	}
 	if refusal != "" {
@@ -79,18 +81,16 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 	return nil
 }
 
-// setPolicy flips one endpoint. Events with the new generation have to wait
-// until the view knows it.
+// setPolicy flips one endpoint.
 func (a *Applier) setPolicy(e *slot, s *subject) error {
-	a.view.mu.Lock()
-	defer a.view.mu.Unlock()
-	gen, err := a.cfg.Kernel.SetPolicy(e.Slot, s.egress, s.ingress)
-	if err != nil {
-		return fmt.Errorf("policy of slot %d: %w", e.Slot, err)
-	}
-	e.Egress, e.Ingress, e.Generation = s.egress, s.ingress, gen
-	a.view.setLocked(e.Slot, gen, a.policyOf(e.Slot), a.cfg.Now())
-	return nil
+	return a.History.Flip(e.Slot, a.cfg.Now(), func() (p policyhistory.Policy, err error) {
+		gen, err := a.cfg.Kernel.SetPolicy(e.Slot, s.egress, s.ingress)
+		if err != nil {
+			return p, fmt.Errorf("policy of slot %d: %w", e.Slot, err)
+		}
+		e.Egress, e.Ingress, e.Generation = s.egress, s.ingress, gen
+		return a.policyOf(e.Slot), nil
+	})
 }
 
 func kernelID(b binding) policytable.ID {
@@ -128,23 +128,23 @@ func refused(d policytable.Direction, b binding) string {
 }
 
 // policyOf is what judges a slot.
-func (a *Applier) policyOf(n uint16) EndpointPolicy {
+func (a *Applier) policyOf(n uint16) policyhistory.Policy {
 	e := a.slots[n]
-	p := EndpointPolicy{Egress: e.Egress, Ingress: e.Ingress, Generation: e.Generation, Audit: a.cfg.Audit}
+	p := policyhistory.Policy{Egress: e.Egress, Ingress: e.Ingress, Generation: e.Generation, Audit: a.cfg.Audit}
 	if s := a.subjects[e.Identity]; s != nil {
 		p.Refusal = s.refusal
 		if s.ready && s.egress == e.Egress && s.ingress == e.Ingress {
-			p.Revision, p.rules = s.revision, s.rules
+			p.Revision, p.Rules = s.revision, s.rules
 		}
 	}
 	return p
 }
 
-// refreshView tells the view of everything but a flip: names, revision, refusal.
+// refreshView tells the history of everything but a flip: names, revision, refusal.
 func (a *Applier) refreshView(w *work, id uint32) {
 	for n, e := range a.slots {
 		if e.Identity == id {
-			a.view.set(n, e.Generation, a.policyOf(n), a.cfg.Now())
+			a.History.Set(n, a.policyOf(n), a.cfg.Now())
 			w.flips = append(w.flips, n)
 		}
 	}

@@ -10,29 +10,9 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
-
-// Enforced is a policy state that the kernel enforces: what the service may not
-// fall behind without a reason.
-type Enforced struct {
-	State    string   // its name; empty: nothing was enforced
-	Revision uint64   // of the policies
-	Sources  []string // that had policies
-}
-
-func (e Enforced) equal(o Enforced) bool {
-	return e.State == o.State && e.Revision == o.Revision && slices.Equal(e.Sources, o.Sources)
-}
-
-// Memory keeps the state that was enforced last, over restarts and boots.
-type Memory interface {
-	// Load returns a zero Enforced if nothing was saved. After an error it
-	// is not known what was enforced.
-	Load() (Enforced, error)
-	// Save returns when the state is on stable storage.
-	Save(e Enforced) error
-}
 
 // minPodIdentity is the first number that the identity service gives out. Those
 // below have a meaning that never changes.
@@ -46,12 +26,12 @@ func (a *Applier) recall() {
 	var err error
 	if a.enforced, err = a.cfg.Memory.Load(); err != nil {
 		a.log.Error("what was enforced before is not known: the tables stay until the policies are confirmed", log.Err(err))
-		a.enforced, a.unknown = Enforced{}, err
+		a.enforced, a.unknown = policystream.Enforced{}, err
 	}
 }
 
 // before is what the service has to be no older than; nil: it may say anything.
-func (a *Applier) before() *Enforced {
+func (a *Applier) before() *policystream.Enforced {
 	if a.unknown == nil && (a.enforced.State == "" || len(a.enforced.Sources) == 0) {
 		return nil
 	}
@@ -159,8 +139,8 @@ func (a *Applier) remember(b policytable.Barrier) {
 	if a.cfg.Memory == nil || b.State == "" {
 		return
 	}
-	e := Enforced{State: b.State, Revision: b.PolicyRevision, Sources: slices.Clone(b.Sources)}
-	if a.unknown == nil && a.enforced.equal(e) {
+	e := policystream.Enforced{State: b.State, Revision: b.PolicyRevision, Sources: slices.Clone(b.Sources)}
+	if a.unknown == nil && a.enforced.Equal(e) {
 		return
 	}
 	other := a.unknown != nil || a.enforced.State != e.State

@@ -15,24 +15,25 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // memory is a file that outlives the process.
 type memory struct {
 	mu   sync.Mutex
-	e    Enforced // guarded by mu
-	err  error    // guarded by mu; of Load
-	full error    // guarded by mu; of Save
+	e    policystream.Enforced // guarded by mu
+	err  error                 // guarded by mu; of Load
+	full error                 // guarded by mu; of Save
 }
 
-func (m *memory) Load() (Enforced, error) {
+func (m *memory) Load() (policystream.Enforced, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.e, m.err
 }
 
-func (m *memory) Save(e Enforced) error {
+func (m *memory) Save(e policystream.Enforced) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.full != nil {
@@ -43,10 +44,10 @@ func (m *memory) Save(e Enforced) error {
 }
 
 // wait returns when the revision is saved.
-func (m *memory) wait(t *testing.T, want Enforced) {
+func (m *memory) wait(t *testing.T, want policystream.Enforced) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		if e, _ := m.Load(); e.equal(want) {
+		if e, _ := m.Load(); e.Equal(want) {
 			return
 		} else if time.Now().After(end) {
 			t.Fatalf("saved is %+v, want %+v", e, want)
@@ -130,7 +131,7 @@ func TestTablesStayWhileTheServiceIsBehind(t *testing.T) {
 				st.send(t, first)
 				st.expect(t, fmt.Sprint("ack ", first.Seq))
 				if c.before.State != "" {
-					m.wait(t, Enforced{c.before.State, c.before.PolicyRevision, c.before.Sources})
+					m.wait(t, policystream.Enforced{State: c.before.State, Revision: c.before.PolicyRevision, Sources: c.before.Sources})
 				}
 				if restart {
 					stop()
@@ -194,7 +195,7 @@ func TestTablesStayWhileTheServiceIsBehind(t *testing.T) {
 				if got := verdicts(k); got != verdicts(want) {
 					t.Errorf("after it is complete:\n%s, want\n%s", got, verdicts(want))
 				}
-				m.wait(t, Enforced{done.State, done.PolicyRevision, done.Sources})
+				m.wait(t, policystream.Enforced{State: done.State, Revision: done.PolicyRevision, Sources: done.Sources})
 				if got := a.Status(); got.Held != "" || got.Revision != done.PolicyRevision || len(got.Refusals) != 0 {
 					t.Errorf("status %+v", got)
 				}
@@ -332,7 +333,7 @@ func TestRevisionThatIsNotSavedIsReported(t *testing.T) {
 	second := at(sv.change(testStates()[3]), later)
 	st.send(t, second)
 	st.expect(t, fmt.Sprint("ack ", second.Seq))
-	m.wait(t, Enforced{stateA, 13, []string{"grpc"}})
+	m.wait(t, policystream.Enforced{State: stateA, Revision: 13, Sources: []string{"grpc"}})
 	for end := time.Now().Add(20 * time.Second); a.Status().Unsaved != ""; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the status still says that it is not saved")

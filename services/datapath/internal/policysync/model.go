@@ -93,8 +93,6 @@ type serviceTable struct {
 	err             error // why it is not in the kernel, or not wholly
 }
 
-const absent = 0xFFFF
-
 func newModel() *model {
 	return &model{
 		classes: map[uint32]identityClass{}, wants: map[uint32]want{}, tables: map[uint64]*serviceTable{}, binds: map[uint32]*[2]binding{},

@@ -71,47 +71,5 @@ type Kernel interface {
 	Barrier(ctx context.Context) error
 }
 
-// Subscription is how a stream begins.
-type Subscription struct {
-	Name        string
-	Incarnation string // of the last message that was carried out; empty: none
-	Seq         uint64
-	Subjects    []uint32
-	Locations   map[netip.Addr]uint32
-	Enforced    *Enforced // that the service must not be behind; nil: nothing
-}
-
-// Hold says that everything up to a message has come and is not enforced.
-type Hold struct {
-	Seq      uint64
-	Revision uint64 // that stays enforced
-	Reason   string
-}
-
-// Nack says that a subject stays on the tables it had; without a subject, that
-// the message is refused as a whole.
-type Nack struct {
-	Seq     uint64
-	Subject uint32
-	Table   uint64
-	Reason  string
-}
-
-// Stream is one subscription to the service. Recv is called by one goroutine,
-// the rest by another.
-type Stream interface {
-	Recv() (policytable.Message, error)
-	Subjects(add, remove []uint32) error
-	Locate(add map[netip.Addr]uint32, remove []netip.Addr) error
-	Ack(seq uint64) error
-	Hold(h Hold) error
-	Nack(n Nack) error
-}
-
-// Service is where the tables come from. The stream ends with ctx.
-type Service interface {
-	Subscribe(ctx context.Context, s Subscription) (Stream, error)
-}
-
 // ErrUnavailable says that the tables of a subject did not come in time.
 var ErrUnavailable = errors.New("unavailable")

@@ -6,6 +6,7 @@ package policysync
 import (
 	"fmt"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -13,7 +14,7 @@ import (
 // no message of the stream is carried out: a step that is left out may be the
 // one that denies. The kernel goes on enforcing what it enforces, but for
 // identities that end: their numbers may be given out again.
-func (a *Applier) refuse(w *work, m policytable.Message) ([]Nack, error) {
+func (a *Applier) refuse(w *work, m policytable.Message) ([]policystream.Nack, error) {
 	if a.refused == "" {
 		for i, st := range m.Steps {
 			unknown, ok := st.(policytable.UnknownStep)
@@ -41,7 +42,7 @@ func (a *Applier) refuse(w *work, m policytable.Message) ([]Nack, error) {
 			ended = append(ended, st.Identity)
 		}
 	}
-	return []Nack{{Seq: m.Seq, Reason: a.refused}}, a.makeUnknown(w, ended)
+	return []policystream.Nack{{Seq: m.Seq, Reason: a.refused}}, a.makeUnknown(w, ended)
 }
 
 // refusing says whether the stream is not carried out.

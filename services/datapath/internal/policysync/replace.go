@@ -15,103 +15,19 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// match is how a table of the kernel becomes one of the service in place.
-type match struct {
-	classes []uint16 // the service's classes → the kernel's, or absent
-	same    bool     // numbered alike
-	inUse   bool
-	rows    int // that have to be written
-}
-
-func (m *match) better(o *match) bool {
-	switch {
-	case m.inUse != o.inUse:
-		return m.inUse
-	case m.same != o.same:
-		return m.same
-	}
-	return m.rows < o.rows
-}
-
 // known are the classes by what they say; of equal ones the first.
 func (k *kernelTable) known() map[policytable.Meaning]uint16 {
 	if k.meanings == nil {
-		k.meanings = make(map[policytable.Meaning]uint16, len(k.content.Classes))
-		for i, ranges := range k.content.Classes {
-			what := ranges.Meaning()
-			if _, ok := k.meanings[what]; !ok {
-				k.meanings[what] = uint16(i) //nolint:gosec // at most twice MaxClasses
-			}
-		}
+		k.meanings = k.content.Meanings()
 	}
 	return k.meanings
 }
 
-// alike says whether two classes of the kernel's table say the same.
-func (k *kernelTable) alike(a, b uint16) bool {
-	return a == b || k.content.Classes[a].Meaning() == k.content.Classes[b].Meaning()
-}
-
-// matches says how k becomes c without changing a verdict on the way; nil: it
-// cannot.
-func (k *kernelTable) matches(c *policytable.Content) *match {
-	h := &k.content
-	if h.DefaultAllow != c.DefaultAllow || h.HostAllow != c.HostAllow || h.HasAddresses != c.HasAddresses || !slices.Equal(h.Rules, c.Rules) {
-		return nil
-	}
-	m := &match{classes: make([]uint16, len(c.Classes))}
-	m.same = len(h.Classes) <= len(c.Classes) &&
-		slices.EqualFunc(h.Classes, c.Classes[:len(h.Classes)], func(x, y policytable.Ranges) bool { return slices.Equal(x, y) })
-	for i := range m.classes {
-		class := uint16(i) //nolint:gosec // at most maxClasses
-		switch {
-		case m.same && i < len(h.Classes):
-			m.classes[i] = class
-		case m.same:
-			m.classes[i] = absent
-		default:
-			known, ok := k.known()[c.Classes[i].Meaning()]
-			if !ok {
-				known = absent
-			}
-			m.classes[i] = known
-		}
-	}
-	agree := func(have, want uint16) bool {
-		at := m.classes[want]
-		return at != absent && k.alike(have, at)
-	}
-	for i, class := range c.DefaultClasses {
-		if !agree(h.DefaultClasses[i], class) {
-			return nil
-		}
-	}
-	for i, class := range c.AddressClasses {
-		if c.HasAddresses && !agree(h.AddressClasses[i], class) {
-			return nil
-		}
-	}
-	for nc, class := range c.Peers {
-		have, ok := h.Peers[nc]
-		if !ok {
-			m.rows++
-		} else if !agree(have, class) {
-			return nil
-		}
-	}
-	for p := range c.Prefixes {
-		if _, ok := h.Prefixes[p]; !ok {
-			m.rows++
-		}
-	}
-	return m
-}
-
 // adopt makes a table of the kernel the service's: what it lacks is added. What
 // it has too many stays until tidy.
-func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *match) error {
+func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *policytable.Match) error {
 	k.owner, t.kernel = t, k
-	t.classes, t.same, t.err = m.classes, m.same, nil
+	t.classes, t.same, t.err = m.Classes, m.Same, nil
 	if err := a.grow(w, t); err != nil {
 		return err
 	}
@@ -128,7 +44,7 @@ func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *match) erro
 		same := ok
 		for i := range want {
 			at := t.classes[want[i]]
-			same = same && at != absent && k.alike(have[i], at)
+			same = same && at != policytable.Absent && k.content.Alike(have[i], at)
 		}
 		if same {
 			continue

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -60,7 +61,7 @@ func TestRefusedTableLeavesTheOldOneBitForBit(t *testing.T) {
 				t.Fatalf("%d to %d: %v", i, j, err)
 			}
 			for subject, refused := range stays {
-				said := slices.ContainsFunc(nacks, func(n Nack) bool { return n.Subject == subject })
+				said := slices.ContainsFunc(nacks, func(n policystream.Nack) bool { return n.Subject == subject })
 				if said != refused {
 					t.Errorf("%d to %d: nacks %+v for subject %d, refused %v", i, j, nacks, subject, refused)
 				}

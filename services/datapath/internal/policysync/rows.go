@@ -23,22 +23,22 @@ func (a *Applier) place(w *work, t *serviceTable) error {
 
 // candidate is a table of the kernel that the service has given up, and that
 // can become t by changes in place.
-func (a *Applier) candidate(t *serviceTable) (*kernelTable, *match) {
+func (a *Applier) candidate(t *serviceTable) (*kernelTable, *policytable.Match) {
 	var best *kernelTable
-	var bestMatch *match
+	var bestMatch *policytable.Match
 	used := a.used()
 	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
 		k := a.tables[id]
 		if k.owner != nil || k.content.Hash != t.content.Hash {
 			continue
 		}
-		m := k.matches(&t.content)
+		m := k.content.Match(&t.content, k.known)
 		if m == nil {
 			continue
 		}
 		_, inUse := used[k]
-		m.inUse = inUse
-		if bestMatch == nil || m.better(bestMatch) {
+		m.InUse = inUse
+		if bestMatch == nil || m.Better(bestMatch) {
 			best, bestMatch = k, m
 		}
 	}
@@ -74,7 +74,7 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 		return nil
 	}
 	for len(t.classes) < len(t.content.Classes) {
-		t.classes = append(t.classes, absent)
+		t.classes = append(t.classes, policytable.Absent)
 	}
 	var added []policytable.Ranges
 	where := slices.Clone(t.classes)
@@ -87,7 +87,7 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 	} else {
 		known := maps.Clone(k.known())
 		for i, c := range where {
-			if c != absent {
+			if c != policytable.Absent {
 				continue
 			}
 			ranges := t.content.Classes[i]
@@ -130,7 +130,7 @@ func (a *Applier) peer(w *work, t *serviceTable, nc policytable.IdentityClass, r
 		return a.dropRow(w, k, nc)
 	}
 	class := t.classes[t.content.Peers[nc]]
-	if err := a.addRow(k, nc, class); errors.Is(err, policytable.ErrNoCapacity) || class == absent {
+	if err := a.addRow(k, nc, class); errors.Is(err, policytable.ErrNoCapacity) || class == policytable.Absent {
 		if t.missing == nil {
 			t.missing = map[policytable.IdentityClass]struct{}{}
 		}
@@ -155,7 +155,7 @@ func (a *Applier) peer(w *work, t *serviceTable, nc policytable.IdentityClass, r
 
 // addRow writes a row, unless it is there.
 func (a *Applier) addRow(k *kernelTable, nc policytable.IdentityClass, class uint16) error {
-	if class == absent {
+	if class == policytable.Absent {
 		return nil
 	}
 	if old, ok := k.content.Peers[nc]; ok {
@@ -209,7 +209,7 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 	lacks := false
 	for i, c := range want {
 		want[i] = t.classes[c]
-		lacks = lacks || want[i] == absent
+		lacks = lacks || want[i] == policytable.Absent
 	}
 	if there && have == want {
 		return nil

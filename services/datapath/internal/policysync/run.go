@@ -14,38 +14,9 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
-
-// health is whether a subscription is open.
-type health struct {
-	mu        sync.Mutex
-	connected bool  // guarded by mu
-	err       error // guarded by mu; why not
-}
-
-func (h *health) state() (bool, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.connected {
-		return true, nil
-	}
-	if h.err == nil {
-		return false, errors.New("policy: not connected yet")
-	}
-	return false, h.err
-}
-
-func (h *health) set(connected bool, err error) (changed bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	changed = h.connected != connected
-	h.connected = connected
-	if err != nil {
-		h.err = err
-	}
-	return changed
-}
 
 // Pauses between two subscriptions.
 const (
@@ -77,7 +48,7 @@ func (a *Applier) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if a.session.set(false, err) || heard {
+		if a.session.Set(false, err) || heard {
 			a.log.Warn("policy subscription ended", log.Err(err))
 		}
 		if a.cfg.Now().Sub(began) > longPause || errors.Is(err, errRecovered) {
@@ -100,14 +71,8 @@ func (a *Applier) Run(ctx context.Context) error {
 // Synced is closed once the service has said everything.
 func (a *Applier) Synced() <-chan struct{} { return a.synced }
 
-// told is what the service has been told in one subscription.
-type told struct {
-	subjects  map[uint32]struct{}
-	locations map[netip.Addr]uint32
-}
-
 // subscription is how the next stream begins.
-func (a *Applier) subscription() (Subscription, told) {
+func (a *Applier) subscription() (policystream.Subscription, policystream.Told) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.dropNext()
@@ -116,12 +81,12 @@ func (a *Applier) subscription() (Subscription, told) {
 		a.setHeld("")
 	}
 	subjects, locations := a.wanted()
-	s := Subscription{
+	s := policystream.Subscription{
 		Name: a.cfg.Name, Incarnation: a.incarnation, Seq: a.seq,
 		Subjects: slices.Sorted(maps.Keys(subjects)), Locations: maps.Clone(locations),
 		Enforced: a.before(),
 	}
-	return s, told{subjects, locations}
+	return s, policystream.Told{Subjects: subjects, Locations: locations}
 }
 
 // subscribe is one stream, from beginning to end. heard says whether anything
@@ -135,7 +100,7 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 		cancel()
 		return false, fmt.Errorf("%w: %w", errAway, err)
 	}
-	messages, received := receive(ctx, stream)
+	messages, received := policystream.Receive(ctx, stream)
 	grace := gracePeriods{wait: a.barrier}
 	defer func() {
 		cancel()
@@ -158,13 +123,13 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 		case <-settled.C:
 			a.opened()
 		case r := <-messages:
-			if err = r.err; err == nil {
-				err = s.take(ctx, r.m)
+			if err = r.Err; err == nil {
+				err = s.take(ctx, r.Message)
 			}
 		case <-a.wake:
-			err = a.tell(stream, &told)
+			err = told.Tell(stream, a.interest)
 		case <-tick.C:
-			if err = a.tell(stream, &told); err == nil {
+			if err = told.Tell(stream, a.interest); err == nil {
 				err = a.again(ctx)
 			}
 		case <-a.drain:
@@ -185,36 +150,9 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 
 // opened notes that a subscription is open.
 func (a *Applier) opened() {
-	if a.session.set(true, nil) {
+	if a.session.Set(true, nil) {
 		a.log.Info("policy subscription open")
 	}
-}
-
-// received is what Recv of a stream returned.
-type received struct {
-	m   policytable.Message
-	err error
-}
-
-// receive hands on what comes, until ctx ends or the stream does; done is closed
-// then.
-func receive(ctx context.Context, stream Stream) (messages <-chan received, done <-chan struct{}) {
-	out, end := make(chan received), make(chan struct{})
-	go func() {
-		defer close(end)
-		for {
-			m, err := stream.Recv()
-			select {
-			case out <- received{m, err}:
-			case <-ctx.Done():
-				return
-			}
-			if err != nil {
-				return
-			}
-		}
-	}()
-	return out, end
 }
 
 // gracePeriods waits for one grace period after the other, beside everything
@@ -252,8 +190,8 @@ func (g *gracePeriods) end() (due bool) {
 // session is what one stream has brought.
 type session struct {
 	a      *Applier
-	stream Stream
-	sub    Subscription
+	stream policystream.Stream
+	sub    policystream.Subscription
 	heard  bool
 	last   policytable.Message // without its steps
 }
@@ -282,7 +220,7 @@ func (s *session) take(ctx context.Context, m policytable.Message) error {
 		return nil
 	}
 	if revision, why := s.a.holding(); why != "" {
-		return s.stream.Hold(Hold{Seq: m.Seq, Revision: revision, Reason: why})
+		return s.stream.Hold(policystream.Hold{Seq: m.Seq, Revision: revision, Reason: why})
 	}
 	if s.a.collecting() {
 		return nil // nothing of it is in the kernel yet
@@ -301,7 +239,7 @@ func (a *Applier) barrier(ctx context.Context) <-chan error {
 }
 
 // begin decides whether the stream goes on where the last one ended.
-func (a *Applier) begin(sub Subscription, first policytable.Message) {
+func (a *Applier) begin(sub policystream.Subscription, first policytable.Message) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.model != nil && sub.Incarnation != "" && first.Incarnation == sub.Incarnation && first.Seq == sub.Seq+1 {
@@ -329,7 +267,7 @@ func (a *Applier) reset() {
 func (a *Applier) again(ctx context.Context) error {
 	w := newWork(ctx)
 	a.mu.Lock()
-	a.view.forget(a.cfg.Now())
+	a.History.Forget(a.cfg.Now())
 	recovered, err := a.retry(w)
 	a.mu.Unlock()
 	if len(w.flips) > 0 && a.cfg.Changed != nil {
@@ -346,66 +284,9 @@ func (a *Applier) again(ctx context.Context) error {
 	return nil
 }
 
-// maxTold is how many changes one message may have.
-const maxTold = 4096
-
-// tell says what has changed of subjects and locations.
-func (a *Applier) tell(stream Stream, t *told) error {
+// interest is what the service is to be told now.
+func (a *Applier) interest() (subjects map[uint32]struct{}, locations map[netip.Addr]uint32) {
 	a.mu.Lock()
-	subjects, locations := a.wanted()
-	a.mu.Unlock()
-	var add, remove []uint32
-	for id := range subjects {
-		if _, ok := t.subjects[id]; !ok {
-			add = append(add, id)
-		}
-	}
-	for id := range t.subjects {
-		if _, ok := subjects[id]; !ok {
-			remove = append(remove, id)
-		}
-	}
-	here, gone := map[netip.Addr]uint32{}, []netip.Addr(nil)
-	for addr, id := range locations {
-		if old, ok := t.locations[addr]; !ok || old != id {
-			here[addr] = id
-		}
-	}
-	for addr := range t.locations {
-		if _, ok := locations[addr]; !ok {
-			gone = append(gone, addr)
-		}
-	}
-	// Locations first: a table that needs them is complete at once.
-	if err := locate(stream, here, gone); err != nil {
-		return err
-	}
-	slices.Sort(add)
-	slices.Sort(remove)
-	for len(add)+len(remove) > 0 {
-		a, r := min(len(add), maxTold), min(len(remove), maxTold)
-		if err := stream.Subjects(add[:a], remove[:r]); err != nil {
-			return fmt.Errorf("change of subjects: %w", err)
-		}
-		add, remove = add[a:], remove[r:]
-	}
-	t.subjects, t.locations = subjects, locations
-	return nil
-}
-
-func locate(stream Stream, here map[netip.Addr]uint32, gone []netip.Addr) error {
-	addrs := slices.SortedFunc(maps.Keys(here), netip.Addr.Compare)
-	slices.SortFunc(gone, netip.Addr.Compare)
-	for len(addrs)+len(gone) > 0 {
-		n, g := min(len(addrs), maxTold), min(len(gone), maxTold)
-		part := make(map[netip.Addr]uint32, n)
-		for _, addr := range addrs[:n] {
-			part[addr] = here[addr]
-		}
-		if err := stream.Locate(part, gone[:g]); err != nil {
-			return fmt.Errorf("change of locations: %w", err)
-		}
-		addrs, gone = addrs[n:], gone[g:]
-	}
-	return nil
+	defer a.mu.Unlock()
+	return a.wanted()
 }

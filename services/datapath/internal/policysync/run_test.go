@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -23,14 +24,14 @@ type script struct {
 }
 
 type scripted struct {
-	Subscription
+	policystream.Subscription
 	ctx      context.Context
 	messages chan policytable.Message
 	end      chan error
 	said     chan string // what the applier says
 }
 
-func (s *script) Subscribe(ctx context.Context, sub Subscription) (Stream, error) {
+func (s *script) Subscribe(ctx context.Context, sub policystream.Subscription) (policystream.Stream, error) {
 	st := &scripted{Subscription: sub, ctx: ctx, messages: make(chan policytable.Message), end: make(chan error), said: make(chan string, 1000)}
 	select {
 	case s.subscribed <- st:
@@ -66,11 +67,13 @@ func (s *scripted) Locate(add map[netip.Addr]uint32, remove []netip.Addr) error 
 
 func (s *scripted) Ack(seq uint64) error { return s.say("ack %d", seq) }
 
-func (s *scripted) Hold(h Hold) error {
+func (s *scripted) Hold(h policystream.Hold) error {
 	return s.say("hold %d at revision %d: %s", h.Seq, h.Revision, h.Reason)
 }
 
-func (s *scripted) Nack(n Nack) error { return s.say("nack %d subject %d", n.Seq, n.Subject) }
+func (s *scripted) Nack(n policystream.Nack) error {
+	return s.say("nack %d subject %d", n.Seq, n.Subject)
+}
 
 // play runs an applier against the script.
 func play(t *testing.T, k *fakeKernel, c Config) (*Applier, *script) {
@@ -256,10 +259,10 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 	}
 	st.expect(t, "locate +map[10.0.0.1:300] -[]")
 	gen := k.endpoints[7].Generation
-	if got := a.RuleSources(7, gen, true, 1); len(got) != 1 || got[0] != "Test policy of 300 0" {
+	if got := a.History.RuleSources(7, gen, true, 1); len(got) != 1 || got[0] != "Test policy of 300 0" {
 		t.Errorf("sources of rule 1: %q", got)
 	}
-	if got := a.RuleSources(7, gen, false, 1); got != nil {
+	if got := a.History.RuleSources(7, gen, false, 1); got != nil {
 		t.Errorf("sources of a rule that is not there: %q", got)
 	}
 	if p, ok := a.Of(7); !ok || p.Pending() || p.Revision == 0 {
@@ -271,8 +274,8 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 	st.send(t, m)
 	st.expect(t, fmt.Sprint("ack ", m.Seq))
 	now := k.endpoints[7].Generation
-	before, _ := a.Revision(7, gen)
-	after, _ := a.Revision(7, now)
+	before, _ := a.History.Revision(7, gen)
+	after, _ := a.History.Revision(7, now)
 	if now == gen || before == 0 || after <= before {
 		t.Errorf("revisions %d at generation %d and %d at %d", before, gen, after, now)
 	}
@@ -292,7 +295,7 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 	if _, ok := a.Of(7); ok {
 		t.Error("an endpoint that is gone has a policy")
 	}
-	if got, _ := a.Revision(7, now); got != after {
+	if got, _ := a.History.Revision(7, now); got != after {
 		t.Errorf("events of an endpoint that is gone have revision %d, want %d", got, after)
 	}
 }

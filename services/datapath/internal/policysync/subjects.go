@@ -86,7 +86,7 @@ func (a *Applier) await(ctx context.Context, identity uint32) error {
 			return nil
 		}
 		if late {
-			if _, err := a.session.state(); err != nil {
+			if _, err := a.session.State(); err != nil {
 				return fmt.Errorf("policy of identity %d: %w: %w", identity, ErrUnavailable, err)
 			}
 			if why := cmp.Or(a.held, a.refused); why != "" {
@@ -153,7 +153,7 @@ func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFu
 	a.slots[n] = &slot{policytable.Binding{Slot: n, Identity: identity, Addrs: addrs, Egress: egress, Ingress: ingress, Generation: gen}}
 	s.users++
 	s.until = time.Time{}
-	a.view.set(n, gen, a.policyOf(n), a.cfg.Now())
+	a.History.Set(n, a.policyOf(n), a.cfg.Now())
 	a.subscriptionChanged()
 	if a.cfg.Audit {
 		if err := a.cfg.Kernel.SetAudit(n, true); err != nil {
@@ -176,7 +176,7 @@ func (a *Applier) Drop(n uint16, cut func() error) error {
 		return err
 	}
 	delete(a.slots, n)
-	a.view.drop(n, a.cfg.Now())
+	a.History.Drop(n, a.cfg.Now())
 	if s := a.subjects[e.Identity]; s != nil {
 		a.release(s)
 	}
@@ -207,11 +207,6 @@ func (a *Applier) SetIdentity(n uint16, identity uint32, set func() error) error
 		return a.setPolicy(e, s)
 	}
 	return nil // it keeps the tables that it has until those of the new identity come
-}
-
-// Pending says whether the endpoint in a slot waits for its first policy.
-func (p EndpointPolicy) Pending() bool {
-	return p.Egress == policytable.Pending || p.Ingress == policytable.Pending
 }
 
 // wanted is what the service shall know now.

@@ -11,7 +11,7 @@ import (
 	"os"
 
 	"github.com/sluice-net/sluice/kit/durable"
-	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 )
 
 var policySchema = durable.Schema{Name: "sluice.datapath.policy", Version: 1}
@@ -44,8 +44,8 @@ type enforced struct {
 // that has the records open.
 func OpenPolicy(path string) *Policy { return &Policy{path: path} }
 
-// Load implements policysync.Memory.
-func (p *Policy) Load() (policysync.Enforced, error) {
+// Load implements policystream.Memory.
+func (p *Policy) Load() (policystream.Enforced, error) {
 	var e enforced
 	err := durable.Load(p.path, maxPolicy, policySchema, &e)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -54,18 +54,18 @@ func (p *Policy) Load() (policysync.Enforced, error) {
 			err = fmt.Errorf("%s: %w, says %s", p.path, errLost, p.path+createdSuffix)
 		}
 		if err != nil {
-			return policysync.Enforced{}, fmt.Errorf("read the enforced policy revision: %w", err)
+			return policystream.Enforced{}, fmt.Errorf("read the enforced policy revision: %w", err)
 		}
-		return policysync.Enforced{}, nil
+		return policystream.Enforced{}, nil
 	}
 	if err != nil {
-		return policysync.Enforced{}, fmt.Errorf("read the enforced policy revision: %w", err)
+		return policystream.Enforced{}, fmt.Errorf("read the enforced policy revision: %w", err)
 	}
 	state, err := hex.DecodeString(e.State)
 	if err != nil || len(state) == 0 {
-		return policysync.Enforced{}, &durable.RecordError{File: p.path, Field: "state", Err: durable.ErrCorrupt}
+		return policystream.Enforced{}, &durable.RecordError{File: p.path, Field: "state", Err: durable.ErrCorrupt}
 	}
-	return policysync.Enforced{State: string(state), Revision: e.Revision, Sources: e.Sources}, nil
+	return policystream.Enforced{State: string(state), Revision: e.Revision, Sources: e.Sources}, nil
 }
 
 // created reports whether the file was written since Forget.
@@ -77,8 +77,8 @@ func (p *Policy) created() (bool, error) {
 	return err == nil, err
 }
 
-// Save implements policysync.Memory.
-func (p *Policy) Save(e policysync.Enforced) error {
+// Save implements policystream.Memory.
+func (p *Policy) Save(e policystream.Enforced) error {
 	if err := durable.Save(p.path, policySchema, enforced{
 		State: hex.EncodeToString([]byte(e.State)), Revision: e.Revision, Sources: e.Sources,
 	}, durable.SyncAll); err != nil {

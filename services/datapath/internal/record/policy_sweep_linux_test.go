@@ -13,13 +13,13 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/disktest"
-	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 )
 
 // TestDamagedPolicyRevisionIsReported: taken for nothing, it would let a service
 // that lost its policies open what they closed.
 func TestDamagedPolicyRevisionIsReported(t *testing.T) {
-	want := policysync.Enforced{State: "0123456789abcdef", Revision: 12, Sources: []string{"grpc"}}
+	want := policystream.Enforced{State: "0123456789abcdef", Revision: 12, Sources: []string{"grpc"}}
 	path := filepath.Join(t.TempDir(), "policy.json")
 	p := OpenPolicy(path)
 	if err := p.Save(want); err != nil {
@@ -76,7 +76,7 @@ func TestPowerCutKeepsThePolicyRevision(t *testing.T) {
 	disk.Run(t, func() {
 		p := OpenPolicy(filepath.Join(root, "policy.json"))
 		for n := 1; n <= saves; n++ {
-			if err := p.Save(policysync.Enforced{State: "0123456789abcdef", Revision: uint64(n), Sources: []string{"grpc"}}); err != nil { //nolint:gosec // small
+			if err := p.Save(policystream.Enforced{State: "0123456789abcdef", Revision: uint64(n), Sources: []string{"grpc"}}); err != nil { //nolint:gosec // small
 				t.Error(err)
 			}
 			disk.Mark(n)

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 )
 
 func TestEnforcedRevisionOutlivesItsProcess(t *testing.T) {
@@ -19,7 +19,7 @@ func TestEnforcedRevisionOutlivesItsProcess(t *testing.T) {
 	if e, err := p.Load(); err != nil || e.State != "" {
 		t.Errorf("before anything was saved: %+v, %v", e, err)
 	}
-	for _, want := range []policysync.Enforced{
+	for _, want := range []policystream.Enforced{
 		{State: "\x00\xff3456789abcdef", Revision: 12, Sources: []string{"file", "grpc/argo"}},
 		{State: "\x00\xff3456789abcdef", Revision: 13, Sources: []string{"grpc"}},
 		{State: "another state678", Revision: 1},
@@ -46,7 +46,7 @@ func TestEnforcedRevisionOutlivesItsProcess(t *testing.T) {
 func TestUnreadableEnforcedRevisionIsAnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policy.json")
 	p := OpenPolicy(path)
-	if err := p.Save(policysync.Enforced{State: "0123456789abcdef", Revision: 12, Sources: []string{"grpc"}}); err != nil {
+	if err := p.Save(policystream.Enforced{State: "0123456789abcdef", Revision: 12, Sources: []string{"grpc"}}); err != nil {
 		t.Fatal(err)
 	}
 	whole, err := os.ReadFile(path)

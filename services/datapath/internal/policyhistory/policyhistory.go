@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package policyhistory remembers which policy evaluated each endpoint, and from
+// which generation on. Events lie in buffers for a while before somebody asks what
+// they mean.
+package policyhistory
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+)
+
+// Policy is what judges an endpoint.
+type Policy struct {
+	// Revision of the policies that its tables belong to; 0: not known.
+	Revision        uint64
+	Egress, Ingress policytable.ID
+	Generation      uint32
+	// Refusal says why a newer policy is not in force; empty: there is none.
+	Refusal string
+	Audit   bool
+	Rules   [2][][]policytable.Source
+}
+
+// Pending says whether the endpoint in a slot waits for its first policy.
+func (p Policy) Pending() bool {
+	return p.Egress == policytable.Pending || p.Ingress == policytable.Pending
+}
+
+// For how long, and how many, past policies are remembered.
+const (
+	keepFor  = time.Minute
+	keepMost = 64 // generations of one slot
+)
+
+// epoch is the policy of a slot from a generation on. Generations come from one
+// counter of the node, so an endpoint that has the slot later has later ones.
+type epoch struct {
+	first  uint32
+	until  time.Time // when the next one began; zero: not yet
+	policy Policy
+	gone   bool // nobody has the slot
+}
+
+// History has the policies of endpoints by slot. The zero value is empty.
+type History struct {
+	mu    sync.Mutex
+	slots map[uint16][]epoch // guarded by mu; oldest first
+}
+
+// Set notes the policy of a slot from its generation on. With the generation of
+// the last one it replaces that.
+func (h *History) Set(slot uint16, p Policy, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.set(slot, p, now)
+}
+
+// Flip notes the policy that flip gives a slot. Events with the new generation have
+// to wait until it is known.
+func (h *History) Flip(slot uint16, now time.Time, flip func() (Policy, error)) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p, err := flip()
+	if err == nil {
+		h.set(slot, p, now)
+	}
+	return err
+}
+
+func (h *History) set(slot uint16, p Policy, now time.Time) {
+	list := h.slots[slot]
+	if last := len(list) - 1; last >= 0 {
+		if list[last].first == p.Generation && !list[last].gone {
+			list[last].policy = p
+			return
+		}
+		if list[last].until.IsZero() {
+			list[last].until = now
+		}
+	}
+	list = slices.DeleteFunc(list, func(e epoch) bool { return !e.until.IsZero() && now.Sub(e.until) > keepFor })
+	if len(list) >= keepMost {
+		list = slices.Delete(list, 0, len(list)-keepMost+1)
+	}
+	if h.slots == nil {
+		h.slots = map[uint16][]epoch{}
+	}
+	h.slots[slot] = append(list, epoch{first: p.Generation, policy: p})
+}
+
+// Drop notes that nobody has the slot any more.
+func (h *History) Drop(slot uint16, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if list := h.slots[slot]; len(list) > 0 && !list[len(list)-1].gone {
+		list[len(list)-1].until, list[len(list)-1].gone = now, true
+	}
+}
+
+// Forget drops what nobody can ask for any more.
+func (h *History) Forget(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for slot, list := range h.slots {
+		list = slices.DeleteFunc(list, func(e epoch) bool { return !e.until.IsZero() && now.Sub(e.until) > keepFor })
+		if len(list) == 0 {
+			delete(h.slots, slot)
+		} else {
+			h.slots[slot] = list
+		}
+	}
+}
+
+// at is the policy of a slot at a generation.
+func (h *History) at(slot uint16, gen uint32) (Policy, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list := h.slots[slot]
+	for i := len(list) - 1; i >= 0; i-- {
+		// the counter may wrap around
+		if int32(gen-list[i].first) >= 0 { //nolint:gosec // meant
+			return list[i].policy, true
+		}
+	}
+	return Policy{}, false
+}
+
+// RuleSources are the places that a rule of an endpoint's table was written in,
+// as of a generation; none if that is not known any more. Rules count from 1.
+func (h *History) RuleSources(slot uint16, generation uint32, egress bool, rule uint16) []string {
+	p, ok := h.at(slot, generation)
+	d := policytable.Ingress
+	if egress {
+		d = policytable.Egress
+	}
+	if !ok || rule == 0 || int(rule) > len(p.Rules[d]) {
+		return nil
+	}
+	var texts []string
+	for _, src := range p.Rules[d][rule-1] {
+		texts = append(texts, src.String())
+	}
+	return texts
+}
+
+// Revision is the policy revision of an endpoint's tables as of a generation, if
+// it is known.
+func (h *History) Revision(slot uint16, generation uint32) (revision uint64, ok bool) {
+	p, ok := h.at(slot, generation)
+	return p.Revision, ok && p.Revision != 0
+}
+
+// Last is the policy of the endpoint in a slot.
+func (h *History) Last(slot uint16) (Policy, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list := h.slots[slot]
+	if len(list) == 0 || list[len(list)-1].gone {
+		return Policy{}, false
+	}
+	return list[len(list)-1].policy, true
+}

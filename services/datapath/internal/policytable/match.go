@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policytable
+
+import "slices"
+
+// Absent is a class that a table has not.
+const Absent = 0xFFFF
+
+// Match is how one table becomes another in place.
+type Match struct {
+	Classes []uint16 // the wanted classes → those of the table, or Absent
+	Same    bool     // numbered alike
+	InUse   bool     // left to the caller
+	Rows    int      // that have to be written
+}
+
+// Better says whether m is to be preferred.
+func (m *Match) Better(o *Match) bool {
+	switch {
+	case m.InUse != o.InUse:
+		return m.InUse
+	case m.Same != o.Same:
+		return m.Same
+	}
+	return m.Rows < o.Rows
+}
+
+// Meanings are the classes by what they say; of equal ones the first.
+func (c *Content) Meanings() map[Meaning]uint16 {
+	meanings := make(map[Meaning]uint16, len(c.Classes))
+	for i, ranges := range c.Classes {
+		what := ranges.Meaning()
+		if _, ok := meanings[what]; !ok {
+			meanings[what] = uint16(i) //nolint:gosec // at most twice MaxClasses
+		}
+	}
+	return meanings
+}
+
+// Alike says whether two classes say the same.
+func (c *Content) Alike(a, b uint16) bool {
+	return a == b || c.Classes[a].Meaning() == c.Classes[b].Meaning()
+}
+
+// Match says how c becomes want without changing a verdict on the way; nil: it
+// cannot. known gives the Meanings of want.
+func (c *Content) Match(want *Content, known func() map[Meaning]uint16) *Match {
+	if c.DefaultAllow != want.DefaultAllow || c.HostAllow != want.HostAllow || c.HasAddresses != want.HasAddresses || !slices.Equal(c.Rules, want.Rules) {
+		return nil
+	}
+	m := &Match{Classes: make([]uint16, len(want.Classes))}
+	m.Same = len(c.Classes) <= len(want.Classes) &&
+		slices.EqualFunc(c.Classes, want.Classes[:len(c.Classes)], func(x, y Ranges) bool { return slices.Equal(x, y) })
+	for i := range m.Classes {
+		class := uint16(i) //nolint:gosec // at most MaxClasses
+		switch {
+		case m.Same && i < len(c.Classes):
+			m.Classes[i] = class
+		case m.Same:
+			m.Classes[i] = Absent
+		default:
+			at, ok := known()[want.Classes[i].Meaning()]
+			if !ok {
+				at = Absent
+			}
+			m.Classes[i] = at
+		}
+	}
+	agree := func(have, wanted uint16) bool {
+		at := m.Classes[wanted]
+		return at != Absent && c.Alike(have, at)
+	}
+	for i, class := range want.DefaultClasses {
+		if !agree(c.DefaultClasses[i], class) {
+			return nil
+		}
+	}
+	for i, class := range want.AddressClasses {
+		if want.HasAddresses && !agree(c.AddressClasses[i], class) {
+			return nil
+		}
+	}
+	for nc, class := range want.Peers {
+		have, ok := c.Peers[nc]
+		if !ok {
+			m.Rows++
+		} else if !agree(have, class) {
+			return nil
+		}
+	}
+	for p := range want.Prefixes {
+		if _, ok := c.Prefixes[p]; !ok {
+			m.Rows++
+		}
+	}
+	return m
+}

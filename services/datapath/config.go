@@ -15,8 +15,6 @@ import (
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/model/deletion"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/node"
-	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 )
 
 // Config is the datapath's own part of the configuration.
@@ -62,14 +60,6 @@ const (
 	policyInit     = "init"
 	policyNone     = "none"
 )
-
-// options are nil if nothing judges.
-func (c PolicyConfig) options(s policystream.Service, m policystream.Memory) *node.PolicyOptions {
-	if c.Mode == policyNone {
-		return nil
-	}
-	return &node.PolicyOptions{Service: s, Wait: c.Mode == policyRequired, Audit: c.Audit, Linger: c.Linger, Memory: m}
-}
 
 // ServicesConfig is where the services are that this one calls.
 type ServicesConfig struct {

@@ -7,12 +7,11 @@ import (
 	"fmt"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
 
 // counts implements server.Counts.
-type counts struct{ node *node.Node }
+type counts struct{ node *node }
 
 // Packets implements server.Counts.
 func (c counts) Packets() ([]server.Counter, error) {

@@ -28,7 +28,6 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
@@ -56,28 +55,11 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	// Locked: from here on no other process works on this instance.
-	bootID, err := store.BootID()
+	records, a, err := openState(p, cfg, called)
 	if err != nil {
 		return err
 	}
-	records, err := openRecords(cfg, bootID, p.Log)
-	if err != nil {
-		return err
-	}
-	p.OnExit(records.Close)
-	memory, err := openMemory(cfg)
-	if err != nil {
-		return err
-	}
-	n, err := process.Phase(p, "open the node", func() (*node.Node, error) {
-		return node.Open(ctx, node.Options{
-			Instance: p.Paths.Name, BPFDir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU, TunnelPorts: cfg.TunnelPorts,
-			ServiceDevices: cfg.ServiceDevices, RefuseSecond: cfg.SecondInterfaces == "refuse",
-			EventsPerSecond: cfg.Events.PerSecond, NodeSysctls: cfg.NodeSysctls, ProcSysNet: cfg.ProcSysNet,
-			Leases: called.ipam, Identities: called.identity, Records: records, Log: p.Log, ValidateOnly: cfg.ValidateOnly,
-			Policy: cfg.Policy.options(called.policy, memory), Connections: cfg.Connections.options(), BootID: bootID,
-		})
-	})
+	n, err := process.Phase(p, "open the node", func() (*node, error) { return open(ctx, cfg, a) })
 	if err != nil {
 		return err
 	}
@@ -85,51 +67,23 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if cfg.ValidateOnly {
 		return validate(ctx, p, n)
 	}
-	if err := p.Phase("restore endpoints", func() error { return n.Restore(ctx) }); err != nil {
+	if err := p.Phase("restore endpoints", func() error { return n.restore(ctx) }); err != nil {
 		return err
 	}
 	spool := record.OpenSpool(cfg.SpoolDir, p.Log)
 	if err := p.Phase("replay deletions", func() error { return spool.Replay(ctx, n.Core) }); err != nil {
-		// ReplayLoop tries again. A process that ended here over a full disk would
-		// keep every other container from coming and going.
+		// It is tried again while the process serves. A process that ended here over
+		// a full disk would keep every other container from coming and going.
 		p.Log.Error("spooled deletions wait", log.Err(err))
 	}
-
 	if err := p.Confine(cfg.files()); err != nil {
 		return err
 	}
-
-	s := &server.Server{
-		Core: n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy, Records: records,
-		Facts: server.Facts{
-			Version: version.Get().String(), Start: started, KernelRelease: n.KernelRelease, PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs,
-			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,
-		},
-		Called:   server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
-		Warnings: func() []string { return append(n.Host.Warnings(), p.MissingLayers()...) },
-	}
-	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: called.identity}
-	if n.Policy != nil {
-		s.Rules = &n.Policy.History
-	}
-	for _, r := range event.Reasons() {
-		s.Reasons = append(s.Reasons, r.String())
-	}
-	if err := p.Metrics.Register(s.Metrics()); err != nil {
-		return err
-	}
-	srv, err := p.NewServer(rpc.Options{Register: s.Register, Methods: server.Methods()})
+	srv, err := newServer(p, cfg, n, called, records, started)
 	if err != nil {
 		return err
 	}
-	p.Go("release", n.Core.Releases)
-	p.Go("reap", n.Core.Reaper.Run)
-	p.Go("events", func(ctx context.Context) error { return n.Kernel.Events.Observe(ctx, n.Core, n.Ring) })
-	p.Go("connections", n.Collector.Run)
-	p.Go("kernel changes", func(ctx context.Context) error { return n.Auditor.Watch(ctx, cfg.Audit.Repair) })
-	p.Go("audit", func(ctx context.Context) error { return n.AuditLoop(ctx, cfg.Audit.Interval, cfg.Audit.Repair) })
-	p.Go("replay deletions", func(ctx context.Context) error { return n.ReplayLoop(ctx, spool) })
-	p.Go("reconcile", func(ctx context.Context) error { return n.Core.ReconcileLoop(ctx, called.ipam, called.identity) })
+	work(p, cfg, n, called, spool)
 	if n.Policy == nil {
 		srv.SetAllServing(true)
 		p.Ready()
@@ -153,6 +107,57 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return ctx.Err()
 	})
 	return p.Serve(ctx, srv)
+}
+
+// newServer registers what answers calls.
+func newServer(p *process.Process, cfg Config, n *node, called services, records *record.Store, started time.Time) (*rpc.Server, error) {
+	release, err := kernelRelease()
+	if err != nil {
+		return nil, err
+	}
+	s := &server.Server{
+		Core: n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy, Records: records,
+		Facts: server.Facts{
+			Version: version.Get().String(), Start: started, KernelRelease: release, PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs,
+			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,
+		},
+		Called:   server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
+		Warnings: func() []string { return append(n.Host.Warnings(), p.MissingLayers()...) },
+	}
+	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: called.identity}
+	if n.Policy != nil {
+		s.Rules = &n.Policy.History
+	}
+	for _, r := range event.Reasons() {
+		s.Reasons = append(s.Reasons, r.String())
+	}
+	if err := p.Metrics.Register(s.Metrics()); err != nil {
+		return nil, err
+	}
+	return p.NewServer(rpc.Options{Register: s.Register, Methods: server.Methods()})
+}
+
+// kernelRelease is as in uname -r.
+func kernelRelease() (string, error) {
+	var uts unix.Utsname
+	if err := unix.Uname(&uts); err != nil {
+		return "", fmt.Errorf("uname: %w", err)
+	}
+	return unix.ByteSliceToString(uts.Release[:]), nil
+}
+
+// work starts the loops that keep the node as the records say.
+func work(p *process.Process, cfg Config, n *node, called services, spool *record.Spool) {
+	p.Go("release", n.Core.Releases)
+	p.Go("reap", n.Core.Reaper.Run)
+	p.Go("events", n.observe)
+	p.Go("connections", n.Collector.Run)
+	p.Go("kernel changes", func(ctx context.Context) error { return n.Auditor.Watch(ctx, cfg.Audit.Repair) })
+	p.Go("audit", func(ctx context.Context) error {
+		return n.every(ctx, cfg.Audit.Interval, "audit", func() error { return n.Auditor.Audit(ctx, cfg.Audit.Repair) })
+	})
+	p.Go("replay deletions", func(ctx context.Context) error { return n.replay(ctx, spool) })
+	p.Go("reconcile", func(ctx context.Context) error { return n.Core.ReconcileLoop(ctx, called.ipam, called.identity) })
 }
 
 // capabilities are all that the process keeps; docs/privileges.md has the reasons.
@@ -180,16 +185,30 @@ func dial(p *process.Process, cfg Config) (s services, err error) {
 	return s, err
 }
 
-// openMemory is where the enforced policy revision is kept. Without policies
-// nothing is enforced, which is what the operator wants then.
-func openMemory(cfg Config) (*record.Policy, error) {
-	m := record.OpenPolicy(filepath.Join(cfg.StateDir, "policy.json"))
-	if cfg.Policy.Mode == policyNone && !cfg.ValidateOnly {
-		if err := m.Forget(); err != nil {
-			return nil, fmt.Errorf("forget the enforced policy revision: %w", err)
+// openState opens the files in the state directory, and gives what is around the
+// node's parts.
+func openState(p *process.Process, cfg Config, called services) (*record.Store, around, error) {
+	a := around{instance: p.Paths.Name, log: p.Log, leases: called.ipam, identities: called.identity}
+	var err error
+	if a.bootID, err = store.BootID(); err != nil {
+		return nil, a, err
+	}
+	records, err := openRecords(cfg, a.bootID, p.Log)
+	if err != nil {
+		return nil, a, err
+	}
+	p.OnExit(records.Close)
+	a.records = records
+	enforced := record.OpenPolicy(filepath.Join(cfg.StateDir, "policy.json"))
+	if cfg.Policy.Mode != policyNone {
+		a.policies, a.enforced = called.policy, enforced
+	} else if !cfg.ValidateOnly {
+		// Without policies nothing is enforced, which is what the operator wants then.
+		if err := enforced.Forget(); err != nil {
+			return nil, a, fmt.Errorf("forget the enforced policy revision: %w", err)
 		}
 	}
-	return m, nil
+	return records, a, nil
 }
 
 func openRecords(cfg Config, bootID string, logger *slog.Logger) (*record.Store, error) {
@@ -211,11 +230,11 @@ func uninstall(p *process.Process, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(node.Uninstall(p.Paths.Name, cfg.PodCIDRs), records.Close())
+	return errors.Join(uninstallNode(p.Paths.Name, cfg.PodCIDRs), records.Close())
 }
 
 // validate says what a start would put right.
-func validate(ctx context.Context, p *process.Process, n *node.Node) error {
+func validate(ctx context.Context, p *process.Process, n *node) error {
 	findings, err := n.Core.Inspect(ctx)
 	if err != nil {
 		return err

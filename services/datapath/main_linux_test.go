@@ -43,9 +43,9 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// binary is the service as it is shipped: built without cgo, because the Go
+// executable is the service as it is shipped: built without cgo, because the Go
 // runtime refuses to change the capabilities of threads that C might have made.
-var binary string
+var executable string
 
 func TestMain(m *testing.M) {
 	if os.Getenv(takenEnv) != "" {
@@ -56,8 +56,8 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	binary = filepath.Join(dir, "sluice-datapath")
-	build := exec.Command("go", "build", "-o", binary, ".")
+	executable = filepath.Join(dir, "sluice-datapath")
+	build := exec.Command("go", "build", "-o", executable, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	code := 1
 	if err := os.Chmod(dir, 0o755); err != nil { // the service is another user
@@ -67,7 +67,12 @@ func TestMain(m *testing.M) {
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
 	} else {
-		code = leaktest.Run(m, leaktest.Mounts(os.TempDir()))
+		// Keeps tests off the main thread. netnstest.New leaves its thread in the new
+		// namespace, to end with the goroutine; the main thread cannot end, would
+		// keep the namespace alive, and is the one that /proc/self/net shows.
+		runtime.LockOSThread()
+		// Endpoint devices only: development nodes have devices of other names.
+		code = leaktest.Run(m, leaktest.Links("sl"+strings.Repeat("[0-9a-f]", 11)), leaktest.Mounts(os.TempDir()))
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -187,7 +192,7 @@ type testNode struct {
 	datapath datapathv1.DatapathServiceClient
 }
 
-func netns(t *testing.T) int {
+func newNetns(t *testing.T) int {
 	t.Helper()
 	ch := make(chan int)
 	go func() {
@@ -227,7 +232,7 @@ func in(fd int, fn func() error) error {
 }
 
 func newNode(t *testing.T) *testNode {
-	n := &testNode{t: t, whole: t, dir: t.TempDir(), home: netns(t), services: &fakeServices{confirmed: map[string]*workloadv1.Owner{}, identities: map[string]bool{}}}
+	n := &testNode{t: t, whole: t, dir: t.TempDir(), home: newNetns(t), services: &fakeServices{confirmed: map[string]*workloadv1.Owner{}, identities: map[string]bool{}}}
 	for name, register := range map[string]func(*grpc.Server){
 		"ipam":     func(s *grpc.Server) { ipamv1.RegisterIPAMServiceServer(s, ipamOnly{s: n.services}) },
 		"identity": func(s *grpc.Server) { identityv1.RegisterIdentityServiceServer(s, identityOnly{s: n.services}) },
@@ -282,7 +287,7 @@ func (n *testNode) command(flags ...string) *exec.Cmd {
 		"--services-ipam", filepath.Join(n.dir, "ipam.sock"), "--services-identity", filepath.Join(n.dir, "identity.sock"),
 		"--policy-mode", "none", "--socket-path", filepath.Join(n.dir, "run", "datapath.sock"), "--metrics-address", filepath.Join(n.dir, "metrics.sock"), "--log-level", "error",
 	}, flags...)
-	return exec.Command(binary, args...) //nolint:gosec // built by TestMain
+	return exec.Command(executable, args...) //nolint:gosec // built by TestMain
 }
 
 // start starts the process and waits until it serves.
@@ -323,7 +328,7 @@ func (n *testNode) stop() {
 // not look into /proc of others.
 func (n *testNode) pod() string {
 	n.t.Helper()
-	fd := netns(n.t)
+	fd := newNetns(n.t)
 	dir := n.t.TempDir()
 	enterable(n.t, dir)
 	path := filepath.Join(dir, "netns")

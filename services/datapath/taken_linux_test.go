@@ -149,7 +149,7 @@ func loadTracing() error {
 // TestKernelTakenProcess proves the table of docs/privileges.md, line by line.
 func TestKernelTakenProcess(t *testing.T) {
 	n := newNode(t)
-	child := filepath.Join(filepath.Dir(binary), "taken")
+	child := filepath.Join(filepath.Dir(executable), "taken")
 	build := exec.Command("go", "test", "-c", "-o", child, ".") //nolint:gosec // arguments of the test's own
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {

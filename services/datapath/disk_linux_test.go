@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package main
 
 import (
 	"bytes"
@@ -57,7 +57,7 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 			})
 			w.start(true)
 			here := w.pod("here")
-			if err := w.node.o.Records.Err(); err != nil {
+			if err := w.node.records.Err(); err != nil {
 				t.Errorf("before: %v", err)
 			}
 			if err := c.breaks(dir); err != nil {
@@ -65,7 +65,7 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 			}
 			problem := func(when string) {
 				t.Helper()
-				if err := w.node.o.Records.Err(); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), c.text) {
+				if err := w.node.records.Err(); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), c.text) {
 					t.Errorf("the problem %s: %v, want %q and %s", when, err, c.text, dir)
 				}
 			}
@@ -81,7 +81,7 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 			if err := c.mends(dir); err != nil {
 				t.Fatal(err)
 			}
-			if err := w.node.o.Records.Err(); err != nil {
+			if err := w.node.records.Err(); err != nil {
 				t.Errorf("after the disk can be written to: %v", err)
 			}
 			if _, err := w.node.Core.Create(t.Context(), s, false); err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package main
 
 import (
 	"context"
@@ -170,7 +170,7 @@ func (nobody) Subscribe(context.Context, policystream.Subscription) (policystrea
 
 func TestKernelAuditPutsPolicyWordsRight(t *testing.T) {
 	w := newWorld(t)
-	w.policy = &PolicyOptions{Service: nobody{}}
+	w.policies = nobody{}
 	w.start(false)
 	a := w.pod("a")
 	if found := w.findings(true, policysync.SubjectEndpoint); len(found) > 0 {
@@ -195,18 +195,18 @@ func TestKernelAuditPutsPolicyWordsRight(t *testing.T) {
 // wanted again.
 func TestKernelWhatWasAllowedWithoutPoliciesJudgesNobodyNew(t *testing.T) {
 	w := newWorld(t)
-	w.policy = &PolicyOptions{Service: nobody{}}
+	w.policies = nobody{}
 	w.start(false)
 	a := w.pod("a")
 	identity := a.ep.Identity.Number
 	w.stop()
-	w.policy = nil
+	w.policies = nil
 	w.start(false)
 	if e, err := w.node.Kernel.Endpoints.Lookup(a.ep.Slot); err != nil || e.Policy.Egress != policytable.Allow {
 		t.Fatalf("without policies: %+v, %v", e.Policy, err)
 	}
 	w.stop()
-	w.policy = &PolicyOptions{Service: nobody{}, Wait: true, Timeout: time.Millisecond}
+	w.policies, w.required, w.wait = nobody{}, true, time.Millisecond
 	w.start(false)
 	if err := w.node.Policy.Await(t.Context(), identity); !errors.Is(err, policysync.ErrUnavailable) {
 		t.Errorf("a new endpoint would begin with tables that no policy gave: %v", err)

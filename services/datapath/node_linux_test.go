@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package main
 
 import (
 	"context"
@@ -600,7 +600,7 @@ func TestKernelSpoolIsReplayedWhileServing(t *testing.T) {
 	kept, early, deleted := w.pod("kept"), w.pod("early"), w.pod("deleted")
 	ctx, cancel := context.WithCancel(t.Context())
 	looped := make(chan error, 1)
-	go func() { looped <- w.node.ReplayLoop(ctx, record.OpenSpool(spool, log.Discard())) }()
+	go func() { looped <- w.node.replay(ctx, record.OpenSpool(spool, log.Discard())) }()
 	writeSpool(t, spool, early.owner, hourAgo)
 	writeSpool(t, spool, deleted.owner, time.Now())
 	eventually(t, "the spool is worked off", func() error {
@@ -708,7 +708,7 @@ func TestKernelBadNamespacesAndNamesAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]error{
-		path(w.home):              endpoint.ErrNamespace, // the node's own
+		pathOf(w.home):            endpoint.ErrNamespace, // the node's own
 		file:                      endpoint.ErrNamespace,
 		fifo:                      endpoint.ErrNamespace,
 		"/proc/self/ns/mnt":       endpoint.ErrNamespace,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package main
 
 import (
 	"context"
@@ -11,33 +11,22 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 )
-
-func TestMain(m *testing.M) {
-	// Keeps tests off the main thread. netnstest.New leaves its thread in the new
-	// namespace, to end with the goroutine; the main thread cannot end, would
-	// keep the namespace alive, and is the one that /proc/self/net shows.
-	runtime.LockOSThread()
-	// Endpoint devices only: development nodes have devices of other names.
-	leaktest.Main(m, leaktest.Links("sl"+strings.Repeat("[0-9a-f]", 11)), leaktest.Mounts(os.TempDir()))
-}
 
 // patience bounds every wait for something that must happen.
 const patience = 10 * time.Second
@@ -60,7 +49,7 @@ func eventually(t *testing.T, what string, ok func() error) {
 	}
 }
 
-func path(ns *netns.Namespace) string { return fmt.Sprintf("/proc/self/fd/%d", ns.Fd()) }
+func pathOf(ns *netns.Namespace) string { return fmt.Sprintf("/proc/self/fd/%d", ns.Fd()) }
 
 // leases and identities that behave.
 type leases struct {
@@ -131,10 +120,12 @@ type world struct {
 	dir        string
 	leases     *leases
 	identities *identities
-	node       *Node
+	node       *node
 	stop       func()
 	next       byte
-	policy     *PolicyOptions
+	policies   policystream.Service                 // nil: every pod may talk to every pod
+	required   bool                                 // creations wait for their tables
+	wait       time.Duration                        // for how long; 0: the default
 	events     uint32                               // per second, CPU and reason; 0: the default
 	records    func(*record.Store) endpoint.Records // what start uses instead, if set
 }
@@ -165,11 +156,18 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) options() Options {
-	return Options{
-		Instance: "test", BPFDir: filepath.Join(w.dir, "bpf", "sluice"), PodCIDRs: []netip.Prefix{cidr4, cidr6},
-		ServiceDevices: []string{"kube-ipvs0", "vip*"}, NodeSysctls: "set", Policy: w.policy, EventsPerSecond: w.events, Leases: w.leases, Identities: w.identities, Log: log.Discard(), Home: w.home, BootID: "boot-1",
+func (w *world) config() Config {
+	cfg := Config{
+		BPFDir: filepath.Join(w.dir, "bpf", "sluice"), PodCIDRs: []netip.Prefix{cidr4, cidr6}, Policy: PolicyConfig{Mode: policyNone},
+		ServiceDevices: []string{"kube-ipvs0", "vip*"}, NodeSysctls: "set", Events: EventsConfig{PerSecond: w.events},
 	}
+	switch {
+	case w.required:
+		cfg.Policy.Mode = policyRequired
+	case w.policies != nil:
+		cfg.Policy.Mode = policyInit
+	}
+	return cfg
 }
 
 func (w *world) store() *record.Store {
@@ -183,25 +181,27 @@ func (w *world) store() *record.Store {
 // start runs the datapath, with the watch of the kernel if repair is set.
 func (w *world) start(repair bool) {
 	w.t.Helper()
-	o := w.options()
 	records := w.store()
-	o.Records = records
-	if w.records != nil {
-		o.Records = w.records(records)
+	a := around{
+		instance: "test", bootID: "boot-1", home: w.home, log: log.Discard(), leases: w.leases, identities: w.identities, records: records,
+		policies: w.policies, patience: w.wait,
 	}
-	n, err := Open(w.t.Context(), o)
+	if w.records != nil {
+		a.records = w.records(records)
+	}
+	n, err := open(w.t.Context(), w.config(), a)
 	if err != nil {
 		_ = records.Close()
 		w.t.Fatal(err)
 	}
-	if err := n.Restore(w.t.Context()); err != nil {
+	if err := n.restore(w.t.Context()); err != nil {
 		_, _ = n.Close(), records.Close()
 		w.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	t := w.t
 	var wg sync.WaitGroup
-	work := []func(context.Context) error{n.Core.Releases, n.Core.Reaper.Run, func(ctx context.Context) error { return n.Kernel.Events.Observe(ctx, n.Core, n.Ring) }}
+	work := []func(context.Context) error{n.Core.Releases, n.Core.Reaper.Run, n.observe}
 	if repair {
 		work = append(work, func(ctx context.Context) error { return n.Auditor.Watch(ctx, true) })
 	}
@@ -240,7 +240,7 @@ func (w *world) spec(name string, ns *netns.Namespace) endpoint.Spec {
 	a4[3], a6[15] = w.next, w.next
 	w.next++
 	return endpoint.Spec{
-		Owner: workload.Owner{ContainerID: name, Interface: "eth0"}, Netns: path(ns),
+		Owner: workload.Owner{ContainerID: name, Interface: "eth0"}, Netns: pathOf(ns),
 		Addrs: []netip.Addr{netip.AddrFrom4(a4), netip.AddrFrom16(a6)},
 	}
 }

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/audit"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/guard"
+	"github.com/sluice-net/sluice/services/datapath/internal/host"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
+	"github.com/sluice-net/sluice/services/datapath/internal/record"
+)
+
+// around is what the node's parts work with.
+type around struct {
+	instance string
+	bootID   string
+	home     *netns.Namespace // the node's network namespace; nil for that of the caller
+	log      *slog.Logger
+
+	leases     endpoint.Leases
+	identities endpoint.Identities
+	records    endpoint.Records
+
+	policies policystream.Service // nil in policy mode none
+	enforced policystream.Memory  // nil: nothing keeps it
+	patience time.Duration        // how long a creation waits for its tables; 0 is 10 s
+}
+
+// node is the parts of the datapath without its server.
+type node struct {
+	around
+	Core      *endpoint.Core
+	Policy    *policysync.Applier // nil in policy mode none
+	Kernel    *kernel.Kernel
+	Collector *conntrack.Collector // of connections; nil with validateOnly
+	Ring      *observe.Ring
+	Host      *host.Host
+	Auditor   *audit.Auditor
+	NodeAddrs []netip.Addr // its own on the pod side, one per range
+
+	here  *netns.Namespace // closed by Close
+	dev   *netdev.Netdev
+	guard *guard.Table
+}
+
+// open adopts or makes maps and programs and opens everything else. It changes
+// no endpoint.
+func open(ctx context.Context, cfg Config, a around) (_ *node, err error) {
+	n := &node{around: a, Ring: observe.NewRing()}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.Close())
+		}
+	}()
+	if n.home == nil {
+		if n.here, err = netns.Current(); err != nil {
+			return nil, fmt.Errorf("open the node's network namespace: %w", err)
+		}
+		n.home = n.here
+	}
+	for _, p := range cfg.PodCIDRs {
+		n.NodeAddrs = append(n.NodeAddrs, p.Addr().Next())
+	}
+	if err := n.openKernel(ctx, cfg); err != nil {
+		return nil, err
+	}
+	if err := n.openDevices(cfg); err != nil {
+		return nil, err
+	}
+	if err := n.openPolicy(cfg); err != nil {
+		return nil, err
+	}
+	return n, n.openCore(cfg)
+}
+
+func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
+	n.Kernel, err = kernel.Open(ctx, kernel.Options{
+		Dir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, TunnelPorts: cfg.TunnelPorts, EventsPerSecond: cfg.Events.PerSecond,
+		ValidateOnly: cfg.ValidateOnly, Log: n.log,
+	})
+	if err != nil || cfg.ValidateOnly {
+		return err
+	}
+	o := cfg.Connections.options()
+	o.Log = n.log
+	n.Collector, err = n.Kernel.Connections.NewCollector(o)
+	return err
+}
+
+func (n *node) openDevices(cfg Config) (err error) {
+	set := cfg.NodeSysctls == "set"
+	if cfg.NodeSysctls == "auto" {
+		if err := n.home.Do(func() error { set = !netdev.InitialNamespace(); return nil }); err != nil {
+			return err
+		}
+	}
+	group := netdev.Group(n.instance)
+	n.guard = guard.New(n.home, n.instance, []uint32{group, group | 1}, netdev.MarkMask, netdev.MarkForwarded)
+	n.dev, err = netdev.Open(netdev.Options{
+		Home: n.home, Instance: n.instance, Programs: n.Kernel.Programs.On(program.Endpoints),
+		PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs, ServiceDevices: cfg.ServiceDevices, SetGlobal: set, ProcSysNet: cfg.ProcSysNet,
+	})
+	return err
+}
+
+// openPolicy takes over the tables that are in the kernel, or removes them if
+// nothing shall evaluate packets.
+func (n *node) openPolicy(cfg Config) error {
+	if cfg.Policy.Mode == policyNone {
+		if cfg.ValidateOnly {
+			return nil
+		}
+		if err := record.ForgetJudged(n.records); err != nil {
+			return err
+		}
+		if err := policysync.Unenforce(n.Kernel.Policies()); err != nil {
+			return fmt.Errorf("remove policies: %w", err)
+		}
+		return nil
+	}
+	n.Policy = policysync.New(policysync.Config{
+		Name: service, Kernel: n.Kernel.Policies(), Service: n.policies, Memory: n.enforced, Timeout: n.patience, Log: n.log,
+		Wait: cfg.Policy.Mode == policyRequired, Audit: cfg.Policy.Audit, Linger: cfg.Policy.Linger,
+		Changed: func(slots []uint16) { n.Core.PolicyChanged(slots) },
+	})
+	judged, err := record.Judged(n.records, n.bootID)
+	if err != nil {
+		return err
+	}
+	if err := n.Policy.Adopt(func(slot uint16) bool { return judged[slot] }); err != nil {
+		return fmt.Errorf("take over policies: %w", err)
+	}
+	return nil
+}
+
+func (n *node) openCore(cfg Config) (err error) {
+	if cfg.MTU == 0 {
+		if cfg.MTU, err = netdev.DefaultMTU(n.home); err != nil {
+			return fmt.Errorf("find the MTU of the uplink: %w", err)
+		}
+	}
+	maps := endpointmap.Maps{Endpoints: n.Kernel.Endpoints, Tables: n.Kernel.Tables, Policy: n.Policy}
+	n.Host = &host.Host{Devices: n.dev, Firewall: n.guard, Addresses: n.Kernel.Endpoints, Own: n.NodeAddrs, Log: n.log}
+	c := endpoint.Config{
+		Instance: n.instance, BootID: n.bootID, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU, RefuseSecond: cfg.SecondInterfaces == "refuse",
+		Maps: maps, Links: n.dev, Leases: n.leases, Identities: n.identities, Records: n.records, Host: n.Host,
+		Repaired: n.Ring.AddRepair, Log: n.log,
+	}
+	if n.Policy != nil {
+		c.Policies = endpointmap.Policies{Policy: n.Policy}
+	}
+	if !cfg.ValidateOnly { // its maps are its own, and have no pins
+		c.Tables, n.Host.Pins = maps.AuditTables, n.Kernel.Pins
+	}
+	n.Core = endpoint.New(c)
+	n.Auditor = &audit.Auditor{Core: n.Core, Host: n.Host, Changes: n.dev, Log: n.log}
+	return nil
+}
+
+// Close lets go of everything and leaves the kernel as it is.
+func (n *node) Close() error {
+	var errs []error
+	if n.dev != nil {
+		n.dev.Close()
+	}
+	if n.Kernel != nil {
+		errs = append(errs, n.Kernel.Close())
+	}
+	if n.here != nil {
+		errs = append(errs, n.here.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// restore brings records and kernel together.
+func (n *node) restore(ctx context.Context) error {
+	if err := n.Auditor.Restore(ctx); err != nil {
+		return err
+	}
+	if err := n.Kernel.DropOldPrograms(); err != nil {
+		n.log.Warn("old programs stay pinned", log.Err(err))
+	}
+	return nil
+}
+
+// observe moves the programs' events into the ring.
+func (n *node) observe(ctx context.Context) error {
+	return n.Kernel.Events.Observe(ctx, n.Core, n.Ring)
+}
+
+// spoolInterval is how often the spool is looked at while the process serves.
+const spoolInterval = 3 * time.Second
+
+// replay does the deletions that the plugin spooled between the replay at the
+// start and the first accepted connection, or because the socket's queue was
+// full.
+func (n *node) replay(ctx context.Context, s *record.Spool) error {
+	return n.every(ctx, spoolInterval, "replay deletions", func() error { return s.Replay(ctx, n.Core) })
+}
+
+// every calls fn at intervals until ctx ends. What fails is logged, and tried
+// again the next time.
+func (n *node) every(ctx context.Context, interval time.Duration, work string, fn func() error) error {
+	t := time.NewTicker(interval)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+		}
+		if err := fn(); err != nil && ctx.Err() == nil {
+			n.log.Error("work incomplete, trying again later", "work", work, log.Err(err))
+		}
+	}
+}
+
+// uninstallNode removes what an instance made in the caller's network namespace: the
+// devices of its endpoints, then what the node has for all of them. What is not
+// there is no error.
+func uninstallNode(instance string, cidrs []netip.Prefix) error {
+	home, err := netns.Current()
+	if err != nil {
+		return fmt.Errorf("open the node's network namespace: %w", err)
+	}
+	defer home.Close()
+	o := netdev.Options{Home: home, Instance: instance, PodCIDRs: cidrs}
+	for _, p := range cidrs {
+		o.NodeAddrs = append(o.NodeAddrs, p.Addr().Next())
+	}
+	dev, err := netdev.Open(o)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	err = errors.Join(dev.RemoveDevices(), dev.RemoveNode())
+	// The firewall last: until then it drops what a device without programs sends.
+	return errors.Join(err, guard.New(home, instance, nil, 0, 0).Remove())
+}

@@ -53,6 +53,10 @@ func run(args []string) error {
 		img.Files = append(img.Files, ociimage.File{Path: path, Dir: true})
 		return nil
 	})
+	flags.Func("entrypoint", "`WORD` of the command of its containers; may be repeated", func(word string) error {
+		img.Entrypoint = append(img.Entrypoint, word)
+		return nil
+	})
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

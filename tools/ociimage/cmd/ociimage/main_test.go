@@ -21,6 +21,7 @@ func TestCommandWritesTheSameArchiveTwice(t *testing.T) {
 		err := run([]string{
 			"-output", out, "-name", "example.org/app:v1", "-architecture", "amd64", "-file", "/usr/bin/program=" + program,
 			"-link", "/var/run=../run", "-dir", "/run", "-env", "PATH=/usr/bin", "-label", "a=b=c",
+			"-entrypoint", "/usr/bin/program", "-entrypoint", "serve",
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -31,6 +32,10 @@ func TestCommandWritesTheSameArchiveTwice(t *testing.T) {
 	}
 	if !bytes.Equal(archives[0], archives[1]) {
 		t.Error("two runs wrote different archives")
+	}
+	// The image's configuration lies uncompressed in the archive.
+	if want := `"Entrypoint":["/usr/bin/program","serve"]`; !bytes.Contains(archives[0], []byte(want)) {
+		t.Errorf("the archive does not hold %s", want)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
 		t.Errorf("beside the archive there is more than the program: %v, %v", entries, err)

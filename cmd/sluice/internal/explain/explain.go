@@ -199,9 +199,10 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 	if t := r.GetConnection(); t != nil {
 		x.Connection = &trackedConnection{
 			Initiator: endText(t.GetInitiatorAddress(), t.GetInitiatorPort()),
-			Responder: endText(t.GetResponderAddress(), t.GetResponderPort()), Protocol: ports.ProtocolText(uint32(t.GetProtocol())),
-			State: t.GetState(), LastSeen: output.When(t.GetLastSeen()),
-			Current: t.GetCurrent(), EgressRule: t.GetEgressRule(), IngressRule: t.GetIngressRule(),
+			Responder: endText(t.GetResponderAddress(), t.GetResponderPort()),
+			Protocol:  ports.ProtocolText(uint32(t.GetProtocol())), State: t.GetState(),
+			LastSeen: output.When(t.GetLastSeen()),
+			Current:  t.GetCurrent(), EgressRule: t.GetEgressRule(), IngressRule: t.GetIngressRule(),
 			NextVerdict: output.Enum(t.GetNextVerdict(), "VERDICT_"), NextReason: t.GetNextReason(),
 		}
 	}
@@ -253,7 +254,8 @@ func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
 	if !t.Current {
 		standing = "outdated: the next packet is judged anew"
 	}
-	output.Row(w, "  next packet", output.Printable(fmt.Sprintf("%s (%s)", strings.ToUpper(t.NextVerdict), t.NextReason)))
+	next := fmt.Sprintf("%s (%s)", strings.ToUpper(t.NextVerdict), t.NextReason)
+	output.Row(w, "  next packet", output.Printable(next))
 	output.Row(w, "  verdict", standing)
 	output.Row(w, "  rules", fmt.Sprintf("egress %s, ingress %s", ruleNumber(t.EgressRule), ruleNumber(t.IngressRule)))
 }

@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
@@ -36,22 +34,25 @@ func questions(own4, own6 netip.Addr, others ...netip.Addr) (ts []conntrack.Tupl
 		for _, proto := range []uint8{1, 6, 17, 47, 58, 132} {
 			for _, port := range []uint16{80, 8 << 8, 128 << 8, 3 << 8, 4789} {
 				here, there := netip.AddrPortFrom(own, 40000), netip.AddrPortFrom(addr, port)
-				ts = append(ts, conntrack.Tuple{Initiator: here, Responder: there, Protocol: proto},
-					conntrack.Tuple{Initiator: netip.AddrPortFrom(addr, 40000), Responder: netip.AddrPortFrom(own, port), Protocol: proto})
+				ts = append(ts, conntrack.Tuple{Initiator: here, Responder: there, Protocol: proto})
+				here, there = netip.AddrPortFrom(own, port), netip.AddrPortFrom(addr, 40000)
+				ts = append(ts, conntrack.Tuple{Initiator: there, Responder: here, Protocol: proto})
 			}
 		}
 	}
 	return ts
 }
 
-// A thousand explanations of everything that a program would write down, or
-// remove, leave every map and the ring as they were.
+// TestKernelExplainLeavesNoTrace compares every map and the ring before and
+// after a thousand explanations of everything that a program would write down,
+// or remove.
 func TestKernelExplainLeavesNoTrace(t *testing.T) {
 	r, cast := newStage(t)
 	egress, ingress := explained(t, r.k)
 	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
 	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: egress, Ingress: policytable.Allow})
-	ts := questions(a.IPv4, a.IPv6, b.IPv4, b.IPv6, host4, host6, world4, world6, nobody4, gateway6, netip.MustParseAddr("127.0.0.1"))
+	ts := questions(a.IPv4, a.IPv6, b.IPv4, b.IPv6, host4, host6, world4, world6, nobody4, gateway6,
+		netip.MustParseAddr("127.0.0.1"))
 	// the programs track all that may begin, and half of it is terminated
 	for _, q := range ts {
 		_, local := map[netip.Addr]bool{b.IPv4: true, b.IPv6: true}[q.Initiator.Addr()]
@@ -63,7 +64,7 @@ func TestKernelExplainLeavesNoTrace(t *testing.T) {
 	}
 	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
 	// one endpoint's budget is used up
-	must(t, "use up a budget", r.k.Pins.Map(bpf.MapsMapSlBudget).Update(uint32(cast["b"].Slot)<<1, bpf.MapsSlBudget{Begun: 9, Limit: 5}, ebpf.UpdateAny))
+	update(t, r.k, bpf.MapsMapSlBudget, uint32(cast["b"].Slot)<<1, bpf.MapsSlBudget{Begun: 9, Limit: 5})
 	events, err := r.k.Events.Read()
 	must(t, "Events", err)
 	defer events.Close()
@@ -126,8 +127,9 @@ func frameOf(q conntrack.Tuple) []byte {
 	return frame(dst, src, etherIPv6, ip6(from.Addr(), to.Addr(), q.Protocol, payload))
 }
 
-// Explanations of many kinds at once, while packets of pods arrive on the same
-// CPUs: neither is mistaken for another.
+// TestKernelExplainAndPacketsDoNotMeet asks for explanations of many kinds at
+// once while packets of pods arrive on the same CPUs: neither is mistaken for
+// another.
 func TestKernelExplainAndPacketsDoNotMeet(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	r := runner{k}
@@ -158,7 +160,8 @@ func TestKernelExplainAndPacketsDoNotMeet(t *testing.T) {
 	})
 	inNetns(t, client.ns, func() {
 		var err error
-		if here, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(client.IPv4, 5000)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(server.IPv4, 7))); err != nil {
+		from, to := netip.AddrPortFrom(client.IPv4, 5000), netip.AddrPortFrom(server.IPv4, 7)
+		if here, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(from), net.UDPAddrFromAddrPort(to)); err != nil {
 			t.Errorf("dial: %v", err)
 		}
 	})

@@ -193,7 +193,8 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 		t.Helper()
 		x, err := r.k.Explainer.Explain(tu)
 		must(t, "Explain", err)
-		if x.Tracked != tracked || x.Tracked && x.Next.Judged == current || x.Next.Reason != next || tracked && x.Connection.Initiator.Addr() != a.IPv4 {
+		if x.Tracked != tracked || x.Next.Reason != next ||
+			tracked && (x.Next.Judged == current || x.Connection.Initiator.Addr() != a.IPv4) {
 			t.Errorf("%v: tracked %v, next %+v, %+v", tu, x.Tracked, x.Next, x.Connection)
 		}
 	}
@@ -202,7 +203,10 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, true, event.ForwardPeer)
 	check(conntrack.Tuple{Initiator: from, Responder: to, Protocol: 17}, false, false, 0)
 	// the identifier of an echo
-	check(conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 77), Responder: netip.AddrPortFrom(b.IPv4, 8<<8), Protocol: 1}, true, true, event.ForwardPeer)
+	ping := conntrack.Tuple{
+		Initiator: netip.AddrPortFrom(a.IPv4, 77), Responder: netip.AddrPortFrom(b.IPv4, 8<<8), Protocol: 1,
+	}
+	check(ping, true, true, event.ForwardPeer)
 	must(t, "BumpAddress", r.k.Addresses.Bump(b.IPv4))
 	check(there, true, false, event.ForwardPeer)
 	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
@@ -212,8 +216,9 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, false, event.DropPolicyDenied)
 }
 
-// A policy that wants a proxy: the packet is dropped for want of one, also in
-// audit mode, and its side says why. The other side is told all the same.
+// TestKernelExplainSaysThatARedirectIsDropped has a policy that wants a proxy:
+// the packet is dropped for want of one, also in audit mode, and its side says
+// why. The other side is told all the same.
 func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 	r, cast := newStage(t)
 	id := policytable.ID(16)
@@ -224,7 +229,9 @@ func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
 	for _, audit := range []bool{false, true} {
 		must(t, "SetAudit", r.k.Endpoints.SetAudit(cast["a"].Slot, audit))
-		x, err := r.k.Explainer.Explain(conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 1), Responder: netip.AddrPortFrom(b.IPv4, 12), Protocol: 6})
+		x, err := r.k.Explainer.Explain(conntrack.Tuple{
+			Initiator: netip.AddrPortFrom(a.IPv4, 1), Responder: netip.AddrPortFrom(b.IPv4, 12), Protocol: 6,
+		})
 		must(t, "Explain", err)
 		if x.Reason != event.DropNoProxy || x.Egress == nil || !x.Egress.Redirects() || x.Egress.Rule != 4 {
 			t.Errorf("audit %v: %v, %+v", audit, x.Reason, x.Egress)

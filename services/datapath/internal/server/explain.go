@@ -44,8 +44,9 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 	if err != nil {
 		return nil, statusOf(err)
 	}
+	audited := x.Egress != nil && x.Egress.Audited || x.Ingress != nil && x.Ingress.Audited
 	resp := &datapathv1.ExplainResponse{
-		Verdict: verdictOf(x.Reason, x.Egress != nil && x.Egress.Audited || x.Ingress != nil && x.Ingress.Audited), Reason: x.Reason.String(),
+		Verdict: verdictOf(x.Reason, audited), Reason: x.Reason.String(),
 		Source: s.explainedPeer(ctx, x.Source), Destination: s.explainedPeer(ctx, x.Destination),
 		Egress: s.explainedSide(x.Egress, x.Source.Slot, true), Ingress: s.explainedSide(x.Ingress, x.Destination.Slot, false),
 	}
@@ -54,8 +55,10 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 		resp.Connection = &datapathv1.Connection{
 			InitiatorAddress: wire.Address(c.Initiator.Addr()), InitiatorPort: uint32(c.Initiator.Port()),
 			ResponderAddress: wire.Address(c.Responder.Addr()), ResponderPort: uint32(c.Responder.Port()), Protocol: netv1.Protocol(c.Protocol), State: c.Flags.Words(),
-			LastSeen: timestamppb.New(c.Time()), Current: !next.Judged, EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule),
-			NextVerdict: verdictOf(next.Reason, next.Egress.Audited || next.Ingress.Audited), NextReason: next.Reason.String(),
+			LastSeen: timestamppb.New(c.Time()), Current: !next.Judged,
+			EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule),
+			NextVerdict: verdictOf(next.Reason, next.Egress.Audited || next.Ingress.Audited),
+			NextReason:  next.Reason.String(),
 		}
 	}
 	return resp, nil
@@ -111,7 +114,8 @@ func (s *Server) explainedSide(x *explain.Side, slot slotmap.Slot, egress bool) 
 		return nil
 	}
 	side := &datapathv1.ExplainedSide{
-		Verdict: s.side(x.Observed(slot), egress), IdentityClass: uint32(x.Place.IdentityClass), IdentityRow: x.Place.IdentityRow,
+		Verdict:       s.side(x.Observed(slot), egress),
+		IdentityClass: uint32(x.Place.IdentityClass), IdentityRow: x.Place.IdentityRow,
 		AddressClass: uint32(x.Place.AddressClass),
 	}
 	if x.Place.AddressBlock.IsValid() {

@@ -63,7 +63,9 @@ type verdict struct {
 }
 
 // verdictOf asks a program.
-func verdictOf(t testing.TB, j kerneltest.Judge, table policytable.ID, id identity.Numeric, addr netip.Addr, point uint32) verdict {
+func verdictOf(
+	t testing.TB, j kerneltest.Judge, table policytable.ID, id identity.Numeric, addr netip.Addr, point uint32,
+) verdict {
 	t.Helper()
 	q := kerneltest.Question(table, id, addr, 0, 0)
 	q.Point = point
@@ -72,7 +74,9 @@ func verdictOf(t testing.TB, j kerneltest.Judge, table policytable.ID, id identi
 }
 
 // lookup is the slow and obvious verdict, and the place that leads to it.
-func (m *model) lookup(c *policytable.Content, id identity.Numeric, addr netip.Addr, point uint32) (v verdict, at Place) {
+func (m *model) lookup(
+	c *policytable.Content, id identity.Numeric, addr netip.Addr, point uint32,
+) (v verdict, at Place) {
 	w, ok := m.words[uint32(id)]
 	if !ok {
 		w = policytable.Identity{Kind: policytable.KindUnknown}
@@ -490,10 +494,12 @@ func (m *model) lookups(t testing.TB, k *instance, j kerneltest.Judge, r *random
 			who, addr, point := r.identity(), r.addr(), points[r.IntN(len(points))]+uint32(r.IntN(2))
 			want, at := m.lookup(c, who, addr, point)
 			if got := verdictOf(t, j, id, who, addr, point); got != want {
-				t.Fatalf("%s: table %d, identity %d, %v, point %#x: %+v, want %+v", when, id, who, addr, point, got, want)
+				t.Fatalf("%s: table %d, identity %d, %v, point %#x: %+v, want %+v",
+					when, id, who, addr, point, got, want)
 			}
 			if place, err := k.Place(id, m.words[uint32(who)], addr); err != nil || place != at {
-				t.Fatalf("%s: identity %d, %v is at %+v (%v) in table %d, want %+v", when, who, addr, place, err, id, at)
+				t.Fatalf("%s: identity %d, %v is at %+v (%v) in table %d, want %+v",
+					when, who, addr, place, err, id, at)
 			}
 		}
 	}

@@ -334,7 +334,8 @@ func (ps *Programs) answer(name string) (a Answer, err error) {
 		return a, fmt.Errorf("decode the cell of %s: %w", name, err)
 	}
 	return Answer{
-		Reason: event.Reason(at >> 1), Source: identity.Numeric(p.SrcIdentity), Destination: identity.Numeric(p.DstIdentity),
+		Reason: event.Reason(at >> 1),
+		Source: identity.Numeric(p.SrcIdentity), Destination: identity.Numeric(p.DstIdentity),
 		Egress: event.SideOf(p.Egress), Ingress: event.SideOf(p.Ingress), Judged: p.Sides != 0,
 	}, nil
 }

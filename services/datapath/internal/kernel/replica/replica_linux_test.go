@@ -34,8 +34,9 @@ func loadReadOnly(t *testing.T, p program.Spec, readOnly []string) error {
 	return err
 }
 
-// The verifier says that no program writes a map that replicas share with the
-// attached programs, and that each of the others has to be a copy.
+// TestKernelProgramsNeverWriteWhatReplicasShare has the verifier say that no
+// program writes a map that replicas share with the attached programs, and that
+// others have to be copies.
 func TestKernelProgramsNeverWriteWhatReplicasShare(t *testing.T) {
 	for _, p := range program.Table() {
 		if err := loadReadOnly(t, p, live); err != nil {
@@ -59,7 +60,8 @@ func TestKernelProgramsNeverWriteWhatReplicasShare(t *testing.T) {
 	}
 }
 
-// The maps of the replicas come on top of the instance's own.
+// TestKernelReplicasTakeLittleMemory bounds what the replicas' maps add to the
+// instance's own.
 func TestKernelReplicasTakeLittleMemory(t *testing.T) {
 	spec, err := bpf.LoadFromPod()
 	if err != nil {

@@ -335,7 +335,7 @@ spec:
 	for _, address := range world.Addresses() {
 		ctx, cancel := deadline(t)
 		answer, err := policies.LearnNames(ctx, &policyv1.LearnNamesRequest{
-			Name: "api.service.example", Addresses: [][]byte{address.AsSlice()}, Ttl: durationpb.New(3600e9),
+			Name: "api.service.example", Addresses: []string{address.String()}, Ttl: durationpb.New(3600e9),
 		})
 		if err != nil || !answer.GetUsed() {
 			t.Fatalf("LearnNames: %v, %v, want the name used", answer, err)

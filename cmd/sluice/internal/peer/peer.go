@@ -179,7 +179,7 @@ func parseLabels(text string) ([]*workloadv1.Label, error) {
 func (p Peer) Proto(v6 bool) *policyv1.Peer {
 	out := &policyv1.Peer{Identity: p.Identity, Labels: p.Labels}
 	if a, ok := p.Address(v6); ok {
-		out.Address = a.AsSlice()
+		out.Address = a.String()
 	}
 	return out
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
-	"net/netip"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -95,13 +94,7 @@ func printTables(ctx context.Context, inv *invocation.Invocation, subject uint32
 		return err
 	}
 	t := tables{Subject: subject, Revision: r.GetRevision()}
-	var err error
-	if t.Egress, err = compiledSideOf(r.GetEgress(), r.GetEgressRules()); err != nil {
-		return fmt.Errorf("egress table of %d: %w", subject, err)
-	}
-	if t.Ingress, err = compiledSideOf(r.GetIngress(), r.GetIngressRules()); err != nil {
-		return fmt.Errorf("ingress table of %d: %w", subject, err)
-	}
+	t.Egress, t.Ingress = compiledSideOf(r.GetEgress(), r.GetEgressRules()), compiledSideOf(r.GetIngress(), r.GetIngressRules())
 	return inv.Show(t, func(w io.Writer) {
 		fmt.Fprintf(w, "Identity %d, policy revision %d\n", t.Subject, t.Revision)
 		t.Egress.lines(w, "Egress")
@@ -109,9 +102,9 @@ func printTables(ctx context.Context, inv *invocation.Invocation, subject uint32
 	})
 }
 
-func compiledSideOf(t *policyv1.PolicyTable, sources []*policyv1.RuleSources) (*compiledSide, error) {
+func compiledSideOf(t *policyv1.PolicyTable, sources []*policyv1.RuleSources) *compiledSide {
 	if t == nil {
-		return nil, nil
+		return nil
 	}
 	s := &compiledSide{
 		Hash: hex.EncodeToString(t.GetStructureHash()), DefaultAllow: t.GetDefaultAllow(), HostAllow: t.GetHostAllow(),
@@ -140,17 +133,13 @@ func compiledSideOf(t *policyv1.PolicyTable, sources []*policyv1.RuleSources) (*
 		s.Peers[p.GetIdentityClass()] = int(p.GetClass())
 	}
 	for _, b := range t.GetPrefixes() {
-		a, ok := netip.AddrFromSlice(b.GetAddress())
-		if !ok {
-			return nil, fmt.Errorf("prefix of %d bytes", len(b.GetAddress()))
-		}
-		block := addressBlock{Prefix: netip.PrefixFrom(a, int(b.GetLength())).String(), Classes: map[string]uint32{}}
+		block := addressBlock{Prefix: b.GetPrefix(), Classes: map[string]uint32{}}
 		for _, c := range b.GetClasses() {
 			block.Classes[output.Enum(c.GetScope(), "PEER_SCOPE_")] = c.GetClass()
 		}
 		s.Blocks = append(s.Blocks, block)
 	}
-	return s, nil
+	return s
 }
 
 // intervalsOf lists all ports in order, those without a rule too.

@@ -237,10 +237,7 @@ func NewIdentity(cc grpc.ClientConnInterface) *Identity {
 func (i *Identity) Resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
 	req := &identityv1.ResolveEndpointRequest{
 		Owner: wire.Owner(s.Owner), Labels: wire.Labels(s.Labels), NamedPorts: wire.NamedPorts(s.Ports),
-		Manager: s.Manager, Network: s.Network, Pod: wire.Pod(s.Pod),
-	}
-	for _, a := range s.Addrs {
-		req.Addresses = append(req.Addresses, a.AsSlice())
+		Manager: s.Manager, Network: s.Network, Pod: wire.Pod(s.Pod), Addresses: wire.Addresses(s.Addrs),
 	}
 	resp, err := i.client.ResolveEndpoint(ctx, req)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -90,10 +91,7 @@ func (s *policyStream) Subjects(add, remove []uint32) error {
 
 // Locate implements policystream.Stream.
 func (s *policyStream) Locate(add map[netip.Addr]uint32, remove []netip.Addr) error {
-	m := &policyv1.Locate{Add: locations(add)}
-	for _, a := range remove {
-		m.Remove = append(m.Remove, a.AsSlice())
-	}
+	m := &policyv1.Locate{Add: locations(add), Remove: wire.Addresses(remove)}
 	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Locate{Locate: m}})
 }
 
@@ -137,7 +135,7 @@ func (s *policyStream) Nack(n policystream.Nack) error {
 func locations(m map[netip.Addr]uint32) []*policyv1.Location {
 	var out []*policyv1.Location
 	for _, a := range slices.SortedFunc(maps.Keys(m), netip.Addr.Compare) {
-		out = append(out, &policyv1.Location{Address: a.AsSlice(), Identity: m[a]})
+		out = append(out, &policyv1.Location{Address: a.String(), Identity: m[a]})
 	}
 	return out
 }
@@ -223,7 +221,7 @@ func step(s *policyv1.Step) (policytable.Step, error) {
 		}
 		return policytable.SetPrefix{Table: s.SetPrefix.GetTable(), Prefix: p, Classes: classes}, nil
 	case *policyv1.Step_DeletePrefix:
-		p, err := prefix(s.DeletePrefix.GetAddress(), s.DeletePrefix.GetLength())
+		p, err := prefix(s.DeletePrefix.GetPrefix())
 		if err != nil {
 			return nil, fmt.Errorf("delete_prefix.%w", err)
 		}
@@ -386,22 +384,19 @@ func row(r *policyv1.PeerRow) (policytable.Row, error) {
 }
 
 func prefixClasses(b *policyv1.PrefixClasses) (p netip.Prefix, cs policytable.PrefixClasses, err error) {
-	if p, err = prefix(b.GetAddress(), b.GetLength()); err != nil {
+	if p, err = prefix(b.GetPrefix()); err != nil {
 		return p, cs, err
 	}
 	cs, err = scopeClasses("classes", b.GetClasses())
 	return p, cs, err
 }
 
-func prefix(address []byte, length uint32) (netip.Prefix, error) {
-	addr, ok := netip.AddrFromSlice(address)
-	if !ok {
-		return netip.Prefix{}, malformed("address: %d bytes, want 4 or 16", len(address))
+func prefix(text string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(text)
+	if err != nil || p.Addr().Is4In6() || p != p.Masked() {
+		return netip.Prefix{}, malformed("prefix: %q is none", text)
 	}
-	if length > uint32(addr.BitLen()) { //nolint:gosec // 32 or 128
-		return netip.Prefix{}, malformed("length: %d, at most %d", length, addr.BitLen())
-	}
-	return netip.PrefixFrom(addr, int(length)), nil
+	return p, nil
 }
 
 func bindSubject(x *policyv1.BindSubject) (policytable.Step, error) {

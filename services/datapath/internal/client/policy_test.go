@@ -94,7 +94,7 @@ func TestPolicyStreamCarriesEverythingBothWays(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	here := []*policyv1.Location{{Address: a.AsSlice(), Identity: 300}}
+	here := []*policyv1.Location{{Address: a.String(), Identity: 300}}
 	for _, want := range []*policyv1.WatchPolicyTablesRequest{
 		{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: &policyv1.Subscribe{
 			Name: "node", Incarnation: []byte("run"), Seq: 7, Subjects: []uint32{300}, Locations: here,
@@ -104,7 +104,7 @@ func TestPolicyStreamCarriesEverythingBothWays(t *testing.T) {
 		}}},
 		{Message: &policyv1.WatchPolicyTablesRequest_Subjects{Subjects: &policyv1.SubjectChange{Add: []uint32{301}, Remove: []uint32{300}}}},
 		{Message: &policyv1.WatchPolicyTablesRequest_Locate{Locate: &policyv1.Locate{
-			Add: []*policyv1.Location{{Address: a.AsSlice(), Identity: 301}}, Remove: [][]byte{netip.MustParseAddr("fd00::1").AsSlice()},
+			Add: []*policyv1.Location{{Address: a.String(), Identity: 301}}, Remove: []string{"fd00::1"},
 		}}},
 		{Message: &policyv1.WatchPolicyTablesRequest_Nack{Nack: &policyv1.Nack{Seq: 1, Subject: 300, Table: 9, Reason: "full"}}},
 		{Message: &policyv1.WatchPolicyTablesRequest_Ack{Ack: &policyv1.Ack{Seq: 1}}},
@@ -152,7 +152,7 @@ func wholeMessage() *policyv1.WatchPolicyTablesResponse {
 	scopes := func() []*policyv1.ScopeClass {
 		return []*policyv1.ScopeClass{{Scope: 3, Class: 1}, {Scope: 1}, {Scope: 2}}
 	}
-	prefix := &policyv1.PrefixClasses{Address: []byte{10, 0, 0, 0}, Length: 8, Classes: scopes()}
+	prefix := &policyv1.PrefixClasses{Prefix: "10.0.0.0/8", Classes: scopes()}
 	kinds := make([]*policyv1.KindClass, 8)
 	for i := range kinds { // in any order
 		kinds[i] = &policyv1.KindClass{Kind: policyv1.PeerKind(8 - i), Class: uint32(i % 2)}
@@ -174,7 +174,7 @@ func wholeMessage() *policyv1.WatchPolicyTablesResponse {
 			Rules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{Kind: "K", Namespace: "n", Name: "m", Path: "p"}}}},
 		}}},
 		{Step: &policyv1.Step_DeletePeer{DeletePeer: &policyv1.DeletePeer{Table: 9, IdentityClass: 5}}},
-		{Step: &policyv1.Step_DeletePrefix{DeletePrefix: &policyv1.DeletePrefix{Table: 9, Address: []byte{10, 0, 0, 0}, Length: 8}}},
+		{Step: &policyv1.Step_DeletePrefix{DeletePrefix: &policyv1.DeletePrefix{Table: 9, Prefix: "10.0.0.0/8"}}},
 		{Step: &policyv1.Step_RemoveSubject{RemoveSubject: &policyv1.RemoveSubject{Subject: 300}}},
 		{Step: &policyv1.Step_RetireTable{RetireTable: &policyv1.RetireTable{Table: 9}}},
 		{Step: &policyv1.Step_RetireIdentityClass{RetireIdentityClass: &policyv1.RetireIdentityClass{IdentityClass: 5}}},
@@ -242,15 +242,17 @@ func TestMalformedStepsNameTheField(t *testing.T) {
 			m.Steps[3].GetDefineTable().Classes[0].Ranges[1].Rest = 1 << 16
 		},
 		"define_table.peers[0].identity_class": func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetDefineTable().Peers[0].IdentityClass = 0 },
-		"define_table.prefixes[0].length":      func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetDefineTable().Prefixes[0].Length = 33 },
+		"define_table.prefixes[0].prefix": func(m *policyv1.WatchPolicyTablesResponse) {
+			m.Steps[3].GetDefineTable().Prefixes[0].Prefix = "10.0.0.0/33"
+		},
 		"grow_table.classes[0].ranges[0]": func(m *policyv1.WatchPolicyTablesResponse) {
 			m.Steps[4].GetGrowTable().Classes[0].Ranges[0].Admin = 1 << 16
 		},
 		"set_peer.row.class":        func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[5].GetSetPeer().Row.Class = 1 << 16 },
-		"set_prefix.prefix.address": func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[6].GetSetPrefix().Prefix.Address = nil },
+		"set_prefix.prefix.prefix":  func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[6].GetSetPrefix().Prefix.Prefix = "10.0.0.0" },
 		"set_prefix.prefix.classes": func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[6].GetSetPrefix().Prefix.Classes = nil },
 		"bind_subject.direction":    func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[7].GetBindSubject().Direction = 3 },
-		"delete_prefix.length":      func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[9].GetDeletePrefix().Length = 33 },
+		"delete_prefix.prefix":      func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[9].GetDeletePrefix().Prefix = "10.1.0.0/8" },
 	} {
 		m := proto.Clone(wholeMessage()).(*policyv1.WatchPolicyTablesResponse)
 		change(m)

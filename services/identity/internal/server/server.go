@@ -9,17 +9,19 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -122,7 +124,11 @@ func (s *Server) ResolveEndpoint(ctx context.Context,
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	id, err := s.Allocator.HoldEndpoint(ctx, endpoint(req.GetOwner()), labels, fromWorkload(req))
+	w, err := fromWorkload(req)
+	if err != nil {
+		return nil, err
+	}
+	id, err := s.Allocator.HoldEndpoint(ctx, endpoint(req.GetOwner()), labels, w)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -208,14 +214,16 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 	return resp, nil
 }
 
-func fromWorkload(req *identityv1.ResolveEndpointRequest) allocator.Workload {
+func fromWorkload(req *identityv1.ResolveEndpointRequest) (allocator.Workload, error) {
 	w := allocator.Workload{Manager: req.GetManager(), Network: req.GetNetwork(), Pod: wire.PodOf(req.GetPod())}
-	for _, b := range req.GetAddresses() {
-		if a, ok := netip.AddrFromSlice(b); ok {
-			w.Addresses = append(w.Addresses, a.String())
+	for i, text := range req.GetAddresses() {
+		a, err := wire.AddressOf(text)
+		if err != nil {
+			return w, rpcerr.New(codes.InvalidArgument, rpcerr.InvalidMessage, err, rpcerr.Field(fmt.Sprintf("addresses[%d]", i), err.Error()))
 		}
+		w.Addresses = append(w.Addresses, a.String())
 	}
-	return w
+	return w, nil
 }
 
 func toEndpoints(all map[allocator.Holder]allocator.Workload) []*identityv1.HoldingEndpoint {
@@ -226,12 +234,7 @@ func toEndpoints(all map[allocator.Holder]allocator.Workload) []*identityv1.Hold
 		container, name, _ := strings.Cut(strings.TrimPrefix(holder.String(), "endpoint:"), "/")
 		e := &identityv1.HoldingEndpoint{
 			Owner:   &workloadv1.Owner{ContainerId: container, InterfaceName: name},
-			Manager: w.Manager, Network: w.Network, Pod: wire.Pod(w.Pod),
-		}
-		for _, text := range w.Addresses {
-			if a, err := netip.ParseAddr(text); err == nil {
-				e.Addresses = append(e.Addresses, a.AsSlice())
-			}
+			Manager: w.Manager, Network: w.Network, Pod: wire.Pod(w.Pod), Addresses: w.Addresses,
 		}
 		out = append(out, e)
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -158,7 +157,7 @@ func TestGetIdentityDescribesTheEndpointsThatHoldIt(t *testing.T) {
 	req := &identityv1.ResolveEndpointRequest{
 		Owner: owner("c1"), Labels: []*workloadv1.Label{newLabel("k8s", "app", "web")}, Manager: "cni", Network: "sluice",
 		Pod:       &workloadv1.PodReference{Namespace: "prod", Name: "web-0", Uid: "u1"},
-		Addresses: [][]byte{{10, 0, 0, 2}, netip.MustParseAddr("fd00::2").AsSlice()},
+		Addresses: []string{"10.0.0.2", "fd00::2"},
 	}
 	resp, err := s.ResolveEndpoint(t.Context(), req)
 	if err != nil {
@@ -173,9 +172,11 @@ func TestGetIdentityDescribesTheEndpointsThatHoldIt(t *testing.T) {
 	if len(got.GetReferences()) != 2 || len(got.GetEndpoints()) != 1 || !proto.Equal(got.GetEndpoints()[0], want) {
 		t.Errorf("got %v, want two references and %v", got, want)
 	}
-	req.Addresses = [][]byte{{1, 2, 3}}
-	if _, err := s.ResolveEndpoint(t.Context(), req); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("an address of 3 bytes: %v, want INVALID_ARGUMENT", err)
+	for _, text := range []string{"10.0.0", "fd00::2%eth0", "::ffff:10.0.0.2", ""} {
+		req.Addresses = []string{text}
+		if _, err := s.ResolveEndpoint(t.Context(), req); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("address %q: %v, want INVALID_ARGUMENT", text, err)
+		}
 	}
 }
 

@@ -72,7 +72,7 @@ func TestManyNamesAtOnceAreLearned(t *testing.T) {
 				if i%100 == 0 {
 					name = "api.example.com" // what a table wants
 				}
-				if _, err := s.LearnNames(t.Context(), &policyv1.LearnNamesRequest{Name: name, Addresses: [][]byte{at.AsSlice()}}); err != nil {
+				if _, err := s.LearnNames(t.Context(), &policyv1.LearnNamesRequest{Name: name, Addresses: []string{at.String()}}); err != nil {
 					t.Errorf("name %d: %v", i, err)
 				}
 			}

@@ -79,7 +79,7 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("CompleteSource", err)
 	_, err = c.ConfirmPolicies(ctx, &policyv1.ConfirmPoliciesRequest{})
 	note("ConfirmPolicies", err)
-	_, err = c.LearnNames(ctx, &policyv1.LearnNamesRequest{Name: "example.com", Addresses: [][]byte{{192, 0, 2, 1}}})
+	_, err = c.LearnNames(ctx, &policyv1.LearnNamesRequest{Name: "example.com", Addresses: []string{"192.0.2.1"}})
 	note("LearnNames", err)
 	w, err := c.WatchPolicyTables(ctx)
 	if err == nil {
@@ -502,11 +502,11 @@ func TestLearnedNamesOutliveARestartAndEnd(t *testing.T) {
 	s.apply(learnWeb)
 	s.watch(subscribe("datapath", 300)).snapshot()
 	addr := netip.MustParseAddr("192.0.2.7")
-	if _, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "api.example.com", Addresses: [][]byte{addr.AsSlice()}}); err != nil {
+	if _, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "api.example.com", Addresses: []string{addr.String()}}); err != nil {
 		t.Fatal(err)
 	}
 	verdict := func() policyv1.Action {
-		x, err := s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 300}, To: &policyv1.Peer{Address: addr.AsSlice()}, Protocol: 6, Port: 443})
+		x, err := s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 300}, To: &policyv1.Peer{Address: addr.String()}, Protocol: 6, Port: 443})
 		if err != nil {
 			t.Fatal(err)
 		}

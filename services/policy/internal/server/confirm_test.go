@@ -220,7 +220,7 @@ func TestCallersAreToldOfAHeldState(t *testing.T) {
 	_, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: revision})
 	wantCode(t, err, codes.FailedPrecondition, "an earlier state stays enforced: datapath: the state is another one")
 	s.apply(learnWeb)
-	_, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "api.example.com", Addresses: [][]byte{{192, 0, 2, 7}}})
+	_, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "api.example.com", Addresses: []string{"192.0.2.7"}})
 	wantCode(t, err, codes.FailedPrecondition, "an earlier state stays enforced")
 	f.until("the learned name", func() bool { return f.barrier.GetAddressRevision() > 0 })
 	s.eventually("held", func(st *policyv1.GetStatusResponse) bool {

@@ -9,6 +9,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -181,9 +182,12 @@ func (s *Server) WaitForRevision(ctx context.Context, req *policyv1.WaitForRevis
 // LearnNames implements the service.
 func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest) (*policyv1.LearnNamesResponse, error) {
 	addrs := make([]netip.Addr, 0, len(req.GetAddresses()))
-	for _, a := range req.GetAddresses() {
-		addr, _ := netip.AddrFromSlice(a) // its length was checked
-		addrs = append(addrs, addr.Unmap())
+	for i, text := range req.GetAddresses() {
+		a, err := words.AddressOf(text)
+		if err != nil {
+			return nil, statusOf(&owner.FieldError{Field: fmt.Sprintf("addresses[%d]", i), Err: err})
+		}
+		addrs = append(addrs, a)
 	}
 	if err := req.GetTtl().CheckValid(); req.GetTtl() != nil && err != nil {
 		return nil, statusOf(&owner.FieldError{Field: "ttl", Err: err})
@@ -201,7 +205,15 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 	if p := port.Protocol(req.GetProtocol()); !p.HasPorts() && p != port.ICMP && p != port.ICMPv6 {
 		q = port.At(p, 0) // judged by number alone
 	}
-	x, err := s.Owner.Explain(ctx, fromPeer(req.GetFrom()), fromPeer(req.GetTo()), q)
+	from, err := fromPeer("from", req.GetFrom())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	to, err := fromPeer("to", req.GetTo())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	x, err := s.Owner.Explain(ctx, from, to, q)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -320,12 +332,16 @@ func toPolicy(l *owner.Listed) *policyv1.Policy {
 	return p
 }
 
-func fromPeer(p *policyv1.Peer) owner.Peer {
+func fromPeer(field string, p *policyv1.Peer) (owner.Peer, error) {
 	out := owner.Peer{Identity: identity.Numeric(p.GetIdentity()), Labels: words.LabelsOf(p.GetLabels())}
-	if a, ok := netip.AddrFromSlice(p.GetAddress()); ok {
-		out.Addr = a.Unmap()
+	if p.GetAddress() == "" {
+		return out, nil
 	}
-	return out
+	var err error
+	if out.Addr, err = words.AddressOf(p.GetAddress()); err != nil {
+		return out, &owner.FieldError{Field: field + ".address", Err: err}
+	}
+	return out, nil
 }
 
 func labels(id peer.Identity) []*workloadv1.Label {

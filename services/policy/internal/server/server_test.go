@@ -269,14 +269,14 @@ func TestExplainNamesTheRuleAndItsText(t *testing.T) {
 	}{
 		{&policyv1.Peer{Labels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: "shop"}, {Source: "k8s", Key: "new", Value: "1"}}}, policyv1.Action_ACTION_ALLOW},
 		{&policyv1.Peer{Labels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "stranger"}}}, policyv1.Action_ACTION_DENY},
-		{&policyv1.Peer{Address: []byte{1, 2, 3, 4}}, policyv1.Action_ACTION_DENY},
+		{&policyv1.Peer{Address: "1.2.3.4"}, policyv1.Action_ACTION_DENY},
 		{&policyv1.Peer{Identity: 1}, policyv1.Action_ACTION_ALLOW},
 	} {
 		x, err := s.Explain(s.ctx(), &policyv1.ExplainRequest{From: c.from, To: &policyv1.Peer{Identity: 301}, Protocol: 6, Port: 5432})
 		if err != nil || x.GetVerdict() != c.want {
 			t.Errorf("from %v: %v, %v, want %s", c.from, x, err, c.want)
 		}
-		if (c.from.GetAddress() != nil) != (x.GetEgress() == nil) {
+		if (c.from.GetAddress() != "") != (x.GetEgress() == nil) {
 			t.Errorf("from %v: the sender's side is %v", c.from, x.GetEgress())
 		}
 	}

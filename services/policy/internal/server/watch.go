@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	words "github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -190,12 +190,12 @@ func (s *Server) take(ctx context.Context, m *policyv1.WatchPolicyTablesRequest,
 			return err
 		}
 		var remove owner.Interest
-		for i, b := range x.Locate.GetRemove() {
-			a, ok := netip.AddrFromSlice(b)
-			if !ok {
-				return &owner.FieldError{Field: fmt.Sprintf("locate.remove[%d]", i), Err: addressLength(b)}
+		for i, text := range x.Locate.GetRemove() {
+			a, err := words.AddressOf(text)
+			if err != nil {
+				return &owner.FieldError{Field: fmt.Sprintf("locate.remove[%d]", i), Err: err}
 			}
-			remove.Locations = append(remove.Locations, engine.Location{Addr: a.Unmap()})
+			remove.Locations = append(remove.Locations, engine.Location{Addr: a})
 		}
 		return s.Owner.Change(ctx, name, session, owner.Interest{Locations: add}, remove)
 	}
@@ -212,21 +212,14 @@ func role(r policyv1.SubscriberRole) owner.Role {
 	return owner.RoleUnknown
 }
 
-func addressLength(b []byte) error {
-	return fmt.Errorf("an address has 4 or 16 bytes, not %d", len(b))
-}
-
 func locations(field string, in []*policyv1.Location) ([]engine.Location, error) {
 	out := make([]engine.Location, 0, len(in))
 	for i, l := range in {
-		a, ok := netip.AddrFromSlice(l.GetAddress())
-		if !ok {
-			return nil, &owner.FieldError{Field: fmt.Sprintf("%s[%d].address", field, i), Err: addressLength(l.GetAddress())}
+		a, err := words.AddressOf(l.GetAddress())
+		if err != nil {
+			return nil, &owner.FieldError{Field: fmt.Sprintf("%s[%d].address", field, i), Err: err}
 		}
-		if l.GetIdentity() == 0 {
-			return nil, &owner.FieldError{Field: fmt.Sprintf("%s[%d].identity", field, i), Err: errors.New("0 is no identity")}
-		}
-		out = append(out, engine.Location{Addr: a.Unmap(), Identity: identity.Numeric(l.GetIdentity())})
+		out = append(out, engine.Location{Addr: a, Identity: identity.Numeric(l.GetIdentity())})
 	}
 	return out, nil
 }

@@ -71,7 +71,7 @@ func (r *replica) define(d *policyv1.PolicyTable) *table.Table {
 		t.Peers[table.IdentityClass(p.GetIdentityClass())] = table.Class(p.GetClass())
 	}
 	for _, b := range d.GetPrefixes() {
-		t.Blocks.Set(wiretest.Prefix(b.GetAddress(), b.GetLength()), wiretest.PrefixClasses(b.GetClasses()))
+		t.Blocks.Set(netip.MustParsePrefix(b.GetPrefix()), wiretest.PrefixClasses(b.GetClasses()))
 	}
 	return t
 }
@@ -139,13 +139,13 @@ func (r *replica) apply(s *policyv1.Step) error {
 		if t == nil {
 			return fmt.Errorf("prefix for table %d, which is not there", x.SetPrefix.GetTable())
 		}
-		t.Blocks.Set(wiretest.Prefix(p.GetAddress(), p.GetLength()), wiretest.PrefixClasses(p.GetClasses()))
+		t.Blocks.Set(netip.MustParsePrefix(p.GetPrefix()), wiretest.PrefixClasses(p.GetClasses()))
 	case *policyv1.Step_DeletePrefix:
 		t := r.tables[x.DeletePrefix.GetTable()]
 		if t == nil {
 			return fmt.Errorf("prefix of table %d, which is not there", x.DeletePrefix.GetTable())
 		}
-		t.Blocks.Delete(wiretest.Prefix(x.DeletePrefix.GetAddress(), x.DeletePrefix.GetLength()))
+		t.Blocks.Delete(netip.MustParsePrefix(x.DeletePrefix.GetPrefix()))
 	case *policyv1.Step_BindSubject:
 		b := x.BindSubject
 		if t := r.tables[b.GetTable()]; b.GetTable() != 0 && (t == nil || len(t.Rules) != len(b.GetRules())) {
@@ -405,8 +405,8 @@ func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 				known[n] = true
 			}
 		case 4:
-			name, addr := fmt.Sprintf("h%d.example.com", r.IntN(4)), []byte{10, byte(r.IntN(3)), byte(r.IntN(2)), 7}
-			if _, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: name, Addresses: [][]byte{addr}}); err != nil {
+			name, addr := fmt.Sprintf("h%d.example.com", r.IntN(4)), fmt.Sprintf("10.%d.%d.7", r.IntN(3), r.IntN(2))
+			if _, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: name, Addresses: []string{addr}}); err != nil {
 				t.Fatal(err)
 			}
 		case 5:
@@ -439,7 +439,7 @@ func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 					peer := 400 + uint32(r.IntN(12))
 					p := &policyv1.Peer{Identity: peer}
 					addr := netip.AddrFrom4([4]byte{10, byte(r.IntN(3)), byte(r.IntN(2)), 7})
-					p.Address = addr.AsSlice()
+					p.Address = addr.String()
 					if !known[peer] || r.IntN(3) == 0 {
 						peer, p.Identity = 9, 9
 					}
@@ -484,7 +484,7 @@ func (s *service) ordered(f *follower) {
 	before := f.addressRevision()
 	addr := netip.AddrFrom4([4]byte{192, 0, byte(before >> 8), byte(before)})
 	f.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Locate{Locate: &policyv1.Locate{
-		Add: []*policyv1.Location{{Address: addr.AsSlice(), Identity: 300}},
+		Add: []*policyv1.Location{{Address: addr.String(), Identity: 300}},
 	}}})
 	f.until("the location is taken", func() bool { return f.barrier.GetAddressRevision() > before })
 }
@@ -685,7 +685,7 @@ func TestNothingWaitsForSubscribersThatOnlyWatch(t *testing.T) {
 		t.Errorf("with two that watch and acknowledge nothing: %v, %v", out, err)
 	}
 	s.apply(learnWeb)
-	if out, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "api.example.com", Addresses: [][]byte{{192, 0, 2, 7}}}); err != nil || !out.GetUsed() {
+	if out, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "api.example.com", Addresses: []string{"192.0.2.7"}}); err != nil || !out.GetUsed() {
 		t.Errorf("learn, with two that watch: %v, %v", out, err)
 	}
 	silent.until("the change", func() bool { return silent.barrier.GetPolicyRevision() == 2 })
@@ -783,7 +783,7 @@ func TestLearnNamesAnswersAfterTheKernelKnows(t *testing.T) {
 	s.apply(learnWeb)
 	f := s.watch(subscribe("datapath", 300)).snapshot()
 	addr := netip.MustParseAddr("192.0.2.7")
-	out, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "API.example.com.", Addresses: [][]byte{addr.AsSlice()}, Ttl: durationpb.New(time.Second)})
+	out, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "API.example.com.", Addresses: []string{addr.String()}, Ttl: durationpb.New(time.Second)})
 	if err != nil || !out.GetUsed() {
 		t.Fatalf("learn: %v, %v", out, err)
 	}
@@ -795,18 +795,18 @@ func TestLearnNamesAnswersAfterTheKernelKnows(t *testing.T) {
 			t.Errorf("to another: %v %t", a, ok)
 		}
 	})
-	out, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "unused.example.com", Addresses: [][]byte{addr.AsSlice()}})
+	out, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "unused.example.com", Addresses: []string{addr.String()}})
 	if err != nil || out.GetUsed() {
 		t.Errorf("unused: %v, %v", out, err)
 	}
 	for i := range 2 {
-		if _, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: fmt.Sprint("n", i, ".example.com"), Addresses: [][]byte{addr.AsSlice()}}); err != nil {
+		if _, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: fmt.Sprint("n", i, ".example.com"), Addresses: []string{addr.String()}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	_, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "fifth.example.com", Addresses: [][]byte{addr.AsSlice()}})
+	_, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "fifth.example.com", Addresses: []string{addr.String()}})
 	wantCode(t, err, codes.ResourceExhausted, "4 DNS names are remembered")
-	_, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "not a name", Addresses: [][]byte{addr.AsSlice()}})
+	_, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "not a name", Addresses: []string{addr.String()}})
 	wantCode(t, err, codes.InvalidArgument, "name")
 }
 
@@ -816,8 +816,8 @@ func TestBadMessagesEndTheStream(t *testing.T) {
 	for what, send := range map[string]*policyv1.WatchPolicyTablesRequest{
 		"ack of the future": ackOf(1 << 50),
 		"second subscribe":  {Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: subscribe("datapath")}},
-		"short address": {Message: &policyv1.WatchPolicyTablesRequest_Locate{Locate: &policyv1.Locate{
-			Add: []*policyv1.Location{{Address: []byte{1, 2}, Identity: 300}},
+		"no address": {Message: &policyv1.WatchPolicyTablesRequest_Locate{Locate: &policyv1.Locate{
+			Add: []*policyv1.Location{{Address: "1.2", Identity: 300}},
 		}}},
 		"no message": {},
 	} {

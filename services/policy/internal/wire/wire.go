@@ -62,7 +62,7 @@ func Step(ev engine.Event, revision uint64) *policyv1.Step {
 		}}}
 	case engine.DeletePrefix:
 		return &policyv1.Step{Step: &policyv1.Step_DeletePrefix{DeletePrefix: &policyv1.DeletePrefix{
-			Table: uint64(x.Table), Address: x.Prefix.Addr().AsSlice(), Length: uint32(x.Prefix.Bits()),
+			Table: uint64(x.Table), Prefix: x.Prefix.String(),
 		}}}
 	case engine.BindSubject:
 		return &policyv1.Step{Step: &policyv1.Step_BindSubject{BindSubject: &policyv1.BindSubject{
@@ -112,10 +112,16 @@ func Table(d engine.DefineTable) *policyv1.PolicyTable {
 		out.Peers = append(out.Peers, &policyv1.PeerRow{IdentityClass: uint32(n), Class: uint32(c)})
 	}
 	slices.SortFunc(out.Peers, func(a, b *policyv1.PeerRow) int { return cmp.Compare(a.IdentityClass, b.IdentityClass) })
-	t.Blocks.All(func(p netip.Prefix, v table.PrefixClasses) { out.Prefixes = append(out.Prefixes, prefix(p, v)) })
-	slices.SortFunc(out.Prefixes, func(a, b *policyv1.PrefixClasses) int {
-		return cmp.Or(cmp.Compare(len(a.Address), len(b.Address)), slices.Compare(a.Address, b.Address), cmp.Compare(a.Length, b.Length))
-	})
+	type block struct {
+		prefix  netip.Prefix
+		classes table.PrefixClasses
+	}
+	blocks := make([]block, 0, t.Blocks.Len())
+	t.Blocks.All(func(p netip.Prefix, v table.PrefixClasses) { blocks = append(blocks, block{p, v}) })
+	slices.SortFunc(blocks, func(a, b block) int { return a.prefix.Compare(b.prefix) })
+	for _, b := range blocks {
+		out.Prefixes = append(out.Prefixes, prefix(b.prefix, b.classes))
+	}
 	return out
 }
 
@@ -152,7 +158,7 @@ func peerClasses(lists [][]table.Interval) []*policyv1.PeerClass {
 }
 
 func prefix(p netip.Prefix, classes table.PrefixClasses) *policyv1.PrefixClasses {
-	return &policyv1.PrefixClasses{Address: p.Addr().AsSlice(), Length: uint32(p.Bits()), Classes: scopeClasses(classes)}
+	return &policyv1.PrefixClasses{Prefix: p.String(), Classes: scopeClasses(classes)}
 }
 
 // Sources writes the places of rules, number 1 first.

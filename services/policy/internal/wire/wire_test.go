@@ -125,9 +125,9 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 			Classes: classes,
 			Peers:   []*policyv1.PeerRow{{IdentityClass: 3}, {IdentityClass: 5, Class: 1}, {IdentityClass: 9, Class: 1}},
 			Prefixes: []*policyv1.PrefixClasses{
-				{Address: []byte{10, 1, 0, 0}, Length: 16, Classes: scopes(0, 1, 0)},
-				{Address: []byte{10, 1, 0, 0}, Length: 24, Classes: scopes(1, 1, 0)},
-				{Address: []byte{0: 0xfd, 15: 0}, Length: 8, Classes: scopes(1, 1, 1)},
+				{Prefix: "10.1.0.0/16", Classes: scopes(0, 1, 0)},
+				{Prefix: "10.1.0.0/24", Classes: scopes(1, 1, 0)},
+				{Prefix: "fd00::/8", Classes: scopes(1, 1, 1)},
 			},
 		}}}},
 		{engine.GrowTable{Table: 6, Classes: lists[1:]}, &policyv1.Step{Step: &policyv1.Step_GrowTable{GrowTable: &policyv1.GrowTable{Table: 6, Classes: classes[1:]}}}},
@@ -139,10 +139,10 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 			DeletePeer: &policyv1.DeletePeer{Table: 6, IdentityClass: 4},
 		}}},
 		{engine.SetPrefix{Table: 6, Prefix: prefix, Classes: table.PrefixClasses{1, 2, 3}}, &policyv1.Step{Step: &policyv1.Step_SetPrefix{
-			SetPrefix: &policyv1.SetPrefix{Table: 6, Prefix: &policyv1.PrefixClasses{Address: []byte{10, 1, 0, 0}, Length: 16, Classes: scopes(1, 2, 3)}},
+			SetPrefix: &policyv1.SetPrefix{Table: 6, Prefix: &policyv1.PrefixClasses{Prefix: "10.1.0.0/16", Classes: scopes(1, 2, 3)}},
 		}}},
 		{engine.DeletePrefix{Table: 6, Prefix: prefix}, &policyv1.Step{Step: &policyv1.Step_DeletePrefix{
-			DeletePrefix: &policyv1.DeletePrefix{Table: 6, Address: []byte{10, 1, 0, 0}, Length: 16},
+			DeletePrefix: &policyv1.DeletePrefix{Table: 6, Prefix: "10.1.0.0/16"},
 		}}},
 		{engine.BindSubject{Subject: 300, Direction: rule.Egress, Table: 6, Sources: [][]rule.Source{{{Kind: "K", Name: "n", Path: "p"}, {Kind: "L", Namespace: "s"}}}}, &policyv1.Step{
 			Step: &policyv1.Step_BindSubject{BindSubject: &policyv1.BindSubject{

@@ -633,8 +633,8 @@ type HoldingEndpoint struct {
 	Network string `protobuf:"bytes,3,opt,name=network,proto3" json:"network,omitempty"`
 	// Kubernetes pod.
 	Pod *v1.PodReference `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
-	// Addresses, 4 or 16 bytes each.
-	Addresses     [][]byte `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Addresses.
+	Addresses     []string `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -697,7 +697,7 @@ func (x *HoldingEndpoint) GetPod() *v1.PodReference {
 	return nil
 }
 
-func (x *HoldingEndpoint) GetAddresses() [][]byte {
+func (x *HoldingEndpoint) GetAddresses() []string {
 	if x != nil {
 		return x.Addresses
 	}
@@ -1058,8 +1058,8 @@ type ResolveEndpointRequest struct {
 	Network string `protobuf:"bytes,5,opt,name=network,proto3" json:"network,omitempty"`
 	// Kubernetes pod; unset without one; as manager.
 	Pod *v1.PodReference `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
-	// Addresses of the endpoint, 4 or 16 bytes each; as manager.
-	Addresses     [][]byte `protobuf:"bytes,7,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Addresses of the endpoint; as manager.
+	Addresses     []string `protobuf:"bytes,7,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1136,7 +1136,7 @@ func (x *ResolveEndpointRequest) GetPod() *v1.PodReference {
 	return nil
 }
 
-func (x *ResolveEndpointRequest) GetAddresses() [][]byte {
+func (x *ResolveEndpointRequest) GetAddresses() []string {
 	if x != nil {
 		return x.Addresses
 	}
@@ -1438,7 +1438,7 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\amanager\x18\x02 \x01(\tR\amanager\x12\x18\n" +
 	"\anetwork\x18\x03 \x01(\tR\anetwork\x122\n" +
 	"\x03pod\x18\x04 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12\x1c\n" +
-	"\taddresses\x18\x05 \x03(\fR\taddresses\"]\n" +
+	"\taddresses\x18\x05 \x03(\tR\taddresses\"]\n" +
 	"\x15ListIdentitiesRequest\x12D\n" +
 	"\x06scopes\x18\x01 \x03(\x0e2\x19.sluice.identity.v1.ScopeB\x11\xbaH\x0e\x92\x01\v\x10\x03\"\a\x82\x01\x04\x10\x01 \x00R\x06scopes\"{\n" +
 	"\x16ListIdentitiesResponse\x128\n" +
@@ -1456,7 +1456,7 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x0estore_revision\x18\a \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevisionB\a\n" +
 	"\x05event\"7\n" +
 	"\bBookmark\x12+\n" +
-	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\xce\x03\n" +
+	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\x87\x03\n" +
 	"\x16ResolveEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12<\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x06labels\x12I\n" +
@@ -1464,9 +1464,8 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"namedPorts\x12!\n" +
 	"\amanager\x18\x04 \x01(\tB\a\xbaH\x04r\x02\x18?R\amanager\x12\"\n" +
 	"\anetwork\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\anetwork\x122\n" +
-	"\x03pod\x18\x06 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12w\n" +
-	"\taddresses\x18\a \x03(\fBY\xbaHV\x92\x01S\x10\x10\"O\xba\x01L\n" +
-	"\x0eaddress.length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\taddresses\"S\n" +
+	"\x03pod\x18\x06 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x120\n" +
+	"\taddresses\x18\a \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x10\"\br\x06\xba\x01\x01%p\x01R\taddresses\"S\n" +
 	"\x17ResolveEndpointResponse\x128\n" +
 	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\"\x12\n" +
 	"\x10GetStatusRequest\"\xf3\x03\n" +

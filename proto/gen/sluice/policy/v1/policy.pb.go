@@ -1716,8 +1716,8 @@ type LearnNamesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// DNS name as in the question, with or without the final dot.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Addresses in the answer, 4 or 16 bytes each.
-	Addresses [][]byte `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Addresses in the answer.
+	Addresses []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// How long the answer is valid; at least a minute is kept, at most a week.
 	Ttl           *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1761,7 +1761,7 @@ func (x *LearnNamesRequest) GetName() string {
 	return ""
 }
 
-func (x *LearnNamesRequest) GetAddresses() [][]byte {
+func (x *LearnNamesRequest) GetAddresses() []string {
 	if x != nil {
 		return x.Addresses
 	}
@@ -1828,10 +1828,10 @@ type Peer struct {
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Labels of a workload, which need not exist; only without an identity.
 	Labels []*v11.Label `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
-	// Address, 4 or 16 bytes. Without identity and labels the peer is the world
+	// Address. Without identity and labels the peer is the world
 	// at this address; with neither address, identity nor labels the peer is
 	// refused. Address rules match a peer without address by no block.
-	Address       []byte `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	Address       string `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1880,11 +1880,11 @@ func (x *Peer) GetLabels() []*v11.Label {
 	return nil
 }
 
-func (x *Peer) GetAddress() []byte {
+func (x *Peer) GetAddress() string {
 	if x != nil {
 		return x.Address
 	}
-	return nil
+	return ""
 }
 
 // ExplainRequest is the input of Explain.
@@ -3062,21 +3062,19 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\"\n" +
 	"\fdisconnected\x18\x02 \x03(\tR\fdisconnected\x12\x1c\n" +
 	"\tenforcing\x18\x03 \x03(\tR\tenforcing\x12H\n" +
-	"\x0estore_revision\x18\x04 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\"\xdc\x01\n" +
+	"\x0estore_revision\x18\x04 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\"\x95\x01\n" +
 	"\x11LearnNamesRequest\x12\x1e\n" +
 	"\x04name\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\xfe\x01R\x04name\x12z\n" +
-	"\taddresses\x18\x02 \x03(\fB\\\xbaHY\x92\x01V\b\x01\x10\x80\x02\"O\xba\x01L\n" +
-	"\x0eaddress_length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\taddresses\x12+\n" +
+	"\xbaH\ar\x05\x10\x01\x18\xfe\x01R\x04name\x123\n" +
+	"\taddresses\x18\x02 \x03(\tB\x15\xbaH\x12\x92\x01\x0f\b\x01\x10\x80\x02\"\br\x06\xba\x01\x01%p\x01R\taddresses\x12+\n" +
 	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"(\n" +
 	"\x12LearnNamesResponse\x12\x12\n" +
-	"\x04used\x18\x01 \x01(\bR\x04used\"\xf5\x01\n" +
+	"\x04used\x18\x01 \x01(\bR\x04used\"\x96\x01\n" +
 	"\x04Peer\x12&\n" +
 	"\bidentity\x18\x01 \x01(\rB\n" +
 	"\xbaH\a*\x05\x18\xff\xff\xff\aR\bidentity\x12<\n" +
-	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\x06labels\x12\x86\x01\n" +
-	"\aaddress\x18\x03 \x01(\fBl\xbaHi\xba\x01f\n" +
-	"\x0eaddress_length\x12\x1cmust be empty, 4 or 16 bytes\x1a6size(this) == 0 || size(this) == 4 || size(this) == 16R\aaddress\"\x8c\x02\n" +
+	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\x06labels\x12(\n" +
+	"\aaddress\x18\x03 \x01(\tB\x0e\xbaH\v\xd8\x01\x01r\x06\xba\x01\x01%p\x01R\aaddress\"\x8c\x02\n" +
 	"\x0eExplainRequest\x122\n" +
 	"\x04from\x18\x01 \x01(\v2\x16.sluice.policy.v1.PeerB\x06\xbaH\x03\xc8\x01\x01R\x04from\x12.\n" +
 	"\x02to\x18\x02 \x01(\v2\x16.sluice.policy.v1.PeerB\x06\xbaH\x03\xc8\x01\x01R\x02to\x12w\n" +

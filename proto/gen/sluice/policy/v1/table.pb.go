@@ -977,8 +977,8 @@ type Locate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Addresses from now on.
 	Add []*Location `protobuf:"bytes,1,rep,name=add,proto3" json:"add,omitempty"`
-	// Addresses no more, 4 or 16 bytes each.
-	Remove        [][]byte `protobuf:"bytes,2,rep,name=remove,proto3" json:"remove,omitempty"`
+	// Addresses no more.
+	Remove        []string `protobuf:"bytes,2,rep,name=remove,proto3" json:"remove,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1020,7 +1020,7 @@ func (x *Locate) GetAdd() []*Location {
 	return nil
 }
 
-func (x *Locate) GetRemove() [][]byte {
+func (x *Locate) GetRemove() []string {
 	if x != nil {
 		return x.Remove
 	}
@@ -1030,8 +1030,8 @@ func (x *Locate) GetRemove() [][]byte {
 // Location is an address with its identity.
 type Location struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 4 or 16 bytes.
-	Address []byte `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Address.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// Identity.
 	Identity      uint32 `protobuf:"varint,2,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1068,11 +1068,11 @@ func (*Location) Descriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{8}
 }
 
-func (x *Location) GetAddress() []byte {
+func (x *Location) GetAddress() string {
 	if x != nil {
 		return x.Address
 	}
-	return nil
+	return ""
 }
 
 func (x *Location) GetIdentity() uint32 {
@@ -2115,12 +2115,10 @@ func (x *PeerRow) GetClass() uint32 {
 // PrefixClasses is a prefix of addresses with its classes.
 type PrefixClasses struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Address, 4 or 16 bytes, masked.
-	Address []byte `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// Prefix length.
-	Length uint32 `protobuf:"varint,2,opt,name=length,proto3" json:"length,omitempty"`
+	// The prefix.
+	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	// Classes: one entry for each scope.
-	Classes       []*ScopeClass `protobuf:"bytes,3,rep,name=classes,proto3" json:"classes,omitempty"`
+	Classes       []*ScopeClass `protobuf:"bytes,2,rep,name=classes,proto3" json:"classes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2155,18 +2153,11 @@ func (*PrefixClasses) Descriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{21}
 }
 
-func (x *PrefixClasses) GetAddress() []byte {
+func (x *PrefixClasses) GetPrefix() string {
 	if x != nil {
-		return x.Address
+		return x.Prefix
 	}
-	return nil
-}
-
-func (x *PrefixClasses) GetLength() uint32 {
-	if x != nil {
-		return x.Length
-	}
-	return 0
+	return ""
 }
 
 func (x *PrefixClasses) GetClasses() []*ScopeClass {
@@ -2447,10 +2438,8 @@ type DeletePrefix struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Table.
 	Table uint64 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
-	// Address, 4 or 16 bytes, masked.
-	Address []byte `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// Prefix length.
-	Length        uint32 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"`
+	// The prefix.
+	Prefix        string `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2492,18 +2481,11 @@ func (x *DeletePrefix) GetTable() uint64 {
 	return 0
 }
 
-func (x *DeletePrefix) GetAddress() []byte {
+func (x *DeletePrefix) GetPrefix() string {
 	if x != nil {
-		return x.Address
+		return x.Prefix
 	}
-	return nil
-}
-
-func (x *DeletePrefix) GetLength() uint32 {
-	if x != nil {
-		return x.Length
-	}
-	return 0
+	return ""
 }
 
 // BindSubject points a direction of a subject at a table that was defined before.
@@ -2961,13 +2943,13 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x18\n" +
 	"\asubject\x18\x02 \x01(\rR\asubject\x12\x14\n" +
 	"\x05table\x18\x03 \x01(\x04R\x05table\x12 \n" +
-	"\x06reason\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\bR\x06reason\"d\n" +
+	"\x06reason\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\bR\x06reason\"n\n" +
 	"\x06Locate\x127\n" +
-	"\x03add\x18\x01 \x03(\v2\x1a.sluice.policy.v1.LocationB\t\xbaH\x06\x92\x01\x03\x10\x80 R\x03add\x12!\n" +
-	"\x06remove\x18\x02 \x03(\fB\t\xbaH\x06\x92\x01\x03\x10\x80 R\x06remove\"@\n" +
-	"\bLocation\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x1a\n" +
-	"\bidentity\x18\x02 \x01(\rR\bidentity\"\xb4\x01\n" +
+	"\x03add\x18\x01 \x03(\v2\x1a.sluice.policy.v1.LocationB\t\xbaH\x06\x92\x01\x03\x10\x80 R\x03add\x12+\n" +
+	"\x06remove\x18\x02 \x03(\tB\x13\xbaH\x10\x92\x01\r\x10\x80 \"\br\x06\xba\x01\x01%p\x01R\x06remove\"[\n" +
+	"\bLocation\x12%\n" +
+	"\aaddress\x18\x01 \x01(\tB\v\xbaH\br\x06\xba\x01\x01%p\x01R\aaddress\x12(\n" +
+	"\bidentity\x18\x02 \x01(\rB\f\xbaH\t*\a\x18\xff\xff\xff\a(\x01R\bidentity\"\xb4\x01\n" +
 	"\x19WatchPolicyTablesResponse\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\fR\vincarnation\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12,\n" +
@@ -3037,11 +3019,10 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x04rest\x18\x04 \x01(\rR\x04rest\"F\n" +
 	"\aPeerRow\x12%\n" +
 	"\x0eidentity_class\x18\x01 \x01(\rR\ridentityClass\x12\x14\n" +
-	"\x05class\x18\x02 \x01(\rR\x05class\"y\n" +
-	"\rPrefixClasses\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x16\n" +
-	"\x06length\x18\x02 \x01(\rR\x06length\x126\n" +
-	"\aclasses\x18\x03 \x03(\v2\x1c.sluice.policy.v1.ScopeClassR\aclasses\"X\n" +
+	"\x05class\x18\x02 \x01(\rR\x05class\"_\n" +
+	"\rPrefixClasses\x12\x16\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x126\n" +
+	"\aclasses\x18\x02 \x03(\v2\x1c.sluice.policy.v1.ScopeClassR\aclasses\"X\n" +
 	"\tGrowTable\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\x04R\x05table\x125\n" +
 	"\aclasses\x18\x02 \x03(\v2\x1b.sluice.policy.v1.PeerClassR\aclasses\"#\n" +
@@ -3056,11 +3037,10 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x0eidentity_class\x18\x02 \x01(\rR\ridentityClass\"Z\n" +
 	"\tSetPrefix\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\x04R\x05table\x127\n" +
-	"\x06prefix\x18\x02 \x01(\v2\x1f.sluice.policy.v1.PrefixClassesR\x06prefix\"V\n" +
+	"\x06prefix\x18\x02 \x01(\v2\x1f.sluice.policy.v1.PrefixClassesR\x06prefix\"<\n" +
 	"\fDeletePrefix\x12\x14\n" +
-	"\x05table\x18\x01 \x01(\x04R\x05table\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\fR\aaddress\x12\x16\n" +
-	"\x06length\x18\x03 \x01(\rR\x06length\"\xd3\x01\n" +
+	"\x05table\x18\x01 \x01(\x04R\x05table\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\"\xd3\x01\n" +
 	"\vBindSubject\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\rR\asubject\x126\n" +
 	"\tdirection\x18\x02 \x01(\x0e2\x18.sluice.net.v1.DirectionR\tdirection\x12\x14\n" +

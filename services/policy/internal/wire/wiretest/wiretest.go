@@ -7,8 +7,6 @@
 package wiretest
 
 import (
-	"net/netip"
-
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -20,12 +18,6 @@ func PrefixClasses(in []*policyv1.ScopeClass) (out table.PrefixClasses) {
 		out[c.GetScope()-1] = table.Class(c.GetClass())
 	}
 	return out
-}
-
-// Prefix is the prefix of an address in bytes; the zero Prefix if it is none.
-func Prefix(address []byte, length uint32) netip.Prefix {
-	a, _ := netip.AddrFromSlice(address)
-	return netip.PrefixFrom(a, int(length))
 }
 
 // Grow adds classes to a table as they came, each with a list of its own. It

@@ -58,7 +58,7 @@ func define(d *policyv1.PolicyTable) *table.Table {
 		t.Peers[table.IdentityClass(x.IdentityClass)] = table.Class(x.Class)
 	}
 	for _, b := range d.Prefixes {
-		t.Blocks.Set(wiretest.Prefix(b.Address, b.Length), wiretest.PrefixClasses(b.Classes))
+		t.Blocks.Set(netip.MustParsePrefix(b.Prefix), wiretest.PrefixClasses(b.Classes))
 	}
 	return t
 }
@@ -94,10 +94,10 @@ func (r *reader) step(t *testing.T, s *policyv1.Step) {
 	case *policyv1.Step_SetPrefix:
 		count("block")
 		p := x.SetPrefix.Prefix
-		r.tables[x.SetPrefix.Table].Blocks.Set(wiretest.Prefix(p.Address, p.Length), wiretest.PrefixClasses(p.Classes))
+		r.tables[x.SetPrefix.Table].Blocks.Set(netip.MustParsePrefix(p.Prefix), wiretest.PrefixClasses(p.Classes))
 	case *policyv1.Step_DeletePrefix:
 		count("delete block")
-		r.tables[x.DeletePrefix.Table].Blocks.Delete(wiretest.Prefix(x.DeletePrefix.Address, x.DeletePrefix.Length))
+		r.tables[x.DeletePrefix.Table].Blocks.Delete(netip.MustParsePrefix(x.DeletePrefix.Prefix))
 	case *policyv1.Step_BindSubject:
 		count("bind")
 		if tab := r.tables[x.BindSubject.Table]; x.BindSubject.Table != 0 && len(tab.Rules) != len(x.BindSubject.Rules) {

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/sluice-net/sluice/model/identity"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/proto/wire"
@@ -274,13 +275,13 @@ func setIdentity(x *policyv1.SetIdentity) (policytable.Step, error) {
 	if x.GetIdentityClass() == 0 {
 		return st, nil
 	}
-	if x.GetKind() < 1 || x.GetKind() > policytable.Kinds {
+	if x.GetKind() < 1 || x.GetKind() > policyv1.PeerKind(identity.Kinds) {
 		return nil, malformed("set_identity.kind: %d", x.GetKind())
 	}
-	if x.GetScope() < 1 || x.GetScope() > policytable.Scopes {
+	if x.GetScope() < 1 || x.GetScope() > policyv1.PeerScope(identity.PeerScopes) {
 		return nil, malformed("set_identity.scope: %d", x.GetScope())
 	}
-	st.Kind, st.Scope = policytable.Kind(x.GetKind()-1), policytable.Scope(x.GetScope()-1) //nolint:gosec // checked
+	st.Kind, st.Scope = identity.Kind(x.GetKind()-1), identity.PeerScope(x.GetScope()-1) //nolint:gosec // checked
 	return st, nil
 }
 

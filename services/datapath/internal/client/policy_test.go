@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/model/identity"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -192,14 +193,14 @@ func wholeSteps() policytable.Message {
 	c := policytable.Content{
 		DefaultAllow: true, HostAllow: true, HasAddresses: true, Rules: []policytable.Rule{{Action: policytable.ActionAllow, Tier: 1, Proxy: 2}},
 		Classes: []policytable.Ranges{ranges, {}}, Prefixes: map[netip.Prefix]policytable.PrefixClasses{prefix: byScope},
-		DefaultClasses: [policytable.Kinds]policytable.Class{1, 0, 1, 0, 1, 0, 1, 0}, AddressClasses: byScope,
+		DefaultClasses: [identity.Kinds]policytable.Class{1, 0, 1, 0, 1, 0, 1, 0}, AddressClasses: byScope,
 	}
 	for i := range c.Hash {
 		c.Hash[i] = 2
 	}
 	return policytable.Message{Incarnation: "run", Seq: 1, Steps: []policytable.Step{
 		policytable.DefineIdentityClass{IdentityClass: 5, Key: policytable.ClassKey(ints(16, byte(1)))},
-		policytable.SetIdentity{Identity: 300, IdentityClass: 5, Kind: policytable.KindHost, Scope: 1},
+		policytable.SetIdentity{Identity: 300, IdentityClass: 5, Kind: identity.KindHost, Scope: 1},
 		policytable.SetIdentity{Identity: 301},
 		policytable.DefineTable{Table: 9, Content: c, Peers: []policytable.Row{{IdentityClass: 5}}},
 		policytable.GrowTable{Table: 9, Classes: []policytable.Ranges{ranges}},

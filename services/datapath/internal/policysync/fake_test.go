@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -359,7 +360,7 @@ func (k *fakeKernel) allows(slot uint16, d policytable.Direction, peer uint32, a
 	case policytable.Allow:
 		return true
 	case policytable.Pending:
-		return d == policytable.Ingress && w.Kind == policytable.KindHost && w.Known
+		return d == policytable.Ingress && w.Kind == identity.KindHost && w.Known
 	}
 	c := k.tables[t]
 	if c == nil {
@@ -390,5 +391,5 @@ func (k *fakeKernel) allows(slot uint16, d policytable.Direction, peer uint32, a
 			return a != policytable.ActionDeny
 		}
 	}
-	return c.DefaultAllow || c.HostAllow && w.Known && w.Kind == policytable.KindHost
+	return c.DefaultAllow || c.HostAllow && w.Known && w.Kind == identity.KindHost
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -40,7 +41,7 @@ func (d *drawn) step() policytable.Step {
 	case 1:
 		return policytable.RetireIdentityClass{IdentityClass: uint32(d.next(5))}
 	case 2:
-		return policytable.SetIdentity{Identity: uint32(300 + d.next(4)), IdentityClass: uint32(d.next(5)), Kind: policytable.Kind(d.next(9)), Scope: policytable.Scope(d.next(4))}
+		return policytable.SetIdentity{Identity: uint32(300 + d.next(4)), IdentityClass: uint32(d.next(5)), Kind: identity.Kind(d.next(9)), Scope: identity.PeerScope(d.next(4))}
 	case 3:
 		st := policytable.DefineTable{Table: uint64(d.next(5)), Content: policytable.Content{Hash: [32]byte{byte(d.next(4))}}}
 		st.Content.HasAddresses = d.next(2) == 0

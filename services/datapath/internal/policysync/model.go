@@ -60,8 +60,8 @@ type identityClass struct {
 // want is what an identity is, with the service's number of its class.
 type want struct {
 	class uint32
-	kind  policytable.Kind
-	scope policytable.Scope
+	kind  identity.Kind
+	scope identity.PeerScope
 }
 
 // binding is one direction of a subject.
@@ -198,9 +198,9 @@ func (m *model) takeIdentity(st policytable.SetIdentity) error {
 	switch _, ok := m.classes[st.IdentityClass]; {
 	case !ok:
 		return policytable.Invalid("set_identity.identity_class: there is no %d", st.IdentityClass)
-	case st.Kind >= policytable.Kinds:
+	case st.Kind >= identity.Kinds:
 		return policytable.Invalid("set_identity.kind: there is no %d", st.Kind)
-	case st.Scope >= policytable.Scopes:
+	case st.Scope >= identity.PeerScopes:
 		return policytable.Invalid("set_identity.scope: there is no %d", st.Scope)
 	case !known && len(m.wants) >= maxIdentities:
 		return policytable.Invalid("set_identity: more than %d identities", maxIdentities)

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -195,10 +196,10 @@ func (s *service) build(p testPolicy) *builder {
 	for _, r := range p.rules {
 		b.content.Rules = append(b.content.Rules, policytable.Rule{Action: r.action, Tier: 1})
 	}
-	order := s.rng.Perm(policytable.Kinds)
+	order := s.rng.Perm(int(identity.Kinds))
 	for _, kind := range order {
 		b.content.DefaultClasses[kind] = b.class(func(r testRule) bool {
-			return r.bit == 8 || policytable.Kind(kind) == policytable.KindUnknown && r.action == policytable.ActionDeny
+			return r.bit == 8 || identity.Kind(kind) == identity.KindUnknown && r.action == policytable.ActionDeny
 		})
 	}
 	if len(p.blocks) > 0 {

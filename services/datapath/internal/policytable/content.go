@@ -8,6 +8,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+
+	"github.com/sluice-net/sluice/model/identity"
 )
 
 // Limits of one table: what the programs can walk, and what the numbers in
@@ -129,7 +131,7 @@ func (c *Content) Grants(p netip.Prefix, classes PrefixClasses) bool {
 			}
 		}
 	}
-	for s := range Scopes {
+	for s := range identity.PeerScopes {
 		if !c.only(before[s], classes[s], ActionAllow) {
 			return false
 		}
@@ -140,7 +142,7 @@ func (c *Content) Grants(p netip.Prefix, classes PrefixClasses) bool {
 // ClassOf is the class of an identity, on the identity side.
 func (c *Content) ClassOf(w Identity) uint16 {
 	if !w.Known {
-		return c.DefaultClasses[KindUnknown]
+		return c.DefaultClasses[identity.KindUnknown]
 	}
 	if class, ok := c.Peers[w.Class]; ok {
 		return class
@@ -154,7 +156,7 @@ func (c *Content) EvaluatesAlike(a, b Identity) bool {
 	if x != y && !slices.Equal(c.Classes[x], c.Classes[y]) {
 		return false
 	}
-	return (!c.HasAddresses || a.Scope == b.Scope) && (!c.HostAllow || (a.Known && a.Kind == KindHost) == (b.Known && b.Kind == KindHost))
+	return (!c.HasAddresses || a.Scope == b.Scope) && (!c.HostAllow || (a.Known && a.Kind == identity.KindHost) == (b.Known && b.Kind == identity.KindHost))
 }
 
 // Clone copies what changes in place and shares the rest.

@@ -3,7 +3,11 @@
 
 package policytable
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"github.com/sluice-net/sluice/model/identity"
+)
 
 // Message is some steps, to be carried out in their order.
 type Message struct {
@@ -30,8 +34,8 @@ type (
 	// SetIdentity says what an identity is; identity class 0: not known.
 	SetIdentity struct {
 		Identity, IdentityClass uint32
-		Kind                    Kind
-		Scope                   Scope
+		Kind                    identity.Kind
+		Scope                   identity.PeerScope
 	}
 	// DefineTable is a whole table. Content.Peers is empty; the rows are here.
 	DefineTable struct {

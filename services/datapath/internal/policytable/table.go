@@ -14,6 +14,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+
+	"github.com/sluice-net/sluice/model/identity"
 )
 
 // ID is the kernel's number of a table: one direction of one policy.
@@ -46,43 +48,12 @@ const MaxIdentityClass IdentityClass = 32768 - 1
 // service. The zero key belongs to no class.
 type ClassKey [16]byte
 
-// Kind is the coarse sort of a peer, as in enum sl_kind.
-type Kind uint8
-
-// The kinds.
-const (
-	KindInCluster Kind = iota
-	KindWorldIPv4
-	KindWorldIPv6
-	KindHost
-	KindRemoteNode
-	KindKubeAPIServer
-	KindUnknown
-	KindOther
-)
-
-// Kinds is how many kinds there are.
-const Kinds = 8
-
-// Scope says which address rules reach a peer, as in enum sl_scope.
-type Scope uint8
-
-// The scopes.
-const (
-	ScopeCluster Scope = iota
-	ScopeNode
-	ScopeOutside
-)
-
-// Scopes is how many scopes there are.
-const Scopes = 3
-
 // Identity is what the tables know of an identity: the kernel's packed entry
 // for it. The zero value is an identity that was never announced.
 type Identity struct {
 	Class IdentityClass
-	Kind  Kind
-	Scope Scope
+	Kind  identity.Kind
+	Scope identity.PeerScope
 	Known bool
 }
 
@@ -109,7 +80,7 @@ type Rule struct {
 type Class = uint16
 
 // PrefixClasses are the classes of the addresses in a prefix, by scope.
-type PrefixClasses = [Scopes]Class
+type PrefixClasses = [identity.PeerScopes]Class
 
 // Content is one direction of one policy.
 type Content struct {
@@ -120,7 +91,7 @@ type Content struct {
 	HostAllow    bool // what no rule decides is allowed for the local host
 	HasAddresses bool // the address side has to be evaluated
 	// DefaultClasses are those of peers without a row, by kind.
-	DefaultClasses [Kinds]Class
+	DefaultClasses [identity.Kinds]Class
 	// AddressClasses are those of addresses in no prefix.
 	AddressClasses PrefixClasses
 	Rules          []Rule                  // number 1 first

@@ -23,7 +23,7 @@ const (
 	knownBit            = 1 << 31
 	kindShift           = 16
 	scopeShift          = 24
-	kindMask, scopeMask = policytable.Kinds - 1, 3
+	kindMask, scopeMask = uint32(identity.Kinds) - 1, 3
 )
 
 // identityPlace is the place of an identity's entry, false if it can have none.
@@ -58,7 +58,7 @@ func unpacked(v uint32) policytable.Identity {
 		return policytable.Identity{}
 	}
 	return policytable.Identity{
-		Class: policytable.IdentityClass(v), Kind: policytable.Kind(v >> kindShift & kindMask), Scope: policytable.Scope(v >> scopeShift & scopeMask), Known: true,
+		Class: policytable.IdentityClass(v), Kind: identity.Kind(v >> kindShift & kindMask), Scope: identity.PeerScope(v >> scopeShift & scopeMask), Known: true,
 	}
 }
 
@@ -75,8 +75,8 @@ func validateIdentity(id identity.Numeric, w policytable.Identity) error {
 	if w.Class == 0 || w.Class > policytable.MaxIdentityClass {
 		return bad("Class: %d is not between 1 and %d", w.Class, policytable.MaxIdentityClass)
 	}
-	if w.Kind >= policytable.Kinds || w.Scope >= policytable.Scopes {
-		return bad("Kind %d, Scope %d: at most %d and %d", w.Kind, w.Scope, policytable.Kinds-1, policytable.Scopes-1)
+	if w.Kind >= identity.Kinds || w.Scope >= identity.PeerScopes {
+		return bad("Kind %d, Scope %d: at most %d and %d", w.Kind, w.Scope, identity.Kinds-1, identity.PeerScopes-1)
 	}
 	return nil
 }

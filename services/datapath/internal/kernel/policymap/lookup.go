@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -168,7 +169,7 @@ func (s *tableStore) place(t policytable.ID, w policytable.Identity, addr netip.
 	}
 	h := s.header(t)
 	if !w.Known {
-		w.Kind, w.Scope = policytable.KindUnknown, 0
+		w.Kind, w.Scope = identity.KindUnknown, 0
 	}
 	p.IdentityClass = h.DefClass[w.Kind]
 	if w.Known {
@@ -180,7 +181,7 @@ func (s *tableStore) place(t policytable.ID, w policytable.Identity, addr netip.
 			p.IdentityClass, p.IdentityRow = policytable.Class(class), true
 		}
 	}
-	if h.Flags&flagAddresses == 0 || w.Scope >= policytable.Scopes {
+	if h.Flags&flagAddresses == 0 || w.Scope >= identity.PeerScopes {
 		return p, nil
 	}
 	p.AddressClass = h.AddrDef[w.Scope]

@@ -79,7 +79,7 @@ func (m *model) lookup(
 ) (v verdict, at Place) {
 	w, ok := m.words[uint32(id)]
 	if !ok {
-		w = policytable.Identity{Kind: policytable.KindUnknown}
+		w = policytable.Identity{Kind: identity.KindUnknown}
 	}
 	class, row := c.Peers[w.Class]
 	if !w.Known || !row {
@@ -98,7 +98,7 @@ func (m *model) lookup(
 		where := valueAt(c, at.AddressClass, point)
 		both = [2]uint16{min(who[0], where[0]), min(who[1], where[1])}
 	}
-	unknown := w.Kind == policytable.KindUnknown
+	unknown := w.Kind == identity.KindUnknown
 	for i, none := range []uint16{noAdminRule, noOtherRule} {
 		if both[i] == none || c.Rules[both[i]-1].Action == 3 {
 			continue
@@ -113,7 +113,7 @@ func (m *model) lookup(
 	switch {
 	case c.DefaultAllow:
 		v.action, v.by = event.ActionAllow, event.ByDefault
-	case c.HostAllow && w.Kind == policytable.KindHost:
+	case c.HostAllow && w.Kind == identity.KindHost:
 		v.action, v.by = event.ActionAllow, event.ByHostAllow
 	case unknown:
 		v.by = event.ByUnknownIdentity
@@ -253,7 +253,7 @@ func (r *randomTable) word() policytable.Identity {
 	if r.IntN(4) == 0 {
 		return policytable.Identity{}
 	}
-	return policytable.Identity{Class: policytable.IdentityClass(1 + r.IntN(20)), Kind: policytable.Kind(r.IntN(8)), Scope: policytable.Scope(r.IntN(3)), Known: true}
+	return policytable.Identity{Class: policytable.IdentityClass(1 + r.IntN(20)), Kind: identity.Kind(r.IntN(8)), Scope: identity.PeerScope(r.IntN(3)), Known: true}
 }
 
 // randomKey is any key of m.

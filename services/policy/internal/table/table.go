@@ -366,6 +366,11 @@ func (b *Blocks) All(f func(netip.Prefix, [identity.PeerScopes]Class)) {
 
 // Builder adds classes to a table; equal nodes and equal lists are stored
 // once. A table may keep its builder to grow.
+//
+// The stream carries lists alone, and the datapath builds its trees from them.
+// The engine builds the same trees for two reasons: Lookup, which Explain and
+// Diff ask, searches them as the programs do, and a policy is refused when it
+// is applied if its tables have more nodes than a kernel has room for.
 type Builder struct {
 	nodes map[Node]uint32
 	class map[uint32]Class

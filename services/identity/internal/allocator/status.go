@@ -53,6 +53,18 @@ func (a *Allocator) Get(n identity.Numeric) (identity.Identity, []string, error)
 	return id, holders, nil
 }
 
+// Find returns a label set with the number that it has, as far as this node
+// knows, or 0: of the cluster, or a node-local one.
+func (a *Allocator) Find(labels label.Canonical, nodeLocal bool) identity.Identity {
+	a.mu.Lock(opRead)
+	defer a.mu.Unlock()
+	id := identity.Identity{Number: a.byText[labels.Text()], Labels: labels}
+	if nodeLocal {
+		id.Number = a.localText[labels.Text()]
+	}
+	return id
+}
+
 // Endpoints describes the holders of a number that were described.
 func (a *Allocator) Endpoints(n identity.Numeric) map[Holder]Workload {
 	a.mu.Lock(opRead)

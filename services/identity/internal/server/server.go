@@ -88,9 +88,12 @@ func (s *Server) AllocateIdentity(ctx context.Context,
 		return nil, statusOf(err)
 	}
 	holder := allocator.ReferenceHolder(req.GetReference())
+	local := req.GetScope() == identityv1.Scope_SCOPE_NODE_LOCAL
 	var id identity.Identity
-	switch req.GetScope() {
-	case identityv1.Scope_SCOPE_NODE_LOCAL:
+	switch {
+	case req.GetValidateOnly():
+		id = s.Allocator.Find(labels, local)
+	case local:
 		id, err = s.Allocator.HoldNodeLocal(ctx, holder, labels)
 	default:
 		id, err = s.Allocator.Hold(ctx, holder, labels, false)
@@ -127,6 +130,9 @@ func (s *Server) ResolveEndpoint(ctx context.Context,
 	w, err := fromWorkload(req)
 	if err != nil {
 		return nil, err
+	}
+	if req.GetValidateOnly() {
+		return &identityv1.ResolveEndpointResponse{Identity: toIdentity(s.Allocator.Find(labels, false))}, nil
 	}
 	id, err := s.Allocator.HoldEndpoint(ctx, endpoint(req.GetOwner()), labels, w)
 	if err != nil {

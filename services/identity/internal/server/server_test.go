@@ -180,6 +180,47 @@ func TestGetIdentityDescribesTheEndpointsThatHoldIt(t *testing.T) {
 	}
 }
 
+func TestValidateOnlyHoldsNothing(t *testing.T) {
+	s := serve(t)
+	web := []*workloadv1.Label{newLabel("k8s", "app", "web")}
+	allocate := func(scope identityv1.Scope, validateOnly bool) *identityv1.Identity {
+		t.Helper()
+		resp, err := s.AllocateIdentity(t.Context(), &identityv1.AllocateIdentityRequest{Reference: "r" + scope.String(), Labels: web, Scope: scope, ValidateOnly: validateOnly})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.GetIdentity()
+	}
+	resolve := func(labels ...*workloadv1.Label) (*identityv1.Identity, error) {
+		resp, err := s.ResolveEndpoint(t.Context(), &identityv1.ResolveEndpointRequest{Owner: owner("c1"), Labels: labels, ValidateOnly: true})
+		return resp.GetIdentity(), err
+	}
+	for _, scope := range []identityv1.Scope{identityv1.Scope_SCOPE_CLUSTER, identityv1.Scope_SCOPE_NODE_LOCAL} {
+		if id := allocate(scope, true); id.GetNumber() != 0 || !proto.Equal(id.GetLabels()[0], web[0]) {
+			t.Errorf("%s: %v before anybody held it, want no number and its labels", scope, id)
+		}
+		if held := allocate(scope, false); allocate(scope, true).GetNumber() != held.GetNumber() {
+			t.Errorf("%s: another number than %d", scope, held.GetNumber())
+		}
+	}
+	if id, err := resolve(web...); err != nil || id.GetNumber() < 256 {
+		t.Errorf("resolved %v, %v, want the number of the set", id, err)
+	}
+	if _, err := resolve(newLabel("reserved", "host", "")); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("reserved label: %v, want INVALID_ARGUMENT", err)
+	}
+	if _, err := resolve(newLabel("k8s", "app", "new")); err != nil {
+		t.Error(err)
+	}
+	st, err := s.GetStatus(t.Context(), &identityv1.GetStatusRequest{})
+	if err != nil || st.GetHeldIdentities() != 1 {
+		t.Errorf("%d identities are held, %v, want the one of the cluster that was allocated", st.GetHeldIdentities(), err)
+	}
+	if n, err := s.ReleaseIdentity(t.Context(), &identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner("c1")}}); err != nil || n.GetReleasedNumber() != 0 {
+		t.Errorf("the owner held %v, %v, want nothing", n, err)
+	}
+}
+
 func TestResolveFiltersSortsAndAddsPorts(t *testing.T) {
 	s := serve(t)
 	resp, err := s.ResolveEndpoint(t.Context(), &identityv1.ResolveEndpointRequest{

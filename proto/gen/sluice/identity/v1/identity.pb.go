@@ -275,7 +275,10 @@ type AllocateIdentityRequest struct {
 	Reference string `protobuf:"bytes,2,opt,name=reference,proto3" json:"reference,omitempty"`
 	// Where the number is to be valid: SCOPE_CLUSTER, also if unspecified, or
 	// SCOPE_NODE_LOCAL, which needs no etcd and never leaves the node.
-	Scope         Scope `protobuf:"varint,3,opt,name=scope,proto3,enum=sluice.identity.v1.Scope" json:"scope,omitempty"`
+	Scope Scope `protobuf:"varint,3,opt,name=scope,proto3,enum=sluice.identity.v1.Scope" json:"scope,omitempty"`
+	// Check the labels and say the label set after filtering, with the number if
+	// one is known here, but hold nothing.
+	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -331,10 +334,18 @@ func (x *AllocateIdentityRequest) GetScope() Scope {
 	return Scope_SCOPE_UNSPECIFIED
 }
 
+func (x *AllocateIdentityRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
 // AllocateIdentityResponse is the answer of AllocateIdentity.
 type AllocateIdentityResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The identity, with the label set after filtering.
+	// The identity, with the label set after filtering. With validate_only its
+	// number is 0 if none is known here.
 	Identity      *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1059,7 +1070,9 @@ type ResolveEndpointRequest struct {
 	// Kubernetes pod; unset without one; as manager.
 	Pod *v1.PodReference `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Addresses of the endpoint; as manager.
-	Addresses     []string `protobuf:"bytes,7,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Addresses []string `protobuf:"bytes,7,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// As in AllocateIdentityRequest; it says nothing of the owner.
+	ValidateOnly  bool `protobuf:"varint,8,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1143,10 +1156,17 @@ func (x *ResolveEndpointRequest) GetAddresses() []string {
 	return nil
 }
 
+func (x *ResolveEndpointRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
 // ResolveEndpointResponse is the answer of ResolveEndpoint.
 type ResolveEndpointResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The identity, with the label set after filtering.
+	// The identity, as in AllocateIdentityResponse.
 	Identity      *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1409,13 +1429,14 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\bIdentity\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x121\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x12/\n" +
-	"\x05scope\x18\x03 \x01(\x0e2\x19.sluice.identity.v1.ScopeR\x05scope\"\xc3\x01\n" +
+	"\x05scope\x18\x03 \x01(\x0e2\x19.sluice.identity.v1.ScopeR\x05scope\"\xe8\x01\n" +
 	"\x17AllocateIdentityRequest\x12>\n" +
 	"\x06labels\x18\x01 \x03(\v2\x19.sluice.workload.v1.LabelB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x02R\x06labels\x12+\n" +
 	"\treference\x18\x02 \x01(\tB\r\xbaH\n" +
 	"r\b\x10\x01\x18\x80\x02(\x80\bR\treference\x12;\n" +
 	"\x05scope\x18\x03 \x01(\x0e2\x19.sluice.identity.v1.ScopeB\n" +
-	"\xbaH\a\x82\x01\x04\x10\x01 \x01R\x05scope\"T\n" +
+	"\xbaH\a\x82\x01\x04\x10\x01 \x01R\x05scope\x12#\n" +
+	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"T\n" +
 	"\x18AllocateIdentityResponse\x128\n" +
 	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\"\x8b\x01\n" +
 	"\x16ReleaseIdentityRequest\x12-\n" +
@@ -1456,7 +1477,7 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x0estore_revision\x18\a \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevisionB\a\n" +
 	"\x05event\"7\n" +
 	"\bBookmark\x12+\n" +
-	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\x87\x03\n" +
+	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\xac\x03\n" +
 	"\x16ResolveEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12<\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x06labels\x12I\n" +
@@ -1465,7 +1486,8 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\amanager\x18\x04 \x01(\tB\a\xbaH\x04r\x02\x18?R\amanager\x12\"\n" +
 	"\anetwork\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\anetwork\x122\n" +
 	"\x03pod\x18\x06 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x120\n" +
-	"\taddresses\x18\a \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x10\"\br\x06\xba\x01\x01%p\x01R\taddresses\"S\n" +
+	"\taddresses\x18\a \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x10\"\br\x06\xba\x01\x01%p\x01R\taddresses\x12#\n" +
+	"\rvalidate_only\x18\b \x01(\bR\fvalidateOnly\"S\n" +
 	"\x17ResolveEndpointResponse\x128\n" +
 	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\"\x12\n" +
 	"\x10GetStatusRequest\"\xf3\x03\n" +

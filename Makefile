@@ -46,12 +46,16 @@ architectures := amd64 arm64
 
 # One image with every program; the runtimes say /var/run where they mean /run.
 .PHONY: images
-images: ## Write bin/images/sluice-<arch>.tar, OCI archives of one image with every program, the same bytes each time
+images: ## Write bin/images/*.tar: OCI archives of one image with every program and one with the development etcd
 	@$(foreach arch,$(architectures), \
 		$(foreach b,$(binaries),GOARCH=$(arch) $(go_build) -o bin/images/$(arch)/$b ./$(main_of_$b) &&) \
 		(cd tools/ociimage && GOWORK=off go run ./cmd/ociimage -output $(CURDIR)/bin/images/sluice-$(arch).tar -name $(IMAGE) -architecture $(arch) \
 			$(foreach b,$(binaries),-file /usr/bin/$b=$(CURDIR)/bin/images/$(arch)/$b) \
-			-dir /run -link /var/run=../run -env PATH=/usr/bin -label org.opencontainers.image.version=$(VERSION)) &&) true
+			-dir /run -link /var/run=../run -env PATH=/usr/bin -label org.opencontainers.image.version=$(VERSION)) && \
+		(cd tools/devetcd && GOWORK=off GOARCH=$(arch) $(go_build) -o $(CURDIR)/bin/images/$(arch)/sluice-devetcd .) && \
+		(cd tools/ociimage && GOWORK=off go run ./cmd/ociimage -output $(CURDIR)/bin/images/sluice-devetcd-$(arch).tar \
+			-name $(IMAGE:sluice.io/sluice:%=sluice.io/sluice-devetcd:%) -architecture $(arch) \
+			-file /usr/bin/sluice-devetcd=$(CURDIR)/bin/images/$(arch)/sluice-devetcd -env PATH=/usr/bin) &&) true
 	@ls bin/images/*.tar
 
 .PHONY: demo

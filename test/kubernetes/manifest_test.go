@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package kubernetes holds the manifests of deploy/kubernetes against the API's
+// types and the programs, and runs the containers that they describe.
+package kubernetes
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-net/sluice/kit/nodefiles"
+)
+
+var deploy = filepath.Join("..", "..", "deploy", "kubernetes")
+
+// binDir is where the programs are.
+func binDir() string {
+	if dir := os.Getenv("SLUICE_BIN"); dir != "" {
+		return dir
+	}
+	return filepath.Join("..", "..", "bin")
+}
+
+func decode[T any](t *testing.T, file string) *T {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(deploy, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := new(T)
+	if err := yaml.UnmarshalStrict(content, v); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	return v
+}
+
+func daemonSet(t *testing.T) *appsv1.DaemonSet {
+	t.Helper()
+	return decode[appsv1.DaemonSet](t, "base/daemonset.yaml")
+}
+
+func etcd(t *testing.T) *appsv1.Deployment {
+	t.Helper()
+	return decode[appsv1.Deployment](t, "etcd-dev/etcd.yaml")
+}
+
+// environment is that of a container, as the kubelet makes it.
+func environment(t *testing.T, c corev1.Container) (env []string) {
+	t.Helper()
+	settings := decode[corev1.ConfigMap](t, "base/settings.yaml")
+	for _, e := range c.Env {
+		value := e.Value
+		switch from := e.ValueFrom; {
+		case from == nil:
+		case from.ConfigMapKeyRef != nil && from.ConfigMapKeyRef.Name == settings.Name:
+			var ok bool
+			if value, ok = settings.Data[from.ConfigMapKeyRef.Key]; !ok {
+				t.Errorf("%s: %s: the settings lack %q", c.Name, e.Name, from.ConfigMapKeyRef.Key)
+			}
+		case from.FieldRef != nil && from.FieldRef.FieldPath == "spec.nodeName":
+			value = "node-1"
+		default:
+			t.Fatalf("%s: %s: a source that the test does not know", c.Name, e.Name)
+		}
+		env = append(env, e.Name+"="+value)
+	}
+	return append(env, "PATH=/usr/bin") // of the image
+}
+
+func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
+	decode[corev1.Namespace](t, "base/namespace.yaml")
+	if a := decode[corev1.ServiceAccount](t, "base/serviceaccount.yaml"); *a.AutomountServiceAccountToken {
+		t.Error("the service account gives its token to every container")
+	}
+	for _, dir := range []string{"base", "etcd-dev"} {
+		type kustomization struct {
+			APIVersion string   `json:"apiVersion"`
+			Kind       string   `json:"kind"`
+			Namespace  string   `json:"namespace"`
+			Resources  []string `json:"resources"`
+		}
+		k := decode[kustomization](t, filepath.Join(dir, "kustomization.yaml"))
+		named := slices.DeleteFunc(k.Resources, func(r string) bool { return r == "../base" })
+		named = append(named, "kustomization.yaml")
+		var there []string
+		files, err := os.ReadDir(filepath.Join(deploy, dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			there = append(there, f.Name())
+			var object struct {
+				Metadata struct {
+					Name, Namespace string
+				} `json:"metadata"`
+				Kind string `json:"kind"`
+			}
+			content, err := os.ReadFile(filepath.Join(deploy, dir, f.Name()))
+			if err != nil || yaml.Unmarshal(content, &object) != nil {
+				t.Fatal(f.Name(), err)
+			}
+			if namespaced := object.Kind != "Namespace" && object.Kind != "Kustomization"; namespaced &&
+				object.Metadata.Namespace != k.Namespace {
+				t.Errorf("%s is in the namespace %q, want %q", f.Name(), object.Metadata.Namespace, k.Namespace)
+			}
+		}
+		slices.Sort(named)
+		if !slices.Equal(named, there) {
+			t.Errorf("%s: the kustomization names %v, the directory has %v", dir, named, there)
+		}
+	}
+}
+
+// TestRightsAreThoseOfTheServices: users, capabilities and the file system of
+// each container are what the service is documented to run with.
+func TestRightsAreThoseOfTheServices(t *testing.T) {
+	ds := daemonSet(t)
+	pod := ds.Spec.Template.Spec
+	if pod.HostPID || pod.HostIPC || !pod.HostNetwork || *pod.AutomountServiceAccountToken ||
+		pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+		t.Errorf("the pod has other namespaces, a token or no seccomp profile: %+v", pod)
+	}
+	unit, err := os.ReadFile(filepath.Join("..", "..", "deploy", "systemd", "sluice-datapath.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, line, _ := strings.Cut(string(unit), "\nCapabilityBoundingSet=")
+	line, _, _ = strings.Cut(line, "\n")
+	datapath := strings.Fields(strings.ReplaceAll(line, "CAP_", ""))
+	type rights struct {
+		uid          int64
+		capabilities []string
+	}
+	want := map[string]rights{"cni": {uid: 0}}
+	for _, s := range nodefiles.Services() {
+		want[s.Name] = rights{uid: int64(s.UID)}
+		if s.BPF {
+			want[s.Name] = rights{0, append(datapath, "SETUID", "SETGID")}
+		}
+	}
+	for _, c := range pod.Containers {
+		w, ok := want[c.Name]
+		if !ok {
+			t.Errorf("%s is no container of the pod", c.Name)
+			continue
+		}
+		delete(want, c.Name)
+		s := c.SecurityContext
+		var added []string
+		for _, a := range s.Capabilities.Add {
+			added = append(added, string(a))
+		}
+		if *s.RunAsUser != w.uid || *s.RunAsGroup != 65700 || !slices.Equal(added, w.capabilities) ||
+			fmt.Sprint(s.Capabilities.Drop) != "[ALL]" || s.Privileged != nil || *s.AllowPrivilegeEscalation ||
+			!*s.ReadOnlyRootFilesystem {
+			t.Errorf("%s runs as %d:%d with %v, want %+v: %+v", c.Name, *s.RunAsUser, *s.RunAsGroup, added, w, s)
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("the pod lacks %v", want)
+	}
+	if len(pod.InitContainers) != 1 || !*pod.InitContainers[0].SecurityContext.Privileged {
+		t.Error("want one init container, which is privileged")
+	}
+	for _, c := range etcd(t).Spec.Template.Spec.Containers {
+		if s := c.SecurityContext; s.Capabilities.Add != nil || s.Privileged != nil || !*s.ReadOnlyRootFilesystem {
+			t.Errorf("%s has rights: %+v", c.Name, s)
+		}
+	}
+}
+
+// TestEverySettingExists asks the programs themselves.
+func TestEverySettingExists(t *testing.T) {
+	pod := daemonSet(t).Spec.Template.Spec
+	for _, c := range append(pod.InitContainers, pod.Containers...) {
+		if c.ImagePullPolicy != corev1.PullIfNotPresent {
+			t.Errorf("%s: an image that was imported would be pulled", c.Name)
+		}
+		args := slices.Concat(c.Command[1:], c.Args)
+		if c.Command[0] == "sluice" {
+			args = append(args, "--help")
+		} else {
+			args = append(args, "--print-config")
+		}
+		cmd := exec.Command(filepath.Join(binDir(), c.Command[0]), args...) //nolint:gosec // of the manifest
+		cmd.Env = environment(t, c)
+		var out, errOut bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errOut
+		if err := cmd.Run(); err != nil {
+			t.Errorf("%s %v: %v: %s", c.Command[0], args, err, errOut.String())
+		}
+		// A variable that names no setting is not an error of the program.
+		if have := strings.Count(out.String(), "# environment\n"); have != len(c.Env) {
+			t.Errorf("%s: %d settings come from the environment, want %d:\n%s", c.Name, have, len(c.Env), out.String())
+		}
+	}
+}
+
+func TestProbesAskTheAddressThatAnswers(t *testing.T) {
+	ports := map[int32]string{}
+	for _, c := range daemonSet(t).Spec.Template.Spec.Containers {
+		live, ready := c.LivenessProbe.HTTPGet, c.ReadinessProbe.HTTPGet
+		port := ready.Port.IntVal
+		want := fmt.Sprintf("--health-address=127.0.0.1:%d", port)
+		if live.Port != ready.Port || live.Host != "127.0.0.1" || ready.Host != "127.0.0.1" ||
+			live.Path != "/livez" || ready.Path != "/readyz" || !slices.Contains(c.Args, want) {
+			t.Errorf("%s: %+v and %+v, args %v", c.Name, live, ready, c.Args)
+		}
+		if other, twice := ports[port]; twice {
+			t.Errorf("%s and %s have the port %d", c.Name, other, port)
+		}
+		ports[port] = c.Name
+		if uid := int32(*c.SecurityContext.RunAsUser); uid != 0 && port != uid-1000 {
+			t.Errorf("%s: port %d, want %d", c.Name, port, uid-1000)
+		}
+	}
+}
+
+// TestVolumesAndMountsFit: whatever is mounted exists, and no more.
+func TestVolumesAndMountsFit(t *testing.T) {
+	for name, pod := range map[string]corev1.PodSpec{
+		"sluice": daemonSet(t).Spec.Template.Spec, "etcd": etcd(t).Spec.Template.Spec,
+	} {
+		used := map[string]bool{}
+		for _, c := range append(pod.InitContainers, pod.Containers...) {
+			for _, m := range c.VolumeMounts {
+				used[m.Name] = true
+			}
+		}
+		for _, v := range pod.Volumes {
+			if v.HostPath == nil || !used[v.Name] {
+				t.Errorf("%s: the volume %s is not of the machine, or not mounted", name, v.Name)
+			}
+			delete(used, v.Name)
+		}
+		if len(used) > 0 {
+			t.Errorf("%s: no volumes %v", name, used)
+		}
+	}
+}

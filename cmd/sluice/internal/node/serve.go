@@ -83,8 +83,12 @@ func serve(ctx context.Context, inv *invocation.Invocation, c configuration, add
 // note tells of a look whose result is another than before.
 func (w *writer) note(err error) {
 	before := w.state.Swap(&err)
-	if err != nil && before != nil && (*before == nil || (*before).Error() != err.Error()) {
+	switch {
+	case err == nil || before == nil || *before != nil && (*before).Error() == err.Error():
+	case w.written:
 		w.log.Error("not ready", log.Err(err))
+	default:
+		w.log.Info("waiting", log.Err(err))
 	}
 }
 

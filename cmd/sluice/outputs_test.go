@@ -38,7 +38,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		SourcePort:         4000, DestinationPort: 80, Protocol: 6, TcpFlags: 0x12, SourceIdentity: 300,
 		SourceLabels: []*workloadv1.Label{nodetest.Label("app", "web")}, Reply: true,
 		Ingress: &datapathv1.SideVerdict{
-			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: 17, Rule: 1, DecidedBy: "rule",
+			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: 17, Rule: 1, DecidedBy: netv1.DecidedBy_DECIDED_BY_RULE,
 			RuleSources: []string{"NetworkPolicy shop/web"},
 		},
 	}}

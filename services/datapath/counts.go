@@ -14,18 +14,12 @@ import (
 type counts struct{ node *node }
 
 // Packets implements server.Counts.
-func (c counts) Packets() ([]server.Counter, error) {
+func (c counts) Packets() ([]event.Counter, error) {
 	counters, err := c.node.Kernel.Events.Metrics()
 	if err != nil {
 		return nil, fmt.Errorf("read counters: %w", err)
 	}
-	var all []server.Counter
-	for _, k := range counters {
-		all = append(all, server.Counter{
-			Reason: k.Reason.String(), Egress: k.Direction == event.Egress, Dropped: k.Reason.Dropped(), Packets: k.Packets, Bytes: k.Bytes,
-		})
-	}
-	return all, nil
+	return counters, nil
 }
 
 // EventsLost implements server.Counts.

@@ -67,7 +67,7 @@ func TestKernelLossIsToldThoughNoEventFollows(t *testing.T) {
 	sent := w.counted(event.DropSpoofedIP) - before
 	seen, lost := uint64(0), uint64(0)
 	w.await(reader, func(e observe.Event) bool {
-		if e.Reason == event.DropSpoofedIP.String() {
+		if e.Reason == uint32(event.DropSpoofedIP) {
 			seen++
 		}
 		lost += uint64(e.KernelLost)
@@ -91,7 +91,8 @@ func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
 		}
 		e := w.await(reader, func(e observe.Event) bool { return e.Type == observe.PolicyVerdict && e.Destination == addr })
 		if e.Owner != a.owner.String() || e.OtherOwner != b.owner.String() || e.Verdict != observe.Forwarded || e.Reply ||
-			e.Sender.Slot != a.ep.Slot || e.Receiver.Slot != b.ep.Slot || e.Sender.By == "" || e.Receiver.Verdict != observe.Forwarded {
+			e.Sender.Slot != a.ep.Slot || e.Receiver.Slot != b.ep.Slot || e.Sender.By == 0 ||
+			e.Receiver.Verdict != observe.Forwarded {
 			t.Errorf("event %+v", e)
 		}
 		x, err := w.node.Kernel.Explainer.Explain(conntrack.Tuple{Initiator: e.Source, Responder: addr, Protocol: e.Protocol})

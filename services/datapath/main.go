@@ -26,7 +26,6 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
@@ -127,9 +126,6 @@ func newServer(p *process.Process, cfg Config, n *node, called services, records
 	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: called.identity}
 	if n.Policy != nil {
 		s.Rules = &n.Policy.History
-	}
-	for _, r := range event.Reasons() {
-		s.Reasons = append(s.Reasons, r.String())
 	}
 	if err := p.Metrics.Register(s.Metrics()); err != nil {
 		return nil, err

@@ -729,7 +729,8 @@ func TestKernelBadFieldIsNamedAndStatusSaysReady(t *testing.T) {
 		t.Errorf("an MTU of 70000: %v", err)
 	}
 	st, err := n.datapath.GetStatus(t.Context(), &datapathv1.GetStatusRequest{})
-	if err != nil || !st.GetAddReady() || len(st.GetService().GetProblems()) != 0 || st.GetPolicyMode() != "none" {
+	if err != nil || !st.GetAddReady() || len(st.GetService().GetProblems()) != 0 ||
+		st.GetPolicyMode() != datapathv1.PolicyMode_POLICY_MODE_NONE {
 		t.Errorf("status %v, %v", st, err)
 	}
 }

@@ -159,7 +159,7 @@ func TestKernelSpoofedSourceIsDroppedWithItsReason(t *testing.T) {
 		if err != nil {
 			t.Fatalf("no event of the spoofed packet: %v", err)
 		}
-		if e.Reason != event.DropSpoofedIP.String() {
+		if e.Reason != uint32(event.DropSpoofedIP) {
 			continue
 		}
 		if e.Owner != a.owner.String() || e.Verdict != observe.Dropped || !e.Egress || e.Source.Addr().String() != "10.99.0.77" {

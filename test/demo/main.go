@@ -283,13 +283,14 @@ func (d *demo) counters(ctx context.Context) (map[string]counter, error) {
 		if c.GetPackets() == 0 {
 			continue
 		}
-		sum := all[c.GetReason()]
+		reason := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(c.GetReason().String(), "REASON_"), "_", "-"))
+		sum := all[reason]
 		sum.packets += c.GetPackets()
 		sum.verdict = "forwarded"
 		if c.GetDropped() {
 			sum.verdict = "dropped"
 		}
-		all[c.GetReason()] = sum
+		all[reason] = sum
 	}
 	return all, nil
 }

@@ -168,7 +168,7 @@ func (d *demo) denied(ctx context.Context, from pod.Pod, to netip.AddrPort) erro
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	events, err := datapathv1.NewObserverServiceClient(conn).Observe(ctx, &datapathv1.ObserveRequest{
-		Follow: true, Since: timestamppb.Now(), Reasons: []string{"policy-denied"},
+		Follow: true, Since: timestamppb.Now(), Reasons: []datapathv1.Reason{datapathv1.Reason_REASON_POLICY_DENIED},
 		Prefixes: []string{to.Addr().String() + "/" + fmt.Sprint(to.Addr().BitLen())}, Ports: []uint32{uint32(to.Port())},
 	})
 	if err != nil {

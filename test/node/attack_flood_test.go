@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -112,7 +113,7 @@ func TestKernelAnAllowedFloodFromOutsideHasABudget(t *testing.T) {
 		source := netip.AddrFrom4([4]byte{203, 0, 113, byte(10 + i%200)})
 		return segment{from: at(source, port(i/200)), to: at(open.IPv4, 5000), flags: datagram}
 	})
-	if n.counters(t)["connection-budget"] == 0 {
+	if n.counters(t)[datapathv1.Reason_REASON_CONNECTION_BUDGET] == 0 {
 		t.Error("nothing was dropped for the budget of what comes from outside")
 	}
 	wantAllowed(t, victim, web, 8080)

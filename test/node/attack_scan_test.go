@@ -9,6 +9,7 @@ import (
 	"os"
 	"testing"
 
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -73,7 +74,7 @@ func TestKernelDeniedPortsCannotBeScanned(t *testing.T) {
 func (n *testNode) drops(t *testing.T) (sum uint64) {
 	t.Helper()
 	counters := n.counters(t)
-	for _, reason := range append([]string{"malformed"}, deniedReasons...) {
+	for _, reason := range append([]datapathv1.Reason{datapathv1.Reason_REASON_MALFORMED}, deniedReasons...) {
 		sum += counters[reason]
 	}
 	return sum

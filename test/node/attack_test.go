@@ -130,7 +130,7 @@ func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
 	}
 }
 
-var deniedReasons = []string{policyDenied, "connection-invalid"}
+var deniedReasons = []datapathv1.Reason{policyDenied, datapathv1.Reason_REASON_CONNECTION_INVALID}
 
 // revokedConnection is one whose ends count what arrives after the revocation.
 type revokedConnection struct {

@@ -145,7 +145,7 @@ func TestKernelBareSYNIsNoReply(t *testing.T) {
 	pods := n.addPods(t, "web", "client")
 	web, client := pods[0], pods[1]
 	enforce(t, policies, silentWeb)
-	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{policyDenied}})
+	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 	c := connect(t, client, web, web.IPv4, 8080)
 	push(t, c.server, c.client, "before")
 	local := c.client.LocalAddr().(*net.TCPAddr)
@@ -167,7 +167,7 @@ func TestKernelBareSYNIsNoReply(t *testing.T) {
 func TestKernelForgedTunnelPacketsAreDropped(t *testing.T) {
 	n := newNode(t)
 	client := n.addPods(t, "client")[0]
-	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{"tunnel-port"}})
+	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{datapathv1.Reason_REASON_TUNNEL_PORT}})
 	for _, text := range n.datapathStatus(t).GetNodeAddresses() {
 		address := netip.MustParseAddr(text)
 		const vxlan = 4789

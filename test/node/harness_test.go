@@ -279,7 +279,7 @@ func receiveAll[T any](stream grpc.ServerStreamingClient[T]) ([]*T, error) {
 }
 
 // counters reads the packet counters, by reason, both directions summed.
-func (n *testNode) counters(t testing.TB) map[string]uint64 {
+func (n *testNode) counters(t testing.TB) map[datapathv1.Reason]uint64 {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -287,7 +287,7 @@ func (n *testNode) counters(t testing.TB) map[string]uint64 {
 	if err != nil {
 		t.Fatalf("status of the datapath: %v", err)
 	}
-	sums := make(map[string]uint64)
+	sums := make(map[datapathv1.Reason]uint64)
 	for _, c := range status.GetPacketCounters() {
 		sums[c.GetReason()] += c.GetPackets()
 	}

@@ -319,7 +319,7 @@ func TestKernelLearnedAddressIsOpenWhenTheAnswerComes(t *testing.T) {
 	client := n.addPods(t, "client")[0]
 	world := n.outside(t)
 	serve(t, world, 7003)
-	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{policyDenied}})
+	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 	wantAllowed(t, client, world, 7003)
 	enforce(t, policies, `
 apiVersion: cilium.io/v2
@@ -372,7 +372,7 @@ func TestKernelReusedAddressInheritsNothing(t *testing.T) {
 	web, client := pods[0], pods[1]
 	serve(t, web, 7003)
 	enforce(t, policies, webAndClient(7003))
-	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{policyDenied}})
+	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 	const sourcePort = 4242
 	exchangeFrom := func(p pod.Pod, to netip.Addr) error {
 		local, _ := sameFamily(p, to)

@@ -195,7 +195,7 @@ func killWhileApplying(t *testing.T, n *testNode, policies policyv1.PolicyServic
 				t.Errorf("the open connection, allowed by every revision: %v", err)
 			}
 			wantAllowed(t, client, web, 8080)
-			flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{policyDenied}})
+			flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 			n.wantDenied(t, flows, client, web, 8081)
 			n.wantDenied(t, flows, stranger, web, 8080)
 			waitUntil(t, "the tables take what they took", func() error {

@@ -25,8 +25,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// Reasons, as docs/datapath.md lists them.
-const policyDenied = "policy-denied"
+const policyDenied = datapathv1.Reason_REASON_POLICY_DENIED
 
 // policies is a client to the policy service of the node.
 func (n *testNode) policies(t *testing.T) policyv1.PolicyServiceClient {

@@ -69,7 +69,7 @@ func TestKernelPoliciesDecideWhoTalks(t *testing.T) {
 	pods := n.addPods(t, "web", "client", "stranger")
 	web, client, stranger := pods[0], pods[1], pods[2]
 	serve(t, web, 8080, 8081, 8443)
-	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{policyDenied}})
+	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 
 	// Before there is a policy everybody talks.
 	wantAllowed(t, client, web, 8081)
@@ -135,7 +135,7 @@ func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
 	pods := n.addPods(t, "web", "client")
 	web, client := pods[0], pods[1]
 	serve(t, web, 8080)
-	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{policyDenied}})
+	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 	for _, address := range web.Addresses() {
 		enforce(t, policies, webAndClient(8080, 8081))
 		ctx, cancel := deadline(t)
@@ -216,7 +216,7 @@ func TestKernelPolicyServiceMayBeAway(t *testing.T) {
 	web, client, stranger := pods[0], pods[1], pods[2]
 	serve(t, web, 8080)
 	enforce(t, policies, webAndClient(8080))
-	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{policyDenied}})
+	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 	ctx, cancel := deadline(t)
 	defer cancel()
 	open, err := client.Dial(ctx, netip.AddrPortFrom(web.IPv4, 8080))
@@ -333,7 +333,7 @@ func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 			return nil
 		})
 		wantAllowed(t, client, web, 8080)
-		flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{policyDenied}}) // it ends with the datapath
+		flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}}) // it ends with the datapath
 		n.wantDenied(t, flows, stranger, web, 8080)
 
 		ctx, cancel := deadline(t)

@@ -15,13 +15,14 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/devnode"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
 // Names of counters, as docs/datapath.md lists them.
 const (
-	deliveredLocal = "forwarded-to-pod"
-	fromStack      = "forwarded-from-stack"
+	deliveredLocal = datapathv1.Reason_REASON_FORWARDED_TO_POD
+	fromStack      = datapathv1.Reason_REASON_FORWARDED_FROM_STACK
 )
 
 // conversation is one TCP connection on which both ends talk in turn.

@@ -192,7 +192,7 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 	}
 	x := explanation{
 		From: from.String(), To: to.String(), Protocol: ports.ProtocolText(conn.Protocol), Port: conn.Port,
-		Verdict: output.Enum(r.GetVerdict(), "VERDICT_"), Reason: r.GetReason(),
+		Verdict: output.Enum(r.GetVerdict(), "VERDICT_"), Reason: output.Enum(r.GetReason(), "REASON_"),
 		Source: explainedPeerOf(r.GetSource()), Dest: explainedPeerOf(r.GetDestination()),
 		Egress: explainedSideOf(r.GetEgress()), Ingress: explainedSideOf(r.GetIngress()),
 	}
@@ -200,11 +200,14 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 		x.Connection = &trackedConnection{
 			Initiator: endText(t.GetInitiatorAddress(), t.GetInitiatorPort()),
 			Responder: endText(t.GetResponderAddress(), t.GetResponderPort()),
-			Protocol:  ports.ProtocolText(uint32(t.GetProtocol())), State: t.GetState(),
-			LastSeen: output.When(t.GetLastSeen()),
-			Current:  t.GetCurrent(), EgressRule: t.GetEgressRule(), IngressRule: t.GetIngressRule(),
-			NextVerdict: output.Enum(t.GetNextVerdict(), "VERDICT_"), NextReason: t.GetNextReason(),
+			Protocol:  ports.ProtocolText(uint32(t.GetProtocol())),
+			LastSeen:  output.When(t.GetLastSeenTime()),
+			Current:   t.GetCurrent(), EgressRule: t.GetEgressRule(), IngressRule: t.GetIngressRule(),
+			NextVerdict: output.Enum(t.GetNextVerdict(), "VERDICT_"), NextReason: output.Enum(t.GetNextReason(), "REASON_"),
 		}
+	}
+	for _, s := range r.GetConnection().GetStates() {
+		x.Connection.State = append(x.Connection.State, output.Enum(s, "CONNECTION_STATE_"))
 	}
 	return inv.Show(x, func(w io.Writer) { x.lines(w, ports.ServiceText(conn.Protocol, conn.Port), conn.SourcePort) })
 }

@@ -28,7 +28,7 @@ func (f *observer) Explain(_ context.Context, r *datapathv1.ExplainRequest) (*da
 		return nil, status.Error(codes.NotFound, "neither address belongs to an endpoint of this node")
 	}
 	return &datapathv1.ExplainResponse{
-		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "policy-denied",
+		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: datapathv1.Reason_REASON_POLICY_DENIED,
 		Source: &datapathv1.ExplainedPeer{
 			Identity: 300, Known: true, NodeClass: 4,
 			Owner: &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, Slot: 1, IpcachePrefix: "10.244.0.2/32",
@@ -37,19 +37,21 @@ func (f *observer) Explain(_ context.Context, r *datapathv1.ExplainRequest) (*da
 		Destination: &datapathv1.ExplainedPeer{Identity: 301, IpcachePrefix: "10.244.0.3/32"},
 		Egress: &datapathv1.ExplainedSide{Verdict: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED,
-			Table:   verdict.TableAllow, DecidedBy: "no-table",
+			Table:   verdict.TableAllow, DecidedBy: netv1.DecidedBy_DECIDED_BY_NO_POLICY,
 		}},
 		Ingress: &datapathv1.ExplainedSide{
 			Verdict: &datapathv1.SideVerdict{
 				Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Rule: 2,
-				Generation: 9, Revision: 6, DecidedBy: "rule", RuleSources: []string{"NetworkPolicy shop/db"},
+				Generation: 9, Revision: 6, DecidedBy: netv1.DecidedBy_DECIDED_BY_RULE,
+				RuleSources: []string{"NetworkPolicy shop/db"},
 			},
 			IdentityClass: 3, IdentityRow: true, AddressClass: 1, AddressPrefix: "10.244.0.0/24",
 		},
 		Connection: &datapathv1.Connection{
 			InitiatorAddress: "10.244.0.2", InitiatorPort: 4000, ResponderAddress: "10.244.0.3", ResponderPort: 80, Protocol: 6,
-			State: []string{"established"}, LastSeen: timestamppb.New(time.Now().Add(-3 * time.Second)), IngressRule: 1,
-			NextVerdict: datapathv1.Verdict_VERDICT_DROPPED, NextReason: "policy-denied",
+			States:       []datapathv1.ConnectionState{datapathv1.ConnectionState_CONNECTION_STATE_ESTABLISHED},
+			LastSeenTime: timestamppb.New(time.Now().Add(-3 * time.Second)), IngressRule: 1,
+			NextVerdict: datapathv1.Verdict_VERDICT_DROPPED, NextReason: datapathv1.Reason_REASON_POLICY_DENIED,
 		},
 	}, nil
 }
@@ -133,8 +135,8 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 		},
 		Endpoints: []*datapathv1.EndpointStateCount{{State: datapathv1.EndpointState_ENDPOINT_STATE_READY, Count: 2}},
 		PacketCounters: []*datapathv1.PacketCounter{
-			{Reason: "no-route", Direction: netv1.Direction_DIRECTION_EGRESS, Dropped: true, Packets: 4, Bytes: 400},
-			{Reason: "unused", Direction: netv1.Direction_DIRECTION_EGRESS},
+			{Reason: datapathv1.Reason_REASON_NO_ROUTE, Direction: netv1.Direction_DIRECTION_EGRESS, Dropped: true, Packets: 4, Bytes: 400},
+			{Reason: datapathv1.Reason_REASON_HAIRPIN, Direction: netv1.Direction_DIRECTION_EGRESS},
 		},
 	}
 	if f.node.Healthy {
@@ -155,11 +157,11 @@ func (f *observer) Observe(r *datapathv1.ObserveRequest,
 	s grpc.ServerStreamingServer[datapathv1.ObserveResponse],
 ) error {
 	f.node.Observed <- r
-	if i := slices.Index(r.GetReasons(), "nonsense"); i >= 0 {
-		field := fmt.Sprintf("reasons[%d]", i)
+	if i := slices.Index(r.GetPorts(), 1); i >= 0 {
+		field := fmt.Sprintf("ports[%d]", i)
 		return rpcerr.New(codes.InvalidArgument, rpcerr.Reason{Domain: "datapath.sluice.io", Name: "INVALID"},
 			errors.New("a text that is for people"),
-			rpcerr.Field(field, field+`: "nonsense" is none of spoofed-ip, no-route`),
+			rpcerr.Field(field, field+": is none that this node has"),
 			rpcerr.Field("selectors[0].requirements[1].key", "must be shorter"))
 	}
 	for _, flow := range f.node.Flows {
@@ -169,7 +171,8 @@ func (f *observer) Observe(r *datapathv1.ObserveRequest,
 	}
 	for _, m := range []*datapathv1.ObserveResponse{
 		{Event: &datapathv1.ObserveResponse_Flow{Flow: &datapathv1.Flow{
-			Time: timestamppb.New(time.Unix(1e9, 0)), Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "spoofed-ip",
+			Time: timestamppb.New(time.Unix(1e9, 0)), Verdict: datapathv1.Verdict_VERDICT_DROPPED,
+			Reason:    datapathv1.Reason_REASON_SPOOFED_IP,
 			Direction: netv1.Direction_DIRECTION_EGRESS,
 			Owner:     &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, SourceAddress: "198.51.100.7",
 			DestinationAddress: "10.244.0.2",

@@ -54,7 +54,7 @@ type Node struct {
 
 	IPAM        *ipam
 	Policy      *policy
-	PolicyMode  string
+	PolicyMode  datapathv1.PolicyMode
 	Judged      *datapathv1.ExplainRequest
 	Differences []*datapathv1.Difference
 	Flows       []*datapathv1.Flow
@@ -71,7 +71,7 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		commands: commands, RunDir: dir,
 		Servers: map[string]*grpc.Server{}, Health: map[string]*health.Server{},
 		Observed: make(chan *datapathv1.ObserveRequest, 1), AddReady: true, Identity: &identity{}, IPAM: &ipam{},
-		Policy: newPolicy(), PolicyMode: "none",
+		Policy: newPolicy(), PolicyMode: datapathv1.PolicyMode_POLICY_MODE_NONE,
 	}
 	for _, service := range []string{"identity", "ipam", "policy", "datapath"} {
 		if err := os.Mkdir(filepath.Join(dir, service), 0o750); err != nil {

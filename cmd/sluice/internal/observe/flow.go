@@ -52,7 +52,8 @@ func flowOf(m *datapathv1.ObserveResponse) flow {
 	}
 	f := m.GetFlow()
 	shown := flow{
-		Time: output.When(f.GetTime()), Verdict: output.Enum(f.GetVerdict(), "VERDICT_"), Reason: f.GetReason(),
+		Time: output.When(f.GetTime()), Verdict: output.Enum(f.GetVerdict(), "VERDICT_"),
+		Reason:    output.Enum(f.GetReason(), "REASON_"),
 		Direction: output.Enum(f.GetDirection(), "DIRECTION_"), Slot: f.GetSlot(),
 		Source: f.GetSourceAddress(), SourcePort: f.GetSourcePort(),
 		SourceIdentity: f.GetSourceIdentity(),
@@ -65,9 +66,7 @@ func flowOf(m *datapathv1.ObserveResponse) flow {
 		SourceLabels:      workload.LabelTextsInOrder(f.GetSourceLabels()),
 		DestinationLabels: workload.LabelTextsInOrder(f.GetDestinationLabels()),
 		TCPFlags:          tcpFlagsText(f.GetTcpFlags()), Reply: f.GetReply(),
-	}
-	if f.GetType() != datapathv1.FlowType_FLOW_TYPE_UNSPECIFIED {
-		shown.Type = output.Enum(f.GetType(), "FLOW_TYPE_")
+		Type: output.Enum(f.GetType(), "FLOW_TYPE_"),
 	}
 	if f.GetOwner() != nil {
 		o := workload.OwnerOf(f.GetOwner())

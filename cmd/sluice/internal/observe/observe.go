@@ -124,7 +124,7 @@ func enumNamed[E ~int32](flag, text, prefix string, values map[string]int32) (E,
 }
 
 func (o *flags) request(now time.Time) (*datapathv1.ObserveRequest, error) {
-	req := &datapathv1.ObserveRequest{Follow: o.follow, Reasons: o.reasons}
+	req := &datapathv1.ObserveRequest{Follow: o.follow}
 	if o.since < 0 {
 		return nil, invocation.Usagef("--since: %s is negative", o.since)
 	}
@@ -190,6 +190,13 @@ func (o *flags) request(now time.Time) (*datapathv1.ObserveRequest, error) {
 			return nil, invocation.Usagef("--label: %w", err)
 		}
 		req.Selectors = append(req.Selectors, sel)
+	}
+	for _, s := range o.reasons {
+		r, err := enumNamed[datapathv1.Reason]("--reason", s, "REASON_", datapathv1.Reason_value)
+		if err != nil {
+			return nil, err
+		}
+		req.Reasons = append(req.Reasons, r)
 	}
 	for _, s := range o.verdicts {
 		v, err := enumNamed[datapathv1.Verdict]("--verdict", s, "VERDICT_", datapathv1.Verdict_value)

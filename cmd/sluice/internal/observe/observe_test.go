@@ -23,17 +23,17 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Flows = []*datapathv1.Flow{{
 		Type: datapathv1.FlowType_FLOW_TYPE_DROP, Time: timestamppb.New(time.Unix(1e9, 0)),
-		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "policy-denied",
+		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: datapathv1.Reason_REASON_POLICY_DENIED,
 		Direction: netv1.Direction_DIRECTION_INGRESS, SourceAddress: "10.244.0.2",
 		DestinationAddress: "10.244.0.3", Protocol: 6, SourcePort: 4000, DestinationPort: 80,
 		SourceIdentity: 300, DestinationIdentity: 301, SourceLabels: []*workloadv1.Label{nodetest.Label("app", "client")}, TcpFlags: 2, Length: 74,
 		Egress: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: verdict.TableAllow,
-			DecidedBy: "no-table",
+			DecidedBy: netv1.DecidedBy_DECIDED_BY_NO_POLICY,
 		},
 		Ingress: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Rule: 2, Revision: 6,
-			DecidedBy: "rule", RuleSources: []string{"NetworkPolicy shop/db spec"},
+			DecidedBy: netv1.DecidedBy_DECIDED_BY_RULE, RuleSources: []string{"NetworkPolicy shop/db spec"},
 		},
 	}}
 	out, _ := n.Want(t, 0, "observe", "--label", "app=web,tier in (a,b)", "--label", "!x", "--verdict", "dropped,audited",
@@ -66,11 +66,11 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 		t.Error("a selector with a mistake was sent")
 	}
 	// The service names the field, and the answer of the command the flag.
-	_, errOut = n.Want(t, invocation.ExitUsage, "observe", "--reason", "nonsense", "--label", "app")
+	_, errOut = n.Want(t, invocation.ExitUsage, "observe", "--port", "1", "--label", "app")
 	<-n.Observed
-	nodetest.WantLines(t, errOut, `sluice: --reason: "nonsense" is none of spoofed-ip, no-route`,
+	nodetest.WantLines(t, errOut, "sluice: --port: is none that this node has",
 		"--label: must be shorter")
-	for _, bad := range [][]string{{"--label", " "}, {"--verdict", "lost"}, {"--type", "unspecified"}} {
+	for _, bad := range [][]string{{"--label", " "}, {"--verdict", "lost"}, {"--type", "unspecified"}, {"--reason", "nonsense"}} {
 		_, errOut := n.Want(t, invocation.ExitUsage, append([]string{"observe"}, bad...)...)
 		if bad[0] != "--label" && !strings.Contains(errOut, "is not one of ") {
 			t.Errorf("%q: %s", bad, errOut)
@@ -89,7 +89,7 @@ func TestObserveSendsItsCriteria(t *testing.T) {
 		r.GetPrefixes()[0] != "10.0.0.0/8" || r.GetPrefixes()[1] != "fd00::1/128" ||
 		r.GetDirection() != netv1.Direction_DIRECTION_EGRESS ||
 		r.GetProtocols()[0] != 17 || r.GetProtocols()[1] != 47 || r.GetPorts()[0] != 53 || r.GetIdentities()[0] != 300 ||
-		r.GetReasons()[0] != "spoofed-ip" {
+		r.GetReasons()[0] != datapathv1.Reason_REASON_SPOOFED_IP {
 		t.Errorf("request %v", r)
 	}
 	n.Want(t, 0, "observe", "--container", "0123")

@@ -69,8 +69,11 @@ func Printable(s string) string {
 }
 
 // Enum is the last word of an enum's name, in lower case: READY of
-// ENDPOINT_STATE_READY is "ready".
+// ENDPOINT_STATE_READY is "ready". It is empty for what is not specified.
 func Enum(name fmt.Stringer, prefix string) string {
+	if name.String() == prefix+"UNSPECIFIED" {
+		return ""
+	}
 	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name.String(), prefix), "_", "-"))
 }
 

@@ -93,10 +93,8 @@ func sideExplanationOf(s *policyv1.SideExplanation) *sideExplanation {
 		Subject: s.GetSubject(), SubjectLabels: workload.LabelTextsInOrder(s.GetSubjectLabels()),
 		Peer: s.GetPeer(), PeerLabels: workload.LabelTextsInOrder(s.GetPeerLabels()),
 		Action: output.Enum(s.GetAction(), "ACTION_"), DecidedBy: output.Enum(s.GetDecidedBy(), "DECIDED_BY_"),
-		Rule: s.GetRule(), Enforced: s.GetEnforced(), Matches: []matchingRule{},
-	}
-	if s.GetProxy() != netv1.Proxy_PROXY_UNSPECIFIED {
-		shown.Proxy = output.Enum(s.GetProxy(), "PROXY_")
+		Proxy: output.Enum(s.GetProxy(), "PROXY_"),
+		Rule:  s.GetRule(), Enforced: s.GetEnforced(), Matches: []matchingRule{},
 	}
 	for _, m := range s.GetMatches() {
 		shown.Matches = append(shown.Matches, matchingRule{

@@ -142,7 +142,7 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus,
 	}
 	service.about(r.GetService())
 	d := &datapathStatus{
-		AddReady: r.GetAddReady(), PolicyMode: r.GetPolicyMode(), Kernel: r.GetKernelRelease(),
+		AddReady: r.GetAddReady(), PolicyMode: output.Enum(r.GetPolicyMode(), "POLICY_MODE_"), Kernel: r.GetKernelRelease(),
 		PodCIDRs: r.GetPodPrefixes(), NodeAddresses: r.GetNodeAddresses(),
 		Endpoints: map[string]uint32{}, PendingReleases: r.GetPendingReleases(),
 		AttachmentRepair: r.GetAttachmentRepairs(), EventsLost: r.GetEventsLost(), Packets: []packets{},
@@ -155,7 +155,7 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus,
 	for _, p := range r.GetPacketCounters() {
 		if p.GetPackets() > 0 {
 			d.Packets = append(d.Packets, packets{
-				p.GetReason(), output.Enum(p.GetDirection(), "DIRECTION_"), p.GetDropped(),
+				output.Enum(p.GetReason(), "REASON_"), output.Enum(p.GetDirection(), "DIRECTION_"), p.GetDropped(),
 				p.GetPackets(), p.GetBytes(),
 			})
 		}

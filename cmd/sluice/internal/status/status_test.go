@@ -11,11 +11,12 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
 func TestStatusTellsOfPolicies(t *testing.T) {
 	n := nodetest.New(t, Command)
-	n.PolicyMode = "required"
+	n.PolicyMode = datapathv1.PolicyMode_POLICY_MODE_REQUIRED
 	out, _ := n.Want(t, invocation.ExitNotReady, "status")
 	nodetest.WantLines(t, out, "Policies 3 in force, 1 refused, revision 6",
 		"Tables 4 for 2 subjects, 12 identities known", "Sources identity, file (not complete yet)",
@@ -31,7 +32,7 @@ func TestStatusTellsOfPolicies(t *testing.T) {
 	if !strings.Contains(out, "Problem: sluice-policy: ") {
 		t.Errorf("without the policy service that is required\n%s", out)
 	}
-	n.PolicyMode = "none"
+	n.PolicyMode = datapathv1.PolicyMode_POLICY_MODE_NONE
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	if strings.Contains(out, "sluice-policy") {
 		t.Errorf("without the policy service that nobody uses\n%s", out)

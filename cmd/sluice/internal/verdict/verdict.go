@@ -17,6 +17,7 @@ import (
 type Side struct {
 	Verdict    string   `json:"verdict"`
 	DecidedBy  string   `json:"decidedBy"`
+	Proxy      string   `json:"proxy,omitempty"`
 	Rule       uint32   `json:"rule,omitempty"`
 	Sources    []string `json:"ruleSources,omitempty"`
 	Table      uint32   `json:"table"`
@@ -30,7 +31,8 @@ func SideOf(v *datapathv1.SideVerdict) *Side {
 		return nil
 	}
 	return &Side{
-		Verdict: output.Enum(v.GetVerdict(), "VERDICT_"), DecidedBy: v.GetDecidedBy(), Rule: v.GetRule(),
+		Verdict: output.Enum(v.GetVerdict(), "VERDICT_"), DecidedBy: output.Enum(v.GetDecidedBy(), "DECIDED_BY_"),
+		Proxy: output.Enum(v.GetProxy(), "PROXY_"), Rule: v.GetRule(),
 		Sources: v.GetRuleSources(),
 		Table:   v.GetTable(), Generation: v.GetGeneration(), Revision: v.GetRevision(),
 	}
@@ -53,7 +55,7 @@ func (v Side) Because() string {
 		return "because the own node may"
 	case "unknown-identity":
 		return "because the identity is not known"
-	case "no-table":
+	case "no-policy":
 		switch v.Table {
 		case TableAllow:
 			return "because no policy selects it"

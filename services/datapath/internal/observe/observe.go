@@ -46,9 +46,9 @@ const (
 	Redirected
 )
 
-// Side is what one side's policy said. By is empty if it was not asked.
+// Side is what one side's policy said. By is 0 if it was not evaluated.
 type Side struct {
-	By         string
+	By         uint8 // the programs' number of what decided, which is the API's too
 	Verdict    Verdict
 	Rule       uint16
 	Table      uint16
@@ -61,8 +61,8 @@ type Side struct {
 type Event struct {
 	Type                                Type
 	Time                                time.Time
-	Reason                              string
-	Egress                              bool // seen from the endpoint
+	Reason                              uint32 // the programs' number, which is the API's too
+	Egress                              bool   // seen from the endpoint
 	Verdict                             Verdict
 	Slot                                uint16 // of the endpoint at whose device it was seen; 0 if unknown
 	Owner                               string // of that endpoint, "container/interface"; empty if it is gone
@@ -216,7 +216,7 @@ type Filter struct {
 	Owners     map[string]bool
 	Identities map[uint32]bool
 	Prefixes   []netip.Prefix
-	Reasons    map[string]bool
+	Reasons    map[uint32]bool
 	Egress     *bool
 	Protocols  map[uint8]bool
 	Ports      map[uint16]bool

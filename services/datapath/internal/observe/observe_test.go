@@ -97,7 +97,7 @@ func TestFilterForPacketsLeavesRepairsOut(t *testing.T) {
 		"identity":  {Filter{Identities: map[uint32]bool{300: true}}, true},
 		"type":      {Filter{Types: map[Type]bool{Drop: true}}, false},
 		"verdict":   {Filter{Verdicts: map[Verdict]bool{Dropped: true}}, false},
-		"reason":    {Filter{Reasons: map[string]bool{"no-route": true}}, false},
+		"reason":    {Filter{Reasons: map[uint32]bool{30: true}}, false},
 		"direction": {Filter{Egress: &yes}, false},
 		"protocol":  {Filter{Protocols: map[uint8]bool{0: true}}, false},
 		"port":      {Filter{Ports: map[uint16]bool{0: true}}, false},
@@ -124,7 +124,7 @@ func TestPortOfAProtocolWithoutPortsMatchesNothing(t *testing.T) {
 func TestFilterNeedsOneOfEachKind(t *testing.T) {
 	yes, no := true, false
 	e := Event{
-		Type: Drop, Verdict: Dropped, Reason: "spoofed-ip", Egress: true, Owner: "a/eth0", OtherOwner: "b/eth0", Protocol: 6,
+		Type: Drop, Verdict: Dropped, Reason: 20, Egress: true, Owner: "a/eth0", OtherOwner: "b/eth0", Protocol: 6,
 		Source: netip.MustParseAddrPort("10.0.0.2:1000"), Destination: netip.MustParseAddrPort("10.0.0.3:80"),
 		SourceIdentity: 300, DestinationIdentity: 400,
 	}
@@ -146,8 +146,8 @@ func TestFilterNeedsOneOfEachKind(t *testing.T) {
 		"no identity":     {Filter{Identities: map[uint32]bool{1: true}}, false},
 		"prefix":          {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.3/32")}}, true},
 		"no prefix":       {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}, false},
-		"reason":          {Filter{Reasons: map[string]bool{"spoofed-ip": true}}, true},
-		"other reason":    {Filter{Reasons: map[string]bool{"not-ip": true}}, false},
+		"reason":          {Filter{Reasons: map[uint32]bool{20: true}}, true},
+		"other reason":    {Filter{Reasons: map[uint32]bool{16: true}}, false},
 		"direction":       {Filter{Egress: &yes}, true},
 		"other direction": {Filter{Egress: &no}, false},
 		"port":            {Filter{Ports: map[uint16]bool{80: true}}, true},

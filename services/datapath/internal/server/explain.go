@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -46,19 +47,20 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 	}
 	audited := x.Egress != nil && x.Egress.Audited || x.Ingress != nil && x.Ingress.Audited
 	resp := &datapathv1.ExplainResponse{
-		Verdict: verdictOf(x.Reason, audited), Reason: x.Reason.String(),
-		Source: s.explainedPeer(ctx, x.Source), Destination: s.explainedPeer(ctx, x.Destination),
+		Verdict: verdictOf(x.Reason, audited),
+		Reason:  datapathv1.Reason(x.Reason),
+		Source:  s.explainedPeer(ctx, x.Source), Destination: s.explainedPeer(ctx, x.Destination),
 		Egress: s.explainedSide(x.Egress, x.Source.Slot, true), Ingress: s.explainedSide(x.Ingress, x.Destination.Slot, false),
 	}
 	if x.Tracked {
 		c, next := x.Connection, x.Next
 		resp.Connection = &datapathv1.Connection{
 			InitiatorAddress: wire.Address(c.Initiator.Addr()), InitiatorPort: uint32(c.Initiator.Port()),
-			ResponderAddress: wire.Address(c.Responder.Addr()), ResponderPort: uint32(c.Responder.Port()), Protocol: netv1.Protocol(c.Protocol), State: c.Flags.Words(),
-			LastSeen: timestamppb.New(c.Time()), Current: !next.Judged,
-			EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule),
+			ResponderAddress: wire.Address(c.Responder.Addr()), ResponderPort: uint32(c.Responder.Port()),
+			Protocol: netv1.Protocol(c.Protocol), States: connectionStates(c.Flags), LastSeenTime: timestamppb.New(c.Time()),
+			Current: !next.Judged, EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule),
 			NextVerdict: verdictOf(next.Reason, next.Egress.Audited || next.Ingress.Audited),
-			NextReason:  next.Reason.String(),
+			NextReason:  datapathv1.Reason(next.Reason),
 		}
 	}
 	return resp, nil
@@ -91,6 +93,15 @@ func tupleOf(r *datapathv1.ExplainRequest) (conntrack.Tuple, error) {
 		Initiator: netip.AddrPortFrom(src, uint16(r.GetSourcePort())), Responder: netip.AddrPortFrom(dst, uint16(r.GetDestinationPort())),
 		Protocol: uint8(r.GetProtocol()),
 	}, nil
+}
+
+func connectionStates(f conntrack.Flags) []datapathv1.ConnectionState {
+	var all []datapathv1.ConnectionState
+	for _, word := range f.Words() {
+		name := "CONNECTION_STATE_" + strings.ToUpper(strings.ReplaceAll(word, "-", "_"))
+		all = append(all, datapathv1.ConnectionState(datapathv1.ConnectionState_value[name]))
+	}
+	return all
 }
 
 func (s *Server) explainedPeer(ctx context.Context, p explain.Peer) *datapathv1.ExplainedPeer {

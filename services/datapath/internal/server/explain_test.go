@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
@@ -84,9 +85,9 @@ func TestExplainTellsEveryStep(t *testing.T) {
 	if want := m.answer.Connection.Tuple; m.asked != want {
 		t.Errorf("asked about %v, want %v", m.asked, want)
 	}
-	got.Connection.LastSeen = nil // the clock's
+	got.Connection.LastSeenTime = nil // the clock's
 	want := &datapathv1.ExplainResponse{
-		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "policy-denied",
+		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: datapathv1.Reason_REASON_POLICY_DENIED,
 		Source: &datapathv1.ExplainedPeer{
 			Identity: 300, Known: true, NodeClass: 5, Slot: 1, IpcachePrefix: "10.0.0.1/32",
 			Labels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "reserved", Key: "x"}},
@@ -94,14 +95,19 @@ func TestExplainTellsEveryStep(t *testing.T) {
 		Destination: &datapathv1.ExplainedPeer{Identity: 9},
 		Egress: &datapathv1.ExplainedSide{
 			Verdict: &datapathv1.SideVerdict{
-				Verdict: datapathv1.Verdict_VERDICT_DROPPED, Rule: 7, Table: 16, Generation: 21, Revision: 42, DecidedBy: "rule",
+				Verdict: datapathv1.Verdict_VERDICT_DROPPED, Rule: 7, Table: 16, Generation: 21, Revision: 42,
+				DecidedBy:   netv1.DecidedBy_DECIDED_BY_RULE,
 				RuleSources: []string{"slot 1 gen 21 egress true rule 7"},
 			},
 			IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressPrefix: "198.51.100.0/24",
 		},
 		Connection: &datapathv1.Connection{
-			InitiatorAddress: "10.0.0.1", InitiatorPort: 1000, ResponderAddress: "198.51.100.7", ResponderPort: 80, Protocol: 6, State: []string{"established", "picked-up"},
-			Current: true, EgressRule: 7, NextVerdict: datapathv1.Verdict_VERDICT_FORWARDED, NextReason: "forwarded-outside",
+			InitiatorAddress: "10.0.0.1", InitiatorPort: 1000, ResponderAddress: "198.51.100.7", ResponderPort: 80, Protocol: 6,
+			States: []datapathv1.ConnectionState{
+				datapathv1.ConnectionState_CONNECTION_STATE_ESTABLISHED, datapathv1.ConnectionState_CONNECTION_STATE_PICKED_UP,
+			},
+			Current: true, EgressRule: 7, NextVerdict: datapathv1.Verdict_VERDICT_FORWARDED,
+			NextReason: datapathv1.Reason_REASON_FORWARDED_OUTSIDE,
 		},
 	}
 	if !proto.Equal(got, want) {

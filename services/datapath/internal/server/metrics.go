@@ -81,7 +81,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.NewInvalidMetric(m.packets, err)
 	}
 	for _, c := range counters {
-		labels := []string{c.Reason, directionLabel(c.Egress), strconv.FormatBool(c.Dropped)}
+		labels := []string{c.Reason.String(), c.Direction.String(), strconv.FormatBool(c.Reason.Dropped())}
 		ch <- prometheus.MustNewConstMetric(m.packets, prometheus.CounterValue, float64(c.Packets), labels...)
 		ch <- prometheus.MustNewConstMetric(m.bytes, prometheus.CounterValue, float64(c.Bytes), labels...)
 	}

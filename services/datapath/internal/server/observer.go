@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -78,7 +76,7 @@ func lost(source datapathv1.LossSource, count uint64) *datapathv1.ObserveRespons
 
 func (s *Server) filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) {
 	f := observe.Filter{
-		Owners: map[string]bool{}, Identities: map[uint32]bool{}, Reasons: map[string]bool{},
+		Owners: map[string]bool{}, Identities: map[uint32]bool{}, Reasons: map[uint32]bool{},
 		Protocols: map[uint8]bool{}, Ports: map[uint16]bool{},
 		Verdicts: map[observe.Verdict]bool{}, Types: map[observe.Type]bool{},
 	}
@@ -95,11 +93,8 @@ func (s *Server) filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) 
 		}
 		f.Prefixes = append(f.Prefixes, p)
 	}
-	for i, reason := range r.GetReasons() {
-		if !slices.Contains(s.Reasons, reason) {
-			return f, &endpoint.FieldError{Field: fmt.Sprintf("reasons[%d]", i), Reason: fmt.Sprintf("%q is none of %s", reason, strings.Join(s.Reasons, ", "))}
-		}
-		f.Reasons[reason] = true
+	for _, reason := range r.GetReasons() {
+		f.Reasons[uint32(reason)] = true
 	}
 	for _, p := range r.GetProtocols() {
 		f.Protocols[uint8(p)] = true
@@ -213,11 +208,12 @@ func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.Obse
 // side adds what user space knows to what the kernel said; nil if the side was
 // not asked.
 func (s *Server) side(o observe.Side, egress bool) *datapathv1.SideVerdict {
-	if o.By == "" {
+	if o.By == 0 {
 		return nil
 	}
 	v := &datapathv1.SideVerdict{
-		Verdict: protoVerdict(o.Verdict), Rule: uint32(o.Rule), Table: uint32(o.Table), Generation: o.Generation, DecidedBy: o.By,
+		Verdict: protoVerdict(o.Verdict), Rule: uint32(o.Rule), Table: uint32(o.Table), Generation: o.Generation,
+		DecidedBy: netv1.DecidedBy(o.By),
 	}
 	if s.Rules == nil {
 		return v
@@ -233,7 +229,8 @@ func (s *Server) side(o observe.Side, egress bool) *datapathv1.SideVerdict {
 
 func flow(e observe.Event) *datapathv1.Flow {
 	f := &datapathv1.Flow{
-		Time: timestamppb.New(e.Time), Type: protoType(e.Type), Verdict: protoVerdict(e.Verdict), Reason: e.Reason, Direction: direction(e.Egress),
+		Time: timestamppb.New(e.Time), Type: protoType(e.Type), Verdict: protoVerdict(e.Verdict),
+		Reason: datapathv1.Reason(e.Reason), Direction: direction(e.Egress),
 		Slot: uint32(e.Slot), Protocol: netv1.Protocol(e.Protocol), SourcePort: uint32(e.Source.Port()), DestinationPort: uint32(e.Destination.Port()),
 		SourceIdentity: e.SourceIdentity, DestinationIdentity: e.DestinationIdentity, Length: e.Length,
 		SourceMac: net.HardwareAddr(e.SourceMAC[:]).String(), Ethertype: uint32(e.EtherType),

@@ -22,16 +22,13 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 )
 
 func TestObserveRefusesWhatNoEventHas(t *testing.T) {
-	s := &Server{Reasons: []string{"spoofed-ip", "no-route"}}
-	if f, err := s.filterOf(&datapathv1.ObserveRequest{Reasons: []string{"no-route"}}); err != nil || !f.Reasons["no-route"] {
-		t.Errorf("a reason that exists: %+v, %v", f, err)
-	}
+	s := &Server{}
 	for want, r := range map[string]*datapathv1.ObserveRequest{
-		`reasons[1]: "spoofed" is none of spoofed-ip`: {Reasons: []string{"no-route", "spoofed"}},
 		"prefixes[0]": {Prefixes: []string{"10.0.0.1"}},
 	} {
 		_, err := s.filterOf(r)
@@ -43,10 +40,11 @@ func TestObserveRefusesWhatNoEventHas(t *testing.T) {
 }
 
 func TestObserveFilterHasEveryCriterion(t *testing.T) {
-	s := &Server{Reasons: []string{"no-route"}}
+	s := &Server{}
 	f, err := s.filterOf(&datapathv1.ObserveRequest{
 		Owners:     []*workloadv1.Owner{{ContainerId: "a", InterfaceName: "eth0"}},
-		Identities: []uint32{300}, Prefixes: []string{"10.0.0.0/8"}, Reasons: []string{"no-route"},
+		Identities: []uint32{300}, Prefixes: []string{"10.0.0.0/8"},
+		Reasons:   []datapathv1.Reason{datapathv1.Reason_REASON_NO_ROUTE},
 		Direction: netv1.Direction_DIRECTION_INGRESS, Protocols: []netv1.Protocol{netv1.Protocol_PROTOCOL_TCP}, Ports: []uint32{80},
 		Verdicts: []datapathv1.Verdict{datapathv1.Verdict_VERDICT_AUDITED}, Types: []datapathv1.FlowType{datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT},
 		Selectors: []*datapathv1.LabelSelector{{Requirements: []*datapathv1.LabelRequirement{
@@ -59,7 +57,8 @@ func TestObserveFilterHasEveryCriterion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !f.Owners["a/eth0"] || !f.Identities[300] || f.Prefixes[0] != netip.MustParsePrefix("10.0.0.0/8") || !f.Reasons["no-route"] ||
+	if !f.Owners["a/eth0"] || !f.Identities[300] || f.Prefixes[0] != netip.MustParsePrefix("10.0.0.0/8") ||
+		!f.Reasons[uint32(event.DropNoRoute)] ||
 		f.Egress == nil || *f.Egress || !f.Protocols[6] || !f.Ports[80] || !f.Verdicts[observe.Audited] || !f.Types[observe.PolicyVerdict] ||
 		!reflect.DeepEqual(f.Selectors, []observe.Selector{{
 			{Source: "k8s", Key: "app", Values: map[string]bool{"web": true, "db": true}},
@@ -112,6 +111,8 @@ func TestRulesOfTheProtoFileBoundObserveAndExplain(t *testing.T) {
 		"a value too long":        selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn, Values: []string{strings.Repeat("v", 4097)}}),
 		"verdict 0":               &datapathv1.ObserveRequest{Verdicts: []datapathv1.Verdict{0}},
 		"an unknown verdict":      &datapathv1.ObserveRequest{Verdicts: []datapathv1.Verdict{1, 77}},
+		"reason 0":                &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{0}},
+		"an unknown reason":       &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{15}},
 		"an unknown type":         &datapathv1.ObserveRequest{Types: []datapathv1.FlowType{9}},
 		"an address of 2 numbers": &datapathv1.ExplainRequest{SourceAddress: "1.2", DestinationAddress: four, Protocol: 6},
 		"an address with a zone":  &datapathv1.ExplainRequest{SourceAddress: "fe80::1%eth0", DestinationAddress: four, Protocol: 6},
@@ -151,25 +152,28 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 	s := &Server{Rules: rules{}, Labels: labelled()}
 	now := time.Unix(1000, 0)
 	got := s.observed(t.Context(), observe.Event{
-		Type: observe.PolicyVerdict, Time: now, Reason: "policy-denied", Egress: true, Verdict: observe.Dropped,
-		Slot: 1, Owner: "a/eth0", ContainerID: "a", InterfaceName: "eth0", Protocol: 6, TCPFlags: 2, Reply: true,
+		Type: observe.PolicyVerdict, Time: now, Reason: uint32(event.DropPolicyDenied), Egress: true,
+		Verdict: observe.Dropped,
+		Slot:    1, Owner: "a/eth0", ContainerID: "a", InterfaceName: "eth0", Protocol: 6, TCPFlags: 2, Reply: true,
 		Source: netip.MustParseAddrPort("10.0.0.1:1000"), Destination: netip.MustParseAddrPort("10.0.0.2:80"),
 		SourceIdentity: 300, DestinationIdentity: 400, Length: 60, EtherType: 0x0800,
-		Sender:   observe.Side{By: "rule", Verdict: observe.Forwarded, Rule: 7, Table: 16, Generation: 21, Slot: 1},
-		Receiver: observe.Side{By: "default", Verdict: observe.Dropped, Table: 17, Generation: 22, Slot: 2},
+		Sender:   observe.Side{By: uint8(event.ByRule), Verdict: observe.Forwarded, Rule: 7, Table: 16, Generation: 21, Slot: 1},
+		Receiver: observe.Side{By: uint8(event.ByDefault), Verdict: observe.Dropped, Table: 17, Generation: 22, Slot: 2},
 	}).GetFlow()
 	want := &datapathv1.Flow{
-		Type: datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT, Time: timestamppb.New(now), Reason: "policy-denied",
+		Type: datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT, Time: timestamppb.New(now),
+		Reason:    datapathv1.Reason_REASON_POLICY_DENIED,
 		Direction: netv1.Direction_DIRECTION_EGRESS, Verdict: datapathv1.Verdict_VERDICT_DROPPED,
 		Slot: 1, Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}, Protocol: 6, TcpFlags: 2, Reply: true,
 		SourceAddress: "10.0.0.1", DestinationAddress: "10.0.0.2", SourcePort: 1000, DestinationPort: 80,
 		SourceIdentity: 300, DestinationIdentity: 400, Length: 60, Ethertype: 0x0800, SourceMac: "00:00:00:00:00:00",
 		SourceLabels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "reserved", Key: "x"}},
 		Egress: &datapathv1.SideVerdict{
-			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Rule: 7, Table: 16, Generation: 21, Revision: 42, DecidedBy: "rule",
+			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Rule: 7, Table: 16, Generation: 21, Revision: 42,
+			DecidedBy:   netv1.DecidedBy_DECIDED_BY_RULE,
 			RuleSources: []string{"slot 1 gen 21 egress true rule 7"},
 		},
-		Ingress: &datapathv1.SideVerdict{Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Generation: 22, DecidedBy: "default"},
+		Ingress: &datapathv1.SideVerdict{Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Generation: 22, DecidedBy: netv1.DecidedBy_DECIDED_BY_DEFAULT},
 	}
 	if !proto.Equal(got, want) {
 		t.Errorf("flow\n got %v\nwant %v", got, want)

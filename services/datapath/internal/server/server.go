@@ -45,8 +45,6 @@ type Server struct {
 	Labels *observe.Labels
 	// Rules tell what decided; nil: nobody knows.
 	Rules Rules
-	// Reasons are the names that an event can have, and Observe can be asked for.
-	Reasons []string
 }
 
 // Register adds the services.

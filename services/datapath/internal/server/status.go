@@ -8,14 +8,17 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 )
 
 // probeTimeout bounds what GetStatus asks other services.
@@ -60,18 +63,10 @@ type Connections struct {
 
 // Counts are the kernel's, read when they are asked for.
 type Counts interface {
-	Packets() ([]Counter, error)
+	Packets() ([]event.Counter, error)
 	EventsLost() (uint64, error)
 	MapUsage() ([]MapUsage, error)
 	Connections() (Connections, error)
-}
-
-// Counter is a packet counter.
-type Counter struct {
-	Reason         string
-	Egress         bool
-	Dropped        bool
-	Packets, Bytes uint64
 }
 
 // GetStatus implements the API.
@@ -98,7 +93,8 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	problems, warnings := s.problems(ctx), slices.Concat(s.Warnings(), n.BadRecords, n.Unrepaired)
 	known := len(problems) == 0 // those that follow are about new labels
 	resp := &datapathv1.GetStatusResponse{
-		PolicyMode: s.Facts.PolicyMode, AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
+		PolicyMode:        datapathv1.PolicyMode(datapathv1.PolicyMode_value["POLICY_MODE_"+strings.ToUpper(s.Facts.PolicyMode)]),
+		AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
 		KernelRelease: s.Facts.KernelRelease, NodeAddresses: wire.Addresses(s.Facts.NodeAddrs), EventsLost: lost,
 		DeviceRepairs: n.DeviceRepairs, NodeRepairs: n.NodeRepairs,
 		Connections: &datapathv1.ConnectionCounts{
@@ -117,7 +113,8 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	}
 	for _, c := range packets {
 		resp.PacketCounters = append(resp.PacketCounters, &datapathv1.PacketCounter{
-			Reason: c.Reason, Direction: direction(c.Egress), Dropped: c.Dropped, Packets: c.Packets, Bytes: c.Bytes,
+			Reason: datapathv1.Reason(c.Reason), Direction: netv1.Direction(c.Direction), Dropped: c.Reason.Dropped(),
+			Packets: c.Packets, Bytes: c.Bytes,
 		})
 	}
 	depend := func(name string, err error) {

@@ -14,6 +14,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 )
 
 // surroundings are the services and the disk, and how each of them fails.
@@ -31,7 +32,7 @@ func (s *surroundings) Ping(context.Context) error { return s.identity }
 // counted is a kernel that has counted nothing.
 type counted struct{}
 
-func (counted) Packets() ([]Counter, error)       { return nil, nil }
+func (counted) Packets() ([]event.Counter, error) { return nil, nil }
 func (counted) EventsLost() (uint64, error)       { return 0, nil }
 func (counted) MapUsage() ([]MapUsage, error)     { return nil, nil }
 func (counted) Connections() (Connections, error) { return Connections{}, nil }

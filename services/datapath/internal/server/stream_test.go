@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 )
 
@@ -45,15 +46,15 @@ func (s *observeStream) Send(r *datapathv1.ObserveResponse) error {
 // the events around.
 func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 	ring := observe.NewRing()
-	add := func(n uint32, reason string, kernelLost uint32) {
-		ring.Add(observe.Event{Type: observe.Drop, Reason: reason, Length: n, KernelLost: kernelLost, Time: time.Unix(int64(n), 0)})
+	add := func(n uint32, reason event.Reason, kernelLost uint32) {
+		ring.Add(observe.Event{Type: observe.Drop, Reason: uint32(reason), Length: n, KernelLost: kernelLost, Time: time.Unix(int64(n), 0)})
 	}
-	add(1, "no-route", 0)
-	add(2, "spoofed-ip", 7)
+	add(1, event.DropNoRoute, 0)
+	add(2, event.DropSpoofedIP, 7)
 	ring.Add(observe.Event{Type: observe.Repair, Time: time.Unix(2, 0)})
-	add(3, "no-route", 9)
+	add(3, event.DropNoRoute, 9)
 	ring.Add(observe.Event{KernelLost: 5, Time: time.Unix(4, 0)}) // a flood's end
-	s := &Server{Ring: ring, Reasons: []string{"no-route", "spoofed-ip"}}
+	s := &Server{Ring: ring}
 	for name, c := range map[string]struct {
 		r    *datapathv1.ObserveRequest
 		want []string
@@ -61,7 +62,7 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 		"everything": {&datapathv1.ObserveRequest{}, []string{
 			"flow 1", "LOSS_SOURCE_KERNEL 7", "flow 2", "repair", "LOSS_SOURCE_KERNEL 9", "flow 3", "LOSS_SOURCE_KERNEL 5",
 		}},
-		"one reason": {&datapathv1.ObserveRequest{Reasons: []string{"no-route"}}, []string{
+		"one reason": {&datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{datapathv1.Reason_REASON_NO_ROUTE}}, []string{
 			"flow 1", "LOSS_SOURCE_KERNEL 7", "LOSS_SOURCE_KERNEL 9", "flow 3", "LOSS_SOURCE_KERNEL 5",
 		}},
 	} {
@@ -78,7 +79,7 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 			return
 		}
 		for i := range uint32(observe.Size + 10) {
-			add(1000+i, "no-route", 0)
+			add(1000+i, event.DropNoRoute, 0)
 		}
 	}
 	if err := s.Observe(&datapathv1.ObserveRequest{}, stream); err != nil {

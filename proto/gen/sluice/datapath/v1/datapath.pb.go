@@ -233,6 +233,268 @@ func (ErrorReason) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{1}
 }
 
+// Reason says why a packet was forwarded or dropped. The numbers are those of the
+// eBPF programs and are never reused; programs of another release may have
+// others. Below 16 the packet was forwarded or answered, from 16 on dropped, and
+// from 48 on dropped without an event. Metrics and `sluice` write the names in
+// lower case with "-". docs/datapath.md explains each.
+type Reason int32
+
+const (
+	// Not decided; never sent.
+	Reason_REASON_UNSPECIFIED Reason = 0
+	// Into another pod's namespace.
+	Reason_REASON_FORWARDED_TO_POD Reason = 1
+	// Out of another pod's host end.
+	Reason_REASON_FORWARDED_TO_POD_DEVICE Reason = 2
+	// To the local host.
+	Reason_REASON_FORWARDED_TO_HOST Reason = 3
+	// To the host's stack, for elsewhere.
+	Reason_REASON_FORWARDED_OUTSIDE Reason = 4
+	// From the host's stack into the pod.
+	Reason_REASON_FORWARDED_FROM_STACK Reason = 5
+	// Answered for the gateway.
+	Reason_REASON_ANSWERED_ARP Reason = 6
+	// Answered for the gateway.
+	Reason_REASON_ANSWERED_NDP Reason = 7
+	// To the stack, which answers time exceeded.
+	Reason_REASON_STACK_TIME_EXCEEDED Reason = 8
+	// To the stack, which answers too big, or fragments.
+	Reason_REASON_STACK_TOO_BIG Reason = 9
+	// Neither IPv4, IPv6 nor ARP, or tagged.
+	Reason_REASON_NOT_IP Reason = 16
+	// The device belongs to no endpoint.
+	Reason_REASON_NO_ENDPOINT Reason = 17
+	// A header is cut short or contradicts itself.
+	Reason_REASON_MALFORMED Reason = 18
+	// Not the pod's hardware address.
+	Reason_REASON_SPOOFED_MAC Reason = 19
+	// Not the pod's IP address.
+	Reason_REASON_SPOOFED_IP Reason = 20
+	// Addressed to another Ethernet device.
+	Reason_REASON_WRONG_MAC Reason = 21
+	// The packet chooses its own route.
+	Reason_REASON_SOURCE_ROUTE Reason = 22
+	// More IPv6 extension headers than are parsed.
+	Reason_REASON_EXTENSION_HEADERS Reason = 23
+	// An address that is never on the wire.
+	Reason_REASON_MARTIAN_ADDRESS Reason = 24
+	// Link-local traffic beyond the gateway.
+	Reason_REASON_LINK_LOCAL Reason = 25
+	// It would forge an identity.
+	Reason_REASON_TUNNEL_PORT Reason = 26
+	// Denied by the policy.
+	Reason_REASON_POLICY_DENIED Reason = 27
+	// The policy is not known yet.
+	Reason_REASON_POLICY_PENDING Reason = 28
+	// The policy table does not exist.
+	Reason_REASON_POLICY_TABLE_UNKNOWN Reason = 29
+	// In the pod range, and no endpoint has the address.
+	Reason_REASON_NO_ROUTE Reason = 30
+	// From the pod to itself.
+	Reason_REASON_HAIRPIN Reason = 31
+	// Sent into a pod that has another address.
+	Reason_REASON_WRONG_ADDRESS Reason = 32
+	// The kernel refused to change the packet.
+	Reason_REASON_REWRITE_FAILED Reason = 33
+	// The endpoint names no way to deliver.
+	Reason_REASON_DELIVERY_UNKNOWN Reason = 34
+	// Denied because the peer's identity is not known.
+	Reason_REASON_IDENTITY_UNKNOWN Reason = 35
+	// A policy table leads nowhere.
+	Reason_REASON_POLICY_TABLE_CORRUPT Reason = 36
+	// The policy wants a proxy, and there is none.
+	Reason_REASON_NO_PROXY Reason = 37
+	// Fits no connection and can start none.
+	Reason_REASON_CONNECTION_INVALID Reason = 38
+	// No capacity for the connection.
+	Reason_REASON_CONNECTION_INSERT_FAILED Reason = 39
+	// The endpoint opens too many connections.
+	Reason_REASON_CONNECTION_BUDGET Reason = 40
+	// The first fragment was not seen.
+	Reason_REASON_FRAGMENT_UNKNOWN Reason = 41
+	// ARP for anything but the gateway.
+	Reason_REASON_ARP Reason = 48
+	// Neighbour discovery for anything but the gateway.
+	Reason_REASON_NDP Reason = 49
+	// Multicast.
+	Reason_REASON_MULTICAST Reason = 50
+	// Broadcast.
+	Reason_REASON_BROADCAST Reason = 51
+)
+
+// Enum value maps for Reason.
+var (
+	Reason_name = map[int32]string{
+		0:  "REASON_UNSPECIFIED",
+		1:  "REASON_FORWARDED_TO_POD",
+		2:  "REASON_FORWARDED_TO_POD_DEVICE",
+		3:  "REASON_FORWARDED_TO_HOST",
+		4:  "REASON_FORWARDED_OUTSIDE",
+		5:  "REASON_FORWARDED_FROM_STACK",
+		6:  "REASON_ANSWERED_ARP",
+		7:  "REASON_ANSWERED_NDP",
+		8:  "REASON_STACK_TIME_EXCEEDED",
+		9:  "REASON_STACK_TOO_BIG",
+		16: "REASON_NOT_IP",
+		17: "REASON_NO_ENDPOINT",
+		18: "REASON_MALFORMED",
+		19: "REASON_SPOOFED_MAC",
+		20: "REASON_SPOOFED_IP",
+		21: "REASON_WRONG_MAC",
+		22: "REASON_SOURCE_ROUTE",
+		23: "REASON_EXTENSION_HEADERS",
+		24: "REASON_MARTIAN_ADDRESS",
+		25: "REASON_LINK_LOCAL",
+		26: "REASON_TUNNEL_PORT",
+		27: "REASON_POLICY_DENIED",
+		28: "REASON_POLICY_PENDING",
+		29: "REASON_POLICY_TABLE_UNKNOWN",
+		30: "REASON_NO_ROUTE",
+		31: "REASON_HAIRPIN",
+		32: "REASON_WRONG_ADDRESS",
+		33: "REASON_REWRITE_FAILED",
+		34: "REASON_DELIVERY_UNKNOWN",
+		35: "REASON_IDENTITY_UNKNOWN",
+		36: "REASON_POLICY_TABLE_CORRUPT",
+		37: "REASON_NO_PROXY",
+		38: "REASON_CONNECTION_INVALID",
+		39: "REASON_CONNECTION_INSERT_FAILED",
+		40: "REASON_CONNECTION_BUDGET",
+		41: "REASON_FRAGMENT_UNKNOWN",
+		48: "REASON_ARP",
+		49: "REASON_NDP",
+		50: "REASON_MULTICAST",
+		51: "REASON_BROADCAST",
+	}
+	Reason_value = map[string]int32{
+		"REASON_UNSPECIFIED":              0,
+		"REASON_FORWARDED_TO_POD":         1,
+		"REASON_FORWARDED_TO_POD_DEVICE":  2,
+		"REASON_FORWARDED_TO_HOST":        3,
+		"REASON_FORWARDED_OUTSIDE":        4,
+		"REASON_FORWARDED_FROM_STACK":     5,
+		"REASON_ANSWERED_ARP":             6,
+		"REASON_ANSWERED_NDP":             7,
+		"REASON_STACK_TIME_EXCEEDED":      8,
+		"REASON_STACK_TOO_BIG":            9,
+		"REASON_NOT_IP":                   16,
+		"REASON_NO_ENDPOINT":              17,
+		"REASON_MALFORMED":                18,
+		"REASON_SPOOFED_MAC":              19,
+		"REASON_SPOOFED_IP":               20,
+		"REASON_WRONG_MAC":                21,
+		"REASON_SOURCE_ROUTE":             22,
+		"REASON_EXTENSION_HEADERS":        23,
+		"REASON_MARTIAN_ADDRESS":          24,
+		"REASON_LINK_LOCAL":               25,
+		"REASON_TUNNEL_PORT":              26,
+		"REASON_POLICY_DENIED":            27,
+		"REASON_POLICY_PENDING":           28,
+		"REASON_POLICY_TABLE_UNKNOWN":     29,
+		"REASON_NO_ROUTE":                 30,
+		"REASON_HAIRPIN":                  31,
+		"REASON_WRONG_ADDRESS":            32,
+		"REASON_REWRITE_FAILED":           33,
+		"REASON_DELIVERY_UNKNOWN":         34,
+		"REASON_IDENTITY_UNKNOWN":         35,
+		"REASON_POLICY_TABLE_CORRUPT":     36,
+		"REASON_NO_PROXY":                 37,
+		"REASON_CONNECTION_INVALID":       38,
+		"REASON_CONNECTION_INSERT_FAILED": 39,
+		"REASON_CONNECTION_BUDGET":        40,
+		"REASON_FRAGMENT_UNKNOWN":         41,
+		"REASON_ARP":                      48,
+		"REASON_NDP":                      49,
+		"REASON_MULTICAST":                50,
+		"REASON_BROADCAST":                51,
+	}
+)
+
+func (x Reason) Enum() *Reason {
+	p := new(Reason)
+	*p = x
+	return p
+}
+
+func (x Reason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Reason) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[2].Descriptor()
+}
+
+func (Reason) Type() protoreflect.EnumType {
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[2]
+}
+
+func (x Reason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Reason.Descriptor instead.
+func (Reason) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{2}
+}
+
+// PolicyMode says what a container's creation waits for.
+type PolicyMode int32
+
+const (
+	// Never sent.
+	PolicyMode_POLICY_MODE_UNSPECIFIED PolicyMode = 0
+	// Nothing evaluates policies.
+	PolicyMode_POLICY_MODE_NONE PolicyMode = 1
+	// Until the kernel has the tables of its policies.
+	PolicyMode_POLICY_MODE_REQUIRED PolicyMode = 2
+	// For nothing: until its tables are there, it gets only what the local node sends.
+	PolicyMode_POLICY_MODE_INIT PolicyMode = 3
+)
+
+// Enum value maps for PolicyMode.
+var (
+	PolicyMode_name = map[int32]string{
+		0: "POLICY_MODE_UNSPECIFIED",
+		1: "POLICY_MODE_NONE",
+		2: "POLICY_MODE_REQUIRED",
+		3: "POLICY_MODE_INIT",
+	}
+	PolicyMode_value = map[string]int32{
+		"POLICY_MODE_UNSPECIFIED": 0,
+		"POLICY_MODE_NONE":        1,
+		"POLICY_MODE_REQUIRED":    2,
+		"POLICY_MODE_INIT":        3,
+	}
+)
+
+func (x PolicyMode) Enum() *PolicyMode {
+	p := new(PolicyMode)
+	*p = x
+	return p
+}
+
+func (x PolicyMode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PolicyMode) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[3].Descriptor()
+}
+
+func (PolicyMode) Type() protoreflect.EnumType {
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[3]
+}
+
+func (x PolicyMode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PolicyMode.Descriptor instead.
+func (PolicyMode) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{3}
+}
+
 // Endpoint is one connected container.
 type Endpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1632,8 +1894,8 @@ type GetStatusResponse struct {
 	Service *v11.ServiceStatus `protobuf:"bytes,23,opt,name=service,proto3" json:"service,omitempty"`
 	// Whether an ADD can be served now, whatever its labels.
 	AddReady bool `protobuf:"varint,3,opt,name=add_ready,json=addReady,proto3" json:"add_ready,omitempty"`
-	// Policy mode: "none", "required" or "init".
-	PolicyMode string `protobuf:"bytes,5,opt,name=policy_mode,json=policyMode,proto3" json:"policy_mode,omitempty"`
+	// What a container's creation waits for.
+	PolicyMode PolicyMode `protobuf:"varint,5,opt,name=policy_mode,json=policyMode,proto3,enum=sluice.datapath.v1.PolicyMode" json:"policy_mode,omitempty"`
 	// Endpoints by state.
 	Endpoints []*EndpointStateCount `protobuf:"bytes,6,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	// Packets by reason and direction, since the maps were created.
@@ -1725,11 +1987,11 @@ func (x *GetStatusResponse) GetAddReady() bool {
 	return false
 }
 
-func (x *GetStatusResponse) GetPolicyMode() string {
+func (x *GetStatusResponse) GetPolicyMode() PolicyMode {
 	if x != nil {
 		return x.PolicyMode
 	}
-	return ""
+	return PolicyMode_POLICY_MODE_UNSPECIFIED
 }
 
 func (x *GetStatusResponse) GetEndpoints() []*EndpointStateCount {
@@ -2074,8 +2336,8 @@ func (x *EndpointStateCount) GetCount() uint32 {
 // PacketCounter is a per-CPU counter of the datapath, summed.
 type PacketCounter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Reason, for example "spoofed-ip" or "forwarded-to-pod".
-	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Reason.
+	Reason Reason `protobuf:"varint,1,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
 	// Seen from the endpoint.
 	Direction v12.Direction `protobuf:"varint,2,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// Whether the packets were dropped.
@@ -2118,11 +2380,11 @@ func (*PacketCounter) Descriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{24}
 }
 
-func (x *PacketCounter) GetReason() string {
+func (x *PacketCounter) GetReason() Reason {
 	if x != nil {
 		return x.Reason
 	}
-	return ""
+	return Reason_REASON_UNSPECIFIED
 }
 
 func (x *PacketCounter) GetDirection() v12.Direction {
@@ -2540,11 +2802,11 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"none_valid\x18\x04 \x01(\bR\tnoneValid\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
-	"\x10GetStatusRequest\"\xd9\a\n" +
+	"\x10GetStatusRequest\"\xf9\a\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\x17 \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1b\n" +
-	"\tadd_ready\x18\x03 \x01(\bR\baddReady\x12\x1f\n" +
-	"\vpolicy_mode\x18\x05 \x01(\tR\n" +
+	"\tadd_ready\x18\x03 \x01(\bR\baddReady\x12?\n" +
+	"\vpolicy_mode\x18\x05 \x01(\x0e2\x1e.sluice.datapath.v1.PolicyModeR\n" +
 	"policyMode\x12D\n" +
 	"\tendpoints\x18\x06 \x03(\v2&.sluice.datapath.v1.EndpointStateCountR\tendpoints\x12J\n" +
 	"\x0fpacket_counters\x18\a \x03(\v2!.sluice.datapath.v1.PacketCounterR\x0epacketCounters\x12-\n" +
@@ -2581,9 +2843,9 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\tpicked_up\x18\x06 \x01(\x04R\bpickedUp\"c\n" +
 	"\x12EndpointStateCount\x127\n" +
 	"\x05state\x18\x01 \x01(\x0e2!.sluice.datapath.v1.EndpointStateR\x05state\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\rR\x05count\"\xa9\x01\n" +
-	"\rPacketCounter\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\x126\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"\xc5\x01\n" +
+	"\rPacketCounter\x122\n" +
+	"\x06reason\x18\x01 \x01(\x0e2\x1a.sluice.datapath.v1.ReasonR\x06reason\x126\n" +
 	"\tdirection\x18\x02 \x01(\x0e2\x18.sluice.net.v1.DirectionR\tdirection\x12\x18\n" +
 	"\adropped\x18\x03 \x01(\bR\adropped\x12\x18\n" +
 	"\apackets\x18\x04 \x01(\x04R\apackets\x12\x14\n" +
@@ -2636,7 +2898,56 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1fERROR_REASON_POLICY_UNAVAILABLE\x10\x10\x12\x1f\n" +
 	"\x1bERROR_REASON_STORAGE_FAILED\x10\x11\x12$\n" +
 	" ERROR_REASON_ADDRESSES_NOT_LOCAL\x10\x12\x12\x1e\n" +
-	"\x1aERROR_REASON_MAP_NOT_FOUND\x10\x132\xf7\a\n" +
+	"\x1aERROR_REASON_MAP_NOT_FOUND\x10\x13*\xa1\b\n" +
+	"\x06Reason\x12\x16\n" +
+	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17REASON_FORWARDED_TO_POD\x10\x01\x12\"\n" +
+	"\x1eREASON_FORWARDED_TO_POD_DEVICE\x10\x02\x12\x1c\n" +
+	"\x18REASON_FORWARDED_TO_HOST\x10\x03\x12\x1c\n" +
+	"\x18REASON_FORWARDED_OUTSIDE\x10\x04\x12\x1f\n" +
+	"\x1bREASON_FORWARDED_FROM_STACK\x10\x05\x12\x17\n" +
+	"\x13REASON_ANSWERED_ARP\x10\x06\x12\x17\n" +
+	"\x13REASON_ANSWERED_NDP\x10\a\x12\x1e\n" +
+	"\x1aREASON_STACK_TIME_EXCEEDED\x10\b\x12\x18\n" +
+	"\x14REASON_STACK_TOO_BIG\x10\t\x12\x11\n" +
+	"\rREASON_NOT_IP\x10\x10\x12\x16\n" +
+	"\x12REASON_NO_ENDPOINT\x10\x11\x12\x14\n" +
+	"\x10REASON_MALFORMED\x10\x12\x12\x16\n" +
+	"\x12REASON_SPOOFED_MAC\x10\x13\x12\x15\n" +
+	"\x11REASON_SPOOFED_IP\x10\x14\x12\x14\n" +
+	"\x10REASON_WRONG_MAC\x10\x15\x12\x17\n" +
+	"\x13REASON_SOURCE_ROUTE\x10\x16\x12\x1c\n" +
+	"\x18REASON_EXTENSION_HEADERS\x10\x17\x12\x1a\n" +
+	"\x16REASON_MARTIAN_ADDRESS\x10\x18\x12\x15\n" +
+	"\x11REASON_LINK_LOCAL\x10\x19\x12\x16\n" +
+	"\x12REASON_TUNNEL_PORT\x10\x1a\x12\x18\n" +
+	"\x14REASON_POLICY_DENIED\x10\x1b\x12\x19\n" +
+	"\x15REASON_POLICY_PENDING\x10\x1c\x12\x1f\n" +
+	"\x1bREASON_POLICY_TABLE_UNKNOWN\x10\x1d\x12\x13\n" +
+	"\x0fREASON_NO_ROUTE\x10\x1e\x12\x12\n" +
+	"\x0eREASON_HAIRPIN\x10\x1f\x12\x18\n" +
+	"\x14REASON_WRONG_ADDRESS\x10 \x12\x19\n" +
+	"\x15REASON_REWRITE_FAILED\x10!\x12\x1b\n" +
+	"\x17REASON_DELIVERY_UNKNOWN\x10\"\x12\x1b\n" +
+	"\x17REASON_IDENTITY_UNKNOWN\x10#\x12\x1f\n" +
+	"\x1bREASON_POLICY_TABLE_CORRUPT\x10$\x12\x13\n" +
+	"\x0fREASON_NO_PROXY\x10%\x12\x1d\n" +
+	"\x19REASON_CONNECTION_INVALID\x10&\x12#\n" +
+	"\x1fREASON_CONNECTION_INSERT_FAILED\x10'\x12\x1c\n" +
+	"\x18REASON_CONNECTION_BUDGET\x10(\x12\x1b\n" +
+	"\x17REASON_FRAGMENT_UNKNOWN\x10)\x12\x0e\n" +
+	"\n" +
+	"REASON_ARP\x100\x12\x0e\n" +
+	"\n" +
+	"REASON_NDP\x101\x12\x14\n" +
+	"\x10REASON_MULTICAST\x102\x12\x14\n" +
+	"\x10REASON_BROADCAST\x103*o\n" +
+	"\n" +
+	"PolicyMode\x12\x1b\n" +
+	"\x17POLICY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10POLICY_MODE_NONE\x10\x01\x12\x18\n" +
+	"\x14POLICY_MODE_REQUIRED\x10\x02\x12\x14\n" +
+	"\x10POLICY_MODE_INIT\x10\x032\xf7\a\n" +
 	"\x0fDatapathService\x12g\n" +
 	"\x0eCreateEndpoint\x12).sluice.datapath.v1.CreateEndpointRequest\x1a*.sluice.datapath.v1.CreateEndpointResponse\x12g\n" +
 	"\x0eDeleteEndpoint\x12).sluice.datapath.v1.DeleteEndpointRequest\x1a*.sluice.datapath.v1.DeleteEndpointResponse\x12d\n" +
@@ -2662,110 +2973,114 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 	return file_sluice_datapath_v1_datapath_proto_rawDescData
 }
 
-var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
 var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),               // 0: sluice.datapath.v1.EndpointState
 	(ErrorReason)(0),                 // 1: sluice.datapath.v1.ErrorReason
-	(*Endpoint)(nil),                 // 2: sluice.datapath.v1.Endpoint
-	(*EndpointPolicy)(nil),           // 3: sluice.datapath.v1.EndpointPolicy
-	(*Interface)(nil),                // 4: sluice.datapath.v1.Interface
-	(*CreateEndpointRequest)(nil),    // 5: sluice.datapath.v1.CreateEndpointRequest
-	(*CreateEndpointResponse)(nil),   // 6: sluice.datapath.v1.CreateEndpointResponse
-	(*DeleteEndpointRequest)(nil),    // 7: sluice.datapath.v1.DeleteEndpointRequest
-	(*DeleteEndpointResponse)(nil),   // 8: sluice.datapath.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),     // 9: sluice.datapath.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),    // 10: sluice.datapath.v1.CheckEndpointResponse
-	(*Difference)(nil),               // 11: sluice.datapath.v1.Difference
-	(*GetEndpointRequest)(nil),       // 12: sluice.datapath.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),      // 13: sluice.datapath.v1.GetEndpointResponse
-	(*ListEndpointsRequest)(nil),     // 14: sluice.datapath.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),    // 15: sluice.datapath.v1.ListEndpointsResponse
-	(*WatchEndpointsRequest)(nil),    // 16: sluice.datapath.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),   // 17: sluice.datapath.v1.WatchEndpointsResponse
-	(*Bookmark)(nil),                 // 18: sluice.datapath.v1.Bookmark
-	(*ReclaimEndpointsRequest)(nil),  // 19: sluice.datapath.v1.ReclaimEndpointsRequest
-	(*ReclaimEndpointsResponse)(nil), // 20: sluice.datapath.v1.ReclaimEndpointsResponse
-	(*GetStatusRequest)(nil),         // 21: sluice.datapath.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 22: sluice.datapath.v1.GetStatusResponse
-	(*MapUsage)(nil),                 // 23: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),         // 24: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),       // 25: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),            // 26: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),               // 27: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),         // 28: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),        // 29: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),           // 30: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),          // 31: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                 // 32: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                 // 33: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),             // 34: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),    // 35: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),          // 36: sluice.workload.v1.PodReference
-	(*v11.ServiceStatus)(nil),        // 37: sluice.status.v1.ServiceStatus
-	(v12.Direction)(0),               // 38: sluice.net.v1.Direction
+	(Reason)(0),                      // 2: sluice.datapath.v1.Reason
+	(PolicyMode)(0),                  // 3: sluice.datapath.v1.PolicyMode
+	(*Endpoint)(nil),                 // 4: sluice.datapath.v1.Endpoint
+	(*EndpointPolicy)(nil),           // 5: sluice.datapath.v1.EndpointPolicy
+	(*Interface)(nil),                // 6: sluice.datapath.v1.Interface
+	(*CreateEndpointRequest)(nil),    // 7: sluice.datapath.v1.CreateEndpointRequest
+	(*CreateEndpointResponse)(nil),   // 8: sluice.datapath.v1.CreateEndpointResponse
+	(*DeleteEndpointRequest)(nil),    // 9: sluice.datapath.v1.DeleteEndpointRequest
+	(*DeleteEndpointResponse)(nil),   // 10: sluice.datapath.v1.DeleteEndpointResponse
+	(*CheckEndpointRequest)(nil),     // 11: sluice.datapath.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),    // 12: sluice.datapath.v1.CheckEndpointResponse
+	(*Difference)(nil),               // 13: sluice.datapath.v1.Difference
+	(*GetEndpointRequest)(nil),       // 14: sluice.datapath.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),      // 15: sluice.datapath.v1.GetEndpointResponse
+	(*ListEndpointsRequest)(nil),     // 16: sluice.datapath.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),    // 17: sluice.datapath.v1.ListEndpointsResponse
+	(*WatchEndpointsRequest)(nil),    // 18: sluice.datapath.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),   // 19: sluice.datapath.v1.WatchEndpointsResponse
+	(*Bookmark)(nil),                 // 20: sluice.datapath.v1.Bookmark
+	(*ReclaimEndpointsRequest)(nil),  // 21: sluice.datapath.v1.ReclaimEndpointsRequest
+	(*ReclaimEndpointsResponse)(nil), // 22: sluice.datapath.v1.ReclaimEndpointsResponse
+	(*GetStatusRequest)(nil),         // 23: sluice.datapath.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 24: sluice.datapath.v1.GetStatusResponse
+	(*MapUsage)(nil),                 // 25: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),         // 26: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),       // 27: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),            // 28: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),               // 29: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),         // 30: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),        // 31: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),           // 32: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),          // 33: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                 // 34: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                 // 35: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),             // 36: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),    // 37: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),          // 38: sluice.workload.v1.PodReference
+	(*v11.ServiceStatus)(nil),        // 39: sluice.status.v1.ServiceStatus
+	(v12.Direction)(0),               // 40: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	32, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	34, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	33, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
-	4,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
-	4,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	34, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	35, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
-	3,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	36, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	32, // 9: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	35, // 10: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	33, // 11: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	34, // 12: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	36, // 13: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
-	2,  // 14: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	32, // 15: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	32, // 16: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	11, // 17: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
-	32, // 18: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	2,  // 19: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	2,  // 20: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	2,  // 21: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	32, // 22: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	18, // 23: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	32, // 24: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	32, // 25: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	37, // 26: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	25, // 27: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	26, // 28: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	27, // 29: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	23, // 30: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	24, // 31: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	0,  // 32: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	38, // 33: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	11, // 34: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	5,  // 35: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	7,  // 36: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	9,  // 37: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	12, // 38: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	14, // 39: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	16, // 40: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	19, // 41: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	21, // 42: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	28, // 43: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	30, // 44: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	6,  // 45: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	8,  // 46: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	10, // 47: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	13, // 48: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	15, // 49: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	17, // 50: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	20, // 51: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	22, // 52: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	29, // 53: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	31, // 54: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	45, // [45:55] is the sub-list for method output_type
-	35, // [35:45] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	35, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	6,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
+	6,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
+	36, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	37, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	5,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
+	38, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	34, // 9: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	37, // 10: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	35, // 11: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	36, // 12: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	38, // 13: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	4,  // 14: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	34, // 15: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	34, // 16: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	13, // 17: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
+	34, // 18: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	4,  // 19: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	4,  // 20: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	4,  // 21: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
+	34, // 22: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	20, // 23: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
+	34, // 24: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	34, // 25: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	39, // 26: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	3,  // 27: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
+	27, // 28: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	28, // 29: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	29, // 30: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	25, // 31: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	26, // 32: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	0,  // 33: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	2,  // 34: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	40, // 35: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	13, // 36: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	7,  // 37: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	9,  // 38: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	11, // 39: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	14, // 40: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	16, // 41: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	18, // 42: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	21, // 43: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	23, // 44: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	30, // 45: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	32, // 46: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	8,  // 47: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	10, // 48: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	12, // 49: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	15, // 50: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	17, // 51: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	19, // 52: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	22, // 53: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	24, // 54: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	31, // 55: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	33, // 56: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	47, // [47:57] is the sub-list for method output_type
+	37, // [37:47] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -2783,7 +3098,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      4,
 			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -261,6 +261,95 @@ func (LossSource) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
 }
 
+// ConnectionState is a stage of a connection, or something special about it.
+type ConnectionState int32
+
+const (
+	// Never sent.
+	ConnectionState_CONNECTION_STATE_UNSPECIFIED ConnectionState = 0
+	// Stage: the other end has not answered, or TCP's handshake is not complete.
+	ConnectionState_CONNECTION_STATE_OPENING ConnectionState = 1
+	// Stage: both ends have sent.
+	ConnectionState_CONNECTION_STATE_ESTABLISHED ConnectionState = 2
+	// Stage: one end has finished.
+	ConnectionState_CONNECTION_STATE_HALF_CLOSED ConnectionState = 3
+	// Stage: both ends have finished.
+	ConnectionState_CONNECTION_STATE_CLOSING ConnectionState = 4
+	// Stage: an end has reset it.
+	ConnectionState_CONNECTION_STATE_RESET ConnectionState = 5
+	// Stage: a policy denies it now.
+	ConnectionState_CONNECTION_STATE_REVOKED ConnectionState = 6
+	// Its first packets were not seen.
+	ConnectionState_CONNECTION_STATE_PICKED_UP ConnectionState = 7
+	// Which end began it is not known.
+	ConnectionState_CONNECTION_STATE_EITHER_WAY ConnectionState = 8
+	// Its packets go through the host's stack.
+	ConnectionState_CONNECTION_STATE_VIA_STACK ConnectionState = 9
+	// Its packets go to a proxy.
+	ConnectionState_CONNECTION_STATE_PROXIED ConnectionState = 10
+	// Both ends are the same endpoint.
+	ConnectionState_CONNECTION_STATE_HAIRPIN ConnectionState = 11
+)
+
+// Enum value maps for ConnectionState.
+var (
+	ConnectionState_name = map[int32]string{
+		0:  "CONNECTION_STATE_UNSPECIFIED",
+		1:  "CONNECTION_STATE_OPENING",
+		2:  "CONNECTION_STATE_ESTABLISHED",
+		3:  "CONNECTION_STATE_HALF_CLOSED",
+		4:  "CONNECTION_STATE_CLOSING",
+		5:  "CONNECTION_STATE_RESET",
+		6:  "CONNECTION_STATE_REVOKED",
+		7:  "CONNECTION_STATE_PICKED_UP",
+		8:  "CONNECTION_STATE_EITHER_WAY",
+		9:  "CONNECTION_STATE_VIA_STACK",
+		10: "CONNECTION_STATE_PROXIED",
+		11: "CONNECTION_STATE_HAIRPIN",
+	}
+	ConnectionState_value = map[string]int32{
+		"CONNECTION_STATE_UNSPECIFIED": 0,
+		"CONNECTION_STATE_OPENING":     1,
+		"CONNECTION_STATE_ESTABLISHED": 2,
+		"CONNECTION_STATE_HALF_CLOSED": 3,
+		"CONNECTION_STATE_CLOSING":     4,
+		"CONNECTION_STATE_RESET":       5,
+		"CONNECTION_STATE_REVOKED":     6,
+		"CONNECTION_STATE_PICKED_UP":   7,
+		"CONNECTION_STATE_EITHER_WAY":  8,
+		"CONNECTION_STATE_VIA_STACK":   9,
+		"CONNECTION_STATE_PROXIED":     10,
+		"CONNECTION_STATE_HAIRPIN":     11,
+	}
+)
+
+func (x ConnectionState) Enum() *ConnectionState {
+	p := new(ConnectionState)
+	*p = x
+	return p
+}
+
+func (x ConnectionState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ConnectionState) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_datapath_v1_observer_proto_enumTypes[4].Descriptor()
+}
+
+func (ConnectionState) Type() protoreflect.EnumType {
+	return &file_sluice_datapath_v1_observer_proto_enumTypes[4]
+}
+
+func (x ConnectionState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ConnectionState.Descriptor instead.
+func (ConnectionState) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
+}
+
 // ObserveRequest is the input of Observe. Criteria of different kinds must all
 // hold; of one kind, one must hold; a kind left empty always holds.
 type ObserveRequest struct {
@@ -276,8 +365,8 @@ type ObserveRequest struct {
 	Identities []uint32 `protobuf:"varint,4,rep,packed,name=identities,proto3" json:"identities,omitempty"`
 	// Events with an address in one of these prefixes on either side.
 	Prefixes []string `protobuf:"bytes,5,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
-	// Drop reasons, for example "spoofed-ip".
-	Reasons []string `protobuf:"bytes,6,rep,name=reasons,proto3" json:"reasons,omitempty"`
+	// Reasons.
+	Reasons []Reason `protobuf:"varint,6,rep,packed,name=reasons,proto3,enum=sluice.datapath.v1.Reason" json:"reasons,omitempty"`
 	// Only this direction, seen from the endpoint.
 	Direction v11.Direction `protobuf:"varint,7,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// IP protocols.
@@ -359,7 +448,7 @@ func (x *ObserveRequest) GetPrefixes() []string {
 	return nil
 }
 
-func (x *ObserveRequest) GetReasons() []string {
+func (x *ObserveRequest) GetReasons() []Reason {
 	if x != nil {
 		return x.Reasons
 	}
@@ -734,8 +823,8 @@ type Flow struct {
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	// Verdict on the packet.
 	Verdict Verdict `protobuf:"varint,2,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
-	// Why, for example "spoofed-ip".
-	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Why.
+	Reason Reason `protobuf:"varint,3,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
 	// Seen from the endpoint.
 	Direction v11.Direction `protobuf:"varint,4,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// The endpoint at whose device the packet was seen; unset if it is gone.
@@ -824,11 +913,11 @@ func (x *Flow) GetVerdict() Verdict {
 	return Verdict_VERDICT_UNSPECIFIED
 }
 
-func (x *Flow) GetReason() string {
+func (x *Flow) GetReason() Reason {
 	if x != nil {
 		return x.Reason
 	}
-	return ""
+	return Reason_REASON_UNSPECIFIED
 }
 
 func (x *Flow) GetDirection() v11.Direction {
@@ -987,9 +1076,11 @@ type SideVerdict struct {
 	// Places of the rule, "NetworkPolicy shop/web spec.ingress[0]"; empty if not
 	// known.
 	RuleSources []string `protobuf:"bytes,6,rep,name=rule_sources,json=ruleSources,proto3" json:"rule_sources,omitempty"`
-	// What decided, for example "rule", "default", "host-allow",
-	// "unknown-identity", "no-table".
-	DecidedBy     string `protobuf:"bytes,7,opt,name=decided_by,json=decidedBy,proto3" json:"decided_by,omitempty"`
+	// What decided.
+	DecidedBy v11.DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
+	// Proxy of the verdict VERDICT_REDIRECTED; unspecified while the kernel does
+	// not tell which.
+	Proxy         v11.Proxy `protobuf:"varint,8,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1066,11 +1157,18 @@ func (x *SideVerdict) GetRuleSources() []string {
 	return nil
 }
 
-func (x *SideVerdict) GetDecidedBy() string {
+func (x *SideVerdict) GetDecidedBy() v11.DecidedBy {
 	if x != nil {
 		return x.DecidedBy
 	}
-	return ""
+	return v11.DecidedBy(0)
+}
+
+func (x *SideVerdict) GetProxy() v11.Proxy {
+	if x != nil {
+		return x.Proxy
+	}
+	return v11.Proxy(0)
 }
 
 // LostEvents says that events are missing at this place of the stream.
@@ -1215,8 +1313,8 @@ type ExplainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What would become of a first packet.
 	Verdict Verdict `protobuf:"varint,1,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
-	// Why, in the words of Observe.
-	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Why.
+	Reason Reason `protobuf:"varint,2,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
 	// The sender, as the ipcache and the endpoints know it.
 	Source *ExplainedPeer `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
 	// The receiver.
@@ -1268,11 +1366,11 @@ func (x *ExplainResponse) GetVerdict() Verdict {
 	return Verdict_VERDICT_UNSPECIFIED
 }
 
-func (x *ExplainResponse) GetReason() string {
+func (x *ExplainResponse) GetReason() Reason {
 	if x != nil {
 		return x.Reason
 	}
-	return ""
+	return Reason_REASON_UNSPECIFIED
 }
 
 func (x *ExplainResponse) GetSource() *ExplainedPeer {
@@ -1506,10 +1604,10 @@ type Connection struct {
 	ResponderPort uint32 `protobuf:"varint,10,opt,name=responder_port,json=responderPort,proto3" json:"responder_port,omitempty"`
 	// IP protocol.
 	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
-	// State in words, for example "established", "closing", "picked-up".
-	State []string `protobuf:"bytes,4,rep,name=state,proto3" json:"state,omitempty"`
+	// State: the stage first, then what is special about it.
+	States []ConnectionState `protobuf:"varint,4,rep,packed,name=states,proto3,enum=sluice.datapath.v1.ConnectionState" json:"states,omitempty"`
 	// When the last packet was seen, to a second.
-	LastSeen *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
+	LastSeenTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_seen_time,json=lastSeenTime,proto3" json:"last_seen_time,omitempty"`
 	// Whether both sides' verdicts still stand; if not, the next packet is judged
 	// anew.
 	Current bool `protobuf:"varint,6,opt,name=current,proto3" json:"current,omitempty"`
@@ -1519,8 +1617,8 @@ type Connection struct {
 	IngressRule uint32 `protobuf:"varint,8,opt,name=ingress_rule,json=ingressRule,proto3" json:"ingress_rule,omitempty"`
 	// What becomes of its next packet from the source to the destination.
 	NextVerdict Verdict `protobuf:"varint,11,opt,name=next_verdict,json=nextVerdict,proto3,enum=sluice.datapath.v1.Verdict" json:"next_verdict,omitempty"`
-	// Why, in the words of Observe.
-	NextReason    string `protobuf:"bytes,12,opt,name=next_reason,json=nextReason,proto3" json:"next_reason,omitempty"`
+	// Why.
+	NextReason    Reason `protobuf:"varint,12,opt,name=next_reason,json=nextReason,proto3,enum=sluice.datapath.v1.Reason" json:"next_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1590,16 +1688,16 @@ func (x *Connection) GetProtocol() v11.Protocol {
 	return v11.Protocol(0)
 }
 
-func (x *Connection) GetState() []string {
+func (x *Connection) GetStates() []ConnectionState {
 	if x != nil {
-		return x.State
+		return x.States
 	}
 	return nil
 }
 
-func (x *Connection) GetLastSeen() *timestamppb.Timestamp {
+func (x *Connection) GetLastSeenTime() *timestamppb.Timestamp {
 	if x != nil {
-		return x.LastSeen
+		return x.LastSeenTime
 	}
 	return nil
 }
@@ -1632,18 +1730,18 @@ func (x *Connection) GetNextVerdict() Verdict {
 	return Verdict_VERDICT_UNSPECIFIED
 }
 
-func (x *Connection) GetNextReason() string {
+func (x *Connection) GetNextReason() Reason {
 	if x != nil {
 		return x.NextReason
 	}
-	return ""
+	return Reason_REASON_UNSPECIFIED
 }
 
 var File_sluice_datapath_v1_observer_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a\x17sluice/net/v1/net.proto\x1a!sluice/workload/v1/workload.proto\"\xf9\x05\n" +
+	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a\x17sluice/net/v1/net.proto\x1a!sluice/workload/v1/workload.proto\"\x9e\x06\n" +
 	"\x0eObserveRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12<\n" +
@@ -1652,8 +1750,8 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"identities\x18\x04 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\n" +
 	"identities\x12,\n" +
 	"\bprefixes\x18\x05 \x03(\tB\x10\xbaH\r\x92\x01\n" +
-	"\x10\x80\x02\"\x05r\x03\xe8\x01\x01R\bprefixes\x12\"\n" +
-	"\areasons\x18\x06 \x03(\tB\b\xbaH\x05\x92\x01\x02\x10@R\areasons\x12@\n" +
+	"\x10\x80\x02\"\x05r\x03\xe8\x01\x01R\bprefixes\x12G\n" +
+	"\areasons\x18\x06 \x03(\x0e2\x1a.sluice.datapath.v1.ReasonB\x11\xbaH\x0e\x92\x01\v\x10@\"\a\x82\x01\x04\x10\x01 \x00R\areasons\x12@\n" +
 	"\tdirection\x18\a \x01(\x0e2\x18.sluice.net.v1.DirectionB\b\xbaH\x05\x82\x01\x02\x10\x01R\tdirection\x12\x81\x01\n" +
 	"\tprotocols\x18\b \x03(\x0e2\x17.sluice.net.v1.ProtocolBJ\xbaHG\x92\x01D\x10\x80\x02\"?\xba\x01<\n" +
 	"\x0eprotocol_range\x12\x10must be 1 to 255\x1a\x18this >= 1 && this <= 255R\tprotocols\x12'\n" +
@@ -1686,11 +1784,11 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
 	"difference\x18\x05 \x01(\v2\x1e.sluice.datapath.v1.DifferenceR\n" +
 	"difference\x12\x14\n" +
-	"\x05error\x18\x06 \x01(\tR\x05error\"\xef\a\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\"\x8b\b\n" +
 	"\x04Flow\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
-	"\averdict\x18\x02 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\x126\n" +
+	"\averdict\x18\x02 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x122\n" +
+	"\x06reason\x18\x03 \x01(\x0e2\x1a.sluice.datapath.v1.ReasonR\x06reason\x126\n" +
 	"\tdirection\x18\x04 \x01(\x0e2\x18.sluice.net.v1.DirectionR\tdirection\x12/\n" +
 	"\x05owner\x18\x05 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
 	"\x04slot\x18\x06 \x01(\rR\x04slot\x12%\n" +
@@ -1713,7 +1811,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\rsource_labels\x18\x14 \x03(\v2\x19.sluice.workload.v1.LabelR\fsourceLabels\x12H\n" +
 	"\x12destination_labels\x18\x15 \x03(\v2\x19.sluice.workload.v1.LabelR\x11destinationLabels\x12\x1b\n" +
 	"\ttcp_flags\x18\x16 \x01(\rR\btcpFlags\x12\x14\n" +
-	"\x05reply\x18\x17 \x01(\bR\x05reply\"\xec\x01\n" +
+	"\x05reply\x18\x17 \x01(\bR\x05reply\"\xb2\x02\n" +
 	"\vSideVerdict\x125\n" +
 	"\averdict\x18\x01 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\rR\x04rule\x12\x14\n" +
@@ -1722,9 +1820,10 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"generation\x18\x04 \x01(\rR\n" +
 	"generation\x12\x1a\n" +
 	"\brevision\x18\x05 \x01(\x04R\brevision\x12!\n" +
-	"\frule_sources\x18\x06 \x03(\tR\vruleSources\x12\x1d\n" +
+	"\frule_sources\x18\x06 \x03(\tR\vruleSources\x127\n" +
 	"\n" +
-	"decided_by\x18\a \x01(\tR\tdecidedBy\"Z\n" +
+	"decided_by\x18\a \x01(\x0e2\x18.sluice.net.v1.DecidedByR\tdecidedBy\x12*\n" +
+	"\x05proxy\x18\b \x01(\x0e2\x14.sluice.net.v1.ProxyR\x05proxy\"Z\n" +
 	"\n" +
 	"LostEvents\x126\n" +
 	"\x06source\x18\x01 \x01(\x0e2\x1e.sluice.datapath.v1.LossSourceR\x06source\x12\x14\n" +
@@ -1736,10 +1835,10 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x0eprotocol_range\x12\x10must be 1 to 255\x1a\x18this >= 1 && this <= 255R\bprotocol\x12*\n" +
 	"\vsource_port\x18\x04 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\n" +
 	"sourcePort\x124\n" +
-	"\x10destination_port\x18\x05 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\x0fdestinationPort\"\x98\x03\n" +
+	"\x10destination_port\x18\x05 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\x0fdestinationPort\"\xb4\x03\n" +
 	"\x0fExplainResponse\x125\n" +
-	"\averdict\x18\x01 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\x129\n" +
+	"\averdict\x18\x01 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x122\n" +
+	"\x06reason\x18\x02 \x01(\x0e2\x1a.sluice.datapath.v1.ReasonR\x06reason\x129\n" +
 	"\x06source\x18\x03 \x01(\v2!.sluice.datapath.v1.ExplainedPeerR\x06source\x12C\n" +
 	"\vdestination\x18\x04 \x01(\v2!.sluice.datapath.v1.ExplainedPeerR\vdestination\x129\n" +
 	"\x06egress\x18\x05 \x01(\v2!.sluice.datapath.v1.ExplainedSideR\x06egress\x12;\n" +
@@ -1761,7 +1860,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x0eidentity_class\x18\x02 \x01(\rR\ridentityClass\x12!\n" +
 	"\fidentity_row\x18\x03 \x01(\bR\videntityRow\x12#\n" +
 	"\raddress_class\x18\x04 \x01(\rR\faddressClass\x12%\n" +
-	"\x0eaddress_prefix\x18\x05 \x01(\tR\raddressPrefix\"\xf7\x03\n" +
+	"\x0eaddress_prefix\x18\x05 \x01(\tR\raddressPrefix\"\xc3\x04\n" +
 	"\n" +
 	"Connection\x12+\n" +
 	"\x11initiator_address\x18\x01 \x01(\tR\x10initiatorAddress\x12%\n" +
@@ -1769,15 +1868,15 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x11responder_address\x18\t \x01(\tR\x10responderAddress\x12%\n" +
 	"\x0eresponder_port\x18\n" +
 	" \x01(\rR\rresponderPort\x123\n" +
-	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolR\bprotocol\x12\x14\n" +
-	"\x05state\x18\x04 \x03(\tR\x05state\x127\n" +
-	"\tlast_seen\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x18\n" +
+	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolR\bprotocol\x12;\n" +
+	"\x06states\x18\x04 \x03(\x0e2#.sluice.datapath.v1.ConnectionStateR\x06states\x12@\n" +
+	"\x0elast_seen_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\flastSeenTime\x12\x18\n" +
 	"\acurrent\x18\x06 \x01(\bR\acurrent\x12\x1f\n" +
 	"\vegress_rule\x18\a \x01(\rR\n" +
 	"egressRule\x12!\n" +
 	"\fingress_rule\x18\b \x01(\rR\vingressRule\x12>\n" +
-	"\fnext_verdict\x18\v \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\vnextVerdict\x12\x1f\n" +
-	"\vnext_reason\x18\f \x01(\tR\n" +
+	"\fnext_verdict\x18\v \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\vnextVerdict\x12;\n" +
+	"\vnext_reason\x18\f \x01(\x0e2\x1a.sluice.datapath.v1.ReasonR\n" +
 	"nextReason*\x9b\x01\n" +
 	"\rLabelOperator\x12\x1e\n" +
 	"\x1aLABEL_OPERATOR_UNSPECIFIED\x10\x00\x12\x19\n" +
@@ -1800,7 +1899,21 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"LossSource\x12\x1b\n" +
 	"\x17LOSS_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12LOSS_SOURCE_KERNEL\x10\x01\x12\x18\n" +
-	"\x14LOSS_SOURCE_OBSERVER\x10\x022\xbb\x01\n" +
+	"\x14LOSS_SOURCE_OBSERVER\x10\x02*\x8a\x03\n" +
+	"\x0fConnectionState\x12 \n" +
+	"\x1cCONNECTION_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18CONNECTION_STATE_OPENING\x10\x01\x12 \n" +
+	"\x1cCONNECTION_STATE_ESTABLISHED\x10\x02\x12 \n" +
+	"\x1cCONNECTION_STATE_HALF_CLOSED\x10\x03\x12\x1c\n" +
+	"\x18CONNECTION_STATE_CLOSING\x10\x04\x12\x1a\n" +
+	"\x16CONNECTION_STATE_RESET\x10\x05\x12\x1c\n" +
+	"\x18CONNECTION_STATE_REVOKED\x10\x06\x12\x1e\n" +
+	"\x1aCONNECTION_STATE_PICKED_UP\x10\a\x12\x1f\n" +
+	"\x1bCONNECTION_STATE_EITHER_WAY\x10\b\x12\x1e\n" +
+	"\x1aCONNECTION_STATE_VIA_STACK\x10\t\x12\x1c\n" +
+	"\x18CONNECTION_STATE_PROXIED\x10\n" +
+	"\x12\x1c\n" +
+	"\x18CONNECTION_STATE_HAIRPIN\x10\v2\xbb\x01\n" +
 	"\x0fObserverService\x12T\n" +
 	"\aObserve\x12\".sluice.datapath.v1.ObserveRequest\x1a#.sluice.datapath.v1.ObserveResponse0\x01\x12R\n" +
 	"\aExplain\x12\".sluice.datapath.v1.ExplainRequest\x1a#.sluice.datapath.v1.ExplainResponseB\xd7\x01\n" +
@@ -1818,83 +1931,94 @@ func file_sluice_datapath_v1_observer_proto_rawDescGZIP() []byte {
 	return file_sluice_datapath_v1_observer_proto_rawDescData
 }
 
-var file_sluice_datapath_v1_observer_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_sluice_datapath_v1_observer_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
 var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_sluice_datapath_v1_observer_proto_goTypes = []any{
 	(LabelOperator)(0),            // 0: sluice.datapath.v1.LabelOperator
 	(FlowType)(0),                 // 1: sluice.datapath.v1.FlowType
 	(Verdict)(0),                  // 2: sluice.datapath.v1.Verdict
 	(LossSource)(0),               // 3: sluice.datapath.v1.LossSource
-	(*ObserveRequest)(nil),        // 4: sluice.datapath.v1.ObserveRequest
-	(*LabelSelector)(nil),         // 5: sluice.datapath.v1.LabelSelector
-	(*LabelRequirement)(nil),      // 6: sluice.datapath.v1.LabelRequirement
-	(*ObserveResponse)(nil),       // 7: sluice.datapath.v1.ObserveResponse
-	(*AttachmentRepair)(nil),      // 8: sluice.datapath.v1.AttachmentRepair
-	(*Flow)(nil),                  // 9: sluice.datapath.v1.Flow
-	(*SideVerdict)(nil),           // 10: sluice.datapath.v1.SideVerdict
-	(*LostEvents)(nil),            // 11: sluice.datapath.v1.LostEvents
-	(*ExplainRequest)(nil),        // 12: sluice.datapath.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 13: sluice.datapath.v1.ExplainResponse
-	(*ExplainedPeer)(nil),         // 14: sluice.datapath.v1.ExplainedPeer
-	(*ExplainedSide)(nil),         // 15: sluice.datapath.v1.ExplainedSide
-	(*Connection)(nil),            // 16: sluice.datapath.v1.Connection
-	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
-	(*v1.Owner)(nil),              // 18: sluice.workload.v1.Owner
-	(v11.Direction)(0),            // 19: sluice.net.v1.Direction
-	(v11.Protocol)(0),             // 20: sluice.net.v1.Protocol
-	(*Difference)(nil),            // 21: sluice.datapath.v1.Difference
-	(*v1.Label)(nil),              // 22: sluice.workload.v1.Label
+	(ConnectionState)(0),          // 4: sluice.datapath.v1.ConnectionState
+	(*ObserveRequest)(nil),        // 5: sluice.datapath.v1.ObserveRequest
+	(*LabelSelector)(nil),         // 6: sluice.datapath.v1.LabelSelector
+	(*LabelRequirement)(nil),      // 7: sluice.datapath.v1.LabelRequirement
+	(*ObserveResponse)(nil),       // 8: sluice.datapath.v1.ObserveResponse
+	(*AttachmentRepair)(nil),      // 9: sluice.datapath.v1.AttachmentRepair
+	(*Flow)(nil),                  // 10: sluice.datapath.v1.Flow
+	(*SideVerdict)(nil),           // 11: sluice.datapath.v1.SideVerdict
+	(*LostEvents)(nil),            // 12: sluice.datapath.v1.LostEvents
+	(*ExplainRequest)(nil),        // 13: sluice.datapath.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 14: sluice.datapath.v1.ExplainResponse
+	(*ExplainedPeer)(nil),         // 15: sluice.datapath.v1.ExplainedPeer
+	(*ExplainedSide)(nil),         // 16: sluice.datapath.v1.ExplainedSide
+	(*Connection)(nil),            // 17: sluice.datapath.v1.Connection
+	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
+	(*v1.Owner)(nil),              // 19: sluice.workload.v1.Owner
+	(Reason)(0),                   // 20: sluice.datapath.v1.Reason
+	(v11.Direction)(0),            // 21: sluice.net.v1.Direction
+	(v11.Protocol)(0),             // 22: sluice.net.v1.Protocol
+	(*Difference)(nil),            // 23: sluice.datapath.v1.Difference
+	(*v1.Label)(nil),              // 24: sluice.workload.v1.Label
+	(v11.DecidedBy)(0),            // 25: sluice.net.v1.DecidedBy
+	(v11.Proxy)(0),                // 26: sluice.net.v1.Proxy
 }
 var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
-	17, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
-	18, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
-	19, // 2: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
-	20, // 3: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
-	2,  // 4: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
-	1,  // 5: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
-	5,  // 6: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
-	6,  // 7: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
-	0,  // 8: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
-	9,  // 9: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
-	11, // 10: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
-	8,  // 11: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
-	17, // 12: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
-	18, // 13: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
-	21, // 14: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
-	17, // 15: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
-	2,  // 16: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
-	19, // 17: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
-	18, // 18: sluice.datapath.v1.Flow.owner:type_name -> sluice.workload.v1.Owner
-	20, // 19: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
-	1,  // 20: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
-	10, // 21: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
-	10, // 22: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
-	22, // 23: sluice.datapath.v1.Flow.source_labels:type_name -> sluice.workload.v1.Label
-	22, // 24: sluice.datapath.v1.Flow.destination_labels:type_name -> sluice.workload.v1.Label
-	2,  // 25: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
-	3,  // 26: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
-	20, // 27: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	2,  // 28: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
-	14, // 29: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
-	14, // 30: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
-	15, // 31: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	15, // 32: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	16, // 33: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
-	18, // 34: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
-	22, // 35: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
-	10, // 36: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
-	20, // 37: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
-	17, // 38: sluice.datapath.v1.Connection.last_seen:type_name -> google.protobuf.Timestamp
-	2,  // 39: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
-	4,  // 40: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	12, // 41: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
-	7,  // 42: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	13, // 43: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
-	42, // [42:44] is the sub-list for method output_type
-	40, // [40:42] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	18, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
+	19, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
+	20, // 2: sluice.datapath.v1.ObserveRequest.reasons:type_name -> sluice.datapath.v1.Reason
+	21, // 3: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
+	22, // 4: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
+	2,  // 5: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
+	1,  // 6: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
+	6,  // 7: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	7,  // 8: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
+	0,  // 9: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
+	10, // 10: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
+	12, // 11: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
+	9,  // 12: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
+	18, // 13: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
+	19, // 14: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
+	23, // 15: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
+	18, // 16: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	2,  // 17: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
+	20, // 18: sluice.datapath.v1.Flow.reason:type_name -> sluice.datapath.v1.Reason
+	21, // 19: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
+	19, // 20: sluice.datapath.v1.Flow.owner:type_name -> sluice.workload.v1.Owner
+	22, // 21: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
+	1,  // 22: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
+	11, // 23: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
+	11, // 24: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
+	24, // 25: sluice.datapath.v1.Flow.source_labels:type_name -> sluice.workload.v1.Label
+	24, // 26: sluice.datapath.v1.Flow.destination_labels:type_name -> sluice.workload.v1.Label
+	2,  // 27: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
+	25, // 28: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
+	26, // 29: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
+	3,  // 30: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
+	22, // 31: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	2,  // 32: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
+	20, // 33: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
+	15, // 34: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
+	15, // 35: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
+	16, // 36: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	16, // 37: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	17, // 38: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
+	19, // 39: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
+	24, // 40: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
+	11, // 41: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
+	22, // 42: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
+	4,  // 43: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
+	18, // 44: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
+	2,  // 45: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
+	20, // 46: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
+	5,  // 47: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	13, // 48: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	8,  // 49: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	14, // 50: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	49, // [49:51] is the sub-list for method output_type
+	47, // [47:49] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }
@@ -1913,7 +2037,7 @@ func file_sluice_datapath_v1_observer_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_observer_proto_rawDesc), len(file_sluice_datapath_v1_observer_proto_rawDesc)),
-			NumEnums:      4,
+			NumEnums:      5,
 			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,

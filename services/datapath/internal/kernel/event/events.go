@@ -63,25 +63,6 @@ const (
 	ByTable           = By(bpf.MapsSlBySL_BY_TABLE)
 )
 
-// String is the word for it in events; empty if the side was not asked.
-func (b By) String() string {
-	switch b {
-	case ByNobody:
-		return ""
-	case ByRule:
-		return "rule"
-	case ByDefault:
-		return "default"
-	case ByHostAllow:
-		return "host-allow"
-	case ByUnknownIdentity:
-		return "unknown-identity"
-	case ByTable:
-		return "no-table"
-	}
-	return fmt.Sprintf("by-%d", uint8(b))
-}
-
 // What a rule does, in the numbers of the programs.
 const (
 	ActionDeny     = uint8(bpf.MapsSlActionSL_ACTION_DENY)

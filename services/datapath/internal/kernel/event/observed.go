@@ -22,7 +22,7 @@ func (s SideVerdict) Observed(slot slotmap.Slot) observe.Side {
 		return observe.Side{}
 	}
 	o := observe.Side{
-		By: s.By.String(), Verdict: observe.Dropped, Rule: s.Rule, Table: uint16(s.Table), Generation: s.Gen, Slot: slot,
+		By: uint8(s.By), Verdict: observe.Dropped, Rule: s.Rule, Table: uint16(s.Table), Generation: s.Gen, Slot: slot,
 	}
 	switch {
 	case s.Audited:
@@ -94,8 +94,9 @@ func readWithin(ctx context.Context, r *Reader, d time.Duration) (Event, error) 
 
 func (e Event) observed(owners Owners) observe.Event {
 	o := observe.Event{
-		Type: observe.Type(e.Type), Time: e.Time, Reason: e.Reason.String(), Egress: e.Direction == Egress, Verdict: e.verdict(),
-		Source: e.Source, Destination: e.Destination, Protocol: e.Protocol, TCPFlags: e.TCPFlags,
+		Type: observe.Type(e.Type), Time: e.Time, Reason: uint32(e.Reason), Egress: e.Direction == Egress,
+		Verdict: e.verdict(),
+		Source:  e.Source, Destination: e.Destination, Protocol: e.Protocol, TCPFlags: e.TCPFlags,
 		SourceIdentity: uint32(e.SourceIdentity), DestinationIdentity: uint32(e.DestinationIdentity),
 		Length: e.Length, SourceMAC: e.SourceMAC, EtherType: e.EtherType, Reply: e.Reply,
 	}

@@ -33,10 +33,11 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	n.Flows = []*datapathv1.Flow{{
 		Type: datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED, Time: timestamppb.New(time.Unix(1e9, 0)),
 		Verdict:   datapathv1.Verdict_VERDICT_FORWARDED,
-		Direction: netv1.Direction_DIRECTION_INGRESS, SourceAddress: "10.244.0.2",
-		DestinationAddress: "10.244.0.3",
-		SourcePort:         4000, DestinationPort: 80, Protocol: 6, TcpFlags: 0x12, SourceIdentity: 300,
-		SourceLabels: []*workloadv1.Label{nodetest.Label("app", "web")}, Reply: true,
+		Direction: netv1.Direction_DIRECTION_INGRESS, Protocol: 6, TcpFlags: 0x12, Reply: true,
+		Source: &datapathv1.FlowEnd{
+			Address: "10.244.0.2", Port: 4000, Identity: 300, Labels: []*workloadv1.Label{nodetest.Label("app", "web")},
+		},
+		Destination: &datapathv1.FlowEnd{Address: "10.244.0.3", Port: 80},
 		Ingress: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: 17, Rule: 1, DecidedBy: netv1.DecidedBy_DECIDED_BY_RULE,
 			RuleSources: []string{"NetworkPolicy shop/web"},

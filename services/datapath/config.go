@@ -6,6 +6,7 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"path"
 	"path/filepath"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 // Config is the datapath's own part of the configuration.
 type Config struct {
+	Node      string         `config:"node" help:"name of this node in flows, as sluice-identity has it"`
 	StateDir  string         `config:"stateDir" help:"where the records of endpoints are"`
 	SpoolDir  string         `config:"spoolDir" help:"where the CNI plugin leaves deletions while this process is away"`
 	BPFDir    string         `config:"bpfDir" help:"bpffs in which maps and programs are pinned; sluice prepare mounts it"`
@@ -114,7 +116,9 @@ type EventsConfig struct {
 }
 
 func defaults(p instance.Paths) Config {
+	node, _ := os.Hostname() // Validate asks for it
 	return Config{
+		Node:        node,
 		StateDir:    p.ServiceStateDir(service),
 		SpoolDir:    deletion.Dir(p.StateDir),
 		BPFDir:      p.BPFDir,
@@ -141,6 +145,9 @@ func (c *Config) OneShot() bool { return c.ValidateOnly || c.Uninstall }
 // Validate says what no single value shows.
 func (c *Config) Validate() error {
 	var p config.Problems
+	if c.Node == "" || len(c.Node) > 253 {
+		p.Addf("node", "%q is no name of a node: want 1 to 253 bytes", c.Node)
+	}
 	for key, path := range map[string]string{
 		"stateDir": c.StateDir, "spoolDir": c.SpoolDir, "bpfDir": c.BPFDir, "procSysNet": c.ProcSysNet,
 		"services.ipam": c.Services.IPAM, "services.identity": c.Services.Identity, "services.policy": c.Services.Policy,

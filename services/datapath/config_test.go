@@ -16,7 +16,11 @@ import (
 )
 
 func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
-	want, err := process.Reference(service, defaults)
+	want, err := process.Reference(service, func(p instance.Paths) Config {
+		c := defaults(p)
+		c.Node = "the host's name"
+		return c
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,8 +30,8 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 		t.Fatal(err)
 	}
 	// What every service takes is documented once, elsewhere.
-	_, own, ok := strings.Cut(want, "\n| `stateDir`")
-	own = "| `stateDir`" + strings.TrimSpace(own)
+	_, own, ok := strings.Cut(want, "\n| `node`")
+	own = "| `node` " + strings.TrimSpace(own)
 	if ok && strings.Contains(string(doc), own) {
 		return
 	}

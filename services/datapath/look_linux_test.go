@@ -47,7 +47,7 @@ func TestKernelObserversSeeRepairs(t *testing.T) {
 	reader := w.node.Ring.Tail()
 	w.deleteClsact(a)
 	e := w.await(reader, func(e observe.Event) bool { return e.Type == observe.Repair })
-	if e.Owner != a.owner.String() || e.Slot != a.ep.Slot || e.SourceIdentity != a.ep.Identity.Number ||
+	if e.From.Owner != a.owner || e.From.Slot != a.ep.Slot || e.SourceIdentity != a.ep.Identity.Number ||
 		e.Repair.Subject != endpoint.SubjectQdisc && e.Repair.Subject != endpoint.SubjectFilter || e.Repair.Device == "" || e.Repair.Err != "" {
 		t.Errorf("event %+v", e)
 	}
@@ -90,7 +90,7 @@ func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := w.await(reader, func(e observe.Event) bool { return e.Type == observe.PolicyVerdict && e.Destination == addr })
-		if e.Owner != a.owner.String() || e.OtherOwner != b.owner.String() || e.Verdict != observe.Forwarded || e.Reply ||
+		if e.From.Owner != a.owner || e.To.Owner != b.owner || e.Verdict != observe.Forwarded || e.Reply ||
 			e.Sender.Slot != a.ep.Slot || e.Receiver.Slot != b.ep.Slot || e.Sender.By == 0 ||
 			e.Receiver.Verdict != observe.Forwarded {
 			t.Errorf("event %+v", e)

@@ -117,7 +117,8 @@ func newServer(p *process.Process, cfg Config, n *node, called services, records
 	s := &server.Server{
 		Core: n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy, Records: records,
 		Facts: server.Facts{
-			Version: version.Get().String(), Start: started, KernelRelease: release, PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs,
+			Version: version.Get().String(), NodeName: cfg.Node, Start: started, KernelRelease: release,
+			PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs,
 			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,
 		},
 		Called:   server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},

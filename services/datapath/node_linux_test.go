@@ -162,7 +162,7 @@ func TestKernelSpoofedSourceIsDroppedWithItsReason(t *testing.T) {
 		if e.Reason != uint32(event.DropSpoofedIP) {
 			continue
 		}
-		if e.Owner != a.owner.String() || e.Verdict != observe.Dropped || !e.Egress || e.Source.Addr().String() != "10.99.0.77" {
+		if e.From.Owner != a.owner || e.Verdict != observe.Dropped || !e.Egress || e.Source.Addr().String() != "10.99.0.77" {
 			t.Errorf("event %+v, want one about %s", e, a.owner)
 		}
 		return

@@ -168,7 +168,7 @@ func (held *revokedConnection) goOn(t *testing.T, flows *flowLog, server netip.A
 // dropped says whether there is a dropped packet behind a mark.
 func (l *flowLog) dropped(mark int, from, to netip.AddrPort) error {
 	for _, f := range l.since(mark) {
-		if f.GetSourcePort() == uint32(from.Port()) && isFlow(f, from.Addr(), to.Addr(), to.Port()) &&
+		if f.GetSource().GetPort() == uint32(from.Port()) && isFlow(f, from.Addr(), to.Addr(), to.Port()) &&
 			f.GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED {
 			return nil
 		}

@@ -91,9 +91,9 @@ func TestKernelVerdictsWhilePoliciesFlipAreOldOrNew(t *testing.T) {
 			if !ok {
 				t.Fatalf("%s judged by revision %d, which no flip made", name, side.GetRevision())
 			}
-			allowed := int(f.GetDestinationPort()) == openPort || int(f.GetDestinationPort()) == portAfter(flip)
+			allowed := int(f.GetDestination().GetPort()) == openPort || int(f.GetDestination().GetPort()) == portAfter(flip)
 			if passed := side.GetVerdict() == datapathv1.Verdict_VERDICT_FORWARDED; passed != allowed {
-				t.Fatalf("%s to port %d: %v by revision %d (flip %d), which allows port %d", name, f.GetDestinationPort(),
+				t.Fatalf("%s to port %d: %v by revision %d (flip %d), which allows port %d", name, f.GetDestination().GetPort(),
 					side.GetVerdict(), side.GetRevision(), flip, portAfter(flip))
 			}
 			judged++

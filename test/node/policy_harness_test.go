@@ -217,9 +217,9 @@ func sameFamily(p pod.Pod, other netip.Addr) (netip.Addr, bool) {
 }
 
 func isFlow(f *datapathv1.Flow, source, destination netip.Addr, port uint16) bool {
-	from, _ := netip.ParseAddr(f.GetSourceAddress())
-	to, _ := netip.ParseAddr(f.GetDestinationAddress())
-	return from == source && to == destination && f.GetDestinationPort() == uint32(port)
+	from, _ := netip.ParseAddr(f.GetSource().GetAddress())
+	to, _ := netip.ParseAddr(f.GetDestination().GetAddress())
+	return from == source && to == destination && f.GetDestination().GetPort() == uint32(port)
 }
 
 // flowLog collects what Observe reports, from the moment of its making on.

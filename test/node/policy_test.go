@@ -103,7 +103,7 @@ func TestKernelPoliciesDecideWhoTalks(t *testing.T) {
 			if side.GetVerdict() != datapathv1.Verdict_VERDICT_DROPPED || side.GetRevision() != revision {
 				t.Errorf("%s to port %d: side %v, want it dropped by revision %d", c.from.Name, c.port, side, revision)
 			}
-			if got, want := flow.GetSourceIdentity(), n.identityOf(t, c.from); got != want {
+			if got, want := flow.GetSource().GetIdentity(), n.identityOf(t, c.from); got != want {
 				t.Errorf("%s to port %d: source identity %d, want %d", c.from.Name, c.port, got, want)
 			}
 		}

@@ -14,11 +14,15 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 // flow is what is shown of one packet.
 type flow struct {
 	Time                *time.Time      `json:"time,omitempty"`
+	UUID                string          `json:"uuid,omitempty"`
+	Node                string          `json:"nodeName,omitempty"`
 	Verdict             string          `json:"verdict,omitempty"`
 	Reason              string          `json:"reason,omitempty"`
 	Direction           string          `json:"direction,omitempty"`
@@ -27,9 +31,14 @@ type flow struct {
 	Source              string          `json:"sourceAddress,omitempty"`
 	SourcePort          uint32          `json:"sourcePort,omitempty"`
 	SourceIdentity      uint32          `json:"sourceIdentity,omitempty"`
+	SourceOwner         *workload.Owner `json:"sourceOwner,omitempty"`
+	SourcePod           string          `json:"sourcePod,omitempty"`
 	Destination         string          `json:"destinationAddress,omitempty"`
 	DestinationPort     uint32          `json:"destinationPort,omitempty"`
 	DestinationIdentity uint32          `json:"destinationIdentity,omitempty"`
+	DestinationOwner    *workload.Owner `json:"destinationOwner,omitempty"`
+	DestinationPod      string          `json:"destinationPod,omitempty"`
+	ICMP                *icmp           `json:"icmp,omitempty"`
 	Protocol            string          `json:"protocol,omitempty"`
 	Length              uint32          `json:"length,omitempty"`
 	SourceMAC           string          `json:"sourceMac,omitempty"`
@@ -51,28 +60,55 @@ func flowOf(m *datapathv1.ObserveResponse) flow {
 		return flow{Lost: l.GetCount(), LostBy: output.Enum(l.GetSource(), "LOSS_SOURCE_")}
 	}
 	f := m.GetFlow()
+	source, destination := f.GetSource(), f.GetDestination()
 	shown := flow{
-		Time: output.When(f.GetTime()), Verdict: output.Enum(f.GetVerdict(), "VERDICT_"),
-		Reason:    output.Enum(f.GetReason(), "REASON_"),
-		Direction: output.Enum(f.GetDirection(), "DIRECTION_"), Slot: f.GetSlot(),
-		Source: f.GetSourceAddress(), SourcePort: f.GetSourcePort(),
-		SourceIdentity: f.GetSourceIdentity(),
-		Destination:    f.GetDestinationAddress(), DestinationPort: f.GetDestinationPort(),
-		DestinationIdentity: f.GetDestinationIdentity(),
-		Protocol:            ports.ProtocolText(uint32(f.GetProtocol())), Length: f.GetLength(),
-		SourceMAC: f.GetSourceMac(),
-		Ethertype: f.GetEthertype(),
-		Egress:    verdict.SideOf(f.GetEgress()), Ingress: verdict.SideOf(f.GetIngress()),
-		SourceLabels:      workload.LabelTextsInOrder(f.GetSourceLabels()),
-		DestinationLabels: workload.LabelTextsInOrder(f.GetDestinationLabels()),
-		TCPFlags:          tcpFlagsText(f.GetTcpFlags()), Reply: f.GetReply(),
-		Type: output.Enum(f.GetType(), "FLOW_TYPE_"),
+		Time: output.When(f.GetTime()), UUID: f.GetUuid(), Node: f.GetNodeName(),
+		Type:    output.Enum(f.GetType(), "FLOW_TYPE_"),
+		Verdict: output.Enum(f.GetVerdict(), "VERDICT_"), Reason: output.Enum(f.GetReason(), "REASON_"),
+		Direction: output.Enum(f.GetDirection(), "DIRECTION_"), Reply: f.GetReply(),
+		Source: source.GetAddress(), SourcePort: source.GetPort(), SourceIdentity: source.GetIdentity(),
+		SourceLabels: workload.LabelTextsInOrder(source.GetLabels()),
+		SourceOwner:  ownerOf(source), SourcePod: podText(source.GetPod()),
+		Destination: destination.GetAddress(), DestinationPort: destination.GetPort(),
+		DestinationIdentity: destination.GetIdentity(),
+		DestinationLabels:   workload.LabelTextsInOrder(destination.GetLabels()),
+		DestinationOwner:    ownerOf(destination), DestinationPod: podText(destination.GetPod()),
+		Protocol: ports.ProtocolText(uint32(f.GetProtocol())), TCPFlags: tcpFlagsText(f.GetTcpFlags()),
+		Length: f.GetLength(), Ethertype: f.GetEthertype(), SourceMAC: f.GetSourceMac(),
+		Egress: verdict.SideOf(f.GetEgress()), Ingress: verdict.SideOf(f.GetIngress()),
 	}
-	if f.GetOwner() != nil {
-		o := workload.OwnerOf(f.GetOwner())
-		shown.Owner = &o
+	if h := f.GetIcmp(); h != nil {
+		shown.ICMP = &icmp{Type: h.GetType(), Code: h.GetCode()}
 	}
+	at := destination
+	if f.GetDirection() == netv1.Direction_DIRECTION_EGRESS {
+		at = source
+	}
+	shown.Owner, shown.Slot = ownerOf(at), at.GetEndpointIndex()
 	return shown
+}
+
+// icmp is the beginning of an ICMP message.
+type icmp struct {
+	Type uint32 `json:"type"`
+	Code uint32 `json:"code"`
+}
+
+// ownerOf is the endpoint at an end of a flow; nil if there is none.
+func ownerOf(e *datapathv1.FlowEnd) *workload.Owner {
+	if e.GetOwner() == nil {
+		return nil
+	}
+	o := workload.OwnerOf(e.GetOwner())
+	return &o
+}
+
+// podText is "namespace/name"; empty without a pod.
+func podText(p *workloadv1.PodReference) string {
+	if p == nil {
+		return ""
+	}
+	return p.GetNamespace() + "/" + p.GetName()
 }
 
 // tcpFlagsText are the flags of a TCP header, the lowest bit first.
@@ -117,8 +153,8 @@ func (f flow) line() string {
 	ports := f.Protocol == "tcp" || f.Protocol == "udp" || f.Protocol == "sctp"
 	what := f.Protocol
 	switch {
-	case f.Protocol == "icmp" || f.Protocol == "icmpv6":
-		what = fmt.Sprintf("%s type %d code %d", f.Protocol, f.SourcePort, f.DestinationPort)
+	case f.ICMP != nil:
+		what = fmt.Sprintf("%s type %d code %d", f.Protocol, f.ICMP.Type, f.ICMP.Code)
 	case f.Protocol == "":
 		what = fmt.Sprintf("ethertype %#04x", f.Ethertype)
 	case f.TCPFlags != "":

@@ -24,9 +24,11 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 	n.Flows = []*datapathv1.Flow{{
 		Type: datapathv1.FlowType_FLOW_TYPE_DROP, Time: timestamppb.New(time.Unix(1e9, 0)),
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: datapathv1.Reason_REASON_POLICY_DENIED,
-		Direction: netv1.Direction_DIRECTION_INGRESS, SourceAddress: "10.244.0.2",
-		DestinationAddress: "10.244.0.3", Protocol: 6, SourcePort: 4000, DestinationPort: 80,
-		SourceIdentity: 300, DestinationIdentity: 301, SourceLabels: []*workloadv1.Label{nodetest.Label("app", "client")}, TcpFlags: 2, Length: 74,
+		Direction: netv1.Direction_DIRECTION_INGRESS, Protocol: 6, TcpFlags: 2, Length: 74,
+		Source: &datapathv1.FlowEnd{
+			Address: "10.244.0.2", Port: 4000, Identity: 300, Labels: []*workloadv1.Label{nodetest.Label("app", "client")},
+		},
+		Destination: &datapathv1.FlowEnd{Address: "10.244.0.3", Port: 80, Identity: 301},
 		Egress: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: verdict.TableAllow,
 			DecidedBy: netv1.DecidedBy_DECIDED_BY_NO_POLICY,
@@ -114,7 +116,9 @@ func TestObserveSendsItsCriteria(t *testing.T) {
 	if err := d.Decode(&lost); err != nil {
 		t.Fatal(err)
 	}
-	if f.Protocol != "udp" || f.DestinationPort != 53 || lost.Lost != 12 {
+	if f.Protocol != "udp" || f.DestinationPort != 53 || f.SourcePod != "shop/web-0" || f.Node != "node-1" ||
+		f.UUID == "" ||
+		f.Owner == nil || *f.Owner != *f.SourceOwner || f.DestinationOwner != nil || lost.Lost != 12 {
 		t.Errorf("flows %+v, %+v", f, lost)
 	}
 	for _, bad := range [][]string{

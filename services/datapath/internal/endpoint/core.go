@@ -147,16 +147,16 @@ func (c *Core) List() []Endpoint {
 	return es
 }
 
-// OwnerOfSlot says whose slot it is.
-func (c *Core) OwnerOfSlot(slot uint16) (workload.Owner, bool) {
+// SpecOfSlot is what the endpoint of a slot was made from.
+func (c *Core) SpecOfSlot(slot uint16) (Spec, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for o, r := range c.records {
+	for _, r := range c.records {
 		if r.Phase != PhaseDeleted && r.Slot == slot && slot != 0 {
-			return o, true
+			return r.Spec, true
 		}
 	}
-	return workload.Owner{}, false
+	return Spec{}, false
 }
 
 // HolderOf gives the endpoint that has an address.

@@ -11,12 +11,15 @@ package observe
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
@@ -57,6 +60,13 @@ type Side struct {
 	Slot uint16
 }
 
+// End is an endpoint of this node at one end of a packet; zero if the end is none.
+type End struct {
+	Slot  uint16
+	Owner workload.Owner        // zero if the endpoint was removed
+	Pod   workload.PodReference // zero without Kubernetes
+}
+
 // Event is what happened to one packet, or a repair.
 type Event struct {
 	Type                                Type
@@ -64,10 +74,9 @@ type Event struct {
 	Reason                              uint32 // the programs' number, which is the API's too
 	Egress                              bool   // seen from the endpoint
 	Verdict                             Verdict
-	Slot                                uint16 // of the endpoint at whose device it was seen; 0 if unknown
-	Owner                               string // of that endpoint, "container/interface"; empty if it is gone
-	OtherOwner                          string // of the endpoint at the other side, if local
-	ContainerID, InterfaceName          string
+	ID                                  [16]byte // a UUID, given by Ring.Add
+	From, To                            End
+	Ifindex                             uint32 // of the device where it was seen
 	Source, Destination                 netip.AddrPort
 	Protocol                            uint8
 	TCPFlags                            uint8
@@ -79,7 +88,8 @@ type Event struct {
 	// Reply the packet goes the other way.
 	Sender, Receiver Side
 	Reply            bool
-	// Repair is set for that type alone; SourceIdentity is then the endpoint's.
+	// Repair is set for that type alone; From and SourceIdentity are then the
+	// endpoint's.
 	Repair RepairDetails
 	// KernelLost is how many events the kernel left out before this one.
 	KernelLost uint32
@@ -105,15 +115,29 @@ type Ring struct {
 	next   uint64        // guarded by mu; number of the next event, from 0
 	news   chan struct{} // guarded by mu; closed and replaced at each event
 	lost   uint64        // guarded by mu; by the kernel
+	run    [8]byte       // random: numbers of events are unique with it
 }
 
 // NewRing returns an empty ring.
-func NewRing() *Ring { return &Ring{events: make([]Event, 0, Size), news: make(chan struct{})} }
+func NewRing() *Ring {
+	r := &Ring{events: make([]Event, 0, Size), news: make(chan struct{})}
+	rand.Read(r.run[:]) // never fails
+	return r
+}
 
-// Add appends an event. It never waits.
+// id is a UUID of version 8 (RFC 9562): which ring, and the number of the event.
+func (r *Ring) id() (id [16]byte) {
+	copy(id[:], r.run[:])
+	id[6] = 0x80 | id[6]&0x0f
+	binary.BigEndian.PutUint64(id[8:], 1<<63|r.next)
+	return id
+}
+
+// Add appends an event and gives it an id. It never waits.
 func (r *Ring) Add(e Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	e.ID = r.id()
 	if len(r.events) < Size {
 		r.events = append(r.events, e)
 	} else {
@@ -128,8 +152,8 @@ func (r *Ring) Add(e Event) {
 // AddRepair appends that a program was put back, or why it could not be.
 func (r *Ring) AddRepair(e endpoint.Endpoint, d endpoint.Difference, err error) {
 	o := Event{
-		Type: Repair, Time: time.Now(), Slot: e.Slot, SourceIdentity: e.Identity.Number,
-		Owner: e.Spec.Owner.String(), ContainerID: e.Spec.Owner.ContainerID, InterfaceName: e.Spec.Owner.Interface,
+		Type: Repair, Time: time.Now(), SourceIdentity: e.Identity.Number,
+		From:   End{Slot: e.Slot, Owner: e.Spec.Owner, Pod: e.Spec.Pod},
 		Repair: RepairDetails{Subject: d.Subject, Device: d.Key, Want: d.Want, Have: d.Have},
 	}
 	if err != nil {
@@ -213,7 +237,7 @@ func (rd *Reader) Next(ctx context.Context, wait bool) (e Event, missed uint64, 
 // all hold, of one kind one; an empty kind always holds. A repair is about an
 // endpoint and no packet: criteria that only a packet can meet leave it out.
 type Filter struct {
-	Owners     map[string]bool
+	Owners     map[workload.Owner]bool
 	Identities map[uint32]bool
 	Prefixes   []netip.Prefix
 	Reasons    map[uint32]bool
@@ -236,7 +260,7 @@ func (f Filter) Match(e Event, labels func(identity uint32) ([]label.Label, bool
 		ls, ok := labels(identity)
 		return ok && slices.ContainsFunc(f.Selectors, func(s Selector) bool { return s.Matches(ls) })
 	}
-	return either(len(f.Owners), f.Owners[e.Owner], f.Owners[e.OtherOwner]) &&
+	return either(len(f.Owners), f.Owners[e.From.Owner], f.Owners[e.To.Owner]) &&
 		either(len(f.Identities), f.Identities[e.SourceIdentity], f.Identities[e.DestinationIdentity]) &&
 		either(len(f.Prefixes), inAny(e.Source.Addr()), inAny(e.Destination.Addr())) &&
 		either(len(f.Reasons), f.Reasons[e.Reason], false) &&

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -86,14 +87,14 @@ func TestWaitingReaderIsWokenAndCanGiveUp(t *testing.T) {
 
 func TestFilterForPacketsLeavesRepairsOut(t *testing.T) {
 	yes := true
-	e := Event{Type: Repair, Owner: "a/eth0", SourceIdentity: 300}
+	e := Event{Type: Repair, From: End{Owner: owner("a")}, SourceIdentity: 300}
 	nobody := func(uint32) ([]label.Label, bool) { return nil, false }
 	for name, c := range map[string]struct {
 		f    Filter
 		want bool
 	}{
 		"empty":     {Filter{}, true},
-		"owner":     {Filter{Owners: map[string]bool{"a/eth0": true}}, true},
+		"owner":     {Filter{Owners: map[workload.Owner]bool{owner("a"): true}}, true},
 		"identity":  {Filter{Identities: map[uint32]bool{300: true}}, true},
 		"type":      {Filter{Types: map[Type]bool{Drop: true}}, false},
 		"verdict":   {Filter{Verdicts: map[Verdict]bool{Dropped: true}}, false},
@@ -124,8 +125,9 @@ func TestPortOfAProtocolWithoutPortsMatchesNothing(t *testing.T) {
 func TestFilterNeedsOneOfEachKind(t *testing.T) {
 	yes, no := true, false
 	e := Event{
-		Type: Drop, Verdict: Dropped, Reason: 20, Egress: true, Owner: "a/eth0", OtherOwner: "b/eth0", Protocol: 6,
-		Source: netip.MustParseAddrPort("10.0.0.2:1000"), Destination: netip.MustParseAddrPort("10.0.0.3:80"),
+		Type: Drop, Verdict: Dropped, Reason: 20, Egress: true, From: End{Owner: owner("a")}, To: End{Owner: owner("b")},
+		Protocol: 6,
+		Source:   netip.MustParseAddrPort("10.0.0.2:1000"), Destination: netip.MustParseAddrPort("10.0.0.3:80"),
 		SourceIdentity: 300, DestinationIdentity: 400,
 	}
 	labels := func(identity uint32) ([]label.Label, bool) {
@@ -139,9 +141,9 @@ func TestFilterNeedsOneOfEachKind(t *testing.T) {
 		want bool
 	}{
 		"empty":           {Filter{}, true},
-		"owner":           {Filter{Owners: map[string]bool{"a/eth0": true}}, true},
-		"other side":      {Filter{Owners: map[string]bool{"b/eth0": true}}, true},
-		"stranger":        {Filter{Owners: map[string]bool{"c/eth0": true}}, false},
+		"owner":           {Filter{Owners: map[workload.Owner]bool{owner("a"): true}}, true},
+		"other side":      {Filter{Owners: map[workload.Owner]bool{owner("b"): true}}, true},
+		"stranger":        {Filter{Owners: map[workload.Owner]bool{owner("c"): true}}, false},
 		"identity":        {Filter{Identities: map[uint32]bool{400: true, 1: true}}, true},
 		"no identity":     {Filter{Identities: map[uint32]bool{1: true}}, false},
 		"prefix":          {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.3/32")}}, true},
@@ -165,5 +167,38 @@ func TestFilterNeedsOneOfEachKind(t *testing.T) {
 		if got := c.f.Match(e, labels); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
+	}
+}
+
+func owner(container string) workload.Owner {
+	return workload.Owner{ContainerID: container, Interface: "eth0"}
+}
+
+func TestEventsHaveIdsOfTheirOwn(t *testing.T) {
+	seen := map[[16]byte]bool{}
+	for range 2 { // two runs of the process
+		ring := NewRing()
+		for range Size + 10 {
+			ring.Add(Event{Type: Drop})
+		}
+		for reader := ring.Read(time.Time{}); ; {
+			e, _, ok, err := reader.Next(t.Context(), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !ok {
+				break
+			}
+			if e.ID[6]>>4 != 8 || e.ID[8]>>6 != 2 {
+				t.Fatalf("%x is no UUID of version 8", e.ID)
+			}
+			if seen[e.ID] {
+				t.Fatalf("two events have the id %x", e.ID)
+			}
+			seen[e.ID] = true
+		}
+	}
+	if len(seen) != 2*Size {
+		t.Errorf("%d ids, want %d", len(seen), 2*Size)
 	}
 }

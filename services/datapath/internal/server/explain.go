@@ -113,8 +113,8 @@ func (s *Server) explainedPeer(ctx context.Context, p explain.Peer) *datapathv1.
 	}
 	if p.Slot != slotmap.NoSlot && p.Slot != slotmap.HostSlot {
 		e.Slot = uint32(p.Slot)
-		if o, ok := s.Core.OwnerOfSlot(p.Slot); ok {
-			e.Owner = wire.Owner(o)
+		if spec, ok := s.Core.SpecOfSlot(p.Slot); ok {
+			e.Owner, e.Pod = wire.Owner(spec.Owner), wire.Pod(spec.Pod)
 		}
 	}
 	return e

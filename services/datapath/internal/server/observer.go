@@ -76,12 +76,12 @@ func lost(source datapathv1.LossSource, count uint64) *datapathv1.ObserveRespons
 
 func (s *Server) filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) {
 	f := observe.Filter{
-		Owners: map[string]bool{}, Identities: map[uint32]bool{}, Reasons: map[uint32]bool{},
+		Owners: map[workload.Owner]bool{}, Identities: map[uint32]bool{}, Reasons: map[uint32]bool{},
 		Protocols: map[uint8]bool{}, Ports: map[uint16]bool{},
 		Verdicts: map[observe.Verdict]bool{}, Types: map[observe.Type]bool{},
 	}
 	for _, o := range r.GetOwners() {
-		f.Owners[wire.OwnerOf(o).String()] = true
+		f.Owners[wire.OwnerOf(o)] = true
 	}
 	for _, id := range r.GetIdentities() {
 		f.Identities[id] = true
@@ -192,17 +192,43 @@ func (s *Server) labelsOf(ctx context.Context, identity uint32) []*workloadv1.La
 func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.ObserveResponse {
 	if e.Type == observe.Repair {
 		return &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Repair{Repair: &datapathv1.AttachmentRepair{
-			Time: timestamppb.New(e.Time), Slot: uint32(e.Slot), Identity: e.SourceIdentity, Error: e.Repair.Err,
-			Owner:      wire.Owner(workload.Owner{ContainerID: e.ContainerID, Interface: e.InterfaceName}),
+			Time: timestamppb.New(e.Time), Uuid: uuid(e.ID), NodeName: s.Facts.NodeName, Slot: uint32(e.From.Slot),
+			Identity: e.SourceIdentity, Error: e.Repair.Err, Owner: wire.Owner(e.From.Owner), Pod: wire.Pod(e.From.Pod),
 			Difference: &datapathv1.Difference{Subject: e.Repair.Subject, Key: e.Repair.Device, Want: e.Repair.Want, Have: e.Repair.Have},
 		}}}
 	}
-	f := flow(e)
-	f.SourceLabels = s.labelsOf(ctx, e.SourceIdentity)
-	f.DestinationLabels = s.labelsOf(ctx, e.DestinationIdentity)
-	f.Egress = s.side(e.Sender, true)
-	f.Ingress = s.side(e.Receiver, false)
+	f := &datapathv1.Flow{
+		Time: timestamppb.New(e.Time), Uuid: uuid(e.ID), NodeName: s.Facts.NodeName, Type: protoType(e.Type),
+		Verdict: protoVerdict(e.Verdict), Reason: datapathv1.Reason(e.Reason), Direction: direction(e.Egress), Reply: e.Reply,
+		Source:      s.end(ctx, e.From, e.Source, e.SourceIdentity),
+		Destination: s.end(ctx, e.To, e.Destination, e.DestinationIdentity),
+		Protocol:    netv1.Protocol(e.Protocol), TcpFlags: uint32(e.TCPFlags), Length: e.Length, Ethertype: uint32(e.EtherType),
+		SourceMac: net.HardwareAddr(e.SourceMAC[:]).String(), InterfaceIndex: e.Ifindex,
+		Egress: s.side(e.Sender, true), Ingress: s.side(e.Receiver, false),
+	}
+	// ICMP carries type and code in what ports are for others
+	switch f.GetProtocol() {
+	case netv1.Protocol_PROTOCOL_ICMP, netv1.Protocol_PROTOCOL_ICMPV6:
+		f.Icmp = &datapathv1.IcmpHeader{Type: f.GetDestination().GetPort() >> 8, Code: f.GetDestination().GetPort() & 0xff}
+		f.Source.Port, f.Destination.Port = 0, 0
+	}
 	return &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Flow{Flow: f}}
+}
+
+// uuid writes an id as RFC 9562 does.
+func uuid(id [16]byte) string {
+	return fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+}
+
+func (s *Server) end(ctx context.Context, e observe.End, at netip.AddrPort, identity uint32) *datapathv1.FlowEnd {
+	end := &datapathv1.FlowEnd{
+		Address: wire.Address(at.Addr()), Port: uint32(at.Port()), Identity: identity, Labels: s.labelsOf(ctx, identity),
+		Pod: wire.Pod(e.Pod), EndpointIndex: uint32(e.Slot),
+	}
+	if e.Owner != (workload.Owner{}) {
+		end.Owner = wire.Owner(e.Owner)
+	}
+	return end
 }
 
 // side adds what user space knows to what the kernel said; nil if the side was
@@ -225,24 +251,4 @@ func (s *Server) side(o observe.Side, egress bool) *datapathv1.SideVerdict {
 		v.RuleSources = s.Rules.RuleSources(o.Slot, o.Generation, egress, o.Rule)
 	}
 	return v
-}
-
-func flow(e observe.Event) *datapathv1.Flow {
-	f := &datapathv1.Flow{
-		Time: timestamppb.New(e.Time), Type: protoType(e.Type), Verdict: protoVerdict(e.Verdict),
-		Reason: datapathv1.Reason(e.Reason), Direction: direction(e.Egress),
-		Slot: uint32(e.Slot), Protocol: netv1.Protocol(e.Protocol), SourcePort: uint32(e.Source.Port()), DestinationPort: uint32(e.Destination.Port()),
-		SourceIdentity: e.SourceIdentity, DestinationIdentity: e.DestinationIdentity, Length: e.Length,
-		SourceMac: net.HardwareAddr(e.SourceMAC[:]).String(), Ethertype: uint32(e.EtherType),
-		TcpFlags: uint32(e.TCPFlags), Reply: e.Reply,
-		SourceAddress: wire.Address(e.Source.Addr()), DestinationAddress: wire.Address(e.Destination.Addr()),
-	}
-	if e.ContainerID != "" {
-		f.Owner = wire.Owner(workload.Owner{ContainerID: e.ContainerID, Interface: e.InterfaceName})
-	}
-	// ICMP carries type and code in what ports are for others
-	if e.Protocol == 1 || e.Protocol == 58 {
-		f.SourcePort, f.DestinationPort = uint32(e.Destination.Port()>>8), uint32(e.Destination.Port()&0xff)
-	}
-	return f
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -57,7 +58,8 @@ func TestObserveFilterHasEveryCriterion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !f.Owners["a/eth0"] || !f.Identities[300] || f.Prefixes[0] != netip.MustParsePrefix("10.0.0.0/8") ||
+	if !f.Owners[workload.Owner{ContainerID: "a", Interface: "eth0"}] || !f.Identities[300] ||
+		f.Prefixes[0] != netip.MustParsePrefix("10.0.0.0/8") ||
 		!f.Reasons[uint32(event.DropNoRoute)] ||
 		f.Egress == nil || *f.Egress || !f.Protocols[6] || !f.Ports[80] || !f.Verdicts[observe.Audited] || !f.Types[observe.PolicyVerdict] ||
 		!reflect.DeepEqual(f.Selectors, []observe.Selector{{
@@ -149,12 +151,17 @@ func labelled() *observe.Labels {
 }
 
 func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
-	s := &Server{Rules: rules{}, Labels: labelled()}
+	s := &Server{Rules: rules{}, Labels: labelled(), Facts: Facts{NodeName: "node-1"}}
 	now := time.Unix(1000, 0)
 	got := s.observed(t.Context(), observe.Event{
 		Type: observe.PolicyVerdict, Time: now, Reason: uint32(event.DropPolicyDenied), Egress: true,
 		Verdict: observe.Dropped,
-		Slot:    1, Owner: "a/eth0", ContainerID: "a", InterfaceName: "eth0", Protocol: 6, TCPFlags: 2, Reply: true,
+		From: observe.End{
+			Slot: 1, Owner: workload.Owner{ContainerID: "a", Interface: "eth0"},
+			Pod: workload.PodReference{Namespace: "shop", Name: "web-0", UID: "u"},
+		},
+		To:       observe.End{Slot: 2}, // removed meanwhile
+		Protocol: 6, TCPFlags: 2, Reply: true, Ifindex: 7, ID: [16]byte{0: 1, 6: 0x8f, 8: 0x80, 15: 9},
 		Source: netip.MustParseAddrPort("10.0.0.1:1000"), Destination: netip.MustParseAddrPort("10.0.0.2:80"),
 		SourceIdentity: 300, DestinationIdentity: 400, Length: 60, EtherType: 0x0800,
 		Sender:   observe.Side{By: uint8(event.ByRule), Verdict: observe.Forwarded, Rule: 7, Table: 16, Generation: 21, Slot: 1},
@@ -164,10 +171,15 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 		Type: datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT, Time: timestamppb.New(now),
 		Reason:    datapathv1.Reason_REASON_POLICY_DENIED,
 		Direction: netv1.Direction_DIRECTION_EGRESS, Verdict: datapathv1.Verdict_VERDICT_DROPPED,
-		Slot: 1, Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}, Protocol: 6, TcpFlags: 2, Reply: true,
-		SourceAddress: "10.0.0.1", DestinationAddress: "10.0.0.2", SourcePort: 1000, DestinationPort: 80,
-		SourceIdentity: 300, DestinationIdentity: 400, Length: 60, Ethertype: 0x0800, SourceMac: "00:00:00:00:00:00",
-		SourceLabels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "reserved", Key: "x"}},
+		Uuid: "01000000-0000-8f00-8000-000000000009", NodeName: "node-1", InterfaceIndex: 7,
+		Source: &datapathv1.FlowEnd{
+			Address: "10.0.0.1", Port: 1000, Identity: 300, EndpointIndex: 1,
+			Owner:  &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"},
+			Pod:    &workloadv1.PodReference{Namespace: "shop", Name: "web-0", Uid: "u"},
+			Labels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "reserved", Key: "x"}},
+		},
+		Destination: &datapathv1.FlowEnd{Address: "10.0.0.2", Port: 80, Identity: 400, EndpointIndex: 2},
+		Protocol:    6, TcpFlags: 2, Reply: true, Length: 60, Ethertype: 0x0800, SourceMac: "00:00:00:00:00:00",
 		Egress: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Rule: 7, Table: 16, Generation: 21, Revision: 42,
 			DecidedBy:   netv1.DecidedBy_DECIDED_BY_RULE,
@@ -180,18 +192,28 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 	}
 	// who was not asked said nothing
 	f := s.observed(t.Context(), observe.Event{Type: observe.Drop, Verdict: observe.Dropped}).GetFlow()
-	if f.GetEgress() != nil || f.GetIngress() != nil || f.GetSourceLabels() != nil {
+	if f.GetEgress() != nil || f.GetIngress() != nil || f.GetSource().GetLabels() != nil || f.GetIcmp() != nil {
 		t.Errorf("without sides: %v", f)
+	}
+	f = s.observed(t.Context(), observe.Event{
+		Type: observe.Drop, Protocol: 58, Source: netip.MustParseAddrPort("[fd00::1]:5"),
+		Destination: netip.MustParseAddrPort("[fd00::2]:32769"),
+	}).GetFlow()
+	if f.GetIcmp().GetType() != 128 || f.GetIcmp().GetCode() != 1 || f.GetSource().GetPort() != 0 ||
+		f.GetDestination().GetPort() != 0 {
+		t.Errorf("ICMPv6: %v", f)
 	}
 }
 
 func TestRepairIsAMessageOfItsOwn(t *testing.T) {
 	got := (&Server{}).observed(t.Context(), observe.Event{
-		Type: observe.Repair, Time: time.Unix(5, 0), Slot: 3, ContainerID: "a", InterfaceName: "eth0", SourceIdentity: 300,
+		Type: observe.Repair, Time: time.Unix(5, 0), SourceIdentity: 300,
+		From:   observe.End{Slot: 3, Owner: workload.Owner{ContainerID: "a", Interface: "eth0"}},
 		Repair: observe.RepairDetails{Subject: "filter", Device: "sl1", Want: "sluice_from_pod", Have: "nothing", Err: "no room"},
 	}).GetRepair()
 	want := &datapathv1.AttachmentRepair{
-		Time: timestamppb.New(time.Unix(5, 0)), Slot: 3, Identity: 300, Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"},
+		Uuid: "00000000-0000-0000-0000-000000000000", Time: timestamppb.New(time.Unix(5, 0)), Slot: 3, Identity: 300,
+		Owner:      &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"},
 		Difference: &datapathv1.Difference{Subject: "filter", Key: "sl1", Want: "sluice_from_pod", Have: "nothing"}, Error: "no room",
 	}
 	if !proto.Equal(got, want) {

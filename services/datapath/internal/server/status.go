@@ -26,11 +26,11 @@ const probeTimeout = 2 * time.Second
 
 // Facts are what GetStatus reports and does not change while the process runs.
 type Facts struct {
-	Version, PolicyMode, KernelRelease string
-	Start                              time.Time
-	PodCIDRs                           []netip.Prefix
-	NodeAddrs                          []netip.Addr // one per range
-	PolicyRequired                     bool         // an ADD needs the policy service
+	Version, NodeName, PolicyMode, KernelRelease string
+	Start                                        time.Time
+	PodCIDRs                                     []netip.Prefix
+	NodeAddrs                                    []netip.Addr // one per range
+	PolicyRequired                               bool         // an ADD needs the policy service
 }
 
 // Called are the services that the datapath calls; GetStatus asks them.

@@ -739,7 +739,13 @@ type AttachmentRepair struct {
 	// been there and what was.
 	Difference *Difference `protobuf:"bytes,5,opt,name=difference,proto3" json:"difference,omitempty"`
 	// Why it could not be put back; empty if it was.
-	Error         string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	// Unique id of the event, as in Flow.
+	Uuid string `protobuf:"bytes,7,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	// Name of the node.
+	NodeName string `protobuf:"bytes,8,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// Kubernetes pod of the endpoint; unset without one.
+	Pod           *v1.PodReference `protobuf:"bytes,9,opt,name=pod,proto3" json:"pod,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -816,55 +822,73 @@ func (x *AttachmentRepair) GetError() string {
 	return ""
 }
 
-// Flow is what happened to one packet.
+func (x *AttachmentRepair) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *AttachmentRepair) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *AttachmentRepair) GetPod() *v1.PodReference {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+// Flow is what happened to one packet. What proxies and services will tell (a
+// request of layer 7, the service that an end was called by, names of DNS, a trace
+// context) becomes new fields of Flow and FlowEnd and new values of FlowType; a
+// caller ignores those that it does not know.
 type Flow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When, by the node's clock.
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// Unique id of the event (RFC 9562), the same for every caller.
+	Uuid string `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	// Name of the node that saw the packet.
+	NodeName string `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// What kind of event it is.
+	Type FlowType `protobuf:"varint,4,opt,name=type,proto3,enum=sluice.datapath.v1.FlowType" json:"type,omitempty"`
 	// Verdict on the packet.
-	Verdict Verdict `protobuf:"varint,2,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
-	// Why.
-	Reason Reason `protobuf:"varint,3,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
-	// Seen from the endpoint.
-	Direction v11.Direction `protobuf:"varint,4,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
-	// The endpoint at whose device the packet was seen; unset if it is gone.
-	Owner *v1.Owner `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Slot of that endpoint.
-	Slot uint32 `protobuf:"varint,6,opt,name=slot,proto3" json:"slot,omitempty"`
-	// Source address; empty if the packet has none.
-	SourceAddress string `protobuf:"bytes,7,opt,name=source_address,json=sourceAddress,proto3" json:"source_address,omitempty"`
-	// Destination address; empty if the packet has none.
-	DestinationAddress string `protobuf:"bytes,8,opt,name=destination_address,json=destinationAddress,proto3" json:"destination_address,omitempty"`
+	Verdict Verdict `protobuf:"varint,5,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
+	// Why; unspecified at the end of a connection.
+	Reason Reason `protobuf:"varint,6,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
+	// Seen from the endpoint at whose device the packet was seen: the source of
+	// what it sends, the destination of what it receives.
+	Direction v11.Direction `protobuf:"varint,7,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
+	// The packet belongs to a connection that began in the other direction.
+	Reply bool `protobuf:"varint,8,opt,name=reply,proto3" json:"reply,omitempty"`
+	// The sender.
+	Source *FlowEnd `protobuf:"bytes,9,opt,name=source,proto3" json:"source,omitempty"`
+	// The receiver.
+	Destination *FlowEnd `protobuf:"bytes,10,opt,name=destination,proto3" json:"destination,omitempty"`
 	// IP protocol; unspecified if the packet is not IP.
-	Protocol v11.Protocol `protobuf:"varint,9,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
-	// Source port; 0 if the protocol has none. ICMP type for ICMP.
-	SourcePort uint32 `protobuf:"varint,10,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
-	// Destination port; 0 if the protocol has none. ICMP code for ICMP.
-	DestinationPort uint32 `protobuf:"varint,11,opt,name=destination_port,json=destinationPort,proto3" json:"destination_port,omitempty"`
-	// Identity of the sender; 0 if not known.
-	SourceIdentity uint32 `protobuf:"varint,12,opt,name=source_identity,json=sourceIdentity,proto3" json:"source_identity,omitempty"`
-	// Identity of the receiver; 0 if not known.
-	DestinationIdentity uint32 `protobuf:"varint,13,opt,name=destination_identity,json=destinationIdentity,proto3" json:"destination_identity,omitempty"`
+	Protocol v11.Protocol `protobuf:"varint,11,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
+	// TCP flags, 0 for other protocols (RFC 9293 section 3.1).
+	TcpFlags uint32 `protobuf:"varint,12,opt,name=tcp_flags,json=tcpFlags,proto3" json:"tcp_flags,omitempty"`
+	// Type and code of ICMP and ICMPv6; unset for other protocols.
+	Icmp *IcmpHeader `protobuf:"bytes,13,opt,name=icmp,proto3" json:"icmp,omitempty"`
 	// Length in bytes, Ethernet header included.
 	Length uint32 `protobuf:"varint,14,opt,name=length,proto3" json:"length,omitempty"`
-	// Source hardware address; empty if it was not read.
-	SourceMac string `protobuf:"bytes,15,opt,name=source_mac,json=sourceMac,proto3" json:"source_mac,omitempty"`
 	// EtherType of the frame.
-	Ethertype uint32 `protobuf:"varint,16,opt,name=ethertype,proto3" json:"ethertype,omitempty"`
-	// What kind of event it is.
-	Type FlowType `protobuf:"varint,17,opt,name=type,proto3,enum=sluice.datapath.v1.FlowType" json:"type,omitempty"`
-	// What the sender's policy said; unset if it was not asked.
+	Ethertype uint32 `protobuf:"varint,15,opt,name=ethertype,proto3" json:"ethertype,omitempty"`
+	// Source hardware address.
+	SourceMac string `protobuf:"bytes,16,opt,name=source_mac,json=sourceMac,proto3" json:"source_mac,omitempty"`
+	// Index of the device that the packet was seen at, in the node's network
+	// namespace.
+	InterfaceIndex uint32 `protobuf:"varint,17,opt,name=interface_index,json=interfaceIndex,proto3" json:"interface_index,omitempty"`
+	// What the sender's policy said; unset if it was not evaluated.
 	Egress *SideVerdict `protobuf:"bytes,18,opt,name=egress,proto3" json:"egress,omitempty"`
-	// What the receiver's policy said; unset if it was not asked.
-	Ingress *SideVerdict `protobuf:"bytes,19,opt,name=ingress,proto3" json:"ingress,omitempty"`
-	// Labels of the sender, if known.
-	SourceLabels []*v1.Label `protobuf:"bytes,20,rep,name=source_labels,json=sourceLabels,proto3" json:"source_labels,omitempty"`
-	// Labels of the receiver, if known.
-	DestinationLabels []*v1.Label `protobuf:"bytes,21,rep,name=destination_labels,json=destinationLabels,proto3" json:"destination_labels,omitempty"`
-	// TCP flags, 0 for other protocols (RFC 9293 section 3.1).
-	TcpFlags uint32 `protobuf:"varint,22,opt,name=tcp_flags,json=tcpFlags,proto3" json:"tcp_flags,omitempty"`
-	// The packet belongs to a connection that began in the other direction.
-	Reply         bool `protobuf:"varint,23,opt,name=reply,proto3" json:"reply,omitempty"`
+	// What the receiver's policy said; unset if it was not evaluated.
+	Ingress       *SideVerdict `protobuf:"bytes,19,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -906,6 +930,27 @@ func (x *Flow) GetTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Flow) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *Flow) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *Flow) GetType() FlowType {
+	if x != nil {
+		return x.Type
+	}
+	return FlowType_FLOW_TYPE_UNSPECIFIED
+}
+
 func (x *Flow) GetVerdict() Verdict {
 	if x != nil {
 		return x.Verdict
@@ -927,32 +972,25 @@ func (x *Flow) GetDirection() v11.Direction {
 	return v11.Direction(0)
 }
 
-func (x *Flow) GetOwner() *v1.Owner {
+func (x *Flow) GetReply() bool {
 	if x != nil {
-		return x.Owner
+		return x.Reply
+	}
+	return false
+}
+
+func (x *Flow) GetSource() *FlowEnd {
+	if x != nil {
+		return x.Source
 	}
 	return nil
 }
 
-func (x *Flow) GetSlot() uint32 {
+func (x *Flow) GetDestination() *FlowEnd {
 	if x != nil {
-		return x.Slot
+		return x.Destination
 	}
-	return 0
-}
-
-func (x *Flow) GetSourceAddress() string {
-	if x != nil {
-		return x.SourceAddress
-	}
-	return ""
-}
-
-func (x *Flow) GetDestinationAddress() string {
-	if x != nil {
-		return x.DestinationAddress
-	}
-	return ""
+	return nil
 }
 
 func (x *Flow) GetProtocol() v11.Protocol {
@@ -962,37 +1000,30 @@ func (x *Flow) GetProtocol() v11.Protocol {
 	return v11.Protocol(0)
 }
 
-func (x *Flow) GetSourcePort() uint32 {
+func (x *Flow) GetTcpFlags() uint32 {
 	if x != nil {
-		return x.SourcePort
+		return x.TcpFlags
 	}
 	return 0
 }
 
-func (x *Flow) GetDestinationPort() uint32 {
+func (x *Flow) GetIcmp() *IcmpHeader {
 	if x != nil {
-		return x.DestinationPort
+		return x.Icmp
 	}
-	return 0
-}
-
-func (x *Flow) GetSourceIdentity() uint32 {
-	if x != nil {
-		return x.SourceIdentity
-	}
-	return 0
-}
-
-func (x *Flow) GetDestinationIdentity() uint32 {
-	if x != nil {
-		return x.DestinationIdentity
-	}
-	return 0
+	return nil
 }
 
 func (x *Flow) GetLength() uint32 {
 	if x != nil {
 		return x.Length
+	}
+	return 0
+}
+
+func (x *Flow) GetEthertype() uint32 {
+	if x != nil {
+		return x.Ethertype
 	}
 	return 0
 }
@@ -1004,18 +1035,11 @@ func (x *Flow) GetSourceMac() string {
 	return ""
 }
 
-func (x *Flow) GetEthertype() uint32 {
+func (x *Flow) GetInterfaceIndex() uint32 {
 	if x != nil {
-		return x.Ethertype
+		return x.InterfaceIndex
 	}
 	return 0
-}
-
-func (x *Flow) GetType() FlowType {
-	if x != nil {
-		return x.Type
-	}
-	return FlowType_FLOW_TYPE_UNSPECIFIED
 }
 
 func (x *Flow) GetEgress() *SideVerdict {
@@ -1032,32 +1056,159 @@ func (x *Flow) GetIngress() *SideVerdict {
 	return nil
 }
 
-func (x *Flow) GetSourceLabels() []*v1.Label {
-	if x != nil {
-		return x.SourceLabels
-	}
-	return nil
+// FlowEnd is one end of a flow.
+type FlowEnd struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address; empty if it was not read.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Port; 0 if the protocol has none.
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// Identity; 0 if not known.
+	Identity uint32 `protobuf:"varint,3,opt,name=identity,proto3" json:"identity,omitempty"`
+	// Labels of the identity, if known.
+	Labels []*v1.Label `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty"`
+	// The endpoint, if it is of the node and still exists.
+	Owner *v1.Owner `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Kubernetes pod of the endpoint; unset without one.
+	Pod *v1.PodReference `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
+	// Index of the endpoint; 0 if it is none of the node.
+	EndpointIndex uint32 `protobuf:"varint,7,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Flow) GetDestinationLabels() []*v1.Label {
-	if x != nil {
-		return x.DestinationLabels
-	}
-	return nil
+func (x *FlowEnd) Reset() {
+	*x = FlowEnd{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
 }
 
-func (x *Flow) GetTcpFlags() uint32 {
+func (x *FlowEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FlowEnd) ProtoMessage() {}
+
+func (x *FlowEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
 	if x != nil {
-		return x.TcpFlags
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FlowEnd.ProtoReflect.Descriptor instead.
+func (*FlowEnd) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *FlowEnd) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *FlowEnd) GetPort() uint32 {
+	if x != nil {
+		return x.Port
 	}
 	return 0
 }
 
-func (x *Flow) GetReply() bool {
+func (x *FlowEnd) GetIdentity() uint32 {
 	if x != nil {
-		return x.Reply
+		return x.Identity
 	}
-	return false
+	return 0
+}
+
+func (x *FlowEnd) GetLabels() []*v1.Label {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *FlowEnd) GetOwner() *v1.Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *FlowEnd) GetPod() *v1.PodReference {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *FlowEnd) GetEndpointIndex() uint32 {
+	if x != nil {
+		return x.EndpointIndex
+	}
+	return 0
+}
+
+// IcmpHeader is the beginning of an ICMP message.
+type IcmpHeader struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Type.
+	Type uint32 `protobuf:"varint,1,opt,name=type,proto3" json:"type,omitempty"`
+	// Code.
+	Code          uint32 `protobuf:"varint,2,opt,name=code,proto3" json:"code,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IcmpHeader) Reset() {
+	*x = IcmpHeader{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IcmpHeader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IcmpHeader) ProtoMessage() {}
+
+func (x *IcmpHeader) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IcmpHeader.ProtoReflect.Descriptor instead.
+func (*IcmpHeader) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *IcmpHeader) GetType() uint32 {
+	if x != nil {
+		return x.Type
+	}
+	return 0
+}
+
+func (x *IcmpHeader) GetCode() uint32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
 }
 
 // SideVerdict is what one side's policy said.
@@ -1087,7 +1238,7 @@ type SideVerdict struct {
 
 func (x *SideVerdict) Reset() {
 	*x = SideVerdict{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1250,7 @@ func (x *SideVerdict) String() string {
 func (*SideVerdict) ProtoMessage() {}
 
 func (x *SideVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1263,7 @@ func (x *SideVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SideVerdict.ProtoReflect.Descriptor instead.
 func (*SideVerdict) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SideVerdict) GetVerdict() Verdict {
@@ -1184,7 +1335,7 @@ type LostEvents struct {
 
 func (x *LostEvents) Reset() {
 	*x = LostEvents{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1196,7 +1347,7 @@ func (x *LostEvents) String() string {
 func (*LostEvents) ProtoMessage() {}
 
 func (x *LostEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1209,7 +1360,7 @@ func (x *LostEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LostEvents.ProtoReflect.Descriptor instead.
 func (*LostEvents) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{7}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *LostEvents) GetSource() LossSource {
@@ -1245,7 +1396,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1408,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1421,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExplainRequest) GetSourceAddress() string {
@@ -1331,7 +1482,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1343,7 +1494,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1356,7 +1507,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{9}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExplainResponse) GetVerdict() Verdict {
@@ -1424,14 +1575,16 @@ type ExplainedPeer struct {
 	// Prefix in the ipcache that holds the address; empty: none does.
 	IpcachePrefix string `protobuf:"bytes,6,opt,name=ipcache_prefix,json=ipcachePrefix,proto3" json:"ipcache_prefix,omitempty"`
 	// Labels, if known.
-	Labels        []*v1.Label `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty"`
+	Labels []*v1.Label `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty"`
+	// Kubernetes pod of the endpoint; unset without one.
+	Pod           *v1.PodReference `protobuf:"bytes,8,opt,name=pod,proto3" json:"pod,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExplainedPeer) Reset() {
 	*x = ExplainedPeer{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1443,7 +1596,7 @@ func (x *ExplainedPeer) String() string {
 func (*ExplainedPeer) ProtoMessage() {}
 
 func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1456,7 +1609,7 @@ func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedPeer.ProtoReflect.Descriptor instead.
 func (*ExplainedPeer) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{10}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExplainedPeer) GetIdentity() uint32 {
@@ -1508,6 +1661,13 @@ func (x *ExplainedPeer) GetLabels() []*v1.Label {
 	return nil
 }
 
+func (x *ExplainedPeer) GetPod() *v1.PodReference {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
 // ExplainedSide is what one side's tables say, step by step.
 type ExplainedSide struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1527,7 +1687,7 @@ type ExplainedSide struct {
 
 func (x *ExplainedSide) Reset() {
 	*x = ExplainedSide{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1539,7 +1699,7 @@ func (x *ExplainedSide) String() string {
 func (*ExplainedSide) ProtoMessage() {}
 
 func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1552,7 +1712,7 @@ func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedSide.ProtoReflect.Descriptor instead.
 func (*ExplainedSide) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{11}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExplainedSide) GetVerdict() *SideVerdict {
@@ -1625,7 +1785,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1637,7 +1797,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1650,7 +1810,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{12}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Connection) GetInitiatorAddress() string {
@@ -1775,7 +1935,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x04flow\x18\x01 \x01(\v2\x18.sluice.datapath.v1.FlowH\x00R\x04flow\x124\n" +
 	"\x04lost\x18\x02 \x01(\v2\x1e.sluice.datapath.v1.LostEventsH\x00R\x04lost\x12>\n" +
 	"\x06repair\x18\x03 \x01(\v2$.sluice.datapath.v1.AttachmentRepairH\x00R\x06repairB\a\n" +
-	"\x05event\"\xf9\x01\n" +
+	"\x05event\"\xde\x02\n" +
 	"\x10AttachmentRepair\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12/\n" +
 	"\x05owner\x18\x02 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
@@ -1784,34 +1944,44 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
 	"difference\x18\x05 \x01(\v2\x1e.sluice.datapath.v1.DifferenceR\n" +
 	"difference\x12\x14\n" +
-	"\x05error\x18\x06 \x01(\tR\x05error\"\x8b\b\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\x12\x12\n" +
+	"\x04uuid\x18\a \x01(\tR\x04uuid\x12\x1b\n" +
+	"\tnode_name\x18\b \x01(\tR\bnodeName\x122\n" +
+	"\x03pod\x18\t \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\"\xbe\x06\n" +
 	"\x04Flow\x12.\n" +
-	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
-	"\averdict\x18\x02 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x122\n" +
-	"\x06reason\x18\x03 \x01(\x0e2\x1a.sluice.datapath.v1.ReasonR\x06reason\x126\n" +
-	"\tdirection\x18\x04 \x01(\x0e2\x18.sluice.net.v1.DirectionR\tdirection\x12/\n" +
-	"\x05owner\x18\x05 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
-	"\x04slot\x18\x06 \x01(\rR\x04slot\x12%\n" +
-	"\x0esource_address\x18\a \x01(\tR\rsourceAddress\x12/\n" +
-	"\x13destination_address\x18\b \x01(\tR\x12destinationAddress\x123\n" +
-	"\bprotocol\x18\t \x01(\x0e2\x17.sluice.net.v1.ProtocolR\bprotocol\x12\x1f\n" +
-	"\vsource_port\x18\n" +
-	" \x01(\rR\n" +
-	"sourcePort\x12)\n" +
-	"\x10destination_port\x18\v \x01(\rR\x0fdestinationPort\x12'\n" +
-	"\x0fsource_identity\x18\f \x01(\rR\x0esourceIdentity\x121\n" +
-	"\x14destination_identity\x18\r \x01(\rR\x13destinationIdentity\x12\x16\n" +
-	"\x06length\x18\x0e \x01(\rR\x06length\x12\x1d\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
+	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x1b\n" +
+	"\tnode_name\x18\x03 \x01(\tR\bnodeName\x120\n" +
+	"\x04type\x18\x04 \x01(\x0e2\x1c.sluice.datapath.v1.FlowTypeR\x04type\x125\n" +
+	"\averdict\x18\x05 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x122\n" +
+	"\x06reason\x18\x06 \x01(\x0e2\x1a.sluice.datapath.v1.ReasonR\x06reason\x126\n" +
+	"\tdirection\x18\a \x01(\x0e2\x18.sluice.net.v1.DirectionR\tdirection\x12\x14\n" +
+	"\x05reply\x18\b \x01(\bR\x05reply\x123\n" +
+	"\x06source\x18\t \x01(\v2\x1b.sluice.datapath.v1.FlowEndR\x06source\x12=\n" +
+	"\vdestination\x18\n" +
+	" \x01(\v2\x1b.sluice.datapath.v1.FlowEndR\vdestination\x123\n" +
+	"\bprotocol\x18\v \x01(\x0e2\x17.sluice.net.v1.ProtocolR\bprotocol\x12\x1b\n" +
+	"\ttcp_flags\x18\f \x01(\rR\btcpFlags\x122\n" +
+	"\x04icmp\x18\r \x01(\v2\x1e.sluice.datapath.v1.IcmpHeaderR\x04icmp\x12\x16\n" +
+	"\x06length\x18\x0e \x01(\rR\x06length\x12\x1c\n" +
+	"\tethertype\x18\x0f \x01(\rR\tethertype\x12\x1d\n" +
 	"\n" +
-	"source_mac\x18\x0f \x01(\tR\tsourceMac\x12\x1c\n" +
-	"\tethertype\x18\x10 \x01(\rR\tethertype\x120\n" +
-	"\x04type\x18\x11 \x01(\x0e2\x1c.sluice.datapath.v1.FlowTypeR\x04type\x127\n" +
+	"source_mac\x18\x10 \x01(\tR\tsourceMac\x12'\n" +
+	"\x0finterface_index\x18\x11 \x01(\rR\x0einterfaceIndex\x127\n" +
 	"\x06egress\x18\x12 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\x06egress\x129\n" +
-	"\aingress\x18\x13 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\aingress\x12>\n" +
-	"\rsource_labels\x18\x14 \x03(\v2\x19.sluice.workload.v1.LabelR\fsourceLabels\x12H\n" +
-	"\x12destination_labels\x18\x15 \x03(\v2\x19.sluice.workload.v1.LabelR\x11destinationLabels\x12\x1b\n" +
-	"\ttcp_flags\x18\x16 \x01(\rR\btcpFlags\x12\x14\n" +
-	"\x05reply\x18\x17 \x01(\bR\x05reply\"\xb2\x02\n" +
+	"\aingress\x18\x13 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\aingress\"\x92\x02\n" +
+	"\aFlowEnd\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1a\n" +
+	"\bidentity\x18\x03 \x01(\rR\bidentity\x121\n" +
+	"\x06labels\x18\x04 \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x12/\n" +
+	"\x05owner\x18\x05 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x122\n" +
+	"\x03pod\x18\x06 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12%\n" +
+	"\x0eendpoint_index\x18\a \x01(\rR\rendpointIndex\"4\n" +
+	"\n" +
+	"IcmpHeader\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\rR\x04type\x12\x12\n" +
+	"\x04code\x18\x02 \x01(\rR\x04code\"\xb2\x02\n" +
 	"\vSideVerdict\x125\n" +
 	"\averdict\x18\x01 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\rR\x04rule\x12\x14\n" +
@@ -1845,7 +2015,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\aingress\x18\x06 \x01(\v2!.sluice.datapath.v1.ExplainedSideR\aingress\x12>\n" +
 	"\n" +
 	"connection\x18\a \x01(\v2\x1e.sluice.datapath.v1.ConnectionR\n" +
-	"connection\"\xff\x01\n" +
+	"connection\"\xb3\x02\n" +
 	"\rExplainedPeer\x12\x1a\n" +
 	"\bidentity\x18\x01 \x01(\rR\bidentity\x12\x14\n" +
 	"\x05known\x18\x02 \x01(\bR\x05known\x12\x1d\n" +
@@ -1854,7 +2024,8 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x05owner\x18\x04 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
 	"\x04slot\x18\x05 \x01(\rR\x04slot\x12%\n" +
 	"\x0eipcache_prefix\x18\x06 \x01(\tR\ripcachePrefix\x121\n" +
-	"\x06labels\x18\a \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\"\xe0\x01\n" +
+	"\x06labels\x18\a \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x122\n" +
+	"\x03pod\x18\b \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\"\xe0\x01\n" +
 	"\rExplainedSide\x129\n" +
 	"\averdict\x18\x01 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\averdict\x12%\n" +
 	"\x0eidentity_class\x18\x02 \x01(\rR\ridentityClass\x12!\n" +
@@ -1932,7 +2103,7 @@ func file_sluice_datapath_v1_observer_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_observer_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_sluice_datapath_v1_observer_proto_goTypes = []any{
 	(LabelOperator)(0),            // 0: sluice.datapath.v1.LabelOperator
 	(FlowType)(0),                 // 1: sluice.datapath.v1.FlowType
@@ -1945,80 +2116,88 @@ var file_sluice_datapath_v1_observer_proto_goTypes = []any{
 	(*ObserveResponse)(nil),       // 8: sluice.datapath.v1.ObserveResponse
 	(*AttachmentRepair)(nil),      // 9: sluice.datapath.v1.AttachmentRepair
 	(*Flow)(nil),                  // 10: sluice.datapath.v1.Flow
-	(*SideVerdict)(nil),           // 11: sluice.datapath.v1.SideVerdict
-	(*LostEvents)(nil),            // 12: sluice.datapath.v1.LostEvents
-	(*ExplainRequest)(nil),        // 13: sluice.datapath.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 14: sluice.datapath.v1.ExplainResponse
-	(*ExplainedPeer)(nil),         // 15: sluice.datapath.v1.ExplainedPeer
-	(*ExplainedSide)(nil),         // 16: sluice.datapath.v1.ExplainedSide
-	(*Connection)(nil),            // 17: sluice.datapath.v1.Connection
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(*v1.Owner)(nil),              // 19: sluice.workload.v1.Owner
-	(Reason)(0),                   // 20: sluice.datapath.v1.Reason
-	(v11.Direction)(0),            // 21: sluice.net.v1.Direction
-	(v11.Protocol)(0),             // 22: sluice.net.v1.Protocol
-	(*Difference)(nil),            // 23: sluice.datapath.v1.Difference
-	(*v1.Label)(nil),              // 24: sluice.workload.v1.Label
-	(v11.DecidedBy)(0),            // 25: sluice.net.v1.DecidedBy
-	(v11.Proxy)(0),                // 26: sluice.net.v1.Proxy
+	(*FlowEnd)(nil),               // 11: sluice.datapath.v1.FlowEnd
+	(*IcmpHeader)(nil),            // 12: sluice.datapath.v1.IcmpHeader
+	(*SideVerdict)(nil),           // 13: sluice.datapath.v1.SideVerdict
+	(*LostEvents)(nil),            // 14: sluice.datapath.v1.LostEvents
+	(*ExplainRequest)(nil),        // 15: sluice.datapath.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 16: sluice.datapath.v1.ExplainResponse
+	(*ExplainedPeer)(nil),         // 17: sluice.datapath.v1.ExplainedPeer
+	(*ExplainedSide)(nil),         // 18: sluice.datapath.v1.ExplainedSide
+	(*Connection)(nil),            // 19: sluice.datapath.v1.Connection
+	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
+	(*v1.Owner)(nil),              // 21: sluice.workload.v1.Owner
+	(Reason)(0),                   // 22: sluice.datapath.v1.Reason
+	(v11.Direction)(0),            // 23: sluice.net.v1.Direction
+	(v11.Protocol)(0),             // 24: sluice.net.v1.Protocol
+	(*Difference)(nil),            // 25: sluice.datapath.v1.Difference
+	(*v1.PodReference)(nil),       // 26: sluice.workload.v1.PodReference
+	(*v1.Label)(nil),              // 27: sluice.workload.v1.Label
+	(v11.DecidedBy)(0),            // 28: sluice.net.v1.DecidedBy
+	(v11.Proxy)(0),                // 29: sluice.net.v1.Proxy
 }
 var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
-	18, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
-	19, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
-	20, // 2: sluice.datapath.v1.ObserveRequest.reasons:type_name -> sluice.datapath.v1.Reason
-	21, // 3: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
-	22, // 4: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
+	20, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
+	21, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
+	22, // 2: sluice.datapath.v1.ObserveRequest.reasons:type_name -> sluice.datapath.v1.Reason
+	23, // 3: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
+	24, // 4: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
 	2,  // 5: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
 	1,  // 6: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
 	6,  // 7: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
 	7,  // 8: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
 	0,  // 9: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
 	10, // 10: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
-	12, // 11: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
+	14, // 11: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
 	9,  // 12: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
-	18, // 13: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
-	19, // 14: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
-	23, // 15: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
-	18, // 16: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
-	2,  // 17: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
-	20, // 18: sluice.datapath.v1.Flow.reason:type_name -> sluice.datapath.v1.Reason
-	21, // 19: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
-	19, // 20: sluice.datapath.v1.Flow.owner:type_name -> sluice.workload.v1.Owner
-	22, // 21: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
-	1,  // 22: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
-	11, // 23: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
-	11, // 24: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
-	24, // 25: sluice.datapath.v1.Flow.source_labels:type_name -> sluice.workload.v1.Label
-	24, // 26: sluice.datapath.v1.Flow.destination_labels:type_name -> sluice.workload.v1.Label
-	2,  // 27: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
-	25, // 28: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
-	26, // 29: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
-	3,  // 30: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
-	22, // 31: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	2,  // 32: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
-	20, // 33: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
-	15, // 34: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
-	15, // 35: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
-	16, // 36: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	16, // 37: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	17, // 38: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
-	19, // 39: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
-	24, // 40: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
-	11, // 41: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
-	22, // 42: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
-	4,  // 43: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
-	18, // 44: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
-	2,  // 45: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
-	20, // 46: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
-	5,  // 47: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	13, // 48: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
-	8,  // 49: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	14, // 50: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
-	49, // [49:51] is the sub-list for method output_type
-	47, // [47:49] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	20, // 13: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
+	21, // 14: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
+	25, // 15: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
+	26, // 16: sluice.datapath.v1.AttachmentRepair.pod:type_name -> sluice.workload.v1.PodReference
+	20, // 17: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	1,  // 18: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
+	2,  // 19: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
+	22, // 20: sluice.datapath.v1.Flow.reason:type_name -> sluice.datapath.v1.Reason
+	23, // 21: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
+	11, // 22: sluice.datapath.v1.Flow.source:type_name -> sluice.datapath.v1.FlowEnd
+	11, // 23: sluice.datapath.v1.Flow.destination:type_name -> sluice.datapath.v1.FlowEnd
+	24, // 24: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
+	12, // 25: sluice.datapath.v1.Flow.icmp:type_name -> sluice.datapath.v1.IcmpHeader
+	13, // 26: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
+	13, // 27: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
+	27, // 28: sluice.datapath.v1.FlowEnd.labels:type_name -> sluice.workload.v1.Label
+	21, // 29: sluice.datapath.v1.FlowEnd.owner:type_name -> sluice.workload.v1.Owner
+	26, // 30: sluice.datapath.v1.FlowEnd.pod:type_name -> sluice.workload.v1.PodReference
+	2,  // 31: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
+	28, // 32: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
+	29, // 33: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
+	3,  // 34: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
+	24, // 35: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	2,  // 36: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
+	22, // 37: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
+	17, // 38: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
+	17, // 39: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
+	18, // 40: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	18, // 41: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	19, // 42: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
+	21, // 43: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
+	27, // 44: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
+	26, // 45: sluice.datapath.v1.ExplainedPeer.pod:type_name -> sluice.workload.v1.PodReference
+	13, // 46: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
+	24, // 47: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
+	4,  // 48: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
+	20, // 49: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
+	2,  // 50: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
+	22, // 51: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
+	5,  // 52: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	15, // 53: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	8,  // 54: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	16, // 55: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	54, // [54:56] is the sub-list for method output_type
+	52, // [52:54] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }
@@ -2038,7 +2217,7 @@ func file_sluice_datapath_v1_observer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_observer_proto_rawDesc), len(file_sluice_datapath_v1_observer_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

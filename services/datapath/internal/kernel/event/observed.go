@@ -10,7 +10,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 )
@@ -40,7 +40,7 @@ const lossInterval = time.Second
 
 // Owners says whose slots are.
 type Owners interface {
-	OwnerOfSlot(slot uint16) (workload.Owner, bool)
+	SpecOfSlot(slot uint16) (endpoint.Spec, bool)
 }
 
 // Observe moves the programs' events into the ring until ctx ends. What the
@@ -98,29 +98,23 @@ func (e Event) observed(owners Owners) observe.Event {
 		Verdict: e.verdict(),
 		Source:  e.Source, Destination: e.Destination, Protocol: e.Protocol, TCPFlags: e.TCPFlags,
 		SourceIdentity: uint32(e.SourceIdentity), DestinationIdentity: uint32(e.DestinationIdentity),
-		Length: e.Length, SourceMAC: e.SourceMAC, EtherType: e.EtherType, Reply: e.Reply,
+		Length: e.Length, SourceMAC: e.SourceMAC, Ifindex: e.Ifindex, EtherType: e.EtherType, Reply: e.Reply,
 	}
-	own, other := e.SourceSlot, e.DestinationSlot
-	sender, receiver := own, other
+	sender, receiver := e.SourceSlot, e.DestinationSlot
 	if e.Reply {
 		sender, receiver = receiver, sender
 	}
 	o.Sender, o.Receiver = e.Egress.Observed(sender), e.Ingress.Observed(receiver)
-	if !o.Egress {
-		own, other = other, own
-	}
-	if own != slotmap.NoSlot {
-		o.Slot = own
-		if owner, ok := owners.OwnerOfSlot(own); ok {
-			o.Owner, o.ContainerID, o.InterfaceName = owner.String(), owner.ContainerID, owner.Interface
-		}
-	}
-	if other != slotmap.NoSlot {
-		if owner, ok := owners.OwnerOfSlot(other); ok {
-			o.OtherOwner = owner.String()
-		}
-	}
+	o.From, o.To = endOf(owners, e.SourceSlot), endOf(owners, e.DestinationSlot)
 	return o
+}
+
+func endOf(owners Owners, slot slotmap.Slot) observe.End {
+	if slot == slotmap.NoSlot {
+		return observe.End{}
+	}
+	spec, _ := owners.SpecOfSlot(slot)
+	return observe.End{Slot: slot, Owner: spec.Owner, Pod: spec.Pod}
 }
 
 // verdict says what became of the packet.

@@ -98,7 +98,12 @@ func printOne(ctx context.Context, inv *invocation.Invocation, text string) erro
 		return err
 	}
 	i := shown(resp.GetIdentity())
-	i.Holders = resp.GetReferences()
+	for _, e := range resp.GetEndpoints() {
+		i.Holders = append(i.Holders, "endpoint:"+e.GetOwner().GetContainerId()+"/"+e.GetOwner().GetInterfaceName())
+	}
+	for _, r := range resp.GetReferences() {
+		i.Holders = append(i.Holders, "reference:"+r)
+	}
 	i.References = uint32(len(i.Holders))
 	return inv.Show(i, func(w io.Writer) {
 		output.Row(w, "Identity", i.Number)

@@ -21,7 +21,7 @@ func TestIdentities(t *testing.T) {
 	out, _ = n.Want(t, 0, "identity", "list", "--all")
 	nodetest.WantLines(t, out, "1 reserved 0 reserved:host")
 	out, _ = n.Want(t, 0, "identity", "get", "300")
-	nodetest.WantLines(t, out, "Identity 300", "Held by a/eth0", "Held by b/eth0")
+	nodetest.WantLines(t, out, "Identity 300", "Held by endpoint:a/eth0", "Held by reference:warm")
 	_, errOut := n.Want(t, invocation.ExitFailed, "identity", "get", "301")
 	nodetest.WantLines(t, errOut, "sluice: no such identity")
 	for _, bad := range []string{"0", "x", "-1", "16777216"} {

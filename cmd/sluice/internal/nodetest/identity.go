@@ -50,7 +50,8 @@ func (*identity) GetIdentity(_ context.Context, r *identityv1.GetIdentityRequest
 			Number: 300, Scope: identityv1.Scope_SCOPE_CLUSTER,
 			Labels: []*workloadv1.Label{Label("app", "web")},
 		},
-		References: []string{"a/eth0", "b/eth0"},
+		References: []string{"warm"},
+		Endpoints:  []*identityv1.HoldingEndpoint{{Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}}},
 	}, nil
 }
 

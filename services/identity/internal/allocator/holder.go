@@ -50,6 +50,18 @@ func (h Holder) check() error {
 // String is "endpoint:container/interface" or "reference:text".
 func (h Holder) String() string { return string(h) }
 
+// Reference is the string of a holder that is no endpoint.
+func (h Holder) Reference() (reference string, ok bool) {
+	return strings.CutPrefix(string(h), referencePrefix)
+}
+
+// Owner is the attachment of a holder that is an endpoint.
+func (h Holder) Owner() (owner workload.Owner, ok bool) {
+	text, ok := strings.CutPrefix(string(h), endpointPrefix)
+	owner.ContainerID, owner.Interface, _ = strings.Cut(text, "/") // a container id has no "/"
+	return owner, ok
+}
+
 // keyed is a lock per key that respects contexts and forgets unused keys.
 type keyed struct {
 	mu    sync.Mutex

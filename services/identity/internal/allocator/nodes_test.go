@@ -268,7 +268,7 @@ func TestHolderAskingAgainGetsTheSame(t *testing.T) {
 		t.Errorf("another set without moving: %v, want ErrHeldOther", err)
 	}
 	id, holders, err := a.Get(first)
-	if err != nil || id.Number != first || !slices.Equal(holders, []string{"endpoint:c1/eth0", "endpoint:c2/eth0"}) {
+	if err != nil || id.Number != first || !slices.Equal(holders, []allocator.Holder{allocator.EndpointHolder("c1", "eth0"), allocator.EndpointHolder("c2", "eth0")}) {
 		t.Errorf("get: %s %v %v", id, holders, err)
 	}
 }

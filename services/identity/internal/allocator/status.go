@@ -5,6 +5,7 @@ package allocator
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -36,19 +37,16 @@ type Counters struct {
 }
 
 // Get returns an identity and its holders on this node, sorted.
-func (a *Allocator) Get(n identity.Numeric) (identity.Identity, []string, error) {
+func (a *Allocator) Get(n identity.Numeric) (identity.Identity, []Holder, error) {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	id, ok := a.lookup(n)
 	if !ok {
 		return identity.Identity{}, nil, fmt.Errorf("%w: %d", ErrNotFound, n)
 	}
-	var holders []string
+	var holders []Holder
 	if h := a.holds[n]; h != nil {
-		for holder := range h.holders {
-			holders = append(holders, holder.String())
-		}
-		slices.Sort(holders)
+		holders = slices.Sorted(maps.Keys(h.holders))
 	}
 	return id, holders, nil
 }

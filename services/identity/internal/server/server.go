@@ -10,9 +10,7 @@ package server
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -149,9 +147,20 @@ func (s *Server) GetIdentity(_ context.Context, req *identityv1.GetIdentityReque
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &identityv1.GetIdentityResponse{
-		Identity: toIdentity(id), References: holders, Endpoints: toEndpoints(s.Allocator.Endpoints(id.Number)),
-	}, nil
+	out := &identityv1.GetIdentityResponse{Identity: toIdentity(id)}
+	described := s.Allocator.Endpoints(id.Number)
+	for _, h := range holders {
+		if reference, ok := h.Reference(); ok {
+			out.References = append(out.References, reference)
+		}
+		if owner, ok := h.Owner(); ok {
+			w := described[h]
+			out.Endpoints = append(out.Endpoints, &identityv1.HoldingEndpoint{
+				Owner: wire.Owner(owner), Manager: w.Manager, Network: w.Network, Pod: wire.Pod(w.Pod), Addresses: w.Addresses,
+			})
+		}
+	}
+	return out, nil
 }
 
 // ListIdentities implements the service.
@@ -230,21 +239,6 @@ func fromWorkload(req *identityv1.ResolveEndpointRequest) (allocator.Workload, e
 		w.Addresses = append(w.Addresses, a.String())
 	}
 	return w, nil
-}
-
-func toEndpoints(all map[allocator.Holder]allocator.Workload) []*identityv1.HoldingEndpoint {
-	var out []*identityv1.HoldingEndpoint
-	for _, holder := range slices.Sorted(maps.Keys(all)) {
-		w := all[holder]
-		// A container id has no "/".
-		container, name, _ := strings.Cut(strings.TrimPrefix(holder.String(), "endpoint:"), "/")
-		e := &identityv1.HoldingEndpoint{
-			Owner:   &workloadv1.Owner{ContainerId: container, InterfaceName: name},
-			Manager: w.Manager, Network: w.Network, Pod: wire.Pod(w.Pod), Addresses: w.Addresses,
-		}
-		out = append(out, e)
-	}
-	return out
 }
 
 func endpoint(o *workloadv1.Owner) allocator.Holder {

@@ -169,8 +169,9 @@ func TestGetIdentityDescribesTheEndpointsThatHoldIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &identityv1.HoldingEndpoint{Owner: req.GetOwner(), Manager: "cni", Network: "sluice", Pod: req.GetPod(), Addresses: req.GetAddresses()}
-	if len(got.GetReferences()) != 2 || len(got.GetEndpoints()) != 1 || !proto.Equal(got.GetEndpoints()[0], want) {
-		t.Errorf("got %v, want two references and %v", got, want)
+	other := &identityv1.HoldingEndpoint{Owner: owner("c2")}
+	if all := got.GetEndpoints(); len(got.GetReferences()) != 0 || len(all) != 2 || !proto.Equal(all[0], want) || !proto.Equal(all[1], other) {
+		t.Errorf("got %v, want %v and %v", got, want, other)
 	}
 	for _, text := range []string{"10.0.0", "fd00::2%eth0", "::ffff:10.0.0.2", ""} {
 		req.Addresses = []string{text}
@@ -274,8 +275,8 @@ func TestLifeOfAReference(t *testing.T) {
 	}
 	got, err := s.GetIdentity(t.Context(), &identityv1.GetIdentityRequest{Number: cluster.GetNumber()})
 	if err != nil || !slices.Equal(got.GetReferences(), []string{
-		"reference:ref-SCOPE_CLUSTER",
-		"reference:ref-SCOPE_UNSPECIFIED",
+		"ref-SCOPE_CLUSTER",
+		"ref-SCOPE_UNSPECIFIED",
 	}) {
 		t.Errorf("get: %v, %v", got, err)
 	}

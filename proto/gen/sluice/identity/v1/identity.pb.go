@@ -572,10 +572,9 @@ type GetIdentityResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The identity.
 	Identity *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	// Holders on this node, sorted: "endpoint:<container id>/<interface name>"
-	// or "reference:<reference>".
+	// References of AllocateIdentity that hold it on this node, sorted.
 	References []string `protobuf:"bytes,2,rep,name=references,proto3" json:"references,omitempty"`
-	// What is known of the holders that are endpoints, sorted by owner.
+	// Endpoints that hold it on this node, sorted by owner.
 	Endpoints     []*HoldingEndpoint `protobuf:"bytes,3,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -3054,10 +3054,10 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\fegress_rules\x18\x03 \x03(\v2\x1d.sluice.policy.v1.RuleSourcesR\vegressRules\x12B\n" +
 	"\ringress_rules\x18\x04 \x03(\v2\x1d.sluice.policy.v1.RuleSourcesR\fingressRules\x12\x1a\n" +
 	"\brevision\x18\x05 \x01(\x04R\brevision\x12H\n" +
-	"\x0estore_revision\x18\x06 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\"[\n" +
+	"\x0estore_revision\x18\x06 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\"f\n" +
 	"\x16WaitForRevisionRequest\x12\x1a\n" +
-	"\brevision\x18\x01 \x01(\x04R\brevision\x12%\n" +
-	"\bsubjects\x18\x02 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80 R\bsubjects\"\xc1\x01\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\x120\n" +
+	"\bsubjects\x18\x02 \x03(\rB\x14\xbaH\x11\x92\x01\x0e\x10\x80 \"\t*\a\x18\xff\xff\xff\a(\x01R\bsubjects\"\xc1\x01\n" +
 	"\x17WaitForRevisionResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\"\n" +
 	"\fdisconnected\x18\x02 \x03(\tR\fdisconnected\x12\x1c\n" +

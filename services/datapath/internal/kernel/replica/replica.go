@@ -254,6 +254,7 @@ func (ps *Programs) clear() error {
 func (ps *Programs) fill(q Question) error {
 	var errs []error
 	put := func(name string, key, value any) {
+		// in place: no program runs on these maps beside the one that is asked
 		if err := ps.maps[name].Put(key, value); err != nil {
 			errs = append(errs, fmt.Errorf("map %s: %w", name, err))
 		}
@@ -322,6 +323,7 @@ func (ps *Programs) answer(name string) (a Answer, err error) {
 	if at < 0 {
 		return a, fmt.Errorf("%s has not counted the packet", name)
 	}
+	// in place: as in fill
 	if err := metrics.Put(uint32(at), bpf.MapsSlCounter{}); err != nil {
 		return a, fmt.Errorf("clear the counters of %s: %w", name, err)
 	}

@@ -212,7 +212,8 @@ func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
 	ctx := of("a")
 	for id := range uint32(20_000) {
 		in := th.pieces("a", "world", long, id, 24)[0]
-		if v, err := th.k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 512), Context: ctx}); err != nil || v != verdictShot {
+		v, err := th.k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 512), Context: ctx})
+		if err != nil || v != verdictShot {
 			t.Fatalf("a denied piece: %d, %v", v, err)
 		}
 	}

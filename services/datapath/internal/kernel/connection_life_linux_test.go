@@ -1297,7 +1297,8 @@ func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 	send := func(a act) event.Reason {
 		_, ctx, in := th.frame(a)
 		before := th.counters(t)
-		_, err := coll.Programs[program.FromPod].Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, len(in)+256), Context: ctx})
+		opts := &ebpf.RunOptions{Data: in, DataOut: make([]byte, len(in)+256), Context: ctx}
+		_, err := coll.Programs[program.FromPod].Run(opts)
 		must(t, "run", err)
 		for key, after := range th.counters(t) {
 			if after.Packets != before[key].Packets {
@@ -1395,7 +1396,8 @@ func TestKernelTooBigAboutNothingIsLimited(t *testing.T) {
 	th.expect(t, say("a", "world", datagram(1, 53), event.ForwardOutside))
 	_, ctx, in := th.frame(say("router", "a", failure(2, "a", "world", datagram(2, 53)), 0))
 	const sent = 10_000
-	_, err := th.k.program(program.ToPod).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: sent})
+	opts := &ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: sent}
+	_, err := th.k.program(program.ToPod).Run(opts)
 	must(t, "run", err)
 	passed := th.counters(t)[cell{event.ForwardFromStack, event.Ingress}].Packets
 	denied := th.counters(t)[cell{event.DropPolicyDenied, event.Ingress}].Packets

@@ -268,7 +268,8 @@ func (c *crafter) contexts(pod string) (out []crafted) {
 			if device != 0 && device != 77 && mark == markOf(markJudged, e.Ifindex) {
 				continue // that one was judged
 			}
-			out = append(out, crafted{prog: program.ToPod, ctx: skbContext{Ifindex: e.Ifindex, IngressIfindex: device, Mark: mark}})
+			ctx := skbContext{Ifindex: e.Ifindex, IngressIfindex: device, Mark: mark}
+			out = append(out, crafted{prog: program.ToPod, ctx: ctx})
 		}
 	}
 	return out

@@ -230,7 +230,8 @@ func peerKey(p *bpf.MapsSlPeerKey) string {
 	return fmt.Sprintf("set %d node class %d", p.PeerSet, p.NodeClass)
 }
 
-// ends of connections have no reason of their own, and are limited under 0
+// limitName names a limit: ends of connections have no reason of their own, and
+// are limited under 0.
 func limitName(i *uint32) string {
 	if *i == 0 {
 		return "connection-closed"
@@ -243,7 +244,8 @@ func cellName(i *uint32) string {
 }
 func bitsOf(a netip.Addr, bits uint32) string { return fmt.Sprintf("%v/%d", a, bits) }
 
-// the set counts with the prefix, and travels in network byte order
+// blockKey names a prefix of a set. The set counts with the prefix, and travels in
+// network byte order.
 func blockKey(set uint32, a netip.Addr, bits uint32) string {
 	var b [4]byte
 	binary.NativeEndian.PutUint32(b[:], set)

@@ -329,7 +329,8 @@ func (r runner) firstPacket(t *testing.T, proto uint8, addr netip.Addr, port uin
 	}
 	here, there := netip.AddrPortFrom(own, 40000), netip.AddrPortFrom(addr, port)
 	if !to {
-		c = firstPacket{conntrack.Tuple{Initiator: here, Responder: there, Protocol: proto}, program.FromPod, from6(addr, proto, payload)}
+		out := conntrack.Tuple{Initiator: here, Responder: there, Protocol: proto}
+		c = firstPacket{out, program.FromPod, from6(addr, proto, payload)}
 		if addr.Is4() {
 			c.in = from4(addr, proto, payload)
 		}
@@ -340,7 +341,8 @@ func (r runner) firstPacket(t *testing.T, proto uint8, addr netip.Addr, port uin
 	if addr.IsMulticast() || addr.IsLinkLocalUnicast() || s != slotmap.NoSlot && s != slotmap.HostSlot {
 		return c, false // no sender, or one that is judged where its packets leave it
 	}
-	c = firstPacket{conntrack.Tuple{Initiator: netip.AddrPortFrom(addr, 40000), Responder: netip.AddrPortFrom(own, port), Protocol: proto}, program.ToPod, to6(addr, proto, payload)}
+	in := conntrack.Tuple{Initiator: netip.AddrPortFrom(addr, 40000), Responder: netip.AddrPortFrom(own, port), Protocol: proto}
+	c = firstPacket{in, program.ToPod, to6(addr, proto, payload)}
 	if addr.Is4() {
 		c.in = to4(addr, proto, payload)
 	}

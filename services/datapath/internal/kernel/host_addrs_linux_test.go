@@ -56,8 +56,9 @@ func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testin
 	}
 }
 
-// A process that was killed may leave an address in the ipcache to which no key
-// leads any more: as the host's, it would pass where the host may.
+// TestKernelStartRemovesAddressesThatNothingAccountsFor: a process that was killed
+// may leave an address in the ipcache to which no key leads any more. As the
+// host's, it would pass where the host may.
 func TestKernelStartRemovesAddressesThatNothingAccountsFor(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	k := openKernel(t, testOptions(dir))
@@ -65,8 +66,11 @@ func TestKernelStartRemovesAddressesThatNothingAccountsFor(t *testing.T) {
 	must(t, "SyncHostAddrs", k.Endpoints.SyncHostAddrs([]netip.Addr{host4}))
 	want, err := k.Addresses.List()
 	must(t, "List", err)
-	for _, s := range []string{"192.0.2.7/32", "203.0.113.0/24", "2001:db8::7/128", netip.PrefixFrom(e.IPv4, 31).Masked().String()} {
-		must(t, "Set", k.Addresses.Set(netip.MustParsePrefix(s), ipmap.Info{Identity: identity.Host}))
+	for _, p := range []netip.Prefix{
+		netip.MustParsePrefix("192.0.2.7/32"), netip.MustParsePrefix("203.0.113.0/24"),
+		netip.MustParsePrefix("2001:db8::7/128"), netip.PrefixFrom(e.IPv4, 31).Masked(),
+	} {
+		must(t, "Set", k.Addresses.Set(p, ipmap.Info{Identity: identity.Host}))
 	}
 	must(t, "Close", k.Close())
 	k = openKernel(t, testOptions(dir))
@@ -75,7 +79,8 @@ func TestKernelStartRemovesAddressesThatNothingAccountsFor(t *testing.T) {
 	}
 }
 
-// What could not be removed is found by the next call.
+// TestKernelHostAddressIsForgottenOnlyWhenTheIpcacheHasForgottenIt: the next call
+// finds what could not be removed.
 func TestKernelHostAddressIsForgottenOnlyWhenTheIpcacheHasForgottenIt(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	k := openKernel(t, testOptions(dir))

@@ -88,7 +88,7 @@ func knownWord(class uint16, kind, scope uint32) uint32 {
 	return 1<<31 | uint32(class) | kind<<16 | scope<<24
 }
 
-// A table with every kind of rule: identity class 0 has none, 1 all of them by
+// everyRule is a table with every kind of rule: identity class 0 has none, 1 all of them by
 // port, 2 is what addresses in a block get.
 func everyRule(id policytable.ID, flags uint16) rawTable {
 	const tcp = 6 << 16
@@ -235,7 +235,8 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 	}
 }
 
-// A map that somebody has damaged drops, also in audit mode.
+// TestKernelDamagedTablesNeverAllow asks tables that are corrupt: they drop, also in
+// audit mode.
 func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	j := kerneltest.NewJudge(t, k.Pins)
@@ -304,7 +305,8 @@ func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 	}
 }
 
-// The search over three levels finds what a walk over the list finds.
+// TestKernelSearchFindsEveryInterval compares the search over three levels with a
+// walk over the list.
 func TestKernelSearchFindsEveryInterval(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	j := kerneltest.NewJudge(t, k.Pins)

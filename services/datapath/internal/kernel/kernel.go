@@ -181,7 +181,8 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 			return nil, err
 		}
 	}
-	if k.Programs, err = program.Open(k.Pins, program.Options{Table: o.build.programs, Constants: o.constants(), Log: o.Log}); err != nil {
+	k.Programs, err = program.Open(k.Pins, program.Options{Table: o.build.programs, Constants: o.constants(), Log: o.Log})
+	if err != nil {
 		return nil, err
 	}
 	if len(k.Pins.PreviousNames()) > 0 {

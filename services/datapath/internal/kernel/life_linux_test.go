@@ -818,7 +818,9 @@ func truthful(in []byte) {
 
 func TestKernelUnknownDeviceIsDropped(t *testing.T) {
 	r := runner{openKernel(t, testOptions(kerneltest.NewBPFFS(t)))}
-	for prog, in := range map[string][]byte{program.FromPod: from4(b.IPv4, 17, udp(1, 2)), program.ToPod: to4(host4, 17, udp(1, 2))} {
+	for prog, in := range map[string][]byte{
+		program.FromPod: from4(b.IPv4, 17, udp(1, 2)), program.ToPod: to4(host4, 17, udp(1, 2)),
+	} {
 		o := r.run(t, prog, in, skbContext{}, 0)
 		if o.verdict != verdictShot || o.reason != event.DropNoEndpoint {
 			t.Errorf("%s: verdict %d, reason %v, want %d, %v", prog, o.verdict, o.reason, verdictShot, event.DropNoEndpoint)
@@ -909,7 +911,8 @@ func TestKernelEventsOfOneEndpointLeaveRoomForOthers(t *testing.T) {
 	defer events.Close()
 	send := func(who string, n uint32) {
 		_, ctx, in := th.frame(say(who, "world", datagram(1, 53), 0))
-		_, err := k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: n})
+		opts := &ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: n}
+		_, err := k.program(program.FromPod).Run(opts)
 		must(t, "run", err)
 	}
 	send("a", 10_000)

@@ -294,7 +294,8 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 		t.Errorf("maps\n got %+v, %v\nwant %+v", got, err, ids)
 	}
 	if second.Programs.Get(program.FromPod).ID != from.ID || second.Programs.Get(program.ToPod).ID != to.ID {
-		t.Errorf("programs %d, %d, want %d, %d", second.Programs.Get(program.FromPod).ID, second.Programs.Get(program.ToPod).ID, from.ID, to.ID)
+		t.Errorf("programs %d, %d, want %d, %d",
+			second.Programs.Get(program.FromPod).ID, second.Programs.Get(program.ToPod).ID, from.ID, to.ID)
 	}
 	if es, err := second.Endpoints.List(); err != nil || !reflect.DeepEqual(es, []slotmap.Endpoint{e}) {
 		t.Errorf("endpoints %+v, %v, want %+v", es, err, e)
@@ -312,8 +313,8 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 	}
 }
 
-// The verifier walks at most a million instructions, and how many it walks
-// differs between kernels.
+// TestKernelProgramsStayFarBelowTheVerifiersLimit: the verifier walks at most a
+// million instructions, and how many it walks differs between kernels.
 func TestKernelProgramsStayFarBelowTheVerifiersLimit(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	for _, p := range k.Programs.On(program.Endpoints) {
@@ -338,7 +339,8 @@ func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
 	if err != nil || !audit.SameCode || !audit.SameMaps || audit.SameConfig || audit.Current() || len(audit.Differences) != 1 {
 		t.Errorf("audit of other constants: %+v, %v", audit, err)
 	}
-	if audit, err := second.Programs.Get(program.FromPod).Audit(second.Programs.Get(program.FromPod).ID); err != nil || !audit.Current() {
+	own := second.Programs.Get(program.FromPod)
+	if audit, err := own.Audit(own.ID); err != nil || !audit.Current() {
 		t.Errorf("audit of the program itself: %+v, %v", audit, err)
 	}
 	es, err := second.Addresses.List()
@@ -382,8 +384,8 @@ func TestKernelAuditSeesForeignMapsAndCode(t *testing.T) {
 	}
 }
 
-// A layout that changed is a map of its own: what an older program uses is
-// neither taken nor touched.
+// TestKernelChangedLayoutIsANewMap: a layout that changed is a map of its own. What
+// an older program uses is neither taken nor touched.
 func TestKernelChangedLayoutIsANewMap(t *testing.T) {
 	spec, err := bpf.LoadMaps()
 	if err != nil {
@@ -536,8 +538,8 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 	}
 }
 
-// What a process leaves when it is killed between two writes is complete
-// again, or seen, after the next Open.
+// TestKernelOpenCompletesWhatAKilledProcessLeft: what a process leaves when it is
+// killed between two writes is complete again, or seen, after the next Open.
 func TestKernelOpenCompletesWhatAKilledProcessLeft(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	first := openKernel(t, o)

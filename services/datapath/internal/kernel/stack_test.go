@@ -7,10 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 )
 
@@ -66,8 +64,9 @@ const stackLimit = 400
 // to 32 bytes each before it gave programs a stack of their own: newer kernels
 // take what 6.1 refuses.
 func TestProgramsFitIntoTheStackOfOldKernels(t *testing.T) {
-	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){program.FromPod: bpf.LoadFromPod, program.ToPod: bpf.LoadToPod} {
-		spec, err := load()
+	for _, row := range program.Table() {
+		name := row.Name
+		spec, err := row.Load()
 		if err != nil {
 			t.Fatal(err)
 		}

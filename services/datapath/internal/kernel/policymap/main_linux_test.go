@@ -72,7 +72,8 @@ func (i *instance) publish(t testing.TB, n byte, p slotmap.Policy) slotmap.Endpo
 	t.Helper()
 	s, err := i.endpoints.Publish(t.Context(), slotmap.Endpoint{
 		Ifindex: 1000 + uint32(n), Identity: 256 + identity.Numeric(n), MTU: 1500, Deliver: slotmap.DeliverPeer,
-		MAC: [6]byte{2, 0, 0, 0, 1, n}, HostMAC: [6]byte{2, 0, 0, 0, 2, n}, IPv4: netip.AddrFrom4([4]byte{10, 244, 0, n}), Policy: p,
+		MAC: [6]byte{2, 0, 0, 0, 1, n}, HostMAC: [6]byte{2, 0, 0, 0, 2, n},
+		IPv4: netip.AddrFrom4([4]byte{10, 244, 0, n}), Policy: p,
 	})
 	e, lerr := i.endpoints.Lookup(s)
 	if err := errors.Join(err, lerr); err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// A table that cannot be adopted denies everything to the endpoints whose words
-// name it. If its number were given out again, they would get the policy of
-// others.
+// TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain: a table that cannot be
+// adopted denies everything to the endpoints whose words name it. If its number
+// were given out again, they would get the policy of others.
 func TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	k := open(t, dir)
@@ -31,7 +31,8 @@ func TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain(t *testing.T) {
 	k.close(t)
 
 	k = open(t, dir)
-	if got, err := k.endpoints.Lookup(e.Slot); err != nil || got.Policy.Egress != damaged || got.Policy.Ingress != damaged {
+	got, err := k.endpoints.Lookup(e.Slot)
+	if err != nil || got.Policy.Egress != damaged || got.Policy.Ingress != damaged {
 		t.Fatalf("after the restart: %+v, %v; want table %d", got.Policy, err, damaged)
 	}
 	defined := 0

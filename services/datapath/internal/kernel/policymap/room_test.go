@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// Against a plain array of what is taken.
+// TestRangesNeverOverlapAndComeTogetherAgain compares with a plain array of what
+// is taken.
 func TestRangesNeverOverlapAndComeTogetherAgain(t *testing.T) {
 	const size = 200
 	seed := rand.Uint64()

@@ -221,7 +221,7 @@ func (t *liveTable) classValues() []uint32 {
 	return vs
 }
 
-// point the header to the ranges and the set.
+// fillHeader points the header to the ranges and the set.
 func (t *liveTable) fillHeader() {
 	t.header.PeerSet = uint32(t.id)
 	t.header.CidrSet = 0

@@ -196,7 +196,9 @@ func programPin(name string, spec *ebpf.CollectionSpec, bound map[string]*ebpf.M
 
 // adoptOrLoad opens the pin, or loads the program for it. In a validation the
 // program is always loaded, and verified with it.
-func (ps *Programs) adoptOrLoad(name, path string, spec *ebpf.CollectionSpec, bound map[string]*ebpf.Map) (*ebpf.Program, bool, error) {
+func (ps *Programs) adoptOrLoad(name, path string, spec *ebpf.CollectionSpec, bound map[string]*ebpf.Map) (
+	_ *ebpf.Program, adopted bool, _ error,
+) {
 	if !ps.maps.ValidateOnly {
 		switch prog, err := ebpf.LoadPinnedProgram(path, nil); {
 		case err == nil:

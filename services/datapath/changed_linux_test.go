@@ -39,8 +39,8 @@ func sysctl(path, value string) func() error {
 	return func() error { return os.WriteFile("/proc/sys/net/"+path, []byte(value), 0) }
 }
 
-// Nothing audits in this test: what is repaired is repaired by the kernel's
-// events.
+// TestKernelChangedHostEndsAndNodeAreRepairedByEvents audits nothing: what is
+// repaired is repaired by the kernel's events.
 func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
@@ -141,7 +141,8 @@ func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
 	}
 }
 
-// A route that leads elsewhere by what is not ours to change is named.
+// TestKernelRouteThatCannotBeRepairedIsReported: a route that leads elsewhere by what
+// is not ours to change is named.
 func TestKernelRouteThatCannotBeRepairedIsReported(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 )
 
-// The programs hand what needs an ICMP error to the stack. The walls around
+// TestKernelAPodIsToldOfHopsAndSizesOnTheWayToAnotherPod: the programs hand what needs an ICMP error to the stack. The walls around
 // the pod range, and the check of source addresses, must let it get there.
 func TestKernelAPodIsToldOfHopsAndSizesOnTheWayToAnotherPod(t *testing.T) {
 	w := newWorld(t)
@@ -81,7 +81,7 @@ func TestKernelAPodIsToldOfHopsAndSizesOnTheWayToAnotherPod(t *testing.T) {
 	}
 }
 
-// Programs tell the host from the world by its addresses: one that came while
+// TestKernelAddressThatTheHostGotMeanwhileIsTheHosts: programs tell the host from the world by its addresses: one that came while
 // nobody watched, with all else as it was, must not be missed.
 func TestKernelAddressThatTheHostGotMeanwhileIsTheHosts(t *testing.T) {
 	w := newWorld(t)
@@ -109,7 +109,7 @@ func TestKernelAddressThatTheHostGotMeanwhileIsTheHosts(t *testing.T) {
 	})
 }
 
-// Everybody on the uplink, and any router there, includes the node: what a pod
+// TestKernelAddressesThatTheUplinkSharesAreTheHosts: everybody on the uplink, and any router there, includes the node: what a pod
 // sends to these addresses is judged as sent to its host, because it gets there.
 func TestKernelAddressesThatTheUplinkSharesAreTheHosts(t *testing.T) {
 	w := newWorld(t)

@@ -158,7 +158,8 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) config() Config {
 	cfg := Config{
-		BPFDir: filepath.Join(w.dir, "bpf", "sluice"), PodCIDRs: []netip.Prefix{cidr4, cidr6}, Policy: PolicyConfig{Mode: policyNone},
+		BPFDir: filepath.Join(w.dir, "bpf", "sluice"), PodCIDRs: []netip.Prefix{cidr4, cidr6},
+		Policy:         PolicyConfig{Mode: policyNone},
 		ServiceDevices: []string{"kube-ipvs0", "vip*"}, NodeSysctls: "set", Events: EventsConfig{PerSecond: w.events},
 	}
 	switch {
@@ -183,7 +184,8 @@ func (w *world) start(repair bool) {
 	w.t.Helper()
 	records := w.store()
 	a := around{
-		instance: "test", bootID: "boot-1", home: w.home, log: log.Discard(), leases: w.leases, identities: w.identities, records: records,
+		instance: "test", bootID: "boot-1", home: w.home, log: log.Discard(), leases: w.leases, identities: w.identities,
+		records:  records,
 		policies: w.policies, patience: w.wait,
 	}
 	if w.records != nil {

@@ -109,13 +109,16 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 }
 
 // newServer registers what answers calls.
-func newServer(p *process.Process, cfg Config, n *node, called services, records *record.Store, started time.Time) (*rpc.Server, error) {
+func newServer(
+	p *process.Process, cfg Config, n *node, called services, records *record.Store, started time.Time,
+) (*rpc.Server, error) {
 	release, err := kernelRelease()
 	if err != nil {
 		return nil, err
 	}
 	s := &server.Server{
-		Core: n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy, Records: records,
+		Core: n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy,
+		Records: records,
 		Facts: server.Facts{
 			Version: version.Get().String(), NodeName: cfg.Node, Start: started, KernelRelease: release,
 			PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs,
@@ -154,7 +157,9 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 		return n.every(ctx, cfg.Audit.Interval, "audit", func() error { return n.Auditor.Audit(ctx, cfg.Audit.Repair) })
 	})
 	p.Go("replay deletions", func(ctx context.Context) error { return n.replay(ctx, spool) })
-	p.Go("reconcile", func(ctx context.Context) error { return n.Core.ReconcileLoop(ctx, called.ipam, called.identity) })
+	p.Go("reconcile", func(ctx context.Context) error {
+		return n.Core.ReconcileLoop(ctx, called.ipam, called.identity)
+	})
 }
 
 // capabilities are all that the process keeps; docs/privileges.md has the reasons.

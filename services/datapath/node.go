@@ -116,7 +116,8 @@ func (n *node) openDevices(cfg Config) (err error) {
 	n.guard = guard.New(n.home, n.instance, []uint32{group, group | 1}, netdev.MarkMask, netdev.MarkForwarded)
 	n.dev, err = netdev.Open(netdev.Options{
 		Home: n.home, Instance: n.instance, Programs: n.Kernel.Programs.On(program.Endpoints),
-		PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs, ServiceDevices: cfg.ServiceDevices, SetGlobal: set, ProcSysNet: cfg.ProcSysNet,
+		PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs, ServiceDevices: cfg.ServiceDevices, SetGlobal: set,
+		ProcSysNet: cfg.ProcSysNet,
 	})
 	return err
 }
@@ -160,8 +161,9 @@ func (n *node) openCore(cfg Config) (err error) {
 	maps := endpointmap.Maps{Endpoints: n.Kernel.Endpoints, Tables: n.Kernel.Tables, Policy: n.Policy}
 	n.Host = &host.Host{Devices: n.dev, Firewall: n.guard, Addresses: n.Kernel.Endpoints, Own: n.NodeAddrs, Log: n.log}
 	c := endpoint.Config{
-		Instance: n.instance, BootID: n.bootID, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU, RefuseSecond: cfg.SecondInterfaces == "refuse",
-		Maps: maps, Links: n.dev, Leases: n.leases, Identities: n.identities, Records: n.records, Host: n.Host,
+		Instance: n.instance, BootID: n.bootID, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU,
+		RefuseSecond: cfg.SecondInterfaces == "refuse",
+		Maps:         maps, Links: n.dev, Leases: n.leases, Identities: n.identities, Records: n.records, Host: n.Host,
 		Repaired: n.Ring.AddRepair, Log: n.log,
 	}
 	if n.Policy != nil {

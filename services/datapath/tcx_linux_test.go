@@ -47,7 +47,7 @@ func (w *world) attachTCX(ifindex uint32, hook ebpf.AttachType) ebpf.ProgramID {
 	return id
 }
 
-// A tcx program runs before the filters of clsact, and one that returns a
+// TestKernelForeignTCXProgramIsReported: a tcx program runs before the filters of clsact, and one that returns a
 // verdict ends the hook: ours does not run.
 func TestKernelForeignTCXProgramIsReported(t *testing.T) {
 	w := newWorld(t)

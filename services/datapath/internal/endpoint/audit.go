@@ -393,7 +393,8 @@ func (c *Core) strays(entries []Entry, devices []HostDevice) (slots []Entry, lin
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, d := range devices {
-		if !c.Reaper.Waits(d) && !slices.ContainsFunc(known, func(r Record) bool { return r.Device.HostName == d.Name }) {
+		ours := func(r Record) bool { return r.Device.HostName == d.Name }
+		if !c.Reaper.Waits(d) && !slices.ContainsFunc(known, ours) {
 			links = append(links, d)
 		}
 	}
@@ -560,7 +561,8 @@ func (c *Core) countAttachment(o workload.Owner, d Difference, err error) {
 		return
 	}
 	c.repairs.Add(1)
-	c.log.Warn("attachment repaired", "owner", o.String(), "subject", d.Subject, "device", d.Key, "want", d.Want, "have", d.Have)
+	c.log.Warn("attachment repaired",
+		"owner", o.String(), "subject", d.Subject, "device", d.Key, "want", d.Want, "have", d.Have)
 }
 
 // LinkChanged looks at once at the host end with an index, about which the

@@ -125,7 +125,8 @@ func TestEventsEndWithRepairsThatChangeNothing(t *testing.T) {
 	}
 }
 
-// Events of all endpoints are handled one after the other: none may wait for long.
+// TestEventWaitsForACallOfTheSameOwnerForABoundedTime: events of all endpoints are
+// handled one after the other.
 func TestEventWaitsForACallOfTheSameOwnerForABoundedTime(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -148,8 +149,8 @@ func TestEventWaitsForACallOfTheSameOwnerForABoundedTime(t *testing.T) {
 	}
 }
 
-// Callers that compare the endpoint without a pause never leave its turn free, and
-// get their own before an event that only asked whether it is.
+// TestEventGetsItsTurnBetweenConstantChecks: callers that compare the endpoint
+// without a pause never leave its lock free to one that only asks whether it is.
 func TestEventGetsItsTurnBetweenConstantChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()

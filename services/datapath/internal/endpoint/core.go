@@ -113,7 +113,8 @@ func New(cfg Config) *Core {
 		hub:     watch.NewHub[workload.Owner, Endpoint](watch.Options[Endpoint]{Loading: true}),
 		records: map[workload.Owner]Record{}, states: map[workload.Owner]State{}, holders: map[netip.Addr]workload.Owner{},
 		byIndex:    map[uint32]workload.Owner{},
-		unrepaired: map[workload.Owner]unrepaired{}, unreadable: map[string]Unreadable{}, wakeReleases: make(chan struct{}, 1),
+		unrepaired: map[workload.Owner]unrepaired{}, unreadable: map[string]Unreadable{},
+		wakeReleases: make(chan struct{}, 1),
 	}
 }
 
@@ -206,7 +207,8 @@ func (c *Core) Counts() Counts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := Counts{
-		ByState: map[State]int{}, Repairs: c.repairs.Load(), DeviceRepairs: c.deviceRepairs.Load(), NodeRepairs: c.nodeRepairs.Load(),
+		ByState: map[State]int{}, Repairs: c.repairs.Load(), DeviceRepairs: c.deviceRepairs.Load(),
+		NodeRepairs: c.nodeRepairs.Load(),
 	}
 	for _, u := range c.unreadable {
 		n.BadRecords = append(n.BadRecords, fmt.Sprintf("record of an endpoint cannot be read: %v; %s", u.Err, wayOut))

@@ -264,7 +264,8 @@ func (n *creation) carryOut(ctx context.Context, steps []step) error {
 			if uerr := steps[last].undo(); uerr != nil {
 				// not the caller's problem: the record stays, and Restore or the
 				// audit tries again
-				n.log.ErrorContext(ctx, "undo of a creation incomplete", "owner", n.r.Spec.Owner.String(), "step", steps[last].name, log.Err(uerr))
+				n.log.ErrorContext(ctx, "undo of a creation incomplete",
+					"owner", n.r.Spec.Owner.String(), "step", steps[last].name, log.Err(uerr))
 			}
 		}
 		return err

@@ -101,7 +101,8 @@ func (c *Core) claimAgain(ctx context.Context, o workload.Owner) (bool, error) {
 	if err := c.cfg.Leases.Claim(ctx, o, r.Spec.Addrs); err != nil {
 		return false, fmt.Errorf("claim the addresses %v of %s again: %w", r.Spec.Addrs, o, err)
 	}
-	c.log.WarnContext(ctx, "addresses of a live endpoint claimed again, because ipam did not know them", "owner", o.String(), "addresses", r.Spec.Addrs)
+	c.log.WarnContext(ctx, "addresses of a live endpoint claimed again, because ipam did not know them",
+		"owner", o.String(), "addresses", r.Spec.Addrs)
 	return true, nil
 }
 

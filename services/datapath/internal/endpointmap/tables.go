@@ -27,7 +27,8 @@ func (m Maps) AuditTables(repair bool) ([]endpoint.Finding, error) {
 	mismatches, err := m.Policy.Check(repair)
 	for _, d := range mismatches {
 		findings = append(findings, endpoint.Finding{
-			Difference: endpoint.Difference{Subject: d.Subject, Key: d.Key, Want: d.Want, Have: d.Have}, Repaired: repair && err == nil, Err: err,
+			Difference: endpoint.Difference{Subject: d.Subject, Key: d.Key, Want: d.Want, Have: d.Have},
+			Repaired:   repair && err == nil, Err: err,
 		})
 	}
 	return findings, err

@@ -37,7 +37,8 @@ func (h *Host) Look() error {
 		return err
 	}
 	if rt {
-		list = append(list, "the kernel is built with PREEMPT_RT, where a program may be interrupted by another on the same CPU; the programs are not tested there")
+		list = append(list, "the kernel is built with PREEMPT_RT, where a program may be interrupted by another "+
+			"on the same CPU; the programs are not tested there")
 	}
 	before := h.Warnings()
 	h.warnings.Store(&list)

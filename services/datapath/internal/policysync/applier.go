@@ -147,7 +147,8 @@ func New(cfg Config) *Applier {
 	cfg.Retry = cmp.Or(cfg.Retry, 5*time.Second)
 	return &Applier{
 		cfg: cfg, log: cfg.Log,
-		tables: map[policytable.ID]*kernelTable{}, numbers: map[policytable.ClassKey]policytable.IdentityClass{}, words: map[uint32]policytable.Identity{}, members: map[policytable.IdentityClass]int{},
+		tables: map[policytable.ID]*kernelTable{}, numbers: map[policytable.ClassKey]policytable.IdentityClass{},
+		words: map[uint32]policytable.Identity{}, members: map[policytable.IdentityClass]int{},
 		slots: map[uint16]*slot{}, subjects: map[uint32]*subject{}, changed: make(chan struct{}), synced: make(chan struct{}),
 		bumpAll: true, wake: make(chan struct{}, 1), drain: make(chan struct{}, 1), save: make(chan struct{}, 1),
 	}

@@ -47,7 +47,8 @@ func (c *Content) Alike(a, b uint16) bool {
 // Match says how c becomes want without changing a verdict on the way; nil: it
 // cannot. known gives the Meanings of want.
 func (c *Content) Match(want *Content, known func() map[Meaning]uint16) *Match {
-	if c.DefaultAllow != want.DefaultAllow || c.HostAllow != want.HostAllow || c.HasAddresses != want.HasAddresses || !slices.Equal(c.Rules, want.Rules) {
+	if c.DefaultAllow != want.DefaultAllow || c.HostAllow != want.HostAllow ||
+		c.HasAddresses != want.HasAddresses || !slices.Equal(c.Rules, want.Rules) {
 		return nil
 	}
 	m := &Match{Classes: make([]uint16, len(want.Classes))}

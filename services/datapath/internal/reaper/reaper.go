@@ -31,8 +31,13 @@ type Reaper[Device comparable] struct {
 }
 
 // New returns a reaper that leaves a device for a delay before it removes it.
-func New[Device comparable](remove func([]Device) error, delay time.Duration, now func() time.Time, l *slog.Logger) *Reaper[Device] {
-	return &Reaper[Device]{remove: remove, delay: delay, now: now, log: l, wake: make(chan struct{}, 1), due: map[Device]time.Time{}}
+func New[Device comparable](
+	remove func([]Device) error, delay time.Duration, now func() time.Time, l *slog.Logger,
+) *Reaper[Device] {
+	return &Reaper[Device]{
+		remove: remove, delay: delay, now: now, log: l,
+		wake: make(chan struct{}, 1), due: map[Device]time.Time{},
+	}
 }
 
 // Add leaves a device to the reaper. Its name stays taken until it is removed.

@@ -127,7 +127,8 @@ func (s *Spool) Replay(ctx context.Context, endpoints Deleter) error {
 			errs = append(errs, fmt.Errorf("spooled deletion %w: delete by the name of the file, set aside: %w", b, err))
 			continue
 		}
-		s.log.Error("spooled deletion is unreadable; it was done by its name and set aside", "owner", o.String(), "existed", found, log.Err(b))
+		s.log.Error("spooled deletion is unreadable; it was done by its name and set aside",
+			"owner", o.String(), "existed", found, log.Err(b))
 	}
 	done := 0
 	for _, d := range deletions {

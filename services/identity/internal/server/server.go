@@ -197,7 +197,8 @@ func (s *Server) WatchIdentities(req *identityv1.WatchIdentitiesRequest,
 			case watch.Delete:
 				m.Event = &identityv1.WatchIdentitiesResponse_Delete{Delete: uint32(e.Key)}
 			default:
-				m.Event = &identityv1.WatchIdentitiesResponse_Bookmark{Bookmark: &identityv1.Bookmark{SnapshotComplete: e.SnapshotComplete}}
+				complete := &identityv1.Bookmark{SnapshotComplete: e.SnapshotComplete}
+				m.Event = &identityv1.WatchIdentitiesResponse_Bookmark{Bookmark: complete}
 			}
 			return stream.Send(m)
 		})
@@ -246,7 +247,9 @@ func endpoint(o *workloadv1.Owner) allocator.Holder {
 }
 
 func toIdentity(id identity.Identity) *identityv1.Identity {
-	return &identityv1.Identity{Number: uint32(id.Number), Scope: toScope(id.Number.Scope()), Labels: wire.Labels(id.Labels.All())}
+	return &identityv1.Identity{
+		Number: uint32(id.Number), Scope: toScope(id.Number.Scope()), Labels: wire.Labels(id.Labels.All()),
+	}
 }
 
 func toStoreRevision(at watch.Origin) *identityv1.StoreRevision {

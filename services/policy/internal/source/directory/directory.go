@@ -96,7 +96,8 @@ func (s stamp) holds(read time.Time) bool { return !s.weak && !read.Before(s.cha
 // New returns a source with the usual times.
 func New(path string, feed Feed, failed func(context.Context, error) error, l *slog.Logger) *Source {
 	s := &Source{
-		Path: path, Feed: feed, Failed: failed, Log: l, Settle: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second,
+		Path: path, Feed: feed, Failed: failed, Log: l,
+		Settle: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second,
 		Rest: 3, Empty: 15 * time.Second, MaxBytes: 256 << 20, pending: newPending(),
 		taken: make(map[string]stamp), stat: look, now: time.Now,
 	}
@@ -130,7 +131,8 @@ type event struct {
 func (s *Source) Run(ctx context.Context) error {
 	w, err := watch(s.Path)
 	if err != nil {
-		s.Log.Warn("the directory of policies is not watched, and read from time to time only", "directory", s.Path, log.Err(err))
+		s.Log.Warn("the directory of policies is not watched, and read from time to time only",
+			"directory", s.Path, log.Err(err))
 		w = noWatcher()
 	}
 	defer w.close()
@@ -340,7 +342,8 @@ func (p *pending) forget() {
 // with a dot at the front are those of editors, and of the directories that a
 // volume of Kubernetes swaps.
 func isPolicyFile(name string) bool {
-	return !strings.HasPrefix(name, ".") && (strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml") || strings.HasSuffix(name, ".json"))
+	return !strings.HasPrefix(name, ".") &&
+		(strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml") || strings.HasSuffix(name, ".json"))
 }
 
 // distrust has the files that an event is about read again, whatever their
@@ -422,7 +425,8 @@ func (s *Source) scan(ctx context.Context) error {
 		}
 		if size += len(f.Data); size > s.MaxBytes && f.Err == nil {
 			size -= len(f.Data)
-			f.Data, f.Err = nil, fmt.Errorf("no room: the files together may have %d bytes (limits.manifests), those before it have %d", s.MaxBytes, size)
+			f.Data, f.Err = nil, fmt.Errorf(
+				"no room: the files together may have %d bytes (limits.manifests), those before it have %d", s.MaxBytes, size)
 		}
 		if f.Err == nil && is.holds(began) && is.size == int64(len(f.Data)) {
 			taken[n] = is

@@ -6,10 +6,11 @@ package policysync
 import (
 	"context"
 	"errors"
-	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 )
 
 // away is a service that cannot be connected to until it is back, by the clock of

@@ -75,7 +75,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 			Flags: conntrack.SeenReply | conntrack.PickedUp | conntrack.Established, EgressRule: 7,
 		},
 	}}
-	s := &Server{Explainer: m, Rules: rules{}, Labels: labelled(), Core: endpoint.New(endpoint.Config{})}
+	s := &Server{Explainer: m, Rules: rules{}, Labels: labelled(), Core: endpoint.New(endpoint.Config{Links: noLinks{}})}
 	got, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{
 		SourceAddress: "10.0.0.1", DestinationAddress: "198.51.100.7", Protocol: 6, SourcePort: 1000, DestinationPort: 80,
 	})

@@ -29,6 +29,9 @@ func (s *surroundings) Err() error { return s.own }
 
 func (s *surroundings) Ping(context.Context) error { return s.identity }
 
+// noLinks are the links of a node that has no device.
+type noLinks struct{ endpoint.Links }
+
 // counted is a kernel that has counted nothing.
 type counted struct{}
 
@@ -61,7 +64,7 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		"a range without a pool": {surroundings{pools: nil}, []statusv1.ProblemReason{settings}, false, "no pool 10.1.0.0/24"},
 	} {
 		s := &Server{
-			Core: endpoint.New(endpoint.Config{}), Counts: counted{}, Records: &c.around, Facts: Facts{PodCIDRs: []netip.Prefix{own}, Version: "v1"},
+			Core: endpoint.New(endpoint.Config{Links: noLinks{}}), Counts: counted{}, Records: &c.around, Facts: Facts{PodCIDRs: []netip.Prefix{own}, Version: "v1"},
 			Called: Called{IPAM: &c.around, Identity: &c.around}, Warnings: func() []string { return nil },
 		}
 		st, err := s.GetStatus(t.Context(), &datapathv1.GetStatusRequest{})

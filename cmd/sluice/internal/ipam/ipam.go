@@ -47,8 +47,8 @@ type Pool struct {
 // PoolOf shows a pool of the service.
 func PoolOf(p *ipamv1.Pool) Pool {
 	return Pool{
-		CIDR: p.GetPrefix(), Gateway: p.GetGateway(), Size: p.GetSize(), Reserved: p.GetReserved(),
-		Leased: p.GetLeased(), Confirmed: p.GetConfirmed(), Resting: p.GetResting(), Free: p.GetFree(),
+		CIDR: p.GetPrefix(), Gateway: p.GetGateway(), Size: p.GetAddressCount(), Reserved: p.GetReservedCount(),
+		Leased: p.GetLeasedCount(), Confirmed: p.GetConfirmedCount(), Resting: p.GetQuarantinedCount(), Free: p.GetFreeCount(),
 	}
 }
 

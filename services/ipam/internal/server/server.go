@@ -141,10 +141,10 @@ func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.G
 		service.Problems = []*statusv1.Problem{{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORAGE, Text: err.Error()}}
 	}
 	return &ipamv1.GetStatusResponse{
-		Service:          service,
-		Pools:            fromFigures(sum.Pools),
-		StateBytes:       uint64(s.ipam.StateBytes()),
-		OutsideAddresses: sum.Outside,
+		Service:             service,
+		Pools:               fromFigures(sum.Pools),
+		StateBytes:          uint64(s.ipam.StateBytes()),
+		OutsideAddressCount: sum.Outside,
 	}, nil
 }
 
@@ -179,8 +179,8 @@ func fromFigures(list []ipam.Figures) []*ipamv1.Pool {
 	out := make([]*ipamv1.Pool, 0, len(list))
 	for _, f := range list {
 		out = append(out, &ipamv1.Pool{
-			Prefix: f.Prefix.String(), Gateway: f.Gateway.String(), Size: f.Size, Reserved: f.Reserved,
-			Leased: f.Leased, Confirmed: f.Confirmed, Resting: f.Quarantined, Free: f.Free,
+			Prefix: f.Prefix.String(), Gateway: f.Gateway.String(), AddressCount: f.Size, ReservedCount: f.Reserved,
+			LeasedCount: f.Leased, ConfirmedCount: f.Confirmed, QuarantinedCount: f.Quarantined, FreeCount: f.Free,
 		})
 	}
 	return out

@@ -185,13 +185,13 @@ func TestALifeOverTheSocket(t *testing.T) {
 	if err != nil || st.GetService().GetVersion() != "v1" || st.GetStateBytes() == 0 || st.GetService().GetStartTime().AsTime().Unix() != 1_800_000_000 {
 		t.Fatalf("GetStatus: %v %v", st, err)
 	}
-	want := &ipamv1.Pool{Prefix: "10.0.0.0/29", Gateway: "10.0.0.1", Size: 8, Reserved: 3, Leased: 1, Resting: 1, Free: 3}
+	want := &ipamv1.Pool{Prefix: "10.0.0.0/29", Gateway: "10.0.0.1", AddressCount: 8, ReservedCount: 3, LeasedCount: 1, QuarantinedCount: 1, FreeCount: 3}
 	pools, err := s.ListPools(t.Context(), &ipamv1.ListPoolsRequest{})
 	if err != nil || len(pools.GetPools()) != 2 || !proto.Equal(pools.GetPools()[0], want) || !proto.Equal(st.GetPools()[0], want) {
 		t.Errorf("ListPools: %v %v, want first %v", pools, err, want)
 	}
-	if p := pools.GetPools()[1]; p.GetSize() != ^uint64(0) || p.GetFree() != ^uint64(0)-3 {
-		t.Errorf("the /64 has size %d and %d free", p.GetSize(), p.GetFree())
+	if p := pools.GetPools()[1]; p.GetAddressCount() != ^uint64(0) || p.GetFreeCount() != ^uint64(0)-3 {
+		t.Errorf("the /64 has size %d and %d free", p.GetAddressCount(), p.GetFreeCount())
 	}
 }
 
@@ -405,7 +405,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		}
 	}
 	as(64999, "Allocate", "ConfirmAllocation", "Release")
-	if st, err := s.GetStatus(t.Context(), &ipamv1.GetStatusRequest{}); err != nil || st.GetPools()[0].GetLeased() != 0 {
+	if st, err := s.GetStatus(t.Context(), &ipamv1.GetStatusRequest{}); err != nil || st.GetPools()[0].GetLeasedCount() != 0 {
 		t.Errorf("a refused call changed something: %v %v", st, err)
 	}
 	as(65706) // the datapath

@@ -854,18 +854,18 @@ type Pool struct {
 	// The gateway's address (the node's own on the pod side), never allocated.
 	Gateway string `protobuf:"bytes,2,opt,name=gateway,proto3" json:"gateway,omitempty"`
 	// Addresses in the range.
-	Size uint64 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	AddressCount uint64 `protobuf:"varint,3,opt,name=address_count,json=addressCount,proto3" json:"address_count,omitempty"`
 	// Addresses that are never given out: network, broadcast, gateway and the
 	// configured exclusions.
-	Reserved uint64 `protobuf:"varint,4,opt,name=reserved,proto3" json:"reserved,omitempty"`
+	ReservedCount uint64 `protobuf:"varint,4,opt,name=reserved_count,json=reservedCount,proto3" json:"reserved_count,omitempty"`
 	// Addresses leased to an ADD in progress.
-	Leased uint64 `protobuf:"varint,5,opt,name=leased,proto3" json:"leased,omitempty"`
+	LeasedCount uint64 `protobuf:"varint,5,opt,name=leased_count,json=leasedCount,proto3" json:"leased_count,omitempty"`
 	// Addresses held by endpoints.
-	Confirmed uint64 `protobuf:"varint,6,opt,name=confirmed,proto3" json:"confirmed,omitempty"`
-	// Addresses that rest after a release.
-	Resting uint64 `protobuf:"varint,7,opt,name=resting,proto3" json:"resting,omitempty"`
+	ConfirmedCount uint64 `protobuf:"varint,6,opt,name=confirmed_count,json=confirmedCount,proto3" json:"confirmed_count,omitempty"`
+	// Addresses in quarantine after a release.
+	QuarantinedCount uint64 `protobuf:"varint,7,opt,name=quarantined_count,json=quarantinedCount,proto3" json:"quarantined_count,omitempty"`
 	// Addresses that can be allocated now.
-	Free          uint64 `protobuf:"varint,8,opt,name=free,proto3" json:"free,omitempty"`
+	FreeCount     uint64 `protobuf:"varint,8,opt,name=free_count,json=freeCount,proto3" json:"free_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -914,44 +914,44 @@ func (x *Pool) GetGateway() string {
 	return ""
 }
 
-func (x *Pool) GetSize() uint64 {
+func (x *Pool) GetAddressCount() uint64 {
 	if x != nil {
-		return x.Size
+		return x.AddressCount
 	}
 	return 0
 }
 
-func (x *Pool) GetReserved() uint64 {
+func (x *Pool) GetReservedCount() uint64 {
 	if x != nil {
-		return x.Reserved
+		return x.ReservedCount
 	}
 	return 0
 }
 
-func (x *Pool) GetLeased() uint64 {
+func (x *Pool) GetLeasedCount() uint64 {
 	if x != nil {
-		return x.Leased
+		return x.LeasedCount
 	}
 	return 0
 }
 
-func (x *Pool) GetConfirmed() uint64 {
+func (x *Pool) GetConfirmedCount() uint64 {
 	if x != nil {
-		return x.Confirmed
+		return x.ConfirmedCount
 	}
 	return 0
 }
 
-func (x *Pool) GetResting() uint64 {
+func (x *Pool) GetQuarantinedCount() uint64 {
 	if x != nil {
-		return x.Resting
+		return x.QuarantinedCount
 	}
 	return 0
 }
 
-func (x *Pool) GetFree() uint64 {
+func (x *Pool) GetFreeCount() uint64 {
 	if x != nil {
-		return x.Free
+		return x.FreeCount
 	}
 	return 0
 }
@@ -1006,9 +1006,9 @@ type GetStatusResponse struct {
 	// Addresses that are still held although the configured pools no longer
 	// allow them: they lie in no pool or are reserved by now. They are kept
 	// until their owners release them, and count in no pool.
-	OutsideAddresses uint64 `protobuf:"varint,5,opt,name=outside_addresses,json=outsideAddresses,proto3" json:"outside_addresses,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	OutsideAddressCount uint64 `protobuf:"varint,5,opt,name=outside_address_count,json=outsideAddressCount,proto3" json:"outside_address_count,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -1062,9 +1062,9 @@ func (x *GetStatusResponse) GetStateBytes() uint64 {
 	return 0
 }
 
-func (x *GetStatusResponse) GetOutsideAddresses() uint64 {
+func (x *GetStatusResponse) GetOutsideAddressCount() uint64 {
 	if x != nil {
-		return x.OutsideAddresses
+		return x.OutsideAddressCount
 	}
 	return 0
 }
@@ -1110,23 +1110,24 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"allocation\"\x12\n" +
 	"\x10ListPoolsRequest\"?\n" +
 	"\x11ListPoolsResponse\x12*\n" +
-	"\x05pools\x18\x01 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\"\xcc\x01\n" +
+	"\x05pools\x18\x01 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\"\x9c\x02\n" +
 	"\x04Pool\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x18\n" +
-	"\agateway\x18\x02 \x01(\tR\agateway\x12\x12\n" +
-	"\x04size\x18\x03 \x01(\x04R\x04size\x12\x1a\n" +
-	"\breserved\x18\x04 \x01(\x04R\breserved\x12\x16\n" +
-	"\x06leased\x18\x05 \x01(\x04R\x06leased\x12\x1c\n" +
-	"\tconfirmed\x18\x06 \x01(\x04R\tconfirmed\x12\x18\n" +
-	"\aresting\x18\a \x01(\x04R\aresting\x12\x12\n" +
-	"\x04free\x18\b \x01(\x04R\x04free\"\x12\n" +
-	"\x10GetStatusRequest\"\xf9\x01\n" +
+	"\agateway\x18\x02 \x01(\tR\agateway\x12#\n" +
+	"\raddress_count\x18\x03 \x01(\x04R\faddressCount\x12%\n" +
+	"\x0ereserved_count\x18\x04 \x01(\x04R\rreservedCount\x12!\n" +
+	"\fleased_count\x18\x05 \x01(\x04R\vleasedCount\x12'\n" +
+	"\x0fconfirmed_count\x18\x06 \x01(\x04R\x0econfirmedCount\x12+\n" +
+	"\x11quarantined_count\x18\a \x01(\x04R\x10quarantinedCount\x12\x1d\n" +
+	"\n" +
+	"free_count\x18\b \x01(\x04R\tfreeCount\"\x12\n" +
+	"\x10GetStatusRequest\"\x80\x02\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\a \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12*\n" +
 	"\x05pools\x18\x03 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\x12\x1f\n" +
 	"\vstate_bytes\x18\x04 \x01(\x04R\n" +
-	"stateBytes\x12+\n" +
-	"\x11outside_addresses\x18\x05 \x01(\x04R\x10outsideAddressesJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x06\x10\aR\aversionR\n" +
+	"stateBytes\x122\n" +
+	"\x15outside_address_count\x18\x05 \x01(\x04R\x13outsideAddressCountJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x06\x10\aR\aversionR\n" +
 	"start_timeR\bproblems*B\n" +
 	"\x06Family\x12\x16\n" +
 	"\x12FAMILY_UNSPECIFIED\x10\x00\x12\x0f\n" +

@@ -34,21 +34,21 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 
 // Pool is a range of addresses and how full it is.
 type Pool struct {
-	CIDR      string `json:"cidr"`
-	Gateway   string `json:"gateway"`
-	Size      uint64 `json:"size"`
-	Reserved  uint64 `json:"reserved"`
-	Leased    uint64 `json:"leased"`
-	Confirmed uint64 `json:"confirmed"`
-	Resting   uint64 `json:"resting"`
-	Free      uint64 `json:"free"`
+	CIDR        string `json:"cidr"`
+	Gateway     string `json:"gateway"`
+	Size        uint64 `json:"size"`
+	Reserved    uint64 `json:"reserved"`
+	Leased      uint64 `json:"leased"`
+	Confirmed   uint64 `json:"confirmed"`
+	Quarantined uint64 `json:"quarantined"`
+	Free        uint64 `json:"free"`
 }
 
 // PoolOf shows a pool of the service.
 func PoolOf(p *ipamv1.Pool) Pool {
 	return Pool{
 		CIDR: p.GetPrefix(), Gateway: p.GetGateway(), Size: p.GetAddressCount(), Reserved: p.GetReservedCount(),
-		Leased: p.GetLeasedCount(), Confirmed: p.GetConfirmedCount(), Resting: p.GetQuarantinedCount(), Free: p.GetFreeCount(),
+		Leased: p.GetLeasedCount(), Confirmed: p.GetConfirmedCount(), Quarantined: p.GetQuarantinedCount(), Free: p.GetFreeCount(),
 	}
 }
 
@@ -67,9 +67,9 @@ func printPools(ctx context.Context, inv *invocation.Invocation) error {
 		all = append(all, PoolOf(p))
 	}
 	return inv.Show(all, func(w io.Writer) {
-		output.Row(w, "POOL", "GATEWAY", "SIZE", "RESERVED", "LEASED", "CONFIRMED", "RESTING", "FREE")
+		output.Row(w, "POOL", "GATEWAY", "SIZE", "RESERVED", "LEASED", "CONFIRMED", "QUARANTINE", "FREE")
 		for _, p := range all {
-			output.Row(w, p.CIDR, p.Gateway, output.Count(p.Size), output.Count(p.Reserved), p.Leased, p.Confirmed, p.Resting,
+			output.Row(w, p.CIDR, p.Gateway, output.Count(p.Size), output.Count(p.Reserved), p.Leased, p.Confirmed, p.Quarantined,
 				output.Count(p.Free))
 		}
 	})

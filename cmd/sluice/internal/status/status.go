@@ -216,7 +216,7 @@ func (s *nodeStatus) dropUnusedPolicy() {
 }
 
 // exhausted names the families of which no pool has an address left. Resting
-// addresses come back by themselves, but not for a container that wants one now.
+// in quarantine come back by themselves, but not for a container that wants one now.
 func exhausted(pools []ipam.Pool) []string {
 	free, full := map[string]bool{}, map[string][]string{}
 	for _, p := range pools {
@@ -225,8 +225,8 @@ func exhausted(pools []ipam.Pool) []string {
 			family = "IPv6"
 		}
 		free[family] = free[family] || p.Free > 0
-		full[family] = append(full[family], fmt.Sprintf("%s: %d confirmed, %d leased, %d resting", p.CIDR, p.Confirmed,
-			p.Leased, p.Resting))
+		full[family] = append(full[family], fmt.Sprintf("%s: %d confirmed, %d leased, %d in quarantine", p.CIDR, p.Confirmed,
+			p.Leased, p.Quarantined))
 	}
 	var problems []string
 	for _, family := range []string{"IPv4", "IPv6"} {
@@ -307,8 +307,8 @@ func (s *nodeStatus) table(w io.Writer) {
 		output.Row(w, "Identities", fmt.Sprintf("%d in the cluster, %d held here", i.Cluster, i.Held))
 	}
 	for _, p := range s.Pools {
-		output.Row(w, "Pool", fmt.Sprintf("%s: %d confirmed, %d leased, %d resting, %s free", p.CIDR, p.Confirmed, p.Leased,
-			p.Resting, output.Count(p.Free)))
+		output.Row(w, "Pool", fmt.Sprintf("%s: %d confirmed, %d leased, %d in quarantine, %s free", p.CIDR, p.Confirmed, p.Leased,
+			p.Quarantined, output.Count(p.Free)))
 	}
 	if p := s.Policy; p != nil {
 		output.Row(w, "Policies", fmt.Sprintf("%d in force, %d refused, revision %d", p.Policies, p.Refused, p.Revision))

@@ -126,6 +126,29 @@ test-k8s-api: bin/sluice-devetcd bin/test/sluice-k8s ## Test against a Kubernete
 	@scripts/k8s-binaries kube-apiserver kubectl
 	@cd test/k8s && GOWORK=off go test -count=1 -v -run '^TestAPI' .
 
+# Those of a cluster; the tests of Kubernetes and another containerd are built
+# where they are asked for.
+k8s_programs := kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl coredns agnhost
+
+.PHONY: k8s
+k8s: bin/sluice-devetcd bin/test/sluice-k8s
+	@scripts/deps k8s
+	@scripts/k8s-binaries $(k8s_programs)
+	@CGO_ENABLED=0 go build -trimpath -buildvcs=false -o bin/k8s/pause ./test/pause
+	@scripts/k8s-images
+
+.PHONY: k8s-up
+k8s-up: k8s ## Start a Kubernetes cluster of NODES (1) nodes in namespaces, and leave it running (root; the first build takes long)
+	@bin/test/sluice-k8s up -nodes=$(or $(NODES),1) dev
+
+.PHONY: k8s-down
+k8s-down: ## End the cluster of k8s-up, and remove what is left of it
+	@bin/test/sluice-k8s down dev
+
+.PHONY: test-k8s
+test-k8s: k8s ## Run the tests that need a Kubernetes cluster (root; the first build takes long)
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m ./...
+
 .PHONY: bench
 bench: build ## Measure ADD, DEL, traffic and memory beside the reference plugins (root)
 	@scripts/deps demo

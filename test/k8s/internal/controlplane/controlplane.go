@@ -81,6 +81,8 @@ func (p Plane) APIServer() []string {
 		"--tls-cert-file=" + p.file("apiserver.crt"), "--tls-private-key-file=" + p.file("apiserver.key"),
 		"--kubelet-client-certificate=" + p.file("apiserver-kubelet.crt"),
 		"--kubelet-client-key=" + p.file("apiserver-kubelet.key"),
+		// No name server knows the names of nodes.
+		"--kubelet-preferred-address-types=InternalIP",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + p.file("service-account.key"),
 		"--service-account-signing-key-file=" + p.file("service-account.key"),

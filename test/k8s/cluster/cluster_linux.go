@@ -1,0 +1,482 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package cluster starts Kubernetes clusters for tests, and speaks to them.
+//
+// A cluster runs below a keeper, another process, which removes it when the
+// process that called Start ends, however that ends.
+package cluster
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"text/template"
+	"time"
+
+	"github.com/sluice-net/sluice/test/k8s/internal/controlplane"
+	"github.com/sluice-net/sluice/test/k8s/internal/keeper"
+	"github.com/sluice-net/sluice/test/k8s/internal/machine"
+)
+
+// KeepCommand is the word by which the test bed's program becomes a keeper; the
+// run directory follows, and UntilInputEnds if it shall end with its caller.
+const (
+	KeepCommand    = "keep"
+	UntilInputEnds = "until-input-ends"
+)
+
+//go:embed manifests
+var manifests embed.FS
+
+// Options say what cluster to start.
+type Options struct {
+	// Dir is the run directory, which must not exist; a new one below Base if it
+	// is empty.
+	Dir string
+	// Nodes is 1 if it is 0.
+	Nodes int
+	// Containerd is the daemon's program, Debian's if it is empty.
+	Containerd string
+	// NoCNI leaves the nodes without a network: they are not Ready, and Start does
+	// not wait for that.
+	NoCNI bool
+	// Detached leaves the cluster running when this process ends.
+	Detached bool
+	// Mounts are directories of the host that nodes have, read-only.
+	Mounts []string
+	// Images are OCI archives that every node imports beside those of Kubernetes.
+	Images []string
+}
+
+// Cluster is a running cluster.
+type Cluster struct {
+	config machine.Config
+	keeper *exec.Cmd
+	// lifeline ends the keeper when it closes.
+	lifeline io.Closer
+	ended    chan struct{}
+}
+
+// Base is the directory of all run directories: below SLUICE_K8S_BASE or the
+// directory for temporary files.
+func Base() string {
+	return cmp.Or(os.Getenv("SLUICE_K8S_BASE"), filepath.Join(os.TempDir(), "sluice-k8s"))
+}
+
+// Dir is the run directory of the cluster with the name.
+func Dir(name string) string { return filepath.Join(Base(), name) }
+
+// bin is the directory of the built programs.
+func bin() (string, error) {
+	dir := os.Getenv("SLUICE_BIN")
+	if dir == "" {
+		return "", errors.New("SLUICE_BIN is not set: it is the directory bin of the tree (use make)")
+	}
+	return filepath.Abs(dir)
+}
+
+// Start starts a cluster, and returns when its nodes and its DNS server are
+// ready. Leftovers of killed clusters are removed first.
+func Start(ctx context.Context, o Options) (_ *Cluster, err error) {
+	if err := RemoveDead(); err != nil {
+		return nil, err
+	}
+	dir, err := bin()
+	if err != nil {
+		return nil, err
+	}
+	if o.Dir == "" {
+		if err := os.MkdirAll(Base(), 0o755); err != nil {
+			return nil, err
+		}
+		if o.Dir, err = os.MkdirTemp(Base(), "test-"); err != nil {
+			return nil, err
+		}
+	} else if err := os.MkdirAll(filepath.Dir(o.Dir), 0o755); err != nil {
+		return nil, err
+	} else if err := os.Mkdir(o.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("the cluster is there already: %w", err)
+	}
+	c := &Cluster{ended: make(chan struct{}), config: machine.Config{
+		Dir: o.Dir, Nodes: cmp.Or(o.Nodes, 1), Mounts: o.Mounts, KubeProxy: true,
+		Binaries: filepath.Join(dir, "k8s"), Etcd: filepath.Join(dir, "sluice-devetcd"),
+		Containerd: cmp.Or(o.Containerd, "/usr/bin/containerd"),
+	}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("start a cluster: %w", err), c.Logs(30), c.Close())
+		}
+	}()
+	if err := c.config.Write(); err != nil {
+		return nil, err
+	}
+	if err := c.copyImages(filepath.Join(dir, "k8s", "images"), o.Images); err != nil {
+		return nil, err
+	}
+	if err := c.startKeeper(filepath.Join(dir, "test", "sluice-k8s"), o.Detached); err != nil {
+		return nil, err
+	}
+	if err := c.bringUp(ctx, !o.NoCNI); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// RemoveDead removes what killed clusters left.
+func RemoveDead() error { return keeper.RemoveDead(Base()) }
+
+// Open returns the cluster that another process started.
+func Open(dir string) (*Cluster, error) {
+	config, err := machine.Read(dir)
+	if err != nil {
+		return nil, fmt.Errorf("no cluster: %w", err)
+	}
+	return &Cluster{config: config}, nil
+}
+
+// Dir is the run directory.
+func (c *Cluster) Dir() string { return c.config.Dir }
+
+// KeeperPID is the process that ends the cluster.
+func (c *Cluster) KeeperPID() int { return c.keeper.Process.Pid }
+
+// copyImages copies all archives of the directory, and the further ones.
+func (c *Cluster) copyImages(dir string, further []string) error {
+	files, err := filepath.Glob(filepath.Join(dir, "*.tar"))
+	if err != nil {
+		return err
+	}
+	for _, file := range append(files, further...) {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(c.config.Images(), filepath.Base(file)), content, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) startKeeper(program string, detached bool) error {
+	args := []string{KeepCommand, c.config.Dir}
+	if !detached {
+		args = append(args, UntilInputEnds)
+	}
+	k := exec.Command(program, args...)
+	k.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	logFile, err := os.Create(filepath.Join(c.config.Logs(), "keeper.log"))
+	if err != nil {
+		return err
+	}
+	defer logFile.Close()
+	k.Stdout, k.Stderr = logFile, logFile
+	if !detached {
+		if c.lifeline, err = k.StdinPipe(); err != nil {
+			return err
+		}
+	}
+	if err := k.Start(); err != nil {
+		return err
+	}
+	c.keeper = k
+	go func() {
+		_ = k.Wait()
+		close(c.ended)
+	}()
+	return nil
+}
+
+// Close removes the cluster, and returns when nothing is left of it.
+func (c *Cluster) Close() error {
+	if c.lifeline != nil {
+		_ = c.lifeline.Close()
+	}
+	return keeper.Remove(c.config.Dir)
+}
+
+func (c *Cluster) bringUp(ctx context.Context, cni bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	defer cancel()
+	// What asks the API needs the machine first.
+	if err := c.Eventually(ctx, "the nodes register and receive a range of addresses", func() error {
+		for i := range c.config.Nodes {
+			if _, err := c.podCIDR(ctx, i); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := c.Apply(ctx, c.manifest("coredns.yaml")); err != nil {
+		return err
+	}
+	if !cni {
+		return nil
+	}
+	if err := c.connect(ctx); err != nil {
+		return err
+	}
+	for i := range c.config.Nodes {
+		node := "node/" + machine.NodeName(i)
+		if _, err := c.Kubectl(ctx, "wait", "--for=condition=Ready", "--timeout=5m", node); err != nil {
+			return err
+		}
+	}
+	_, err := c.Kubectl(ctx, "--namespace=kube-system", "rollout", "status", "--timeout=5m", "deployment/coredns")
+	return err
+}
+
+// podCIDR is the range of a node's pods.
+func (c *Cluster) podCIDR(ctx context.Context, node int) (string, error) {
+	out, err := c.Kubectl(ctx, "get", "node", machine.NodeName(node), "--output=jsonpath={.spec.podCIDR}")
+	if err == nil && len(out) == 0 {
+		err = fmt.Errorf("%s has no range of addresses", machine.NodeName(node))
+	}
+	return string(out), err
+}
+
+// connect gives each node the reference plugins, and all of them the routes to
+// each other's pods.
+func (c *Cluster) connect(ctx context.Context) error {
+	for i := range c.config.Nodes {
+		cidr, err := c.podCIDR(ctx, i)
+		if err != nil {
+			return err
+		}
+		file := filepath.Join(c.config.Node(i), "cni", "10-reference.conflist")
+		if err := os.WriteFile(file+".tmp", c.manifestWith("reference.conflist", cidr), 0o600); err != nil {
+			return err
+		}
+		if err := os.Rename(file+".tmp", file); err != nil {
+			return err
+		}
+		if err := c.route(ctx, i, cidr); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// route leads to the pods of a node: from the control plane and the others.
+func (c *Cluster) route(ctx context.Context, to int, cidr string) error {
+	route := []string{"ip", "route", "replace", cidr, "via", machine.NodeAddress(to)}
+	if _, err := c.InMachine(ctx, route...); err != nil {
+		return err
+	}
+	for i := range c.config.Nodes {
+		if i != to {
+			if _, err := c.InNode(ctx, i, route...); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) manifest(name string) []byte { return c.manifestWith(name, "") }
+
+func (c *Cluster) manifestWith(name, podCIDR string) []byte {
+	content := template.Must(template.ParseFS(manifests, "manifests/"+name))
+	var b bytes.Buffer
+	if err := content.Execute(&b, map[string]string{"DNS": controlplane.DNSAddress, "PodCIDR": podCIDR}); err != nil {
+		panic(err) // the files are those above
+	}
+	return b.Bytes()
+}
+
+// machinePID is the first process of the machine.
+func (c *Cluster) machinePID() (int, error) {
+	content, err := os.ReadFile(filepath.Join(c.config.Dir, "machine.pid"))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(string(content))
+}
+
+// inMachine is a command in the control plane's network namespace.
+func (c *Cluster) inMachine(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	pid, err := c.machinePID()
+	if err != nil {
+		return nil, err
+	}
+	all := append([]string{fmt.Sprintf("--net=/proc/%d/ns/net", pid), "--"}, args...)
+	return exec.CommandContext(ctx, "nsenter", all...), nil
+}
+
+// InMachine runs a command of the host in the control plane's network namespace,
+// and returns its standard output.
+func (c *Cluster) InMachine(ctx context.Context, args ...string) ([]byte, error) {
+	command, err := c.inMachine(ctx, args...)
+	if err != nil {
+		return nil, err
+	}
+	return output(command)
+}
+
+// KubectlCommand is kubectl with the rights of an administrator.
+func (c *Cluster) KubectlCommand(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	all := []string{
+		filepath.Join(c.config.Binaries, "kubectl"),
+		"--kubeconfig=" + filepath.Join(c.config.PKI(), "admin.kubeconfig"),
+		"--cache-dir=" + filepath.Join(c.config.Dir, "kubectl-cache"),
+	}
+	return c.inMachine(ctx, append(all, args...)...)
+}
+
+// Kubectl runs kubectl and returns its standard output.
+func (c *Cluster) Kubectl(ctx context.Context, args ...string) ([]byte, error) {
+	command, err := c.KubectlCommand(ctx, args...)
+	if err != nil {
+		return nil, err
+	}
+	return output(command)
+}
+
+// Apply applies manifests.
+func (c *Cluster) Apply(ctx context.Context, manifest []byte) error {
+	command, err := c.KubectlCommand(ctx, "apply", "--filename=-")
+	if err != nil {
+		return err
+	}
+	command.Stdin = bytes.NewReader(manifest)
+	_, err = output(command)
+	return err
+}
+
+// Get reads an object or a list into v.
+func (c *Cluster) Get(ctx context.Context, v any, args ...string) error {
+	out, err := c.Kubectl(ctx, append([]string{"get", "--output=json"}, args...)...)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(out, v)
+}
+
+// NodePID is the first process of a node.
+func (c *Cluster) NodePID(index int) (int, error) {
+	parent, err := c.machinePID()
+	if err != nil {
+		return 0, err
+	}
+	want := strings.Join([]string{machine.NodeInitCommand, c.config.Dir, strconv.Itoa(index)}, "\x00")
+	files, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return 0, err
+	}
+	for _, file := range files {
+		// pid (name) state parent: the name, that of the program, has no blank.
+		content, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		fields := strings.Fields(string(content))
+		if len(fields) < 4 || fields[3] != strconv.Itoa(parent) {
+			continue
+		}
+		command, err := os.ReadFile(filepath.Join(filepath.Dir(file), "cmdline"))
+		if err == nil && strings.Contains(string(command), want) {
+			return strconv.Atoi(fields[0])
+		}
+	}
+	return 0, fmt.Errorf("%s: %w", machine.NodeName(index), fs.ErrNotExist)
+}
+
+// NodeCommand is a command in all namespaces of a node.
+func (c *Cluster) NodeCommand(ctx context.Context, index int, args ...string) (*exec.Cmd, error) {
+	pid, err := c.NodePID(index)
+	if err != nil {
+		return nil, err
+	}
+	enter := []string{"--target=" + strconv.Itoa(pid), "--mount", "--net", "--pid", "--uts", "--ipc", "--cgroup", "--"}
+	command := exec.CommandContext(ctx, "nsenter", append(enter, args...)...)
+	command.Env = []string{"PATH=/opt/k8s/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	return command, nil
+}
+
+// InNode runs a command on a node and returns its standard output.
+func (c *Cluster) InNode(ctx context.Context, index int, args ...string) ([]byte, error) {
+	command, err := c.NodeCommand(ctx, index, args...)
+	if err != nil {
+		return nil, err
+	}
+	return output(command)
+}
+
+// ProcessStatus is /proc/PID/status of a container's first process, by the
+// container's id in the API.
+func (c *Cluster) ProcessStatus(ctx context.Context, node int, containerID string) (string, error) {
+	_, id, _ := strings.Cut(containerID, "://")
+	tasks, err := c.InNode(ctx, node, "ctr", "--namespace=k8s.io", "tasks", "list")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(tasks)) {
+		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == id {
+			status, err := c.InNode(ctx, node, "cat", "/proc/"+fields[1]+"/status")
+			return string(status), err
+		}
+	}
+	return "", fmt.Errorf("container %s does not run on %s", id, machine.NodeName(node))
+}
+
+// Eventually returns when try succeeds, ctx ends or the cluster does.
+func (c *Cluster) Eventually(ctx context.Context, what string, try func() error) error {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := try()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-c.ended:
+			return fmt.Errorf("wait until %s: the cluster has ended: %w", what, err)
+		case <-ctx.Done():
+			return fmt.Errorf("wait until %s: %w: %w", what, ctx.Err(), err)
+		}
+	}
+}
+
+// Logs is an error with the last lines of every log, for a test that failed.
+func (c *Cluster) Logs(lines int) error {
+	var b strings.Builder
+	err := filepath.WalkDir(c.config.Logs(), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		all := strings.Split(strings.TrimSpace(string(content)), "\n")
+		fmt.Fprintf(&b, "== %s\n%s\n", path, strings.Join(all[max(0, len(all)-lines):], "\n"))
+		return nil
+	})
+	return errors.Join(errors.New(b.String()), err)
+}
+
+func output(c *exec.Cmd) ([]byte, error) {
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
+	out, err := c.Output()
+	if err != nil {
+		return out, fmt.Errorf("%s: %w: %s", strings.Join(c.Args[2:], " "), err, stderr.Bytes())
+	}
+	return out, nil
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/test/k8s/cluster"
+	"github.com/sluice-net/sluice/test/k8s/internal/rights"
+	"github.com/sluice-net/sluice/test/k8s/internal/wait"
+	"golang.org/x/sys/unix"
+)
+
+// victim makes this program the process that TestKilledHarnessLeavesNothing
+// kills.
+const victim = "SLUICE_K8S_VICTIM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(victim) != "" {
+		os.Exit(beVictim())
+	}
+	os.Exit(m.Run())
+}
+
+// beVictim starts a cluster, prints its directory and keeper, and waits for its end.
+func beVictim() int {
+	c, err := cluster.Start(context.Background(), cluster.Options{NoCNI: true})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	fmt.Println(c.Dir(), c.KeeperPID())
+	select {}
+}
+
+func start(t *testing.T, o cluster.Options) *cluster.Cluster {
+	t.Helper()
+	begin := time.Now()
+	c, err := cluster.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(c.Logs(60))
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, left := range leftovers(t, c.Dir()) {
+			t.Errorf("after Close there is %s", left)
+		}
+	})
+	t.Logf("a cluster was ready after %.1f s", time.Since(begin).Seconds())
+	return c
+}
+
+// leftovers is what there is of the cluster with the run directory.
+func leftovers(t *testing.T, dir string) []string {
+	t.Helper()
+	var left []string
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		left = append(left, dir)
+	}
+	for _, pattern := range []string{"/sys/fs/cgroup/sluice-k8s-", "/sys/fs/cgroup/*/sluice-k8s-"} {
+		cgroups, err := filepath.Glob(pattern + filepath.Base(dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = append(left, cgroups...)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, dir) {
+			left = append(left, "the mount "+line)
+		}
+	}
+	// Those of a node would keep its cgroup.
+	return append(left, running(t, dir)...)
+}
+
+func TestPodsRunOnAReadyNode(t *testing.T) {
+	c := start(t, cluster.Options{})
+	ctx := t.Context()
+
+	var nodes struct {
+		Items []struct {
+			Metadata struct{ Name string }
+			Status   struct {
+				Conditions []struct{ Type, Status string }
+				NodeInfo   struct{ KubeletVersion, ContainerRuntimeVersion string }
+			}
+		}
+	}
+	if err := c.Get(ctx, &nodes, "nodes"); err != nil {
+		t.Fatal(err)
+	}
+	if len(nodes.Items) != 1 || nodes.Items[0].Metadata.Name != "node1" {
+		t.Fatalf("nodes: %+v, want node1 alone", nodes)
+	}
+	info := nodes.Items[0].Status.NodeInfo
+	t.Logf("kubelet %s, %s", info.KubeletVersion, info.ContainerRuntimeVersion)
+	for _, condition := range nodes.Items[0].Status.Conditions {
+		if condition.Type == "Ready" && condition.Status != "True" {
+			t.Errorf("node1 is not Ready: %+v", nodes)
+		}
+	}
+
+	if err := c.Apply(ctx, []byte(`
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: default, labels: {app: web}}
+spec:
+  containers:
+  - name: web
+    image: registry.k8s.io/e2e-test-images/agnhost:2.63.0
+    args: [netexec, --http-port=8080]
+    ports: [{containerPort: 8080, hostPort: 18080}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec:
+  selector: {app: web}
+  ports: [{port: 80, targetPort: 8080}]
+`)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Kubectl(ctx, "wait", "--for=condition=Ready", "--timeout=2m", "pod/web"); err != nil {
+		t.Fatal(err)
+	}
+	// A name, the service address behind it, and the API's: DNS, kube-proxy and
+	// the network at once.
+	web, api := "web.default.svc.cluster.local", "kubernetes.default.svc.cluster.local"
+	for _, to := range []string{web + ":80", api + ":443"} {
+		if err := c.Eventually(within(t, time.Minute), "the pod reaches "+to, func() error {
+			_, err := c.Kubectl(ctx, "exec", "web", "--", "/agnhost", "connect", "--timeout=3s", to)
+			return err
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := c.Kubectl(ctx, "exec", "web", "--", "/agnhost", "connect", "--timeout=2s", web+":81"); err == nil ||
+		!strings.Contains(err.Error(), "REFUSED") && !strings.Contains(err.Error(), "TIMEOUT") {
+		t.Errorf("a port that the service has not answers the pod: %v", err)
+	}
+	t.Run("rights", func(t *testing.T) { testRights(t, c) })
+	// From the control plane's machine, by portmap.
+	if err := c.Eventually(within(t, time.Minute), "the pod's hostPort answers", func() error {
+		out, err := c.InMachine(ctx, "curl", "--silent", "--fail", "--max-time", "2", "http://10.200.0.11:18080/hostname")
+		if err == nil && string(out) != "web" {
+			err = fmt.Errorf("%q answers, want web", out)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// testRights reads what the kernel lets the
+// cluster's DNS server do.
+func testRights(t *testing.T, c *cluster.Cluster) {
+	ctx := t.Context()
+	var pods struct {
+		Items []struct {
+			Spec   struct{ Containers []rights.Container }
+			Status struct {
+				ContainerStatuses []struct{ Name, ContainerID string }
+			}
+		}
+	}
+	if err := c.Get(ctx, &pods, "pods", "--namespace=kube-system", "--selector=k8s-app=kube-dns"); err != nil {
+		t.Fatal(err)
+	}
+	if len(pods.Items) == 0 || len(pods.Items[0].Status.ContainerStatuses) == 0 {
+		t.Fatalf("no container of the DNS server: %+v", pods)
+	}
+	for _, pod := range pods.Items {
+		for i, status := range pod.Status.ContainerStatuses {
+			content, err := c.ProcessStatus(ctx, 0, status.ContainerID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			process, err := rights.Parse(content)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range rights.Differences(pod.Spec.Containers[i], process, -1) {
+				t.Error(d)
+			}
+			t.Logf("%s: %+v", status.Name, process)
+		}
+	}
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// TestKilledHarnessLeavesNothing has two clusters at a time, which have the same
+// addresses and names.
+func TestKilledHarnessLeavesNothing(t *testing.T) {
+	kill := map[string]func(harness, keeper int) error{
+		"harness": func(harness, _ int) error { return unix.Kill(harness, unix.SIGKILL) },
+		"harness and keeper": func(harness, keeper int) error {
+			return errors.Join(unix.Kill(harness, unix.SIGKILL), unix.Kill(keeper, unix.SIGKILL))
+		},
+	}
+	for name, kill := range kill {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			harness := exec.Command("/proc/self/exe")
+			harness.Env = append(os.Environ(), victim+"=1")
+			harness.Stderr = os.Stderr
+			out, err := harness.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := harness.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				_ = harness.Process.Kill()
+				_ = harness.Wait()
+			})
+			var dir string
+			var keeper int
+			if _, err := fmt.Fscan(bufio.NewReader(out), &dir, &keeper); err != nil {
+				t.Fatalf("the harness started no cluster: %s", err)
+			}
+			if len(leftovers(t, dir)) < 10 {
+				t.Fatalf("of a running cluster is seen only %q", leftovers(t, dir))
+			}
+			if err := kill(harness.Process.Pid, keeper); err != nil {
+				t.Fatal(err)
+			}
+			if name != "harness" {
+				// Nobody is left who could remove files; a next start does.
+				waitUntil(t, func() error { return none(running(t, dir)) })
+				if err := cluster.RemoveDead(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			waitUntil(t, func() error { return none(leftovers(t, dir)) })
+		})
+	}
+}
+
+func waitUntil(t *testing.T, try func() error) {
+	t.Helper()
+	if err := wait.Until(time.Minute, try); err != nil {
+		t.Fatal(err)
+	}
+}

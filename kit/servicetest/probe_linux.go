@@ -4,6 +4,7 @@
 package servicetest
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,8 +47,8 @@ func (p *Process) probe(path string) (code int, text string, err error) {
 	if err != nil {
 		return 0, "", err
 	}
-	connected := func(string, string) (net.Conn, error) { return conn, nil }
-	transport := &http.Transport{DisableKeepAlives: true, Dial: connected}
+	connected := func(context.Context, string, string) (net.Conn, error) { return conn, nil }
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: connected}
 	r, err := (&http.Client{Transport: transport, Timeout: Patience}).Get("http://" + address + path)
 	if err != nil {
 		conn.Close()

@@ -5,6 +5,7 @@ package kubernetes
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -270,8 +271,8 @@ func (k *container) ready() {
 				return err
 			}
 			defer conn.Close()
-			connected := func(string, string) (net.Conn, error) { return conn, nil }
-			transport := &http.Transport{DisableKeepAlives: true, Dial: connected}
+			connected := func(context.Context, string, string) (net.Conn, error) { return conn, nil }
+			transport := &http.Transport{DisableKeepAlives: true, DialContext: connected}
 			r, err := (&http.Client{Transport: transport, Timeout: 5 * time.Second}).Get("http://127.0.0.1/readyz")
 			if err != nil {
 				return err

@@ -49,7 +49,6 @@ type Label struct {
 	Key    *string `json:"key"`
 	Value  string  `json:"value"`
 	Source string  `json:"source"`
-	CIDR   any     `json:"cidr"`
 }
 
 // Log is a text for flow logs.

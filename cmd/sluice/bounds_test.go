@@ -36,7 +36,7 @@ func TestEveryFieldOfARequestIsBounded(t *testing.T) {
 			switch f.Kind() {
 			case protoreflect.StringKind:
 				s := rules.GetString_()
-				if s.GetMaxLen() == 0 && s.GetMaxBytes() == 0 && s.GetLen() == 0 && !s.GetIp() && !s.GetIpPrefix() && s.GetPattern() == "" {
+				if s.GetMaxLen()+s.GetMaxBytes()+s.GetLen() == 0 && !s.GetIp() && !s.GetIpPrefix() && s.GetPattern() == "" {
 					t.Errorf("%s: no bound of its length", f.FullName())
 				}
 			case protoreflect.BytesKind:

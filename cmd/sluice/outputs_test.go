@@ -44,7 +44,8 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		},
 	}}
 	n.Policy.Differences = []*policyv1.DiffResponse{{
-		Subject: 300, SubjectLabels: []*workloadv1.Label{nodetest.Label("app", "web")}, Direction: netv1.Direction_DIRECTION_INGRESS,
+		Subject: 300, SubjectLabels: []*workloadv1.Label{nodetest.Label("app", "web")},
+		Direction: netv1.Direction_DIRECTION_INGRESS,
 		Peers: []*policyv1.DiffPeer{
 			{Identity: 301, Labels: []*workloadv1.Label{nodetest.Label("app", "db")}, Prefix: "10.244.0.3/32"},
 			{Prefix: "192.0.2.0/24"},
@@ -55,9 +56,10 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		}},
 	}}
 	n.Policy.Table = &policyv1.GetPolicyTableResponse{Revision: 6, Ingress: &policyv1.PolicyTable{
-		StructureHash: []byte{1, 2}, Rules: []*policyv1.TableRule{{Action: policyv1.Action_ACTION_ALLOW, Tier: policyv1.Tier_TIER_NORMAL}},
-		Classes: []*policyv1.PeerClass{{Ranges: []*policyv1.PortRange{{First: 6<<16 | 80, Last: 6<<16 | 80, Rest: 1}}}},
-		Peers:   []*policyv1.PeerRow{{IdentityClass: 4, Class: 0}},
+		StructureHash: []byte{1, 2},
+		Rules:         []*policyv1.TableRule{{Action: policyv1.Action_ACTION_ALLOW, Tier: policyv1.Tier_TIER_NORMAL}},
+		Classes:       []*policyv1.PeerClass{{Ranges: []*policyv1.PortRange{{First: 6<<16 | 80, Last: 6<<16 | 80, Rest: 1}}}},
+		Peers:         []*policyv1.PeerRow{{IdentityClass: 4, Class: 0}},
 	}, IngressRules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{
 		Kind: "NetworkPolicy", Namespace: "shop",
 		Name: "web", Path: "spec.ingress[0]",

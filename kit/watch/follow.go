@@ -155,7 +155,8 @@ func (f *follower[K, V]) watch(ctx context.Context) error {
 		if listing {
 			next.Revision, next.Incarnation, next.Origin = 0, "", Origin{}
 		}
-		if len(next.Upserts)+len(next.Deletes) > 0 || next.Revision != f.applied.Revision || next.Incarnation != f.applied.Incarnation || next.Origin != f.applied.Origin {
+		if len(next.Upserts)+len(next.Deletes) > 0 || next.Revision != f.applied.Revision ||
+			next.Incarnation != f.applied.Incarnation || next.Origin != f.applied.Origin {
 			if err := f.sink.Apply(ctx, next); err != nil {
 				return err
 			}

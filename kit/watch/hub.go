@@ -562,7 +562,8 @@ func (s *Subscription[K, V]) place() Event[K, V] {
 	defer s.mu.Unlock()
 	out := Event[K, V]{Kind: Bookmark}
 	if s.marked || !s.fresh {
-		out.Token, out.Revision, out.Incarnation, out.Origin = s.hub.token(s.position), s.position, s.hub.Incarnation(), s.origin
+		out.Token, out.Revision = s.hub.token(s.position), s.position
+		out.Incarnation, out.Origin = s.hub.Incarnation(), s.origin
 	}
 	return out
 }

@@ -65,7 +65,8 @@ var changes = []change{
 	{"a learned name", func(ctx context.Context, _ *testNode, policies policyv1.PolicyServiceClient) error {
 		// What was learned before is remembered.
 		_, err := policies.LearnNames(ctx, &policyv1.LearnNamesRequest{
-			Name: "api.service.example", Addresses: []string{fmt.Sprintf("203.0.113.%d", byte(learned.Add(1)))}, Ttl: durationpb.New(3600e9),
+			Name:      "api.service.example",
+			Addresses: []string{fmt.Sprintf("203.0.113.%d", byte(learned.Add(1)))}, Ttl: durationpb.New(3600e9),
 		})
 		return err
 	}},

@@ -26,9 +26,11 @@ func TestStreamsNameTheRevisionOfEtcd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tables.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: &policyv1.Subscribe{
-		Name: "test", Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES, Formats: []policyv1.TableFormat{policyv1.TableFormat_TABLE_FORMAT_RANGES},
-	}}}); err != nil {
+	subscribe := &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: &policyv1.Subscribe{
+		Name: "test", Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES,
+		Formats: []policyv1.TableFormat{policyv1.TableFormat_TABLE_FORMAT_RANGES},
+	}}
+	if err := tables.Send(&policyv1.WatchPolicyTablesRequest{Message: subscribe}); err != nil {
 		t.Fatal(err)
 	}
 	streams := map[string]func() *identityv1.StoreRevision{
@@ -61,7 +63,8 @@ func TestStreamsNameTheRevisionOfEtcd(t *testing.T) {
 			if at == nil {
 				continue
 			}
-			if before := last[name]; before != nil && (at.GetClusterId() != before.GetClusterId() || at.GetRevision() < before.GetRevision()) {
+			before := last[name]
+			if before != nil && (at.GetClusterId() != before.GetClusterId() || at.GetRevision() < before.GetRevision()) {
 				t.Fatalf("%s went from %v to %v", name, before, at)
 			}
 			last[name] = at
@@ -80,7 +83,9 @@ func TestStreamsNameTheRevisionOfEtcd(t *testing.T) {
 		if a.GetClusterId() == 0 || a.GetClusterId() != b.GetClusterId() {
 			t.Fatalf("identities are at %v and tables at %v: not of one store", a, b)
 		}
-		if _, err := n.identity.ReleaseIdentity(ctx, &identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Reference{Reference: "test"}}); err != nil {
+		if _, err := n.identity.ReleaseIdentity(ctx, &identityv1.ReleaseIdentityRequest{
+			Holder: &identityv1.ReleaseIdentityRequest_Reference{Reference: "test"},
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}

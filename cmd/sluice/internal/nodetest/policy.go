@@ -253,10 +253,11 @@ func (f *policy) Explain(_ context.Context, r *policyv1.ExplainRequest) (*policy
 			Action: policyv1.Action_ACTION_ALLOW, DecidedBy: netv1.DecidedBy_DECIDED_BY_NO_POLICY,
 		},
 		Ingress: &policyv1.SideExplanation{
-			Subject: 301, SubjectLabels: []*workloadv1.Label{Label("app", "db\x1b[2J")}, Peer: 300, Action: policyv1.Action_ACTION_DENY,
-			DecidedBy: netv1.DecidedBy_DECIDED_BY_RULE, Rule: 2, Enforced: true,
+			Subject: 301, SubjectLabels: []*workloadv1.Label{Label("app", "db\x1b[2J")}, Peer: 300,
+			Action: policyv1.Action_ACTION_DENY, DecidedBy: netv1.DecidedBy_DECIDED_BY_RULE, Rule: 2, Enforced: true,
 			Matches: []*policyv1.MatchingRule{{
-				Number: 2, Action: policyv1.Action_ACTION_DENY, Tier: policyv1.Tier_TIER_ISOLATION, Decides: true, Text: "everything from everybody",
+				Number: 2, Action: policyv1.Action_ACTION_DENY, Tier: policyv1.Tier_TIER_ISOLATION, Decides: true,
+				Text:    "everything from everybody",
 				Sources: []*policyv1.RuleSource{{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}},
 			}},
 		},

@@ -92,7 +92,9 @@ func differenceOf(r *policyv1.DiffResponse) difference {
 		Peers:     []diffPeer{}, Ports: []diffPorts{},
 	}
 	for _, p := range r.GetPeers() {
-		d.addPeer(diffPeer{Identity: p.GetIdentity(), Labels: workload.LabelTextsInOrder(p.GetLabels()), Prefix: p.GetPrefix()})
+		d.addPeer(diffPeer{
+			Identity: p.GetIdentity(), Labels: workload.LabelTextsInOrder(p.GetLabels()), Prefix: p.GetPrefix(),
+		})
 	}
 	var sets []ports.Intervals
 	for _, p := range r.GetPorts() {

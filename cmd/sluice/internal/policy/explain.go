@@ -98,7 +98,8 @@ func sideExplanationOf(s *policyv1.SideExplanation) *sideExplanation {
 	}
 	for _, m := range s.GetMatches() {
 		shown.Matches = append(shown.Matches, matchingRule{
-			Number: m.GetNumber(), Action: output.Enum(m.GetAction(), "ACTION_"), Tier: output.Enum(m.GetTier(), "TIER_"),
+			Number: m.GetNumber(), Action: output.Enum(m.GetAction(), "ACTION_"),
+			Tier:    output.Enum(m.GetTier(), "TIER_"),
 			Sources: sourceTexts(m.GetSources()), Text: m.GetText(), Decides: m.GetDecides(),
 		})
 	}

@@ -461,7 +461,8 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 	}
 
 	n.Policy.Differences = []*policyv1.DiffResponse{{
-		Subject: 300, SubjectLabels: []*workloadv1.Label{nodetest.Label("app", "web")}, Direction: netv1.Direction_DIRECTION_INGRESS,
+		Subject: 300, SubjectLabels: []*workloadv1.Label{nodetest.Label("app", "web")},
+		Direction: netv1.Direction_DIRECTION_INGRESS,
 		Peers: []*policyv1.DiffPeer{
 			{Identity: 301, Labels: []*workloadv1.Label{nodetest.Label("app", "client")}, Prefix: "0.0.0.0/0"},
 			{Identity: 301, Labels: []*workloadv1.Label{nodetest.Label("app", "client")}, Prefix: "::/0"},

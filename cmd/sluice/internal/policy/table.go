@@ -94,7 +94,8 @@ func printTables(ctx context.Context, inv *invocation.Invocation, subject uint32
 		return err
 	}
 	t := tables{Subject: subject, Revision: r.GetRevision()}
-	t.Egress, t.Ingress = compiledSideOf(r.GetEgress(), r.GetEgressRules()), compiledSideOf(r.GetIngress(), r.GetIngressRules())
+	t.Egress = compiledSideOf(r.GetEgress(), r.GetEgressRules())
+	t.Ingress = compiledSideOf(r.GetIngress(), r.GetIngressRules())
 	return inv.Show(t, func(w io.Writer) {
 		fmt.Fprintf(w, "Identity %d, policy revision %d\n", t.Subject, t.Revision)
 		t.Egress.lines(w, "Egress")
@@ -111,7 +112,10 @@ func compiledSideOf(t *policyv1.PolicyTable, sources []*policyv1.RuleSources) *c
 		Rules: []compiledRule{}, Classes: []peerClass{}, DefaultClasses: map[string]int{}, Peers: map[uint32]int{},
 	}
 	for i, r := range t.GetRules() {
-		rule := compiledRule{Number: i + 1, Action: output.Enum(r.GetAction(), "ACTION_"), Tier: output.Enum(r.GetTier(), "TIER_"), Sources: []string{}}
+		rule := compiledRule{
+			Number: i + 1, Action: output.Enum(r.GetAction(), "ACTION_"), Tier: output.Enum(r.GetTier(), "TIER_"),
+			Sources: []string{},
+		}
 		if i < len(sources) {
 			rule.Sources = sourceTexts(sources[i].GetSources())
 		}

@@ -305,7 +305,8 @@ func defineTable(x *policyv1.PolicyTable) (policytable.Step, error) {
 	}
 	c.Rules = make([]policytable.Rule, len(x.GetRules()))
 	for i, r := range x.GetRules() {
-		if r.GetAction() < 1 || r.GetAction() > policyv1.Action_ACTION_PASS || r.GetTier() < 1 || r.GetTier() > policyv1.Tier_TIER_BASELINE || r.GetProxy() < 0 || r.GetProxy() > 0xFFFF {
+		if r.GetAction() < 1 || r.GetAction() > policyv1.Action_ACTION_PASS ||
+			r.GetTier() < 1 || r.GetTier() > policyv1.Tier_TIER_BASELINE || r.GetProxy() < 0 || r.GetProxy() > 0xFFFF {
 			return nil, malformed("rules[%d]: action %d, tier %d, proxy %d", i, r.GetAction(), r.GetTier(), r.GetProxy())
 		}
 		c.Rules[i] = policytable.Rule{Action: policytable.Action(r.GetAction() - 1), Tier: uint8(r.GetTier() - 1), Proxy: uint16(r.GetProxy())} //nolint:gosec // checked

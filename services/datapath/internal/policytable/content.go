@@ -156,7 +156,8 @@ func (c *Content) EvaluatesAlike(a, b Identity) bool {
 	if x != y && !slices.Equal(c.Classes[x], c.Classes[y]) {
 		return false
 	}
-	return (!c.HasAddresses || a.Scope == b.Scope) && (!c.HostAllow || (a.Known && a.Kind == identity.KindHost) == (b.Known && b.Kind == identity.KindHost))
+	return (!c.HasAddresses || a.Scope == b.Scope) &&
+		(!c.HostAllow || (a.Known && a.Kind == identity.KindHost) == (b.Known && b.Kind == identity.KindHost))
 }
 
 // Clone copies what changes in place and shares the rest.

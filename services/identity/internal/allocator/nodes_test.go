@@ -268,7 +268,8 @@ func TestHolderAskingAgainGetsTheSame(t *testing.T) {
 		t.Errorf("another set without moving: %v, want ErrHeldOther", err)
 	}
 	id, holders, err := a.Get(first)
-	if err != nil || id.Number != first || !slices.Equal(holders, []allocator.Holder{allocator.EndpointHolder("c1", "eth0"), allocator.EndpointHolder("c2", "eth0")}) {
+	want := []allocator.Holder{allocator.EndpointHolder("c1", "eth0"), allocator.EndpointHolder("c2", "eth0")}
+	if err != nil || id.Number != first || !slices.Equal(holders, want) {
 		t.Errorf("get: %s %v %v", id, holders, err)
 	}
 }

@@ -156,7 +156,8 @@ func (s *Server) GetIdentity(_ context.Context, req *identityv1.GetIdentityReque
 		if owner, ok := h.Owner(); ok {
 			w := described[h]
 			out.Endpoints = append(out.Endpoints, &identityv1.HoldingEndpoint{
-				Owner: wire.Owner(owner), Manager: w.Manager, Network: w.Network, Pod: wire.Pod(w.Pod), Addresses: w.Addresses,
+				Owner: wire.Owner(owner), Manager: w.Manager, Network: w.Network, Pod: wire.Pod(w.Pod),
+				Addresses: w.Addresses,
 			})
 		}
 	}
@@ -235,7 +236,8 @@ func fromWorkload(req *identityv1.ResolveEndpointRequest) (allocator.Workload, e
 	for i, text := range req.GetAddresses() {
 		a, err := wire.AddressOf(text)
 		if err != nil {
-			return w, rpcerr.New(codes.InvalidArgument, rpcerr.InvalidMessage, err, rpcerr.Field(fmt.Sprintf("addresses[%d]", i), err.Error()))
+			return w, rpcerr.New(codes.InvalidArgument, rpcerr.InvalidMessage, err,
+				rpcerr.Field(fmt.Sprintf("addresses[%d]", i), err.Error()))
 		}
 		w.Addresses = append(w.Addresses, a.String())
 	}

@@ -170,7 +170,8 @@ func TestGetIdentityDescribesTheEndpointsThatHoldIt(t *testing.T) {
 	}
 	want := &identityv1.HoldingEndpoint{Owner: req.GetOwner(), Manager: "cni", Network: "sluice", Pod: req.GetPod(), Addresses: req.GetAddresses()}
 	other := &identityv1.HoldingEndpoint{Owner: owner("c2")}
-	if all := got.GetEndpoints(); len(got.GetReferences()) != 0 || len(all) != 2 || !proto.Equal(all[0], want) || !proto.Equal(all[1], other) {
+	if all := got.GetEndpoints(); len(got.GetReferences()) != 0 || len(all) != 2 ||
+		!proto.Equal(all[0], want) || !proto.Equal(all[1], other) {
 		t.Errorf("got %v, want %v and %v", got, want, other)
 	}
 	for _, text := range []string{"10.0.0", "fd00::2%eth0", "::ffff:10.0.0.2", ""} {
@@ -186,14 +187,18 @@ func TestValidateOnlyHoldsNothing(t *testing.T) {
 	web := []*workloadv1.Label{newLabel("k8s", "app", "web")}
 	allocate := func(scope identityv1.Scope, validateOnly bool) *identityv1.Identity {
 		t.Helper()
-		resp, err := s.AllocateIdentity(t.Context(), &identityv1.AllocateIdentityRequest{Reference: "r" + scope.String(), Labels: web, Scope: scope, ValidateOnly: validateOnly})
+		resp, err := s.AllocateIdentity(t.Context(), &identityv1.AllocateIdentityRequest{
+			Reference: "r" + scope.String(), Labels: web, Scope: scope, ValidateOnly: validateOnly,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return resp.GetIdentity()
 	}
 	resolve := func(labels ...*workloadv1.Label) (*identityv1.Identity, error) {
-		resp, err := s.ResolveEndpoint(t.Context(), &identityv1.ResolveEndpointRequest{Owner: owner("c1"), Labels: labels, ValidateOnly: true})
+		resp, err := s.ResolveEndpoint(t.Context(), &identityv1.ResolveEndpointRequest{
+			Owner: owner("c1"), Labels: labels, ValidateOnly: true,
+		})
 		return resp.GetIdentity(), err
 	}
 	for _, scope := range []identityv1.Scope{identityv1.Scope_SCOPE_CLUSTER, identityv1.Scope_SCOPE_NODE_LOCAL} {
@@ -215,9 +220,12 @@ func TestValidateOnlyHoldsNothing(t *testing.T) {
 	}
 	st, err := s.GetStatus(t.Context(), &identityv1.GetStatusRequest{})
 	if err != nil || st.GetHeldIdentities() != 1 {
-		t.Errorf("%d identities are held, %v, want the one of the cluster that was allocated", st.GetHeldIdentities(), err)
+		t.Errorf("%d identities are held, %v, want the cluster's", st.GetHeldIdentities(), err)
 	}
-	if n, err := s.ReleaseIdentity(t.Context(), &identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner("c1")}}); err != nil || n.GetReleasedNumber() != 0 {
+	n, err := s.ReleaseIdentity(t.Context(), &identityv1.ReleaseIdentityRequest{
+		Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner("c1")},
+	})
+	if err != nil || n.GetReleasedNumber() != 0 {
 		t.Errorf("the owner held %v, %v, want nothing", n, err)
 	}
 }
@@ -400,7 +408,8 @@ func TestStatusTellsWhatIsWrong(t *testing.T) {
 	}
 	st := get()
 	if !st.GetStoreConnected() || st.GetStoreError() != "" || st.GetHeldIdentities() != 2 ||
-		st.GetClusterIdentities() != 2 || st.GetStoreRevision().GetRevision() == 0 || st.GetNodeName() != "n1" || st.GetService().GetVersion() != "test" {
+		st.GetClusterIdentities() != 2 || st.GetStoreRevision().GetRevision() == 0 ||
+		st.GetNodeName() != "n1" || st.GetService().GetVersion() != "test" {
 		t.Errorf("status %v", st)
 	}
 	if k := st.GetTopLabelKeys(); len(k) != 1 || k[0].GetKey() != "cni:app" || k[0].GetDistinctValues() != 2 {

@@ -46,7 +46,9 @@ func TestFieldsAreThoseOfThePublishedSchemas(t *testing.T) {
 		}
 	}
 	for kind, object := range map[string]any{
-		"CiliumNetworkPolicy": NetworkPolicy{}, "CiliumClusterwideNetworkPolicy": NetworkPolicy{}, "CiliumCIDRGroup": CIDRGroup{},
+		"CiliumNetworkPolicy":            NetworkPolicy{},
+		"CiliumClusterwideNetworkPolicy": NetworkPolicy{},
+		"CiliumCIDRGroup":                CIDRGroup{},
 	} {
 		var ours, free []string // free: whatever is below
 		fieldsOf(reflect.TypeOf(object), "", &ours, &free)
@@ -103,8 +105,8 @@ type schema struct {
 func writeFields(t *testing.T) {
 	t.Helper()
 	var lines []string
-	for _, file := range []string{"ciliumnetworkpolicies.yaml", "ciliumclusterwidenetworkpolicies.yaml", "ciliumcidrgroups.yaml"} {
-		text, err := os.ReadFile(filepath.Join(*crds, file))
+	for _, file := range []string{"ciliumnetworkpolicies", "ciliumclusterwidenetworkpolicies", "ciliumcidrgroups"} {
+		text, err := os.ReadFile(filepath.Join(*crds, file+".yaml"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +132,7 @@ func writeFields(t *testing.T) {
 		}
 	}
 	slices.Sort(lines)
-	if err := os.WriteFile(crdFields, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil { //nolint:gosec // for all
+	if err := os.WriteFile(crdFields, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }

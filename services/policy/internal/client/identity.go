@@ -97,7 +97,8 @@ func (i *Identities) event(m *identityv1.WatchIdentitiesResponse) watch.Event[id
 func (i *Identities) Apply(ctx context.Context, c watch.Changes[identity.Numeric, peer.Identity]) error {
 	return i.sink.TakeIdentities(ctx, slices.Collect(maps.Values(c.Upserts)), slices.Collect(maps.Keys(c.Deletes)),
 		peer.Revision{
-			Incarnation: c.Incarnation, Number: c.Revision, Store: peer.StoreRevision{Cluster: c.Origin.Store, Revision: c.Origin.Revision},
+			Incarnation: c.Incarnation, Number: c.Revision,
+			Store: peer.StoreRevision{Cluster: c.Origin.Store, Revision: c.Origin.Revision},
 		})
 }
 

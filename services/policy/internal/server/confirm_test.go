@@ -105,7 +105,9 @@ func TestViewsOfTwoNodesAreComparedByTheStore(t *testing.T) {
 	take(100)
 	var acks atomic.Bool
 	acks.Store(true)
-	f := s.watch(subscribe("datapath", 301), func(*follower, *policyv1.WatchPolicyTablesResponse) bool { return acks.Load() }).snapshot()
+	f := s.watch(subscribe("datapath", 301), func(*follower, *policyv1.WatchPolicyTablesResponse) bool {
+		return acks.Load()
+	}).snapshot()
 	is := func(what string, got *identityv1.StoreRevision, revision int64) {
 		t.Helper()
 		if got.GetClusterId() != 7 || got.GetRevision() != revision {

@@ -175,7 +175,8 @@ func (s *Server) WaitForRevision(ctx context.Context, req *policyv1.WaitForRevis
 		return nil, statusOf(err)
 	}
 	return &policyv1.WaitForRevisionResponse{
-		Revision: out.Revision, Disconnected: out.Disconnected, Enforcing: out.Enforcing, StoreRevision: storeRevision(out.Store),
+		Revision: out.Revision, Disconnected: out.Disconnected, Enforcing: out.Enforcing,
+		StoreRevision: storeRevision(out.Store),
 	}, nil
 }
 
@@ -345,7 +346,9 @@ func fromPeer(field string, p *policyv1.Peer) (owner.Peer, error) {
 }
 
 func labels(id peer.Identity) []*workloadv1.Label {
-	return words.Labels(slices.DeleteFunc(slices.Clone(id.Given().All()), func(l label.Label) bool { return l.Source == label.SourceGenerated }))
+	return words.Labels(slices.DeleteFunc(slices.Clone(id.Given().All()), func(l label.Label) bool {
+		return l.Source == label.SourceGenerated
+	}))
 }
 
 func side(x owner.Side) *policyv1.SideExplanation {

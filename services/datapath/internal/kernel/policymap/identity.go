@@ -58,7 +58,8 @@ func unpacked(v uint32) policytable.Identity {
 		return policytable.Identity{}
 	}
 	return policytable.Identity{
-		Class: policytable.IdentityClass(v), Kind: identity.Kind(v >> kindShift & kindMask), Scope: identity.PeerScope(v >> scopeShift & scopeMask), Known: true,
+		Class: policytable.IdentityClass(v), Kind: identity.Kind(v >> kindShift & kindMask),
+		Scope: identity.PeerScope(v >> scopeShift & scopeMask), Known: true,
 	}
 }
 

@@ -521,7 +521,8 @@ func followChanges(s suite) {
 		s.t.Errorf("%d complete listings, want 1: changes should come as changes", f.complete)
 	}
 	if f.back || f.revision <= c.Revision {
-		s.t.Errorf("at revision %d of %x, and it went back: %t; want one that grows, and beyond %d", f.revision, f.cluster, f.back, c.Revision)
+		s.t.Errorf("at revision %d of %x, and it went back: %t; want one that grows, and beyond %d",
+			f.revision, f.cluster, f.back, c.Revision)
 	}
 }
 

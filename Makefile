@@ -147,6 +147,7 @@ k8s-down: ## End the cluster of k8s-up, and remove what is left of it
 
 .PHONY: test-k8s
 test-k8s: k8s ## Run the tests that need a Kubernetes cluster (root; the first build takes long)
+	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
 	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m ./...
 
 .PHONY: bench

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -120,6 +121,24 @@ func TestPodsRunOnAReadyNode(t *testing.T) {
 		}
 	}
 
+	testPods(t, c)
+	testRights(t, c, "kube-system", "k8s-app=kube-dns", nil)
+	// From the control plane's machine, by portmap.
+	if err := c.Eventually(within(t, time.Minute), "the pod's hostPort answers", func() error {
+		out, err := c.InMachine(ctx, "curl", "--silent", "--fail", "--max-time", "2", "http://10.200.0.11:18080/hostname")
+		if err == nil && string(out) != "web" {
+			err = fmt.Errorf("%q answers, want web", out)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// testPods starts a pod with a service, which reaches both by their names.
+func testPods(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	ctx := t.Context()
 	if err := c.Apply(ctx, []byte(`
 apiVersion: v1
 kind: Pod
@@ -158,40 +177,36 @@ spec:
 		!strings.Contains(err.Error(), "REFUSED") && !strings.Contains(err.Error(), "TIMEOUT") {
 		t.Errorf("a port that the service has not answers the pod: %v", err)
 	}
-	t.Run("rights", func(t *testing.T) { testRights(t, c) })
-	// From the control plane's machine, by portmap.
-	if err := c.Eventually(within(t, time.Minute), "the pod's hostPort answers", func() error {
-		out, err := c.InMachine(ctx, "curl", "--silent", "--fail", "--max-time", "2", "http://10.200.0.11:18080/hostname")
-		if err == nil && string(out) != "web" {
-			err = fmt.Errorf("%q answers, want web", out)
-		}
-		return err
-	}); err != nil {
-		t.Error(err)
-	}
 }
 
-// testRights reads what the kernel lets the
-// cluster's DNS server do.
-func testRights(t *testing.T, c *cluster.Cluster) {
+// testRights compares what the kernel lets the containers of the selected pods do
+// with their manifest; users has the user of those that change over to one.
+func testRights(t *testing.T, c *cluster.Cluster, namespace, selector string, users map[string]int) {
 	ctx := t.Context()
 	var pods struct {
 		Items []struct {
-			Spec   struct{ Containers []rights.Container }
+			Spec struct {
+				Containers      []rights.Container
+				SecurityContext struct{ SeccompProfile struct{ Type string } }
+			}
 			Status struct {
 				ContainerStatuses []struct{ Name, ContainerID string }
 			}
 		}
 	}
-	if err := c.Get(ctx, &pods, "pods", "--namespace=kube-system", "--selector=k8s-app=kube-dns"); err != nil {
+	if err := c.Get(ctx, &pods, "pods", "--namespace="+namespace, "--selector="+selector); err != nil {
 		t.Fatal(err)
 	}
 	if len(pods.Items) == 0 || len(pods.Items[0].Status.ContainerStatuses) == 0 {
-		t.Fatalf("no container of the DNS server: %+v", pods)
+		t.Fatalf("no container of %s: %+v", selector, pods)
 	}
 	for _, pod := range pods.Items {
-		for i, status := range pod.Status.ContainerStatuses {
-			content, err := c.ProcessStatus(ctx, 0, status.ContainerID)
+		ids := map[string]string{}
+		for _, status := range pod.Status.ContainerStatuses {
+			ids[status.Name] = status.ContainerID
+		}
+		for _, container := range pod.Spec.Containers {
+			content, err := c.ProcessStatus(ctx, 0, ids[container.Name])
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -199,12 +214,43 @@ func testRights(t *testing.T, c *cluster.Cluster) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, d := range rights.Differences(pod.Spec.Containers[i], process, -1) {
+			if container.SecurityContext.SeccompProfile.Type == "" {
+				container.SecurityContext.SeccompProfile = pod.Spec.SecurityContext.SeccompProfile
+			}
+			user, changes := users[container.Name]
+			if !changes {
+				user = -1
+			}
+			for _, d := range rights.Differences(container, process, user) {
 				t.Error(d)
 			}
-			t.Logf("%s: %+v", status.Name, process)
+			t.Logf("%s: %+v", container.Name, process)
 		}
 	}
+}
+
+// TestSluiceServesACluster deploys Sluice on a cluster without a network.
+func TestSluiceServesACluster(t *testing.T) {
+	images := []string{"sluice", "sluice-devetcd"}
+	for i, name := range images {
+		images[i] = filepath.Join(os.Getenv("SLUICE_BIN"), "images", name+"-"+runtime.GOARCH+".tar")
+	}
+	c := start(t, cluster.Options{NoCNI: true, Images: images})
+	ctx, begin := t.Context(), time.Now()
+	for _, args := range [][]string{
+		{"apply", "--kustomize=../../deploy/kubernetes/etcd-dev"},
+		{"--namespace=sluice-system", "rollout", "status", "--timeout=3m", "daemonset/sluice"},
+		{"wait", "--for=condition=Ready", "--timeout=2m", "node/node1"},
+		{"--namespace=kube-system", "rollout", "status", "--timeout=2m", "deployment/coredns"},
+	} {
+		if _, err := c.Kubectl(ctx, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("Sluice and the DNS server were ready after %.1f s", time.Since(begin).Seconds())
+	testPods(t, c)
+	// It starts as root and becomes this user.
+	testRights(t, c, "sluice-system", "app.kubernetes.io/name=sluice", map[string]int{"datapath": 65706})
 }
 
 func within(t *testing.T, d time.Duration) context.Context {

@@ -225,10 +225,7 @@ func (c *Cluster) bringUp(ctx context.Context, cni bool) error {
 	if err := c.Apply(ctx, c.manifest("coredns.yaml")); err != nil {
 		return err
 	}
-	if !cni {
-		return nil
-	}
-	if err := c.connect(ctx); err != nil {
+	if err := c.connect(ctx, cni); err != nil || !cni {
 		return err
 	}
 	for i := range c.config.Nodes {
@@ -250,22 +247,25 @@ func (c *Cluster) podCIDR(ctx context.Context, node int) (string, error) {
 	return string(out), err
 }
 
-// connect gives each node the reference plugins, and all of them the routes to
-// each other's pods.
-func (c *Cluster) connect(ctx context.Context) error {
+// connect gives all nodes the routes to each other's pods, and the reference
+// plugins if cni says so.
+func (c *Cluster) connect(ctx context.Context, cni bool) error {
 	for i := range c.config.Nodes {
 		cidr, err := c.podCIDR(ctx, i)
 		if err != nil {
 			return err
+		}
+		if err := c.route(ctx, i, cidr); err != nil {
+			return err
+		}
+		if !cni {
+			continue
 		}
 		file := filepath.Join(c.config.Node(i), "cni", "10-reference.conflist")
 		if err := os.WriteFile(file+".tmp", c.manifestWith("reference.conflist", cidr), 0o600); err != nil {
 			return err
 		}
 		if err := os.Rename(file+".tmp", file); err != nil {
-			return err
-		}
-		if err := c.route(ctx, i, cidr); err != nil {
 			return err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
@@ -49,7 +50,7 @@ func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
 	// The look at everything that a start makes is over when a later event was
 	// handled.
 	w.deleteClsact(a)
-	eventually(t, "first repair", func() error {
+	servicetest.EventuallyNil(t, "first repair", func() error {
 		if w.node.Core.Counts().Repairs == 0 {
 			return errors.New("not yet")
 		}
@@ -119,7 +120,7 @@ func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
 			if err := w.home.Do(c.change); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "repair", func() error {
+			servicetest.EventuallyNil(t, "repair", func() error {
 				if w.repairs() == before {
 					return errors.New("no repair")
 				}
@@ -159,7 +160,7 @@ func TestKernelRouteThatCannotBeRepairedIsReported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "report", func() error {
+	servicetest.EventuallyNil(t, "report", func() error {
 		for _, d := range w.node.Core.Counts().Unrepaired {
 			if want := fmt.Sprintf("%s: route %v:", a.owner, addr); len(d) > len(want) && d[:len(want)] == want {
 				return nil
@@ -198,7 +199,7 @@ func TestKernelDeletedDeviceIsShownByTheEvent(t *testing.T) {
 				}
 				return nil
 			}
-			eventually(t, "the endpoint is shown as damaged", shown)
+			servicetest.EventuallyNil(t, "the endpoint is shown as damaged", shown)
 			w.stop()
 			w.start(true)
 			if err := shown(); err != nil {

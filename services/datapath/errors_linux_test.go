@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 )
@@ -100,7 +101,7 @@ func TestKernelAddressThatTheHostGotMeanwhileIsTheHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.start(true)
-	eventually(t, "the address is the host's", func() error {
+	servicetest.EventuallyNil(t, "the address is the host's", func() error {
 		have, err := w.node.Kernel.Endpoints.HostAddrs()
 		if err == nil && !slices.Contains(have, late) {
 			err = fmt.Errorf("host addresses %v", have)

@@ -31,24 +31,6 @@ import (
 // patience bounds every wait for something that must happen.
 const patience = 10 * time.Second
 
-func eventually(t *testing.T, what string, ok func() error) {
-	t.Helper()
-	deadline := time.After(patience)
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := ok()
-		if err == nil {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
-}
-
 func pathOf(ns *netns.Namespace) string { return fmt.Sprintf("/proc/self/fd/%d", ns.Fd()) }
 
 // leases and identities that behave.

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
@@ -96,7 +97,7 @@ func TestKernelDeletionCutsAtOnceAndReleasesLater(t *testing.T) {
 	if w.counted(event.DropNoRoute)+w.counted(event.DropNoEndpoint) == dropped {
 		t.Error("no drop was counted")
 	}
-	eventually(t, "release", func() error {
+	servicetest.EventuallyNil(t, "release", func() error {
 		w.leases.mu.Lock()
 		defer w.leases.mu.Unlock()
 		if _, held := w.leases.held[b.owner]; held || w.node.Core.Counts().PendingReleases > 0 {
@@ -105,7 +106,7 @@ func TestKernelDeletionCutsAtOnceAndReleasesLater(t *testing.T) {
 		return nil
 	})
 	// the namespace outlives the endpoint: the device must go all the same
-	eventually(t, "reap", func() error {
+	servicetest.EventuallyNil(t, "reap", func() error {
 		devices, err := w.node.dev.Devices()
 		if err != nil {
 			return err
@@ -303,7 +304,7 @@ func TestKernelRemovedProgramsAreSeenRepairedAndCounted(t *testing.T) {
 	addr := b.echo(b.spec.Addrs[0])
 	for i := uint64(1); i <= 3; i++ {
 		w.deleteClsact(a)
-		eventually(t, "repair", func() error {
+		servicetest.EventuallyNil(t, "repair", func() error {
 			if n := w.node.Core.Counts().Repairs; n < i {
 				return fmt.Errorf("%d repairs, want %d", n, i)
 			}
@@ -329,7 +330,7 @@ func TestKernelRemovedWallsAreRebuilt(t *testing.T) {
 		}
 		return nil
 	}
-	eventually(t, "walls after the start", intact)
+	servicetest.EventuallyNil(t, "walls after the start", intact)
 	for name, remove := range map[string]func() error{
 		"the firewall": w.node.guard.Remove,
 		"the firewall from its hook": func() error {
@@ -365,7 +366,7 @@ func TestKernelRemovedWallsAreRebuilt(t *testing.T) {
 		if err := remove(); err != nil {
 			t.Fatalf("remove %s: %v", name, err)
 		}
-		eventually(t, "rebuild "+name, intact)
+		servicetest.EventuallyNil(t, "rebuild "+name, intact)
 	}
 	if err := talk(w.home, p.echo(p.spec.Addrs[0]), patience); err != nil {
 		t.Error(err)
@@ -546,7 +547,7 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone.ns.Close() // the container ends: its namespace goes, and its device
-	eventually(t, "the device goes with its namespace", func() error {
+	servicetest.EventuallyNil(t, "the device goes with its namespace", func() error {
 		return w.home.Do(func() error {
 			if _, err := netlink.LinkByName(gone.ep.Device.HostName); err == nil {
 				return errors.New("still there")
@@ -579,7 +580,7 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 	if err != nil || len(entries) != 2 {
 		t.Errorf("%d published endpoints (%v), want 2", len(entries), err)
 	}
-	eventually(t, "release", func() error {
+	servicetest.EventuallyNil(t, "release", func() error {
 		w.leases.mu.Lock()
 		defer w.leases.mu.Unlock()
 		if len(w.leases.held) != 2 {
@@ -603,7 +604,7 @@ func TestKernelSpoolIsReplayedWhileServing(t *testing.T) {
 	go func() { looped <- w.node.replay(ctx, record.OpenSpool(spool, log.Discard())) }()
 	writeSpool(t, spool, early.owner, hourAgo)
 	writeSpool(t, spool, deleted.owner, time.Now())
-	eventually(t, "the spool is worked off", func() error {
+	servicetest.EventuallyNil(t, "the spool is worked off", func() error {
 		if left, _ := os.ReadDir(spool); len(left) != 0 {
 			return fmt.Errorf("spool still has %v", left)
 		}

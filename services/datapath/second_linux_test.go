@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
@@ -37,7 +38,7 @@ func (w *world) del(p *pod) {
 	if _, err := w.node.Core.Delete(w.t.Context(), p.owner); err != nil {
 		w.t.Fatal(err)
 	}
-	eventually(w.t, "the device of "+p.owner.String()+" goes", func() error {
+	servicetest.EventuallyNil(w.t, "the device of "+p.owner.String()+" goes", func() error {
 		if hasLink(p.ns, p.owner.Interface) == nil {
 			return errors.New("it is there")
 		}

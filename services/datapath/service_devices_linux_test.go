@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 )
 
@@ -44,7 +45,7 @@ func TestKernelAddressesOfServicesAreNotTheHosts(t *testing.T) {
 	w.addBridge("vip8", both)
 	w.addBridge("br0", both)
 	w.addBridge("br1", own)
-	eventually(t, "the host's own address", func() error {
+	servicetest.EventuallyNil(t, "the host's own address", func() error {
 		have, err := w.node.Kernel.Endpoints.HostAddrs()
 		if err == nil && !(slices.Contains(have, own) && slices.Contains(have, both)) {
 			err = fmt.Errorf("host addresses %v", have)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
@@ -159,7 +160,7 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 			if existed, err := w.node.Core.Delete(t.Context(), lost.owner); err != nil || !existed {
 				t.Errorf("DEL of its owner: %v, %v", existed, err)
 			}
-			eventually(t, "what the pod held is released, its device removed and its record gone", func() error {
+			servicetest.EventuallyNil(t, "what the pod held is released, its device removed and its record gone", func() error {
 				w.leases.mu.Lock()
 				defer w.leases.mu.Unlock()
 				if _, err := os.Lstat(file); len(w.leases.held) != 2 || !errors.Is(err, os.ErrNotExist) || hasLink(lost.ns, "eth0") == nil || len(w.node.Core.Counts().BadRecords) != 0 {

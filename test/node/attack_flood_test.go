@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -84,7 +85,7 @@ func TestKernelADeniedFloodFromOutsideTakesNoConnections(t *testing.T) {
 	n.newWire(t, world, false).flood(t, count, 1, func(i int) segment {
 		return segment{from: at(world.IPv4, port(i)), to: at(victim.IPv4, port(i/60000)), flags: ack, seq: 1, ack: 1}
 	})
-	waitUntil(t, "the flood is over", func() error {
+	servicetest.EventuallyNil(t, "the flood is over", func() error {
 		if got := n.counters(t)[policyDenied] - denied; got < count*9/10 {
 			return fmt.Errorf("%d of %d segments were denied", got, count)
 		}
@@ -118,7 +119,7 @@ func TestKernelAnAllowedFloodFromOutsideHasABudget(t *testing.T) {
 	}
 	wantAllowed(t, victim, web, 8080)
 	q.answer(t)
-	waitUntil(t, "the collector has counted", func() error {
+	servicetest.EventuallyNil(t, "the collector has counted", func() error {
 		if n.connections(t).GetLive() == 0 {
 			return fmt.Errorf("no pass yet")
 		}

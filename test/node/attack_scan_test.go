@@ -9,6 +9,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -43,7 +44,7 @@ func TestKernelDeniedPortsCannotBeScanned(t *testing.T) {
 				}
 			}
 		}
-		waitUntil(t, "every segment is dropped", func() error {
+		servicetest.EventuallyNil(t, "every segment is dropped", func() error {
 			if got := n.drops(t) - before; got < sent {
 				return fmt.Errorf("%d of %d", got, sent)
 			}
@@ -120,7 +121,7 @@ func TestKernelSYNCookiesOpenNoDeniedPort(t *testing.T) {
 		}
 		before := n.drops(t)
 		own.send(t, own.frame(end))
-		waitUntil(t, "the end of the handshake is dropped", func() error {
+		servicetest.EventuallyNil(t, "the end of the handshake is dropped", func() error {
 			if n.drops(t) == before {
 				return fmt.Errorf("not yet")
 			}

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
@@ -57,7 +58,7 @@ func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
 			n.newWire(t, world, false).flood(t, pairs, 2, func(i int) segment {
 				return segment{from: at(world.IPv4, port(i)), to: at(web, port(i/60000)), flags: ack, seq: 1, ack: 1}
 			})
-			waitUntil(t, "the flood is over", func() error {
+			servicetest.EventuallyNil(t, "the flood is over", func() error {
 				if got := n.counters(t)[policyDenied] - before; got < 2*pairs*9/10 {
 					return fmt.Errorf("%d of %d segments were denied", got, 2*pairs)
 				}
@@ -67,7 +68,7 @@ func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
 		{"collected", []func(*devnode.Options){shortLife}, true, func(t *testing.T, n *testNode, _ netip.Addr,
 			expired uint64,
 		) {
-			waitUntil(t, "the connections are collected", func() error {
+			servicetest.EventuallyNil(t, "the connections are collected", func() error {
 				if got := n.connections(t).GetExpired(); got < expired {
 					return fmt.Errorf("%d of %d have expired", got, expired)
 				}
@@ -114,7 +115,7 @@ func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
 				mark := flows.mark()
 				// of no socket, so that nothing is sent again
 				w.send(t, w.frame(segment{from: held.local, to: server, flags: ack}))
-				waitUntil(t, "the connection is cut", func() error { return flows.dropped(mark, held.local, server) })
+				servicetest.EventuallyNil(t, "the connection is cut", func() error { return flows.dropped(mark, held.local, server) })
 			}
 			c.forget(t, n, web.IPv4, expired+uint64(len(all)))
 			flows = n.observe(t, &datapathv1.ObserveRequest{Reasons: deniedReasons})
@@ -153,7 +154,7 @@ func (held *revokedConnection) goOn(t *testing.T, flows *flowLog, server netip.A
 	if _, err := io.WriteString(speaker, "back"); err != nil {
 		t.Fatal(err)
 	}
-	waitUntil(t, "what was said is dropped or arrives", func() error {
+	servicetest.EventuallyNil(t, "what was said is dropped or arrives", func() error {
 		if in.String() != "" {
 			return nil
 		}

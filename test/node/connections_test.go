@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -70,7 +71,7 @@ func push(t *testing.T, from, to *net.TCPConn, message string) {
 	if _, err := io.ReadFull(to, got); err != nil || string(got) != message {
 		t.Errorf("pushed %q, got %q: %v", message, got, err)
 	}
-	waitUntil(t, "the push is acknowledged", func() error {
+	servicetest.EventuallyNil(t, "the push is acknowledged", func() error {
 		if left := unacknowledged(t, from); left > 0 {
 			return fmt.Errorf("%d segments are on their way", left)
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/devnode"
 	"github.com/sluice-net/sluice/kit/privilege/privilegetest"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -109,7 +110,7 @@ func (n *testNode) inContainer(t *testing.T, r rules) {
 		content, _ := os.ReadFile(log.Name())
 		t.Fatalf("run the container: %v; the log ends with\n%s", err, content[max(0, len(content)-2000):])
 	}
-	waitUntil(t, "the datapath serves in the container", func() error {
+	servicetest.EventuallyNil(t, "the datapath serves in the container", func() error {
 		ctx, cancel := deadline(t)
 		defer cancel()
 		return n.Serving(ctx, devnode.Datapath)

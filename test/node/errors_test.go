@@ -26,6 +26,7 @@ import (
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/cni"
 )
 
@@ -207,7 +208,7 @@ func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
 	if err := os.Remove(filepath.Join(n.Paths().ServiceStateDir(devnode.IPAM), "filler")); err != nil {
 		t.Fatal(err)
 	}
-	waitUntil(t, "ipam writes again", func() error {
+	servicetest.EventuallyNil(t, "ipam writes again", func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := n.ipam.Release(ctx, &ipamv1.ReleaseRequest{Owner: owner})

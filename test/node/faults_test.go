@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/kit/fault/faulttest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -282,7 +283,7 @@ func (n *testNode) reclaim(t *testing.T, valid []pod.Pod) {
 // nobody else. Leases of failed ADDs are given up by DEL.
 func (n *testNode) wantOnly(t *testing.T, pods []pod.Pod) {
 	t.Helper()
-	waitUntil(t, "nothing but the bystanders is held", func() error {
+	servicetest.EventuallyNil(t, "nothing but the bystanders is held", func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		held, err := n.holdings(ctx)

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -218,7 +219,7 @@ func (w *wire) read(t testing.TB) (all []segment) {
 // await reads until something matches.
 func (w *wire) await(t testing.TB, what string, match func(segment) bool) (found segment) {
 	t.Helper()
-	waitUntil(t, what, func() error {
+	servicetest.EventuallyNil(t, what, func() error {
 		for _, s := range w.read(t) {
 			if match(s) {
 				found = s

@@ -25,6 +25,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -246,23 +247,6 @@ func exchange(t *testing.T, a, b pod.Pod) {
 	}
 }
 
-// waitUntil polls a condition until it holds.
-func waitUntil(t testing.TB, what string, condition func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := condition()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Errorf("wait until %s: %v", what, err)
-			return
-		}
-		time.Sleep(10 * time.Millisecond) // between two looks
-	}
-}
-
 // receiveAll reads a stream to its end.
 func receiveAll[T any](stream grpc.ServerStreamingClient[T]) ([]*T, error) {
 	var all []*T
@@ -366,7 +350,7 @@ func (n *testNode) holdings(ctx context.Context) ([]string, error) {
 // route is left.
 func (n *testNode) wantNothingHeld(t *testing.T) {
 	t.Helper()
-	waitUntil(t, "nothing is held", func() error {
+	servicetest.EventuallyNil(t, "nothing is held", func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		held, err := n.holdings(ctx)

@@ -21,6 +21,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -199,7 +200,7 @@ func (f *flood) close() {
 func (f *flood) end(t *testing.T) (sent, received map[int]uint64) {
 	t.Helper()
 	f.stop()
-	waitUntil(t, "what was sent to the open port has arrived", func() error {
+	servicetest.EventuallyNil(t, "what was sent to the open port has arrived", func() error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if len(f.errs) > 0 {
@@ -290,7 +291,7 @@ spec:
 		extra := labels("app", "late")
 		extra["runtimeConfig"].(map[string]any)["ips"] = addresses
 		n.add(t, late, n.config(t, "1.0.0", extra))
-		waitUntil(t, "the hammering arrives where it may, both ways", func() error {
+		servicetest.EventuallyNil(t, "the hammering arrives where it may, both ways", func() error {
 			for i := range got {
 				if got[i][openPort].Load() == 0 {
 					return fmt.Errorf("direction %d: nothing yet", i)
@@ -401,7 +402,7 @@ func TestKernelReusedAddressInheritsNothing(t *testing.T) {
 	}
 	n.del(t, client)
 	// DEL answers before the address is given back.
-	waitUntil(t, "the address is free", func() error {
+	servicetest.EventuallyNil(t, "the address is free", func() error {
 		held, err := n.holdings(t.Context())
 		if err != nil {
 			return err

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/devnode"
 	"github.com/sluice-net/sluice/kit/fault/faulttest"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
@@ -185,7 +186,7 @@ func killWhileApplying(t *testing.T, n *testNode, policies policyv1.PolicyServic
 			n.settled(t, policies, enforce(t, policies, webAndClient(8080, talkPort)))
 
 			exchanged := open.exchanged.Load()
-			waitUntil(t, "the open connection goes on", func() error {
+			servicetest.EventuallyNil(t, "the open connection goes on", func() error {
 				if got := open.exchanged.Load(); got <= exchanged {
 					return fmt.Errorf("%d exchanges", got)
 				}
@@ -199,7 +200,7 @@ func killWhileApplying(t *testing.T, n *testNode, policies policyv1.PolicyServic
 			flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 			n.wantDenied(t, flows, client, web, 8081)
 			n.wantDenied(t, flows, stranger, web, 8080)
-			waitUntil(t, "the tables take what they took", func() error {
+			servicetest.EventuallyNil(t, "the tables take what they took", func() error {
 				if got := n.tableUsage(t); !equalUsage(got, usage) {
 					return fmt.Errorf("%v, want %v", got, usage)
 				}
@@ -269,7 +270,7 @@ func (n *testNode) carryOut(t *testing.T, policies policyv1.PolicyServiceClient,
 	done := make(chan error, 1)
 	go func() { done <- c.make(ctx, n, policies) }()
 	dead := func() bool { return controller != nil && controller.Hits(point) > 0 }
-	waitUntil(t, c.name+" is enforced", func() error {
+	servicetest.EventuallyNil(t, c.name+" is enforced", func() error {
 		if dead() {
 			return nil
 		}

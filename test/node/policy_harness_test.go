@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/devnode"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -288,7 +289,7 @@ func (l *flowLog) waitFrom(t *testing.T, mark int, what string,
 	match func(*datapathv1.Flow) bool,
 ) (found *datapathv1.Flow) {
 	t.Helper()
-	waitUntil(t, what, func() error {
+	servicetest.EventuallyNil(t, what, func() error {
 		flows := l.since(mark)
 		if i := slices.IndexFunc(flows, match); i >= 0 {
 			found = flows[i]

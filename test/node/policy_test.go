@@ -22,6 +22,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -164,7 +165,7 @@ func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
 		if _, err := io.WriteString(cut, "before"); err != nil {
 			t.Fatal(err)
 		}
-		waitUntil(t, "the server has acknowledged everything", func() error {
+		servicetest.EventuallyNil(t, "the server has acknowledged everything", func() error {
 			if left := unacknowledged(t, cut); left > 0 {
 				return fmt.Errorf("%d segments are on their way", left)
 			}
@@ -324,7 +325,7 @@ func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		waitUntil(t, "the datapath says that it holds the earlier state", func() error {
+		servicetest.EventuallyNil(t, "the datapath says that it holds the earlier state", func() error {
 			st := n.datapathStatus(t)
 			if st.GetAddReady() || !slices.ContainsFunc(st.GetService().GetProblems(),
 				func(p *statusv1.Problem) bool { return strings.Contains(p.GetText(), "sluice policy confirm") }) {
@@ -419,7 +420,7 @@ func TestKernelPodsOfOneSubjectShareTables(t *testing.T) {
 		}
 		n.del(t, p)
 	}
-	waitUntil(t, "the tables are gone with the last pod", func() error {
+	servicetest.EventuallyNil(t, "the tables are gone with the last pod", func() error {
 		if got := n.tableUsage(t); !equalUsage(got, empty) {
 			return fmt.Errorf("they take %v, want %v", got, empty)
 		}

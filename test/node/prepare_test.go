@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/devnode"
 	"github.com/sluice-net/sluice/kit/nodefiles"
+	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
 // asEarlierVersionsLeftIt has a node whose datapath is away look as one that an
@@ -113,7 +114,7 @@ func TestKernelConnectionsSurviveTheMoveOfPinsAndUser(t *testing.T) {
 	progress := func(when string) {
 		t.Helper()
 		start := []uint64{conversations[0].exchanged.Load(), conversations[1].exchanged.Load()}
-		waitUntil(t, "every connection exchanges data "+when, func() error {
+		servicetest.EventuallyNil(t, "every connection exchanges data "+when, func() error {
 			for i, c := range conversations {
 				if c.exchanged.Load() < start[i]+3 {
 					return fmt.Errorf("connection %d stands at %d exchanges", i, start[i])

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -114,7 +115,7 @@ func TestKernelConnectionsSurviveDatapathRestarts(t *testing.T) {
 		for i, c := range conversations {
 			start[i] = c.exchanged.Load()
 		}
-		waitUntil(t, "every connection exchanges data "+when, func() error {
+		servicetest.EventuallyNil(t, "every connection exchanges data "+when, func() error {
 			for i, c := range conversations {
 				if c.exchanged.Load() < start[i]+3 {
 					return fmt.Errorf("connection %d stands at %d exchanges", i, start[i])

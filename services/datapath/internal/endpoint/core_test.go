@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
@@ -216,9 +217,9 @@ func TestReleasesRetryUntilTheServiceIsBack(t *testing.T) {
 	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
 		t.Fatal(err)
 	}
-	until(t, func() bool { return m.count("release identity") >= 3 })
+	servicetest.Eventually(t, "the identity is asked for three times", func() bool { return m.count("release identity") >= 3 })
 	m.setFail("release identity", nil)
-	until(t, func() bool { return m.holding(c) == holding{} })
+	servicetest.Eventually(t, "nothing is held", func() bool { return m.holding(c) == holding{} })
 }
 
 func (m *machine) count(op string) int {
@@ -231,19 +232,6 @@ func (m *machine) count(op string) int {
 		}
 	}
 	return n
-}
-
-func until(t *testing.T, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatal("it did not happen in time")
-		}
-		if err := pause(t.Context(), time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 func TestDeletionEndsACreationUnderWay(t *testing.T) {
@@ -266,7 +254,7 @@ func TestDeletionEndsACreationUnderWay(t *testing.T) {
 					created <- err
 				}()
 				// before it is at the gate, the creation may end without coming there
-				until(t, func() bool {
+				servicetest.Eventually(t, "the creation waits", func() bool {
 					m.mu.Lock()
 					defer m.mu.Unlock()
 					return m.held[op]
@@ -538,7 +526,7 @@ func TestAuditLeavesAloneWhatChangesUnderIt(t *testing.T) {
 			return nil
 		})
 	}()
-	until(t, func() bool { return m.count("list entries") > before })
+	servicetest.Eventually(t, "the entries are listed", func() bool { return m.count("list entries") > before })
 	created, err := c.Create(t.Context(), m.wanted("new", 3), false)
 	if err != nil {
 		t.Fatal(err)

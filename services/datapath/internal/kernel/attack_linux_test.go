@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
@@ -62,7 +63,7 @@ func TestKernelSocketMarksOpenNothing(t *testing.T) {
 		for _, mark := range marks {
 			send(mark)
 		}
-		waitFor(t, name+": every datagram is denied", func() bool { return denied() == before+uint64(len(marks)) })
+		servicetest.Eventually(t, name+": every datagram is denied", func() bool { return denied() == before+uint64(len(marks)) })
 	}
 	must(t, "set a deadline", l.SetReadDeadline(time.Unix(1, 0)))
 	if n, from, err := l.ReadFromUDPAddrPort(make([]byte, 100)); err == nil {
@@ -113,7 +114,7 @@ func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
 		sendRaw(t, "eth0", frame(evil.HostMAC, evil.MAC, etherIPv4, ip4Header{src: evil.IPv4, dst: node[false], proto: 1}.with(msg)))
 		sendRaw(t, "eth0", frame(evil.HostMAC, evil.MAC, etherIPv6, ip6(evil.IPv6, node[true], 58, icmp6(evil.IPv6, node[true], msg6))))
 	})
-	waitFor(t, "both errors are dropped", func() bool { return invalid() == before+2 })
+	servicetest.Eventually(t, "both errors are dropped", func() bool { return invalid() == before+2 })
 	for _, dst := range other {
 		routes, err := netlink.RouteGet(dst.AsSlice())
 		must(t, "route to "+dst.String(), err)
@@ -178,7 +179,7 @@ func TestKernelAQuotationBehindThePacketSetsNoPathMTU(t *testing.T) {
 		sendRaw(t, "eth0", piece(0x2000, msg[:8], trailer))
 		sendRaw(t, "eth0", piece(1, msg[8:], nil))
 	})
-	waitFor(t, "both pieces are counted", func() bool { return seen() == before+2 })
+	servicetest.Eventually(t, "both pieces are counted", func() bool { return seen() == before+2 })
 	routes, err := netlink.RouteGet(other.AsSlice())
 	must(t, "route", err)
 	for _, route := range routes {

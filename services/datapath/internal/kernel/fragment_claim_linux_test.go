@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -214,7 +215,7 @@ func newFragmentNode(t *testing.T) *fragmentNode {
 			t.Errorf("set the other end up: %v", err)
 		}
 	})
-	waitFor(t, "carrier of the uplink", func() bool {
+	servicetest.Eventually(t, "carrier of the uplink", func() bool {
 		l, err := netlink.LinkByName(n.uplink.Attrs().Name)
 		return err == nil && l.Attrs().OperState == netlink.OperUp
 	})
@@ -247,7 +248,7 @@ func (n *fragmentNode) send(t *testing.T, src netip.Addr, options int, pieces ui
 		}
 	})
 	got, verdicts := map[seen]uint64{}, map[event.Reason]uint64{}
-	waitFor(t, "the fragments at the pod's device", func() bool {
+	servicetest.Eventually(t, "the fragments at the pod's device", func() bool {
 		var arrived, judged uint64
 		for s, c := range n.record() {
 			if c > before[s] {

@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
@@ -627,7 +628,7 @@ func TestKernelNothingRemainsWhenThePinsAreGone(t *testing.T) {
 		prog = k.Programs.Get(program.FromPod).ID
 	})
 	for _, id := range ids {
-		waitFor(t, "a map to go", func() bool {
+		servicetest.Eventually(t, "a map to go", func() bool {
 			m, err := ebpf.NewMapFromID(id)
 			if err == nil {
 				m.Close()
@@ -635,7 +636,7 @@ func TestKernelNothingRemainsWhenThePinsAreGone(t *testing.T) {
 			return errors.Is(err, os.ErrNotExist)
 		})
 	}
-	waitFor(t, "the program to go", func() bool {
+	servicetest.Eventually(t, "the program to go", func() bool {
 		p, err := ebpf.NewProgramFromID(prog)
 		if err == nil {
 			p.Close()

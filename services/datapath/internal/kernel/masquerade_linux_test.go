@@ -13,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -71,7 +72,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 	must(t, "forget the translations", netlink.ConntrackTableFlush(netlink.ConntrackTable))
 	before := denied()
 	container(4001)
-	waitFor(t, "a verdict about the container", func() bool {
+	servicetest.Eventually(t, "a verdict about the container", func() bool {
 		must(t, "set a deadline", l.SetReadDeadline(time.Now().Add(time.Millisecond)))
 		size, from, err := l.ReadFromUDPAddrPort(buf)
 		if !errors.Is(err, os.ErrDeadlineExceeded) {

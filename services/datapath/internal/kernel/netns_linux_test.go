@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
@@ -79,7 +80,7 @@ func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver slotmap.Del
 	})
 	// The kernel tells of the carrier later, and until then the device's queue
 	// drops what the stack sends.
-	waitFor(t, "carrier of "+name, func() bool {
+	servicetest.Eventually(t, "carrier of "+name, func() bool {
 		l, err := netlink.LinkByIndex(link.Attrs().Index)
 		return err == nil && l.Attrs().OperState == netlink.OperUp
 	})
@@ -206,7 +207,7 @@ func TestKernelPodsExchangePackets(t *testing.T) {
 		tagged := frame(client.HostMAC, client.MAC, etherVLAN, []byte{0, 5, 8, 0},
 			ip4Header{src: client.IPv4, dst: servers["peer"].IPv4, proto: 17}.with(udp(1, 2)))
 		inNetns(t, client.ns, func() { sendRaw(t, "eth0", tagged) })
-		waitFor(t, "the tagged frame to be counted", func() bool {
+		servicetest.Eventually(t, "the tagged frame to be counted", func() bool {
 			c := cell{event.DropNotIP, event.Egress}
 			return r.counters(t)[c].Packets == before[c].Packets+1
 		})
@@ -233,7 +234,7 @@ func TestKernelTruncatedIPHeadersAreNeverForwarded(t *testing.T) {
 	})
 	var after map[cell]event.Counter
 	malformed := cell{event.DropMalformed, event.Egress}
-	waitFor(t, "every frame to be counted", func() bool {
+	servicetest.Eventually(t, "every frame to be counted", func() bool {
 		after = r.counters(t)
 		return after[malformed].Packets-before[malformed].Packets >= sent
 	})
@@ -570,21 +571,5 @@ func sendRaw(t *testing.T, dev string, b []byte) {
 	defer unix.Close(fd)
 	if err := unix.Sendto(fd, b, 0, &unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil {
 		t.Errorf("send a frame: %v", err)
-	}
-}
-
-// waitFor waits for a condition.
-func waitFor(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	timeout := time.NewTimer(10 * time.Second)
-	defer timeout.Stop()
-	for !done() {
-		select {
-		case <-tick.C:
-		case <-timeout.C:
-			t.Fatalf("waited in vain for %s", what)
-		}
 	}
 }

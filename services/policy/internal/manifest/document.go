@@ -96,9 +96,6 @@ func refers(n *yaml.Node) bool {
 	return n.Kind == yaml.AliasNode || n.Anchor != "" || slices.ContainsFunc(n.Content, refers)
 }
 
-// Chunks are the parts of a stream of which each has a document at most.
-func Chunks(data []byte) [][]byte { return yamlstream.Chunks(data) }
-
 // WithNamespace returns the document with that namespace if it names none.
 func (d Document) WithNamespace(namespace string) Document {
 	at := yamlstream.Field(d.node, "metadata")

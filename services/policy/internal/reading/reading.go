@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/sluice-net/sluice/kit/yamlstream"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -194,7 +195,7 @@ func Same(data []byte, known []Decoded) []Decoded {
 		left[string(d.Text)] = d
 	}
 	var out []Decoded
-	for _, chunk := range manifest.Chunks(data) {
+	for _, chunk := range yamlstream.Chunks(data) {
 		text := string(trim(chunk))
 		if text == "\n" {
 			continue // a marker alone

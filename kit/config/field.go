@@ -366,8 +366,7 @@ func validateAt(v reflect.Value, at string) []error {
 	}
 	if val, ok := v.Addr().Interface().(interface{ Validate() error }); ok {
 		for _, err := range All(val.Validate()) {
-			var p *Problem
-			if errors.As(err, &p) {
+			if p, ok := errors.AsType[*Problem](err); ok {
 				err = &Problem{Key: at + p.Key, Where: p.Where, Err: p.Err}
 			} else {
 				err = &Problem{Key: strings.TrimSuffix(at, "."), Err: err}

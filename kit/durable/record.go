@@ -127,8 +127,7 @@ func Decode(b []byte, s Schema, v any) error {
 	}
 	if err := strict(data, v); err != nil {
 		field := "data"
-		var te *json.UnmarshalTypeError
-		if errors.As(err, &te) && te.Field != "" {
+		if te, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && te.Field != "" {
 			field = "data." + te.Field
 		}
 		return &RecordError{Field: field, Err: fmt.Errorf("%w: %w", ErrCorrupt, err)}
@@ -181,8 +180,7 @@ func Load(path string, limit int64, s Schema, v any) error {
 }
 
 func inFile(path string, err error) error {
-	var re *RecordError
-	if errors.As(err, &re) {
+	if re, ok := errors.AsType[*RecordError](err); ok {
 		return &RecordError{File: path, Field: re.Field, Err: re.Err}
 	}
 	return err

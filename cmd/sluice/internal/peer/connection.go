@@ -55,8 +55,7 @@ func ResolveConnection(ctx context.Context, inv *invocation.Invocation, o Flags,
 			return conn, invocation.Usagef("%s is missing: want %s", end.flag, Forms)
 		}
 		p, err := resolve(ctx, inv, end.text)
-		var usage *invocation.UsageError
-		if errors.As(err, &usage) {
+		if _, ok := errors.AsType[*invocation.UsageError](err); ok {
 			return conn, invocation.Usagef("%s: %w", end.flag, err)
 		}
 		if err != nil {

@@ -37,8 +37,7 @@ const (
 // only place where that is decided; errors that are CNI errors already keep
 // their code.
 func cniError(what string, err error) *types.Error {
-	var ready *types.Error
-	if errors.As(err, &ready) {
+	if ready, ok := errors.AsType[*types.Error](err); ok {
 		return ready
 	}
 	answer := func(code uint, advice string) *types.Error {
@@ -100,8 +99,7 @@ func isShort(err error) bool {
 
 // message is the text of an error without gRPC's own wrapping.
 func message(err error) string {
-	var away *absentError
-	if errors.As(err, &away) {
+	if away, ok := errors.AsType[*absentError](err); ok {
 		return away.Error()
 	}
 	if st, ok := status.FromError(err); ok {

@@ -472,8 +472,7 @@ func (d fields) get(key string, v any) error {
 		return nil
 	}
 	if err := json.Unmarshal(raw, v); err != nil {
-		var wrong *json.UnmarshalTypeError
-		if errors.As(err, &wrong) {
+		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 			if wrong.Field != "" {
 				key += "." + wrong.Field
 			}

@@ -420,8 +420,7 @@ func (a *Allocator) restore(ctx context.Context, id identity.Identity) error {
 		claim, err = a.store.Restore(ctx, id)
 		return err
 	})
-	var conflict *ConflictError
-	if errors.As(err, &conflict) {
+	if conflict, ok := errors.AsType[*ConflictError](err); ok {
 		err = a.resolve(ctx, conflict)
 		if err == nil {
 			return nil

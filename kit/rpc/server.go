@@ -33,10 +33,10 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// Sizes of one message, in bytes, unless Options says otherwise.
+// Sizes of one message of a server, in bytes: of a request and of an answer.
 const (
-	DefaultMaxRecv = 4 << 20
-	DefaultMaxSend = 16 << 20
+	MaxRecv = 4 << 20
+	MaxSend = 16 << 20
 )
 
 // MaxAlwaysStreams is how many streams of health and reflection all callers but
@@ -55,10 +55,6 @@ type Options struct {
 
 	Logger     *slog.Logger          // nothing is logged if nil
 	Registerer prometheus.Registerer // nothing is registered if nil
-
-	MaxRecv    int    // bytes of a request; DefaultMaxRecv if 0
-	MaxSend    int    // bytes of a response; DefaultMaxSend if 0
-	MaxStreams uint32 // calls and streams of one connection at once; 256 if 0
 }
 
 // Server is a gRPC server with the chain that the package comment describes.
@@ -87,15 +83,6 @@ func NewServer(o Options) (*Server, error) {
 	if o.Logger == nil {
 		o.Logger = log.Discard()
 	}
-	if o.MaxRecv == 0 {
-		o.MaxRecv = DefaultMaxRecv
-	}
-	if o.MaxSend == 0 {
-		o.MaxSend = DefaultMaxSend
-	}
-	if o.MaxStreams == 0 {
-		o.MaxStreams = 256
-	}
 	validator, err := protovalidate.New()
 	if err != nil {
 		return nil, fmt.Errorf("new gRPC server: %w", err)
@@ -123,9 +110,9 @@ func NewServer(o Options) (*Server, error) {
 		grpcprom.WithHistogramBuckets([]float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30})))
 	s.grpc = grpc.NewServer(append(s.chain(metrics),
 		grpc.Creds(transportCredentials{}),
-		grpc.MaxRecvMsgSize(o.MaxRecv),
-		grpc.MaxSendMsgSize(o.MaxSend),
-		grpc.MaxConcurrentStreams(o.MaxStreams),
+		grpc.MaxRecvMsgSize(MaxRecv),
+		grpc.MaxSendMsgSize(MaxSend),
+		grpc.MaxConcurrentStreams(256),
 		grpc.MaxHeaderListSize(16<<10),
 		grpc.ConnectionTimeout(10*time.Second),
 		// A dead local peer closes its socket; these are for a stopped one.

@@ -9,6 +9,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -31,7 +32,6 @@ type Options struct {
 	// WaitForReady makes calls wait for an absent server until their deadline,
 	// instead of failing with UNAVAILABLE.
 	WaitForReady bool
-	MaxRecv      int // bytes of a response; 16 MiB if 0
 	MaxSend      int // bytes of a request; 4 MiB if 0
 	// Dial is added at the end.
 	Dial []grpc.DialOption
@@ -48,15 +48,7 @@ func Dial(path string, o Options) (*grpc.ClientConn, error) {
 	if len(path) > 107 {
 		return nil, fmt.Errorf("dial %q: the path is %d bytes long; at most 107 fit into a unix address", path, len(path))
 	}
-	if o.Timeout == 0 {
-		o.Timeout = 10 * time.Second
-	}
-	if o.MaxRecv == 0 {
-		o.MaxRecv = 16 << 20
-	}
-	if o.MaxSend == 0 {
-		o.MaxSend = 4 << 20
-	}
+	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
 	to := &socket{path: path}
 	opts := []grpc.DialOption{
 		// The kernel guards the socket by its mode; there is nothing to encrypt.
@@ -74,8 +66,8 @@ func Dial(path string, o Options) (*grpc.ClientConn, error) {
 		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 		grpc.WithDefaultCallOptions(
-			grpc.MaxCallRecvMsgSize(o.MaxRecv),
-			grpc.MaxCallSendMsgSize(o.MaxSend),
+			grpc.MaxCallRecvMsgSize(16<<20),
+			grpc.MaxCallSendMsgSize(cmp.Or(o.MaxSend, 4<<20)),
 			grpc.WaitForReady(o.WaitForReady),
 		),
 		grpc.WithChainUnaryInterceptor(requestid.UnaryClient(), deadline(o.Timeout), reconnectUnary(to)),

@@ -565,8 +565,8 @@ func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
 		}
 	}
 	out := policyTable(j)
-	if size := proto.Size(out); size > rpc.DefaultMaxSend {
-		t.Errorf("the answer has %d bytes, a message takes %d", size, rpc.DefaultMaxSend)
+	if size := proto.Size(out); size > rpc.MaxSend {
+		t.Errorf("the answer has %d bytes, a message takes %d", size, rpc.MaxSend)
 	}
 	if n := len(out.GetEgressRules()); n < 5000 || n == table.MaxRules {
 		t.Errorf("the places of %d of %d rules are in the answer", n, table.MaxRules)

@@ -164,19 +164,10 @@ func (d *Dir) Open(o Options) (*Store, error) {
 	return s, nil
 }
 
-// BootID reads the name that Linux gave to the running boot.
-func BootID() (string, error) {
-	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("identifier of the boot: %w", err)
-	}
-	return strings.TrimSpace(string(id)), nil
-}
-
 // forBoot puts the boot into the file's name, so that a file of another boot,
 // which may be damaged in any way, need not be read to be told apart.
 func (s *Store) forBoot(dir string) error {
-	id, err := BootID()
+	id, err := durable.BootID()
 	if err != nil {
 		return err
 	}

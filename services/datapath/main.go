@@ -18,12 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/privilege"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
-	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -192,7 +192,7 @@ func dial(p *process.Process, cfg Config) (s services, err error) {
 func openState(p *process.Process, cfg Config, called services) (*record.Store, around, error) {
 	a := around{instance: p.Paths.Name, log: p.Log, leases: called.ipam, identities: called.identity}
 	var err error
-	if a.bootID, err = store.BootID(); err != nil {
+	if a.bootID, err = durable.BootID(); err != nil {
 		return nil, a, err
 	}
 	records, err := openRecords(cfg, a.bootID, p.Log)
@@ -224,7 +224,7 @@ func openRecords(cfg Config, bootID string, logger *slog.Logger) (*record.Store,
 // uninstall removes what the process made in the kernel, but for the pins, whose
 // bpffs somebody else mounted. A process that runs keeps it from that.
 func uninstall(p *process.Process, cfg Config) error {
-	bootID, err := store.BootID()
+	bootID, err := durable.BootID()
 	if err != nil {
 		return err
 	}

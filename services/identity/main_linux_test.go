@@ -22,7 +22,6 @@ import (
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/servicetest"
-	"github.com/sluice-net/sluice/kit/store"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
@@ -122,7 +121,7 @@ func keys(t *testing.T, admin *clientv3.Client, kind string) []string {
 
 func holdsFile(t *testing.T) string {
 	t.Helper()
-	boot, err := store.BootID()
+	boot, err := durable.BootID()
 	if err != nil {
 		t.Fatal(err)
 	}

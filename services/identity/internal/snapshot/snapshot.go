@@ -121,7 +121,7 @@ type Dir struct {
 // Open takes a directory for this process, making it if only it is missing. It
 // is store.ErrLocked, and nothing was touched, while another process has it.
 func Open(path, node string) (*Dir, error) {
-	boot, err := store.BootID()
+	boot, err := durable.BootID()
 	if err != nil {
 		return nil, err
 	}

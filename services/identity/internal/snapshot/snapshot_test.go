@@ -63,7 +63,7 @@ func load(t testing.TB, path, node string) (Loaded, error) {
 
 func boot(t testing.TB) string {
 	t.Helper()
-	b, err := store.BootID()
+	b, err := durable.BootID()
 	if err != nil || len(b) != 36 {
 		t.Fatalf("boot id %q, %v", b, err)
 	}

@@ -216,8 +216,8 @@ func TestTokensThatCannotBeContinuedFromAreRefused(t *testing.T) {
 	}
 }
 
-// TestSlowReaderIsCutAndOthersAreNot proves INV-41.
-func TestSlowReaderIsCutAndOthersAreNot(t *testing.T) {
+// TestSlowReaderIsDisconnectedAndOthersAreNot proves INV-41.
+func TestSlowReaderIsDisconnectedAndOthersAreNot(t *testing.T) {
 	h := NewHub[string, int](Options[int]{Pending: 3})
 	slow, fast := subscribe(t, h, nil), subscribe(t, h, nil)
 	events := wantEvents(t, slow, "|")

@@ -19,7 +19,7 @@ import (
 
 // intact says whether an endpoint and the node are as they should be.
 func (w *world) intact(p *pod) error {
-	diffs, err := w.node.Core.Check(w.t.Context(), p.owner, endpoint.Beliefs{})
+	diffs, err := w.node.Core.Check(w.t.Context(), p.owner, endpoint.Expected{})
 	if err != nil || len(diffs) > 0 {
 		return fmt.Errorf("endpoint: %+v, %w", diffs, err)
 	}

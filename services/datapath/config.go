@@ -49,11 +49,11 @@ type Config struct {
 	ValidateOnly bool   `config:"validateOnly" help:"look at everything, say what would be put right, change nothing and exit: 0 if all is well, 1 if not"`
 }
 
-// PolicyConfig says what judges traffic.
+// PolicyConfig says what evaluates traffic.
 type PolicyConfig struct {
-	Mode   string        `config:"mode" enum:"required,init,none" help:"required: a container's creation waits until the kernel has the tables that judge it, and fails if they do not come in time. init: it does not wait, and until they come only the own node may call the container. none: every pod may talk to every pod, and the policy service is not used"`
+	Mode   string        `config:"mode" enum:"required,init,none" help:"required: a container's creation waits until the kernel has the tables that evaluate it, and fails if they do not come in time. init: it does not wait, and until they come only the local node may call the container. none: every pod may talk to every pod, and the policy service is not used"`
 	Audit  bool          `config:"audit" help:"let pass what the policies of this node's containers would deny, and report it"`
-	Linger time.Duration `config:"linger" help:"how long tables stay in the kernel after the last container that they judge; a container with the same labels is then created without waiting"`
+	Linger time.Duration `config:"linger" help:"how long tables stay in the kernel after the last container that they evaluate; a container with the same labels is then created without waiting"`
 }
 
 // The modes.

@@ -111,7 +111,7 @@ func TestKernelAddressThatTheHostGotMeanwhileIsTheHosts(t *testing.T) {
 }
 
 // TestKernelAddressesThatTheUplinkSharesAreTheHosts: everybody on the uplink, and any router there, includes the node: what a pod
-// sends to these addresses is judged as sent to its host, because it gets there.
+// sends to these addresses is evaluated as sent to its host, because it gets there.
 func TestKernelAddressesThatTheUplinkSharesAreTheHosts(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)

@@ -96,7 +96,7 @@ func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
 			t.Errorf("event %+v", e)
 		}
 		x, err := w.node.Kernel.Explainer.Explain(conntrack.Tuple{Initiator: e.Source, Responder: addr, Protocol: e.Protocol})
-		if err != nil || x.Reason != event.ForwardPeer || !x.Tracked || x.Next.Judged || x.Next.Reason != event.ForwardPeer || x.Connection.Initiator != e.Source {
+		if err != nil || x.Reason != event.ForwardPeer || !x.Tracked || x.Next.Evaluated || x.Next.Reason != event.ForwardPeer || x.Connection.Initiator != e.Source {
 			t.Errorf("explained: %+v, %v", x, err)
 		}
 		p, err := w.node.Collector.Collect(t.Context())
@@ -194,7 +194,7 @@ func TestKernelAuditPutsPolicyWordsRight(t *testing.T) {
 
 // INV-52: what a node without policies allowed is nobody's policy when they are
 // wanted again.
-func TestKernelWhatWasAllowedWithoutPoliciesJudgesNobodyNew(t *testing.T) {
+func TestKernelWhatWasAllowedWithoutPoliciesEvaluatesNobodyNew(t *testing.T) {
 	w := newWorld(t)
 	w.policies = nobody{}
 	w.start(false)

@@ -486,7 +486,7 @@ func TestKernelKilledAtEveryFaultPointLeavesNothing(t *testing.T) {
 	tested := 0
 	for _, point := range points {
 		if !strings.HasPrefix(point, "datapath/create/") && !strings.HasPrefix(point, "datapath/delete/") || point == "datapath/create/policy" {
-			continue // nothing judges here; the node tests kill what applies policies
+			continue // nothing evaluates here; the node tests kill what applies policies
 		}
 		tested++
 		t.Run(strings.TrimPrefix(point, "datapath/"), func(t *testing.T) {

@@ -129,7 +129,7 @@ func (n *node) openPolicy(cfg Config) error {
 		if cfg.ValidateOnly {
 			return nil
 		}
-		if err := record.ForgetJudged(n.records); err != nil {
+		if err := record.ForgetEvaluated(n.records); err != nil {
 			return err
 		}
 		if err := policysync.Unenforce(n.Kernel.Policies()); err != nil {
@@ -142,11 +142,11 @@ func (n *node) openPolicy(cfg Config) error {
 		Wait: cfg.Policy.Mode == policyRequired, Audit: cfg.Policy.Audit, Linger: cfg.Policy.Linger,
 		Changed: func(slots []uint16) { n.Core.PolicyChanged(slots) },
 	})
-	judged, err := record.Judged(n.records, n.bootID)
+	evaluated, err := record.Evaluated(n.records, n.bootID)
 	if err != nil {
 		return err
 	}
-	if err := n.Policy.Adopt(func(slot uint16) bool { return judged[slot] }); err != nil {
+	if err := n.Policy.Adopt(func(slot uint16) bool { return evaluated[slot] }); err != nil {
 		return fmt.Errorf("take over policies: %w", err)
 	}
 	return nil

@@ -47,7 +47,7 @@ func TestKernelPodsTalkThroughTheProgramsAlone(t *testing.T) {
 	if n := w.counted(event.ForwardFromStack); n != 0 {
 		t.Errorf("%d packets between pods went through the host's stack", n)
 	}
-	diffs, err := w.node.Core.Check(t.Context(), a.owner, endpoint.Beliefs{})
+	diffs, err := w.node.Core.Check(t.Context(), a.owner, endpoint.Expected{})
 	if err != nil || len(diffs) > 0 {
 		t.Errorf("check of a fresh endpoint: %+v, %v", diffs, err)
 	}
@@ -279,7 +279,7 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 	delete(targets, "uplink addr of the host")
 	cutOff(t, w, a, targets)
 
-	diffs, err := w.node.Core.Check(t.Context(), a.owner, endpoint.Beliefs{})
+	diffs, err := w.node.Core.Check(t.Context(), a.owner, endpoint.Expected{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +314,7 @@ func TestKernelRemovedProgramsAreSeenRepairedAndCounted(t *testing.T) {
 			t.Fatalf("after repair %d: %v", i, err)
 		}
 	}
-	if diffs, err := w.node.Core.Check(t.Context(), a.owner, endpoint.Beliefs{}); err != nil || len(diffs) > 0 {
+	if diffs, err := w.node.Core.Check(t.Context(), a.owner, endpoint.Expected{}); err != nil || len(diffs) > 0 {
 		t.Errorf("after the repairs: %+v, %v", diffs, err)
 	}
 }
@@ -686,7 +686,7 @@ func TestKernelCheckReportsWhatAPodLost(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	diffs, err := w.node.Core.Check(t.Context(), p.owner, endpoint.Beliefs{})
+	diffs, err := w.node.Core.Check(t.Context(), p.owner, endpoint.Expected{})
 	if err != nil {
 		t.Fatal(err)
 	}

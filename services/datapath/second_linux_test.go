@@ -77,7 +77,7 @@ func (p *pod) works(w *world, peer *pod) {
 			p.t.Errorf("to %v of %s: %v", a, p.owner, err)
 		}
 	}
-	if diffs, err := w.node.Core.Check(p.t.Context(), p.owner, endpoint.Beliefs{}); err != nil || len(diffs) != 0 {
+	if diffs, err := w.node.Core.Check(p.t.Context(), p.owner, endpoint.Expected{}); err != nil || len(diffs) != 0 {
 		p.t.Errorf("check of %s: %v, %v", p.owner, diffs, err)
 	}
 }
@@ -237,7 +237,7 @@ func TestKernelAuditOfContainersRepairsRoutesAndRules(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	diffs, err := w.node.Core.Check(t.Context(), net1.owner, endpoint.Beliefs{})
+	diffs, err := w.node.Core.Check(t.Context(), net1.owner, endpoint.Expected{})
 	if err != nil || !slices.Contains(subjects(diffs), "container rule") {
 		t.Errorf("check of net1 without its rules: %v, %v", diffs, err)
 	}

@@ -148,7 +148,7 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 					t.Errorf("after the repair of the record: %v", err)
 				}
 			}
-			if diffs, err := w.node.Core.Check(t.Context(), lost.owner, endpoint.Beliefs{}); err != nil || len(diffs) != 0 {
+			if diffs, err := w.node.Core.Check(t.Context(), lost.owner, endpoint.Expected{}); err != nil || len(diffs) != 0 {
 				t.Errorf("check after the repair: %v, %v", diffs, err)
 			}
 

@@ -45,7 +45,7 @@ type ClusterConfig struct {
 // EnforcementConfig says for whom policy is enforced.
 type EnforcementConfig struct {
 	Mode      string `config:"mode" help:"default: subjects that a policy selects; always: all; never: none"`
-	AllowHost bool   `config:"allowHost" help:"the own node may reach its pods where no rule denies it"`
+	AllowHost bool   `config:"allowHost" help:"the local node may reach its pods where no rule denies it"`
 }
 
 // LimitsConfig bounds what is kept.

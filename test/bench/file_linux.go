@@ -85,7 +85,8 @@ func (b *bench) byFile(ctx context.Context) (err error) {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(100 * time.Millisecond): // between two changes: the source rests for some times as long as a scan took
+		// between two changes: the source rests for some times as long as a scan took
+		case <-time.After(100 * time.Millisecond):
 		}
 		byCall, took, err := b.callThenFile(ctx, turn)
 		if err != nil {

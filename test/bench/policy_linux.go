@@ -63,7 +63,7 @@ func (p policies) remove(ctx context.Context, names ...string) error {
 	return err
 }
 
-// removeAndWait deletes NetworkPolicies and waits until the kernel judges
+// removeAndWait deletes NetworkPolicies and waits until the kernel evaluates
 // without them.
 func (p policies) removeAndWait(ctx context.Context, names ...string) error {
 	revision, err := p.delete(ctx, names)

@@ -115,7 +115,9 @@ func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
 				mark := flows.mark()
 				// of no socket, so that nothing is sent again
 				w.send(t, w.frame(segment{from: held.local, to: server, flags: ack}))
-				servicetest.EventuallyNil(t, "the connection is cut", func() error { return flows.dropped(mark, held.local, server) })
+				servicetest.EventuallyNil(t, "the connection is cut", func() error {
+					return flows.dropped(mark, held.local, server)
+				})
 			}
 			c.forget(t, n, web.IPv4, expired+uint64(len(all)))
 			flows = n.observe(t, &datapathv1.ObserveRequest{Reasons: deniedReasons})

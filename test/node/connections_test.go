@@ -14,8 +14,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/kit/servicetest"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -138,7 +138,7 @@ func (n *testNode) forgetConnections(t *testing.T) {
 	}
 }
 
-// A packet that would begin a connection is judged by itself, also if its
+// A packet that would begin a connection is evaluated by itself, also if its
 // addresses and ports are those of the answers of an open one.
 func TestKernelBareSYNIsNoReply(t *testing.T) {
 	n := newNode(t)

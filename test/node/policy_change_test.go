@@ -18,10 +18,10 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -42,7 +42,7 @@ func portAfter(flip int) int {
 }
 
 // While the policies of both sides change a thousand times under a flood, every
-// packet is judged by the revision before or by the one after: none is let
+// packet is evaluated by the revision before or by the one after: none is let
 // through that neither allows, none is dropped that both allow, and every
 // reported verdict is that of the revision it names.
 func TestKernelVerdictsWhilePoliciesFlipAreOldOrNew(t *testing.T) {
@@ -82,7 +82,7 @@ func TestKernelVerdictsWhilePoliciesFlipAreOldOrNew(t *testing.T) {
 	}
 
 	// Every verdict is that of the revision which it names.
-	judged := 0
+	evaluated := 0
 	for _, f := range flows.since(0) {
 		for name, side := range map[string]*datapathv1.SideVerdict{"egress": f.GetEgress(), "ingress": f.GetIngress()} {
 			if side.GetRevision() == 0 {
@@ -90,18 +90,18 @@ func TestKernelVerdictsWhilePoliciesFlipAreOldOrNew(t *testing.T) {
 			}
 			flip, ok := slices.BinarySearch(revisions, side.GetRevision())
 			if !ok {
-				t.Fatalf("%s judged by revision %d, which no flip made", name, side.GetRevision())
+				t.Fatalf("%s evaluated by revision %d, which no flip made", name, side.GetRevision())
 			}
 			allowed := int(f.GetDestination().GetPort()) == openPort || int(f.GetDestination().GetPort()) == portAfter(flip)
 			if passed := side.GetVerdict() == datapathv1.Verdict_VERDICT_FORWARDED; passed != allowed {
 				t.Fatalf("%s to port %d: %v by revision %d (flip %d), which allows port %d", name, f.GetDestination().GetPort(),
 					side.GetVerdict(), side.GetRevision(), flip, portAfter(flip))
 			}
-			judged++
+			evaluated++
 		}
 	}
-	if judged < flips {
-		t.Errorf("%d verdicts of sides were reported during %d flips", judged, flips)
+	if evaluated < flips {
+		t.Errorf("%d verdicts of sides were reported during %d flips", evaluated, flips)
 	}
 }
 
@@ -222,10 +222,10 @@ func (f *flood) end(t *testing.T) (sent, received map[int]uint64) {
 	return f.sent, received
 }
 
-// A pod is judged from its first packet on: while somebody hammers at its
+// A pod is evaluated from its first packet on: while somebody hammers at its
 // address, and it hammers itself, before its device exists, nothing denied gets
 // through in either direction.
-func TestKernelNewPodIsJudgedFromItsFirstPacket(t *testing.T) {
+func TestKernelNewPodIsEvaluatedFromItsFirstPacket(t *testing.T) {
 	const rounds = 10
 	n := newNode(t)
 	policies := n.policies(t)

@@ -20,9 +20,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -34,7 +34,7 @@ func (n *testNode) policies(t *testing.T) policyv1.PolicyServiceClient {
 	return policyv1.NewPolicyServiceClient(dial(t, n.Node, devnode.Policy))
 }
 
-// enforce applies manifests and returns when the kernel judges by them.
+// enforce applies manifests and returns when the kernel evaluates by them.
 func enforce(t testing.TB, policies policyv1.PolicyServiceClient, manifests string) (revision uint64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -50,7 +50,7 @@ func enforce(t testing.TB, policies policyv1.PolicyServiceClient, manifests stri
 	return answer.GetRevision()
 }
 
-// awaitRevision returns when the kernel judges by the revision.
+// awaitRevision returns when the kernel evaluates by the revision.
 func awaitRevision(t testing.TB, policies policyv1.PolicyServiceClient, revision uint64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -65,7 +65,7 @@ func awaitRevision(t testing.TB, policies policyv1.PolicyServiceClient, revision
 }
 
 // withdraw deletes policies, "Kind/name" each, and returns when the kernel
-// judges without them.
+// evaluates without them.
 func withdraw(t testing.TB, policies policyv1.PolicyServiceClient, keys ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

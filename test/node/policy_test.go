@@ -19,10 +19,10 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
-	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -334,7 +334,8 @@ func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 			return nil
 		})
 		wantAllowed(t, client, web, 8080)
-		flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}}) // it ends with the datapath
+		// it ends with the datapath
+		flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 		n.wantDenied(t, flows, stranger, web, 8080)
 
 		ctx, cancel := deadline(t)
@@ -374,7 +375,7 @@ func mergeConfig(all ...map[string]any) map[string]any {
 	return merged
 }
 
-// enforcedState is everything in the kernel that judges the pods: their words,
+// enforcedState is everything in the kernel that evaluates the pods: their words,
 // with the generation that grows with every store, and all maps of tables.
 func (n *testNode) enforcedState(t *testing.T, pods []pod.Pod) []string {
 	t.Helper()
@@ -382,7 +383,7 @@ func (n *testNode) enforcedState(t *testing.T, pods []pod.Pod) []string {
 	for _, p := range pods {
 		policy := n.endpoint(t, p).GetPolicy()
 		all = append(all, fmt.Sprintf("%s: tables %d and %d, generation %d", p.Name, policy.GetEgressTable(),
-			policy.GetIngressTable(), policy.GetGeneration()))
+			policy.GetIngressTable(), policy.GetEpoch()))
 	}
 	for _, m := range append([]string{"sl_id"}, tableMaps...) {
 		for _, e := range n.dumpMap(t, m) {
@@ -415,7 +416,7 @@ func TestKernelPodsOfOneSubjectShareTables(t *testing.T) {
 	for _, p := range pods {
 		policy := n.endpoint(t, p).GetPolicy()
 		if policy.GetIngressTable() != first.GetIngressTable() || policy.GetIngressTable() < 16 {
-			t.Errorf("%s is judged by table %d, want %d like the others", p.Name, policy.GetIngressTable(),
+			t.Errorf("%s is evaluated by table %d, want %d like the others", p.Name, policy.GetIngressTable(),
 				first.GetIngressTable())
 		}
 		n.del(t, p)

@@ -60,7 +60,7 @@ type endpoint struct {
 	SourceRouted []string   `json:"sourceRouted,omitempty"`
 	NamedPorts   []string   `json:"namedPorts,omitempty"`
 	Created      *time.Time `json:"createTime,omitempty"`
-	// Policy is what judges its packets; nil from a datapath that knows none.
+	// Policy is what evaluates its packets; nil from a datapath that knows none.
 	Policy *policy `json:"policy,omitempty"`
 }
 
@@ -74,7 +74,7 @@ type policy struct {
 	Revision     uint64 `json:"revision"`
 	EgressTable  uint32 `json:"egressTable"`
 	IngressTable uint32 `json:"ingressTable"`
-	Generation   uint32 `json:"generation"`
+	Epoch        uint32 `json:"epoch"`
 	Refusal      string `json:"refusal,omitempty"`
 	Audit        bool   `json:"audit,omitempty"`
 }
@@ -122,7 +122,7 @@ func shown(e *datapathv1.Endpoint) endpoint {
 	if p := e.GetPolicy(); p != nil {
 		shown.Policy = &policy{
 			Revision: p.GetRevision(), EgressTable: p.GetEgressTable(), IngressTable: p.GetIngressTable(),
-			Generation: p.GetGeneration(), Refusal: p.GetRefusal(), Audit: p.GetAudit(),
+			Epoch: p.GetEpoch(), Refusal: p.GetRefusal(), Audit: p.GetAudit(),
 		}
 	}
 	for _, p := range e.GetNamedPorts() {
@@ -246,7 +246,7 @@ func printOne(ctx context.Context, inv *invocation.Invocation, name string) erro
 			output.Row(w, "Policy", p.text())
 			output.Row(w, "Egress table", verdict.TableText(p.EgressTable))
 			output.Row(w, "Ingress table", verdict.TableText(p.IngressTable))
-			output.Row(w, "Generation", p.Generation)
+			output.Row(w, "Epoch", p.Epoch)
 			if p.Refusal != "" {
 				output.Row(w, "Refused", p.Refusal)
 			}

@@ -87,7 +87,7 @@ func resolveLocal(ctx context.Context, inv *invocation.Invocation, text string) 
 	}
 	switch len(found) {
 	case 0:
-		return p, invocation.Usagef("no pod of this node is %s; the kernel judges addresses, so name a pod or an address",
+		return p, invocation.Usagef("no pod of this node is %s; the kernel evaluates addresses, so name a pod or an address",
 			text)
 	case 1:
 		return found[0], nil
@@ -114,7 +114,7 @@ type explanation struct {
 type explainedPeer struct {
 	Identity      uint32          `json:"identity"`
 	Known         bool            `json:"known"`
-	NodeClass     uint32          `json:"nodeClass"`
+	IdentityClass uint32          `json:"identityClass"`
 	Owner         *workload.Owner `json:"owner,omitempty"`
 	Slot          uint32          `json:"slot"`
 	IPCachePrefix string          `json:"ipcachePrefix,omitempty"`
@@ -149,7 +149,7 @@ func endText(address string, port uint32) string {
 
 func explainedPeerOf(p *datapathv1.ExplainedPeer) explainedPeer {
 	shown := explainedPeer{
-		Identity: p.GetIdentity(), Known: p.GetKnown(), NodeClass: p.GetNodeClass(), Slot: p.GetSlot(),
+		Identity: p.GetIdentity(), Known: p.GetKnown(), IdentityClass: p.GetIdentityClass(), Slot: p.GetSlot(),
 		IPCachePrefix: p.GetIpcachePrefix(), Labels: workload.LabelTextsInOrder(p.GetLabels()),
 	}
 	if p.GetOwner() != nil {
@@ -228,7 +228,7 @@ func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
 		case end.peer.Identity == uint32(identity.Host):
 			pod = "this node"
 		}
-		class := fmt.Sprint(end.peer.NodeClass)
+		class := fmt.Sprint(end.peer.IdentityClass)
 		if !end.peer.Known {
 			class = "not known"
 		}
@@ -253,9 +253,9 @@ func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
 	fmt.Fprintln(w, output.Printable(fmt.Sprintf("Connection: %s -> %s %s, %s", t.Initiator, t.Responder, t.Protocol,
 		strings.Join(t.State, ", "))))
 	output.Row(w, "  last packet", output.Since(t.LastSeen)+" ago")
-	standing := "stands: packets are not judged again"
+	standing := "stands: packets are not evaluated again"
 	if !t.Current {
-		standing = "outdated: the next packet is judged anew"
+		standing = "outdated: the next packet is evaluated again"
 	}
 	next := fmt.Sprintf("%s (%s)", strings.ToUpper(t.NextVerdict), t.NextReason)
 	output.Row(w, "  next packet", output.Printable(next))
@@ -276,7 +276,7 @@ func (s *explainedSide) lines(w io.Writer, title string) {
 	}
 	fmt.Fprintf(w, "\n%s\n", output.Printable(fmt.Sprintf("%s: %s %s", title, s.Verdict.Verdict, s.Verdict.Because())))
 	output.Row(w, "  table", verdict.TableText(s.Verdict.Table))
-	output.Row(w, "  generation", s.Verdict.Generation)
+	output.Row(w, "  epoch", s.Verdict.Epoch)
 	if s.Verdict.Revision != 0 {
 		output.Row(w, "  policy revision", s.Verdict.Revision)
 	}

@@ -14,7 +14,7 @@ import (
 func TestExplainShowsEveryStepOfTheKernel(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "explain", "--from", "0123", "--to", "10.244.0.3", "--port", "80/tcp", "--source-port", "4000")
-	if r := n.Judged; r.GetSourceAddress() != "10.244.0.2" || r.GetProtocol() != 6 ||
+	if r := n.Evaluated; r.GetSourceAddress() != "10.244.0.2" || r.GetProtocol() != 6 ||
 		r.GetSourcePort() != 4000 || r.GetDestinationPort() != 80 {
 		t.Errorf("asked %v", r)
 	}
@@ -25,11 +25,11 @@ func TestExplainShowsEveryStepOfTheKernel(t *testing.T) {
 		"Ingress, what the receiver's policy says: dropped by NetworkPolicy shop/db", "table 17", "policy revision 6",
 		"class by identity 3, by a row of the table", "class by address 1, in 10.244.0.0/24", "rule 2",
 		"Connection: 10.244.0.2:4000 -> 10.244.0.3:80 tcp, established", "next packet DROPPED (policy-denied)",
-		"verdict outdated: the next packet is judged anew",
+		"verdict outdated: the next packet is evaluated again",
 		"rules egress default, ingress 1")
 
 	n.Want(t, 0, "explain", "--from", "fd00:244::2", "--to", "0123", "--icmp", "128/0", "-o", "json", "-6")
-	if r := n.Judged; r.GetProtocol() != 58 || r.GetDestinationPort() != 128<<8 {
+	if r := n.Evaluated; r.GetProtocol() != 58 || r.GetDestinationPort() != 128<<8 {
 		t.Errorf("asked %v", r)
 	}
 }

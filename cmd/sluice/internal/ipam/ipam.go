@@ -48,7 +48,8 @@ type Pool struct {
 func PoolOf(p *ipamv1.Pool) Pool {
 	return Pool{
 		CIDR: p.GetPrefix(), Gateway: p.GetGateway(), Size: p.GetAddressCount(), Reserved: p.GetReservedCount(),
-		Leased: p.GetLeasedCount(), Confirmed: p.GetConfirmedCount(), Quarantined: p.GetQuarantinedCount(), Free: p.GetFreeCount(),
+		Leased: p.GetLeasedCount(), Confirmed: p.GetConfirmedCount(),
+		Quarantined: p.GetQuarantinedCount(), Free: p.GetFreeCount(),
 	}
 }
 
@@ -69,7 +70,8 @@ func printPools(ctx context.Context, inv *invocation.Invocation) error {
 	return inv.Show(all, func(w io.Writer) {
 		output.Row(w, "POOL", "GATEWAY", "SIZE", "RESERVED", "LEASED", "CONFIRMED", "QUARANTINE", "FREE")
 		for _, p := range all {
-			output.Row(w, p.CIDR, p.Gateway, output.Count(p.Size), output.Count(p.Reserved), p.Leased, p.Confirmed, p.Quarantined,
+			output.Row(w, p.CIDR, p.Gateway, output.Count(p.Size), output.Count(p.Reserved),
+				p.Leased, p.Confirmed, p.Quarantined,
 				output.Count(p.Free))
 		}
 	})

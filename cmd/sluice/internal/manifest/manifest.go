@@ -2,7 +2,7 @@
 // Copyright 2026 The Sluice Authors
 
 // Package manifest reads files of policies as far as the name of each object, and puts what the policy service says
-// about a document into words of files. What is in an object is for that service to judge.
+// about a document into words of files. What is in an object is for that service to check.
 package manifest
 
 import (
@@ -73,7 +73,7 @@ func (e FileErrors) Error() string {
 
 // Read reads files, directories and standard input, in the order
 // given. It looks no deeper than at the name of each object; what is in it is
-// for the policy service to judge. With an error of the type fileErrors it
+// for the policy service to check. With an error of the type fileErrors it
 // returns the documents of the other files.
 func Read(paths []string, stdin io.Reader) ([]Document, error) {
 	var (
@@ -227,7 +227,9 @@ func (d *Document) describe(object *yaml.Node, before int) {
 		meta = object.Content[at]
 	}
 	d.Line = before + object.Line
-	d.Key = &policyv1.PolicyKey{Kind: scalar(object, "kind"), Namespace: scalar(meta, "namespace"), Name: scalar(meta, "name")}
+	d.Key = &policyv1.PolicyKey{
+		Kind: scalar(object, "kind"), Namespace: scalar(meta, "namespace"), Name: scalar(meta, "name"),
+	}
 	d.group, _, _ = strings.Cut(scalar(object, "apiVersion"), "/")
 }
 

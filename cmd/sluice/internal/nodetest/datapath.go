@@ -23,14 +23,14 @@ import (
 )
 
 func (f *observer) Explain(_ context.Context, r *datapathv1.ExplainRequest) (*datapathv1.ExplainResponse, error) {
-	f.node.Judged = r
+	f.node.Evaluated = r
 	if r.GetDestinationAddress() == "192.0.2.1" {
 		return nil, status.Error(codes.NotFound, "neither address belongs to an endpoint of this node")
 	}
 	return &datapathv1.ExplainResponse{
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: datapathv1.Reason_REASON_POLICY_DENIED,
 		Source: &datapathv1.ExplainedPeer{
-			Identity: 300, Known: true, NodeClass: 4,
+			Identity: 300, Known: true, IdentityClass: 4,
 			Owner: &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, Slot: 1, IpcachePrefix: "10.244.0.2/32",
 			Labels: []*workloadv1.Label{Label("app", "web\a")},
 		},
@@ -42,7 +42,7 @@ func (f *observer) Explain(_ context.Context, r *datapathv1.ExplainRequest) (*da
 		Ingress: &datapathv1.ExplainedSide{
 			Verdict: &datapathv1.SideVerdict{
 				Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Rule: 2,
-				Generation: 9, Revision: 6, DecidedBy: netv1.DecidedBy_DECIDED_BY_RULE,
+				Epoch: 9, Revision: 6, DecidedBy: netv1.DecidedBy_DECIDED_BY_RULE,
 				RuleSources: []string{"NetworkPolicy shop/db"},
 			},
 			IdentityClass: 3, IdentityRow: true, AddressClass: 1, AddressPrefix: "10.244.0.0/24",
@@ -111,7 +111,7 @@ func (*datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest,
 			NamedPorts:         []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: netv1.Protocol_PROTOCOL_TCP}},
 			Policy: &datapathv1.EndpointPolicy{
 				Revision: 6, EgressTable: verdict.TableAllow, IngressTable: 17,
-				Generation: 9, Refusal: "no room",
+				Epoch: 9, Refusal: "no room",
 			},
 		}
 		if err := s.Send(&datapathv1.ListEndpointsResponse{Endpoint: e}); err != nil {
@@ -135,7 +135,10 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 		},
 		Endpoints: []*datapathv1.EndpointStateCount{{State: datapathv1.EndpointState_ENDPOINT_STATE_READY, Count: 2}},
 		PacketCounters: []*datapathv1.PacketCounter{
-			{Reason: datapathv1.Reason_REASON_NO_ROUTE, Direction: netv1.Direction_DIRECTION_EGRESS, Dropped: true, Packets: 4, Bytes: 400},
+			{
+				Reason: datapathv1.Reason_REASON_NO_ROUTE, Direction: netv1.Direction_DIRECTION_EGRESS,
+				Dropped: true, Packets: 4, Bytes: 400,
+			},
 			{Reason: datapathv1.Reason_REASON_HAIRPIN, Direction: netv1.Direction_DIRECTION_EGRESS},
 		},
 	}
@@ -184,7 +187,9 @@ func (f *observer) Observe(r *datapathv1.ObserveRequest,
 			Protocol:    17, Length: 60,
 			SourceMac: "02:00:00:00:00:02", Ethertype: 0x800,
 		}}},
-		{Event: &datapathv1.ObserveResponse_Lost{Lost: &datapathv1.LostEvents{Source: datapathv1.LossSource_LOSS_SOURCE_KERNEL, Count: 12}}},
+		{Event: &datapathv1.ObserveResponse_Lost{Lost: &datapathv1.LostEvents{
+			Source: datapathv1.LossSource_LOSS_SOURCE_KERNEL, Count: 12,
+		}}},
 	} {
 		if err := s.Send(m); err != nil {
 			return err

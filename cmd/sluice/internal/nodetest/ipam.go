@@ -21,8 +21,14 @@ type ipam struct {
 
 func (*ipam) pools() []*ipamv1.Pool {
 	return []*ipamv1.Pool{
-		{Prefix: "10.244.0.0/24", Gateway: "10.244.0.1", AddressCount: 256, ReservedCount: 3, ConfirmedCount: 2, FreeCount: 251},
-		{Prefix: "fd00:244::/64", Gateway: "fd00:244::1", AddressCount: 1<<64 - 1, ReservedCount: 2, ConfirmedCount: 2, FreeCount: 1<<64 - 5},
+		{
+			Prefix: "10.244.0.0/24", Gateway: "10.244.0.1",
+			AddressCount: 256, ReservedCount: 3, ConfirmedCount: 2, FreeCount: 251,
+		},
+		{
+			Prefix: "fd00:244::/64", Gateway: "fd00:244::1",
+			AddressCount: 1<<64 - 1, ReservedCount: 2, ConfirmedCount: 2, FreeCount: 1<<64 - 5,
+		},
 	}
 }
 

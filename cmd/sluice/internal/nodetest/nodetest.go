@@ -55,7 +55,7 @@ type Node struct {
 	IPAM        *ipam
 	Policy      *policy
 	PolicyMode  datapathv1.PolicyMode
-	Judged      *datapathv1.ExplainRequest
+	Evaluated   *datapathv1.ExplainRequest
 	Differences []*datapathv1.Difference
 	Flows       []*datapathv1.Flow
 }

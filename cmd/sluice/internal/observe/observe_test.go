@@ -72,7 +72,9 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 	<-n.Observed
 	nodetest.WantLines(t, errOut, "sluice: --port: is none that this node has",
 		"--label: must be shorter")
-	for _, bad := range [][]string{{"--label", " "}, {"--verdict", "lost"}, {"--type", "unspecified"}, {"--reason", "nonsense"}} {
+	for _, bad := range [][]string{
+		{"--label", " "}, {"--verdict", "lost"}, {"--type", "unspecified"}, {"--reason", "nonsense"},
+	} {
 		_, errOut := n.Want(t, invocation.ExitUsage, append([]string{"observe"}, bad...)...)
 		if bad[0] != "--label" && !strings.Contains(errOut, "is not one of ") {
 			t.Errorf("%q: %s", bad, errOut)

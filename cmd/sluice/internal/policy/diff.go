@@ -40,7 +40,7 @@ func diffCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff [-f FILE] [--delete KIND/[NAMESPACE/]NAME]",
 		Short: "Show whose verdicts would change if policies were applied or deleted",
-		Long: fmt.Sprintf(`Show which connections of the pods of this node would be judged differently if
+		Long: fmt.Sprintf(`Show which connections of the pods of this node would be evaluated differently if
 the policies of files were applied and others deleted. It changes nothing. The
 exit code is 0 if no verdict would change, %d if one would, %d if that cannot be
 said.`, exitDiffers, exitTrouble),

@@ -25,8 +25,8 @@ func explainCommand(inv *invocation.Invocation) *cobra.Command {
 	var o peer.Flags
 	cmd := &cobra.Command{
 		Use:   "explain --from PEER --to PEER --port PORT",
-		Short: "Judge a connection by the policies, and name every rule that matches it",
-		Long: `Judge a connection by the policies as they are compiled, on both sides, and name
+		Short: "Evaluate a connection by the policies, and name every rule that matches it",
+		Long: `Evaluate a connection by the policies as they are compiled, on both sides, and name
 every rule that matches it with the place that it was written in. No packet is
 sent. ` + "`sluice explain`" + ` asks the kernel's tables instead.
 
@@ -194,7 +194,7 @@ func (s *sideExplanation) because() string {
 		}
 		return ", because no rule allows it"
 	case "host-allow":
-		return ", because the own node may"
+		return ", because the local node may"
 	case "unknown-identity":
 		return fmt.Sprintf(", because nobody has announced identity %d", s.Peer)
 	case "no-policy":

@@ -551,7 +551,7 @@ func TestPolicyTableShowsRangesAndWhatLiesBetween(t *testing.T) {
 	}
 	out, _ := n.Want(t, 0, "policy", "table", "300")
 	nodetest.WantLines(t, out, "Identity 300, policy revision 9", "Egress: nothing is enforced",
-		"Ingress: what no rule decides is denied, but for the own node",
+		"Ingress: what no rule decides is denied, but for the local node",
 		"rule 1 allow normal NetworkPolicy shop/web spec.ingress[0]", "rule 2 deny isolation -",
 		"class 0 everything rule 2", "tcp 80 rule 1", "tcp 81-65535 rule 3, else rule 1", "identity class 5 class 1",
 		"192.0.2.0/24 cluster: class 0, outside: class 1",

@@ -22,8 +22,8 @@ import (
 func tableCommand(inv *invocation.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use:   "table PEER",
-		Short: "Print the compiled tables by which a pod or an identity is judged",
-		Long: `Print the compiled tables by which a pod or an identity is judged: the rules in
+		Short: "Print the compiled tables by which a pod or an identity is evaluated",
+		Long: `Print the compiled tables by which a pod or an identity is evaluated: the rules in
 the order in which they are asked, and for each class of peers the ports at which
 each decides. Of Admin rules, which are asked first, and of the others the best
 one is given.`,
@@ -184,7 +184,7 @@ func (s *compiledSide) lines(w io.Writer, title string) {
 	case s.DefaultAllow:
 		otherwise = "allowed"
 	case s.HostAllow:
-		otherwise = "denied, but for the own node"
+		otherwise = "denied, but for the local node"
 	}
 	fmt.Fprintf(w, "\n%s: what no rule decides is %s\n", title, otherwise)
 	for _, r := range s.Rules {

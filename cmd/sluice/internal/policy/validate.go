@@ -95,7 +95,7 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 		}
 	}
 	if len(verdicts) != len(docs) {
-		return fmt.Errorf("%s judged %d of %d documents; is it of another version?", program, len(verdicts), len(docs))
+		return fmt.Errorf("%s evaluated %d of %d documents; is it of another version?", program, len(verdicts), len(docs))
 	}
 	all := make([]checked, 0, len(docs))
 	refused, dropped := 0, 0
@@ -158,7 +158,7 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 	return nil
 }
 
-// checkOffline has the policy service's program judge a stream of documents.
+// checkOffline has the policy service's program evaluate a stream of documents.
 func checkOffline(ctx context.Context, manifests []byte, namespace string, allowUnknown bool) ([]verdictOnDocument,
 	error,
 ) {

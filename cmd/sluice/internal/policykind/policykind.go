@@ -32,7 +32,7 @@ var kinds = []Kind{
 }
 
 // IsPolicy reports whether objects of a group and kind are policies. Whether
-// they are of a version that is known is for the policy service to judge.
+// they are of a version that is known is for the policy service to check.
 func IsPolicy(group, kind string) bool {
 	return slices.ContainsFunc(kinds, func(k Kind) bool { return k.group == group && k.Name == kind })
 }

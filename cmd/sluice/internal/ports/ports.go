@@ -44,7 +44,7 @@ func ServiceText(protocol, port uint32) string {
 }
 
 // Interval is a range of points on the line protocol << 16 | port, on which
-// policies are judged; both ends belong to it.
+// policies are evaluated; both ends belong to it.
 type Interval struct{ First, Last uint32 }
 
 const LastPoint = 0xFF<<16 | 0xFFFF

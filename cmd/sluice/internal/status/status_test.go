@@ -126,7 +126,8 @@ func TestStatusWithoutRightsSaysWhoMayAsk(t *testing.T) {
 }
 
 func TestStatusTellsOfAFamilyWithoutAFreeAddress(t *testing.T) {
-	full, room, v6 := ipam.Pool{CIDR: "10.0.0.0/29", Confirmed: 4, Quarantined: 1}, ipam.Pool{CIDR: "10.1.0.0/24", Free: 1},
+	full, room, v6 := ipam.Pool{CIDR: "10.0.0.0/29", Confirmed: 4, Quarantined: 1},
+		ipam.Pool{CIDR: "10.1.0.0/24", Free: 1},
 		ipam.Pool{CIDR: "fd00::/64", Free: 9}
 	if got := exhausted([]ipam.Pool{full, room, v6}); len(got) != 0 {
 		t.Errorf("with room in another pool: %q", got)

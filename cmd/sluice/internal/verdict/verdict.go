@@ -15,14 +15,14 @@ import (
 
 // Side is what one side's policy said.
 type Side struct {
-	Verdict    string   `json:"verdict"`
-	DecidedBy  string   `json:"decidedBy"`
-	Proxy      string   `json:"proxy,omitempty"`
-	Rule       uint32   `json:"rule,omitempty"`
-	Sources    []string `json:"ruleSources,omitempty"`
-	Table      uint32   `json:"table"`
-	Generation uint32   `json:"generation"`
-	Revision   uint64   `json:"revision"`
+	Verdict   string   `json:"verdict"`
+	DecidedBy string   `json:"decidedBy"`
+	Proxy     string   `json:"proxy,omitempty"`
+	Rule      uint32   `json:"rule,omitempty"`
+	Sources   []string `json:"ruleSources,omitempty"`
+	Table     uint32   `json:"table"`
+	Epoch     uint32   `json:"epoch"`
+	Revision  uint64   `json:"revision"`
 }
 
 // SideOf shows a verdict of the datapath; nil if there is none.
@@ -34,7 +34,7 @@ func SideOf(v *datapathv1.SideVerdict) *Side {
 		Verdict: output.Enum(v.GetVerdict(), "VERDICT_"), DecidedBy: output.Enum(v.GetDecidedBy(), "DECIDED_BY_"),
 		Proxy: output.Enum(v.GetProxy(), "PROXY_"), Rule: v.GetRule(),
 		Sources: v.GetRuleSources(),
-		Table:   v.GetTable(), Generation: v.GetGeneration(), Revision: v.GetRevision(),
+		Table:   v.GetTable(), Epoch: v.GetEpoch(), Revision: v.GetRevision(),
 	}
 }
 
@@ -52,7 +52,7 @@ func (v Side) Because() string {
 		}
 		return "because no rule allows it"
 	case "host-allow":
-		return "because the own node may"
+		return "because the local node may"
 	case "unknown-identity":
 		return "because the identity is not known"
 	case "no-policy":

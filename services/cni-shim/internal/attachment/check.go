@@ -27,7 +27,7 @@ import (
 
 // check compares what ADD answered with what is there now.
 func (p *Plugin) check(ctx context.Context) error {
-	addresses, err := p.believed()
+	addresses, err := p.expected()
 	if err != nil {
 		return err
 	}
@@ -66,8 +66,8 @@ func (p *Plugin) check(ctx context.Context) error {
 	return nil
 }
 
-// believed gives the addresses that the runtime thinks the container has.
-func (p *Plugin) believed() ([]string, error) {
+// expected gives the addresses that the runtime thinks the container has.
+func (p *Plugin) expected() ([]string, error) {
 	prev := p.in.Config.PrevResult
 	index := -1
 	for i, dev := range prev.Interfaces {
@@ -139,7 +139,7 @@ func (p *Plugin) status(ctx context.Context) error {
 		if len(st.GetService().GetProblems()) == 0 {
 			problems = append(problems, "sluice-datapath: it is not ready")
 		}
-		// Endpoints that wait have no traffic, or that of their own node only.
+		// Endpoints that wait have no traffic, or that of their local node only.
 		for _, e := range st.GetEndpoints() {
 			switch e.GetState() {
 			case datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY, datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_POLICY:

@@ -28,9 +28,9 @@ const (
 	Keep     = 3        // turned files
 )
 
-// errTurning says that another process is turning the file. It goes on being
+// errRotating says that another process rotates the file. It goes on being
 // written to: a few records more than the limit.
-var errTurning = errors.New("being turned")
+var errRotating = errors.New("being rotated")
 
 // ErrForeign is in the error about a file or directory that is not the plugin's
 // to write to. The path comes from a configuration that the plugin reads as
@@ -68,7 +68,7 @@ func open(path string, limit int64) (*os.File, error) {
 			return f, nil
 		}
 		err = turn(path, f, fi)
-		if errors.Is(err, errTurning) {
+		if errors.Is(err, errRotating) {
 			return f, nil
 		}
 		f.Close()
@@ -148,7 +148,7 @@ func turn(path string, f *os.File, self fs.FileInfo) error {
 			break
 		}
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return errTurning
+			return errRotating
 		}
 		if !errors.Is(err, unix.EINTR) {
 			return err

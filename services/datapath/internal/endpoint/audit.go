@@ -53,7 +53,7 @@ func (c *Core) Restore(ctx context.Context) ([]Finding, error) {
 	c.nodeRepairs.Store(0)
 	c.hub.Loaded()
 	if len(c.tombstones()) > 0 {
-		poke(c.wakeReleases)
+		wake(c.wakeReleases)
 	}
 	return findings, nil
 }
@@ -285,7 +285,7 @@ func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devic
 	switch {
 	case r.BootID != c.cfg.BootID:
 		return report(Difference{Subject: "record", Key: o.String(), Want: "boot " + c.cfg.BootID, Have: "boot " + r.BootID},
-			func() error { return c.bury(r) })
+			func() error { return c.markDeleted(r) })
 	case r.Phase == PhaseCreating:
 		return report(Difference{Subject: "record", Key: o.String(), Have: "half-done creation"},
 			func() error { return c.dispose(ctx, r) })
@@ -450,7 +450,7 @@ func (c *Core) unpublishStray(e Entry) error {
 		return err
 	}
 	for _, now := range entries {
-		if now.Slot == e.Slot && now.Generation == e.Generation && now.Ifindex == e.Ifindex {
+		if now.Slot == e.Slot && now.Epoch == e.Epoch && now.Ifindex == e.Ifindex {
 			return ignore(c.cfg.Maps.Unpublish(e.Slot), ErrNotFound)
 		}
 	}
@@ -652,15 +652,15 @@ func (c *Core) hostEndChanged(ctx context.Context, o workload.Owner, emit func(F
 	return again, nil
 }
 
-// Beliefs are what a caller of Check thinks of an endpoint; zero for nothing.
-type Beliefs struct {
+// Expected is what a caller of Check thinks of an endpoint; zero for nothing.
+type Expected struct {
 	Netns string
 	Addrs []netip.Addr
 }
 
 // Check compares one endpoint with the kernel, its interior included, and with
 // what the caller believes.
-func (c *Core) Check(ctx context.Context, o workload.Owner, b Beliefs) ([]Difference, error) {
+func (c *Core) Check(ctx context.Context, o workload.Owner, b Expected) ([]Difference, error) {
 	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
 		return nil, err
@@ -672,10 +672,10 @@ func (c *Core) Check(ctx context.Context, o workload.Owner, b Beliefs) ([]Differ
 	}
 	var diffs []Difference
 	if len(b.Addrs) > 0 {
-		believed := slices.Clone(b.Addrs)
-		slices.SortFunc(believed, netip.Addr.Compare)
-		if !slices.Equal(believed, r.Spec.Addrs) {
-			diffs = append(diffs, Difference{"addresses", o.String(), fmt.Sprint(believed), fmt.Sprint(r.Spec.Addrs)})
+		expected := slices.Clone(b.Addrs)
+		slices.SortFunc(expected, netip.Addr.Compare)
+		if !slices.Equal(expected, r.Spec.Addrs) {
+			diffs = append(diffs, Difference{"addresses", o.String(), fmt.Sprint(expected), fmt.Sprint(r.Spec.Addrs)})
 		}
 	}
 	path := r.Spec.Netns

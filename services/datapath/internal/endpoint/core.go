@@ -49,7 +49,7 @@ type Config struct {
 	Leases     Leases
 	Identities Identities
 	Records    Records
-	// Policies judge endpoints; nil: everything is allowed.
+	// Policies evaluate endpoints; nil: everything is allowed.
 	Policies Policies
 	Host     Host
 	// Tables compares what is of no single endpoint in the maps: tables, words,
@@ -245,7 +245,7 @@ func (c *Core) Counts() Counts {
 	return n
 }
 
-// endpoint is a record as others see it, with what judges it. mu is held, unless
+// endpoint is a record as others see it, with what evaluates it. mu is held, unless
 // the state is another than Ready.
 func (c *Core) endpoint(r Record, s State) Endpoint {
 	e := Endpoint{Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Device: r.Device, Created: r.Created}
@@ -261,7 +261,7 @@ func (c *Core) endpoint(r Record, s State) Endpoint {
 	return e
 }
 
-// PolicyChanged tells whoever watches that something else judges the endpoints
+// PolicyChanged tells whoever watches that something else evaluates the endpoints
 // in the slots.
 func (c *Core) PolicyChanged(slots []uint16) {
 	changed := map[uint16]bool{}
@@ -457,8 +457,8 @@ func (c *Core) device(s Spec) Device {
 	return d
 }
 
-// poke wakes a worker that may be asleep.
-func poke(ch chan struct{}) {
+// wake wakes a worker that may be asleep.
+func wake(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:
 	default:

@@ -124,10 +124,10 @@ func (c *Core) learn(r Record, s Spec, validateOnly bool) error {
 // creation is an endpoint that is being made.
 type creation struct {
 	*Core
-	ns     Namespace
-	r      Record
-	owes   bool // the lease may be confirmed: there is something to give back
-	claims *claim
+	ns           Namespace
+	r            Record
+	needsRelease bool // the lease may be confirmed: there is something to give back
+	claims       *claim
 }
 
 func (c *Core) create(ctx context.Context, ns Namespace, r Record) (Endpoint, error) {
@@ -161,12 +161,12 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 				return err
 			}
 			return nil
-		}, func() error { return n.abandon(n.r, n.owes) }, faultIntent},
+		}, func() error { return n.rollBack(n.r, n.needsRelease) }, faultIntent},
 
 		// The other services are asked while the device is made, which needs no
 		// answer of theirs: nothing can be sent before it is up.
 		{"claim lease, identity and policy", func(ctx context.Context) error {
-			n.owes = true
+			n.needsRelease = true
 			n.claims = n.claim(ctx, n.r.Spec)
 			return nil
 		}, func() error {
@@ -230,7 +230,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 		}, func() error { return n.cfg.Links.Deactivate(n.ns, n.r.Device) }, faultActivate},
 
 		{"write the record", func(context.Context) error {
-			n.r.Phase, n.r.Created, n.r.Judged = PhaseReady, n.cfg.Now().UTC(), n.cfg.Policies != nil
+			n.r.Phase, n.r.Created, n.r.Evaluated = PhaseReady, n.cfg.Now().UTC(), n.cfg.Policies != nil
 			return n.cfg.Records.Save(n.r)
 		}, nil, faultReady},
 	}
@@ -333,27 +333,27 @@ func (c *Core) resolve(ctx context.Context, s Spec) (Identity, error) {
 	return id, err
 }
 
-// abandon ends a creation that was undone: with a tombstone if something has to
+// rollBack ends a creation that was undone: with a tombstone if something has to
 // be released, else without a trace.
-func (c *Core) abandon(r Record, owes bool) error {
-	if !owes {
+func (c *Core) rollBack(r Record, needsRelease bool) error {
+	if !needsRelease {
 		err := c.cfg.Records.Remove(r.Spec.Owner)
 		if err == nil {
 			c.forget(r.Spec.Owner)
 		}
 		return err
 	}
-	return c.bury(r)
+	return c.markDeleted(r)
 }
 
-// bury turns a record into a tombstone.
-func (c *Core) bury(r Record) error {
+// markDeleted turns a record into a tombstone.
+func (c *Core) markDeleted(r Record) error {
 	t := Record{Phase: PhaseDeleted, BootID: c.cfg.BootID, Spec: Spec{Owner: r.Spec.Owner}}
 	if err := c.cfg.Records.Save(t); err != nil {
 		return err
 	}
 	c.set(t, Disconnecting)
-	poke(c.wakeReleases)
+	wake(c.wakeReleases)
 	return nil
 }
 

@@ -133,7 +133,7 @@ func (c *Core) dispose(ctx context.Context, r Record) error {
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}
-	if err := c.bury(r); err != nil {
+	if err := c.markDeleted(r); err != nil {
 		return fmt.Errorf("write the tombstone of %s: %w", o, err)
 	}
 	if device.Name != "" {

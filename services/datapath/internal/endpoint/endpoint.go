@@ -267,9 +267,9 @@ type Record struct {
 	Identity  Identity    `json:"identity"`
 	Slot      uint16      `json:"slot,omitempty"`
 	Created   time.Time   `json:"created,omitzero"`
-	// Judged says that its tables came from a policy service, so that the table
+	// Evaluated says that its tables came from a policy service, so that the table
 	// that allows everything means that no policy selects it.
-	Judged bool `json:"judged,omitempty"`
+	Evaluated bool `json:"judged,omitempty"`
 }
 
 // Validate says whether the record makes sense; the error names the field.
@@ -329,7 +329,7 @@ type Endpoint struct {
 	Identity Identity
 	Device   Device
 	Created  time.Time // zero until it is ready
-	Policy   Policy    // zero while nothing judges it
+	Policy   Policy    // zero while nothing evaluates it
 }
 
 // Sentinels that callers branch on.

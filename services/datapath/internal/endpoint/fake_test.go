@@ -32,7 +32,7 @@ type machine struct {
 	nextIndex  uint32
 	slots      map[uint16]Entry
 	nextSlot   uint16
-	gen        uint32
+	epoch      uint32
 	leases     map[workload.Owner]lease
 	identities map[workload.Owner]bool
 	records    map[workload.Owner]Record
@@ -295,8 +295,8 @@ func (f fakeMaps) Publish(_ context.Context, e Entry) (uint16, error) {
 		}
 	}
 	e.Slot = f.nextSlot
-	f.gen++
-	e.Generation = f.gen
+	f.epoch++
+	e.Epoch = f.epoch
 	f.nextSlot++
 	f.slots[e.Slot] = e
 	return e.Slot, nil

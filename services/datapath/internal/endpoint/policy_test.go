@@ -42,7 +42,7 @@ func (p *fakePolicies) Of(slot uint16) (Policy, bool) {
 	return of, ok
 }
 
-func (m *machine) judged(t *testing.T, p *fakePolicies) *Core {
+func (m *machine) evaluated(t *testing.T, p *fakePolicies) *Core {
 	t.Helper()
 	cfg := m.config()
 	cfg.Policies = p
@@ -57,16 +57,16 @@ func (m *machine) judged(t *testing.T, p *fakePolicies) *Core {
 func TestCreationIsPublishedOnlyWhenItsPolicyIsInTheKernel(t *testing.T) {
 	m := newMachine()
 	waits, goes := make(chan struct{}), make(chan struct{})
-	p := &fakePolicies{of: map[uint16]Policy{1: {Revision: 4, EgressTable: 16, IngressTable: 17, Generation: 9}}}
+	p := &fakePolicies{of: map[uint16]Policy{1: {Revision: 4, EgressTable: 16, IngressTable: 17, Epoch: 9}}}
 	p.await = func(context.Context, uint32) error {
 		close(waits)
 		<-goes
 		if len(m.slotsNow()) != 0 {
-			t.Error("it is published, and nothing judges it")
+			t.Error("it is published, and nothing evaluates it")
 		}
 		return nil
 	}
-	c := m.judged(t, p)
+	c := m.evaluated(t, p)
 	s := m.wanted("a", 2)
 	done := make(chan error, 1)
 	var e Endpoint
@@ -89,8 +89,8 @@ func TestCreationIsPublishedOnlyWhenItsPolicyIsInTheKernel(t *testing.T) {
 	if e.State != Ready || e.Policy.Revision != 4 || e.Policy.EgressTable != 16 {
 		t.Errorf("endpoint %+v", e)
 	}
-	if !m.recordOf(s.Owner).Judged {
-		t.Error("the record does not say that a policy judges it")
+	if !m.recordOf(s.Owner).Evaluated {
+		t.Error("the record does not say that a policy evaluates it")
 	}
 	if !slices.Equal(p.awaited, []uint32{m.number}) {
 		t.Errorf("awaited %v", p.awaited)
@@ -101,7 +101,7 @@ func TestCreationWithoutItsPolicyIsUndone(t *testing.T) {
 	for _, want := range []error{ErrUnavailable, ErrFull} {
 		m := newMachine()
 		p := &fakePolicies{await: func(context.Context, uint32) error { return fmt.Errorf("policy of identity 1000: %w", want) }}
-		c := m.judged(t, p)
+		c := m.evaluated(t, p)
 		if _, err := c.Create(t.Context(), m.wanted("a", 2), false); !errors.Is(err, want) {
 			t.Errorf("%v, want %v", err, want)
 		}
@@ -118,7 +118,7 @@ func TestDeletionEndsACreationThatWaitsForItsPolicy(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	}}
-	c := m.judged(t, p)
+	c := m.evaluated(t, p)
 	s := m.wanted("a", 2)
 	done := make(chan error, 1)
 	go func() { _, err := c.Create(t.Context(), s, false); done <- err }()
@@ -135,15 +135,15 @@ func TestDeletionEndsACreationThatWaitsForItsPolicy(t *testing.T) {
 
 func TestPendingEndpointWaitsUntilItsPolicyComesAndWatchersHearOfIt(t *testing.T) {
 	m := newMachine()
-	p := &fakePolicies{of: map[uint16]Policy{1: {Pending: true, Generation: 1}}}
-	c := m.judged(t, p)
+	p := &fakePolicies{of: map[uint16]Policy{1: {Pending: true, Epoch: 1}}}
+	c := m.evaluated(t, p)
 	s := m.wanted("a", 2)
 	e, err := c.Create(t.Context(), s, false)
 	if err != nil || e.State != WaitingForPolicy {
 		t.Fatal(e.State, err)
 	}
 	p.mu.Lock()
-	p.of[1] = Policy{Revision: 2, Generation: 2}
+	p.of[1] = Policy{Revision: 2, Epoch: 2}
 	p.mu.Unlock()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -171,7 +171,7 @@ func TestPendingEndpointWaitsUntilItsPolicyComesAndWatchersHearOfIt(t *testing.T
 func TestChangedIdentityWaitsForItsPolicy(t *testing.T) {
 	m := newMachine()
 	p := &fakePolicies{}
-	c := m.judged(t, p)
+	c := m.evaluated(t, p)
 	s := m.wanted("a", 2)
 	if _, err := c.Create(t.Context(), s, false); err != nil {
 		t.Fatal(err)
@@ -203,7 +203,7 @@ func TestChangedIdentityWaitsForItsPolicy(t *testing.T) {
 func TestDeletionEndsAWaitForThePolicyOfAChangedIdentity(t *testing.T) {
 	m := newMachine()
 	p := &fakePolicies{}
-	c := m.judged(t, p)
+	c := m.evaluated(t, p)
 	s := m.wanted("a", 2)
 	if _, err := c.Create(t.Context(), s, false); err != nil {
 		t.Fatal(err)

@@ -13,17 +13,17 @@ import (
 
 // Entry is an endpoint in the maps of the programs.
 type Entry struct {
-	Slot       uint16
-	Ifindex    uint32
-	Identity   uint32
-	Addrs      []netip.Addr
-	MAC        MAC
-	HostMAC    MAC
-	MTU        uint16
-	Forwards   bool // its tables let packets pass: it is not cut
-	New        bool // it has not lived before, and begins only with its tables
-	Damaged    bool // some keys that should lead to it are missing
-	Generation uint32
+	Slot     uint16
+	Ifindex  uint32
+	Identity uint32
+	Addrs    []netip.Addr
+	MAC      MAC
+	HostMAC  MAC
+	MTU      uint16
+	Forwards bool // its tables let packets pass: it is not cut
+	New      bool // it has not lived before, and begins only with its tables
+	Damaged  bool // some keys that should lead to it are missing
+	Epoch    uint32
 }
 
 // Maps publishes endpoints to the programs.
@@ -42,21 +42,21 @@ type Maps interface {
 	Entries() ([]Entry, error)
 }
 
-// Policies is what judges endpoints. Maps gives an endpoint its tables.
+// Policies is what evaluates endpoints. Maps gives an endpoint its tables.
 type Policies interface {
 	// Await returns when an endpoint of the identity may begin: its tables are
 	// in the kernel. ErrUnavailable if they do not come, ErrFull if they do not
 	// fit.
 	Await(ctx context.Context, identity uint32) error
-	// Of says what judges a slot.
+	// Of says what evaluates a slot.
 	Of(slot uint16) (Policy, bool)
 }
 
-// Policy is what judges an endpoint.
+// Policy is what evaluates an endpoint.
 type Policy struct {
 	Revision                  uint64 // of policies; 0: not known
 	EgressTable, IngressTable uint16
-	Generation                uint32
+	Epoch                     uint32
 	Refusal                   string // why a newer revision is not in force
 	Audit                     bool   // what it would deny is let through and reported
 	Pending                   bool   // no policy is known yet

@@ -9,14 +9,14 @@ import "testing"
 // between, the second one's slot may be given to an endpoint that is being made.
 func TestAuditLeavesASlotThatWasGivenAwaySinceItLooked(t *testing.T) {
 	for name, now := range map[string]func(*Entry){
-		"the same device, published again": func(e *Entry) { e.Generation++ },
+		"the same device, published again": func(e *Entry) { e.Epoch++ },
 		"another device":                   func(e *Entry) { e.Ifindex++ },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine()
 			c := m.start(t)
 			for _, slot := range []uint16{7, 8} {
-				m.slots[slot] = Entry{Slot: slot, Ifindex: 100 + uint32(slot), Generation: 3, Forwards: true}
+				m.slots[slot] = Entry{Slot: slot, Ifindex: 100 + uint32(slot), Epoch: 3, Forwards: true}
 			}
 			var given Entry
 			found := 0
@@ -41,7 +41,7 @@ func TestAuditLeavesASlotThatWasGivenAwaySinceItLooked(t *testing.T) {
 			if found != 2 {
 				t.Errorf("%d strays, want 2", found)
 			}
-			if e, there := m.slots[given.Slot]; !there || e.Generation != given.Generation || e.Ifindex != given.Ifindex {
+			if e, there := m.slots[given.Slot]; !there || e.Epoch != given.Epoch || e.Ifindex != given.Ifindex {
 				t.Errorf("slot %d, given away meanwhile: there %v, %+v, want %+v", given.Slot, there, e, given)
 			}
 			// the next audit sees it as it is

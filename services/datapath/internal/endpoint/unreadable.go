@@ -128,7 +128,7 @@ func (c *Core) adopt(ctx context.Context, o workload.Owner) error {
 		}
 		c.set(r, Restoring)
 		if r.Phase == PhaseDeleted {
-			poke(c.wakeReleases)
+			wake(c.wakeReleases)
 		}
 	}
 	c.resolved(o)
@@ -172,12 +172,12 @@ func (c *Core) closed(slots []Entry, links []HostDevice) (keptSlots []Entry, kep
 	if !c.anyUnreadable() {
 		return nil, nil
 	}
-	var buried []string
+	var deleted []string
 	for _, o := range c.tombstones() {
-		buried = append(buried, c.device(Spec{Owner: o}).HostName)
+		deleted = append(deleted, c.device(Spec{Owner: o}).HostName)
 	}
 	for _, d := range links {
-		if !slices.Contains(buried, d.Name) {
+		if !slices.Contains(deleted, d.Name) {
 			keptLinks = append(keptLinks, d)
 		}
 	}

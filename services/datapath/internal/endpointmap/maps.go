@@ -58,7 +58,7 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 		if err != nil {
 			return 0, 0, errors.Join(err, m.Endpoints.Unpublish(s))
 		}
-		return s, published.Policy.Gen, nil
+		return s, published.Policy.Epoch, nil
 	}
 	var slot uint16
 	var err error
@@ -116,7 +116,7 @@ func (m Maps) Entries() ([]endpoint.Entry, error) {
 	for _, ke := range list {
 		e := endpoint.Entry{
 			Slot: ke.Slot, Ifindex: ke.Ifindex, Identity: uint32(ke.Identity), MAC: ke.MAC, HostMAC: ke.HostMAC,
-			MTU: ke.MTU, Damaged: ke.Incomplete, Generation: ke.Policy.Gen,
+			MTU: ke.MTU, Damaged: ke.Incomplete, Epoch: ke.Policy.Epoch,
 			Forwards: ke.Policy.Egress != policytable.Deny || ke.Policy.Ingress != policytable.Deny,
 		}
 		for _, a := range []netip.Addr{ke.IPv4, ke.IPv6} {

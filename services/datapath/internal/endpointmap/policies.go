@@ -24,7 +24,7 @@ func (p Policies) Await(ctx context.Context, identity uint32) error {
 func (p Policies) Of(slot uint16) (endpoint.Policy, bool) {
 	e, ok := p.Policy.Of(slot)
 	return endpoint.Policy{
-		Revision: e.Revision, EgressTable: uint16(e.Egress), IngressTable: uint16(e.Ingress), Generation: e.Generation,
+		Revision: e.Revision, EgressTable: uint16(e.Egress), IngressTable: uint16(e.Ingress), Epoch: e.Epoch,
 		Refusal: e.Refusal, Audit: e.Audit, Pending: e.Pending(),
 	}, ok
 }

@@ -44,7 +44,7 @@ const (
 // figures of one file of vectors.
 type figures struct {
 	cases     map[string]bool // with a failure?
-	questions int             // answered by the judging function
+	questions int             // answered by the evaluating function
 	packets   int             // answered by a program of a pod
 	elsewhere map[event.Reason]int
 	failures  int
@@ -63,7 +63,7 @@ type examiner struct {
 	// every is which of the pods' questions become packets: 1 all of them
 	every int
 	asked int
-	// skim asks the judging function every how many-th question; 0: all
+	// skim asks the evaluating function every how many-th question; 0: all
 	skim    int
 	seen    int
 	waiting []*vectorv1.Question // become packets, grouped by subject
@@ -283,7 +283,7 @@ func (x *examiner) report(took time.Duration) {
 		x.t.Logf("packets that no policy is asked about: %s", strings.Join(unasked, ", "))
 	}
 	perSecond := float64(total.questions+total.packets) / took.Seconds()
-	x.t.Logf("equal %d questions to the judging function and %d packets to the programs, %d failures, %.0f a second",
+	x.t.Logf("equal %d questions to the evaluating function and %d packets to the programs, %d failures, %.0f a second",
 		total.questions, total.packets, total.failures, perSecond)
 	if total.questions == 0 || total.packets == 0 {
 		x.t.Error("nothing was asked")
@@ -346,7 +346,7 @@ func newExaminer(t *testing.T, every int) *examiner {
 const everyRandom, everyVector = 8, 16
 
 // TestKernelTablesDecideTheVectorsAsTheEngine asks everything that the policy
-// vectors ask of the judging function, and of the programs with real packets
+// vectors ask of the evaluating function, and of the programs with real packets
 // what concerns pods: all of it in `make test-vectors-kernel`, else a quarter
 // and a sixteenth.
 //

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package equivalence tests that the kernel judges every packet as the policy
+// Package equivalence tests that the kernel evaluates every packet as the policy
 // engine does. The engine writes tables and questions with its answers; the
 // tables go into real maps by the way that those of a policy service go, and
 // the programs themselves are asked.

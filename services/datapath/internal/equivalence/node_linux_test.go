@@ -46,7 +46,7 @@ type node struct {
 	addresses      map[netip.Addr]identity.Numeric
 	ifindex        uint32 // of the last endpoint without a device
 
-	question, answer []byte // of judge
+	question, answer []byte // of evaluate
 	out              []byte
 	frame            []byte
 }
@@ -103,7 +103,7 @@ type state struct {
 	done    chan error
 	service *service
 	applier *policysync.Applier
-	anchors map[uint32]uint16 // subject to a slot that it judges
+	anchors map[uint32]uint16 // subject to a slot that it evaluates
 	probe   probe
 }
 
@@ -197,7 +197,7 @@ func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16
 			return 0, 0, err
 		}
 		now, err := s.n.k.Endpoints.Lookup(slot)
-		return slot, now.Policy.Gen, err
+		return slot, now.Policy.Epoch, err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("endpoint of subject %d at %v: %w", subject, addr, err)
@@ -243,7 +243,7 @@ func wanted(q *vectorv1.Question) verdict {
 func answerOf(side bpf.MapsSlSide) (verdict, error) {
 	v := verdict{policyv1.Action(side.Action) + 1, netv1.DecidedBy(side.By), uint32(side.Rule)}
 	if side.By == uint8(bpf.MapsSlBySL_BY_TABLE) && side.Table != uint16(policytable.Allow) {
-		return v, fmt.Errorf("judged by table %d", side.Table)
+		return v, fmt.Errorf("evaluated by table %d", side.Table)
 	}
 	return v, nil
 }

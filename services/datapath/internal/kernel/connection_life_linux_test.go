@@ -34,12 +34,12 @@ const (
 // run, and everybody else that they may talk to.
 type theatre struct {
 	runner
-	pods   map[string]slotmap.Endpoint
-	v6     bool
-	events *event.Reader
-	judged []event.Event // connections judged by the last packet
-	closed []event.Event
-	drops  []event.Event
+	pods      map[string]slotmap.Endpoint
+	v6        bool
+	events    *event.Reader
+	evaluated []event.Event // connections evaluated by the last packet
+	closed    []event.Event
+	drops     []event.Event
 }
 
 func newTheatre(t *testing.T, v6 bool) *theatre {
@@ -233,11 +233,11 @@ func (th *theatre) play(t *testing.T, acts []act) {
 }
 
 func (th *theatre) sort(events []event.Event) {
-	th.judged, th.closed, th.drops = nil, nil, nil
+	th.evaluated, th.closed, th.drops = nil, nil, nil
 	for _, e := range events {
 		switch e.Type {
-		case event.ConnectionJudged:
-			th.judged = append(th.judged, e)
+		case event.ConnectionEvaluated:
+			th.evaluated = append(th.evaluated, e)
 		case event.ConnectionClosed:
 			th.closed = append(th.closed, e)
 		default:
@@ -284,10 +284,10 @@ func begunBy(who string, flags conntrack.Flags) func(*testing.T, *theatre) {
 	}
 }
 
-func reported(judged, closed int) func(*testing.T, *theatre) {
+func reported(evaluated, closed int) func(*testing.T, *theatre) {
 	return func(t *testing.T, th *theatre) {
-		if len(th.judged) != judged || len(th.closed) != closed {
-			t.Errorf("judged %+v, closed %+v, want %d and %d", th.judged, th.closed, judged, closed)
+		if len(th.evaluated) != evaluated || len(th.closed) != closed {
+			t.Errorf("evaluated %+v, closed %+v, want %d and %d", th.evaluated, th.closed, evaluated, closed)
 		}
 	}
 }
@@ -343,7 +343,7 @@ func forgetAll() act {
 const (
 	only80    = policytable.ID(40) // TCP, UDP and SCTP to port 80, from and to anybody
 	only80b   = policytable.ID(41) // the same again
-	friends   = policytable.ID(42) // peers of node class 7, whatever they do
+	friends   = policytable.ID(42) // peers of identity class 7, whatever they do
 	pings     = policytable.ID(43) // echo requests
 	redirects = policytable.ID(44) // TCP to a proxy that does not exist
 	worldly   = policytable.ID(45) // the world, and nobody else
@@ -445,8 +445,8 @@ func bump(who string) act {
 	return change(func(t *testing.T, th *theatre) { must(t, "BumpAddress", th.k.Addresses.Bump(th.addr(who))) })
 }
 
-func bumpGen(who string) act {
-	return change(func(t *testing.T, th *theatre) { must(t, "BumpGens", th.k.Endpoints.BumpGens(th.pods[who].Slot)) })
+func bumpEpoch(who string) act {
+	return change(func(t *testing.T, th *theatre) { must(t, "BumpGens", th.k.Endpoints.BumpEpochs(th.pods[who].Slot)) })
 }
 
 func audit(who string, on bool) act {
@@ -543,11 +543,11 @@ func scenes() []scene {
 			say("a", "b", ping(true, 7), event.ForwardPeer).check(remain(0)),
 			policy("a", policytable.Deny, policytable.Allow),
 			say("a", "b", ping(true, 7), event.DropPolicyDenied))},
-		{"an echo the other way with the same identifier is judged by itself", play(oneWay(),
+		{"an echo the other way with the same identifier is evaluated by itself", play(oneWay(),
 			say("a", "b", ping(false, 7), event.ForwardPeer),
 			say("b", "a", ping(false, 7), event.DropPolicyDenied),
 			say("b", "a", ping(true, 7), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)))},
-		{"an echo that goes on by asking for something else is judged", play(policy("a", pings, policytable.Deny), policy("b", policytable.Deny, pings),
+		{"an echo that goes on by asking for something else is evaluated", play(policy("a", pings, policytable.Deny), policy("b", policytable.Deny, pings),
 			say("a", "b", ping(false, 7), event.ForwardPeer),
 			say("a", "b", ping(true, 7), event.DropIdentityUnknown),
 			say("a", "b", coded(ping(false, 7), 5), event.DropIdentityUnknown),
@@ -562,7 +562,7 @@ func scenes() []scene {
 			say("a", "b", other(47), event.ForwardPeer),
 			say("b", "a", other(47), event.ForwardPeer),
 			say("b", "a", other(50), event.DropPolicyDenied))},
-		{"ICMP that is neither echo nor error is judged by itself", play(oneWay(),
+		{"ICMP that is neither echo nor error is evaluated by itself", play(oneWay(),
 			say("a", "b", func(th *theatre) (byte, []byte) {
 				if th.v6 {
 					return 58, icmp(200, 0)
@@ -587,7 +587,7 @@ func scenes() []scene {
 			say("world", "a", datagram(4000, 53), event.DropPolicyPending))},
 
 		// life and end
-		{"each connection is reported when it is judged and when it ends", play(
+		{"each connection is reported when it is evaluated and when it ends", play(
 			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(reported(1, 0)),
 			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardPeer).check(reported(0, 0)),
 			say("a", "b", segment(4000, 80, flagFIN|flagACK), event.ForwardPeer).check(all(reported(0, 0), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.InitiatorFinished))),
@@ -646,7 +646,7 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardPeer),
 			say("b", "a", segment(80, 4000, flagSYN), event.ForwardPeer).check(begunBy("b", 0)),
 			say("a", "b", segment(4000, 80, flagSYN|flagACK), event.ForwardPeer).check(begunBy("b", conntrack.SeenReply)))},
-		{"a port that is used again is judged again", play(handshake(4000, 80),
+		{"a port that is used again is evaluated again", play(handshake(4000, 80),
 			say("a", "b", segment(4000, 80, flagRST|flagACK), event.ForwardPeer),
 			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", segment(4000, 80, flagSYN), event.DropPolicyDenied).on(event.Ingress))},
@@ -821,11 +821,11 @@ func scenes() []scene {
 			say("a", "b", datagram(4000, 53), event.ForwardPeer),
 			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", datagram(4000, 53), event.DropPolicyDenied).on(event.Ingress).check(all(reported(0, 1), remain(0))))},
-		{"a connection that stays allowed loses nothing and is judged once", play(handshake(4000, 80),
+		{"a connection that stays allowed loses nothing and is evaluated once", play(handshake(4000, 80),
 			policy("b", policytable.Allow, only80),
 			say("b", "a", segment(80, 4000, data), event.ForwardPeer).check(reported(1, 0)),
 			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(reported(0, 0)),
-			bumpGen("a"),
+			bumpEpoch("a"),
 			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(reported(1, 0)),
 			change(func(t *testing.T, th *theatre) {
 				c := th.only(t)
@@ -833,40 +833,40 @@ func scenes() []scene {
 				must(t, "Lookup", err)
 				b, err := th.k.Endpoints.Lookup(th.pods["b"].Slot)
 				must(t, "Lookup", err)
-				if c.From.Gen != a.Policy.Gen || c.To.Gen != b.Policy.Gen || c.IngressRule != 1 {
-					t.Errorf("gens %d and %d, rule %d, want %d, %d, 1", c.From.Gen, c.To.Gen, c.IngressRule, a.Policy.Gen, b.Policy.Gen)
+				if c.From.Epoch != a.Policy.Epoch || c.To.Epoch != b.Policy.Epoch || c.IngressRule != 1 {
+					t.Errorf("gens %d and %d, rule %d, want %d, %d, 1", c.From.Epoch, c.To.Epoch, c.IngressRule, a.Policy.Epoch, b.Policy.Epoch)
 				}
 			}))},
-		{"an answer is judged by the ports of the question", play(policy("a", only80, policytable.Deny), policy("b", policytable.Deny, only80),
+		{"an answer is evaluated by the ports of the question", play(policy("a", only80, policytable.Deny), policy("b", policytable.Deny, only80),
 			handshake(4000, 80),
 			policy("b", policytable.Deny, only80b),
 			say("b", "a", segment(80, 4000, data), event.ForwardPeer),
 			policy("a", only80b, policytable.Deny),
 			say("b", "a", segment(80, 4000, data), event.ForwardPeer),
 			say("b", "a", segment(81, 4000, data), event.DropPolicyDenied))},
-		{"an echo reply is judged as the request", play(policy("a", pings, policytable.Deny), policy("b", policytable.Deny, pings),
+		{"an echo reply is evaluated as the request", play(policy("a", pings, policytable.Deny), policy("b", policytable.Deny, pings),
 			say("a", "b", ping(false, 7), event.ForwardPeer),
-			bumpGen("b"), bumpGen("a"),
+			bumpEpoch("b"), bumpEpoch("a"),
 			say("b", "a", ping(true, 7), event.ForwardPeer))},
-		{"only the side that moved is judged", play(handshake(4000, 80),
+		{"only the side that moved is evaluated", play(handshake(4000, 80),
 			// a's table is taken away in place, without a word to anybody
 			policy("a", only80, policytable.Allow),
 			say("a", "b", segment(4000, 80, data), event.ForwardPeer),
 			change(func(t *testing.T, th *theatre) {
 				update(t, th.k, bpf.MapsMapSlRule, uint32(only80)*16, bpf.MapsSlRule{Action: actDeny})
 			}),
-			bumpGen("b"),
+			bumpEpoch("b"),
 			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(func(t *testing.T, th *theatre) {
-				if len(th.judged) != 1 || th.judged[0].Egress.By != event.ByNobody || th.judged[0].Ingress.By == event.ByNobody {
-					t.Errorf("judged %+v, want the ingress side alone", th.judged)
+				if len(th.evaluated) != 1 || th.evaluated[0].Egress.By != event.ByNobody || th.evaluated[0].Ingress.By == event.ByNobody {
+					t.Errorf("evaluated %+v, want the ingress side alone", th.evaluated)
 				}
 			}),
-			bumpGen("a"),
+			bumpEpoch("a"),
 			say("a", "b", segment(4000, 80, data), event.DropIdentityUnknown))},
 		{"a connection that is to go through a proxy cannot be moved", play(handshake(4000, 80),
 			policy("b", policytable.Allow, redirects),
 			say("a", "b", segment(4000, 80, data), event.DropNoProxy).on(event.Ingress).check(reported(0, 1)))},
-		{"a relabelled pod's connections are judged again on both sides", play(
+		{"a relabelled pod's connections are evaluated again on both sides", play(
 			change(func(t *testing.T, th *theatre) {
 				must(t, "SetIdentity", th.k.Endpoints.SetIdentity(th.pods["b"].Slot, friend))
 			}),
@@ -880,14 +880,14 @@ func scenes() []scene {
 
 		{"what is denied in audit mode passes and says so", play(policy("b", policytable.Deny, only80), audit("b", true),
 			say("a", "b", datagram(4000, 53), event.ForwardPeer).check(func(t *testing.T, th *theatre) {
-				if len(th.judged) != 1 || !th.judged[0].Ingress.Audited || th.judged[0].Egress.Audited {
-					t.Errorf("judged %+v, want the ingress side audited", th.judged)
+				if len(th.evaluated) != 1 || !th.evaluated[0].Ingress.Audited || th.evaluated[0].Egress.Audited {
+					t.Errorf("evaluated %+v, want the ingress side audited", th.evaluated)
 				}
 			}),
 			say("a", "b", datagram(4000, 53), event.ForwardPeer).check(reported(0, 0)),
 			say("a", "b", datagram(4000, 80), event.ForwardPeer).check(func(t *testing.T, th *theatre) {
-				if len(th.judged) != 1 || th.judged[0].Ingress.Audited || th.judged[0].Ingress.Rule != 1 {
-					t.Errorf("judged %+v, want rule 1 and nothing audited", th.judged)
+				if len(th.evaluated) != 1 || th.evaluated[0].Ingress.Audited || th.evaluated[0].Ingress.Rule != 1 {
+					t.Errorf("evaluated %+v, want rule 1 and nothing audited", th.evaluated)
 				}
 			}),
 			audit("b", false),
@@ -960,7 +960,7 @@ func scenes() []scene {
 			change(func(t *testing.T, th *theatre) {
 				must(t, "DeleteIP", th.k.Addresses.Remove(ipmap.HostPrefix(th.addr("world"))))
 			}))},
-		{"an address that becomes the host's is judged as the host", play(policy("a", worldly, policytable.Deny),
+		{"an address that becomes the host's is evaluated as the host", play(policy("a", worldly, policytable.Deny),
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			hostHas("host", "world"),
 			say("a", "world", datagram(4000, 53), event.DropPolicyDenied),
@@ -1006,8 +1006,8 @@ func scenes() []scene {
 		{"what the stack forwards under the host's address is not the host's", play(policy("b", policytable.Deny, policytable.Pending),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
 			say("host", "b", datagram(4001, 53), event.DropPolicyPending).forwarded(),
-			// who was allowed before it is judged again stays who it is
-			bumpGen("b"),
+			// who was allowed before it is evaluated again stays who it is
+			bumpEpoch("b"),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack))},
 		// who may say to be the sender
 		{"a mark opens nothing to processes of the host", play(policy("b", policytable.Deny, friends),
@@ -1067,7 +1067,7 @@ func scenes() []scene {
 			}))},
 		{"a change is not a way in", play(policy("b", policytable.Deny, policytable.Pending),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
-			bumpGen("b"),
+			bumpEpoch("b"),
 			say("host", "b", datagram(4000, 53), event.DropPolicyPending).forwarded().check(begunBy("host", conntrack.ViaStack)),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack))},
 
@@ -1085,7 +1085,7 @@ func scenes() []scene {
 			bump("host"),
 			say("host", "a", datagram(53, 4000), event.DropPolicyDenied).forwarded(),
 			say("host", "a", datagram(53, 4000), event.ForwardFromStack))},
-		{"a client under the host's address is not judged as the host when that moves", play(policy("a", policytable.Deny, worldly),
+		{"a client under the host's address is not evaluated as the host when that moves", play(policy("a", policytable.Deny, worldly),
 			say("host", "a", datagram(4000, 53), event.ForwardFromStack).forwarded(),
 			say("a", "host", datagram(53, 4000), event.ForwardHost),
 			policy("a", policytable.Deny, policytable.Pending),
@@ -1100,7 +1100,7 @@ func scenes() []scene {
 			say("router", "a", failure(3, "a", "world", segment(4000, 80, flagSYN)), event.ForwardFromStack).check(remain(1)),
 			say("router", "a", failure(3, "a", "world", segment(4001, 80, flagSYN)), event.DropPolicyDenied),
 			say("router", "a", failure(3, "b", "world", segment(4000, 80, flagSYN)), event.DropPolicyDenied))},
-		{"an error about somebody else's connection is judged", play(
+		{"an error about somebody else's connection is evaluated", play(
 			policy("a", policytable.Allow, policytable.Deny),
 			say("b", "world", datagram(4000, 53), event.ForwardOutside),
 			say("router", "a", failure(3, "b", "world", datagram(4000, 53)), event.DropPolicyDenied),
@@ -1117,7 +1117,7 @@ func scenes() []scene {
 			say("a", "b", datagram(4000, 53), event.ForwardPeer),
 			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), event.ForwardPeer),
 			say("b", "a", failure(3, "a", "b", datagram(4001, 53)), event.DropPolicyDenied))},
-		{"an error about a connection under an older policy is judged", play(
+		{"an error about a connection under an older policy is evaluated", play(
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			policy("a", policytable.Deny, policytable.Deny),
 			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), event.DropPolicyDenied))},
@@ -1140,7 +1140,7 @@ func scenes() []scene {
 			}, event.DropConnectionInvalid),
 			say("a", "host", failure(3, "host", "a", datagram(4000, 53)), event.ForwardHost),
 			say("a", "b", failure(2, "b", "a", datagram(4000, 53)), event.ForwardPeer))},
-		{"an error about an address that went to another is judged", play(policy("a", policytable.Allow, policytable.Deny),
+		{"an error about an address that went to another is evaluated", play(policy("a", policytable.Allow, policytable.Deny),
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), event.ForwardFromStack),
 			bump("world"),
@@ -1198,9 +1198,9 @@ func (th *theatre) pieces(from, to string, what l4, id uint32, at ...int) [][]by
 	return out
 }
 
-// Later fragments are judged by the ports of the first, never without, and
+// Later fragments are evaluated by the ports of the first, never without, and
 // belong to its connection in either direction.
-func TestKernelFragmentsAreJudgedByTheirPorts(t *testing.T) {
+func TestKernelFragmentsAreEvaluatedByTheirPorts(t *testing.T) {
 	long := func(sport, dport uint16) l4 {
 		return func(*theatre) (byte, []byte) { return 17, udp(sport, dport, make([]byte, 40)...) }
 	}
@@ -1245,7 +1245,7 @@ func TestKernelFragmentsAreJudgedByTheirPorts(t *testing.T) {
 			// another pod's pieces with the same numbers are not these
 			expect("the other pod's piece", "b", th.pieces("b", "a", long(80, 4000), 1, 8)[1], event.DropFragment)
 
-			// pieces that would write over flags that were judged
+			// pieces that would write over flags that were evaluated
 			for proto, what := range map[string]l4{
 				"TCP": func(*theatre) (byte, []byte) { return 6, tcp(4000, 80, flagSYN, make([]byte, 40)...) },
 				"SCTP": func(th *theatre) (byte, []byte) {
@@ -1322,7 +1322,7 @@ func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 	}
 }
 
-// An ICMP error whose quotation is cut anywhere is judged by itself; one with
+// An ICMP error whose quotation is cut anywhere is evaluated by itself; one with
 // the ports passes.
 func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
@@ -1466,7 +1466,7 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 	setPolicy(t, k, one.Slot, slotmap.Policy{})
 	must(t, "SetAudit", k.Endpoints.SetAudit(one.Slot, true))
 	r.run(t, program.FromPod, from4(world4, 6, tcp(4001, 80, flagSYN)), skbContext{}, 0)
-	if got := drain(t, events); len(got) != 1 || got[0].Type != event.ConnectionJudged || !got[0].Egress.Audited {
+	if got := drain(t, events); len(got) != 1 || got[0].Type != event.ConnectionEvaluated || !got[0].Egress.Audited {
 		t.Errorf("events %+v, want one of an audited connection", got)
 	}
 	must(t, "SetAudit", k.Endpoints.SetAudit(one.Slot, false))

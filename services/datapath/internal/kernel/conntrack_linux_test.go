@@ -127,7 +127,7 @@ func remotes(e slotmap.Endpoint, proto uint8, from, n int, flags conntrack.Flags
 		binary.BigEndian.PutUint32(a[:], 0xc0000000+uint32(i))
 		cs = append(cs, conntrack.Connection{
 			Tuple: conntrack.Tuple{Initiator: netip.AddrPortFrom(netip.AddrFrom4(a), uint16(i)), Responder: netip.AddrPortFrom(e.IPv4, 80), Protocol: proto},
-			From:  conntrack.End{Slot: slotmap.NoSlot, Identity: identity.WorldIPv4}, To: conntrack.End{Slot: e.Slot, Gen: e.Policy.Gen, Identity: e.Identity},
+			From:  conntrack.End{Slot: slotmap.NoSlot, Identity: identity.WorldIPv4}, To: conntrack.End{Slot: e.Slot, Epoch: e.Policy.Epoch, Identity: e.Identity},
 			LastSeen: last, Flags: flags,
 		})
 	}
@@ -148,7 +148,7 @@ func TestKernelConnectionIsFoundFromBothEnds(t *testing.T) {
 		tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), tuple(6, "10.244.0.20:40000", "10.244.0.10:80"),
 		tuple(17, "[fd00::2]:53", "[fd00::1]:53"),
 	} {
-		want := conntrack.Connection{Tuple: tu, From: conntrack.End{Slot: 1, Gen: 2, AddressGen: 3, Identity: 4}, To: conntrack.End{Slot: 5, Gen: 6, AddressGen: 7, Identity: 8}, LastSeen: 9, Flags: conntrack.SeenReply, EgressRule: 1, IngressRule: 2}
+		want := conntrack.Connection{Tuple: tu, From: conntrack.End{Slot: 1, Epoch: 2, AddressEpoch: 3, Identity: 4}, To: conntrack.End{Slot: 5, Epoch: 6, AddressEpoch: 7, Identity: 8}, LastSeen: 9, Flags: conntrack.SeenReply, EgressRule: 1, IngressRule: 2}
 		k.put(t, want)
 		for _, asked := range []conntrack.Tuple{tu, {Initiator: tu.Responder, Responder: tu.Initiator, Protocol: tu.Protocol}} {
 			got, found, err := k.Connections.Lookup(asked)
@@ -235,13 +235,13 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 				peer = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(rng.IntN(8))}), 80)
 			case 1:
 				o := ends[rng.IntN(len(ends))]
-				peer, other = netip.AddrPortFrom(o.IPv4, 80), conntrack.End{Slot: o.Slot, Gen: o.Policy.Gen}
+				peer, other = netip.AddrPortFrom(o.IPv4, 80), conntrack.End{Slot: o.Slot, Epoch: o.Policy.Epoch}
 			case 2:
 				local, peer = netip.AddrPortFrom(e.IPv6, uint16(rng.IntN(40))), netip.AddrPortFrom(world6, 80)
 			}
 			c := conntrack.Connection{
 				Tuple: conntrack.Tuple{Initiator: local, Responder: peer, Protocol: []uint8{6, 17, 1, 132, 47}[rng.IntN(5)]},
-				From:  conntrack.End{Slot: e.Slot, Gen: e.Policy.Gen}, To: other, LastSeen: cl.now.Load(),
+				From:  conntrack.End{Slot: e.Slot, Epoch: e.Policy.Epoch}, To: other, LastSeen: cl.now.Load(),
 				Flags: conntrack.Flags(rng.IntN(0x4000)) &^ (conntrack.OriginLow | conntrack.ByResponder),
 			}
 			if rng.IntN(2) == 0 {
@@ -283,7 +283,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 			ends[1] = publish(t, k, next)
 			if ends[1].Slot == gone.Slot && ends[1].IPv4 == gone.IPv4 {
 				for _, l := range model {
-					l.dead = false // the gens, not the collector, tell them apart
+					l.dead = false // the epochs, not the collector, tell them apart
 				}
 			}
 		}

@@ -266,7 +266,7 @@ func (c *crafter) contexts(pod string) (out []crafted) {
 	for _, device := range []uint32{0, 77, c.pods["a"].Ifindex, c.pods["b"].Ifindex} {
 		for _, mark := range []uint32{0, markPod, markOf(markJudged, e.Ifindex), forwardMark} {
 			if device != 0 && device != 77 && mark == markOf(markJudged, e.Ifindex) {
-				continue // that one was judged
+				continue // that one was evaluated
 			}
 			ctx := skbContext{Ifindex: e.Ifindex, IngressIfindex: device, Mark: mark}
 			out = append(out, crafted{prog: program.ToPod, ctx: ctx})

@@ -227,7 +227,7 @@ func address6(a *bpf.MapsSlAddr6) string   { return netip.AddrFrom16(a.Addr).Str
 func prefix4(p *bpf.MapsSlPrefix4) string  { return bitsOf(netip.AddrFrom4(p.Addr), p.Bits) }
 func prefix6(p *bpf.MapsSlPrefix6) string  { return bitsOf(netip.AddrFrom16(p.Addr), p.Bits) }
 func peerKey(p *bpf.MapsSlPeerKey) string {
-	return fmt.Sprintf("set %d node class %d", p.PeerSet, p.NodeClass)
+	return fmt.Sprintf("set %d identity class %d", p.PeerSet, p.NodeClass)
 }
 
 // limitName names a limit: ends of connections have no reason of their own, and
@@ -256,7 +256,7 @@ func block4(b *bpf.MapsSlBlock4) string { return blockKey(b.Set, netip.AddrFrom4
 func block6(b *bpf.MapsSlBlock6) string { return blockKey(b.Set, netip.AddrFrom16(b.Addr), b.Bits) }
 
 func blockWords(v *bpf.MapsSlBlock) string {
-	return fmt.Sprintf("cluster class %d node class %d outside class %d", v.Class[0], v.Class[1], v.Class[2])
+	return fmt.Sprintf("cluster class %d identity class %d outside class %d", v.Class[0], v.Class[1], v.Class[2])
 }
 
 func ipcacheWords(v *bpf.MapsSlIpcache) string {
@@ -274,8 +274,8 @@ func ipcacheWords(v *bpf.MapsSlIpcache) string {
 // and denies everything.
 func endpointWords(r *bpf.MapsSlEndpoint) string {
 	e := slotmap.EndpointOf(0, r)
-	s := fmt.Sprintf("egress table %d ingress table %d generation %d device %d identity %d",
-		e.Policy.Egress, e.Policy.Ingress, e.Policy.Gen, e.Ifindex, e.Identity)
+	s := fmt.Sprintf("egress table %d ingress table %d epoch %d device %d identity %d",
+		e.Policy.Egress, e.Policy.Ingress, e.Policy.Epoch, e.Ifindex, e.Identity)
 	for _, a := range e.Addrs() {
 		s += " " + a.String()
 	}
@@ -300,7 +300,7 @@ func nameOf(names []string, i uint32) string {
 func identityAt(i *uint32) string { return fmt.Sprintf("identity %d", policymap.IdentityAt(int(*i))) }
 
 func identityWords(v *uint32) string {
-	s := fmt.Sprintf("node class %d kind %s scope %s", *v&0xffff, identity.Kind(*v>>16&7), identity.PeerScope(*v>>24&3))
+	s := fmt.Sprintf("identity class %d kind %s scope %s", *v&0xffff, identity.Kind(*v>>16&7), identity.PeerScope(*v>>24&3))
 	if *v&(1<<31) == 0 {
 		s += " unknown"
 	}
@@ -400,10 +400,10 @@ func connectionWords(v *bpf.MapsSlCt) string {
 	}{{"initiator", c.From, c.EgressRule}, {"responder", c.To, c.IngressRule}} {
 		s += fmt.Sprintf(" %s identity %d", e.name, e.Identity)
 		if e.Slot != slotmap.NoSlot {
-			s += fmt.Sprintf(" slot %d generation %d rule %d", e.Slot, e.Gen, e.rule)
+			s += fmt.Sprintf(" slot %d epoch %d rule %d", e.Slot, e.Epoch, e.rule)
 		}
-		if e.AddressGen != 0 {
-			s += fmt.Sprintf(" address generation %d", e.AddressGen)
+		if e.AddressEpoch != 0 {
+			s += fmt.Sprintf(" address epoch %d", e.AddressEpoch)
 		}
 	}
 	return s
@@ -422,7 +422,7 @@ func fragmentKey(f *bpf.MapsSlFragment) string {
 }
 
 func statName(i *uint32) string {
-	names := []string{"created", "deleted", "revoked", "picked-up", "redecided", "related", "unremembered"}
+	names := []string{"created", "deleted", "revoked", "picked-up", "reevaluated", "related", "unremembered"}
 	if *i == conntrack.StatExpired {
 		return "expired"
 	}

@@ -93,7 +93,7 @@ func TestKernelDumpIsInWords(t *testing.T) {
 	put(bpf.MapsMapSlFrag, &bpf.MapsSlFragment{Src: [16]byte{10, 0, 0, 1}, Dst: [16]byte{10, 0, 0, 2}, Id: 5, Proto: 17, Family: 4, Slot: 1}, uint32(1000<<16|53))
 	k.addStat(t, uint32(bpf.MapsSlCtStatSL_CT_STAT_PICKED_UP), 4)
 	k.put(t, conntrack.Connection{
-		Tuple: tuple(6, "10.244.0.20:80", "10.244.0.10:4000"), From: conntrack.End{Slot: slotmap.NoSlot, Identity: 9}, To: conntrack.End{Slot: 1, Gen: 2, AddressGen: 3, Identity: 266},
+		Tuple: tuple(6, "10.244.0.20:80", "10.244.0.10:4000"), From: conntrack.End{Slot: slotmap.NoSlot, Identity: 9}, To: conntrack.End{Slot: 1, Epoch: 2, AddressEpoch: 3, Identity: 266},
 		LastSeen: conntrack.MonotonicSeconds(), Flags: conntrack.SeenReply | conntrack.Established | conntrack.ViaStack, IngressRule: 8,
 	})
 	k.put(t, conntrack.Connection{Tuple: tuple(17, "[fd00::1]:5", "[fd00::2]:53"), From: conntrack.End{Slot: slotmap.NoSlot}, To: conntrack.End{Slot: slotmap.NoSlot}, LastSeen: conntrack.MonotonicSeconds()})
@@ -104,14 +104,14 @@ func TestKernelDumpIsInWords(t *testing.T) {
 		"sl_ip6":   {"fd00:244::a: slot 1"},
 		"sl_ipc4":  {"10.244.0.10/32: identity 266", "10.244.0.0/24: identity 255 pod-range"},
 		"sl_ipc6":  {"fd00:244::a/128: identity 266", "fd00:244::/64: identity 255 pod-range"},
-		"sl_gen":   {fmt.Sprintf("0: %d", e.Policy.Gen)},
+		"sl_gen":   {fmt.Sprintf("0: %d", e.Policy.Epoch)},
 		"sl_table": {"16: peer set 1 address set 2 classes 5 from 3 rules 6 from 4 default-allow addresses default classes in-cluster=1 world-ipv4=2 world-ipv6=3 host=4 remote-node=5 kube-apiserver=6 unknown=7 other=8 address classes cluster=9 node=10 outside=11"},
 		"sl_id": {
-			"identity 300: node class 7 kind host scope outside", "identity 16711685: node class 9 kind in-cluster scope cluster",
+			"identity 300: identity class 7 kind host scope outside", "identity 16711685: identity class 9 kind in-cluster scope cluster",
 		},
-		"sl_peer":      {"set 1 node class 7: class 4"},
-		"sl_cidr4":     {"set 9 10.0.0.0/8: cluster class 1 node class 2 outside class 3"},
-		"sl_cidr6":     {"set 9 fd00::/16: cluster class 4 node class 5 outside class 6"},
+		"sl_peer":      {"set 1 identity class 7: class 4"},
+		"sl_cidr4":     {"set 9 10.0.0.0/8: cluster class 1 identity class 2 outside class 3"},
+		"sl_cidr6":     {"set 9 fd00::/16: cluster class 4 identity class 5 outside class 6"},
 		"sl_class":     {"3: node 8"},
 		"sl_ports":     {"8: to 6/79 rule 2, to 6/80 node 12, to 17/53 admin rule 3, to 65535/65535 no rule"},
 		"sl_rule":      {"4: redirect tier normal proxy 2"},
@@ -133,9 +133,9 @@ func TestKernelDumpIsInWords(t *testing.T) {
 		t.Errorf("sl_pgen\n got %q\nwant 77: 2 in it", got)
 	}
 	for name, want := range map[string]string{
-		"sl_ep": `^1: egress table 1 ingress table 1 generation \d+ device 1 identity 266 10.244.0.10 fd00:244::a mac 02:00:00:00:01:0a host mac 02:00:00:00:02:0a mtu 1500 deliver peer$`,
+		"sl_ep": `^1: egress table 1 ingress table 1 epoch \d+ device 1 identity 266 10.244.0.10 fd00:244::a mac 02:00:00:00:01:0a host mac 02:00:00:00:02:0a mtu 1500 deliver peer$`,
 		"sl_ct4": `^protocol 6 10.244.0.10:4000 10.244.0.20:80: begun by the second established via-stack, idle \d+ s, ` +
-			`initiator identity 9 responder identity 266 slot 1 generation 2 rule 8 address generation 3$`,
+			`initiator identity 9 responder identity 266 slot 1 epoch 2 rule 8 address epoch 3$`,
 		"sl_ct6": `^protocol 17 \[fd00::1\]:5 \[fd00::2\]:53: begun by the first opening, idle \d+ s, initiator identity 0 responder identity 0$`,
 	} {
 		if got := dump(t, k, name, 0); !regexp.MustCompile(want).MatchString(got[len(got)-1]) {

@@ -243,7 +243,7 @@ func TestKernelExplainAndPacketsDoNotMeet(t *testing.T) {
 		}
 	}
 	for _, e := range drain(t, events) {
-		if e.Source.Addr() != client.IPv4 || e.Type != event.ConnectionJudged {
+		if e.Source.Addr() != client.IPv4 || e.Type != event.ConnectionEvaluated {
 			t.Errorf("event %+v", e)
 		}
 	}

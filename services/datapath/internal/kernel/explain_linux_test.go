@@ -148,7 +148,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	}
 	x = ask(6, netip.AddrPortFrom(host4, 1), from)
 	if x.Reason != event.ForwardFromStack || x.Ingress.By != event.ByHostAllow || x.Source.Slot != slotmap.HostSlot {
-		t.Errorf("the own host: %v, %+v, %+v", x.Reason, x.Ingress, x.Source)
+		t.Errorf("the local host: %v, %+v, %+v", x.Reason, x.Ingress, x.Source)
 	}
 	must(t, "SetAudit", r.k.Endpoints.SetAudit(cast["a"].Slot, true))
 	x = ask(6, from, netip.MustParseAddrPort("198.51.9.9:80"))
@@ -169,10 +169,10 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	r, cast := newStage(t)
 	from, to := netip.AddrPortFrom(a.IPv4, 40000), netip.AddrPortFrom(b.IPv4, 80)
-	gen := func(name string) uint32 {
+	epoch := func(name string) uint32 {
 		e, err := r.k.Endpoints.At(cast[name].Slot)
 		must(t, "At", err)
-		return e.Policy.Gen
+		return e.Policy.Epoch
 	}
 	epochA, err := r.k.Addresses.Epoch(a.IPv4)
 	must(t, "Epoch", err)
@@ -180,21 +180,21 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	must(t, "Epoch", err)
 	r.k.put(t, conntrack.Connection{
 		Tuple: conntrack.Tuple{Initiator: from, Responder: to, Protocol: 6},
-		From:  conntrack.End{Slot: cast["a"].Slot, Gen: gen("a"), AddressGen: epochA},
-		To:    conntrack.End{Slot: cast["b"].Slot, Gen: gen("b"), AddressGen: epochB},
+		From:  conntrack.End{Slot: cast["a"].Slot, Epoch: epoch("a"), AddressEpoch: epochA},
+		To:    conntrack.End{Slot: cast["b"].Slot, Epoch: epoch("b"), AddressEpoch: epochB},
 		Flags: conntrack.SeenReply, EgressRule: 5,
 	})
 	r.k.put(t, conntrack.Connection{
 		Tuple: conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 77), Responder: netip.AddrPortFrom(b.IPv4, 77), Protocol: 1},
-		From:  conntrack.End{Slot: cast["a"].Slot, Gen: gen("a"), AddressGen: epochA},
-		To:    conntrack.End{Slot: cast["b"].Slot, Gen: gen("b"), AddressGen: epochB},
+		From:  conntrack.End{Slot: cast["a"].Slot, Epoch: epoch("a"), AddressEpoch: epochA},
+		To:    conntrack.End{Slot: cast["b"].Slot, Epoch: epoch("b"), AddressEpoch: epochB},
 	})
 	check := func(tu conntrack.Tuple, tracked, current bool, next event.Reason) {
 		t.Helper()
 		x, err := r.k.Explainer.Explain(tu)
 		must(t, "Explain", err)
 		if x.Tracked != tracked || x.Next.Reason != next ||
-			tracked && (x.Next.Judged == current || x.Connection.Initiator.Addr() != a.IPv4) {
+			tracked && (x.Next.Evaluated == current || x.Connection.Initiator.Addr() != a.IPv4) {
 			t.Errorf("%v: tracked %v, next %+v, %+v", tu, x.Tracked, x.Next, x.Connection)
 		}
 	}
@@ -339,7 +339,7 @@ func (r runner) firstPacket(t *testing.T, proto uint8, addr netip.Addr, port uin
 	s, err := r.k.Endpoints.SlotOf(addr)
 	must(t, "slotOf", err)
 	if addr.IsMulticast() || addr.IsLinkLocalUnicast() || s != slotmap.NoSlot && s != slotmap.HostSlot {
-		return c, false // no sender, or one that is judged where its packets leave it
+		return c, false // no sender, or one that is evaluated where its packets leave it
 	}
 	in := conntrack.Tuple{Initiator: netip.AddrPortFrom(addr, 40000), Responder: netip.AddrPortFrom(own, port), Protocol: proto}
 	c = firstPacket{in, program.ToPod, to6(addr, proto, payload)}

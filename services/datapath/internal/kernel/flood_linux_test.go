@@ -206,7 +206,7 @@ func TestKernelFloodOfVerdictsTellsWhatIsMissing(t *testing.T) {
 	next := func() {
 		e, err := events.Read(t.Context())
 		must(t, "Read", err)
-		if e.Type != event.ConnectionJudged || e.Egress.By != event.ByTable {
+		if e.Type != event.ConnectionEvaluated || e.Egress.By != event.ByTable {
 			t.Errorf("event %+v, want a verdict", e)
 		}
 		read++

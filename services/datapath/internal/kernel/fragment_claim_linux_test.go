@@ -249,7 +249,7 @@ func (n *fragmentNode) send(t *testing.T, src netip.Addr, options int, pieces ui
 	})
 	got, verdicts := map[seen]uint64{}, map[event.Reason]uint64{}
 	servicetest.Eventually(t, "the fragments at the pod's device", func() bool {
-		var arrived, judged uint64
+		var arrived, evaluated uint64
 		for s, c := range n.record() {
 			if c > before[s] {
 				got[s] = c - before[s]
@@ -261,9 +261,9 @@ func (n *fragmentNode) send(t *testing.T, src netip.Addr, options int, pieces ui
 			if c := (cell{r, event.Ingress}); after[c].Packets > counters[c].Packets {
 				verdicts[r] = after[c].Packets - counters[c].Packets
 			}
-			judged += verdicts[r]
+			evaluated += verdicts[r]
 		}
-		return arrived >= pieces && judged >= pieces
+		return arrived >= pieces && evaluated >= pieces
 	})
 	return got, verdicts
 }

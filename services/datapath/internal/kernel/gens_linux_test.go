@@ -35,18 +35,18 @@ func TestKernelGensAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
 	}
 	k = reopenWithout(t, k, bpf.MapsMapSlGen)
 
-	var gen uint32
-	for gen < to.Policy.Gen {
-		gen, err = k.Endpoints.SetPolicy(to.Slot, policytable.Deny, policytable.Deny)
+	var epoch uint32
+	for epoch < to.Policy.Epoch {
+		epoch, err = k.Endpoints.SetPolicy(to.Slot, policytable.Deny, policytable.Deny)
 		must(t, "SetPolicy", err)
 	}
 	if o := (runner{k}).run(t, program.FromPod, in, skbContext{Ifindex: from.Ifindex}, 0); !o.reason.Dropped() {
-		t.Errorf("evaluated under gen %d, passes a policy that denies everything with gen %d: %v", to.Policy.Gen, gen, o.reason)
+		t.Errorf("evaluated under gen %d, passes a policy that denies everything with gen %d: %v", to.Policy.Epoch, epoch, o.reason)
 	}
 }
 
-// A connection may have been evaluated under a gen that no endpoint has any
-// more. What stands for a gen while a program changes an entry is none.
+// A connection may have been evaluated under an epoch that no endpoint has any
+// more. What stands for an epoch while a program changes an entry is none.
 func TestKernelTheCounterOfGensGoesOnBehindThoseOfConnections(t *testing.T) {
 	k, err := Open(t.Context(), testOptions(kerneltest.NewBPFFS(t)))
 	must(t, "Open", err)
@@ -58,10 +58,10 @@ func TestKernelTheCounterOfGensGoesOnBehindThoseOfConnections(t *testing.T) {
 		{tuple(6, "[fd00:244::a]:40000", "[fd00:244::14]:80"), 0, 90},
 		{tuple(6, "10.244.0.10:40001", "10.244.0.20:80"), math.MaxUint32, math.MaxUint32 - 1},
 	} {
-		k.put(t, conntrack.Connection{Tuple: e.tu, From: conntrack.End{Slot: slotmap.Slot(i + 1), Gen: e.from}, To: conntrack.End{Slot: slotmap.Slot(i + 2), Gen: e.to}})
+		k.put(t, conntrack.Connection{Tuple: e.tu, From: conntrack.End{Slot: slotmap.Slot(i + 1), Epoch: e.from}, To: conntrack.End{Slot: slotmap.Slot(i + 2), Epoch: e.to}})
 	}
 	k = reopenWithout(t, k, bpf.MapsMapSlGen)
-	if e := publish(t, k, a); e.Policy.Gen <= 90 || e.Policy.Gen > 100 {
-		t.Errorf("the next gen is %d, want the one behind 90", e.Policy.Gen)
+	if e := publish(t, k, a); e.Policy.Epoch <= 90 || e.Policy.Epoch > 100 {
+		t.Errorf("the next gen is %d, want the one behind 90", e.Policy.Epoch)
 	}
 }

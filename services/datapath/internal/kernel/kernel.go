@@ -10,7 +10,7 @@
 // the pins hold the maps, and the next process adopts both.
 //
 // It does not touch devices, routes, filters or namespaces, and it does not
-// decide anything: who may be an endpoint and which policy table judges it is
+// decide anything: who may be an endpoint and which policy table evaluates it is
 // the caller's business.
 //
 // How the maps are written is part of their meaning. The value of a hash map
@@ -195,7 +195,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 // them meanwhile.
 func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
 	if k.Pins.Created(bpf.MapsMapSlGen) && k.Pins.Adopted {
-		if err := k.Endpoints.ContinueGens(k.Connections.EachGen); err != nil {
+		if err := k.Endpoints.ContinueEpochs(k.Connections.EachEpoch); err != nil {
 			return fmt.Errorf("continue the counter of gens: %w", err)
 		}
 	}

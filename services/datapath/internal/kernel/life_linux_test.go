@@ -407,8 +407,8 @@ func lives() []life {
 		{name: "GRE to a local pod", in: from4(b.IPv4, 47, make([]byte, 4)), reason: event.ForwardPeer},
 		{name: "a foreign mark does not matter", in: from4(b.IPv4, 17, dns), mark: markOf(markJudged, 1), reason: event.ForwardPeer},
 		{name: "a pod that is delivered by its device", in: from4(shaped.IPv4, 17, dns), reason: event.ForwardRedirect},
-		{name: "the own host, IPv4", in: from4(host4, 6, web), reason: event.ForwardHost},
-		{name: "the own host, IPv6", in: from6(host6, 6, web), reason: event.ForwardHost},
+		{name: "the local host, IPv4", in: from4(host4, 6, web), reason: event.ForwardHost},
+		{name: "the local host, IPv6", in: from6(host6, 6, web), reason: event.ForwardHost},
 		{name: "a remote node", in: from4(remote4, 6, web), reason: event.ForwardOutside},
 		{name: "the world, IPv4", in: from4(world4, 6, web), reason: event.ForwardOutside},
 		{name: "the world, IPv6", in: from6(world6, 6, web), reason: event.ForwardOutside},
@@ -474,7 +474,7 @@ func lives() []life {
 		{name: "a short packet from the host", to: true, in: to4(host4, 6, web[:19]), reason: event.DropMalformed},
 		{name: "a source route through the host", to: true, in: to6(world6, 43, append(ext(17), dns...)), reason: event.DropSourceRoute},
 		{name: "ingress denied from the host", to: true, policies: deny("a", policytable.Allow, policytable.Deny), in: to4(host4, 6, web), reason: event.DropPolicyDenied},
-		{name: "ingress pending admits the own host", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), reason: event.ForwardFromStack},
+		{name: "ingress pending admits the local host", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), reason: event.ForwardFromStack},
 		{name: "ingress pending denies a remote node", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(remote4, 6, web), reason: event.DropPolicyPending},
 		{name: "ingress pending denies the world", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to6(world6, 6, web), reason: event.DropPolicyPending},
 		{name: "the mark of an uplink names no sender", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), mark: markOf(0x0a00, uint32(identity.World)), reason: event.ForwardFromStack},
@@ -595,7 +595,7 @@ func TestKernelEventsTellWhoAndWhere(t *testing.T) {
 		t.Fatalf("Events: %v", err)
 	}
 	defer events.Close()
-	gen, err := r.k.Endpoints.SetPolicy(cast["b"].Slot, policytable.Allow, policytable.Deny)
+	epoch, err := r.k.Endpoints.SetPolicy(cast["b"].Slot, policytable.Allow, policytable.Deny)
 	must(t, "SetPolicy", err)
 
 	for _, c := range []struct {
@@ -628,8 +628,8 @@ func TestKernelEventsTellWhoAndWhere(t *testing.T) {
 			want.Ifindex, want.Length, want.SourceMAC = 1, uint32(len(c.in)), a.MAC
 			want.SourceIdentity, want.DestinationIdentity = a.Identity, b.Identity
 			want.SourceSlot, want.DestinationSlot = cast["a"].Slot, cast["b"].Slot
-			want.Egress = event.SideVerdict{By: event.ByTable, Table: policytable.Allow, Gen: cast["a"].Policy.Gen, Action: event.ActionAllow}
-			want.Ingress = event.SideVerdict{By: event.ByTable, Table: policytable.Deny, Gen: gen, Action: event.ActionDeny}
+			want.Egress = event.SideVerdict{By: event.ByTable, Table: policytable.Allow, Epoch: cast["a"].Policy.Epoch, Action: event.ActionAllow}
+			want.Ingress = event.SideVerdict{By: event.ByTable, Table: policytable.Deny, Epoch: epoch, Action: event.ActionDeny}
 			if got != want {
 				t.Errorf("event\n got %+v\nwant %+v", got, want)
 			}
@@ -829,9 +829,9 @@ func TestKernelUnknownDeviceIsDropped(t *testing.T) {
 }
 
 // A packet that sluice_from_pod has sent out of a host end passes
-// sluice_to_pod there: it is judged already. It has entered by the device of an
+// sluice_to_pod there: it is evaluated already. It has entered by the device of an
 // endpoint, and its mark names this one.
-func TestKernelJudgedPacketsPassUncountedAndUnmarked(t *testing.T) {
+func TestKernelEvaluatedPacketsPassUncountedAndUnmarked(t *testing.T) {
 	r, cast := newStage(t)
 	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{})
 	in := to4(world4, 17, udp(1, 2))

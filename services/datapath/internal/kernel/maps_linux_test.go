@@ -41,11 +41,11 @@ func TestKernelPublishShowsWhatItWasGiven(t *testing.T) {
 		if err != nil {
 			t.Fatalf("Lookup: %v", err)
 		}
-		if got.Policy.Gen == 0 {
+		if got.Policy.Epoch == 0 {
 			t.Error("gen is 0")
 		}
 		want := e
-		want.Slot, want.Policy.Gen = s, got.Policy.Gen
+		want.Slot, want.Policy.Epoch = s, got.Policy.Epoch
 		if got != want {
 			t.Errorf("published\n got %+v\nwant %+v", got, want)
 		}
@@ -149,7 +149,7 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	}
 	cut, err := k.Endpoints.At(e.Slot)
 	must(t, "At", err)
-	if p := cut.Policy; p.Egress != policytable.Deny || p.Ingress != policytable.Deny || p.Gen == e.Policy.Gen {
+	if p := cut.Policy; p.Egress != policytable.Deny || p.Ingress != policytable.Deny || p.Epoch == e.Policy.Epoch {
 		t.Errorf("word after Unpublish: %+v", p)
 	}
 	owners, err := addrOwners(k)
@@ -161,8 +161,8 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	}
 	// Publish runs the barrier that it needs
 	again := publish(t, k, b)
-	if again.Slot != e.Slot || again.Policy.Gen <= e.Policy.Gen {
-		t.Errorf("slot %d, gen %d, want %d, above %d", again.Slot, again.Policy.Gen, e.Slot, e.Policy.Gen)
+	if again.Slot != e.Slot || again.Policy.Epoch <= e.Policy.Epoch {
+		t.Errorf("slot %d, gen %d, want %d, above %d", again.Slot, again.Policy.Epoch, e.Slot, e.Policy.Epoch)
 	}
 	for _, s := range others {
 		must(t, "unpublish another", k.Endpoints.Unpublish(s))
@@ -188,7 +188,7 @@ func TestKernelSetIdentityReachesSlotAndIPCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := k.Endpoints.Lookup(e.Slot)
-	if err != nil || got.Identity != 4711 || got.Incomplete || got.Policy.Gen <= e.Policy.Gen ||
+	if err != nil || got.Identity != 4711 || got.Incomplete || got.Policy.Epoch <= e.Policy.Epoch ||
 		got.Policy.Egress != e.Policy.Egress || got.Policy.Ingress != e.Policy.Ingress {
 		t.Errorf("after SetIdentity: %+v, %v, before %+v", got, err, e)
 	}
@@ -305,8 +305,8 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 		t.Errorf("host addresses %v, %v", as, err)
 	}
 	next := publish(t, second, b)
-	if next.Slot == e.Slot || next.Policy.Gen <= e.Policy.Gen {
-		t.Errorf("after adoption: slot %d, gen %d, before %d, %d", next.Slot, next.Policy.Gen, e.Slot, e.Policy.Gen)
+	if next.Slot == e.Slot || next.Policy.Epoch <= e.Policy.Epoch {
+		t.Errorf("after adoption: slot %d, gen %d, before %d, %d", next.Slot, next.Policy.Epoch, e.Slot, e.Policy.Epoch)
 	}
 	r := runner{second}
 	if got := r.run(t, program.FromPod, from4(b.IPv4, 17, udp(1, 2)), skbContext{}, 0); got.reason != event.ForwardPeer {

@@ -57,7 +57,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 		t.Fatal("what the container sends is not masqueraded")
 	}
 
-	// Only the own host may enter.
+	// Only the local host may enter.
 	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Pending})
 	own := netip.AddrPortFrom(masquerade, 4001)
 	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(own), net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.pod.IPv4, 53)))

@@ -274,7 +274,7 @@ func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
 
 // A packet whose linear part ends behind the Ethernet header is read all the
 // same: packet sockets build such frames above a page.
-func TestKernelPacketsInPiecesAreJudgedLikeOthers(t *testing.T) {
+func TestKernelPacketsInPiecesAreEvaluatedLikeOthers(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	from := newPodMTU(t, k, "sl-from", 10, slotmap.DeliverPeer, 9000)
 	to := newPodMTU(t, k, "sl-to", 20, slotmap.DeliverPeer, 9000)

@@ -134,12 +134,12 @@ func sequels() []act {
 
 const kept = 4 // connections that openings leave
 
-// unjudged checks that the connections were moved and not judged, and that each
+// unjudged checks that the connections were moved and not evaluated, and that each
 // is in one map.
-func (th *theatre) unjudged(t *testing.T, when string, before conntrack.Counters) {
+func (th *theatre) unevaluated(t *testing.T, when string, before conntrack.Counters) {
 	t.Helper()
-	if len(th.judged) > 0 {
-		t.Errorf("%s: judged again: %+v", when, th.judged)
+	if len(th.evaluated) > 0 {
+		t.Errorf("%s: evaluated again: %+v", when, th.evaluated)
 	}
 	after, err := th.k.Connections.Counters()
 	must(t, "ConnectionCounters", err)
@@ -165,7 +165,7 @@ func TestKernelConnectionsLiveOnOverAnUpgradeAndBack(t *testing.T) {
 			}{{"upgrade", build{}}, {"restart", build{}}, {"rollback", swappedBuild}, {"upgrade again", build{}}} {
 				th.reopen(t, th.k.opened.Dir, step.b)
 				th.goOn(t, step.when, sequels())
-				th.unjudged(t, step.when, before)
+				th.unevaluated(t, step.when, before)
 			}
 		})
 	}
@@ -217,7 +217,7 @@ func TestKernelConnectionsOfTheEarlierVersionLiveOn(t *testing.T) {
 			th.toLegacy(t)
 			th.reopen(t, th.k.opened.Dir, build{})
 			th.goOn(t, "upgrade", sequels())
-			th.unjudged(t, "upgrade", before)
+			th.unevaluated(t, "upgrade", before)
 			for _, c := range th.connections(t) {
 				if tcp := c.Protocol == 6; tcp != (c.Flags&conntrack.Established != 0) {
 					t.Errorf("%v: flags %v, want established of TCP alone", c.Tuple, c.Flags)
@@ -227,14 +227,14 @@ func TestKernelConnectionsOfTheEarlierVersionLiveOn(t *testing.T) {
 	}
 }
 
-// A connection that a policy has changed for is judged in its own direction.
-func TestKernelMovedConnectionsAreJudgedByTheirDirection(t *testing.T) {
+// A connection that a policy has changed for is evaluated in its own direction.
+func TestKernelMovedConnectionsAreEvaluatedByTheirDirection(t *testing.T) {
 	th := newTheatre(t, false)
 	th.goOn(t, "the beginning", openings())
 	th.toLegacy(t)
 	th.reopen(t, th.k.opened.Dir, build{})
 	th.goOn(t, "upgrade", []act{
-		policy("a", policytable.Allow, policytable.Deny), // the same under another gen
+		policy("a", policytable.Allow, policytable.Deny), // the same under another epoch
 		say("b", "a", datagram(53, 4000), event.ForwardPeer),
 		say("b", "a", segment(80, 5000, flagACK), event.ForwardPeer),
 		policy("b", policytable.Deny, policytable.Deny),
@@ -244,7 +244,7 @@ func TestKernelMovedConnectionsAreJudgedByTheirDirection(t *testing.T) {
 	})
 }
 
-// What a program was changing when it was copied is judged again, once.
+// What a program was changing when it was copied is evaluated again, once.
 func TestKernelAClaimedEntryIsMovedUnclaimed(t *testing.T) {
 	th := newTheatre(t, false)
 	th.goOn(t, "the beginning", openings())
@@ -252,16 +252,16 @@ func TestKernelAClaimedEntryIsMovedUnclaimed(t *testing.T) {
 	if err != nil || !found {
 		t.Fatalf("the connection: %v, %v", found, err)
 	}
-	from, to := c.From.Gen, c.To.Gen
-	c.From.Gen, c.To.Gen = 0xffffffff, 0xfffffffe
+	from, to := c.From.Epoch, c.To.Epoch
+	c.From.Epoch, c.To.Epoch = 0xffffffff, 0xfffffffe
 	th.k.put(t, c)
 	th.toLegacy(t)
 	th.reopen(t, th.k.opened.Dir, build{})
 	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), event.ForwardPeer)})
-	if len(th.judged) != 1 {
-		t.Errorf("judged %+v, want once", th.judged)
+	if len(th.evaluated) != 1 {
+		t.Errorf("evaluated %+v, want once", th.evaluated)
 	}
-	if c, _, err = th.k.Connections.Lookup(c.Tuple); err != nil || c.From.Gen != from || c.To.Gen != to || c.Initiator.Port() != 4000 {
+	if c, _, err = th.k.Connections.Lookup(c.Tuple); err != nil || c.From.Epoch != from || c.To.Epoch != to || c.Initiator.Port() != 4000 {
 		t.Errorf("afterwards: %+v, %v; want gens %d and %d", c, err, from, to)
 	}
 }
@@ -269,16 +269,16 @@ func TestKernelAClaimedEntryIsMovedUnclaimed(t *testing.T) {
 func TestKernelTheCounterOfGensGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
 	th := newTheatre(t, false)
 	th.k.put(t, conntrack.Connection{
-		Tuple: tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), From: conntrack.End{Slot: 9, Gen: 500}, To: conntrack.End{Slot: slotmap.NoSlot},
+		Tuple: tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), From: conntrack.End{Slot: 9, Epoch: 500}, To: conntrack.End{Slot: slotmap.NoSlot},
 	})
-	dir, gens := th.k.opened.Dir, filepath.Base(th.k.Pins.Pin(bpf.MapsMapSlGen))
+	dir, epochs := th.k.opened.Dir, filepath.Base(th.k.Pins.Pin(bpf.MapsMapSlGen))
 	th.toLegacy(t)
-	must(t, "remove a pin", os.Remove(filepath.Join(dir, gens)))
+	must(t, "remove a pin", os.Remove(filepath.Join(dir, epochs)))
 	th.reopen(t, dir, build{})
-	gen, err := th.k.Endpoints.SetPolicy(publish(t, th.k, testEndpoint(9001, 91)).Slot, policytable.Allow, policytable.Allow)
+	epoch, err := th.k.Endpoints.SetPolicy(publish(t, th.k, testEndpoint(9001, 91)).Slot, policytable.Allow, policytable.Allow)
 	must(t, "SetPolicy", err)
-	if gen <= 500 {
-		t.Errorf("the next gen is %d, want one behind 500", gen)
+	if epoch <= 500 {
+		t.Errorf("the next gen is %d, want one behind 500", epoch)
 	}
 }
 

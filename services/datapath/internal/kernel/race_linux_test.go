@@ -148,7 +148,7 @@ func TestKernelBothEndsBeginAtOnce(t *testing.T) {
 // change, in either order. Either change alone allows the flow, both together
 // do not: whatever the CPUs stamp meanwhile, the first packet afterwards is
 // denied.
-func TestKernelNoStampVouchesForTwoJudgements(t *testing.T) {
+func TestKernelNoStampVouchesForTwoVerdicts(t *testing.T) {
 	const rounds = 1500
 	th := newTheatre(t, false)
 	th.putTables(t)
@@ -211,7 +211,7 @@ func TestKernelNoStampVouchesForTwoJudgements(t *testing.T) {
 	})
 }
 
-// Entries are deleted and gens change while packets of allowed flows run: none
+// Entries are deleted and epochs change while packets of allowed flows run: none
 // is dropped.
 func TestKernelDeletedEntriesDropNothingThatIsAllowed(t *testing.T) {
 	const flips = 4000
@@ -242,7 +242,7 @@ func TestKernelDeletedEntriesDropNothingThatIsAllowed(t *testing.T) {
 			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return err
 			}
-			if err := th.k.Endpoints.BumpGens(th.pods[[]string{"a", "b"}[i%2]].Slot); err != nil {
+			if err := th.k.Endpoints.BumpEpochs(th.pods[[]string{"a", "b"}[i%2]].Slot); err != nil {
 				return err
 			}
 			if i%8 == 0 {

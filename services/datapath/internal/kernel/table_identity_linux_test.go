@@ -13,17 +13,17 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
-// TestKernelABumpedAddressIsJudgedAgain checks that both sides agree on the
-// place of an address: the next packet to it, and to no other, is judged anew.
-func TestKernelABumpedAddressIsJudgedAgain(t *testing.T) {
+// TestKernelABumpedAddressIsEvaluatedAgain checks that both sides agree on the
+// place of an address: the next packet to it, and to no other, is evaluated again.
+func TestKernelABumpedAddressIsEvaluatedAgain(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	publish(t, k, a)
-	redecided := func() uint64 {
+	reevaluated := func() uint64 {
 		c, err := k.Connections.Counters()
 		if err != nil {
 			t.Fatal(err)
 		}
-		return c.Redecided
+		return c.Reevaluated
 	}
 	send := func(dst netip.Addr) {
 		frame := from4
@@ -37,10 +37,10 @@ func TestKernelABumpedAddressIsJudgedAgain(t *testing.T) {
 	for _, s := range []string{"192.0.2.1", "203.0.113.77", "8.8.4.4", "2001:db8::1", "2001:db8:1234:5678:9abc:def0:1357:2468"} {
 		dst := netip.MustParseAddr(s)
 		send(dst)
-		was := redecided()
+		was := reevaluated()
 		send(dst)
-		if n := redecided(); n != was {
-			t.Fatalf("%v: judged again without a reason", dst)
+		if n := reevaluated(); n != was {
+			t.Fatalf("%v: evaluated again without a reason", dst)
 		}
 		for _, other := range []netip.Addr{dst.Next(), dst.Prev()} {
 			if err := k.Addresses.Bump(other); err != nil {
@@ -48,44 +48,44 @@ func TestKernelABumpedAddressIsJudgedAgain(t *testing.T) {
 			}
 		}
 		send(dst)
-		if n := redecided(); n != was {
-			t.Errorf("%v: judged again after a neighbour was bumped", dst)
+		if n := reevaluated(); n != was {
+			t.Errorf("%v: evaluated again after a neighbour was bumped", dst)
 		}
 		if err := k.Addresses.Bump(dst); err != nil {
 			t.Fatal(err)
 		}
 		send(dst)
 		send(dst)
-		if n := redecided(); n != was+1 {
-			t.Errorf("%v: judged again %d times after a bump, want 1", dst, n-was)
+		if n := reevaluated(); n != was+1 {
+			t.Errorf("%v: evaluated again %d times after a bump, want 1", dst, n-was)
 		}
 	}
 }
 
-// TestKernelAuditModeAndGensChangeOneWord reads back what the slot holds.
-func TestKernelAuditModeAndGensChangeOneWord(t *testing.T) {
+// TestKernelAuditModeAndEpochsChangeOneEntry reads back what the slot holds.
+func TestKernelAuditModeAndEpochsChangeOneEntry(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	one, two := publish(t, k, testEndpoint(1001, 11)), publish(t, k, testEndpoint(1002, 12))
-	gens := func() (g [3]uint32) {
+	epochs := func() (g [3]uint32) {
 		for i, s := range []slotmap.Slot{slotmap.HostSlot, one.Slot, two.Slot} {
 			e, err := k.Endpoints.At(s)
 			must(t, "At", err)
-			g[i] = e.Policy.Gen
+			g[i] = e.Policy.Epoch
 		}
 		return g
 	}
-	was := gens()
-	if err := k.Endpoints.BumpGens(one.Slot); err != nil {
+	was := epochs()
+	if err := k.Endpoints.BumpEpochs(one.Slot); err != nil {
 		t.Fatal(err)
 	}
-	now := gens()
+	now := epochs()
 	if now[0] != was[0] || now[1] == was[1] || now[2] != was[2] {
 		t.Errorf("gens %v after %v", now, was)
 	}
-	if err := k.Endpoints.BumpGens(); err != nil {
+	if err := k.Endpoints.BumpEpochs(); err != nil {
 		t.Fatal(err)
 	}
-	for i, g := range gens() {
+	for i, g := range epochs() {
 		if g == now[i] {
 			t.Errorf("gen %d is still %d", i, g)
 		}
@@ -100,7 +100,7 @@ func TestKernelAuditModeAndGensChangeOneWord(t *testing.T) {
 			t.Errorf("audit %t: %+v", on, e)
 		}
 	}
-	for _, err := range []error{k.Endpoints.BumpGens(77), k.Endpoints.SetAudit(77, true)} {
+	for _, err := range []error{k.Endpoints.BumpEpochs(77), k.Endpoints.SetAudit(77, true)} {
 		if err == nil {
 			t.Error("a slot without an endpoint is no error")
 		}

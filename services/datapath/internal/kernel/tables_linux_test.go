@@ -43,7 +43,7 @@ func TestKernelMapsFitIntoTheirMemory(t *testing.T) {
 
 // TestKernelFlipsShowOldOrNewTable sends packets of a pod while its tables are
 // replaced all the time, the old ones are freed and their numbers and places
-// used again. A packet is judged by the table of before or of after.
+// used again. A packet is evaluated by the table of before or of after.
 func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 	const flips = 2000
 	allBut80 := policytable.Ranges{

@@ -235,7 +235,7 @@ func unspecified(like netip.Addr) netip.Addr {
 }
 
 // RepairHost implements endpoint.Links. The filters come first: until they are
-// back nothing judges the container.
+// back nothing evaluates the container.
 func (n *Netdev) RepairHost(d endpoint.Device) error {
 	if err := n.addClsact(d); err != nil {
 		return err

@@ -30,7 +30,7 @@ type Type uint8
 const (
 	// Drop is a packet that ended here.
 	Drop Type = iota + 1
-	// PolicyVerdict is a connection that was judged.
+	// PolicyVerdict is a connection that was evaluated.
 	PolicyVerdict
 	// Closed is a connection that has ended.
 	Closed
@@ -51,11 +51,11 @@ const (
 
 // Side is what one side's policy said. By is 0 if it was not evaluated.
 type Side struct {
-	By         uint8 // the programs' number of what decided, which is the API's too
-	Verdict    Verdict
-	Rule       uint16
-	Table      uint16
-	Generation uint32
+	By      uint8 // the programs' number of what decided, which is the API's too
+	Verdict Verdict
+	Rule    uint16
+	Table   uint16
+	Epoch   uint32
 	// Slot of the endpoint whose policy it is.
 	Slot uint16
 }

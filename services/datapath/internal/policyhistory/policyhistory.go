@@ -2,7 +2,7 @@
 // Copyright 2026 The Sluice Authors
 
 // Package policyhistory remembers which policy evaluated each endpoint, and from
-// which generation on. Events lie in buffers for a while before somebody asks what
+// which epoch on. Events lie in buffers for a while before somebody asks what
 // they mean.
 package policyhistory
 
@@ -14,12 +14,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// Policy is what judges an endpoint.
+// Policy is what evaluates an endpoint.
 type Policy struct {
 	// Revision of the policies that its tables belong to; 0: not known.
 	Revision        uint64
 	Egress, Ingress policytable.ID
-	Generation      uint32
+	Epoch           uint32
 	// Refusal says why a newer policy is not in force; empty: there is none.
 	Refusal string
 	Audit   bool
@@ -34,10 +34,10 @@ func (p Policy) Pending() bool {
 // For how long, and how many, past policies are remembered.
 const (
 	keepFor  = time.Minute
-	keepMost = 64 // generations of one slot
+	keepMost = 64 // epochs of one slot
 )
 
-// epoch is the policy of a slot from a generation on. Generations come from one
+// epoch is the policy of a slot from an epoch on. Epochs come from one
 // counter of the node, so an endpoint that has the slot later has later ones.
 type epoch struct {
 	first  uint32
@@ -52,7 +52,7 @@ type History struct {
 	slots map[uint16][]epoch // guarded by mu; oldest first
 }
 
-// Set notes the policy of a slot from its generation on. With the generation of
+// Set notes the policy of a slot from its epoch on. With the epoch of
 // the last one it replaces that.
 func (h *History) Set(slot uint16, p Policy, now time.Time) {
 	h.mu.Lock()
@@ -60,7 +60,7 @@ func (h *History) Set(slot uint16, p Policy, now time.Time) {
 	h.set(slot, p, now)
 }
 
-// Flip notes the policy that flip gives a slot. Events with the new generation have
+// Flip notes the policy that flip gives a slot. Events with the new epoch have
 // to wait until it is known.
 func (h *History) Flip(slot uint16, now time.Time, flip func() (Policy, error)) error {
 	h.mu.Lock()
@@ -75,7 +75,7 @@ func (h *History) Flip(slot uint16, now time.Time, flip func() (Policy, error)) 
 func (h *History) set(slot uint16, p Policy, now time.Time) {
 	list := h.slots[slot]
 	if last := len(list) - 1; last >= 0 {
-		if list[last].first == p.Generation && !list[last].gone {
+		if list[last].first == p.Epoch && !list[last].gone {
 			list[last].policy = p
 			return
 		}
@@ -90,7 +90,7 @@ func (h *History) set(slot uint16, p Policy, now time.Time) {
 	if h.slots == nil {
 		h.slots = map[uint16][]epoch{}
 	}
-	h.slots[slot] = append(list, epoch{first: p.Generation, policy: p})
+	h.slots[slot] = append(list, epoch{first: p.Epoch, policy: p})
 }
 
 // Drop notes that nobody has the slot any more.
@@ -116,14 +116,14 @@ func (h *History) Forget(now time.Time) {
 	}
 }
 
-// at is the policy of a slot at a generation.
-func (h *History) at(slot uint16, gen uint32) (Policy, bool) {
+// at is the policy of a slot at an epoch.
+func (h *History) at(slot uint16, epoch uint32) (Policy, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	list := h.slots[slot]
 	for i := len(list) - 1; i >= 0; i-- {
 		// the counter may wrap around
-		if int32(gen-list[i].first) >= 0 { //nolint:gosec // meant
+		if int32(epoch-list[i].first) >= 0 { //nolint:gosec // meant
 			return list[i].policy, true
 		}
 	}
@@ -131,9 +131,9 @@ func (h *History) at(slot uint16, gen uint32) (Policy, bool) {
 }
 
 // RuleSources are the places that a rule of an endpoint's table was written in,
-// as of a generation; none if that is not known any more. Rules count from 1.
-func (h *History) RuleSources(slot uint16, generation uint32, egress bool, rule uint16) []string {
-	p, ok := h.at(slot, generation)
+// as of an epoch; none if that is not known any more. Rules count from 1.
+func (h *History) RuleSources(slot uint16, epoch uint32, egress bool, rule uint16) []string {
+	p, ok := h.at(slot, epoch)
 	d := policytable.Ingress
 	if egress {
 		d = policytable.Egress
@@ -148,10 +148,10 @@ func (h *History) RuleSources(slot uint16, generation uint32, egress bool, rule 
 	return texts
 }
 
-// Revision is the policy revision of an endpoint's tables as of a generation, if
+// Revision is the policy revision of an endpoint's tables as of an epoch, if
 // it is known.
-func (h *History) Revision(slot uint16, generation uint32) (revision uint64, ok bool) {
-	p, ok := h.at(slot, generation)
+func (h *History) Revision(slot uint16, epoch uint32) (revision uint64, ok bool) {
+	p, ok := h.at(slot, epoch)
 	return p.Revision, ok && p.Revision != 0
 }
 

@@ -38,12 +38,12 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
 		a.tables[id] = &kernelTable{id: id, content: c.Clone()}
 	}
 	maps.Copy(a.numbers, a.cfg.Kernel.IdentityClasses())
-	words, err := a.cfg.Kernel.Identities()
+	entries, err := a.cfg.Kernel.Identities()
 	if err != nil {
 		return fmt.Errorf("list identities: %w", err)
 	}
-	for id, w := range words {
-		a.setWord(id, w)
+	for id, w := range entries {
+		a.setEntry(id, w)
 	}
 	endpoints, err := a.cfg.Kernel.Bindings()
 	if err != nil {
@@ -56,7 +56,7 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
 		a.slots[e.Slot] = &slot{e}
 		s := a.subject(e.Identity)
 		s.users++
-		if a.judged(e.Egress) && a.judged(e.Ingress) && trusted(e.Slot) {
+		if a.evaluated(e.Egress) && a.evaluated(e.Ingress) && trusted(e.Slot) {
 			s.ready, s.egress, s.ingress = true, e.Egress, e.Ingress
 		}
 		a.History.Set(e.Slot, a.policyOf(e.Slot), a.cfg.Now())
@@ -68,21 +68,21 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
 	return nil
 }
 
-// judged says whether a table is one that a policy service gave.
-func (a *Applier) judged(t policytable.ID) bool {
+// evaluated says whether a table is one that a policy service gave.
+func (a *Applier) evaluated(t policytable.ID) bool {
 	_, ok := a.tables[t]
 	return ok || t == policytable.Allow
 }
 
-func (a *Applier) setWord(id uint32, w policytable.Identity) {
-	if old, ok := a.words[id]; ok {
+func (a *Applier) setEntry(id uint32, w policytable.Identity) {
+	if old, ok := a.entries[id]; ok {
 		if a.members[old.Class]--; a.members[old.Class] == 0 {
 			delete(a.members, old.Class)
 		}
-		delete(a.words, id)
+		delete(a.entries, id)
 	}
 	if w != (policytable.Identity{}) {
-		a.words[id] = w
+		a.entries[id] = w
 		a.members[w.Class]++
 	}
 }

@@ -23,7 +23,7 @@ type Config struct {
 	Kernel  Kernel
 	Service policystream.Service
 	// Wait is whether a new endpoint waits for its tables. Without, it begins
-	// with the table that lets in the own node alone.
+	// with the table that lets in the local node alone.
 	Wait bool
 	// Timeout is how long it waits at most. 0: 10 s.
 	Timeout time.Duration
@@ -46,15 +46,15 @@ type Config struct {
 
 // The places between the writes of one message, named after what is done.
 var (
-	faultDefine = fault.Register("datapath/policy/define")
-	faultGrow   = fault.Register("datapath/policy/grow")
-	faultRows   = fault.Register("datapath/policy/rows")
-	faultBlocks = fault.Register("datapath/policy/blocks")
-	faultWords  = fault.Register("datapath/policy/words")
-	faultFlip   = fault.Register("datapath/policy/flip")
-	faultBump   = fault.Register("datapath/policy/bump")
-	faultRetire = fault.Register("datapath/policy/retire")
-	faultAck    = fault.Register("datapath/policy/ack")
+	faultDefine  = fault.Register("datapath/policy/define")
+	faultGrow    = fault.Register("datapath/policy/grow")
+	faultRows    = fault.Register("datapath/policy/rows")
+	faultBlocks  = fault.Register("datapath/policy/blocks")
+	faultEntries = fault.Register("datapath/policy/words")
+	faultFlip    = fault.Register("datapath/policy/flip")
+	faultBump    = fault.Register("datapath/policy/bump")
+	faultRetire  = fault.Register("datapath/policy/retire")
+	faultAck     = fault.Register("datapath/policy/ack")
 )
 
 // Applier keeps the kernel's tables as the service says.
@@ -66,8 +66,8 @@ type Applier struct {
 	// What the kernel holds, as this process wrote or found it.
 	tables  map[policytable.ID]*kernelTable                    // guarded by mu
 	numbers map[policytable.ClassKey]policytable.IdentityClass // guarded by mu
-	words   map[uint32]policytable.Identity                    // guarded by mu
-	members map[policytable.IdentityClass]int                  // guarded by mu; identities with a word of the class
+	entries map[uint32]policytable.Identity                    // guarded by mu
+	members map[policytable.IdentityClass]int                  // guarded by mu; identities with an entry of the class
 	slots   map[uint16]*slot                                   // guarded by mu
 
 	// What the service has said; nil before its first snapshot, and after an
@@ -87,14 +87,14 @@ type Applier struct {
 	// that this process does not know.
 	refused string // guarded by mu
 
-	subjects map[uint32]*subject // guarded by mu
-	changed  chan struct{}       // guarded by mu; closed and replaced when subjects change
-	synced   chan struct{}       // closed after the first snapshot
-	bumpAll  bool                // guarded by mu; the process is new: what it would have bumped is not known
-	highest  uint64              // guarded by mu; policy revision that was carried out
-	lost     bool                // guarded by mu; the service is behind it
-	waiting  int                 // guarded by mu; identities that are kept unknown
-	scarce   bool                // guarded by mu; there may be some
+	subjects        map[uint32]*subject // guarded by mu
+	changed         chan struct{}       // guarded by mu; closed and replaced when subjects change
+	synced          chan struct{}       // closed after the first snapshot
+	bumpAll         bool                // guarded by mu; the process is new: what it would have bumped is not known
+	highest         uint64              // guarded by mu; policy revision that was carried out
+	lost            bool                // guarded by mu; the service is behind it
+	waiting         int                 // guarded by mu; identities that are kept unknown
+	pendingCapacity bool                // guarded by mu; there may be some
 
 	wake    chan struct{} // the subscription may have changed
 	drain   chan struct{} // something waits for a grace period
@@ -148,7 +148,7 @@ func New(cfg Config) *Applier {
 	return &Applier{
 		cfg: cfg, log: cfg.Log,
 		tables: map[policytable.ID]*kernelTable{}, numbers: map[policytable.ClassKey]policytable.IdentityClass{},
-		words: map[uint32]policytable.Identity{}, members: map[policytable.IdentityClass]int{},
+		entries: map[uint32]policytable.Identity{}, members: map[policytable.IdentityClass]int{},
 		slots: map[uint16]*slot{}, subjects: map[uint32]*subject{}, changed: make(chan struct{}), synced: make(chan struct{}),
 		bumpAll: true, wake: make(chan struct{}, 1), drain: make(chan struct{}, 1), save: make(chan struct{}, 1),
 	}

@@ -149,21 +149,21 @@ func oldOrNew(t *testing.T, k *fakeKernel, qs []question, before, after []bool) 
 	}
 }
 
-// gens are the generations of the endpoints.
-func (k *fakeKernel) gens() map[uint16]uint32 {
+// epochs are the epochs of the endpoints.
+func (k *fakeKernel) epochs() map[uint16]uint32 {
 	out := map[uint16]uint32{}
 	for n, e := range k.endpoints {
-		out[n] = e.Generation
+		out[n] = e.Epoch
 	}
 	return out
 }
 
-// judgedAgain fails if a connection that was allowed and is not any more would
+// evaluatedAgain fails if a connection that was allowed and is not any more would
 // not be looked at.
-func judgedAgain(t *testing.T, k *fakeKernel, qs []question, before, after []bool, gens map[uint16]uint32) {
+func evaluatedAgain(t *testing.T, k *fakeKernel, qs []question, before, after []bool, epochs map[uint16]uint32) {
 	t.Helper()
 	for i, q := range qs {
-		if before[i] && !after[i] && k.endpoints[q.slot].Generation == gens[q.slot] {
+		if before[i] && !after[i] && k.endpoints[q.slot].Epoch == epochs[q.slot] {
 			t.Fatalf("%+v was revoked, and connections stay", q)
 		}
 	}
@@ -181,12 +181,12 @@ func nothingLeft(t *testing.T, k *fakeKernel, st state) {
 		}
 	}
 	classes := map[policytable.IdentityClass]bool{}
-	for _, w := range k.words {
+	for _, w := range k.entries {
 		classes[w.Class] = true
 	}
-	if len(k.tables) != len(tables) || len(k.words) != len(st.identities) || len(k.numbers) != len(classes) {
+	if len(k.tables) != len(tables) || len(k.entries) != len(st.identities) || len(k.numbers) != len(classes) {
 		t.Fatalf("%d tables, want %d; %d words, want %d; %d identity classes, want %d",
-			len(k.tables), len(tables), len(k.words), len(st.identities), len(k.numbers), len(classes))
+			len(k.tables), len(tables), len(k.entries), len(st.identities), len(k.numbers), len(classes))
 	}
 	for id, c := range k.tables {
 		for nc := range c.Peers {
@@ -215,7 +215,7 @@ func TestEveryVerdictIsOldOrNewAfterEveryWriteWhenTheServiceBeganAnew(t *testing
 				if restarted {
 					a = start(t, k)
 				}
-				gens, writes := k.gens(), k.writes
+				epochs, writes := k.epochs(), k.writes
 				oldOrNew(t, k, qs, before, after)
 				var log []string
 				check := k.after
@@ -224,7 +224,7 @@ func TestEveryVerdictIsOldOrNewAfterEveryWriteWhenTheServiceBeganAnew(t *testing
 					t.Fatal(name, err)
 				}
 				same(t, name+", end", qs, k.answers(qs), after)
-				judgedAgain(t, k, qs, before, after, gens)
+				evaluatedAgain(t, k, qs, before, after, epochs)
 				nothingLeft(t, k, to)
 				if i == j && k.writes != writes {
 					t.Errorf("%s: %d writes for the same policy: %q", name, k.writes-writes, log)
@@ -257,13 +257,13 @@ func TestEveryVerdictIsOldOrNewAfterEveryWriteOfAChange(t *testing.T) {
 			for n, next := range way[1:] {
 				name := fmt.Sprintf("%d to %d, change %d", i, j, n)
 				before, after := way[n].answers(k, qs), next.answers(k, qs)
-				gens := k.gens()
+				epochs := k.epochs()
 				oldOrNew(t, k, qs, before, after)
 				if _, err := a.apply(t.Context(), s.change(next)); err != nil {
 					t.Fatal(name, err)
 				}
 				same(t, name, qs, k.answers(qs), after)
-				judgedAgain(t, k, qs, before, after, gens)
+				evaluatedAgain(t, k, qs, before, after, epochs)
 				nothingLeft(t, k, next)
 				if got := a.Status(); got.Revision != s.seq || len(got.Refusals) != 0 {
 					t.Errorf("%s: status %+v, want revision %d", name, got, s.seq)
@@ -302,7 +302,7 @@ func killedAt(t *testing.T, name string, from, to state, snapshot bool, n int) b
 	}
 	qs := questions(k)
 	before, after := from.answers(k, qs), to.answers(k, qs)
-	gens := k.gens()
+	epochs := k.epochs()
 	oldOrNew(t, k, qs, before, after)
 	k.failAt = k.writes + n
 	var err error
@@ -320,7 +320,7 @@ func killedAt(t *testing.T, name string, from, to state, snapshot bool, n int) b
 		t.Fatal(name, err)
 	}
 	same(t, name, qs, k.answers(qs), after)
-	judgedAgain(t, k, qs, before, after, gens)
+	evaluatedAgain(t, k, qs, before, after, epochs)
 	nothingLeft(t, k, to)
 	return err != nil
 }
@@ -344,7 +344,7 @@ func TestRandomChangesKeepEveryVerdictOldOrNew(t *testing.T) {
 		way = way[1:]
 		before, after := at.answers(k, qs), next.answers(k, qs)
 		oldOrNew(t, k, qs, before, after)
-		gens := k.gens()
+		epochs := k.epochs()
 		var err error
 		switch rng.IntN(8) {
 		case 0:
@@ -360,7 +360,7 @@ func TestRandomChangesKeepEveryVerdictOldOrNew(t *testing.T) {
 			t.Fatalf("step %d: %v", n, err)
 		}
 		same(t, fmt.Sprint("step ", n), qs, k.answers(qs), after)
-		judgedAgain(t, k, qs, before, after, gens)
+		evaluatedAgain(t, k, qs, before, after, epochs)
 		nothingLeft(t, k, next)
 		at = next
 	}

@@ -13,12 +13,12 @@ import (
 
 // work is what one message changes beyond its writes.
 type work struct {
-	ctx    context.Context
-	bump   map[uint16]struct{} // slots whose connections have to be judged again
-	flips  []uint16            // slots whose policy has changed
-	nacks  []policystream.Nack
-	words  []uint32 // identities whose words may change
-	checks bool     // tables or identity classes may have become unused
+	ctx     context.Context
+	bump    map[uint16]struct{} // slots whose connections have to be evaluated again
+	flips   []uint16            // slots whose policy has changed
+	nacks   []policystream.Nack
+	entries []uint32 // identities whose words may change
+	checks  bool     // tables or identity classes may have become unused
 }
 
 // maxSnapshot bounds the steps of a snapshot.
@@ -110,7 +110,7 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 	var retired *serviceTable
 	grants := false
 	if _, ok := st.(policytable.SetIdentity); !ok {
-		if err := a.flushWords(w); err != nil {
+		if err := a.flushEntries(w); err != nil {
 			return err
 		}
 	}
@@ -129,7 +129,7 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 	}
 	switch st := st.(type) {
 	case policytable.SetIdentity:
-		w.words = append(w.words, st.Identity)
+		w.entries = append(w.entries, st.Identity)
 	case policytable.RetireIdentityClass:
 		w.checks = true
 	case policytable.DefineTable:
@@ -170,7 +170,7 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 
 // settle ends a message: what was collected is done.
 func (a *Applier) settle(w *work) error {
-	if err := a.flushWords(w); err != nil {
+	if err := a.flushEntries(w); err != nil {
 		return err
 	}
 	if err := a.flip(w); err != nil {

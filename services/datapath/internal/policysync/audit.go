@@ -26,7 +26,7 @@ type Difference struct {
 	Have    string
 }
 
-// Check compares the words of endpoints and of identities with what was written,
+// Check compares the entries of endpoints and of identities with what was written,
 // and with repair writes them again.
 func (a *Applier) Check(repair bool) ([]Difference, error) {
 	a.mu.Lock()
@@ -47,25 +47,25 @@ func (a *Applier) Check(repair bool) ([]Difference, error) {
 			errs = append(errs, a.setPolicy(want, &subject{egress: want.Egress, ingress: want.Ingress}))
 		}
 	}
-	words, err := a.cfg.Kernel.Identities()
+	entries, err := a.cfg.Kernel.Identities()
 	if err != nil {
 		return diffs, fmt.Errorf("list identities: %w", err)
 	}
 	changes := map[uint32]policytable.Identity{}
-	for id := range words {
-		changes[id] = a.words[id]
+	for id := range entries {
+		changes[id] = a.entries[id]
 	}
-	maps.Copy(changes, a.words)
-	maps.DeleteFunc(changes, func(id uint32, w policytable.Identity) bool { return words[id] == w })
+	maps.Copy(changes, a.entries)
+	maps.DeleteFunc(changes, func(id uint32, w policytable.Identity) bool { return entries[id] == w })
 	for _, id := range slices.Sorted(maps.Keys(changes)) {
-		diffs = append(diffs, Difference{SubjectIdentity, fmt.Sprint(id), fmt.Sprintf("%+v", changes[id]), fmt.Sprintf("%+v", words[id])})
+		diffs = append(diffs, Difference{SubjectIdentity, fmt.Sprint(id), fmt.Sprintf("%+v", changes[id]), fmt.Sprintf("%+v", entries[id])})
 	}
 	if repair && len(changes) > 0 {
 		errs = append(errs, a.cfg.Kernel.SetIdentities(changes))
 	}
 	if repair && len(diffs) > 0 {
 		// whoever was let through meanwhile is looked at again
-		errs = append(errs, a.cfg.Kernel.BumpGens())
+		errs = append(errs, a.cfg.Kernel.BumpEpochs())
 	}
 	return diffs, errors.Join(errs...)
 }

@@ -19,10 +19,10 @@ func TestCheckFindsWhatWasChangedBehindItsBackAndRepairsIt(t *testing.T) {
 	if diffs, err := a.Check(false); err != nil || len(diffs) != 0 {
 		t.Fatalf("nothing was changed: %+v, %v", diffs, err)
 	}
-	gens := k.gens()
+	epochs := k.epochs()
 	k.endpoints[1].Egress = policytable.Allow
-	delete(k.words, 301)
-	k.words[999] = policytable.Identity{Class: 1, Known: true}
+	delete(k.entries, 301)
+	k.entries[999] = policytable.Identity{Class: 1, Known: true}
 	for _, repair := range []bool{false, true} {
 		diffs, err := a.Check(repair)
 		if err != nil || len(diffs) != 3 || diffs[0].Subject != SubjectEndpoint || diffs[1].Key != "301" || diffs[2].Key != "999" {
@@ -34,10 +34,10 @@ func TestCheckFindsWhatWasChangedBehindItsBackAndRepairsIt(t *testing.T) {
 	}
 	qs := questions(k)
 	same(t, "repaired", qs, k.answers(qs), st.answers(k, qs))
-	if k.endpoints[3].Generation == gens[3] {
+	if k.endpoints[3].Epoch == epochs[3] {
 		t.Error("connections that were let through stay")
 	}
-	if len(a.History.RuleSources(1, k.endpoints[1].Generation, true, 1)) == 0 {
+	if len(a.History.RuleSources(1, k.endpoints[1].Epoch, true, 1)) == 0 {
 		t.Error("the rules of a repaired endpoint are forgotten")
 	}
 }

@@ -25,9 +25,9 @@ type fakeKernel struct {
 	tables    map[policytable.ID]*policytable.Content
 	next      policytable.ID
 	numbers   map[policytable.ClassKey]policytable.IdentityClass
-	words     map[uint32]policytable.Identity
+	entries   map[uint32]policytable.Identity
 	endpoints map[uint16]*policytable.Binding
-	gen       uint32
+	epoch     uint32
 	retired   map[policytable.ID]bool
 	audit     map[uint16]bool
 
@@ -44,7 +44,7 @@ var errKilled = errors.New("killed by the test")
 
 func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
-		tables: map[policytable.ID]*policytable.Content{}, next: policytable.First, numbers: map[policytable.ClassKey]policytable.IdentityClass{}, words: map[uint32]policytable.Identity{},
+		tables: map[policytable.ID]*policytable.Content{}, next: policytable.First, numbers: map[policytable.ClassKey]policytable.IdentityClass{}, entries: map[uint32]policytable.Identity{},
 		endpoints: map[uint16]*policytable.Binding{}, retired: map[policytable.ID]bool{}, audit: map[uint16]bool{},
 		maxTables: 100, maxRows: 1000, maxClasses: 1000,
 	}
@@ -66,9 +66,9 @@ func (k *fakeKernel) done(what string, args ...any) {
 }
 
 func (k *fakeKernel) endpoint(slot uint16, identity uint32, addr string) {
-	k.gen++
+	k.epoch++
 	k.endpoints[slot] = &policytable.Binding{
-		Slot: slot, Identity: identity, Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Egress: policytable.Pending, Ingress: policytable.Pending, Generation: k.gen,
+		Slot: slot, Identity: identity, Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Egress: policytable.Pending, Ingress: policytable.Pending, Epoch: k.epoch,
 	}
 }
 
@@ -264,7 +264,7 @@ func (k *fakeKernel) RetireIdentityClasses(ncs ...policytable.IdentityClass) err
 				return fmt.Errorf("identity class %d has a row in table %d", nc, t)
 			}
 		}
-		for id, w := range k.words {
+		for id, w := range k.entries {
 			if w.Class == nc {
 				return fmt.Errorf("identity %d has identity class %d", id, nc)
 			}
@@ -284,9 +284,9 @@ func (k *fakeKernel) SetIdentities(ws map[uint32]policytable.Identity) error {
 			return err
 		}
 		if w == (policytable.Identity{}) {
-			delete(k.words, id)
+			delete(k.entries, id)
 		} else {
-			k.words[id] = w
+			k.entries[id] = w
 		}
 		k.done("identity %d is %+v", id, w)
 	}
@@ -294,7 +294,7 @@ func (k *fakeKernel) SetIdentities(ws map[uint32]policytable.Identity) error {
 }
 
 func (k *fakeKernel) Identities() (map[uint32]policytable.Identity, error) {
-	return maps.Clone(k.words), nil
+	return maps.Clone(k.entries), nil
 }
 
 func (k *fakeKernel) SetPolicy(slot uint16, egress, ingress policytable.ID) (uint32, error) {
@@ -306,22 +306,22 @@ func (k *fakeKernel) SetPolicy(slot uint16, egress, ingress policytable.ID) (uin
 	if err := k.write(); err != nil {
 		return 0, err
 	}
-	k.gen++
+	k.epoch++
 	e := k.endpoints[slot]
-	e.Egress, e.Ingress, e.Generation = egress, ingress, k.gen
+	e.Egress, e.Ingress, e.Epoch = egress, ingress, k.epoch
 	k.done("slot %d: egress %d ingress %d", slot, egress, ingress)
-	return k.gen, nil
+	return k.epoch, nil
 }
 
-func (k *fakeKernel) BumpGens(slots ...uint16) error {
+func (k *fakeKernel) BumpEpochs(slots ...uint16) error {
 	if k.failAt > 0 && k.writes+1 >= k.failAt {
 		return errKilled
 	}
 	k.bumps++
 	for n, e := range k.endpoints {
 		if len(slots) == 0 || slices.Contains(slots, n) {
-			k.gen++
-			e.Generation = k.gen
+			k.epoch++
+			e.Epoch = k.epoch
 		}
 	}
 	return nil
@@ -345,7 +345,7 @@ func (k *fakeKernel) Barrier(context.Context) error {
 	return nil
 }
 
-// allows judges a new connection as the programs do, for the identity side and
+// allows evaluates a new connection as the programs do, for the identity side and
 // one address.
 func (k *fakeKernel) allows(slot uint16, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
 	e := k.endpoints[slot]
@@ -353,7 +353,7 @@ func (k *fakeKernel) allows(slot uint16, d policytable.Direction, peer uint32, a
 	if d == policytable.Ingress {
 		t = e.Ingress
 	}
-	w := k.words[peer]
+	w := k.entries[peer]
 	switch t {
 	case policytable.Deny:
 		return false

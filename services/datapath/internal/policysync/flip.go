@@ -84,11 +84,11 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 // setPolicy flips one endpoint.
 func (a *Applier) setPolicy(e *slot, s *subject) error {
 	return a.History.Flip(e.Slot, a.cfg.Now(), func() (p policyhistory.Policy, err error) {
-		gen, err := a.cfg.Kernel.SetPolicy(e.Slot, s.egress, s.ingress)
+		epoch, err := a.cfg.Kernel.SetPolicy(e.Slot, s.egress, s.ingress)
 		if err != nil {
 			return p, fmt.Errorf("policy of slot %d: %w", e.Slot, err)
 		}
-		e.Egress, e.Ingress, e.Generation = s.egress, s.ingress, gen
+		e.Egress, e.Ingress, e.Epoch = s.egress, s.ingress, epoch
 		return a.policyOf(e.Slot), nil
 	})
 }
@@ -127,10 +127,10 @@ func refused(d policytable.Direction, b binding) string {
 	return text
 }
 
-// policyOf is what judges a slot.
+// policyOf is what evaluates a slot.
 func (a *Applier) policyOf(n uint16) policyhistory.Policy {
 	e := a.slots[n]
-	p := policyhistory.Policy{Egress: e.Egress, Ingress: e.Ingress, Generation: e.Generation, Audit: a.cfg.Audit}
+	p := policyhistory.Policy{Egress: e.Egress, Ingress: e.Ingress, Epoch: e.Epoch, Audit: a.cfg.Audit}
 	if s := a.subjects[e.Identity]; s != nil {
 		p.Refusal = s.refusal
 		if s.ready && s.egress == e.Egress && s.ingress == e.Ingress {
@@ -152,7 +152,7 @@ func (a *Applier) refreshView(w *work, id uint32) {
 
 // revise brings the summary up to date after a message.
 func (a *Applier) revise() {
-	if a.scarce || len(a.model.lacking) > 0 || a.model.unnumbered > 0 {
+	if a.pendingCapacity || len(a.model.missingRows) > 0 || a.model.unnumbered > 0 {
 		a.left()
 	}
 	var refusals []string

@@ -93,7 +93,7 @@ func (a *Applier) decide(w *work, b policytable.Barrier) error {
 	}
 	// A number without an identity may be another one's soon.
 	var gone []uint32
-	for id := range a.words {
+	for id := range a.entries {
 		if _, ok := a.next.wants[id]; !ok && id >= minPodIdentity {
 			gone = append(gone, id)
 		}
@@ -112,14 +112,14 @@ func (a *Applier) setHeld(why string) {
 func (a *Applier) makeUnknown(w *work, gone []uint32) error {
 	want := make(map[uint32]policytable.Identity, len(gone))
 	for _, id := range gone {
-		if _, ok := a.words[id]; ok && id >= minPodIdentity {
+		if _, ok := a.entries[id]; ok && id >= minPodIdentity {
 			want[id] = policytable.Identity{}
 		}
 	}
 	if len(want) == 0 {
 		return nil
 	}
-	if err := a.storeWords(w, want); err != nil {
+	if err := a.storeEntries(w, want); err != nil {
 		return err
 	}
 	return a.bumpAffected(w)

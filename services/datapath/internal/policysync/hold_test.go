@@ -143,7 +143,7 @@ func TestTablesStayWhileTheServiceIsBehind(t *testing.T) {
 				} else {
 					st.end <- errors.New("ended by the test")
 				}
-				before, words := verdicts(k), k.known()
+				before, entries := verdicts(k), k.known()
 
 				st = next(t, sc.subscribed)
 				if wants := c.forget || c.before.State != "" && len(c.before.Sources) > 0; (st.Enforced != nil) != wants {
@@ -175,8 +175,8 @@ func TestTablesStayWhileTheServiceIsBehind(t *testing.T) {
 				if got := verdicts(k); got != before {
 					t.Errorf("verdicts changed while the service is behind:\n%s, want\n%s", got, before)
 				}
-				if got := k.known(); !maps.Equal(got, words) {
-					t.Errorf("words changed: %v, want %v", got, words)
+				if got := k.known(); !maps.Equal(got, entries) {
+					t.Errorf("words changed: %v, want %v", got, entries)
 				}
 				if got := a.Status(); !strings.Contains(got.Held, c.held) || !got.Synced {
 					t.Errorf("status %+v", got)

@@ -85,8 +85,8 @@ func (k *watched) SetIdentities(ws map[uint32]policytable.Identity) error {
 	return nil
 }
 
-func (k *watched) SetPolicy(slot uint16, egress, ingress policytable.ID) (gen uint32, err error) {
-	return gen, k.write(func() error { gen, err = k.Policies.SetPolicy(slot, egress, ingress); return err })
+func (k *watched) SetPolicy(slot uint16, egress, ingress policytable.ID) (epoch uint32, err error) {
+	return epoch, k.write(func() error { epoch, err = k.Policies.SetPolicy(slot, egress, ingress); return err })
 }
 
 // stage is real maps with three endpoints.
@@ -207,18 +207,18 @@ func (s *stage) holds(what string, st policysync.TestState) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	words, err := s.kernel.Tables.Identities()
+	entries, err := s.kernel.Tables.Identities()
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	classes := map[policytable.IdentityClass]bool{}
-	for _, w := range words {
+	for _, w := range entries {
 		classes[w.Class] = true
 	}
 	wantTables, wantWords := st.Figures()
-	if len(tables) != wantTables || len(words) != wantWords || len(s.kernel.Tables.IdentityClasses()) != len(classes) {
+	if len(tables) != wantTables || len(entries) != wantWords || len(s.kernel.Tables.IdentityClasses()) != len(classes) {
 		s.t.Fatalf("%s: %d tables, want %d; %d words, want %d; %d identity classes, want %d",
-			what, len(tables), wantTables, len(words), wantWords, len(s.kernel.Tables.IdentityClasses()), len(classes))
+			what, len(tables), wantTables, len(entries), wantWords, len(s.kernel.Tables.IdentityClasses()), len(classes))
 	}
 	if diffs, err := s.kernel.Tables.Audit(false); err != nil || len(diffs) > 0 {
 		s.t.Fatalf("%s: the maps differ from what was written: %q, %v", what, diffs, err)

@@ -33,11 +33,11 @@ const (
 // model is what the service has said. It is changed by taking steps, which
 // checks them; nothing of it reaches the kernel by that.
 type model struct {
-	classes map[uint32]identityClass
-	wants   map[uint32]want
-	tables  map[uint64]*serviceTable
-	binds   map[uint32]*[2]binding
-	lacking map[*serviceTable]struct{} // tables with missing rows
+	classes     map[uint32]identityClass
+	wants       map[uint32]want
+	tables      map[uint64]*serviceTable
+	binds       map[uint32]*[2]binding
+	missingRows map[*serviceTable]struct{} // tables with missing rows
 	// unnumbered counts identity classes without a number in the kernel.
 	unnumbered int
 	revision   uint64
@@ -96,7 +96,7 @@ type serviceTable struct {
 func newModel() *model {
 	return &model{
 		classes: map[uint32]identityClass{}, wants: map[uint32]want{}, tables: map[uint64]*serviceTable{}, binds: map[uint32]*[2]binding{},
-		lacking: map[*serviceTable]struct{}{},
+		missingRows: map[*serviceTable]struct{}{},
 	}
 }
 
@@ -132,7 +132,7 @@ func (m *model) take(st policytable.Step, seq uint64, number func(policytable.Cl
 			return policytable.Invalid("retire_table.table: there is no %d", st.Table)
 		}
 		delete(m.tables, st.Table)
-		delete(m.lacking, t)
+		delete(m.missingRows, t)
 		m.rows -= len(t.content.Peers)
 		m.prefixes -= len(t.content.Prefixes)
 		m.ranges -= countRanges(t.content.Classes)
@@ -411,7 +411,7 @@ func (m *model) bind(st policytable.BindSubject, seq uint64) error {
 // blocked says whether a table lacks the row of an identity class, so that nobody
 // may have the class.
 func (m *model) blocked(nc policytable.IdentityClass) bool {
-	for t := range m.lacking {
+	for t := range m.missingRows {
 		if _, ok := t.missing[nc]; ok {
 			return true
 		}
@@ -421,7 +421,7 @@ func (m *model) blocked(nc policytable.IdentityClass) bool {
 
 // word is what the kernel shall know of an identity, and whether that is less
 // than the service wants.
-func (m *model) word(id uint32) (w policytable.Identity, waits bool) {
+func (m *model) entry(id uint32) (w policytable.Identity, waits bool) {
 	want, ok := m.wants[id]
 	if !ok {
 		return policytable.Identity{}, false

@@ -11,7 +11,7 @@
 // on the tables it had; and which endpoints have to look at their connections
 // again.
 //
-// It owns the policy word of every endpoint, the tables, and the words of
+// It owns the policy entry of every endpoint, the tables, and the words of
 // identities. It refuses steps that make no sense, before any of them is
 // written: the process that runs it has rights that the service has not.
 package policysync
@@ -59,10 +59,10 @@ type Kernel interface {
 	Identities() (map[uint32]policytable.Identity, error)
 
 	// SetPolicy replaces both tables of an endpoint by one store.
-	SetPolicy(slot uint16, egress, ingress policytable.ID) (gen uint32, err error)
-	// BumpGens has the connections of endpoints evaluated again; without a slot
+	SetPolicy(slot uint16, egress, ingress policytable.ID) (epoch uint32, err error)
+	// BumpEpochs has the connections of endpoints evaluated again; without a slot
 	// those of all.
-	BumpGens(slots ...uint16) error
+	BumpEpochs(slots ...uint16) error
 	// SetAudit lets pass, and reports, what the endpoint's policy would deny.
 	SetAudit(slot uint16, on bool) error
 	// Bindings lists the endpoints with their tables.

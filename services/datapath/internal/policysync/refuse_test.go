@@ -80,7 +80,7 @@ func TestIdentityThatEndsInARefusedMessageBecomesUnknown(t *testing.T) {
 	st.send(t, first)
 	st.expect(t, fmt.Sprint("ack ", first.Seq))
 	a.mu.Lock()
-	_, known := k.words[300]
+	_, known := k.entries[300]
 	a.mu.Unlock()
 	if !known {
 		t.Fatal("identity 300 is not known to begin with")
@@ -92,7 +92,7 @@ func TestIdentityThatEndsInARefusedMessageBecomesUnknown(t *testing.T) {
 	st.expect(t, fmt.Sprintf("nack %d subject 0", seq))
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if w, known := k.words[300]; known {
+	if w, known := k.entries[300]; known {
 		t.Errorf("identity 300 has ended and is %+v", w)
 	}
 }

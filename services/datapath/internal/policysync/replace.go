@@ -87,7 +87,7 @@ func (a *Applier) tidy(w *work, t *serviceTable) error {
 // If the service has begun anew with other policies, both the tables that leave
 // and the identities change, in no order that the service could give. Then an
 // identity for which it matters passes through a class of its own, which the
-// leaving tables judge as before and the coming ones as after.
+// leaving tables evaluate as before and the coming ones as after.
 func (a *Applier) replace(w *work, next *model) error {
 	for _, k := range a.tables {
 		k.owner = nil
@@ -109,17 +109,17 @@ func (a *Applier) replace(w *work, next *model) error {
 	}
 
 	final := map[uint32]policytable.Identity{}
-	for id := range a.words {
+	for id := range a.entries {
 		final[id] = policytable.Identity{}
 	}
 	for id := range next.wants {
-		final[id], _ = next.word(id)
+		final[id], _ = next.entry(id)
 	}
 	between, err := a.between(final)
 	if err != nil {
 		return err
 	}
-	if err := a.storeWords(w, between); err != nil {
+	if err := a.storeEntries(w, between); err != nil {
 		return err
 	}
 	for id, s := range a.subjects {
@@ -132,7 +132,7 @@ func (a *Applier) replace(w *work, next *model) error {
 	if err := a.flip(w); err != nil {
 		return err
 	}
-	if err := a.storeWords(w, final); err != nil {
+	if err := a.storeEntries(w, final); err != nil {
 		return err
 	}
 	for _, t := range next.sortedTables() {
@@ -149,7 +149,7 @@ func (a *Applier) replace(w *work, next *model) error {
 	return nil
 }
 
-// between are the words of identities while endpoints change from tables that
+// between are the entries of identities while endpoints change from tables that
 // leave to those that come: the final ones where that changes nothing for the
 // leaving tables.
 func (a *Applier) between(final map[uint32]policytable.Identity) (map[uint32]policytable.Identity, error) {
@@ -170,7 +170,7 @@ func (a *Applier) between(final map[uint32]policytable.Identity) (map[uint32]pol
 	seen := map[pair]policytable.Identity{}
 	out := make(map[uint32]policytable.Identity, len(final))
 	for _, id := range slices.Sorted(maps.Keys(final)) {
-		p := pair{a.words[id], final[id]}
+		p := pair{a.entries[id], final[id]}
 		to, ok := seen[p]
 		if !ok {
 			to = p.new
@@ -192,21 +192,21 @@ func all(list []*kernelTable, f func(*kernelTable) bool) bool {
 	return !slices.ContainsFunc(list, func(k *kernelTable) bool { return !f(k) })
 }
 
-// classBetween makes an identity class that the leaving tables judge as one word and
+// classBetween makes an identity class that the leaving tables evaluate as one entry and
 // the others as another. Without room the identity is unknown for a moment.
 func (a *Applier) classBetween(old, to policytable.Identity, leaving, staying []*kernelTable) (policytable.Identity, error) {
 	nc, err := a.number(betweenKey(old, to))
 	if err != nil || nc == 0 {
 		return policytable.Identity{}, err
 	}
-	word := policytable.Identity{Class: nc, Kind: to.Kind, Scope: to.Scope, Known: true}
+	entry := policytable.Identity{Class: nc, Kind: to.Kind, Scope: to.Scope, Known: true}
 	if !to.Known {
-		word.Kind, word.Scope = old.Kind, old.Scope
+		entry.Kind, entry.Scope = old.Kind, old.Scope
 	}
 	for i, list := range [][]*kernelTable{leaving, staying} {
 		as := [2]policytable.Identity{old, to}[i]
 		for _, k := range list {
-			if k.content.EvaluatesAlike(word, as) {
+			if k.content.EvaluatesAlike(entry, as) {
 				continue
 			}
 			switch err := a.addRow(k, nc, k.content.ClassOf(as)); {
@@ -217,7 +217,7 @@ func (a *Applier) classBetween(old, to policytable.Identity, leaving, staying []
 			}
 		}
 	}
-	return word, nil
+	return entry, nil
 }
 
 func betweenKey(old, to policytable.Identity) policytable.ClassKey {
@@ -258,11 +258,11 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 	// Behind the flips: a table that has left stands in the way of nobody.
 	want := map[uint32]policytable.Identity{}
 	for id := range a.model.wants {
-		if word, _ := a.model.word(id); word != a.words[id] {
-			want[id] = word
+		if entry, _ := a.model.entry(id); entry != a.entries[id] {
+			want[id] = entry
 		}
 	}
-	if err := a.storeWords(w, want); err != nil {
+	if err := a.storeEntries(w, want); err != nil {
 		return false, err
 	}
 	for id, s := range a.subjects {

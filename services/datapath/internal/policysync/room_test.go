@@ -145,7 +145,7 @@ func TestIdentityWhoseRowFindsNoRoomStaysUnknownUntilThereIsRoom(t *testing.T) {
 	if _, err := a.apply(t.Context(), s.change(next)); err != nil {
 		t.Fatal(err)
 	}
-	if _, known := k.words[306]; known {
+	if _, known := k.entries[306]; known {
 		t.Fatal("identity 306 is known, and a table has no row for it")
 	}
 	same(t, "without room", qs, k.answers(qs), first.answers(k, qs))

@@ -59,7 +59,7 @@ func (a *Applier) define(w *work, t *serviceTable) error {
 	a.tables[id] = k
 	t.kernel, t.same, t.err = k, true, nil
 	t.missing, t.missingPrefixes = nil, nil
-	delete(a.model.lacking, t)
+	delete(a.model.missingRows, t)
 	t.classes = make([]uint16, len(t.content.Classes))
 	for i := range t.classes {
 		t.classes[i] = uint16(i) //nolint:gosec // at most maxClasses
@@ -125,7 +125,7 @@ func (a *Applier) peer(w *work, t *serviceTable, nc policytable.IdentityClass, r
 	if remove {
 		delete(t.missing, nc)
 		if len(t.missing) == 0 {
-			delete(a.model.lacking, t)
+			delete(a.model.missingRows, t)
 		}
 		return a.dropRow(w, k, nc)
 	}
@@ -135,11 +135,11 @@ func (a *Applier) peer(w *work, t *serviceTable, nc policytable.IdentityClass, r
 			t.missing = map[policytable.IdentityClass]struct{}{}
 		}
 		t.missing[nc] = struct{}{}
-		a.model.lacking[t] = struct{}{}
+		a.model.missingRows[t] = struct{}{}
 		if err != nil {
 			t.err = err
 		}
-		// Whoever has the class would be judged as one without a row.
+		// Whoever has the class would be evaluated as one without a row.
 		return a.forgetMembers(w, nc)
 	} else if err != nil {
 		return fmt.Errorf("row of table %d: %w", t.id, err)
@@ -147,7 +147,7 @@ func (a *Applier) peer(w *work, t *serviceTable, nc policytable.IdentityClass, r
 	if _, ok := t.missing[nc]; ok {
 		delete(t.missing, nc)
 		if len(t.missing) == 0 {
-			delete(a.model.lacking, t)
+			delete(a.model.missingRows, t)
 		}
 	}
 	return faultRows.Hit(w.ctx)

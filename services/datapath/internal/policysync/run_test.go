@@ -252,32 +252,32 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 		}
 		k.endpoint(7, 300, addr.String())
 		k.endpoints[7].Egress, k.endpoints[7].Ingress = egress, ingress
-		return 7, k.endpoints[7].Generation, nil
+		return 7, k.endpoints[7].Epoch, nil
 	})
 	if err != nil || slot != 7 {
 		t.Fatal(slot, err)
 	}
 	st.expect(t, "locate +map[10.0.0.1:300] -[]")
-	gen := k.endpoints[7].Generation
-	if got := a.History.RuleSources(7, gen, true, 1); len(got) != 1 || got[0] != "Test policy of 300 0" {
+	epoch := k.endpoints[7].Epoch
+	if got := a.History.RuleSources(7, epoch, true, 1); len(got) != 1 || got[0] != "Test policy of 300 0" {
 		t.Errorf("sources of rule 1: %q", got)
 	}
-	if got := a.History.RuleSources(7, gen, false, 1); got != nil {
+	if got := a.History.RuleSources(7, epoch, false, 1); got != nil {
 		t.Errorf("sources of a rule that is not there: %q", got)
 	}
 	if p, ok := a.Of(7); !ok || p.Pending() || p.Revision == 0 {
 		t.Errorf("policy %+v, %v", p, ok)
 	}
 
-	// a flip: the old generation keeps its rules and revision for a while
+	// a flip: the old epoch keeps its rules and revision for a while
 	m = sv.change(state{sv.state.identities, map[uint32][2]testPolicy{300: states[3].policies[300]}})
 	st.send(t, m)
 	st.expect(t, fmt.Sprint("ack ", m.Seq))
-	now := k.endpoints[7].Generation
-	before, _ := a.History.Revision(7, gen)
+	now := k.endpoints[7].Epoch
+	before, _ := a.History.Revision(7, epoch)
 	after, _ := a.History.Revision(7, now)
-	if now == gen || before == 0 || after <= before {
-		t.Errorf("revisions %d at generation %d and %d at %d", before, gen, after, now)
+	if now == epoch || before == 0 || after <= before {
+		t.Errorf("revisions %d at epoch %d and %d at %d", before, epoch, after, now)
 	}
 
 	// one more of it costs nothing, also while the service is away
@@ -350,7 +350,7 @@ func TestEndpointsOfModeInitBeginPendingAndAreUpgraded(t *testing.T) {
 	publish := func(egress, ingress policytable.ID) (uint16, uint32, error) {
 		k.endpoint(7, 300, "10.0.0.1")
 		k.endpoints[7].Egress, k.endpoints[7].Ingress = egress, ingress
-		return 7, k.endpoints[7].Generation, nil
+		return 7, k.endpoints[7].Epoch, nil
 	}
 	if _, err := a.Publish(300, nil, publish); err != nil {
 		t.Fatal(err)
@@ -413,7 +413,7 @@ func TestCreationWaitsAgainForTablesThatWentBeforeItBegan(t *testing.T) {
 			}
 			k.endpoint(7, 300, "10.0.0.1")
 			k.endpoints[7].Egress, k.endpoints[7].Ingress = egress, ingress
-			return 7, k.endpoints[7].Generation, nil
+			return 7, k.endpoints[7].Epoch, nil
 		})
 		done <- err
 	}()
@@ -494,7 +494,7 @@ func TestSnapshotThatNeverEndsKeepsKnownSubjectsGoing(t *testing.T) {
 	m = newService(2).snapshot(states[4])
 	m.Steps = slices.DeleteFunc(m.Steps, func(s policytable.Step) bool { _, ok := s.(policytable.SnapshotComplete); return ok })
 	a.mu.Lock()
-	tables, words := slices.Sorted(maps.Keys(k.tables)), maps.Clone(k.words)
+	tables, entries := slices.Sorted(maps.Keys(k.tables)), maps.Clone(k.entries)
 	a.mu.Unlock()
 	st.send(t, m)
 	for range 3 { // more of nothing
@@ -506,7 +506,7 @@ func TestSnapshotThatNeverEndsKeepsKnownSubjectsGoing(t *testing.T) {
 			t.Errorf("it begins with tables %d and %d", egress, ingress)
 		}
 		k.endpoint(9, 300, "10.0.0.9")
-		return 9, k.endpoints[9].Generation, nil
+		return 9, k.endpoints[9].Epoch, nil
 	}); err != nil {
 		t.Errorf("a known subject: %v", err)
 	}
@@ -515,7 +515,7 @@ func TestSnapshotThatNeverEndsKeepsKnownSubjectsGoing(t *testing.T) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !slices.Equal(slices.Sorted(maps.Keys(k.tables)), tables) || !maps.Equal(k.words, words) {
+	if !slices.Equal(slices.Sorted(maps.Keys(k.tables)), tables) || !maps.Equal(k.entries, entries) {
 		t.Error("half a snapshot is in the kernel")
 	}
 }

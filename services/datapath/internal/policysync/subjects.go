@@ -104,16 +104,16 @@ func (a *Applier) enforceable(identity uint32, s *subject) bool {
 	if !s.ready {
 		return false
 	}
-	if _, known := a.words[identity]; known || a.model == nil {
+	if _, known := a.entries[identity]; known || a.model == nil {
 		return true
 	}
-	_, waits := a.model.word(identity)
+	_, waits := a.model.entry(identity)
 	return waits
 }
 
 // PublishFunc makes an endpoint known to the programs. It returns the slot and
-// the generation of its word.
-type PublishFunc func(egress, ingress policytable.ID) (slot uint16, gen uint32, err error)
+// the epoch of its entry.
+type PublishFunc func(egress, ingress policytable.ID) (slot uint16, epoch uint32, err error)
 
 // Begin makes a new endpoint known to the programs by calling publish with its
 // tables; no change of them can come in between. If they have gone since Await,
@@ -129,7 +129,7 @@ func (a *Applier) Begin(ctx context.Context, identity uint32, addrs []netip.Addr
 }
 
 // Publish is Begin for an endpoint that has lived before: until its tables are
-// known it lets in the own node alone.
+// known it lets in the local node alone.
 func (a *Applier) Publish(identity uint32, addrs []netip.Addr, publish PublishFunc) (uint16, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -142,7 +142,7 @@ func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFu
 	if s.ready {
 		egress, ingress = s.egress, s.ingress
 	}
-	n, gen, err := publish(egress, ingress)
+	n, epoch, err := publish(egress, ingress)
 	if err != nil {
 		if s.users == 0 && s.until.IsZero() {
 			s.users++
@@ -150,7 +150,7 @@ func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFu
 		}
 		return 0, err
 	}
-	a.slots[n] = &slot{policytable.Binding{Slot: n, Identity: identity, Addrs: addrs, Egress: egress, Ingress: ingress, Generation: gen}}
+	a.slots[n] = &slot{policytable.Binding{Slot: n, Identity: identity, Addrs: addrs, Egress: egress, Ingress: ingress, Epoch: epoch}}
 	s.users++
 	s.until = time.Time{}
 	a.History.Set(n, a.policyOf(n), a.cfg.Now())
@@ -183,7 +183,7 @@ func (a *Applier) Drop(n uint16, cut func() error) error {
 	return nil
 }
 
-// SetIdentity has an endpoint judged as another identity. set changes the
+// SetIdentity has an endpoint evaluated as another identity. set changes the
 // endpoint's number in the kernel, before its tables change.
 func (a *Applier) SetIdentity(n uint16, identity uint32, set func() error) error {
 	a.mu.Lock()

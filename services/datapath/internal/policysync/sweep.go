@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// used is the tables that judge somebody, with the slots that they judge.
+// used is the tables that evaluate somebody, with the slots that they judge.
 func (a *Applier) used() map[*kernelTable][]uint16 {
 	out := map[*kernelTable][]uint16{}
 	add := func(t policytable.ID, slots ...uint16) {
@@ -33,7 +33,7 @@ func (a *Applier) used() map[*kernelTable][]uint16 {
 	return out
 }
 
-// users adds the slots that a table judges to those that have to look again.
+// users adds the slots that a table evaluates to those that have to look again.
 func (a *Applier) affect(w *work, k *kernelTable) {
 	for n, s := range a.slots {
 		if s.Egress == k.id || s.Ingress == k.id {
@@ -46,21 +46,21 @@ func (a *Applier) bumpAffected(w *work) error {
 	var err error
 	switch {
 	case a.bumpAll:
-		err = a.cfg.Kernel.BumpGens()
+		err = a.cfg.Kernel.BumpEpochs()
 	case len(w.bump) > 0:
-		err = a.cfg.Kernel.BumpGens(slices.Sorted(maps.Keys(w.bump))...)
+		err = a.cfg.Kernel.BumpEpochs(slices.Sorted(maps.Keys(w.bump))...)
 	default:
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("have connections judged again: %w", err)
+		return fmt.Errorf("have connections evaluated again: %w", err)
 	}
 	a.bumpAll = false
 	clear(w.bump)
 	return faultBump.Hit(w.ctx)
 }
 
-// sweep retires tables that judge nobody and that the service has given up,
+// sweep retires tables that evaluate nobody and that the service has given up,
 // and the identity classes that nothing names.
 func (a *Applier) sweep(w *work) error {
 	used := a.used()

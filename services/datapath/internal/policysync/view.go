@@ -20,7 +20,7 @@ type summary struct {
 	unsaved  string   // guarded by mu; why it is not on stable storage
 }
 
-// Of is what judges the endpoint in a slot.
+// Of is what evaluates the endpoint in a slot.
 func (a *Applier) Of(slot uint16) (policyhistory.Policy, bool) {
 	p, ok := a.History.Last(slot)
 	if p.Revision != 0 && p.Refusal == "" {

@@ -17,37 +17,37 @@ func (a *Applier) forgetMembers(w *work, nc policytable.IdentityClass) error {
 	if a.members[nc] == 0 {
 		return nil
 	}
-	for id, word := range a.words {
-		if word.Class == nc {
-			w.words = append(w.words, id)
+	for id, entry := range a.entries {
+		if entry.Class == nc {
+			w.entries = append(w.entries, id)
 		}
 	}
-	return a.flushWords(w)
+	return a.flushEntries(w)
 }
 
-// flushWords brings the words of the collected identities in line.
-func (a *Applier) flushWords(w *work) error {
-	if len(w.words) == 0 {
+// flushEntries brings the words of the collected identities in line.
+func (a *Applier) flushEntries(w *work) error {
+	if len(w.entries) == 0 {
 		return nil
 	}
-	want := make(map[uint32]policytable.Identity, len(w.words))
-	for _, id := range w.words {
-		want[id], _ = a.model.word(id)
+	want := make(map[uint32]policytable.Identity, len(w.entries))
+	for _, id := range w.entries {
+		want[id], _ = a.model.entry(id)
 	}
-	w.words = w.words[:0]
-	return a.storeWords(w, want)
+	w.entries = w.entries[:0]
+	return a.storeEntries(w, want)
 }
 
-// storeWords changes words, and before that the tables that the service has
-// given up, but that still judge somebody because their successors have no
+// storeEntries changes words, and before that the tables that the service has
+// given up, but that still evaluate somebody because their successors have no
 // room: to them an identity stays what it was.
-func (a *Applier) storeWords(w *work, want map[uint32]policytable.Identity) error {
+func (a *Applier) storeEntries(w *work, want map[uint32]policytable.Identity) error {
 	used := a.used()
 	changes := make(map[uint32]policytable.Identity, len(want))
 	type pair struct{ old, new policytable.Identity }
 	seen := map[pair]policytable.Identity{}
 	for _, id := range slices.Sorted(maps.Keys(want)) {
-		p := pair{a.words[id], want[id]}
+		p := pair{a.entries[id], want[id]}
 		if p.old == p.new || !validIdentity(id) {
 			continue
 		}
@@ -58,7 +58,7 @@ func (a *Applier) storeWords(w *work, want map[uint32]policytable.Identity) erro
 				return err
 			}
 			seen[p] = to
-			a.scarce = a.scarce || to != p.new
+			a.pendingCapacity = a.pendingCapacity || to != p.new
 			for k, slots := range used {
 				// what was unknown met every deny and no allow
 				if p.old.Known && !k.content.EvaluatesAlike(p.old, to) {
@@ -76,16 +76,16 @@ func (a *Applier) storeWords(w *work, want map[uint32]policytable.Identity) erro
 		return nil
 	}
 	if err := a.cfg.Kernel.SetIdentities(changes); err != nil {
-		return fmt.Errorf("words of %d identities: %w", len(changes), err)
+		return fmt.Errorf("entries of %d identities: %w", len(changes), err)
 	}
-	for id, word := range changes {
-		a.setWord(id, word)
+	for id, entry := range changes {
+		a.setEntry(id, entry)
 	}
 	w.checks = true
-	return faultWords.Hit(w.ctx)
+	return faultEntries.Hit(w.ctx)
 }
 
-// cover adds rows to tables without an owner, so that they judge the new word
+// cover adds rows to tables without an owner, so that they evaluate the new entry
 // as the old one. If that cannot be, the identity has to be unknown.
 func (a *Applier) cover(used map[*kernelTable][]uint16, old, to policytable.Identity) (policytable.Identity, error) {
 	if !to.Known {
@@ -115,9 +115,9 @@ func (a *Applier) left() {
 		return
 	}
 	for id := range a.model.wants {
-		if _, known := a.words[id]; !known && validIdentity(id) {
+		if _, known := a.entries[id]; !known && validIdentity(id) {
 			a.waiting++
 		}
 	}
-	a.scarce = a.waiting > 0
+	a.pendingCapacity = a.waiting > 0
 }

@@ -113,9 +113,9 @@ type Binding struct {
 	Identity        uint32
 	Addrs           []netip.Addr
 	Egress, Ingress ID
-	// Generation is the epoch of the binding; it changes with every change of
+	// Epoch is the epoch of the binding; it changes with every change of
 	// the tables.
-	Generation uint32
+	Epoch uint32
 }
 
 // Blocked says whether the endpoint is denied everything, as it is while it is

@@ -9,35 +9,35 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// Judged gives the slots whose endpoints began, in this boot, with tables from a
+// Evaluated gives the slots whose endpoints began, in this boot, with tables from a
 // policy service.
-func Judged(store endpoint.Records, bootID string) (map[uint16]bool, error) {
+func Evaluated(store endpoint.Records, bootID string) (map[uint16]bool, error) {
 	records, _, err := store.Load()
 	if err != nil {
 		return nil, fmt.Errorf("read the records of endpoints: %w", err)
 	}
-	judged := map[uint16]bool{}
+	evaluated := map[uint16]bool{}
 	for _, r := range records {
-		if r.Phase == endpoint.PhaseReady && r.Judged && r.BootID == bootID {
-			judged[r.Slot] = true
+		if r.Phase == endpoint.PhaseReady && r.Evaluated && r.BootID == bootID {
+			evaluated[r.Slot] = true
 		}
 	}
-	return judged, nil
+	return evaluated, nil
 }
 
-// ForgetJudged has no record say that the tables of its endpoint came from a
+// ForgetEvaluated has no record say that the tables of its endpoint came from a
 // policy service: the one that allows everything, which they get now, would
 // seem to be a policy's when policies are wanted again.
-func ForgetJudged(store endpoint.Records) error {
+func ForgetEvaluated(store endpoint.Records) error {
 	records, _, err := store.Load()
 	if err != nil {
 		return fmt.Errorf("read the records of endpoints: %w", err)
 	}
 	for _, r := range records {
-		if !r.Judged {
+		if !r.Evaluated {
 			continue
 		}
-		r.Judged = false
+		r.Evaluated = false
 		if err := store.Save(r); err != nil {
 			return fmt.Errorf("record of %s: %w", r.Spec.Owner, err)
 		}

@@ -108,10 +108,10 @@ func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 		p.HostInterface = &datapathv1.Interface{Name: e.Device.HostName, Index: e.Device.HostIndex, Mac: e.Device.HostMAC.String()}
 		p.ContainerInterface = &datapathv1.Interface{Name: e.Device.Name, Index: e.Device.Index, Mac: e.Device.MAC.String()}
 	}
-	if e.Policy.Generation != 0 {
+	if e.Policy.Epoch != 0 {
 		p.Policy = &datapathv1.EndpointPolicy{
 			Revision: e.Policy.Revision, EgressTable: uint32(e.Policy.EgressTable), IngressTable: uint32(e.Policy.IngressTable),
-			Generation: e.Policy.Generation, Refusal: e.Policy.Refusal, Audit: e.Policy.Audit,
+			Epoch: e.Policy.Epoch, Refusal: e.Policy.Refusal, Audit: e.Policy.Audit,
 		}
 	}
 	if !e.Created.IsZero() {

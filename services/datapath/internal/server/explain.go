@@ -58,7 +58,7 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 			InitiatorAddress: wire.Address(c.Initiator.Addr()), InitiatorPort: uint32(c.Initiator.Port()),
 			ResponderAddress: wire.Address(c.Responder.Addr()), ResponderPort: uint32(c.Responder.Port()),
 			Protocol: netv1.Protocol(c.Protocol), States: connectionStates(c.Flags), LastSeenTime: timestamppb.New(c.Time()),
-			Current: !next.Judged, EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule),
+			Current: !next.Evaluated, EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule),
 			NextVerdict: verdictOf(next.Reason, next.Egress.Audited || next.Ingress.Audited),
 			NextReason:  datapathv1.Reason(next.Reason),
 		}
@@ -106,7 +106,7 @@ func connectionStates(f conntrack.Flags) []datapathv1.ConnectionState {
 
 func (s *Server) explainedPeer(ctx context.Context, p explain.Peer) *datapathv1.ExplainedPeer {
 	e := &datapathv1.ExplainedPeer{
-		Identity: uint32(p.Identity), Known: p.Word.Known, NodeClass: uint32(p.Word.Class), Labels: s.labelsOf(ctx, uint32(p.Identity)),
+		Identity: uint32(p.Identity), Known: p.Word.Known, IdentityClass: uint32(p.Word.Class), Labels: s.labelsOf(ctx, uint32(p.Identity)),
 	}
 	if p.Entry.IsValid() {
 		e.IpcachePrefix = p.Entry.String()

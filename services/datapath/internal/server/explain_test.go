@@ -66,7 +66,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 			Identity: 9, Slot: slotmap.NoSlot,
 		},
 		Egress: &explain.Side{
-			SideVerdict: event.SideVerdict{By: event.ByRule, Table: 16, Gen: 21, Rule: 7, Action: event.ActionDeny},
+			SideVerdict: event.SideVerdict{By: event.ByRule, Table: 16, Epoch: 21, Rule: 7, Action: event.ActionDeny},
 			Place:       policymap.Place{IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressBlock: netip.MustParsePrefix("198.51.100.0/24")},
 		},
 		Tracked: true, Next: replica.Answer{Reason: event.ForwardOutside},
@@ -89,13 +89,13 @@ func TestExplainTellsEveryStep(t *testing.T) {
 	want := &datapathv1.ExplainResponse{
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: datapathv1.Reason_REASON_POLICY_DENIED,
 		Source: &datapathv1.ExplainedPeer{
-			Identity: 300, Known: true, NodeClass: 5, Slot: 1, IpcachePrefix: "10.0.0.1/32",
+			Identity: 300, Known: true, IdentityClass: 5, Slot: 1, IpcachePrefix: "10.0.0.1/32",
 			Labels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "reserved", Key: "x"}},
 		},
 		Destination: &datapathv1.ExplainedPeer{Identity: 9},
 		Egress: &datapathv1.ExplainedSide{
 			Verdict: &datapathv1.SideVerdict{
-				Verdict: datapathv1.Verdict_VERDICT_DROPPED, Rule: 7, Table: 16, Generation: 21, Revision: 42,
+				Verdict: datapathv1.Verdict_VERDICT_DROPPED, Rule: 7, Table: 16, Epoch: 21, Revision: 42,
 				DecidedBy:   netv1.DecidedBy_DECIDED_BY_RULE,
 				RuleSources: []string{"slot 1 gen 21 egress true rule 7"},
 			},

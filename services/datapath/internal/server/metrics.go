@@ -20,7 +20,7 @@ type metrics struct {
 
 	packets, bytes, endpoints, repairs, deviceRepairs, nodeRepairs, unrepaired, pending, lost, entries *prometheus.Desc
 
-	live, capacity, begun, ended, evicted, pickedUp, redecided, related, unremembered, stopped, collecting *prometheus.Desc
+	live, capacity, begun, ended, evicted, pickedUp, reevaluated, related, unremembered, stopped, collecting *prometheus.Desc
 
 	used, size, revision, refusals, unknown *prometheus.Desc
 }
@@ -50,7 +50,7 @@ func newMetrics(s *Server) *metrics {
 		pickedUp:     desc("connections_picked_up_total", "Connections found again in mid-flow after they had been pushed out."),
 		unremembered: desc("connections_unremembered_total", "Revoked connections that are remembered by their entry alone, because the map of revoked ones was full."),
 		stopped:      desc("endpoints_without_pick_up", "Endpoints of which no connection is picked up, because a revoked one may be forgotten."),
-		redecided:    desc("connections_redecided_total", "Packets whose connection was judged anew because a policy or an address had changed."),
+		reevaluated:  desc("packets_reevaluated_total", "Packets whose connection was evaluated again because a policy or an address had changed."),
 		related:      desc("connections_related_total", "ICMP errors that passed because they are about a connection."),
 		collecting:   desc("connection_collect_seconds", "How long the last collection took."),
 
@@ -67,7 +67,7 @@ func newMetrics(s *Server) *metrics {
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		m.packets, m.bytes, m.endpoints, m.repairs, m.deviceRepairs, m.nodeRepairs, m.unrepaired, m.pending, m.lost, m.entries,
-		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.redecided, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
+		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.reevaluated, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
 		m.revision, m.refusals, m.unknown,
 	} {
 		ch <- d
@@ -134,7 +134,7 @@ func (m *metrics) collectConnections(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(m.ended, prometheus.CounterValue, float64(n), reason)
 	}
 	for desc, n := range map[*prometheus.Desc]uint64{
-		m.begun: c.Created, m.evicted: c.Evicted, m.pickedUp: c.PickedUp, m.redecided: c.Redecided, m.related: c.Related, m.unremembered: c.Unremembered,
+		m.begun: c.Created, m.evicted: c.Evicted, m.pickedUp: c.PickedUp, m.reevaluated: c.Reevaluated, m.related: c.Related, m.unremembered: c.Unremembered,
 	} {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n))
 	}

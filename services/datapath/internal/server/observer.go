@@ -166,14 +166,14 @@ func protoType(t observe.Type) datapathv1.FlowType {
 	return datapathv1.FlowType_FLOW_TYPE_UNSPECIFIED
 }
 
-// Rules knows what numbers of rules and generations mean. A generation that
+// Rules knows what numbers of rules and epochs mean. An epoch that
 // was replaced long ago may be forgotten.
 type Rules interface {
-	// Revision of the policy that the generation of a slot enforces.
-	Revision(slot uint16, generation uint32) (revision uint64, ok bool)
+	// Revision of the policy that the epoch of a slot enforces.
+	Revision(slot uint16, epoch uint32) (revision uint64, ok bool)
 	// RuleSources are the places of a rule of the table that the slot had in
-	// that direction in that generation; empty if not known.
-	RuleSources(slot uint16, generation uint32, egress bool, rule uint16) []string
+	// that direction in that epoch; empty if not known.
+	RuleSources(slot uint16, epoch uint32, egress bool, rule uint16) []string
 }
 
 // labels of an identity, if anybody knows them.
@@ -238,17 +238,17 @@ func (s *Server) side(o observe.Side, egress bool) *datapathv1.SideVerdict {
 		return nil
 	}
 	v := &datapathv1.SideVerdict{
-		Verdict: protoVerdict(o.Verdict), Rule: uint32(o.Rule), Table: uint32(o.Table), Generation: o.Generation,
+		Verdict: protoVerdict(o.Verdict), Rule: uint32(o.Rule), Table: uint32(o.Table), Epoch: o.Epoch,
 		DecidedBy: netv1.DecidedBy(o.By),
 	}
 	if s.Rules == nil {
 		return v
 	}
-	if revision, ok := s.Rules.Revision(o.Slot, o.Generation); ok {
+	if revision, ok := s.Rules.Revision(o.Slot, o.Epoch); ok {
 		v.Revision = revision
 	}
 	if o.Rule != 0 {
-		v.RuleSources = s.Rules.RuleSources(o.Slot, o.Generation, egress, o.Rule)
+		v.RuleSources = s.Rules.RuleSources(o.Slot, o.Epoch, egress, o.Rule)
 	}
 	return v
 }

@@ -135,10 +135,10 @@ func TestRulesOfTheProtoFileBoundObserveAndExplain(t *testing.T) {
 // rules knows one revision and names rules by number.
 type rules struct{}
 
-func (rules) Revision(slot uint16, gen uint32) (uint64, bool) { return 42, slot == 1 && gen == 21 }
+func (rules) Revision(slot uint16, epoch uint32) (uint64, bool) { return 42, slot == 1 && epoch == 21 }
 
-func (rules) RuleSources(slot uint16, gen uint32, egress bool, rule uint16) []string {
-	return []string{fmt.Sprintf("slot %d gen %d egress %v rule %d", slot, gen, egress, rule)}
+func (rules) RuleSources(slot uint16, epoch uint32, egress bool, rule uint16) []string {
+	return []string{fmt.Sprintf("slot %d gen %d egress %v rule %d", slot, epoch, egress, rule)}
 }
 
 func labelled() *observe.Labels {
@@ -164,8 +164,8 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 		Protocol: 6, TCPFlags: 2, Reply: true, Ifindex: 7, ID: [16]byte{0: 1, 6: 0x8f, 8: 0x80, 15: 9},
 		Source: netip.MustParseAddrPort("10.0.0.1:1000"), Destination: netip.MustParseAddrPort("10.0.0.2:80"),
 		SourceIdentity: 300, DestinationIdentity: 400, Length: 60, EtherType: 0x0800,
-		Sender:   observe.Side{By: uint8(event.ByRule), Verdict: observe.Forwarded, Rule: 7, Table: 16, Generation: 21, Slot: 1},
-		Receiver: observe.Side{By: uint8(event.ByDefault), Verdict: observe.Dropped, Table: 17, Generation: 22, Slot: 2},
+		Sender:   observe.Side{By: uint8(event.ByRule), Verdict: observe.Forwarded, Rule: 7, Table: 16, Epoch: 21, Slot: 1},
+		Receiver: observe.Side{By: uint8(event.ByDefault), Verdict: observe.Dropped, Table: 17, Epoch: 22, Slot: 2},
 	}).GetFlow()
 	want := &datapathv1.Flow{
 		Type: datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT, Time: timestamppb.New(now),
@@ -181,11 +181,11 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 		Destination: &datapathv1.FlowEnd{Address: "10.0.0.2", Port: 80, Identity: 400, EndpointIndex: 2},
 		Protocol:    6, TcpFlags: 2, Reply: true, Length: 60, Ethertype: 0x0800, SourceMac: "00:00:00:00:00:00",
 		Egress: &datapathv1.SideVerdict{
-			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Rule: 7, Table: 16, Generation: 21, Revision: 42,
+			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Rule: 7, Table: 16, Epoch: 21, Revision: 42,
 			DecidedBy:   netv1.DecidedBy_DECIDED_BY_RULE,
 			RuleSources: []string{"slot 1 gen 21 egress true rule 7"},
 		},
-		Ingress: &datapathv1.SideVerdict{Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Generation: 22, DecidedBy: netv1.DecidedBy_DECIDED_BY_DEFAULT},
+		Ingress: &datapathv1.SideVerdict{Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Epoch: 22, DecidedBy: netv1.DecidedBy_DECIDED_BY_DEFAULT},
 	}
 	if !proto.Equal(got, want) {
 		t.Errorf("flow\n got %v\nwant %v", got, want)

@@ -110,7 +110,7 @@ func (s *Server) CheckEndpoint(ctx context.Context, r *datapathv1.CheckEndpointR
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	diffs, err := s.Core.Check(ctx, wire.OwnerOf(r.GetOwner()), endpoint.Beliefs{Netns: r.GetNetworkNamespace(), Addrs: addrs})
+	diffs, err := s.Core.Check(ctx, wire.OwnerOf(r.GetOwner()), endpoint.Expected{Netns: r.GetNetworkNamespace(), Addrs: addrs})
 	if err != nil {
 		return nil, statusOf(err)
 	}

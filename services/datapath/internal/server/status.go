@@ -56,7 +56,7 @@ type MapUsage struct {
 type Connections struct {
 	LiveIPv4, LiveIPv6                           uint64 // as of the last collection
 	Created, Revoked, Expired, Evicted, PickedUp uint64
-	Redecided, Related, Unremembered             uint64
+	Reevaluated, Related, Unremembered           uint64
 	PickUpStopped                                int           // endpoints of which none is picked up
 	Collected                                    time.Duration // how long the last collection took
 }

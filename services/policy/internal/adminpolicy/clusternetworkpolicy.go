@@ -409,7 +409,7 @@ func (p *NamespacedPod) requirements() []selector.Requirement {
 	return append(p.NamespaceSelector.Namespaces(), p.PodSelector.Pods()...)
 }
 
-// portList is nil for every protocol.
+// ports is nil for every protocol.
 func ports(list []Protocol) []rule.Port {
 	var out []rule.Port
 	for _, p := range list {

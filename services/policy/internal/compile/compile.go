@@ -71,7 +71,7 @@ type Program struct {
 
 	alike        []uint16 // by number - 1: the first of the run of rules with one effect
 	everyone     []uint16 // rules on the identity side for every peer
-	everyoneElse []uint16 // the same without those that spare the own node
+	everyoneElse []uint16 // the same without those that spare the local node
 	unknown      []uint16 // for peers that nobody announced
 	addrEveryone []uint16 // rules on the address side for every address
 	blocks       bool

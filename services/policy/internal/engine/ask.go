@@ -60,7 +60,7 @@ func (d Draft) Identities() []peer.Identity { return d.change.AddIdentities }
 // Fork makes an engine of its own with the same policies, peers, learned names
 // and locations, and with only the given subjects, for questions about
 // identities that are no subjects here. Only their tables are compiled. Its
-// numbers of tables and node classes are its own.
+// numbers of tables and identity classes are its own.
 func (d Draft) Fork(extra []peer.Identity, subjects ...identity.Numeric) (*Engine, error) {
 	c := d.change
 	c.AddIdentities = slices.Concat(extra, c.AddIdentities)

@@ -144,7 +144,7 @@ func BenchmarkAddIdentity(b *testing.B) {
 }
 
 // BenchmarkAddNewKind adds identities with named ports that no other has, so
-// that a node class is made each time.
+// that an identity class is made each time.
 func BenchmarkAddNewKind(b *testing.B) {
 	for _, s := range shapes {
 		b.Run(s.name, func(b *testing.B) {
@@ -320,7 +320,7 @@ func BenchmarkLookup(b *testing.B) {
 			t = x.Table
 		}
 	}
-	w := e.Word(identity.MinCluster + 77)
+	w := e.Entry(identity.MinCluster + 77)
 	a := netip.MustParseAddr("10.0.0.1")
 	for b.Loop() {
 		t.Lookup(w, a, 6<<16|8080)

@@ -164,9 +164,9 @@ func TestALearnedAddressMergesTheClassesOfALiveTable(t *testing.T) {
 		t.Fatal("the classes are not merged")
 	}
 	b, _ := e.Bound(300, rule.Egress)
-	word := table.Word{IdentityClass: 1, Kind: identity.KindWorld4, Scope: identity.PeerScopeOutside, Known: true}
+	entry := table.Entry{IdentityClass: 1, Kind: identity.KindWorld4, Scope: identity.PeerScopeOutside, Known: true}
 	for addr, want := range map[string]rule.Action{"192.0.2.7": rule.Allow, "192.0.2.8": rule.Deny, "10.1.7.9": rule.Allow} {
-		if got := b.Table.Lookup(word, netip.MustParseAddr(addr), port.At(port.TCP, 80)); got.Action != want {
+		if got := b.Table.Lookup(entry, netip.MustParseAddr(addr), port.At(port.TCP, 80)); got.Action != want {
 			t.Errorf("%s: %s, want %s", addr, got.Action, want)
 		}
 	}

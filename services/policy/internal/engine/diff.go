@@ -99,7 +99,7 @@ type side struct {
 	live   *live // nil: everything is allowed
 }
 
-func (s side) word(n identity.Numeric) table.Word { return s.engine.Word(n) }
+func (s side) entry(n identity.Numeric) table.Entry { return s.engine.Entry(n) }
 
 // classes are those of the addresses of a block; the zero prefix stands for
 // addresses in no block.
@@ -120,14 +120,14 @@ type classPair struct {
 	identity, address table.Class
 }
 
-func (s side) pair(w table.Word, block netip.Prefix) classPair {
+func (s side) pair(w table.Entry, block netip.Prefix) classPair {
 	if s.live == nil {
 		return classPair{}
 	}
 	return classPair{s.live.table.ClassOf(w), s.classes(block)[w.Scope]}
 }
 
-func (s side) lookup(w table.Word, block netip.Prefix, q port.Point) table.Verdict {
+func (s side) lookup(w table.Entry, block netip.Prefix, q port.Point) table.Verdict {
 	if s.live == nil {
 		return table.Verdict{Action: rule.Allow, Reason: table.ByDefault}
 	}
@@ -182,7 +182,7 @@ func (c *comparison) peers() {
 	}
 	slices.Sort(numbers)
 	for _, n := range numbers {
-		w := c.before.word(n)
+		w := c.before.entry(n)
 		where := at[n]
 		slices.SortFunc(where, order)
 		if w.Scope == identity.PeerScopeOutside && len(where) == 0 {
@@ -204,7 +204,7 @@ func (c *comparison) peers() {
 }
 
 func (c *comparison) compare(n identity.Numeric, block netip.Prefix) {
-	w, v := c.before.word(n), c.after.word(n)
+	w, v := c.before.entry(n), c.after.entry(n)
 	key := comparisonKey{c.before.pair(w, block), c.after.pair(v, block), w.Kind, w.Known}
 	i, ok := c.memo[key]
 	if !ok {
@@ -222,7 +222,7 @@ func (c *comparison) compare(n identity.Numeric, block netip.Prefix) {
 
 // changes walks the ports. Verdicts are equal between two borders, so each
 // stretch is asked once.
-func (c *comparison) changes(w, v table.Word, block netip.Prefix, key comparisonKey) []Changed {
+func (c *comparison) changes(w, v table.Entry, block netip.Prefix, key comparisonKey) []Changed {
 	cuts := c.after.cuts(key.after, c.before.cuts(key.before, []port.Point{port.Last}))
 	slices.Sort(cuts)
 	cuts = slices.Compact(cuts)

@@ -43,7 +43,7 @@ type Config struct {
 	// Cluster is the name of this cluster.
 	Cluster     string
 	Enforcement Enforcement
-	// AllowHost lets the own node reach its pods where no rule says otherwise.
+	// AllowHost lets the local node reach its pods where no rule says otherwise.
 	AllowHost bool
 	// Events, if set, is told each step as it is done. It must not call the
 	// engine.
@@ -82,8 +82,8 @@ type Change struct {
 type Counters struct {
 	Tables        int // tables compiled
 	Programs      int // rule sets numbered and hashed
-	IdentityRows  int // words of the identity array written
-	PeerRows      int // rows written: node class → class
+	IdentityRows  int // entries of the identity array written
+	PeerRows      int // rows written: identity class → class
 	PeerDeletes   int // rows deleted
 	Blocks        int // prefixes written or deleted in live tables
 	GroupPrefixes int // prefixes of address groups read
@@ -103,8 +103,8 @@ type Engine struct {
 	peers     map[identity.Numeric]*member
 	byLabel   map[string]map[*member]struct{} // key=value, and key alone
 	selectors selectorIndex
-	classes   map[string]*nodeClass
-	byNumber  map[table.IdentityClass]*nodeClass
+	classes   map[string]*identityClass
+	byNumber  map[table.IdentityClass]*identityClass
 	lastClass table.IdentityClass
 	wide      [identity.Kinds]map[*live]struct{} // tables that may need a row for every class of the kind
 
@@ -135,8 +135,8 @@ func New(config Config) *Engine {
 		peers:       make(map[identity.Numeric]*member),
 		byLabel:     make(map[string]map[*member]struct{}),
 		selectors:   newSelectorIndex(config.Cluster),
-		classes:     make(map[string]*nodeClass),
-		byNumber:    make(map[table.IdentityClass]*nodeClass),
+		classes:     make(map[string]*identityClass),
+		byNumber:    make(map[table.IdentityClass]*identityClass),
 		subjects:    make(map[identity.Numeric]*subject),
 		local:       make(map[string]map[*subject]struct{}),
 		tables:      make(map[compile.Hash]*live),
@@ -197,7 +197,7 @@ func (e *Engine) Apply(c Change) error {
 			e.enlist(s, false)
 		}
 		err = fmt.Errorf("apply policies: %w", err)
-		// What else has changed still has to be judged by the old policies.
+		// What else has changed still has to be evaluated by the old policies.
 		if e.commit(dirty) != nil {
 			for s := range dirty {
 				again[s] = nil
@@ -575,7 +575,7 @@ func (e *Engine) programOf(s *subject, d rule.Direction, groups *compile.Groups,
 	if !deny {
 		in.Flags |= table.DefaultAllow
 	}
-	// The own node is let in by what a policy leaves open, not by enforcement
+	// The local node is let in by what a policy leaves open, not by enforcement
 	// without any policy.
 	if d == rule.Ingress && e.config.AllowHost && selected && p.id.Kind != identity.KindHost {
 		in.Flags |= table.HostAllow
@@ -678,7 +678,7 @@ func (e *Engine) commit(dirty map[*subject]struct{}) error {
 	return nil
 }
 
-// Bound is what a subject's direction is judged by.
+// Bound is what a subject's direction is evaluated by.
 type Bound struct {
 	// Table is nil when nothing is enforced: everything is allowed.
 	Table *table.Table
@@ -701,16 +701,16 @@ func (e *Engine) Bound(n identity.Numeric, d rule.Direction) (Bound, bool) {
 	return Bound{Table: l.table, Sources: l.sources(s.sources[d]), Hash: l.program.Hash}, true
 }
 
-// Word is the entry of the identity array for a number.
-func (e *Engine) Word(n identity.Numeric) table.Word {
+// Entry is the entry of the identity array for a number.
+func (e *Engine) Entry(n identity.Numeric) table.Entry {
 	p := e.peers[n]
 	if p == nil || p.class == nil {
-		return table.Word{}
+		return table.Entry{}
 	}
-	return table.Word{IdentityClass: p.class.number, Kind: p.id.Kind, Scope: p.id.Scope, Known: true}
+	return table.Entry{IdentityClass: p.class.number, Kind: p.id.Kind, Scope: p.id.Scope, Known: true}
 }
 
-// Lookup judges one side of a connection as the kernel does.
+// Lookup evaluates one side of a connection as the kernel does.
 func (e *Engine) Lookup(subject identity.Numeric, d rule.Direction, peer identity.Numeric, addr netip.Addr, q uint32) (table.Verdict, error) {
 	b, ok := e.Bound(subject, d)
 	if !ok {
@@ -719,7 +719,7 @@ func (e *Engine) Lookup(subject identity.Numeric, d rule.Direction, peer identit
 	if b.Table == nil {
 		return table.Verdict{Action: rule.Allow, Reason: table.ByDefault}, nil
 	}
-	return b.Table.Lookup(e.Word(peer), addr, q), nil
+	return b.Table.Lookup(e.Entry(peer), addr, q), nil
 }
 
 // Size is what the live tables and the index of peers hold.

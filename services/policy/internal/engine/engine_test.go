@@ -96,11 +96,11 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchExpressions: [
 	b, _ := e.Bound(subject, rule.Ingress)
 	selected := 0
 	for _, id := range c.Identities {
-		if _, ok := b.Table.Peers[e.Word(id.Number).IdentityClass]; ok {
+		if _, ok := b.Table.Peers[e.Entry(id.Number).IdentityClass]; ok {
 			selected++
 		}
 	}
-	rows, intervals := len(b.Table.Peers), len(b.Table.Intervals(b.Table.Peers[e.Word(identity.MinCluster).IdentityClass]))
+	rows, intervals := len(b.Table.Peers), len(b.Table.Intervals(b.Table.Peers[e.Entry(identity.MinCluster).IdentityClass]))
 	t.Logf("%d of %d identities are selected by %d peer rows; the class has %d intervals", selected, len(c.Identities), rows, intervals)
 	if selected != 5000 || rows != 1 || intervals != 81 {
 		t.Fatalf("selected %d, rows %d, intervals %d; want 5000, 1, 81", selected, rows, intervals)
@@ -151,7 +151,7 @@ func TestAnIdentityThatDoesNotFitStaysUnknownUntilItDoes(t *testing.T) {
 	}
 	known := func() (n int) {
 		for _, id := range ids {
-			if e.Word(id.Number).Known {
+			if e.Entry(id.Number).Known {
 				n++
 			}
 		}
@@ -265,7 +265,7 @@ func TestOwnNodeIsLetInOnlyWhereAPolicySelectsTheSubject(t *testing.T) {
 	}{
 		{"nothing enforced", Config{AllowHost: true}, nil, rule.Allow},
 		{"selected", Config{AllowHost: true}, []policy.Object{spread(1)}, rule.Allow},
-		{"selected, own node not special", Config{}, []policy.Object{spread(1)}, rule.Deny},
+		{"selected, local node not special", Config{}, []policy.Object{spread(1)}, rule.Deny},
 		{"enforced always, not selected", Config{AllowHost: true, Enforcement: EnforceAlways}, nil, rule.Deny},
 		{"enforced never", Config{Enforcement: EnforceNever}, []policy.Object{spread(1)}, rule.Allow},
 	} {
@@ -397,7 +397,7 @@ func TestASubjectThatMovesToAnotherNamespaceIsFoundThere(t *testing.T) {
 
 // The number of pods that nobody has announced yet may itself be announced: it
 // stays as unknown as before, named ports included.
-func TestTheUnknownPodIsJudgedAsAnUnknownNumber(t *testing.T) {
+func TestTheUnknownPodIsEvaluatedAsAnUnknownNumber(t *testing.T) {
 	unknown, err := peer.New(identity.UnknownInCluster, label.NewSet(label.Reserved("unknown-in-cluster")))
 	if err != nil {
 		t.Fatal(err)
@@ -455,6 +455,6 @@ func TestARefusedPolicyDoesNotHoldBackOtherChanges(t *testing.T) {
 	}
 	b, _ := e.Bound(300, rule.Ingress)
 	if b.Table == nil || len(b.Table.Rules) != 1 || b.Sources[0][0].Name != "spread" {
-		t.Fatalf("the subject is judged by %+v", b.Sources)
+		t.Fatalf("the subject is evaluated by %+v", b.Sources)
 	}
 }

@@ -43,11 +43,11 @@ type (
 	// RetireIdentityClass says that no identity has the class and no table a row.
 	RetireIdentityClass struct{ IdentityClass table.IdentityClass }
 
-	// SetIdentity stores the word of an identity; a word that is not Known
+	// SetIdentity stores the entry of an identity; an entry that is not Known
 	// forgets it.
 	SetIdentity struct {
 		Identity identity.Numeric
-		Word     table.Word
+		Entry    table.Entry
 	}
 
 	// DefineTable brings a whole table. It belongs to the receiver.
@@ -167,7 +167,7 @@ func (l *live) tableID() TableID {
 
 // classKey is the hash of what makes the class: kind, named ports and the texts
 // of the selectors.
-func (c *nodeClass) stableKey() ClassKey {
+func (c *identityClass) stableKey() ClassKey {
 	texts := make([]string, len(c.selectors))
 	for i, s := range c.selectors {
 		texts[i] = s.String()
@@ -191,7 +191,7 @@ func (e *Engine) Snapshot(report func(Event)) {
 	}
 	for _, n := range slices.Sorted(maps.Keys(e.peers)) {
 		if e.peers[n].class != nil {
-			report(SetIdentity{Identity: n, Word: e.Word(n)})
+			report(SetIdentity{Identity: n, Entry: e.Entry(n)})
 		}
 	}
 	tables := slices.SortedFunc(maps.Values(e.tables), func(a, b *live) int { return cmp.Compare(a.id, b.id) })

@@ -16,7 +16,7 @@ import (
 
 // replica carries out events, as the datapath would.
 type replica struct {
-	words   map[identity.Numeric]table.Word
+	words   map[identity.Numeric]table.Entry
 	classes map[table.IdentityClass]ClassKey
 	tables  map[TableID]*table.Table
 	bound   map[identity.Numeric]*[2]*TableID
@@ -29,7 +29,7 @@ type replica struct {
 
 func newReplica() *replica {
 	return &replica{
-		words: make(map[identity.Numeric]table.Word), classes: make(map[table.IdentityClass]ClassKey),
+		words: make(map[identity.Numeric]table.Entry), classes: make(map[table.IdentityClass]ClassKey),
 		tables: make(map[TableID]*table.Table), bound: make(map[identity.Numeric]*[2]*TableID),
 		usedTables: make(map[TableID]bool), usedClasses: make(map[table.IdentityClass]bool),
 	}
@@ -75,14 +75,14 @@ func (r *replica) apply(ev Event) {
 		}
 		delete(r.classes, x.IdentityClass)
 	case SetIdentity:
-		if !x.Word.Known {
+		if !x.Entry.Known {
 			delete(r.words, x.Identity)
 			return
 		}
-		if _, ok := r.classes[x.Word.IdentityClass]; !ok {
+		if _, ok := r.classes[x.Entry.IdentityClass]; !ok {
 			r.fail(ev, "no such class")
 		}
-		r.words[x.Identity] = x.Word
+		r.words[x.Identity] = x.Entry
 	case DefineTable:
 		if r.usedTables[x.Table] || x.Table == AllowAll {
 			r.fail(ev, "the number was used before")
@@ -302,7 +302,7 @@ func TestNoEventShowsAThirdVerdict(t *testing.T) {
 }
 
 // Classes keep their names over the life of an engine and between engines.
-func TestNodeClassKeysDependOnlyOnTheClass(t *testing.T) {
+func TestIdentityClassKeysDependOnlyOnTheClass(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 41)
 	for range 50 {
@@ -328,10 +328,10 @@ func TestNodeClassKeysDependOnlyOnTheClass(t *testing.T) {
 			if y[n] != key {
 				t.Fatalf("identity %d is in %x and %x", n, key, y[n])
 			}
-			if c, ok := seen[key]; ok && c != a.Word(n).IdentityClass {
+			if c, ok := seen[key]; ok && c != a.Entry(n).IdentityClass {
 				t.Fatalf("two classes with key %x", key)
 			}
-			seen[key] = a.Word(n).IdentityClass
+			seen[key] = a.Entry(n).IdentityClass
 		}
 	}
 }

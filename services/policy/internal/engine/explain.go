@@ -34,7 +34,7 @@ type Explanation struct {
 	Enforced bool
 }
 
-// Explain judges one side of a connection and says why. The verdict comes from
+// Explain evaluates one side of a connection and says why. The verdict comes from
 // the table; the matches come from the rules.
 func (e *Engine) Explain(subject identity.Numeric, d rule.Direction, number identity.Numeric, addr netip.Addr, q port.Point) (Explanation, error) {
 	verdict, err := e.Lookup(subject, d, number, addr, q)

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// naive judges by reading the rules one after the other. It shares the rule
+// naive evaluates by reading the rules one after the other. It shares the rule
 // types, their order and the matching of selectors with the engine, and
 // nothing else.
 type naive struct {

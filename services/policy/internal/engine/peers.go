@@ -17,16 +17,16 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// member is a known identity: a member of its node class.
+// member is a known identity: a member of its identity class.
 type member struct {
 	id    peer.Identity
 	ports string // canonical text of the named ports
-	class *nodeClass
+	class *identityClass
 }
 
-// nodeClass is the set of peers of one kind, with the same named ports, that
+// identityClass is the set of peers of one kind, with the same named ports, that
 // match the same selectors of the live tables.
-type nodeClass struct {
+type identityClass struct {
 	key       string
 	number    table.IdentityClass
 	kind      identity.Kind
@@ -43,7 +43,7 @@ type liveSelector struct {
 	id      int
 	refs    int // tables that use it
 	tables  map[*live]struct{}
-	classes map[*nodeClass]struct{}
+	classes map[*identityClass]struct{}
 	// defaults are the kinds whose nameless peer it matches.
 	defaults [identity.Kinds]bool
 }
@@ -141,10 +141,10 @@ func classKey(kind identity.Kind, ports string, selectors []*liveSelector) strin
 	return string(b)
 }
 
-// newClass makes an empty node class without rows.
-func (e *Engine) newClass(key string, kind identity.Kind, ports []workload.NamedPort, portsText string, selectors []*liveSelector) *nodeClass {
+// newClass makes an empty identity class without rows.
+func (e *Engine) newClass(key string, kind identity.Kind, ports []workload.NamedPort, portsText string, selectors []*liveSelector) *identityClass {
 	e.lastClass++
-	c := &nodeClass{
+	c := &identityClass{
 		key: key, number: e.lastClass, kind: kind, ports: ports, portsText: portsText, selectors: selectors,
 		members: make(map[*member]struct{}), rows: make(map[*live]struct{}),
 	}
@@ -160,30 +160,30 @@ func (e *Engine) newClass(key string, kind identity.Kind, ports []workload.Named
 }
 
 // setRow writes the row of a class; deleteRow removes it.
-func (e *Engine) setRow(l *live, c *nodeClass, class table.Class) {
+func (e *Engine) setRow(l *live, c *identityClass, class table.Class) {
 	l.table.Peers[c.number] = class
 	c.rows[l] = struct{}{}
 	e.counters.PeerRows++
 	e.emitFor(l, SetPeer{l.id, c.number, class})
 }
 
-func (e *Engine) deleteRow(l *live, c *nodeClass) {
+func (e *Engine) deleteRow(l *live, c *identityClass) {
 	delete(l.table.Peers, c.number)
 	e.counters.PeerDeletes++
 	e.freed++
 	e.emitFor(l, DeletePeer{l.id, c.number})
 }
 
-// setWord stores what the identity array holds for a peer now.
-func (e *Engine) setWord(n identity.Numeric) {
+// setEntry stores what the identity array holds for a peer now.
+func (e *Engine) setEntry(n identity.Numeric) {
 	e.counters.IdentityRows++
 	if e.config.Events != nil {
-		e.emit(SetIdentity{n, e.Word(n)})
+		e.emit(SetIdentity{n, e.Entry(n)})
 	}
 }
 
 // dropClass forgets a class without members, with its rows.
-func (e *Engine) dropClass(c *nodeClass) {
+func (e *Engine) dropClass(c *identityClass) {
 	for _, l := range inOrder(c.rows) {
 		e.deleteRow(l, c)
 	}
@@ -196,11 +196,11 @@ func (e *Engine) dropClass(c *nodeClass) {
 }
 
 // enter puts a peer into a class; one store makes it known to every table.
-func (e *Engine) enter(p *member, c *nodeClass) {
+func (e *Engine) enter(p *member, c *identityClass) {
 	before := p.class
 	p.class = c
 	c.members[p] = struct{}{}
-	e.setWord(p.id.Number)
+	e.setEntry(p.id.Number)
 	if before != nil && before != c {
 		delete(before.members, p)
 		if len(before.members) == 0 {
@@ -228,7 +228,7 @@ func (e *Engine) addPeer(p *member) error {
 }
 
 // addRows writes the rows of a new class into the tables it concerns.
-func (e *Engine) addRows(c *nodeClass) error {
+func (e *Engine) addRows(c *identityClass) error {
 	concerned := make(map[*live]struct{})
 	for _, s := range c.selectors {
 		maps.Copy(concerned, s.tables)
@@ -244,7 +244,7 @@ func (e *Engine) addRows(c *nodeClass) error {
 
 // addRow writes the row of a class into a table, if it differs from the
 // default of its kind. matched is the rule set of the class in the table.
-func (e *Engine) addRow(l *live, c *nodeClass, matched []uint16) error {
+func (e *Engine) addRow(l *live, c *identityClass, matched []uint16) error {
 	class, err := l.classOf(c, matched)
 	if err != nil {
 		if l.refs > 0 && e.renew(l) {
@@ -275,7 +275,7 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 		if s := e.subjects[n]; s != nil {
 			delete(e.stuck, s)
 		}
-		e.setWord(n)
+		e.setEntry(n)
 		if p.class != nil {
 			delete(p.class.members, p)
 			if len(p.class.members) == 0 {
@@ -313,7 +313,7 @@ func (e *Engine) suspend(p *member) {
 	if c := p.class; c != nil {
 		p.class = nil
 		delete(c.members, p)
-		e.setWord(p.id.Number)
+		e.setEntry(p.id.Number)
 		if len(c.members) == 0 {
 			e.dropClass(c)
 		}
@@ -375,7 +375,7 @@ func (e *Engine) candidates(s selector.Selector, f func(*member)) {
 	}
 }
 
-// acquire makes selectors live and splits the node classes by them. The new
+// acquire makes selectors live and splits the identity classes by them. The new
 // classes get the rows of the old ones before a peer moves, so no verdict
 // changes.
 func (e *Engine) acquire(list []selector.Selector) {
@@ -387,7 +387,7 @@ func (e *Engine) acquire(list []selector.Selector) {
 		e.selectors.lastID++
 		ls := &liveSelector{
 			Selector: s, id: e.selectors.lastID,
-			tables: make(map[*live]struct{}), classes: make(map[*nodeClass]struct{}),
+			tables: make(map[*live]struct{}), classes: make(map[*identityClass]struct{}),
 		}
 		for k := range ls.defaults {
 			ls.defaults[k] = s.Matches(e.selectors.defaults[k])
@@ -435,10 +435,10 @@ func byNumber[V any](set map[*member]V) []*member {
 	return slices.SortedFunc(maps.Keys(set), func(a, b *member) int { return cmp.Compare(a.id.Number, b.id.Number) })
 }
 
-// retire forgets selectors that no table uses and merges the node classes that
+// retire forgets selectors that no table uses and merges the identity classes that
 // only they kept apart.
 func (e *Engine) retire(list []*liveSelector) {
-	affected := make(map[*nodeClass]struct{})
+	affected := make(map[*identityClass]struct{})
 	gone := make(map[*liveSelector]struct{})
 	for _, s := range list {
 		if s.refs > 0 {
@@ -464,11 +464,11 @@ func (e *Engine) retire(list []*liveSelector) {
 			affected[c] = struct{}{}
 		}
 	}
-	order := make([]*nodeClass, 0, len(affected))
+	order := make([]*identityClass, 0, len(affected))
 	for c := range affected {
 		order = append(order, c)
 	}
-	slices.SortFunc(order, func(a, b *nodeClass) int { return cmp.Compare(a.number, b.number) })
+	slices.SortFunc(order, func(a, b *identityClass) int { return cmp.Compare(a.number, b.number) })
 	for _, c := range order {
 		sels := slices.DeleteFunc(slices.Clone(c.selectors), func(s *liveSelector) bool { _, ok := gone[s]; return ok })
 		for _, p := range byNumber(c.members) {

@@ -222,7 +222,7 @@ func canonical(e *Engine, s *scenario.State) map[string]string {
 			t := b.Table
 			out[key] = fmt.Sprint(t.Flags, t.Rules, b.Hash, b.Sources)
 			for m := range s.Identities {
-				w := e.Word(m)
+				w := e.Entry(m)
 				class, row := t.Peers[w.IdentityClass]
 				if !row {
 					class = t.Default[w.Kind]
@@ -374,7 +374,7 @@ func TestInputOrderDoesNotChangeTables(t *testing.T) {
 					t.Fatalf("subject %d %s: the same table is written in two ways\n%s", n, d, s)
 				}
 				for m := range s.Identities {
-					if x.Table.ClassOf(a.Word(m)) != y.Table.ClassOf(b.Word(m)) {
+					if x.Table.ClassOf(a.Entry(m)) != y.Table.ClassOf(b.Entry(m)) {
 						t.Fatalf("subject %d %s: identity %d has two classes\n%s", n, d, m, s)
 					}
 				}

@@ -162,7 +162,7 @@ func TestOnlyIdentitiesThatAreThereAreWaiting(t *testing.T) {
 	e, ids := full(t)
 	waiting := e.Waiting()
 	last := ids[len(ids)-1]
-	if e.Word(last.Number).Known {
+	if e.Entry(last.Number).Known {
 		t.Fatal("the last identity has room")
 	}
 	apply(t, e, Change{RemoveIdentities: []identity.Numeric{last.Number}})
@@ -172,8 +172,8 @@ func TestOnlyIdentitiesThatAreThereAreWaiting(t *testing.T) {
 	// One that is given labels that fit waits no longer.
 	last = ids[len(ids)-2]
 	apply(t, e, Change{AddIdentities: []peer.Identity{combination(t, last.Number, 1, 13)}})
-	if got := e.Waiting(); got != waiting-2 || !e.Word(last.Number).Known {
-		t.Errorf("%d wait after another was relabelled, want %d; it is known: %t", got, waiting-2, e.Word(last.Number).Known)
+	if got := e.Waiting(); got != waiting-2 || !e.Entry(last.Number).Known {
+		t.Errorf("%d wait after another was relabelled, want %d; it is known: %t", got, waiting-2, e.Entry(last.Number).Known)
 	}
 }
 
@@ -181,7 +181,7 @@ func TestOnlyIdentitiesThatAreThereAreWaiting(t *testing.T) {
 func TestWaitingIdentitiesAreTriedWhenATableGoes(t *testing.T) {
 	e, ids := full(t)
 	apply(t, e, Change{DeletePolicies: []policy.Key{spread(1).Key}})
-	if e.Waiting() != 0 || !e.Word(ids[len(ids)-1].Number).Known {
+	if e.Waiting() != 0 || !e.Entry(ids[len(ids)-1].Number).Known {
 		t.Errorf("%d identities wait though no table is left", e.Waiting())
 	}
 }

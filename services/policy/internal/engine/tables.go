@@ -73,8 +73,8 @@ func (l *live) classFor(numbers []uint16, ports []workload.NamedPort, portsText 
 	return c, nil
 }
 
-// matched is the rule set of a node class on the identity side.
-func (l *live) matched(c *nodeClass) []uint16 {
+// matched is the rule set of an identity class on the identity side.
+func (l *live) matched(c *identityClass) []uint16 {
 	var brought [][]uint16
 	if len(c.selectors) <= len(l.brings) {
 		for _, s := range c.selectors {
@@ -92,9 +92,9 @@ func (l *live) matched(c *nodeClass) []uint16 {
 	return l.program.Matched(brought, c.kind)
 }
 
-// classOf is the class of a node class on the identity side, given its rule
+// classOf is the class of an identity class on the identity side, given its rule
 // set.
-func (l *live) classOf(c *nodeClass, matched []uint16) (table.Class, error) {
+func (l *live) classOf(c *identityClass, matched []uint16) (table.Class, error) {
 	class, err := l.classFor(matched, c.ports, c.portsText, c.kind == identity.KindUnknown)
 	if err != nil {
 		return 0, err
@@ -229,17 +229,17 @@ func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
 	return l, err
 }
 
-// row is a node class that may need a row, with its rule set.
+// row is an identity class that may need a row, with its rule set.
 type row struct {
-	class   *nodeClass
+	class   *identityClass
 	matched []uint16
 	key     string
 }
 
-// rowsOf are the node classes that may need a row in a new table, in an order
+// rowsOf are the identity classes that may need a row in a new table, in an order
 // in which the table's classes get the same numbers in every run.
 func (e *Engine) rowsOf(l *live) []row {
-	seen := make(map[*nodeClass]struct{})
+	seen := make(map[*identityClass]struct{})
 	for s := range l.brings {
 		for c := range s.classes {
 			seen[c] = struct{}{}

@@ -154,7 +154,7 @@ type Owner struct {
 	ending      agenda.Agenda                       // names by the time of the address that ends first
 	ended       agenda.Agenda                       // names by the time of the address that ends last
 	addresses   int
-	crowded     map[identity.Numeric]error // subjects without room for their tables
+	overLimit   map[identity.Numeric]error // subjects without room for their tables
 	problems    map[string]string
 	sweepAt     time.Time
 	retryAt     time.Time // when to write the state again; zero if all is written
@@ -185,7 +185,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		questions: make(chan struct{}, 1), revising: make(chan struct{}, 1),
 		policies: make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}}, managers: make(map[string]bool),
 		identities: make(map[identity.Numeric]peer.Identity), subscribers: make(map[string]*subscriber),
-		names: make(map[string]map[netip.Addr]time.Time), crowded: make(map[identity.Numeric]error),
+		names: make(map[string]map[netip.Addr]time.Time), overLimit: make(map[identity.Numeric]error),
 		problems: make(map[string]string), readied: make(chan struct{}), busy: make(map[string]*Busy),
 	}
 	for _, s := range sources {

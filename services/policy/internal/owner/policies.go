@@ -181,11 +181,11 @@ func (o *Owner) change(p plan, staged *journal.Staged) error {
 
 // retryCrowded tries again to give tables to subjects that had no room.
 func (o *Owner) retryCrowded() {
-	if len(o.crowded) == 0 {
+	if len(o.overLimit) == 0 {
 		return
 	}
 	var again []identity.Numeric
-	for s := range o.crowded {
+	for s := range o.overLimit {
 		again = append(again, s)
 	}
 	slices.Sort(again)

@@ -114,8 +114,8 @@ func (s *source) refusal(origin string) (refused, bool) {
 	return r, ok
 }
 
-// Judged are the tables of a subject.
-type Judged struct {
+// Evaluated are the tables of a subject.
+type Evaluated struct {
 	Bound    [2]bool // by rule.Direction; false: nothing is enforced
 	Tables   [2]engine.DefineTable
 	Sources  [2][][]rule.Source
@@ -138,10 +138,10 @@ func (o *Owner) aside(ctx context.Context, work func() error) error {
 	return work()
 }
 
-// Table returns the tables by which an identity is judged.
-func (o *Owner) Table(ctx context.Context, x identity.Numeric) (Judged, error) {
+// Table returns the tables by which an identity is evaluated.
+func (o *Owner) Table(ctx context.Context, x identity.Numeric) (Evaluated, error) {
 	type found struct {
-		Judged
+		Evaluated
 		draft   *engine.Draft
 		subject bool
 	}
@@ -165,7 +165,7 @@ func (o *Owner) Table(ctx context.Context, x identity.Numeric) (Judged, error) {
 	}
 	f, err := look(false)
 	if err != nil || f.subject {
-		return f.Judged, err
+		return f.Evaluated, err
 	}
 	err = o.aside(ctx, func() error {
 		if f, err = look(true); err != nil || f.subject {
@@ -178,10 +178,10 @@ func (o *Owner) Table(ctx context.Context, x identity.Numeric) (Judged, error) {
 		f.from(e, x)
 		return nil
 	})
-	return f.Judged, err
+	return f.Evaluated, err
 }
 
-func (j *Judged) from(e *engine.Engine, x identity.Numeric) {
+func (j *Evaluated) from(e *engine.Engine, x identity.Numeric) {
 	for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
 		j.Tables[d], j.Bound[d] = e.BoundTable(x, d)
 		b, _ := e.Bound(x, d)
@@ -198,9 +198,9 @@ type Peer struct {
 
 // Side is what one side says to a connection.
 type Side struct {
-	Judged  bool          // the one whose side it is is a workload
-	Subject peer.Identity // Number is 0 if labels were given that nobody has
-	Peer    peer.Identity
+	Evaluated bool          // the one whose side it is is a workload
+	Subject   peer.Identity // Number is 0 if labels were given that nobody has
+	Peer      peer.Identity
 	engine.Explanation
 }
 
@@ -212,7 +212,7 @@ type Explained struct {
 	Revision uint64
 }
 
-// Explain judges a connection on both sides.
+// Explain evaluates a connection on both sides.
 func (o *Owner) Explain(ctx context.Context, from, to Peer, q port.Point) (Explained, error) {
 	look := func(draft bool) (*explanation, error) {
 		return ask(ctx, o, func() (*explanation, error) {
@@ -291,7 +291,7 @@ func (x *explanation) begin() (err error) {
 	return nil
 }
 
-// judge asks an engine that has the tables.
+// evaluate asks an engine that has the tables.
 func (x *explanation) judge(e *engine.Engine) (err error) {
 	x.answer = Explained{Action: rule.Allow, Revision: x.revision}
 	if x.answer.Egress, err = x.side(e, rule.Egress, x.src, x.dst, x.to.Addr); err != nil {
@@ -306,7 +306,7 @@ func (x *explanation) side(e *engine.Engine, d rule.Direction, subject, peer pee
 	if !selectable(subject) {
 		return s, nil
 	}
-	s.Judged = true
+	s.Evaluated = true
 	var err error
 	s.Explanation, err = e.Explain(subject.Number, d, peer.Number, addr, x.at)
 	// A denial on one side is one, and so is a redirect.

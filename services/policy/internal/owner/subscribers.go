@@ -247,10 +247,10 @@ func (o *Owner) interest(s *subscriber, add, remove []identity.Numeric, locate [
 	for _, x := range remove {
 		if !o.wanted(x) {
 			c.RemoveSubjects = append(c.RemoveSubjects, x)
-			delete(o.crowded, x)
+			delete(o.overLimit, x)
 		}
 	}
-	o.problem("subjects", o.crowding())
+	o.problem("subjects", o.overLimitError())
 	for _, a := range vacate {
 		if _, ok := s.locations[a]; !ok {
 			continue
@@ -310,31 +310,31 @@ func (o *Owner) addSubjects(list []identity.Numeric) {
 	}
 	if err := o.apply(engine.Change{AddSubjects: fresh}); err == nil {
 		for _, x := range fresh {
-			delete(o.crowded, x)
+			delete(o.overLimit, x)
 		}
 	} else {
 		for _, x := range fresh {
-			delete(o.crowded, x)
+			delete(o.overLimit, x)
 			if err := o.apply(engine.Change{AddSubjects: []identity.Numeric{x}}); err != nil {
-				o.crowded[x] = err
+				o.overLimit[x] = err
 			}
 		}
 	}
-	o.problem("subjects", o.crowding())
+	o.problem("subjects", o.overLimitError())
 }
 
-// crowding is what is wrong with subjects that have no tables.
-func (o *Owner) crowding() error {
-	if len(o.crowded) == 0 {
+// overLimitError is what is wrong with subjects that have no tables.
+func (o *Owner) overLimitError() error {
+	if len(o.overLimit) == 0 {
 		return nil
 	}
 	first := identity.Numeric(0)
-	for x := range o.crowded {
+	for x := range o.overLimit {
 		if first == 0 || x < first {
 			first = x
 		}
 	}
-	return fmt.Errorf("%d subjects have no tables, for example identity %d: %w", len(o.crowded), first, o.crowded[first])
+	return fmt.Errorf("%d subjects have no tables, for example identity %d: %w", len(o.overLimit), first, o.overLimit[first])
 }
 
 // Refuse notes that a subscriber did not take a table. It keeps the one before

@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// Direction is the side of a connection that a rule or a table judges.
+// Direction is the side of a connection that a rule or a table evaluates.
 type Direction uint8
 
 // The directions.
@@ -136,7 +136,7 @@ type NamePeer struct {
 // empty means that it matches nobody.
 type Peers struct {
 	Any       bool // everybody, known or not
-	ExceptOwn bool // with Any: everybody but the subject's own node
+	ExceptOwn bool // with Any: everybody but the subject's local node
 	Selectors []selector.Selector
 	Networks  []Network
 	Groups    []GroupPeer
@@ -300,7 +300,7 @@ func Compare(a, b *Rule) int {
 }
 
 // Isolate is the rule that denies all peers but, for what they send, the subject's
-// own node.
+// local node.
 func Isolate(source Source, d Direction, tier Tier, priority int32) *Rule {
 	source.Path = "isolation"
 	r := &Rule{

@@ -29,7 +29,7 @@ func (r *Rule) Text() string {
 	if r.Peers.Any {
 		who := "everybody"
 		if r.Peers.ExceptOwn {
-			who = "everybody but the own node"
+			who = "everybody but the local node"
 		}
 		peers = append(peers, who)
 	}

@@ -529,7 +529,7 @@ func TestLearnedNamesOutliveARestartAndEnd(t *testing.T) {
 
 // The largest tables that there can be fit into an answer.
 func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
-	j := owner.Judged{Bound: [2]bool{true, true}}
+	j := owner.Evaluated{Bound: [2]bool{true, true}}
 	for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
 		content := &table.Table{
 			Rules: make([]table.Rule, table.MaxRules), Peers: make(map[table.IdentityClass]table.Class),

@@ -157,7 +157,7 @@ func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTabl
 
 // policyTable fits into a message: tables do by their limits, and the places of
 // their rules are cut as those of a Bind are.
-func policyTable(j owner.Judged) *policyv1.GetPolicyTableResponse {
+func policyTable(j owner.Evaluated) *policyv1.GetPolicyTableResponse {
 	out := &policyv1.GetPolicyTableResponse{Revision: j.Revision, StoreRevision: storeRevision(j.Store)}
 	if j.Bound[rule.Egress] {
 		out.Egress, out.EgressRules = wire.Table(j.Tables[rule.Egress]), wire.Sources(firstSources(j.Sources[rule.Egress]))
@@ -204,7 +204,7 @@ func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest
 func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*policyv1.ExplainResponse, error) {
 	q := port.At(port.Protocol(req.GetProtocol()), uint16(req.GetPort()))
 	if p := port.Protocol(req.GetProtocol()); !p.HasPorts() && p != port.ICMP && p != port.ICMPv6 {
-		q = port.At(p, 0) // judged by number alone
+		q = port.At(p, 0) // evaluated by number alone
 	}
 	from, err := fromPeer("from", req.GetFrom())
 	if err != nil {
@@ -352,7 +352,7 @@ func labels(id peer.Identity) []*workloadv1.Label {
 }
 
 func side(x owner.Side) *policyv1.SideExplanation {
-	if !x.Judged {
+	if !x.Evaluated {
 		return nil
 	}
 	out := &policyv1.SideExplanation{

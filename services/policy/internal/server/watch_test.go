@@ -34,7 +34,7 @@ import (
 
 // replica is what a datapath has: tables made of messages, and nothing else.
 type replica struct {
-	words   map[uint32]table.Word
+	words   map[uint32]table.Entry
 	classes map[uint32]string
 	tables  map[uint64]*table.Table
 	bound   map[uint32]*[2]*uint64
@@ -43,7 +43,7 @@ type replica struct {
 
 func newReplica() *replica {
 	return &replica{
-		words: map[uint32]table.Word{}, classes: map[uint32]string{}, tables: map[uint64]*table.Table{},
+		words: map[uint32]table.Entry{}, classes: map[uint32]string{}, tables: map[uint64]*table.Table{},
 		bound: map[uint32]*[2]*uint64{}, binds: map[uint32]*policyv1.BindSubject{},
 	}
 }
@@ -92,7 +92,7 @@ func (r *replica) apply(s *policyv1.Step) error {
 		if _, ok := r.classes[u.GetIdentityClass()]; !ok {
 			return fmt.Errorf("identity %d has a class without a name", u.GetIdentity())
 		}
-		r.words[u.GetIdentity()] = table.Word{
+		r.words[u.GetIdentity()] = table.Entry{
 			IdentityClass: table.IdentityClass(u.GetIdentityClass()), Kind: identity.Kind(u.GetKind() - 1), Scope: identity.PeerScope(u.GetScope() - 1), Known: true,
 		}
 	case *policyv1.Step_DefineTable:
@@ -551,7 +551,7 @@ func TestNewerConnectionEndsTheOlder(t *testing.T) {
 	g.until("the change", func() bool { return g.barrier.GetPolicyRevision() == 1 })
 }
 
-func TestSlowSubscriberIsCutAndStartsAnew(t *testing.T) {
+func TestSlowSubscriberIsDisconnectedAndStartsAnew(t *testing.T) {
 	s := serve(t, func(c *owner.Config) { c.Stream.Unacked = 3 })
 	s.know(town)
 	f := s.watch(subscribe("datapath", 301), func(*follower, *policyv1.WatchPolicyTablesResponse) bool { return false }).snapshot()

@@ -4,7 +4,7 @@
 // Package table holds compiled policy in the form in which the kernel looks it
 // up, and the lookup itself, step for step as the kernel takes it.
 //
-// A Table judges one direction of one subject. A peer is classified twice: by
+// A Table evaluates one direction of one subject. A peer is classified twice: by
 // who it is (identity → identity class → class) and by where it is (longest prefix
 // of its address → class per scope). A class leads to a total, sorted list of
 // intervals over protocol and port; an interval's value holds two rule
@@ -96,7 +96,7 @@ type Flags uint16
 // The flags.
 const (
 	DefaultAllow Flags = 1 << iota // what no rule decides is allowed
-	HostAllow                      // the subject's own node is, at least
+	HostAllow                      // the subject's local node is, at least
 	HasAddresses                   // the address side has to be asked
 )
 
@@ -125,8 +125,8 @@ type Table struct {
 	Listed int
 }
 
-// Word is what the kernel's identity array holds for a number; 0 is unknown.
-type Word struct {
+// Entry is what the kernel's identity array holds for a number; 0 is unknown.
+type Entry struct {
 	IdentityClass IdentityClass
 	Kind          identity.Kind
 	Scope         identity.PeerScope
@@ -140,7 +140,7 @@ type Reason uint8
 const (
 	ByRule            Reason = iota // the rule of that number
 	ByDefault                       // no rule did
-	ByHostAllow                     // no rule did, and the peer is the own node
+	ByHostAllow                     // no rule did, and the peer is the local node
 	ByUnknownIdentity               // the peer is unknown, and that denied it
 )
 
@@ -152,9 +152,9 @@ type Verdict struct {
 	Reason Reason
 }
 
-// Lookup judges a connection with a peer: its word, its address, and the point
+// Lookup evaluates a connection with a peer: its entry, its address, and the point
 // of the connection.
-func (t *Table) Lookup(w Word, addr netip.Addr, q port.Point) Verdict {
+func (t *Table) Lookup(w Entry, addr netip.Addr, q port.Point) Verdict {
 	ac := t.Address
 	if t.Flags&HasAddresses != 0 {
 		if found, ok := t.Blocks.Lookup(addr); ok {
@@ -165,7 +165,7 @@ func (t *Table) Lookup(w Word, addr netip.Addr, q port.Point) Verdict {
 }
 
 // ClassOf is the class of a peer on the identity side.
-func (t *Table) ClassOf(w Word) Class {
+func (t *Table) ClassOf(w Entry) Class {
 	if !w.Known {
 		return t.Default[identity.KindUnknown]
 	}
@@ -176,9 +176,9 @@ func (t *Table) ClassOf(w Word) Class {
 }
 
 // LookupIn is Lookup for an address whose classes are known.
-func (t *Table) LookupIn(w Word, ac [identity.PeerScopes]Class, q port.Point) Verdict {
+func (t *Table) LookupIn(w Entry, ac [identity.PeerScopes]Class, q port.Point) Verdict {
 	if !w.Known {
-		w = Word{Kind: identity.KindUnknown, Scope: identity.PeerScopeCluster}
+		w = Entry{Kind: identity.KindUnknown, Scope: identity.PeerScopeCluster}
 	}
 	v := t.search(t.ClassOf(w), q)
 	byIdentity := v
@@ -206,7 +206,7 @@ func (t *Table) LookupIn(w Word, ac [identity.PeerScopes]Class, q port.Point) Ve
 	return Verdict{Action: rule.Deny, Reason: ByDefault}
 }
 
-func (t *Table) decided(r Rule, number uint16, w Word, byIdentity bool) Verdict {
+func (t *Table) decided(r Rule, number uint16, w Entry, byIdentity bool) Verdict {
 	v := Verdict{Action: r.Action, Proxy: r.Proxy, Rule: number}
 	if r.Action == rule.Deny && byIdentity && w.Kind == identity.KindUnknown {
 		v.Reason = ByUnknownIdentity

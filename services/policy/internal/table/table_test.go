@@ -109,7 +109,7 @@ func TestPassOnOneSideDecidesForBoth(t *testing.T) {
 	}
 	tbl.Flags = HasAddresses
 	a := netip.MustParseAddr("192.0.2.1")
-	w := Word{IdentityClass: 1, Known: true, Scope: identity.PeerScopeOutside}
+	w := Entry{IdentityClass: 1, Known: true, Scope: identity.PeerScopeOutside}
 	for _, tc := range []struct {
 		who, where Value
 		flags      Flags
@@ -151,10 +151,10 @@ func TestAnUnknownPeerTakesItsOwnDefault(t *testing.T) {
 	}
 	tbl.Default[identity.KindInCluster], tbl.Default[identity.KindUnknown] = allowed, denied
 	a := netip.MustParseAddr("192.0.2.1")
-	if v := tbl.Lookup(Word{}, a, 0); v != (Verdict{Action: rule.Deny, Rule: 1, Reason: ByUnknownIdentity}) {
+	if v := tbl.Lookup(Entry{}, a, 0); v != (Verdict{Action: rule.Deny, Rule: 1, Reason: ByUnknownIdentity}) {
 		t.Errorf("unknown: %+v", v)
 	}
-	if v := tbl.Lookup(Word{IdentityClass: 5, Known: true}, a, 0); v.Action != rule.Allow {
+	if v := tbl.Lookup(Entry{IdentityClass: 5, Known: true}, a, 0); v.Action != rule.Allow {
 		t.Errorf("known without a row: %+v", v)
 	}
 }

@@ -39,7 +39,7 @@ func Step(ev engine.Event, revision uint64) *policyv1.Step {
 			RetireIdentityClass: &policyv1.RetireIdentityClass{IdentityClass: uint32(x.IdentityClass)},
 		}}
 	case engine.SetIdentity:
-		return &policyv1.Step{Step: &policyv1.Step_SetIdentity{SetIdentity: Identity(x.Identity, x.Word)}}
+		return &policyv1.Step{Step: &policyv1.Step_SetIdentity{SetIdentity: Identity(x.Identity, x.Entry)}}
 	case engine.DefineTable:
 		return &policyv1.Step{Step: &policyv1.Step_DefineTable{DefineTable: Table(x)}}
 	case engine.GrowTable:
@@ -75,8 +75,8 @@ func Step(ev engine.Event, revision uint64) *policyv1.Step {
 	panic(fmt.Sprintf("event %T has no message", ev)) // a new kind of event needs one
 }
 
-// Identity writes the word of an identity.
-func Identity(n identity.Numeric, w table.Word) *policyv1.SetIdentity {
+// Identity writes the entry of an identity.
+func Identity(n identity.Numeric, w table.Entry) *policyv1.SetIdentity {
 	if !w.Known {
 		return &policyv1.SetIdentity{Identity: uint32(n)}
 	}
@@ -179,7 +179,7 @@ func Source(s rule.Source) *policyv1.RuleSource {
 	return &policyv1.RuleSource{Kind: s.Kind, Namespace: s.Namespace, Name: s.Name, Path: s.Path}
 }
 
-// Direction writes the side that a table judges.
+// Direction writes the side that a table evaluates.
 func Direction(d rule.Direction) netv1.Direction {
 	if d == rule.Egress {
 		return netv1.Direction_DIRECTION_EGRESS

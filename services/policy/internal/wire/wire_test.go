@@ -31,7 +31,7 @@ func TestEnumsAreThoseOfTheEnginePlusOne(t *testing.T) {
 		identity.KindUnknown:       policyv1.PeerKind_PEER_KIND_UNKNOWN,
 		identity.KindOther:         policyv1.PeerKind_PEER_KIND_OTHER,
 	} {
-		if got := Identity(1, table.Word{Known: true, Kind: kind}).Kind; got != want {
+		if got := Identity(1, table.Entry{Known: true, Kind: kind}).Kind; got != want {
 			t.Errorf("kind %s is %s", kind, got)
 		}
 	}
@@ -40,7 +40,7 @@ func TestEnumsAreThoseOfTheEnginePlusOne(t *testing.T) {
 		identity.PeerScopeNode:    policyv1.PeerScope_PEER_SCOPE_NODE,
 		identity.PeerScopeOutside: policyv1.PeerScope_PEER_SCOPE_OUTSIDE,
 	} {
-		if got := Identity(1, table.Word{Known: true, Scope: scope}).Scope; got != want {
+		if got := Identity(1, table.Entry{Known: true, Scope: scope}).Scope; got != want {
 			t.Errorf("scope %d is %s", scope, got)
 		}
 	}
@@ -60,7 +60,7 @@ func TestEnumsAreThoseOfTheEnginePlusOne(t *testing.T) {
 			t.Errorf("action %s is %s", action, got)
 		}
 	}
-	if got := Identity(7, table.Word{}); !proto.Equal(got, &policyv1.SetIdentity{Identity: 7}) {
+	if got := Identity(7, table.Entry{}); !proto.Equal(got, &policyv1.SetIdentity{Identity: 7}) {
 		t.Errorf("unknown identity is %v", got)
 	}
 }
@@ -112,7 +112,7 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 			DefineIdentityClass: &policyv1.DefineIdentityClass{IdentityClass: 4, Key: key[:]},
 		}}},
 		{engine.RetireIdentityClass{IdentityClass: 4}, &policyv1.Step{Step: &policyv1.Step_RetireIdentityClass{RetireIdentityClass: &policyv1.RetireIdentityClass{IdentityClass: 4}}}},
-		{engine.SetIdentity{Identity: 300, Word: table.Word{IdentityClass: 4, Kind: identity.KindHost, Scope: identity.PeerScopeNode, Known: true}}, &policyv1.Step{
+		{engine.SetIdentity{Identity: 300, Entry: table.Entry{IdentityClass: 4, Kind: identity.KindHost, Scope: identity.PeerScopeNode, Known: true}}, &policyv1.Step{
 			Step: &policyv1.Step_SetIdentity{SetIdentity: &policyv1.SetIdentity{
 				Identity: 300, IdentityClass: 4, Kind: policyv1.PeerKind_PEER_KIND_HOST, Scope: policyv1.PeerScope_PEER_SCOPE_NODE,
 			}},

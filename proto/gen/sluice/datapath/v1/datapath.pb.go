@@ -42,7 +42,7 @@ const (
 	EndpointState_ENDPOINT_STATE_RESTORING EndpointState = 1
 	// Its label set has no number yet; no traffic.
 	EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY EndpointState = 2
-	// Its policy is not known yet; ingress from the own node only.
+	// Its policy is not known yet; ingress from the local node only.
 	EndpointState_ENDPOINT_STATE_WAITING_FOR_POLICY EndpointState = 3
 	// In force.
 	EndpointState_ENDPOINT_STATE_READY EndpointState = 4
@@ -525,7 +525,7 @@ type Endpoint struct {
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,12,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
 	// When CreateEndpoint finished.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	// What judges its packets.
+	// What evaluates its packets.
 	Policy *EndpointPolicy `protobuf:"bytes,14,opt,name=policy,proto3" json:"policy,omitempty"`
 	// Who made it, as given at creation; empty if not known.
 	Manager string `protobuf:"bytes,15,opt,name=manager,proto3" json:"manager,omitempty"`
@@ -697,7 +697,7 @@ func (x *Endpoint) GetSourceRouted() []string {
 	return nil
 }
 
-// EndpointPolicy is what judges the packets of an endpoint.
+// EndpointPolicy is what evaluates the packets of an endpoint.
 type EndpointPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Policy revision that the kernel enforces; 0 if no policy service has been
@@ -709,7 +709,7 @@ type EndpointPolicy struct {
 	// Kernel's number of the table for what it receives.
 	IngressTable uint32 `protobuf:"varint,3,opt,name=ingress_table,json=ingressTable,proto3" json:"ingress_table,omitempty"`
 	// Changes with every change of the tables; connections remember it.
-	Generation uint32 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
+	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Why a newer revision could not be enforced; empty if it could.
 	Refusal string `protobuf:"bytes,5,opt,name=refusal,proto3" json:"refusal,omitempty"`
 	// What a policy would deny is let through and reported.
@@ -769,9 +769,9 @@ func (x *EndpointPolicy) GetIngressTable() uint32 {
 	return 0
 }
 
-func (x *EndpointPolicy) GetGeneration() uint32 {
+func (x *EndpointPolicy) GetEpoch() uint32 {
 	if x != nil {
-		return x.Generation
+		return x.Epoch
 	}
 	return 0
 }
@@ -2725,14 +2725,12 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\amanager\x18\x0f \x01(\tR\amanager\x12\x18\n" +
 	"\anetwork\x18\x10 \x01(\tR\anetwork\x122\n" +
 	"\x03pod\x18\x11 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12#\n" +
-	"\rsource_routed\x18\x12 \x03(\tR\fsourceRouted\"\xc4\x01\n" +
+	"\rsource_routed\x18\x12 \x03(\tR\fsourceRouted\"\xba\x01\n" +
 	"\x0eEndpointPolicy\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12!\n" +
 	"\fegress_table\x18\x02 \x01(\rR\vegressTable\x12#\n" +
-	"\ringress_table\x18\x03 \x01(\rR\fingressTable\x12\x1e\n" +
-	"\n" +
-	"generation\x18\x04 \x01(\rR\n" +
-	"generation\x12\x18\n" +
+	"\ringress_table\x18\x03 \x01(\rR\fingressTable\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x18\n" +
 	"\arefusal\x18\x05 \x01(\tR\arefusal\x12\x14\n" +
 	"\x05audit\x18\x06 \x01(\bR\x05audit\"G\n" +
 	"\tInterface\x12\x12\n" +

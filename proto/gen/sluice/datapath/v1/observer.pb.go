@@ -97,7 +97,7 @@ const (
 	FlowType_FLOW_TYPE_UNSPECIFIED FlowType = 0
 	// A packet was dropped.
 	FlowType_FLOW_TYPE_DROP FlowType = 1
-	// A connection was judged: the first packet, or the first after the policy
+	// A connection was evaluated: the first packet, or the first after the policy
 	// had changed.
 	FlowType_FLOW_TYPE_POLICY_VERDICT FlowType = 2
 	// A connection has ended: closed by its ends, or cut by a policy.
@@ -1220,9 +1220,9 @@ type SideVerdict struct {
 	Rule uint32 `protobuf:"varint,2,opt,name=rule,proto3" json:"rule,omitempty"`
 	// Kernel's number of the table.
 	Table uint32 `protobuf:"varint,3,opt,name=table,proto3" json:"table,omitempty"`
-	// Generation of the endpoint's word.
-	Generation uint32 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Policy revision of that generation; 0 if not known any more.
+	// Epoch of the endpoint's word.
+	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Policy revision of that epoch; 0 if not known any more.
 	Revision uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Places of the rule, "NetworkPolicy shop/web spec.ingress[0]"; empty if not
 	// known.
@@ -1287,9 +1287,9 @@ func (x *SideVerdict) GetTable() uint32 {
 	return 0
 }
 
-func (x *SideVerdict) GetGeneration() uint32 {
+func (x *SideVerdict) GetEpoch() uint32 {
 	if x != nil {
-		return x.Generation
+		return x.Epoch
 	}
 	return 0
 }
@@ -1566,8 +1566,8 @@ type ExplainedPeer struct {
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Whether the identity is known to the policy tables.
 	Known bool `protobuf:"varint,2,opt,name=known,proto3" json:"known,omitempty"`
-	// Node class in the kernel; 0 if not known.
-	NodeClass uint32 `protobuf:"varint,3,opt,name=node_class,json=nodeClass,proto3" json:"node_class,omitempty"`
+	// Identity class in the kernel; 0 if not known.
+	IdentityClass uint32 `protobuf:"varint,3,opt,name=identity_class,json=identityClass,proto3" json:"identity_class,omitempty"`
 	// Endpoint, if it is of this node.
 	Owner *v1.Owner `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Slot of the endpoint; 0 for the host.
@@ -1626,9 +1626,9 @@ func (x *ExplainedPeer) GetKnown() bool {
 	return false
 }
 
-func (x *ExplainedPeer) GetNodeClass() uint32 {
+func (x *ExplainedPeer) GetIdentityClass() uint32 {
 	if x != nil {
-		return x.NodeClass
+		return x.IdentityClass
 	}
 	return 0
 }
@@ -1768,7 +1768,7 @@ type Connection struct {
 	States []ConnectionState `protobuf:"varint,4,rep,packed,name=states,proto3,enum=sluice.datapath.v1.ConnectionState" json:"states,omitempty"`
 	// When the last packet was seen, to a second.
 	LastSeenTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_seen_time,json=lastSeenTime,proto3" json:"last_seen_time,omitempty"`
-	// Whether both sides' verdicts still stand; if not, the next packet is judged
+	// Whether both sides' verdicts still stand; if not, the next packet is evaluated
 	// anew.
 	Current bool `protobuf:"varint,6,opt,name=current,proto3" json:"current,omitempty"`
 	// Rule that let it out; 0: a default.
@@ -1981,14 +1981,12 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
 	"IcmpHeader\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\rR\x04type\x12\x12\n" +
-	"\x04code\x18\x02 \x01(\rR\x04code\"\xb2\x02\n" +
+	"\x04code\x18\x02 \x01(\rR\x04code\"\xa8\x02\n" +
 	"\vSideVerdict\x125\n" +
 	"\averdict\x18\x01 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\rR\x04rule\x12\x14\n" +
-	"\x05table\x18\x03 \x01(\rR\x05table\x12\x1e\n" +
-	"\n" +
-	"generation\x18\x04 \x01(\rR\n" +
-	"generation\x12\x1a\n" +
+	"\x05table\x18\x03 \x01(\rR\x05table\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x1a\n" +
 	"\brevision\x18\x05 \x01(\x04R\brevision\x12!\n" +
 	"\frule_sources\x18\x06 \x03(\tR\vruleSources\x127\n" +
 	"\n" +
@@ -2015,12 +2013,11 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\aingress\x18\x06 \x01(\v2!.sluice.datapath.v1.ExplainedSideR\aingress\x12>\n" +
 	"\n" +
 	"connection\x18\a \x01(\v2\x1e.sluice.datapath.v1.ConnectionR\n" +
-	"connection\"\xb3\x02\n" +
+	"connection\"\xbb\x02\n" +
 	"\rExplainedPeer\x12\x1a\n" +
 	"\bidentity\x18\x01 \x01(\rR\bidentity\x12\x14\n" +
-	"\x05known\x18\x02 \x01(\bR\x05known\x12\x1d\n" +
-	"\n" +
-	"node_class\x18\x03 \x01(\rR\tnodeClass\x12/\n" +
+	"\x05known\x18\x02 \x01(\bR\x05known\x12%\n" +
+	"\x0eidentity_class\x18\x03 \x01(\rR\ridentityClass\x12/\n" +
 	"\x05owner\x18\x04 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
 	"\x04slot\x18\x05 \x01(\rR\x04slot\x12%\n" +
 	"\x0eipcache_prefix\x18\x06 \x01(\tR\ripcachePrefix\x121\n" +

@@ -49,7 +49,7 @@ type IPAMServiceClient interface {
 	// RESOURCE_EXHAUSTED: no free address in a family; the details name the
 	// pool and its figures. ALREADY_EXISTS: the owner holds other addresses
 	// than those requested. FAILED_PRECONDITION: a requested address is in use,
-	// rests or is reserved. INVALID_ARGUMENT: a requested address is in no
+	// is in quarantine or is reserved. INVALID_ARGUMENT: a requested address is in no
 	// pool, or a family is requested that has no pool.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
@@ -176,7 +176,7 @@ type IPAMServiceServer interface {
 	// RESOURCE_EXHAUSTED: no free address in a family; the details name the
 	// pool and its figures. ALREADY_EXISTS: the owner holds other addresses
 	// than those requested. FAILED_PRECONDITION: a requested address is in use,
-	// rests or is reserved. INVALID_ARGUMENT: a requested address is in no
+	// is in quarantine or is reserved. INVALID_ARGUMENT: a requested address is in no
 	// pool, or a family is requested that has no pool.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in

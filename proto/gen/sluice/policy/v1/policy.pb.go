@@ -1491,9 +1491,9 @@ func (x *GetPolicyTableRequest) GetSubject() uint32 {
 // GetPolicyTableResponse is the answer of GetPolicyTable.
 type GetPolicyTableResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the subject sends is judged by this; unset if nothing is enforced.
+	// What the subject sends is evaluated by this; unset if nothing is enforced.
 	Egress *PolicyTable `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
-	// What the subject receives is judged by this; unset if nothing is enforced.
+	// What the subject receives is evaluated by this; unset if nothing is enforced.
 	Ingress *PolicyTable `protobuf:"bytes,2,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	// Places of the rules of egress, number 1 first; of very many rules only the
 	// first, as many as about 3 MiB hold.

@@ -117,7 +117,7 @@ type PolicyServiceClient interface {
 	// and objects that were refused, sorted by kind, namespace and name, as of
 	// one revision.
 	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListPoliciesResponse], error)
-	// GetPolicyTable gives the tables by which a subject is judged. Identities
+	// GetPolicyTable gives the tables by which a subject is evaluated. Identities
 	// that are no subject are compiled for the answer alone. NOT_FOUND: the
 	// identity is not known.
 	GetPolicyTable(ctx context.Context, in *GetPolicyTableRequest, opts ...grpc.CallOption) (*GetPolicyTableResponse, error)
@@ -156,7 +156,7 @@ type PolicyServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	LearnNames(ctx context.Context, in *LearnNamesRequest, opts ...grpc.CallOption) (*LearnNamesResponse, error)
-	// Explain judges a connection on both sides by the compiled tables and lists
+	// Explain evaluates a connection on both sides by the compiled tables and lists
 	// every rule that matches it, with the place it was written in. NOT_FOUND:
 	// an identity is not known.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
@@ -403,7 +403,7 @@ type PolicyServiceServer interface {
 	// and objects that were refused, sorted by kind, namespace and name, as of
 	// one revision.
 	ListPolicies(*ListPoliciesRequest, grpc.ServerStreamingServer[ListPoliciesResponse]) error
-	// GetPolicyTable gives the tables by which a subject is judged. Identities
+	// GetPolicyTable gives the tables by which a subject is evaluated. Identities
 	// that are no subject are compiled for the answer alone. NOT_FOUND: the
 	// identity is not known.
 	GetPolicyTable(context.Context, *GetPolicyTableRequest) (*GetPolicyTableResponse, error)
@@ -442,7 +442,7 @@ type PolicyServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	LearnNames(context.Context, *LearnNamesRequest) (*LearnNamesResponse, error)
-	// Explain judges a connection on both sides by the compiled tables and lists
+	// Explain evaluates a connection on both sides by the compiled tables and lists
 	// every rule that matches it, with the place it was written in. NOT_FOUND:
 	// an identity is not known.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)

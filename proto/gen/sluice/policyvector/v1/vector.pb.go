@@ -243,7 +243,7 @@ type Question struct {
 	// Number of the deciding rule, 0 if none.
 	Rule uint32 `protobuf:"varint,11,opt,name=rule,proto3" json:"rule,omitempty"`
 	// Whether the subject is a pod; else it is the host or another thing that no
-	// program of a pod judges.
+	// program of a pod evaluates.
 	Pod bool `protobuf:"varint,12,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Set where what was known has changed since the view began: the text of the
 	// state as it is now, in place of the view's, until the next one.

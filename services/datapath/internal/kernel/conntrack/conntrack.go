@@ -93,12 +93,12 @@ type Tuple struct {
 type End struct {
 	// Slot of the endpoint, NoSlot if it is not local.
 	Slot slotmap.Slot
-	// Gen is that of the word that last judged the connection, 0 if the end is
+	// Gen is that of the word that last evaluated the connection, 0 if the end is
 	// not local.
-	Gen uint32
-	// AddressGen is that of the address's bucket in sl_pgen.
-	AddressGen uint16
-	Identity   identity.Numeric
+	Epoch uint32
+	// AddressEpoch is that of the address's bucket in sl_pgen.
+	AddressEpoch uint16
+	Identity     identity.Numeric
 }
 
 // Connection is an entry of the connection table.
@@ -191,8 +191,8 @@ func tupleOf(lo, hi netip.AddrPort, proto uint8, flags uint32) Tuple {
 func Of(t Tuple, v *bpf.MapsSlCt) Connection {
 	return Connection{
 		Tuple:    t,
-		From:     End{Slot: slotmap.Slot(v.Where >> 48), Gen: uint32(v.Gens >> 32), AddressGen: uint16(v.Where >> 16), Identity: identity.Numeric(v.IdInit)},
-		To:       End{Slot: slotmap.Slot(v.Where >> 32), Gen: uint32(v.Gens), AddressGen: uint16(v.Where), Identity: identity.Numeric(v.IdResp)},
+		From:     End{Slot: slotmap.Slot(v.Where >> 48), Epoch: uint32(v.Gens >> 32), AddressEpoch: uint16(v.Where >> 16), Identity: identity.Numeric(v.IdInit)},
+		To:       End{Slot: slotmap.Slot(v.Where >> 32), Epoch: uint32(v.Gens), AddressEpoch: uint16(v.Where), Identity: identity.Numeric(v.IdResp)},
 		LastSeen: v.LastS, Flags: Flags(v.Flags), EgressRule: v.RuleEg, IngressRule: v.RuleIn,
 		Value: *v,
 	}
@@ -201,8 +201,8 @@ func Of(t Tuple, v *bpf.MapsSlCt) Connection {
 // ValueOf is the reverse of connectionOf.
 func ValueOf(c Connection) bpf.MapsSlCt {
 	v := bpf.MapsSlCt{
-		Gens:   uint64(c.From.Gen)<<32 | uint64(c.To.Gen),
-		Where:  uint64(c.From.Slot)<<48 | uint64(c.To.Slot)<<32 | uint64(c.From.AddressGen)<<16 | uint64(c.To.AddressGen),
+		Gens:   uint64(c.From.Epoch)<<32 | uint64(c.To.Epoch),
+		Where:  uint64(c.From.Slot)<<48 | uint64(c.To.Slot)<<32 | uint64(c.From.AddressEpoch)<<16 | uint64(c.To.AddressEpoch),
 		IdInit: uint32(c.From.Identity), IdResp: uint32(c.To.Identity),
 		LastS: c.LastSeen, Flags: uint32(c.Flags &^ OriginLow), RuleEg: c.EgressRule, RuleIn: c.IngressRule,
 	}
@@ -250,8 +250,8 @@ func (ct *Connections) connection(t Tuple) (Connection, bool, error) {
 
 // Remove deletes c if it is still as it was read, and says whether
 // it did. A packet that is seen between the comparison and the deletion, about
-// a microsecond, loses its entry all the same: it has been judged, and the
-// next packet of its connection is judged again, as after an eviction.
+// a microsecond, loses its entry all the same: it has been evaluated, and the
+// next packet of its connection is evaluated again, as after an eviction.
 func (ct *Connections) Remove(c Connection) (bool, error) {
 	if err := c.Validate(); err != nil {
 		return false, err
@@ -344,8 +344,8 @@ type Counters struct {
 	Revoked uint64
 	// PickedUp in mid-flow after an eviction.
 	PickedUp uint64
-	// Redecided because a policy or an address had changed.
-	Redecided uint64
+	// Reevaluated because a policy or an address had changed.
+	Reevaluated uint64
 	// Related are ICMP errors about a connection.
 	Related uint64
 	// Unremembered are revoked TCP connections of which nothing but the entry
@@ -370,7 +370,7 @@ func (ct *Connections) Counters() (Counters, error) {
 	for stat, to := range map[uint32]*uint64{
 		uint32(bpf.MapsSlCtStatSL_CT_STAT_CREATED): &c.Created, uint32(bpf.MapsSlCtStatSL_CT_STAT_DELETED): &c.Deleted,
 		uint32(bpf.MapsSlCtStatSL_CT_STAT_REVOKED): &c.Revoked, uint32(bpf.MapsSlCtStatSL_CT_STAT_PICKED_UP): &c.PickedUp,
-		uint32(bpf.MapsSlCtStatSL_CT_STAT_REDECIDED): &c.Redecided, uint32(bpf.MapsSlCtStatSL_CT_STAT_RELATED): &c.Related,
+		uint32(bpf.MapsSlCtStatSL_CT_STAT_REDECIDED): &c.Reevaluated, uint32(bpf.MapsSlCtStatSL_CT_STAT_RELATED): &c.Related,
 		uint32(bpf.MapsSlCtStatSL_CT_STAT_UNREMEMBERED): &c.Unremembered, StatExpired: &c.Expired,
 	} {
 		var perCPU []uint64

@@ -12,10 +12,10 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// EachGen visits the gens of all connections.
-func (ct *Connections) EachGen(visit func(uint32)) error {
+// EachEpoch visits the epochs of all connections.
+func (ct *Connections) EachEpoch(visit func(uint32)) error {
 	for _, m := range connectionMaps(ct.pins) {
-		if err := m.eachGens(visit); err != nil {
+		if err := m.eachEpochs(visit); err != nil {
 			return err
 		}
 	}
@@ -37,9 +37,9 @@ func connectionMaps(pm *pin.Maps) []connectionMap {
 
 type connectionMap struct{ *ebpf.Map }
 
-// eachGens visits the gens of every connection, which are the first word of its
+// eachEpochs visits the epochs of every connection, which are the first word of its
 // value in every layout.
-func (m connectionMap) eachGens(visit func(uint32)) error {
+func (m connectionMap) eachEpochs(visit func(uint32)) error {
 	visitAll := func(values [][6]uint64) error {
 		for _, v := range values {
 			visit(uint32(v[0] >> 32))

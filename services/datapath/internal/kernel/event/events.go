@@ -30,9 +30,9 @@ type Type uint32
 const (
 	// PacketDropped is a packet that ended here.
 	PacketDropped = Type(bpf.MapsSlEventTypeSL_EVENT_DROP)
-	// ConnectionJudged is the first packet of a connection, or the first after
+	// ConnectionEvaluated is the first packet of a connection, or the first after
 	// a policy had changed.
-	ConnectionJudged = Type(bpf.MapsSlEventTypeSL_EVENT_VERDICT)
+	ConnectionEvaluated = Type(bpf.MapsSlEventTypeSL_EVENT_VERDICT)
 	// ConnectionClosed is the packet that ended a connection.
 	ConnectionClosed = Type(bpf.MapsSlEventTypeSL_EVENT_CLOSED)
 )
@@ -42,7 +42,7 @@ func (t Type) String() string {
 	switch t {
 	case PacketDropped:
 		return "drop"
-	case ConnectionJudged:
+	case ConnectionEvaluated:
 		return "verdict"
 	case ConnectionClosed:
 		return "closed"
@@ -78,7 +78,7 @@ type SideVerdict struct {
 	// Table is not known for the end of a connection.
 	Table policytable.ID
 	// Gen of the endpoint's word that was read.
-	Gen uint32
+	Epoch uint32
 	// Rule is the number of the deciding rule in the table, 0 if none decided.
 	Rule uint16
 	// Action is ActionDeny, ActionRedirect or ActionAllow.
@@ -232,7 +232,7 @@ func decodeEvent(raw []byte) (Event, error) {
 func sideOf(w bpf.MapsSlSide, t Type) SideVerdict {
 	if By(w.By) == ByNobody && t == ConnectionClosed && w.Gen != 0 {
 		// what had allowed it, as the connection's entry remembers it
-		s := SideVerdict{By: ByDefault, Gen: w.Gen, Rule: w.Rule, Action: ActionAllow}
+		s := SideVerdict{By: ByDefault, Epoch: w.Gen, Rule: w.Rule, Action: ActionAllow}
 		if w.Rule != 0 {
 			s.By = ByRule
 		}
@@ -247,6 +247,6 @@ func SideOf(w bpf.MapsSlSide) SideVerdict {
 		return SideVerdict{}
 	}
 	return SideVerdict{
-		By: By(w.By), Table: policytable.ID(w.Table), Gen: w.Gen, Rule: w.Rule, Action: w.Action, Audited: w.Audited != 0,
+		By: By(w.By), Table: policytable.ID(w.Table), Epoch: w.Gen, Rule: w.Rule, Action: w.Action, Audited: w.Audited != 0,
 	}
 }

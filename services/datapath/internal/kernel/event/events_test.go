@@ -34,11 +34,11 @@ func TestDecodeEventReadsEveryField(t *testing.T) {
 		Src: [16]byte{10, 0, 0, 1, 99}, Dst: [16]byte{10, 0, 0, 2, 99},
 	}
 	want := Event{
-		Type: ConnectionJudged, Reason: DropNoRoute, Direction: Ingress, Lost: 2, Ifindex: 3, Length: 4,
+		Type: ConnectionEvaluated, Reason: DropNoRoute, Direction: Ingress, Lost: 2, Ifindex: 3, Length: 4,
 		SourceIdentity: 5, DestinationIdentity: 6, SourceSlot: 8, DestinationSlot: 9,
 		EtherType: 10, SourceMAC: [6]byte{13}, Protocol: 14, TCPFlags: 15,
-		Egress:     SideVerdict{By: ByRule, Table: 22, Gen: 21, Rule: 23, Action: ActionAllow},
-		Ingress:    SideVerdict{By: ByDefault, Table: 32, Gen: 31, Action: ActionDeny, Audited: true},
+		Egress:     SideVerdict{By: ByRule, Table: 22, Epoch: 21, Rule: 23, Action: ActionAllow},
+		Ingress:    SideVerdict{By: ByDefault, Table: 32, Epoch: 31, Action: ActionDeny, Audited: true},
 		Connection: conntrack.OriginLow | conntrack.SeenReply | conntrack.PickedUp, Reply: true,
 		Source: netip.MustParseAddrPort("10.0.0.1:11"), Destination: netip.MustParseAddrPort("10.0.0.2:12"),
 	}
@@ -62,7 +62,7 @@ func TestDecodeEventReadsEveryField(t *testing.T) {
 	// but the end of a connection names what had allowed it
 	w.Type, w.Egress.Rule, w.Ingress.By, w.Ingress.Rule = bpf.MapsSlEventTypeSL_EVENT_CLOSED, 23, 0, 0
 	got, err := decodeEvent(rawEvent(t, w))
-	if err != nil || got.Egress != (SideVerdict{By: ByRule, Gen: 21, Rule: 23, Action: ActionAllow}) || got.Ingress != (SideVerdict{By: ByDefault, Gen: 31, Action: ActionAllow}) {
+	if err != nil || got.Egress != (SideVerdict{By: ByRule, Epoch: 21, Rule: 23, Action: ActionAllow}) || got.Ingress != (SideVerdict{By: ByDefault, Epoch: 31, Action: ActionAllow}) {
 		t.Errorf("the end of a connection: %+v and %+v, %v", got.Egress, got.Ingress, err)
 	}
 	w.Family = 0

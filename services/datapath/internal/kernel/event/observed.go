@@ -22,7 +22,7 @@ func (s SideVerdict) Observed(slot slotmap.Slot) observe.Side {
 		return observe.Side{}
 	}
 	o := observe.Side{
-		By: uint8(s.By), Verdict: observe.Dropped, Rule: s.Rule, Table: uint16(s.Table), Generation: s.Gen, Slot: slot,
+		By: uint8(s.By), Verdict: observe.Dropped, Rule: s.Rule, Table: uint16(s.Table), Epoch: s.Epoch, Slot: slot,
 	}
 	switch {
 	case s.Audited:

@@ -51,7 +51,7 @@ type Explanation struct {
 	// Reason is why it would be forwarded or dropped.
 	Reason              event.Reason
 	Source, Destination Peer
-	// Egress and Ingress are the sides that are judged: those of local ends.
+	// Egress and Ingress are the sides that are evaluated: those of local ends.
 	// With a drop on one side the other is explained all the same, unless the
 	// packet would be dropped before any policy is asked.
 	Egress, Ingress *Side

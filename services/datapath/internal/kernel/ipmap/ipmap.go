@@ -259,7 +259,7 @@ func addressBucket(a netip.Addr) int {
 }
 
 // Bump makes every connection with an address, and with those that
-// share its bucket, be judged again.
+// share its bucket, be evaluated again.
 func (as *Maps) Bump(a netip.Addr) error {
 	if !a.IsValid() || a.Is4In6() {
 		return fmt.Errorf("%w: %v is not an address", pin.ErrInvalid, a)
@@ -272,7 +272,7 @@ func (as *Maps) Bump(a netip.Addr) error {
 	return nil
 }
 
-// Epoch is the part of an address's gen that connections remember.
+// Epoch is the part of an address's epoch that connections remember.
 func (as *Maps) Epoch(a netip.Addr) (uint16, error) {
 	if err := as.gate.RLock(); err != nil {
 		return 0, err

@@ -28,7 +28,7 @@ func NewJudge(t testing.TB, pm *pin.Maps) Judge {
 	t.Helper()
 	spec, err := bpf.LoadJudge()
 	if err != nil {
-		t.Fatalf("read the compiled judge: %v", err)
+		t.Fatalf("read the compiled program sluice_judge: %v", err)
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: pm.All(), Cache: btf.NewCache()})
 	if err != nil {

@@ -24,7 +24,7 @@ const (
 
 // DefineTable writes a table under an unused number and returns that. Room is
 // checked before anything is written: a table that does not fit is a
-// NoCapacityError, and after any error nothing of it remains. No packet is judged
+// NoCapacityError, and after any error nothing of it remains. No packet is evaluated
 // by the table before SetPolicy names it.
 //
 // Blocks that another table has too are stored once.

@@ -69,7 +69,7 @@ func intact(t testing.TB, j kerneltest.Judge, id policytable.ID, when string) {
 
 // TestKernelAFullMapRefusesATableWhole fills each map with tables, or parts of
 // them, until one does not fit. That is refused with the map's name and the
-// figures, nothing of it remains, the tables that are there judge as before,
+// figures, nothing of it remains, the tables that are there evaluate as before,
 // and when some of them have gone there is room again.
 func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 	manyNodes := func(n int) func(i uint64) policytable.Content {

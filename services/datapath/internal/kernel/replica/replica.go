@@ -98,9 +98,9 @@ type Answer struct {
 	// Egress and Ingress are what policies said, ByNobody for a side that was
 	// not asked.
 	Egress, Ingress event.SideVerdict
-	// Judged says that a policy was asked; without it the packet passes, or
+	// Evaluated says that a policy was asked; without it the packet passes, or
 	// does not, whatever they say now.
-	Judged bool
+	Evaluated bool
 }
 
 // Run runs a program on a packet.
@@ -338,6 +338,6 @@ func (ps *Programs) answer(name string) (a Answer, err error) {
 	return Answer{
 		Reason: event.Reason(at >> 1),
 		Source: identity.Numeric(p.SrcIdentity), Destination: identity.Numeric(p.DstIdentity),
-		Egress: event.SideOf(p.Egress), Ingress: event.SideOf(p.Ingress), Judged: p.Sides != 0,
+		Egress: event.SideOf(p.Egress), Ingress: event.SideOf(p.Ingress), Evaluated: p.Sides != 0,
 	}, nil
 }

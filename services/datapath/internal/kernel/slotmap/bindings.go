@@ -16,7 +16,7 @@ func (eps *Maps) Bindings() ([]policytable.Binding, error) {
 		e := &endpoints[i]
 		out[i] = policytable.Binding{
 			Slot: e.Slot, Identity: uint32(e.Identity), Addrs: e.Addrs(),
-			Egress: e.Policy.Egress, Ingress: e.Policy.Ingress, Generation: e.Policy.Gen,
+			Egress: e.Policy.Egress, Ingress: e.Policy.Ingress, Epoch: e.Policy.Epoch,
 		}
 	}
 	return out, nil

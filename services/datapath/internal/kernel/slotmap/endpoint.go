@@ -35,12 +35,12 @@ const (
 	MaxEndpoints = 4096 - 1
 )
 
-// Policy is the word that judges an endpoint's packets.
+// Policy is the word that evaluates an endpoint's packets.
 type Policy struct {
 	Egress, Ingress policytable.ID
 	// Gen is the endpoint's number from the node-wide counter; it changes with
 	// every change of the word, and no two endpoints ever share one.
-	Gen uint32
+	Epoch uint32
 }
 
 // Deliver says how a packet from another local pod reaches the endpoint.
@@ -73,7 +73,7 @@ type Endpoint struct {
 	MTU uint16
 	// Deliver is DeliverPeer or DeliverRedirect.
 	Deliver Deliver
-	// Policy that judges the endpoint's first packet. Gen is set by Publish.
+	// Policy that evaluates the endpoint's first packet. Gen is set by Publish.
 	Policy Policy
 	// Audit is set by At, Lookup and List: what the policy denies passes and is
 	// reported.
@@ -133,11 +133,11 @@ func EndpointOf(s Slot, r *bpf.MapsSlEndpoint) Endpoint {
 }
 
 func (p Policy) word() uint64 {
-	return uint64(p.Egress) | uint64(p.Ingress)<<16 | uint64(p.Gen)<<32
+	return uint64(p.Egress) | uint64(p.Ingress)<<16 | uint64(p.Epoch)<<32
 }
 
 func policyOf(word uint64) Policy {
-	return Policy{Egress: policytable.ID(word), Ingress: policytable.ID(word >> 16), Gen: uint32(word >> 32)}
+	return Policy{Egress: policytable.ID(word), Ingress: policytable.ID(word >> 16), Epoch: uint32(word >> 32)}
 }
 
 // Addrs are the endpoint's addresses.
@@ -251,9 +251,9 @@ func (eps *Maps) at(s Slot) Endpoint {
 	return EndpointOf(s, &c)
 }
 
-// nextGen counts on the node-wide counter. 0 is nobody's, and the greatest says
+// nextEpoch counts on the node-wide counter. 0 is nobody's, and the greatest says
 // that a program is changing a connection.
-func (eps *Maps) nextGen() uint32 {
+func (eps *Maps) nextEpoch() uint32 {
 	for {
 		if g := uint32(atomic.AddUint64(pin.Word(eps.counter, 0), 1)); g != 0 && g != math.MaxUint32 {
 			return g
@@ -261,13 +261,13 @@ func (eps *Maps) nextGen() uint32 {
 	}
 }
 
-// initHost gives slot 0 its record: the host itself, which nothing judges yet.
+// initHost gives slot 0 its record: the host itself, which nothing evaluates yet.
 func (eps *Maps) initHost() error {
 	if atomic.LoadUint64(eps.word(HostSlot)) != 0 {
 		return nil
 	}
 	eps.slotRecord(HostSlot).Identity = uint32(identity.Host)
-	atomic.StoreUint64(eps.word(HostSlot), Policy{Egress: policytable.Allow, Ingress: policytable.Allow, Gen: eps.nextGen()}.word())
+	atomic.StoreUint64(eps.word(HostSlot), Policy{Egress: policytable.Allow, Ingress: policytable.Allow, Epoch: eps.nextEpoch()}.word())
 	return nil
 }
 
@@ -307,7 +307,7 @@ func lookupSlot(m *ebpf.Map, key any) (Slot, error) {
 }
 
 // Publish makes e visible to the programs and returns its slot. All fields of
-// the slot are written before the first key that leads to it; e.Policy's gen
+// the slot are written before the first key that leads to it; e.Policy's epoch
 // is replaced by a new one. e.Slot is ignored. The ipcache learns the identity
 // of its addresses last.
 //
@@ -328,13 +328,13 @@ func (eps *Maps) Publish(ctx context.Context, e Endpoint) (Slot, error) {
 	defer eps.gate.Unlock()
 
 	e.Slot = s
-	e.Policy.Gen = eps.nextGen()
+	e.Policy.Epoch = eps.nextEpoch()
 	*eps.slotRecord(s) = e.record()
 	atomic.StoreUint64(eps.word(s), e.Policy.word())
 
 	undo, err := eps.insertKeys(e)
 	if err != nil {
-		atomic.StoreUint64(eps.word(s), Policy{Gen: eps.nextGen()}.word())
+		atomic.StoreUint64(eps.word(s), Policy{Epoch: eps.nextEpoch()}.word())
 		for i := len(undo) - 1; i >= 0; i-- {
 			err = errors.Join(err, undo[i]())
 		}
@@ -391,10 +391,10 @@ func (eps *Maps) insertKeys(e Endpoint) (undo []func() error, err error) {
 	return undo, nil
 }
 
-// SetPolicy replaces both tables of the endpoint and its gen by one 64-bit
+// SetPolicy replaces both tables of the endpoint and its epoch by one 64-bit
 // store, so that a packet sees wholly the old word or wholly the new one. A
 // table that was retired is policytable.ErrNoTable.
-func (eps *Maps) SetPolicy(s Slot, egress, ingress policytable.ID) (gen uint32, err error) {
+func (eps *Maps) SetPolicy(s Slot, egress, ingress policytable.ID) (epoch uint32, err error) {
 	if err := eps.gate.Lock(); err != nil {
 		return 0, err
 	}
@@ -407,13 +407,13 @@ func (eps *Maps) SetPolicy(s Slot, egress, ingress policytable.ID) (gen uint32, 
 			return 0, fmt.Errorf("table %d: %w: it is retired", t, policytable.ErrNoTable)
 		}
 	}
-	gen = eps.nextGen()
-	atomic.StoreUint64(eps.word(s), Policy{Egress: egress, Ingress: ingress, Gen: gen}.word())
-	return gen, nil
+	epoch = eps.nextEpoch()
+	atomic.StoreUint64(eps.word(s), Policy{Egress: egress, Ingress: ingress, Epoch: epoch}.word())
+	return epoch, nil
 }
 
 // SetIdentity changes the identity of a published endpoint: first the slot,
-// then the gen, then the ipcache entries of its addresses, which bump their
+// then the epoch, then the ipcache entries of its addresses, which bump their
 // epochs, so that its peers' connections are evaluated again too. It may be repeated.
 func (eps *Maps) SetIdentity(s Slot, id identity.Numeric) error {
 	if err := eps.mayBeEndpoint(id); err != nil {
@@ -428,7 +428,7 @@ func (eps *Maps) SetIdentity(s Slot, id identity.Numeric) error {
 	}
 	atomic.StoreUint32(&eps.slotRecord(s).Identity, uint32(id))
 	p := policyOf(atomic.LoadUint64(eps.word(s)))
-	p.Gen = eps.nextGen()
+	p.Epoch = eps.nextEpoch()
 	atomic.StoreUint64(eps.word(s), p.word())
 	for _, a := range eps.at(s).Addrs() {
 		if err := eps.addresses.Set(ipmap.HostPrefix(a), ipmap.Info{Identity: id}); err != nil {
@@ -458,7 +458,7 @@ func (eps *Maps) Unpublish(s Slot) error {
 	if err := eps.mustLead(s); err != nil {
 		return err
 	}
-	atomic.StoreUint64(eps.word(s), Policy{Gen: eps.nextGen()}.word())
+	atomic.StoreUint64(eps.word(s), Policy{Epoch: eps.nextEpoch()}.word())
 	e := eps.at(s)
 	for _, a := range e.Addrs() {
 		owner, err := eps.slotOf(a)

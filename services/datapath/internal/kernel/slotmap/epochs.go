@@ -11,10 +11,10 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// BumpGens gives endpoints a new gen and leaves their tables, by one store
-// each, so that their connections are judged again; without slots, every
+// BumpEpochs gives endpoints a new epoch and leaves their tables, by one store
+// each, so that their connections are evaluated again; without slots, every
 // endpoint and the host.
-func (eps *Maps) BumpGens(slots ...Slot) error {
+func (eps *Maps) BumpEpochs(slots ...Slot) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err
 	}
@@ -32,14 +32,14 @@ func (eps *Maps) BumpGens(slots ...Slot) error {
 				return err
 			}
 		}
-		eps.bumpGen(s)
+		eps.bumpEpoch(s)
 	}
 	return nil
 }
 
-func (eps *Maps) bumpGen(s Slot) {
+func (eps *Maps) bumpEpoch(s Slot) {
 	p := eps.policyAt(s)
-	p.Gen = eps.nextGen()
+	p.Epoch = eps.nextEpoch()
 	atomic.StoreUint64(eps.word(s), p.word())
 }
 
@@ -56,7 +56,7 @@ func (eps *Maps) flagsWord(s Slot) *uint32 {
 }
 
 // SetAudit switches audit mode for an endpoint: what its policy denies passes
-// and is reported. What has begun meanwhile is judged again.
+// and is reported. What has begun meanwhile is evaluated again.
 func (eps *Maps) SetAudit(s Slot, on bool) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err
@@ -75,27 +75,27 @@ func (eps *Maps) SetAudit(s Slot, on bool) error {
 		return nil
 	}
 	atomic.StoreUint32(w, now)
-	eps.bumpGen(s)
+	eps.bumpEpoch(s)
 	return nil
 }
 
-// firstMarker is where the numbers begin that stand in a connection for a gen
+// firstMarker is where the numbers begin that stand in a connection for an epoch
 // that it does not have: SL_GENS_BUSY less the number of a CPU. The counter
 // does not get there: it would take a century of a thousand changes a minute.
 const firstMarker = 0xffff0000
 
-// ContinueGens continues the counter of gens behind those of all slots, and
+// ContinueEpochs continues the counter of epochs behind those of all slots, and
 // those that others visits. It is needed if sl_gen is new and other maps are
-// not: gens that were used twice would vouch for verdicts of another policy.
-func (eps *Maps) ContinueGens(others func(visit func(uint32)) error) error {
+// not: epochs that were used twice would vouch for verdicts of another policy.
+func (eps *Maps) ContinueEpochs(others func(visit func(uint32)) error) error {
 	most := uint32(0)
-	raise := func(gen uint32) {
-		if gen < firstMarker {
-			most = max(most, gen)
+	raise := func(epoch uint32) {
+		if epoch < firstMarker {
+			most = max(most, epoch)
 		}
 	}
 	for s := range MaxEndpoints + 1 {
-		raise(eps.policyAt(Slot(s)).Gen)
+		raise(eps.policyAt(Slot(s)).Epoch)
 	}
 	if err := others(raise); err != nil {
 		return err

@@ -19,7 +19,7 @@ import (
 
 // SyncHostAddrs makes addrs the complete set of the host's own addresses: each
 // leads to slot 0 and has identity host in the ipcache. Only differences are
-// written; connections with an address that came or went are judged again. Loopback, multicast and IPv6 link-local addresses are left out: no
+// written; connections with an address that came or went are evaluated again. Loopback, multicast and IPv6 link-local addresses are left out: no
 // pod reaches them. An address that an endpoint holds is pin.ErrExists, and the
 // rest is still applied. So it is if there are more addresses than fit beside
 // those of all endpoints: a HostAddrsError. Those that are known already and

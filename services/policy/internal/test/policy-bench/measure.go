@@ -220,7 +220,7 @@ func measureTime(s synthetic.Shape, rounds int) (out []line, err error) {
 	size := r.e.Size()
 	say("from scratch, decoded policies to tables", "%s", percentiles(plain))
 	say("from scratch, decoded policies to bytes of the stream", "%s; %d steps, %s", percentiles(streamed), r.out.steps, kilobytes(r.out.bytes))
-	say("tables; node classes; peer rows; classes; intervals; blocks; rules", "%d; %d; %d; %d; %d; %d; %d",
+	say("tables; identity classes; peer rows; classes; intervals; blocks; rules", "%d; %d; %d; %d; %d; %d; %d",
 		size.Tables, size.IdentityClasses, size.PeerRows, size.Classes, size.Intervals, size.Blocks, size.Rules)
 	add, remove, err := r.churn(rounds)
 	if err != nil {
@@ -339,7 +339,7 @@ func single(manifests string, others []peer.Identity) ([]line, error) {
 	size := r.e.Size()
 	return []line{
 		{"policy to bytes of the stream", fmt.Sprintf("%s; %d steps, %s", percentiles(took), r.out.steps, kilobytes(r.out.bytes))},
-		{"identities; node classes; peer rows; classes; nodes; intervals; blocks", fmt.Sprintf("%d; %d; %d; %d; %d; %d; %d",
+		{"identities; identity classes; peer rows; classes; nodes; intervals; blocks", fmt.Sprintf("%d; %d; %d; %d; %d; %d; %d",
 			size.Identities, size.IdentityClasses, size.PeerRows, size.Classes, size.Nodes, size.Intervals, size.Blocks)},
 	}, r.out.err
 }

@@ -3,7 +3,7 @@
 
 // Package scenario draws random states of a cluster: policies of every tier and
 // action, identities of every kind, subjects, learned names, places. Tests that
-// compare two ways to judge a connection draw from it.
+// compare two ways to evaluate a connection draw from it.
 //
 // The stock is small on purpose, a handful of namespaces, apps, blocks and
 // ports, so that random rules meet random peers. What is drawn depends on the

@@ -745,7 +745,7 @@ type Answer struct {
 	EgressWhy, IngressWhy    table.Verdict
 }
 
-// Side is what one side of a probe comes to on the node that judges it.
+// Side is what one side of a probe comes to on the node that evaluates it.
 type Side struct {
 	Node        string
 	Direction   rule.Direction

@@ -29,14 +29,14 @@ import (
 
 // reader keeps the tables that a stream has told of, and nothing else.
 type reader struct {
-	words  map[uint32]table.Word
+	words  map[uint32]table.Entry
 	tables map[uint64]*table.Table
 	bound  map[[2]uint32]uint64
 	steps  map[string]int
 }
 
 func (r *reader) forget() {
-	r.words, r.tables, r.bound = make(map[uint32]table.Word), make(map[uint64]*table.Table), make(map[[2]uint32]uint64)
+	r.words, r.tables, r.bound = make(map[uint32]table.Entry), make(map[uint64]*table.Table), make(map[[2]uint32]uint64)
 }
 
 func define(d *policyv1.PolicyTable) *table.Table {
@@ -73,7 +73,7 @@ func (r *reader) step(t *testing.T, s *policyv1.Step) {
 			delete(r.words, u.Identity)
 			return
 		}
-		r.words[u.Identity] = table.Word{
+		r.words[u.Identity] = table.Entry{
 			IdentityClass: table.IdentityClass(u.IdentityClass), Kind: identity.Kind(u.Kind - 1), Scope: identity.PeerScope(u.Scope - 1), Known: true,
 		}
 	case *policyv1.Step_DefineTable:

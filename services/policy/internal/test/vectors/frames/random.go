@@ -24,7 +24,7 @@ const (
 	statesPerView     = 10
 )
 
-// configs are the settings of engines that states are judged under; the first
+// configs are the settings of engines that states are evaluated under; the first
 // one is the usual one.
 var configs = []engine.Config{
 	{Cluster: scenario.Cluster, AllowHost: true},

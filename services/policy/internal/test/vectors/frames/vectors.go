@@ -21,7 +21,7 @@ import (
 var ErrVectors = errors.New("policy vectors")
 
 // Vectors writes every question about a connection of every file in a
-// directory, each side under the view of the node that judges it. The answers
+// directory, each side under the view of the node that evaluates it. The answers
 // are the engine's, after they were compared with the vector's own. One that
 // differs, and a step that cannot be made, which ends its case, do not end the
 // rest: the error names the first of them in each file, and how many there are.

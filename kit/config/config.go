@@ -176,34 +176,9 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 		eff.File = path
 		problems = append(problems, applyYAML(path, data, fields)...)
 	}
-	used := map[string]bool{"CONFIG": true, "INSTANCE": true}
-	for _, f := range fields {
-		used[f.env] = true
-		if s, ok := env[f.env]; ok {
-			problems = append(problems, f.set(s, FromEnv, prefix(o.Service)+f.env)...)
-		}
-		if f.was == nil {
-			continue
-		}
-		if _, ok := env[f.was.env]; ok {
-			used[f.was.env] = true
-			problems = append(problems, renamed(prefix(o.Service)+f.was.env, f.was.key, prefix(o.Service)+f.env))
-		}
-		if given[f.was.flag].set {
-			problems = append(problems, renamed("--"+f.was.flag, f.was.key, "--"+f.flag))
-		}
-	}
-	for _, f := range fields {
-		if v := given[f.flag]; v.set {
-			problems = append(problems, f.set(v.text, FromFlag, "--"+f.flag)...)
-		}
-	}
-	for name := range env {
-		if !used[name] {
-			eff.Ignored = append(eff.Ignored, prefix(o.Service)+name)
-		}
-	}
-	slices.Sort(eff.Ignored)
+	ignored, more := overlay(o.Service, fields, env, given)
+	eff.Ignored = ignored
+	problems = append(problems, more...)
 	// A rule over several values would mislead while one of them was not read.
 	if len(problems) == 0 {
 		problems = append(problems, validate(&cfg)...)
@@ -219,6 +194,40 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 		return zero, eff, err
 	}
 	return cfg, eff, nil
+}
+
+// overlay sets what the environment and then the flags say. ignored are the
+// variables of the service that name no setting.
+func overlay(service string, fields []*field, env map[string]string, given map[string]*flagValue) (ignored []string, problems []error) {
+	used := map[string]bool{"CONFIG": true, "INSTANCE": true}
+	for _, f := range fields {
+		used[f.env] = true
+		if s, ok := env[f.env]; ok {
+			problems = append(problems, f.set(s, FromEnv, prefix(service)+f.env)...)
+		}
+		if f.was == nil {
+			continue
+		}
+		if _, ok := env[f.was.env]; ok {
+			used[f.was.env] = true
+			problems = append(problems, renamed(prefix(service)+f.was.env, f.was.key, prefix(service)+f.env))
+		}
+		if given[f.was.flag].set {
+			problems = append(problems, renamed("--"+f.was.flag, f.was.key, "--"+f.flag))
+		}
+	}
+	for _, f := range fields {
+		if v := given[f.flag]; v.set {
+			problems = append(problems, f.set(v.text, FromFlag, "--"+f.flag)...)
+		}
+	}
+	for name := range env {
+		if !used[name] {
+			ignored = append(ignored, prefix(service)+name)
+		}
+	}
+	slices.Sort(ignored)
+	return ignored, problems
 }
 
 // Log writes the effective configuration as one record.

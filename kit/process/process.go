@@ -21,6 +21,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -194,47 +195,12 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	if also := cfg.Process.Socket.AlsoRoot; len(also) > 0 {
 		logger.Warn("users beside root may call what only root may", "users", also)
 	}
-	if p.descriptors, err = descriptorLimit(); err != nil {
-		logger.Error("start", log.Err(err))
-		return ExitFailed
-	}
-	if err := p.registerMetrics(); err != nil {
-		logger.Error("start", log.Err(err))
-		return ExitFailed
-	}
-	if env.rights != nil {
-		if err := p.Phase("privileges", func() (err error) {
-			p.confined, err = env.rights.take(logger)
-			return err
-		}); err != nil {
-			logger.Error("start", log.Err(err))
-			return ExitFailed
-		}
-	}
 	o, ok := any(&cfg.Service).(OneShot)
-	serves := !ok || !o.OneShot()
-	if serves && !cfg.Process.Health.off() {
-		// Before the filter of system calls: no later socket needs the internet.
-		l, err := health.Listen(cfg.Process.Health.Address)
-		if err != nil {
-			logger.Error("start", log.Err(err))
-			return ExitFailed
-		}
-		defer health.Serve(l, p.notReady, logger)()
-	}
-	if p.confined {
-		if err := p.Phase("restrict system calls", func() error { return p.restrictCalls(&cfg.Service) }); err != nil {
-			logger.Error("start", log.Err(err))
-			return ExitFailed
-		}
-	}
-	if serves {
-		stopMetrics, err := p.serveMetrics()
-		if err != nil {
-			logger.Error("start", log.Err(err))
-			return ExitFailed
-		}
-		defer stopMetrics()
+	stopServing, err := p.start(env.rights, &cfg.Service, !ok || !o.OneShot())
+	defer stopServing()
+	if err != nil {
+		logger.Error("start", log.Err(err))
+		return ExitFailed
 	}
 
 	err = main(ctx, p, cfg.Service)
@@ -255,6 +221,53 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	}
 	logger.Info("stopped", log.KeyDuration, time.Since(started).String())
 	return ExitOK
+}
+
+// start takes the rights that the process keeps, and opens the ports that every
+// service has if it serves; service is its settings. stop closes what was
+// opened, also with an error.
+func (p *Process) start(rights *rights, service any, serves bool) (stop func(), err error) {
+	var opened []func()
+	stop = func() {
+		for _, closing := range slices.Backward(opened) {
+			closing()
+		}
+	}
+	if p.descriptors, err = descriptorLimit(); err != nil {
+		return stop, err
+	}
+	if err := p.registerMetrics(); err != nil {
+		return stop, err
+	}
+	if rights != nil {
+		if err := p.Phase("privileges", func() (err error) {
+			p.confined, err = rights.take(p.Log)
+			return err
+		}); err != nil {
+			return stop, err
+		}
+	}
+	if serves && !p.Config.Health.off() {
+		// Before the filter of system calls: no later socket needs the internet.
+		l, err := health.Listen(p.Config.Health.Address)
+		if err != nil {
+			return stop, err
+		}
+		opened = append(opened, health.Serve(l, p.notReady, p.Log))
+	}
+	if p.confined {
+		if err := p.Phase("restrict system calls", func() error { return p.restrictCalls(service) }); err != nil {
+			return stop, err
+		}
+	}
+	if serves {
+		stopMetrics, err := p.serveMetrics()
+		if err != nil {
+			return stop, err
+		}
+		opened = append(opened, stopMetrics)
+	}
+	return stop, nil
 }
 
 // onlyCanceled says whether nothing but the end of the context went wrong.

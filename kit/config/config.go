@@ -198,7 +198,9 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 
 // overlay sets what the environment and then the flags say. ignored are the
 // variables of the service that name no setting.
-func overlay(service string, fields []*field, env map[string]string, given map[string]*flagValue) (ignored []string, problems []error) {
+func overlay(
+	service string, fields []*field, env map[string]string, given map[string]*flagValue,
+) (ignored []string, problems []error) {
 	used := map[string]bool{"CONFIG": true, "INSTANCE": true}
 	for _, f := range fields {
 		used[f.env] = true

@@ -24,6 +24,8 @@ type Policy struct {
 	Refusal string
 	Audit   bool
 	Rules   [2][][]policytable.Source
+	// Proxies are the kinds of proxy of the rules that redirect, by rule.
+	Proxies [2]map[uint16]uint16
 }
 
 // Pending says whether the endpoint in a slot waits for its first policy.
@@ -134,10 +136,7 @@ func (h *History) at(slot uint16, epoch uint32) (Policy, bool) {
 // as of an epoch; none if that is not known any more. Rules count from 1.
 func (h *History) RuleSources(slot uint16, epoch uint32, egress bool, rule uint16) []string {
 	p, ok := h.at(slot, epoch)
-	d := policytable.Ingress
-	if egress {
-		d = policytable.Egress
-	}
+	d := direction(egress)
 	if !ok || rule == 0 || int(rule) > len(p.Rules[d]) {
 		return nil
 	}
@@ -146,6 +145,20 @@ func (h *History) RuleSources(slot uint16, epoch uint32, egress bool, rule uint1
 		texts = append(texts, src.String())
 	}
 	return texts
+}
+
+// Proxy is the kind of proxy that a rule of an endpoint's table redirects to, as
+// of an epoch; 0 if it redirects to none, or that is not known any more.
+func (h *History) Proxy(slot uint16, epoch uint32, egress bool, rule uint16) uint16 {
+	p, _ := h.at(slot, epoch)
+	return p.Proxies[direction(egress)][rule]
+}
+
+func direction(egress bool) policytable.Direction {
+	if egress {
+		return policytable.Egress
+	}
+	return policytable.Ingress
 }
 
 // Revision is the policy revision of an endpoint's tables as of an epoch, if

@@ -130,6 +130,7 @@ type subject struct {
 	egress, ingress policytable.ID
 	revision        uint64
 	rules           [2][][]policytable.Source
+	proxies         [2]map[uint16]uint16
 	refusal         string
 	dirty           bool // bindings have changed
 }

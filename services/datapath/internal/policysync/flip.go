@@ -61,7 +61,9 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 	s.refusal, s.ready = "", true
 	s.egress, s.ingress = kernelID(list[policytable.Egress]), kernelID(list[policytable.Ingress])
 	s.revision = max(list[policytable.Egress].revision, list[policytable.Ingress].revision)
-	s.rules = [2][][]policytable.Source{list[policytable.Egress].rules, list[policytable.Ingress].rules}
+	for d := range list {
+		s.rules[d], s.proxies[d] = list[d].rules, list[d].proxies()
+	}
 	for _, n := range slices.Sorted(maps.Keys(a.slots)) {
 		e := a.slots[n]
 		if e.Identity != id {
@@ -100,6 +102,22 @@ func kernelID(b binding) policytable.ID {
 	return b.table.kernel.id
 }
 
+// proxies are the kinds of proxy of the rules that redirect, by rule from 1 on.
+func (b binding) proxies() (kinds map[uint16]uint16) {
+	if b.table == nil {
+		return nil
+	}
+	for i, r := range b.table.content.Rules {
+		if r.Action == policytable.ActionRedirect {
+			if kinds == nil {
+				kinds = make(map[uint16]uint16)
+			}
+			kinds[uint16(i+1)] = r.Proxy //nolint:gosec // at most MaxRules
+		}
+	}
+	return kinds
+}
+
 // refused says why a table is not in the kernel, and whose rules it is made of.
 func refused(d policytable.Direction, b binding) string {
 	shares := map[string]int{}
@@ -134,7 +152,7 @@ func (a *Applier) policyOf(n uint16) policyhistory.Policy {
 	if s := a.subjects[e.Identity]; s != nil {
 		p.Refusal = s.refusal
 		if s.ready && s.egress == e.Egress && s.ingress == e.Ingress {
-			p.Revision, p.Rules = s.revision, s.rules
+			p.Revision, p.Rules, p.Proxies = s.revision, s.rules, s.proxies
 		}
 	}
 	return p

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -572,5 +573,27 @@ func TestSubjectsThatLingerGiveWayToThoseWithEndpoints(t *testing.T) {
 	}
 	if !slices.Contains(sub.Subjects, 300) || slices.Contains(sub.Subjects, 1000) || !slices.Contains(sub.Subjects, 1000+maxSubjects+4) {
 		t.Error("it is not the oldest without endpoints that went")
+	}
+}
+
+// TestHistoryNamesTheProxyOfARule: an event has the number of its rule alone.
+func TestHistoryNamesTheProxyOfARule(t *testing.T) {
+	b := binding{table: &serviceTable{content: policytable.Content{Rules: []policytable.Rule{
+		{Action: policytable.ActionAllow}, {Action: policytable.ActionRedirect, Proxy: 2},
+	}}}}
+	var h policyhistory.History
+	h.Set(7, policyhistory.Policy{
+		Epoch: 3, Proxies: [2]map[uint16]uint16{policytable.Egress: b.proxies()},
+	}, time.Now())
+	for rule, want := range []uint16{0, 0, 2, 0} {
+		if got := h.Proxy(7, 3, true, uint16(rule)); got != want { //nolint:gosec // small
+			t.Errorf("egress rule %d redirects to %d, want %d", rule, got, want)
+		}
+		if got := h.Proxy(7, 3, false, uint16(rule)); got != 0 { //nolint:gosec // small
+			t.Errorf("ingress rule %d redirects to %d, want none", rule, got)
+		}
+	}
+	if got := (binding{}).proxies(); got != nil {
+		t.Errorf("a table that allows everything redirects: %v", got)
 	}
 }

@@ -174,6 +174,9 @@ type Rules interface {
 	// RuleSources are the places of a rule of the table that the slot had in
 	// that direction in that epoch; empty if not known.
 	RuleSources(slot uint16, epoch uint32, egress bool, rule uint16) []string
+	// Proxy is the kind of proxy that the rule redirects to, 0 if it does not,
+	// or that is not known.
+	Proxy(slot uint16, epoch uint32, egress bool, rule uint16) uint16
 }
 
 // labels of an identity, if anybody knows them.
@@ -249,6 +252,7 @@ func (s *Server) side(o observe.Side, egress bool) *datapathv1.SideVerdict {
 	}
 	if o.Rule != 0 {
 		v.RuleSources = s.Rules.RuleSources(o.Slot, o.Epoch, egress, o.Rule)
+		v.Proxy = netv1.Proxy(s.Rules.Proxy(o.Slot, o.Epoch, egress, o.Rule))
 	}
 	return v
 }

@@ -1229,8 +1229,8 @@ type SideVerdict struct {
 	RuleSources []string `protobuf:"bytes,6,rep,name=rule_sources,json=ruleSources,proto3" json:"rule_sources,omitempty"`
 	// What decided.
 	DecidedBy v11.DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
-	// Proxy of the verdict VERDICT_REDIRECTED; unspecified while the kernel does
-	// not tell which.
+	// Proxy of the rule, if it redirects; unspecified if that is not known any
+	// more.
 	Proxy         v11.Proxy `protobuf:"varint,8,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

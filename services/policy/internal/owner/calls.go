@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
@@ -121,7 +122,7 @@ func (o *Owner) Complete(ctx context.Context, c Caller, run [16]byte) (Outcome, 
 	return o.changed(ctx, c, func() (edit, error) {
 		e := edit{completes: true}
 		if run != o.Incarnation() {
-			return e, fmt.Errorf("%w: this is another run of the service than the one that took the listing of %q", ErrChanged, c.Manager)
+			return e, fmt.Errorf("%w: this is another run of the service than the one that took the listing of %q", failure.ErrChanged, c.Manager)
 		}
 		e.remove(o.of(c.Manager, func(p *Policy) bool { return !p.named }))
 		return e, nil
@@ -144,7 +145,7 @@ func (o *Owner) Remove(ctx context.Context, c Caller, keys []policy.Key) (Outcom
 			seen[k] = struct{}{}
 			if p := o.policies[k]; p != nil && !again {
 				if owner := o.owner(p, c.Manager); owner != "" {
-					return e, fmt.Errorf("%w: %s is of %s", ErrForeign, k, owner)
+					return e, fmt.Errorf("%w: %s is of %s", failure.ErrForeign, k, owner)
 				}
 				change.Type = Deleted
 				e.gone = append(e.gone, k)
@@ -162,7 +163,7 @@ func (o *Owner) upsert(manager string, docs []reading.Decoded) (edit, error) {
 		c := Changed{Key: d.Object.Key, Type: Created, Dropped: d.Object.Unknown, Notes: d.Object.Notes}
 		if old := o.policies[c.Key]; old != nil {
 			if owner := o.owner(old, manager); owner != "" {
-				return e, fmt.Errorf("%w: %s is of %s", ErrOwned, old.Key, owner)
+				return e, fmt.Errorf("%w: %s is of %s", failure.ErrOwned, old.Key, owner)
 			}
 			c.Type = Replaced
 			if old.Broken == "" && bytes.Equal(old.Manifest, d.Text) {
@@ -224,7 +225,8 @@ func (o *Owner) foreign(p *Policy) bool {
 func (o *Owner) changed(ctx context.Context, c Caller, find func() (edit, error)) (Outcome, error) {
 	look := func() (edit, error) {
 		if c.IfRevision != nil && *c.IfRevision != o.barrier.Policy {
-			return edit{}, fmt.Errorf("%w: the policy revision is %d, not %d", ErrChanged, o.barrier.Policy, *c.IfRevision)
+			return edit{}, fmt.Errorf("%w: the policy revision is %d, not %d",
+				failure.ErrChanged, o.barrier.Policy, *c.IfRevision)
 		}
 		return find()
 	}
@@ -263,7 +265,7 @@ func (o *Owner) changed(ctx context.Context, c Caller, find func() (edit, error)
 			return nil
 		}
 		if err := t.draft.Try(t.change); err != nil {
-			return fmt.Errorf("%w: %w", ErrLimit, err)
+			return fmt.Errorf("%w: %w", failure.ErrLimit, err)
 		}
 		return nil
 	})

@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 )
@@ -154,7 +155,7 @@ func (o *Owner) takeOver(ctx context.Context, l *listing) error {
 	defer release()
 	done := func(*edit) { o.took(l) }
 	_, err = o.reviseHeld(ctx, opFiles, func() (edit, error) { o.compare(l); return l.edit(), nil }, done)
-	if errors.Is(err, ErrLimit) {
+	if errors.Is(err, failure.ErrLimit) {
 		if err = o.fit(ctx, l); err == nil {
 			_, err = o.reviseHeld(ctx, opFiles, func() (edit, error) { return l.edit(), nil }, done)
 		}
@@ -193,7 +194,7 @@ func (o *Owner) fit(ctx context.Context, l *listing) error {
 		}
 		copied, err := draft.Copy()
 		if err != nil {
-			return fmt.Errorf("%w: %w", ErrLimit, err)
+			return fmt.Errorf("%w: %w", failure.ErrLimit, err)
 		}
 		if err := copied.Apply(engine.Change{DeletePolicies: l.gone}); err != nil {
 			l.gone, l.stuck = nil, err
@@ -221,7 +222,7 @@ func (f *fitting) try(ctx context.Context, files []puts) error {
 	}
 	if f.tries == 0 {
 		for _, x := range files {
-			f.refuse(x.origin, fmt.Errorf("%w: not tried, after %d changes that had none", ErrLimit, maxTries))
+			f.refuse(x.origin, fmt.Errorf("%w: not tried, after %d changes that had none", failure.ErrLimit, maxTries))
 		}
 		return nil
 	}
@@ -250,7 +251,7 @@ func (f *fitting) room(ctx context.Context, files []puts) (why, err error) {
 	if _, err := ask(ctx, f.owner, func() (plan, error) {
 		f.owner.operation = opPrepare
 		return f.owner.plan(all, f.gone)
-	}); errors.Is(err, ErrLimit) {
+	}); errors.Is(err, failure.ErrLimit) {
 		return err, nil
 	} else if err != nil {
 		return nil, err
@@ -262,7 +263,7 @@ func (f *fitting) room(ctx context.Context, files []puts) (why, err error) {
 		}
 	}
 	if err := f.engine.Apply(c); err != nil {
-		return fmt.Errorf("%w: %w", ErrLimit, err), nil
+		return fmt.Errorf("%w: %w", failure.ErrLimit, err), nil
 	}
 	return nil, nil
 }

@@ -20,10 +20,12 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/question"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -52,7 +54,7 @@ func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 			last = errors.Join(last, err)
 		}
 	}
-	if !errors.Is(last, ErrLimit) {
+	if !errors.Is(last, failure.ErrLimit) {
 		t.Errorf("the last was answered with %v", last)
 	}
 	s := o.subscribers["datapath"] // nobody else asks
@@ -113,7 +115,8 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 				t.Fatal(err)
 			}
 			verdict := func() rule.Action {
-				x, err := o.Explain(t.Context(), Peer{Identity: 300}, Peer{Addr: at}, port.At(port.TCP, 8080))
+				from, to := question.Peer{Identity: 300}, question.Peer{Addr: at}
+				x, err := o.Explain(t.Context(), from, to, port.At(port.TCP, 8080))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -169,14 +172,14 @@ func TestNamesWhoseTimeIsOverMakeRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := o.Learn(t.Context(), "n3.example", at, time.Minute); !errors.Is(err, ErrLimit) {
+	if _, err := o.Learn(t.Context(), "n3.example", at, time.Minute); !errors.Is(err, failure.ErrLimit) {
 		t.Fatalf("a fourth name: %v", err)
 	}
 	c.add(150 * time.Second) // the first is in its grace
 	if _, err := o.Learn(t.Context(), "n3.example", at, time.Hour); err != nil {
 		t.Fatalf("a fourth name in the place of one whose time is over: %v", err)
 	}
-	if _, err := o.Learn(t.Context(), "n4.example", at, time.Hour); !errors.Is(err, ErrLimit) {
+	if _, err := o.Learn(t.Context(), "n4.example", at, time.Hour); !errors.Is(err, failure.ErrLimit) {
 		t.Errorf("a fifth name, while all others are valid: %v", err)
 	}
 }

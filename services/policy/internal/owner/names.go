@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -32,7 +33,7 @@ const maxPerName = 1024
 func (o *Owner) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) (used bool, err error) {
 	name = dnsname.Canonical(name)
 	if _, err := dnsname.Name(name); err != nil {
-		return false, &FieldError{"name", err}
+		return false, &failure.FieldError{Field: "name", Err: err}
 	}
 	_, err = o.await(ctx, nil, func() (stream.Barrier, error) {
 		o.operation = opLearn
@@ -96,11 +97,11 @@ func (o *Owner) learn(name string, addrs []netip.Addr, ttl time.Duration) error 
 	known = o.names[name]
 	switch {
 	case known == nil && len(o.names) >= o.config.MaxNames:
-		return fmt.Errorf("%w: %d DNS names are remembered", ErrLimit, len(o.names))
+		return fmt.Errorf("%w: %d DNS names are remembered", failure.ErrLimit, len(o.names))
 	case len(known)+len(fresh) > maxPerName:
-		return fmt.Errorf("%w: %s has %d addresses that are valid, the limit is %d", ErrLimit, name, len(known)+len(fresh), maxPerName)
+		return fmt.Errorf("%w: %s has %d addresses that are valid, the limit is %d", failure.ErrLimit, name, len(known)+len(fresh), maxPerName)
 	case o.addresses+len(fresh) > o.config.MaxAddresses:
-		return fmt.Errorf("%w: %d addresses of DNS names are remembered", ErrLimit, o.addresses)
+		return fmt.Errorf("%w: %d addresses of DNS names are remembered", failure.ErrLimit, o.addresses)
 	}
 	if len(fresh) > 0 {
 		learnt := []engine.Name{{Name: name, Addrs: fresh}}

@@ -25,45 +25,13 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/agenda"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
-
-// What callers branch on.
-var (
-	// ErrNotFound: the identity is not known.
-	ErrNotFound = errors.New("not found")
-	// ErrOwned: another source or manager has the policy.
-	ErrOwned = errors.New("another source has the policy")
-	// ErrForeign: the policy is not the caller's to delete.
-	ErrForeign = errors.New("the policy belongs to another source")
-	// ErrChanged: the state is not the one that the caller decided by.
-	ErrChanged = errors.New("the state has changed")
-	// ErrLimit: something has no room. Everything is as it was.
-	ErrLimit = errors.New("no room")
-	// ErrRevision: there is no such revision yet.
-	ErrRevision = errors.New("no such revision yet")
-	// ErrHeld: a subscriber goes on enforcing an earlier state.
-	ErrHeld = errors.New("an earlier state stays enforced")
-	// ErrRefused: a subscriber does not enforce what was asked about.
-	ErrRefused = errors.New("refused by a subscriber")
-	// ErrStorage: stable storage did not take a change, which was undone.
-	ErrStorage = errors.New("storage")
-)
-
-// FieldError says that an argument makes no sense, whatever the state.
-type FieldError struct {
-	Field string // as the API names it
-	Err   error
-}
-
-func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
-
-// Unwrap returns what is wrong with the field.
-func (e *FieldError) Unwrap() error { return e.Err }
 
 // Points at which a test may kill the process.
 var (
@@ -242,9 +210,6 @@ func (o *Owner) pause() time.Duration {
 	return next
 }
 
-// ErrStopped: the owner is not running any more.
-var ErrStopped = errors.New("the service is going down")
-
 // ask runs f as the owner and waits for its answer.
 func ask[T any](ctx context.Context, o *Owner, f func() (T, error)) (T, error) {
 	type answer struct {
@@ -267,7 +232,7 @@ func ask[T any](ctx context.Context, o *Owner, f func() (T, error)) (T, error) {
 	case <-ctx.Done():
 		return none, ctx.Err()
 	case <-o.done:
-		return none, ErrStopped
+		return none, failure.ErrStopped
 	}
 	select {
 	case a := <-out:
@@ -275,7 +240,7 @@ func ask[T any](ctx context.Context, o *Owner, f func() (T, error)) (T, error) {
 	case <-ctx.Done():
 		return none, ctx.Err()
 	case <-o.done:
-		return none, ErrStopped
+		return none, failure.ErrStopped
 	}
 }
 
@@ -294,7 +259,7 @@ func (o *Owner) apply(c engine.Change) error {
 	err := o.engine.Apply(c)
 	o.problem("relabelled subjects", o.engine.Stuck())
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrLimit, err)
+		return fmt.Errorf("%w: %w", failure.ErrLimit, err)
 	}
 	return nil
 }
@@ -314,7 +279,7 @@ func (o *Owner) commit(s *journal.Staged) error {
 	o.spentOn(opCommit, t)
 	if err != nil {
 		o.stored(err)
-		return fmt.Errorf("%w: %w", ErrStorage, err)
+		return fmt.Errorf("%w: %w", failure.ErrStorage, err)
 	}
 	o.stored(nil)
 	return nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -115,9 +116,11 @@ func (o *Owner) plan(puts []*Policy, gone []policy.Key) (plan, error) {
 	}
 	switch {
 	case len(puts) > 0 && count > o.config.MaxPolicies:
-		return plan{}, fmt.Errorf("%w: there would be %d policies, the limit is %d", ErrLimit, count, o.config.MaxPolicies)
+		return plan{}, fmt.Errorf("%w: there would be %d policies, the limit is %d",
+			failure.ErrLimit, count, o.config.MaxPolicies)
 	case len(puts) > 0 && out.bytes > o.config.MaxManifestBytes:
-		return plan{}, fmt.Errorf("%w: there would be %d bytes of manifests, the limit is %d", ErrLimit, out.bytes, o.config.MaxManifestBytes)
+		return plan{}, fmt.Errorf("%w: there would be %d bytes of manifests, the limit is %d",
+			failure.ErrLimit, out.bytes, o.config.MaxManifestBytes)
 	}
 	return out, nil
 }

@@ -6,20 +6,19 @@ package owner
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/question"
 )
 
 // Filter says which policies are listed; its zero value takes all.
@@ -114,15 +113,6 @@ func (s *source) refusal(origin string) (refused, bool) {
 	return r, ok
 }
 
-// Evaluated are the tables of a subject.
-type Evaluated struct {
-	Bound    [2]bool // by rule.Direction; false: nothing is enforced
-	Tables   [2]engine.DefineTable
-	Sources  [2][][]rule.Source
-	Revision uint64
-	Store    peer.StoreRevision // of the identities
-}
-
 // aside does the work of a question that compiles, in the caller's goroutine:
 // the owner goes on meanwhile. One is worked on at a time, so that questions
 // take the memory of one.
@@ -132,256 +122,74 @@ func (o *Owner) aside(ctx context.Context, work func() error) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-o.done:
-		return ErrStopped
+		return failure.ErrStopped
 	}
 	defer func() { <-o.questions }()
 	return work()
 }
 
-// Table returns the tables by which an identity is evaluated.
-func (o *Owner) Table(ctx context.Context, x identity.Numeric) (Evaluated, error) {
-	type found struct {
-		Evaluated
-		draft   *engine.Draft
-		subject bool
+// answer answers a question from the engine, or, if that has not all of the
+// tables, from a copy beside the owner.
+func (o *Owner) answer(ctx context.Context, q question.Question) error {
+	type looked struct {
+		complete bool
+		draft    engine.Draft
 	}
-	look := func(draft bool) (found, error) {
-		return ask(ctx, o, func() (found, error) {
+	look := func(draft bool) (looked, error) {
+		return ask(ctx, o, func() (l looked, err error) {
 			o.operation = opRead
-			f := found{subject: o.engine.IsSubject(x)}
-			f.Revision, f.Store = o.barrier.Policy, o.barrier.IdentityService.Store
-			if _, ok := o.engine.Identity(x); !ok {
-				return found{}, fmt.Errorf("identity %d is %w", x, ErrNotFound)
-			}
-			if f.subject {
-				f.from(o.engine, x)
-			} else if draft {
+			l.complete, err = q.Begin(question.View{
+				Engine: o.engine, Identities: o.identities, Cluster: o.config.Engine.Cluster,
+				Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store,
+			})
+			switch {
+			case err != nil:
+			case l.complete:
+				err = q.Evaluate(o.engine)
+			case draft:
 				o.operation = opDraft
-				d := o.engine.Draft()
-				f.draft = &d
+				l.draft = o.engine.Draft()
 			}
-			return f, nil
+			return l, err
 		})
 	}
-	f, err := look(false)
-	if err != nil || f.subject {
-		return f.Evaluated, err
+	if l, err := look(false); err != nil || l.complete {
+		return err
 	}
-	err = o.aside(ctx, func() error {
-		if f, err = look(true); err != nil || f.subject {
+	return o.aside(ctx, func() error {
+		l, err := look(true)
+		if err != nil || l.complete {
 			return err
 		}
-		e, err := f.draft.Fork(nil, x)
+		e, err := q.Fork(l.draft)
 		if err != nil {
-			return fmt.Errorf("%w: %w", ErrLimit, err)
+			return fmt.Errorf("%w: %w", failure.ErrLimit, err)
 		}
-		f.from(e, x)
-		return nil
+		return q.Evaluate(e)
 	})
-	return f.Evaluated, err
 }
 
-func (j *Evaluated) from(e *engine.Engine, x identity.Numeric) {
-	for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
-		j.Tables[d], j.Bound[d] = e.BoundTable(x, d)
-		b, _ := e.Bound(x, d)
-		j.Sources[d] = b.Sources
+// Table returns the tables by which an identity is evaluated.
+func (o *Owner) Table(ctx context.Context, x identity.Numeric) (question.Evaluated, error) {
+	q := &question.Table{Identity: x}
+	if err := o.answer(ctx, q); err != nil {
+		return question.Evaluated{}, err
 	}
-}
-
-// Peer is one end of a connection in a question.
-type Peer struct {
-	Identity identity.Numeric // 0: by labels or address
-	Labels   []label.Label
-	Addr     netip.Addr
-}
-
-// Side is what one side says to a connection.
-type Side struct {
-	Evaluated bool          // the one whose side it is is a workload
-	Subject   peer.Identity // Number is 0 if labels were given that nobody has
-	Peer      peer.Identity
-	engine.Explanation
-}
-
-// Explained is the answer of Explain.
-type Explained struct {
-	Action   rule.Action
-	Egress   Side
-	Ingress  Side
-	Revision uint64
+	return q.Answer, nil
 }
 
 // Explain evaluates a connection on both sides.
-func (o *Owner) Explain(ctx context.Context, from, to Peer, q port.Point) (Explained, error) {
-	look := func(draft bool) (*explanation, error) {
-		return ask(ctx, o, func() (*explanation, error) {
-			o.operation = opRead
-			x := &explanation{owner: o, from: from, to: to, at: q, revision: o.barrier.Policy}
-			if err := x.begin(); err != nil {
-				return nil, err
-			}
-			switch {
-			case !x.aside:
-				return x, x.judge(o.engine)
-			case draft:
-				o.operation = opDraft
-				x.draft = o.engine.Draft()
-			}
-			return x, nil
-		})
+func (o *Owner) Explain(ctx context.Context, from, to question.Peer, at port.Point) (question.Explained, error) {
+	q := &question.Explain{From: from, To: to, At: at}
+	if err := o.answer(ctx, q); err != nil {
+		return question.Explained{}, err
 	}
-	x, err := look(false)
-	if err == nil && x.aside {
-		err = o.aside(ctx, func() error {
-			if x, err = look(true); err != nil || !x.aside {
-				return err
-			}
-			e, err := x.draft.Fork(x.extra, x.subjects...)
-			if err != nil {
-				return fmt.Errorf("%w: %w", ErrLimit, err)
-			}
-			return x.judge(e)
-		})
-	}
-	if err != nil {
-		return Explained{}, err
-	}
-	return x.answer, nil
-}
-
-// selectable reports whether policies can select the identity on this node.
-func selectable(id peer.Identity) bool {
-	switch id.Kind {
-	case identity.KindInCluster, identity.KindHost, identity.KindOther:
-		return true
-	}
-	return false
-}
-
-// explanation is a question with what it needs beside the engine.
-type explanation struct {
-	owner    *Owner
-	from, to Peer
-	at       port.Point
-	revision uint64
-	src, dst peer.Identity
-	extra    []peer.Identity // that have a number for this answer alone
-	subjects []identity.Numeric
-	aside    bool // the engine has not all of the tables
-	draft    engine.Draft
-	answer   Explained
-}
-
-// begin finds out who is spoken of. The owner calls it.
-func (x *explanation) begin() (err error) {
-	if x.src, err = x.resolve("from", x.from); err != nil {
-		return err
-	}
-	if x.dst, err = x.resolve("to", x.to); err != nil {
-		return err
-	}
-	x.aside = len(x.extra) > 0
-	for _, id := range []peer.Identity{x.src, x.dst} {
-		if selectable(id) {
-			x.subjects = append(x.subjects, id.Number)
-			x.aside = x.aside || !x.owner.engine.IsSubject(id.Number)
-		}
-	}
-	return nil
-}
-
-// evaluate asks an engine that has the tables.
-func (x *explanation) judge(e *engine.Engine) (err error) {
-	x.answer = Explained{Action: rule.Allow, Revision: x.revision}
-	if x.answer.Egress, err = x.side(e, rule.Egress, x.src, x.dst, x.to.Addr); err != nil {
-		return err
-	}
-	x.answer.Ingress, err = x.side(e, rule.Ingress, x.dst, x.src, x.from.Addr)
-	return err
-}
-
-func (x *explanation) side(e *engine.Engine, d rule.Direction, subject, peer peer.Identity, addr netip.Addr) (Side, error) {
-	s := Side{Subject: x.shown(subject), Peer: x.shown(peer)}
-	if !selectable(subject) {
-		return s, nil
-	}
-	s.Evaluated = true
-	var err error
-	s.Explanation, err = e.Explain(subject.Number, d, peer.Number, addr, x.at)
-	// A denial on one side is one, and so is a redirect.
-	x.answer.Action = min(x.answer.Action, s.Verdict.Action)
-	return s, err
-}
-
-func (x *explanation) resolve(field string, p Peer) (peer.Identity, error) {
-	e := x.owner.engine
-	switch {
-	case p.Identity != 0:
-		id, ok := e.Identity(p.Identity)
-		if !ok {
-			return id, fmt.Errorf("%s.identity: identity %d is %w", field, p.Identity, ErrNotFound)
-		}
-		return id, nil
-	case len(p.Labels) > 0:
-		set := label.NewSet(p.Labels...)
-		for _, id := range x.owner.identities {
-			if slices.Equal(id.Labels.All(), set.All()) {
-				return id, nil
-			}
-		}
-		// A number that nobody has, for this answer alone.
-		for free := identity.MaxNodeLocal; ; free-- {
-			if _, ok := e.Identity(free); ok || slices.ContainsFunc(x.extra, func(id peer.Identity) bool { return id.Number == free }) {
-				continue
-			}
-			id, err := peer.New(free, set)
-			if err != nil {
-				return id, &FieldError{field + ".labels", err}
-			}
-			id = id.Complete(x.owner.config.Engine.Cluster)
-			x.extra = append(x.extra, id)
-			return id, nil
-		}
-	case p.Addr.IsValid():
-		number := identity.WorldIPv4
-		if p.Addr.Is6() {
-			number = identity.WorldIPv6
-		}
-		for _, try := range []identity.Numeric{number, identity.World} {
-			if id, ok := e.Identity(try); ok {
-				return id, nil
-			}
-		}
-		return peer.Identity{}, fmt.Errorf("%s.address: the identity of the world, %d, is %w", field, number, ErrNotFound)
-	}
-	return peer.Identity{}, &FieldError{field, errors.New("neither identity, labels nor address is given")}
-}
-
-// shown is an identity without the number that it has for this answer alone.
-func (x *explanation) shown(id peer.Identity) peer.Identity {
-	if slices.ContainsFunc(x.extra, func(e peer.Identity) bool { return e.Number == id.Number }) {
-		id.Number = 0
-	}
-	return id
-}
-
-// Difference is what changes for a subject and some of its peers.
-type Difference struct {
-	engine.Difference
-	Subject peer.Identity
-	Peers   []DifferentPeer
-}
-
-// DifferentPeer is a peer at a place.
-type DifferentPeer struct {
-	Identity peer.Identity
-	Block    netip.Prefix // zero: everywhere else
+	return q.Answer, nil
 }
 
 // Diff says which verdicts a change would change, one difference after the
 // other, whichever source has the policies.
-func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take func(Difference) error) error {
+func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take func(question.Difference) error) error {
 	docs, err := o.read(r)
 	if err != nil {
 		return err
@@ -390,19 +198,20 @@ func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take f
 	for _, d := range docs {
 		objects = append(objects, d.Object)
 	}
-	var compared *engine.Comparison
-	known := make(map[identity.Numeric]peer.Identity)
+	var compared *question.Comparison
 	if err := o.aside(ctx, func() error {
 		draft, err := ask(ctx, o, func() (engine.Draft, error) {
 			o.operation = opDraft
 			for _, d := range docs {
 				if old := o.policies[d.Object.Key]; old != nil && o.foreign(old) {
-					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s", ErrOwned, old.Key, old.Source, old.Origin)
+					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s",
+						failure.ErrOwned, old.Key, old.Source, old.Origin)
 				}
 			}
 			for _, k := range remove {
 				if old := o.policies[k]; old != nil && o.foreign(old) {
-					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s", ErrForeign, old.Key, old.Source, old.Origin)
+					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s",
+						failure.ErrForeign, old.Key, old.Source, old.Origin)
 				}
 			}
 			return o.engine.Draft(), nil
@@ -410,27 +219,15 @@ func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take f
 		if err != nil {
 			return err
 		}
-		if compared, err = draft.Diff(objects, remove); err != nil {
-			return fmt.Errorf("%w: %w", ErrLimit, err)
-		}
-		for _, id := range draft.Identities() {
-			known[id.Number] = id
+		if compared, err = question.Compare(draft, objects, remove); err != nil {
+			return fmt.Errorf("%w: %w", failure.ErrLimit, err)
 		}
 		return nil
 	}); err != nil {
 		return err
 	}
 	// Whoever reads slowly keeps no other question waiting.
-	return compared.Each(func(f engine.Difference) error {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		d := Difference{Difference: f, Subject: known[f.Subject]}
-		for _, p := range f.Places {
-			d.Peers = append(d.Peers, DifferentPeer{known[p.Peer], p.Block})
-		}
-		return take(d)
-	})
+	return compared.Each(ctx, take)
 }
 
 // Status is a summary.
@@ -546,7 +343,7 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 			}
 			s.Subscribers = append(s.Subscribers, st)
 		}
-		slices.SortFunc(s.Subscribers, func(a, b SubscriberStatus) int { return compareText(a.Name, b.Name) })
+		slices.SortFunc(s.Subscribers, func(a, b SubscriberStatus) int { return strings.Compare(a.Name, b.Name) })
 		for what, text := range o.problems {
 			kind := ProblemPolicy
 			if what == partStorage {
@@ -565,7 +362,7 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 				ProblemSettings, fmt.Sprintf("the source %s is not configured, and %d of its policies are in force: delete them, or configure it again", name, count),
 			})
 		}
-		slices.SortFunc(s.Problems, func(a, b Problem) int { return compareText(a.Text, b.Text) })
+		slices.SortFunc(s.Problems, func(a, b Problem) int { return strings.Compare(a.Text, b.Text) })
 		if s.ProblemCount = len(s.Problems); s.ProblemCount > maxProblems {
 			s.Problems = append(s.Problems[:maxProblems], Problem{ProblemPolicy, fmt.Sprintf("and %d more: the refused ones are in the list of policies", s.ProblemCount-maxProblems)})
 		}
@@ -608,13 +405,6 @@ func (o *Owner) sourceStates() []SourceStatus {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Manager, b.Manager))
 	})
 	return out
-}
-
-func compareText(a, b string) int {
-	if a < b {
-		return -1
-	}
-	return 1
 }
 
 // Figures are the weight of the stream's log and how many subscribers were cut.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
@@ -55,7 +56,7 @@ func (o *Owner) hold(ctx context.Context) (release func(), err error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-o.done:
-		return nil, ErrStopped
+		return nil, failure.ErrStopped
 	}
 }
 
@@ -90,7 +91,7 @@ func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() 
 	if serr := r.clear(last, err != nil); serr != nil {
 		_, terr := ask(last, o, func() (struct{}, error) { o.stored(serr); return struct{}{}, nil })
 		if err == nil && terr == nil && errors.Is(serr, journal.ErrLost) {
-			err = fmt.Errorf("%w: %w", ErrStorage, serr)
+			err = fmt.Errorf("%w: %w", failure.ErrStorage, serr)
 		}
 	}
 	return out, err
@@ -114,7 +115,7 @@ func (r *revision) begin() (out Outcome, err error) {
 	r.ended = true
 	if r.staged, err = o.journal.Stage(o.ctx, r.record); err != nil {
 		o.stored(err)
-		return r.edit.Outcome, fmt.Errorf("%w: %w", ErrStorage, err)
+		return r.edit.Outcome, fmt.Errorf("%w: %w", failure.ErrStorage, err)
 	}
 	return r.finish()
 }
@@ -128,7 +129,7 @@ func (r *revision) stage(ctx context.Context) (err error) {
 	if _, err := ask(ctx, r.owner, func() (struct{}, error) { r.owner.stored(why); return struct{}{}, nil }); err != nil {
 		return err
 	}
-	return fmt.Errorf("%w: %w", ErrStorage, why)
+	return fmt.Errorf("%w: %w", failure.ErrStorage, why)
 }
 
 // prepare compiles the tables, some subjects at a time.

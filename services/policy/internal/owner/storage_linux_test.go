@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -79,8 +80,8 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 				}
 				return nil
 			})
-			if _, err := o.Upsert(t.Context(), []byte(text("shop", "two", 80)), "", false); !errors.Is(err, ErrStorage) || !errors.Is(err, errno) || !strings.Contains(err.Error(), filepath.Join(dir, journal.File)) {
-				t.Errorf("%v: %v, want ErrStorage with the name of the file", errno, err)
+			if _, err := o.Upsert(t.Context(), []byte(text("shop", "two", 80)), "", false); !errors.Is(err, failure.ErrStorage) || !errors.Is(err, errno) || !strings.Contains(err.Error(), filepath.Join(dir, journal.File)) {
+				t.Errorf("%v: %v, want failure.ErrStorage with the name of the file", errno, err)
 			}
 			// What is not synced is served and written later.
 			if _, err := o.Learn(t.Context(), "n.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
@@ -140,8 +141,8 @@ func TestFullDiskUndoesALargeChange(t *testing.T) {
 				}
 				return nil
 			})
-			if _, err := o.Upsert(t.Context(), []byte(b.String()), "", false); !errors.Is(err, ErrStorage) || !errors.Is(err, unix.ENOSPC) {
-				t.Errorf("%d writes: %v, want ErrStorage", 7*fail, err)
+			if _, err := o.Upsert(t.Context(), []byte(b.String()), "", false); !errors.Is(err, failure.ErrStorage) || !errors.Is(err, unix.ENOSPC) {
+				t.Errorf("%d writes: %v, want failure.ErrStorage", 7*fail, err)
 			}
 			if p := storageProblem(t, o); !strings.Contains(p, journal.File) {
 				t.Errorf("the status says %q", p)
@@ -187,8 +188,8 @@ func TestFailedSyncBesideTheOwnerEndsIt(t *testing.T) {
 		return nil
 	})
 	disk.Run(t, func() {
-		if _, err := o.Upsert(t.Context(), []byte(b.String()), "", false); !errors.Is(err, ErrStorage) && !errors.Is(err, ErrStopped) {
-			t.Errorf("%v, want ErrStorage", err)
+		if _, err := o.Upsert(t.Context(), []byte(b.String()), "", false); !errors.Is(err, failure.ErrStorage) && !errors.Is(err, failure.ErrStopped) {
+			t.Errorf("%v, want failure.ErrStorage", err)
 		}
 	})
 	if err := <-ran; !errors.Is(err, journal.ErrLost) {
@@ -209,8 +210,8 @@ func TestFailedSyncEndsTheOwner(t *testing.T) {
 			}
 			return nil
 		})
-		if _, err := o.Upsert(t.Context(), []byte(text("shop", "one", 80)), "", false); !errors.Is(err, ErrStorage) && !errors.Is(err, ErrStopped) {
-			t.Errorf("%v, want ErrStorage", err)
+		if _, err := o.Upsert(t.Context(), []byte(text("shop", "one", 80)), "", false); !errors.Is(err, failure.ErrStorage) && !errors.Is(err, failure.ErrStopped) {
+			t.Errorf("%v, want failure.ErrStorage", err)
 		}
 	})
 	if !errors.Is(ran, journal.ErrLost) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -135,7 +136,7 @@ func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 		t.Fatal(err)
 	}
 	two := portBlocks("two", "large", 600, 600)
-	if err := try(two); !errors.Is(err, ErrLimit) || !strings.Contains(err.Error(), "identity 300") || !strings.Contains(err.Error(), "1025 address classes") {
+	if err := try(two); !errors.Is(err, failure.ErrLimit) || !strings.Contains(err.Error(), "identity 300") || !strings.Contains(err.Error(), "1025 address classes") {
 		t.Errorf("a second policy of a pod elsewhere: %v", err)
 	}
 	if err := try(portBlocks("two", "other", 600, 600)); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -156,9 +157,9 @@ func (o *Owner) subscriber(want Subscription) (*subscriber, error) {
 		switch {
 		case same < maxSubscribers:
 		case want.enforces():
-			return nil, fmt.Errorf("%w: %d subscribers that enforce are known, of which some may be gone; one is forgotten %s after it went", ErrLimit, same, o.config.Linger)
+			return nil, fmt.Errorf("%w: %d subscribers that enforce are known, of which some may be gone; one is forgotten %s after it went", failure.ErrLimit, same, o.config.Linger)
 		default:
-			return nil, fmt.Errorf("%w: %d subscribers that watch are connected", ErrLimit, same)
+			return nil, fmt.Errorf("%w: %d subscribers that watch are connected", failure.ErrLimit, same)
 		}
 		s = newSubscriber()
 		s.until = o.config.Now().Add(o.config.Linger)
@@ -221,7 +222,8 @@ func (o *Owner) Change(ctx context.Context, name string, session *stream.Session
 			places[l.Addr] = l.Identity
 		}
 		if len(subjects) > maxSubjects || len(places) > maxLocations {
-			return struct{}{}, fmt.Errorf("%w: a subscriber may have %d subjects and %d locations", ErrLimit, maxSubjects, maxLocations)
+			return struct{}{}, fmt.Errorf("%w: a subscriber may have %d subjects and %d locations",
+				failure.ErrLimit, maxSubjects, maxLocations)
 		}
 		var vacate []netip.Addr
 		for _, l := range remove.Locations {
@@ -402,7 +404,8 @@ type Enforced struct {
 func (o *Owner) Wait(ctx context.Context, revision uint64, subjects []identity.Numeric) (Enforced, error) {
 	return o.await(ctx, subjects, func() (stream.Barrier, error) {
 		if revision > o.barrier.Policy {
-			return stream.Barrier{}, fmt.Errorf("%w: %d, the policies are at %d", ErrRevision, revision, o.barrier.Policy)
+			return stream.Barrier{}, fmt.Errorf("%w: %d, the policies are at %d",
+				failure.ErrRevision, revision, o.barrier.Policy)
 		}
 		return stream.Barrier{Policy: revision}, nil
 	})
@@ -454,12 +457,12 @@ func (o *Owner) await(ctx context.Context, subjects []identity.Numeric, begin fu
 			out.Enforcing = append(out.Enforcing, s.Name)
 			for at, r := range s.Refusals {
 				if r.Revision <= st.barrier.Policy && (len(subjects) == 0 || slices.Contains(subjects, at.Subject)) {
-					return Enforced{}, fmt.Errorf("%w: %s keeps the %s before table %d: %s; the largest share of the table is from %s", ErrRefused, s.Name, at, r.Table, r.Reason, r.Policy)
+					return Enforced{}, fmt.Errorf("%w: %s keeps the %s before table %d: %s; the largest share of the table is from %s", failure.ErrRefused, s.Name, at, r.Table, r.Reason, r.Policy)
 				}
 			}
 			if s.Enforced.Policy < st.barrier.Policy || s.Enforced.Address < st.barrier.Address {
 				if s.Hold != nil {
-					return Enforced{}, fmt.Errorf("%w: %s: %s", ErrHeld, s.Name, s.Hold.Reason)
+					return Enforced{}, fmt.Errorf("%w: %s: %s", failure.ErrHeld, s.Name, s.Hold.Reason)
 				}
 				waiting = true
 			}
@@ -479,7 +482,7 @@ func (o *Owner) await(ctx context.Context, subjects []identity.Numeric, begin fu
 		case <-ctx.Done():
 			return Enforced{}, ctx.Err()
 		case <-o.done:
-			return Enforced{}, ErrStopped
+			return Enforced{}, failure.ErrStopped
 		}
 	}
 }

@@ -33,6 +33,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/question"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -529,7 +530,7 @@ func TestLearnedNamesOutliveARestartAndEnd(t *testing.T) {
 
 // The largest tables that there can be fit into an answer.
 func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
-	j := owner.Evaluated{Bound: [2]bool{true, true}}
+	j := question.Evaluated{Bound: [2]bool{true, true}}
 	for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
 		content := &table.Table{
 			Rules: make([]table.Rule, table.MaxRules), Peers: make(map[table.IdentityClass]table.Class),

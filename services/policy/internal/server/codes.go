@@ -16,7 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -31,7 +31,7 @@ func statusOf(err error) error {
 	}
 	var (
 		manifest *reading.Error
-		field    *owner.FieldError
+		field    *failure.FieldError
 	)
 	switch {
 	case err == nil:
@@ -40,17 +40,17 @@ func statusOf(err error) error {
 		return answer(codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST, violations(manifest))
 	case errors.As(err, &field):
 		return answer(codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Err.Error()))
-	case errors.Is(err, owner.ErrNotFound):
+	case errors.Is(err, failure.ErrNotFound):
 		return answer(codes.NotFound, policyv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND, rpcerr.Resource("identity", "", err.Error()))
-	case errors.Is(err, owner.ErrOwned):
+	case errors.Is(err, failure.ErrOwned):
 		return answer(codes.AlreadyExists, policyv1.ErrorReason_ERROR_REASON_POLICY_OWNED)
-	case errors.Is(err, owner.ErrForeign):
+	case errors.Is(err, failure.ErrForeign):
 		return answer(codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_POLICY_FOREIGN)
-	case errors.Is(err, owner.ErrRefused):
+	case errors.Is(err, failure.ErrRefused):
 		return answer(codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER)
-	case errors.Is(err, owner.ErrHeld):
+	case errors.Is(err, failure.ErrHeld):
 		return answer(codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_EARLIER_STATE_ENFORCED)
-	case errors.Is(err, owner.ErrLimit):
+	case errors.Is(err, failure.ErrLimit):
 		return answer(codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED, rpcerr.Quota("policy", err.Error()))
 	case errors.Is(err, stream.ErrSlow):
 		return answer(codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_TOO_SLOW, rpcerr.Retry(0))
@@ -58,15 +58,15 @@ func statusOf(err error) error {
 		return answer(codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_TABLE_FORMAT)
 	case errors.Is(err, stream.ErrReplaced):
 		return answer(codes.Aborted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED)
-	case errors.Is(err, owner.ErrChanged):
+	case errors.Is(err, failure.ErrChanged):
 		return answer(codes.Aborted, policyv1.ErrorReason_ERROR_REASON_STATE_CHANGED)
 	case errors.Is(err, stream.ErrAck):
 		return answer(codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_UNKNOWN_ACK)
-	case errors.Is(err, owner.ErrRevision):
+	case errors.Is(err, failure.ErrRevision):
 		return answer(codes.OutOfRange, policyv1.ErrorReason_ERROR_REASON_UNKNOWN_REVISION)
-	case errors.Is(err, owner.ErrStorage):
+	case errors.Is(err, failure.ErrStorage):
 		return answer(codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STORAGE_FAILED, rpcerr.Retry(retryAfter))
-	case errors.Is(err, owner.ErrStopped):
+	case errors.Is(err, failure.ErrStopped):
 		return answer(codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STOPPING)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()

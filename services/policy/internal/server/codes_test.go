@@ -14,7 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -29,17 +29,17 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		reason policyv1.ErrorReason // unspecified: the answer has none
 	}{
 		{&reading.Error{Whole: errors.New("empty")}, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST},
-		{&owner.FieldError{Field: "name", Err: errors.New("is empty")}, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-		{owner.ErrNotFound, codes.NotFound, policyv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND},
-		{owner.ErrOwned, codes.AlreadyExists, policyv1.ErrorReason_ERROR_REASON_POLICY_OWNED},
-		{owner.ErrForeign, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_POLICY_FOREIGN},
-		{owner.ErrRefused, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER},
-		{owner.ErrHeld, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_EARLIER_STATE_ENFORCED},
-		{owner.ErrLimit, codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED},
-		{owner.ErrChanged, codes.Aborted, policyv1.ErrorReason_ERROR_REASON_STATE_CHANGED},
-		{owner.ErrRevision, codes.OutOfRange, policyv1.ErrorReason_ERROR_REASON_UNKNOWN_REVISION},
-		{owner.ErrStorage, codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
-		{owner.ErrStopped, codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STOPPING},
+		{&failure.FieldError{Field: "name", Err: errors.New("is empty")}, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+		{failure.ErrNotFound, codes.NotFound, policyv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND},
+		{failure.ErrOwned, codes.AlreadyExists, policyv1.ErrorReason_ERROR_REASON_POLICY_OWNED},
+		{failure.ErrForeign, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_POLICY_FOREIGN},
+		{failure.ErrRefused, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER},
+		{failure.ErrHeld, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_EARLIER_STATE_ENFORCED},
+		{failure.ErrLimit, codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED},
+		{failure.ErrChanged, codes.Aborted, policyv1.ErrorReason_ERROR_REASON_STATE_CHANGED},
+		{failure.ErrRevision, codes.OutOfRange, policyv1.ErrorReason_ERROR_REASON_UNKNOWN_REVISION},
+		{failure.ErrStorage, codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
+		{failure.ErrStopped, codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STOPPING},
 		{stream.ErrSlow, codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_TOO_SLOW},
 		{errFormat, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_TABLE_FORMAT},
 		{stream.ErrReplaced, codes.Aborted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED},
@@ -66,7 +66,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 
 // The field of a mistake is the one that the core names, whatever its text says.
 func TestFieldIsNotReadFromTheText(t *testing.T) {
-	err := statusOf(fmt.Errorf("from: outer: %w", &owner.FieldError{Field: "to.labels", Err: errors.New("a: b: c")}))
+	err := statusOf(fmt.Errorf("from: outer: %w", &failure.FieldError{Field: "to.labels", Err: errors.New("a: b: c")}))
 	if got := rpcerr.Fields(err); len(got) != 1 || got[0].GetField() != "to.labels" || got[0].GetDescription() != "a: b: c" {
 		t.Errorf("violations are %v, want to.labels: a: b: c", got)
 	}

@@ -26,11 +26,13 @@ import (
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	words "github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/question"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
@@ -157,7 +159,7 @@ func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTabl
 
 // policyTable fits into a message: tables do by their limits, and the places of
 // their rules are cut as those of a Bind are.
-func policyTable(j owner.Evaluated) *policyv1.GetPolicyTableResponse {
+func policyTable(j question.Evaluated) *policyv1.GetPolicyTableResponse {
 	out := &policyv1.GetPolicyTableResponse{Revision: j.Revision, StoreRevision: storeRevision(j.Store)}
 	if j.Bound[rule.Egress] {
 		out.Egress, out.EgressRules = wire.Table(j.Tables[rule.Egress]), wire.Sources(firstSources(j.Sources[rule.Egress]))
@@ -186,12 +188,12 @@ func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest
 	for i, text := range req.GetAddresses() {
 		a, err := words.AddressOf(text)
 		if err != nil {
-			return nil, statusOf(&owner.FieldError{Field: fmt.Sprintf("addresses[%d]", i), Err: err})
+			return nil, statusOf(&failure.FieldError{Field: fmt.Sprintf("addresses[%d]", i), Err: err})
 		}
 		addrs = append(addrs, a)
 	}
 	if err := req.GetTtl().CheckValid(); req.GetTtl() != nil && err != nil {
-		return nil, statusOf(&owner.FieldError{Field: "ttl", Err: err})
+		return nil, statusOf(&failure.FieldError{Field: "ttl", Err: err})
 	}
 	used, err := s.Owner.Learn(ctx, req.GetName(), addrs, req.GetTtl().AsDuration())
 	if err != nil {
@@ -226,7 +228,7 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 // Diff implements the service.
 func (s *Server) Diff(req *policyv1.DiffRequest, stream grpc.ServerStreamingServer[policyv1.DiffResponse]) error {
 	change := owner.Request{Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields()}
-	err := s.Owner.Diff(stream.Context(), change, keys(req.GetDelete()), func(d owner.Difference) error {
+	err := s.Owner.Diff(stream.Context(), change, keys(req.GetDelete()), func(d question.Difference) error {
 		for _, m := range differences(&d) {
 			if err := stream.Send(m); err != nil {
 				return err
@@ -333,14 +335,14 @@ func toPolicy(l *owner.Listed) *policyv1.Policy {
 	return p
 }
 
-func fromPeer(field string, p *policyv1.Peer) (owner.Peer, error) {
-	out := owner.Peer{Identity: identity.Numeric(p.GetIdentity()), Labels: words.LabelsOf(p.GetLabels())}
+func fromPeer(field string, p *policyv1.Peer) (question.Peer, error) {
+	out := question.Peer{Identity: identity.Numeric(p.GetIdentity()), Labels: words.LabelsOf(p.GetLabels())}
 	if p.GetAddress() == "" {
 		return out, nil
 	}
 	var err error
 	if out.Addr, err = words.AddressOf(p.GetAddress()); err != nil {
-		return out, &owner.FieldError{Field: field + ".address", Err: err}
+		return out, &failure.FieldError{Field: field + ".address", Err: err}
 	}
 	return out, nil
 }
@@ -351,7 +353,7 @@ func labels(id peer.Identity) []*workloadv1.Label {
 	}))
 }
 
-func side(x owner.Side) *policyv1.SideExplanation {
+func side(x question.Side) *policyv1.SideExplanation {
 	if !x.Evaluated {
 		return nil
 	}
@@ -381,7 +383,7 @@ const lastPoint = port.Point(255<<16 | 65_535)
 // maxDiffPeers is how many peers one message of a difference names.
 const maxDiffPeers = 2048
 
-func differences(d *owner.Difference) []*policyv1.DiffResponse {
+func differences(d *question.Difference) []*policyv1.DiffResponse {
 	base := &policyv1.DiffResponse{
 		Subject: uint32(d.Subject.Number), SubjectLabels: labels(d.Subject), Direction: wire.Direction(d.Direction),
 	}
@@ -403,7 +405,7 @@ func differences(d *owner.Difference) []*policyv1.DiffResponse {
 	return out
 }
 
-func diffPeer(p owner.DifferentPeer) *policyv1.DiffPeer {
+func diffPeer(p question.DifferentPeer) *policyv1.DiffPeer {
 	out := &policyv1.DiffPeer{Identity: uint32(p.Identity.Number), Labels: labels(p.Identity)}
 	if p.Block.IsValid() {
 		out.Prefix = p.Block.String()

@@ -18,6 +18,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	words "github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -44,7 +45,7 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	}
 	sub := first.GetSubscribe()
 	if sub == nil {
-		return statusOf(&owner.FieldError{Field: "message", Err: errors.New("the first message is not subscribe")})
+		return statusOf(&failure.FieldError{Field: "message", Err: errors.New("the first message is not subscribe")})
 	}
 	if !slices.Contains(sub.GetFormats(), wire.Format) {
 		return statusOf(fmt.Errorf("%w: the subscriber understands %v, this service sends %v: both must be of one release", errFormat, sub.GetFormats(), wire.Format))
@@ -193,13 +194,13 @@ func (s *Server) take(ctx context.Context, m *policyv1.WatchPolicyTablesRequest,
 		for i, text := range x.Locate.GetRemove() {
 			a, err := words.AddressOf(text)
 			if err != nil {
-				return &owner.FieldError{Field: fmt.Sprintf("locate.remove[%d]", i), Err: err}
+				return &failure.FieldError{Field: fmt.Sprintf("locate.remove[%d]", i), Err: err}
 			}
 			remove.Locations = append(remove.Locations, engine.Location{Addr: a})
 		}
 		return s.Owner.Change(ctx, name, session, owner.Interest{Locations: add}, remove)
 	}
-	return &owner.FieldError{Field: "message", Err: errors.New("subscribe is only the first message")}
+	return &failure.FieldError{Field: "message", Err: errors.New("subscribe is only the first message")}
 }
 
 func role(r policyv1.SubscriberRole) owner.Role {
@@ -217,7 +218,7 @@ func locations(field string, in []*policyv1.Location) ([]engine.Location, error)
 	for i, l := range in {
 		a, err := words.AddressOf(l.GetAddress())
 		if err != nil {
-			return nil, &owner.FieldError{Field: fmt.Sprintf("%s[%d].address", field, i), Err: err}
+			return nil, &failure.FieldError{Field: fmt.Sprintf("%s[%d].address", field, i), Err: err}
 		}
 		out = append(out, engine.Location{Addr: a, Identity: identity.Numeric(l.GetIdentity())})
 	}

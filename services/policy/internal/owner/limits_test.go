@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
@@ -477,21 +478,21 @@ func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 	stop()
 	c.add(-365 * 24 * time.Hour)
 	o, _ = run(t, dir, use)
-	names := func() int {
+	remembered := func() int {
 		st, err := o.Status(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		return st.Names
 	}
-	if names() != 1 {
+	if remembered() != 1 {
 		t.Fatal("the name was forgotten")
 	}
-	c.add(maxTTL + 2*time.Minute)
+	c.add(names.MaxTTL + 2*time.Minute)
 	if _, err := ask(t.Context(), o, func() (struct{}, error) { o.sweep(); return struct{}{}, nil }); err != nil {
 		t.Fatal(err)
 	}
-	if names() != 0 {
+	if remembered() != 0 {
 		t.Error("the name stays")
 	}
 }

@@ -23,14 +23,15 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/agenda"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
+	"github.com/sluice-net/sluice/services/policy/internal/turns"
 )
 
 // Points at which a test may kill the process.
@@ -67,8 +68,8 @@ type Config struct {
 	Stream stream.Limits
 	Log    *slog.Logger
 	Now    func() time.Time
-	// Processor is the processor time of the thread that Run is locked to, for
-	// Busy; nil: that is not measured.
+	// Processor is the processor time of the thread that Run is locked to; nil: that
+	// is not measured.
 	Processor func() time.Duration
 }
 
@@ -118,10 +119,7 @@ type Owner struct {
 	managers    map[string]bool // those of SourceGRPC that completed in this run
 	identities  map[identity.Numeric]peer.Identity
 	subscribers map[string]*subscriber
-	names       map[string]map[netip.Addr]time.Time // until when each is valid
-	ending      agenda.Agenda                       // names by the time of the address that ends first
-	ended       agenda.Agenda                       // names by the time of the address that ends last
-	addresses   int
+	names       *names.Table
 	overLimit   map[identity.Numeric]error // subjects without room for their tables
 	problems    map[string]string
 	sweepAt     time.Time
@@ -137,9 +135,8 @@ type Owner struct {
 	readied chan struct{} // closed once ready
 	fatal   error
 
-	busy      map[string]*Busy
+	turns     *turns.Record
 	operation string // that the owner is busy with
-	compiled  int    // tables, before it
 }
 
 // New takes the state of dir and compiles it. The sources are those of the
@@ -153,8 +150,9 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		questions: make(chan struct{}, 1), revising: make(chan struct{}, 1),
 		policies: make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}}, managers: make(map[string]bool),
 		identities: make(map[identity.Numeric]peer.Identity), subscribers: make(map[string]*subscriber),
-		names: make(map[string]map[netip.Addr]time.Time), overLimit: make(map[identity.Numeric]error),
-		problems: make(map[string]string), readied: make(chan struct{}), busy: make(map[string]*Busy),
+		names:     names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
+		overLimit: make(map[identity.Numeric]error),
+		problems:  make(map[string]string), readied: make(chan struct{}), turns: turns.NewRecord(config.Processor),
 	}
 	for _, s := range sources {
 		o.sources[s] = &source{refused: make(map[string]refused)}
@@ -181,20 +179,20 @@ func (o *Owner) Run(ctx context.Context) error {
 	defer timer.Stop()
 	for o.fatal == nil {
 		timer.Reset(o.pause())
-		var t turn
+		var t turns.Turn
 		select {
 		case f := <-o.calls:
-			t, o.operation = o.begin(), opOther // f says which
+			t, o.operation = o.turns.Begin(), opOther // f says which
 			f()
 		case <-timer.C:
-			t, o.operation = o.begin(), opSweep
+			t, o.operation = o.turns.Begin(), opSweep
 			o.sweep()
 		case <-ctx.Done():
 			return nil
 		}
 		o.publish()
 		o.checkReady()
-		o.spent(t)
+		o.turns.Spent(o.operation, t, o.engine.Counters().Tables)
 	}
 	return o.fatal
 }
@@ -274,9 +272,9 @@ func (o *Owner) save(c journal.Change) { o.stored(o.journal.Note(o.ctx, c)) }
 // commit makes a staged change count, which has to be so on the disk before it
 // is answered.
 func (o *Owner) commit(s *journal.Staged) error {
-	t := o.begin()
+	t := o.turns.Begin()
 	err := s.Commit(o.ctx)
-	o.spentOn(opCommit, t)
+	o.turns.SpentOn(opCommit, t)
 	if err != nil {
 		o.stored(err)
 		return fmt.Errorf("%w: %w", failure.ErrStorage, err)
@@ -319,9 +317,9 @@ func (o *Owner) problem(what string, err error) {
 	o.config.Log.Error("policy is not as it should be", "part", what, log.Err(err))
 }
 
-// wakeAt makes sure that sweep runs then.
+// wakeAt makes sure that sweep runs then; zero: never.
 func (o *Owner) wakeAt(t time.Time) {
-	if o.sweepAt.IsZero() || t.Before(o.sweepAt) {
+	if !t.IsZero() && (o.sweepAt.IsZero() || t.Before(o.sweepAt)) {
 		o.sweepAt = t
 	}
 }

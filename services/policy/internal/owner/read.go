@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/question"
+	"github.com/sluice-net/sluice/services/policy/internal/turns"
 )
 
 // Filter says which policies are listed; its zero value takes all.
@@ -244,7 +245,7 @@ type Status struct {
 	Names       int
 	Addresses   int
 	Journal     int64
-	Busy        []Busy
+	Busy        []turns.Busy
 	Sources     []SourceStatus
 	Subscribers []SubscriberStatus
 	// Problems are the first of them, and a line about the rest.
@@ -299,9 +300,9 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 	return ask(ctx, o, func() (Status, error) {
 		o.operation = opRead
 		s := Status{
-			Busy:     o.busyNow(),
+			Busy:     o.turns.All(),
 			Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store, Policies: len(o.policies), Identities: len(o.identities), Waiting: o.engine.Waiting(),
-			Size: o.engine.Size(), Counters: o.engine.Counters(), Names: len(o.names), Addresses: o.addresses, Journal: o.journal.Size(),
+			Size: o.engine.Size(), Counters: o.engine.Counters(), Names: o.names.Len(), Addresses: o.names.Addresses(), Journal: o.journal.Size(),
 		}
 		for _, p := range o.policies {
 			if slices.ContainsFunc(p.Notes, func(note manifest.Note) bool { return note.Kind == manifest.NoteUnsupported }) {

@@ -57,14 +57,6 @@ func subscriberRecord(name string, s *subscriber) journal.Subscriber {
 	return r
 }
 
-func nameRecord(name string, addrs map[netip.Addr]time.Time) journal.Name {
-	r := journal.Name{Name: name}
-	for a, until := range addrs {
-		r.Addresses = append(r.Addresses, journal.Address{Address: a.String(), Expires: until.Unix()})
-	}
-	return r
-}
-
 // restore reads the state and compiles what it says.
 func (o *Owner) restore(dir string) error {
 	policies := make(map[policy.Key]journal.Policy)
@@ -140,25 +132,12 @@ func (o *Owner) compile(policies map[policy.Key]journal.Policy, subscribers map[
 	for _, id := range o.identities {
 		change.AddIdentities = append(change.AddIdentities, id.Complete(o.config.Engine.Cluster))
 	}
-	// Nothing is valid for longer, unless the clock was ahead when it was learned.
-	latest := o.config.Now().Add(maxTTL)
 	for _, r := range names {
-		addrs := make(map[netip.Addr]time.Time, len(r.Addresses))
-		learned := engine.Name{Name: r.Name}
-		for _, a := range r.Addresses {
-			addr, err := netip.ParseAddr(a.Address)
-			if err != nil {
-				return fmt.Errorf("stored name %s: %w", r.Name, err)
-			}
-			if addrs[addr] = time.Unix(a.Expires, 0); addrs[addr].After(latest) {
-				addrs[addr] = latest
-			}
-			learned.Addrs = append(learned.Addrs, addr)
-			o.wakeAt(addrs[addr].Add(o.config.NameGrace))
+		learned, wake, err := o.names.Restore(r, o.config.Now())
+		if err != nil {
+			return err
 		}
-		o.names[r.Name] = addrs
-		o.noteTimes(r.Name)
-		o.addresses += len(addrs)
+		o.wakeAt(wake)
 		change.Learn = append(change.Learn, learned)
 	}
 	until := o.config.Now().Add(o.config.Linger)

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/turns"
 )
 
 // figures are what the metrics are taken from.
@@ -94,7 +95,7 @@ var (
 	longestDesc = prometheus.NewDesc("sluice_policy_owner_busy_longest_seconds", "The longest of them since the start.", []string{"operation"}, nil)
 )
 
-func collectBusy(ch chan<- prometheus.Metric, b owner.Busy) {
+func collectBusy(ch chan<- prometheus.Metric, b turns.Busy) {
 	ch <- prometheus.MustNewConstHistogram(busyDesc, b.Count, b.Sum.Seconds(), b.Cumulative(), b.Operation)
 	ch <- prometheus.MustNewConstMetric(longestDesc, prometheus.GaugeValue, b.Longest.Seconds(), b.Operation)
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	tables "github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
+	"github.com/sluice-net/sluice/services/policy/internal/turns"
 )
 
 // owned is the owner of policy in this process, with a subscriber that takes
@@ -107,7 +108,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		if err != nil {
 			return nil, err
 		}
-		worst := owner.Busy{Figures: busy.Figures{Operation: "nothing longer than before"}}
+		worst := turns.Busy{Figures: busy.Figures{Operation: "nothing longer than before"}}
 		for _, b := range st.Busy {
 			if b.Longest > longest[b.Operation] {
 				longest[b.Operation] = b.Longest

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package owner
+package names
 
 import (
 	"fmt"
@@ -11,31 +11,68 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// idle is an owner that the test itself runs.
-func idle(t testing.TB, now func() time.Time, names, addresses int) *Owner {
-	t.Helper()
-	o, err := New(Config{
-		Engine: engine.Config{Cluster: "default"}, MaxPolicies: 10, MaxManifestBytes: 1 << 20, MaxNames: names, MaxAddresses: addresses,
-		NameGrace: 10 * time.Minute, Linger: time.Minute, Stream: stream.Defaults(), Log: log.Discard(), Now: now,
-	}, t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
+// clocked is a table with the time that the test gives it.
+type clocked struct {
+	*Table
+	now  time.Time
+	wake time.Time // when the owner would call Expire; zero: never
+	told map[place]bool
+}
+
+// place is an address of a name that the engine would be told of.
+type place struct {
+	name string
+	addr netip.Addr
+}
+
+func newTable(names, addresses int) *clocked {
+	table := New(Limits{Names: names, Addresses: addresses, Grace: 10 * time.Minute})
+	return &clocked{Table: table, now: time.Unix(1_700_000_000, 0), told: make(map[place]bool)}
+}
+
+func (c *clocked) wakeAt(at time.Time) {
+	if !at.IsZero() && (c.wake.IsZero() || at.Before(c.wake)) {
+		c.wake = at
 	}
-	t.Cleanup(func() {
-		if err := o.Close(); err != nil {
-			t.Error(err)
+}
+
+func (c *clocked) learn(name string, addrs []netip.Addr, ttl time.Duration) error {
+	fresh, gone, err := c.Room(name, addrs, c.now)
+	c.drop(gone)
+	if err != nil {
+		return err
+	}
+	for _, a := range fresh {
+		c.told[place{name, a}] = true
+	}
+	wake, _ := c.Add(name, addrs, ttl, c.now)
+	c.wakeAt(wake)
+	return nil
+}
+
+func (c *clocked) drop(gone []engine.Name) {
+	for _, n := range gone {
+		for _, a := range n.Addrs {
+			delete(c.told, place{n.Name, a})
 		}
-	})
-	return o
+	}
+}
+
+// sweep expires what is due.
+func (c *clocked) sweep() {
+	if c.wake.IsZero() || c.wake.After(c.now) {
+		return
+	}
+	var gone []engine.Name
+	gone, c.wake = c.Expire(c.now)
+	c.drop(gone)
 }
 
 // learnMany has names with 16 addresses each that end one after the other.
-func learnMany(t testing.TB, o *Owner, now *time.Time, names int) {
+func (c *clocked) learnMany(t testing.TB, names int) {
 	t.Helper()
 	next := netip.MustParseAddr("20.0.0.0")
 	for i := range names {
@@ -44,8 +81,8 @@ func learnMany(t testing.TB, o *Owner, now *time.Time, names int) {
 			addrs = append(addrs, next)
 			next = next.Next()
 		}
-		*now = now.Add(time.Millisecond)
-		if err := o.learn(fmt.Sprintf("h%d.example.com", i), addrs, time.Minute); err != nil {
+		c.now = c.now.Add(time.Millisecond)
+		if err := c.learn(fmt.Sprintf("h%d.example.com", i), addrs, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -53,15 +90,14 @@ func learnMany(t testing.TB, o *Owner, now *time.Time, names int) {
 
 func TestSweepLooksOnlyAtNamesThatEnd(t *testing.T) {
 	const names = 1024
-	now := time.Now()
-	o := idle(t, func() time.Time { return now }, names, 16*names)
-	learnMany(t, o, &now, names)
+	o := newTable(names, 16*names)
+	o.learnMany(t, names)
 	o.ending.Visits = 0
 	for left := names; left > 0; left-- {
 		if len(o.names) != left {
 			t.Fatalf("%d names are left, want %d", len(o.names), left)
 		}
-		now = o.sweepAt
+		o.now = o.wake
 		o.sweep()
 	}
 	if len(o.names) != 0 || o.addresses != 0 {
@@ -77,9 +113,8 @@ func TestSweepLooksOnlyAtNamesThatEnd(t *testing.T) {
 func TestFullMemoryOfNamesLooksOnlyAtNamesThatEnd(t *testing.T) {
 	const names = 512
 	for what, limit := range map[string][2]int{"names": {names, 32 * names}, "addresses": {2 * names, 16 * names}} {
-		now := time.Now()
-		o := idle(t, func() time.Time { return now }, limit[0], limit[1])
-		learnMany(t, o, &now, names)
+		o := newTable(limit[0], limit[1])
+		o.learnMany(t, names)
 		o.ending.Visits, o.ended.Visits = 0, 0
 		for i := range names {
 			at := []netip.Addr{netip.AddrFrom4([4]byte{30, 0, byte(i >> 8), byte(i)})}
@@ -87,7 +122,7 @@ func TestFullMemoryOfNamesLooksOnlyAtNamesThatEnd(t *testing.T) {
 				t.Fatalf("full of %s that are valid: a new name was taken", what)
 			}
 		}
-		now = now.Add(2 * time.Minute) // all are in their grace
+		o.now = o.now.Add(2 * time.Minute) // all are in their grace
 		for i := range names / 2 {
 			at := []netip.Addr{netip.AddrFrom4([4]byte{30, 0, byte(i >> 8), byte(i)})}
 			if err := o.learn(fmt.Sprintf("x%d.example.com", i), at, time.Minute); err != nil {
@@ -105,15 +140,14 @@ func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
-	now := time.Unix(1_700_000_000, 0)
-	o := idle(t, func() time.Time { return now }, 20, 64)
+	o := newTable(20, 64)
 	for step := range 3000 {
 		if r.IntN(3) == 0 {
-			now = now.Add(time.Duration(r.IntN(300)) * time.Second)
+			o.now = o.now.Add(time.Duration(r.IntN(300)) * time.Second)
 			want := make(map[string]map[netip.Addr]time.Time)
 			for name, addrs := range o.names {
 				for a, until := range addrs {
-					if until.Add(o.config.NameGrace).After(now) {
+					if until.Add(o.limits.Grace).After(o.now) {
 						if want[name] == nil {
 							want[name] = make(map[netip.Addr]time.Time)
 						}
@@ -130,7 +164,7 @@ func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 		over := false // whether any address is in its grace
 		for _, addrs := range o.names {
 			for _, until := range addrs {
-				over = over || until.Before(now)
+				over = over || until.Before(o.now)
 			}
 		}
 		name := fmt.Sprintf("n%d.example.com", r.IntN(20))
@@ -141,8 +175,17 @@ func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 			t.Fatalf("step %d: refused though something may go (%t), or it is known (%t): %v", step, over, known, err)
 		}
 		count := 0
-		for _, addrs := range o.names {
+		for name, addrs := range o.names {
 			count += len(addrs)
+			for a := range addrs {
+				if !o.told[place{name, a}] {
+					t.Fatalf("step %d: %s has %s, which was never fresh", step, name, a)
+				}
+			}
+		}
+		if count != len(o.told) {
+			t.Fatalf("step %d: %d addresses, and nothing said that of %d others any is gone",
+				step, count, len(o.told)-count)
 		}
 		if count != o.addresses || count > 64 {
 			t.Fatalf("step %d: %d addresses, counted as %d, the limit is 64", step, count, o.addresses)
@@ -154,12 +197,11 @@ func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 func BenchmarkNamesThatEndOneByOne(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
-		now := time.Now()
-		o := idle(b, func() time.Time { return now }, 4096, 65536)
-		learnMany(b, o, &now, 4096)
+		o := newTable(4096, 65536)
+		o.learnMany(b, 4096)
 		b.StartTimer()
 		for len(o.names) > 0 {
-			now = o.sweepAt
+			o.now = o.wake
 			o.sweep()
 		}
 	}

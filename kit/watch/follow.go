@@ -122,31 +122,8 @@ type follower[K comparable, V any] struct {
 
 // watch follows one watch to its end and returns why it ended.
 func (f *follower[K, V]) watch(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	received := make(chan Event[K, V], followBatch)
-	var ended error // why; set before received is closed
-	go func() {
-		defer close(received)
-		for e, err := range f.source.Watch(ctx, f.token) {
-			if err != nil {
-				ended = err
-				return
-			}
-			select {
-			case received <- e:
-			case <-ctx.Done():
-				ended = ctx.Err()
-				return
-			}
-		}
-		ended = errors.New("the source ended the watch")
-	}()
-	defer func() { // until the goroutine has ended
-		cancel()
-		for range received { //nolint:revive // drained
-		}
-	}()
+	received, why, stop := f.receive(ctx)
+	defer stop()
 
 	listing := f.token == nil
 	next := Changes[K, V]{Upserts: make(map[K]V), Deletes: make(map[K]struct{}), Origin: f.applied.Origin}
@@ -220,5 +197,34 @@ func (f *follower[K, V]) watch(ctx context.Context) error {
 			}
 		}
 	}
-	return ended
+	return *why
+}
+
+// receive reads the source ahead of who handles its events. received is closed at
+// the end, and why says then how it came; stop returns when nothing reads any more.
+func (f *follower[K, V]) receive(ctx context.Context) (received <-chan Event[K, V], why *error, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	events := make(chan Event[K, V], followBatch)
+	why = new(error)
+	go func() {
+		defer close(events)
+		for e, err := range f.source.Watch(ctx, f.token) {
+			if err != nil {
+				*why = err
+				return
+			}
+			select {
+			case events <- e:
+			case <-ctx.Done():
+				*why = ctx.Err()
+				return
+			}
+		}
+		*why = errors.New("the source ended the watch")
+	}()
+	return events, why, func() {
+		cancel()
+		for range events { //nolint:revive // drained
+		}
+	}
 }

@@ -5,7 +5,7 @@ package fault
 
 import "testing"
 
-func TestOnlyWhoHasTheProcesssRightsMayArm(t *testing.T) {
+func TestOnlyRootAndTheUserOfTheProcessMayArm(t *testing.T) {
 	for _, c := range []struct {
 		controller uint32
 		uid, euid  int

@@ -246,7 +246,7 @@ func TestKernelAddPassesOnWhatTheRuntimeAsksFor(t *testing.T) {
 	}
 }
 
-func TestKernelAddStandsBehindAChain(t *testing.T) {
+func TestKernelAddWorksBehindOtherPlugins(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	prev := `"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"br0","mac":"02:00:00:00:00:09"}],
 		"ips":[{"address":"192.0.2.1/24","interface":0}],"routes":[{"dst":"192.0.2.0/24"}],"dns":{"nameservers":["192.0.2.53"]}}`

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
 )
 
-func TestAddresses(t *testing.T) {
+func TestPoolsAndAddressesAreListedExactly(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "ipam", "pools")
 	nodetest.WantLines(t, out, "10.244.0.0/24 10.244.0.1 256 3 0 2 0 251", "fd00:244::/64 fd00:244::1 2^64 2 0 2 0 ~2^64")

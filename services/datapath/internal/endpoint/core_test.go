@@ -813,7 +813,7 @@ func TestManyOwnersAtOnceLeaveNothing(t *testing.T) {
 	m.holds(t, c, 0)
 }
 
-func TestWithoutIdentityAnEqualEndpointLendsItsNumber(t *testing.T) {
+func TestWithoutIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
 	first := m.wanted("a", 2)

@@ -1374,7 +1374,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 // Path MTU discovery of IPv6 works whatever the policy is, but a pod gets
 // nothing past its own by calling it that, nor does anybody with a quotation of
 // what the receiver did not send.
-func TestKernelTooBigAlwaysArrives(t *testing.T) {
+func TestKernelPacketTooBigPassesEveryPolicy(t *testing.T) {
 	th := newTheatre(t, true)
 	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{})
 	in := failure(2, "a", "world", segment(4000, 80, flagACK))
@@ -1478,7 +1478,7 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 
 // Every combination of TCP flags and every type of SCTP chunk, under tables
 // that deny: each packet is counted once, none passes, none leaves an entry.
-func TestKernelNoFlagsOpenWhatIsDenied(t *testing.T) {
+func TestKernelNoTCPFlagsOpenWhatIsDenied(t *testing.T) {
 	th := newTheatre(t, false)
 	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Deny})
 	for flags := range 256 {

@@ -844,7 +844,7 @@ func (s *slowStore) Ping(ctx context.Context) error {
 }
 
 // The answer of a session that is over may come when the next one is up.
-func TestLateNewsOfAnOldSessionDoesNotEndTheNewOneForEver(t *testing.T) {
+func TestALateLossOfAnOldSessionDoesNotEndTheNewOne(t *testing.T) {
 	f := storetest.NewFake()
 	s := &slowStore{Store: f.Node("a"), claim: map[string]chan error{}}
 	cfg := quick()

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestRangesNeverOverlapAndComeTogetherAgain compares with a plain array of what
+// TestFreedRangesMergeAndNeverOverlap compares with a plain array of what
 // is taken.
-func TestRangesNeverOverlapAndComeTogetherAgain(t *testing.T) {
+func TestFreedRangesMergeAndNeverOverlap(t *testing.T) {
 	const size = 200
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -176,7 +176,7 @@ func readAll(t *testing.T, in io.Reader) (views, questions int, steps map[string
 
 // A random stream holds what is needed to answer it, and every sort of step,
 // answer and protocol.
-func TestARandomStreamAnswersItself(t *testing.T) {
+func TestARandomStreamGivesTheEnginesAnswers(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	figures, err := Random(&out, 20000, 3)

@@ -35,7 +35,7 @@ func TestEveryFieldOfARequestIsBounded(t *testing.T) {
 			}
 			switch f.Kind() {
 			case protoreflect.StringKind:
-				s := rules.GetString_()
+				s := rules.GetString()
 				if s.GetMaxLen()+s.GetMaxBytes()+s.GetLen() == 0 && !s.GetIp() && !s.GetIpPrefix() && s.GetPattern() == "" {
 					t.Errorf("%s: no bound of its length", f.FullName())
 				}

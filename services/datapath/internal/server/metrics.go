@@ -141,10 +141,3 @@ func (m *metrics) collectConnections(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(m.stopped, prometheus.GaugeValue, float64(c.PickUpStopped))
 	ch <- prometheus.MustNewConstMetric(m.collecting, prometheus.GaugeValue, c.Collected.Seconds())
 }
-
-func directionLabel(egress bool) string {
-	if egress {
-		return "egress"
-	}
-	return "ingress"
-}

@@ -216,7 +216,7 @@ func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
 	fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s (%s)", x.From, x.To, service,
 		strings.ToUpper(x.Verdict), x.Reason)))
 	fmt.Fprintln(w)
-	output.Row(w, "END", "POD", "IDENTITY", "NODE CLASS", "IPCACHE", "LABELS")
+	output.Row(w, "END", "POD", "IDENTITY", "IDENTITY CLASS", "IPCACHE", "LABELS")
 	for _, end := range []struct {
 		name string
 		peer explainedPeer

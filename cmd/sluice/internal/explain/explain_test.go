@@ -19,7 +19,7 @@ func TestExplainShowsEveryStepOfTheKernel(t *testing.T) {
 		t.Errorf("asked %v", r)
 	}
 	nodetest.WantLines(t, out, "10.244.0.2 -> 10.244.0.3, tcp port 80: DROPPED (policy-denied)",
-		"END POD IDENTITY NODE CLASS IPCACHE LABELS", `from 0123456789abc/eth0 300 4 10.244.0.2/32 app=web\a`,
+		"END POD IDENTITY IDENTITY CLASS IPCACHE LABELS", `from 0123456789abc/eth0 300 4 10.244.0.2/32 app=web\a`,
 		"to none of this node 301 not known 10.244.0.3/32 -",
 		"Egress, what the sender's policy says: forwarded because no policy selects it", "table 1 (allows everything)",
 		"Ingress, what the receiver's policy says: dropped by NetworkPolicy shop/db", "table 17", "policy revision 6",

@@ -39,6 +39,11 @@ func (s *Server) Observe(r *datapathv1.ObserveRequest, stream grpc.ServerStreami
 		reader = s.Ring.Read(time.Time{})
 	}
 	for {
+		// Next looks at the context only where it waits, and who is slower than
+		// the events never does.
+		if err := stream.Context().Err(); err != nil {
+			return statusOf(err)
+		}
 		e, missed, ok, err := reader.Next(stream.Context(), r.GetFollow())
 		if err != nil {
 			return statusOf(err)

@@ -9,6 +9,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -163,6 +164,20 @@ func (c *Invocation) Show(v any, table func(w io.Writer)) error {
 	w := tabwriter.NewWriter(c.Out, 0, 4, 2, ' ', 0)
 	table(w)
 	return w.Flush()
+}
+
+// ShowChanges prints what was changed, also if it ended with err, which it
+// returns then.
+func (c *Invocation) ShowChanges(changes []string, err error) error {
+	shown := c.Show(map[string][]string{"changes": changes}, func(w io.Writer) {
+		for _, change := range changes {
+			fmt.Fprintln(w, change)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return shown
 }
 
 // Each calls f for every message of a stream that ends by itself.

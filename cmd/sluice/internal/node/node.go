@@ -8,7 +8,6 @@ package node
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -130,15 +129,7 @@ func report(inv *invocation.Invocation, do func(instance.Paths) ([]string, error
 		return err
 	}
 	changes, err := do(p)
-	shown := inv.Show(map[string][]string{"changes": changes}, func(w io.Writer) {
-		for _, change := range changes {
-			fmt.Fprintln(w, change)
-		}
-	})
-	if err != nil {
-		return err
-	}
-	return shown
+	return inv.ShowChanges(changes, err)
 }
 
 // beside is a program that was built with this one.

@@ -5,9 +5,6 @@
 package prepare
 
 import (
-	"fmt"
-	"io"
-
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
@@ -42,13 +39,5 @@ func run(inv *invocation.Invocation) error {
 		return err
 	}
 	changes, err := nodefiles.Prepare(paths, nodefiles.Services()...)
-	shown := inv.Show(map[string][]string{"changes": changes}, func(w io.Writer) {
-		for _, change := range changes {
-			fmt.Fprintln(w, change)
-		}
-	})
-	if err != nil {
-		return err
-	}
-	return shown
+	return inv.ShowChanges(changes, err)
 }

@@ -67,8 +67,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
-	hub := server.NewHub()
-	alloc, err := allocator.New(cfg.allocator(p.Log), etcd.New(sess), dir, hub, last.Holds, last.Known, last.Cached)
+	hub, endpoints := server.NewHub(), server.NewEndpointHub()
+	alloc, err := allocator.New(cfg.allocator(p.Log), etcd.New(sess), dir, hub, endpoints,
+		last.Holds, last.Known, last.Cached)
 	if err != nil {
 		return err
 	}
@@ -77,7 +78,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 
 	service := &server.Server{
-		Allocator: alloc, Hub: hub, Filter: filter,
+		Allocator: alloc, Hub: hub, Endpoints: endpoints, Filter: filter,
 		Node: cfg.Node, Version: version.Get().String(), Started: started,
 	}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})

@@ -78,6 +78,8 @@ type Allocator struct {
 	records Records
 	pub     Publisher
 
+	endpointPub EndpointPublisher
+
 	byHolder keyed // one change of a holder at a time
 	byLabels keyed // one claim of a label set at a time
 	kick     chan struct{}
@@ -132,9 +134,11 @@ type hold struct {
 // New returns an Allocator that starts from what the last process left.
 // cached says that known is a listing of the cluster, however old: then the
 // allocator is ready at once.
-func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, known Known, cached bool) (*Allocator, error) {
+func New(cfg Config, store Store, records Records, pub Publisher, endpoints EndpointPublisher,
+	holds Holds, known Known, cached bool,
+) (*Allocator, error) {
 	a := &Allocator{
-		cfg: cfg, store: store, records: records, pub: pub,
+		cfg: cfg, store: store, records: records, pub: pub, endpointPub: endpoints,
 		kick:      make(chan struct{}, 1),
 		known:     map[identity.Numeric]knownEntry{},
 		byText:    map[string]identity.Numeric{},
@@ -202,6 +206,9 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 	}
 	if cached {
 		a.becomeReady()
+	}
+	for _, e := range a.endpoints(holds.Holders) {
+		endpoints.Upsert(e.Holder, e)
 	}
 	clear(a.unsaved) // it came from there
 	if cached {
@@ -280,7 +287,7 @@ func (a *Allocator) hold(ctx context.Context, holder Holder, labels label.Canoni
 	if err != nil {
 		return identity.Identity{}, err
 	}
-	id, err := a.holdLabels(ctx, holder, labels)
+	id, err := a.holdLabels(ctx, holder, labels, false)
 	unlockLabels()
 	if err != nil {
 		return identity.Identity{}, err
@@ -316,14 +323,16 @@ func (a *Allocator) answer(ctx context.Context, id identity.Identity) (identity.
 }
 
 // holdLabels claims the label set, unless this node refers to it already, and
-// puts the holder onto it. The label set is locked.
-func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.Canonical) (identity.Identity, error) {
+// puts the holder onto it; with keep the number that it had stays held. The label
+// set is locked.
+func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.Canonical, keep bool,
+) (identity.Identity, error) {
 	a.mu.Lock(opHold)
 	number, isKnown := a.byText[labels.Text()]
 	if h := a.holds[number]; isKnown && h != nil && h.labels.Text() == labels.Text() {
 		// Referred to already, or about to be.
 		id := identity.Identity{Number: number, Labels: labels}
-		a.move(holder, id, 0)
+		a.move(holder, id, 0, keep)
 		a.mu.Unlock()
 		return id, nil
 	}
@@ -397,7 +406,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	if claim.Created {
 		a.counters.Allocated++
 	}
-	a.move(holder, id, claim.Revision)
+	a.move(holder, id, claim.Revision, keep)
 	return id, nil
 }
 
@@ -550,15 +559,18 @@ func (a *Allocator) candidate(labels label.Canonical) (n identity.Numeric, used 
 	return 0, identity.ClusterSize - len(a.picked), func() {}
 }
 
-// move puts a holder onto an identity and takes it off the one it had. It runs
-// with mu held.
-func (a *Allocator) move(holder Holder, id identity.Identity, ref int64) {
+// move puts a holder onto an identity and takes it off the one it had, which
+// with keep its former self holds until Confirm. It runs with mu held.
+func (a *Allocator) move(holder Holder, id identity.Identity, ref int64, keep bool) {
 	if n, ok := a.holders[holder]; ok {
 		if n == id.Number {
 			a.addHolder(holder, id, ref)
 			return
 		}
 		w := a.workloads[holder]
+		if keep {
+			a.addHolder(holder.former(), identity.Identity{Number: n, Labels: a.holds[n].labels}, 0)
+		}
 		a.dropHolder(holder)
 		a.describe(holder, w)
 	}
@@ -638,7 +650,7 @@ func (a *Allocator) Release(ctx context.Context, holder Holder) (identity.Numeri
 	defer unlock()
 	a.mu.Lock(opRelease)
 	n := a.dropHolder(holder)
-	if n != 0 {
+	if a.dropHolder(holder.former()) != 0 || n != 0 {
 		a.saver.dirty()
 	}
 	a.mu.Unlock()
@@ -666,7 +678,8 @@ func (a *Allocator) wake() {
 	}
 }
 
-// saveHolds writes what changed in the holds. One call runs at a time.
+// saveHolds writes what changed in the holds, and then tells readers of
+// endpoints: what they learn survives this process. One call runs at a time.
 func (a *Allocator) saveHolds() error {
 	a.mu.Lock(opSave)
 	c := HoldsChange{NextNodeLocal: a.localNext, Session: a.joined}
@@ -678,6 +691,7 @@ func (a *Allocator) saveHolds() error {
 		}
 	}
 	clear(a.unsaved)
+	endpoints := a.endpoints(c.Put)
 	a.mu.Unlock()
 	slices.Sort(c.Drop)
 	slices.SortFunc(c.Put, func(x, y HolderRecord) int { return strings.Compare(string(x.Holder), string(y.Holder)) })
@@ -691,8 +705,15 @@ func (a *Allocator) saveHolds() error {
 		for _, holder := range c.Drop {
 			a.unsaved[holder] = struct{}{}
 		}
+		return err
 	}
-	return err
+	for _, e := range endpoints {
+		a.endpointPub.Upsert(e.Holder, e)
+	}
+	for _, holder := range c.Drop {
+		a.endpointPub.Delete(holder)
+	}
+	return nil
 }
 
 // sinceHeard returns how long ago the store was last heard; ok is false if it

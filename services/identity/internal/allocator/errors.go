@@ -24,6 +24,8 @@ var (
 	ErrQuota = errors.New("quota of identities is used up")
 	// ErrExhausted: every number of the range is taken or rests. It is always a *QuotaError.
 	ErrExhausted = errors.New("identity numbers are used up")
+	// ErrUnconfirmed: the endpoint was moved and has not confirmed that yet.
+	ErrUnconfirmed = errors.New("endpoint has not confirmed its last identity")
 	// ErrContended: other nodes took every candidate that was tried. Try again.
 	ErrContended = errors.New("lost too many races for a number")
 	// ErrNotFound: the number is not known here.

@@ -13,13 +13,15 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// Holder is who holds a number on this node: an endpoint or a reference that
-// a caller chose. The two cannot be confused.
+// Holder is who holds a number on this node: an endpoint, an endpoint whose
+// packets may still carry its former number, or a reference that a caller chose.
+// They cannot be confused.
 type Holder string
 
 const (
 	endpointPrefix  = "endpoint:"
 	referencePrefix = "reference:"
+	formerPrefix    = "former:"
 	maxHolder       = 1100 // bytes; more than any that the API accepts: 256 characters of 4 bytes with the prefix
 )
 
@@ -40,7 +42,8 @@ func ParseHolder(s string) (Holder, error) {
 // check says whether ParseHolder would read it again: what it would not may not
 // be written, or the next process could not start.
 func (h Holder) check() error {
-	known := strings.HasPrefix(string(h), endpointPrefix) || strings.HasPrefix(string(h), referencePrefix)
+	known := strings.HasPrefix(string(h), endpointPrefix) || strings.HasPrefix(string(h), referencePrefix) ||
+		strings.HasPrefix(string(h), formerPrefix)
 	if !known || len(h) > maxHolder || !utf8.ValidString(string(h)) {
 		return fmt.Errorf("%w: %.80q, %d bytes: want %s… or %s…, valid UTF-8, at most %d bytes", ErrHolder, string(h), len(h), endpointPrefix, referencePrefix, maxHolder)
 	}
@@ -53,6 +56,11 @@ func (h Holder) String() string { return string(h) }
 // Reference is the string of a holder that is no endpoint.
 func (h Holder) Reference() (reference string, ok bool) {
 	return strings.CutPrefix(string(h), referencePrefix)
+}
+
+// former holds the number that an endpoint had before Relabel.
+func (h Holder) former() Holder {
+	return Holder(formerPrefix + strings.TrimPrefix(string(h), endpointPrefix))
 }
 
 // Owner is the attachment of a holder that is an endpoint.

@@ -58,7 +58,7 @@ func (a *Allocator) holdNodeLocal(holder Holder, labels label.Canonical) (identi
 		a.localText[labels.Text()] = n
 	}
 	id := identity.Identity{Number: n, Labels: labels}
-	a.move(holder, id, 0)
+	a.move(holder, id, 0, false)
 	a.pub.Upsert(n, id)
 	return id, nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
@@ -146,6 +147,8 @@ type node struct {
 	records *memory
 	readers *readers
 	stop    func()
+
+	endpoints *watch.Hub[allocator.Holder, allocator.Endpoint]
 }
 
 func quick() allocator.Config {
@@ -165,7 +168,8 @@ func start(t testing.TB, store allocator.Store, records *memory, cfg allocator.C
 	n := &node{t: t, store: store, records: records, readers: &readers{have: map[identity.Numeric]string{}}}
 	records.mu.Lock()
 	known := allocator.Known{Identities: slices.Collect(maps.Values(records.known)), Heard: records.heard}
-	a, err := allocator.New(cfg, store, records, n.readers, records.holds, known, records.cached)
+	n.endpoints = watch.NewHub[allocator.Holder](watch.Options[allocator.Endpoint]{Equal: allocator.Endpoint.Equal})
+	a, err := allocator.New(cfg, store, records, n.readers, n.endpoints, records.holds, known, records.cached)
 	records.mu.Unlock()
 	if err != nil {
 		t.Fatal(err)
@@ -799,7 +803,8 @@ func TestBadStateIsRefused(t *testing.T) {
 		"twice":    {{Holder: h("a"), Identity: web}, {Holder: h("a"), Identity: web}},
 		"reserved": {{Holder: h("a"), Identity: identity.Reserved()[0]}},
 	} {
-		_, err := allocator.New(quick(), storetest.NewFake().Node("a"), &memory{}, &readers{have: map[identity.Numeric]string{}}, allocator.Holds{Holders: holders}, allocator.Known{}, true)
+		_, err := allocator.New(quick(), storetest.NewFake().Node("a"), &memory{},
+			&readers{have: map[identity.Numeric]string{}}, watch.NewHub[allocator.Holder](watch.Options[allocator.Endpoint]{}), allocator.Holds{Holders: holders}, allocator.Known{}, true)
 		if err == nil {
 			t.Errorf("%s: accepted", name)
 		}

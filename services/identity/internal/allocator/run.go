@@ -322,7 +322,12 @@ func (a *Allocator) flush(ctx context.Context) error {
 		}
 		work = append(work, func(ctx context.Context) error { return a.drop(ctx, refs) })
 	}
-	return inParallel(ctx, writers, work)
+	err = inParallel(ctx, writers, work)
+	// A conflict may have moved holders, and their endpoints wait for the news.
+	if err := a.saver.wait(ctx); err != nil {
+		a.cfg.Log.Error("the holders were not written; the next change tries again", log.Err(err))
+	}
+	return err
 }
 
 // flushStep is how many references are written or dropped within the time of

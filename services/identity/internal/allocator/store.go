@@ -174,6 +174,13 @@ type Publisher interface {
 	Loaded()                              // what was not upserted does not exist
 }
 
+// EndpointPublisher is told what the endpoints of this node hold, once that
+// survives this process.
+type EndpointPublisher interface {
+	Upsert(Holder, Endpoint) uint64
+	Delete(Holder) bool // also holders that are no endpoints
+}
+
 // Holds is what this node may not forget: who holds which number.
 type Holds struct {
 	Holders []HolderRecord

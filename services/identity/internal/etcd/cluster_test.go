@@ -75,7 +75,8 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 		t.Fatal(err)
 	}
 	n := &node{t: t, dir: dir, hub: watch.NewHub[identity.Numeric](watch.Options[identity.Identity]{Loading: true, Equal: identity.Identity.Equal})}
-	n.Allocator, err = allocator.New(cfg.Config, New(sess), files, n.hub, last.Holds, last.Known, last.Cached)
+	n.Allocator, err = allocator.New(cfg.Config, New(sess), files, n.hub,
+		watch.NewHub[allocator.Holder](watch.Options[allocator.Endpoint]{}), last.Holds, last.Known, last.Cached)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -45,6 +45,13 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("AllocateIdentity", err)
 	_, err = c.ResolveEndpoint(ctx, &identityv1.ResolveEndpointRequest{Owner: o, Labels: labels})
 	note("ResolveEndpoint", err)
+	_, err = c.ConfirmEndpoint(ctx, &identityv1.ConfirmEndpointRequest{Owner: o, Number: 256})
+	note("ConfirmEndpoint", err)
+	endpoints, err := c.WatchEndpoints(ctx, &identityv1.WatchEndpointsRequest{})
+	if err == nil {
+		_, err = endpoints.Recv()
+	}
+	note("WatchEndpoints", err)
 	_, err = c.ReleaseIdentity(ctx,
 		&identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: o}})
 	note("ReleaseIdentity", err)
@@ -82,8 +89,8 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		t.Fatal("needs root: it calls as several users")
 	}
 	s := serve(t, func(_ *allocator.Config, o *rpc.Options) { o.AlsoRoot = nil })
-	reads := []string{"GetIdentity", "GetStatus", "ListIdentities", "WatchIdentities"}
-	changes := []string{"AllocateIdentity", "ResolveEndpoint", "ReleaseIdentity"}
+	reads := []string{"GetIdentity", "GetStatus", "ListIdentities", "WatchEndpoints", "WatchIdentities"}
+	changes := []string{"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity"}
 	if n := len(identityv1.IdentityService_ServiceDesc.Methods) + len(identityv1.IdentityService_ServiceDesc.Streams); n != len(reads)+len(changes) {
 		t.Fatalf("the service has %d methods, this test knows %d", n, len(reads)+len(changes))
 	}
@@ -91,7 +98,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		name      string
 		uid, gid  uint32
 		allocates codes.Code
-		endpoints codes.Code // of ResolveEndpoint and ReleaseIdentity
+		endpoints codes.Code // of those about endpoints
 	}{
 		{"root", 0, 0, codes.OK, codes.OK},
 		{"datapath", 65706, 65700, codes.PermissionDenied, codes.OK},

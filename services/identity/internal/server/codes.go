@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/pods"
 )
 
 // retryAfter is when a caller may repeat a call that needs the store while it is
@@ -75,6 +76,10 @@ func statusOf(err error) error {
 		return unavailable(identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED)
 	case errors.Is(err, allocator.ErrUnavailable):
 		return unavailable(identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE)
+	case errors.Is(err, pods.ErrNotFound):
+		return unavailable(identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND)
+	case errors.Is(err, pods.ErrUnavailable):
+		return unavailable(identityv1.ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
 	case errors.Is(err, allocator.ErrCorrupt):

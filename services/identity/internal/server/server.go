@@ -22,6 +22,8 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -41,12 +43,22 @@ func NewHub() *Hub {
 	})
 }
 
+// EndpointHub is what WatchEndpoints reads; the allocator publishes into it.
+type EndpointHub = watch.Hub[allocator.Holder, allocator.Endpoint]
+
+// NewEndpointHub returns an empty hub, which is complete: the allocator publishes
+// what this node holds before it returns.
+func NewEndpointHub() *EndpointHub {
+	return watch.NewHub[allocator.Holder](watch.Options[allocator.Endpoint]{Equal: allocator.Endpoint.Equal})
+}
+
 // Server implements identityv1.IdentityServiceServer.
 type Server struct {
 	identityv1.UnimplementedIdentityServiceServer
 
 	Allocator *allocator.Allocator
 	Hub       *Hub
+	Endpoints *EndpointHub
 	Filter    labels.Filter
 	Node      string
 	Version   string
@@ -73,6 +85,8 @@ func Methods() rpc.Methods {
 			Limit:  rpc.Limit{InFlight: 8, Waiting: 32},
 		},
 		identityv1.IdentityService_WatchIdentities_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
+		identityv1.IdentityService_WatchEndpoints_FullMethodName:  {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
+		identityv1.IdentityService_ConfirmEndpoint_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
 		identityv1.IdentityService_GetStatus_FullMethodName:       {Access: rpc.Group(), Limit: read},
 	}
 }
@@ -130,13 +144,14 @@ func (s *Server) ResolveEndpoint(ctx context.Context,
 		return nil, err
 	}
 	if req.GetValidateOnly() {
-		return &identityv1.ResolveEndpointResponse{Identity: toIdentity(s.Allocator.Find(labels, false))}, nil
+		id := toIdentity(s.Allocator.Find(labels, false))
+		return &identityv1.ResolveEndpointResponse{Identity: id, NamedPorts: namedPorts(labels)}, nil
 	}
 	id, err := s.Allocator.HoldEndpoint(ctx, endpoint(req.GetOwner()), labels, w)
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &identityv1.ResolveEndpointResponse{Identity: toIdentity(id)}, nil
+	return &identityv1.ResolveEndpointResponse{Identity: toIdentity(id), NamedPorts: namedPorts(id.Labels)}, nil
 }
 
 // GetIdentity implements the service.
@@ -205,6 +220,37 @@ func (s *Server) WatchIdentities(req *identityv1.WatchIdentitiesRequest,
 		})
 }
 
+// WatchEndpoints implements the service.
+func (s *Server) WatchEndpoints(req *identityv1.WatchEndpointsRequest,
+	stream grpc.ServerStreamingServer[identityv1.WatchEndpointsResponse],
+) error {
+	return watch.Serve(stream.Context(), s.Endpoints, req.GetResumeToken(),
+		func(e watch.Event[allocator.Holder, allocator.Endpoint]) error {
+			m := &identityv1.WatchEndpointsResponse{ResumeToken: e.Token}
+			owner, _ := e.Key.Owner()
+			switch e.Kind {
+			case watch.Upsert:
+				m.Event = &identityv1.WatchEndpointsResponse_Upsert{Upsert: toEndpoint(e.Value)}
+			case watch.Delete:
+				m.Event = &identityv1.WatchEndpointsResponse_Delete{Delete: wire.Owner(owner)}
+			default:
+				complete := &identityv1.Bookmark{SnapshotComplete: e.SnapshotComplete}
+				m.Event = &identityv1.WatchEndpointsResponse_Bookmark{Bookmark: complete}
+			}
+			return stream.Send(m)
+		})
+}
+
+// ConfirmEndpoint implements the service.
+func (s *Server) ConfirmEndpoint(ctx context.Context,
+	req *identityv1.ConfirmEndpointRequest,
+) (*identityv1.ConfirmEndpointResponse, error) {
+	if err := s.Allocator.Confirm(ctx, endpoint(req.GetOwner()), identity.Numeric(req.GetNumber())); err != nil {
+		return nil, statusOf(err)
+	}
+	return &identityv1.ConfirmEndpointResponse{}, nil
+}
+
 // GetStatus implements the service.
 func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*identityv1.GetStatusResponse, error) {
 	st := s.Allocator.Status()
@@ -246,6 +292,23 @@ func fromWorkload(req *identityv1.ResolveEndpointRequest) (allocator.Workload, e
 
 func endpoint(o *workloadv1.Owner) allocator.Holder {
 	return allocator.EndpointHolder(o.GetContainerId(), o.GetInterfaceName())
+}
+
+func toEndpoint(e allocator.Endpoint) *identityv1.EndpointIdentity {
+	owner, _ := e.Holder.Owner()
+	return &identityv1.EndpointIdentity{
+		Owner: wire.Owner(owner), Identity: toIdentity(e.Identity), NamedPorts: namedPorts(e.Identity.Labels),
+		Pod: wire.Pod(e.Workload.Pod), Confirm: e.Former != 0,
+	}
+}
+
+// namedPorts are those of an identity, which NamedPortsLabel wrote.
+func namedPorts(labels label.Canonical) []*workloadv1.NamedPort {
+	ports, err := workload.NamedPortsOf(labels.Set())
+	if err != nil {
+		return nil
+	}
+	return wire.NamedPorts(ports)
 }
 
 func toIdentity(id identity.Identity) *identityv1.Identity {

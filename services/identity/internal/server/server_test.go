@@ -39,6 +39,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
+	"github.com/sluice-net/sluice/services/identity/internal/pods"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
 )
 
@@ -90,13 +91,15 @@ func serve(t *testing.T, opts ...option) *service {
 		RetryMax: 10 * time.Millisecond,
 		Log:      log.Discard(),
 	}
-	impl := &Server{Hub: s.hub, Filter: filter, Node: "n1", Version: "test", Started: time.Now()}
+	impl := &Server{
+		Hub: s.hub, Endpoints: NewEndpointHub(), Filter: filter, Node: "n1", Version: "test", Started: time.Now(),
+	}
 	ro := rpc.Options{Register: impl.Register, Methods: Methods(), AlsoRoot: []uint32{uint32(os.Getuid())}}
 	for _, o := range opts {
 		o(&cfg, &ro)
 	}
-	if s.alloc, err = allocator.New(cfg, s.fake.Node("n1"), files, s.hub, allocator.Holds{}, allocator.Known{},
-		false); err != nil {
+	if s.alloc, err = allocator.New(cfg, s.fake.Node("n1"), files, s.hub, impl.Endpoints, allocator.Holds{},
+		allocator.Known{}, false); err != nil {
 		t.Fatal(err)
 	}
 	impl.Allocator = s.alloc
@@ -394,6 +397,79 @@ func TestWatchResumesAfterTheToken(t *testing.T) {
 	}
 }
 
+// TestWatchEndpointsTellsEveryMoveAndRelease of the owners, also of one that
+// ResolveEndpoint moved.
+func TestWatchEndpointsTellsEveryMoveAndRelease(t *testing.T) {
+	s := serve(t)
+	first, err := s.ResolveEndpoint(t.Context(), &identityv1.ResolveEndpointRequest{
+		Owner: owner("c1"), Labels: []*workloadv1.Label{newLabel("cni", "app", "web")},
+		NamedPorts: []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: 6}},
+		Pod:        &workloadv1.PodReference{Namespace: "prod", Name: "web-0", Uid: "u1"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.AllocateIdentity(t.Context(), &identityv1.AllocateIdentityRequest{
+		Reference: "r", Labels: []*workloadv1.Label{newLabel("cni", "app", "web")},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	w, err := s.WatchEndpoints(t.Context(), &identityv1.WatchEndpointsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func() *identityv1.WatchEndpointsResponse {
+		t.Helper()
+		m, err := w.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	u := next().GetUpsert()
+	if u.GetOwner().GetContainerId() != "c1" || u.GetIdentity().GetNumber() != first.GetIdentity().GetNumber() ||
+		u.GetPod().GetUid() != "u1" || len(u.GetNamedPorts()) != 1 || u.GetNamedPorts()[0].GetName() != "http" ||
+		len(first.GetNamedPorts()) != 1 || u.GetConfirm() {
+		t.Errorf("listing begins with %v, want c1 with %v", u, first)
+	}
+	if m := next(); !m.GetBookmark().GetSnapshotComplete() {
+		t.Errorf("after the only endpoint comes %v, want that it was everything", m)
+	}
+	db := s.resolve("c1", newLabel("cni", "app", "db"))
+	if u := next().GetUpsert(); u.GetIdentity().GetNumber() != db.GetNumber() || u.GetConfirm() ||
+		len(u.GetNamedPorts()) != 0 {
+		t.Errorf("after the move comes %v, want %d, which nothing is owed for", u, db.GetNumber())
+	}
+	other, err := label.Canonicalize(label.Kubernetes("app", "new"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.alloc.Relabel(t.Context(), allocator.EndpointHolder("c1", "eth0"), other); err != nil {
+		t.Fatal(err)
+	}
+	u = next().GetUpsert()
+	if u.GetIdentity().GetNumber() == db.GetNumber() || !u.GetConfirm() {
+		t.Errorf("after new labels comes %v, want another number than %d to confirm", u, db.GetNumber())
+	}
+	if _, err := s.ConfirmEndpoint(t.Context(), &identityv1.ConfirmEndpointRequest{
+		Owner: owner("c1"), Number: u.GetIdentity().GetNumber(),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	number := u.GetIdentity().GetNumber()
+	if again := next().GetUpsert(); again.GetIdentity().GetNumber() != number || again.GetConfirm() {
+		t.Errorf("after the confirmation comes %v, want %d, which nothing is owed for", again, number)
+	}
+	if _, err := s.ReleaseIdentity(t.Context(), &identityv1.ReleaseIdentityRequest{
+		Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner("c1")},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if m := next(); m.GetDelete().GetContainerId() != "c1" || m.GetDelete().GetInterfaceName() != "eth0" {
+		t.Errorf("after the release comes %v", m)
+	}
+}
+
 func TestStatusTellsWhatIsWrong(t *testing.T) {
 	s := serve(t)
 	s.resolve("c1", newLabel("cni", "app", "web"))
@@ -566,6 +642,8 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{allocator.ErrSessionLost, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_SESSION_LOST},
 		{allocator.ErrRecords, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
 		{allocator.ErrCorrupt, codes.Internal, identityv1.ErrorReason_ERROR_REASON_STORE_CORRUPT},
+		{pods.ErrNotFound, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND},
+		{pods.ErrUnavailable, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE},
 		{context.Canceled, codes.Canceled, 0},
 		{context.DeadlineExceeded, codes.DeadlineExceeded, 0},
 		{errors.New("unforeseen"), codes.Internal, identityv1.ErrorReason_ERROR_REASON_INTERNAL},

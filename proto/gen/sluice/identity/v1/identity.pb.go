@@ -132,6 +132,11 @@ const (
 	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 14
 	// INTERNAL: etcd holds what this service never writes.
 	ErrorReason_ERROR_REASON_STORE_CORRUPT ErrorReason = 15
+	// UNAVAILABLE: the Kubernetes API answers and has no such pod, or not yet.
+	ErrorReason_ERROR_REASON_POD_NOT_FOUND ErrorReason = 16
+	// UNAVAILABLE: the pod is not known here and the Kubernetes API does not
+	// answer, or refuses.
+	ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE ErrorReason = 17
 )
 
 // Enum value maps for ErrorReason.
@@ -153,6 +158,8 @@ var (
 		13: "ERROR_REASON_NODE_NAME_TAKEN",
 		14: "ERROR_REASON_STORAGE_FAILED",
 		15: "ERROR_REASON_STORE_CORRUPT",
+		16: "ERROR_REASON_POD_NOT_FOUND",
+		17: "ERROR_REASON_KUBERNETES_UNAVAILABLE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
@@ -171,6 +178,8 @@ var (
 		"ERROR_REASON_NODE_NAME_TAKEN":            13,
 		"ERROR_REASON_STORAGE_FAILED":             14,
 		"ERROR_REASON_STORE_CORRUPT":              15,
+		"ERROR_REASON_POD_NOT_FOUND":              16,
+		"ERROR_REASON_KUBERNETES_UNAVAILABLE":     17,
 	}
 )
 
@@ -1166,7 +1175,9 @@ func (x *ResolveEndpointRequest) GetValidateOnly() bool {
 type ResolveEndpointResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The identity, as in AllocateIdentityResponse.
-	Identity      *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	Identity *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	// The named ports that belong to it: those of the request, or of the pod.
+	NamedPorts    []*v1.NamedPort `protobuf:"bytes,2,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1208,6 +1219,346 @@ func (x *ResolveEndpointResponse) GetIdentity() *Identity {
 	return nil
 }
 
+func (x *ResolveEndpointResponse) GetNamedPorts() []*v1.NamedPort {
+	if x != nil {
+		return x.NamedPorts
+	}
+	return nil
+}
+
+// WatchEndpointsRequest is the input of WatchEndpoints.
+type WatchEndpointsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Token of the last message seen; empty for everything.
+	ResumeToken   []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchEndpointsRequest) Reset() {
+	*x = WatchEndpointsRequest{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchEndpointsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchEndpointsRequest) ProtoMessage() {}
+
+func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchEndpointsRequest.ProtoReflect.Descriptor instead.
+func (*WatchEndpointsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *WatchEndpointsRequest) GetResumeToken() []byte {
+	if x != nil {
+		return x.ResumeToken
+	}
+	return nil
+}
+
+// WatchEndpointsResponse is one event of the watch.
+type WatchEndpointsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Continue after this message with this token. Opaque.
+	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	// What happened.
+	//
+	// Types that are valid to be assigned to Event:
+	//
+	//	*WatchEndpointsResponse_Upsert
+	//	*WatchEndpointsResponse_Delete
+	//	*WatchEndpointsResponse_Bookmark
+	Event         isWatchEndpointsResponse_Event `protobuf_oneof:"event"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchEndpointsResponse) Reset() {
+	*x = WatchEndpointsResponse{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchEndpointsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchEndpointsResponse) ProtoMessage() {}
+
+func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchEndpointsResponse.ProtoReflect.Descriptor instead.
+func (*WatchEndpointsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *WatchEndpointsResponse) GetResumeToken() []byte {
+	if x != nil {
+		return x.ResumeToken
+	}
+	return nil
+}
+
+func (x *WatchEndpointsResponse) GetEvent() isWatchEndpointsResponse_Event {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *WatchEndpointsResponse) GetUpsert() *EndpointIdentity {
+	if x != nil {
+		if x, ok := x.Event.(*WatchEndpointsResponse_Upsert); ok {
+			return x.Upsert
+		}
+	}
+	return nil
+}
+
+func (x *WatchEndpointsResponse) GetDelete() *v1.Owner {
+	if x != nil {
+		if x, ok := x.Event.(*WatchEndpointsResponse_Delete); ok {
+			return x.Delete
+		}
+	}
+	return nil
+}
+
+func (x *WatchEndpointsResponse) GetBookmark() *Bookmark {
+	if x != nil {
+		if x, ok := x.Event.(*WatchEndpointsResponse_Bookmark); ok {
+			return x.Bookmark
+		}
+	}
+	return nil
+}
+
+type isWatchEndpointsResponse_Event interface {
+	isWatchEndpointsResponse_Event()
+}
+
+type WatchEndpointsResponse_Upsert struct {
+	// The owner has this identity.
+	Upsert *EndpointIdentity `protobuf:"bytes,2,opt,name=upsert,proto3,oneof"`
+}
+
+type WatchEndpointsResponse_Delete struct {
+	// The owner was released.
+	Delete *v1.Owner `protobuf:"bytes,3,opt,name=delete,proto3,oneof"`
+}
+
+type WatchEndpointsResponse_Bookmark struct {
+	// No change; a point in the stream.
+	Bookmark *Bookmark `protobuf:"bytes,4,opt,name=bookmark,proto3,oneof"`
+}
+
+func (*WatchEndpointsResponse_Upsert) isWatchEndpointsResponse_Event() {}
+
+func (*WatchEndpointsResponse_Delete) isWatchEndpointsResponse_Event() {}
+
+func (*WatchEndpointsResponse_Bookmark) isWatchEndpointsResponse_Event() {}
+
+// EndpointIdentity is the identity of an owner.
+type EndpointIdentity struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose identity.
+	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	// The identity, with its label set.
+	Identity *Identity `protobuf:"bytes,2,opt,name=identity,proto3" json:"identity,omitempty"`
+	// The named ports that belong to it, sorted by name and protocol.
+	NamedPorts []*v1.NamedPort `protobuf:"bytes,3,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
+	// Kubernetes pod; unset without one.
+	Pod *v1.PodReference `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
+	// The service waits for ConfirmEndpoint with this number.
+	Confirm       bool `protobuf:"varint,5,opt,name=confirm,proto3" json:"confirm,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndpointIdentity) Reset() {
+	*x = EndpointIdentity{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndpointIdentity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndpointIdentity) ProtoMessage() {}
+
+func (x *EndpointIdentity) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndpointIdentity.ProtoReflect.Descriptor instead.
+func (*EndpointIdentity) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *EndpointIdentity) GetOwner() *v1.Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *EndpointIdentity) GetIdentity() *Identity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
+}
+
+func (x *EndpointIdentity) GetNamedPorts() []*v1.NamedPort {
+	if x != nil {
+		return x.NamedPorts
+	}
+	return nil
+}
+
+func (x *EndpointIdentity) GetPod() *v1.PodReference {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *EndpointIdentity) GetConfirm() bool {
+	if x != nil {
+		return x.Confirm
+	}
+	return false
+}
+
+// ConfirmEndpointRequest is the input of ConfirmEndpoint.
+type ConfirmEndpointRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose packets.
+	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	// The number that they carry, 1 to 0xFFFFFF.
+	Number        uint32 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmEndpointRequest) Reset() {
+	*x = ConfirmEndpointRequest{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmEndpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmEndpointRequest) ProtoMessage() {}
+
+func (x *ConfirmEndpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmEndpointRequest.ProtoReflect.Descriptor instead.
+func (*ConfirmEndpointRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ConfirmEndpointRequest) GetOwner() *v1.Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *ConfirmEndpointRequest) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+// ConfirmEndpointResponse is the answer of ConfirmEndpoint.
+type ConfirmEndpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmEndpointResponse) Reset() {
+	*x = ConfirmEndpointResponse{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmEndpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmEndpointResponse) ProtoMessage() {}
+
+func (x *ConfirmEndpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmEndpointResponse.ProtoReflect.Descriptor instead.
+func (*ConfirmEndpointResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{19}
+}
+
 // GetStatusRequest is the input of GetStatus.
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1217,7 +1568,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[15]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1229,7 +1580,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[15]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1242,7 +1593,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{15}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{20}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -1274,7 +1625,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[16]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1637,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[16]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1650,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{16}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetStatusResponse) GetService() *v11.ServiceStatus {
@@ -1378,7 +1729,7 @@ type LabelKeyCount struct {
 
 func (x *LabelKeyCount) Reset() {
 	*x = LabelKeyCount{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[17]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1390,7 +1741,7 @@ func (x *LabelKeyCount) String() string {
 func (*LabelKeyCount) ProtoMessage() {}
 
 func (x *LabelKeyCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[17]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1403,7 +1754,7 @@ func (x *LabelKeyCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelKeyCount.ProtoReflect.Descriptor instead.
 func (*LabelKeyCount) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{17}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LabelKeyCount) GetKey() string {
@@ -1486,9 +1837,30 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\anetwork\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\anetwork\x122\n" +
 	"\x03pod\x18\x06 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x120\n" +
 	"\taddresses\x18\a \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x10\"\br\x06\xba\x01\x01%p\x01R\taddresses\x12#\n" +
-	"\rvalidate_only\x18\b \x01(\bR\fvalidateOnly\"S\n" +
+	"\rvalidate_only\x18\b \x01(\bR\fvalidateOnly\"\x93\x01\n" +
 	"\x17ResolveEndpointResponse\x128\n" +
-	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\"\x12\n" +
+	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\x12>\n" +
+	"\vnamed_ports\x18\x02 \x03(\v2\x1d.sluice.workload.v1.NamedPortR\n" +
+	"namedPorts\"C\n" +
+	"\x15WatchEndpointsRequest\x12*\n" +
+	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\xf5\x01\n" +
+	"\x16WatchEndpointsResponse\x12!\n" +
+	"\fresume_token\x18\x01 \x01(\fR\vresumeToken\x12>\n" +
+	"\x06upsert\x18\x02 \x01(\v2$.sluice.identity.v1.EndpointIdentityH\x00R\x06upsert\x123\n" +
+	"\x06delete\x18\x03 \x01(\v2\x19.sluice.workload.v1.OwnerH\x00R\x06delete\x12:\n" +
+	"\bbookmark\x18\x04 \x01(\v2\x1c.sluice.identity.v1.BookmarkH\x00R\bbookmarkB\a\n" +
+	"\x05event\"\x8b\x02\n" +
+	"\x10EndpointIdentity\x12/\n" +
+	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x128\n" +
+	"\bidentity\x18\x02 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\x12>\n" +
+	"\vnamed_ports\x18\x03 \x03(\v2\x1d.sluice.workload.v1.NamedPortR\n" +
+	"namedPorts\x122\n" +
+	"\x03pod\x18\x04 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12\x18\n" +
+	"\aconfirm\x18\x05 \x01(\bR\aconfirm\"w\n" +
+	"\x16ConfirmEndpointRequest\x127\n" +
+	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12$\n" +
+	"\x06number\x18\x02 \x01(\rB\f\xbaH\t*\a\x18\xff\xff\xff\a(\x01R\x06number\"\x19\n" +
+	"\x17ConfirmEndpointResponse\"\x12\n" +
 	"\x10GetStatusRequest\"\xf3\x03\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\n" +
@@ -1510,7 +1882,7 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x11SCOPE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eSCOPE_RESERVED\x10\x01\x12\x11\n" +
 	"\rSCOPE_CLUSTER\x10\x02\x12\x14\n" +
-	"\x10SCOPE_NODE_LOCAL\x10\x03*\xa6\x04\n" +
+	"\x10SCOPE_NODE_LOCAL\x10\x03*\xef\x04\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12\x1e\n" +
@@ -1528,14 +1900,18 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x19ERROR_REASON_SESSION_LOST\x10\f\x12 \n" +
 	"\x1cERROR_REASON_NODE_NAME_TAKEN\x10\r\x12\x1f\n" +
 	"\x1bERROR_REASON_STORAGE_FAILED\x10\x0e\x12\x1e\n" +
-	"\x1aERROR_REASON_STORE_CORRUPT\x10\x0f2\xeb\x05\n" +
+	"\x1aERROR_REASON_STORE_CORRUPT\x10\x0f\x12\x1e\n" +
+	"\x1aERROR_REASON_POD_NOT_FOUND\x10\x10\x12'\n" +
+	"#ERROR_REASON_KUBERNETES_UNAVAILABLE\x10\x112\xc2\a\n" +
 	"\x0fIdentityService\x12m\n" +
 	"\x10AllocateIdentity\x12+.sluice.identity.v1.AllocateIdentityRequest\x1a,.sluice.identity.v1.AllocateIdentityResponse\x12j\n" +
 	"\x0fReleaseIdentity\x12*.sluice.identity.v1.ReleaseIdentityRequest\x1a+.sluice.identity.v1.ReleaseIdentityResponse\x12^\n" +
 	"\vGetIdentity\x12&.sluice.identity.v1.GetIdentityRequest\x1a'.sluice.identity.v1.GetIdentityResponse\x12i\n" +
 	"\x0eListIdentities\x12).sluice.identity.v1.ListIdentitiesRequest\x1a*.sluice.identity.v1.ListIdentitiesResponse0\x01\x12l\n" +
 	"\x0fWatchIdentities\x12*.sluice.identity.v1.WatchIdentitiesRequest\x1a+.sluice.identity.v1.WatchIdentitiesResponse0\x01\x12j\n" +
-	"\x0fResolveEndpoint\x12*.sluice.identity.v1.ResolveEndpointRequest\x1a+.sluice.identity.v1.ResolveEndpointResponse\x12X\n" +
+	"\x0fResolveEndpoint\x12*.sluice.identity.v1.ResolveEndpointRequest\x1a+.sluice.identity.v1.ResolveEndpointResponse\x12i\n" +
+	"\x0eWatchEndpoints\x12).sluice.identity.v1.WatchEndpointsRequest\x1a*.sluice.identity.v1.WatchEndpointsResponse0\x01\x12j\n" +
+	"\x0fConfirmEndpoint\x12*.sluice.identity.v1.ConfirmEndpointRequest\x1a+.sluice.identity.v1.ConfirmEndpointResponse\x12X\n" +
 	"\tGetStatus\x12$.sluice.identity.v1.GetStatusRequest\x1a%.sluice.identity.v1.GetStatusResponseB\xd7\x01\n" +
 	"\x16com.sluice.identity.v1B\rIdentityProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/identity/v1;identityv1\xa2\x02\x03SIX\xaa\x02\x12Sluice.Identity.V1\xca\x02\x12Sluice\\Identity\\V1\xe2\x02\x1eSluice\\Identity\\V1\\GPBMetadata\xea\x02\x14Sluice::Identity::V1b\x06proto3"
 
@@ -1552,7 +1928,7 @@ func file_sluice_identity_v1_identity_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_sluice_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(Scope)(0),                       // 0: sluice.identity.v1.Scope
 	(ErrorReason)(0),                 // 1: sluice.identity.v1.ErrorReason
@@ -1571,59 +1947,77 @@ var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(*Bookmark)(nil),                 // 14: sluice.identity.v1.Bookmark
 	(*ResolveEndpointRequest)(nil),   // 15: sluice.identity.v1.ResolveEndpointRequest
 	(*ResolveEndpointResponse)(nil),  // 16: sluice.identity.v1.ResolveEndpointResponse
-	(*GetStatusRequest)(nil),         // 17: sluice.identity.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 18: sluice.identity.v1.GetStatusResponse
-	(*LabelKeyCount)(nil),            // 19: sluice.identity.v1.LabelKeyCount
-	(*v1.Label)(nil),                 // 20: sluice.workload.v1.Label
-	(*v1.Owner)(nil),                 // 21: sluice.workload.v1.Owner
-	(*v1.PodReference)(nil),          // 22: sluice.workload.v1.PodReference
-	(*StoreRevision)(nil),            // 23: sluice.identity.v1.StoreRevision
-	(*v1.NamedPort)(nil),             // 24: sluice.workload.v1.NamedPort
-	(*v11.ServiceStatus)(nil),        // 25: sluice.status.v1.ServiceStatus
+	(*WatchEndpointsRequest)(nil),    // 17: sluice.identity.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),   // 18: sluice.identity.v1.WatchEndpointsResponse
+	(*EndpointIdentity)(nil),         // 19: sluice.identity.v1.EndpointIdentity
+	(*ConfirmEndpointRequest)(nil),   // 20: sluice.identity.v1.ConfirmEndpointRequest
+	(*ConfirmEndpointResponse)(nil),  // 21: sluice.identity.v1.ConfirmEndpointResponse
+	(*GetStatusRequest)(nil),         // 22: sluice.identity.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 23: sluice.identity.v1.GetStatusResponse
+	(*LabelKeyCount)(nil),            // 24: sluice.identity.v1.LabelKeyCount
+	(*v1.Label)(nil),                 // 25: sluice.workload.v1.Label
+	(*v1.Owner)(nil),                 // 26: sluice.workload.v1.Owner
+	(*v1.PodReference)(nil),          // 27: sluice.workload.v1.PodReference
+	(*StoreRevision)(nil),            // 28: sluice.identity.v1.StoreRevision
+	(*v1.NamedPort)(nil),             // 29: sluice.workload.v1.NamedPort
+	(*v11.ServiceStatus)(nil),        // 30: sluice.status.v1.ServiceStatus
 }
 var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
-	20, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
+	25, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
 	0,  // 1: sluice.identity.v1.Identity.scope:type_name -> sluice.identity.v1.Scope
-	20, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
+	25, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
 	0,  // 3: sluice.identity.v1.AllocateIdentityRequest.scope:type_name -> sluice.identity.v1.Scope
 	2,  // 4: sluice.identity.v1.AllocateIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
-	21, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
+	26, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
 	2,  // 6: sluice.identity.v1.GetIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
 	9,  // 7: sluice.identity.v1.GetIdentityResponse.endpoints:type_name -> sluice.identity.v1.HoldingEndpoint
-	21, // 8: sluice.identity.v1.HoldingEndpoint.owner:type_name -> sluice.workload.v1.Owner
-	22, // 9: sluice.identity.v1.HoldingEndpoint.pod:type_name -> sluice.workload.v1.PodReference
+	26, // 8: sluice.identity.v1.HoldingEndpoint.owner:type_name -> sluice.workload.v1.Owner
+	27, // 9: sluice.identity.v1.HoldingEndpoint.pod:type_name -> sluice.workload.v1.PodReference
 	0,  // 10: sluice.identity.v1.ListIdentitiesRequest.scopes:type_name -> sluice.identity.v1.Scope
 	2,  // 11: sluice.identity.v1.ListIdentitiesResponse.identity:type_name -> sluice.identity.v1.Identity
 	2,  // 12: sluice.identity.v1.WatchIdentitiesResponse.upsert:type_name -> sluice.identity.v1.Identity
 	14, // 13: sluice.identity.v1.WatchIdentitiesResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	23, // 14: sluice.identity.v1.WatchIdentitiesResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	21, // 15: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	20, // 16: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	24, // 17: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	22, // 18: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	28, // 14: sluice.identity.v1.WatchIdentitiesResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	26, // 15: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	25, // 16: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	29, // 17: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	27, // 18: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
 	2,  // 19: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
-	25, // 20: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	19, // 21: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
-	23, // 22: sluice.identity.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	3,  // 23: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
-	5,  // 24: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
-	7,  // 25: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
-	10, // 26: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
-	12, // 27: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
-	15, // 28: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
-	17, // 29: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
-	4,  // 30: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
-	6,  // 31: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
-	8,  // 32: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
-	11, // 33: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
-	13, // 34: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
-	16, // 35: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
-	18, // 36: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
-	30, // [30:37] is the sub-list for method output_type
-	23, // [23:30] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	29, // 20: sluice.identity.v1.ResolveEndpointResponse.named_ports:type_name -> sluice.workload.v1.NamedPort
+	19, // 21: sluice.identity.v1.WatchEndpointsResponse.upsert:type_name -> sluice.identity.v1.EndpointIdentity
+	26, // 22: sluice.identity.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	14, // 23: sluice.identity.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	26, // 24: sluice.identity.v1.EndpointIdentity.owner:type_name -> sluice.workload.v1.Owner
+	2,  // 25: sluice.identity.v1.EndpointIdentity.identity:type_name -> sluice.identity.v1.Identity
+	29, // 26: sluice.identity.v1.EndpointIdentity.named_ports:type_name -> sluice.workload.v1.NamedPort
+	27, // 27: sluice.identity.v1.EndpointIdentity.pod:type_name -> sluice.workload.v1.PodReference
+	26, // 28: sluice.identity.v1.ConfirmEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	30, // 29: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	24, // 30: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
+	28, // 31: sluice.identity.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	3,  // 32: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
+	5,  // 33: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
+	7,  // 34: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
+	10, // 35: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
+	12, // 36: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
+	15, // 37: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
+	17, // 38: sluice.identity.v1.IdentityService.WatchEndpoints:input_type -> sluice.identity.v1.WatchEndpointsRequest
+	20, // 39: sluice.identity.v1.IdentityService.ConfirmEndpoint:input_type -> sluice.identity.v1.ConfirmEndpointRequest
+	22, // 40: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
+	4,  // 41: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
+	6,  // 42: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
+	8,  // 43: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
+	11, // 44: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
+	13, // 45: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
+	16, // 46: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
+	18, // 47: sluice.identity.v1.IdentityService.WatchEndpoints:output_type -> sluice.identity.v1.WatchEndpointsResponse
+	21, // 48: sluice.identity.v1.IdentityService.ConfirmEndpoint:output_type -> sluice.identity.v1.ConfirmEndpointResponse
+	23, // 49: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
+	41, // [41:50] is the sub-list for method output_type
+	32, // [32:41] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_identity_proto_init() }
@@ -1641,13 +2035,18 @@ func file_sluice_identity_v1_identity_proto_init() {
 		(*WatchIdentitiesResponse_Delete)(nil),
 		(*WatchIdentitiesResponse_Bookmark)(nil),
 	}
+	file_sluice_identity_v1_identity_proto_msgTypes[16].OneofWrappers = []any{
+		(*WatchEndpointsResponse_Upsert)(nil),
+		(*WatchEndpointsResponse_Delete)(nil),
+		(*WatchEndpointsResponse_Bookmark)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_identity_proto_rawDesc), len(file_sluice_identity_v1_identity_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   18,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -31,6 +31,8 @@ const (
 	IdentityService_ListIdentities_FullMethodName   = "/sluice.identity.v1.IdentityService/ListIdentities"
 	IdentityService_WatchIdentities_FullMethodName  = "/sluice.identity.v1.IdentityService/WatchIdentities"
 	IdentityService_ResolveEndpoint_FullMethodName  = "/sluice.identity.v1.IdentityService/ResolveEndpoint"
+	IdentityService_WatchEndpoints_FullMethodName   = "/sluice.identity.v1.IdentityService/WatchEndpoints"
+	IdentityService_ConfirmEndpoint_FullMethodName  = "/sluice.identity.v1.IdentityService/ConfirmEndpoint"
 	IdentityService_GetStatus_FullMethodName        = "/sluice.identity.v1.IdentityService/GetStatus"
 )
 
@@ -89,11 +91,37 @@ type IdentityServiceClient interface {
 	// again gets the same answer; with other labels it moves to the new label
 	// set and the old one is released.
 	//
-	// Errors as for AllocateIdentity.
+	// With kubernetes.enabled, labels and named ports of a pod reference that has
+	// namespace, name and uid come from the Kubernetes API, and those of the
+	// request are not read. The call waits up to 10 s for a pod that the API has
+	// not shown yet.
+	//
+	// Errors as for AllocateIdentity, and UNAVAILABLE if the pod is not known;
+	// the reason says whether the API answers.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ResolveEndpoint(ctx context.Context, in *ResolveEndpointRequest, opts ...grpc.CallOption) (*ResolveEndpointResponse, error)
+	// WatchEndpoints sends the identity of every owner that ResolveEndpoint gave
+	// one and that was not released, then a bookmark with snapshot_complete (an
+	// owner that was not listed holds none), then changes as they happen: another
+	// identity, because labels or named ports changed in Kubernetes or were given
+	// to ResolveEndpoint, and releases. Changes of one owner are merged. Idle
+	// bookmarks carry newer tokens.
+	//
+	// OUT_OF_RANGE: the resume token is too old or of another run of the
+	// service; watch again without one. RESOURCE_EXHAUSTED: the caller reads
+	// too slowly and was disconnected; watch again with the last token.
+	WatchEndpoints(ctx context.Context, in *WatchEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEndpointsResponse], error)
+	// ConfirmEndpoint says that the packets of an owner carry a number that
+	// WatchEndpoints announced with confirm set. Until then the service holds the
+	// former number too, so that it gets no other meaning, and does not move the
+	// owner again. It may be repeated, and needs no etcd. Another number than the
+	// owner's changes nothing: a newer one is on its way.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	ConfirmEndpoint(ctx context.Context, in *ConfirmEndpointRequest, opts ...grpc.CallOption) (*ConfirmEndpointResponse, error)
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 }
@@ -184,6 +212,35 @@ func (c *identityServiceClient) ResolveEndpoint(ctx context.Context, in *Resolve
 	return out, nil
 }
 
+func (c *identityServiceClient) WatchEndpoints(ctx context.Context, in *WatchEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEndpointsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &IdentityService_ServiceDesc.Streams[2], IdentityService_WatchEndpoints_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchEndpointsRequest, WatchEndpointsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type IdentityService_WatchEndpointsClient = grpc.ServerStreamingClient[WatchEndpointsResponse]
+
+func (c *identityServiceClient) ConfirmEndpoint(ctx context.Context, in *ConfirmEndpointRequest, opts ...grpc.CallOption) (*ConfirmEndpointResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ConfirmEndpointResponse)
+	err := c.cc.Invoke(ctx, IdentityService_ConfirmEndpoint_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *identityServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetStatusResponse)
@@ -249,11 +306,37 @@ type IdentityServiceServer interface {
 	// again gets the same answer; with other labels it moves to the new label
 	// set and the old one is released.
 	//
-	// Errors as for AllocateIdentity.
+	// With kubernetes.enabled, labels and named ports of a pod reference that has
+	// namespace, name and uid come from the Kubernetes API, and those of the
+	// request are not read. The call waits up to 10 s for a pod that the API has
+	// not shown yet.
+	//
+	// Errors as for AllocateIdentity, and UNAVAILABLE if the pod is not known;
+	// the reason says whether the API answers.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ResolveEndpoint(context.Context, *ResolveEndpointRequest) (*ResolveEndpointResponse, error)
+	// WatchEndpoints sends the identity of every owner that ResolveEndpoint gave
+	// one and that was not released, then a bookmark with snapshot_complete (an
+	// owner that was not listed holds none), then changes as they happen: another
+	// identity, because labels or named ports changed in Kubernetes or were given
+	// to ResolveEndpoint, and releases. Changes of one owner are merged. Idle
+	// bookmarks carry newer tokens.
+	//
+	// OUT_OF_RANGE: the resume token is too old or of another run of the
+	// service; watch again without one. RESOURCE_EXHAUSTED: the caller reads
+	// too slowly and was disconnected; watch again with the last token.
+	WatchEndpoints(*WatchEndpointsRequest, grpc.ServerStreamingServer[WatchEndpointsResponse]) error
+	// ConfirmEndpoint says that the packets of an owner carry a number that
+	// WatchEndpoints announced with confirm set. Until then the service holds the
+	// former number too, so that it gets no other meaning, and does not move the
+	// owner again. It may be repeated, and needs no etcd. Another number than the
+	// owner's changes nothing: a newer one is on its way.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	ConfirmEndpoint(context.Context, *ConfirmEndpointRequest) (*ConfirmEndpointResponse, error)
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	mustEmbedUnimplementedIdentityServiceServer()
@@ -283,6 +366,12 @@ func (UnimplementedIdentityServiceServer) WatchIdentities(*WatchIdentitiesReques
 }
 func (UnimplementedIdentityServiceServer) ResolveEndpoint(context.Context, *ResolveEndpointRequest) (*ResolveEndpointResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResolveEndpoint not implemented")
+}
+func (UnimplementedIdentityServiceServer) WatchEndpoints(*WatchEndpointsRequest, grpc.ServerStreamingServer[WatchEndpointsResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchEndpoints not implemented")
+}
+func (UnimplementedIdentityServiceServer) ConfirmEndpoint(context.Context, *ConfirmEndpointRequest) (*ConfirmEndpointResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ConfirmEndpoint not implemented")
 }
 func (UnimplementedIdentityServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
@@ -402,6 +491,35 @@ func _IdentityService_ResolveEndpoint_Handler(srv interface{}, ctx context.Conte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _IdentityService_WatchEndpoints_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchEndpointsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(IdentityServiceServer).WatchEndpoints(m, &grpc.GenericServerStream[WatchEndpointsRequest, WatchEndpointsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type IdentityService_WatchEndpointsServer = grpc.ServerStreamingServer[WatchEndpointsResponse]
+
+func _IdentityService_ConfirmEndpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConfirmEndpointRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).ConfirmEndpoint(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_ConfirmEndpoint_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).ConfirmEndpoint(ctx, req.(*ConfirmEndpointRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _IdentityService_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetStatusRequest)
 	if err := dec(in); err != nil {
@@ -444,6 +562,10 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _IdentityService_ResolveEndpoint_Handler,
 		},
 		{
+			MethodName: "ConfirmEndpoint",
+			Handler:    _IdentityService_ConfirmEndpoint_Handler,
+		},
+		{
 			MethodName: "GetStatus",
 			Handler:    _IdentityService_GetStatus_Handler,
 		},
@@ -457,6 +579,11 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchIdentities",
 			Handler:       _IdentityService_WatchIdentities_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchEndpoints",
+			Handler:       _IdentityService_WatchEndpoints_Handler,
 			ServerStreams: true,
 		},
 	},

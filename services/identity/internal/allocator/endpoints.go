@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+)
+
+// Endpoint is an endpoint of this node with the identity that it holds.
+type Endpoint struct {
+	Holder   Holder
+	Identity identity.Identity
+	Workload Workload
+	// Former is the number that it had before Relabel, held until Confirm; 0: none.
+	Former identity.Numeric
+}
+
+// Equal says whether both are the same.
+func (e Endpoint) Equal(f Endpoint) bool {
+	return e.Holder == f.Holder && e.Identity.Equal(f.Identity) && e.Workload.equal(f.Workload) && e.Former == f.Former
+}
+
+// endpoints are those of some records that are endpoints. It runs with mu held.
+func (a *Allocator) endpoints(records []HolderRecord) (all []Endpoint) {
+	for _, r := range records {
+		if _, ok := r.Holder.Owner(); ok {
+			all = append(all, Endpoint{r.Holder, r.Identity, r.Workload, a.holders[r.Holder.former()]})
+		}
+	}
+	return all
+}
+
+// Relabel moves an endpoint to another label set and holds the number that it
+// had until Confirm, because its packets carry it until then. An endpoint that
+// holds nothing stays so. ErrUnconfirmed: Confirm is owed for the last move; so
+// no endpoint holds more than two numbers.
+func (a *Allocator) Relabel(ctx context.Context, holder Holder, labels label.Canonical) error {
+	unlock, err := a.byHolder.lock(ctx, string(holder))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	a.mu.Lock(opHold)
+	n, held := a.holders[holder]
+	former, owed := a.holders[holder.former()]
+	same := held && a.holds[n].labels.Text() == labels.Text()
+	a.mu.Unlock()
+	switch {
+	case !held || same:
+		return nil
+	case owed:
+		return fmt.Errorf("%w: %s moves from %d to %d", ErrUnconfirmed, holder, former, n)
+	}
+	unlockLabels, err := a.byLabels.lock(ctx, labels.Text())
+	if err != nil {
+		return err
+	}
+	id, err := a.holdLabels(ctx, holder, labels, true)
+	unlockLabels()
+	if err != nil {
+		return err
+	}
+	_, err = a.answer(ctx, id)
+	return err
+}
+
+// Confirm says that the packets of an endpoint carry a number. The number that
+// it had before is released if that is the endpoint's; else nothing changes.
+func (a *Allocator) Confirm(ctx context.Context, holder Holder, n identity.Numeric) error {
+	unlock, err := a.byHolder.lock(ctx, string(holder))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	a.mu.Lock(opRelease)
+	if a.holders[holder] == n && a.dropHolder(holder.former()) != 0 {
+		a.unsaved[holder] = struct{}{} // readers learn that nothing is owed
+		a.saver.dirty()
+	}
+	a.mu.Unlock()
+	// Also when nothing was dropped: an earlier call may not have stored that.
+	if err := a.saver.wait(ctx); err != nil {
+		return err
+	}
+	a.wake()
+	return nil
+}

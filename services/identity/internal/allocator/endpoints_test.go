@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
+)
+
+var c1 = allocator.EndpointHolder("c1", "eth0")
+
+func (n *node) relabel(app string) error {
+	return n.Relabel(n.t.Context(), c1, storetest.Labels(n.t, app))
+}
+
+// sees fails unless readers were told that c1 has a number and had another.
+func (n *node) sees(number, former identity.Numeric) {
+	n.t.Helper()
+	e, ok := n.endpoints.Get(c1)
+	if ok != (number != 0) || e.Identity.Number != number || e.Former != former {
+		n.t.Errorf("readers see %d, formerly %d; want %d, formerly %d", e.Identity.Number, e.Former, number, former)
+	}
+}
+
+func TestRelabelledEndpointHoldsBothNumbersUntilItConfirms(t *testing.T) {
+	f, records := storetest.NewFake(), &memory{}
+	a := startFake(t, f, "a", records)
+	web := a.hold("c1", "web")
+	a.sees(web, 0)
+	if err := a.relabel("db"); err != nil {
+		t.Fatal(err)
+	}
+	db := a.Find(storetest.Labels(t, "db"), false).Number
+	a.sees(db, web)
+	a.refersTo(web, db)
+	if err := a.relabel("db"); err != nil {
+		t.Errorf("the same labels again: %v", err)
+	}
+	for _, app := range []string{"new", "web"} {
+		if err := a.relabel(app); !errors.Is(err, allocator.ErrUnconfirmed) {
+			t.Errorf("a second move: %v, want %v", err, allocator.ErrUnconfirmed)
+		}
+	}
+	if n := a.Find(storetest.Labels(t, "new"), false).Number; n != 0 {
+		t.Errorf("the refused labels got the number %d", n)
+	}
+
+	// It is so after a restart, too.
+	a.stop()
+	a = startFake(t, f, "a", records)
+	a.sees(db, web)
+	a.refersTo(web, db)
+	for _, other := range []identity.Numeric{web, 7} {
+		if err := a.Confirm(t.Context(), c1, other); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.sees(db, web)
+	for range 2 {
+		if err := a.Confirm(t.Context(), c1, db); err != nil {
+			t.Fatal(err)
+		}
+		a.sees(db, 0)
+		a.refersTo(db)
+	}
+	if err := a.relabel("web"); err != nil {
+		t.Fatal(err)
+	}
+	a.sees(web, db)
+	if a.release("c1") != web {
+		t.Error("the release is of another number")
+	}
+	a.sees(0, 0)
+	a.refersTo()
+	if err := a.relabel("db"); err != nil {
+		t.Fatal(err)
+	}
+	a.sees(0, 0)
+}
+
+func TestEndpointThatResolvesWhileItOwesAConfirmationMayGoBack(t *testing.T) {
+	a := startFake(t, storetest.NewFake(), "a", &memory{})
+	web := a.hold("c1", "web")
+	if err := a.relabel("db"); err != nil {
+		t.Fatal(err)
+	}
+	if back := a.hold("c1", "web"); back != web {
+		t.Fatalf("back at %d, want %d", back, web)
+	}
+	a.refersTo(web)
+	if err := a.Confirm(t.Context(), c1, web); err != nil {
+		t.Fatal(err)
+	}
+	a.sees(web, 0)
+	a.refersTo(web)
+}
+
+func TestRelabelWithoutStoreLeavesEverythingAsItWas(t *testing.T) {
+	f := storetest.NewFake()
+	a := startFake(t, f, "a", &memory{})
+	web := a.hold("c1", "web")
+	f.Down()
+	a.disconnected()
+	if err := a.relabel("never seen"); !errors.Is(err, allocator.ErrUnavailable) {
+		t.Errorf("relabel: %v, want %v", err, allocator.ErrUnavailable)
+	}
+	a.sees(web, 0)
+	f.Up()
+	a.refersTo(web)
+}

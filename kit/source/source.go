@@ -13,11 +13,11 @@ package source
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -49,8 +49,14 @@ type Joint[K comparable, V any] struct {
 	mu        sync.Mutex
 	pending   map[K]change[V]  // guarded by mu; not taken by the sink
 	keys      map[K]struct{}   // guarded by mu; of all kinds
-	kinds     map[string]error // guarded by mu; those that are not complete, and why if that is known
+	kinds     map[string]*kind // guarded by mu
 	completed bool             // guarded by mu; the sink knows that the set is complete
+}
+
+// kind is what is known of one.
+type kind struct {
+	complete bool
+	failure  error // why nothing comes from it; nil if that is not known
 }
 
 type change[V any] struct {
@@ -62,10 +68,10 @@ type change[V any] struct {
 func New[K comparable, V any](sink watch.Sink[K, V], kinds []string, o Options) *Joint[K, V] {
 	j := &Joint[K, V]{
 		sink: sink, options: o, wake: make(chan struct{}, 1),
-		pending: make(map[K]change[V]), keys: make(map[K]struct{}), kinds: make(map[string]error),
+		pending: make(map[K]change[V]), keys: make(map[K]struct{}), kinds: make(map[string]*kind),
 	}
-	for _, kind := range kinds {
-		j.kinds[kind] = nil
+	for _, name := range kinds {
+		j.kinds[name] = &kind{}
 	}
 	return j
 }
@@ -95,31 +101,29 @@ func (j *Joint[K, V]) Delete(key K) {
 	j.notify()
 }
 
-// Complete says that every object of a kind that exists was set. Further calls
-// do nothing.
-func (j *Joint[K, V]) Complete(kind string) {
+// Complete says that every object of a kind of New that exists was set, and
+// takes back its failure.
+func (j *Joint[K, V]) Complete(name string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	delete(j.kinds, kind)
+	*j.kinds[name] = kind{complete: true}
 	j.notify()
 }
 
-// Failed says why a kind cannot be listed. Complete takes it back; it means
-// nothing afterwards: what a complete kind misses it will say later.
-func (j *Joint[K, V]) Failed(kind string, why error) {
+// Failed says why nothing comes from a kind of New; nil takes it back. A kind
+// that is complete stays so: what it misses it will say later.
+func (j *Joint[K, V]) Failed(name string, why error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if _, ok := j.kinds[kind]; ok {
-		j.kinds[kind] = why
-		j.notify()
-	}
+	j.kinds[name].failure = why
+	j.notify()
 }
 
 // Run hands everything to the sink until ctx is done; it then returns nil.
 func (j *Joint[K, V]) Run(ctx context.Context) error {
 	pause, reported := j.options.RetryMin, ""
 	for {
-		err := j.deliver(ctx)
+		completed, err := j.deliver(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -135,7 +139,7 @@ func (j *Joint[K, V]) Run(ctx context.Context) error {
 		if err != nil {
 			text = err.Error()
 		}
-		if text != reported || retry {
+		if text != reported || retry || completed { // which the sink takes for the end of what failed
 			if text != "" && text != reported {
 				j.options.Log.Warn("the source is not taken over completely", log.Err(err))
 			}
@@ -173,31 +177,40 @@ func (j *Joint[K, V]) refresh(ctx context.Context) {
 	}
 }
 
-// missing says why the set is not complete; nil if it is not known that
-// something is wrong.
+// missing says from which kinds nothing comes, those together that fail alike;
+// nil if it is not known that something is wrong.
 func (j *Joint[K, V]) missing() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	var all []error
-	for _, kind := range slices.Sorted(maps.Keys(j.kinds)) {
-		if why := j.kinds[kind]; why != nil {
-			all = append(all, fmt.Errorf("%s: %w", kind, why))
+	alike := make(map[string][]string)
+	for _, name := range slices.Sorted(maps.Keys(j.kinds)) {
+		if why := j.kinds[name].failure; why != nil {
+			alike[why.Error()] = append(alike[why.Error()], name)
 		}
 	}
-	return errors.Join(all...)
+	var all []string
+	for why, names := range alike {
+		all = append(all, strings.Join(names, ", ")+": "+why)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	slices.Sort(all)
+	return errors.New(strings.Join(all, "; "))
 }
 
 // deliver hands on what is pending, and then completeness.
-func (j *Joint[K, V]) deliver(ctx context.Context) error {
+func (j *Joint[K, V]) deliver(ctx context.Context) (completed bool, err error) {
 	for {
 		taken, listed := j.take()
 		if taken == nil {
 			if listed == nil {
-				return nil
+				return completed, nil
 			}
 			if err := j.sink.Complete(ctx, listed); err != nil {
-				return err
+				return completed, err
 			}
+			completed = true
 			j.options.Log.Info("the source is complete", "keys", len(listed))
 			j.mu.Lock()
 			j.completed = true
@@ -214,7 +227,7 @@ func (j *Joint[K, V]) deliver(ctx context.Context) error {
 		}
 		if err := j.sink.Apply(ctx, c); err != nil {
 			j.putBack(taken)
-			return err
+			return completed, err
 		}
 	}
 }
@@ -225,7 +238,12 @@ func (j *Joint[K, V]) take() (some map[K]change[V], listed map[K]struct{}) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if len(j.pending) == 0 {
-		if len(j.kinds) > 0 || j.completed {
+		for _, k := range j.kinds {
+			if !k.complete {
+				return nil, nil
+			}
+		}
+		if j.completed {
 			return nil, nil
 		}
 		return nil, maps.Clone(j.keys)

@@ -151,10 +151,30 @@ func TestKindThatNeverCompletesDeletesNothing(t *testing.T) {
 		if got := k.lastFailure(); got != "<nil>" {
 			t.Errorf("the sink knows of %q, want nothing", got)
 		}
-		j.Failed("groups", errors.New("a watch ended"))
-		if got := k.lastFailure(); got != "<nil>" {
-			t.Errorf("the sink knows of %q of a kind that was complete", got)
+	})
+}
+
+func TestFailureOfACompleteKindIsToldAndTakenBack(t *testing.T) {
+	joined(t, func(j *Joint[string, int], k *keeper) {
+		j.Complete("policies")
+		j.Failed("policies", errors.New("connection refused"))
+		j.Complete("groups")
+		want := func(want string) {
+			t.Helper()
+			if got := k.lastFailure(); got != want {
+				t.Errorf("the sink knows of %q, want %q", got, want)
+			}
 		}
+		want("policies: connection refused") // also after the set was complete
+		j.Failed("groups", errors.New("connection refused"))
+		want("groups, policies: connection refused")
+		j.Failed("policies", errors.New("forbidden"))
+		want("groups: connection refused; policies: forbidden")
+		j.Failed("groups", nil)
+		want("policies: forbidden")
+		j.Failed("policies", nil)
+		want("<nil>")
+		k.want(t, "a kind that failed", "", 1)
 	})
 }
 

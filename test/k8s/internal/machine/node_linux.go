@@ -387,6 +387,8 @@ func enterRoot(root string) error {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
+	// The host's TMPDIR is no directory here.
+	os.Clearenv()
 	if err := os.Setenv("PATH", "/opt/k8s/bin:/usr/sbin:/usr/bin:/sbin:/bin"); err != nil {
 		return err
 	}

@@ -61,7 +61,7 @@ func newMachine(t *testing.T) *machine {
 	m.must(unix.Mount("", dir, "", unix.MS_PRIVATE, ""))
 	m.must(unix.Mount("", dir, "", unix.MS_SHARED, ""))
 	for _, path := range []string{
-		"run/netns", "run/sluice", "var/lib/sluice", "var/lib/sluice-etcd", "etc/cni/net.d", "opt/cni/bin",
+		"run/netns", "run/sluice", "var/lib/sluice", "var/lib/sluice-etcd", "etc/cni/net.d", "opt/cni/bin", "token",
 	} {
 		m.must(os.MkdirAll(filepath.Join(dir, path), 0o755))
 	}
@@ -159,7 +159,9 @@ func (m *machine) spec(of corev1.PodSpec, c corev1.Container) *specs.Spec {
 	}
 	hostPaths := map[string]string{}
 	for _, v := range of.Volumes {
-		hostPaths[v.Name] = v.HostPath.Path
+		if hostPaths[v.Name] = "/token"; v.HostPath != nil { // of a cluster that there is not
+			hostPaths[v.Name] = v.HostPath.Path
+		}
 	}
 	for _, v := range c.VolumeMounts {
 		options := []string{"rbind", "rprivate", "rw"}

@@ -17,6 +17,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-net/sluice/kit/nodefiles"
@@ -83,6 +84,18 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 	if a := decode[corev1.ServiceAccount](t, "base/serviceaccount.yaml"); *a.AutomountServiceAccountToken {
 		t.Error("the service account gives its token to every container")
 	}
+	role, binding := decode[rbacv1.ClusterRole](t, "base/clusterrole.yaml"),
+		decode[rbacv1.ClusterRoleBinding](t, "base/clusterrolebinding.yaml")
+	if binding.RoleRef.Name != role.Name || len(binding.Subjects) != 1 || binding.Subjects[0].Name != "sluice" {
+		t.Errorf("the binding does not give the role %s to the account: %+v", role.Name, binding)
+	}
+	for _, rule := range role.Rules {
+		if len(rule.Verbs) == 0 || slices.ContainsFunc(rule.Verbs, func(verb string) bool {
+			return !slices.Contains([]string{"get", "list", "watch"}, verb)
+		}) || slices.Contains(rule.Resources, "*") || slices.Contains(rule.APIGroups, "*") {
+			t.Errorf("the role may do more than read: %+v", rule)
+		}
+	}
 	for _, dir := range []string{"base", "etcd-dev"} {
 		type kustomization struct {
 			APIVersion string   `json:"apiVersion"`
@@ -110,9 +123,13 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 			if err != nil || yaml.Unmarshal(content, &object) != nil {
 				t.Fatal(f.Name(), err)
 			}
-			if namespaced := object.Kind != "Namespace" && object.Kind != "Kustomization"; namespaced &&
-				object.Metadata.Namespace != k.Namespace {
-				t.Errorf("%s is in the namespace %q, want %q", f.Name(), object.Metadata.Namespace, k.Namespace)
+			want := k.Namespace
+			switch object.Kind {
+			case "Namespace", "Kustomization", "ClusterRole", "ClusterRoleBinding":
+				want = ""
+			}
+			if object.Metadata.Namespace != want {
+				t.Errorf("%s is in the namespace %q, want %q", f.Name(), object.Metadata.Namespace, want)
 			}
 		}
 		slices.Sort(named)
@@ -239,7 +256,7 @@ func TestVolumesAndMountsFit(t *testing.T) {
 			}
 		}
 		for _, v := range pod.Volumes {
-			if v.HostPath == nil || !used[v.Name] {
+			if v.HostPath == nil && v.Name != token || !used[v.Name] {
 				t.Errorf("%s: the volume %s is not of the machine, or not mounted", name, v.Name)
 			}
 			delete(used, v.Name)
@@ -247,5 +264,28 @@ func TestVolumesAndMountsFit(t *testing.T) {
 		if len(used) > 0 {
 			t.Errorf("%s: no volumes %v", name, used)
 		}
+	}
+}
+
+// token is the volume with what a container calls the API server with.
+const token = "kubernetes-api"
+
+// TestOnlyCallersOfTheAPIHaveItsToken: above all, the datapath has none.
+func TestOnlyCallersOfTheAPIHaveItsToken(t *testing.T) {
+	pod := daemonSet(t).Spec.Template.Spec
+	var have []string
+	for _, c := range append(pod.InitContainers, pod.Containers...) {
+		for _, m := range c.VolumeMounts {
+			if m.Name != token {
+				continue
+			}
+			have = append(have, c.Name)
+			if !m.ReadOnly || m.MountPath != "/var/run/secrets/kubernetes.io/serviceaccount" {
+				t.Errorf("%s mounts the token so that clients do not find it, or writable: %+v", c.Name, m)
+			}
+		}
+	}
+	if want := []string{"identity", "ipam", "policy"}; !slices.Equal(have, want) {
+		t.Errorf("%v have a token, want %v", have, want)
 	}
 }

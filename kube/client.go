@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package kube is how services reach the Kubernetes API: an address that
+// works, credentials, and objects of a kind as they change.
+//
+// The API may be away at any time and for any time. That ends no process, and
+// deletes nothing: what was listed stays until the API says otherwise.
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"github.com/sluice-net/sluice/kit/version"
+)
+
+// dialTimeout is how long a server may take to accept a connection before the
+// next one is tried.
+const dialTimeout = 5 * time.Second
+
+// protobuf is how the servers' own kinds are read; others have JSON only.
+const protobuf = "application/vnd.kubernetes.protobuf"
+
+// Options of a Client. All are needed.
+type Options struct {
+	Name string // of the service, for the servers' logs: "sluice-identity"
+	// StateFile keeps the addresses of the servers, in a directory that only the
+	// service writes to. Run keeps it up to date.
+	StateFile string
+	Log       *slog.Logger
+}
+
+// Client reaches the API.
+type Client struct {
+	// Config is for clients of the API. Copy it before changing it.
+	Config    *rest.Config
+	addresses *addresses
+	log       *slog.Logger
+}
+
+// New returns a client. It connects to nothing, but reads the credentials.
+func New(s Settings, o Options) (*Client, error) {
+	// What the library has to say of itself is said by Follow.
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	cfg, configured, err := s.load()
+	if err != nil {
+		return nil, err
+	}
+	cfg.UserAgent = o.Name + "/" + version.Get().String()
+	cfg.QPS, cfg.Burst = 20, 40
+	cfg.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
+	c := &Client{Config: cfg, log: o.Log, addresses: newAddresses(configured, o.StateFile, o.Log)}
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &failover{next: next, addresses: c.addresses} })
+	return c, nil
+}
+
+// load reads the credentials, and the addresses that are configured.
+func (s *Settings) load() (*rest.Config, []string, error) {
+	if s.Kubeconfig != "" {
+		rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: s.Kubeconfig}
+		cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+		if err != nil {
+			return nil, nil, fmt.Errorf("kubernetes.kubeconfig: %s: %w", s.Kubeconfig, err)
+		}
+		if cfg.ExecProvider != nil || cfg.AuthProvider != nil {
+			return nil, nil, fmt.Errorf("kubernetes.kubeconfig: %s: users: exec and auth-provider are not supported: "+
+				"this service executes nothing", s.Kubeconfig)
+		}
+		if err := checkAddress(cfg.Host); err != nil {
+			return nil, nil, fmt.Errorf("kubernetes.kubeconfig: %s: clusters: server: %w", s.Kubeconfig, err)
+		}
+		return cfg, []string{cfg.Host}, nil
+	}
+	if !s.Enabled() {
+		return nil, nil, errors.New("kubernetes.api: no address")
+	}
+	for key, file := range map[string]string{"token": s.Token, "ca": s.CA} {
+		if _, err := os.ReadFile(file); err != nil {
+			return nil, nil, fmt.Errorf("kubernetes.%s: %w", key, err)
+		}
+	}
+	return &rest.Config{
+		Host: s.API[0], BearerTokenFile: s.Token, TLSClientConfig: rest.TLSClientConfig{CAFile: s.CA},
+	}, s.API, nil
+}
+
+// Files are the directories that hold the credentials. New versions of them
+// appear there, so that the files alone would not do.
+func (c *Client) Files() (directories []string) {
+	t := c.Config.TLSClientConfig
+	for _, file := range []string{c.Config.BearerTokenFile, t.CAFile, t.CertFile, t.KeyFile} {
+		if file != "" {
+			directories = append(directories, filepath.Dir(file))
+		}
+	}
+	return directories
+}
+
+// REST returns a client of one group and version of the API, for the types that
+// add registers: far less than a client of everything.
+func (c *Client) REST(gv schema.GroupVersion, add func(*runtime.Scheme) error) (*rest.RESTClient, error) {
+	scheme := runtime.NewScheme()
+	if err := add(scheme); err != nil {
+		return nil, err
+	}
+	cfg := rest.CopyConfig(c.Config)
+	cfg.GroupVersion, cfg.APIPath = &gv, "/apis"
+	if gv.Group == "" {
+		cfg.APIPath = "/api"
+	}
+	cfg.ContentType, cfg.AcceptContentTypes = protobuf, protobuf+",application/json"
+	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	return rest.RESTClientFor(cfg)
+}
+
+// Run keeps the addresses of the servers until ctx is done; it then returns nil.
+func (c *Client) Run(ctx context.Context) error {
+	slices, err := c.apiServers()
+	if err != nil {
+		return err
+	}
+	return Follow(ctx, slices, &servers{addresses: c.addresses}, c.log)
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/sluice-net/sluice/kit/log"
+)
+
+// Kind is what Follow lists and watches.
+type Kind[V any] struct {
+	Client    cache.Getter // of the group and version
+	Resource  string       // "pods"
+	Namespace string       // "": all
+	Fields    string       // field selector; "": all
+	Labels    string       // label selector; "": all
+	Type      runtime.Object
+	// Trim returns what is kept of an object of Type. Nothing else keeps it.
+	Trim func(runtime.Object) V
+}
+
+// Handler gets the objects of a kind. Its methods are called one after the other.
+type Handler[V any] interface {
+	// Upsert says that an object exists, and what it is now.
+	Upsert(types.NamespacedName, V)
+	// Delete says that an object that was told of does not exist any more.
+	Delete(types.NamespacedName)
+	// Complete says that every object that exists was told of, and that no other
+	// does. It may be called again.
+	Complete()
+	// Failed says why the kind cannot be listed or watched, and with nil that it
+	// can again. It is called at any time, also beside the other methods. What
+	// was told stays.
+	Failed(error)
+}
+
+// backoff is between two attempts, for each kind by itself. All nodes lose a
+// server at the same time, and must not come back so.
+var backoff = wait.Backoff{
+	Duration: 800 * time.Millisecond, Factor: 2, Jitter: 1, Cap: 10 * time.Second, Steps: math.MaxInt32,
+}
+
+// Follow tells h of every object of a kind, as a stream where the server has
+// that, and then of every change, until ctx is done; it then returns nil. After a
+// gap everything is listed again and h gets what differs.
+//
+// A kind that cannot be listed, because the API is away or forbids it, is tried
+// again for ever. Its failure is logged when it begins, changes or ends.
+func Follow[V any](ctx context.Context, k Kind[V], h Handler[V], l *slog.Logger) error {
+	lw := cache.NewFilteredListWatchFromClient(k.Client, k.Resource, k.Namespace, func(o *metav1.ListOptions) {
+		o.FieldSelector, o.LabelSelector = k.Fields, k.Labels
+	})
+	return follow(ctx, lw, k, h, l)
+}
+
+func follow[V any](ctx context.Context, lw *cache.ListWatch, k Kind[V], h Handler[V], l *slog.Logger) error {
+	s := &store[V]{kind: k, handler: h, log: l.With("kind", k.Resource), names: map[types.NamespacedName]struct{}{}}
+	noted := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list, err := lw.ListWithContext(ctx, o)
+			s.note(ctx, "list", err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			w, err := lw.WatchWithContext(ctx, o)
+			if o.SendInitialEvents == nil || !apierrors.IsInvalid(err) { // else the server has no streams: it is listed
+				s.note(ctx, "watch", err)
+			}
+			return w, err
+		},
+	}
+	// What the reflector would log is noted above.
+	quiet := logr.Discard()
+	cache.NewReflectorWithOptions(noted, k.Type, s, cache.ReflectorOptions{
+		Logger: &quiet, Name: k.Resource, Backoff: &backoff, Clock: endingClock{clock.RealClock{}, ctx},
+	}).RunWithContext(klog.NewContext(ctx, quiet))
+	return nil
+}
+
+// endingClock ends the reflector's pauses with ctx: some do not look at it
+// (client-go 0.36, Reflector.watchList).
+type endingClock struct {
+	clock.RealClock
+	ctx context.Context
+}
+
+// After implements clock.Clock.
+func (c endingClock) After(d time.Duration) <-chan time.Time {
+	ended, cancel := context.WithTimeout(c.ctx, d)
+	fired := make(chan time.Time, 1)
+	context.AfterFunc(ended, func() {
+		cancel()
+		fired <- time.Now()
+	})
+	return fired
+}
+
+// store implements cache.ReflectorStore. It keeps the names alone.
+type store[V any] struct {
+	kind    Kind[V]
+	handler Handler[V]
+	log     *slog.Logger
+	names   map[types.NamespacedName]struct{} // the reflector's goroutine's
+
+	mu      sync.Mutex
+	failure string // guarded by mu; what was told last
+}
+
+// note tells of a failure when it begins, changes or ends.
+func (s *store[V]) note(ctx context.Context, verb string, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	text := ""
+	if err != nil {
+		err = fmt.Errorf("%s %s: %w", verb, s.kind.Resource, err)
+		text = err.Error()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if text == s.failure {
+		return
+	}
+	s.failure = text
+	if err != nil {
+		s.log.Warn("the Kubernetes API does not give a kind", log.Err(err))
+	} else {
+		s.log.Info("the Kubernetes API gives a kind again")
+	}
+	s.handler.Failed(err)
+}
+
+func (s *store[V]) name(object any) (types.NamespacedName, runtime.Object, error) {
+	if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
+		object = gone.Obj
+	}
+	m, err := meta.Accessor(object)
+	if err != nil {
+		return types.NamespacedName{}, nil, err
+	}
+	return types.NamespacedName{Namespace: m.GetNamespace(), Name: m.GetName()}, object.(runtime.Object), nil
+}
+
+// Add implements cache.ReflectorStore.
+func (s *store[V]) Add(object any) error {
+	name, o, err := s.name(object)
+	if err != nil {
+		return err
+	}
+	s.names[name] = struct{}{}
+	s.handler.Upsert(name, s.kind.Trim(o))
+	return nil
+}
+
+// Update implements cache.ReflectorStore.
+func (s *store[V]) Update(object any) error { return s.Add(object) }
+
+// Delete implements cache.ReflectorStore.
+func (s *store[V]) Delete(object any) error {
+	name, _, err := s.name(object)
+	if err != nil {
+		return err
+	}
+	delete(s.names, name)
+	s.handler.Delete(name)
+	return nil
+}
+
+// Replace implements cache.ReflectorStore: objects are everything that exists.
+func (s *store[V]) Replace(objects []any, _ string) error {
+	before := s.names
+	s.names = make(map[types.NamespacedName]struct{}, len(objects))
+	for _, object := range objects {
+		if err := s.Add(object); err != nil {
+			return err
+		}
+	}
+	for name := range before {
+		if _, ok := s.names[name]; !ok {
+			s.handler.Delete(name)
+		}
+	}
+	s.handler.Complete()
+	return nil
+}
+
+// Resync implements cache.ReflectorStore.
+func (s *store[V]) Resync() error { return nil }

@@ -74,11 +74,6 @@ func main() { os.Exit(process.Run(service, defaults, run)) }
 
 func run(ctx context.Context, p *process.Process, cfg settings) error {
 	started := time.Now()
-	var source pool.Source = pool.Static(cfg.ranges)
-	ranges, err := source.Ranges(ctx)
-	if err != nil {
-		return fmt.Errorf("pools: %w", err)
-	}
 	state, err := process.Phase(p, "open-state", func() (*store.Store, error) { return store.Open(cfg.StateDir) })
 	if err != nil {
 		return err
@@ -93,7 +88,7 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 	observe.Reloaded = func(cause error) { p.Log.Error("commit refused, state read again", log.Err(cause)) }
 	addresses, err := process.Phase(p, "load-index", func() (*ipam.Allocator, error) {
 		a, err := ipam.New(state, ipam.Options{
-			Field: "pools", Ranges: ranges, Exclude: cfg.exclusions,
+			Field: "pools", Ranges: cfg.ranges, Exclude: cfg.exclusions,
 			Lease: cfg.Lease, Quarantine: cfg.Quarantine, Observe: observe,
 		})
 		if errors.Is(err, ipam.ErrInconsistent) {

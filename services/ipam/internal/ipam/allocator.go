@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
@@ -32,6 +34,7 @@ var faults = map[verb]struct{ before, after *fault.Point }{
 	verbConfirm:  {fault.Register("ipam/confirm/before-commit"), fault.Register("ipam/confirm/after-commit")},
 	verbRelease:  {fault.Register("ipam/release/before-commit"), fault.Register("ipam/release/after-commit")},
 	verbExpire:   {fault.Register("ipam/expire/before-commit"), fault.Register("ipam/expire/after-commit")},
+	verbRanges:   {fault.Register("ipam/ranges/before-commit"), fault.Register("ipam/ranges/after-commit")},
 }
 
 type verb int
@@ -41,6 +44,7 @@ const (
 	verbConfirm
 	verbRelease
 	verbExpire
+	verbRanges
 	verbList
 )
 
@@ -56,13 +60,15 @@ const (
 
 // operations are the names of what calls and deadlines decide.
 var operations = [...]string{
-	verbAllocate: "allocate", verbConfirm: "confirm", verbRelease: "release", verbExpire: "expire", verbList: "list",
+	verbAllocate: "allocate", verbConfirm: "confirm", verbRelease: "release", verbExpire: "expire", verbRanges: "ranges",
+	verbList: "list",
 }
 
 // Options are the settings of an Allocator.
 type Options struct {
-	Field      string // the configuration's name for Ranges, for errors
+	Field      string // what ranges are called where they come from, for errors
 	Ranges     []netip.Prefix
+	Stored     bool // the ranges are those of SetRanges, as the store has them, and not Ranges
 	Exclude    []netip.Prefix
 	Lease      time.Duration // at least a second
 	Quarantine time.Duration // 0 or more
@@ -93,8 +99,9 @@ type Allocator struct {
 	stopped chan struct{} // closed when Run returns
 	summary atomic.Pointer[Summary]
 	problem atomic.Pointer[error] // of the last commit
-	ledger  *ledger               // owned by Run
-	retryAt time.Time             // when to try the store again; owned by Run
+	hub     *watch.Hub[netip.Prefix, Range]
+	ledger  *ledger   // owned by Run
+	retryAt time.Time // when to try the store again; owned by Run
 	times   busy.Times
 }
 
@@ -125,30 +132,79 @@ func New(store Store, o Options) (*Allocator, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	a := &Allocator{o: o, store: store, calls: make(chan *call, maxWaiting), stopped: make(chan struct{})}
+	a := &Allocator{
+		o: o, store: store, calls: make(chan *call, maxWaiting), stopped: make(chan struct{}),
+		hub: watch.NewHub[netip.Prefix](watch.Options[Range]{Loading: true, Equal: func(a, b Range) bool { return a == b }}),
+	}
 	if err := a.load(); err != nil {
 		return nil, err
+	}
+	if len(a.ledger.serving()) > 0 {
+		a.hub.Loaded()
 	}
 	return a, nil
 }
 
 // load builds the ledger from the store.
 func (a *Allocator) load() error {
-	pools, err := pool.New(a.o.Field, a.o.Ranges, a.o.Exclude)
-	if err != nil {
-		return err
-	}
 	contents, err := a.store.Load()
 	if err != nil {
 		return err
 	}
-	l, err := newLedger(pools, contents, a.o.Lease, a.o.Quarantine, a.o.Now())
+	ranges := a.o.Ranges
+	if a.o.Stored {
+		ranges = contents.Serving
+	}
+	pools, err := a.pools(ranges)
+	if err != nil {
+		return err
+	}
+	l, err := newLedger(pools, pool.Former(formerRanges(contents.Allocations), ranges, a.o.Exclude),
+		contents, a.o.Lease, a.o.Quarantine, a.o.Now())
 	if err != nil {
 		return err
 	}
 	a.ledger = l
 	a.summary.Store(l.summary())
+	a.announce()
 	return nil
+}
+
+// pools are those of ranges that serve; there may be none if they are not
+// configured.
+func (a *Allocator) pools(ranges []netip.Prefix) ([]*pool.Pool, error) {
+	if a.o.Stored && len(ranges) == 0 {
+		return nil, nil
+	}
+	return pool.New(a.o.Field, ranges, a.o.Exclude)
+}
+
+// formerRanges are the ranges that held addresses were taken from.
+func formerRanges(held []*Allocation) []netip.Prefix {
+	ranges := map[netip.Prefix]struct{}{}
+	for _, h := range held {
+		for _, x := range h.Addresses {
+			ranges[netip.PrefixFrom(x.Addr, x.PoolBits).Masked()] = struct{}{}
+		}
+	}
+	return slices.Collect(maps.Keys(ranges))
+}
+
+// Hub has the ranges of the node.
+func (a *Allocator) Hub() *watch.Hub[netip.Prefix, Range] { return a.hub }
+
+// announce brings the hub up to the ledger.
+func (a *Allocator) announce() {
+	here := map[netip.Prefix]bool{}
+	for _, p := range a.ledger.pools {
+		here[p.Prefix()] = true
+		a.hub.Upsert(p.Prefix(), Range{Prefix: p.Prefix(), Gateway: p.Gateway(), Draining: p.draining})
+	}
+	for _, p := range a.hub.Keys() {
+		if !here[p] {
+			a.hub.Delete(p)
+		}
+	}
 }
 
 // Outside lists allocations with an address that the pools do not allow. They
@@ -225,8 +281,16 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 		}
 	}
 	wait := time.Duration(0)
+	ranges := a.ledger.changes.Serving
 	err := a.commit(ctx, did)
 	switch {
+	case ranges != nil && (err == nil || errors.Is(err, errInjectedAfter)):
+		// What is held keeps its deadlines; where the search goes on is stored.
+		if lerr := a.load(); lerr != nil {
+			a.fail(batch, lerr)
+			return 0, lerr
+		}
+		a.hub.Loaded()
 	case errors.Is(err, errInjectedAfter):
 		// Committed; only the answers are lost.
 	case err != nil:
@@ -249,6 +313,9 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 		wait = retryAfter
 	case expired > 0 && a.o.Observe.Expired != nil:
 		a.o.Observe.Expired(expired)
+	}
+	if a.ledger.dropEmptied() {
+		a.announce()
 	}
 	last = time.Now()
 	a.summary.Store(a.ledger.summary())
@@ -423,6 +490,20 @@ func (a *Allocator) List(ctx context.Context) ([]*Allocation, error) {
 	}
 	slices.SortFunc(out, func(x, y *Allocation) int { return x.Owner.Compare(y.Owner) })
 	return out, nil
+}
+
+// SetRanges makes other ranges serve, in order of use. Of those that do not serve
+// any more no new address is taken; they drain, and are gone when no owner holds
+// one of their addresses. The error names the range.
+func (a *Allocator) SetRanges(ctx context.Context, ranges []netip.Prefix) error {
+	pools, err := a.pools(ranges)
+	if err != nil {
+		return err
+	}
+	_, err = a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {
+		return answer{}, l.setRanges(a.o.Field, pools)
+	})
+	return err
 }
 
 // Summary returns the figures as of the last commit. It never waits.

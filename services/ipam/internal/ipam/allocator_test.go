@@ -448,8 +448,10 @@ func TestAddressesOutsideTheNewPoolsAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := a.Outside()
-	if len(out) != 2 || a.Summary().Outside != 3 || a.Summary().Pools[1].Confirmed != 1 {
-		t.Fatalf("outside %v, summary %+v", out, a.Summary())
+	s := a.Summary()
+	if len(out) != 1 || s.Outside != 1 || s.Pools[1].Confirmed != 1 || len(s.Pools) != 3 ||
+		!s.Pools[2].Draining || s.Pools[2].Prefix.String() != "10.0.0.0/24" || s.Pools[2].Confirmed != 2 {
+		t.Fatalf("outside %v, summary %+v", out, s)
 	}
 	a, stop = start(t, m, ipam.Options{Ranges: prefixes("10.9.0.0/24", "fd00::/64"), Exclude: prefixes("fd00::3/128"), Quarantine: time.Minute})
 	if got := allocate(t, a, ipam.Request{Owner: owner("a"), Wanted: addrs("10.0.0.2")}); got.List() != "10.0.0.2 and fd00::2" {
@@ -463,7 +465,7 @@ func TestAddressesOutsideTheNewPoolsAreKept(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s := a.Summary(); s.Outside != 0 || s.Pools[1].Quarantined != 1 {
+	if s := a.Summary(); s.Outside != 0 || s.Pools[1].Quarantined != 1 || len(s.Pools) != 2 {
 		t.Errorf("after the release: %+v", s)
 	}
 	if err := stop(); err != nil {

@@ -42,6 +42,9 @@ var (
 	ErrUnavailable = errors.New("the address cannot be given out")
 	// ErrNoPool says that a requested address or family has no pool.
 	ErrNoPool = errors.New("no pool")
+	// ErrNoRange says that the node has no range to take addresses from, not yet
+	// or not any more.
+	ErrNoRange = errors.New("this node has no range of addresses")
 	// ErrBadRequest says that a request contradicts itself. The error is a
 	// *FieldError.
 	ErrBadRequest = errors.New("bad request")
@@ -185,6 +188,13 @@ func (e *ExhaustedError) Error() string {
 // Unwrap returns ErrExhausted.
 func (e *ExhaustedError) Unwrap() error { return ErrExhausted }
 
+// Range is a range of the node's addresses as others see it.
+type Range struct {
+	Prefix   netip.Prefix
+	Gateway  netip.Addr // the node's own address in it
+	Draining bool       // no new address is taken from it
+}
+
 // Figures are the fill of one pool. Counts are at most 2^64 - 1.
 type Figures struct {
 	Prefix      netip.Prefix
@@ -194,14 +204,15 @@ type Figures struct {
 	Leased      uint64
 	Confirmed   uint64
 	Quarantined uint64
-	Free        uint64
+	Free        uint64 // 0 while it drains
+	Draining    bool
 }
 
 // Summary are the figures of all pools, as of the last commit.
 type Summary struct {
 	Pools []Figures
-	// Outside counts addresses that are held although the configuration no
-	// longer allows them: in no pool, or reserved by now.
+	// Outside counts addresses that are held although no pool allows them: they
+	// are reserved by now, or their former range overlaps one that serves.
 	Outside uint64
 	// Owners is the number of allocations.
 	Owners uint64
@@ -218,6 +229,7 @@ type Contents struct {
 	Allocations []*Allocation
 	Quarantined []Quarantined
 	Cursors     map[netip.Prefix]netip.Addr // where the search in each pool goes on
+	Serving     []netip.Prefix              // as SetRanges had them last, in order of use
 }
 
 // Changes is what one commit writes. Each key appears once, with its last value.
@@ -225,11 +237,12 @@ type Changes struct {
 	Allocations map[workload.Owner]*Allocation // nil removes
 	Quarantined map[netip.Addr]time.Time       // zero removes
 	Cursors     map[netip.Prefix]netip.Addr
+	Serving     []netip.Prefix // replaces all; nil: unchanged
 }
 
 // Empty says whether there is nothing to write.
 func (c *Changes) Empty() bool {
-	return len(c.Allocations) == 0 && len(c.Quarantined) == 0 && len(c.Cursors) == 0
+	return len(c.Allocations) == 0 && len(c.Quarantined) == 0 && len(c.Cursors) == 0 && c.Serving == nil
 }
 
 // Store keeps the state. It is used by one goroutine at a time, but for Size.

@@ -30,6 +30,7 @@ type ledger struct {
 
 type poolState struct {
 	*pool.Pool
+	draining                       bool
 	leased, confirmed, quarantined uint64
 }
 
@@ -45,23 +46,23 @@ type use struct {
 	rest  *deadline[netip.Addr]
 }
 
-// newLedger builds the index of what is stored.
+// newLedger builds the index of what is stored. The former pools drain.
 //
 // Stored times are those of the wall clock, and nobody knows what became of
 // that clock while the process was down. No wait begins anew, but none is
 // longer than the configuration allows either: what lies further ahead was
 // written under another clock or configuration and is cut, durably.
-func newLedger(pools []*pool.Pool, c *Contents, lease, rest time.Duration, now time.Time) (*ledger, error) {
+func newLedger(serving, former []*pool.Pool, c *Contents, lease, rest time.Duration, now time.Time) (*ledger, error) {
 	l := &ledger{
 		lease: lease, rest: rest,
 		held:  make(map[workload.Owner]*entry, len(c.Allocations)),
 		addrs: make(map[netip.Addr]use, 2*len(c.Allocations)+len(c.Quarantined)),
 	}
-	for _, p := range pools {
+	for i, p := range slices.Concat(serving, former) {
 		if at, ok := c.Cursors[p.Prefix()]; ok && p.Contains(at) {
 			p.SetCursor(at)
 		}
-		l.pools = append(l.pools, &poolState{Pool: p})
+		l.pools = append(l.pools, &poolState{Pool: p, draining: i >= len(serving)})
 	}
 	for _, a := range c.Allocations {
 		if _, ok := l.held[a.Owner]; ok {
@@ -100,7 +101,45 @@ func newLedger(pools []*pool.Pool, c *Contents, lease, rest time.Duration, now t
 		}
 		l.lay(r.Addr, until)
 	}
+	l.dropEmptied()
 	return l, nil
+}
+
+// serving are the ranges that new addresses are taken from.
+func (l *ledger) serving() (ranges []netip.Prefix) {
+	for _, p := range l.pools {
+		if !p.draining {
+			ranges = append(ranges, p.Prefix())
+		}
+	}
+	return ranges
+}
+
+// setRanges notes which ranges serve, unless one overlaps another in which
+// addresses are in use.
+func (l *ledger) setRanges(field string, pools []*pool.Pool) error {
+	ranges := make([]netip.Prefix, 0, len(pools))
+	for i, p := range pools {
+		ranges = append(ranges, p.Prefix())
+		for _, q := range l.pools {
+			if q.Prefix() != p.Prefix() && q.held() > 0 && q.Prefix().Overlaps(p.Prefix()) {
+				return fmt.Errorf("%s[%d]: %s overlaps %s, of which %d addresses are in use",
+					field, i, p.Prefix(), q.Prefix(), q.held())
+			}
+		}
+	}
+	if l.changes.Serving != nil || !slices.Equal(ranges, l.serving()) {
+		l.changed().Serving = ranges
+	}
+	return nil
+}
+
+// dropEmptied forgets the draining ranges of which nobody holds an address any
+// more, and says whether there was one.
+func (l *ledger) dropEmptied() bool {
+	n := len(l.pools)
+	l.pools = slices.DeleteFunc(l.pools, func(p *poolState) bool { return p.draining && p.held() == 0 })
+	return len(l.pools) < n
 }
 
 // soonest returns the stored time as one of this process's clock, or the
@@ -258,7 +297,10 @@ func (l *ledger) allocate(now time.Time, r Request) (*Allocation, error) {
 // the order IPv4, IPv6.
 func (l *ledger) resolve(r Request) ([]Family, map[Family]netip.Addr, error) {
 	has := func(f Family) bool {
-		return slices.ContainsFunc(l.pools, func(p *poolState) bool { return p.Is4() == (f == IPv4) })
+		return slices.ContainsFunc(l.pools, func(p *poolState) bool { return p.serves(f) })
+	}
+	if !has(IPv4) && !has(IPv6) && l.held[r.Owner] == nil {
+		return nil, nil, ErrNoRange
 	}
 	var families []Family
 	for _, f := range []Family{IPv4, IPv6} {
@@ -323,6 +365,9 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 		if p == nil {
 			return wanted, nil, fmt.Errorf("%s is reserved: %w", wanted, ErrUnavailable)
 		}
+		if p.draining {
+			return wanted, nil, fmt.Errorf("%s is of %s, which drains: %w", wanted, p.Prefix(), ErrUnavailable)
+		}
 		if u, ok := l.addrs[wanted]; ok {
 			if u.rest != nil {
 				until := u.rest.at.UTC().Format(time.RFC3339)
@@ -333,7 +378,7 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 		return wanted, p, nil
 	}
 	for _, p := range l.pools {
-		if p.Is4() != (f == IPv4) {
+		if !p.serves(f) {
 			continue
 		}
 		if a, ok := p.Next(); ok {
@@ -342,7 +387,7 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 	}
 	err := &ExhaustedError{Family: f}
 	for _, p := range l.pools {
-		if p.Is4() == (f == IPv4) {
+		if p.serves(f) {
 			err.Pools = append(err.Pools, p.figures())
 		}
 	}
@@ -448,11 +493,21 @@ func (l *ledger) next() (time.Time, bool) {
 	return rest.at, true
 }
 
+// serves says whether new addresses of a family are taken from the pool.
+func (p *poolState) serves(f Family) bool { return !p.draining && p.Is4() == (f == IPv4) }
+
+// held counts the addresses that owners hold.
+func (p *poolState) held() uint64 { return p.leased + p.confirmed }
+
 func (p *poolState) figures() Figures {
-	return Figures{
+	f := Figures{
 		Prefix: p.Prefix(), Gateway: p.Gateway(), Size: p.Size(), Reserved: p.NumReserved(),
-		Leased: p.leased, Confirmed: p.confirmed, Quarantined: p.quarantined, Free: p.NumFree(),
+		Leased: p.leased, Confirmed: p.confirmed, Quarantined: p.quarantined, Free: p.NumFree(), Draining: p.draining,
 	}
+	if p.draining {
+		f.Free = 0
+	}
+	return f
 }
 
 func (l *ledger) summary() *Summary {

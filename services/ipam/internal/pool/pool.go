@@ -9,7 +9,7 @@
 package pool
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -22,18 +22,6 @@ const (
 	MaxPools      = 64
 	MaxExclusions = 1024
 )
-
-// Source says which ranges this node may use, in order of use. The ranges of
-// the command line are a Static source; a source may also ask somebody else.
-type Source interface {
-	Ranges(ctx context.Context) ([]netip.Prefix, error)
-}
-
-// Static is a source that was told the answer.
-type Static []netip.Prefix
-
-// Ranges returns the ranges themselves.
-func (s Static) Ranges(context.Context) ([]netip.Prefix, error) { return s, nil }
 
 // Pool is one range and what is taken of it.
 type Pool struct {
@@ -180,6 +168,25 @@ func New(field string, ranges, exclude []netip.Prefix) ([]*Pool, error) {
 		return nil, errors.Join(errs...)
 	}
 	return pools, nil
+}
+
+// Former returns pools of the ranges, of those that overlap only the largest,
+// without what overlaps one that serves and what could be no pool. There are at
+// most MaxPools.
+func Former(ranges, serving, exclude []netip.Prefix) []*Pool {
+	var pools []*Pool
+	ranges = slices.SortedFunc(slices.Values(ranges), func(a, b netip.Prefix) int {
+		return cmp.Or(a.Bits()-b.Bits(), a.Compare(b))
+	})
+	taken := slices.Clone(serving)
+	for _, p := range ranges {
+		if slices.ContainsFunc(taken, p.Overlaps) || len(checkRanges("", []netip.Prefix{p})) > 0 || len(pools) == MaxPools {
+			continue
+		}
+		taken = append(taken, p)
+		pools = append(pools, newPool(p, exclude))
+	}
+	return pools
 }
 
 func newPool(prefix netip.Prefix, exclude []netip.Prefix) *Pool {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/watch"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/proto/wire"
@@ -24,6 +25,9 @@ import (
 
 // maxLists is how many listings run at once: each holds a copy of the list.
 const maxLists = 4
+
+// maxWatches is how many watches run at once.
+const maxWatches = 64
 
 // Server implements the IPAM service.
 type Server struct {
@@ -53,6 +57,7 @@ func Methods() rpc.Methods {
 		ipamv1.IPAMService_Release_FullMethodName:           datapath,
 		ipamv1.IPAMService_ListAllocations_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: maxLists, Waiting: 4 * maxLists}},
 		ipamv1.IPAMService_ListPools_FullMethodName:         read,
+		ipamv1.IPAMService_WatchPools_FullMethodName:        {Access: rpc.Group(), Limit: rpc.Limit{InFlight: maxWatches}},
 		ipamv1.IPAMService_GetStatus_FullMethodName:         read,
 	}
 }
@@ -133,6 +138,34 @@ func (s *Server) ListPools(context.Context, *ipamv1.ListPoolsRequest) (*ipamv1.L
 	return &ipamv1.ListPoolsResponse{Pools: fromFigures(s.ipam.Summary().Pools)}, nil
 }
 
+// WatchPools implements the RPC.
+func (s *Server) WatchPools(
+	req *ipamv1.WatchPoolsRequest, stream grpc.ServerStreamingServer[ipamv1.WatchPoolsResponse],
+) error {
+	send := func(e watch.Event[netip.Prefix, ipam.Range]) error {
+		m := &ipamv1.WatchPoolsResponse{ResumeToken: e.Token}
+		switch e.Kind {
+		case watch.Upsert:
+			m.Event = &ipamv1.WatchPoolsResponse_Upsert{Upsert: &ipamv1.Range{
+				Prefix: e.Key.String(), State: stateOf(e.Value.Draining), NodeAddresses: []string{e.Value.Gateway.String()},
+			}}
+		case watch.Delete:
+			m.Event = &ipamv1.WatchPoolsResponse_Delete{Delete: e.Key.String()}
+		case watch.Bookmark:
+			m.Event = &ipamv1.WatchPoolsResponse_Bookmark{Bookmark: &ipamv1.Bookmark{SnapshotComplete: e.SnapshotComplete}}
+		}
+		return stream.Send(m)
+	}
+	return watch.Serve(stream.Context(), s.ipam.Hub(), req.GetResumeToken(), send)
+}
+
+func stateOf(draining bool) ipamv1.RangeState {
+	if draining {
+		return ipamv1.RangeState_RANGE_STATE_DRAINING
+	}
+	return ipamv1.RangeState_RANGE_STATE_SERVING
+}
+
 // GetStatus implements the RPC.
 func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.GetStatusResponse, error) {
 	sum := s.ipam.Summary()
@@ -181,6 +214,7 @@ func fromFigures(list []ipam.Figures) []*ipamv1.Pool {
 		out = append(out, &ipamv1.Pool{
 			Prefix: f.Prefix.String(), Gateway: f.Gateway.String(), AddressCount: f.Size, ReservedCount: f.Reserved,
 			LeasedCount: f.Leased, ConfirmedCount: f.Confirmed, QuarantinedCount: f.Quarantined, FreeCount: f.Free,
+			State: stateOf(f.Draining),
 		})
 	}
 	return out

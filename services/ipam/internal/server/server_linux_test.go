@@ -42,11 +42,12 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 
 type service struct {
 	ipamv1.IPAMServiceClient
-	store    *ipamtest.Memory
-	metrics  *Metrics
-	registry *prometheus.Registry
-	socket   string
-	stop     func() // ends the allocator, not the server
+	store     *ipamtest.Memory
+	allocator *ipam.Allocator
+	metrics   *Metrics
+	registry  *prometheus.Registry
+	socket    string
+	stop      func() // ends the allocator, not the server
 }
 
 // serve answers on a real socket. The caller of the test counts as root.
@@ -58,6 +59,7 @@ func serve(t *testing.T, o ipam.Options) *service {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.allocator = a
 	if err := s.metrics.Register(s.registry, a); err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +187,10 @@ func TestALifeOverTheSocket(t *testing.T) {
 	if err != nil || st.GetService().GetVersion() != "v1" || st.GetStateBytes() == 0 || st.GetService().GetStartTime().AsTime().Unix() != 1_800_000_000 {
 		t.Fatalf("GetStatus: %v %v", st, err)
 	}
-	want := &ipamv1.Pool{Prefix: "10.0.0.0/29", Gateway: "10.0.0.1", AddressCount: 8, ReservedCount: 3, LeasedCount: 1, QuarantinedCount: 1, FreeCount: 3}
+	want := &ipamv1.Pool{
+		Prefix: "10.0.0.0/29", Gateway: "10.0.0.1", AddressCount: 8, ReservedCount: 3, LeasedCount: 1,
+		QuarantinedCount: 1, FreeCount: 3, State: ipamv1.RangeState_RANGE_STATE_SERVING,
+	}
 	pools, err := s.ListPools(t.Context(), &ipamv1.ListPoolsRequest{})
 	if err != nil || len(pools.GetPools()) != 2 || !proto.Equal(pools.GetPools()[0], want) || !proto.Equal(st.GetPools()[0], want) {
 		t.Errorf("ListPools: %v %v, want first %v", pools, err, want)
@@ -193,6 +198,59 @@ func TestALifeOverTheSocket(t *testing.T) {
 	if p := pools.GetPools()[1]; p.GetAddressCount() != ^uint64(0) || p.GetFreeCount() != ^uint64(0)-3 {
 		t.Errorf("the /64 has size %d and %d free", p.GetAddressCount(), p.GetFreeCount())
 	}
+}
+
+// TestRangesAreListedAndThenWatched proves INV-41 for the ranges.
+func TestRangesAreListedAndThenWatched(t *testing.T) {
+	s := serve(t, ipam.Options{Stored: true})
+	stream, err := s.WatchPools(t.Context(), &ipamv1.WatchPoolsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(text string) *ipamv1.WatchPoolsResponse {
+		t.Helper()
+		m, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := strings.Join(strings.Fields(fmt.Sprintf("%v %v %v", m.GetUpsert(), m.GetDelete(), m.GetBookmark())), " ")
+		if got != text {
+			t.Fatalf("the watch says %q, want %q", got, text)
+		}
+		return m
+	}
+	_, err = s.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner("a")})
+	retry, _ := detail[*errdetails.RetryInfo](err)
+	if status.Code(err) != codes.Unavailable || retry.GetRetryDelay().AsDuration() <= 0 {
+		t.Fatalf("Allocate without a range: %v", err)
+	}
+	ranges := func(list ...string) {
+		t.Helper()
+		var all []netip.Prefix
+		for _, p := range list {
+			all = append(all, netip.MustParsePrefix(p))
+		}
+		if err := s.allocator.SetRanges(t.Context(), all); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ranges("10.0.0.0/29")
+	want(`prefix:"10.0.0.0/29" state:RANGE_STATE_SERVING node_addresses:"10.0.0.1" <nil>`)
+	token := want(`<nil> snapshot_complete:true`).GetResumeToken()
+	if _, err := s.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner("a")}); err != nil {
+		t.Fatal(err)
+	}
+	if stream, err = s.WatchPools(t.Context(), &ipamv1.WatchPoolsRequest{ResumeToken: token}); err != nil {
+		t.Fatal(err)
+	}
+	want(`<nil>`) // a bookmark at once: nothing was missed
+	ranges("fd00::/64")
+	want(`prefix:"fd00::/64" state:RANGE_STATE_SERVING node_addresses:"fd00::1" <nil>`)
+	want(`prefix:"10.0.0.0/29" state:RANGE_STATE_DRAINING node_addresses:"10.0.0.1" <nil>`)
+	if _, err := s.Release(t.Context(), &ipamv1.ReleaseRequest{Owner: owner("a")}); err != nil {
+		t.Fatal(err)
+	}
+	want(`<nil> 10.0.0.0/29 <nil>`)
 }
 
 func TestEveryCodeReachesTheCallerWithItsDetails(t *testing.T) {
@@ -284,6 +342,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		"ErrUnavailable":  {ipam.ErrUnavailable, codes.FailedPrecondition, ipamv1.ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE},
 		"ErrNoPool":       {&ipam.FieldError{Field: "f", Kind: ipam.ErrNoPool}, codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_NO_POOL},
 		"ErrBadRequest":   {&ipam.FieldError{Field: "f", Kind: ipam.ErrBadRequest}, codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+		"ErrNoRange":      {ipam.ErrNoRange, codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_NO_RANGE},
 		"ErrNotHeld":      {ipam.ErrNotHeld, codes.NotFound, ipamv1.ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND},
 		"ErrMismatch":     {ipam.ErrMismatch, codes.FailedPrecondition, ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER},
 		"ErrBusy":         {ipam.ErrBusy, codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_BUSY},
@@ -385,6 +444,13 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		},
 		"ListPools": func(c ipamv1.IPAMServiceClient) error {
 			_, err := c.ListPools(t.Context(), &ipamv1.ListPoolsRequest{})
+			return err
+		},
+		"WatchPools": func(c ipamv1.IPAMServiceClient) error {
+			stream, err := c.WatchPools(t.Context(), &ipamv1.WatchPoolsRequest{})
+			if err == nil {
+				_, err = stream.Recv()
+			}
 			return err
 		},
 		"GetStatus": func(c ipamv1.IPAMServiceClient) error {

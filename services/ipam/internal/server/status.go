@@ -41,6 +41,8 @@ func statusOf(err error) error {
 		return answer(codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_NO_POOL, rpcerr.Field(field.Field, field.Text))
 	case errors.As(err, &field):
 		return answer(codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Text))
+	case errors.Is(err, ipam.ErrNoRange):
+		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_NO_RANGE, rpcerr.Retry(retryDelay))
 	case errors.As(err, &exhausted):
 		return answer(codes.ResourceExhausted, ipamv1.ErrorReason_ERROR_REASON_POOL_EXHAUSTED, usage(exhausted)...)
 	case errors.Is(err, ipam.ErrOtherContent):

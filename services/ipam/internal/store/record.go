@@ -25,6 +25,8 @@ import (
 //	             value  1, until (8 bytes)
 //	cursor       key    address of the range (4 or 16 bytes), prefix length
 //	             value  1, address
+//	serving      key    place in the order of use (1 byte)
+//	             value  1, address of the range (4 or 16 bytes), prefix length
 //
 // Times are nanoseconds of the wall clock since 1970, big-endian; 0 is none.
 const recordVersion = 1
@@ -131,11 +133,27 @@ func decodeCursor(key, value []byte) (netip.Prefix, netip.Addr, error) {
 	if len(key) < 1 || len(value) < 1 || value[0] != recordVersion {
 		return netip.Prefix{}, netip.Addr{}, bad
 	}
-	base, ok := parseAddr(key[:len(key)-1])
+	p, ok := parsePrefix(key)
 	at, ok2 := parseAddr(value[1:])
-	p := netip.PrefixFrom(base, int(key[len(key)-1]))
-	if !ok || !ok2 || !p.IsValid() || p != p.Masked() || !p.Contains(at) {
+	if !ok || !ok2 || !p.Contains(at) {
 		return netip.Prefix{}, netip.Addr{}, bad
 	}
 	return p, at, nil
+}
+
+func parsePrefix(b []byte) (netip.Prefix, bool) {
+	base, ok := parseAddr(b[:len(b)-1])
+	p := netip.PrefixFrom(base, int(b[len(b)-1]))
+	return p, ok && p.IsValid() && p == p.Masked()
+}
+
+func encodeServing(p netip.Prefix) []byte { return append([]byte{recordVersion}, cursorKey(p)...) }
+
+func decodeServing(key, value []byte) (netip.Prefix, error) {
+	if len(key) == 1 && len(value) > 1 && value[0] == recordVersion {
+		if p, ok := parsePrefix(value[1:]); ok {
+			return p, nil
+		}
+	}
+	return netip.Prefix{}, fmt.Errorf("%w: the serving range %x", errRecord, key)
 }

@@ -13,25 +13,34 @@ import (
 
 	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
 
 // FileName is the file in the state directory.
 const FileName = "state.db"
 
 // Version is the version of the layout that this program reads and writes.
-const Version = 1
+const Version = 2
 
 const (
 	bucketAllocations = "allocations"
 	bucketReleased    = "resting" // its name since the first version
 	bucketCursors     = "cursors"
+	bucketServing     = "serving" // since version 2
 )
 
 var options = store.Options{
-	Name:   FileName,
-	Layout: store.Layout{Format: "sluice-ipam", Version: Version, Buckets: []string{bucketAllocations, bucketReleased, bucketCursors}},
-	Loss:   "no pod of this node uses an address any more",
-	Doc:    `docs/ipam.md, "A refused state file"`,
+	Name: FileName,
+	Layout: store.Layout{
+		Format: "sluice-ipam", Version: Version,
+		Buckets: []string{bucketAllocations, bucketReleased, bucketCursors, bucketServing},
+	},
+	Previous: []store.Layout{
+		{Format: "sluice-ipam", Version: 1, Buckets: []string{bucketAllocations, bucketReleased, bucketCursors}},
+	},
+	Migrate: func(*store.Tx, uint32) error { return nil }, // there is one bucket more
+	Loss:    "no pod of this node uses an address any more",
+	Doc:     `docs/ipam.md, "A refused state file"`,
 }
 
 // Store is an open state file. It implements ipam.Store.
@@ -72,6 +81,11 @@ func (s *Store) Load() (*ipam.Contents, error) {
 			each(t, bucketCursors, func(k, v []byte) error {
 				p, at, err := decodeCursor(k, v)
 				c.Cursors[p] = at
+				return err
+			}),
+			each(t, bucketServing, func(k, v []byte) error {
+				p, err := decodeServing(k, v)
+				c.Serving = append(c.Serving, p)
 				return err
 			}),
 		); err != nil {
@@ -115,6 +129,16 @@ func (s *Store) Commit(c *ipam.Changes) error {
 		}
 		for p, at := range c.Cursors {
 			t.Put(bucketCursors, cursorKey(p), encodeCursor(at))
+		}
+		if c.Serving == nil {
+			return nil
+		}
+		for i := range pool.MaxPools {
+			if i < len(c.Serving) {
+				t.Put(bucketServing, []byte{byte(i)}, encodeServing(c.Serving[i]))
+			} else {
+				t.Delete(bucketServing, []byte{byte(i)})
+			}
 		}
 		return nil
 	})

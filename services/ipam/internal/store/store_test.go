@@ -117,6 +117,7 @@ func TestRecordsOfAnotherKindAreRefused(t *testing.T) {
 		"an allocation": func(tx *store.Tx) { tx.Put(bucketAllocations, []byte("x"), []byte("y")) },
 		"a rest":        func(tx *store.Tx) { tx.Put(bucketReleased, []byte("x"), []byte("y")) },
 		"a cursor":      func(tx *store.Tx) { tx.Put(bucketCursors, []byte("x"), []byte("y")) },
+		"a range":       func(tx *store.Tx) { tx.Put(bucketServing, []byte{0}, []byte{recordVersion, 10, 0, 0, 1, 24}) },
 	} {
 		path := filled(t, 3)
 		d, err := store.OpenDir(filepath.Dir(path), 0o700)
@@ -137,6 +138,35 @@ func TestRecordsOfAnotherKindAreRefused(t *testing.T) {
 	}
 }
 
+// TestAFileOfTheFirstVersionIsRead writes the layout that had no ranges.
+func TestAFileOfTheFirstVersionIsRead(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "ipam")
+	d, err := store.OpenDir(dir, 0o700)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := options
+	first.Layout, first.Previous, first.Migrate = options.Previous[0], nil, nil
+	f, err := d.Open(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.MustParsePrefix("10.0.0.0/24")
+	err = f.Update(func(tx *store.Tx) error {
+		tx.Put(bucketCursors, cursorKey(at), encodeCursor(at.Addr().Next()))
+		return nil
+	})
+	if err := errors.Join(err, f.Close(), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // migrated, and then of the present version
+		c, err := load(filepath.Join(dir, FileName))
+		if err != nil || ipamtest.Describe(c) != "10.0.0.0/24 at 10.0.0.1\n" {
+			t.Fatalf("the file of version 1 reads as %v, %v", c, err)
+		}
+	}
+}
+
 func FuzzRecords(f *testing.F) {
 	o := workload.Owner{ContainerID: "c", Interface: "eth0"}
 	v4, v6 := ipam.Address{Addr: netip.MustParseAddr("10.0.0.2"), PoolBits: 24}, ipam.Address{Addr: netip.MustParseAddr("fd00::2"), PoolBits: 64}
@@ -145,6 +175,7 @@ func FuzzRecords(f *testing.F) {
 	f.Add(v4.Addr.AsSlice(), encodeQuarantined(time.Unix(5, 0)))
 	f.Add(cursorKey(netip.MustParsePrefix("fd00::/64")), encodeCursor(v6.Addr))
 	f.Add([]byte{0}, []byte{recordVersion})
+	f.Add([]byte{0}, encodeServing(netip.MustParsePrefix("10.0.0.0/24")))
 	f.Fuzz(func(t *testing.T, key, value []byte) {
 		if a, err := decodeAllocation(key, value); err == nil {
 			if !bytes.Equal(ownerKey(a.Owner), key) || !bytes.Equal(encodeAllocation(a), value) {
@@ -155,6 +186,9 @@ func FuzzRecords(f *testing.F) {
 			if !bytes.Equal(r.Addr.AsSlice(), key) || !bytes.Equal(encodeQuarantined(r.Until), value) {
 				t.Errorf("rest %x = %x reads as %+v", key, value, r)
 			}
+		}
+		if p, err := decodeServing(key, value); err == nil && !bytes.Equal(encodeServing(p), value) {
+			t.Errorf("serving range %x reads as %s", value, p)
 		}
 		if p, at, err := decodeCursor(key, value); err == nil {
 			if !bytes.Equal(cursorKey(p), key) || !bytes.Equal(encodeCursor(at), value) {

@@ -136,6 +136,59 @@ func (AllocationState) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{1}
 }
 
+// RangeState is where a range of addresses is in its life.
+type RangeState int32
+
+const (
+	// Never sent.
+	RangeState_RANGE_STATE_UNSPECIFIED RangeState = 0
+	// New addresses are taken from it.
+	RangeState_RANGE_STATE_SERVING RangeState = 1
+	// No new address is taken from it; it is gone when no owner holds one.
+	RangeState_RANGE_STATE_DRAINING RangeState = 2
+)
+
+// Enum value maps for RangeState.
+var (
+	RangeState_name = map[int32]string{
+		0: "RANGE_STATE_UNSPECIFIED",
+		1: "RANGE_STATE_SERVING",
+		2: "RANGE_STATE_DRAINING",
+	}
+	RangeState_value = map[string]int32{
+		"RANGE_STATE_UNSPECIFIED": 0,
+		"RANGE_STATE_SERVING":     1,
+		"RANGE_STATE_DRAINING":    2,
+	}
+)
+
+func (x RangeState) Enum() *RangeState {
+	p := new(RangeState)
+	*p = x
+	return p
+}
+
+func (x RangeState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (RangeState) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_ipam_v1_ipam_proto_enumTypes[2].Descriptor()
+}
+
+func (RangeState) Type() protoreflect.EnumType {
+	return &file_sluice_ipam_v1_ipam_proto_enumTypes[2]
+}
+
+func (x RangeState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use RangeState.Descriptor instead.
+func (RangeState) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{2}
+}
+
 // ErrorReason is the reason of an error that this service decides on: the
 // google.rpc.ErrorInfo among the details has it without "ERROR_REASON_", in the
 // domain ipam.sluice.io.
@@ -174,6 +227,9 @@ const (
 	// UNAVAILABLE: the service cannot say what is on the disk; it ends and reads
 	// the state anew.
 	ErrorReason_ERROR_REASON_STORAGE_UNCERTAIN ErrorReason = 12
+	// UNAVAILABLE: the node has no range to take addresses from yet, or none any
+	// more; RetryInfo says when to come back.
+	ErrorReason_ERROR_REASON_NO_RANGE ErrorReason = 13
 )
 
 // Enum value maps for ErrorReason.
@@ -192,6 +248,7 @@ var (
 		10: "ERROR_REASON_STOPPING",
 		11: "ERROR_REASON_STORAGE_FAILED",
 		12: "ERROR_REASON_STORAGE_UNCERTAIN",
+		13: "ERROR_REASON_NO_RANGE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":               0,
@@ -207,6 +264,7 @@ var (
 		"ERROR_REASON_STOPPING":                  10,
 		"ERROR_REASON_STORAGE_FAILED":            11,
 		"ERROR_REASON_STORAGE_UNCERTAIN":         12,
+		"ERROR_REASON_NO_RANGE":                  13,
 	}
 )
 
@@ -221,11 +279,11 @@ func (x ErrorReason) String() string {
 }
 
 func (ErrorReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_ipam_v1_ipam_proto_enumTypes[2].Descriptor()
+	return file_sluice_ipam_v1_ipam_proto_enumTypes[3].Descriptor()
 }
 
 func (ErrorReason) Type() protoreflect.EnumType {
-	return &file_sluice_ipam_v1_ipam_proto_enumTypes[2]
+	return &file_sluice_ipam_v1_ipam_proto_enumTypes[3]
 }
 
 func (x ErrorReason) Number() protoreflect.EnumNumber {
@@ -234,7 +292,7 @@ func (x ErrorReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ErrorReason.Descriptor instead.
 func (ErrorReason) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{2}
+	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{3}
 }
 
 // Address is one allocated address.
@@ -864,8 +922,10 @@ type Pool struct {
 	ConfirmedCount uint64 `protobuf:"varint,6,opt,name=confirmed_count,json=confirmedCount,proto3" json:"confirmed_count,omitempty"`
 	// Addresses in quarantine after a release.
 	QuarantinedCount uint64 `protobuf:"varint,7,opt,name=quarantined_count,json=quarantinedCount,proto3" json:"quarantined_count,omitempty"`
-	// Addresses that can be allocated now.
-	FreeCount     uint64 `protobuf:"varint,8,opt,name=free_count,json=freeCount,proto3" json:"free_count,omitempty"`
+	// Addresses that can be allocated now. 0 while the range drains.
+	FreeCount uint64 `protobuf:"varint,8,opt,name=free_count,json=freeCount,proto3" json:"free_count,omitempty"`
+	// Serving or draining.
+	State         RangeState `protobuf:"varint,9,opt,name=state,proto3,enum=sluice.ipam.v1.RangeState" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -956,6 +1016,282 @@ func (x *Pool) GetFreeCount() uint64 {
 	return 0
 }
 
+func (x *Pool) GetState() RangeState {
+	if x != nil {
+		return x.State
+	}
+	return RangeState_RANGE_STATE_UNSPECIFIED
+}
+
+// WatchPoolsRequest is the input of WatchPools.
+type WatchPoolsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The resume_token of the last message received. Empty: everything is listed.
+	ResumeToken   []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchPoolsRequest) Reset() {
+	*x = WatchPoolsRequest{}
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchPoolsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchPoolsRequest) ProtoMessage() {}
+
+func (x *WatchPoolsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchPoolsRequest.ProtoReflect.Descriptor instead.
+func (*WatchPoolsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *WatchPoolsRequest) GetResumeToken() []byte {
+	if x != nil {
+		return x.ResumeToken
+	}
+	return nil
+}
+
+// WatchPoolsResponse is one element of the stream.
+type WatchPoolsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Continues after this message. Empty until the listing is complete.
+	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	// What happened.
+	//
+	// Types that are valid to be assigned to Event:
+	//
+	//	*WatchPoolsResponse_Upsert
+	//	*WatchPoolsResponse_Delete
+	//	*WatchPoolsResponse_Bookmark
+	Event         isWatchPoolsResponse_Event `protobuf_oneof:"event"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchPoolsResponse) Reset() {
+	*x = WatchPoolsResponse{}
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchPoolsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchPoolsResponse) ProtoMessage() {}
+
+func (x *WatchPoolsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchPoolsResponse.ProtoReflect.Descriptor instead.
+func (*WatchPoolsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *WatchPoolsResponse) GetResumeToken() []byte {
+	if x != nil {
+		return x.ResumeToken
+	}
+	return nil
+}
+
+func (x *WatchPoolsResponse) GetEvent() isWatchPoolsResponse_Event {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *WatchPoolsResponse) GetUpsert() *Range {
+	if x != nil {
+		if x, ok := x.Event.(*WatchPoolsResponse_Upsert); ok {
+			return x.Upsert
+		}
+	}
+	return nil
+}
+
+func (x *WatchPoolsResponse) GetDelete() string {
+	if x != nil {
+		if x, ok := x.Event.(*WatchPoolsResponse_Delete); ok {
+			return x.Delete
+		}
+	}
+	return ""
+}
+
+func (x *WatchPoolsResponse) GetBookmark() *Bookmark {
+	if x != nil {
+		if x, ok := x.Event.(*WatchPoolsResponse_Bookmark); ok {
+			return x.Bookmark
+		}
+	}
+	return nil
+}
+
+type isWatchPoolsResponse_Event interface {
+	isWatchPoolsResponse_Event()
+}
+
+type WatchPoolsResponse_Upsert struct {
+	// The node has the range.
+	Upsert *Range `protobuf:"bytes,2,opt,name=upsert,proto3,oneof"`
+}
+
+type WatchPoolsResponse_Delete struct {
+	// The node does not have this range any more.
+	Delete string `protobuf:"bytes,3,opt,name=delete,proto3,oneof"`
+}
+
+type WatchPoolsResponse_Bookmark struct {
+	// No change; a point in the stream.
+	Bookmark *Bookmark `protobuf:"bytes,4,opt,name=bookmark,proto3,oneof"`
+}
+
+func (*WatchPoolsResponse_Upsert) isWatchPoolsResponse_Event() {}
+
+func (*WatchPoolsResponse_Delete) isWatchPoolsResponse_Event() {}
+
+func (*WatchPoolsResponse_Bookmark) isWatchPoolsResponse_Event() {}
+
+// Range is a range of addresses of this node.
+type Range struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The range. No two ranges overlap.
+	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	// Serving or draining.
+	State RangeState `protobuf:"varint,2,opt,name=state,proto3,enum=sluice.ipam.v1.RangeState" json:"state,omitempty"`
+	// The node's own addresses in the range, never allocated: its gateway.
+	NodeAddresses []string `protobuf:"bytes,3,rep,name=node_addresses,json=nodeAddresses,proto3" json:"node_addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Range) Reset() {
+	*x = Range{}
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Range) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Range) ProtoMessage() {}
+
+func (x *Range) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Range.ProtoReflect.Descriptor instead.
+func (*Range) Descriptor() ([]byte, []int) {
+	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Range) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *Range) GetState() RangeState {
+	if x != nil {
+		return x.State
+	}
+	return RangeState_RANGE_STATE_UNSPECIFIED
+}
+
+func (x *Range) GetNodeAddresses() []string {
+	if x != nil {
+		return x.NodeAddresses
+	}
+	return nil
+}
+
+// Bookmark marks a point in a watch.
+type Bookmark struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Everything that existed at the start of the watch has been sent.
+	SnapshotComplete bool `protobuf:"varint,1,opt,name=snapshot_complete,json=snapshotComplete,proto3" json:"snapshot_complete,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Bookmark) Reset() {
+	*x = Bookmark{}
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Bookmark) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Bookmark) ProtoMessage() {}
+
+func (x *Bookmark) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Bookmark.ProtoReflect.Descriptor instead.
+func (*Bookmark) Descriptor() ([]byte, []int) {
+	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Bookmark) GetSnapshotComplete() bool {
+	if x != nil {
+		return x.SnapshotComplete
+	}
+	return false
+}
+
 // GetStatusRequest is the input of GetStatus.
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -965,7 +1301,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[13]
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -977,7 +1313,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[13]
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -990,7 +1326,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{13}
+	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{17}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -1013,7 +1349,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[14]
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +1361,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[14]
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +1374,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{14}
+	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetStatusResponse) GetService() *v11.ServiceStatus {
@@ -1110,7 +1446,7 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"allocation\"\x12\n" +
 	"\x10ListPoolsRequest\"?\n" +
 	"\x11ListPoolsResponse\x12*\n" +
-	"\x05pools\x18\x01 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\"\x9c\x02\n" +
+	"\x05pools\x18\x01 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\"\xce\x02\n" +
 	"\x04Pool\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x18\n" +
 	"\agateway\x18\x02 \x01(\tR\agateway\x12#\n" +
@@ -1120,7 +1456,22 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x0fconfirmed_count\x18\x06 \x01(\x04R\x0econfirmedCount\x12+\n" +
 	"\x11quarantined_count\x18\a \x01(\x04R\x10quarantinedCount\x12\x1d\n" +
 	"\n" +
-	"free_count\x18\b \x01(\x04R\tfreeCount\"\x12\n" +
+	"free_count\x18\b \x01(\x04R\tfreeCount\x120\n" +
+	"\x05state\x18\t \x01(\x0e2\x1a.sluice.ipam.v1.RangeStateR\x05state\"?\n" +
+	"\x11WatchPoolsRequest\x12*\n" +
+	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\xc3\x01\n" +
+	"\x12WatchPoolsResponse\x12!\n" +
+	"\fresume_token\x18\x01 \x01(\fR\vresumeToken\x12/\n" +
+	"\x06upsert\x18\x02 \x01(\v2\x15.sluice.ipam.v1.RangeH\x00R\x06upsert\x12\x18\n" +
+	"\x06delete\x18\x03 \x01(\tH\x00R\x06delete\x126\n" +
+	"\bbookmark\x18\x04 \x01(\v2\x18.sluice.ipam.v1.BookmarkH\x00R\bbookmarkB\a\n" +
+	"\x05event\"x\n" +
+	"\x05Range\x12\x16\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x120\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x1a.sluice.ipam.v1.RangeStateR\x05state\x12%\n" +
+	"\x0enode_addresses\x18\x03 \x03(\tR\rnodeAddresses\"7\n" +
+	"\bBookmark\x12+\n" +
+	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\x12\n" +
 	"\x10GetStatusRequest\"\x80\x02\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\a \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12*\n" +
@@ -1136,7 +1487,12 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x0fAllocationState\x12 \n" +
 	"\x1cALLOCATION_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ALLOCATION_STATE_LEASED\x10\x01\x12\x1e\n" +
-	"\x1aALLOCATION_STATE_CONFIRMED\x10\x02*\xb6\x03\n" +
+	"\x1aALLOCATION_STATE_CONFIRMED\x10\x02*\\\n" +
+	"\n" +
+	"RangeState\x12\x1b\n" +
+	"\x17RANGE_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13RANGE_STATE_SERVING\x10\x01\x12\x18\n" +
+	"\x14RANGE_STATE_DRAINING\x10\x02*\xd1\x03\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12 \n" +
@@ -1151,13 +1507,16 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x15ERROR_REASON_STOPPING\x10\n" +
 	"\x12\x1f\n" +
 	"\x1bERROR_REASON_STORAGE_FAILED\x10\v\x12\"\n" +
-	"\x1eERROR_REASON_STORAGE_UNCERTAIN\x10\f2\x9c\x04\n" +
+	"\x1eERROR_REASON_STORAGE_UNCERTAIN\x10\f\x12\x19\n" +
+	"\x15ERROR_REASON_NO_RANGE\x10\r2\xf3\x04\n" +
 	"\vIPAMService\x12M\n" +
 	"\bAllocate\x12\x1f.sluice.ipam.v1.AllocateRequest\x1a .sluice.ipam.v1.AllocateResponse\x12h\n" +
 	"\x11ConfirmAllocation\x12(.sluice.ipam.v1.ConfirmAllocationRequest\x1a).sluice.ipam.v1.ConfirmAllocationResponse\x12J\n" +
 	"\aRelease\x12\x1e.sluice.ipam.v1.ReleaseRequest\x1a\x1f.sluice.ipam.v1.ReleaseResponse\x12d\n" +
 	"\x0fListAllocations\x12&.sluice.ipam.v1.ListAllocationsRequest\x1a'.sluice.ipam.v1.ListAllocationsResponse0\x01\x12P\n" +
-	"\tListPools\x12 .sluice.ipam.v1.ListPoolsRequest\x1a!.sluice.ipam.v1.ListPoolsResponse\x12P\n" +
+	"\tListPools\x12 .sluice.ipam.v1.ListPoolsRequest\x1a!.sluice.ipam.v1.ListPoolsResponse\x12U\n" +
+	"\n" +
+	"WatchPools\x12!.sluice.ipam.v1.WatchPoolsRequest\x1a\".sluice.ipam.v1.WatchPoolsResponse0\x01\x12P\n" +
 	"\tGetStatus\x12 .sluice.ipam.v1.GetStatusRequest\x1a!.sluice.ipam.v1.GetStatusResponseB\xb7\x01\n" +
 	"\x12com.sluice.ipam.v1B\tIpamProtoP\x01Z<github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1;ipamv1\xa2\x02\x03SIX\xaa\x02\x0eSluice.Ipam.V1\xca\x02\x0eSluice\\Ipam\\V1\xe2\x02\x1aSluice\\Ipam\\V1\\GPBMetadata\xea\x02\x10Sluice::Ipam::V1b\x06proto3"
 
@@ -1173,64 +1532,75 @@ func file_sluice_ipam_v1_ipam_proto_rawDescGZIP() []byte {
 	return file_sluice_ipam_v1_ipam_proto_rawDescData
 }
 
-var file_sluice_ipam_v1_ipam_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_sluice_ipam_v1_ipam_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_sluice_ipam_v1_ipam_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_sluice_ipam_v1_ipam_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_sluice_ipam_v1_ipam_proto_goTypes = []any{
 	(Family)(0),                       // 0: sluice.ipam.v1.Family
 	(AllocationState)(0),              // 1: sluice.ipam.v1.AllocationState
-	(ErrorReason)(0),                  // 2: sluice.ipam.v1.ErrorReason
-	(*Address)(nil),                   // 3: sluice.ipam.v1.Address
-	(*Allocation)(nil),                // 4: sluice.ipam.v1.Allocation
-	(*AllocateRequest)(nil),           // 5: sluice.ipam.v1.AllocateRequest
-	(*AllocateResponse)(nil),          // 6: sluice.ipam.v1.AllocateResponse
-	(*ConfirmAllocationRequest)(nil),  // 7: sluice.ipam.v1.ConfirmAllocationRequest
-	(*ConfirmAllocationResponse)(nil), // 8: sluice.ipam.v1.ConfirmAllocationResponse
-	(*ReleaseRequest)(nil),            // 9: sluice.ipam.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),           // 10: sluice.ipam.v1.ReleaseResponse
-	(*ListAllocationsRequest)(nil),    // 11: sluice.ipam.v1.ListAllocationsRequest
-	(*ListAllocationsResponse)(nil),   // 12: sluice.ipam.v1.ListAllocationsResponse
-	(*ListPoolsRequest)(nil),          // 13: sluice.ipam.v1.ListPoolsRequest
-	(*ListPoolsResponse)(nil),         // 14: sluice.ipam.v1.ListPoolsResponse
-	(*Pool)(nil),                      // 15: sluice.ipam.v1.Pool
-	(*GetStatusRequest)(nil),          // 16: sluice.ipam.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 17: sluice.ipam.v1.GetStatusResponse
-	(*v1.Owner)(nil),                  // 18: sluice.workload.v1.Owner
-	(*timestamppb.Timestamp)(nil),     // 19: google.protobuf.Timestamp
-	(*v11.ServiceStatus)(nil),         // 20: sluice.status.v1.ServiceStatus
+	(RangeState)(0),                   // 2: sluice.ipam.v1.RangeState
+	(ErrorReason)(0),                  // 3: sluice.ipam.v1.ErrorReason
+	(*Address)(nil),                   // 4: sluice.ipam.v1.Address
+	(*Allocation)(nil),                // 5: sluice.ipam.v1.Allocation
+	(*AllocateRequest)(nil),           // 6: sluice.ipam.v1.AllocateRequest
+	(*AllocateResponse)(nil),          // 7: sluice.ipam.v1.AllocateResponse
+	(*ConfirmAllocationRequest)(nil),  // 8: sluice.ipam.v1.ConfirmAllocationRequest
+	(*ConfirmAllocationResponse)(nil), // 9: sluice.ipam.v1.ConfirmAllocationResponse
+	(*ReleaseRequest)(nil),            // 10: sluice.ipam.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),           // 11: sluice.ipam.v1.ReleaseResponse
+	(*ListAllocationsRequest)(nil),    // 12: sluice.ipam.v1.ListAllocationsRequest
+	(*ListAllocationsResponse)(nil),   // 13: sluice.ipam.v1.ListAllocationsResponse
+	(*ListPoolsRequest)(nil),          // 14: sluice.ipam.v1.ListPoolsRequest
+	(*ListPoolsResponse)(nil),         // 15: sluice.ipam.v1.ListPoolsResponse
+	(*Pool)(nil),                      // 16: sluice.ipam.v1.Pool
+	(*WatchPoolsRequest)(nil),         // 17: sluice.ipam.v1.WatchPoolsRequest
+	(*WatchPoolsResponse)(nil),        // 18: sluice.ipam.v1.WatchPoolsResponse
+	(*Range)(nil),                     // 19: sluice.ipam.v1.Range
+	(*Bookmark)(nil),                  // 20: sluice.ipam.v1.Bookmark
+	(*GetStatusRequest)(nil),          // 21: sluice.ipam.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 22: sluice.ipam.v1.GetStatusResponse
+	(*v1.Owner)(nil),                  // 23: sluice.workload.v1.Owner
+	(*timestamppb.Timestamp)(nil),     // 24: google.protobuf.Timestamp
+	(*v11.ServiceStatus)(nil),         // 25: sluice.status.v1.ServiceStatus
 }
 var file_sluice_ipam_v1_ipam_proto_depIdxs = []int32{
-	18, // 0: sluice.ipam.v1.Allocation.owner:type_name -> sluice.workload.v1.Owner
-	3,  // 1: sluice.ipam.v1.Allocation.addresses:type_name -> sluice.ipam.v1.Address
+	23, // 0: sluice.ipam.v1.Allocation.owner:type_name -> sluice.workload.v1.Owner
+	4,  // 1: sluice.ipam.v1.Allocation.addresses:type_name -> sluice.ipam.v1.Address
 	1,  // 2: sluice.ipam.v1.Allocation.state:type_name -> sluice.ipam.v1.AllocationState
-	19, // 3: sluice.ipam.v1.Allocation.lease_expire_time:type_name -> google.protobuf.Timestamp
-	18, // 4: sluice.ipam.v1.AllocateRequest.owner:type_name -> sluice.workload.v1.Owner
+	24, // 3: sluice.ipam.v1.Allocation.lease_expire_time:type_name -> google.protobuf.Timestamp
+	23, // 4: sluice.ipam.v1.AllocateRequest.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 5: sluice.ipam.v1.AllocateRequest.families:type_name -> sluice.ipam.v1.Family
-	4,  // 6: sluice.ipam.v1.AllocateResponse.allocation:type_name -> sluice.ipam.v1.Allocation
-	18, // 7: sluice.ipam.v1.ConfirmAllocationRequest.owner:type_name -> sluice.workload.v1.Owner
-	4,  // 8: sluice.ipam.v1.ConfirmAllocationResponse.allocation:type_name -> sluice.ipam.v1.Allocation
-	18, // 9: sluice.ipam.v1.ReleaseRequest.owner:type_name -> sluice.workload.v1.Owner
-	4,  // 10: sluice.ipam.v1.ReleaseResponse.released:type_name -> sluice.ipam.v1.Allocation
-	4,  // 11: sluice.ipam.v1.ListAllocationsResponse.allocation:type_name -> sluice.ipam.v1.Allocation
-	15, // 12: sluice.ipam.v1.ListPoolsResponse.pools:type_name -> sluice.ipam.v1.Pool
-	20, // 13: sluice.ipam.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	15, // 14: sluice.ipam.v1.GetStatusResponse.pools:type_name -> sluice.ipam.v1.Pool
-	5,  // 15: sluice.ipam.v1.IPAMService.Allocate:input_type -> sluice.ipam.v1.AllocateRequest
-	7,  // 16: sluice.ipam.v1.IPAMService.ConfirmAllocation:input_type -> sluice.ipam.v1.ConfirmAllocationRequest
-	9,  // 17: sluice.ipam.v1.IPAMService.Release:input_type -> sluice.ipam.v1.ReleaseRequest
-	11, // 18: sluice.ipam.v1.IPAMService.ListAllocations:input_type -> sluice.ipam.v1.ListAllocationsRequest
-	13, // 19: sluice.ipam.v1.IPAMService.ListPools:input_type -> sluice.ipam.v1.ListPoolsRequest
-	16, // 20: sluice.ipam.v1.IPAMService.GetStatus:input_type -> sluice.ipam.v1.GetStatusRequest
-	6,  // 21: sluice.ipam.v1.IPAMService.Allocate:output_type -> sluice.ipam.v1.AllocateResponse
-	8,  // 22: sluice.ipam.v1.IPAMService.ConfirmAllocation:output_type -> sluice.ipam.v1.ConfirmAllocationResponse
-	10, // 23: sluice.ipam.v1.IPAMService.Release:output_type -> sluice.ipam.v1.ReleaseResponse
-	12, // 24: sluice.ipam.v1.IPAMService.ListAllocations:output_type -> sluice.ipam.v1.ListAllocationsResponse
-	14, // 25: sluice.ipam.v1.IPAMService.ListPools:output_type -> sluice.ipam.v1.ListPoolsResponse
-	17, // 26: sluice.ipam.v1.IPAMService.GetStatus:output_type -> sluice.ipam.v1.GetStatusResponse
-	21, // [21:27] is the sub-list for method output_type
-	15, // [15:21] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	5,  // 6: sluice.ipam.v1.AllocateResponse.allocation:type_name -> sluice.ipam.v1.Allocation
+	23, // 7: sluice.ipam.v1.ConfirmAllocationRequest.owner:type_name -> sluice.workload.v1.Owner
+	5,  // 8: sluice.ipam.v1.ConfirmAllocationResponse.allocation:type_name -> sluice.ipam.v1.Allocation
+	23, // 9: sluice.ipam.v1.ReleaseRequest.owner:type_name -> sluice.workload.v1.Owner
+	5,  // 10: sluice.ipam.v1.ReleaseResponse.released:type_name -> sluice.ipam.v1.Allocation
+	5,  // 11: sluice.ipam.v1.ListAllocationsResponse.allocation:type_name -> sluice.ipam.v1.Allocation
+	16, // 12: sluice.ipam.v1.ListPoolsResponse.pools:type_name -> sluice.ipam.v1.Pool
+	2,  // 13: sluice.ipam.v1.Pool.state:type_name -> sluice.ipam.v1.RangeState
+	19, // 14: sluice.ipam.v1.WatchPoolsResponse.upsert:type_name -> sluice.ipam.v1.Range
+	20, // 15: sluice.ipam.v1.WatchPoolsResponse.bookmark:type_name -> sluice.ipam.v1.Bookmark
+	2,  // 16: sluice.ipam.v1.Range.state:type_name -> sluice.ipam.v1.RangeState
+	25, // 17: sluice.ipam.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	16, // 18: sluice.ipam.v1.GetStatusResponse.pools:type_name -> sluice.ipam.v1.Pool
+	6,  // 19: sluice.ipam.v1.IPAMService.Allocate:input_type -> sluice.ipam.v1.AllocateRequest
+	8,  // 20: sluice.ipam.v1.IPAMService.ConfirmAllocation:input_type -> sluice.ipam.v1.ConfirmAllocationRequest
+	10, // 21: sluice.ipam.v1.IPAMService.Release:input_type -> sluice.ipam.v1.ReleaseRequest
+	12, // 22: sluice.ipam.v1.IPAMService.ListAllocations:input_type -> sluice.ipam.v1.ListAllocationsRequest
+	14, // 23: sluice.ipam.v1.IPAMService.ListPools:input_type -> sluice.ipam.v1.ListPoolsRequest
+	17, // 24: sluice.ipam.v1.IPAMService.WatchPools:input_type -> sluice.ipam.v1.WatchPoolsRequest
+	21, // 25: sluice.ipam.v1.IPAMService.GetStatus:input_type -> sluice.ipam.v1.GetStatusRequest
+	7,  // 26: sluice.ipam.v1.IPAMService.Allocate:output_type -> sluice.ipam.v1.AllocateResponse
+	9,  // 27: sluice.ipam.v1.IPAMService.ConfirmAllocation:output_type -> sluice.ipam.v1.ConfirmAllocationResponse
+	11, // 28: sluice.ipam.v1.IPAMService.Release:output_type -> sluice.ipam.v1.ReleaseResponse
+	13, // 29: sluice.ipam.v1.IPAMService.ListAllocations:output_type -> sluice.ipam.v1.ListAllocationsResponse
+	15, // 30: sluice.ipam.v1.IPAMService.ListPools:output_type -> sluice.ipam.v1.ListPoolsResponse
+	18, // 31: sluice.ipam.v1.IPAMService.WatchPools:output_type -> sluice.ipam.v1.WatchPoolsResponse
+	22, // 32: sluice.ipam.v1.IPAMService.GetStatus:output_type -> sluice.ipam.v1.GetStatusResponse
+	26, // [26:33] is the sub-list for method output_type
+	19, // [19:26] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_sluice_ipam_v1_ipam_proto_init() }
@@ -1238,13 +1608,18 @@ func file_sluice_ipam_v1_ipam_proto_init() {
 	if File_sluice_ipam_v1_ipam_proto != nil {
 		return
 	}
+	file_sluice_ipam_v1_ipam_proto_msgTypes[14].OneofWrappers = []any{
+		(*WatchPoolsResponse_Upsert)(nil),
+		(*WatchPoolsResponse_Delete)(nil),
+		(*WatchPoolsResponse_Bookmark)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_ipam_v1_ipam_proto_rawDesc), len(file_sluice_ipam_v1_ipam_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   15,
+			NumEnums:      4,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

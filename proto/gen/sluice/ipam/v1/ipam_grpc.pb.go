@@ -29,6 +29,7 @@ const (
 	IPAMService_Release_FullMethodName           = "/sluice.ipam.v1.IPAMService/Release"
 	IPAMService_ListAllocations_FullMethodName   = "/sluice.ipam.v1.IPAMService/ListAllocations"
 	IPAMService_ListPools_FullMethodName         = "/sluice.ipam.v1.IPAMService/ListPools"
+	IPAMService_WatchPools_FullMethodName        = "/sluice.ipam.v1.IPAMService/WatchPools"
 	IPAMService_GetStatus_FullMethodName         = "/sluice.ipam.v1.IPAMService/GetStatus"
 )
 
@@ -76,8 +77,19 @@ type IPAMServiceClient interface {
 	// ListAllocations streams every owner with its addresses as of one point in
 	// time, sorted by owner.
 	ListAllocations(ctx context.Context, in *ListAllocationsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListAllocationsResponse], error)
-	// ListPools gives the configured ranges and how full they are.
+	// ListPools gives the ranges and how full they are.
 	ListPools(ctx context.Context, in *ListPoolsRequest, opts ...grpc.CallOption) (*ListPoolsResponse, error)
+	// WatchPools streams the ranges of this node: a listing of all, a bookmark
+	// with snapshot_complete, then changes. What was not listed is gone. The
+	// bookmark comes only when the service knows the node's ranges, which it may
+	// have to learn first; a range that serves is announced before an address of
+	// it is answered, and one that drains until no owner holds an address of it.
+	//
+	// A caller that was away continues with the token of the last message.
+	// OUT_OF_RANGE: the token cannot be continued from; watch again without one.
+	// RESOURCE_EXHAUSTED: the caller read too slowly; watch again with the last
+	// token.
+	WatchPools(ctx context.Context, in *WatchPoolsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchPoolsResponse], error)
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 }
@@ -149,6 +161,25 @@ func (c *iPAMServiceClient) ListPools(ctx context.Context, in *ListPoolsRequest,
 	return out, nil
 }
 
+func (c *iPAMServiceClient) WatchPools(ctx context.Context, in *WatchPoolsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchPoolsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &IPAMService_ServiceDesc.Streams[1], IPAMService_WatchPools_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchPoolsRequest, WatchPoolsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type IPAMService_WatchPoolsClient = grpc.ServerStreamingClient[WatchPoolsResponse]
+
 func (c *iPAMServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetStatusResponse)
@@ -203,8 +234,19 @@ type IPAMServiceServer interface {
 	// ListAllocations streams every owner with its addresses as of one point in
 	// time, sorted by owner.
 	ListAllocations(*ListAllocationsRequest, grpc.ServerStreamingServer[ListAllocationsResponse]) error
-	// ListPools gives the configured ranges and how full they are.
+	// ListPools gives the ranges and how full they are.
 	ListPools(context.Context, *ListPoolsRequest) (*ListPoolsResponse, error)
+	// WatchPools streams the ranges of this node: a listing of all, a bookmark
+	// with snapshot_complete, then changes. What was not listed is gone. The
+	// bookmark comes only when the service knows the node's ranges, which it may
+	// have to learn first; a range that serves is announced before an address of
+	// it is answered, and one that drains until no owner holds an address of it.
+	//
+	// A caller that was away continues with the token of the last message.
+	// OUT_OF_RANGE: the token cannot be continued from; watch again without one.
+	// RESOURCE_EXHAUSTED: the caller read too slowly; watch again with the last
+	// token.
+	WatchPools(*WatchPoolsRequest, grpc.ServerStreamingServer[WatchPoolsResponse]) error
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	mustEmbedUnimplementedIPAMServiceServer()
@@ -231,6 +273,9 @@ func (UnimplementedIPAMServiceServer) ListAllocations(*ListAllocationsRequest, g
 }
 func (UnimplementedIPAMServiceServer) ListPools(context.Context, *ListPoolsRequest) (*ListPoolsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPools not implemented")
+}
+func (UnimplementedIPAMServiceServer) WatchPools(*WatchPoolsRequest, grpc.ServerStreamingServer[WatchPoolsResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchPools not implemented")
 }
 func (UnimplementedIPAMServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
@@ -339,6 +384,17 @@ func _IPAMService_ListPools_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _IPAMService_WatchPools_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchPoolsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(IPAMServiceServer).WatchPools(m, &grpc.GenericServerStream[WatchPoolsRequest, WatchPoolsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type IPAMService_WatchPoolsServer = grpc.ServerStreamingServer[WatchPoolsResponse]
+
 func _IPAMService_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetStatusRequest)
 	if err := dec(in); err != nil {
@@ -389,6 +445,11 @@ var IPAMService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "ListAllocations",
 			Handler:       _IPAMService_ListAllocations_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchPools",
+			Handler:       _IPAMService_WatchPools_Handler,
 			ServerStreams: true,
 		},
 	},

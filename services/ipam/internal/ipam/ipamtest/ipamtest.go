@@ -29,6 +29,7 @@ type Memory struct {
 	allocations map[workload.Owner]*ipam.Allocation // guarded by mu
 	quarantined map[netip.Addr]time.Time            // guarded by mu
 	cursors     map[netip.Prefix]netip.Addr         // guarded by mu
+	serving     []netip.Prefix                      // guarded by mu
 	fail        func(*ipam.Changes) (write bool, err error)
 	commits     int
 }
@@ -61,7 +62,7 @@ func (m *Memory) Commits() int {
 func (m *Memory) Load() (*ipam.Contents, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	c := &ipam.Contents{Cursors: maps.Clone(m.cursors)}
+	c := &ipam.Contents{Cursors: maps.Clone(m.cursors), Serving: slices.Clone(m.serving)}
 	for _, a := range m.allocations {
 		copied := *a
 		if !a.Expires.IsZero() {
@@ -102,6 +103,9 @@ func (m *Memory) Commit(c *ipam.Changes) error {
 		}
 	}
 	maps.Copy(m.cursors, c.Cursors)
+	if c.Serving != nil {
+		m.serving = slices.Clone(c.Serving)
+	}
 	return err
 }
 
@@ -179,6 +183,23 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 		expect(t, open(t, s), "one/eth0 [{10.0.0.5 24} {fd00::5 64}] confirmed\none/eth1 [{fd00::6 64}] confirmed\n"+
 			"10.0.0.9 rests 1800000000123456789\n10.0.0.0/24 at 10.0.0.5\n")
 	})
+	t.Run("the ranges that serve are replaced as a whole", func(t *testing.T) {
+		s := open(t, nil)
+		range6 := netip.MustParsePrefix("fd00::/64")
+		for _, c := range []struct {
+			serving []netip.Prefix
+			want    string
+		}{
+			{[]netip.Prefix{range6, range4}, "fd00::/64 serves\n10.0.0.0/24 serves\n"},
+			{nil, "fd00::/64 serves\n10.0.0.0/24 serves\n"},
+			{[]netip.Prefix{range4}, "10.0.0.0/24 serves\n"},
+			{[]netip.Prefix{}, ""},
+		} {
+			commit(t, s, ipam.Changes{Serving: c.serving})
+			s = open(t, s)
+			expect(t, s, c.want)
+		}
+	})
 	t.Run("thousands of records come and go", func(t *testing.T) {
 		s := open(t, nil)
 		const n = 3000
@@ -229,5 +250,8 @@ func Describe(c *ipam.Contents) string {
 		lines = append(lines, fmt.Sprintf("%s at %s", p, a))
 	}
 	flush()
+	for _, p := range c.Serving {
+		out = append(out, fmt.Sprintf("%s serves", p))
+	}
 	return strings.Join(append(out, ""), "\n")
 }

@@ -35,6 +35,7 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 // Pool is a range of addresses and how full it is.
 type Pool struct {
 	CIDR        string `json:"cidr"`
+	State       string `json:"state"`
 	Gateway     string `json:"gateway"`
 	Size        uint64 `json:"size"`
 	Reserved    uint64 `json:"reserved"`
@@ -47,7 +48,7 @@ type Pool struct {
 // PoolOf shows a pool of the service.
 func PoolOf(p *ipamv1.Pool) Pool {
 	return Pool{
-		CIDR: p.GetPrefix(), Gateway: p.GetGateway(), Size: p.GetAddressCount(), Reserved: p.GetReservedCount(),
+		CIDR: p.GetPrefix(), State: output.Enum(p.GetState(), "RANGE_STATE_"), Gateway: p.GetGateway(), Size: p.GetAddressCount(), Reserved: p.GetReservedCount(),
 		Leased: p.GetLeasedCount(), Confirmed: p.GetConfirmedCount(),
 		Quarantined: p.GetQuarantinedCount(), Free: p.GetFreeCount(),
 	}
@@ -68,9 +69,9 @@ func printPools(ctx context.Context, inv *invocation.Invocation) error {
 		all = append(all, PoolOf(p))
 	}
 	return inv.Show(all, func(w io.Writer) {
-		output.Row(w, "POOL", "GATEWAY", "SIZE", "RESERVED", "LEASED", "CONFIRMED", "QUARANTINE", "FREE")
+		output.Row(w, "POOL", "STATE", "GATEWAY", "SIZE", "RESERVED", "LEASED", "CONFIRMED", "QUARANTINE", "FREE")
 		for _, p := range all {
-			output.Row(w, p.CIDR, p.Gateway, output.Count(p.Size), output.Count(p.Reserved),
+			output.Row(w, p.CIDR, p.State, p.Gateway, output.Count(p.Size), output.Count(p.Reserved),
 				p.Leased, p.Confirmed, p.Quarantined,
 				output.Count(p.Free))
 		}

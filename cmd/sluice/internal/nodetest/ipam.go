@@ -22,12 +22,16 @@ type ipam struct {
 func (*ipam) pools() []*ipamv1.Pool {
 	return []*ipamv1.Pool{
 		{
-			Prefix: "10.244.0.0/24", Gateway: "10.244.0.1",
+			Prefix: "10.244.0.0/24", State: ipamv1.RangeState_RANGE_STATE_SERVING, Gateway: "10.244.0.1",
 			AddressCount: 256, ReservedCount: 3, ConfirmedCount: 2, FreeCount: 251,
 		},
 		{
-			Prefix: "fd00:244::/64", Gateway: "fd00:244::1",
+			Prefix: "fd00:244::/64", State: ipamv1.RangeState_RANGE_STATE_SERVING, Gateway: "fd00:244::1",
 			AddressCount: 1<<64 - 1, ReservedCount: 2, ConfirmedCount: 2, FreeCount: 1<<64 - 5,
+		},
+		{
+			Prefix: "10.243.7.0/24", State: ipamv1.RangeState_RANGE_STATE_DRAINING, Gateway: "10.243.7.1",
+			AddressCount: 256, ReservedCount: 3, ConfirmedCount: 1,
 		},
 	}
 }

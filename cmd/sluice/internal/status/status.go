@@ -220,6 +220,9 @@ func (s *nodeStatus) dropUnusedPolicy() {
 func exhausted(pools []ipam.Pool) []string {
 	free, full := map[string]bool{}, map[string][]string{}
 	for _, p := range pools {
+		if p.State == "draining" {
+			continue
+		}
 		family := "IPv4"
 		if strings.Contains(p.CIDR, ":") {
 			family = "IPv6"
@@ -307,8 +310,12 @@ func (s *nodeStatus) table(w io.Writer) {
 		output.Row(w, "Identities", fmt.Sprintf("%d in the cluster, %d held here", i.Cluster, i.Held))
 	}
 	for _, p := range s.Pools {
-		output.Row(w, "Pool", fmt.Sprintf("%s: %d confirmed, %d leased, %d in quarantine, %s free", p.CIDR, p.Confirmed, p.Leased,
-			p.Quarantined, output.Count(p.Free)))
+		free := output.Count(p.Free) + " free"
+		if p.State == "draining" {
+			free = p.State
+		}
+		output.Row(w, "Pool", fmt.Sprintf("%s: %d confirmed, %d leased, %d in quarantine, %s", p.CIDR, p.Confirmed, p.Leased,
+			p.Quarantined, free))
 	}
 	if p := s.Policy; p != nil {
 		output.Row(w, "Policies", fmt.Sprintf("%d in force, %d refused, revision %d", p.Policies, p.Refused, p.Revision))

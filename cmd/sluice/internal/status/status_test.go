@@ -132,7 +132,7 @@ func TestStatusTellsOfAFamilyWithoutAFreeAddress(t *testing.T) {
 	if got := exhausted([]ipam.Pool{full, room, v6}); len(got) != 0 {
 		t.Errorf("with room in another pool: %q", got)
 	}
-	got := exhausted([]ipam.Pool{full, v6})
+	got := exhausted([]ipam.Pool{full, v6, {CIDR: "10.2.0.0/24", State: "draining", Confirmed: 3}})
 	if want := "sluice-ipam: no IPv4 address is free (10.0.0.0/29: 4 confirmed, 0 leased, 1 in quarantine)"; len(got) != 1 ||
 		got[0] != want {
 		t.Errorf("got %q, want %q", got, want)

@@ -95,7 +95,7 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 		} else if docs := reading.Same(in.Data, known[in.Origin]); in.Err == nil && docs != nil {
 			d.docs = docs
 		} else if in.Err == nil {
-			if d.docs, d.err = (reading.Options{Rules: f.owner.config.Rules, Held: f.name == SourceKubernetes, Large: true}).Decode(in.Data); errors.Is(d.err, reading.ErrEmpty) {
+			if d.docs, d.err = (reading.Options{Rules: f.owner.config.Rules, Large: true}).Decode(in.Data); errors.Is(d.err, reading.ErrEmpty) {
 				d.err = nil
 			}
 		}

@@ -56,22 +56,16 @@ func only(t *testing.T, o *Owner) Listed {
 
 func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T) {
 	dir := t.TempDir()
-	start := func() (*Owner, *Feed, func()) {
-		o, stop := runWith(t, dir, []string{SourceIdentity, SourceKubernetes})
-		return o, o.Feed(SourceKubernetes), stop
+	start := func() (*Owner, deltas, func()) {
+		d, stop := objects(t, dir)
+		return d.owner, d, stop
 	}
 	o, feed, stop := start()
 	pods(t, o, "shop")
-	object := func(cidr string) []File {
-		return []File{{Origin: "networkpolicies/shop/db", Data: fmt.Appendf(nil,
-			`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db","namespace":"shop","uid":"1"},`+
-				`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"from":[{"podSelector":{}},{"ipBlock":{"cidr":%q}}]}]}}`, cidr)}}
-	}
 	set := func(cidr string) uint64 {
 		t.Helper()
-		if err := feed.Set(t.Context(), object(cidr)); err != nil {
-			t.Fatal(err)
-		}
+		feed.apply(map[policy.Key]policy.Written{network("db"): object("networking.k8s.io/v1", network("db"),
+			fmt.Sprintf(`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"from":[{"podSelector":{}},{"ipBlock":{"cidr":%q}}]}]}`, cidr))})
 		return only(t, o).Revision
 	}
 	check := func(what string, accepted bool) {
@@ -107,9 +101,16 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 	set("10.0.0.0/24")
 	check("repaired", true)
 	set("10.0.0.0/33")
-	if err := feed.Set(t.Context(), nil); err != nil {
-		t.Fatal(err)
+	// A text that cannot be read at all isolates the namespace, after a restart too.
+	feed.apply(map[policy.Key]policy.Written{network("db"): {Key: network("db"), APIVersion: "networking.k8s.io/v1", Text: []byte("\x01")}})
+	for range 2 {
+		if p := only(t, o); p.Accepted || !p.inForce() || passes(t, o, 300, 301) || passes(t, o, 301, 300) {
+			t.Errorf("no text: accepted %t, %q, web to db %t, db to web %t", p.Accepted, p.Error, passes(t, o, 300, 301), passes(t, o, 301, 300))
+		}
+		stop()
+		o, feed, stop = start()
 	}
+	feed.complete()
 	if !passes(t, o, 300, 301) {
 		t.Error("deleted, and isolated still")
 	}

@@ -14,12 +14,6 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 )
 
-// Object is an object of a source: a policy.Typed or a policy.Written.
-type Object interface {
-	policy.Form
-	Text() ([]byte, error)
-}
-
 // Objects is the feed of a source that says what changes, one object at a time,
 // and when it has said everything: a watch.Sink. Its objects cannot be refused
 // for what they say, see policy.DecodeHeld; those that have no room, or belong
@@ -40,7 +34,7 @@ func (o *Owner) Objects(name string) *Objects {
 
 // Apply implements watch.Sink. A deletion that the source names is made at once,
 // before it is complete too.
-func (f *Objects) Apply(ctx context.Context, c watch.Changes[policy.Key, Object]) error {
+func (f *Objects) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.Written]) error {
 	l := &listing{source: f.name, files: make(map[string]*file), deltas: true, removed: make(map[string]policy.Key, len(c.Deletes))}
 	keys := make(map[string]policy.Key)
 	if len(c.Upserts) == 0 {
@@ -75,11 +69,7 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[policy.Key, Object]
 }
 
 // decode is an object in the form of a file.
-func (f *Objects) decode(k policy.Key, object Object) *file {
-	text, err := object.Text()
-	if err != nil {
-		return &file{err: err}
-	}
+func (f *Objects) decode(k policy.Key, object policy.Written) *file {
 	decoded, err := policy.DecodeHeld(object, f.owner.config.Rules)
 	if err == nil && decoded.Key != k {
 		err = fmt.Errorf("is %s, and the source calls it %s", decoded.Key, k)
@@ -87,7 +77,20 @@ func (f *Objects) decode(k policy.Key, object Object) *file {
 	if err != nil {
 		return &file{err: err}
 	}
-	return &file{docs: []reading.Decoded{{Object: decoded, Text: text}}}
+	return &file{docs: []reading.Decoded{{Object: decoded, Text: object.Text}}}
+}
+
+// Held are the policies that the source brought, in earlier runs too.
+func (f *Objects) Held(ctx context.Context) ([]policy.Key, error) {
+	return ask(ctx, f.owner, func() ([]policy.Key, error) {
+		var out []policy.Key
+		for k, p := range f.owner.policies {
+			if p.Source == f.name {
+				out = append(out, k)
+			}
+		}
+		return out, nil
+	})
 }
 
 // Complete implements watch.Sink.

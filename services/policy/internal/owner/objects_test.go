@@ -12,9 +12,6 @@ import (
 
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/cilium"
-	"github.com/sluice-net/sluice/services/policy/internal/manifest"
-	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
@@ -28,17 +25,20 @@ func network(name string) policy.Key {
 	return policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: name}
 }
 
-// isolating is a typed object that lets nothing into the pods with app=NAME.
-func isolating(name string) policy.Typed {
-	return policy.Typed{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy", Object: &networkpolicy.NetworkPolicy{
-		Meta: networkpolicy.Meta{Metadata: networkpolicy.ObjectMeta{Name: name, Namespace: "shop"}},
-		Spec: networkpolicy.NetworkPolicySpec{PodSelector: &networkpolicy.LabelSelector{MatchLabels: map[string]string{"app": name}}},
-	}}
+// text of an object with a key.
+func object(version string, k policy.Key, rest string) policy.Written {
+	return policy.Written{Key: k, APIVersion: version, Text: fmt.Appendf(nil,
+		`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"namespace":%q},%s}`, version, k.Kind, k.Name, k.Namespace, rest)}
 }
 
-func (d deltas) apply(upserts map[policy.Key]Object, deletes ...policy.Key) {
+// isolating lets nothing into the pods with app=NAME.
+func isolating(name string) policy.Written {
+	return object("networking.k8s.io/v1", network(name), fmt.Sprintf(`"spec":{"podSelector":{"matchLabels":{"app":%q}}}`, name))
+}
+
+func (d deltas) apply(upserts map[policy.Key]policy.Written, deletes ...policy.Key) {
 	d.t.Helper()
-	c := watch.Changes[policy.Key, Object]{Upserts: upserts, Deletes: make(map[policy.Key]struct{})}
+	c := watch.Changes[policy.Key, policy.Written]{Upserts: upserts, Deletes: make(map[policy.Key]struct{})}
 	for _, k := range deletes {
 		c.Deletes[k] = struct{}{}
 	}
@@ -101,11 +101,9 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 	pods(t, d.owner, "shop")
 	group := policy.Key{Kind: "CiliumCIDRGroup", Name: "office"}
 	cluster := policy.Key{Kind: "CiliumClusterwideNetworkPolicy", Name: "all"}
-	d.apply(map[policy.Key]Object{
+	d.apply(map[policy.Key]policy.Written{
 		network("db"): isolating("db"), network("web"): isolating("web"),
-		group: policy.Typed{APIVersion: "cilium.io/v2", Kind: group.Kind, Object: &cilium.CIDRGroup{
-			Meta: networkpolicy.Meta{Metadata: networkpolicy.ObjectMeta{Name: group.Name}},
-		}},
+		group: object("cilium.io/v2", group, `"spec":{"externalCIDRs":[]}`),
 	})
 	d.want("before it is complete", "kubernetes CiliumCIDRGroup office", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/web")
 	if passes(t, d.owner, 300, 301) {
@@ -120,7 +118,7 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.apply(map[policy.Key]Object{network("db"): isolating("db")})
+	d.apply(map[policy.Key]policy.Written{network("db"): isolating("db")})
 	d.apply(nil)
 	if _, again, err := d.owner.List(t.Context(), Filter{}); err != nil || again != revision {
 		t.Errorf("the same object again is revision %d, %v, want %d", again, err, revision)
@@ -136,7 +134,7 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 	if i := slices.IndexFunc(st.Sources, func(s SourceStatus) bool { return s.Name == SourceKubernetes }); st.Sources[i].Synced || st.Sources[i].Error != "groups are forbidden" {
 		t.Errorf("the source is %+v", st.Sources[i])
 	}
-	d.apply(map[policy.Key]Object{cluster: written(t, "apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\nmetadata: {name: all}\nspec: {endpointSelector: {}, ingress: [{fromEntities: [all]}]}\n")}, network("web"))
+	d.apply(map[policy.Key]policy.Written{cluster: object("cilium.io/v2", cluster, `"spec":{"endpointSelector":{},"ingress":[{"fromEntities":["all"]}]}`)}, network("web"))
 	d.want("a deletion that is named", "kubernetes CiliumCIDRGroup office", "kubernetes CiliumClusterwideNetworkPolicy all", "kubernetes NetworkPolicy shop/db")
 	d.complete(cluster, network("db"))
 	d.want("complete", "kubernetes CiliumClusterwideNetworkPolicy all", "kubernetes NetworkPolicy shop/db")
@@ -146,16 +144,6 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 		t.Error("nothing is left, and the pods are isolated")
 	}
 	stop()
-}
-
-// written is an object as a document.
-func written(t *testing.T, text string) policy.Written {
-	t.Helper()
-	docs, err := manifest.Parse([]byte(text))
-	if err != nil || len(docs) != 1 {
-		t.Fatal(err)
-	}
-	return policy.Written{Document: docs[0], Manifest: []byte(text)}
 }
 
 // INV-61
@@ -169,10 +157,10 @@ func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
 		}
 	}
 	set(File{Origin: "db.yaml", Data: []byte(text("shop", "db", 80))})
-	d.apply(map[policy.Key]Object{network("db"): isolating("db"), network("web"): isolating("web")})
+	d.apply(map[policy.Key]policy.Written{network("db"): isolating("db"), network("web"): isolating("web")})
 	const belongs = "kubernetes NetworkPolicy shop/db: NetworkPolicy shop/db belongs to the source file"
 	d.want("one belongs to a file", "file NetworkPolicy shop/db", belongs, "kubernetes NetworkPolicy shop/web")
-	d.apply(map[policy.Key]Object{network("other"): isolating("other")})
+	d.apply(map[policy.Key]policy.Written{network("other"): isolating("other")})
 	d.complete(network("db"), network("web"), network("other"))
 	d.want("another changed", "file NetworkPolicy shop/db", belongs, "kubernetes NetworkPolicy shop/other", "kubernetes NetworkPolicy shop/web")
 	set()
@@ -184,7 +172,7 @@ func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
 	d.complete()
 	d.want("all objects are gone", "file NetworkPolicy shop/db: NetworkPolicy shop/db belongs…")
 	set(File{Origin: "db.yaml", Data: []byte(text("shop", "db", 81))})
-	d.apply(map[policy.Key]Object{network("db"): isolating("db")})
+	d.apply(map[policy.Key]policy.Written{network("db"): isolating("db")})
 	d.apply(nil, network("db"))
 	d.complete()
 	d.want("a refused object is gone", "file NetworkPolicy shop/db")
@@ -194,21 +182,20 @@ func TestEachRefusedObjectIsReportedAndTheOthersAreTaken(t *testing.T) {
 	d, _ := objects(t, t.TempDir())
 	pods(t, d.owner, "shop")
 	bad := isolating("Not A Name")
-	d.apply(map[policy.Key]Object{
+	d.apply(map[policy.Key]policy.Written{
 		network("web"): isolating("web"), network("Not A Name"): bad, network("elsewhere"): isolating("db"),
-		network("broken"): policy.Typed{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"},
+		network("broken"): {Key: network("broken"), APIVersion: "networking.k8s.io/v2"},
 	})
-	d.want("refused", "kubernetes NetworkPolicy shop/Not A Name: …", "kubernetes NetworkPolicy shop/broken: is no object",
+	d.want("refused", "kubernetes NetworkPolicy shop/Not A Name: …", "kubernetes NetworkPolicy shop/broken: networking.k8s.io/v2 NetworkPolicy is not a kind of policy",
 		"kubernetes NetworkPolicy shop/elsewhere: is NetworkPolicy shop/db, and the source calls it NetworkPolicy shop/elsewhere", "kubernetes NetworkPolicy shop/web")
 	// What cannot be converted isolates, as any object that an API server holds.
-	odd := isolating("db")
-	odd.Object.(*networkpolicy.NetworkPolicy).Spec.PolicyTypes = []string{"Novel"} //nolint:forcetypeassert // it is one
-	d.apply(map[policy.Key]Object{network("db"): odd})
+	odd := object("networking.k8s.io/v1", network("db"), `"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Novel"]}`)
+	d.apply(map[policy.Key]policy.Written{network("db"): odd})
 	if passes(t, d.owner, 300, 301) {
 		t.Error("an object that cannot be converted does not isolate")
 	}
 	// What was in force of a refused object stays.
-	d.apply(map[policy.Key]Object{network("web"): policy.Typed{Kind: "NetworkPolicy", Object: 7}})
+	d.apply(map[policy.Key]policy.Written{network("web"): {Key: network("web")}})
 	if passes(t, d.owner, 301, 300) {
 		t.Error("the policy of an object that is refused now is not in force any more")
 	}
@@ -219,7 +206,7 @@ func TestEachRefusedObjectIsReportedAndTheOthersAreTaken(t *testing.T) {
 
 func TestObjectWithoutRoomIsTakenWhenThereIsSome(t *testing.T) {
 	d, _ := objects(t, t.TempDir(), func(c *Config) { c.MaxPolicies = 3 })
-	all := make(map[policy.Key]Object)
+	all := make(map[policy.Key]policy.Written)
 	var keys []policy.Key
 	for i := range 5 {
 		k := network(fmt.Sprint("p", i))
@@ -266,7 +253,7 @@ func TestOwnerIsReadyWhenTheObjectsAreComplete(t *testing.T) {
 	if err := o.CompleteIdentities(t.Context(), map[identity.Numeric]struct{}{}); err != nil {
 		t.Fatal(err)
 	}
-	d.apply(map[policy.Key]Object{network("db"): isolating("db")})
+	d.apply(map[policy.Key]policy.Written{network("db"): isolating("db")})
 	select {
 	case <-o.Ready():
 		t.Error("ready before the objects are complete")

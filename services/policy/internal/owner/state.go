@@ -215,15 +215,19 @@ func (o *Owner) decode(r journal.Policy) *Policy {
 // isolated is what becomes of a stored policy that is not understood. It has no
 // key if it selects nothing that is known.
 func isolated(r journal.Policy, why error) policy.Object {
-	docs, err := manifest.Parse(r.Manifest)
-	if err != nil || len(docs) != 1 {
+	var form policy.Form
+	if docs, err := manifest.Parse(r.Manifest); err == nil && len(docs) == 1 {
+		doc := docs[0]
+		if policy.Namespaced(doc.Kind) {
+			doc = doc.WithNamespace(r.Key.Namespace)
+		}
+		form = doc
+	} else if known := policy.Versions(r.Key.Kind); len(known) > 0 { // it selects what its kind may
+		form = policy.Written{Key: keyOf(r.Key), APIVersion: known[0], Text: r.Manifest}
+	} else {
 		return policy.Object{}
 	}
-	doc := docs[0]
-	if policy.Namespaced(doc.Kind) {
-		doc = doc.WithNamespace(r.Key.Namespace)
-	}
-	ob, err := policy.Isolate(doc, why)
+	ob, err := policy.Isolate(form, why)
 	if err != nil || ob.Key != keyOf(r.Key) {
 		return policy.Object{}
 	}

@@ -76,13 +76,13 @@ func TestAWrongTypeInAnyFieldIsRefusedByItsPath(t *testing.T) {
 		version string
 		t       reflect.Type
 	}{
-		"NetworkPolicy":                  {networkingV1, reflect.TypeFor[networkpolicy.NetworkPolicy]()},
-		"CiliumNetworkPolicy":            {ciliumV2, reflect.TypeFor[cilium.NetworkPolicy]()},
-		"CiliumClusterwideNetworkPolicy": {ciliumV2, reflect.TypeFor[cilium.NetworkPolicy]()},
-		"CiliumCIDRGroup":                {ciliumV2, reflect.TypeFor[cilium.CIDRGroup]()},
-		"ClusterNetworkPolicy":           {policyV1Alpha2, reflect.TypeFor[adminpolicy.Policy]()},
-		"AdminNetworkPolicy":             {policyV1Alpha1, reflect.TypeFor[adminpolicy.OldPolicy]()},
-		"BaselineAdminNetworkPolicy":     {policyV1Alpha1, reflect.TypeFor[adminpolicy.OldPolicy]()},
+		"NetworkPolicy":                  {"networking.k8s.io/v1", reflect.TypeFor[networkpolicy.NetworkPolicy]()},
+		"CiliumNetworkPolicy":            {"cilium.io/v2", reflect.TypeFor[cilium.NetworkPolicy]()},
+		"CiliumClusterwideNetworkPolicy": {"cilium.io/v2", reflect.TypeFor[cilium.NetworkPolicy]()},
+		"CiliumCIDRGroup":                {"cilium.io/v2", reflect.TypeFor[cilium.CIDRGroup]()},
+		"ClusterNetworkPolicy":           {"policy.networking.k8s.io/v1alpha2", reflect.TypeFor[adminpolicy.Policy]()},
+		"AdminNetworkPolicy":             {"policy.networking.k8s.io/v1alpha1", reflect.TypeFor[adminpolicy.OldPolicy]()},
+		"BaselineAdminNetworkPolicy":     {"policy.networking.k8s.io/v1alpha1", reflect.TypeFor[adminpolicy.OldPolicy]()},
 	} {
 		n := 0
 		fields(kind.t, "", func(v any) any { return v }, func(path string, ft reflect.Type, put func(any) any) {

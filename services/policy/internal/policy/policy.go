@@ -4,13 +4,15 @@
 // Package policy holds policy objects of every kind in the form the engine
 // takes: a key, and what the object says as rules or as an address group.
 //
-// Decode is the one way to an Object, from the document of a manifest or from a
-// typed object of a client. It refuses what the kinds' own packages refuse.
+// Decode is the one way to an Object, from the document of a manifest or from the
+// text of an object that an API server holds. It refuses what the kinds' own packages refuse.
 package policy
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/sluice-net/sluice/model/label"
@@ -64,29 +66,29 @@ type Object struct {
 // join a long list of peers with each of a long list of ports.
 const maxWeight = 400_000
 
-// Group and version of the kinds.
-const (
-	networkingV1   = "networking.k8s.io/v1"
-	ciliumV2       = "cilium.io/v2"
-	ciliumV2Alpha1 = "cilium.io/v2alpha1" // CiliumCIDRGroup before it was v2
-	policyV1Alpha2 = "policy.networking.k8s.io/v1alpha2"
-	policyV1Alpha1 = "policy.networking.k8s.io/v1alpha1"
-)
-
-// IsKind reports whether objects of this version and kind can be decoded.
-func IsKind(apiVersion, kind string) bool {
-	switch apiVersion + " " + kind {
-	case networkingV1 + " NetworkPolicy",
-		ciliumV2 + " CiliumNetworkPolicy", ciliumV2 + " CiliumClusterwideNetworkPolicy",
-		ciliumV2 + " CiliumCIDRGroup", ciliumV2Alpha1 + " CiliumCIDRGroup",
-		policyV1Alpha2 + " ClusterNetworkPolicy",
-		policyV1Alpha1 + " AdminNetworkPolicy", policyV1Alpha1 + " BaselineAdminNetworkPolicy":
-		return true
-	}
-	return false
+// versions are those of each kind that are understood, the best first: an API
+// server may have the objects of a kind in several.
+var versions = map[string][]string{
+	"NetworkPolicy":                  {"networking.k8s.io/v1"},
+	"CiliumNetworkPolicy":            {"cilium.io/v2"},
+	"CiliumClusterwideNetworkPolicy": {"cilium.io/v2"},
+	"CiliumCIDRGroup":                {"cilium.io/v2", "cilium.io/v2alpha1"},
+	"ClusterNetworkPolicy":           {"policy.networking.k8s.io/v1alpha2"},
+	"AdminNetworkPolicy":             {"policy.networking.k8s.io/v1alpha1"},
+	"BaselineAdminNetworkPolicy":     {"policy.networking.k8s.io/v1alpha1"},
 }
 
-// Form is an object as its source has it: a manifest.Document, or a Typed.
+// Kinds are all kinds, sorted.
+func Kinds() []string { return slices.Sorted(maps.Keys(versions)) }
+
+// Versions are the versions of a kind that are understood, the best first; none
+// of a kind that is not.
+func Versions(kind string) []string { return slices.Clone(versions[kind]) }
+
+// IsKind reports whether objects of this version and kind can be decoded.
+func IsKind(apiVersion, kind string) bool { return slices.Contains(versions[kind], apiVersion) }
+
+// Form is an object as its source has it: a manifest.Document, or a Written.
 type Form interface {
 	// Type is its version and kind.
 	Type() (apiVersion, kind string)

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"fmt"
+
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+)
+
+// Written is an object as the text of its manifest. It is read each time that it
+// is decoded: until then it takes no more memory than the text.
+type Written struct {
+	Key        Key
+	APIVersion string
+	Text       []byte // JSON or YAML
+}
+
+// Type implements Form.
+func (w Written) Type() (apiVersion, kind string) { return w.APIVersion, w.Key.Kind }
+
+// Decode implements Form. Of a text that cannot be read at all it gives the name,
+// so that what it would select can be isolated.
+func (w Written) Decode(into any) (unknown []string, err error) {
+	docs, err := manifest.Parse(w.Text)
+	if err == nil && len(docs) == 1 {
+		return docs[0].Decode(into)
+	}
+	if err == nil {
+		err = fmt.Errorf("the text has %d documents", len(docs))
+	}
+	named, nerr := manifest.Parse(fmt.Appendf(nil, "metadata: {name: %q, namespace: %q}", w.Key.Name, w.Key.Namespace))
+	if nerr != nil {
+		return nil, nerr
+	}
+	if _, nerr = named[0].Decode(into); nerr != nil {
+		return nil, nerr
+	}
+	return nil, manifest.Problems{{Text: err.Error(), Stops: true}}
+}

@@ -148,7 +148,13 @@ k8s-down: ## End the cluster of k8s-up, and remove what is left of it
 .PHONY: test-k8s
 test-k8s: k8s ## Run the tests that need a Kubernetes cluster (root; the first build takes long)
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m ./...
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^TestNetpol' ./...
+
+.PHONY: test-k8s-netpol
+test-k8s-netpol: k8s ## Run Kubernetes' specs of NetworkPolicy, or those that match SPECS, on a cluster with Sluice (root, 10 minutes)
+	@scripts/k8s-binaries e2e
+	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
+	@cd test/k8s && GOWORK=off SLUICE_SPECS='$(SPECS)' go test -count=1 -v -timeout=90m -run '^TestNetpol' .
 
 .PHONY: bench
 bench: build ## Measure ADD, DEL, traffic and memory beside the reference plugins (root)

@@ -229,25 +229,33 @@ func testRights(t *testing.T, c *cluster.Cluster, namespace, selector string, us
 	}
 }
 
-// TestSluiceServesACluster deploys Sluice on a cluster without a network.
-func TestSluiceServesACluster(t *testing.T) {
-	images := []string{"sluice", "sluice-devetcd"}
-	for i, name := range images {
-		images[i] = filepath.Join(os.Getenv("SLUICE_BIN"), "images", name+"-"+runtime.GOARCH+".tar")
+// startSluice starts a cluster with Sluice as its network, and waits until it is
+// ready with its DNS server.
+func startSluice(t *testing.T, o cluster.Options) *cluster.Cluster {
+	t.Helper()
+	o.NoCNI = true
+	for _, name := range []string{"sluice", "sluice-devetcd"} {
+		o.Images = append(o.Images, filepath.Join(os.Getenv("SLUICE_BIN"), "images", name+"-"+runtime.GOARCH+".tar"))
 	}
-	c := start(t, cluster.Options{NoCNI: true, Images: images})
-	ctx, begin := t.Context(), time.Now()
+	c := start(t, o)
+	begin := time.Now()
 	for _, args := range [][]string{
 		{"apply", "--kustomize=../../deploy/kubernetes/etcd-dev"},
 		{"--namespace=sluice-system", "rollout", "status", "--timeout=3m", "daemonset/sluice"},
-		{"wait", "--for=condition=Ready", "--timeout=2m", "node/node1"},
+		{"wait", "--for=condition=Ready", "--timeout=2m", "node", "--all"},
 		{"--namespace=kube-system", "rollout", "status", "--timeout=2m", "deployment/coredns"},
 	} {
-		if _, err := c.Kubectl(ctx, args...); err != nil {
+		if _, err := c.Kubectl(t.Context(), args...); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Logf("Sluice and the DNS server were ready after %.1f s", time.Since(begin).Seconds())
+	return c
+}
+
+// TestSluiceServesACluster deploys Sluice on a cluster without a network.
+func TestSluiceServesACluster(t *testing.T) {
+	c := startSluice(t, cluster.Options{})
 	testPods(t, c)
 	// It starts as root and becomes this user.
 	testRights(t, c, "sluice-system", "app.kubernetes.io/name=sluice", map[string]int{"datapath": 65706})

@@ -328,11 +328,25 @@ func (c *Cluster) InMachine(ctx context.Context, args ...string) ([]byte, error)
 	return output(command)
 }
 
+// MachineCommand is a command of the host in the control plane's namespaces, which
+// ends with the cluster.
+func (c *Cluster) MachineCommand(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	pid, err := c.machinePID()
+	if err != nil {
+		return nil, err
+	}
+	enter := []string{"--target=" + strconv.Itoa(pid), "--mount", "--net", "--pid", "--"}
+	return exec.CommandContext(ctx, "nsenter", append(enter, args...)...), nil
+}
+
+// Kubeconfig is the file with the rights of an administrator.
+func (c *Cluster) Kubeconfig() string { return filepath.Join(c.config.PKI(), "admin.kubeconfig") }
+
 // KubectlCommand is kubectl with the rights of an administrator.
 func (c *Cluster) KubectlCommand(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	all := []string{
 		filepath.Join(c.config.Binaries, "kubectl"),
-		"--kubeconfig=" + filepath.Join(c.config.PKI(), "admin.kubeconfig"),
+		"--kubeconfig=" + c.Kubeconfig(),
 		"--cache-dir=" + filepath.Join(c.config.Dir, "kubectl-cache"),
 	}
 	return c.inMachine(ctx, append(all, args...)...)

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/test/k8s/cluster"
+	"github.com/sluice-net/sluice/test/k8s/internal/specs"
+	"golang.org/x/sys/unix"
+)
+
+// netpolFailures are the specs of Netpol that do not pass on Sluice.
+var netpolFailures = specs.Known{}
+
+const (
+	netpol  = "[sig-network] Netpol NetworkPolicy between server and client "
+	netSCTP = "[sig-network] Netpol [Feature:SCTPConnectivity] [LinuxOnly] NetworkPolicy between server and client using SCTP "
+	policy  = " [Feature:NetworkPolicy]"
+)
+
+// sctpFailures are those that wait five minutes each for a pod that serves SCTP.
+var sctpFailures = specs.Known{
+	netSCTP + "should support a 'default-deny-ingress' policy" + policy: noSCTP,
+	netSCTP + "should enforce policy based on Ports" + policy:           noSCTP,
+	netSCTP + "should enforce policy to allow traffic only from a pod in a different namespace " +
+		"based on PodSelector and NamespaceSelector" + policy: noSCTP,
+}
+
+const noSCTP = "the kernel of the test machine has no SCTP sockets"
+
+// TestNetpolSpecsPassOnSluice runs Kubernetes' own specs of NetworkPolicy.
+func TestNetpolSpecsPassOnSluice(t *testing.T) {
+	known, skip := maps.Clone(netpolFailures), ""
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	switch {
+	case err == nil:
+		if err := unix.Close(socket); err != nil {
+			t.Fatal(err)
+		}
+	case errors.Is(err, unix.EPROTONOSUPPORT):
+		skip = "Feature:SCTPConnectivity"
+		maps.Copy(known, sctpFailures)
+	default:
+		t.Fatal(err)
+	}
+	testSpecs(t, startSluice(t, cluster.Options{}), "Netpol", skip, known)
+}
+
+// testSpecs runs the upstream specs whose names contain the word and, if it is set,
+// match the expression SLUICE_SPECS, less those that match skip. Each is a subtest
+// afterwards.
+func testSpecs(t *testing.T, c *cluster.Cluster, word, skip string, known specs.Known) {
+	focus, err := regexp.Compile(word + ".*(" + os.Getenv("SLUICE_SPECS") + ")")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin, err := filepath.Abs(os.Getenv("SLUICE_BIN"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, output := filepath.Join(bin, "test", word+".json"), filepath.Join(bin, "test", word+".log")
+	// One of an earlier run says nothing of this one.
+	if err := os.Remove(report); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	log, err := os.Create(output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	args := []string{
+		filepath.Join(bin, "k8s", "e2e"), "--kubeconfig=" + c.Kubeconfig(), "--ginkgo.focus=" + focus.String(),
+		"--ginkgo.json-report=" + report, "--ginkgo.timeout=1h", "--ginkgo.no-color", "--ginkgo.v",
+	}
+	if skip != "" {
+		args = append(args, "--ginkgo.skip="+skip)
+	}
+	suite, err := c.MachineCommand(t.Context(), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	suite.Stdout, suite.Stderr = log, log
+	begin := time.Now()
+	// The report says which specs failed.
+	var exit *exec.ExitError
+	if err := suite.Run(); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	results, err := specs.Compare(report, focus.MatchString, known)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, lastLines(t, output, 60))
+	}
+	states := map[string]int{}
+	for _, r := range results {
+		states[r.State]++
+		t.Run(r.Name, func(t *testing.T) {
+			switch t.Logf("%s after %.1f s", r.State, r.Took.Seconds()); {
+			case r.Err != nil:
+				t.Error(r.Err)
+			case r.Reason != "":
+				t.Logf("does not pass: %s", r.Reason)
+			}
+		})
+	}
+	t.Logf("%d specs in %.0f s: %v; their output is in %s", len(results), time.Since(begin).Seconds(), states, output)
+}
+
+func lastLines(t *testing.T, file string, n int) string {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := strings.Split(strings.TrimSpace(string(content)), "\n")
+	return strings.Join(all[max(0, len(all)-n):], "\n")
+}

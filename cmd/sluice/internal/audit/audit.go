@@ -43,23 +43,16 @@ type result struct {
 }
 
 func run(ctx context.Context, inv *invocation.Invocation, repair bool) error {
-	conn, err := inv.Dial("datapath")
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	stream, err := datapathv1.NewDatapathServiceClient(conn).AuditMaps(ctx, &datapathv1.AuditMapsRequest{Repair: repair})
-	if err != nil {
-		return err
-	}
 	all := []result{}
 	remain := 0
-	if err := invocation.Each(stream, func(m *datapathv1.AuditMapsResponse) {
+	call, request := datapathv1.DatapathServiceClient.AuditMaps, &datapathv1.AuditMapsRequest{Repair: repair}
+	if err := invocation.Stream(ctx, inv, invocation.Datapath, call, request, func(m *datapathv1.AuditMapsResponse) error {
 		d := m.GetDifference()
 		all = append(all, result{d.GetSubject(), d.GetKey(), d.GetWant(), d.GetHave(), m.GetRepaired(), m.GetError()})
 		if !m.GetRepaired() {
 			remain++
 		}
+		return nil
 	}); err != nil {
 		return err
 	}

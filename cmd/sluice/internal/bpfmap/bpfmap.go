@@ -6,9 +6,9 @@ package bpfmap
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -55,14 +55,8 @@ func UsagesOf(all []*datapathv1.MapUsage) []Usage {
 }
 
 func printList(ctx context.Context, inv *invocation.Invocation) error {
-	conn, err := inv.Dial("datapath")
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
-	defer cancel()
-	r, err := datapathv1.NewDatapathServiceClient(conn).GetStatus(ctx, &datapathv1.GetStatusRequest{})
+	r, err := invocation.Ask(ctx, inv, invocation.Datapath, datapathv1.DatapathServiceClient.GetStatus,
+		&datapathv1.GetStatusRequest{})
 	if err != nil {
 		return err
 	}
@@ -83,36 +77,17 @@ func printList(ctx context.Context, inv *invocation.Invocation) error {
 }
 
 func dump(ctx context.Context, inv *invocation.Invocation, name string, limit uint32) error {
-	conn, err := inv.Dial("datapath")
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	stream, err := datapathv1.NewDatapathServiceClient(conn).DumpMap(ctx,
-		&datapathv1.DumpMapRequest{Name: name, Limit: limit})
-	if err != nil {
-		return err
-	}
 	// Maps have up to a million entries, so they are printed as they come.
 	out := bufio.NewWriter(inv.Out)
 	encoder := json.NewEncoder(out)
 	encoder.SetEscapeHTML(false)
-	for {
-		m, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return out.Flush()
-		}
-		if err != nil {
-			_ = out.Flush() // what came stays, and the reason is the other one
-			return err
-		}
+	call, request := datapathv1.DatapathServiceClient.DumpMap, &datapathv1.DumpMapRequest{Name: name, Limit: limit}
+	err := invocation.Stream(ctx, inv, invocation.Datapath, call, request, func(m *datapathv1.DumpMapResponse) error {
 		if inv.Format == "json" {
-			err = encoder.Encode(map[string]string{"key": m.GetKey(), "value": m.GetValue()})
-		} else {
-			_, err = fmt.Fprintf(out, "%s  =>  %s\n", output.Printable(m.GetKey()), output.Printable(m.GetValue()))
+			return encoder.Encode(map[string]string{"key": m.GetKey(), "value": m.GetValue()})
 		}
-		if err != nil {
-			return err
-		}
-	}
+		_, err := fmt.Fprintf(out, "%s  =>  %s\n", output.Printable(m.GetKey()), output.Printable(m.GetValue()))
+		return err
+	})
+	return cmp.Or(err, out.Flush()) // what came stays, and the first error is the reason
 }

@@ -133,20 +133,11 @@ func shown(e *datapathv1.Endpoint) endpoint {
 
 // List asks the datapath for every endpoint.
 func List(ctx context.Context, inv *invocation.Invocation) ([]*datapathv1.Endpoint, error) {
-	conn, err := inv.Dial("datapath")
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
-	defer cancel()
-	stream, err := datapathv1.NewDatapathServiceClient(conn).ListEndpoints(ctx, &datapathv1.ListEndpointsRequest{})
-	if err != nil {
-		return nil, err
-	}
 	var all []*datapathv1.Endpoint
-	if err := invocation.Each(stream,
-		func(m *datapathv1.ListEndpointsResponse) { all = append(all, m.GetEndpoint()) }); err != nil {
+	err := invocation.Each(ctx, inv, invocation.Datapath, datapathv1.DatapathServiceClient.ListEndpoints,
+		&datapathv1.ListEndpointsRequest{},
+		func(m *datapathv1.ListEndpointsResponse) { all = append(all, m.GetEndpoint()) })
+	if err != nil {
 		return nil, err
 	}
 	return all, nil

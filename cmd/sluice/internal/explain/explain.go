@@ -46,10 +46,7 @@ or labels of exactly one pod of this node.`,
   sluice explain --from k8s:app=client --to k8s:app=web --port 53/udp -6`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			conn, err := peer.ResolveConnection(cmd.Context(), inv, o,
-				func(ctx context.Context, c *invocation.Invocation, text string) (peer.Peer, error) {
-					return resolveLocal(ctx, c, text)
-				})
+			conn, err := peer.ResolveConnection(cmd.Context(), inv, o, resolveLocal)
 			if err != nil {
 				return err
 			}
@@ -176,17 +173,11 @@ func explainedSideOf(s *datapathv1.ExplainedSide) *explainedSide {
 func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) error {
 	from, _ := conn.From.Address(conn.V6)
 	to, _ := conn.To.Address(conn.V6)
-	dial, err := inv.Dial("datapath")
-	if err != nil {
-		return err
-	}
-	defer dial.Close()
-	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
-	defer cancel()
-	r, err := datapathv1.NewObserverServiceClient(dial).Explain(ctx, &datapathv1.ExplainRequest{
-		SourceAddress: from.String(), DestinationAddress: to.String(), Protocol: netv1.Protocol(conn.Protocol),
-		SourcePort: conn.SourcePort, DestinationPort: conn.Port,
-	})
+	r, err := invocation.Ask(ctx, inv, invocation.Observer, datapathv1.ObserverServiceClient.Explain,
+		&datapathv1.ExplainRequest{
+			SourceAddress: from.String(), DestinationAddress: to.String(), Protocol: netv1.Protocol(conn.Protocol),
+			SourcePort: conn.SourcePort, DestinationPort: conn.Port,
+		})
 	if err != nil {
 		return err
 	}

@@ -51,23 +51,13 @@ func shown(i *identityv1.Identity) identity {
 }
 
 func printList(ctx context.Context, inv *invocation.Invocation, reserved bool) error {
-	conn, err := inv.Dial("identity")
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
-	defer cancel()
 	req := &identityv1.ListIdentitiesRequest{}
 	if !reserved {
 		req.Scopes = []identityv1.Scope{identityv1.Scope_SCOPE_CLUSTER, identityv1.Scope_SCOPE_NODE_LOCAL}
 	}
-	stream, err := identityv1.NewIdentityServiceClient(conn).ListIdentities(ctx, req)
-	if err != nil {
-		return err
-	}
 	all := []identity{}
-	if err := invocation.Each(stream, func(m *identityv1.ListIdentitiesResponse) {
+	call := identityv1.IdentityServiceClient.ListIdentities
+	if err := invocation.Each(ctx, inv, invocation.Identity, call, req, func(m *identityv1.ListIdentitiesResponse) {
 		i := shown(m.GetIdentity())
 		i.References = m.GetReferenceCount()
 		all = append(all, i)
@@ -87,12 +77,7 @@ func printOne(ctx context.Context, inv *invocation.Invocation, text string) erro
 	if err != nil || number == 0 || number > uint64(numbers.Max) {
 		return invocation.Usagef("%q is not an identity: want 1 to %d", text, numbers.Max)
 	}
-	conn, err := inv.Dial("identity")
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	resp, err := identityv1.NewIdentityServiceClient(conn).GetIdentity(ctx,
+	resp, err := invocation.Ask(ctx, inv, invocation.Identity, identityv1.IdentityServiceClient.GetIdentity,
 		&identityv1.GetIdentityRequest{Number: uint32(number)})
 	if err != nil {
 		return err

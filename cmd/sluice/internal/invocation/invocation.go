@@ -179,17 +179,3 @@ func (c *Invocation) ShowChanges(changes []string, err error) error {
 	}
 	return shown
 }
-
-// Each calls f for every message of a stream that ends by itself.
-func Each[T any](stream grpc.ServerStreamingClient[T], f func(*T)) error {
-	for {
-		m, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		f(m)
-	}
-}

@@ -55,12 +55,7 @@ func PoolOf(p *ipamv1.Pool) Pool {
 }
 
 func printPools(ctx context.Context, inv *invocation.Invocation) error {
-	conn, err := inv.Dial("ipam")
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	resp, err := ipamv1.NewIPAMServiceClient(conn).ListPools(ctx, &ipamv1.ListPoolsRequest{})
+	resp, err := invocation.Ask(ctx, inv, invocation.IPAM, ipamv1.IPAMServiceClient.ListPools, &ipamv1.ListPoolsRequest{})
 	if err != nil {
 		return err
 	}
@@ -86,19 +81,9 @@ type allocation struct {
 }
 
 func printAllocations(ctx context.Context, inv *invocation.Invocation) error {
-	conn, err := inv.Dial("ipam")
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
-	defer cancel()
-	stream, err := ipamv1.NewIPAMServiceClient(conn).ListAllocations(ctx, &ipamv1.ListAllocationsRequest{})
-	if err != nil {
-		return err
-	}
 	all := []allocation{}
-	if err := invocation.Each(stream, func(m *ipamv1.ListAllocationsResponse) {
+	call, request := ipamv1.IPAMServiceClient.ListAllocations, &ipamv1.ListAllocationsRequest{}
+	if err := invocation.Each(ctx, inv, invocation.IPAM, call, request, func(m *ipamv1.ListAllocationsResponse) {
 		a := m.GetAllocation()
 		shown := allocation{
 			Owner: workload.OwnerOf(a.GetOwner()), State: output.Enum(a.GetState(), "ALLOCATION_STATE_"),

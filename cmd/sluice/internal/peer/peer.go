@@ -96,14 +96,8 @@ func resolveAddress(ctx context.Context, inv *invocation.Invocation, p Peer) (Pe
 			return p, nil
 		}
 	}
-	conn, err := inv.Dial("datapath")
-	if err != nil {
-		return p, err
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
-	defer cancel()
-	node, err := datapathv1.NewDatapathServiceClient(conn).GetStatus(ctx, &datapathv1.GetStatusRequest{})
+	node, err := invocation.Ask(ctx, inv, invocation.Datapath, datapathv1.DatapathServiceClient.GetStatus,
+		&datapathv1.GetStatusRequest{})
 	if err != nil {
 		return p, err
 	}
@@ -120,36 +114,21 @@ func resolveAddress(ctx context.Context, inv *invocation.Invocation, p Peer) (Pe
 }
 
 func resolveReserved(ctx context.Context, inv *invocation.Invocation, p Peer) (Peer, error) {
-	conn, err := inv.Dial("identity")
-	if err != nil {
-		return p, err
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
-	defer cancel()
-	stream, err := identityv1.NewIdentityServiceClient(conn).ListIdentities(ctx,
-		&identityv1.ListIdentitiesRequest{Scopes: []identityv1.Scope{identityv1.Scope_SCOPE_RESERVED}})
-	if err != nil {
-		return p, err
-	}
 	var names []string
-	for {
-		m, err := stream.Recv()
-		if err != nil {
-			if len(names) > 0 {
-				return p, invocation.Usagef("%q is not one of %s", p.Text, strings.Join(names, ", "))
+	request := &identityv1.ListIdentitiesRequest{Scopes: []identityv1.Scope{identityv1.Scope_SCOPE_RESERVED}}
+	err := invocation.Each(ctx, inv, invocation.Identity, identityv1.IdentityServiceClient.ListIdentities, request,
+		func(m *identityv1.ListIdentitiesResponse) {
+			if texts := workload.LabelTexts(m.GetIdentity().GetLabels()); len(texts) == 1 {
+				names = append(names, texts[0])
+				if texts[0] == p.Text {
+					p.Identity = m.GetIdentity().GetNumber()
+				}
 			}
-			return p, err
-		}
-		texts := workload.LabelTexts(m.GetIdentity().GetLabels())
-		if len(texts) == 1 {
-			names = append(names, texts[0])
-		}
-		if len(texts) == 1 && texts[0] == p.Text {
-			p.Identity = m.GetIdentity().GetNumber()
-			return p, nil
-		}
+		})
+	if err == nil && p.Identity == 0 {
+		err = invocation.Usagef("%q is not one of %s", p.Text, strings.Join(names, ", "))
 	}
+	return p, err
 }
 
 // parseLabels reads "k8s:app=web,tier". A label without a source is of

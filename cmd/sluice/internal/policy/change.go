@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -161,27 +162,15 @@ func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o c
 	if err != nil {
 		return err
 	}
-	return makeChange(ctx, inv, o, docs, func(ctx context.Context, client policyv1.PolicyServiceClient) (*changes, error) {
-		if o.prune {
-			r, err := client.ReplacePolicies(ctx, &policyv1.ReplacePoliciesRequest{
-				Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate,
-				AllowUnknownFields: o.allowUnknown,
-				Manager:            o.manager, IfRevision: o.revision(),
-			})
-			if err != nil {
-				return nil, manifest.InDocuments(err, docs)
-			}
-			return &changes{Revision: r.GetRevision(), Changes: changesOf(r.GetChanges(), docs)}, nil
-		}
-		r, err := client.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{
+	if o.prune {
+		return makeChange(ctx, inv, o, docs, client.ReplacePolicies, &policyv1.ReplacePoliciesRequest{
 			Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate,
-			AllowUnknownFields: o.allowUnknown,
-			Manager:            o.manager, IfRevision: o.revision(),
+			AllowUnknownFields: o.allowUnknown, Manager: o.manager, IfRevision: o.revision(),
 		})
-		if err != nil {
-			return nil, manifest.InDocuments(err, docs)
-		}
-		return &changes{Revision: r.GetRevision(), Changes: changesOf(r.GetChanges(), docs)}, nil
+	}
+	return makeChange(ctx, inv, o, docs, client.UpsertPolicies, &policyv1.UpsertPoliciesRequest{
+		Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate,
+		AllowUnknownFields: o.allowUnknown, Manager: o.manager, IfRevision: o.revision(),
 	})
 }
 
@@ -242,30 +231,30 @@ func deletePolicies(ctx context.Context, inv *invocation.Invocation, stdin io.Re
 	if err != nil {
 		return err
 	}
-	return makeChange(ctx, inv, o, nil, func(ctx context.Context, client policyv1.PolicyServiceClient) (*changes, error) {
-		r, err := client.DeletePolicies(ctx, &policyv1.DeletePoliciesRequest{
-			Keys: keys, ValidateOnly: o.validate, Manager: o.manager, IfRevision: o.revision(),
-		})
-		if err != nil {
-			return nil, err
-		}
-		return &changes{Revision: r.GetRevision(), Changes: changesOf(r.GetChanges(), nil)}, nil
+	return makeChange(ctx, inv, o, nil, client.DeletePolicies, &policyv1.DeletePoliciesRequest{
+		Keys: keys, ValidateOnly: o.validate, Manager: o.manager, IfRevision: o.revision(),
 	})
 }
 
-// makeChange makes a change, waits until it is enforced, and shows both.
-func makeChange(ctx context.Context, inv *invocation.Invocation, o changeFlags, docs []manifest.Document,
-	call func(context.Context, policyv1.PolicyServiceClient) (*changes, error),
+// answer is what the policy service answers to a change.
+type answer interface {
+	GetRevision() uint64
+	GetChanges() []*policyv1.PolicyChange
+}
+
+// makeChange makes a change, waits until it is enforced, and shows both. docs are what was sent, if that was documents.
+func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation, o changeFlags,
+	docs []manifest.Document, call func(client, context.Context, *Q, ...grpc.CallOption) (R, error), request *Q,
 ) error {
 	began := time.Now()
-	var done *changes
-	if err := withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) (err error) {
-		done, err = call(ctx, client)
-		return err
-	}); err != nil {
+	r, err := invocation.Ask(ctx, inv, invocation.Policy, call, request)
+	if err != nil && docs != nil {
+		err = manifest.InDocuments(err, docs)
+	}
+	if err != nil {
 		return err
 	}
-	done.Validated = o.validate
+	done := &changes{Revision: r.GetRevision(), Validated: o.validate, Changes: changesOf(r.GetChanges(), docs)}
 	if !o.validate && !o.wait.off {
 		enforced := true
 		if err := awaitRevision(ctx, inv, done.Revision, o.wait.limit); err != nil {
@@ -319,15 +308,10 @@ func awaitRevision(ctx context.Context, inv *invocation.Invocation, revision uin
 	if limit == 0 {
 		limit = inv.Timeout
 	}
-	conn, err := inv.Dial("policy")
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	client := policyv1.NewPolicyServiceClient(conn)
-	r, err := client.WaitForRevision(ctx, &policyv1.WaitForRevisionRequest{Revision: revision})
+	request := &policyv1.WaitForRevisionRequest{Revision: revision}
+	r, err := invocation.Ask(ctx, inv, invocation.Policy, client.WaitForRevision, request)
 	if err != nil {
 		st, _ := status.FromError(err)
 		if st.Code() == codes.DeadlineExceeded {

@@ -46,15 +46,11 @@ the policies (yet).`, invocation.ExitNotReady),
 func confirm(ctx context.Context, inv *invocation.Invocation) error {
 	began := time.Now()
 	done := confirmation{Held: []string{}}
-	if err := withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) error {
-		r, err := client.ConfirmPolicies(ctx, &policyv1.ConfirmPoliciesRequest{})
-		if err == nil {
-			done.Revision, done.Policies, done.Held = r.GetRevision(), r.GetPolicies(), append(done.Held, r.GetHeld()...)
-		}
-		return err
-	}); err != nil {
+	r, err := invocation.Ask(ctx, inv, invocation.Policy, client.ConfirmPolicies, &policyv1.ConfirmPoliciesRequest{})
+	if err != nil {
 		return err
 	}
+	done.Revision, done.Policies, done.Held = r.GetRevision(), r.GetPolicies(), append(done.Held, r.GetHeld()...)
 	if err := awaitRevision(ctx, inv, done.Revision, 0); err != nil {
 		done.Pending = err.Error()
 	}

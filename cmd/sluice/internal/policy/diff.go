@@ -183,15 +183,10 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, file
 		req.Delete = append(req.Delete, key)
 	}
 	all := []difference{}
-	if err := withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) error {
-		stream, err := client.Diff(ctx, req)
-		if err != nil {
-			return err
-		}
-		err = invocation.Each(stream, func(m *policyv1.DiffResponse) { all = addDifference(all, differenceOf(m)) })
-		return manifest.InDocuments(err, docs)
+	if err := invocation.Each(ctx, inv, invocation.Policy, client.Diff, req, func(m *policyv1.DiffResponse) {
+		all = addDifference(all, differenceOf(m))
 	}); err != nil {
-		return err
+		return manifest.InDocuments(err, docs)
 	}
 	if err := inv.Show(all, func(w io.Writer) { differencesTable(w, all) }); err != nil {
 		return err
@@ -205,14 +200,12 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, file
 // warnWithoutSubjects says that no difference means nothing, where nothing was
 // compared.
 func warnWithoutSubjects(ctx context.Context, inv *invocation.Invocation) error {
-	return withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) error {
-		s, err := client.GetStatus(ctx, &policyv1.GetStatusRequest{})
-		if err == nil && s.GetSubjects() == 0 {
-			fmt.Fprintln(inv.ErrOut, "warning: the policy service knows no pod of this node, so nothing was compared; "+
-				"`sluice status` shows whether a datapath is connected")
-		}
-		return err
-	})
+	s, err := invocation.Ask(ctx, inv, invocation.Policy, client.GetStatus, &policyv1.GetStatusRequest{})
+	if err == nil && s.GetSubjects() == 0 {
+		fmt.Fprintln(inv.ErrOut, "warning: the policy service knows no pod of this node, so nothing was compared; "+
+			"`sluice status` shows whether a datapath is connected")
+	}
+	return err
 }
 
 func differencesTable(w io.Writer, all []difference) {

@@ -37,10 +37,7 @@ Labels need not be those of a pod that exists.`,
   sluice policy explain --from 4caf --to 192.0.2.7 --icmp echo`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			conn, err := peer.ResolveConnection(cmd.Context(), inv, o,
-				func(ctx context.Context, c *invocation.Invocation, text string) (peer.Peer, error) {
-					return peer.Resolve(ctx, c, text)
-				})
+			conn, err := peer.ResolveConnection(cmd.Context(), inv, o, peer.Resolve)
 			if err != nil {
 				return err
 			}
@@ -129,14 +126,11 @@ func verdictWord(action string) string {
 }
 
 func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) error {
-	var r *policyv1.ExplainResponse
-	if err := withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) (err error) {
-		r, err = client.Explain(ctx, &policyv1.ExplainRequest{
-			From: conn.From.Proto(conn.V6), To: conn.To.Proto(conn.V6),
-			Protocol: netv1.Protocol(conn.Protocol), Port: conn.Port,
-		})
-		return err
-	}); err != nil {
+	r, err := invocation.Ask(ctx, inv, invocation.Policy, client.Explain, &policyv1.ExplainRequest{
+		From: conn.From.Proto(conn.V6), To: conn.To.Proto(conn.V6),
+		Protocol: netv1.Protocol(conn.Protocol), Port: conn.Port,
+	})
+	if err != nil {
 		return err
 	}
 	x := explanation{

@@ -144,27 +144,19 @@ func (p state) source() string {
 	return p.Source
 }
 
-func list(ctx context.Context, inv *invocation.Invocation, req *policyv1.ListPoliciesRequest) (all []state,
-	revision uint64, err error,
-) {
-	all = []state{}
-	err = withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) error {
-		stream, err := client.ListPolicies(ctx, req)
-		if err != nil {
-			return err
-		}
-		return invocation.Each(stream, func(m *policyv1.ListPoliciesResponse) {
-			revision = m.GetRevision()
+func list(ctx context.Context, inv *invocation.Invocation, req *policyv1.ListPoliciesRequest) ([]state, error) {
+	all := []state{}
+	err := invocation.Each(ctx, inv, invocation.Policy, client.ListPolicies, req,
+		func(m *policyv1.ListPoliciesResponse) {
 			if m.GetPolicy() != nil {
 				all = append(all, stateOf(m.GetPolicy()))
 			}
 		})
-	})
-	return all, revision, err
+	return all, err
 }
 
 func printList(ctx context.Context, inv *invocation.Invocation, req *policyv1.ListPoliciesRequest, refused bool) error {
-	all, _, err := list(ctx, inv, req)
+	all, err := list(ctx, inv, req)
 	if err != nil {
 		return err
 	}
@@ -225,7 +217,7 @@ func getCommand(inv *invocation.Invocation) *cobra.Command {
 }
 
 func printOne(ctx context.Context, inv *invocation.Invocation, key *policyv1.PolicyKey) error {
-	all, _, err := list(ctx, inv, &policyv1.ListPoliciesRequest{
+	all, err := list(ctx, inv, &policyv1.ListPoliciesRequest{
 		Kind: key.GetKind(), Namespace: key.GetNamespace(),
 		Name: key.GetName(), WithManifests: true,
 	})

@@ -5,7 +5,6 @@
 package policy
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -25,20 +24,8 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		explainCommand(inv), diffCommand(inv), validateCommand(inv), tableCommand(inv))
 }
 
-// withPolicy calls fn with a client of the policy service and a bounded
-// context.
-func withPolicy(ctx context.Context, inv *invocation.Invocation,
-	fn func(context.Context, policyv1.PolicyServiceClient) error,
-) error {
-	conn, err := inv.Dial("policy")
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
-	defer cancel()
-	return fn(ctx, policyv1.NewPolicyServiceClient(conn))
-}
+// client is the policy service's, for the calls of invocation.
+type client = policyv1.PolicyServiceClient
 
 // manifestFlags are flags of commands that send manifests.
 func manifestFlags(cmd *cobra.Command, allowUnknown, skipOthers *bool) {

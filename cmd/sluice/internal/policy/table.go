@@ -86,16 +86,15 @@ type addressBlock struct {
 }
 
 func printTables(ctx context.Context, inv *invocation.Invocation, subject uint32) error {
-	var r *policyv1.GetPolicyTableResponse
-	if err := withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) (err error) {
-		r, err = client.GetPolicyTable(ctx, &policyv1.GetPolicyTableRequest{Subject: subject})
-		return err
-	}); err != nil {
+	request := &policyv1.GetPolicyTableRequest{Subject: subject}
+	r, err := invocation.Ask(ctx, inv, invocation.Policy, client.GetPolicyTable, request)
+	if err != nil {
 		return err
 	}
-	t := tables{Subject: subject, Revision: r.GetRevision()}
-	t.Egress = compiledSideOf(r.GetEgress(), r.GetEgressRules())
-	t.Ingress = compiledSideOf(r.GetIngress(), r.GetIngressRules())
+	t := tables{
+		Subject: subject, Revision: r.GetRevision(), Egress: compiledSideOf(r.GetEgress(), r.GetEgressRules()),
+		Ingress: compiledSideOf(r.GetIngress(), r.GetIngressRules()),
+	}
 	return inv.Show(t, func(w io.Writer) {
 		fmt.Fprintf(w, "Identity %d, policy revision %d\n", t.Subject, t.Revision)
 		t.Egress.lines(w, "Egress")

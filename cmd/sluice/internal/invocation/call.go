@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package invocation
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"google.golang.org/grpc"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+// Service is a gRPC service of the node: the name of its socket, and how a client of it is made.
+type Service[C any] struct {
+	name   string
+	client func(grpc.ClientConnInterface) C
+}
+
+// The services of a node.
+var (
+	Identity = Service[identityv1.IdentityServiceClient]{"identity", identityv1.NewIdentityServiceClient}
+	IPAM     = Service[ipamv1.IPAMServiceClient]{"ipam", ipamv1.NewIPAMServiceClient}
+	Policy   = Service[policyv1.PolicyServiceClient]{"policy", policyv1.NewPolicyServiceClient}
+	Datapath = Service[datapathv1.DatapathServiceClient]{"datapath", datapathv1.NewDatapathServiceClient}
+	Observer = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
+)
+
+// Ask makes one call and returns its answer. It takes no longer than --timeout, unless ctx has another deadline.
+func Ask[C, Q, R any](ctx context.Context, inv *Invocation, s Service[C],
+	call func(C, context.Context, *Q, ...grpc.CallOption) (R, error), request *Q,
+) (answer R, err error) {
+	conn, err := inv.Dial(s.name)
+	if err != nil {
+		return answer, err
+	}
+	defer conn.Close()
+	return call(s.client(conn), ctx, request)
+}
+
+// Each calls f for every message of an answer that ends by itself, within --timeout.
+func Each[C, Q, R any](ctx context.Context, inv *Invocation, s Service[C],
+	call func(C, context.Context, *Q, ...grpc.CallOption) (grpc.ServerStreamingClient[R], error), request *Q, f func(*R),
+) error {
+	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
+	defer cancel()
+	return Stream(ctx, inv, s, call, request, func(m *R) error {
+		f(m)
+		return nil
+	})
+}
+
+// Stream calls f for every message of an answer until that ends, or f returns an error, which Stream then returns. It
+// may take as long as ctx allows.
+func Stream[C, Q, R any](ctx context.Context, inv *Invocation, s Service[C],
+	call func(C, context.Context, *Q, ...grpc.CallOption) (grpc.ServerStreamingClient[R], error), request *Q,
+	f func(*R) error,
+) error {
+	conn, err := inv.Dial(s.name)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stream, err := call(s.client(conn), ctx, request)
+	if err != nil {
+		return err
+	}
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := f(m); err != nil {
+			return err
+		}
+	}
+}

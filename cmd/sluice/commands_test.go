@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 )
 
 var update = flag.Bool("update", false, "write the files below testdata/ that the tests compare with")

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/services/cni-shim/internal/nodetest"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/test/nodetest"
 )
 
 // What the plugin itself costs, as a process: the services answer at once.

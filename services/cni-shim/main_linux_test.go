@@ -45,8 +45,8 @@ import (
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
-	"github.com/sluice-net/sluice/services/cni-shim/internal/nodetest"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/spool"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/test/nodetest"
 )
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")

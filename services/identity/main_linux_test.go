@@ -24,8 +24,8 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
-	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
+	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
 func TestMain(m *testing.M) {

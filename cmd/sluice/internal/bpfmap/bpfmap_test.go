@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 )
 
 func TestMaps(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 )
 
 func TestPoolsAndAddressesAreListedExactly(t *testing.T) {

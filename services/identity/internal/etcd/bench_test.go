@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
-	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
+	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
+	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
 
 // BenchmarkHold measures one answer, with real etcd and real files.

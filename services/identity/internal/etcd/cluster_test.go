@@ -24,10 +24,10 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
-	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
+	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
+	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
 
 // Tests of whole nodes over a real etcd: store, allocator, files, readers.

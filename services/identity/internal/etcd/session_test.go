@@ -17,8 +17,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
-	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
+	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
+	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
 
 // TestRestartWritesNothing: what is held is referred to already, under the

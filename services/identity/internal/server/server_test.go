@@ -36,11 +36,11 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 	"github.com/sluice-net/sluice/services/identity/internal/pods"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
+	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
 
 func TestMain(m *testing.M) {

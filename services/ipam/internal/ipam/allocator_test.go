@@ -22,8 +22,8 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
-	"github.com/sluice-net/sluice/services/ipam/internal/ipam/ipamtest"
 	"github.com/sluice-net/sluice/services/ipam/internal/store"
+	"github.com/sluice-net/sluice/services/ipam/internal/test/ipamtest"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }

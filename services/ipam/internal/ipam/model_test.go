@@ -16,8 +16,8 @@ import (
 
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
-	"github.com/sluice-net/sluice/services/ipam/internal/ipam/ipamtest"
 	"github.com/sluice-net/sluice/services/ipam/internal/store"
+	"github.com/sluice-net/sluice/services/ipam/internal/test/ipamtest"
 )
 
 // model is the obvious version of the allocator: lists, and a look at

@@ -35,7 +35,7 @@ import (
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
-	"github.com/sluice-net/sluice/services/ipam/internal/ipam/ipamtest"
+	"github.com/sluice-net/sluice/services/ipam/internal/test/ipamtest"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }

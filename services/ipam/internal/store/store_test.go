@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/kit/store/storetest"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
-	"github.com/sluice-net/sluice/services/ipam/internal/ipam/ipamtest"
+	"github.com/sluice-net/sluice/services/ipam/internal/test/ipamtest"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }

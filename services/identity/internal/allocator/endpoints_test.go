@@ -9,7 +9,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
+	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
 
 var c1 = allocator.EndpointHolder("c1", "eth0")

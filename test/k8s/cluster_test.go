@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -135,7 +136,8 @@ func TestPodsRunOnAReadyNode(t *testing.T) {
 	}
 }
 
-// testPods starts a pod with a service, which reaches both by their names.
+// testPods starts a pod with a service, which another one reaches by their names
+// and by the addresses of both families.
 func testPods(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	ctx := t.Context()
@@ -151,32 +153,74 @@ spec:
     ports: [{containerPort: 8080, hostPort: 18080}]
 ---
 apiVersion: v1
+kind: Pod
+metadata: {name: client, namespace: default}
+spec:
+  containers:
+  - name: client
+    image: registry.k8s.io/e2e-test-images/agnhost:2.63.0
+    args: [pause]
+---
+apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: default}
 spec:
+  ipFamilyPolicy: RequireDualStack
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080}]
 `)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Kubectl(ctx, "wait", "--for=condition=Ready", "--timeout=2m", "pod/web"); err != nil {
+	if _, err := c.Kubectl(ctx, "wait", "--for=condition=Ready", "--timeout=2m", "pod/web", "pod/client"); err != nil {
 		t.Fatal(err)
 	}
+	pods := addresses(t, c, "pod/web", "{.status.podIPs[*].ip}")
+	services := addresses(t, c, "service/web", "{.spec.clusterIPs[*]}")
 	// A name, the service address behind it, and the API's: DNS, kube-proxy and
 	// the network at once.
 	web, api := "web.default.svc.cluster.local", "kubernetes.default.svc.cluster.local"
-	for _, to := range []string{web + ":80", api + ":443"} {
-		if err := c.Eventually(within(t, time.Minute), "the pod reaches "+to, func() error {
-			_, err := c.Kubectl(ctx, "exec", "web", "--", "/agnhost", "connect", "--timeout=3s", to)
+	for _, way := range []struct{ from, to string }{
+		{"web", web + ":80"},
+		{"client", web + ":80"},
+		{"client", api + ":443"},
+		{"client", net.JoinHostPort(pods[0], "8080")},
+		{"client", net.JoinHostPort(pods[1], "8080")},
+		{"client", net.JoinHostPort(services[0], "80")},
+		{"client", net.JoinHostPort(services[1], "80")},
+	} {
+		if err := c.Eventually(within(t, time.Minute), way.from+" reaches "+way.to, func() error {
+			_, err := c.Kubectl(ctx, "exec", way.from, "--", "/agnhost", "connect", "--timeout=3s", way.to)
 			return err
 		}); err != nil {
 			t.Error(err)
+		}
+	}
+	for _, pod := range pods {
+		// From outside of the node.
+		url := "http://" + net.JoinHostPort(pod, "8080") + "/hostname"
+		out, err := c.InMachine(ctx, "curl", "--silent", "--fail", "--max-time", "5", url)
+		if err != nil || string(out) != "web" {
+			t.Errorf("%q answers at %s, want web: %v", out, url, err)
 		}
 	}
 	if _, err := c.Kubectl(ctx, "exec", "web", "--", "/agnhost", "connect", "--timeout=2s", web+":81"); err == nil ||
 		!strings.Contains(err.Error(), "REFUSED") && !strings.Contains(err.Error(), "TIMEOUT") {
 		t.Errorf("a port that the service has not answers the pod: %v", err)
 	}
+}
+
+// addresses are the two of an object, IPv4's first.
+func addresses(t *testing.T, c *cluster.Cluster, object, path string) []string {
+	t.Helper()
+	out, err := c.Kubectl(t.Context(), "get", object, "--output=jsonpath="+path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := strings.Fields(string(out))
+	if len(all) != 2 || strings.Contains(all[0], ":") || !strings.Contains(all[1], ":") {
+		t.Fatalf("%s has the addresses %q, want one of each family", object, all)
+	}
+	return all
 }
 
 // testRights compares what the kernel lets the containers of the selected pods do

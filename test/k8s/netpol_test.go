@@ -24,17 +24,17 @@ import (
 var netpolFailures = specs.Known{}
 
 const (
-	netpol  = "[sig-network] Netpol NetworkPolicy between server and client "
-	netSCTP = "[sig-network] Netpol [Feature:SCTPConnectivity] [LinuxOnly] NetworkPolicy between server and client using SCTP "
-	policy  = " [Feature:NetworkPolicy]"
+	sctp = "[sig-network] Netpol [Feature:SCTPConnectivity] [LinuxOnly] " +
+		"NetworkPolicy between server and client using SCTP should "
+	feature = " [Feature:NetworkPolicy]"
 )
 
 // sctpFailures are those that wait five minutes each for a pod that serves SCTP.
 var sctpFailures = specs.Known{
-	netSCTP + "should support a 'default-deny-ingress' policy" + policy: noSCTP,
-	netSCTP + "should enforce policy based on Ports" + policy:           noSCTP,
-	netSCTP + "should enforce policy to allow traffic only from a pod in a different namespace " +
-		"based on PodSelector and NamespaceSelector" + policy: noSCTP,
+	sctp + "support a 'default-deny-ingress' policy" + feature: noSCTP,
+	sctp + "enforce policy based on Ports" + feature:           noSCTP,
+	sctp + "enforce policy to allow traffic only from a pod in a different namespace " +
+		"based on PodSelector and NamespaceSelector" + feature: noSCTP,
 }
 
 const noSCTP = "the kernel of the test machine has no SCTP sockets"

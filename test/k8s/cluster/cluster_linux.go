@@ -212,9 +212,9 @@ func (c *Cluster) bringUp(ctx context.Context, cni bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	// What asks the API needs the machine first.
-	if err := c.Eventually(ctx, "the nodes register and receive a range of addresses", func() error {
+	if err := c.Eventually(ctx, "the nodes register and receive ranges of addresses", func() error {
 		for i := range c.config.Nodes {
-			if _, err := c.podCIDR(ctx, i); err != nil {
+			if _, err := c.podCIDRs(ctx, i); err != nil {
 				return err
 			}
 		}
@@ -222,7 +222,7 @@ func (c *Cluster) bringUp(ctx context.Context, cni bool) error {
 	}); err != nil {
 		return err
 	}
-	if err := c.Apply(ctx, c.manifest("coredns.yaml")); err != nil {
+	if err := c.Apply(ctx, manifest("coredns.yaml", nil)); err != nil {
 		return err
 	}
 	if err := c.connect(ctx, cni); err != nil || !cni {
@@ -238,31 +238,37 @@ func (c *Cluster) bringUp(ctx context.Context, cni bool) error {
 	return err
 }
 
-// podCIDR is the range of a node's pods.
-func (c *Cluster) podCIDR(ctx context.Context, node int) (string, error) {
-	out, err := c.Kubectl(ctx, "get", "node", machine.NodeName(node), "--output=jsonpath={.spec.podCIDR}")
-	if err == nil && len(out) == 0 {
-		err = fmt.Errorf("%s has no range of addresses", machine.NodeName(node))
+// podCIDRs are the ranges of a node's pods, IPv4's first.
+func (c *Cluster) podCIDRs(ctx context.Context, node int) ([]string, error) {
+	out, err := c.Kubectl(ctx, "get", "node", machine.NodeName(node), "--output=jsonpath={.spec.podCIDRs[*]}")
+	if err != nil {
+		return nil, err
 	}
-	return string(out), err
+	cidrs := strings.Fields(string(out))
+	if len(cidrs) != 2 {
+		return nil, fmt.Errorf("%s has the ranges of addresses %q, want one of each family", machine.NodeName(node), cidrs)
+	}
+	return cidrs, nil
 }
 
 // connect gives all nodes the routes to each other's pods, and the reference
 // plugins if cni says so.
 func (c *Cluster) connect(ctx context.Context, cni bool) error {
 	for i := range c.config.Nodes {
-		cidr, err := c.podCIDR(ctx, i)
+		cidrs, err := c.podCIDRs(ctx, i)
 		if err != nil {
 			return err
 		}
-		if err := c.route(ctx, i, cidr); err != nil {
-			return err
+		for family, via := range []string{machine.NodeAddress(i), machine.NodeAddress6(i)} {
+			if err := c.route(ctx, i, cidrs[family], via); err != nil {
+				return err
+			}
 		}
 		if !cni {
 			continue
 		}
 		file := filepath.Join(c.config.Node(i), "cni", "10-reference.conflist")
-		if err := os.WriteFile(file+".tmp", c.manifestWith("reference.conflist", cidr), 0o600); err != nil {
+		if err := os.WriteFile(file+".tmp", manifest("reference.conflist", cidrs), 0o600); err != nil {
 			return err
 		}
 		if err := os.Rename(file+".tmp", file); err != nil {
@@ -273,8 +279,8 @@ func (c *Cluster) connect(ctx context.Context, cni bool) error {
 }
 
 // route leads to the pods of a node: from the control plane and the others.
-func (c *Cluster) route(ctx context.Context, to int, cidr string) error {
-	route := []string{"ip", "route", "replace", cidr, "via", machine.NodeAddress(to)}
+func (c *Cluster) route(ctx context.Context, to int, cidr, via string) error {
+	route := []string{"ip", "route", "replace", cidr, "via", via}
 	if _, err := c.InMachine(ctx, route...); err != nil {
 		return err
 	}
@@ -288,12 +294,11 @@ func (c *Cluster) route(ctx context.Context, to int, cidr string) error {
 	return nil
 }
 
-func (c *Cluster) manifest(name string) []byte { return c.manifestWith(name, "") }
-
-func (c *Cluster) manifestWith(name, podCIDR string) []byte {
+func manifest(name string, podCIDRs []string) []byte {
 	content := template.Must(template.ParseFS(manifests, "manifests/"+name))
 	var b bytes.Buffer
-	if err := content.Execute(&b, map[string]string{"DNS": controlplane.DNSAddress, "PodCIDR": podCIDR}); err != nil {
+	values := map[string]any{"DNS": controlplane.DNSAddress, "PodCIDRs": podCIDRs}
+	if err := content.Execute(&b, values); err != nil {
 		panic(err) // the files are those above
 	}
 	return b.Bytes()

@@ -21,11 +21,11 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/internal/wait"
 )
 
-// The cluster's address ranges. They are the same in all clusters, for each has
-// network namespaces of its own.
+// The cluster's address ranges, IPv4's first. They are the same in all clusters,
+// for each has network namespaces of its own.
 const (
-	PodCIDR     = "10.244.0.0/16"
-	ServiceCIDR = "10.96.0.0/16"
+	PodCIDRs     = "10.244.0.0/16,fd00:244::/48"
+	ServiceCIDRs = "10.96.0.0/16,fd00:96::/108"
 	// DNSAddress is the service address of the cluster's DNS server.
 	DNSAddress = "10.96.0.10"
 	// firstService is that of the service default/kubernetes.
@@ -75,7 +75,7 @@ func (p Plane) APIServer() []string {
 		filepath.Join(p.Binaries, "kube-apiserver"),
 		"--advertise-address=" + p.Address, "--bind-address=" + p.Address, fmt.Sprintf("--secure-port=%d", p.Port),
 		"--etcd-servers=" + p.Etcd,
-		"--service-cluster-ip-range=" + ServiceCIDR,
+		"--service-cluster-ip-range=" + ServiceCIDRs,
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
 		"--client-ca-file=" + p.file("ca.crt"),
 		"--tls-cert-file=" + p.file("apiserver.crt"), "--tls-private-key-file=" + p.file("apiserver.key"),
@@ -95,7 +95,7 @@ func (p Plane) ControllerManager() []string {
 	return []string{
 		filepath.Join(p.Binaries, "kube-controller-manager"),
 		"--kubeconfig=" + p.file("controller-manager.kubeconfig"), "--bind-address=127.0.0.1",
-		"--allocate-node-cidrs=true", "--cluster-cidr=" + PodCIDR,
+		"--allocate-node-cidrs=true", "--cluster-cidr=" + PodCIDRs,
 		"--service-account-private-key-file=" + p.file("service-account.key"), "--root-ca-file=" + p.file("ca.crt"),
 		"--use-service-account-credentials=true", "--leader-elect=false", "--profiling=false",
 	}

@@ -30,14 +30,21 @@ type Config struct {
 	Mounts []string
 }
 
-// apiAddress is the control plane's on the bridge to the nodes.
-const apiAddress = "10.200.0.1"
+// apiAddress is the control plane's on the bridge to the nodes, apiAddress6 its
+// other one, at which no API is served.
+const (
+	apiAddress  = "10.200.0.1"
+	apiAddress6 = "fd00:200::1"
+)
 
 // NodeName is that of the node with the index, from 0.
 func NodeName(index int) string { return fmt.Sprintf("node%d", index+1) }
 
-// NodeAddress is its address on the bridge.
+// NodeAddress is its IPv4 address on the bridge.
 func NodeAddress(index int) string { return fmt.Sprintf("10.200.0.%d", 11+index) }
+
+// NodeAddress6 is its IPv6 address there.
+func NodeAddress6(index int) string { return fmt.Sprintf("fd00:200::%d", 11+index) }
 
 // Plane is the control plane of the machine.
 func (c Config) Plane() controlplane.Plane {

@@ -70,7 +70,8 @@ func Run(dir string, log *slog.Logger) error {
 	}
 	first := initproc.New(c.Logs(), log)
 	if err := ipBatch(first, dir,
-		"link set lo up", "link add nodes type bridge", "addr add "+apiAddress+"/24 dev nodes", "link set nodes up",
+		"link set lo up", "link add nodes type bridge", "addr add "+apiAddress+"/24 dev nodes",
+		"addr add "+apiAddress6+"/64 dev nodes nodad", "link set nodes up",
 	); err != nil {
 		return err
 	}

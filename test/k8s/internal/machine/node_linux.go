@@ -81,12 +81,14 @@ func RunNodeInit(args []string, log *slog.Logger) error {
 	if err := enterRoot(root); err != nil {
 		return fmt.Errorf("enter the root of %s: %w", name, err)
 	}
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
-		return err
+	for _, forwarding := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		if err := os.WriteFile(filepath.Join("/proc/sys/net", forwarding), []byte("1"), 0); err != nil {
+			return err
+		}
 	}
 
 	first := initproc.New(nodeLogs, log)
-	if err := connect(first, NodeAddress(index)); err != nil {
+	if err := connect(first, index); err != nil {
 		return err
 	}
 	containerd := []string{"/opt/k8s/bin/containerd", "--config=/etc/containerd/config.toml"}
@@ -110,7 +112,8 @@ func RunNodeInit(args []string, log *slog.Logger) error {
 	}
 	kubelet := []string{
 		"/opt/k8s/bin/kubelet", "--config=/etc/kubernetes/kubelet.yaml", "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
-		"--hostname-override=" + name, "--node-ip=" + NodeAddress(index), "--root-dir=/var/lib/kubelet",
+		"--hostname-override=" + name, "--node-ip=" + NodeAddress(index) + "," + NodeAddress6(index),
+		"--root-dir=/var/lib/kubelet",
 	}
 	if err := first.Keep(initproc.Program{Name: "kubelet", Command: kubelet}); err != nil {
 		return err
@@ -125,15 +128,18 @@ func RunNodeInit(args []string, log *slog.Logger) error {
 }
 
 // connect configures the device to the bridge, which the machine adds.
-func connect(first *initproc.Init, address string) error {
+func connect(first *initproc.Init, index int) error {
 	if err := wait.Until(time.Minute, func() error {
 		_, err := net.InterfaceByName("eth0")
 		return err
 	}); err != nil {
 		return err
 	}
-	return ipBatch(first, "/run",
-		"link set lo up", "addr add "+address+"/24 dev eth0", "link set eth0 up", "route add default via "+apiAddress)
+	return ipBatch(
+		first, "/run", "link set lo up", "addr add "+NodeAddress(index)+"/24 dev eth0",
+		"addr add "+NodeAddress6(index)+"/64 dev eth0 nodad", "link set eth0 up",
+		"route add default via "+apiAddress, "route add default via "+apiAddress6,
+	)
 }
 
 func waitForSocket(path string, timeout time.Duration) error {
@@ -344,7 +350,7 @@ func bindFile(from, to string) error {
 func writeNodeFiles(index int, root string) error {
 	values := map[string]string{
 		"Name": NodeName(index), "Address": NodeAddress(index), "Socket": containerdSocket,
-		"PodCIDR": controlplane.PodCIDR, "DNS": controlplane.DNSAddress,
+		"PodCIDRs": controlplane.PodCIDRs, "DNS": controlplane.DNSAddress,
 	}
 	all, err := template.ParseFS(nodeFiles, "node/*")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
-	"github.com/sluice-net/sluice/services/ipam/internal/ipam/ipamtest"
+	"github.com/sluice-net/sluice/services/ipam/internal/test/ipamtest"
 )
 
 // ranges are what the hub has, in the order of their prefixes.

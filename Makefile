@@ -126,8 +126,8 @@ test-k8s-api: bin/sluice-devetcd bin/test/sluice-k8s ## Test against a Kubernete
 	@scripts/k8s-binaries kube-apiserver kubectl
 	@cd test/k8s && GOWORK=off go test -count=1 -v -run '^TestAPI' .
 
-# Those of a cluster; the tests of Kubernetes and another containerd are built
-# where they are asked for.
+# Those of a cluster; the tests of Kubernetes and containerd 2 are built where
+# they are asked for.
 k8s_programs := kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl coredns agnhost
 
 .PHONY: k8s
@@ -147,6 +147,7 @@ k8s-down: ## End the cluster of k8s-up, and remove what is left of it
 
 .PHONY: test-k8s
 test-k8s: k8s ## Run the tests that need a Kubernetes cluster (root; the first build takes long)
+	@scripts/k8s-binaries containerd containerd-shim-runc-v2 ctr
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
 	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^TestNetpol' ./...
 

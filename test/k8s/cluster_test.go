@@ -297,12 +297,24 @@ func startSluice(t *testing.T, o cluster.Options) *cluster.Cluster {
 	return c
 }
 
-// TestSluiceServesACluster deploys Sluice on a cluster without a network.
+// TestSluiceServesACluster deploys Sluice on clusters without a network, one with
+// Debian's containerd and one with containerd 2.
 func TestSluiceServesACluster(t *testing.T) {
-	c := startSluice(t, cluster.Options{})
-	testPods(t, c)
-	// It starts as root and becomes this user.
-	testRights(t, c, "sluice-system", "app.kubernetes.io/name=sluice", map[string]int{"datapath": 65706})
+	for version, program := range map[string]string{
+		"1.6": "", "2": filepath.Join(os.Getenv("SLUICE_BIN"), "k8s", "containerd"),
+	} {
+		t.Run("containerd "+version, func(t *testing.T) {
+			c := startSluice(t, cluster.Options{Containerd: program})
+			runtimes, err := c.Kubectl(t.Context(), "get", "nodes",
+				"--output=jsonpath={.items[*].status.nodeInfo.containerRuntimeVersion}")
+			if err != nil || !strings.HasPrefix(string(runtimes), "containerd://"+version+".") {
+				t.Errorf("the node's runtime is %q, want containerd %s: %v", runtimes, version, err)
+			}
+			testPods(t, c)
+			// It starts as root and becomes this user.
+			testRights(t, c, "sluice-system", "app.kubernetes.io/name=sluice", map[string]int{"datapath": 65706})
+		})
+	}
 }
 
 func within(t *testing.T, d time.Duration) context.Context {

@@ -21,7 +21,7 @@ type Config struct {
 	// Binaries is the directory of the Kubernetes programs, Etcd a development
 	// server of etcd.
 	Binaries, Etcd string
-	// Containerd is the daemon's program; its shim lies beside it.
+	// Containerd is the daemon's program; its shim and ctr lie beside it.
 	Containerd string
 	// KubeProxy runs kube-proxy on every node.
 	KubeProxy bool

@@ -292,13 +292,13 @@ func copyEntry(from, to string, e fs.DirEntry) error {
 }
 
 // bindPrograms puts the programs into /opt/k8s/bin, also containerd with its
-// shim, whichever that is.
+// shim and its client, whichever that is.
 func bindPrograms(c Config, root string) error {
 	programs := map[string]string{"containerd": c.Containerd}
 	for _, name := range []string{"kubelet", "kubectl", "kube-proxy"} {
 		programs[name] = filepath.Join(c.Binaries, name)
 	}
-	for _, name := range []string{"containerd-shim-runc-v2"} {
+	for _, name := range []string{"containerd-shim-runc-v2", "ctr"} {
 		programs[name] = filepath.Join(filepath.Dir(c.Containerd), name)
 	}
 	for name, from := range programs {

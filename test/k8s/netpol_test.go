@@ -99,7 +99,8 @@ func testSpecs(t *testing.T, c *cluster.Cluster, word, skip string, known specs.
 	}
 	results, err := specs.Compare(report, focus.MatchString, known)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, lastLines(t, output, 60))
+		content, _ := os.ReadFile(output)
+		t.Fatalf("%v\n%s", err, lastLines(string(content), 60))
 	}
 	states := map[string]int{}
 	for _, r := range results {
@@ -107,7 +108,8 @@ func testSpecs(t *testing.T, c *cluster.Cluster, word, skip string, known specs.
 		t.Run(r.Name, func(t *testing.T) {
 			switch t.Logf("%s after %.1f s", r.State, r.Took.Seconds()); {
 			case r.Err != nil:
-				t.Error(r.Err)
+				// Ends with what was expected, and what was observed.
+				t.Errorf("%v\n%s", r.Err, lastLines(r.Output, 35))
 			case r.Reason != "":
 				t.Logf("does not pass: %s", r.Reason)
 			}
@@ -116,11 +118,7 @@ func testSpecs(t *testing.T, c *cluster.Cluster, word, skip string, known specs.
 	t.Logf("%d specs in %.0f s: %v; their output is in %s", len(results), time.Since(begin).Seconds(), states, output)
 }
 
-func lastLines(t *testing.T, file string, n int) string {
-	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := strings.Split(strings.TrimSpace(string(content)), "\n")
+func lastLines(text string, n int) string {
+	all := strings.Split(strings.TrimSpace(text), "\n")
 	return strings.Join(all[max(0, len(all)-n):], "\n")
 }

@@ -26,8 +26,9 @@ type Result struct {
 	State string
 	// Took is how long it ran.
 	Took time.Duration
-	// Message is the spec's own about its failure, or why it was skipped.
-	Message string
+	// Message is the spec's own about its failure, or why it was skipped; Output is
+	// what it logged.
+	Message, Output string
 	// Reason is why it is known to fail; empty if it is not.
 	Reason string
 	// Err is why the result is not the expected one; nil if it is.
@@ -42,6 +43,7 @@ type report struct {
 		State                      string
 		RunTime                    time.Duration
 		Failure                    struct{ Message string }
+		CapturedGinkgoWriterOutput string
 	}
 }
 
@@ -64,7 +66,8 @@ func Compare(file string, selected func(name string) bool, known Known) ([]Resul
 			switch {
 			case s.LeafNodeType == "It" && selected(name):
 				results = append(results, judge(Result{
-					Name: name, State: s.State, Took: s.RunTime, Message: s.Failure.Message, Reason: known[name],
+					Name: name, State: s.State, Took: s.RunTime, Message: s.Failure.Message,
+					Output: s.CapturedGinkgoWriterOutput, Reason: known[name],
 				}))
 			case s.LeafNodeType != "It" && s.State != "passed":
 				// A suite that did not start skips its specs.

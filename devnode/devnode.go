@@ -13,6 +13,7 @@
 package devnode
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -114,9 +115,7 @@ var users = func() map[string]nodefiles.Service {
 
 // newNode computes where everything of an instance is.
 func newNode(name string) (*Node, error) {
-	if name == "" {
-		name = "dev"
-	}
+	name = cmp.Or(name, "dev")
 	paths, err := instance.New(name)
 	if err != nil {
 		return nil, err
@@ -461,9 +460,7 @@ func (o Options) withDefaults() (state, error) {
 			return s, fmt.Errorf("executable of %s: %w; run `make build`", service, err)
 		}
 	}
-	if s.Policy == "" {
-		s.Policy = DefaultPolicyMode
-	}
+	s.Policy = cmp.Or(s.Policy, DefaultPolicyMode)
 	if o.PolicyDir != "" {
 		info, err := os.Stat(o.PolicyDir)
 		switch {
@@ -481,8 +478,6 @@ func (o Options) withDefaults() (state, error) {
 			return s, err
 		}
 	}
-	if s.Timeout == 0 {
-		s.Timeout = 30 * time.Second
-	}
+	s.Timeout = cmp.Or(s.Timeout, 30*time.Second)
 	return s, nil
 }

@@ -31,6 +31,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -123,7 +124,7 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 
 	// --instance and --config decide where the rest is, so they come first.
 	pre := preScan(o.Args)
-	name := firstNonEmpty(pre["instance"], env["INSTANCE"])
+	name := cmp.Or(pre["instance"], env["INSTANCE"])
 	paths, err := instance.New(name)
 	if err != nil {
 		return zero, nil, &Problem{Key: "instance", Err: err}
@@ -139,7 +140,7 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 
 	fset := flag.NewFlagSet("sluice-"+o.Service, flag.ContinueOnError)
 	fset.SetOutput(io.Discard)
-	file := fset.String("config", firstNonEmpty(env["CONFIG"], ""), "")
+	file := fset.String("config", env["CONFIG"], "")
 	fset.String("instance", name, "")
 	printConfig := fset.Bool("print-config", false, "")
 	version := fset.Bool("version", false, "")
@@ -324,10 +325,7 @@ func preScan(args []string) map[string]string {
 }
 
 func readFile(explicit, standard string) ([]byte, string, error) {
-	path := explicit
-	if path == "" {
-		path = standard
-	}
+	path := cmp.Or(explicit, standard)
 	f, err := os.Open(path)
 	if explicit == "" && errors.Is(err, fs.ErrNotExist) {
 		return nil, "", nil
@@ -366,15 +364,6 @@ func trusted(f *os.File) error {
 		return fmt.Errorf("%s has mode %#o: others could change it; run: chmod go-w %s", f.Name(), mode, f.Name())
 	}
 	return nil
-}
-
-func firstNonEmpty(s ...string) string {
-	for _, v := range s {
-		if v != "" {
-			return v
-		}
-	}
-	return ""
 }
 
 type flagValue struct {

@@ -5,6 +5,7 @@ package durable
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -108,10 +109,7 @@ func Open(b []byte, s Schema) (version int, data []byte, err error) {
 	if e.Schema != s.Name {
 		return 0, nil, &RecordError{Field: "schema", Err: fmt.Errorf("%w: %q, want %q", ErrForeign, clip(e.Schema), s.Name)}
 	}
-	oldest := s.Oldest
-	if oldest == 0 {
-		oldest = s.Version
-	}
+	oldest := cmp.Or(s.Oldest, s.Version)
 	if e.Version < oldest || e.Version > s.Version {
 		return 0, nil, &RecordError{Field: "version", Err: fmt.Errorf("%w: %d, this program reads %d to %d", ErrVersion, e.Version, oldest, s.Version)}
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/config"
@@ -91,12 +92,7 @@ func memberOf(gid uint32) bool {
 	if err != nil {
 		return false
 	}
-	for _, g := range append(groups, os.Getegid()) {
-		if uint32(g) == gid {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(append(groups, os.Getegid()), int(gid))
 }
 
 // Validate implements the check of package config.

@@ -276,12 +276,7 @@ func onlyCanceled(err error) bool {
 	if !ok {
 		return errors.Is(err, context.Canceled)
 	}
-	for _, e := range joined.Unwrap() {
-		if !onlyCanceled(e) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(joined.Unwrap(), func(e error) bool { return !onlyCanceled(e) })
 }
 
 func (p *Process) name(metric string) string {
@@ -407,12 +402,10 @@ func (p *Process) Go(name string, f func(context.Context) error) {
 func (p *Process) waitWork(timeout time.Duration) bool {
 	done := make(chan struct{})
 	go func() { defer close(done); p.wg.Wait() }()
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
 	select {
 	case <-done:
 		return true
-	case <-timer.C:
+	case <-time.After(timeout):
 		return false
 	}
 }

@@ -4,6 +4,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -55,9 +56,7 @@ func newLimiter(l Limit) *limiter {
 	if l.InFlight == 0 && l.Rate == 0 {
 		return nil
 	}
-	if l.RetryAfter == 0 {
-		l.RetryAfter = 100 * time.Millisecond
-	}
+	l.RetryAfter = cmp.Or(l.RetryAfter, 100*time.Millisecond)
 	lim := &limiter{limit: l}
 	if l.InFlight > 0 {
 		lim.running = make(chan struct{}, l.InFlight)

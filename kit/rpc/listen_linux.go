@@ -4,6 +4,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,18 +92,10 @@ func Listen(path string, o ListenOptions) (_ *Listener, err error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("socket path %q is not absolute", path)
 	}
-	if o.Mode == 0 {
-		o.Mode = 0o660
-	}
-	if o.DirMode == 0 {
-		o.DirMode = 0o750
-	}
-	if o.MaxConns == 0 {
-		o.MaxConns = 1024
-	}
-	if o.MaxConnsPerUID == 0 {
-		o.MaxConnsPerUID = max(1, o.MaxConns/2)
-	}
+	o.Mode = cmp.Or(o.Mode, 0o660)
+	o.DirMode = cmp.Or(o.DirMode, 0o750)
+	o.MaxConns = cmp.Or(o.MaxConns, 1024)
+	o.MaxConnsPerUID = cmp.Or(o.MaxConnsPerUID, max(1, o.MaxConns/2))
 	uid, gid := -1, -1
 	if o.UID != nil {
 		uid = int(*o.UID)

@@ -6,6 +6,7 @@
 package version
 
 import (
+	"cmp"
 	"runtime/debug"
 	"strings"
 )
@@ -25,9 +26,7 @@ func Get() Build {
 	v := Build{Version: linkVersion}
 	info, ok := debug.ReadBuildInfo()
 	if ok {
-		if v.Version == "" {
-			v.Version = strings.Trim(info.Main.Version, "()")
-		}
+		v.Version = cmp.Or(v.Version, strings.Trim(info.Main.Version, "()"))
 		for _, s := range info.Settings {
 			switch s.Key {
 			case "vcs.revision":
@@ -37,9 +36,7 @@ func Get() Build {
 			}
 		}
 	}
-	if v.Version == "" {
-		v.Version = "devel"
-	}
+	v.Version = cmp.Or(v.Version, "devel")
 	return v
 }
 

@@ -96,11 +96,9 @@ func Follow[K comparable, V any](ctx context.Context, source Source[K, V], sink 
 		if time.Since(began) > o.RetryMax {
 			pause = o.RetryMin
 		}
-		timer := time.NewTimer(pause/2 + rand.N(pause/2+1))
 		select {
-		case <-timer.C:
+		case <-time.After(pause/2 + rand.N(pause/2+1)):
 		case <-ctx.Done():
-			timer.Stop()
 			return nil
 		}
 		pause = min(2*pause, o.RetryMax)

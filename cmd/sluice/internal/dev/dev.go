@@ -5,6 +5,7 @@
 package dev
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,9 +82,7 @@ addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 		if inv.RunDir != "" {
 			return invocation.Usagef("--run-dir: a development node is named by --instance")
 		}
-		if inv.Instance == "" {
-			inv.Instance = defaultInstance
-		}
+		inv.Instance = cmp.Or(inv.Instance, defaultInstance)
 		if os.Geteuid() != 0 {
 			return errors.New("dev must run as root: it makes network namespaces and starts the datapath")
 		}

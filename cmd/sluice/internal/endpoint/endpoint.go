@@ -215,8 +215,8 @@ func printOne(ctx context.Context, inv *invocation.Invocation, name string) erro
 	return inv.Show(e, func(w io.Writer) {
 		output.Row(w, "Container", e.Owner.ContainerID)
 		output.Row(w, "Interface", e.Owner.Interface+" "+e.Container.MAC)
-		output.Row(w, "Manager", output.OrDash(e.Manager))
-		output.Row(w, "Network", output.OrDash(e.Network))
+		output.Row(w, "Manager", e.Manager)
+		output.Row(w, "Network", e.Network)
 		if e.Pod != nil {
 			output.Row(w, "Pod", e.Pod.Namespace+"/"+e.Pod.Name+" "+e.Pod.UID)
 		}

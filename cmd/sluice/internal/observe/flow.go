@@ -4,6 +4,7 @@
 package observe
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -136,7 +137,7 @@ func (f flow) line() string {
 		who = f.Owner.String()
 	}
 	side := func(address string, port, identity uint32, labels []string, ports bool) string {
-		s := output.OrDash(address)
+		s := cmp.Or(address, "-")
 		if ports && address != "" {
 			if a, err := netip.ParseAddr(address); err == nil {
 				s = netip.AddrPortFrom(a, uint16(port)).String()

@@ -49,11 +49,7 @@ func Bytes(n uint64) string {
 func Row(w io.Writer, cells ...any) {
 	texts := make([]string, len(cells))
 	for i, cell := range cells {
-		text := Printable(fmt.Sprint(cell))
-		if text == "" {
-			text = "-"
-		}
-		texts[i] = text
+		texts[i] = cmp.Or(Printable(fmt.Sprint(cell)), "-")
 	}
 	fmt.Fprintln(w, strings.Join(texts, "\t"))
 }
@@ -102,14 +98,6 @@ func Since(t *time.Time) string {
 	default:
 		return fmt.Sprintf("%dd", int(d.Hours()/24))
 	}
-}
-
-// OrDash is "-" for an empty text.
-func OrDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 // Ordered ranges over a map by its keys.

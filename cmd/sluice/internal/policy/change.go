@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -305,9 +306,7 @@ func (p *changes) table(w io.Writer) {
 // awaitRevision returns nil when a datapath is connected and the kernel
 // enforces the revision, else why it does not.
 func awaitRevision(ctx context.Context, inv *invocation.Invocation, revision uint64, limit time.Duration) error {
-	if limit == 0 {
-		limit = inv.Timeout
-	}
+	limit = cmp.Or(limit, inv.Timeout)
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	request := &policyv1.WaitForRevisionRequest{Revision: revision}

@@ -134,10 +134,8 @@ type waiting struct {
 func (w *waiting) sleep(ctx context.Context, d time.Duration) bool {
 	start := time.Now()
 	defer func() { w.total += time.Since(start) }()
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		w.repeated++
 		return true
 	case <-ctx.Done():

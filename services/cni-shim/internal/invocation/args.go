@@ -4,6 +4,7 @@
 package invocation
 
 import (
+	"cmp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -44,9 +45,7 @@ func parseArgs(s string) (map[string]string, error) {
 		switch key {
 		case argIgnoreUnknown, argPodNamespace, argPodName, argPodUID, argSandbox:
 		default:
-			if unknown == "" {
-				unknown = key
-			}
+			unknown = cmp.Or(unknown, key)
 		}
 	}
 	ignore := false

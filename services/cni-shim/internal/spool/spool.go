@@ -161,14 +161,12 @@ func lock(ctx context.Context, dir string) (unlock func(), err error) {
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			break
 		}
-		t := time.NewTimer(lockPause)
 		select {
-		case <-t.C:
+		case <-time.After(lockPause):
 			continue
 		case <-ctx.Done():
 			err = fmt.Errorf("another process has it: %w", ctx.Err())
 		}
-		t.Stop()
 		break
 	}
 	if err != nil {

@@ -4,6 +4,7 @@
 package guard
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -134,9 +135,7 @@ func markChange(exprs []expr.Any) (how string, changed uint32) {
 			switch {
 			case e.SourceRegister && e.Key == expr.MetaKeyMARK:
 				from := registers[e.Register]
-				if from.how == "" {
-					from.how = "sets the mark"
-				}
+				from.how = cmp.Or(from.how, "sets the mark")
 				if !from.mark {
 					from.changed = ^uint32(0)
 				}

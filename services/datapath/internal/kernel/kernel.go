@@ -21,6 +21,7 @@
 package kernel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -260,9 +261,7 @@ func (o *Options) setDefaults() error {
 	if len(o.TunnelPorts) == 0 {
 		o.TunnelPorts = []uint16{4789}
 	}
-	if o.EventsPerSecond == 0 {
-		o.EventsPerSecond = 64
-	}
+	o.EventsPerSecond = cmp.Or(o.EventsPerSecond, 64)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}

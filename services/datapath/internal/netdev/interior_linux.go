@@ -4,6 +4,7 @@
 package netdev
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -170,9 +171,7 @@ func checkContainerRoutes(ds *differences, h *netlink.Handle, d endpoint.Device)
 	for _, a := range d.Addrs {
 		want := containerRoute(d, a)
 		table := want.Table
-		if table == 0 {
-			table = unix.RT_TABLE_MAIN
-		}
+		table = cmp.Or(table, unix.RT_TABLE_MAIN)
 		routes, err := whole(func() ([]netlink.Route, error) {
 			return h.RouteListFiltered(family(a), &netlink.Route{LinkIndex: int(d.Index), Table: table}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 		})

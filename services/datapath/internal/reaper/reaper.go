@@ -72,18 +72,14 @@ func (r *Reaper[Device]) Run(ctx context.Context) error {
 		// devices that are almost due go with the others
 		wait := r.Reap(r.delay / 4)
 		var timer <-chan time.Time
-		stop := func() bool { return true }
 		if wait > 0 {
-			t := time.NewTimer(wait)
-			timer, stop = t.C, t.Stop
+			timer = time.After(wait)
 		}
 		select {
 		case <-ctx.Done():
-			stop()
 			return ctx.Err()
 		case <-timer:
 		case <-r.wake:
-			stop()
 		}
 	}
 }

@@ -35,10 +35,8 @@ func (a *Allocator) Run(ctx context.Context) error {
 // pause sleeps between two attempts; it doubles up to RetryMax.
 func (a *Allocator) pause(ctx context.Context, d *time.Duration) {
 	*d = min(max(2**d, a.cfg.RetryMin), a.cfg.RetryMax)
-	t := time.NewTimer(*d/2 + rand.N(*d)) // not all nodes at once
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(*d/2 + rand.N(*d)): // not all nodes at once
 	case <-ctx.Done():
 	}
 }
@@ -79,11 +77,9 @@ func (a *Allocator) runKnown(ctx context.Context) {
 			return
 		case <-a.knownDirty:
 		}
-		t := time.NewTimer(a.cfg.KnownDelay)
 		select {
-		case <-t.C:
+		case <-time.After(a.cfg.KnownDelay):
 		case <-ctx.Done():
-			t.Stop()
 		}
 		// An unfinished listing must not be taken for the cluster.
 		if ready, _ := a.Ready(); ready {

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -119,12 +120,7 @@ type Allocation struct {
 
 // Has says whether the owner holds an address.
 func (a *Allocation) Has(addr netip.Addr) bool {
-	for _, x := range a.Addresses {
-		if x.Addr == addr {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(a.Addresses, func(x Address) bool { return x.Addr == addr })
 }
 
 // List names the addresses for people.

@@ -420,12 +420,7 @@ func sameAddresses(held []Address, given []netip.Addr) bool {
 	if len(held) != len(given) {
 		return false
 	}
-	for _, x := range held {
-		if !slices.Contains(given, x.Addr) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(held, func(x Address) bool { return !slices.Contains(given, x.Addr) })
 }
 
 // release takes everything from an owner; nil if it held nothing. Confirmed

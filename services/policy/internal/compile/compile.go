@@ -290,12 +290,7 @@ func (p *Program) AllowsAll() bool { return len(p.rules) == 0 && p.flags&table.D
 // UsesNames reports whether a rule among numbers has a named port that depends
 // on the peer.
 func (p *Program) UsesNames(numbers []uint16) bool {
-	for _, n := range numbers {
-		if len(p.rules[n-1].named) > 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(numbers, func(n uint16) bool { return len(p.rules[n-1].named) > 0 })
 }
 
 // Function is the list of intervals of a set of rules. Names are resolved with

@@ -112,34 +112,21 @@ func shorten(s string, limit int) string {
 // SchemaOnly reports whether there are problems, and all of them are the
 // schema's.
 func (ps Problems) SchemaOnly() bool {
-	for _, p := range ps {
-		if !p.Schema {
-			return false
-		}
-	}
-	return len(ps) > 0
+	return len(ps) > 0 && !slices.ContainsFunc(ps, func(p Problem) bool { return !p.Schema })
 }
 
 // Meaningful reports whether the meaning is clear in spite of the problems: each
 // is the schema's, or one that an API server may hold.
 func (ps Problems) Meaningful() bool {
-	for _, p := range ps {
-		if !p.Schema && !p.Held {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(ps, func(p Problem) bool { return !p.Schema && !p.Held })
 }
 
 // At reports whether something is wrong at the path, below it or around it, or
 // with so much that it was not read.
 func (ps Problems) At(path string) bool {
-	for _, p := range ps {
-		if p.Stops || Within(p.Path, path) || Within(path, p.Path) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(ps, func(p Problem) bool {
+		return p.Stops || Within(p.Path, path) || Within(path, p.Path)
+	})
 }
 
 // Within reports whether a path is another, or below it. The empty path is the

@@ -7,6 +7,7 @@
 package networkpolicy
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -57,9 +58,7 @@ func (m *ObjectMeta) Validate(namespaced bool, ps *manifest.Problems) {
 		ps.Add("metadata.name", "%q is not a DNS name of lower-case letters, digits, '-' and '.'", m.Name)
 	}
 	if namespaced {
-		if m.Namespace == "" {
-			m.Namespace = "default"
-		}
+		m.Namespace = cmp.Or(m.Namespace, "default")
 		if !isDNSLabel(m.Namespace) {
 			ps.Add("metadata.namespace", "%q is not a DNS label", m.Namespace)
 		}

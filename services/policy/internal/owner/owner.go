@@ -175,16 +175,13 @@ func (o *Owner) Close() error { return o.journal.Close() }
 func (o *Owner) Run(ctx context.Context) error {
 	defer close(o.done)
 	o.ctx = ctx
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
 	for o.fatal == nil {
-		timer.Reset(o.pause())
 		var t turns.Turn
 		select {
 		case f := <-o.calls:
 			t, o.operation = o.turns.Begin(), opOther // f says which
 			f()
-		case <-timer.C:
+		case <-time.After(o.pause()):
 			t, o.operation = o.turns.Begin(), opSweep
 			o.sweep()
 		case <-ctx.Done():

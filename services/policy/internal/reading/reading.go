@@ -8,6 +8,7 @@ package reading
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -100,9 +101,7 @@ func (r Options) Decode(data []byte) ([]Decoded, error) {
 		}
 	}
 	namespace := r.Namespace
-	if namespace == "" {
-		namespace = "default"
-	}
+	namespace = cmp.Or(namespace, "default")
 	var out []Decoded
 	var bad Error
 	seen := make(map[policy.Key]int)

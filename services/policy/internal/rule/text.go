@@ -4,6 +4,7 @@
 package rule
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -34,11 +35,7 @@ func (r *Rule) Text() string {
 		peers = append(peers, who)
 	}
 	for _, s := range r.Peers.Selectors {
-		text := s.String()
-		if text == "" {
-			text = "every identity"
-		}
-		peers = append(peers, "{"+text+"}")
+		peers = append(peers, "{"+cmp.Or(s.String(), "every identity")+"}")
 	}
 	for _, n := range r.Peers.Networks {
 		text := n.Prefix.String()

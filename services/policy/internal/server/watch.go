@@ -72,8 +72,6 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	received, sent := make(chan error, 1), make(chan error, 1)
 	go func() { received <- s.receive(ctx, conn, sub.GetName(), session) }()
 	go func() { sent <- s.send(ctx, conn, session, sub.GetEnforced()) }()
-	check := time.NewTimer(session.Check())
-	defer check.Stop()
 	for {
 		select {
 		case err := <-received:
@@ -84,8 +82,7 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 			return statusOf(session.Err())
 		case <-ctx.Done():
 			return statusOf(ctx.Err())
-		case <-check.C:
-			check.Reset(session.Check())
+		case <-time.After(session.Check()):
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -556,9 +557,7 @@ func (l *Log) States() ([]State, <-chan struct{}) {
 	out := make([]State, 0, len(l.sessions)+len(l.away))
 	add := func(name string, p position, connected bool, behind uint64) {
 		st := State{Name: name, Connected: connected, Enforced: p.at, Behind: behind, Refusals: make(map[Refused]Refusal, len(p.refused))}
-		for k, v := range p.refused {
-			st.Refusals[k] = v
-		}
+		maps.Copy(st.Refusals, p.refused)
 		out = append(out, st)
 	}
 	for name, s := range l.sessions {

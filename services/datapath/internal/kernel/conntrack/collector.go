@@ -4,6 +4,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -137,12 +138,8 @@ func (ct *Connections) NewCollector(o CollectorOptions) (*Collector, error) {
 	if o.Timeouts == (Timeouts{}) {
 		o.Timeouts = DefaultTimeouts()
 	}
-	if o.MinInterval == 0 {
-		o.MinInterval = time.Second
-	}
-	if o.MaxInterval == 0 {
-		o.MaxInterval = time.Minute
-	}
+	o.MinInterval = cmp.Or(o.MinInterval, time.Second)
+	o.MaxInterval = cmp.Or(o.MaxInterval, time.Minute)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}

@@ -4,6 +4,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -66,9 +67,7 @@ func (ct *Connections) DrainPrevious(ctx context.Context, now uint32, timeouts T
 	if err != nil || !o.replaced.Load() {
 		return p, err
 	}
-	if o.since == 0 {
-		o.since = max(now, 1)
-	}
+	o.since = cmp.Or(o.since, max(now, 1))
 	if int32(now-o.since) < int32(timeouts.longest()/time.Second) {
 		return p, nil
 	}

@@ -30,10 +30,8 @@ func GracePeriod(ctx context.Context) error {
 	case !errors.Is(errno, unix.EINVAL) && !errors.Is(errno, unix.ENOSYS) && !errors.Is(errno, unix.EPERM):
 		return fmt.Errorf("membarrier: %w", errno)
 	}
-	timer := time.NewTimer(graceFallback)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(graceFallback):
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("wait for program runs to end: %w", ctx.Err())

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -36,12 +37,7 @@ var PreviousMaps = []previousMap{
 const previousConstant = "cfg_previous"
 
 func isPrevious(name string) bool {
-	for _, p := range PreviousMaps {
-		if p.Previous == name {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(PreviousMaps, func(p previousMap) bool { return p.Previous == name })
 }
 
 // openPrevious opens the maps of the version before that are still pinned.

@@ -81,10 +81,8 @@ const maxPause = 2 * time.Second
 // nodes do.
 func pause(ctx context.Context, d *time.Duration) {
 	*d = min(max(2**d, maxPause/20), maxPause)
-	t := time.NewTimer(*d/2 + rand.N(*d))
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(*d/2 + rand.N(*d)):
 	case <-ctx.Done():
 	}
 }

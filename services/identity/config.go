@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
+	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
@@ -28,6 +29,14 @@ type Config struct {
 	Etcd     EtcdConfig   `config:"etcd"`
 	Labels   LabelsConfig `config:"labels"`
 	GC       GCConfig     `config:"gc"`
+
+	Cluster    ClusterConfig `config:"cluster"`
+	Kubernetes kube.Settings `config:"kubernetes"`
+}
+
+// ClusterConfig is what pods of Kubernetes have in common.
+type ClusterConfig struct {
+	Name string `config:"name" help:"name of this cluster, which policies may name; that of sluice-policy"`
 }
 
 // EtcdConfig is about the store that all nodes share.
@@ -76,7 +85,9 @@ func defaults(p instance.Paths) Config {
 			Timeout:   3 * time.Second,
 			Heartbeat: 5 * time.Second,
 		},
-		GC: GCConfig{Grace: 15 * time.Minute, Quarantine: time.Hour, Interval: time.Minute},
+		GC:         GCConfig{Grace: 15 * time.Minute, Quarantine: time.Hour, Interval: time.Minute},
+		Cluster:    ClusterConfig{Name: "default"},
+		Kubernetes: kube.Defaults(),
 	}
 }
 
@@ -109,6 +120,9 @@ func (c *Config) Validate() error {
 	if c.Etcd.Heartbeat*2 > c.Etcd.LeaseTTL {
 		p.Addf("etcd.heartbeat", "%s is more than half of etcd.leaseTTL, %s: one lost sign of life would end the lease", c.Etcd.Heartbeat, c.Etcd.LeaseTTL)
 	}
+	if c.Cluster.Name == "" || len(c.Cluster.Name) > 63 {
+		p.Addf("cluster.name", "%q is not a name of 1 to 63 characters", c.Cluster.Name)
+	}
 	if _, err := labels.NewFilter(c.Labels.Include, c.Labels.Exclude); err != nil {
 		p.Addf("labels", "%w", err)
 	}
@@ -139,12 +153,12 @@ func (c *Config) listen() time.Duration {
 // Calls implements process.Caller.
 func (c *Config) Calls() sandbox.Calls {
 	overTCP := func(endpoint string) bool { return !strings.HasPrefix(endpoint, "unix:") }
-	return sandbox.Calls{Inet: slices.ContainsFunc(c.Etcd.Endpoints, overTCP)}
+	return sandbox.Calls{Inet: c.Kubernetes.Enabled() || slices.ContainsFunc(c.Etcd.Endpoints, overTCP)}
 }
 
 // files are what the service opens after its start: its state, what names are
 // looked up in, and certificates, in whose directories new ones may appear.
-func (c *Config) files() sandbox.Files {
+func (c *Config) files(kubernetes *kube.Client) sandbox.Files {
 	f := sandbox.Files{Write: []string{c.StateDir}}
 	if !c.Calls().Inet {
 		return f
@@ -152,6 +166,9 @@ func (c *Config) files() sandbox.Files {
 	f.Read = []string{"/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/services", "/etc/ssl", "/etc/pki", "/usr/share/ca-certificates"}
 	// A missing one is no reason to open the whole directory.
 	f.Read = slices.DeleteFunc(f.Read, func(path string) bool { _, err := os.Stat(path); return err != nil })
+	if kubernetes != nil {
+		f.Read = append(f.Read, kubernetes.Files()...)
+	}
 	for _, file := range []string{c.Etcd.CA, c.Etcd.Cert, c.Etcd.Key} {
 		if file != "" {
 			f.Read = append(f.Read, filepath.Dir(file))

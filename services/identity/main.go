@@ -8,6 +8,7 @@ package main
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -15,10 +16,12 @@ import (
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
+	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
+	"github.com/sluice-net/sluice/services/identity/internal/pods"
 	"github.com/sluice-net/sluice/services/identity/internal/server"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
 )
@@ -63,7 +66,17 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.OnExit(sess.Close)
 
-	if err := p.Confine(cfg.files()); err != nil {
+	var kubernetes *kube.Client
+	if cfg.Kubernetes.Enabled() {
+		kubernetes, err = kube.New(cfg.Kubernetes, kube.Options{
+			Name: "sluice-identity", StateFile: filepath.Join(cfg.StateDir, "kubernetes-api.json"), Log: p.Log,
+		})
+		if err != nil {
+			return err
+		}
+	}
+
+	if err := p.Confine(cfg.files(kubernetes)); err != nil {
 		return err
 	}
 
@@ -81,12 +94,21 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		Allocator: alloc, Hub: hub, Endpoints: endpoints, Filter: filter,
 		Node: cfg.Node, Version: version.Get().String(), Started: started,
 	}
+	if kubernetes != nil {
+		service.Pods = pods.New(cfg.Cluster.Name, filter)
+		service.Relabeler = pods.NewRelabeler(service.Pods, alloc, endpoints, p.Log)
+	}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {
 		return err
 	}
 	p.Go("allocator", alloc.Run)
 	p.Go("state", dir.Watch)
+	if kubernetes != nil {
+		p.Go("addresses of the Kubernetes API", kubernetes.Run)
+		p.Go("relabelling", service.Relabeler.Run)
+		p.Go("pods", func(ctx context.Context) error { return service.Pods.Follow(ctx, kubernetes, cfg.Node, p.Log) })
+	}
 	p.Waiting("waiting for etcd")
 	p.Go("readiness", func(ctx context.Context) error {
 		told := sync.OnceFunc(p.Ready)

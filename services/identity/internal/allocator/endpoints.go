@@ -65,6 +65,9 @@ func (a *Allocator) Relabel(ctx context.Context, holder Holder, labels label.Can
 	if err != nil {
 		return err
 	}
+	a.mu.Lock(opHold)
+	a.counters.Relabelled++
+	a.mu.Unlock()
 	_, err = a.answer(ctx, id)
 	return err
 }

@@ -34,6 +34,8 @@ type Counters struct {
 	Restored  uint64 // references that were written again
 	Collected uint64 // identities that this node removed
 	Offline   uint64 // answers that were given from memory because the store was away
+
+	Relabelled uint64 // endpoints that were moved to other labels of their pod
 }
 
 // Get returns an identity and its holders on this node, sorted.

@@ -44,6 +44,9 @@ var metrics = []metric{
 		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Restored) }),
 	newMetric("offline_answers_total", "Answers given from memory because etcd was away.", prometheus.CounterValue,
 		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Offline) }),
+	newMetric("relabelled_endpoints_total", "Endpoints that were moved because the labels of their pod changed.",
+		prometheus.CounterValue,
+		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Relabelled) }),
 	newMetric("conflicts_total", "Held numbers that meant something else in the cluster after this node was cut off. Each needs a look.", prometheus.CounterValue,
 		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Conflicts) }),
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
+	"github.com/sluice-net/sluice/services/identity/internal/pods"
 )
 
 // Hub is what WatchIdentities reads; the allocator publishes into it.
@@ -63,6 +64,9 @@ type Server struct {
 	Node      string
 	Version   string
 	Started   time.Time
+
+	Pods      *pods.Set // nil without Kubernetes
+	Relabeler *pods.Relabeler
 }
 
 // Register adds the service.
@@ -135,23 +139,43 @@ func (s *Server) ReleaseIdentity(ctx context.Context,
 func (s *Server) ResolveEndpoint(ctx context.Context,
 	req *identityv1.ResolveEndpointRequest,
 ) (*identityv1.ResolveEndpointResponse, error) {
-	labels, err := labels.Workload(s.Filter, wire.LabelsOf(req.GetLabels()), wire.NamedPortsOf(req.GetNamedPorts()))
-	if err != nil {
-		return nil, statusOf(err)
-	}
 	w, err := fromWorkload(req)
 	if err != nil {
 		return nil, err
 	}
-	if req.GetValidateOnly() {
-		id := toIdentity(s.Allocator.Find(labels, false))
-		return &identityv1.ResolveEndpointResponse{Identity: id, NamedPorts: namedPorts(labels)}, nil
-	}
-	id, err := s.Allocator.HoldEndpoint(ctx, endpoint(req.GetOwner()), labels, w)
+	set, err := s.labelSet(ctx, req, w.Pod)
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &identityv1.ResolveEndpointResponse{Identity: toIdentity(id), NamedPorts: namedPorts(id.Labels)}, nil
+	var id identity.Identity
+	if req.GetValidateOnly() {
+		id = s.Allocator.Find(set, false)
+	} else if id, err = s.Allocator.HoldEndpoint(ctx, endpoint(req.GetOwner()), set, w); err != nil {
+		return nil, statusOf(err)
+	}
+	return &identityv1.ResolveEndpointResponse{
+		Identity: toIdentity(id), NamedPorts: namedPorts(set), FromPod: s.fromPod(w.Pod),
+	}, nil
+}
+
+// fromPod says whether the labels of a pod come from Kubernetes.
+func (s *Server) fromPod(pod workload.PodReference) bool { return s.Pods != nil && pods.Named(pod) }
+
+// labelSet is that of the pod in Kubernetes, or what the request says.
+func (s *Server) labelSet(ctx context.Context, req *identityv1.ResolveEndpointRequest, pod workload.PodReference,
+) (label.Canonical, error) {
+	if !s.fromPod(pod) {
+		return labels.Workload(s.Filter, wire.LabelsOf(req.GetLabels()), wire.NamedPortsOf(req.GetNamedPorts()))
+	}
+	return s.Pods.Find(ctx, pod, func() (label.Canonical, bool) {
+		// What an endpoint of the pod holds survives this process; what the API said does not.
+		for _, holder := range s.Endpoints.Keys() {
+			if e, ok := s.Endpoints.Get(holder); ok && e.Workload.Pod == pod {
+				return e.Identity.Labels, true
+			}
+		}
+		return label.Canonical{}, false
+	})
 }
 
 // GetIdentity implements the service.
@@ -230,7 +254,7 @@ func (s *Server) WatchEndpoints(req *identityv1.WatchEndpointsRequest,
 			owner, _ := e.Key.Owner()
 			switch e.Kind {
 			case watch.Upsert:
-				m.Event = &identityv1.WatchEndpointsResponse_Upsert{Upsert: toEndpoint(e.Value)}
+				m.Event = &identityv1.WatchEndpointsResponse_Upsert{Upsert: s.toEndpoint(e.Value)}
 			case watch.Delete:
 				m.Event = &identityv1.WatchEndpointsResponse_Delete{Delete: wire.Owner(owner)}
 			default:
@@ -271,6 +295,15 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 		}
 		resp.Service.Problems = []*statusv1.Problem{{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: text}}
 	}
+	if s.Pods != nil {
+		for _, err := range []error{s.Pods.Problem(), s.Relabeler.Problem()} {
+			if err != nil {
+				resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
+					Reason: statusv1.ProblemReason_PROBLEM_REASON_SERVICE, Text: "Kubernetes: " + err.Error(),
+				})
+			}
+		}
+	}
 	for _, k := range st.TopKeys {
 		resp.TopLabelKeys = append(resp.TopLabelKeys, &identityv1.LabelKeyCount{Key: k.Key, DistinctValues: uint32(k.Values)})
 	}
@@ -294,11 +327,11 @@ func endpoint(o *workloadv1.Owner) allocator.Holder {
 	return allocator.EndpointHolder(o.GetContainerId(), o.GetInterfaceName())
 }
 
-func toEndpoint(e allocator.Endpoint) *identityv1.EndpointIdentity {
+func (s *Server) toEndpoint(e allocator.Endpoint) *identityv1.EndpointIdentity {
 	owner, _ := e.Holder.Owner()
 	return &identityv1.EndpointIdentity{
 		Owner: wire.Owner(owner), Identity: toIdentity(e.Identity), NamedPorts: namedPorts(e.Identity.Labels),
-		Pod: wire.Pod(e.Workload.Pod), Confirm: e.Former != 0,
+		Pod: wire.Pod(e.Workload.Pod), Confirm: e.Former != 0, FromPod: s.fromPod(e.Workload.Pod),
 	}
 }
 

@@ -5,9 +5,11 @@ package server
 
 import (
 	"context"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -30,6 +32,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -57,6 +60,7 @@ type service struct {
 	fake   *storetest.Fake
 	alloc  *allocator.Allocator
 	hub    *Hub
+	impl   *Server
 	socket string
 }
 
@@ -102,7 +106,7 @@ func serve(t *testing.T, opts ...option) *service {
 		allocator.Known{}, false); err != nil {
 		t.Fatal(err)
 	}
-	impl.Allocator = s.alloc
+	impl.Allocator, s.impl = s.alloc, impl
 	srv, err := rpc.NewServer(ro)
 	if err != nil {
 		t.Fatal(err)
@@ -467,6 +471,84 @@ func TestWatchEndpointsTellsEveryMoveAndRelease(t *testing.T) {
 	}
 	if m := next(); m.GetDelete().GetContainerId() != "c1" || m.GetDelete().GetInterfaceName() != "eth0" {
 		t.Errorf("after the release comes %v", m)
+	}
+}
+
+// followNothing follows an API that does not answer, and returns when that is known.
+func followNothing(t *testing.T, set *pods.Set) {
+	t.Helper()
+	gone := httptest.NewTLSServer(nil)
+	gone.Close()
+	dir := t.TempDir()
+	settings := kube.Settings{
+		API: []string{gone.URL}, Token: filepath.Join(dir, "token"), CA: filepath.Join(dir, "ca.crt"),
+	}
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: gone.Certificate().Raw})
+	if err := errors.Join(os.WriteFile(settings.Token, []byte("t"), 0o600), os.WriteFile(settings.CA, certificate, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	client, err := kube.New(settings, kube.Options{Name: "test", StateFile: filepath.Join(dir, "state"), Log: log.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- set.Follow(ctx, client, "n1", log.Discard()) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	servicetest.Eventually(t, "the failure of both kinds", func() bool {
+		err := set.Problem()
+		return strings.Count(err.Error(), "connection refused") == 2
+	})
+}
+
+// TestPodReferenceOverridesTheLabelsOfTheRequest when there is a Kubernetes API,
+// and needs none when an endpoint of the pod is held.
+func TestPodReferenceOverridesTheLabelsOfTheRequest(t *testing.T) {
+	s := serve(t)
+	req := &identityv1.ResolveEndpointRequest{
+		Owner: owner("c1"), Labels: []*workloadv1.Label{newLabel("k8s", "app", "mine")},
+		Pod: &workloadv1.PodReference{Namespace: "prod", Name: "web-0", Uid: "u1"},
+	}
+	own, err := s.ResolveEndpoint(t.Context(), req)
+	if err != nil || own.GetFromPod() {
+		t.Fatalf("without Kubernetes: %v, %v", own, err)
+	}
+	s.impl.Pods = pods.New("here", s.impl.Filter)
+	s.impl.Relabeler = pods.NewRelabeler(s.impl.Pods, s.alloc, s.impl.Endpoints, log.Discard())
+	short, cancel := context.WithTimeout(t.Context(), pods.Margin+10*time.Millisecond)
+	defer cancel()
+	req.Owner, req.Pod.Uid = owner("c2"), "u2"
+	if _, err := s.ResolveEndpoint(short, req); status.Code(err) != codes.Unavailable {
+		t.Errorf("a pod that is not known: %v, want UNAVAILABLE", err)
+	}
+	followNothing(t, s.impl.Pods)
+	short, cancel = context.WithTimeout(t.Context(), pods.Margin+10*time.Millisecond)
+	defer cancel()
+	_, err = s.ResolveEndpoint(short, req)
+	reason, _ := rpcerr.ReasonIn(err)
+	if reason != rpcerr.Of(identityv1.ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE) {
+		t.Errorf("a pod that is not known, without API: %v", err)
+	}
+	req.Pod.Uid = "u1"
+	again, err := s.ResolveEndpoint(t.Context(), req)
+	if err != nil || !again.GetFromPod() || again.GetIdentity().GetNumber() != own.GetIdentity().GetNumber() {
+		t.Errorf("another endpoint of the pod, without API: %v, %v; want %v", again, err, own.GetIdentity())
+	}
+	req.Pod.Uid = ""
+	req.Labels[0].Value = "other"
+	named, err := s.ResolveEndpoint(t.Context(), req)
+	if err != nil || named.GetFromPod() || named.GetIdentity().GetLabels()[0].GetValue() != "other" {
+		t.Errorf("a reference without UID: %v, %v", named, err)
+	}
+	st, err := s.GetStatus(t.Context(), &identityv1.GetStatusRequest{})
+	if problems := st.GetService().GetProblems(); err != nil || len(problems) != 1 ||
+		!strings.Contains(problems[0].GetText(), "connection refused") {
+		t.Errorf("status %v, %v; want why Kubernetes says nothing", st, err)
 	}
 }
 

@@ -1177,7 +1177,9 @@ type ResolveEndpointResponse struct {
 	// The identity, as in AllocateIdentityResponse.
 	Identity *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// The named ports that belong to it: those of the request, or of the pod.
-	NamedPorts    []*v1.NamedPort `protobuf:"bytes,2,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
+	NamedPorts []*v1.NamedPort `protobuf:"bytes,2,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
+	// Labels and named ports come from the Kubernetes API.
+	FromPod       bool `protobuf:"varint,3,opt,name=from_pod,json=fromPod,proto3" json:"from_pod,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1224,6 +1226,13 @@ func (x *ResolveEndpointResponse) GetNamedPorts() []*v1.NamedPort {
 		return x.NamedPorts
 	}
 	return nil
+}
+
+func (x *ResolveEndpointResponse) GetFromPod() bool {
+	if x != nil {
+		return x.FromPod
+	}
+	return false
 }
 
 // WatchEndpointsRequest is the input of WatchEndpoints.
@@ -1397,7 +1406,9 @@ type EndpointIdentity struct {
 	// Kubernetes pod; unset without one.
 	Pod *v1.PodReference `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
 	// The service waits for ConfirmEndpoint with this number.
-	Confirm       bool `protobuf:"varint,5,opt,name=confirm,proto3" json:"confirm,omitempty"`
+	Confirm bool `protobuf:"varint,5,opt,name=confirm,proto3" json:"confirm,omitempty"`
+	// Labels and named ports come from the Kubernetes API.
+	FromPod       bool `protobuf:"varint,6,opt,name=from_pod,json=fromPod,proto3" json:"from_pod,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1463,6 +1474,13 @@ func (x *EndpointIdentity) GetPod() *v1.PodReference {
 func (x *EndpointIdentity) GetConfirm() bool {
 	if x != nil {
 		return x.Confirm
+	}
+	return false
+}
+
+func (x *EndpointIdentity) GetFromPod() bool {
+	if x != nil {
+		return x.FromPod
 	}
 	return false
 }
@@ -1837,11 +1855,12 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\anetwork\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\anetwork\x122\n" +
 	"\x03pod\x18\x06 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x120\n" +
 	"\taddresses\x18\a \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x10\"\br\x06\xba\x01\x01%p\x01R\taddresses\x12#\n" +
-	"\rvalidate_only\x18\b \x01(\bR\fvalidateOnly\"\x93\x01\n" +
+	"\rvalidate_only\x18\b \x01(\bR\fvalidateOnly\"\xae\x01\n" +
 	"\x17ResolveEndpointResponse\x128\n" +
 	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\x12>\n" +
 	"\vnamed_ports\x18\x02 \x03(\v2\x1d.sluice.workload.v1.NamedPortR\n" +
-	"namedPorts\"C\n" +
+	"namedPorts\x12\x19\n" +
+	"\bfrom_pod\x18\x03 \x01(\bR\afromPod\"C\n" +
 	"\x15WatchEndpointsRequest\x12*\n" +
 	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\xf5\x01\n" +
 	"\x16WatchEndpointsResponse\x12!\n" +
@@ -1849,14 +1868,15 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x06upsert\x18\x02 \x01(\v2$.sluice.identity.v1.EndpointIdentityH\x00R\x06upsert\x123\n" +
 	"\x06delete\x18\x03 \x01(\v2\x19.sluice.workload.v1.OwnerH\x00R\x06delete\x12:\n" +
 	"\bbookmark\x18\x04 \x01(\v2\x1c.sluice.identity.v1.BookmarkH\x00R\bbookmarkB\a\n" +
-	"\x05event\"\x8b\x02\n" +
+	"\x05event\"\xa6\x02\n" +
 	"\x10EndpointIdentity\x12/\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x128\n" +
 	"\bidentity\x18\x02 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\x12>\n" +
 	"\vnamed_ports\x18\x03 \x03(\v2\x1d.sluice.workload.v1.NamedPortR\n" +
 	"namedPorts\x122\n" +
 	"\x03pod\x18\x04 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12\x18\n" +
-	"\aconfirm\x18\x05 \x01(\bR\aconfirm\"w\n" +
+	"\aconfirm\x18\x05 \x01(\bR\aconfirm\x12\x19\n" +
+	"\bfrom_pod\x18\x06 \x01(\bR\afromPod\"w\n" +
 	"\x16ConfirmEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12$\n" +
 	"\x06number\x18\x02 \x01(\rB\f\xbaH\t*\a\x18\xff\xff\xff\a(\x01R\x06number\"\x19\n" +

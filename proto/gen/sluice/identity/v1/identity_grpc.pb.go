@@ -91,10 +91,11 @@ type IdentityServiceClient interface {
 	// again gets the same answer; with other labels it moves to the new label
 	// set and the old one is released.
 	//
-	// With kubernetes.enabled, labels and named ports of a pod reference that has
-	// namespace, name and uid come from the Kubernetes API, and those of the
-	// request are not read. The call waits up to 10 s for a pod that the API has
-	// not shown yet.
+	// If the service uses a Kubernetes API, labels and named ports of a pod
+	// reference that has namespace, name and uid come from there, and those of the
+	// request are not read. The call waits up to 10 s, and until shortly before the
+	// caller's deadline, for a pod that the API has not shown yet. While the API is
+	// away, another endpoint of the pod on this node may answer for it.
 	//
 	// Errors as for AllocateIdentity, and UNAVAILABLE if the pod is not known;
 	// the reason says whether the API answers.
@@ -306,10 +307,11 @@ type IdentityServiceServer interface {
 	// again gets the same answer; with other labels it moves to the new label
 	// set and the old one is released.
 	//
-	// With kubernetes.enabled, labels and named ports of a pod reference that has
-	// namespace, name and uid come from the Kubernetes API, and those of the
-	// request are not read. The call waits up to 10 s for a pod that the API has
-	// not shown yet.
+	// If the service uses a Kubernetes API, labels and named ports of a pod
+	// reference that has namespace, name and uid come from there, and those of the
+	// request are not read. The call waits up to 10 s, and until shortly before the
+	// caller's deadline, for a pod that the API has not shown yet. While the API is
+	// away, another endpoint of the pod on this node may answer for it.
 	//
 	// Errors as for AllocateIdentity, and UNAVAILABLE if the pod is not known;
 	// the reason says whether the API answers.

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package pods gives the pods of this node the labels and named ports that the
+// Kubernetes API says, at ADD and whenever they change.
+//
+// It never asks the API for one pod: it follows those of the node, and waits. What
+// it was told stays while the API is away.
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/identity/internal/labels"
+)
+
+var (
+	// ErrNotFound: the API answers and has no such pod, or has not shown it yet.
+	ErrNotFound = errors.New("the Kubernetes API does not show the pod")
+	// ErrUnavailable: the pod is not known here and the API does not answer, or refuses.
+	ErrUnavailable = errors.New("the Kubernetes API does not say which labels the pod has")
+)
+
+// Wait is how long Find waits for a pod, and Margin how long before the caller's
+// deadline it gives up: the caller is to learn why.
+const (
+	Wait   = 10 * time.Second
+	Margin = 500 * time.Millisecond
+)
+
+// Name is the namespace and the name of a pod; namespaces have a name alone.
+type Name struct{ Namespace, Name string }
+
+// Pod is what is kept of a pod.
+type Pod struct {
+	UID string
+	// StaticUID is what kubelet calls a pod from a file; in the API it has another.
+	StaticUID      string
+	ServiceAccount string
+	Labels         map[string]string
+	Ports          []workload.NamedPort // sorted
+}
+
+func (p Pod) equal(q Pod) bool {
+	return p.UID == q.UID && p.StaticUID == q.StaticUID && p.ServiceAccount == q.ServiceAccount &&
+		maps.Equal(p.Labels, q.Labels) && slices.Equal(p.Ports, q.Ports)
+}
+
+// Kinds that make a pod's labels.
+const (
+	kindPods       = "pods"
+	kindNamespaces = "namespaces"
+)
+
+// Set is what the API said. Its methods may be called concurrently.
+type Set struct {
+	cluster string
+	filter  labels.Filter
+
+	mu         sync.Mutex
+	pods       map[Name]Pod               // guarded by mu
+	namespaces map[Name]map[string]string // guarded by mu; labels
+	unlisted   map[string]struct{}        // guarded by mu; kinds that were not listed since the start
+	failures   map[string]error           // guarded by mu; by kind, why it is not up to date
+	changed    chan struct{}              // guarded by mu; closed with the next change
+}
+
+// New returns an empty set. cluster is the value of the label that names it.
+func New(cluster string, filter labels.Filter) *Set {
+	return &Set{
+		cluster: cluster, filter: filter, pods: map[Name]Pod{}, namespaces: map[Name]map[string]string{},
+		unlisted: map[string]struct{}{kindPods: {}, kindNamespaces: {}},
+		failures: map[string]error{}, changed: make(chan struct{}),
+	}
+}
+
+// change runs f, which says whether anything changed, and wakes who waits.
+func (s *Set) change(f func() bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f() {
+		close(s.changed)
+		s.changed = make(chan struct{})
+	}
+}
+
+// Changed is closed with the next change of anything.
+func (s *Set) Changed() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
+}
+
+// errListing: the API has not failed, and not told everything yet.
+var errListing = errors.New("the pods of this node are still being listed")
+
+// Problem says why the set is not up to date; nil if it is.
+func (s *Set) Problem() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.failures) == 0 && len(s.unlisted) > 0 {
+		return errListing
+	}
+	var all []error
+	for _, kind := range slices.Sorted(maps.Keys(s.failures)) {
+		all = append(all, s.failures[kind])
+	}
+	return errors.Join(all...)
+}
+
+// Named says whether a reference names one pod for all time, so that its labels
+// are to be had here.
+func Named(ref workload.PodReference) bool {
+	return ref.Namespace != "" && ref.Name != "" && ref.UID != ""
+}
+
+// Find returns the label set of a pod, and waits until it is known: ADD may be
+// faster than the API. While the API fails, what last says that the pod had is
+// the answer.
+func (s *Set) Find(ctx context.Context, ref workload.PodReference,
+	last func() (label.Canonical, bool),
+) (label.Canonical, error) {
+	wait := Wait
+	if end, ok := ctx.Deadline(); ok {
+		wait = min(wait, max(0, time.Until(end)-Margin))
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for {
+		changed := s.Changed()
+		set, ok, err := s.Labels(ref)
+		if ok || err != nil {
+			return set, err
+		}
+		problem := s.Problem()
+		if problem != nil && !errors.Is(problem, errListing) {
+			if set, ok := last(); ok {
+				return set, nil
+			}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return label.Canonical{}, ctx.Err()
+		case <-timer.C:
+			if problem != nil {
+				return label.Canonical{}, fmt.Errorf("%w: pod %s/%s %s: %w", ErrUnavailable, ref.Namespace, ref.Name, ref.UID, problem)
+			}
+			return label.Canonical{}, fmt.Errorf("%w: %s/%s %s, after %s", ErrNotFound, ref.Namespace, ref.Name, ref.UID, wait)
+		}
+	}
+}
+
+// Labels returns the label set of a pod; ok is false while the pod or its
+// namespace is not known, or another pod has the name.
+func (s *Set) Labels(ref workload.PodReference) (set label.Canonical, ok bool, err error) {
+	s.mu.Lock()
+	pod, known := s.pods[Name{ref.Namespace, ref.Name}]
+	namespace, also := s.namespaces[Name{Name: ref.Namespace}]
+	s.mu.Unlock()
+	if !known || !also || ref.UID != pod.UID && ref.UID != pod.StaticUID {
+		return label.Canonical{}, false, nil
+	}
+	all := []label.Label{
+		label.Kubernetes(label.KeyNamespace, ref.Namespace), label.Kubernetes(label.KeyCluster, s.cluster),
+	}
+	if pod.ServiceAccount != "" {
+		all = append(all, label.Kubernetes(label.KeyServiceAccount, pod.ServiceAccount))
+	}
+	for key, value := range namespace {
+		all = append(all, label.Kubernetes(label.KeyNamespaceLabels+key, value))
+	}
+	for key, value := range pod.Labels {
+		// Who may write a pod must not give it another's namespace or account.
+		if !strings.HasPrefix(key, label.PrefixPod) && !strings.HasPrefix(key, label.PrefixDerived) {
+			all = append(all, label.Kubernetes(key, value))
+		}
+	}
+	set, err = labels.Workload(s.filter, all, pod.Ports)
+	if err != nil {
+		return set, false, fmt.Errorf("pod %s/%s: %w", ref.Namespace, ref.Name, err)
+	}
+	return set, true, nil
+}

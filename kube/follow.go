@@ -76,6 +76,9 @@ func follow[V any](ctx context.Context, lw *cache.ListWatch, k Kind[V], h Handle
 	s := &store[V]{kind: k, handler: h, log: l.With("kind", k.Resource), names: map[types.NamespacedName]struct{}{}}
 	noted := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			if o.ResourceVersion == "0" {
+				o.ResourceVersion = "" // not any state that a server remembers: what an old one lacks would be deleted
+			}
 			list, err := lw.ListWithContext(ctx, o)
 			s.note(ctx, "list", err)
 			return list, err

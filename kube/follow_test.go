@@ -57,12 +57,15 @@ func (s *server) pod(name string) *corev1.Pod {
 	}}
 }
 
-func (s *server) list(context.Context, metav1.ListOptions) (runtime.Object, error) {
+func (s *server) list(_ context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.calls++
 	if s.listErr != nil {
 		return nil, s.listErr
+	}
+	if o.ResourceVersion == "0" {
+		return nil, errors.New("any state is asked for, also one that is older than what was told")
 	}
 	l := &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(s.revision)}}
 	for name := range s.values {

@@ -298,13 +298,13 @@ func startSluice(t *testing.T, o cluster.Options) *cluster.Cluster {
 }
 
 // TestSluiceServesACluster deploys Sluice on clusters without a network, one with
-// Debian's containerd and one with containerd 2.
+// Debian's containerd and one with containerd 2; the scenarios share the first.
 func TestSluiceServesACluster(t *testing.T) {
 	for version, program := range map[string]string{
 		"1.6": "", "2": filepath.Join(os.Getenv("SLUICE_BIN"), "k8s", "containerd"),
 	} {
 		t.Run("containerd "+version, func(t *testing.T) {
-			c := startSluice(t, cluster.Options{Containerd: program})
+			c := startSluice(t, cluster.Options{Containerd: program, Mounts: []string{programs()}})
 			runtimes, err := c.Kubectl(t.Context(), "get", "nodes",
 				"--output=jsonpath={.items[*].status.nodeInfo.containerRuntimeVersion}")
 			if err != nil || !strings.HasPrefix(string(runtimes), "containerd://"+version+".") {
@@ -313,6 +313,9 @@ func TestSluiceServesACluster(t *testing.T) {
 			testPods(t, c)
 			// It starts as root and becomes this user.
 			testRights(t, c, "sluice-system", "app.kubernetes.io/name=sluice", map[string]int{"datapath": 65706})
+			if program == "" {
+				testScenarios(t, c)
+			}
 		})
 	}
 }

@@ -85,6 +85,10 @@ func up(ctx context.Context, args []string) error {
 		o.Images = append(o.Images, file)
 		return nil
 	})
+	f.Func("mount", "a directory that every node has under its path; may be given several times", func(dir string) error {
+		o.Mounts = append(o.Mounts, dir)
+		return nil
+	})
 	if err := f.Parse(args); err != nil {
 		return err
 	}

@@ -27,8 +27,10 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/test/k8s/internal/controlplane"
+	"github.com/sluice-net/sluice/test/k8s/internal/initproc"
 	"github.com/sluice-net/sluice/test/k8s/internal/keeper"
 	"github.com/sluice-net/sluice/test/k8s/internal/machine"
+	"golang.org/x/sys/unix"
 )
 
 // KeepCommand is the word by which the test bed's program becomes a keeper; the
@@ -388,11 +390,37 @@ func (c *Cluster) Get(ctx context.Context, v any, args ...string) error {
 
 // NodePID is the first process of a node.
 func (c *Cluster) NodePID(index int) (int, error) {
+	pid, err := c.machineChild(strings.Join([]string{machine.NodeInitCommand, c.config.Dir, strconv.Itoa(index)}, "\x00"))
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", machine.NodeName(index), err)
+	}
+	return pid, nil
+}
+
+// Stop kills a program of the control plane, such as kube-apiserver, which stays
+// away until the returned function starts it again.
+func (c *Cluster) Stop(program string) (start func() error, err error) {
+	held := filepath.Join(c.config.Logs(), program+initproc.Held)
+	if err := os.WriteFile(held, nil, 0o600); err != nil {
+		return nil, err
+	}
+	pid, err := c.machineChild(filepath.Join(c.config.Binaries, program) + "\x00")
+	if err == nil {
+		err = unix.Kill(pid, unix.SIGKILL)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("stop %s: %w", program, err), os.Remove(held))
+	}
+	return func() error { return os.Remove(held) }, nil
+}
+
+// machineChild is the child of the machine's first process whose command line, its
+// parts ended by zero bytes, contains want.
+func (c *Cluster) machineChild(want string) (int, error) {
 	parent, err := c.machinePID()
 	if err != nil {
 		return 0, err
 	}
-	want := strings.Join([]string{machine.NodeInitCommand, c.config.Dir, strconv.Itoa(index)}, "\x00")
 	files, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
 		return 0, err
@@ -412,7 +440,7 @@ func (c *Cluster) NodePID(index int) (int, error) {
 			return strconv.Atoi(fields[0])
 		}
 	}
-	return 0, fmt.Errorf("%s: %w", machine.NodeName(index), fs.ErrNotExist)
+	return 0, fs.ErrNotExist
 }
 
 // NodeCommand is a command in all namespaces of a node.

@@ -21,6 +21,10 @@ import (
 // pause lies between the end of a program and its next start.
 const pause = 500 * time.Millisecond
 
+// Held is the suffix of a file in the directory of logs: while NAME has one, the
+// program NAME is not started again.
+const Held = ".held"
+
 // Program is run until its PID namespace ends.
 type Program struct {
 	// Name is that of its log file, without the suffix.
@@ -117,10 +121,15 @@ func (i *Init) Keep(p Program) error {
 		status := <-ended
 		i.log.Warn("program ended", "program", p.Name, "status", int(status))
 		_ = process.Release()
-		for time.Sleep(pause); i.Keep(p) != nil; time.Sleep(pause) {
+		for time.Sleep(pause); i.held(p.Name) || i.Keep(p) != nil; time.Sleep(pause) {
 		}
 	}()
 	return nil
+}
+
+func (i *Init) held(name string) bool {
+	_, err := os.Stat(filepath.Join(i.logs, name+Held))
+	return err == nil
 }
 
 type logged struct {

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/test/k8s/cluster"
+)
+
+// programs is the directory of what is in Sluice's image.
+func programs() string {
+	return filepath.Join(os.Getenv("SLUICE_BIN"), "images", runtime.GOARCH)
+}
+
+// node is the first node of a cluster with Sluice, in one test.
+type node struct {
+	*testing.T
+	c *cluster.Cluster
+}
+
+// must ends the test if there is an error.
+func (n node) must(err error) {
+	n.Helper()
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+func (n node) kubectl(args ...string) string {
+	n.Helper()
+	out, err := n.c.Kubectl(n.Context(), args...)
+	n.must(err)
+	return string(out)
+}
+
+func (n node) apply(manifest string, args ...any) {
+	n.Helper()
+	n.must(n.c.Apply(n.Context(), fmt.Appendf(nil, manifest, args...)))
+}
+
+// eventually waits for a condition, three minutes at most.
+func (n node) eventually(what string, try func() error) {
+	n.Helper()
+	n.must(n.c.Eventually(within(n.T, 3*time.Minute), what, try))
+}
+
+// run runs a command on the node as root, also while the API is away.
+func (n node) run(args ...string) (string, error) {
+	out, err := n.c.InNode(n.Context(), 0, args...)
+	return string(out), err
+}
+
+// sluice runs the command on the node as root.
+func (n node) sluice(args ...string) (string, error) {
+	return n.run(append([]string{filepath.Join(programs(), "sluice")}, args...)...)
+}
+
+// write gives a command on the node its input.
+func (n node) write(input string, args ...string) error {
+	cmd, err := n.c.NodeCommand(n.Context(), 0, args...)
+	if err != nil {
+		return err
+	}
+	cmd.Stdin = strings.NewReader(input)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%v: %w: %s", args, err, out)
+	}
+	return nil
+}
+
+// policy applies a policy on the node, and takes it away with the test.
+func (n node) policy(kind, namespace, name, manifest string) {
+	n.Helper()
+	n.must(n.write(manifest, filepath.Join(programs(), "sluice"), "policy", "apply", "-f", "-"))
+	n.Cleanup(func() {
+		// The test's context has ended.
+		cmd, err := n.c.NodeCommand(contextOf(n.T), 0,
+			filepath.Join(programs(), "sluice"), "policy", "delete", kind, namespace+"/"+name)
+		if err == nil {
+			_, err = cmd.Output()
+		}
+		if err != nil {
+			n.Errorf("delete %s %s/%s: %v", kind, namespace, name, err)
+		}
+	})
+}
+
+// pod is what tests use of a Pod.
+type pod struct {
+	Metadata struct {
+		Namespace, Name, UID string
+		DeletionTimestamp    *time.Time
+	}
+	Spec struct {
+		HostNetwork bool
+		NodeName    string
+	}
+	Status struct {
+		Phase             string
+		PodIPs            []struct{ IP string }
+		ContainerStatuses []struct {
+			Name, ContainerID string
+			RestartCount      int
+			Ready             bool
+		}
+	}
+}
+
+func (p pod) String() string { return p.Metadata.Namespace + "/" + p.Metadata.Name }
+
+func (p pod) address() string {
+	if len(p.Status.PodIPs) == 0 {
+		return ""
+	}
+	return p.Status.PodIPs[0].IP
+}
+
+func (n node) pod(namespace, name string) pod {
+	n.Helper()
+	var p pod
+	n.must(n.c.Get(n.Context(), &p, "pod", "--namespace="+namespace, name))
+	return p
+}
+
+// ready waits until a pod is Ready, and returns it.
+func (n node) ready(namespace, name string) pod {
+	n.Helper()
+	n.kubectl("--namespace="+namespace, "wait", "--for=condition=Ready", "--timeout=3m", "pod/"+name)
+	return n.pod(namespace, name)
+}
+
+// endpoint is what tests use of what `sluice endpoint list` prints.
+type endpoint struct {
+	Owner         struct{ ContainerID, InterfaceName string }
+	Pod           struct{ Namespace, Name string }
+	Identity      uint64
+	State         string
+	Addresses     []string
+	HostInterface struct {
+		Name string
+	}
+	NetworkNamespace string
+}
+
+func (n node) list(v any, args ...string) error {
+	out, err := n.sluice(append(args, "-o", "json")...)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal([]byte(out), v)
+}
+
+// endpointOf is the endpoint of a pod that has one.
+func (n node) endpointOf(p pod) endpoint {
+	n.Helper()
+	var all []endpoint
+	n.must(n.list(&all, "endpoint", "list"))
+	for _, e := range all {
+		if e.Pod.Namespace == p.Metadata.Namespace && e.Pod.Name == p.Metadata.Name {
+			return e
+		}
+	}
+	n.Fatalf("%s has no endpoint among %+v", p, all)
+	return endpoint{}
+}
+
+// exact waits until the node has what kubectl sees, and nothing more. Every
+// scenario ends with it.
+func (n node) exact() {
+	n.Helper()
+	n.eventually("the node has what the API says, and no more", n.differences)
+}
+
+// differences compares endpoints, addresses, devices, routes, network namespaces,
+// identities and entries of maps with what kubectl sees.
+func (n node) differences() error {
+	var pods struct{ Items []pod }
+	if err := n.c.Get(n.Context(), &pods, "pods", "--all-namespaces", "--field-selector=spec.nodeName=node1"); err != nil {
+		return err
+	}
+	addresses := map[string]string{} // → pod
+	connected := 0
+	for _, p := range pods.Items {
+		if p.Spec.HostNetwork || p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" {
+			continue
+		}
+		if p.Status.Phase != "Running" || len(p.Status.PodIPs) == 0 || p.Metadata.DeletionTimestamp != nil {
+			return fmt.Errorf("%s is %s with the addresses %v", p, p.Status.Phase, p.Status.PodIPs)
+		}
+		connected++
+		for _, a := range p.Status.PodIPs {
+			addresses[a.IP] = p.String()
+		}
+	}
+	return errors.Join(n.exactEndpoints(addresses, connected), n.exactNode())
+}
+
+// exactEndpoints compares endpoints with pods, and addresses, devices and
+// identities with endpoints.
+func (n node) exactEndpoints(pods map[string]string, connected int) error {
+	var endpoints []endpoint
+	var leases []struct {
+		Owner     struct{ ContainerID, InterfaceName string }
+		State     string
+		Addresses []string
+	}
+	var pools []struct {
+		CIDR                  string
+		Leased, Confirmed     uint64
+		Gateway               string
+		Reserved, Quarantined uint64
+	}
+	var identities []struct {
+		Number     uint64
+		References int
+	}
+	if err := errors.Join(n.list(&endpoints, "endpoint", "list"), n.list(&leases, "ipam", "list"),
+		n.list(&pools, "ipam", "pools"), n.list(&identities, "identity", "list")); err != nil {
+		return err
+	}
+	var errs []error
+	have, devices, owners, used := map[string]string{}, map[string]bool{}, map[string]string{}, map[uint64]int{}
+	for _, e := range endpoints {
+		if e.State != "ready" {
+			errs = append(errs, fmt.Errorf("the endpoint %+v is not ready", e))
+		}
+		for _, a := range e.Addresses {
+			if pods[a] != "" { // of the families that the cluster has
+				have[a] = e.Pod.Namespace + "/" + e.Pod.Name
+			}
+		}
+		devices[e.HostInterface.Name] = true
+		owners[fmt.Sprint(e.Owner)] = fmt.Sprint(e.Addresses)
+		used[e.Identity]++
+	}
+	if !maps.Equal(have, pods) || len(endpoints) != connected {
+		errs = append(errs, fmt.Errorf("%d endpoints with the addresses %v, want %d with %v",
+			len(endpoints), have, connected, pods))
+	}
+	leased := map[string]string{}
+	for _, l := range leases {
+		if l.State == "confirmed" || l.State == "leased" {
+			leased[fmt.Sprint(l.Owner)] = fmt.Sprint(l.Addresses)
+		}
+	}
+	if !maps.Equal(leased, owners) {
+		errs = append(errs, fmt.Errorf("addresses %v are leased, endpoints have %v", leased, owners))
+	}
+	for _, p := range pools {
+		if p.Leased != 0 || p.Confirmed != uint64(len(endpoints)) {
+			errs = append(errs, fmt.Errorf("the pool %+v, want %d confirmed", p, len(endpoints)))
+		}
+	}
+	held := map[uint64]int{}
+	for _, i := range identities {
+		if i.References > 0 {
+			held[i.Number] = i.References
+		}
+	}
+	if !maps.Equal(held, used) {
+		errs = append(errs, fmt.Errorf("identities are referred to %v times, endpoints have them %v times", held, used))
+	}
+	return errors.Join(append(errs, n.exactDevices(devices))...)
+}
+
+// exactDevices compares devices, routes and network namespaces with those of the
+// endpoints.
+func (n node) exactDevices(want map[string]bool) error {
+	var links []struct{ IfName string }
+	var routes []struct{ Dst, Dev, Protocol string }
+	for what, v := range map[string]any{"link": &links, "-4 route": &routes} {
+		out, err := n.run(append([]string{"ip", "-json"}, strings.Fields(what)...)...)
+		if err == nil {
+			err = json.Unmarshal([]byte(out), v)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	have, routed := map[string]bool{}, map[string]bool{}
+	for _, l := range links {
+		if strings.HasPrefix(l.IfName, "sl") {
+			have[l.IfName] = true
+		}
+	}
+	for _, r := range routes {
+		if strings.HasPrefix(r.Dev, "sl") {
+			routed[r.Dev] = true
+		}
+	}
+	var errs []error
+	if !maps.Equal(have, want) || !maps.Equal(routed, want) {
+		errs = append(errs, fmt.Errorf("the devices %v and routes over %v, endpoints have %v",
+			slices.Sorted(maps.Keys(have)), slices.Sorted(maps.Keys(routed)), slices.Sorted(maps.Keys(want))))
+	}
+	namespaces, err := n.run("ls", "/run/netns")
+	if count := len(strings.Fields(namespaces)); err != nil || count != len(want) {
+		errs = append(errs, fmt.Errorf("%d network namespaces, %v, want %d", count, err, len(want)))
+	}
+	return errors.Join(errs...)
+}
+
+// exactNode asks Sluice for what it sees itself: the entries of every map, and
+// what waits to be deleted.
+func (n node) exactNode() error {
+	var errs []error
+	if out, err := n.sluice("audit"); err != nil {
+		errs = append(errs, fmt.Errorf("audit: %w\n%s", err, out))
+	}
+	if out, err := n.sluice("status"); err != nil {
+		errs = append(errs, fmt.Errorf("status: %w\n%s", err, out))
+	}
+	for _, dir := range []string{"/var/lib/sluice/cni/deletes", "/run/sluice/netns"} {
+		if out, err := n.run("ls", dir); err != nil || len(bytes.TrimSpace([]byte(out))) > 0 {
+			errs = append(errs, fmt.Errorf("%s has %q, %v", dir, out, err))
+		}
+	}
+	return errors.Join(errs...)
+}

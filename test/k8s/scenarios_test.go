@@ -1,0 +1,494 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/test/k8s/cluster"
+)
+
+// outage is how long the API server and etcd are away in a scenario.
+var outage = flag.Duration("outage", 15*time.Second, "how long the API server and etcd are away")
+
+// image is that of all pods here.
+const image = "registry.k8s.io/e2e-test-images/agnhost:2.63.0"
+
+// testScenarios lives through what happens on a node, one after the other; after
+// each the node has what kubectl sees.
+func testScenarios(t *testing.T, c *cluster.Cluster) {
+	for _, s := range []struct {
+		name string
+		run  func(node)
+	}{
+		{"ProbesUnderDefaultDeny", testProbes},
+		{"HostNetwork", testHostNetwork},
+		{"StaticPod", testStaticPod},
+		{"HostPort", testHostPort},
+		{"SecondInterface", testSecondInterface},
+		{"SandboxKilled", testSandboxKilled},
+		{"ContainerdKilled", testContainerdKilled},
+		{"ContainersKilled", testContainersKilled},
+		{"Rollout", testRollout},
+		{"APIServerAway", testAPIServerAway},
+		{"EtcdAway", testEtcdAway},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			n := node{t, c}
+			begin := time.Now()
+			s.run(n)
+			// What a scenario made goes with its namespace.
+			n.kubectl("delete", "namespace", "--selector=scenario", "--ignore-not-found", "--wait")
+			n.exact()
+			t.Logf("took %.1f s", time.Since(begin).Seconds())
+		})
+	}
+}
+
+// namespace makes one that goes with the scenario.
+func (n node) namespace(name string) {
+	n.Helper()
+	n.apply(`{apiVersion: v1, kind: Namespace, metadata: {name: %s, labels: {scenario: here}}}`, name)
+	n.eventually("the namespace has its account", func() error {
+		_, err := n.c.Kubectl(n.Context(), "--namespace="+name, "get", "serviceaccount", "default")
+		return err
+	})
+}
+
+// server makes a pod that answers at port 8080.
+func (n node) server(namespace, name string) {
+	n.Helper()
+	n.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, namespace: %s}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers: [{name: agnhost, image: "%s", args: [netexec, --http-port=8080]}]
+`, name, namespace, image)
+}
+
+// connects tries a connection from a pod.
+func (n node) connects(from pod, to string) error {
+	_, err := n.c.Kubectl(n.Context(), "--namespace="+from.Metadata.Namespace, "exec", from.Metadata.Name, "--",
+		"/agnhost", "connect", "--timeout=2s", to)
+	return err
+}
+
+// denied wants that a connection from a pod times out, and not that it is refused
+// by somebody who was reached.
+func (n node) denied(from pod, to string) {
+	n.Helper()
+	if err := n.connects(from, to); err == nil || !strings.Contains(err.Error(), "TIMEOUT") {
+		n.Errorf("%s → %s: %v, want TIMEOUT", from, to, err)
+	}
+}
+
+// defaultDeny isolates all pods of a namespace in both directions.
+func (n node) defaultDeny(namespace string) {
+	n.Helper()
+	n.policy("netpol", namespace, "default-deny", fmt.Sprintf(`
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: default-deny, namespace: %s}
+spec: {podSelector: {}, policyTypes: [Ingress, Egress]}
+`, namespace))
+}
+
+// testProbes: kubelet is the node, whose probes no policy stops.
+func testProbes(n node) {
+	n.namespace("closed")
+	n.defaultDeny("closed")
+	probes := map[string]string{
+		"http": "httpGet: {port: 8080, path: /healthz}",
+		"tcp":  "tcpSocket: {port: 8080}",
+		"exec": `exec: {command: [/agnhost, connect, --timeout=2s, "127.0.0.1:8080"]}`,
+		"grpc": "grpc: {port: 5000}",
+	}
+	for name, probe := range probes {
+		args := "[netexec, --http-port=8080]"
+		if name == "grpc" {
+			args = "[grpc-health-checking]"
+		}
+		n.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, namespace: closed}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: agnhost
+    image: %s
+    args: %s
+    startupProbe: {periodSeconds: 1, failureThreshold: 60, %[4]s}
+    readinessProbe: {periodSeconds: 1, %[4]s}
+    livenessProbe: {periodSeconds: 1, failureThreshold: 2, %[4]s}
+`, name, image, args, probe)
+	}
+	for name := range probes {
+		if p := n.ready("closed", name); p.Status.ContainerStatuses[0].RestartCount != 0 {
+			n.Errorf("%s was started again: its probe failed", p)
+		}
+	}
+	n.server("default", "visitor")
+	defer n.kubectl("delete", "pod", "visitor", "--wait")
+	visitor := n.ready("default", "visitor")
+	n.denied(visitor, n.pod("closed", "http").address()+":8080")
+	n.denied(n.pod("closed", "http"), visitor.address()+":8080")
+}
+
+// testHostNetwork: a pod in the node's own network is the node to its pods, and
+// the control plane's machine is not.
+func testHostNetwork(n node) {
+	n.namespace("closed")
+	n.defaultDeny("closed")
+	n.server("closed", "web")
+	n.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: host, namespace: closed}
+spec:
+  hostNetwork: true
+  terminationGracePeriodSeconds: 1
+  containers: [{name: agnhost, image: "%s", args: [pause]}]
+`, image)
+	to := n.ready("closed", "web").address() + ":8080"
+	if err := n.connects(n.ready("closed", "host"), to); err != nil {
+		n.Errorf("a pod in the network of the node: %v", err)
+	}
+	if out, err := n.c.InMachine(n.Context(), "curl", "--silent", "--max-time", "2", "http://"+to); err == nil {
+		n.Errorf("the control plane's machine reaches an isolated pod: %s", out)
+	}
+}
+
+// testStaticPod: kubelet starts it from a file, without the API's account.
+func testStaticPod(n node) {
+	n.namespace("static")
+	n.must(n.write(fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: static}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers: [{name: agnhost, image: "%s", args: [netexec, --http-port=8080]}]
+`, image), "sh", "-c", "cat >/etc/kubernetes/manifests/web.yaml"))
+	n.eventually("the API has the static pod", func() error {
+		_, err := n.c.Kubectl(n.Context(), "--namespace=static", "get", "pod", "web-node1")
+		return err
+	})
+	web := n.ready("static", "web-node1")
+	n.server("static", "client")
+	if err := n.connects(n.ready("static", "client"), web.address()+":8080"); err != nil {
+		n.Errorf("to a static pod: %v", err)
+	}
+	if _, err := n.run("rm", "/etc/kubernetes/manifests/web.yaml"); err != nil {
+		n.Fatal(err)
+	}
+	n.kubectl("--namespace=static", "wait", "--for=delete", "--timeout=2m", "pod/web-node1")
+}
+
+// testHostPort: opened by portmap, which the configuration chains.
+func testHostPort(n node) {
+	const at = "10.200.0.11:18081"
+	n.namespace("ports")
+	n.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: ports}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: agnhost, image: "%s", args: [netexec, --http-port=8080], ports: [{containerPort: 8080, hostPort: 18081}]}
+`, image)
+	n.server("ports", "client")
+	n.ready("ports", "web")
+	from := map[string]func() error{
+		"a pod": func() error { return n.connects(n.ready("ports", "client"), at) },
+		"the node": func() error {
+			_, err := n.run("curl", "--silent", "--fail", "--max-time", "2", "http://"+at+"/hostname")
+			return err
+		},
+		"another machine": func() error {
+			_, err := n.c.InMachine(n.Context(), "curl", "--silent", "--fail", "--max-time", "2", "http://"+at+"/hostname")
+			return err
+		},
+	}
+	for who, reach := range from {
+		n.eventually(who+" reaches the port", reach)
+	}
+	n.defaultDeny("ports")
+	if err := from["another machine"](); err == nil {
+		n.Error("an isolated pod answers another machine at its hostPort")
+	}
+	if err := from["the node"](); err != nil {
+		n.Errorf("an isolated pod does not answer its node at its hostPort: %v", err)
+	}
+	n.kubectl("--namespace=ports", "delete", "pod", "web", "--wait")
+	for who, reach := range from {
+		n.eventually("nothing answers "+who+" at the port", func() error {
+			if reach() == nil {
+				return errors.New("it does")
+			}
+			return nil
+		})
+	}
+}
+
+// testSecondInterface: as a plugin that calls others does.
+func testSecondInterface(n node) {
+	n.namespace("second")
+	n.server("second", "web")
+	n.server("second", "client")
+	web, client := n.ready("second", "web"), n.ready("second", "client")
+	e := n.endpointOf(web)
+	var list struct{ Plugins []map[string]any }
+	content, err := n.run("cat", "/etc/cni/net.d/05-sluice.conflist")
+	n.must(err)
+	n.must(json.Unmarshal([]byte(content), &list))
+	own := list.Plugins[0]
+	own["cniVersion"], own["name"] = "1.0.0", "second"
+	config, err := json.Marshal(own)
+	n.must(err)
+	call := func(command string) {
+		n.Helper()
+		n.must(n.write(string(config), "env", "CNI_COMMAND="+command, "CNI_CONTAINERID="+e.Owner.ContainerID,
+			"CNI_NETNS="+e.NetworkNamespace, "CNI_IFNAME=net1", "CNI_PATH=/opt/cni/bin",
+			"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=second;K8S_POD_NAME=web;K8S_POD_UID="+web.Metadata.UID,
+			"/opt/cni/bin/sluice-cni"))
+	}
+	s := n.stream(client, web)
+	before := n.routesOf(web)
+	call("ADD")
+	if after := n.routesOf(web); after != before {
+		n.Errorf("the default routes were\n%s\nand are\n%s", before, after)
+	}
+	if err := n.connects(client, web.address()+":8080"); err != nil {
+		n.Error(err)
+	}
+	// The API knows nothing of it: the comparison after each scenario sees that.
+	if err := n.differences(); err == nil {
+		n.Errorf("what kubectl does not see makes no difference: %v", err)
+	}
+	call("DEL")
+	if after := n.routesOf(web); after != before {
+		n.Errorf("after DEL the default routes were\n%s\nand are\n%s", before, after)
+	}
+	s.unbroken("second interface")
+}
+
+// routesOf are the default routes of a pod.
+func (n node) routesOf(p pod) string {
+	n.Helper()
+	netns := n.endpointOf(p).NetworkNamespace
+	const show = "nsenter --net=$0 ip route show default; nsenter --net=$0 ip -6 route show default"
+	out, err := n.run("sh", "-c", show, netns)
+	n.must(err)
+	return out
+}
+
+// task is the process of a container or sandbox.
+func (n node) task(id string) int {
+	n.Helper()
+	out, err := n.run("ctr", "--namespace=k8s.io", "tasks", "list")
+	n.must(err)
+	for line := range strings.Lines(out) {
+		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == id {
+			pid, err := strconv.Atoi(fields[1])
+			n.must(err)
+			return pid
+		}
+	}
+	n.Fatalf("no container %s:\n%s", id, out)
+	return 0
+}
+
+func (n node) kill(pid int) {
+	n.Helper()
+	if _, err := n.run("kill", "-KILL", strconv.Itoa(pid)); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// testSandboxKilled: a pod whose pause process dies gets a new sandbox with new
+// addresses, and the former one's are free.
+func testSandboxKilled(n node) {
+	n.namespace("sandbox")
+	n.server("sandbox", "web")
+	before := n.endpointOf(n.ready("sandbox", "web"))
+	n.kill(n.task(before.Owner.ContainerID))
+	n.eventually("the pod has a new sandbox", func() error {
+		var all []endpoint
+		if err := n.list(&all, "endpoint", "list"); err != nil {
+			return err
+		}
+		for _, e := range all {
+			if e.Pod.Name == "web" && e.Pod.Namespace == "sandbox" && e.Owner.ContainerID != before.Owner.ContainerID {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", all)
+	})
+	n.server("sandbox", "client")
+	if err := n.connects(n.ready("sandbox", "client"), n.ready("sandbox", "web").address()+":8080"); err != nil {
+		n.Error(err)
+	}
+}
+
+// pair makes two pods with a policy that evaluates what they say to each other.
+func (n node) pair() *stream {
+	n.Helper()
+	n.namespace("pair")
+	n.policy("netpol", "pair", "within", `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: within, namespace: pair}
+spec: {podSelector: {}, policyTypes: [Ingress], ingress: [{from: [{podSelector: {}}]}]}
+`)
+	n.server("pair", "web")
+	n.server("pair", "client")
+	return n.stream(n.ready("pair", "client"), n.ready("pair", "web"))
+}
+
+// starts makes a pod, which must become Ready by itself.
+func (n node) starts(name string) {
+	n.Helper()
+	begin := time.Now()
+	n.server("pair", name)
+	n.ready("pair", name)
+	n.Logf("pod %s was Ready after %.1f s", name, time.Since(begin).Seconds())
+}
+
+func testContainerdKilled(n node) {
+	s := n.pair()
+	pid := func() int {
+		out, err := n.run("pidof", "containerd")
+		if err != nil {
+			return 0
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(out))
+		n.must(err)
+		return pid
+	}
+	before := pid()
+	n.kill(before)
+	n.eventually("containerd runs again", func() error {
+		if after := pid(); after == 0 || after == before {
+			return fmt.Errorf("its process is %d", after)
+		}
+		return nil
+	})
+	n.starts("next")
+	s.unbroken("containerd killed")
+}
+
+// sluicePod is the pod of the DaemonSet.
+func (n node) sluicePod() pod {
+	n.Helper()
+	var pods struct{ Items []pod }
+	n.must(n.c.Get(n.Context(), &pods, "pods", "--namespace=sluice-system", "--selector=app.kubernetes.io/name=sluice"))
+	if len(pods.Items) != 1 {
+		n.Fatalf("%d pods of Sluice", len(pods.Items))
+	}
+	return pods.Items[0]
+}
+
+// testContainersKilled kills each container once: kubelet's pause grows with each
+// further time.
+func testContainersKilled(n node) {
+	s := n.pair()
+	for _, container := range n.sluicePod().Status.ContainerStatuses {
+		_, id, _ := strings.Cut(container.ContainerID, "://")
+		n.kill(n.task(id))
+		n.starts("after-" + container.Name)
+		n.eventually(container.Name+" runs again", func() error {
+			for _, now := range n.sluicePod().Status.ContainerStatuses {
+				if now.Name == container.Name && (now.RestartCount == container.RestartCount || !now.Ready) {
+					return fmt.Errorf("%+v", now)
+				}
+			}
+			return nil
+		})
+		s.alive()
+	}
+	s.unbroken("each container killed")
+}
+
+// testRollout replaces the pod of Sluice while others start.
+func testRollout(n node) {
+	s := n.pair()
+	before := n.sluicePod().Metadata.UID
+	n.kubectl("--namespace=sluice-system", "rollout", "restart", "daemonset/sluice")
+	var names []string
+	for i := 0; len(names) < 5 || n.sluicePod().Metadata.UID == before; i++ {
+		names = append(names, fmt.Sprintf("during-%d", i))
+		n.server("pair", names[i])
+	}
+	begin := time.Now()
+	for _, name := range names {
+		n.ready("pair", name)
+	}
+	n.Logf("%d pods that were made during the roll were Ready %.1f s after it", len(names), time.Since(begin).Seconds())
+	n.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=3m", "daemonset/sluice")
+	s.unbroken("rollout restart")
+}
+
+// testAPIServerAway: traffic and Sluice go on, and what waited starts.
+func testAPIServerAway(n node) {
+	s := n.pair()
+	n.server("pair", "waiting") // it starts before, during or after
+	startAPI, err := n.c.Stop("kube-apiserver")
+	n.must(err)
+	n.Cleanup(func() { _ = startAPI() })
+	for deadline := time.Now().Add(*outage); time.Now().Before(deadline); {
+		s.alive()
+		if out, err := n.sluice("endpoint", "list"); err != nil {
+			n.Fatalf("%v: %s", err, out)
+		}
+		time.Sleep(time.Second)
+	}
+	n.must(startAPI())
+	n.eventually("the API answers", func() error {
+		_, err := n.c.Kubectl(n.Context(), "get", "--raw=/readyz")
+		return err
+	})
+	n.ready("pair", "waiting")
+	n.starts("after")
+	s.unbroken(fmt.Sprintf("the API server away for %s", *outage))
+}
+
+// testEtcdAway: of known labels pods start; the others wait, and start by
+// themselves.
+func testEtcdAway(n node) {
+	s := n.pair()
+	scale := func(to int) {
+		n.kubectl("--namespace=sluice-system", "scale", "deployment/etcd-dev", fmt.Sprintf("--replicas=%d", to))
+	}
+	n.namespace("fresh")
+	scale(0)
+	n.Cleanup(func() {
+		_, _ = n.c.Kubectl(contextOf(n.T), "--namespace=sluice-system", "scale", "deployment/etcd-dev", "--replicas=1")
+	})
+	n.kubectl("--namespace=sluice-system", "wait", "--for=delete", "--timeout=2m", "pod",
+		"--selector=app.kubernetes.io/name=etcd-dev")
+	n.starts("known-labels")
+	n.server("fresh", "new-labels")
+	for deadline := time.Now().Add(*outage); time.Now().Before(deadline); time.Sleep(time.Second) {
+		s.alive()
+		if p := n.pod("fresh", "new-labels"); p.Status.Phase != "Pending" {
+			n.Fatalf("a pod whose labels etcd has no number for is %s", p.Status.Phase)
+		}
+	}
+	scale(1)
+	begin := time.Now()
+	n.ready("fresh", "new-labels")
+	n.Logf("a pod with new labels was Ready %.1f s after etcd was asked for", time.Since(begin).Seconds())
+	s.unbroken(fmt.Sprintf("etcd away for %s", *outage))
+}

@@ -29,6 +29,7 @@ func testScenarios(t *testing.T, c *cluster.Cluster) {
 		name string
 		run  func(node)
 	}{
+		{"Account", testAccount},
 		{"ProbesUnderDefaultDeny", testProbes},
 		{"HostNetwork", testHostNetwork},
 		{"StaticPod", testStaticPod},

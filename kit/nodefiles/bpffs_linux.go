@@ -55,6 +55,33 @@ func RemoveBPFFS(p instance.Paths) (removed bool, err error) {
 	return true, os.Remove(p.BPFDir)
 }
 
+// RemoveState removes the directories of sockets, state and logs of an instance,
+// whose bpffs is gone, and says which were there. Namespaces of containers that the
+// CNI plugin has mounted there are unmounted.
+func RemoveState(p instance.Paths) (changes []string, err error) {
+	bound, err := filepath.Glob(filepath.Join(p.RunDir, "netns", "*"))
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range bound {
+		err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+		if err != nil && !errors.Is(err, unix.EINVAL) { // no mount
+			return nil, fmt.Errorf("unmount %s: %w", path, err)
+		}
+	}
+	logs := filepath.Join(p.StateDir, "..", "..", "log", filepath.Base(p.StateDir))
+	for _, dir := range []string{p.RunDir, p.StateDir, logs} {
+		if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return changes, err
+		}
+		changes = append(changes, "removed "+dir)
+	}
+	return changes, nil
+}
+
 func mountBPF(dir string, mounted bool) (changes []string, err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err

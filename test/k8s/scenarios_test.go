@@ -472,7 +472,9 @@ func testEtcdAway(n node) {
 	scale := func(to int) {
 		n.kubectl("--namespace=sluice-system", "scale", "deployment/etcd-dev", fmt.Sprintf("--replicas=%d", to))
 	}
-	n.namespace("fresh")
+	// Numbers of labels that were here lately are remembered.
+	fresh := fmt.Sprintf("fresh-%x", time.Now().UnixNano())
+	n.namespace(fresh)
 	scale(0)
 	n.Cleanup(func() {
 		_, _ = n.c.Kubectl(contextOf(n.T), "--namespace=sluice-system", "scale", "deployment/etcd-dev", "--replicas=1")
@@ -480,16 +482,16 @@ func testEtcdAway(n node) {
 	n.kubectl("--namespace=sluice-system", "wait", "--for=delete", "--timeout=2m", "pod",
 		"--selector=app.kubernetes.io/name=etcd-dev")
 	n.starts("known-labels")
-	n.server("fresh", "new-labels")
+	n.server(fresh, "new-labels")
 	for deadline := time.Now().Add(*outage); time.Now().Before(deadline); time.Sleep(time.Second) {
 		s.alive()
-		if p := n.pod("fresh", "new-labels"); p.Status.Phase != "Pending" {
+		if p := n.pod(fresh, "new-labels"); p.Status.Phase != "Pending" {
 			n.Fatalf("a pod whose labels etcd has no number for is %s", p.Status.Phase)
 		}
 	}
 	scale(1)
 	begin := time.Now()
-	n.ready("fresh", "new-labels")
+	n.ready(fresh, "new-labels")
 	n.Logf("a pod with new labels was Ready %.1f s after etcd was asked for", time.Since(begin).Seconds())
 	s.unbroken(fmt.Sprintf("etcd away for %s", *outage))
 }

@@ -108,7 +108,7 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 		[]admissionv1.ValidationAction{admissionv1.Deny}) {
 		t.Errorf("the binding does not put %s in force: %+v", policy.Name, limits)
 	}
-	for _, dir := range []string{"base", "etcd-dev", "node-restriction"} {
+	for _, dir := range []string{"base", "etcd-dev", "node-restriction", "uninstall"} {
 		type kustomization struct {
 			APIVersion string   `json:"apiVersion"`
 			Kind       string   `json:"kind"`

@@ -30,6 +30,8 @@ type options struct {
 	name       string
 	mountBPFFS string
 	health     string
+	state      bool
+	stay       bool
 }
 
 // Command is `node`.
@@ -66,12 +68,20 @@ it again changes nothing.`,
 		Long: `Remove what install, the services and cni left on the machine: the CNI
 configuration and the plugin, the devices, rules, routes and firewall table that
 sluice-datapath made, and the bpffs with its pins. Containers that are connected
-lose their network. What other programs own stays, and so does /var/lib/sluice.
-It runs as root, after the services have ended.`,
+lose their network. What other programs own stays, and so does /var/lib/sluice
+without --state. It runs as root, after the services have ended.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return report(inv, func(p instance.Paths) ([]string, error) { return uninstall(cmd, p, o) })
+			err := report(inv, func(p instance.Paths) ([]string, error) { return uninstall(cmd, p, o) })
+			if err == nil && o.stay {
+				<-cmd.Context().Done()
+			}
+			return err
 		},
 	})
+	uninstalling.Flags().BoolVar(&o.state, "state", false,
+		"remove the directories of state, sockets and logs as well: addresses, identities and policies that are kept")
+	uninstalling.Flags().BoolVar(&o.stay, "stay", false,
+		"do not end afterwards, for a DaemonSet, which starts again what ends")
 	writing := directories(&cobra.Command{
 		Use:   "cni",
 		Short: "Keep the CNI configuration in place while this runs",
@@ -243,5 +253,9 @@ func uninstall(cmd *cobra.Command, p instance.Paths, o options) (changes []strin
 	if removed {
 		changes = append(changes, "removed "+target)
 	}
-	return changes, err
+	if err != nil || !o.state {
+		return changes, err
+	}
+	state, err := nodefiles.RemoveState(p)
+	return append(changes, state...), err
 }

@@ -143,6 +143,37 @@ func TestKernelInstallAndUninstallAreWholeAndRepeatable(t *testing.T) {
 	}
 }
 
+// TestKernelUninstallWithStateLeavesNoDirectory, though the plugin has mounted a
+// namespace below one.
+func TestKernelUninstallWithStateLeavesNoDirectory(t *testing.T) {
+	m := newMachine(t)
+	if _, err := install(m.paths, m.o); err != nil {
+		t.Fatal(err)
+	}
+	bound := filepath.Join(m.paths.RunDir, "netns", "bound")
+	m.write(bound, "", 0o600)
+	if err := unix.Mount("/proc/self/ns/net", bound, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	logs := filepath.Join(filepath.Dir(filepath.Dir(m.paths.StateDir)), "log", "sluice")
+	if err := os.MkdirAll(logs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := &cobra.Command{}
+	cmd.SetContext(t.Context())
+	m.o.state = true
+	for range 2 {
+		if changes, err := uninstall(cmd, m.paths, m.o); err != nil {
+			t.Fatal(changes, err)
+		}
+		for _, dir := range []string{m.paths.RunDir, m.paths.StateDir, logs} {
+			if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s after uninstall: %v", dir, err)
+			}
+		}
+	}
+}
+
 // TestKernelUninstallThatFailsSaysWhy: what it did before that is done, and the
 // rest is repeated.
 func TestKernelUninstallThatFailsSaysWhy(t *testing.T) {

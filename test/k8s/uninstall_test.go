@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// testUninstall takes Sluice off the node as docs/install.md says, beside another
+// network's files, while pods are connected.
+func testUninstall(n node) {
+	const foreign = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "loopback"}]}`
+	n.must(n.write(foreign, "sh", "-c", "cat >/etc/cni/net.d/10-other.conflist"))
+	plugins := strings.Fields(n.look("ls", "/opt/cni/bin"))
+	if !slices.Contains(plugins, "sluice-cni") || !slices.Contains(plugins, "portmap") {
+		n.Fatalf("the node has the plugins %v", plugins)
+	}
+	if got := n.leftovers(); len(got) < 10 {
+		n.Fatalf("of a running Sluice is seen only %q", got)
+	}
+
+	const ours = "--namespace=sluice-system"
+	n.kubectl(ours, "delete", "daemonset", "sluice", "--cascade=foreground")
+	n.kubectl("apply", "--kustomize=../../deploy/kubernetes/uninstall")
+	n.kubectl(ours, "rollout", "status", "--timeout=2m", "daemonset/sluice-uninstall")
+	n.Logf("uninstall printed\n%s", n.kubectl(ours, "logs", "daemonset/sluice-uninstall", "--container=uninstall"))
+	n.kubectl("delete", "--kustomize=../../deploy/kubernetes/uninstall", "--wait")
+	n.kubectl("delete", "--kustomize=../../deploy/kubernetes/etcd-dev", "--ignore-not-found", "--wait")
+
+	n.eventually("nothing of Sluice is left on the node", func() error {
+		return none(n.leftovers())
+	})
+	if got := n.look("cat", "/etc/cni/net.d/10-other.conflist"); got != foreign {
+		n.Errorf("the other network's configuration is %s", got)
+	}
+	want := slices.DeleteFunc(plugins, func(name string) bool { return name == "sluice-cni" })
+	if got := strings.Fields(n.look("ls", "/opt/cni/bin")); !slices.Equal(got, want) {
+		n.Errorf("the plugins are %v, want %v", got, want)
+	}
+	got := n.kubectl("get", "namespaces,clusterroles,clusterrolebindings", "--output=name")
+	if strings.Contains(got, "sluice") {
+		n.Errorf("the API still has %s", got)
+	}
+}
+
+// look is what a command on the node prints.
+func (n node) look(args ...string) string {
+	n.Helper()
+	out, err := n.run(args...)
+	n.must(err)
+	return out
+}
+
+// leftovers lists the lines of what the node shows that speak of Sluice.
+func (n node) leftovers() (all []string) {
+	n.Helper()
+	for command, ours := range map[string]func(string) bool{
+		"ip -oneline link": func(l string) bool { return strings.Contains(l, ": sl") },
+		"ip -oneline addr show dev lo": func(l string) bool {
+			return !strings.Contains(l, " 127.0.0.1/8 ") && !strings.Contains(l, " ::1/128 ")
+		},
+		"ip rule":                    ofSluice,
+		"ip -6 rule":                 ofSluice,
+		"ip route show table all":    ofSluice,
+		"ip -6 route show table all": ofSluice,
+		"nft list tables":            ofSluice,
+		"cat /proc/mounts":           func(l string) bool { return strings.Contains(l, " /run/sluice") },
+		"ls /run":                    ofSluice,
+		"ls /var/lib":                func(l string) bool { return strings.TrimSpace(l) == "sluice" },
+		"ls /var/log":                ofSluice,
+		"ls /etc/cni/net.d":          ofSluice,
+		"ls /opt/cni/bin":            ofSluice,
+		"ls /sys/fs/bpf":             ofSluice,
+		"ps -e -o comm=":             func(l string) bool { return strings.HasPrefix(l, "sluice") && l != "sluice-k8s\n" },
+	} {
+		for line := range strings.Lines(n.look(strings.Fields(command)...)) {
+			if ours(line) {
+				all = append(all, fmt.Sprintf("%s: %s", command, strings.TrimSpace(line)))
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// ofSluice is a line with its name, or the number under which the kernel shows its
+// routes and rules.
+func ofSluice(line string) bool {
+	return strings.Contains(line, "sluice") || strings.Contains(line, "proto 92")
+}

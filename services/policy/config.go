@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
+	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -21,6 +22,7 @@ import (
 type Config struct {
 	StateDir    string            `config:"stateDir" help:"directory of the files that survive a restart"`
 	Sources     SourcesConfig     `config:"sources"`
+	Kubernetes  kube.Settings     `config:"kubernetes"`
 	Cluster     ClusterConfig     `config:"cluster"`
 	Enforcement EnforcementConfig `config:"enforcement"`
 	Limits      LimitsConfig      `config:"limits"`
@@ -70,6 +72,7 @@ func defaults(p instance.Paths) Config {
 	return Config{
 		StateDir:    p.ServiceStateDir("policy"),
 		Sources:     SourcesConfig{Identity: p.Socket("identity")},
+		Kubernetes:  kube.Defaults(),
 		Cluster:     ClusterConfig{Name: "default"},
 		Enforcement: EnforcementConfig{Mode: "default", AllowHost: true},
 		Limits:      LimitsConfig{Policies: 20_000, Manifests: 256 << 20},
@@ -116,6 +119,9 @@ func (c *Config) Validate() error {
 	}
 	return p.Err()
 }
+
+// Calls says what the service asks the kernel for beside what every service does.
+func (c *Config) Calls() sandbox.Calls { return sandbox.Calls{Inet: c.Kubernetes.Enabled()} }
 
 func (c *Config) owner(l *slog.Logger) owner.Config {
 	return owner.Config{

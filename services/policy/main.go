@@ -9,16 +9,19 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
+	"github.com/sluice-net/sluice/kube"
 	identities "github.com/sluice-net/sluice/services/policy/internal/client"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/server"
 	"github.com/sluice-net/sluice/services/policy/internal/source/directory"
+	"github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
 )
 
 // loadGCPercent is the growth of the heap between collections while the state is
@@ -38,6 +41,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	sources := []string{owner.SourceIdentity}
 	if cfg.Sources.Directory != "" {
 		sources = append(sources, owner.SourceFile)
+	}
+	if cfg.Kubernetes.Enabled() {
+		sources = append(sources, owner.SourceKubernetes)
 	}
 	o, err := process.Phase(p, "load state", func() (*owner.Owner, error) {
 		// Nearly everything that is made here stays, or is gone with the phase.
@@ -59,7 +65,17 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return fmt.Errorf("sources.identity: %w", err)
 	}
 
-	if err := p.Confine(cfg.files()); err != nil {
+	files := cfg.files()
+	var api *kube.Client
+	if cfg.Kubernetes.Enabled() {
+		state := filepath.Join(cfg.StateDir, "kubernetes-api.json")
+		api, err = kube.New(cfg.Kubernetes, kube.Options{Name: "sluice-policy", StateFile: state, Log: p.Log})
+		if err != nil {
+			return err
+		}
+		files.Read = append(files.Read, api.Files()...)
+	}
+	if err := p.Confine(files); err != nil {
 		return err
 	}
 
@@ -75,6 +91,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		files := directory.New(cfg.Sources.Directory, o.Feed(owner.SourceFile), failed, p.Log)
 		files.MaxBytes = int(cfg.Limits.Manifests)
 		p.Go("directory", files.Run)
+	}
+	if api != nil {
+		p.Go("kubernetes addresses", api.Run)
+		p.Go("kubernetes", kubernetes.New(api.Config, o.Objects(owner.SourceKubernetes), p.Log).Run)
 	}
 	p.Waiting("waiting until every source of identities and manifests is complete")
 	p.Go("readiness", func(ctx context.Context) error {

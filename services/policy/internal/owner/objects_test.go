@@ -27,13 +27,15 @@ func network(name string) policy.Key {
 
 // text of an object with a key.
 func object(version string, k policy.Key, rest string) policy.Written {
-	return policy.Written{Key: k, APIVersion: version, Text: fmt.Appendf(nil,
-		`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"namespace":%q},%s}`, version, k.Kind, k.Name, k.Namespace, rest)}
+	const head = `{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"namespace":%q},%s}`
+	text := fmt.Appendf(nil, head, version, k.Kind, k.Name, k.Namespace, rest)
+	return policy.Written{Key: k, APIVersion: version, Text: text}
 }
 
 // isolating lets nothing into the pods with app=NAME.
 func isolating(name string) policy.Written {
-	return object("networking.k8s.io/v1", network(name), fmt.Sprintf(`"spec":{"podSelector":{"matchLabels":{"app":%q}}}`, name))
+	spec := fmt.Sprintf(`"spec":{"podSelector":{"matchLabels":{"app":%q}}}`, name)
+	return object("networking.k8s.io/v1", network(name), spec)
 }
 
 func (d deltas) apply(upserts map[policy.Key]policy.Written, deletes ...policy.Key) {
@@ -134,7 +136,8 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 	if i := slices.IndexFunc(st.Sources, func(s SourceStatus) bool { return s.Name == SourceKubernetes }); st.Sources[i].Synced || st.Sources[i].Error != "groups are forbidden" {
 		t.Errorf("the source is %+v", st.Sources[i])
 	}
-	d.apply(map[policy.Key]policy.Written{cluster: object("cilium.io/v2", cluster, `"spec":{"endpointSelector":{},"ingress":[{"fromEntities":["all"]}]}`)}, network("web"))
+	all := object("cilium.io/v2", cluster, `"spec":{"endpointSelector":{},"ingress":[{"fromEntities":["all"]}]}`)
+	d.apply(map[policy.Key]policy.Written{cluster: all}, network("web"))
 	d.want("a deletion that is named", "kubernetes CiliumCIDRGroup office", "kubernetes CiliumClusterwideNetworkPolicy all", "kubernetes NetworkPolicy shop/db")
 	d.complete(cluster, network("db"))
 	d.want("complete", "kubernetes CiliumClusterwideNetworkPolicy all", "kubernetes NetworkPolicy shop/db")
@@ -186,10 +189,12 @@ func TestEachRefusedObjectIsReportedAndTheOthersAreTaken(t *testing.T) {
 		network("web"): isolating("web"), network("Not A Name"): bad, network("elsewhere"): isolating("db"),
 		network("broken"): {Key: network("broken"), APIVersion: "networking.k8s.io/v2"},
 	})
-	d.want("refused", "kubernetes NetworkPolicy shop/Not A Name: …", "kubernetes NetworkPolicy shop/broken: networking.k8s.io/v2 NetworkPolicy is not a kind of policy",
+	d.want("refused", "kubernetes NetworkPolicy shop/Not A Name: …",
+		"kubernetes NetworkPolicy shop/broken: networking.k8s.io/v2 NetworkPolicy is not a kind of policy",
 		"kubernetes NetworkPolicy shop/elsewhere: is NetworkPolicy shop/db, and the source calls it NetworkPolicy shop/elsewhere", "kubernetes NetworkPolicy shop/web")
 	// What cannot be converted isolates, as any object that an API server holds.
-	odd := object("networking.k8s.io/v1", network("db"), `"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Novel"]}`)
+	const spec = `"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Novel"]}`
+	odd := object("networking.k8s.io/v1", network("db"), spec)
 	d.apply(map[policy.Key]policy.Written{network("db"): odd})
 	if passes(t, d.owner, 300, 301) {
 		t.Error("an object that cannot be converted does not isolate")

@@ -8,20 +8,25 @@ import (
 	"testing"
 )
 
-// What an API server holds and nothing here can read isolates all that it may select.
 func TestTextThatCannotBeReadIsolatesTheNamespace(t *testing.T) {
-	for kind, subject := range map[string]string{"NetworkPolicy": "a", "CiliumNetworkPolicy": "a", "CiliumClusterwideNetworkPolicy": "", "ClusterNetworkPolicy": "", "AdminNetworkPolicy": "", "BaselineAdminNetworkPolicy": ""} {
+	for kind, subject := range map[string]string{
+		"NetworkPolicy": "a", "CiliumNetworkPolicy": "a", "CiliumClusterwideNetworkPolicy": "",
+		"ClusterNetworkPolicy": "", "AdminNetworkPolicy": "", "BaselineAdminNetworkPolicy": "",
+	} {
 		for what, text := range map[string]string{
-			"no YAML": "\x01", "nothing": "", "two documents": "a: b\n---\na: b\n", "too many values": "a: [" + strings.Repeat("1,", 200_000) + "1]",
+			"no YAML": "\x01", "nothing": "", "two documents": "a: b\n---\na: b\n",
+			"too many values": "a: [" + strings.Repeat("1,", 200_000) + "1]",
 		} {
-			w := Written{Key: Key{Kind: kind, Namespace: subject, Name: "p"}, APIVersion: Versions(kind)[0], Text: []byte(text)}
+			key := Key{Kind: kind, Namespace: subject, Name: "p"}
+			w := Written{Key: key, APIVersion: Versions(kind)[0], Text: []byte(text)}
 			o, err := DecodeHeld(w, options)
 			if err != nil || o.Key != w.Key || o.Isolates == "" || len(o.Specs) == 0 {
 				t.Errorf("%s, %s: %+v, %v", kind, what, o, err)
 				continue
 			}
 			s := o.Specs[0]
-			if !s.Subject.Matches(pod("app", "web", "a")) || s.Subject.Matches(pod("app", "web", "b")) != (subject == "") {
+			here, there := s.Subject.Matches(pod("app", "web", "a")), s.Subject.Matches(pod("app", "web", "b"))
+			if !here || there != (subject == "") {
 				t.Errorf("%s, %s: selects %v", kind, what, s.Subject)
 			}
 			if !s.Selects[0] || !s.Selects[1] || len(s.Rules) != 2 {
@@ -29,7 +34,8 @@ func TestTextThatCannotBeReadIsolatesTheNamespace(t *testing.T) {
 			}
 		}
 	}
-	if _, err := DecodeHeld(Written{Key: Key{Kind: "CiliumCIDRGroup", Name: "g"}, APIVersion: "cilium.io/v2", Text: []byte("\x01")}, options); err == nil {
+	group := Written{Key: Key{Kind: "CiliumCIDRGroup", Name: "g"}, APIVersion: "cilium.io/v2", Text: []byte("\x01")}
+	if _, err := DecodeHeld(group, options); err == nil {
 		t.Error("a group that cannot be read is taken")
 	}
 }

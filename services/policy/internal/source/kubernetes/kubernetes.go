@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package kubernetes is a source of policies: the objects of a Kubernetes API
+// server, of each kind that is a policy or that policies name.
+//
+// Each kind that the server has is listed and watched by itself, in the best
+// version that is understood here. A kind may come and go while the source runs.
+// The objects are handed on as text and none is kept: who takes them keeps what
+// it needs.
+//
+// What an object says is never guessed from less than it says. So the text is
+// that of the server, with the fields that nothing here knows, and a listing
+// that a server answers from an older state than another has told is not asked
+// for: what is missing in it would be a policy that is gone.
+package kubernetes
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/sluice-net/sluice/kit/source"
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// Sink takes the objects.
+type Sink interface {
+	watch.Sink[policy.Key, policy.Written]
+	// Held are the policies that the source brought, in earlier runs too.
+	Held(ctx context.Context) ([]policy.Key, error)
+}
+
+// Source watches an API server.
+type Source struct {
+	config *rest.Config
+	sink   Sink
+	log    *slog.Logger
+
+	// Tests have others.
+	absentAfter time.Duration // between two looks at a kind that is missing
+	rescan      time.Duration // between two looks for kinds that may appear
+}
+
+// New returns a source. The configuration is that of a client: the source asks
+// for JSON.
+func New(config *rest.Config, sink Sink, l *slog.Logger) *Source {
+	return &Source{config: config, sink: sink, log: l, absentAfter: 5 * time.Second, rescan: 30 * time.Second}
+}
+
+// Run watches until the context ends. It then returns nil.
+func (s *Source) Run(ctx context.Context) error {
+	held, err := s.sink.Held(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	client, err := rest.HTTPClientFor(s.config)
+	if err != nil {
+		return err
+	}
+	joint := source.New(s.sink, resources(), source.Options{
+		RetryMin: 50 * time.Millisecond, RetryMax: 5 * time.Second, Refresh: 30 * time.Second, Log: s.log,
+	})
+	f := &finder{source: s, client: client, wake: make(chan struct{}, 1)}
+	if f.rest, err = restFor(s.config, client, policy.Versions("NetworkPolicy")[0], "NetworkPolicy"); err != nil {
+		return err
+	}
+	for _, kind := range policy.Kinds() {
+		k := &watched{
+			kind: kind, group: groupVersion(policy.Versions(kind)[0]).Group, resource: resource(kind),
+			joint: joint, missing: f.missing, log: s.log, keys: make(map[policy.Key]struct{}),
+		}
+		for _, key := range held {
+			if key.Kind == kind {
+				k.keys[key] = struct{}{}
+			}
+		}
+		f.kinds = append(f.kinds, k)
+	}
+	var parts sync.WaitGroup
+	parts.Go(func() { f.run(ctx) })
+	err = joint.Run(ctx)
+	parts.Wait()
+	return err
+}
+
+// resource is the name of a kind in the paths of an API server.
+func resource(kind string) string {
+	name := strings.ToLower(kind)
+	if base, ok := strings.CutSuffix(name, "y"); ok {
+		return base + "ies"
+	}
+	return name + "s"
+}
+
+// resources are those of all kinds.
+func resources() (out []string) {
+	for _, kind := range policy.Kinds() {
+		out = append(out, resource(kind))
+	}
+	return out
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kubernetes
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"unicode/utf8"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// object is an object as the API server writes it. Of its metadata only what a
+// reflector and a policy need is kept; all other fields stay as they came, those
+// that nothing here knows too: one of them may narrow a rule.
+type object struct {
+	metav1.TypeMeta
+	metav1.ObjectMeta
+	fields map[string]json.RawMessage // but for version, kind, metadata and status
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (o *object) UnmarshalJSON(data []byte) error {
+	var whole struct {
+		metav1.TypeMeta
+		Metadata struct {
+			Name            string            `json:"name"`
+			Namespace       string            `json:"namespace"`
+			Labels          map[string]string `json:"labels"`
+			ResourceVersion string            `json:"resourceVersion"`
+			Annotations     map[string]string `json:"annotations"`
+		} `json:"metadata"`
+	}
+	if err := json.Unmarshal(data, &whole); err != nil {
+		return err
+	}
+	*o = object{TypeMeta: whole.TypeMeta}
+	m := &whole.Metadata
+	o.Name, o.Namespace, o.Labels, o.ResourceVersion = m.Name, m.Namespace, m.Labels, m.ResourceVersion
+	if v, ok := m.Annotations[metav1.InitialEventsAnnotationKey]; ok { // of a bookmark
+		o.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: v}
+	}
+	if err := json.Unmarshal(data, &o.fields); err != nil {
+		return err
+	}
+	for _, name := range []string{"apiVersion", "kind", "metadata", "status"} {
+		delete(o.fields, name)
+	}
+	return nil
+}
+
+// DeepCopyObject implements runtime.Object.
+func (o *object) DeepCopyObject() runtime.Object {
+	out := &object{TypeMeta: o.TypeMeta, fields: maps.Clone(o.fields)}
+	o.DeepCopyInto(&out.ObjectMeta)
+	return out
+}
+
+// written is the object as the text of a manifest: the same for the same spec and
+// labels, whatever else the API server says of the object.
+func (o *object) written(kind, version string) policy.Written {
+	metadata := map[string]any{"name": o.Name}
+	if o.Namespace != "" {
+		metadata["namespace"] = o.Namespace
+	}
+	if len(o.Labels) > 0 {
+		metadata["labels"] = o.Labels
+	}
+	all := map[string]any{"apiVersion": version, "kind": kind, "metadata": metadata}
+	for name, value := range o.fields {
+		all[name] = value
+	}
+	text, err := json.Marshal(all)
+	if err != nil {
+		text = nil // which the text of JSON never makes, and isolates what it may select
+	}
+	key := policy.Key{Kind: kind, Namespace: o.Namespace, Name: o.Name}
+	return policy.Written{Key: key, APIVersion: version, Text: append(printable(text), '\n')}
+}
+
+// printable writes as escapes the characters of a text in JSON that a text in
+// YAML may not have, and what is no character as the one that stands for it.
+func printable(text []byte) []byte {
+	out := make([]byte, 0, len(text)+1)
+	for len(text) > 0 {
+		r, n := utf8.DecodeRune(text)
+		switch {
+		case r == utf8.RuneError && n == 1:
+			out = utf8.AppendRune(out, utf8.RuneError)
+		case 0x7f <= r && r <= 0x9f, r == 0xfeff, r == 0xfffe, r == 0xffff:
+			out = fmt.Appendf(out, `\u%04x`, r)
+		default:
+			out = append(out, text[:n]...)
+		}
+		text = text[n:]
+	}
+	return out
+}
+
+// objects is a list of them.
+type objects struct {
+	metav1.TypeMeta
+	metav1.ListMeta `json:"metadata"`
+	Items           []object `json:"items"`
+}
+
+// DeepCopyObject implements runtime.Object.
+func (l *objects) DeepCopyObject() runtime.Object {
+	out := &objects{TypeMeta: l.TypeMeta, ListMeta: *l.ListMeta.DeepCopy()}
+	for i := range l.Items {
+		item, _ := l.Items[i].DeepCopyObject().(*object)
+		out.Items = append(out.Items, *item)
+	}
+	return out
+}

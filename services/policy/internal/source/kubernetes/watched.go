@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/url"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/sluice-net/sluice/kit/source"
+	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// watched is one kind, and the kube.Handler of its objects.
+type watched struct {
+	kind, group, resource string
+
+	joint   *source.Joint[policy.Key, policy.Written]
+	missing func() // the API server does not know the version that is watched
+	log     *slog.Logger
+
+	version string // that is watched; empty: none
+	stop    func() // ends the watch and waits for it
+	absent  int    // looks in a row that did not find it
+
+	// keys are those that the joint has, and those that the sink has of an earlier
+	// run. They belong to the watch while there is one.
+	keys map[policy.Key]struct{}
+	// listed are those that were said since the watch began; nil once it is complete.
+	listed map[policy.Key]struct{}
+}
+
+// watch watches a version instead of another.
+func (k *watched) watch(ctx context.Context, config *rest.Config, client *http.Client, version string) error {
+	k.end()
+	c, err := restFor(config, client, version, k.kind)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	k.listed = make(map[policy.Key]struct{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// It returns nothing but nil.
+		_ = kube.Follow(ctx, kube.Kind[policy.Written]{
+			Client: c, Resource: k.resource, Type: &object{},
+			Trim: func(o runtime.Object) policy.Written { return o.(*object).written(k.kind, version) },
+		}, k, k.log)
+	}()
+	k.version, k.stop = version, func() { cancel(); <-done }
+	return nil
+}
+
+// end ends the watch.
+func (k *watched) end() {
+	if k.stop != nil {
+		k.stop()
+	}
+	k.version, k.stop = "", nil
+}
+
+// gone says that the API server does not have the kind, nor any object of it. It
+// returns how many there were.
+func (k *watched) gone() int {
+	k.end()
+	n := len(k.keys)
+	k.listed = make(map[policy.Key]struct{})
+	k.Complete()
+	return n
+}
+
+// Upsert implements kube.Handler.
+func (k *watched) Upsert(_ types.NamespacedName, w policy.Written) {
+	k.keys[w.Key] = struct{}{}
+	if k.listed != nil {
+		k.listed[w.Key] = struct{}{}
+	}
+	k.joint.Upsert(w.Key, w)
+}
+
+// Delete implements kube.Handler.
+func (k *watched) Delete(name types.NamespacedName) {
+	k.remove(policy.Key{Kind: k.kind, Namespace: name.Namespace, Name: name.Name})
+}
+
+func (k *watched) remove(key policy.Key) {
+	delete(k.keys, key)
+	k.joint.Delete(key)
+}
+
+// Complete implements kube.Handler.
+func (k *watched) Complete() {
+	if k.listed != nil { // else each deletion was told
+		for key := range k.keys {
+			if _, ok := k.listed[key]; !ok {
+				k.remove(key)
+			}
+		}
+		k.listed = nil
+	}
+	k.joint.Complete(k.resource)
+}
+
+// Failed implements kube.Handler.
+func (k *watched) Failed(err error) {
+	k.joint.Failed(k.resource, plain(err))
+	if apierrors.IsNotFound(err) {
+		k.missing()
+	}
+}
+
+// plain leaves out the URL, which differs from kind to kind, of what is the same
+// for all.
+func plain(err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		return u.Err
+	}
+	return err
+}
+
+func groupVersion(version string) schema.GroupVersion {
+	gv, _ := schema.ParseGroupVersion(version) // none here has two slashes
+	return gv
+}
+
+// restFor is a client of one kind in one version, in JSON: protobuf has no text.
+func restFor(config *rest.Config, client *http.Client, version, kind string) (*rest.RESTClient, error) {
+	gv := groupVersion(version)
+	s := runtime.NewScheme()
+	s.AddKnownTypeWithName(gv.WithKind(kind), &object{})
+	s.AddKnownTypeWithName(gv.WithKind(kind+"List"), &objects{})
+	metav1.AddToGroupVersion(s, gv)
+	c := rest.CopyConfig(config)
+	c.APIPath, c.GroupVersion = "/apis", &gv
+	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	c.NegotiatedSerializer = serializer.NewCodecFactory(s).WithoutConversion()
+	return rest.RESTClientForConfigAndClient(c, client)
+}

@@ -6,6 +6,7 @@
 package apitest
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,15 +33,29 @@ type Ready struct {
 	Server string `json:"server"`
 }
 
+// What a line of stdin may ask of Serve: the end of kube-apiserver, by SIGKILL,
+// and its start, after which another line of Ready is written.
+const (
+	Kill  = "kill"
+	Start = "start"
+)
+
 // Serve runs an API that keeps everything below dir, an existing, empty
 // directory, until ctx or stdin ends. It writes one line to stdout when the API
 // is ready. The programs are those below the directory SLUICE_BIN.
 func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	asked := make(chan string)
 	go func() {
-		_, _ = io.Copy(io.Discard, stdin)
-		cancel()
+		defer cancel()
+		for lines := bufio.NewScanner(stdin); lines.Scan(); {
+			select {
+			case asked <- lines.Text():
+			case <-ctx.Done():
+				return
+			}
+		}
 	}()
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -74,13 +89,24 @@ func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) e
 	}
 	defer etcd.end()
 	args := plane.APIServer()
-	api, err := start(ctx, dir, "kube-apiserver", args[0], append(args[1:], "--cert-dir="+dir)...)
+	serve := func() (*child, error) {
+		return start(ctx, dir, "kube-apiserver", args[0], append(args[1:], "--cert-dir="+dir)...)
+	}
+	api, err := serve()
 	if err != nil {
 		return err
 	}
-	defer api.end()
-	ready := make(chan error, 1)
-	go func() { ready <- plane.WaitReady(filepath.Join(dir, "ca.crt"), 5*time.Minute) }()
+	defer func() { api.end() }()
+	ready := make(chan error)
+	wait := func() {
+		err := plane.WaitReady(filepath.Join(dir, "ca.crt"), 5*time.Minute)
+		select {
+		case ready <- err:
+		case <-ctx.Done():
+		}
+	}
+	go wait()
+	ended := api.ended
 	for {
 		select {
 		case err := <-ready:
@@ -91,9 +117,24 @@ func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) e
 			if err := json.NewEncoder(stdout).Encode(line); err != nil {
 				return err
 			}
+		case what := <-asked:
+			switch what {
+			case Kill:
+				ended = nil
+				api.end()
+			case Start:
+				api.end()
+				if api, err = serve(); err != nil {
+					return err
+				}
+				ended = api.ended
+				go wait()
+			default:
+				return fmt.Errorf("%q is not %s or %s", what, Kill, Start)
+			}
 		case <-etcd.ended:
 			return etcd.failure(ctx)
-		case <-api.ended:
+		case <-ended:
 			return api.failure(ctx)
 		}
 	}

@@ -24,7 +24,7 @@ static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct 
 	*src = endpoint_of_device(skb->ifindex, &p->src_slot);
 	if (!*src)
 		return SL_DROP_NO_ENDPOINT;
-	p->src_identity = READ_ONCE((*src)->identity);
+	p->src_identity = identity_of(*src);
 	if (!equal_mac(p->src_mac, (*src)->mac))
 		return SL_DROP_SPOOFED_MAC;
 	return SL_CONTINUE;

@@ -23,7 +23,7 @@ static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct 
 	*dst = endpoint_of_device(skb->ifindex, &p->dst_slot);
 	if (!*dst)
 		return SL_DROP_NO_ENDPOINT;
-	p->dst_identity = READ_ONCE((*dst)->identity);
+	p->dst_identity = identity_of(*dst);
 	return SL_CONTINUE;
 }
 

@@ -87,6 +87,12 @@ func (i *identities) Resolve(_ context.Context, s endpoint.Spec) (endpoint.Ident
 	return endpoint.Identity{Number: i.held[o], Labels: labels}, nil
 }
 
+func (i *identities) Preview(_ context.Context, s endpoint.Spec) (endpoint.Identity, error) {
+	return endpoint.Identity{Number: 256 + uint32(len(s.Labels)), Labels: s.Labels}, nil
+}
+
+func (i *identities) Confirm(context.Context, workload.Owner, uint32) error { return nil }
+
 func (i *identities) Release(_ context.Context, o workload.Owner) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()

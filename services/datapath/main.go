@@ -78,6 +78,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err := p.Confine(cfg.files()); err != nil {
 		return err
 	}
+	called.owners = called.stream(n.Core)
 	srv, err := newServer(p, cfg, n, called, records, started)
 	if err != nil {
 		return err
@@ -124,6 +125,7 @@ func newServer(
 			PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs,
 			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,
 		},
+		Owners:   called.owners,
 		Called:   server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
 		Warnings: func() []string { return append(n.Host.Warnings(), p.MissingLayers()...) },
 	}
@@ -150,6 +152,8 @@ func kernelRelease() (string, error) {
 func work(p *process.Process, cfg Config, n *node, called services, spool *record.Spool) {
 	p.Go("release", n.Core.Releases)
 	p.Go("reap", n.Core.Reaper.Run)
+	p.Go("identities", n.Core.Relabels)
+	p.Go("identity stream", called.owners.Run)
 	p.Go("events", n.observe)
 	p.Go("connections", n.Collector.Run)
 	p.Go("kernel changes", func(ctx context.Context) error { return n.Auditor.Watch(ctx, cfg.Audit.Repair) })
@@ -170,6 +174,8 @@ var capabilities = []privilege.Cap{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_
 type services struct {
 	ipam     *client.IPAM
 	identity *client.Identity
+	stream   func(client.Wishes) *client.Owners // of what endpoints shall be
+	owners   *client.Owners
 	policy   *client.Policy // nil if no policy is wanted
 }
 
@@ -180,7 +186,9 @@ func dial(p *process.Process, cfg Config) (s services, err error) {
 		err = errors.Join(err, derr)
 		return cc
 	}
-	s.ipam, s.identity = client.NewIPAM(open(cfg.Services.IPAM)), client.NewIdentity(open(cfg.Services.Identity))
+	identity := open(cfg.Services.Identity)
+	s.ipam, s.identity = client.NewIPAM(open(cfg.Services.IPAM)), client.NewIdentity(identity)
+	s.stream = func(sink client.Wishes) *client.Owners { return client.NewOwners(identity, sink, p.Log) }
 	if cfg.Policy.Mode != policyNone {
 		s.policy = client.NewPolicy(open(cfg.Services.Policy))
 	}

@@ -190,9 +190,14 @@ enum sl_reason {
 	SL_QUIET_BROADCAST = 51,
 };
 
+/* sl_endpoint.pol: the identity is the second one. So one store changes who the
+ * endpoint is together with what evaluates it.
+ */
+#define SL_POL_SECOND 0x8000
+
 /* Value of sl_ep. */
 struct sl_endpoint {
-	__u64 pol; /* egress table, ingress table << 16, gen << 32 */
+	__u64 pol; /* egress table, SL_POL_SECOND, ingress table << 16, gen << 32 */
 	__u32 ifindex; /* host end */
 	__u32 identity;
 	__be32 ip4; /* 0: none */
@@ -201,7 +206,7 @@ struct sl_endpoint {
 	__u8 flags;
 	__u8 mac[6]; /* the pod's */
 	__u8 hmac[6]; /* the host end's */
-	__u8 pad[4];
+	__u8 second[4]; /* identity while SL_POL_SECOND is set */
 	__u8 ip6[16]; /* zero: none */
 	__u64 state; /* SL_EP_NO_PICK_UP */
 };
@@ -583,6 +588,8 @@ struct sl_packet {
 	struct sl_question question __attribute__((aligned(8))); /* of judge() */
 	struct sl_side side; /* its answer */
 	__u8 pad3[4];
+	__u64 src_pol; /* of both ends, as judge_sides() has read them */
+	__u64 dst_pol;
 	struct sl_ct_key4 key4 __attribute__((aligned(8))); /* its connection's, of its family */
 	struct sl_ct_key6 key6 __attribute__((aligned(8)));
 	struct sl_ct entry; /* of a connection that begins */

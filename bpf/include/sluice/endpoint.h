@@ -24,6 +24,24 @@ static __always_inline struct sl_endpoint *endpoint_of_device(__u32 ifindex, __u
 	return endpoint_at(*at);
 }
 
+static __always_inline __u64 policy_of(const struct sl_endpoint *e)
+{
+	return READ_ONCE(e->pol);
+}
+
+/* Who the endpoint is under that policy. */
+static __always_inline __u32 identity_under(const struct sl_endpoint *e, __u64 pol)
+{
+	if (unlikely(pol & SL_POL_SECOND))
+		return READ_ONCE(*(const __u32 *)e->second);
+	return READ_ONCE(e->identity);
+}
+
+static __always_inline __u32 identity_of(const struct sl_endpoint *e)
+{
+	return identity_under(e, policy_of(e));
+}
+
 /* The local endpoint with this address, SL_SLOT_HOST for the host's own. */
 static __always_inline __u16 slot_of_address(const __u8 *addr, __u8 family)
 {

@@ -29,7 +29,7 @@ static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u3
 		dst = endpoint_at(p->dst_slot);
 		if (!dst)
 			return SL_DROP_NO_ROUTE;
-		p->dst_identity = READ_ONCE(dst->identity);
+		p->dst_identity = identity_of(dst);
 		return p->dst_slot == p->src_slot ? SL_DROP_HAIRPIN : SL_CONTINUE;
 	}
 	if (p->family == 4 && *(__be32 *)p->dst == SL_GATEWAY4)
@@ -61,7 +61,7 @@ static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct 
 	src = endpoint_at(p->src_slot);
 	if (!src || entered_by(skb) != p->src_slot)
 		return SL_DROP_SPOOFED_IP;
-	p->src_identity = READ_ONCE(src->identity);
+	p->src_identity = identity_of(src);
 	return SL_CONTINUE;
 }
 
@@ -79,9 +79,9 @@ __noinline enum sl_reason find_peer(struct __sk_buff *skb, struct sl_packet *p, 
 	if (!near)
 		return SL_DROP_NO_ENDPOINT;
 	if (p->hook == SL_EGRESS)
-		p->src_identity = READ_ONCE(near->identity);
+		p->src_identity = identity_of(near);
 	else
-		p->dst_identity = READ_ONCE(near->identity);
+		p->dst_identity = identity_of(near);
 	if (p->hook == SL_INGRESS)
 		return find_source(skb, p, known);
 	reason = find_destination(p, known);

@@ -5,7 +5,8 @@
 
 /*
  * Both sides of a connection, each by the table that its endpoint's word names.
- * The word is read once per side, so that table and gen belong together. A
+ * The word of each end is read once, so that table, gen and identity belong
+ * together: no packet is judged by the tables of one identity and as another. A
  * packet is judged as its connection, in the direction in which that began:
  * p->reply says that the packet goes the other way.
  */
@@ -18,14 +19,9 @@
 #define SL_SIDE_INGRESS 0x2
 #define SL_BOTH_SIDES 0x3
 
-static __always_inline __u64 policy_of(const struct sl_endpoint *e)
-{
-	return READ_ONCE(e->pol);
-}
-
 static __always_inline __u16 egress_table(__u64 pol)
 {
-	return (__u16)pol;
+	return (__u16)pol & ~SL_POL_SECOND;
 }
 
 static __always_inline __u16 ingress_table(__u64 pol)
@@ -82,7 +78,7 @@ static __always_inline enum sl_reason judge(struct sl_packet *p, enum sl_directi
 	e = endpoint_at(slot);
 	if (!e)
 		return SL_DROP_POLICY_TABLE;
-	pol = policy_of(e);
+	pol = from_source ? p->src_pol : p->dst_pol;
 	__builtin_memset(q, 0, sizeof(*q));
 	__builtin_memset(side, 0, sizeof(*side));
 	q->identity = from_source ? p->dst_identity : p->src_identity;
@@ -104,12 +100,35 @@ static __always_inline enum sl_reason judge(struct sl_packet *p, enum sl_directi
 	return reason;
 }
 
+/*
+ * Reads the word of an end into *pol. Whether it is another pod's identity by now
+ * than *identity: then it is that, and both sides have to be asked.
+ */
+static __always_inline bool read_end(__u16 slot, __u64 *pol, __u32 *identity)
+{
+	struct sl_endpoint *e = endpoint_at(slot); /* SL_SLOT_NONE is none */
+	__u32 known = *identity, now;
+
+	if (!e)
+		return false;
+	*pol = policy_of(e);
+	if (slot == SL_SLOT_HOST)
+		return false;
+	now = identity_under(e, *pol);
+	*identity = now;
+	return now != known;
+}
+
 __noinline enum sl_reason judge_sides(struct sl_packet *p, __u32 sides)
 {
 	enum sl_reason reason = SL_CONTINUE;
 
 	if (!p)
 		return SL_DROP_MALFORMED;
+	if (read_end(p->src_slot, &p->src_pol, &p->src_identity))
+		sides = SL_BOTH_SIDES;
+	if (read_end(p->dst_slot, &p->dst_pol, &p->dst_identity))
+		sides = SL_BOTH_SIDES;
 	p->sides = (__u8)sides;
 	if (sides & SL_SIDE_EGRESS)
 		reason = judge(p, SL_EGRESS);

@@ -166,7 +166,7 @@ type MapsSlEndpoint struct {
 	Flags    uint8
 	Mac      [6]uint8
 	Hmac     [6]uint8
-	Pad      [4]uint8
+	Second   [4]uint8
 	Ip6      [16]uint8
 	State    uint64
 }
@@ -294,6 +294,8 @@ type MapsSlPacket struct {
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	Pad3          [4]uint8
+	SrcPol        uint64
+	DstPol        uint64
 	Key4          MapsSlCtKey4
 	Key6          MapsSlCtKey6
 	Entry         MapsSlCt

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
@@ -233,29 +234,89 @@ func NewIdentity(cc grpc.ClientConnInterface) *Identity {
 	return &Identity{Health: Health{Name: "identity"}, client: identityv1.NewIdentityServiceClient(cc)}
 }
 
-// Resolve implements endpoint.Identities.
-func (i *Identity) Resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
-	req := &identityv1.ResolveEndpointRequest{
+func resolveRequest(s endpoint.Spec) *identityv1.ResolveEndpointRequest {
+	return &identityv1.ResolveEndpointRequest{
 		Owner: wire.Owner(s.Owner), Labels: wire.Labels(s.Labels), NamedPorts: wire.NamedPorts(s.Ports),
 		Manager: s.Manager, Network: s.Network, Pod: wire.Pod(s.Pod), Addresses: wire.Addresses(s.Addrs),
 	}
-	resp, err := i.client.ResolveEndpoint(ctx, req)
+}
+
+// Resolve implements endpoint.Identities.
+func (i *Identity) Resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
+	resp, err := i.client.ResolveEndpoint(ctx, resolveRequest(s))
 	if err != nil {
-		return endpoint.Identity{}, i.translate(err)
+		return endpoint.Identity{}, i.unresolved(err)
 	}
 	i.note(nil)
-	id := endpoint.Identity{Number: resp.GetIdentity().GetNumber()}
-	// The datapath has rights that identity has not: it does not take its word
-	// that a container is the host. Not ErrInvalid: the caller did nothing wrong.
-	if err := id.Validate(); err != nil {
+	id, err := identityOf(resp)
+	if err != nil {
 		return endpoint.Identity{}, fmt.Errorf("identity: answer for endpoint %s: %s", s.Owner, err.Error())
 	}
-	id.Labels = wire.LabelsOf(resp.GetIdentity().GetLabels())
 	return id, nil
 }
 
-// maxLabels of an identity are believed: as many as an endpoint may have.
-const maxLabels = 1024
+// unresolved is translate for an answer that may be about the pod.
+func (i *Identity) unresolved(err error) error {
+	if !rpcerr.Is(err, identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND, identityv1.ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE) {
+		return i.translate(err)
+	}
+	i.note(nil) // it answers
+	return fmt.Errorf("identity: %w: %w: %w", endpoint.ErrUnavailable, endpoint.ErrPodUnknown, rpcerr.Answer(err))
+}
+
+// Preview implements endpoint.Identities.
+func (i *Identity) Preview(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
+	req := resolveRequest(s)
+	req.ValidateOnly = true
+	resp, err := i.client.ResolveEndpoint(ctx, req)
+	if err != nil {
+		return endpoint.Identity{}, i.unresolved(err)
+	}
+	i.note(nil)
+	return identityUnchecked(resp), nil
+}
+
+// Confirm implements endpoint.Identities.
+func (i *Identity) Confirm(ctx context.Context, o workload.Owner, number uint32) error {
+	_, err := i.client.ConfirmEndpoint(ctx, &identityv1.ConfirmEndpointRequest{Owner: wire.Owner(o), Number: number})
+	return i.translate(err)
+}
+
+// resolved is a message that says what an endpoint is.
+type resolved interface {
+	GetIdentity() *identityv1.Identity
+	GetNamedPorts() []*workloadv1.NamedPort
+	GetFromPod() bool
+}
+
+func identityUnchecked(m resolved) endpoint.Identity {
+	id := endpoint.Identity{Number: m.GetIdentity().GetNumber(), Labels: wire.LabelsOf(m.GetIdentity().GetLabels()), FromPod: m.GetFromPod()}
+	if id.FromPod {
+		id.Ports = wire.NamedPortsOf(m.GetNamedPorts())
+	}
+	return id
+}
+
+// identityOf is what a message says an endpoint is. The datapath has rights that
+// identity has not: it does not take its word that a container is the host. The
+// error is not ErrInvalid: the caller did nothing wrong.
+func identityOf(m resolved) (endpoint.Identity, error) {
+	id := identityUnchecked(m)
+	if err := id.Validate(); err != nil {
+		return endpoint.Identity{}, errors.New(err.Error())
+	}
+	if len(id.Labels) > maxLabels || len(id.Ports) > maxPorts {
+		return endpoint.Identity{}, fmt.Errorf("identity %d has %d labels and %d named ports, at most %d and %d are believed",
+			id.Number, len(id.Labels), len(id.Ports), maxLabels, maxPorts)
+	}
+	return id, nil
+}
+
+// What is believed of an identity: as much as an endpoint may have.
+const (
+	maxLabels = 1024
+	maxPorts  = 256
+)
 
 // Labels implements observe.LabelSource. That the number is nobody's is
 // endpoint.ErrNotFound.

@@ -304,7 +304,15 @@ func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devic
 			return fmt.Errorf("list published endpoints: %w", err)
 		}
 	}
-	if d, differs := r.compare(entries); differs {
+	d, differs := r.compare(entries)
+	switch identityOnly := r.differsInIdentity(entries); {
+	case !differs, identityOnly && c.differs(o): // Relabels is about to
+	case identityOnly:
+		// It has traffic as what it was before, and the tables may not be there.
+		if err := report(d, func() error { c.setDiffers(o, true); wake(c.wakeRelabels); return nil }); err != nil {
+			return err
+		}
+	default:
 		if err := report(d, func() error { return c.republish(ctx, &r, entries) }); err != nil {
 			return err
 		}
@@ -343,6 +351,18 @@ func (r Record) compare(entries []Entry) (Difference, bool) {
 	}
 	d.Have = entries[i].describe()
 	return d, d.Want != d.Have
+}
+
+// differsInIdentity says whether the maps have the record's endpoint, but with
+// another identity.
+func (r Record) differsInIdentity(entries []Entry) bool {
+	i := slices.IndexFunc(entries, func(e Entry) bool { return e.Slot == r.Slot })
+	if i < 0 {
+		return false
+	}
+	e := entries[i]
+	e.Identity = r.Identity.Number
+	return e.describe() == r.entry().describe()
 }
 
 // describe has everything that the record determines.

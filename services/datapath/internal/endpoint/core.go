@@ -80,17 +80,23 @@ type Core struct {
 	unclaimed  map[workload.Owner]error      // guarded by mu; live endpoints that ipam refuses to confirm again
 	unreadable map[string]Unreadable         // guarded by mu; files that are no records, by name
 	unrepaired map[workload.Owner]unrepaired // guarded by mu; of host ends
+	wishes     map[workload.Owner]wish       // guarded by mu; what the identity service wants
+	// Endpoints that may have another identity in the maps than in the record, and
+	// why that lasts, if it was tried.
+	differing map[workload.Owner]error // guarded by mu
 
 	hostUnrepaired unrepaired // guarded by mu; of what belongs to no endpoint
 	closedDevices  []string   // guarded by mu; devices that the last audit kept for an unreadable record
 
 	wakeReleases chan struct{}
+	wakeRelabels chan struct{}
 	refreshDue   atomic.Bool // an endpoint has an identity without a hold
 	releasing    atomic.Bool // a release failed and waits for its retry
 
 	repairs       atomic.Uint64 // of attachments
 	deviceRepairs atomic.Uint64
 	nodeRepairs   atomic.Uint64
+	relabels      atomic.Uint64
 }
 
 // New returns a core that knows nothing yet: call Restore.
@@ -114,7 +120,8 @@ func New(cfg Config) *Core {
 		records: map[workload.Owner]Record{}, states: map[workload.Owner]State{}, holders: map[netip.Addr]workload.Owner{},
 		byIndex:    map[uint32]workload.Owner{},
 		unrepaired: map[workload.Owner]unrepaired{}, unreadable: map[string]Unreadable{},
-		wakeReleases: make(chan struct{}, 1),
+		wishes: map[workload.Owner]wish{}, differing: map[workload.Owner]error{},
+		wakeReleases: make(chan struct{}, 1), wakeRelabels: make(chan struct{}, 1),
 	}
 }
 
@@ -200,6 +207,11 @@ type Counts struct {
 	// Unrepaired are the differences of host ends and of the node that the last
 	// look at each found and did not repair, one line each, sorted.
 	Unrepaired []string
+	// Relabels counts changes of identities, PendingRelabels those that wait, and
+	// Waiting says why, one line each.
+	Relabels        uint64
+	PendingRelabels int
+	Waiting         []string
 }
 
 // Counts gives the summary.
@@ -242,13 +254,16 @@ func (c *Core) Counts() Counts {
 		n.Unrepaired = append(n.Unrepaired, fmt.Sprintf("%v; the endpoint goes on, and a creation with its addresses fails", err))
 	}
 	slices.Sort(n.Unrepaired)
+	n.Relabels, n.PendingRelabels, n.Waiting = c.relabels.Load(), len(c.wishes)+len(c.differing), c.waiting()
 	return n
 }
 
 // endpoint is a record as others see it, with what evaluates it. mu is held, unless
 // the state is another than Ready.
 func (c *Core) endpoint(r Record, s State) Endpoint {
-	e := Endpoint{Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Device: r.Device, Created: r.Created}
+	e := Endpoint{
+		Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Given: r.given(), Ports: r.ports(), Device: r.Device, Created: r.Created,
+	}
 	if c.cfg.Policies != nil && r.Slot != 0 {
 		e.Policy, _ = c.cfg.Policies.Of(r.Slot)
 		if s == Ready && e.Policy.Pending {
@@ -300,6 +315,7 @@ func (c *Core) setLocked(r Record, s State) {
 	c.records[o] = r
 	if r.Phase == PhaseDeleted {
 		delete(c.unrepaired, o)
+		delete(c.differing, o)
 		c.hub.Delete(o)
 		return
 	}

@@ -320,11 +320,12 @@ func (c *Core) claim(ctx context.Context, s Spec) *claim {
 // the number, and Refresh takes a hold for this one as soon as it can.
 func (c *Core) resolve(ctx context.Context, s Spec) (Identity, error) {
 	id, err := c.cfg.Identities.Resolve(ctx, s)
-	if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
+	if !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrPodUnknown) || ctx.Err() != nil {
 		return id, err
 	}
 	for _, r := range c.live() {
-		if r.Phase == PhaseReady && slices.Equal(r.Spec.Labels, s.Labels) && slices.Equal(r.Spec.Ports, s.Ports) {
+		// what a pod's labels are now, only the service knows
+		if r.Phase == PhaseReady && !r.Identity.FromPod && r.given().equal(Given{s.Labels, s.Ports}) {
 			c.refreshDue.Store(true)
 			c.log.WarnContext(ctx, "identity taken from an equal endpoint", "owner", s.Owner.String(), "identity", r.Identity.Number, log.Err(err))
 			return r.Identity, nil

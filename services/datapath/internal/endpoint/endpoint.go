@@ -224,6 +224,14 @@ type Device struct {
 type Identity struct {
 	Number uint32        `json:"number"`
 	Labels []label.Label `json:"labels,omitempty"`
+	// FromPod says that the labels are those of a Kubernetes pod, whatever the
+	// request says, and Ports are the pod's then.
+	FromPod bool                 `json:"fromPod,omitempty"`
+	Ports   []workload.NamedPort `json:"ports,omitempty"`
+}
+
+func (i Identity) equal(j Identity) bool {
+	return i.Number == j.Number && i.FromPod == j.FromPod && slices.Equal(i.Labels, j.Labels) && slices.Equal(i.Ports, j.Ports)
 }
 
 // Validate says whether an endpoint may have the identity. Below are the reserved
@@ -265,8 +273,11 @@ type Record struct {
 	Namespace NamespaceID `json:"namespace"`
 	Device    Device      `json:"device"`
 	Identity  Identity    `json:"identity"`
-	Slot      uint16      `json:"slot,omitempty"`
-	Created   time.Time   `json:"created,omitzero"`
+	// Given is what Update has changed of the request's labels and ports, nil if
+	// nothing. Spec stays as it was asked for.
+	Given   *Given    `json:"given,omitempty"`
+	Slot    uint16    `json:"slot,omitempty"`
+	Created time.Time `json:"created,omitzero"`
 	// Evaluated says that its tables came from a policy service, so that the table
 	// that allows everything means that no policy selects it.
 	Evaluated bool `json:"judged,omitempty"`
@@ -327,6 +338,8 @@ type Endpoint struct {
 	State    State
 	Slot     uint16 // 0 until it is published
 	Identity Identity
+	Given    Given                // labels and ports as they were asked for last
+	Ports    []workload.NamedPort // that belong to the identity
 	Device   Device
 	Created  time.Time // zero until it is ready
 	Policy   Policy    // zero while nothing evaluates it
@@ -336,6 +349,13 @@ type Endpoint struct {
 var (
 	// ErrInvalid: the request is wrong; a *FieldError says where.
 	ErrInvalid = errors.New("invalid argument")
+	// ErrForeign: another manager made the endpoint.
+	ErrForeign = errors.New("the endpoint is another manager's")
+	// ErrLabelsOfPod: the labels of the endpoint are those of a Kubernetes pod.
+	ErrLabelsOfPod = errors.New("its labels come from Kubernetes")
+	// ErrPodUnknown: the identity service answers and does not know the pod whose
+	// labels it needs. It comes with ErrUnavailable.
+	ErrPodUnknown = errors.New("the pod is not known")
 	// ErrExists: the owner has an endpoint with other content.
 	ErrExists = errors.New("already exists with other content")
 	// ErrNotFound: the owner has no endpoint.

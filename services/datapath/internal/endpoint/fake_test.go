@@ -35,6 +35,7 @@ type machine struct {
 	epoch      uint32
 	leases     map[workload.Owner]lease
 	identities map[workload.Owner]bool
+	confirmed  map[workload.Owner]uint32 // numbers, by Confirm
 	records    map[workload.Owner]Record
 	bad        []Unreadable
 
@@ -69,7 +70,7 @@ func newMachine() *machine {
 	return &machine{
 		number:     1000,
 		namespaces: map[string]*namespace{}, devices: map[uint32]*device{}, nextIndex: 10, slots: map[uint16]Entry{}, nextSlot: 1,
-		leases: map[workload.Owner]lease{}, identities: map[workload.Owner]bool{}, records: map[workload.Owner]Record{},
+		leases: map[workload.Owner]lease{}, identities: map[workload.Owner]bool{}, confirmed: map[workload.Owner]uint32{}, records: map[workload.Owner]Record{},
 		fail: map[string]error{}, block: map[string]chan struct{}{}, held: map[string]bool{},
 	}
 }
@@ -328,7 +329,7 @@ func (f fakeMaps) Unpublish(slot uint16) error {
 	return nil
 }
 
-func (f fakeMaps) SetIdentity(slot uint16, identity uint32) error {
+func (f fakeMaps) SetIdentity(_ context.Context, slot uint16, identity uint32) error {
 	if err := f.do("set identity"); err != nil {
 		return err
 	}
@@ -413,6 +414,23 @@ func (f fakeIdentities) Resolve(_ context.Context, s Spec) (Identity, error) {
 	defer f.mu.Unlock()
 	f.identities[o] = true
 	return Identity{Number: f.number, Labels: labels}, nil
+}
+
+func (f fakeIdentities) Preview(_ context.Context, s Spec) (Identity, error) {
+	if err := f.do("preview"); err != nil {
+		return Identity{}, err
+	}
+	defer f.mu.Unlock()
+	return Identity{Number: f.number, Labels: s.Labels}, nil
+}
+
+func (f fakeIdentities) Confirm(_ context.Context, o workload.Owner, number uint32) error {
+	if err := f.do("confirm identity"); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	f.confirmed[o] = number
+	return nil
 }
 
 func (f fakeIdentities) Release(_ context.Context, o workload.Owner) error {

@@ -35,6 +35,10 @@ func (p *fakePolicies) Await(ctx context.Context, identity uint32) error {
 	return await(ctx, identity)
 }
 
+func (p *fakePolicies) Prepare(ctx context.Context, identity uint32) error {
+	return p.Await(ctx, identity)
+}
+
 func (p *fakePolicies) Of(slot uint16) (Policy, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

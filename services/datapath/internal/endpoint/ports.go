@@ -36,8 +36,11 @@ type Maps interface {
 	Cut(slot uint16) error
 	// Unpublish removes all keys. ErrNotFound if it is nobody's.
 	Unpublish(slot uint16) error
-	// SetIdentity changes the identity of a published slot.
-	SetIdentity(slot uint16, identity uint32) error
+	// SetIdentity changes the identity of a published slot together with its
+	// tables, by one store: a packet is evaluated as the old one or as the new one.
+	// It waits for the tables; on ErrUnavailable and ErrFull nothing has changed. It
+	// may be repeated. ErrNotFound if the slot is nobody's.
+	SetIdentity(ctx context.Context, slot uint16, identity uint32) error
 	// Entries lists what the maps hold, by slot.
 	Entries() ([]Entry, error)
 }
@@ -48,6 +51,9 @@ type Policies interface {
 	// in the kernel. ErrUnavailable if they do not come, ErrFull if they do not
 	// fit.
 	Await(ctx context.Context, identity uint32) error
+	// Prepare returns when the tables of the identity are in the kernel, whether
+	// new endpoints wait for theirs or not. Errors as of Await.
+	Prepare(ctx context.Context, identity uint32) error
 	// Of says what evaluates a slot.
 	Of(slot uint16) (Policy, bool)
 }
@@ -130,7 +136,14 @@ type Leases interface {
 // Identities is the service of numbers.
 type Identities interface {
 	// Resolve gives the number of a workload and holds it for the owner.
+	// ErrUnavailable if the service does not answer, with ErrPodUnknown if it does
+	// and has not seen the workload's pod.
 	Resolve(ctx context.Context, s Spec) (Identity, error)
+	// Preview gives what Resolve would and holds nothing; number 0 if it is not
+	// known yet.
+	Preview(ctx context.Context, s Spec) (Identity, error)
+	// Confirm says that the owner's endpoint is enforced as the number.
+	Confirm(ctx context.Context, o workload.Owner, number uint32) error
 	// Release gives up what the owner holds, if anything.
 	Release(ctx context.Context, o workload.Owner) error
 }

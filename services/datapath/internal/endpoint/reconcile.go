@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"time"
 
 	"github.com/sluice-net/sluice/model/workload"
@@ -165,7 +164,7 @@ func (c *Core) Refresh(ctx context.Context) (changed int, err error) {
 	var errs []error
 	for _, r := range c.live() {
 		ok, err := c.refresh(ctx, r.Spec.Owner)
-		if errors.Is(err, ErrUnavailable) {
+		if errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrPodUnknown) {
 			return changed, err // the rest would fare no better
 		}
 		if err != nil {
@@ -190,39 +189,20 @@ func (c *Core) refresh(ctx context.Context, o workload.Owner) (bool, error) {
 		return false, err
 	}
 	defer leave()
-	r, ok := c.record(o)
-	if !ok || r.Phase != PhaseReady || r.Slot == 0 {
-		// without a slot its deletion, or its repair, is half done
+	r, ok := c.steady(o)
+	if !ok {
 		return false, nil
 	}
-	id, err := c.cfg.Identities.Resolve(ctx, r.Spec)
+	next := r
+	next.Identity, err = c.cfg.Identities.Resolve(ctx, r.workload())
+	if err == nil {
+		err = c.relabel(ctx, r, next)
+	}
+	if err != nil && errors.Is(context.Cause(ctx), ErrDeleted) {
+		return false, nil
+	}
 	if err != nil {
-		return false, fmt.Errorf("resolve the identity of %s: %w", o, err)
+		return false, fmt.Errorf("identity of %s: %w", o, err)
 	}
-	if reflect.DeepEqual(id, r.Identity) {
-		return false, nil
-	}
-	old := r.Identity.Number
-	if c.cfg.Policies != nil && id.Number != old {
-		if err := c.cfg.Policies.Await(ctx, id.Number); err != nil {
-			if errors.Is(context.Cause(ctx), ErrDeleted) {
-				return false, nil
-			}
-			return false, fmt.Errorf("await the policy of identity %d of %s: %w", id.Number, o, err)
-		}
-	}
-	r.Identity = id
-	// the record first: a process killed here finds by it what the maps lack
-	if err := c.cfg.Records.Save(r); err != nil {
-		return false, err
-	}
-	c.set(r, Ready)
-	if id.Number == old {
-		return false, nil
-	}
-	if err := c.cfg.Maps.SetIdentity(r.Slot, id.Number); err != nil {
-		return false, fmt.Errorf("identity %d of %s: %w", id.Number, o, err)
-	}
-	c.log.InfoContext(ctx, "identity changed", "owner", o.String(), "old", old, "new", id.Number)
-	return true, nil
+	return next.Identity.Number != r.Identity.Number, nil
 }

@@ -98,12 +98,21 @@ func (m Maps) drop(slot uint16, end func(uint16) error) error {
 }
 
 // SetIdentity implements endpoint.Maps.
-func (m Maps) SetIdentity(slot uint16, id uint32) error {
-	set := func() error { return m.Endpoints.SetIdentity(slot, identity.Numeric(id)) }
-	if m.Policy == nil {
-		return translate(set())
+func (m Maps) SetIdentity(ctx context.Context, slot uint16, id uint32) error {
+	// an earlier change that its caller has not awaited
+	if err := m.Endpoints.Settled(ctx, slot); err != nil {
+		return translate(err)
 	}
-	return translate(m.Policy.SetIdentity(slot, id, set))
+	set := func(egress, ingress policytable.ID) (uint32, error) {
+		return m.Endpoints.SetIdentity(ctx, slot, identity.Numeric(id), egress, ingress)
+	}
+	var err error
+	if m.Policy == nil {
+		_, err = set(policytable.Allow, policytable.Allow)
+	} else {
+		err = m.Policy.SetIdentity(ctx, slot, id, set)
+	}
+	return translate(errors.Join(err, m.Endpoints.Settled(ctx, slot)))
 }
 
 // Entries implements endpoint.Maps.
@@ -135,7 +144,7 @@ func translate(err error) error {
 	switch {
 	case errors.Is(err, pin.ErrExists):
 		return fmt.Errorf("%w: %w", endpoint.ErrAddressHeld, err)
-	case errors.Is(err, slotmap.ErrNotFound):
+	case errors.Is(err, slotmap.ErrNotFound), errors.Is(err, policysync.ErrNoEndpoint):
 		return fmt.Errorf("%w: %w", endpoint.ErrNotFound, err)
 	case errors.Is(err, policytable.ErrNoCapacity):
 		return fmt.Errorf("%w: %w", endpoint.ErrFull, err)

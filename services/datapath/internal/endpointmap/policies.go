@@ -20,6 +20,11 @@ func (p Policies) Await(ctx context.Context, identity uint32) error {
 	return translate(p.Policy.Await(ctx, identity))
 }
 
+// Prepare implements endpoint.Policies.
+func (p Policies) Prepare(ctx context.Context, identity uint32) error {
+	return translate(p.Policy.Prepare(ctx, identity))
+}
+
 // Of implements endpoint.Policies.
 func (p Policies) Of(slot uint16) (endpoint.Policy, bool) {
 	e, ok := p.Policy.Of(slot)

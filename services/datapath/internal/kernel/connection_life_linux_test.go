@@ -426,7 +426,7 @@ func knows(who string, id identity.Numeric) act {
 // labelled gives a pod another identity.
 func labelled(who string, id identity.Numeric) act {
 	return change(func(t *testing.T, th *theatre) {
-		must(t, "SetIdentity", th.k.Endpoints.SetIdentity(th.pods[who].Slot, id))
+		must(t, "SetIdentity", setIdentity(t, th.k, th.pods[who].Slot, id))
 	})
 }
 
@@ -868,12 +868,12 @@ func scenes() []scene {
 			say("a", "b", segment(4000, 80, data), event.DropNoProxy).on(event.Ingress).check(reported(0, 1)))},
 		{"a relabelled pod's connections are evaluated again on both sides", play(
 			change(func(t *testing.T, th *theatre) {
-				must(t, "SetIdentity", th.k.Endpoints.SetIdentity(th.pods["b"].Slot, friend))
+				must(t, "SetIdentity", setIdentity(t, th.k, th.pods["b"].Slot, friend))
 			}),
 			policy("a", friends, policytable.Allow),
 			handshake(4000, 80),
 			change(func(t *testing.T, th *theatre) {
-				must(t, "SetIdentity", th.k.Endpoints.SetIdentity(th.pods["b"].Slot, stranger))
+				must(t, "SetIdentity", setIdentity(t, th.k, th.pods["b"].Slot, stranger))
 			}),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied),
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Ingress))},
@@ -1162,7 +1162,7 @@ func TestKernelConnectionLife(t *testing.T) {
 					th.putTables(t)
 					defer func() {
 						for _, e := range th.pods {
-							must(t, "SetIdentity", th.k.Endpoints.SetIdentity(e.Slot, e.Identity))
+							must(t, "SetIdentity", setIdentity(t, th.k, e.Slot, e.Identity))
 							setPolicy(t, th.k, e.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
 						}
 					}()

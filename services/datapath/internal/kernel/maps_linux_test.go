@@ -119,7 +119,7 @@ func TestKernelPublishNamesTheBadField(t *testing.T) {
 	}
 	s := publish(t, k, a)
 	for _, id := range []identity.Numeric{0, identity.Host, identity.Init, identity.MinNodeLocal, identity.Max} {
-		if err := k.Endpoints.SetIdentity(s.Slot, id); !errors.Is(err, pin.ErrInvalid) {
+		if err := setIdentity(t, k, s.Slot, id); !errors.Is(err, pin.ErrInvalid) {
 			t.Errorf("SetIdentity to %d: %v", id, err)
 		}
 	}
@@ -168,7 +168,7 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 		must(t, "unpublish another", k.Endpoints.Unpublish(s))
 	}
 	for name, err := range map[string]error{
-		"Unpublish": k.Endpoints.Unpublish(4000), "Cut": k.Endpoints.Cut(4000), "SetIdentity": k.Endpoints.SetIdentity(4000, 300),
+		"Unpublish": k.Endpoints.Unpublish(4000), "Cut": k.Endpoints.Cut(4000), "SetIdentity": setIdentity(t, k, 4000, 300),
 	} {
 		if !errors.Is(err, slotmap.ErrNotFound) {
 			t.Errorf("%s of nobody: %v, want ErrNotFound", name, err)
@@ -181,10 +181,22 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	}
 }
 
+// setIdentity changes the identity of a slot, leaves its tables and waits until that
+// is settled.
+func setIdentity(t *testing.T, k *Kernel, s slotmap.Slot, id identity.Numeric) error {
+	t.Helper()
+	e, err := k.Endpoints.At(s)
+	if err != nil {
+		return err
+	}
+	_, err = k.Endpoints.SetIdentity(t.Context(), s, id, e.Policy.Egress, e.Policy.Ingress)
+	return errors.Join(err, k.Endpoints.Settled(t.Context(), s))
+}
+
 func TestKernelSetIdentityReachesSlotAndIPCache(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, a)
-	if err := k.Endpoints.SetIdentity(e.Slot, 4711); err != nil {
+	if err := setIdentity(t, k, e.Slot, 4711); err != nil {
 		t.Fatal(err)
 	}
 	got, err := k.Endpoints.Lookup(e.Slot)
@@ -672,7 +684,7 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 			e := testEndpoint(5000+uint32(n%50), byte(100+n%50))
 			var s slotmap.Slot
 			if s, err = k.Endpoints.Publish(ctx, e); err == nil {
-				if err = k.Endpoints.SetIdentity(s, 5000); err == nil {
+				if _, err = k.Endpoints.SetIdentity(ctx, s, 5000, policytable.Allow, policytable.Allow); err == nil {
 					err = k.Endpoints.Unpublish(s)
 				}
 			}

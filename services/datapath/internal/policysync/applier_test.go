@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -371,4 +372,58 @@ func (s *service) snapshotAgain(st state) policytable.Message {
 	t := newService(s.seq)
 	*s = *t
 	return s.snapshot(st)
+}
+
+// INV-70
+func TestAnEndpointTakesAnotherIdentityOnlyWithItsTables(t *testing.T) {
+	k, st := scene(), testStates()[3]
+	a := start(t, k)
+	a.cfg.Timeout = time.Millisecond
+	var calls [][2]policytable.ID
+	set := func(egress, ingress policytable.ID) (uint32, error) {
+		calls = append(calls, [2]policytable.ID{egress, ingress})
+		e := k.endpoints[1]
+		e.Identity = 301
+		k.endpoints[1] = e
+		return k.SetPolicy(1, egress, ingress)
+	}
+	if err := a.SetIdentity(t.Context(), 1, 305, set); !errors.Is(err, ErrUnavailable) || len(calls) > 0 {
+		t.Fatalf("without tables: %v, %v", err, calls)
+	}
+	if _, err := a.load(newService(1).snapshot(st)); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.SetIdentity(t.Context(), 9, 301, set); !errors.Is(err, ErrNoEndpoint) {
+		t.Errorf("of nobody: %v", err)
+	}
+	qs := questions(k)
+	before := k.answers(qs)
+	if err := a.SetIdentity(t.Context(), 1, 301, set); err != nil || len(calls) != 1 {
+		t.Fatalf("%v, %v", err, calls)
+	}
+	want := st.answers(k, qs)
+	same(t, "as the new identity", qs, k.answers(qs), want)
+	if slices.Equal(before, want) {
+		t.Error("the two identities have the same policies: the test says nothing")
+	}
+	if _, where := a.wanted(); where[netip.MustParseAddr("10.0.0.1")] != 301 {
+		t.Errorf("the policy service is told %v", where)
+	}
+	if p, ok := a.History.Last(1); !ok || p.Egress != calls[0][0] || p.Ingress != calls[0][1] {
+		t.Errorf("history %+v", p)
+	}
+	// what failed half-way has happened
+	failed := errors.New("the ipcache is full")
+	err := a.SetIdentity(t.Context(), 1, 300, func(egress, ingress policytable.ID) (uint32, error) {
+		epoch, _ := k.SetPolicy(1, egress, ingress)
+		return epoch, failed
+	})
+	if !errors.Is(err, failed) || a.slots[1].Identity != 300 {
+		t.Errorf("%v, identity %d", err, a.slots[1].Identity)
+	}
+	for id, want := range map[uint32]int{300: 2, 301: 1} {
+		if n := a.subjects[id].users; n != want {
+			t.Errorf("subject %d has %d users, want %d", id, n, want)
+		}
+	}
 }

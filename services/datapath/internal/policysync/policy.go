@@ -73,3 +73,6 @@ type Kernel interface {
 
 // ErrUnavailable says that the tables of a subject did not come in time.
 var ErrUnavailable = errors.New("unavailable")
+
+// ErrNoEndpoint says that no endpoint has the slot.
+var ErrNoEndpoint = errors.New("no such endpoint")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -54,17 +55,17 @@ func (a *Applier) release(s *subject) {
 func (a *Applier) Await(ctx context.Context, identity uint32) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.await(ctx, identity)
+	return a.await(ctx, identity, a.cfg.Wait)
 }
 
 // await is called with the lock held, and waits without it. When it returns,
 // nothing has changed since it looked last.
-func (a *Applier) await(ctx context.Context, identity uint32) error {
+func (a *Applier) await(ctx context.Context, identity uint32, wait bool) error {
 	s := a.subject(identity)
 	s.users++
 	s.until = time.Time{}
 	defer a.release(s)
-	if !a.cfg.Wait || a.enforceable(identity, s) {
+	if !wait || a.enforceable(identity, s) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.Timeout)
@@ -122,7 +123,7 @@ type PublishFunc func(egress, ingress policytable.ID) (slot uint16, epoch uint32
 func (a *Applier) Begin(ctx context.Context, identity uint32, addrs []netip.Addr, publish PublishFunc) (uint16, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err := a.await(ctx, identity); err != nil {
+	if err := a.await(ctx, identity, a.cfg.Wait); err != nil {
 		return 0, err
 	}
 	return a.publish(identity, addrs, publish)
@@ -183,30 +184,55 @@ func (a *Applier) Drop(n uint16, cut func() error) error {
 	return nil
 }
 
-// SetIdentity has an endpoint evaluated as another identity. set changes the
-// endpoint's number in the kernel, before its tables change.
-func (a *Applier) SetIdentity(n uint16, identity uint32, set func() error) error {
+// SetIdentityFunc changes the identity of an endpoint in the kernel together with
+// its tables, by one store. Its epoch is not 0 if they are changed, whatever the
+// error.
+type SetIdentityFunc func(egress, ingress policytable.ID) (epoch uint32, err error)
+
+// SetIdentity has an endpoint evaluated as another identity by calling set with
+// the tables of that. It waits for them as Await does, even without Config.Wait:
+// until then the endpoint keeps its identity and its tables. ErrNoEndpoint if
+// nobody has the slot.
+func (a *Applier) SetIdentity(ctx context.Context, n uint16, identity uint32, set SetIdentityFunc) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	e := a.slots[n]
-	if e == nil || e.Identity == identity {
-		return set()
-	}
-	if err := set(); err != nil {
+	if err := a.await(ctx, identity, true); err != nil {
 		return err
 	}
-	if old := a.subjects[e.Identity]; old != nil {
-		a.release(old)
+	e, s := a.slots[n], a.subject(identity)
+	if e == nil {
+		return fmt.Errorf("slot %d: %w", n, ErrNoEndpoint)
 	}
-	e.Identity = identity
-	s := a.subject(identity)
+	old := a.subjects[e.Identity]
 	s.users++
 	s.until = time.Time{}
-	a.subscriptionChanged()
-	if s.ready {
-		return a.setPolicy(e, s)
+	var after error
+	err := a.History.Flip(n, a.cfg.Now(), func() (p policyhistory.Policy, err error) {
+		epoch, err := set(s.egress, s.ingress)
+		if epoch == 0 {
+			return p, err
+		}
+		after = err
+		e.Identity, e.Egress, e.Ingress, e.Epoch = identity, s.egress, s.ingress, epoch
+		return a.policyOf(n), nil
+	})
+	if err != nil {
+		a.release(s)
+		return fmt.Errorf("identity of slot %d: %w", n, err)
 	}
-	return nil // it keeps the tables that it has until those of the new identity come
+	if old != nil {
+		a.release(old)
+	}
+	a.subscriptionChanged()
+	return after
+}
+
+// Prepare returns when the tables of an identity are in the kernel, as Await
+// does, even without Config.Wait.
+func (a *Applier) Prepare(ctx context.Context, identity uint32) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.await(ctx, identity, true)
 }
 
 // wanted is what the service shall know now.

@@ -37,8 +37,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// Version 2 added manager, network and pod to the request.
-var schema = durable.Schema{Name: "sluice.datapath.endpoint", Version: 2, Oldest: 1}
+// Version 2 added manager, network and pod to the request, version 3 what an update
+// has changed and whether the labels are those of the pod.
+var schema = durable.Schema{Name: "sluice.datapath.endpoint", Version: 3, Oldest: 1}
 
 const (
 	suffix = ".json"

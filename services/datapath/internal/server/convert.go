@@ -96,7 +96,8 @@ func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 	}
 	p.SourceRouted = wire.Addresses(e.Device.SourceRouted)
 	p.Pod = wire.Pod(e.Spec.Pod)
-	p.Labels, p.NamedPorts = wire.Labels(e.Identity.Labels), wire.NamedPorts(e.Spec.Ports)
+	p.Labels, p.NamedPorts = wire.Labels(e.Identity.Labels), wire.NamedPorts(e.Ports)
+	p.GivenLabels, p.LabelsFromPod = wire.Labels(e.Given.Labels), e.Identity.FromPod
 	for _, a := range e.Spec.Addrs {
 		gw := netdev.Gateway4
 		if a.Is6() {

@@ -53,6 +53,10 @@ func statusOf(err error) error {
 		return answer(codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_MAP_NOT_FOUND)
 	case errors.Is(err, endpoint.ErrUnreadable):
 		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_RECORD_UNREADABLE)
+	case errors.Is(err, endpoint.ErrForeign):
+		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_FOREIGN_MANAGER)
+	case errors.Is(err, endpoint.ErrLabelsOfPod):
+		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES)
 	case errors.Is(err, endpoint.ErrExists):
 		return answer(codes.AlreadyExists, datapathv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT)
 	case errors.Is(err, endpoint.ErrAddressHeld):

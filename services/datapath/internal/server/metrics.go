@@ -18,7 +18,7 @@ func (s *Server) Metrics() prometheus.Collector { return newMetrics(s) }
 type metrics struct {
 	server *Server
 
-	packets, bytes, endpoints, repairs, deviceRepairs, nodeRepairs, unrepaired, pending, lost, entries *prometheus.Desc
+	packets, bytes, endpoints, repairs, deviceRepairs, nodeRepairs, unrepaired, pending, changed, waiting, lost, entries *prometheus.Desc
 
 	live, capacity, begun, ended, evicted, pickedUp, reevaluated, related, unremembered, stopped, collecting *prometheus.Desc
 
@@ -39,6 +39,8 @@ func newMetrics(s *Server) *metrics {
 		nodeRepairs:   desc("node_repairs_total", "Repairs of addresses, rules, routes, firewall and sysctls of the node."),
 		unrepaired:    desc("unrepaired_differences", "Differences of host ends and of the node that the last look at each did not repair."),
 		pending:       desc("pending_releases", "Deleted endpoints whose addresses or identity wait to be released."),
+		changed:       desc("identity_changes_total", "Endpoints whose identity was changed while they lived."),
+		waiting:       desc("pending_identity_changes", "Endpoints that shall have another identity and do not yet."),
 		lost:          desc("events_lost_total", "Drop events that the kernel left out, since the maps were made."),
 		entries:       desc("map_bytes", "Memory of each map as the kernel accounts it.", "map"),
 
@@ -66,7 +68,7 @@ func newMetrics(s *Server) *metrics {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		m.packets, m.bytes, m.endpoints, m.repairs, m.deviceRepairs, m.nodeRepairs, m.unrepaired, m.pending, m.lost, m.entries,
+		m.packets, m.bytes, m.endpoints, m.repairs, m.deviceRepairs, m.nodeRepairs, m.unrepaired, m.pending, m.changed, m.waiting, m.lost, m.entries,
 		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.reevaluated, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
 		m.revision, m.refusals, m.unknown,
 	} {
@@ -94,6 +96,8 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(m.nodeRepairs, prometheus.CounterValue, float64(n.NodeRepairs))
 	ch <- prometheus.MustNewConstMetric(m.unrepaired, prometheus.GaugeValue, float64(len(n.Unrepaired)))
 	ch <- prometheus.MustNewConstMetric(m.pending, prometheus.GaugeValue, float64(n.PendingReleases))
+	ch <- prometheus.MustNewConstMetric(m.changed, prometheus.CounterValue, float64(n.Relabels))
+	ch <- prometheus.MustNewConstMetric(m.waiting, prometheus.GaugeValue, float64(n.PendingRelabels))
 	if lost, err := m.server.Counts.EventsLost(); err == nil {
 		ch <- prometheus.MustNewConstMetric(m.lost, prometheus.CounterValue, float64(lost))
 	}

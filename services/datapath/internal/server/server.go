@@ -31,6 +31,10 @@ type Server struct {
 	Facts  Facts
 	Counts Counts
 	Called Called
+	// Owners is the stream of what endpoints shall be.
+	Owners interface {
+		State() (complete bool, err error)
+	}
 	// Policy keeps the tables; nil if nothing evaluates policies.
 	Policy *policysync.Applier
 	// Records say whether they can be written.
@@ -67,6 +71,7 @@ func Methods() rpc.Methods {
 		datapathv1.DatapathService_CreateEndpoint_FullMethodName: {
 			Access: rpc.Root(), Limit: rpc.Limit{InFlight: creating, Waiting: waiting},
 		},
+		datapathv1.DatapathService_UpdateEndpoint_FullMethodName:   {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 16, Waiting: 64}},
 		datapathv1.DatapathService_DeleteEndpoint_FullMethodName:   root,
 		datapathv1.DatapathService_ReclaimEndpoints_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},
 		// repairing is asked for in the request, so the method is root's
@@ -93,6 +98,24 @@ func (s *Server) CreateEndpoint(ctx context.Context, r *datapathv1.CreateEndpoin
 		return nil, statusOf(err)
 	}
 	return &datapathv1.CreateEndpointResponse{Endpoint: protoEndpoint(e)}, nil
+}
+
+// UpdateEndpoint implements the API.
+func (s *Server) UpdateEndpoint(ctx context.Context, r *datapathv1.UpdateEndpointRequest) (*datapathv1.UpdateEndpointResponse, error) {
+	u := endpoint.Update{Owner: wire.OwnerOf(r.GetOwner()), Manager: r.GetManager()}
+	if r.GetLabels() != nil {
+		labels := wire.LabelsOf(r.GetLabels().GetLabels())
+		u.Labels = &labels
+	}
+	if r.GetNamedPorts() != nil {
+		ports := wire.NamedPortsOf(r.GetNamedPorts().GetNamedPorts())
+		u.Ports = &ports
+	}
+	e, err := s.Core.Update(ctx, u, r.GetValidateOnly())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &datapathv1.UpdateEndpointResponse{Endpoint: protoEndpoint(e)}, nil
 }
 
 // DeleteEndpoint implements the API.

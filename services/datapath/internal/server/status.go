@@ -90,7 +90,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	problems, warnings := s.problems(ctx), slices.Concat(s.Warnings(), n.BadRecords, n.Unrepaired)
+	problems, warnings := s.problems(ctx), slices.Concat(s.Warnings(), n.BadRecords, n.Unrepaired, n.Waiting)
 	known := len(problems) == 0 // those that follow are about new labels
 	resp := &datapathv1.GetStatusResponse{
 		PolicyMode:        datapathv1.PolicyMode(datapathv1.PolicyMode_value["POLICY_MODE_"+strings.ToUpper(s.Facts.PolicyMode)]),
@@ -101,6 +101,11 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 			Live: conns.LiveIPv4 + conns.LiveIPv6, Created: conns.Created, Revoked: conns.Revoked,
 			Expired: conns.Expired, Evicted: conns.Evicted, PickedUp: conns.PickedUp,
 		},
+	}
+	complete, serr := s.Owners.State()
+	resp.IdentityStream = &datapathv1.IdentityStream{Complete: complete, Changed: n.Relabels, Pending: uint32(n.PendingRelabels)}
+	if serr != nil {
+		resp.IdentityStream.Error = serr.Error()
 	}
 	for _, c := range s.Facts.PodCIDRs {
 		resp.PodPrefixes = append(resp.PodPrefixes, c.String())

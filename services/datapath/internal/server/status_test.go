@@ -27,6 +27,8 @@ func (s *surroundings) Pools(context.Context) ([]endpoint.Pool, error) { return 
 
 func (s *surroundings) Err() error { return s.own }
 
+func (s *surroundings) State() (bool, error) { return s.identity == nil, s.identity }
+
 func (s *surroundings) Ping(context.Context) error { return s.identity }
 
 // noLinks are the links of a node that has no device.
@@ -64,7 +66,7 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		"a range without a pool": {surroundings{pools: nil}, []statusv1.ProblemReason{settings}, false, "no pool 10.1.0.0/24"},
 	} {
 		s := &Server{
-			Core: endpoint.New(endpoint.Config{Links: noLinks{}}), Counts: counted{}, Records: &c.around, Facts: Facts{PodCIDRs: []netip.Prefix{own}, Version: "v1"},
+			Owners: &c.around, Core: endpoint.New(endpoint.Config{Links: noLinks{}}), Counts: counted{}, Records: &c.around, Facts: Facts{PodCIDRs: []netip.Prefix{own}, Version: "v1"},
 			Called: Called{IPAM: &c.around, Identity: &c.around}, Warnings: func() []string { return nil },
 		}
 		st, err := s.GetStatus(t.Context(), &datapathv1.GetStatusRequest{})
@@ -78,6 +80,9 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		}
 		if !slices.Equal(got, c.want) || !strings.Contains(strings.Join(text, "\n"), c.text) {
 			t.Errorf("%s: problems %v %q, want %v and %q", name, got, text, c.want, c.text)
+		}
+		if stream := st.GetIdentityStream(); stream.GetComplete() != (c.around.identity == nil) || (stream.GetError() == "") != (c.around.identity == nil) {
+			t.Errorf("%s: stream %v", name, stream)
 		}
 		if st.GetAddReady() != (len(c.want) == 0) || st.GetKnownAddReady() != c.known || st.GetService().GetVersion() != "v1" {
 			t.Errorf("%s: ready %t, for known labels %t, want %t and %t", name, st.GetAddReady(), st.GetKnownAddReady(), len(c.want) == 0, c.known)

@@ -156,6 +156,10 @@ const (
 	ErrorReason_ERROR_REASON_ADDRESSES_NOT_LOCAL ErrorReason = 18
 	// NOT_FOUND: there is no map of the name.
 	ErrorReason_ERROR_REASON_MAP_NOT_FOUND ErrorReason = 19
+	// FAILED_PRECONDITION: another manager made the endpoint.
+	ErrorReason_ERROR_REASON_FOREIGN_MANAGER ErrorReason = 20
+	// FAILED_PRECONDITION: the labels are those of a Kubernetes pod.
+	ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES ErrorReason = 21
 )
 
 // Enum value maps for ErrorReason.
@@ -181,6 +185,8 @@ var (
 		17: "ERROR_REASON_STORAGE_FAILED",
 		18: "ERROR_REASON_ADDRESSES_NOT_LOCAL",
 		19: "ERROR_REASON_MAP_NOT_FOUND",
+		20: "ERROR_REASON_FOREIGN_MANAGER",
+		21: "ERROR_REASON_LABELS_FROM_KUBERNETES",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
@@ -203,6 +209,8 @@ var (
 		"ERROR_REASON_STORAGE_FAILED":             17,
 		"ERROR_REASON_ADDRESSES_NOT_LOCAL":        18,
 		"ERROR_REASON_MAP_NOT_FOUND":              19,
+		"ERROR_REASON_FOREIGN_MANAGER":            20,
+		"ERROR_REASON_LABELS_FROM_KUBERNETES":     21,
 	}
 )
 
@@ -521,7 +529,8 @@ type Endpoint struct {
 	Mtu uint32 `protobuf:"varint,10,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// Default gateways, one per family, answered by eBPF: 169.254.1.1, fe80::1.
 	Gateways []string `protobuf:"bytes,11,rep,name=gateways,proto3" json:"gateways,omitempty"`
-	// Names of ports, as given at creation.
+	// Names of ports that belong to the identity: as given last, or those of the
+	// pod.
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,12,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
 	// When CreateEndpoint finished.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
@@ -536,7 +545,11 @@ type Endpoint struct {
 	// Those of the addresses whose family has its default routes by another
 	// interface of the container. What the container sends from them leaves by this
 	// one all the same, by a routing rule and a table of the interface's own.
-	SourceRouted  []string `protobuf:"bytes,18,rep,name=source_routed,json=sourceRouted,proto3" json:"source_routed,omitempty"`
+	SourceRouted []string `protobuf:"bytes,18,rep,name=source_routed,json=sourceRouted,proto3" json:"source_routed,omitempty"`
+	// Labels as they were given last, by CreateEndpoint or UpdateEndpoint, unfiltered.
+	GivenLabels []*v1.Label `protobuf:"bytes,20,rep,name=given_labels,json=givenLabels,proto3" json:"given_labels,omitempty"`
+	// The identity comes from the Kubernetes pod, and not from given_labels.
+	LabelsFromPod bool `protobuf:"varint,21,opt,name=labels_from_pod,json=labelsFromPod,proto3" json:"labels_from_pod,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -695,6 +708,20 @@ func (x *Endpoint) GetSourceRouted() []string {
 		return x.SourceRouted
 	}
 	return nil
+}
+
+func (x *Endpoint) GetGivenLabels() []*v1.Label {
+	if x != nil {
+		return x.GivenLabels
+	}
+	return nil
+}
+
+func (x *Endpoint) GetLabelsFromPod() bool {
+	if x != nil {
+		return x.LabelsFromPod
+	}
+	return false
 }
 
 // EndpointPolicy is what evaluates the packets of an endpoint.
@@ -1054,6 +1081,228 @@ func (x *CreateEndpointResponse) GetEndpoint() *Endpoint {
 	return nil
 }
 
+// GivenLabels are labels as a runtime gives them.
+type GivenLabels struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The labels, unfiltered.
+	Labels        []*v1.Label `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GivenLabels) Reset() {
+	*x = GivenLabels{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GivenLabels) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GivenLabels) ProtoMessage() {}
+
+func (x *GivenLabels) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GivenLabels.ProtoReflect.Descriptor instead.
+func (*GivenLabels) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *GivenLabels) GetLabels() []*v1.Label {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+// GivenPorts are named ports as a runtime gives them.
+type GivenPorts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ports.
+	NamedPorts    []*v1.NamedPort `protobuf:"bytes,1,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GivenPorts) Reset() {
+	*x = GivenPorts{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GivenPorts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GivenPorts) ProtoMessage() {}
+
+func (x *GivenPorts) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GivenPorts.ProtoReflect.Descriptor instead.
+func (*GivenPorts) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *GivenPorts) GetNamedPorts() []*v1.NamedPort {
+	if x != nil {
+		return x.NamedPorts
+	}
+	return nil
+}
+
+// UpdateEndpointRequest is the input of UpdateEndpoint.
+type UpdateEndpointRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose endpoint.
+	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Manager of the caller: that of the endpoint, or anything if the endpoint has
+	// none.
+	Manager string `protobuf:"bytes,2,opt,name=manager,proto3" json:"manager,omitempty"`
+	// Labels that replace all that were given; unset: they stay.
+	Labels *GivenLabels `protobuf:"bytes,3,opt,name=labels,proto3" json:"labels,omitempty"`
+	// Named ports that replace all that were given; unset: they stay.
+	NamedPorts *GivenPorts `protobuf:"bytes,4,opt,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
+	// Check everything that can be checked, and answer with the endpoint as it would
+	// be, with identity 0 if no number is known for it yet.
+	ValidateOnly  bool `protobuf:"varint,5,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateEndpointRequest) Reset() {
+	*x = UpdateEndpointRequest{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateEndpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateEndpointRequest) ProtoMessage() {}
+
+func (x *UpdateEndpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateEndpointRequest.ProtoReflect.Descriptor instead.
+func (*UpdateEndpointRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *UpdateEndpointRequest) GetOwner() *v1.Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *UpdateEndpointRequest) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+func (x *UpdateEndpointRequest) GetLabels() *GivenLabels {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *UpdateEndpointRequest) GetNamedPorts() *GivenPorts {
+	if x != nil {
+		return x.NamedPorts
+	}
+	return nil
+}
+
+func (x *UpdateEndpointRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+// UpdateEndpointResponse is the answer of UpdateEndpoint.
+type UpdateEndpointResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The endpoint.
+	Endpoint      *Endpoint `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateEndpointResponse) Reset() {
+	*x = UpdateEndpointResponse{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateEndpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateEndpointResponse) ProtoMessage() {}
+
+func (x *UpdateEndpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateEndpointResponse.ProtoReflect.Descriptor instead.
+func (*UpdateEndpointResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *UpdateEndpointResponse) GetEndpoint() *Endpoint {
+	if x != nil {
+		return x.Endpoint
+	}
+	return nil
+}
+
 // DeleteEndpointRequest is the input of DeleteEndpoint.
 type DeleteEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1065,7 +1314,7 @@ type DeleteEndpointRequest struct {
 
 func (x *DeleteEndpointRequest) Reset() {
 	*x = DeleteEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1077,7 +1326,7 @@ func (x *DeleteEndpointRequest) String() string {
 func (*DeleteEndpointRequest) ProtoMessage() {}
 
 func (x *DeleteEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1090,7 +1339,7 @@ func (x *DeleteEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteEndpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{5}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeleteEndpointRequest) GetOwner() *v1.Owner {
@@ -1111,7 +1360,7 @@ type DeleteEndpointResponse struct {
 
 func (x *DeleteEndpointResponse) Reset() {
 	*x = DeleteEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1123,7 +1372,7 @@ func (x *DeleteEndpointResponse) String() string {
 func (*DeleteEndpointResponse) ProtoMessage() {}
 
 func (x *DeleteEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1136,7 +1385,7 @@ func (x *DeleteEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteEndpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{6}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeleteEndpointResponse) GetExisted() bool {
@@ -1162,7 +1411,7 @@ type CheckEndpointRequest struct {
 
 func (x *CheckEndpointRequest) Reset() {
 	*x = CheckEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1174,7 +1423,7 @@ func (x *CheckEndpointRequest) String() string {
 func (*CheckEndpointRequest) ProtoMessage() {}
 
 func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1187,7 +1436,7 @@ func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{7}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CheckEndpointRequest) GetOwner() *v1.Owner {
@@ -1222,7 +1471,7 @@ type CheckEndpointResponse struct {
 
 func (x *CheckEndpointResponse) Reset() {
 	*x = CheckEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1234,7 +1483,7 @@ func (x *CheckEndpointResponse) String() string {
 func (*CheckEndpointResponse) ProtoMessage() {}
 
 func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1247,7 +1496,7 @@ func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{8}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CheckEndpointResponse) GetDifferences() []*Difference {
@@ -1274,7 +1523,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1535,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1548,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{9}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Difference) GetSubject() string {
@@ -1341,7 +1590,7 @@ type GetEndpointRequest struct {
 
 func (x *GetEndpointRequest) Reset() {
 	*x = GetEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1602,7 @@ func (x *GetEndpointRequest) String() string {
 func (*GetEndpointRequest) ProtoMessage() {}
 
 func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1615,7 @@ func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointRequest.ProtoReflect.Descriptor instead.
 func (*GetEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{10}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetEndpointRequest) GetOwner() *v1.Owner {
@@ -1387,7 +1636,7 @@ type GetEndpointResponse struct {
 
 func (x *GetEndpointResponse) Reset() {
 	*x = GetEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1399,7 +1648,7 @@ func (x *GetEndpointResponse) String() string {
 func (*GetEndpointResponse) ProtoMessage() {}
 
 func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1412,7 +1661,7 @@ func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointResponse.ProtoReflect.Descriptor instead.
 func (*GetEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{11}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetEndpointResponse) GetEndpoint() *Endpoint {
@@ -1436,7 +1685,7 @@ type ListEndpointsRequest struct {
 
 func (x *ListEndpointsRequest) Reset() {
 	*x = ListEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1448,7 +1697,7 @@ func (x *ListEndpointsRequest) String() string {
 func (*ListEndpointsRequest) ProtoMessage() {}
 
 func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1461,7 +1710,7 @@ func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{12}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListEndpointsRequest) GetManager() string {
@@ -1489,7 +1738,7 @@ type ListEndpointsResponse struct {
 
 func (x *ListEndpointsResponse) Reset() {
 	*x = ListEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1501,7 +1750,7 @@ func (x *ListEndpointsResponse) String() string {
 func (*ListEndpointsResponse) ProtoMessage() {}
 
 func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1514,7 +1763,7 @@ func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{13}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListEndpointsResponse) GetEndpoint() *Endpoint {
@@ -1535,7 +1784,7 @@ type WatchEndpointsRequest struct {
 
 func (x *WatchEndpointsRequest) Reset() {
 	*x = WatchEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1796,7 @@ func (x *WatchEndpointsRequest) String() string {
 func (*WatchEndpointsRequest) ProtoMessage() {}
 
 func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1809,7 @@ func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{14}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WatchEndpointsRequest) GetResumeToken() []byte {
@@ -1589,7 +1838,7 @@ type WatchEndpointsResponse struct {
 
 func (x *WatchEndpointsResponse) Reset() {
 	*x = WatchEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1601,7 +1850,7 @@ func (x *WatchEndpointsResponse) String() string {
 func (*WatchEndpointsResponse) ProtoMessage() {}
 
 func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1614,7 +1863,7 @@ func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{15}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WatchEndpointsResponse) GetResumeToken() []byte {
@@ -1694,7 +1943,7 @@ type Bookmark struct {
 
 func (x *Bookmark) Reset() {
 	*x = Bookmark{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1706,7 +1955,7 @@ func (x *Bookmark) String() string {
 func (*Bookmark) ProtoMessage() {}
 
 func (x *Bookmark) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1719,7 +1968,7 @@ func (x *Bookmark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bookmark.ProtoReflect.Descriptor instead.
 func (*Bookmark) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{16}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Bookmark) GetSnapshotComplete() bool {
@@ -1747,7 +1996,7 @@ type ReclaimEndpointsRequest struct {
 
 func (x *ReclaimEndpointsRequest) Reset() {
 	*x = ReclaimEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +2008,7 @@ func (x *ReclaimEndpointsRequest) String() string {
 func (*ReclaimEndpointsRequest) ProtoMessage() {}
 
 func (x *ReclaimEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +2021,7 @@ func (x *ReclaimEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReclaimEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ReclaimEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{17}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReclaimEndpointsRequest) GetValidOwners() []*v1.Owner {
@@ -1814,7 +2063,7 @@ type ReclaimEndpointsResponse struct {
 
 func (x *ReclaimEndpointsResponse) Reset() {
 	*x = ReclaimEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +2075,7 @@ func (x *ReclaimEndpointsResponse) String() string {
 func (*ReclaimEndpointsResponse) ProtoMessage() {}
 
 func (x *ReclaimEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +2088,7 @@ func (x *ReclaimEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReclaimEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ReclaimEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{18}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReclaimEndpointsResponse) GetReclaimed() []*v1.Owner {
@@ -1858,7 +2107,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1870,7 +2119,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1883,7 +2132,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{19}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{23}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -1939,13 +2188,17 @@ type GetStatusResponse struct {
 	// node has: that needs neither the identity nor the policy service. True
 	// whenever add_ready is.
 	KnownAddReady bool `protobuf:"varint,22,opt,name=known_add_ready,json=knownAddReady,proto3" json:"known_add_ready,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// The stream by which identity says what endpoints shall be.
+	IdentityStream *IdentityStream `protobuf:"bytes,40,opt,name=identity_stream,json=identityStream,proto3" json:"identity_stream,omitempty"`
+	// Since when known_add_ready is false; unset while it is true.
+	AddUnreadySince *timestamppb.Timestamp `protobuf:"bytes,41,opt,name=add_unready_since,json=addUnreadySince,proto3" json:"add_unready_since,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1957,7 +2210,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1970,7 +2223,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{20}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetStatusResponse) GetService() *v11.ServiceStatus {
@@ -2113,6 +2366,94 @@ func (x *GetStatusResponse) GetKnownAddReady() bool {
 	return false
 }
 
+func (x *GetStatusResponse) GetIdentityStream() *IdentityStream {
+	if x != nil {
+		return x.IdentityStream
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetAddUnreadySince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AddUnreadySince
+	}
+	return nil
+}
+
+// IdentityStream is the state of the stream by which sluice-identity moves
+// endpoints to other identities. While it is away endpoints stay what they are.
+type IdentityStream struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Everything that identity wants was heard, and the stream is open.
+	Complete bool `protobuf:"varint,1,opt,name=complete,proto3" json:"complete,omitempty"`
+	// Why not, if it is not.
+	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	// Endpoints whose identity was changed since the process started.
+	Changed uint64 `protobuf:"varint,3,opt,name=changed,proto3" json:"changed,omitempty"`
+	// Endpoints that shall have another identity and do not yet.
+	Pending       uint32 `protobuf:"varint,4,opt,name=pending,proto3" json:"pending,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IdentityStream) Reset() {
+	*x = IdentityStream{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IdentityStream) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IdentityStream) ProtoMessage() {}
+
+func (x *IdentityStream) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IdentityStream.ProtoReflect.Descriptor instead.
+func (*IdentityStream) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *IdentityStream) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
+func (x *IdentityStream) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *IdentityStream) GetChanged() uint64 {
+	if x != nil {
+		return x.Changed
+	}
+	return 0
+}
+
+func (x *IdentityStream) GetPending() uint32 {
+	if x != nil {
+		return x.Pending
+	}
+	return 0
+}
+
 // MapUsage says how full a map is.
 type MapUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2130,7 +2471,7 @@ type MapUsage struct {
 
 func (x *MapUsage) Reset() {
 	*x = MapUsage{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2483,7 @@ func (x *MapUsage) String() string {
 func (*MapUsage) ProtoMessage() {}
 
 func (x *MapUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2496,7 @@ func (x *MapUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapUsage.ProtoReflect.Descriptor instead.
 func (*MapUsage) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{21}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MapUsage) GetName() string {
@@ -2208,7 +2549,7 @@ type ConnectionCounts struct {
 
 func (x *ConnectionCounts) Reset() {
 	*x = ConnectionCounts{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2220,7 +2561,7 @@ func (x *ConnectionCounts) String() string {
 func (*ConnectionCounts) ProtoMessage() {}
 
 func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2233,7 +2574,7 @@ func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectionCounts.ProtoReflect.Descriptor instead.
 func (*ConnectionCounts) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{22}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ConnectionCounts) GetLive() uint64 {
@@ -2291,7 +2632,7 @@ type EndpointStateCount struct {
 
 func (x *EndpointStateCount) Reset() {
 	*x = EndpointStateCount{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2644,7 @@ func (x *EndpointStateCount) String() string {
 func (*EndpointStateCount) ProtoMessage() {}
 
 func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2657,7 @@ func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointStateCount.ProtoReflect.Descriptor instead.
 func (*EndpointStateCount) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{23}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EndpointStateCount) GetState() EndpointState {
@@ -2352,7 +2693,7 @@ type PacketCounter struct {
 
 func (x *PacketCounter) Reset() {
 	*x = PacketCounter{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2705,7 @@ func (x *PacketCounter) String() string {
 func (*PacketCounter) ProtoMessage() {}
 
 func (x *PacketCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2718,7 @@ func (x *PacketCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketCounter.ProtoReflect.Descriptor instead.
 func (*PacketCounter) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{24}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PacketCounter) GetReason() Reason {
@@ -2430,7 +2771,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2783,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2796,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{25}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Dependency) GetName() string {
@@ -2490,7 +2831,7 @@ type AuditMapsRequest struct {
 
 func (x *AuditMapsRequest) Reset() {
 	*x = AuditMapsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +2843,7 @@ func (x *AuditMapsRequest) String() string {
 func (*AuditMapsRequest) ProtoMessage() {}
 
 func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +2856,7 @@ func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsRequest.ProtoReflect.Descriptor instead.
 func (*AuditMapsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AuditMapsRequest) GetRepair() bool {
@@ -2540,7 +2881,7 @@ type AuditMapsResponse struct {
 
 func (x *AuditMapsResponse) Reset() {
 	*x = AuditMapsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2552,7 +2893,7 @@ func (x *AuditMapsResponse) String() string {
 func (*AuditMapsResponse) ProtoMessage() {}
 
 func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2565,7 +2906,7 @@ func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsResponse.ProtoReflect.Descriptor instead.
 func (*AuditMapsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AuditMapsResponse) GetDifference() *Difference {
@@ -2602,7 +2943,7 @@ type DumpMapRequest struct {
 
 func (x *DumpMapRequest) Reset() {
 	*x = DumpMapRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2955,7 @@ func (x *DumpMapRequest) String() string {
 func (*DumpMapRequest) ProtoMessage() {}
 
 func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2968,7 @@ func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapRequest.ProtoReflect.Descriptor instead.
 func (*DumpMapRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DumpMapRequest) GetName() string {
@@ -2657,7 +2998,7 @@ type DumpMapResponse struct {
 
 func (x *DumpMapResponse) Reset() {
 	*x = DumpMapResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +3010,7 @@ func (x *DumpMapResponse) String() string {
 func (*DumpMapResponse) ProtoMessage() {}
 
 func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +3023,7 @@ func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapResponse.ProtoReflect.Descriptor instead.
 func (*DumpMapResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DumpMapResponse) GetKey() string {
@@ -2703,7 +3044,7 @@ var File_sluice_datapath_v1_datapath_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\xac\x06\n" +
+	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\x92\a\n" +
 	"\bEndpoint\x12/\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x127\n" +
@@ -2725,7 +3066,9 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\amanager\x18\x0f \x01(\tR\amanager\x12\x18\n" +
 	"\anetwork\x18\x10 \x01(\tR\anetwork\x122\n" +
 	"\x03pod\x18\x11 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12#\n" +
-	"\rsource_routed\x18\x12 \x03(\tR\fsourceRouted\"\xba\x01\n" +
+	"\rsource_routed\x18\x12 \x03(\tR\fsourceRouted\x12<\n" +
+	"\fgiven_labels\x18\x14 \x03(\v2\x19.sluice.workload.v1.LabelR\vgivenLabels\x12&\n" +
+	"\x0flabels_from_pod\x18\x15 \x01(\bR\rlabelsFromPod\"\xba\x01\n" +
 	"\x0eEndpointPolicy\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12!\n" +
 	"\fegress_table\x18\x02 \x01(\rR\vegressTable\x12#\n" +
@@ -2755,6 +3098,22 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\anetwork\x18\v \x01(\tB)\xbaH&r$\x18\xfd\x012\x1f^([a-zA-Z0-9][a-zA-Z0-9_.-]*)?$R\anetwork\x122\n" +
 	"\x03pod\x18\f \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\"R\n" +
 	"\x16CreateEndpointResponse\x128\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"K\n" +
+	"\vGivenLabels\x12<\n" +
+	"\x06labels\x18\x01 \x03(\v2\x19.sluice.workload.v1.LabelB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x06labels\"W\n" +
+	"\n" +
+	"GivenPorts\x12I\n" +
+	"\vnamed_ports\x18\x01 \x03(\v2\x1d.sluice.workload.v1.NamedPortB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\n" +
+	"namedPorts\"\x9f\x03\n" +
+	"\x15UpdateEndpointRequest\x127\n" +
+	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12F\n" +
+	"\amanager\x18\x02 \x01(\tB,\xbaH)r'\x18?2#^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$R\amanager\x127\n" +
+	"\x06labels\x18\x03 \x01(\v2\x1f.sluice.datapath.v1.GivenLabelsR\x06labels\x12?\n" +
+	"\vnamed_ports\x18\x04 \x01(\v2\x1e.sluice.datapath.v1.GivenPortsR\n" +
+	"namedPorts\x12#\n" +
+	"\rvalidate_only\x18\x05 \x01(\bR\fvalidateOnly:f\xbaHc\x1aa\n" +
+	"\x11something_changes\x12!labels or named_ports must be set\x1a)has(this.labels) || has(this.named_ports)\"R\n" +
+	"\x16UpdateEndpointResponse\x128\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"P\n" +
 	"\x15DeleteEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\"2\n" +
@@ -2800,7 +3159,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"none_valid\x18\x04 \x01(\bR\tnoneValid\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
-	"\x10GetStatusRequest\"\xf9\a\n" +
+	"\x10GetStatusRequest\"\x8e\t\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\x17 \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1b\n" +
 	"\tadd_ready\x18\x03 \x01(\bR\baddReady\x12?\n" +
@@ -2824,8 +3183,15 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\bwarnings\x18\x13 \x03(\tR\bwarnings\x12%\n" +
 	"\x0edevice_repairs\x18\x14 \x01(\x04R\rdeviceRepairs\x12!\n" +
 	"\fnode_repairs\x18\x15 \x01(\x04R\vnodeRepairs\x12&\n" +
-	"\x0fknown_add_ready\x18\x16 \x01(\bR\rknownAddReadyJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
-	"start_timeR\bproblems\"o\n" +
+	"\x0fknown_add_ready\x18\x16 \x01(\bR\rknownAddReady\x12K\n" +
+	"\x0fidentity_stream\x18( \x01(\v2\".sluice.datapath.v1.IdentityStreamR\x0eidentityStream\x12F\n" +
+	"\x11add_unready_since\x18) \x01(\v2\x1a.google.protobuf.TimestampR\x0faddUnreadySinceJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
+	"start_timeR\bproblems\"v\n" +
+	"\x0eIdentityStream\x12\x1a\n" +
+	"\bcomplete\x18\x01 \x01(\bR\bcomplete\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12\x18\n" +
+	"\achanged\x18\x03 \x01(\x04R\achanged\x12\x18\n" +
+	"\apending\x18\x04 \x01(\rR\apending\"o\n" +
 	"\bMapUsage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aentries\x18\x02 \x01(\x03R\aentries\x12\x1f\n" +
@@ -2874,7 +3240,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"!ENDPOINT_STATE_WAITING_FOR_POLICY\x10\x03\x12\x18\n" +
 	"\x14ENDPOINT_STATE_READY\x10\x04\x12 \n" +
 	"\x1cENDPOINT_STATE_DISCONNECTING\x10\x05\x12\x1a\n" +
-	"\x16ENDPOINT_STATE_DAMAGED\x10\x06*\xdc\x05\n" +
+	"\x16ENDPOINT_STATE_DAMAGED\x10\x06*\xa7\x06\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12 \n" +
@@ -2896,7 +3262,9 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1fERROR_REASON_POLICY_UNAVAILABLE\x10\x10\x12\x1f\n" +
 	"\x1bERROR_REASON_STORAGE_FAILED\x10\x11\x12$\n" +
 	" ERROR_REASON_ADDRESSES_NOT_LOCAL\x10\x12\x12\x1e\n" +
-	"\x1aERROR_REASON_MAP_NOT_FOUND\x10\x13*\xa1\b\n" +
+	"\x1aERROR_REASON_MAP_NOT_FOUND\x10\x13\x12 \n" +
+	"\x1cERROR_REASON_FOREIGN_MANAGER\x10\x14\x12'\n" +
+	"#ERROR_REASON_LABELS_FROM_KUBERNETES\x10\x15*\xa1\b\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_FORWARDED_TO_POD\x10\x01\x12\"\n" +
@@ -2945,9 +3313,10 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x17POLICY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10POLICY_MODE_NONE\x10\x01\x12\x18\n" +
 	"\x14POLICY_MODE_REQUIRED\x10\x02\x12\x14\n" +
-	"\x10POLICY_MODE_INIT\x10\x032\xf7\a\n" +
+	"\x10POLICY_MODE_INIT\x10\x032\xe0\b\n" +
 	"\x0fDatapathService\x12g\n" +
 	"\x0eCreateEndpoint\x12).sluice.datapath.v1.CreateEndpointRequest\x1a*.sluice.datapath.v1.CreateEndpointResponse\x12g\n" +
+	"\x0eUpdateEndpoint\x12).sluice.datapath.v1.UpdateEndpointRequest\x1a*.sluice.datapath.v1.UpdateEndpointResponse\x12g\n" +
 	"\x0eDeleteEndpoint\x12).sluice.datapath.v1.DeleteEndpointRequest\x1a*.sluice.datapath.v1.DeleteEndpointResponse\x12d\n" +
 	"\rCheckEndpoint\x12(.sluice.datapath.v1.CheckEndpointRequest\x1a).sluice.datapath.v1.CheckEndpointResponse\x12^\n" +
 	"\vGetEndpoint\x12&.sluice.datapath.v1.GetEndpointRequest\x1a'.sluice.datapath.v1.GetEndpointResponse\x12f\n" +
@@ -2972,7 +3341,7 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),               // 0: sluice.datapath.v1.EndpointState
 	(ErrorReason)(0),                 // 1: sluice.datapath.v1.ErrorReason
@@ -2983,102 +3352,118 @@ var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(*Interface)(nil),                // 6: sluice.datapath.v1.Interface
 	(*CreateEndpointRequest)(nil),    // 7: sluice.datapath.v1.CreateEndpointRequest
 	(*CreateEndpointResponse)(nil),   // 8: sluice.datapath.v1.CreateEndpointResponse
-	(*DeleteEndpointRequest)(nil),    // 9: sluice.datapath.v1.DeleteEndpointRequest
-	(*DeleteEndpointResponse)(nil),   // 10: sluice.datapath.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),     // 11: sluice.datapath.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),    // 12: sluice.datapath.v1.CheckEndpointResponse
-	(*Difference)(nil),               // 13: sluice.datapath.v1.Difference
-	(*GetEndpointRequest)(nil),       // 14: sluice.datapath.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),      // 15: sluice.datapath.v1.GetEndpointResponse
-	(*ListEndpointsRequest)(nil),     // 16: sluice.datapath.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),    // 17: sluice.datapath.v1.ListEndpointsResponse
-	(*WatchEndpointsRequest)(nil),    // 18: sluice.datapath.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),   // 19: sluice.datapath.v1.WatchEndpointsResponse
-	(*Bookmark)(nil),                 // 20: sluice.datapath.v1.Bookmark
-	(*ReclaimEndpointsRequest)(nil),  // 21: sluice.datapath.v1.ReclaimEndpointsRequest
-	(*ReclaimEndpointsResponse)(nil), // 22: sluice.datapath.v1.ReclaimEndpointsResponse
-	(*GetStatusRequest)(nil),         // 23: sluice.datapath.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 24: sluice.datapath.v1.GetStatusResponse
-	(*MapUsage)(nil),                 // 25: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),         // 26: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),       // 27: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),            // 28: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),               // 29: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),         // 30: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),        // 31: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),           // 32: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),          // 33: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                 // 34: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                 // 35: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),             // 36: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),    // 37: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),          // 38: sluice.workload.v1.PodReference
-	(*v11.ServiceStatus)(nil),        // 39: sluice.status.v1.ServiceStatus
-	(v12.Direction)(0),               // 40: sluice.net.v1.Direction
+	(*GivenLabels)(nil),              // 9: sluice.datapath.v1.GivenLabels
+	(*GivenPorts)(nil),               // 10: sluice.datapath.v1.GivenPorts
+	(*UpdateEndpointRequest)(nil),    // 11: sluice.datapath.v1.UpdateEndpointRequest
+	(*UpdateEndpointResponse)(nil),   // 12: sluice.datapath.v1.UpdateEndpointResponse
+	(*DeleteEndpointRequest)(nil),    // 13: sluice.datapath.v1.DeleteEndpointRequest
+	(*DeleteEndpointResponse)(nil),   // 14: sluice.datapath.v1.DeleteEndpointResponse
+	(*CheckEndpointRequest)(nil),     // 15: sluice.datapath.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),    // 16: sluice.datapath.v1.CheckEndpointResponse
+	(*Difference)(nil),               // 17: sluice.datapath.v1.Difference
+	(*GetEndpointRequest)(nil),       // 18: sluice.datapath.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),      // 19: sluice.datapath.v1.GetEndpointResponse
+	(*ListEndpointsRequest)(nil),     // 20: sluice.datapath.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),    // 21: sluice.datapath.v1.ListEndpointsResponse
+	(*WatchEndpointsRequest)(nil),    // 22: sluice.datapath.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),   // 23: sluice.datapath.v1.WatchEndpointsResponse
+	(*Bookmark)(nil),                 // 24: sluice.datapath.v1.Bookmark
+	(*ReclaimEndpointsRequest)(nil),  // 25: sluice.datapath.v1.ReclaimEndpointsRequest
+	(*ReclaimEndpointsResponse)(nil), // 26: sluice.datapath.v1.ReclaimEndpointsResponse
+	(*GetStatusRequest)(nil),         // 27: sluice.datapath.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 28: sluice.datapath.v1.GetStatusResponse
+	(*IdentityStream)(nil),           // 29: sluice.datapath.v1.IdentityStream
+	(*MapUsage)(nil),                 // 30: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),         // 31: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),       // 32: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),            // 33: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),               // 34: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),         // 35: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),        // 36: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),           // 37: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),          // 38: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                 // 39: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                 // 40: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),             // 41: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),    // 42: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),          // 43: sluice.workload.v1.PodReference
+	(*v11.ServiceStatus)(nil),        // 44: sluice.status.v1.ServiceStatus
+	(v12.Direction)(0),               // 45: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	34, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	39, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	35, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	40, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
 	6,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
 	6,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	36, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	37, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	41, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	42, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
 	5,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	38, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	34, // 9: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	37, // 10: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	35, // 11: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	36, // 12: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	38, // 13: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
-	4,  // 14: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	34, // 15: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	34, // 16: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	13, // 17: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
-	34, // 18: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	4,  // 19: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	4,  // 20: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	4,  // 21: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	34, // 22: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	20, // 23: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	34, // 24: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	34, // 25: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	39, // 26: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	3,  // 27: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
-	27, // 28: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	28, // 29: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	29, // 30: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	25, // 31: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	26, // 32: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	0,  // 33: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	2,  // 34: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
-	40, // 35: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	13, // 36: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	7,  // 37: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	9,  // 38: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	11, // 39: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	14, // 40: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	16, // 41: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	18, // 42: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	21, // 43: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	23, // 44: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	30, // 45: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	32, // 46: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	8,  // 47: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	10, // 48: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	12, // 49: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	15, // 50: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	17, // 51: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	19, // 52: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	22, // 53: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	24, // 54: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	31, // 55: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	33, // 56: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	47, // [47:57] is the sub-list for method output_type
-	37, // [37:47] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	43, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	40, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
+	39, // 10: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	42, // 11: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	40, // 12: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	41, // 13: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	43, // 14: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	4,  // 15: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	40, // 16: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
+	41, // 17: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
+	39, // 18: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	9,  // 19: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
+	10, // 20: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
+	4,  // 21: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	39, // 22: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	39, // 23: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	17, // 24: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
+	39, // 25: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	4,  // 26: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	4,  // 27: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	4,  // 28: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
+	39, // 29: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	24, // 30: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
+	39, // 31: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	39, // 32: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	44, // 33: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	3,  // 34: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
+	32, // 35: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	33, // 36: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	34, // 37: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	30, // 38: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	31, // 39: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	29, // 40: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
+	42, // 41: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
+	0,  // 42: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	2,  // 43: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	45, // 44: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	17, // 45: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	7,  // 46: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	11, // 47: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
+	13, // 48: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	15, // 49: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	18, // 50: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	20, // 51: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	22, // 52: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	25, // 53: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	27, // 54: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	35, // 55: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	37, // 56: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	8,  // 57: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	12, // 58: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
+	14, // 59: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	16, // 60: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	19, // 61: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	21, // 62: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	23, // 63: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	26, // 64: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	28, // 65: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	36, // 66: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	38, // 67: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	57, // [57:68] is the sub-list for method output_type
+	46, // [46:57] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -3086,7 +3471,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 	if File_sluice_datapath_v1_datapath_proto != nil {
 		return
 	}
-	file_sluice_datapath_v1_datapath_proto_msgTypes[15].OneofWrappers = []any{
+	file_sluice_datapath_v1_datapath_proto_msgTypes[19].OneofWrappers = []any{
 		(*WatchEndpointsResponse_Upsert)(nil),
 		(*WatchEndpointsResponse_Delete)(nil),
 		(*WatchEndpointsResponse_Bookmark)(nil),
@@ -3097,7 +3482,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   30,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

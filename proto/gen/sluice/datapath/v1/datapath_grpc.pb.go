@@ -26,6 +26,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	DatapathService_CreateEndpoint_FullMethodName   = "/sluice.datapath.v1.DatapathService/CreateEndpoint"
+	DatapathService_UpdateEndpoint_FullMethodName   = "/sluice.datapath.v1.DatapathService/UpdateEndpoint"
 	DatapathService_DeleteEndpoint_FullMethodName   = "/sluice.datapath.v1.DatapathService/DeleteEndpoint"
 	DatapathService_CheckEndpoint_FullMethodName    = "/sluice.datapath.v1.DatapathService/CheckEndpoint"
 	DatapathService_GetEndpoint_FullMethodName      = "/sluice.datapath.v1.DatapathService/GetEndpoint"
@@ -65,6 +66,24 @@ type DatapathServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	CreateEndpoint(ctx context.Context, in *CreateEndpointRequest, opts ...grpc.CallOption) (*CreateEndpointResponse, error)
+	// UpdateEndpoint gives a live endpoint other labels or named ports, and with them
+	// another identity, for callers that have no Kubernetes to tell of them. It
+	// answers when the new identity is enforced. A packet is evaluated as the old
+	// identity or as the new one, and connections that the new one does not allow are
+	// terminated. After an error the endpoint is enforced as before. What the identity
+	// does not change by costs nothing, so the call may be repeated. CreateEndpoint
+	// goes on comparing with what it was called with itself.
+	//
+	// NOT_FOUND: the owner has no endpoint, or it is being created or deleted.
+	// FAILED_PRECONDITION: another manager made the endpoint, or its labels are those
+	// of a Kubernetes pod; the details tell them apart. ABORTED: the endpoint was
+	// deleted meanwhile. RESOURCE_EXHAUSTED: the tables of the new identity do not
+	// fit. UNAVAILABLE: a service that this depends on does not answer; the message
+	// names it.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	UpdateEndpoint(ctx context.Context, in *UpdateEndpointRequest, opts ...grpc.CallOption) (*UpdateEndpointResponse, error)
 	// DeleteEndpoint disconnects a container. It stops its traffic, frees map
 	// state, writes a durable tombstone and answers; the addresses and the
 	// identity are released afterwards, retried until it succeeds, over restarts
@@ -134,6 +153,16 @@ func (c *datapathServiceClient) CreateEndpoint(ctx context.Context, in *CreateEn
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CreateEndpointResponse)
 	err := c.cc.Invoke(ctx, DatapathService_CreateEndpoint_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *datapathServiceClient) UpdateEndpoint(ctx context.Context, in *UpdateEndpointRequest, opts ...grpc.CallOption) (*UpdateEndpointResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UpdateEndpointResponse)
+	err := c.cc.Invoke(ctx, DatapathService_UpdateEndpoint_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -294,6 +323,24 @@ type DatapathServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	CreateEndpoint(context.Context, *CreateEndpointRequest) (*CreateEndpointResponse, error)
+	// UpdateEndpoint gives a live endpoint other labels or named ports, and with them
+	// another identity, for callers that have no Kubernetes to tell of them. It
+	// answers when the new identity is enforced. A packet is evaluated as the old
+	// identity or as the new one, and connections that the new one does not allow are
+	// terminated. After an error the endpoint is enforced as before. What the identity
+	// does not change by costs nothing, so the call may be repeated. CreateEndpoint
+	// goes on comparing with what it was called with itself.
+	//
+	// NOT_FOUND: the owner has no endpoint, or it is being created or deleted.
+	// FAILED_PRECONDITION: another manager made the endpoint, or its labels are those
+	// of a Kubernetes pod; the details tell them apart. ABORTED: the endpoint was
+	// deleted meanwhile. RESOURCE_EXHAUSTED: the tables of the new identity do not
+	// fit. UNAVAILABLE: a service that this depends on does not answer; the message
+	// names it.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	UpdateEndpoint(context.Context, *UpdateEndpointRequest) (*UpdateEndpointResponse, error)
 	// DeleteEndpoint disconnects a container. It stops its traffic, frees map
 	// state, writes a durable tombstone and answers; the addresses and the
 	// identity are released afterwards, retried until it succeeds, over restarts
@@ -362,6 +409,9 @@ type UnimplementedDatapathServiceServer struct{}
 func (UnimplementedDatapathServiceServer) CreateEndpoint(context.Context, *CreateEndpointRequest) (*CreateEndpointResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateEndpoint not implemented")
 }
+func (UnimplementedDatapathServiceServer) UpdateEndpoint(context.Context, *UpdateEndpointRequest) (*UpdateEndpointResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateEndpoint not implemented")
+}
 func (UnimplementedDatapathServiceServer) DeleteEndpoint(context.Context, *DeleteEndpointRequest) (*DeleteEndpointResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteEndpoint not implemented")
 }
@@ -424,6 +474,24 @@ func _DatapathService_CreateEndpoint_Handler(srv interface{}, ctx context.Contex
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(DatapathServiceServer).CreateEndpoint(ctx, req.(*CreateEndpointRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _DatapathService_UpdateEndpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateEndpointRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DatapathServiceServer).UpdateEndpoint(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DatapathService_UpdateEndpoint_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DatapathServiceServer).UpdateEndpoint(ctx, req.(*UpdateEndpointRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -572,6 +640,10 @@ var DatapathService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CreateEndpoint",
 			Handler:    _DatapathService_CreateEndpoint_Handler,
+		},
+		{
+			MethodName: "UpdateEndpoint",
+			Handler:    _DatapathService_UpdateEndpoint_Handler,
 		},
 		{
 			MethodName: "DeleteEndpoint",

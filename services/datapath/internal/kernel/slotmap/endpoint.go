@@ -108,7 +108,8 @@ func (e Endpoint) record() bpf.MapsSlEndpoint {
 	return r
 }
 
-// EndpointOf is the endpoint that a record of sl_ep says.
+// EndpointOf is the endpoint that a record of sl_ep says; its policy's word says
+// which of the two identities counts.
 func EndpointOf(s Slot, r *bpf.MapsSlEndpoint) Endpoint {
 	e := Endpoint{
 		Slot:     s,
@@ -120,6 +121,9 @@ func EndpointOf(s Slot, r *bpf.MapsSlEndpoint) Endpoint {
 		Deliver:  Deliver(r.Deliver),
 		Policy:   policyOf(r.Pol),
 		Audit:    r.Flags&AuditBit != 0,
+	}
+	if r.Pol&secondIdentity != 0 {
+		e.Identity = identity.Numeric(binary.NativeEndian.Uint32(r.Second[:]))
 	}
 	if r.Ip4 != 0 {
 		var a [4]byte
@@ -137,7 +141,7 @@ func (p Policy) word() uint64 {
 }
 
 func policyOf(word uint64) Policy {
-	return Policy{Egress: policytable.ID(word), Ingress: policytable.ID(word >> 16), Epoch: uint32(word >> 32)}
+	return Policy{Egress: policytable.ID(word &^ secondIdentity), Ingress: policytable.ID(word >> 16), Epoch: uint32(word >> 32)}
 }
 
 // Addrs are the endpoint's addresses.
@@ -237,6 +241,7 @@ func (eps *Maps) At(s Slot) (Endpoint, error) {
 func (eps *Maps) at(s Slot) Endpoint {
 	r := eps.slotRecord(s)
 	c := bpf.MapsSlEndpoint{
+		Second:   r.Second,
 		Ifindex:  r.Ifindex,
 		Identity: atomic.LoadUint32(&r.Identity),
 		Ip4:      r.Ip4,
@@ -249,6 +254,11 @@ func (eps *Maps) at(s Slot) Endpoint {
 		Flags:    uint8(atomic.LoadUint32(eps.flagsWord(s)) >> 24),
 	}
 	return EndpointOf(s, &c)
+}
+
+// setPolicy stores a slot's word and leaves the identity.
+func (eps *Maps) setPolicy(s Slot, p Policy) {
+	atomic.StoreUint64(eps.word(s), p.word()|atomic.LoadUint64(eps.word(s))&secondIdentity)
 }
 
 // nextEpoch counts on the node-wide counter. 0 is nobody's, and the greatest says
@@ -329,6 +339,7 @@ func (eps *Maps) Publish(ctx context.Context, e Endpoint) (Slot, error) {
 
 	e.Slot = s
 	e.Policy.Epoch = eps.nextEpoch()
+	delete(eps.renamed, s)
 	*eps.slotRecord(s) = e.record()
 	atomic.StoreUint64(eps.word(s), e.Policy.word())
 
@@ -399,40 +410,22 @@ func (eps *Maps) SetPolicy(s Slot, egress, ingress policytable.ID) (epoch uint32
 		return 0, err
 	}
 	defer eps.gate.Unlock()
-	if err := eps.mustLead(s); err != nil {
+	if err := eps.maySet(s, egress, ingress); err != nil {
 		return 0, err
 	}
-	for _, t := range []policytable.ID{egress, ingress} {
-		if eps.withdrawn[t] {
-			return 0, fmt.Errorf("table %d: %w: it is retired", t, policytable.ErrNoTable)
-		}
-	}
 	epoch = eps.nextEpoch()
-	atomic.StoreUint64(eps.word(s), Policy{Egress: egress, Ingress: ingress, Epoch: epoch}.word())
+	eps.setPolicy(s, Policy{Egress: egress, Ingress: ingress, Epoch: epoch})
 	return epoch, nil
 }
 
-// SetIdentity changes the identity of a published endpoint: first the slot,
-// then the epoch, then the ipcache entries of its addresses, which bump their
-// epochs, so that its peers' connections are evaluated again too. It may be repeated.
-func (eps *Maps) SetIdentity(s Slot, id identity.Numeric) error {
-	if err := eps.mayBeEndpoint(id); err != nil {
-		return err
-	}
-	if err := eps.gate.Lock(); err != nil {
-		return err
-	}
-	defer eps.gate.Unlock()
+// maySet checks that s is a published pod's, and that no table is retired.
+func (eps *Maps) maySet(s Slot, tables ...policytable.ID) error {
 	if err := eps.mustLead(s); err != nil {
 		return err
 	}
-	atomic.StoreUint32(&eps.slotRecord(s).Identity, uint32(id))
-	p := policyOf(atomic.LoadUint64(eps.word(s)))
-	p.Epoch = eps.nextEpoch()
-	atomic.StoreUint64(eps.word(s), p.word())
-	for _, a := range eps.at(s).Addrs() {
-		if err := eps.addresses.Set(ipmap.HostPrefix(a), ipmap.Info{Identity: id}); err != nil {
-			return fmt.Errorf("ipcache of %v: %w", a, err)
+	for _, t := range tables {
+		if eps.withdrawn[t] {
+			return fmt.Errorf("table %d: %w: it is retired", t, policytable.ErrNoTable)
 		}
 	}
 	return nil
@@ -458,7 +451,7 @@ func (eps *Maps) Unpublish(s Slot) error {
 	if err := eps.mustLead(s); err != nil {
 		return err
 	}
-	atomic.StoreUint64(eps.word(s), Policy{Epoch: eps.nextEpoch()}.word())
+	eps.setPolicy(s, Policy{Epoch: eps.nextEpoch()})
 	e := eps.at(s)
 	for _, a := range e.Addrs() {
 		owner, err := eps.slotOf(a)

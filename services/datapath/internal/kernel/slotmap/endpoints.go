@@ -42,6 +42,7 @@ type Maps struct {
 	gate      pin.Gate
 	slots     slotTable
 	withdrawn map[policytable.ID]bool // tables that no word may name any more
+	renamed   map[Slot]uint32         // slots that await Settled, with the epoch of their last change of identity
 }
 
 // Options say what an endpoint may be.
@@ -57,7 +58,7 @@ func Open(pm *pin.Maps, addresses *ipmap.Maps, o Options) *Maps {
 		log: o.Log, reserved: o.Reserved, addresses: addresses,
 		devices: pm.Map(bpf.MapsMapSlIf), ip4: pm.Map(bpf.MapsMapSlIp4), ip6: pm.Map(bpf.MapsMapSlIp6),
 		mem: pm.Memory(bpf.MapsMapSlEp), counter: pm.Memory(bpf.MapsMapSlGen),
-		gate: pin.Gate{ValidateOnly: pm.ValidateOnly}, withdrawn: map[policytable.ID]bool{},
+		gate: pin.Gate{ValidateOnly: pm.ValidateOnly}, withdrawn: map[policytable.ID]bool{}, renamed: map[Slot]uint32{},
 	}
 }
 
@@ -75,6 +76,9 @@ func (eps *Maps) Settle() error {
 		return err
 	}
 	eps.slots = newSlotTable(used)
+	if err := eps.settleIdentities(used); err != nil {
+		return fmt.Errorf("complete changes of identities: %w", err)
+	}
 	return nil
 }
 

@@ -40,7 +40,7 @@ func (eps *Maps) BumpEpochs(slots ...Slot) error {
 func (eps *Maps) bumpEpoch(s Slot) {
 	p := eps.policyAt(s)
 	p.Epoch = eps.nextEpoch()
-	atomic.StoreUint64(eps.word(s), p.word())
+	eps.setPolicy(s, p)
 }
 
 // policyAt reads a slot's word.

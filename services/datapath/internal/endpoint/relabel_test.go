@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
+)
+
+func web(value string) *[]label.Label {
+	return &[]label.Label{{Source: "cni", Key: "app", Value: value}}
+}
+
+// relabelling runs Relabels until the test ends.
+func relabelling(t *testing.T, c *Core) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = c.Relabels(ctx) })
+	t.Cleanup(func() { cancel(); wg.Wait() })
+}
+
+// await waits until an endpoint is what the condition says.
+func (m *machine) await(t *testing.T, c *Core, o workload.Owner, is func(Endpoint) bool) Endpoint {
+	t.Helper()
+	s, err := c.Hub().Subscribe(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for {
+		if e, err := c.Get(o); err == nil && is(e) {
+			return e
+		}
+		if _, err := s.Next(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (m *machine) entry(slot uint16) Entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.slots[slot]
+}
+
+func (m *machine) called(op string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	for _, c := range m.calls {
+		if c == op {
+			n++
+		}
+	}
+	return n
+}
+
+// INV-70, INV-71
+func TestUpdateWaitsForTheTablesThenSavesThenChangesTheMaps(t *testing.T) {
+	m := newMachine()
+	p := &fakePolicies{}
+	c := m.evaluated(t, p)
+	s := m.wanted("a", 2)
+	e, err := c.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.number = 2000
+	p.await = func(context.Context, uint32) error {
+		if m.entry(e.Slot).Identity != 1000 || m.recordOf(s.Owner).Identity.Number != 1000 {
+			t.Error("changed before its tables were there")
+		}
+		return nil
+	}
+	got, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: web("b")}, false)
+	if err != nil || got.Identity.Number != 2000 || got.Slot != e.Slot || !slices.Equal(got.Given.Labels, *web("b")) {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	r := m.recordOf(s.Owner)
+	if m.entry(e.Slot).Identity != 2000 || r.Identity.Number != 2000 || !slices.Equal(r.Spec.Labels, s.Labels) {
+		t.Errorf("maps %+v, record %+v", m.entry(e.Slot), r)
+	}
+	if n := m.called("unpublish"); n != 0 {
+		t.Errorf("it was unpublished %d times", n)
+	}
+	// what was created is still what was asked for then
+	if again, err := c.Create(t.Context(), s, false); err != nil || again.Identity.Number != 2000 {
+		t.Errorf("the creation repeated: %+v, %v", again, err)
+	}
+	other := s
+	other.Labels = *web("b")
+	if _, err := c.Create(t.Context(), other, false); !errors.Is(err, ErrExists) {
+		t.Errorf("a creation with the labels of the update: %v, want ErrExists", err)
+	}
+}
+
+func TestUpdateWithTheSameIdentityChangesNothingInTheMaps(t *testing.T) {
+	m := newMachine()
+	c := m.evaluated(t, &fakePolicies{})
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, labels := range []*[]label.Label{&s.Labels, web("b"), web("b"), nil} {
+		if _, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: labels}, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := m.called("set identity"); n != 0 {
+		t.Errorf("the maps were written %d times", n)
+	}
+	ports := []workload.NamedPort{{Name: "http", Port: 80, Protocol: 6}}
+	m.number = 1001
+	e, err := c.Update(t.Context(), Update{Owner: s.Owner, Ports: &ports}, false)
+	if err != nil || e.Identity.Number != 1001 || !slices.Equal(e.Ports, ports) || !slices.Equal(e.Given.Labels, *web("b")) {
+		t.Errorf("named ports: %+v, %v", e, err)
+	}
+}
+
+func TestUpdateThatIsNotAllowedChangesNothing(t *testing.T) {
+	m := newMachine()
+	c := m.evaluated(t, &fakePolicies{})
+	s := m.wanted("a", 2)
+	s.Manager = "cni"
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	before := m.recordOf(s.Owner)
+	m.number = 2000
+	for _, v := range []struct {
+		u    Update
+		want error
+	}{
+		{Update{Owner: workload.Owner{ContainerID: "nobody", Interface: "eth0"}, Labels: web("b")}, ErrNotFound},
+		{Update{Owner: workload.Owner{ContainerID: "a", Interface: "lo"}, Labels: web("b")}, ErrInvalid},
+		{Update{Owner: s.Owner, Labels: web("b")}, ErrForeign},
+		{Update{Owner: s.Owner, Manager: "podman", Labels: web("b")}, ErrForeign},
+	} {
+		if _, err := c.Update(t.Context(), v.u, false); !errors.Is(err, v.want) {
+			t.Errorf("%+v: %v, want %v", v.u, err, v.want)
+		}
+	}
+	e, err := c.Update(t.Context(), Update{Owner: s.Owner, Manager: "cni", Labels: web("b")}, true)
+	if err != nil || e.Identity.Number != 2000 || !slices.Equal(e.Given.Labels, *web("b")) {
+		t.Errorf("validate only: %+v, %v", e, err)
+	}
+	if now := m.recordOf(s.Owner); fmt.Sprint(now) != fmt.Sprint(before) || m.called("set identity") != 0 {
+		t.Errorf("record %+v, before %+v", now, before)
+	}
+}
+
+func TestAnEndpointWithThePodsLabelsTakesNoOthers(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	relabelling(t, c)
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	ports := []workload.NamedPort{{Name: "web", Port: 8080, Protocol: 6}}
+	c.Wishes(map[workload.Owner]Identity{s.Owner: {Number: 2000, Labels: *web("x"), FromPod: true, Ports: ports}}, nil)
+	e := m.await(t, c, s.Owner, func(e Endpoint) bool { return e.Identity.Number == 2000 })
+	if !slices.Equal(e.Ports, ports) {
+		t.Errorf("named ports %v", e.Ports)
+	}
+	if _, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: web("b")}, false); !errors.Is(err, ErrLabelsOfPod) {
+		t.Errorf("%v, want ErrLabelsOfPod", err)
+	}
+	// nor does another one take its identity while the service is away
+	m.setFail("resolve", ErrUnavailable)
+	equal := m.wanted("b", 3)
+	equal.Labels = s.Labels
+	if _, err := c.Create(t.Context(), equal, false); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("an equal one: %v, want ErrUnavailable", err)
+	}
+}
+
+// INV-70
+func TestAWishThatCannotBeGrantedLeavesTheEndpointAsItIsAndDelaysNoOther(t *testing.T) {
+	m := newMachine()
+	p := &fakePolicies{}
+	c := m.evaluated(t, p)
+	relabelling(t, c)
+	one, two := m.wanted("a", 2), m.wanted("b", 3)
+	for _, s := range []Spec{one, two} {
+		if _, err := c.Create(t.Context(), s, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gone := make(chan struct{}) // the policy service comes back
+	p.mu.Lock()
+	p.await = func(ctx context.Context, id uint32) error {
+		if id != 2000 {
+			return nil
+		}
+		select {
+		case <-gone:
+			return nil
+		default:
+			return fmt.Errorf("%w: no tables", ErrUnavailable)
+		}
+	}
+	p.mu.Unlock()
+	c.Wishes(map[workload.Owner]Identity{one.Owner: {Number: 2000}, two.Owner: {Number: 3000}}, nil)
+	m.await(t, c, two.Owner, func(e Endpoint) bool { return e.Identity.Number == 3000 })
+	if e, err := c.Get(one.Owner); err != nil || e.Identity.Number != 1000 || m.entry(e.Slot).Identity != 1000 {
+		t.Errorf("without tables: %+v, %v", e, err)
+	}
+	for len(c.Counts().Waiting) == 0 { // it was tried at least once
+		if err := pause(t.Context(), c.cfg.RetryDelay); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(gone)
+	m.await(t, c, one.Owner, func(e Endpoint) bool { return e.Identity.Number == 2000 })
+	for c.Counts().PendingRelabels > 0 {
+		if err := pause(t.Context(), c.cfg.RetryDelay); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.confirmed[one.Owner] != 2000 || m.confirmed[two.Owner] != 3000 {
+		t.Errorf("confirmed %v", m.confirmed)
+	}
+}
+
+// INV-71
+func TestAKilledChangeOfIdentityIsDoneAfterTheRestartAndUnpublishesNothing(t *testing.T) {
+	m := newMachine()
+	p := &fakePolicies{}
+	first := m.evaluated(t, p)
+	s := m.wanted("a", 2)
+	e, err := first.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// killed after the record was written
+	r := m.recordOf(s.Owner)
+	r.Identity.Number = 2000
+	if err := (fakeRecords{m}).Save(r); err != nil {
+		t.Fatal(err)
+	}
+	ready := make(chan struct{})
+	p.await = func(ctx context.Context, _ uint32) error {
+		select {
+		case <-ready:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	c := m.evaluated(t, p)
+	if m.entry(e.Slot).Identity != 1000 || m.called("unpublish") != 0 {
+		t.Errorf("before its tables are there: %+v", m.entry(e.Slot))
+	}
+	for range 2 { // an audit does not lose patience
+		if err := c.Audit(t.Context(), true, func(f Finding) error { t.Errorf("finding %+v", f); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	relabelling(t, c)
+	close(ready)
+	for c.Counts().PendingRelabels > 0 {
+		if err := pause(t.Context(), c.cfg.RetryDelay); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m.entry(e.Slot).Identity != 2000 || m.called("unpublish") != 0 {
+		t.Errorf("afterwards: %+v, unpublished %d times", m.entry(e.Slot), m.called("unpublish"))
+	}
+}
+
+func TestAFailedChangeOfIdentityIsTakenBackOrDoneAgain(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	e, err := c.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.number = 2000
+	m.setFail("set identity", errTest)
+	if _, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: web("b")}, false); !errors.Is(err, errTest) {
+		t.Fatal(err)
+	}
+	if r := m.recordOf(s.Owner); r.Identity.Number != 1000 || r.Given != nil || m.entry(e.Slot).Identity != 1000 || !c.RefreshDue() {
+		t.Errorf("record %+v, maps %+v, refresh due %t", r, m.entry(e.Slot), c.RefreshDue())
+	}
+	m.setFail("set identity", nil)
+	m.number = 1000 // of the labels that it has
+	if n, err := c.Refresh(t.Context()); n != 0 || err != nil {
+		t.Errorf("refresh: %d, %v", n, err)
+	}
+}
+
+// INV-40
+func TestUpdatesAndDeletionsOfOneOwnerComeOneAfterTheOther(t *testing.T) {
+	m := newMachine()
+	c := m.evaluated(t, &fakePolicies{})
+	relabelling(t, c)
+	s := m.wanted("a", 2)
+	for round := range 30 {
+		m.mu.Lock()
+		m.leases[s.Owner] = lease{addrs: s.Addrs}
+		m.mu.Unlock()
+		if _, err := c.Create(t.Context(), s, false); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Go(func() {
+				_, err := c.Update(context.Background(), Update{Owner: s.Owner, Labels: web(fmt.Sprint(i))}, false)
+				if err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrDeleted) {
+					t.Errorf("update: %v", err)
+				}
+			})
+		}
+		wg.Go(func() {
+			c.Wishes(map[workload.Owner]Identity{s.Owner: {Number: uint32(2000 + round)}}, nil)
+		})
+		wg.Go(func() {
+			if _, err := c.Delete(context.Background(), s.Owner); err != nil {
+				t.Errorf("delete: %v", err)
+			}
+		})
+		wg.Wait()
+		settle(t, c)
+		m.holds(t, c, 0)
+	}
+}
+
+func TestUpdateIsEndedByADeletion(t *testing.T) {
+	m := newMachine()
+	waits := make(chan struct{})
+	p := &fakePolicies{}
+	c := m.evaluated(t, p)
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	m.number = 2000
+	p.await = func(ctx context.Context, _ uint32) error {
+		close(waits)
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Update(context.Background(), Update{Owner: s.Owner, Labels: web("b")}, false)
+		done <- err
+	}()
+	<-waits
+	if existed, err := c.Delete(t.Context(), s.Owner); !existed || err != nil {
+		t.Errorf("%t, %v", existed, err)
+	}
+	if err := <-done; !errors.Is(err, ErrDeleted) {
+		t.Errorf("%v, want ErrDeleted", err)
+	}
+	settle(t, c)
+	m.holds(t, c, 0)
+}

@@ -26,7 +26,7 @@ import (
 
 // Command is `endpoint`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("endpoint", "Show the connected containers",
+	return invocation.Group("endpoint", "Show the connected containers, and change their labels",
 		&cobra.Command{
 			Use: "list", Short: "List every endpoint of the node", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printList(cmd.Context(), inv) },
@@ -36,6 +36,7 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 			Args: invocation.Args(1, "a container's id"),
 			RunE: func(cmd *cobra.Command, a []string) error { return printOne(cmd.Context(), inv, a[0]) },
 		},
+		labelCommand(inv),
 	)
 }
 
@@ -57,9 +58,13 @@ type endpoint struct {
 	MTU       uint32         `json:"mtu"`
 	// SourceRouted are addresses whose family has its default routes by another
 	// interface of the container.
-	SourceRouted []string   `json:"sourceRouted,omitempty"`
-	NamedPorts   []string   `json:"namedPorts,omitempty"`
-	Created      *time.Time `json:"createTime,omitempty"`
+	SourceRouted []string `json:"sourceRouted,omitempty"`
+	// Given are the labels as they were given last, unfiltered, and FromPod says
+	// that the identity comes from the Kubernetes pod instead.
+	Given      []string   `json:"givenLabels,omitempty"`
+	FromPod    bool       `json:"labelsFromPod,omitempty"`
+	NamedPorts []string   `json:"namedPorts,omitempty"`
+	Created    *time.Time `json:"createTime,omitempty"`
 	// Policy is what evaluates its packets; nil from a datapath that knows none.
 	Policy *policy `json:"policy,omitempty"`
 }
@@ -113,8 +118,8 @@ func shown(e *datapathv1.Endpoint) endpoint {
 		Labels: workload.LabelTexts(e.GetLabels()), Addresses: e.GetAddresses(),
 		Gateways: e.GetGateways(),
 		Host:     dev(e.GetHostInterface()), Container: dev(e.GetContainerInterface()),
-		SourceRouted: e.GetSourceRouted(),
-		Namespace:    e.GetNetworkNamespace(), MTU: e.GetMtu(), Created: output.When(e.GetCreateTime()),
+		SourceRouted: e.GetSourceRouted(), Given: workload.LabelTexts(e.GetGivenLabels()), FromPod: e.GetLabelsFromPod(),
+		Namespace: e.GetNetworkNamespace(), MTU: e.GetMtu(), Created: output.When(e.GetCreateTime()),
 	}
 	if p := e.GetPod(); p != nil {
 		shown.Pod = &podRef{p.GetNamespace(), p.GetName(), p.GetUid()}
@@ -223,6 +228,9 @@ func printOne(ctx context.Context, inv *invocation.Invocation, name string) erro
 		output.Row(w, "State", e.State)
 		output.Row(w, "Identity", e.Identity)
 		output.Row(w, "Labels", strings.Join(e.Labels, " "))
+		if e.FromPod {
+			output.Row(w, "Labels from", "the Kubernetes pod")
+		}
 		output.Row(w, "Addresses", strings.Join(e.Addresses, " "))
 		output.Row(w, "Gateways", strings.Join(e.Gateways, " "))
 		if len(e.SourceRouted) > 0 {

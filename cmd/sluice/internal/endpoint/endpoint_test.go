@@ -11,6 +11,8 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 func TestEndpointsShowTheirPolicy(t *testing.T) {
@@ -65,4 +67,36 @@ func TestEndpointGetTakesTheStartOfAnID(t *testing.T) {
 	n.Want(t, invocation.ExitFailed, "endpoint", "get", "0123/eth1")
 	n.Want(t, invocation.ExitUsage, "endpoint", "get", "/eth0")
 	n.Want(t, invocation.ExitUsage, "endpoint", "get")
+}
+
+func TestEndpointLabelChangesWhatWasGiven(t *testing.T) {
+	n := nodetest.New(t, Command)
+	out, _ := n.Want(t, 0, "endpoint", "label", "0123", "app=db", "k8s:tier=front")
+	nodetest.WantLines(t, out, "0123456789abc/eth0 changed from identity 300 to cni:app=db,tier=front (301)")
+	out, _ = n.Want(t, 0, "endpoint", "label", "0123", "--named-port", "http=8080/tcp", "-o", "json")
+	if !strings.Contains(out, `"http=8080/tcp"`) {
+		t.Errorf("named ports: %s", out)
+	}
+	out, _ = n.Want(t, 0, "endpoint", "label", "0123", "app=db", "--validate-only")
+	nodetest.WantLines(t, out, "Nothing was changed: --validate-only. 0123456789abc/eth0 would change from identity 300 to cni:app=db (301)")
+	for _, wrong := range [][]string{
+		{"0123"},
+		{"0123", "app"},
+		{"0123", ":app=db"},
+		{"0123", "=db"},
+		{"0123", "other-"},
+		{"0123", "--named-port", "http"},
+		{"0123", "--named-port", "http=0/tcp"},
+		{"0123", "--named-port", "http=80/igmpp"},
+	} {
+		n.Want(t, invocation.ExitUsage, append([]string{"endpoint", "label"}, wrong...)...)
+	}
+}
+
+func TestChangesOfLabelsReplaceAndRemove(t *testing.T) {
+	have := []*workloadv1.Label{{Source: "cni", Key: "app", Value: "web"}, {Source: "cni", Key: "old"}, {Source: "k8s", Key: "app", Value: "x"}}
+	got, err := changed(have, []string{"app=db", "old-", "new="}, "cni")
+	if want := "cni:app=db cni:new k8s:app=x"; err != nil || strings.Join(workload.LabelTexts(got), " ") != want {
+		t.Errorf("%v, %v, want %s", workload.LabelTexts(got), err, want)
+	}
 }

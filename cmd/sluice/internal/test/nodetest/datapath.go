@@ -121,6 +121,14 @@ func (*datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest,
 	return nil
 }
 
+func (*datapath) UpdateEndpoint(_ context.Context, r *datapathv1.UpdateEndpointRequest) (*datapathv1.UpdateEndpointResponse, error) {
+	e := &datapathv1.Endpoint{Owner: r.GetOwner(), Identity: 300, Labels: r.GetLabels().GetLabels(), NamedPorts: r.GetNamedPorts().GetNamedPorts()}
+	if len(e.GetLabels()) > 0 {
+		e.Identity = 301
+	}
+	return &datapathv1.UpdateEndpointResponse{Endpoint: e}, nil
+}
+
 func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*datapathv1.GetStatusResponse, error) {
 	r := &datapathv1.GetStatusResponse{
 		Service: serviceStatus(), AddReady: f.node.AddReady, KnownAddReady: f.node.KnownReady,

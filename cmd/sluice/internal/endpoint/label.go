@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+)
+
+func labelCommand(inv *invocation.Invocation) *cobra.Command {
+	var ports []string
+	var validate bool
+	cmd := &cobra.Command{
+		Use:   "label CONTAINER[/INTERFACE] [SOURCE:]KEY=VALUE | [SOURCE:]KEY- ...",
+		Short: "Change the labels or named ports of a running container",
+		Long: "Sets the labels KEY=VALUE, removes the labels KEY-, and gives the container the identity that belongs to them: its " +
+			"policies change, and connections that those do not allow end. Without SOURCE a label is of \"cni\", or of \"k8s\" for " +
+			"a Kubernetes pod. The labels of pods that Sluice reads from Kubernetes are changed there.",
+		Example: "  sluice endpoint label 5f0c tier=front old-\n  sluice endpoint label 5f0c --named-port http=8080/tcp",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			if len(a) == 1 && !cmd.Flags().Changed("named-port") {
+				return invocation.Usagef("nothing changes: want labels, or --named-port")
+			}
+			return changeLabels(cmd.Context(), inv, a[0], a[1:], ports, cmd.Flags().Changed("named-port"), validate)
+		},
+	}
+	cmd.Flags().StringArrayVar(&ports, "named-port", nil, "NAME=PORT/PROTOCOL, instead of all named ports that were given; empty for none; may be repeated")
+	cmd.Flags().BoolVar(&validate, "validate-only", false, "show the identity that the container would have, but change nothing")
+	return cmd
+}
+
+func changeLabels(ctx context.Context, inv *invocation.Invocation, name string, changes, ports []string, withPorts, validate bool) error {
+	e, err := Find(ctx, inv, name)
+	if err != nil {
+		return err
+	}
+	req := &datapathv1.UpdateEndpointRequest{Owner: e.GetOwner(), Manager: e.GetManager(), ValidateOnly: validate}
+	if len(changes) > 0 {
+		source := "cni"
+		if e.GetPod() != nil {
+			source = "k8s"
+		}
+		labels, err := changed(e.GetGivenLabels(), changes, source)
+		if err != nil {
+			return err
+		}
+		req.Labels = &datapathv1.GivenLabels{Labels: labels}
+	}
+	if withPorts {
+		req.NamedPorts = &datapathv1.GivenPorts{}
+		for _, text := range ports {
+			if text == "" {
+				continue
+			}
+			p, err := parsePort(text)
+			if err != nil {
+				return err
+			}
+			req.NamedPorts.NamedPorts = append(req.NamedPorts.NamedPorts, p)
+		}
+	}
+	resp, err := invocation.Ask(ctx, inv, invocation.Datapath, datapathv1.DatapathServiceClient.UpdateEndpoint, req)
+	if err != nil {
+		return err
+	}
+	after := shown(resp.GetEndpoint())
+	return inv.Show(after, func(w io.Writer) {
+		before := e.GetIdentity()
+		switch {
+		case validate && after.Identity == 0:
+			fmt.Fprintf(w, "Nothing was changed: --validate-only. %s would get an identity that has no number yet: %s\n", after.Owner, strings.Join(after.Labels, " "))
+		case validate:
+			fmt.Fprintf(w, "Nothing was changed: --validate-only. %s would change from identity %d to %s\n", after.Owner, before, workload.IdentityText(after.Identity, after.Labels))
+		case after.Identity == before:
+			fmt.Fprintf(w, "%s stays identity %s\n", after.Owner, workload.IdentityText(before, after.Labels))
+		default:
+			fmt.Fprintf(w, "%s changed from identity %d to %s\n", after.Owner, before, workload.IdentityText(after.Identity, after.Labels))
+		}
+	})
+}
+
+// changed are the labels after the changes, KEY=VALUE or KEY- with or without a
+// source.
+func changed(labels []*workloadv1.Label, changes []string, source string) ([]*workloadv1.Label, error) {
+	labels = slices.Clone(labels)
+	for _, text := range changes {
+		name, value, set := strings.Cut(text, "=")
+		if !set {
+			var removes bool
+			if name, removes = strings.CutSuffix(text, "-"); !removes {
+				return nil, invocation.Usagef("%q is no change of a label: want [SOURCE:]KEY=VALUE or [SOURCE:]KEY-", text)
+			}
+		}
+		l := &workloadv1.Label{Source: source, Key: name, Value: value}
+		if s, key, found := strings.Cut(name, ":"); found {
+			l.Source, l.Key = s, key
+		}
+		if l.GetSource() == "" || l.GetKey() == "" {
+			return nil, invocation.Usagef("%q names no label: want [SOURCE:]KEY=VALUE or [SOURCE:]KEY-", text)
+		}
+		n := len(labels)
+		labels = slices.DeleteFunc(labels, func(have *workloadv1.Label) bool {
+			return have.GetSource() == l.GetSource() && have.GetKey() == l.GetKey()
+		})
+		if set {
+			labels = append(labels, l)
+		} else if len(labels) == n {
+			return nil, invocation.Usagef("the container was given no label %s:%s; it has %s", l.GetSource(), output.Printable(l.GetKey()), strings.Join(workload.LabelTexts(labels), " "))
+		}
+	}
+	return labels, nil
+}
+
+// parsePort reads NAME=PORT/PROTOCOL.
+func parsePort(text string) (*workloadv1.NamedPort, error) {
+	name, rest, _ := strings.Cut(text, "=")
+	number, protocol, _ := strings.Cut(rest, "/")
+	n, err := strconv.ParseUint(number, 10, 16)
+	p := netv1.Protocol_value["PROTOCOL_"+strings.ToUpper(protocol)]
+	if name == "" || err != nil || n == 0 || p == 0 {
+		return nil, invocation.Usagef("%q is no named port: want NAME=PORT/PROTOCOL, for example http=80/tcp", text)
+	}
+	return &workloadv1.NamedPort{Name: name, Port: uint32(n), Protocol: netv1.Protocol(p)}, nil
+}

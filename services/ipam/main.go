@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/config"
@@ -20,7 +21,9 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/kit/version"
+	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+	"github.com/sluice-net/sluice/services/ipam/internal/nodeobject"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 	"github.com/sluice-net/sluice/services/ipam/internal/server"
 	"github.com/sluice-net/sluice/services/ipam/internal/store"
@@ -30,24 +33,41 @@ const service = "ipam"
 
 // settings is the configuration of the service.
 type settings struct {
-	Pools      []string      `config:"pools" help:"ranges that pod addresses are taken from, in order of use"`
+	Mode       string        `config:"mode" enum:"static,kubernetes" help:"where ranges come from, the same on all nodes of a cluster: static: pools; kubernetes: spec.podCIDRs of this machine's Node object"`
+	Pools      []string      `config:"pools" help:"in mode static, ranges that pod addresses are taken from, in order of use"`
 	Exclude    []string      `config:"exclude" help:"addresses and ranges inside the pools that are never given out"`
 	Lease      time.Duration `config:"lease" help:"how long an address is kept for an ADD that has not finished, 1s to 1h"`
 	Quarantine time.Duration `config:"quarantine" was:"rest" help:"how long a released address is not given out, 0 to 24h"`
 	StateDir   string        `config:"stateDir" help:"directory of the state file, mode 0700"`
+
+	Kubernetes kube.NodeSettings `config:"kubernetes"`
 
 	ranges, exclusions []netip.Prefix // set by Validate
 }
 
 func defaults(p instance.Paths) settings {
 	return settings{
+		Mode: modeStatic,
 		// For one node on its own; a node of a cluster is told its ranges.
 		Pools:      []string{"10.244.0.0/24", "fd00:244::/64"},
 		Lease:      ipam.DefaultLease,
 		Quarantine: ipam.DefaultQuarantine,
 		StateDir:   p.ServiceStateDir(service),
+		Kubernetes: kube.NodeDefaults(),
 	}
 }
+
+// The modes.
+const (
+	modeStatic     = "static"
+	modeKubernetes = "kubernetes"
+)
+
+// learns says whether the ranges come from the Node object.
+func (s *settings) learns() bool { return s.Mode == modeKubernetes }
+
+// Calls implements process.Caller.
+func (s *settings) Calls() sandbox.Calls { return sandbox.Calls{Inet: s.learns()} }
 
 // Validate implements the check of package config.
 func (s *settings) Validate() error {
@@ -60,6 +80,9 @@ func (s *settings) Validate() error {
 	}
 	if !filepath.IsAbs(s.StateDir) {
 		p.Addf("stateDir", "%q is not an absolute path", s.StateDir)
+	}
+	if s.learns() && !s.Kubernetes.Enabled() {
+		p.Addf("kubernetes.api", "needed in mode kubernetes; or kubernetes.kubeconfig")
 	}
 	var err, xerr error
 	s.ranges, err = pool.ParseRanges("pools", s.Pools)
@@ -79,16 +102,31 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		return err
 	}
 	p.OnExit(state.Close)
-	if err := p.Confine(sandbox.Files{Write: []string{cfg.StateDir}}); err != nil {
+	files := sandbox.Files{Write: []string{cfg.StateDir}}
+	var client *kube.Client
+	if cfg.learns() {
+		client, err = kube.New(cfg.Kubernetes.Settings, kube.Options{
+			Name: "sluice-ipam", StateFile: filepath.Join(cfg.StateDir, "kubernetes-api.json"), Log: p.Log,
+		})
+		if err != nil {
+			return err
+		}
+		files.Read = client.Files()
+	}
+	if err := p.Confine(files); err != nil {
 		return err
 	}
 
 	metrics := server.NewMetrics()
 	observe := metrics.Observer()
 	observe.Reloaded = func(cause error) { p.Log.Error("commit refused, state read again", log.Err(cause)) }
+	field := "pools"
+	if cfg.learns() {
+		field = nodeobject.Field
+	}
 	addresses, err := process.Phase(p, "load-index", func() (*ipam.Allocator, error) {
 		a, err := ipam.New(state, ipam.Options{
-			Field: "pools", Ranges: cfg.ranges, Exclude: cfg.exclusions,
+			Field: field, Ranges: cfg.ranges, Stored: cfg.learns(), Exclude: cfg.exclusions,
 			Lease: cfg.Lease, Quarantine: cfg.Quarantine, Observe: observe,
 		})
 		if errors.Is(err, ipam.ErrInconsistent) {
@@ -105,15 +143,34 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 	if err := metrics.Register(p.Metrics, addresses); err != nil {
 		return err
 	}
-	srv, err := p.NewServer(rpc.Options{
-		Register: server.New(addresses, metrics, version.Get().String(), started).Register,
-		Methods:  server.Methods(),
-	})
+	service := server.New(addresses, metrics, version.Get().String(), started)
+	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {
 		return err
 	}
 	p.Go("allocator", addresses.Run)
-	srv.SetAllServing(true)
-	p.Ready()
+	if !cfg.learns() {
+		srv.SetAllServing(true)
+		p.Ready()
+		return p.Serve(ctx, srv)
+	}
+	ready := sync.OnceFunc(p.Ready)
+	node, err := nodeobject.New(client, nodeobject.Options{
+		Name: cfg.Kubernetes.Node, Ranges: addresses, Log: p.Log,
+		Report: func(why error) {
+			if why != nil {
+				p.Waiting("waiting for a range: " + why.Error())
+			} else {
+				ready()
+			}
+			srv.SetAllServing(why == nil)
+		},
+	})
+	if err != nil {
+		return err
+	}
+	service.NoRange = node.Problem
+	p.Go("addresses of the Kubernetes API", client.Run)
+	p.Go("node object", node.Run)
 	return p.Serve(ctx, srv)
 }

@@ -36,6 +36,9 @@ type Server struct {
 	metrics *Metrics
 	version string
 	started time.Time
+
+	// NoRange says why no range serves; nil: there are always some.
+	NoRange func() error
 }
 
 // New returns the service for an allocator.
@@ -172,6 +175,12 @@ func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.G
 	service := &statusv1.ServiceStatus{Version: s.version, StartTime: timestamppb.New(s.started)}
 	if err := s.ipam.Problem(); err != nil {
 		service.Problems = []*statusv1.Problem{{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORAGE, Text: err.Error()}}
+	}
+	if s.NoRange != nil {
+		if err := s.NoRange(); err != nil {
+			service.Problems = append(service.Problems,
+				&statusv1.Problem{Reason: statusv1.ProblemReason_PROBLEM_REASON_SETTINGS, Text: err.Error()})
+		}
 	}
 	return &ipamv1.GetStatusResponse{
 		Service:             service,

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package nodeobject takes the ranges of this machine from spec.podCIDRs of its
+// Node object, and notes on the object which ranges are in use.
+//
+// It reads and writes no other object. Of its own it writes two annotations,
+// sets the condition NetworkUnavailable to False where it is True, and removes
+// the taint node.sluice.io/not-ready.
+package nodeobject
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+	"github.com/sluice-net/sluice/services/ipam/internal/pool"
+)
+
+// What is written on the Node.
+const (
+	servingAnnotation  = "node.sluice.io/pod-ranges"
+	drainingAnnotation = "node.sluice.io/draining-pod-ranges"
+	notReadyTaint      = "node.sluice.io/not-ready"
+)
+
+// Field is what ranges are called in errors.
+const Field = "spec.podCIDRs"
+
+// missingFor is how long a Node may be without ranges before that is called an
+// error of the cluster.
+const missingFor = 30 * time.Second
+
+// retryEvery is the pause after something that failed.
+const retryEvery = 2 * time.Second
+
+// Ranges are those that ipam serves.
+type Ranges interface {
+	SetRanges(ctx context.Context, ranges []netip.Prefix) error
+	Hub() *watch.Hub[netip.Prefix, ipam.Range]
+}
+
+// Options of a Node.
+type Options struct {
+	Name   string // of the object
+	Ranges Ranges
+	// Report is told why no range serves, and with nil that one does, when that
+	// changes.
+	Report func(error)
+	Log    *slog.Logger
+}
+
+// Node follows the object.
+type Node struct {
+	Options
+	client *rest.RESTClient
+	news   chan struct{}
+
+	mu       sync.Mutex
+	object   *object   // guarded by mu; nil: it does not exist, or nothing is known
+	complete bool      // guarded by mu; it was listed
+	away     error     // guarded by mu; why the API does not give it
+	problem  error     // guarded by mu; why no range serves
+	missing  time.Time // guarded by mu; since when
+
+	logged string // of the loop
+}
+
+// object is what is kept of a Node.
+type object struct {
+	uid, version       string
+	podCIDRs           []string
+	serving, draining  string // annotations
+	networkUnavailable bool
+	taint              int // its place, -1 if there is none
+}
+
+// New returns a Node that does nothing before Run.
+func New(c *kube.Client, o Options) (*Node, error) {
+	client, err := c.REST(corev1.SchemeGroupVersion, corev1.AddToScheme)
+	if err != nil {
+		return nil, err
+	}
+	return &Node{Options: o, client: client, news: make(chan struct{}, 1), missing: time.Now()}, nil
+}
+
+// trim implements kube.Kind.
+func trim(o runtime.Object) *object {
+	n := o.(*corev1.Node)
+	kept := &object{
+		uid: string(n.UID), version: n.ResourceVersion, podCIDRs: n.Spec.PodCIDRs,
+		serving: n.Annotations[servingAnnotation], draining: n.Annotations[drainingAnnotation],
+	}
+	if len(kept.podCIDRs) == 0 && n.Spec.PodCIDR != "" {
+		kept.podCIDRs = []string{n.Spec.PodCIDR}
+	}
+	kept.taint = slices.IndexFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == notReadyTaint })
+	kept.networkUnavailable = slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionTrue
+	})
+	return kept
+}
+
+// Upsert implements kube.Handler.
+func (n *Node) Upsert(_ types.NamespacedName, o *object) { n.note(func() { n.object = o }) }
+
+// Delete implements kube.Handler.
+func (n *Node) Delete(types.NamespacedName) { n.note(func() { n.object, n.complete = nil, true }) }
+
+// Complete implements kube.Handler.
+func (n *Node) Complete() { n.note(func() { n.complete = true }) }
+
+// Failed implements kube.Handler.
+func (n *Node) Failed(err error) { n.note(func() { n.away = err }) }
+
+func (n *Node) note(change func()) {
+	n.mu.Lock()
+	change()
+	n.mu.Unlock()
+	n.wake()
+}
+
+func (n *Node) wake() {
+	select {
+	case n.news <- struct{}{}:
+	default:
+	}
+}
+
+// Problem says why no range serves; nil if one does.
+func (n *Node) Problem() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.problem == nil || time.Since(n.missing) < missingFor {
+		return n.problem
+	}
+	return fmt.Errorf("%w, for %s: kube-controller-manager assigns ranges with --allocate-node-cidrs and --cluster-cidr",
+		n.problem, time.Since(n.missing).Truncate(time.Second))
+}
+
+// Run follows the object until ctx ends.
+func (n *Node) Run(ctx context.Context) error {
+	changes, err := n.Ranges.Hub().Subscribe(nil)
+	if err != nil {
+		return err
+	}
+	defer changes.Close()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		for {
+			if _, err := changes.Next(ctx); err != nil {
+				return
+			}
+			n.wake()
+		}
+	})
+	followed := make(chan error, 1)
+	wg.Go(func() {
+		followed <- kube.Follow(ctx, kube.Kind[*object]{
+			Client: n.client, Resource: "nodes", Fields: "metadata.name=" + n.Name, Type: &corev1.Node{}, Trim: trim,
+		}, n, n.Log)
+	})
+	for t := time.NewTicker(retryEvery); ; {
+		n.step(ctx)
+		select {
+		case <-n.news:
+		case <-t.C: // what failed is tried again, and the time goes on in Problem
+		case err := <-followed:
+			t.Stop()
+			return err
+		}
+	}
+}
+
+// step makes the ranges those of the object, and the object's notes those of the
+// ranges.
+func (n *Node) step(ctx context.Context) {
+	n.mu.Lock()
+	o, complete, away := n.object, n.complete, n.away
+	n.mu.Unlock()
+	var why error
+	if o != nil || complete {
+		var ranges []netip.Prefix
+		ranges, why = n.wanted(o)
+		if err := n.Ranges.SetRanges(ctx, ranges); err != nil {
+			// What the Node had before is not its any more, whatever comes in its place.
+			why = errors.Join(fmt.Errorf("the Node %s: %w", n.Name, err), n.Ranges.SetRanges(ctx, nil))
+		}
+	}
+	serving, draining := n.ranges()
+	if why == nil && len(serving) == 0 {
+		if why = away; why == nil {
+			why = fmt.Errorf("the Node %s was not read yet", n.Name)
+		}
+	}
+	n.report(why)
+	if o == nil {
+		return
+	}
+	if err := n.write(ctx, o, strings.Join(serving, ","), strings.Join(draining, ",")); err != nil && ctx.Err() == nil {
+		n.complain(fmt.Errorf("write on Node %s: %w", n.Name, err))
+	} else {
+		n.logged = ""
+	}
+}
+
+// wanted are the ranges of an object; why says why there are none.
+func (n *Node) wanted(o *object) (ranges []netip.Prefix, why error) {
+	switch {
+	case o == nil:
+		return nil, fmt.Errorf("the Node %s does not exist", n.Name)
+	case len(o.podCIDRs) == 0:
+		return nil, fmt.Errorf("the Node %s has no %s", n.Name, Field)
+	}
+	ranges, err := pool.ParseRanges(Field, o.podCIDRs)
+	if err != nil {
+		return nil, fmt.Errorf("the Node %s: %w", n.Name, err)
+	}
+	return ranges, nil
+}
+
+// ranges are those that ipam has.
+func (n *Node) ranges() (serving, draining []string) {
+	hub := n.Ranges.Hub()
+	for _, p := range hub.Keys() {
+		switch r, ok := hub.Get(p); {
+		case !ok:
+		case r.Draining:
+			draining = append(draining, p.String())
+		default:
+			serving = append(serving, p.String())
+		}
+	}
+	slices.Sort(serving)
+	slices.Sort(draining)
+	return serving, draining
+}
+
+// report notes why no range serves, nil if one does.
+func (n *Node) report(why error) {
+	n.mu.Lock()
+	before := n.problem
+	n.problem = why
+	if before == nil {
+		n.missing = time.Now()
+	}
+	n.mu.Unlock()
+	n.Report(n.Problem())
+	if why != nil && (before == nil || before.Error() != why.Error()) {
+		n.Log.Warn("no range of addresses serves", log.Err(why))
+	}
+}
+
+// complain logs what is not what was logged last.
+func (n *Node) complain(err error) {
+	if err.Error() != n.logged {
+		n.logged = err.Error()
+		n.Log.Error("the Node object was not written, trying again", log.Err(err))
+	}
+}
+
+// write puts on the object what it does not say yet. Every patch names the object
+// by its uid: another one of the same name is not written.
+func (n *Node) write(ctx context.Context, o *object, serving, draining string) error {
+	var errs []error
+	if serving != o.serving || draining != o.draining {
+		errs = append(errs, n.patch(ctx, types.MergePatchType, "", map[string]any{
+			"metadata": map[string]any{"uid": o.uid, "annotations": map[string]any{
+				servingAnnotation: orNull(serving), drainingAnnotation: orNull(draining),
+			}},
+		}))
+	}
+	if serving == "" {
+		return errors.Join(errs...)
+	}
+	if o.networkUnavailable {
+		now := metav1.Now()
+		errs = append(errs, n.patch(ctx, types.StrategicMergePatchType, "status", map[string]any{
+			"metadata": map[string]any{"uid": o.uid},
+			"status": map[string]any{"conditions": []corev1.NodeCondition{{
+				Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: "SluiceHasRanges",
+				Message: "sluice-ipam has ranges for pods", LastHeartbeatTime: now, LastTransitionTime: now,
+			}}},
+		}))
+	}
+	if o.taint >= 0 {
+		errs = append(errs, n.patch(ctx, types.JSONPatchType, "", []map[string]any{
+			{"op": "test", "path": "/metadata/resourceVersion", "value": o.version},
+			{"op": "remove", "path": fmt.Sprintf("/spec/taints/%d", o.taint)},
+		}))
+	}
+	return errors.Join(errs...)
+}
+
+// orNull is null, which removes an annotation, for an empty text.
+func orNull(text string) any {
+	if text == "" {
+		return nil
+	}
+	return text
+}
+
+func (n *Node) patch(ctx context.Context, kind types.PatchType, subresource string, content any) error {
+	body, err := json.Marshal(content)
+	if err != nil {
+		return err
+	}
+	r := n.client.Patch(kind).Resource("nodes").Name(n.Name).Timeout(10 * time.Second).Body(body)
+	if subresource != "" {
+		r = r.SubResource(subresource)
+	}
+	return r.Do(ctx).Error()
+}

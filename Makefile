@@ -160,7 +160,7 @@ test-k8s-netpol: k8s ## Run Kubernetes' specs of NetworkPolicy, or those that ma
 .PHONY: test-k8s-outages
 test-k8s-outages: k8s ## Stop the API server and etcd of a cluster for 2 minutes each (root)
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestSluiceServesACluster$$/Away$$' . -outage=2m
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestSluiceServesACluster$$/1.6$$/Away$$' . -outage=2m
 
 .PHONY: bench
 bench: build ## Measure ADD, DEL, traffic and memory beside the reference plugins (root)

@@ -104,6 +104,10 @@ func judge(data []byte, as reading.Options) ([]judgement, error) {
 			for _, n := range d.Object.Notes {
 				all[i].Notes = append(all[i].Notes, note{n.Kind.String(), n.Path, n.Text})
 			}
+			if n := d.Object.Notes.Omitted(); n > 0 {
+				text := fmt.Sprintf("%d more notes are left out", n)
+				all[i].Notes = append(all[i].Notes, note{Kind: "omitted", Text: text})
+			}
 		}
 	}
 	return all, nil

@@ -12,7 +12,10 @@ import (
 
 func TestValidateJudgesEveryDocument(t *testing.T) {
 	const good = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {}}\n"
-	var large strings.Builder
+	var large, groups strings.Builder
+	for range 52 {
+		groups.WriteString("{toGroups: [{}]},")
+	}
 	for i := range 1100 {
 		fmt.Fprintf(&large, "{from: [{ipBlock: {cidr: 10.%d.%d.0/24}}], ports: [{port: %d}]},", i>>8, i&255, 1000+i)
 	}
@@ -50,6 +53,14 @@ func TestValidateJudgesEveryDocument(t *testing.T) {
 	misspelt := strings.Replace(good, "podSelector", "podSelecter", 1)
 	if code := validate([]string{"--allow-unknown-fields"}, strings.NewReader(misspelt), &out, &errOut); code != 0 || out.String() != `{"problems":[],"droppedFields":["spec.podSelecter"]}`+"\n" {
 		t.Errorf("unknown fields allowed: exit code %d, %s%s", code, out.String(), errOut.String())
+	}
+	out.Reset()
+	noted := "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\n" +
+		"spec: {endpointSelector: {}, egress: [" + groups.String() + "]}\n"
+	code := validate(nil, strings.NewReader(noted), &out, &errOut)
+	last := `{"kind":"omitted","text":"12 more notes are left out"}]}` + "\n"
+	if code != 0 || !strings.HasSuffix(out.String(), last) {
+		t.Errorf("52 notes: exit code %d, %s%s", code, out.String(), errOut.String())
 	}
 	if code := validate([]string{"web.yaml"}, strings.NewReader(""), &out, &errOut); code != 2 || !strings.Contains(errOut.String(), "standard input") {
 		t.Errorf("a file as argument: exit code %d, %s", code, errOut.String())

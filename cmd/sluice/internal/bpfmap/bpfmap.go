@@ -76,18 +76,31 @@ func printList(ctx context.Context, inv *invocation.Invocation) error {
 	})
 }
 
+// entry is what `map dump -o json` prints a line.
+type entry struct {
+	Key     string `json:"key"`
+	Value   string `json:"value"`
+	Omitted uint64 `json:"omittedEntries,omitempty"` // in the last one: how many --limit leaves out
+}
+
 func dump(ctx context.Context, inv *invocation.Invocation, name string, limit uint32) error {
 	// Maps have up to a million entries, so they are printed as they come.
 	out := bufio.NewWriter(inv.Out)
 	encoder := json.NewEncoder(out)
 	encoder.SetEscapeHTML(false)
+	omitted := uint64(0)
 	call, request := datapathv1.DatapathServiceClient.DumpMap, &datapathv1.DumpMapRequest{Name: name, Limit: limit}
 	err := invocation.Stream(ctx, inv, invocation.Datapath, call, request, func(m *datapathv1.DumpMapResponse) error {
 		if inv.Format == "json" {
-			return encoder.Encode(map[string]string{"key": m.GetKey(), "value": m.GetValue()})
+			return encoder.Encode(entry{m.GetKey(), m.GetValue(), m.GetOmittedEntryCount()})
 		}
+		omitted = m.GetOmittedEntryCount()
 		_, err := fmt.Fprintf(out, "%s  =>  %s\n", output.Printable(m.GetKey()), output.Printable(m.GetValue()))
 		return err
 	})
-	return cmp.Or(err, out.Flush()) // what came stays, and the first error is the reason
+	err = cmp.Or(err, out.Flush()) // what came stays, and the first error is the reason
+	if omitted > 0 {
+		fmt.Fprintf(inv.ErrOut, "note: --limit leaves out %d more\n", omitted)
+	}
+	return err
 }

@@ -19,11 +19,13 @@ func TestMaps(t *testing.T) {
 	out, _ = n.Want(t, 0, "map", "dump", "sl_peer")
 	nodetest.WantLines(t, out, "set 16 class 2 => class 2")
 	out, _ = n.Want(t, 0, "map", "dump", "sl_peer", "--limit", "1", "-o", "json")
-	var entry map[string]string
-	if err := json.Unmarshal([]byte(out), &entry); err != nil || entry["key"] != "set 16 class 0" {
+	var got entry
+	if err := json.Unmarshal([]byte(out), &got); err != nil || got != (entry{"set 16 class 0", "class 2", 2}) {
 		t.Errorf("JSON %v %s", err, out)
 	}
-	_, errOut := n.Want(t, invocation.ExitFailed, "map", "dump", "sl_x")
+	_, errOut := n.Want(t, 0, "map", "dump", "sl_peer", "--limit", "2")
+	nodetest.WantLines(t, errOut, "note: --limit leaves out 1 more")
+	_, errOut = n.Want(t, invocation.ExitFailed, "map", "dump", "sl_x")
 	nodetest.WantLines(t, errOut, `sluice: no map "sl_x"; there are sl_ct, sl_peer`)
 	n.Want(t, invocation.ExitUsage, "map", "dump")
 }

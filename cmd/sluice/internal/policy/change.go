@@ -142,7 +142,8 @@ func changesOf(changes []*policyv1.PolicyChange, docs []manifest.Document) []cha
 	for i, ch := range changes {
 		shown := change{
 			Kind: ch.GetKey().GetKind(), Namespace: ch.GetKey().GetNamespace(), Name: ch.GetKey().GetName(),
-			Change: output.Enum(ch.GetType(), "CHANGE_TYPE_"), Dropped: ch.GetDroppedFields(), Notes: notesOf(ch.GetNotes()),
+			Change: output.Enum(ch.GetType(), "CHANGE_TYPE_"), Dropped: ch.GetDroppedFields(),
+			Notes: notesOf(ch.GetNotes(), ch.GetOmittedNoteCount()),
 		}
 		if i < len(docs) && len(docs) <= len(changes) {
 			shown.File, shown.Document = docs[i].File, docs[i].Index

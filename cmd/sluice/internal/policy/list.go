@@ -85,7 +85,7 @@ func stateOf(p *policyv1.Policy) state {
 		Revision: p.GetRevision(),
 		Subjects: p.GetSubjects(), Rules: p.GetRules(), Updated: output.When(p.GetUpdateTime()),
 		Dropped: p.GetDroppedFields(),
-		Notes:   notesOf(p.GetNotes()), Manifest: string(p.GetManifest()),
+		Notes:   notesOf(p.GetNotes(), p.GetOmittedNoteCount()), Manifest: string(p.GetManifest()),
 	}
 	if s.Subjects == nil {
 		s.Subjects = []uint32{}

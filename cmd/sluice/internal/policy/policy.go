@@ -88,10 +88,14 @@ func (n note) label() string {
 // noteSelectsNothing is the kind of a note on a policy without an endpoint.
 const noteSelectsNothing = "selects-nothing"
 
-func notesOf(list []*policyv1.PolicyNote) []note {
+// notesOf are the notes of the service, with one on those that it left out.
+func notesOf(list []*policyv1.PolicyNote, omitted uint32) []note {
 	var all []note
 	for _, n := range list {
 		all = append(all, note{output.Enum(n.GetKind(), "POLICY_NOTE_KIND_"), n.GetField(), n.GetText()})
+	}
+	if omitted > 0 {
+		all = append(all, note{Kind: "omitted", Text: fmt.Sprintf("%d more notes are left out", omitted)})
 	}
 	return all
 }

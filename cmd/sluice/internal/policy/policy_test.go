@@ -163,6 +163,11 @@ func TestUnsupportedFieldsStayInSight(t *testing.T) {
 	_, errOut = n.Want(t, 0, "policy", "get", "netpol", "shop/web")
 	nodetest.WantLines(t, errOut, "warning: spec.unsupported: not supported by Sluice: such peers")
 	n.Policy.Mu.Lock()
+	n.Policy.Policies["NetworkPolicy shop/web"].OmittedNoteCount = 12
+	n.Policy.Mu.Unlock()
+	out, _ = n.Want(t, 0, "policy", "list")
+	nodetest.WantLines(t, out, text, "NetworkPolicy shop/web: 12 more notes are left out")
+	n.Policy.Mu.Lock()
 	n.Policy.Unsupported = 1
 	n.Policy.Mu.Unlock()
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
@@ -556,6 +561,9 @@ func TestPolicyTableShowsRangesAndWhatLiesBetween(t *testing.T) {
 		"class 0 everything rule 2", "tcp 80 rule 1", "tcp 81-65535 rule 3, else rule 1", "identity class 5 class 1",
 		"192.0.2.0/24 cluster: class 0, outside: class 1",
 		"other peers, host class 1", "other addresses, outside class 1")
+	n.Policy.Table.OmittedIngressRuleCount = 1
+	out, _ = n.Want(t, 0, "policy", "table", "300")
+	nodetest.WantLines(t, out, "The source locations of the last 1 of 2 rules are left out.")
 	if first := strings.Index(out, "class 1"); !strings.Contains(out[first:], "default") {
 		t.Errorf("ports without a rule are not shown as decided by default:\n%s", out)
 	}

@@ -54,6 +54,7 @@ type compiledSide struct {
 	DefaultAllow   bool           `json:"defaultAllow"`
 	HostAllow      bool           `json:"hostAllow"`
 	Rules          []compiledRule `json:"rules"`
+	Omitted        uint32         `json:"omittedRuleSources,omitempty"` // of the last rules
 	Classes        []peerClass    `json:"classes"`
 	DefaultClasses map[string]int `json:"defaultClasses"`
 	AddressClasses map[string]int `json:"addressClasses,omitempty"`
@@ -92,8 +93,9 @@ func printTables(ctx context.Context, inv *invocation.Invocation, subject uint32
 		return err
 	}
 	t := tables{
-		Subject: subject, Revision: r.GetRevision(), Egress: compiledSideOf(r.GetEgress(), r.GetEgressRules()),
-		Ingress: compiledSideOf(r.GetIngress(), r.GetIngressRules()),
+		Subject: subject, Revision: r.GetRevision(),
+		Egress:  compiledSideOf(r.GetEgress(), r.GetEgressRules(), r.GetOmittedEgressRuleCount()),
+		Ingress: compiledSideOf(r.GetIngress(), r.GetIngressRules(), r.GetOmittedIngressRuleCount()),
 	}
 	return inv.Show(t, func(w io.Writer) {
 		fmt.Fprintf(w, "Identity %d, policy revision %d\n", t.Subject, t.Revision)
@@ -102,13 +104,14 @@ func printTables(ctx context.Context, inv *invocation.Invocation, subject uint32
 	})
 }
 
-func compiledSideOf(t *policyv1.PolicyTable, sources []*policyv1.RuleSources) *compiledSide {
+func compiledSideOf(t *policyv1.PolicyTable, sources []*policyv1.RuleSources, omitted uint32) *compiledSide {
 	if t == nil {
 		return nil
 	}
 	s := &compiledSide{
 		Hash: hex.EncodeToString(t.GetStructureHash()), DefaultAllow: t.GetDefaultAllow(), HostAllow: t.GetHostAllow(),
-		Rules: []compiledRule{}, Classes: []peerClass{}, DefaultClasses: map[string]int{}, Peers: map[uint32]int{},
+		Rules: []compiledRule{}, Omitted: omitted, Classes: []peerClass{},
+		DefaultClasses: map[string]int{}, Peers: map[uint32]int{},
 	}
 	for i, r := range t.GetRules() {
 		rule := compiledRule{
@@ -188,6 +191,9 @@ func (s *compiledSide) lines(w io.Writer, title string) {
 	fmt.Fprintf(w, "\n%s: what no rule decides is %s\n", title, otherwise)
 	for _, r := range s.Rules {
 		output.Row(w, fmt.Sprintf("  rule %d", r.Number), r.Action, r.Tier, strings.Join(r.Sources, ", "))
+	}
+	if s.Omitted > 0 {
+		fmt.Fprintf(w, "  The source locations of the last %d of %d rules are left out.\n", s.Omitted, len(s.Rules))
 	}
 	// An empty line ends the columns of a table.
 	fmt.Fprintln(w)

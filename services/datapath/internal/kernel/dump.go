@@ -24,19 +24,16 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
-// errEnough ends a listing early.
-var errEnough = errors.New("enough")
-
 // MapNames lists the maps, sorted.
 func (k *Kernel) MapNames() []string { return k.Pins.Names() }
 
 // Dump hands the entries of a map to visit in words, in the order in which the
-// kernel lists them, at most limit of them unless it is 0, until visit returns
-// an error. Elements of arrays that are all zero are left out; what each CPU
-// counts is summed. Entries that come or go meanwhile may be missing.
+// kernel lists them, until visit returns an error. Elements of arrays that are
+// all zero are left out; what each CPU counts is summed. Entries that come or go
+// meanwhile may be missing.
 //
 // No lock is held while visit runs, so that it may be as slow as it likes.
-func (k *Kernel) Dump(name string, limit uint32, visit func(key, value string) error) error {
+func (k *Kernel) Dump(name string, visit func(key, value string) error) error {
 	d, ok := dumpers[name]
 	m, err := k.Pins.Borrow(name)
 	if err != nil {
@@ -46,20 +43,7 @@ func (k *Kernel) Dump(name string, limit uint32, visit func(key, value string) e
 	if !ok {
 		return fmt.Errorf("dump %s: no words for its entries", name)
 	}
-	n := uint32(0)
-	err = d(m, func(key, value string) error {
-		if err := visit(key, value); err != nil {
-			return err
-		}
-		if n++; n == limit {
-			return errEnough
-		}
-		return nil
-	})
-	if errors.Is(err, errEnough) {
-		return nil
-	}
-	return err
+	return d(m, visit)
 }
 
 type dumper func(m *ebpf.Map, visit func(key, value string) error) error

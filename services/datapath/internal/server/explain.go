@@ -4,6 +4,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -32,7 +33,7 @@ type Explainer interface {
 // Maps are the kernel's, to be looked at.
 type Maps interface {
 	// Dump reads a map in words; pin.ErrNoMap if there is none of the name.
-	Dump(name string, limit uint32, visit func(key, value string) error) error
+	Dump(name string, visit func(key, value string) error) error
 }
 
 // Explain implements the API.
@@ -137,13 +138,22 @@ func (s *Server) explainedSide(x *explain.Side, slot slotmap.Slot, egress bool) 
 
 // DumpMap implements the API.
 func (s *Server) DumpMap(r *datapathv1.DumpMapRequest, stream grpc.ServerStreamingServer[datapathv1.DumpMapResponse]) error {
-	var sent error // what a stream answers has a status already
-	err := s.Maps.Dump(r.GetName(), r.GetLimit(), func(key, value string) error {
-		sent = stream.Send(&datapathv1.DumpMapResponse{Key: key, Value: value})
+	var last *datapathv1.DumpMapResponse // held back until what follows it is known
+	var sent error                       // what a stream answers has a status already
+	entries, limit := uint64(0), uint64(r.GetLimit())
+	err := s.Maps.Dump(r.GetName(), func(key, value string) error {
+		if entries++; limit != 0 && entries > limit {
+			last.OmittedEntryCount++
+			return stream.Context().Err()
+		}
+		if last != nil {
+			sent = stream.Send(last)
+		}
+		last = &datapathv1.DumpMapResponse{Key: key, Value: value}
 		return sent
 	})
-	if sent != nil {
-		return sent
+	if sent == nil && last != nil {
+		sent = stream.Send(last)
 	}
-	return statusOf(err)
+	return cmp.Or(sent, statusOf(err))
 }

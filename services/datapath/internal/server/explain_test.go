@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -43,19 +44,13 @@ func (m *fakeMaps) Explain(t conntrack.Tuple) (explain.Explanation, error) {
 	return m.answer, m.err
 }
 
-func (m *fakeMaps) Dump(name string, limit uint32, visit func(key, value string) error) error {
-	if m.err != nil {
-		return m.err
-	}
+func (m *fakeMaps) Dump(name string, visit func(key, value string) error) error {
 	for i := range m.entries {
-		if limit > 0 && i == int(limit) {
-			break
-		}
 		if err := visit(fmt.Sprint(name, i), "value"); err != nil {
 			return err
 		}
 	}
-	return nil
+	return m.err
 }
 
 func TestExplainTellsEveryStep(t *testing.T) {
@@ -142,8 +137,9 @@ func TestExplainNamesTheBadField(t *testing.T) {
 // dumpStream takes some entries and then goes.
 type dumpStream struct {
 	grpc.ServerStream
-	got  []string
-	most int
+	got     []string
+	omitted []uint64
+	most    int
 }
 
 func (s *dumpStream) Context() context.Context { return context.Background() }
@@ -152,28 +148,47 @@ func (s *dumpStream) Send(r *datapathv1.DumpMapResponse) error {
 	if len(s.got) == s.most {
 		return status.Error(codes.Canceled, "the client is gone")
 	}
-	s.got = append(s.got, r.GetKey())
+	s.got, s.omitted = append(s.got, r.GetKey()), append(s.omitted, r.GetOmittedEntryCount())
 	return nil
 }
 
 func TestDumpMapEndsWithItsLimitItsClientOrItsMap(t *testing.T) {
 	s := &Server{Maps: &fakeMaps{entries: 10}}
 	for _, c := range []struct {
-		limit uint32
-		most  int
-		want  int
-		code  codes.Code
+		limit   uint32
+		most    int
+		want    int
+		omitted uint64
+		code    codes.Code
 	}{
-		{0, 100, 10, codes.OK},
-		{3, 100, 3, codes.OK},
-		{1<<32 - 1, 100, 10, codes.OK},
-		{0, 2, 2, codes.Canceled},
+		{0, 100, 10, 0, codes.OK},
+		{3, 100, 3, 7, codes.OK},
+		{9, 100, 9, 1, codes.OK},
+		{10, 100, 10, 0, codes.OK},
+		{1<<32 - 1, 100, 10, 0, codes.OK},
+		{0, 2, 2, 0, codes.Canceled},
+		{5, 4, 4, 0, codes.Canceled},
 	} {
 		stream := &dumpStream{most: c.most}
 		err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "sl_ep", Limit: c.limit}, stream)
 		if status.Code(err) != c.code || len(stream.got) != c.want {
 			t.Errorf("limit %d: %d entries, %v, want %d, %v", c.limit, len(stream.got), err, c.want, c.code)
 		}
+		want := make([]uint64, c.want)
+		want[c.want-1] = c.omitted
+		if !slices.Equal(stream.omitted, want) {
+			t.Errorf("limit %d: the entries say %d are left out, want %d", c.limit, stream.omitted, want)
+		}
+	}
+	cut := &dumpStream{most: 100}
+	s.Maps = &fakeMaps{entries: 2, err: errors.New("the map went away")}
+	err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "sl_ep"}, cut)
+	if status.Code(err) != codes.Internal || len(cut.got) != 2 {
+		t.Errorf("a map that goes away after 2 entries: %d entries, %v", len(cut.got), err)
+	}
+	s.Maps = &fakeMaps{}
+	if err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "sl_ep", Limit: 1}, &dumpStream{}); err != nil {
+		t.Errorf("an empty map: %v", err)
 	}
 	s.Maps = &fakeMaps{err: fmt.Errorf("x: %w; there are sl_ct4", pin.ErrNoMap)}
 	if err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "x"}, &dumpStream{}); status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "sl_ct4") {

@@ -31,6 +31,8 @@ type Note struct {
 	Kind NoteKind
 	Path string // empty for the whole
 	Text string
+
+	omitted int // how many were left out behind it
 }
 
 // String is "path: text".
@@ -42,11 +44,22 @@ type Notes []Note
 // maxNotes is how many are kept of one manifest.
 const maxNotes = 40
 
-// Add appends a note. Of many, the first are kept.
+// Add appends a note. Of many, the first are kept and the others counted.
 func (ns *Notes) Add(kind NoteKind, path, format string, args ...any) {
-	if len(*ns) < maxNotes {
-		*ns = append(*ns, Note{Kind: kind, Path: shorten(path, maxPath), Text: shorten(fmt.Sprintf(format, args...), maxMessage)})
+	if n := len(*ns); n >= maxNotes {
+		(*ns)[n-1].omitted++
+		return
 	}
+	text := shorten(fmt.Sprintf(format, args...), maxMessage)
+	*ns = append(*ns, Note{Kind: kind, Path: shorten(path, maxPath), Text: text})
+}
+
+// Omitted is how many notes Add has not kept.
+func (ns Notes) Omitted() (n int) {
+	for _, note := range ns {
+		n += note.omitted
+	}
+	return n
 }
 
 // Unsupported appends a note on a field that is not supported.

@@ -202,7 +202,7 @@ func TestStatusNamesSomeOfManyProblems(t *testing.T) {
 	if st.Refused != len(files) {
 		t.Errorf("%d are refused, want %d", st.Refused, len(files))
 	}
-	if last := st.Problems[len(st.Problems)-1]; len(st.Problems) != maxProblems+1 || !strings.HasPrefix(last.Text, "and 2900 more") || st.Problems[0].Text != "file 0000.yaml is refused: not a regular file" {
+	if last := st.Problems[len(st.Problems)-1]; len(st.Problems) != MaxProblems+1 || !strings.HasPrefix(last.Text, "and 2900 more") || st.Problems[0].Text != "file 0000.yaml is refused: not a regular file" {
 		t.Errorf("%d problems, from %v to %v", len(st.Problems), st.Problems[0], last)
 	}
 	if st.ProblemCount != 3000 {

@@ -269,9 +269,9 @@ type Problem struct {
 	Text string // one line
 }
 
-// maxProblems is how many are listed: every file of a directory can be one, and
+// MaxProblems is how many are listed: every file of a directory can be one, and
 // a status has to fit into a message.
-const maxProblems = 100
+const MaxProblems = 100
 
 // SourceStatus is the state of a source.
 type SourceStatus struct {
@@ -364,8 +364,8 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 			})
 		}
 		slices.SortFunc(s.Problems, func(a, b Problem) int { return strings.Compare(a.Text, b.Text) })
-		if s.ProblemCount = len(s.Problems); s.ProblemCount > maxProblems {
-			s.Problems = append(s.Problems[:maxProblems], Problem{ProblemPolicy, fmt.Sprintf("and %d more: the refused ones are in the list of policies", s.ProblemCount-maxProblems)})
+		if s.ProblemCount = len(s.Problems); s.ProblemCount > MaxProblems {
+			s.Problems = append(s.Problems[:MaxProblems], Problem{ProblemPolicy, fmt.Sprintf("and %d more: the refused ones are in the list of policies", s.ProblemCount-MaxProblems)})
 		}
 		return s, nil
 	})

@@ -161,12 +161,15 @@ func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTabl
 // their rules are cut as those of a Bind are.
 func policyTable(j question.Evaluated) *policyv1.GetPolicyTableResponse {
 	out := &policyv1.GetPolicyTableResponse{Revision: j.Revision, StoreRevision: storeRevision(j.Store)}
-	if j.Bound[rule.Egress] {
-		out.Egress, out.EgressRules = wire.Table(j.Tables[rule.Egress]), wire.Sources(firstSources(j.Sources[rule.Egress]))
+	side := func(d rule.Direction) (t *policyv1.PolicyTable, rules []*policyv1.RuleSources, omitted uint32) {
+		if !j.Bound[d] {
+			return nil, nil, 0
+		}
+		first := firstSources(j.Sources[d])
+		return wire.Table(j.Tables[d]), wire.Sources(first), uint32(len(j.Sources[d]) - len(first))
 	}
-	if j.Bound[rule.Ingress] {
-		out.Ingress, out.IngressRules = wire.Table(j.Tables[rule.Ingress]), wire.Sources(firstSources(j.Sources[rule.Ingress]))
-	}
+	out.Egress, out.EgressRules, out.OmittedEgressRuleCount = side(rule.Egress)
+	out.Ingress, out.IngressRules, out.OmittedIngressRuleCount = side(rule.Ingress)
 	return out
 }
 
@@ -263,7 +266,10 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 		return nil, statusOf(err)
 	}
 	out := &policyv1.GetStatusResponse{
-		Service:  &statusv1.ServiceStatus{Version: s.Version, StartTime: timestamppb.New(s.Started), Problems: problems(st.Problems)},
+		Service: &statusv1.ServiceStatus{
+			Version: s.Version, StartTime: timestamppb.New(s.Started), Problems: problems(st.Problems),
+			OmittedProblemCount: uint32(max(0, st.ProblemCount-owner.MaxProblems)),
+		},
 		Revision: st.Revision,
 		Policies: uint32(st.Policies), Refused: uint32(st.Refused), Identities: uint32(st.Identities),
 		WaitingIdentities: uint32(st.Waiting), Subjects: uint32(st.Size.Subjects), Tables: uint32(st.Size.Tables),
@@ -288,7 +294,10 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 func changes(o owner.Outcome) []*policyv1.PolicyChange {
 	out := make([]*policyv1.PolicyChange, len(o.Changes))
 	for i, c := range o.Changes {
-		out[i] = &policyv1.PolicyChange{Key: toKey(c.Key), Type: policyv1.ChangeType(c.Type), DroppedFields: c.Dropped, Notes: notes(c.Notes)}
+		out[i] = &policyv1.PolicyChange{
+			Key: toKey(c.Key), Type: policyv1.ChangeType(c.Type), DroppedFields: c.Dropped,
+			Notes: notes(c.Notes), OmittedNoteCount: uint32(c.Notes.Omitted()),
+		}
 	}
 	return out
 }
@@ -324,7 +333,8 @@ func numbers(in []uint32) []identity.Numeric {
 func toPolicy(l *owner.Listed) *policyv1.Policy {
 	p := &policyv1.Policy{
 		Key: toKey(l.Key), Source: l.Source, Origin: l.Origin, Manager: l.Manager, Accepted: l.Accepted, Error: l.Error,
-		Revision: l.Revision, Rules: uint32(l.Rules), DroppedFields: l.Dropped, Notes: notes(l.Notes),
+		Revision: l.Revision, Rules: uint32(l.Rules), DroppedFields: l.Dropped,
+		Notes: notes(l.Notes), OmittedNoteCount: uint32(l.Notes.Omitted()),
 	}
 	for _, n := range l.Subjects {
 		p.Subjects = append(p.Subjects, uint32(n))

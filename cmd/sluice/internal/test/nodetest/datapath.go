@@ -63,10 +63,12 @@ func (f *datapath) DumpMap(r *datapathv1.DumpMapRequest,
 		return status.Error(codes.NotFound, fmt.Sprintf("no map %q; there are sl_ct, sl_peer", r.GetName()))
 	}
 	for i := range 3 {
-		if r.GetLimit() != 0 && uint32(i) >= r.GetLimit() {
-			break
+		m := &datapathv1.DumpMapResponse{Key: fmt.Sprintf("set 16 class %d", i), Value: "class 2"}
+		last := uint32(i+1) == r.GetLimit()
+		if last {
+			m.OmittedEntryCount = uint64(2 - i)
 		}
-		if err := s.Send(&datapathv1.DumpMapResponse{Key: fmt.Sprintf("set 16 class %d", i), Value: "class 2"}); err != nil {
+		if err := s.Send(m); err != nil || last {
 			return err
 		}
 	}

@@ -201,7 +201,8 @@ func (f *policy) ListPolicies(r *policyv1.ListPoliciesRequest,
 		shown := &policyv1.Policy{
 			Key: p.GetKey(), Source: p.GetSource(), Origin: p.GetOrigin(), Accepted: p.GetAccepted(), Error: p.GetError(),
 			Revision: p.GetRevision(),
-			Subjects: p.GetSubjects(), Rules: p.GetRules(), UpdateTime: p.GetUpdateTime(), Notes: p.GetNotes(),
+			Subjects: p.GetSubjects(), Rules: p.GetRules(), UpdateTime: p.GetUpdateTime(),
+			Notes: p.GetNotes(), OmittedNoteCount: p.GetOmittedNoteCount(),
 			Manager: p.GetManager(),
 		}
 		if r.GetWithManifests() {

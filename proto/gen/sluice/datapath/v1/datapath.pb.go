@@ -2935,7 +2935,7 @@ type DumpMapRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the map, for example "sl_peer"; GetStatus lists them.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// At most this many entries; 0: all.
+	// At most this many entries; 0: all. The last entry says how many are left out.
 	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2991,9 +2991,12 @@ type DumpMapResponse struct {
 	// Key in words.
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// Value in words, field by field.
-	Value         string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// In the last entry: how many more the map has, which DumpMapRequest.limit
+	// leaves out. Else 0.
+	OmittedEntryCount uint64 `protobuf:"varint,3,opt,name=omitted_entry_count,json=omittedEntryCount,proto3" json:"omitted_entry_count,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *DumpMapResponse) Reset() {
@@ -3038,6 +3041,13 @@ func (x *DumpMapResponse) GetValue() string {
 		return x.Value
 	}
 	return ""
+}
+
+func (x *DumpMapResponse) GetOmittedEntryCount() uint64 {
+	if x != nil {
+		return x.OmittedEntryCount
+	}
+	return 0
 }
 
 var File_sluice_datapath_v1_datapath_proto protoreflect.FileDescriptor
@@ -3229,10 +3239,11 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x05error\x18\x03 \x01(\tR\x05error\"E\n" +
 	"\x0eDumpMapRequest\x12\x1d\n" +
 	"\x04name\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18\x0fR\x04name\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\rR\x05limit\"9\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"i\n" +
 	"\x0fDumpMapResponse\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value*\xf5\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12.\n" +
+	"\x13omitted_entry_count\x18\x03 \x01(\x04R\x11omittedEntryCount*\xf5\x01\n" +
 	"\rEndpointState\x12\x1e\n" +
 	"\x1aENDPOINT_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18ENDPOINT_STATE_RESTORING\x10\x01\x12'\n" +

@@ -784,10 +784,13 @@ type PolicyChange struct {
 	Type ChangeType `protobuf:"varint,2,opt,name=type,proto3,enum=sluice.policy.v1.ChangeType" json:"type,omitempty"`
 	// Fields that the kind does not have, and that were dropped.
 	DroppedFields []string `protobuf:"bytes,3,rep,name=dropped_fields,json=droppedFields,proto3" json:"dropped_fields,omitempty"`
-	// What its author should know: at most 40.
-	Notes         []*PolicyNote `protobuf:"bytes,4,rep,name=notes,proto3" json:"notes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// What its author should know: the first 40 of what conversion says, and what
+	// the service says of the whole policy.
+	Notes []*PolicyNote `protobuf:"bytes,4,rep,name=notes,proto3" json:"notes,omitempty"`
+	// How many notes of the conversion are left out.
+	OmittedNoteCount uint32 `protobuf:"varint,5,opt,name=omitted_note_count,json=omittedNoteCount,proto3" json:"omitted_note_count,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *PolicyChange) Reset() {
@@ -846,6 +849,13 @@ func (x *PolicyChange) GetNotes() []*PolicyNote {
 		return x.Notes
 	}
 	return nil
+}
+
+func (x *PolicyChange) GetOmittedNoteCount() uint32 {
+	if x != nil {
+		return x.OmittedNoteCount
+	}
+	return 0
 }
 
 // PolicyNote is something about an accepted policy that its author should know.
@@ -1315,10 +1325,12 @@ type Policy struct {
 	DroppedFields []string `protobuf:"bytes,11,rep,name=dropped_fields,json=droppedFields,proto3" json:"dropped_fields,omitempty"`
 	// Program that it belongs to, of the source "grpc".
 	Manager string `protobuf:"bytes,12,opt,name=manager,proto3" json:"manager,omitempty"`
-	// What its author should know: at most 40.
-	Notes         []*PolicyNote `protobuf:"bytes,13,rep,name=notes,proto3" json:"notes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// What its author should know, as in PolicyChange.
+	Notes []*PolicyNote `protobuf:"bytes,13,rep,name=notes,proto3" json:"notes,omitempty"`
+	// How many notes are left out, as in PolicyChange.
+	OmittedNoteCount uint32 `protobuf:"varint,14,opt,name=omitted_note_count,json=omittedNoteCount,proto3" json:"omitted_note_count,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Policy) Reset() {
@@ -1442,6 +1454,13 @@ func (x *Policy) GetNotes() []*PolicyNote {
 	return nil
 }
 
+func (x *Policy) GetOmittedNoteCount() uint32 {
+	if x != nil {
+		return x.OmittedNoteCount
+	}
+	return 0
+}
+
 // GetPolicyTableRequest is the input of GetPolicyTable.
 type GetPolicyTableRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1495,18 +1514,22 @@ type GetPolicyTableResponse struct {
 	Egress *PolicyTable `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
 	// What the subject receives is evaluated by this; unset if nothing is enforced.
 	Ingress *PolicyTable `protobuf:"bytes,2,opt,name=ingress,proto3" json:"ingress,omitempty"`
-	// Places of the rules of egress, number 1 first; of very many rules only the
-	// first, as many as about 3 MiB hold.
+	// Source locations of the rules of egress, number 1 first; of very many rules
+	// only the first, as many as about 3 MiB hold.
 	EgressRules []*RuleSources `protobuf:"bytes,3,rep,name=egress_rules,json=egressRules,proto3" json:"egress_rules,omitempty"`
-	// Places of the rules of ingress, as those of egress.
+	// Source locations of the rules of ingress, as those of egress.
 	IngressRules []*RuleSources `protobuf:"bytes,4,rep,name=ingress_rules,json=ingressRules,proto3" json:"ingress_rules,omitempty"`
 	// Policy revision.
 	Revision uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Revision of the cluster's store up to which the tables reflect identities;
 	// unset while that is not known.
 	StoreRevision *v1.StoreRevision `protobuf:"bytes,6,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// How many rules of egress, the last ones, egress_rules leaves out.
+	OmittedEgressRuleCount uint32 `protobuf:"varint,7,opt,name=omitted_egress_rule_count,json=omittedEgressRuleCount,proto3" json:"omitted_egress_rule_count,omitempty"`
+	// How many rules of ingress, the last ones, ingress_rules leaves out.
+	OmittedIngressRuleCount uint32 `protobuf:"varint,8,opt,name=omitted_ingress_rule_count,json=omittedIngressRuleCount,proto3" json:"omitted_ingress_rule_count,omitempty"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *GetPolicyTableResponse) Reset() {
@@ -1579,6 +1602,20 @@ func (x *GetPolicyTableResponse) GetStoreRevision() *v1.StoreRevision {
 		return x.StoreRevision
 	}
 	return nil
+}
+
+func (x *GetPolicyTableResponse) GetOmittedEgressRuleCount() uint32 {
+	if x != nil {
+		return x.OmittedEgressRuleCount
+	}
+	return 0
+}
+
+func (x *GetPolicyTableResponse) GetOmittedIngressRuleCount() uint32 {
+	if x != nil {
+		return x.OmittedIngressRuleCount
+	}
+	return 0
 }
 
 // WaitForRevisionRequest is the input of WaitForRevision.
@@ -2604,7 +2641,8 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 // GetStatusResponse is the answer of GetStatus.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Version, start and problems, of which at most 101 are listed.
+	// Version, start and problems, of which at most 100 are listed, with one more
+	// that says in words how many are left out.
 	Service *v13.ServiceStatus `protobuf:"bytes,15,opt,name=service,proto3" json:"service,omitempty"`
 	// Policy revision.
 	Revision uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -2992,12 +3030,13 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"n\n" +
 	"\x16CompleteSourceResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x128\n" +
-	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\xca\x01\n" +
+	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\xf8\x01\n" +
 	"\fPolicyChange\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.sluice.policy.v1.PolicyKeyR\x03key\x120\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1c.sluice.policy.v1.ChangeTypeR\x04type\x12%\n" +
 	"\x0edropped_fields\x18\x03 \x03(\tR\rdroppedFields\x122\n" +
-	"\x05notes\x18\x04 \x03(\v2\x1c.sluice.policy.v1.PolicyNoteR\x05notes\"l\n" +
+	"\x05notes\x18\x04 \x03(\v2\x1c.sluice.policy.v1.PolicyNoteR\x05notes\x12,\n" +
+	"\x12omitted_note_count\x18\x05 \x01(\rR\x10omittedNoteCount\"l\n" +
 	"\n" +
 	"PolicyNote\x124\n" +
 	"\x04kind\x18\x01 \x01(\x0e2 .sluice.policy.v1.PolicyNoteKindR\x04kind\x12\x14\n" +
@@ -3029,7 +3068,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\b_manager\"d\n" +
 	"\x14ListPoliciesResponse\x120\n" +
 	"\x06policy\x18\x01 \x01(\v2\x18.sluice.policy.v1.PolicyR\x06policy\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\xb5\x03\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xe3\x03\n" +
 	"\x06Policy\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.sluice.policy.v1.PolicyKeyR\x03key\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12\x16\n" +
@@ -3045,16 +3084,19 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	" \x01(\fR\bmanifest\x12%\n" +
 	"\x0edropped_fields\x18\v \x03(\tR\rdroppedFields\x12\x18\n" +
 	"\amanager\x18\f \x01(\tR\amanager\x122\n" +
-	"\x05notes\x18\r \x03(\v2\x1c.sluice.policy.v1.PolicyNoteR\x05notes\"?\n" +
+	"\x05notes\x18\r \x03(\v2\x1c.sluice.policy.v1.PolicyNoteR\x05notes\x12,\n" +
+	"\x12omitted_note_count\x18\x0e \x01(\rR\x10omittedNoteCount\"?\n" +
 	"\x15GetPolicyTableRequest\x12&\n" +
-	"\asubject\x18\x01 \x01(\rB\f\xbaH\t*\a\x18\xff\xff\xff\a(\x01R\asubject\"\xf4\x02\n" +
+	"\asubject\x18\x01 \x01(\rB\f\xbaH\t*\a\x18\xff\xff\xff\a(\x01R\asubject\"\xec\x03\n" +
 	"\x16GetPolicyTableResponse\x125\n" +
 	"\x06egress\x18\x01 \x01(\v2\x1d.sluice.policy.v1.PolicyTableR\x06egress\x127\n" +
 	"\aingress\x18\x02 \x01(\v2\x1d.sluice.policy.v1.PolicyTableR\aingress\x12@\n" +
 	"\fegress_rules\x18\x03 \x03(\v2\x1d.sluice.policy.v1.RuleSourcesR\vegressRules\x12B\n" +
 	"\ringress_rules\x18\x04 \x03(\v2\x1d.sluice.policy.v1.RuleSourcesR\fingressRules\x12\x1a\n" +
 	"\brevision\x18\x05 \x01(\x04R\brevision\x12H\n" +
-	"\x0estore_revision\x18\x06 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\"f\n" +
+	"\x0estore_revision\x18\x06 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\x129\n" +
+	"\x19omitted_egress_rule_count\x18\a \x01(\rR\x16omittedEgressRuleCount\x12;\n" +
+	"\x1aomitted_ingress_rule_count\x18\b \x01(\rR\x17omittedIngressRuleCount\"f\n" +
 	"\x16WaitForRevisionRequest\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x120\n" +
 	"\bsubjects\x18\x02 \x03(\rB\x14\xbaH\x11\x92\x01\x0e\x10\x80 \"\t*\a\x18\xff\xff\xff\a(\x01R\bsubjects\"\xc1\x01\n" +

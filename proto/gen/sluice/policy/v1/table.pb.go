@@ -2499,8 +2499,9 @@ type BindSubject struct {
 	Table uint64 `protobuf:"varint,3,opt,name=table,proto3" json:"table,omitempty"`
 	// Policy revision that this belongs to.
 	PolicyRevision uint64 `protobuf:"varint,4,opt,name=policy_revision,json=policyRevision,proto3" json:"policy_revision,omitempty"`
-	// Places of the rules, number 1 first. The last ones are left out where all
-	// of them would take more than about 3 MiB.
+	// Source locations of the rules, number 1 first. The last ones are left out
+	// where all of them would take more than about 3 MiB: PolicyTable.rules says how
+	// many rules there are.
 	Rules         []*RuleSources `protobuf:"bytes,5,rep,name=rules,proto3" json:"rules,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -101,9 +101,11 @@ type ServiceStatus struct {
 	// When the process started.
 	StartTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
 	// What keeps the service from doing all of its work now. Empty: nothing.
-	Problems      []*Problem `protobuf:"bytes,3,rep,name=problems,proto3" json:"problems,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Problems []*Problem `protobuf:"bytes,3,rep,name=problems,proto3" json:"problems,omitempty"`
+	// How many problems are left out because there are too many to list.
+	OmittedProblemCount uint32 `protobuf:"varint,4,opt,name=omitted_problem_count,json=omittedProblemCount,proto3" json:"omitted_problem_count,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *ServiceStatus) Reset() {
@@ -155,6 +157,13 @@ func (x *ServiceStatus) GetProblems() []*Problem {
 		return x.Problems
 	}
 	return nil
+}
+
+func (x *ServiceStatus) GetOmittedProblemCount() uint32 {
+	if x != nil {
+		return x.OmittedProblemCount
+	}
+	return 0
 }
 
 // Problem is one thing that needs an operator, or time.
@@ -216,12 +225,13 @@ var File_sluice_status_v1_status_proto protoreflect.FileDescriptor
 
 const file_sluice_status_v1_status_proto_rawDesc = "" +
 	"\n" +
-	"\x1dsluice/status/v1/status.proto\x12\x10sluice.status.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9b\x01\n" +
+	"\x1dsluice/status/v1/status.proto\x12\x10sluice.status.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcf\x01\n" +
 	"\rServiceStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
 	"start_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x125\n" +
-	"\bproblems\x18\x03 \x03(\v2\x19.sluice.status.v1.ProblemR\bproblems\"V\n" +
+	"\bproblems\x18\x03 \x03(\v2\x19.sluice.status.v1.ProblemR\bproblems\x122\n" +
+	"\x15omitted_problem_count\x18\x04 \x01(\rR\x13omittedProblemCount\"V\n" +
 	"\aProblem\x127\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x1f.sluice.status.v1.ProblemReasonR\x06reason\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text*\xb9\x01\n" +

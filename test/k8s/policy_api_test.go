@@ -225,8 +225,8 @@ func eventually(t testing.TB, what string, check func() error) {
 	}
 }
 
-// node has the services of identities and policies, with etcd of an API.
-type node struct {
+// policyNode has the services of identities and policies, with etcd of an API.
+type policyNode struct {
 	policyv1.PolicyServiceClient
 	t       testing.TB
 	dir     string
@@ -236,15 +236,15 @@ type node struct {
 	web, db uint32 // identities of pods of namespace shop
 }
 
-// newNode starts them. With access, the flags say how the API is reached.
-func newNode(t testing.TB, a *apiServer, access ...string) *node {
+// newPolicyNode starts them. With access, the flags say how the API is reached.
+func newPolicyNode(t testing.TB, a *apiServer, access ...string) *policyNode {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sluice-node") // a short path, for sockets
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	n := &node{t: t, dir: dir, api: access}
+	n := &policyNode{t: t, dir: dir, api: access}
 	if access == nil {
 		n.api = []string{"--kubernetes-kubeconfig=" + a.ready.Kubeconfig}
 	}
@@ -252,7 +252,7 @@ func newNode(t testing.TB, a *apiServer, access ...string) *node {
 	t.Cleanup(func() { stop(t, identity) })
 	conn := n.dial("identity")
 	for i, app := range []string{"web", "db"} {
-		request := &identityv1.AllocateIdentityRequest{Labels: pod(app), Reference: app}
+		request := &identityv1.AllocateIdentityRequest{Labels: labelsOf(app), Reference: app}
 		answer, err := identityv1.NewIdentityServiceClient(conn).AllocateIdentity(t.Context(), request)
 		if err != nil {
 			t.Fatal(err)
@@ -265,7 +265,7 @@ func newNode(t testing.TB, a *apiServer, access ...string) *node {
 	return n
 }
 
-func pod(app string) []*workloadv1.Label {
+func labelsOf(app string) []*workloadv1.Label {
 	return []*workloadv1.Label{
 		{Source: "k8s", Key: "app", Value: app},
 		{Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: "shop"},
@@ -273,7 +273,7 @@ func pod(app string) []*workloadv1.Label {
 	}
 }
 
-func (n *node) dial(service string) *grpc.ClientConn {
+func (n *policyNode) dial(service string) *grpc.ClientConn {
 	n.t.Helper()
 	conn, err := client.Dial(filepath.Join(n.dir, service+".sock"), client.Options{Timeout: patience, WaitForReady: true})
 	if err != nil {
@@ -284,7 +284,7 @@ func (n *node) dial(service string) *grpc.ClientConn {
 }
 
 // run starts a service. What it logs is shown when the test fails.
-func (n *node) run(service string, flags ...string) (*exec.Cmd, chan error) {
+func (n *policyNode) run(service string, flags ...string) (*exec.Cmd, chan error) {
 	n.t.Helper()
 	file, err := os.OpenFile(filepath.Join(n.dir, service+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -322,13 +322,13 @@ func stop(t testing.TB, command *exec.Cmd) {
 }
 
 // start starts the policy service, end ends it.
-func (n *node) start() {
+func (n *policyNode) start() {
 	n.t.Helper()
 	flags := append([]string{"--sources-identity=" + filepath.Join(n.dir, "identity.sock")}, n.api...)
 	n.process, n.ended = n.run("policy", flags...)
 }
 
-func (n *node) end(signal syscall.Signal) {
+func (n *policyNode) end(signal syscall.Signal) {
 	n.t.Helper()
 	if err := n.process.Process.Signal(signal); err != nil {
 		n.t.Fatal(err)
@@ -339,7 +339,7 @@ func (n *node) end(signal syscall.Signal) {
 }
 
 // list are the policies, as KIND NAMESPACE/NAME: ERROR, sorted.
-func (n *node) list() (all []string, policies map[string]*policyv1.Policy) {
+func (n *policyNode) list() (all []string, policies map[string]*policyv1.Policy) {
 	n.t.Helper()
 	stream, err := n.ListPolicies(n.t.Context(), &policyv1.ListPoliciesRequest{WithManifests: true})
 	if err != nil {
@@ -367,7 +367,7 @@ func (n *node) list() (all []string, policies map[string]*policyv1.Policy) {
 }
 
 // has waits until the policies are these.
-func (n *node) has(what string, want ...string) {
+func (n *policyNode) has(what string, want ...string) {
 	n.t.Helper()
 	slices.Sort(want)
 	eventually(n.t, what, func() error {
@@ -379,7 +379,7 @@ func (n *node) has(what string, want ...string) {
 }
 
 // source waits until the source is complete or not, and says what is wrong with it.
-func (n *node) source(what string, synced bool, wrong ...string) {
+func (n *policyNode) source(what string, synced bool, wrong ...string) {
 	n.t.Helper()
 	eventually(n.t, what, func() error {
 		st, err := n.GetStatus(n.t.Context(), &policyv1.GetStatusRequest{})
@@ -404,7 +404,7 @@ func (n *node) source(what string, synced bool, wrong ...string) {
 }
 
 // reaches waits until web reaches db at a port, or does not, by the tables too.
-func (n *node) reaches(what string, port uint32, want bool) {
+func (n *policyNode) reaches(what string, port uint32, want bool) {
 	n.t.Helper()
 	eventually(n.t, what, func() error {
 		x, err := n.Explain(n.t.Context(), &policyv1.ExplainRequest{
@@ -421,7 +421,7 @@ func (n *node) reaches(what string, port uint32, want bool) {
 }
 
 // hasRule wants db's tables to have a rule of a kind and place that begin so.
-func (n *node) hasRule(prefix string) {
+func (n *policyNode) hasRule(prefix string) {
 	n.t.Helper()
 	var all []string
 	answer, err := n.GetPolicyTable(n.t.Context(), &policyv1.GetPolicyTableRequest{Subject: n.db})
@@ -480,7 +480,7 @@ func TestAPIPoliciesOfEachKindAreEnforced(t *testing.T) {
 	a.crd("ClusterNetworkPolicy", "clusternetworkpolicies", admin, "Cluster", "v1alpha2")
 	a.crd("AdminNetworkPolicy", "adminnetworkpolicies", admin, "Cluster", "v1alpha1")
 	a.crd("BaselineAdminNetworkPolicy", "baselineadminnetworkpolicies", admin, "Cluster", "v1alpha1")
-	n := newNode(t, a)
+	n := newPolicyNode(t, a)
 	n.source("an API without policies", true)
 	n.reaches("no policy", 80, true)
 	ports := func(port int) string {
@@ -546,7 +546,7 @@ func TestAPIPoliciesOfEachKindAreEnforced(t *testing.T) {
 }
 
 // groups checks that a CiliumCIDRGroup, which the API has in two versions, is one.
-func (a *apiServer) groups(n *node) {
+func (a *apiServer) groups(n *policyNode) {
 	a.t.Helper()
 	const path = "/apis/cilium.io/v2/ciliumcidrgroups"
 	world := func(what string, want bool) {
@@ -587,7 +587,7 @@ func (a *apiServer) groups(n *node) {
 }
 
 // fields checks what the schema keeps, and what is not known.
-func (a *apiServer) fields(n *node) {
+func (a *apiServer) fields(n *policyNode) {
 	a.t.Helper()
 	a.do(http.MethodPost, cilium, manifest("cilium.io/v2", "CiliumNetworkPolicy", "shop", "whole",
 		`{"endpointSelector":{"matchLabels":{"app":"db"}},
@@ -637,7 +637,7 @@ func TestAPIKindsOfPolicyComeAndGo(t *testing.T) {
 	a := newAPI(t)
 	a.shop()
 	a.do(http.MethodPost, networking, networkPolicy("p", 80))
-	n := newNode(t, a)
+	n := newPolicyNode(t, a)
 	n.source("without the kinds of Cilium", true)
 	n.has("without the kinds of Cilium", "NetworkPolicy shop/p")
 	a.crds()
@@ -700,7 +700,7 @@ func TestAPIForbiddenKindIsNamedAndTheOthersGoOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	authority := "--kubernetes-ca=" + filepath.Join(a.dir, "ca.crt")
-	n := newNode(t, a, "--kubernetes-api="+a.ready.Server, "--kubernetes-token="+token, authority)
+	n := newPolicyNode(t, a, "--kubernetes-api="+a.ready.Server, "--kubernetes-token="+token, authority)
 	hidden := manifest("cilium.io/v2", "CiliumNetworkPolicy", "shop", "hidden", `{"endpointSelector":{},"ingress":[{}]}`)
 	a.do(http.MethodPost, cilium, hidden)
 	a.do(http.MethodPost, networking, networkPolicy("p", 80))
@@ -726,7 +726,7 @@ func TestAPIThatWasAwayDeletesWhatItDeletedMeanwhile(t *testing.T) {
 	}
 	left := []string{"CiliumNetworkPolicy shop/stays", "NetworkPolicy shop/stays"}
 	all := append([]string{"CiliumNetworkPolicy shop/goes", "NetworkPolicy shop/goes"}, left...)
-	n := newNode(t, a)
+	n := newPolicyNode(t, a)
 	n.has("before", all...)
 
 	// The API goes, and the service is killed: what it knew stays in force.
@@ -764,7 +764,7 @@ func TestAPIThatWasAwayDeletesWhatItDeletedMeanwhile(t *testing.T) {
 func TestAPIBurstOfPoliciesIsTakenByOneWatch(t *testing.T) {
 	a := newAPI(t)
 	a.shop()
-	n := newNode(t, a)
+	n := newPolicyNode(t, a)
 	n.source("before", true)
 	resident := n.resident()
 	const burst = 1000
@@ -811,7 +811,7 @@ func TestAPIBurstOfPoliciesIsTakenByOneWatch(t *testing.T) {
 }
 
 // resident is the resident memory of the policy service in kB.
-func (n *node) resident() int {
+func (n *policyNode) resident() int {
 	n.t.Helper()
 	file, err := os.Open(fmt.Sprintf("/proc/%d/status", n.process.Process.Pid))
 	if err != nil {

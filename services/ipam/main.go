@@ -138,7 +138,8 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		return err
 	}
 	for _, a := range addresses.Outside() {
-		p.Log.Warn("addresses held outside the pools are kept until released", "owner", a.Owner.String(), "addresses", a.List())
+		p.Log.Warn("addresses held outside the pools are kept until released",
+			"owner", a.Owner.String(), "addresses", a.List())
 	}
 	if err := metrics.Register(p.Metrics, addresses); err != nil {
 		return err

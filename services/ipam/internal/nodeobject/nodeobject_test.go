@@ -70,7 +70,10 @@ func TestWhatANodeSaysIsReadOrRefusedByName(t *testing.T) {
 			corev1.NodeSpec{PodCIDRs: []string{"10.1.0.0/24", "10.1.0.128/25"}},
 			"spec.podCIDRs[1]: 10.1.0.128/25 overlaps",
 		},
-		"too small for a pod": {corev1.NodeSpec{PodCIDRs: []string{"10.1.0.0/31"}}, "spec.podCIDRs[0]: 10.1.0.0/31 is too small"},
+		"too small for a pod": {
+			corev1.NodeSpec{PodCIDRs: []string{"10.1.0.0/31"}},
+			"spec.podCIDRs[0]: 10.1.0.0/31 is too small",
+		},
 	} {
 		got, err := n.wanted(trim(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}, Spec: c.spec}))
 		text := strings.Trim(fmt.Sprint(got), "[]")

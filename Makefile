@@ -91,6 +91,12 @@ bench-policy: ## Measure the policy engine, and the memory of a process that hol
 	@go build -o bin/test/sluice-policy ./services/policy
 	@bin/test/policy-bench -service bin/test/sluice-policy
 
+.PHONY: bench-policy-api
+bench-policy-api: build bin/sluice-devetcd bin/test/sluice-k8s ## Measure policies from the write to a Kubernetes API to the tables, and 10,000 of them
+	@scripts/k8s-binaries kube-apiserver kubectl
+	@cd test/k8s && GOWORK=off go test -run '^$$' -bench '^BenchmarkAPIWrite' -benchtime 1000x .
+	@cd test/k8s && GOWORK=off go test -run '^$$' -bench '^BenchmarkAPITen' -benchtime 1x .
+
 .PHONY: bench-state
 bench-state: bin/sluice-devetcd ## Measure for how long the owners of identities and addresses keep callers waiting, at the size of a full cluster (root)
 	@nice -n -10 go -C services/identity test -run '^$$' -bench '^BenchmarkOwner$$' -benchtime 1x ./internal/etcd

@@ -338,6 +338,14 @@ func (n *policyNode) end(signal syscall.Signal) {
 	}
 }
 
+// forget takes away the state of the policy service, which has ended.
+func (n *node) forget() {
+	n.t.Helper()
+	if err := os.RemoveAll(filepath.Join(n.dir, "policy")); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
 // list are the policies, as KIND NAMESPACE/NAME: ERROR, sorted.
 func (n *policyNode) list() (all []string, policies map[string]*policyv1.Policy) {
 	n.t.Helper()

@@ -4,6 +4,7 @@
 package owner
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -37,13 +38,21 @@ func (o *Owner) Objects(name string) *Objects {
 func (f *Objects) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.Written]) error {
 	l := &listing{source: f.name, files: make(map[string]*file), deltas: true, removed: make(map[string]policy.Key, len(c.Deletes))}
 	keys := make(map[string]policy.Key)
+	same, err := f.same(ctx, c.Upserts)
+	if err != nil {
+		return err
+	}
 	if len(c.Upserts) == 0 {
 		for k, d := range f.refused {
 			keys[k.String()], l.files[k.String()] = k, d
 		}
 	}
 	for k, object := range c.Upserts {
-		keys[k.String()], l.files[k.String()] = k, f.decode(k, object)
+		d, ok := same[k]
+		if !ok {
+			d = f.decode(k, object)
+		}
+		keys[k.String()], l.files[k.String()] = k, d
 	}
 	for k := range c.Deletes {
 		delete(l.files, k.String())
@@ -66,6 +75,21 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.
 		}
 	}
 	return nil
+}
+
+// same are the objects whose text is that of a policy in force: after a restart
+// they are all listed, and need not be understood once more.
+func (f *Objects) same(ctx context.Context, objects map[policy.Key]policy.Written) (map[policy.Key]*file, error) {
+	return ask(ctx, f.owner, func() (map[policy.Key]*file, error) {
+		out := make(map[policy.Key]*file)
+		for k, object := range objects {
+			p := f.owner.policies[k]
+			if p != nil && p.Source == f.name && p.Broken == "" && bytes.Equal(p.Manifest, object.Text) {
+				out[k] = &file{docs: []reading.Decoded{{Object: p.object, Text: p.Manifest}}}
+			}
+		}
+		return out, nil
+	})
 }
 
 // decode is an object in the form of a file.

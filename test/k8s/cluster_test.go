@@ -284,7 +284,7 @@ func startSluice(t *testing.T, o cluster.Options) *cluster.Cluster {
 	c := start(t, o)
 	begin := time.Now()
 	for _, args := range [][]string{
-		{"apply", "--kustomize=../../deploy/kubernetes/etcd-dev"},
+		{"apply", "--kustomize=testdata/cluster"},
 		{"--namespace=sluice-system", "rollout", "status", "--timeout=3m", "daemonset/sluice"},
 		{"wait", "--for=condition=Ready", "--timeout=2m", "node", "--all"},
 		{"--namespace=kube-system", "rollout", "status", "--timeout=2m", "deployment/coredns"},

@@ -28,7 +28,7 @@ func testUninstall(n node) {
 	n.kubectl(ours, "rollout", "status", "--timeout=2m", "daemonset/sluice-uninstall")
 	n.Logf("uninstall printed\n%s", n.kubectl(ours, "logs", "daemonset/sluice-uninstall", "--container=uninstall"))
 	n.kubectl("delete", "--kustomize=../../deploy/kubernetes/uninstall", "--wait")
-	n.kubectl("delete", "--kustomize=../../deploy/kubernetes/etcd-dev", "--ignore-not-found", "--wait")
+	n.kubectl("delete", "--kustomize=testdata/cluster", "--ignore-not-found", "--wait")
 
 	n.eventually("nothing of Sluice is left on the node", func() error {
 		return none(n.leftovers())

@@ -10,7 +10,7 @@ import (
 
 // testAccount uses the token of Sluice's containers as a process that has been
 // taken over could.
-func testAccount(n node) {
+func testAccount(n sluiceNode) {
 	const dir = "/root/run/secrets/kubernetes.io/serviceaccount"
 	var token string
 	for _, container := range n.sluicePod().Status.ContainerStatuses {

@@ -316,7 +316,7 @@ func TestSluiceServesACluster(t *testing.T) {
 			if program == "" {
 				testScenarios(t, c)
 			}
-			t.Run("Uninstall", func(t *testing.T) { testUninstall(node{t, c}) })
+			t.Run("Uninstall", func(t *testing.T) { testUninstall(sluiceNode{t, c}) })
 		})
 	}
 }

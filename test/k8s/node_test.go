@@ -25,51 +25,51 @@ func programs() string {
 	return filepath.Join(os.Getenv("SLUICE_BIN"), "images", runtime.GOARCH)
 }
 
-// node is the first node of a cluster with Sluice, in one test.
-type node struct {
+// sluiceNode is the first node of a cluster with Sluice, in one test.
+type sluiceNode struct {
 	*testing.T
 	c *cluster.Cluster
 }
 
 // must ends the test if there is an error.
-func (n node) must(err error) {
+func (n sluiceNode) must(err error) {
 	n.Helper()
 	if err != nil {
 		n.Fatal(err)
 	}
 }
 
-func (n node) kubectl(args ...string) string {
+func (n sluiceNode) kubectl(args ...string) string {
 	n.Helper()
 	out, err := n.c.Kubectl(n.Context(), args...)
 	n.must(err)
 	return string(out)
 }
 
-func (n node) apply(manifest string, args ...any) {
+func (n sluiceNode) apply(manifest string, args ...any) {
 	n.Helper()
 	n.must(n.c.Apply(n.Context(), fmt.Appendf(nil, manifest, args...)))
 }
 
 // eventually waits for a condition, three minutes at most.
-func (n node) eventually(what string, try func() error) {
+func (n sluiceNode) eventually(what string, try func() error) {
 	n.Helper()
 	n.must(n.c.Eventually(within(n.T, 3*time.Minute), what, try))
 }
 
 // run runs a command on the node as root, also while the API is away.
-func (n node) run(args ...string) (string, error) {
+func (n sluiceNode) run(args ...string) (string, error) {
 	out, err := n.c.InNode(n.Context(), 0, args...)
 	return string(out), err
 }
 
 // sluice runs the command on the node as root.
-func (n node) sluice(args ...string) (string, error) {
+func (n sluiceNode) sluice(args ...string) (string, error) {
 	return n.run(append([]string{filepath.Join(programs(), "sluice")}, args...)...)
 }
 
 // write gives a command on the node its input.
-func (n node) write(input string, args ...string) error {
+func (n sluiceNode) write(input string, args ...string) error {
 	cmd, err := n.c.NodeCommand(n.Context(), 0, args...)
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func (n node) write(input string, args ...string) error {
 }
 
 // policy applies a policy on the node, and takes it away with the test.
-func (n node) policy(kind, namespace, name, manifest string) {
+func (n sluiceNode) policy(kind, namespace, name, manifest string) {
 	n.Helper()
 	n.must(n.write(manifest, filepath.Join(programs(), "sluice"), "policy", "apply", "-f", "-"))
 	n.Cleanup(func() {
@@ -98,8 +98,8 @@ func (n node) policy(kind, namespace, name, manifest string) {
 	})
 }
 
-// pod is what tests use of a Pod.
-type pod struct {
+// kubePod is what tests use of a Pod.
+type kubePod struct {
 	Metadata struct {
 		Namespace, Name, UID string
 		DeletionTimestamp    *time.Time
@@ -119,24 +119,24 @@ type pod struct {
 	}
 }
 
-func (p pod) String() string { return p.Metadata.Namespace + "/" + p.Metadata.Name }
+func (p kubePod) String() string { return p.Metadata.Namespace + "/" + p.Metadata.Name }
 
-func (p pod) address() string {
+func (p kubePod) address() string {
 	if len(p.Status.PodIPs) == 0 {
 		return ""
 	}
 	return p.Status.PodIPs[0].IP
 }
 
-func (n node) pod(namespace, name string) pod {
+func (n sluiceNode) pod(namespace, name string) kubePod {
 	n.Helper()
-	var p pod
+	var p kubePod
 	n.must(n.c.Get(n.Context(), &p, "pod", "--namespace="+namespace, name))
 	return p
 }
 
 // ready waits until a pod is Ready, and returns it.
-func (n node) ready(namespace, name string) pod {
+func (n sluiceNode) ready(namespace, name string) kubePod {
 	n.Helper()
 	n.kubectl("--namespace="+namespace, "wait", "--for=condition=Ready", "--timeout=3m", "pod/"+name)
 	return n.pod(namespace, name)
@@ -155,7 +155,7 @@ type endpoint struct {
 	NetworkNamespace string
 }
 
-func (n node) list(v any, args ...string) error {
+func (n sluiceNode) list(v any, args ...string) error {
 	out, err := n.sluice(append(args, "-o", "json")...)
 	if err != nil {
 		return err
@@ -164,7 +164,7 @@ func (n node) list(v any, args ...string) error {
 }
 
 // endpointOf is the endpoint of a pod that has one.
-func (n node) endpointOf(p pod) endpoint {
+func (n sluiceNode) endpointOf(p kubePod) endpoint {
 	n.Helper()
 	var all []endpoint
 	n.must(n.list(&all, "endpoint", "list"))
@@ -179,15 +179,15 @@ func (n node) endpointOf(p pod) endpoint {
 
 // exact waits until the node has what kubectl sees, and nothing more. Every
 // scenario ends with it.
-func (n node) exact() {
+func (n sluiceNode) exact() {
 	n.Helper()
 	n.eventually("the node has what the API says, and no more", n.differences)
 }
 
 // differences compares endpoints, addresses, devices, routes, network namespaces,
 // identities and entries of maps with what kubectl sees.
-func (n node) differences() error {
-	var pods struct{ Items []pod }
+func (n sluiceNode) differences() error {
+	var pods struct{ Items []kubePod }
 	if err := n.c.Get(n.Context(), &pods, "pods", "--all-namespaces", "--field-selector=spec.nodeName=node1"); err != nil {
 		return err
 	}
@@ -210,7 +210,7 @@ func (n node) differences() error {
 
 // exactEndpoints compares endpoints with pods, and addresses, devices and
 // identities with endpoints.
-func (n node) exactEndpoints(pods map[string]string, connected int) error {
+func (n sluiceNode) exactEndpoints(pods map[string]string, connected int) error {
 	var endpoints []endpoint
 	var leases []struct {
 		Owner     struct{ ContainerID, InterfaceName string }
@@ -278,7 +278,7 @@ func (n node) exactEndpoints(pods map[string]string, connected int) error {
 
 // exactDevices compares devices, routes and network namespaces with those of the
 // endpoints.
-func (n node) exactDevices(want map[string]bool) error {
+func (n sluiceNode) exactDevices(want map[string]bool) error {
 	var links []struct{ IfName string }
 	var routes []struct{ Dst, Dev, Protocol string }
 	for what, v := range map[string]any{"link": &links, "-4 route": &routes} {
@@ -315,7 +315,7 @@ func (n node) exactDevices(want map[string]bool) error {
 
 // exactNode asks Sluice for what it sees itself: the entries of every map, and
 // what waits to be deleted.
-func (n node) exactNode() error {
+func (n sluiceNode) exactNode() error {
 	var errs []error
 	if out, err := n.sluice("audit"); err != nil {
 		errs = append(errs, fmt.Errorf("audit: %w\n%s", err, out))

@@ -27,7 +27,7 @@ const image = "registry.k8s.io/e2e-test-images/agnhost:2.63.0"
 func testScenarios(t *testing.T, c *cluster.Cluster) {
 	for _, s := range []struct {
 		name string
-		run  func(node)
+		run  func(sluiceNode)
 	}{
 		{"Account", testAccount},
 		{"ProbesUnderDefaultDeny", testProbes},
@@ -43,7 +43,7 @@ func testScenarios(t *testing.T, c *cluster.Cluster) {
 		{"EtcdAway", testEtcdAway},
 	} {
 		t.Run(s.name, func(t *testing.T) {
-			n := node{t, c}
+			n := sluiceNode{t, c}
 			begin := time.Now()
 			s.run(n)
 			// What a scenario made goes with its namespace.
@@ -55,7 +55,7 @@ func testScenarios(t *testing.T, c *cluster.Cluster) {
 }
 
 // namespace makes one that goes with the scenario.
-func (n node) namespace(name string) {
+func (n sluiceNode) namespace(name string) {
 	n.Helper()
 	n.apply(`{apiVersion: v1, kind: Namespace, metadata: {name: %s, labels: {scenario: here}}}`, name)
 	n.eventually("the namespace has its account", func() error {
@@ -65,7 +65,7 @@ func (n node) namespace(name string) {
 }
 
 // server makes a pod that answers at port 8080.
-func (n node) server(namespace, name string) {
+func (n sluiceNode) server(namespace, name string) {
 	n.Helper()
 	n.apply(`
 apiVersion: v1
@@ -78,7 +78,7 @@ spec:
 }
 
 // connects tries a connection from a pod.
-func (n node) connects(from pod, to string) error {
+func (n sluiceNode) connects(from kubePod, to string) error {
 	_, err := n.c.Kubectl(n.Context(), "--namespace="+from.Metadata.Namespace, "exec", from.Metadata.Name, "--",
 		"/agnhost", "connect", "--timeout=2s", to)
 	return err
@@ -86,7 +86,7 @@ func (n node) connects(from pod, to string) error {
 
 // denied wants that a connection from a pod times out, and not that it is refused
 // by somebody who was reached.
-func (n node) denied(from pod, to string) {
+func (n sluiceNode) denied(from kubePod, to string) {
 	n.Helper()
 	if err := n.connects(from, to); err == nil || !strings.Contains(err.Error(), "TIMEOUT") {
 		n.Errorf("%s → %s: %v, want TIMEOUT", from, to, err)
@@ -94,7 +94,7 @@ func (n node) denied(from pod, to string) {
 }
 
 // defaultDeny isolates all pods of a namespace in both directions.
-func (n node) defaultDeny(namespace string) {
+func (n sluiceNode) defaultDeny(namespace string) {
 	n.Helper()
 	n.policy("netpol", namespace, "default-deny", fmt.Sprintf(`
 apiVersion: networking.k8s.io/v1
@@ -105,7 +105,7 @@ spec: {podSelector: {}, policyTypes: [Ingress, Egress]}
 }
 
 // testProbes: kubelet is the node, whose probes no policy stops.
-func testProbes(n node) {
+func testProbes(n sluiceNode) {
 	n.namespace("closed")
 	n.defaultDeny("closed")
 	probes := map[string]string{
@@ -148,7 +148,7 @@ spec:
 
 // testHostNetwork: a pod in the node's own network is the node to its pods, and
 // the control plane's machine is not.
-func testHostNetwork(n node) {
+func testHostNetwork(n sluiceNode) {
 	n.namespace("closed")
 	n.defaultDeny("closed")
 	n.server("closed", "web")
@@ -171,7 +171,7 @@ spec:
 }
 
 // testStaticPod: kubelet starts it from a file, without the API's account.
-func testStaticPod(n node) {
+func testStaticPod(n sluiceNode) {
 	n.namespace("static")
 	n.must(n.write(fmt.Sprintf(`
 apiVersion: v1
@@ -197,7 +197,7 @@ spec:
 }
 
 // testHostPort: opened by portmap, which the configuration chains.
-func testHostPort(n node) {
+func testHostPort(n sluiceNode) {
 	const at = "10.200.0.11:18081"
 	n.namespace("ports")
 	n.apply(`
@@ -244,7 +244,7 @@ spec:
 }
 
 // testSecondInterface: as a plugin that calls others does.
-func testSecondInterface(n node) {
+func testSecondInterface(n sluiceNode) {
 	n.namespace("second")
 	n.server("second", "web")
 	n.server("second", "client")
@@ -286,7 +286,7 @@ func testSecondInterface(n node) {
 }
 
 // routesOf are the default routes of a pod.
-func (n node) routesOf(p pod) string {
+func (n sluiceNode) routesOf(p kubePod) string {
 	n.Helper()
 	netns := n.endpointOf(p).NetworkNamespace
 	const show = "nsenter --net=$0 ip route show default; nsenter --net=$0 ip -6 route show default"
@@ -296,7 +296,7 @@ func (n node) routesOf(p pod) string {
 }
 
 // task is the process of a container or sandbox.
-func (n node) task(id string) int {
+func (n sluiceNode) task(id string) int {
 	n.Helper()
 	out, err := n.run("ctr", "--namespace=k8s.io", "tasks", "list")
 	n.must(err)
@@ -311,7 +311,7 @@ func (n node) task(id string) int {
 	return 0
 }
 
-func (n node) kill(pid int) {
+func (n sluiceNode) kill(pid int) {
 	n.Helper()
 	if _, err := n.run("kill", "-KILL", strconv.Itoa(pid)); err != nil {
 		n.Fatal(err)
@@ -320,7 +320,7 @@ func (n node) kill(pid int) {
 
 // testSandboxKilled: a pod whose pause process dies gets a new sandbox with new
 // addresses, and the former one's are free.
-func testSandboxKilled(n node) {
+func testSandboxKilled(n sluiceNode) {
 	n.namespace("sandbox")
 	n.server("sandbox", "web")
 	before := n.endpointOf(n.ready("sandbox", "web"))
@@ -344,7 +344,7 @@ func testSandboxKilled(n node) {
 }
 
 // pair makes two pods with a policy that evaluates what they say to each other.
-func (n node) pair() *stream {
+func (n sluiceNode) pair() *stream {
 	n.Helper()
 	n.namespace("pair")
 	n.policy("netpol", "pair", "within", `
@@ -359,7 +359,7 @@ spec: {podSelector: {}, policyTypes: [Ingress], ingress: [{from: [{podSelector: 
 }
 
 // starts makes a pod, which must become Ready by itself.
-func (n node) starts(name string) {
+func (n sluiceNode) starts(name string) {
 	n.Helper()
 	begin := time.Now()
 	n.server("pair", name)
@@ -367,7 +367,7 @@ func (n node) starts(name string) {
 	n.Logf("pod %s was Ready after %.1f s", name, time.Since(begin).Seconds())
 }
 
-func testContainerdKilled(n node) {
+func testContainerdKilled(n sluiceNode) {
 	s := n.pair()
 	pid := func() int {
 		out, err := n.run("pidof", "containerd")
@@ -391,9 +391,9 @@ func testContainerdKilled(n node) {
 }
 
 // sluicePod is the pod of the DaemonSet.
-func (n node) sluicePod() pod {
+func (n sluiceNode) sluicePod() kubePod {
 	n.Helper()
-	var pods struct{ Items []pod }
+	var pods struct{ Items []kubePod }
 	n.must(n.c.Get(n.Context(), &pods, "pods", "--namespace=sluice-system", "--selector=app.kubernetes.io/name=sluice"))
 	if len(pods.Items) != 1 {
 		n.Fatalf("%d pods of Sluice", len(pods.Items))
@@ -403,7 +403,7 @@ func (n node) sluicePod() pod {
 
 // testContainersKilled kills each container once: kubelet's pause grows with each
 // further time.
-func testContainersKilled(n node) {
+func testContainersKilled(n sluiceNode) {
 	s := n.pair()
 	for _, container := range n.sluicePod().Status.ContainerStatuses {
 		_, id, _ := strings.Cut(container.ContainerID, "://")
@@ -423,7 +423,7 @@ func testContainersKilled(n node) {
 }
 
 // testRollout replaces the pod of Sluice while others start.
-func testRollout(n node) {
+func testRollout(n sluiceNode) {
 	s := n.pair()
 	before := n.sluicePod().Metadata.UID
 	n.kubectl("--namespace=sluice-system", "rollout", "restart", "daemonset/sluice")
@@ -442,7 +442,7 @@ func testRollout(n node) {
 }
 
 // testAPIServerAway: traffic and Sluice go on, and what waited starts.
-func testAPIServerAway(n node) {
+func testAPIServerAway(n sluiceNode) {
 	s := n.pair()
 	n.server("pair", "waiting") // it starts before, during or after
 	startAPI, err := n.c.Stop("kube-apiserver")
@@ -467,7 +467,7 @@ func testAPIServerAway(n node) {
 
 // testEtcdAway: of known labels pods start; the others wait, and start by
 // themselves.
-func testEtcdAway(n node) {
+func testEtcdAway(n sluiceNode) {
 	s := n.pair()
 	scale := func(to int) {
 		n.kubectl("--namespace=sluice-system", "scale", "deployment/etcd-dev", fmt.Sprintf("--replicas=%d", to))

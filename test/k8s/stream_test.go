@@ -44,7 +44,7 @@ func inNetns(path string, fn func() error) error {
 }
 
 // netns is the path of a pod's network namespace, seen from here.
-func (n node) netns(p pod) string {
+func (n sluiceNode) netns(p kubePod) string {
 	n.Helper()
 	pid, err := n.c.NodePID(0)
 	n.must(err)
@@ -56,7 +56,7 @@ func (n node) netns(p pod) string {
 // stream is a TCP connection between two pods on which one exchange follows the
 // other.
 type stream struct {
-	n    node
+	n    sluiceNode
 	name string
 	stop func()
 	wait sync.WaitGroup
@@ -69,7 +69,7 @@ type stream struct {
 
 // stream opens a connection from one pod to another and exchanges messages until
 // the test ends or closed is called.
-func (n node) stream(from, to pod) *stream {
+func (n sluiceNode) stream(from, to kubePod) *stream {
 	n.Helper()
 	var l net.Listener
 	n.must(inNetns(n.netns(to), func() (err error) {

@@ -11,7 +11,7 @@ import (
 
 // testUninstall takes Sluice off the node as docs/install.md says, beside another
 // network's files, while pods are connected.
-func testUninstall(n node) {
+func testUninstall(n sluiceNode) {
 	const foreign = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "loopback"}]}`
 	n.must(n.write(foreign, "sh", "-c", "cat >/etc/cni/net.d/10-other.conflist"))
 	plugins := strings.Fields(n.look("ls", "/opt/cni/bin"))
@@ -47,7 +47,7 @@ func testUninstall(n node) {
 }
 
 // look is what a command on the node prints.
-func (n node) look(args ...string) string {
+func (n sluiceNode) look(args ...string) string {
 	n.Helper()
 	out, err := n.run(args...)
 	n.must(err)
@@ -55,7 +55,7 @@ func (n node) look(args ...string) string {
 }
 
 // leftovers lists the lines of what the node shows that speak of Sluice.
-func (n node) leftovers() (all []string) {
+func (n sluiceNode) leftovers() (all []string) {
 	n.Helper()
 	for command, ours := range map[string]func(string) bool{
 		"ip -oneline link": func(l string) bool { return strings.Contains(l, ": sl") },

@@ -19,6 +19,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -93,12 +94,7 @@ func Register(name string) *Point {
 func Names() []string {
 	registry.Lock()
 	defer registry.Unlock()
-	names := make([]string, 0, len(registry.names))
-	for n := range registry.names {
-		names = append(names, n)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(registry.names))
 }
 
 // Hit does nothing and returns nil, unless the process is armed: then the

@@ -206,8 +206,8 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	err = main(ctx, p, cfg.Service)
 	p.endWork(nil)
 	if p.waitWork(cfg.Process.ShutdownTimeout) {
-		for i := len(p.onExit) - 1; i >= 0; i-- {
-			err = errors.Join(err, p.onExit[i]())
+		for _, f := range slices.Backward(p.onExit) {
+			err = errors.Join(err, f())
 		}
 	} else { // what it uses cannot be closed under it
 		err = errors.Join(err, fmt.Errorf("background work did not stop within %s", cfg.Process.ShutdownTimeout))

@@ -6,6 +6,7 @@ package allocator
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -199,11 +200,10 @@ func (c *collector) plan(unused []identity.Identity, now time.Time, grace time.D
 			due = append(due, Candidate{Identity: id, Fence: s.fence})
 		}
 	}
-	for n := range c.since {
-		if _, ok := is[n]; !ok {
-			delete(c.since, n)
-		}
-	}
+	maps.DeleteFunc(c.since, func(n identity.Numeric, _ unusedSince) bool {
+		_, ok := is[n]
+		return !ok
+	})
 	slices.SortStableFunc(due, func(x, y Candidate) int {
 		return c.since[x.Identity.Number].at.Compare(c.since[y.Identity.Number].at)
 	})

@@ -15,6 +15,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -547,11 +548,7 @@ type Block struct {
 func (p *Program) walk(def [identity.PeerScopes]table.Class, marks map[netip.Prefix]*mark, entries []entry,
 	class func([]uint16, []workload.NamedPort) (table.Class, error),
 ) (_ [identity.PeerScopes]table.Class, out []Block, err error) {
-	prefixes := make([]netip.Prefix, 0, len(marks))
-	for x := range marks {
-		prefixes = append(prefixes, x)
-	}
-	slices.SortFunc(prefixes, comparePrefixes)
+	prefixes := slices.SortedFunc(maps.Keys(marks), netip.Prefix.Compare)
 	type frame struct {
 		prefix  netip.Prefix
 		active  []int

@@ -49,8 +49,8 @@ func (gs *Groups) Clone() *Groups {
 func (gs *Groups) Set(in *policy.Group) {
 	gs.Delete(in.Name)
 	list := in.Prefixes
-	if !slices.IsSortedFunc(list, comparePrefixes) {
-		list = slices.SortedFunc(slices.Values(list), comparePrefixes)
+	if !slices.IsSortedFunc(list, netip.Prefix.Compare) {
+		list = slices.SortedFunc(slices.Values(list), netip.Prefix.Compare)
 	}
 	h := sha256.New()
 	var buf []byte
@@ -81,10 +81,6 @@ func (gs *Groups) Delete(name string) {
 			delete(gs.byKey, l.Key)
 		}
 	}
-}
-
-func comparePrefixes(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
 // concerns reports whether a label of a group can change what a requirement

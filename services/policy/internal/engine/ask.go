@@ -37,11 +37,7 @@ func (e *Engine) Draft() Draft {
 		d.change.AddIdentities = append(d.change.AddIdentities, p.id)
 	}
 	for name, addrs := range e.names {
-		n := Name{Name: name}
-		for a := range addrs {
-			n.Addrs = append(n.Addrs, a)
-		}
-		d.change.Learn = append(d.change.Learn, n)
+		d.change.Learn = append(d.change.Learn, Name{name, slices.Collect(maps.Keys(addrs))})
 	}
 	for a, n := range e.located {
 		d.change.Locate = append(d.change.Locate, Location{a, n})
@@ -143,21 +139,13 @@ func (e *Engine) LargestShare(n identity.Numeric, d rule.Direction) string {
 	if s == nil {
 		return ""
 	}
-	count := make(map[policy.Key]int)
-	var worst policy.Key
+	count := make(map[string]int)
 	for _, sources := range s.sources[d] {
 		for _, src := range sources {
-			k := policy.Key{Kind: src.Kind, Namespace: src.Namespace, Name: src.Name}
-			count[k]++
-			if c := count[k]; c > count[worst] || c == count[worst] && k.String() < worst.String() {
-				worst = k
-			}
+			count[policy.Key{Kind: src.Kind, Namespace: src.Namespace, Name: src.Name}.String()]++
 		}
 	}
-	if len(count) == 0 {
-		return ""
-	}
-	return worst.String()
+	return most(count)
 }
 
 // Subjects are the subjects of one moment, with what selects them. They share

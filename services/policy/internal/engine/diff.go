@@ -4,7 +4,6 @@
 package engine
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -171,20 +170,12 @@ func (c *comparison) peers() {
 			s.live.table.Blocks.All(func(p netip.Prefix, _ [identity.PeerScopes]table.Class) { blocks = append(blocks, p) })
 		}
 	}
-	order := func(a, b netip.Prefix) int {
-		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
-	}
-	slices.SortFunc(blocks, order)
+	slices.SortFunc(blocks, netip.Prefix.Compare)
 	blocks = slices.Compact(blocks)
-	numbers := make([]identity.Numeric, 0, len(c.before.engine.peers))
-	for n := range c.before.engine.peers {
-		numbers = append(numbers, n)
-	}
-	slices.Sort(numbers)
-	for _, n := range numbers {
+	for _, n := range slices.Sorted(maps.Keys(c.before.engine.peers)) {
 		w := c.before.entry(n)
 		where := at[n]
-		slices.SortFunc(where, order)
+		slices.SortFunc(where, netip.Prefix.Compare)
 		if w.Scope == identity.PeerScopeOutside && len(where) == 0 {
 			for _, b := range blocks {
 				if w.Kind == identity.KindWorld6 && b.Addr().Is4() || w.Kind == identity.KindWorld4 && !b.Addr().Is4() {

@@ -316,11 +316,8 @@ func (e *Engine) replace(key policy.Key, before, after *policy.Object, dirty map
 			e.markSelected(spec, dirty)
 			if spec.Namespace == "" {
 				delete(e.clusterwide, spec)
-				continue
-			}
-			delete(e.byNamespace[spec.Namespace], spec)
-			if len(e.byNamespace[spec.Namespace]) == 0 {
-				delete(e.byNamespace, spec.Namespace)
+			} else {
+				exclude(e.byNamespace, spec.Namespace, spec)
 			}
 		}
 		if before.Group != nil {
@@ -334,14 +331,9 @@ func (e *Engine) replace(key policy.Key, before, after *policy.Object, dirty map
 			e.markSelected(spec, dirty)
 			if spec.Namespace == "" {
 				e.clusterwide[spec] = key
-				continue
+			} else {
+				put(e.byNamespace, spec.Namespace, spec, key)
 			}
-			m := e.byNamespace[spec.Namespace]
-			if m == nil {
-				m = make(map[*rule.Spec]policy.Key)
-				e.byNamespace[spec.Namespace] = m
-			}
-			m[spec] = key
 		}
 		if after.Group != nil {
 			e.groups.Set(after.Group)
@@ -372,17 +364,11 @@ func (e *Engine) markSelected(spec *rule.Spec, dirty map[*subject]struct{}) {
 // enlist lists a subject under its namespace, or takes it off.
 func (e *Engine) enlist(s *subject, add bool) {
 	if !add {
-		delete(e.local[s.namespace], s)
-		if len(e.local[s.namespace]) == 0 {
-			delete(e.local, s.namespace)
-		}
+		exclude(e.local, s.namespace, s)
 		return
 	}
 	s.namespace, _ = e.peers[s.number].id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
-	if e.local[s.namespace] == nil {
-		e.local[s.namespace] = make(map[*subject]struct{})
-	}
-	e.local[s.namespace][s] = struct{}{}
+	include(e.local, s.namespace, s)
 }
 
 func (e *Engine) selects(spec *rule.Spec, s *subject) bool {
@@ -437,20 +423,13 @@ func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*
 // stale are the addresses that tables have to look at again.
 type stale map[*live]map[netip.Addr]struct{}
 
-func (s stale) add(l *live, a netip.Addr) {
-	if s[l] == nil {
-		s[l] = make(map[netip.Addr]struct{})
-	}
-	s[l][a] = struct{}{}
-}
-
 // applyNames stores learned names and locations and returns what that concerns.
 func (e *Engine) applyNames(c Change) stale {
 	out := make(stale)
 	changed := func(name string, a netip.Addr) {
 		for _, l := range e.tables {
 			if l.program.Wants(name) {
-				out.add(l, a)
+				include(out, l, a)
 			}
 		}
 	}
@@ -461,8 +440,8 @@ func (e *Engine) applyNames(c Change) stale {
 			if _, ok := e.names[name][a]; !ok {
 				continue
 			}
-			forget(e.names, name, a)
-			forget(e.namesOf, a, name)
+			exclude(e.names, name, a)
+			exclude(e.namesOf, a, name)
 			changed(name, a)
 		}
 	}
@@ -473,15 +452,15 @@ func (e *Engine) applyNames(c Change) stale {
 			if _, ok := e.names[name][a]; ok {
 				continue
 			}
-			learn(e.names, name, a)
-			learn(e.namesOf, a, name)
+			include(e.names, name, a)
+			include(e.namesOf, a, name)
 			changed(name, a)
 		}
 	}
 	moved := make(map[netip.Addr]struct{})
 	vacate := func(a netip.Addr) {
 		if n, ok := e.located[a]; ok {
-			forget(e.placesOf, n, a)
+			exclude(e.placesOf, n, a)
 			delete(e.located, a)
 			moved[a] = struct{}{}
 		}
@@ -492,19 +471,15 @@ func (e *Engine) applyNames(c Change) stale {
 	for _, l := range c.Locate {
 		vacate(l.Addr)
 		e.located[l.Addr] = l.Identity
-		learn(e.placesOf, l.Identity, l.Addr)
+		include(e.placesOf, l.Identity, l.Addr)
 		moved[l.Addr] = struct{}{}
 	}
 	// An identity that comes or goes brings its named ports to its places.
 	for _, n := range c.RemoveIdentities {
-		for a := range e.placesOf[n] {
-			moved[a] = struct{}{}
-		}
+		maps.Copy(moved, e.placesOf[n])
 	}
 	for _, id := range c.AddIdentities {
-		for a := range e.placesOf[id.Number] {
-			moved[a] = struct{}{}
-		}
+		maps.Copy(moved, e.placesOf[id.Number])
 	}
 	if len(moved) == 0 {
 		return out
@@ -512,22 +487,29 @@ func (e *Engine) applyNames(c Change) stale {
 	for _, l := range e.tables {
 		if l.program.NeedsPodAddresses() {
 			for a := range moved {
-				out.add(l, a)
+				include(out, l, a)
 			}
 		}
 	}
 	return out
 }
 
-func learn[K, V comparable](m map[K]map[V]struct{}, k K, v V) {
-	if m[k] == nil {
-		m[k] = make(map[V]struct{})
-	}
-	m[k][v] = struct{}{}
+// include puts a value into the set that a key has.
+func include[M ~map[K]map[V]struct{}, K, V comparable](m M, k K, v V) {
+	put(m, k, v, struct{}{})
 }
 
-func forget[K, V comparable](m map[K]map[V]struct{}, k K, v V) {
-	delete(m[k], v)
+// put sets an element of the map that a key has.
+func put[M ~map[K]map[E]V, K, E comparable, V any](m M, k K, e E, v V) {
+	if m[k] == nil {
+		m[k] = make(map[E]V)
+	}
+	m[k][e] = v
+}
+
+// exclude removes an element of the set or map that a key has, and that with its last one.
+func exclude[M ~map[K]map[E]V, K, E comparable, V any](m M, k K, e E) {
+	delete(m[k], e)
 	if len(m[k]) == 0 {
 		delete(m, k)
 	}
@@ -538,11 +520,10 @@ func forget[K, V comparable](m map[K]map[V]struct{}, k K, v V) {
 func (e *Engine) program(s *subject, d rule.Direction) (*compile.Program, error) {
 	ns, _ := e.peers[s.number].id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
 	return e.programOf(s, d, e.groups, func(visit func(*rule.Spec)) {
-		for spec := range e.byNamespace[ns] {
-			visit(spec)
-		}
-		for spec := range e.clusterwide {
-			visit(spec)
+		for _, specs := range []map[*rule.Spec]policy.Key{e.byNamespace[ns], e.clusterwide} {
+			for spec := range specs {
+				visit(spec)
+			}
 		}
 	})
 }
@@ -594,19 +575,23 @@ func (e *Engine) programOf(s *subject, d rule.Direction, groups *compile.Groups,
 // tooLarge names the policy with the largest share of a table.
 func tooLarge(s *subject, d rule.Direction, rules []*rule.Rule, err error) error {
 	count := make(map[string]int)
-	worst := ""
 	for _, r := range rules {
 		src := r.Source
 		src.Path = ""
 		name := strings.TrimSpace(src.String())
 		count[name] += 1 + len(r.Peers.Networks) + len(r.Peers.Groups) + len(r.Peers.Selectors) + len(r.Ports)
 	}
-	for name, n := range count {
-		if worst == "" || n > count[worst] || n == count[worst] && name < worst {
-			worst = name
+	return fmt.Errorf("%s of identity %d: %w; the largest share is from %s", d, s.number, err, most(count))
+}
+
+// most is the name with the highest count, of several the first one; empty if there is none.
+func most(count map[string]int) (name string) {
+	for n, c := range count {
+		if c > count[name] || c == count[name] && n < name {
+			name = n
 		}
 	}
-	return fmt.Errorf("%s of identity %d: %w; the largest share is from %s", d, s.number, err, worst)
+	return name
 }
 
 // commit compiles the tables of the dirty subjects, then points the subjects

@@ -337,18 +337,10 @@ func (e *Engine) retryWaiting() {
 // index lists a peer under its labels.
 func (e *Engine) index(p *member, add bool) {
 	entry := func(key string) {
-		m := e.byLabel[key]
 		if add {
-			if m == nil {
-				m = make(map[*member]struct{})
-				e.byLabel[key] = m
-			}
-			m[p] = struct{}{}
-			return
-		}
-		delete(m, p)
-		if len(m) == 0 {
-			delete(e.byLabel, key)
+			include(e.byLabel, key, p)
+		} else {
+			exclude(e.byLabel, key, p)
 		}
 	}
 	for _, l := range p.id.Labels.All() {
@@ -460,16 +452,10 @@ func (e *Engine) retire(list []*liveSelector) {
 				}
 			}
 		}
-		for c := range s.classes {
-			affected[c] = struct{}{}
-		}
+		maps.Copy(affected, s.classes)
 	}
-	order := make([]*identityClass, 0, len(affected))
-	for c := range affected {
-		order = append(order, c)
-	}
-	slices.SortFunc(order, func(a, b *identityClass) int { return cmp.Compare(a.number, b.number) })
-	for _, c := range order {
+	order := func(a, b *identityClass) int { return cmp.Compare(a.number, b.number) }
+	for _, c := range slices.SortedFunc(maps.Keys(affected), order) {
 		sels := slices.DeleteFunc(slices.Clone(c.selectors), func(s *liveSelector) bool { _, ok := gone[s]; return ok })
 		for _, p := range byNumber(c.members) {
 			e.move(p, sels)

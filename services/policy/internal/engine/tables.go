@@ -241,9 +241,7 @@ type row struct {
 func (e *Engine) rowsOf(l *live) []row {
 	seen := make(map[*identityClass]struct{})
 	for s := range l.brings {
-		for c := range s.classes {
-			seen[c] = struct{}{}
-		}
+		maps.Copy(seen, s.classes)
 	}
 	for k := range identity.Kinds {
 		if _, ok := e.wide[k][l]; !ok {
@@ -274,9 +272,7 @@ func (e *Engine) places(l *live) []compile.Place {
 			if !l.program.Wants(name) {
 				continue
 			}
-			for a := range list {
-				addrs[a] = struct{}{}
-			}
+			maps.Copy(addrs, list)
 		}
 	}
 	if l.program.NeedsPodAddresses() {
@@ -298,9 +294,7 @@ func (e *Engine) places(l *live) []compile.Place {
 func (e *Engine) place(l *live, a netip.Addr) compile.Place {
 	p := compile.Place{Addr: a}
 	if len(l.program.Names()) > 0 {
-		for name := range e.namesOf[a] {
-			p.Names = append(p.Names, name)
-		}
+		p.Names = slices.Collect(maps.Keys(e.namesOf[a]))
 	}
 	if l.program.NeedsPodAddresses() {
 		if owner := e.peers[e.located[a]]; owner != nil {
@@ -399,14 +393,10 @@ func (e *Engine) blocks(l *live) (changed int, err error) {
 	for _, b := range set {
 		e.emitFor(l, SetPrefix{l.id, b.Prefix, b.Classes})
 	}
-	for _, p := range slices.SortedFunc(maps.Keys(before), comparePrefixes) {
+	for _, p := range slices.SortedFunc(maps.Keys(before), netip.Prefix.Compare) {
 		e.emitFor(l, DeletePrefix{l.id, p})
 	}
 	return len(set) + len(before), nil
-}
-
-func comparePrefixes(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
 // rebuildBlocks brings the address side of a live table up to date.

@@ -95,7 +95,7 @@ func (s *LabelSelector) Validate(path string, sources bool, ps *manifest.Problem
 			ps.Add(path, "label key %q %s", key, why)
 		}
 	}
-	for _, key := range sortedKeys(s.MatchLabels) {
+	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
 		check(path+".matchLabels", key)
 		if v := s.MatchLabels[key]; !isLabelValue(v) {
 			ps.AddHeld(path+".matchLabels["+key+"]", "%q is not a label value", v)
@@ -185,7 +185,7 @@ func (s *LabelSelector) Convert(place func(key string) (source, key2 string)) []
 		return nil
 	}
 	var reqs []selector.Requirement
-	for _, key := range sortedKeys(s.MatchLabels) {
+	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
 		src, k := place(key)
 		reqs = append(reqs, selector.Requirement{Source: src, Key: k, Op: selector.In, Values: []string{s.MatchLabels[key]}})
 	}
@@ -222,15 +222,6 @@ func InNamespace(namespace string) selector.Requirement {
 // InCluster requires a cluster.
 func InCluster(cluster string) selector.Requirement {
 	return selector.Requirement{Source: label.SourceKubernetes, Key: label.KeyCluster, Op: selector.In, Values: []string{cluster}}
-}
-
-func sortedKeys(m map[string]string) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 func isLower(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }

@@ -7,11 +7,11 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
@@ -187,12 +187,7 @@ func (o *Owner) retryCrowded() {
 	if len(o.overLimit) == 0 {
 		return
 	}
-	var again []identity.Numeric
-	for s := range o.overLimit {
-		again = append(again, s)
-	}
-	slices.Sort(again)
-	o.addSubjects(again)
+	o.addSubjects(slices.Sorted(maps.Keys(o.overLimit)))
 }
 
 func compareKeys(a, b policy.Key) int {

@@ -375,15 +375,7 @@ func (o *Owner) sweepSubscribers(now time.Time) {
 
 // forgetSubscriber drops one that is not connected, with its subjects.
 func (o *Owner) forgetSubscriber(name string, s *subscriber) {
-	var subjects []identity.Numeric
-	for x := range s.subjects {
-		subjects = append(subjects, x)
-	}
-	slices.Sort(subjects)
-	var places []netip.Addr
-	for a := range s.locations {
-		places = append(places, a)
-	}
+	subjects, places := slices.Sorted(maps.Keys(s.subjects)), slices.Collect(maps.Keys(s.locations))
 	delete(o.subscribers, name)
 	o.interest(s, nil, subjects, nil, places)
 	o.stream.Forget(name)

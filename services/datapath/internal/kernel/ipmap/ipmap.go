@@ -7,7 +7,6 @@
 package ipmap
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -182,9 +181,7 @@ func (as *Maps) List() ([]Entry, error) {
 	if err := it.Err(); err != nil {
 		return nil, fmt.Errorf("list the IPv6 ipcache: %w", err)
 	}
-	slices.SortFunc(es, func(a, b Entry) int {
-		return cmp.Or(a.Prefix.Addr().Compare(b.Prefix.Addr()), cmp.Compare(a.Prefix.Bits(), b.Prefix.Bits()))
-	})
+	slices.SortFunc(es, func(a, b Entry) int { return a.Prefix.Compare(b.Prefix) })
 	return es, nil
 }
 

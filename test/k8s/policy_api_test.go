@@ -252,7 +252,7 @@ func newPolicyNode(t testing.TB, a *apiServer, access ...string) *policyNode {
 	t.Cleanup(func() { stop(t, identity) })
 	conn := n.dial("identity")
 	for i, app := range []string{"web", "db"} {
-		request := &identityv1.AllocateIdentityRequest{Labels: labelsOf(app), Reference: app}
+		request := &identityv1.AllocateIdentityRequest{Labels: shopLabels(app), Reference: app}
 		answer, err := identityv1.NewIdentityServiceClient(conn).AllocateIdentity(t.Context(), request)
 		if err != nil {
 			t.Fatal(err)
@@ -265,7 +265,7 @@ func newPolicyNode(t testing.TB, a *apiServer, access ...string) *policyNode {
 	return n
 }
 
-func labelsOf(app string) []*workloadv1.Label {
+func shopLabels(app string) []*workloadv1.Label {
 	return []*workloadv1.Label{
 		{Source: "k8s", Key: "app", Value: app},
 		{Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: "shop"},
@@ -339,7 +339,7 @@ func (n *policyNode) end(signal syscall.Signal) {
 }
 
 // forget takes away the state of the policy service, which has ended.
-func (n *node) forget() {
+func (n *policyNode) forget() {
 	n.t.Helper()
 	if err := os.RemoveAll(filepath.Join(n.dir, "policy")); err != nil {
 		n.t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 )
 
 // tables tells when a revision of policy came with the tables of db.
-func (n *node) tables(ctx context.Context) <-chan uint64 {
+func (n *policyNode) tables(ctx context.Context) <-chan uint64 {
 	n.t.Helper()
 	stream, err := n.WatchPolicyTables(ctx)
 	if err != nil {
@@ -53,7 +53,7 @@ func (n *node) tables(ctx context.Context) <-chan uint64 {
 func BenchmarkAPIWriteToTables(b *testing.B) {
 	a := newAPI(b)
 	a.shop()
-	n := newNode(b, a)
+	n := newPolicyNode(b, a)
 	a.do(http.MethodPost, networking, networkPolicy("p", 1))
 	n.reaches("the policy", 1, true)
 	ctx, cancel := context.WithCancel(b.Context())
@@ -94,7 +94,7 @@ func BenchmarkAPITenThousandPolicies(b *testing.B) {
 	const policies = 10_000
 	a := newAPI(b)
 	a.shop()
-	n := newNode(b, a)
+	n := newPolicyNode(b, a)
 	n.source("before", true)
 	b.ReportMetric(float64(n.resident())/1024, "MB-without")
 	done := make(chan bool, 8)

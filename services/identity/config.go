@@ -118,7 +118,8 @@ func (c *Config) Validate() error {
 	between("gc.quarantine", c.GC.Quarantine, time.Second, 7*24*time.Hour)
 	between("gc.interval", c.GC.Interval, 10*time.Millisecond, time.Hour)
 	if c.Etcd.Heartbeat*2 > c.Etcd.LeaseTTL {
-		p.Addf("etcd.heartbeat", "%s is more than half of etcd.leaseTTL, %s: one lost sign of life would end the lease", c.Etcd.Heartbeat, c.Etcd.LeaseTTL)
+		p.Addf("etcd.heartbeat", "%s is more than half of etcd.leaseTTL, %s: one lost sign of life would end the lease",
+			c.Etcd.Heartbeat, c.Etcd.LeaseTTL)
 	}
 	if c.Cluster.Name == "" || len(c.Cluster.Name) > 63 {
 		p.Addf("cluster.name", "%q is not a name of 1 to 63 characters", c.Cluster.Name)

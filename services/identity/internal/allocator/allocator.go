@@ -244,17 +244,20 @@ func (a *Allocator) notify() {
 // Hold gives the holder the number of a label set, which the cluster shares.
 // If the holder has another label set, it moves when move is set, and gets
 // ErrHeldOther otherwise. The answer survives this process.
-func (a *Allocator) Hold(ctx context.Context, holder Holder, labels label.Canonical, move bool) (identity.Identity, error) {
+func (a *Allocator) Hold(ctx context.Context, holder Holder, labels label.Canonical, move bool,
+) (identity.Identity, error) {
 	return a.hold(ctx, holder, labels, Workload{}, move)
 }
 
 // HoldEndpoint is Hold for an endpoint, which moves, and remembers what it is.
 // What w does not say stays.
-func (a *Allocator) HoldEndpoint(ctx context.Context, holder Holder, labels label.Canonical, w Workload) (identity.Identity, error) {
+func (a *Allocator) HoldEndpoint(ctx context.Context, holder Holder, labels label.Canonical, w Workload,
+) (identity.Identity, error) {
 	return a.hold(ctx, holder, labels, w, true)
 }
 
-func (a *Allocator) hold(ctx context.Context, holder Holder, labels label.Canonical, w Workload, move bool) (identity.Identity, error) {
+func (a *Allocator) hold(ctx context.Context, holder Holder, labels label.Canonical, w Workload, move bool,
+) (identity.Identity, error) {
 	if err := holder.check(); err != nil {
 		return identity.Identity{}, err
 	}

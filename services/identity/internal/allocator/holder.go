@@ -45,7 +45,8 @@ func (h Holder) check() error {
 	known := strings.HasPrefix(string(h), endpointPrefix) || strings.HasPrefix(string(h), referencePrefix) ||
 		strings.HasPrefix(string(h), formerPrefix)
 	if !known || len(h) > maxHolder || !utf8.ValidString(string(h)) {
-		return fmt.Errorf("%w: %.80q, %d bytes: want %s… or %s…, valid UTF-8, at most %d bytes", ErrHolder, string(h), len(h), endpointPrefix, referencePrefix, maxHolder)
+		return fmt.Errorf("%w: %.80q, %d bytes: want %s… or %s…, valid UTF-8, at most %d bytes",
+			ErrHolder, string(h), len(h), endpointPrefix, referencePrefix, maxHolder)
 	}
 	return nil
 }

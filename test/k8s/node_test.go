@@ -81,20 +81,22 @@ func (n sluiceNode) write(input string, args ...string) error {
 	return nil
 }
 
-// policy applies a policy on the node, and takes it away with the test.
-func (n sluiceNode) policy(kind, namespace, name, manifest string) {
+// policy applies a NetworkPolicy, which goes with its namespace, and waits until
+// the kernel enforces it.
+func (n sluiceNode) policy(namespace, name, spec string) {
 	n.Helper()
-	n.must(n.write(manifest, filepath.Join(programs(), "sluice"), "policy", "apply", "-f", "-"))
-	n.Cleanup(func() {
-		// The test's context has ended.
-		cmd, err := n.c.NodeCommand(contextOf(n.T), 0,
-			filepath.Join(programs(), "sluice"), "policy", "delete", kind, namespace+"/"+name)
-		if err == nil {
-			_, err = cmd.Output()
+	n.apply(`{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: %s, namespace: %s}, spec: %s}`,
+		name, namespace, spec)
+	n.eventually("the kernel enforces the policy", func() error {
+		if out, err := n.sluice("policy", "get", "netpol", namespace+"/"+name); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
 		}
+		// It fails while the kernel is behind.
+		out, err := n.sluice("status")
 		if err != nil {
-			n.Errorf("delete %s %s/%s: %v", kind, namespace, name, err)
+			err = fmt.Errorf("%w: %s", err, out)
 		}
+		return err
 	})
 }
 

@@ -96,12 +96,7 @@ func (n sluiceNode) denied(from kubePod, to string) {
 // defaultDeny isolates all pods of a namespace in both directions.
 func (n sluiceNode) defaultDeny(namespace string) {
 	n.Helper()
-	n.policy("netpol", namespace, "default-deny", fmt.Sprintf(`
-apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata: {name: default-deny, namespace: %s}
-spec: {podSelector: {}, policyTypes: [Ingress, Egress]}
-`, namespace))
+	n.policy(namespace, "default-deny", "{podSelector: {}, policyTypes: [Ingress, Egress]}")
 }
 
 // testProbes: kubelet is the node, whose probes no policy stops.
@@ -347,12 +342,7 @@ func testSandboxKilled(n sluiceNode) {
 func (n sluiceNode) pair() *stream {
 	n.Helper()
 	n.namespace("pair")
-	n.policy("netpol", "pair", "within", `
-apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata: {name: within, namespace: pair}
-spec: {podSelector: {}, policyTypes: [Ingress], ingress: [{from: [{podSelector: {}}]}]}
-`)
+	n.policy("pair", "within", "{podSelector: {}, policyTypes: [Ingress], ingress: [{from: [{podSelector: {}}]}]}")
 	n.server("pair", "web")
 	n.server("pair", "client")
 	return n.stream(n.ready("pair", "client"), n.ready("pair", "web"))

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +13,37 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
+
+// TestEveryChangeCanBeTried: a call that changes something takes validate_only,
+// and says with it what would happen.
+func TestEveryChangeCanBeTried(t *testing.T) {
+	reads := []string{"Get", "List", "Watch", "Check", "Observe", "Explain", "Diff", "Wait", "Dump"}
+	others := map[protoreflect.FullName]string{
+		"sluice.datapath.v1.DatapathService.AuditMaps":       "changes something with repair alone",
+		"sluice.identity.v1.IdentityService.ConfirmEndpoint": "acknowledges an event",
+	}
+	tried := 0
+	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
+		for i := range f.Services().Len() {
+			for j := range f.Services().Get(i).Methods().Len() {
+				m := f.Services().Get(i).Methods().Get(j)
+				read := func(verb string) bool { return strings.HasPrefix(string(m.Name()), verb) }
+				ours := strings.HasPrefix(string(m.FullName()), "sluice.")
+				if !ours || slices.ContainsFunc(reads, read) || others[m.FullName()] != "" {
+					continue
+				}
+				if f := m.Input().Fields().ByName("validate_only"); f == nil || f.Kind() != protoreflect.BoolKind {
+					t.Errorf("%s has no validate_only", m.FullName())
+				}
+				tried++
+			}
+		}
+		return true
+	})
+	if tried < 14 {
+		t.Errorf("only %d calls were looked at", tried)
+	}
+}
 
 // TestEveryFieldOfARequestIsBounded: a field that a caller fills has a rule for
 // its length, its number of items, or that its enum is a defined one, so that

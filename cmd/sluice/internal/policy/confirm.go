@@ -18,16 +18,18 @@ import (
 
 // confirmation is what `policy confirm` prints.
 type confirmation struct {
-	Revision uint64   `json:"revision"`
-	Policies uint32   `json:"policies"`
-	Held     []string `json:"held"` // subscribers that went on enforcing an earlier state, with why
-	Enforced bool     `json:"enforced"`
-	Pending  string   `json:"pending,omitempty"` // why not
-	Took     string   `json:"-"`
+	Revision  uint64   `json:"revision"`
+	Policies  uint32   `json:"policies"`
+	Held      []string `json:"held"` // subscribers that went on enforcing an earlier state, with why
+	Validated bool     `json:"validatedOnly,omitempty"`
+	Enforced  bool     `json:"enforced"`
+	Pending   string   `json:"pending,omitempty"` // why not
+	Took      string   `json:"-"`
 }
 
 func confirmCommand(inv *invocation.Invocation) *cobra.Command {
-	return &cobra.Command{
+	var validate bool
+	cmd := &cobra.Command{
 		Use:   "confirm",
 		Short: "Have the kernel take over policies that are behind what it enforces",
 		Long: fmt.Sprintf(`Say that the policies of the policy service, as `+"`sluice policy list`"+` shows them,
@@ -39,18 +41,24 @@ missing would open what they closed. Apply what is missing first. Without such
 a difference nothing changes. The exit code is %d if the kernel does not enforce
 the policies (yet).`, invocation.ExitNotReady),
 		Args: invocation.Args(0, ""),
-		RunE: func(cmd *cobra.Command, _ []string) error { return confirm(cmd.Context(), inv) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return confirm(cmd.Context(), inv, validate) },
 	}
+	validateFlag(cmd, &validate, "say what would be enforced, but confirm nothing")
+	return cmd
 }
 
-func confirm(ctx context.Context, inv *invocation.Invocation) error {
+func confirm(ctx context.Context, inv *invocation.Invocation, validate bool) error {
 	began := time.Now()
-	done := confirmation{Held: []string{}}
-	r, err := invocation.Ask(ctx, inv, invocation.Policy, client.ConfirmPolicies, &policyv1.ConfirmPoliciesRequest{})
+	done := confirmation{Held: []string{}, Validated: validate}
+	request := &policyv1.ConfirmPoliciesRequest{ValidateOnly: validate}
+	r, err := invocation.Ask(ctx, inv, invocation.Policy, client.ConfirmPolicies, request)
 	if err != nil {
 		return err
 	}
 	done.Revision, done.Policies, done.Held = r.GetRevision(), r.GetPolicies(), append(done.Held, r.GetHeld()...)
+	if validate {
+		return inv.Show(&done, done.table)
+	}
 	if err := awaitRevision(ctx, inv, done.Revision, 0); err != nil {
 		done.Pending = err.Error()
 	}
@@ -70,6 +78,11 @@ func (d *confirmation) table(w io.Writer) {
 	}
 	if len(d.Held) == 0 {
 		fmt.Fprintln(w, "The kernel was not behind the policy service: nothing was held.")
+	}
+	if d.Validated {
+		fmt.Fprintf(w, "Nothing was changed: --validate-only. Revision %d, of %d policies, would be enforced.\n",
+			d.Revision, d.Policies)
+		return
 	}
 	if !d.Enforced {
 		fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is confirmed, but the kernel does not enforce it: %s.",

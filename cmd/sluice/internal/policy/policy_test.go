@@ -37,6 +37,14 @@ func TestConfirmEndsWhatTheKernelHolds(t *testing.T) {
 		"enforced: datapath: the kernel goes on enforcing revision 12") {
 		t.Errorf("apply says\n%s", out)
 	}
+	for _, flag := range []string{"--validate-only", "--dry-run"} {
+		out, _ = n.Want(t, 0, "policy", "confirm", flag)
+		nodetest.WantLines(t, out, "Until now "+n.Policy.Held[0],
+			"Nothing was changed: --validate-only. Revision 7, of 1 policies, would be enforced.")
+	}
+	if n.Policy.WaitError == nil {
+		t.Error("--validate-only confirmed the policies")
+	}
 	out, _ = n.Want(t, 0, "policy", "confirm")
 	for _, want := range []string{
 		"Until now datapath: the kernel goes on enforcing revision 12",

@@ -575,7 +575,8 @@ func TestReclaimDeletesWhatNobodyOwns(t *testing.T) {
 		}
 		keep = s.Owner
 	}
-	reclaimed, err := c.Reclaim(t.Context(), k8s, []workload.Owner{keep, {ContainerID: "other", Interface: "eth0"}})
+	valid := []workload.Owner{keep, {ContainerID: "other", Interface: "eth0"}}
+	reclaimed, err := c.Reclaim(t.Context(), k8s, valid, false)
 	if err != nil || len(reclaimed) != 4 || slices.Contains(reclaimed, keep) {
 		t.Fatalf("reclaimed %v, %v", reclaimed, err)
 	}
@@ -597,13 +598,13 @@ func TestReclaimStaysWithinManagerAndNetwork(t *testing.T) {
 		}
 	}
 	for _, s := range []Scope{{"cni", ""}, {"cni", "other"}, {"", "k8s"}, {"", ""}} {
-		if got, err := c.Reclaim(t.Context(), s, nil); err != nil && s.Manager != "" || len(got) > 0 {
+		if got, err := c.Reclaim(t.Context(), s, nil, false); err != nil && s.Manager != "" || len(got) > 0 {
 			t.Errorf("%+v: reclaimed %v, %v", s, got, err)
 		}
 	}
 	for i, s := range scopes[:4] {
 		want := []workload.Owner{{ContainerID: fmt.Sprint("p", i), Interface: "eth0"}}
-		if got, err := c.Reclaim(t.Context(), s, nil); err != nil || !slices.Equal(got, want) {
+		if got, err := c.Reclaim(t.Context(), s, nil, false); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%+v: reclaimed %v, %v, want %v", s, got, err, want)
 		}
 	}

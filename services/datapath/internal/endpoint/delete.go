@@ -50,6 +50,18 @@ func (c *Core) Delete(ctx context.Context, o workload.Owner) (existed bool, err 
 	return true, c.dispose(ctx, r)
 }
 
+// ValidateDelete says what Delete would answer, and changes nothing.
+func (c *Core) ValidateDelete(_ context.Context, o workload.Owner) (existed bool, err error) {
+	if err := validateOwner(o); err != nil {
+		return false, err
+	}
+	if r, ok := c.record(o); ok {
+		return r.Phase != PhaseDeleted, nil
+	}
+	_, bad := c.unreadableOf(o)
+	return bad, nil
+}
+
 // Spooled is a deletion that lies on disk. A caller that makes an endpoint of the
 // same owner afterwards carries it out and takes it back first, so it means every
 // endpoint that is there while it is.
@@ -294,7 +306,10 @@ func (c *Core) release(ctx context.Context, o workload.Owner) error {
 // Reclaim deletes the endpoints of a network whose owners are not in valid, but
 // for those that were created after the call began. What it says nothing about
 // are other networks, other managers, and endpoints of which no manager is known.
-func (c *Core) Reclaim(ctx context.Context, in Scope, valid []workload.Owner) (reclaimed []workload.Owner, err error) {
+// To validate deletes none.
+func (c *Core) Reclaim(
+	ctx context.Context, in Scope, valid []workload.Owner, validateOnly bool,
+) (reclaimed []workload.Owner, err error) {
 	if in.Manager == "" {
 		return nil, invalid("manager", "is not set")
 	}
@@ -307,7 +322,10 @@ func (c *Core) Reclaim(ctx context.Context, in Scope, valid []workload.Owner) (r
 		if keep[r.Spec.Owner] || r.Spec.scope() != in {
 			continue
 		}
-		deleted, err := c.deleteIfSame(ctx, r)
+		deleted := r.Phase != PhaseCreating
+		if !validateOnly {
+			deleted, err = c.deleteIfSame(ctx, r)
+		}
 		if err != nil {
 			errs = append(errs, err)
 		}

@@ -120,7 +120,11 @@ func (s *Server) UpdateEndpoint(ctx context.Context, r *datapathv1.UpdateEndpoin
 
 // DeleteEndpoint implements the API.
 func (s *Server) DeleteEndpoint(ctx context.Context, r *datapathv1.DeleteEndpointRequest) (*datapathv1.DeleteEndpointResponse, error) {
-	existed, err := s.Core.Delete(ctx, wire.OwnerOf(r.GetOwner()))
+	remove := s.Core.Delete
+	if r.GetValidateOnly() {
+		remove = s.Core.ValidateDelete
+	}
+	existed, err := remove(ctx, wire.OwnerOf(r.GetOwner()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -197,7 +201,8 @@ func (s *Server) ReclaimEndpoints(ctx context.Context, r *datapathv1.ReclaimEndp
 	for _, o := range r.GetValidOwners() {
 		valid = append(valid, wire.OwnerOf(o))
 	}
-	reclaimed, err := s.Core.Reclaim(ctx, endpoint.Scope{Manager: r.GetManager(), Network: r.GetNetwork()}, valid)
+	in := endpoint.Scope{Manager: r.GetManager(), Network: r.GetNetwork()}
+	reclaimed, err := s.Core.Reclaim(ctx, in, valid, r.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)
 	}

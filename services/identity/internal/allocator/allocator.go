@@ -643,6 +643,14 @@ func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 	}
 }
 
+// HeldBy is the number that a holder holds, and that Release would release; 0 if
+// it holds none.
+func (a *Allocator) HeldBy(holder Holder) identity.Numeric {
+	a.mu.Lock(opRead)
+	defer a.mu.Unlock()
+	return a.holders[holder]
+}
+
 // Release drops what a holder holds and returns the number, 0 if it held none.
 // It needs no store: the reference there is dropped by Run.
 func (a *Allocator) Release(ctx context.Context, holder Holder) (identity.Numeric, error) {

@@ -128,6 +128,9 @@ func (s *Server) ReleaseIdentity(ctx context.Context,
 	if o := req.GetOwner(); o != nil {
 		holder = endpoint(o)
 	}
+	if req.GetValidateOnly() {
+		return &identityv1.ReleaseIdentityResponse{ReleasedNumber: uint32(s.Allocator.HeldBy(holder))}, nil
+	}
 	n, err := s.Allocator.Release(ctx, holder)
 	if err != nil {
 		return nil, statusOf(err)

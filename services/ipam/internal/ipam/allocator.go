@@ -467,6 +467,26 @@ func (a *Allocator) Confirm(ctx context.Context, o workload.Owner, addrs []netip
 	return got.allocation, err
 }
 
+// ValidateConfirm says what Confirm would answer, and changes nothing.
+func (a *Allocator) ValidateConfirm(ctx context.Context, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
+	got, err := a.do(ctx, verbList, func(l *ledger, now time.Time) (answer, error) {
+		allocation, err := l.confirmed(now, o, addrs)
+		return answer{allocation: allocation}, err
+	})
+	return got.allocation, err
+}
+
+// ValidateRelease says what Release would answer, and changes nothing.
+func (a *Allocator) ValidateRelease(ctx context.Context, o workload.Owner) (*Allocation, error) {
+	got, err := a.do(ctx, verbList, func(l *ledger, _ time.Time) (answer, error) {
+		if e := l.held[o]; e != nil {
+			return answer{allocation: e.Allocation}, nil
+		}
+		return answer{}, nil
+	})
+	return got.allocation, err
+}
+
 // Release takes everything from an owner and returns what that was; nil if it
 // held nothing, which is not an error.
 func (a *Allocator) Release(ctx context.Context, o workload.Owner) (*Allocation, error) {

@@ -4,6 +4,7 @@
 package ipam
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -397,12 +398,20 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 
 // confirm makes a lease permanent.
 func (l *ledger) confirm(now time.Time, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
-	e := l.held[o]
-	if e != nil && e.State == Leased && !now.Before(e.Expires) {
+	next, err := l.confirmed(now, o, addrs)
+	switch e := l.held[o]; {
+	case err == nil && e.State == Leased:
+		l.replace(next)
+	case errors.Is(err, ErrNotHeld) && e != nil:
 		l.drop(e)
-		e = nil
 	}
-	if e == nil {
+	return next, err
+}
+
+// confirmed is what confirm answers; it changes nothing.
+func (l *ledger) confirmed(now time.Time, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
+	e := l.held[o]
+	if e == nil || e.State == Leased && !now.Before(e.Expires) {
 		return nil, fmt.Errorf("confirm %s: %w (a lease that expired is gone)", o, ErrNotHeld)
 	}
 	if !sameAddresses(e.Addresses, addrs) {
@@ -411,9 +420,7 @@ func (l *ledger) confirm(now time.Time, o workload.Owner, addrs []netip.Addr) (*
 	if e.State == Confirmed {
 		return e.Allocation, nil
 	}
-	next := &Allocation{Owner: o, Addresses: e.Addresses, State: Confirmed}
-	l.replace(next)
-	return next, nil
+	return &Allocation{Owner: o, Addresses: e.Addresses, State: Confirmed}, nil
 }
 
 func sameAddresses(held []Address, given []netip.Addr) bool {

@@ -103,7 +103,11 @@ func (s *Server) ConfirmAllocation(ctx context.Context, req *ipamv1.ConfirmAlloc
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	allocation, err := s.ipam.Confirm(ctx, wire.OwnerOf(req.GetOwner()), addrs)
+	confirm := s.ipam.Confirm
+	if req.GetValidateOnly() {
+		confirm = s.ipam.ValidateConfirm
+	}
+	allocation, err := confirm(ctx, wire.OwnerOf(req.GetOwner()), addrs)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -112,7 +116,11 @@ func (s *Server) ConfirmAllocation(ctx context.Context, req *ipamv1.ConfirmAlloc
 
 // Release implements the RPC.
 func (s *Server) Release(ctx context.Context, req *ipamv1.ReleaseRequest) (*ipamv1.ReleaseResponse, error) {
-	released, err := s.ipam.Release(ctx, wire.OwnerOf(req.GetOwner()))
+	release := s.ipam.Release
+	if req.GetValidateOnly() {
+		release = s.ipam.ValidateRelease
+	}
+	released, err := release(ctx, wire.OwnerOf(req.GetOwner()))
 	if err != nil {
 		return nil, statusOf(err)
 	}

@@ -78,8 +78,8 @@ type Confirmation struct {
 }
 
 // Confirm says that what the owner has is what shall be enforced, whatever its
-// subscribers enforced before.
-func (o *Owner) Confirm(ctx context.Context) (Confirmation, error) {
+// subscribers enforced before. To validate changes nothing.
+func (o *Owner) Confirm(ctx context.Context, validateOnly bool) (Confirmation, error) {
 	return ask(ctx, o, func() (Confirmation, error) {
 		out := Confirmation{Revision: o.barrier.Policy, Policies: len(o.policies)}
 		states, _ := o.stream.States()
@@ -87,6 +87,9 @@ func (o *Owner) Confirm(ctx context.Context) (Confirmation, error) {
 			if s.Hold != nil {
 				out.Held = append(out.Held, s.Name+": "+s.Hold.Reason)
 			}
+		}
+		if validateOnly {
+			return out, nil
 		}
 		o.config.Log.Warn("policies confirmed: subscribers that hold an earlier state take them over", "revision", out.Revision, "policies", out.Policies, "held", out.Held)
 		o.publish() // what was before has entries of its own

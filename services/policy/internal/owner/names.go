@@ -35,6 +35,18 @@ func (o *Owner) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl 
 	return used, err
 }
 
+// ValidateLearn says what Learn would answer if there is room, and changes nothing.
+func (o *Owner) ValidateLearn(ctx context.Context, name string) (used bool, err error) {
+	name = dnsname.Canonical(name)
+	if _, err := dnsname.Name(name); err != nil {
+		return false, &failure.FieldError{Field: "name", Err: err}
+	}
+	return ask(ctx, o, func() (bool, error) {
+		o.operation = opRead
+		return o.engine.Wants(name), nil
+	})
+}
+
 func (o *Owner) learn(name string, addrs []netip.Addr, ttl time.Duration) error {
 	now := o.config.Now()
 	fresh, gone, err := o.names.Room(name, addrs, now)

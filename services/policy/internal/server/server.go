@@ -119,8 +119,10 @@ func (s *Server) DeletePolicies(ctx context.Context, req *policyv1.DeletePolicie
 }
 
 // ConfirmPolicies implements the service.
-func (s *Server) ConfirmPolicies(ctx context.Context, _ *policyv1.ConfirmPoliciesRequest) (*policyv1.ConfirmPoliciesResponse, error) {
-	out, err := s.Owner.Confirm(ctx)
+func (s *Server) ConfirmPolicies(
+	ctx context.Context, req *policyv1.ConfirmPoliciesRequest,
+) (*policyv1.ConfirmPoliciesResponse, error) {
+	out, err := s.Owner.Confirm(ctx, req.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -198,7 +200,13 @@ func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest
 	if err := req.GetTtl().CheckValid(); req.GetTtl() != nil && err != nil {
 		return nil, statusOf(&failure.FieldError{Field: "ttl", Err: err})
 	}
-	used, err := s.Owner.Learn(ctx, req.GetName(), addrs, req.GetTtl().AsDuration())
+	var used bool
+	var err error
+	if req.GetValidateOnly() {
+		used, err = s.Owner.ValidateLearn(ctx, req.GetName())
+	} else {
+		used, err = s.Owner.Learn(ctx, req.GetName(), addrs, req.GetTtl().AsDuration())
+	}
 	if err != nil {
 		return nil, statusOf(err)
 	}

@@ -215,12 +215,14 @@ func (f *policy) ListPolicies(r *policyv1.ListPoliciesRequest,
 	return nil
 }
 
-func (f *policy) ConfirmPolicies(context.Context, *policyv1.ConfirmPoliciesRequest) (*policyv1.ConfirmPoliciesResponse,
-	error,
-) {
+func (f *policy) ConfirmPolicies(_ context.Context,
+	r *policyv1.ConfirmPoliciesRequest,
+) (*policyv1.ConfirmPoliciesResponse, error) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
-	f.WaitError = f.Confirmed
+	if !r.GetValidateOnly() {
+		f.WaitError = f.Confirmed
+	}
 	return &policyv1.ConfirmPoliciesResponse{Revision: f.Revision, Policies: uint32(len(f.Policies)), Held: f.Held}, nil
 }
 

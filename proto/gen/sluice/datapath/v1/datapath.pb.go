@@ -1307,7 +1307,10 @@ func (x *UpdateEndpointResponse) GetEndpoint() *Endpoint {
 type DeleteEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whose endpoint.
-	Owner         *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Say whether there is one, but delete nothing. A creation that is under way
+	// goes on.
+	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1347,6 +1350,13 @@ func (x *DeleteEndpointRequest) GetOwner() *v1.Owner {
 		return x.Owner
 	}
 	return nil
+}
+
+func (x *DeleteEndpointRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
 }
 
 // DeleteEndpointResponse is the answer of DeleteEndpoint.
@@ -1989,7 +1999,9 @@ type ReclaimEndpointsRequest struct {
 	Network string `protobuf:"bytes,3,opt,name=network,proto3" json:"network,omitempty"`
 	// The empty list is meant: no endpoint of the manager and network stays. A
 	// caller that lost the list must not lose the endpoints with it.
-	NoneValid     bool `protobuf:"varint,4,opt,name=none_valid,json=noneValid,proto3" json:"none_valid,omitempty"`
+	NoneValid bool `protobuf:"varint,4,opt,name=none_valid,json=noneValid,proto3" json:"none_valid,omitempty"`
+	// Say whose endpoints would be deleted, but delete none.
+	ValidateOnly  bool `protobuf:"varint,5,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2048,6 +2060,13 @@ func (x *ReclaimEndpointsRequest) GetNetwork() string {
 func (x *ReclaimEndpointsRequest) GetNoneValid() bool {
 	if x != nil {
 		return x.NoneValid
+	}
+	return false
+}
+
+func (x *ReclaimEndpointsRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
 	}
 	return false
 }
@@ -3124,9 +3143,10 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\rvalidate_only\x18\x05 \x01(\bR\fvalidateOnly:f\xbaHc\x1aa\n" +
 	"\x11something_changes\x12!labels or named_ports must be set\x1a)has(this.labels) || has(this.named_ports)\"R\n" +
 	"\x16UpdateEndpointResponse\x128\n" +
-	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"P\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"u\n" +
 	"\x15DeleteEndpointRequest\x127\n" +
-	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\"2\n" +
+	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12#\n" +
+	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\"2\n" +
 	"\x16DeleteEndpointResponse\x12\x18\n" +
 	"\aexisted\x18\x01 \x01(\bR\aexisted\"\xb8\x01\n" +
 	"\x14CheckEndpointRequest\x127\n" +
@@ -3159,14 +3179,15 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\bbookmark\x18\x04 \x01(\v2\x1c.sluice.datapath.v1.BookmarkH\x00R\bbookmarkB\a\n" +
 	"\x05event\"7\n" +
 	"\bBookmark\x12+\n" +
-	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\xcb\x01\n" +
+	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\xf0\x01\n" +
 	"\x17ReclaimEndpointsRequest\x12H\n" +
 	"\fvalid_owners\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerB\n" +
 	"\xbaH\a\x92\x01\x04\x10\x80\x80\x04R\vvalidOwners\x12#\n" +
 	"\amanager\x18\x02 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\amanager\x12\"\n" +
 	"\anetwork\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\anetwork\x12\x1d\n" +
 	"\n" +
-	"none_valid\x18\x04 \x01(\bR\tnoneValid\"S\n" +
+	"none_valid\x18\x04 \x01(\bR\tnoneValid\x12#\n" +
+	"\rvalidate_only\x18\x05 \x01(\bR\fvalidateOnly\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
 	"\x10GetStatusRequest\"\x8e\t\n" +

@@ -406,7 +406,9 @@ type ReleaseIdentityRequest struct {
 	//
 	//	*ReleaseIdentityRequest_Reference
 	//	*ReleaseIdentityRequest_Owner
-	Holder        isReleaseIdentityRequest_Holder `protobuf_oneof:"holder"`
+	Holder isReleaseIdentityRequest_Holder `protobuf_oneof:"holder"`
+	// Say which number would be released, but release nothing.
+	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -464,6 +466,13 @@ func (x *ReleaseIdentityRequest) GetOwner() *v1.Owner {
 		}
 	}
 	return nil
+}
+
+func (x *ReleaseIdentityRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
 }
 
 type isReleaseIdentityRequest_Holder interface {
@@ -1806,11 +1815,12 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\xbaH\a\x82\x01\x04\x10\x01 \x01R\x05scope\x12#\n" +
 	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"T\n" +
 	"\x18AllocateIdentityResponse\x128\n" +
-	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\"\x8b\x01\n" +
+	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\"\xb0\x01\n" +
 	"\x16ReleaseIdentityRequest\x12-\n" +
 	"\treference\x18\x01 \x01(\tB\r\xbaH\n" +
 	"r\b\x10\x01\x18\x80\x02(\x80\bH\x00R\treference\x121\n" +
-	"\x05owner\x18\x02 \x01(\v2\x19.sluice.workload.v1.OwnerH\x00R\x05ownerB\x0f\n" +
+	"\x05owner\x18\x02 \x01(\v2\x19.sluice.workload.v1.OwnerH\x00R\x05owner\x12#\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnlyB\x0f\n" +
 	"\x06holder\x12\x05\xbaH\x02\b\x01\"B\n" +
 	"\x17ReleaseIdentityResponse\x12'\n" +
 	"\x0freleased_number\x18\x01 \x01(\rR\x0ereleasedNumber\":\n" +

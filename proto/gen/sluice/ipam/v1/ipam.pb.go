@@ -551,7 +551,9 @@ type ConfirmAllocationRequest struct {
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// The addresses that are about to be configured, in any order; all of the
 	// lease's.
-	Addresses     []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Addresses []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Say what would be answered, but confirm nothing.
+	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -598,6 +600,13 @@ func (x *ConfirmAllocationRequest) GetAddresses() []string {
 		return x.Addresses
 	}
 	return nil
+}
+
+func (x *ConfirmAllocationRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
 }
 
 // ConfirmAllocationResponse is the answer of ConfirmAllocation.
@@ -650,7 +659,9 @@ func (x *ConfirmAllocationResponse) GetAllocation() *Allocation {
 type ReleaseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whose addresses are released.
-	Owner         *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Say what would be answered, but release nothing.
+	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -690,6 +701,13 @@ func (x *ReleaseRequest) GetOwner() *v1.Owner {
 		return x.Owner
 	}
 	return nil
+}
+
+func (x *ReleaseRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
 }
 
 // ReleaseResponse is the answer of Release.
@@ -1427,16 +1445,18 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x10AllocateResponse\x12:\n" +
 	"\n" +
 	"allocation\x18\x01 \x01(\v2\x1a.sluice.ipam.v1.AllocationR\n" +
-	"allocation\"\x87\x01\n" +
+	"allocation\"\xac\x01\n" +
 	"\x18ConfirmAllocationRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x122\n" +
-	"\taddresses\x18\x02 \x03(\tB\x14\xbaH\x11\x92\x01\x0e\b\x01\x10\x02\"\br\x06\xba\x01\x01%p\x01R\taddresses\"W\n" +
+	"\taddresses\x18\x02 \x03(\tB\x14\xbaH\x11\x92\x01\x0e\b\x01\x10\x02\"\br\x06\xba\x01\x01%p\x01R\taddresses\x12#\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"W\n" +
 	"\x19ConfirmAllocationResponse\x12:\n" +
 	"\n" +
 	"allocation\x18\x01 \x01(\v2\x1a.sluice.ipam.v1.AllocationR\n" +
-	"allocation\"I\n" +
+	"allocation\"n\n" +
 	"\x0eReleaseRequest\x127\n" +
-	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\"I\n" +
+	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12#\n" +
+	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\"I\n" +
 	"\x0fReleaseResponse\x126\n" +
 	"\breleased\x18\x01 \x01(\v2\x1a.sluice.ipam.v1.AllocationR\breleased\"\x18\n" +
 	"\x16ListAllocationsRequest\"U\n" +

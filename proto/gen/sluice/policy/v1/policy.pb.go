@@ -1052,7 +1052,10 @@ func (x *DeletePoliciesResponse) GetChanges() []*PolicyChange {
 
 // ConfirmPoliciesRequest is the input of ConfirmPolicies.
 type ConfirmPoliciesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Say what would be enforced and who holds an earlier state, but confirm
+	// nothing.
+	ValidateOnly  bool `protobuf:"varint,1,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1085,6 +1088,13 @@ func (x *ConfirmPoliciesRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ConfirmPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ConfirmPoliciesRequest) Descriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ConfirmPoliciesRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
 }
 
 // ConfirmPoliciesResponse is the answer of ConfirmPolicies.
@@ -1756,7 +1766,10 @@ type LearnNamesRequest struct {
 	// Addresses in the answer.
 	Addresses []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// How long the answer is valid; at least a minute is kept, at most a week.
-	Ttl           *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// Check the fields and say whether any table wants the name, but remember
+	// nothing. Whether there is room is not checked.
+	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1810,6 +1823,13 @@ func (x *LearnNamesRequest) GetTtl() *durationpb.Duration {
 		return x.Ttl
 	}
 	return nil
+}
+
+func (x *LearnNamesRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
 }
 
 // LearnNamesResponse is the answer of LearnNames.
@@ -3051,8 +3071,9 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\f_if_revision\"n\n" +
 	"\x16DeletePoliciesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x128\n" +
-	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\x18\n" +
-	"\x16ConfirmPoliciesRequest\"e\n" +
+	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"=\n" +
+	"\x16ConfirmPoliciesRequest\x12#\n" +
+	"\rvalidate_only\x18\x01 \x01(\bR\fvalidateOnly\"e\n" +
 	"\x17ConfirmPoliciesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x1a\n" +
 	"\bpolicies\x18\x02 \x01(\rR\bpolicies\x12\x12\n" +
@@ -3104,12 +3125,13 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\"\n" +
 	"\fdisconnected\x18\x02 \x03(\tR\fdisconnected\x12\x1c\n" +
 	"\tenforcing\x18\x03 \x03(\tR\tenforcing\x12H\n" +
-	"\x0estore_revision\x18\x04 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\"\x95\x01\n" +
+	"\x0estore_revision\x18\x04 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\"\xba\x01\n" +
 	"\x11LearnNamesRequest\x12\x1e\n" +
 	"\x04name\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\xfe\x01R\x04name\x123\n" +
 	"\taddresses\x18\x02 \x03(\tB\x15\xbaH\x12\x92\x01\x0f\b\x01\x10\x80\x02\"\br\x06\xba\x01\x01%p\x01R\taddresses\x12+\n" +
-	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"(\n" +
+	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12#\n" +
+	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"(\n" +
 	"\x12LearnNamesResponse\x12\x12\n" +
 	"\x04used\x18\x01 \x01(\bR\x04used\"\x96\x01\n" +
 	"\x04Peer\x12&\n" +

@@ -19,6 +19,9 @@ var (
 	ErrChanged = errors.New("the state has changed")
 	// ErrLimit: something has no room. Everything is as it was.
 	ErrLimit = errors.New("no room")
+	// ErrEmpty: every policy of a manager would be deleted, and that is not said to
+	// be meant.
+	ErrEmpty = errors.New("no policy would stay; allow_empty confirms that")
 	// ErrRevision: there is no such revision yet.
 	ErrRevision = errors.New("no such revision yet")
 	// ErrHeld: a subscriber goes on enforcing an earlier state.

@@ -23,6 +23,7 @@ type Caller struct {
 	Manager      string  // empty: that of calls without one
 	IfRevision   *uint64 // nil: whatever the revision is
 	ValidateOnly bool    // check and compile, but change nothing
+	AllowEmpty   bool    // the manager may lose every policy that it has
 }
 
 // Request is a change as a caller asks for it.
@@ -77,8 +78,7 @@ func (o *Owner) Replace(ctx context.Context, r Request) (Outcome, error) {
 		for _, k := range e.named {
 			stay[k] = true
 		}
-		e.remove(o.of(r.Manager, func(p *Policy) bool { return !stay[p.Key] }))
-		return e, nil
+		return e, o.removeOthers(&e, r.Caller, func(p *Policy) bool { return stay[p.Key] })
 	})
 	if err != nil {
 		return out, err
@@ -124,9 +124,20 @@ func (o *Owner) Complete(ctx context.Context, c Caller, run [16]byte) (Outcome, 
 		if run != o.Incarnation() {
 			return e, fmt.Errorf("%w: this is another run of the service than the one that took the listing of %q", failure.ErrChanged, c.Manager)
 		}
-		e.remove(o.of(c.Manager, func(p *Policy) bool { return !p.named }))
-		return e, nil
+		return e, o.removeOthers(&e, c, func(p *Policy) bool { return p.named })
 	})
+}
+
+// removeOthers removes the policies of a manager that do not stay. A change that
+// has none at all for it has to be meant.
+func (o *Owner) removeOthers(e *edit, c Caller, stays func(*Policy) bool) error {
+	gone := o.of(c.Manager, func(p *Policy) bool { return !stays(p) })
+	kept := len(e.named) + len(o.of(c.Manager, stays))
+	if len(gone) > 0 && kept == 0 && !c.AllowEmpty {
+		return fmt.Errorf("%w: %d of the manager %q would be deleted", failure.ErrEmpty, len(gone), c.Manager)
+	}
+	e.remove(gone)
+	return nil
 }
 
 // Delete deletes policies of calls without a manager.

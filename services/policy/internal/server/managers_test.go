@@ -121,7 +121,24 @@ func TestReplaceLeavesNothingElseOfTheManager(t *testing.T) {
 	_, err := s.ReplacePolicies(s.ctx(), &policyv1.ReplacePoliciesRequest{Manager: "argo", Manifests: []byte(named("f", allowWeb))})
 	wantCode(t, err, codes.AlreadyExists, `"flux"`)
 	s.wantOwners("another's policy in it", "b=argo c=argo f=flux hand=")
-	want(replace("", false), "b DELETED, c DELETED")
+	for _, validate := range []bool{true, false} {
+		_, err := s.ReplacePolicies(s.ctx(), &policyv1.ReplacePoliciesRequest{Manager: "argo", ValidateOnly: validate})
+		wantCode(t, err, codes.FailedPrecondition, "allow_empty")
+	}
+	s.wantOwners("an empty set that is not said to be meant", "b=argo c=argo f=flux hand=")
+	for range 2 { // it may be repeated, with the flag or without
+		empty := &policyv1.ReplacePoliciesRequest{Manager: "another", AllowEmpty: true}
+		if out, err := s.ReplacePolicies(s.ctx(), empty); err != nil || len(out.GetChanges()) > 0 {
+			t.Errorf("the empty set of a manager that has nothing: %v, %v", out, err)
+		}
+	}
+	s.wantOwners("another manager's empty set", "b=argo c=argo f=flux hand=")
+	out, err := s.ReplacePolicies(s.ctx(), &policyv1.ReplacePoliciesRequest{Manager: "argo", AllowEmpty: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(out, "b DELETED, c DELETED")
+	want(replace("", false), "")
 	s.wantOwners("an empty set", "f=flux hand=")
 	// What people applied belongs to no program.
 	_, err = s.ReplacePolicies(s.ctx(), &policyv1.ReplacePoliciesRequest{})
@@ -206,4 +223,18 @@ func TestCompletedSourceLosesWhatItDidNotRepeat(t *testing.T) {
 	synced("")
 	_, err = complete("", run)
 	wantCode(t, err, codes.InvalidArgument, "manager")
+	// A manager that names nothing has lost its list, unless it says otherwise.
+	st, err := s.GetStatus(s.ctx(), &policyv1.GetStatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = complete("argo", st.GetIncarnation())
+	wantCode(t, err, codes.FailedPrecondition, "allow_empty")
+	synced("")
+	s.wantOwners("nothing named", "a=argo c=argo d=argo f=flux hand=")
+	empty := &policyv1.CompleteSourceRequest{Manager: "argo", Incarnation: st.GetIncarnation(), AllowEmpty: true}
+	if out, err = s.CompleteSource(s.ctx(), empty); err != nil || len(out.GetChanges()) != 3 {
+		t.Errorf("an empty listing: %v, %v", out, err)
+	}
+	s.wantOwners("an empty listing", "f=flux hand=")
 }

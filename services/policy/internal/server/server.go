@@ -90,7 +90,9 @@ func (s *Server) UpsertPolicies(ctx context.Context, req *policyv1.UpsertPolicie
 // ReplacePolicies implements the service.
 func (s *Server) ReplacePolicies(ctx context.Context, req *policyv1.ReplacePoliciesRequest) (*policyv1.ReplacePoliciesResponse, error) {
 	out, err := s.Owner.Replace(ctx, owner.Request{
-		Caller:    owner.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
+		Caller: owner.Caller{
+			Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly(), AllowEmpty: req.GetAllowEmpty(),
+		},
 		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields(),
 	})
 	if err != nil {
@@ -101,7 +103,8 @@ func (s *Server) ReplacePolicies(ctx context.Context, req *policyv1.ReplacePolic
 
 // CompleteSource implements the service.
 func (s *Server) CompleteSource(ctx context.Context, req *policyv1.CompleteSourceRequest) (*policyv1.CompleteSourceResponse, error) {
-	out, err := s.Owner.Complete(ctx, owner.Caller{Manager: req.GetManager(), ValidateOnly: req.GetValidateOnly()}, [16]byte(req.GetIncarnation()))
+	caller := owner.Caller{Manager: req.GetManager(), ValidateOnly: req.GetValidateOnly(), AllowEmpty: req.GetAllowEmpty()}
+	out, err := s.Owner.Complete(ctx, caller, [16]byte(req.GetIncarnation()))
 	if err != nil {
 		return nil, statusOf(err)
 	}

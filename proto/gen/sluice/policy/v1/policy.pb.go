@@ -81,6 +81,9 @@ const (
 	// The subscriber understands no format of tables that the service sends: one of
 	// the two is of another release.
 	ErrorReason_ERROR_REASON_TABLE_FORMAT ErrorReason = 17
+	// FAILED_PRECONDITION: every policy of the manager would be deleted, and
+	// allow_empty does not say that this is meant.
+	ErrorReason_ERROR_REASON_SET_EMPTY ErrorReason = 18
 )
 
 // Enum value maps for ErrorReason.
@@ -104,6 +107,7 @@ var (
 		15: "ERROR_REASON_STORAGE_FAILED",
 		16: "ERROR_REASON_STOPPING",
 		17: "ERROR_REASON_TABLE_FORMAT",
+		18: "ERROR_REASON_SET_EMPTY",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":            0,
@@ -124,6 +128,7 @@ var (
 		"ERROR_REASON_STORAGE_FAILED":         15,
 		"ERROR_REASON_STOPPING":               16,
 		"ERROR_REASON_TABLE_FORMAT":           17,
+		"ERROR_REASON_SET_EMPTY":              18,
 	}
 )
 
@@ -508,7 +513,7 @@ func (x *UpsertPoliciesResponse) GetIncarnation() []byte {
 type ReplacePoliciesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The YAML or JSON documents that the manager has, at most 3 MiB together;
-	// empty: it has none.
+	// empty: it has none, which allow_empty has to confirm.
 	Manifests []byte `protobuf:"bytes,1,opt,name=manifests,proto3" json:"manifests,omitempty"`
 	// Namespace of documents that name none; empty: "default".
 	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
@@ -522,8 +527,11 @@ type ReplacePoliciesRequest struct {
 	// Drop fields that a kind does not have, and name them in dropped_fields;
 	// without it they are errors.
 	AllowUnknownFields bool `protobuf:"varint,6,opt,name=allow_unknown_fields,json=allowUnknownFields,proto3" json:"allow_unknown_fields,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// The empty set is meant: no policy of the manager stays. A caller that lost its
+	// list must not open what its policies closed.
+	AllowEmpty    bool `protobuf:"varint,7,opt,name=allow_empty,json=allowEmpty,proto3" json:"allow_empty,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReplacePoliciesRequest) Reset() {
@@ -598,6 +606,13 @@ func (x *ReplacePoliciesRequest) GetAllowUnknownFields() bool {
 	return false
 }
 
+func (x *ReplacePoliciesRequest) GetAllowEmpty() bool {
+	if x != nil {
+		return x.AllowEmpty
+	}
+	return false
+}
+
 // ReplacePoliciesResponse is the answer of ReplacePolicies.
 type ReplacePoliciesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -664,7 +679,9 @@ type CompleteSourceRequest struct {
 	// UpsertPolicies, or of GetStatus for a listing of no policy.
 	Incarnation []byte `protobuf:"bytes,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Check and compile, but change nothing.
-	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// A listing of no policy is meant, as in ReplacePoliciesRequest.
+	AllowEmpty    bool `protobuf:"varint,4,opt,name=allow_empty,json=allowEmpty,proto3" json:"allow_empty,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -716,6 +733,13 @@ func (x *CompleteSourceRequest) GetIncarnation() []byte {
 func (x *CompleteSourceRequest) GetValidateOnly() bool {
 	if x != nil {
 		return x.ValidateOnly
+	}
+	return false
+}
+
+func (x *CompleteSourceRequest) GetAllowEmpty() bool {
+	if x != nil {
+		return x.AllowEmpty
 	}
 	return false
 }
@@ -3030,7 +3054,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x16UpsertPoliciesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x128\n" +
 	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\fR\vincarnation\"\xcd\x02\n" +
+	"\vincarnation\x18\x03 \x01(\fR\vincarnation\"\xee\x02\n" +
 	"\x16ReplacePoliciesRequest\x12(\n" +
 	"\tmanifests\x18\x01 \x01(\fB\n" +
 	"\xbaH\az\x05\x18\x80\x80\xc0\x01R\tmanifests\x125\n" +
@@ -3039,15 +3063,19 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\amanager\x18\x04 \x01(\tB+\xbaH(r&\x10\x01\x18?2 ^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$R\amanager\x12$\n" +
 	"\vif_revision\x18\x05 \x01(\x04H\x00R\n" +
 	"ifRevision\x88\x01\x01\x120\n" +
-	"\x14allow_unknown_fields\x18\x06 \x01(\bR\x12allowUnknownFieldsB\x0e\n" +
+	"\x14allow_unknown_fields\x18\x06 \x01(\bR\x12allowUnknownFields\x12\x1f\n" +
+	"\vallow_empty\x18\a \x01(\bR\n" +
+	"allowEmptyB\x0e\n" +
 	"\f_if_revision\"o\n" +
 	"\x17ReplacePoliciesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x128\n" +
-	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\xae\x01\n" +
+	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\xcf\x01\n" +
 	"\x15CompleteSourceRequest\x12E\n" +
 	"\amanager\x18\x01 \x01(\tB+\xbaH(r&\x10\x01\x18?2 ^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$R\amanager\x12)\n" +
 	"\vincarnation\x18\x02 \x01(\fB\a\xbaH\x04z\x02h\x10R\vincarnation\x12#\n" +
-	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"n\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x12\x1f\n" +
+	"\vallow_empty\x18\x04 \x01(\bR\n" +
+	"allowEmpty\"n\n" +
 	"\x16CompleteSourceResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x128\n" +
 	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\xf8\x01\n" +
@@ -3229,7 +3257,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\brefusals\x18\x05 \x03(\tR\brefusals\x12\x1a\n" +
 	"\benforces\x18\x06 \x01(\bR\benforces\x12\x12\n" +
 	"\x04held\x18\a \x01(\tR\x04held\x12H\n" +
-	"\x0estore_revision\x18\b \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision*\xea\x04\n" +
+	"\x0estore_revision\x18\b \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision*\x86\x05\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12!\n" +
@@ -3249,7 +3277,8 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x18ERROR_REASON_UNKNOWN_ACK\x10\x0e\x12\x1f\n" +
 	"\x1bERROR_REASON_STORAGE_FAILED\x10\x0f\x12\x19\n" +
 	"\x15ERROR_REASON_STOPPING\x10\x10\x12\x1d\n" +
-	"\x19ERROR_REASON_TABLE_FORMAT\x10\x11*\xb9\x01\n" +
+	"\x19ERROR_REASON_TABLE_FORMAT\x10\x11\x12\x1a\n" +
+	"\x16ERROR_REASON_SET_EMPTY\x10\x12*\xb9\x01\n" +
 	"\x0ePolicyNoteKind\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSUPPORTED\x10\x01\x12\x1e\n" +

@@ -87,8 +87,10 @@ type PolicyServiceClient interface {
 	// ReplacePolicies makes the policies of a manager those of the request: it
 	// adds, replaces and deletes, all of it or nothing, and completes the manager
 	// as CompleteSource does. Policies of other managers and sources stay.
-	// Repeating it changes nothing. Errors are those of UpsertPolicies. A set that
-	// is larger than one request is listed by UpsertPolicies and CompleteSource.
+	// Repeating it changes nothing. Errors are those of UpsertPolicies, and
+	// FAILED_PRECONDITION: the set is empty, the manager has policies, and
+	// allow_empty is not set. A set that is larger than one request is listed by
+	// UpsertPolicies and CompleteSource.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -98,7 +100,9 @@ type PolicyServiceClient interface {
 	// brought in earlier runs and has not named in this one are deleted. Policies
 	// that it named in this run stay, so the call may be repeated. ABORTED: the
 	// service is another run than the one that took the listing; name everything
-	// again, then repeat the call. RESOURCE_EXHAUSTED: as for DeletePolicies.
+	// again, then repeat the call. FAILED_PRECONDITION: the manager has named
+	// nothing, has policies, and allow_empty is not set. RESOURCE_EXHAUSTED: as
+	// for DeletePolicies.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -373,8 +377,10 @@ type PolicyServiceServer interface {
 	// ReplacePolicies makes the policies of a manager those of the request: it
 	// adds, replaces and deletes, all of it or nothing, and completes the manager
 	// as CompleteSource does. Policies of other managers and sources stay.
-	// Repeating it changes nothing. Errors are those of UpsertPolicies. A set that
-	// is larger than one request is listed by UpsertPolicies and CompleteSource.
+	// Repeating it changes nothing. Errors are those of UpsertPolicies, and
+	// FAILED_PRECONDITION: the set is empty, the manager has policies, and
+	// allow_empty is not set. A set that is larger than one request is listed by
+	// UpsertPolicies and CompleteSource.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -384,7 +390,9 @@ type PolicyServiceServer interface {
 	// brought in earlier runs and has not named in this one are deleted. Policies
 	// that it named in this run stay, so the call may be repeated. ABORTED: the
 	// service is another run than the one that took the listing; name everything
-	// again, then repeat the call. RESOURCE_EXHAUSTED: as for DeletePolicies.
+	// again, then repeat the call. FAILED_PRECONDITION: the manager has named
+	// nothing, has policies, and allow_empty is not set. RESOURCE_EXHAUSTED: as
+	// for DeletePolicies.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.

@@ -228,6 +228,8 @@ func eventually(t testing.TB, what string, check func() error) {
 // policyNode has the services of identities and policies, with etcd of an API.
 type policyNode struct {
 	policyv1.PolicyServiceClient
+	identity identityv1.IdentityServiceClient
+
 	t       testing.TB
 	dir     string
 	api     []string // flags of the policy service
@@ -245,15 +247,18 @@ func newPolicyNode(t testing.TB, a *apiServer, access ...string) *policyNode {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	n := &policyNode{t: t, dir: dir, api: access}
+	flags := []string{"--node=n1", "--etcd-endpoints=unix://" + filepath.Join(a.dir, "etcd.sock")}
 	if access == nil {
 		n.api = []string{"--kubernetes-kubeconfig=" + a.ready.Kubeconfig}
+		flags = append(flags, n.api...)
 	}
-	identity, _ := n.run("identity", "--node=n1", "--etcd-endpoints=unix://"+filepath.Join(a.dir, "etcd.sock"))
+	identity, _ := n.run("identity", flags...)
 	t.Cleanup(func() { stop(t, identity) })
 	conn := n.dial("identity")
+	n.identity = identityv1.NewIdentityServiceClient(conn)
 	for i, app := range []string{"web", "db"} {
 		request := &identityv1.AllocateIdentityRequest{Labels: shopLabels(app), Reference: app}
-		answer, err := identityv1.NewIdentityServiceClient(conn).AllocateIdentity(t.Context(), request)
+		answer, err := n.identity.AllocateIdentity(t.Context(), request)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -414,15 +419,21 @@ func (n *policyNode) source(what string, synced bool, wrong ...string) {
 // reaches waits until web reaches db at a port, or does not, by the tables too.
 func (n *policyNode) reaches(what string, port uint32, want bool) {
 	n.t.Helper()
+	n.passes(what, n.web, n.db, port, want)
+}
+
+// passes waits until TCP passes from one identity to another at a port, or does not.
+func (n *policyNode) passes(what string, from, to, port uint32, want bool) {
+	n.t.Helper()
 	eventually(n.t, what, func() error {
 		x, err := n.Explain(n.t.Context(), &policyv1.ExplainRequest{
-			From: &policyv1.Peer{Identity: n.web}, To: &policyv1.Peer{Identity: n.db}, Protocol: 6, Port: port,
+			From: &policyv1.Peer{Identity: from}, To: &policyv1.Peer{Identity: to}, Protocol: 6, Port: port,
 		})
 		if err != nil {
 			return err
 		}
 		if got := x.GetVerdict() == policyv1.Action_ACTION_ALLOW; got != want {
-			return fmt.Errorf("web reaches db at port %d: %t, want %t", port, got, want)
+			return fmt.Errorf("port %d is reached: %t, want %t", port, got, want)
 		}
 		return nil
 	})
@@ -639,6 +650,80 @@ func (a *apiServer) fields(n *policyNode) {
 	n.reaches("without a selector it isolates the namespace", 80, false)
 	a.do(http.MethodDelete, cilium+"/odd", nil)
 	n.reaches("none is left", 80, true)
+}
+
+// pod makes one on the node and returns its identity.
+func (a *apiServer) pod(n *policyNode, namespace, name string) uint32 {
+	a.t.Helper()
+	port := object{"name": "http", "containerPort": 8080}
+	var made struct {
+		Metadata struct{ UID string } `json:"metadata"`
+	}
+	if err := json.Unmarshal(a.do(http.MethodPost, "/api/v1/namespaces/"+namespace+"/pods", object{
+		"metadata": object{"name": name, "labels": object{"app": name}},
+		"spec":     object{"nodeName": "n1", "containers": []object{{"name": "c", "image": "none", "ports": []object{port}}}},
+	}), &made); err != nil {
+		a.t.Fatal(err)
+	}
+	answer, err := n.identity.ResolveEndpoint(a.t.Context(), &identityv1.ResolveEndpointRequest{
+		Owner: &workloadv1.Owner{ContainerId: namespace + name, InterfaceName: "eth0"},
+		Pod:   &workloadv1.PodReference{Namespace: namespace, Name: name, Uid: made.Metadata.UID},
+	})
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return answer.GetIdentity().GetNumber()
+}
+
+func TestAPIPoliciesSelectPodsByNamespaceAndPortsByName(t *testing.T) {
+	a := newAPI(t)
+	a.shop()
+	a.crds()
+	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": "depot", "labels": object{"team": "blue"}}})
+	for _, namespace := range []string{"shop", "depot"} {
+		account := object{"metadata": object{"name": "default"}}
+		a.do(http.MethodPost, "/api/v1/namespaces/"+namespace+"/serviceaccounts", account)
+	}
+	n := newPolicyNode(t, a)
+	web, db, crane := a.pod(n, "shop", "web"), a.pod(n, "shop", "db"), a.pod(n, "depot", "crane")
+
+	a.do(http.MethodPost, networking, manifest("networking.k8s.io/v1", "NetworkPolicy", "shop", "p",
+		`{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"ports":[{"port":"http"}],
+		"from":[{"namespaceSelector":{"matchLabels":{"team":"blue"}}}]}]}`))
+	n.passes("a named port, from a namespace by its label", crane, db, 8080, true)
+	n.passes("another port", crane, db, 8081, false)
+	n.passes("from another namespace", web, db, 8080, false)
+	a.do(http.MethodDelete, networking+"/p", nil)
+
+	const depot = "/apis/cilium.io/v2/namespaces/depot/ciliumnetworkpolicies"
+	a.do(http.MethodPost, depot, manifest("cilium.io/v2", "CiliumNetworkPolicy", "depot", "p",
+		`{"endpointSelector":{},"ingress":[{"fromEndpoints":[{}]}]}`))
+	n.passes("a policy selects the pods of its namespace", web, crane, 80, false)
+	n.passes("and no others", web, db, 80, true)
+	n.passes("its peers are of its namespace, too", db, crane, 80, false)
+	a.do(http.MethodDelete, depot+"/p", nil)
+
+	from := func(labels string) object {
+		return manifest("cilium.io/v2", "CiliumNetworkPolicy", "shop", "p", `{"endpointSelector":{"matchLabels":{"app":"db"}},
+			"ingress":[{"fromEndpoints":[{"matchLabels":{`+labels+`}}],"toPorts":[{"ports":[{"port":"HTTP","protocol":"TCP"}]}]}]}`)
+	}
+	a.do(http.MethodPost, cilium, from(`"app":"crane"`))
+	n.passes("a peer without a namespace", crane, db, 8080, false)
+	for _, labels := range []string{
+		`"k8s:io.kubernetes.pod.namespace":"depot"`, `"io.cilium.k8s.namespace.labels.team":"blue"`,
+	} {
+		a.do(http.MethodDelete, cilium+"/p", nil)
+		a.do(http.MethodPost, cilium, from(labels))
+		n.passes(labels, crane, db, 8080, true)
+		n.passes(labels, crane, db, 80, false)
+		n.passes(labels, web, db, 8080, false)
+	}
+	a.do(http.MethodDelete, cilium+"/p", nil)
+
+	a.do(http.MethodPost, clusterwide, manifest("cilium.io/v2", "CiliumClusterwideNetworkPolicy", "", "p",
+		`{"endpointSelector":{"matchLabels":{"app":"db"}},"ingress":[{"fromEndpoints":[{"matchLabels":{"app":"crane"}}]}]}`))
+	n.passes("a peer of a clusterwide policy", crane, db, 80, true)
+	n.passes("another", web, db, 80, false)
 }
 
 func TestAPIKindsOfPolicyComeAndGo(t *testing.T) {

@@ -140,9 +140,7 @@ func (p *Plugin) notAttached() error {
 
 func (p *Plugin) allocate(ctx context.Context) (*ipamv1.Allocation, error) {
 	req := &ipamv1.AllocateRequest{Owner: p.owner(), RequestedAddresses: wire.Addresses(p.in.Config.Addresses)}
-	resp, err := call(ctx, &p.waits, p.ipamSocket, func(ctx context.Context) (*ipamv1.AllocateResponse, error) {
-		return p.ipam.Allocate(ctx, req)
-	})
+	resp, err := ask(ctx, &p.waits, p.ipamSocket, p.ipam.Allocate, req)
 	if err != nil {
 		return nil, err
 	}
@@ -230,9 +228,8 @@ const leasePause = 50 * time.Millisecond
 
 // endpoint is what the datapath has of the owner; nil for nothing.
 func (p *Plugin) endpoint(ctx context.Context) (*datapathv1.Endpoint, error) {
-	resp, err := call(ctx, &p.waits, p.datapathSocket, func(ctx context.Context) (*datapathv1.GetEndpointResponse, error) {
-		return p.datapath.GetEndpoint(ctx, &datapathv1.GetEndpointRequest{Owner: p.owner()})
-	})
+	request := &datapathv1.GetEndpointRequest{Owner: p.owner()}
+	resp, err := ask(ctx, &p.waits, p.datapathSocket, p.datapath.GetEndpoint, request)
 	if status.Code(err) == codes.NotFound {
 		return nil, nil //nolint:nilnil // none is no error
 	}
@@ -267,9 +264,7 @@ func useLease(req *datapathv1.CreateEndpointRequest, lease *ipamv1.Allocation) (
 }
 
 func (p *Plugin) release(ctx context.Context) error {
-	_, err := call(ctx, &p.waits, p.ipamSocket, func(ctx context.Context) (*ipamv1.ReleaseResponse, error) {
-		return p.ipam.Release(ctx, &ipamv1.ReleaseRequest{Owner: p.owner()})
-	})
+	_, err := ask(ctx, &p.waits, p.ipamSocket, p.ipam.Release, &ipamv1.ReleaseRequest{Owner: p.owner()})
 	return err
 }
 
@@ -277,9 +272,8 @@ func (p *Plugin) release(ctx context.Context) error {
 // that no endpoint uses the addresses, they are not released: they would be
 // given to another. The lease then ends by itself, or with the tombstone.
 func (p *Plugin) deleteAndRelease(ctx context.Context) error {
-	resp, err := call(ctx, &p.waits, p.datapathSocket, func(ctx context.Context) (*datapathv1.DeleteEndpointResponse, error) {
-		return p.datapath.DeleteEndpoint(ctx, &datapathv1.DeleteEndpointRequest{Owner: p.owner()})
-	})
+	request := &datapathv1.DeleteEndpointRequest{Owner: p.owner()}
+	resp, err := ask(ctx, &p.waits, p.datapathSocket, p.datapath.DeleteEndpoint, request)
 	if err != nil {
 		return err
 	}

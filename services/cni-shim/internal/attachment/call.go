@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -77,6 +78,13 @@ func call[T any](ctx context.Context, w *waiting, socket string, f func(context.
 			return answer, cause
 		}
 	}
+}
+
+// ask is call for a method of a service's client.
+func ask[Q, R any](ctx context.Context, w *waiting, socket string,
+	method func(context.Context, Q, ...grpc.CallOption) (R, error), request Q,
+) (R, error) {
+	return call(ctx, w, socket, func(ctx context.Context) (R, error) { return method(ctx, request) })
 }
 
 // timeIsUp says whether an error is about the deadline, which the server may

@@ -4,6 +4,7 @@
 package attachment
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,9 +48,8 @@ func (p *Plugin) check(ctx context.Context) error {
 		}
 	}
 	p.phases.begin("check")
-	resp, err := call(ctx, &p.waits, p.datapathSocket, func(ctx context.Context) (*datapathv1.CheckEndpointResponse, error) {
-		return p.datapath.CheckEndpoint(ctx, &datapathv1.CheckEndpointRequest{Owner: p.owner(), NetworkNamespace: path, Addresses: addresses})
-	})
+	request := &datapathv1.CheckEndpointRequest{Owner: p.owner(), NetworkNamespace: path, Addresses: addresses}
+	resp, err := ask(ctx, &p.waits, p.datapathSocket, p.datapath.CheckEndpoint, request)
 	if status.Code(err) == codes.NotFound {
 		return different([]string{"endpoint: there is none of " + p.in.Owner.String()})
 	}
@@ -96,13 +96,8 @@ func (p *Plugin) expected() ([]string, error) {
 }
 
 func describe(d *datapathv1.Difference) string {
-	orNone := func(s string) string {
-		if s == "" {
-			return "nothing"
-		}
-		return s
-	}
-	return fmt.Sprintf("%s %s: want %s, have %s", d.GetSubject(), d.GetKey(), orNone(d.GetWant()), orNone(d.GetHave()))
+	return fmt.Sprintf("%s %s: want %s, have %s", d.GetSubject(), d.GetKey(), cmp.Or(d.GetWant(), "nothing"),
+		cmp.Or(d.GetHave(), "nothing"))
 }
 
 func different(lines []string) *types.Error {
@@ -115,9 +110,8 @@ func different(lines []string) *types.Error {
 func (p *Plugin) status(ctx context.Context) error {
 	const what = "the plugin cannot serve ADD"
 	var problems []string
-	health, err := call(ctx, &p.waits, p.ipamSocket, func(ctx context.Context) (*grpc_health_v1.HealthCheckResponse, error) {
-		return grpc_health_v1.NewHealthClient(p.ipamConn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: ipamv1.IPAMService_ServiceDesc.ServiceName})
-	})
+	health, err := ask(ctx, &p.waits, p.ipamSocket, grpc_health_v1.NewHealthClient(p.ipamConn).Check,
+		&grpc_health_v1.HealthCheckRequest{Service: ipamv1.IPAMService_ServiceDesc.ServiceName})
 	switch {
 	case err != nil:
 		problems = append(problems, "sluice-ipam: "+message(err))
@@ -126,9 +120,7 @@ func (p *Plugin) status(ctx context.Context) error {
 	}
 
 	code := CodeUnavailable
-	st, err := call(ctx, &p.waits, p.datapathSocket, func(ctx context.Context) (*datapathv1.GetStatusResponse, error) {
-		return p.datapath.GetStatus(ctx, &datapathv1.GetStatusRequest{})
-	})
+	st, err := ask(ctx, &p.waits, p.datapathSocket, p.datapath.GetStatus, &datapathv1.GetStatusRequest{})
 	switch {
 	case err != nil:
 		problems = append(problems, "sluice-datapath: "+message(err))
@@ -166,9 +158,7 @@ func (p *Plugin) gc(ctx context.Context) error {
 		keep = append(keep, o.String())
 	}
 	p.phases.begin("reclaim")
-	resp, err := call(ctx, &p.waits, p.datapathSocket, func(ctx context.Context) (*datapathv1.ReclaimEndpointsResponse, error) {
-		return p.datapath.ReclaimEndpoints(ctx, req)
-	})
+	resp, err := ask(ctx, &p.waits, p.datapathSocket, p.datapath.ReclaimEndpoints, req)
 	if err != nil {
 		return cniError("reclaim endpoints", err)
 	}

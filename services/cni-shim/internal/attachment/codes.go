@@ -87,14 +87,9 @@ func cniError(what string, err error) *types.Error {
 // isShort says whether the machine lacks something, or refuses writes, for which
 // neither the plugin nor its caller is to blame. The error's text has the file.
 func isShort(err error) bool {
-	for _, e := range []syscall.Errno{
+	return slices.ContainsFunc([]syscall.Errno{
 		syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO, syscall.ENOMEM, syscall.ENFILE, syscall.EMFILE,
-	} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	}, func(e syscall.Errno) bool { return errors.Is(err, e) })
 }
 
 // message is the text of an error without gRPC's own wrapping.

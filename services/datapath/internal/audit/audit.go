@@ -9,39 +9,18 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/netip"
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/host"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 )
 
-// Core knows how endpoints and host should be.
-type Core interface {
-	Restore(ctx context.Context) ([]endpoint.Finding, error)
-	Audit(ctx context.Context, repair bool, emit func(endpoint.Finding) error) error
-	HostChanged(emit func(endpoint.Finding) error) (again bool, err error)
-	LinkChanged(ctx context.Context, ifindex uint32, emit func(endpoint.Finding) error) (again bool, err error)
-	AddrChanged(ctx context.Context, a netip.Addr, emit func(endpoint.Finding) error) (again bool, err error)
-}
-
-// Host is what belongs to no endpoint.
-type Host interface {
-	SyncAddrs() error
-	// Look looks for what an operator is warned of.
-	Look() error
-}
-
-// Changes come from the kernel.
-type Changes interface {
-	Watch(ctx context.Context, handle func(netdev.Change) (again bool)) error
-}
-
 // Auditor compares and reports.
 type Auditor struct {
-	Core    Core
-	Host    Host
-	Changes Changes
+	Core    *endpoint.Core // knows how endpoints and host should be
+	Host    *host.Host     // what belongs to no endpoint
+	Changes *netdev.Netdev // says what changes in the kernel
 	Log     *slog.Logger
 }
 

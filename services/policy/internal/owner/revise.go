@@ -208,7 +208,7 @@ func (p *plan) record(revision uint64) journal.Change {
 		rec.Policies = append(rec.Policies, policyRecord(x))
 	}
 	for _, k := range p.gone {
-		rec.GonePolicies = append(rec.GonePolicies, keyRecord(k))
+		rec.GonePolicies = append(rec.GonePolicies, journal.Key(k))
 	}
 	return rec
 }

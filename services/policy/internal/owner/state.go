@@ -23,17 +23,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 )
 
-func keyRecord(k policy.Key) journal.Key {
-	return journal.Key{Kind: k.Kind, Namespace: k.Namespace, Name: k.Name}
-}
-
-func keyOf(k journal.Key) policy.Key {
-	return policy.Key{Kind: k.Kind, Namespace: k.Namespace, Name: k.Name}
-}
-
 func policyRecord(p *Policy) journal.Policy {
 	return journal.Policy{
-		Key: keyRecord(p.Key), Source: p.Source, Origin: p.Origin, Manager: p.Manager, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
+		Key: journal.Key(p.Key), Source: p.Source, Origin: p.Origin, Manager: p.Manager, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
 	}
 }
 
@@ -71,10 +63,10 @@ func (o *Owner) restore(dir string) error {
 			o.barrier.Policy = c.Revision
 		}
 		for _, p := range c.Policies {
-			policies[keyOf(p.Key)] = p
+			policies[policy.Key(p.Key)] = p
 		}
 		for _, k := range c.GonePolicies {
-			delete(policies, keyOf(k))
+			delete(policies, policy.Key(k))
 		}
 		for _, r := range c.Identities {
 			labels := make([]label.Label, 0, len(r.Labels))
@@ -198,14 +190,14 @@ func (o *Owner) decode(r journal.Policy) *Policy {
 	// What an earlier version took stays as that version took it.
 	as := reading.Options{Rules: o.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true, Held: r.Source == SourceKubernetes}
 	docs, err := as.Decode(r.Manifest)
-	if err == nil && (len(docs) != 1 || docs[0].Object.Key != keyOf(r.Key)) {
-		err = fmt.Errorf("the text is not that of %s", keyOf(r.Key))
+	if err == nil && (len(docs) != 1 || docs[0].Object.Key != policy.Key(r.Key)) {
+		err = fmt.Errorf("the text is not that of %s", policy.Key(r.Key))
 	}
 	if err != nil {
 		docs = []reading.Decoded{{Object: isolated(r, err)}}
 	}
 	p := o.policy(docs[0], r.Source, r.Origin)
-	p.Key, p.Manager, p.Manifest, p.Revision, p.Updated = keyOf(r.Key), r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)
+	p.Key, p.Manager, p.Manifest, p.Revision, p.Updated = policy.Key(r.Key), r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)
 	if err != nil {
 		p.Broken = err.Error()
 	}
@@ -223,12 +215,12 @@ func isolated(r journal.Policy, why error) policy.Object {
 		}
 		form = doc
 	} else if known := policy.Versions(r.Key.Kind); len(known) > 0 { // it selects what its kind may
-		form = policy.Written{Key: keyOf(r.Key), APIVersion: known[0], Text: r.Manifest}
+		form = policy.Written{Key: policy.Key(r.Key), APIVersion: known[0], Text: r.Manifest}
 	} else {
 		return policy.Object{}
 	}
 	ob, err := policy.Isolate(form, why)
-	if err != nil || ob.Key != keyOf(r.Key) {
+	if err != nil || ob.Key != policy.Key(r.Key) {
 		return policy.Object{}
 	}
 	return ob

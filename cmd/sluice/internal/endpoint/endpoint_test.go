@@ -78,7 +78,8 @@ func TestEndpointLabelChangesWhatWasGiven(t *testing.T) {
 		t.Errorf("named ports: %s", out)
 	}
 	out, _ = n.Want(t, 0, "endpoint", "label", "0123", "app=db", "--validate-only")
-	nodetest.WantLines(t, out, "Nothing was changed: --validate-only. 0123456789abc/eth0 would change from identity 300 to cni:app=db (301)")
+	nodetest.WantLines(t, out, "Nothing was changed: --validate-only. 0123456789abc/eth0 would change from identity 300 "+
+		"to cni:app=db (301)")
 	for _, wrong := range [][]string{
 		{"0123"},
 		{"0123", "app"},
@@ -94,7 +95,9 @@ func TestEndpointLabelChangesWhatWasGiven(t *testing.T) {
 }
 
 func TestChangesOfLabelsReplaceAndRemove(t *testing.T) {
-	have := []*workloadv1.Label{{Source: "cni", Key: "app", Value: "web"}, {Source: "cni", Key: "old"}, {Source: "k8s", Key: "app", Value: "x"}}
+	have := []*workloadv1.Label{
+		{Source: "cni", Key: "app", Value: "web"}, {Source: "cni", Key: "old"}, {Source: "k8s", Key: "app", Value: "x"},
+	}
 	got, err := changed(have, []string{"app=db", "old-", "new="}, "cni")
 	if want := "cni:app=db cni:new k8s:app=x"; err != nil || strings.Join(workload.LabelTexts(got), " ") != want {
 		t.Errorf("%v, %v, want %s", workload.LabelTexts(got), err, want)

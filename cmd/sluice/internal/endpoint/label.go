@@ -27,43 +27,55 @@ func labelCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "label CONTAINER[/INTERFACE] [SOURCE:]KEY=VALUE | [SOURCE:]KEY- ...",
 		Short: "Change the labels or named ports of a running container",
-		Long: "Sets the labels KEY=VALUE, removes the labels KEY-, and gives the container the identity that belongs to them: its " +
-			"policies change, and connections that those do not allow end. Without SOURCE a label is of \"cni\", or of \"k8s\" for " +
-			"a Kubernetes pod. The labels of pods that Sluice reads from Kubernetes are changed there.",
+		Long: "Sets the labels KEY=VALUE, removes the labels KEY-, and gives the container the identity that " +
+			"belongs to them: its policies change, and connections that those do not allow end. Without SOURCE a " +
+			"label is of \"cni\", or of \"k8s\" for a Kubernetes pod. The labels of pods that Sluice reads from " +
+			"Kubernetes are changed there.",
 		Example: "  sluice endpoint label 5f0c tier=front old-\n  sluice endpoint label 5f0c --named-port http=8080/tcp",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, a []string) error {
-			if len(a) == 1 && !cmd.Flags().Changed("named-port") {
+			withPorts := cmd.Flags().Changed("named-port")
+			if len(a) == 1 && !withPorts {
 				return invocation.Usagef("nothing changes: want labels, or --named-port")
 			}
-			return changeLabels(cmd.Context(), inv, a[0], a[1:], ports, cmd.Flags().Changed("named-port"), validate)
+			return changeLabels(cmd.Context(), inv, a[0], change{a[1:], ports, withPorts, validate})
 		},
 	}
-	cmd.Flags().StringArrayVar(&ports, "named-port", nil, "NAME=PORT/PROTOCOL, instead of all named ports that were given; empty for none; may be repeated")
-	cmd.Flags().BoolVar(&validate, "validate-only", false, "show the identity that the container would have, but change nothing")
+	cmd.Flags().StringArrayVar(&ports, "named-port", nil,
+		"NAME=PORT/PROTOCOL, instead of all named ports that were given; empty for none; may be repeated")
+	cmd.Flags().BoolVar(&validate, "validate-only", false,
+		"show the identity that the container would have, but change nothing")
 	return cmd
 }
 
-func changeLabels(ctx context.Context, inv *invocation.Invocation, name string, changes, ports []string, withPorts, validate bool) error {
+// change is what a person wants changed of a container.
+type change struct {
+	labels    []string // KEY=VALUE or KEY-, with or without a source
+	ports     []string // NAME=PORT/PROTOCOL
+	withPorts bool     // ports replace what there is
+	validate  bool
+}
+
+func changeLabels(ctx context.Context, inv *invocation.Invocation, name string, c change) error {
 	e, err := Find(ctx, inv, name)
 	if err != nil {
 		return err
 	}
-	req := &datapathv1.UpdateEndpointRequest{Owner: e.GetOwner(), Manager: e.GetManager(), ValidateOnly: validate}
-	if len(changes) > 0 {
+	req := &datapathv1.UpdateEndpointRequest{Owner: e.GetOwner(), Manager: e.GetManager(), ValidateOnly: c.validate}
+	if len(c.labels) > 0 {
 		source := "cni"
 		if e.GetPod() != nil {
 			source = "k8s"
 		}
-		labels, err := changed(e.GetGivenLabels(), changes, source)
+		labels, err := changed(e.GetGivenLabels(), c.labels, source)
 		if err != nil {
 			return err
 		}
 		req.Labels = &datapathv1.GivenLabels{Labels: labels}
 	}
-	if withPorts {
+	if c.withPorts {
 		req.NamedPorts = &datapathv1.GivenPorts{}
-		for _, text := range ports {
+		for _, text := range c.ports {
 			if text == "" {
 				continue
 			}
@@ -80,16 +92,17 @@ func changeLabels(ctx context.Context, inv *invocation.Invocation, name string, 
 	}
 	after := shown(resp.GetEndpoint())
 	return inv.Show(after, func(w io.Writer) {
-		before := e.GetIdentity()
+		before, text := e.GetIdentity(), workload.IdentityText(after.Identity, after.Labels)
+		const unchanged = "Nothing was changed: --validate-only."
 		switch {
-		case validate && after.Identity == 0:
-			fmt.Fprintf(w, "Nothing was changed: --validate-only. %s would get an identity that has no number yet: %s\n", after.Owner, strings.Join(after.Labels, " "))
-		case validate:
-			fmt.Fprintf(w, "Nothing was changed: --validate-only. %s would change from identity %d to %s\n", after.Owner, before, workload.IdentityText(after.Identity, after.Labels))
+		case c.validate && after.Identity == 0:
+			fmt.Fprintf(w, "%s %s would get an identity that has no number yet: %s\n", unchanged, after.Owner, text)
+		case c.validate:
+			fmt.Fprintf(w, "%s %s would change from identity %d to %s\n", unchanged, after.Owner, before, text)
 		case after.Identity == before:
-			fmt.Fprintf(w, "%s stays identity %s\n", after.Owner, workload.IdentityText(before, after.Labels))
+			fmt.Fprintf(w, "%s stays identity %s\n", after.Owner, text)
 		default:
-			fmt.Fprintf(w, "%s changed from identity %d to %s\n", after.Owner, before, workload.IdentityText(after.Identity, after.Labels))
+			fmt.Fprintf(w, "%s changed from identity %d to %s\n", after.Owner, before, text)
 		}
 	})
 }
@@ -120,7 +133,8 @@ func changed(labels []*workloadv1.Label, changes []string, source string) ([]*wo
 		if set {
 			labels = append(labels, l)
 		} else if len(labels) == n {
-			return nil, invocation.Usagef("the container was given no label %s:%s; it has %s", l.GetSource(), output.Printable(l.GetKey()), strings.Join(workload.LabelTexts(labels), " "))
+			return nil, invocation.Usagef("the container was given no label %s:%s; it has %s",
+				l.GetSource(), output.Printable(l.GetKey()), strings.Join(workload.LabelTexts(labels), " "))
 		}
 	}
 	return labels, nil

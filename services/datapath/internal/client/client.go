@@ -257,7 +257,8 @@ func (i *Identity) Resolve(ctx context.Context, s endpoint.Spec) (endpoint.Ident
 
 // unresolved is translate for an answer that may be about the pod.
 func (i *Identity) unresolved(err error) error {
-	if !rpcerr.Is(err, identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND, identityv1.ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE) {
+	if !rpcerr.Is(err, identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND,
+		identityv1.ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE) {
 		return i.translate(err)
 	}
 	i.note(nil) // it answers
@@ -290,7 +291,9 @@ type resolved interface {
 }
 
 func identityUnchecked(m resolved) endpoint.Identity {
-	id := endpoint.Identity{Number: m.GetIdentity().GetNumber(), Labels: wire.LabelsOf(m.GetIdentity().GetLabels()), FromPod: m.GetFromPod()}
+	id := endpoint.Identity{
+		Number: m.GetIdentity().GetNumber(), Labels: wire.LabelsOf(m.GetIdentity().GetLabels()), FromPod: m.GetFromPod(),
+	}
 	if id.FromPod {
 		id.Ports = wire.NamedPortsOf(m.GetNamedPorts())
 	}
@@ -306,7 +309,8 @@ func identityOf(m resolved) (endpoint.Identity, error) {
 		return endpoint.Identity{}, errors.New(err.Error())
 	}
 	if len(id.Labels) > maxLabels || len(id.Ports) > maxPorts {
-		return endpoint.Identity{}, fmt.Errorf("identity %d has %d labels and %d named ports, at most %d and %d are believed",
+		return endpoint.Identity{}, fmt.Errorf(
+			"identity %d has %d labels and %d named ports, at most %d and %d are believed",
 			id.Number, len(id.Labels), len(id.Ports), maxLabels, maxPorts)
 	}
 	return id, nil

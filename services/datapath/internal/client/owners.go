@@ -49,7 +49,9 @@ func NewOwners(cc grpc.ClientConnInterface, sink Wishes, l *slog.Logger) *Owners
 
 // Run follows until ctx ends.
 func (s *Owners) Run(ctx context.Context) error {
-	return watch.Follow(ctx, s, s, watch.FollowOptions{Max: maxOwners, RetryMin: 50 * time.Millisecond, RetryMax: 2 * time.Second, Log: s.log})
+	return watch.Follow(ctx, s, s, watch.FollowOptions{
+		Max: maxOwners, RetryMin: 50 * time.Millisecond, RetryMax: 2 * time.Second, Log: s.log,
+	})
 }
 
 // State says whether everything was heard, and why not.

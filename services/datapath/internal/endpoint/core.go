@@ -262,7 +262,8 @@ func (c *Core) Counts() Counts {
 // the state is another than Ready.
 func (c *Core) endpoint(r Record, s State) Endpoint {
 	e := Endpoint{
-		Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Given: r.given(), Ports: r.ports(), Device: r.Device, Created: r.Created,
+		Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Given: r.given(), Ports: r.ports(),
+		Device: r.Device, Created: r.Created,
 	}
 	if c.cfg.Policies != nil && r.Slot != 0 {
 		e.Policy, _ = c.cfg.Policies.Of(r.Slot)

@@ -231,7 +231,8 @@ type Identity struct {
 }
 
 func (i Identity) equal(j Identity) bool {
-	return i.Number == j.Number && i.FromPod == j.FromPod && slices.Equal(i.Labels, j.Labels) && slices.Equal(i.Ports, j.Ports)
+	return i.Number == j.Number && i.FromPod == j.FromPod && slices.Equal(i.Labels, j.Labels) &&
+		slices.Equal(i.Ports, j.Ports)
 }
 
 // Validate says whether an endpoint may have the identity. Below are the reserved

@@ -70,8 +70,9 @@ func newMachine() *machine {
 	return &machine{
 		number:     1000,
 		namespaces: map[string]*namespace{}, devices: map[uint32]*device{}, nextIndex: 10, slots: map[uint16]Entry{}, nextSlot: 1,
-		leases: map[workload.Owner]lease{}, identities: map[workload.Owner]bool{}, confirmed: map[workload.Owner]uint32{}, records: map[workload.Owner]Record{},
-		fail: map[string]error{}, block: map[string]chan struct{}{}, held: map[string]bool{},
+		leases: map[workload.Owner]lease{}, identities: map[workload.Owner]bool{}, confirmed: map[workload.Owner]uint32{},
+		records: map[workload.Owner]Record{},
+		fail:    map[string]error{}, block: map[string]chan struct{}{}, held: map[string]bool{},
 	}
 }
 

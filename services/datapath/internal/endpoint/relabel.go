@@ -61,9 +61,11 @@ func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (Endpoin
 	case !ok:
 		return Endpoint{}, fmt.Errorf("%s: %w", u.Owner, ErrNotFound)
 	case r.Spec.Manager != "" && u.Manager != r.Spec.Manager:
-		return Endpoint{}, fmt.Errorf("endpoint of %s: %w: %q made it, not %q", u.Owner, ErrForeign, r.Spec.Manager, u.Manager)
+		return Endpoint{}, fmt.Errorf("endpoint of %s: %w: %q made it, not %q",
+			u.Owner, ErrForeign, r.Spec.Manager, u.Manager)
 	case r.Identity.FromPod:
-		return Endpoint{}, fmt.Errorf("endpoint of %s: %w: change those of pod %s/%s", u.Owner, ErrLabelsOfPod, r.Spec.Pod.Namespace, r.Spec.Pod.Name)
+		return Endpoint{}, fmt.Errorf("endpoint of %s: %w: change those of pod %s/%s",
+			u.Owner, ErrLabelsOfPod, r.Spec.Pod.Namespace, r.Spec.Pod.Name)
 	}
 	given := r.given()
 	if u.Labels != nil {
@@ -186,7 +188,8 @@ func (c *Core) relabel(ctx context.Context, r, next Record) error {
 	c.setDiffers(o, false)
 	c.set(next, Ready)
 	c.relabels.Add(1)
-	c.log.InfoContext(ctx, "identity changed", "owner", o.String(), "old", r.Identity.Number, "new", next.Identity.Number)
+	c.log.InfoContext(ctx, "identity changed",
+		"owner", o.String(), "old", r.Identity.Number, "new", next.Identity.Number)
 	return faultRelabelDone.Hit(ctx)
 }
 
@@ -205,7 +208,9 @@ func (c *Core) prepare(ctx context.Context, identity, old uint32) error {
 // enforces says whether the maps have the identity of a record.
 func (c *Core) enforces(r Record) bool {
 	entries, err := c.cfg.Maps.Entries()
-	return err == nil && slices.ContainsFunc(entries, func(e Entry) bool { return e.Slot == r.Slot && e.Identity == r.Identity.Number })
+	return err == nil && slices.ContainsFunc(entries, func(e Entry) bool {
+		return e.Slot == r.Slot && e.Identity == r.Identity.Number
+	})
 }
 
 func (c *Core) differs(o workload.Owner) bool {
@@ -332,7 +337,8 @@ func (c *Core) pursue(ctx context.Context, o workload.Owner, places chan struct{
 			continue
 		}
 		if delay == c.cfg.RetryDelay {
-			c.log.WarnContext(ctx, "change of identity waits, the old one is enforced", "owner", o.String(), "identity", w.identity.Number, log.Err(err))
+			c.log.WarnContext(ctx, "change of identity waits, the old one is enforced",
+				"owner", o.String(), "identity", w.identity.Number, log.Err(err))
 		}
 		if pause(ctx, delay) != nil {
 			return

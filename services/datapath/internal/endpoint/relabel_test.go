@@ -64,7 +64,7 @@ func (m *machine) called(op string) int {
 	return n
 }
 
-// INV-70, INV-71
+// TestUpdateWaitsForTheTablesThenSavesThenChangesTheMaps proves INV-70, INV-71.
 func TestUpdateWaitsForTheTablesThenSavesThenChangesTheMaps(t *testing.T) {
 	m := newMachine()
 	p := &fakePolicies{}
@@ -121,7 +121,8 @@ func TestUpdateWithTheSameIdentityChangesNothingInTheMaps(t *testing.T) {
 	ports := []workload.NamedPort{{Name: "http", Port: 80, Protocol: 6}}
 	m.number = 1001
 	e, err := c.Update(t.Context(), Update{Owner: s.Owner, Ports: &ports}, false)
-	if err != nil || e.Identity.Number != 1001 || !slices.Equal(e.Ports, ports) || !slices.Equal(e.Given.Labels, *web("b")) {
+	if err != nil || e.Identity.Number != 1001 || !slices.Equal(e.Ports, ports) ||
+		!slices.Equal(e.Given.Labels, *web("b")) {
 		t.Errorf("named ports: %+v, %v", e, err)
 	}
 }
@@ -172,7 +173,8 @@ func TestAnEndpointWithThePodsLabelsTakesNoOthers(t *testing.T) {
 	if !slices.Equal(e.Ports, ports) {
 		t.Errorf("named ports %v", e.Ports)
 	}
-	if _, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: web("b")}, false); !errors.Is(err, ErrLabelsOfPod) {
+	_, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: web("b")}, false)
+	if !errors.Is(err, ErrLabelsOfPod) {
 		t.Errorf("%v, want ErrLabelsOfPod", err)
 	}
 	// nor does another one take its identity while the service is away
@@ -184,7 +186,7 @@ func TestAnEndpointWithThePodsLabelsTakesNoOthers(t *testing.T) {
 	}
 }
 
-// INV-70
+// TestAWishThatCannotBeGrantedLeavesTheEndpointAsItIsAndDelaysNoOther proves INV-70.
 func TestAWishThatCannotBeGrantedLeavesTheEndpointAsItIsAndDelaysNoOther(t *testing.T) {
 	m := newMachine()
 	p := &fakePolicies{}
@@ -234,7 +236,7 @@ func TestAWishThatCannotBeGrantedLeavesTheEndpointAsItIsAndDelaysNoOther(t *test
 	}
 }
 
-// INV-71
+// TestAKilledChangeOfIdentityIsDoneAfterTheRestartAndUnpublishesNothing proves INV-71.
 func TestAKilledChangeOfIdentityIsDoneAfterTheRestartAndUnpublishesNothing(t *testing.T) {
 	m := newMachine()
 	p := &fakePolicies{}
@@ -264,7 +266,8 @@ func TestAKilledChangeOfIdentityIsDoneAfterTheRestartAndUnpublishesNothing(t *te
 		t.Errorf("before its tables are there: %+v", m.entry(e.Slot))
 	}
 	for range 2 { // an audit does not lose patience
-		if err := c.Audit(t.Context(), true, func(f Finding) error { t.Errorf("finding %+v", f); return nil }); err != nil {
+		found := func(f Finding) error { t.Errorf("finding %+v", f); return nil }
+		if err := c.Audit(t.Context(), true, found); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -293,7 +296,8 @@ func TestAFailedChangeOfIdentityIsTakenBackOrDoneAgain(t *testing.T) {
 	if _, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: web("b")}, false); !errors.Is(err, errTest) {
 		t.Fatal(err)
 	}
-	if r := m.recordOf(s.Owner); r.Identity.Number != 1000 || r.Given != nil || m.entry(e.Slot).Identity != 1000 || !c.RefreshDue() {
+	if r := m.recordOf(s.Owner); r.Identity.Number != 1000 || r.Given != nil ||
+		m.entry(e.Slot).Identity != 1000 || !c.RefreshDue() {
 		t.Errorf("record %+v, maps %+v, refresh due %t", r, m.entry(e.Slot), c.RefreshDue())
 	}
 	m.setFail("set identity", nil)
@@ -303,7 +307,7 @@ func TestAFailedChangeOfIdentityIsTakenBackOrDoneAgain(t *testing.T) {
 	}
 }
 
-// INV-40
+// TestUpdatesAndDeletionsOfOneOwnerComeOneAfterTheOther proves INV-40.
 func TestUpdatesAndDeletionsOfOneOwnerComeOneAfterTheOther(t *testing.T) {
 	m := newMachine()
 	c := m.evaluated(t, &fakePolicies{})

@@ -46,8 +46,8 @@ func flood(t *testing.T, shots [2]shot, change func() error) (sent, passed int64
 	return all.Load(), let.Load()
 }
 
-// An endpoint changes between an identity that may send and that its peer does
-// not let in, and one that its peer lets in and that may not send. Neither allows
+// TestKernelNoPacketMixesTwoIdentities changes an endpoint between an identity that
+// may send and that its peer does not let in, and one that its peer lets in and that may not send. Neither allows
 // the flow, and no packet of it passes (INV-70). The store of SetIdentity is done
 // here without its grace periods, which are long against a packet's evaluation.
 func TestKernelNoPacketMixesTwoIdentities(t *testing.T) {
@@ -82,8 +82,8 @@ func TestKernelNoPacketMixesTwoIdentities(t *testing.T) {
 	}
 }
 
-// An endpoint changes between two identities that are both allowed by tables of
-// their own: no packet is dropped in between (INV-70).
+// TestKernelAChangeOfIdentityDropsNothingThatBothAllow changes an endpoint between
+// two identities that are both allowed by tables of their own: no packet is dropped in between (INV-70).
 func TestKernelAChangeOfIdentityDropsNothingThatBothAllow(t *testing.T) {
 	const other = identity.Numeric(3002)
 	th := newTheatre(t, false)
@@ -93,7 +93,9 @@ func TestKernelAChangeOfIdentityDropsNothingThatBothAllow(t *testing.T) {
 	must(t, "SetPolicy", err)
 	slot := th.pods["a"].Slot
 	must(t, "set identity", setIdentity(t, th.k, slot, friend))
-	shots := [2]shot{th.shot(say("a", "b", segment(4000, 80, flagSYN), 0)), th.shot(say("a", "b", datagram(4001, 80), 0))}
+	shots := [2]shot{
+		th.shot(say("a", "b", segment(4000, 80, flagSYN), 0)), th.shot(say("a", "b", datagram(4001, 80), 0)),
+	}
 	sent, passed := flood(t, shots, func() error {
 		for i := range 100 {
 			id, egress := friend, policytable.Allow
@@ -112,8 +114,9 @@ func TestKernelAChangeOfIdentityDropsNothingThatBothAllow(t *testing.T) {
 	}
 }
 
-// A process that is killed between the store and what follows it leaves an
-// endpoint that the next one finds whole.
+// TestKernelAKilledChangeOfIdentityIsCompletedAtTheStart: a process that is killed
+// between the store and what follows it leaves an endpoint that the next one finds
+// whole (INV-71).
 func TestKernelAKilledChangeOfIdentityIsCompletedAtTheStart(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	k := openKernel(t, o)

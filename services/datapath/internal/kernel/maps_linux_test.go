@@ -168,7 +168,8 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 		must(t, "unpublish another", k.Endpoints.Unpublish(s))
 	}
 	for name, err := range map[string]error{
-		"Unpublish": k.Endpoints.Unpublish(4000), "Cut": k.Endpoints.Cut(4000), "SetIdentity": setIdentity(t, k, 4000, 300),
+		"Unpublish": k.Endpoints.Unpublish(4000), "Cut": k.Endpoints.Cut(4000),
+		"SetIdentity": setIdentity(t, k, 4000, 300),
 	} {
 		if !errors.Is(err, slotmap.ErrNotFound) {
 			t.Errorf("%s of nobody: %v, want ErrNotFound", name, err)

@@ -374,7 +374,7 @@ func (s *service) snapshotAgain(st state) policytable.Message {
 	return s.snapshot(st)
 }
 
-// INV-70
+// TestAnEndpointTakesAnotherIdentityOnlyWithItsTables proves INV-70.
 func TestAnEndpointTakesAnotherIdentityOnlyWithItsTables(t *testing.T) {
 	k, st := scene(), testStates()[3]
 	a := start(t, k)

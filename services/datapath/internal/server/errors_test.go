@@ -46,6 +46,11 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{endpoint.ErrLease, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST, false, ""},
 		{endpoint.ErrNameTaken, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_INTERFACE_NAME_TAKEN, false, ""},
 		{endpoint.ErrSecond, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_SECOND_INTERFACE_REFUSED, false, ""},
+		{endpoint.ErrForeign, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_FOREIGN_MANAGER, false, ""},
+		{
+			endpoint.ErrLabelsOfPod, codes.FailedPrecondition,
+			datapathv1.ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES, false, "",
+		},
 		{endpoint.ErrUnreadable, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_RECORD_UNREADABLE, false, ""},
 		{endpoint.ErrAddressHeld, codes.Aborted, datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE, true, ""},
 		{endpoint.ErrDeleted, codes.Aborted, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_DELETED, false, ""},

@@ -18,7 +18,9 @@ func (s *Server) Metrics() prometheus.Collector { return newMetrics(s) }
 type metrics struct {
 	server *Server
 
-	packets, bytes, endpoints, repairs, deviceRepairs, nodeRepairs, unrepaired, pending, changed, waiting, lost, entries *prometheus.Desc
+	packets, bytes, endpoints, repairs, deviceRepairs, nodeRepairs, unrepaired, pending, lost, entries *prometheus.Desc
+
+	changed, waiting *prometheus.Desc
 
 	live, capacity, begun, ended, evicted, pickedUp, reevaluated, related, unremembered, stopped, collecting *prometheus.Desc
 
@@ -68,7 +70,8 @@ func newMetrics(s *Server) *metrics {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		m.packets, m.bytes, m.endpoints, m.repairs, m.deviceRepairs, m.nodeRepairs, m.unrepaired, m.pending, m.changed, m.waiting, m.lost, m.entries,
+		m.packets, m.bytes, m.endpoints, m.repairs, m.deviceRepairs, m.nodeRepairs, m.unrepaired, m.pending, m.lost, m.entries,
+		m.changed, m.waiting,
 		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.reevaluated, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
 		m.revision, m.refusals, m.unknown,
 	} {

@@ -71,7 +71,9 @@ func Methods() rpc.Methods {
 		datapathv1.DatapathService_CreateEndpoint_FullMethodName: {
 			Access: rpc.Root(), Limit: rpc.Limit{InFlight: creating, Waiting: waiting},
 		},
-		datapathv1.DatapathService_UpdateEndpoint_FullMethodName:   {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 16, Waiting: 64}},
+		datapathv1.DatapathService_UpdateEndpoint_FullMethodName: {
+			Access: rpc.Root(), Limit: rpc.Limit{InFlight: 16, Waiting: 64},
+		},
 		datapathv1.DatapathService_DeleteEndpoint_FullMethodName:   root,
 		datapathv1.DatapathService_ReclaimEndpoints_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},
 		// repairing is asked for in the request, so the method is root's
@@ -101,7 +103,9 @@ func (s *Server) CreateEndpoint(ctx context.Context, r *datapathv1.CreateEndpoin
 }
 
 // UpdateEndpoint implements the API.
-func (s *Server) UpdateEndpoint(ctx context.Context, r *datapathv1.UpdateEndpointRequest) (*datapathv1.UpdateEndpointResponse, error) {
+func (s *Server) UpdateEndpoint(
+	ctx context.Context, r *datapathv1.UpdateEndpointRequest,
+) (*datapathv1.UpdateEndpointResponse, error) {
 	u := endpoint.Update{Owner: wire.OwnerOf(r.GetOwner()), Manager: r.GetManager()}
 	if r.GetLabels() != nil {
 		labels := wire.LabelsOf(r.GetLabels().GetLabels())

@@ -103,7 +103,9 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		},
 	}
 	complete, serr := s.Owners.State()
-	resp.IdentityStream = &datapathv1.IdentityStream{Complete: complete, Changed: n.Relabels, Pending: uint32(n.PendingRelabels)}
+	resp.IdentityStream = &datapathv1.IdentityStream{
+		Complete: complete, Changed: n.Relabels, Pending: uint32(n.PendingRelabels),
+	}
 	if serr != nil {
 		resp.IdentityStream.Error = serr.Error()
 	}

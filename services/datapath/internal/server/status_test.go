@@ -66,7 +66,8 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		"a range without a pool": {surroundings{pools: nil}, []statusv1.ProblemReason{settings}, false, "no pool 10.1.0.0/24"},
 	} {
 		s := &Server{
-			Owners: &c.around, Core: endpoint.New(endpoint.Config{Links: noLinks{}}), Counts: counted{}, Records: &c.around, Facts: Facts{PodCIDRs: []netip.Prefix{own}, Version: "v1"},
+			Owners: &c.around, Core: endpoint.New(endpoint.Config{Links: noLinks{}}), Counts: counted{}, Records: &c.around,
+			Facts:  Facts{PodCIDRs: []netip.Prefix{own}, Version: "v1"},
 			Called: Called{IPAM: &c.around, Identity: &c.around}, Warnings: func() []string { return nil },
 		}
 		st, err := s.GetStatus(t.Context(), &datapathv1.GetStatusRequest{})
@@ -81,7 +82,8 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		if !slices.Equal(got, c.want) || !strings.Contains(strings.Join(text, "\n"), c.text) {
 			t.Errorf("%s: problems %v %q, want %v and %q", name, got, text, c.want, c.text)
 		}
-		if stream := st.GetIdentityStream(); stream.GetComplete() != (c.around.identity == nil) || (stream.GetError() == "") != (c.around.identity == nil) {
+		well := c.around.identity == nil
+		if stream := st.GetIdentityStream(); stream.GetComplete() != well || (stream.GetError() == "") != well {
 			t.Errorf("%s: stream %v", name, stream)
 		}
 		if st.GetAddReady() != (len(c.want) == 0) || st.GetKnownAddReady() != c.known || st.GetService().GetVersion() != "v1" {

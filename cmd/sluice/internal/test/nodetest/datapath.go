@@ -123,8 +123,11 @@ func (*datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest,
 	return nil
 }
 
-func (*datapath) UpdateEndpoint(_ context.Context, r *datapathv1.UpdateEndpointRequest) (*datapathv1.UpdateEndpointResponse, error) {
-	e := &datapathv1.Endpoint{Owner: r.GetOwner(), Identity: 300, Labels: r.GetLabels().GetLabels(), NamedPorts: r.GetNamedPorts().GetNamedPorts()}
+func (*datapath) UpdateEndpoint(_ context.Context, r *datapathv1.UpdateEndpointRequest,
+) (*datapathv1.UpdateEndpointResponse, error) {
+	e := &datapathv1.Endpoint{
+		Owner: r.GetOwner(), Identity: 300, Labels: r.GetLabels().GetLabels(), NamedPorts: r.GetNamedPorts().GetNamedPorts(),
+	}
 	if len(e.GetLabels()) > 0 {
 		e.Identity = 301
 	}

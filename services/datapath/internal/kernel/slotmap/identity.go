@@ -34,7 +34,9 @@ var (
 //
 // The epoch is that of the endpoint, and not 0 if it has the new identity,
 // whatever the error. The call may be repeated, after Settled.
-func (eps *Maps) SetIdentity(ctx context.Context, s Slot, id identity.Numeric, egress, ingress policytable.ID) (epoch uint32, err error) {
+func (eps *Maps) SetIdentity(
+	ctx context.Context, s Slot, id identity.Numeric, egress, ingress policytable.ID,
+) (epoch uint32, err error) {
 	if err := eps.mayBeEndpoint(id); err != nil {
 		return 0, err
 	}

@@ -800,12 +800,29 @@ func TestAPIForbiddenKindIsNamedAndTheOthersGoOn(t *testing.T) {
 	n.has("what is allowed", "NetworkPolicy shop/p")
 	n.source("two kinds are forbidden", false,
 		"ciliumnetworkpolicies", "ciliumcidrgroups", "forbidden", `User "system:serviceaccount:shop:policy"`)
+	// Subscribers wait: what they would get allows more than the whole.
+	revisions := n.tables(t.Context())
 	a.do(http.MethodPatch, networking+"/p", object{"spec": networkPolicy("p", 81)["spec"]})
 	n.reaches("the others go on", 81, true)
 	all := role("ciliumnetworkpolicies", "ciliumclusterwidenetworkpolicies", "ciliumcidrgroups")
 	a.do(http.MethodPut, rbac+"/clusterroles/policy", all)
 	n.source("all are allowed", true)
 	n.has("all are allowed", "CiliumNetworkPolicy shop/hidden", "NetworkPolicy shop/p")
+	_, policies := n.list()
+	if first, last := <-revisions, policies["CiliumNetworkPolicy shop/hidden"].GetRevision(); first < last {
+		t.Errorf("a subscriber had tables of revision %d, before the last kind was listed at %d", first, last)
+	}
+
+	// A right that is taken away takes no policy with it, after a restart either.
+	a.do(http.MethodPut, rbac+"/clusterroles/policy", role("ciliumclusterwidenetworkpolicies", "ciliumcidrgroups"))
+	n.end(syscall.SIGKILL)
+	a.do(http.MethodDelete, networking+"/p", nil)
+	n.start()
+	n.source("a right is taken away", false, "ciliumnetworkpolicies", "forbidden")
+	n.has("a right is taken away", "CiliumNetworkPolicy shop/hidden")
+	if revision := <-n.tables(t.Context()); revision == 0 {
+		t.Error("a subscriber gets nothing of a state that was complete before")
+	}
 }
 
 func TestAPIThatWasAwayDeletesWhatItDeletedMeanwhile(t *testing.T) {

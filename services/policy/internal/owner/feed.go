@@ -385,5 +385,8 @@ func (o *Owner) took(l *listing) {
 	if !l.deltas || l.listed != nil {
 		src.synced, src.err = true, ""
 		o.stateChanged = true
+		if l.source == SourceKubernetes {
+			o.problem("note of the first listing", o.listed.write(o.stateID))
+		}
 	}
 }

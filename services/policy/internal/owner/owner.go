@@ -133,6 +133,7 @@ type Owner struct {
 
 	ready   bool
 	readied chan struct{} // closed once ready
+	listed  listed
 	fatal   error
 
 	turns     *turns.Record
@@ -161,6 +162,9 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o.engine = engine.New(config.Engine)
 	if err := o.restore(dir); err != nil {
 		return nil, err
+	}
+	if err := o.listed.read(dir, o.stateID, sources); err != nil {
+		return nil, errors.Join(err, o.journal.Close())
 	}
 	o.stateChanged = true
 	o.publish()

@@ -68,6 +68,13 @@ func newSubscriber() *subscriber {
 // Subscribe connects a subscriber with exactly these interests. The caller must
 // give the session back with Unsubscribe.
 func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Session, error) {
+	select {
+	case <-o.listed.passed:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-o.done:
+		return nil, failure.ErrStopped
+	}
 	name := want.Name
 	subjects := make(map[identity.Numeric]struct{}, len(want.Subjects))
 	for _, x := range want.Subjects {

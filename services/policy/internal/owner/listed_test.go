@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
+)
+
+// waits reports whether a subscriber of an owner has to wait.
+func waits(t *testing.T, o *Owner) bool {
+	t.Helper()
+	select {
+	case <-o.listed.passed:
+		return false
+	default:
+		return true
+	}
+}
+
+func TestSubscribersWaitForTheFirstListingOfTheState(t *testing.T) {
+	dir := t.TempDir()
+	d, stop := objects(t, dir)
+	pods(t, d.owner, "shop")
+	subscribed := make(chan *stream.Session)
+	go func() {
+		interest := Interest{Subjects: []identity.Numeric{301}}
+		s, err := d.owner.Subscribe(t.Context(), Subscription{Name: "datapath", Interest: interest})
+		if err != nil {
+			t.Error(err)
+		}
+		subscribed <- s
+	}()
+	d.apply(map[policy.Key]policy.Written{network("db"): isolating("db")})
+	if !waits(t, d.owner) {
+		t.Error("a subscriber passes before the listing is complete")
+	}
+	select {
+	case <-subscribed:
+		t.Error("a subscriber has tables before the listing is complete")
+	default:
+	}
+	d.complete(network("db"))
+	d.owner.Unsubscribe("datapath", <-subscribed)
+	stop()
+
+	d, stop = objects(t, dir)
+	if waits(t, d.owner) {
+		t.Error("a subscriber waits after a restart, and the state has had a listing")
+	}
+	stop()
+	// Another state has had none, whatever the file says.
+	if err := os.Remove(filepath.Join(dir, "policies.db")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(dir, "created")); err != nil {
+		t.Fatal(err)
+	}
+	d, stop = objects(t, dir)
+	if !waits(t, d.owner) {
+		t.Error("a subscriber passes with a new state")
+	}
+	if _, err := d.owner.Confirm(t.Context()); err != nil || waits(t, d.owner) {
+		t.Errorf("a subscriber waits after people confirmed the policies: %v", err)
+	}
+	stop()
+	o, stop := runWith(t, t.TempDir(), []string{SourceIdentity, SourceFile})
+	if waits(t, o) {
+		t.Error("a subscriber waits without the source")
+	}
+	stop()
+}

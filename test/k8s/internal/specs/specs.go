@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package specs compares what specs of Ginkgo did with what is known of them.
+// Package specs compares what the specs of a suite did with what is known of them.
 package specs
 
 import (
 	"encoding/json"
+	"encoding/xml"
 	"errors"
 	"fmt"
 	"os"
@@ -18,11 +19,17 @@ import (
 // reason.
 type Known map[string]string
 
+const (
+	passed = "passed"
+	absent = "absent"
+)
+
 // Result is what is said of one spec.
 type Result struct {
 	// Name is the spec's: its containers' texts and its own.
 	Name string
-	// State is Ginkgo's word, or "absent" for a known spec that the suite lacks.
+	// State is Ginkgo's word, among them passed, failed and skipped, or "absent" for
+	// a known spec that the suite lacks.
 	State string
 	// Took is how long it ran.
 	Took time.Duration
@@ -35,27 +42,22 @@ type Result struct {
 	Err error
 }
 
-// report is the part of Ginkgo's JSON report that is read here.
-type report struct {
-	SpecReports []struct {
-		ContainerHierarchyTexts    []string
-		LeafNodeType, LeafNodeText string
-		State                      string
-		RunTime                    time.Duration
-		Failure                    struct{ Message string }
-		CapturedGinkgoWriterOutput string
-	}
-}
-
-// Compare reads a JSON report of Ginkgo, and returns a result for each selected
-// spec and each known one. A spec must pass, or be known; a known one must not
-// pass, and there must be such a spec.
-func Compare(file string, selected func(name string) bool, known Known) ([]Result, error) {
+// Ginkgo reads the selected specs of a JSON report of Ginkgo.
+func Ginkgo(file string, selected func(name string) bool) ([]Result, error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
-	var reports []report
+	var reports []struct {
+		SpecReports []struct {
+			ContainerHierarchyTexts    []string
+			LeafNodeType, LeafNodeText string
+			State                      string
+			RunTime                    time.Duration
+			Failure                    struct{ Message string }
+			CapturedGinkgoWriterOutput string
+		}
+	}
 	if err := json.Unmarshal(content, &reports); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
@@ -65,36 +67,67 @@ func Compare(file string, selected func(name string) bool, known Known) ([]Resul
 			name := strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
 			switch {
 			case s.LeafNodeType == "It" && selected(name):
-				results = append(results, judge(Result{
-					Name: name, State: s.State, Took: s.RunTime, Message: s.Failure.Message,
-					Output: s.CapturedGinkgoWriterOutput, Reason: known[name],
-				}))
-			case s.LeafNodeType != "It" && s.State != "passed":
+				results = append(results, Result{
+					Name: name, State: s.State, Took: s.RunTime, Message: s.Failure.Message, Output: s.CapturedGinkgoWriterOutput,
+				})
+			case s.LeafNodeType != "It" && s.State != passed:
 				// A suite that did not start skips its specs.
 				return nil, fmt.Errorf("%s %s %s: %s", s.LeafNodeType, name, s.State, s.Failure.Message)
 			}
 		}
 	}
-	if len(results) == 0 {
-		return nil, fmt.Errorf("%s has none of the selected specs", file)
-	}
-	for name, reason := range known {
-		if selected(name) && !slices.ContainsFunc(results, func(r Result) bool { return r.Name == name }) {
-			results = append(results, judge(Result{Name: name, State: "absent", Reason: reason}))
-		}
-	}
-	slices.SortFunc(results, func(a, b Result) int { return strings.Compare(a.Name, b.Name) })
 	return results, nil
 }
 
-func judge(r Result) Result {
-	switch known := r.Reason != ""; {
-	case r.State == "absent":
-		r.Err = errors.New("is known to fail, but the suite has no such spec: take it off the list")
-	case r.State == "passed" && known:
-		r.Err = fmt.Errorf("passes, but is known to fail: take it off the list (%s)", r.Reason)
-	case r.State != "passed" && !known:
-		r.Err = fmt.Errorf("is not known to fail: %s: %s", r.State, r.Message)
+// JUnit reads the cases of a JUnit report. Their names are not unique: each is
+// preceded by its number, from 1.
+func JUnit(file string) ([]Result, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
 	}
-	return r
+	var suite struct {
+		Cases []struct {
+			Name    string    `xml:"name,attr"`
+			Failure *struct{} `xml:"failure"`
+		} `xml:"testcase"`
+	}
+	if err := xml.Unmarshal(content, &suite); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	var results []Result
+	for i, c := range suite.Cases {
+		state := passed
+		if c.Failure != nil {
+			state = "failed"
+		}
+		results = append(results, Result{Name: fmt.Sprintf("%d %s", i+1, c.Name), State: state})
+	}
+	return results, nil
+}
+
+// Compare says which results are not the expected ones: a spec must pass, or be
+// known; a known one must not pass, and there must be such a spec.
+func Compare(results []Result, known Known) ([]Result, error) {
+	if len(results) == 0 {
+		return nil, errors.New("the report has none of the selected specs")
+	}
+	for name := range known {
+		if !slices.ContainsFunc(results, func(r Result) bool { return r.Name == name }) {
+			results = append(results, Result{Name: name, State: absent})
+		}
+	}
+	for i := range results {
+		r := &results[i]
+		r.Reason = known[r.Name]
+		switch {
+		case r.State == absent:
+			r.Err = errors.New("is known to fail, but the suite has no such spec: take it off the list")
+		case r.State == passed && r.Reason != "":
+			r.Err = fmt.Errorf("passes, but is known to fail: take it off the list (%s)", r.Reason)
+		case r.State != passed && r.Reason == "":
+			r.Err = fmt.Errorf("is not known to fail: %s: %s", r.State, r.Message)
+		}
+	}
+	return results, nil
 }

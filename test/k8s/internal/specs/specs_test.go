@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -45,7 +46,11 @@ func TestEverySpecPassesOrIsKnownToFail(t *testing.T) {
 		spec("takes too long", "timedout"),
 		spec("is skipped", "skipped"),
 	)
-	results, err := Compare(file, netpol, Known{
+	results, err := Ginkgo(file, netpol)
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, err = Compare(results, Known{
 		prefix + "fails as known": "no VIPs", prefix + "is skipped as known": "no SCTP",
 		prefix + "passes though known": "no VIPs", prefix + "was renamed": "no VIPs",
 	})
@@ -87,9 +92,35 @@ func TestReportOfASuiteThatDidNotRunIsAnError(t *testing.T) {
 		"no report":             filepath.Join(t.TempDir(), "absent"),
 		"a report that was cut": cutShort(t, write(t, spec("passes", "passed"))),
 	} {
-		if results, err := Compare(file, netpol, nil); err == nil {
+		results, err := Ginkgo(file, netpol)
+		if err == nil {
+			results, err = Compare(results, nil)
+		}
+		if err == nil {
 			t.Errorf("%s: %+v, want an error", name, results)
 		}
+	}
+}
+
+func TestCasesOfJUnitHaveNumbersBeforeTheirNames(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "junit.xml")
+	const report = `<testsuite name="cyclonus" failures="1">
+    <testcase name="deny all"></testcase>
+    <testcase name="deny all"><failure message="" type=""></failure></testcase>
+</testsuite>`
+	if err := os.WriteFile(file, []byte(report), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	results, err := JUnit(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Result{{Name: "1 deny all", State: "passed"}, {Name: "2 deny all", State: "failed"}}
+	if !slices.Equal(results, want) {
+		t.Errorf("%+v, want %+v", results, want)
+	}
+	if results, err := JUnit(cutShort(t, file)); err == nil {
+		t.Errorf("%+v of a report that was cut, want an error", results)
 	}
 }
 

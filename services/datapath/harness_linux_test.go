@@ -64,14 +64,13 @@ func (l *leases) Claim(ctx context.Context, o workload.Owner, addrs []netip.Addr
 	return l.Confirm(ctx, o, addrs)
 }
 
-func (l *leases) Confirmed(context.Context) ([]workload.Owner, error) {
+func (l *leases) Confirmed(context.Context) (os, _ []workload.Owner, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var os []workload.Owner
 	for o := range l.held {
 		os = append(os, o)
 	}
-	return os, l.down
+	return os, nil, l.down
 }
 
 type identities struct {

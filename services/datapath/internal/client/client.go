@@ -174,28 +174,32 @@ const (
 )
 
 // Confirmed implements endpoint.Leases.
-func (i *IPAM) Confirmed(ctx context.Context) ([]workload.Owner, error) {
+func (i *IPAM) Confirmed(ctx context.Context) (ours, others []workload.Owner, err error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	stream, err := i.client.ListAllocations(ctx, &ipamv1.ListAllocationsRequest{})
 	if err != nil {
-		return nil, i.translate(err)
+		return nil, nil, i.translate(err)
 	}
-	var owners []workload.Owner
 	for range maxListed {
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			i.note(nil)
-			return owners, nil
+			return ours, others, nil
 		}
 		if err != nil {
-			return nil, i.translate(err)
+			return nil, nil, i.translate(err)
 		}
-		if a := m.GetAllocation(); a.GetState() == ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED {
-			owners = append(owners, wire.OwnerOf(a.GetOwner()))
+		a := m.GetAllocation()
+		switch {
+		case a.GetState() != ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED:
+		case a.GetManager() == "":
+			ours = append(ours, wire.OwnerOf(a.GetOwner()))
+		default:
+			others = append(others, wire.OwnerOf(a.GetOwner()))
 		}
 	}
-	return nil, fmt.Errorf("ipam: it lists more than %d allocations", maxListed)
+	return nil, nil, fmt.Errorf("ipam: it lists more than %d allocations", maxListed)
 }
 
 // Pools lists the ranges.

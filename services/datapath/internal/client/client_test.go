@@ -53,8 +53,12 @@ func (l *listing) Recv() (*ipamv1.ListAllocationsResponse, error) {
 	if l.sent%2 == 0 {
 		state = ipamv1.AllocationState_ALLOCATION_STATE_LEASED
 	}
+	manager := ""
+	if l.sent == 3 {
+		manager = "nomad"
+	}
 	return &ipamv1.ListAllocationsResponse{Allocation: &ipamv1.Allocation{
-		Owner: &workloadv1.Owner{ContainerId: "c", InterfaceName: "eth0"}, State: state,
+		Owner: &workloadv1.Owner{ContainerId: "c", InterfaceName: "eth0"}, State: state, Manager: manager,
 	}}, nil
 }
 
@@ -68,11 +72,12 @@ func (i ipam) ListPools(context.Context, *ipamv1.ListPoolsRequest, ...grpc.CallO
 
 func TestListingThatDoesNotEndIsRefused(t *testing.T) {
 	good := &IPAM{Health: Health{Name: "ipam"}, client: ipam{count: 10}}
-	if owners, err := good.Confirmed(t.Context()); err != nil || len(owners) != 5 {
-		t.Errorf("10 allocations: %d confirmed, %v, want 5", len(owners), err)
+	if ours, others, err := good.Confirmed(t.Context()); err != nil || len(ours) != 4 || len(others) != 1 {
+		t.Errorf("10 allocations: %d and %d confirmed, %v, want 4 and 1", len(ours), len(others), err)
 	}
 	endless := &IPAM{Health: Health{Name: "ipam"}, client: ipam{count: -1}}
-	if owners, err := endless.Confirmed(t.Context()); err == nil || !strings.Contains(err.Error(), "more than") || owners != nil {
+	owners, _, err := endless.Confirmed(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "more than") || owners != nil {
 		t.Errorf("without end: %d owners, %v", len(owners), err)
 	}
 }

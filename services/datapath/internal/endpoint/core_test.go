@@ -659,12 +659,19 @@ func TestReconcileReleasesOnlyOwnersNobodyKnows(t *testing.T) {
 	m.leases[lost] = lease{confirmed: true}
 	m.identities[lost] = true
 	m.leases[leased] = lease{} // an ADD that has not come to us yet
+	foreign := workload.Owner{ContainerID: "nomad", Interface: "eth0"}
+	m.leases[foreign], m.identities[foreign] = lease{confirmed: true, foreign: true}, true
 	if n, err := c.Reconcile(t.Context()); err != nil || n != 1 {
 		t.Errorf("released %d, %v", n, err)
 	}
 	if _, ok := m.leases[leased]; !ok {
 		t.Error("a lease that is not confirmed was released")
 	}
+	if _, ok := m.leases[foreign]; !ok || !m.identities[foreign] {
+		t.Error("what another manager answers for was released")
+	}
+	delete(m.leases, foreign)
+	delete(m.identities, foreign)
 	m.holds(t, c, 1)
 }
 

@@ -64,6 +64,7 @@ type device struct {
 type lease struct {
 	addrs     []netip.Addr
 	confirmed bool
+	foreign   bool // another manager answers for it
 }
 
 func newMachine() *machine {
@@ -364,7 +365,7 @@ func (f fakeLeases) Confirm(_ context.Context, o workload.Owner, addrs []netip.A
 	if !ok || !slices.Equal(l.addrs, addrs) {
 		return ErrLease
 	}
-	f.leases[o] = lease{addrs, true}
+	f.leases[o] = lease{addrs: addrs, confirmed: true}
 	return nil
 }
 
@@ -387,22 +388,25 @@ func (f fakeLeases) Claim(_ context.Context, o workload.Owner, addrs []netip.Add
 			return ErrLease
 		}
 	}
-	f.leases[o] = lease{addrs, true}
+	f.leases[o] = lease{addrs: addrs, confirmed: true}
 	return nil
 }
 
-func (f fakeLeases) Confirmed(context.Context) ([]workload.Owner, error) {
+func (f fakeLeases) Confirmed(context.Context) (ours, others []workload.Owner, err error) {
 	if err := f.do("list leases"); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer f.mu.Unlock()
-	var os []workload.Owner
 	for o, l := range f.leases {
-		if l.confirmed {
-			os = append(os, o)
+		switch {
+		case !l.confirmed:
+		case l.foreign:
+			others = append(others, o)
+		default:
+			ours = append(ours, o)
 		}
 	}
-	return os, nil
+	return ours, others, nil
 }
 
 type fakeIdentities struct{ *machine }

@@ -129,8 +129,9 @@ type Leases interface {
 	// the service may know nothing of it. ErrLease if it has given one of them to
 	// another owner, ErrUnavailable if it does not answer.
 	Claim(ctx context.Context, o workload.Owner, addrs []netip.Addr) error
-	// Confirmed lists the owners of confirmed allocations.
-	Confirmed(ctx context.Context) ([]workload.Owner, error)
+	// Confirmed lists the owners of confirmed allocations: ours, and those that
+	// another manager answers for.
+	Confirmed(ctx context.Context) (ours, others []workload.Owner, err error)
 }
 
 // Identities is the service of numbers.

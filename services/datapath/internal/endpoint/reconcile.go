@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/model/workload"
@@ -110,15 +111,16 @@ func (c *Core) claimAgain(ctx context.Context, o workload.Owner) (bool, error) {
 // they are not synced, because what they describe does not outlive the boot.
 // An owner is in a record before its lease is confirmed, so an owner that is
 // in a listing of confirmed leases but in no record afterwards has no endpoint,
-// unless a record that cannot be read may be its.
+// unless a record that cannot be read may be its. What a manager of its own
+// answers for is left alone.
 //
 // What ipam does not list of live endpoints is claimed again: its state was lost.
 func (c *Core) Reconcile(ctx context.Context) (released int, err error) {
-	owners, err := c.cfg.Leases.Confirmed(ctx)
+	owners, others, err := c.cfg.Leases.Confirmed(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("list confirmed addresses: %w", err)
 	}
-	_, cerr := c.claimUnconfirmed(ctx, owners)
+	_, cerr := c.claimUnconfirmed(ctx, slices.Concat(owners, others))
 	errs := []error{cerr}
 	for _, o := range owners {
 		ok, err := c.releaseUnknown(ctx, o)

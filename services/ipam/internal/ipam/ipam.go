@@ -116,6 +116,7 @@ type Allocation struct {
 	Addresses []Address      // one or two, IPv4 first
 	State     State
 	Expires   time.Time // of a lease; zero once confirmed
+	Manager   string    // who answers for it; empty: the datapath
 }
 
 // Has says whether the owner holds an address.
@@ -141,6 +142,7 @@ type Request struct {
 	Families     []Family     // empty: every family that has a pool
 	Wanted       []netip.Addr // at most one per family
 	ValidateOnly bool         // answer, but lease nothing
+	Manager      string       // see Allocation
 }
 
 // FieldError is an ErrBadRequest or ErrNoPool about one field of a request.

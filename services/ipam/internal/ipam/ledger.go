@@ -77,7 +77,7 @@ func newLedger(serving, former []*pool.Pool, c *Contents, lease, rest time.Durat
 		}
 		if a.State == Leased {
 			expires, late := soonest(a.Expires, now, lease)
-			a = &Allocation{Owner: a.Owner, Addresses: a.Addresses, State: Leased, Expires: expires}
+			a = &Allocation{Owner: a.Owner, Addresses: a.Addresses, State: Leased, Expires: expires, Manager: a.Manager}
 			if late {
 				l.changed().Allocations[a.Owner] = a
 			}
@@ -255,7 +255,7 @@ func (l *ledger) allocate(now time.Time, r Request) (*Allocation, error) {
 	if err != nil {
 		return nil, err
 	}
-	next := &Allocation{Owner: r.Owner, State: Leased, Expires: now.Add(l.lease)}
+	next := &Allocation{Owner: r.Owner, State: Leased, Expires: now.Add(l.lease), Manager: r.Manager}
 	if e := l.held[r.Owner]; e != nil {
 		if err := sameContent(e.Allocation, r); err != nil {
 			return nil, err
@@ -343,6 +343,9 @@ func (l *ledger) resolve(r Request) ([]Family, map[Family]netip.Addr, error) {
 
 // sameContent says whether what an owner holds answers its request.
 func sameContent(a *Allocation, r Request) error {
+	if a.Manager != r.Manager {
+		return fmt.Errorf("%s is of the manager %q, not %q: %w", a.Owner, a.Manager, r.Manager, ErrOtherContent)
+	}
 	if len(r.Families) > 0 {
 		for _, f := range []Family{IPv4, IPv6} {
 			holds := slices.ContainsFunc(a.Addresses, func(x Address) bool { return FamilyOf(x.Addr) == f })
@@ -420,7 +423,7 @@ func (l *ledger) confirmed(now time.Time, o workload.Owner, addrs []netip.Addr) 
 	if e.State == Confirmed {
 		return e.Allocation, nil
 	}
-	return &Allocation{Owner: o, Addresses: e.Addresses, State: Confirmed}, nil
+	return &Allocation{Owner: o, Addresses: e.Addresses, State: Confirmed, Manager: e.Manager}, nil
 }
 
 func sameAddresses(held []Address, given []netip.Addr) bool {

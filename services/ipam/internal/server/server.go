@@ -78,7 +78,9 @@ func (s *Server) Allocate(ctx context.Context, req *ipamv1.AllocateRequest) (*ip
 }
 
 func (s *Server) allocate(ctx context.Context, req *ipamv1.AllocateRequest) (*ipam.Allocation, error) {
-	r := ipam.Request{Owner: wire.OwnerOf(req.GetOwner()), ValidateOnly: req.GetValidateOnly()}
+	r := ipam.Request{
+		Owner: wire.OwnerOf(req.GetOwner()), ValidateOnly: req.GetValidateOnly(), Manager: req.GetManager(),
+	}
 	for i, f := range req.GetFamilies() {
 		switch f {
 		case ipamv1.Family_FAMILY_IPV4:
@@ -213,7 +215,7 @@ func toAddrs(field string, list []string) ([]netip.Addr, error) {
 func fromAllocation(a *ipam.Allocation) *ipamv1.Allocation {
 	out := &ipamv1.Allocation{
 		Owner: wire.Owner(a.Owner),
-		State: ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED,
+		State: ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED, Manager: a.Manager,
 	}
 	if a.State == ipam.Leased {
 		out.State = ipamv1.AllocationState_ALLOCATION_STATE_LEASED

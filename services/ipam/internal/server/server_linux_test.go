@@ -200,6 +200,39 @@ func TestALifeOverTheSocket(t *testing.T) {
 	}
 }
 
+// TestAddressesStayWithTheirManager: confirming keeps it, and another one may not
+// ask for the same owner.
+func TestAddressesStayWithTheirManager(t *testing.T) {
+	s := serve(t, small())
+	ask := func(manager string) (*ipamv1.AllocateResponse, error) {
+		return s.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner("a"), Manager: manager})
+	}
+	leased, err := ask("nomad")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var addresses []string
+	for _, a := range leased.GetAllocation().GetAddresses() {
+		addresses = append(addresses, a.GetAddress())
+	}
+	confirmed, err := s.ConfirmAllocation(t.Context(),
+		&ipamv1.ConfirmAllocationRequest{Owner: owner("a"), Addresses: addresses})
+	if err != nil || confirmed.GetAllocation().GetManager() != "nomad" {
+		t.Errorf("confirmed: %v, %v", confirmed, err)
+	}
+	if again, err := ask("nomad"); err != nil || again.GetAllocation().GetManager() != "nomad" {
+		t.Errorf("asked again: %v, %v", again, err)
+	}
+	for _, other := range []string{"", "cni"} {
+		if _, err := ask(other); status.Code(err) != codes.AlreadyExists {
+			t.Errorf("asked as %q: %v", other, err)
+		}
+	}
+	if _, err := ask("Nomad!"); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("no manager's name: %v", err)
+	}
+}
+
 // TestRangesAreListedAndThenWatched proves INV-41 for the ranges.
 func TestRangesAreListedAndThenWatched(t *testing.T) {
 	s := serve(t, ipam.Options{Stored: true})

@@ -20,7 +20,8 @@ import (
 // later schema may still have records of this layout.
 //
 //	allocation   key    container id, 0, interface name
-//	             value  1, state, expiry (8 bytes), then per address: length (4 or 16), pool prefix length, address
+//	             value  1, state, expiry (8 bytes), then per address: length (4 or 16), pool prefix length, address;
+//	                    with a manager then: 0, its length, its name
 //	quarantined      key    address (4 or 16 bytes)
 //	             value  1, until (8 bytes)
 //	cursor       key    address of the range (4 or 16 bytes), prefix length
@@ -75,6 +76,9 @@ func encodeAllocation(a *ipam.Allocation) []byte {
 		b = append(b, byte(len(raw)), byte(x.PoolBits))
 		b = append(b, raw...)
 	}
+	if a.Manager != "" {
+		b = append(append(b, 0, byte(len(a.Manager))), a.Manager...)
+	}
 	return b
 }
 
@@ -91,6 +95,10 @@ func decodeAllocation(key, value []byte) (*ipam.Allocation, error) {
 		return nil, fmt.Errorf("%w: the allocation of %s has state %d and expiry %v", errRecord, o, value[1], a.Expires)
 	}
 	for rest := value[10:]; len(rest) > 0; {
+		if n := len(rest) - 2; rest[0] == 0 && n > 0 && n == int(rest[1]) {
+			a.Manager = string(rest[2:])
+			break
+		}
 		if len(rest) < 2 || len(rest) < 2+int(rest[0]) {
 			return nil, fmt.Errorf("%w: the allocation of %s ends early", errRecord, o)
 		}

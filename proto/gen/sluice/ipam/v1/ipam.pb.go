@@ -362,8 +362,10 @@ type Allocation struct {
 	State AllocationState `protobuf:"varint,3,opt,name=state,proto3,enum=sluice.ipam.v1.AllocationState" json:"state,omitempty"`
 	// When an unconfirmed lease is freed. Unset once confirmed.
 	LeaseExpireTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=lease_expire_time,json=leaseExpireTime,proto3" json:"lease_expire_time,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Who answers for it, as given to Allocate.
+	Manager       string `protobuf:"bytes,5,opt,name=manager,proto3" json:"manager,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Allocation) Reset() {
@@ -424,6 +426,13 @@ func (x *Allocation) GetLeaseExpireTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Allocation) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
 // AllocateRequest is the input of Allocate.
 type AllocateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -435,7 +444,12 @@ type AllocateRequest struct {
 	// one gets any free address.
 	RequestedAddresses []string `protobuf:"bytes,3,rep,name=requested_addresses,json=requestedAddresses,proto3" json:"requested_addresses,omitempty"`
 	// Check everything and say what would be answered, but lease nothing.
-	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// Who answers for the addresses. Empty: the datapath of this node, which
+	// releases those of owners without an endpoint. Those of another manager it
+	// leaves alone: the manager releases them. An owner that holds addresses keeps
+	// its manager; with another one the call answers ALREADY_EXISTS.
+	Manager       string `protobuf:"bytes,5,opt,name=manager,proto3" json:"manager,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -496,6 +510,13 @@ func (x *AllocateRequest) GetValidateOnly() bool {
 		return x.ValidateOnly
 	}
 	return false
+}
+
+func (x *AllocateRequest) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
 }
 
 // AllocateResponse is the answer of Allocate.
@@ -1430,18 +1451,20 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x19sluice/ipam/v1/ipam.proto\x12\x0esluice.ipam.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"Q\n" +
 	"\aAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12,\n" +
-	"\x12pool_prefix_length\x18\x02 \x01(\rR\x10poolPrefixLength\"\xf3\x01\n" +
+	"\x12pool_prefix_length\x18\x02 \x01(\rR\x10poolPrefixLength\"\x8d\x02\n" +
 	"\n" +
 	"Allocation\x12/\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x125\n" +
 	"\taddresses\x18\x02 \x03(\v2\x17.sluice.ipam.v1.AddressR\taddresses\x125\n" +
 	"\x05state\x18\x03 \x01(\x0e2\x1f.sluice.ipam.v1.AllocationStateR\x05state\x12F\n" +
-	"\x11lease_expire_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x0fleaseExpireTime\"\xfd\x01\n" +
+	"\x11lease_expire_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x0fleaseExpireTime\x12\x18\n" +
+	"\amanager\x18\x05 \x01(\tR\amanager\"\xc5\x02\n" +
 	"\x0fAllocateRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12G\n" +
 	"\bfamilies\x18\x02 \x03(\x0e2\x16.sluice.ipam.v1.FamilyB\x13\xbaH\x10\x92\x01\r\x10\x02\x18\x01\"\a\x82\x01\x04\x10\x01 \x00R\bfamilies\x12C\n" +
 	"\x13requested_addresses\x18\x03 \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x02\"\br\x06\xba\x01\x01%p\x01R\x12requestedAddresses\x12#\n" +
-	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"N\n" +
+	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\x12F\n" +
+	"\amanager\x18\x05 \x01(\tB,\xbaH)r'\x18?2#^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$R\amanager\"N\n" +
 	"\x10AllocateResponse\x12:\n" +
 	"\n" +
 	"allocation\x18\x01 \x01(\v2\x1a.sluice.ipam.v1.AllocationR\n" +

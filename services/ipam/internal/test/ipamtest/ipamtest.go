@@ -128,7 +128,7 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 	}
 	two := &ipam.Allocation{
 		Owner: workload.Owner{ContainerID: "one", Interface: "eth1"}, State: ipam.Confirmed,
-		Addresses: []ipam.Address{{Addr: v6.Next(), PoolBits: 64}},
+		Addresses: []ipam.Address{{Addr: v6.Next(), PoolBits: 64}}, Manager: "nomad",
 	}
 	commit := func(t *testing.T, s ipam.Store, c ipam.Changes) {
 		t.Helper()
@@ -147,7 +147,7 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 		}
 	}
 	const full = "one/eth0 [{10.0.0.5 24} {fd00::5 64}] leased 1800000000123456789\n" +
-		"one/eth1 [{fd00::6 64}] confirmed\n" +
+		"one/eth1 [{fd00::6 64}] confirmed of nomad\n" +
 		"10.0.0.9 rests 1800000000123456789\n" +
 		"10.0.0.0/24 at 10.0.0.6\n"
 	fill := ipam.Changes{
@@ -171,7 +171,7 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 				Quarantined: map[netip.Addr]time.Time{netip.MustParseAddr("10.0.0.9"): {}},
 			})
 			s = open(t, s)
-			expect(t, s, "one/eth1 [{fd00::6 64}] confirmed\n10.0.0.0/24 at 10.0.0.6\n")
+			expect(t, s, "one/eth1 [{fd00::6 64}] confirmed of nomad\n10.0.0.0/24 at 10.0.0.6\n")
 		}
 	})
 	t.Run("a later value replaces an earlier one", func(t *testing.T) {
@@ -180,7 +180,7 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 		confirmed := &ipam.Allocation{Owner: one.Owner, Addresses: one.Addresses, State: ipam.Confirmed}
 		commit(t, s, ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{one.Owner: confirmed}})
 		commit(t, s, ipam.Changes{Cursors: map[netip.Prefix]netip.Addr{range4: v4}})
-		expect(t, open(t, s), "one/eth0 [{10.0.0.5 24} {fd00::5 64}] confirmed\none/eth1 [{fd00::6 64}] confirmed\n"+
+		expect(t, open(t, s), "one/eth0 [{10.0.0.5 24} {fd00::5 64}] confirmed\none/eth1 [{fd00::6 64}] confirmed of nomad\n"+
 			"10.0.0.9 rests 1800000000123456789\n10.0.0.0/24 at 10.0.0.5\n")
 	})
 	t.Run("the ranges that serve are replaced as a whole", func(t *testing.T) {
@@ -233,6 +233,9 @@ func Describe(c *ipam.Contents) string {
 		line := fmt.Sprintf("%s %v %s", a.Owner, a.Addresses, a.State)
 		if a.State == ipam.Leased {
 			line += fmt.Sprintf(" %d", a.Expires.UnixNano())
+		}
+		if a.Manager != "" {
+			line += " of " + a.Manager
 		}
 		lines = append(lines, line)
 	}

@@ -66,7 +66,7 @@ func TestSubscribersWaitForTheFirstListingOfTheState(t *testing.T) {
 	if !waits(t, d.owner) {
 		t.Error("a subscriber passes with a new state")
 	}
-	if _, err := d.owner.Confirm(t.Context()); err != nil || waits(t, d.owner) {
+	if _, err := d.owner.Confirm(t.Context(), false); err != nil || waits(t, d.owner) {
 		t.Errorf("a subscriber waits after people confirmed the policies: %v", err)
 	}
 	stop()

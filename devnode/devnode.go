@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -260,6 +261,16 @@ func (n *Node) Device() string { return n.link() }
 
 // PodCIDRs are the ranges of pod addresses.
 func (n *Node) PodCIDRs() []netip.Prefix { return slices.Clone(n.state.PodCIDRs) }
+
+// SetArgs replaces the additional arguments of a service, from its next start on.
+func (n *Node) SetArgs(service string, args ...string) error {
+	n.state.Args = maps.Clone(n.state.Args)
+	if n.state.Args == nil {
+		n.state.Args = map[string][]string{}
+	}
+	n.state.Args[service] = args
+	return n.writeState()
+}
 
 // Plugin is the path of the CNI plugin.
 func (n *Node) Plugin() string { return filepath.Join(n.state.BinDir, "sluice-cni") }

@@ -63,8 +63,7 @@ func (n *Node) arguments(service string) []string {
 	case Policy:
 		args = append(args, "--sources-directory="+n.PolicyDir())
 	case Datapath:
-		args = append(args, "--bpf-dir="+n.paths.BPFDir, "--pod-cidrs="+strings.Join(cidrs, ","),
-			"--policy-mode="+n.state.Policy)
+		args = append(args, "--bpf-dir="+n.paths.BPFDir, "--policy-mode="+n.state.Policy)
 	}
 	return append(args, n.state.Args[service]...)
 }

@@ -101,10 +101,10 @@ func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
 		{"IPv4 forwarding", sysctl("ipv4/ip_forward", "0")},
 		{"IPv6 forwarding", sysctl("ipv6/conf/all/forwarding", "0")},
 		{"IPv4 address of the node", func() error {
-			return netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(w.node.NodeAddrs[0].AsSlice())})
+			return netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(w.node.Ranges.NodeAddrs()[0].AsSlice())})
 		}},
 		{"IPv6 address of the node", func() error {
-			return netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(w.node.NodeAddrs[1].AsSlice())})
+			return netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(w.node.Ranges.NodeAddrs()[1].AsSlice())})
 		}},
 		{"lo down", func() error { return netlink.LinkSetDown(lo) }},
 		{"unreachable route", func() error {
@@ -134,7 +134,7 @@ func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
 		})
 	}
 	host := &pod{t: t, ns: w.home}
-	if err := talk(a.ns, host.echo(w.node.NodeAddrs[0]), patience); err != nil {
+	if err := talk(a.ns, host.echo(w.node.Ranges.NodeAddrs()[0]), patience); err != nil {
 		t.Errorf("pod to its host: %v", err)
 	}
 	if left := w.node.Core.Counts().Unrepaired; len(left) > 0 {

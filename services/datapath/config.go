@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/config"
@@ -25,7 +26,7 @@ type Config struct {
 	SpoolDir  string         `config:"spoolDir" help:"where the CNI plugin leaves deletions while this process is away"`
 	BPFDir    string         `config:"bpfDir" help:"bpffs in which maps and programs are pinned; sluice prepare mounts it"`
 	NetnsDirs []string       `config:"netnsDirs" help:"directories below which container runtimes mount network namespaces; the process cannot open those that lie elsewhere"`
-	PodCIDRs  []netip.Prefix `config:"podCIDRs" help:"this node's pod ranges, at most one per family, as ipam has them"`
+	PodCIDRs  []netip.Prefix `config:"podCIDRs" help:"this node's pod ranges, the same as pools of sluice-ipam; empty: those that sluice-ipam announces, which may change at run time"`
 	MTU       uint16         `config:"mtu" help:"MTU of pods in bytes; 0 takes that of the default route's device"`
 
 	TunnelPorts []uint16 `config:"tunnelPorts" help:"UDP ports that pods may reach on no node, because packets to them could forge identities"`
@@ -123,7 +124,6 @@ func defaults(p instance.Paths) Config {
 		SpoolDir:    deletion.Dir(p.StateDir),
 		BPFDir:      p.BPFDir,
 		NetnsDirs:   []string{"/run"},
-		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("fd00:244::/64")},
 		TunnelPorts: []uint16{4789},
 		// where kube-proxy in IPVS mode puts every address of a service
 		ServiceDevices: []string{"kube-ipvs0"},
@@ -161,18 +161,15 @@ func (c *Config) Validate() error {
 			p.Addf(fmt.Sprintf("netnsDirs[%d]", i), "%q is not an absolute path below the root", dir)
 		}
 	}
-	families := map[bool]int{}
-	for _, cidr := range c.PodCIDRs {
-		families[cidr.Addr().Is4()]++
+	for i, cidr := range c.PodCIDRs {
 		switch {
 		case !cidr.IsValid() || cidr != cidr.Masked() || cidr.Addr().Is4In6():
 			p.Addf("podCIDRs", "%v is not a masked prefix", cidr)
 		case cidr.Bits() > cidr.Addr().BitLen()-2:
 			p.Addf("podCIDRs", "%v has no room for a pod", cidr)
+		case slices.ContainsFunc(c.PodCIDRs[:i], cidr.Overlaps):
+			p.Addf("podCIDRs", "%v overlaps a range before it", cidr)
 		}
-	}
-	if len(c.PodCIDRs) == 0 || families[true] > 1 || families[false] > 1 {
-		p.Addf("podCIDRs", "%v: want one range, or one of each family", c.PodCIDRs)
 	}
 	if c.MTU != 0 && c.MTU < 1280 {
 		p.Addf("mtu", "%d is below 1280", c.MTU)

@@ -48,12 +48,13 @@ func TestConfigurationProblemsNameTheirKey(t *testing.T) {
 		t.Errorf("the defaults: %v", err)
 	}
 	for key, change := range map[string]func(*Config){
-		"stateDir":       func(c *Config) { c.StateDir = "here" },
-		"bpfDir":         func(c *Config) { c.BPFDir = "" },
-		"services.ipam":  func(c *Config) { c.Services.IPAM = "ipam.sock" },
-		"netnsDirs":      func(c *Config) { c.NetnsDirs = []string{"/"} },
-		"podCIDRs":       func(c *Config) { c.PodCIDRs = nil },
-		"podCIDRs two":   func(c *Config) { c.PodCIDRs = []netip.Prefix{c.PodCIDRs[0], netip.MustParsePrefix("10.9.0.0/24")} },
+		"stateDir":      func(c *Config) { c.StateDir = "here" },
+		"bpfDir":        func(c *Config) { c.BPFDir = "" },
+		"services.ipam": func(c *Config) { c.Services.IPAM = "ipam.sock" },
+		"netnsDirs":     func(c *Config) { c.NetnsDirs = []string{"/"} },
+		"podCIDRs two": func(c *Config) {
+			c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("10.9.1.0/24")}
+		},
 		"podCIDRs bits":  func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")} },
 		"podCIDRs tiny":  func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/31")} },
 		"mtu":            func(c *Config) { c.MTU = 1000 },

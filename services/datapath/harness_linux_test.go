@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
+	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 )
@@ -115,6 +116,7 @@ type world struct {
 	wait       time.Duration                        // for how long; 0: the default
 	events     uint32                               // per second, CPU and reason; 0: the default
 	records    func(*record.Store) endpoint.Records // what start uses instead, if set
+	ranges     podrange.Source                      // nil: the ranges are configured
 }
 
 var (
@@ -149,6 +151,9 @@ func (w *world) config() Config {
 		Policy:         PolicyConfig{Mode: policyNone},
 		ServiceDevices: []string{"kube-ipvs0", "vip*"}, NodeSysctls: "set", Events: EventsConfig{PerSecond: w.events},
 	}
+	if w.ranges != nil {
+		cfg.PodCIDRs = nil
+	}
 	switch {
 	case w.required:
 		cfg.Policy.Mode = policyRequired
@@ -172,7 +177,7 @@ func (w *world) start(repair bool) {
 	records := w.store()
 	a := around{
 		instance: "test", bootID: "boot-1", home: w.home, log: log.Discard(), leases: w.leases, identities: w.identities,
-		records:  records,
+		records: records, ranges: w.ranges,
 		policies: w.policies, patience: w.wait,
 	}
 	if w.records != nil {
@@ -191,6 +196,9 @@ func (w *world) start(repair bool) {
 	t := w.t
 	var wg sync.WaitGroup
 	work := []func(context.Context) error{n.Core.Releases, n.Core.Reaper.Run, n.observe}
+	if n.Keeper != nil {
+		work = append(work, func(ctx context.Context) error { return errors.Join(n.Keeper.Run(ctx), ctx.Err()) })
+	}
 	if repair {
 		work = append(work, func(ctx context.Context) error { return n.Auditor.Watch(ctx, true) })
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
@@ -84,21 +85,17 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	work(p, cfg, n, called, spool)
-	if n.Policy == nil {
-		srv.SetAllServing(true)
-		p.Ready()
-		return p.Serve(ctx, srv)
-	}
-	p.Go("policy", n.Policy.Run)
-	p.Waiting("waiting for the policy tables of sluice-policy")
 	p.Go("readiness", func(ctx context.Context) error {
 		// Calls are answered before that: a deletion needs nobody, and a creation
 		// waits by itself.
+		if n.Keeper != nil {
+			if err := await(ctx, p, "the pod ranges of sluice-ipam", n.Keeper.Known()); err != nil {
+				return err
+			}
+		}
 		if cfg.Policy.Mode == policyRequired {
-			select {
-			case <-n.Policy.Synced():
-			case <-ctx.Done():
-				return ctx.Err()
+			if err := await(ctx, p, "the policy tables of sluice-policy", n.Policy.Synced()); err != nil {
+				return err
 			}
 		}
 		srv.SetAllServing(true)
@@ -107,6 +104,17 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return ctx.Err()
 	})
 	return p.Serve(ctx, srv)
+}
+
+// await says what the process waits for until it is there.
+func await(ctx context.Context, p *process.Process, what string, there <-chan struct{}) error {
+	p.Waiting("waiting for " + what)
+	select {
+	case <-there:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // newServer registers what answers calls.
@@ -119,10 +127,9 @@ func newServer(
 	}
 	s := &server.Server{
 		Core: n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy,
-		Records: records,
+		Records: records, Ranges: n.Ranges, Keeper: n.Keeper,
 		Facts: server.Facts{
 			Version: version.Get().String(), NodeName: cfg.Node, Start: started, KernelRelease: release,
-			PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs,
 			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,
 		},
 		Owners:   called.owners,
@@ -150,6 +157,12 @@ func kernelRelease() (string, error) {
 
 // work starts the loops that keep the node as the records say.
 func work(p *process.Process, cfg Config, n *node, called services, spool *record.Spool) {
+	if n.Keeper != nil {
+		p.Go("pod ranges", n.Keeper.Run)
+	}
+	if n.Policy != nil {
+		p.Go("policy", n.Policy.Run)
+	}
 	p.Go("release", n.Core.Releases)
 	p.Go("reap", n.Core.Reaper.Run)
 	p.Go("identities", n.Core.Relabels)
@@ -198,7 +211,7 @@ func dial(p *process.Process, cfg Config) (s services, err error) {
 // openState opens the files in the state directory, and gives what is around the
 // node's parts.
 func openState(p *process.Process, cfg Config, called services) (*record.Store, around, error) {
-	a := around{instance: p.Paths.Name, log: p.Log, leases: called.ipam, identities: called.identity}
+	a := around{instance: p.Paths.Name, log: p.Log, leases: called.ipam, ranges: called.ipam, identities: called.identity}
 	var err error
 	if a.bootID, err = durable.BootID(); err != nil {
 		return nil, a, err
@@ -240,7 +253,11 @@ func uninstall(p *process.Process, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(uninstallNode(p.Paths.Name, cfg.PodCIDRs), records.Close())
+	ranges := cfg.PodCIDRs
+	if len(ranges) == 0 {
+		ranges, err = kernel.PinnedRanges(cfg.BPFDir)
+	}
+	return errors.Join(err, uninstallNode(p.Paths.Name, ranges), records.Close())
 }
 
 // validate says what a start would put right.

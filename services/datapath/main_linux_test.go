@@ -644,16 +644,27 @@ func recordOf(t *testing.T, n *testNode) string {
 	return files[0].Name()
 }
 
-// TestKernelProbesSayWhatItWaitsFor: a datapath without its policy service runs,
-// and is not ready.
+// TestKernelProbesSayWhatItWaitsFor: a datapath without its policy service, or
+// without a pod range, runs, and is not ready. It needs to be told its ranges once.
 func TestKernelProbesSayWhatItWaitsFor(t *testing.T) {
 	n := newNode(t)
+	learning := append([]string{"--pod-cidrs="}, servicetest.ProbeFlags...)
+	n.run(learning...)
+	n.WantProbes(503, "waiting for the pod ranges of sluice-ipam")
+	st, err := n.datapath.GetStatus(servicetest.Context(t), &datapathv1.GetStatusRequest{})
+	if err != nil || st.GetAddReady() || !strings.Contains(fmt.Sprint(st.GetService().GetProblems()), "no pod range is known") {
+		t.Errorf("without a range the status is %v, %v", st, err)
+	}
+	n.stop()
 	away := append([]string{"--policy-mode", "required", "--services-policy", filepath.Join(n.dir, "policy.sock")},
 		servicetest.ProbeFlags...)
 	n.run(away...)
 	n.WantProbes(503, "waiting for the policy tables")
 	n.stop()
 	n.run(servicetest.ProbeFlags...)
+	n.WantProbes(200, "ok")
+	n.stop()
+	n.run(learning...)
 	n.WantProbes(200, "ok")
 }
 

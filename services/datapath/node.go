@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
@@ -36,6 +37,7 @@ type around struct {
 	log      *slog.Logger
 
 	leases     endpoint.Leases
+	ranges     podrange.Source
 	identities endpoint.Identities
 	records    endpoint.Records
 
@@ -54,7 +56,8 @@ type node struct {
 	Ring      *observe.Ring
 	Host      *host.Host
 	Auditor   *audit.Auditor
-	NodeAddrs []netip.Addr // its own on the pod side, one per range
+	Ranges    *podrange.Set
+	Keeper    *podrange.Keeper // nil: the ranges are those of the configuration
 
 	here  *netns.Namespace // closed by Close
 	dev   *netdev.Netdev
@@ -76,12 +79,16 @@ func open(ctx context.Context, cfg Config, a around) (_ *node, err error) {
 		}
 		n.home = n.here
 	}
-	for _, p := range cfg.PodCIDRs {
-		n.NodeAddrs = append(n.NodeAddrs, p.Addr().Next())
-	}
 	if err := n.openKernel(ctx, cfg); err != nil {
 		return nil, err
 	}
+	ranges := cfg.PodCIDRs
+	if len(ranges) == 0 {
+		if ranges, err = n.Kernel.Addresses.Ranges(); err != nil {
+			return nil, err
+		}
+	}
+	n.Ranges = podrange.Of(ranges, len(cfg.PodCIDRs) == 0)
 	if err := n.openDevices(cfg); err != nil {
 		return nil, err
 	}
@@ -116,7 +123,7 @@ func (n *node) openDevices(cfg Config) (err error) {
 	n.guard = guard.New(n.home, n.instance, []uint32{group, group | 1}, netdev.MarkMask, netdev.MarkForwarded)
 	n.dev, err = netdev.Open(netdev.Options{
 		Home: n.home, Instance: n.instance, Programs: n.Kernel.Programs.On(program.Endpoints),
-		PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs, ServiceDevices: cfg.ServiceDevices, SetGlobal: set,
+		Ranges: n.Ranges, ServiceDevices: cfg.ServiceDevices, SetGlobal: set,
 		ProcSysNet: cfg.ProcSysNet,
 	})
 	return err
@@ -159,9 +166,9 @@ func (n *node) openCore(cfg Config) (err error) {
 		}
 	}
 	maps := endpointmap.Maps{Endpoints: n.Kernel.Endpoints, Tables: n.Kernel.Tables, Policy: n.Policy}
-	n.Host = &host.Host{Devices: n.dev, Firewall: n.guard, Addresses: n.Kernel.Endpoints, Own: n.NodeAddrs, Log: n.log}
+	n.Host = &host.Host{Devices: n.dev, Firewall: n.guard, Addresses: n.Kernel.Endpoints, Ranges: n.Ranges, Log: n.log}
 	c := endpoint.Config{
-		Instance: n.instance, BootID: n.bootID, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU,
+		Instance: n.instance, BootID: n.bootID, Ranges: n.Ranges, MTU: cfg.MTU,
 		RefuseSecond: cfg.SecondInterfaces == "refuse",
 		Maps:         maps, Links: n.dev, Leases: n.leases, Identities: n.identities, Records: n.records, Host: n.Host,
 		Repaired: n.Ring.AddRepair, Log: n.log,
@@ -173,6 +180,11 @@ func (n *node) openCore(cfg Config) (err error) {
 		c.Tables, n.Host.Pins = maps.AuditTables, n.Kernel.Pins
 	}
 	n.Core = endpoint.New(c)
+	if n.Ranges.Changes() && n.ranges != nil && !cfg.ValidateOnly {
+		n.Keeper = podrange.New(podrange.Options{
+			Set: n.Ranges, Source: n.ranges, Entries: n.Kernel.Addresses, Host: n.Host, Endpoints: n.Core, Log: n.log,
+		})
+	}
 	n.Auditor = &audit.Auditor{Core: n.Core, Host: n.Host, Changes: n.dev, Log: n.log}
 	return nil
 }
@@ -244,11 +256,7 @@ func uninstallNode(instance string, cidrs []netip.Prefix) error {
 		return fmt.Errorf("open the node's network namespace: %w", err)
 	}
 	defer home.Close()
-	o := netdev.Options{Home: home, Instance: instance, PodCIDRs: cidrs}
-	for _, p := range cidrs {
-		o.NodeAddrs = append(o.NodeAddrs, p.Addr().Next())
-	}
-	dev, err := netdev.Open(o)
+	dev, err := netdev.Open(netdev.Options{Home: home, Instance: instance, Ranges: podrange.Of(cidrs, false)})
 	if err != nil {
 		return err
 	}

@@ -63,7 +63,7 @@ func TestKernelHostAndPodTalk(t *testing.T) {
 		}
 	}
 	host := &pod{t: t, ns: w.home}
-	for _, addr := range w.node.NodeAddrs {
+	for _, addr := range w.node.Ranges.NodeAddrs() {
 		before := w.counted(event.ForwardHost)
 		if err := talk(p.ns, host.echo(addr), patience); err != nil {
 			t.Errorf("pod to its host %v: %v", addr, err)
@@ -253,8 +253,8 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 	targets := map[string]netip.AddrPort{
 		"a pod (IPv4)":            b.echo(b.spec.Addrs[0]),
 		"a pod (IPv6)":            b.echo(b.spec.Addrs[1]),
-		"its host (IPv4)":         host.echo(w.node.NodeAddrs[0]),
-		"its host (IPv6)":         host.echo(w.node.NodeAddrs[1]),
+		"its host (IPv4)":         host.echo(w.node.Ranges.NodeAddrs()[0]),
+		"its host (IPv6)":         host.echo(w.node.Ranges.NodeAddrs()[1]),
 		"outside (IPv4)":          out.echo(netip.MustParseAddr("192.0.2.2")),
 		"outside (IPv6)":          out.echo(netip.MustParseAddr("2001:db8::2")),
 		"uplink addr of the host": host.echo(netip.MustParseAddr("192.0.2.1")),

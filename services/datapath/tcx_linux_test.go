@@ -64,7 +64,7 @@ func TestKernelForeignTCXProgramIsReported(t *testing.T) {
 			}
 			id := w.attachTCX(p.ep.Device.HostIndex, c.hook)
 			if c.hook == ebpf.AttachTCXIngress {
-				cutOff(t, w, p, map[string]netip.AddrPort{"its host": host.echo(w.node.NodeAddrs[0]), "a pod": other.echo(other.spec.Addrs[0])})
+				cutOff(t, w, p, map[string]netip.AddrPort{"its host": host.echo(w.node.Ranges.NodeAddrs()[0]), "a pod": other.echo(other.spec.Addrs[0])})
 			}
 			diffs, err := w.node.Core.Check(t.Context(), p.owner, endpoint.Expected{})
 			if err != nil {

@@ -115,7 +115,8 @@ func shortLease(o *devnode.Options) {
 // background says whether a point belongs to work that neither ADD nor DEL
 // causes at once; the service's own tests reach those.
 func background(point string) bool {
-	return applying(point) || slices.Contains(strings.Split(point, "/"), "expire")
+	parts := strings.Split(point, "/")
+	return applying(point) || slices.Contains(parts, "expire") || slices.Contains(parts, "ranges")
 }
 
 // TestFaultKillShimAtEveryPoint kills the shim itself, as a runtime does when

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/netip"
 	"slices"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -225,6 +227,37 @@ func (i *IPAM) Pools(ctx context.Context) ([]endpoint.Pool, error) {
 		pools = append(pools, endpoint.Pool{CIDR: cidr, Gateway: gw})
 	}
 	return pools, nil
+}
+
+// Watch implements podrange.Source.
+func (i *IPAM) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[netip.Prefix, netip.Addr], error] {
+	return watch.Receive(func() (grpc.ServerStreamingClient[ipamv1.WatchPoolsResponse], error) {
+		return i.client.WatchPools(ctx, &ipamv1.WatchPoolsRequest{ResumeToken: token})
+	}, rangeEvent)
+}
+
+// rangeEvent reads what it can: a range that is not understood is none, and one
+// without an address of the node has the zero Addr.
+func rangeEvent(m *ipamv1.WatchPoolsResponse) watch.Event[netip.Prefix, netip.Addr] {
+	out := watch.Event[netip.Prefix, netip.Addr]{Kind: watch.Bookmark, Token: m.GetResumeToken()}
+	switch e := m.GetEvent().(type) {
+	case *ipamv1.WatchPoolsResponse_Upsert:
+		if p, err := netip.ParsePrefix(e.Upsert.GetPrefix()); err == nil {
+			out.Kind, out.Key = watch.Upsert, p
+			for _, text := range e.Upsert.GetNodeAddresses() {
+				if a, err := wire.AddressOf(text); err == nil && !out.Value.IsValid() {
+					out.Value = a
+				}
+			}
+		}
+	case *ipamv1.WatchPoolsResponse_Delete:
+		if p, err := netip.ParsePrefix(e.Delete); err == nil {
+			out.Kind, out.Key = watch.Delete, p
+		}
+	case *ipamv1.WatchPoolsResponse_Bookmark:
+		out.SnapshotComplete = e.Bookmark.GetSnapshotComplete()
+	}
+	return out
 }
 
 // Identity implements endpoint.Identities.

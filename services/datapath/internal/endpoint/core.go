@@ -31,8 +31,8 @@ type Config struct {
 	Instance string
 	// BootID identifies the running boot.
 	BootID string
-	// PodCIDRs are the node's ranges.
-	PodCIDRs []netip.Prefix
+	// Ranges are the node's pod ranges.
+	Ranges Ranges
 	// MTU of devices for which the caller wants none, in bytes.
 	MTU uint16
 	// RefuseSecond refuses an attachment to a namespace that has one already.
@@ -60,6 +60,15 @@ type Config struct {
 	Repaired func(Endpoint, Difference, error)
 	Log      *slog.Logger // nothing is logged if nil
 	Now      func() time.Time
+}
+
+// Ranges are the node's pod ranges. An endpoint may be made in an open one.
+type Ranges interface {
+	Open(a netip.Addr) bool
+	Close(p netip.Prefix)
+	All() []netip.Prefix
+	// Changes says whether another range may come.
+	Changes() bool
 }
 
 // Core holds the endpoints of one node. All methods may be called
@@ -370,6 +379,9 @@ func (c *Core) record(o workload.Owner) (Record, bool) {
 func (c *Core) reserve(r Record, devices []HostDevice) (Record, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if err := c.inRange(r.Spec); err != nil {
+		return r, err
+	}
 	for _, a := range r.Spec.Addrs {
 		if holder, ok := c.holders[a]; ok && holder != r.Spec.Owner {
 			return r, fmt.Errorf("address %v: %w: %s", a, ErrAddressHeld, holder)
@@ -391,6 +403,34 @@ func (c *Core) reserve(r Record, devices []HostDevice) (Record, error) {
 	slices.SortFunc(r.Device.SourceRouted, netip.Addr.Compare)
 	c.setLocked(r, WaitingForIdentity)
 	return r, nil
+}
+
+// inRange says whether the addresses lie in ranges that are open. ErrUnavailable:
+// ipam may have leased one of a range that this process has yet to hear of.
+func (c *Core) inRange(s Spec) error {
+	i := slices.IndexFunc(s.Addrs, func(a netip.Addr) bool { return !c.cfg.Ranges.Open(a) })
+	if i < 0 {
+		return nil
+	}
+	err := invalid("addresses", "%v is in none of the node's pod ranges %v", s.Addrs[i], c.cfg.Ranges.All())
+	if c.cfg.Ranges.Changes() {
+		return fmt.Errorf("%w: %s; one that has it may come", ErrUnavailable, err.Error())
+	}
+	return err
+}
+
+// CloseRange ends the making of endpoints in a range, unless one has an address of
+// it, or is being made with one.
+func (c *Core) CloseRange(p netip.Prefix) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for a := range c.holders {
+		if p.Contains(a) {
+			return false
+		}
+	}
+	c.cfg.Ranges.Close(p)
+	return true
 }
 
 // mayShare says whether another endpoint that is ready names the namespace of r.

@@ -47,7 +47,10 @@ var (
 // writes.
 func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoint, err error) {
 	s = s.normalise()
-	if err := s.validate(c.cfg.PodCIDRs); err != nil {
+	if err := s.validate(); err != nil {
+		return Endpoint{}, err
+	}
+	if err := c.inRange(s); err != nil {
 		return Endpoint{}, err
 	}
 	ctx, abort := context.WithCancelCause(ctx)

@@ -138,7 +138,7 @@ func (s Spec) learn(t Spec) Spec {
 	return s
 }
 
-func (s Spec) validate(podCIDRs []netip.Prefix) error {
+func (s Spec) validate() error {
 	if err := validateOwner(s.Owner); err != nil {
 		return err
 	}
@@ -149,8 +149,8 @@ func (s Spec) validate(podCIDRs []netip.Prefix) error {
 		return invalid("addresses", "want one address, or one of each family")
 	}
 	for _, a := range s.Addrs {
-		if !a.IsValid() || a.Zone() != "" || !slices.ContainsFunc(podCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
-			return invalid("addresses", "%v is in none of the node's pod ranges %v", a, podCIDRs)
+		if !a.IsValid() || a.Zone() != "" {
+			return invalid("addresses", "%v is no plain address", a)
 		}
 		if a.Is6() && s.MTU != 0 && s.MTU < 1280 {
 			return invalid("mtu", "%d is below 1280, which IPv6 needs", s.MTU)

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -499,7 +500,7 @@ var testCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustP
 
 func (m *machine) config() Config {
 	return Config{
-		Instance: "test", BootID: "this boot", PodCIDRs: testCIDRs, MTU: 1500, ReapDelay: time.Nanosecond, RetryDelay: time.Millisecond,
+		Instance: "test", BootID: "this boot", Ranges: podrange.Of(testCIDRs, false), MTU: 1500, ReapDelay: time.Nanosecond, RetryDelay: time.Millisecond,
 		Maps: fakeMaps{m}, Links: fakeLinks{m}, Leases: fakeLeases{m}, Identities: fakeIdentities{m}, Records: fakeRecords{m},
 	}
 }

@@ -14,12 +14,17 @@ import (
 	"sync/atomic"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 )
 
 // Devices are the rules, routes and sysctls of the node.
 type Devices interface {
 	CheckNode() ([]endpoint.Difference, error)
 	RepairNode() error
+	// RemoveRange takes away what the node has for a former pod range.
+	RemoveRange(p netip.Prefix) error
+	// AddrIn finds an address of another device in a pod range.
+	AddrIn(p netip.Prefix) (a netip.Addr, device string, err error)
 	// HostAddrs lists the addresses that are the host's.
 	HostAddrs() ([]netip.Addr, error)
 }
@@ -51,8 +56,8 @@ type Host struct {
 	Devices   Devices
 	Firewall  Firewall
 	Addresses Addresses
-	Pins      Pins         // nil: the maps have none
-	Own       []netip.Addr // the node's on the pod side, one per range
+	Pins      Pins // nil: the maps have none
+	Ranges    *podrange.Set
 	Log       *slog.Logger
 
 	warnings atomic.Pointer[[]string] // nil before the first look
@@ -73,7 +78,7 @@ func (h *Host) Check() ([]endpoint.Difference, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, a := range h.Own {
+	for _, a := range h.Ranges.NodeAddrs() {
 		if !slices.Contains(have, a) {
 			diffs = append(diffs, endpoint.Difference{Subject: "sl_ip", Key: a.String(), Want: "the host"})
 		}
@@ -111,3 +116,11 @@ func (h *Host) SyncAddrs() error {
 	}
 	return h.Addresses.SyncHostAddrs(addrs)
 }
+
+// RemoveRange takes away what the node has for a former pod range.
+func (h *Host) RemoveRange(p netip.Prefix) error {
+	return errors.Join(h.Devices.RemoveRange(p), h.SyncAddrs())
+}
+
+// AddrIn implements podrange.Host.
+func (h *Host) AddrIn(p netip.Prefix) (netip.Addr, string, error) { return h.Devices.AddrIn(p) }

@@ -53,9 +53,9 @@ type Options struct {
 	// bpffs must be mounted at it or above it.
 	Dir string
 
-	// PodCIDRs are the node's own pod ranges, at least one, at most one per
-	// family. An address inside them that no endpoint has is answered with the
-	// reason no-route and never leaves the node.
+	// PodCIDRs are the node's own pod ranges. An address inside them that no
+	// endpoint has is answered with the reason no-route and never leaves the
+	// node. Empty: those that the ipcache has stay, and Addresses changes them.
 	PodCIDRs []netip.Prefix
 
 	// TunnelPorts are UDP ports that a pod may not reach on any node address,
@@ -211,6 +211,11 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
 		return err
 	}
 	isLocal := func(a netip.Addr) bool { _, ok := local[a]; return ok }
+	if len(podCIDRs) == 0 {
+		if podCIDRs, err = k.Addresses.Ranges(); err != nil {
+			return err
+		}
+	}
 	if err := k.Addresses.Settle(podCIDRs, isLocal, k.opened.Log); err != nil {
 		return fmt.Errorf("settle the ipcache: %w", err)
 	}
@@ -235,22 +240,13 @@ func (o *Options) setDefaults() error {
 	if o.Dir == "" {
 		bad("Dir is empty")
 	}
-	if len(o.PodCIDRs) == 0 {
-		bad("PodCIDRs is empty")
-	}
-	var v4, v6 int
-	for _, p := range o.PodCIDRs {
+	for i, p := range o.PodCIDRs {
 		switch {
 		case !p.IsValid() || p.Addr().Is4In6() || p != p.Masked():
 			bad("PodCIDRs: %v is not a masked prefix", p)
-		case p.Addr().Is4():
-			v4++
-		default:
-			v6++
+		case slices.ContainsFunc(o.PodCIDRs[:i], p.Overlaps):
+			bad("PodCIDRs: %v overlaps one before it", p)
 		}
-	}
-	if v4 > 1 || v6 > 1 {
-		bad("PodCIDRs: more than one prefix of a family")
 	}
 	if len(o.TunnelPorts) > MaxTunnelPorts {
 		bad("TunnelPorts: %d, at most %d", len(o.TunnelPorts), MaxTunnelPorts)
@@ -271,12 +267,32 @@ func (o *Options) setDefaults() error {
 	return errors.Join(errs...)
 }
 
-// worlds are the identities of addresses that the ipcache does not know.
+// worlds are the identities of addresses that the ipcache does not know. Ranges
+// that may change may be of either family.
 func (o Options) worlds() [2]identity.Numeric {
-	if len(o.PodCIDRs) == 2 {
-		return [2]identity.Numeric{identity.WorldIPv4, identity.WorldIPv6}
+	families := map[bool]struct{}{}
+	for _, p := range o.PodCIDRs {
+		families[p.Addr().Is4()] = struct{}{}
 	}
-	return [2]identity.Numeric{identity.World, identity.World}
+	if len(families) == 1 {
+		return [2]identity.Numeric{identity.World, identity.World}
+	}
+	return [2]identity.Numeric{identity.WorldIPv4, identity.WorldIPv6}
+}
+
+// PinnedRanges are the pod ranges in the ipcache that is pinned in a directory;
+// none if there is no pin.
+func PinnedRanges(dir string) ([]netip.Prefix, error) {
+	spec, err := bpf.LoadMaps()
+	if err != nil {
+		return nil, fmt.Errorf("read the compiled maps: %w", err)
+	}
+	pins, err := pin.Open(pin.Options{Dir: dir, ValidateOnly: true, Log: slog.New(slog.DiscardHandler)}, spec)
+	if err != nil {
+		return nil, err
+	}
+	ranges, err := ipmap.Open(pins).Ranges()
+	return ranges, errors.Join(err, pins.Close())
 }
 
 // constants are the values of what config.h declares.

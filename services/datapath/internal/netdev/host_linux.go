@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 )
 
 // What the node has for all endpoints together:
@@ -44,13 +45,13 @@ func (n *Netdev) CheckNode() ([]endpoint.Difference, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of lo: %w", err)
 	}
-	for _, a := range n.o.NodeAddrs {
+	for _, a := range n.o.Ranges.NodeAddrs() {
 		want := ipNet(netip.PrefixFrom(a, a.BitLen())).String()
 		if !slices.ContainsFunc(addrs, func(have netlink.Addr) bool { return have.IPNet.String() == want }) {
 			ds.add("node address", want, "on lo", "")
 		}
 	}
-	for _, p := range n.o.PodCIDRs {
+	for _, p := range n.o.Ranges.All() {
 		rules, err := n.listRules(family(p.Addr()))
 		if err != nil {
 			return nil, fmt.Errorf("list rules: %w", err)
@@ -84,6 +85,8 @@ func (n *Netdev) CheckNode() ([]endpoint.Difference, error) {
 
 // RepairNode puts right what CheckNode finds.
 func (n *Netdev) RepairNode() error {
+	n.node.Lock()
+	defer n.node.Unlock()
 	var errs []error
 	if err := n.deleteGroup(n.group | 1); err != nil {
 		errs = append(errs, err)
@@ -95,7 +98,7 @@ func (n *Netdev) RepairNode() error {
 	if err := n.changes.LinkSetUp(lo); err != nil {
 		errs = append(errs, fmt.Errorf("set lo up: %w", err))
 	}
-	for _, a := range n.o.NodeAddrs {
+	for _, a := range n.o.Ranges.NodeAddrs() {
 		addr := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, a.BitLen()))}
 		if a.Is6() {
 			addr.Flags = unix.IFA_F_NODAD
@@ -104,7 +107,7 @@ func (n *Netdev) RepairNode() error {
 			errs = append(errs, fmt.Errorf("address %v on lo: %w", a, err))
 		}
 	}
-	for _, p := range n.o.PodCIDRs {
+	for _, p := range n.o.Ranges.All() {
 		for _, r := range n.rules(p) {
 			if err := n.changes.RuleAdd(r); err != nil && !errors.Is(err, unix.EEXIST) {
 				errs = append(errs, fmt.Errorf("rule %s: %w", describeRule(r), err))
@@ -141,10 +144,7 @@ func (n *Netdev) rules(p netip.Prefix) []*netlink.Rule {
 	stop := rule(rulePriority)
 	stop.Src, stop.Mask, stop.Type = ipNet(p), &mask, unix.RTN_PROHIBIT
 
-	node, ok := n.nodeAddr(p.Addr())
-	if !ok {
-		return []*netlink.Rule{stop}
-	}
+	node := podrange.NodeAddr(p)
 	land := rule(rulePriority + 1)
 	land.Type = unix.FR_ACT_NOP
 	jump := rule(rulePriority - 1)
@@ -242,7 +242,7 @@ func (n *Netdev) nodeSysctls() ([]sysctl, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range n.o.PodCIDRs {
+	for _, p := range n.o.Ranges.All() {
 		if p.Addr().Is4() {
 			s = append(s, sysctl{path: "ipv4/ip_forward", value: "1"}, sysctl{path: "ipv4/conf/all/send_redirects", value: "0"})
 		} else {
@@ -285,21 +285,69 @@ func (n *Netdev) strictUplinks() ([]sysctl, error) {
 // RemoveNode takes away what RepairNode adds. The process does not: what it
 // made must keep working without it. It is for an uninstallation, and tests.
 func (n *Netdev) RemoveNode() error {
+	n.node.Lock()
+	defer n.node.Unlock()
 	var errs []error
-	for _, p := range n.o.PodCIDRs {
-		for _, r := range n.rules(p) {
+	for _, p := range n.o.Ranges.All() {
+		errs = append(errs, n.removeRange(p, nil))
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveRange takes away what RepairNode added for a range that is none of the
+// set's any more, but for what another range of the set needs.
+func (n *Netdev) RemoveRange(p netip.Prefix) error {
+	n.node.Lock()
+	defer n.node.Unlock()
+	return n.removeRange(p, n.o.Ranges.All())
+}
+
+func (n *Netdev) removeRange(p netip.Prefix, keep []netip.Prefix) error {
+	needed, addrs := map[string]bool{}, []netip.Addr(nil)
+	for _, q := range keep {
+		addrs = append(addrs, podrange.NodeAddr(q))
+		for _, r := range n.rules(q) {
+			needed[fmt.Sprint(r.Family, describeRule(r))] = true
+		}
+	}
+	var errs []error
+	for _, r := range n.rules(p) {
+		if !needed[fmt.Sprint(r.Family, describeRule(r))] {
 			errs = append(errs, ignoring(n.changes.RuleDel(r), unix.ENOENT))
 		}
-		errs = append(errs, ignoring(n.changes.RouteDel(unreachable(p)), unix.ESRCH))
+	}
+	errs = append(errs, ignoring(n.changes.RouteDel(unreachable(p)), unix.ESRCH))
+	own := podrange.NodeAddr(p)
+	if slices.Contains(addrs, own) {
+		return errors.Join(errs...)
 	}
 	lo, err := n.looks.LinkByName("lo")
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
-	for _, a := range n.o.NodeAddrs {
-		errs = append(errs, ignoring(n.changes.AddrDel(lo, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, a.BitLen()))}), unix.EADDRNOTAVAIL))
+	addr := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(own, own.BitLen()))}
+	return errors.Join(append(errs, ignoring(n.changes.AddrDel(lo, addr), unix.EADDRNOTAVAIL))...)
+}
+
+// AddrIn finds an address of a device in a range, other than the node's own
+// there, which another network may have given to its bridge.
+func (n *Netdev) AddrIn(p netip.Prefix) (a netip.Addr, device string, err error) {
+	list, err := whole(func() ([]netlink.Addr, error) { return n.looks.AddrList(nil, family(p.Addr())) })
+	if err != nil {
+		return a, "", fmt.Errorf("list addresses: %w", err)
 	}
-	return errors.Join(errs...)
+	for _, have := range list {
+		ip, _ := netip.AddrFromSlice(have.IP)
+		if a = ip.Unmap(); !p.Contains(a) || a == podrange.NodeAddr(p) {
+			continue
+		}
+		link, err := n.looks.LinkByIndex(have.LinkIndex)
+		if err != nil {
+			return a, fmt.Sprintf("device %d", have.LinkIndex), nil
+		}
+		return a, link.Attrs().Name, nil
+	}
+	return netip.Addr{}, "", nil
 }
 
 func ignoring(err, ok error) error {
@@ -342,8 +390,9 @@ func (n *Netdev) HostAddrs() ([]netip.Addr, error) {
 		}
 	}
 	slices.SortFunc(as, netip.Addr.Compare)
-	as = slices.DeleteFunc(slices.Compact(as), func(a netip.Addr) bool { return slices.Contains(n.o.NodeAddrs, a) })
-	return slices.Concat(n.o.NodeAddrs, as), nil
+	own := n.o.Ranges.NodeAddrs()
+	as = slices.DeleteFunc(slices.Compact(as), func(a netip.Addr) bool { return slices.Contains(own, a) })
+	return slices.Concat(own, as), nil
 }
 
 // isServiceDevice says whether the addresses of a device are those of services.

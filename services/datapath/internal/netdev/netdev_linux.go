@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 )
 
 // The gateways of every container. eBPF answers for them; no device has them.
@@ -62,9 +63,8 @@ type Options struct {
 	Instance string
 	// Programs are attached to the host end of every endpoint's device.
 	Programs []*program.Program
-	PodCIDRs []netip.Prefix
-	// NodeAddrs are the node's own addresses on the pod side, one per range.
-	NodeAddrs []netip.Addr
+	// Ranges are the node's pod ranges, which may change; none if nil.
+	Ranges *podrange.Set
 	// ServiceDevices are names of devices, or patterns as of path.Match, whose
 	// addresses are those of services and not of the node.
 	ServiceDevices []string
@@ -93,11 +93,15 @@ type Netdev struct {
 	filters *netlink.Handle // for filters alone: replacing one must not wait
 	looks   *netlink.Handle // for reading
 	removal sync.Mutex      // one group deletion at a time
+	node    sync.Mutex      // nothing of a range is repaired while it is removed
 }
 
 // Open opens the netlink sockets in the node's namespace.
 func Open(o Options) (_ *Netdev, err error) {
 	o.ProcSysNet = cmp.Or(o.ProcSysNet, sysctlRoot)
+	if o.Ranges == nil {
+		o.Ranges = podrange.Of(nil, false)
+	}
 	n := &Netdev{o: o, group: Group(o.Instance)}
 	defer func() {
 		if err != nil {
@@ -371,14 +375,10 @@ func (n *Netdev) hostRoute(d endpoint.Device, a netip.Addr) *netlink.Route {
 	return r
 }
 
-// nodeAddr is the node's own address of the same family.
-func (n *Netdev) nodeAddr(like netip.Addr) (netip.Addr, bool) {
-	for _, a := range n.o.NodeAddrs {
-		if a.Is4() == like.Is4() {
-			return a, true
-		}
-	}
-	return netip.Addr{}, false
+// nodeAddr is the node's own address in the range that holds an address.
+func (n *Netdev) nodeAddr(of netip.Addr) (netip.Addr, bool) {
+	p, ok := n.o.Ranges.Of(of)
+	return podrange.NodeAddr(p), ok
 }
 
 // Remove implements endpoint.Links. Deleting devices one by one costs the

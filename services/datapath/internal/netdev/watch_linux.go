@@ -296,7 +296,7 @@ func (n *Netdev) changesOf(m syscall.NetlinkMessage) []Change {
 		}
 		return []Change{{Ifindex: uint32(nl.DeserializeTcMsg(m.Data).Ifindex)}}
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		if m.Header.Type == unix.RTM_DELADDR && slices.Contains(n.o.NodeAddrs, addrAttr(m.Data, unix.SizeofIfAddrmsg, unix.IFA_ADDRESS)) {
+		if m.Header.Type == unix.RTM_DELADDR && slices.Contains(n.o.Ranges.NodeAddrs(), addrAttr(m.Data, unix.SizeofIfAddrmsg, unix.IFA_ADDRESS)) {
 			// With it go the routes of all containers that it is the source of.
 			return []Change{{Everything: true}}
 		}
@@ -322,7 +322,8 @@ const ndmIfindex = 4
 const loopback = 1
 
 func (n *Netdev) ofContainer(a netip.Addr) bool {
-	return slices.ContainsFunc(n.o.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) && !slices.Contains(n.o.NodeAddrs, a)
+	_, ok := n.o.Ranges.Of(a)
+	return ok && !slices.Contains(n.o.Ranges.NodeAddrs(), a)
 }
 
 // routeChanges: the routes of containers, those of the pod ranges, and new
@@ -346,7 +347,7 @@ func (n *Netdev) routeChanges(m syscall.NetlinkMessage) []Change {
 	switch {
 	case dst.IsSingleIP() && n.ofContainer(dst.Addr()):
 		return []Change{{Addr: dst.Addr()}}
-	case slices.Contains(n.o.PodCIDRs, dst):
+	case slices.Contains(n.o.Ranges.All(), dst):
 		return []Change{{Node: true}}
 	}
 	return nil

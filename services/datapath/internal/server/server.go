@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 )
 
@@ -35,6 +36,10 @@ type Server struct {
 	Owners interface {
 		State() (complete bool, err error)
 	}
+	// Ranges are the node's pod ranges.
+	Ranges *podrange.Set
+	// Keeper changes them; nil: they are those of the configuration.
+	Keeper *podrange.Keeper
 	// Policy keeps the tables; nil if nothing evaluates policies.
 	Policy *policysync.Applier
 	// Records say whether they can be written.

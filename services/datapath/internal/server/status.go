@@ -28,9 +28,7 @@ const probeTimeout = 2 * time.Second
 type Facts struct {
 	Version, NodeName, PolicyMode, KernelRelease string
 	Start                                        time.Time
-	PodCIDRs                                     []netip.Prefix
-	NodeAddrs                                    []netip.Addr // one per range
-	PolicyRequired                               bool         // an ADD needs the policy service
+	PolicyRequired                               bool // an ADD needs the policy service
 }
 
 // Called are the services that the datapath calls; GetStatus asks them.
@@ -95,7 +93,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	resp := &datapathv1.GetStatusResponse{
 		PolicyMode:        datapathv1.PolicyMode(datapathv1.PolicyMode_value["POLICY_MODE_"+strings.ToUpper(s.Facts.PolicyMode)]),
 		AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
-		KernelRelease: s.Facts.KernelRelease, NodeAddresses: wire.Addresses(s.Facts.NodeAddrs), EventsLost: lost,
+		KernelRelease: s.Facts.KernelRelease, NodeAddresses: wire.Addresses(s.Ranges.NodeAddrs()), EventsLost: lost,
 		DeviceRepairs: n.DeviceRepairs, NodeRepairs: n.NodeRepairs,
 		Connections: &datapathv1.ConnectionCounts{
 			Live: conns.LiveIPv4 + conns.LiveIPv6, Created: conns.Created, Revoked: conns.Revoked,
@@ -109,7 +107,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	if serr != nil {
 		resp.IdentityStream.Error = serr.Error()
 	}
-	for _, c := range s.Facts.PodCIDRs {
+	for _, c := range s.Ranges.All() {
 		resp.PodPrefixes = append(resp.PodPrefixes, c.String())
 	}
 	for _, m := range usage {
@@ -182,7 +180,11 @@ func (s *Server) problems(ctx context.Context) []*statusv1.Problem {
 	if err != nil {
 		return appendError(all, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, err)
 	}
-	for _, text := range differences(s.Facts.PodCIDRs, pools) {
+	texts := differences
+	if s.Keeper != nil {
+		texts = func([]netip.Prefix, []endpoint.Pool) []string { return s.Keeper.Problems() }
+	}
+	for _, text := range texts(s.Ranges.All(), pools) {
 		all = append(all, problem(statusv1.ProblemReason_PROBLEM_REASON_SETTINGS, text))
 	}
 	return all

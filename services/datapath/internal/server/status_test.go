@@ -15,6 +15,7 @@ import (
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 )
 
 // surroundings are the services and the disk, and how each of them fails.
@@ -67,7 +68,7 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 	} {
 		s := &Server{
 			Owners: &c.around, Core: endpoint.New(endpoint.Config{Links: noLinks{}}), Counts: counted{}, Records: &c.around,
-			Facts:  Facts{PodCIDRs: []netip.Prefix{own}, Version: "v1"},
+			Facts: Facts{Version: "v1"}, Ranges: podrange.Of([]netip.Prefix{own}, false),
 			Called: Called{IPAM: &c.around, Identity: &c.around}, Warnings: func() []string { return nil },
 		}
 		st, err := s.GetStatus(t.Context(), &datapathv1.GetStatusRequest{})

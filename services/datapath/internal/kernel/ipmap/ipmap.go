@@ -216,6 +216,23 @@ func (as *Maps) trie(p netip.Prefix) (*ebpf.Map, any) {
 	return as.ipc6, &bpf.MapsSlPrefix6{Bits: uint32(p.Bits()), Addr: p.Addr().As16()}
 }
 
+// AddRange makes a pod range of the node unknown-in-cluster.
+func (as *Maps) AddRange(p netip.Prefix) error {
+	return as.Set(p, Info{Identity: identity.UnknownInCluster, Flags: PodRange})
+}
+
+// Ranges lists the pod ranges of the node.
+func (as *Maps) Ranges() ([]netip.Prefix, error) {
+	all, err := as.List()
+	var ranges []netip.Prefix
+	for _, e := range all {
+		if e.Node == 0 && e.Flags&PodRange != 0 {
+			ranges = append(ranges, e.Prefix)
+		}
+	}
+	return ranges, err
+}
+
 // Settle makes the node's pod ranges unknown-in-cluster, so that an address
 // without an endpoint is never taken for the world, and removes every prefix
 // that neither a range nor a local address accounts for: ranges of an earlier
@@ -226,9 +243,8 @@ func (as *Maps) Settle(ranges []netip.Prefix, local func(netip.Addr) bool, log *
 	if err != nil {
 		return err
 	}
-	want := Info{Identity: identity.UnknownInCluster, Flags: PodRange}
 	for _, p := range ranges {
-		if err := as.Set(p, want); err != nil {
+		if err := as.AddRange(p); err != nil {
 			return fmt.Errorf("%v: %w", p, err)
 		}
 	}

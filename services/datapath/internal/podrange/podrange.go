@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package podrange keeps the node's pod ranges: which there are at this moment,
+// and how one comes and goes while pods run.
+//
+// The ipcache remembers them. A range is there before anything else of it, and
+// until nothing else of it is left, so that a process that was killed, or that
+// starts while sluice-ipam is away, finds every range that the node may have.
+package podrange
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+)
+
+// NodeAddr is the node's own address in a range, the second of it.
+func NodeAddr(p netip.Prefix) netip.Addr { return p.Addr().Next() }
+
+// Set is the ranges of the node. It may be used concurrently; what it returns is
+// the caller's.
+type Set struct {
+	changes bool
+
+	mu   sync.RWMutex
+	all  []netip.Prefix // guarded by mu
+	open []netip.Prefix // guarded by mu; those of all in which endpoints may be made
+}
+
+// Of returns a set of ranges that are all open and, if no Keeper changes them,
+// all that there ever are.
+func Of(ranges []netip.Prefix, changes bool) *Set {
+	return &Set{changes: changes, all: slices.Clone(ranges), open: slices.Clone(ranges)}
+}
+
+// Changes says whether a range may come.
+func (s *Set) Changes() bool { return s.changes }
+
+// All are the ranges that the node is to have rules, routes and an address for.
+func (s *Set) All() []netip.Prefix {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.Clone(s.all)
+}
+
+// NodeAddrs are the node's own addresses in all ranges.
+func (s *Set) NodeAddrs() []netip.Addr {
+	var addrs []netip.Addr
+	for _, p := range s.All() {
+		if a := NodeAddr(p); !slices.Contains(addrs, a) {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}
+
+// Of is the range that holds an address.
+func (s *Set) Of(a netip.Addr) (netip.Prefix, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if i := slices.IndexFunc(s.all, func(p netip.Prefix) bool { return p.Contains(a) }); i >= 0 {
+		return s.all[i], true
+	}
+	return netip.Prefix{}, false
+}
+
+// Open says whether an endpoint may be made with an address.
+func (s *Set) Open(a netip.Addr) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.ContainsFunc(s.open, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// Close ends the making of endpoints in a range.
+func (s *Set) Close(p netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open = without(s.open, p)
+}
+
+func (s *Set) isOpen(p netip.Prefix) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.Contains(s.open, p)
+}
+
+func (s *Set) add(p netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = append(without(s.all, p), p)
+}
+
+func (s *Set) opened(p netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open = append(without(s.open, p), p)
+}
+
+func (s *Set) remove(p netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all, s.open = without(s.all, p), without(s.open, p)
+}
+
+func without(ranges []netip.Prefix, p netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(ranges), func(q netip.Prefix) bool { return q == p })
+}

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
+	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
+)
+
+// announced is a source of ranges in this process.
+type announced struct {
+	*watch.Hub[netip.Prefix, netip.Addr]
+}
+
+func newAnnounced() announced {
+	return announced{watch.NewHub[netip.Prefix](watch.Options[netip.Addr]{Loading: true})}
+}
+
+func (a announced) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[netip.Prefix, netip.Addr], error] {
+	return func(yield func(watch.Event[netip.Prefix, netip.Addr], error) bool) {
+		s, err := a.Subscribe(token)
+		if err != nil {
+			yield(watch.Event[netip.Prefix, netip.Addr]{}, err)
+			return
+		}
+		defer s.Close()
+		for err == nil {
+			var e watch.Event[netip.Prefix, netip.Addr]
+			if e, err = s.Next(ctx); !yield(e, err) {
+				return
+			}
+		}
+	}
+}
+
+// only announces these ranges, and that there is no other.
+func (a announced) only(ranges ...netip.Prefix) {
+	for _, p := range a.Keys() {
+		if !slices.Contains(ranges, p) {
+			a.Delete(p)
+		}
+	}
+	for _, p := range ranges {
+		a.Upsert(p, podrange.NodeAddr(p))
+	}
+	a.Loaded()
+}
+
+// traces are what the node has of a range, in the kernel's words.
+func (w *world) traces(p netip.Prefix) []string {
+	w.t.Helper()
+	family, node := "-4", podrange.NodeAddr(p).String()
+	if p.Addr().Is6() {
+		family = "-6"
+	}
+	var found []string
+	for _, args := range [][]string{
+		{"ip", family, "rule"},
+		{"ip", family, "route", "show", "type", "unreachable"},
+		{"ip", family, "address", "show", "dev", "lo"},
+	} {
+		var out []byte
+		if err := w.home.Do(func() (err error) {
+			out, err = exec.Command(args[0], args[1:]...).CombinedOutput()
+			return err
+		}); err != nil {
+			w.t.Fatalf("%v: %v: %s", args, err, out)
+		}
+		for line := range strings.Lines(string(out)) {
+			if strings.Contains(line, p.String()) || strings.Contains(line, node+" ") || strings.Contains(line, node+"/") {
+				found = append(found, strings.Join(args[2:], " ")+": "+strings.TrimSpace(line))
+			}
+		}
+	}
+	entries, err := w.node.Kernel.Addresses.Ranges()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if slices.Contains(entries, p) {
+		found = append(found, "ipcache: "+p.String())
+	}
+	addrs, err := w.node.Kernel.Endpoints.HostAddrs()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if slices.Contains(addrs, podrange.NodeAddr(p)) {
+		found = append(found, "sl_ip: "+node)
+	}
+	return found
+}
+
+// allTraces are two rules, the route, the address and two entries.
+const allTraces = 6
+
+func (w *world) wantRange(p netip.Prefix, there bool) {
+	w.t.Helper()
+	servicetest.EventuallyNil(w.t, fmt.Sprintf("range %v there: %v", p, there), func() error {
+		found := w.traces(p)
+		if there && len(found) != allTraces || !there && len(found) != 0 {
+			return fmt.Errorf("the node has %q", found)
+		}
+		diffs, err := w.node.Host.Check()
+		if err != nil || len(diffs) > 0 {
+			return fmt.Errorf("the node differs: %v, %v", diffs, err)
+		}
+		return nil
+	})
+}
+
+// podIn makes a pod with the address of this number in each range.
+func (w *world) podIn(name string, last byte, ranges ...netip.Prefix) *pod {
+	w.t.Helper()
+	ns := netnstest.New(w.t)
+	s := w.spec(name, ns)
+	s.Addrs = nil
+	for _, p := range ranges {
+		raw := p.Addr().AsSlice()
+		raw[len(raw)-1] = last
+		a, _ := netip.AddrFromSlice(raw)
+		s.Addrs = append(s.Addrs, a)
+	}
+	p := &pod{t: w.t, ns: ns, spec: s, owner: s.Owner}
+	servicetest.EventuallyNil(w.t, "create "+name, func() (err error) {
+		p.ep, err = w.node.Core.Create(w.t.Context(), p.spec, false)
+		if err != nil && !errors.Is(err, endpoint.ErrUnavailable) {
+			w.t.Fatal(err)
+		}
+		return err
+	})
+	return p
+}
+
+// TestKernelRangesComeAndGoWhilePodsTalk proves INV-19: a node begins without a
+// range; ranges come, two of one family among them, and go, and a connection
+// between pods in different ones never notices, over a restart without the source.
+func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
+	w, source := newWorld(t), newAnnounced()
+	w.ranges = source
+	w.start(true)
+	_, err := w.node.Core.Create(t.Context(), w.spec("early", netnstest.New(t)), false)
+	if !errors.Is(err, endpoint.ErrUnavailable) {
+		t.Fatalf("a creation without a range: %v", err)
+	}
+	second := netip.MustParsePrefix("10.97.0.0/24")
+	source.only(cidr4, cidr6)
+	a := w.podIn("a", 10, cidr4, cidr6)
+	w.wantRange(cidr4, true)
+	w.wantRange(cidr6, true)
+
+	source.only(cidr4, cidr6, second)
+	b := w.podIn("b", 11, second, cidr6)
+	w.wantRange(second, true)
+	host := &pod{t: t, ns: w.home}
+	for _, addr := range b.spec.Addrs {
+		if err := talk(a.ns, b.echo(addr), patience); err != nil {
+			t.Errorf("pod to pod at %v: %v", addr, err)
+		}
+		if err := talk(w.home, b.echo(addr), patience); err != nil {
+			t.Errorf("host to pod at %v: %v", addr, err)
+		}
+		if err := talk(a.ns, host.echo(podrange.NodeAddr(must(w.node.Ranges.Of(addr)))), patience); err != nil {
+			t.Errorf("pod to its host in the range of %v: %v", addr, err)
+		}
+	}
+	before := w.counted(event.DropNoRoute)
+	err = talk(a.ns, netip.MustParseAddrPort("10.97.0.99:80"), 100*time.Millisecond)
+	if err == nil || w.counted(event.DropNoRoute) == before {
+		t.Error("an address of the new range without an endpoint is not dropped with the reason no-route")
+	}
+	c, err := dialIn(a.ns, "tcp", b.echo(b.spec.Addrs[0]), patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	talking := func(when string) {
+		t.Helper()
+		if err := exchange(c, when, patience); err != nil {
+			t.Fatalf("the connection %s: %v", when, err)
+		}
+	}
+	talking("before anything goes")
+
+	// One goes while a pod lives in it. The kernel keeps it over a restart, with
+	// and without a source that answers.
+	source.only(cidr6, second)
+	silent := newAnnounced()
+	for _, s := range []announced{source, silent, source} {
+		w.wantRange(cidr4, true)
+		talking("in a range that goes")
+		w.stop()
+		w.ranges = s
+		w.start(true)
+		select {
+		case <-w.node.Keeper.Known():
+		default:
+			t.Error("after a restart no range is known")
+		}
+		w.wantRange(second, true)
+	}
+	w.ranges = source
+	if _, err := w.node.Core.Delete(t.Context(), a.owner); err != nil {
+		t.Fatal(err)
+	}
+	w.wantRange(cidr4, false)
+	w.wantRange(second, true)
+	if err := talk(w.home, b.echo(b.spec.Addrs[0]), patience); err != nil {
+		t.Errorf("host to a pod of the range that stays: %v", err)
+	}
+	// It comes back.
+	source.only(cidr4, cidr6, second)
+	w.wantRange(cidr4, true)
+	d := w.podIn("d", 12, cidr4)
+	if err := talk(d.ns, b.echo(b.spec.Addrs[0]), patience); err != nil {
+		t.Errorf("a pod of the range that came back: %v", err)
+	}
+}
+
+// must is the range of an address that has one.
+func must(p netip.Prefix, ok bool) netip.Prefix {
+	if !ok {
+		panic("no range")
+	}
+	return p
+}
+
+// TestKernelUninstallKnowsTheRangesByItsPins proves that what was learned is
+// removed without a configuration that says it.
+func TestKernelUninstallKnowsTheRangesByItsPins(t *testing.T) {
+	w, source := newWorld(t), newAnnounced()
+	w.ranges = source
+	w.start(true)
+	source.only(cidr4)
+	w.wantRange(cidr4, true)
+	ranges, err := kernel.PinnedRanges(w.config().BPFDir)
+	if err != nil || !slices.Equal(ranges, []netip.Prefix{cidr4}) {
+		t.Fatalf("the pinned ranges are %v, %v", ranges, err)
+	}
+	if ranges, err := kernel.PinnedRanges(w.config().BPFDir + "-none"); err != nil || len(ranges) != 0 {
+		t.Errorf("the ranges of a directory without pins are %v, %v", ranges, err)
+	}
+}

@@ -5,13 +5,13 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -30,11 +30,10 @@ const ownNode = "node-a"
 
 // nodeAPI is a Kubernetes API, and a sluice-ipam with the rights of the manifests.
 type nodeAPI struct {
-	t          *testing.T
-	dir        string
-	kubeconfig string
-	end        func()
-	flags      []string
+	*apiServer
+	t     *testing.T
+	dir   string
+	flags []string
 
 	process *servicetest.Process // nil: none
 	ipam    ipamv1.IPAMServiceClient
@@ -47,75 +46,30 @@ func newNodeAPI(t *testing.T) *nodeAPI {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	a := &nodeAPI{t: t, dir: dir}
-	plane := filepath.Join(dir, "plane")
-	if err := os.Mkdir(plane, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	bin := os.Getenv("SLUICE_BIN")
-	api := exec.Command(filepath.Join(bin, "test", "sluice-k8s"), "api", plane)
-	api.Stderr = os.Stderr
-	stdin, err := api.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := api.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Start(); err != nil {
-		t.Fatal(err)
-	}
-	a.end = func() {
-		if stdin != io.WriteCloser(nil) {
-			if err := errors.Join(stdin.Close(), api.Wait()); err != nil {
-				t.Error(err)
-			}
-			stdin = nil
-		}
-	}
-	t.Cleanup(a.end)
-	var ready apitest.Ready
-	if err := json.NewDecoder(stdout).Decode(&ready); err != nil {
-		t.Fatalf("the API is not ready: %s", err)
-	}
-	a.kubeconfig = ready.Kubeconfig
+	a := &nodeAPI{apiServer: newAPI(t), t: t, dir: dir}
 	for _, file := range []string{"namespace", "serviceaccount", "clusterrole", "clusterrolebinding"} {
-		a.kubectl("", "apply", "--namespace=sluice-system", "--filename=../../deploy/kubernetes/base/"+file+".yaml")
+		a.kubectl("apply", "--namespace=sluice-system", "--filename=../../deploy/kubernetes/base/"+file+".yaml")
 	}
 	token := filepath.Join(dir, "token")
-	secret := a.kubectl("", "create", "token", "sluice", "--namespace=sluice-system")
+	secret := a.kubectl("create", "token", "sluice", "--namespace=sluice-system")
 	if err := os.WriteFile(token, []byte(secret), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	a.flags = []string{
-		"--mode=kubernetes", "--kubernetes-api=" + ready.Server, "--kubernetes-token=" + token,
-		"--kubernetes-ca=" + filepath.Join(plane, "ca.crt"), "--kubernetes-node=" + ownNode, "--quarantine=0s",
+		"--mode=kubernetes", "--kubernetes-api=" + a.ready.Server, "--kubernetes-token=" + token,
+		"--kubernetes-ca=" + filepath.Join(a.apiServer.dir, "ca.crt"), "--kubernetes-node=" + ownNode, "--quarantine=0s",
 		"--state-dir=" + filepath.Join(dir, "state"), "--socket-path=" + a.socket(), "--socket-group=-1",
-		"--metrics-address=off", "--health-address=127.0.0.1:0",
+		"--socket-also-root=" + strconv.Itoa(os.Getuid()), "--metrics-address=off", "--health-address=127.0.0.1:0",
 	}
 	return a
 }
 
 func (a *nodeAPI) socket() string { return filepath.Join(a.dir, "run", "ipam.sock") }
 
-// kubectl runs it as an administrator.
-func (a *nodeAPI) kubectl(input string, args ...string) string {
-	a.t.Helper()
-	all := append([]string{"--kubeconfig=" + a.kubeconfig, "--cache-dir=" + a.dir}, args...)
-	cmd := exec.CommandContext(a.t.Context(), filepath.Join(os.Getenv("SLUICE_BIN"), "k8s", "kubectl"), all...)
-	cmd.Stdin = strings.NewReader(input)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		a.t.Fatalf("kubectl %s: %s: %s", strings.Join(args, " "), err, out)
-	}
-	return string(out)
-}
-
 // start starts ipam.
 func (a *nodeAPI) start() {
 	a.t.Helper()
-	cmd := exec.Command(filepath.Join(os.Getenv("SLUICE_BIN"), "sluice-ipam"), a.flags...)
+	cmd := exec.Command(program("sluice-ipam"), a.flags...)
 	a.process = servicetest.Start(a.t, cmd, a.socket(), client.Options{WaitForReady: true})
 	a.ipam = ipamv1.NewIPAMServiceClient(a.process.Conn)
 	a.t.Cleanup(a.stop)
@@ -130,27 +84,35 @@ func (a *nodeAPI) stop() {
 	}
 }
 
-// node makes the Node with this pod CIDR, none if it is empty.
+const nodePath = "/api/v1/nodes/" + ownNode
+
+// node makes the Node with these pod CIDRs, none if there are none.
 func (a *nodeAPI) node(podCIDRs ...string) {
 	a.t.Helper()
-	spec := ""
+	a.do(http.MethodPost, "/api/v1/nodes", object{
+		"apiVersion": "v1", "kind": "Node", "metadata": object{"name": ownNode, "labels": object{"kept": "yes"}},
+		"spec": object{"taints": []object{
+			{"key": "other", "effect": "NoSchedule"}, {"key": "node.sluice.io/not-ready", "effect": "NoSchedule"},
+		}},
+	})
+	a.do(http.MethodPatch, nodePath+"/status", object{"status": object{"conditions": []object{
+		{"type": "NetworkUnavailable", "status": "True", "reason": "NoRoute"}, {"type": "Ready", "status": "True"},
+	}}})
 	if len(podCIDRs) > 0 {
-		spec = fmt.Sprintf(`, "podCIDR": %q, "podCIDRs": ["%s"]`, podCIDRs[0], strings.Join(podCIDRs, `","`))
+		a.assign(podCIDRs...)
 	}
-	a.kubectl(fmt.Sprintf(`{"apiVersion": "v1", "kind": "Node", "metadata": {"name": %q, "labels": {"kept": "yes"}},
-		"spec": {"taints": [{"key": "other", "effect": "NoSchedule"},
-			{"key": "node.sluice.io/not-ready", "effect": "NoSchedule"}]%s},
-		"status": {"conditions": [{"type": "NetworkUnavailable", "status": "True", "reason": "NoRoute"}]}}`, ownNode, spec),
-		"create", "--filename=-")
-	a.kubectl("", "patch", "node", ownNode, "--subresource=status", `--patch={"status": {"conditions": [
-		{"type": "NetworkUnavailable", "status": "True", "reason": "NoRoute"}, {"type": "Ready", "status": "True"}]}}`)
 }
 
 // assign is what the controller manager does.
 func (a *nodeAPI) assign(podCIDRs ...string) {
 	a.t.Helper()
-	a.kubectl("", "patch", "node", ownNode, "--patch="+fmt.Sprintf(`{"spec": {"podCIDR": %q, "podCIDRs": ["%s"]}}`,
-		podCIDRs[0], strings.Join(podCIDRs, `","`)))
+	a.do(http.MethodPatch, nodePath, object{"spec": object{"podCIDR": podCIDRs[0], "podCIDRs": podCIDRs}})
+}
+
+// remove deletes the Node.
+func (a *nodeAPI) remove() {
+	a.t.Helper()
+	a.do(http.MethodDelete, nodePath, nil)
 }
 
 // want waits until ipam has these ranges, "PREFIX" or "PREFIX draining", and the
@@ -192,7 +154,7 @@ func (a *nodeAPI) noted(serving, draining, networkUnavailable string) {
 				Conditions []struct{ Type, Status string }
 			}
 		}
-		if err := json.Unmarshal([]byte(a.kubectl("", "get", "node", ownNode, "--output=json")), &n); err != nil {
+		if err := json.Unmarshal(a.do(http.MethodGet, nodePath, nil), &n); err != nil {
 			return err
 		}
 		got := fmt.Sprintf("%s; %s; kept=%s;", n.Metadata.Annotations["node.sluice.io/pod-ranges"],
@@ -275,7 +237,7 @@ func TestAPIRangesAreThoseOfTheNode(t *testing.T) {
 	a.wantAllocated("old", "10.11.0.2", "fd00:11::2")
 
 	// Another Node of the name. What nobody holds is not the machine's any more.
-	a.kubectl("", "delete", "node", ownNode)
+	a.remove()
 	a.want("10.11.0.0/24 draining", "fd00:11::/64 draining")
 	a.wantNone("Node node-a does not exist")
 	a.node("10.12.0.0/24")
@@ -288,7 +250,7 @@ func TestAPIRangesAreThoseOfTheNode(t *testing.T) {
 	a.noted("10.12.0.0/24", "", "False")
 
 	// A range that overlaps one in use is refused by name until that is free.
-	a.kubectl("", "delete", "node", ownNode)
+	a.remove()
 	a.node("10.12.0.0/16")
 	a.wantNone("spec.podCIDRs[0]: 10.12.0.0/16 overlaps 10.12.0.0/24")
 	a.release("new")
@@ -296,7 +258,7 @@ func TestAPIRangesAreThoseOfTheNode(t *testing.T) {
 	a.wantAllocated("last", "10.12.0.2")
 
 	// The API is away: what was served is served, also after a restart.
-	a.end()
+	a.ask(apitest.Kill)
 	a.wantAllocated("without", "10.12.0.3")
 	a.stop()
 	a.start()
@@ -304,6 +266,13 @@ func TestAPIRangesAreThoseOfTheNode(t *testing.T) {
 	a.want("10.12.0.0/16")
 	a.wantAllocated("last", "10.12.0.2")
 	a.wantAllocated("restarted", "10.12.0.4")
+
+	// It comes back with other ranges than before.
+	a.ask(apitest.Start)
+	a.remove()
+	a.node("10.13.0.0/24")
+	a.want("10.13.0.0/24", "10.12.0.0/16 draining")
+	a.noted("10.13.0.0/24", "10.12.0.0/16", "False")
 }
 
 // TestAPIKillWhileRangesChange kills ipam on either side of the write: the next
@@ -318,7 +287,7 @@ func TestAPIKillWhileRangesChange(t *testing.T) {
 		id := fmt.Sprint("held-", i)
 		a.wantAllocated(id, fmt.Sprintf("10.2%d.0.2", i+1))
 		a.process.Faults.KillAt("ipam/ranges/"+place, 1) // the deletion passes
-		a.kubectl("", "delete", "node", ownNode)
+		a.remove()
 		a.want(former + " draining")
 		next := fmt.Sprintf("10.2%d.0.0/24", i+2)
 		a.node(next)

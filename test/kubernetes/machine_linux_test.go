@@ -124,11 +124,15 @@ func (m *machine) spec(of corev1.PodSpec, c corev1.Container) *specs.Spec {
 			capabilities = append(capabilities, "CAP_"+string(name))
 		}
 	}
+	args := slices.Concat(c.Command, c.Args)
+	if c.Name == "ipam" {
+		args = append(args, "--mode=static") // there is no API
+	}
 	spec := &specs.Spec{
 		Version: "1.0.2",
 		Process: &specs.Process{
 			User: specs.User{UID: uint32(*s.RunAsUser), GID: uint32(*s.RunAsGroup)}, //nolint:gosec // of the manifest
-			Args: slices.Concat(c.Command, c.Args), Env: environment(m.t, c), Cwd: "/",
+			Args: args, Env: environment(m.t, c), Cwd: "/",
 			NoNewPrivileges: s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation,
 			Capabilities: &specs.LinuxCapabilities{
 				Bounding: capabilities, Effective: capabilities, Permitted: capabilities,

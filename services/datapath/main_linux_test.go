@@ -761,7 +761,7 @@ func TestKernelEveryCallTellsTheSameAboutAnEndpoint(t *testing.T) {
 	validated, err := n.datapath.CreateEndpoint(ctx, &datapathv1.CreateEndpointRequest{
 		Owner: r.GetOwner(), NetworkNamespace: r.GetNetworkNamespace(), Addresses: r.GetAddresses(), ValidateOnly: true,
 	})
-	if err != nil || validated.GetEndpoint().GetSlot() != 0 || validated.GetEndpoint().GetHostInterface() != nil {
+	if err != nil || validated.GetEndpoint().GetEndpointIndex() != 0 || validated.GetEndpoint().GetHostInterface() != nil {
 		t.Errorf("validate only: %v, %v", validated, err)
 	}
 	created, err := n.datapath.CreateEndpoint(ctx, r)

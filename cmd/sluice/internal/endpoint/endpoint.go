@@ -113,7 +113,8 @@ func shown(e *datapathv1.Endpoint) endpoint {
 		return device{Name: d.GetName(), Index: d.GetIndex(), MAC: d.GetMac()}
 	}
 	shown := endpoint{
-		Owner: workload.OwnerOf(e.GetOwner()), Manager: e.GetManager(), Network: e.GetNetwork(), Slot: e.GetSlot(),
+		Owner: workload.OwnerOf(e.GetOwner()), Manager: e.GetManager(), Network: e.GetNetwork(),
+		Slot:  e.GetEndpointIndex(),
 		State: output.Enum(e.GetState(), "ENDPOINT_STATE_"), Identity: e.GetIdentity(),
 		Labels: workload.LabelTexts(e.GetLabels()), Addresses: e.GetAddresses(),
 		Gateways: e.GetGateways(),

@@ -146,7 +146,7 @@ func endText(address string, port uint32) string {
 
 func explainedPeerOf(p *datapathv1.ExplainedPeer) explainedPeer {
 	shown := explainedPeer{
-		Identity: p.GetIdentity(), Known: p.GetKnown(), IdentityClass: p.GetIdentityClass(), Slot: p.GetSlot(),
+		Identity: p.GetIdentity(), Known: p.GetKnown(), IdentityClass: p.GetIdentityClass(), Slot: p.GetEndpointIndex(),
 		IPCachePrefix: p.GetIpcachePrefix(), Labels: workload.LabelTextsInOrder(p.GetLabels()),
 	}
 	if p.GetOwner() != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -87,7 +88,8 @@ func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 		Owner:            wire.Owner(e.Spec.Owner),
 		Manager:          e.Spec.Manager,
 		Network:          e.Spec.Network,
-		Slot:             uint32(e.Slot),
+		EndpointIndex:    uint32(e.Slot),
+		Slot:             uint32(e.Slot), //nolint:staticcheck // callers of the earlier name read it
 		State:            protoState(e.State),
 		Identity:         e.Identity.Number,
 		Addresses:        wire.Addresses(e.Spec.Addrs),
@@ -122,5 +124,40 @@ func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 }
 
 func protoDifference(d endpoint.Difference) *datapathv1.Difference {
-	return &datapathv1.Difference{Subject: d.Subject, Key: d.Key, Want: d.Want, Have: d.Have}
+	return &datapathv1.Difference{
+		Subject: d.Subject, Key: d.Key, Want: d.Want, Have: d.Have, Target: targetOf(d.Subject),
+	}
+}
+
+// targetOf says what a subject of the core is, which is text for people.
+func targetOf(subject string) *datapathv1.DifferenceTarget {
+	what, inside := strings.CutPrefix(subject, "container ")
+	return &datapathv1.DifferenceTarget{Kind: targetKinds[what], InContainer: inside}
+}
+
+var targetKinds = map[string]datapathv1.TargetKind{
+	"sl_ep":                datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
+	"sl_ip":                datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
+	"policy-word":          datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
+	"identity-word":        datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
+	"policy-table":         datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
+	"pin":                  datapathv1.TargetKind_TARGET_KIND_PIN,
+	endpoint.SubjectFilter: datapathv1.TargetKind_TARGET_KIND_PROGRAM,
+	endpoint.SubjectQdisc:  datapathv1.TargetKind_TARGET_KIND_PROGRAM,
+	endpoint.SubjectTCX:    datapathv1.TargetKind_TARGET_KIND_PROGRAM,
+	endpoint.SubjectDevice: datapathv1.TargetKind_TARGET_KIND_DEVICE,
+	"device state":         datapathv1.TargetKind_TARGET_KIND_DEVICE,
+	"device address":       datapathv1.TargetKind_TARGET_KIND_DEVICE,
+	"device mtu":           datapathv1.TargetKind_TARGET_KIND_DEVICE,
+	"device group":         datapathv1.TargetKind_TARGET_KIND_DEVICE,
+	"address":              datapathv1.TargetKind_TARGET_KIND_ADDRESS,
+	"addresses":            datapathv1.TargetKind_TARGET_KIND_ADDRESS,
+	"node address":         datapathv1.TargetKind_TARGET_KIND_ADDRESS,
+	"route":                datapathv1.TargetKind_TARGET_KIND_ROUTE,
+	"rule":                 datapathv1.TargetKind_TARGET_KIND_RULE,
+	"neighbour":            datapathv1.TargetKind_TARGET_KIND_NEIGHBOUR,
+	"firewall":             datapathv1.TargetKind_TARGET_KIND_FIREWALL,
+	"sysctl":               datapathv1.TargetKind_TARGET_KIND_SYSCTL,
+	"record":               datapathv1.TargetKind_TARGET_KIND_RECORD,
+	"network namespace":    datapathv1.TargetKind_TARGET_KIND_NETWORK_NAMESPACE,
 }

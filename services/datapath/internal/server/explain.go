@@ -113,7 +113,8 @@ func (s *Server) explainedPeer(ctx context.Context, p explain.Peer) *datapathv1.
 		e.IpcachePrefix = p.Entry.String()
 	}
 	if p.Slot != slotmap.NoSlot && p.Slot != slotmap.HostSlot {
-		e.Slot = uint32(p.Slot)
+		e.EndpointIndex = uint32(p.Slot)
+		e.Slot = e.EndpointIndex //nolint:staticcheck // callers of the earlier name read it
 		if spec, ok := s.Core.SpecOfSlot(p.Slot); ok {
 			e.Owner, e.Pod = wire.Owner(spec.Owner), wire.Pod(spec.Pod)
 		}

@@ -84,7 +84,8 @@ func TestExplainTellsEveryStep(t *testing.T) {
 	want := &datapathv1.ExplainResponse{
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: datapathv1.Reason_REASON_POLICY_DENIED,
 		Source: &datapathv1.ExplainedPeer{
-			Identity: 300, Known: true, IdentityClass: 5, Slot: 1, IpcachePrefix: "10.0.0.1/32",
+			Slot:     1, //nolint:staticcheck // as callers of the earlier name see it
+			Identity: 300, Known: true, IdentityClass: 5, EndpointIndex: 1, IpcachePrefix: "10.0.0.1/32",
 			Labels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "reserved", Key: "x"}},
 		},
 		Destination: &datapathv1.ExplainedPeer{Identity: 9},

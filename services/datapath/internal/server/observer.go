@@ -200,9 +200,12 @@ func (s *Server) labelsOf(ctx context.Context, identity uint32) []*workloadv1.La
 func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.ObserveResponse {
 	if e.Type == observe.Repair {
 		return &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Repair{Repair: &datapathv1.AttachmentRepair{
-			Time: timestamppb.New(e.Time), Uuid: uuid(e.ID), NodeName: s.Facts.NodeName, Slot: uint32(e.From.Slot),
+			Time: timestamppb.New(e.Time), Uuid: uuid(e.ID), NodeName: s.Facts.NodeName,
+			EndpointIndex: uint32(e.From.Slot), Slot: uint32(e.From.Slot), //nolint:staticcheck // callers of the earlier name read it
 			Identity: e.SourceIdentity, Error: e.Repair.Err, Owner: wire.Owner(e.From.Owner), Pod: wire.Pod(e.From.Pod),
-			Difference: &datapathv1.Difference{Subject: e.Repair.Subject, Key: e.Repair.Device, Want: e.Repair.Want, Have: e.Repair.Have},
+			Difference: protoDifference(endpoint.Difference{
+				Subject: e.Repair.Subject, Key: e.Repair.Device, Want: e.Repair.Want, Have: e.Repair.Have,
+			}),
 		}}}
 	}
 	f := &datapathv1.Flow{

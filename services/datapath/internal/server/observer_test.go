@@ -214,9 +214,13 @@ func TestRepairIsAMessageOfItsOwn(t *testing.T) {
 		Repair: observe.RepairDetails{Subject: "filter", Device: "sl1", Want: "sluice_from_pod", Have: "nothing", Err: "no room"},
 	}).GetRepair()
 	want := &datapathv1.AttachmentRepair{
-		Uuid: "00000000-0000-0000-0000-000000000000", Time: timestamppb.New(time.Unix(5, 0)), Slot: 3, Identity: 300,
-		Owner:      &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"},
-		Difference: &datapathv1.Difference{Subject: "filter", Key: "sl1", Want: "sluice_from_pod", Have: "nothing"}, Error: "no room",
+		Uuid: "00000000-0000-0000-0000-000000000000", Time: timestamppb.New(time.Unix(5, 0)), EndpointIndex: 3, Identity: 300,
+		Slot:  3, //nolint:staticcheck // as callers of the earlier name see it
+		Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"},
+		Difference: &datapathv1.Difference{
+			Subject: "filter", Key: "sl1", Want: "sluice_from_pod", Have: "nothing",
+			Target: &datapathv1.DifferenceTarget{Kind: datapathv1.TargetKind_TARGET_KIND_PROGRAM},
+		}, Error: "no room",
 	}
 	if !proto.Equal(got, want) {
 		t.Errorf("repair\n got %v\nwant %v", got, want)

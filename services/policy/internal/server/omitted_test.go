@@ -88,6 +88,11 @@ func TestManyProblemsAreCounted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		for _, src := range st.GetSources() {
+			if strings.TrimPrefix(src.GetKind().String(), "SOURCE_KIND_") != strings.ToUpper(src.GetName()) {
+				t.Errorf("the source %q is of the kind %s", src.GetName(), src.GetKind())
+			}
+		}
 		listed, omitted := len(st.GetService().GetProblems()), int(st.GetService().GetOmittedProblemCount())
 		if listed != c.listed || omitted != c.omitted {
 			t.Errorf("%d refused files: %d problems and %d left out, want %d and %d",

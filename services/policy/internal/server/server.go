@@ -290,7 +290,8 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 	out.Incarnation = run[:]
 	for _, src := range st.Sources {
 		out.Sources = append(out.Sources, &policyv1.SourceStatus{
-			Name: src.Name, Manager: src.Manager, Synced: src.Synced, Error: src.Error, Policies: uint32(src.Policies),
+			Name: src.Name, Kind: sourceKinds[src.Name], Manager: src.Manager,
+			Synced: src.Synced, Error: src.Error, Policies: uint32(src.Policies),
 		})
 	}
 	for _, sub := range st.Subscribers {
@@ -300,6 +301,13 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 		})
 	}
 	return out, nil
+}
+
+var sourceKinds = map[string]policyv1.SourceKind{
+	owner.SourceIdentity:   policyv1.SourceKind_SOURCE_KIND_IDENTITY,
+	owner.SourceGRPC:       policyv1.SourceKind_SOURCE_KIND_GRPC,
+	owner.SourceFile:       policyv1.SourceKind_SOURCE_KIND_FILE,
+	owner.SourceKubernetes: policyv1.SourceKind_SOURCE_KIND_KUBERNETES,
 }
 
 func changes(o owner.Outcome) []*policyv1.PolicyChange {

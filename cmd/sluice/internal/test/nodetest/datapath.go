@@ -31,7 +31,8 @@ func (f *observer) Explain(_ context.Context, r *datapathv1.ExplainRequest) (*da
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: datapathv1.Reason_REASON_POLICY_DENIED,
 		Source: &datapathv1.ExplainedPeer{
 			Identity: 300, Known: true, IdentityClass: 4,
-			Owner: &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, Slot: 1, IpcachePrefix: "10.244.0.2/32",
+			Owner:         &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"},
+			EndpointIndex: 1, IpcachePrefix: "10.244.0.2/32",
 			Labels: []*workloadv1.Label{Label("app", "web\a")},
 		},
 		Destination: &datapathv1.ExplainedPeer{Identity: 301, IpcachePrefix: "10.244.0.3/32"},
@@ -103,7 +104,7 @@ func (*datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest,
 ) error {
 	for i, id := range []string{LongID, "evil\x1b[2J"} {
 		e := &datapathv1.Endpoint{
-			Owner: &workloadv1.Owner{ContainerId: id, InterfaceName: "eth0"}, Slot: uint32(i + 1),
+			Owner: &workloadv1.Owner{ContainerId: id, InterfaceName: "eth0"}, EndpointIndex: uint32(i + 1),
 			State:    datapathv1.EndpointState_ENDPOINT_STATE_READY,
 			Identity: 300, Labels: []*workloadv1.Label{Label("app", "web\x1b]0;x\a")}, Mtu: 1500,
 			NetworkNamespace:   "/run/netns/x",

@@ -241,6 +241,100 @@ func (ErrorReason) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{1}
 }
 
+// TargetKind is a kind of thing that an endpoint or the node needs in the kernel
+// or on disk.
+type TargetKind int32
+
+const (
+	// Of a kind that has no number yet: subject names it.
+	TargetKind_TARGET_KIND_UNSPECIFIED TargetKind = 0
+	// Entry of a map.
+	TargetKind_TARGET_KIND_MAP_ENTRY TargetKind = 1
+	// Pin of a map in the bpffs.
+	TargetKind_TARGET_KIND_PIN TargetKind = 2
+	// eBPF program at a device, or what it is attached by.
+	TargetKind_TARGET_KIND_PROGRAM TargetKind = 3
+	// Device: its index, state, hardware address, MTU or group.
+	TargetKind_TARGET_KIND_DEVICE TargetKind = 4
+	// Address of a device.
+	TargetKind_TARGET_KIND_ADDRESS TargetKind = 5
+	// Route.
+	TargetKind_TARGET_KIND_ROUTE TargetKind = 6
+	// Routing rule.
+	TargetKind_TARGET_KIND_RULE TargetKind = 7
+	// Entry of the neighbour table.
+	TargetKind_TARGET_KIND_NEIGHBOUR TargetKind = 8
+	// The firewall's table.
+	TargetKind_TARGET_KIND_FIREWALL TargetKind = 9
+	// Sysctl.
+	TargetKind_TARGET_KIND_SYSCTL TargetKind = 10
+	// Record of an endpoint on disk.
+	TargetKind_TARGET_KIND_RECORD TargetKind = 11
+	// Network namespace.
+	TargetKind_TARGET_KIND_NETWORK_NAMESPACE TargetKind = 12
+)
+
+// Enum value maps for TargetKind.
+var (
+	TargetKind_name = map[int32]string{
+		0:  "TARGET_KIND_UNSPECIFIED",
+		1:  "TARGET_KIND_MAP_ENTRY",
+		2:  "TARGET_KIND_PIN",
+		3:  "TARGET_KIND_PROGRAM",
+		4:  "TARGET_KIND_DEVICE",
+		5:  "TARGET_KIND_ADDRESS",
+		6:  "TARGET_KIND_ROUTE",
+		7:  "TARGET_KIND_RULE",
+		8:  "TARGET_KIND_NEIGHBOUR",
+		9:  "TARGET_KIND_FIREWALL",
+		10: "TARGET_KIND_SYSCTL",
+		11: "TARGET_KIND_RECORD",
+		12: "TARGET_KIND_NETWORK_NAMESPACE",
+	}
+	TargetKind_value = map[string]int32{
+		"TARGET_KIND_UNSPECIFIED":       0,
+		"TARGET_KIND_MAP_ENTRY":         1,
+		"TARGET_KIND_PIN":               2,
+		"TARGET_KIND_PROGRAM":           3,
+		"TARGET_KIND_DEVICE":            4,
+		"TARGET_KIND_ADDRESS":           5,
+		"TARGET_KIND_ROUTE":             6,
+		"TARGET_KIND_RULE":              7,
+		"TARGET_KIND_NEIGHBOUR":         8,
+		"TARGET_KIND_FIREWALL":          9,
+		"TARGET_KIND_SYSCTL":            10,
+		"TARGET_KIND_RECORD":            11,
+		"TARGET_KIND_NETWORK_NAMESPACE": 12,
+	}
+)
+
+func (x TargetKind) Enum() *TargetKind {
+	p := new(TargetKind)
+	*p = x
+	return p
+}
+
+func (x TargetKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TargetKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[2].Descriptor()
+}
+
+func (TargetKind) Type() protoreflect.EnumType {
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[2]
+}
+
+func (x TargetKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TargetKind.Descriptor instead.
+func (TargetKind) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{2}
+}
+
 // Reason says why a packet was forwarded or dropped. The numbers are those of the
 // eBPF programs and are never reused; programs of another release may have
 // others. Below 16 the packet was forwarded or answered, from 16 on dropped, and
@@ -430,11 +524,11 @@ func (x Reason) String() string {
 }
 
 func (Reason) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_datapath_proto_enumTypes[2].Descriptor()
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[3].Descriptor()
 }
 
 func (Reason) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_datapath_proto_enumTypes[2]
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[3]
 }
 
 func (x Reason) Number() protoreflect.EnumNumber {
@@ -443,7 +537,7 @@ func (x Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Reason.Descriptor instead.
 func (Reason) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{2}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{3}
 }
 
 // PolicyMode says what a container's creation waits for.
@@ -487,11 +581,11 @@ func (x PolicyMode) String() string {
 }
 
 func (PolicyMode) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_datapath_proto_enumTypes[3].Descriptor()
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[4].Descriptor()
 }
 
 func (PolicyMode) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_datapath_proto_enumTypes[3]
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[4]
 }
 
 func (x PolicyMode) Number() protoreflect.EnumNumber {
@@ -500,7 +594,7 @@ func (x PolicyMode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PolicyMode.Descriptor instead.
 func (PolicyMode) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{3}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{4}
 }
 
 // Endpoint is one connected container.
@@ -508,8 +602,9 @@ type Endpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whose it is.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Index of the endpoint in the datapath's maps, 1 to 4095. Unique among live
-	// endpoints, reused later.
+	// The same as endpoint_index, under its earlier name.
+	//
+	// Deprecated: Marked as deprecated in sluice/datapath/v1/datapath.proto.
 	Slot uint32 `protobuf:"varint,2,opt,name=slot,proto3" json:"slot,omitempty"`
 	// Where it is in its life.
 	State EndpointState `protobuf:"varint,3,opt,name=state,proto3,enum=sluice.datapath.v1.EndpointState" json:"state,omitempty"`
@@ -546,6 +641,9 @@ type Endpoint struct {
 	// interface of the container. What the container sends from them leaves by this
 	// one all the same, by a routing rule and a table of the interface's own.
 	SourceRouted []string `protobuf:"bytes,18,rep,name=source_routed,json=sourceRouted,proto3" json:"source_routed,omitempty"`
+	// Index of the endpoint in the datapath's maps, 1 to 4095. Unique among live
+	// endpoints, reused later.
+	EndpointIndex uint32 `protobuf:"varint,19,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
 	// Labels as they were given last, by CreateEndpoint or UpdateEndpoint, unfiltered.
 	GivenLabels []*v1.Label `protobuf:"bytes,20,rep,name=given_labels,json=givenLabels,proto3" json:"given_labels,omitempty"`
 	// The identity comes from the Kubernetes pod, and not from given_labels.
@@ -591,6 +689,7 @@ func (x *Endpoint) GetOwner() *v1.Owner {
 	return nil
 }
 
+// Deprecated: Marked as deprecated in sluice/datapath/v1/datapath.proto.
 func (x *Endpoint) GetSlot() uint32 {
 	if x != nil {
 		return x.Slot
@@ -708,6 +807,13 @@ func (x *Endpoint) GetSourceRouted() []string {
 		return x.SourceRouted
 	}
 	return nil
+}
+
+func (x *Endpoint) GetEndpointIndex() uint32 {
+	if x != nil {
+		return x.EndpointIndex
+	}
+	return 0
 }
 
 func (x *Endpoint) GetGivenLabels() []*v1.Label {
@@ -906,7 +1012,7 @@ type CreateEndpointRequest struct {
 	// MTU in bytes; 0 for the node's default.
 	Mtu uint32 `protobuf:"varint,8,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// Check everything that can be checked without changing anything, and answer
-	// with an endpoint that has no slot and no devices.
+	// with an endpoint that has no index and no devices.
 	ValidateOnly bool `protobuf:"varint,9,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	// Who makes the endpoint and knows when it is no longer needed: "cni" for the
 	// CNI plugin, another name for another orchestrator. Empty: not known; then
@@ -1526,7 +1632,9 @@ type Difference struct {
 	// What should be there; empty if nothing.
 	Want string `protobuf:"bytes,3,opt,name=want,proto3" json:"want,omitempty"`
 	// What is there; empty if nothing.
-	Have          string `protobuf:"bytes,4,opt,name=have,proto3" json:"have,omitempty"`
+	Have string `protobuf:"bytes,4,opt,name=have,proto3" json:"have,omitempty"`
+	// What subject is, for programs.
+	Target        *DifferenceTarget `protobuf:"bytes,5,opt,name=target,proto3" json:"target,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1589,6 +1697,68 @@ func (x *Difference) GetHave() string {
 	return ""
 }
 
+func (x *Difference) GetTarget() *DifferenceTarget {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+// DifferenceTarget is what a difference is about.
+type DifferenceTarget struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What kind of thing.
+	Kind TargetKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.datapath.v1.TargetKind" json:"kind,omitempty"`
+	// Whether it is inside of a container; else it is the node's.
+	InContainer   bool `protobuf:"varint,2,opt,name=in_container,json=inContainer,proto3" json:"in_container,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DifferenceTarget) Reset() {
+	*x = DifferenceTarget{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DifferenceTarget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DifferenceTarget) ProtoMessage() {}
+
+func (x *DifferenceTarget) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DifferenceTarget.ProtoReflect.Descriptor instead.
+func (*DifferenceTarget) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *DifferenceTarget) GetKind() TargetKind {
+	if x != nil {
+		return x.Kind
+	}
+	return TargetKind_TARGET_KIND_UNSPECIFIED
+}
+
+func (x *DifferenceTarget) GetInContainer() bool {
+	if x != nil {
+		return x.InContainer
+	}
+	return false
+}
+
 // GetEndpointRequest is the input of GetEndpoint.
 type GetEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1600,7 +1770,7 @@ type GetEndpointRequest struct {
 
 func (x *GetEndpointRequest) Reset() {
 	*x = GetEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1782,7 @@ func (x *GetEndpointRequest) String() string {
 func (*GetEndpointRequest) ProtoMessage() {}
 
 func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +1795,7 @@ func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointRequest.ProtoReflect.Descriptor instead.
 func (*GetEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{14}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetEndpointRequest) GetOwner() *v1.Owner {
@@ -1646,7 +1816,7 @@ type GetEndpointResponse struct {
 
 func (x *GetEndpointResponse) Reset() {
 	*x = GetEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +1828,7 @@ func (x *GetEndpointResponse) String() string {
 func (*GetEndpointResponse) ProtoMessage() {}
 
 func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +1841,7 @@ func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointResponse.ProtoReflect.Descriptor instead.
 func (*GetEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{15}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetEndpointResponse) GetEndpoint() *Endpoint {
@@ -1695,7 +1865,7 @@ type ListEndpointsRequest struct {
 
 func (x *ListEndpointsRequest) Reset() {
 	*x = ListEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1707,7 +1877,7 @@ func (x *ListEndpointsRequest) String() string {
 func (*ListEndpointsRequest) ProtoMessage() {}
 
 func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1720,7 +1890,7 @@ func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{16}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListEndpointsRequest) GetManager() string {
@@ -1748,7 +1918,7 @@ type ListEndpointsResponse struct {
 
 func (x *ListEndpointsResponse) Reset() {
 	*x = ListEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1760,7 +1930,7 @@ func (x *ListEndpointsResponse) String() string {
 func (*ListEndpointsResponse) ProtoMessage() {}
 
 func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1773,7 +1943,7 @@ func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{17}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListEndpointsResponse) GetEndpoint() *Endpoint {
@@ -1794,7 +1964,7 @@ type WatchEndpointsRequest struct {
 
 func (x *WatchEndpointsRequest) Reset() {
 	*x = WatchEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1806,7 +1976,7 @@ func (x *WatchEndpointsRequest) String() string {
 func (*WatchEndpointsRequest) ProtoMessage() {}
 
 func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1819,7 +1989,7 @@ func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{18}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WatchEndpointsRequest) GetResumeToken() []byte {
@@ -1848,7 +2018,7 @@ type WatchEndpointsResponse struct {
 
 func (x *WatchEndpointsResponse) Reset() {
 	*x = WatchEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +2030,7 @@ func (x *WatchEndpointsResponse) String() string {
 func (*WatchEndpointsResponse) ProtoMessage() {}
 
 func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +2043,7 @@ func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{19}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WatchEndpointsResponse) GetResumeToken() []byte {
@@ -1953,7 +2123,7 @@ type Bookmark struct {
 
 func (x *Bookmark) Reset() {
 	*x = Bookmark{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1965,7 +2135,7 @@ func (x *Bookmark) String() string {
 func (*Bookmark) ProtoMessage() {}
 
 func (x *Bookmark) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1978,7 +2148,7 @@ func (x *Bookmark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bookmark.ProtoReflect.Descriptor instead.
 func (*Bookmark) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{20}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Bookmark) GetSnapshotComplete() bool {
@@ -2008,7 +2178,7 @@ type ReclaimEndpointsRequest struct {
 
 func (x *ReclaimEndpointsRequest) Reset() {
 	*x = ReclaimEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2020,7 +2190,7 @@ func (x *ReclaimEndpointsRequest) String() string {
 func (*ReclaimEndpointsRequest) ProtoMessage() {}
 
 func (x *ReclaimEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2033,7 +2203,7 @@ func (x *ReclaimEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReclaimEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ReclaimEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{21}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReclaimEndpointsRequest) GetValidOwners() []*v1.Owner {
@@ -2082,7 +2252,7 @@ type ReclaimEndpointsResponse struct {
 
 func (x *ReclaimEndpointsResponse) Reset() {
 	*x = ReclaimEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2094,7 +2264,7 @@ func (x *ReclaimEndpointsResponse) String() string {
 func (*ReclaimEndpointsResponse) ProtoMessage() {}
 
 func (x *ReclaimEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2107,7 +2277,7 @@ func (x *ReclaimEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReclaimEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ReclaimEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{22}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReclaimEndpointsResponse) GetReclaimed() []*v1.Owner {
@@ -2126,7 +2296,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2308,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2321,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{23}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{24}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -2217,7 +2387,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2229,7 +2399,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2242,7 +2412,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{24}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetStatusResponse) GetService() *v11.ServiceStatus {
@@ -2417,7 +2587,7 @@ type IdentityStream struct {
 
 func (x *IdentityStream) Reset() {
 	*x = IdentityStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2599,7 @@ func (x *IdentityStream) String() string {
 func (*IdentityStream) ProtoMessage() {}
 
 func (x *IdentityStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2612,7 @@ func (x *IdentityStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityStream.ProtoReflect.Descriptor instead.
 func (*IdentityStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{25}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *IdentityStream) GetComplete() bool {
@@ -2490,7 +2660,7 @@ type MapUsage struct {
 
 func (x *MapUsage) Reset() {
 	*x = MapUsage{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +2672,7 @@ func (x *MapUsage) String() string {
 func (*MapUsage) ProtoMessage() {}
 
 func (x *MapUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +2685,7 @@ func (x *MapUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapUsage.ProtoReflect.Descriptor instead.
 func (*MapUsage) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MapUsage) GetName() string {
@@ -2568,7 +2738,7 @@ type ConnectionCounts struct {
 
 func (x *ConnectionCounts) Reset() {
 	*x = ConnectionCounts{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2580,7 +2750,7 @@ func (x *ConnectionCounts) String() string {
 func (*ConnectionCounts) ProtoMessage() {}
 
 func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2593,7 +2763,7 @@ func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectionCounts.ProtoReflect.Descriptor instead.
 func (*ConnectionCounts) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ConnectionCounts) GetLive() uint64 {
@@ -2651,7 +2821,7 @@ type EndpointStateCount struct {
 
 func (x *EndpointStateCount) Reset() {
 	*x = EndpointStateCount{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2663,7 +2833,7 @@ func (x *EndpointStateCount) String() string {
 func (*EndpointStateCount) ProtoMessage() {}
 
 func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2676,7 +2846,7 @@ func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointStateCount.ProtoReflect.Descriptor instead.
 func (*EndpointStateCount) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EndpointStateCount) GetState() EndpointState {
@@ -2712,7 +2882,7 @@ type PacketCounter struct {
 
 func (x *PacketCounter) Reset() {
 	*x = PacketCounter{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2724,7 +2894,7 @@ func (x *PacketCounter) String() string {
 func (*PacketCounter) ProtoMessage() {}
 
 func (x *PacketCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2737,7 +2907,7 @@ func (x *PacketCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketCounter.ProtoReflect.Descriptor instead.
 func (*PacketCounter) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PacketCounter) GetReason() Reason {
@@ -2790,7 +2960,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2802,7 +2972,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2815,7 +2985,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Dependency) GetName() string {
@@ -2850,7 +3020,7 @@ type AuditMapsRequest struct {
 
 func (x *AuditMapsRequest) Reset() {
 	*x = AuditMapsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2862,7 +3032,7 @@ func (x *AuditMapsRequest) String() string {
 func (*AuditMapsRequest) ProtoMessage() {}
 
 func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2875,7 +3045,7 @@ func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsRequest.ProtoReflect.Descriptor instead.
 func (*AuditMapsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AuditMapsRequest) GetRepair() bool {
@@ -2900,7 +3070,7 @@ type AuditMapsResponse struct {
 
 func (x *AuditMapsResponse) Reset() {
 	*x = AuditMapsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2912,7 +3082,7 @@ func (x *AuditMapsResponse) String() string {
 func (*AuditMapsResponse) ProtoMessage() {}
 
 func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2925,7 +3095,7 @@ func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsResponse.ProtoReflect.Descriptor instead.
 func (*AuditMapsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AuditMapsResponse) GetDifference() *Difference {
@@ -2962,7 +3132,7 @@ type DumpMapRequest struct {
 
 func (x *DumpMapRequest) Reset() {
 	*x = DumpMapRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2974,7 +3144,7 @@ func (x *DumpMapRequest) String() string {
 func (*DumpMapRequest) ProtoMessage() {}
 
 func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2987,7 +3157,7 @@ func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapRequest.ProtoReflect.Descriptor instead.
 func (*DumpMapRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DumpMapRequest) GetName() string {
@@ -3020,7 +3190,7 @@ type DumpMapResponse struct {
 
 func (x *DumpMapResponse) Reset() {
 	*x = DumpMapResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3032,7 +3202,7 @@ func (x *DumpMapResponse) String() string {
 func (*DumpMapResponse) ProtoMessage() {}
 
 func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3045,7 +3215,7 @@ func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapResponse.ProtoReflect.Descriptor instead.
 func (*DumpMapResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DumpMapResponse) GetKey() string {
@@ -3073,10 +3243,10 @@ var File_sluice_datapath_v1_datapath_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\x92\a\n" +
+	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\xbd\a\n" +
 	"\bEndpoint\x12/\n" +
-	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
-	"\x04slot\x18\x02 \x01(\rR\x04slot\x127\n" +
+	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x16\n" +
+	"\x04slot\x18\x02 \x01(\rB\x02\x18\x01R\x04slot\x127\n" +
 	"\x05state\x18\x03 \x01(\x0e2!.sluice.datapath.v1.EndpointStateR\x05state\x12\x1a\n" +
 	"\bidentity\x18\x04 \x01(\rR\bidentity\x121\n" +
 	"\x06labels\x18\x05 \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x12\x1c\n" +
@@ -3095,7 +3265,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\amanager\x18\x0f \x01(\tR\amanager\x12\x18\n" +
 	"\anetwork\x18\x10 \x01(\tR\anetwork\x122\n" +
 	"\x03pod\x18\x11 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12#\n" +
-	"\rsource_routed\x18\x12 \x03(\tR\fsourceRouted\x12<\n" +
+	"\rsource_routed\x18\x12 \x03(\tR\fsourceRouted\x12%\n" +
+	"\x0eendpoint_index\x18\x13 \x01(\rR\rendpointIndex\x12<\n" +
 	"\fgiven_labels\x18\x14 \x03(\v2\x19.sluice.workload.v1.LabelR\vgivenLabels\x12&\n" +
 	"\x0flabels_from_pod\x18\x15 \x01(\bR\rlabelsFromPod\"\xba\x01\n" +
 	"\x0eEndpointPolicy\x12\x1a\n" +
@@ -3154,13 +3325,17 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x11network_namespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xff\x1fR\x10networkNamespace\x120\n" +
 	"\taddresses\x18\x03 \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x10\"\br\x06\xba\x01\x01%p\x01R\taddresses\"Y\n" +
 	"\x15CheckEndpointResponse\x12@\n" +
-	"\vdifferences\x18\x01 \x03(\v2\x1e.sluice.datapath.v1.DifferenceR\vdifferences\"`\n" +
+	"\vdifferences\x18\x01 \x03(\v2\x1e.sluice.datapath.v1.DifferenceR\vdifferences\"\x9e\x01\n" +
 	"\n" +
 	"Difference\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x12\n" +
 	"\x04want\x18\x03 \x01(\tR\x04want\x12\x12\n" +
-	"\x04have\x18\x04 \x01(\tR\x04have\"M\n" +
+	"\x04have\x18\x04 \x01(\tR\x04have\x12<\n" +
+	"\x06target\x18\x05 \x01(\v2$.sluice.datapath.v1.DifferenceTargetR\x06target\"i\n" +
+	"\x10DifferenceTarget\x122\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1e.sluice.datapath.v1.TargetKindR\x04kind\x12!\n" +
+	"\fin_container\x18\x02 \x01(\bR\vinContainer\"M\n" +
 	"\x12GetEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\"O\n" +
 	"\x13GetEndpointResponse\x128\n" +
@@ -3296,7 +3471,23 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	" ERROR_REASON_ADDRESSES_NOT_LOCAL\x10\x12\x12\x1e\n" +
 	"\x1aERROR_REASON_MAP_NOT_FOUND\x10\x13\x12 \n" +
 	"\x1cERROR_REASON_FOREIGN_MANAGER\x10\x14\x12'\n" +
-	"#ERROR_REASON_LABELS_FROM_KUBERNETES\x10\x15*\xa1\b\n" +
+	"#ERROR_REASON_LABELS_FROM_KUBERNETES\x10\x15*\xd8\x02\n" +
+	"\n" +
+	"TargetKind\x12\x1b\n" +
+	"\x17TARGET_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15TARGET_KIND_MAP_ENTRY\x10\x01\x12\x13\n" +
+	"\x0fTARGET_KIND_PIN\x10\x02\x12\x17\n" +
+	"\x13TARGET_KIND_PROGRAM\x10\x03\x12\x16\n" +
+	"\x12TARGET_KIND_DEVICE\x10\x04\x12\x17\n" +
+	"\x13TARGET_KIND_ADDRESS\x10\x05\x12\x15\n" +
+	"\x11TARGET_KIND_ROUTE\x10\x06\x12\x14\n" +
+	"\x10TARGET_KIND_RULE\x10\a\x12\x19\n" +
+	"\x15TARGET_KIND_NEIGHBOUR\x10\b\x12\x18\n" +
+	"\x14TARGET_KIND_FIREWALL\x10\t\x12\x16\n" +
+	"\x12TARGET_KIND_SYSCTL\x10\n" +
+	"\x12\x16\n" +
+	"\x12TARGET_KIND_RECORD\x10\v\x12!\n" +
+	"\x1dTARGET_KIND_NETWORK_NAMESPACE\x10\f*\xa1\b\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_FORWARDED_TO_POD\x10\x01\x12\"\n" +
@@ -3372,130 +3563,134 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 	return file_sluice_datapath_v1_datapath_proto_rawDescData
 }
 
-var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),               // 0: sluice.datapath.v1.EndpointState
 	(ErrorReason)(0),                 // 1: sluice.datapath.v1.ErrorReason
-	(Reason)(0),                      // 2: sluice.datapath.v1.Reason
-	(PolicyMode)(0),                  // 3: sluice.datapath.v1.PolicyMode
-	(*Endpoint)(nil),                 // 4: sluice.datapath.v1.Endpoint
-	(*EndpointPolicy)(nil),           // 5: sluice.datapath.v1.EndpointPolicy
-	(*Interface)(nil),                // 6: sluice.datapath.v1.Interface
-	(*CreateEndpointRequest)(nil),    // 7: sluice.datapath.v1.CreateEndpointRequest
-	(*CreateEndpointResponse)(nil),   // 8: sluice.datapath.v1.CreateEndpointResponse
-	(*GivenLabels)(nil),              // 9: sluice.datapath.v1.GivenLabels
-	(*GivenPorts)(nil),               // 10: sluice.datapath.v1.GivenPorts
-	(*UpdateEndpointRequest)(nil),    // 11: sluice.datapath.v1.UpdateEndpointRequest
-	(*UpdateEndpointResponse)(nil),   // 12: sluice.datapath.v1.UpdateEndpointResponse
-	(*DeleteEndpointRequest)(nil),    // 13: sluice.datapath.v1.DeleteEndpointRequest
-	(*DeleteEndpointResponse)(nil),   // 14: sluice.datapath.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),     // 15: sluice.datapath.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),    // 16: sluice.datapath.v1.CheckEndpointResponse
-	(*Difference)(nil),               // 17: sluice.datapath.v1.Difference
-	(*GetEndpointRequest)(nil),       // 18: sluice.datapath.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),      // 19: sluice.datapath.v1.GetEndpointResponse
-	(*ListEndpointsRequest)(nil),     // 20: sluice.datapath.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),    // 21: sluice.datapath.v1.ListEndpointsResponse
-	(*WatchEndpointsRequest)(nil),    // 22: sluice.datapath.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),   // 23: sluice.datapath.v1.WatchEndpointsResponse
-	(*Bookmark)(nil),                 // 24: sluice.datapath.v1.Bookmark
-	(*ReclaimEndpointsRequest)(nil),  // 25: sluice.datapath.v1.ReclaimEndpointsRequest
-	(*ReclaimEndpointsResponse)(nil), // 26: sluice.datapath.v1.ReclaimEndpointsResponse
-	(*GetStatusRequest)(nil),         // 27: sluice.datapath.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 28: sluice.datapath.v1.GetStatusResponse
-	(*IdentityStream)(nil),           // 29: sluice.datapath.v1.IdentityStream
-	(*MapUsage)(nil),                 // 30: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),         // 31: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),       // 32: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),            // 33: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),               // 34: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),         // 35: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),        // 36: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),           // 37: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),          // 38: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                 // 39: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                 // 40: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),             // 41: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),    // 42: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),          // 43: sluice.workload.v1.PodReference
-	(*v11.ServiceStatus)(nil),        // 44: sluice.status.v1.ServiceStatus
-	(v12.Direction)(0),               // 45: sluice.net.v1.Direction
+	(TargetKind)(0),                  // 2: sluice.datapath.v1.TargetKind
+	(Reason)(0),                      // 3: sluice.datapath.v1.Reason
+	(PolicyMode)(0),                  // 4: sluice.datapath.v1.PolicyMode
+	(*Endpoint)(nil),                 // 5: sluice.datapath.v1.Endpoint
+	(*EndpointPolicy)(nil),           // 6: sluice.datapath.v1.EndpointPolicy
+	(*Interface)(nil),                // 7: sluice.datapath.v1.Interface
+	(*CreateEndpointRequest)(nil),    // 8: sluice.datapath.v1.CreateEndpointRequest
+	(*CreateEndpointResponse)(nil),   // 9: sluice.datapath.v1.CreateEndpointResponse
+	(*GivenLabels)(nil),              // 10: sluice.datapath.v1.GivenLabels
+	(*GivenPorts)(nil),               // 11: sluice.datapath.v1.GivenPorts
+	(*UpdateEndpointRequest)(nil),    // 12: sluice.datapath.v1.UpdateEndpointRequest
+	(*UpdateEndpointResponse)(nil),   // 13: sluice.datapath.v1.UpdateEndpointResponse
+	(*DeleteEndpointRequest)(nil),    // 14: sluice.datapath.v1.DeleteEndpointRequest
+	(*DeleteEndpointResponse)(nil),   // 15: sluice.datapath.v1.DeleteEndpointResponse
+	(*CheckEndpointRequest)(nil),     // 16: sluice.datapath.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),    // 17: sluice.datapath.v1.CheckEndpointResponse
+	(*Difference)(nil),               // 18: sluice.datapath.v1.Difference
+	(*DifferenceTarget)(nil),         // 19: sluice.datapath.v1.DifferenceTarget
+	(*GetEndpointRequest)(nil),       // 20: sluice.datapath.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),      // 21: sluice.datapath.v1.GetEndpointResponse
+	(*ListEndpointsRequest)(nil),     // 22: sluice.datapath.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),    // 23: sluice.datapath.v1.ListEndpointsResponse
+	(*WatchEndpointsRequest)(nil),    // 24: sluice.datapath.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),   // 25: sluice.datapath.v1.WatchEndpointsResponse
+	(*Bookmark)(nil),                 // 26: sluice.datapath.v1.Bookmark
+	(*ReclaimEndpointsRequest)(nil),  // 27: sluice.datapath.v1.ReclaimEndpointsRequest
+	(*ReclaimEndpointsResponse)(nil), // 28: sluice.datapath.v1.ReclaimEndpointsResponse
+	(*GetStatusRequest)(nil),         // 29: sluice.datapath.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 30: sluice.datapath.v1.GetStatusResponse
+	(*IdentityStream)(nil),           // 31: sluice.datapath.v1.IdentityStream
+	(*MapUsage)(nil),                 // 32: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),         // 33: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),       // 34: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),            // 35: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),               // 36: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),         // 37: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),        // 38: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),           // 39: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),          // 40: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                 // 41: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                 // 42: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),             // 43: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),    // 44: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),          // 45: sluice.workload.v1.PodReference
+	(*v11.ServiceStatus)(nil),        // 46: sluice.status.v1.ServiceStatus
+	(v12.Direction)(0),               // 47: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	39, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	41, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	40, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
-	6,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
-	6,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	41, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	42, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
-	5,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	43, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	40, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
-	39, // 10: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	42, // 11: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	40, // 12: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	41, // 13: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	43, // 14: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
-	4,  // 15: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	40, // 16: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
-	41, // 17: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
-	39, // 18: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	9,  // 19: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
-	10, // 20: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
-	4,  // 21: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	39, // 22: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	39, // 23: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	17, // 24: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
-	39, // 25: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	4,  // 26: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	4,  // 27: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	4,  // 28: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	39, // 29: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	24, // 30: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	39, // 31: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	39, // 32: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	44, // 33: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	3,  // 34: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
-	32, // 35: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	33, // 36: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	34, // 37: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	30, // 38: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	31, // 39: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	29, // 40: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
-	42, // 41: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
-	0,  // 42: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	2,  // 43: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
-	45, // 44: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	17, // 45: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	7,  // 46: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	11, // 47: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
-	13, // 48: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	15, // 49: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	18, // 50: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	20, // 51: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	22, // 52: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	25, // 53: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	27, // 54: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	35, // 55: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	37, // 56: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	8,  // 57: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	12, // 58: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
-	14, // 59: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	16, // 60: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	19, // 61: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	21, // 62: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	23, // 63: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	26, // 64: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	28, // 65: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	36, // 66: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	38, // 67: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	57, // [57:68] is the sub-list for method output_type
-	46, // [46:57] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	42, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	7,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
+	7,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
+	43, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	44, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	6,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
+	45, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	42, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
+	41, // 10: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	44, // 11: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	42, // 12: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	43, // 13: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	45, // 14: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	5,  // 15: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	42, // 16: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
+	43, // 17: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
+	41, // 18: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	10, // 19: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
+	11, // 20: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
+	5,  // 21: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	41, // 22: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	41, // 23: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	18, // 24: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
+	19, // 25: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
+	2,  // 26: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
+	41, // 27: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	5,  // 28: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	5,  // 29: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	5,  // 30: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
+	41, // 31: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	26, // 32: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
+	41, // 33: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	41, // 34: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	46, // 35: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	4,  // 36: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
+	34, // 37: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	35, // 38: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	36, // 39: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	32, // 40: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	33, // 41: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	31, // 42: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
+	44, // 43: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
+	0,  // 44: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	3,  // 45: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	47, // 46: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	18, // 47: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	8,  // 48: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	12, // 49: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
+	14, // 50: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	16, // 51: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	20, // 52: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	22, // 53: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	24, // 54: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	27, // 55: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	29, // 56: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	37, // 57: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	39, // 58: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	9,  // 59: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	13, // 60: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
+	15, // 61: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	17, // 62: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	21, // 63: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	23, // 64: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	25, // 65: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	28, // 66: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	30, // 67: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	38, // 68: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	40, // 69: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	59, // [59:70] is the sub-list for method output_type
+	48, // [48:59] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -3503,7 +3698,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 	if File_sluice_datapath_v1_datapath_proto != nil {
 		return
 	}
-	file_sluice_datapath_v1_datapath_proto_msgTypes[19].OneofWrappers = []any{
+	file_sluice_datapath_v1_datapath_proto_msgTypes[20].OneofWrappers = []any{
 		(*WatchEndpointsResponse_Upsert)(nil),
 		(*WatchEndpointsResponse_Delete)(nil),
 		(*WatchEndpointsResponse_Bookmark)(nil),
@@ -3513,8 +3708,8 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   35,
+			NumEnums:      5,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -100,7 +100,7 @@ type DatapathServiceClient interface {
 	// GetEndpoint gives one endpoint. NOT_FOUND: none of that owner.
 	GetEndpoint(ctx context.Context, in *GetEndpointRequest, opts ...grpc.CallOption) (*GetEndpointResponse, error)
 	// ListEndpoints streams the endpoints as of one point in time, sorted by
-	// slot; those of one manager or network if the request names it.
+	// endpoint index; those of one manager or network if the request names it.
 	ListEndpoints(ctx context.Context, in *ListEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListEndpointsResponse], error)
 	// WatchEndpoints sends every endpoint, then a bookmark with
 	// snapshot_complete, then changes as they happen. Idle bookmarks carry newer
@@ -357,7 +357,7 @@ type DatapathServiceServer interface {
 	// GetEndpoint gives one endpoint. NOT_FOUND: none of that owner.
 	GetEndpoint(context.Context, *GetEndpointRequest) (*GetEndpointResponse, error)
 	// ListEndpoints streams the endpoints as of one point in time, sorted by
-	// slot; those of one manager or network if the request names it.
+	// endpoint index; those of one manager or network if the request names it.
 	ListEndpoints(*ListEndpointsRequest, grpc.ServerStreamingServer[ListEndpointsResponse]) error
 	// WatchEndpoints sends every endpoint, then a bookmark with
 	// snapshot_complete, then changes as they happen. Idle bookmarks carry newer

@@ -731,7 +731,9 @@ type AttachmentRepair struct {
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	// The endpoint.
 	Owner *v1.Owner `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Slot of the endpoint.
+	// The same as endpoint_index, under its earlier name.
+	//
+	// Deprecated: Marked as deprecated in sluice/datapath/v1/observer.proto.
 	Slot uint32 `protobuf:"varint,3,opt,name=slot,proto3" json:"slot,omitempty"`
 	// Identity of the endpoint.
 	Identity uint32 `protobuf:"varint,4,opt,name=identity,proto3" json:"identity,omitempty"`
@@ -745,7 +747,9 @@ type AttachmentRepair struct {
 	// Name of the node.
 	NodeName string `protobuf:"bytes,8,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	// Kubernetes pod of the endpoint; unset without one.
-	Pod           *v1.PodReference `protobuf:"bytes,9,opt,name=pod,proto3" json:"pod,omitempty"`
+	Pod *v1.PodReference `protobuf:"bytes,9,opt,name=pod,proto3" json:"pod,omitempty"`
+	// Index of the endpoint in the datapath's maps.
+	EndpointIndex uint32 `protobuf:"varint,10,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -794,6 +798,7 @@ func (x *AttachmentRepair) GetOwner() *v1.Owner {
 	return nil
 }
 
+// Deprecated: Marked as deprecated in sluice/datapath/v1/observer.proto.
 func (x *AttachmentRepair) GetSlot() uint32 {
 	if x != nil {
 		return x.Slot
@@ -841,6 +846,13 @@ func (x *AttachmentRepair) GetPod() *v1.PodReference {
 		return x.Pod
 	}
 	return nil
+}
+
+func (x *AttachmentRepair) GetEndpointIndex() uint32 {
+	if x != nil {
+		return x.EndpointIndex
+	}
+	return 0
 }
 
 // Flow is what happened to one packet. What proxies and services will tell (a
@@ -1570,14 +1582,18 @@ type ExplainedPeer struct {
 	IdentityClass uint32 `protobuf:"varint,3,opt,name=identity_class,json=identityClass,proto3" json:"identity_class,omitempty"`
 	// Endpoint, if it is of this node.
 	Owner *v1.Owner `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Slot of the endpoint; 0 for the host.
+	// The same as endpoint_index, under its earlier name.
+	//
+	// Deprecated: Marked as deprecated in sluice/datapath/v1/observer.proto.
 	Slot uint32 `protobuf:"varint,5,opt,name=slot,proto3" json:"slot,omitempty"`
 	// Prefix in the ipcache that holds the address; empty: none does.
 	IpcachePrefix string `protobuf:"bytes,6,opt,name=ipcache_prefix,json=ipcachePrefix,proto3" json:"ipcache_prefix,omitempty"`
 	// Labels, if known.
 	Labels []*v1.Label `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Kubernetes pod of the endpoint; unset without one.
-	Pod           *v1.PodReference `protobuf:"bytes,8,opt,name=pod,proto3" json:"pod,omitempty"`
+	Pod *v1.PodReference `protobuf:"bytes,8,opt,name=pod,proto3" json:"pod,omitempty"`
+	// Index of the endpoint in the datapath's maps; 0 for the host.
+	EndpointIndex uint32 `protobuf:"varint,9,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1640,6 +1656,7 @@ func (x *ExplainedPeer) GetOwner() *v1.Owner {
 	return nil
 }
 
+// Deprecated: Marked as deprecated in sluice/datapath/v1/observer.proto.
 func (x *ExplainedPeer) GetSlot() uint32 {
 	if x != nil {
 		return x.Slot
@@ -1666,6 +1683,13 @@ func (x *ExplainedPeer) GetPod() *v1.PodReference {
 		return x.Pod
 	}
 	return nil
+}
+
+func (x *ExplainedPeer) GetEndpointIndex() uint32 {
+	if x != nil {
+		return x.EndpointIndex
+	}
+	return 0
 }
 
 // ExplainedSide is what one side's tables say, step by step.
@@ -1935,11 +1959,11 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x04flow\x18\x01 \x01(\v2\x18.sluice.datapath.v1.FlowH\x00R\x04flow\x124\n" +
 	"\x04lost\x18\x02 \x01(\v2\x1e.sluice.datapath.v1.LostEventsH\x00R\x04lost\x12>\n" +
 	"\x06repair\x18\x03 \x01(\v2$.sluice.datapath.v1.AttachmentRepairH\x00R\x06repairB\a\n" +
-	"\x05event\"\xde\x02\n" +
+	"\x05event\"\x89\x03\n" +
 	"\x10AttachmentRepair\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12/\n" +
-	"\x05owner\x18\x02 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
-	"\x04slot\x18\x03 \x01(\rR\x04slot\x12\x1a\n" +
+	"\x05owner\x18\x02 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x16\n" +
+	"\x04slot\x18\x03 \x01(\rB\x02\x18\x01R\x04slot\x12\x1a\n" +
 	"\bidentity\x18\x04 \x01(\rR\bidentity\x12>\n" +
 	"\n" +
 	"difference\x18\x05 \x01(\v2\x1e.sluice.datapath.v1.DifferenceR\n" +
@@ -1947,7 +1971,9 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12\x12\n" +
 	"\x04uuid\x18\a \x01(\tR\x04uuid\x12\x1b\n" +
 	"\tnode_name\x18\b \x01(\tR\bnodeName\x122\n" +
-	"\x03pod\x18\t \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\"\xbe\x06\n" +
+	"\x03pod\x18\t \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12%\n" +
+	"\x0eendpoint_index\x18\n" +
+	" \x01(\rR\rendpointIndex\"\xbe\x06\n" +
 	"\x04Flow\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x1b\n" +
@@ -2013,16 +2039,17 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\aingress\x18\x06 \x01(\v2!.sluice.datapath.v1.ExplainedSideR\aingress\x12>\n" +
 	"\n" +
 	"connection\x18\a \x01(\v2\x1e.sluice.datapath.v1.ConnectionR\n" +
-	"connection\"\xbb\x02\n" +
+	"connection\"\xe6\x02\n" +
 	"\rExplainedPeer\x12\x1a\n" +
 	"\bidentity\x18\x01 \x01(\rR\bidentity\x12\x14\n" +
 	"\x05known\x18\x02 \x01(\bR\x05known\x12%\n" +
 	"\x0eidentity_class\x18\x03 \x01(\rR\ridentityClass\x12/\n" +
-	"\x05owner\x18\x04 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
-	"\x04slot\x18\x05 \x01(\rR\x04slot\x12%\n" +
+	"\x05owner\x18\x04 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x16\n" +
+	"\x04slot\x18\x05 \x01(\rB\x02\x18\x01R\x04slot\x12%\n" +
 	"\x0eipcache_prefix\x18\x06 \x01(\tR\ripcachePrefix\x121\n" +
 	"\x06labels\x18\a \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x122\n" +
-	"\x03pod\x18\b \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\"\xe0\x01\n" +
+	"\x03pod\x18\b \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12%\n" +
+	"\x0eendpoint_index\x18\t \x01(\rR\rendpointIndex\"\xe0\x01\n" +
 	"\rExplainedSide\x129\n" +
 	"\averdict\x18\x01 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\averdict\x12%\n" +
 	"\x0eidentity_class\x18\x02 \x01(\rR\ridentityClass\x12!\n" +

@@ -287,6 +287,67 @@ func (ChangeType) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{2}
 }
 
+// SourceKind is where policies, or identities, come from.
+type SourceKind int32
+
+const (
+	// Of a kind that has no number yet: the name says it.
+	SourceKind_SOURCE_KIND_UNSPECIFIED SourceKind = 0
+	// The identity service.
+	SourceKind_SOURCE_KIND_IDENTITY SourceKind = 1
+	// Calls of this service.
+	SourceKind_SOURCE_KIND_GRPC SourceKind = 2
+	// Files of a directory.
+	SourceKind_SOURCE_KIND_FILE SourceKind = 3
+	// A Kubernetes API.
+	SourceKind_SOURCE_KIND_KUBERNETES SourceKind = 4
+)
+
+// Enum value maps for SourceKind.
+var (
+	SourceKind_name = map[int32]string{
+		0: "SOURCE_KIND_UNSPECIFIED",
+		1: "SOURCE_KIND_IDENTITY",
+		2: "SOURCE_KIND_GRPC",
+		3: "SOURCE_KIND_FILE",
+		4: "SOURCE_KIND_KUBERNETES",
+	}
+	SourceKind_value = map[string]int32{
+		"SOURCE_KIND_UNSPECIFIED": 0,
+		"SOURCE_KIND_IDENTITY":    1,
+		"SOURCE_KIND_GRPC":        2,
+		"SOURCE_KIND_FILE":        3,
+		"SOURCE_KIND_KUBERNETES":  4,
+	}
+)
+
+func (x SourceKind) Enum() *SourceKind {
+	p := new(SourceKind)
+	*p = x
+	return p
+}
+
+func (x SourceKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SourceKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_policy_v1_policy_proto_enumTypes[3].Descriptor()
+}
+
+func (SourceKind) Type() protoreflect.EnumType {
+	return &file_sluice_policy_v1_policy_proto_enumTypes[3]
+}
+
+func (x SourceKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SourceKind.Descriptor instead.
+func (SourceKind) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{3}
+}
+
 // PolicyKey names a policy.
 type PolicyKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2852,7 +2913,9 @@ type SourceStatus struct {
 	// this run, has a state of its own.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Policies in force that it brought.
-	Policies      uint32 `protobuf:"varint,5,opt,name=policies,proto3" json:"policies,omitempty"`
+	Policies uint32 `protobuf:"varint,5,opt,name=policies,proto3" json:"policies,omitempty"`
+	// What name says, for programs.
+	Kind          SourceKind `protobuf:"varint,6,opt,name=kind,proto3,enum=sluice.policy.v1.SourceKind" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2920,6 +2983,13 @@ func (x *SourceStatus) GetPolicies() uint32 {
 		return x.Policies
 	}
 	return 0
+}
+
+func (x *SourceStatus) GetKind() SourceKind {
+	if x != nil {
+		return x.Kind
+	}
+	return SourceKind_SOURCE_KIND_UNSPECIFIED
 }
 
 // SubscriberStatus is the state of one subscriber.
@@ -3242,13 +3312,14 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\vincarnation\x18\r \x01(\fR\vincarnation\x12G\n" +
 	" policies_with_unsupported_fields\x18\x0e \x01(\rR\x1dpoliciesWithUnsupportedFields\x12H\n" +
 	"\x0estore_revision\x18\x10 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevisionJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\f\x10\rR\aversionR\n" +
-	"start_timeR\bproblems\"\x86\x01\n" +
+	"start_timeR\bproblems\"\xb8\x01\n" +
 	"\fSourceStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06synced\x18\x02 \x01(\bR\x06synced\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\x12\x18\n" +
 	"\amanager\x18\x04 \x01(\tR\amanager\x12\x1a\n" +
-	"\bpolicies\x18\x05 \x01(\rR\bpolicies\"\x8e\x02\n" +
+	"\bpolicies\x18\x05 \x01(\rR\bpolicies\x120\n" +
+	"\x04kind\x18\x06 \x01(\x0e2\x1c.sluice.policy.v1.SourceKindR\x04kind\"\x8e\x02\n" +
 	"\x10SubscriberStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tconnected\x18\x02 \x01(\bR\tconnected\x12\x1a\n" +
@@ -3292,7 +3363,14 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x14CHANGE_TYPE_REPLACED\x10\x02\x12\x19\n" +
 	"\x15CHANGE_TYPE_UNCHANGED\x10\x03\x12\x17\n" +
 	"\x13CHANGE_TYPE_DELETED\x10\x04\x12\x16\n" +
-	"\x12CHANGE_TYPE_ABSENT\x10\x052\xf6\t\n" +
+	"\x12CHANGE_TYPE_ABSENT\x10\x05*\x8b\x01\n" +
+	"\n" +
+	"SourceKind\x12\x1b\n" +
+	"\x17SOURCE_KIND_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14SOURCE_KIND_IDENTITY\x10\x01\x12\x14\n" +
+	"\x10SOURCE_KIND_GRPC\x10\x02\x12\x14\n" +
+	"\x10SOURCE_KIND_FILE\x10\x03\x12\x1a\n" +
+	"\x16SOURCE_KIND_KUBERNETES\x10\x042\xf6\t\n" +
 	"\rPolicyService\x12c\n" +
 	"\x0eUpsertPolicies\x12'.sluice.policy.v1.UpsertPoliciesRequest\x1a(.sluice.policy.v1.UpsertPoliciesResponse\x12c\n" +
 	"\x0eDeletePolicies\x12'.sluice.policy.v1.DeletePoliciesRequest\x1a(.sluice.policy.v1.DeletePoliciesResponse\x12f\n" +
@@ -3322,145 +3400,147 @@ func file_sluice_policy_v1_policy_proto_rawDescGZIP() []byte {
 	return file_sluice_policy_v1_policy_proto_rawDescData
 }
 
-var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
 var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(ErrorReason)(0),                  // 0: sluice.policy.v1.ErrorReason
 	(PolicyNoteKind)(0),               // 1: sluice.policy.v1.PolicyNoteKind
 	(ChangeType)(0),                   // 2: sluice.policy.v1.ChangeType
-	(*PolicyKey)(nil),                 // 3: sluice.policy.v1.PolicyKey
-	(*UpsertPoliciesRequest)(nil),     // 4: sluice.policy.v1.UpsertPoliciesRequest
-	(*UpsertPoliciesResponse)(nil),    // 5: sluice.policy.v1.UpsertPoliciesResponse
-	(*ReplacePoliciesRequest)(nil),    // 6: sluice.policy.v1.ReplacePoliciesRequest
-	(*ReplacePoliciesResponse)(nil),   // 7: sluice.policy.v1.ReplacePoliciesResponse
-	(*CompleteSourceRequest)(nil),     // 8: sluice.policy.v1.CompleteSourceRequest
-	(*CompleteSourceResponse)(nil),    // 9: sluice.policy.v1.CompleteSourceResponse
-	(*PolicyChange)(nil),              // 10: sluice.policy.v1.PolicyChange
-	(*PolicyNote)(nil),                // 11: sluice.policy.v1.PolicyNote
-	(*DeletePoliciesRequest)(nil),     // 12: sluice.policy.v1.DeletePoliciesRequest
-	(*DeletePoliciesResponse)(nil),    // 13: sluice.policy.v1.DeletePoliciesResponse
-	(*ConfirmPoliciesRequest)(nil),    // 14: sluice.policy.v1.ConfirmPoliciesRequest
-	(*ConfirmPoliciesResponse)(nil),   // 15: sluice.policy.v1.ConfirmPoliciesResponse
-	(*ListPoliciesRequest)(nil),       // 16: sluice.policy.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 17: sluice.policy.v1.ListPoliciesResponse
-	(*Policy)(nil),                    // 18: sluice.policy.v1.Policy
-	(*GetPolicyTableRequest)(nil),     // 19: sluice.policy.v1.GetPolicyTableRequest
-	(*GetPolicyTableResponse)(nil),    // 20: sluice.policy.v1.GetPolicyTableResponse
-	(*WaitForRevisionRequest)(nil),    // 21: sluice.policy.v1.WaitForRevisionRequest
-	(*WaitForRevisionResponse)(nil),   // 22: sluice.policy.v1.WaitForRevisionResponse
-	(*LearnNamesRequest)(nil),         // 23: sluice.policy.v1.LearnNamesRequest
-	(*LearnNamesResponse)(nil),        // 24: sluice.policy.v1.LearnNamesResponse
-	(*Peer)(nil),                      // 25: sluice.policy.v1.Peer
-	(*ExplainRequest)(nil),            // 26: sluice.policy.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 27: sluice.policy.v1.ExplainResponse
-	(*SideExplanation)(nil),           // 28: sluice.policy.v1.SideExplanation
-	(*MatchingRule)(nil),              // 29: sluice.policy.v1.MatchingRule
-	(*DiffRequest)(nil),               // 30: sluice.policy.v1.DiffRequest
-	(*DiffResponse)(nil),              // 31: sluice.policy.v1.DiffResponse
-	(*DiffPeer)(nil),                  // 32: sluice.policy.v1.DiffPeer
-	(*DiffPorts)(nil),                 // 33: sluice.policy.v1.DiffPorts
-	(*GetStatusRequest)(nil),          // 34: sluice.policy.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 35: sluice.policy.v1.GetStatusResponse
-	(*SourceStatus)(nil),              // 36: sluice.policy.v1.SourceStatus
-	(*SubscriberStatus)(nil),          // 37: sluice.policy.v1.SubscriberStatus
-	(*timestamppb.Timestamp)(nil),     // 38: google.protobuf.Timestamp
-	(*PolicyTable)(nil),               // 39: sluice.policy.v1.PolicyTable
-	(*RuleSources)(nil),               // 40: sluice.policy.v1.RuleSources
-	(*v1.StoreRevision)(nil),          // 41: sluice.identity.v1.StoreRevision
-	(*durationpb.Duration)(nil),       // 42: google.protobuf.Duration
-	(*v11.Label)(nil),                 // 43: sluice.workload.v1.Label
-	(v12.Protocol)(0),                 // 44: sluice.net.v1.Protocol
-	(Action)(0),                       // 45: sluice.policy.v1.Action
-	(v12.Proxy)(0),                    // 46: sluice.net.v1.Proxy
-	(v12.DecidedBy)(0),                // 47: sluice.net.v1.DecidedBy
-	(Tier)(0),                         // 48: sluice.policy.v1.Tier
-	(*RuleSource)(nil),                // 49: sluice.policy.v1.RuleSource
-	(v12.Direction)(0),                // 50: sluice.net.v1.Direction
-	(*v13.ServiceStatus)(nil),         // 51: sluice.status.v1.ServiceStatus
-	(*WatchPolicyTablesRequest)(nil),  // 52: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 53: sluice.policy.v1.WatchPolicyTablesResponse
+	(SourceKind)(0),                   // 3: sluice.policy.v1.SourceKind
+	(*PolicyKey)(nil),                 // 4: sluice.policy.v1.PolicyKey
+	(*UpsertPoliciesRequest)(nil),     // 5: sluice.policy.v1.UpsertPoliciesRequest
+	(*UpsertPoliciesResponse)(nil),    // 6: sluice.policy.v1.UpsertPoliciesResponse
+	(*ReplacePoliciesRequest)(nil),    // 7: sluice.policy.v1.ReplacePoliciesRequest
+	(*ReplacePoliciesResponse)(nil),   // 8: sluice.policy.v1.ReplacePoliciesResponse
+	(*CompleteSourceRequest)(nil),     // 9: sluice.policy.v1.CompleteSourceRequest
+	(*CompleteSourceResponse)(nil),    // 10: sluice.policy.v1.CompleteSourceResponse
+	(*PolicyChange)(nil),              // 11: sluice.policy.v1.PolicyChange
+	(*PolicyNote)(nil),                // 12: sluice.policy.v1.PolicyNote
+	(*DeletePoliciesRequest)(nil),     // 13: sluice.policy.v1.DeletePoliciesRequest
+	(*DeletePoliciesResponse)(nil),    // 14: sluice.policy.v1.DeletePoliciesResponse
+	(*ConfirmPoliciesRequest)(nil),    // 15: sluice.policy.v1.ConfirmPoliciesRequest
+	(*ConfirmPoliciesResponse)(nil),   // 16: sluice.policy.v1.ConfirmPoliciesResponse
+	(*ListPoliciesRequest)(nil),       // 17: sluice.policy.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 18: sluice.policy.v1.ListPoliciesResponse
+	(*Policy)(nil),                    // 19: sluice.policy.v1.Policy
+	(*GetPolicyTableRequest)(nil),     // 20: sluice.policy.v1.GetPolicyTableRequest
+	(*GetPolicyTableResponse)(nil),    // 21: sluice.policy.v1.GetPolicyTableResponse
+	(*WaitForRevisionRequest)(nil),    // 22: sluice.policy.v1.WaitForRevisionRequest
+	(*WaitForRevisionResponse)(nil),   // 23: sluice.policy.v1.WaitForRevisionResponse
+	(*LearnNamesRequest)(nil),         // 24: sluice.policy.v1.LearnNamesRequest
+	(*LearnNamesResponse)(nil),        // 25: sluice.policy.v1.LearnNamesResponse
+	(*Peer)(nil),                      // 26: sluice.policy.v1.Peer
+	(*ExplainRequest)(nil),            // 27: sluice.policy.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 28: sluice.policy.v1.ExplainResponse
+	(*SideExplanation)(nil),           // 29: sluice.policy.v1.SideExplanation
+	(*MatchingRule)(nil),              // 30: sluice.policy.v1.MatchingRule
+	(*DiffRequest)(nil),               // 31: sluice.policy.v1.DiffRequest
+	(*DiffResponse)(nil),              // 32: sluice.policy.v1.DiffResponse
+	(*DiffPeer)(nil),                  // 33: sluice.policy.v1.DiffPeer
+	(*DiffPorts)(nil),                 // 34: sluice.policy.v1.DiffPorts
+	(*GetStatusRequest)(nil),          // 35: sluice.policy.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 36: sluice.policy.v1.GetStatusResponse
+	(*SourceStatus)(nil),              // 37: sluice.policy.v1.SourceStatus
+	(*SubscriberStatus)(nil),          // 38: sluice.policy.v1.SubscriberStatus
+	(*timestamppb.Timestamp)(nil),     // 39: google.protobuf.Timestamp
+	(*PolicyTable)(nil),               // 40: sluice.policy.v1.PolicyTable
+	(*RuleSources)(nil),               // 41: sluice.policy.v1.RuleSources
+	(*v1.StoreRevision)(nil),          // 42: sluice.identity.v1.StoreRevision
+	(*durationpb.Duration)(nil),       // 43: google.protobuf.Duration
+	(*v11.Label)(nil),                 // 44: sluice.workload.v1.Label
+	(v12.Protocol)(0),                 // 45: sluice.net.v1.Protocol
+	(Action)(0),                       // 46: sluice.policy.v1.Action
+	(v12.Proxy)(0),                    // 47: sluice.net.v1.Proxy
+	(v12.DecidedBy)(0),                // 48: sluice.net.v1.DecidedBy
+	(Tier)(0),                         // 49: sluice.policy.v1.Tier
+	(*RuleSource)(nil),                // 50: sluice.policy.v1.RuleSource
+	(v12.Direction)(0),                // 51: sluice.net.v1.Direction
+	(*v13.ServiceStatus)(nil),         // 52: sluice.status.v1.ServiceStatus
+	(*WatchPolicyTablesRequest)(nil),  // 53: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchPolicyTablesResponse)(nil), // 54: sluice.policy.v1.WatchPolicyTablesResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
-	10, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	10, // 1: sluice.policy.v1.ReplacePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	10, // 2: sluice.policy.v1.CompleteSourceResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	3,  // 3: sluice.policy.v1.PolicyChange.key:type_name -> sluice.policy.v1.PolicyKey
+	11, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	11, // 1: sluice.policy.v1.ReplacePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	11, // 2: sluice.policy.v1.CompleteSourceResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	4,  // 3: sluice.policy.v1.PolicyChange.key:type_name -> sluice.policy.v1.PolicyKey
 	2,  // 4: sluice.policy.v1.PolicyChange.type:type_name -> sluice.policy.v1.ChangeType
-	11, // 5: sluice.policy.v1.PolicyChange.notes:type_name -> sluice.policy.v1.PolicyNote
+	12, // 5: sluice.policy.v1.PolicyChange.notes:type_name -> sluice.policy.v1.PolicyNote
 	1,  // 6: sluice.policy.v1.PolicyNote.kind:type_name -> sluice.policy.v1.PolicyNoteKind
-	3,  // 7: sluice.policy.v1.DeletePoliciesRequest.keys:type_name -> sluice.policy.v1.PolicyKey
-	10, // 8: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	18, // 9: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
-	3,  // 10: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
-	38, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
-	11, // 12: sluice.policy.v1.Policy.notes:type_name -> sluice.policy.v1.PolicyNote
-	39, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.PolicyTable
-	39, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
-	40, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
-	40, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
-	41, // 17: sluice.policy.v1.GetPolicyTableResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	41, // 18: sluice.policy.v1.WaitForRevisionResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	42, // 19: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
-	43, // 20: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
-	25, // 21: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
-	25, // 22: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
-	44, // 23: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	45, // 24: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
-	28, // 25: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
-	28, // 26: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
-	43, // 27: sluice.policy.v1.SideExplanation.subject_labels:type_name -> sluice.workload.v1.Label
-	43, // 28: sluice.policy.v1.SideExplanation.peer_labels:type_name -> sluice.workload.v1.Label
-	45, // 29: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	46, // 30: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
-	47, // 31: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
-	29, // 32: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	45, // 33: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	48, // 34: sluice.policy.v1.MatchingRule.tier:type_name -> sluice.policy.v1.Tier
-	49, // 35: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
-	3,  // 36: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	43, // 37: sluice.policy.v1.DiffResponse.subject_labels:type_name -> sluice.workload.v1.Label
-	50, // 38: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
-	32, // 39: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
-	33, // 40: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	43, // 41: sluice.policy.v1.DiffPeer.labels:type_name -> sluice.workload.v1.Label
-	45, // 42: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	45, // 43: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	51, // 44: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	36, // 45: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
-	37, // 46: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
-	41, // 47: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	41, // 48: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	4,  // 49: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
-	12, // 50: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
-	6,  // 51: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
-	8,  // 52: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
-	14, // 53: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
-	16, // 54: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
-	19, // 55: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	52, // 56: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
-	21, // 57: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
-	23, // 58: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
-	26, // 59: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
-	30, // 60: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
-	34, // 61: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	5,  // 62: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	13, // 63: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	7,  // 64: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	9,  // 65: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	15, // 66: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
-	17, // 67: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	20, // 68: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	53, // 69: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	22, // 70: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	24, // 71: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	27, // 72: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	31, // 73: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	35, // 74: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	62, // [62:75] is the sub-list for method output_type
-	49, // [49:62] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	4,  // 7: sluice.policy.v1.DeletePoliciesRequest.keys:type_name -> sluice.policy.v1.PolicyKey
+	11, // 8: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	19, // 9: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
+	4,  // 10: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
+	39, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
+	12, // 12: sluice.policy.v1.Policy.notes:type_name -> sluice.policy.v1.PolicyNote
+	40, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.PolicyTable
+	40, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
+	41, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
+	41, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
+	42, // 17: sluice.policy.v1.GetPolicyTableResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	42, // 18: sluice.policy.v1.WaitForRevisionResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	43, // 19: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
+	44, // 20: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
+	26, // 21: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
+	26, // 22: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
+	45, // 23: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	46, // 24: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
+	29, // 25: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
+	29, // 26: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
+	44, // 27: sluice.policy.v1.SideExplanation.subject_labels:type_name -> sluice.workload.v1.Label
+	44, // 28: sluice.policy.v1.SideExplanation.peer_labels:type_name -> sluice.workload.v1.Label
+	46, // 29: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
+	47, // 30: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
+	48, // 31: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
+	30, // 32: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
+	46, // 33: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	49, // 34: sluice.policy.v1.MatchingRule.tier:type_name -> sluice.policy.v1.Tier
+	50, // 35: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	4,  // 36: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
+	44, // 37: sluice.policy.v1.DiffResponse.subject_labels:type_name -> sluice.workload.v1.Label
+	51, // 38: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
+	33, // 39: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
+	34, // 40: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
+	44, // 41: sluice.policy.v1.DiffPeer.labels:type_name -> sluice.workload.v1.Label
+	46, // 42: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	46, // 43: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	52, // 44: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	37, // 45: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
+	38, // 46: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
+	42, // 47: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	3,  // 48: sluice.policy.v1.SourceStatus.kind:type_name -> sluice.policy.v1.SourceKind
+	42, // 49: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	5,  // 50: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
+	13, // 51: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
+	7,  // 52: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
+	9,  // 53: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
+	15, // 54: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
+	17, // 55: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
+	20, // 56: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
+	53, // 57: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	22, // 58: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
+	24, // 59: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
+	27, // 60: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
+	31, // 61: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
+	35, // 62: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
+	6,  // 63: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	14, // 64: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	8,  // 65: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	10, // 66: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	16, // 67: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
+	18, // 68: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	21, // 69: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	54, // 70: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	23, // 71: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	25, // 72: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	28, // 73: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	32, // 74: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	36, // 75: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	63, // [63:76] is the sub-list for method output_type
+	50, // [50:63] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_policy_proto_init() }
@@ -3478,7 +3558,7 @@ func file_sluice_policy_v1_policy_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_policy_proto_rawDesc), len(file_sluice_policy_v1_policy_proto_rawDesc)),
-			NumEnums:      3,
+			NumEnums:      4,
 			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -328,7 +328,7 @@ func (n *Node) CreateEndpoint(_ context.Context, r *datapathv1.CreateEndpointReq
 		Owner:              r.GetOwner(),
 		Manager:            r.GetManager(),
 		Network:            r.GetNetwork(),
-		Slot:               uint32(len(n.endpoints) + 1),
+		EndpointIndex:      uint32(len(n.endpoints) + 1),
 		State:              datapathv1.EndpointState_ENDPOINT_STATE_READY,
 		Identity:           256,
 		Labels:             r.GetLabels(),

@@ -32,9 +32,11 @@ import (
 func TestBadSettingsAreRefusedByField(t *testing.T) {
 	of := func(s Settings) NodeSettings { return NodeSettings{Settings: s, Node: "n"} }
 	for want, s := range map[string]NodeSettings{
-		"":           {},
-		"api: [1]":   of(Settings{API: []string{"https://10.0.0.1:6443", "http://10.0.0.2"}, Token: "t", CA: "c"}),
-		"api: [0]":   of(Settings{API: []string{"https://10.0.0.1:6443/prefix"}, Token: "t", CA: "c"}),
+		"":         {},
+		"api: [1]": of(Settings{API: []string{"https://10.0.0.1:6443", "http://10.0.0.2"}, Token: "t", CA: "c"}),
+		"api: [0]": of(Settings{API: []string{"https://10.0.0.1:6443/prefix"}, Token: "t", CA: "c"}),
+		`"10.0.0.1:6443" is not https://host:port`: of(Settings{API: []string{"10.0.0.1:6443"}, Token: "t", CA: "c"}),
+
 		"token: ":    of(Settings{API: []string{"https://10.0.0.1:6443"}, CA: "c"}),
 		"ca: ":       of(Settings{API: []string{"https://10.0.0.1:6443"}, Token: "t"}),
 		"node: ":     {Settings: Settings{Kubeconfig: "k"}},

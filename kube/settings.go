@@ -81,9 +81,7 @@ func (s *NodeSettings) Validate() error {
 func checkAddress(address string) error {
 	u, err := url.Parse(address)
 	switch {
-	case err != nil:
-		return err
-	case u.Scheme != "https" || u.Host == "" || u.Hostname() == "":
+	case err != nil || u.Scheme != "https" || u.Host == "" || u.Hostname() == "":
 		return fmt.Errorf("%q is not https://host:port", address)
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "" || strings.Trim(u.Path, "/") != "":
 		return fmt.Errorf("%q has more than https://host:port", address)

@@ -95,7 +95,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		Node: cfg.Node, Version: version.Get().String(), Started: started,
 	}
 	if kubernetes != nil {
-		service.Pods = pods.New(cfg.Cluster.Name, filter)
+		service.Pods = pods.New(cfg.Node, cfg.Cluster.Name, filter)
 		service.Relabeler = pods.NewRelabeler(service.Pods, alloc, endpoints, p.Log)
 	}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
@@ -107,7 +107,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if kubernetes != nil {
 		p.Go("addresses of the Kubernetes API", kubernetes.Run)
 		p.Go("relabelling", service.Relabeler.Run)
-		p.Go("pods", func(ctx context.Context) error { return service.Pods.Follow(ctx, kubernetes, cfg.Node, p.Log) })
+		p.Go("pods", func(ctx context.Context) error { return service.Pods.Follow(ctx, kubernetes, p.Log) })
 	}
 	p.Waiting("waiting for etcd")
 	p.Go("readiness", func(ctx context.Context) error {

@@ -22,9 +22,9 @@ import (
 // UID which kubelet, and so CNI, uses.
 const staticUID = "kubernetes.io/config.hash"
 
-// Follow keeps the set equal to the pods of a node, and to all namespaces, until
+// Follow keeps the set equal to the pods of the node, and to all namespaces, until
 // ctx is done; it then returns nil.
-func (s *Set) Follow(ctx context.Context, c *kube.Client, node string, l *slog.Logger) error {
+func (s *Set) Follow(ctx context.Context, c *kube.Client, l *slog.Logger) error {
 	client, err := c.REST(corev1.SchemeGroupVersion, corev1.AddToScheme)
 	if err != nil {
 		return err
@@ -33,7 +33,7 @@ func (s *Set) Follow(ctx context.Context, c *kube.Client, node string, l *slog.L
 	both, ctx := errgroup.WithContext(ctx)
 	both.Go(func() error {
 		return kube.Follow(ctx, kube.Kind[Pod]{
-			Client: client, Resource: kindPods, Fields: "spec.nodeName=" + node, Type: &corev1.Pod{}, Trim: trim,
+			Client: client, Resource: kindPods, Fields: "spec.nodeName=" + s.node, Type: &corev1.Pod{}, Trim: trim,
 		}, pods, l)
 	})
 	both.Go(func() error {

@@ -63,6 +63,7 @@ const (
 
 // Set is what the API said. Its methods may be called concurrently.
 type Set struct {
+	node    string
 	cluster string
 	filter  labels.Filter
 
@@ -74,10 +75,11 @@ type Set struct {
 	changed    chan struct{}              // guarded by mu; closed with the next change
 }
 
-// New returns an empty set. cluster is the value of the label that names it.
-func New(cluster string, filter labels.Filter) *Set {
+// New returns an empty set, of the pods of a Node. cluster is the value of the
+// label that names it.
+func New(node, cluster string, filter labels.Filter) *Set {
 	return &Set{
-		cluster: cluster, filter: filter, pods: map[Name]Pod{}, namespaces: map[Name]map[string]string{},
+		node: node, cluster: cluster, filter: filter, pods: map[Name]Pod{}, namespaces: map[Name]map[string]string{},
 		unlisted: map[string]struct{}{kindPods: {}, kindNamespaces: {}},
 		failures: map[string]error{}, changed: make(chan struct{}),
 	}
@@ -155,7 +157,8 @@ func (s *Set) Find(ctx context.Context, ref workload.PodReference,
 			if problem != nil {
 				return label.Canonical{}, fmt.Errorf("%w: pod %s/%s %s: %w", ErrUnavailable, ref.Namespace, ref.Name, ref.UID, problem)
 			}
-			return label.Canonical{}, fmt.Errorf("%w: %s/%s %s, after %s", ErrNotFound, ref.Namespace, ref.Name, ref.UID, wait)
+			return label.Canonical{}, fmt.Errorf("%w: %s/%s %s on node %q, after %s",
+				ErrNotFound, ref.Namespace, ref.Name, ref.UID, s.node, wait)
 		}
 	}
 }

@@ -37,7 +37,7 @@ func newSet(t *testing.T) told {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := New("here", filter)
+	s := New("n1", "here", filter)
 	pods, namespaces := s.sinks()
 	return told{s, pods, namespaces}
 }

@@ -493,7 +493,7 @@ func followNothing(t *testing.T, set *pods.Set) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- set.Follow(ctx, client, "n1", log.Discard()) }()
+	go func() { ended <- set.Follow(ctx, client, log.Discard()) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -518,7 +518,7 @@ func TestPodReferenceOverridesTheLabelsOfTheRequest(t *testing.T) {
 	if err != nil || own.GetFromPod() {
 		t.Fatalf("without Kubernetes: %v, %v", own, err)
 	}
-	s.impl.Pods = pods.New("here", s.impl.Filter)
+	s.impl.Pods = pods.New("n1", "here", s.impl.Filter)
 	s.impl.Relabeler = pods.NewRelabeler(s.impl.Pods, s.alloc, s.impl.Endpoints, log.Discard())
 	short, cancel := context.WithTimeout(t.Context(), pods.Margin+10*time.Millisecond)
 	defer cancel()

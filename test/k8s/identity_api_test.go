@@ -187,6 +187,18 @@ func (s *identities) sees(what, want string, containers ...string) {
 	})
 }
 
+// anyHas says whether WatchEndpoints told of any endpoint with these labels.
+func (s *identities) anyHas(want string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.have {
+		if labels(e.GetIdentity()) == want {
+			return nil
+		}
+	}
+	return fmt.Errorf("none of %d endpoints has %s", len(s.have), want)
+}
+
 // problem waits until the status says something of Kubernetes, or with "" nothing.
 func (s *identities) problem(want string) {
 	s.t.Helper()
@@ -268,6 +280,39 @@ func TestAPINamespaceMovesItsHundredPods(t *testing.T) {
 		answer, err := s.GetStatus(t.Context(), &identityv1.GetStatusRequest{})
 		if err == nil && answer.GetHeldIdentities() != 1 {
 			err = fmt.Errorf("%d are held", answer.GetHeldIdentities())
+		}
+		return err
+	})
+}
+
+// TestAPIKilledIdentityFinishesEveryMove that it began: no endpoint keeps former
+// labels, and no number is held for none.
+func TestAPIKilledIdentityFinishesEveryMove(t *testing.T) {
+	a := newAPI(t)
+	s := newIdentities(t, a)
+	s.watch()
+	var all []string
+	for i := range 30 {
+		name := fmt.Sprint("web-", i)
+		if _, err := s.resolve(name, name, s.add(name, object{"app": "web"}, nil), patience); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, name)
+	}
+	const rounds = 8
+	for round := range rounds {
+		team := fmt.Sprint("t", round)
+		s.label("/api/v1/namespaces/shop", object{"team": team})
+		// In the midst of them: with the first that is announced.
+		eventually(t, "the first move", func() error { return s.anyHas(wantLabels("web", team)) })
+		s.end(syscall.SIGKILL)
+		s.start()
+	}
+	s.sees("the last labels", wantLabels("web", fmt.Sprint("t", rounds-1)), all...)
+	eventually(t, "one identity is held", func() error {
+		answer, err := s.GetStatus(t.Context(), &identityv1.GetStatusRequest{})
+		if err == nil && (answer.GetHeldIdentities() != 1 || answer.GetPendingStoreWrites() != 0) {
+			err = fmt.Errorf("%d are held, %d writes wait", answer.GetHeldIdentities(), answer.GetPendingStoreWrites())
 		}
 		return err
 	})

@@ -109,20 +109,23 @@ func (a *apiServer) ask(what string) {
 	}
 }
 
-// call makes one request; the body is an object, or nil.
+// call makes one request; the body is an object, or nil. It may be called from
+// any goroutine. The status is 0 when there is no answer.
 func (a *apiServer) call(method, path string, object any) (status int, answer []byte) {
 	a.t.Helper()
 	var body io.Reader
 	if object != nil {
 		data, err := json.Marshal(object)
 		if err != nil {
-			a.t.Fatal(err)
+			a.t.Error(err)
+			return 0, nil
 		}
 		body = bytes.NewReader(data)
 	}
 	request, err := http.NewRequestWithContext(context.Background(), method, a.ready.Server+path, body)
 	if err != nil {
-		a.t.Fatal(err)
+		a.t.Error(err)
+		return 0, nil
 	}
 	request.Header.Set("Content-Type", "application/json")
 	if method == http.MethodPatch {
@@ -130,11 +133,13 @@ func (a *apiServer) call(method, path string, object any) (status int, answer []
 	}
 	response, err := a.http.Do(request)
 	if err != nil {
-		a.t.Fatal(err)
+		a.t.Error(err)
+		return 0, nil
 	}
 	defer response.Body.Close()
 	if answer, err = io.ReadAll(response.Body); err != nil {
-		a.t.Fatal(err)
+		a.t.Error(err)
+		return 0, nil
 	}
 	return response.StatusCode, answer
 }
@@ -655,13 +660,14 @@ func (a *apiServer) fields(n *policyNode) {
 // pod makes one on the node and returns its identity.
 func (a *apiServer) pod(n *policyNode, namespace, name string) uint32 {
 	a.t.Helper()
-	port := object{"name": "http", "containerPort": 8080}
+	ports := []object{{"name": "http", "containerPort": 8080}}
+	container := object{"name": "c", "image": "none", "ports": ports}
 	var made struct {
 		Metadata struct{ UID string } `json:"metadata"`
 	}
 	if err := json.Unmarshal(a.do(http.MethodPost, "/api/v1/namespaces/"+namespace+"/pods", object{
 		"metadata": object{"name": name, "labels": object{"app": name}},
-		"spec":     object{"nodeName": "n1", "containers": []object{{"name": "c", "image": "none", "ports": []object{port}}}},
+		"spec":     object{"nodeName": "n1", "containers": []object{container}},
 	}), &made); err != nil {
 		a.t.Fatal(err)
 	}
@@ -679,7 +685,8 @@ func TestAPIPoliciesSelectPodsByNamespaceAndPortsByName(t *testing.T) {
 	a := newAPI(t)
 	a.shop()
 	a.crds()
-	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": "depot", "labels": object{"team": "blue"}}})
+	blue := object{"name": "depot", "labels": object{"team": "blue"}}
+	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": blue})
 	for _, namespace := range []string{"shop", "depot"} {
 		account := object{"metadata": object{"name": "default"}}
 		a.do(http.MethodPost, "/api/v1/namespaces/"+namespace+"/serviceaccounts", account)
@@ -705,7 +712,8 @@ func TestAPIPoliciesSelectPodsByNamespaceAndPortsByName(t *testing.T) {
 
 	from := func(labels string) object {
 		return manifest("cilium.io/v2", "CiliumNetworkPolicy", "shop", "p", `{"endpointSelector":{"matchLabels":{"app":"db"}},
-			"ingress":[{"fromEndpoints":[{"matchLabels":{`+labels+`}}],"toPorts":[{"ports":[{"port":"HTTP","protocol":"TCP"}]}]}]}`)
+			"ingress":[{"fromEndpoints":[{"matchLabels":{`+labels+`}}],
+			"toPorts":[{"ports":[{"port":"HTTP","protocol":"TCP"}]}]}]}`)
 	}
 	a.do(http.MethodPost, cilium, from(`"app":"crane"`))
 	n.passes("a peer without a namespace", crane, db, 8080, false)
@@ -915,8 +923,28 @@ func TestAPIBurstOfPoliciesIsTakenByOneWatch(t *testing.T) {
 	if lists > 1 || watches > 2 {
 		t.Errorf("the API server served %d listings and %d watches of networkpolicies, want at most 1 and 2", lists, watches)
 	}
-	a.do(http.MethodDelete, networking, nil)
-	n.has("all are deleted")
+	// Killed twice on the way, it deletes what was deleted, and nothing else.
+	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": "depot"}})
+	other := networkPolicy("stays", 80)
+	other["metadata"].(object)["namespace"] = "depot"
+	a.do(http.MethodPost, strings.Replace(networking, "shop", "depot", 1), other)
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		a.call(http.MethodDelete, networking, nil)
+	}()
+	for range 2 {
+		eventually(t, "the policy that stays", func() error {
+			if _, all := n.list(); all["NetworkPolicy depot/stays"] == nil {
+				return errors.New("it is not listed")
+			}
+			return nil
+		})
+		n.end(syscall.SIGKILL)
+		n.start()
+	}
+	<-gone
+	n.has("all are deleted", "NetworkPolicy depot/stays")
 	n.reaches("all are deleted", 80, true)
 }
 

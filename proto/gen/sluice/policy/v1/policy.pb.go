@@ -1397,7 +1397,7 @@ type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which one.
 	Key *PolicyKey `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Source that it belongs to: "grpc", "file".
+	// Source that it belongs to: "grpc", "file", "kubernetes".
 	Source string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
 	// Where in the source, for example a file's name.
 	Origin string `protobuf:"bytes,3,opt,name=origin,proto3" json:"origin,omitempty"`
@@ -2902,7 +2902,7 @@ func (x *GetStatusResponse) GetStoreRevision() *v1.StoreRevision {
 // SourceStatus is the state of a source of policies or identities.
 type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name: "identity", "grpc", "file".
+	// Name: "identity", "grpc", "file", "kubernetes".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Whether it has said everything at least once since the start. The source
 	// "grpc" without a manager always has: nothing lists what people apply.

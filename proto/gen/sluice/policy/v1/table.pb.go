@@ -2751,7 +2751,7 @@ type Barrier struct {
 	// the state directory and kept for its life. Another name means that the state
 	// was lost or replaced.
 	State []byte `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
-	// Sources that have policies, for Subscribe.enforced: "file", "grpc" for calls
+	// Sources that have policies, for Subscribe.enforced: "file", "kubernetes", "grpc" for calls
 	// without a manager, "grpc/NAME" for a manager.
 	Sources []string `protobuf:"bytes,5,rep,name=sources,proto3" json:"sources,omitempty"`
 	// What Subscribe.enforced needs and has not said everything since the service

@@ -168,6 +168,12 @@ test-k8s-outages: k8s ## Stop the API server and etcd of a cluster for 2 minutes
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
 	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestSluiceServesACluster$$/1.6$$/Away$$' . -outage=2m
 
+.PHONY: bench-k8s
+bench-k8s: k8s ## Measure bursts of pods beside ptp and portmap, changes from the API to the packet, and memory, on clusters (root)
+	@scripts/k8s-binaries containerd containerd-shim-runc-v2 ctr
+	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
+	@cd test/k8s && GOWORK=off go test -v -timeout=60m -run '^$$' -bench '^BenchmarkCluster$$' -benchtime=1x .
+
 .PHONY: bench
 bench: build ## Measure ADD, DEL, traffic and memory beside the reference plugins (root)
 	@scripts/deps demo

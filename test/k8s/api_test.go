@@ -17,7 +17,7 @@ import (
 )
 
 // running are the processes that were given a path below dir.
-func running(t *testing.T, dir string) (all []string) {
+func running(t testing.TB, dir string) (all []string) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {

@@ -46,7 +46,7 @@ func beVictim() int {
 	select {}
 }
 
-func start(t *testing.T, o cluster.Options) *cluster.Cluster {
+func start(t testing.TB, o cluster.Options) *cluster.Cluster {
 	t.Helper()
 	begin := time.Now()
 	c, err := cluster.Start(t.Context(), o)
@@ -69,7 +69,7 @@ func start(t *testing.T, o cluster.Options) *cluster.Cluster {
 }
 
 // leftovers is what there is of the cluster with the run directory.
-func leftovers(t *testing.T, dir string) []string {
+func leftovers(t testing.TB, dir string) []string {
 	t.Helper()
 	var left []string
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -275,7 +275,7 @@ func testRights(t *testing.T, c *cluster.Cluster, namespace, selector string, us
 
 // startSluice starts a cluster with Sluice as its network, and waits until it is
 // ready with its DNS server.
-func startSluice(t *testing.T, o cluster.Options) *cluster.Cluster {
+func startSluice(t testing.TB, o cluster.Options) *cluster.Cluster {
 	t.Helper()
 	o.NoCNI = true
 	for _, name := range []string{"sluice", "sluice-devetcd"} {
@@ -321,7 +321,7 @@ func TestSluiceServesACluster(t *testing.T) {
 	}
 }
 
-func within(t *testing.T, d time.Duration) context.Context {
+func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
 	return ctx

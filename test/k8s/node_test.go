@@ -27,7 +27,7 @@ func programs() string {
 
 // sluiceNode is the first node of a cluster with Sluice, in one test.
 type sluiceNode struct {
-	*testing.T
+	testing.TB
 	c *cluster.Cluster
 }
 
@@ -54,7 +54,7 @@ func (n sluiceNode) apply(manifest string, args ...any) {
 // eventually waits for a condition, three minutes at most.
 func (n sluiceNode) eventually(what string, try func() error) {
 	n.Helper()
-	n.must(n.c.Eventually(within(n.T, 3*time.Minute), what, try))
+	n.must(n.c.Eventually(within(n.TB, 3*time.Minute), what, try))
 }
 
 // run runs a command on the node as root, also while the API is away.

@@ -467,7 +467,7 @@ func testEtcdAway(n sluiceNode) {
 	n.namespace(fresh)
 	scale(0)
 	n.Cleanup(func() {
-		_, _ = n.c.Kubectl(contextOf(n.T), "--namespace=sluice-system", "scale", "deployment/etcd-dev", "--replicas=1")
+		_, _ = n.c.Kubectl(contextOf(n.TB), "--namespace=sluice-system", "scale", "deployment/etcd-dev", "--replicas=1")
 	})
 	n.kubectl("--namespace=sluice-system", "wait", "--for=delete", "--timeout=2m", "pod",
 		"--selector=app.kubernetes.io/name=etcd-dev")

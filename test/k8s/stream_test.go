@@ -21,7 +21,7 @@ import (
 )
 
 // contextOf outlives the test's own context, for what is taken away after it.
-func contextOf(t *testing.T) context.Context { return context.WithoutCancel(t.Context()) }
+func contextOf(t testing.TB) context.Context { return context.WithoutCancel(t.Context()) }
 
 // inNetns runs fn on a thread in a network namespace. Sockets that fn opens stay
 // in it.

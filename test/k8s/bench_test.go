@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/test/k8s/cluster"
+)
+
+// BenchmarkCluster measures what a user of a cluster waits for. It reports by its
+// log; one run is all of it.
+func BenchmarkCluster(b *testing.B) {
+	b.Run("sluice", func(b *testing.B) {
+		n := sluiceNode{b, startSluice(b, cluster.Options{Mounts: []string{programs()}})}
+		n.memory("idle")
+		for _, pods := range []int{50, 100} {
+			n.burst(pods)
+			n.adds()
+			if pods == 100 {
+				n.memory("with 100 pods")
+			}
+			n.without()
+		}
+		n.changes()
+		n.policies(1000)
+	})
+	b.Run("ptp", func(b *testing.B) {
+		n := sluiceNode{b, start(b, cluster.Options{})}
+		for _, pods := range []int{50, 100} {
+			n.burst(pods)
+			n.without()
+		}
+	})
+}
+
+// burst starts pods at once, twice, and counts what was refused first.
+func (n sluiceNode) burst(pods int) {
+	n.Helper()
+	var times []string
+	for round := range 2 {
+		if round > 0 {
+			n.without()
+		}
+		begin := time.Now()
+		n.apply(`
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: burst, namespace: default}
+spec:
+  replicas: %d
+  selector: {matchLabels: {app: burst}}
+  template:
+    metadata: {labels: {app: burst}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers: [{name: pause, image: "registry.k8s.io/pause:3.10.2"}]
+`, pods)
+		n.kubectl("rollout", "status", "--timeout=10m", "deployment/burst")
+		times = append(times, fmt.Sprintf("%.1f s", time.Since(begin).Seconds()))
+	}
+	events := n.kubectl("get", "events", "--field-selector=reason=FailedCreatePodSandBox", "--output=name")
+	n.Logf("%d pods at once: all Ready after %s; %d sandboxes refused so far", pods, strings.Join(times, ", "),
+		strings.Count(events, "\n"))
+}
+
+// without removes the pods of a burst.
+func (n sluiceNode) without() {
+	n.Helper()
+	n.kubectl("delete", "deployment", "burst", "--cascade=foreground")
+	n.eventually("no pod of the burst is left", func() error {
+		if out := n.kubectl("get", "pods", "--selector=app=burst", "--output=name"); out != "" {
+			return fmt.Errorf("%d are", strings.Count(out, "\n"))
+		}
+		return nil
+	})
+}
+
+// adds tells what the plugin's log says of the ADDs since the last call.
+func (n sluiceNode) adds() {
+	n.Helper()
+	var durations []time.Duration
+	phases := map[string][]time.Duration{}
+	failed := 0
+	for line := range strings.Lines(n.look("cat", "/var/log/sluice/cni.log")) {
+		var entry struct {
+			Level, Command, Duration string
+			PhasesMS                 map[string]float64 `json:"phases_ms"`
+		}
+		n.must(json.Unmarshal([]byte(line), &entry))
+		if entry.Command != "ADD" {
+			continue
+		}
+		if entry.Level != "INFO" {
+			failed++
+		}
+		d, err := time.ParseDuration(entry.Duration)
+		n.must(err)
+		durations = append(durations, d)
+		for phase, ms := range entry.PhasesMS {
+			phases[phase] = append(phases[phase], time.Duration(ms*float64(time.Millisecond)))
+		}
+	}
+	var parts []string
+	for phase, all := range phases {
+		parts = append(parts, phase+" "+percentiles(all))
+	}
+	slices.Sort(parts)
+	n.Logf("%d ADDs, %d refused: %s; %s", len(durations), failed, percentiles(durations), strings.Join(parts, "; "))
+	n.look("truncate", "--size=0", "/var/log/sluice/cni.log")
+}
+
+func percentiles(all []time.Duration) string {
+	slices.Sort(all)
+	at := func(p int) time.Duration { return all[(len(all)-1)*p/100].Round(10 * time.Microsecond) }
+	return fmt.Sprintf("p50 %s p99 %s", at(50), at(99))
+}
+
+// memory tells what each container of Sluice has resident, and of that what is not
+// its program.
+func (n sluiceNode) memory(when string) {
+	n.Helper()
+	var all []string
+	for _, c := range n.sluicePod().Status.ContainerStatuses {
+		_, id, _ := strings.Cut(c.ContainerID, "://")
+		var rss, anonymous int
+		for line := range strings.Lines(n.look("cat", fmt.Sprintf("/proc/%d/status", n.task(id)))) {
+			_, _ = fmt.Sscanf(line, "VmRSS: %d kB", &rss)
+			_, _ = fmt.Sscanf(line, "RssAnon: %d kB", &anonymous)
+		}
+		all = append(all, fmt.Sprintf("%s %d (%d)", c.Name, rss/1024, anonymous/1024))
+	}
+	n.Logf("MiB resident (anonymous) %s: %s", when, strings.Join(all, ", "))
+}
+
+// policies tells the memory with many policies, each for pods of its own.
+func (n sluiceNode) policies(count int) {
+	n.Helper()
+	var all strings.Builder
+	for i := range count {
+		fmt.Fprintf(&all, `---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: policy-%[1]d, namespace: default}, spec: {
+  podSelector: {matchLabels: {app: app-%[1]d}}, policyTypes: [Ingress],
+  ingress: [{from: [{podSelector: {matchLabels: {app: client-%[1]d}}}], ports: [{port: 80}]}]}}
+`, i)
+	}
+	n.apply("%s", all.String())
+	n.eventually("the policies are there", func() error {
+		_, err := n.sluice("policy", "get", "netpol", fmt.Sprintf("default/policy-%d", count-1))
+		return err
+	})
+	n.memory(fmt.Sprintf("with %d policies", count))
+}
+
+// apiClient calls the API without a process for each call.
+type apiClient struct {
+	n     sluiceNode
+	http  *http.Client
+	token string
+}
+
+func (n sluiceNode) client() apiClient {
+	n.Helper()
+	n.kubectl("--namespace=kube-system", "create", "serviceaccount", "bench")
+	n.kubectl("create", "clusterrolebinding", "bench", "--clusterrole=cluster-admin",
+		"--serviceaccount=kube-system:bench")
+	token := n.kubectl("--namespace=kube-system", "create", "token", "bench")
+	pid, err := n.c.NodePID(0)
+	n.must(err)
+	dial := func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+		err = inNetns(fmt.Sprintf("/proc/%d/ns/net", pid), func() error {
+			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+			return err
+		})
+		return conn, err
+	}
+	// Of a cluster of this test.
+	insecure := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // as said
+	transport := &http.Transport{DialContext: dial, TLSClientConfig: insecure}
+	c := apiClient{n, &http.Client{Transport: transport}, strings.TrimSpace(token)}
+	n.Cleanup(c.http.CloseIdleConnections)
+	return c
+}
+
+func (c apiClient) call(method, kind, path, body string) {
+	c.n.Helper()
+	r, err := http.NewRequestWithContext(c.n.Context(), method, "https://10.200.0.1:6443"+path, bytes.NewReader([]byte(body)))
+	c.n.must(err)
+	r.Header.Set("Authorization", "Bearer "+c.token)
+	r.Header.Set("Content-Type", kind)
+	answer, err := c.http.Do(r)
+	c.n.must(err)
+	defer answer.Body.Close()
+	content, err := io.ReadAll(answer.Body)
+	c.n.must(err)
+	if answer.StatusCode >= 300 {
+		c.n.Fatalf("%s %s: %s: %s", method, path, answer.Status, content)
+	}
+}
+
+// probe sends a datagram every 200 µs from one pod to another.
+type probe struct {
+	mu   sync.Mutex
+	last time.Time // the last one that came, guarded by mu
+}
+
+func (n sluiceNode) probe(from, to kubePod) *probe {
+	n.Helper()
+	var receiver net.PacketConn
+	n.must(inNetns(n.netns(to), func() (err error) {
+		receiver, err = net.ListenPacket("udp", net.JoinHostPort(to.address(), "9000"))
+		return err
+	}))
+	var sender net.Conn
+	n.must(inNetns(n.netns(from), func() (err error) {
+		sender, err = net.Dial("udp", receiver.LocalAddr().String())
+		return err
+	}))
+	p := &probe{}
+	var wait sync.WaitGroup
+	n.Cleanup(func() {
+		_ = sender.Close()
+		_ = receiver.Close()
+		wait.Wait()
+	})
+	wait.Go(func() {
+		for {
+			if _, err := sender.Write([]byte("probe")); err != nil && strings.Contains(err.Error(), "closed") {
+				return
+			}
+			time.Sleep(200 * time.Microsecond)
+		}
+	})
+	wait.Go(func() {
+		for buffer := make([]byte, 16); ; {
+			if _, _, err := receiver.ReadFrom(buffer); err != nil {
+				return
+			}
+			p.mu.Lock()
+			p.last = time.Now()
+			p.mu.Unlock()
+		}
+	})
+	return p
+}
+
+// arrives returns the time of the first datagram seen after begin.
+func (p *probe) arrives(begin time.Time) time.Time {
+	for {
+		p.mu.Lock()
+		last := p.last
+		p.mu.Unlock()
+		if last.After(begin) {
+			return last
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+}
+
+// ends returns the time of the last datagram, after which none came for a while.
+func (p *probe) ends() time.Time {
+	for {
+		p.mu.Lock()
+		last := p.last
+		p.mu.Unlock()
+		if time.Since(last) > 300*time.Millisecond {
+			return last
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// changes tells how long it takes from a write to the API to the first packet that
+// is evaluated anew.
+func (n sluiceNode) changes() {
+	n.Helper()
+	const rounds = 50
+	n.namespace("changes")
+	n.server("changes", "web")
+	n.server("changes", "client")
+	web, from := n.ready("changes", "web"), n.ready("changes", "client")
+	c, p := n.client(), n.probe(from, web)
+	const (
+		merge = "application/merge-patch+json"
+		write = "application/json"
+		pods  = "/api/v1/namespaces/changes/pods/client"
+		space = "/api/v1/namespaces/changes"
+		rules = "/apis/networking.k8s.io/v1/namespaces/changes/networkpolicies"
+	)
+	policy := func(name, from string) string {
+		return fmt.Sprintf(`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":%q},
+"spec":{"podSelector":{},"policyTypes":["Ingress"],"ingress":[%s]}}`, name, from)
+	}
+	label := func(value string) string { return fmt.Sprintf(`{"metadata":{"labels":{"may":%q}}}`, value) }
+	measure := func(what string, allow, deny func()) {
+		var allowed, denied []time.Duration
+		p.ends()
+		for range rounds {
+			begin := time.Now()
+			allow()
+			allowed = append(allowed, p.arrives(begin).Sub(begin))
+			begin = time.Now()
+			deny()
+			denied = append(denied, max(0, p.ends().Sub(begin)))
+		}
+		n.Logf("%s, from the call to the packet: allowed %s; denied %s", what, percentiles(allowed), percentiles(denied))
+	}
+	c.call("POST", write, rules, policy("isolate", ""))
+	measure("NetworkPolicy created and deleted",
+		func() { c.call("POST", write, rules, policy("allow", `{"from":[{"podSelector":{}}]}`)) },
+		func() { c.call("DELETE", write, rules+"/allow", "") })
+	c.call("POST", write, rules, policy("by-label", `{"from":[{"podSelector":{"matchLabels":{"may":"yes"}}}]}`))
+	measure("label of a pod",
+		func() { c.call("PATCH", merge, pods, label("yes")) }, func() { c.call("PATCH", merge, pods, label("no")) })
+	c.call("POST", write, rules, policy("by-namespace", `{"from":[{"namespaceSelector":{"matchLabels":{"may":"yes"}}}]}`))
+	measure("label of a namespace",
+		func() { c.call("PATCH", merge, space, label("yes")) }, func() { c.call("PATCH", merge, space, label("no")) })
+}

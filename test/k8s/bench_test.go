@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -13,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -26,7 +26,9 @@ import (
 func BenchmarkCluster(b *testing.B) {
 	b.Run("sluice", func(b *testing.B) {
 		n := sluiceNode{b, startSluice(b, cluster.Options{Mounts: []string{programs()}})}
+		n.countRequests()
 		n.memory("idle")
+		n.requests("after a start")
 		for _, pods := range []int{50, 100} {
 			n.burst(pods)
 			n.adds()
@@ -34,6 +36,7 @@ func BenchmarkCluster(b *testing.B) {
 				n.memory("with 100 pods")
 			}
 			n.without()
+			n.requests(fmt.Sprintf("after two bursts of %d pods", pods))
 		}
 		n.changes()
 		n.policies(1000)
@@ -163,6 +166,42 @@ func (n sluiceNode) policies(count int) {
 		return err
 	})
 	n.memory(fmt.Sprintf("with %d policies", count))
+	n.requests("after the policies")
+}
+
+// countRequests has the API server count what Sluice asks it, from a new start on.
+func (n sluiceNode) countRequests() {
+	n.Helper()
+	n.apply(`
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: FlowSchema
+metadata: {name: sluice}
+spec:
+  priorityLevelConfiguration: {name: workload-low}
+  matchingPrecedence: 1000
+  rules:
+  - subjects: [{kind: ServiceAccount, serviceAccount: {name: sluice, namespace: sluice-system}}]
+    resourceRules: [{verbs: ["*"], apiGroups: ["*"], resources: ["*"], clusterScope: true, namespaces: ["*"]}]
+    nonResourceRules: [{verbs: ["*"], nonResourceURLs: ["*"]}]
+`)
+	n.kubectl("--namespace=sluice-system", "rollout", "restart", "daemonset/sluice")
+	n.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=3m", "daemonset/sluice")
+}
+
+// requests tells how many they were.
+func (n sluiceNode) requests(when string) {
+	n.Helper()
+	total := 0
+	for line := range strings.Lines(n.kubectl("get", "--raw=/metrics")) {
+		const counter = "apiserver_flowcontrol_dispatched_requests_total{"
+		if labels, count, ok := strings.Cut(line, "} "); ok && strings.HasPrefix(labels, counter) &&
+			strings.Contains(labels, `flow_schema="sluice"`) {
+			some, err := strconv.Atoi(strings.TrimSpace(count))
+			n.must(err)
+			total += some
+		}
+	}
+	n.Logf("requests to the API server %s: %d", when, total)
 }
 
 // apiClient calls the API without a process for each call.
@@ -197,7 +236,7 @@ func (n sluiceNode) client() apiClient {
 
 func (c apiClient) call(method, kind, path, body string) {
 	c.n.Helper()
-	r, err := http.NewRequestWithContext(c.n.Context(), method, "https://10.200.0.1:6443"+path, bytes.NewReader([]byte(body)))
+	r, err := http.NewRequestWithContext(c.n.Context(), method, "https://10.200.0.1:6443"+path, strings.NewReader(body))
 	c.n.must(err)
 	r.Header.Set("Authorization", "Bearer "+c.token)
 	r.Header.Set("Content-Type", kind)
@@ -316,7 +355,8 @@ func (n sluiceNode) changes() {
 			deny()
 			denied = append(denied, max(0, p.ends().Sub(begin)))
 		}
-		n.Logf("%s, from the call to the packet: allowed %s; denied %s", what, percentiles(allowed), percentiles(denied))
+		n.Logf("%s, from the call to the packet: allowed %s; denied %s",
+			what, percentiles(allowed), percentiles(denied))
 	}
 	c.call("POST", write, rules, policy("isolate", ""))
 	measure("NetworkPolicy created and deleted",

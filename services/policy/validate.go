@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 )
 
-// judgement is what `sluice-policy validate` prints of one document, as one
+// verdict is what `sluice-policy validate` prints of one document, as one
 // line of JSON.
-type judgement struct {
+type verdict struct {
 	// Problems begin with the path of the field; without one the document
 	// would be accepted.
 	Problems []string `json:"problems"`
@@ -33,10 +33,10 @@ type note struct {
 	Text  string `json:"text"`
 }
 
-// validate judges the manifests of standard input as the service with its
+// validate checks the manifests of standard input as the service with its
 // default configuration would, and neither starts nor asks one. `sluice policy
 // validate` executes it: only this program knows the kinds. Its exit code is 0
-// whatever the judgement, 2 if there is none.
+// whatever the verdicts, 2 if there are none.
 func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("sluice-policy validate", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -59,15 +59,15 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sluice-policy validate: standard input:", err)
 		return 2
 	}
-	judged, err := judge(data, reading.Options{Rules: config.owner(nil).Rules, Namespace: *namespace, AllowUnknown: *allowUnknown, Large: true})
+	verdicts, err := check(data, reading.Options{Rules: config.owner(nil).Rules, Namespace: *namespace, AllowUnknown: *allowUnknown, Large: true})
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice-policy validate:", err)
 		return 2
 	}
 	encoder := json.NewEncoder(stdout)
 	encoder.SetEscapeHTML(false)
-	for _, j := range judged {
-		if err := encoder.Encode(j); err != nil {
+	for _, v := range verdicts {
+		if err := encoder.Encode(v); err != nil {
 			fmt.Fprintln(stderr, "sluice-policy validate:", err)
 			return 2
 		}
@@ -75,11 +75,11 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// judge fails if the text cannot be cut into documents.
-func judge(data []byte, as reading.Options) ([]judgement, error) {
-	var all []judgement
+// check fails if the text cannot be cut into documents.
+func check(data []byte, as reading.Options) ([]verdict, error) {
+	var all []verdict
 	if err := manifest.Each(data, func(manifest.Document, []byte) error {
-		all = append(all, judgement{Problems: []string{}})
+		all = append(all, verdict{Problems: []string{}})
 		return nil
 	}); err != nil {
 		return nil, err

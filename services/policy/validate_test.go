@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestValidateJudgesEveryDocument(t *testing.T) {
+func TestValidateChecksEveryDocument(t *testing.T) {
 	const good = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {}}\n"
 	var large, groups strings.Builder
 	for range 52 {

@@ -50,7 +50,7 @@ var (
 	faultGrow    = fault.Register("datapath/policy/grow")
 	faultRows    = fault.Register("datapath/policy/rows")
 	faultBlocks  = fault.Register("datapath/policy/blocks")
-	faultEntries = fault.Register("datapath/policy/words")
+	faultEntries = fault.Register("datapath/policy/entries")
 	faultFlip    = fault.Register("datapath/policy/flip")
 	faultBump    = fault.Register("datapath/policy/bump")
 	faultRetire  = fault.Register("datapath/policy/retire")

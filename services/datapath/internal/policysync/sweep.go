@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// used is the tables that evaluate somebody, with the slots that they judge.
+// used is the tables that evaluate an endpoint, with the indices of those endpoints.
 func (a *Applier) used() map[*kernelTable][]uint16 {
 	out := map[*kernelTable][]uint16{}
 	add := func(t policytable.ID, slots ...uint16) {

@@ -4,7 +4,7 @@
 /*
  * Asks one table one question. Never attached: a test runs it on packets that
  * hold a question behind an Ethernet header and get the answer behind that, so
- * that subjects which no program of a pod judges can be asked about as well.
+ * that subjects which no program of a pod evaluates can be asked about as well.
  */
 
 #include <linux/if_ether.h>

@@ -128,7 +128,7 @@ enum sl_by {
 /* What an event is about. */
 enum sl_event_type {
 	SL_EVENT_DROP = 1,
-	SL_EVENT_VERDICT = 2, /* a connection was judged */
+	SL_EVENT_VERDICT = 2, /* a connection was evaluated */
 	SL_EVENT_CLOSED = 3, /* a connection has ended */
 };
 
@@ -576,7 +576,7 @@ struct sl_packet {
 	__u8 reply; /* 1: of a connection that the other end began */
 	__u8 via_stack; /* 1: the host's stack must see it */
 	__u8 low; /* 1: its sender is the lower end of its connection's key */
-	__u8 sides; /* SL_SIDE_...: that were judged for it */
+	__u8 sides; /* SL_SIDE_...: that were evaluated for it */
 	__u16 ct_flags; /* SL_CT_... of its connection */
 	__u8 pad[2];
 	struct sl_side egress; /* of the connection that it belongs to */
@@ -597,7 +597,7 @@ struct sl_packet {
 } __attribute__((aligned(8)));
 
 /* sl_packet.news: what there is to tell besides what became of the packet. */
-#define SL_NEWS_VERDICT 0x1 /* a connection was judged */
+#define SL_NEWS_VERDICT 0x1 /* a connection was evaluated */
 #define SL_NEWS_CLOSED 0x2 /* a connection has ended */
 
 _Static_assert(sizeof(struct sl_packet) <= sizeof(struct sl_run_cell), "fits into its cell");

@@ -13,7 +13,7 @@
 #include <sluice/related.h>
 #include <sluice/revoked.h>
 
-/* Judges one packet that begins nothing and belongs to nothing. */
+/* Evaluates one packet that begins nothing and belongs to nothing. */
 __noinline enum sl_reason admit_once(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason = find_peer(skb, p, 0);
@@ -207,7 +207,7 @@ static __always_inline bool agrees(struct __sk_buff *skb, const struct sl_packet
 }
 
 /*
- * A connection that begins where there is one. It is judged in its own
+ * A connection that begins where there is one. It is evaluated in its own
  * direction, whatever the other was allowed: from the same end it is the same
  * packet again, or a port that is used again; from the other end only after
  * the end of the first.
@@ -313,7 +313,7 @@ static __always_inline void keep_outside(struct sl_packet *p, const struct sl_ct
 }
 
 /*
- * Something by which a connection was judged has changed. It is judged again
+ * Something by which a connection was evaluated has changed. It is evaluated again
  * as the connection: only where something has moved, with the ports with which
  * it began, whichever way this packet goes; as one either end may have begun,
  * both ways. SL_DROP_CT_INVALID says that it has lost its entry since the caller

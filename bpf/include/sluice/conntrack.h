@@ -6,9 +6,9 @@
 /*
  * Connections: one entry for both directions, found by a key that puts the
  * lower address first. An entry says who began, and under which gens each
- * local end and under which address gens each address was judged. While none
+ * local end and under which address gens each address was evaluated. While none
  * of them has moved, a packet of either direction passes; else the sides that
- * have moved are judged anew, as the connection and not as the packet.
+ * have moved are evaluated anew, as the connection and not as the packet.
  *
  * The map may recycle an element while a program holds it. So in place only
  * last_s is stored, flags change by atomic OR and AND, and the other words by
@@ -339,7 +339,7 @@ static __always_inline __u64 judged_where(const struct sl_packet *p, __u32 pgens
 	return (__u64)slot_i << 48 | (__u64)slot_r << 32 | pgens;
 }
 
-/* The gens under which it was judged; a side that was not keeps its old one. */
+/* The gens under which it was evaluated; a side that was not keeps its old one. */
 static __always_inline __u64 judged_gens(const struct sl_packet *p, __u64 old, __u64 where)
 {
 	__u32 initiator = (__u32)(old >> 32), responder = (__u32)old;
@@ -575,10 +575,10 @@ static __always_inline void revive(struct sl_ct *ct)
 }
 
 /*
- * Stores under what a connection was judged now. The words belong together: the
- * address gens of one judgement beside the gens of another would vouch for
- * what nobody has judged. So a CPU claims the entry first (SL_GENS_BUSY), and
- * only if all is as it was when it judged. If another CPU was faster, its words
+ * Stores under what a connection was evaluated now. The words belong together: the
+ * address gens of one evaluation beside the gens of another would vouch for
+ * what nobody has evaluated. So a CPU claims the entry first (SL_GENS_BUSY), and
+ * only if all is as it was when it evaluated. If another CPU was faster, its words
  * count. No gen of an endpoint is ever SL_GENS_BUSY, so that other CPUs
  * evaluate the policy for their packets meanwhile.
  */

@@ -4,7 +4,7 @@
 #define SLUICE_FRAGMENT_H
 
 /*
- * Fragments but the first have no ports, and are never judged without them:
+ * Fragments but the first have no ports, and are never evaluated without them:
  * the first one leaves them behind. Protocols without ports need none, but
  * what follows the fragment header of IPv6 may be another extension header:
  * such fragments are not followed.

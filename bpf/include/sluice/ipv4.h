@@ -17,7 +17,7 @@
 #define SL_IP4_OPT_BYTES 40
 
 /*
- * With a source route, what we judge as a packet to the host would be one that
+ * With a source route, what we evaluate as a packet to the host would be one that
  * the host's stack forwards to wherever the pod likes.
  */
 __noinline enum sl_reason check_ip4_options(struct __sk_buff *skb, __u32 ihl)

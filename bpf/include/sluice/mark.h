@@ -21,8 +21,8 @@
 
 #define SL_MARK_MASK 0x0f00
 #define SL_MARK_FORWARDED 0x0100 /* by the stack, to a pod: the node's firewall */
-#define SL_MARK_POD 0x0200 /* from a local pod, source and egress judged */
-#define SL_MARK_JUDGED 0x0d00 /* judged on both sides, for one device only */
+#define SL_MARK_POD 0x0200 /* from a local pod, source and egress evaluated */
+#define SL_MARK_JUDGED 0x0d00 /* evaluated on both sides, for one device only */
 
 /* From sluice_from_pod to sluice_to_pod at one device. */
 static __always_inline __u32 mark_judged(__u32 ifindex)

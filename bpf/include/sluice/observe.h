@@ -5,7 +5,7 @@
 
 /*
  * Every packet is counted once. Every drop that is not quiet sends an event, and
- * so does a connection when it is judged and when it ends. What passes although
+ * so does a connection when it is evaluated and when it ends. What passes although
  * the policy denies it always does.
  */
 

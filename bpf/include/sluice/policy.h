@@ -6,8 +6,8 @@
 /*
  * Both sides of a connection, each by the table that its endpoint's word names.
  * The word of each end is read once, so that table, gen and identity belong
- * together: no packet is judged by the tables of one identity and as another. A
- * packet is judged as its connection, in the direction in which that began:
+ * together: no packet is evaluated by the tables of one identity and as another. A
+ * packet is evaluated as its connection, in the direction in which that began:
  * p->reply says that the packet goes the other way.
  */
 

@@ -53,7 +53,7 @@ static __always_inline bool room_for(const struct sl_packet *p, __u32 bytes)
 }
 
 /*
- * Whether a later fragment would write over what was judged in the first: TCP's
+ * Whether a later fragment would write over what was evaluated in the first: TCP's
  * flags, SCTP's first chunk. Whoever cuts packets for a reason does not do that.
  */
 static __always_inline bool hides_header(__u8 proto, __u32 offset)

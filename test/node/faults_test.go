@@ -116,7 +116,7 @@ func shortLease(o *devnode.Options) {
 // causes at once; the service's own tests reach those.
 func background(point string) bool {
 	parts := strings.Split(point, "/")
-	return applying(point) || slices.Contains(parts, "expire") || slices.Contains(parts, "ranges")
+	return applying(point) || relabelling(point) || slices.Contains(parts, "expire") || slices.Contains(parts, "ranges")
 }
 
 // TestFaultKillShimAtEveryPoint kills the shim itself, as a runtime does when

@@ -282,6 +282,7 @@ func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devic
 	if !ok || now.Phase == PhaseDeleted || now.Phase != r.Phase || now.Namespace != r.Namespace || now.Slot != r.Slot {
 		return nil // it changed since the listing: its own call looks after it
 	}
+	r = now // it may have another identity
 	switch {
 	case r.BootID != c.cfg.BootID:
 		return report(Difference{Subject: "record", Key: o.String(), Want: "boot " + c.cfg.BootID, Have: "boot " + r.BootID},

@@ -373,7 +373,9 @@ func (c *Core) grant(ctx context.Context, o workload.Owner, w wish, places chan 
 		return nil // it is gone; another one asks for its identity
 	}
 	next := r
-	next.Identity = w.identity
+	if w.confirm { // else the record says it, which may have changed since
+		next.Identity = w.identity
+	}
 	if err := c.relabel(ctx, r, next); err != nil {
 		return causeOf(ctx, err)
 	}

@@ -373,3 +373,44 @@ func TestUpdateIsEndedByADeletion(t *testing.T) {
 	settle(t, c)
 	m.holds(t, c, 0)
 }
+
+// TestAChangeUnderWayIsNotTakenForOneThatAKillLeft: Relabels looks at an endpoint
+// while an update has saved its record and not changed the maps.
+func TestAChangeUnderWayIsNotTakenForOneThatAKillLeft(t *testing.T) {
+	m := newMachine()
+	c := m.evaluated(t, &fakePolicies{})
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	m.number = 2000
+	goes := make(chan struct{})
+	m.mu.Lock()
+	m.block["set identity"] = goes
+	m.mu.Unlock()
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Update(context.Background(), Update{Owner: s.Owner, Labels: web("b")}, false)
+		done <- err
+	}()
+	for !c.differs(s.Owner) {
+		if err := pause(t.Context(), c.cfg.RetryDelay); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.mu.Lock()
+	w, ok := c.due(s.Owner)
+	c.mu.Unlock()
+	if !ok || w.identity.Number != 1000 {
+		t.Fatalf("due %+v, %t: the test says nothing", w, ok)
+	}
+	granted := make(chan error, 1)
+	go func() { granted <- c.grant(context.Background(), s.Owner, w, make(chan struct{}, 1)) }()
+	close(goes)
+	if err := errors.Join(<-done, <-granted); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := c.Get(s.Owner); err != nil || e.Identity.Number != 2000 || m.entry(e.Slot).Identity != 2000 {
+		t.Errorf("it went back: %+v, %v", e.Identity, err)
+	}
+}

@@ -7,6 +7,8 @@ package server
 
 import (
 	"context"
+	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -54,6 +56,9 @@ type Server struct {
 	Labels *observe.Labels
 	// Rules tell what decided; nil: nobody knows.
 	Rules Rules
+
+	mu      sync.Mutex
+	unready time.Time // guarded by mu; since when no ADD can be served
 }
 
 // Register adds the services.
@@ -77,7 +82,7 @@ func Methods() rpc.Methods {
 			Access: rpc.Root(), Limit: rpc.Limit{InFlight: creating, Waiting: waiting},
 		},
 		datapathv1.DatapathService_UpdateEndpoint_FullMethodName: {
-			Access: rpc.Root(), Limit: rpc.Limit{InFlight: 16, Waiting: 64},
+			Access: rpc.Root(), Limit: rpc.Limit{InFlight: 64, Waiting: 1024},
 		},
 		datapathv1.DatapathService_DeleteEndpoint_FullMethodName:   root,
 		datapathv1.DatapathService_ReclaimEndpoints_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},

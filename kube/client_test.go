@@ -229,8 +229,7 @@ func TestCorruptAddressesAreReportedAndIgnored(t *testing.T) {
 			t.Errorf("%s: afterwards the file is %q, %v", what, fixed, err)
 		}
 	}
-	os.Remove(file)
-	if err := os.Symlink("/dev/zero", file); err != nil {
+	if err := errors.Join(os.Remove(file), os.Symlink("/dev/zero", file)); err != nil {
 		t.Fatal(err)
 	}
 	if again := newAddresses([]string{"https://a:1"}, file, slog.New(slog.DiscardHandler)); len(again.all) != 1 {

@@ -27,8 +27,8 @@ const (
 	settle = 100 * time.Millisecond
 	// inFlight is how many endpoints are moved at once.
 	inFlight = 8
-	// retryMin and retryMax bound the pause after a failure; it doubles.
-	retryMin, retryMax = time.Second, 30 * time.Second
+	// firstPause and longestPause bound the pause after a failure; it doubles.
+	firstPause, longestPause = time.Second, 30 * time.Second
 )
 
 // Labels that change all the time would use up the numbers of the cluster. A
@@ -97,14 +97,14 @@ func (r *Relabeler) Run(ctx context.Context) error {
 			}
 		}
 	}()
-	pause := retryMin
+	pause := firstPause
 	for {
 		changed := r.set.Changed()
 		var again <-chan time.Time
 		if r.compare(ctx) {
-			again, pause = time.After(pause), min(2*pause, retryMax)
+			again, pause = time.After(pause), min(2*pause, longestPause)
 		} else {
-			pause = retryMin
+			pause = firstPause
 		}
 		select {
 		case <-changed:

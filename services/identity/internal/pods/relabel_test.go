@@ -180,7 +180,7 @@ func TestChangesWithoutStoreAreMadeLater(t *testing.T) {
 			t.Errorf("problem %v, want one about 1 endpoint", err)
 		}
 		n.store.Up()
-		time.Sleep(2 * retryMax)
+		time.Sleep(2 * longestPause)
 		n.want("with store", 1, "app=db", true)
 		if err := n.Relabeler.Problem(); err != nil {
 			t.Errorf("problem %v", err)

@@ -86,6 +86,7 @@ type Process struct {
 
 	server  atomic.Pointer[rpc.Server] // once it answers
 	waiting atomic.Pointer[string]     // what for, while the server does not serve
+	unready atomic.Pointer[error]      // why /readyz says no although the server serves
 
 	work    context.Context // of the background work: outlives the servers
 	endWork context.CancelCauseFunc
@@ -354,9 +355,23 @@ func Phase[T any](p *Process, name string, f func() (T, error)) (T, error) {
 // with it until then, and again whenever the server stops serving.
 func (p *Process) Waiting(what string) { p.waiting.Store(&what) }
 
+// Unready has /readyz answer with a reason although the server serves: what the
+// process needs for all of its work is away, and its calls wait or say so
+// themselves. Nil takes it back.
+func (p *Process) Unready(why error) {
+	if why == nil {
+		p.unready.Store(nil)
+		return
+	}
+	p.unready.Store(&why)
+}
+
 // notReady says why the process does not serve, nil if it does.
 func (p *Process) notReady() error {
 	if s := p.server.Load(); s != nil && s.Serving() {
+		if why := p.unready.Load(); why != nil {
+			return *why
+		}
 		return nil
 	}
 	if what := p.waiting.Load(); what != nil {

@@ -276,6 +276,10 @@ func TestProbesFollowTheStartTheServerAndTheEnd(t *testing.T) {
 			step()
 			srv.SetAllServing(true)
 			p.Ready()
+			step()
+			p.Unready(errors.New("a peer is away"))
+			step()
+			p.Unready(nil)
 			<-ctx.Done()
 			return nil
 		})
@@ -325,6 +329,12 @@ func TestProbesFollowTheStartTheServerAndTheEnd(t *testing.T) {
 	}()
 	<-inCall
 	wantProbes("while it serves", 200, "ok")
+	<-steps
+	steps <- struct{}{}
+	<-steps
+	wantProbes("while a peer is away", 503, "a peer is away")
+	steps <- struct{}{}
+	wantProbes("when it is back", 200, "ok")
 	s.stop()
 	wantProbes("while it stops", 503, "stopping")
 	close(release)

@@ -80,11 +80,14 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	called.owners = called.stream(n.Core)
-	srv, err := newServer(p, cfg, n, called, records, started)
+	api, srv, err := newServer(p, cfg, n, called, records, started)
 	if err != nil {
 		return err
 	}
 	work(p, cfg, n, called, spool)
+	p.Go("readiness for kubelet", func(ctx context.Context) error {
+		return every(ctx, readyInterval, func() { p.Unready(api.Unready(ctx)) })
+	})
 	p.Go("readiness", func(ctx context.Context) error {
 		// Calls are answered before that: a deletion needs nobody, and a creation
 		// waits by itself.
@@ -120,10 +123,10 @@ func await(ctx context.Context, p *process.Process, what string, there <-chan st
 // newServer registers what answers calls.
 func newServer(
 	p *process.Process, cfg Config, n *node, called services, records *record.Store, started time.Time,
-) (*rpc.Server, error) {
+) (*server.Server, *rpc.Server, error) {
 	release, err := kernelRelease()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	s := &server.Server{
 		Core: n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy,
@@ -141,9 +144,27 @@ func newServer(
 		s.Rules = &n.Policy.History
 	}
 	if err := p.Metrics.Register(s.Metrics()); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return p.NewServer(rpc.Options{Register: s.Register, Methods: server.Methods()})
+	srv, err := p.NewServer(rpc.Options{Register: s.Register, Methods: server.Methods()})
+	return s, srv, err
+}
+
+// readyInterval is how often the services are asked whether an ADD could be served.
+const readyInterval = time.Second
+
+// every calls fn now and at intervals until ctx ends.
+func every(ctx context.Context, interval time.Duration, fn func()) error {
+	t := time.NewTicker(interval)
+	defer t.Stop()
+	for {
+		fn()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // kernelRelease is as in uname -r.

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
@@ -264,11 +265,12 @@ func rangeEvent(m *ipamv1.WatchPoolsResponse) watch.Event[netip.Prefix, netip.Ad
 type Identity struct {
 	Health
 	client identityv1.IdentityServiceClient
+	health healthpb.HealthClient
 }
 
 // NewIdentity uses a connection to identity's socket.
 func NewIdentity(cc grpc.ClientConnInterface) *Identity {
-	return &Identity{Health: Health{Name: "identity"}, client: identityv1.NewIdentityServiceClient(cc)}
+	return &Identity{Health: Health{Name: "identity"}, client: identityv1.NewIdentityServiceClient(cc), health: healthpb.NewHealthClient(cc)}
 }
 
 func resolveRequest(s endpoint.Spec) *identityv1.ResolveEndpointRequest {
@@ -386,5 +388,15 @@ func (i *Identity) Release(ctx context.Context, o workload.Owner) error {
 // Ping asks whether the service answers.
 func (i *Identity) Ping(ctx context.Context) error {
 	_, err := i.client.GetStatus(ctx, &identityv1.GetStatusRequest{})
+	return i.translate(err)
+}
+
+// Ready says why a label set that is new would get no number: the service does not
+// answer, or has no store.
+func (i *Identity) Ready(ctx context.Context) error {
+	resp, err := i.health.Check(ctx, &healthpb.HealthCheckRequest{})
+	if err == nil && resp.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+		return errors.New("identity: it is not ready; new label sets get no number")
+	}
 	return i.translate(err)
 }

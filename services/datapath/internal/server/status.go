@@ -5,6 +5,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -37,7 +38,12 @@ type Called struct {
 		Pools(ctx context.Context) ([]endpoint.Pool, error)
 		Err() error // of the last call
 	}
-	Identity, Policy interface {
+	Identity interface {
+		Ping(ctx context.Context) error
+		// Ready says why a label set that is new would get no number.
+		Ready(ctx context.Context) error
+	}
+	Policy interface {
 		Ping(ctx context.Context) error
 	}
 }
@@ -88,8 +94,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	problems, warnings := s.problems(ctx), slices.Concat(s.Warnings(), n.BadRecords, n.Unrepaired, n.Waiting)
-	known := len(problems) == 0 // those that follow are about new labels
+	of, warnings := s.readiness(ctx), slices.Concat(s.Warnings(), n.BadRecords, n.Unrepaired, n.Waiting)
 	resp := &datapathv1.GetStatusResponse{
 		PolicyMode:        datapathv1.PolicyMode(datapathv1.PolicyMode_value["POLICY_MODE_"+strings.ToUpper(s.Facts.PolicyMode)]),
 		AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
@@ -129,37 +134,88 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		}
 		resp.Dependencies = append(resp.Dependencies, d)
 	}
-	ierr := s.Called.Identity.Ping(ctx)
-	problems = appendError(problems, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, ierr)
-	depend("identity", ierr)
+	depend("identity", of.identity)
 	depend("ipam", s.Called.IPAM.Err())
 	if s.Policy != nil {
 		p := s.Policy.Status()
-		perr := p.Err
-		if perr == nil {
-			perr = s.Called.Policy.Ping(ctx)
-		}
-		depend("policy", perr)
+		depend("policy", of.policy)
 		resp.PolicyRevision, resp.PolicyRefusals = p.Revision, p.Refusals
 		if p.Waiting > 0 {
 			resp.PolicyRefusals = append(resp.PolicyRefusals, fmt.Sprintf("%d identities stay unknown, because tables have no room for them", p.Waiting))
 		}
-		switch {
-		case s.Facts.PolicyRequired:
-			problems = appendError(problems, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, perr)
-			if p.Held != "" {
-				problems = append(problems, problem(statusv1.ProblemReason_PROBLEM_REASON_POLICY, "policy: "+p.Held))
-			}
-		case p.Held != "":
+		if p.Held != "" && !s.Facts.PolicyRequired {
 			warnings = append(warnings, "policy: "+p.Held)
 		}
 		if p.Unsaved != "" {
 			warnings = append(warnings, "policy: "+p.Unsaved)
 		}
 	}
-	resp.Service = &statusv1.ServiceStatus{Version: s.Facts.Version, StartTime: timestamppb.New(s.Facts.Start), Problems: problems}
-	resp.AddReady, resp.KnownAddReady, resp.Warnings = len(problems) == 0, known, warnings
+	resp.Service = &statusv1.ServiceStatus{Version: s.Facts.Version, StartTime: timestamppb.New(s.Facts.Start), Problems: of.all()}
+	resp.AddReady, resp.KnownAddReady, resp.Warnings = len(of.all()) == 0, len(of.every) == 0, warnings
+	if since := s.unreadySince(of); !since.IsZero() {
+		resp.AddUnreadySince = timestamppb.New(since)
+	}
 	return resp, nil
+}
+
+// readiness is why an ADD cannot be served now.
+type readiness struct {
+	every            []*statusv1.Problem // whatever its labels
+	fresh            []*statusv1.Problem // if no endpoint of this node has its labels
+	identity, policy error               // why they do not answer
+}
+
+func (r readiness) all() []*statusv1.Problem { return slices.Concat(r.every, r.fresh) }
+
+// readiness asks the services that an ADD needs.
+func (s *Server) readiness(ctx context.Context) (r readiness) {
+	const service = statusv1.ProblemReason_PROBLEM_REASON_SERVICE
+	r.every = s.problems(ctx)
+	err := s.Called.Identity.Ping(ctx)
+	if r.identity = err; err == nil {
+		err = s.Called.Identity.Ready(ctx)
+	}
+	r.fresh = appendError(r.fresh, service, err)
+	if s.Policy == nil {
+		return r
+	}
+	p := s.Policy.Status()
+	if r.policy = p.Err; r.policy == nil {
+		r.policy = s.Called.Policy.Ping(ctx)
+	}
+	if s.Facts.PolicyRequired {
+		r.fresh = appendError(r.fresh, service, r.policy)
+		if p.Held != "" {
+			r.fresh = append(r.fresh, problem(statusv1.ProblemReason_PROBLEM_REASON_POLICY, "policy: "+p.Held))
+		}
+	}
+	return r
+}
+
+// unreadySince is since when no ADD can be served at all; zero while one can.
+func (s *Server) unreadySince(r readiness) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case len(r.every) == 0:
+		s.unready = time.Time{}
+	case s.unready.IsZero():
+		s.unready = time.Now()
+	}
+	return s.unready
+}
+
+// Unready says why an ADD with labels that are new to the node cannot be served
+// now; nil if it can.
+func (s *Server) Unready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	r := s.readiness(ctx)
+	s.unreadySince(r)
+	if problems := r.all(); len(problems) > 0 {
+		return errors.New(problems[0].GetText())
+	}
+	return nil
 }
 
 func problem(reason statusv1.ProblemReason, text string) *statusv1.Problem {

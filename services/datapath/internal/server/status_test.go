@@ -22,6 +22,7 @@ import (
 type surroundings struct {
 	pools               []endpoint.Pool
 	ipam, identity, own error
+	store               error // of identity
 }
 
 func (s *surroundings) Pools(context.Context) ([]endpoint.Pool, error) { return s.pools, s.ipam }
@@ -31,6 +32,8 @@ func (s *surroundings) Err() error { return s.own }
 func (s *surroundings) State() (bool, error) { return s.identity == nil, s.identity }
 
 func (s *surroundings) Ping(context.Context) error { return s.identity }
+
+func (s *surroundings) Ready(context.Context) error { return s.store }
 
 // noLinks are the links of a node that has no device.
 type noLinks struct{ endpoint.Links }
@@ -58,8 +61,13 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		known  bool // an ADD of known labels can be served
 		text   string
 	}{
-		"all is well":            {surroundings{pools: []endpoint.Pool{good}}, nil, true, ""},
-		"identity is away":       {surroundings{pools: []endpoint.Pool{good}, identity: errors.New("identity: away")}, []statusv1.ProblemReason{service}, true, "identity: away"},
+		"all is well":      {surroundings{pools: []endpoint.Pool{good}}, nil, true, ""},
+		"identity is away": {surroundings{pools: []endpoint.Pool{good}, identity: errors.New("identity: away")}, []statusv1.ProblemReason{service}, true, "identity: away"},
+		"etcd is away": {
+			surroundings{pools: []endpoint.Pool{good}, store: errors.New("identity: not ready")},
+			[]statusv1.ProblemReason{service},
+			true, "identity: not ready",
+		},
 		"ipam is away":           {surroundings{ipam: errors.New("ipam: away")}, []statusv1.ProblemReason{service}, false, "ipam: away"},
 		"the disk is full":       {surroundings{pools: []endpoint.Pool{good}, own: errors.New("no space left")}, []statusv1.ProblemReason{storage}, false, "no space left"},
 		"another gateway":        {surroundings{pools: []endpoint.Pool{{CIDR: own, Gateway: netip.MustParseAddr("10.1.0.9")}}}, []statusv1.ProblemReason{settings}, false, "10.1.0.9"},
@@ -86,6 +94,12 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		well := c.around.identity == nil
 		if stream := st.GetIdentityStream(); stream.GetComplete() != well || (stream.GetError() == "") != well {
 			t.Errorf("%s: stream %v", name, stream)
+		}
+		if (st.GetAddUnreadySince() == nil) != c.known {
+			t.Errorf("%s: no ADD can be served since %v", name, st.GetAddUnreadySince())
+		}
+		if err := s.Unready(t.Context()); (err == nil) != (len(c.want) == 0) {
+			t.Errorf("%s: /readyz says %v", name, err)
 		}
 		if st.GetAddReady() != (len(c.want) == 0) || st.GetKnownAddReady() != c.known || st.GetService().GetVersion() != "v1" {
 			t.Errorf("%s: ready %t, for known labels %t, want %t and %t", name, st.GetAddReady(), st.GetKnownAddReady(), len(c.want) == 0, c.known)

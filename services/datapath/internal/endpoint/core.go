@@ -17,11 +17,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/keymutex"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
-	"github.com/sluice-net/sluice/services/datapath/internal/keymutex"
 	"github.com/sluice-net/sluice/services/datapath/internal/reaper"
 )
 

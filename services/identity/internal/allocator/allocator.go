@@ -26,6 +26,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/keymutex"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 )
@@ -80,8 +81,8 @@ type Allocator struct {
 
 	endpointPub EndpointPublisher
 
-	byHolder keyed // one change of a holder at a time
-	byLabels keyed // one claim of a label set at a time
+	byHolder keymutex.Mutexes[Holder] // one change of a holder at a time
+	byLabels keymutex.Mutexes[string] // one claim of a label set at a time, by their text
 	kick     chan struct{}
 
 	mu           busy.Mutex
@@ -261,7 +262,7 @@ func (a *Allocator) hold(ctx context.Context, holder Holder, labels label.Canoni
 	if err := holder.check(); err != nil {
 		return identity.Identity{}, err
 	}
-	unlock, err := a.byHolder.lock(ctx, string(holder))
+	unlock, err := a.byHolder.Lock(ctx, holder)
 	if err != nil {
 		return identity.Identity{}, err
 	}
@@ -286,7 +287,7 @@ func (a *Allocator) hold(ctx context.Context, holder Holder, labels label.Canoni
 	if err := faultResolveStart.Hit(ctx); err != nil {
 		return identity.Identity{}, err
 	}
-	unlockLabels, err := a.byLabels.lock(ctx, labels.Text())
+	unlockLabels, err := a.byLabels.Lock(ctx, labels.Text())
 	if err != nil {
 		return identity.Identity{}, err
 	}
@@ -654,7 +655,7 @@ func (a *Allocator) HeldBy(holder Holder) identity.Numeric {
 // Release drops what a holder holds and returns the number, 0 if it held none.
 // It needs no store: the reference there is dropped by Run.
 func (a *Allocator) Release(ctx context.Context, holder Holder) (identity.Numeric, error) {
-	unlock, err := a.byHolder.lock(ctx, string(holder))
+	unlock, err := a.byHolder.Lock(ctx, holder)
 	if err != nil {
 		return 0, err
 	}

@@ -79,11 +79,8 @@ func (c *collector) round(ctx context.Context) error {
 	if !connected {
 		return nil
 	}
-	var lead bool
-	if err := a.bounded(ctx, func(ctx context.Context) (err error) {
-		lead, err = a.store.Lead(ctx)
-		return err
-	}); err != nil {
+	lead, err := within(ctx, a, a.store.Lead)
+	if err != nil {
 		return err
 	}
 	if !lead {
@@ -97,7 +94,7 @@ func (c *collector) round(ctx context.Context) error {
 	if !complete {
 		return nil // the listing is under way
 	}
-	err := c.collect(ctx, unused, refs.Revision)
+	err = c.collect(ctx, unused, refs.Revision)
 	if err != nil && !errors.Is(err, ErrNoSpace) {
 		return err
 	}
@@ -217,11 +214,10 @@ func (c *collector) collect(ctx context.Context, unused []identity.Identity, rev
 	now := time.Now()
 	fresh, due := c.plan(unused, now, a.cfg.Grace)
 	for step := range slices.Chunk(fresh, collectStep) {
-		var candidates []Candidate
-		if err := a.bounded(ctx, func(ctx context.Context) (err error) {
-			candidates, err = a.store.Candidates(ctx, step)
-			return err
-		}); err != nil {
+		candidates, err := within(ctx, a, func(ctx context.Context) ([]Candidate, error) {
+			return a.store.Candidates(ctx, step)
+		})
+		if err != nil {
 			return err
 		}
 		for _, f := range candidates {
@@ -233,10 +229,8 @@ func (c *collector) collect(ctx context.Context, unused []identity.Identity, rev
 		}
 	}
 	for step := range slices.Chunk(due[:min(len(due), maxCollect)], collectStep) {
-		var gone []identity.Numeric
-		err := a.bounded(ctx, func(ctx context.Context) (err error) {
-			gone, err = a.store.Collect(ctx, step, a.cfg.Quarantine)
-			return err
+		gone, err := within(ctx, a, func(ctx context.Context) ([]identity.Numeric, error) {
+			return a.store.Collect(ctx, step, a.cfg.Quarantine)
 		})
 		a.mu.Lock(opCollect)
 		a.counters.Collected += uint64(len(gone))

@@ -40,7 +40,7 @@ func (a *Allocator) endpoints(records []HolderRecord) (all []Endpoint) {
 // holds nothing stays so. ErrUnconfirmed: Confirm is owed for the last move; so
 // no endpoint holds more than two numbers.
 func (a *Allocator) Relabel(ctx context.Context, holder Holder, labels label.Canonical) error {
-	unlock, err := a.byHolder.lock(ctx, string(holder))
+	unlock, err := a.byHolder.Lock(ctx, holder)
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (a *Allocator) Relabel(ctx context.Context, holder Holder, labels label.Can
 	case owed:
 		return fmt.Errorf("%w: %s moves from %d to %d", ErrUnconfirmed, holder, former, n)
 	}
-	unlockLabels, err := a.byLabels.lock(ctx, labels.Text())
+	unlockLabels, err := a.byLabels.Lock(ctx, labels.Text())
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (a *Allocator) Relabel(ctx context.Context, holder Holder, labels label.Can
 // Confirm says that the packets of an endpoint carry a number. The number that
 // it had before is released if that is the endpoint's; else nothing changes.
 func (a *Allocator) Confirm(ctx context.Context, holder Holder, n identity.Numeric) error {
-	unlock, err := a.byHolder.lock(ctx, string(holder))
+	unlock, err := a.byHolder.Lock(ctx, holder)
 	if err != nil {
 		return err
 	}

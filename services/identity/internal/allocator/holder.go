@@ -4,10 +4,8 @@
 package allocator
 
 import (
-	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"unicode/utf8"
 
 	"github.com/sluice-net/sluice/model/workload"
@@ -69,44 +67,4 @@ func (h Holder) Owner() (owner workload.Owner, ok bool) {
 	text, ok := strings.CutPrefix(string(h), endpointPrefix)
 	owner.ContainerID, owner.Interface, _ = strings.Cut(text, "/") // a container id has no "/"
 	return owner, ok
-}
-
-// keyed is a lock per key that respects contexts and forgets unused keys.
-type keyed struct {
-	mu    sync.Mutex
-	locks map[string]*keyLock // guarded by mu
-}
-
-type keyLock struct {
-	token chan struct{} // holds one element while the key is locked
-	users int           // guarded by keyed.mu
-}
-
-// lock waits for the key; the caller must call unlock unless err is set.
-func (k *keyed) lock(ctx context.Context, key string) (unlock func(), err error) {
-	k.mu.Lock()
-	if k.locks == nil {
-		k.locks = map[string]*keyLock{}
-	}
-	l := k.locks[key]
-	if l == nil {
-		l = &keyLock{token: make(chan struct{}, 1)}
-		k.locks[key] = l
-	}
-	l.users++
-	k.mu.Unlock()
-	leave := func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if l.users--; l.users == 0 {
-			delete(k.locks, key)
-		}
-	}
-	select {
-	case l.token <- struct{}{}:
-		return func() { <-l.token; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, ctx.Err()
-	}
 }

@@ -17,7 +17,7 @@ func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels lab
 	if err := holder.check(); err != nil {
 		return identity.Identity{}, err
 	}
-	unlock, err := a.byHolder.lock(ctx, string(holder))
+	unlock, err := a.byHolder.Lock(ctx, holder)
 	if err != nil {
 		return identity.Identity{}, err
 	}

@@ -156,6 +156,13 @@ func (a *Allocator) alive(ctx context.Context) error {
 	return nil
 }
 
+// within returns what a method of the store does, in no longer than StoreTimeout.
+func within[T any](ctx context.Context, a *Allocator, f func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
+	defer cancel()
+	return f(ctx)
+}
+
 // bounded runs one request to the store.
 func (a *Allocator) bounded(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
@@ -167,11 +174,8 @@ func (a *Allocator) bounded(ctx context.Context, f func(context.Context) error) 
 // keeps them so until the session fails. Nothing is claimed before the
 // references are equal, and nothing is collected by this node before that.
 func (a *Allocator) session(ctx context.Context, first *bool) error {
-	var fresh bool
-	if err := a.bounded(ctx, func(ctx context.Context) (err error) {
-		fresh, err = a.store.Join(ctx)
-		return err
-	}); err != nil {
+	fresh, err := within(ctx, a, a.store.Join)
+	if err != nil {
 		return err
 	}
 	a.mu.Lock(opSession)
@@ -246,11 +250,8 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 // reference without a hold is dropped when strict is set, and otherwise when it
 // was seen, unchanged, the last time too: a claim may be on its way.
 func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
-	var refs []Reference
-	if err := a.bounded(ctx, func(ctx context.Context) (err error) {
-		refs, err = a.store.References(ctx)
-		return err
-	}); err != nil {
+	refs, err := within(ctx, a, a.store.References)
+	if err != nil {
 		return err
 	}
 	have := make(map[identity.Numeric]int64, len(refs))
@@ -337,11 +338,7 @@ func (a *Allocator) renew(ctx context.Context, ids []identity.Identity) (left []
 		return ids, nil
 	}
 	for step := range slices.Chunk(ids, flushStep) {
-		var claims []Claim
-		err := a.bounded(ctx, func(ctx context.Context) (err error) {
-			claims, err = a.store.Renew(ctx, step)
-			return err
-		})
+		claims, err := within(ctx, a, func(ctx context.Context) ([]Claim, error) { return a.store.Renew(ctx, step) })
 		written := make(map[identity.Numeric]Claim, len(claims))
 		for _, c := range claims {
 			written[c.Number] = c
@@ -416,11 +413,7 @@ func (a *Allocator) drop(ctx context.Context, refs []Reference) error {
 
 // restore writes the reference of one held identity.
 func (a *Allocator) restore(ctx context.Context, id identity.Identity) error {
-	var claim Claim
-	err := a.bounded(ctx, func(ctx context.Context) (err error) {
-		claim, err = a.store.Restore(ctx, id)
-		return err
-	})
+	claim, err := within(ctx, a, func(ctx context.Context) (Claim, error) { return a.store.Restore(ctx, id) })
 	if conflict, ok := errors.AsType[*ConflictError](err); ok {
 		err = a.resolve(ctx, conflict)
 		if err == nil {
@@ -469,7 +462,7 @@ func (a *Allocator) restored(id identity.Identity, claim Claim) {
 // carried the wrong number until here, and the datapath learns the right one
 // when it resolves its endpoints again.
 func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
-	unlock, err := a.byLabels.lock(ctx, c.Held.Labels.Text())
+	unlock, err := a.byLabels.Lock(ctx, c.Held.Labels.Text())
 	if err != nil {
 		return err
 	}
@@ -477,9 +470,8 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	var claim Claim
 	for range maxAttempts {
 		candidate, _, done := a.candidate(c.Held.Labels)
-		err = a.bounded(ctx, func(ctx context.Context) (err error) {
-			claim, err = a.store.Claim(ctx, c.Held.Labels, c.Moved, candidate)
-			return err
+		claim, err = within(ctx, a, func(ctx context.Context) (Claim, error) {
+			return a.store.Claim(ctx, c.Held.Labels, c.Moved, candidate)
 		})
 		done()
 		if !errors.Is(err, ErrOccupied) || candidate == 0 {

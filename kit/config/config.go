@@ -123,8 +123,7 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 	env := environment(o)
 
 	// --instance and --config decide where the rest is, so they come first.
-	pre := preScan(o.Args)
-	name := cmp.Or(pre["instance"], env["INSTANCE"])
+	name := cmp.Or(instanceIn(o.Args), env["INSTANCE"])
 	paths, err := instance.New(name)
 	if err != nil {
 		return zero, nil, &Problem{Key: "instance", Err: err}
@@ -144,14 +143,15 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 	fset.String("instance", name, "")
 	printConfig := fset.Bool("print-config", false, "")
 	version := fset.Bool("version", false, "")
-	given := map[string]*flagValue{}
+	given := map[string]string{}
 	for _, f := range fields {
-		v := &flagValue{isBool: f.isBool()}
-		given[f.flag] = v
-		fset.Var(v, f.flag, f.help)
+		define := fset.Func
+		if f.isBool() {
+			define = fset.BoolFunc
+		}
+		define(f.flag, f.help, func(text string) error { given[f.flag] = text; return nil })
 		if f.was != nil {
-			given[f.was.flag] = &flagValue{isBool: f.isBool()}
-			fset.Var(given[f.was.flag], f.was.flag, "")
+			define(f.was.flag, "", func(text string) error { given[f.was.flag] = text; return nil })
 		}
 	}
 	switch err := fset.Parse(o.Args); {
@@ -200,7 +200,7 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 // overlay sets what the environment and then the flags say. ignored are the
 // variables of the service that name no setting.
 func overlay(
-	service string, fields []*field, env map[string]string, given map[string]*flagValue,
+	service string, fields []*field, env map[string]string, given map[string]string,
 ) (ignored []string, problems []error) {
 	used := map[string]bool{"CONFIG": true, "INSTANCE": true}
 	for _, f := range fields {
@@ -215,13 +215,13 @@ func overlay(
 			used[f.was.env] = true
 			problems = append(problems, renamed(prefix(service)+f.was.env, f.was.key, prefix(service)+f.env))
 		}
-		if given[f.was.flag].set {
+		if _, ok := given[f.was.flag]; ok {
 			problems = append(problems, renamed("--"+f.was.flag, f.was.key, "--"+f.flag))
 		}
 	}
 	for _, f := range fields {
-		if v := given[f.flag]; v.set {
-			problems = append(problems, f.set(v.text, FromFlag, "--"+f.flag)...)
+		if text, ok := given[f.flag]; ok {
+			problems = append(problems, f.set(text, FromFlag, "--"+f.flag)...)
 		}
 	}
 	for name := range env {
@@ -304,10 +304,9 @@ func environment(o Options) map[string]string {
 	return env
 }
 
-// preScan finds --instance before the flags are known. The real parse comes
+// instanceIn finds --instance before the flags are known. The real parse comes
 // later and refuses what is wrong.
-func preScan(args []string) map[string]string {
-	found := map[string]string{}
+func instanceIn(args []string) (found string) {
 	for i, a := range args {
 		if a == "--" {
 			break
@@ -319,7 +318,7 @@ func preScan(args []string) map[string]string {
 		if !has && i+1 < len(args) {
 			value = args[i+1]
 		}
-		found[name] = value
+		found = value
 	}
 	return found
 }
@@ -365,13 +364,3 @@ func trusted(f *os.File) error {
 	}
 	return nil
 }
-
-type flagValue struct {
-	text   string
-	set    bool
-	isBool bool
-}
-
-func (v *flagValue) String() string     { return v.text }
-func (v *flagValue) IsBoolFlag() bool   { return v.isBool }
-func (v *flagValue) Set(s string) error { v.text, v.set = s, true; return nil }

@@ -281,19 +281,35 @@ func (d *decoder) fail(at *place, format string, args ...any) {
 
 var numberType = reflect.TypeFor[Number]()
 
+// over counts a value, and reports whether the document has too many or goes too deep: then nothing more is read.
+func (d *decoder) over(at *place, depth int) bool {
+	if d.nodes++; d.stop {
+		return true
+	}
+	switch {
+	case d.nodes > maxNodes:
+		d.problems.add(Problem{Stops: true}, at.String(), "the document has more than %d values", maxNodes)
+	case depth > maxDepth:
+		d.problems.add(Problem{Stops: true}, at.String(), "is nested more than %d deep", maxDepth)
+	default:
+		return false
+	}
+	d.stop = true
+	return true
+}
+
+// text is that of a string; false if it is too long.
+func (d *decoder) text(n *yaml.Node, at *place) (string, bool) {
+	if len(n.Value) > maxText {
+		d.fail(at, "is a text of %d bytes, more than %d", len(n.Value), maxText)
+		return "", false
+	}
+	return n.Value, true
+}
+
 // value decodes n into v. Null leaves v as it is.
 func (d *decoder) value(n *yaml.Node, v reflect.Value, at *place, depth int) {
-	if d.stop {
-		return
-	}
-	if d.nodes++; d.nodes > maxNodes {
-		d.stop = true
-		d.problems.add(Problem{Stops: true}, at.String(), "the document has more than %d values", maxNodes)
-		return
-	}
-	if depth > maxDepth {
-		d.stop = true
-		d.problems.add(Problem{Stops: true}, at.String(), "is nested more than %d deep", maxDepth)
+	if d.over(at, depth) {
 		return
 	}
 	if n.Kind == yaml.AliasNode {
@@ -332,11 +348,9 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, at *place, depth int) {
 			d.fail(at, "must be a string, is %s", describe(n))
 			return
 		}
-		if len(n.Value) > maxText {
-			d.fail(at, "is a text of %d bytes, more than %d", len(n.Value), maxText)
-			return
+		if text, ok := d.text(n, at); ok {
+			v.SetString(text)
 		}
-		v.SetString(n.Value)
 	case reflect.Bool:
 		var b bool
 		if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!bool" || n.Decode(&b) != nil {
@@ -372,11 +386,9 @@ func integer(n *yaml.Node) (int64, bool) {
 
 func (d *decoder) number(n *yaml.Node, v reflect.Value, at *place) {
 	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str" {
-		if len(n.Value) > maxText {
-			d.fail(at, "is a text of %d bytes, more than %d", len(n.Value), maxText)
-			return
+		if text, ok := d.text(n, at); ok {
+			v.Set(reflect.ValueOf(Number{IsString: true, String: text}))
 		}
-		v.Set(reflect.ValueOf(Number{IsString: true, String: n.Value}))
 		return
 	}
 	i, ok := integer(n)
@@ -447,17 +459,7 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value, at *place, depth int)
 // opaque walks a part that is not decoded, so that the limits and the rule
 // about keys hold for it too.
 func (d *decoder) opaque(n *yaml.Node, at *place, depth int) {
-	if d.stop {
-		return
-	}
-	if d.nodes++; d.nodes > maxNodes {
-		d.stop = true
-		d.problems.add(Problem{Stops: true}, at.String(), "the document has more than %d values", maxNodes)
-		return
-	}
-	if depth > maxDepth {
-		d.stop = true
-		d.problems.add(Problem{Stops: true}, at.String(), "is nested more than %d deep", maxDepth)
+	if d.over(at, depth) {
 		return
 	}
 	switch n.Kind {

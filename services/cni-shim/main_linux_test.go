@@ -977,19 +977,38 @@ func TestStatusSaysWhatSuffers(t *testing.T) {
 	old.stdin = config(n, "1.0.0", "")
 	wantCode(t, old, 1)
 
-	n.SetStatus(&datapathv1.GetStatusResponse{Service: &statusv1.ServiceStatus{Problems: []*statusv1.Problem{{Text: "identity does not answer"}}}})
-	if out := wantCode(t, c, 50); !strings.Contains(out, "identity does not answer") {
+	// wantLater is an answer that comes only when no ADD has worked for a while.
+	wantLater := func(code uint) string {
+		t.Helper()
+		_ = os.Remove(filepath.Join(n.RunDir, "cni-unable"))
+		wantCode(t, c, 0)
+		ago := time.Now().Add(-61 * time.Second)
+		if err := os.Chtimes(filepath.Join(n.RunDir, "cni-unable"), ago, ago); err != nil {
+			t.Fatal(err)
+		}
+		return wantCode(t, c, code)
+	}
+	problem := &statusv1.ServiceStatus{Problems: []*statusv1.Problem{{Text: "identity does not answer"}}}
+	n.SetStatus(&datapathv1.GetStatusResponse{Service: problem})
+	if out := wantLater(50); !strings.Contains(out, "identity does not answer") {
 		t.Errorf("answer %s", out)
 	}
-	n.SetStatus(&datapathv1.GetStatusResponse{Endpoints: []*datapathv1.EndpointStateCount{{State: datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY, Count: 2}}})
-	wantCode(t, c, 51)
-	n.SetStatus(&datapathv1.GetStatusResponse{AddReady: true})
+	n.SetStatus(&datapathv1.GetStatusResponse{Endpoints: []*datapathv1.EndpointStateCount{
+		{State: datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY, Count: 2},
+	}})
+	wantLater(51)
+	// known labels are served, and that begins anew
+	n.SetStatus(&datapathv1.GetStatusResponse{Service: problem, KnownAddReady: true})
+	wantCode(t, c, 0)
+	if _, err := os.Stat(filepath.Join(n.RunDir, "cni-unable")); err == nil {
+		t.Error("it is remembered that no ADD worked")
+	}
 	n.Health.SetServingStatus("sluice.ipam.v1.IPAMService", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
-	wantCode(t, c, 50)
+	wantLater(50)
 	n.Stop("ipam")
-	wantCode(t, c, 50)
+	wantLater(50)
 	n.Stop("datapath")
-	wantCode(t, c, 50)
+	wantLater(50)
 }
 
 func TestGCWantsTheList(t *testing.T) {

@@ -8,16 +8,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -104,9 +108,36 @@ func different(lines []string) *types.Error {
 	return types.NewError(CodeDifferent, "the attachment is not what ADD made", strings.Join(lines, "; "))
 }
 
-// status says whether an ADD would be served. While the datapath is away the
-// existing attachments do not suffer: its programs stay in the kernel. The
-// answer is about now, so nobody is waited for.
+// statusPatience is how long no ADD at all may work before STATUS says so: kubelet
+// makes the whole node NotReady then. Until then ADDs wait, or are repeated.
+const statusPatience = time.Minute
+
+// unableSince is since when no ADD works, as a file in the run directory remembers
+// from one STATUS to the next; zero while one works.
+func (p *Plugin) unableSince(unable bool) (time.Time, error) {
+	path := filepath.Join(p.in.Config.RunDir, "cni-unable")
+	if !unable {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return time.Time{}, err
+		}
+		return time.Time{}, nil
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o644) // the first one gives it its time
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return time.Time{}, err
+	}
+	return st.ModTime(), nil
+}
+
+// status says whether an ADD would be served, if only one with labels that the node
+// knows. While the datapath is away the existing attachments do not suffer: its
+// programs stay in the kernel. Nobody is waited for, but what keeps every ADD from
+// working counts only after statusPatience.
 func (p *Plugin) status(ctx context.Context) error {
 	const what = "the plugin cannot serve ADD"
 	var problems []string
@@ -124,7 +155,7 @@ func (p *Plugin) status(ctx context.Context) error {
 	switch {
 	case err != nil:
 		problems = append(problems, "sluice-datapath: "+message(err))
-	case !st.GetAddReady():
+	case !st.GetKnownAddReady():
 		for _, problem := range st.GetService().GetProblems() {
 			problems = append(problems, "sluice-datapath: "+problem.GetText())
 		}
@@ -142,10 +173,14 @@ func (p *Plugin) status(ctx context.Context) error {
 			}
 		}
 	}
-	if len(problems) > 0 {
-		return types.NewError(code, what, strings.Join(problems, "; "))
+	since, err := p.unableSince(len(problems) > 0)
+	if err != nil {
+		p.log.WarnContext(ctx, "it is not known since when no ADD works", log.KeyError, err.Error())
 	}
-	return nil
+	if len(problems) == 0 || err == nil && time.Since(since) < statusPatience {
+		return nil
+	}
+	return types.NewError(code, what, strings.Join(problems, "; "))
 }
 
 // gc deletes every attachment to the network that the runtime does not list. An

@@ -414,3 +414,26 @@ func TestAChangeUnderWayIsNotTakenForOneThatAKillLeft(t *testing.T) {
 		t.Errorf("it went back: %+v, %v", e.Identity, err)
 	}
 }
+
+// TestRefreshGoesOnBehindAPodThatIsNotKnown: Kubernetes has forgotten one pod.
+func TestRefreshGoesOnBehindAPodThatIsNotKnown(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	for i, name := range []string{"a", "b", "c"} {
+		if _, err := c.Create(t.Context(), m.wanted(name, byte(2+i)), false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := m.called("resolve")
+	for _, v := range []struct {
+		err   error
+		calls int
+	}{{fmt.Errorf("%w: %w", ErrUnavailable, ErrPodUnknown), 3}, {ErrUnavailable, 1}} {
+		m.setFail("resolve", v.err)
+		_, err := c.Refresh(t.Context())
+		if n := m.called("resolve") - before; !errors.Is(err, ErrUnavailable) || n != v.calls || !c.RefreshDue() {
+			t.Errorf("%v: %d calls, want %d; %v", v.err, n, v.calls, err)
+		}
+		before = m.called("resolve")
+	}
+}

@@ -24,8 +24,12 @@ import (
 // all its kinds at once.
 const absences = 3
 
-// lookTimeout bounds one look.
-const lookTimeout = 10 * time.Second
+// Times of a finder.
+const (
+	lookTimeout = 10 * time.Second // of one look
+	again       = 5 * time.Second  // between two looks at a kind that is missing, at least
+	rescan      = 30 * time.Second // between two looks for kinds that may appear, at least
+)
 
 // finder looks which kinds the API server has, until each is watched in its best
 // version, and whenever one is not found any more.
@@ -55,16 +59,16 @@ func (f *finder) run(ctx context.Context) {
 				k.joint.Failed(k.resource, plain(err))
 			}
 		}
-		var again <-chan time.Time
+		var due <-chan time.Time
 		wake := f.wake
 		if wait := f.pause(len(failed) > 0); wait > 0 {
-			again = time.After(wait + rand.N(wait/2))
-			if wait <= f.source.absentAfter {
+			due = time.After(wait + rand.N(wait/2))
+			if wait == again {
 				wake = nil
 			}
 		}
 		select {
-		case <-again:
+		case <-due:
 		case <-wake:
 		case <-ctx.Done():
 			return
@@ -78,9 +82,9 @@ func (f *finder) pause(failed bool) time.Duration {
 	for _, k := range f.kinds {
 		switch {
 		case failed, k.absent > 0 && k.absent < absences:
-			return f.source.absentAfter
+			return again
 		case k.version != policy.Versions(k.kind)[0]:
-			wait = f.source.rescan
+			wait = rescan
 		}
 	}
 	return wait

@@ -41,16 +41,12 @@ type Source struct {
 	config *rest.Config
 	sink   Sink
 	log    *slog.Logger
-
-	// Tests have others.
-	absentAfter time.Duration // between two looks at a kind that is missing
-	rescan      time.Duration // between two looks for kinds that may appear
 }
 
 // New returns a source. The configuration is that of a client: the source asks
 // for JSON.
 func New(config *rest.Config, sink Sink, l *slog.Logger) *Source {
-	return &Source{config: config, sink: sink, log: l, absentAfter: 5 * time.Second, rescan: 30 * time.Second}
+	return &Source{config: config, sink: sink, log: l}
 }
 
 // Run watches until the context ends. It then returns nil.

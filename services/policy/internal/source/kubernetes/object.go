@@ -6,7 +6,7 @@ package kubernetes
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
+	"slices"
 	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -54,11 +54,10 @@ func (o *object) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// DeepCopyObject implements runtime.Object.
+// DeepCopyObject implements runtime.Object. What an object holds is never changed.
 func (o *object) DeepCopyObject() runtime.Object {
-	out := &object{TypeMeta: o.TypeMeta, fields: maps.Clone(o.fields)}
-	o.DeepCopyInto(&out.ObjectMeta)
-	return out
+	out := *o
+	return &out
 }
 
 // written is the object as the text of a manifest: the same for the same spec and
@@ -111,10 +110,7 @@ type objects struct {
 
 // DeepCopyObject implements runtime.Object.
 func (l *objects) DeepCopyObject() runtime.Object {
-	out := &objects{TypeMeta: l.TypeMeta, ListMeta: *l.ListMeta.DeepCopy()}
-	for i := range l.Items {
-		item, _ := l.Items[i].DeepCopyObject().(*object)
-		out.Items = append(out.Items, *item)
-	}
-	return out
+	out := *l
+	out.Items = slices.Clone(l.Items)
+	return &out
 }

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,9 +36,18 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// beVictim starts a cluster, prints its directory and keeper, and waits for its end.
+// beVictim starts a cluster and a program in it, as the suites are, prints its
+// directory and keeper, and waits for its end.
 func beVictim() int {
 	c, err := cluster.Start(context.Background(), cluster.Options{NoCNI: true})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	suite, err := c.MachineCommand(context.Background(), "tail", "--follow", filepath.Join(c.Dir(), "config.json"))
+	if err == nil {
+		err = suite.Start()
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -358,8 +368,10 @@ func TestKilledHarnessLeavesNothing(t *testing.T) {
 			if _, err := fmt.Fscan(bufio.NewReader(out), &dir, &keeper); err != nil {
 				t.Fatalf("the harness started no cluster: %s", err)
 			}
-			if len(leftovers(t, dir)) < 10 {
-				t.Fatalf("of a running cluster is seen only %q", leftovers(t, dir))
+			seen := leftovers(t, dir)
+			suite := func(s string) bool { return strings.Contains(s, "tail --follow") }
+			if len(seen) < 10 || !slices.ContainsFunc(seen, suite) {
+				t.Fatalf("of a running cluster with a suite is seen only %q", seen)
 			}
 			if err := kill(harness.Process.Pid, keeper); err != nil {
 				t.Fatal(err)

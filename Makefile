@@ -158,7 +158,7 @@ test-k8s: k8s ## Run the tests that need a Kubernetes cluster (root; the first b
 	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^TestNetpol' ./...
 
 .PHONY: test-k8s-netpol
-test-k8s-netpol: k8s ## Run Kubernetes' specs of NetworkPolicy, or those that match SPECS, on a cluster with Sluice (root, 10 minutes)
+test-k8s-netpol: k8s ## Run Kubernetes' specs of NetworkPolicy, or those that match SPECS, on a cluster with Sluice (root, 12 minutes)
 	@scripts/k8s-binaries e2e
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
 	@cd test/k8s && GOWORK=off SLUICE_SPECS='$(SPECS)' go test -count=1 -v -timeout=90m -run '^TestNetpol' .

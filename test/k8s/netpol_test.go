@@ -70,7 +70,7 @@ func TestNetpolSpecsPassOnSluice(t *testing.T) {
 	default:
 		t.Fatal(err)
 	}
-	testSpecs(t, startSluice(t, cluster.Options{}), "Netpol", skip, known)
+	testSpecs(t, startSluice(t, cluster.Options{Mounts: []string{programs()}}), "Netpol", skip, known)
 }
 
 // testSpecs runs the upstream specs whose names contain the word and, if it is set,
@@ -93,6 +93,7 @@ func testSpecs(t *testing.T, c *cluster.Cluster, word, skip string, known specs.
 	results, err := specs.Ginkgo(report, focus.MatchString)
 	maps.DeleteFunc(known, func(name, _ string) bool { return !focus.MatchString(name) })
 	judge(t, results, err, known, output)
+	sluiceNode{t, c}.exact()
 }
 
 // reportFile is the path of a report to be written.

@@ -117,10 +117,10 @@ func (w *world) wantRange(p netip.Prefix, there bool) {
 			return fmt.Errorf("the node has %q", found)
 		}
 		diffs, err := w.node.Host.Check()
-		if err != nil || len(diffs) > 0 {
-			return fmt.Errorf("the node differs: %v, %v", diffs, err)
+		if len(diffs) > 0 {
+			return fmt.Errorf("the node differs: %v", diffs)
 		}
-		return nil
+		return err
 	})
 }
 
@@ -229,6 +229,34 @@ func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 	d := w.podIn("d", 12, cidr4)
 	if err := talk(d.ns, b.echo(b.spec.Addrs[0]), patience); err != nil {
 		t.Errorf("a pod of the range that came back: %v", err)
+	}
+}
+
+// TestKernelARangeThatHoldsTheNodesUplinkIsRefused: rules and routes of such a range
+// would cut the node off.
+func TestKernelARangeThatHoldsTheNodesUplinkIsRefused(t *testing.T) {
+	w, source := newWorld(t), newAnnounced()
+	w.ranges = source
+	w.start(true)
+	out := w.outside()
+	uplink := netip.MustParsePrefix("192.0.2.0/24")  // of which the uplink's address is the second one
+	holding := netip.MustParsePrefix("192.0.0.0/22") // of which it is not
+	for _, p := range []netip.Prefix{uplink, holding} {
+		source.only(cidr4, p)
+		w.wantRange(cidr4, true)
+		servicetest.EventuallyNil(t, "refusal", func() error {
+			problems := w.node.Keeper.Problems()
+			if len(problems) != 1 || !strings.Contains(problems[0], p.String()+" holds 192.0.2.1, an address of ") {
+				return fmt.Errorf("problems %q", problems)
+			}
+			return nil
+		})
+	}
+	if found := w.traces(uplink); len(found) != 1 { // its address, which outside made
+		t.Errorf("the node has %q of the refused range", found)
+	}
+	if err := talk(w.home, out.echo(netip.MustParseAddr("192.0.2.2")), patience); err != nil {
+		t.Errorf("the node is cut off: %v", err)
 	}
 }
 

@@ -330,7 +330,7 @@ func (n *Netdev) removeRange(p netip.Prefix, keep []netip.Prefix) error {
 }
 
 // AddrIn finds an address of a device in a range, other than the node's own
-// there, which another network may have given to its bridge.
+// there, which lo has.
 func (n *Netdev) AddrIn(p netip.Prefix) (a netip.Addr, device string, err error) {
 	list, err := whole(func() ([]netlink.Addr, error) { return n.looks.AddrList(nil, family(p.Addr())) })
 	if err != nil {
@@ -338,7 +338,7 @@ func (n *Netdev) AddrIn(p netip.Prefix) (a netip.Addr, device string, err error)
 	}
 	for _, have := range list {
 		ip, _ := netip.AddrFromSlice(have.IP)
-		if a = ip.Unmap(); !p.Contains(a) || a == podrange.NodeAddr(p) {
+		if a = ip.Unmap(); !p.Contains(a) || a == podrange.NodeAddr(p) && have.LinkIndex == loopback {
 			continue
 		}
 		link, err := n.looks.LinkByIndex(have.LinkIndex)

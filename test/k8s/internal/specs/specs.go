@@ -6,7 +6,6 @@ package specs
 
 import (
 	"encoding/json"
-	"encoding/xml"
 	"errors"
 	"fmt"
 	"os"
@@ -75,33 +74,6 @@ func Ginkgo(file string, selected func(name string) bool) ([]Result, error) {
 				return nil, fmt.Errorf("%s %s %s: %s", s.LeafNodeType, name, s.State, s.Failure.Message)
 			}
 		}
-	}
-	return results, nil
-}
-
-// JUnit reads the cases of a JUnit report. Their names are not unique: each is
-// preceded by its number, from 1.
-func JUnit(file string) ([]Result, error) {
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	var suite struct {
-		Cases []struct {
-			Name    string    `xml:"name,attr"`
-			Failure *struct{} `xml:"failure"`
-		} `xml:"testcase"`
-	}
-	if err := xml.Unmarshal(content, &suite); err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
-	var results []Result
-	for i, c := range suite.Cases {
-		state := passed
-		if c.Failure != nil {
-			state = "failed"
-		}
-		results = append(results, Result{Name: fmt.Sprintf("%d %s", i+1, c.Name), State: state})
 	}
 	return results, nil
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -99,28 +98,6 @@ func TestReportOfASuiteThatDidNotRunIsAnError(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s: %+v, want an error", name, results)
 		}
-	}
-}
-
-func TestCasesOfJUnitHaveNumbersBeforeTheirNames(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "junit.xml")
-	const report = `<testsuite name="cyclonus" failures="1">
-    <testcase name="deny all"></testcase>
-    <testcase name="deny all"><failure message="" type=""></failure></testcase>
-</testsuite>`
-	if err := os.WriteFile(file, []byte(report), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	results, err := JUnit(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []Result{{Name: "1 deny all", State: "passed"}, {Name: "2 deny all", State: "failed"}}
-	if !slices.Equal(results, want) {
-		t.Errorf("%+v, want %+v", results, want)
-	}
-	if results, err := JUnit(cutShort(t, file)); err == nil {
-		t.Errorf("%+v of a report that was cut, want an error", results)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
@@ -118,6 +119,9 @@ func (b binding) proxies() (kinds map[uint16]uint16) {
 	return kinds
 }
 
+// maxRefusal is how long a refusal may be; the API takes 1,024 characters.
+const maxRefusal = 1000
+
 // refused says why a table is not in the kernel, and whose rules it is made of.
 func refused(d policytable.Direction, b binding) string {
 	shares := map[string]int{}
@@ -139,8 +143,8 @@ func refused(d policytable.Direction, b binding) string {
 			text += fmt.Sprintf(", %s %d", n, shares[n])
 		}
 	}
-	if len(text) > 1000 {
-		text = text[:1000]
+	if len(text) > maxRefusal {
+		text = strings.ToValidUTF8(text[:maxRefusal], "") + "…"
 	}
 	return text
 }

@@ -302,12 +302,6 @@ func (l *flowLog) waitFrom(t *testing.T, mark int, what string,
 	return found
 }
 
-// retransmitted is how many segments a connection has sent again.
-func retransmitted(t testing.TB, c *net.TCPConn) uint32 {
-	t.Helper()
-	return tcpInfo(t, c).Total_retrans
-}
-
 func tcpInfo(t testing.TB, c *net.TCPConn) *unix.TCPInfo {
 	t.Helper()
 	raw, err := c.SyscallConn()

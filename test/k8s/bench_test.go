@@ -276,11 +276,10 @@ func (n sluiceNode) probe(from, to kubePod) *probe {
 		wait.Wait()
 	})
 	wait.Go(func() {
-		for {
+		for ; ; time.Sleep(200 * time.Microsecond) {
 			if _, err := sender.Write([]byte("probe")); err != nil && strings.Contains(err.Error(), "closed") {
 				return
 			}
-			time.Sleep(200 * time.Microsecond)
 		}
 	})
 	wait.Go(func() {
@@ -298,27 +297,25 @@ func (n sluiceNode) probe(from, to kubePod) *probe {
 
 // arrives returns the time of the first datagram seen after begin.
 func (p *probe) arrives(begin time.Time) time.Time {
-	for {
+	for ; ; time.Sleep(100 * time.Microsecond) {
 		p.mu.Lock()
 		last := p.last
 		p.mu.Unlock()
 		if last.After(begin) {
 			return last
 		}
-		time.Sleep(100 * time.Microsecond)
 	}
 }
 
 // ends returns the time of the last datagram, after which none came for a while.
 func (p *probe) ends() time.Time {
-	for {
+	for ; ; time.Sleep(10 * time.Millisecond) {
 		p.mu.Lock()
 		last := p.last
 		p.mu.Unlock()
 		if time.Since(last) > 300*time.Millisecond {
 			return last
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 }
 

@@ -218,7 +218,7 @@ var everything = object{"openAPIV3Schema": object{"type": "object", "x-kubernete
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
-	for {
+	for ; ; time.Sleep(20 * time.Millisecond) {
 		err := check()
 		if err == nil {
 			return
@@ -226,7 +226,6 @@ func eventually(t testing.TB, what string, check func() error) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: %s", what, err)
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
 }
 

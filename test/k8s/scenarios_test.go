@@ -438,12 +438,11 @@ func testAPIServerAway(n sluiceNode) {
 	startAPI, err := n.c.Stop("kube-apiserver")
 	n.must(err)
 	n.Cleanup(func() { _ = startAPI() })
-	for deadline := time.Now().Add(*outage); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(*outage); time.Now().Before(deadline); time.Sleep(time.Second) {
 		s.alive()
 		if out, err := n.sluice("endpoint", "list"); err != nil {
 			n.Fatalf("%v: %s", err, out)
 		}
-		time.Sleep(time.Second)
 	}
 	n.must(startAPI())
 	n.eventually("the API answers", func() error {

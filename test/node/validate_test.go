@@ -122,7 +122,7 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 	var want map[string]string
 	servicetest.EventuallyNil(t, "nothing changes by itself for three seconds", func() error {
 		want = n.everything(t)
-		time.Sleep(3 * time.Second)
+		time.Sleep(3 * time.Second) // nothing is waited for: it shows that nothing comes
 		if changed := changedIn(want, n.everything(t)); len(changed) > 0 {
 			return fmt.Errorf("changed: %q", changed)
 		}

@@ -71,8 +71,7 @@ static __always_inline bool may_pick_up(__u16 slot)
 	struct sl_endpoint *e = endpoint_at(slot);
 
 	return !e || !(READ_ONCE(e->state) & SL_EP_NO_PICK_UP) ||
-	       ((__u32)policy_of(e) & ~SL_POL_SECOND) ==
-		       (SL_TABLE_ALLOW | SL_TABLE_ALLOW << 16);
+	       ((__u32)policy_of(e) & ~SL_POL_SECOND) == (SL_TABLE_ALLOW | SL_TABLE_ALLOW << 16);
 }
 
 /* Remembers the connection of the packet, which was denied. */

@@ -11,11 +11,11 @@ import (
 // testAccount uses the token of Sluice's containers as a process that has been
 // taken over could.
 func testAccount(n sluiceNode) {
-	const dir = "/root/run/secrets/kubernetes.io/serviceaccount"
+	const dir = "run/secrets/kubernetes.io/serviceaccount"
 	var token string
 	for _, container := range n.sluicePod().Status.ContainerStatuses {
 		_, id, _ := strings.Cut(container.ContainerID, "://")
-		content, err := n.run("cat", fmt.Sprintf("/proc/%d%s/token", n.task(id), dir))
+		content, err := n.run("cat", fmt.Sprintf("/proc/%d/root/%s/token", n.task(id), dir))
 		switch container.Name {
 		case "identity", "ipam", "policy":
 			n.must(err)

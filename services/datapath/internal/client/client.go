@@ -18,7 +18,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
@@ -93,12 +92,12 @@ func (h *Health) translate(err error, lease ...codes.Code) error {
 type IPAM struct {
 	Health
 	client ipamv1.IPAMServiceClient
-	conn   grpc.ClientConnInterface
+	health healthpb.HealthClient
 }
 
 // NewIPAM uses a connection to ipam's socket.
 func NewIPAM(cc grpc.ClientConnInterface) *IPAM {
-	return &IPAM{Health: Health{Name: "ipam"}, client: ipamv1.NewIPAMServiceClient(cc), conn: cc}
+	return &IPAM{Health: Health{Name: "ipam"}, client: ipamv1.NewIPAMServiceClient(cc), health: healthpb.NewHealthClient(cc)}
 }
 
 // Confirm implements endpoint.Leases.
@@ -124,39 +123,34 @@ func (i *IPAM) Claim(ctx context.Context, o workload.Owner, addrs []netip.Addr) 
 	return i.Confirm(ctx, o, addrs)
 }
 
+// watchAgain is the pause before health is watched again.
+const watchAgain = 50 * time.Millisecond
+
 // Reconnected sends whenever a connection that was lost is there again, until
 // ctx ends, when it closes the channel. The service may have lost something in
 // between, whether a call noticed or not.
 func (i *IPAM) Reconnected(ctx context.Context) <-chan struct{} {
 	ch := make(chan struct{}, 1)
-	conn, ok := i.conn.(interface {
-		Connect()
-		GetState() connectivity.State
-		WaitForStateChange(context.Context, connectivity.State) bool
-	})
-	if !ok {
-		context.AfterFunc(ctx, func() { close(ch) })
-		return ch
-	}
 	go func() {
 		defer close(ch)
-		lost := false
-		for {
-			state := conn.GetState()
-			switch {
-			case state == connectivity.Ready && lost:
-				lost = false
-				select {
-				case ch <- struct{}{}:
-				default:
+		for again := false; ctx.Err() == nil; {
+			// The stream ends with its connection, however fast the next one is there.
+			stream, err := i.health.Watch(ctx, &healthpb.HealthCheckRequest{}, grpc.WaitForReady(true))
+			if err == nil {
+				if _, err = stream.Recv(); err == nil && again {
+					select {
+					case ch <- struct{}{}:
+					default:
+					}
 				}
-			case state == connectivity.Idle:
-				conn.Connect()
+				for again = true; err == nil; {
+					_, err = stream.Recv()
+				}
 			}
-			if !conn.WaitForStateChange(ctx, state) {
-				return
+			select {
+			case <-time.After(watchAgain):
+			case <-ctx.Done():
 			}
-			lost = lost || state == connectivity.Ready
 		}
 	}()
 	return ch

@@ -17,8 +17,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/protoadapt"
 
@@ -151,6 +152,20 @@ func TestLabelsOfAnIdentityHaveABound(t *testing.T) {
 	}
 }
 
+// watchedHealth says when it is watched.
+type watchedHealth struct {
+	*health.Server
+	watched chan<- struct{}
+}
+
+func (w watchedHealth) Watch(req *healthpb.HealthCheckRequest, stream grpc.ServerStreamingServer[healthpb.HealthCheckResponse]) error {
+	select {
+	case w.watched <- struct{}{}:
+	default:
+	}
+	return w.Server.Watch(req, stream)
+}
+
 // TestReconnectionIsToldWithoutACall: ipam may have been stopped, lost its state
 // and been started again while the datapath asked nothing.
 func TestReconnectionIsToldWithoutACall(t *testing.T) {
@@ -160,12 +175,14 @@ func TestReconnectionIsToldWithoutACall(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	socket := filepath.Join(dir, "s")
+	watched := make(chan struct{}, 1)
 	serve := func() (stop func()) {
 		l, err := net.Listen("unix", socket)
 		if err != nil {
 			t.Fatal(err)
 		}
 		s := grpc.NewServer()
+		healthpb.RegisterHealthServer(s, watchedHealth{health.NewServer(), watched})
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			if err := s.Serve(l); err != nil {
@@ -182,9 +199,7 @@ func TestReconnectionIsToldWithoutACall(t *testing.T) {
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	told := NewIPAM(conn).Reconnected(ctx)
-	for conn.GetState() != connectivity.Ready {
-		conn.WaitForStateChange(t.Context(), conn.GetState())
-	}
+	<-watched
 	for range 3 {
 		stop()
 		stop = serve()

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,8 +24,10 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// node is what a keeper works on, and its source.
+// node is what a keeper works on, and its source. A test has its lock, but while
+// it waits.
 type node struct {
+	mu      sync.Mutex
 	hub     *watch.Hub[netip.Prefix, netip.Addr]
 	set     *Set
 	entries map[netip.Prefix]bool
@@ -62,12 +65,16 @@ func (n *node) do(what string, p netip.Prefix) error {
 }
 
 func (n *node) AddRange(p netip.Prefix) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	err := n.do("entry", p)
 	n.entries[p] = n.entries[p] || err == nil
 	return err
 }
 
 func (n *node) Remove(p netip.Prefix) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	err := n.do("no entry", p)
 	if err == nil {
 		delete(n.entries, p)
@@ -76,6 +83,8 @@ func (n *node) Remove(p netip.Prefix) error {
 }
 
 func (n *node) Repair() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if err := n.fail["repair"]; err != nil {
 		return err
 	}
@@ -89,6 +98,8 @@ func (n *node) Repair() error {
 }
 
 func (n *node) RemoveRange(p netip.Prefix) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if slices.Contains(n.set.All(), p) {
 		return errors.New("it is in the set")
 	}
@@ -100,6 +111,8 @@ func (n *node) RemoveRange(p netip.Prefix) error {
 }
 
 func (n *node) AddrIn(p netip.Prefix) (netip.Addr, string, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if p.Contains(n.foreign) {
 		return n.foreign, "eth7", nil
 	}
@@ -107,6 +120,8 @@ func (n *node) AddrIn(p netip.Prefix) (netip.Addr, string, error) {
 }
 
 func (n *node) CloseRange(p netip.Prefix) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if p.Contains(n.lives) {
 		return false
 	}
@@ -129,13 +144,23 @@ func keep(t *testing.T, begin []string, test func(n *node, k *Keeper)) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- k.Run(ctx) }()
-		synctest.Wait()
+		n.mu.Lock()
+		n.later(0)
 		test(n, k)
+		n.mu.Unlock()
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
 	})
+}
+
+// later returns after a while, when everything that is due by then has happened.
+func (n *node) later(d time.Duration) {
+	n.mu.Unlock()
+	defer n.mu.Lock()
+	time.Sleep(d)
+	synctest.Wait()
 }
 
 // has announces ranges, and that there is no other.
@@ -150,7 +175,7 @@ func (n *node) has(list ...string) {
 		n.hub.Upsert(p, NodeAddr(p))
 	}
 	n.hub.Loaded()
-	synctest.Wait()
+	n.later(0)
 }
 
 func (n *node) want(t *testing.T, list ...string) {
@@ -206,13 +231,13 @@ func TestARangeStaysWhileAnEndpointLivesInIt(t *testing.T) {
 		n.want(t, "10.1.0.0/24", "10.7.0.0/24") // as long as nothing was heard
 		n.has("10.2.0.0/24")
 		n.want(t, "10.1.0.0/24", "10.2.0.0/24")
-		time.Sleep(10 * retryEvery)
+		n.later(10 * retryEvery)
 		n.want(t, "10.1.0.0/24", "10.2.0.0/24")
 		if !n.set.Open(n.lives) {
 			t.Error("the range of a live endpoint is closed")
 		}
 		n.lives = netip.Addr{}
-		time.Sleep(2 * retryEvery)
+		n.later(2 * retryEvery)
 		n.want(t, "10.2.0.0/24")
 	})
 }
@@ -234,7 +259,7 @@ func TestARangeThatCannotBeTheNodesIsRefusedByName(t *testing.T) {
 				n.hub.Upsert(netip.MustParsePrefix(s), netip.MustParseAddr("10.3.0.9"))
 				n.hub.Upsert(netip.MustParsePrefix("10.1.0.0/24"), netip.MustParseAddr("10.1.0.1"))
 				n.hub.Loaded()
-				synctest.Wait()
+				n.later(0)
 			} else {
 				n.has("10.1.0.0/24", s)
 			}
@@ -257,7 +282,7 @@ func TestARangeIsTakenWhenWhatWasInItsWayHasGone(t *testing.T) {
 		n.has("10.1.0.0/25")
 		n.want(t, "10.1.0.0/24")
 		n.lives = netip.Addr{}
-		time.Sleep(2 * retryEvery)
+		n.later(2 * retryEvery)
 		n.want(t, "10.1.0.0/25")
 	})
 }
@@ -271,7 +296,7 @@ func TestAStepThatFailsIsRepeated(t *testing.T) {
 				t.Errorf("%s failed and the range is open, or nobody says why: %q", what, k.Problems())
 			}
 			delete(n.fail, what)
-			time.Sleep(5 * time.Second)
+			n.later(5 * time.Second)
 			n.want(t, "10.1.0.0/24")
 			if len(k.Problems()) != 0 {
 				t.Errorf("%s: %q", what, k.Problems())
@@ -286,7 +311,7 @@ func TestAStepThatFailsIsRepeated(t *testing.T) {
 				t.Errorf("%s failed and the range is open, or forgotten", what)
 			}
 			delete(n.fail, what)
-			time.Sleep(5 * time.Second)
+			n.later(5 * time.Second)
 			n.want(t, "10.2.0.0/24")
 		})
 	}

@@ -27,6 +27,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -247,6 +249,7 @@ func newNode(t *testing.T) *testNode {
 			t.Fatal(err)
 		}
 		s := grpc.NewServer()
+		healthpb.RegisterHealthServer(s, health.NewServer())
 		register(s)
 		served := make(chan struct{})
 		go func() { defer close(served); _ = s.Serve(l) }()

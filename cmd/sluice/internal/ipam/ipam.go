@@ -48,7 +48,8 @@ type Pool struct {
 // PoolOf shows a pool of the service.
 func PoolOf(p *ipamv1.Pool) Pool {
 	return Pool{
-		CIDR: p.GetPrefix(), State: output.Enum(p.GetState(), "RANGE_STATE_"), Gateway: p.GetGateway(), Size: p.GetAddressCount(), Reserved: p.GetReservedCount(),
+		CIDR: p.GetPrefix(), State: output.Enum(p.GetState(), "RANGE_STATE_"), Gateway: p.GetGateway(),
+		Size: p.GetAddressCount(), Reserved: p.GetReservedCount(),
 		Leased: p.GetLeasedCount(), Confirmed: p.GetConfirmedCount(),
 		Quarantined: p.GetQuarantinedCount(), Free: p.GetFreeCount(),
 	}

@@ -150,8 +150,11 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 			warnings = append(warnings, "policy: "+p.Unsaved)
 		}
 	}
-	resp.Service = &statusv1.ServiceStatus{Version: s.Facts.Version, StartTime: timestamppb.New(s.Facts.Start), Problems: of.all()}
-	resp.AddReady, resp.KnownAddReady, resp.Warnings = len(of.all()) == 0, len(of.every) == 0, warnings
+	problems := of.all()
+	resp.Service = &statusv1.ServiceStatus{
+		Version: s.Facts.Version, StartTime: timestamppb.New(s.Facts.Start), Problems: problems,
+	}
+	resp.AddReady, resp.KnownAddReady, resp.Warnings = len(problems) == 0, len(of.every) == 0, warnings
 	if since := s.unreadySince(of); !since.IsZero() {
 		resp.AddUnreadySince = timestamppb.New(since)
 	}
@@ -236,11 +239,13 @@ func (s *Server) problems(ctx context.Context) []*statusv1.Problem {
 	if err != nil {
 		return appendError(all, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, err)
 	}
-	texts := differences
+	var texts []string
 	if s.Keeper != nil {
-		texts = func([]netip.Prefix, []endpoint.Pool) []string { return s.Keeper.Problems() }
+		texts = s.Keeper.Problems()
+	} else {
+		texts = differences(s.Ranges.All(), pools)
 	}
-	for _, text := range texts(s.Ranges.All(), pools) {
+	for _, text := range texts {
 		all = append(all, problem(statusv1.ProblemReason_PROBLEM_REASON_SETTINGS, text))
 	}
 	return all

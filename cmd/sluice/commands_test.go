@@ -121,7 +121,7 @@ func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 
 func TestAnAbsentServiceIsExplained(t *testing.T) {
 	n := nodetest.New(t, commands...)
-	n.Servers["datapath"].Stop()
+	n.Stop("datapath")
 	_, errOut := n.Want(t, invocation.ExitFailed, "endpoint", "list")
 	for _, want := range []string{"datapath.sock", "Does it run?", n.RunDir} {
 		if !strings.Contains(errOut, want) {

@@ -27,7 +27,7 @@ func TestStatusTellsOfPolicies(t *testing.T) {
 		"Warning: sluice-datapath: not enforced: identity 300: no room",
 		"Warning: sluice-datapath: a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113")
 
-	n.Servers["policy"].Stop()
+	n.Stop("policy")
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	if !strings.Contains(out, "Problem: sluice-policy: ") {
 		t.Errorf("without the policy service that is required\n%s", out)
@@ -70,7 +70,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	nodetest.WantLines(t, out, "etcd away: etcd has gone",
 		"Problem: sluice-identity: new label sets cannot be connected: etcd is away: etcd has gone")
 	n.AddReady, n.Identity.StoreError = false, ""
-	n.Servers["ipam"].Stop()
+	n.Stop("ipam")
 	out, _ = n.Want(t, invocation.ExitNotReady, "status", "-o", "json")
 	var s nodeStatus
 	if err := json.Unmarshal([]byte(out), &s); err != nil {

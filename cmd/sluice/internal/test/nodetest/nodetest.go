@@ -43,7 +43,7 @@ const WebPolicy = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetada
 type Node struct {
 	commands []func(*invocation.Invocation) *cobra.Command
 	RunDir   string
-	Servers  map[string]*grpc.Server
+	servers  map[string]*server
 	Health   map[string]*health.Server
 	Observed chan *datapathv1.ObserveRequest
 	AddReady bool
@@ -60,6 +60,24 @@ type Node struct {
 	Flows       []*datapathv1.Flow
 }
 
+// server is a fake service.
+type server struct {
+	*grpc.Server
+	served chan struct{} // closed when nothing listens any more
+}
+
+func (s *server) serve(l net.Listener) {
+	defer close(s.served)
+	_ = s.Serve(l) // it ends with stop
+}
+
+// stop waits for serve: a server that is stopped before it begins to serve
+// closes its listener only then, and resets who connected meanwhile.
+func (s *server) stop() {
+	s.Stop()
+	<-s.served
+}
+
 // New starts the fakes of a node whose method Sluice runs some of the commands.
 func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) *Node {
 	t.Helper()
@@ -69,7 +87,7 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 	}
 	n := &Node{
 		commands: commands, RunDir: dir,
-		Servers: map[string]*grpc.Server{}, Health: map[string]*health.Server{},
+		servers: map[string]*server{}, Health: map[string]*health.Server{},
 		Observed: make(chan *datapathv1.ObserveRequest, 1), AddReady: true, Identity: &identity{}, IPAM: &ipam{},
 		Policy: newPolicy(), PolicyMode: datapathv1.PolicyMode_POLICY_MODE_NONE,
 	}
@@ -95,12 +113,12 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		}
 		n.Health[service] = health.NewServer()
 		grpc_health_v1.RegisterHealthServer(s, n.Health[service])
-		n.Servers[service] = s
-		go s.Serve(l) //nolint:errcheck // ends with Stop
+		n.servers[service] = &server{Server: s, served: make(chan struct{})}
+		go n.servers[service].serve(l)
 	}
 	t.Cleanup(func() {
-		for _, s := range n.Servers {
-			s.Stop()
+		for _, s := range n.servers {
+			s.stop()
 		}
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -108,6 +126,9 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 	})
 	return n
 }
+
+// Stop ends a service of the node: its socket is removed when Stop returns.
+func (n *Node) Stop(service string) { n.servers[service].stop() }
 
 // Sluice runs the command against the node.
 func (n *Node) Sluice(args ...string) (code int, stdout, stderr string) {

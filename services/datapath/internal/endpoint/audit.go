@@ -16,27 +16,6 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// Finding is a difference, and what became of it.
-type Finding struct {
-	Difference
-	// Repaired is set if it was put right.
-	Repaired bool
-	// Err is why not, if that was tried.
-	Err error
-}
-
-// Subjects of differences that mean a container could have escaped its
-// programs. Repairs of them are counted.
-const (
-	SubjectQdisc  = "qdisc"
-	SubjectFilter = "filter"
-	// SubjectTCX is a program that runs before ours and may end the hook. It is
-	// only reported: whoever attached it may hold it by a link.
-	SubjectTCX = "tcx program"
-	// SubjectDevice is the host end itself.
-	SubjectDevice = "device"
-)
-
 // errRemains is the outcome of a repair that changed nothing about a difference.
 var errRemains = errors.New("the difference remains after a repair; its owner has to remove it")
 
@@ -298,15 +277,15 @@ func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devic
 			func() error { return c.dispose(ctx, r) })
 	}
 
-	if _, differs := r.compare(entries); differs {
+	if _, differs := r.DiffersFrom(entries); differs {
 		// the listing may be older than the endpoint: look again now that
 		// nobody changes it
 		if entries, err = c.cfg.Maps.Entries(); err != nil {
 			return fmt.Errorf("list published endpoints: %w", err)
 		}
 	}
-	d, differs := r.compare(entries)
-	switch identityOnly := r.differsInIdentity(entries); {
+	d, differs := r.DiffersFrom(entries)
+	switch identityOnly := r.DiffersInIdentity(entries); {
 	case !differs, identityOnly && c.differs(o): // Relabels is about to
 	case identityOnly:
 		// It has traffic as what it was before, and the tables may not be there.
@@ -343,46 +322,11 @@ func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devic
 	return nil
 }
 
-// compare says how the maps differ from the record.
-func (r Record) compare(entries []Entry) (Difference, bool) {
-	d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(r.Slot)), Want: r.entry().describe()}
-	i := slices.IndexFunc(entries, func(e Entry) bool { return e.Slot == r.Slot })
-	if i < 0 {
-		return d, true
-	}
-	d.Have = entries[i].describe()
-	return d, d.Want != d.Have
-}
-
-// differsInIdentity says whether the maps have the record's endpoint, but with
-// another identity.
-func (r Record) differsInIdentity(entries []Entry) bool {
-	i := slices.IndexFunc(entries, func(e Entry) bool { return e.Slot == r.Slot })
-	if i < 0 {
-		return false
-	}
-	e := entries[i]
-	e.Identity = r.Identity.Number
-	return e.describe() == r.entry().describe()
-}
-
-// describe has everything that the record determines.
-func (e Entry) describe() string {
-	s := fmt.Sprintf("device %d identity %d addresses %v mac %v host mac %v mtu %d", e.Ifindex, e.Identity, e.Addrs, e.MAC, e.HostMAC, e.MTU)
-	if !e.Forwards {
-		s += " cut"
-	}
-	if e.Damaged {
-		s += " damaged"
-	}
-	return s
-}
-
 // republish replaces what the maps hold for the record. Between the two steps
 // the endpoint has no traffic; what it had was wrong.
 func (c *Core) republish(ctx context.Context, r *Record, entries []Entry) error {
 	for _, e := range entries {
-		if r.owns(e) {
+		if r.Owns(e) {
 			if err := c.cfg.Maps.Unpublish(e.Slot); err != nil && !errors.Is(err, ErrNotFound) {
 				return err
 			}
@@ -391,7 +335,7 @@ func (c *Core) republish(ctx context.Context, r *Record, entries []Entry) error 
 	// If publishing fails, the old number may be somebody else's.
 	r.Slot = 0
 	c.set(*r, Restoring)
-	slot, err := c.cfg.Maps.Publish(ctx, r.entry())
+	slot, err := c.cfg.Maps.Publish(ctx, r.Entry())
 	if err != nil {
 		return err
 	}
@@ -407,7 +351,7 @@ func (c *Core) republish(ctx context.Context, r *Record, entries []Entry) error 
 func (c *Core) strays(entries []Entry, devices []HostDevice) (slots []Entry, links []HostDevice) {
 	known := c.live()
 	for _, e := range entries {
-		if !slices.ContainsFunc(known, func(r Record) bool { return r.owns(e) }) {
+		if !slices.ContainsFunc(known, func(r Record) bool { return r.Owns(e) }) {
 			slots = append(slots, e)
 		}
 	}
@@ -447,7 +391,7 @@ func (c *Core) auditStrays(entries []Entry, devices []HostDevice, repair bool, r
 	})
 	links = slices.DeleteFunc(links, func(d HostDevice) bool { return slices.Contains(closedLinks, d) })
 	for _, e := range slots {
-		d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)), Have: e.describe()}
+		d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)), Have: e.String()}
 		if err := report(d, func() error { return c.unpublishStray(e) }); err != nil {
 			return err
 		}
@@ -481,7 +425,7 @@ func (c *Core) unpublishStray(e Entry) error {
 // repairHost repairs the host end of a record and returns the differences that
 // remain.
 func (c *Core) repairHost(r Record, diffs []Difference) (left []Difference, err error) {
-	if !slices.ContainsFunc(diffs, Difference.repairable) {
+	if !slices.ContainsFunc(diffs, Difference.Repairable) {
 		return diffs, nil
 	}
 	err = c.cfg.Links.RepairHost(r.Device)
@@ -493,16 +437,13 @@ func (c *Core) repairHost(r Record, diffs []Difference) (left []Difference, err 
 	return left, err
 }
 
-// repairable says whether Links.RepairHost acts on the difference.
-func (d Difference) repairable() bool { return d.Subject != SubjectTCX }
-
 // outcome says why a difference was not repaired, if it was not.
 func outcome(d Difference, left []Difference, err error) error {
 	remains := slices.ContainsFunc(left, func(l Difference) bool { return l.Subject == d.Subject && l.Key == d.Key })
 	switch {
 	case !remains:
 		return nil
-	case err != nil && d.repairable():
+	case err != nil && d.Repairable():
 		return err
 	}
 	return errRemains
@@ -530,7 +471,7 @@ func (u unrepaired) next(left []Difference) unrepaired {
 // settles says whether an event about the differences needs no repair: there are
 // none, or repairs did not change them.
 func (u unrepaired) settles(diffs []Difference) bool {
-	return slices.Equal(diffs, u.left) && (u.looks >= mostVain || !slices.ContainsFunc(diffs, Difference.repairable))
+	return slices.Equal(diffs, u.left) && (u.looks >= mostVain || !slices.ContainsFunc(diffs, Difference.Repairable))
 }
 
 // setUnrepaired notes what a look at the endpoint's host end has left.
@@ -550,27 +491,21 @@ func (c *Core) setUnrepaired(o workload.Owner, left []Difference) {
 }
 
 // noDevice says whether the host end is gone.
-func (u unrepaired) noDevice() bool { return slices.ContainsFunc(u.left, Difference.isNoDevice) }
-
-func (d Difference) isNoDevice() bool { return d.Subject == SubjectDevice && d.Have == "" }
+func (u unrepaired) noDevice() bool { return slices.ContainsFunc(u.left, Difference.IsNoDevice) }
 
 // count notes what a repair of an endpoint's host end did. A repaired attachment
 // is an alarm, because a program was off a container.
 func (c *Core) count(o workload.Owner, diffs, left []Difference, err error) {
-	attachment := slices.IndexFunc(diffs, Difference.ofAttachment)
+	attachment := slices.IndexFunc(diffs, Difference.OfAttachment)
 	if attachment >= 0 {
 		c.countAttachment(o, diffs[attachment], outcome(diffs[attachment], left, err))
 	}
 	for _, d := range diffs {
-		if !d.ofAttachment() && !slices.Contains(left, d) {
+		if !d.OfAttachment() && !slices.Contains(left, d) {
 			c.deviceRepairs.Add(1)
 			return
 		}
 	}
-}
-
-func (d Difference) ofAttachment() bool {
-	return d.Subject == SubjectQdisc || d.Subject == SubjectFilter
 }
 
 func (c *Core) countAttachment(o workload.Owner, d Difference, err error) {
@@ -661,7 +596,7 @@ func (c *Core) hostEndChanged(ctx context.Context, o workload.Owner, emit func(F
 		c.mu.Unlock()
 	}
 	for _, d := range diffs {
-		if d.ofAttachment() {
+		if d.OfAttachment() {
 			continue // countAttachment has logged it
 		}
 		f := Finding{Difference: d, Err: outcome(d, left, fixErr)}
@@ -707,7 +642,7 @@ func (c *Core) Check(ctx context.Context, o workload.Owner, b Expected) ([]Diffe
 	if err != nil {
 		return nil, fmt.Errorf("list published endpoints: %w", err)
 	}
-	if d, differs := r.compare(entries); differs {
+	if d, differs := r.DiffersFrom(entries); differs {
 		diffs = append(diffs, d)
 	}
 	host, err := c.cfg.Links.CheckHost(r.Device)

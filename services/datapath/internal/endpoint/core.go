@@ -250,7 +250,7 @@ func (c *Core) Counts() Counts {
 	for o, u := range c.unrepaired {
 		for _, d := range u.left {
 			line := fmt.Sprintf("%s: %s", o, d)
-			if d.isNoDevice() {
+			if d.IsNoDevice() {
 				line += "; it was deleted, and the container has no network until it is deleted and created again"
 			}
 			n.Unrepaired = append(n.Unrepaired, line)
@@ -271,7 +271,7 @@ func (c *Core) Counts() Counts {
 // the state is another than Ready.
 func (c *Core) endpoint(r Record, s State) Endpoint {
 	e := Endpoint{
-		Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Given: r.given(), Ports: r.ports(),
+		Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Given: r.LastGiven(), Ports: r.Ports(),
 		Device: r.Device, Created: r.Created,
 	}
 	if c.cfg.Policies != nil && r.Slot != 0 {
@@ -388,14 +388,14 @@ func (c *Core) reserve(r Record, devices []HostDevice) (Record, error) {
 		}
 	}
 	for o, other := range c.records {
-		if o == r.Spec.Owner || !other.shares(r, devices) {
+		if o == r.Spec.Owner || !other.Shares(r, devices) {
 			continue
 		}
 		if c.cfg.RefuseSecond {
 			return r, fmt.Errorf("%w: %s; secondInterfaces allows more", ErrSecond, o)
 		}
 		for _, a := range r.Spec.Addrs {
-			if other.leads(a) && !slices.Contains(r.Device.SourceRouted, a) {
+			if other.Leads(a) && !slices.Contains(r.Device.SourceRouted, a) {
 				r.Device.SourceRouted = append(r.Device.SourceRouted, a)
 			}
 		}
@@ -412,7 +412,10 @@ func (c *Core) inRange(s Spec) error {
 	if i < 0 {
 		return nil
 	}
-	err := invalid("addresses", "%v is in none of the node's pod ranges %v", s.Addrs[i], c.cfg.Ranges.All())
+	err := &FieldError{
+		Field:  "addresses",
+		Reason: fmt.Sprintf("%v is in none of the node's pod ranges %v", s.Addrs[i], c.cfg.Ranges.All()),
+	}
 	if c.cfg.Ranges.Changes() {
 		return fmt.Errorf("%w: %s; one that has it may come", ErrUnavailable, err.Error())
 	}
@@ -443,20 +446,6 @@ func (c *Core) mayShare(r Record) bool {
 		}
 	}
 	return false
-}
-
-// shares says whether a record is of a live attachment to the namespace of s. The
-// numbers of namespaces are used again: one whose device is gone was of another.
-func (r Record) shares(s Record, devices []HostDevice) bool {
-	return r.Phase != PhaseDeleted && r.BootID == s.BootID && r.Namespace == s.Namespace &&
-		(r.Phase == PhaseCreating || slices.Contains(devices, HostDevice{r.Device.HostName, r.Device.HostIndex}))
-}
-
-// leads says whether the endpoint has the default route of an address's family.
-func (r Record) leads(like netip.Addr) bool {
-	return slices.ContainsFunc(r.Spec.Addrs, func(a netip.Addr) bool {
-		return a.Is4() == like.Is4() && !slices.Contains(r.Device.SourceRouted, a)
-	})
 }
 
 func (c *Core) live() []Record {

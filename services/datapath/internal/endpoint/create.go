@@ -46,8 +46,8 @@ var (
 // process leaves is found by Restore through the record that the first step
 // writes.
 func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoint, err error) {
-	s = s.normalise()
-	if err := s.validate(); err != nil {
+	s = s.Normalise()
+	if err := s.Validate(); err != nil {
 		return Endpoint{}, err
 	}
 	if err := c.inRange(s); err != nil {
@@ -83,7 +83,7 @@ func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoin
 			if err := c.dispose(ctx, old); err != nil {
 				return Endpoint{}, err
 			}
-		case old.Phase == PhaseReady && old.Spec.sameContent(s) && old.Namespace == ns.ID():
+		case old.Phase == PhaseReady && old.Spec.SameContent(s) && old.Namespace == ns.ID():
 			if err := c.learn(old, s, validateOnly); err != nil {
 				return Endpoint{}, err
 			}
@@ -112,8 +112,8 @@ func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoin
 // learn adds to a record what it does not know of its manager and pod. The
 // caller has the owner's turn.
 func (c *Core) learn(r Record, s Spec, validateOnly bool) error {
-	known := r.Spec.learn(s)
-	if validateOnly || known.scope() == r.Spec.scope() && known.Pod == r.Spec.Pod {
+	known := r.Spec.Learn(s)
+	if validateOnly || known.Scope() == r.Spec.Scope() && known.Pod == r.Spec.Pod {
 		return nil
 	}
 	r.Spec = known
@@ -206,7 +206,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 		}, nil, nil},
 
 		{"publish the endpoint", func(ctx context.Context) (err error) {
-			e := n.r.entry()
+			e := n.r.Entry()
 			e.New = true
 			n.r.Slot, err = n.cfg.Maps.Publish(ctx, e)
 			return err
@@ -328,7 +328,7 @@ func (c *Core) resolve(ctx context.Context, s Spec) (Identity, error) {
 	}
 	for _, r := range c.live() {
 		// what a pod's labels are now, only the service knows
-		if r.Phase == PhaseReady && !r.Identity.FromPod && r.given().equal(Given{s.Labels, s.Ports}) {
+		if r.Phase == PhaseReady && !r.Identity.FromPod && r.LastGiven().Equal(Given{s.Labels, s.Ports}) {
 			c.refreshDue.Store(true)
 			c.log.WarnContext(ctx, "identity taken from an equal endpoint", "owner", s.Owner.String(), "identity", r.Identity.Number, log.Err(err))
 			return r.Identity, nil
@@ -359,14 +359,6 @@ func (c *Core) markDeleted(r Record) error {
 	c.set(t, Disconnecting)
 	wake(c.wakeReleases)
 	return nil
-}
-
-// entry is what the maps shall hold of a record.
-func (r Record) entry() Entry {
-	return Entry{
-		Slot: r.Slot, Ifindex: r.Device.HostIndex, Identity: r.Identity.Number, Addrs: r.Spec.Addrs,
-		MAC: r.Device.MAC, HostMAC: r.Device.HostMAC, MTU: r.Device.MTU, Forwards: true,
-	}
 }
 
 // orphaned says whether the container of a record is gone: its namespace is no

@@ -29,7 +29,7 @@ var (
 // of the same owner that is under way is undone first. existed says whether
 // there was an endpoint.
 func (c *Core) Delete(ctx context.Context, o workload.Owner) (existed bool, err error) {
-	if err := validateOwner(o); err != nil {
+	if err := ValidateOwner(o); err != nil {
 		return false, err
 	}
 	c.turns.Interrupt(o, ErrDeleted)
@@ -52,7 +52,7 @@ func (c *Core) Delete(ctx context.Context, o workload.Owner) (existed bool, err 
 
 // ValidateDelete says what Delete would answer, and changes nothing.
 func (c *Core) ValidateDelete(_ context.Context, o workload.Owner) (existed bool, err error) {
-	if err := validateOwner(o); err != nil {
+	if err := ValidateOwner(o); err != nil {
 		return false, err
 	}
 	if r, ok := c.record(o); ok {
@@ -74,7 +74,7 @@ type Spooled struct {
 // deletion back, unless another has done so. It does not interrupt a creation,
 // which is younger. No clock decides: one may have been set back since.
 func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s Spooled) (existed bool, err error) {
-	if err := validateOwner(o); err != nil {
+	if err := ValidateOwner(o); err != nil {
 		return false, err
 	}
 	leave, err := c.turns.Lock(ctx, o)
@@ -210,26 +210,11 @@ func (c *Core) slotsOf(r Record) ([]uint16, error) {
 	}
 	var slots []uint16
 	for _, e := range entries {
-		if r.owns(e) {
+		if r.Owns(e) {
 			slots = append(slots, e.Slot)
 		}
 	}
 	return slots, nil
-}
-
-// owns says whether an entry of the maps was made for the record.
-func (r Record) owns(e Entry) bool {
-	if e.MAC != r.Device.MAC || e.HostMAC != r.Device.HostMAC {
-		return false
-	}
-	for _, a := range e.Addrs {
-		for _, b := range r.Spec.Addrs {
-			if a == b {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // maxReleases is how many owners are released at the same time.
@@ -311,7 +296,7 @@ func (c *Core) Reclaim(
 	ctx context.Context, in Scope, valid []workload.Owner, validateOnly bool,
 ) (reclaimed []workload.Owner, err error) {
 	if in.Manager == "" {
-		return nil, invalid("manager", "is not set")
+		return nil, &FieldError{Field: "manager", Reason: "is not set"}
 	}
 	keep := map[workload.Owner]bool{}
 	for _, o := range valid {
@@ -319,7 +304,7 @@ func (c *Core) Reclaim(
 	}
 	var errs []error
 	for _, r := range c.live() {
-		if keep[r.Spec.Owner] || r.Spec.scope() != in {
+		if keep[r.Spec.Owner] || r.Spec.Scope() != in {
 			continue
 		}
 		deleted := r.Phase != PhaseCreating

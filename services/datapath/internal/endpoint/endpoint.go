@@ -25,9 +25,9 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// validateOwner refuses owners that the API refuses, and names that no device of
-// a container can have.
-func validateOwner(o workload.Owner) error {
+// ValidateOwner refuses owners that the API refuses, and names that no device of
+// a container can have; the error is a *FieldError.
+func ValidateOwner(o workload.Owner) error {
 	if err := (*workload.OwnerError)(nil); errors.As(o.Check(), &err) {
 		return invalid("owner."+err.Field, "%s", err.Reason)
 	}
@@ -102,8 +102,8 @@ type Spec struct {
 	LeaseExpiry time.Time `json:"-"`
 }
 
-// normalise sorts what has no order, so that equal content is equal.
-func (s Spec) normalise() Spec {
+// Normalise sorts what has no order, so that equal content is equal.
+func (s Spec) Normalise() Spec {
 	s.Addrs = slices.Clone(s.Addrs)
 	for i, a := range s.Addrs {
 		s.Addrs[i] = a.Unmap()
@@ -116,19 +116,20 @@ func (s Spec) normalise() Spec {
 	return s
 }
 
-// sameContent says whether two normalised requests ask for the same. A manager
+// SameContent says whether two normalised requests ask for the same. A manager
 // or a pod that only one of them names is no difference.
-func (s Spec) sameContent(t Spec) bool {
+func (s Spec) SameContent(t Spec) bool {
 	return s.Owner == t.Owner &&
-		(s.Manager == "" || t.Manager == "" || s.scope() == t.scope()) &&
+		(s.Manager == "" || t.Manager == "" || s.Scope() == t.Scope()) &&
 		(s.Pod == workload.PodReference{} || t.Pod == workload.PodReference{} || s.Pod == t.Pod) && s.Netns == t.Netns && s.MAC == t.MAC && s.MTU == t.MTU &&
 		slices.Equal(s.Addrs, t.Addrs) && slices.Equal(s.Labels, t.Labels) && slices.Equal(s.Ports, t.Ports)
 }
 
-func (s Spec) scope() Scope { return Scope{s.Manager, s.Network} }
+// Scope is the network of the manager that made the endpoint.
+func (s Spec) Scope() Scope { return Scope{s.Manager, s.Network} }
 
-// learn is s with what only t says of manager and pod.
-func (s Spec) learn(t Spec) Spec {
+// Learn is s with what only t says of manager and pod.
+func (s Spec) Learn(t Spec) Spec {
 	if s.Manager == "" {
 		s.Manager, s.Network = t.Manager, t.Network
 	}
@@ -138,8 +139,9 @@ func (s Spec) learn(t Spec) Spec {
 	return s
 }
 
-func (s Spec) validate() error {
-	if err := validateOwner(s.Owner); err != nil {
+// Validate says whether the request makes sense; the error is a *FieldError.
+func (s Spec) Validate() error {
+	if err := ValidateOwner(s.Owner); err != nil {
 		return err
 	}
 	if len(s.Netns) == 0 || s.Netns[0] != '/' || len(s.Netns) > 4095 || bytes.IndexByte([]byte(s.Netns), 0) >= 0 {
@@ -230,7 +232,8 @@ type Identity struct {
 	Ports   []workload.NamedPort `json:"ports,omitempty"`
 }
 
-func (i Identity) equal(j Identity) bool {
+// Equal says whether number, labels and ports are the same.
+func (i Identity) Equal(j Identity) bool {
 	return i.Number == j.Number && i.FromPod == j.FromPod && slices.Equal(i.Labels, j.Labels) &&
 		slices.Equal(i.Ports, j.Ports)
 }
@@ -245,90 +248,6 @@ func (i Identity) Validate() error {
 	case n < identity.MinCluster || n >= identity.MinNodeLocal:
 		return invalid("identity.number", "%d is reserved or local to the node; an endpoint has %d to %d",
 			n, identity.MinCluster, identity.MinNodeLocal-1)
-	}
-	return nil
-}
-
-// Phase is what a record says about its endpoint.
-type Phase string
-
-// The phases of a record.
-const (
-	// PhaseCreating is written before anything is made: whatever the owner has
-	// may be half done.
-	PhaseCreating Phase = "creating"
-	// PhaseReady is written when everything is in force.
-	PhaseReady Phase = "ready"
-	// PhaseDeleted is a tombstone: the endpoint is gone, its addresses and
-	// identity still have to be released.
-	PhaseDeleted Phase = "deleted"
-)
-
-// Record is what survives the process.
-type Record struct {
-	Phase Phase `json:"phase"`
-	// BootID is the boot in which it was written; what another boot left in
-	// the kernel is gone.
-	BootID    string      `json:"bootId"`
-	Spec      Spec        `json:"spec"`
-	Namespace NamespaceID `json:"namespace"`
-	Device    Device      `json:"device"`
-	Identity  Identity    `json:"identity"`
-	// Given is what Update has changed of the request's labels and ports, nil if
-	// nothing. Spec stays as it was asked for.
-	Given   *Given    `json:"given,omitempty"`
-	Slot    uint16    `json:"slot,omitempty"`
-	Created time.Time `json:"created,omitzero"`
-	// Evaluated says that its tables came from a policy service, so that the table
-	// that allows everything means that no policy selects it.
-	Evaluated bool `json:"judged,omitempty"`
-}
-
-// Validate says whether the record makes sense; the error names the field.
-func (r Record) Validate() error {
-	if err := validateOwner(r.Spec.Owner); err != nil {
-		return err
-	}
-	switch r.Phase {
-	case PhaseDeleted:
-		return nil
-	case PhaseCreating, PhaseReady:
-	default:
-		return invalid("phase", "%q is no phase", clip(string(r.Phase)))
-	}
-	for _, a := range r.Spec.Addrs {
-		if !a.IsValid() || a.Is4In6() || a.Zone() != "" {
-			return invalid("spec.addrs", "%v is no plain address", a)
-		}
-	}
-	if n := len(r.Spec.Addrs); n == 0 || n > 2 || n == 2 && r.Spec.Addrs[0].Is4() == r.Spec.Addrs[1].Is4() {
-		return invalid("spec.addrs", "want one address, or one of each family")
-	}
-	if r.Spec.Netns == "" || r.Spec.Netns[0] != '/' {
-		return invalid("spec.netns", "%q is no absolute path", clip(r.Spec.Netns))
-	}
-	if !workload.IsInterface(r.Device.HostName) || !workload.IsInterface(r.Device.Name) {
-		return invalid("device", "no usable device names")
-	}
-	for _, a := range r.Device.SourceRouted {
-		if !slices.Contains(r.Spec.Addrs, a) {
-			return invalid("device.sourceRouted", "%v is no address of the endpoint", a)
-		}
-	}
-	if r.Phase == PhaseCreating {
-		return nil
-	}
-	if r.Slot == 0 || r.Slot > 4095 {
-		return invalid("slot", "%d is no slot of a container", r.Slot)
-	}
-	if r.Device.HostIndex == 0 || !r.Device.MAC.unicast() || !r.Device.HostMAC.unicast() || r.Device.MTU == 0 {
-		return invalid("device", "index, hardware addresses or MTU are missing")
-	}
-	if err := r.Identity.Validate(); err != nil {
-		return err
-	}
-	if !slices.Equal(r.Device.Addrs, r.Spec.Addrs) {
-		return invalid("device.addrs", "%v, and the request says %v", r.Device.Addrs, r.Spec.Addrs)
 	}
 	return nil
 }
@@ -379,6 +298,8 @@ var (
 	ErrExhausted = errors.New("exhausted")
 	// ErrDeleted ended a creation because somebody deleted the endpoint.
 	ErrDeleted = errors.New("deleted meanwhile")
+	// ErrUnreadable: the record of the owner cannot be read.
+	ErrUnreadable = errors.New("record cannot be read")
 	// ErrNamespace: the path is no network namespace that may be used.
 	ErrNamespace = errors.New("not a usable network namespace")
 	// ErrNamespaceGone: there is nothing at the path of the namespace.

@@ -26,6 +26,18 @@ type Entry struct {
 	Epoch    uint32
 }
 
+// String has everything that the record determines.
+func (e Entry) String() string {
+	s := fmt.Sprintf("device %d identity %d addresses %v mac %v host mac %v mtu %d", e.Ifindex, e.Identity, e.Addrs, e.MAC, e.HostMAC, e.MTU)
+	if !e.Forwards {
+		s += " cut"
+	}
+	if e.Damaged {
+		s += " damaged"
+	}
+	return s
+}
+
 // Maps publishes endpoints to the programs.
 type Maps interface {
 	// Publish makes e visible and returns its slot. ErrAddressHeld if a key
@@ -175,26 +187,6 @@ type Records interface {
 	// Load reads all of them. Those that cannot be read are in bad, and stay; a
 	// record that one of them comes after is not among the records.
 	Load() (records []Record, bad []Unreadable, err error)
-}
-
-// Difference is one deviation of the kernel from what is recorded.
-type Difference struct {
-	Subject string // "filter", "route", "sl_ip4"
-	Key     string
-	Want    string
-	Have    string
-}
-
-// String is the difference in one line.
-func (d Difference) String() string {
-	want, have := d.Want, d.Have
-	if want == "" {
-		want = "nothing"
-	}
-	if have == "" {
-		have = "nothing"
-	}
-	return fmt.Sprintf("%s %s: expected %s, found %s", d.Subject, d.Key, want, have)
 }
 
 // Host is the part of the kernel that belongs to no endpoint: rules, routes,

@@ -196,7 +196,7 @@ func (c *Core) refresh(ctx context.Context, o workload.Owner) (bool, error) {
 		return false, nil
 	}
 	next := r
-	next.Identity, err = c.cfg.Identities.Resolve(ctx, r.workload())
+	next.Identity, err = c.cfg.Identities.Resolve(ctx, r.Workload())
 	if err == nil {
 		err = c.relabel(ctx, r, next)
 	}

@@ -25,12 +25,6 @@ var (
 	faultRelabelDone   = fault.Register("datapath/relabel/done")
 )
 
-// Given is what the identity of an endpoint comes from, unless that is its pod.
-type Given struct {
-	Labels []label.Label        `json:"labels,omitempty"`
-	Ports  []workload.NamedPort `json:"ports,omitempty"`
-}
-
 // Update is what a caller wants changed of a live endpoint.
 type Update struct {
 	Owner workload.Owner
@@ -46,7 +40,7 @@ type Update struct {
 // enforced as before. With validateOnly it changes nothing and says the identity
 // that the endpoint would have, with number 0 if that is not known yet.
 func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (Endpoint, error) {
-	if err := validateOwner(u.Owner); err != nil {
+	if err := ValidateOwner(u.Owner); err != nil {
 		return Endpoint{}, err
 	}
 	ctx, abort := context.WithCancelCause(ctx)
@@ -67,14 +61,14 @@ func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (Endpoin
 		return Endpoint{}, fmt.Errorf("endpoint of %s: %w: change those of pod %s/%s",
 			u.Owner, ErrLabelsOfPod, r.Spec.Pod.Namespace, r.Spec.Pod.Name)
 	}
-	given := r.given()
+	given := r.LastGiven()
 	if u.Labels != nil {
 		given.Labels = *u.Labels
 	}
 	if u.Ports != nil {
 		given.Ports = *u.Ports
 	}
-	wanted := given.in(r.Spec)
+	wanted := given.In(r.Spec)
 	next := r
 	if !slices.Equal(wanted.Labels, r.Spec.Labels) || !slices.Equal(wanted.Ports, r.Spec.Ports) || r.Given != nil {
 		next.Given = &Given{wanted.Labels, wanted.Ports}
@@ -105,35 +99,6 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// given is what the identity of the endpoint comes from.
-func (r Record) given() Given {
-	if r.Given != nil {
-		return *r.Given
-	}
-	return Given{r.Spec.Labels, r.Spec.Ports}
-}
-
-func (g Given) equal(h Given) bool {
-	return slices.Equal(g.Labels, h.Labels) && slices.Equal(g.Ports, h.Ports)
-}
-
-// in is the request that would have been made with it.
-func (g Given) in(s Spec) Spec {
-	s.Labels, s.Ports = g.Labels, g.Ports
-	return s.normalise()
-}
-
-// workload is what the identity service is asked about for the endpoint.
-func (r Record) workload() Spec { return r.given().in(r.Spec) }
-
-// ports are the named ports that belong to the endpoint's identity.
-func (r Record) ports() []workload.NamedPort {
-	if r.Identity.FromPod {
-		return r.Identity.Ports
-	}
-	return r.given().Ports
-}
-
 // steady is the record of an endpoint that is neither made nor deleted now, of
 // this boot and published.
 func (c *Core) steady(o workload.Owner) (Record, bool) {
@@ -153,7 +118,7 @@ func (c *Core) steady(o workload.Owner) (Record, bool) {
 // Until 3 the endpoint is evaluated as before, also while policies are not there.
 func (c *Core) relabel(ctx context.Context, r, next Record) error {
 	o := r.Spec.Owner
-	if r.Identity.equal(next.Identity) && r.given().equal(next.given()) && !c.differs(o) {
+	if r.Identity.Equal(next.Identity) && r.LastGiven().Equal(next.LastGiven()) && !c.differs(o) {
 		return nil
 	}
 	if err := c.prepare(ctx, next.Identity.Number, r.Identity.Number); err != nil {
@@ -322,7 +287,7 @@ func (c *Core) pursue(ctx context.Context, o workload.Owner, places chan struct{
 			return
 		}
 		c.mu.Lock()
-		if now, ok := c.wishes[o]; ok && now.identity.equal(w.identity) {
+		if now, ok := c.wishes[o]; ok && now.identity.Equal(w.identity) {
 			if now.err = err; err == nil {
 				delete(c.wishes, o)
 			} else {

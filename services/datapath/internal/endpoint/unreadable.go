@@ -5,7 +5,6 @@ package endpoint
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -14,23 +13,6 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
 )
-
-// Unreadable is a file among the records that is no record: corrupt, of a newer
-// version, or under a name that is not its own.
-//
-// Its endpoint may be a running pod. Until the file is repaired or removed, or
-// the endpoint is deleted, nothing that could be that pod's is given up: its
-// device and slot stay, without traffic, and its addresses stay leased.
-type Unreadable struct {
-	File string
-	// Key is Owner.Key of the endpoint by the file's name; empty if the name
-	// says nothing.
-	Key string
-	Err error // names the file
-}
-
-// ErrUnreadable: the record of the owner cannot be read.
-var ErrUnreadable = errors.New("record cannot be read")
 
 // wayOut is what an operator can do about a record that cannot be read.
 const wayOut = "repair or remove the file, or delete the container; until then its endpoint has no traffic and keeps its addresses and slot"
@@ -218,7 +200,7 @@ func (c *Core) auditClosed(slots []Entry, links []HostDevice, report reporter) e
 		if !e.Forwards {
 			continue
 		}
-		d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)), Want: "no traffic, as its record cannot be read", Have: e.describe()}
+		d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)), Want: "no traffic, as its record cannot be read", Have: e.String()}
 		if err := report(d, func() error { return c.cfg.Maps.Cut(e.Slot) }); err != nil {
 			return err
 		}

@@ -15,8 +15,19 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// attachmentTimes are the durations of one network.
-type attachmentTimes struct{ add, del samples }
+// commandTimes are what the calls of one command took.
+type commandTimes struct {
+	wall samples
+	cpu  cpuTimes // of all calls together
+}
+
+// meanCPU is the processor time of one call, in all processes.
+func (t commandTimes) meanCPU() time.Duration {
+	return t.cpu.sum() / time.Duration(max(len(t.wall), 1))
+}
+
+// attachmentTimes are the times of one network.
+type attachmentTimes struct{ add, del commandTimes }
 
 // attachments measures ADD and DEL by executing the plugins as a runtime does,
 // first one at a time, then eight at a time.
@@ -56,42 +67,61 @@ func (b *bench) attachments(ctx context.Context) (err error) {
 		}
 		fmt.Fprintf(b.out, "%d at a time, interleaved in %d rounds; IPv4 alone where nothing else is said:\n\n", atOnce,
 			b.sizes.rounds)
-		fmt.Fprintln(b.out, "| network | pods | ADD p50 | ADD p99 | ADD p50 ratio to ptp | DEL p50 | DEL p99 | DEL worst | DEL p50 ratio to ptp |")
-		fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|---|---|")
-		ptp := times[1]
-		for i, n := range networks {
-			t := times[i]
-			fmt.Fprintf(b.out, "| %s | %d | %s | %s | %.2f | %s | %s | %s | %.2f |\n", n.name, len(t.add),
-				milliseconds(t.add.quantile(0.5)), milliseconds(t.add.quantile(0.99)),
-				float64(t.add.quantile(0.5))/float64(ptp.add.quantile(0.5)),
-				milliseconds(t.del.quantile(0.5)), milliseconds(t.del.quantile(0.99)), milliseconds(t.del.worst()),
-				float64(t.del.quantile(0.5))/float64(ptp.del.quantile(0.5)))
-		}
-		fmt.Fprintln(b.out)
-		b.judgeAttachments(atOnce, times[0], ptp, times[len(times)-2], times[len(times)-1])
+		const ptp = 1
+		b.printAttachments(networks, times, ptp)
+		b.printCPU(networks, times, ptp)
+		b.judgeAttachments(atOnce, times[0], times[ptp], times[len(times)-2], times[len(times)-1])
 	}
 	return nil
 }
 
+// printAttachments prints the durations. Ratios are to the network at the
+// position of base.
+func (b *bench) printAttachments(networks []network, times []attachmentTimes, base int) {
+	name := networks[base].name
+	fmt.Fprintf(b.out, "| network | pods | ADD p50 | ADD p99 | ADD worst | ADD p50 ratio to %s | DEL p50 | DEL p99 | DEL worst | DEL p50 ratio to %s |\n",
+		name, name)
+	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|---|---|---|")
+	for i, n := range networks {
+		fmt.Fprintf(b.out, "| %s | %d |", n.name, len(times[i].add.wall))
+		for _, pair := range [][2]samples{
+			{times[i].add.wall, times[base].add.wall}, {times[i].del.wall, times[base].del.wall},
+		} {
+			of, to := pair[0], pair[1]
+			fmt.Fprintf(b.out, " %s | %s | %s | %.2f |", milliseconds(of.quantile(0.5)), milliseconds(of.quantile(0.99)),
+				milliseconds(of.worst()), ratio(of.quantile(0.5), to.quantile(0.5)))
+		}
+		fmt.Fprintln(b.out)
+	}
+	fmt.Fprintln(b.out)
+}
+
 // judgeAttachments holds the times against what is wanted.
 func (b *bench) judgeAttachments(atOnce int, sluice, ptp, dualStack, guarded attachmentTimes) {
+	add, del := sluice.add.wall, sluice.del.wall
 	if atOnce > 1 {
-		b.wantTime(fmt.Sprintf("ADD p50, %d at a time", atOnce), 40*time.Millisecond, sluice.add.quantile(0.5))
-		b.wantTime(fmt.Sprintf("DEL worst, %d at a time", atOnce), 100*time.Millisecond, sluice.del.worst())
+		b.wantRatio(fmt.Sprintf("ADD p50 to ptp + host-local, IPv4 alone, %d at a time", atOnce), 0.8,
+			ratio(add.quantile(0.5), ptp.add.wall.quantile(0.5)))
+		b.wantTime(fmt.Sprintf("ADD p50, %d at a time", atOnce), 40*time.Millisecond, add.quantile(0.5))
+		b.wantRatio(fmt.Sprintf("DEL worst to ptp + host-local, IPv4 alone, %d at a time", atOnce), 1,
+			ratio(del.worst(), ptp.del.wall.worst()))
+		b.wantTime(fmt.Sprintf("DEL worst, %d at a time", atOnce), 100*time.Millisecond, del.worst())
 		return
 	}
+	b.wantTime("processor time of an ADD", 10*time.Millisecond, sluice.add.meanCPU())
+	b.wantTime("processor time of a DEL", 5*time.Millisecond, sluice.del.meanCPU())
 	b.wantTime("ADD p50 of a subject whose tables are in the kernel, above one without policy", 500*time.Microsecond,
-		guarded.add.quantile(0.5)-sluice.add.quantile(0.5))
-	b.addP99 = sluice.add.quantile(0.99)
-	b.wantTime("ADD p50, one at a time", 10*time.Millisecond, sluice.add.quantile(0.5))
+		guarded.add.wall.quantile(0.5)-add.quantile(0.5))
+	b.wantTime("ADD p50, one at a time", 10*time.Millisecond, add.quantile(0.5))
+	b.addP99 = add.quantile(0.99)
 	b.wantTime("ADD p99, one at a time", 25*time.Millisecond, b.addP99)
-	b.wantTime("DEL p50, one at a time", 10*time.Millisecond, sluice.del.quantile(0.5))
+	b.wantTime("DEL p50, one at a time", 10*time.Millisecond, del.quantile(0.5))
 	for _, other := range []struct {
 		name  string
 		times attachmentTimes
 	}{{"ptp + host-local, IPv4 alone", ptp}, {"ptp + host-local, both families", dualStack}} {
-		b.wantRatio("ADD p50 to "+other.name, 1, float64(sluice.add.quantile(0.5))/float64(other.times.add.quantile(0.5)))
-		b.wantRatio("DEL p50 to "+other.name, 1, float64(sluice.del.quantile(0.5))/float64(other.times.del.quantile(0.5)))
+		b.wantRatio("ADD p50 to "+other.name, 1, ratio(add.quantile(0.5), other.times.add.wall.quantile(0.5)))
+		b.wantRatio("DEL p50 to "+other.name, 1, ratio(del.quantile(0.5), other.times.del.wall.quantile(0.5)))
 	}
 }
 
@@ -118,29 +148,41 @@ func (b *bench) attachAndDetach(ctx context.Context, n network, prefix string, c
 	}
 	for _, step := range []struct {
 		command string
-		into    *samples
+		into    *commandTimes
 	}{{"ADD", &times.add}, {"DEL", &times.del}} {
+		if step.into.cpu == nil {
+			step.into.cpu = cpuTimes{}
+		}
+		before, err := servicesCPU(n.node)
+		if err != nil {
+			return err
+		}
 		var mu sync.Mutex
 		group, ctx := errgroup.WithContext(ctx)
 		group.SetLimit(atOnce)
 		for _, p := range pods {
 			group.Go(func() error {
-				elapsed, err := timed(func() error {
-					_, err := n.call(ctx, step.command, p.Name, p.Netns)
-					return err
-				})
+				begin := time.Now()
+				_, cpu, err := n.call(ctx, step.command, p.Name, p.Netns)
+				elapsed := time.Since(begin)
 				if err != nil {
 					return fmt.Errorf("%s: %s: %w", n.name, step.command, err)
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				*step.into = append(*step.into, elapsed)
+				step.into.wall = append(step.into.wall, elapsed)
+				step.into.cpu[plugin] += cpu
 				return nil
 			})
 		}
 		if err := group.Wait(); err != nil {
 			return err
 		}
+		after, err := servicesCPU(n.node)
+		if err != nil {
+			return err
+		}
+		step.into.cpu.addDifference(before, after)
 	}
 	return nil
 }

@@ -173,7 +173,7 @@ func (b *bench) startAndFirstAdd(ctx context.Context) (start, firstAdd samples, 
 			return nil, nil, err
 		}
 		elapsed, err = timed(func() error {
-			_, err := b.sluice.call(ctx, "ADD", id, pod.NetnsPath(id))
+			_, _, err := b.sluice.call(ctx, "ADD", id, pod.NetnsPath(id))
 			return err
 		})
 		err = errors.Join(err, b.sluice.disconnect(ctx, pod.Pod{Name: id, Netns: pod.NetnsPath(id)}))
@@ -202,7 +202,7 @@ func (b *bench) restart(ctx context.Context) (restart, add samples, err error) {
 		go func() {
 			var err error
 			for ctx.Err() == nil {
-				if _, err = b.sluice.call(ctx, "ADD", id, pod.NetnsPath(id)); err == nil {
+				if _, _, err = b.sluice.call(ctx, "ADD", id, pod.NetnsPath(id)); err == nil {
 					break
 				}
 			}

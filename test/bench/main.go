@@ -194,7 +194,7 @@ func (b *bench) labelled(name string, pairs ...string) (network, error) {
 		return network{}, err
 	}
 	return network{
-		name: name, plugin: b.node.Plugin(), config: config, share: 1,
+		name: name, node: b.node, plugin: b.node.Plugin(), config: config, share: 1,
 		args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=" + podNamespace,
 	}, nil
 }

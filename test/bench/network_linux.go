@@ -10,9 +10,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-net/sluice/devnode"
 	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -23,7 +25,9 @@ const referencePlugins = "/usr/lib/cni"
 // network is a CNI plugin with its configuration, executed in the network
 // namespace of a node.
 type network struct {
-	name   string
+	name string
+	// node is Sluice's; nil for a reference.
+	node   *devnode.Node
 	plugin string
 	config []byte
 	// args are CNI_ARGS.
@@ -59,19 +63,22 @@ func reference(kind, netns, dataDir string, ranges ...string) network {
 	return n
 }
 
-func (n network) call(ctx context.Context, command, id, netns string) (result []byte, err error) {
+// call executes the plugin, and returns its result and the processor time of it
+// and of what it executed.
+func (n network) call(ctx context.Context, command, id, netns string) (result []byte, cpu time.Duration, err error) {
 	run := func() error {
 		result, err = cni.Run(ctx, cni.Call{
 			Plugin: n.plugin, Command: command, ContainerID: id, Netns: netns, IfName: "eth0",
-			Args: n.args, Path: referencePlugins, Config: n.config,
+			Args: n.args, Path: referencePlugins, Config: n.config, CPU: &cpu,
 		})
 		return err
 	}
 	if n.netns == "" {
-		return result, run()
+		err = run()
+		return result, cpu, err
 	}
 	err = pod.In(n.netns, run)
-	return result, err
+	return result, cpu, err
 }
 
 // connect makes a pod's namespace and connects it.
@@ -80,7 +87,7 @@ func (n network) connect(ctx context.Context, id string) (pod.Pod, error) {
 	if err := pod.NewNetns(p.Netns); err != nil {
 		return pod.Pod{}, err
 	}
-	result, err := n.call(ctx, "ADD", id, p.Netns)
+	result, _, err := n.call(ctx, "ADD", id, p.Netns)
 	if err != nil {
 		return pod.Pod{}, errors.Join(fmt.Errorf("%s: ADD: %w", n.name, err), pod.DeleteNetns(p.Netns))
 	}
@@ -93,7 +100,7 @@ func (n network) connect(ctx context.Context, id string) (pod.Pod, error) {
 
 // disconnect is DEL and the end of the namespace.
 func (n network) disconnect(ctx context.Context, p pod.Pod) error {
-	_, err := n.call(ctx, "DEL", p.Name, p.Netns)
+	_, _, err := n.call(ctx, "DEL", p.Name, p.Netns)
 	return errors.Join(err, pod.DeleteNetns(p.Netns))
 }
 

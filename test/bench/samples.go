@@ -29,6 +29,14 @@ func (s samples) worst() time.Duration {
 	return slices.Max(s)
 }
 
+// ratio of two durations; 0 if there is nothing to divide by.
+func ratio(of, to time.Duration) float64 {
+	if to == 0 {
+		return 0
+	}
+	return float64(of) / float64(to)
+}
+
 // median of ratios or rates.
 func median(v []float64) float64 {
 	if len(v) == 0 {

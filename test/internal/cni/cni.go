@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"time"
 )
 
 // Call is one execution of a plugin.
@@ -32,6 +33,9 @@ type Call struct {
 	Config []byte
 	// ExtraFiles are inherited from descriptor 3 on.
 	ExtraFiles []*os.File
+	// CPU, unless nil, receives the processor time, in user and kernel mode, of
+	// the plugin and of the plugins that it executed.
+	CPU *time.Duration
 }
 
 // Error is the error object of the CNI specification, section 5.
@@ -68,6 +72,9 @@ func Run(ctx context.Context, c Call) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
+	if c.CPU != nil && cmd.ProcessState != nil {
+		*c.CPU = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	}
 	if err == nil {
 		return stdout.Bytes(), nil
 	}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/devnode"
+)
+
+// plugin is the name under which the processor time of the plugin is kept
+// beside those of the services.
+const plugin = "plugin"
+
+// workingServices are the processes of a node that work for an ADD or a DEL.
+var workingServices = append(slices.Clone(measuredServices), devnode.Etcd)
+
+// cpuTimes are processor times by process, in user and kernel mode.
+type cpuTimes map[string]time.Duration
+
+// servicesCPU reads what the services of a node have used since they started. A
+// reference network, which has no node, has no services either.
+func servicesCPU(node *devnode.Node) (cpuTimes, error) {
+	times := cpuTimes{}
+	if node == nil {
+		return times, nil
+	}
+	for _, service := range workingServices {
+		used, err := serviceCPU(node, service)
+		if err != nil {
+			return nil, err
+		}
+		times[service] = used
+	}
+	return times, nil
+}
+
+// serviceCPU reads the clock of a process, which counts all of its threads, also
+// those that have ended, in nanoseconds.
+func serviceCPU(node *devnode.Node, service string) (time.Duration, error) {
+	pid, err := node.PID(service)
+	if err != nil {
+		return 0, err
+	}
+	// MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of linux/posix-timers.h
+	const sched = 2
+	var used unix.Timespec
+	if err := unix.ClockGettime(int32(^pid)<<3|sched, &used); err != nil {
+		return 0, fmt.Errorf("read the processor time of %s (%d): %w", service, pid, err)
+	}
+	return time.Duration(used.Nano()), nil
+}
+
+// addDifference adds what was used between two readings.
+func (t cpuTimes) addDifference(before, after cpuTimes) {
+	for service, used := range after {
+		t[service] += used - before[service]
+	}
+}
+
+func (t cpuTimes) sum() time.Duration {
+	var sum time.Duration
+	for _, used := range t {
+		sum += used
+	}
+	return sum
+}
+
+// printCPU prints the processor time of one ADD and one DEL, the mean of all,
+// by process. The ratio is to the network at the position of base.
+func (b *bench) printCPU(networks []network, times []attachmentTimes, base int) {
+	fmt.Fprintln(b.out, "Processor time of one call in ms, in user and kernel mode, the mean of all. The plugin's includes what it executes; what the kernel does later and elsewhere is in none.")
+	fmt.Fprintln(b.out)
+	fmt.Fprintf(b.out, "| network | command | plugin | %s | all | ratio to %s |\n", strings.Join(workingServices, " | "),
+		networks[base].name)
+	fmt.Fprintln(b.out, "|---|---|---|"+strings.Repeat("---|", len(workingServices))+"---|---|")
+	for _, command := range []struct {
+		name string
+		of   func(attachmentTimes) commandTimes
+	}{
+		{"ADD", func(t attachmentTimes) commandTimes { return t.add }},
+		{"DEL", func(t attachmentTimes) commandTimes { return t.del }},
+	} {
+		toBase := command.of(times[base]).meanCPU()
+		for i, n := range networks {
+			t := command.of(times[i])
+			fmt.Fprintf(b.out, "| %s | %s |", n.name, command.name)
+			for _, process := range append([]string{plugin}, workingServices...) {
+				if used, ok := t.cpu[process]; ok {
+					fmt.Fprintf(b.out, " %.2f |", float64(used)/float64(len(t.wall))/float64(time.Millisecond))
+				} else {
+					fmt.Fprint(b.out, " – |")
+				}
+			}
+			fmt.Fprintf(b.out, " %.2f | %.2f |\n", float64(t.meanCPU())/float64(time.Millisecond),
+				float64(t.meanCPU())/float64(toBase))
+		}
+	}
+	fmt.Fprintln(b.out)
+}

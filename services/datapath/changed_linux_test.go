@@ -15,11 +15,12 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 )
 
 // intact says whether an endpoint and the node are as they should be.
 func (w *world) intact(p *pod) error {
-	diffs, err := w.node.Core.Check(w.t.Context(), p.owner, endpoint.Expected{})
+	diffs, err := w.node.Core.Check(w.t.Context(), p.owner, lifecycle.Expected{})
 	if err != nil || len(diffs) > 0 {
 		return fmt.Errorf("endpoint: %+v, %w", diffs, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/audit"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/guard"
 	"github.com/sluice-net/sluice/services/datapath/internal/host"
@@ -49,7 +50,7 @@ type around struct {
 // node is the parts of the datapath without its server.
 type node struct {
 	around
-	Core      *endpoint.Core
+	Core      *lifecycle.Core
 	Policy    *policysync.Applier // nil in policy mode none
 	Kernel    *kernel.Kernel
 	Collector *conntrack.Collector // of connections; nil with validateOnly
@@ -167,7 +168,7 @@ func (n *node) openCore(cfg Config) (err error) {
 	}
 	maps := endpointmap.Maps{Endpoints: n.Kernel.Endpoints, Tables: n.Kernel.Tables, Policy: n.Policy}
 	n.Host = &host.Host{Devices: n.dev, Firewall: n.guard, Addresses: n.Kernel.Endpoints, Ranges: n.Ranges, Log: n.log}
-	c := endpoint.Config{
+	c := lifecycle.Config{
 		Instance: n.instance, BootID: n.bootID, Ranges: n.Ranges, MTU: cfg.MTU,
 		RefuseSecond: cfg.SecondInterfaces == "refuse",
 		Maps:         maps, Links: n.dev, Leases: n.leases, Identities: n.identities, Records: n.records, Host: n.Host,
@@ -179,7 +180,7 @@ func (n *node) openCore(cfg Config) (err error) {
 	if !cfg.ValidateOnly { // its maps are its own, and have no pins
 		c.Tables, n.Host.Pins = maps.AuditTables, n.Kernel.Pins
 	}
-	n.Core = endpoint.New(c)
+	n.Core = lifecycle.New(c)
 	if n.Ranges.Changes() && n.ranges != nil && !cfg.ValidateOnly {
 		n.Keeper = podrange.New(podrange.Options{
 			Set: n.Ranges, Source: n.ranges, Entries: n.Kernel.Addresses, Host: n.Host, Endpoints: n.Core, Log: n.log,

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
@@ -47,7 +48,7 @@ func TestKernelPodsTalkThroughTheProgramsAlone(t *testing.T) {
 	if n := w.counted(event.ForwardFromStack); n != 0 {
 		t.Errorf("%d packets between pods went through the host's stack", n)
 	}
-	diffs, err := w.node.Core.Check(t.Context(), a.owner, endpoint.Expected{})
+	diffs, err := w.node.Core.Check(t.Context(), a.owner, lifecycle.Expected{})
 	if err != nil || len(diffs) > 0 {
 		t.Errorf("check of a fresh endpoint: %+v, %v", diffs, err)
 	}
@@ -279,7 +280,7 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 	delete(targets, "uplink addr of the host")
 	cutOff(t, w, a, targets)
 
-	diffs, err := w.node.Core.Check(t.Context(), a.owner, endpoint.Expected{})
+	diffs, err := w.node.Core.Check(t.Context(), a.owner, lifecycle.Expected{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +315,7 @@ func TestKernelRemovedProgramsAreSeenRepairedAndCounted(t *testing.T) {
 			t.Fatalf("after repair %d: %v", i, err)
 		}
 	}
-	if diffs, err := w.node.Core.Check(t.Context(), a.owner, endpoint.Expected{}); err != nil || len(diffs) > 0 {
+	if diffs, err := w.node.Core.Check(t.Context(), a.owner, lifecycle.Expected{}); err != nil || len(diffs) > 0 {
 		t.Errorf("after the repairs: %+v, %v", diffs, err)
 	}
 }
@@ -686,7 +687,7 @@ func TestKernelCheckReportsWhatAPodLost(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	diffs, err := w.node.Core.Check(t.Context(), p.owner, endpoint.Expected{})
+	diffs, err := w.node.Core.Check(t.Context(), p.owner, lifecycle.Expected{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 )
@@ -77,7 +78,7 @@ func (p *pod) works(w *world, peer *pod) {
 			p.t.Errorf("to %v of %s: %v", a, p.owner, err)
 		}
 	}
-	if diffs, err := w.node.Core.Check(p.t.Context(), p.owner, endpoint.Expected{}); err != nil || len(diffs) != 0 {
+	if diffs, err := w.node.Core.Check(p.t.Context(), p.owner, lifecycle.Expected{}); err != nil || len(diffs) != 0 {
 		p.t.Errorf("check of %s: %v, %v", p.owner, diffs, err)
 	}
 }
@@ -237,7 +238,7 @@ func TestKernelAuditOfContainersRepairsRoutesAndRules(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	diffs, err := w.node.Core.Check(t.Context(), net1.owner, endpoint.Expected{})
+	diffs, err := w.node.Core.Check(t.Context(), net1.owner, lifecycle.Expected{})
 	if err != nil || !slices.Contains(subjects(diffs), "container rule") {
 		t.Errorf("check of net1 without its rules: %v, %v", diffs, err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 )
 
 // attachTCX puts a program in front of ours that ends the hook with TCX_PASS,
@@ -66,7 +67,7 @@ func TestKernelForeignTCXProgramIsReported(t *testing.T) {
 			if c.hook == ebpf.AttachTCXIngress {
 				cutOff(t, w, p, map[string]netip.AddrPort{"its host": host.echo(w.node.Ranges.NodeAddrs()[0]), "a pod": other.echo(other.spec.Addrs[0])})
 			}
-			diffs, err := w.node.Core.Check(t.Context(), p.owner, endpoint.Expected{})
+			diffs, err := w.node.Core.Check(t.Context(), p.owner, lifecycle.Expected{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 )
 
@@ -148,7 +149,7 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 					t.Errorf("after the repair of the record: %v", err)
 				}
 			}
-			if diffs, err := w.node.Core.Check(t.Context(), lost.owner, endpoint.Expected{}); err != nil || len(diffs) != 0 {
+			if diffs, err := w.node.Core.Check(t.Context(), lost.owner, lifecycle.Expected{}); err != nil || len(diffs) != 0 {
 				t.Errorf("check after the repair: %v, %v", diffs, err)
 			}
 

@@ -12,15 +12,16 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/host"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 )
 
 // Auditor compares and reports.
 type Auditor struct {
-	Core    *endpoint.Core // knows how endpoints and host should be
-	Host    *host.Host     // what belongs to no endpoint
-	Changes *netdev.Netdev // says what changes in the kernel
+	Core    *lifecycle.Core // knows how endpoints and host should be
+	Host    *host.Host      // what belongs to no endpoint
+	Changes *netdev.Netdev  // says what changes in the kernel
 	Log     *slog.Logger
 }
 

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package endpoint is the core of the datapath: what an endpoint is, how it is
-// made and undone step by step, and how the state of a node is found again
-// after a restart.
-//
-// It owns the records and their order relative to the kernel: a record is
-// written before the thing that it describes is made, and removed after it is
-// gone. Devices, maps, files and the other services are reached through the
-// interfaces in ports.go; nothing here knows netlink, eBPF or gRPC.
+// Package endpoint says what an endpoint of the datapath is: the request for it,
+// its record, its entry in the maps, what can differ from them, and the
+// interfaces by which its lifecycle reaches devices, maps, files and the other
+// services. What implements one of these interfaces imports this package and not
+// the lifecycle.
 package endpoint
 
 import (

@@ -189,6 +189,14 @@ type Records interface {
 	Load() (records []Record, bad []Unreadable, err error)
 }
 
+// Spooled is a deletion that lies on disk. A caller that makes an endpoint of the
+// same owner afterwards carries it out and takes it back first, so it means every
+// endpoint that is there while it is.
+type Spooled struct {
+	Waits func() (bool, error) // whether it still lies there
+	Done  func() error         // takes it back
+}
+
 // Host is the part of the kernel that belongs to no endpoint: rules, routes,
 // the firewall, sysctls, the host's own addresses.
 type Host interface {

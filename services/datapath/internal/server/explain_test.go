@@ -20,7 +20,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
@@ -70,7 +70,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 			Flags: conntrack.SeenReply | conntrack.PickedUp | conntrack.Established, EgressRule: 7,
 		},
 	}}
-	s := &Server{Explainer: m, Rules: rules{}, Labels: labelled(), Core: endpoint.New(endpoint.Config{Links: noLinks{}})}
+	s := &Server{Explainer: m, Rules: rules{}, Labels: labelled(), Core: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 	got, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{
 		SourceAddress: "10.0.0.1", DestinationAddress: "198.51.100.7", Protocol: 6, SourcePort: 1000, DestinationPort: 80,
 	})

@@ -19,6 +19,7 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
@@ -29,7 +30,7 @@ type Server struct {
 	datapathv1.UnimplementedDatapathServiceServer
 	datapathv1.UnimplementedObserverServiceServer
 
-	Core   *endpoint.Core
+	Core   *lifecycle.Core
 	Ring   *observe.Ring
 	Facts  Facts
 	Counts Counts
@@ -116,7 +117,7 @@ func (s *Server) CreateEndpoint(ctx context.Context, r *datapathv1.CreateEndpoin
 func (s *Server) UpdateEndpoint(
 	ctx context.Context, r *datapathv1.UpdateEndpointRequest,
 ) (*datapathv1.UpdateEndpointResponse, error) {
-	u := endpoint.Update{Owner: wire.OwnerOf(r.GetOwner()), Manager: r.GetManager()}
+	u := lifecycle.Update{Owner: wire.OwnerOf(r.GetOwner()), Manager: r.GetManager()}
 	if r.GetLabels() != nil {
 		labels := wire.LabelsOf(r.GetLabels().GetLabels())
 		u.Labels = &labels
@@ -151,7 +152,7 @@ func (s *Server) CheckEndpoint(ctx context.Context, r *datapathv1.CheckEndpointR
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	diffs, err := s.Core.Check(ctx, wire.OwnerOf(r.GetOwner()), endpoint.Expected{Netns: r.GetNetworkNamespace(), Addrs: addrs})
+	diffs, err := s.Core.Check(ctx, wire.OwnerOf(r.GetOwner()), lifecycle.Expected{Netns: r.GetNetworkNamespace(), Addrs: addrs})
 	if err != nil {
 		return nil, statusOf(err)
 	}

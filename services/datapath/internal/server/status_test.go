@@ -14,6 +14,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 )
@@ -75,7 +76,7 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		"a range without a pool": {surroundings{pools: nil}, []statusv1.ProblemReason{settings}, false, "no pool 10.1.0.0/24"},
 	} {
 		s := &Server{
-			Owners: &c.around, Core: endpoint.New(endpoint.Config{Links: noLinks{}}), Counts: counted{}, Records: &c.around,
+			Owners: &c.around, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}}), Counts: counted{}, Records: &c.around,
 			Facts: Facts{Version: "v1"}, Ranges: podrange.Of([]netip.Prefix{own}, false),
 			Called: Called{IPAM: &c.around, Identity: &c.around}, Warnings: func() []string { return nil },
 		}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/reaper"
 )
 
@@ -45,32 +46,32 @@ var (
 // A step that fails undoes the steps before it in reverse order. What a killed
 // process leaves is found by Restore through the record that the first step
 // writes.
-func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoint, err error) {
+func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (_ endpoint.Endpoint, err error) {
 	s = s.Normalise()
 	if err := s.Validate(); err != nil {
-		return Endpoint{}, err
+		return endpoint.Endpoint{}, err
 	}
 	if err := c.inRange(s); err != nil {
-		return Endpoint{}, err
+		return endpoint.Endpoint{}, err
 	}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
 	leave, err := c.turns.LockWith(ctx, s.Owner, abort)
 	if err != nil {
-		return Endpoint{}, err
+		return endpoint.Endpoint{}, err
 	}
 	defer leave()
 
 	ns, err := c.cfg.Links.OpenNamespace(s.Netns)
 	if err != nil {
-		return Endpoint{}, namespaceField(err)
+		return endpoint.Endpoint{}, namespaceField(err)
 	}
 	defer ns.Close()
 
 	if u, bad := c.unreadableOf(s.Owner); bad {
-		return Endpoint{}, fmt.Errorf("endpoint of %s: %w: %w; %s", s.Owner, ErrUnreadable, u.Err, wayOut)
+		return endpoint.Endpoint{}, fmt.Errorf("endpoint of %s: %w: %w; %s", s.Owner, endpoint.ErrUnreadable, u.Err, wayOut)
 	}
-	if old, ok := c.record(s.Owner); ok && old.Phase != PhaseDeleted {
+	if old, ok := c.record(s.Owner); ok && old.Phase != endpoint.PhaseDeleted {
 		switch {
 		case !c.hasDevice(old) || c.halfDeleted(old):
 			// Whatever took the device, its namespace or somebody by hand, left
@@ -81,37 +82,38 @@ func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoin
 				break
 			}
 			if err := c.dispose(ctx, old); err != nil {
-				return Endpoint{}, err
+				return endpoint.Endpoint{}, err
 			}
-		case old.Phase == PhaseReady && old.Spec.SameContent(s) && old.Namespace == ns.ID():
+		case old.Phase == endpoint.PhaseReady && old.Spec.SameContent(s) && old.Namespace == ns.ID():
 			if err := c.learn(old, s, validateOnly); err != nil {
-				return Endpoint{}, err
+				return endpoint.Endpoint{}, err
 			}
 			return c.Get(s.Owner)
 		case !c.orphaned(old):
-			return Endpoint{}, fmt.Errorf("endpoint of %s: %w", s.Owner, ErrExists)
+			return endpoint.Endpoint{}, fmt.Errorf("endpoint of %s: %w", s.Owner, endpoint.ErrExists)
 		case validateOnly:
 		default:
 			if err := c.dispose(ctx, old); err != nil {
-				return Endpoint{}, err
+				return endpoint.Endpoint{}, err
 			}
 		}
 	}
-	r := Record{
-		Phase: PhaseCreating, BootID: c.cfg.BootID, Spec: s, Namespace: ns.ID(), Device: c.device(s),
+	r := endpoint.Record{
+		Phase: endpoint.PhaseCreating, BootID: c.cfg.BootID, Spec: s, Namespace: ns.ID(), Device: c.device(s),
 	}
 	if !s.LeaseExpiry.IsZero() && !c.cfg.Now().Before(s.LeaseExpiry) {
-		return Endpoint{}, fmt.Errorf("%w: it ended %s", ErrLease, s.LeaseExpiry.UTC().Format("15:04:05.000Z"))
+		return endpoint.Endpoint{}, fmt.Errorf("%w: it ended %s",
+			endpoint.ErrLease, s.LeaseExpiry.UTC().Format("15:04:05.000Z"))
 	}
 	if validateOnly {
-		return c.endpoint(r, WaitingForIdentity), nil
+		return c.endpoint(r, endpoint.WaitingForIdentity), nil
 	}
 	return c.create(ctx, ns, r)
 }
 
 // learn adds to a record what it does not know of its manager and pod. The
 // caller has the owner's turn.
-func (c *Core) learn(r Record, s Spec, validateOnly bool) error {
+func (c *Core) learn(r endpoint.Record, s endpoint.Spec, validateOnly bool) error {
 	known := r.Spec.Learn(s)
 	if validateOnly || known.Scope() == r.Spec.Scope() && known.Pod == r.Spec.Pod {
 		return nil
@@ -120,28 +122,28 @@ func (c *Core) learn(r Record, s Spec, validateOnly bool) error {
 	if err := c.cfg.Records.Save(r); err != nil {
 		return err
 	}
-	c.set(r, Ready)
+	c.set(r, endpoint.Ready)
 	return nil
 }
 
 // creation is an endpoint that is being made.
 type creation struct {
 	*Core
-	ns           Namespace
-	r            Record
+	ns           endpoint.Namespace
+	r            endpoint.Record
 	needsRelease bool // the lease may be confirmed: there is something to give back
 	claims       *claim
 }
 
-func (c *Core) create(ctx context.Context, ns Namespace, r Record) (Endpoint, error) {
+func (c *Core) create(ctx context.Context, ns endpoint.Namespace, r endpoint.Record) (endpoint.Endpoint, error) {
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
 	n := &creation{Core: c, ns: ns, r: r}
 	if err := n.carryOut(ctx, n.steps(abort)); err != nil {
-		return Endpoint{}, err
+		return endpoint.Endpoint{}, err
 	}
 	c.setUnrepaired(r.Spec.Owner, nil)
-	c.set(n.r, Ready)
+	c.set(n.r, endpoint.Ready)
 	return c.Get(r.Spec.Owner)
 }
 
@@ -149,7 +151,7 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (Endpoint, er
 func (n *creation) steps(abort context.CancelCauseFunc) []step {
 	return []step{
 		{"write the intent", func(context.Context) error {
-			var devices []HostDevice
+			var devices []endpoint.HostDevice
 			var err error
 			if n.mayShare(n.r) { // a listing costs more than the rest of the step
 				if devices, err = n.cfg.Links.Devices(); err != nil {
@@ -180,7 +182,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 
 		{"make the device", func(context.Context) (err error) {
 			made, err := n.cfg.Links.Create(n.ns, n.r.Device)
-			if errors.Is(err, ErrNameTaken) {
+			if errors.Is(err, endpoint.ErrNameTaken) {
 				// perhaps by a device of a deleted endpoint that waits for its
 				// namespace to go
 				n.Reaper.Reap(reaper.Everything)
@@ -194,10 +196,12 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 			if n.r.Device.HostIndex == 0 {
 				return nil
 			}
-			return n.cfg.Links.Remove([]HostDevice{{n.r.Device.HostName, n.r.Device.HostIndex}})
+			return n.cfg.Links.Remove([]endpoint.HostDevice{{Name: n.r.Device.HostName, Index: n.r.Device.HostIndex}})
 		}, faultDevice},
 
-		{"configure the device", func(context.Context) error { return n.cfg.Links.Configure(n.ns, n.r.Device) }, nil, faultConfigure},
+		{"configure the device", func(context.Context) error {
+			return n.cfg.Links.Configure(n.ns, n.r.Device)
+		}, nil, faultConfigure},
 
 		{"await lease, identity and policy", func(context.Context) error {
 			<-n.claims.done
@@ -214,7 +218,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 			if n.r.Slot == 0 {
 				return nil
 			}
-			return ignore(n.cfg.Maps.Unpublish(n.r.Slot), ErrNotFound)
+			return ignore(n.cfg.Maps.Unpublish(n.r.Slot), endpoint.ErrNotFound)
 		}, faultPublish},
 
 		{"attach the programs", func(context.Context) error { return n.cfg.Links.Attach(n.r.Device) }, nil, faultAttach},
@@ -233,7 +237,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 		}, func() error { return n.cfg.Links.Deactivate(n.ns, n.r.Device) }, faultActivate},
 
 		{"write the record", func(context.Context) error {
-			n.r.Phase, n.r.Created, n.r.Evaluated = PhaseReady, n.cfg.Now().UTC(), n.cfg.Policies != nil
+			n.r.Phase, n.r.Created, n.r.Evaluated = endpoint.PhaseReady, n.cfg.Now().UTC(), n.cfg.Policies != nil
 			return n.cfg.Records.Save(n.r)
 		}, nil, faultReady},
 	}
@@ -281,8 +285,8 @@ var errUndone = errors.New("the creation was undone")
 
 // claim is what the other services are asked for.
 type claim struct {
-	done     chan struct{} // closed when the rest is valid
-	identity Identity      // also if err came later
+	done     chan struct{}     // closed when the rest is valid
+	identity endpoint.Identity // also if err came later
 	err      error
 }
 
@@ -290,7 +294,7 @@ type claim struct {
 // the reverse of the releases: while an identity is held for an owner, ipam
 // knows the owner too, and the reconciliation with ipam finds both. Then it
 // waits for the tables of the identity, so that the endpoint begins with them.
-func (c *Core) claim(ctx context.Context, s Spec) *claim {
+func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 	cl := &claim{done: make(chan struct{})}
 	go func() {
 		defer close(cl.done)
@@ -308,7 +312,7 @@ func (c *Core) claim(ctx context.Context, s Spec) *claim {
 		if cl.err = faultIdentity.Hit(ctx); cl.err != nil || c.cfg.Policies == nil {
 			return
 		}
-		c.awaits(s.Owner, WaitingForPolicy)
+		c.awaits(s.Owner, endpoint.WaitingForPolicy)
 		if cl.err = c.cfg.Policies.Await(ctx, cl.identity.Number); cl.err != nil {
 			cl.err = fmt.Errorf("await the policy: %w", cl.err)
 			return
@@ -321,16 +325,18 @@ func (c *Core) claim(ctx context.Context, s Spec) *claim {
 // resolve asks for the identity. While the service is away, the identity of a
 // live endpoint with the same labels and ports stands in: that endpoint holds
 // the number, and Refresh takes a hold for this one as soon as it can.
-func (c *Core) resolve(ctx context.Context, s Spec) (Identity, error) {
+func (c *Core) resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
 	id, err := c.cfg.Identities.Resolve(ctx, s)
-	if !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrPodUnknown) || ctx.Err() != nil {
+	if !errors.Is(err, endpoint.ErrUnavailable) || errors.Is(err, endpoint.ErrPodUnknown) || ctx.Err() != nil {
 		return id, err
 	}
 	for _, r := range c.live() {
 		// what a pod's labels are now, only the service knows
-		if r.Phase == PhaseReady && !r.Identity.FromPod && r.LastGiven().Equal(Given{s.Labels, s.Ports}) {
+		if r.Phase == endpoint.PhaseReady && !r.Identity.FromPod &&
+			r.LastGiven().Equal(endpoint.Given{Labels: s.Labels, Ports: s.Ports}) {
 			c.refreshDue.Store(true)
-			c.log.WarnContext(ctx, "identity taken from an equal endpoint", "owner", s.Owner.String(), "identity", r.Identity.Number, log.Err(err))
+			c.log.WarnContext(ctx, "identity taken from an equal endpoint",
+				"owner", s.Owner.String(), "identity", r.Identity.Number, log.Err(err))
 			return r.Identity, nil
 		}
 	}
@@ -339,7 +345,7 @@ func (c *Core) resolve(ctx context.Context, s Spec) (Identity, error) {
 
 // rollBack ends a creation that was undone: with a tombstone if something has to
 // be released, else without a trace.
-func (c *Core) rollBack(r Record, needsRelease bool) error {
+func (c *Core) rollBack(r endpoint.Record, needsRelease bool) error {
 	if !needsRelease {
 		err := c.cfg.Records.Remove(r.Spec.Owner)
 		if err == nil {
@@ -351,34 +357,34 @@ func (c *Core) rollBack(r Record, needsRelease bool) error {
 }
 
 // markDeleted turns a record into a tombstone.
-func (c *Core) markDeleted(r Record) error {
-	t := Record{Phase: PhaseDeleted, BootID: c.cfg.BootID, Spec: Spec{Owner: r.Spec.Owner}}
+func (c *Core) markDeleted(r endpoint.Record) error {
+	t := endpoint.Record{Phase: endpoint.PhaseDeleted, BootID: c.cfg.BootID, Spec: endpoint.Spec{Owner: r.Spec.Owner}}
 	if err := c.cfg.Records.Save(t); err != nil {
 		return err
 	}
-	c.set(t, Disconnecting)
+	c.set(t, endpoint.Disconnecting)
 	wake(c.wakeReleases)
 	return nil
 }
 
 // orphaned says whether the container of a record is gone: its namespace is no
 // longer at its path, and the device went with it.
-func (c *Core) orphaned(r Record) bool {
+func (c *Core) orphaned(r endpoint.Record) bool {
 	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
 	if err == nil {
 		defer ns.Close()
 		if ns.ID() == r.Namespace {
 			return false
 		}
-	} else if !errors.Is(err, ErrNamespaceGone) && !errors.Is(err, ErrNamespace) {
+	} else if !errors.Is(err, endpoint.ErrNamespaceGone) && !errors.Is(err, endpoint.ErrNamespace) {
 		return false
 	}
 	return !c.hasDevice(r)
 }
 
 // halfDeleted says whether a deletion, or a repair, has ended early.
-func (c *Core) halfDeleted(r Record) bool {
-	return r.Phase == PhaseReady && (r.Slot == 0 || c.disconnecting(r.Spec.Owner))
+func (c *Core) halfDeleted(r endpoint.Record) bool {
+	return r.Phase == endpoint.PhaseReady && (r.Slot == 0 || c.disconnecting(r.Spec.Owner))
 }
 
 // disconnecting says whether a deletion of the owner has begun. To whoever has
@@ -386,22 +392,22 @@ func (c *Core) halfDeleted(r Record) bool {
 func (c *Core) disconnecting(o workload.Owner) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.states[o] == Disconnecting
+	return c.states[o] == endpoint.Disconnecting
 }
 
 // hasDevice says whether the node has a device of the record's name. One that
 // cannot be looked for counts as there.
-func (c *Core) hasDevice(r Record) bool {
+func (c *Core) hasDevice(r endpoint.Record) bool {
 	devices, err := c.cfg.Links.Devices()
 	if err != nil {
 		return true
 	}
-	return slices.ContainsFunc(devices, func(d HostDevice) bool { return d.Name == r.Device.HostName })
+	return slices.ContainsFunc(devices, func(d endpoint.HostDevice) bool { return d.Name == r.Device.HostName })
 }
 
 func namespaceField(err error) error {
-	if errors.Is(err, ErrNamespace) || errors.Is(err, ErrNamespaceGone) {
-		return fmt.Errorf("%w: %w", &FieldError{Field: "network_namespace", Reason: "cannot be used"}, err)
+	if errors.Is(err, endpoint.ErrNamespace) || errors.Is(err, endpoint.ErrNamespaceGone) {
+		return fmt.Errorf("%w: %w", &endpoint.FieldError{Field: "network_namespace", Reason: "cannot be used"}, err)
 	}
 	return err
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 // every operation of a creation, in order, and of a deletion
@@ -46,7 +47,7 @@ func TestCreateMakesEverythingInOrder(t *testing.T) {
 	if len(m.calls) != len(createOps) {
 		t.Errorf("it did %v, want %v", m.calls, createOps)
 	}
-	if e.State != Ready || e.Slot == 0 || e.Device.MTU != 1500 || len(e.Device.HostName) != 13 || !e.Device.MAC.unicast() {
+	if e.State != endpoint.Ready || e.Slot == 0 || e.Device.MTU != 1500 || len(e.Device.HostName) != 13 || e.Device.MAC[0]&1 != 0 {
 		t.Errorf("endpoint %+v", e)
 	}
 	m.holds(t, c, 1)
@@ -138,12 +139,12 @@ func TestDeletionWorksWithEveryServiceDownAndReleasesOverRestarts(t *testing.T) 
 	if _, err := c.Create(t.Context(), s, false); err != nil {
 		t.Fatal(err)
 	}
-	m.setFail("release lease", ErrUnavailable)
-	m.setFail("release identity", ErrUnavailable)
+	m.setFail("release lease", endpoint.ErrUnavailable)
+	m.setFail("release identity", endpoint.ErrUnavailable)
 	if existed, err := c.Delete(t.Context(), s.Owner); err != nil || !existed {
 		t.Fatalf("delete: %v, %v", existed, err)
 	}
-	if err := c.releaseAll(t.Context()); !errors.Is(err, ErrUnavailable) {
+	if err := c.releaseAll(t.Context()); !errors.Is(err, endpoint.ErrUnavailable) {
 		t.Fatalf("release: %v", err)
 	}
 	if n := c.Counts().PendingReleases; n != 1 {
@@ -184,7 +185,7 @@ func TestIdentityIsReleasedBeforeTheAddressesAndBoth(t *testing.T) {
 	if _, err := c.Create(t.Context(), m.wanted("b", 3), false); err != nil {
 		t.Fatal(err)
 	}
-	m.records = map[workload.Owner]Record{}
+	m.records = map[workload.Owner]endpoint.Record{}
 	restarted := m.start(t)
 	m.calls = nil
 	if n, err := restarted.Reconcile(t.Context()); err != nil || n != 1 {
@@ -213,7 +214,7 @@ func TestReleasesRetryUntilTheServiceIsBack(t *testing.T) {
 	}
 	defer wg.Wait()
 	defer cancel()
-	m.setFail("release identity", ErrUnavailable)
+	m.setFail("release identity", endpoint.ErrUnavailable)
 	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +270,7 @@ func TestDeletionEndsACreationUnderWay(t *testing.T) {
 				delete(m.block, op)
 				m.mu.Unlock()
 				close(gate)
-				if err := <-created; !errors.Is(err, ErrDeleted) && !(op == "save ready" && err == nil) {
+				if err := <-created; !errors.Is(err, endpoint.ErrDeleted) && !(op == "save ready" && err == nil) {
 					t.Errorf("create: %v, want ErrDeleted", err)
 				}
 				if err := <-deleted; err != nil {
@@ -301,16 +302,16 @@ func TestSameContentAgainIsTheSameAndOtherContentIsRefused(t *testing.T) {
 	if e, err := c.Create(t.Context(), same, false); err != nil || e.Slot != first.Slot || !e.Created.Equal(first.Created) {
 		t.Errorf("the same in another order: %+v, %v", e, err)
 	}
-	for name, change := range map[string]func(*Spec){
-		"addresses": func(s *Spec) { s.Addrs = s.Addrs[:1] },
-		"labels":    func(s *Spec) { s.Labels = s.Labels[:1] },
-		"ports":     func(s *Spec) { s.Ports = nil },
-		"mtu":       func(s *Spec) { s.MTU = 1400 },
-		"mac":       func(s *Spec) { s.MAC = MAC{2, 0, 0, 0, 0, 1} },
+	for name, change := range map[string]func(*endpoint.Spec){
+		"addresses": func(s *endpoint.Spec) { s.Addrs = s.Addrs[:1] },
+		"labels":    func(s *endpoint.Spec) { s.Labels = s.Labels[:1] },
+		"ports":     func(s *endpoint.Spec) { s.Ports = nil },
+		"mtu":       func(s *endpoint.Spec) { s.MTU = 1400 },
+		"mac":       func(s *endpoint.Spec) { s.MAC = endpoint.MAC{2, 0, 0, 0, 0, 1} },
 	} {
 		other := s
 		change(&other)
-		if _, err := c.Create(t.Context(), other, false); !errors.Is(err, ErrExists) {
+		if _, err := c.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrExists) {
 			t.Errorf("other %s: %v, want ErrExists", name, err)
 		}
 	}
@@ -342,7 +343,7 @@ func TestAddressOfALiveEndpointIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	thief := m.wanted("b", 2)
-	if _, err := c.Create(t.Context(), thief, false); !errors.Is(err, ErrAddressHeld) {
+	if _, err := c.Create(t.Context(), thief, false); !errors.Is(err, endpoint.ErrAddressHeld) {
 		t.Fatalf("the same address: %v, want ErrAddressHeld", err)
 	}
 	settle(t, c)
@@ -354,12 +355,12 @@ func TestExpiredLeaseIsRefusedAndLeavesNothing(t *testing.T) {
 	c := m.start(t)
 	s := m.wanted("a", 2)
 	s.LeaseExpiry = time.Now().Add(-time.Second)
-	if _, err := c.Create(t.Context(), s, false); !errors.Is(err, ErrLease) {
+	if _, err := c.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrLease) {
 		t.Errorf("by the caller's clock: %v, want ErrLease", err)
 	}
 	delete(m.leases, s.Owner)
 	s.LeaseExpiry = time.Time{}
-	if _, err := c.Create(t.Context(), s, false); !errors.Is(err, ErrLease) {
+	if _, err := c.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrLease) {
 		t.Errorf("by ipam: %v, want ErrLease", err)
 	}
 	settle(t, c)
@@ -369,17 +370,17 @@ func TestExpiredLeaseIsRefusedAndLeavesNothing(t *testing.T) {
 func TestBadRequestsNameTheField(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
-	for field, change := range map[string]func(*Spec){
-		"owner.container_id":   func(s *Spec) { s.Owner.ContainerID = "../x" },
-		"owner.interface_name": func(s *Spec) { s.Owner.Interface = "sixteen-bytes-ab" },
-		"network_namespace":    func(s *Spec) { s.Netns = "relative" },
-		"addresses":            func(s *Spec) { s.Addrs = []netip.Addr{netip.MustParseAddr("192.0.2.1")} },
-		"mtu":                  func(s *Spec) { s.MTU = 1000 },
-		"mac":                  func(s *Spec) { s.MAC = MAC{1, 0, 0, 0, 0, 1} },
+	for field, change := range map[string]func(*endpoint.Spec){
+		"owner.container_id":   func(s *endpoint.Spec) { s.Owner.ContainerID = "../x" },
+		"owner.interface_name": func(s *endpoint.Spec) { s.Owner.Interface = "sixteen-bytes-ab" },
+		"network_namespace":    func(s *endpoint.Spec) { s.Netns = "relative" },
+		"addresses":            func(s *endpoint.Spec) { s.Addrs = []netip.Addr{netip.MustParseAddr("192.0.2.1")} },
+		"mtu":                  func(s *endpoint.Spec) { s.MTU = 1000 },
+		"mac":                  func(s *endpoint.Spec) { s.MAC = endpoint.MAC{1, 0, 0, 0, 0, 1} },
 	} {
 		s := m.wanted("a", 2)
 		change(&s)
-		var fe *FieldError
+		var fe *endpoint.FieldError
 		if _, err := c.Create(t.Context(), s, false); !errors.As(err, &fe) || fe.Field != field {
 			t.Errorf("bad %s: %v", field, err)
 		}
@@ -405,34 +406,34 @@ func TestValidateOnlyChangesNothing(t *testing.T) {
 // Whatever an endpoint went through, a start brings node and records to the
 // same state, and what a restart finds does not depend on how it came about.
 func TestRestoreFromEveryStateToEveryState(t *testing.T) {
-	states := map[string]func(*testing.T, *machine, *Core, Spec){
-		"absent":   func(*testing.T, *machine, *Core, Spec) {},
-		"ready":    func(*testing.T, *machine, *Core, Spec) {},
-		"unrouted": func(_ *testing.T, m *machine, _ *Core, s Spec) { m.deviceOf(s.Owner).up = false },
-		"unfiltered": func(_ *testing.T, m *machine, _ *Core, s Spec) {
+	states := map[string]func(*testing.T, *machine, *Core, endpoint.Spec){
+		"absent":   func(*testing.T, *machine, *Core, endpoint.Spec) {},
+		"ready":    func(*testing.T, *machine, *Core, endpoint.Spec) {},
+		"unrouted": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) { m.deviceOf(s.Owner).up = false },
+		"unfiltered": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) {
 			m.deviceOf(s.Owner).filtered = false
 		},
-		"unpublished": func(_ *testing.T, m *machine, _ *Core, s Spec) { clear(m.slots) },
-		"cut": func(_ *testing.T, m *machine, _ *Core, s Spec) {
+		"unpublished": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) { clear(m.slots) },
+		"cut": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) {
 			for i, e := range m.slots {
 				e.Forwards = false
 				m.slots[i] = e
 			}
 		},
-		"container gone": func(_ *testing.T, m *machine, _ *Core, s Spec) { m.removeNamespace(s.Netns) },
-		"other boot": func(_ *testing.T, m *machine, _ *Core, s Spec) {
+		"container gone": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) { m.removeNamespace(s.Netns) },
+		"other boot": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) {
 			r := m.records[s.Owner]
 			r.BootID = "another"
 			m.records[s.Owner] = r
 			clear(m.slots) // a boot leaves nothing in the kernel
 			m.removeNamespace(s.Netns)
 		},
-		"deleted": func(t *testing.T, _ *machine, c *Core, s Spec) {
+		"deleted": func(t *testing.T, _ *machine, c *Core, s endpoint.Spec) {
 			if _, err := c.Delete(t.Context(), s.Owner); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"record lost": func(_ *testing.T, m *machine, _ *Core, s Spec) { delete(m.records, s.Owner) },
+		"record lost": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) { delete(m.records, s.Owner) },
 	}
 	survives := map[string]bool{"ready": true, "unrouted": true, "unfiltered": true, "unpublished": true, "cut": true}
 	for first := range states {
@@ -494,7 +495,7 @@ func TestInspectChangesNothing(t *testing.T) {
 	m.deviceOf(s.Owner).filtered = false
 	m.calls = nil
 	findings, err := New(m.config()).Inspect(t.Context())
-	if err != nil || len(findings) != 1 || findings[0].Subject != SubjectFilter || findings[0].Repaired {
+	if err != nil || len(findings) != 1 || findings[0].Subject != endpoint.SubjectFilter || findings[0].Repaired {
 		t.Errorf("findings %+v, %v", findings, err)
 	}
 	for _, op := range m.calls {
@@ -521,7 +522,7 @@ func TestAuditLeavesAloneWhatChangesUnderIt(t *testing.T) {
 	m.mu.Unlock()
 	audited := make(chan error, 1)
 	go func() {
-		audited <- c.Audit(t.Context(), true, func(f Finding) error {
+		audited <- c.Audit(t.Context(), true, func(f endpoint.Finding) error {
 			t.Errorf("the audit finds %+v", f)
 			return nil
 		})
@@ -555,9 +556,9 @@ func TestUnreadableRecordIsReportedAndTheRestRestored(t *testing.T) {
 	if _, err := c.Create(t.Context(), m.wanted("a", 2), false); err != nil {
 		t.Fatal(err)
 	}
-	m.bad = []Unreadable{{File: "x.json", Err: errTest}}
+	m.bad = []endpoint.Unreadable{{File: "x.json", Err: errTest}}
 	again := m.start(t)
-	if n := again.Counts(); n.ByState[Ready] != 1 || len(n.BadRecords) != 1 {
+	if n := again.Counts(); n.ByState[endpoint.Ready] != 1 || len(n.BadRecords) != 1 {
 		t.Errorf("%+v", n)
 	}
 }
@@ -565,7 +566,7 @@ func TestUnreadableRecordIsReportedAndTheRestRestored(t *testing.T) {
 func TestReclaimDeletesWhatNobodyOwns(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
-	k8s := Scope{"cni", "k8s"}
+	k8s := endpoint.Scope{Manager: "cni", Network: "k8s"}
 	var keep workload.Owner
 	for i := range byte(5) {
 		s := m.wanted(fmt.Sprint("p", i), 2+i)
@@ -589,7 +590,7 @@ func TestReclaimDeletesWhatNobodyOwns(t *testing.T) {
 func TestReclaimStaysWithinManagerAndNetwork(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
-	scopes := []Scope{{"cni", "k8s"}, {"cni", "podman"}, {"nomad", "k8s"}, {"nomad", ""}, {"", ""}}
+	scopes := []endpoint.Scope{{Manager: "cni", Network: "k8s"}, {Manager: "cni", Network: "podman"}, {Manager: "nomad", Network: "k8s"}, {Manager: "nomad", Network: ""}, {Manager: "", Network: ""}}
 	for i, s := range scopes {
 		spec := m.wanted(fmt.Sprint("p", i), byte(2+i))
 		spec.Manager, spec.Network = s.Manager, s.Network
@@ -597,7 +598,7 @@ func TestReclaimStaysWithinManagerAndNetwork(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, s := range []Scope{{"cni", ""}, {"cni", "other"}, {"", "k8s"}, {"", ""}} {
+	for _, s := range []endpoint.Scope{{Manager: "cni", Network: ""}, {Manager: "cni", Network: "other"}, {Manager: "", Network: "k8s"}, {Manager: "", Network: ""}} {
 		if got, err := c.Reclaim(t.Context(), s, nil, false); err != nil && s.Manager != "" || len(got) > 0 {
 			t.Errorf("%+v: reclaimed %v, %v", s, got, err)
 		}
@@ -635,12 +636,12 @@ func TestUnknownManagerIsLearntFromARepetition(t *testing.T) {
 	if e, err = m.start(t).Get(s.Owner); err != nil || e.Spec.Manager != "cni" || e.Spec.Pod != s.Pod {
 		t.Errorf("after a restart: %+v, %v", e.Spec, err)
 	}
-	for _, change := range []func(*Spec){
-		func(s *Spec) { s.Manager = "nomad" }, func(s *Spec) { s.Network = "podman" }, func(s *Spec) { s.Pod.UID = "2" },
+	for _, change := range []func(*endpoint.Spec){
+		func(s *endpoint.Spec) { s.Manager = "nomad" }, func(s *endpoint.Spec) { s.Network = "podman" }, func(s *endpoint.Spec) { s.Pod.UID = "2" },
 	} {
 		other := s
 		change(&other)
-		if _, err := c.Create(t.Context(), other, false); !errors.Is(err, ErrExists) {
+		if _, err := c.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrExists) {
 			t.Errorf("%s/%s %v: %v, want ErrExists", other.Manager, other.Network, other.Pod, err)
 		}
 	}
@@ -680,7 +681,7 @@ func TestReconcileReleasesOnlyOwnersNobodyKnows(t *testing.T) {
 func TestReconcileClaimsWhatIpamHasForgotten(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
-	specs := []Spec{m.wanted("a", 2), m.wanted("b", 3), m.wanted("c", 4)}
+	specs := []endpoint.Spec{m.wanted("a", 2), m.wanted("b", 3), m.wanted("c", 4)}
 	for _, s := range specs {
 		if _, err := c.Create(t.Context(), s, false); err != nil {
 			t.Fatal(err)
@@ -689,7 +690,7 @@ func TestReconcileClaimsWhatIpamHasForgotten(t *testing.T) {
 	clear(m.leases)
 	thief := workload.Owner{ContainerID: "thief", Interface: "eth0"} // an ADD that came before us
 	m.leases[thief] = lease{addrs: specs[2].Addrs}
-	if n, err := c.Reconcile(t.Context()); n != 0 || !errors.Is(err, ErrLease) || !strings.Contains(err.Error(), "10.0.0.4") {
+	if n, err := c.Reconcile(t.Context()); n != 0 || !errors.Is(err, endpoint.ErrLease) || !strings.Contains(err.Error(), "10.0.0.4") {
 		t.Errorf("released %d, %v, want 0 and the address that another has", n, err)
 	}
 	for _, s := range specs[:2] {
@@ -715,7 +716,7 @@ func TestChangedAttachmentIsRepairedAndCounted(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
 	var heard []string
-	c.cfg.Repaired = func(e Endpoint, d Difference, err error) {
+	c.cfg.Repaired = func(e endpoint.Endpoint, d endpoint.Difference, err error) {
 		heard = append(heard, fmt.Sprintf("%s %d %s %v", e.Spec.Owner, e.Slot, d.Subject, err))
 	}
 	s := m.wanted("a", 2)
@@ -764,7 +765,7 @@ func TestWatchShowsALife(t *testing.T) {
 	}
 	defer sub.Close()
 	s := m.wanted("a", 2)
-	next := func() watch.Event[workload.Owner, Endpoint] {
+	next := func() watch.Event[workload.Owner, endpoint.Endpoint] {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
@@ -780,7 +781,7 @@ func TestWatchShowsALife(t *testing.T) {
 	if _, err := c.Create(t.Context(), s, false); err != nil {
 		t.Fatal(err)
 	}
-	if e := next(); e.Kind != watch.Upsert || e.Value.State != Ready {
+	if e := next(); e.Kind != watch.Upsert || e.Value.State != endpoint.Ready {
 		t.Errorf("after the creation %+v", e)
 	}
 	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
@@ -794,7 +795,7 @@ func TestWatchShowsALife(t *testing.T) {
 func TestManyOwnersAtOnceLeaveNothing(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
-	var specs []Spec
+	var specs []endpoint.Spec
 	for i := range byte(16) {
 		specs = append(specs, m.wanted(fmt.Sprint("p", i), 2+i))
 	}
@@ -806,7 +807,7 @@ func TestManyOwnersAtOnceLeaveNothing(t *testing.T) {
 					m.mu.Lock()
 					m.leases[s.Owner] = lease{addrs: s.Addrs, confirmed: m.leases[s.Owner].confirmed}
 					m.mu.Unlock()
-					if _, err := c.Create(context.Background(), s, false); err != nil && !errors.Is(err, ErrDeleted) && !errors.Is(err, ErrLease) {
+					if _, err := c.Create(context.Background(), s, false); err != nil && !errors.Is(err, endpoint.ErrDeleted) && !errors.Is(err, endpoint.ErrLease) {
 						t.Errorf("create %s: %v", s.Owner, err)
 					}
 					if _, err := c.Delete(context.Background(), s.Owner); err != nil {
@@ -829,7 +830,7 @@ func TestWithoutIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T) {
 	if _, err := c.Create(t.Context(), first, false); err != nil {
 		t.Fatal(err)
 	}
-	m.setFail("resolve", ErrUnavailable)
+	m.setFail("resolve", endpoint.ErrUnavailable)
 	equal := m.wanted("b", 3)
 	equal.Labels, equal.Ports = first.Labels, first.Ports
 	e, err := c.Create(t.Context(), equal, false)
@@ -838,7 +839,7 @@ func TestWithoutIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T) {
 	}
 	other := m.wanted("c", 4)
 	other.Labels = first.Labels // but no port: another label set
-	if _, err := c.Create(t.Context(), other, false); !errors.Is(err, ErrUnavailable) {
+	if _, err := c.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrUnavailable) {
 		t.Errorf("another one: %v, want ErrUnavailable", err)
 	}
 	if _, err := c.Refresh(t.Context()); err == nil || !c.RefreshDue() {
@@ -874,11 +875,11 @@ func TestRefreshHoldsIdentitiesAndAdoptsNewNumbers(t *testing.T) {
 	if err != nil || now.Identity.Number != 2000 || m.slots[e.Slot].Identity != 2000 || m.records[s.Owner].Identity.Number != 2000 {
 		t.Errorf("endpoint %+v, slot %+v, %v", now.Identity, m.slots[e.Slot], err)
 	}
-	m.setFail("resolve", ErrUnavailable)
-	if _, err := c.Refresh(t.Context()); !errors.Is(err, ErrUnavailable) {
+	m.setFail("resolve", endpoint.ErrUnavailable)
+	if _, err := c.Refresh(t.Context()); !errors.Is(err, endpoint.ErrUnavailable) {
 		t.Errorf("without the service: %v", err)
 	}
-	if now, err := c.Get(s.Owner); err != nil || now.State != Ready {
+	if now, err := c.Get(s.Owner); err != nil || now.State != endpoint.Ready {
 		t.Errorf("without the service the endpoint is %+v, %v", now, err)
 	}
 }

@@ -1,26 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
 
 // An audit that finds two strays repairs the first and then the second. In
 // between, the second one's slot may be given to an endpoint that is being made.
 func TestAuditLeavesASlotThatWasGivenAwaySinceItLooked(t *testing.T) {
-	for name, now := range map[string]func(*Entry){
-		"the same device, published again": func(e *Entry) { e.Epoch++ },
-		"another device":                   func(e *Entry) { e.Ifindex++ },
+	for name, now := range map[string]func(*endpoint.Entry){
+		"the same device, published again": func(e *endpoint.Entry) { e.Epoch++ },
+		"another device":                   func(e *endpoint.Entry) { e.Ifindex++ },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine()
 			c := m.start(t)
 			for _, slot := range []uint16{7, 8} {
-				m.slots[slot] = Entry{Slot: slot, Ifindex: 100 + uint32(slot), Epoch: 3, Forwards: true}
+				m.slots[slot] = endpoint.Entry{Slot: slot, Ifindex: 100 + uint32(slot), Epoch: 3, Forwards: true}
 			}
-			var given Entry
+			var given endpoint.Entry
 			found := 0
-			err := c.Audit(t.Context(), true, func(f Finding) error {
+			err := c.Audit(t.Context(), true, func(f endpoint.Finding) error {
 				if found++; found > 1 {
 					return nil
 				}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 var (
@@ -29,10 +30,10 @@ var (
 // of the same owner that is under way is undone first. existed says whether
 // there was an endpoint.
 func (c *Core) Delete(ctx context.Context, o workload.Owner) (existed bool, err error) {
-	if err := ValidateOwner(o); err != nil {
+	if err := endpoint.ValidateOwner(o); err != nil {
 		return false, err
 	}
-	c.turns.Interrupt(o, ErrDeleted)
+	c.turns.Interrupt(o, endpoint.ErrDeleted)
 	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
 		return false, err
@@ -44,7 +45,7 @@ func (c *Core) Delete(ctx context.Context, o workload.Owner) (existed bool, err 
 			return true, c.disposeUnreadable(ctx, o)
 		}
 	}
-	if !ok || r.Phase == PhaseDeleted {
+	if !ok || r.Phase == endpoint.PhaseDeleted {
 		return false, nil
 	}
 	return true, c.dispose(ctx, r)
@@ -52,29 +53,21 @@ func (c *Core) Delete(ctx context.Context, o workload.Owner) (existed bool, err 
 
 // ValidateDelete says what Delete would answer, and changes nothing.
 func (c *Core) ValidateDelete(_ context.Context, o workload.Owner) (existed bool, err error) {
-	if err := ValidateOwner(o); err != nil {
+	if err := endpoint.ValidateOwner(o); err != nil {
 		return false, err
 	}
 	if r, ok := c.record(o); ok {
-		return r.Phase != PhaseDeleted, nil
+		return r.Phase != endpoint.PhaseDeleted, nil
 	}
 	_, bad := c.unreadableOf(o)
 	return bad, nil
 }
 
-// Spooled is a deletion that lies on disk. A caller that makes an endpoint of the
-// same owner afterwards carries it out and takes it back first, so it means every
-// endpoint that is there while it is.
-type Spooled struct {
-	Waits func() (bool, error) // whether it still lies there
-	Done  func() error         // takes it back
-}
-
 // DeleteSpooled deletes the owner's endpoint as Delete does, and takes the
 // deletion back, unless another has done so. It does not interrupt a creation,
 // which is younger. No clock decides: one may have been set back since.
-func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s Spooled) (existed bool, err error) {
-	if err := ValidateOwner(o); err != nil {
+func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s endpoint.Spooled) (existed bool, err error) {
+	if err := endpoint.ValidateOwner(o); err != nil {
 		return false, err
 	}
 	leave, err := c.turns.Lock(ctx, o)
@@ -88,7 +81,7 @@ func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s Spooled) (
 	r, ok := c.record(o)
 	_, bad := c.unreadableOf(o)
 	switch {
-	case ok && r.Phase != PhaseDeleted:
+	case ok && r.Phase != endpoint.PhaseDeleted:
 		existed, err = true, c.dispose(ctx, r)
 	case !ok && bad:
 		existed, err = true, c.disposeUnreadable(ctx, o)
@@ -113,15 +106,15 @@ func (c *Core) OwnerOf(key string) (workload.Owner, bool) {
 
 // dispose deletes what the record describes. The caller has the owner's turn.
 // After an error it may be repeated.
-func (c *Core) dispose(ctx context.Context, r Record) error {
+func (c *Core) dispose(ctx context.Context, r endpoint.Record) error {
 	o := r.Spec.Owner
-	c.set(r, Disconnecting)
+	c.set(r, endpoint.Disconnecting)
 	slots, err := c.slotsOf(r)
 	if err != nil {
 		return fmt.Errorf("find the slot of %s: %w", o, err)
 	}
 	for _, s := range slots {
-		if err := c.cfg.Maps.Cut(s); err != nil && !errors.Is(err, ErrNotFound) {
+		if err := c.cfg.Maps.Cut(s); err != nil && !errors.Is(err, endpoint.ErrNotFound) {
 			return fmt.Errorf("cut slot %d of %s: %w", s, o, err)
 		}
 	}
@@ -129,14 +122,14 @@ func (c *Core) dispose(ctx context.Context, r Record) error {
 		return err
 	}
 	for _, s := range slots {
-		if err := c.cfg.Maps.Unpublish(s); err != nil && !errors.Is(err, ErrNotFound) {
+		if err := c.cfg.Maps.Unpublish(s); err != nil && !errors.Is(err, endpoint.ErrNotFound) {
 			return fmt.Errorf("unpublish slot %d of %s: %w", s, o, err)
 		}
 	}
 	// From here on the slot may be somebody else's: a repetition, if the
 	// tombstone cannot be written, must not touch it.
 	r.Slot = 0
-	c.set(r, Disconnecting)
+	c.set(r, endpoint.Disconnecting)
 	if err := faultUnpublish.Hit(ctx); err != nil {
 		return err
 	}
@@ -157,28 +150,28 @@ func (c *Core) dispose(ctx context.Context, r Record) error {
 // hostEnd is the device that a record describes; its name is empty if there is
 // none. The record of a creation that was killed does not know the index, and by
 // its name alone the reaper would take the device of the owner's next creation.
-func (c *Core) hostEnd(r Record) (HostDevice, error) {
-	d := HostDevice{r.Device.HostName, r.Device.HostIndex}
+func (c *Core) hostEnd(r endpoint.Record) (endpoint.HostDevice, error) {
+	d := endpoint.HostDevice{Name: r.Device.HostName, Index: r.Device.HostIndex}
 	if d.Name == "" || d.Index != 0 {
 		return d, nil
 	}
 	devices, err := c.cfg.Links.Devices()
 	if err != nil {
-		return HostDevice{}, err
+		return endpoint.HostDevice{}, err
 	}
 	for _, have := range devices {
 		if have.Name == d.Name {
 			return have, nil
 		}
 	}
-	return HostDevice{}, nil
+	return endpoint.HostDevice{}, nil
 }
 
 // deactivate removes what an endpoint has inside its container and does not go
 // with the device. A failure keeps no endpoint from being deleted: what it left
 // leads nowhere, and the next attachment to the namespace removes it.
-func (c *Core) deactivate(ctx context.Context, r Record) {
-	if r.Phase == PhaseReady && len(r.Device.SourceRouted) == 0 || r.Spec.Netns == "" {
+func (c *Core) deactivate(ctx context.Context, r endpoint.Record) {
+	if r.Phase == endpoint.PhaseReady && len(r.Device.SourceRouted) == 0 || r.Spec.Netns == "" {
 		return
 	}
 	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
@@ -190,15 +183,16 @@ func (c *Core) deactivate(ctx context.Context, r Record) {
 		return
 	}
 	if err := c.cfg.Links.Deactivate(ns, r.Device); err != nil {
-		c.log.WarnContext(ctx, "routing rules of a deleted endpoint stay in its container", "owner", r.Spec.Owner.String(), log.Err(err))
+		c.log.WarnContext(ctx, "routing rules of a deleted endpoint stay in its container",
+			"owner", r.Spec.Owner.String(), log.Err(err))
 	}
 }
 
 // slotsOf are the slots that belong to a record: the one it names, none if it
 // was unpublished already, or, for one that was not finished, those with its
 // device or addresses.
-func (c *Core) slotsOf(r Record) ([]uint16, error) {
-	if r.Phase == PhaseReady {
+func (c *Core) slotsOf(r endpoint.Record) ([]uint16, error) {
+	if r.Phase == endpoint.PhaseReady {
 		if r.Slot == 0 {
 			return nil, nil
 		}
@@ -266,7 +260,7 @@ func (c *Core) release(ctx context.Context, o workload.Owner) error {
 		return err
 	}
 	defer leave()
-	if r, ok := c.record(o); !ok || r.Phase != PhaseDeleted {
+	if r, ok := c.record(o); !ok || r.Phase != endpoint.PhaseDeleted {
 		return nil // a new creation has taken over what the old one held
 	}
 	if err := c.cfg.Identities.Release(ctx, o); err != nil {
@@ -293,10 +287,10 @@ func (c *Core) release(ctx context.Context, o workload.Owner) error {
 // are other networks, other managers, and endpoints of which no manager is known.
 // To validate deletes none.
 func (c *Core) Reclaim(
-	ctx context.Context, in Scope, valid []workload.Owner, validateOnly bool,
+	ctx context.Context, in endpoint.Scope, valid []workload.Owner, validateOnly bool,
 ) (reclaimed []workload.Owner, err error) {
 	if in.Manager == "" {
-		return nil, &FieldError{Field: "manager", Reason: "is not set"}
+		return nil, &endpoint.FieldError{Field: "manager", Reason: "is not set"}
 	}
 	keep := map[workload.Owner]bool{}
 	for _, o := range valid {
@@ -307,7 +301,7 @@ func (c *Core) Reclaim(
 		if keep[r.Spec.Owner] || r.Spec.Scope() != in {
 			continue
 		}
-		deleted := r.Phase != PhaseCreating
+		deleted := r.Phase != endpoint.PhaseCreating
 		if !validateOnly {
 			deleted, err = c.deleteIfSame(ctx, r)
 		}
@@ -323,14 +317,15 @@ func (c *Core) Reclaim(
 
 // deleteIfSame deletes the endpoint of a record, unless it is another one by
 // now.
-func (c *Core) deleteIfSame(ctx context.Context, r Record) (bool, error) {
+func (c *Core) deleteIfSame(ctx context.Context, r endpoint.Record) (bool, error) {
 	leave, err := c.turns.Lock(ctx, r.Spec.Owner)
 	if err != nil {
 		return false, err
 	}
 	defer leave()
 	now, ok := c.record(r.Spec.Owner)
-	if !ok || now.Phase == PhaseDeleted || r.Phase == PhaseCreating || now.Namespace != r.Namespace || now.Slot != r.Slot {
+	if !ok || now.Phase == endpoint.PhaseDeleted || r.Phase == endpoint.PhaseCreating ||
+		now.Namespace != r.Namespace || now.Slot != r.Slot {
 		return false, nil
 	}
 	return true, c.dispose(ctx, now)

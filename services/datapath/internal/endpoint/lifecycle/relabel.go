@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 // The places between the steps of a change of identity; the kernel's own steps have
@@ -39,27 +40,27 @@ type Update struct {
 // identity. It returns when that is enforced; after an error the endpoint is
 // enforced as before. With validateOnly it changes nothing and says the identity
 // that the endpoint would have, with number 0 if that is not known yet.
-func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (Endpoint, error) {
-	if err := ValidateOwner(u.Owner); err != nil {
-		return Endpoint{}, err
+func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (endpoint.Endpoint, error) {
+	if err := endpoint.ValidateOwner(u.Owner); err != nil {
+		return endpoint.Endpoint{}, err
 	}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
 	leave, err := c.turns.LockWith(ctx, u.Owner, abort)
 	if err != nil {
-		return Endpoint{}, err
+		return endpoint.Endpoint{}, err
 	}
 	defer leave()
 	r, ok := c.steady(u.Owner)
 	switch {
 	case !ok:
-		return Endpoint{}, fmt.Errorf("%s: %w", u.Owner, ErrNotFound)
+		return endpoint.Endpoint{}, fmt.Errorf("%s: %w", u.Owner, endpoint.ErrNotFound)
 	case r.Spec.Manager != "" && u.Manager != r.Spec.Manager:
-		return Endpoint{}, fmt.Errorf("endpoint of %s: %w: %q made it, not %q",
-			u.Owner, ErrForeign, r.Spec.Manager, u.Manager)
+		return endpoint.Endpoint{}, fmt.Errorf("endpoint of %s: %w: %q made it, not %q",
+			u.Owner, endpoint.ErrForeign, r.Spec.Manager, u.Manager)
 	case r.Identity.FromPod:
-		return Endpoint{}, fmt.Errorf("endpoint of %s: %w: change those of pod %s/%s",
-			u.Owner, ErrLabelsOfPod, r.Spec.Pod.Namespace, r.Spec.Pod.Name)
+		return endpoint.Endpoint{}, fmt.Errorf("endpoint of %s: %w: change those of pod %s/%s",
+			u.Owner, endpoint.ErrLabelsOfPod, r.Spec.Pod.Namespace, r.Spec.Pod.Name)
 	}
 	given := r.LastGiven()
 	if u.Labels != nil {
@@ -71,13 +72,13 @@ func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (Endpoin
 	wanted := given.In(r.Spec)
 	next := r
 	if !slices.Equal(wanted.Labels, r.Spec.Labels) || !slices.Equal(wanted.Ports, r.Spec.Ports) || r.Given != nil {
-		next.Given = &Given{wanted.Labels, wanted.Ports}
+		next.Given = &endpoint.Given{Labels: wanted.Labels, Ports: wanted.Ports}
 	}
 	if validateOnly {
 		if next.Identity, err = c.cfg.Identities.Preview(ctx, wanted); err != nil {
-			return Endpoint{}, fmt.Errorf("resolve the identity: %w", err)
+			return endpoint.Endpoint{}, fmt.Errorf("resolve the identity: %w", err)
 		}
-		return c.endpoint(next, Ready), nil
+		return c.endpoint(next, endpoint.Ready), nil
 	}
 	if next.Identity, err = c.cfg.Identities.Resolve(ctx, wanted); err == nil {
 		err = c.relabel(ctx, r, next)
@@ -86,7 +87,7 @@ func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (Endpoin
 		// Perhaps the identity service holds what was wanted and no longer what the
 		// endpoint has.
 		c.refreshDue.Store(true)
-		return Endpoint{}, causeOf(ctx, err)
+		return endpoint.Endpoint{}, causeOf(ctx, err)
 	}
 	return c.Get(u.Owner)
 }
@@ -101,9 +102,9 @@ func causeOf(ctx context.Context, err error) error {
 
 // steady is the record of an endpoint that is neither made nor deleted now, of
 // this boot and published.
-func (c *Core) steady(o workload.Owner) (Record, bool) {
+func (c *Core) steady(o workload.Owner) (endpoint.Record, bool) {
 	r, ok := c.record(o)
-	return r, ok && r.Phase == PhaseReady && r.Slot != 0 && r.BootID == c.cfg.BootID && !c.disconnecting(o)
+	return r, ok && r.Phase == endpoint.PhaseReady && r.Slot != 0 && r.BootID == c.cfg.BootID && !c.disconnecting(o)
 }
 
 // relabel makes the record of a live endpoint, and with it what evaluates the
@@ -116,7 +117,7 @@ func (c *Core) steady(o workload.Owner) (Record, bool) {
 //  3. one store changes identity and tables of the endpoint, then the ipcache follows.
 //
 // Until 3 the endpoint is evaluated as before, also while policies are not there.
-func (c *Core) relabel(ctx context.Context, r, next Record) error {
+func (c *Core) relabel(ctx context.Context, r, next endpoint.Record) error {
 	o := r.Spec.Owner
 	if r.Identity.Equal(next.Identity) && r.LastGiven().Equal(next.LastGiven()) && !c.differs(o) {
 		return nil
@@ -131,7 +132,7 @@ func (c *Core) relabel(ctx context.Context, r, next Record) error {
 		return err
 	}
 	if next.Identity.Number == r.Identity.Number && !c.differs(o) {
-		c.set(next, Ready)
+		c.set(next, endpoint.Ready)
 		return nil
 	}
 	// From here on it is done, or done again: the record says so.
@@ -145,13 +146,13 @@ func (c *Core) relabel(ctx context.Context, r, next Record) error {
 		if serr := c.cfg.Records.Save(r); serr == nil && c.enforces(r) {
 			c.setDiffers(o, false)
 		} else {
-			c.set(next, Ready) // Relabels goes on
+			c.set(next, endpoint.Ready) // Relabels goes on
 			wake(c.wakeRelabels)
 		}
 		return fmt.Errorf("identity %d of %s: %w", next.Identity.Number, o, err)
 	}
 	c.setDiffers(o, false)
-	c.set(next, Ready)
+	c.set(next, endpoint.Ready)
 	c.relabels.Add(1)
 	c.log.InfoContext(ctx, "identity changed",
 		"owner", o.String(), "old", r.Identity.Number, "new", next.Identity.Number)
@@ -171,9 +172,9 @@ func (c *Core) prepare(ctx context.Context, identity, old uint32) error {
 }
 
 // enforces says whether the maps have the identity of a record.
-func (c *Core) enforces(r Record) bool {
+func (c *Core) enforces(r endpoint.Record) bool {
 	entries, err := c.cfg.Maps.Entries()
-	return err == nil && slices.ContainsFunc(entries, func(e Entry) bool {
+	return err == nil && slices.ContainsFunc(entries, func(e endpoint.Entry) bool {
 		return e.Slot == r.Slot && e.Identity == r.Identity.Number
 	})
 }
@@ -198,14 +199,14 @@ func (c *Core) setDiffers(o workload.Owner, differs bool) {
 
 // wish is an identity that an owner shall have.
 type wish struct {
-	identity Identity
+	identity endpoint.Identity
 	confirm  bool  // the identity service waits for Confirm
 	err      error // why it is not enforced yet
 }
 
 // Wishes takes what the identity service wants owners to be; an owner in neither
 // map keeps what was wanted of it.
-func (c *Core) Wishes(wanted map[workload.Owner]Identity, withdrawn map[workload.Owner]struct{}) {
+func (c *Core) Wishes(wanted map[workload.Owner]endpoint.Identity, withdrawn map[workload.Owner]struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for o := range withdrawn {
@@ -354,7 +355,7 @@ func (c *Core) grant(ctx context.Context, o workload.Owner, w wish, places chan 
 // yet, one line each. mu is held.
 func (c *Core) waiting() (lines []string) {
 	add := func(o workload.Owner, number uint32, err error) {
-		if r, ok := c.records[o]; ok && r.Phase == PhaseReady && err != nil {
+		if r, ok := c.records[o]; ok && r.Phase == endpoint.PhaseReady && err != nil {
 			lines = append(lines, fmt.Sprintf("%s keeps its identity and waits to be %d: %v", o, number, err))
 		}
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"context"
@@ -12,13 +12,15 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 // wayOut is what an operator can do about a record that cannot be read.
-const wayOut = "repair or remove the file, or delete the container; until then its endpoint has no traffic and keeps its addresses and slot"
+const wayOut = "repair or remove the file, or delete the container; " +
+	"until then its endpoint has no traffic and keeps its addresses and slot"
 
 // unreadableOf finds the file that should be the owner's record.
-func (c *Core) unreadableOf(o workload.Owner) (Unreadable, bool) {
+func (c *Core) unreadableOf(o workload.Owner) (endpoint.Unreadable, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, u := range c.unreadable {
@@ -26,7 +28,7 @@ func (c *Core) unreadableOf(o workload.Owner) (Unreadable, bool) {
 			return u, true
 		}
 	}
-	return Unreadable{}, false
+	return endpoint.Unreadable{}, false
 }
 
 // mayBeUnreadable says whether a file that cannot be read may be the owner's
@@ -78,7 +80,7 @@ func (c *Core) reread(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for file := range c.unreadable {
-		i := slices.IndexFunc(bad, func(u Unreadable) bool { return u.File == file })
+		i := slices.IndexFunc(bad, func(u endpoint.Unreadable) bool { return u.File == file })
 		if i < 0 {
 			c.log.Info("record of an endpoint is readable again, or removed", log.KeyPath, file)
 			delete(c.unreadable, file)
@@ -108,8 +110,8 @@ func (c *Core) adopt(ctx context.Context, o workload.Owner) error {
 		if r.Spec.Owner != o {
 			continue
 		}
-		c.set(r, Restoring)
-		if r.Phase == PhaseDeleted {
+		c.set(r, endpoint.Restoring)
+		if r.Phase == endpoint.PhaseDeleted {
 			wake(c.wakeReleases)
 		}
 	}
@@ -120,7 +122,7 @@ func (c *Core) adopt(ctx context.Context, o workload.Owner) error {
 // disposeUnreadable deletes the endpoint of an owner whose record cannot be
 // read, by what follows from the owner. The caller has the owner's turn.
 func (c *Core) disposeUnreadable(ctx context.Context, o workload.Owner) error {
-	r := Record{Phase: PhaseReady, BootID: c.cfg.BootID, Spec: Spec{Owner: o}}
+	r := endpoint.Record{Phase: endpoint.PhaseReady, BootID: c.cfg.BootID, Spec: endpoint.Spec{Owner: o}}
 	r.Device = c.device(r.Spec)
 	devices, err := c.cfg.Links.Devices()
 	if err != nil {
@@ -150,13 +152,15 @@ func (c *Core) disposeUnreadable(ctx context.Context, o workload.Owner) error {
 // closed are the slots and devices that no record knows, and that may belong to
 // an endpoint whose record cannot be read. A slot whose device is gone is not
 // among them: the container took it along.
-func (c *Core) closed(slots []Entry, links []HostDevice) (keptSlots []Entry, keptLinks []HostDevice) {
+func (c *Core) closed(slots []endpoint.Entry, links []endpoint.HostDevice) (
+	keptSlots []endpoint.Entry, keptLinks []endpoint.HostDevice,
+) {
 	if !c.anyUnreadable() {
 		return nil, nil
 	}
 	var deleted []string
 	for _, o := range c.tombstones() {
-		deleted = append(deleted, c.device(Spec{Owner: o}).HostName)
+		deleted = append(deleted, c.device(endpoint.Spec{Owner: o}).HostName)
 	}
 	for _, d := range links {
 		if !slices.Contains(deleted, d.Name) {
@@ -164,7 +168,7 @@ func (c *Core) closed(slots []Entry, links []HostDevice) (keptSlots []Entry, kep
 		}
 	}
 	for _, e := range slots {
-		if slices.ContainsFunc(keptLinks, func(d HostDevice) bool { return d.Index == e.Ifindex }) {
+		if slices.ContainsFunc(keptLinks, func(d endpoint.HostDevice) bool { return d.Index == e.Ifindex }) {
 			keptSlots = append(keptSlots, e)
 		}
 	}
@@ -173,9 +177,9 @@ func (c *Core) closed(slots []Entry, links []HostDevice) (keptSlots []Entry, kep
 
 // auditClosed reports the records that cannot be read, and stops the traffic of
 // what may belong to them.
-func (c *Core) auditClosed(slots []Entry, links []HostDevice, report reporter) error {
+func (c *Core) auditClosed(slots []endpoint.Entry, links []endpoint.HostDevice, report reporter) error {
 	c.mu.Lock()
-	var files []Unreadable
+	var files []endpoint.Unreadable
 	for _, u := range c.unreadable {
 		files = append(files, u)
 	}
@@ -189,10 +193,10 @@ func (c *Core) auditClosed(slots []Entry, links []HostDevice, report reporter) e
 		}
 	}
 	c.mu.Unlock()
-	slices.SortFunc(files, func(a, b Unreadable) int { return strings.Compare(a.File, b.File) })
+	slices.SortFunc(files, func(a, b endpoint.Unreadable) int { return strings.Compare(a.File, b.File) })
 	for _, u := range files {
-		d := Difference{Subject: "record", Key: u.File, Want: "a record", Have: u.Err.Error()}
-		if err := report(d, func() error { return fmt.Errorf("%w: %s", ErrUnreadable, wayOut) }); err != nil {
+		d := endpoint.Difference{Subject: "record", Key: u.File, Want: "a record", Have: u.Err.Error()}
+		if err := report(d, func() error { return fmt.Errorf("%w: %s", endpoint.ErrUnreadable, wayOut) }); err != nil {
 			return err
 		}
 	}
@@ -200,7 +204,10 @@ func (c *Core) auditClosed(slots []Entry, links []HostDevice, report reporter) e
 		if !e.Forwards {
 			continue
 		}
-		d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)), Want: "no traffic, as its record cannot be read", Have: e.String()}
+		d := endpoint.Difference{
+			Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)),
+			Want: "no traffic, as its record cannot be read", Have: e.String(),
+		}
 		if err := report(d, func() error { return c.cfg.Maps.Cut(e.Slot) }); err != nil {
 			return err
 		}

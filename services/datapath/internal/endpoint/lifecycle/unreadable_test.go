@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"errors"
@@ -10,20 +10,21 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 // damage makes the owner's record unreadable.
-func (m *machine) damage(o workload.Owner) (r Record) {
+func (m *machine) damage(o workload.Owner) (r endpoint.Record) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r = m.records[o]
 	delete(m.records, o)
 	file := o.Key() + ".ready.json"
-	m.bad = append(m.bad, Unreadable{File: file, Key: o.Key(), Err: fmt.Errorf("%s: %w", file, errTest)})
+	m.bad = append(m.bad, endpoint.Unreadable{File: file, Key: o.Key(), Err: fmt.Errorf("%s: %w", file, errTest)})
 	return r
 }
 
-func (m *machine) repair(r Record) {
+func (m *machine) repair(r endpoint.Record) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bad = nil
@@ -47,12 +48,12 @@ func (m *machine) traffic() (slots, forward int) {
 
 // damaged is a node with two endpoints, on which the record of the first cannot
 // be read after a restart.
-func damaged(t *testing.T) (m *machine, c *Core, lost Spec, record Record) {
+func damaged(t *testing.T) (m *machine, c *Core, lost endpoint.Spec, record endpoint.Record) {
 	t.Helper()
 	m = newMachine()
 	before := m.start(t)
 	lost = m.wanted("lost", 2)
-	for _, s := range []Spec{lost, m.wanted("well", 3)} {
+	for _, s := range []endpoint.Spec{lost, m.wanted("well", 3)} {
 		if _, err := before.Create(t.Context(), s, false); err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +61,7 @@ func damaged(t *testing.T) (m *machine, c *Core, lost Spec, record Record) {
 	record = m.damage(lost.Owner)
 	c = m.start(t)
 	for range 2 { // nothing gives way later either
-		if err := c.Audit(t.Context(), true, func(Finding) error { return nil }); err != nil {
+		if err := c.Audit(t.Context(), true, func(endpoint.Finding) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if n, err := c.Reconcile(t.Context()); err != nil || n != 0 {
@@ -85,13 +86,13 @@ func TestUnreadableRecordKeepsItsEndpointClosed(t *testing.T) {
 			t.Errorf("the status does not say %q:\n%s", want, text)
 		}
 	}
-	if _, err := c.Create(t.Context(), lost, false); !errors.Is(err, ErrUnreadable) || !strings.Contains(err.Error(), lost.Owner.Key()) {
+	if _, err := c.Create(t.Context(), lost, false); !errors.Is(err, endpoint.ErrUnreadable) || !strings.Contains(err.Error(), lost.Owner.Key()) {
 		t.Errorf("an ADD of its owner: %v, want ErrUnreadable with the file", err)
 	}
 	taken := m.wanted("other", 4)
 	taken.Addrs = lost.Addrs
 	m.leases[taken.Owner] = lease{addrs: taken.Addrs}
-	if _, err := c.Create(t.Context(), taken, false); !errors.Is(err, ErrAddressHeld) {
+	if _, err := c.Create(t.Context(), taken, false); !errors.Is(err, endpoint.ErrAddressHeld) {
 		t.Errorf("an ADD with its addresses: %v, want ErrAddressHeld", err)
 	}
 }
@@ -127,10 +128,10 @@ func TestDeletionResolvesAnUnreadableRecord(t *testing.T) {
 func TestRepairedRecordBringsItsEndpointBack(t *testing.T) {
 	m, c, lost, record := damaged(t)
 	m.repair(record)
-	if err := c.Audit(t.Context(), true, func(Finding) error { return nil }); err != nil {
+	if err := c.Audit(t.Context(), true, func(endpoint.Finding) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if e, err := c.Get(lost.Owner); err != nil || e.State != Ready {
+	if e, err := c.Get(lost.Owner); err != nil || e.State != endpoint.Ready {
 		t.Errorf("the endpoint is %v, %v, want it ready", e.State, err)
 	}
 	if slots, forward := m.traffic(); slots != 2 || forward != 2 {
@@ -144,8 +145,8 @@ func TestRepairedRecordBringsItsEndpointBack(t *testing.T) {
 
 func TestRemovedRecordGivesItsEndpointUp(t *testing.T) {
 	m, c, _, _ := damaged(t)
-	m.repair(Record{})
-	if err := c.Audit(t.Context(), true, func(Finding) error { return nil }); err != nil {
+	m.repair(endpoint.Record{})
+	if err := c.Audit(t.Context(), true, func(endpoint.Finding) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := c.Reconcile(t.Context()); n != 1 || err != nil {
@@ -160,7 +161,7 @@ func TestRemovedRecordGivesItsEndpointUp(t *testing.T) {
 func TestContainerOfAnUnreadableRecordGoes(t *testing.T) {
 	m, c, lost, _ := damaged(t)
 	m.removeNamespace(lost.Netns)
-	if err := c.Audit(t.Context(), true, func(Finding) error { return nil }); err != nil {
+	if err := c.Audit(t.Context(), true, func(endpoint.Finding) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if slots, forward := m.traffic(); slots != 1 || forward != 1 {
@@ -188,7 +189,7 @@ func TestUnreadableFileOfNoOwnerHoldsWhatIsUnknown(t *testing.T) {
 		t.Errorf("%d of %d slots forward, want 1 of 2", forward, slots)
 	}
 	m.repair(record) // renamed to what it should be called
-	if err := c.Audit(t.Context(), true, func(Finding) error { return nil }); err != nil {
+	if err := c.Audit(t.Context(), true, func(endpoint.Finding) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	m.holds(t, c, 2)

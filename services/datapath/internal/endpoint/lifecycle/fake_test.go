@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 )
 
@@ -31,14 +32,14 @@ type machine struct {
 	nextInode  uint64
 	devices    map[uint32]*device // by index, in the node's namespace
 	nextIndex  uint32
-	slots      map[uint16]Entry
+	slots      map[uint16]endpoint.Entry
 	nextSlot   uint16
 	epoch      uint32
 	leases     map[workload.Owner]lease
 	identities map[workload.Owner]bool
 	confirmed  map[workload.Owner]uint32 // numbers, by Confirm
-	records    map[workload.Owner]Record
-	bad        []Unreadable
+	records    map[workload.Owner]endpoint.Record
+	bad        []endpoint.Unreadable
 
 	fail   map[string]error         // operations that fail, by name
 	block  map[string]chan struct{} // operations that wait first
@@ -49,12 +50,12 @@ type machine struct {
 }
 
 type namespace struct {
-	id    NamespaceID
+	id    endpoint.NamespaceID
 	names map[string]uint32 // interfaces inside and their host ends
 }
 
 type device struct {
-	Device
+	endpoint.Device
 	up, configured, filtered bool
 
 	rules   []netip.Addr // inside
@@ -71,9 +72,9 @@ type lease struct {
 func newMachine() *machine {
 	return &machine{
 		number:     1000,
-		namespaces: map[string]*namespace{}, devices: map[uint32]*device{}, nextIndex: 10, slots: map[uint16]Entry{}, nextSlot: 1,
+		namespaces: map[string]*namespace{}, devices: map[uint32]*device{}, nextIndex: 10, slots: map[uint16]endpoint.Entry{}, nextSlot: 1,
 		leases: map[workload.Owner]lease{}, identities: map[workload.Owner]bool{}, confirmed: map[workload.Owner]uint32{},
-		records: map[workload.Owner]Record{},
+		records: map[workload.Owner]endpoint.Record{},
 		fail:    map[string]error{}, block: map[string]chan struct{}{}, held: map[string]bool{},
 	}
 }
@@ -100,7 +101,7 @@ func (m *machine) addNamespace(path string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.nextInode++
-	m.namespaces[path] = &namespace{id: NamespaceID{Dev: 4, Inode: m.nextInode}, names: map[string]uint32{}}
+	m.namespaces[path] = &namespace{id: endpoint.NamespaceID{Dev: 4, Inode: m.nextInode}, names: map[string]uint32{}}
 }
 
 // removeNamespace takes its devices along, as the kernel does.
@@ -118,7 +119,7 @@ type openNamespace struct {
 	n *namespace
 }
 
-func (o openNamespace) ID() NamespaceID { return o.n.id }
+func (o openNamespace) ID() endpoint.NamespaceID { return o.n.id }
 
 func (o openNamespace) Close() error {
 	o.m.mu.Lock()
@@ -129,20 +130,20 @@ func (o openNamespace) Close() error {
 
 type fakeLinks struct{ *machine }
 
-func (l fakeLinks) OpenNamespace(path string) (Namespace, error) {
+func (l fakeLinks) OpenNamespace(path string) (endpoint.Namespace, error) {
 	if err := l.do("open namespace"); err != nil {
 		return nil, err
 	}
 	defer l.mu.Unlock()
 	n, ok := l.namespaces[path]
 	if !ok {
-		return nil, fmt.Errorf("%s: %w", path, ErrNamespaceGone)
+		return nil, fmt.Errorf("%s: %w", path, endpoint.ErrNamespaceGone)
 	}
 	l.open++
 	return openNamespace{l.machine, n}, nil
 }
 
-func (l fakeLinks) Create(ns Namespace, d Device) (Device, error) {
+func (l fakeLinks) Create(ns endpoint.Namespace, d endpoint.Device) (endpoint.Device, error) {
 	if err := l.do("create device"); err != nil {
 		return d, err
 	}
@@ -150,7 +151,7 @@ func (l fakeLinks) Create(ns Namespace, d Device) (Device, error) {
 	n := ns.(openNamespace).n
 	if index, taken := n.names[d.Name]; taken {
 		if old := l.devices[index]; old == nil || old.HostName != d.HostName {
-			return d, ErrNameTaken
+			return d, endpoint.ErrNameTaken
 		}
 		delete(l.devices, index)
 	}
@@ -161,7 +162,7 @@ func (l fakeLinks) Create(ns Namespace, d Device) (Device, error) {
 	return d, nil
 }
 
-func (l fakeLinks) change(op string, d Device, fn func(*device)) error {
+func (l fakeLinks) change(op string, d endpoint.Device, fn func(*device)) error {
 	if err := l.do(op); err != nil {
 		return err
 	}
@@ -174,19 +175,19 @@ func (l fakeLinks) change(op string, d Device, fn func(*device)) error {
 	return nil
 }
 
-func (l fakeLinks) Configure(_ Namespace, d Device) error {
+func (l fakeLinks) Configure(_ endpoint.Namespace, d endpoint.Device) error {
 	return l.change("configure", d, func(dev *device) { dev.configured = true })
 }
 
-func (l fakeLinks) Attach(d Device) error {
+func (l fakeLinks) Attach(d endpoint.Device) error {
 	return l.change("attach", d, func(dev *device) { dev.filtered = true })
 }
 
-func (l fakeLinks) Activate(_ Namespace, d Device) (Device, error) {
+func (l fakeLinks) Activate(_ endpoint.Namespace, d endpoint.Device) (endpoint.Device, error) {
 	return d, l.change("activate", d, func(dev *device) { dev.up, dev.rules = true, d.SourceRouted })
 }
 
-func (l fakeLinks) Deactivate(_ Namespace, d Device) error {
+func (l fakeLinks) Deactivate(_ endpoint.Namespace, d endpoint.Device) error {
 	if err := l.do("deactivate"); err != nil {
 		return err
 	}
@@ -197,7 +198,7 @@ func (l fakeLinks) Deactivate(_ Namespace, d Device) error {
 	return nil
 }
 
-func (l fakeLinks) Remove(devices []HostDevice) error {
+func (l fakeLinks) Remove(devices []endpoint.HostDevice) error {
 	if err := l.do("remove devices"); err != nil {
 		return err
 	}
@@ -216,77 +217,77 @@ func (l fakeLinks) Remove(devices []HostDevice) error {
 	return nil
 }
 
-func (l fakeLinks) Devices() ([]HostDevice, error) {
+func (l fakeLinks) Devices() ([]endpoint.HostDevice, error) {
 	if err := l.do("list devices"); err != nil {
 		return nil, err
 	}
 	defer l.mu.Unlock()
-	var ds []HostDevice
+	var ds []endpoint.HostDevice
 	for _, d := range l.devices {
-		ds = append(ds, HostDevice{d.HostName, d.HostIndex})
+		ds = append(ds, endpoint.HostDevice{Name: d.HostName, Index: d.HostIndex})
 	}
 	return ds, nil
 }
 
-func (l fakeLinks) CheckHost(d Device) ([]Difference, error) {
+func (l fakeLinks) CheckHost(d endpoint.Device) ([]endpoint.Difference, error) {
 	if err := l.do("check device"); err != nil {
 		return nil, err
 	}
 	defer l.mu.Unlock()
 	dev := l.devices[d.HostIndex]
 	if dev == nil {
-		return []Difference{{Subject: SubjectDevice, Key: d.HostName, Want: "there"}}, nil
+		return []endpoint.Difference{{Subject: endpoint.SubjectDevice, Key: d.HostName, Want: "there"}}, nil
 	}
-	var diffs []Difference
+	var diffs []endpoint.Difference
 	if !dev.filtered {
-		diffs = append(diffs, Difference{Subject: SubjectFilter, Key: d.HostName, Want: "ours"})
+		diffs = append(diffs, endpoint.Difference{Subject: endpoint.SubjectFilter, Key: d.HostName, Want: "ours"})
 	}
 	if !dev.up || !dev.configured {
-		diffs = append(diffs, Difference{Subject: "device state", Key: d.HostName, Want: "up"})
+		diffs = append(diffs, endpoint.Difference{Subject: "device state", Key: d.HostName, Want: "up"})
 	}
 	if dev.foreign != "" {
-		diffs = append(diffs, Difference{Subject: SubjectTCX, Key: d.HostName, Have: dev.foreign})
+		diffs = append(diffs, endpoint.Difference{Subject: endpoint.SubjectTCX, Key: d.HostName, Have: dev.foreign})
 	}
 	return diffs, nil
 }
 
-func (l fakeLinks) CheckContainer(_ Namespace, d Device) (diffs []Difference, err error) {
+func (l fakeLinks) CheckContainer(_ endpoint.Namespace, d endpoint.Device) (diffs []endpoint.Difference, err error) {
 	if err := l.do("check container"); err != nil {
 		return nil, err
 	}
 	defer l.mu.Unlock()
 	if dev := l.devices[d.HostIndex]; dev != nil && !slices.Equal(dev.rules, d.SourceRouted) {
-		diffs = append(diffs, Difference{Subject: "container rule", Key: d.Name})
+		diffs = append(diffs, endpoint.Difference{Subject: "container rule", Key: d.Name})
 	}
 	return diffs, nil
 }
 
-func (l fakeLinks) RepairContainer(_ Namespace, d Device) error {
+func (l fakeLinks) RepairContainer(_ endpoint.Namespace, d endpoint.Device) error {
 	return l.change("repair container", d, func(dev *device) { dev.rules = d.SourceRouted })
 }
 
-func (l fakeLinks) RepairHost(d Device) error {
+func (l fakeLinks) RepairHost(d endpoint.Device) error {
 	return l.change("repair device", d, func(dev *device) { dev.up, dev.configured, dev.filtered = true, true, true })
 }
 
-func (l fakeLinks) CheckFilters(d HostDevice) ([]Difference, error) {
+func (l fakeLinks) CheckFilters(d endpoint.HostDevice) ([]endpoint.Difference, error) {
 	if err := l.do("check filters"); err != nil {
 		return nil, err
 	}
 	defer l.mu.Unlock()
 	if dev := l.devices[d.Index]; dev != nil && !dev.filtered {
-		return []Difference{{Subject: SubjectFilter, Key: d.Name, Want: "ours"}}, nil
+		return []endpoint.Difference{{Subject: endpoint.SubjectFilter, Key: d.Name, Want: "ours"}}, nil
 	}
 	return nil, nil
 }
 
-func (l fakeLinks) AttachTo(d HostDevice) error {
-	return l.change("attach", Device{HostName: d.Name, HostIndex: d.Index}, func(dev *device) { dev.filtered = true })
+func (l fakeLinks) AttachTo(d endpoint.HostDevice) error {
+	return l.change("attach", endpoint.Device{HostName: d.Name, HostIndex: d.Index}, func(dev *device) { dev.filtered = true })
 }
 
 type fakeMaps struct{ *machine }
 
-func (f fakeMaps) Publish(_ context.Context, e Entry) (uint16, error) {
+func (f fakeMaps) Publish(_ context.Context, e endpoint.Entry) (uint16, error) {
 	if err := f.do("publish"); err != nil {
 		return 0, err
 	}
@@ -294,7 +295,7 @@ func (f fakeMaps) Publish(_ context.Context, e Entry) (uint16, error) {
 	for _, other := range f.slots {
 		for _, a := range e.Addrs {
 			if slices.Contains(other.Addrs, a) {
-				return 0, fmt.Errorf("%v: %w", a, ErrAddressHeld)
+				return 0, fmt.Errorf("%v: %w", a, endpoint.ErrAddressHeld)
 			}
 		}
 	}
@@ -313,7 +314,7 @@ func (f fakeMaps) Cut(slot uint16) error {
 	defer f.mu.Unlock()
 	e, ok := f.slots[slot]
 	if !ok {
-		return ErrNotFound
+		return endpoint.ErrNotFound
 	}
 	e.Forwards = false
 	f.slots[slot] = e
@@ -326,7 +327,7 @@ func (f fakeMaps) Unpublish(slot uint16) error {
 	}
 	defer f.mu.Unlock()
 	if _, ok := f.slots[slot]; !ok {
-		return ErrNotFound
+		return endpoint.ErrNotFound
 	}
 	delete(f.slots, slot)
 	return nil
@@ -343,12 +344,12 @@ func (f fakeMaps) SetIdentity(_ context.Context, slot uint16, identity uint32) e
 	return nil
 }
 
-func (f fakeMaps) Entries() ([]Entry, error) {
+func (f fakeMaps) Entries() ([]endpoint.Entry, error) {
 	if err := f.do("list entries"); err != nil {
 		return nil, err
 	}
 	defer f.mu.Unlock()
-	var es []Entry
+	var es []endpoint.Entry
 	for _, e := range f.slots {
 		es = append(es, e)
 	}
@@ -364,7 +365,7 @@ func (f fakeLeases) Confirm(_ context.Context, o workload.Owner, addrs []netip.A
 	defer f.mu.Unlock()
 	l, ok := f.leases[o]
 	if !ok || !slices.Equal(l.addrs, addrs) {
-		return ErrLease
+		return endpoint.ErrLease
 	}
 	f.leases[o] = lease{addrs: addrs, confirmed: true}
 	return nil
@@ -386,7 +387,7 @@ func (f fakeLeases) Claim(_ context.Context, o workload.Owner, addrs []netip.Add
 	defer f.mu.Unlock()
 	for other, l := range f.leases {
 		if other != o && slices.ContainsFunc(addrs, func(a netip.Addr) bool { return slices.Contains(l.addrs, a) }) {
-			return ErrLease
+			return endpoint.ErrLease
 		}
 	}
 	f.leases[o] = lease{addrs: addrs, confirmed: true}
@@ -412,22 +413,22 @@ func (f fakeLeases) Confirmed(context.Context) (ours, others []workload.Owner, e
 
 type fakeIdentities struct{ *machine }
 
-func (f fakeIdentities) Resolve(_ context.Context, s Spec) (Identity, error) {
+func (f fakeIdentities) Resolve(_ context.Context, s endpoint.Spec) (endpoint.Identity, error) {
 	o, labels := s.Owner, s.Labels
 	if err := f.do("resolve"); err != nil {
-		return Identity{}, err
+		return endpoint.Identity{}, err
 	}
 	defer f.mu.Unlock()
 	f.identities[o] = true
-	return Identity{Number: f.number, Labels: labels}, nil
+	return endpoint.Identity{Number: f.number, Labels: labels}, nil
 }
 
-func (f fakeIdentities) Preview(_ context.Context, s Spec) (Identity, error) {
+func (f fakeIdentities) Preview(_ context.Context, s endpoint.Spec) (endpoint.Identity, error) {
 	if err := f.do("preview"); err != nil {
-		return Identity{}, err
+		return endpoint.Identity{}, err
 	}
 	defer f.mu.Unlock()
-	return Identity{Number: f.number, Labels: s.Labels}, nil
+	return endpoint.Identity{Number: f.number, Labels: s.Labels}, nil
 }
 
 func (f fakeIdentities) Confirm(_ context.Context, o workload.Owner, number uint32) error {
@@ -450,7 +451,7 @@ func (f fakeIdentities) Release(_ context.Context, o workload.Owner) error {
 
 type fakeRecords struct{ *machine }
 
-func (f fakeRecords) Save(r Record) error {
+func (f fakeRecords) Save(r endpoint.Record) error {
 	if err := f.do("save " + string(r.Phase)); err != nil {
 		return err
 	}
@@ -459,7 +460,7 @@ func (f fakeRecords) Save(r Record) error {
 		return fmt.Errorf("the core saves a record that it would refuse: %w", err)
 	}
 	f.records[r.Spec.Owner] = r
-	f.bad = slices.DeleteFunc(f.bad, func(u Unreadable) bool { return u.Key == r.Spec.Owner.Key() })
+	f.bad = slices.DeleteFunc(f.bad, func(u endpoint.Unreadable) bool { return u.Key == r.Spec.Owner.Key() })
 	return nil
 }
 
@@ -474,7 +475,7 @@ func (f fakeRecords) Remove(o workload.Owner) error {
 	return nil
 }
 
-func (f fakeRecords) Load() (rs []Record, bad []Unreadable, err error) {
+func (f fakeRecords) Load() (rs []endpoint.Record, bad []endpoint.Unreadable, err error) {
 	if err := f.do("load records"); err != nil {
 		return nil, nil, err
 	}
@@ -516,9 +517,9 @@ func (m *machine) start(t *testing.T) *Core {
 }
 
 // wanted is a request for which the machine has a namespace and a lease.
-func (m *machine) wanted(name string, last byte) Spec {
+func (m *machine) wanted(name string, last byte) endpoint.Spec {
 	o := workload.Owner{ContainerID: name, Interface: "eth0"}
-	s := Spec{
+	s := endpoint.Spec{
 		Owner: o, Netns: "/run/netns/" + name, Labels: []label.Label{{Source: "cni", Key: "app", Value: name}},
 		Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, last}), netip.AddrFrom16([16]byte{0: 0xfd, 15: last})},
 	}

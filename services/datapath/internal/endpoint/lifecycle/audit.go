@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 // errRemains is the outcome of a repair that changed nothing about a difference.
@@ -23,7 +24,7 @@ var errRemains = errors.New("the difference remains after a repair; its owner ha
 // what is in the kernel is adopted, what differs is put right by replacing,
 // what lost its container or was half done is removed. Nothing is deleted
 // before everything was compared. It is called once, before anything else.
-func (c *Core) Restore(ctx context.Context) ([]Finding, error) {
+func (c *Core) Restore(ctx context.Context) ([]endpoint.Finding, error) {
 	findings, err := c.first(ctx, true)
 	if err != nil {
 		return findings, err
@@ -38,14 +39,14 @@ func (c *Core) Restore(ctx context.Context) ([]Finding, error) {
 }
 
 // Inspect is Restore without changing anything: it says what Restore would do.
-func (c *Core) Inspect(ctx context.Context) ([]Finding, error) { return c.first(ctx, false) }
+func (c *Core) Inspect(ctx context.Context) ([]endpoint.Finding, error) { return c.first(ctx, false) }
 
 // first reads the records and does the first audit.
-func (c *Core) first(ctx context.Context, repair bool) (findings []Finding, err error) {
+func (c *Core) first(ctx context.Context, repair bool) (findings []endpoint.Finding, err error) {
 	if err := c.load(); err != nil {
 		return nil, err
 	}
-	err = c.Audit(ctx, repair, func(f Finding) error { findings = append(findings, f); return nil })
+	err = c.Audit(ctx, repair, func(f endpoint.Finding) error { findings = append(findings, f); return nil })
 	return findings, err
 }
 
@@ -61,7 +62,7 @@ func (c *Core) load() error {
 	}
 	c.mu.Unlock()
 	for _, r := range records {
-		c.set(r, Restoring)
+		c.set(r, endpoint.Restoring)
 	}
 	return nil
 }
@@ -69,9 +70,9 @@ func (c *Core) load() error {
 // Audit compares records, maps and devices, and with repair puts right what
 // differs. It hands every finding to emit, and ends early with emit's error.
 // The interior of containers is compared by Check and AuditContainers.
-func (c *Core) Audit(ctx context.Context, repair bool, emit func(Finding) error) error {
-	report := func(d Difference, fix func() error) error {
-		f := Finding{Difference: d}
+func (c *Core) Audit(ctx context.Context, repair bool, emit func(endpoint.Finding) error) error {
+	report := func(d endpoint.Difference, fix func() error) error {
+		f := endpoint.Finding{Difference: d}
 		if repair && fix != nil {
 			f.Err = fix()
 			f.Repaired = f.Err == nil
@@ -111,7 +112,7 @@ func (c *Core) Audit(ctx context.Context, repair bool, emit func(Finding) error)
 // AuditContainers compares the interior of every container with its record, and
 // with repair puts it right. It is done when an operator asks, not by itself: a
 // container that may change its own routes has reasons to.
-func (c *Core) AuditContainers(ctx context.Context, repair bool, emit func(Finding) error) error {
+func (c *Core) AuditContainers(ctx context.Context, repair bool, emit func(endpoint.Finding) error) error {
 	for _, r := range c.live() {
 		diffs, left, fixErr, err := c.auditContainer(ctx, r, repair)
 		if err != nil {
@@ -119,7 +120,7 @@ func (c *Core) AuditContainers(ctx context.Context, repair bool, emit func(Findi
 		}
 		for _, d := range diffs {
 			d.Key = r.Spec.Owner.String() + ": " + d.Key
-			f := Finding{Difference: d}
+			f := endpoint.Finding{Difference: d}
 			if repair {
 				f.Err = outcome(d, left, fixErr)
 				f.Repaired = f.Err == nil
@@ -132,7 +133,9 @@ func (c *Core) AuditContainers(ctx context.Context, repair bool, emit func(Findi
 	return nil
 }
 
-func (c *Core) auditContainer(ctx context.Context, r Record, repair bool) (diffs, left []Difference, fixErr, err error) {
+func (c *Core) auditContainer(ctx context.Context, r endpoint.Record, repair bool) (
+	diffs, left []endpoint.Difference, fixErr, err error,
+) {
 	o := r.Spec.Owner
 	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
@@ -140,13 +143,13 @@ func (c *Core) auditContainer(ctx context.Context, r Record, repair bool) (diffs
 	}
 	defer leave()
 	r, ok := c.record(o)
-	if !ok || r.Phase != PhaseReady || c.disconnecting(o) {
+	if !ok || r.Phase != endpoint.PhaseReady || c.disconnecting(o) {
 		return nil, nil, nil, nil
 	}
 	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
 	if err != nil {
 		// A name that is gone says nothing of the container, which may live on.
-		return nil, nil, nil, ignore(err, ErrNamespaceGone, ErrNamespace)
+		return nil, nil, nil, ignore(err, endpoint.ErrNamespaceGone, endpoint.ErrNamespace)
 	}
 	defer ns.Close()
 	if ns.ID() != r.Namespace {
@@ -168,7 +171,7 @@ func (c *Core) auditContainer(ctx context.Context, r Record, repair bool) (diffs
 	return diffs, left, fixErr, nil
 }
 
-func (c *Core) auditTables(repair bool, emit func(Finding) error) error {
+func (c *Core) auditTables(repair bool, emit func(endpoint.Finding) error) error {
 	if c.cfg.Tables == nil {
 		return nil
 	}
@@ -185,7 +188,7 @@ func (c *Core) auditTables(repair bool, emit func(Finding) error) error {
 }
 
 // auditHost compares what belongs to no endpoint.
-func (c *Core) auditHost(repair bool, emit func(Finding) error) error {
+func (c *Core) auditHost(repair bool, emit func(endpoint.Finding) error) error {
 	diffs, err := c.cfg.Host.Check()
 	if err != nil {
 		return fmt.Errorf("check the host: %w", err)
@@ -194,7 +197,7 @@ func (c *Core) auditHost(repair bool, emit func(Finding) error) error {
 }
 
 // settleHost repairs what a check of the host found, if it shall, and emits it.
-func (c *Core) settleHost(diffs []Difference, repair bool, emit func(Finding) error) error {
+func (c *Core) settleHost(diffs []endpoint.Difference, repair bool, emit func(endpoint.Finding) error) error {
 	left, repairErr := diffs, error(nil)
 	if repair && len(diffs) > 0 {
 		var err error
@@ -209,7 +212,7 @@ func (c *Core) settleHost(diffs []Difference, repair bool, emit func(Finding) er
 	repaired := false
 	for _, d := range diffs {
 		remains := slices.Contains(left, d)
-		f := Finding{Difference: d, Repaired: !remains}
+		f := endpoint.Finding{Difference: d, Repaired: !remains}
 		repaired = repaired || !remains
 		if remains {
 			f.Err = repairErr
@@ -227,7 +230,7 @@ func (c *Core) settleHost(diffs []Difference, repair bool, emit func(Finding) er
 // HostChanged looks at once at what belongs to no endpoint, about which the
 // kernel has sent an event, and repairs it. What several repairs in a row have
 // left is left to the audit. again is as of LinkChanged.
-func (c *Core) HostChanged(emit func(Finding) error) (again bool, err error) {
+func (c *Core) HostChanged(emit func(endpoint.Finding) error) (again bool, err error) {
 	diffs, err := c.cfg.Host.Check()
 	if err != nil {
 		return true, fmt.Errorf("check the host: %w", err)
@@ -239,7 +242,7 @@ func (c *Core) HostChanged(emit func(Finding) error) (again bool, err error) {
 		return false, nil
 	}
 	failed := false
-	err = c.settleHost(diffs, true, func(f Finding) error {
+	err = c.settleHost(diffs, true, func(f endpoint.Finding) error {
 		failed = failed || f.Err != nil
 		return emit(f)
 	})
@@ -248,9 +251,12 @@ func (c *Core) HostChanged(emit func(Finding) error) (again bool, err error) {
 	return err != nil || failed && !c.hostUnrepaired.settles(c.hostUnrepaired.left), err
 }
 
-type reporter func(Difference, func() error) error
+type reporter func(endpoint.Difference, func() error) error
 
-func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devices []HostDevice, repair bool, report reporter) error {
+func (c *Core) auditRecord(
+	ctx context.Context, r endpoint.Record, entries []endpoint.Entry, devices []endpoint.HostDevice,
+	repair bool, report reporter,
+) error {
 	o := r.Spec.Owner
 	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
@@ -258,22 +264,24 @@ func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devic
 	}
 	defer leave()
 	now, ok := c.record(o)
-	if !ok || now.Phase == PhaseDeleted || now.Phase != r.Phase || now.Namespace != r.Namespace || now.Slot != r.Slot {
+	if !ok || now.Phase == endpoint.PhaseDeleted || now.Phase != r.Phase ||
+		now.Namespace != r.Namespace || now.Slot != r.Slot {
 		return nil // it changed since the listing: its own call looks after it
 	}
 	r = now // it may have another identity
 	switch {
 	case r.BootID != c.cfg.BootID:
-		return report(Difference{Subject: "record", Key: o.String(), Want: "boot " + c.cfg.BootID, Have: "boot " + r.BootID},
-			func() error { return c.markDeleted(r) })
-	case r.Phase == PhaseCreating:
-		return report(Difference{Subject: "record", Key: o.String(), Have: "half-done creation"},
+		d := endpoint.Difference{Subject: "record", Key: o.String(), Want: "boot " + c.cfg.BootID, Have: "boot " + r.BootID}
+		return report(d, func() error { return c.markDeleted(r) })
+	case r.Phase == endpoint.PhaseCreating:
+		return report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "half-done creation"},
 			func() error { return c.dispose(ctx, r) })
 	case c.disconnecting(o):
-		return report(Difference{Subject: "record", Key: o.String(), Have: "half-done deletion"},
+		return report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "half-done deletion"},
 			func() error { return c.dispose(ctx, now) })
-	case !slices.Contains(devices, HostDevice{r.Device.HostName, r.Device.HostIndex}) && c.orphaned(r):
-		return report(Difference{Subject: "record", Key: o.String(), Have: "its network namespace is gone"},
+	case !slices.Contains(devices, endpoint.HostDevice{Name: r.Device.HostName, Index: r.Device.HostIndex}) &&
+		c.orphaned(r):
+		return report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "its network namespace is gone"},
 			func() error { return c.dispose(ctx, r) })
 	}
 
@@ -313,10 +321,10 @@ func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devic
 	}
 	if repair {
 		c.mu.Lock()
-		restoring := c.states[o] == Restoring
+		restoring := c.states[o] == endpoint.Restoring
 		c.mu.Unlock()
 		if restoring {
-			c.set(r, Ready)
+			c.set(r, endpoint.Ready)
 		}
 	}
 	return nil
@@ -324,17 +332,17 @@ func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devic
 
 // republish replaces what the maps hold for the record. Between the two steps
 // the endpoint has no traffic; what it had was wrong.
-func (c *Core) republish(ctx context.Context, r *Record, entries []Entry) error {
+func (c *Core) republish(ctx context.Context, r *endpoint.Record, entries []endpoint.Entry) error {
 	for _, e := range entries {
 		if r.Owns(e) {
-			if err := c.cfg.Maps.Unpublish(e.Slot); err != nil && !errors.Is(err, ErrNotFound) {
+			if err := c.cfg.Maps.Unpublish(e.Slot); err != nil && !errors.Is(err, endpoint.ErrNotFound) {
 				return err
 			}
 		}
 	}
 	// If publishing fails, the old number may be somebody else's.
 	r.Slot = 0
-	c.set(*r, Restoring)
+	c.set(*r, endpoint.Restoring)
 	slot, err := c.cfg.Maps.Publish(ctx, r.Entry())
 	if err != nil {
 		return err
@@ -343,22 +351,24 @@ func (c *Core) republish(ctx context.Context, r *Record, entries []Entry) error 
 	if err := c.cfg.Records.Save(*r); err != nil {
 		return err
 	}
-	c.set(*r, Ready)
+	c.set(*r, endpoint.Ready)
 	return nil
 }
 
 // strays are what no record knows.
-func (c *Core) strays(entries []Entry, devices []HostDevice) (slots []Entry, links []HostDevice) {
+func (c *Core) strays(entries []endpoint.Entry, devices []endpoint.HostDevice) (
+	slots []endpoint.Entry, links []endpoint.HostDevice,
+) {
 	known := c.live()
 	for _, e := range entries {
-		if !slices.ContainsFunc(known, func(r Record) bool { return r.Owns(e) }) {
+		if !slices.ContainsFunc(known, func(r endpoint.Record) bool { return r.Owns(e) }) {
 			slots = append(slots, e)
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, d := range devices {
-		ours := func(r Record) bool { return r.Device.HostName == d.Name }
+		ours := func(r endpoint.Record) bool { return r.Device.HostName == d.Name }
 		if !c.Reaper.Waits(d) && !slices.ContainsFunc(known, ours) {
 			links = append(links, d)
 		}
@@ -369,7 +379,9 @@ func (c *Core) strays(entries []Entry, devices []HostDevice) (slots []Entry, lin
 // auditStrays finds what no record knows. The listings are older than the
 // records: an endpoint deleted between them looks like a stray, so whatever
 // looks like one is listed again.
-func (c *Core) auditStrays(entries []Entry, devices []HostDevice, repair bool, report reporter) error {
+func (c *Core) auditStrays(
+	entries []endpoint.Entry, devices []endpoint.HostDevice, repair bool, report reporter,
+) error {
 	slots, links := c.strays(entries, devices)
 	if len(slots)+len(links) == 0 && !c.anyUnreadable() {
 		return nil
@@ -386,12 +398,12 @@ func (c *Core) auditStrays(entries []Entry, devices []HostDevice, repair bool, r
 	if err := c.auditClosed(closedSlots, closedLinks, report); err != nil {
 		return err
 	}
-	slots = slices.DeleteFunc(slots, func(e Entry) bool {
-		return slices.ContainsFunc(closedSlots, func(k Entry) bool { return k.Slot == e.Slot })
+	slots = slices.DeleteFunc(slots, func(e endpoint.Entry) bool {
+		return slices.ContainsFunc(closedSlots, func(k endpoint.Entry) bool { return k.Slot == e.Slot })
 	})
-	links = slices.DeleteFunc(links, func(d HostDevice) bool { return slices.Contains(closedLinks, d) })
+	links = slices.DeleteFunc(links, func(d endpoint.HostDevice) bool { return slices.Contains(closedLinks, d) })
 	for _, e := range slots {
-		d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)), Have: e.String()}
+		d := endpoint.Difference{Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)), Have: e.String()}
 		if err := report(d, func() error { return c.unpublishStray(e) }); err != nil {
 			return err
 		}
@@ -400,7 +412,8 @@ func (c *Core) auditStrays(entries []Entry, devices []HostDevice, repair bool, r
 		err = c.cfg.Links.Remove(links)
 	}
 	for _, d := range links {
-		if err := report(Difference{Subject: "device", Key: d.Name, Have: fmt.Sprintf("index %d", d.Index)}, func() error { return err }); err != nil {
+		stray := endpoint.Difference{Subject: "device", Key: d.Name, Have: fmt.Sprintf("index %d", d.Index)}
+		if err := report(stray, func() error { return err }); err != nil {
 			return err
 		}
 	}
@@ -409,14 +422,14 @@ func (c *Core) auditStrays(entries []Entry, devices []HostDevice, repair bool, r
 
 // unpublishStray makes sure that the slot was not given to somebody since the
 // listing.
-func (c *Core) unpublishStray(e Entry) error {
+func (c *Core) unpublishStray(e endpoint.Entry) error {
 	entries, err := c.cfg.Maps.Entries()
 	if err != nil {
 		return err
 	}
 	for _, now := range entries {
 		if now.Slot == e.Slot && now.Epoch == e.Epoch && now.Ifindex == e.Ifindex {
-			return ignore(c.cfg.Maps.Unpublish(e.Slot), ErrNotFound)
+			return ignore(c.cfg.Maps.Unpublish(e.Slot), endpoint.ErrNotFound)
 		}
 	}
 	return nil
@@ -424,8 +437,8 @@ func (c *Core) unpublishStray(e Entry) error {
 
 // repairHost repairs the host end of a record and returns the differences that
 // remain.
-func (c *Core) repairHost(r Record, diffs []Difference) (left []Difference, err error) {
-	if !slices.ContainsFunc(diffs, Difference.Repairable) {
+func (c *Core) repairHost(r endpoint.Record, diffs []endpoint.Difference) (left []endpoint.Difference, err error) {
+	if !slices.ContainsFunc(diffs, endpoint.Difference.Repairable) {
 		return diffs, nil
 	}
 	err = c.cfg.Links.RepairHost(r.Device)
@@ -438,8 +451,10 @@ func (c *Core) repairHost(r Record, diffs []Difference) (left []Difference, err 
 }
 
 // outcome says why a difference was not repaired, if it was not.
-func outcome(d Difference, left []Difference, err error) error {
-	remains := slices.ContainsFunc(left, func(l Difference) bool { return l.Subject == d.Subject && l.Key == d.Key })
+func outcome(d endpoint.Difference, left []endpoint.Difference, err error) error {
+	remains := slices.ContainsFunc(left, func(l endpoint.Difference) bool {
+		return l.Subject == d.Subject && l.Key == d.Key
+	})
 	switch {
 	case !remains:
 		return nil
@@ -451,7 +466,7 @@ func outcome(d Difference, left []Difference, err error) error {
 
 // unrepaired is what the last look found and did not repair.
 type unrepaired struct {
-	left  []Difference
+	left  []endpoint.Difference
 	looks int // in a row that have left just this
 }
 
@@ -461,7 +476,7 @@ type unrepaired struct {
 const mostVain = 5
 
 // next is u after a look that has left something.
-func (u unrepaired) next(left []Difference) unrepaired {
+func (u unrepaired) next(left []endpoint.Difference) unrepaired {
 	if !slices.Equal(left, u.left) {
 		u.looks = 0
 	}
@@ -470,12 +485,13 @@ func (u unrepaired) next(left []Difference) unrepaired {
 
 // settles says whether an event about the differences needs no repair: there are
 // none, or repairs did not change them.
-func (u unrepaired) settles(diffs []Difference) bool {
-	return slices.Equal(diffs, u.left) && (u.looks >= mostVain || !slices.ContainsFunc(diffs, Difference.Repairable))
+func (u unrepaired) settles(diffs []endpoint.Difference) bool {
+	return slices.Equal(diffs, u.left) &&
+		(u.looks >= mostVain || !slices.ContainsFunc(diffs, endpoint.Difference.Repairable))
 }
 
 // setUnrepaired notes what a look at the endpoint's host end has left.
-func (c *Core) setUnrepaired(o workload.Owner, left []Difference) {
+func (c *Core) setUnrepaired(o workload.Owner, left []endpoint.Difference) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.unrepaired[o].noDevice()
@@ -485,18 +501,20 @@ func (c *Core) setUnrepaired(o workload.Owner, left []Difference) {
 	} else {
 		delete(c.unrepaired, o)
 	}
-	if ok && r.Phase != PhaseDeleted && c.unrepaired[o].noDevice() != before {
+	if ok && r.Phase != endpoint.PhaseDeleted && c.unrepaired[o].noDevice() != before {
 		c.hub.Upsert(o, c.endpoint(r, c.states[o]))
 	}
 }
 
 // noDevice says whether the host end is gone.
-func (u unrepaired) noDevice() bool { return slices.ContainsFunc(u.left, Difference.IsNoDevice) }
+func (u unrepaired) noDevice() bool {
+	return slices.ContainsFunc(u.left, endpoint.Difference.IsNoDevice)
+}
 
 // count notes what a repair of an endpoint's host end did. A repaired attachment
 // is an alarm, because a program was off a container.
-func (c *Core) count(o workload.Owner, diffs, left []Difference, err error) {
-	attachment := slices.IndexFunc(diffs, Difference.OfAttachment)
+func (c *Core) count(o workload.Owner, diffs, left []endpoint.Difference, err error) {
+	attachment := slices.IndexFunc(diffs, endpoint.Difference.OfAttachment)
 	if attachment >= 0 {
 		c.countAttachment(o, diffs[attachment], outcome(diffs[attachment], left, err))
 	}
@@ -508,7 +526,7 @@ func (c *Core) count(o workload.Owner, diffs, left []Difference, err error) {
 	}
 }
 
-func (c *Core) countAttachment(o workload.Owner, d Difference, err error) {
+func (c *Core) countAttachment(o workload.Owner, d endpoint.Difference, err error) {
 	if e, gone := c.Get(o); gone == nil && c.cfg.Repaired != nil {
 		c.cfg.Repaired(e, d, err)
 	}
@@ -525,7 +543,9 @@ func (c *Core) countAttachment(o workload.Owner, d Difference, err error) {
 // kernel has sent an event, and repairs it. It does not wait for long for another
 // call of the same owner: with again set, the caller should call again later. So
 // it should after a look or a repair that failed, of which no event may tell.
-func (c *Core) LinkChanged(ctx context.Context, ifindex uint32, emit func(Finding) error) (again bool, err error) {
+func (c *Core) LinkChanged(
+	ctx context.Context, ifindex uint32, emit func(endpoint.Finding) error,
+) (again bool, err error) {
 	c.mu.Lock()
 	o, ok := c.byIndex[ifindex]
 	c.mu.Unlock()
@@ -537,7 +557,9 @@ func (c *Core) LinkChanged(ctx context.Context, ifindex uint32, emit func(Findin
 
 // AddrChanged is LinkChanged for the endpoint that has an address, after an
 // event about a route to it.
-func (c *Core) AddrChanged(ctx context.Context, a netip.Addr, emit func(Finding) error) (again bool, err error) {
+func (c *Core) AddrChanged(
+	ctx context.Context, a netip.Addr, emit func(endpoint.Finding) error,
+) (again bool, err error) {
 	c.mu.Lock()
 	o, ok := c.holders[a]
 	c.mu.Unlock()
@@ -552,11 +574,13 @@ func (c *Core) AddrChanged(ctx context.Context, a netip.Addr, emit func(Finding)
 // short for the events of all other endpoints, which wait meanwhile.
 const eventPatience = 250 * time.Millisecond
 
-func (c *Core) hostEndChanged(ctx context.Context, o workload.Owner, emit func(Finding) error) (again bool, err error) {
+func (c *Core) hostEndChanged(
+	ctx context.Context, o workload.Owner, emit func(endpoint.Finding) error,
+) (again bool, err error) {
 	// A creation or a deletion under way ends with a device as it should be.
-	steady := func() (Record, bool) {
+	steady := func() (endpoint.Record, bool) {
 		r, ok := c.record(o)
-		return r, ok && r.Phase == PhaseReady && !c.disconnecting(o)
+		return r, ok && r.Phase == endpoint.PhaseReady && !c.disconnecting(o)
 	}
 	if _, ok := steady(); !ok {
 		return false, nil
@@ -584,7 +608,7 @@ func (c *Core) hostEndChanged(ctx context.Context, o workload.Owner, emit func(F
 		c.log.Info("endpoint removed, its network namespace is gone", "owner", o.String())
 		return false, c.dispose(ctx, r)
 	}
-	left, fixErr := []Difference(nil), error(nil)
+	left, fixErr := []endpoint.Difference(nil), error(nil)
 	if len(diffs) > 0 {
 		left, fixErr = c.repairHost(r, diffs)
 	}
@@ -599,7 +623,7 @@ func (c *Core) hostEndChanged(ctx context.Context, o workload.Owner, emit func(F
 		if d.OfAttachment() {
 			continue // countAttachment has logged it
 		}
-		f := Finding{Difference: d, Err: outcome(d, left, fixErr)}
+		f := endpoint.Finding{Difference: d, Err: outcome(d, left, fixErr)}
 		f.Repaired = f.Err == nil
 		if err := emit(f); err != nil {
 			return again, err
@@ -616,22 +640,24 @@ type Expected struct {
 
 // Check compares one endpoint with the kernel, its interior included, and with
 // what the caller believes.
-func (c *Core) Check(ctx context.Context, o workload.Owner, b Expected) ([]Difference, error) {
+func (c *Core) Check(ctx context.Context, o workload.Owner, b Expected) ([]endpoint.Difference, error) {
 	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
 	r, ok := c.record(o)
-	if !ok || r.Phase != PhaseReady {
-		return nil, fmt.Errorf("%s: %w", o, ErrNotFound)
+	if !ok || r.Phase != endpoint.PhaseReady {
+		return nil, fmt.Errorf("%s: %w", o, endpoint.ErrNotFound)
 	}
-	var diffs []Difference
+	var diffs []endpoint.Difference
 	if len(b.Addrs) > 0 {
 		expected := slices.Clone(b.Addrs)
 		slices.SortFunc(expected, netip.Addr.Compare)
 		if !slices.Equal(expected, r.Spec.Addrs) {
-			diffs = append(diffs, Difference{"addresses", o.String(), fmt.Sprint(expected), fmt.Sprint(r.Spec.Addrs)})
+			diffs = append(diffs, endpoint.Difference{
+				Subject: "addresses", Key: o.String(), Want: fmt.Sprint(expected), Have: fmt.Sprint(r.Spec.Addrs),
+			})
 		}
 	}
 	path := r.Spec.Netns
@@ -653,11 +679,16 @@ func (c *Core) Check(ctx context.Context, o workload.Owner, b Expected) ([]Diffe
 
 	ns, err := c.cfg.Links.OpenNamespace(path)
 	if err != nil {
-		return append(diffs, Difference{"network namespace", path, "the one of the endpoint", err.Error()}), nil
+		return append(diffs, endpoint.Difference{
+			Subject: "network namespace", Key: path, Want: "the one of the endpoint", Have: err.Error(),
+		}), nil
 	}
 	defer ns.Close()
 	if ns.ID() != r.Namespace {
-		return append(diffs, Difference{"network namespace", path, fmt.Sprintf("inode %d", r.Namespace.Inode), fmt.Sprintf("inode %d", ns.ID().Inode)}), nil
+		return append(diffs, endpoint.Difference{
+			Subject: "network namespace", Key: path,
+			Want: fmt.Sprintf("inode %d", r.Namespace.Inode), Have: fmt.Sprintf("inode %d", ns.ID().Inode),
+		}), nil
 	}
 	inside, err := c.cfg.Links.CheckContainer(ns, r.Device)
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"context"
@@ -11,10 +11,12 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 // nothing is done with findings.
-func nothing(Finding) error { return nil }
+func nothing(endpoint.Finding) error { return nil }
 
 func TestChangedHostEndIsRepairedAndCounted(t *testing.T) {
 	m := newMachine()
@@ -24,16 +26,20 @@ func TestChangedHostEndIsRepairedAndCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, changed := range []func(emit func(Finding) error) (bool, error){
-		func(emit func(Finding) error) (bool, error) {
+	for i, changed := range []func(emit func(endpoint.Finding) error) (bool, error){
+		func(emit func(endpoint.Finding) error) (bool, error) {
 			return c.LinkChanged(t.Context(), e.Device.HostIndex, emit)
 		},
-		func(emit func(Finding) error) (bool, error) { return c.AddrChanged(t.Context(), s.Addrs[0], emit) },
-		func(emit func(Finding) error) (bool, error) { return c.AddrChanged(t.Context(), s.Addrs[1], emit) },
+		func(emit func(endpoint.Finding) error) (bool, error) {
+			return c.AddrChanged(t.Context(), s.Addrs[0], emit)
+		},
+		func(emit func(endpoint.Finding) error) (bool, error) {
+			return c.AddrChanged(t.Context(), s.Addrs[1], emit)
+		},
 	} {
 		m.deviceOf(s.Owner).up = false
-		var found []Finding
-		again, err := changed(func(f Finding) error { found = append(found, f); return nil })
+		var found []endpoint.Finding
+		again, err := changed(func(f endpoint.Finding) error { found = append(found, f); return nil })
 		if err != nil || again || !m.deviceOf(s.Owner).up {
 			t.Errorf("change %d: up %v, again %v, %v", i, m.deviceOf(s.Owner).up, again, err)
 		}
@@ -185,11 +191,13 @@ func TestEventGetsItsTurnBetweenConstantChecks(t *testing.T) {
 // fakeHost lacks what is in missing until it is repaired; what is in stuck
 // stays.
 type fakeHost struct {
-	missing, stuck []Difference
+	missing, stuck []endpoint.Difference
 	repairs        int
 }
 
-func (h *fakeHost) Check() ([]Difference, error) { return slices.Concat(h.missing, h.stuck), nil }
+func (h *fakeHost) Check() ([]endpoint.Difference, error) {
+	return slices.Concat(h.missing, h.stuck), nil
+}
 
 func (h *fakeHost) Repair() error {
 	h.missing = nil
@@ -202,7 +210,7 @@ func (h *fakeHost) Repair() error {
 
 func TestChangedHostIsRepairedAndCounted(t *testing.T) {
 	m := newMachine()
-	h := &fakeHost{missing: []Difference{{Subject: "rule", Key: "10.0.0.0/24"}}}
+	h := &fakeHost{missing: []endpoint.Difference{{Subject: "rule", Key: "10.0.0.0/24"}}}
 	cfg := m.config()
 	cfg.Host = h
 	c := New(cfg)
@@ -212,11 +220,11 @@ func TestChangedHostIsRepairedAndCounted(t *testing.T) {
 	if n := c.Counts(); h.repairs != 1 || n.NodeRepairs != 0 {
 		t.Errorf("after the start: %d repairs, %d counted, want 1 and 0", h.repairs, n.NodeRepairs)
 	}
-	h.missing = []Difference{{Subject: "rule", Key: "10.0.0.0/24"}}
-	h.stuck = []Difference{{Subject: "sysctl", Key: "net/ipv4/ip_forward", Want: "1", Have: "0"}}
-	var found []Finding
+	h.missing = []endpoint.Difference{{Subject: "rule", Key: "10.0.0.0/24"}}
+	h.stuck = []endpoint.Difference{{Subject: "sysctl", Key: "net/ipv4/ip_forward", Want: "1", Have: "0"}}
+	var found []endpoint.Finding
 	for range 3 * mostVain {
-		if _, err := c.HostChanged(func(f Finding) error { found = append(found, f); return nil }); err != nil {
+		if _, err := c.HostChanged(func(f endpoint.Finding) error { found = append(found, f); return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}

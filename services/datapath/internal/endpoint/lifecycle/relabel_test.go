@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 func web(value string) *[]label.Label {
@@ -29,7 +30,7 @@ func relabelling(t *testing.T, c *Core) {
 }
 
 // await waits until an endpoint is what the condition says.
-func (m *machine) await(t *testing.T, c *Core, o workload.Owner, is func(Endpoint) bool) Endpoint {
+func (m *machine) await(t *testing.T, c *Core, o workload.Owner, is func(endpoint.Endpoint) bool) endpoint.Endpoint {
 	t.Helper()
 	s, err := c.Hub().Subscribe(nil)
 	if err != nil {
@@ -46,7 +47,7 @@ func (m *machine) await(t *testing.T, c *Core, o workload.Owner, is func(Endpoin
 	}
 }
 
-func (m *machine) entry(slot uint16) Entry {
+func (m *machine) entry(slot uint16) endpoint.Entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.slots[slot]
@@ -98,7 +99,7 @@ func TestUpdateWaitsForTheTablesThenSavesThenChangesTheMaps(t *testing.T) {
 	}
 	other := s
 	other.Labels = *web("b")
-	if _, err := c.Create(t.Context(), other, false); !errors.Is(err, ErrExists) {
+	if _, err := c.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrExists) {
 		t.Errorf("a creation with the labels of the update: %v, want ErrExists", err)
 	}
 }
@@ -141,10 +142,10 @@ func TestUpdateThatIsNotAllowedChangesNothing(t *testing.T) {
 		u    Update
 		want error
 	}{
-		{Update{Owner: workload.Owner{ContainerID: "nobody", Interface: "eth0"}, Labels: web("b")}, ErrNotFound},
-		{Update{Owner: workload.Owner{ContainerID: "a", Interface: "lo"}, Labels: web("b")}, ErrInvalid},
-		{Update{Owner: s.Owner, Labels: web("b")}, ErrForeign},
-		{Update{Owner: s.Owner, Manager: "podman", Labels: web("b")}, ErrForeign},
+		{Update{Owner: workload.Owner{ContainerID: "nobody", Interface: "eth0"}, Labels: web("b")}, endpoint.ErrNotFound},
+		{Update{Owner: workload.Owner{ContainerID: "a", Interface: "lo"}, Labels: web("b")}, endpoint.ErrInvalid},
+		{Update{Owner: s.Owner, Labels: web("b")}, endpoint.ErrForeign},
+		{Update{Owner: s.Owner, Manager: "podman", Labels: web("b")}, endpoint.ErrForeign},
 	} {
 		if _, err := c.Update(t.Context(), v.u, false); !errors.Is(err, v.want) {
 			t.Errorf("%+v: %v, want %v", v.u, err, v.want)
@@ -168,20 +169,20 @@ func TestAnEndpointWithThePodsLabelsTakesNoOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	ports := []workload.NamedPort{{Name: "web", Port: 8080, Protocol: 6}}
-	c.Wishes(map[workload.Owner]Identity{s.Owner: {Number: 2000, Labels: *web("x"), FromPod: true, Ports: ports}}, nil)
-	e := m.await(t, c, s.Owner, func(e Endpoint) bool { return e.Identity.Number == 2000 })
+	c.Wishes(map[workload.Owner]endpoint.Identity{s.Owner: {Number: 2000, Labels: *web("x"), FromPod: true, Ports: ports}}, nil)
+	e := m.await(t, c, s.Owner, func(e endpoint.Endpoint) bool { return e.Identity.Number == 2000 })
 	if !slices.Equal(e.Ports, ports) {
 		t.Errorf("named ports %v", e.Ports)
 	}
 	_, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: web("b")}, false)
-	if !errors.Is(err, ErrLabelsOfPod) {
+	if !errors.Is(err, endpoint.ErrLabelsOfPod) {
 		t.Errorf("%v, want ErrLabelsOfPod", err)
 	}
 	// nor does another one take its identity while the service is away
-	m.setFail("resolve", ErrUnavailable)
+	m.setFail("resolve", endpoint.ErrUnavailable)
 	equal := m.wanted("b", 3)
 	equal.Labels = s.Labels
-	if _, err := c.Create(t.Context(), equal, false); !errors.Is(err, ErrUnavailable) {
+	if _, err := c.Create(t.Context(), equal, false); !errors.Is(err, endpoint.ErrUnavailable) {
 		t.Errorf("an equal one: %v, want ErrUnavailable", err)
 	}
 }
@@ -193,7 +194,7 @@ func TestAWishThatCannotBeGrantedLeavesTheEndpointAsItIsAndDelaysNoOther(t *test
 	c := m.evaluated(t, p)
 	relabelling(t, c)
 	one, two := m.wanted("a", 2), m.wanted("b", 3)
-	for _, s := range []Spec{one, two} {
+	for _, s := range []endpoint.Spec{one, two} {
 		if _, err := c.Create(t.Context(), s, false); err != nil {
 			t.Fatal(err)
 		}
@@ -208,12 +209,12 @@ func TestAWishThatCannotBeGrantedLeavesTheEndpointAsItIsAndDelaysNoOther(t *test
 		case <-gone:
 			return nil
 		default:
-			return fmt.Errorf("%w: no tables", ErrUnavailable)
+			return fmt.Errorf("%w: no tables", endpoint.ErrUnavailable)
 		}
 	}
 	p.mu.Unlock()
-	c.Wishes(map[workload.Owner]Identity{one.Owner: {Number: 2000}, two.Owner: {Number: 3000}}, nil)
-	m.await(t, c, two.Owner, func(e Endpoint) bool { return e.Identity.Number == 3000 })
+	c.Wishes(map[workload.Owner]endpoint.Identity{one.Owner: {Number: 2000}, two.Owner: {Number: 3000}}, nil)
+	m.await(t, c, two.Owner, func(e endpoint.Endpoint) bool { return e.Identity.Number == 3000 })
 	if e, err := c.Get(one.Owner); err != nil || e.Identity.Number != 1000 || m.entry(e.Slot).Identity != 1000 {
 		t.Errorf("without tables: %+v, %v", e, err)
 	}
@@ -223,7 +224,7 @@ func TestAWishThatCannotBeGrantedLeavesTheEndpointAsItIsAndDelaysNoOther(t *test
 		}
 	}
 	close(gone)
-	m.await(t, c, one.Owner, func(e Endpoint) bool { return e.Identity.Number == 2000 })
+	m.await(t, c, one.Owner, func(e endpoint.Endpoint) bool { return e.Identity.Number == 2000 })
 	for c.Counts().PendingRelabels > 0 {
 		if err := pause(t.Context(), c.cfg.RetryDelay); err != nil {
 			t.Fatal(err)
@@ -266,7 +267,7 @@ func TestAKilledChangeOfIdentityIsDoneAfterTheRestartAndUnpublishesNothing(t *te
 		t.Errorf("before its tables are there: %+v", m.entry(e.Slot))
 	}
 	for range 2 { // an audit does not lose patience
-		found := func(f Finding) error { t.Errorf("finding %+v", f); return nil }
+		found := func(f endpoint.Finding) error { t.Errorf("finding %+v", f); return nil }
 		if err := c.Audit(t.Context(), true, found); err != nil {
 			t.Fatal(err)
 		}
@@ -324,13 +325,13 @@ func TestUpdatesAndDeletionsOfOneOwnerComeOneAfterTheOther(t *testing.T) {
 		for i := range 4 {
 			wg.Go(func() {
 				_, err := c.Update(context.Background(), Update{Owner: s.Owner, Labels: web(fmt.Sprint(i))}, false)
-				if err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrDeleted) {
+				if err != nil && !errors.Is(err, endpoint.ErrNotFound) && !errors.Is(err, endpoint.ErrDeleted) {
 					t.Errorf("update: %v", err)
 				}
 			})
 		}
 		wg.Go(func() {
-			c.Wishes(map[workload.Owner]Identity{s.Owner: {Number: uint32(2000 + round)}}, nil)
+			c.Wishes(map[workload.Owner]endpoint.Identity{s.Owner: {Number: uint32(2000 + round)}}, nil)
 		})
 		wg.Go(func() {
 			if _, err := c.Delete(context.Background(), s.Owner); err != nil {
@@ -367,7 +368,7 @@ func TestUpdateIsEndedByADeletion(t *testing.T) {
 	if existed, err := c.Delete(t.Context(), s.Owner); !existed || err != nil {
 		t.Errorf("%t, %v", existed, err)
 	}
-	if err := <-done; !errors.Is(err, ErrDeleted) {
+	if err := <-done; !errors.Is(err, endpoint.ErrDeleted) {
 		t.Errorf("%v, want ErrDeleted", err)
 	}
 	settle(t, c)
@@ -428,10 +429,10 @@ func TestRefreshGoesOnBehindAPodThatIsNotKnown(t *testing.T) {
 	for _, v := range []struct {
 		err   error
 		calls int
-	}{{fmt.Errorf("%w: %w", ErrUnavailable, ErrPodUnknown), 3}, {ErrUnavailable, 1}} {
+	}{{fmt.Errorf("%w: %w", endpoint.ErrUnavailable, endpoint.ErrPodUnknown), 3}, {endpoint.ErrUnavailable, 1}} {
 		m.setFail("resolve", v.err)
 		_, err := c.Refresh(t.Context())
-		if n := m.called("resolve") - before; !errors.Is(err, ErrUnavailable) || n != v.calls || !c.RefreshDue() {
+		if n := m.called("resolve") - before; !errors.Is(err, endpoint.ErrUnavailable) || n != v.calls || !c.RefreshDue() {
 			t.Errorf("%v: %d calls, want %d; %v", v.err, n, v.calls, err)
 		}
 		before = m.called("resolve")

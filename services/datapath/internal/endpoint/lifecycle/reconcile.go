@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 // reconcileRetry is the pause after a comparison with ipam that failed.
@@ -19,7 +20,7 @@ const reconcileRetry = time.Second
 // ReconcileLoop compares ipam's allocations, and the identities, with the
 // records once the services answer, and again whenever one was away: it may
 // have lost something. It returns when ctx ends.
-func (c *Core) ReconcileLoop(ctx context.Context, ipam Connection, identity Service) error {
+func (c *Core) ReconcileLoop(ctx context.Context, ipam endpoint.Connection, identity endpoint.Service) error {
 	leases, identities := true, true
 	ctx, cancel := context.WithCancel(ctx)
 	reconnected := ipam.Reconnected(ctx)
@@ -78,7 +79,7 @@ func (c *Core) claimUnconfirmed(ctx context.Context, confirmed []workload.Owner)
 		if ok {
 			claimed++
 		}
-		if errors.Is(err, ErrUnavailable) {
+		if errors.Is(err, endpoint.ErrUnavailable) {
 			break // the rest would fare no better
 		}
 	}
@@ -95,7 +96,7 @@ func (c *Core) claimAgain(ctx context.Context, o workload.Owner) (bool, error) {
 	}
 	defer leave()
 	r, ok := c.record(o)
-	if !ok || r.Phase != PhaseReady || r.BootID != c.cfg.BootID || c.disconnecting(o) {
+	if !ok || r.Phase != endpoint.PhaseReady || r.BootID != c.cfg.BootID || c.disconnecting(o) {
 		return false, nil
 	}
 	if err := c.cfg.Leases.Claim(ctx, o, r.Spec.Addrs); err != nil {
@@ -166,7 +167,7 @@ func (c *Core) Refresh(ctx context.Context) (changed int, err error) {
 	var errs []error
 	for _, r := range c.live() {
 		ok, err := c.refresh(ctx, r.Spec.Owner)
-		if errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrPodUnknown) {
+		if errors.Is(err, endpoint.ErrUnavailable) && !errors.Is(err, endpoint.ErrPodUnknown) {
 			return changed, err // the rest would fare no better
 		}
 		if err != nil {
@@ -200,7 +201,7 @@ func (c *Core) refresh(ctx context.Context, o workload.Owner) (bool, error) {
 	if err == nil {
 		err = c.relabel(ctx, r, next)
 	}
-	if err != nil && errors.Is(context.Cause(ctx), ErrDeleted) {
+	if err != nil && errors.Is(context.Cause(ctx), endpoint.ErrDeleted) {
 		return false, nil
 	}
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"errors"
@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 // entry is one of the spool.
@@ -17,8 +19,8 @@ type entry struct {
 	done  func() error // nil for nothing
 }
 
-func (e *entry) spooled() Spooled {
-	return Spooled{
+func (e *entry) spooled() endpoint.Spooled {
+	return endpoint.Spooled{
 		Waits: func() (bool, error) { return e.there.Load(), nil },
 		Done: func() error {
 			e.there.Store(false)

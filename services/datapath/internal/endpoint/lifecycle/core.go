@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+// Package lifecycle makes and removes the endpoints of a node step by step, keeps
+// them as they should be while they live, and finds them again after a restart.
+//
+// It owns the records and their order relative to the kernel: a record is
+// written before the thing that it describes is made, and removed after it is
+// gone. Devices, maps, files and the other services are reached through the
+// interfaces of package endpoint; nothing here knows netlink, eBPF or gRPC.
+package lifecycle
 
 import (
 	"cmp"
@@ -22,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/reaper"
 )
 
@@ -44,20 +52,20 @@ type Config struct {
 	// to a hundredfold. 0: 100 ms.
 	RetryDelay time.Duration
 
-	Maps       Maps
-	Links      Links
-	Leases     Leases
-	Identities Identities
-	Records    Records
+	Maps       endpoint.Maps
+	Links      endpoint.Links
+	Leases     endpoint.Leases
+	Identities endpoint.Identities
+	Records    endpoint.Records
 	// Policies evaluate endpoints; nil: everything is allowed.
-	Policies Policies
-	Host     Host
+	Policies endpoint.Policies
+	Host     endpoint.Host
 	// Tables compares what is of no single endpoint in the maps: tables, words,
 	// identities. With repair it puts right what it can. Nil: nothing is there.
-	Tables func(repair bool) ([]Finding, error)
+	Tables func(repair bool) ([]endpoint.Finding, error)
 	// Repaired hears of programs that somebody had taken off an endpoint's
 	// device, and why they could not be put back, if so. Nil: nobody listens.
-	Repaired func(Endpoint, Difference, error)
+	Repaired func(endpoint.Endpoint, endpoint.Difference, error)
 	Log      *slog.Logger // nothing is logged if nil
 	Now      func() time.Time
 }
@@ -77,19 +85,19 @@ type Core struct {
 	cfg   Config
 	log   *slog.Logger
 	turns keymutex.Mutexes[workload.Owner]
-	hub   *watch.Hub[workload.Owner, Endpoint]
+	hub   *watch.Hub[workload.Owner, endpoint.Endpoint]
 	// Reaper removes the devices of deleted endpoints.
-	Reaper *reaper.Reaper[HostDevice]
+	Reaper *reaper.Reaper[endpoint.HostDevice]
 
 	mu         sync.Mutex
-	records    map[workload.Owner]Record     // guarded by mu; tombstones too
-	states     map[workload.Owner]State      // guarded by mu; of those that are no tombstones
-	holders    map[netip.Addr]workload.Owner // guarded by mu; of live endpoints
-	byIndex    map[uint32]workload.Owner     // guarded by mu; host ends of ready endpoints
-	unclaimed  map[workload.Owner]error      // guarded by mu; live endpoints that ipam refuses to confirm again
-	unreadable map[string]Unreadable         // guarded by mu; files that are no records, by name
-	unrepaired map[workload.Owner]unrepaired // guarded by mu; of host ends
-	wishes     map[workload.Owner]wish       // guarded by mu; what the identity service wants
+	records    map[workload.Owner]endpoint.Record // guarded by mu; tombstones too
+	states     map[workload.Owner]endpoint.State  // guarded by mu; of those that are no tombstones
+	holders    map[netip.Addr]workload.Owner      // guarded by mu; of live endpoints
+	byIndex    map[uint32]workload.Owner          // guarded by mu; host ends of ready endpoints
+	unclaimed  map[workload.Owner]error           // guarded by mu; live endpoints that ipam refuses to confirm again
+	unreadable map[string]endpoint.Unreadable     // guarded by mu; files that are no records, by name
+	unrepaired map[workload.Owner]unrepaired      // guarded by mu; of host ends
+	wishes     map[workload.Owner]wish            // guarded by mu; what the identity service wants
 	// Endpoints that may have another identity in the maps than in the record, and
 	// why that lasts, if it was tried.
 	differing map[workload.Owner]error // guarded by mu
@@ -125,68 +133,69 @@ func New(cfg Config) *Core {
 	return &Core{
 		cfg: cfg, log: cfg.Log,
 		Reaper:  reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
-		hub:     watch.NewHub[workload.Owner, Endpoint](watch.Options[Endpoint]{Loading: true}),
-		records: map[workload.Owner]Record{}, states: map[workload.Owner]State{}, holders: map[netip.Addr]workload.Owner{},
+		hub:     watch.NewHub[workload.Owner, endpoint.Endpoint](watch.Options[endpoint.Endpoint]{Loading: true}),
+		records: map[workload.Owner]endpoint.Record{}, states: map[workload.Owner]endpoint.State{},
+		holders:    map[netip.Addr]workload.Owner{},
 		byIndex:    map[uint32]workload.Owner{},
-		unrepaired: map[workload.Owner]unrepaired{}, unreadable: map[string]Unreadable{},
+		unrepaired: map[workload.Owner]unrepaired{}, unreadable: map[string]endpoint.Unreadable{},
 		wishes: map[workload.Owner]wish{}, differing: map[workload.Owner]error{},
 		wakeReleases: make(chan struct{}, 1), wakeRelabels: make(chan struct{}, 1),
 	}
 }
 
 // Hub distributes the changes of endpoints.
-func (c *Core) Hub() *watch.Hub[workload.Owner, Endpoint] { return c.hub }
+func (c *Core) Hub() *watch.Hub[workload.Owner, endpoint.Endpoint] { return c.hub }
 
 // Get gives one endpoint.
-func (c *Core) Get(o workload.Owner) (Endpoint, error) {
+func (c *Core) Get(o workload.Owner) (endpoint.Endpoint, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r, ok := c.records[o]
-	if !ok || r.Phase == PhaseDeleted {
-		return Endpoint{}, fmt.Errorf("%s: %w", o, ErrNotFound)
+	if !ok || r.Phase == endpoint.PhaseDeleted {
+		return endpoint.Endpoint{}, fmt.Errorf("%s: %w", o, endpoint.ErrNotFound)
 	}
 	return c.endpoint(r, c.states[o]), nil
 }
 
 // List gives all endpoints as of one point in time, by slot and owner.
-func (c *Core) List() []Endpoint {
+func (c *Core) List() []endpoint.Endpoint {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var es []Endpoint
+	var es []endpoint.Endpoint
 	for o, r := range c.records {
-		if r.Phase != PhaseDeleted {
+		if r.Phase != endpoint.PhaseDeleted {
 			es = append(es, c.endpoint(r, c.states[o]))
 		}
 	}
-	slices.SortFunc(es, func(a, b Endpoint) int {
+	slices.SortFunc(es, func(a, b endpoint.Endpoint) int {
 		return cmp.Or(cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Spec.Owner.String(), b.Spec.Owner.String()))
 	})
 	return es
 }
 
 // SpecOfSlot is what the endpoint of a slot was made from.
-func (c *Core) SpecOfSlot(slot uint16) (Spec, bool) {
+func (c *Core) SpecOfSlot(slot uint16) (endpoint.Spec, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.records {
-		if r.Phase != PhaseDeleted && r.Slot == slot && slot != 0 {
+		if r.Phase != endpoint.PhaseDeleted && r.Slot == slot && slot != 0 {
 			return r.Spec, true
 		}
 	}
-	return Spec{}, false
+	return endpoint.Spec{}, false
 }
 
 // HolderOf gives the endpoint that has an address.
-func (c *Core) HolderOf(a netip.Addr) (Endpoint, bool) {
+func (c *Core) HolderOf(a netip.Addr) (endpoint.Endpoint, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	o, ok := c.holders[a]
 	if !ok {
-		return Endpoint{}, false
+		return endpoint.Endpoint{}, false
 	}
 	r, ok := c.records[o]
-	if !ok || r.Phase == PhaseDeleted {
-		return Endpoint{}, false
+	if !ok || r.Phase == endpoint.PhaseDeleted {
+		return endpoint.Endpoint{}, false
 	}
 	return c.endpoint(r, c.states[o]), true
 }
@@ -196,7 +205,7 @@ func (c *Core) LabelsOf(identity uint32) ([]label.Label, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.records {
-		if r.Phase != PhaseDeleted && r.Identity.Number == identity && identity != 0 {
+		if r.Phase != endpoint.PhaseDeleted && r.Identity.Number == identity && identity != 0 {
 			return r.Identity.Labels, true
 		}
 	}
@@ -205,7 +214,7 @@ func (c *Core) LabelsOf(identity uint32) ([]label.Label, bool) {
 
 // Counts is a summary of the core.
 type Counts struct {
-	ByState         map[State]int
+	ByState         map[endpoint.State]int
 	PendingReleases int
 	// Repairs of attachments, of other properties of host ends, and of what
 	// belongs to no endpoint.
@@ -228,7 +237,7 @@ func (c *Core) Counts() Counts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := Counts{
-		ByState: map[State]int{}, Repairs: c.repairs.Load(), DeviceRepairs: c.deviceRepairs.Load(),
+		ByState: map[endpoint.State]int{}, Repairs: c.repairs.Load(), DeviceRepairs: c.deviceRepairs.Load(),
 		NodeRepairs: c.nodeRepairs.Load(),
 	}
 	for _, u := range c.unreadable {
@@ -241,7 +250,7 @@ func (c *Core) Counts() Counts {
 		}
 	}
 	for o, r := range c.records {
-		if r.Phase == PhaseDeleted {
+		if r.Phase == endpoint.PhaseDeleted {
 			n.PendingReleases++
 		} else {
 			n.ByState[c.endpoint(r, c.states[o]).State]++
@@ -260,7 +269,8 @@ func (c *Core) Counts() Counts {
 		n.Unrepaired = append(n.Unrepaired, "node: "+d.String())
 	}
 	for _, err := range c.unclaimed {
-		n.Unrepaired = append(n.Unrepaired, fmt.Sprintf("%v; the endpoint goes on, and a creation with its addresses fails", err))
+		n.Unrepaired = append(n.Unrepaired,
+			fmt.Sprintf("%v; the endpoint goes on, and a creation with its addresses fails", err))
 	}
 	slices.Sort(n.Unrepaired)
 	n.Relabels, n.PendingRelabels, n.Waiting = c.relabels.Load(), len(c.wishes)+len(c.differing), c.waiting()
@@ -269,19 +279,19 @@ func (c *Core) Counts() Counts {
 
 // endpoint is a record as others see it, with what evaluates it. mu is held, unless
 // the state is another than Ready.
-func (c *Core) endpoint(r Record, s State) Endpoint {
-	e := Endpoint{
+func (c *Core) endpoint(r endpoint.Record, s endpoint.State) endpoint.Endpoint {
+	e := endpoint.Endpoint{
 		Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Given: r.LastGiven(), Ports: r.Ports(),
 		Device: r.Device, Created: r.Created,
 	}
 	if c.cfg.Policies != nil && r.Slot != 0 {
 		e.Policy, _ = c.cfg.Policies.Of(r.Slot)
-		if s == Ready && e.Policy.Pending {
-			e.State = WaitingForPolicy
+		if s == endpoint.Ready && e.Policy.Pending {
+			e.State = endpoint.WaitingForPolicy
 		}
 	}
-	if s == Ready && c.unrepaired[r.Spec.Owner].noDevice() {
-		e.State = Damaged
+	if s == endpoint.Ready && c.unrepaired[r.Spec.Owner].noDevice() {
+		e.State = endpoint.Damaged
 	}
 	return e
 }
@@ -296,34 +306,34 @@ func (c *Core) PolicyChanged(slots []uint16) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for o, r := range c.records {
-		if r.Phase != PhaseDeleted && r.Slot != 0 && changed[r.Slot] {
+		if r.Phase != endpoint.PhaseDeleted && r.Slot != 0 && changed[r.Slot] {
 			c.hub.Upsert(o, c.endpoint(r, c.states[o]))
 		}
 	}
 }
 
 // awaits notes that a creation waits for something else now.
-func (c *Core) awaits(o workload.Owner, s State) {
+func (c *Core) awaits(o workload.Owner, s endpoint.State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r, ok := c.records[o]; ok && r.Phase == PhaseCreating {
+	if r, ok := c.records[o]; ok && r.Phase == endpoint.PhaseCreating {
 		c.states[o] = s
 		c.hub.Upsert(o, c.endpoint(r, s))
 	}
 }
 
 // set is the one place where the memory of endpoints changes.
-func (c *Core) set(r Record, s State) {
+func (c *Core) set(r endpoint.Record, s endpoint.State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.setLocked(r, s)
 }
 
-func (c *Core) setLocked(r Record, s State) {
+func (c *Core) setLocked(r endpoint.Record, s endpoint.State) {
 	o := r.Spec.Owner
 	c.forgetLocked(o)
 	c.records[o] = r
-	if r.Phase == PhaseDeleted {
+	if r.Phase == endpoint.PhaseDeleted {
 		delete(c.unrepaired, o)
 		delete(c.differing, o)
 		c.hub.Delete(o)
@@ -365,7 +375,7 @@ func (c *Core) forgetLocked(o workload.Owner) {
 	}
 }
 
-func (c *Core) record(o workload.Owner) (Record, bool) {
+func (c *Core) record(o workload.Owner) (endpoint.Record, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r, ok := c.records[o]
@@ -376,7 +386,7 @@ func (c *Core) record(o workload.Owner) (Record, bool) {
 // first attachment of a namespace has the default routes of its families; the
 // addresses of another become source-routed. devices are those of the node, or
 // nil if mayShare has said no: a creation that began since has no device either.
-func (c *Core) reserve(r Record, devices []HostDevice) (Record, error) {
+func (c *Core) reserve(r endpoint.Record, devices []endpoint.HostDevice) (endpoint.Record, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.inRange(r.Spec); err != nil {
@@ -384,7 +394,7 @@ func (c *Core) reserve(r Record, devices []HostDevice) (Record, error) {
 	}
 	for _, a := range r.Spec.Addrs {
 		if holder, ok := c.holders[a]; ok && holder != r.Spec.Owner {
-			return r, fmt.Errorf("address %v: %w: %s", a, ErrAddressHeld, holder)
+			return r, fmt.Errorf("address %v: %w: %s", a, endpoint.ErrAddressHeld, holder)
 		}
 	}
 	for o, other := range c.records {
@@ -392,7 +402,7 @@ func (c *Core) reserve(r Record, devices []HostDevice) (Record, error) {
 			continue
 		}
 		if c.cfg.RefuseSecond {
-			return r, fmt.Errorf("%w: %s; secondInterfaces allows more", ErrSecond, o)
+			return r, fmt.Errorf("%w: %s; secondInterfaces allows more", endpoint.ErrSecond, o)
 		}
 		for _, a := range r.Spec.Addrs {
 			if other.Leads(a) && !slices.Contains(r.Device.SourceRouted, a) {
@@ -401,23 +411,23 @@ func (c *Core) reserve(r Record, devices []HostDevice) (Record, error) {
 		}
 	}
 	slices.SortFunc(r.Device.SourceRouted, netip.Addr.Compare)
-	c.setLocked(r, WaitingForIdentity)
+	c.setLocked(r, endpoint.WaitingForIdentity)
 	return r, nil
 }
 
 // inRange says whether the addresses lie in ranges that are open. ErrUnavailable:
 // ipam may have leased one of a range that this process has yet to hear of.
-func (c *Core) inRange(s Spec) error {
+func (c *Core) inRange(s endpoint.Spec) error {
 	i := slices.IndexFunc(s.Addrs, func(a netip.Addr) bool { return !c.cfg.Ranges.Open(a) })
 	if i < 0 {
 		return nil
 	}
-	err := &FieldError{
+	err := &endpoint.FieldError{
 		Field:  "addresses",
 		Reason: fmt.Sprintf("%v is in none of the node's pod ranges %v", s.Addrs[i], c.cfg.Ranges.All()),
 	}
 	if c.cfg.Ranges.Changes() {
-		return fmt.Errorf("%w: %s; one that has it may come", ErrUnavailable, err.Error())
+		return fmt.Errorf("%w: %s; one that has it may come", endpoint.ErrUnavailable, err.Error())
 	}
 	return err
 }
@@ -437,27 +447,27 @@ func (c *Core) CloseRange(p netip.Prefix) bool {
 }
 
 // mayShare says whether another endpoint that is ready names the namespace of r.
-func (c *Core) mayShare(r Record) bool {
+func (c *Core) mayShare(r endpoint.Record) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for o, other := range c.records {
-		if o != r.Spec.Owner && other.Phase == PhaseReady && other.Namespace == r.Namespace {
+		if o != r.Spec.Owner && other.Phase == endpoint.PhaseReady && other.Namespace == r.Namespace {
 			return true
 		}
 	}
 	return false
 }
 
-func (c *Core) live() []Record {
+func (c *Core) live() []endpoint.Record {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var rs []Record
+	var rs []endpoint.Record
 	for _, r := range c.records {
-		if r.Phase != PhaseDeleted {
+		if r.Phase != endpoint.PhaseDeleted {
 			rs = append(rs, r)
 		}
 	}
-	slices.SortFunc(rs, func(a, b Record) int {
+	slices.SortFunc(rs, func(a, b endpoint.Record) int {
 		return cmp.Or(cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Spec.Owner.String(), b.Spec.Owner.String()))
 	})
 	return rs
@@ -468,7 +478,7 @@ func (c *Core) tombstones() []workload.Owner {
 	defer c.mu.Unlock()
 	var os []workload.Owner
 	for o, r := range c.records {
-		if r.Phase == PhaseDeleted {
+		if r.Phase == endpoint.PhaseDeleted {
 			os = append(os, o)
 		}
 	}
@@ -476,17 +486,17 @@ func (c *Core) tombstones() []workload.Owner {
 }
 
 // device derives the pair's names and addresses.
-func (c *Core) device(s Spec) Device {
+func (c *Core) device(s endpoint.Spec) endpoint.Device {
 	sum := func(what string) []byte {
 		h := sha256.Sum256([]byte(what + "\x00" + c.cfg.Instance + "\x00" + s.Owner.String()))
 		return h[:]
 	}
-	mac := func(what string) (m MAC) {
+	mac := func(what string) (m endpoint.MAC) {
 		copy(m[:], sum(what))
 		m[0] = m[0]&^0x01 | 0x02 // unicast, locally administered
 		return m
 	}
-	d := Device{
+	d := endpoint.Device{
 		HostName: "sl" + hex.EncodeToString(sum("device"))[:11],
 		HostMAC:  mac("host"),
 		Name:     s.Owner.Interface,
@@ -494,7 +504,7 @@ func (c *Core) device(s Spec) Device {
 		MTU:      s.MTU,
 		Addrs:    s.Addrs,
 	}
-	if d.MAC == (MAC{}) {
+	if d.MAC == (endpoint.MAC{}) {
 		d.MAC = mac("container")
 	}
 	if d.MTU == 0 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"context"
@@ -14,13 +14,14 @@ import (
 
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 // fakePolicies holds creations back until the test lets them go.
 type fakePolicies struct {
 	mu      sync.Mutex
 	await   func(ctx context.Context, identity uint32) error
-	of      map[uint16]Policy
+	of      map[uint16]endpoint.Policy
 	awaited []uint32
 }
 
@@ -39,7 +40,7 @@ func (p *fakePolicies) Prepare(ctx context.Context, identity uint32) error {
 	return p.Await(ctx, identity)
 }
 
-func (p *fakePolicies) Of(slot uint16) (Policy, bool) {
+func (p *fakePolicies) Of(slot uint16) (endpoint.Policy, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	of, ok := p.of[slot]
@@ -61,7 +62,7 @@ func (m *machine) evaluated(t *testing.T, p *fakePolicies) *Core {
 func TestCreationIsPublishedOnlyWhenItsPolicyIsInTheKernel(t *testing.T) {
 	m := newMachine()
 	waits, goes := make(chan struct{}), make(chan struct{})
-	p := &fakePolicies{of: map[uint16]Policy{1: {Revision: 4, EgressTable: 16, IngressTable: 17, Epoch: 9}}}
+	p := &fakePolicies{of: map[uint16]endpoint.Policy{1: {Revision: 4, EgressTable: 16, IngressTable: 17, Epoch: 9}}}
 	p.await = func(context.Context, uint32) error {
 		close(waits)
 		<-goes
@@ -73,24 +74,24 @@ func TestCreationIsPublishedOnlyWhenItsPolicyIsInTheKernel(t *testing.T) {
 	c := m.evaluated(t, p)
 	s := m.wanted("a", 2)
 	done := make(chan error, 1)
-	var e Endpoint
+	var e endpoint.Endpoint
 	go func() {
 		var err error
 		e, err = c.Create(t.Context(), s, false)
 		done <- err
 	}()
 	<-waits
-	if got, err := c.Get(s.Owner); err != nil || got.State != WaitingForPolicy {
+	if got, err := c.Get(s.Owner); err != nil || got.State != endpoint.WaitingForPolicy {
 		t.Errorf("meanwhile it is %v, %v", got.State, err)
 	}
-	if n := c.Counts().ByState[WaitingForPolicy]; n != 1 {
+	if n := c.Counts().ByState[endpoint.WaitingForPolicy]; n != 1 {
 		t.Errorf("%d wait", n)
 	}
 	close(goes)
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if e.State != Ready || e.Policy.Revision != 4 || e.Policy.EgressTable != 16 {
+	if e.State != endpoint.Ready || e.Policy.Revision != 4 || e.Policy.EgressTable != 16 {
 		t.Errorf("endpoint %+v", e)
 	}
 	if !m.recordOf(s.Owner).Evaluated {
@@ -102,7 +103,7 @@ func TestCreationIsPublishedOnlyWhenItsPolicyIsInTheKernel(t *testing.T) {
 }
 
 func TestCreationWithoutItsPolicyIsUndone(t *testing.T) {
-	for _, want := range []error{ErrUnavailable, ErrFull} {
+	for _, want := range []error{endpoint.ErrUnavailable, endpoint.ErrFull} {
 		m := newMachine()
 		p := &fakePolicies{await: func(context.Context, uint32) error { return fmt.Errorf("policy of identity 1000: %w", want) }}
 		c := m.evaluated(t, p)
@@ -130,7 +131,7 @@ func TestDeletionEndsACreationThatWaitsForItsPolicy(t *testing.T) {
 	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-done; !errors.Is(err, ErrDeleted) {
+	if err := <-done; !errors.Is(err, endpoint.ErrDeleted) {
 		t.Errorf("the creation ended with %v", err)
 	}
 	settle(t, c)
@@ -139,21 +140,21 @@ func TestDeletionEndsACreationThatWaitsForItsPolicy(t *testing.T) {
 
 func TestPendingEndpointWaitsUntilItsPolicyComesAndWatchersHearOfIt(t *testing.T) {
 	m := newMachine()
-	p := &fakePolicies{of: map[uint16]Policy{1: {Pending: true, Epoch: 1}}}
+	p := &fakePolicies{of: map[uint16]endpoint.Policy{1: {Pending: true, Epoch: 1}}}
 	c := m.evaluated(t, p)
 	s := m.wanted("a", 2)
 	e, err := c.Create(t.Context(), s, false)
-	if err != nil || e.State != WaitingForPolicy {
+	if err != nil || e.State != endpoint.WaitingForPolicy {
 		t.Fatal(e.State, err)
 	}
 	p.mu.Lock()
-	p.of[1] = Policy{Revision: 2, Epoch: 2}
+	p.of[1] = endpoint.Policy{Revision: 2, Epoch: 2}
 	p.mu.Unlock()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	states := make(chan State, 16)
+	states := make(chan endpoint.State, 16)
 	go func() {
-		_ = watch.Serve(ctx, c.Hub(), nil, func(e watch.Event[workload.Owner, Endpoint]) error {
+		_ = watch.Serve(ctx, c.Hub(), nil, func(e watch.Event[workload.Owner, endpoint.Endpoint]) error {
 			if e.Kind == watch.Upsert {
 				states <- e.Value.State
 			} else if e.SnapshotComplete {
@@ -163,11 +164,11 @@ func TestPendingEndpointWaitsUntilItsPolicyComesAndWatchersHearOfIt(t *testing.T
 		})
 	}()
 	for state := range states {
-		if state == Ready {
+		if state == endpoint.Ready {
 			break
 		}
 	}
-	if n := c.Counts().ByState; n[Ready] != 1 || n[WaitingForPolicy] != 0 {
+	if n := c.Counts().ByState; n[endpoint.Ready] != 1 || n[endpoint.WaitingForPolicy] != 0 {
 		t.Errorf("states %v", n)
 	}
 }
@@ -184,9 +185,9 @@ func TestChangedIdentityWaitsForItsPolicy(t *testing.T) {
 	m.number = 2000
 	m.mu.Unlock()
 	p.mu.Lock()
-	p.await = func(context.Context, uint32) error { return ErrUnavailable }
+	p.await = func(context.Context, uint32) error { return endpoint.ErrUnavailable }
 	p.mu.Unlock()
-	if changed, err := c.Refresh(t.Context()); changed != 0 || !errors.Is(err, ErrUnavailable) {
+	if changed, err := c.Refresh(t.Context()); changed != 0 || !errors.Is(err, endpoint.ErrUnavailable) {
 		t.Errorf("%d changed, %v", changed, err)
 	}
 	if m.slotsNow()[1].Identity != 1000 || m.recordOf(s.Owner).Identity.Number != 1000 {
@@ -241,17 +242,17 @@ func TestDeletionEndsAWaitForThePolicyOfAChangedIdentity(t *testing.T) {
 	m.holds(t, c, 0)
 }
 
-func (m *machine) slotsNow() map[uint16]Entry {
+func (m *machine) slotsNow() map[uint16]endpoint.Entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	out := map[uint16]Entry{}
+	out := map[uint16]endpoint.Entry{}
 	for n, e := range m.slots {
 		out[n] = e
 	}
 	return out
 }
 
-func (m *machine) recordOf(o workload.Owner) Record {
+func (m *machine) recordOf(o workload.Owner) endpoint.Record {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.records[o]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+package lifecycle
 
 import (
 	"errors"
@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/reaper"
 )
 
@@ -45,7 +46,7 @@ func TestNewNamespaceWithTheNumberOfTheOldOneGetsANewEndpoint(t *testing.T) {
 }
 
 // lend gives a slot that is free to another endpoint.
-func (m *machine) lend(t *testing.T, slot uint16, e Entry) {
+func (m *machine) lend(t *testing.T, slot uint16, e endpoint.Entry) {
 	t.Helper()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -64,7 +65,7 @@ func TestRepeatedDeletionLeavesTheNextHolderOfItsSlotAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.setFail("save "+string(PhaseDeleted), errTest)
+	m.setFail("save "+string(endpoint.PhaseDeleted), errTest)
 	if _, err := c.Delete(t.Context(), s.Owner); !errors.Is(err, errTest) {
 		t.Fatalf("deletion without room for its tombstone: %v", err)
 	}
@@ -73,8 +74,8 @@ func TestRepeatedDeletionLeavesTheNextHolderOfItsSlotAlone(t *testing.T) {
 		t.Errorf("refresh of what is half deleted: %d changed, %v", changed, err)
 	}
 	other := m.wanted("b", 3)
-	m.lend(t, e.Slot, Entry{Ifindex: 99, Addrs: other.Addrs, MAC: MAC{2, 0, 0, 0, 0, 9}, HostMAC: MAC{2, 0, 0, 0, 0, 8}})
-	m.setFail("save "+string(PhaseDeleted), nil)
+	m.lend(t, e.Slot, endpoint.Entry{Ifindex: 99, Addrs: other.Addrs, MAC: endpoint.MAC{2, 0, 0, 0, 0, 9}, HostMAC: endpoint.MAC{2, 0, 0, 0, 0, 8}})
+	m.setFail("save "+string(endpoint.PhaseDeleted), nil)
 	if existed, err := c.Delete(t.Context(), s.Owner); err != nil || !existed {
 		t.Fatalf("again: %v, %v", existed, err)
 	}
@@ -99,12 +100,12 @@ func TestFailedRepairLeavesTheNextHolderOfTheSlotAlone(t *testing.T) {
 	m.slots[e.Slot] = damaged
 	m.mu.Unlock()
 	m.setFail("publish", errTest)
-	if err := c.Audit(t.Context(), true, func(Finding) error { return nil }); err != nil {
+	if err := c.Audit(t.Context(), true, func(endpoint.Finding) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	m.setFail("publish", nil)
 	other := m.wanted("b", 3)
-	m.lend(t, e.Slot, Entry{Ifindex: 99, Addrs: other.Addrs, MAC: MAC{2, 0, 0, 0, 0, 9}, HostMAC: MAC{2, 0, 0, 0, 0, 8}})
+	m.lend(t, e.Slot, endpoint.Entry{Ifindex: 99, Addrs: other.Addrs, MAC: endpoint.MAC{2, 0, 0, 0, 0, 9}, HostMAC: endpoint.MAC{2, 0, 0, 0, 0, 8}})
 	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
 		t.Fatal(err)
 	}
@@ -118,10 +119,10 @@ func TestFailedRepairLeavesTheNextHolderOfTheSlotAlone(t *testing.T) {
 func TestOneAddressIsReservedByOneOwner(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
-	var rs [4]Record
+	var rs [4]endpoint.Record
 	for i := range rs {
 		s := m.wanted(string(rune('a'+i)), 2)
-		rs[i] = Record{Phase: PhaseCreating, Spec: s}
+		rs[i] = endpoint.Record{Phase: endpoint.PhaseCreating, Spec: s}
 	}
 	for range 2000 {
 		var wg sync.WaitGroup
@@ -152,7 +153,7 @@ func TestInterfaceOfADeletedEndpointMakesRoomForTheNextOne(t *testing.T) {
 	}
 	next := m.wanted("b", 3)
 	next.Netns = old.Netns
-	if _, err := c.Create(t.Context(), next, false); !errors.Is(err, ErrNameTaken) {
+	if _, err := c.Create(t.Context(), next, false); !errors.Is(err, endpoint.ErrNameTaken) {
 		t.Fatalf("beside the live one: %v, want ErrNameTaken", err)
 	}
 	settle(t, c)
@@ -168,7 +169,7 @@ func TestInterfaceOfADeletedEndpointMakesRoomForTheNextOne(t *testing.T) {
 }
 
 func TestCreationAfterAFailedDeletionMakesTheEndpointAnew(t *testing.T) {
-	for _, op := range []string{"cut", "unpublish", "save " + string(PhaseDeleted)} {
+	for _, op := range []string{"cut", "unpublish", "save " + string(endpoint.PhaseDeleted)} {
 		t.Run(op, func(t *testing.T) {
 			m := newMachine()
 			c := m.start(t)
@@ -197,7 +198,7 @@ func TestCreationAfterAFailedDeletionMakesTheEndpointAnew(t *testing.T) {
 }
 
 func TestAuditFinishesADeletionThatFailed(t *testing.T) {
-	for _, op := range []string{"cut", "unpublish", "save " + string(PhaseDeleted)} {
+	for _, op := range []string{"cut", "unpublish", "save " + string(endpoint.PhaseDeleted)} {
 		t.Run(op, func(t *testing.T) {
 			m := newMachine()
 			c := m.start(t)
@@ -210,7 +211,7 @@ func TestAuditFinishesADeletionThatFailed(t *testing.T) {
 				t.Fatalf("deletion: %v", err)
 			}
 			m.setFail(op, nil)
-			if err := c.Audit(t.Context(), true, func(Finding) error { return nil }); err != nil {
+			if err := c.Audit(t.Context(), true, func(endpoint.Finding) error { return nil }); err != nil {
 				t.Fatal(err)
 			}
 			settle(t, c)
@@ -220,7 +221,7 @@ func TestAuditFinishesADeletionThatFailed(t *testing.T) {
 }
 
 // secondOf is a request for another interface of the container.
-func (m *machine) secondOf(s Spec, name string, last byte) Spec {
+func (m *machine) secondOf(s endpoint.Spec, name string, last byte) endpoint.Spec {
 	t := m.wanted(s.Owner.ContainerID+"-"+name, last)
 	l := m.leases[t.Owner]
 	delete(m.leases, t.Owner)
@@ -236,7 +237,7 @@ func TestDeviceOfAKilledCreationIsRemovedByItsIndex(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
 	s := m.wanted("a", 2)
-	half := Record{Phase: PhaseCreating, BootID: c.cfg.BootID, Spec: s, Device: c.device(s), Namespace: m.namespaces[s.Netns].id}
+	half := endpoint.Record{Phase: endpoint.PhaseCreating, BootID: c.cfg.BootID, Spec: s, Device: c.device(s), Namespace: m.namespaces[s.Netns].id}
 	for _, made := range []bool{false, true} {
 		m.records[s.Owner] = half // as a process that was killed leaves it
 		m.leases[s.Owner] = lease{addrs: s.Addrs}
@@ -270,7 +271,7 @@ func TestFirstAttachmentHasTheDefaultRoutes(t *testing.T) {
 	first.Addrs = first.Addrs[:1]
 	m.leases[first.Owner] = lease{addrs: first.Addrs}
 	second, third := m.secondOf(first, "net1", 3), m.secondOf(first, "net2", 4)
-	create := func(s Spec, want ...netip.Addr) {
+	create := func(s endpoint.Spec, want ...netip.Addr) {
 		t.Helper()
 		e, err := c.Create(t.Context(), s, false)
 		if err != nil {
@@ -283,7 +284,7 @@ func TestFirstAttachmentHasTheDefaultRoutes(t *testing.T) {
 			t.Errorf("%s: the record says %v, want %v", s.Owner, got, want)
 		}
 	}
-	del := func(s Spec) {
+	del := func(s endpoint.Spec) {
 		t.Helper()
 		if _, err := c.Delete(t.Context(), s.Owner); err != nil {
 			t.Fatal(err)
@@ -310,7 +311,7 @@ func TestFirstAttachmentHasTheDefaultRoutes(t *testing.T) {
 
 	c.cfg.RefuseSecond = true
 	refused := m.secondOf(first, "net3", 5)
-	if _, err := c.Create(t.Context(), refused, false); !errors.Is(err, ErrSecond) {
+	if _, err := c.Create(t.Context(), refused, false); !errors.Is(err, endpoint.ErrSecond) {
 		t.Errorf("with refusal: %v, want ErrSecond", err)
 	}
 }
@@ -322,7 +323,7 @@ func TestDeletedSecondAttachmentLeavesNoRules(t *testing.T) {
 	c := m.start(t)
 	first := m.wanted("a", 2)
 	second := m.secondOf(first, "net1", 3)
-	for _, s := range []Spec{first, second} {
+	for _, s := range []endpoint.Spec{first, second} {
 		if _, err := c.Create(t.Context(), s, false); err != nil {
 			t.Fatal(err)
 		}
@@ -343,7 +344,7 @@ func TestAuditOfContainersRepairsWhenAsked(t *testing.T) {
 	c := m.start(t)
 	first := m.wanted("a", 2)
 	second := m.secondOf(first, "net1", 3)
-	for _, s := range []Spec{first, second} {
+	for _, s := range []endpoint.Spec{first, second} {
 		if _, err := c.Create(t.Context(), s, false); err != nil {
 			t.Fatal(err)
 		}
@@ -352,16 +353,16 @@ func TestAuditOfContainersRepairsWhenAsked(t *testing.T) {
 		d.rules = nil
 	}
 	for i, want := range []struct{ repair, found bool }{{false, true}, {true, true}, {true, false}} {
-		var found []Finding
-		if err := c.AuditContainers(t.Context(), want.repair, func(f Finding) error { found = append(found, f); return nil }); err != nil {
+		var found []endpoint.Finding
+		if err := c.AuditContainers(t.Context(), want.repair, func(f endpoint.Finding) error { found = append(found, f); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if (len(found) == 1) != want.found || want.found && found[0].Repaired != want.repair {
 			t.Errorf("audit %d found %+v, want %+v", i, found, want)
 		}
 	}
-	var found []Finding
-	if err := c.Audit(t.Context(), true, func(f Finding) error { found = append(found, f); return nil }); err != nil || len(found) > 0 {
+	var found []endpoint.Finding
+	if err := c.Audit(t.Context(), true, func(f endpoint.Finding) error { found = append(found, f); return nil }); err != nil || len(found) > 0 {
 		t.Errorf("the audit of the node looks into containers: %v, %v", found, err)
 	}
 }

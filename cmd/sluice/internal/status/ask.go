@@ -170,6 +170,9 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus,
 			n.GetPickedUp(),
 		}
 	}
+	if i := r.GetIdentityStream(); i != nil {
+		d.IdentityStream = &identityStream{i.GetComplete(), i.GetError(), i.GetChanged(), i.GetPending()}
+	}
 	s.Datapath = d
 	switch why := strings.Join(textsOf(r.GetService()), "; "); {
 	case d.AddReady:

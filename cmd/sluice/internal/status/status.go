@@ -5,6 +5,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -75,6 +76,15 @@ type datapathStatus struct {
 	Warnings         []string          `json:"warnings"`
 	Connections      *connectionCounts `json:"connections,omitempty"`
 	Maps             []bpfmap.Usage    `json:"maps"`
+	IdentityStream   *identityStream   `json:"identityStream,omitempty"`
+}
+
+// identityStream is how endpoints change their identity.
+type identityStream struct {
+	Complete bool   `json:"complete"` // everything that identity wants was heard
+	Error    string `json:"error,omitempty"`
+	Changed  uint64 `json:"changed"`
+	Pending  uint32 `json:"pending"`
 }
 
 type connectionCounts struct {
@@ -280,6 +290,10 @@ func (s *nodeStatus) warnings() []string {
 		for _, warning := range d.Warnings {
 			all = append(all, "sluice-datapath: "+warning)
 		}
+		if i := d.IdentityStream; i != nil && !i.Complete {
+			all = append(all, "sluice-datapath: endpoints keep their identities when labels change: "+
+				cmp.Or(i.Error, "identity has not listed them yet"))
+		}
 	}
 	// Two may say the same.
 	slices.Sort(all)
@@ -342,6 +356,13 @@ func (s *nodeStatus) table(w io.Writer) {
 		}
 		output.Row(w, "Endpoints", strings.Join(states, ", "))
 		output.Row(w, "Policy", d.policyText(s.Policy))
+		if i := d.IdentityStream; i != nil {
+			text := fmt.Sprintf("%d endpoints, %d pending", i.Changed, i.Pending)
+			if !i.Complete {
+				text += "; the stream from identity is not open"
+			}
+			output.Row(w, "Relabelled", text)
+		}
 		if n := d.Connections; n != nil {
 			output.Row(w, "Connections", fmt.Sprintf("%d live; %d begun, %d ended by policy, %d expired, %d evicted", n.Live,
 				n.Created, n.Revoked, n.Expired, n.Evicted))

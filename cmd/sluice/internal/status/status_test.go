@@ -94,13 +94,17 @@ func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
 			t.Errorf("exit code 0 beside\n%s", out)
 		}
 	}
-	want(0, "Ready yes")
+	want(0, "Ready yes", "Relabelled 4 endpoints, 1 pending")
 	n.Healthy = false // a warning alone
 	want(invocation.ExitNotReady, "Ready yes")
 	n.Healthy = true
 	n.Policy.Unsupported = 1
 	want(invocation.ExitNotReady, "Ready yes")
 	n.Policy.Unsupported = 0
+	n.StreamError = "identity: connection refused"
+	want(invocation.ExitNotReady, "Ready yes", "Relabelled 4 endpoints, 1 pending; the stream from identity is not open",
+		"Warning: sluice-datapath: endpoints keep their identities when labels change: identity: connection refused")
+	n.StreamError = ""
 
 	n.Identity.StoreFull = "etcd (e) has no space left; compact and defragment it, then disarm its alarm: no space"
 	want(invocation.ExitNotReady, "Ready only for label sets that this node has", "etcd takes no writes",

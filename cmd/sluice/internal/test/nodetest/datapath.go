@@ -143,6 +143,7 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 		PolicyRefusals: []string{"identity 300: no room"},
 		Warnings:       []string{"a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113"},
 		Connections:    &datapathv1.ConnectionCounts{Live: 7, Created: 9, Revoked: 1, Expired: 1},
+		IdentityStream: &datapathv1.IdentityStream{Complete: f.node.StreamError == "", Error: f.node.StreamError, Changed: 4, Pending: 1},
 		Maps: []*datapathv1.MapUsage{
 			{Name: "sl_ct", Entries: -1, MaxEntries: 65536, Bytes: 1024},
 			{Name: "sl_peer", Entries: 3, MaxEntries: 16, Bytes: 512},

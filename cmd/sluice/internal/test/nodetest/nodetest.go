@@ -50,7 +50,9 @@ type Node struct {
 	// KnownReady: labels that an endpoint has can be connected all the same.
 	KnownReady bool
 	Healthy    bool // the datapath has no warnings
-	Identity   *identity
+	// StreamError is why the datapath does not hear identity; empty if it does.
+	StreamError string
+	Identity    *identity
 
 	IPAM        *ipam
 	Policy      *policy

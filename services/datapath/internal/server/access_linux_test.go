@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/sluice-net/sluice/kit/rpc"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+)
+
+// TestKernelRootChangesAndTheGroupReads calls every method as other users, which
+// the kernel reports to the server.
+func TestKernelRootChangesAndTheGroupReads(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Fatal("needs root: it calls as several users")
+	}
+	socket := serveAll(t)
+	changes := []string{
+		"AuditMaps", "CreateEndpoint", "DeleteEndpoint", "DumpMap", "ReclaimEndpoints", "UpdateEndpoint",
+	}
+	for uid, refused := range map[uintptr][]string{
+		0:     nil,
+		64999: changes,
+		65701: changes, // identity, which makes endpoints change by a stream that the datapath opens
+		65703: changes, // policy
+		65706: changes, // the datapath itself
+	} {
+		conn := dialAs(t, socket, uid)
+		called := 0
+		for _, service := range []grpc.ServiceDesc{datapathv1.DatapathService_ServiceDesc, datapathv1.ObserverService_ServiceDesc} {
+			names := map[string]func(string) error{}
+			for _, m := range service.Methods {
+				names[m.MethodName] = func(method string) error {
+					return conn.Invoke(t.Context(), method, &emptypb.Empty{}, &emptypb.Empty{})
+				}
+			}
+			for i := range service.Streams {
+				names[service.Streams[i].StreamName] = func(method string) error {
+					stream, err := conn.NewStream(t.Context(), &service.Streams[i], method)
+					if err != nil {
+						return err
+					}
+					if err := stream.SendMsg(&emptypb.Empty{}); err != nil {
+						return err
+					}
+					return stream.RecvMsg(&emptypb.Empty{})
+				}
+			}
+			for name, call := range names {
+				called++
+				err := call("/" + service.ServiceName + "/" + name)
+				want := slices.Contains(refused, name)
+				if got := status.Code(err) == codes.PermissionDenied; got != want || err == nil {
+					t.Errorf("%s as uid %d: %v, want it refused: %t", name, uid, err, want)
+				}
+			}
+		}
+		if called != len(Methods()) {
+			t.Errorf("%d methods are called of %d", called, len(Methods()))
+		}
+	}
+}
+
+// serveAll serves every method, none of which does anything but fail.
+func serveAll(t *testing.T) (socket string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "datapath")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })      //nolint:errcheck // a leak shows elsewhere
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // another user connects
+		t.Fatal(err)
+	}
+	socket = filepath.Join(dir, "s", "datapath.sock")
+	l, err := rpc.Listen(socket, rpc.ListenOptions{Mode: 0o666, DirMode: 0o755})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := rpc.NewServer(rpc.Options{Methods: Methods(), Register: func(r grpc.ServiceRegistrar) {
+		datapathv1.RegisterDatapathServiceServer(r, &datapathv1.UnimplementedDatapathServiceServer{})
+		datapathv1.RegisterObserverServiceServer(r, &datapathv1.UnimplementedObserverServiceServer{})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return socket
+}
+
+// dialAs connects as another user.
+func dialAs(t *testing.T, socket string, uid uintptr) *grpc.ClientConn {
+	t.Helper()
+	dial := func(context.Context, string) (net.Conn, error) {
+		type result struct {
+			conn net.Conn
+			err  error
+		}
+		done := make(chan result)
+		go func() {
+			// Never unlocked: the thread with the other user ends with the goroutine.
+			runtime.LockOSThread()
+			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
+				done <- result{err: errno}
+				return
+			}
+			c, err := net.Dial("unix", socket)
+			done <- result{c, err}
+		}()
+		r := <-done
+		return r.conn, r.err
+	}
+	conn, err := grpc.NewClient("unix:"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}

@@ -19,7 +19,9 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -324,9 +326,60 @@ func (n *Netdev) Activate(ns endpoint.Namespace, d endpoint.Device) (endpoint.De
 		if err := removeStaleRules(h, d); err != nil {
 			return err
 		}
-		return activateContainer(h, d)
+		if err := activateContainer(h, d); err != nil {
+			return err
+		}
+		return n.awaitTraffic(h, d, trafficPatience)
 	})
 	return d, err
+}
+
+// trafficPatience is longer than workers of the kernel are late on a machine
+// under load, and shorter than a caller waits for ADD.
+const trafficPatience = 10 * time.Second
+
+// awaitTraffic waits until the device carries packets both ways, at least for one
+// look; ErrDeadlineExceeded names what was missing after that time. Two things
+// are done by workers of the kernel some time after the calls that cause them
+// return, and packets are lost until then (Linux 6.18): the host end has no
+// queue before its state is up, and an IPv6 address does not receive before the
+// local table has a route to it.
+func (n *Netdev) awaitTraffic(h *netlink.Handle, d endpoint.Device, patience time.Duration) error {
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		missing, err := n.missingForTraffic(h, d)
+		if err != nil || missing == "" {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s: %w", missing, os.ErrDeadlineExceeded)
+		}
+	}
+}
+
+func (n *Netdev) missingForTraffic(h *netlink.Handle, d endpoint.Device) (string, error) {
+	host, err := n.looks.LinkByIndex(int(d.HostIndex))
+	if err != nil {
+		return "", fmt.Errorf("find %s: %w", d.HostName, err)
+	}
+	if state := host.Attrs().OperState; state != netlink.OperUp {
+		return fmt.Sprintf("carrier of %s, which is %v", d.HostName, state), nil
+	}
+	for _, a := range d.Addrs {
+		if a.Is4() {
+			continue // its route comes with the address and the device
+		}
+		to := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Dst: ipNet(netip.PrefixFrom(a, a.BitLen()))}
+		routes, err := whole(func() ([]netlink.Route, error) {
+			return h.RouteListFiltered(family(a), to, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+		})
+		if err != nil {
+			return "", fmt.Errorf("list local routes of the container: %w", err)
+		}
+		if len(routes) == 0 {
+			return fmt.Sprintf("local route to %v in the container", a), nil
+		}
+	}
+	return "", nil
 }
 
 func (n *Netdev) activateHost(d endpoint.Device) error {

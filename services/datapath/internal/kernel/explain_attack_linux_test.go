@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
@@ -213,7 +214,7 @@ func TestKernelExplainAndPacketsDoNotMeet(t *testing.T) {
 			if _, err := here.Write(buf); err != nil {
 				return err
 			}
-			if err := here.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			if err := here.SetReadDeadline(time.Now().Add(servicetest.Patience)); err != nil {
 				return err
 			}
 			if n, err := here.Read(buf); err != nil || n != 2 || buf[0] != byte(i) || buf[1] != byte(i>>8) {

@@ -40,7 +40,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 	buf := make([]byte, 100)
 	receive := func(want string) netip.AddrPort {
 		t.Helper()
-		must(t, "set a deadline", l.SetReadDeadline(time.Now().Add(10*time.Second)))
+		must(t, "set a deadline", l.SetReadDeadline(time.Now().Add(servicetest.Patience)))
 		size, from, err := l.ReadFromUDPAddrPort(buf)
 		must(t, "receive in the pod", err)
 		if string(buf[:size]) != want {

@@ -70,16 +70,8 @@ func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver slotmap.Del
 	must(t, "find lo", err)
 	must(t, "set lo up", h.LinkSetUp(lo))
 	must(t, "set eth0 up", h.LinkSetUp(eth0))
-	// A device whose peer came up after it gets its queue later, in a worker
-	// of the kernel: until then everything that is sent out of it is dropped,
-	// behind the programs, which have passed it.
-	wait(t, func() bool {
-		link, err := netlink.LinkByName(name)
-		must(t, "find "+name, err)
-		return link.Attrs().OperState == netlink.OperUp
-	})
-	// The kernel tells of the carrier later, and until then the device's queue
-	// drops what the stack sends.
+	// The kernel tells of the carrier later, in a worker, and until then the
+	// device's queue drops what the stack sends, behind the programs.
 	servicetest.Eventually(t, "carrier of "+name, func() bool {
 		l, err := netlink.LinkByIndex(link.Attrs().Index)
 		return err == nil && l.Attrs().OperState == netlink.OperUp
@@ -96,12 +88,31 @@ func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver slotmap.Del
 			LinkIndex: eth0.Attrs().Index, Gw: gw.AsSlice(),
 			Dst: &net.IPNet{IP: zero.Addr().AsSlice(), Mask: net.CIDRMask(0, zero.Addr().BitLen())},
 		}))
+		receives(t, h, a)
 	}
 
 	s, err := k.Endpoints.Publish(t.Context(), p.Endpoint)
 	must(t, "publish "+name, err)
 	p.Slot = s
 	return p
+}
+
+// receives waits until what is sent to an address is delivered: a worker of the
+// kernel adds the local route of an IPv6 address after the address itself.
+func receives(t *testing.T, h *netlink.Handle, a netip.Addr) {
+	t.Helper()
+	family := unix.AF_INET
+	if a.Is6() {
+		family = unix.AF_INET6
+	}
+	local := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Dst: ipNet(a)}
+	servicetest.EventuallyNil(t, "local route to "+a.String(), func() error {
+		routes, err := h.RouteListFiltered(family, local, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+		if err == nil && len(routes) == 0 {
+			err = errors.New("there is none")
+		}
+		return err
+	})
 }
 
 func attach(t *testing.T, link netlink.Link, parent uint32, p *program.Program) {
@@ -291,7 +302,7 @@ func TestKernelPacketsInPiecesAreEvaluatedLikeOthers(t *testing.T) {
 				t.FailNow()
 			}
 			defer l.Close()
-			must(t, "deadline", l.SetReadDeadline(time.Now().Add(5*time.Second)))
+			must(t, "deadline", l.SetReadDeadline(time.Now().Add(servicetest.Patience)))
 			want := bytes.Repeat([]byte("piece"), 1200)
 			dgram := udp(40000, l.LocalAddr().(*net.UDPAddr).AddrPort().Port(), want...)
 			var in []byte
@@ -359,7 +370,7 @@ func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 					}
 				}
 			}))
-			must(t, "deadline", conn.SetDeadline(time.Now().Add(5*time.Second)))
+			must(t, "deadline", conn.SetDeadline(time.Now().Add(servicetest.Patience)))
 			_, err = conn.Write(make([]byte, c.size))
 			must(t, "send", err)
 			if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, c.want) {
@@ -417,7 +428,7 @@ func TestKernelTooBigPacketsArriveInFragments(t *testing.T) {
 	want := bytes.Repeat([]byte("12345678"), 175)
 	_, err = conn.Write(want)
 	must(t, "send", err)
-	must(t, "deadline", l.SetReadDeadline(time.Now().Add(5*time.Second)))
+	must(t, "deadline", l.SetReadDeadline(time.Now().Add(servicetest.Patience)))
 	got := make([]byte, 2000)
 	n, err := l.Read(got)
 	if err != nil || !bytes.Equal(got[:n], want) {
@@ -439,6 +450,9 @@ func makeNode(t *testing.T, k *Kernel) {
 	lo, err := netlink.LinkByName("lo")
 	must(t, "find lo", err)
 	must(t, "set lo up", netlink.LinkSetUp(lo))
+	here, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	must(t, "netlink", err)
+	defer here.Close()
 	for _, a := range []netip.Addr{host4, host6} {
 		addr := &netlink.Addr{IPNet: ipNet(a), Flags: unix.IFA_F_NODAD}
 		must(t, "add the host's address", netlink.AddrAdd(lo, addr))
@@ -447,6 +461,7 @@ func makeNode(t *testing.T, k *Kernel) {
 				t.Errorf("delete %v: %v", a, err)
 			}
 		})
+		receives(t, here, a)
 	}
 	must(t, "host addresses", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6}))
 }
@@ -500,7 +515,7 @@ func stream(t *testing.T, client, server *pod, addr netip.Addr, n int) {
 	var conn net.Conn
 	inNetns(t, client.ns, func() {
 		var err error
-		if conn, err = net.DialTimeout("tcp", l.Addr().String(), 5*time.Second); err != nil {
+		if conn, err = net.DialTimeout("tcp", l.Addr().String(), servicetest.Patience); err != nil {
 			t.Errorf("dial: %v", err)
 		}
 	})
@@ -519,7 +534,6 @@ func stream(t *testing.T, client, server *pod, addr netip.Addr, n int) {
 // echo sends a datagram from one pod to another and back.
 func echo(t *testing.T, client *pod, local netip.Addr, server *pod, addr netip.Addr) {
 	t.Helper()
-	const patience = 5 * time.Second
 	var there, here *net.UDPConn
 	inNetns(t, server.ns, func() {
 		var err error
@@ -538,8 +552,8 @@ func echo(t *testing.T, client *pod, local netip.Addr, server *pod, addr netip.A
 	}
 	defer there.Close()
 	defer here.Close()
-	must(t, "deadline", there.SetDeadline(time.Now().Add(patience)))
-	must(t, "deadline", here.SetDeadline(time.Now().Add(patience)))
+	must(t, "deadline", there.SetDeadline(time.Now().Add(servicetest.Patience)))
+	must(t, "deadline", here.SetDeadline(time.Now().Add(servicetest.Patience)))
 
 	port := there.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	msg := []byte("through the datapath")

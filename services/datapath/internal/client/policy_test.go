@@ -58,8 +58,9 @@ func servePolicy(t *testing.T, s *scriptedPolicy) *Policy {
 	}
 	srv := grpc.NewServer()
 	policyv1.RegisterPolicyServiceServer(srv, s)
-	go func() { _ = srv.Serve(l) }()
-	t.Cleanup(srv.Stop)
+	served := make(chan struct{})
+	go func() { defer close(served); _ = srv.Serve(l) }()
+	t.Cleanup(func() { srv.Stop(); <-served })
 	cc, err := client.Dial(path, client.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -57,7 +57,7 @@ type Node struct {
 	fail        map[string]func(ctx context.Context) error // by method; before anything is done
 	failAfter   map[string]func(ctx context.Context) error // by method; after it was done
 
-	servers map[string]*grpc.Server
+	stops map[string]func() // by service
 }
 
 // New starts both services below a fresh directory and stops them at the end
@@ -82,7 +82,7 @@ func New(t testing.TB) *Node {
 		status:      &datapathv1.GetStatusResponse{AddReady: true},
 		fail:        map[string]func(context.Context) error{},
 		failAfter:   map[string]func(context.Context) error{},
-		servers:     map[string]*grpc.Server{},
+		stops:       map[string]func(){},
 	}
 	// What prepares a node makes it; the plugin does not.
 	deletes := filepath.Join(n.StateDir, "cni", "deletes")
@@ -132,18 +132,25 @@ func (n *Node) Start(t testing.TB, service string) {
 	case "datapath":
 		datapathv1.RegisterDatapathServiceServer(s, datapath{n})
 	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = s.Serve(l) // it ends with Stop
+	}()
 	n.mu.Lock()
-	n.servers[service] = s
-	n.mu.Unlock()
-	go s.Serve(l) //nolint:errcheck // ends with Stop
+	defer n.mu.Unlock()
+	// A server that is stopped before it begins to serve closes its listener only
+	// when it begins; until then clients would connect.
+	n.stops[service] = func() { s.Stop(); <-served }
 }
 
-// Stop ends one service as a kill would: connections break.
+// Stop ends one service as a kill would: connections break, and the socket
+// refuses new ones when Stop returns.
 func (n *Node) Stop(service string) {
 	n.mu.Lock()
-	s := n.servers[service]
+	stop := n.stops[service]
 	n.mu.Unlock()
-	s.Stop()
+	stop()
 }
 
 // Fail makes the method (its short name) end with what f returns, before it

@@ -24,8 +24,10 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Patience is how long what is closed in the background may take to go.
-const Patience = 2 * time.Second
+// patience is how long what is closed in the background may take to go. A binary
+// that leaves nothing does not wait, so it only has to be longer than the pauses
+// of a machine that runs many tests.
+var patience = 30 * time.Second
 
 // Resource lists what exists of one kind. What is there after the tests and
 // was not before is a leak.
@@ -48,7 +50,7 @@ func Run(m *testing.M, resources ...Resource) int {
 	if code != 0 {
 		return code // a failed test may leave things; its own message matters
 	}
-	if err := errors.Join(goleak.Find(), check()); err != nil {
+	if err := errors.Join(ended(), check()); err != nil {
 		fmt.Fprintf(os.Stderr, "leaktest: %v\n", err)
 		return 1
 	}
@@ -75,9 +77,19 @@ func begin(resources []Resource) (check func() error, _ error) {
 	}, nil
 }
 
+// ended waits until no goroutine of a test is left; goleak alone waits for less
+// than half a second.
+func ended() error {
+	for deadline := time.Now().Add(patience); ; {
+		if err := goleak.Find(); err == nil || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
 // gone waits until nothing new is left.
 func gone(r Resource, before map[string]int) error {
-	for deadline := time.Now().Add(Patience); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		names, err := r.List()
 		if err != nil {
 			return fmt.Errorf("list %s: %w", r.Name, err)

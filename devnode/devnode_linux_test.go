@@ -165,7 +165,7 @@ func options(t *testing.T, binDir string) Options {
 	t.Helper()
 	b := make([]byte, 4)
 	rand.Read(b) //nolint:errcheck // never fails
-	o := Options{Instance: "t" + hex.EncodeToString(b), BinDir: binDir, StartTimeout: 20 * time.Second}
+	o := Options{Instance: "t" + hex.EncodeToString(b), BinDir: binDir, StartTimeout: time.Minute}
 	t.Cleanup(func() {
 		if err := Down(context.Background(), o.Instance); err != nil {
 			t.Error(err)

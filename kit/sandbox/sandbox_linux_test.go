@@ -272,7 +272,7 @@ func child(dir, what string) int {
 
 func try(t *testing.T, dir, what string) []attempts {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, childPath, what) //nolint:gosec // built by TestMain
 	cmd.Env = append(os.Environ(), childEnv+"="+dir)

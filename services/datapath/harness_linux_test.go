@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
@@ -30,7 +31,7 @@ import (
 )
 
 // patience bounds every wait for something that must happen.
-const patience = 10 * time.Second
+const patience = servicetest.Patience
 
 func pathOf(ns *netns.Namespace) string { return fmt.Sprintf("/proc/self/fd/%d", ns.Fd()) }
 

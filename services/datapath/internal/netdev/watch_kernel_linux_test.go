@@ -7,16 +7,13 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 )
-
-// patience bounds the wait for news.
-const patience = 10 * time.Second
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
@@ -67,7 +64,7 @@ func TestKernelOverflowOfTheSocketLeadsToOneLookBehindIt(t *testing.T) {
 	n := newNode(t)
 	s, _ := n.overflown(t)
 	defer s.close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), servicetest.Patience)
 	defer cancel()
 	marker, all := -1, 0
 	err := receive(ctx, s.route, func(c Change) {

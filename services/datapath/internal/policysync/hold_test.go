@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -46,7 +47,7 @@ func (m *memory) Save(e policystream.Enforced) error {
 // wait returns when the revision is saved.
 func (m *memory) wait(t *testing.T, want policystream.Enforced) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(servicetest.Patience); ; time.Sleep(time.Millisecond) {
 		if e, _ := m.Load(); e.Equal(want) {
 			return
 		} else if time.Now().After(end) {
@@ -334,7 +335,7 @@ func TestRevisionThatIsNotSavedIsReported(t *testing.T) {
 	st.send(t, second)
 	st.expect(t, fmt.Sprint("ack ", second.Seq))
 	m.wait(t, policystream.Enforced{State: stateA, Revision: 13, Sources: []string{"grpc"}})
-	for end := time.Now().Add(20 * time.Second); a.Status().Unsaved != ""; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(servicetest.Patience); a.Status().Unsaved != ""; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the status still says that it is not saved")
 		}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -108,7 +109,7 @@ func next[T any](t *testing.T, ch <-chan T) (v T) {
 	t.Helper()
 	select {
 	case v = <-ch:
-	case <-time.After(20 * time.Second):
+	case <-time.After(servicetest.Patience):
 		t.Fatal("nothing came")
 	}
 	return v
@@ -125,7 +126,7 @@ func (s *scripted) send(t *testing.T, m policytable.Message) {
 	t.Helper()
 	select {
 	case s.messages <- m:
-	case <-time.After(20 * time.Second):
+	case <-time.After(servicetest.Patience):
 		t.Fatal("the message was not taken")
 	}
 }
@@ -332,7 +333,7 @@ func TestCreationFailsInTimeWithoutItsTables(t *testing.T) {
 	k.maxTables = 0
 	sv := newService(1)
 	st.send(t, sv.snapshot(testStates()[2]))
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(servicetest.Patience)
 	for err = nil; !errors.Is(err, policytable.ErrNoCapacity); err = a.Await(t.Context(), 300) {
 		if time.Now().After(deadline) {
 			t.Fatalf("no room: %v", err)
@@ -437,7 +438,7 @@ func TestCreationWaitsAgainForTablesThatWentBeforeItBegan(t *testing.T) {
 // waitsFor returns once a creation has the subject.
 func (a *Applier) waitsFor(t *testing.T, id uint32) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(servicetest.Patience); ; time.Sleep(time.Millisecond) {
 		a.mu.Lock()
 		s := a.subjects[id]
 		waits := s != nil && s.users > 0

@@ -11,13 +11,13 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
@@ -34,7 +34,7 @@ func calls(socket string) (map[string]codes.Code, error) {
 	}
 	defer conn.Close()
 	c := identityv1.NewIdentityServiceClient(conn)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), servicetest.Patience)
 	defer cancel()
 	labels := []*workloadv1.Label{{Source: "cni", Key: "app", Value: "web"}}
 	o := &workloadv1.Owner{ContainerId: "c1", InterfaceName: "eth0"}

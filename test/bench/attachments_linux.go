@@ -79,7 +79,9 @@ func (b *bench) attachments(ctx context.Context) (err error) {
 // position of base.
 func (b *bench) printAttachments(networks []network, times []attachmentTimes, base int) {
 	name := networks[base].name
-	fmt.Fprintf(b.out, "| network | pods | ADD p50 | ADD p99 | ADD worst | ADD p50 ratio to %s | DEL p50 | DEL p99 | DEL worst | DEL p50 ratio to %s |\n",
+	fmt.Fprintf(b.out,
+		"| network | pods | ADD p50 | ADD p99 | ADD worst | ADD p50 ratio to %s | DEL p50 | DEL p99 | DEL worst | "+
+			"DEL p50 ratio to %s |\n",
 		name, name)
 	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|---|---|---|")
 	for i, n := range networks {
@@ -88,7 +90,9 @@ func (b *bench) printAttachments(networks []network, times []attachmentTimes, ba
 			{times[i].add.wall, times[base].add.wall}, {times[i].del.wall, times[base].del.wall},
 		} {
 			of, to := pair[0], pair[1]
-			fmt.Fprintf(b.out, " %s | %s | %s | %.2f |", milliseconds(of.quantile(0.5)), milliseconds(of.quantile(0.99)),
+			fmt.Fprintf(b.out,
+				" %s | %s | %s | %.2f |",
+				milliseconds(of.quantile(0.5)), milliseconds(of.quantile(0.99)),
 				milliseconds(of.worst()), ratio(of.quantile(0.5), to.quantile(0.5)))
 		}
 		fmt.Fprintln(b.out)

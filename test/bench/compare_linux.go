@@ -55,9 +55,13 @@ func (b *bench) traffic(ctx context.Context) (err error) {
 			m.datagramRatio = append(m.datagramRatio, sent[i]/sent[bare])
 		}
 	}
-	fmt.Fprintf(b.out, "TCP over IPv4, one byte each way, %d exchanges and %d connections, and %d datagrams of 64 bytes one way, of each path in each of %d rounds. Ratios are to the bare pair in the same round, the median over the rounds.\n\n",
+	fmt.Fprintf(b.out,
+		"TCP over IPv4, one byte each way, %d exchanges and %d connections, and %d datagrams of 64 bytes one way, "+
+			"of each path in each of %d rounds. Ratios are to the bare pair in the same round, the median over the "+
+			"rounds.\n\n",
 		b.sizes.exchanges, b.sizes.connects, b.sizes.datagrams, b.sizes.rounds)
-	fmt.Fprintln(b.out, "| path | round trip p5 | p50 | p5 ratio | p50 ratio | connects/s | ratio | datagrams/s | ratio |")
+	fmt.Fprintln(b.out,
+		"| path | round trip p5 | p50 | p5 ratio | p50 ratio | connects/s | ratio | datagrams/s | ratio |")
 	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|---|---|")
 	for i, p := range paths {
 		m := all[i]

@@ -75,9 +75,13 @@ func (t cpuTimes) sum() time.Duration {
 // printCPU prints the processor time of one ADD and one DEL, the mean of all,
 // by process. The ratio is to the network at the position of base.
 func (b *bench) printCPU(networks []network, times []attachmentTimes, base int) {
-	fmt.Fprintln(b.out, "Processor time of one call in ms, in user and kernel mode, the mean of all. The plugin's includes what it executes; what the kernel does later and elsewhere is in none.")
+	fmt.Fprintln(b.out,
+		"Processor time of one call in ms, in user and kernel mode, the mean of all. The plugin's includes what it "+
+			"executes; what the kernel does later and elsewhere is in none.")
 	fmt.Fprintln(b.out)
-	fmt.Fprintf(b.out, "| network | command | plugin | %s | all | ratio to %s |\n", strings.Join(workingServices, " | "),
+	fmt.Fprintf(b.out,
+		"| network | command | plugin | %s | all | ratio to %s |\n",
+		strings.Join(workingServices, " | "),
 		networks[base].name)
 	fmt.Fprintln(b.out, "|---|---|---|"+strings.Repeat("---|", len(workingServices))+"---|---|")
 	for _, command := range []struct {

@@ -102,7 +102,12 @@ func (b *bench) byFile(ctx context.Context) (err error) {
 			}
 		}
 	}
-	fmt.Fprintf(b.out, "From the call of UpsertPolicies, and from the rename of a file beside %d others, until the kernel enforces the change for one endpoint. %d changes each, in turn; after each, packets prove the old port closed and the new one open. The revision of a file's change is asked for every 0.2 ms, so that its figure includes up to one pause and one call too many.\n\n", filesBeside, b.sizes.changes)
+	fmt.Fprintf(b.out,
+		"From the call of UpsertPolicies, and from the rename of a file beside %d others, until the kernel "+
+			"enforces the change for one endpoint. %d changes each, in turn; after each, packets prove the old port "+
+			"closed and the new one open. The revision of a file's change is asked for every 0.2 ms, so that its "+
+			"figure includes up to one pause and one call too many.\n\n",
+		filesBeside, b.sizes.changes)
 	fmt.Fprintln(b.out, "| change | enforced p50 | p99 | worst |")
 	fmt.Fprintln(b.out, "|---|---|---|---|")
 	for _, row := range []struct {

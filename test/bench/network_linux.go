@@ -58,7 +58,8 @@ func reference(kind, netns, dataDir string, ranges ...string) network {
 		}
 		subnets += fmt.Sprintf(`[{"subnet":%q}]`, r)
 	}
-	n.config = fmt.Appendf(nil, `{"cniVersion":"1.0.0","name":"bench-%s-%d","type":%q,%s"ipam":{"type":"host-local","ranges":[%s],"dataDir":%q}}`,
+	n.config = fmt.Appendf(nil, `{"cniVersion":"1.0.0","name":"bench-%s-%d","type":%q,%s`+
+		`"ipam":{"type":"host-local","ranges":[%s],"dataDir":%q}}`,
 		kind, len(ranges), kind, extra, subnets, dataDir)
 	return n
 }

@@ -171,7 +171,11 @@ func (b *bench) changes(ctx context.Context) (err error) {
 	peers := 0
 	defer func() { err = errors.Join(err, b.releaseIdentities(context.WithoutCancel(ctx), peers)) }()
 
-	fmt.Fprintf(b.out, "From the call of UpsertPolicies until it is answered (compiled, on stable storage), and until WaitForRevision answers: enforced by the kernel for every endpoint, each of which is a subject of its own. %d changes each; after each of them two packets prove the old port closed and the new one open.\n\n", b.sizes.changes)
+	fmt.Fprintf(b.out,
+		"From the call of UpsertPolicies until it is answered (compiled, on stable storage), and until "+
+			"WaitForRevision answers: enforced by the kernel for every endpoint, each of which is a subject of its "+
+			"own. %d changes each; after each of them two packets prove the old port closed and the new one open.\n\n",
+		b.sizes.changes)
 	fmt.Fprintln(b.out, "| what changes | endpoints | stored p50 | enforced p50 | p99 | worst | maps |")
 	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|")
 	for _, s := range situations(b.sizes.endpoints) {

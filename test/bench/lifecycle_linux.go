@@ -7,103 +7,247 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"net/netip"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/devnode"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// lifecycle measures start, restart with endpoints, and memory.
-func (b *bench) lifecycle(ctx context.Context) (err error) {
-	idle, err := b.memory()
-	if err != nil {
-		return err
-	}
-	start, firstAdd, err := b.startAndFirstAdd(ctx)
-	if err != nil {
-		return err
-	}
+// crowd is a node of its own, fresh and with room for many pods, beside the
+// benchmark's, which has none meanwhile.
+type crowd struct {
+	bench   *bench
+	node    *devnode.Node
+	network network
+	pods    []pod.Pod
+	made    int // pods, so that no name is used twice
+}
 
-	var pods []pod.Pod
+// lifecycle measures start, memory, restart with endpoints, and ADD and DEL on
+// a full node.
+func (b *bench) lifecycle(ctx context.Context) (err error) {
+	if err := b.startAndFirstAdd(ctx); err != nil {
+		return err
+	}
+	node, err := upWithRoom(ctx, devnode.Options{
+		Instance: b.prefix + "m", BinDir: b.binDir, Args: map[string][]string{devnode.IPAM: {"--quarantine=1s"}},
+	})
+	if err != nil {
+		return err
+	}
+	c := &crowd{bench: b, node: node}
 	defer func() {
-		for _, p := range pods {
-			err = errors.Join(err, b.sluice.disconnect(context.WithoutCancel(ctx), p))
+		for i := range c.made { // also those whose disconnection failed
+			err = errors.Join(err, pod.DeleteNetns(c.pod(i).Netns))
 		}
+		err = errors.Join(err, node.Down(context.WithoutCancel(ctx)))
 	}()
-	connectUpTo := func(n int) error {
-		for len(pods) < n {
-			p, err := b.sluice.connect(ctx, fmt.Sprintf("%s-m-%d", b.prefix, len(pods)))
-			if err != nil {
+	if c.network, err = labelledOn(node, "sluice", "role", "plain"); err != nil {
+		return err
+	}
+	// Memory first: a restart would give back what pods have left behind.
+	if err := c.memory(ctx); err != nil {
+		return err
+	}
+	if err := c.restarts(ctx); err != nil {
+		return err
+	}
+	return c.fullNode(ctx)
+}
+
+// upWithRoom brings a node up with a range of 2,046 addresses of IPv4 that
+// nothing else uses.
+func upWithRoom(ctx context.Context, o devnode.Options) (*devnode.Node, error) {
+	for i := range 16 {
+		o.PodCIDRs = []netip.Prefix{
+			netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 160 + byte(i)}), 21),
+			netip.MustParsePrefix(fmt.Sprintf("fd00:160:%x::/64", i)),
+		}
+		node, err := devnode.Up(ctx, o)
+		if !errors.Is(err, unix.EEXIST) {
+			return node, err
+		}
+	}
+	return nil, errors.New("every range 10.160.0.0/21 to 10.175.0.0/21 has a route")
+}
+
+// pod is the one of this number.
+func (c *crowd) pod(number int) pod.Pod {
+	id := fmt.Sprintf("%s-%d", c.node.Instance(), number)
+	return pod.Pod{Name: id, Netns: pod.NetnsPath(id)}
+}
+
+// resize connects or disconnects pods, 8 at a time, until there are n.
+func (c *crowd) resize(ctx context.Context, n int) error {
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(8)
+	for _, p := range c.pods[min(n, len(c.pods)):] {
+		group.Go(func() error { return c.network.disconnect(groupCtx, p) })
+	}
+	c.pods = c.pods[:min(n, len(c.pods))]
+	for len(c.pods) < n {
+		p := c.pod(c.made)
+		c.made++
+		c.pods = append(c.pods, p)
+		group.Go(func() error {
+			_, err := c.network.connect(groupCtx, p.Name)
+			return err
+		})
+	}
+	return group.Wait()
+}
+
+// memory measures what the processes hold before, with, and after many pods.
+func (c *crowd) memory(ctx context.Context) error {
+	b, many := c.bench, c.bench.sizes.many
+	var columns []map[string]usage
+	look := func() error {
+		all, err := memory(c.node)
+		columns = append(columns, all)
+		return err
+	}
+	for _, n := range []int{0, many / 10, many, 0} {
+		if err := c.resize(ctx, n); err != nil {
+			return err
+		}
+		if err := look(); err != nil {
+			return err
+		}
+	}
+	const rest = 30 * time.Second
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(rest): // what the processes give back when nothing happens
+	}
+	if err := look(); err != nil {
+		return err
+	}
+	fmt.Fprintf(b.out,
+		"Memory in MiB, resident / anonymous, as the kernel reports it in /proc/PID/status, on a fresh node:\n\n")
+	fmt.Fprintf(b.out,
+		"| process | idle | %d endpoints | %d endpoints | after they went | %.0f s later |\n",
+		many/10, many,
+		rest.Seconds())
+	fmt.Fprintln(b.out, "|---|---|---|---|---|---|")
+	sums := make([]usage, len(columns))
+	for _, service := range measuredServices {
+		fmt.Fprintf(b.out, "| sluice-%s |", service)
+		for i, all := range columns {
+			u := all[service]
+			sums[i] = usage{sums[i].resident + u.resident, sums[i].anonymous + u.anonymous}
+			fmt.Fprintf(b.out, " %.1f / %.1f |", u.resident, u.anonymous)
+		}
+		fmt.Fprintln(b.out)
+	}
+	fmt.Fprint(b.out, "| all |")
+	for _, u := range sums {
+		fmt.Fprintf(b.out, " %.1f / %.1f |", u.resident, u.anonymous)
+	}
+	fmt.Fprint(b.out, "\n\n")
+	b.wantMemory("resident, all processes, idle", 120, sums[0].resident)
+	b.wantMemory("anonymous, all processes, idle", 70, sums[0].anonymous)
+	b.wantMemory(fmt.Sprintf("growth of resident memory with %d endpoints", many/10), 5,
+		sums[1].resident-sums[0].resident)
+	b.wantMemory(fmt.Sprintf("resident, all processes, after %d pods came and went", many), 120,
+		sums[len(sums)-1].resident)
+	return nil
+}
+
+// restarts measures restarts of the datapath with endpoints, in turn with those
+// of a node that has none.
+func (c *crowd) restarts(ctx context.Context) error {
+	b := c.bench
+	var rows []string
+	for _, n := range []int{b.sizes.many / 20, b.sizes.many / 2, b.sizes.many} {
+		if err := c.resize(ctx, n); err != nil {
+			return err
+		}
+		if n == b.sizes.many/20 {
+			if err := c.kernelObjects(ctx); err != nil {
 				return err
 			}
-			pods = append(pods, p)
 		}
-		return nil
+		var none, with restartTimes
+		for range b.sizes.restarts {
+			if err := b.restart(ctx, b.sluice, &none); err != nil {
+				return err
+			}
+			if err := b.restart(ctx, c.network, &with); err != nil {
+				return err
+			}
+		}
+		for _, row := range []struct {
+			endpoints int
+			times     restartTimes
+		}{{0, none}, {n, with}} {
+			t := row.times
+			rows = append(rows, fmt.Sprintf("| %d | %s | %s | %s | %s | %s |", row.endpoints,
+				milliseconds(t.serving.quantile(0.5)), milliseconds(t.serving.worst()), milliseconds(t.cpu.quantile(0.5)),
+				milliseconds(t.add.quantile(0.5)), milliseconds(t.add.worst())))
+		}
+		limit := 500 * time.Millisecond
+		if n > 50 {
+			limit = time.Second
+		}
+		b.wantTime(fmt.Sprintf("restart with %d endpoints to all served", n), limit, with.serving.quantile(0.5))
+		if n <= 50 {
+			b.wantTime(fmt.Sprintf("ADD issued at the stop, with %d endpoints", n), 700*time.Millisecond,
+				with.add.quantile(0.5))
+		}
 	}
-	if err := connectUpTo(b.sizes.endpoints / 2); err != nil {
-		return err
+	fmt.Fprintf(b.out,
+		"Restarts of the datapath, %d each, from the start of the process to serving, in turn with those of a node "+
+			"without endpoints; processor time until then; and an ADD issued at the stop, retried as runtimes do:\n\n",
+		b.sizes.restarts)
+	fmt.Fprintln(b.out, "| endpoints | serving p50 | worst | processor time p50 | ADD p50 | worst |")
+	fmt.Fprintln(b.out, "|---|---|---|---|---|---|")
+	for _, row := range rows {
+		fmt.Fprintln(b.out, row)
 	}
-	restart, addAtStop, err := b.restart(ctx)
-	if err != nil {
-		return err
-	}
-	restartEndpoints := len(pods)
-	if err := b.kernelObjects(ctx, restartEndpoints); err != nil {
-		return err
-	}
-	if err := connectUpTo(b.sizes.endpoints); err != nil {
-		return err
-	}
-	loaded, err := b.memory()
-	if err != nil {
-		return err
-	}
-
-	fmt.Fprintln(b.out, "| what | measured |")
-	fmt.Fprintln(b.out, "|---|---|")
-	fmt.Fprintf(b.out, "| datapath: process start → serving, median of %d | %s |\n", len(start),
-		milliseconds(start.quantile(0.5)))
-	fmt.Fprintf(b.out, "| first ADD after it, median | %s |\n", milliseconds(firstAdd.quantile(0.5)))
-	fmt.Fprintf(b.out, "| restart with %d endpoints → all served again, median of %d | %s |\n", restartEndpoints,
-		len(restart), milliseconds(restart.quantile(0.5)))
-	fmt.Fprintf(b.out, "| an ADD issued at the stop, retried as runtimes do, median | %s |\n",
-		milliseconds(addAtStop.quantile(0.5)))
 	fmt.Fprintln(b.out)
-	fmt.Fprintf(b.out, "Memory in MiB, as the kernel reports it in /proc/PID/status.\n\n")
-	fmt.Fprintf(b.out, "| process | idle: resident / anonymous | %d endpoints: resident / anonymous |\n", len(pods))
-	fmt.Fprintln(b.out, "|---|---|---|")
-	var sum [4]float64
-	for _, service := range measuredServices {
-		i, l := idle[service], loaded[service]
-		fmt.Fprintf(b.out, "| sluice-%s | %.1f / %.1f | %.1f / %.1f |\n", service, i.resident, i.anonymous, l.resident,
-			l.anonymous)
-		for k, v := range []float64{i.resident, i.anonymous, l.resident, l.anonymous} {
-			sum[k] += v
+	return nil
+}
+
+// fullNode measures ADD and DEL on the full node in turn with those on a node
+// without endpoints.
+func (c *crowd) fullNode(ctx context.Context) error {
+	b := c.bench
+	if err := c.resize(ctx, b.sizes.many); err != nil {
+		return err
+	}
+	networks := []network{b.sluice, c.network}
+	networks[0].name, networks[1].name = "no endpoints", fmt.Sprintf("%d endpoints", b.sizes.many)
+	times := make([]attachmentTimes, len(networks))
+	for round := range b.sizes.rounds {
+		for i, n := range networks {
+			prefix := fmt.Sprintf("%s-n-%d-%d", b.prefix, round, i)
+			if err := b.attachAndDetach(ctx, n, prefix, max(b.sizes.pods/2, 1), 1, &times[i]); err != nil {
+				return err
+			}
 		}
 	}
-	fmt.Fprintf(b.out, "| all | %.1f / %.1f | %.1f / %.1f |\n", sum[0], sum[1], sum[2], sum[3])
-
-	b.wantTime("datapath: start to serving", 500*time.Millisecond, start.quantile(0.5))
-	b.wantTime("first ADD after a start, like any other: within their p99", b.addP99, firstAdd.quantile(0.5))
-	b.wantTime(fmt.Sprintf("restart with %d endpoints to all served", restartEndpoints), 500*time.Millisecond,
-		restart.quantile(0.5))
-	b.wantTime("ADD issued at the stop", 700*time.Millisecond, addAtStop.quantile(0.5))
-	b.wantMemory("resident, all processes, idle", 120, sum[0])
-	b.wantMemory("anonymous, all processes, idle", 70, sum[1])
-	b.wantMemory(fmt.Sprintf("growth of resident memory with %d endpoints", len(pods)), 5, sum[2]-sum[0])
+	fmt.Fprintf(b.out, "ADD and DEL by what is present, one at a time, interleaved in %d rounds:\n\n", b.sizes.rounds)
+	b.printAttachments(networks, times, 0)
+	b.printCPU(networks, times, 0)
 	return nil
 }
 
 // kernelObjects reports maps and programs.
-func (b *bench) kernelObjects(ctx context.Context, endpoints int) error {
-	status, err := b.datapath.GetStatus(ctx, &datapathv1.GetStatusRequest{})
+func (c *crowd) kernelObjects(ctx context.Context) error {
+	b, endpoints := c.bench, len(c.pods)
+	datapath, err := b.dialTo(c.node, devnode.Datapath)
+	if err != nil {
+		return err
+	}
+	status, err := datapathv1.NewDatapathServiceClient(datapath).GetStatus(ctx, &datapathv1.GetStatusRequest{})
 	if err != nil {
 		return err
 	}
@@ -116,12 +260,12 @@ func (b *bench) kernelObjects(ctx context.Context, endpoints int) error {
 		fmt.Fprintf(b.out, "| %s | %d | %d | %d |\n", m.GetName(), m.GetEntries(), m.GetMaxEntries(), m.GetBytes()>>10)
 	}
 	fmt.Fprintf(b.out, "| all %d | | | %d |\n\n", len(status.GetMaps()), bytes>>10)
-	b.wantMemory(fmt.Sprintf("kernel memory of all maps with %d endpoints", endpoints), 40, float64(bytes)/(1<<20))
+	b.wantMemory(fmt.Sprintf("kernel memory of all maps with %d endpoints", endpoints), 41.3, float64(bytes)/(1<<20))
 	b.wantCount("maps", 40, len(status.GetMaps()))
 
-	pins, err := filepath.Glob(filepath.Join(b.node.Paths().BPFDir, "sluice_*"))
+	pins, err := filepath.Glob(filepath.Join(c.node.Paths().BPFDir, "sluice_*"))
 	if err == nil && len(pins) == 0 {
-		err = fmt.Errorf("no pinned program in %s", b.node.Paths().BPFDir)
+		err = fmt.Errorf("no pinned program in %s", c.node.Paths().BPFDir)
 	}
 	if err != nil {
 		return err
@@ -157,102 +301,85 @@ func (b *bench) describeProgram(pin string) error {
 	return nil
 }
 
-// startAndFirstAdd stops and starts the datapath without endpoints.
-func (b *bench) startAndFirstAdd(ctx context.Context) (start, firstAdd samples, err error) {
+// startAndFirstAdd stops and starts the datapath without endpoints, and compares
+// the first ADD after it with those that follow.
+func (b *bench) startAndFirstAdd(ctx context.Context) error {
+	var start, first, next samples
 	for i := range b.sizes.rounds {
 		if err := b.node.Stop(ctx, devnode.Datapath); err != nil {
-			return nil, nil, err
+			return err
 		}
 		elapsed, err := timed(func() error { return b.node.Start(ctx, devnode.Datapath) })
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
 		start = append(start, elapsed)
-		id := fmt.Sprintf("%s-f-%d", b.prefix, i)
-		if err := pod.NewNetns(pod.NetnsPath(id)); err != nil {
-			return nil, nil, err
-		}
-		elapsed, err = timed(func() error {
-			_, _, err := b.sluice.call(ctx, "ADD", id, pod.NetnsPath(id))
+		var after attachmentTimes
+		if err := b.attachAndDetach(ctx, b.sluice, fmt.Sprintf("%s-f-%d", b.prefix, i), 10, 1, &after); err != nil {
 			return err
-		})
-		err = errors.Join(err, b.sluice.disconnect(ctx, pod.Pod{Name: id, Netns: pod.NetnsPath(id)}))
-		if err != nil {
-			return nil, nil, err
 		}
-		firstAdd = append(firstAdd, elapsed)
+		first, next = append(first, after.add.wall[0]), append(next, after.add.wall[1:]...)
 	}
-	return start, firstAdd, nil
+	fmt.Fprintf(b.out,
+		"The datapath without endpoints, started %d times, and 10 ADDs after each start:\n\n",
+		len(start))
+	fmt.Fprintln(b.out, "| what | p50 | p99 | worst |")
+	fmt.Fprintln(b.out, "|---|---|---|---|")
+	for _, row := range []struct {
+		what string
+		of   samples
+	}{{"process start to serving", start}, {"first ADD", first}, {"those that follow", next}} {
+		fmt.Fprintf(b.out, "| %s | %s | %s | %s |\n", row.what, milliseconds(row.of.quantile(0.5)),
+			milliseconds(row.of.quantile(0.99)), milliseconds(row.of.worst()))
+	}
+	fmt.Fprintln(b.out)
+	b.wantTime("datapath: start to serving", 500*time.Millisecond, start.quantile(0.5))
+	b.wantTime("first ADD after a start, p50: within the p99 of those that follow", next.quantile(0.99),
+		first.quantile(0.5))
+	return nil
 }
 
-// restart stops and starts the datapath with endpoints, and measures an ADD
-// that begins at the moment of the stop and is tried again until it succeeds.
-func (b *bench) restart(ctx context.Context) (restart, add samples, err error) {
-	for i := range b.sizes.rounds {
-		id := fmt.Sprintf("%s-r-%d", b.prefix, i)
-		if err := pod.NewNetns(pod.NetnsPath(id)); err != nil {
-			return nil, nil, err
-		}
-		begin := time.Now()
-		added := make(chan error, 1)
-		var addTime time.Duration
-		if err := b.node.Stop(ctx, devnode.Datapath); err != nil {
-			return nil, nil, err
-		}
-		go func() {
-			var err error
-			for ctx.Err() == nil {
-				if _, _, err = b.sluice.call(ctx, "ADD", id, pod.NetnsPath(id)); err == nil {
-					break
-				}
-			}
-			addTime = time.Since(begin)
-			added <- err
-		}()
-		elapsed, err := timed(func() error { return b.node.Start(ctx, devnode.Datapath) })
-		err = errors.Join(err, <-added)
-		err = errors.Join(err, b.sluice.disconnect(ctx, pod.Pod{Name: id, Netns: pod.NetnsPath(id)}))
-		if err != nil {
-			return nil, nil, err
-		}
-		restart = append(restart, elapsed)
-		add = append(add, addTime)
-	}
-	return restart, add, nil
+// restartTimes are those of a number of restarts.
+type restartTimes struct {
+	serving samples // from the start of the process
+	cpu     samples // the process's, until then
+	add     samples // from before the stop
 }
 
-// measuredServices are the processes of Sluice itself; etcd is the cluster's.
-var measuredServices = []string{devnode.Identity, devnode.IPAM, devnode.Policy, devnode.Datapath}
-
-// usage is a process's memory in MiB.
-type usage struct{ resident, anonymous float64 }
-
-func (b *bench) memory() (map[string]usage, error) {
-	all := make(map[string]usage)
-	for _, service := range measuredServices {
-		pid, err := b.node.PID(service)
-		if err != nil {
-			return nil, err
-		}
-		content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if err != nil {
-			return nil, err
-		}
-		var u usage
-		for line := range strings.Lines(string(content)) {
-			fields := strings.Fields(line)
-			if len(fields) < 2 {
-				continue
-			}
-			kib, _ := strconv.ParseFloat(fields[1], 64)
-			switch fields[0] {
-			case "VmRSS:":
-				u.resident = kib / 1024
-			case "RssAnon:":
-				u.anonymous = kib / 1024
-			}
-		}
-		all[service] = u
+// restart stops and starts the datapath of the network's node, and has an ADD
+// begin at the moment of the stop, which is tried again until it succeeds.
+func (b *bench) restart(ctx context.Context, n network, times *restartTimes) error {
+	id := fmt.Sprintf("%s-r", n.node.Instance())
+	if err := pod.NewNetns(pod.NetnsPath(id)); err != nil {
+		return err
 	}
-	return all, nil
+	begin := time.Now()
+	added := make(chan error, 1)
+	var addTime time.Duration
+	if err := n.node.Stop(ctx, devnode.Datapath); err != nil {
+		return errors.Join(err, pod.DeleteNetns(pod.NetnsPath(id)))
+	}
+	go func() {
+		err := ctx.Err()
+		for ctx.Err() == nil {
+			if _, _, err = n.call(ctx, "ADD", id, pod.NetnsPath(id)); err == nil {
+				break
+			}
+		}
+		addTime = time.Since(begin)
+		added <- err
+	}()
+	elapsed, err := timed(func() error { return n.node.Start(ctx, devnode.Datapath) })
+	var used time.Duration
+	if err == nil {
+		used, err = serviceCPU(n.node, devnode.Datapath)
+	}
+	err = errors.Join(err, <-added)
+	err = errors.Join(err, n.disconnect(ctx, pod.Pod{Name: id, Netns: pod.NetnsPath(id)}))
+	if err != nil {
+		return err
+	}
+	times.serving, times.cpu = append(times.serving, elapsed), append(times.cpu, used)
+	times.add = append(times.add, addTime)
+	return nil
 }

@@ -18,6 +18,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,12 +43,50 @@ type sizes struct {
 	connects     int // connections, per path and round
 	datagrams    int // one way, per path and round
 	changes      int // of policies, per kind of change
-	endpoints    int // of the memory and restart measurements
+	endpoints    int // at most, of the changes of policies
+	many         int // endpoints of a full node
+	restarts     int // per number of endpoints
+}
+
+// part is a measurement that can be chosen.
+type part struct {
+	name, title string
+	run         func(*bench, context.Context) error
+}
+
+// parts in the order in which they run. The changes are last: they fill the
+// processes with identities.
+var parts = []part{
+	{"attach", "ADD and DEL", (*bench).attachments},
+	{"traffic", "Traffic between two pods of one node", (*bench).traffic},
+	{"lifecycle", "Start, restart, memory, and a full node", (*bench).lifecycle},
+	{"file", "A change of policy by file beside one by call", (*bench).byFile},
+	{"changes", "From a change of policy to its enforcement", (*bench).changes},
+}
+
+// choose returns the named parts, separated by commas; all of them without a
+// name.
+func choose(names string) ([]part, error) {
+	if names == "" {
+		return parts, nil
+	}
+	var chosen []part
+	for name := range strings.SplitSeq(names, ",") {
+		i := slices.IndexFunc(parts, func(p part) bool { return p.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("no part %q", name)
+		}
+		chosen = append(chosen, parts[i])
+	}
+	return chosen, nil
 }
 
 func main() {
 	binDir := flag.String("bin-dir", "bin", "directory of the programs that `make build` made")
 	quick := flag.Bool("quick", false, "measure little: to see that everything works")
+	names := flag.String("parts", "", "measure these `parts` alone, separated by commas: "+
+		"attach, traffic, lifecycle, file, changes")
+	rounds := flag.Int("rounds", 0, "instead of 10: how often the networks take turns")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
@@ -54,15 +94,22 @@ func main() {
 	signal.Ignore(unix.SIGPIPE)
 	s := sizes{
 		rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, datagrams: 50000, changes: 100,
-		endpoints: 100,
+		endpoints: 100, many: 1000, restarts: 5,
 	}
 	if *quick {
 		s = sizes{
 			rounds: 2, pods: 3, parallelPods: 8, exchanges: 500, connects: 100, datagrams: 1000, changes: 5,
-			endpoints: 8,
+			endpoints: 8, many: 40, restarts: 2,
 		}
 	}
-	if err := run(ctx, os.Stdout, *binDir, s); err != nil {
+	if *rounds > 0 {
+		s.rounds = *rounds
+	}
+	chosen, err := choose(*names)
+	if err == nil {
+		err = run(ctx, os.Stdout, *binDir, s, chosen)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -71,6 +118,7 @@ func main() {
 // bench is one run.
 type bench struct {
 	out    io.Writer
+	binDir string
 	sizes  sizes
 	node   *devnode.Node
 	sluice network
@@ -83,37 +131,26 @@ type bench struct {
 	dualStack network
 	prefix    string
 	results   []result
-	addP99    time.Duration // of Sluice, one at a time
 	cleanup   []func() error
 }
 
-func run(ctx context.Context, out io.Writer, binDir string, s sizes) (err error) {
+func run(ctx context.Context, out io.Writer, binDir string, s sizes, chosen []part) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("must run as root: it makes network namespaces")
 	}
-	b := &bench{out: out, sizes: s, prefix: fmt.Sprintf("slb%d", os.Getpid())}
+	b := &bench{out: out, binDir: binDir, sizes: s, prefix: fmt.Sprintf("slb%d", os.Getpid())}
 	defer func() {
 		for i := len(b.cleanup) - 1; i >= 0; i-- {
 			err = errors.Join(err, b.cleanup[i]())
 		}
 	}()
-	if err := b.start(ctx, binDir); err != nil {
+	if err := b.start(ctx); err != nil {
 		return err
 	}
-	for _, part := range []struct {
-		title string
-		run   func(context.Context) error
-	}{
-		{"ADD and DEL", b.attachments},
-		{"Traffic between two pods of one node", b.traffic},
-		{"Start, restart and memory", b.lifecycle},
-		{"A change of policy by file beside one by call", b.byFile},
-		// Last: it fills the processes with identities.
-		{"From a change of policy to its enforcement", b.changes},
-	} {
-		fmt.Fprintf(out, "\n## %s\n\n", part.title)
-		if err := part.run(ctx); err != nil {
-			return fmt.Errorf("%s: %w", part.title, err)
+	for _, p := range chosen {
+		fmt.Fprintf(out, "\n## %s\n\n", p.title)
+		if err := p.run(b, ctx); err != nil {
+			return fmt.Errorf("%s: %w", p.title, err)
 		}
 	}
 	fmt.Fprint(out, "\n## Against what is wanted\n\n")
@@ -122,12 +159,12 @@ func run(ctx context.Context, out io.Writer, binDir string, s sizes) (err error)
 }
 
 // start brings up a Sluice node and a namespace for each reference network.
-func (b *bench) start(ctx context.Context, binDir string) error {
+func (b *bench) start(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Dir(pod.NetnsPath("x")), 0o755); err != nil {
 		return err
 	}
 	node, err := devnode.Up(ctx, devnode.Options{
-		Instance: b.prefix, BinDir: binDir,
+		Instance: b.prefix, BinDir: b.binDir,
 		// More pods come and go than there are addresses, and more identities
 		// are made than a node may hold by default.
 		Args: map[string][]string{devnode.IPAM: {"--quarantine=1s"}, devnode.Identity: {"--quota=16384"}},
@@ -183,18 +220,22 @@ func forward(netns string) error {
 // labelled is Sluice's network for pods with these labels, keys and values in
 // turn.
 func (b *bench) labelled(name string, pairs ...string) (network, error) {
+	return labelledOn(b.node, name, pairs...)
+}
+
+func labelledOn(node *devnode.Node, name string, pairs ...string) (network, error) {
 	var labels []map[string]string
 	for i := 0; i+1 < len(pairs); i += 2 {
 		labels = append(labels, map[string]string{"key": pairs[i], "value": pairs[i+1]})
 	}
-	config, err := cni.PluginConfig(b.node.CNIConflist(), "1.0.0", map[string]any{
+	config, err := cni.PluginConfig(node.CNIConflist(), "1.0.0", map[string]any{
 		"runtimeConfig": map[string]any{"labels": labels},
 	})
 	if err != nil {
 		return network{}, err
 	}
 	return network{
-		name: name, node: b.node, plugin: b.node.Plugin(), config: config, share: 1,
+		name: name, node: node, plugin: node.Plugin(), config: config, share: 1,
 		args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=" + podNamespace,
 	}, nil
 }
@@ -203,17 +244,25 @@ func (b *bench) labelled(name string, pairs ...string) (network, error) {
 func (b *bench) dial() error {
 	conns := make(map[string]*grpc.ClientConn)
 	for _, service := range []string{devnode.Identity, devnode.Datapath, devnode.Policy} {
-		conn, err := client.Dial(b.node.Socket(service), client.Options{WaitForReady: true, Timeout: time.Minute})
+		conn, err := b.dialTo(b.node, service)
 		if err != nil {
 			return err
 		}
-		b.cleanup = append(b.cleanup, conn.Close)
 		conns[service] = conn
 	}
 	b.identity = identityv1.NewIdentityServiceClient(conns[devnode.Identity])
 	b.datapath = datapathv1.NewDatapathServiceClient(conns[devnode.Datapath])
 	b.policies = policies{policyv1.NewPolicyServiceClient(conns[devnode.Policy])}
 	return nil
+}
+
+// dialTo connects to a service of a node until the end of the benchmark.
+func (b *bench) dialTo(node *devnode.Node, service string) (*grpc.ClientConn, error) {
+	conn, err := client.Dial(node.Socket(service), client.Options{WaitForReady: true, Timeout: time.Minute})
+	if err == nil {
+		b.cleanup = append(b.cleanup, conn.Close)
+	}
+	return conn, err
 }
 
 func timed(fn func() error) (time.Duration, error) {

@@ -50,7 +50,7 @@ func (b *bench) wantCount(what string, limit, measured int) {
 // wantMemory wants at most limit MiB.
 func (b *bench) wantMemory(what string, limit, measured float64) {
 	b.results = append(b.results, result{
-		what, fmt.Sprintf("at most %.0f MiB", limit), fmt.Sprintf("%.1f MiB", measured),
+		what, fmt.Sprintf("at most %g MiB", limit), fmt.Sprintf("%.1f MiB", measured),
 		measured <= limit,
 	})
 }

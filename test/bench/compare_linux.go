@@ -70,11 +70,12 @@ func (b *bench) traffic(ctx context.Context) (err error) {
 			median(m.connects), median(m.connectRatio), median(m.datagrams), median(m.datagramRatio))
 	}
 	fmt.Fprintln(b.out)
-	b.wantRatio("request/response p5 to a bare veth pair, policies on both sides", 1.12, median(all[guarded].p5))
+	b.wantRatio("request/response p5 to a bare veth pair, policies on both sides", 1.08, median(all[guarded].p5))
 	b.wantRatio("request/response p5 to ptp", 1, median(all[guarded].p5)/median(all[ptp].p5))
 	b.wantAtLeast("connect rate to a bare veth pair, policies on both sides", 0.95, median(all[guarded].connectRatio))
 	b.wantAtLeast("connect rate to a bare veth pair with programs that only pass", 0.95,
 		median(all[guarded].connectRatioToPassed))
+	b.wantAtLeast("datagram rate to a bare veth pair, policies on both sides", 0.92, median(all[guarded].datagramRatio))
 	return nil
 }
 

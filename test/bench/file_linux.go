@@ -82,12 +82,6 @@ func (b *bench) byFile(ctx context.Context) (err error) {
 	// Those of the calls are 7000 and 7001, those of the file 7100 and 7101.
 	var called, filed, above samples
 	for turn := range b.sizes.changes + 1 {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		// between two changes: the source rests for some times as long as a scan took
-		case <-time.After(100 * time.Millisecond):
-		}
 		byCall, took, err := b.callThenFile(ctx, turn)
 		if err != nil {
 			return err
@@ -129,22 +123,8 @@ func (b *bench) callThenFile(ctx context.Context, turn int) (byCall, byFile time
 	if err != nil {
 		return 0, 0, err
 	}
-	path, err := b.putNext("bench-file-0", renamedPolicy("bench-file-0", 100+portOf(turn)))
-	if err != nil {
-		return 0, 0, err
-	}
-	before, err := b.policies.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
-	if err != nil {
-		return 0, 0, err
-	}
-	begin := time.Now()
-	if err := b.replaceByNext(path); err != nil {
-		return 0, 0, err
-	}
-	if err := b.policies.waitForNext(ctx, before.GetRevision()); err != nil {
-		return 0, 0, err
-	}
-	return c.enforced, time.Since(begin), nil
+	byFile, err = b.changeFile(ctx, "bench-file-0", renamedPolicy("bench-file-0", 100+portOf(turn)))
+	return c.enforced, byFile, err
 }
 
 // putNext writes a manifest beside the file of a policy, whose path it returns.

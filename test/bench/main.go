@@ -43,6 +43,7 @@ type sizes struct {
 	connects     int // connections, per path and round
 	datagrams    int // one way, per path and round
 	changes      int // of policies, per kind of change
+	fileChanges  int // by file, per kind of change
 	endpoints    int // at most, of the changes of policies
 	many         int // endpoints of a full node
 	restarts     int // per number of endpoints
@@ -94,12 +95,12 @@ func main() {
 	signal.Ignore(unix.SIGPIPE)
 	s := sizes{
 		rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, datagrams: 50000, changes: 100,
-		endpoints: 100, many: 1000, restarts: 5,
+		fileChanges: 30, endpoints: 100, many: 1000, restarts: 5,
 	}
 	if *quick {
 		s = sizes{
 			rounds: 2, pods: 3, parallelPods: 8, exchanges: 500, connects: 100, datagrams: 1000, changes: 5,
-			endpoints: 8, many: 40, restarts: 2,
+			fileChanges: 5, endpoints: 8, many: 40, restarts: 2,
 		}
 	}
 	if *rounds > 0 {

@@ -207,6 +207,13 @@ func (b *bench) changes(ctx context.Context) (err error) {
 			b.wantTime(fmt.Sprintf("change enforced, p50, %d endpoints: %s", len(pods), s.what), s.wanted,
 				enforced.quantile(0.5))
 		}
+		if s.wanted > 0 && !s.first {
+			if enforced, err = b.changeFileOften(ctx, s, from, pods); err != nil {
+				return fmt.Errorf("%s by file, %d endpoints: %w", s.what, len(pods), err)
+			}
+			b.wantTime(fmt.Sprintf("change enforced, p50, %d endpoints: %s, by file", len(pods), s.what), s.wanted,
+				enforced.quantile(0.5))
+		}
 	}
 	fmt.Fprintln(b.out)
 	return nil
@@ -238,19 +245,85 @@ func (b *bench) changeOften(ctx context.Context, s situation, from pod.Pod, pods
 			return nil, fmt.Errorf("change %d: %w", turn, err)
 		}
 	}
+	if err := b.printChanges(ctx, s.what, len(pods), milliseconds(stored.quantile(0.5)), enforced); err != nil {
+		return nil, err
+	}
+	return enforced, b.policies.removeAndWait(ctx, "bench-changes", "bench-blocks")
+}
+
+// changeFileOften makes the same changes by a file. In the end the file holds a
+// policy of which no pod is a subject: an empty directory would keep the
+// policies of all for a while.
+func (b *bench) changeFileOften(ctx context.Context, s situation, from pod.Pod, pods []pod.Pod) (samples, error) {
+	const name = "bench-filed"
+	if s.beside != "" {
+		if _, err := b.policies.upsert(ctx, s.beside); err != nil {
+			return nil, err
+		}
+	}
+	var enforced samples
+	for turn := range b.sizes.fileChanges + 1 {
+		took, err := b.changeFile(ctx, name, strings.ReplaceAll(s.manifest(turn), "bench-changes", name))
+		if err != nil {
+			return nil, err
+		}
+		if turn == 0 {
+			continue
+		}
+		enforced = append(enforced, took)
+		if err := onlyOnePortOpen(from, pods[turn%len(pods)], portOf(turn-1), portOf(turn)); err != nil {
+			return nil, fmt.Errorf("change %d: %w", turn, err)
+		}
+	}
+	if err := b.printChanges(ctx, s.what+", by file", len(pods), "–", enforced); err != nil {
+		return nil, err
+	}
+	unused := strings.ReplaceAll(serverPolicy(portOf(0), ""), "part: changes", "part: beside")
+	if _, err := b.changeFile(ctx, name, strings.ReplaceAll(unused, "bench-changes", name)); err != nil {
+		return nil, err
+	}
+	return enforced, b.policies.removeAndWait(ctx, "bench-blocks")
+}
+
+// changeFile replaces the file of a policy, and returns the time from the rename
+// until the kernel enforces it.
+func (b *bench) changeFile(ctx context.Context, name, manifest string) (time.Duration, error) {
+	select {
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	// between two changes: the source rests for some times as long as a scan took
+	case <-time.After(100 * time.Millisecond):
+	}
+	path, err := b.putNext(name, manifest)
+	if err != nil {
+		return 0, err
+	}
+	before, err := b.policies.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
+	if err != nil {
+		return 0, err
+	}
+	begin := time.Now()
+	if err := b.replaceByNext(path); err != nil {
+		return 0, err
+	}
+	err = b.policies.waitForNext(ctx, before.GetRevision())
+	return time.Since(begin), err
+}
+
+// printChanges prints a row, with the memory of the maps.
+func (b *bench) printChanges(ctx context.Context, what string, endpoints int, stored string, enforced samples) error {
 	status, err := b.datapath.GetStatus(ctx, &datapathv1.GetStatusRequest{})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var bytes uint64
 	for _, m := range status.GetMaps() {
 		bytes += m.GetBytes()
 	}
-	fmt.Fprintf(b.out, "| %s | %d | %s | %s | %s | %s | %.1f MiB |\n", s.what, len(pods),
-		milliseconds(stored.quantile(0.5)),
+	fmt.Fprintf(b.out, "| %s | %d | %s | %s | %s | %s | %.1f MiB |\n", what, endpoints, stored,
 		milliseconds(enforced.quantile(0.5)), milliseconds(enforced.quantile(0.99)), milliseconds(enforced.worst()),
 		float64(bytes)/(1<<20))
-	return enforced, b.policies.removeAndWait(ctx, "bench-changes", "bench-blocks")
+	return nil
 }
 
 // portOf is the open port after a change.

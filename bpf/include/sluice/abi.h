@@ -31,7 +31,7 @@
 #define SL_MAX_CT6 65536
 #define SL_MAX_REVOKED 12288 /* of each family; both maps take 3 MiB */
 #define SL_MAX_FRAGMENTS 8192
-#define SL_ADDRESS_GENS 4096
+#define SL_ADDRESS_EPOCHS 4096
 #define SL_EVENT_BYTES (1 << 20)
 #define SL_MAX_PROGRAMS 8
 
@@ -197,7 +197,7 @@ enum sl_reason {
 
 /* Value of sl_ep. */
 struct sl_endpoint {
-	__u64 pol; /* egress table, SL_POL_SECOND, ingress table << 16, gen << 32 */
+	__u64 pol; /* egress table, SL_POL_SECOND, ingress table << 16, epoch << 32 */
 	__u32 ifindex; /* host end */
 	__u32 identity;
 	__be32 ip4; /* 0: none */
@@ -385,10 +385,10 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_REVOKED 0x2000 /* a policy has terminated it */
 #define SL_CT_RST_R 0x4000 /* with SL_CT_RST: the responder */
 
-/* In the upper half of sl_ct.gens: a CPU is changing the entry. */
-#define SL_GENS_BUSY 0xffffffff
-/* Instead of a gen, for an entry that was copied while a CPU was changing it. */
-#define SL_GEN_NONE 0xfffffffe
+/* In the upper half of sl_ct.epochs: a CPU is changing the entry. */
+#define SL_EPOCHS_BUSY 0xffffffff
+/* Instead of an epoch, for an entry that was copied while a CPU was changing it. */
+#define SL_EPOCH_NONE 0xfffffffe
 
 /*
  * There are two layouts of connections: that of this version, and that of the
@@ -407,12 +407,12 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 /*
  * Value of sl_ct4 and sl_ct6. The map may recycle an element for another
  * connection while a program holds it, so that in place only last_s is stored,
- * flags change by atomic OR and AND, and the words of gens and identities only
- * by the CPU whose number stands in gens meanwhile: see restamp.
+ * flags change by atomic OR and AND, and the words of epochs and identities only
+ * by the CPU whose number stands in epochs meanwhile: see restamp.
  */
 struct SL_LAYOUT_NOW {
-	__u64 gens; /* initiator's gen << 32 | responder's; 0: not local */
-	__u64 where; /* slot_i << 48 | slot_r << 32 | pgen_i << 16 | pgen_r */
+	__u64 epochs; /* initiator's epoch << 32 | responder's; 0: not local */
+	__u64 where; /* slot_i << 48 | slot_r << 32 | address_epoch_i << 16 | address_epoch_r */
 	__u32 id_init; /* identity of the initiator */
 	__u32 id_resp;
 	__u16 rule_eg; /* that let it out; 0: a default */
@@ -429,7 +429,7 @@ _Static_assert(sizeof(struct SL_LAYOUT_NOW) == 48, "six words");
 
 /* Value of sl_prev4 and sl_prev6: the layout before that. */
 struct SL_LAYOUT_BEFORE {
-	__u64 gens;
+	__u64 epochs;
 	__u64 where;
 	__u32 id_init;
 	__u32 id_resp;
@@ -497,7 +497,7 @@ _Static_assert(sizeof(struct sl_fragment) == 40, "no padding");
 
 /* What one side said. */
 struct sl_side {
-	__u32 gen;
+	__u32 epoch;
 	__u16 table;
 	__u16 rule; /* 0: none decided */
 	__u8 by; /* enum sl_by */

@@ -134,7 +134,7 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 {
 	struct sl_revoked *revoked = NULL;
 	enum sl_reason reason;
-	__u32 pgens, flags = 0;
+	__u32 addr_epochs, flags = 0;
 	bool midway;
 
 	if (!p)
@@ -145,7 +145,7 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 	if (midway && (p->tcp_flags & (SL_TCP_SYN | SL_TCP_ACK)) != SL_TCP_ACK)
 		return SL_DROP_CT_INVALID;
 	/* before the peer is looked up: what changes meanwhile is seen later */
-	pgens = address_gens(p);
+	addr_epochs = address_epochs(p);
 	reason = find_peer(skb, p, 0);
 	if (reason)
 		return reason;
@@ -168,12 +168,12 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 		if (p->hook == SL_EGRESS)
 			flags |= SL_CT_VIA_STACK;
 		if (p->reply) {
-			pgens = pgens << 16 | pgens >> 16;
+			addr_epochs = addr_epochs << 16 | addr_epochs >> 16;
 			flags |= SL_CT_BY_RESPONDER;
 		}
 		count_connection(SL_CT_STAT_PICKED_UP);
 	}
-	reason = open_connection(p, pgens, flags);
+	reason = open_connection(p, addr_epochs, flags);
 	if (revoked && !reason)
 		forget_revoked(p);
 	p->via_stack = goes_via_stack(p, p->ct_flags);
@@ -185,9 +185,9 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
  * If the address of that end has moved, what counts is who has it now.
  */
 static __always_inline bool agrees(struct __sk_buff *skb, const struct sl_packet *p,
-				   const struct sl_ct *ct, __u64 where, __u32 pgens)
+				   const struct sl_ct *ct, __u64 where, __u32 addr_epochs)
 {
-	__u32 differ = (__u32)where ^ pgens, identity;
+	__u32 differ = (__u32)where ^ addr_epochs, identity;
 	__u16 slot;
 
 	if (p->hook == SL_EGRESS)
@@ -217,13 +217,13 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 	enum sl_reason reason;
 	struct sl_ct *ct;
 	bool opposite;
-	__u32 pgens, flags;
+	__u32 addr_epochs, flags;
 
 	if (!p)
 		return SL_DROP_MALFORMED;
 	write_key(p);
 	p->reply = false;
-	pgens = address_gens(p);
+	addr_epochs = address_epochs(p);
 	reason = find_peer(skb, p, 0);
 	if (reason)
 		return reason;
@@ -232,7 +232,7 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 		return reason;
 	ct = find_connection(p);
 	if (!ct)
-		return open_connection(p, pgens, 0);
+		return open_connection(p, addr_epochs, 0);
 
 	opposite = is_reply(p, ct);
 	flags = READ_ONCE(ct->flags);
@@ -240,17 +240,17 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 		return SL_DROP_CT_INVALID;
 	if (!opposite && !(flags & (SL_CT_ENDED | SL_CT_CLOSED_SENT))) {
 		/* of another sender, with the ports of this connection */
-		if (!agrees(skb, p, ct, READ_ONCE(ct->where), pgens))
+		if (!agrees(skb, p, ct, READ_ONCE(ct->where), addr_epochs))
 			return SL_CONTINUE;
 		/* a port that was used directly before: answers go back the new way */
 		if (p->hook == SL_INGRESS)
 			__sync_fetch_and_or(&ct->flags, SL_CT_VIA_STACK);
-		restamp(p, ct, READ_ONCE(ct->gens), READ_ONCE(ct->where), pgens);
+		restamp(p, ct, READ_ONCE(ct->epochs), READ_ONCE(ct->where), addr_epochs);
 		advance(p, ct);
 		return SL_CONTINUE;
 	}
 	delete_connection(p);
-	return open_connection(p, pgens, 0);
+	return open_connection(p, addr_epochs, 0);
 }
 
 /*
@@ -292,9 +292,9 @@ static __always_inline bool responder_is_far(const struct sl_packet *p)
 
 /* The identity of the far end, which counts while its address does; or 0. */
 static __always_inline __u32 known_peer(const struct sl_packet *p, const struct sl_ct *ct,
-					__u64 where, __u32 pgens)
+					__u64 where, __u32 addr_epochs)
 {
-	__u32 differ = (__u32)where ^ pgens;
+	__u32 differ = (__u32)where ^ addr_epochs;
 
 	if (responder_is_far(p))
 		return differ & 0xffff ? 0 : ct->id_resp;
@@ -321,9 +321,9 @@ static __always_inline void keep_outside(struct sl_packet *p, const struct sl_ct
  */
 __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 {
-	__u64 gens, where, now_where;
+	__u64 epochs, where, now_where;
 	enum sl_reason reason;
-	__u32 pgens, moved;
+	__u32 addr_epochs, moved;
 	struct sl_ct *ct;
 
 	if (!p)
@@ -333,17 +333,17 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 	if (!ct)
 		return SL_DROP_CT_INVALID;
 	p->reply = is_reply(p, ct);
-	gens = READ_ONCE(ct->gens);
+	epochs = READ_ONCE(ct->epochs);
 	where = READ_ONCE(ct->where);
-	pgens = address_gens(p);
+	addr_epochs = address_epochs(p);
 
 	/* a packet that goes nowhere, or is forged, says nothing of its connection */
-	reason = find_peer(skb, p, known_peer(p, ct, where, pgens));
+	reason = find_peer(skb, p, known_peer(p, ct, where, addr_epochs));
 	if (reason)
 		return reason;
 	keep_outside(p, ct, where);
-	moved = moved_sides(gens, where, pgens);
-	now_where = judged_where(p, pgens);
+	moved = moved_sides(epochs, where, addr_epochs);
+	now_where = judged_where(p, addr_epochs);
 	if (now_where >> 32 != where >> 32)
 		moved = SL_BOTH_SIDES;
 	/* another pod, or one with other labels: the other side's question */
@@ -360,7 +360,7 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 		terminate(p, ct);
 		return reason;
 	}
-	restamp(p, ct, gens, where, pgens);
+	restamp(p, ct, epochs, where, addr_epochs);
 	count_connection(SL_CT_STAT_REDECIDED);
 	p->news |= SL_NEWS_VERDICT;
 	advance(p, ct);
@@ -415,7 +415,7 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	enum sl_reason reason;
 	struct sl_ct *ct;
 	__u64 where;
-	__u32 pgens;
+	__u32 addr_epochs;
 
 	if (!p)
 		return SL_DROP_MALFORMED;
@@ -443,13 +443,13 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		return admit_once(skb, p);
 	}
 	where = READ_ONCE(ct->where);
-	pgens = address_gens(p);
+	addr_epochs = address_epochs(p);
 	/* of another sender: the connection stays as it is */
-	if (unlikely(!agrees(skb, p, ct, where, pgens))) {
+	if (unlikely(!agrees(skb, p, ct, where, addr_epochs))) {
 		p->reply = 0;
 		return admit_once(skb, p);
 	}
-	if (unlikely(moved_sides(READ_ONCE(ct->gens), where, pgens) || !is_own(p, where))) {
+	if (unlikely(moved_sides(READ_ONCE(ct->epochs), where, addr_epochs) || !is_own(p, where))) {
 		reason = admit_anew(skb, p);
 		if (reason != SL_DROP_CT_INVALID)
 			return reason;

@@ -5,8 +5,8 @@
 
 /*
  * Connections: one entry for both directions, found by a key that puts the
- * lower address first. An entry says who began, and under which gens each
- * local end and under which address gens each address was evaluated. While none
+ * lower address first. An entry says who began, and under which epochs each
+ * local end and under which address epochs each address was evaluated. While none
  * of them has moved, a packet of either direction passes; else the sides that
  * have moved are evaluated anew, as the connection and not as the packet.
  *
@@ -40,13 +40,13 @@ static __always_inline void count_connection(enum sl_ct_stat stat)
  * address in network order h = (h ^ word) * 0x9e3779b1 modulo 2^32; the upper
  * twelve bits of h.
  */
-static __always_inline __u32 address_gen_bucket(const __u8 *addr, __u8 family)
+static __always_inline __u32 address_epoch_bucket(const __u8 *addr, __u8 family)
 {
 	const __be32 *word = (const __be32 *)addr;
 	const __u32 odd = 0x9e3779b1;
 	__u32 h = bpf_ntohl(word[0]) * odd;
 
-	_Static_assert(SL_ADDRESS_GENS == 1 << 12, "upper bits of a product");
+	_Static_assert(SL_ADDRESS_EPOCHS == 1 << 12, "upper bits of a product");
 	if (family == 6) {
 		h = (h ^ bpf_ntohl(word[1])) * odd;
 		h = (h ^ bpf_ntohl(word[2])) * odd;
@@ -55,12 +55,12 @@ static __always_inline __u32 address_gen_bucket(const __u8 *addr, __u8 family)
 	return h >> 20;
 }
 
-static __always_inline __u16 address_gen(const __u8 *addr, __u8 family)
+static __always_inline __u16 address_epoch(const __u8 *addr, __u8 family)
 {
-	__u32 at = address_gen_bucket(addr, family);
-	__u64 *gen = bpf_map_lookup_elem(&sl_pgen, &at);
+	__u32 at = address_epoch_bucket(addr, family);
+	__u64 *epoch = bpf_map_lookup_elem(&sl_pgen, &at);
 
-	return gen ? (__u16)READ_ONCE(*gen) : 0;
+	return epoch ? (__u16)READ_ONCE(*epoch) : 0;
 }
 
 /* Whether the sender is the lower end. */
@@ -299,55 +299,55 @@ static __always_inline __u16 responder_slot(__u64 where)
 	return (__u16)(where >> 32);
 }
 
-/* The lower half of the word: address gens of initiator and responder. */
-static __always_inline __u32 address_gens(const struct sl_packet *p)
+/* The lower half of the word: address epochs of initiator and responder. */
+static __always_inline __u32 address_epochs(const struct sl_packet *p)
 {
-	__u32 src = address_gen(p->src, p->family), dst = address_gen(p->dst, p->family);
+	__u32 src = address_epoch(p->src, p->family), dst = address_epoch(p->dst, p->family);
 
 	return p->reply ? dst << 16 | src : src << 16 | dst;
 }
 
-static __always_inline bool gen_moved(__u32 gen, __u16 slot)
+static __always_inline bool epoch_moved(__u32 epoch, __u16 slot)
 {
 	struct sl_endpoint *e;
 
-	if (!gen) /* not local */
+	if (!epoch) /* not local */
 		return false;
 	e = endpoint_at(slot);
-	return !e || gen_of(policy_of(e)) != gen;
+	return !e || epoch_of(policy_of(e)) != epoch;
 }
 
 /* The sides whose verdict may be another by now. */
-static __always_inline __u32 moved_sides(__u64 gens, __u64 where, __u32 pgens)
+static __always_inline __u32 moved_sides(__u64 epochs, __u64 where, __u32 addr_epochs)
 {
-	__u32 differ = (__u32)where ^ pgens, moved = 0;
+	__u32 differ = (__u32)where ^ addr_epochs, moved = 0;
 
 	/* who the peer is, is the other side's question */
-	if (gen_moved((__u32)(gens >> 32), initiator_slot(where)) || differ & 0xffff)
+	if (epoch_moved((__u32)(epochs >> 32), initiator_slot(where)) || differ & 0xffff)
 		moved |= SL_SIDE_EGRESS;
-	if (gen_moved((__u32)gens, responder_slot(where)) || differ >> 16)
+	if (epoch_moved((__u32)epochs, responder_slot(where)) || differ >> 16)
 		moved |= SL_SIDE_INGRESS;
 	return moved;
 }
 
-/* The slots of p's connection, and the address gens, as the entry holds them. */
-static __always_inline __u64 judged_where(const struct sl_packet *p, __u32 pgens)
+/* The slots of p's connection, and the address epochs, as the entry holds them. */
+static __always_inline __u64 judged_where(const struct sl_packet *p, __u32 addr_epochs)
 {
 	__u16 slot_i = p->reply ? p->dst_slot : p->src_slot;
 	__u16 slot_r = p->reply ? p->src_slot : p->dst_slot;
 
-	return (__u64)slot_i << 48 | (__u64)slot_r << 32 | pgens;
+	return (__u64)slot_i << 48 | (__u64)slot_r << 32 | addr_epochs;
 }
 
-/* The gens under which it was evaluated; a side that was not keeps its old one. */
-static __always_inline __u64 judged_gens(const struct sl_packet *p, __u64 old, __u64 where)
+/* The epochs under which it was evaluated; a side that was not keeps its old one. */
+static __always_inline __u64 judged_epochs(const struct sl_packet *p, __u64 old, __u64 where)
 {
 	__u32 initiator = (__u32)(old >> 32), responder = (__u32)old;
 
 	if (p->sides & SL_SIDE_EGRESS)
-		initiator = initiator_slot(where) == SL_SLOT_NONE ? 0 : p->egress.gen;
+		initiator = initiator_slot(where) == SL_SLOT_NONE ? 0 : p->egress.epoch;
 	if (p->sides & SL_SIDE_INGRESS)
-		responder = responder_slot(where) == SL_SLOT_NONE ? 0 : p->ingress.gen;
+		responder = responder_slot(where) == SL_SLOT_NONE ? 0 : p->ingress.epoch;
 	return (__u64)initiator << 32 | responder;
 }
 
@@ -414,7 +414,7 @@ static __always_inline long insert_connection(const struct sl_packet *p)
 }
 
 /* Makes the entry of a connection whose two sides have agreed. */
-__noinline enum sl_reason open_connection(struct sl_packet *p, __u32 pgens, __u32 flags)
+__noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs, __u32 flags)
 {
 	struct sl_ct *ct, *other;
 	long err;
@@ -425,8 +425,8 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 pgens, __u3
 		return SL_DROP_CT_BUDGET;
 	ct = &p->entry;
 	__builtin_memset(ct, 0, sizeof(*ct));
-	ct->where = judged_where(p, pgens);
-	ct->gens = judged_gens(p, 0, ct->where);
+	ct->where = judged_where(p, addr_epochs);
+	ct->epochs = judged_epochs(p, 0, ct->where);
 	ct->id_init = p->reply ? p->dst_identity : p->src_identity;
 	ct->id_resp = p->reply ? p->src_identity : p->dst_identity;
 	ct->last_s = now_seconds();
@@ -455,12 +455,12 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 pgens, __u3
 }
 
 /* What is known of a side that let a connection through; its table is not. */
-static __always_inline struct sl_side recalled_side(__u32 gen, __u16 rule)
+static __always_inline struct sl_side recalled_side(__u32 epoch, __u16 rule)
 {
 	struct sl_side side = {};
 
-	if (gen) {
-		side.gen = gen;
+	if (epoch) {
+		side.epoch = epoch;
 		side.rule = rule;
 		side.by = rule ? SL_BY_RULE : SL_BY_DEFAULT;
 		side.action = SL_ACTION_ALLOW;
@@ -471,12 +471,12 @@ static __always_inline struct sl_side recalled_side(__u32 gen, __u16 rule)
 /* What the event about the end of a connection says of its sides. */
 static __always_inline void recall_sides(struct sl_packet *p, const struct sl_ct *ct)
 {
-	__u64 gens = READ_ONCE(ct->gens);
+	__u64 epochs = READ_ONCE(ct->epochs);
 
 	if (p->egress.by == SL_BY_NOBODY)
-		p->egress = recalled_side((__u32)(gens >> 32), ct->rule_eg);
+		p->egress = recalled_side((__u32)(epochs >> 32), ct->rule_eg);
 	if (p->ingress.by == SL_BY_NOBODY)
-		p->ingress = recalled_side((__u32)gens, ct->rule_in);
+		p->ingress = recalled_side((__u32)epochs, ct->rule_in);
 }
 
 /* Says once that a connection has ended. */
@@ -576,18 +576,19 @@ static __always_inline void revive(struct sl_ct *ct)
 
 /*
  * Stores under what a connection was evaluated now. The words belong together: the
- * address gens of one evaluation beside the gens of another would vouch for
- * what nobody has evaluated. So a CPU claims the entry first (SL_GENS_BUSY), and
+ * address epochs of one evaluation beside the epochs of another would vouch for
+ * what nobody has evaluated. So a CPU claims the entry first (SL_EPOCHS_BUSY), and
  * only if all is as it was when it evaluated. If another CPU was faster, its words
- * count. No gen of an endpoint is ever SL_GENS_BUSY, so that other CPUs
+ * count. No epoch of an endpoint is ever SL_EPOCHS_BUSY, so that other CPUs
  * evaluate the policy for their packets meanwhile.
  */
-static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 gens, __u64 where,
-			       __u32 pgens)
+static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epochs, __u64 where,
+			       __u32 addr_epochs)
 {
-	__u64 new_where = judged_where(p, pgens), new_gens = judged_gens(p, gens, new_where);
+	__u64 new_where = judged_where(p, addr_epochs),
+	      new_epochs = judged_epochs(p, epochs, new_where);
 	__u64 *ids = (__u64 *)&ct->id_init, *rules = (__u64 *)&ct->rule_eg;
-	__u64 busy = (__u64)SL_GENS_BUSY << 32 | (SL_GENS_BUSY - bpf_get_smp_processor_id());
+	__u64 busy = (__u64)SL_EPOCHS_BUSY << 32 | (SL_EPOCHS_BUSY - bpf_get_smp_processor_id());
 	__u32 id_i = p->reply ? p->dst_identity : p->src_identity;
 	__u32 id_r = p->reply ? p->src_identity : p->dst_identity;
 	__u64 old, new_rules;
@@ -600,17 +601,17 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 gens
 				       offsetof(struct sl_ct, rule_eg) + 2,
 		       "half a word");
 	revive(ct);
-	if (gens == new_gens && where == new_where)
+	if (epochs == new_epochs && where == new_where)
 		return;
-	if (gens >> 32 == SL_GENS_BUSY ||
-	    __sync_val_compare_and_swap(&ct->gens, gens, busy) != gens)
+	if (epochs >> 32 == SL_EPOCHS_BUSY ||
+	    __sync_val_compare_and_swap(&ct->epochs, epochs, busy) != epochs)
 		return;
 	/* The map may have given the element to another connection of the same
-	 * ends, evaluated under the same gens, since it was found.
+	 * ends, evaluated under the same epochs, since it was found.
 	 */
 	if (find_connection(p) != ct ||
 	    __sync_val_compare_and_swap(&ct->where, where, new_where) != where) {
-		__sync_val_compare_and_swap(&ct->gens, busy, gens);
+		__sync_val_compare_and_swap(&ct->epochs, busy, epochs);
 		return;
 	}
 	old = READ_ONCE(*ids);
@@ -620,7 +621,7 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 gens
 	new_rules |= p->egress.by ? p->egress.rule : old & 0xffff;
 	new_rules |= p->ingress.by ? (__u64)p->ingress.rule << 16 : old & 0xffff0000;
 	__sync_val_compare_and_swap(rules, old, new_rules);
-	__sync_val_compare_and_swap(&ct->gens, busy, new_gens);
+	__sync_val_compare_and_swap(&ct->epochs, busy, new_epochs);
 }
 
 #endif

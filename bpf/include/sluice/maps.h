@@ -28,7 +28,7 @@ struct {
 	__type(value, struct sl_endpoint);
 } sl_ep SEC(".maps");
 
-/* the node-wide counter behind every gen; no program reads it */
+/* the node-wide counter behind every epoch; no program reads it */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -204,7 +204,7 @@ struct {
 /* hash of an address -> changes whenever the address goes to another identity */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, SL_ADDRESS_GENS);
+	__uint(max_entries, SL_ADDRESS_EPOCHS);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, __u64);

@@ -73,7 +73,7 @@ __noinline enum sl_reason find_peer(struct __sk_buff *skb, struct sl_packet *p, 
 	if (!p)
 		return SL_DROP_MALFORMED;
 	/* its identity anew: what the caller read may be older than its address
-	 * gens, which tell of a change only if they are read first
+	 * epochs, which tell of a change only if they are read first
 	 */
 	near = endpoint_at(p->hook == SL_EGRESS ? p->src_slot : p->dst_slot);
 	if (!near)

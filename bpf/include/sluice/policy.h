@@ -5,7 +5,7 @@
 
 /*
  * Both sides of a connection, each by the table that its endpoint's word names.
- * The word of each end is read once, so that table, gen and identity belong
+ * The word of each end is read once, so that table, epoch and identity belong
  * together: no packet is evaluated by the tables of one identity and as another. A
  * packet is evaluated as its connection, in the direction in which that began:
  * p->reply says that the packet goes the other way.
@@ -29,7 +29,7 @@ static __always_inline __u16 ingress_table(__u64 pol)
 	return (__u16)(pol >> 16);
 }
 
-static __always_inline __u32 gen_of(__u64 pol)
+static __always_inline __u32 epoch_of(__u64 pol)
 {
 	return (__u32)(pol >> 32);
 }
@@ -91,7 +91,7 @@ static __always_inline enum sl_reason judge(struct sl_packet *p, enum sl_directi
 		__builtin_memcpy(q->addr, p->dst, sizeof(q->addr));
 	else
 		__builtin_memcpy(q->addr, p->src, sizeof(q->addr));
-	side->gen = gen_of(pol);
+	side->epoch = epoch_of(pol);
 	reason = judge_side(q, side);
 	if (egress)
 		p->egress = *side;

@@ -17,7 +17,7 @@
  *   over, one inserts it. A CPU that comes after the deletion looks into its
  *   own map once more.
  * - What a program of the previous version changes in the entry between the copy
- *   and the deletion is lost: a verdict under new gens, which is then made
+ *   and the deletion is lost: a verdict under new epochs, which is then made
  *   again; a FIN, so that the entry lives on as an open one until it is idle.
  * - A program of the previous version that sees the connection afterwards finds
  *   nothing, and evaluates the policy for the packet: TCP is picked up, another
@@ -61,19 +61,19 @@ static __always_inline bool delete_previous(const struct sl_packet *p)
 }
 
 /*
- * Writes the entry in this version's layout. Gens, slots, address gens and
+ * Writes the entry in this version's layout. Epochs, slots, address epochs and
  * identities stay, so that nothing is evaluated again for it. The copy of an
- * entry that a CPU is changing would stay claimed for ever: its gens become
+ * entry that a CPU is changing would stay claimed for ever: its epochs become
  * none, and the next packet has the policy evaluated.
  */
 static __always_inline void convert(struct sl_ct *ct, const struct sl_ct_prev *prev, __u8 proto)
 {
-	__u64 gens = READ_ONCE(prev->gens);
+	__u64 epochs = READ_ONCE(prev->epochs);
 
-	if (gens >> 32 == SL_GENS_BUSY)
-		gens = (__u64)SL_GEN_NONE << 32 | SL_GEN_NONE;
+	if (epochs >> 32 == SL_EPOCHS_BUSY)
+		epochs = (__u64)SL_EPOCH_NONE << 32 | SL_EPOCH_NONE;
 	__builtin_memset(ct, 0, sizeof(*ct));
-	ct->gens = gens;
+	ct->epochs = epochs;
 	ct->where = READ_ONCE(prev->where);
 	ct->id_init = prev->id_init;
 	ct->id_resp = prev->id_resp;

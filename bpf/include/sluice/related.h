@@ -116,24 +116,24 @@ static __always_inline bool quoted_ports(struct __sk_buff *skb, const struct sl_
 	return true;
 }
 
-/* The address gens of the quoted packet's ends, as the entry has them. */
-static __always_inline __u32 quoted_gens(const struct sl_ct *ct, const __u8 *src, const __u8 *dst,
-					 __u8 family, bool low)
+/* The address epochs of the quoted packet's ends, as the entry has them. */
+static __always_inline __u32 quoted_epochs(const struct sl_ct *ct, const __u8 *src, const __u8 *dst,
+					   __u8 family, bool low)
 {
 	bool low_began = READ_ONCE(ct->flags) & SL_CT_ORIG_LO;
-	__u32 s = address_gen(src, family), d = address_gen(dst, family);
+	__u32 s = address_epoch(src, family), d = address_epoch(dst, family);
 
 	return low_began == low ? s << 16 | d : d << 16 | s;
 }
 
 /*
- * The connection that the error quotes, and the address gens of its ends. Its
+ * The connection that the error quotes, and the address epochs of its ends. Its
  * key takes the place of the error's own. Forged says that the quoted packet
  * was not sent by the receiver of the error, or not to the pod that sends the
  * error, or that the quotation does not say so.
  */
 static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_packet *p,
-					     __u32 *pgens, bool *forged)
+					     __u32 *addr_epochs, bool *forged)
 {
 	__u32 at = p->l4 + SL_ICMP_HEADER;
 	struct sl_packet *own;
@@ -162,12 +162,12 @@ static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_pa
 			ip.protocol);
 	ct = bpf_map_lookup_elem(&sl_ct4, &own->key4);
 	if (ct)
-		*pgens = quoted_gens(ct, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, 4, low);
+		*addr_epochs = quoted_epochs(ct, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, 4, low);
 	return ct;
 }
 
 static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_packet *p,
-					     __u32 *pgens, bool *forged)
+					     __u32 *addr_epochs, bool *forged)
 {
 	__u8 src[16] __attribute__((aligned(8))), dst[16] __attribute__((aligned(8)));
 	__u32 at = p->l4 + SL_ICMP_HEADER;
@@ -201,7 +201,7 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_pa
 	connection_key6(&own->key6, low, src, dst, sport, dport, next);
 	ct = bpf_map_lookup_elem(&sl_ct6, &own->key6);
 	if (ct)
-		*pgens = quoted_gens(ct, src, dst, 6, low);
+		*addr_epochs = quoted_epochs(ct, src, dst, 6, low);
 	return ct;
 }
 
@@ -216,16 +216,17 @@ enum sl_relation {
 /* A connection that was evaluated under an older policy relates nothing. */
 __noinline enum sl_relation relation_of(struct __sk_buff *skb, struct sl_packet *p)
 {
-	__u32 pgens = 0;
+	__u32 addr_epochs = 0;
 	struct sl_ct *ct;
 	bool forged;
 
 	if (!p)
 		return SL_FORGED;
-	ct = p->family == 4 ? quoted4(skb, p, &pgens, &forged) : quoted6(skb, p, &pgens, &forged);
+	ct = p->family == 4 ? quoted4(skb, p, &addr_epochs, &forged)
+			    : quoted6(skb, p, &addr_epochs, &forged);
 	if (!ct)
 		return forged ? SL_FORGED : SL_UNRELATED;
-	if (moved_sides(READ_ONCE(ct->gens), READ_ONCE(ct->where), pgens))
+	if (moved_sides(READ_ONCE(ct->epochs), READ_ONCE(ct->where), addr_epochs))
 		return SL_UNRELATED;
 	return READ_ONCE(ct->flags) & SL_CT_VIA_STACK ? SL_RELATED_VIA_STACK : SL_RELATED;
 }

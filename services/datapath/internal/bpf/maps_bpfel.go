@@ -83,7 +83,7 @@ type MapsSlCounter struct {
 
 type MapsSlCt struct {
 	_            structs.HostLayout
-	Gens         uint64
+	Epochs       uint64
 	Where        uint64
 	IdInit       uint32
 	IdResp       uint32
@@ -122,7 +122,7 @@ type MapsSlCtKey6 struct {
 
 type MapsSlCtPrev struct {
 	_        structs.HostLayout
-	Gens     uint64
+	Epochs   uint64
 	Where    uint64
 	IdInit   uint32
 	IdResp   uint32
@@ -422,7 +422,7 @@ const (
 
 type MapsSlSide struct {
 	_       structs.HostLayout
-	Gen     uint32
+	Epoch   uint32
 	Table   uint16
 	Rule    uint16
 	By      uint8

@@ -446,7 +446,7 @@ func bump(who string) act {
 }
 
 func bumpEpoch(who string) act {
-	return change(func(t *testing.T, th *theatre) { must(t, "BumpGens", th.k.Endpoints.BumpEpochs(th.pods[who].Slot)) })
+	return change(func(t *testing.T, th *theatre) { must(t, "BumpEpochs", th.k.Endpoints.BumpEpochs(th.pods[who].Slot)) })
 }
 
 func audit(who string, on bool) act {
@@ -834,7 +834,7 @@ func scenes() []scene {
 				b, err := th.k.Endpoints.Lookup(th.pods["b"].Slot)
 				must(t, "Lookup", err)
 				if c.From.Epoch != a.Policy.Epoch || c.To.Epoch != b.Policy.Epoch || c.IngressRule != 1 {
-					t.Errorf("gens %d and %d, rule %d, want %d, %d, 1", c.From.Epoch, c.To.Epoch, c.IngressRule, a.Policy.Epoch, b.Policy.Epoch)
+					t.Errorf("epochs %d and %d, rule %d, want %d, %d, 1", c.From.Epoch, c.To.Epoch, c.IngressRule, a.Policy.Epoch, b.Policy.Epoch)
 				}
 			}))},
 		{"an answer is evaluated by the ports of the question", play(policy("a", only80, policytable.Deny), policy("b", policytable.Deny, only80),
@@ -973,7 +973,7 @@ func scenes() []scene {
 			hostHas("host", "world"),
 			say("a", "world", datagram(53, 4789), event.DropTunnelPort),
 			hostHas("host"))},
-		{"an address gen moves its own connections only", play(
+		{"an address epoch moves its own connections only", play(
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			say("a", "b", datagram(4000, 53), event.ForwardPeer),
 			bump("world"),

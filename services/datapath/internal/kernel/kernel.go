@@ -197,7 +197,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
 	if k.Pins.Created(bpf.MapsMapSlGen) && k.Pins.Adopted {
 		if err := k.Endpoints.ContinueEpochs(k.Connections.EachEpoch); err != nil {
-			return fmt.Errorf("continue the counter of gens: %w", err)
+			return fmt.Errorf("continue the counter of epochs: %w", err)
 		}
 	}
 	if err := k.Endpoints.Settle(); err != nil {

@@ -42,7 +42,7 @@ func TestKernelPublishShowsWhatItWasGiven(t *testing.T) {
 			t.Fatalf("Lookup: %v", err)
 		}
 		if got.Policy.Epoch == 0 {
-			t.Error("gen is 0")
+			t.Error("epoch is 0")
 		}
 		want := e
 		want.Slot, want.Policy.Epoch = s, got.Policy.Epoch
@@ -162,7 +162,7 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	// Publish runs the barrier that it needs
 	again := publish(t, k, b)
 	if again.Slot != e.Slot || again.Policy.Epoch <= e.Policy.Epoch {
-		t.Errorf("slot %d, gen %d, want %d, above %d", again.Slot, again.Policy.Epoch, e.Slot, e.Policy.Epoch)
+		t.Errorf("slot %d, epoch %d, want %d, above %d", again.Slot, again.Policy.Epoch, e.Slot, e.Policy.Epoch)
 	}
 	for _, s := range others {
 		must(t, "unpublish another", k.Endpoints.Unpublish(s))
@@ -319,7 +319,7 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 	}
 	next := publish(t, second, b)
 	if next.Slot == e.Slot || next.Policy.Epoch <= e.Policy.Epoch {
-		t.Errorf("after adoption: slot %d, gen %d, before %d, %d", next.Slot, next.Policy.Epoch, e.Slot, e.Policy.Epoch)
+		t.Errorf("after adoption: slot %d, epoch %d, before %d, %d", next.Slot, next.Policy.Epoch, e.Slot, e.Policy.Epoch)
 	}
 	r := runner{second}
 	if got := r.run(t, program.FromPod, from4(b.IPv4, 17, udp(1, 2)), skbContext{}, 0); got.reason != event.ForwardPeer {

@@ -181,7 +181,7 @@ func (th *theatre) toLegacy(t *testing.T) {
 		must(t, "create an old map", err)
 		write := func(key any, v bpf.MapsSlCt) {
 			must(t, "write a connection", old.Put(key, &bpf.MapsSlCtPrev{
-				Gens: v.Gens, Where: v.Where, IdInit: v.IdInit, IdResp: v.IdResp, LastS: v.LastS, Flags: v.Flags,
+				Epochs: v.Epochs, Where: v.Where, IdInit: v.IdInit, IdResp: v.IdResp, LastS: v.LastS, Flags: v.Flags,
 				RuleEg: v.RuleEg, RuleIn: v.RuleIn,
 			}))
 		}
@@ -262,11 +262,11 @@ func TestKernelAClaimedEntryIsMovedUnclaimed(t *testing.T) {
 		t.Errorf("evaluated %+v, want once", th.evaluated)
 	}
 	if c, _, err = th.k.Connections.Lookup(c.Tuple); err != nil || c.From.Epoch != from || c.To.Epoch != to || c.Initiator.Port() != 4000 {
-		t.Errorf("afterwards: %+v, %v; want gens %d and %d", c, err, from, to)
+		t.Errorf("afterwards: %+v, %v; want epochs %d and %d", c, err, from, to)
 	}
 }
 
-func TestKernelTheCounterOfGensGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
+func TestKernelTheCounterOfEpochsGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
 	th := newTheatre(t, false)
 	th.k.put(t, conntrack.Connection{
 		Tuple: tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), From: conntrack.End{Slot: 9, Epoch: 500}, To: conntrack.End{Slot: slotmap.NoSlot},
@@ -278,7 +278,7 @@ func TestKernelTheCounterOfGensGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
 	epoch, err := th.k.Endpoints.SetPolicy(publish(t, th.k, testEndpoint(9001, 91)).Slot, policytable.Allow, policytable.Allow)
 	must(t, "SetPolicy", err)
 	if epoch <= 500 {
-		t.Errorf("the next gen is %d, want one behind 500", epoch)
+		t.Errorf("the next epoch is %d, want one behind 500", epoch)
 	}
 }
 
@@ -302,7 +302,7 @@ func TestKernelTheLaterOfTwoEntriesCounts(t *testing.T) {
 			v := was.Value
 			key := tu.Key4()
 			must(t, "write an entry of the version before", th.k.Pins.Previous(bpf.MapsMapSlPrev4).Put(&key, &bpf.MapsSlCtPrev{
-				Gens: v.Gens, Where: v.Where, IdInit: v.IdInit, IdResp: v.IdResp, LastS: v.LastS + uint32(c.last), Flags: v.Flags, RuleEg: 77,
+				Epochs: v.Epochs, Where: v.Where, IdInit: v.IdInit, IdResp: v.IdResp, LastS: v.LastS + uint32(c.last), Flags: v.Flags, RuleEg: 77,
 			}))
 			th.reopen(t, dir, build{})
 			must(t, "DropOldPrograms", th.k.DropOldPrograms())

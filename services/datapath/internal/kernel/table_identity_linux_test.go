@@ -80,14 +80,14 @@ func TestKernelAuditModeAndEpochsChangeOneEntry(t *testing.T) {
 	}
 	now := epochs()
 	if now[0] != was[0] || now[1] == was[1] || now[2] != was[2] {
-		t.Errorf("gens %v after %v", now, was)
+		t.Errorf("epochs %v after %v", now, was)
 	}
 	if err := k.Endpoints.BumpEpochs(); err != nil {
 		t.Fatal(err)
 	}
 	for i, g := range epochs() {
 		if g == now[i] {
-			t.Errorf("gen %d is still %d", i, g)
+			t.Errorf("epoch %d is still %d", i, g)
 		}
 	}
 	for _, on := range []bool{true, true, false} {

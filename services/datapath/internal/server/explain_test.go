@@ -93,7 +93,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 			Verdict: &datapathv1.SideVerdict{
 				Verdict: datapathv1.Verdict_VERDICT_DROPPED, Rule: 7, Table: 16, Epoch: 21, Revision: 42,
 				DecidedBy:   netv1.DecidedBy_DECIDED_BY_RULE,
-				RuleSources: []string{"slot 1 gen 21 egress true rule 7"}, Proxy: netv1.Proxy_PROXY_HTTP,
+				RuleSources: []string{"slot 1 epoch 21 egress true rule 7"}, Proxy: netv1.Proxy_PROXY_HTTP,
 			},
 			IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressPrefix: "198.51.100.0/24",
 		},

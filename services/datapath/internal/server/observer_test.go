@@ -138,7 +138,7 @@ type rules struct{}
 func (rules) Revision(slot uint16, epoch uint32) (uint64, bool) { return 42, slot == 1 && epoch == 21 }
 
 func (rules) RuleSources(slot uint16, epoch uint32, egress bool, rule uint16) []string {
-	return []string{fmt.Sprintf("slot %d gen %d egress %v rule %d", slot, epoch, egress, rule)}
+	return []string{fmt.Sprintf("slot %d epoch %d egress %v rule %d", slot, epoch, egress, rule)}
 }
 
 func (rules) Proxy(_ uint16, _ uint32, _ bool, rule uint16) uint16 { return rule % 5 }
@@ -185,7 +185,7 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 		Egress: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Rule: 7, Table: 16, Epoch: 21, Revision: 42,
 			DecidedBy:   netv1.DecidedBy_DECIDED_BY_RULE,
-			RuleSources: []string{"slot 1 gen 21 egress true rule 7"}, Proxy: netv1.Proxy_PROXY_HTTP,
+			RuleSources: []string{"slot 1 epoch 21 egress true rule 7"}, Proxy: netv1.Proxy_PROXY_HTTP,
 		},
 		Ingress: &datapathv1.SideVerdict{Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Epoch: 22, DecidedBy: netv1.DecidedBy_DECIDED_BY_DEFAULT},
 	}

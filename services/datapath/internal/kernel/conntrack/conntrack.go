@@ -93,7 +93,7 @@ type Tuple struct {
 type End struct {
 	// Slot of the endpoint, NoSlot if it is not local.
 	Slot slotmap.Slot
-	// Gen is that of the word that last evaluated the connection, 0 if the end is
+	// Epoch is that of the word that last evaluated the connection, 0 if the end is
 	// not local.
 	Epoch uint32
 	// AddressEpoch is that of the address's bucket in sl_pgen.
@@ -191,8 +191,8 @@ func tupleOf(lo, hi netip.AddrPort, proto uint8, flags uint32) Tuple {
 func Of(t Tuple, v *bpf.MapsSlCt) Connection {
 	return Connection{
 		Tuple:    t,
-		From:     End{Slot: slotmap.Slot(v.Where >> 48), Epoch: uint32(v.Gens >> 32), AddressEpoch: uint16(v.Where >> 16), Identity: identity.Numeric(v.IdInit)},
-		To:       End{Slot: slotmap.Slot(v.Where >> 32), Epoch: uint32(v.Gens), AddressEpoch: uint16(v.Where), Identity: identity.Numeric(v.IdResp)},
+		From:     End{Slot: slotmap.Slot(v.Where >> 48), Epoch: uint32(v.Epochs >> 32), AddressEpoch: uint16(v.Where >> 16), Identity: identity.Numeric(v.IdInit)},
+		To:       End{Slot: slotmap.Slot(v.Where >> 32), Epoch: uint32(v.Epochs), AddressEpoch: uint16(v.Where), Identity: identity.Numeric(v.IdResp)},
 		LastSeen: v.LastS, Flags: Flags(v.Flags), EgressRule: v.RuleEg, IngressRule: v.RuleIn,
 		Value: *v,
 	}
@@ -201,7 +201,7 @@ func Of(t Tuple, v *bpf.MapsSlCt) Connection {
 // ValueOf is the reverse of connectionOf.
 func ValueOf(c Connection) bpf.MapsSlCt {
 	v := bpf.MapsSlCt{
-		Gens:   uint64(c.From.Epoch)<<32 | uint64(c.To.Epoch),
+		Epochs: uint64(c.From.Epoch)<<32 | uint64(c.To.Epoch),
 		Where:  uint64(c.From.Slot)<<48 | uint64(c.To.Slot)<<32 | uint64(c.From.AddressEpoch)<<16 | uint64(c.To.AddressEpoch),
 		IdInit: uint32(c.From.Identity), IdResp: uint32(c.To.Identity),
 		LastS: c.LastSeen, Flags: uint32(c.Flags &^ OriginLow), RuleEg: c.EgressRule, RuleIn: c.IngressRule,

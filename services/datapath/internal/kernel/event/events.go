@@ -77,7 +77,7 @@ type SideVerdict struct {
 	By By
 	// Table is not known for the end of a connection.
 	Table policytable.ID
-	// Gen of the endpoint's word that was read.
+	// Epoch of the endpoint's word that was read.
 	Epoch uint32
 	// Rule is the number of the deciding rule in the table, 0 if none decided.
 	Rule uint16
@@ -230,9 +230,9 @@ func decodeEvent(raw []byte) (Event, error) {
 }
 
 func sideOf(w bpf.MapsSlSide, t Type) SideVerdict {
-	if By(w.By) == ByNobody && t == ConnectionClosed && w.Gen != 0 {
+	if By(w.By) == ByNobody && t == ConnectionClosed && w.Epoch != 0 {
 		// what had allowed it, as the connection's entry remembers it
-		s := SideVerdict{By: ByDefault, Epoch: w.Gen, Rule: w.Rule, Action: ActionAllow}
+		s := SideVerdict{By: ByDefault, Epoch: w.Epoch, Rule: w.Rule, Action: ActionAllow}
 		if w.Rule != 0 {
 			s.By = ByRule
 		}
@@ -247,6 +247,6 @@ func SideOf(w bpf.MapsSlSide) SideVerdict {
 		return SideVerdict{}
 	}
 	return SideVerdict{
-		By: By(w.By), Table: policytable.ID(w.Table), Epoch: w.Gen, Rule: w.Rule, Action: w.Action, Audited: w.Audited != 0,
+		By: By(w.By), Table: policytable.ID(w.Table), Epoch: w.Epoch, Rule: w.Rule, Action: w.Action, Audited: w.Audited != 0,
 	}
 }

@@ -27,8 +27,8 @@ func TestDecodeEventReadsEveryField(t *testing.T) {
 	w := bpf.MapsSlEvent{
 		Time: 1, Reason: bpf.MapsSlReasonSL_DROP_NO_ROUTE, Direction: bpf.MapsSlDirectionSL_INGRESS, Type: bpf.MapsSlEventTypeSL_EVENT_VERDICT,
 		Lost: 2, Ifindex: 3, Length: 4, SrcIdentity: 5, DstIdentity: 6, SrcSlot: 8, DstSlot: 9,
-		Egress:  bpf.MapsSlSide{Gen: 21, Table: 22, Rule: 23, By: 1, Action: 2, Audited: 0},
-		Ingress: bpf.MapsSlSide{Gen: 31, Table: 32, By: 2, Audited: 1},
+		Egress:  bpf.MapsSlSide{Epoch: 21, Table: 22, Rule: 23, By: 1, Action: 2, Audited: 0},
+		Ingress: bpf.MapsSlSide{Epoch: 31, Table: 32, By: 2, Audited: 1},
 		CtFlags: 0x0103, Reply: 1,
 		Ethertype: 10, Sport: 11, Dport: 12, SrcMac: [6]byte{13}, Family: 4, Proto: 14, TcpFlags: 15,
 		Src: [16]byte{10, 0, 0, 1, 99}, Dst: [16]byte{10, 0, 0, 2, 99},

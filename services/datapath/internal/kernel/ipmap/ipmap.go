@@ -260,7 +260,7 @@ func (as *Maps) Settle(ranges []netip.Prefix, local func(netip.Addr) bool, log *
 	return nil
 }
 
-// addressBucket is the place of an address in sl_pgen, as address_gen_bucket of
+// addressBucket is the place of an address in sl_pgen, as address_epoch_bucket of
 // the programs computes it.
 func addressBucket(a netip.Addr) int {
 	b := a.AsSlice()

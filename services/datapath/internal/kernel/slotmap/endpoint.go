@@ -38,7 +38,7 @@ const (
 // Policy is the word that evaluates an endpoint's packets.
 type Policy struct {
 	Egress, Ingress policytable.ID
-	// Gen is the endpoint's number from the node-wide counter; it changes with
+	// Epoch is the endpoint's number from the node-wide counter; it changes with
 	// every change of the word, and no two endpoints ever share one.
 	Epoch uint32
 }
@@ -73,7 +73,7 @@ type Endpoint struct {
 	MTU uint16
 	// Deliver is DeliverPeer or DeliverRedirect.
 	Deliver Deliver
-	// Policy that evaluates the endpoint's first packet. Gen is set by Publish.
+	// Policy that evaluates the endpoint's first packet. Epoch is set by Publish.
 	Policy Policy
 	// Audit is set by At, Lookup and List: what the policy denies passes and is
 	// reported.

@@ -80,7 +80,7 @@ func (eps *Maps) SetAudit(s Slot, on bool) error {
 }
 
 // firstMarker is where the numbers begin that stand in a connection for an epoch
-// that it does not have: SL_GENS_BUSY less the number of a CPU. The counter
+// that it does not have: SL_EPOCHS_BUSY less the number of a CPU. The counter
 // does not get there: it would take a century of a thousand changes a minute.
 const firstMarker = 0xffff0000
 
@@ -101,6 +101,6 @@ func (eps *Maps) ContinueEpochs(others func(visit func(uint32)) error) error {
 		return err
 	}
 	atomic.StoreUint64(pin.Word(eps.counter, 0), uint64(most))
-	eps.log.Warn("counter of gens was lost and continues behind those in use", "gen", most)
+	eps.log.Warn("counter of epochs was lost and continues behind those in use", "epoch", most)
 	return nil
 }

@@ -25,7 +25,7 @@ func reopenWithout(t *testing.T, k *Kernel, name string) *Kernel {
 	return openKernel(t, testOptions(k.opened.Dir))
 }
 
-func TestKernelGensAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
+func TestKernelEpochsAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
 	k, err := Open(t.Context(), testOptions(kerneltest.NewBPFFS(t)))
 	must(t, "Open", err)
 	from, to := publish(t, k, a), publish(t, k, b)
@@ -41,13 +41,13 @@ func TestKernelGensAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
 		must(t, "SetPolicy", err)
 	}
 	if o := (runner{k}).run(t, program.FromPod, in, skbContext{Ifindex: from.Ifindex}, 0); !o.reason.Dropped() {
-		t.Errorf("evaluated under gen %d, passes a policy that denies everything with gen %d: %v", to.Policy.Epoch, epoch, o.reason)
+		t.Errorf("evaluated under epoch %d, passes a policy that denies everything with epoch %d: %v", to.Policy.Epoch, epoch, o.reason)
 	}
 }
 
 // A connection may have been evaluated under an epoch that no endpoint has any
 // more. What stands for an epoch while a program changes an entry is none.
-func TestKernelTheCounterOfGensGoesOnBehindThoseOfConnections(t *testing.T) {
+func TestKernelTheCounterOfEpochsGoesOnBehindThoseOfConnections(t *testing.T) {
 	k, err := Open(t.Context(), testOptions(kerneltest.NewBPFFS(t)))
 	must(t, "Open", err)
 	for i, e := range []struct {
@@ -62,6 +62,6 @@ func TestKernelTheCounterOfGensGoesOnBehindThoseOfConnections(t *testing.T) {
 	}
 	k = reopenWithout(t, k, bpf.MapsMapSlGen)
 	if e := publish(t, k, a); e.Policy.Epoch <= 90 || e.Policy.Epoch > 100 {
-		t.Errorf("the next gen is %d, want the one behind 90", e.Policy.Epoch)
+		t.Errorf("the next epoch is %d, want the one behind 90", e.Policy.Epoch)
 	}
 }

@@ -585,7 +585,7 @@ struct sl_packet {
 	/* What follows is not cleared: each is written whole before it is read.
 	 * Aligned, so that addresses are copied in two words and not in bytes.
 	 */
-	struct sl_question question __attribute__((aligned(8))); /* of judge() */
+	struct sl_question question __attribute__((aligned(8))); /* of evaluate() */
 	struct sl_side side; /* its answer */
 	__u8 pad3[4];
 	__u64 src_pol; /* of both ends, as judge_sides() has read them */

@@ -343,7 +343,7 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 		return reason;
 	keep_outside(p, ct, where);
 	moved = moved_sides(epochs, where, addr_epochs);
-	now_where = judged_where(p, addr_epochs);
+	now_where = evaluated_where(p, addr_epochs);
 	if (now_where >> 32 != where >> 32)
 		moved = SL_BOTH_SIDES;
 	/* another pod, or one with other labels: the other side's question */

@@ -331,7 +331,7 @@ static __always_inline __u32 moved_sides(__u64 epochs, __u64 where, __u32 addr_e
 }
 
 /* The slots of p's connection, and the address epochs, as the entry holds them. */
-static __always_inline __u64 judged_where(const struct sl_packet *p, __u32 addr_epochs)
+static __always_inline __u64 evaluated_where(const struct sl_packet *p, __u32 addr_epochs)
 {
 	__u16 slot_i = p->reply ? p->dst_slot : p->src_slot;
 	__u16 slot_r = p->reply ? p->src_slot : p->dst_slot;
@@ -340,7 +340,7 @@ static __always_inline __u64 judged_where(const struct sl_packet *p, __u32 addr_
 }
 
 /* The epochs under which it was evaluated; a side that was not keeps its old one. */
-static __always_inline __u64 judged_epochs(const struct sl_packet *p, __u64 old, __u64 where)
+static __always_inline __u64 evaluated_epochs(const struct sl_packet *p, __u64 old, __u64 where)
 {
 	__u32 initiator = (__u32)(old >> 32), responder = (__u32)old;
 
@@ -425,8 +425,8 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 		return SL_DROP_CT_BUDGET;
 	ct = &p->entry;
 	__builtin_memset(ct, 0, sizeof(*ct));
-	ct->where = judged_where(p, addr_epochs);
-	ct->epochs = judged_epochs(p, 0, ct->where);
+	ct->where = evaluated_where(p, addr_epochs);
+	ct->epochs = evaluated_epochs(p, 0, ct->where);
 	ct->id_init = p->reply ? p->dst_identity : p->src_identity;
 	ct->id_resp = p->reply ? p->src_identity : p->dst_identity;
 	ct->last_s = now_seconds();
@@ -585,8 +585,8 @@ static __always_inline void revive(struct sl_ct *ct)
 static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epochs, __u64 where,
 			       __u32 addr_epochs)
 {
-	__u64 new_where = judged_where(p, addr_epochs),
-	      new_epochs = judged_epochs(p, epochs, new_where);
+	__u64 new_where = evaluated_where(p, addr_epochs),
+	      new_epochs = evaluated_epochs(p, epochs, new_where);
 	__u64 *ids = (__u64 *)&ct->id_init, *rules = (__u64 *)&ct->rule_eg;
 	__u64 busy = (__u64)SL_EPOCHS_BUSY << 32 | (SL_EPOCHS_BUSY - bpf_get_smp_processor_id());
 	__u32 id_i = p->reply ? p->dst_identity : p->src_identity;

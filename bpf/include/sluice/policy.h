@@ -61,7 +61,7 @@ static __always_inline __u32 point_of(const struct sl_packet *p)
 }
 
 /* One side of the connection, if its end is local. */
-static __always_inline enum sl_reason judge(struct sl_packet *p, enum sl_direction direction)
+static __always_inline enum sl_reason evaluate(struct sl_packet *p, enum sl_direction direction)
 {
 	bool egress = direction == SL_EGRESS;
 	bool from_source = egress != p->reply; /* the end is this packet's source */
@@ -131,9 +131,9 @@ __noinline enum sl_reason judge_sides(struct sl_packet *p, __u32 sides)
 		sides = SL_BOTH_SIDES;
 	p->sides = (__u8)sides;
 	if (sides & SL_SIDE_EGRESS)
-		reason = judge(p, SL_EGRESS);
+		reason = evaluate(p, SL_EGRESS);
 	if (!reason && sides & SL_SIDE_INGRESS)
-		reason = judge(p, SL_INGRESS);
+		reason = evaluate(p, SL_INGRESS);
 	/* what passes is counted at the program's own side */
 	if (!reason)
 		p->direction = p->hook;

@@ -165,9 +165,9 @@ func (x *examiner) ask(q *vectorv1.Question) {
 	fs.cases[x.view.GetCase()] = fs.cases[x.view.GetCase()]
 	if x.seen++; x.skim == 0 || x.seen%x.skim == 0 {
 		fs.questions++
-		got, err := x.state.askJudge(q)
+		got, err := x.state.askAlone(q)
 		if err != nil || got != wanted(q) {
-			x.fail(q, "judge", got, err)
+			x.fail(q, "evaluation", got, err)
 		}
 	}
 	if !q.GetPod() {

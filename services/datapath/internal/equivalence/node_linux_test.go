@@ -38,7 +38,7 @@ import (
 // node is a kernel with programs that can be asked.
 type node struct {
 	k              *kernel.Kernel
-	judge          *ebpf.Program
+	evaluator      *ebpf.Program
 	fromPod, toPod *ebpf.Program
 	events         *ringbuf.Reader
 	record         ringbuf.Record
@@ -71,11 +71,11 @@ func newNode(t testing.TB) *node {
 		maps[info.Name] = m
 	}
 	spec, err := bpf.LoadJudge()
-	must("read the judge", err)
+	must("read sluice_judge", err)
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps, Cache: btf.NewCache()})
-	must("load the judge", err)
+	must("load sluice_judge", err)
 	t.Cleanup(coll.Close)
-	n.judge = coll.Programs["sluice_judge"]
+	n.evaluator = coll.Programs["sluice_judge"]
 	n.fromPod, n.toPod = k.Programs.Get(program.FromPod).Prog, k.Programs.Get(program.ToPod).Prog
 	n.events, err = ringbuf.NewReader(maps[bpf.MapsMapSlEvents])
 	must("open the events", err)
@@ -261,8 +261,8 @@ func reasonOf(v verdict) event.Reason {
 	return event.DropPolicyDenied
 }
 
-// askJudge asks the function by which the programs decide.
-func (s *state) askJudge(q *vectorv1.Question) (verdict, error) {
+// askAlone asks the function by which the programs decide.
+func (s *state) askAlone(q *vectorv1.Question) (verdict, error) {
 	n := s.n
 	slot, ok := s.anchors[q.GetSubject()]
 	if !ok {
@@ -288,9 +288,9 @@ func (s *state) askJudge(q *vectorv1.Question) (verdict, error) {
 		return verdict{}, err
 	}
 	opts := &ebpf.RunOptions{Data: n.question, DataOut: n.answer}
-	ret, err := n.judge.Run(opts)
+	ret, err := n.evaluator.Run(opts)
 	if err != nil || ret != 0 {
-		return verdict{}, fmt.Errorf("the judge returns %d: %w", ret, err)
+		return verdict{}, fmt.Errorf("the evaluation returns %d: %w", ret, err)
 	}
 	var out bpf.MapsSlAnswer
 	if _, err := binary.Decode(opts.DataOut[14+binary.Size(in):], binary.NativeEndian, &out); err != nil {

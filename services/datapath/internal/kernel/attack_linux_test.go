@@ -59,7 +59,7 @@ func TestKernelSocketMarksOpenNothing(t *testing.T) {
 		setPolicy(t, k, p.Slot, policy)
 		denied := func() uint64 { return th.counters(t)[cell{event.DropPolicyDenied, event.Ingress}].Packets }
 		before := denied()
-		marks := []uint32{markJudged | p.Ifindex<<16, markPod | uint32(friend)<<16, 0x0a00 | uint32(friend)<<16}
+		marks := []uint32{markEvaluated | p.Ifindex<<16, markPod | uint32(friend)<<16, 0x0a00 | uint32(friend)<<16}
 		for _, mark := range marks {
 			send(mark)
 		}

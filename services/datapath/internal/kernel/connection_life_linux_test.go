@@ -1017,7 +1017,7 @@ func scenes() []scene {
 			change(func(t *testing.T, th *theatre) {
 				a := say("host", "b", datagram(4000, 53), 0)
 				prog, ctx, in := th.frame(a)
-				ctx.Mark = markOf(markJudged, ctx.Ifindex)
+				ctx.Mark = markOf(markEvaluated, ctx.Ifindex)
 				if o := th.run(t, prog, in, ctx, 0); o.reason != event.DropPolicyDenied {
 					t.Errorf("with the mark of a delivered packet: %v, verdict %d", o.reason, o.verdict)
 				}

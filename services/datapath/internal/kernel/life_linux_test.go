@@ -36,9 +36,9 @@ const (
 )
 
 const (
-	markMask   = 0x0f00
-	markPod    = 0x0200
-	markJudged = 0x0d00
+	markMask      = 0x0f00
+	markPod       = 0x0200
+	markEvaluated = 0x0d00
 )
 
 // markOf has a number in the upper half: a device, or the identity that older
@@ -405,7 +405,7 @@ func lives() []life {
 		{name: "an echo request to a local pod, IPv4", in: from4(b.IPv4, 1, icmp(8, 0)), reason: event.ForwardPeer},
 		{name: "an echo request to a local pod, IPv6", in: from6(b.IPv6, 58, icmp(128, 0)), reason: event.ForwardPeer},
 		{name: "GRE to a local pod", in: from4(b.IPv4, 47, make([]byte, 4)), reason: event.ForwardPeer},
-		{name: "a foreign mark does not matter", in: from4(b.IPv4, 17, dns), mark: markOf(markJudged, 1), reason: event.ForwardPeer},
+		{name: "a foreign mark does not matter", in: from4(b.IPv4, 17, dns), mark: markOf(markEvaluated, 1), reason: event.ForwardPeer},
 		{name: "a pod that is delivered by its device", in: from4(shaped.IPv4, 17, dns), reason: event.ForwardRedirect},
 		{name: "the local host, IPv4", in: from4(host4, 6, web), reason: event.ForwardHost},
 		{name: "the local host, IPv6", in: from6(host6, 6, web), reason: event.ForwardHost},
@@ -482,7 +482,7 @@ func lives() []life {
 		{name: "a mark does not make the world the host", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(world4, 6, web), mark: markOf(markPod, uint32(identity.Host)), reason: event.DropPolicyPending},
 		{name: "a process of the host is not the pod whose address it uses", to: true, in: to4(b.IPv4, 6, web), mark: markOf(markPod, 300), reason: event.DropSpoofedIP},
 		{name: "the same in IPv6", to: true, in: to6(b.IPv6, 17, dns), reason: event.DropSpoofedIP},
-		{name: "a mark of the host's processes does not say that the packet was evaluated", to: true, policies: deny("a", policytable.Deny, policytable.Deny), in: to4(host4, 6, web), mark: markOf(markJudged, 1), reason: event.DropPolicyDenied},
+		{name: "a mark of the host's processes does not say that the packet was evaluated", to: true, policies: deny("a", policytable.Deny, policytable.Deny), in: to4(host4, 6, web), mark: markOf(markEvaluated, 1), reason: event.DropPolicyDenied},
 		{name: "a mark that is not ours says nothing", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), mark: 0x0300, reason: event.ForwardFromStack},
 		{name: "kube-proxy's marks do not matter", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), mark: 0x4000 | 0x8000, reason: event.ForwardFromStack},
 		{name: "an unknown ingress table denies the host", to: true, policies: deny("a", policytable.Allow, 17), in: to4(host4, 6, web), reason: event.DropPolicyTable},
@@ -550,9 +550,9 @@ func (l life) markAfter() uint32 {
 	case event.ForwardPeer:
 		return 0
 	case event.ForwardRedirect:
-		return markJudged | shaped.Ifindex<<16
+		return markEvaluated | shaped.Ifindex<<16
 	case event.ReplyARP, event.ReplyNDP:
-		return markJudged | 1<<16
+		return markEvaluated | 1<<16
 	}
 	return l.mark
 }
@@ -835,16 +835,16 @@ func TestKernelEvaluatedPacketsPassUncountedAndUnmarked(t *testing.T) {
 	r, cast := newStage(t)
 	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{})
 	in := to4(world4, 17, udp(1, 2))
-	o := r.run(t, program.ToPod, in, skbContext{Mark: markJudged | 1<<16, IngressIfindex: cast["b"].Ifindex}, 0)
+	o := r.run(t, program.ToPod, in, skbContext{Mark: markEvaluated | 1<<16, IngressIfindex: cast["b"].Ifindex}, 0)
 	if o.verdict != verdictOK || o.packets != 0 || o.mark != 0 {
 		t.Errorf("verdict %d, counted %d, mark %#x, want %d, 0, 0", o.verdict, o.packets, o.mark, verdictOK)
 	}
 	for what, ctx := range map[string]skbContext{
-		"no device":             {Mark: markJudged, IngressIfindex: cast["b"].Ifindex},
-		"another device":        {Mark: markJudged | 2<<16, IngressIfindex: cast["b"].Ifindex},
-		"more than the device":  {Mark: markJudged | 1<<16 | 1, IngressIfindex: cast["b"].Ifindex},
-		"made by the host":      {Mark: markJudged | 1<<16},
-		"from another's device": {Mark: markJudged | 1<<16, IngressIfindex: 77},
+		"no device":             {Mark: markEvaluated, IngressIfindex: cast["b"].Ifindex},
+		"another device":        {Mark: markEvaluated | 2<<16, IngressIfindex: cast["b"].Ifindex},
+		"more than the device":  {Mark: markEvaluated | 1<<16 | 1, IngressIfindex: cast["b"].Ifindex},
+		"made by the host":      {Mark: markEvaluated | 1<<16},
+		"from another's device": {Mark: markEvaluated | 1<<16, IngressIfindex: 77},
 	} {
 		if o := r.run(t, program.ToPod, in, ctx, 0); o.reason != event.DropPolicyDenied {
 			t.Errorf("%s: %v, want %v", what, o.reason, event.DropPolicyDenied)

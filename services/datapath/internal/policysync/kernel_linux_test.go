@@ -91,13 +91,13 @@ func (k *watched) SetPolicy(slot uint16, egress, ingress policytable.ID) (epoch 
 
 // stage is real maps with three endpoints.
 type stage struct {
-	t        *testing.T
-	dir      string
-	kernel   *kernel.Kernel
-	judge    kerneltest.Judge
-	maps     *watched
-	slots    map[uint16]uint32 // their identities
-	policies *policysync.Applier
+	t         *testing.T
+	dir       string
+	kernel    *kernel.Kernel
+	evaluator kerneltest.Evaluator
+	maps      *watched
+	slots     map[uint16]uint32 // their identities
+	policies  *policysync.Applier
 }
 
 func newStage(t *testing.T) *stage {
@@ -105,7 +105,7 @@ func newStage(t *testing.T) *stage {
 	s := &stage{t: t, dir: kerneltest.NewBPFFS(t), slots: map[uint16]uint32{}}
 	s.start()
 	t.Cleanup(func() { s.close() })
-	s.judge = kerneltest.NewJudge(t, s.kernel.Pins) // later starts adopt its maps
+	s.evaluator = kerneltest.NewEvaluator(t, s.kernel.Pins) // later starts adopt its maps
 	for i, number := range []uint32{300, 301, 300} {
 		n := byte(i + 1)
 		slot, err := s.kernel.Endpoints.Publish(t.Context(), slotmap.Endpoint{
@@ -170,7 +170,7 @@ func (s *stage) allows(e slotmap.Endpoint, d policytable.Direction, peer uint32,
 	}
 	q := kerneltest.Question(table, identity.Numeric(peer), addr, 0, 0)
 	q.Point = point
-	_, side := s.judge.Ask(s.t, q)
+	_, side := s.evaluator.Ask(s.t, q)
 	return side.Action != event.ActionDeny
 }
 

@@ -48,7 +48,7 @@ func TestMergedAddressClassesGiveTheSameVerdicts(t *testing.T) {
 			if !ok {
 				break
 			}
-			want := n.judge(q)
+			want := n.evaluate(q)
 			got, err := e.Explain(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
 			if err != nil {
 				t.Fatal(err)

@@ -31,7 +31,7 @@ type answer struct {
 	rule   *rule.Rule
 }
 
-func (n *naive) judge(q scenario.Question) answer {
+func (n *naive) evaluate(q scenario.Question) answer {
 	subject := n.state.Identities[q.Subject]
 	if n.config.Enforcement == EnforceNever {
 		return answer{action: rule.Allow}

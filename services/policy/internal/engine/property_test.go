@@ -20,7 +20,7 @@ import (
 // disagreement compares the tables with the naive reading. It also checks that
 // the number in the verdict leads back to the rule that decided.
 func disagreement(e *Engine, n *naive, q scenario.Question) string {
-	want := n.judge(q)
+	want := n.evaluate(q)
 	got, err := e.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
 	if err != nil {
 		return err.Error()

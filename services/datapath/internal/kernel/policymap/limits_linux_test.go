@@ -55,7 +55,7 @@ func distinct(n int) []policytable.Ranges {
 }
 
 // intact fails if the table that was there first has another verdict.
-func intact(t testing.TB, j kerneltest.Judge, id policytable.ID, when string) {
+func intact(t testing.TB, j kerneltest.Evaluator, id policytable.ID, when string) {
 	t.Helper()
 	for point, want := range map[uint32]verdict{
 		6<<16 | 80: {event.ActionDeny, 1, event.ByUnknownIdentity}, // nobody has announced it
@@ -134,7 +134,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 	} {
 		t.Run(tc.full, func(t *testing.T) {
 			k := open(t, kerneltest.NewBPFFS(t))
-			j := kerneltest.NewJudge(t, k.pins)
+			j := kerneltest.NewEvaluator(t, k.pins)
 			first, err := k.DefineTable(smallTable(1 << 40))
 			if err != nil {
 				t.Fatal(err)
@@ -211,7 +211,7 @@ func usage(t testing.TB, k *instance, mapName string) int {
 // gets, with rows and blocks of tables that are in use.
 func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
 	k := open(t, kerneltest.NewBPFFS(t))
-	j := kerneltest.NewJudge(t, k.pins)
+	j := kerneltest.NewEvaluator(t, k.pins)
 	var ids []policytable.ID
 	for i := range uint64(9) {
 		c := smallTable(i)
@@ -416,7 +416,7 @@ func TestKernelAuditRepairsTables(t *testing.T) {
 func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 	const changes = 20_000
 	k := open(t, kerneltest.NewBPFFS(t))
-	j := kerneltest.NewJudge(t, k.pins)
+	j := kerneltest.NewEvaluator(t, k.pins)
 	// class 0 denies everything by rule 4, class 1 port 80 by rule 1
 	c := smallTable(0)
 	c.HasAddresses = true

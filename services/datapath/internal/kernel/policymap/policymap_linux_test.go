@@ -64,7 +64,7 @@ type verdict struct {
 
 // verdictOf asks a program.
 func verdictOf(
-	t testing.TB, j kerneltest.Judge, table policytable.ID, id identity.Numeric, addr netip.Addr, point uint32,
+	t testing.TB, j kerneltest.Evaluator, table policytable.ID, id identity.Numeric, addr netip.Addr, point uint32,
 ) verdict {
 	t.Helper()
 	q := kerneltest.Question(table, id, addr, 0, 0)
@@ -487,7 +487,7 @@ func audited(t testing.TB, k *instance, when string) {
 }
 
 // lookups compares the verdicts of all tables at some points.
-func (m *model) lookups(t testing.TB, k *instance, j kerneltest.Judge, r *randomTable, when string) {
+func (m *model) lookups(t testing.TB, k *instance, j kerneltest.Evaluator, r *randomTable, when string) {
 	t.Helper()
 	for id, c := range m.tables {
 		for range 4 {
@@ -510,7 +510,7 @@ func (m *model) lookups(t testing.TB, k *instance, j kerneltest.Judge, r *random
 func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	k := open(t, dir)
-	j := kerneltest.NewJudge(t, k.pins) // the next process adopts its maps
+	j := kerneltest.NewEvaluator(t, k.pins) // the next process adopts its maps
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 1))}
@@ -624,7 +624,7 @@ var errKilled = errors.New("killed")
 func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	k := open(t, dir)
-	j := kerneltest.NewJudge(t, k.pins) // the next process adopts its maps
+	j := kerneltest.NewEvaluator(t, k.pins) // the next process adopts its maps
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 2))}
@@ -673,7 +673,7 @@ func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 }
 
 // oldOrNew asks every table that was there before.
-func oldOrNew(t testing.TB, j kerneltest.Judge, r *randomTable, before, after *model, what string) {
+func oldOrNew(t testing.TB, j kerneltest.Evaluator, r *randomTable, before, after *model, what string) {
 	t.Helper()
 	for id, c := range before.tables {
 		then := after.tables[id]

@@ -121,7 +121,7 @@ func everyRule(id policytable.ID, flags uint16) rawTable {
 
 func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	j := kerneltest.NewJudge(t, k.Pins)
+	j := kerneltest.NewEvaluator(t, k.Pins)
 	const (
 		plain     = policytable.ID(16)
 		open      = policytable.ID(17)
@@ -239,7 +239,7 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 // audit mode.
 func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	j := kerneltest.NewJudge(t, k.Pins)
+	j := kerneltest.NewEvaluator(t, k.Pins)
 	const id, peer = policytable.ID(16), identity.Numeric(300)
 	update(t, k, bpf.MapsMapSlId, uint32(peer), knownWord(7, 0, 0))
 	base := uint32(id) * 16
@@ -309,7 +309,7 @@ func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 // walk over the list.
 func TestKernelSearchFindsEveryInterval(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	j := kerneltest.NewJudge(t, k.Pins)
+	j := kerneltest.NewEvaluator(t, k.Pins)
 	const id, peer = policytable.ID(16), identity.Numeric(300)
 	const first = uint32(1000) // node
 	r := rand.New(rand.NewPCG(1, 2))

@@ -18,13 +18,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// Judge asks the function with which the programs evaluate a table, by itself.
-type Judge struct {
+// Evaluator asks the function with which the programs evaluate a table, by itself.
+type Evaluator struct {
 	prog *ebpf.Program
 }
 
-// NewJudge loads the function against the maps of an instance.
-func NewJudge(t testing.TB, pm *pin.Maps) Judge {
+// NewEvaluator loads the function against the maps of an instance.
+func NewEvaluator(t testing.TB, pm *pin.Maps) Evaluator {
 	t.Helper()
 	spec, err := bpf.LoadJudge()
 	if err != nil {
@@ -32,15 +32,15 @@ func NewJudge(t testing.TB, pm *pin.Maps) Judge {
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: pm.All(), Cache: btf.NewCache()})
 	if err != nil {
-		t.Fatalf("load the judge: %v", err)
+		t.Fatalf("load sluice_judge: %v", err)
 	}
 	t.Cleanup(coll.Close)
-	return Judge{coll.Programs["sluice_judge"]}
+	return Evaluator{coll.Programs["sluice_judge"]}
 }
 
 // Ask puts the question behind an Ethernet header and reads the answer from
 // behind the question.
-func (j Judge) Ask(t testing.TB, q bpf.MapsSlQuestion) (event.Reason, bpf.MapsSlSide) {
+func (j Evaluator) Ask(t testing.TB, q bpf.MapsSlQuestion) (event.Reason, bpf.MapsSlSide) {
 	t.Helper()
 	in, err := binary.Append(make([]byte, 14), binary.NativeEndian, q)
 	if err != nil {
@@ -51,7 +51,7 @@ func (j Judge) Ask(t testing.TB, q bpf.MapsSlQuestion) (event.Reason, bpf.MapsSl
 	opts := &ebpf.RunOptions{Data: in, DataOut: make([]byte, len(in)+256)}
 	verdict, err := j.prog.Run(opts)
 	if err != nil || verdict != 0 {
-		t.Fatalf("run the judge: it returns %d, %v", verdict, err)
+		t.Fatalf("run sluice_judge: it returns %d, %v", verdict, err)
 	}
 	var answer bpf.MapsSlAnswer
 	if _, err := binary.Decode(opts.DataOut[at:], binary.NativeEndian, &answer); err != nil {

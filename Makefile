@@ -196,6 +196,12 @@ generate: ## Write generated Go and eBPF objects anew from proto/ and bpf/
 tools: ## Build the pinned developer's tools into bin/tools
 	@scripts/tools
 
+.PHONY: modules
+modules: ## Download the modules that build, check and test need
+	@for module in $$(go list -m -f '{{.Dir}}') $$(grep -L '^tool ' tools/*/go.mod | xargs -n 1 dirname); do \
+		GOWORK=off go -C "$$module" mod download; \
+	done
+
 .PHONY: deps
 deps: ## Install the Debian packages that the other targets use (root)
 	@scripts/deps

@@ -28,23 +28,25 @@ const (
 	retryAfter = time.Second
 )
 
+// faultLeased is where a lease is in memory and nobody was told.
+var faultLeased = fault.Register("ipam/allocate/leased")
+
 // Places where a test may kill the process or make it fail.
 var faults = map[verb]struct{ before, after *fault.Point }{
-	verbAllocate: {fault.Register("ipam/allocate/before-commit"), fault.Register("ipam/allocate/after-commit")},
-	verbConfirm:  {fault.Register("ipam/confirm/before-commit"), fault.Register("ipam/confirm/after-commit")},
-	verbRelease:  {fault.Register("ipam/release/before-commit"), fault.Register("ipam/release/after-commit")},
-	verbExpire:   {fault.Register("ipam/expire/before-commit"), fault.Register("ipam/expire/after-commit")},
-	verbRanges:   {fault.Register("ipam/ranges/before-commit"), fault.Register("ipam/ranges/after-commit")},
+	verbConfirm: {fault.Register("ipam/confirm/before-commit"), fault.Register("ipam/confirm/after-commit")},
+	verbRelease: {fault.Register("ipam/release/before-commit"), fault.Register("ipam/release/after-commit")},
+	verbExpire:  {fault.Register("ipam/expire/before-commit"), fault.Register("ipam/expire/after-commit")},
+	verbRanges:  {fault.Register("ipam/ranges/before-commit"), fault.Register("ipam/ranges/after-commit")},
 }
 
 type verb int
 
 const (
-	verbAllocate verb = iota
-	verbConfirm
+	verbConfirm verb = iota
 	verbRelease
 	verbExpire
 	verbRanges
+	verbAllocate // this and what follows changes nothing in the store
 	verbList
 )
 
@@ -91,7 +93,8 @@ type Observer struct {
 // Allocator serves calls from many goroutines. One loop, Run, owns the state:
 // it takes what waits in the queue, decides, writes all of it with one commit,
 // and then answers. So calls that come together share one sync of the disk,
-// and nobody sees what is not on it.
+// and nobody sees what is not on it, but for leases: they are in memory alone,
+// and answered at once.
 type Allocator struct {
 	o       Options
 	store   Store
@@ -102,6 +105,7 @@ type Allocator struct {
 	hub     *watch.Hub[netip.Prefix, Range]
 	ledger  *ledger   // owned by Run
 	retryAt time.Time // when to try the store again; owned by Run
+	tried   bool      // in this turn; owned by Run
 	times   busy.Times
 }
 
@@ -145,11 +149,24 @@ func New(store Store, o Options) (*Allocator, error) {
 	return a, nil
 }
 
-// load builds the ledger from the store.
+// load builds the ledger from the store, and keeps the leases of the one before.
 func (a *Allocator) load() error {
 	contents, err := a.store.Load()
 	if err != nil {
 		return err
+	}
+	// A process of the version before wrote leases down. They go on as any other,
+	// and leave the store.
+	var leases []*Allocation
+	contents.Allocations = slices.DeleteFunc(contents.Allocations, func(x *Allocation) bool {
+		if x.State == Leased {
+			leases = append(leases, x)
+		}
+		return x.State == Leased
+	})
+	stored := leases
+	if a.ledger != nil {
+		leases = a.ledger.leased()
 	}
 	ranges := a.o.Ranges
 	if a.o.Stored {
@@ -159,10 +176,16 @@ func (a *Allocator) load() error {
 	if err != nil {
 		return err
 	}
-	l, err := newLedger(pools, pool.Former(formerRanges(contents.Allocations), ranges, a.o.Exclude),
-		contents, a.o.Lease, a.o.Quarantine, a.o.Now())
+	l, err := newLedger(pools, pool.Former(formerRanges(slices.Concat(contents.Allocations, leases)), ranges, a.o.Exclude),
+		contents, leases, a.o.Lease, a.o.Quarantine, a.o.Now())
 	if err != nil {
 		return err
+	}
+	for _, x := range stored {
+		l.changed().Allocations[x.Owner] = nil
+	}
+	if a.ledger != nil {
+		l.goOn(a.ledger.pools)
 	}
 	a.ledger = l
 	a.summary.Store(l.summary())
@@ -266,20 +289,11 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 	began := time.Now()
 	defer func() { a.spent(opTurn, began) }()
 	now := a.o.Now()
-	var did [verbList]bool
-	expired, done := a.ledger.expire(now, maxExpire)
-	did[verbExpire] = expired > 0
-	last := a.spent(operations[verbExpire], began)
-	for _, c := range batch {
-		if c.err = context.Cause(c.ctx); c.err != nil {
-			continue // nobody waits any more
-		}
-		c.answer, c.err = c.work(a.ledger, now)
-		last = a.spent(operations[c.verb], last)
-		if c.verb < verbList {
-			did[c.verb] = true
-		}
-	}
+	a.tried = false
+	var did [verbAllocate]bool
+	expired, ended, done := a.ledger.expire(now, maxExpire)
+	did[verbExpire] = ended > 0
+	batch = a.decide(ctx, batch, now, &did, a.spent(operations[verbExpire], began))
 	wait := time.Duration(0)
 	ranges := a.ledger.changes.Serving
 	err := a.commit(ctx, did)
@@ -311,13 +325,14 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 			return 0, errors.Join(err, lerr)
 		}
 		wait = retryAfter
-	case expired > 0 && a.o.Observe.Expired != nil:
+	}
+	if expired > 0 && a.o.Observe.Expired != nil {
 		a.o.Observe.Expired(expired)
 	}
 	if a.ledger.dropEmptied() {
 		a.announce()
 	}
-	last = time.Now()
+	last := time.Now()
 	a.summary.Store(a.ledger.summary())
 	a.spent(opSummary, last)
 	if err != nil {
@@ -345,6 +360,56 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 	return max(wait, at.Sub(a.o.Now())), nil
 }
 
+// decide carries out calls in memory and returns those whose answers wait for the
+// commit. What an Allocate says of a lease, or of no address, is answered here: if
+// it rests on a change that is not written in the end, a Confirm of that lease is
+// refused.
+func (a *Allocator) decide(
+	ctx context.Context, batch []*call, now time.Time, did *[verbAllocate]bool, last time.Time,
+) (waiting []*call) {
+	var leases []*call
+	waiting = batch[:0]
+	for _, c := range batch {
+		if c.err = context.Cause(c.ctx); c.err == nil { // else nobody waits any more
+			c.answer, c.err = c.work(a.ledger, now)
+			last = a.spent(operations[c.verb], last)
+			if c.verb < verbAllocate {
+				did[c.verb] = true
+			}
+		}
+		if c.verb != verbAllocate || c.err == nil && c.answer.allocation.State == Confirmed {
+			waiting = append(waiting, c)
+			continue
+		}
+		if c.err == nil {
+			if err := faultLeased.Hit(ctx); err != nil {
+				c.answer, c.err = answer{}, fmt.Errorf("%w: %w", ErrStore, err)
+			}
+		}
+		leases = append(leases, c)
+	}
+	if len(leases) > 0 {
+		a.summary.Store(a.ledger.summary())
+	}
+	for _, c := range leases {
+		close(c.done)
+	}
+	return waiting
+}
+
+// writable says why the store takes no writes. After a commit that went wrong it
+// tries, at most once a turn.
+func (a *Allocator) writable() error {
+	if a.Problem() != nil && !a.tried {
+		a.tried = true
+		_ = a.write(&Changes{}) // which is the problem, or its end
+	}
+	if err := a.Problem(); err != nil {
+		return fmt.Errorf("%w: %w", ErrStore, err)
+	}
+	return nil
+}
+
 // spent notes that the loop was busy with an operation since began, and returns
 // the time now.
 func (a *Allocator) spent(operation string, began time.Time) time.Time {
@@ -367,7 +432,7 @@ func (a *Allocator) fail(batch []*call, err error) {
 // errInjectedAfter marks an injected error behind a commit that went well.
 var errInjectedAfter = errors.New("after the commit")
 
-func (a *Allocator) commit(ctx context.Context, did [verbList]bool) error {
+func (a *Allocator) commit(ctx context.Context, did [verbAllocate]bool) error {
 	changes := a.ledger.takeChanges()
 	if changes.Empty() {
 		return nil
@@ -449,16 +514,24 @@ func (a *Allocator) do(ctx context.Context, v verb, work func(*ledger, time.Time
 }
 
 // Allocate leases addresses to an owner, or renews its lease. Repeating it
-// gives the same addresses.
+// gives the same addresses, unless the process ended in between. While the store
+// takes no writes, which Confirm needs, there are no new leases.
 func (a *Allocator) Allocate(ctx context.Context, r Request) (*Allocation, error) {
 	got, err := a.do(ctx, verbAllocate, func(l *ledger, now time.Time) (answer, error) {
+		if !r.ValidateOnly && l.held[r.Owner] == nil {
+			if err := a.writable(); err != nil {
+				return answer{}, err
+			}
+		}
 		allocation, err := l.allocate(now, r)
 		return answer{allocation: allocation}, err
 	})
 	return got.allocation, err
 }
 
-// Confirm makes a lease permanent if the addresses are those of the lease.
+// Confirm makes a lease permanent if the addresses are those of the lease. It is
+// on stable storage then. ErrNotHeld if the lease has ended, or its process has;
+// ErrMismatch if the owner has leased other addresses since.
 func (a *Allocator) Confirm(ctx context.Context, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
 	got, err := a.do(ctx, verbConfirm, func(l *ledger, now time.Time) (answer, error) {
 		allocation, err := l.confirm(now, o, addrs)
@@ -526,7 +599,7 @@ func (a *Allocator) SetRanges(ctx context.Context, ranges []netip.Prefix) error 
 	return err
 }
 
-// Summary returns the figures as of the last commit. It never waits.
+// Summary returns the figures as of the last answer. It never waits.
 func (a *Allocator) Summary() *Summary { return a.summary.Load() }
 
 // StateBytes is the size of the stored state.

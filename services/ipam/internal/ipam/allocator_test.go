@@ -264,13 +264,16 @@ func TestReleasedLeaseIsFreeAtOnce(t *testing.T) {
 	}
 }
 
-func confirm(t *testing.T, a *ipam.Allocator, got *ipam.Allocation) {
-	t.Helper()
-	var list []netip.Addr
-	for _, x := range got.Addresses {
+func addresses(a *ipam.Allocation) (list []netip.Addr) {
+	for _, x := range a.Addresses {
 		list = append(list, x.Addr)
 	}
-	if _, err := a.Confirm(t.Context(), got.Owner, list); err != nil {
+	return list
+}
+
+func confirm(t testing.TB, a *ipam.Allocator, got *ipam.Allocation) {
+	t.Helper()
+	if _, err := a.Confirm(t.Context(), got.Owner, addresses(got)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -323,8 +326,7 @@ func TestNoWaitOutlivesItsConfiguredLengthWhateverTheClockDid(t *testing.T) {
 			m := ipamtest.NewMemory()
 			o := ipam.Options{Ranges: prefixes("10.0.0.0/24"), Lease: time.Minute, Quarantine: time.Minute, Now: func() time.Time { return now }}
 			a, stop := start(t, m, o)
-			allocate(t, a, ipam.Request{Owner: owner("leased")})
-			allocate(t, a, ipam.Request{Owner: owner("gone")})
+			confirm(t, a, allocate(t, a, ipam.Request{Owner: owner("gone")}))
 			if _, err := a.Release(t.Context(), owner("gone")); err != nil {
 				t.Fatal(err)
 			}
@@ -343,7 +345,7 @@ func TestNoWaitOutlivesItsConfiguredLengthWhateverTheClockDid(t *testing.T) {
 			if _, err := a.List(t.Context()); err != nil { // lets the loop look at the clock
 				t.Fatal(err)
 			}
-			if p := a.Summary().Pools[0]; p.Leased != 0 || p.Quarantined != 0 {
+			if p := a.Summary().Pools[0]; p.Quarantined != 0 {
 				t.Errorf("a minute after a jump by %s: %+v", jump, p)
 			}
 		})
@@ -356,9 +358,14 @@ func TestFailedCommitChangesNothingAndIsUnavailable(t *testing.T) {
 			m := ipamtest.NewMemory()
 			a, _ := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/24"), Quarantine: time.Minute})
 			kept := allocate(t, a, ipam.Request{Owner: owner("kept")})
+			b := allocate(t, a, ipam.Request{Owner: owner("b")})
 			m.Fail(func(*ipam.Changes) (bool, error) { return written, ipamtest.ErrDisk })
-			if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("b")}); !errors.Is(err, ipam.ErrStore) || !errors.Is(err, ipamtest.ErrDisk) {
-				t.Fatalf("got %v", err)
+			if _, err := a.Confirm(t.Context(), b.Owner, addresses(b)); !errors.Is(err, ipam.ErrStore) || !errors.Is(err, ipamtest.ErrDisk) {
+				t.Fatalf("Confirm: %v", err)
+			}
+			// Nothing begins that could not be confirmed.
+			if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("c")}); !errors.Is(err, ipam.ErrStore) || !errors.Is(err, ipamtest.ErrDisk) {
+				t.Fatalf("Allocate: %v", err)
 			}
 			// What needs no commit is still answered.
 			if got, err := a.List(t.Context()); err != nil || !slices.ContainsFunc(got, func(x *ipam.Allocation) bool { return x.Owner == kept.Owner }) {
@@ -367,11 +374,15 @@ func TestFailedCommitChangesNothingAndIsUnavailable(t *testing.T) {
 			m.Fail(nil)
 			seen := map[string]bool{}
 			for _, o := range []string{"kept", "b", "c", "d"} {
-				got := allocate(t, a, ipam.Request{Owner: owner(o)}).List()
-				if seen[got] {
-					t.Errorf("%s was given out twice", got)
+				got := allocate(t, a, ipam.Request{Owner: owner(o)})
+				if seen[got.List()] {
+					t.Errorf("%s was given out twice", got.List())
 				}
-				seen[got] = true
+				seen[got.List()] = true
+				if o == "kept" && got.List() != kept.List() {
+					t.Errorf("the lease of %s became %s", kept.List(), got.List())
+				}
+				confirm(t, a, got)
 			}
 		})
 	}
@@ -386,8 +397,9 @@ func TestLostStoreEndsTheLoop(t *testing.T) {
 	m.Fail(func(*ipam.Changes) (bool, error) { return false, fmt.Errorf("sync: %w", ipam.ErrStoreLost) })
 	done := make(chan error, 1)
 	go func() { done <- a.Run(context.Background()) }()
-	if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("a")}); !errors.Is(err, ipam.ErrStore) {
-		t.Errorf("Allocate: %v", err)
+	got := allocate(t, a, ipam.Request{Owner: owner("a")})
+	if _, err := a.Confirm(t.Context(), got.Owner, addresses(got)); !errors.Is(err, ipam.ErrStore) {
+		t.Errorf("Confirm: %v", err)
 	}
 	if err := <-done; !errors.Is(err, ipam.ErrStoreLost) {
 		t.Errorf("Run: %v", err)
@@ -403,13 +415,18 @@ func TestFullQueueRefusesAtOnce(t *testing.T) {
 	var once sync.Once
 	m.Fail(func(*ipam.Changes) (bool, error) { once.Do(func() { close(held); <-hold }); return true, nil })
 	a, _ := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/8")})
-	var wg sync.WaitGroup
-	wg.Go(func() { allocate(t, a, ipam.Request{Owner: owner("first")}) })
-	<-held // the loop is busy
 	results := make(chan error, 1100)
-	for i := range cap(results) {
+	leases := make([]*ipam.Allocation, cap(results))
+	for i := range leases {
+		leases[i] = allocate(t, a, ipam.Request{Owner: owner(fmt.Sprint(i))})
+	}
+	var wg sync.WaitGroup
+	first := allocate(t, a, ipam.Request{Owner: owner("first")})
+	wg.Go(func() { confirm(t, a, first) })
+	<-held // the loop is busy
+	for _, lease := range leases {
 		wg.Go(func() {
-			_, err := a.Allocate(t.Context(), ipam.Request{Owner: owner(fmt.Sprint(i))})
+			_, err := a.Confirm(t.Context(), lease.Owner, addresses(lease))
 			results <- err
 		})
 	}
@@ -581,7 +598,7 @@ func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
 		}
 		got[b.Operation] = b
 	}
-	for operation, want := range map[string]uint64{"allocate": 2, "confirm": 2, "release": 1, "list": 2, "commit": 5} {
+	for operation, want := range map[string]uint64{"allocate": 2, "confirm": 2, "release": 1, "list": 2, "commit": 3} {
 		if n := got[operation].Count; n != want {
 			t.Errorf("%q was counted %d times, want %d", operation, n, want)
 		}
@@ -609,17 +626,20 @@ func (s *sizes) Commit(c *ipam.Changes) error {
 }
 
 // TestWhatEndsTogetherEndsInSmallCommits: a call that comes while thousands of
-// leases end waits for one commit of some of them, not for all.
+// addresses leave the quarantine waits for one commit of some of them, not for all.
 func TestWhatEndsTogetherEndsInSmallCommits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const leases = 5000
+		const owners = 5000
 		s := &sizes{Store: ipamtest.NewMemory()}
-		a, stop := start(t, s, ipam.Options{Ranges: prefixes("10.0.0.0/16", "fd00::/64"), Lease: time.Minute})
-		for i := range leases {
-			allocate(t, a, ipam.Request{Owner: owner(fmt.Sprint(i))})
+		a, stop := start(t, s, ipam.Options{Ranges: prefixes("10.0.0.0/16", "fd00::/64"), Quarantine: time.Minute})
+		for i := range owners {
+			confirm(t, a, allocate(t, a, ipam.Request{Owner: owner(fmt.Sprint(i))}))
+			if _, err := a.Release(t.Context(), owner(fmt.Sprint(i))); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if all, err := a.List(t.Context()); err != nil || len(all) != leases {
-			t.Fatalf("%d allocations, %v, want %d", len(all), err, leases)
+		if p := a.Summary().Pools[0]; p.Quarantined != owners {
+			t.Fatalf("%d addresses rest, want %d", p.Quarantined, owners)
 		}
 		synctest.Wait() // the loop waits for the clock
 		s.most.Store(0)
@@ -628,12 +648,155 @@ func TestWhatEndsTogetherEndsInSmallCommits(t *testing.T) {
 		if n := s.most.Load(); n == 0 || n > 256 {
 			t.Errorf("one commit had %d changes, want 1 to 256", n)
 		}
-		all, err := a.List(t.Context())
-		if err != nil || len(all) != 0 {
-			t.Errorf("%d allocations, %v, want none", len(all), err)
+		if p := a.Summary().Pools[0]; p.Quarantined != 0 {
+			t.Errorf("%d addresses rest, want none", p.Quarantined)
 		}
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// TestAnADDCostsOneCommit: the lease is in memory, and the confirmation carries it
+// to the store with the place where the search goes on.
+func TestAnADDCostsOneCommit(t *testing.T) {
+	m := ipamtest.NewMemory()
+	o := ipam.Options{Ranges: prefixes("10.0.0.0/24", "fd00::/64"), Quarantine: time.Minute}
+	a, stop := start(t, m, o)
+	for i, step := range []struct {
+		name    string
+		commits int
+		do      func()
+	}{
+		{"lease", 0, func() { allocate(t, a, ipam.Request{Owner: owner("a")}) }},
+		{"renew", 0, func() { allocate(t, a, ipam.Request{Owner: owner("a")}) }},
+		{"confirm", 1, func() { confirm(t, a, allocate(t, a, ipam.Request{Owner: owner("a")})) }},
+		{"confirm again", 0, func() { confirm(t, a, allocate(t, a, ipam.Request{Owner: owner("a")})) }},
+		{"lease and release", 0, func() {
+			allocate(t, a, ipam.Request{Owner: owner("b")})
+			if _, err := a.Release(t.Context(), owner("b")); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"release", 1, func() {
+			if _, err := a.Release(t.Context(), owner("a")); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		before := m.Commits()
+		step.do()
+		if n := m.Commits() - before; n != step.commits {
+			t.Errorf("step %d, %s: %d commits, want %d", i, step.name, n, step.commits)
+		}
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	a, _ = start(t, m, o)
+	if got := allocate(t, a, ipam.Request{Owner: owner("c")}).List(); got != "10.0.0.4 and fd00::4" {
+		t.Errorf("after a restart the search gives %s, want it behind the addresses that were given", got)
+	}
+}
+
+// TestALeaseEndsWithItsProcess proves the other half of INV-10: what a process that
+// ended had leased may be another owner's, and only one of the two can confirm it.
+func TestALeaseEndsWithItsProcess(t *testing.T) {
+	m := ipamtest.NewMemory()
+	o := ipam.Options{Ranges: prefixes("10.0.0.0/24"), Lease: time.Hour, Quarantine: time.Hour}
+	a, stop := start(t, m, o)
+	first := allocate(t, a, ipam.Request{Owner: owner("first")})
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	a, _ = start(t, m, o)
+	if p := a.Summary().Pools[0]; p.Leased != 0 || p.Quarantined != 0 || p.Free != 253 {
+		t.Errorf("a lease of a process that ended left %+v, want every address free", p)
+	}
+	if _, err := a.Confirm(t.Context(), first.Owner, addresses(first)); !errors.Is(err, ipam.ErrNotHeld) {
+		t.Errorf("Confirm of a free address: %v, want ErrNotHeld", err)
+	}
+	second := allocate(t, a, ipam.Request{Owner: owner("second")})
+	if second.List() != first.List() {
+		t.Fatalf("the second owner got %s, want %s", second.List(), first.List())
+	}
+	for range 2 { // leased to the other, then confirmed
+		if _, err := a.Confirm(t.Context(), first.Owner, addresses(first)); !errors.Is(err, ipam.ErrNotHeld) {
+			t.Errorf("Confirm of another's address: %v, want ErrNotHeld", err)
+		}
+		confirm(t, a, second)
+	}
+	again := allocate(t, a, ipam.Request{Owner: owner("first")})
+	if again.List() == first.List() {
+		t.Fatalf("both owners have %s", again.List())
+	}
+	if _, err := a.Confirm(t.Context(), first.Owner, addresses(first)); !errors.Is(err, ipam.ErrMismatch) {
+		t.Errorf("Confirm of the former lease: %v, want ErrMismatch", err)
+	}
+	confirm(t, a, again)
+}
+
+// TestLeasesThatTheVersionBeforeWroteGoOn: an update in the middle of an ADD.
+func TestLeasesThatTheVersionBeforeWroteGoOn(t *testing.T) {
+	m := ipamtest.NewMemory()
+	now := time.Unix(1_800_000_000, 0)
+	lease := func(id, addr string, end time.Duration) *ipam.Allocation {
+		return &ipam.Allocation{
+			Owner: owner(id), State: ipam.Leased, Expires: now.Add(end), Manager: "nomad",
+			Addresses: []ipam.Address{{Addr: addrs(addr)[0], PoolBits: 24}},
+		}
+	}
+	c := &ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{}}
+	for _, x := range []*ipam.Allocation{lease("a", "10.0.0.2", time.Minute), lease("late", "10.0.0.3", 1000*time.Hour), lease("over", "10.0.0.4", -time.Second)} {
+		c.Allocations[x.Owner] = x
+	}
+	if err := m.Commit(c); err != nil {
+		t.Fatal(err)
+	}
+	o := ipam.Options{Ranges: prefixes("10.0.0.0/24"), Lease: 2 * time.Minute, Now: func() time.Time { return now }}
+	a, stop := start(t, m, o)
+	all, err := a.List(t.Context())
+	if err != nil || len(all) != 2 || all[0].Expires != now.Add(time.Minute) || all[1].Expires != now.Add(2*time.Minute) {
+		t.Fatalf("the leases are %+v, %v; want that of a, and that of late cut to two minutes", all, err)
+	}
+	if got, err := a.Confirm(t.Context(), owner("a"), addrs("10.0.0.2")); err != nil || got.Manager != "nomad" {
+		t.Errorf("Confirm: %+v, %v", got, err)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := m.Load()
+	if err != nil || ipamtest.Describe(kept) != "a/eth0 [{10.0.0.2 24}] confirmed of nomad\n" {
+		t.Errorf("the store has\n%s%v\nwant the confirmed allocation alone", ipamtest.Describe(kept), err)
+	}
+}
+
+// TestOnlyLeasesAreAnsweredBeforeTheCommit proves INV-10: of calls that are decided
+// together, one that says that an address is confirmed waits for the store.
+func TestOnlyLeasesAreAnsweredBeforeTheCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := ipamtest.NewMemory()
+		a, stop := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/24")})
+		defer stop() //nolint:errcheck // inside the bubble
+		blocked, held := allocate(t, a, ipam.Request{Owner: owner("blocked")}), allocate(t, a, ipam.Request{Owner: owner("held")})
+		commit := make(chan struct{})
+		m.Fail(func(*ipam.Changes) (bool, error) { <-commit; return true, nil })
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		wg.Go(func() { confirm(t, a, blocked) })
+		synctest.Wait() // the loop is in a commit; what comes now is decided together
+		var confirmed, again, lease atomic.Bool
+		wg.Go(func() { confirm(t, a, held); confirmed.Store(true) })
+		synctest.Wait()
+		wg.Go(func() { allocate(t, a, ipam.Request{Owner: owner("held")}); again.Store(true) })
+		wg.Go(func() { allocate(t, a, ipam.Request{Owner: owner("new")}); lease.Store(true) })
+		synctest.Wait()
+		commit <- struct{}{}
+		synctest.Wait() // in the next commit
+		if confirmed.Load() || again.Load() || !lease.Load() {
+			t.Errorf("before the commit: confirmation answered %v, that it is confirmed %v, another's lease %v; want the lease alone",
+				confirmed.Load(), again.Load(), lease.Load())
+		}
+		close(commit)
 	})
 }

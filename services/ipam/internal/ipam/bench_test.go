@@ -49,8 +49,8 @@ var fills = []struct {
 	held int
 }{{"10.0.0.0/16", 0}, {"10.0.0.0/16", 60_000}, {"fd00::/64", 0}, {"fd00::/64", 60_000}}
 
-// BenchmarkDurable is Allocate and Release with a synced commit each, one
-// caller at a time.
+// BenchmarkDurable is what ipam does for one ADD and DEL: Allocate, and Confirm
+// and Release with a synced commit each, one caller at a time.
 func BenchmarkDurable(b *testing.B) {
 	for _, c := range fills {
 		b.Run(fmt.Sprintf("%s held=%d", c.cidr, c.held), func(b *testing.B) {
@@ -59,7 +59,7 @@ func BenchmarkDurable(b *testing.B) {
 			for b.Loop() {
 				o := owner(fmt.Sprintf("b%d", i))
 				i++
-				allocate(b, a, ipam.Request{Owner: o})
+				confirm(b, a, allocate(b, a, ipam.Request{Owner: o}))
 				if _, err := a.Release(b.Context(), o); err != nil {
 					b.Fatal(err)
 				}
@@ -79,7 +79,12 @@ func BenchmarkDurableTogether(b *testing.B) {
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
 					o := owner(fmt.Sprintf("b%d", n.Add(1)))
-					if _, err := a.Allocate(b.Context(), ipam.Request{Owner: o}); err != nil {
+					got, err := a.Allocate(b.Context(), ipam.Request{Owner: o})
+					if err != nil {
+						b.Error(err)
+						return
+					}
+					if _, err := a.Confirm(b.Context(), o, addresses(got)); err != nil {
 						b.Error(err)
 						return
 					}

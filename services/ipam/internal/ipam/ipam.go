@@ -5,9 +5,12 @@
 //
 // An owner is given one address per family as a lease. A lease that is not
 // confirmed in time is freed; a confirmed one stays until it is released, and
-// a released address is in quarantine before somebody else gets it. What an answer says
-// is on stable storage before the answer is given, so that a process that is
-// killed at any point neither forgets an address nor gives it out twice.
+// a released address is in quarantine before somebody else gets it. What an answer
+// says of confirmed and released addresses is on stable storage before the answer is
+// given, so that a process that is killed at any point neither forgets such an
+// address nor gives it out twice. A lease is in memory alone and ends with the
+// process: the address may be leased to another owner then, and of the two only
+// the one that has the lease now can confirm it.
 //
 // The package knows Go values and the Store that it declares. It has never
 // heard of sockets, messages or files.
@@ -49,7 +52,8 @@ var (
 	// ErrBadRequest says that a request contradicts itself. The error is a
 	// *FieldError.
 	ErrBadRequest = errors.New("bad request")
-	// ErrNotHeld says that the owner holds nothing.
+	// ErrNotHeld says that the owner holds nothing: it never did, or its lease has
+	// ended, by time or with the process.
 	ErrNotHeld = errors.New("the owner holds no address")
 	// ErrMismatch says that an owner confirms other addresses than it holds.
 	ErrMismatch = errors.New("the owner holds other addresses than those to confirm")
@@ -206,7 +210,7 @@ type Figures struct {
 	Draining    bool
 }
 
-// Summary are the figures of all pools, as of the last commit.
+// Summary are the figures of all pools, as of the last answer.
 type Summary struct {
 	Pools []Figures
 	// Outside counts addresses that are held although no pool allows them: they
@@ -224,7 +228,7 @@ type Quarantined struct {
 
 // Contents is everything that a Store holds.
 type Contents struct {
-	Allocations []*Allocation
+	Allocations []*Allocation // confirmed; leased only if the version before wrote them
 	Quarantined []Quarantined
 	Cursors     map[netip.Prefix]netip.Addr // where the search in each pool goes on
 	Serving     []netip.Prefix              // as SetRanges had them last, in order of use
@@ -232,7 +236,7 @@ type Contents struct {
 
 // Changes is what one commit writes. Each key appears once, with its last value.
 type Changes struct {
-	Allocations map[workload.Owner]*Allocation // nil removes
+	Allocations map[workload.Owner]*Allocation // confirmed; nil removes
 	Quarantined map[netip.Addr]time.Time       // zero removes
 	Cursors     map[netip.Prefix]netip.Addr
 	Serving     []netip.Prefix // replaces all; nil: unchanged

@@ -32,6 +32,7 @@ type ledger struct {
 type poolState struct {
 	*pool.Pool
 	draining                       bool
+	stored                         netip.Addr // the cursor in the store
 	leased, confirmed, quarantined uint64
 }
 
@@ -47,13 +48,17 @@ type use struct {
 	rest  *deadline[netip.Addr]
 }
 
-// newLedger builds the index of what is stored. The former pools drain.
+// newLedger builds the index of what is stored, and of the leases, which no
+// store has: one whose owner or address is in the store is left out. The former
+// pools drain.
 //
 // Stored times are those of the wall clock, and nobody knows what became of
 // that clock while the process was down. No wait begins anew, but none is
 // longer than the configuration allows either: what lies further ahead was
 // written under another clock or configuration and is cut, durably.
-func newLedger(serving, former []*pool.Pool, c *Contents, lease, rest time.Duration, now time.Time) (*ledger, error) {
+func newLedger(
+	serving, former []*pool.Pool, c *Contents, leases []*Allocation, lease, rest time.Duration, now time.Time,
+) (*ledger, error) {
 	l := &ledger{
 		lease: lease, rest: rest,
 		held:  make(map[workload.Owner]*entry, len(c.Allocations)),
@@ -63,7 +68,7 @@ func newLedger(serving, former []*pool.Pool, c *Contents, lease, rest time.Durat
 		if at, ok := c.Cursors[p.Prefix()]; ok && p.Contains(at) {
 			p.SetCursor(at)
 		}
-		l.pools = append(l.pools, &poolState{Pool: p, draining: i >= len(serving)})
+		l.pools = append(l.pools, &poolState{Pool: p, draining: i >= len(serving), stored: p.Cursor()})
 	}
 	for _, a := range c.Allocations {
 		if _, ok := l.held[a.Owner]; ok {
@@ -73,21 +78,8 @@ func newLedger(serving, former []*pool.Pool, c *Contents, lease, rest time.Durat
 			if u, ok := l.addrs[x.Addr]; ok {
 				return nil, fmt.Errorf("%w: %s is held by %s and by %s", ErrInconsistent, x.Addr, u.owner, a.Owner)
 			}
-			l.addrs[x.Addr] = use{owner: a.Owner}
 		}
-		if a.State == Leased {
-			expires, late := soonest(a.Expires, now, lease)
-			a = &Allocation{Owner: a.Owner, Addresses: a.Addresses, State: Leased, Expires: expires, Manager: a.Manager}
-			if late {
-				l.changed().Allocations[a.Owner] = a
-			}
-		}
-		l.enter(a)
-		for _, x := range a.Addresses {
-			if p := l.poolFor(x.Addr); p != nil {
-				p.Take(x.Addr)
-			}
-		}
+		l.hold(a)
 	}
 	for _, r := range c.Quarantined {
 		if u, ok := l.addrs[r.Addr]; ok {
@@ -102,8 +94,48 @@ func newLedger(serving, former []*pool.Pool, c *Contents, lease, rest time.Durat
 		}
 		l.lay(r.Addr, until)
 	}
+	for _, a := range leases {
+		taken := slices.ContainsFunc(a.Addresses, func(x Address) bool { _, ok := l.addrs[x.Addr]; return ok })
+		if taken || l.held[a.Owner] != nil {
+			continue
+		}
+		expires, _ := soonest(a.Expires, now, lease)
+		l.hold(&Allocation{Owner: a.Owner, Addresses: a.Addresses, State: Leased, Expires: expires, Manager: a.Manager})
+	}
 	l.dropEmptied()
 	return l, nil
+}
+
+// hold enters an allocation with its addresses.
+func (l *ledger) hold(a *Allocation) {
+	l.enter(a)
+	for _, x := range a.Addresses {
+		l.addrs[x.Addr] = use{owner: a.Owner}
+		if p := l.poolFor(x.Addr); p != nil {
+			p.Take(x.Addr)
+		}
+	}
+}
+
+// goOn has the search in each pool go on where it was.
+func (l *ledger) goOn(pools []*poolState) {
+	for _, p := range l.pools {
+		for _, q := range pools {
+			if p.Prefix() == q.Prefix() {
+				p.SetCursor(q.Cursor())
+			}
+		}
+	}
+}
+
+// leased are the allocations that are not confirmed.
+func (l *ledger) leased() (leases []*Allocation) {
+	for _, e := range l.all {
+		if e.State == Leased {
+			leases = append(leases, e.Allocation)
+		}
+	}
+	return leases
 }
 
 // serving are the ranges that new addresses are taken from.
@@ -164,10 +196,19 @@ func (l *ledger) changed() *Changes {
 	return &l.changes
 }
 
-// takeChanges hands out what has to be committed.
+// takeChanges hands out what has to be committed, with the cursors that moved
+// since the last time. These are no reason to commit by themselves.
 func (l *ledger) takeChanges() *Changes {
 	c := l.changes
 	l.changes = Changes{}
+	if c.Empty() {
+		return &c
+	}
+	for _, p := range l.pools {
+		if at := p.Cursor(); at != p.stored {
+			c.Cursors[p.Prefix()], p.stored = at, at
+		}
+	}
 	return &c
 }
 
@@ -220,13 +261,12 @@ func (l *ledger) count(a *Allocation, n uint64) {
 	}
 }
 
-// replace puts another version of an allocation into the index and the changes.
+// replace puts another version of an allocation into the index.
 func (l *ledger) replace(a *Allocation) {
 	if e := l.held[a.Owner]; e != nil {
 		l.leave(e)
 	}
 	l.enter(a)
-	l.changed().Allocations[a.Owner] = a
 }
 
 // lay puts an address to rest in the index.
@@ -287,7 +327,6 @@ func (l *ledger) allocate(now time.Time, r Request) (*Allocation, error) {
 		// ones are, so it does not move the cursor.
 		if !wanted[FamilyOf(x.Addr)].IsValid() {
 			p.Advance(x.Addr)
-			l.changed().Cursors[p.Prefix()] = p.Cursor()
 		}
 	}
 	l.replace(next)
@@ -405,6 +444,7 @@ func (l *ledger) confirm(now time.Time, o workload.Owner, addrs []netip.Addr) (*
 	switch e := l.held[o]; {
 	case err == nil && e.State == Leased:
 		l.replace(next)
+		l.changed().Allocations[o] = next
 	case errors.Is(err, ErrNotHeld) && e != nil:
 		l.drop(e)
 	}
@@ -459,15 +499,17 @@ func (l *ledger) release(now time.Time, o workload.Owner) *Allocation {
 // drop ends an allocation whose addresses need no rest.
 func (l *ledger) drop(e *entry) {
 	l.leave(e)
-	l.changed().Allocations[e.Owner] = nil
+	if e.State == Confirmed {
+		l.changed().Allocations[e.Owner] = nil
+	}
 	for _, x := range e.Addresses {
 		l.free(x.Addr)
 	}
 }
 
 // expire ends leases and rests that are due, at most n of them, and returns
-// how many leases there were and whether everything due is done.
-func (l *ledger) expire(now time.Time, n int) (leases int, done bool) {
+// how many there were of each and whether everything due is done.
+func (l *ledger) expire(now time.Time, n int) (leases, rests int, done bool) {
 	for ; n > 0; n-- {
 		if d := l.leases.first(); d != nil && !now.Before(d.at) {
 			l.drop(l.held[d.key])
@@ -479,11 +521,12 @@ func (l *ledger) expire(now time.Time, n int) (leases int, done bool) {
 			}
 			l.free(d.key)
 			l.changed().Quarantined[d.key] = time.Time{}
+			rests++
 		} else {
-			return leases, true
+			return leases, rests, true
 		}
 	}
-	return leases, false
+	return leases, rests, false
 }
 
 // next is when expire has something to do; false if never.

@@ -26,7 +26,7 @@ func BenchmarkDecide(b *testing.B) {
 				b.Fatal(err)
 			}
 			now := time.Unix(1_800_000_000, 0)
-			l, err := newLedger(pools, nil, &Contents{}, time.Minute, 0, now)
+			l, err := newLedger(pools, nil, &Contents{}, nil, time.Minute, 0, now)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -350,7 +350,7 @@ func TestEveryCodeReachesTheCallerWithItsDetails(t *testing.T) {
 	}
 
 	s.store.Fail(func(*ipam.Changes) (bool, error) { return false, ipamtest.ErrDisk })
-	_, err = s.Release(t.Context(), &ipamv1.ReleaseRequest{Owner: owner("a")})
+	err = confirm("0", "10.0.0.2")
 	if _, ok := detail[*errdetails.RetryInfo](err); !ok || status.Code(err) != codes.Unavailable {
 		t.Errorf("a full disk: %v", err)
 	}

@@ -59,6 +59,9 @@ func TestKernelFullDiskRefusesAndLosesNothing(t *testing.T) {
 		if other, ok := holder[got.List()]; ok && other != o {
 			t.Errorf("%s is held by %s and was given to %s", got.List(), other, o)
 		}
+		if _, err := a.Confirm(t.Context(), o, []netip.Addr{got.Addresses[0].Addr}); err != nil {
+			return err
+		}
 		told[o], holder[got.List()] = got.List(), o
 		return nil
 	}

@@ -39,13 +39,15 @@ const (
 //
 // IPAMService owns the addresses of one node: which are free, which are
 // leased to an ADD that has not finished, which belong to a live endpoint and
-// which rest after a release. Its state survives kill -9 and power loss: an
-// answer is sent only when what it says is on stable storage.
+// which rest after a release. Confirmed addresses and those that rest survive
+// kill -9 and power loss: an answer that says so is sent only when it is on
+// stable storage. Leases are in memory and end with the process.
 type IPAMServiceClient interface {
 	// Allocate leases one address per requested family to the owner. The same
 	// owner asking again gets the same addresses, with the lease renewed if it
 	// was not confirmed yet; so the call may be repeated. A lease that nobody
-	// confirms before it expires is freed.
+	// confirms before it expires is freed, and all leases are when the service
+	// ends: asking again then may give other addresses.
 	//
 	// RESOURCE_EXHAUSTED: no free address in a family; the details name the
 	// pool and its figures. ALREADY_EXISTS: the owner holds other addresses
@@ -57,11 +59,13 @@ type IPAMServiceClient interface {
 	// socket.alsoRoot of the service.
 	Allocate(ctx context.Context, in *AllocateRequest, opts ...grpc.CallOption) (*AllocateResponse, error)
 	// ConfirmAllocation makes a lease permanent: its addresses stay with the
-	// owner until Release. Repeating it changes nothing.
+	// owner until Release, and are on stable storage before the answer. Repeating
+	// it changes nothing.
 	//
-	// NOT_FOUND: the owner holds nothing (the lease has expired and the
-	// addresses may belong to somebody else by now). FAILED_PRECONDITION: the
-	// owner holds other addresses than those given.
+	// NOT_FOUND: the owner holds nothing: the lease has expired or was lost with
+	// the process that gave it, and the addresses may belong to another owner by
+	// now; Allocate gives others. FAILED_PRECONDITION: the owner holds other
+	// addresses than those given.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -196,13 +200,15 @@ func (c *iPAMServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest,
 //
 // IPAMService owns the addresses of one node: which are free, which are
 // leased to an ADD that has not finished, which belong to a live endpoint and
-// which rest after a release. Its state survives kill -9 and power loss: an
-// answer is sent only when what it says is on stable storage.
+// which rest after a release. Confirmed addresses and those that rest survive
+// kill -9 and power loss: an answer that says so is sent only when it is on
+// stable storage. Leases are in memory and end with the process.
 type IPAMServiceServer interface {
 	// Allocate leases one address per requested family to the owner. The same
 	// owner asking again gets the same addresses, with the lease renewed if it
 	// was not confirmed yet; so the call may be repeated. A lease that nobody
-	// confirms before it expires is freed.
+	// confirms before it expires is freed, and all leases are when the service
+	// ends: asking again then may give other addresses.
 	//
 	// RESOURCE_EXHAUSTED: no free address in a family; the details name the
 	// pool and its figures. ALREADY_EXISTS: the owner holds other addresses
@@ -214,11 +220,13 @@ type IPAMServiceServer interface {
 	// socket.alsoRoot of the service.
 	Allocate(context.Context, *AllocateRequest) (*AllocateResponse, error)
 	// ConfirmAllocation makes a lease permanent: its addresses stay with the
-	// owner until Release. Repeating it changes nothing.
+	// owner until Release, and are on stable storage before the answer. Repeating
+	// it changes nothing.
 	//
-	// NOT_FOUND: the owner holds nothing (the lease has expired and the
-	// addresses may belong to somebody else by now). FAILED_PRECONDITION: the
-	// owner holds other addresses than those given.
+	// NOT_FOUND: the owner holds nothing: the lease has expired or was lost with
+	// the process that gave it, and the addresses may belong to another owner by
+	// now; Allocate gives others. FAILED_PRECONDITION: the owner holds other
+	// addresses than those given.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.

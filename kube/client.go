@@ -33,6 +33,12 @@ import (
 // next one is tried.
 const dialTimeout = 5 * time.Second
 
+// silence are the variables by which client-go reads, in seconds, how long a
+// connection may bring nothing before the server is asked for a sign of life, and
+// how long that may take. With its own values, 30 and 15, a server that disappears
+// without closing its connections is noticed after 45 s.
+var silence = map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "10", "HTTP2_PING_TIMEOUT_SECONDS": "10"}
+
 // protobuf is how the servers' own kinds are read; others have JSON only.
 const protobuf = "application/vnd.kubernetes.protobuf"
 
@@ -60,6 +66,13 @@ func New(s Settings, o Options) (*Client, error) {
 	cfg, configured, err := s.load()
 	if err != nil {
 		return nil, err
+	}
+	for name, seconds := range silence {
+		if _, set := os.LookupEnv(name); !set {
+			if err := os.Setenv(name, seconds); err != nil {
+				return nil, err
+			}
+		}
 	}
 	cfg.UserAgent = o.Name + "/" + version.Get().String()
 	cfg.QPS, cfg.Burst = 20, 40

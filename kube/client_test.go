@@ -13,12 +13,14 @@ import (
 	"fmt"
 	"log/slog"
 	"math/big"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -57,13 +59,15 @@ func TestBadSettingsAreRefusedByField(t *testing.T) {
 func api(t *testing.T, answer http.HandlerFunc) (s *httptest.Server, settings Settings, asked *atomic.Int32) {
 	t.Helper()
 	asked = new(atomic.Int32)
-	s = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)
 		if got := r.Header.Get("Authorization"); got != "Bearer secret" {
 			t.Errorf("the server is asked with %q", got)
 		}
 		answer(w, r)
 	}))
+	s.EnableHTTP2 = true // as API servers
+	s.StartTLS()
 	t.Cleanup(s.Close)
 	dir := t.TempDir()
 	settings = Settings{API: []string{s.URL}, Token: filepath.Join(dir, "token"), CA: filepath.Join(dir, "ca.crt")}
@@ -150,6 +154,96 @@ func TestServersAreAskedInTurn(t *testing.T) {
 	if err := get(t, c); err == nil || !strings.Contains(err.Error(), a.Listener.Addr().String()) ||
 		!strings.Contains(err.Error(), b.Listener.Addr().String()) {
 		t.Errorf("without any server: %v, want both addresses", err)
+	}
+}
+
+// frozen is a way to a server that stops passing anything on without closing its
+// connections when freeze is called, and accepts no further ones.
+func frozen(t *testing.T, to net.Addr) (address string, freeze func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stopped atomic.Bool
+	var wait sync.WaitGroup
+	var mu sync.Mutex
+	var conns []net.Conn
+	pass := func(from, to net.Conn) {
+		buffer := make([]byte, 1<<16)
+		for {
+			n, err := from.Read(buffer)
+			if err != nil {
+				return
+			}
+			if stopped.Load() {
+				continue
+			}
+			if _, err := to.Write(buffer[:n]); err != nil {
+				return
+			}
+		}
+	}
+	wait.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", to.String())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			conns = append(conns, client, server)
+			mu.Unlock()
+			wait.Go(func() { pass(client, server) })
+			wait.Go(func() { pass(server, client) })
+		}
+	})
+	freeze = func() {
+		stopped.Store(true)
+		_ = l.Close()
+	}
+	t.Cleanup(func() {
+		freeze()
+		mu.Lock()
+		for _, c := range conns {
+			_ = c.Close()
+		}
+		mu.Unlock()
+		wait.Wait()
+	})
+	return "https://" + l.Addr().String(), freeze
+}
+
+func TestSilentServerIsLeftForTheNext(t *testing.T) {
+	for name := range silence {
+		t.Setenv(name, "") // restores it
+		if err := os.Unsetenv(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, settings, askedA := api(t, ok)
+	newClient(t, settings, nil)
+	for name, seconds := range silence {
+		if got := os.Getenv(name); got != seconds {
+			t.Errorf("%s is %q in a service, want %q", name, got, seconds)
+		}
+		t.Setenv(name, "1") // what is set stays
+	}
+	b, _, askedB := api(t, ok)
+	way, freeze := frozen(t, a.Listener.Addr())
+	settings.API = []string{way, b.URL}
+	c := newClient(t, settings, nil)
+	c.addresses.current = way
+	if err := get(t, c); err != nil || askedA.Load() != 1 {
+		t.Fatalf("the first server was asked %d times: %v", askedA.Load(), err)
+	}
+	freeze()
+	if err := get(t, c); err != nil || askedA.Load() != 1 || askedB.Load() != 1 {
+		t.Errorf("when the first server is silent they were asked %d and %d times: %v", askedA.Load(), askedB.Load(), err)
 	}
 }
 

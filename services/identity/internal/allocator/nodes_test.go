@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
@@ -520,20 +521,22 @@ func (h hanging) Claim(ctx context.Context, _ label.Canonical, _, _ identity.Num
 }
 
 func TestHangingStoreLeavesTimeForTheAnswerFromMemory(t *testing.T) {
-	f := storetest.NewFake()
-	b := startFake(t, f, "b", &memory{})
-	web := b.hold("c1", "web")
-	cfg := quick()
-	cfg.StoreTimeout = time.Hour
-	a := start(t, hanging{f.Node("a")}, &memory{}, cfg)
-	a.connected()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	id, err := a.Hold(ctx, allocator.EndpointHolder("c1", "eth0"), storetest.Labels(t, "web"), true)
-	if err != nil || id.Number != web {
-		t.Errorf("hold: %s, %v, want %d", id, err, web)
-	}
-	a.refersTo(web) // by Restore, which does not hang
+	synctest.Test(t, func(t *testing.T) {
+		f := storetest.NewFake()
+		b := startFake(t, f, "b", &memory{})
+		web := b.hold("c1", "web")
+		cfg := quick()
+		cfg.StoreTimeout = time.Hour
+		a := start(t, hanging{f.Node("a")}, &memory{}, cfg)
+		a.connected()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		id, err := a.Hold(ctx, allocator.EndpointHolder("c1", "eth0"), storetest.Labels(t, "web"), true)
+		if err != nil || id.Number != web {
+			t.Errorf("hold: %s, %v, want %d", id, err, web)
+		}
+		a.refersTo(web) // by Restore, which does not hang
+	})
 }
 
 // damaged has one identity that cannot be restored.

@@ -49,7 +49,7 @@ type nodeConfig struct {
 
 func quick() nodeConfig {
 	return nodeConfig{ttl: time.Hour, aliveTTL: time.Minute, Config: allocator.Config{
-		Quota: 10_000, StoreTimeout: 2 * time.Second, Heartbeat: 100 * time.Millisecond, Reconcile: 50 * time.Millisecond,
+		Quota: 10_000, StoreTimeout: 20 * time.Second, Heartbeat: 100 * time.Millisecond, Reconcile: 50 * time.Millisecond,
 		Grace: time.Hour, Quarantine: time.Hour, KnownDelay: 10 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 200 * time.Millisecond,
 		Log: log.Discard(),
 	}}
@@ -394,7 +394,8 @@ func TestGraceStartsOverWhenTheStoreComesBack(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	cfg := quick()
-	cfg.Grace = time.Second
+	cfg.StoreTimeout = 2 * time.Second // waited for while etcd is away
+	cfg.Grace = 8 * time.Second
 	n := startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
 	id, err := n.Hold(t.Context(), holder(1), storetest.Labels(t, "web"), true)
 	if err != nil {
@@ -403,9 +404,11 @@ func TestGraceStartsOverWhenTheStoreComesBack(t *testing.T) {
 	if _, err := n.Release(t.Context(), holder(1)); err != nil {
 		t.Fatal(err)
 	}
+	released := time.Now()
 	n.settled()
 	s.Down()
 	servicetest.Eventually(t, "the node notices", func() bool { return !n.Summary().Connected })
+	servicetest.Eventually(t, "the end of the grace period", func() bool { return time.Since(released) > cfg.Grace })
 	s.Up()
 	n.connected()
 	if got, err := n.Hold(t.Context(), holder(1), id.Labels, true); err != nil || got.Number != id.Number {
@@ -498,11 +501,9 @@ func TestRestartWithoutEtcdKnowsWhatItKnew(t *testing.T) {
 		t.Fatal("not ready, although there is a cache")
 	}
 	for i, want := range []identity.Identity{web, db} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		if got, err := a.Hold(ctx, holder(10+i), want.Labels, true); err != nil || !got.Equal(want) {
+		if got, err := a.Hold(servicetest.Context(t), holder(10+i), want.Labels, true); err != nil || !got.Equal(want) {
 			t.Errorf("hold: %s, %v, want %s", got, err, want)
 		}
-		cancel()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
@@ -580,7 +581,9 @@ func TestLongOutageEndsAnswersForSetsThatAreNotHeld(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	cfg := quick()
-	cfg.Quarantine = 2 * time.Second
+	// The first question after the loss waits for the store, and has to be
+	// answered within the quarantine time.
+	cfg.StoreTimeout, cfg.Quarantine = 2*time.Second, 10*time.Second
 	a, b := startNode(t, s.Endpoint, "a", t.TempDir(), cfg), startNode(t, s.Endpoint, "b", t.TempDir(), cfg)
 	a.connected()
 	held, err := a.Hold(t.Context(), holder(1), storetest.Labels(t, "held"), false)
@@ -594,12 +597,10 @@ func TestLongOutageEndsAnswersForSetsThatAreNotHeld(t *testing.T) {
 	servicetest.Eventually(t, "a knows b's", func() bool { _, _, err := a.Get(known.Number); return err == nil })
 	// As long as etcd answers, time does not make the mirror old.
 	joined := time.Now()
-	servicetest.Eventually(t, "more than the quarantine time", func() bool { return time.Since(joined) > cfg.Quarantine+cfg.Quarantine/2 })
+	servicetest.Eventually(t, "more than the quarantine time", func() bool { return time.Since(joined) > cfg.Quarantine+time.Second })
 	s.Down()
 	ask := func(h int, l label.Canonical) (identity.Identity, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-		defer cancel()
-		return a.Hold(ctx, holder(h), l, false)
+		return a.Hold(servicetest.Context(t), holder(h), l, false)
 	}
 	if got, err := ask(2, known.Labels); err != nil || got.Number != known.Number {
 		t.Errorf("just after the loss: %v, %v, want %v", got, err, known)

@@ -108,7 +108,7 @@ func TestOneNodeHasAName(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	cfg := quick()
-	cfg.aliveTTL = 2 * time.Second
+	cfg.aliveTTL = 15 * time.Second // longer than a restart takes
 	first := startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
 	id, err := first.Hold(t.Context(), holder(1), storetest.Labels(t, "web"), false)
 	if err != nil {

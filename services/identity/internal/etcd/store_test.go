@@ -50,7 +50,7 @@ func newStore(t testing.TB, endpoint, node string) *Store {
 	s, err := session.Open(session.Config{
 		Client: session.Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: node, TTL: time.Hour,
 		AliveTTL: time.Minute, Incarnation: "state-of-" + node, Boot: "boot",
-		Timeout: 2 * time.Second, Listen: 50 * time.Millisecond, Log: log.Discard(),
+		Timeout: 20 * time.Second, Listen: 50 * time.Millisecond, Log: log.Discard(),
 	})
 	if err != nil {
 		t.Fatal(err)

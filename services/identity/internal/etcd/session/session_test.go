@@ -38,7 +38,7 @@ func open(t *testing.T, server *etcdtest.Server, node string) *Session {
 	t.Helper()
 	s, err := Open(Config{
 		Client: Client{Endpoints: []string{server.Endpoint}}, Prefix: prefix, Node: node, TTL: time.Hour, AliveTTL: time.Minute,
-		Incarnation: "state-of-" + node, Boot: "boot", Timeout: 2 * time.Second, Listen: 50 * time.Millisecond, Log: log.Discard(),
+		Incarnation: "state-of-" + node, Boot: "boot", Timeout: 20 * time.Second, Listen: 50 * time.Millisecond, Log: log.Discard(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func TestCopiesOfOneDiskDoNotTakeTurns(t *testing.T) {
 		t.Helper()
 		st, err := Open(Config{
 			Client: Client{Endpoints: []string{s.Endpoint}}, Prefix: prefix, Node: "a", TTL: time.Hour, AliveTTL: time.Minute,
-			Incarnation: "one", Boot: boot, Timeout: 2 * time.Second, Listen: time.Second, Log: log.Discard(),
+			Incarnation: "one", Boot: boot, Timeout: 20 * time.Second, Listen: time.Second, Log: log.Discard(),
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -767,9 +767,7 @@ func TestWatchShowsALife(t *testing.T) {
 	s := m.wanted("a", 2)
 	next := func() watch.Event[workload.Owner, endpoint.Endpoint] {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		e, err := sub.Next(ctx)
+		e, err := sub.Next(servicetest.Context(t))
 		if err != nil {
 			t.Fatal(err)
 		}

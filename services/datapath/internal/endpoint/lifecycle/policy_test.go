@@ -10,8 +10,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -216,24 +216,32 @@ func TestDeletionEndsAWaitForThePolicyOfAChangedIdentity(t *testing.T) {
 	m.mu.Lock()
 	m.number = 2000
 	m.mu.Unlock()
-	waits := make(chan struct{})
+	// Bounded, so that the test fails where the deletion does not end the wait.
+	bounded := servicetest.Context(t)
+	waits := make(chan struct{}, 1)
 	p.mu.Lock()
 	p.await = func(ctx context.Context, _ uint32) error {
-		close(waits)
-		<-ctx.Done()
-		return ctx.Err()
+		select {
+		case waits <- struct{}{}:
+		default:
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-bounded.Done():
+			return bounded.Err()
+		}
 	}
 	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
 	done := make(chan error, 1)
-	go func() { _, err := c.Refresh(ctx); done <- err }()
-	<-waits
-	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
-		t.Fatal(err)
+	go func() { _, err := c.Refresh(bounded); done <- err }()
+	select {
+	case <-waits:
+	case err := <-done:
+		t.Fatalf("the refresh waited for no policy: %v", err)
 	}
-	if ctx.Err() != nil {
-		t.Error("the deletion waited for the policy")
+	if _, err := c.Delete(bounded, s.Owner); err != nil || bounded.Err() != nil {
+		t.Fatalf("the deletion waited for the policy: %v", err)
 	}
 	if err := <-done; err != nil {
 		t.Errorf("the refresh ended with %v", err)

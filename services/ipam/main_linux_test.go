@@ -266,14 +266,16 @@ func (n *node) allocate(id string, wanted ...string) (*ipamv1.Allocation, error)
 }
 
 func (n *node) confirm(id string, addresses []string) error {
-	_, err := n.ipam.ConfirmAllocation(n.t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner(id), Addresses: addresses})
+	request := &ipamv1.ConfirmAllocationRequest{Owner: owner(id), Addresses: addresses}
+	_, err := n.ipam.ConfirmAllocation(n.t.Context(), request)
 	return err
 }
 
 // TestKillAtAnyPointLosesNothingAndGivesNoAddressTwice proves INV-10.
 func TestKillAtAnyPointLosesNothingAndGivesNoAddressTwice(t *testing.T) {
 	for _, point := range []string{
-		"allocate/leased", "confirm/before-commit", "confirm/after-commit", "release/before-commit", "release/after-commit",
+		"allocate/leased", "confirm/before-commit", "confirm/after-commit",
+		"release/before-commit", "release/after-commit",
 	} {
 		for skip := range 2 {
 			t.Run(fmt.Sprintf("%s/%d", point, skip), func(t *testing.T) { killAt(t, "ipam/"+point, skip) })

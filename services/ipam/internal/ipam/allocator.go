@@ -176,8 +176,8 @@ func (a *Allocator) load() error {
 	if err != nil {
 		return err
 	}
-	l, err := newLedger(pools, pool.Former(formerRanges(slices.Concat(contents.Allocations, leases)), ranges, a.o.Exclude),
-		contents, leases, a.o.Lease, a.o.Quarantine, a.o.Now())
+	former := pool.Former(formerRanges(slices.Concat(contents.Allocations, leases)), ranges, a.o.Exclude)
+	l, err := newLedger(pools, former, contents, leases, a.o.Lease, a.o.Quarantine, a.o.Now())
 	if err != nil {
 		return err
 	}

@@ -360,11 +360,12 @@ func TestFailedCommitChangesNothingAndIsUnavailable(t *testing.T) {
 			kept := allocate(t, a, ipam.Request{Owner: owner("kept")})
 			b := allocate(t, a, ipam.Request{Owner: owner("b")})
 			m.Fail(func(*ipam.Changes) (bool, error) { return written, ipamtest.ErrDisk })
-			if _, err := a.Confirm(t.Context(), b.Owner, addresses(b)); !errors.Is(err, ipam.ErrStore) || !errors.Is(err, ipamtest.ErrDisk) {
+			refused := func(err error) bool { return errors.Is(err, ipam.ErrStore) && errors.Is(err, ipamtest.ErrDisk) }
+			if _, err := a.Confirm(t.Context(), b.Owner, addresses(b)); !refused(err) {
 				t.Fatalf("Confirm: %v", err)
 			}
 			// Nothing begins that could not be confirmed.
-			if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("c")}); !errors.Is(err, ipam.ErrStore) || !errors.Is(err, ipamtest.ErrDisk) {
+			if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("c")}); !refused(err) {
 				t.Fatalf("Allocate: %v", err)
 			}
 			// What needs no commit is still answered.
@@ -747,7 +748,9 @@ func TestLeasesThatTheVersionBeforeWroteGoOn(t *testing.T) {
 		}
 	}
 	c := &ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{}}
-	for _, x := range []*ipam.Allocation{lease("a", "10.0.0.2", time.Minute), lease("late", "10.0.0.3", 1000*time.Hour), lease("over", "10.0.0.4", -time.Second)} {
+	for _, x := range []*ipam.Allocation{
+		lease("a", "10.0.0.2", time.Minute), lease("late", "10.0.0.3", 1000*time.Hour), lease("over", "10.0.0.4", -time.Second),
+	} {
 		c.Allocations[x.Owner] = x
 	}
 	if err := m.Commit(c); err != nil {
@@ -756,7 +759,8 @@ func TestLeasesThatTheVersionBeforeWroteGoOn(t *testing.T) {
 	o := ipam.Options{Ranges: prefixes("10.0.0.0/24"), Lease: 2 * time.Minute, Now: func() time.Time { return now }}
 	a, stop := start(t, m, o)
 	all, err := a.List(t.Context())
-	if err != nil || len(all) != 2 || all[0].Expires != now.Add(time.Minute) || all[1].Expires != now.Add(2*time.Minute) {
+	if err != nil || len(all) != 2 ||
+		all[0].Expires != now.Add(time.Minute) || all[1].Expires != now.Add(2*time.Minute) {
 		t.Fatalf("the leases are %+v, %v; want that of a, and that of late cut to two minutes", all, err)
 	}
 	if got, err := a.Confirm(t.Context(), owner("a"), addrs("10.0.0.2")); err != nil || got.Manager != "nomad" {
@@ -778,7 +782,8 @@ func TestOnlyLeasesAreAnsweredBeforeTheCommit(t *testing.T) {
 		m := ipamtest.NewMemory()
 		a, stop := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/24")})
 		defer stop() //nolint:errcheck // inside the bubble
-		blocked, held := allocate(t, a, ipam.Request{Owner: owner("blocked")}), allocate(t, a, ipam.Request{Owner: owner("held")})
+		blocked := allocate(t, a, ipam.Request{Owner: owner("blocked")})
+		held := allocate(t, a, ipam.Request{Owner: owner("held")})
 		commit := make(chan struct{})
 		m.Fail(func(*ipam.Changes) (bool, error) { <-commit; return true, nil })
 		var wg sync.WaitGroup
@@ -794,7 +799,7 @@ func TestOnlyLeasesAreAnsweredBeforeTheCommit(t *testing.T) {
 		commit <- struct{}{}
 		synctest.Wait() // in the next commit
 		if confirmed.Load() || again.Load() || !lease.Load() {
-			t.Errorf("before the commit: confirmation answered %v, that it is confirmed %v, another's lease %v; want the lease alone",
+			t.Errorf("before the commit: answered Confirm %v, Allocate of its owner %v, of another %v; want the last alone",
 				confirmed.Load(), again.Load(), lease.Load())
 		}
 		close(commit)

@@ -367,6 +367,59 @@ func TestExpiredLeaseIsRefusedAndLeavesNothing(t *testing.T) {
 	m.holds(t, c, 0)
 }
 
+// TestLeaseAndIdentityAreAskedForTogether: neither question waits for the answer to
+// the other, and a creation that one of the services refuses does not wait for the
+// other one.
+func TestLeaseAndIdentityAreAskedForTogether(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		lease bool // is there
+		fail  error
+		want  error
+		holds int
+	}{
+		{"both answer", true, nil, nil, 1},
+		{"the lease is lost", false, nil, endpoint.ErrLease, 0},
+		{"the identity is refused", true, endpoint.ErrExhausted, endpoint.ErrExhausted, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMachine()
+			core := m.start(t)
+			s := m.wanted("a", 2)
+			if !c.lease {
+				delete(m.leases, s.Owner)
+			}
+			m.setFail("resolve", c.fail)
+			confirm, resolve := make(chan struct{}), make(chan struct{})
+			m.block["confirm"], m.block["resolve"] = confirm, resolve
+			created := make(chan error, 1)
+			go func() {
+				_, err := core.Create(context.Background(), s, false)
+				created <- err
+			}()
+			servicetest.Eventually(t, "both services are asked", func() bool {
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				return m.held["confirm"] && m.held["resolve"]
+			})
+			if c.fail == nil { // else the refusal ends the other question
+				close(confirm)
+			}
+			if c.lease {
+				close(resolve)
+			}
+			if err := <-created; !errors.Is(err, c.want) {
+				t.Errorf("Create: %v, want %v", err, c.want)
+			}
+			m.mu.Lock()
+			clear(m.block)
+			m.mu.Unlock()
+			settle(t, core)
+			m.holds(t, core, c.holds)
+		})
+	}
+}
+
 func TestBadRequestsNameTheField(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
@@ -290,34 +292,39 @@ type claim struct {
 	err      error
 }
 
-// claim confirms the lease and resolves the identity, in this order, which is
-// the reverse of the releases: while an identity is held for an owner, ipam
-// knows the owner too, and the reconciliation with ipam finds both. Then it
-// waits for the tables of the identity, so that the endpoint begins with them.
+// claim confirms the lease and, at the same time, resolves the identity and waits
+// for its tables, so that the endpoint begins with them. The first error ends the
+// other question, whose outcome is then open: the tombstone gives back both.
+//
+// The order of the two does not matter, because nothing that needs it outlives
+// the record, which is written before: a loss of power that takes the record
+// takes the reference to the identity too, and the reconciliation with ipam finds
+// a confirmed address. The releases come one after the other, the identity first.
 func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 	cl := &claim{done: make(chan struct{})}
-	go func() {
-		defer close(cl.done)
-		if cl.err = c.cfg.Leases.Confirm(ctx, s.Owner, s.Addrs); cl.err != nil {
-			cl.err = fmt.Errorf("confirm the lease: %w", cl.err)
-			return
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		if err := c.cfg.Leases.Confirm(ctx, s.Owner, s.Addrs); err != nil {
+			return fmt.Errorf("confirm the lease: %w", err)
 		}
-		if cl.err = faultLease.Hit(ctx); cl.err != nil {
-			return
+		return faultLease.Hit(ctx)
+	})
+	g.Go(func() (err error) {
+		if cl.identity, err = c.resolve(ctx, s); err != nil {
+			return fmt.Errorf("resolve the identity: %w", err)
 		}
-		if cl.identity, cl.err = c.resolve(ctx, s); cl.err != nil {
-			cl.err = fmt.Errorf("resolve the identity: %w", cl.err)
-			return
-		}
-		if cl.err = faultIdentity.Hit(ctx); cl.err != nil || c.cfg.Policies == nil {
-			return
+		if err := faultIdentity.Hit(ctx); err != nil || c.cfg.Policies == nil {
+			return err
 		}
 		c.awaits(s.Owner, endpoint.WaitingForPolicy)
-		if cl.err = c.cfg.Policies.Await(ctx, cl.identity.Number); cl.err != nil {
-			cl.err = fmt.Errorf("await the policy: %w", cl.err)
-			return
+		if err := c.cfg.Policies.Await(ctx, cl.identity.Number); err != nil {
+			return fmt.Errorf("await the policy: %w", err)
 		}
-		cl.err = faultPolicy.Hit(ctx)
+		return faultPolicy.Hit(ctx)
+	})
+	go func() {
+		defer close(cl.done)
+		cl.err = g.Wait()
 	}()
 	return cl
 }

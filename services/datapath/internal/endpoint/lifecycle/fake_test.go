@@ -80,13 +80,20 @@ func newMachine() *machine {
 }
 
 // do begins an operation. The caller unlocks if it returns nil.
-func (m *machine) do(op string) error {
+func (m *machine) do(op string) error { return m.within(context.Background(), op) }
+
+// within is do with an operation that does not wait longer than ctx.
+func (m *machine) within(ctx context.Context, op string) error {
 	m.mu.Lock()
 	wait := m.block[op]
 	m.held[op] = wait != nil
 	m.mu.Unlock()
 	if wait != nil {
-		<-wait
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 	m.mu.Lock()
 	m.calls = append(m.calls, op)
@@ -358,8 +365,8 @@ func (f fakeMaps) Entries() ([]endpoint.Entry, error) {
 
 type fakeLeases struct{ *machine }
 
-func (f fakeLeases) Confirm(_ context.Context, o workload.Owner, addrs []netip.Addr) error {
-	if err := f.do("confirm"); err != nil {
+func (f fakeLeases) Confirm(ctx context.Context, o workload.Owner, addrs []netip.Addr) error {
+	if err := f.within(ctx, "confirm"); err != nil {
 		return err
 	}
 	defer f.mu.Unlock()
@@ -413,9 +420,9 @@ func (f fakeLeases) Confirmed(context.Context) (ours, others []workload.Owner, e
 
 type fakeIdentities struct{ *machine }
 
-func (f fakeIdentities) Resolve(_ context.Context, s endpoint.Spec) (endpoint.Identity, error) {
+func (f fakeIdentities) Resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
 	o, labels := s.Owner, s.Labels
-	if err := f.do("resolve"); err != nil {
+	if err := f.within(ctx, "resolve"); err != nil {
 		return endpoint.Identity{}, err
 	}
 	defer f.mu.Unlock()

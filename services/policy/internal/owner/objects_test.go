@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
@@ -266,8 +267,8 @@ func TestOwnerIsReadyWhenTheObjectsAreComplete(t *testing.T) {
 	}
 	d.complete(network("db"))
 	select {
-	case <-o.Ready():
-	default:
+	case <-o.Ready(): // behind the answer of the call
+	case <-time.After(time.Minute):
 		t.Error("not ready, and the objects are complete")
 	}
 }

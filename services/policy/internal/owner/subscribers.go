@@ -65,6 +65,8 @@ func newSubscriber() *subscriber {
 	return &subscriber{subjects: make(map[identity.Numeric]struct{}), locations: make(map[netip.Addr]identity.Numeric)}
 }
 
+func (s *subscriber) wants(x identity.Numeric) bool { _, ok := s.subjects[x]; return ok }
+
 // Subscribe connects a subscriber with exactly these interests. The caller must
 // give the session back with Unsubscribe.
 func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Session, error) {
@@ -287,7 +289,7 @@ func (o *Owner) interest(s *subscriber, add, remove []identity.Numeric, locate [
 // wanted reports whether any subscriber has the subject.
 func (o *Owner) wanted(x identity.Numeric) bool {
 	for _, s := range o.subscribers {
-		if _, ok := s.subjects[x]; ok {
+		if s.wants(x) {
 			return true
 		}
 	}
@@ -389,18 +391,9 @@ func (o *Owner) forgetSubscriber(name string, s *subscriber) {
 	o.save(journal.Change{GoneSubscribers: []string{name}})
 }
 
-// Enforced is the answer of Wait.
-type Enforced struct {
-	Revision uint64
-	Store    peer.StoreRevision // up to which the connected ones have the identities; zero: not known, or of several stores
-	// Names of the subscribers that enforce: those that are not connected, and
-	// those that are and have it in force.
-	Disconnected, Enforcing []string
-}
-
 // Wait returns when every connected subscriber that enforces and has one of the
 // subjects, or any if there are none, enforces a policy revision.
-func (o *Owner) Wait(ctx context.Context, revision uint64, subjects []identity.Numeric) (Enforced, error) {
+func (o *Owner) Wait(ctx context.Context, revision uint64, subjects []identity.Numeric) (stream.Progress, error) {
 	return o.await(ctx, subjects, func() (stream.Barrier, error) {
 		if revision > o.barrier.Policy {
 			return stream.Barrier{}, fmt.Errorf("%w: %d, the policies are at %d",
@@ -412,76 +405,36 @@ func (o *Owner) Wait(ctx context.Context, revision uint64, subjects []identity.N
 
 // await waits until the subscribers have acknowledged the barrier that begin,
 // called by the owner, gives.
-func (o *Owner) await(ctx context.Context, subjects []identity.Numeric, begin func() (stream.Barrier, error)) (Enforced, error) {
-	type start struct {
-		barrier stream.Barrier
-		current uint64
-		who     map[string]bool
-	}
-	st, err := ask(ctx, o, func() (start, error) {
+func (o *Owner) await(
+	ctx context.Context, subjects []identity.Numeric, begin func() (stream.Barrier, error),
+) (stream.Progress, error) {
+	goal, err := ask(ctx, o, func() (stream.Goal, error) {
 		b, err := begin()
 		if err != nil {
-			return start{}, err
+			return stream.Goal{}, err
 		}
 		who := make(map[string]bool)
 		for name, s := range o.subscribers {
-			if !s.enforces {
-				continue
+			if s.enforces {
+				who[name] = len(subjects) == 0 || slices.ContainsFunc(subjects, s.wants)
 			}
-			who[name] = len(subjects) == 0 || slices.ContainsFunc(subjects, func(x identity.Numeric) bool { _, ok := s.subjects[x]; return ok })
 		}
-		return start{b, o.barrier.Policy, who}, nil
+		return stream.Goal{Barrier: b, Current: o.barrier.Policy, Subjects: subjects, Who: who}, nil
 	})
 	if err != nil {
-		return Enforced{}, err
+		return stream.Progress{}, err
 	}
 	for {
 		states, changed := o.stream.States()
-		out := Enforced{Revision: st.current}
-		waiting, connected := false, make(map[string]bool)
-		for _, s := range states {
-			connected[s.Name] = s.Connected
-			if !s.Connected || !st.who[s.Name] {
-				continue
-			}
-			at := s.Enforced.IdentityService.Store
-			switch {
-			case len(out.Enforcing) == 0:
-				out.Store = at
-			case at.Cluster != out.Store.Cluster:
-				out.Store = peer.StoreRevision{}
-			default:
-				out.Store.Revision = min(out.Store.Revision, at.Revision)
-			}
-			out.Enforcing = append(out.Enforcing, s.Name)
-			for at, r := range s.Refusals {
-				if r.Revision <= st.barrier.Policy && (len(subjects) == 0 || slices.Contains(subjects, at.Subject)) {
-					return Enforced{}, fmt.Errorf("%w: %s keeps the %s before table %d: %s; the largest share of the table is from %s", failure.ErrRefused, s.Name, at, r.Table, r.Reason, r.Policy)
-				}
-			}
-			if s.Enforced.Policy < st.barrier.Policy || s.Enforced.Address < st.barrier.Address {
-				if s.Hold != nil {
-					return Enforced{}, fmt.Errorf("%w: %s: %s", failure.ErrHeld, s.Name, s.Hold.Reason)
-				}
-				waiting = true
-			}
-			out.Revision = min(out.Revision, s.Enforced.Policy)
-		}
-		if !waiting {
-			for name := range st.who {
-				if !connected[name] {
-					out.Disconnected = append(out.Disconnected, name)
-				}
-			}
-			slices.Sort(out.Disconnected)
-			return out, nil
+		if out, reached, err := goal.Reached(states); err != nil || reached {
+			return out, err
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return Enforced{}, ctx.Err()
+			return stream.Progress{}, ctx.Err()
 		case <-o.done:
-			return Enforced{}, failure.ErrStopped
+			return stream.Progress{}, failure.ErrStopped
 		}
 	}
 }

@@ -95,7 +95,7 @@ func (o *Owner) Confirm(ctx context.Context, validateOnly bool) (Confirmation, e
 		o.publish() // what was before has entries of its own
 		o.stream.Release()
 		o.confirmed, o.stateChanged = true, true
-		o.listed.pass()
+		o.gate.Open()
 		return out, nil
 	})
 }

@@ -386,7 +386,7 @@ func (o *Owner) took(l *listing) {
 		src.synced, src.err = true, ""
 		o.stateChanged = true
 		if l.source == SourceKubernetes {
-			o.problem("note of the first listing", o.listed.write(o.stateID))
+			o.problem("note of the first listing", o.gate.Listed())
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/fault"
@@ -25,6 +26,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
+	"github.com/sluice-net/sluice/services/policy/internal/gate"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -133,7 +135,7 @@ type Owner struct {
 
 	ready   bool
 	readied chan struct{} // closed once ready
-	listed  listed
+	gate    *gate.Gate
 	fatal   error
 
 	turns     *turns.Record
@@ -163,7 +165,8 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	if err := o.restore(dir); err != nil {
 		return nil, err
 	}
-	if err := o.listed.read(dir, o.stateID, sources); err != nil {
+	var err error
+	if o.gate, err = gate.New(dir, o.stateID, slices.Contains(sources, SourceKubernetes)); err != nil {
 		return nil, errors.Join(err, o.journal.Close())
 	}
 	o.stateChanged = true

@@ -71,7 +71,7 @@ func (s *subscriber) wants(x identity.Numeric) bool { _, ok := s.subjects[x]; re
 // give the session back with Unsubscribe.
 func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Session, error) {
 	select {
-	case <-o.listed.passed:
+	case <-o.gate.Opened():
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-o.done:

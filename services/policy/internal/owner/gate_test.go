@@ -17,7 +17,7 @@ import (
 func waits(t *testing.T, o *Owner) bool {
 	t.Helper()
 	select {
-	case <-o.listed.passed:
+	case <-o.gate.Opened():
 		return false
 	default:
 		return true

@@ -208,7 +208,7 @@ func (o *Owner) of(manager string, match func(*Policy) bool) []policy.Key {
 			out = append(out, k)
 		}
 	}
-	slices.SortFunc(out, compareKeys)
+	slices.SortFunc(out, policy.Key.Compare)
 	return out
 }
 

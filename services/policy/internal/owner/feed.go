@@ -361,7 +361,7 @@ func (o *Owner) compare(l *listing) {
 			look(k, p)
 		}
 	}
-	slices.SortFunc(l.gone, compareKeys)
+	slices.SortFunc(l.gone, policy.Key.Compare)
 }
 
 // without says whether the source has nothing of an origin any more that the

@@ -5,11 +5,9 @@ package owner
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -188,8 +186,4 @@ func (o *Owner) retryCrowded() {
 		return
 	}
 	o.addSubjects(slices.Sorted(maps.Keys(o.overLimit)))
-}
-
-func compareKeys(a, b policy.Key) int {
-	return cmp.Or(strings.Compare(a.Kind, b.Kind), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 }

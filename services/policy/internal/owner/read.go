@@ -83,7 +83,7 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 		}
 		out = append(out, l)
 	}
-	slices.SortFunc(out, func(a, b Listed) int { return cmp.Or(compareKeys(a.Key, b.Key), cmp.Compare(a.Origin, b.Origin)) })
+	slices.SortFunc(out, func(a, b Listed) int { return cmp.Or(a.Key.Compare(b.Key), cmp.Compare(a.Origin, b.Origin)) })
 	return out, c.revision, err
 }
 

@@ -9,6 +9,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -37,6 +38,11 @@ func (k Key) String() string {
 		return k.Kind + " " + k.Name
 	}
 	return k.Kind + " " + k.Namespace + "/" + k.Name
+}
+
+// Compare orders keys by kind, namespace and name.
+func (k Key) Compare(o Key) int {
+	return cmp.Or(strings.Compare(k.Kind, o.Kind), strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name))
 }
 
 // Group is a named set of address blocks that rules select by its labels.

@@ -174,7 +174,7 @@ var (
 )
 
 // Open takes the directory for this process and gives everything in it to
-// replay. Cached is false if nothing but policies was there. The error of a
+// replay; nothing of that is gone. Cached is false if nothing but policies was there. The error of a
 // damaged file ends with what to do.
 func Open(dir string, replay func(Change) error) (j *Journal, cached bool, err error) {
 	d, err := store.OpenDir(dir, dirMode)

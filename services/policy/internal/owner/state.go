@@ -14,10 +14,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
-	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
@@ -27,14 +25,6 @@ func policyRecord(p *Policy) journal.Policy {
 	return journal.Policy{
 		Key: journal.Key(p.Key), Source: p.Source, Origin: p.Origin, Manager: p.Manager, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
 	}
-}
-
-func identityRecord(id peer.Identity) journal.Identity {
-	r := journal.Identity{Number: uint32(id.Number), Labels: make([][3]string, 0, id.Labels.Len())}
-	for _, l := range id.Labels.All() {
-		r.Labels = append(r.Labels, [3]string{l.Source, l.Key, l.Value})
-	}
-	return r
 }
 
 func subscriberRecord(name string, s *subscriber) journal.Subscriber {
@@ -65,34 +55,18 @@ func (o *Owner) restore(dir string) error {
 		for _, p := range c.Policies {
 			policies[policy.Key(p.Key)] = p
 		}
-		for _, k := range c.GonePolicies {
-			delete(policies, policy.Key(k))
-		}
 		for _, r := range c.Identities {
-			labels := make([]label.Label, 0, len(r.Labels))
-			for _, l := range r.Labels {
-				labels = append(labels, texts.Label(label.Label{Source: l[0], Key: l[1], Value: l[2]}))
-			}
-			id, err := peer.New(identity.Numeric(r.Number), label.NewSet(labels...))
+			id, err := r.Peer(&texts)
 			if err != nil {
 				return err
 			}
 			o.identities[id.Number] = id
 		}
-		for _, x := range c.GoneIdentities {
-			delete(o.identities, identity.Numeric(x))
-		}
 		for _, s := range c.Subscribers {
 			subscribers[s.Name] = s
 		}
-		for _, s := range c.GoneSubscribers {
-			delete(subscribers, s)
-		}
 		for _, r := range c.Names {
 			names[r.Name] = r
-		}
-		for _, r := range c.GoneNames {
-			delete(names, r)
 		}
 		return nil
 	})
@@ -194,7 +168,7 @@ func (o *Owner) decode(r journal.Policy) *Policy {
 		err = fmt.Errorf("the text is not that of %s", policy.Key(r.Key))
 	}
 	if err != nil {
-		docs = []reading.Decoded{{Object: isolated(r, err)}}
+		docs = []reading.Decoded{{Object: reading.Isolated(policy.Key(r.Key), r.Manifest, err)}}
 	}
 	p := o.policy(docs[0], r.Source, r.Origin)
 	p.Key, p.Manager, p.Manifest, p.Revision, p.Updated = policy.Key(r.Key), r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)
@@ -202,26 +176,4 @@ func (o *Owner) decode(r journal.Policy) *Policy {
 		p.Broken = err.Error()
 	}
 	return p
-}
-
-// isolated is what becomes of a stored policy that is not understood. It has no
-// key if it selects nothing that is known.
-func isolated(r journal.Policy, why error) policy.Object {
-	var form policy.Form
-	if docs, err := manifest.Parse(r.Manifest); err == nil && len(docs) == 1 {
-		doc := docs[0]
-		if policy.Namespaced(doc.Kind) {
-			doc = doc.WithNamespace(r.Key.Namespace)
-		}
-		form = doc
-	} else if known := policy.Versions(r.Key.Kind); len(known) > 0 { // it selects what its kind may
-		form = policy.Written{Key: policy.Key(r.Key), APIVersion: known[0], Text: r.Manifest}
-	} else {
-		return policy.Object{}
-	}
-	ob, err := policy.Isolate(form, why)
-	if err != nil || ob.Key != policy.Key(r.Key) {
-		return policy.Object{}
-	}
-	return ob
 }

@@ -466,7 +466,7 @@ func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
 		}
 		o.identities[id.Number] = id
 		c.AddIdentities = append(c.AddIdentities, id.Complete(o.config.Engine.Cluster))
-		rec.Identities = append(rec.Identities, identityRecord(id))
+		rec.Identities = append(rec.Identities, journal.IdentityOf(id))
 		subjects = append(subjects, id.Number)
 	}
 	if len(c.AddIdentities)+len(c.RemoveIdentities) == 0 {

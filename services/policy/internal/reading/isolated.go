@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package reading
+
+import (
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// Isolated is what becomes of a stored policy that is not understood, and why. It has
+// no key if it selects nothing that is known.
+func Isolated(key policy.Key, text []byte, why error) policy.Object {
+	var form policy.Form
+	if docs, err := manifest.Parse(text); err == nil && len(docs) == 1 {
+		doc := docs[0]
+		if policy.Namespaced(doc.Kind) {
+			doc = doc.WithNamespace(key.Namespace)
+		}
+		form = doc
+	} else if known := policy.Versions(key.Kind); len(known) > 0 { // it selects what its kind may
+		form = policy.Written{Key: key, APIVersion: known[0], Text: text}
+	} else {
+		return policy.Object{}
+	}
+	ob, err := policy.Isolate(form, why)
+	if err != nil || ob.Key != key {
+		return policy.Object{}
+	}
+	return ob
+}

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -214,18 +215,23 @@ func (n *testNode) killServiceAt(t *testing.T, service, point string, s scenario
 			t.Fatal(err)
 		}
 	}
-	n.duringWith(t, s, bystanders, nil, arm, restart)
+	n.duringWith(t, s, bystanders, nil, arm, func(ctx context.Context) error { return controller.WaitHits(ctx, point, 1) }, restart)
 	return hit
 }
 
 func (n *testNode) during(t *testing.T, s scenario, bystanders []pod.Pod, files []*os.File, started func()) {
 	t.Helper()
-	n.duringWith(t, s, bystanders, files, func() {}, started)
+	// The call ends with the shim.
+	never := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+	n.duringWith(t, s, bystanders, files, func() {}, never, started)
 }
 
 // duringWith runs a scenario between arm and recovered, then does what a
-// runtime does about its failure and checks that all is well.
-func (n *testNode) duringWith(t *testing.T, s scenario, bystanders []pod.Pod, files []*os.File, arm, recovered func()) {
+// runtime does about its failure and checks that all is well. Died returns nil
+// when the process that the call waits for has died.
+func (n *testNode) duringWith(t *testing.T, s scenario, bystanders []pod.Pod, files []*os.File, arm func(),
+	died func(context.Context) error, recovered func(),
+) {
 	t.Helper()
 	p := newPod(t, "fault")
 	config := n.config(t, "1.0.0", labels("app", "fault", "pod", p.Name))
@@ -233,10 +239,19 @@ func (n *testNode) duringWith(t *testing.T, s scenario, bystanders []pod.Pod, fi
 		p = n.add(t, p, config)
 	}
 	arm()
-	// Short: the call waits for a process that died.
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	// The call has the time that it needs until the process dies, and a little
+	// to do something about that.
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if died(ctx) == nil {
+			defer time.AfterFunc(2*time.Second, cancel).Stop()
+			<-ctx.Done()
+		}
+	})
 	result, err := s.run(ctx, n, p, config, files)
 	cancel()
+	wg.Wait()
 	recovered()
 
 	if s.name == "ADD" && err == nil {

@@ -260,14 +260,14 @@ func TestFaultKillDatapathAtEveryStepOfAChangeOfLabels(t *testing.T) {
 			talks, wait := converse(ctx, t, client, web, talkPort, 1)
 
 			controller.KillAt(point, 0)
-			short, cancelShort := context.WithTimeout(t.Context(), 2*time.Second)
-			_, _ = n.relabel(short, client, "phase", phaseAfter(i+1)) // nobody answers it
-			cancelShort()
 			hits, cancelHits := context.WithTimeout(t.Context(), patience)
+			var call sync.WaitGroup
+			call.Go(func() { _, _ = n.relabel(hits, client, "phase", phaseAfter(i+1)) }) // nobody answers it
 			if err := controller.WaitHits(hits, point, 1); err != nil {
 				t.Error(err)
 			}
 			cancelHits()
+			call.Wait()
 			exchanged := talks[0].exchanged.Load()
 			if err := n.Kill(t.Context(), devnode.Datapath); err != nil {
 				t.Fatal(err)

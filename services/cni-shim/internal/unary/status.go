@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package unary
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
+)
+
+// Code is a status code of gRPC.
+type Code int32
+
+// The codes, by their numbers.
+const (
+	OK Code = iota
+	Canceled
+	Unknown
+	InvalidArgument
+	DeadlineExceeded
+	NotFound
+	AlreadyExists
+	PermissionDenied
+	ResourceExhausted
+	FailedPrecondition
+	Aborted
+	OutOfRange
+	Unimplemented
+	Internal
+	Unavailable
+	DataLoss
+	Unauthenticated
+)
+
+var codeNames = [...]string{
+	"OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists", "PermissionDenied",
+	"ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented", "Internal", "Unavailable",
+	"DataLoss", "Unauthenticated",
+}
+
+// String is the name as gRPC for Go has it.
+func (c Code) String() string {
+	if c < 0 || int(c) >= len(codeNames) {
+		return fmt.Sprintf("Code(%d)", int32(c))
+	}
+	return codeNames[c]
+}
+
+// Error is how a call ended that did not end well: with the server's answer, or on
+// the way to it.
+type Error struct {
+	Code    Code
+	Message string
+	// Details are those of the server, undecoded.
+	Details []*message.Any
+	// Unsent says that the server has not begun with the call.
+	Unsent bool
+	// Cause is the kernel's error where that is why; else nil.
+	Cause error
+}
+
+// Error is the text of logs; what people read is Message.
+func (e *Error) Error() string {
+	return fmt.Sprintf("rpc error: code = %s desc = %s", e.Code, e.Message)
+}
+
+// Unwrap returns the kernel's error.
+func (e *Error) Unwrap() error { return e.Cause }
+
+// CodeOf is the code of the call's error that err is or wraps: OK for nil, Unknown
+// for any other error.
+func CodeOf(err error) Code {
+	if err == nil {
+		return OK
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Code
+	}
+	return Unknown
+}
+
+// detail decodes the first detail of a type into m, and says whether there is one.
+func detail(err error, typ string, m message.Message) bool {
+	e, ok := errors.AsType[*Error](err)
+	if !ok {
+		return false
+	}
+	for _, d := range e.Details {
+		if d.TypeURL[strings.LastIndexByte(d.TypeURL, '/')+1:] == typ && message.Unmarshal(d.Value, m) == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Reason is what a service decided, DOMAIN/NAME, and the facts that it added. It is
+// false for an error that no service decided on: the connection's, and a context's.
+func Reason(err error) (reason string, facts map[string]string, ok bool) {
+	var info message.ErrorInfo
+	ok = detail(err, "google.rpc.ErrorInfo", &info)
+	return info.Domain + "/" + info.Reason, info.Metadata, ok
+}
+
+// RetryDelay is when the server wants the call again. It is false if the server
+// does not ask for that.
+func RetryDelay(err error) (time.Duration, bool) {
+	var retry message.RetryInfo
+	ok := detail(err, "google.rpc.RetryInfo", &retry)
+	return max(0, retry.RetryDelay.Duration()), ok
+}
+
+// Fields are the fields of the request that an answer names, with their mistakes.
+func Fields(err error) []*message.Violation { return violations(err, "google.rpc.BadRequest") }
+
+// Quotas are what an answer names of what is used up.
+func Quotas(err error) []*message.Violation { return violations(err, "google.rpc.QuotaFailure") }
+
+func violations(err error, typ string) []*message.Violation {
+	var v message.Violations
+	detail(err, typ, &v)
+	return v.Violations
+}
+
+// trailers are what the server says at the end of a call.
+type trailers struct {
+	code    Code
+	hasCode bool
+	text    string // percent-encoded
+	details string // base64
+}
+
+// err is nil for the code OK.
+func (t *trailers) err() error {
+	if t.code == OK {
+		return nil
+	}
+	e := &Error{Code: t.code, Message: unescape(t.text)}
+	// Some write the padding, some do not.
+	b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(t.details, "="))
+	if err != nil {
+		return odd("the server's details: %v", err)
+	}
+	var st message.Status
+	if len(b) == 0 || message.Unmarshal(b, &st) != nil {
+		return e
+	}
+	if Code(st.Code) != t.code {
+		return fail(Internal, "the server says the codes %s and %s", t.code, Code(st.Code))
+	}
+	e.Message, e.Details = st.Message, st.Details
+	return e
+}
+
+// unescape undoes the encoding of grpc-message: %XX is a byte. What is no such
+// sequence stands for itself, and bytes that are not UTF-8 are replaced.
+func unescape(s string) string {
+	if strings.IndexByte(s, '%') < 0 {
+		return strings.ToValidUTF8(s, "\uFFFD")
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '%' && i+2 < len(s) {
+			high, low := unhex(s[i+1]), unhex(s[i+2])
+			if high >= 0 && low >= 0 {
+				b.WriteByte(byte(high<<4 | low))
+				i += 2
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return strings.ToValidUTF8(b.String(), "\uFFFD")
+}
+
+func unhex(c byte) int { return strings.IndexByte("0123456789abcdef", c|0x20) }
+
+// fail is an error of this side.
+func fail(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// broken is about a server that does not keep to HTTP/2: with the connection, the
+// call is lost, as if the server had gone.
+func broken(format string, args ...any) *Error { return fail(Unavailable, format, args...) }
+
+// odd is about one that does not keep to gRPC.
+func odd(format string, args ...any) *Error { return fail(Internal, format, args...) }
+
+// ended is the error of a context that has ended.
+func ended(err error) *Error {
+	if errors.Is(err, context.Canceled) {
+		return fail(Canceled, "%v", err)
+	}
+	return fail(DeadlineExceeded, "%v", context.DeadlineExceeded)
+}
+
+// ofHTTP is the code of an answer that has no gRPC status, as gRPC has it.
+func ofHTTP(status string) Code {
+	switch status {
+	case "400":
+		return Internal
+	case "401":
+		return Unauthenticated
+	case "403":
+		return PermissionDenied
+	case "404":
+		return Unimplemented
+	case "429", "502", "503", "504":
+		return Unavailable
+	}
+	return Unknown
+}
+
+// ofReset is the code of a stream that the server has reset.
+func ofReset(code uint32) Code {
+	switch code {
+	case 3, 11: // FLOW_CONTROL_ERROR, ENHANCE_YOUR_CALM
+		return ResourceExhausted
+	case refusedStream:
+		return Unavailable
+	case cancel:
+		return Canceled
+	case 12: // INADEQUATE_SECURITY
+		return PermissionDenied
+	}
+	if code > 13 {
+		return Unknown
+	}
+	return Internal
+}

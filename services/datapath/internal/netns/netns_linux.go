@@ -33,7 +33,10 @@ type Namespace struct {
 }
 
 // Current opens the namespace of the calling thread.
-func Current() (*Namespace, error) { return Open("/proc/thread-self/ns/net") }
+func Current() (*Namespace, error) { return Open(own) }
+
+// own leads to the namespace of the thread that opens it.
+const own = "/proc/thread-self/ns/net"
 
 // Open opens the namespace at path. A path at which there is nothing is
 // fs.ErrNotExist, anything but a network namespace ErrNotNetns.
@@ -105,29 +108,32 @@ func (n *Namespace) Do(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		back, err := Current()
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- err
-			return
-		}
-		defer back.Close()
-		if back.id == n.id {
-			err := fn()
-			runtime.UnlockOSThread()
-			done <- err
-			return
-		}
-		if err := unix.Setns(n.Fd(), unix.CLONE_NEWNET); err != nil {
-			runtime.UnlockOSThread()
-			done <- fmt.Errorf("enter network namespace: %w", err)
-			return
-		}
-		err = fn()
-		if unix.Setns(back.Fd(), unix.CLONE_NEWNET) == nil {
+		home, err := n.run(fn)
+		if home {
 			runtime.UnlockOSThread()
 		}
 		done <- err
 	}()
 	return <-done
+}
+
+// run is Do on the calling thread; home says that the thread is where it was.
+func (n *Namespace) run(fn func() error) (home bool, err error) {
+	var st unix.Stat_t
+	if err := unix.Stat(own, &st); err != nil {
+		return true, &fs.PathError{Op: "look at the thread's network namespace", Path: own, Err: err}
+	}
+	if (ID{Dev: st.Dev, Inode: st.Ino}) == n.id {
+		return true, fn()
+	}
+	back, err := unix.Open(own, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return true, &fs.PathError{Op: "open the thread's network namespace", Path: own, Err: err}
+	}
+	defer unix.Close(back)
+	if err := unix.Setns(n.Fd(), unix.CLONE_NEWNET); err != nil {
+		return true, fmt.Errorf("enter network namespace: %w", err)
+	}
+	err = fn()
+	return unix.Setns(back, unix.CLONE_NEWNET) == nil, err
 }

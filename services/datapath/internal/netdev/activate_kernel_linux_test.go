@@ -56,6 +56,9 @@ func (n *Netdev) configured(t *testing.T, d endpoint.Device) (*netns.Namespace, 
 		if c.nl != nil {
 			c.nl.Close()
 		}
+		if c.conn != nil {
+			c.conn.Close()
+		}
 	})
 	d, err := n.Create(c, d)
 	if err == nil {
@@ -110,9 +113,7 @@ func TestKernelFirstDatagramBehindActivateArrives(t *testing.T) {
 func TestKernelActivationNamesWhatDoesNotCome(t *testing.T) {
 	n := newNode(t)
 	_, c, d := n.configured(t, testDevice(1))
-	look := func() error {
-		return c.enter(func(h *netlink.Handle) error { return n.awaitTraffic(h, d, 0) })
-	}
+	look := func() error { return n.awaitTraffic(c, d, 0) }
 	if err := look(); !errors.Is(err, os.ErrDeadlineExceeded) || !strings.Contains(err.Error(), "host1") {
 		t.Errorf("a device that is down: %v, want ErrDeadlineExceeded for host1", err)
 	}
@@ -124,7 +125,7 @@ func TestKernelActivationNamesWhatDoesNotCome(t *testing.T) {
 	}
 	other := d
 	other.Addrs = append(other.Addrs[:1:1], netip.MustParseAddr("fd00::77"))
-	err := c.enter(func(h *netlink.Handle) error { return n.awaitTraffic(h, other, 0) })
+	err := n.awaitTraffic(c, other, 0)
 	if !errors.Is(err, os.ErrDeadlineExceeded) || !strings.Contains(err.Error(), "fd00::77") {
 		t.Errorf("an address that is not there: %v, want ErrDeadlineExceeded for fd00::77", err)
 	}

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/rtnl"
 )
 
 type differences []endpoint.Difference
@@ -25,47 +25,52 @@ func (ds *differences) add(subject, key, want, have string) {
 	*ds = append(*ds, endpoint.Difference{Subject: subject, Key: key, Want: want, Have: have})
 }
 
-func (n *Netdev) checkFilters(link netlink.Link) ([]endpoint.Difference, error) {
-	var ds differences
+func (n *Netdev) checkFilters(ds *differences, ifindex uint32, name string) error {
 	for _, p := range n.o.Programs {
 		want := fmt.Sprintf("%s, program %d", p.Name, p.ID)
-		filters, err := whole(func() ([]netlink.Filter, error) { return n.looks.FilterList(link, parents[p.Hook]) })
-		if err != nil {
-			return nil, fmt.Errorf("list filters of %s: %w", link.Attrs().Name, err)
+		filters, err := filtersAt(n.checks, ifindex, parents[p.Hook])
+		if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
+			err = nil // the device is gone, which another check reports, or its qdisc is
 		}
-		key := link.Attrs().Name + " " + string(p.Hook)
+		if err != nil {
+			return fmt.Errorf("list filters of %s: %w", name, err)
+		}
+		key := name + " " + string(p.Hook)
 		if len(filters) == 0 {
 			ds.add(endpoint.SubjectFilter, key, want, "")
 			continue
 		}
 		// only the first one counts: whatever stands before ours could let
 		// packets pass
-		first, ok := filters[0].(*netlink.BpfFilter)
-		a := filters[0].Attrs()
-		switch {
-		case !ok:
-			ds.add(endpoint.SubjectFilter, key, want, "a filter of kind "+filters[0].Type())
-		case a.Priority != filterPriority || a.Handle != filterHandle || !first.DirectAction:
-			ds.add(endpoint.SubjectFilter, key, want, fmt.Sprintf("%s, priority %d, handle %d", first.Name, a.Priority, a.Handle))
-		case !p.Current(ebpf.ProgramID(first.Id)):
-			ds.add(endpoint.SubjectFilter, key, want, fmt.Sprintf("%s, program %d", first.Name, first.Id))
+		switch f := filters[0]; {
+		case f.kind != "bpf":
+			ds.add(endpoint.SubjectFilter, key, want, "a filter of kind "+f.kind)
+		case f.priority != filterPriority || f.handle != filterHandle || !f.direct:
+			ds.add(endpoint.SubjectFilter, key, want, fmt.Sprintf("%s, priority %d, handle %d", f.name, f.priority, f.handle))
+		case !p.Current(ebpf.ProgramID(f.program)):
+			ds.add(endpoint.SubjectFilter, key, want, fmt.Sprintf("%s, program %d", f.name, f.program))
 		}
 	}
-	err := n.checkTCX(&ds, link)
-	return ds, err
+	return n.checkTCX(ds, ifindex, name)
 }
 
 // CheckFilters implements endpoint.Links.
 func (n *Netdev) CheckFilters(d endpoint.HostDevice) ([]endpoint.Difference, error) {
-	link, err := n.looks.LinkByIndex(int(d.Index))
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
+	var b rtnl.Batch
+	getLink(&b, d.Index, "")
+	replies, err := n.checks.Exchange(&b)
+	if err == nil {
+		err = replies[0].Err
+	}
+	if errors.Is(err, unix.ENODEV) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("find %s: %w", d.Name, err)
 	}
-	diffs, err := n.checkFilters(link)
-	return slices.DeleteFunc(diffs, func(d endpoint.Difference) bool { return d.Subject != endpoint.SubjectFilter }), err
+	var ds differences
+	err = n.checkFilters(&ds, d.Index, d.Name)
+	return slices.DeleteFunc(ds, func(d endpoint.Difference) bool { return d.Subject != endpoint.SubjectFilter }), err
 }
 
 // AttachTo implements endpoint.Links.
@@ -79,122 +84,129 @@ func (n *Netdev) AttachTo(d endpoint.HostDevice) error {
 
 // CheckHost implements endpoint.Links.
 func (n *Netdev) CheckHost(d endpoint.Device) ([]endpoint.Difference, error) {
+	diffs, err := n.CheckHosts([]endpoint.Device{d})
+	if err != nil {
+		return nil, err
+	}
+	return diffs[0], nil
+}
+
+// together is how many host ends are asked about at once: the answers of so many
+// fit into the socket's buffer several times.
+const together = 16
+
+// CheckHosts implements endpoint.Links. What it asks of the kernel is about one
+// device each time, never a listing of the node's, of which there may be thousands.
+func (n *Netdev) CheckHosts(devices []endpoint.Device) ([][]endpoint.Difference, error) {
+	all := make([][]endpoint.Difference, 0, len(devices))
+	for some := range slices.Chunk(devices, together) {
+		var b rtnl.Batch
+		for _, d := range some {
+			getLink(&b, d.HostIndex, "")
+			for _, a := range d.Addrs {
+				getRoute(&b, a)
+				getNeighbour(&b, d.HostIndex, a)
+			}
+		}
+		replies, err := n.checks.Exchange(&b)
+		if err != nil {
+			return nil, fmt.Errorf("look at devices: %w", err)
+		}
+		for _, d := range some {
+			asked := 1 + 2*len(d.Addrs)
+			diffs, err := n.checkHost(d, replies[:asked])
+			if err != nil {
+				return nil, fmt.Errorf("device %s: %w", d.HostName, err)
+			}
+			all, replies = append(all, diffs), replies[asked:]
+		}
+	}
+	return all, nil
+}
+
+// checkHost reads the answers about one host end, and looks at its hooks.
+func (n *Netdev) checkHost(d endpoint.Device, replies []rtnl.Reply) ([]endpoint.Difference, error) {
 	var ds differences
-	link, err := n.looks.LinkByIndex(int(d.HostIndex))
+	found, replies := replies[0], replies[1:]
+	l := deviceOf(found.Data)
 	switch {
-	case errors.As(err, new(netlink.LinkNotFoundError)):
+	case errors.Is(found.Err, unix.ENODEV):
 		ds.add(endpoint.SubjectDevice, d.HostName, fmt.Sprintf("index %d", d.HostIndex), "")
 		return ds, nil
-	case err != nil:
-		return nil, fmt.Errorf("find %s: %w", d.HostName, err)
-	case link.Attrs().Name != d.HostName:
-		ds.add(endpoint.SubjectDevice, d.HostName, fmt.Sprintf("index %d", d.HostIndex), "that index is "+link.Attrs().Name)
+	case found.Err != nil:
+		return nil, fmt.Errorf("find it: %w", found.Err)
+	case l.name != d.HostName:
+		ds.add(endpoint.SubjectDevice, d.HostName, fmt.Sprintf("index %d", d.HostIndex), "that index is "+l.name)
 		return ds, nil
 	}
-	checkDevice(&ds, link, d.HostName, d.HostMAC, d.MTU)
-	if g := link.Attrs().Group; g != n.group {
-		ds.add("device group", d.HostName, strconv.Itoa(int(n.group)), strconv.Itoa(int(g)))
+	checkDevice(&ds, l, d.HostName, d.HostMAC, d.MTU)
+	if l.group != n.group {
+		ds.add("device group", d.HostName, strconv.Itoa(int(n.group)), strconv.Itoa(int(l.group)))
 	}
-	filters, err := n.checkFilters(link)
-	if err != nil {
+	if err := n.checkFilters(&ds, d.HostIndex, d.HostName); err != nil {
 		return nil, err
 	}
-	ds = append(ds, filters...)
-	err = n.o.Home.Do(func() error {
-		s, err := checkSysctls(hostSysctls(d))
-		ds = append(ds, s...)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	if err := n.checkHostRoutes(&ds, d); err != nil {
-		return nil, err
-	}
-	return ds, checkNeighbours(&ds, n.looks, d.HostIndex, d.HostName, d.Addrs, d.MAC)
-}
-
-func checkDevice(ds *differences, link netlink.Link, name string, mac endpoint.MAC, mtu uint16) {
-	a := link.Attrs()
-	if a.Flags&net.FlagUp == 0 {
-		ds.add("device state", name, "up", "down")
-	}
-	if !bytes.Equal(a.HardwareAddr, mac[:]) {
-		ds.add("device address", name, mac.String(), a.HardwareAddr.String())
-	}
-	if a.MTU != int(mtu) {
-		ds.add("device mtu", name, strconv.Itoa(int(mtu)), strconv.Itoa(a.MTU))
-	}
-}
-
-// checkHostRoutes asks where packets would go, instead of listing the table.
-func (n *Netdev) checkHostRoutes(ds *differences, d endpoint.Device) error {
-	for _, a := range d.Addrs {
-		want := "by " + d.HostName
-		src, hasSrc := n.nodeAddr(a)
-		if hasSrc {
-			want += " from " + src.String()
-		}
-		routes, err := n.looks.RouteGet(a.AsSlice())
-		if err != nil || len(routes) == 0 {
-			ds.add("route", a.String(), want, fmt.Sprint(err))
-			continue
-		}
-		got := routes[0]
-		gotSrc, _ := netip.AddrFromSlice(got.Src)
-		if got.LinkIndex != int(d.HostIndex) || hasSrc && gotSrc.Unmap() != src {
-			ds.add("route", a.String(), want, fmt.Sprintf("by device %d from %v", got.LinkIndex, got.Src))
+	checkSettings(&ds, l, hostSettings, has6(d))
+	for i, a := range d.Addrs {
+		n.checkRoute(&ds, replies[2*i], d, a)
+		if err := checkNeighbour(&ds, replies[2*i+1], d.HostName, a, d.MAC); err != nil {
+			return nil, err
 		}
 	}
-	return nil
-}
-
-func checkNeighbours(ds *differences, h *netlink.Handle, ifindex uint32, device string, addrs []netip.Addr, mac endpoint.MAC) error {
-	var have []netlink.Neigh
-	for _, f := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		list, err := whole(func() ([]netlink.Neigh, error) {
-			return h.NeighListExecute(netlink.Ndmsg{Family: f, Index: ifindex, State: netlink.NUD_PERMANENT})
-		})
-		if err != nil {
-			return fmt.Errorf("list neighbours of %s: %w", device, err)
-		}
-		have = append(have, list...)
-	}
-	for _, a := range addrs {
-		ok := slices.ContainsFunc(have, func(e netlink.Neigh) bool {
-			ip, _ := netip.AddrFromSlice(e.IP)
-			return ip.Unmap() == a && bytes.Equal(e.HardwareAddr, mac[:]) && e.State&netlink.NUD_PERMANENT != 0
-		})
-		if !ok {
-			ds.add("neighbour", a.String()+" on "+device, mac.String(), "")
-		}
-	}
-	return nil
+	return ds, nil
 }
 
 // CheckContainer implements endpoint.Links.
-func (n *Netdev) CheckContainer(ns endpoint.Namespace, d endpoint.Device) (out []endpoint.Difference, err error) {
+func (n *Netdev) CheckContainer(ns endpoint.Namespace, d endpoint.Device) ([]endpoint.Difference, error) {
+	c := ns.(*container)
+	conn, err := c.socket()
+	if err != nil {
+		return nil, err
+	}
+	h, err := c.handle()
+	if err != nil {
+		return nil, err
+	}
+	var b rtnl.Batch
+	getLink(&b, 0, d.Name)
+	for _, a := range d.Addrs {
+		getNeighbour(&b, d.Index, gatewayFor(a))
+	}
+	replies, err := conn.Exchange(&b)
+	if err != nil {
+		return nil, fmt.Errorf("look at %s: %w", d.Name, err)
+	}
 	var ds differences
-	err = ns.(*container).enter(func(h *netlink.Handle) error { return checkContainer(&ds, h, d) })
-	return ds, err
+	l := deviceOf(replies[0].Data)
+	switch err := replies[0].Err; {
+	case errors.Is(err, unix.ENODEV):
+		ds.add("container device", d.Name, fmt.Sprintf("index %d", d.Index), "")
+		return ds, nil
+	case err != nil:
+		return nil, fmt.Errorf("find %s: %w", d.Name, err)
+	case l.index != d.Index:
+		ds.add("container device", d.Name, fmt.Sprintf("index %d", d.Index), fmt.Sprintf("index %d", l.index))
+		return ds, nil
+	}
+	checkDevice(&ds, l, d.Name, d.MAC, d.MTU)
+	if err := checkContainerAddrs(&ds, h, d); err != nil {
+		return nil, err
+	}
+	if err := checkContainerRoutes(&ds, h, d); err != nil {
+		return nil, err
+	}
+	for i, a := range d.Addrs {
+		if err := checkNeighbour(&ds, replies[1+i], d.Name, gatewayFor(a), d.HostMAC); err != nil {
+			return nil, err
+		}
+	}
+	checkSettings(&ds, l, containerSettings, has6(d))
+	return ds, nil
 }
 
-func checkContainer(ds *differences, h *netlink.Handle, d endpoint.Device) error {
-	link, err := h.LinkByName(d.Name)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		ds.add("container device", d.Name, fmt.Sprintf("index %d", d.Index), "")
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("find %s: %w", d.Name, err)
-	}
-	if link.Attrs().Index != int(d.Index) {
-		ds.add("container device", d.Name, fmt.Sprintf("index %d", d.Index), fmt.Sprintf("index %d", link.Attrs().Index))
-		return nil
-	}
-	checkDevice(ds, link, d.Name, d.MAC, d.MTU)
-
-	addrs, err := whole(func() ([]netlink.Addr, error) { return h.AddrList(link, netlink.FAMILY_ALL) })
+func checkContainerAddrs(ds *differences, h *netlink.Handle, d endpoint.Device) error {
+	device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: int(d.Index), Name: d.Name}}
+	addrs, err := whole(func() ([]netlink.Addr, error) { return h.AddrList(device, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", d.Name, err)
 	}
@@ -204,19 +216,7 @@ func checkContainer(ds *differences, h *netlink.Handle, d endpoint.Device) error
 			ds.add("container address", want, "on "+d.Name, "")
 		}
 	}
-	var gateways []netip.Addr
-	for _, a := range d.Addrs {
-		gateways = append(gateways, gatewayFor(a))
-	}
-	if err := checkContainerRoutes(ds, h, d); err != nil {
-		return err
-	}
-	if err := checkNeighbours(ds, h, d.Index, d.Name, gateways, d.HostMAC); err != nil {
-		return err
-	}
-	s, err := checkSysctls(containerSysctls(d))
-	*ds = append(*ds, s...)
-	return err
+	return nil
 }
 
 func isDefault(r netlink.Route) bool {
@@ -240,12 +240,18 @@ func (n *Netdev) RepairHost(d endpoint.Device) error {
 	if err := n.addClsact(d); err != nil {
 		return err
 	}
-	link, err := n.looks.LinkByIndex(int(d.HostIndex))
+	var b rtnl.Batch
+	getLink(&b, d.HostIndex, "")
+	replies, err := n.checks.Exchange(&b)
+	if err == nil {
+		err = replies[0].Err
+	}
 	if err != nil {
 		return fmt.Errorf("find %s: %w", d.HostName, err)
 	}
-	diffs, err := n.checkFilters(link)
-	if err != nil {
+	l := deviceOf(replies[0].Data)
+	var diffs differences
+	if err := n.checkFilters(&diffs, d.HostIndex, d.HostName); err != nil {
 		return err
 	}
 	if slices.ContainsFunc(diffs, func(d endpoint.Difference) bool { return d.Subject == endpoint.SubjectFilter }) {
@@ -253,22 +259,23 @@ func (n *Netdev) RepairHost(d endpoint.Device) error {
 			return err
 		}
 	}
-	if link.Attrs().Group != n.group {
-		if err := n.changes.LinkSetGroup(link, int(n.group)); err != nil {
+	device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: int(d.HostIndex)}}
+	if l.group != n.group {
+		if err := n.changes.LinkSetGroup(device, int(n.group)); err != nil {
 			return fmt.Errorf("device group of %s: %w", d.HostName, err)
 		}
 	}
-	if !bytes.Equal(link.Attrs().HardwareAddr, d.HostMAC[:]) {
-		if err := n.changes.LinkSetHardwareAddr(link, d.HostMAC[:]); err != nil {
+	if !bytes.Equal(l.addr, d.HostMAC[:]) {
+		if err := n.changes.LinkSetHardwareAddr(device, d.HostMAC[:]); err != nil {
 			return fmt.Errorf("hardware address of %s: %w", d.HostName, err)
 		}
 	}
-	if link.Attrs().MTU != int(d.MTU) {
-		if err := n.changes.LinkSetMTU(link, int(d.MTU)); err != nil {
+	if l.mtu != uint32(d.MTU) {
+		if err := n.changes.LinkSetMTU(device, int(d.MTU)); err != nil {
 			return fmt.Errorf("mtu of %s: %w", d.HostName, err)
 		}
 	}
-	if err := n.o.Home.Do(func() error { return applySysctls(n.o.ProcSysNet, hostSysctls(d)) }); err != nil {
+	if err := n.setHostEnd(d, l); err != nil {
 		return err
 	}
 	return n.activateHost(d)

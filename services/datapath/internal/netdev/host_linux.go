@@ -432,7 +432,11 @@ func sharedAddr(p netip.Prefix) (netip.Addr, bool) {
 // DefaultMTU is the MTU of the device that the default route leads through, or
 // Ethernet's if there is none.
 func DefaultMTU(home *netns.Namespace) (uint16, error) {
-	h, err := handleIn(home)
+	var h *netlink.Handle
+	err := home.Do(func() (err error) {
+		h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
 	if err != nil {
 		return 0, err
 	}

@@ -4,7 +4,6 @@
 package netdev
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,9 +11,11 @@ import (
 	"strconv"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/rtnl"
 )
 
 // sourceRulePriority is that of the rules by which source-routed addresses find
@@ -25,25 +26,44 @@ const sourceRulePriority = 0x5c00
 // in a namespace, and no other program counts its tables from here.
 func sourceTable(d endpoint.Device) int { return 0x5c000000 + int(d.Index) }
 
-// activateContainer sets the device up and leads what the container sends to the
-// gateway of each family: by the main table, or for a source-routed address by
-// the device's own.
-func activateContainer(h *netlink.Handle, d endpoint.Device) error {
-	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: int(d.Index)}}
-	if err := h.LinkSetUp(link); err != nil {
-		return fmt.Errorf("set %s in the container up: %w", d.Name, err)
+// yieldDefaults makes those addresses source-routed whose family has a default
+// route by another interface, made by this plugin or another.
+func yieldDefaults(conn *rtnl.Conn, d endpoint.Device) (endpoint.Device, error) {
+	taken, err := otherDefaults(conn, d.Index)
+	if err != nil {
+		return d, fmt.Errorf("list routes of the container: %w", err)
 	}
+	d.SourceRouted = slices.Clone(d.SourceRouted)
 	for _, a := range d.Addrs {
-		gw := gatewayFor(a)
-		if err := h.NeighSet(neighbour(d.Index, gw, d.HostMAC)); err != nil {
-			return fmt.Errorf("neighbour %v in the container: %w", gw, err)
+		if taken[family(a)] && !slices.Contains(d.SourceRouted, a) {
+			d.SourceRouted = append(d.SourceRouted, a)
 		}
-		if err := h.RouteReplace(containerRoute(d, a)); err != nil {
-			return fmt.Errorf("default route by %v in the container: %w", gw, err)
-		}
-		if !slices.Contains(d.SourceRouted, a) {
-			continue
-		}
+	}
+	slices.SortFunc(d.SourceRouted, netip.Addr.Compare)
+	return d, nil
+}
+
+// activate sets the device up and leads what the container sends to the gateway of
+// each family: by the main table, or for a source-routed address by the device's
+// own.
+func (c *container) activate(conn *rtnl.Conn, d endpoint.Device) error {
+	var b rtnl.Batch
+	setUp(&b, d.Index, d.Name)
+	for _, a := range d.Addrs {
+		setNeighbour(&b, d.Index, gatewayFor(a), d.HostMAC)
+		setRoute(&b, containerRoute(d, a))
+	}
+	if err := conn.Do(&b); err != nil {
+		return fmt.Errorf("%s in the container: %w", d.Name, err)
+	}
+	if len(d.SourceRouted) == 0 {
+		return nil
+	}
+	h, err := c.handle()
+	if err != nil {
+		return err
+	}
+	for _, a := range d.SourceRouted {
 		if err := h.RuleAdd(sourceRule(d, a)); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("rule from %v in the container: %w", a, err)
 		}
@@ -52,12 +72,13 @@ func activateContainer(h *netlink.Handle, d endpoint.Device) error {
 }
 
 // containerRoute is the default route by which packets from the address leave.
-func containerRoute(d endpoint.Device, a netip.Addr) *netlink.Route {
-	r := &netlink.Route{
-		LinkIndex: int(d.Index), Dst: ipNet(netip.PrefixFrom(unspecified(a), 0)), Gw: gatewayFor(a).AsSlice(), Flags: unix.RTNH_F_ONLINK,
+func containerRoute(d endpoint.Device, a netip.Addr) route {
+	r := route{
+		dst: netip.PrefixFrom(unspecified(a), 0), ifindex: d.Index, gateway: gatewayFor(a),
+		table: unix.RT_TABLE_MAIN, protocol: unix.RTPROT_BOOT,
 	}
 	if slices.Contains(d.SourceRouted, a) {
-		r.Table, r.Protocol = sourceTable(d), protocol
+		r.table, r.protocol = uint32(sourceTable(d)), protocol //nolint:gosec // it is positive
 	}
 	return r
 }
@@ -69,28 +90,46 @@ func sourceRule(d endpoint.Device, a netip.Addr) *netlink.Rule {
 	return r
 }
 
-// yieldDefaults makes those addresses source-routed whose family has a default
-// route by another interface, made by this plugin or another.
-func yieldDefaults(h *netlink.Handle, d endpoint.Device) (endpoint.Device, error) {
-	d.SourceRouted = slices.Clone(d.SourceRouted)
-	for _, a := range d.Addrs {
-		if slices.Contains(d.SourceRouted, a) {
-			continue
-		}
-		routes, err := whole(func() ([]netlink.Route, error) {
-			return h.RouteListFiltered(family(a), &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+// otherDefaults are the families that have a default route by another interface
+// than the one with the index.
+func otherDefaults(conn *rtnl.Conn, ifindex uint32) (map[int]bool, error) {
+	return whole(func() (map[int]bool, error) {
+		var b rtnl.Batch
+		b.Add(unix.RTM_GETROUTE, 0, make([]byte, unix.SizeofRtMsg))
+		taken := map[int]bool{}
+		err := conn.Dump(&b, func(m []byte) {
+			if len(m) < unix.SizeofRtMsg || m[1] != 0 || m[7] != unix.RTN_UNICAST {
+				return // it has a prefix, or forwards nothing
+			}
+			table, oif := uint32(m[4]), uint32(0)
+			rtnl.Attrs(m, unix.SizeofRtMsg, func(kind uint16, v []byte) {
+				switch kind {
+				case unix.RTA_TABLE:
+					table = rtnl.Number(v)
+				case unix.RTA_OIF:
+					oif = rtnl.Number(v)
+				}
+			})
+			if table == unix.RT_TABLE_MAIN && oif != ifindex {
+				taken[int(m[0])] = true
+			}
 		})
-		if err != nil {
-			return d, fmt.Errorf("list routes of the container: %w", err)
-		}
-		if slices.ContainsFunc(routes, func(r netlink.Route) bool {
-			return isDefault(r) && r.Type == unix.RTN_UNICAST && r.LinkIndex != int(d.Index)
-		}) {
-			d.SourceRouted = append(d.SourceRouted, a)
-		}
-	}
-	slices.SortFunc(d.SourceRouted, netip.Addr.Compare)
-	return d, nil
+		return taken, err
+	})
+}
+
+// hasSourceRules says whether a container has rules of ours. Few have.
+func hasSourceRules(conn *rtnl.Conn) (bool, error) {
+	return whole(func() (ours bool, err error) {
+		var b rtnl.Batch
+		b.Add(unix.RTM_GETRULE, 0, make([]byte, unix.SizeofRtMsg))
+		err = conn.Dump(&b, func(m []byte) {
+			rtnl.Attrs(m, unix.SizeofRtMsg, func(kind uint16, v []byte) {
+				ours = ours || kind == nl.FRA_PRIORITY && rtnl.Number(v) == sourceRulePriority
+			})
+		})
+		return ours, err
+	})
 }
 
 // sourceRules lists the rules of ours in a container.
@@ -117,9 +156,16 @@ func sourceRules(h *netlink.Handle) ([]netlink.Rule, error) {
 // removeStaleRules removes rules of ours whose address no interface of the
 // container has, or which lead it to another table than that of the device: an
 // endpoint whose deletion was killed has left them.
-func removeStaleRules(h *netlink.Handle, d endpoint.Device) error {
+func (c *container) removeStaleRules(conn *rtnl.Conn, d endpoint.Device) error {
+	if some, err := hasSourceRules(conn); err != nil || !some {
+		return err
+	}
+	h, err := c.handle()
+	if err != nil {
+		return err
+	}
 	rules, err := sourceRules(h)
-	if err != nil || len(rules) == 0 {
+	if err != nil {
 		return err
 	}
 	addrs, err := whole(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
@@ -143,22 +189,24 @@ func removeStaleRules(h *netlink.Handle, d endpoint.Device) error {
 
 // Deactivate implements endpoint.Links.
 func (n *Netdev) Deactivate(ns endpoint.Namespace, d endpoint.Device) error {
-	return ns.(*container).enter(func(h *netlink.Handle) error {
-		rules, err := sourceRules(h)
-		if err != nil {
-			return err
+	h, err := ns.(*container).handle()
+	if err != nil {
+		return err
+	}
+	rules, err := sourceRules(h)
+	if err != nil {
+		return err
+	}
+	for _, r := range rules {
+		src, _ := netip.AddrFromSlice(r.Src.IP)
+		if !slices.Contains(d.Addrs, src.Unmap()) {
+			continue
 		}
-		for _, r := range rules {
-			src, _ := netip.AddrFromSlice(r.Src.IP)
-			if !slices.Contains(d.Addrs, src.Unmap()) {
-				continue
-			}
-			if err := h.RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
-				return fmt.Errorf("remove the rule from %v in the container: %w", src, err)
-			}
+		if err := h.RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("remove the rule from %v in the container: %w", src, err)
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // checkContainerRoutes compares the default routes, and the rules that lead to
@@ -170,20 +218,19 @@ func checkContainerRoutes(ds *differences, h *netlink.Handle, d endpoint.Device)
 	}
 	for _, a := range d.Addrs {
 		want := containerRoute(d, a)
-		table := want.Table
-		table = cmp.Or(table, unix.RT_TABLE_MAIN)
+		table := int(want.table)
 		routes, err := whole(func() ([]netlink.Route, error) {
 			return h.RouteListFiltered(family(a), &netlink.Route{LinkIndex: int(d.Index), Table: table}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
 			return fmt.Errorf("list routes of %s: %w", d.Name, err)
 		}
-		key := want.Dst.String()
-		if want.Table != 0 {
-			key += " in table " + strconv.Itoa(want.Table)
+		key := want.dst.String()
+		if table != unix.RT_TABLE_MAIN {
+			key += " in table " + strconv.Itoa(table)
 		}
-		if !slices.ContainsFunc(routes, func(r netlink.Route) bool { return isDefault(r) && r.Gw.Equal(want.Gw) }) {
-			ds.add("container route", key, "by "+want.Gw.String(), "")
+		if !slices.ContainsFunc(routes, func(r netlink.Route) bool { return isDefault(r) && r.Gw.Equal(want.gateway.AsSlice()) }) {
+			ds.add("container route", key, "by "+want.gateway.String(), "")
 		}
 		wanted := slices.Contains(d.SourceRouted, a)
 		have := ""
@@ -204,26 +251,29 @@ func checkContainerRoutes(ds *differences, h *netlink.Handle, d endpoint.Device)
 
 // RepairContainer implements endpoint.Links.
 func (n *Netdev) RepairContainer(ns endpoint.Namespace, d endpoint.Device) error {
-	return ns.(*container).enter(func(h *netlink.Handle) error {
-		link, err := h.LinkByName(d.Name)
-		if err != nil {
-			return fmt.Errorf("find %s in the container: %w", d.Name, err)
-		}
-		if link.Attrs().Index != int(d.Index) {
-			return fmt.Errorf("%s in the container has index %d, and its own had %d", d.Name, link.Attrs().Index, d.Index)
-		}
-		if err := h.LinkSetHardwareAddr(link, d.MAC[:]); err != nil {
-			return fmt.Errorf("hardware address of %s in the container: %w", d.Name, err)
-		}
-		if err := h.LinkSetMTU(link, int(d.MTU)); err != nil {
-			return fmt.Errorf("mtu of %s in the container: %w", d.Name, err)
-		}
-		if err := n.configureContainer(h, d); err != nil {
-			return err
-		}
-		if err := removeStaleRules(h, d); err != nil {
-			return err
-		}
-		return activateContainer(h, d)
-	})
+	c := ns.(*container)
+	h, err := c.handle()
+	if err != nil {
+		return err
+	}
+	link, err := h.LinkByName(d.Name)
+	if err != nil {
+		return fmt.Errorf("find %s in the container: %w", d.Name, err)
+	}
+	if link.Attrs().Index != int(d.Index) {
+		return fmt.Errorf("%s in the container has index %d, and its own had %d", d.Name, link.Attrs().Index, d.Index)
+	}
+	if err := h.LinkSetHardwareAddr(link, d.MAC[:]); err != nil {
+		return fmt.Errorf("hardware address of %s in the container: %w", d.Name, err)
+	}
+	if err := h.LinkSetMTU(link, int(d.MTU)); err != nil {
+		return fmt.Errorf("mtu of %s in the container: %w", d.Name, err)
+	}
+	if err := n.configureContainer(c, d); err != nil {
+		return err
+	}
+	if err := c.removeStaleRules(c.conn, d); err != nil {
+		return err
+	}
+	return c.activate(c.conn, d)
 }

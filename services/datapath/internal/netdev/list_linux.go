@@ -7,6 +7,8 @@ import (
 	"errors"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/rtnl"
 )
 
 // mostLists is how often something is listed that changes all the while.
@@ -15,11 +17,11 @@ const mostLists = 100
 // whole lists again what changed while it was listed: the kernel gives a list in
 // pieces, and says when they may not fit together. Containers that come and go
 // change every list of the node.
-func whole[T any](list func() ([]T, error)) (all []T, err error) {
+func whole[T any](list func() (T, error)) (all T, err error) {
 	for range mostLists {
-		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, rtnl.ErrInterrupted) {
 			return all, err
 		}
 	}
-	return nil, err
+	return all, err
 }

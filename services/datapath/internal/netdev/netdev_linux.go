@@ -19,9 +19,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
-	"os"
 	"sync"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -31,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
+	"github.com/sluice-net/sluice/services/datapath/internal/rtnl"
 )
 
 // The gateways of every container. eBPF answers for them; no device has them.
@@ -91,9 +90,13 @@ type Netdev struct {
 	o     Options
 	group uint32
 
-	changes *netlink.Handle // for everything that changes devices
-	filters *netlink.Handle // for filters alone: replacing one must not wait
-	looks   *netlink.Handle // for reading
+	// Sockets in the node's namespace. Replacing a filter waits for no other change,
+	// and a look for none.
+	changes *netlink.Handle // for what is seldom changed
+	making  *rtnl.Conn      // for what every endpoint gets
+	filters *rtnl.Conn
+	looks   *netlink.Handle // for what is seldom read
+	checks  *rtnl.Conn      // for what is read of every endpoint
 	removal sync.Mutex      // one group deletion at a time
 	node    sync.Mutex      // nothing of a range is repaired while it is removed
 }
@@ -110,35 +113,46 @@ func Open(o Options) (_ *Netdev, err error) {
 			n.Close()
 		}
 	}()
-	for _, h := range []**netlink.Handle{&n.changes, &n.filters, &n.looks} {
-		if *h, err = handleIn(o.Home); err != nil {
-			return nil, fmt.Errorf("open netlink in the node's namespace: %w", err)
+	err = o.Home.Do(func() error {
+		var errs []error
+		for _, h := range []**netlink.Handle{&n.changes, &n.looks} {
+			var err error
+			*h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+			errs = append(errs, err)
 		}
+		for _, c := range []**rtnl.Conn{&n.making, &n.filters, &n.checks} {
+			var err error
+			*c, err = rtnl.Open()
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open netlink in the node's namespace: %w", err)
 	}
 	return n, nil
 }
 
-func handleIn(ns *netns.Namespace) (h *netlink.Handle, err error) {
-	err = ns.Do(func() error {
-		h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
-		return err
-	})
-	return h, err
-}
-
 // Close closes the sockets. It changes nothing in the kernel.
 func (n *Netdev) Close() {
-	for _, h := range []*netlink.Handle{n.changes, n.filters, n.looks} {
+	for _, h := range []*netlink.Handle{n.changes, n.looks} {
 		if h != nil {
 			h.Close()
 		}
 	}
+	for _, c := range []*rtnl.Conn{n.making, n.filters, n.checks} {
+		if c != nil {
+			c.Close()
+		}
+	}
 }
 
-// container is an open namespace of a container.
+// container is an open namespace of a container. Its sockets are opened inside, and
+// then serve from anywhere.
 type container struct {
-	ns *netns.Namespace
-	nl *netlink.Handle // nil until the first use
+	ns   *netns.Namespace
+	nl   *netlink.Handle // nil until the first use
+	conn *rtnl.Conn      // nil until the first use
 }
 
 func (c *container) ID() endpoint.NamespaceID {
@@ -150,19 +164,46 @@ func (c *container) Close() error {
 	if c.nl != nil {
 		c.nl.Close()
 	}
+	if c.conn != nil {
+		c.conn.Close()
+	}
 	return c.ns.Close()
 }
 
-// enter runs fn inside, with a netlink socket there.
-func (c *container) enter(fn func(*netlink.Handle) error) error {
+// enter runs fn inside.
+func (c *container) enter(fn func(*rtnl.Conn) error) error {
 	return c.ns.Do(func() (err error) {
-		if c.nl == nil {
-			if c.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
-				return fmt.Errorf("open netlink: %w", err)
+		if c.conn == nil {
+			if c.conn, err = rtnl.Open(); err != nil {
+				return err
 			}
 		}
-		return fn(c.nl)
+		return fn(c.conn)
 	})
+}
+
+// socket is a socket inside.
+func (c *container) socket() (*rtnl.Conn, error) {
+	if c.conn != nil {
+		return c.conn, nil
+	}
+	err := c.enter(func(*rtnl.Conn) error { return nil })
+	return c.conn, err
+}
+
+// handle is a socket of the netlink library inside.
+func (c *container) handle() (*netlink.Handle, error) {
+	if c.nl != nil {
+		return c.nl, nil
+	}
+	err := c.ns.Do(func() (err error) {
+		c.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open netlink in the container: %w", err)
+	}
+	return c.nl, nil
 }
 
 // OpenNamespace implements endpoint.Links.
@@ -188,37 +229,42 @@ func (n *Netdev) OpenNamespace(path string) (endpoint.Namespace, error) {
 // as much, and be seen.
 func (n *Netdev) Create(ns endpoint.Namespace, d endpoint.Device) (endpoint.Device, error) {
 	c := ns.(*container)
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr, attrs.Group = d.HostName, int(d.MTU), d.HostMAC[:], n.group
-	attrs.TxQLen = 1000
-	pair := &netlink.Veth{
-		LinkAttrs: attrs,
-		PeerName:  d.Name, PeerHardwareAddr: d.MAC[:], PeerMTU: uint32(d.MTU), PeerTxQLen: 1000,
-		PeerNamespace: netlink.NsFd(c.ns.Fd()),
-	}
-	err := n.changes.LinkAdd(pair)
+	l, err := n.addPair(c, d)
 	if errors.Is(err, unix.EEXIST) {
-		if err := n.whoseName(c, d); err != nil {
+		if err := n.whoseName(d); err != nil {
 			return d, err
 		}
-		err = n.changes.LinkAdd(pair)
+		l, err = n.addPair(c, d)
 	}
 	if err != nil {
 		return d, fmt.Errorf("make the pair %s and %s: %w", d.HostName, d.Name, err)
 	}
-	link, err := n.looks.LinkByName(d.HostName)
-	if err != nil {
-		return d, errors.Join(fmt.Errorf("find %s: %w", d.HostName, err), n.changes.LinkDel(pair))
-	}
-	d.HostIndex = uint32(link.Attrs().Index)
 	// the peer's index travels as the link of this end
-	d.Index = uint32(link.Attrs().ParentIndex)
+	d.HostIndex, d.Index = l.index, l.peer
 	return d, nil
+}
+
+func (n *Netdev) addPair(c *container, d endpoint.Device) (device, error) {
+	var b rtnl.Batch
+	addPair(&b, d, n.group, c.ns.Fd())
+	getLink(&b, 0, d.HostName)
+	replies, err := n.making.Exchange(&b)
+	if err != nil {
+		return device{}, err
+	}
+	if made, found := replies[0], replies[1]; made.Err != nil {
+		return device{}, made.Err
+	} else if found.Err != nil {
+		dev := netlink.NewLinkAttrs()
+		dev.Name = d.HostName
+		return device{}, errors.Join(fmt.Errorf("find it: %w", found.Err), n.changes.LinkDel(&netlink.Device{LinkAttrs: dev}))
+	}
+	return deviceOf(replies[1].Data), nil
 }
 
 // whoseName clears the way if the name is that of an earlier endpoint of the
 // same owner, whose namespace is still there.
-func (n *Netdev) whoseName(c *container, d endpoint.Device) error {
+func (n *Netdev) whoseName(d endpoint.Device) error {
 	link, err := n.looks.LinkByName(d.HostName)
 	if err == nil {
 		if g := link.Attrs().Group &^ 1; g != n.group {
@@ -231,46 +277,77 @@ func (n *Netdev) whoseName(c *container, d endpoint.Device) error {
 
 // Configure implements endpoint.Links.
 func (n *Netdev) Configure(ns endpoint.Namespace, d endpoint.Device) error {
-	c := ns.(*container)
-	host := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: int(d.HostIndex)}}
-	// The first filter on a fresh qdisc may wait for a grace period of the
-	// kernel: the qdisc comes early, the filters last.
-	if err := n.addClsact(d); err != nil {
+	if err := n.configureHost(d); err != nil {
 		return err
 	}
-	if err := n.changes.LinkSetIP6AddrGenMode(host, nl.IN6_ADDR_GEN_MODE_NONE); err != nil {
-		return fmt.Errorf("no link-local address for %s: %w", d.HostName, err)
-	}
-	if err := n.o.Home.Do(func() error { return applySysctls(n.o.ProcSysNet, hostSysctls(d)) }); err != nil {
-		return err
-	}
-	return c.enter(func(h *netlink.Handle) error { return n.configureContainer(h, d) })
+	return n.configureContainer(ns.(*container), d)
 }
 
-func (n *Netdev) configureContainer(h *netlink.Handle, d endpoint.Device) error {
-	if err := applySysctls(n.o.ProcSysNet, containerSysctls(d)); err != nil {
+// configureHost gives the host end a qdisc for the filters, and its settings. The
+// first filter on a fresh qdisc may wait for a grace period of the kernel: the qdisc
+// comes early, the filters last.
+func (n *Netdev) configureHost(d endpoint.Device) error {
+	var b rtnl.Batch
+	getLink(&b, d.HostIndex, "")
+	addClsact(&b, d.HostIndex)
+	replies, err := n.making.Exchange(&b)
+	if err != nil {
+		return fmt.Errorf("configure %s: %w", d.HostName, err)
+	}
+	if err := replies[0].Err; err != nil {
+		return fmt.Errorf("find %s: %w", d.HostName, err)
+	}
+	if err := replies[1].Err; err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("qdisc clsact on %s: %w", d.HostName, err)
+	}
+	return n.setHostEnd(d, deviceOf(replies[0].Data))
+}
+
+// setHostEnd writes the settings of the host end that differ.
+func (n *Netdev) setHostEnd(d endpoint.Device, l device) error {
+	var b rtnl.Batch
+	setHostEnd(&b, l)
+	if err := n.making.Do(&b); err != nil {
+		return err
+	}
+	return n.o.Home.Do(func() error { return applySettings(n.o.ProcSysNet, l, hostSettings, has6(d)) })
+}
+
+// configureContainer gives the container's device its settings and addresses.
+func (n *Netdev) configureContainer(c *container, d endpoint.Device) error {
+	err := c.enter(func(conn *rtnl.Conn) error {
+		var b rtnl.Batch
+		getLink(&b, d.Index, "")
+		replies, err := conn.Exchange(&b)
+		if err == nil {
+			err = replies[0].Err
+		}
+		if err != nil {
+			return fmt.Errorf("find %s: %w", d.Name, err)
+		}
+		return applySettings(n.o.ProcSysNet, deviceOf(replies[0].Data), containerSettings, has6(d))
+	})
+	if err != nil {
 		return fmt.Errorf("in the container: %w", err)
 	}
-	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: int(d.Index)}}
+	var b rtnl.Batch
 	for _, a := range d.Addrs {
-		addr := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, a.BitLen()))}
-		if a.Is6() {
-			// ipam knows that nobody else has it
-			addr.Flags = unix.IFA_F_NODAD
-		}
-		if err := h.AddrReplace(link, addr); err != nil {
-			return fmt.Errorf("address %v of %s in the container: %w", a, d.Name, err)
-		}
+		setAddr(&b, d.Index, a)
+	}
+	if err := c.conn.Do(&b); err != nil {
+		return fmt.Errorf("%s in the container: %w", d.Name, err)
 	}
 	return nil
 }
 
 // Attach implements endpoint.Links.
 func (n *Netdev) Attach(d endpoint.Device) error {
+	var b rtnl.Batch
 	for _, p := range n.o.Programs {
-		if err := n.replaceFilter(d, p); err != nil {
-			return err
-		}
+		setFilter(&b, d.HostIndex, p)
+	}
+	if err := n.filters.Do(&b); err != nil {
+		return fmt.Errorf("%s: %w", d.HostName, err)
 	}
 	return nil
 }
@@ -282,14 +359,10 @@ var parents = map[program.Hook]uint32{
 }
 
 func (n *Netdev) addClsact(d endpoint.Device) error {
-	q := &netlink.GenericQdisc{
-		QdiscAttrs: netlink.QdiscAttrs{
-			LinkIndex: int(d.HostIndex), Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
-		},
-		QdiscType: "clsact",
-	}
-	if err := n.filters.QdiscAdd(q); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("qdisc clsact on %s: %w", d.HostName, err)
+	var b rtnl.Batch
+	addClsact(&b, d.HostIndex)
+	if err := n.filters.Do(&b, unix.EEXIST); err != nil {
+		return fmt.Errorf("%s: %w", d.HostName, err)
 	}
 	return nil
 }
@@ -300,104 +373,6 @@ const (
 	filterHandle   = 1
 )
 
-func (n *Netdev) replaceFilter(d endpoint.Device, p *program.Program) error {
-	f := &netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: int(d.HostIndex), Parent: parents[p.Hook], Handle: filterHandle, Priority: filterPriority,
-			Protocol: unix.ETH_P_ALL,
-		},
-		Fd: p.Prog.FD(), Name: p.Name, DirectAction: true,
-	}
-	if err := n.filters.FilterReplace(f); err != nil {
-		return fmt.Errorf("filter %s on %s %s: %w", p.Name, d.HostName, p.Hook, err)
-	}
-	return nil
-}
-
-// Activate implements endpoint.Links.
-func (n *Netdev) Activate(ns endpoint.Namespace, d endpoint.Device) (endpoint.Device, error) {
-	if err := n.activateHost(d); err != nil {
-		return d, err
-	}
-	err := ns.(*container).enter(func(h *netlink.Handle) (err error) {
-		if d, err = yieldDefaults(h, d); err != nil {
-			return err
-		}
-		if err := removeStaleRules(h, d); err != nil {
-			return err
-		}
-		if err := activateContainer(h, d); err != nil {
-			return err
-		}
-		return n.awaitTraffic(h, d, trafficPatience)
-	})
-	return d, err
-}
-
-// trafficPatience is longer than workers of the kernel are late on a machine
-// under load, and shorter than a caller waits for ADD.
-const trafficPatience = 10 * time.Second
-
-// awaitTraffic waits until the device carries packets both ways, at least for one
-// look; ErrDeadlineExceeded names what was missing after that time. Two things
-// are done by workers of the kernel some time after the calls that cause them
-// return, and packets are lost until then (Linux 6.18): the host end has no
-// queue before its state is up, and an IPv6 address does not receive before the
-// local table has a route to it.
-func (n *Netdev) awaitTraffic(h *netlink.Handle, d endpoint.Device, patience time.Duration) error {
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		missing, err := n.missingForTraffic(h, d)
-		if err != nil || missing == "" {
-			return err
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("%s: %w", missing, os.ErrDeadlineExceeded)
-		}
-	}
-}
-
-func (n *Netdev) missingForTraffic(h *netlink.Handle, d endpoint.Device) (string, error) {
-	host, err := n.looks.LinkByIndex(int(d.HostIndex))
-	if err != nil {
-		return "", fmt.Errorf("find %s: %w", d.HostName, err)
-	}
-	if state := host.Attrs().OperState; state != netlink.OperUp {
-		return fmt.Sprintf("carrier of %s, which is %v", d.HostName, state), nil
-	}
-	for _, a := range d.Addrs {
-		if a.Is4() {
-			continue // its route comes with the address and the device
-		}
-		to := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Dst: ipNet(netip.PrefixFrom(a, a.BitLen()))}
-		routes, err := whole(func() ([]netlink.Route, error) {
-			return h.RouteListFiltered(family(a), to, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
-		})
-		if err != nil {
-			return "", fmt.Errorf("list local routes of the container: %w", err)
-		}
-		if len(routes) == 0 {
-			return fmt.Sprintf("local route to %v in the container", a), nil
-		}
-	}
-	return "", nil
-}
-
-func (n *Netdev) activateHost(d endpoint.Device) error {
-	host := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: int(d.HostIndex)}}
-	if err := n.changes.LinkSetUp(host); err != nil {
-		return fmt.Errorf("set %s up: %w", d.HostName, err)
-	}
-	for _, a := range d.Addrs {
-		if err := n.changes.NeighSet(neighbour(d.HostIndex, a, d.MAC)); err != nil {
-			return fmt.Errorf("neighbour %v on %s: %w", a, d.HostName, err)
-		}
-		if err := n.changes.RouteReplace(n.hostRoute(d, a)); err != nil {
-			return fmt.Errorf("route to %v by %s: %w", a, d.HostName, err)
-		}
-	}
-	return nil
-}
-
 func gatewayFor(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		return Gateway4
@@ -405,25 +380,18 @@ func gatewayFor(a netip.Addr) netip.Addr {
 	return Gateway6
 }
 
-func neighbour(ifindex uint32, a netip.Addr, mac endpoint.MAC) *netlink.Neigh {
-	return &netlink.Neigh{
-		LinkIndex: int(ifindex), Family: family(a), State: netlink.NUD_PERMANENT,
-		IP: a.AsSlice(), HardwareAddr: mac[:],
-	}
-}
-
 // hostRoute leads to one address of a container. The node answers from its
 // address on the pod side.
-func (n *Netdev) hostRoute(d endpoint.Device, a netip.Addr) *netlink.Route {
-	r := &netlink.Route{
-		LinkIndex: int(d.HostIndex), Dst: ipNet(netip.PrefixFrom(a, a.BitLen())),
-		Scope: netlink.SCOPE_LINK, Protocol: protocol,
+func (n *Netdev) hostRoute(d endpoint.Device, a netip.Addr) route {
+	r := route{
+		dst: netip.PrefixFrom(a, a.BitLen()), ifindex: d.HostIndex, table: unix.RT_TABLE_MAIN,
+		scope: unix.RT_SCOPE_LINK, protocol: protocol,
 	}
 	if a.Is6() {
-		r.Scope = netlink.SCOPE_UNIVERSE
+		r.scope = unix.RT_SCOPE_UNIVERSE
 	}
 	if src, ok := n.nodeAddr(a); ok {
-		r.Src = src.AsSlice()
+		r.source = src
 	}
 	return r
 }

@@ -16,9 +16,8 @@ import (
 
 // sysctl is one file below /proc/sys/net of the calling thread's namespace.
 type sysctl struct {
-	path     string
-	value    string
-	optional bool // need not exist
+	path  string
+	value string
 }
 
 // sysctlRoot is where they are read. In a container it may be read-only, so that
@@ -36,43 +35,17 @@ func CheckWritable(procSysNet string) error {
 		"/proc/sys/net writable at a path outside of /proc, such as /host/proc/sys/net, and set procSysNet to it", err)
 }
 
-// hostSysctls are those of an endpoint's host end.
-func hostSysctls(d endpoint.Device) []sysctl {
-	v4, v6 := "ipv4/conf/"+d.HostName+"/", "ipv6/conf/"+d.HostName+"/"
-	has6 := len(d.Addrs) > 0 && d.Addrs[len(d.Addrs)-1].Is6()
-	return []sysctl{
-		{path: v4 + "forwarding", value: "1"},
-		// a packet whose source is not routed to this device is dropped: the
-		// stack's own anti-spoofing, in case the program is gone
-		{path: v4 + "rp_filter", value: "1"},
-		// That check looks for the way back. Without the packet's mark it would
-		// meet the rule that prohibits unmarked packets from the pod range, and
-		// what the programs hand over for an ICMP error would vanish.
-		{path: v4 + "src_valid_mark", value: "1"},
-		{path: v4 + "accept_local", value: "0"},
-		{path: v4 + "proxy_arp", value: "0"},
-		{path: v4 + "send_redirects", value: "0"},
-		{path: v6 + "disable_ipv6", value: "0", optional: !has6},
-		{path: v6 + "forwarding", value: "1", optional: !has6},
-		{path: v6 + "accept_ra", value: "0", optional: !has6},
-		{path: v6 + "accept_redirects", value: "0", optional: !has6},
-	}
-}
-
-// containerSysctls are those inside.
-func containerSysctls(d endpoint.Device) []sysctl {
-	v6 := "ipv6/conf/" + d.Name + "/"
-	has6 := len(d.Addrs) > 0 && d.Addrs[len(d.Addrs)-1].Is6()
-	s := []sysctl{{path: v6 + "accept_ra", value: "0", optional: !has6}}
-	if has6 {
-		s = append(s, sysctl{path: v6 + "disable_ipv6", value: "0"})
-	}
-	return s
-}
-
 func (s sysctl) read() (string, error) {
 	b, err := os.ReadFile(sysctlRoot + s.path)
 	return strings.TrimSpace(string(b)), err
+}
+
+// writeSysctl writes one below procSysNet.
+func writeSysctl(procSysNet, path, value string) error {
+	if err := os.WriteFile(filepath.Join(procSysNet, path), []byte(value), 0); err != nil {
+		return fmt.Errorf("sysctl net/%s=%s: %w", path, value, err)
+	}
+	return nil
 }
 
 // applySysctls writes below procSysNet what differs; most of it is the default already, and
@@ -80,11 +53,14 @@ func (s sysctl) read() (string, error) {
 func applySysctls(procSysNet string, list []sysctl) error {
 	for _, s := range list {
 		have, err := s.read()
-		if err == nil && have != s.value {
-			err = os.WriteFile(filepath.Join(procSysNet, s.path), []byte(s.value), 0)
-		}
-		if err != nil && !(s.optional && errors.Is(err, fs.ErrNotExist)) {
+		switch {
+		case err != nil:
 			return fmt.Errorf("sysctl net/%s=%s: %w", s.path, s.value, err)
+		case have == s.value:
+			continue
+		}
+		if err := writeSysctl(procSysNet, s.path, s.value); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -95,7 +71,6 @@ func checkSysctls(list []sysctl) ([]endpoint.Difference, error) {
 	for _, s := range list {
 		have, err := s.read()
 		switch {
-		case errors.Is(err, fs.ErrNotExist) && s.optional:
 		case errors.Is(err, fs.ErrNotExist):
 			diffs = append(diffs, endpoint.Difference{Subject: "sysctl", Key: "net/" + s.path, Want: s.value})
 		case err != nil:

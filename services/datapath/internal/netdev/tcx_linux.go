@@ -9,7 +9,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -20,19 +19,19 @@ import (
 // ends the hook: our filter does not run. Ours are no tcx programs, because
 // attaching one waits for an RCU grace period (8 to 15 ms with RTNL held); so
 // every program found here is somebody else's.
-func (n *Netdev) checkTCX(ds *differences, dev netlink.Link) error {
+func (n *Netdev) checkTCX(ds *differences, ifindex uint32, name string) error {
 	// the kernel looks for the index in the namespace of the calling thread
 	return n.o.Home.Do(func() error {
 		for _, hook := range []struct {
 			name   string
 			attach ebpf.AttachType
 		}{{"ingress", ebpf.AttachTCXIngress}, {"egress", ebpf.AttachTCXEgress}} {
-			programs, err := tcxPrograms(dev.Attrs().Index, hook.attach)
+			programs, err := tcxPrograms(int(ifindex), hook.attach)
 			if err != nil {
-				return fmt.Errorf("query tcx %s of %s: %w", hook.name, dev.Attrs().Name, err)
+				return fmt.Errorf("query tcx %s of %s: %w", hook.name, name, err)
 			}
 			for _, p := range programs {
-				ds.add(endpoint.SubjectTCX, dev.Attrs().Name+" "+hook.name, "", describeTCX(p))
+				ds.add(endpoint.SubjectTCX, name+" "+hook.name, "", describeTCX(p))
 			}
 		}
 		return nil

@@ -315,9 +315,6 @@ func (n *Netdev) changesOf(m syscall.NetlinkMessage) []Change {
 	return nil
 }
 
-// ndmIfindex is where struct ndmsg has the index of its device.
-const ndmIfindex = 4
-
 // loopback is the index of lo in every network namespace.
 const loopback = 1
 

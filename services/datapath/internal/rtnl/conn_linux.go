@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package rtnl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Conn is a socket in the network namespace in which it was opened. Its methods
+// may be called concurrently; they take turns.
+type Conn struct {
+	mu  sync.Mutex
+	fd  int    // guarded by mu; -1 once closed
+	seq uint32 // guarded by mu; of the last request
+}
+
+// Sizes in bytes.
+const (
+	// receiveBuffer is what waits in the kernel: the answers of a batch. What does
+	// not fit is lost, and the batch fails.
+	receiveBuffer = 1 << 20
+	// maxMessage is the largest piece of a listing.
+	maxMessage = 64 << 10
+)
+
+// buffers are for what is received. A connection into a container lives for
+// milliseconds.
+var buffers = sync.Pool{New: func() any { return new([maxMessage]byte) }}
+
+// timeout bounds the wait for an answer, which the kernel gives before the request
+// returns.
+var timeout = unix.Timeval{Sec: 60}
+
+// ErrInterrupted says that what was listed changed meanwhile, so that the pieces of
+// the listing may not fit together.
+var ErrInterrupted = errors.New("changed while it was listed")
+
+// ErrClosed says that the connection was closed.
+var ErrClosed = errors.New("rtnetlink connection closed")
+
+// Open opens a socket in the namespace of the calling thread.
+func Open() (*Conn, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open rtnetlink: %w", err)
+	}
+	err = errors.Join(
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer),
+		// An error says what the kernel did not like, and does not repeat the request.
+		unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1),
+		unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1),
+	)
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("open rtnetlink: %w", err)
+	}
+	return &Conn{fd: fd}, nil
+}
+
+// Close closes the socket. It may be called again.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fd < 0 {
+		return nil
+	}
+	fd := c.fd
+	c.fd = -1
+	return unix.Close(fd)
+}
+
+// Reply is what the kernel has answered to one request.
+type Reply struct {
+	// Data of the message after its header; nil if there is none.
+	Data []byte
+	// Err wraps a unix.Errno if the request failed.
+	Err error
+}
+
+// Exchange has the kernel carry out all requests, also those after one that fails,
+// and returns the reply to each. Its own error says that the outcome is not known.
+func (c *Conn) Exchange(b *Batch) ([]Reply, error) {
+	if b.Len() == 0 {
+		return nil, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// Requests are carried out in order and a failure is always answered, so the
+	// last one's acknowledgement says that all were.
+	b.end()
+	last := b.starts[len(b.starts)-1]
+	flags := binary.NativeEndian.Uint16(b.b[last+offsetFlags:])
+	binary.NativeEndian.PutUint16(b.b[last+offsetFlags:], flags|unix.NLM_F_ACK)
+	first := c.seq + 1
+	for _, s := range b.starts {
+		c.seq++
+		binary.NativeEndian.PutUint32(b.b[s+offsetSeq:], c.seq)
+	}
+	replies := make([]Reply, b.Len())
+	err := c.talk(b.b, func(m message) (done bool, err error) {
+		i := m.seq - first // wraps around as the numbers do
+		if i >= uint32(len(replies)) {
+			return false, nil // of an exchange that was given up
+		}
+		if m.kind != unix.NLMSG_ERROR {
+			replies[i].Data = slices.Clone(m.data)
+			return false, nil
+		}
+		replies[i].Err = m.err()
+		return int(i) == len(replies)-1, nil
+	})
+	return replies, err
+}
+
+// Do is Exchange for requests that give no data. Its error is that of the first
+// request that failed, after what it was for, unless it is in but.
+func (c *Conn) Do(b *Batch, but ...error) error {
+	replies, err := c.Exchange(b)
+	if err != nil {
+		return err
+	}
+	for i, r := range replies {
+		if r.Err == nil || slices.ContainsFunc(but, func(e error) bool { return errors.Is(r.Err, e) }) {
+			continue
+		}
+		return fmt.Errorf("%s: %w", fmt.Sprintf(b.goals[i].format, b.goals[i].args...), r.Err)
+	}
+	return nil
+}
+
+// Dump lists what the batch's one request asks for: fn is called with the data of
+// every message, which is valid until it returns. ErrInterrupted comes after all.
+func (c *Conn) Dump(b *Batch, fn func(data []byte)) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b.end()
+	c.seq++
+	seq := c.seq
+	flags := binary.NativeEndian.Uint16(b.b[offsetFlags:])
+	binary.NativeEndian.PutUint16(b.b[offsetFlags:], flags|unix.NLM_F_DUMP)
+	binary.NativeEndian.PutUint32(b.b[offsetSeq:], seq)
+	interrupted := false
+	err := c.talk(b.b, func(m message) (bool, error) {
+		if m.seq != seq {
+			return false, nil
+		}
+		interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
+		switch m.kind {
+		case unix.NLMSG_DONE, unix.NLMSG_ERROR:
+			return true, m.err()
+		}
+		fn(m.data)
+		return false, nil
+	})
+	if err == nil && interrupted {
+		return ErrInterrupted
+	}
+	return err
+}
+
+type message struct {
+	kind, flags uint16
+	seq         uint32
+	data        []byte
+}
+
+// err is what a message of the kinds ERROR and DONE says.
+func (m message) err() error {
+	if len(m.data) < 4 {
+		return nil
+	}
+	code := int32(binary.NativeEndian.Uint32(m.data)) //nolint:gosec // it is a signed number
+	if code >= 0 {
+		return nil
+	}
+	err := error(unix.Errno(-code))
+	if m.flags&unix.NLM_F_ACK_TLVS == 0 {
+		return err
+	}
+	skip := 4
+	if m.kind == unix.NLMSG_ERROR {
+		skip += sizeofHead
+	}
+	Attrs(m.data, skip, func(kind uint16, value []byte) {
+		if kind == unix.NLMSGERR_ATTR_MSG {
+			err = fmt.Errorf("%w: %s", err, unix.ByteSliceToString(value))
+		}
+	})
+	return err
+}
+
+// talk sends and then hands each message that comes to take until it is done. The
+// lock is held.
+func (c *Conn) talk(request []byte, take func(message) (done bool, err error)) error {
+	if c.fd < 0 {
+		return ErrClosed
+	}
+	if err := unix.Sendto(c.fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fmt.Errorf("send to rtnetlink: %w", err)
+	}
+	buf := buffers.Get().(*[maxMessage]byte)
+	defer buffers.Put(buf)
+	for {
+		n, _, err := unix.Recvfrom(c.fd, buf[:], 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("receive from rtnetlink: %w", err)
+		}
+		for b := buf[:n]; len(b) >= sizeofHead; {
+			size := int(binary.NativeEndian.Uint32(b))
+			if size < sizeofHead || size > len(b) {
+				return fmt.Errorf("receive from rtnetlink: a message of %d bytes in %d", size, len(b))
+			}
+			done, err := take(message{
+				kind: binary.NativeEndian.Uint16(b[offsetType:]), flags: binary.NativeEndian.Uint16(b[offsetFlags:]),
+				seq: binary.NativeEndian.Uint32(b[offsetSeq:]), data: b[sizeofHead:size],
+			})
+			if done || err != nil {
+				return err
+			}
+			b = b[min((size+3)&^3, len(b)):]
+		}
+	}
+}

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -104,14 +105,15 @@ func (i *identities) Release(_ context.Context, o workload.Owner) error {
 // world is a node in a namespace of its own, whose datapath can be started and
 // stopped.
 type world struct {
-	t          *testing.T
+	t          testing.TB
 	home       *netns.Namespace
 	dir        string
 	leases     *leases
 	identities *identities
 	node       *node
 	stop       func()
-	next       byte
+	next       uint16
+	pods4      netip.Prefix                         // where containers' addresses are from
 	policies   policystream.Service                 // nil: every pod may talk to every pod
 	required   bool                                 // creations wait for their tables
 	wait       time.Duration                        // for how long; 0: the default
@@ -125,9 +127,9 @@ var (
 	cidr6 = netip.MustParsePrefix("fd00:99::/64")
 )
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	w := &world{
-		t: t, home: netnstest.New(t), dir: t.TempDir(), next: 2,
+		t: t, home: netnstest.New(t), dir: t.TempDir(), next: 2, pods4: cidr4,
 		leases:     &leases{held: map[workload.Owner][]netip.Addr{}},
 		identities: &identities{held: map[workload.Owner]uint32{}},
 	}
@@ -148,7 +150,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) config() Config {
 	cfg := Config{
-		BPFDir: filepath.Join(w.dir, "bpf", "sluice"), PodCIDRs: []netip.Prefix{cidr4, cidr6},
+		BPFDir: filepath.Join(w.dir, "bpf", "sluice"), PodCIDRs: []netip.Prefix{w.pods4, cidr6},
 		Policy:         PolicyConfig{Mode: policyNone},
 		ServiceDevices: []string{"kube-ipvs0", "vip*"}, NodeSysctls: "set", Events: EventsConfig{PerSecond: w.events},
 	}
@@ -172,8 +174,14 @@ func (w *world) store() *record.Store {
 	return s
 }
 
-// start runs the datapath, with the watch of the kernel if repair is set.
-func (w *world) start(repair bool) {
+// opened is a datapath that does no work yet.
+type opened struct {
+	node    *node
+	records *record.Store
+}
+
+// open opens the datapath, which takes over what the one before has left.
+func (w *world) open() opened {
 	w.t.Helper()
 	records := w.store()
 	a := around{
@@ -189,10 +197,24 @@ func (w *world) start(repair bool) {
 		_ = records.Close()
 		w.t.Fatal(err)
 	}
-	if err := n.restore(w.t.Context()); err != nil {
-		_, _ = n.Close(), records.Close()
+	return opened{n, records}
+}
+
+// start runs the datapath, with the watch of the kernel if repair is set.
+func (w *world) start(repair bool) {
+	w.t.Helper()
+	r := w.open()
+	if err := r.node.restore(w.t.Context()); err != nil {
+		_, _ = r.node.Close(), r.records.Close()
 		w.t.Fatal(err)
 	}
+	w.run(r, repair)
+}
+
+// run starts the work of a datapath that was restored.
+func (w *world) run(r opened, repair bool) {
+	w.t.Helper()
+	n, records := r.node, r.records
 	ctx, cancel := context.WithCancel(context.Background())
 	t := w.t
 	var wg sync.WaitGroup
@@ -226,7 +248,7 @@ func (w *world) start(repair bool) {
 }
 
 type pod struct {
-	t     *testing.T
+	t     testing.TB
 	ns    *netns.Namespace
 	owner workload.Owner
 	spec  endpoint.Spec
@@ -234,8 +256,9 @@ type pod struct {
 }
 
 func (w *world) spec(name string, ns *netns.Namespace) endpoint.Spec {
-	a4, a6 := cidr4.Addr().As4(), cidr6.Addr().As16()
-	a4[3], a6[15] = w.next, w.next
+	a4, a6 := w.pods4.Addr().As4(), cidr6.Addr().As16()
+	binary.BigEndian.PutUint16(a4[2:], w.next)
+	binary.BigEndian.PutUint16(a6[14:], w.next)
 	w.next++
 	return endpoint.Spec{
 		Owner: workload.Owner{ContainerID: name, Interface: "eth0"}, Netns: pathOf(ns),

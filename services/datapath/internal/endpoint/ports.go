@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-net/sluice/model/workload"
 )
@@ -36,6 +37,12 @@ func (e Entry) String() string {
 		s += " damaged"
 	}
 	return s
+}
+
+// same compares what String has.
+func (e Entry) same(o Entry) bool {
+	return e.Ifindex == o.Ifindex && e.Identity == o.Identity && slices.Equal(e.Addrs, o.Addrs) && e.MAC == o.MAC &&
+		e.HostMAC == o.HostMAC && e.MTU == o.MTU && e.Forwards == o.Forwards && e.Damaged == o.Damaged
 }
 
 // Maps publishes endpoints to the programs.
@@ -118,7 +125,9 @@ type Links interface {
 
 	// CheckHost compares the host end with what Attach, Configure and Activate
 	// make; CheckContainer the other end, which RepairContainer puts right.
+	// CheckHosts is CheckHost for many at once, in their order.
 	CheckHost(d Device) ([]Difference, error)
+	CheckHosts(ds []Device) ([][]Difference, error)
 	CheckContainer(ns Namespace, d Device) ([]Difference, error)
 	RepairContainer(ns Namespace, d Device) error
 	// RepairHost puts right what CheckHost finds, but for SubjectTCX. It replaces

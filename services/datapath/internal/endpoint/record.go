@@ -4,6 +4,7 @@
 package endpoint
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -171,27 +172,35 @@ func (r Record) Owns(e Entry) bool {
 	return false
 }
 
-// DiffersFrom says how the maps' entries differ from the record; false if they do not.
+// DiffersFrom says how the maps' entries, which are sorted by slot, differ from the
+// record; false if they do not.
 func (r Record) DiffersFrom(entries []Entry) (Difference, bool) {
-	d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(r.Slot)), Want: r.Entry().String()}
-	i := slices.IndexFunc(entries, func(e Entry) bool { return e.Slot == r.Slot })
-	if i < 0 {
-		return d, true
+	want := r.Entry()
+	have, found := entryOf(entries, r.Slot)
+	if found && have.same(want) {
+		return Difference{}, false
 	}
-	d.Have = entries[i].String()
-	return d, d.Want != d.Have
+	d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(r.Slot)), Want: want.String()}
+	if found {
+		d.Have = have.String()
+	}
+	return d, true
 }
 
 // DiffersInIdentity says whether the maps have the record's endpoint, but with
 // another identity.
 func (r Record) DiffersInIdentity(entries []Entry) bool {
-	i := slices.IndexFunc(entries, func(e Entry) bool { return e.Slot == r.Slot })
-	if i < 0 {
-		return false
-	}
-	e := entries[i]
+	e, found := entryOf(entries, r.Slot)
 	e.Identity = r.Identity.Number
-	return e.String() == r.Entry().String()
+	return found && e.same(r.Entry())
+}
+
+func entryOf(entries []Entry, slot uint16) (Entry, bool) {
+	i, found := slices.BinarySearchFunc(entries, slot, func(e Entry, s uint16) int { return cmp.Compare(e.Slot, s) })
+	if !found {
+		return Entry{}, false
+	}
+	return entries[i], true
 }
 
 // Unreadable is a file among the records that is no record: corrupt, of a newer

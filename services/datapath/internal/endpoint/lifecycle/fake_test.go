@@ -4,6 +4,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -258,6 +259,18 @@ func (l fakeLinks) CheckHost(d endpoint.Device) ([]endpoint.Difference, error) {
 	return diffs, nil
 }
 
+func (l fakeLinks) CheckHosts(ds []endpoint.Device) ([][]endpoint.Difference, error) {
+	var all [][]endpoint.Difference
+	for _, d := range ds {
+		diffs, err := l.CheckHost(d)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, diffs)
+	}
+	return all, nil
+}
+
 func (l fakeLinks) CheckContainer(_ endpoint.Namespace, d endpoint.Device) (diffs []endpoint.Difference, err error) {
 	if err := l.do("check container"); err != nil {
 		return nil, err
@@ -360,6 +373,7 @@ func (f fakeMaps) Entries() ([]endpoint.Entry, error) {
 	for _, e := range f.slots {
 		es = append(es, e)
 	}
+	slices.SortFunc(es, func(a, b endpoint.Entry) int { return cmp.Compare(a.Slot, b.Slot) })
 	return es, nil
 }
 

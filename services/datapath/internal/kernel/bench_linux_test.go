@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
@@ -147,6 +148,46 @@ func BenchmarkConnection(b *testing.B) {
 			}
 		}
 	}
+}
+
+// BenchmarkCollect is the processor time that a pass of the collector takes for
+// each connection: one that stays, and one that it removes.
+func BenchmarkCollect(b *testing.B) {
+	const n = 60_000
+	for _, c := range []struct {
+		name string
+		idle uint32
+	}{{"stays", 1}, {"removed", 3600}} {
+		b.Run(c.name, func(b *testing.B) {
+			o := testOptions(kerneltest.NewBPFFS(b))
+			k := openKernel(b, o)
+			e := publish(b, k, a)
+			col, cl := newCollector(b, k, conntrack.CollectorOptions{})
+			const closed = conntrack.SeenReply | conntrack.Established | conntrack.Reset | conntrack.CloseReported
+			cs := remotes(e, 6, 0, n, closed, cl.now.Load()-c.idle)
+			var best, total time.Duration
+			for range b.N {
+				k.putAll(b, cs)
+				begin := processTime(b)
+				p := collect(b, col)
+				took := processTime(b) - begin
+				if removed := c.idle > 1; removed != (p.Expired == n) || removed != (p.Live[0] == 0) {
+					b.Fatalf("%+v", p)
+				}
+				best, total = faster(best, took), total+took
+			}
+			b.ReportMetric(float64(best.Nanoseconds())/n, "ns/connection")
+			b.ReportMetric(float64(total.Nanoseconds())/float64(b.N)/n, "mean-ns/connection")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// processTime is what the process has used of the processors.
+func processTime(b *testing.B) time.Duration {
+	var used unix.Timespec
+	must(b, "read the processor time", unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &used))
+	return time.Duration(used.Nano())
 }
 
 // BenchmarkPublish is one endpoint published and unpublished.

@@ -176,18 +176,83 @@ func TestKernelConnectionThatChangedIsNotDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.put(t, conntrack.Connection{Tuple: tu, LastSeen: 6})
-	if deleted, err := k.Connections.Remove(old); deleted || err != nil {
+	if deleted, err := k.Connections.Remove(old); deleted != 0 || err != nil {
 		t.Errorf("seen since: %v, %v", deleted, err)
 	}
 	now, found, err := k.Connections.Lookup(tu)
 	if err != nil || !found {
 		t.Fatalf("afterwards: %v, %v", found, err)
 	}
-	if deleted, err := k.Connections.Remove(now); !deleted || err != nil {
+	if deleted, err := k.Connections.Remove(now); deleted != 1 || err != nil {
 		t.Errorf("as it was read: %v, %v", deleted, err)
 	}
-	if deleted, err := k.Connections.Remove(now); deleted || err != nil {
+	if deleted, err := k.Connections.Remove(now); deleted != 0 || err != nil {
 		t.Errorf("a second time: %v, %v", deleted, err)
+	}
+}
+
+func TestKernelRemoveTakesThoseThatAreAsTheyWereRead(t *testing.T) {
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
+	e := publish(t, k, a)
+	// A change of any word of the value counts, the last flag as the first epoch.
+	changes := []func(*bpf.MapsSlCt){
+		func(v *bpf.MapsSlCt) { v.Epochs++ },
+		func(v *bpf.MapsSlCt) { v.Where++ },
+		func(v *bpf.MapsSlCt) { v.IdResp++ },
+		func(v *bpf.MapsSlCt) { v.RuleEg++ },
+		func(v *bpf.MapsSlCt) { v.NatPort++ },
+		func(v *bpf.MapsSlCt) { v.LastS++ },
+		func(v *bpf.MapsSlCt) { v.Flags |= uint32(conntrack.Reset) },
+	}
+	for _, family := range []int{4, 6} {
+		for _, n := range []int{1, 2, 31, conntrack.RemoveAtOnce} {
+			cs := remotes(e, 6, 0, n, conntrack.SeenReply, 5)
+			if family == 6 {
+				for i := range cs {
+					cs[i].Initiator = netip.AddrPortFrom(netip.AddrFrom16([16]byte{0x20, 1, 15: byte(i)}), 1)
+					cs[i].Responder = netip.AddrPortFrom(e.IPv6, 80)
+				}
+			}
+			k.putAll(t, cs)
+			for i := range cs {
+				cs[i], _, _ = k.Connections.Lookup(cs[i].Tuple)
+			}
+			var want uint32
+			for i, c := range cs {
+				m, key := k.Connections.Map(c.Tuple)
+				switch v := c.Value; i % 3 {
+				case 0: // as it was read
+					want |= 1 << i
+				case 1:
+					changes[i/3%len(changes)](&v)
+					must(t, "change", m.Update(key, &v, ebpf.UpdateExist))
+				case 2:
+					must(t, "delete", m.Delete(key))
+				}
+			}
+			deleted, err := k.Connections.Remove(cs...)
+			if err != nil || deleted != want {
+				t.Errorf("IPv%d, %d connections: deleted %#b, %v, want %#b", family, n, deleted, err, want)
+			}
+			for i, c := range cs {
+				if _, found, err := k.Connections.Lookup(c.Tuple); found != (i%3 == 1) || err != nil {
+					t.Errorf("IPv%d, connection %d of %d afterwards: %v, %v", family, i, n, found, err)
+				}
+				m, key := k.Connections.Map(c.Tuple)
+				_ = m.Delete(key)
+			}
+		}
+	}
+	four := remotes(e, 6, 0, 1, 0, 5)[0]
+	six := four
+	six.Initiator, six.Responder = netip.MustParseAddrPort("[2001::1]:1"), netip.MustParseAddrPort("[2001::2]:1")
+	for name, cs := range map[string][]conntrack.Connection{
+		"none": nil, "two families": {four, six},
+		"too many": slices.Repeat([]conntrack.Connection{four}, conntrack.RemoveAtOnce+1),
+	} {
+		if _, err := k.Connections.Remove(cs...); !errors.Is(err, pin.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
@@ -381,7 +446,7 @@ func TestKernelEvictedConnectionsAreCounted(t *testing.T) {
 		if gone == 1000 {
 			break
 		}
-		if deleted, err := k.Connections.Remove(c); err != nil || !deleted {
+		if deleted, err := k.Connections.Remove(c); err != nil || deleted != 1 {
 			t.Fatalf("delete: %v, %v", deleted, err)
 		}
 		gone++

@@ -339,7 +339,7 @@ func (k *Kernel) Close() error {
 		k.Tables.Close()
 	}
 	if k.Connections != nil {
-		k.Connections.Close()
+		errs = append(errs, k.Connections.Close())
 	}
 	if k.Events != nil {
 		k.Events.Close()

@@ -147,10 +147,12 @@ func (ct *Connections) NewCollector(o CollectorOptions) (*Collector, error) {
 		o.Now = MonotonicSeconds
 	}
 	if o.MinInterval < 0 || o.MaxInterval < o.MinInterval {
-		return nil, fmt.Errorf("%w: MaxInterval: %s is below MinInterval %s", pin.ErrInvalid, o.MaxInterval, o.MinInterval)
+		return nil, fmt.Errorf("%w: MaxInterval: %s is below MinInterval %s",
+			pin.ErrInvalid, o.MaxInterval, o.MinInterval)
 	}
 	for name, d := range map[string]time.Duration{
-		"TCPOpening": o.Timeouts.TCPOpening, "TCPEstablished": o.Timeouts.TCPEstablished, "TCPClosing": o.Timeouts.TCPClosing,
+		"TCPOpening": o.Timeouts.TCPOpening, "TCPEstablished": o.Timeouts.TCPEstablished,
+		"TCPClosing":    o.Timeouts.TCPClosing,
 		"UDPUnanswered": o.Timeouts.UDPUnanswered, "UDPAnswered": o.Timeouts.UDPAnswered,
 		"ICMP": o.Timeouts.ICMP, "Other": o.Timeouts.Other,
 	} {
@@ -162,7 +164,9 @@ func (ct *Connections) NewCollector(o CollectorOptions) (*Collector, error) {
 		return nil, err
 	}
 	defer ct.gate.RUnlock()
-	return &Collector{ct: ct, o: o, budget: ct.pins.Memory(bpf.MapsMapSlBudget), interval: o.MinInterval, stoppedSince: o.Now()}, nil
+	return &Collector{
+		ct: ct, o: o, budget: ct.pins.Memory(bpf.MapsMapSlBudget), interval: o.MinInterval, stoppedSince: o.Now(),
+	}, nil
 }
 
 // Run collects until ctx ends: at once, then at an interval that follows the
@@ -247,7 +251,7 @@ func (ct *Connections) capacity() [2]int {
 
 // charged is the slot, or outside, in whose budget the programs count the
 // connection: of the end whose packet made the entry.
-func (c Connection) charged(ct *Connections) int {
+func (c *Connection) charged(ct *Connections) int {
 	end := c.From
 	if c.Flags&ByResponder != 0 {
 		end = c.To
@@ -261,7 +265,7 @@ func (c Connection) charged(ct *Connections) int {
 	return int(end.Slot)
 }
 
-func (c Connection) family() int {
+func (c *Connection) family() int {
 	if c.Initiator.Addr().Is4() {
 		return 0
 	}
@@ -291,9 +295,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		timeouts[f] = c.o.Timeouts
 		timeouts[f].TCPClosing = closingTime(c.o.Timeouts.TCPClosing, previous.Live[f], capacity[f])
 	}
-	var open [2]int
-	owned := make([][2]int, Outside+1)
-
+	s := sorting{ct: c.ct, pass: &p, owned: make([][2]int, Outside+1)}
 	err = c.ct.Each(func(cs []Connection) error {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -302,41 +304,25 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		// read after the batch: whoever is not there now is gone
 		present := map[slotmap.Slot]slotmap.Endpoint{}
 		now := c.o.Now()
-		for _, conn := range cs {
+		for i := range cs {
+			conn := &cs[i]
 			idle := int32(now - conn.LastSeen)
-			f := conn.family()
-			expired := idle >= int32(timeouts[f].Of(conn.Protocol, conn.Flags)/time.Second)
+			expired := idle >= int32(timeouts[conn.family()].Of(conn.Protocol, conn.Flags)/time.Second)
 			orphaned := false
 			if !expired {
 				if orphaned, err = c.orphaned(conn, present); err != nil {
 					return err
 				}
 			}
-			if expired || orphaned {
-				deleted, err := c.remove(conn)
-				if err != nil {
-					return err
-				}
-				switch {
-				case deleted && expired:
-					p.Expired++
-				case deleted:
-					p.Orphaned++
-				default:
-					p.Kept++
-				}
-				if deleted {
-					continue
-				}
+			if !expired && !orphaned {
+				s.stays(conn)
+				continue
 			}
-			p.Live[f]++
-			if conn.Flags.Closing() {
-				continue // it may go at any moment and needs no room
+			if err := s.goes(conn, expired); err != nil {
+				return err
 			}
-			open[f]++
-			owned[conn.charged(c.ct)][f]++
 		}
-		return nil
+		return s.flush()
 	})
 	if n := uint64(p.Expired + p.Orphaned); n > 0 {
 		err = errors.Join(err, c.count(n))
@@ -359,7 +345,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		p.Evicted = before.Created - gone
 	}
 	p.Evicted = max(p.Evicted, previous.Evicted)
-	p.Endpoints = c.renew(owned, open)
+	p.Endpoints = c.renew(s.owned, s.open)
 	p.Took = time.Since(start)
 	c.mu.Lock()
 	c.last = p
@@ -387,12 +373,63 @@ func (c *Collector) Last() Pass {
 	return c.last
 }
 
-func (c *Collector) remove(conn Connection) (bool, error) {
-	if err := c.ct.gate.RLock(); err != nil {
-		return false, err
+// sorting is what a pass makes of the connections that it reads.
+type sorting struct {
+	ct   *Connections
+	pass *Pass
+	// open connections of each family, and of each slot and family
+	open  [2]int
+	owned [][2]int
+	// over is what is removed next, one family at a time; lapsed has a bit for
+	// each that is idle or closed, and none for an orphan.
+	over   []Connection
+	lapsed uint32
+}
+
+func (s *sorting) stays(conn *Connection) {
+	f := conn.family()
+	s.pass.Live[f]++
+	if conn.Flags.Closing() {
+		return // it may go at any moment and needs no room
 	}
-	defer c.ct.gate.RUnlock()
-	return c.ct.deleteConnection(conn)
+	s.open[f]++
+	s.owned[conn.charged(s.ct)][f]++
+}
+
+// goes takes a connection to be removed, at the latest by flush.
+func (s *sorting) goes(conn *Connection, expired bool) error {
+	if expired {
+		s.lapsed |= 1 << len(s.over)
+	}
+	s.over = append(s.over, *conn)
+	if len(s.over) < RemoveAtOnce {
+		return nil
+	}
+	return s.flush()
+}
+
+// flush removes what goes has taken. What has changed since it was read stays.
+func (s *sorting) flush() error {
+	if len(s.over) == 0 {
+		return nil
+	}
+	deleted, err := s.ct.Remove(s.over...)
+	if err != nil {
+		return err
+	}
+	for i := range s.over {
+		switch bit := uint32(1) << i; {
+		case deleted&bit == 0:
+			s.pass.Kept++
+			s.stays(&s.over[i])
+		case s.lapsed&bit != 0:
+			s.pass.Expired++
+		default:
+			s.pass.Orphaned++
+		}
+	}
+	s.over, s.lapsed = s.over[:0], 0
+	return nil
 }
 
 func (c *Collector) count(n uint64) error {
@@ -406,7 +443,7 @@ func (c *Collector) count(n uint64) error {
 // orphaned says whether a local end of the connection belongs to no endpoint
 // any more: nobody leads to its slot, or whoever has the slot has another
 // address. The host is never gone.
-func (c *Collector) orphaned(conn Connection, present map[slotmap.Slot]slotmap.Endpoint) (bool, error) {
+func (c *Collector) orphaned(conn *Connection, present map[slotmap.Slot]slotmap.Endpoint) (bool, error) {
 	for _, end := range []struct {
 		End
 		addr any

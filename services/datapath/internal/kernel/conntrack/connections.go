@@ -8,6 +8,7 @@
 package conntrack
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 
@@ -25,9 +26,10 @@ type Connections struct {
 	endpoints *slotmap.Maps
 	worlds    [2]identity.Numeric // of addresses that the ipcache does not know
 
-	gate    pin.Gate
-	overlap overlap
-	states  map[string]stateAt // of the maps of connections, by name
+	gate     pin.Gate
+	overlap  overlap
+	removers [2]remover         // of the maps of IPv4 and IPv6
+	states   map[string]stateAt // of the maps of connections, by name
 }
 
 // Options say what is needed to understand a connection.
@@ -64,4 +66,7 @@ func (ct *Connections) Settle() error {
 func (ct *Connections) FiltersReplaced() { ct.overlap.replaced.Store(true) }
 
 // Close refuses every later call.
-func (ct *Connections) Close() { ct.gate.Close() }
+func (ct *Connections) Close() error {
+	ct.gate.Close()
+	return errors.Join(ct.removers[0].close(), ct.removers[1].close())
+}

@@ -73,7 +73,13 @@ func (f Flags) Words() []string {
 	for _, w := range []struct {
 		flag Flags
 		word string
-	}{{PickedUp, "picked-up"}, {Unoriented, "either-way"}, {ViaStack, "via-stack"}, {Proxied, "proxied"}, {Hairpin, "hairpin"}} {
+	}{
+		{PickedUp, "picked-up"},
+		{Unoriented, "either-way"},
+		{ViaStack, "via-stack"},
+		{Proxied, "proxied"},
+		{Hairpin, "hairpin"},
+	} {
 		if f&w.flag != 0 {
 			words = append(words, w.word)
 		}
@@ -248,42 +254,36 @@ func (ct *Connections) connection(t Tuple) (Connection, bool, error) {
 	return Of(tupleOf(lo, hi, t.Protocol, v.Flags), &v), true, nil
 }
 
-// Remove deletes c if it is still as it was read, and says whether
-// it did. A packet that is seen between the comparison and the deletion, about
-// a microsecond, loses its entry all the same: it has been evaluated, and the
-// next packet of its connection is evaluated again, as after an eviction.
-func (ct *Connections) Remove(c Connection) (bool, error) {
-	if err := c.Validate(); err != nil {
-		return false, err
+// RemoveAtOnce is how many connections Remove takes.
+const RemoveAtOnce = 32
+
+// Remove deletes those of cs, of one family, that are still as they were read.
+// It returns a bit for each that it deleted, the lowest for the first. A packet
+// that is seen between the comparison and the deletion, some ten nanoseconds, loses
+// its entry all the same: it has been evaluated, and the next packet of its
+// connection is evaluated again, as after an eviction.
+func (ct *Connections) Remove(cs ...Connection) (deleted uint32, err error) {
+	if len(cs) == 0 || len(cs) > RemoveAtOnce {
+		return 0, fmt.Errorf("%w: cs: %d connections, not 1 to %d", pin.ErrInvalid, len(cs), RemoveAtOnce)
+	}
+	for i := range cs {
+		if err := cs[i].Validate(); err != nil {
+			return 0, err
+		}
+		if cs[i].family() != cs[0].family() {
+			return 0, fmt.Errorf("%w: cs: %v and %v are of two families", pin.ErrInvalid, cs[0].Tuple, cs[i].Tuple)
+		}
 	}
 	if ct.gate.ValidateOnly {
-		return false, pin.ErrValidateOnly
+		return 0, pin.ErrValidateOnly
 	}
 	// the programs change this map at any time; the lock is for Close alone
 	if err := ct.gate.RLock(); err != nil {
-		return false, err
+		return 0, err
 	}
 	defer ct.gate.RUnlock()
-	return ct.deleteConnection(c)
-}
-
-func (ct *Connections) deleteConnection(c Connection) (bool, error) {
-	m, key := ct.Map(c.Tuple)
-	var now bpf.MapsSlCt
-	err := m.Lookup(key, &now)
-	if err == nil {
-		if now != c.Value {
-			return false, nil
-		}
-		err = m.Delete(key)
-	}
-	switch {
-	case errors.Is(err, ebpf.ErrKeyNotExist):
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("delete connection %v: %w", c.Tuple, err)
-	}
-	return true, nil
+	m, _ := ct.Map(cs[0].Tuple)
+	return ct.removers[cs[0].family()].remove(m, cs)
 }
 
 // Each hands all tracked connections to visit, some thousand at a time,

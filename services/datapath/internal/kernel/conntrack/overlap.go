@@ -114,7 +114,7 @@ func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, ct 
 				p.Left++
 				continue
 			}
-			// as in deleteConnection: what a packet has changed since stays
+			// as in Remove: what a packet has changed since stays
 			var v connectionValue
 			switch err := from.Lookup(&keys[i], &v); {
 			case errors.Is(err, ebpf.ErrKeyNotExist): // a packet has moved it

@@ -19,7 +19,7 @@ import (
 func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.recall()
+	a.past.Recall()
 	infos, err := a.cfg.Kernel.Tables()
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)

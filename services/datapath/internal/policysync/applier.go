@@ -79,10 +79,9 @@ type Applier struct {
 	nextSteps   int    // guarded by mu
 	// A complete snapshot stays in next while the service is behind what was
 	// enforced: held is why.
-	nextComplete bool                  // guarded by mu
-	held         string                // guarded by mu
-	enforced     policystream.Enforced // guarded by mu
-	unknown      error                 // guarded by mu; why it is not known what was enforced
+	nextComplete bool   // guarded by mu
+	held         string // guarded by mu
+	past         *policystream.Past
 	// refused is why nothing of the stream is carried out any more: it has a step
 	// that this process does not know.
 	refused string // guarded by mu
@@ -98,7 +97,6 @@ type Applier struct {
 
 	wake    chan struct{} // the subscription may have changed
 	drain   chan struct{} // something waits for a grace period
-	save    chan struct{} // enforced has changed
 	session policystream.Health
 
 	// History says which policy evaluated an endpoint.
@@ -151,6 +149,7 @@ func New(cfg Config) *Applier {
 		tables: map[policytable.ID]*kernelTable{}, numbers: map[policytable.ClassKey]policytable.IdentityClass{},
 		entries: map[uint32]policytable.Identity{}, members: map[policytable.IdentityClass]int{},
 		slots: map[uint16]*slot{}, subjects: map[uint32]*subject{}, changed: make(chan struct{}), synced: make(chan struct{}),
-		bumpAll: true, wake: make(chan struct{}, 1), drain: make(chan struct{}, 1), save: make(chan struct{}, 1),
+		bumpAll: true, wake: make(chan struct{}, 1), drain: make(chan struct{}, 1),
+		past: policystream.NewPast(cfg.Memory, cfg.Log),
 	}
 }

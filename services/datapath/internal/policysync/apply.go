@@ -162,7 +162,7 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 		}
 		w.checks = true
 	case policytable.Barrier:
-		a.remember(st)
+		a.past.Note(st)
 		return a.flip(w)
 	}
 	return nil

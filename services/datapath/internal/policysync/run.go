@@ -38,7 +38,7 @@ var errRecovered = errors.New("tables found room that had been refused")
 func (a *Applier) Run(ctx context.Context) error {
 	if a.cfg.Memory != nil {
 		var saver sync.WaitGroup
-		saver.Go(func() { a.saver(ctx) })
+		saver.Go(func() { a.past.Save(ctx) })
 		defer saver.Wait()
 	}
 	pause := firstPause
@@ -84,7 +84,7 @@ func (a *Applier) subscription() (policystream.Subscription, policystream.Told) 
 	s := policystream.Subscription{
 		Name: a.cfg.Name, Incarnation: a.incarnation, Seq: a.seq,
 		Subjects: slices.Sorted(maps.Keys(subjects)), Locations: maps.Clone(locations),
-		Enforced: a.before(),
+		Enforced: a.past.Before(),
 	}
 	return s, policystream.Told{Subjects: subjects, Locations: locations}
 }

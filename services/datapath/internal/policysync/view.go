@@ -17,7 +17,6 @@ type summary struct {
 	refusals []string // guarded by mu
 	waiting  int      // guarded by mu
 	held     string   // guarded by mu; why an earlier state stays enforced
-	unsaved  string   // guarded by mu; why it is not on stable storage
 }
 
 // Of is what evaluates the endpoint in a slot.
@@ -65,6 +64,6 @@ func (a *Applier) Status() Status {
 	a.view.mu.Lock()
 	defer a.view.mu.Unlock()
 	st.Revision, st.Refusals, st.Waiting = a.view.revision, slices.Clone(a.view.refusals), a.view.waiting
-	st.Held, st.Unsaved = a.view.held, a.view.unsaved
+	st.Held, st.Unsaved = a.view.held, a.past.Unsaved()
 	return st
 }

@@ -42,7 +42,7 @@ func (a *Applier) Check(repair bool) ([]Difference, error) {
 		if want == nil || have.Egress == want.Egress && have.Ingress == want.Ingress {
 			continue
 		}
-		diffs = append(diffs, Difference{SubjectEndpoint, fmt.Sprint(have.Slot), describe(want.Binding), describe(have)})
+		diffs = append(diffs, Difference{SubjectEndpoint, fmt.Sprint(have.Slot), want.Binding.String(), have.String()})
 		if repair {
 			errs = append(errs, a.setPolicy(want, &subject{egress: want.Egress, ingress: want.Ingress}))
 		}
@@ -68,8 +68,4 @@ func (a *Applier) Check(repair bool) ([]Difference, error) {
 		errs = append(errs, a.cfg.Kernel.BumpEpochs())
 	}
 	return diffs, errors.Join(errs...)
-}
-
-func describe(e policytable.Binding) string {
-	return fmt.Sprintf("egress table %d ingress table %d", e.Egress, e.Ingress)
 }

@@ -4,8 +4,6 @@
 package policysync
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -195,7 +193,7 @@ func all(list []*kernelTable, f func(*kernelTable) bool) bool {
 // classBetween makes an identity class that the leaving tables evaluate as one entry and
 // the others as another. Without room the identity is unknown for a moment.
 func (a *Applier) classBetween(old, to policytable.Identity, leaving, staying []*kernelTable) (policytable.Identity, error) {
-	nc, err := a.number(betweenKey(old, to))
+	nc, err := a.number(policytable.KeyBetween(old, to))
 	if err != nil || nc == 0 {
 		return policytable.Identity{}, err
 	}
@@ -218,19 +216,6 @@ func (a *Applier) classBetween(old, to policytable.Identity, leaving, staying []
 		}
 	}
 	return entry, nil
-}
-
-func betweenKey(old, to policytable.Identity) policytable.ClassKey {
-	b := []byte("between")
-	for _, w := range []policytable.Identity{old, to} {
-		b = binary.LittleEndian.AppendUint16(b, uint16(w.Class))
-		b = append(b, byte(w.Kind), byte(w.Scope), 0)
-		if w.Known {
-			b[len(b)-1] = 1
-		}
-	}
-	sum := sha256.Sum256(b)
-	return policytable.ClassKey(sum[:16])
 }
 
 // retry tries again what had no room. It says whether a subject got tables that

@@ -11,6 +11,8 @@
 package policytable
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -55,6 +57,21 @@ type Identity struct {
 	Kind  identity.Kind
 	Scope identity.PeerScope
 	Known bool
+}
+
+// KeyBetween is the key of the identity class that has an identity while some tables
+// evaluate it as the old one and others as the new one.
+func KeyBetween(old, to Identity) ClassKey {
+	b := []byte("between")
+	for _, w := range []Identity{old, to} {
+		b = binary.LittleEndian.AppendUint16(b, uint16(w.Class))
+		b = append(b, byte(w.Kind), byte(w.Scope), 0)
+		if w.Known {
+			b[len(b)-1] = 1
+		}
+	}
+	sum := sha256.Sum256(b)
+	return ClassKey(sum[:16])
 }
 
 // Action is what a rule or a table says, as in enum sl_action.
@@ -116,6 +133,11 @@ type Binding struct {
 	// Epoch is the epoch of the binding; it changes with every change of
 	// the tables.
 	Epoch uint32
+}
+
+// String names the tables.
+func (b Binding) String() string {
+	return fmt.Sprintf("egress table %d ingress table %d", b.Egress, b.Ingress)
 }
 
 // Blocked says whether the endpoint is denied everything, as it is while it is

@@ -54,7 +54,12 @@ func TestMain(m *testing.M) {
 	if os.Getenv(takenEnv) != "" {
 		os.Exit(process.Run(service, defaults, taken, process.Privileged(instance.DatapathID, capabilities...)))
 	}
-	dir, err := os.MkdirTemp("", "sluice-datapath-test-")
+	// Everything of the tests is below it, and nothing of other tests that run at
+	// the same time and mount as well. The name is short: sockets are below, too.
+	dir, err := os.MkdirTemp("", "dp")
+	if err == nil {
+		err = os.Setenv("TMPDIR", dir)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -75,7 +80,7 @@ func TestMain(m *testing.M) {
 		// keep the namespace alive, and is the one that /proc/self/net shows.
 		runtime.LockOSThread()
 		// Endpoint devices only: development nodes have devices of other names.
-		code = leaktest.Run(m, leaktest.Links("sl"+strings.Repeat("[0-9a-f]", 11)), leaktest.Mounts(os.TempDir()))
+		code = leaktest.Run(m, leaktest.Links("sl"+strings.Repeat("[0-9a-f]", 11)), leaktest.Mounts(dir))
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -235,7 +240,17 @@ func in(fd int, fn func() error) error {
 }
 
 func newNode(t *testing.T) *testNode {
-	n := &testNode{t: t, whole: t, dir: t.TempDir(), home: newNetns(t), services: &fakeServices{confirmed: map[string]*workloadv1.Owner{}, identities: map[string]bool{}}}
+	// t.TempDir may be too long for a socket's path.
+	dir, err := os.MkdirTemp("", "n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	n := &testNode{t: t, whole: t, dir: dir, home: newNetns(t), services: &fakeServices{confirmed: map[string]*workloadv1.Owner{}, identities: map[string]bool{}}}
 	for name, register := range map[string]func(*grpc.Server){
 		"ipam":     func(s *grpc.Server) { ipamv1.RegisterIPAMServiceServer(s, ipamOnly{s: n.services}) },
 		"identity": func(s *grpc.Server) { identityv1.RegisterIdentityServiceServer(s, identityOnly{s: n.services}) },

@@ -5,7 +5,6 @@ package fault
 
 import (
 	"fmt"
-	"net"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -23,13 +22,11 @@ func Arm() error {
 		return nil
 	}
 	unix.CloseOnExec(FD) // children do not inherit it
-	file := os.NewFile(FD, "fault")
-	conn, err := net.FileConn(file)
-	file.Close()
-	if err != nil {
+	// Without this, its reader would keep a thread blocked in the kernel.
+	if err := unix.SetNonblock(FD, true); err != nil {
 		return fmt.Errorf("fault controller on descriptor %d: %w", FD, err)
 	}
-	return start(conn.(*net.UnixConn))
+	return start(os.NewFile(FD, "fault"))
 }
 
 // greeted says whether a controller waits at fd. It takes the greeting off

@@ -20,7 +20,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"os"
 	"slices"
 	"sync"
@@ -112,14 +111,14 @@ func (p *Point) Hit(ctx context.Context) error {
 func Armed() bool { return armed.Load() != nil }
 
 type controller struct {
-	conn *net.UnixConn
+	conn *os.File // not of package net, which the CNI plugin does without
 
 	mu      sync.Mutex
 	seq     uint64                // guarded by mu
 	waiting map[uint64]chan Reply // guarded by mu; nil when the controller went away
 }
 
-func start(conn *net.UnixConn) error {
+func start(conn *os.File) error {
 	c := &controller{conn: conn, waiting: map[uint64]chan Reply{}}
 	if err := c.send(Request{Names: Names()}); err != nil {
 		conn.Close()

@@ -31,6 +31,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/requestid"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/kit/rpc/rpcid"
 )
 
 // Sizes of one message of a server, in bytes: of a request and of an answer.
@@ -166,7 +167,7 @@ func (s *Server) chain(metrics *grpcprom.ServerMetrics) []grpc.ServerOption {
 	recoverOpt := recovery.WithRecoveryHandlerContext(s.recovered)
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(
-			requestid.UnaryServer(),
+			rpcid.UnaryServer(),
 			metrics.UnaryServerInterceptor(),
 			selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(logger, logOpts...), logged),
 			s.authUnary,
@@ -175,7 +176,7 @@ func (s *Server) chain(metrics *grpcprom.ServerMetrics) []grpc.ServerOption {
 			recovery.UnaryServerInterceptor(recoverOpt),
 		),
 		grpc.ChainStreamInterceptor(
-			requestid.StreamServer(),
+			rpcid.StreamServer(),
 			metrics.StreamServerInterceptor(),
 			selector.StreamServerInterceptor(logging.StreamServerInterceptor(logger, logOpts...), logged),
 			s.drainStream,

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
-	"github.com/sluice-net/sluice/kit/requestid"
+	"github.com/sluice-net/sluice/kit/rpc/rpcid"
 )
 
 // Options change how calls behave. The zero value is usable.
@@ -70,8 +70,8 @@ func Dial(path string, o Options) (*grpc.ClientConn, error) {
 			grpc.MaxCallSendMsgSize(cmp.Or(o.MaxSend, 4<<20)),
 			grpc.WaitForReady(o.WaitForReady),
 		),
-		grpc.WithChainUnaryInterceptor(requestid.UnaryClient(), deadline(o.Timeout), reconnectUnary(to)),
-		grpc.WithChainStreamInterceptor(requestid.StreamClient(), reconnectStream(to)),
+		grpc.WithChainUnaryInterceptor(rpcid.UnaryClient(), deadline(o.Timeout), reconnectUnary(to)),
+		grpc.WithChainStreamInterceptor(rpcid.StreamClient(), reconnectStream(to)),
 		grpc.WithIdleTimeout(0),
 	}
 	// "passthrough" keeps the resolver, which is not needed, out of the way.

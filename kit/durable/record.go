@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 )
 
 var (
@@ -61,12 +62,14 @@ type envelope struct {
 	Data    json.RawMessage `json:"data"`
 }
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+// castagnoli is computed when it is first used: the CNI plugin, which lives for a few
+// milliseconds, writes files but no records.
+var castagnoli = sync.OnceValue(func() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) })
 
 // The checksum covers the head too: a flipped bit in the version must not make
 // a record of another version.
 func checksum(schema string, version int, data []byte) string {
-	h := crc32.New(castagnoli)
+	h := crc32.New(castagnoli())
 	fmt.Fprintf(h, "%s\n%d\n", schema, version)
 	h.Write(data)
 	return fmt.Sprintf("%08x", h.Sum32())

@@ -106,7 +106,6 @@ func execute(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writ
 	if err != nil {
 		return version, err
 	}
-	defer plugin.Close()
 	err = plugin.Run(ctx, stdout)
 	plugin.Report(ctx, err)
 	return version, err

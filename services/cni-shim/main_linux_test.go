@@ -1027,6 +1027,24 @@ func TestGCWantsTheList(t *testing.T) {
 	wantCode(t, call{command: "GC", stdin: config(n, "1.1.0", `"cni.dev/valid-attachments":[]`)}, 11)
 }
 
+// TestPluginLinksOnlyWhatItNeeds: it pays for every package at each start.
+func TestPluginLinksOnlyWhatItNeeds(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dep := range strings.Fields(string(out)) {
+		for _, barred := range []string{
+			"google.golang.org/", "buf.build/", "github.com/sluice-net/sluice/proto", "github.com/sluice-net/sluice/kit/rpc",
+			"net/", "crypto/rand", "crypto/tls", "regexp", "html",
+		} {
+			if dep == barred || strings.HasPrefix(dep, barred) && dep != "net/netip" {
+				t.Errorf("the plugin links %s", dep)
+			}
+		}
+	}
+}
+
 func TestVersionNeedsNoInput(t *testing.T) {
 	code, out, _ := call{command: "VERSION"}.run()
 	if want := `{"cniVersion":"1.1.0","supportedVersions":["0.3.1","0.4.0","1.0.0","1.1.0"]}` + "\n"; code != 0 || out != want {

@@ -3,9 +3,8 @@
 
 // Package client dials a gRPC server on a unix socket.
 //
-// It imports no metrics, no validation and no server code, because a process
-// that lives for a few milliseconds uses it. Metrics are added through
-// Options.Dial by those who want them.
+// It imports no metrics, no validation and no server code, because the command
+// line uses it. Metrics are added through Options.Dial by those who want them.
 package client
 
 import (

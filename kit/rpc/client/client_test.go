@@ -120,7 +120,7 @@ func TestAbsentServerIsNamedInTheKernelsWords(t *testing.T) {
 	}
 }
 
-// A short-lived process pays for every package at each start.
+// TestHeavyPackagesAreNotImported: a command pays for every package at each start.
 func TestHeavyPackagesAreNotImported(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {

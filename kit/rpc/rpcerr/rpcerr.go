@@ -16,8 +16,8 @@
 // another service answered keeps the reason and the details of that service:
 // the reader of an error at the end of the way sees where it began.
 //
-// The package imports neither a server nor metrics, because the CNI plugin uses
-// it, which lives for a few milliseconds.
+// The package imports neither a server nor metrics, because the command line uses
+// it.
 package rpcerr
 
 import (

@@ -15,17 +15,12 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/model/workload"
-	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
-	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
 // add connects the container. A step that fails undoes those before it, in
@@ -70,8 +65,8 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	// An allocation that is confirmed already belongs to an endpoint that an
 	// earlier ADD made. This one may find it as it should be, or fail, but it
 	// undoes only what it did itself.
-	ours := lease.GetState() != ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED
-	var earlier *datapathv1.Endpoint
+	ours := lease.State != message.AllocationConfirmed
+	var earlier *message.Endpoint
 	if !ours {
 		if earlier, err = p.endpoint(ctx); err != nil {
 			return cniError("look for an earlier endpoint", err)
@@ -90,7 +85,7 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 			// The endpoint may exist, and its addresses may be in use.
 			undo[len(undo)-1] = func() { p.undo(ctx, "delete the endpoint", p.deleteAndRelease) }
 		}
-		if status.Code(err) == codes.AlreadyExists {
+		if unary.CodeOf(err) == unary.AlreadyExists {
 			return p.attached()
 		}
 		return cniError("create the endpoint", err)
@@ -115,8 +110,8 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	if err := printResult(stdout, result, p.in.Config.CNIVersion); err != nil {
 		return types.NewError(types.ErrIOFailure, "write the result: "+err.Error(), "")
 	}
-	p.did("endpoint created", slog.Uint64("identity", uint64(endpoint.GetIdentity())),
-		slog.String("device", endpoint.GetHostInterface().GetName()), slog.Any("addresses", endpoint.GetAddresses()))
+	p.did("endpoint created", slog.Uint64("identity", uint64(endpoint.Identity)),
+		slog.String("device", endpoint.HostInterface.Name), slog.Any("addresses", endpoint.Addresses))
 	return nil
 }
 
@@ -138,34 +133,41 @@ func (p *Plugin) notAttached() error {
 	return nil
 }
 
-func (p *Plugin) allocate(ctx context.Context) (*ipamv1.Allocation, error) {
-	req := &ipamv1.AllocateRequest{Owner: p.owner(), RequestedAddresses: wire.Addresses(p.in.Config.Addresses)}
-	resp, err := ask(ctx, &p.waits, p.ipamSocket, p.ipam.Allocate, req)
+func (p *Plugin) allocate(ctx context.Context) (*message.Allocation, error) {
+	req := &message.AllocateRequest{Owner: p.owner()}
+	for _, a := range p.in.Config.Addresses {
+		req.RequestedAddresses = append(req.RequestedAddresses, a.String())
+	}
+	resp, err := ask[message.AllocateResponse](ctx, &p.waits, p.ipam, message.Allocate, req)
 	if err != nil {
 		return nil, err
 	}
-	if len(resp.GetAllocation().GetAddresses()) == 0 {
+	if resp.Allocation == nil || len(resp.Allocation.Addresses) == 0 {
 		return nil, errors.New("sluice-ipam answered without an address")
 	}
-	return resp.GetAllocation(), nil
+	return resp.Allocation, nil
 }
 
 // create also says whether the outcome is open: a request has reached the
 // datapath, and its answer did not come back. That of a later one says nothing
 // about it. ours says that the lease is this ADD's.
-func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocation, ours bool) (_ *datapathv1.Endpoint, open bool, _ error) {
-	req := &datapathv1.CreateEndpointRequest{
+func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocation, ours bool) (_ *message.Endpoint, open bool, _ error) {
+	req := &message.CreateEndpointRequest{
 		Owner:            p.owner(),
 		Manager:          workload.ManagerCNI,
 		Network:          p.in.Config.Name,
 		NetworkNamespace: path,
-		Mac:              p.in.Config.MAC.String(),
-		Mtu:              p.in.Config.MTU,
-		Pod:              wire.Pod(p.in.Pod),
-		Labels:           wire.Labels(p.in.Labels),
+		MAC:              p.in.Config.MAC.String(),
+		MTU:              p.in.Config.MTU,
+	}
+	if pod := p.in.Pod; pod.Name != "" {
+		req.Pod = &message.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	}
+	for _, l := range p.in.Labels {
+		req.Labels = append(req.Labels, &message.Label{Source: l.Source, Key: l.Key, Value: l.Value})
 	}
 	renew := useLease(req, lease)
-	ask := func(ctx context.Context) (*datapathv1.CreateEndpointResponse, error) {
+	ask := func(ctx context.Context) (*message.EndpointResponse, error) {
 		if !renew.IsZero() && !time.Now().Before(renew) {
 			lease, err := p.allocate(ctx)
 			if err != nil {
@@ -173,12 +175,11 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 			}
 			renew = useLease(req, lease)
 		}
-		var to peer.Peer // filled in once there is a connection
-		resp, err := p.datapath.CreateEndpoint(ctx, req, grpc.Peer(&to))
-		open = open || err != nil && to.Addr != nil && !answered(err)
+		resp, err := request[message.EndpointResponse](ctx, p.datapath, message.CreateEndpoint, req)
+		open = open || err != nil && !unsent(err) && !answered(err)
 		return resp, err
 	}
-	request := func(ctx context.Context) (*datapathv1.CreateEndpointResponse, error) {
+	exchange := func(ctx context.Context) (*message.EndpointResponse, error) {
 		for {
 			resp, err := ask(ctx)
 			// An ipam that lost its state gives out what live endpoints have. Other
@@ -187,7 +188,7 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 			if !ours || open || len(p.in.Config.Addresses) > 0 || !addressInUse(err) {
 				return resp, err
 			}
-			refused := req.GetAddresses()
+			refused := req.Addresses
 			if rerr := p.release(ctx); rerr != nil {
 				return nil, err
 			}
@@ -196,16 +197,16 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 				return nil, lerr
 			}
 			renew = useLease(req, lease)
-			if slices.Equal(refused, req.GetAddresses()) {
+			if slices.Equal(refused, req.Addresses) {
 				return nil, err // there is no other; call waits before it asks again
 			}
 		}
 	}
 	var cause error // why addresses were leased again
 	for lost := 1; ; lost++ {
-		resp, err := call(ctx, &p.waits, p.datapathSocket, request)
+		resp, err := call(ctx, &p.waits, p.datapath.Path(), exchange)
 		if err == nil {
-			return resp.GetEndpoint(), false, nil
+			return resp.Endpoint, false, nil
 		}
 		if cause != nil && timeIsUp(ctx, err) {
 			return nil, open, cause
@@ -223,17 +224,23 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 	}
 }
 
+// unsent says whether the server has not begun with a call.
+func unsent(err error) bool {
+	e, ok := errors.AsType[*unary.Error](err)
+	return ok && e.Unsent
+}
+
 // leasePause is how long ADD waits before it leases addresses again.
 const leasePause = 50 * time.Millisecond
 
 // endpoint is what the datapath has of the owner; nil for nothing.
-func (p *Plugin) endpoint(ctx context.Context) (*datapathv1.Endpoint, error) {
-	request := &datapathv1.GetEndpointRequest{Owner: p.owner()}
-	resp, err := ask(ctx, &p.waits, p.datapathSocket, p.datapath.GetEndpoint, request)
-	if status.Code(err) == codes.NotFound {
+func (p *Plugin) endpoint(ctx context.Context) (*message.Endpoint, error) {
+	req := &message.GetEndpointRequest{Owner: p.owner()}
+	resp, err := ask[message.EndpointResponse](ctx, &p.waits, p.datapath, message.GetEndpoint, req)
+	if unary.CodeOf(err) == unary.NotFound {
 		return nil, nil //nolint:nilnil // none is no error
 	}
-	return resp.GetEndpoint(), err
+	return resp.Endpoint, err
 }
 
 // attached refuses a second ADD: CNI wants an error if the interface exists in the
@@ -245,26 +252,26 @@ func (p *Plugin) attached() error {
 
 // sameAttachment says whether an endpoint is the one that was there before. The
 // datapath makes another one where the device has gone with its namespace.
-func sameAttachment(before, now *datapathv1.Endpoint) bool {
-	return before.GetHostInterface().GetIndex() == now.GetHostInterface().GetIndex() &&
-		before.GetCreateTime().AsTime().Equal(now.GetCreateTime().AsTime())
+func sameAttachment(before, now *message.Endpoint) bool {
+	return now != nil && before.HostInterface.Index == now.HostInterface.Index &&
+		before.CreateTime.Time().Equal(now.CreateTime.Time())
 }
 
 // useLease puts the addresses into the request, and says when the lease should be
 // renewed; zero if it does not end.
-func useLease(req *datapathv1.CreateEndpointRequest, lease *ipamv1.Allocation) (renew time.Time) {
-	req.LeaseExpireTime, req.Addresses = lease.GetLeaseExpireTime(), nil
-	for _, a := range lease.GetAddresses() {
-		req.Addresses = append(req.Addresses, a.GetAddress())
+func useLease(req *message.CreateEndpointRequest, lease *message.Allocation) (renew time.Time) {
+	req.LeaseExpireTime, req.Addresses = lease.LeaseExpireTime, nil
+	for _, a := range lease.Addresses {
+		req.Addresses = append(req.Addresses, a.Address)
 	}
-	if lease.GetLeaseExpireTime() == nil {
+	if lease.LeaseExpireTime == nil {
 		return time.Time{}
 	}
-	return time.Now().Add(time.Until(lease.GetLeaseExpireTime().AsTime()) / 2)
+	return time.Now().Add(time.Until(lease.LeaseExpireTime.Time()) / 2)
 }
 
 func (p *Plugin) release(ctx context.Context) error {
-	_, err := ask(ctx, &p.waits, p.ipamSocket, p.ipam.Release, &ipamv1.ReleaseRequest{Owner: p.owner()})
+	_, err := ask[message.Empty](ctx, &p.waits, p.ipam, message.Release, &message.ReleaseRequest{Owner: p.owner()})
 	return err
 }
 
@@ -272,12 +279,12 @@ func (p *Plugin) release(ctx context.Context) error {
 // that no endpoint uses the addresses, they are not released: they would be
 // given to another. The lease then ends by itself, or with the tombstone.
 func (p *Plugin) deleteAndRelease(ctx context.Context) error {
-	request := &datapathv1.DeleteEndpointRequest{Owner: p.owner()}
-	resp, err := ask(ctx, &p.waits, p.datapathSocket, p.datapath.DeleteEndpoint, request)
+	req := &message.DeleteEndpointRequest{Owner: p.owner()}
+	resp, err := ask[message.DeleteEndpointResponse](ctx, &p.waits, p.datapath, message.DeleteEndpoint, req)
 	if err != nil {
 		return err
 	}
-	if resp.GetExisted() {
+	if resp.Existed {
 		return nil // the datapath releases what its tombstone says
 	}
 	return p.release(ctx)

@@ -11,23 +11,17 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"net"
 	"path/filepath"
 	"syscall"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/kit/rpc/client"
-	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
-	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
-	"github.com/sluice-net/sluice/proto/wire"
-
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
 // undoTime is what undoing gets beyond the deadline that has passed.
@@ -50,44 +44,38 @@ type Plugin struct {
 	log   *slog.Logger
 	names netns.Names
 
-	ipamSocket, datapathSocket string
-	ipamConn, datapathConn     *grpc.ClientConn
-
-	ipam     ipamv1.IPAMServiceClient
-	datapath datapathv1.DatapathServiceClient
+	ipam, datapath unary.Client
 
 	waits   waiting
 	phases  phases
 	outcome outcome
 }
 
+// Bounds of requests, in bytes: GC sends a list of all attachments.
+const (
+	maxRequest   = 4 << 20
+	maxToReclaim = 16 << 20
+)
+
 // New prepares to carry out in, of a process that started at start. It makes no
 // connection yet.
 func New(in invocation.Invocation, logger *slog.Logger, start time.Time) (*Plugin, error) {
 	p := &Plugin{
-		in:             in,
-		log:            logger,
-		names:          netns.NamesOf(in.Config.RunDir, in.Config.Name),
-		ipamSocket:     filepath.Join(in.Config.RunDir, "ipam", "ipam.sock"),
-		datapathSocket: filepath.Join(in.Config.RunDir, "datapath", "datapath.sock"),
-		waits:          waiting{patience: patience(in.Command)},
-		phases:         phases{start: start, name: "read", since: start},
+		in:     in,
+		log:    logger,
+		names:  netns.NamesOf(in.Config.RunDir, in.Config.Name),
+		waits:  waiting{patience: patience(in.Command)},
+		phases: phases{start: start, name: "read", since: start},
 	}
 	var err error
-	// Deadlines come from the context; repeating is decided in call.
-	if p.ipamConn, err = client.Dial(p.ipamSocket, client.Options{Timeout: -1}); err != nil {
+	if p.ipam, err = unary.New(filepath.Join(in.Config.RunDir, "ipam", "ipam.sock"), maxRequest); err != nil {
 		return nil, invocation.Field("runDir", "%v", err)
 	}
-	if p.datapathConn, err = client.Dial(p.datapathSocket, client.Options{Timeout: -1, MaxSend: 16 << 20}); err != nil {
-		return nil, errors.Join(invocation.Field("runDir", "%v", err), p.ipamConn.Close())
+	if p.datapath, err = unary.New(filepath.Join(in.Config.RunDir, "datapath", "datapath.sock"), maxToReclaim); err != nil {
+		return nil, invocation.Field("runDir", "%v", err)
 	}
-	p.ipam = ipamv1.NewIPAMServiceClient(p.ipamConn)
-	p.datapath = datapathv1.NewDatapathServiceClient(p.datapathConn)
 	return p, nil
 }
-
-// Close ends the connections.
-func (p *Plugin) Close() error { return errors.Join(p.ipamConn.Close(), p.datapathConn.Close()) }
 
 // Run carries out the verb and writes its result, if it has one, to stdout. It
 // is done when the configuration's timeout has passed, except for undoing what
@@ -111,8 +99,10 @@ func (p *Plugin) Run(ctx context.Context, stdout io.Writer) error {
 	}
 }
 
-func (p *Plugin) owner() *workloadv1.Owner {
-	return wire.Owner(p.in.Owner)
+func (p *Plugin) owner() *message.Owner { return owner(p.in.Owner) }
+
+func owner(o workload.Owner) *message.Owner {
+	return &message.Owner{ContainerID: o.ContainerID, InterfaceName: o.Interface}
 }
 
 // namespace gives the path under which the datapath finds the container's
@@ -141,18 +131,13 @@ func (p *Plugin) undo(ctx context.Context, what string, f func(context.Context) 
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
 	if err := f(ctx); err != nil {
-		p.log.WarnContext(ctx, "undo left something for garbage collection", "step", what, log.KeyError, message(err))
+		p.log.WarnContext(ctx, "undo left something for garbage collection", "step", what, log.KeyError, explain(err))
 	}
 }
 
 // absent says whether nobody serves the socket: it is not there, or the kernel
 // refuses to connect to it. A server that is slow or stuck is not absent.
-func absent(ctx context.Context, socket string) bool {
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", socket)
-	if err == nil {
-		c.Close()
-		return false
-	}
+func absent(service unary.Client) bool {
+	err := service.Probe()
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 }

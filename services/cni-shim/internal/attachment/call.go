@@ -9,12 +9,9 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
-	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
 const (
@@ -66,7 +63,7 @@ func call[T any](ctx context.Context, w *waiting, socket string, f func(context.
 			}
 			continue
 		}
-		if status.Code(err) != codes.Unavailable || answered(err) {
+		if unary.CodeOf(err) != unary.Unavailable || answered(err) {
 			return answer, err
 		}
 		now := time.Now()
@@ -80,23 +77,34 @@ func call[T any](ctx context.Context, w *waiting, socket string, f func(context.
 	}
 }
 
-// ask is call for a method of a service's client.
-func ask[Q, R any](ctx context.Context, w *waiting, socket string,
-	method func(context.Context, Q, ...grpc.CallOption) (R, error), request Q,
-) (R, error) {
-	return call(ctx, w, socket, func(ctx context.Context) (R, error) { return method(ctx, request) })
+// request makes one call of an answer's type R.
+func request[R any, A interface {
+	*R
+	message.Message
+}](ctx context.Context, service unary.Client, method string, m message.Message) (*R, error) {
+	answer := new(R)
+	err := service.Call(ctx, method, m, A(answer))
+	return answer, err
+}
+
+// ask is call for a method of a service.
+func ask[R any, A interface {
+	*R
+	message.Message
+}](ctx context.Context, w *waiting, service unary.Client, method string, m message.Message) (*R, error) {
+	return call(ctx, w, service.Path(), func(ctx context.Context) (*R, error) { return request[R, A](ctx, service, method, m) })
 }
 
 // timeIsUp says whether an error is about the deadline, which the server may
 // notice first.
 func timeIsUp(ctx context.Context, err error) bool {
-	return err != nil && (ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded)
+	return err != nil && (ctx.Err() != nil || unary.CodeOf(err) == unary.DeadlineExceeded)
 }
 
 // retryDelay is when the server wants a call to come back that it has refused,
 // but not at once.
 func retryDelay(err error) (time.Duration, bool) {
-	delay, ok := rpcerr.RetryDelay(err)
+	delay, ok := unary.RetryDelay(err)
 	return max(delay, shortestPause), ok
 }
 
@@ -116,20 +124,17 @@ func pause(ctx context.Context, delay time.Duration, refused int) (time.Duration
 	return delay + rand.N(spread+1), true
 }
 
-// absentError says on which socket no server answers.
+// absentError says on which socket no server answers. It keeps the code.
 type absentError struct {
 	socket string
 	cause  error
 }
 
 func (e *absentError) Error() string {
-	return fmt.Sprintf("no answer on %s: %s", e.socket, status.Convert(e.cause).Message())
+	return fmt.Sprintf("no answer on %s: %s", e.socket, text(e.cause))
 }
 
-// GRPCStatus keeps the code.
-func (e *absentError) GRPCStatus() *status.Status {
-	return status.New(codes.Unavailable, e.Error())
-}
+func (e *absentError) Unwrap() error { return e.cause }
 
 // waiting is how an invocation waits, and has waited, for servers.
 type waiting struct {

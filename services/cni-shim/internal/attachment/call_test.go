@@ -11,23 +11,24 @@ import (
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
-
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
 const timeout = 30 * time.Second // the configuration's default
 
-func refusal(code codes.Code, delay time.Duration) error {
-	st, err := status.New(code, "4 calls run and 8 wait").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(delay)})
-	if err != nil {
-		panic(err)
-	}
-	return st.Err()
+func refusal(code unary.Code, delay time.Duration) error {
+	d := &message.Duration{Seconds: int64(delay / time.Second), Nanos: int32(delay % time.Second)}
+	return &unary.Error{Code: code, Message: "4 calls run and 8 wait", Details: []*message.Any{
+		{TypeURL: "type.googleapis.com/google.rpc.RetryInfo", Value: message.Marshal(&message.RetryInfo{RetryDelay: d})},
+	}}
 }
+
+func without(code unary.Code, text string) error { return &unary.Error{Code: code, Message: text} }
 
 // endOf is what a call of the verb ends with, and after how long, by the clock
 // of the bubble.
@@ -45,8 +46,8 @@ func TestVerbsWaitForAnAbsentServerAsLongAsTheyShould(t *testing.T) {
 		invocation.Add: 20 * time.Second, invocation.Check: 2 * time.Second, invocation.GC: 2 * time.Second, invocation.Status: 0,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			took, err := endOf(t, verb, func(time.Duration) error { return status.Error(codes.Unavailable, "connection refused") })
-			if status.Code(err) != codes.Unavailable || took < want || took > want+reconnectPause {
+			took, err := endOf(t, verb, func(time.Duration) error { return without(unary.Unavailable, "connection refused") })
+			if unary.CodeOf(err) != unary.Unavailable || took < want || took > want+reconnectPause {
 				t.Errorf("%s: %v after %s, want UNAVAILABLE after %s", verb, err, took, want)
 			}
 			if !strings.Contains(err.Error(), "/run/x.sock") {
@@ -58,7 +59,7 @@ func TestVerbsWaitForAnAbsentServerAsLongAsTheyShould(t *testing.T) {
 			back := want - time.Second/2
 			took, err = endOf(t, verb, func(since time.Duration) error {
 				if since < back {
-					return status.Error(codes.Unavailable, "connection refused")
+					return without(unary.Unavailable, "connection refused")
 				}
 				return nil
 			})
@@ -70,7 +71,7 @@ func TestVerbsWaitForAnAbsentServerAsLongAsTheyShould(t *testing.T) {
 }
 
 func TestRefusedCallComesBackWhenTheServerSaid(t *testing.T) {
-	for _, code := range []codes.Code{codes.ResourceExhausted, codes.Unavailable, codes.Aborted} {
+	for _, code := range []unary.Code{unary.ResourceExhausted, unary.Unavailable, unary.Aborted} {
 		synctest.Test(t, func(t *testing.T) {
 			const delay = 100 * time.Millisecond
 			var last time.Duration
@@ -95,12 +96,12 @@ func TestRefusedCallComesBackWhenTheServerSaid(t *testing.T) {
 
 			// For good: the last word is the server's, at the end of the time.
 			took, err = endOf(t, invocation.Add, func(time.Duration) error { return refusal(code, delay) })
-			if status.Code(err) != code || took < timeout-2*delay || took > timeout {
+			if unary.CodeOf(err) != code || took < timeout-2*delay || took > timeout {
 				t.Errorf("%s: %v after %s", code, err, took)
 			}
 			// It cannot be in time: an answer now is better.
 			took, err = endOf(t, invocation.Add, func(time.Duration) error { return refusal(code, timeout) })
-			if status.Code(err) != code || took != 0 {
+			if unary.CodeOf(err) != code || took != 0 {
 				t.Errorf("%s, again after the timeout: %v after %s, want it at once", code, err, took)
 			}
 		})
@@ -108,10 +109,10 @@ func TestRefusedCallComesBackWhenTheServerSaid(t *testing.T) {
 }
 
 func TestOtherRefusalsAreFinal(t *testing.T) {
-	for _, code := range []codes.Code{codes.ResourceExhausted, codes.InvalidArgument, codes.FailedPrecondition, codes.Internal, codes.Aborted} {
+	for _, code := range []unary.Code{unary.ResourceExhausted, unary.InvalidArgument, unary.FailedPrecondition, unary.Internal, unary.Aborted} {
 		calls := 0
-		_, err := endOf(t, invocation.Add, func(time.Duration) error { calls++; return status.Error(code, "no") })
-		if calls != 1 || status.Code(err) != code {
+		_, err := endOf(t, invocation.Add, func(time.Duration) error { calls++; return without(code, "no") })
+		if calls != 1 || unary.CodeOf(err) != code {
 			t.Errorf("%s without a delay: %d calls, %v", code, calls, err)
 		}
 	}
@@ -139,7 +140,7 @@ func TestBurstIsServedBeforeTheTimeout(t *testing.T) {
 					case places <- struct{}{}:
 						defer func() { <-places }()
 					default:
-						return refusal(codes.ResourceExhausted, delay)
+						return refusal(unary.ResourceExhausted, delay)
 					}
 					running <- struct{}{}
 					defer func() { <-running }()
@@ -163,4 +164,22 @@ func TestBurstIsServedBeforeTheTimeout(t *testing.T) {
 			t.Errorf("%d calls for %d callers", calls, callers)
 		}
 	})
+}
+
+func TestReasonsAreThoseOfTheServices(t *testing.T) {
+	for reason, want := range map[string]rpcerr.Reason{
+		reasonNamespaceUnusable:  rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE),
+		reasonNamespaceRemoved:   rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED),
+		reasonSecondInterface:    rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_SECOND_INTERFACE_REFUSED),
+		reasonInterfaceNameTaken: rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_INTERFACE_NAME_TAKEN),
+		reasonAddressInUse:       rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE),
+		reasonLeaseLost:          rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST),
+		reasonAllocationNotFound: rpcerr.Of(ipamv1.ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND),
+		reasonAddressesDiffer:    rpcerr.Of(ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER),
+		reasonAddressUnavailable: rpcerr.Of(ipamv1.ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE),
+	} {
+		if reason != want.String() {
+			t.Errorf("%s is %s", reason, want)
+		}
+	}
 }

@@ -17,17 +17,13 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
-	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
-	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
 // check compares what ADD answered with what is there now.
@@ -52,16 +48,16 @@ func (p *Plugin) check(ctx context.Context) error {
 		}
 	}
 	p.phases.begin("check")
-	request := &datapathv1.CheckEndpointRequest{Owner: p.owner(), NetworkNamespace: path, Addresses: addresses}
-	resp, err := ask(ctx, &p.waits, p.datapathSocket, p.datapath.CheckEndpoint, request)
-	if status.Code(err) == codes.NotFound {
+	req := &message.CheckEndpointRequest{Owner: p.owner(), NetworkNamespace: path, Addresses: addresses}
+	resp, err := ask[message.CheckEndpointResponse](ctx, &p.waits, p.datapath, message.CheckEndpoint, req)
+	if unary.CodeOf(err) == unary.NotFound {
 		return different([]string{"endpoint: there is none of " + p.in.Owner.String()})
 	}
 	if err != nil {
 		return cniError("check the endpoint", err)
 	}
 	var lines []string
-	for _, d := range resp.GetDifferences() {
+	for _, d := range resp.Differences {
 		lines = append(lines, describe(d))
 	}
 	if len(lines) > 0 {
@@ -91,7 +87,7 @@ func (p *Plugin) expected() ([]string, error) {
 		if !ok {
 			return nil, invocation.Field("prevResult", "ips[%d]: not an address", i)
 		}
-		addresses = append(addresses, wire.Address(a.Unmap()))
+		addresses = append(addresses, a.Unmap().String())
 	}
 	if len(addresses) == 0 {
 		return nil, invocation.Field("prevResult", "interface %q has no address", p.in.Owner.Interface)
@@ -99,9 +95,8 @@ func (p *Plugin) expected() ([]string, error) {
 	return addresses, nil
 }
 
-func describe(d *datapathv1.Difference) string {
-	return fmt.Sprintf("%s %s: want %s, have %s", d.GetSubject(), d.GetKey(), cmp.Or(d.GetWant(), "nothing"),
-		cmp.Or(d.GetHave(), "nothing"))
+func describe(d *message.Difference) string {
+	return fmt.Sprintf("%s %s: want %s, have %s", d.Subject, d.Key, cmp.Or(d.Want, "nothing"), cmp.Or(d.Have, "nothing"))
 }
 
 func different(lines []string) *types.Error {
@@ -141,34 +136,34 @@ func (p *Plugin) unableSince(unable bool) (time.Time, error) {
 func (p *Plugin) status(ctx context.Context) error {
 	const what = "the plugin cannot serve ADD"
 	var problems []string
-	health, err := ask(ctx, &p.waits, p.ipamSocket, grpc_health_v1.NewHealthClient(p.ipamConn).Check,
-		&grpc_health_v1.HealthCheckRequest{Service: ipamv1.IPAMService_ServiceDesc.ServiceName})
+	health, err := ask[message.HealthCheckResponse](ctx, &p.waits, p.ipam, message.HealthCheck,
+		&message.HealthCheckRequest{Service: message.IPAMService})
 	switch {
 	case err != nil:
-		problems = append(problems, "sluice-ipam: "+message(err))
-	case health.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING:
+		problems = append(problems, "sluice-ipam: "+explain(err))
+	case health.Status != message.Serving:
 		problems = append(problems, "sluice-ipam: it is not ready")
 	}
 
 	code := CodeUnavailable
-	st, err := ask(ctx, &p.waits, p.datapathSocket, p.datapath.GetStatus, &datapathv1.GetStatusRequest{})
+	st, err := ask[message.GetStatusResponse](ctx, &p.waits, p.datapath, message.GetStatus, &message.Empty{})
 	switch {
 	case err != nil:
-		problems = append(problems, "sluice-datapath: "+message(err))
-	case !st.GetKnownAddReady():
-		for _, problem := range st.GetService().GetProblems() {
-			problems = append(problems, "sluice-datapath: "+problem.GetText())
+		problems = append(problems, "sluice-datapath: "+explain(err))
+	case !st.KnownAddReady:
+		for _, problem := range st.Service.Problems {
+			problems = append(problems, "sluice-datapath: "+problem.Text)
 		}
-		if len(st.GetService().GetProblems()) == 0 {
+		if len(st.Service.Problems) == 0 {
 			problems = append(problems, "sluice-datapath: it is not ready")
 		}
 		// Endpoints that wait have no traffic, or that of their local node only.
-		for _, e := range st.GetEndpoints() {
-			switch e.GetState() {
-			case datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY, datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_POLICY:
-				if e.GetCount() > 0 {
+		for _, e := range st.Endpoints {
+			switch e.State {
+			case message.WaitingForIdentity, message.WaitingForPolicy:
+				if e.Count > 0 {
 					code = CodeLimited
-					problems = append(problems, fmt.Sprintf("%d attachments wait for their identity or policy", e.GetCount()))
+					problems = append(problems, fmt.Sprintf("%d attachments wait for their identity or policy", e.Count))
 				}
 			}
 		}
@@ -186,22 +181,24 @@ func (p *Plugin) status(ctx context.Context) error {
 // gc deletes every attachment to the network that the runtime does not list. An
 // empty list is meant: without one the configuration was refused.
 func (p *Plugin) gc(ctx context.Context) error {
-	req := &datapathv1.ReclaimEndpointsRequest{Manager: workload.ManagerCNI, Network: p.in.Config.Name, NoneValid: len(p.in.Config.ValidAttachments) == 0}
+	req := &message.ReclaimEndpointsRequest{
+		Manager: workload.ManagerCNI, Network: p.in.Config.Name, NoneValid: len(p.in.Config.ValidAttachments) == 0,
+	}
 	keep := make([]string, 0, len(p.in.Config.ValidAttachments))
 	for _, o := range p.in.Config.ValidAttachments {
-		req.ValidOwners = append(req.ValidOwners, wire.Owner(o))
+		req.ValidOwners = append(req.ValidOwners, owner(o))
 		keep = append(keep, o.String())
 	}
 	p.phases.begin("reclaim")
-	resp, err := ask(ctx, &p.waits, p.datapathSocket, p.datapath.ReclaimEndpoints, req)
+	resp, err := ask[message.ReclaimEndpointsResponse](ctx, &p.waits, p.datapath, message.ReclaimEndpoints, req)
 	if err != nil {
 		return cniError("reclaim endpoints", err)
 	}
-	p.did("endpoints reclaimed", slog.Int("valid", len(keep)), slog.Int("reclaimed", len(resp.GetReclaimed())))
+	p.did("endpoints reclaimed", slog.Int("valid", len(keep)), slog.Int("reclaimed", len(resp.Reclaimed)))
 	p.phases.begin("unbind")
 	errs := []error{p.names.Prune(keep)}
-	for _, o := range resp.GetReclaimed() {
-		errs = append(errs, p.unbind(o.GetContainerId()+"/"+o.GetInterfaceName()))
+	for _, o := range resp.Reclaimed {
+		errs = append(errs, p.unbind(o.ContainerID+"/"+o.InterfaceName))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return cniError("unbind namespaces", err)

@@ -13,14 +13,10 @@ import (
 	"syscall"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
-	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
-	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/spool"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
 // CNI codes that are the plugin's own to define, from 100 upwards, and those
@@ -41,7 +37,7 @@ func cniError(what string, err error) *types.Error {
 		return ready
 	}
 	answer := func(code uint, advice string) *types.Error {
-		return types.NewError(code, what+": "+message(err), join(details(err), advice))
+		return types.NewError(code, what+": "+explain(err), join(details(err), advice))
 	}
 	switch {
 	case errors.Is(err, netns.ErrInvalid):
@@ -54,30 +50,27 @@ func cniError(what string, err error) *types.Error {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), isShort(err):
 		return answer(types.ErrTryAgainLater, "")
 	}
-	st, ok := status.FromError(err)
-	if !ok {
-		return answer(CodeInternal, "")
-	}
-	switch st.Code() {
-	case codes.InvalidArgument, codes.FailedPrecondition:
+	code := unary.CodeOf(err)
+	switch code {
+	case unary.InvalidArgument, unary.FailedPrecondition:
 		switch {
 		case aboutEnvironment(err):
 			return answer(types.ErrInvalidEnvironmentVariables, "")
-		case st.Code() == codes.InvalidArgument:
+		case code == unary.InvalidArgument:
 			return answer(types.ErrInvalidNetworkConfig, "")
 		}
 		// A lease that was lost again and again, an address that another owner has,
 		// or a record that cannot be read.
 		return answer(types.ErrTryAgainLater, "")
-	case codes.AlreadyExists:
+	case unary.AlreadyExists:
 		return answer(types.ErrInvalidNetworkConfig, "")
-	case codes.Unavailable:
+	case unary.Unavailable:
 		return answer(types.ErrTryAgainLater, "see `sluice status`")
-	case codes.Aborted, codes.ResourceExhausted, codes.DeadlineExceeded, codes.Canceled:
+	case unary.Aborted, unary.ResourceExhausted, unary.DeadlineExceeded, unary.Canceled:
 		return answer(types.ErrTryAgainLater, "")
-	case codes.Unimplemented:
+	case unary.Unimplemented:
 		return answer(types.ErrIncompatibleCNIVersion, "the services are older than the plugin")
-	case codes.PermissionDenied, codes.Unauthenticated:
+	case unary.PermissionDenied, unary.Unauthenticated:
 		return answer(CodePermission, "the plugin must run as root")
 	default:
 		return answer(CodeInternal, "")
@@ -92,28 +85,52 @@ func isShort(err error) bool {
 	}, func(e syscall.Errno) bool { return errors.Is(err, e) })
 }
 
-// message is the text of an error without gRPC's own wrapping.
-func message(err error) string {
+// explain is the text of an error without gRPC's own wrapping.
+func explain(err error) string {
 	if away, ok := errors.AsType[*absentError](err); ok {
 		return away.Error()
 	}
-	if st, ok := status.FromError(err); ok {
-		return fmt.Sprintf("%s: %s", st.Code(), st.Message())
+	if e, ok := errors.AsType[*unary.Error](err); ok {
+		return fmt.Sprintf("%s: %s", e.Code, e.Message)
 	}
 	return err.Error()
+}
+
+// text is what the error of a call says, without its code.
+func text(err error) string {
+	if e, ok := errors.AsType[*unary.Error](err); ok {
+		return e.Message
+	}
+	return err.Error()
+}
+
+// Reasons that services give, and the plugin acts on.
+const (
+	reasonNamespaceUnusable  = "datapath.sluice.io/NETWORK_NAMESPACE_UNUSABLE"
+	reasonNamespaceRemoved   = "datapath.sluice.io/NETWORK_NAMESPACE_REMOVED"
+	reasonSecondInterface    = "datapath.sluice.io/SECOND_INTERFACE_REFUSED"
+	reasonInterfaceNameTaken = "datapath.sluice.io/INTERFACE_NAME_TAKEN"
+	reasonAddressInUse       = "datapath.sluice.io/ADDRESS_IN_USE"
+	reasonLeaseLost          = "datapath.sluice.io/LEASE_LOST"
+	reasonAllocationNotFound = "ipam.sluice.io/ALLOCATION_NOT_FOUND"
+	reasonAddressesDiffer    = "ipam.sluice.io/ADDRESSES_DIFFER"
+	reasonAddressUnavailable = "ipam.sluice.io/ADDRESS_UNAVAILABLE"
+)
+
+// hasReason says whether an answer has one of these reasons.
+func hasReason(err error, reasons ...string) bool {
+	reason, _, ok := unary.Reason(err)
+	return ok && slices.Contains(reasons, reason)
 }
 
 // aboutEnvironment says whether what a service refuses came from a CNI
 // variable: the container id, the interface name or the namespace.
 func aboutEnvironment(err error) bool {
-	if rpcerr.Is(err,
-		datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE, datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED,
-		datapathv1.ErrorReason_ERROR_REASON_SECOND_INTERFACE_REFUSED, datapathv1.ErrorReason_ERROR_REASON_INTERFACE_NAME_TAKEN,
-	) {
+	if hasReason(err, reasonNamespaceUnusable, reasonNamespaceRemoved, reasonSecondInterface, reasonInterfaceNameTaken) {
 		return true
 	}
-	for _, v := range rpcerr.Fields(err) {
-		field := v.GetField()
+	for _, v := range unary.Fields(err) {
+		field := v.Name
 		if field == "network_namespace" || field == "owner" || strings.HasPrefix(field, "owner.") || field == "interface_name" {
 			return true
 		}
@@ -124,25 +141,21 @@ func aboutEnvironment(err error) bool {
 // leaseLost says whether the datapath refuses because the lease of the addresses
 // is gone, which a new one cures.
 func leaseLost(err error) bool {
-	return rpcerr.Is(err,
-		datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST, ipamv1.ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND,
-		ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER, ipamv1.ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE,
-	)
+	return hasReason(err, reasonLeaseLost, reasonAllocationNotFound, reasonAddressesDiffer, reasonAddressUnavailable)
 }
 
 // addressInUse says whether the datapath refuses because a live endpoint has one
 // of the addresses.
 func addressInUse(err error) bool {
-	return rpcerr.Is(err, datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE)
+	return hasReason(err, reasonAddressInUse)
 }
 
 // details puts the reason and the details of a service's answer into words,
 // less what its text says already.
 func details(err error) string {
 	var words []string
-	if reason, ok := rpcerr.ReasonIn(err); ok {
-		text := "reason " + reason.String()
-		facts := rpcerr.Facts(err)
+	if reason, facts, ok := unary.Reason(err); ok {
+		text := "reason " + reason
 		for _, k := range slices.Sorted(maps.Keys(facts)) {
 			text += fmt.Sprintf(" %s=%s", k, facts[k])
 		}
@@ -153,11 +166,11 @@ func details(err error) string {
 			words = append(words, text)
 		}
 	}
-	for _, v := range rpcerr.Fields(err) {
-		add(v.GetField(), v.GetDescription())
+	for _, v := range unary.Fields(err) {
+		add(v.Name, v.Description)
 	}
-	for _, v := range rpcerr.Quotas(err) {
-		add(v.GetSubject(), v.GetDescription())
+	for _, v := range unary.Quotas(err) {
+		add(v.Name, v.Description)
 	}
 	return join(words...)
 }
@@ -179,11 +192,11 @@ func about(what, text string) string {
 // service decides on has a reason; one of the connection does not. INTERNAL may
 // be a handler that broke off half-way.
 func answered(err error) bool {
-	switch status.Code(err) {
-	case codes.DeadlineExceeded, codes.Canceled, codes.Unknown, codes.Internal:
+	switch unary.CodeOf(err) {
+	case unary.DeadlineExceeded, unary.Canceled, unary.Unknown, unary.Internal:
 		return false
-	case codes.Unavailable:
-		_, ok := rpcerr.ReasonIn(err)
+	case unary.Unavailable:
+		_, _, ok := unary.Reason(err)
 		return ok
 	}
 	return true

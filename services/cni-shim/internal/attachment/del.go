@@ -9,14 +9,12 @@ import (
 	"log/slog"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/deletion"
-	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/spool"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
 // del disconnects the container. The datapath owes the release of addresses
@@ -61,10 +59,10 @@ func (p *Plugin) deleteOrSpool(ctx context.Context) error {
 			}
 			continue
 		}
-		if status.Code(err) != codes.Unavailable {
+		if unary.CodeOf(err) != unary.Unavailable {
 			return err
 		}
-		if absent(ctx, p.datapathSocket) {
+		if absent(p.datapath) {
 			return p.spool(ctx)
 		}
 		// It came back in between, or is about to go.
@@ -76,11 +74,12 @@ func (p *Plugin) deleteOrSpool(ctx context.Context) error {
 
 // deleteEndpoint calls the datapath once. What is gone already is deleted.
 func (p *Plugin) deleteEndpoint(ctx context.Context) (existed bool, err error) {
-	resp, err := p.datapath.DeleteEndpoint(ctx, &datapathv1.DeleteEndpointRequest{Owner: p.owner()})
-	if status.Code(err) == codes.NotFound {
+	resp, err := request[message.DeleteEndpointResponse](ctx, p.datapath, message.DeleteEndpoint,
+		&message.DeleteEndpointRequest{Owner: p.owner()})
+	if unary.CodeOf(err) == unary.NotFound {
 		return false, nil
 	}
-	return resp.GetExisted(), err
+	return resp.Existed, err
 }
 
 // spool remembers the deletion. A datapath that started meanwhile may have
@@ -93,7 +92,7 @@ func (p *Plugin) spool(ctx context.Context) error {
 	if err := faultDelSpooled.Hit(ctx); err != nil {
 		return err
 	}
-	if !absent(ctx, p.datapathSocket) {
+	if !absent(p.datapath) {
 		if existed, err := p.deleteEndpoint(ctx); err == nil {
 			p.takeBack(ctx)
 			p.did("endpoint deleted", slog.Bool("existed", existed))
@@ -124,7 +123,7 @@ func (p *Plugin) settle(ctx context.Context) error {
 	if err != nil || !waits {
 		return err
 	}
-	if _, err := call(ctx, &p.waits, p.datapathSocket, p.deleteEndpoint); err != nil {
+	if _, err := call(ctx, &p.waits, p.datapath.Path(), p.deleteEndpoint); err != nil {
 		return err
 	}
 	return spool.Remove(deletion.Dir(p.in.Config.StateDir), p.in.Owner)

@@ -13,14 +13,13 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
 )
 
 // result puts an endpoint into CNI's words, behind what the chain's earlier
 // plugins said. It is written as CNI 1.1.0; fields that older versions lack
 // are left out for them.
-func (p *Plugin) result(e *datapathv1.Endpoint) (*types100.Result, error) {
+func (p *Plugin) result(e *message.Endpoint) (*types100.Result, error) {
 	if e == nil {
 		return nil, errors.New("no endpoint")
 	}
@@ -32,35 +31,35 @@ func (p *Plugin) result(e *datapathv1.Endpoint) (*types100.Result, error) {
 		r.DNS = mergeDNS(prev.DNS, r.DNS)
 	}
 
-	host, err := device(e.GetHostInterface(), "host_interface")
+	host, err := device(e.HostInterface, "host_interface")
 	if err != nil {
 		return nil, err
 	}
-	inside, err := device(e.GetContainerInterface(), "container_interface")
+	inside, err := device(e.ContainerInterface, "container_interface")
 	if err != nil {
 		return nil, err
 	}
 	// The path that the runtime knows, not the one that the datapath opened.
 	inside.Sandbox = p.in.Netns
 	if p.in.Config.CNIVersion == "1.1.0" {
-		host.Mtu, inside.Mtu = int(e.GetMtu()), int(e.GetMtu())
+		host.Mtu, inside.Mtu = int(e.MTU), int(e.MTU)
 	}
 	r.Interfaces = append(r.Interfaces, host, inside)
 	index := len(r.Interfaces) - 1
 
 	gateways := map[bool]netip.Addr{} // by whether it is IPv4
-	for _, text := range e.GetGateways() {
-		g, err := wire.AddressOf(text)
+	for _, text := range e.Gateways {
+		g, err := address(text)
 		if err != nil {
 			return nil, fmt.Errorf("gateways: %w", err)
 		}
 		gateways[g.Is4()] = g
 	}
-	if len(e.GetAddresses()) == 0 {
+	if len(e.Addresses) == 0 {
 		return nil, errors.New("addresses: none")
 	}
-	for _, text := range e.GetAddresses() {
-		a, err := wire.AddressOf(text)
+	for _, text := range e.Addresses {
+		a, err := address(text)
 		if err != nil {
 			return nil, fmt.Errorf("addresses: %w", err)
 		}
@@ -73,21 +72,31 @@ func (p *Plugin) result(e *datapathv1.Endpoint) (*types100.Result, error) {
 		r.IPs = append(r.IPs, ip)
 
 		// What leaves by a table of the interface's own is no default route.
-		if !slices.Contains(e.GetSourceRouted(), text) {
+		if !slices.Contains(e.SourceRouted, text) {
 			r.Routes = append(r.Routes, &types.Route{Dst: everything(a), GW: g.AsSlice()})
 		}
 	}
 	return r, nil
 }
 
-func device(d *datapathv1.Interface, field string) (*types100.Interface, error) {
-	if d.GetName() == "" {
+// address reads an address. It refuses what is none in the API: a zone, and an IPv4
+// address in IPv6 form.
+func address(text string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(text)
+	if err != nil || a.Zone() != "" || a.Is4In6() {
+		return netip.Addr{}, fmt.Errorf("%q is no address", text)
+	}
+	return a, nil
+}
+
+func device(d message.Interface, field string) (*types100.Interface, error) {
+	if d.Name == "" {
 		return nil, fmt.Errorf("%s: it has no name", field)
 	}
-	if _, err := net.ParseMAC(d.GetMac()); err != nil {
+	if _, err := net.ParseMAC(d.MAC); err != nil {
 		return nil, fmt.Errorf("%s: %w", field, err)
 	}
-	return &types100.Interface{Name: d.GetName(), Mac: d.GetMac()}, nil
+	return &types100.Interface{Name: d.Name, Mac: d.MAC}, nil
 }
 
 func hostNet(a netip.Addr) net.IPNet {

@@ -73,7 +73,7 @@ const trafficPatience = 10 * time.Second
 // queue before its state is up, and an IPv6 address does not receive before the
 // local table has a route to it.
 func (n *Netdev) awaitTraffic(c *container, d endpoint.Device, patience time.Duration) error {
-	const least, most = 50 * time.Microsecond, time.Millisecond
+	const least, most = 100 * time.Microsecond, 2 * time.Millisecond
 	pause := least
 	for end := time.Now().Add(patience); ; time.Sleep(pause) {
 		missing, err := n.missingForTraffic(c, d)

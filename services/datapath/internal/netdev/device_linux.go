@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 
@@ -26,7 +27,7 @@ type device struct {
 	flags       uint32
 	mtu, group  uint32
 	state       uint8 // IF_OPER of linux/if.h
-	name        string
+	name, kind  string
 	addr        []byte
 	// The device's sysctls of each family; nil if it has none of the family.
 	conf4, conf6 []byte
@@ -82,6 +83,12 @@ func deviceOf(m []byte) device {
 			l.group = rtnl.Number(v)
 		case unix.IFLA_ADDRESS:
 			l.addr = v
+		case unix.IFLA_LINKINFO:
+			rtnl.Attrs(v, 0, func(kind uint16, v []byte) {
+				if kind == unix.IFLA_INFO_KIND {
+					l.kind = unix.ByteSliceToString(v)
+				}
+			})
 		case unix.IFLA_AF_SPEC:
 			rtnl.Attrs(v, 0, func(family uint16, v []byte) {
 				rtnl.Attrs(v, 0, func(kind uint16, v []byte) {
@@ -185,19 +192,28 @@ func addSettings(b *rtnl.Batch, l device, list []setting) {
 	})
 }
 
-// applySettings writes the IPv6 settings that differ, in the calling thread's
-// namespace.
-func applySettings(procSysNet string, l device, list []setting, has6 bool) error {
+// applySettings writes the IPv6 settings that differ below the directory conf in
+// dir, which is one of the calling thread's namespace.
+func applySettings(dir int, conf string, l device, list []setting) error {
 	for _, s := range list {
-		have, ok := s.of(l)
-		if !s.v6 || ok && have == s.want || !ok && !has6 {
+		if have, ok := s.of(l); !s.v6 || ok && have == s.want {
 			continue
 		}
-		if err := writeSysctl(procSysNet, s.path(l.name), strconv.Itoa(int(s.want))); err != nil {
-			return err
+		value := strconv.Itoa(int(s.want))
+		if err := writeAt(dir, filepath.Join(conf, l.name, s.name), value); err != nil {
+			return fmt.Errorf("sysctl net/%s=%s: %w", s.path(l.name), value, err)
 		}
 	}
 	return nil
+}
+
+func writeAt(dir int, path, value string) error {
+	fd, err := unix.Openat(dir, path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = unix.Write(fd, []byte(value))
+	return errors.Join(err, unix.Close(fd))
 }
 
 func checkDevice(ds *differences, l device, name string, mac endpoint.MAC, mtu uint16) {

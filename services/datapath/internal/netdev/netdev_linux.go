@@ -19,6 +19,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -97,8 +98,12 @@ type Netdev struct {
 	filters *rtnl.Conn
 	looks   *netlink.Handle // for what is seldom read
 	checks  *rtnl.Conn      // for what is read of every endpoint
-	removal sync.Mutex      // one group deletion at a time
-	node    sync.Mutex      // nothing of a range is repaired while it is removed
+	// conf6 is the directory of the node's IPv6 settings; -1 without IPv6. By its
+	// path the kernel would search it among those of all containers' namespaces that
+	// were looked at.
+	conf6   int
+	removal sync.Mutex // one group deletion at a time
+	node    sync.Mutex // nothing of a range is repaired while it is removed
 }
 
 // Open opens the netlink sockets in the node's namespace.
@@ -107,7 +112,7 @@ func Open(o Options) (_ *Netdev, err error) {
 	if o.Ranges == nil {
 		o.Ranges = podrange.Of(nil, false)
 	}
-	n := &Netdev{o: o, group: Group(o.Instance)}
+	n := &Netdev{o: o, group: Group(o.Instance), conf6: -1}
 	defer func() {
 		if err != nil {
 			n.Close()
@@ -125,10 +130,14 @@ func Open(o Options) (_ *Netdev, err error) {
 			*c, err = rtnl.Open()
 			errs = append(errs, err)
 		}
-		return errors.Join(errs...)
+		dir, err := unix.Open(filepath.Join(o.ProcSysNet, "ipv6/conf"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			n.conf6 = dir
+		}
+		return errors.Join(append(errs, ignoring(err, unix.ENOENT))...)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("open netlink in the node's namespace: %w", err)
+		return nil, fmt.Errorf("open netlink and settings in the node's namespace: %w", err)
 	}
 	return n, nil
 }
@@ -144,6 +153,10 @@ func (n *Netdev) Close() {
 		if c != nil {
 			c.Close()
 		}
+	}
+	if n.conf6 >= 0 {
+		unix.Close(n.conf6)
+		n.conf6 = -1
 	}
 }
 
@@ -310,7 +323,13 @@ func (n *Netdev) setHostEnd(d endpoint.Device, l device) error {
 	if err := n.making.Do(&b); err != nil {
 		return err
 	}
-	return n.o.Home.Do(func() error { return applySettings(n.o.ProcSysNet, l, hostSettings, has6(d)) })
+	if l.conf6 == nil && !has6(d) {
+		return nil
+	}
+	if n.conf6 < 0 {
+		return fmt.Errorf("IPv6 settings of %s: %w", d.HostName, unix.EAFNOSUPPORT)
+	}
+	return n.o.Home.Do(func() error { return applySettings(n.conf6, "", l, hostSettings) })
 }
 
 // configureContainer gives the container's device its settings and addresses.
@@ -325,7 +344,11 @@ func (n *Netdev) configureContainer(c *container, d endpoint.Device) error {
 		if err != nil {
 			return fmt.Errorf("find %s: %w", d.Name, err)
 		}
-		return applySettings(n.o.ProcSysNet, deviceOf(replies[0].Data), containerSettings, has6(d))
+		l := deviceOf(replies[0].Data)
+		if l.conf6 == nil && !has6(d) {
+			return nil
+		}
+		return applySettings(unix.AT_FDCWD, filepath.Join(n.o.ProcSysNet, "ipv6/conf"), l, containerSettings)
 	})
 	if err != nil {
 		return fmt.Errorf("in the container: %w", err)
@@ -456,15 +479,19 @@ func (n *Netdev) deleteGroup(group uint32) error {
 
 // Devices implements endpoint.Links.
 func (n *Netdev) Devices() ([]endpoint.HostDevice, error) {
-	links, err := whole(n.looks.LinkList)
+	ds, err := whole(func() (ds []endpoint.HostDevice, err error) {
+		var b rtnl.Batch
+		b.Add(unix.RTM_GETLINK, 0, infomsg(0, 0, 0))
+		b.Uint32(unix.IFLA_EXT_MASK, skipStats)
+		err = n.checks.Dump(&b, func(m []byte) {
+			if l := deviceOf(m); l.kind == "veth" && l.group&^1 == n.group {
+				ds = append(ds, endpoint.HostDevice{Name: l.name, Index: l.index})
+			}
+		})
+		return ds, err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
-	}
-	var ds []endpoint.HostDevice
-	for _, l := range links {
-		if a := l.Attrs(); l.Type() == "veth" && a.Group&^1 == n.group {
-			ds = append(ds, endpoint.HostDevice{Name: a.Name, Index: uint32(a.Index)})
-		}
 	}
 	return ds, nil
 }

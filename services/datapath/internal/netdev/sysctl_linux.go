@@ -40,27 +40,16 @@ func (s sysctl) read() (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// writeSysctl writes one below procSysNet.
-func writeSysctl(procSysNet, path, value string) error {
-	if err := os.WriteFile(filepath.Join(procSysNet, path), []byte(value), 0); err != nil {
-		return fmt.Errorf("sysctl net/%s=%s: %w", path, value, err)
-	}
-	return nil
-}
-
 // applySysctls writes below procSysNet what differs; most of it is the default already, and
 // some writes take the kernel's global lock.
 func applySysctls(procSysNet string, list []sysctl) error {
 	for _, s := range list {
 		have, err := s.read()
-		switch {
-		case err != nil:
-			return fmt.Errorf("sysctl net/%s=%s: %w", s.path, s.value, err)
-		case have == s.value:
-			continue
+		if err == nil && have != s.value {
+			err = os.WriteFile(filepath.Join(procSysNet, s.path), []byte(s.value), 0)
 		}
-		if err := writeSysctl(procSysNet, s.path, s.value); err != nil {
-			return err
+		if err != nil {
+			return fmt.Errorf("sysctl net/%s=%s: %w", s.path, s.value, err)
 		}
 	}
 	return nil

@@ -332,65 +332,10 @@ func (s *nodeStatus) table(w io.Writer) {
 			p.Quarantined, free))
 	}
 	if p := s.Policy; p != nil {
-		output.Row(w, "Policies", fmt.Sprintf("%d in force, %d refused, revision %d", p.Policies, p.Refused, p.Revision))
-		output.Row(w, "Tables", fmt.Sprintf("%d for %d subjects, %d identities known", p.Tables, p.Subjects, p.Identities))
-		var sources []string
-		for _, source := range p.Sources {
-			name := strings.TrimSuffix(source.Name+" "+source.Manager, " ")
-			if !source.Synced {
-				name += " (not complete yet)"
-			}
-			sources = append(sources, name)
-		}
-		output.Row(w, "Sources", strings.Join(sources, ", "))
-		if p.WaitingIdentities > 0 {
-			output.Row(w, "Unknown", fmt.Sprintf("%d identities, because a table has no room", p.WaitingIdentities))
-		}
+		p.rows(w)
 	}
 	if d := s.Datapath; d != nil {
-		states := []string{}
-		for _, state := range []string{"ready", "waiting-for-identity", "waiting-for-policy", "restoring", "disconnecting"} {
-			if n := d.Endpoints[state]; n > 0 {
-				states = append(states, fmt.Sprintf("%d %s", n, state))
-			}
-		}
-		output.Row(w, "Endpoints", strings.Join(states, ", "))
-		output.Row(w, "Policy", d.policyText(s.Policy))
-		if i := d.IdentityStream; i != nil {
-			text := fmt.Sprintf("%d endpoints, %d pending", i.Changed, i.Pending)
-			if !i.Complete {
-				text += "; the stream from identity is not open"
-			}
-			output.Row(w, "Relabelled", text)
-		}
-		if n := d.Connections; n != nil {
-			output.Row(w, "Connections", fmt.Sprintf("%d live; %d begun, %d ended by policy, %d expired, %d evicted", n.Live,
-				n.Created, n.Revoked, n.Expired, n.Evicted))
-		}
-		if len(d.Maps) > 0 {
-			var sum uint64
-			for _, m := range d.Maps {
-				sum += m.Bytes
-			}
-			output.Row(w, "Maps", fmt.Sprintf("%d, %s", len(d.Maps), output.Bytes(sum)))
-		}
-		output.Row(w, "Kernel", d.Kernel)
-		output.Row(w, "Repairs", fmt.Sprintf("%d of attachments, %d of devices, %d of the node", d.AttachmentRepair,
-			d.DeviceRepairs, d.NodeRepairs))
-		if d.PendingReleases > 0 {
-			output.Row(w, "Pending", fmt.Sprintf("%d releases wait for identity or ipam", d.PendingReleases))
-		}
-		if len(d.Packets) > 0 {
-			fmt.Fprintln(w)
-			output.Row(w, "PACKETS", "DIRECTION", "VERDICT", "REASON")
-			for _, p := range d.Packets {
-				verdict := "forwarded"
-				if p.Dropped {
-					verdict = "dropped"
-				}
-				output.Row(w, p.Packets, p.Direction, verdict, p.Reason)
-			}
-		}
+		d.rows(w, s.Policy)
 	}
 	if len(s.Problems)+len(s.Warnings) > 0 {
 		fmt.Fprintln(w)
@@ -400,6 +345,71 @@ func (s *nodeStatus) table(w io.Writer) {
 	}
 	for _, warning := range s.Warnings {
 		fmt.Fprintln(w, "Warning: "+output.Printable(warning))
+	}
+}
+
+// rows are the policies, their tables and sources.
+func (p *policyStatus) rows(w io.Writer) {
+	output.Row(w, "Policies", fmt.Sprintf("%d in force, %d refused, revision %d", p.Policies, p.Refused, p.Revision))
+	output.Row(w, "Tables", fmt.Sprintf("%d for %d subjects, %d identities known", p.Tables, p.Subjects, p.Identities))
+	var sources []string
+	for _, source := range p.Sources {
+		name := strings.TrimSuffix(source.Name+" "+source.Manager, " ")
+		if !source.Synced {
+			name += " (not complete yet)"
+		}
+		sources = append(sources, name)
+	}
+	output.Row(w, "Sources", strings.Join(sources, ", "))
+	if p.WaitingIdentities > 0 {
+		output.Row(w, "Unknown", fmt.Sprintf("%d identities, because a table has no room", p.WaitingIdentities))
+	}
+}
+
+// rows are the endpoints, what evaluates them, and the kernel.
+func (d *datapathStatus) rows(w io.Writer, p *policyStatus) {
+	states := []string{}
+	for _, state := range []string{"ready", "waiting-for-identity", "waiting-for-policy", "restoring", "disconnecting"} {
+		if n := d.Endpoints[state]; n > 0 {
+			states = append(states, fmt.Sprintf("%d %s", n, state))
+		}
+	}
+	output.Row(w, "Endpoints", strings.Join(states, ", "))
+	output.Row(w, "Policy", d.policyText(p))
+	if i := d.IdentityStream; i != nil {
+		text := fmt.Sprintf("%d endpoints, %d pending", i.Changed, i.Pending)
+		if !i.Complete {
+			text += "; the stream from identity is not open"
+		}
+		output.Row(w, "Relabelled", text)
+	}
+	if n := d.Connections; n != nil {
+		output.Row(w, "Connections", fmt.Sprintf("%d live; %d begun, %d ended by policy, %d expired, %d evicted", n.Live,
+			n.Created, n.Revoked, n.Expired, n.Evicted))
+	}
+	if len(d.Maps) > 0 {
+		var sum uint64
+		for _, m := range d.Maps {
+			sum += m.Bytes
+		}
+		output.Row(w, "Maps", fmt.Sprintf("%d, %s", len(d.Maps), output.Bytes(sum)))
+	}
+	output.Row(w, "Kernel", d.Kernel)
+	output.Row(w, "Repairs", fmt.Sprintf("%d of attachments, %d of devices, %d of the node", d.AttachmentRepair,
+		d.DeviceRepairs, d.NodeRepairs))
+	if d.PendingReleases > 0 {
+		output.Row(w, "Pending", fmt.Sprintf("%d releases wait for identity or ipam", d.PendingReleases))
+	}
+	if len(d.Packets) > 0 {
+		fmt.Fprintln(w)
+		output.Row(w, "PACKETS", "DIRECTION", "VERDICT", "REASON")
+		for _, packets := range d.Packets {
+			verdict := "forwarded"
+			if packets.Dropped {
+				verdict = "dropped"
+			}
+			output.Row(w, packets.Packets, packets.Direction, verdict, packets.Reason)
+		}
 	}
 }
 

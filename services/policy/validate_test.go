@@ -39,7 +39,9 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 			0, `{"problems":["spec: the ingress rules alone, for any subject: table needs 1025 address classes, the limit is 1024"]}`,
 		},
 		{"no kind of policy", "apiVersion: v1\nkind: Pod\n", 0, `{"problems":["kind: `},
-		{"the same twice", good + "---\n" + good, 0, `{"problems":[]}` + "\n" + `{"problems":["metadata.name: document 0 is the same policy"]}`},
+		{
+			"the same twice", good + "---\n" + good, 0, strings.Repeat(`{"problems":["metadata.name: another document has the same kind and name"]}`+"\n", 2),
+		},
 		{"no YAML", "{", 2, "sluice-policy validate: document 0: "},
 		{"too large", strings.Repeat("#", 3<<20+1), 2, "sluice-policy validate: document 0: manifest of "},
 	} {

@@ -49,29 +49,13 @@ func InDocuments(err error, docs []Document) error {
 				lines = append(lines, "document "+match[1]+": "+text)
 				continue
 			}
-			lines = append(lines, docs[n].Problem(InFiles(text, docs)))
+			lines = append(lines, docs[n].Problem(text))
 		}
 	}
 	if len(lines) == 0 {
 		return err
 	}
 	return errors.New(strings.Join(lines, "\n"))
-}
-
-// samePolicy is how the service says that two documents have one name.
-var samePolicy = regexp.MustCompile(`document (\d+) is the same policy`)
-
-// InFiles replaces numbers of documents in a message by their places.
-func InFiles(text string, docs []Document) string {
-	match := samePolicy.FindStringSubmatch(text)
-	if match == nil {
-		return text
-	}
-	n, err := strconv.Atoi(match[1])
-	if err != nil || n >= len(docs) {
-		return text
-	}
-	return strings.Replace(text, match[0], "is the same policy as "+docs[n].Place(), 1)
 }
 
 // Problem is a message about the document.

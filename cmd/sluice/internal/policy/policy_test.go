@@ -592,7 +592,7 @@ func TestValidateNeedsNoService(t *testing.T) {
 	script := "#!/bin/sh\n[ \"$*\" = 'validate --namespace=shop' ] || exit 2\n/bin/cat > " + filepath.Join(bin, "stdin") +
 		"\n" +
 		`echo '{"problems":["spec.ingress[0].ports[0].port: is no port"]}'` + "\n" +
-		`echo '{"problems":["metadata.name: document 0 is the same policy"],"droppedFields":["spec.x"]}'` + "\n"
+		`echo '{"problems":["metadata.name: another document has the same kind and name"],"droppedFields":["spec.x"]}'` + "\n"
 	if err := os.WriteFile(program, []byte(script), 0o700); err != nil { //nolint:gosec // executable
 		t.Fatal(err)
 	}
@@ -605,7 +605,7 @@ func TestValidateNeedsNoService(t *testing.T) {
 	}
 	place := file + ": document 1 (line 1): NetworkPolicy shop/web: "
 	nodetest.WantLines(t, out.String(), place+"spec.ingress[0].ports[0].port: is no port",
-		place+"metadata.name: is the same policy as "+file+": document 1 (line 1)",
+		place+"metadata.name: another document has the same kind and name",
 		place+"warning: spec.x: no such field; it would be ignored", "2 of 2 policies would be refused.")
 	if given, err := os.ReadFile(filepath.Join(bin, "stdin")); err != nil || string(given) != "---\n"+nodetest.WebPolicy+
 		"---\n"+nodetest.WebPolicy {

@@ -106,9 +106,6 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 			Name:     key.GetName(),
 			Problems: append([]string{}, verdicts[i].Problems...), Dropped: verdicts[i].Dropped, Notes: verdicts[i].Notes,
 		}
-		for i, p := range one.Problems {
-			one.Problems[i] = manifest.InFiles(p, docs)
-		}
 		if len(one.Problems) > 0 {
 			refused++
 		}

@@ -93,6 +93,13 @@ type Options struct {
 	Large bool
 }
 
+// named is the name of a document, as what is wrong with it if another has it
+// too.
+type named struct {
+	Violation
+	refused bool // another has it
+}
+
 // Decode understands documents, all of them or none.
 func (r Options) Decode(data []byte) ([]Decoded, error) {
 	if !r.Large {
@@ -104,7 +111,7 @@ func (r Options) Decode(data []byte) ([]Decoded, error) {
 	namespace = cmp.Or(namespace, "default")
 	var out []Decoded
 	var bad Error
-	seen := make(map[policy.Key]int)
+	seen := make(map[policy.Key]*named)
 	one := func(i int, at string, doc manifest.Document, text []byte) {
 		if policy.Namespaced(doc.Kind) {
 			doc = doc.WithNamespace(namespace)
@@ -137,10 +144,16 @@ func (r Options) Decode(data []byte) ([]Decoded, error) {
 					bad.Violations = append(bad.Violations, Violation{i, name, "spec", err.Error()})
 				}
 			}
-			if first, ok := seen[object.Key]; ok {
-				bad.Violations = append(bad.Violations, Violation{i, name, at + "metadata.name", fmt.Sprintf("document %d is the same policy", first)})
+			its := &named{Violation: Violation{i, name, at + "metadata.name", "another document has the same kind and name"}}
+			if other := seen[object.Key]; other == nil {
+				seen[object.Key] = its
+			} else {
+				if !other.refused {
+					bad.Violations = append(bad.Violations, other.Violation)
+				}
+				other.refused = true
+				bad.Violations = append(bad.Violations, its.Violation)
 			}
-			seen[object.Key] = i
 			out = append(out, Decoded{object, trim(text), i})
 		}
 	}

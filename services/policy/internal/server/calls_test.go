@@ -433,7 +433,7 @@ items:
 	}
 	for manifests, want := range map[string]string{
 		strings.Replace(list, `"podSelector": {}`, `"podSelecter": {}`, 1):                                             "document 0 (NetworkPolicy shop/a): items[0].spec.podSelecter: no such field",
-		strings.Replace(list, `"b"`, `"a"`, 1):                                                                         "items[1].metadata.name: document 0 is the same policy",
+		strings.Replace(list, `"b"`, `"a"`, 1):                                                                         "items[0].metadata.name: another document has the same kind and name; document 0 (NetworkPolicy shop/a): items[1].metadata.name: another document has",
 		`{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Service"}, {"kind": "Secret"}]}`: "items[0].kind: v1 Service is not a kind of policy; document 0: items[1].kind: Secret without an apiVersion is not",
 		"apiVersion: v1\nkind: List\nitems: {a: b}\n":                                                                  "items: must be a list, is an object",
 		"apiVersion: v1\nkind: List\nitems: [a]\n":                                                                     "items[0]: must be an object",

@@ -19,12 +19,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
-
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/requestid"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/attachment"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/logfile"
 )
@@ -42,14 +41,14 @@ func run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) 
 	if err == nil {
 		return 0
 	}
-	var cniErr *types.Error
+	var cniErr *cni.Error
 	if !errors.As(err, &cniErr) {
-		cniErr = types.NewError(attachment.CodeInternal, err.Error(), "")
+		cniErr = cni.NewError(attachment.CodeInternal, err.Error(), "")
 	}
 	// CNI has errors on standard output.
 	answer := struct {
 		CNIVersion string `json:"cniVersion"`
-		*types.Error
+		*cni.Error
 	}{version, cniErr}
 	b, err := json.MarshalIndent(answer, "", "    ")
 	if err == nil {
@@ -78,7 +77,7 @@ func execute(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writ
 	// One byte more than is taken tells too much from just enough.
 	input, err := io.ReadAll(io.LimitReader(stdin, invocation.MaxStdin+1))
 	if err != nil {
-		return version, types.NewError(types.ErrIOFailure, "read standard input: "+err.Error(), "")
+		return version, cni.NewError(cni.ErrIOFailure, "read standard input: "+err.Error(), "")
 	}
 	in, err := invocation.Parse(command, getenv, input)
 	if err != nil {
@@ -121,7 +120,7 @@ func printVersions(w io.Writer) error {
 		_, err = w.Write(append(b, '\n'))
 	}
 	if err != nil {
-		return types.NewError(types.ErrIOFailure, "write the versions: "+err.Error(), "")
+		return cni.NewError(cni.ErrIOFailure, "write the versions: "+err.Error(), "")
 	}
 	return nil
 }

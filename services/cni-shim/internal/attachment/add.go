@@ -13,10 +13,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
@@ -107,8 +105,8 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	if err != nil {
 		return cniError("answer of sluice-datapath", err)
 	}
-	if err := printResult(stdout, result, p.in.Config.CNIVersion); err != nil {
-		return types.NewError(types.ErrIOFailure, "write the result: "+err.Error(), "")
+	if err := result.Print(stdout, p.in.Config.CNIVersion); err != nil {
+		return cni.NewError(cni.ErrIOFailure, "write the result: "+err.Error(), "")
 	}
 	p.did("endpoint created", slog.Uint64("identity", uint64(endpoint.Identity)),
 		slog.String("device", endpoint.HostInterface.Name), slog.Any("addresses", endpoint.Addresses))
@@ -157,7 +155,7 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 		Manager:          workload.ManagerCNI,
 		Network:          p.in.Config.Name,
 		NetworkNamespace: path,
-		MAC:              p.in.Config.MAC.String(),
+		MAC:              p.in.Config.MAC,
 		MTU:              p.in.Config.MTU,
 	}
 	if pod := p.in.Pod; pod.Name != "" {
@@ -288,13 +286,4 @@ func (p *Plugin) deleteAndRelease(ctx context.Context) error {
 		return nil // the datapath releases what its tombstone says
 	}
 	return p.release(ctx)
-}
-
-// printResult writes the result in the version of the configuration.
-func printResult(w io.Writer, result *types100.Result, version string) error {
-	out, err := result.GetAsVersion(version)
-	if err != nil {
-		return fmt.Errorf("convert to CNI %s: %w", version, err)
-	}
-	return out.PrintTo(w)
 }

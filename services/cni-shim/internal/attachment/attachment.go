@@ -79,7 +79,7 @@ func New(in invocation.Invocation, logger *slog.Logger, start time.Time) (*Plugi
 
 // Run carries out the verb and writes its result, if it has one, to stdout. It
 // is done when the configuration's timeout has passed, except for undoing what
-// then has to be undone. The error is a *types.Error.
+// then has to be undone. The error is a *cni.Error.
 func (p *Plugin) Run(ctx context.Context, stdout io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, p.in.Config.Timeout)
 	defer cancel()

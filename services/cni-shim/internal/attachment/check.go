@@ -10,16 +10,14 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
-
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
@@ -83,11 +81,11 @@ func (p *Plugin) expected() ([]string, error) {
 		if ip.Interface == nil || *ip.Interface != index {
 			continue
 		}
-		a, ok := netip.AddrFromSlice(ip.Address.IP)
-		if !ok {
+		a := ip.Address.Addr()
+		if !a.IsValid() {
 			return nil, invocation.Field("prevResult", "ips[%d]: not an address", i)
 		}
-		addresses = append(addresses, a.Unmap().String())
+		addresses = append(addresses, a.String())
 	}
 	if len(addresses) == 0 {
 		return nil, invocation.Field("prevResult", "interface %q has no address", p.in.Owner.Interface)
@@ -99,8 +97,8 @@ func describe(d *message.Difference) string {
 	return fmt.Sprintf("%s %s: want %s, have %s", d.Subject, d.Key, cmp.Or(d.Want, "nothing"), cmp.Or(d.Have, "nothing"))
 }
 
-func different(lines []string) *types.Error {
-	return types.NewError(CodeDifferent, "the attachment is not what ADD made", strings.Join(lines, "; "))
+func different(lines []string) *cni.Error {
+	return cni.NewError(CodeDifferent, "the attachment is not what ADD made", strings.Join(lines, "; "))
 }
 
 // statusPatience is how long no ADD at all may work before STATUS says so: kubelet
@@ -175,7 +173,7 @@ func (p *Plugin) status(ctx context.Context) error {
 	if len(problems) == 0 || err == nil && time.Since(since) < statusPatience {
 		return nil
 	}
-	return types.NewError(code, what, strings.Join(problems, "; "))
+	return cni.NewError(code, what, strings.Join(problems, "; "))
 }
 
 // gc deletes every attachment to the network that the runtime does not list. An

@@ -12,8 +12,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/containernetworking/cni/pkg/types"
-
+	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/spool"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
@@ -32,44 +31,44 @@ const (
 // cniError chooses the CNI code of whatever went wrong in doing what. It is the
 // only place where that is decided; errors that are CNI errors already keep
 // their code.
-func cniError(what string, err error) *types.Error {
-	if ready, ok := errors.AsType[*types.Error](err); ok {
+func cniError(what string, err error) *cni.Error {
+	if ready, ok := errors.AsType[*cni.Error](err); ok {
 		return ready
 	}
-	answer := func(code uint, advice string) *types.Error {
-		return types.NewError(code, what+": "+explain(err), join(details(err), advice))
+	answer := func(code uint, advice string) *cni.Error {
+		return cni.NewError(code, what+": "+explain(err), join(details(err), advice))
 	}
 	switch {
 	case errors.Is(err, netns.ErrInvalid):
-		return answer(types.ErrInvalidEnvironmentVariables, "")
+		return answer(cni.ErrInvalidEnvironment, "")
 	case errors.Is(err, spool.ErrFull):
-		return answer(types.ErrTryAgainLater, "start sluice-datapath; it empties the spool")
+		return answer(cni.ErrTryAgainLater, "start sluice-datapath; it empties the spool")
 	case errors.Is(err, spool.ErrNoState):
 		// The runtime repeats it, until the datapath serves or the node is prepared.
-		return answer(types.ErrTryAgainLater, "runDir and stateDir must be those of the services of this node; see `sluice prepare`")
+		return answer(cni.ErrTryAgainLater, "runDir and stateDir must be those of the services of this node; see `sluice prepare`")
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), isShort(err):
-		return answer(types.ErrTryAgainLater, "")
+		return answer(cni.ErrTryAgainLater, "")
 	}
 	code := unary.CodeOf(err)
 	switch code {
 	case unary.InvalidArgument, unary.FailedPrecondition:
 		switch {
 		case aboutEnvironment(err):
-			return answer(types.ErrInvalidEnvironmentVariables, "")
+			return answer(cni.ErrInvalidEnvironment, "")
 		case code == unary.InvalidArgument:
-			return answer(types.ErrInvalidNetworkConfig, "")
+			return answer(cni.ErrInvalidConfig, "")
 		}
 		// A lease that was lost again and again, an address that another owner has,
 		// or a record that cannot be read.
-		return answer(types.ErrTryAgainLater, "")
+		return answer(cni.ErrTryAgainLater, "")
 	case unary.AlreadyExists:
-		return answer(types.ErrInvalidNetworkConfig, "")
+		return answer(cni.ErrInvalidConfig, "")
 	case unary.Unavailable:
-		return answer(types.ErrTryAgainLater, "see `sluice status`")
+		return answer(cni.ErrTryAgainLater, "see `sluice status`")
 	case unary.Aborted, unary.ResourceExhausted, unary.DeadlineExceeded, unary.Canceled:
-		return answer(types.ErrTryAgainLater, "")
+		return answer(cni.ErrTryAgainLater, "")
 	case unary.Unimplemented:
-		return answer(types.ErrIncompatibleCNIVersion, "the services are older than the plugin")
+		return answer(cni.ErrIncompatibleVersion, "the services are older than the plugin")
 	case unary.PermissionDenied, unary.Unauthenticated:
 		return answer(CodePermission, "the plugin must run as root")
 	default:

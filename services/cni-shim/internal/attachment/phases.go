@@ -9,9 +9,8 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
-
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 )
 
 // phases are what an invocation spends its time on, one after the other.
@@ -47,7 +46,7 @@ func (p *Plugin) did(msg string, attrs ...slog.Attr) { p.outcome = outcome{msg, 
 func (p *Plugin) Report(ctx context.Context, err error) {
 	p.phases.begin("")
 	level, msg, attrs := slog.LevelInfo, p.outcome.msg, p.outcome.attrs
-	var refused *types.Error
+	var refused *cni.Error
 	switch {
 	case errors.As(err, &refused):
 		level, msg = slog.LevelWarn, "refused"

@@ -6,24 +6,20 @@ package attachment
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
-	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
+	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
 )
 
 // result puts an endpoint into CNI's words, behind what the chain's earlier
-// plugins said. It is written as CNI 1.1.0; fields that older versions lack
-// are left out for them.
-func (p *Plugin) result(e *message.Endpoint) (*types100.Result, error) {
+// plugins said.
+func (p *Plugin) result(e *message.Endpoint) (*cni.Result, error) {
 	if e == nil {
 		return nil, errors.New("no endpoint")
 	}
-	r := &types100.Result{CNIVersion: "1.1.0", DNS: p.in.Config.DNS}
+	r := &cni.Result{DNS: p.in.Config.DNS}
 	if prev := p.in.Config.PrevResult; prev != nil {
 		r.Interfaces = slices.Clone(prev.Interfaces)
 		r.IPs = slices.Clone(prev.IPs)
@@ -42,7 +38,7 @@ func (p *Plugin) result(e *message.Endpoint) (*types100.Result, error) {
 	// The path that the runtime knows, not the one that the datapath opened.
 	inside.Sandbox = p.in.Netns
 	if p.in.Config.CNIVersion == "1.1.0" {
-		host.Mtu, inside.Mtu = int(e.MTU), int(e.MTU)
+		host.MTU, inside.MTU = int(e.MTU), int(e.MTU)
 	}
 	r.Interfaces = append(r.Interfaces, host, inside)
 	index := len(r.Interfaces) - 1
@@ -63,17 +59,17 @@ func (p *Plugin) result(e *message.Endpoint) (*types100.Result, error) {
 		if err != nil {
 			return nil, fmt.Errorf("addresses: %w", err)
 		}
-		ip := &types100.IPConfig{Interface: types100.Int(index), Address: hostNet(a)}
+		ip := &cni.IP{Interface: &index, Address: netip.PrefixFrom(a, a.BitLen())}
 		g, ok := gateways[a.Is4()]
 		if !ok {
 			return nil, fmt.Errorf("gateways: none for %s", a)
 		}
-		ip.Gateway = g.AsSlice()
+		ip.Gateway = cni.Gateway{Addr: g}
 		r.IPs = append(r.IPs, ip)
 
 		// What leaves by a table of the interface's own is no default route.
 		if !slices.Contains(e.SourceRouted, text) {
-			r.Routes = append(r.Routes, &types.Route{Dst: everything(a), GW: g.AsSlice()})
+			r.Routes = append(r.Routes, &cni.Route{Dst: everything(a), GW: cni.Gateway{Addr: g}})
 		}
 	}
 	return r, nil
@@ -89,27 +85,26 @@ func address(text string) (netip.Addr, error) {
 	return a, nil
 }
 
-func device(d message.Interface, field string) (*types100.Interface, error) {
+func device(d message.Interface, field string) (*cni.Interface, error) {
 	if d.Name == "" {
 		return nil, fmt.Errorf("%s: it has no name", field)
 	}
-	if _, err := net.ParseMAC(d.MAC); err != nil {
-		return nil, fmt.Errorf("%s: %w", field, err)
+	if _, _, ok := cni.ParseMAC(d.MAC); !ok {
+		return nil, fmt.Errorf("%s: %q is no MAC address", field, d.MAC)
 	}
-	return &types100.Interface{Name: d.Name, Mac: d.MAC}, nil
+	return &cni.Interface{Name: d.Name, MAC: d.MAC}, nil
 }
 
-func hostNet(a netip.Addr) net.IPNet {
-	return net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
-}
-
-func everything(a netip.Addr) net.IPNet {
-	return net.IPNet{IP: make(net.IP, a.BitLen()/8), Mask: net.CIDRMask(0, a.BitLen())}
+func everything(a netip.Addr) netip.Prefix {
+	if a.Is4() {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
 // mergeDNS lets this plugin's configuration win where it says something.
-func mergeDNS(prev, own types.DNS) types.DNS {
-	if own.IsEmpty() {
+func mergeDNS(prev, own cni.DNS) cni.DNS {
+	if own.IsZero() {
 		return prev
 	}
 	return own

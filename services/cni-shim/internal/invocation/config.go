@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -18,11 +17,8 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/types/create"
-
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 )
 
 // Limits on standard input. The largest honest document is that of GC on a
@@ -55,19 +51,19 @@ type Config struct {
 	MTU        uint32 // bytes; 0 for the node's default
 	LogFile    string // empty for no log
 	Timeout    time.Duration
-	DNS        types.DNS
+	DNS        cni.DNS
 	// Ignored says what is wrong with fields that DEL and GC do without.
 	Ignored []string
 
 	// PrevResult is what the chain's earlier plugins, or at CHECK this one,
 	// answered; nil if there is none.
-	PrevResult *types100.Result
+	PrevResult *cni.Result
 	// ValidAttachments is nil if the key is missing, which differs from empty.
 	ValidAttachments []workload.Owner
 	// Addresses that the runtime asks for, at most one per family, IPv4 first.
 	Addresses []netip.Addr
-	// MAC that the runtime asks for; nil for any.
-	MAC net.HardwareAddr
+	// MAC that the runtime asks for, with ":" between its bytes; empty for any.
+	MAC string
 
 	runtimeLabels []keyValue
 	argsLabels    []keyValue
@@ -84,7 +80,7 @@ type keyValue struct {
 func parseConfig(command Command, stdin []byte) (Config, error) {
 	top, err := object(stdin)
 	if err != nil {
-		return Config{}, types.NewError(types.ErrDecodingFailure, "network configuration: "+err.Error(), "")
+		return Config{}, cni.NewError(cni.ErrDecodingFailure, "network configuration: "+err.Error(), "")
 	}
 	c := Config{RunDir: DefaultRunDir, LogFile: DefaultLogFile, Timeout: DefaultTimeout}
 	d := fields{top}
@@ -299,14 +295,14 @@ func (c *Config) parseRuntime(d fields) error {
 		return err
 	}
 	if mac != "" {
-		m, err := net.ParseMAC(mac)
+		bytes, canonical, ok := cni.ParseMAC(mac)
 		switch {
-		case err != nil || len(m) != 6:
+		case !ok:
 			return Field("runtimeConfig.mac", "%q is not a MAC address", clip(mac))
-		case m[0]&1 != 0 || slices.Equal(m, make(net.HardwareAddr, 6)):
-			return Field("runtimeConfig.mac", "%s is not the address of one device", m)
+		case bytes[0]&1 != 0 || bytes == [6]byte{}:
+			return Field("runtimeConfig.mac", "%s is not the address of one device", canonical)
 		}
-		c.MAC = m
+		c.MAC = canonical
 	}
 	c.podLabels = annotations[AnnotationLabels]
 	return nil
@@ -317,13 +313,13 @@ func (c *Config) parseArgs(d fields) error {
 	if err := d.get("args", &args); err != nil {
 		return fieldError("", err)
 	}
-	var cni map[string]json.RawMessage
-	if err := (fields{args}).get("cni", &cni); err != nil {
+	var own map[string]json.RawMessage
+	if err := (fields{args}).get("cni", &own); err != nil {
 		return fieldError("args.", err)
 	}
 	var ips []string
 	// Other keys of args belong to other plugins; CNI says to ignore them.
-	if err := errors.Join(fields{cni}.get("labels", &c.argsLabels), fields{cni}.get("ips", &ips)); err != nil {
+	if err := errors.Join(fields{own}.get("labels", &c.argsLabels), fields{own}.get("ips", &ips)); err != nil {
 		return fieldError("args.cni.", err)
 	}
 	if len(c.argsLabels)+len(c.runtimeLabels) > maxRuntimeLabels {
@@ -364,46 +360,10 @@ func (c *Config) parsePrevResult(d fields) error {
 	if !slices.Contains(Versions, c.CNIVersion) {
 		return nil // refused with its own code by the caller
 	}
-	var v struct {
-		CNIVersion string `json:"cniVersion"`
-	}
-	if err := json.Unmarshal(raw, &v); err != nil {
-		return Field("prevResult", "%v", err)
-	}
-	if v.CNIVersion == "" { // some runtimes leave it to the configuration's
-		v.CNIVersion = c.CNIVersion
-		var m map[string]json.RawMessage
-		if err := json.Unmarshal(raw, &m); err != nil {
-			return Field("prevResult", "%v", err)
-		}
-		m["cniVersion"], _ = json.Marshal(v.CNIVersion)
-		raw, _ = json.Marshal(m)
-	}
-	result, err := create.Create(v.CNIVersion, raw)
+	// Some runtimes leave its version to the configuration's.
+	r, err := cni.ParseResult(raw, c.CNIVersion)
 	if err != nil {
 		return Field("prevResult", "%v", err)
-	}
-	r, err := types100.NewResultFromResult(result)
-	if err != nil {
-		return Field("prevResult", "%v", err)
-	}
-	for i, dev := range r.Interfaces {
-		if dev == nil {
-			return Field("prevResult", "interfaces[%d] is null", i)
-		}
-	}
-	for i, ip := range r.IPs {
-		switch {
-		case ip == nil:
-			return Field("prevResult", "ips[%d] is null", i)
-		case ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= len(r.Interfaces)):
-			return Field("prevResult", "ips[%d]: there is no interface %d", i, *ip.Interface)
-		}
-	}
-	for i, route := range r.Routes {
-		if route == nil {
-			return Field("prevResult", "routes[%d] is null", i)
-		}
 	}
 	c.PrevResult = r
 	return nil
@@ -484,9 +444,9 @@ func (d fields) get(key string, v any) error {
 }
 
 // fieldError is the CNI error for the first of what fields.get complained of.
-func fieldError(prefix string, err error) *types.Error {
+func fieldError(prefix string, err error) *cni.Error {
 	line, _, _ := strings.Cut(err.Error(), "\n")
-	return types.NewError(types.ErrInvalidNetworkConfig, prefix+line, "")
+	return cni.NewError(cni.ErrInvalidConfig, prefix+line, "")
 }
 
 // object reads one JSON object and nothing after it. It refuses nesting below

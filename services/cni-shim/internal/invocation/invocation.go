@@ -19,10 +19,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/containernetworking/cni/pkg/types"
-
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 )
 
 // Versions are the CNI versions that the plugin speaks, oldest first.
@@ -121,7 +120,7 @@ func ParseCommand(getenv func(string) string) (Command, error) {
 }
 
 // Parse checks the environment and the configuration of a verb other than
-// VERSION. The error is a *types.Error.
+// VERSION. The error is a *cni.Error.
 func Parse(command Command, getenv func(string) string, stdin []byte) (Invocation, error) {
 	in := Invocation{Command: command}
 	if command == Add || command == Del || command == Check {
@@ -135,10 +134,10 @@ func Parse(command Command, getenv func(string) string, stdin []byte) (Invocatio
 	}
 	in.Config = config
 	if !slices.Contains(Versions, config.CNIVersion) {
-		return Invocation{}, types.NewError(types.ErrIncompatibleCNIVersion, fmt.Sprintf("cniVersion %q is not supported", clip(config.CNIVersion)), "supported: "+strings.Join(Versions, ", "))
+		return Invocation{}, cni.NewError(cni.ErrIncompatibleVersion, fmt.Sprintf("cniVersion %q is not supported", clip(config.CNIVersion)), "supported: "+strings.Join(Versions, ", "))
 	}
 	if slices.Index(Versions, config.CNIVersion) < slices.Index(Versions, since[command]) {
-		return Invocation{}, types.NewError(types.ErrIncompatibleCNIVersion, fmt.Sprintf("cniVersion %s has no %s", config.CNIVersion, command), "it exists since "+since[command])
+		return Invocation{}, cni.NewError(cni.ErrIncompatibleVersion, fmt.Sprintf("cniVersion %s has no %s", config.CNIVersion, command), "it exists since "+since[command])
 	}
 	switch command {
 	case Add:
@@ -238,22 +237,22 @@ func checkInterfaceName(name string) string {
 }
 
 // environment is a CNI error about a variable.
-func environment(name, format string, args ...any) *types.Error {
-	return types.NewError(types.ErrInvalidEnvironmentVariables, name+": "+fmt.Sprintf(format, args...), "")
+func environment(name, format string, args ...any) *cni.Error {
+	return cni.NewError(cni.ErrInvalidEnvironment, name+": "+fmt.Sprintf(format, args...), "")
 }
 
 // Environment is the CNI error for a variable that turned out wrong later.
-func Environment(name string, err error) *types.Error { return environment(name, "%v", err) }
+func Environment(name string, err error) *cni.Error { return environment(name, "%v", err) }
 
 // Field is the CNI error for a field of the configuration.
-func Field(name, format string, args ...any) *types.Error {
-	return types.NewError(types.ErrInvalidNetworkConfig, name+": "+fmt.Sprintf(format, args...), "")
+func Field(name, format string, args ...any) *cni.Error {
+	return cni.NewError(cni.ErrInvalidConfig, name+": "+fmt.Sprintf(format, args...), "")
 }
 
 // unsupported is the CNI error for a field that the plugin does not know, or not
 // with that value.
-func unsupported(name string, value []byte, why string) *types.Error {
-	return types.NewError(types.ErrUnsupportedField, fmt.Sprintf("%s: %s is not supported: %s", name, clip(string(value)), why), "")
+func unsupported(name string, value []byte, why string) *cni.Error {
+	return cni.NewError(cni.ErrUnsupportedField, fmt.Sprintf("%s: %s is not supported: %s", name, clip(string(value)), why), "")
 }
 
 // clip keeps hostile input from filling logs and answers.

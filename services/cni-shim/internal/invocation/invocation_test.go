@@ -16,9 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
-
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 )
 
 func env(more ...string) func(string) string {
@@ -42,7 +41,7 @@ func code(t *testing.T, err error) uint {
 	if err == nil {
 		return 0
 	}
-	var e *types.Error
+	var e *cni.Error
 	if !errors.As(err, &e) {
 		t.Fatalf("%v is not a CNI error", err)
 	}

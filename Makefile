@@ -99,7 +99,7 @@ bench-policy-api: build bin/sluice-devetcd bin/test/sluice-k8s ## Measure polici
 
 .PHONY: bench-state
 bench-state: bin/sluice-devetcd ## Measure for how long the owners of identities and addresses keep callers waiting, at the size of a full cluster (root)
-	@nice -n -10 go -C services/identity test -run '^$$' -bench '^BenchmarkOwner$$' -benchtime 1x ./internal/etcd
+	@nice -n -10 go -C services/identity test -run '^$$' -bench '^Benchmark(Owner|Burst)$$' -benchtime 1x ./internal/etcd
 	@# In memory: a disk that takes long to sync says nothing of the ledger.
 	@TMPDIR=/dev/shm nice -n -10 go -C services/ipam test -run '^$$' -bench '^BenchmarkOwner$$' -benchtime 1x ./internal/ipam
 

@@ -42,19 +42,20 @@ func (s *Store) refer(ctx context.Context, n identity.Numeric, l label.Canonical
 	put := s.put(n, l, lease, false)
 	// Nodes of layout 1 take labels/ for the fence.
 	both := append(slices.Clip(put), clientv3.OpPut(s.labelsKey(l), labelsValue1(n, l)))
-	resp, err := s.session.Commit(ctx, "refer to identity", s.session.Txn(ctx).
-		If(exists(labelsValue(n))...).Then(put...).
-		Else(clientv3.OpTxn(exists(labelsValue1(n, l)), both, s.gets(n, l))))
-	if err != nil {
+	c := &claim{
+		what: "refer to identity", number: n, labels: l, when: exists(labelsValue(n)), then: put,
+		orElse: []clientv3.Op{clientv3.OpTxn(exists(labelsValue1(n, l)), both, s.gets(n, l))},
+	}
+	if err := s.commit(ctx, c); err != nil {
 		return allocator.Claim{}, state{}, false, err
 	}
-	if ok = resp.Succeeded; !ok {
-		inner := resp.Responses[0].GetResponseTxn()
+	if ok = c.succeeded; !ok {
+		inner := c.responses[0].GetResponseTxn()
 		if ok = inner.GetSucceeded(); !ok {
 			have = stateOf(inner.GetResponses())
 		}
 	}
-	return allocator.Claim{Number: n, Revision: resp.Header.Revision}, have, ok, nil
+	return allocator.Claim{Number: n, Revision: c.revision}, have, ok, nil
 }
 
 // maxRaces bounds how often one call starts over because another changed what
@@ -106,24 +107,22 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 	for range maxRaces {
 		// One round trip creates it, or tells why not. Without a candidate it
 		// only tells: number 0 is never created.
-		txn := s.session.Txn(ctx)
+		first := &claim{what: "allocate identity", number: candidate, labels: l, then: s.gets(candidate, l)}
 		if candidate != 0 {
-			txn = txn.If(
+			first.when = []clientv3.Cmp{
 				clientv3.Compare(clientv3.CreateRevision(s.labelsKey(l)), "=", 0),
 				clientv3.Compare(clientv3.CreateRevision(s.idKey(candidate)), "=", 0),
 				clientv3.Compare(clientv3.CreateRevision(s.quarantineKey(candidate)), "=", 0),
-			).Then(s.put(candidate, l, lease, true)...).Else(s.gets(candidate, l)...)
-		} else {
-			txn = txn.Then(s.gets(candidate, l)...)
+			}
+			first.then, first.orElse = s.put(candidate, l, lease, true), first.then
 		}
-		resp, err := s.session.Commit(ctx, "allocate identity", txn)
-		if err != nil {
+		if err := s.commit(ctx, first); err != nil {
 			return allocator.Claim{}, err
 		}
-		if resp.Succeeded && candidate != 0 {
-			return allocator.Claim{Number: candidate, Revision: resp.Header.Revision, Created: true}, nil
+		if first.succeeded && candidate != 0 {
+			return allocator.Claim{Number: candidate, Revision: first.revision, Created: true}, nil
 		}
-		n, have := candidate, stateOf(resp.Responses)
+		n, have := candidate, stateOf(first.responses)
 		if have.labels != nil {
 			if n, err = numberOf(have.labels, l); err != nil {
 				return allocator.Claim{}, err

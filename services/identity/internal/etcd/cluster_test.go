@@ -157,22 +157,32 @@ func TestEightNodesAgreeOnEveryNumber(t *testing.T) {
 	const nodes, sets = 8, 60
 	s := etcdtest.Start(t)
 	var all [nodes]*node
+	cfg := quick()
+	cfg.StoreTimeout = time.Minute // eight nodes with all they have to ask at once
 	for i := range nodes {
-		all[i] = startNode(t, s.Endpoint, fmt.Sprint("node", i), t.TempDir(), quick())
+		all[i] = startNode(t, s.Endpoint, fmt.Sprint("node", i), t.TempDir(), cfg)
 	}
 	var got [nodes][sets]identity.Numeric
 	var wg sync.WaitGroup
 	for i, n := range all {
-		wg.Go(func() {
-			for _, k := range rand.Perm(sets) {
-				id, err := n.Hold(t.Context(), holder(k), storetest.Labels(t, fmt.Sprint(k)), false)
-				if err != nil {
-					t.Errorf("node %d, set %d: %v", i, k, err)
-					return
-				}
-				got[i][k] = id.Number
+		hold := func(k int) {
+			id, err := n.Hold(t.Context(), holder(k), storetest.Labels(t, fmt.Sprint(k)), false)
+			if err != nil {
+				t.Errorf("node %d, set %d: %v", i, k, err)
 			}
-		})
+			got[i][k] = id.Number
+		}
+		if i%2 == 0 { // one after the other, or all at once
+			wg.Go(func() {
+				for _, k := range rand.Perm(sets) {
+					hold(k)
+				}
+			})
+			continue
+		}
+		for _, k := range rand.Perm(sets) {
+			wg.Go(func() { hold(k) })
+		}
 	}
 	wg.Wait()
 	unique := map[identity.Numeric]int{}

@@ -42,19 +42,25 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
+	"github.com/sluice-net/sluice/services/identity/internal/together"
 )
 
 // Store is the allocator's Store in etcd.
 type Store struct {
 	session *session.Session
 	cfg     session.Config // of the session
+	claims  *together.Group[*claim]
 
 	mu     sync.Mutex
 	layout int // guarded by mu; that identities are made in; 0: not read yet
 }
 
 // New returns a Store with the keys below the prefix of a session.
-func New(s *session.Session) *Store { return &Store{session: s, cfg: s.Config()} }
+func New(session *session.Session) *Store {
+	s := &Store{session: session, cfg: session.Config()}
+	s.claims = &together.Group[*claim]{Do: s.commitAll, Fits: disjoint, AtOnce: claimsAtOnce}
+	return s
+}
 
 // Join implements allocator.Store.
 func (s *Store) Join(ctx context.Context) (fresh bool, err error) {

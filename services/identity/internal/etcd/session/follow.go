@@ -119,7 +119,7 @@ func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-cha
 				s.cfg.Log.Info("etcd compacted what was not seen yet; listing again", "prefix", r.Prefix, "from", next, "compacted", resp.CompactRevision)
 				return next, errGap
 			case resp.Err() != nil:
-				return next, s.fault(ctx, "watch "+r.Prefix, resp.Err())
+				return next, s.Fault(ctx, "watch "+r.Prefix, resp.Err())
 			case !ok:
 				return next, fmt.Errorf("watch %s: %w: the watch ended", r.Prefix, cluster.ErrUnavailable)
 			}

@@ -67,7 +67,7 @@ func (s *Session) Get(ctx context.Context, what, key string, opts ...clientv3.Op
 	before := s.position()
 	resp, err := s.client.Get(ctx, key, opts...)
 	if err != nil {
-		return nil, s.fault(ctx, what, err)
+		return nil, s.Fault(ctx, what, err)
 	}
 	if err := s.saw(before, resp.Header); err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
@@ -83,7 +83,7 @@ func (s *Session) Commit(ctx context.Context, what string, txn clientv3.Txn) (*c
 	before := s.position()
 	resp, err := txn.Commit()
 	if err != nil {
-		return nil, s.fault(ctx, what, err)
+		return nil, s.Fault(ctx, what, err)
 	}
 	if err := s.saw(before, resp.Header); err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
@@ -91,8 +91,8 @@ func (s *Session) Commit(ctx context.Context, what string, txn clientv3.Txn) (*c
 	return resp, nil
 }
 
-// fault gives an error of the client its meaning.
-func (s *Session) fault(ctx context.Context, what string, err error) error {
+// Fault gives an error of the client its meaning.
+func (s *Session) Fault(ctx context.Context, what string, err error) error {
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		s.mu.Lock()

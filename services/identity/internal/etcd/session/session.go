@@ -190,7 +190,7 @@ func (s *Session) isAlive(ctx context.Context, id clientv3.LeaseID) (bool, error
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		return false, nil
 	case err != nil:
-		return false, s.fault(ctx, "keep lease alive", err)
+		return false, s.Fault(ctx, "keep lease alive", err)
 	}
 	return resp.TTL > 0, nil
 }
@@ -199,7 +199,7 @@ func (s *Session) isAlive(ctx context.Context, id clientv3.LeaseID) (bool, error
 func (s *Session) Grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseID, error) {
 	resp, err := s.client.Grant(ctx, int64((ttl+time.Second-1)/time.Second))
 	if err != nil {
-		return 0, s.fault(ctx, "grant lease", err)
+		return 0, s.Fault(ctx, "grant lease", err)
 	}
 	return resp.ID, nil
 }

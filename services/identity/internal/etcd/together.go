@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcd
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+)
+
+// Bounds of a transaction of several claims.
+const (
+	maxClaims = maxOps / 2 // etcd counts the nested operations on top
+	// maxClaimText bounds the label sets. A claim compares and writes its own
+	// up to four times, and etcd takes 1.5 MiB.
+	maxClaimText = 256 << 10
+	// claimsAtOnce is how many such transactions are under way. A second one
+	// reaches etcd while it syncs the first.
+	claimsAtOnce = 2
+)
+
+// claim is one step of a claim: a transaction about one number and one label set,
+// and what became of it.
+type claim struct {
+	ctx    context.Context
+	what   string
+	number identity.Numeric // 0: it only reads
+	labels label.Canonical
+
+	when         []clientv3.Cmp
+	then, orElse []clientv3.Op
+
+	succeeded bool
+	responses []*etcdserverpb.ResponseOp
+	revision  int64
+	err       error
+}
+
+// commit carries out a step, in one transaction with those that come at the same
+// time. Each of them happens or does not by itself.
+func (s *Store) commit(ctx context.Context, c *claim) error {
+	c.ctx = ctx
+	if err := s.claims.Call(ctx, c); err != nil {
+		return s.session.Fault(ctx, c.what, err)
+	}
+	return c.err
+}
+
+// disjoint says whether a step may be in one transaction with others: etcd
+// evaluates all conditions before it writes, and refuses to write a key twice.
+func disjoint(with []*claim, c *claim) bool {
+	text := len(c.labels.Text())
+	for _, x := range with {
+		text += len(x.labels.Text())
+	}
+	return len(with) < maxClaims && text <= maxClaimText && !slices.ContainsFunc(with, func(x *claim) bool {
+		return x.number == c.number && c.number != 0 || x.labels.Text() == c.labels.Text()
+	})
+}
+
+// commitAll carries out steps that are disjoint.
+func (s *Store) commitAll(all []*claim) {
+	if len(all) == 1 {
+		s.commitOne(all[0])
+		return
+	}
+	ctx, cancel := lasting(all)
+	defer cancel()
+	ops := make([]clientv3.Op, len(all))
+	for i, c := range all {
+		ops[i] = clientv3.OpTxn(c.when, c.then, c.orElse)
+	}
+	resp, err := s.session.Commit(ctx, "claim identities", s.session.Txn(ctx).Then(ops...))
+	switch {
+	case err == nil:
+		for i, c := range all {
+			r := resp.Responses[i].GetResponseTxn()
+			c.succeeded, c.responses, c.revision = r.GetSucceeded(), r.GetResponses(), resp.Header.Revision
+		}
+	case errors.Is(err, allocator.ErrUnavailable), errors.Is(err, allocator.ErrSessionLost),
+		errors.Is(err, allocator.ErrNoSpace):
+		for _, c := range all {
+			c.err = err
+		}
+	default: // one of them is refused, and has to answer for itself
+		for _, c := range all {
+			s.commitOne(c)
+		}
+	}
+}
+
+func (s *Store) commitOne(c *claim) {
+	resp, err := s.session.Commit(c.ctx, c.what, s.session.Txn(c.ctx).If(c.when...).Then(c.then...).Else(c.orElse...))
+	if err != nil {
+		c.err = err
+		return
+	}
+	c.succeeded, c.responses, c.revision = resp.Succeeded, resp.Responses, resp.Header.Revision
+}
+
+// lasting is a context that ends with the last one of all.
+func lasting(all []*claim) (context.Context, context.CancelFunc) {
+	ctx := context.WithoutCancel(all[0].ctx)
+	var last time.Time
+	for _, c := range all {
+		end, ok := c.ctx.Deadline()
+		if !ok {
+			return ctx, func() {}
+		}
+		if end.After(last) {
+			last = end
+		}
+	}
+	return context.WithDeadline(ctx, last)
+}

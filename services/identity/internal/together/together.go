@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package together carries out in one act what many callers ask for at the same
+// time. Nobody waits for company: what comes while an act runs is in the next one.
+package together
+
+import (
+	"context"
+	"slices"
+	"sync"
+)
+
+// Group gathers calls. Do must be set before the first one.
+type Group[T any] struct {
+	// Do carries out calls, in the order in which they came, and says how each of
+	// them ended in the call itself, which is a pointer then.
+	Do func([]T)
+	// Fits says whether another call may be in one act with those; nil: always.
+	Fits func(with []T, call T) bool
+	// AtOnce is how many acts run at a time; less than 1 is 1.
+	AtOnce int
+
+	mu      sync.Mutex
+	waiting []*entry[T] // guarded by mu
+	running int         // guarded by mu
+}
+
+type entry[T any] struct {
+	ctx  context.Context
+	call T
+	done chan struct{} // closed when Do returned
+}
+
+// Call returns nil when Do has returned from the call, or the error of ctx, when
+// it may still be carried out.
+func (g *Group[T]) Call(ctx context.Context, call T) error {
+	e := &entry[T]{ctx: ctx, call: call, done: make(chan struct{})}
+	g.mu.Lock()
+	g.waiting = append(g.waiting, e)
+	if g.running < max(g.AtOnce, 1) {
+		// On a goroutine of its own, because the caller may give up. It ends when
+		// nothing waits any more.
+		g.running++
+		go g.run()
+	}
+	g.mu.Unlock()
+	select {
+	case <-e.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (g *Group[T]) run() {
+	for {
+		act := g.take()
+		if act == nil {
+			return
+		}
+		calls := make([]T, len(act))
+		for i, e := range act {
+			calls[i] = e.call
+		}
+		g.Do(calls)
+		for _, e := range act {
+			close(e.done)
+		}
+	}
+}
+
+// take returns the calls of the next act, and nil if there is none, when the act
+// that asks has ended.
+func (g *Group[T]) take() (act []*entry[T]) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var calls []T
+	g.waiting = slices.DeleteFunc(g.waiting, func(e *entry[T]) bool {
+		if e.ctx.Err() != nil {
+			return true // nobody waits any more
+		}
+		if g.Fits != nil && len(calls) > 0 && !g.Fits(calls, e.call) {
+			return false
+		}
+		calls, act = append(calls, e.call), append(act, e)
+		return true
+	})
+	if act == nil {
+		g.running--
+	}
+	return act
+}

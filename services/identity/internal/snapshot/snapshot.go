@@ -110,10 +110,13 @@ type Dir struct {
 	node string
 	boot string
 
-	mu    sync.Mutex   // one change of holds at a time
+	mu    sync.Mutex   // one commit of holds at a time; guards what became of a change
 	holds *store.Store // guarded by mu
 	cache sync.Mutex   // one change of known at a time
 	known *store.Store // guarded by cache; nil if it cannot be written
+
+	queue   sync.Mutex
+	changes []*change // of holds, that wait for mu; guarded by queue
 
 	lost chan error // has the first error after which a file takes no more changes
 }
@@ -432,6 +435,43 @@ func (d *Dir) saveIncarnation(rec incarnationRecord) error {
 
 var incarnationRE = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
+// change is one change of the holds.
+type change struct {
+	make func(*store.Tx) error
+	made bool
+	err  error
+}
+
+// change makes a change of the holds, in one commit with those that came while
+// another commit ran. They go wrong together.
+func (d *Dir) change(f func(*store.Tx) error) error {
+	c := &change{make: f}
+	d.queue.Lock()
+	d.changes = append(d.changes, c)
+	d.queue.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if c.made {
+		return c.err
+	}
+	d.queue.Lock()
+	all := d.changes
+	d.changes = nil
+	d.queue.Unlock()
+	err := d.update(d.holds, func(t *store.Tx) error {
+		for _, c := range all {
+			if err := c.make(t); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for _, c := range all {
+		c.made, c.err = true, err
+	}
+	return err
+}
+
 // update writes to a file.
 func (d *Dir) update(f *store.Store, change func(*store.Tx) error) error {
 	err := f.Update(change)
@@ -458,9 +498,7 @@ func (d *Dir) Watch(ctx context.Context) error {
 
 // SaveHolds implements allocator.Records.
 func (d *Dir) SaveHolds(c allocator.HoldsChange) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.update(d.holds, func(t *store.Tx) error { return putHolds(t, c) })
+	return d.change(func(t *store.Tx) error { return putHolds(t, c) })
 }
 
 func putHolds(t *store.Tx, c allocator.HoldsChange) error {
@@ -491,9 +529,7 @@ func key(n identity.Numeric) []byte { return binary.BigEndian.AppendUint32(nil, 
 
 // NoteKnown implements allocator.Records.
 func (d *Dir) NoteKnown(c allocator.KnownChange) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.update(d.holds, func(t *store.Tx) error {
+	return d.change(func(t *store.Tx) error {
 		for _, n := range c.Drop {
 			t.Put(bucketRecent, key(n), nil)
 		}
@@ -516,9 +552,7 @@ func (d *Dir) SaveKnown(c allocator.KnownChange) error {
 		return err
 	}
 	// What the cache has need not be noted, unless it changed again.
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.update(d.holds, func(t *store.Tx) error {
+	return d.change(func(t *store.Tx) error {
 		for _, n := range c.Drop {
 			if v := t.Get(bucketRecent, key(n)); len(v) == 0 {
 				t.Delete(bucketRecent, key(n))

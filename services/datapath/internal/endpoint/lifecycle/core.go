@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -93,6 +94,7 @@ type Core struct {
 	records    map[workload.Owner]endpoint.Record // guarded by mu; tombstones too
 	states     map[workload.Owner]endpoint.State  // guarded by mu; of those that are no tombstones
 	holders    map[netip.Addr]workload.Owner      // guarded by mu; of live endpoints
+	places     places                             // guarded by mu; of records
 	byIndex    map[uint32]workload.Owner          // guarded by mu; host ends of ready endpoints
 	unclaimed  map[workload.Owner]error           // guarded by mu; live endpoints that ipam refuses to confirm again
 	unreadable map[string]endpoint.Unreadable     // guarded by mu; files that are no records, by name
@@ -137,6 +139,7 @@ func New(cfg Config) *Core {
 		records: map[workload.Owner]endpoint.Record{}, states: map[workload.Owner]endpoint.State{},
 		holders:    map[netip.Addr]workload.Owner{},
 		byIndex:    map[uint32]workload.Owner{},
+		places:     newPlaces(),
 		unrepaired: map[workload.Owner]unrepaired{}, unreadable: map[string]endpoint.Unreadable{},
 		wishes: map[workload.Owner]wish{}, differing: map[workload.Owner]error{},
 		wakeReleases: make(chan struct{}, 1), wakeRelabels: make(chan struct{}, 1),
@@ -177,12 +180,8 @@ func (c *Core) List() []endpoint.Endpoint {
 func (c *Core) SpecOfSlot(slot uint16) (endpoint.Spec, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, r := range c.records {
-		if r.Phase != endpoint.PhaseDeleted && r.Slot == slot && slot != 0 {
-			return r.Spec, true
-		}
-	}
-	return endpoint.Spec{}, false
+	o, ok := c.places.slots[slot]
+	return c.records[o].Spec, ok
 }
 
 // HolderOf gives the endpoint that has an address.
@@ -299,15 +298,11 @@ func (c *Core) endpoint(r endpoint.Record, s endpoint.State) endpoint.Endpoint {
 // PolicyChanged tells whoever watches that something else evaluates the endpoints
 // in the slots.
 func (c *Core) PolicyChanged(slots []uint16) {
-	changed := map[uint16]bool{}
-	for _, s := range slots {
-		changed[s] = true
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for o, r := range c.records {
-		if r.Phase != endpoint.PhaseDeleted && r.Slot != 0 && changed[r.Slot] {
-			c.hub.Upsert(o, c.endpoint(r, c.states[o]))
+	for _, s := range slots {
+		if o, ok := c.places.slots[s]; ok {
+			c.hub.Upsert(o, c.endpoint(c.records[o], c.states[o]))
 		}
 	}
 }
@@ -333,6 +328,7 @@ func (c *Core) setLocked(r endpoint.Record, s endpoint.State) {
 	o := r.Spec.Owner
 	c.forgetLocked(o)
 	c.records[o] = r
+	c.places.add(r)
 	if r.Phase == endpoint.PhaseDeleted {
 		delete(c.unrepaired, o)
 		delete(c.differing, o)
@@ -364,6 +360,7 @@ func (c *Core) forgetLocked(o workload.Owner) {
 		return
 	}
 	delete(c.records, o)
+	c.places.remove(r)
 	delete(c.states, o)
 	for _, a := range r.Spec.Addrs {
 		if c.holders[a] == o {
@@ -397,7 +394,8 @@ func (c *Core) reserve(r endpoint.Record, devices []endpoint.HostDevice) (endpoi
 			return r, fmt.Errorf("address %v: %w: %s", a, endpoint.ErrAddressHeld, holder)
 		}
 	}
-	for o, other := range c.records {
+	for o := range c.places.namespaces[r.Namespace] {
+		other := c.records[o]
 		if o == r.Spec.Owner || !other.Shares(r, devices) {
 			continue
 		}
@@ -450,8 +448,8 @@ func (c *Core) CloseRange(p netip.Prefix) bool {
 func (c *Core) mayShare(r endpoint.Record) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for o, other := range c.records {
-		if o != r.Spec.Owner && other.Phase == endpoint.PhaseReady && other.Namespace == r.Namespace {
+	for o := range c.places.namespaces[r.Namespace] {
+		if o != r.Spec.Owner && c.records[o].Phase == endpoint.PhaseReady {
 			return true
 		}
 	}
@@ -476,13 +474,7 @@ func (c *Core) live() []endpoint.Record {
 func (c *Core) tombstones() []workload.Owner {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var os []workload.Owner
-	for o, r := range c.records {
-		if r.Phase == endpoint.PhaseDeleted {
-			os = append(os, o)
-		}
-	}
-	return os
+	return slices.Collect(maps.Keys(c.places.tombstones))
 }
 
 // device derives the pair's names and addresses.

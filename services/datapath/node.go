@@ -207,6 +207,10 @@ func (n *node) Close() error {
 
 // restore brings records and kernel together.
 func (n *node) restore(ctx context.Context) error {
+	// What changes while everything is compared is looked at afterwards.
+	if err := n.dev.Subscribe(); err != nil {
+		return err
+	}
 	if err := n.Auditor.Restore(ctx); err != nil {
 		return err
 	}

@@ -57,6 +57,10 @@ func (a *Auditor) Audit(ctx context.Context, repair bool) error {
 // they should be; the host's addresses are always kept up to date.
 func (a *Auditor) Watch(ctx context.Context, repair bool) error {
 	emit := func(f endpoint.Finding) error { a.report(f); return nil }
+	// What an operator is warned of, no start compares.
+	if err := a.Host.Look(); err != nil {
+		a.Log.Error("warnings about the node not looked for", log.Err(err))
+	}
 	failing := map[netdev.Change]bool{}
 	return a.Changes.Watch(ctx, func(c netdev.Change) (again bool) {
 		var err error

@@ -102,6 +102,7 @@ type Netdev struct {
 	// path the kernel would search it among those of all containers' namespaces that
 	// were looked at.
 	conf6   int
+	early   subscription // that of Subscribe, until Watch or Close
 	removal sync.Mutex // one group deletion at a time
 	node    sync.Mutex // nothing of a range is repaired while it is removed
 }
@@ -154,6 +155,7 @@ func (n *Netdev) Close() {
 			c.Close()
 		}
 	}
+	n.early.close()
 	if n.conf6 >= 0 {
 		unix.Close(n.conf6)
 		n.conf6 = -1

@@ -82,3 +82,32 @@ func TestKernelOverflowOfTheSocketLeadsToOneLookBehindIt(t *testing.T) {
 		t.Errorf("%v; %d overflows reported, want 1, and then news of device %d", err, all, marker)
 	}
 }
+
+// TestKernelWatchBehindSubscribeBeginsWithTheNewsSince, and not with everything.
+func TestKernelWatchBehindSubscribeBeginsWithTheNewsSince(t *testing.T) {
+	n := newNode(t)
+	if err := n.Subscribe(); err != nil {
+		t.Fatal(err)
+	}
+	dev := n.addBridge(t, "between")
+	for _, first := range []Change{{Addresses: true}, {Everything: true}} { // the second has no subscription
+		ctx, cancel := context.WithTimeout(t.Context(), servicetest.Patience)
+		var got []Change
+		seen := false
+		err := n.Watch(ctx, func(c Change) bool {
+			got = append(got, c)
+			seen = seen || c.Ifindex == uint32(dev)
+			if c.Everything || seen {
+				cancel()
+			}
+			return false
+		})
+		cancel()
+		if !errors.Is(err, context.Canceled) || len(got) == 0 || got[0] != first {
+			t.Errorf("%v; changes %+v, want first %+v", err, got, first)
+		}
+		if !first.Everything && !seen {
+			t.Errorf("changes %+v, want one of device %d", got, dev)
+		}
+	}
+}

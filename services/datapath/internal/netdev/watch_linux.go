@@ -83,24 +83,40 @@ func (s subscription) close() {
 	}
 }
 
+// Subscribe has the kernel keep its news for the next Watch, which then begins with
+// them: who compares everything in between need not do so again.
+func (n *Netdev) Subscribe() error {
+	s, err := n.subscribe(watchBuffer)
+	if err == nil {
+		n.early = s
+	}
+	return err
+}
+
 // Watch calls handle for every change until ctx ends; first with Everything,
-// for what changed before the subscription. News of the same thing that come
+// for what changed before the subscription, or after Subscribe with Addresses, which
+// no audit compares all of. News of the same thing that come
 // while handle works are merged into one, and the same thing is handled 8 times
 // at once and then every 100 ms (Everything twice, then every 2 s), so that a
 // fight with another program over a device costs neither CPU nor the others'
 // repairs. If handle returns true, it is called again for the same change.
 func (n *Netdev) Watch(ctx context.Context, handle func(Change) (again bool)) error {
-	s, err := n.subscribe(watchBuffer)
-	if err != nil {
-		return err
+	s, first := n.early, Change{Addresses: true}
+	n.early = subscription{}
+	if len(s.sockets()) == 0 {
+		var err error
+		if s, err = n.subscribe(watchBuffer); err != nil {
+			return err
+		}
+		first = Change{Everything: true}
 	}
-	return n.watch(ctx, s, handle)
+	return n.watch(ctx, s, first, handle)
 }
 
 // watch is Watch with open sockets, which it closes.
-func (n *Netdev) watch(ctx context.Context, s subscription, handle func(Change) (again bool)) error {
+func (n *Netdev) watch(ctx context.Context, s subscription, first Change, handle func(Change) (again bool)) error {
 	q := newQueue()
-	q.put(Change{Everything: true})
+	q.put(first)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer s.close()

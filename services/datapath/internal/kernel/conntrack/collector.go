@@ -195,15 +195,16 @@ func (c *Collector) Run(ctx context.Context) error {
 }
 
 // nextInterval shortens the interval while passes find much to do and lengthens
-// it while they do not; the fuller the maps, the less may pass between two.
+// it while they do not, because each pass reads all that stays, too; the fuller
+// the maps, the less may pass between two.
 func nextInterval(last time.Duration, p Pass, capacity [2]int, o CollectorOptions) time.Duration {
 	removed := p.Expired + p.Orphaned
 	seen := p.Live[0] + p.Live[1] + removed
 	next := last
 	switch {
-	case seen > 0 && removed*4 > seen:
+	case removed*2 > seen:
 		next = last / 2
-	case removed*20 <= seen:
+	case removed*5 <= seen:
 		next = last * 3 / 2
 	}
 	full := max(float64(p.Live[0])/float64(capacity[0]), float64(p.Live[1])/float64(capacity[1]))

@@ -200,9 +200,11 @@ func TestIntervalIsShorterTheFullerTheMapAndStaysWithinBounds(t *testing.T) {
 	}{
 		"idle grows":         {10 * time.Second, Pass{}, 15 * time.Second},
 		"idle has a bound":   {50 * time.Second, Pass{}, time.Minute},
-		"much removed":       {10 * time.Second, Pass{Live: [2]int{100, 0}, Expired: 100}, 5 * time.Second},
-		"removed, bounded":   {time.Second, Pass{Live: [2]int{100, 0}, Expired: 100}, time.Second},
-		"some removed stays": {10 * time.Second, Pass{Live: [2]int{90, 0}, Expired: 10}, 10 * time.Second},
+		"much removed":       {10 * time.Second, Pass{Live: [2]int{100, 0}, Expired: 101}, 5 * time.Second},
+		"removed, bounded":   {time.Second, Pass{Live: [2]int{100, 0}, Expired: 101}, time.Second},
+		"half removed stays": {10 * time.Second, Pass{Live: [2]int{100, 0}, Expired: 100}, 10 * time.Second},
+		"some removed stays": {10 * time.Second, Pass{Live: [2]int{79, 0}, Orphaned: 21}, 10 * time.Second},
+		"few removed grows":  {10 * time.Second, Pass{Live: [2]int{80, 0}, Expired: 20}, 15 * time.Second},
 		"half full":          {40 * time.Second, Pass{Live: [2]int{500, 0}}, 30 * time.Second},
 		"other map full":     {40 * time.Second, Pass{Live: [2]int{0, 1000}}, time.Second},
 	} {

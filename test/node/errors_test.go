@@ -115,6 +115,20 @@ func wantAll(t *testing.T, where, text string, want ...string) {
 	}
 }
 
+// confirmed has ipam give addresses to an owner for good.
+func (n *testNode) confirmed(ctx context.Context, owner *workloadv1.Owner) error {
+	lease, err := n.ipam.Allocate(ctx, &ipamv1.AllocateRequest{Owner: owner})
+	if err != nil {
+		return err
+	}
+	var addresses []string
+	for _, a := range lease.GetAllocation().GetAddresses() {
+		addresses = append(addresses, a.GetAddress())
+	}
+	_, err = n.ipam.ConfirmAllocation(ctx, &ipamv1.ConfirmAllocationRequest{Owner: owner, Addresses: addresses})
+	return err
+}
+
 // TestKernelOneErrorIsTheSameEverywhere follows the ENOSPC of a write from the
 // system call under ipam's state to each place where an operator or a runtime
 // meets it, directly and behind the datapath, and that of policy's state to the
@@ -135,8 +149,8 @@ func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
 	fillIPAM()
 	var full error
 	for i := 0; full == nil && i < 200; i++ {
-		_, full = n.ipam.Allocate(ctx,
-			&ipamv1.AllocateRequest{Owner: &workloadv1.Owner{ContainerId: fmt.Sprintf("%0100d", i), InterfaceName: "eth0"}})
+		// A lease is in memory; what has to be on the disk is its confirmation.
+		full = n.confirmed(ctx, &workloadv1.Owner{ContainerId: fmt.Sprintf("%0100d", i), InterfaceName: "eth0"})
 	}
 	reason := ipamv1.ErrorReason_ERROR_REASON_STORAGE_FAILED
 	if status.Code(full) != codes.Unavailable || !rpcerr.Is(full, reason) || rpcerr.Facts(full)["errno"] != "ENOSPC" {

@@ -103,8 +103,8 @@ type Netdev struct {
 	// were looked at.
 	conf6   int
 	early   subscription // that of Subscribe, until Watch or Close
-	removal sync.Mutex // one group deletion at a time
-	node    sync.Mutex // nothing of a range is repaired while it is removed
+	removal sync.Mutex   // one group deletion at a time
+	node    sync.Mutex   // nothing of a range is repaired while it is removed
 }
 
 // Open opens the netlink sockets in the node's namespace.

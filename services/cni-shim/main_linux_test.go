@@ -404,7 +404,8 @@ func TestKernelAddLeasesAgainWhatWasLost(t *testing.T) {
 }
 
 // An ipam that lost its state gives out addresses of live endpoints: ADD takes
-// others, unless they are fixed, or its own endpoint may have them.
+// others, unless they are fixed; where its own endpoint may have them, it deletes
+// that first.
 func TestKernelAddExchangesAddressesOfALiveEndpoint(t *testing.T) {
 	inUse := rpcerr.New(codes.Aborted, rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE),
 		errors.New("refused"), rpcerr.Retry(time.Millisecond))
@@ -456,6 +457,23 @@ func TestKernelAddExchangesAddressesOfALiveEndpoint(t *testing.T) {
 		wantCode(t, c, 11)
 		if i, j := slices.Index(n.Calls(), "Release"), slices.Index(n.Calls(), "DeleteEndpoint"); i >= 0 && i < j {
 			t.Errorf("addresses that its endpoint may have were released before it was deleted: %v", n.Calls())
+		}
+	})
+	t.Run("open once", func(t *testing.T) {
+		n, ns := nodetest.New(t), newNetns(t)
+		n.Fail("CreateEndpoint", func(context.Context) error {
+			switch calls(n, "CreateEndpoint") {
+			case 1:
+				return status.Error(codes.Unavailable, "the connection broke")
+			case 2:
+				return inUse
+			}
+			return nil
+		})
+		wantCode(t, add(n, ns), 0)
+		wantHeld(t, n, 1, 1)
+		if i, j := slices.Index(n.Calls(), "Release"), slices.Index(n.Calls(), "DeleteEndpoint"); j < 0 || i < j {
+			t.Errorf("its endpoint was not deleted before the addresses were released: %v", n.Calls())
 		}
 	})
 }

@@ -180,16 +180,21 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 	exchange := func(ctx context.Context) (*message.EndpointResponse, error) {
 		for {
 			resp, err := ask(ctx)
-			// An ipam that lost its state gives out what live endpoints have. Other
-			// addresses are free; those that an operator fixed are not exchanged,
-			// nor those that an endpoint of this very ADD may have.
-			if !ours || open || len(p.in.Config.Addresses) > 0 || !addressInUse(err) {
+			// An ipam that ended, or lost its state, gives out what live endpoints
+			// have. Other addresses are free; those that an operator fixed are not
+			// exchanged. Those that an endpoint of this very ADD may have are, once it
+			// is deleted.
+			if !ours || len(p.in.Config.Addresses) > 0 || !addressInUse(err) {
 				return resp, err
 			}
-			refused := req.Addresses
-			if rerr := p.release(ctx); rerr != nil {
+			refused, giveBack := req.Addresses, p.release
+			if open {
+				giveBack = p.deleteAndRelease
+			}
+			if rerr := giveBack(ctx); rerr != nil {
 				return nil, err
 			}
+			open = false
 			lease, lerr := p.allocate(ctx)
 			if lerr != nil {
 				return nil, lerr

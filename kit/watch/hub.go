@@ -113,6 +113,7 @@ type Hub[K comparable, V any] struct {
 	first    uint64                           // guarded by mu; the oldest revision in history
 	subs     map[*Subscription[K, V]]struct{} // guarded by mu
 	origin   Origin                           // guarded by mu; the items have everything up to it
+	changed  chan struct{}                    // guarded by mu; closed at the next change; nil if nothing waits for it
 	loaded   bool                             // guarded by mu
 	closed   bool                             // guarded by mu
 }
@@ -221,6 +222,18 @@ func (h *Hub[K, V]) Revision() uint64 {
 	return h.revision
 }
 
+// Changed returns a channel that is closed at the next change. It is for those that
+// look at the whole set after each, and takes no subscription: ask for it before the
+// look, so that no change goes by between the two.
+func (h *Hub[K, V]) Changed() <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.changed == nil {
+		h.changed = make(chan struct{})
+	}
+	return h.changed
+}
+
 // Origin is what the last call of Reach said.
 func (h *Hub[K, V]) Origin() Origin {
 	h.mu.Lock()
@@ -285,6 +298,10 @@ func (h *Hub[K, V]) publish(c change[K, V]) {
 	} else {
 		h.history[int((c.revision-1)%uint64(h.opts.History))] = c
 		h.first = c.revision - uint64(h.opts.History) + 1
+	}
+	if h.changed != nil {
+		close(h.changed)
+		h.changed = nil
 	}
 	for s := range h.subs {
 		if !s.push(c) {

@@ -549,3 +549,32 @@ func BenchmarkUpsertWithOneReader(b *testing.B) {
 		})
 	}
 }
+
+func TestChangedTellsOfTheNextChangeAndOfNoneBefore(t *testing.T) {
+	h := NewHub[string, int](Options[int]{Equal: func(a, b int) bool { return a == b }})
+	told := func(changed <-chan struct{}) bool {
+		select {
+		case <-changed:
+			return true
+		default:
+			return false
+		}
+	}
+	h.Upsert("a", 1)
+	first, second := h.Changed(), h.Changed()
+	h.Upsert("a", 1)
+	if told(first) {
+		t.Error("told of an equal value, which is no change")
+	}
+	h.Upsert("a", 2)
+	if !told(first) || !told(second) {
+		t.Error("not told of a change")
+	}
+	deleted := h.Changed()
+	if told(deleted) {
+		t.Error("told of a change before the call")
+	}
+	if h.Delete("a"); !told(deleted) {
+		t.Error("not told of a deletion")
+	}
+}

@@ -79,27 +79,9 @@ func (r *Relabeler) Problem() error {
 
 // Run compares until ctx is done; it then returns nil.
 func (r *Relabeler) Run(ctx context.Context) error {
-	s, err := r.endpoints.Subscribe(nil)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	wake, ended := make(chan struct{}, 1), make(chan error, 1)
-	go func() {
-		for {
-			if _, err := s.Next(ctx); err != nil {
-				ended <- err
-				return
-			}
-			select {
-			case wake <- struct{}{}:
-			default:
-			}
-		}
-	}()
 	pause := firstPause
 	for {
-		changed := r.set.Changed()
+		pods, endpoints := r.set.Changed(), r.endpoints.Changed()
 		var again <-chan time.Time
 		if r.compare(ctx) {
 			again, pause = time.After(pause), min(2*pause, longestPause)
@@ -107,14 +89,11 @@ func (r *Relabeler) Run(ctx context.Context) error {
 			pause = firstPause
 		}
 		select {
-		case <-changed:
-		case <-wake:
+		case <-pods:
+		case <-endpoints:
 		case <-again:
-		case err := <-ended:
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
+		case <-ctx.Done():
+			return nil
 		}
 		select {
 		case <-time.After(settle):

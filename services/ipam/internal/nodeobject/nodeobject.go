@@ -134,10 +134,6 @@ func (n *Node) note(change func()) {
 	n.mu.Lock()
 	change()
 	n.mu.Unlock()
-	n.wake()
-}
-
-func (n *Node) wake() {
 	select {
 	case n.news <- struct{}{}:
 	default:
@@ -157,42 +153,31 @@ func (n *Node) Problem() error {
 
 // Run follows the object until ctx ends.
 func (n *Node) Run(ctx context.Context) error {
-	changes, err := n.Ranges.Hub().Subscribe(nil)
-	if err != nil {
-		return err
-	}
-	defer changes.Close()
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() {
-		for {
-			if _, err := changes.Next(ctx); err != nil {
-				return
-			}
-			n.wake()
-		}
-	})
 	followed := make(chan error, 1)
-	wg.Go(func() {
+	go func() {
 		followed <- kube.Follow(ctx, kube.Kind[*object]{
 			Client: n.client, Resource: "nodes", Fields: "metadata.name=" + n.Name, Type: &corev1.Node{}, Trim: trim,
 		}, n, n.Log)
-	})
-	for t := time.NewTicker(retryEvery); ; {
-		n.step(ctx)
+	}()
+	for {
+		ranges := n.Ranges.Hub().Changed()
+		var again <-chan time.Time
+		if !n.step(ctx) {
+			again = time.After(retryEvery) // and the time goes on in Problem
+		}
 		select {
 		case <-n.news:
-		case <-t.C: // what failed is tried again, and the time goes on in Problem
+		case <-ranges:
+		case <-again:
 		case err := <-followed:
-			t.Stop()
 			return err
 		}
 	}
 }
 
 // step makes the ranges those of the object, and the object's notes those of the
-// ranges.
-func (n *Node) step(ctx context.Context) {
+// ranges. It says whether that is done, and a range serves.
+func (n *Node) step(ctx context.Context) (done bool) {
 	n.mu.Lock()
 	o, complete, away := n.object, n.complete, n.away
 	n.mu.Unlock()
@@ -213,13 +198,14 @@ func (n *Node) step(ctx context.Context) {
 	}
 	n.report(why)
 	if o == nil {
-		return
+		return why == nil
 	}
 	if err := n.write(ctx, o, strings.Join(serving, ","), strings.Join(draining, ",")); err != nil && ctx.Err() == nil {
 		n.complain(fmt.Errorf("write on Node %s: %w", n.Name, err))
-	} else {
-		n.logged = ""
+		return false
 	}
+	n.logged = ""
+	return why == nil
 }
 
 // wanted are the ranges of an object; why says why there are none.

@@ -4,7 +4,10 @@
 package nodeobject
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,6 +18,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -86,5 +91,43 @@ func TestWhatANodeSaysIsReadOrRefusedByName(t *testing.T) {
 	}
 	if _, err := n.wanted(nil); err == nil || !strings.Contains(err.Error(), "does not exist") {
 		t.Errorf("no Node: %v", err)
+	}
+}
+
+// ranges are those of an ipam that takes all of them, or none.
+type ranges struct {
+	hub *watch.Hub[netip.Prefix, ipam.Range]
+	err error
+}
+
+func (r *ranges) Hub() *watch.Hub[netip.Prefix, ipam.Range] { return r.hub }
+
+func (r *ranges) SetRanges(_ context.Context, wanted []netip.Prefix) error {
+	if r.err == nil {
+		for _, p := range wanted {
+			r.hub.Upsert(p, ipam.Range{})
+		}
+	}
+	return r.err
+}
+
+func TestNodeIsDoneOnceItsRangesServe(t *testing.T) {
+	const text = "10.1.0.0/24"
+	node := &object{podCIDRs: []string{text}, serving: text, taint: -1}
+	for name, c := range map[string]struct {
+		object *object
+		err    error
+		done   bool
+	}{
+		"its ranges serve":     {object: node, done: true},
+		"it was not read":      {},
+		"it has no ranges":     {object: &object{taint: -1}},
+		"ipam takes no ranges": {object: &object{podCIDRs: []string{text}, taint: -1}, err: errors.New("the disk is full")},
+	} {
+		r := &ranges{watch.NewHub[netip.Prefix, ipam.Range](watch.Options[ipam.Range]{}), c.err}
+		n := &Node{Options: Options{Name: "node-a", Ranges: r, Report: func(error) {}, Log: log.Discard()}, object: c.object}
+		if done := n.step(t.Context()); done != c.done {
+			t.Errorf("%s: done %v, want %v; problem %v", name, done, c.done, n.Problem())
+		}
 	}
 }

@@ -456,9 +456,9 @@ func TestKernelReusedAddressInheritsNothing(t *testing.T) {
 	}
 }
 
-// blockPolicy is webAndClient, and lets blocks of addresses of the world reach a
+// prefixPolicy is webAndClient, and lets prefixes of the world reach a
 // port of the web.
-func blockPolicy(blocks int, ports ...int) string {
+func prefixPolicy(blocks int, ports ...int) string {
 	var b strings.Builder
 	b.WriteString(webAndClient(ports...))
 	b.WriteString(`

@@ -92,8 +92,8 @@ var changes = []change{
 		}
 		return nil
 	}},
-	{"many blocks", upsert(blockPolicy(40, 8080, talkPort) + named)},
-	{"one port less", upsert(blockPolicy(3, 8080, talkPort) + named)},
+	{"many blocks", upsert(prefixPolicy(40, 8080, talkPort) + named)},
+	{"one port less", upsert(prefixPolicy(3, 8080, talkPort) + named)},
 	{"more policies than one commit takes", upsert(idlePolicies())},
 	{"all of them gone", func(ctx context.Context, _ *testNode, policies policyv1.PolicyServiceClient) error {
 		req := &policyv1.DeletePoliciesRequest{}

@@ -280,7 +280,7 @@ struct sl_table {
 	__u16 flags; /* SL_TF_... */
 	__u16 pad;
 	__u16 def_class[SL_KINDS]; /* of peers without a row */
-	__u16 addr_def[SL_SCOPES]; /* of addresses in no block */
+	__u16 addr_def[SL_SCOPES]; /* of addresses in no prefix */
 	__u16 pad2[9];
 };
 _Static_assert(sizeof(struct sl_table) == 64, "one cache line");
@@ -292,24 +292,24 @@ struct sl_peer_key {
 };
 
 /* Keys of sl_cidr4 and sl_cidr6. */
-struct sl_block4 {
+struct sl_cidr_key4 {
 	__u32 bits; /* 32 for the set, and those of the prefix */
 	__be32 set;
 	__u8 addr[4];
 };
 
-struct sl_block6 {
+struct sl_cidr_key6 {
 	__u32 bits;
 	__be32 set;
 	__u8 addr[16];
 };
 
 /* Value of sl_cidr4 and sl_cidr6. */
-struct sl_block {
+struct sl_cidr {
 	__u16 class[SL_SCOPES];
 	__u16 flags;
 };
-_Static_assert(sizeof(struct sl_block) == 8, "replaced in one piece");
+_Static_assert(sizeof(struct sl_cidr) == 8, "replaced in one piece");
 
 /* Value of sl_ports: the first entry whose hi is not below the point counts;
  * unused entries repeat the last.

@@ -112,16 +112,16 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, SL_MAX_BLOCKS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct sl_block4);
-	__type(value, struct sl_block);
+	__type(key, struct sl_cidr_key4);
+	__type(value, struct sl_cidr);
 } sl_cidr4 SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, SL_MAX_BLOCKS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct sl_block6);
-	__type(value, struct sl_block);
+	__type(key, struct sl_cidr_key6);
+	__type(value, struct sl_cidr);
 } sl_cidr6 SEC(".maps");
 
 /* class_base + class -> root in sl_ports */

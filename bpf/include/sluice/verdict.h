@@ -78,18 +78,18 @@ static __always_inline __u32 class_of_peer(const struct sl_table *table,
 static __always_inline __u32 class_of_address(const struct sl_table *table,
 					      const struct sl_question *q, __u32 scope)
 {
-	struct sl_block4 key4 = { .bits = 64, .set = bpf_htonl(table->cidr_set) };
-	struct sl_block6 key6 = { .bits = 160, .set = key4.set };
-	const struct sl_block *block;
+	struct sl_cidr_key4 key4 = { .bits = 64, .set = bpf_htonl(table->cidr_set) };
+	struct sl_cidr_key6 key6 = { .bits = 160, .set = key4.set };
+	const struct sl_cidr *cidr;
 
 	if (q->family == 4) {
 		__builtin_memcpy(key4.addr, q->addr, sizeof(key4.addr));
-		block = bpf_map_lookup_elem(&sl_cidr4, &key4);
+		cidr = bpf_map_lookup_elem(&sl_cidr4, &key4);
 	} else {
 		__builtin_memcpy(key6.addr, q->addr, sizeof(key6.addr));
-		block = bpf_map_lookup_elem(&sl_cidr6, &key6);
+		cidr = bpf_map_lookup_elem(&sl_cidr6, &key6);
 	}
-	return block ? block->class[scope] : table->addr_def[scope];
+	return cidr ? cidr->class[scope] : table->addr_def[scope];
 }
 
 /* 1 if a is above b, without a branch. */

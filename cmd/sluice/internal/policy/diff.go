@@ -239,7 +239,7 @@ func differencesTable(w io.Writer, all []difference) {
 // maxPlaces is how many addresses of an identity are named to people.
 const maxPlaces = 4
 
-// peerLines gives each workload a line, and one to all blocks of addresses and
+// peerLines gives each workload a line, and one to all prefixes and
 // one to all reserved identities.
 func peerLines(peers []diffPeer) []string {
 	var workloads, reserved, blocks []string
@@ -279,7 +279,7 @@ func peerLines(peers []diffPeer) []string {
 	return workloads
 }
 
-// placeText is a block of addresses; of one address, the address.
+// placeText is a prefix; of one address, the address.
 func placeText(prefix string) string {
 	if p, err := netip.ParsePrefix(prefix); err == nil && p.IsSingleIP() {
 		return p.Addr().String()
@@ -287,7 +287,7 @@ func placeText(prefix string) string {
 	return prefix
 }
 
-// text is a block of addresses outside.
+// text is a prefix outside.
 func (p diffPeer) text() string {
 	if p.Prefix != "" {
 		return placeText(p.Prefix)

@@ -50,16 +50,16 @@ type tables struct {
 }
 
 type compiledSide struct {
-	Hash           string         `json:"structureHash"`
-	DefaultAllow   bool           `json:"defaultAllow"`
-	HostAllow      bool           `json:"hostAllow"`
-	Rules          []compiledRule `json:"rules"`
-	Omitted        uint32         `json:"omittedRuleSources,omitempty"` // of the last rules
-	Classes        []peerClass    `json:"classes"`
-	DefaultClasses map[string]int `json:"defaultClasses"`
-	AddressClasses map[string]int `json:"addressClasses,omitempty"`
-	Peers          map[uint32]int `json:"peers"` // identity class to class
-	Blocks         []addressBlock `json:"blocks,omitempty"`
+	Hash           string          `json:"structureHash"`
+	DefaultAllow   bool            `json:"defaultAllow"`
+	HostAllow      bool            `json:"hostAllow"`
+	Rules          []compiledRule  `json:"rules"`
+	Omitted        uint32          `json:"omittedRuleSources,omitempty"` // of the last rules
+	Classes        []peerClass     `json:"classes"`
+	DefaultClasses map[string]int  `json:"defaultClasses"`
+	AddressClasses map[string]int  `json:"addressClasses,omitempty"`
+	Peers          map[uint32]int  `json:"peers"` // identity class to class
+	Prefixes       []prefixClasses `json:"prefixes,omitempty"`
 }
 
 type compiledRule struct {
@@ -81,7 +81,7 @@ type classInterval struct {
 	Rule  uint32 `json:"rule,omitempty"`
 }
 
-type addressBlock struct {
+type prefixClasses struct {
 	Prefix  string            `json:"prefix"`
 	Classes map[string]uint32 `json:"classes"`
 }
@@ -139,11 +139,11 @@ func compiledSideOf(t *policyv1.PolicyTable, sources []*policyv1.RuleSources, om
 		s.Peers[p.GetIdentityClass()] = int(p.GetClass())
 	}
 	for _, b := range t.GetPrefixes() {
-		block := addressBlock{Prefix: b.GetPrefix(), Classes: map[string]uint32{}}
+		classes := prefixClasses{Prefix: b.GetPrefix(), Classes: map[string]uint32{}}
 		for _, c := range b.GetClasses() {
-			block.Classes[output.Enum(c.GetScope(), "PEER_SCOPE_")] = c.GetClass()
+			classes.Classes[output.Enum(c.GetScope(), "PEER_SCOPE_")] = c.GetClass()
 		}
-		s.Blocks = append(s.Blocks, block)
+		s.Prefixes = append(s.Prefixes, classes)
 	}
 	return s
 }
@@ -223,7 +223,7 @@ func (s *compiledSide) lines(w io.Writer, title string) {
 	for kind, class := range output.Ordered(s.DefaultClasses) {
 		output.Row(w, "  other peers, "+kind, fmt.Sprintf("class %d", class))
 	}
-	for _, b := range s.Blocks {
+	for _, b := range s.Prefixes {
 		var classes []string
 		for scope, class := range output.Ordered(b.Classes) {
 			classes = append(classes, fmt.Sprintf("%s: class %d", scope, class))

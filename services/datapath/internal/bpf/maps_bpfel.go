@@ -33,26 +33,6 @@ type MapsSlAnswer struct {
 	Side   MapsSlSide
 }
 
-type MapsSlBlock struct {
-	_     structs.HostLayout
-	Class [3]uint16
-	Flags uint16
-}
-
-type MapsSlBlock4 struct {
-	_    structs.HostLayout
-	Bits uint32
-	Set  uint32
-	Addr [4]uint8
-}
-
-type MapsSlBlock6 struct {
-	_    structs.HostLayout
-	Bits uint32
-	Set  uint32
-	Addr [16]uint8
-}
-
 type MapsSlBudget struct {
 	_     structs.HostLayout
 	Begun uint64
@@ -69,6 +49,26 @@ const (
 	MapsSlBySL_BY_UNKNOWN_IDENTITY MapsSlBy = 4
 	MapsSlBySL_BY_TABLE            MapsSlBy = 5
 )
+
+type MapsSlCidr struct {
+	_     structs.HostLayout
+	Class [3]uint16
+	Flags uint16
+}
+
+type MapsSlCidrKey4 struct {
+	_    structs.HostLayout
+	Bits uint32
+	Set  uint32
+	Addr [4]uint8
+}
+
+type MapsSlCidrKey6 struct {
+	_    structs.HostLayout
+	Bits uint32
+	Set  uint32
+	Addr [16]uint8
+}
 
 type MapsSlClassKey struct {
 	_   structs.HostLayout

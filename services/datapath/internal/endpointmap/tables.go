@@ -9,7 +9,7 @@ import "github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 // those of policysync are of what names the tables.
 const SubjectTable = "policy-table"
 
-// AuditTables compares the maps of tables, classes, rows, blocks and
+// AuditTables compares the maps of tables, classes, rows, prefixes and
 // identities with what was written into them, and the policy word of every
 // endpoint with the tables that it should name.
 func (m Maps) AuditTables(repair bool) ([]endpoint.Finding, error) {

@@ -60,8 +60,8 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlTable:    array(number, tableWordsOf),
 	bpf.MapsMapSlId:       array(identityAt, identityWords),
 	bpf.MapsMapSlPeer:     entries(peerKey, func(v *uint32) string { return fmt.Sprintf("class %d", *v) }),
-	bpf.MapsMapSlCidr4:    entries(block4, blockWords),
-	bpf.MapsMapSlCidr6:    entries(block6, blockWords),
+	bpf.MapsMapSlCidr4:    entries(cidr4, cidrWords),
+	bpf.MapsMapSlCidr6:    entries(cidr6, cidrWords),
 	bpf.MapsMapSlClass:    array(number, func(v *uint32) string { return fmt.Sprintf("node %d", *v) }),
 	bpf.MapsMapSlPorts:    array(number, nodeWords),
 	bpf.MapsMapSlRule:     array(number, ruleWords),
@@ -228,18 +228,19 @@ func cellName(i *uint32) string {
 }
 func bitsOf(a netip.Addr, bits uint32) string { return fmt.Sprintf("%v/%d", a, bits) }
 
-// blockKey names a prefix of a set. The set counts with the prefix, and travels in
+// cidrKey names a prefix of a set. The set counts with the prefix, and travels in
 // network byte order.
-func blockKey(set uint32, a netip.Addr, bits uint32) string {
+func cidrKey(set uint32, a netip.Addr, bits uint32) string {
 	var b [4]byte
 	binary.NativeEndian.PutUint32(b[:], set)
 	return fmt.Sprintf("set %d %s", binary.BigEndian.Uint32(b[:]), bitsOf(a, bits-32))
 }
 
-func block4(b *bpf.MapsSlBlock4) string { return blockKey(b.Set, netip.AddrFrom4(b.Addr), b.Bits) }
-func block6(b *bpf.MapsSlBlock6) string { return blockKey(b.Set, netip.AddrFrom16(b.Addr), b.Bits) }
+func cidr4(b *bpf.MapsSlCidrKey4) string { return cidrKey(b.Set, netip.AddrFrom4(b.Addr), b.Bits) }
 
-func blockWords(v *bpf.MapsSlBlock) string {
+func cidr6(b *bpf.MapsSlCidrKey6) string { return cidrKey(b.Set, netip.AddrFrom16(b.Addr), b.Bits) }
+
+func cidrWords(v *bpf.MapsSlCidr) string {
 	return fmt.Sprintf("cluster class %d identity class %d outside class %d", v.Class[0], v.Class[1], v.Class[2])
 }
 

@@ -73,8 +73,8 @@ func TestKernelDumpIsInWords(t *testing.T) {
 	put(bpf.MapsMapSlId, uint32(300), uint32(1<<31|2<<24|3<<16|7))
 	put(bpf.MapsMapSlId, uint32(65536+5), uint32(1<<31|9))
 	put(bpf.MapsMapSlPeer, &bpf.MapsSlPeerKey{PeerSet: 1, NodeClass: 7}, uint32(4))
-	put(bpf.MapsMapSlCidr4, &bpf.MapsSlBlock4{Bits: 32 + 8, Set: set, Addr: [4]byte{10}}, &bpf.MapsSlBlock{Class: [3]uint16{1, 2, 3}})
-	put(bpf.MapsMapSlCidr6, &bpf.MapsSlBlock6{Bits: 32 + 16, Set: set, Addr: [16]byte{0xfd}}, &bpf.MapsSlBlock{Class: [3]uint16{4, 5, 6}})
+	put(bpf.MapsMapSlCidr4, &bpf.MapsSlCidrKey4{Bits: 32 + 8, Set: set, Addr: [4]byte{10}}, &bpf.MapsSlCidr{Class: [3]uint16{1, 2, 3}})
+	put(bpf.MapsMapSlCidr6, &bpf.MapsSlCidrKey6{Bits: 32 + 16, Set: set, Addr: [16]byte{0xfd}}, &bpf.MapsSlCidr{Class: [3]uint16{4, 5, 6}})
 	put(bpf.MapsMapSlClass, uint32(3), uint32(8))
 	node := bpf.MapsSlPortNode{}
 	for i := range node.Hi {

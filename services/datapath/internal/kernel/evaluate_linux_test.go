@@ -89,7 +89,7 @@ func knownWord(class uint16, kind, scope uint32) uint32 {
 }
 
 // everyRule is a table with every kind of rule: identity class 0 has none, 1 all of them by
-// port, 2 is what addresses in a block get.
+// port, 2 is what addresses in a prefix get.
 func everyRule(id policytable.ID, flags uint16) rawTable {
 	const tcp = 6 << 16
 	return rawTable{
@@ -150,11 +150,11 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 		update(t, k, bpf.MapsMapSlPeer, bpf.MapsSlPeerKey{PeerSet: uint32(table), NodeClass: 7}, uint32(1))
 	}
 	in4, in6 := netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db8:f::/48")
-	block := bpf.MapsSlBlock{Class: [3]uint16{0, 0, 2}}
+	block := bpf.MapsSlCidr{Class: [3]uint16{0, 0, 2}}
 	for _, table := range []policytable.ID{addresses, strict} {
 		set := [4]byte(binary.BigEndian.AppendUint32(nil, uint32(table)))
-		key4 := bpf.MapsSlBlock4{Bits: 32 + 24, Set: binary.NativeEndian.Uint32(set[:]), Addr: in4.Addr().As4()}
-		key6 := bpf.MapsSlBlock6{Bits: 32 + 48, Set: binary.NativeEndian.Uint32(set[:]), Addr: in6.Addr().As16()}
+		key4 := bpf.MapsSlCidrKey4{Bits: 32 + 24, Set: binary.NativeEndian.Uint32(set[:]), Addr: in4.Addr().As4()}
+		key6 := bpf.MapsSlCidrKey6{Bits: 32 + 48, Set: binary.NativeEndian.Uint32(set[:]), Addr: in6.Addr().As16()}
 		update(t, k, bpf.MapsMapSlCidr4, key4, block)
 		update(t, k, bpf.MapsMapSlCidr6, key6, block)
 	}
@@ -209,10 +209,10 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 		{name: "a number of another cluster", table: plain, peer: 0x10000 + 300, port: 16, reason: event.DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
 		{name: "a node-local number beyond the array", table: plain, peer: 0xff1000, port: 16, reason: event.DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
 
-		{name: "an address in a block", table: addresses, peer: local, addr: inside4, port: 20, side: bpf.MapsSlSide{By: byRule, Rule: 6, Action: actAllow}},
-		{name: "an IPv6 address in a block", table: addresses, peer: local, addr: inside6, port: 20, side: bpf.MapsSlSide{By: byRule, Rule: 6, Action: actAllow}},
-		{name: "an address in no block", table: addresses, peer: local, addr: host4, port: 20, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
-		{name: "another scope in the block", table: addresses, peer: web, addr: inside4, port: 20, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "an address in a prefix", table: addresses, peer: local, addr: inside4, port: 20, side: bpf.MapsSlSide{By: byRule, Rule: 6, Action: actAllow}},
+		{name: "an IPv6 address in a prefix", table: addresses, peer: local, addr: inside6, port: 20, side: bpf.MapsSlSide{By: byRule, Rule: 6, Action: actAllow}},
+		{name: "an address in no prefix", table: addresses, peer: local, addr: host4, port: 20, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "another scope in the prefix", table: addresses, peer: web, addr: inside4, port: 20, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
 		{name: "an address where the table does not ask", table: plain, peer: local, addr: inside4, port: 20, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
 		{name: "the identity's rule has the lower number", table: addresses, peer: local, addr: inside4, port: 16, side: bpf.MapsSlSide{By: byRule, Rule: 3, Action: actAllow}},
 	} {

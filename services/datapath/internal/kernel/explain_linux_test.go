@@ -71,7 +71,7 @@ func port80(rule uint16) policytable.Ranges {
 }
 
 // explained are tables in which each kind of answer occurs: by identity row,
-// default class, block and default.
+// default class, prefix and default.
 func explained(t testing.TB, k *Kernel) (egress, ingress policytable.ID) {
 	t.Helper()
 	class, err := k.Tables.DefineIdentityClass(policytable.ClassKey{1})
@@ -132,15 +132,15 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 		t.Errorf("a port without a rule: %v, %+v", x.Reason, x.Egress)
 	}
 	x = ask(6, from, netip.AddrPortFrom(world4, 80))
-	if x.Reason != event.ForwardOutside || x.Ingress != nil || x.Egress.Rule != 3 || x.Egress.Place.AddressBlock != netip.MustParsePrefix("198.51.100.0/24") {
-		t.Errorf("an address in two blocks: %v, %+v", x.Reason, x.Egress)
+	if x.Reason != event.ForwardOutside || x.Ingress != nil || x.Egress.Rule != 3 || x.Egress.Place.AddressPrefix != netip.MustParsePrefix("198.51.100.0/24") {
+		t.Errorf("an address in two prefixes: %v, %+v", x.Reason, x.Egress)
 	}
 	if d := x.Destination; d.Slot != slotmap.NoSlot || d.Identity != identity.WorldIPv4 || d.Entry.IsValid() {
 		t.Errorf("the world: %+v", d)
 	}
 	x = ask(6, from, netip.MustParseAddrPort("198.51.9.9:80"))
 	if x.Reason != event.DropPolicyDenied || x.Egress.By != event.ByRule || x.Egress.Rule != 2 {
-		t.Errorf("the wider block denies: %v, %+v", x.Reason, x.Egress)
+		t.Errorf("the wider prefix denies: %v, %+v", x.Reason, x.Egress)
 	}
 	x = ask(6, from, netip.AddrPortFrom(remote4, 80))
 	if x.Reason != event.DropIdentityUnknown || x.Egress.By != event.ByUnknownIdentity || x.Destination.Word.Known {

@@ -46,15 +46,15 @@ type Config struct {
 
 // The places between the writes of one message, named after what is done.
 var (
-	faultDefine  = fault.Register("datapath/policy/define")
-	faultGrow    = fault.Register("datapath/policy/grow")
-	faultRows    = fault.Register("datapath/policy/rows")
-	faultBlocks  = fault.Register("datapath/policy/blocks")
-	faultEntries = fault.Register("datapath/policy/entries")
-	faultFlip    = fault.Register("datapath/policy/flip")
-	faultBump    = fault.Register("datapath/policy/bump")
-	faultRetire  = fault.Register("datapath/policy/retire")
-	faultAck     = fault.Register("datapath/policy/ack")
+	faultDefine   = fault.Register("datapath/policy/define")
+	faultGrow     = fault.Register("datapath/policy/grow")
+	faultRows     = fault.Register("datapath/policy/rows")
+	faultPrefixes = fault.Register("datapath/policy/prefixes")
+	faultEntries  = fault.Register("datapath/policy/entries")
+	faultFlip     = fault.Register("datapath/policy/flip")
+	faultBump     = fault.Register("datapath/policy/bump")
+	faultRetire   = fault.Register("datapath/policy/retire")
+	faultAck      = fault.Register("datapath/policy/ack")
 )
 
 // Applier keeps the kernel's tables as the service says.

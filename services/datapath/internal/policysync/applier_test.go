@@ -50,7 +50,7 @@ func testStates() []state {
 		return state{ids, map[uint32][2]testPolicy{300: a, 301: b}}
 	}
 	off := testPolicy{}
-	blocks := testPolicy{enforce: true, blocks: map[netip.Prefix]policytable.Action{
+	blocks := testPolicy{enforce: true, prefixes: map[netip.Prefix]policytable.Action{
 		netip.MustParsePrefix("10.0.0.0/8"): policytable.ActionAllow, netip.MustParsePrefix("10.0.0.0/24"): policytable.ActionDeny,
 	}}
 	return []state{

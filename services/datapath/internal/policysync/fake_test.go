@@ -176,7 +176,7 @@ func (k *fakeKernel) SetPrefix(t policytable.ID, p netip.Prefix, classes policyt
 		return err
 	}
 	c.Prefixes[p] = classes
-	k.done("table %d: block %v -> %v", t, p, classes)
+	k.done("table %d: prefix %v -> %v", t, p, classes)
 	return nil
 }
 
@@ -189,7 +189,7 @@ func (k *fakeKernel) DeletePrefix(t policytable.ID, p netip.Prefix) error {
 		return err
 	}
 	delete(c.Prefixes, p)
-	k.done("table %d: no block %v", t, p)
+	k.done("table %d: no prefix %v", t, p)
 	return nil
 }
 

@@ -185,7 +185,7 @@ func (a *Applier) revise() {
 	}
 	for _, t := range a.model.sortedTables() {
 		if t.kernel != nil && t.err != nil {
-			refusals = append(refusals, fmt.Sprintf("table %d: %v; %d rows and %d blocks are missing", t.kernel.id, t.err, len(t.missing), len(t.missingPrefixes)))
+			refusals = append(refusals, fmt.Sprintf("table %d: %v; %d rows and %d prefixes are missing", t.kernel.id, t.err, len(t.missing), len(t.missingPrefixes)))
 		}
 	}
 	lost := a.behind()

@@ -87,7 +87,7 @@ type serviceTable struct {
 	// that the kernel has not.
 	classes []uint16
 	same    bool // classes and nodes are numbered alike
-	// missing rows and blocks had no room.
+	// missing rows and prefixes had no room.
 	missing         map[policytable.IdentityClass]struct{}
 	missingPrefixes map[netip.Prefix]struct{}
 	err             error // why it is not in the kernel, or not wholly

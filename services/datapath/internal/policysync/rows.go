@@ -200,11 +200,11 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 			return nil
 		}
 		if err := a.cfg.Kernel.DeletePrefix(k.id, p); err != nil {
-			return fmt.Errorf("block %v of table %d: %w", p, t.id, err)
+			return fmt.Errorf("prefix %v of table %d: %w", p, t.id, err)
 		}
 		delete(k.content.Prefixes, p)
 		a.affect(w, k)
-		return faultBlocks.Hit(w.ctx)
+		return faultPrefixes.Hit(w.ctx)
 	}
 	lacks := false
 	for i, c := range want {
@@ -229,11 +229,11 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("block %v of table %d: %w", p, t.id, err)
+		return fmt.Errorf("prefix %v of table %d: %w", p, t.id, err)
 	}
 	k.content.Prefixes[p] = want
 	if !grants {
 		a.affect(w, k)
 	}
-	return faultBlocks.Hit(w.ctx)
+	return faultPrefixes.Hit(w.ctx)
 }

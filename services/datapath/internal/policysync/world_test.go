@@ -38,13 +38,13 @@ func (r testRule) matches(p props) bool { return r.bit == 8 || p>>r.bit&1 == 1 !
 
 // testPolicy is one direction; nil rules with enforce: default deny.
 type testPolicy struct {
-	enforce bool
-	rules   []testRule
-	blocks  map[netip.Prefix]policytable.Action // action for everybody there, after the rules
+	enforce  bool
+	rules    []testRule
+	prefixes map[netip.Prefix]policytable.Action // action for everybody there, after the rules
 }
 
 func (p testPolicy) text() string {
-	return fmt.Sprintf("%v %v %v", p.enforce, p.rules, len(p.blocks) > 0)
+	return fmt.Sprintf("%v %v %v", p.enforce, p.rules, len(p.prefixes) > 0)
 }
 
 type state struct {
@@ -68,7 +68,7 @@ func (s state) allows(subject uint32, d policytable.Direction, peer uint32, addr
 		}
 	}
 	best, action := -1, policytable.ActionDeny
-	for b, a := range p.blocks {
+	for b, a := range p.prefixes {
 		if b.Contains(addr) && b.Bits() > best {
 			best, action = b.Bits(), a
 		}
@@ -202,14 +202,14 @@ func (s *service) build(p testPolicy) *builder {
 			return r.bit == 8 || identity.Kind(kind) == identity.KindUnknown && r.action == policytable.ActionDeny
 		})
 	}
-	if len(p.blocks) > 0 {
+	if len(p.prefixes) > 0 {
 		b.content.HasAddresses = true
 		for a := range policytable.Action(3) {
 			b.content.Rules = append(b.content.Rules, policytable.Rule{Action: a, Tier: 1})
 		}
 		nothing := b.add(nil)
 		b.content.AddressClasses = policytable.PrefixClasses{nothing, nothing, nothing}
-		for prefix, action := range p.blocks {
+		for prefix, action := range p.prefixes {
 			c := b.add(everywhere(uint16(len(p.rules)+1) + uint16(action))) //nolint:gosec // small
 			b.content.Prefixes[prefix] = policytable.PrefixClasses{c, c, c}
 		}

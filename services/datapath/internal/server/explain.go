@@ -131,8 +131,8 @@ func (s *Server) explainedSide(x *explain.Side, slot slotmap.Slot, egress bool) 
 		IdentityClass: uint32(x.Place.IdentityClass), IdentityRow: x.Place.IdentityRow,
 		AddressClass: uint32(x.Place.AddressClass),
 	}
-	if x.Place.AddressBlock.IsValid() {
-		side.AddressPrefix = x.Place.AddressBlock.String()
+	if x.Place.AddressPrefix.IsValid() {
+		side.AddressPrefix = x.Place.AddressPrefix.String()
 	}
 	return side
 }

@@ -62,7 +62,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 		},
 		Egress: &explain.Side{
 			SideVerdict: event.SideVerdict{By: event.ByRule, Table: 16, Epoch: 21, Rule: 7, Action: event.ActionDeny},
-			Place:       policymap.Place{IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressBlock: netip.MustParsePrefix("198.51.100.0/24")},
+			Place:       policymap.Place{IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressPrefix: netip.MustParsePrefix("198.51.100.0/24")},
 		},
 		Tracked: true, Next: replica.Answer{Reason: event.ForwardOutside},
 		Connection: conntrack.Connection{

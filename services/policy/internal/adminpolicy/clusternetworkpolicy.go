@@ -241,9 +241,9 @@ func (v *validator) peer(path string, p EgressPeer, action string) {
 			block, err := netip.ParsePrefix(s)
 			switch {
 			case err != nil:
-				v.Add(path, "%q is not an address block such as 10.9.8.0/24 or 2001:db8::/64", s)
+				v.Add(path, "%q is not a prefix such as 10.9.8.0/24 or 2001:db8::/64", s)
 			case block.Addr().Is4In6():
-				v.Add(path, "%q is an IPv4-mapped IPv6 block", s)
+				v.Add(path, "%q is an IPv4-mapped IPv6 prefix", s)
 			}
 		}
 	}

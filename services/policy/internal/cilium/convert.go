@@ -326,7 +326,7 @@ func nodeSelector(reqs []selector.Requirement, name string) selector.Selector {
 	return selector.New(append(slices.Clone(reqs), selector.Requirement{Source: label.SourceReserved, Key: name, Op: selector.Exists})...)
 }
 
-// reach of a block with that many bits: the world and, by option, nodes. The
+// reach of a prefix with that many bits: the world and, by option, nodes. The
 // whole address space never means nodes.
 func (c *converter) reach(bits int) rule.Reach {
 	if c.options.CIDRSelectsNodes && bits > 0 {

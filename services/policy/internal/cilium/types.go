@@ -110,7 +110,7 @@ type EgressDenyRule struct {
 	ICMPs   []ICMPRule     `json:"icmps"`
 }
 
-// CIDRRule is an address block, or the blocks of groups, with holes.
+// CIDRRule is a prefix, or the prefixes of groups, with holes.
 type CIDRRule struct {
 	CIDR              string                       `json:"cidr"`
 	CIDRGroupRef      string                       `json:"cidrGroupRef"`
@@ -231,7 +231,7 @@ type ICMPField struct {
 	Type   *manifest.Number `json:"type"`
 }
 
-// CIDRGroup is a CiliumCIDRGroup: address blocks with labels.
+// CIDRGroup is a CiliumCIDRGroup: prefixes with labels.
 type CIDRGroup struct {
 	networkpolicy.Meta
 	Spec CIDRGroupSpec `json:"spec"`

@@ -215,7 +215,7 @@ func (v *validator) cidrs(path string, list []string) {
 			v.AddSchema(p, "%q has no length; %s/%d is meant", s, a, a.BitLen())
 			continue
 		}
-		v.Add(p, "%q is not an address block such as 10.9.8.0/24 or 2001:db8::/64", s)
+		v.Add(p, "%q is not a prefix such as 10.9.8.0/24 or 2001:db8::/64", s)
 	}
 }
 
@@ -241,7 +241,7 @@ func (v *validator) cidrSet(path string, list []CIDRRule) {
 		if c.CIDR != "" {
 			var err error
 			if block, err = netip.ParsePrefix(c.CIDR); err != nil {
-				v.Add(p+".cidr", "%q is not an address block such as 10.9.8.0/24 or 2001:db8::/64", c.CIDR)
+				v.Add(p+".cidr", "%q is not a prefix such as 10.9.8.0/24 or 2001:db8::/64", c.CIDR)
 			}
 			good = err == nil
 		}
@@ -250,7 +250,7 @@ func (v *validator) cidrSet(path string, list []CIDRRule) {
 			except, err := netip.ParsePrefix(e)
 			switch {
 			case err != nil:
-				v.Add(p, "%q is not an address block such as 10.9.8.0/24 or 2001:db8::/64", e)
+				v.Add(p, "%q is not a prefix such as 10.9.8.0/24 or 2001:db8::/64", e)
 			case good && (!block.Contains(except.Addr()) || except.Bits() < block.Bits()):
 				v.Add(p, "%q is not inside %s", e, block)
 			}
@@ -546,7 +546,7 @@ func (g *CIDRGroup) Validate() manifest.Problems {
 	}
 	for i, s := range g.Spec.ExternalCIDRs {
 		if _, err := netip.ParsePrefix(s); err != nil {
-			ps.Add("spec.externalCIDRs["+strconv.Itoa(i)+"]", "%q is not an address block such as 10.9.8.0/24 or 2001:db8::/64", s)
+			ps.Add("spec.externalCIDRs["+strconv.Itoa(i)+"]", "%q is not a prefix such as 10.9.8.0/24 or 2001:db8::/64", s)
 		}
 	}
 	return ps

@@ -4,7 +4,7 @@
 // Package compile turns the rules of a subject into a table.
 //
 // A Program is what the rules of one direction come to, independent of which
-// peers exist: numbered rules, what each selector contributes, the blocks of
+// peers exist: numbered rules, what each selector contributes, the prefixes of
 // addresses. Subjects with equal programs share one table. A Program knows the
 // class of any set of matched selectors; which sets occur is the engine's
 // business.
@@ -40,8 +40,8 @@ type Input struct {
 }
 
 // maxOverlaps bounds the work for the address side of a table: the sum, over all
-// blocks, of the rules that hold around it. A few thousand rules for everywhere
-// beside as many blocks as a table takes would keep a processor for a minute.
+// prefixes, of the rules that hold around it. A few thousand rules for everywhere
+// beside as many prefixes as a table takes would keep a processor for a minute.
 const maxOverlaps = 5_000_000
 
 // Hash identifies a program by its content.
@@ -70,17 +70,17 @@ type Program struct {
 	Selectors []selector.Selector
 	bySel     map[string][]uint16
 
-	alike        []uint16 // by number - 1: the first of the run of rules with one effect
-	everyone     []uint16 // rules on the identity side for every peer
-	everyoneElse []uint16 // the same without those that spare the local node
-	unknown      []uint16 // for peers that nobody announced
-	addrEveryone []uint16 // rules on the address side for every address
-	blocks       bool
-	names        []rule.NamePeer
-	grouped      bool            // a rule has peers by groups
-	groups       []*policy.Group // that matter to a rule
-	groupsDigest rule.Digest     // of what of them matters
-	namedBlocks  bool
+	alike         []uint16 // by number - 1: the first of the run of rules with one effect
+	everyone      []uint16 // rules on the identity side for every peer
+	everyoneElse  []uint16 // the same without those that spare the local node
+	unknown       []uint16 // for peers that nobody announced
+	addrEveryone  []uint16 // rules on the address side for every address
+	hasPrefixes   bool
+	names         []rule.NamePeer
+	grouped       bool            // a rule has peers by groups
+	groups        []*policy.Group // that matter to a rule
+	groupsDigest  rule.Digest     // of what of them matters
+	namedPrefixes bool
 }
 
 // New sorts, numbers and indexes the rules.
@@ -183,9 +183,9 @@ func (p *Program) place() {
 	for i := range p.rules {
 		r := &p.rules[i]
 		if len(r.Peers.Networks)+len(r.Peers.Groups)+len(r.Peers.Names) > 0 {
-			p.blocks = true
+			p.hasPrefixes = true
 			p.names = append(p.names, r.Peers.Names...)
-			p.namedBlocks = p.namedBlocks || len(r.named) > 0
+			p.namedPrefixes = p.namedPrefixes || len(r.named) > 0
 			p.grouped = p.grouped || len(r.Peers.Groups) > 0
 		}
 		if r.Action == rule.Deny && len(r.Peers.Selectors) > 0 {
@@ -235,17 +235,17 @@ func (p *Program) hash() {
 // Names are the DNS names whose addresses the program wants to know.
 func (p *Program) Names() []rule.NamePeer { return p.names }
 
-// NeedsPodAddresses says that a rule limits a block of addresses to a named
-// port: for it the pods in the block have to be known by their addresses.
-func (p *Program) NeedsPodAddresses() bool { return p.namedBlocks }
+// NeedsPodAddresses says that a rule limits a prefix to a named
+// port: for it the pods in the prefix have to be known by their addresses.
+func (p *Program) NeedsPodAddresses() bool { return p.namedPrefixes }
 
-// NewTable returns a table without peers and blocks.
+// NewTable returns a table without peers and prefixes.
 func (p *Program) NewTable() *table.Table {
 	t := &table.Table{Header: table.Header{Flags: p.flags}, Peers: make(map[table.IdentityClass]table.Class)}
 	for _, r := range p.rules {
 		t.Rules = append(t.Rules, table.Rule{Action: r.Action, Tier: r.Tier, Proxy: r.Proxy})
 	}
-	if p.blocks || len(p.addrEveryone) > 0 {
+	if p.hasPrefixes || len(p.addrEveryone) > 0 {
 		t.Flags |= table.HasAddresses
 	}
 	return t
@@ -451,7 +451,7 @@ type Place struct {
 type entry struct {
 	number uint16
 	reach  rule.Reach
-	group  *rule.GroupPeer // nil for a plain block
+	group  *rule.GroupPeer // nil for a plain prefix
 }
 
 type mark struct {
@@ -461,9 +461,9 @@ type mark struct {
 	place  *Place
 }
 
-// Blocks computes the address side: each prefix whose classes differ from those
-// of the block around it. class turns a rule set into a class.
-func (p *Program) Blocks(places []Place, class func(numbers []uint16, ports []workload.NamedPort) (table.Class, error)) (def [identity.PeerScopes]table.Class, out []Block, err error) {
+// Prefixes computes the address side: each prefix whose classes differ from those
+// of the prefix around it. class turns a rule set into a class.
+func (p *Program) Prefixes(places []Place, class func(numbers []uint16, ports []workload.NamedPort) (table.Class, error)) (def [identity.PeerScopes]table.Class, out []Prefix, err error) {
 	base, err := class(p.addrEveryone, nil)
 	if err != nil {
 		return def, nil, err
@@ -471,7 +471,7 @@ func (p *Program) Blocks(places []Place, class func(numbers []uint16, ports []wo
 	for i := range def {
 		def[i] = base
 	}
-	if !p.blocks {
+	if !p.hasPrefixes {
 		return def, nil, nil
 	}
 	marks := make(map[netip.Prefix]*mark)
@@ -527,7 +527,7 @@ func (p *Program) Blocks(places []Place, class func(numbers []uint16, ports []wo
 			}
 		}
 	}
-	if p.namedBlocks {
+	if p.namedPrefixes {
 		for i := range places {
 			if len(places[i].Ports) > 0 {
 				at(netip.PrefixFrom(places[i].Addr, places[i].Addr.BitLen())).place = &places[i]
@@ -537,17 +537,17 @@ func (p *Program) Blocks(places []Place, class func(numbers []uint16, ports []wo
 	return p.walk(def, marks, entries, class)
 }
 
-// Block is a prefix with the classes of its addresses.
-type Block struct {
+// Prefix is a prefix with the classes of its addresses.
+type Prefix struct {
 	Prefix  netip.Prefix
 	Classes [identity.PeerScopes]table.Class
 }
 
-// walk visits the prefixes in address order, a block before what lies in it,
-// with a stack of the blocks around the current one.
+// walk visits the prefixes in address order, a prefix before what lies in it,
+// with a stack of the prefixes around the current one.
 func (p *Program) walk(def [identity.PeerScopes]table.Class, marks map[netip.Prefix]*mark, entries []entry,
 	class func([]uint16, []workload.NamedPort) (table.Class, error),
-) (_ [identity.PeerScopes]table.Class, out []Block, err error) {
+) (_ [identity.PeerScopes]table.Class, out []Prefix, err error) {
 	prefixes := slices.SortedFunc(maps.Keys(marks), netip.Prefix.Compare)
 	type frame struct {
 		prefix  netip.Prefix
@@ -578,7 +578,7 @@ func (p *Program) walk(def [identity.PeerScopes]table.Class, marks map[netip.Pre
 			f.groups = append(slices.Clone(f.groups), m.groups...)
 		}
 		if work += 1 + len(f.active); work > maxOverlaps {
-			return def, nil, &table.ErrTooLarge{What: "rules around blocks of addresses, counted for each block", Got: work, Limit: maxOverlaps}
+			return def, nil, &table.ErrTooLarge{What: "rules around prefixes, counted for each prefix", Got: work, Limit: maxOverlaps}
 		}
 		numbers := p.reached(f.active, f.groups, entries)
 		var ports []workload.NamedPort
@@ -591,7 +591,7 @@ func (p *Program) walk(def [identity.PeerScopes]table.Class, marks map[netip.Pre
 			}
 		}
 		if f.classes != outer {
-			out = append(out, Block{Prefix: x, Classes: f.classes})
+			out = append(out, Prefix{Prefix: x, Classes: f.classes})
 		}
 		stack = append(stack, f)
 	}
@@ -643,7 +643,7 @@ func (p *Program) reached(active []int, groups []*policy.Group, entries []entry)
 }
 
 // Where returns the rules whose address peers cover an address, by reading the
-// rules and not the blocks. places are those that Blocks was given.
+// rules and not the prefixes. places are those that Prefixes was given.
 func (p *Program) Where(addr netip.Addr, scope identity.PeerScope, places []Place) (numbers []uint16, ports []workload.NamedPort) {
 	in := func(list []netip.Prefix) bool {
 		return slices.ContainsFunc(list, func(x netip.Prefix) bool { return x.Contains(addr) })

@@ -257,16 +257,16 @@ metadata: {name: names, namespace: ns-001}, spec: {endpointSelector: {matchLabel
 	}
 }
 
-// BenchmarkLearnAddressAmong5000Blocks learns an address for a table that also
-// has many blocks.
-func BenchmarkLearnAddressAmong5000Blocks(b *testing.B) {
+// BenchmarkLearnAddressAmong5000Prefixes learns an address for a table that also
+// has many prefixes.
+func BenchmarkLearnAddressAmong5000Prefixes(b *testing.B) {
 	id, err := synthetic.Identity(shapes[0].Shape, 1, 1)
 	if err != nil {
 		b.Fatal(err)
 	}
 	e := New(Config{Cluster: synthetic.Name})
 	if err := e.Apply(Change{AddIdentities: []peer.Identity{id}, AddSubjects: []identity.Numeric{id.Number}, UpsertPolicies: []policy.Object{
-		blocks(b), decodeOne(b, `{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy,
+		prefixes(b), decodeOne(b, `{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy,
 metadata: {name: names, namespace: ns-001}, spec: {endpointSelector: {}, egress: [{toFQDNs: [{matchPattern: "*.example.com"}]}]}}`),
 	}}); err != nil {
 		b.Fatal(err)
@@ -284,8 +284,8 @@ metadata: {name: names, namespace: ns-001}, spec: {endpointSelector: {}, egress:
 	}
 }
 
-// blocks is a policy with 5,000 blocks that each have a hole.
-func blocks(b *testing.B) policy.Object {
+// prefixes is a policy with 5,000 prefixes that each have a hole.
+func prefixes(b *testing.B) policy.Object {
 	b.Helper()
 	var list []string
 	for i := range 5000 {
@@ -295,12 +295,12 @@ func blocks(b *testing.B) policy.Object {
 spec: {endpointSelector: {}, egress: [{toCIDRSet: [`+strings.Join(list, ",")+`]}]}}`)
 }
 
-func BenchmarkPolicyWith5000BlocksWithHoles(b *testing.B) {
+func BenchmarkPolicyWith5000PrefixesWithHoles(b *testing.B) {
 	id, err := synthetic.Identity(shapes[0].Shape, 1, 1)
 	if err != nil {
 		b.Fatal(err)
 	}
-	o := blocks(b)
+	o := prefixes(b)
 	var e *Engine
 	for b.Loop() {
 		e = New(Config{Cluster: synthetic.Name})
@@ -308,7 +308,7 @@ func BenchmarkPolicyWith5000BlocksWithHoles(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	b.ReportMetric(float64(e.Size().Blocks), "blocks")
+	b.ReportMetric(float64(e.Size().Prefixes), "prefixes")
 	b.ReportMetric(float64(e.Size().Classes), "classes")
 }
 
@@ -316,7 +316,7 @@ func BenchmarkLookup(b *testing.B) {
 	e := loaded(b, shapes[0].Shape)
 	var t *table.Table
 	for n := range e.subjects {
-		if x, _ := e.Bound(n, rule.Ingress); x.Table != nil && x.Table.Blocks.Len() > 0 {
+		if x, _ := e.Bound(n, rule.Ingress); x.Table != nil && x.Table.Prefixes.Len() > 0 {
 			t = x.Table
 		}
 	}

@@ -72,8 +72,8 @@ func TestMergedAddressClassesGiveTheSameVerdicts(t *testing.T) {
 	}
 }
 
-// listing is a policy that allows egress to so many blocks, a rule for each, and
-// denies a block inside each fifth.
+// listing is a policy that allows egress to so many prefixes, a rule for each, and
+// denies a prefix inside each fifth.
 func listing(t *testing.T, rules int) policy.Object {
 	t.Helper()
 	var b strings.Builder
@@ -144,7 +144,7 @@ func TestAddressClassesOfEqualVerdictAreMergedWhenThereAreTooMany(t *testing.T) 
 // A learned address can be the one class too many.
 func TestALearnedAddressMergesTheClassesOfALiveTable(t *testing.T) {
 	e := New(Config{})
-	// The base, a class for each block, and none for the denied ones: full.
+	// The base, a class for each prefix, and none for the denied ones: full.
 	o := listing(t, table.MaxAddressClasses-1)
 	for i := range o.Specs {
 		kept := o.Specs[i].Rules[:0]

@@ -17,11 +17,11 @@ import (
 )
 
 // Place is where a peer is, as far as it makes a difference: the peer's
-// address, a block of addresses outside without the narrower blocks that are
+// address, a prefix outside without the narrower prefixes that are
 // places themselves, or, as the zero value, everywhere else.
 type Place struct {
-	Peer  identity.Numeric
-	Block netip.Prefix
+	Peer   identity.Numeric
+	Prefix netip.Prefix
 }
 
 // Changed is an interval of ports whose verdict changes.
@@ -100,14 +100,14 @@ type side struct {
 
 func (s side) entry(n identity.Numeric) table.Entry { return s.engine.Entry(n) }
 
-// classes are those of the addresses of a block; the zero prefix stands for
-// addresses in no block.
+// classes are those of the addresses of a prefix; the zero prefix stands for
+// addresses in no prefix.
 func (s side) classes(block netip.Prefix) [identity.PeerScopes]table.Class {
 	if s.live == nil {
 		return [identity.PeerScopes]table.Class{}
 	}
 	if block.IsValid() {
-		if c, ok := s.live.table.Blocks.Within(block); ok {
+		if c, ok := s.live.table.Prefixes.Within(block); ok {
 			return c
 		}
 	}
@@ -167,7 +167,7 @@ func (c *comparison) peers() {
 	var blocks []netip.Prefix
 	for _, s := range []side{c.before, c.after} {
 		if s.live != nil {
-			s.live.table.Blocks.All(func(p netip.Prefix, _ [identity.PeerScopes]table.Class) { blocks = append(blocks, p) })
+			s.live.table.Prefixes.All(func(p netip.Prefix, _ [identity.PeerScopes]table.Class) { blocks = append(blocks, p) })
 		}
 	}
 	slices.SortFunc(blocks, netip.Prefix.Compare)

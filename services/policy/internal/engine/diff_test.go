@@ -71,10 +71,10 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 				if id.Kind == identity.KindWorld4 && !q.Addr.Is4() || id.Kind == identity.KindWorld6 && q.Addr.Is4() {
 					continue
 				}
-				place.Block = narrowest(q, e, after)
+				place.Prefix = narrowest(q, e, after)
 			} else {
 				q.Addr = scenario.Pick(w, w.Addrs[q.Peer]...)
-				place.Block = netip.PrefixFrom(q.Addr, q.Addr.BitLen())
+				place.Prefix = netip.PrefixFrom(q.Addr, q.Addr.BitLen())
 			}
 			x, _ := e.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
 			y, _ := after.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
@@ -98,14 +98,14 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 	}
 }
 
-// narrowest is the narrowest block with the address in either engine.
+// narrowest is the narrowest prefix with the address in either engine.
 func narrowest(q scenario.Question, engines ...*Engine) (best netip.Prefix) {
 	for _, e := range engines {
 		b, _ := e.Bound(q.Subject, q.Direction)
 		if b.Table == nil {
 			continue
 		}
-		b.Table.Blocks.All(func(p netip.Prefix, _ [identity.PeerScopes]table.Class) {
+		b.Table.Prefixes.All(func(p netip.Prefix, _ [identity.PeerScopes]table.Class) {
 			if p.Contains(q.Addr) && (!best.IsValid() || p.Bits() > best.Bits()) {
 				best = p
 			}

@@ -57,7 +57,7 @@ type Name struct {
 }
 
 // Location says which identity has an address. Only tables with rules that
-// limit a block of addresses to a named port look at it.
+// limit a prefix to a named port look at it.
 type Location struct {
 	Addr     netip.Addr
 	Identity identity.Numeric
@@ -85,7 +85,7 @@ type Counters struct {
 	IdentityRows  int // entries of the identity array written
 	PeerRows      int // rows written: identity class → class
 	PeerDeletes   int // rows deleted
-	Blocks        int // prefixes written or deleted in live tables
+	Prefixes      int // prefixes written or deleted in live tables
 	GroupPrefixes int // prefixes of address groups read
 	Binds         int // subjects pointed at another table
 	Evaluations   int // selectors compared with labels
@@ -710,7 +710,7 @@ func (e *Engine) Lookup(subject identity.Numeric, d rule.Direction, peer identit
 // Size is what the live tables and the index of peers hold.
 type Size struct {
 	Tables, Subjects, Identities, IdentityClasses, Selectors int
-	PeerRows, Classes, Nodes, Intervals, Blocks, Rules       int
+	PeerRows, Classes, Nodes, Intervals, Prefixes, Rules     int
 	Merged                                                   int // tables whose rules with equal verdicts share address classes
 }
 
@@ -728,7 +728,7 @@ func (e *Engine) Size() Size {
 		if l.coarse {
 			s.Merged++
 		}
-		s.Blocks += l.table.Blocks.Len()
+		s.Prefixes += l.table.Prefixes.Len()
 		for c := range l.table.Classes {
 			s.Intervals += len(l.table.Intervals(table.Class(c)))
 		}

@@ -228,7 +228,7 @@ func TestATableThatIsTooLargeIsRefusedWithThePolicysName(t *testing.T) {
 	}
 }
 
-func TestMoreBlocksThanATableHoldsAreRefused(t *testing.T) {
+func TestMorePrefixesThanATableTakesAreRefused(t *testing.T) {
 	e := New(Config{})
 	id := combination(t, 300, 0, 0)
 	if err := e.Apply(Change{AddIdentities: []peer.Identity{id}, AddSubjects: []identity.Numeric{300}}); err != nil {
@@ -236,13 +236,13 @@ func TestMoreBlocksThanATableHoldsAreRefused(t *testing.T) {
 	}
 	o := spread(1)
 	r := *o.Specs[0].Rules[0]
-	for i := range table.MaxBlocks + 1 {
+	for i := range table.MaxPrefixes + 1 {
 		a := netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0})
 		r.Peers.Networks = append(r.Peers.Networks, rule.Network{Prefix: netip.PrefixFrom(a, 24), Reach: rule.ReachOutside})
 	}
 	o.Specs[0].Rules = []*rule.Rule{r.Seal()}
 	var limit *table.ErrTooLarge
-	if err := e.Apply(Change{UpsertPolicies: []policy.Object{o}}); !errors.As(err, &limit) || limit.Limit != table.MaxBlocks {
+	if err := e.Apply(Change{UpsertPolicies: []policy.Object{o}}); !errors.As(err, &limit) || limit.Limit != table.MaxPrefixes {
 		t.Fatalf("error is %v", err)
 	}
 	if b, _ := e.Bound(300, rule.Ingress); b.Table != nil {
@@ -333,9 +333,9 @@ func TestASubjectWhoseIdentityComesBackIsCompiledAgain(t *testing.T) {
 	}
 }
 
-// Many rules that hold everywhere, beside many blocks, are work that grows with
+// Many rules that hold everywhere, beside many prefixes, are work that grows with
 // the product: it is refused before it is done.
-func TestRulesTimesBlocksAreRefusedByTheirProduct(t *testing.T) {
+func TestRulesTimesPrefixesAreRefusedByTheirProduct(t *testing.T) {
 	const rules, nets = 2000, 3000
 	o := spread(1)
 	o.Key.Name, o.Specs[0].Rules = "product", nil

@@ -154,7 +154,7 @@ func (l *live) definition() DefineTable {
 		Nodes: slices.Clone(l.table.Nodes), Peers: maps.Clone(l.table.Peers),
 		Listed: l.table.Listed,
 	}
-	l.table.Blocks.All(t.Blocks.Set)
+	l.table.Prefixes.All(t.Prefixes.Set)
 	return DefineTable{Table: l.id, Hash: l.program.Hash, Content: t}
 }
 

@@ -125,13 +125,13 @@ func (r *replica) apply(ev Event) {
 		}
 		delete(t.Peers, x.IdentityClass)
 	case SetPrefix:
-		target(x.Table).Blocks.Set(x.Prefix, x.Classes)
+		target(x.Table).Prefixes.Set(x.Prefix, x.Classes)
 	case DeletePrefix:
 		t := target(x.Table)
-		if _, ok := t.Blocks.Exact(x.Prefix); !ok {
-			r.fail(ev, "no such block")
+		if _, ok := t.Prefixes.Exact(x.Prefix); !ok {
+			r.fail(ev, "no such prefix")
 		}
-		t.Blocks.Delete(x.Prefix)
+		t.Prefixes.Delete(x.Prefix)
 	case BindSubject:
 		if x.Table != AllowAll {
 			target(x.Table)

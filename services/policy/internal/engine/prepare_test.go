@@ -64,8 +64,8 @@ func own(ev Event) Event {
 		return ev
 	}
 	t := *d.Content
-	t.Nodes, t.Classes, t.Peers, t.Blocks = slices.Clone(t.Nodes), slices.Clone(t.Classes), maps.Clone(t.Peers), table.Blocks{}
-	d.Content.Blocks.All(t.Blocks.Set)
+	t.Nodes, t.Classes, t.Peers, t.Prefixes = slices.Clone(t.Nodes), slices.Clone(t.Classes), maps.Clone(t.Peers), table.Prefixes{}
+	d.Content.Prefixes.All(t.Prefixes.Set)
 	d.Content = &t
 	return d
 }

@@ -236,7 +236,7 @@ func canonical(e *Engine, s *scenario.State) map[string]string {
 				return fmt.Sprint(t.Intervals(c[0]), t.Intervals(c[1]), t.Intervals(c[2]))
 			}
 			out[key+" elsewhere"] = describe(t.Address)
-			t.Blocks.All(func(p netip.Prefix, c [identity.PeerScopes]table.Class) { out[key+" "+p.String()] = describe(c) })
+			t.Prefixes.All(func(p netip.Prefix, c [identity.PeerScopes]table.Class) { out[key+" "+p.String()] = describe(c) })
 		}
 	}
 	return out
@@ -335,9 +335,9 @@ func TestNothingIsLeftAfterEverythingWasRemoved(t *testing.T) {
 	}
 }
 
-func describeBlocks(t *table.Table) string {
+func describePrefixes(t *table.Table) string {
 	all := make(map[netip.Prefix][identity.PeerScopes]table.Class)
-	t.Blocks.All(func(p netip.Prefix, v [identity.PeerScopes]table.Class) { all[p] = v })
+	t.Prefixes.All(func(p netip.Prefix, v [identity.PeerScopes]table.Class) { all[p] = v })
 	return fmt.Sprint(all) // in the order of the keys
 }
 
@@ -378,8 +378,8 @@ func TestInputOrderDoesNotChangeTables(t *testing.T) {
 						t.Fatalf("subject %d %s: identity %d has two classes\n%s", n, d, m, s)
 					}
 				}
-				if describeBlocks(x.Table) != describeBlocks(y.Table) {
-					t.Fatalf("subject %d %s: two sets of blocks\n%s", n, d, s)
+				if describePrefixes(x.Table) != describePrefixes(y.Table) {
+					t.Fatalf("subject %d %s: two sets of prefixes\n%s", n, d, s)
 				}
 			}
 		}
@@ -407,8 +407,8 @@ func TestIntervalsAreMinimalAndTotal(t *testing.T) {
 	}
 }
 
-// Without any one of its rows or blocks, a table would say something else.
-func TestRowsAndBlocksAreMinimal(t *testing.T) {
+// Without any one of its rows or prefixes, a table would say something else.
+func TestRowsAndPrefixesAreMinimal(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 12)
 	rows, blocks := 0, 0
@@ -423,18 +423,18 @@ func TestRowsAndBlocksAreMinimal(t *testing.T) {
 						t.Fatalf("row of class %d says what the default says\n%s", n, s)
 					}
 				}
-				l.table.Blocks.All(func(p netip.Prefix, c [identity.PeerScopes]table.Class) {
+				l.table.Prefixes.All(func(p netip.Prefix, c [identity.PeerScopes]table.Class) {
 					blocks++
 					outer := l.table.Address
 					for bits := p.Bits() - 1; bits >= 0; bits-- {
 						around, _ := p.Addr().Prefix(bits)
-						if v, ok := l.table.Blocks.Exact(around); ok {
+						if v, ok := l.table.Prefixes.Exact(around); ok {
 							outer = v
 							break
 						}
 					}
 					if c == outer {
-						t.Fatalf("block %s says what is said around it\n%s", p, s)
+						t.Fatalf("prefix %s says what is said around it\n%s", p, s)
 					}
 				})
 			}
@@ -448,7 +448,7 @@ func TestRowsAndBlocksAreMinimal(t *testing.T) {
 		}
 	}
 	if rows == 0 || blocks == 0 {
-		t.Fatalf("%d rows, %d blocks", rows, blocks)
+		t.Fatalf("%d rows, %d prefixes", rows, blocks)
 	}
 }
 

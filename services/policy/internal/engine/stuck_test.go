@@ -21,9 +21,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// portBlocks is a policy that selects what has a key, with so many blocks that each
+// portPrefixes is a policy that selects what has a key, with so many prefixes that each
 // have a port of their own: as many address classes.
-func portBlocks(name, key string, n int) policy.Object {
+func portPrefixes(name, key string, n int) policy.Object {
 	spec := rule.Spec{
 		Subject: selector.New(selector.Requirement{Key: key, Op: selector.Exists}),
 		Selects: [2]bool{true, false}, DefaultDeny: [2]bool{true, false},
@@ -81,7 +81,7 @@ func TestARelabelledSubjectWithoutRoomIsTriedAgain(t *testing.T) {
 			begin := func(t *testing.T) *Engine {
 				t.Helper()
 				e := New(Config{})
-				apply(t, e, policies(subject, portBlocks("small", "a", 3), portBlocks("large", "b", table.MaxAddressClasses+1), portBlocks("fits", "c", 5)))
+				apply(t, e, policies(subject, portPrefixes("small", "a", 3), portPrefixes("large", "b", table.MaxAddressClasses+1), portPrefixes("fits", "c", 5)))
 				apply(t, e, Change{AddIdentities: []peer.Identity{labelled(subject, "a"), labelled(301, "x")}, AddSubjects: []identity.Numeric{subject, 301}})
 				state(t, e, "small, 3 rules", false)
 				// Another subject is relabelled in the same change, and fits.
@@ -96,7 +96,7 @@ func TestARelabelledSubjectWithoutRoomIsTriedAgain(t *testing.T) {
 				e := begin(t)
 				apply(t, e, Change{AddIdentities: []peer.Identity{labelled(302, "x")}})
 				apply(t, e, Change{RemoveIdentities: []identity.Numeric{302}})
-				apply(t, e, policies(subject, portBlocks("another", "d", 1)))
+				apply(t, e, policies(subject, portPrefixes("another", "d", 1)))
 				state(t, e, "small, 3 rules", true)
 				if _, err := e.Draft().Fork(nil, e.Draft().subjects...); err != nil {
 					t.Errorf("questions about others cannot be answered: %v", err)
@@ -104,12 +104,12 @@ func TestARelabelledSubjectWithoutRoomIsTriedAgain(t *testing.T) {
 			})
 			t.Run("a policy that selects it too is not refused for it", func(t *testing.T) {
 				e := begin(t)
-				apply(t, e, policies(subject, portBlocks("more", "b", 1)))
+				apply(t, e, policies(subject, portPrefixes("more", "b", 1)))
 				state(t, e, "small, 3 rules", true)
 			})
 			t.Run("it fits when the policy is smaller", func(t *testing.T) {
 				e := begin(t)
-				apply(t, e, policies(subject, portBlocks("large", "b", 4)))
+				apply(t, e, policies(subject, portPrefixes("large", "b", 4)))
 				state(t, e, "large, 4 rules", false)
 			})
 			t.Run("it fits when the policy is deleted", func(t *testing.T) {
@@ -188,7 +188,7 @@ func TestWaitingIdentitiesAreTriedWhenATableGoes(t *testing.T) {
 
 func TestRulesThatExceedATableAloneAreFoundWithoutASubject(t *testing.T) {
 	many := func(name string, blocks int) policy.Object {
-		o := portBlocks(name, "a", 1)
+		o := portPrefixes(name, "a", 1)
 		r := *o.Specs[0].Rules[0]
 		r.Peers.Networks = nil
 		for i := range blocks {
@@ -198,7 +198,7 @@ func TestRulesThatExceedATableAloneAreFoundWithoutASubject(t *testing.T) {
 		o.Specs[0].Rules = []*rule.Rule{r.Seal()}
 		return o
 	}
-	ports := portBlocks("ports", "a", 1)
+	ports := portPrefixes("ports", "a", 1)
 	r := *ports.Specs[0].Rules[0]
 	for i := range 3000 {
 		r.Ports = append(r.Ports, rule.Port{Range: port.Ports(port.UDP, uint16(1000+2*i), uint16(1000+2*i))})
@@ -208,10 +208,10 @@ func TestRulesThatExceedATableAloneAreFoundWithoutASubject(t *testing.T) {
 		o    policy.Object
 		want string
 	}{
-		{portBlocks("classes", "a", table.MaxAddressClasses-1), ""},
-		{portBlocks("classes", "a", table.MaxAddressClasses), "table needs 1025 address classes, the limit is 1024"},
-		{many("blocks", table.MaxBlocks), ""},
-		{many("blocks", table.MaxBlocks+1), "blocks of addresses, the limit is 16384"},
+		{portPrefixes("classes", "a", table.MaxAddressClasses-1), ""},
+		{portPrefixes("classes", "a", table.MaxAddressClasses), "table needs 1025 address classes, the limit is 1024"},
+		{many("prefixes", table.MaxPrefixes), ""},
+		{many("prefixes", table.MaxPrefixes+1), "prefixes, the limit is 16384"},
 		{ports, "intervals in one rule, the limit is 4096"},
 		{listing(t, 5000), ""},
 	} {
@@ -228,7 +228,7 @@ func TestRulesThatFitSurelyFit(t *testing.T) {
 	w := seeded(t, 71)
 	skipped := 0
 	for range 300 {
-		o := portBlocks("p", "a", 1+w.IntN(60))
+		o := portPrefixes("p", "a", 1+w.IntN(60))
 		rules := o.Specs[0].Rules
 		for i := range rules {
 			r := *rules[i]

@@ -165,7 +165,7 @@ func (e *Engine) sweep(sels []selector.Selector) {
 	e.retire(unused)
 }
 
-// compile makes one table: its default classes, its rows, its blocks. If it has
+// compile makes one table: its default classes, its rows, its prefixes. If it has
 // more classes of addresses than fit, those with equal verdicts become one. The
 // table is returned with an error too, so that it can be removed.
 func (e *Engine) compile(p *compile.Program) (*live, error) {
@@ -225,7 +225,7 @@ func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
 			return l, err
 		}
 	}
-	_, err := e.blocks(l)
+	_, err := e.prefixes(l)
 	return l, err
 }
 
@@ -342,46 +342,46 @@ func (e *Engine) updateAddresses(l *live, addrs map[netip.Addr]struct{}) error {
 			numbers, ports := l.program.Where(a, s, []compile.Place{place})
 			c, err := l.addressClass(l.program.WithEverywhere(numbers), ports)
 			if err != nil { // perhaps only for classes that are not used any more
-				return e.rebuildBlocks(l)
+				return e.rebuildPrefixes(l)
 			}
 			classes[s] = c
 		}
 		prefix := netip.PrefixFrom(a, a.BitLen())
-		outer, ok := l.table.Blocks.Around(a)
+		outer, ok := l.table.Prefixes.Around(a)
 		if !ok {
 			outer = l.table.Address
 		}
-		now, present := l.table.Blocks.Exact(prefix)
+		now, present := l.table.Prefixes.Exact(prefix)
 		switch {
 		case classes == outer && present:
-			l.table.Blocks.Delete(prefix)
-			e.counters.Blocks++
+			l.table.Prefixes.Delete(prefix)
+			e.counters.Prefixes++
 			e.emitFor(l, DeletePrefix{l.id, prefix})
-		case classes != outer && !present && l.table.Blocks.Full(a):
-			return &table.ErrTooLarge{What: "blocks of addresses", Got: table.MaxBlocks + 1, Limit: table.MaxBlocks}
+		case classes != outer && !present && l.table.Prefixes.Full(a):
+			return &table.ErrTooLarge{What: "prefixes", Got: table.MaxPrefixes + 1, Limit: table.MaxPrefixes}
 		case classes != outer && (!present || now != classes):
-			l.table.Blocks.Set(prefix, classes)
-			e.counters.Blocks++
+			l.table.Prefixes.Set(prefix, classes)
+			e.counters.Prefixes++
 			e.emitFor(l, SetPrefix{l.id, prefix, classes})
 		}
 	}
 	return nil
 }
 
-// blocks computes the address side of a table and puts it in place.
-func (e *Engine) blocks(l *live) (changed int, err error) {
+// prefixes computes the address side of a table and puts it in place.
+func (e *Engine) prefixes(l *live) (changed int, err error) {
 	clear(l.addressClasses)
-	def, list, err := l.program.Blocks(e.places(l), l.addressClass)
+	def, list, err := l.program.Prefixes(e.places(l), l.addressClass)
 	if err != nil {
 		return 0, err
 	}
-	var blocks table.Blocks
-	var set []compile.Block
-	before := make(map[netip.Prefix][identity.PeerScopes]table.Class, l.table.Blocks.Len())
-	l.table.Blocks.All(func(p netip.Prefix, v [identity.PeerScopes]table.Class) { before[p] = v })
+	var blocks table.Prefixes
+	var set []compile.Prefix
+	before := make(map[netip.Prefix][identity.PeerScopes]table.Class, l.table.Prefixes.Len())
+	l.table.Prefixes.All(func(p netip.Prefix, v [identity.PeerScopes]table.Class) { before[p] = v })
 	for _, b := range list {
 		if blocks.Full(b.Prefix.Addr()) {
-			return 0, &table.ErrTooLarge{What: "blocks of addresses", Got: len(list), Limit: table.MaxBlocks}
+			return 0, &table.ErrTooLarge{What: "prefixes", Got: len(list), Limit: table.MaxPrefixes}
 		}
 		blocks.Set(b.Prefix, b.Classes)
 		if v, ok := before[b.Prefix]; !ok || v != b.Classes {
@@ -389,7 +389,7 @@ func (e *Engine) blocks(l *live) (changed int, err error) {
 		}
 		delete(before, b.Prefix)
 	}
-	l.table.Address, l.table.Blocks = def, blocks
+	l.table.Address, l.table.Prefixes = def, blocks
 	for _, b := range set {
 		e.emitFor(l, SetPrefix{l.id, b.Prefix, b.Classes})
 	}
@@ -399,13 +399,13 @@ func (e *Engine) blocks(l *live) (changed int, err error) {
 	return len(set) + len(before), nil
 }
 
-// rebuildBlocks brings the address side of a live table up to date.
-func (e *Engine) rebuildBlocks(l *live) error {
-	n, err := e.blocks(l)
+// rebuildPrefixes brings the address side of a live table up to date.
+func (e *Engine) rebuildPrefixes(l *live) error {
+	n, err := e.prefixes(l)
 	if errors.As(err, new(*manyClasses)) && !l.coarse && e.replaceTable(l) {
 		return nil
 	}
-	e.counters.Blocks += n
+	e.counters.Prefixes += n
 	return err
 }
 

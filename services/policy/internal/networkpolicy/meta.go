@@ -307,7 +307,7 @@ func IsPortName(s string) bool {
 	return letter
 }
 
-// Unmap turns a block of IPv4-mapped addresses into the IPv4 block.
+// Unmap turns a prefix of IPv4-mapped addresses into the IPv4 prefix.
 func Unmap(p netip.Prefix) netip.Prefix {
 	if p.Addr().Is4In6() && p.Bits() >= 96 {
 		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)

@@ -42,14 +42,14 @@ type NetworkEgressRule struct {
 	Ports []NetworkPort `json:"ports"`
 }
 
-// NetworkPeer selects pods, or an address block.
+// NetworkPeer selects pods, or a prefix.
 type NetworkPeer struct {
 	PodSelector       *LabelSelector `json:"podSelector"`
 	NamespaceSelector *LabelSelector `json:"namespaceSelector"`
 	IPBlock           *IPBlock       `json:"ipBlock"`
 }
 
-// IPBlock is an address block with holes.
+// IPBlock is a prefix with holes.
 type IPBlock struct {
 	CIDR   string   `json:"cidr"`
 	Except []string `json:"except"`
@@ -113,25 +113,25 @@ func validatePeers(path string, peers []NetworkPeer, ps *manifest.Problems) {
 	}
 }
 
-// strictPrefix is an address block, which Kubernetes demands to be in its
+// strictPrefix is a prefix, which Kubernetes demands to be in its
 // canonical spelling of new objects.
 func strictPrefix(path, s string, ps *manifest.Problems) (netip.Prefix, bool) {
 	canonical, ok := heldPrefix(s)
 	p, err := netip.ParsePrefix(s)
 	switch {
 	case !ok:
-		ps.Add(path, "%q is not an address block such as 10.9.8.0/24 or 2001:db8::/64", s)
+		ps.Add(path, "%q is not a prefix such as 10.9.8.0/24 or 2001:db8::/64", s)
 	case err != nil:
 		ps.AddHeld(path, "%q has leading zeros; %s is meant", s, canonical)
 	case p.Addr().Is4In6():
-		ps.AddHeld(path, "%q is an IPv4-mapped IPv6 block; %s is meant", s, canonical)
+		ps.AddHeld(path, "%q is an IPv4-mapped IPv6 prefix; %s is meant", s, canonical)
 	case p != canonical:
 		ps.AddHeld(path, "%q has bits beyond its length; %s is meant", s, canonical)
 	}
 	return canonical, ok
 }
 
-// heldPrefix is the block that a text means which an API server may hold: with
+// heldPrefix is the prefix that a text means which an API server may hold: with
 // bits beyond its length, leading zeros, or IPv4 addresses written as IPv6.
 func heldPrefix(s string) (netip.Prefix, bool) {
 	addr, bits, ok := strings.Cut(s, "/")

@@ -85,12 +85,12 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 		}
 	}
 	set("10.0.0.1/24")
-	check("a block that is not canonical", true)
+	check("a prefix that is not canonical", true)
 	if p := only(t, o); len(p.Notes) != 2 || !strings.Contains(p.Notes[0].Text, "10.0.0.0/24 is meant") {
 		t.Errorf("noted: %v", p.Notes)
 	}
 	first := set("10.0.0.0/33")
-	check("a block that is none", false)
+	check("a prefix that is none", false)
 	if again := set("10.0.0.0/33"); again != first {
 		t.Errorf("the same again has revision %d, before %d", again, first)
 	}

@@ -20,9 +20,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// portBlocks is a policy of namespace shop with as many address classes as it
-// has blocks: each has a port of its own.
-func portBlocks(name, app string, first, n int) string {
+// portPrefixes is a policy of namespace shop with as many address classes as it
+// has prefixes: each has a port of its own.
+func portPrefixes(name, app string, first, n int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: %s, namespace: shop}\nspec:\n"+
 		"  podSelector: {matchLabels: {app: %s}}\n  ingress:\n", name, app)
@@ -63,7 +63,7 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 			t.Errorf("%s: the problem is shown: %t, want %t; all: %v", when, got, want, st.Problems)
 		}
 	}
-	for _, m := range []string{portBlocks("small", "small", 0, 3), portBlocks("one", "large", 0, 600), portBlocks("two", "large", 600, 600)} {
+	for _, m := range []string{portPrefixes("small", "small", 0, 3), portPrefixes("one", "large", 0, 600), portPrefixes("two", "large", 600, 600)} {
 		if _, err := o.Upsert(t.Context(), []byte(m), "", false); err != nil {
 			t.Fatal(err)
 		}
@@ -97,7 +97,7 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 // not start with it, by calls, by files and in a trial.
 func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 	o, _ := run(t, t.TempDir())
-	large := portBlocks("large", "large", 0, 1100)
+	large := portPrefixes("large", "large", 0, 1100)
 	for _, validateOnly := range []bool{true, false} {
 		_, err := o.Upsert(t.Context(), []byte(large), "", validateOnly)
 		var bad *reading.Error
@@ -106,7 +106,7 @@ func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 			t.Errorf("validate only %t: %v", validateOnly, err)
 		}
 	}
-	if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "large.yaml", Data: []byte(large)}, {Origin: "good.yaml", Data: []byte(portBlocks("good", "good", 0, 1))}}); err != nil {
+	if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "large.yaml", Data: []byte(large)}, {Origin: "good.yaml", Data: []byte(portPrefixes("good", "good", 0, 1))}}); err != nil {
 		t.Fatal(err)
 	}
 	list, _, err := o.List(t.Context(), Filter{})
@@ -132,20 +132,20 @@ func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 		_, err := o.Upsert(t.Context(), []byte(manifests), "", true)
 		return err
 	}
-	if _, err := o.Upsert(t.Context(), []byte(portBlocks("one", "large", 0, 600)), "", false); err != nil {
+	if _, err := o.Upsert(t.Context(), []byte(portPrefixes("one", "large", 0, 600)), "", false); err != nil {
 		t.Fatal(err)
 	}
-	two := portBlocks("two", "large", 600, 600)
+	two := portPrefixes("two", "large", 600, 600)
 	if err := try(two); !errors.Is(err, failure.ErrLimit) || !strings.Contains(err.Error(), "identity 300") || !strings.Contains(err.Error(), "1025 address classes") {
 		t.Errorf("a second policy of a pod elsewhere: %v", err)
 	}
-	if err := try(portBlocks("two", "other", 600, 600)); err != nil {
+	if err := try(portPrefixes("two", "other", 600, 600)); err != nil {
 		t.Errorf("the same for another pod: %v", err)
 	}
 	if _, err := o.Upsert(t.Context(), []byte(two), "", false); err != nil {
 		t.Fatal(err)
 	}
-	if err := try(portBlocks("three", "large", 0, 1)); err != nil {
+	if err := try(portPrefixes("three", "large", 0, 1)); err != nil {
 		t.Errorf("what has no room without the change: %v", err)
 	}
 }
@@ -156,7 +156,7 @@ func TestAStoredPolicyTooLargeForAnyTableStays(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	p := o.decode(journal.Policy{
 		Key: journal.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "large"}, Source: SourceGRPC,
-		Manifest: []byte(strings.TrimPrefix(portBlocks("large", "large", 0, 1100), "---\n")),
+		Manifest: []byte(strings.TrimPrefix(portPrefixes("large", "large", 0, 1100), "---\n")),
 	})
 	if p.Broken != "" {
 		t.Errorf("it is out of force: %s", p.Broken)

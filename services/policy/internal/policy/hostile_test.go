@@ -128,11 +128,11 @@ func TestHostilePoliciesCostBoundedMemory(t *testing.T) {
 	}
 	for _, tc := range []struct{ name, text, want string }{
 		{
-			"40,000 blocks for each of 9,000 lists of ports", cnp("egress: [{toCIDR: [" + cidrs(40000) + "], toPorts: [" + list(9000, `{ports: [{port: "%d"}]},`) + "]}]"),
+			"40,000 prefixes for each of 9,000 lists of ports", cnp("egress: [{toCIDR: [" + cidrs(40000) + "], toPorts: [" + list(9000, `{ports: [{port: "%d"}]},`) + "]}]"),
 			"spec.egress[0].toPorts[9]: is too large: together with the rules before it, it lists more than 400000 peers and ports",
 		},
-		{"100,000 blocks", cnp("egress: [{toCIDR: [" + cidrs(100000) + "]}]"), "the document has more than 100000 values"},
-		{"90,000 blocks that are none", cnp("egress: [{toCIDR: [" + list(90000, "x%d,") + "]}]"), `spec.egress[0].toCIDR[0]: "x0" is not an address block`},
+		{"100,000 prefixes", cnp("egress: [{toCIDR: [" + cidrs(100000) + "]}]"), "the document has more than 100000 values"},
+		{"90,000 prefixes that are none", cnp("egress: [{toCIDR: [" + list(90000, "x%d,") + "]}]"), `spec.egress[0].toCIDR[0]: "x0" is not a prefix`},
 		{"100,000 ports", cnp("ingress: [{toPorts: [{ports: [" + list(100000, "{port: '%d'},") + "]}]}]"), "more than"},
 		{"30,000 ports", cnp("ingress: [{toPorts: [{ports: [" + list(30000, "{port: '%d'},") + "]}]}]"), "spec.ingress[0].toPorts[0].ports: has 30000 entries, more than 40"},
 		{"90,000 times an entity", cnp("ingress: [{fromEntities: [" + strings.Repeat("cluster,", 90000) + "]}]"), ""},

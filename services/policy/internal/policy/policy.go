@@ -45,7 +45,7 @@ func (k Key) Compare(o Key) int {
 	return cmp.Or(strings.Compare(k.Kind, o.Kind), strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name))
 }
 
-// Group is a named set of address blocks that rules select by its labels.
+// Group is a named set of prefixes that rules select by its labels.
 type Group struct {
 	Name     string
 	Labels   label.Set

@@ -52,7 +52,7 @@ func TestErrorsNameTheField(t *testing.T) {
 		{kcnp(`egress: [{action: Deny, to: [{networks: [10.0.0.0/8], namespaces: {}}]}]`), `spec.egress[0].to[0]: needs exactly one of its fields, has 2`},
 		{kcnp(`egress: [{action: Deny, to: [{domainNames: ["*.example.com"]}]}]`), `spec.egress[0].to[0].domainNames: is only supported with action Accept`},
 		{"apiVersion: policy.networking.k8s.io/v1alpha1\nkind: BaselineAdminNetworkPolicy\nmetadata: {name: p}\nspec: {subject: {namespaces: {}}, ingress: [{action: Pass, from: [{namespaces: {}}]}]}", `spec.ingress[0].action: "Pass" is not one of Allow, Deny`},
-		{"apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: g}\nspec: {externalCIDRs: [10.0.0.0/8, nonsense]}", `spec.externalCIDRs[1]: "nonsense" is not an address block`},
+		{"apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: g}\nspec: {externalCIDRs: [10.0.0.0/8, nonsense]}", `spec.externalCIDRs[1]: "nonsense" is not a prefix`},
 		{
 			cnp(`egress: [{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*"}]}}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: "1", endPort: 99, protocol: TCP}], rules: {http: [{}]}}]}]`),
 			`spec.egress[0].toPorts[0]: sends to the proxy for dns what spec.egress[1].toPorts[0] sends to the one for http`,

@@ -23,7 +23,7 @@ type Difference struct {
 // DifferentPeer is a peer at a place.
 type DifferentPeer struct {
 	Identity peer.Identity
-	Block    netip.Prefix // zero: everywhere else
+	Prefix   netip.Prefix // zero: everywhere else
 }
 
 // Comparison is what would be if a change were made, beside what is.
@@ -54,7 +54,7 @@ func (c *Comparison) Each(ctx context.Context, take func(Difference) error) erro
 		}
 		d := Difference{Difference: f, Subject: c.known[f.Subject]}
 		for _, p := range f.Places {
-			d.Peers = append(d.Peers, DifferentPeer{c.known[p.Peer], p.Block})
+			d.Peers = append(d.Peers, DifferentPeer{c.known[p.Peer], p.Prefix})
 		}
 		return take(d)
 	})

@@ -99,7 +99,7 @@ func (p Proxy) String() string {
 // Reach is the set of scopes that an address peer applies to.
 type Reach uint8
 
-// The reaches. Kubernetes address blocks match whoever owns the address,
+// The reaches. Kubernetes prefixes match whoever owns the address,
 // Cilium's only peers outside the cluster.
 const (
 	ReachCluster Reach = 1 << iota
@@ -108,7 +108,7 @@ const (
 	ReachEveryone = ReachCluster | ReachNode | ReachOutside
 )
 
-// Network is a block of addresses without the blocks that are excepted.
+// Network is a prefix without the prefixes that are excepted.
 type Network struct {
 	Prefix netip.Prefix // masked
 	Except []netip.Prefix

@@ -553,10 +553,10 @@ func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
 		for i := range table.MaxPeers {
 			content.Peers[table.IdentityClass(1<<31+i)] = 5000
 		}
-		for i := range table.MaxBlocks {
+		for i := range table.MaxPrefixes {
 			at := [16]byte{0x20, 1, 14: byte(i >> 8), 15: byte(i)}
-			content.Blocks.Set(netip.PrefixFrom(netip.AddrFrom16(at), 128), [identity.PeerScopes]table.Class{5000, 5000, 5000})
-			content.Blocks.Set(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 32), [identity.PeerScopes]table.Class{5000, 5000, 5000})
+			content.Prefixes.Set(netip.PrefixFrom(netip.AddrFrom16(at), 128), [identity.PeerScopes]table.Class{5000, 5000, 5000})
+			content.Prefixes.Set(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 32), [identity.PeerScopes]table.Class{5000, 5000, 5000})
 		}
 		j.Tables[d] = engine.DefineTable{Table: 1 << 40, Content: content}
 		for i := range table.MaxRules {

@@ -42,7 +42,7 @@ var metrics = []metric{
 	newMetric("tables", "Tables; subjects with equal policy share them.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Tables) }),
 	newMetric("table_rows", "Rows of all tables: identity class to class.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.PeerRows) }),
 	newMetric("table_intervals", "Intervals of ports of all tables.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Intervals) }),
-	newMetric("table_blocks", "Blocks of addresses of all tables.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Blocks) }),
+	newMetric("table_prefixes", "Prefixes of all tables.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Prefixes) }),
 	newMetric("merged_tables", "Tables with so many classes of addresses that those of equal verdict are one: of them the number of a rule names several.",
 		prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Merged) }),
 	newMetric("identity_classes", "Sets of peers that no table tells apart.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.IdentityClasses) }),

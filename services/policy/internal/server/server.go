@@ -436,13 +436,13 @@ func differences(d *question.Difference) []*policyv1.DiffResponse {
 
 func diffPeer(p question.DifferentPeer) *policyv1.DiffPeer {
 	out := &policyv1.DiffPeer{Identity: uint32(p.Identity.Number), Labels: labels(p.Identity)}
-	if p.Block.IsValid() {
-		out.Prefix = p.Block.String()
+	if p.Prefix.IsValid() {
+		out.Prefix = p.Prefix.String()
 	}
 	if p.Identity.Scope == identity.PeerScopeOutside {
 		out.Identity = 0
 		switch {
-		case p.Block.IsValid():
+		case p.Prefix.IsValid():
 		case p.Identity.Kind == identity.KindWorld4:
 			out.Prefix = "0.0.0.0/0"
 		case p.Identity.Kind == identity.KindWorld6:

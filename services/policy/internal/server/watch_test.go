@@ -71,7 +71,7 @@ func (r *replica) define(d *policyv1.PolicyTable) *table.Table {
 		t.Peers[table.IdentityClass(p.GetIdentityClass())] = table.Class(p.GetClass())
 	}
 	for _, b := range d.GetPrefixes() {
-		t.Blocks.Set(netip.MustParsePrefix(b.GetPrefix()), wiretest.PrefixClasses(b.GetClasses()))
+		t.Prefixes.Set(netip.MustParsePrefix(b.GetPrefix()), wiretest.PrefixClasses(b.GetClasses()))
 	}
 	return t
 }
@@ -139,13 +139,13 @@ func (r *replica) apply(s *policyv1.Step) error {
 		if t == nil {
 			return fmt.Errorf("prefix for table %d, which is not there", x.SetPrefix.GetTable())
 		}
-		t.Blocks.Set(netip.MustParsePrefix(p.GetPrefix()), wiretest.PrefixClasses(p.GetClasses()))
+		t.Prefixes.Set(netip.MustParsePrefix(p.GetPrefix()), wiretest.PrefixClasses(p.GetClasses()))
 	case *policyv1.Step_DeletePrefix:
 		t := r.tables[x.DeletePrefix.GetTable()]
 		if t == nil {
 			return fmt.Errorf("prefix of table %d, which is not there", x.DeletePrefix.GetTable())
 		}
-		t.Blocks.Delete(netip.MustParsePrefix(x.DeletePrefix.GetPrefix()))
+		t.Prefixes.Delete(netip.MustParsePrefix(x.DeletePrefix.GetPrefix()))
 	case *policyv1.Step_BindSubject:
 		b := x.BindSubject
 		if t := r.tables[b.GetTable()]; b.GetTable() != 0 && (t == nil || len(t.Rules) != len(b.GetRules())) {

@@ -599,7 +599,7 @@ func Weight(ev engine.Event) int {
 	switch x := ev.(type) {
 	case engine.DefineTable:
 		t := x.Content
-		return 128 + 24*t.Listed + 8*len(t.Rules) + 4*len(t.Classes) + 10*len(t.Peers) + 64*t.Blocks.Len()
+		return 128 + 24*t.Listed + 8*len(t.Rules) + 4*len(t.Classes) + 10*len(t.Peers) + 64*t.Prefixes.Len()
 	case engine.GrowTable:
 		w := 16 + 4*len(x.Classes)
 		for _, list := range x.Classes {

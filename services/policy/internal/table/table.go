@@ -32,9 +32,9 @@ const (
 	MaxAdminRules      = 32766
 
 	// No table takes more than a quarter of what a node has room for.
-	MaxNodes  = 4096
-	MaxPeers  = 65536
-	MaxBlocks = 16384 // of each address family
+	MaxNodes    = 4096
+	MaxPeers    = 65536
+	MaxPrefixes = 16384 // of each address family
 )
 
 // NoAdmin and NoRest are the numbers of "no rule" in the two slots.
@@ -110,17 +110,17 @@ type IdentityClass uint32
 type Header struct {
 	Flags   Flags
 	Default [identity.Kinds]Class      // peers without a row, by kind
-	Address [identity.PeerScopes]Class // addresses in no block, by scope
+	Address [identity.PeerScopes]Class // addresses in no prefix, by scope
 }
 
 // Table is one direction of the policy of a subject.
 type Table struct {
 	Header
-	Rules   []Rule   // number 1 first
-	Classes []uint32 // class → root node
-	Nodes   []Node
-	Peers   map[IdentityClass]Class
-	Blocks  Blocks
+	Rules    []Rule   // number 1 first
+	Classes  []uint32 // class → root node
+	Nodes    []Node
+	Peers    map[IdentityClass]Class
+	Prefixes Prefixes
 	// Listed is how many intervals the lists of all classes have together.
 	Listed int
 }
@@ -157,7 +157,7 @@ type Verdict struct {
 func (t *Table) Lookup(w Entry, addr netip.Addr, q port.Point) Verdict {
 	ac := t.Address
 	if t.Flags&HasAddresses != 0 {
-		if found, ok := t.Blocks.Lookup(addr); ok {
+		if found, ok := t.Prefixes.Lookup(addr); ok {
 			ac = found
 		}
 	}
@@ -263,9 +263,9 @@ func (t *Table) Intervals(class Class) []Interval {
 	return out
 }
 
-// Blocks maps prefixes to the classes of the addresses in them, per scope. The
+// Prefixes maps prefixes to the classes of the addresses in them, per scope. The
 // longest prefix counts.
-type Blocks struct {
+type Prefixes struct {
 	byLen [2][]length // IPv4, IPv6; longest first
 	n     [2]int
 }
@@ -283,14 +283,14 @@ func family(a netip.Addr) int {
 }
 
 // Len is the number of prefixes.
-func (b *Blocks) Len() int { return b.n[0] + b.n[1] }
+func (b *Prefixes) Len() int { return b.n[0] + b.n[1] }
 
 // Full reports whether the family of an address has no room for another
 // prefix.
-func (b *Blocks) Full(a netip.Addr) bool { return b.n[family(a)] >= MaxBlocks }
+func (b *Prefixes) Full(a netip.Addr) bool { return b.n[family(a)] >= MaxPrefixes }
 
 // Set stores the classes of a prefix.
-func (b *Blocks) Set(p netip.Prefix, v [identity.PeerScopes]Class) {
+func (b *Prefixes) Set(p netip.Prefix, v [identity.PeerScopes]Class) {
 	ls := &b.byLen[family(p.Addr())]
 	i, ok := slices.BinarySearchFunc(*ls, p.Bits(), func(l length, bits int) int { return bits - l.bits })
 	if !ok {
@@ -303,7 +303,7 @@ func (b *Blocks) Set(p netip.Prefix, v [identity.PeerScopes]Class) {
 }
 
 // Delete removes a prefix.
-func (b *Blocks) Delete(p netip.Prefix) {
+func (b *Prefixes) Delete(p netip.Prefix) {
 	for _, l := range b.byLen[family(p.Addr())] {
 		if _, ok := l.values[p.Addr()]; ok && l.bits == p.Bits() {
 			delete(l.values, p.Addr())
@@ -313,7 +313,7 @@ func (b *Blocks) Delete(p netip.Prefix) {
 }
 
 // Exact returns the classes stored for a prefix itself.
-func (b *Blocks) Exact(p netip.Prefix) (v [identity.PeerScopes]Class, ok bool) {
+func (b *Prefixes) Exact(p netip.Prefix) (v [identity.PeerScopes]Class, ok bool) {
 	for _, l := range b.byLen[family(p.Addr())] {
 		if l.bits == p.Bits() {
 			v, ok = l.values[p.Addr()]
@@ -323,21 +323,21 @@ func (b *Blocks) Exact(p netip.Prefix) (v [identity.PeerScopes]Class, ok bool) {
 }
 
 // Around finds the longest prefix with the address that holds others too.
-func (b *Blocks) Around(a netip.Addr) ([identity.PeerScopes]Class, bool) {
+func (b *Prefixes) Around(a netip.Addr) ([identity.PeerScopes]Class, bool) {
 	return b.longest(a, a.BitLen()-1)
 }
 
 // Within finds the longest prefix that holds all of p, p itself included.
-func (b *Blocks) Within(p netip.Prefix) ([identity.PeerScopes]Class, bool) {
+func (b *Prefixes) Within(p netip.Prefix) ([identity.PeerScopes]Class, bool) {
 	return b.longest(p.Addr(), p.Bits())
 }
 
 // Lookup finds the longest prefix with the address.
-func (b *Blocks) Lookup(a netip.Addr) ([identity.PeerScopes]Class, bool) {
+func (b *Prefixes) Lookup(a netip.Addr) ([identity.PeerScopes]Class, bool) {
 	return b.longest(a, a.BitLen())
 }
 
-func (b *Blocks) longest(a netip.Addr, bits int) ([identity.PeerScopes]Class, bool) {
+func (b *Prefixes) longest(a netip.Addr, bits int) ([identity.PeerScopes]Class, bool) {
 	for _, l := range b.byLen[family(a)] {
 		if l.bits > bits {
 			continue
@@ -354,7 +354,7 @@ func (b *Blocks) longest(a netip.Addr, bits int) ([identity.PeerScopes]Class, bo
 }
 
 // All calls f for every prefix.
-func (b *Blocks) All(f func(netip.Prefix, [identity.PeerScopes]Class)) {
+func (b *Prefixes) All(f func(netip.Prefix, [identity.PeerScopes]Class)) {
 	for _, ls := range b.byLen {
 		for _, l := range ls {
 			for a, v := range l.values {

@@ -69,8 +69,8 @@ func TestBetterTakesTheLowerNumberOfEachSlot(t *testing.T) {
 	}
 }
 
-func TestTheLongestBlockCounts(t *testing.T) {
-	var b Blocks
+func TestTheLongestPrefixCounts(t *testing.T) {
+	var b Prefixes
 	set := func(s string, c Class) { b.Set(netip.MustParsePrefix(s), [identity.PeerScopes]Class{c, c + 1, c + 2}) }
 	set("10.0.0.0/8", 1)
 	set("10.1.0.0/16", 4)
@@ -86,7 +86,7 @@ func TestTheLongestBlockCounts(t *testing.T) {
 	n := 0
 	b.All(func(netip.Prefix, [identity.PeerScopes]Class) { n++ })
 	if n != 5 || b.Len() != 5 {
-		t.Errorf("%d blocks, Len %d", n, b.Len())
+		t.Errorf("%d prefixes, Len %d", n, b.Len())
 	}
 }
 

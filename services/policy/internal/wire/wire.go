@@ -98,7 +98,7 @@ func Table(d engine.DefineTable) *policyv1.PolicyTable {
 		Rules:          make([]*policyv1.TableRule, len(t.Rules)),
 		Classes:        peerClasses(t.Lists(0)),
 		Peers:          make([]*policyv1.PeerRow, 0, len(t.Peers)),
-		Prefixes:       make([]*policyv1.PrefixClasses, 0, t.Blocks.Len()),
+		Prefixes:       make([]*policyv1.PrefixClasses, 0, t.Prefixes.Len()),
 	}
 	for kind, class := range t.Default {
 		out.DefaultClasses[kind] = &policyv1.KindClass{Kind: policyv1.PeerKind(kind) + 1, Class: uint32(class)}
@@ -116,8 +116,8 @@ func Table(d engine.DefineTable) *policyv1.PolicyTable {
 		prefix  netip.Prefix
 		classes table.PrefixClasses
 	}
-	blocks := make([]block, 0, t.Blocks.Len())
-	t.Blocks.All(func(p netip.Prefix, v table.PrefixClasses) { blocks = append(blocks, block{p, v}) })
+	blocks := make([]block, 0, t.Prefixes.Len())
+	t.Prefixes.All(func(p netip.Prefix, v table.PrefixClasses) { blocks = append(blocks, block{p, v}) })
 	slices.SortFunc(blocks, func(a, b block) int { return a.prefix.Compare(b.prefix) })
 	for _, b := range blocks {
 		out.Prefixes = append(out.Prefixes, prefix(b.prefix, b.classes))

@@ -100,9 +100,9 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 	for i := range uint32(8) {
 		kinds = append(kinds, &policyv1.KindClass{Kind: policyv1.PeerKind(i + 1), Class: i % 2})
 	}
-	content.Blocks.Set(netip.MustParsePrefix("fd00::/8"), [identity.PeerScopes]table.Class{1, 1, 1})
-	content.Blocks.Set(prefix, [identity.PeerScopes]table.Class{0, 1, 0})
-	content.Blocks.Set(netip.MustParsePrefix("10.1.0.0/24"), [identity.PeerScopes]table.Class{1, 1, 0})
+	content.Prefixes.Set(netip.MustParsePrefix("fd00::/8"), [identity.PeerScopes]table.Class{1, 1, 1})
+	content.Prefixes.Set(prefix, [identity.PeerScopes]table.Class{0, 1, 0})
+	content.Prefixes.Set(netip.MustParsePrefix("10.1.0.0/24"), [identity.PeerScopes]table.Class{1, 1, 0})
 	key, hash := engine.ClassKey{1, 2}, [32]byte{3, 31: 4}
 	for _, c := range []struct {
 		event engine.Event

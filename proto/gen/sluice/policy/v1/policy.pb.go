@@ -1972,7 +1972,7 @@ type Peer struct {
 	Labels []*v11.Label `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Address. Without identity and labels the peer is the world
 	// at this address; with neither address, identity nor labels the peer is
-	// refused. Address rules match a peer without address by no block.
+	// refused. Address rules match a peer without address by no prefix.
 	Address       string `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2557,7 +2557,7 @@ type DiffPeer struct {
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Labels of the identity, sorted by source, key and value.
 	Labels []*v11.Label `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
-	// Block of addresses in CIDR notation, without the narrower blocks that are
+	// Prefix in CIDR notation, without the narrower prefixes that are
 	// listed beside it; empty with identity 0: every other address.
 	Prefix        string `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	unknownFields protoimpl.UnknownFields

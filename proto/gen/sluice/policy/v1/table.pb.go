@@ -971,8 +971,8 @@ func (x *Nack) GetReason() string {
 	return ""
 }
 
-// Locate says which identity an address belongs to. Rules that limit a block
-// of addresses to a named port need it.
+// Locate says which identity an address belongs to. Rules that limit a prefix
+// to a named port need it.
 type Locate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Addresses from now on.

@@ -28,7 +28,7 @@ func DeleteKey(m *ebpf.Map, key any) error {
 
 // ReplaceInTrie writes a value of at most eight bytes, over an older one if
 // there is one.
-func ReplaceInTrie[V bpf.MapsSlIpcache | bpf.MapsSlBlock](m *ebpf.Map, key any, value *V) error {
+func ReplaceInTrie[V bpf.MapsSlIpcache | bpf.MapsSlCidr](m *ebpf.Map, key any, value *V) error {
 	// in place: a trie's readers see the old value or the new one
 	return MapError(m.Update(key, value, ebpf.UpdateAny))
 }

@@ -36,14 +36,14 @@ type contents struct {
 	classKeys []bpf.MapsSlClassKey
 	ports     []bpf.MapsSlPortNode
 	peers     map[uint32]map[uint32]uint32 // set, identity class, class
-	blocks    map[uint32]map[netip.Prefix]bpf.MapsSlBlock
+	prefixes  map[uint32]map[netip.Prefix]bpf.MapsSlCidr
 	rows      int
 }
 
 func (m *tableMaps) read() (*contents, error) {
 	c := &contents{
-		peers:  map[uint32]map[uint32]uint32{},
-		blocks: map[uint32]map[netip.Prefix]bpf.MapsSlBlock{},
+		peers:    map[uint32]map[uint32]uint32{},
+		prefixes: map[uint32]map[netip.Prefix]bpf.MapsSlCidr{},
 	}
 	var errs [5]error
 	c.tableKeys, errs[0] = pin.AllElements[bpf.MapsSlTableKey](m.tableKeys)
@@ -56,11 +56,11 @@ func (m *tableMaps) read() (*contents, error) {
 		c.peers[set][nc] = class
 		c.rows++
 	})
-	errs[4] = m.eachBlock(func(set uint32, p netip.Prefix, v bpf.MapsSlBlock) {
-		if c.blocks[set] == nil {
-			c.blocks[set] = map[netip.Prefix]bpf.MapsSlBlock{}
+	errs[4] = m.eachPrefix(func(set uint32, p netip.Prefix, v bpf.MapsSlCidr) {
+		if c.prefixes[set] == nil {
+			c.prefixes[set] = map[netip.Prefix]bpf.MapsSlCidr{}
 		}
-		c.blocks[set][p] = v
+		c.prefixes[set][p] = v
 	})
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("read the maps of tables: %w", err)
@@ -245,7 +245,7 @@ func nodeOf(n bpf.MapsSlPortNode, base int) portNode {
 	return pn
 }
 
-// adoptSet takes over a set of blocks; nil: its number cannot be.
+// adoptSet takes over a set of prefixes; nil: its number cannot be.
 func (s *tableStore) adoptSet(id uint32, c *contents) *addressSet {
 	if a := s.sets[id]; a != nil {
 		return a
@@ -254,9 +254,9 @@ func (s *tableStore) adoptSet(id uint32, c *contents) *addressSet {
 		return nil
 	}
 	s.setIDs.takeAt(int(id))
-	a := &addressSet{id: id, blocks: map[netip.Prefix]policytable.PrefixClasses{}}
-	for p, v := range c.blocks[id] {
-		a.blocks[p] = v.Class
+	a := &addressSet{id: id, prefixes: map[netip.Prefix]policytable.PrefixClasses{}}
+	for p, v := range c.prefixes[id] {
+		a.prefixes[p] = v.Class
 		a.count[family(p)]++
 		a.sum += s.sumOf(p, v.Class)
 	}

@@ -20,7 +20,7 @@ func (s *tableStore) audit(c *contents, repair bool) (differences []string, err 
 	a.keys()
 	a.arrays()
 	a.rows()
-	a.blocks()
+	a.prefixes()
 	a.identities()
 	if a.more > 0 {
 		a.differences = append(a.differences, fmt.Sprintf("%d more", a.more))
@@ -205,27 +205,27 @@ func (a *tableAudit) rows() {
 	}
 }
 
-func (a *tableAudit) blocks() {
+func (a *tableAudit) prefixes() {
 	s := a.s
 	for id, set := range s.sets {
-		got := a.c.blocks[id]
-		for p, classes := range set.blocks {
-			if v, ok := got[p]; !ok || v != (bpf.MapsSlBlock{Class: classes}) {
-				a.differs(func() error { return s.putBlock(id, p, classes) },
-					"address set %d: block %v is %v, should be %v", id, p, v.Class, classes)
+		got := a.c.prefixes[id]
+		for p, classes := range set.prefixes {
+			if v, ok := got[p]; !ok || v != (bpf.MapsSlCidr{Class: classes}) {
+				a.differs(func() error { return s.putPrefix(id, p, classes) },
+					"address set %d: prefix %v is %v, should be %v", id, p, v.Class, classes)
 			}
 		}
 	}
-	for id, blocks := range a.c.blocks {
+	for id, blocks := range a.c.prefixes {
 		set := s.sets[id]
 		for p := range blocks {
 			if set != nil {
-				if _, ok := set.blocks[p]; ok {
+				if _, ok := set.prefixes[p]; ok {
 					continue
 				}
 			}
-			a.differs(func() error { return s.deleteBlock(id, p) },
-				"address set %d: block %v should not be there", id, p)
+			a.differs(func() error { return s.deletePrefix(id, p) },
+				"address set %d: prefix %v should not be there", id, p)
 		}
 	}
 }
@@ -241,7 +241,7 @@ func (a *tableAudit) identities() {
 }
 
 // Audit compares the maps of tables with what was written into them and
-// names each difference: rows and blocks that are missing, foreign or changed,
+// names each difference: rows and prefixes that are missing, foreign or changed,
 // and elements of arrays that are not what they should be. With repair each is
 // put right. At most 1,000 are named.
 func (m *Maps) Audit(repair bool) (differences []string, err error) {

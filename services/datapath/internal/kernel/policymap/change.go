@@ -176,7 +176,7 @@ func (m *Maps) DeletePeer(t policytable.ID, nc policytable.IdentityClass) error 
 }
 
 // SetPrefix adds a prefix to a table, or replaces its classes. A
-// set of blocks that other tables use too is copied first, unless the change
+// set of prefixes that other tables use too is copied first, unless the change
 // makes it equal to one that is there.
 func (m *Maps) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
 	if err := ipmap.CheckPrefix(p); err != nil {
@@ -192,7 +192,7 @@ func (m *Maps) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.P
 		var have policytable.PrefixClasses
 		found := false
 		if a != nil {
-			have, found = a.blocks[p]
+			have, found = a.prefixes[p]
 		}
 		switch f := family(p); {
 		case found && have == classes:
@@ -200,16 +200,16 @@ func (m *Maps) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.P
 		case a == nil || a.refs > 1:
 			blocks := map[netip.Prefix]policytable.PrefixClasses{p: classes}
 			if a != nil {
-				blocks = maps.Clone(a.blocks)
+				blocks = maps.Clone(a.prefixes)
 				blocks[p] = classes
 			}
 			return s.replaceSet(lt, blocks)
 		case !found:
-			if err := fits(familyMap[f], 1, a.count[f]+1, s.blockRoom-s.blocks[f], s.blockRoom); err != nil {
+			if err := fits(familyMap[f], 1, a.count[f]+1, s.prefixRoom-s.prefixes[f], s.prefixRoom); err != nil {
 				return err
 			}
 		}
-		if err := s.putBlock(a.id, p, classes); err != nil {
+		if err := s.putPrefix(a.id, p, classes); err != nil {
 			return err
 		}
 		s.edit(a, func() {
@@ -217,10 +217,10 @@ func (m *Maps) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.P
 				a.sum -= s.sumOf(p, have)
 			} else {
 				a.count[family(p)]++
-				s.blocks[family(p)]++
+				s.prefixes[family(p)]++
 			}
 			a.sum += s.sumOf(p, classes)
-			a.blocks[p] = classes
+			a.prefixes[p] = classes
 		})
 		return nil
 	})
@@ -237,23 +237,23 @@ func (m *Maps) DeletePrefix(t policytable.ID, p netip.Prefix) error {
 		if a == nil {
 			return nil
 		}
-		have, found := a.blocks[p]
+		have, found := a.prefixes[p]
 		if !found {
 			return nil
 		}
 		if a.refs > 1 {
-			blocks := maps.Clone(a.blocks)
+			blocks := maps.Clone(a.prefixes)
 			delete(blocks, p)
 			return s.replaceSet(lt, blocks)
 		}
-		if err := s.deleteBlock(a.id, p); err != nil {
+		if err := s.deletePrefix(a.id, p); err != nil {
 			return err
 		}
 		s.edit(a, func() {
 			a.sum -= s.sumOf(p, have)
 			a.count[family(p)]--
-			s.blocks[family(p)]--
-			delete(a.blocks, p)
+			s.prefixes[family(p)]--
+			delete(a.prefixes, p)
 		})
 		return nil
 	})

@@ -27,7 +27,7 @@ const (
 // NoCapacityError, and after any error nothing of it remains. No packet is evaluated
 // by the table before SetPolicy names it.
 //
-// Blocks that another table has too are stored once.
+// Prefixes that another table has too are stored once.
 func (m *Maps) DefineTable(c policytable.Content) (policytable.ID, error) {
 	if err := c.Validate(); err != nil {
 		return 0, fmt.Errorf("%w: %w", pin.ErrInvalid, err)
@@ -107,7 +107,7 @@ func (s *tableStore) plan(c *policytable.Content, roots []uint32, nodes []portNo
 		fits(bpf.MapsMapSlPeer, len(c.Peers), len(c.Peers), max(s.rowRoom-reserve(s.rowRoom)-s.rows, 0), s.rowRoom),
 	)
 	if fresh {
-		err = errors.Join(err, s.fitsSet(count, reserve(s.blockRoom)))
+		err = errors.Join(err, s.fitsSet(count, reserve(s.prefixRoom)))
 	}
 	if err != nil {
 		return nil, false, err

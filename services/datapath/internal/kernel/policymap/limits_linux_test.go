@@ -208,7 +208,7 @@ func usage(t testing.TB, k *instance, mapName string) int {
 }
 
 // TestKernelChangesInPlaceUseTheReserve fills the last tenth, that no new table
-// gets, with rows and blocks of tables that are in use.
+// gets, with rows and prefixes of tables that are in use.
 func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
 	k := open(t, kerneltest.NewBPFFS(t))
 	j := kerneltest.NewEvaluator(t, k.pins)
@@ -310,9 +310,9 @@ func TestKernelAnIdentityIsOneWrite(t *testing.T) {
 	}
 }
 
-// TestKernelEqualBlocksAreStoredOnce shares sets, and copies one before it
+// TestKernelEqualPrefixesAreStoredOnce shares sets, and copies one before it
 // changes.
-func TestKernelEqualBlocksAreStoredOnce(t *testing.T) {
+func TestKernelEqualPrefixesAreStoredOnce(t *testing.T) {
 	k := open(t, kerneltest.NewBPFFS(t))
 	var ids []policytable.ID
 	for i := range uint64(3) {
@@ -330,7 +330,7 @@ func TestKernelEqualBlocksAreStoredOnce(t *testing.T) {
 	count := func(want int, when string) {
 		t.Helper()
 		if n := usage(t, k, bpf.MapsMapSlCidr4); n != want {
-			t.Errorf("%s: %d blocks, want %d", when, n, want)
+			t.Errorf("%s: %d prefixes, want %d", when, n, want)
 		}
 	}
 	count(100, "three tables")
@@ -372,13 +372,13 @@ func TestKernelAuditRepairsTables(t *testing.T) {
 	s := k.store
 	lt := s.tables[id]
 	for name, damage := range map[string]func() error{
-		"a row is missing":    func() error { return s.deletePeer(uint32(id), 7) },
-		"a foreign row":       func() error { return s.insertPeer(uint32(id), 8, 0) },
-		"a row of no table":   func() error { return s.insertPeer(4000, 8, 0) },
-		"a row has changed":   func() error { return errors.Join(s.deletePeer(uint32(id), 7), s.insertPeer(uint32(id), 7, 3)) },
-		"a block is missing":  func() error { return s.deleteBlock(lt.header.CidrSet, netip.MustParsePrefix("10.0.0.0/8")) },
-		"a block has changed": func() error { return s.putBlock(lt.header.CidrSet, netip.MustParsePrefix("fd00::/8"), [3]uint16{9}) },
-		"a foreign block":     func() error { return s.putBlock(77, netip.MustParsePrefix("10.0.0.0/8"), [3]uint16{}) },
+		"a row is missing":     func() error { return s.deletePeer(uint32(id), 7) },
+		"a foreign row":        func() error { return s.insertPeer(uint32(id), 8, 0) },
+		"a row of no table":    func() error { return s.insertPeer(4000, 8, 0) },
+		"a row has changed":    func() error { return errors.Join(s.deletePeer(uint32(id), 7), s.insertPeer(uint32(id), 7, 3)) },
+		"a prefix is missing":  func() error { return s.deletePrefix(lt.header.CidrSet, netip.MustParsePrefix("10.0.0.0/8")) },
+		"a prefix has changed": func() error { return s.putPrefix(lt.header.CidrSet, netip.MustParsePrefix("fd00::/8"), [3]uint16{9}) },
+		"a foreign prefix":     func() error { return s.putPrefix(77, netip.MustParsePrefix("10.0.0.0/8"), [3]uint16{}) },
 		"a rule has changed": func() error {
 			return writeArray(&s.tableMaps, s.tableMaps.rules, "", lt.ruleSpan.base, []bpf.MapsSlRule{{Action: 2}})
 		},
@@ -410,7 +410,7 @@ func TestKernelAuditRepairsTables(t *testing.T) {
 }
 
 // TestKernelReadersSeeNoThirdVerdict asks one table with the programs' own
-// function while it grows, moves, gets and loses rows and blocks, shares its
+// function while it grows, moves, gets and loses rows and prefixes, shares its
 // set and leaves it, and other tables come and go. Whatever it answers is the
 // verdict of before or of after.
 func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
@@ -463,7 +463,7 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 						err = k.GrowTable(id, added)
 						classes += more
 					}
-				case 7: // another table with the same blocks: the set is shared
+				case 7: // another table with the same prefixes: the set is shared
 					var content policytable.Content
 					if content, err = k.TableContent(id); err == nil && len(others) < 50 {
 						other := smallTable(uint64(i))
@@ -558,14 +558,14 @@ func BenchmarkKernelTableChanges(b *testing.B) {
 	for i := range 5000 {
 		large.Prefixes[ipmap.HostPrefix(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))] = policytable.PrefixClasses{}
 	}
-	b.Run("table of 5000 blocks", func(b *testing.B) { table(b, large) })
-	b.Run("table of 5000 blocks that another has", func(b *testing.B) {
+	b.Run("table of 5000 prefixes", func(b *testing.B) { table(b, large) })
+	b.Run("table of 5000 prefixes that another has", func(b *testing.B) {
 		if _, err := k.DefineTable(large); err != nil {
 			b.Fatal(err)
 		}
 		table(b, large)
 	})
-	b.Run("a block among 5000", func(b *testing.B) {
+	b.Run("a prefix among 5000", func(b *testing.B) {
 		c := large
 		c.Prefixes = maps.Clone(large.Prefixes)
 		c.Prefixes[netip.MustParsePrefix("172.16.0.0/12")] = policytable.PrefixClasses{}

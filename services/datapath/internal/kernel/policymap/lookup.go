@@ -33,14 +33,14 @@ func (m *Maps) Tables() ([]policytable.Info, error) {
 			Rules: len(lt.rules), Classes: len(lt.classes), Nodes: len(lt.nodes), Peers: len(lt.peers),
 		}
 		if lt.addresses != nil {
-			info.Prefixes = len(lt.addresses.blocks)
+			info.Prefixes = len(lt.addresses.prefixes)
 		}
 		infos = append(infos, info)
 	}
 	return infos, nil
 }
 
-// TableContent reads a table back from the maps. Rows and blocks are looked up
+// TableContent reads a table back from the maps. Rows and prefixes are looked up
 // by the keys that were written; Audit finds others.
 func (m *Maps) TableContent(t policytable.ID) (policytable.Content, error) {
 	if err := m.gate.RLock(); err != nil {
@@ -116,8 +116,8 @@ func (s *tableStore) readBack(lt *liveTable) (policytable.Content, error) {
 	if lt.addresses == nil {
 		return c, nil
 	}
-	for p := range lt.addresses.blocks {
-		v, ok, err := s.block(h.CidrSet, p)
+	for p := range lt.addresses.prefixes {
+		v, ok, err := s.prefix(h.CidrSet, p)
 		if err != nil {
 			return c, err
 		}
@@ -143,9 +143,9 @@ type Place struct {
 	IdentityClass policytable.Class
 	IdentityRow   bool
 	// AddressClass is the peer's class by its address if the table asks for it,
-	// and AddressBlock the block that gives it; not valid: a default does.
-	AddressClass policytable.Class
-	AddressBlock netip.Prefix
+	// and AddressPrefix the prefix that gives it; not valid: a default does.
+	AddressClass  policytable.Class
+	AddressPrefix netip.Prefix
 }
 
 // Place finds a peer in a table; w is what is known of its identity. It is
@@ -189,21 +189,21 @@ func (s *tableStore) place(t policytable.ID, w policytable.Identity, addr netip.
 	if err != nil || !found {
 		return p, err
 	}
-	p.AddressClass, p.AddressBlock = b.Class[w.Scope], block
+	p.AddressClass, p.AddressPrefix = b.Class[w.Scope], block
 	return p, nil
 }
 
-// longest finds the block of a set that counts for an address. The map says
+// longest finds the prefix of a set that counts for an address. The map says
 // its value; which prefix it was is known from what was written.
-func (s *tableStore) longest(set uint32, addr netip.Addr) (v bpf.MapsSlBlock, p netip.Prefix, found bool, err error) {
-	v, found, err = s.block(set, ipmap.HostPrefix(addr))
+func (s *tableStore) longest(set uint32, addr netip.Addr) (v bpf.MapsSlCidr, p netip.Prefix, found bool, err error) {
+	v, found, err = s.prefix(set, ipmap.HostPrefix(addr))
 	if err != nil || !found {
 		return v, p, false, err
 	}
 	if a := s.sets[set]; a != nil {
 		for bits := addr.BitLen(); bits >= 0; bits-- {
 			if p, err := addr.Prefix(bits); err == nil {
-				if _, ok := a.blocks[p]; ok {
+				if _, ok := a.prefixes[p]; ok {
 					return v, p, true, nil
 				}
 			}
@@ -237,8 +237,8 @@ func (s *tableStore) usage() map[string]int {
 		bpf.MapsMapSlPorts:    s.nodeRoom.size - s.nodeRoom.available(),
 		bpf.MapsMapSlRule:     s.ruleRoom.size - s.ruleRoom.available(),
 		bpf.MapsMapSlPeer:     s.rows,
-		bpf.MapsMapSlCidr4:    s.blocks[0],
-		bpf.MapsMapSlCidr6:    s.blocks[1],
+		bpf.MapsMapSlCidr4:    s.prefixes[0],
+		bpf.MapsMapSlCidr6:    s.prefixes[1],
 		bpf.MapsMapSlClassKey: s.identityNumber.n,
 		bpf.MapsMapSlId:       known,
 	}

@@ -91,8 +91,8 @@ func (m *model) lookup(
 	if c.HasAddresses {
 		at.AddressClass = c.AddressClasses[w.Scope]
 		for p, classes := range c.Prefixes {
-			if p.Contains(addr) && (!at.AddressBlock.IsValid() || p.Bits() > at.AddressBlock.Bits()) {
-				at.AddressClass, at.AddressBlock = classes[w.Scope], p
+			if p.Contains(addr) && (!at.AddressPrefix.IsValid() || p.Bits() > at.AddressPrefix.Bits()) {
+				at.AddressClass, at.AddressPrefix = classes[w.Scope], p
 			}
 		}
 		where := valueAt(c, at.AddressClass, point)
@@ -212,7 +212,7 @@ func (r *randomTable) content() *policytable.Content {
 	}
 	if c.HasAddresses {
 		for range r.IntN(6) {
-			p, classes := r.block(c)
+			p, classes := r.classedPrefix(c)
 			c.Prefixes[p] = classes
 		}
 	}
@@ -221,7 +221,7 @@ func (r *randomTable) content() *policytable.Content {
 
 func (r *randomTable) classOf(c *policytable.Content) uint16 { return uint16(r.IntN(len(c.Classes))) }
 
-func (r *randomTable) block(c *policytable.Content) (p netip.Prefix, classes policytable.PrefixClasses) {
+func (r *randomTable) classedPrefix(c *policytable.Content) (p netip.Prefix, classes policytable.PrefixClasses) {
 	for i := range classes {
 		classes[i] = r.classOf(c)
 	}
@@ -288,7 +288,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 	case !some || op == 0 && len(m.tables) < 12:
 		n := r.content()
 		if some && r.IntN(3) == 0 && c.HasAddresses {
-			// the same blocks, if their classes are there
+			// the same prefixes, if their classes are there
 			n.HasAddresses = true
 			clear(n.Prefixes)
 			for p, classes := range c.Prefixes {
@@ -299,7 +299,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		}
 		var defined policytable.ID
 		return operation{
-			fmt.Sprintf("define %d classes, %d rows, %d blocks", len(n.Classes), len(n.Peers), len(n.Prefixes)),
+			fmt.Sprintf("define %d classes, %d rows, %d prefixes", len(n.Classes), len(n.Peers), len(n.Prefixes)),
 			func(k *instance) (err error) {
 				defined, err = k.DefineTable(*n)
 				if err == nil && m.tables[defined] != nil {
@@ -344,7 +344,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 			func(m *model) { delete(m.tables[id].Peers, nc) },
 		}
 	case op <= 7:
-		p, classes := r.block(c)
+		p, classes := r.classedPrefix(c)
 		return operation{
 			fmt.Sprintf("prefix of %d: %v %v", id, p, classes),
 			func(k *instance) error { return k.SetPrefix(id, p, classes) },
@@ -353,7 +353,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 	case op == 8:
 		p := r.prefix()
 		return operation{
-			fmt.Sprintf("no block of %d: %v", id, p),
+			fmt.Sprintf("no prefix of %d: %v", id, p),
 			func(k *instance) error { return k.DeletePrefix(id, p) },
 			func(m *model) { delete(m.tables[id].Prefixes, p) },
 		}
@@ -604,8 +604,8 @@ func snapshot(t testing.TB, k *instance, withRules bool) string {
 		}
 		b.Write(memory(rules))
 	}
-	if len(c.peers)+len(c.blocks) > 0 {
-		fmt.Fprint(&b, c.peers, c.blocks) // maps are printed sorted
+	if len(c.peers)+len(c.prefixes) > 0 {
+		fmt.Fprint(&b, c.peers, c.prefixes) // maps are printed sorted
 	}
 	return b.String()
 }

@@ -45,8 +45,8 @@ type tableStore struct {
 
 	rows           int // of sl_peer
 	rowRoom        int
-	blocks         [2]int // of sl_cidr4, sl_cidr6
-	blockRoom      int
+	prefixes       [2]int // of sl_cidr4, sl_cidr6
+	prefixRoom     int
 	identities     []uint32 // words of sl_id as they were written
 	identityClass  map[policytable.ClassKey]policytable.IdentityClass
 	classKey       map[policytable.IdentityClass]policytable.ClassKey
@@ -90,13 +90,13 @@ const classHead = 2
 func (t *liveTable) classCap() int { return t.classSpan.n - classHead }
 func (t *liveTable) nodeCap() int  { return t.nodeSpan.n }
 
-// addressSet is a set of blocks, shared by tables with equal ones.
+// addressSet is a set of prefixes, shared by tables with equal ones.
 type addressSet struct {
-	id     uint32
-	blocks map[netip.Prefix]policytable.PrefixClasses
-	count  [2]int // by family
-	sum    uint64 // of the blocks, whatever their order
-	refs   int
+	id       uint32
+	prefixes map[netip.Prefix]policytable.PrefixClasses
+	count    [2]int // by family
+	sum      uint64 // of the prefixes, whatever their order
+	refs     int
 }
 
 func family(p netip.Prefix) int {
@@ -121,7 +121,7 @@ func newTableStore(tm tableMaps) *tableStore {
 		setIDs:         newNumbers(1, 1<<16-1),
 		sumSeed:        maphash.MakeSeed(),
 		rowRoom:        int(tm.peers.MaxEntries()),
-		blockRoom:      int(tm.cidr4.MaxEntries()),
+		prefixRoom:     int(tm.cidr4.MaxEntries()),
 		identities:     make([]uint32, clusterWide+identity.NodeLocalSize),
 		identityClass:  map[policytable.ClassKey]policytable.IdentityClass{},
 		classKey:       map[policytable.IdentityClass]policytable.ClassKey{},
@@ -254,7 +254,7 @@ func flags(c *policytable.Content) uint16 {
 	return f
 }
 
-// sumOf is the part of a block in the sum of a set.
+// sumOf is the part of a prefix in the sum of a set.
 func (s *tableStore) sumOf(p netip.Prefix, classes policytable.PrefixClasses) uint64 {
 	return maphash.Comparable(s.sumSeed, struct {
 		prefix  netip.Prefix
@@ -268,7 +268,7 @@ func (s *tableStore) newSet(blocks map[netip.Prefix]policytable.PrefixClasses) (
 	if !ok {
 		return nil, &policytable.NoCapacityError{Map: familyMap[0], Need: 1, Limit: 1}
 	}
-	a := &addressSet{id: uint32(id), blocks: blocks}
+	a := &addressSet{id: uint32(id), prefixes: blocks}
 	for p, classes := range blocks {
 		a.count[family(p)]++
 		a.sum += s.sumOf(p, classes)
@@ -281,7 +281,7 @@ func (s *tableStore) keep(a *addressSet) {
 	s.sets[a.id] = a
 	s.bySum[a.sum] = append(s.bySum[a.sum], a)
 	for f, n := range a.count {
-		s.blocks[f] += n
+		s.prefixes[f] += n
 	}
 }
 
@@ -290,7 +290,7 @@ func (s *tableStore) forget(a *addressSet) {
 	delete(s.sets, a.id)
 	s.unlist(a)
 	for f, n := range a.count {
-		s.blocks[f] -= n
+		s.prefixes[f] -= n
 	}
 	s.setIDs.give(int(a.id))
 }
@@ -304,7 +304,7 @@ func (s *tableStore) unlist(a *addressSet) {
 	}
 }
 
-// equalSet finds a set with just these blocks.
+// equalSet finds a set with just these prefixes.
 func (s *tableStore) equalSet(blocks map[netip.Prefix]policytable.PrefixClasses) *addressSet {
 	var sum uint64
 	for p, classes := range blocks {
@@ -312,11 +312,11 @@ func (s *tableStore) equalSet(blocks map[netip.Prefix]policytable.PrefixClasses)
 	}
 next:
 	for _, a := range s.bySum[sum] {
-		if a.refs == 0 || len(a.blocks) != len(blocks) {
+		if a.refs == 0 || len(a.prefixes) != len(blocks) {
 			continue
 		}
 		for p, classes := range blocks {
-			if got, ok := a.blocks[p]; !ok || got != classes {
+			if got, ok := a.prefixes[p]; !ok || got != classes {
 				continue next
 			}
 		}
@@ -325,11 +325,11 @@ next:
 	return nil
 }
 
-// writeSet writes all blocks of a set that nothing names. After an error none
+// writeSet writes all prefixes of a set that nothing names. After an error none
 // of them remains.
 func (s *tableStore) writeSet(a *addressSet) error {
-	for p, classes := range a.blocks {
-		if err := s.putBlock(a.id, p, classes); err != nil {
+	for p, classes := range a.prefixes {
+		if err := s.putPrefix(a.id, p, classes); err != nil {
 			return errors.Join(err, s.clearSet(a))
 		}
 	}
@@ -338,8 +338,8 @@ func (s *tableStore) writeSet(a *addressSet) error {
 
 func (s *tableStore) clearSet(a *addressSet) error {
 	var errs []error
-	for p := range a.blocks {
-		errs = append(errs, s.deleteBlock(a.id, p))
+	for p := range a.prefixes {
+		errs = append(errs, s.deletePrefix(a.id, p))
 	}
 	return errors.Join(errs...)
 }
@@ -368,10 +368,10 @@ func (s *tableStore) unref(a *addressSet) error {
 	return nil
 }
 
-// fitsSet checks the room for blocks of both families.
+// fitsSet checks the room for prefixes of both families.
 func (s *tableStore) fitsSet(count [2]int, kept int) error {
 	for f, n := range count {
-		if err := fits(familyMap[f], n, n, max(s.blockRoom-kept-s.blocks[f], 0), s.blockRoom); err != nil {
+		if err := fits(familyMap[f], n, n, max(s.prefixRoom-kept-s.prefixes[f], 0), s.prefixRoom); err != nil {
 			return err
 		}
 	}

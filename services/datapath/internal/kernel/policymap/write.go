@@ -189,14 +189,14 @@ func (m *tableMaps) peer(set uint32, nc policytable.IdentityClass) (uint32, bool
 	return class, true, nil
 }
 
-// blockTrie is the map of a prefix's family, with the key in a set.
-func (m *tableMaps) blockTrie(set uint32, p netip.Prefix) (*ebpf.Map, string, any) {
+// prefixTrie is the map of a prefix's family, with the key in a set.
+func (m *tableMaps) prefixTrie(set uint32, p netip.Prefix) (*ebpf.Map, string, any) {
 	if p.Addr().Is4() {
-		return m.cidr4, bpf.MapsMapSlCidr4, &bpf.MapsSlBlock4{
+		return m.cidr4, bpf.MapsMapSlCidr4, &bpf.MapsSlCidrKey4{
 			Bits: 32 + uint32(p.Bits()), Set: bigEndian(set), Addr: p.Addr().As4(),
 		}
 	}
-	return m.cidr6, bpf.MapsMapSlCidr6, &bpf.MapsSlBlock6{
+	return m.cidr6, bpf.MapsMapSlCidr6, &bpf.MapsSlCidrKey6{
 		Bits: 32 + uint32(p.Bits()), Set: bigEndian(set), Addr: p.Addr().As16(),
 	}
 }
@@ -206,37 +206,37 @@ func (m *tableMaps) blockTrie(set uint32, p netip.Prefix) (*ebpf.Map, string, an
 // for little-endian machines only.
 func bigEndian(v uint32) uint32 { return bits.ReverseBytes32(v) }
 
-func (m *tableMaps) putBlock(set uint32, p netip.Prefix, classes policytable.PrefixClasses) error {
-	trie, name, key := m.blockTrie(set, p)
+func (m *tableMaps) putPrefix(set uint32, p netip.Prefix, classes policytable.PrefixClasses) error {
+	trie, name, key := m.prefixTrie(set, p)
 	if err := m.ask(name); err != nil {
 		return err
 	}
-	if err := pin.ReplaceInTrie(trie, key, &bpf.MapsSlBlock{Class: classes}); err != nil {
-		return fmt.Errorf("map %s: block %v: %w", name, p, err)
+	if err := pin.ReplaceInTrie(trie, key, &bpf.MapsSlCidr{Class: classes}); err != nil {
+		return fmt.Errorf("map %s: prefix %v: %w", name, p, err)
 	}
 	return nil
 }
 
-func (m *tableMaps) deleteBlock(set uint32, p netip.Prefix) error {
-	trie, name, key := m.blockTrie(set, p)
+func (m *tableMaps) deletePrefix(set uint32, p netip.Prefix) error {
+	trie, name, key := m.prefixTrie(set, p)
 	if err := m.ask(name); err != nil {
 		return err
 	}
 	if err := pin.DeleteKey(trie, key); err != nil {
-		return fmt.Errorf("map %s: block %v: %w", name, p, err)
+		return fmt.Errorf("map %s: prefix %v: %w", name, p, err)
 	}
 	return nil
 }
 
-// block is what the trie says about a prefix: the value of the longest one
+// prefix is what the trie says about a prefix: the value of the longest one
 // that holds all of it.
-func (m *tableMaps) block(set uint32, p netip.Prefix) (v bpf.MapsSlBlock, found bool, err error) {
-	trie, name, key := m.blockTrie(set, p)
+func (m *tableMaps) prefix(set uint32, p netip.Prefix) (v bpf.MapsSlCidr, found bool, err error) {
+	trie, name, key := m.prefixTrie(set, p)
 	switch err := trie.Lookup(key, &v); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		return v, false, nil
 	case err != nil:
-		return v, false, fmt.Errorf("map %s: block %v: %w", name, p, err)
+		return v, false, fmt.Errorf("map %s: prefix %v: %w", name, p, err)
 	}
 	return v, true, nil
 }
@@ -250,15 +250,15 @@ func (m *tableMaps) eachPeer(f func(set, nc, class uint32)) error {
 	return nil
 }
 
-// eachBlock calls f for all blocks of all sets.
-func (m *tableMaps) eachBlock(f func(set uint32, p netip.Prefix, v bpf.MapsSlBlock)) error {
-	err := pin.EachElement(m.cidr4, func(key bpf.MapsSlBlock4, v bpf.MapsSlBlock) {
+// eachPrefix calls f for all prefixes of all sets.
+func (m *tableMaps) eachPrefix(f func(set uint32, p netip.Prefix, v bpf.MapsSlCidr)) error {
+	err := pin.EachElement(m.cidr4, func(key bpf.MapsSlCidrKey4, v bpf.MapsSlCidr) {
 		f(bigEndian(key.Set), netip.PrefixFrom(netip.AddrFrom4(key.Addr), int(key.Bits)-32), v)
 	})
 	if err != nil {
 		return fmt.Errorf("list map %s: %w", bpf.MapsMapSlCidr4, err)
 	}
-	err = pin.EachElement(m.cidr6, func(key bpf.MapsSlBlock6, v bpf.MapsSlBlock) {
+	err = pin.EachElement(m.cidr6, func(key bpf.MapsSlCidrKey6, v bpf.MapsSlCidr) {
 		f(bigEndian(key.Set), netip.PrefixFrom(netip.AddrFrom16(key.Addr), int(key.Bits)-32), v)
 	})
 	if err != nil {

@@ -92,7 +92,7 @@ func run(args []string) int {
 		return 0
 	}
 	for _, x := range []struct{ part, title string }{
-		{"blocks", "one policy with 5,000 blocks that each have a hole, one subject"},
+		{"prefixes", "one policy with 5,000 prefixes that each have a hole, one subject"},
 		{"ports", "one policy with 40 ports for 5,000 of 10,000 peers, one subject"},
 	} {
 		fmt.Printf("\n%s\n", x.title)

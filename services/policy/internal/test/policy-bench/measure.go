@@ -36,8 +36,8 @@ func measure(part string, s synthetic.Shape, rounds int) ([]line, error) {
 		return measureMemory(s, rounds)
 	case "owner":
 		return measureOwner(s)
-	case "blocks":
-		return measureBlocks()
+	case "prefixes":
+		return measurePrefixes()
 	case "ports":
 		return measurePorts()
 	}
@@ -220,8 +220,8 @@ func measureTime(s synthetic.Shape, rounds int) (out []line, err error) {
 	size := r.e.Size()
 	say("from scratch, decoded policies to tables", "%s", percentiles(plain))
 	say("from scratch, decoded policies to bytes of the stream", "%s; %d steps, %s", percentiles(streamed), r.out.steps, kilobytes(r.out.bytes))
-	say("tables; identity classes; peer rows; classes; intervals; blocks; rules", "%d; %d; %d; %d; %d; %d; %d",
-		size.Tables, size.IdentityClasses, size.PeerRows, size.Classes, size.Intervals, size.Blocks, size.Rules)
+	say("tables; identity classes; peer rows; classes; intervals; prefixes; rules", "%d; %d; %d; %d; %d; %d; %d",
+		size.Tables, size.IdentityClasses, size.PeerRows, size.Classes, size.Intervals, size.Prefixes, size.Rules)
 	add, remove, err := r.churn(rounds)
 	if err != nil {
 		return nil, err
@@ -339,12 +339,12 @@ func single(manifests string, others []peer.Identity) ([]line, error) {
 	size := r.e.Size()
 	return []line{
 		{"policy to bytes of the stream", fmt.Sprintf("%s; %d steps, %s", percentiles(took), r.out.steps, kilobytes(r.out.bytes))},
-		{"identities; identity classes; peer rows; classes; nodes; intervals; blocks", fmt.Sprintf("%d; %d; %d; %d; %d; %d; %d",
-			size.Identities, size.IdentityClasses, size.PeerRows, size.Classes, size.Nodes, size.Intervals, size.Blocks)},
+		{"identities; identity classes; peer rows; classes; nodes; intervals; prefixes", fmt.Sprintf("%d; %d; %d; %d; %d; %d; %d",
+			size.Identities, size.IdentityClasses, size.PeerRows, size.Classes, size.Nodes, size.Intervals, size.Prefixes)},
 	}, r.out.err
 }
 
-func measureBlocks() ([]line, error) {
+func measurePrefixes() ([]line, error) {
 	var list []string
 	for i := range 5000 {
 		block := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i / 250), byte(i % 250), 0}), 24)

@@ -5,7 +5,7 @@
 // action, identities of every kind, subjects, learned names, places. Tests that
 // compare two ways to evaluate a connection draw from it.
 //
-// The stock is small on purpose, a handful of namespaces, apps, blocks and
+// The stock is small on purpose, a handful of namespaces, apps, prefixes and
 // ports, so that random rules meet random peers. What is drawn depends on the
 // seed only.
 package scenario

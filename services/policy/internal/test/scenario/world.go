@@ -267,7 +267,7 @@ func (w *World) Policy(name string) policy.Object {
 	return o
 }
 
-// Group draws a group of blocks.
+// Group draws a group of prefixes.
 func (w *World) Group(name string) policy.Object {
 	ls := []label.Label{{Source: label.SourceCIDRGroup, Key: label.KeyCIDRGroupName + name}}
 	for _, k := range []string{"zone", "site"} {
@@ -457,7 +457,7 @@ type Question struct {
 	Point     port.Point
 }
 
-// edge draws an address at the border of a block, or one beside it.
+// edge draws an address at the border of a prefix, or one beside it.
 func (w *World) edge() netip.Addr {
 	p := w.prefix()
 	first := p.Addr()

@@ -3,7 +3,7 @@
 
 // Package synthetic makes clusters of a realistic shape for benchmarks and
 // load tests: namespaces of teams with apps, default denies, DNS and
-// monitoring, allow lists between apps, denies, blocks of addresses.
+// monitoring, allow lists between apps, denies, prefixes.
 //
 // The same arguments always give the same cluster.
 package synthetic

@@ -58,7 +58,7 @@ func define(d *policyv1.PolicyTable) *table.Table {
 		t.Peers[table.IdentityClass(x.IdentityClass)] = table.Class(x.Class)
 	}
 	for _, b := range d.Prefixes {
-		t.Blocks.Set(netip.MustParsePrefix(b.Prefix), wiretest.PrefixClasses(b.Classes))
+		t.Prefixes.Set(netip.MustParsePrefix(b.Prefix), wiretest.PrefixClasses(b.Classes))
 	}
 	return t
 }
@@ -92,12 +92,12 @@ func (r *reader) step(t *testing.T, s *policyv1.Step) {
 		count("delete row")
 		delete(r.tables[x.DeletePeer.Table].Peers, table.IdentityClass(x.DeletePeer.IdentityClass))
 	case *policyv1.Step_SetPrefix:
-		count("block")
+		count("prefix")
 		p := x.SetPrefix.Prefix
-		r.tables[x.SetPrefix.Table].Blocks.Set(netip.MustParsePrefix(p.Prefix), wiretest.PrefixClasses(p.Classes))
+		r.tables[x.SetPrefix.Table].Prefixes.Set(netip.MustParsePrefix(p.Prefix), wiretest.PrefixClasses(p.Classes))
 	case *policyv1.Step_DeletePrefix:
-		count("delete block")
-		r.tables[x.DeletePrefix.Table].Blocks.Delete(netip.MustParsePrefix(x.DeletePrefix.Prefix))
+		count("delete prefix")
+		r.tables[x.DeletePrefix.Table].Prefixes.Delete(netip.MustParsePrefix(x.DeletePrefix.Prefix))
 	case *policyv1.Step_BindSubject:
 		count("bind")
 		if tab := r.tables[x.BindSubject.Table]; x.BindSubject.Table != 0 && len(tab.Rules) != len(x.BindSubject.Rules) {
@@ -189,7 +189,7 @@ func TestARandomStreamGivesTheEnginesAnswers(t *testing.T) {
 		t.Errorf("%d views and %d questions were read, %+v written", views, questions, figures)
 	}
 	for _, what := range []string{
-		"identity", "define", "grow", "retire", "row", "delete row", "block", "delete block", "bind", "gone", "class", "retire class", "barrier", "complete",
+		"identity", "define", "grow", "retire", "row", "delete row", "prefix", "delete prefix", "bind", "gone", "class", "retire class", "barrier", "complete",
 	} {
 		if steps[what] == 0 {
 			t.Errorf("no step of the sort %q", what)

@@ -155,13 +155,23 @@ k8s-down: ## End the cluster of k8s-up, and remove what is left of it
 test-k8s: k8s ## Run the tests that need a Kubernetes cluster (root; the first build takes long)
 	@scripts/k8s-binaries containerd containerd-shim-runc-v2 ctr
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^TestNetpol' ./...
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(Netpol|Cyclonus)' ./...
 
 .PHONY: test-k8s-netpol
 test-k8s-netpol: k8s ## Run Kubernetes' specs of NetworkPolicy, or those that match SPECS, on a cluster with Sluice (root, 12 minutes)
 	@scripts/k8s-binaries e2e
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
 	@cd test/k8s && GOWORK=off SLUICE_SPECS='$(SPECS)' go test -count=1 -v -timeout=90m -run '^TestNetpol' .
+
+.PHONY: test-k8s-cyclonus
+test-k8s-cyclonus: k8s ## Run the cases of cyclonus without SCTP, or those that match SPECS, on a cluster with Sluice (root)
+	@cd test/k8s/cyclonus && GOWORK=off CGO_ENABLED=0 go test ./...
+	@cd test/k8s/cyclonus && GOWORK=off CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(CURDIR)/bin/test/ . ./probe
+	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
+	@cd tools/ociimage && GOWORK=off go run ./cmd/ociimage -output $(CURDIR)/bin/images/cyclonus-$$(go env GOARCH).tar \
+		-name sluice.io/e2e-test-images/agnhost:2.43 -architecture $$(go env GOARCH) \
+		-file /agnhost=$$(readlink -f $(CURDIR)/bin/k8s/agnhost) -file /probe=$(CURDIR)/bin/test/probe -dir /tmp
+	@cd test/k8s && GOWORK=off SLUICE_SPECS='$(SPECS)' go test -count=1 -v -timeout=90m -run '^TestCyclonus' .
 
 .PHONY: test-k8s-outages
 test-k8s-outages: k8s ## Stop the API server and etcd of a cluster for 2 minutes each (root)

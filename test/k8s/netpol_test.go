@@ -89,7 +89,7 @@ func testSpecs(t *testing.T, c *cluster.Cluster, word, skip string, known specs.
 	if skip != "" {
 		args = append(args, "--ginkgo.skip="+skip)
 	}
-	output := runSuite(t, c, "e2e", word, args...)
+	output := runSuite(t, c, filepath.Join(os.Getenv("SLUICE_BIN"), "k8s", "e2e"), word, args...)
 	results, err := specs.Ginkgo(report, focus.MatchString)
 	maps.DeleteFunc(known, func(name, _ string) bool { return !focus.MatchString(name) })
 	judge(t, results, err, known, output)
@@ -110,8 +110,8 @@ func reportFile(t *testing.T, name string) string {
 	return file
 }
 
-// runSuite runs one of the built programs with the rights of an administrator, and
-// returns the file with its output.
+// runSuite runs a program with the rights of an administrator, and returns the file
+// with its output.
 func runSuite(t *testing.T, c *cluster.Cluster, program, name string, args ...string) string {
 	t.Helper()
 	output := reportFile(t, name+".log")
@@ -120,7 +120,6 @@ func runSuite(t *testing.T, c *cluster.Cluster, program, name string, args ...st
 		t.Fatal(err)
 	}
 	defer log.Close()
-	program = filepath.Join(filepath.Dir(output), "..", "k8s", program)
 	suite, err := c.MachineCommand(t.Context(), append([]string{program}, args...)...)
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Command probe tries connections from inside a pod, all of a request at once. It
+// reads requests as JSON from its standard input, one after the other, answers each
+// on its standard output, and ends with its input.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// patience is how long a target may take to answer, its name included. What is not
+// refused is blocked when it has passed.
+const patience = time.Second
+
+// batch has the fields of cyclonus's worker.Batch that matter here.
+type batch struct {
+	Requests []target
+}
+
+// target is cyclonus's worker.Request.
+type target struct {
+	Key, Protocol, Host string
+	Port                int
+}
+
+// result is cyclonus's worker.Result: an empty error says that the target answered.
+type result struct {
+	Request target
+	Error   string
+}
+
+func main() {
+	if err := serve(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
+	}
+}
+
+func serve(r io.Reader, w io.Writer) error {
+	requests, answers := json.NewDecoder(r), json.NewEncoder(w)
+	for {
+		var b batch
+		if err := requests.Decode(&b); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := answers.Encode(probe(b.Requests)); err != nil {
+			return err
+		}
+	}
+}
+
+func probe(targets []target) []result {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	addresses := resolve(ctx, targets)
+	results := make([]result, len(targets))
+	var wait sync.WaitGroup
+	for i, t := range targets {
+		results[i].Request = t
+		wait.Go(func() {
+			if err := try(ctx, t, addresses[t.Host]); err != nil {
+				results[i].Error = err.Error()
+			}
+		})
+	}
+	wait.Wait()
+	return results
+}
+
+// resolve asks for the IPv4 address of each host once. One without an answer is
+// absent.
+func resolve(ctx context.Context, targets []target) map[string]netip.Addr {
+	addresses := map[string]netip.Addr{}
+	var mu sync.Mutex
+	var wait sync.WaitGroup
+	asked := map[string]bool{}
+	for _, t := range targets {
+		if asked[t.Host] {
+			continue
+		}
+		asked[t.Host] = true
+		wait.Go(func() {
+			host := t.Host
+			if _, err := netip.ParseAddr(host); err != nil {
+				host = strings.TrimSuffix(host, ".") + "." // a whole name: no search list
+			}
+			found, err := net.DefaultResolver.LookupNetIP(ctx, "ip4", host)
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			addresses[t.Host] = found[0].Unmap()
+		})
+	}
+	wait.Wait()
+	return addresses
+}
+
+// try does what `agnhost connect` does: a TCP connection, or a datagram and an
+// answer to it.
+func try(ctx context.Context, t target, address netip.Addr) error {
+	if !address.IsValid() {
+		return fmt.Errorf("no address of %s", t.Host)
+	}
+	network := strings.ToLower(t.Protocol)
+	if network != "tcp" && network != "udp" {
+		return fmt.Errorf("protocol %q is not known", t.Protocol)
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, network, net.JoinHostPort(address.String(), strconv.Itoa(t.Port)))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if network == "tcp" {
+		return nil
+	}
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return err
+	}
+	if _, err := conn.Write([]byte("hostname\n")); err != nil {
+		return err
+	}
+	_, err = conn.Read(make([]byte, 1024))
+	return err
+}

@@ -552,6 +552,9 @@ func (d *Dir) SaveKnown(c allocator.KnownChange) error {
 		return err
 	}
 	// What the cache has need not be noted, unless it changed again.
+	if len(c.Put)+len(c.Drop) == 0 {
+		return nil // the time alone
+	}
 	return d.change(func(t *store.Tx) error {
 		for _, n := range c.Drop {
 			if v := t.Get(bucketRecent, key(n)); len(v) == 0 {

@@ -183,6 +183,36 @@ func TestNotedChangesAreKnownAfterAKill(t *testing.T) {
 	}
 }
 
+// TestCacheWithoutAChangeWritesNoHolders because each write is a sync, and the
+// time at which the store was heard is in the cache alone.
+func TestCacheWithoutAChangeWritesNoHolders(t *testing.T) {
+	path, _ := saved(t)
+	d, _, err := opened(t, path, "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	holds := func() []byte {
+		t.Helper()
+		files, err := filepath.Glob(filepath.Join(path, "holds.*"))
+		if err != nil || len(files) != 1 {
+			t.Fatalf("files of holders: %q, %v", files, err)
+		}
+		content, err := os.ReadFile(files[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return content
+	}
+	before := holds()
+	if err := d.SaveKnown(allocator.KnownChange{Heard: time.UnixMilli(1_800_000_000_001)}); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(holds(), before) {
+		t.Error("the file of the holders has changed")
+	}
+}
+
 func TestHoldersOfAnotherBootAreDropped(t *testing.T) {
 	path, want := saved(t)
 	// Of whatever content.

@@ -4,6 +4,8 @@
 package node
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -118,7 +120,16 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := n.endpoint(t, pods[0])
-	// What the calls before caused is written with a delay of a second at most.
+	// What identity knows of etcd is written to its cache after ten seconds, and
+	// the file beside it no longer notes that then.
+	servicetest.EventuallyNil(t, "identity has written its cache", func() error {
+		content, err := os.ReadFile(filepath.Join(n.Paths().ServiceStateDir(devnode.Identity), cache))
+		if err == nil && !bytes.Contains(content, []byte("app=kept")) {
+			err = errors.New("without the last label set")
+		}
+		return err
+	})
+	// What else the calls before caused is written with a delay of a second at most.
 	var want map[string]string
 	servicetest.EventuallyNil(t, "nothing changes by itself for three seconds", func() error {
 		want = n.everything(t)

@@ -576,6 +576,26 @@ func TestKernelAddUndoesWhenTheRuntimeHasGone(t *testing.T) {
 	wantHeld(t, n, 0, 0)
 }
 
+// TestKernelGODEBUGChangesNothing that a verb does: a runtime hands on its own environment.
+func TestKernelGODEBUGChangesNothing(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	for _, settings := range []string{
+		"fips140=on", "fips140=only", "http2client=0,http2debug=2,netdns=cgo", "asyncpreemptoff=1,gcstoptheworld=2,madvdontneed=1",
+		"cpu.all=off", "nonsense=1,=,,x",
+	} {
+		for _, command := range []string{"ADD", "DEL"} {
+			c := add(n, ns)
+			c.command = command
+			cmd := c.process()
+			cmd.Env = append(cmd.Env, "GODEBUG="+settings)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%s with %s: %v: %s", command, settings, err, out)
+			}
+		}
+	}
+	wantHeld(t, n, 0, 0)
+}
+
 type brokenWriter struct{}
 
 func (brokenWriter) Write([]byte) (int, error) { return 0, syscall.EPIPE }

@@ -56,6 +56,10 @@ func (m Methods) named() []uint32 {
 type Method struct {
 	Access Access
 	Limit  Limit // none if zero
+	// Prepared has the rules of the request compiled when the server begins to
+	// serve. Otherwise the first call waits for that, 10 ms for the first message of
+	// a process; what is compiled costs memory.
+	Prepared bool
 }
 
 // Methods is keyed by the full method name, as generated code has it in

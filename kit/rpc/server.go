@@ -11,6 +11,7 @@ import (
 	"net"
 	"runtime/debug"
 	"slices"
+	"sync"
 	"time"
 
 	"buf.build/go/protovalidate"
@@ -220,6 +221,9 @@ func (s *Server) Named() []uint32 { return slices.Clone(s.named) }
 
 // Serve answers on l until Shutdown or Stop, and returns nil then. It closes l.
 func (s *Server) Serve(l net.Listener) error {
+	var preparing sync.WaitGroup
+	preparing.Go(s.prepare)
+	defer preparing.Wait()
 	err := s.grpc.Serve(l)
 	if errors.Is(err, grpc.ErrServerStopped) {
 		return nil

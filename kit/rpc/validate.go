@@ -7,12 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"buf.build/go/protovalidate"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
@@ -57,6 +60,26 @@ func checkMessage(v protovalidate.Validator, msg any) error {
 		text += fmt.Sprintf("\n - and %d more", more)
 	}
 	return rpcerr.New(codes.InvalidArgument, rpcerr.InvalidMessage, errors.New(text), bad)
+}
+
+// prepare has the validator compile the rules of prepared methods' requests.
+func (s *Server) prepare() {
+	for name, m := range s.methods {
+		if !m.Prepared {
+			continue
+		}
+		full := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(name, "/"), "/", "."))
+		d, err := protoregistry.GlobalFiles.FindDescriptorByName(full)
+		method, ok := d.(protoreflect.MethodDescriptor)
+		if err != nil || !ok {
+			continue // the first call compiles them
+		}
+		request, err := protoregistry.GlobalTypes.FindMessageByName(method.Input().FullName())
+		if err != nil {
+			continue
+		}
+		_ = s.validator.Validate(request.New().Interface()) // that an empty one breaks rules is no matter
+	}
 }
 
 func (s *Server) validateUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {

@@ -80,7 +80,7 @@ func Methods() rpc.Methods {
 	streams := rpc.Method{Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}}
 	return rpc.Methods{
 		datapathv1.DatapathService_CreateEndpoint_FullMethodName: {
-			Access: rpc.Root(), Limit: rpc.Limit{InFlight: creating, Waiting: waiting},
+			Access: rpc.Root(), Limit: rpc.Limit{InFlight: creating, Waiting: waiting}, Prepared: true,
 		},
 		datapathv1.DatapathService_UpdateEndpoint_FullMethodName: {
 			Access: rpc.Root(), Limit: rpc.Limit{InFlight: 64, Waiting: 1024},

@@ -82,8 +82,10 @@ func Methods() rpc.Methods {
 	return rpc.Methods{
 		identityv1.IdentityService_AllocateIdentity_FullMethodName: {Access: rpc.Root(), Limit: change},
 		identityv1.IdentityService_ReleaseIdentity_FullMethodName:  {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
-		identityv1.IdentityService_ResolveEndpoint_FullMethodName:  {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
-		identityv1.IdentityService_GetIdentity_FullMethodName:      {Access: rpc.Group(), Limit: read},
+		identityv1.IdentityService_ResolveEndpoint_FullMethodName: {
+			Access: rpc.RootAnd(instance.DatapathID), Limit: change, Prepared: true,
+		},
+		identityv1.IdentityService_GetIdentity_FullMethodName: {Access: rpc.Group(), Limit: read},
 		identityv1.IdentityService_ListIdentities_FullMethodName: {
 			Access: rpc.Group(),
 			Limit:  rpc.Limit{InFlight: 8, Waiting: 32},

@@ -52,7 +52,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) { ipamv1.RegisterIPAMServiceS
 // Methods says who may call what: root, as which the plug-in runs, and the
 // datapath's user change allocations; reading is for the group.
 func Methods() rpc.Methods {
-	datapath := rpc.Method{Access: rpc.RootAnd(instance.DatapathID)}
+	datapath := rpc.Method{Access: rpc.RootAnd(instance.DatapathID), Prepared: true}
 	read := rpc.Method{Access: rpc.Group()}
 	return rpc.Methods{
 		ipamv1.IPAMService_Allocate_FullMethodName:          datapath,

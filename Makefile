@@ -178,6 +178,10 @@ test-k8s-outages: k8s ## Stop the API server and etcd of a cluster for 2 minutes
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
 	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestSluiceServesACluster$$/1.6$$/Away$$' . -outage=2m
 
+.PHONY: bench-endpoints
+bench-endpoints: ## Measure restarts, creations and deletions of the datapath alone beside up to 1,000 endpoints (root)
+	@nice -n -10 go -C services/datapath test -run '^$$' -bench '^Benchmark(Restart|Life)$$' -benchtime 3x .
+
 .PHONY: bench-k8s
 bench-k8s: k8s ## Measure bursts of pods beside ptp and portmap, changes from the API to the packet, and memory, on clusters (root)
 	@scripts/k8s-binaries containerd containerd-shim-runc-v2 ctr

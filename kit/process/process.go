@@ -20,7 +20,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -380,13 +379,13 @@ func (p *Process) notReady() error {
 	return errors.New("starting")
 }
 
-// Ready notes that the start is over, and gives back the memory that only the
-// start needed, beside the work that begins now.
+// Ready notes that the start is over. From now on memory that only the start
+// needed, and later that of bursts of work, is given back.
 func (p *Process) Ready() {
 	took := time.Since(p.started)
 	p.ready.Set(took.Seconds())
 	p.Log.Info("ready", log.KeyDuration, took.String())
-	p.wg.Go(debug.FreeOSMemory)
+	p.wg.Go(p.watchMemory)
 }
 
 // OnExit adds a step that runs after the servers and the background work have

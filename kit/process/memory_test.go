@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package process
+
+import (
+	"context"
+	"runtime/debug"
+	"runtime/metrics"
+	"testing"
+	"time"
+)
+
+func TestMemoryIsGivenBackWhenABurstIsOver(t *testing.T) {
+	const mib = 1 << 20
+	g := giveBack{last: 100 * mib, given: 100 * mib}
+	for i, step := range []struct {
+		more uint64 // MiB allocated since the look before
+		want bool
+	}{
+		{0, false}, // nothing to give back
+		{1, false},
+		{200, false}, // busy
+		{20, false},  // still
+		{1, true},    // over
+		{0, false},
+		{1, false},
+		{3, false}, // never idle
+		{3, false},
+		{3, false},
+		{1, false}, // too little for a collection
+		{3, false},
+		{1, false},
+		{1, true},
+		{10, false}, // the next burst
+		{10, false},
+		{0, true},
+	} {
+		if got := g.due(g.last + step.more*mib); got != step.want {
+			t.Errorf("step %d, %d MiB more: %v, want %v", i, step.more, got, step.want)
+		}
+	}
+}
+
+// hold keeps the compiler from leaving an allocation out.
+var hold [][]byte
+
+func TestGivenBackMemoryIsTheKernels(t *testing.T) {
+	free := func() uint64 { // kept for later
+		s := []metrics.Sample{{Name: "/memory/classes/heap/free:bytes"}}
+		metrics.Read(s)
+		return s[0].Value.Uint64()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	looks, released, ended := make(chan time.Time), make(chan uint64), make(chan struct{})
+	go func() {
+		defer close(ended)
+		giveBackMemory(ctx, looks, func() {
+			debug.FreeOSMemory()
+			released <- free()
+		})
+	}()
+	<-released // after the start
+	for range 64 {
+		hold = append(hold, make([]byte, 1<<20))
+	}
+	looks <- time.Now() // busy
+	hold = nil
+	looks <- time.Now()
+	if kept := <-released; kept > 16<<20 {
+		t.Errorf("%d bytes are kept after the burst", kept)
+	}
+	cancel()
+	<-ended
+}

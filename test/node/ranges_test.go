@@ -209,8 +209,9 @@ func TestFaultKillTheDatapathWhileARangeComesOrGoes(t *testing.T) {
 	}
 }
 
-// TestBurstAcrossAChangeOfRanges allocates 1,000 addresses while ipam is killed and
-// started with other pools: none is given twice, and each is of a range of its time.
+// TestBurstAcrossAChangeOfRanges confirms 1,000 addresses while ipam is killed and
+// started with other pools, which ends the leases: no address is confirmed twice, and
+// none is lost.
 func TestBurstAcrossAChangeOfRanges(t *testing.T) {
 	n := newNode(t, func(o *devnode.Options) {
 		o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.196.0.0/22")}
@@ -227,14 +228,19 @@ func TestBurstAcrossAChangeOfRanges(t *testing.T) {
 		wg.Go(func() {
 			for i := range 250 {
 				o := &workloadv1.Owner{ContainerId: fmt.Sprintf("burst-%d-%d", w, i), InterfaceName: "eth0"}
-				var got *ipamv1.AllocateResponse
-				servicetest.EventuallyNil(t, "allocation", func() (err error) {
+				var address string
+				servicetest.EventuallyNil(t, "allocation", func() error {
 					ctx, cancel := context.WithTimeout(t.Context(), patience)
 					defer cancel()
-					got, err = n.ipam.Allocate(ctx, &ipamv1.AllocateRequest{Owner: o})
+					got, err := n.ipam.Allocate(ctx, &ipamv1.AllocateRequest{Owner: o})
+					if err != nil {
+						return err
+					}
+					address = got.GetAllocation().GetAddresses()[0].GetAddress()
+					confirm := &ipamv1.ConfirmAllocationRequest{Owner: o, Addresses: []string{address}}
+					_, err = n.ipam.ConfirmAllocation(ctx, confirm)
 					return err
 				})
-				address := got.GetAllocation().GetAddresses()[0].GetAddress()
 				mu.Lock()
 				if other, ok := held[address]; ok {
 					t.Errorf("%s has %s, and so has %s", o.GetContainerId(), address, other)
@@ -257,10 +263,10 @@ func TestBurstAcrossAChangeOfRanges(t *testing.T) {
 	}
 	sum := uint64(0)
 	for _, p := range pools.GetPools() {
-		sum += p.GetLeasedCount()
+		sum += p.GetConfirmedCount()
 	}
 	if sum != 1000 {
-		t.Errorf("the pools count %d leases, want 1000: %v", sum, pools)
+		t.Errorf("the pools count %d confirmed addresses, want 1000: %v", sum, pools)
 	}
 	for _, o := range held {
 		release := &ipamv1.ReleaseRequest{Owner: &workloadv1.Owner{ContainerId: o, InterfaceName: "eth0"}}

@@ -215,7 +215,8 @@ func (n *testNode) killServiceAt(t *testing.T, service, point string, s scenario
 			t.Fatal(err)
 		}
 	}
-	n.duringWith(t, s, bystanders, nil, arm, func(ctx context.Context) error { return controller.WaitHits(ctx, point, 1) }, restart)
+	hits := func(ctx context.Context) error { return controller.WaitHits(ctx, point, 1) }
+	n.duringWith(t, s, bystanders, nil, arm, hits, restart)
 	return hit
 }
 

@@ -22,6 +22,7 @@ type Past struct {
 	memory Memory
 	log    *slog.Logger
 	due    chan struct{} // enforced has to be saved
+	saving sync.Mutex    // held while enforced is read and saved: a later save has a later state
 
 	mu       sync.Mutex
 	enforced Enforced // guarded by mu
@@ -124,7 +125,7 @@ func (p *Past) Note(b policytable.Barrier) {
 	switch {
 	case same:
 	case other:
-		p.save(e)
+		p.save()
 	default:
 		select {
 		case p.due <- struct{}{}:
@@ -146,15 +147,18 @@ func (p *Past) Save(ctx context.Context) {
 				return
 			}
 		}
-		p.mu.Lock()
-		e := p.enforced
-		p.mu.Unlock()
-		p.save(e)
+		p.save()
 	}
 }
 
-// save reports a state that was not saved; the next change tries again.
-func (p *Past) save(e Enforced) {
+// save saves what is enforced now. It reports a state that was not saved; the next
+// change tries again.
+func (p *Past) save() {
+	p.saving.Lock()
+	defer p.saving.Unlock()
+	p.mu.Lock()
+	e := p.enforced
+	p.mu.Unlock()
 	text := ""
 	if err := p.memory.Save(e); err != nil {
 		p.log.Error("enforced policy revision not saved", log.Err(err))

@@ -75,7 +75,7 @@
 
 /* sl_table.flags */
 #define SL_TF_DEFAULT_ALLOW 0x1 /* what no rule decides is allowed */
-#define SL_TF_HOST_ALLOW 0x2 /* the own node is, at least */
+#define SL_TF_HOST_ALLOW 0x2 /* the local node is, at least */
 #define SL_TF_ADDRESSES 0x4 /* the address side has to be asked */
 
 /* Kinds of peers: indices of sl_table.def_class. */
@@ -147,7 +147,7 @@ enum sl_reason {
 
 	SL_FWD_PEER = 1, /* into another pod's namespace */
 	SL_FWD_REDIRECT = 2, /* out of another pod's host end */
-	SL_FWD_HOST = 3, /* to the own host */
+	SL_FWD_HOST = 3, /* to the local host */
 	SL_FWD_OUTSIDE = 4, /* to the host's stack, for elsewhere */
 	SL_FWD_FROM_STACK = 5, /* from the host's stack into the pod */
 	SL_REPLY_ARP = 6, /* answered for the gateway */

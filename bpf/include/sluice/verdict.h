@@ -257,7 +257,7 @@ static __always_inline enum sl_reason ask(const struct sl_question *q, struct sl
 		side->action = SL_ACTION_ALLOW;
 		return SL_CONTINUE;
 	case SL_TABLE_PENDING:
-		/* probes of the own host; what answers them needs no verdict */
+		/* probes of the local host; what answers them needs no verdict */
 		if (q->direction != SL_INGRESS || q->identity != SL_ID_HOST)
 			return SL_DROP_POLICY_PENDING;
 		side->action = SL_ACTION_ALLOW;

@@ -207,7 +207,7 @@ func (c *Conn) talk(request []byte, take func(message) (done bool, err error)) e
 		return fmt.Errorf("send to rtnetlink: %w", err)
 	}
 	buf := buffers.Get().(*[maxMessage]byte)
-	defer buffers.Put(buf)
+	defer buffers.Put(buf) // in place: it is no map
 	for {
 		n, _, err := unix.Recvfrom(c.fd, buf[:], 0)
 		if errors.Is(err, unix.EINTR) {

@@ -73,7 +73,7 @@ var metrics = []metric{
 		}
 		return float64(n)
 	}),
-	newMetric("cut_subscribers_total", "Subscribers that were cut for being too far behind.", prometheus.CounterValue, func(f figures) float64 { return float64(f.cut) }),
+	newMetric("disconnected_subscribers_total", "Subscribers that were disconnected for being too far behind.", prometheus.CounterValue, func(f figures) float64 { return float64(f.cut) }),
 	newMetric("stream_log_bytes", "About what is kept for subscribers that are behind or may come back.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.weight) }),
 	newMetric("journal_bytes", "Size of the state files.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Journal) }),
 	newMetric("unsynced_sources", "Sources that have not said everything since the start.", prometheus.GaugeValue, func(f figures) float64 {

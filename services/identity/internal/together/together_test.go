@@ -72,7 +72,8 @@ func TestNoMoreActsThanAllowedAtOnce(t *testing.T) {
 		var mu sync.Mutex
 		running, most, calls := 0, 0, 0
 		act := make(chan struct{})
-		g := &Group[int]{AtOnce: 2, Do: func(all []int) {
+		few := func(with []int, _ int) bool { return len(with) < 10 }
+		g := &Group[int]{AtOnce: 2, Fits: few, Do: func(all []int) {
 			mu.Lock()
 			running++
 			most, calls = max(most, running), calls+len(all)

@@ -253,7 +253,8 @@ type Store interface {
 	Load() (*Contents, error)
 	// Commit makes the changes durable, all or none, before it returns. After
 	// an error the caller loads again, because none is not certain; after one
-	// that is ErrStoreLost it must not go on.
+	// that is ErrStoreLost it must not go on. Empty changes say whether it takes
+	// any: not while the disk is full.
 	Commit(*Changes) error
 	// Size is how many bytes the state takes.
 	Size() int64

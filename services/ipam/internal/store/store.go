@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
@@ -110,8 +112,30 @@ func each(t *store.Tx, bucket string, f func(k, v []byte) error) error {
 	return errors.Join(append(errs, err)...)
 }
 
+// minFree is what must be free on the disk, in bytes, before the store says that
+// it takes changes again: some pages of the file.
+const minFree = 64 << 10
+
+// writable looks for space on the disk. An empty commit finds room in the file
+// itself, where a record more may not.
+func (s *Store) writable() error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.file.Path(), &st); err != nil {
+		return fmt.Errorf("state file %s: %w", s.file.Path(), err)
+	}
+	if free := st.Bavail * uint64(st.Bsize); free < minFree { //nolint:gosec // the size of a block
+		return fmt.Errorf("state file %s: %w: %d bytes are free, %d are needed", s.file.Path(), unix.ENOSPC, free, minFree)
+	}
+	return nil
+}
+
 // Commit implements ipam.Store.
 func (s *Store) Commit(c *ipam.Changes) error {
+	if c.Empty() {
+		if err := s.writable(); err != nil {
+			return err
+		}
+	}
 	err := s.file.Update(func(t *store.Tx) error {
 		for o, a := range c.Allocations {
 			if a == nil {

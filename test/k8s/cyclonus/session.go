@@ -52,16 +52,19 @@ func newPods(config *rest.Config, probe string) (*pods, error) {
 }
 
 // SetPodLabels is cyclonus's, which reads and writes, until nothing comes between.
-func (p *pods) SetPodLabels(namespace, name string, labels map[string]string) (pod *v1.Pod, err error) {
-	return pod, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		get := p.ClientSet.CoreV1().Pods(namespace)
-		if pod, err = get.Get(context.TODO(), name, metav1.GetOptions{}); err != nil {
+// It gives no context, and neither has its interface one.
+func (p *pods) SetPodLabels(namespace, name string, labels map[string]string) (*v1.Pod, error) {
+	ctx, in := context.Background(), p.ClientSet.CoreV1().Pods(namespace)
+	var pod *v1.Pod
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() (err error) {
+		if pod, err = in.Get(ctx, name, metav1.GetOptions{}); err != nil {
 			return err
 		}
 		pod.Labels = labels
-		pod, err = get.Update(context.TODO(), pod, metav1.UpdateOptions{})
+		pod, err = in.Update(ctx, pod, metav1.UpdateOptions{})
 		return err
 	})
+	return pod, err
 }
 
 // ExecuteRemoteCommand is called by cyclonus's batch runner, with a batch of probes

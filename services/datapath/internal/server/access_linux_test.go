@@ -4,15 +4,11 @@
 package server
 
 import (
-	"context"
-	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -20,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
@@ -113,27 +110,8 @@ func serveAll(t *testing.T) (socket string) {
 // dialAs connects as another user.
 func dialAs(t *testing.T, socket string, uid uintptr) *grpc.ClientConn {
 	t.Helper()
-	dial := func(context.Context, string) (net.Conn, error) {
-		type result struct {
-			conn net.Conn
-			err  error
-		}
-		done := make(chan result)
-		go func() {
-			// Never unlocked: the thread with the other user ends with the goroutine.
-			runtime.LockOSThread()
-			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
-				done <- result{err: errno}
-				return
-			}
-			c, err := net.Dial("unix", socket)
-			done <- result{c, err}
-		}()
-		r := <-done
-		return r.conn, r.err
-	}
 	conn, err := grpc.NewClient("unix:"+socket,
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(servicetest.DialerAs(socket, uid)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -21,7 +20,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"golang.org/x/sys/unix"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -32,6 +30,7 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
@@ -419,30 +418,6 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	}
 }
 
-// dialerAs connects as another user.
-func dialerAs(socket string, uid uintptr) func(context.Context, string) (net.Conn, error) {
-	return func(context.Context, string) (net.Conn, error) {
-		type result struct {
-			conn net.Conn
-			err  error
-		}
-		done := make(chan result)
-		go func() {
-			// Never unlocked: the thread with the other user ends with the
-			// goroutine.
-			runtime.LockOSThread()
-			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
-				done <- result{err: errno}
-				return
-			}
-			c, err := net.Dial("unix", socket)
-			done <- result{c, err}
-		}()
-		r := <-done
-		return r.conn, r.err
-	}
-}
-
 // TestKernelRootAndTheDatapathChangeAndTheGroupReads connects as other users,
 // which the kernel reports to the server.
 func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
@@ -451,7 +426,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 	}
 	s := serve(t, small())
 	connectAs := func(uid uintptr) ipamv1.IPAMServiceClient {
-		return ipamv1.NewIPAMServiceClient(dial(t, s.socket, dialerAs(s.socket, uid)))
+		return ipamv1.NewIPAMServiceClient(dial(t, s.socket, servicetest.DialerAs(s.socket, uid)))
 	}
 	calls := map[string]func(ipamv1.IPAMServiceClient) error{
 		"Allocate": func(c ipamv1.IPAMServiceClient) error {

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package servicetest
+
+import (
+	"context"
+	"net"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// DialerAs is a dialer for gRPC that connects to a unix socket as another user,
+// which the kernel reports to the server. It needs root.
+func DialerAs(socket string, uid uintptr) func(context.Context, string) (net.Conn, error) {
+	return func(context.Context, string) (net.Conn, error) {
+		type result struct {
+			conn net.Conn
+			err  error
+		}
+		done := make(chan result)
+		go func() {
+			// Never unlocked: the thread with the other user ends with the goroutine.
+			runtime.LockOSThread()
+			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
+				done <- result{err: errno}
+				return
+			}
+			c, err := net.Dial("unix", socket)
+			done <- result{c, err}
+		}()
+		r := <-done
+		return r.conn, r.err
+	}
+}

@@ -8,6 +8,8 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
 )
 
 // When a process gives memory back by itself. The runtime does so too, but keeps
@@ -67,5 +69,10 @@ func giveBackMemory(ctx context.Context, looks <-chan time.Time, release func())
 func (p *Process) watchMemory() {
 	looks := time.NewTicker(memoryInterval)
 	defer looks.Stop()
-	giveBackMemory(p.work, looks.C, debug.FreeOSMemory)
+	giveBackMemory(p.work, looks.C, func() {
+		debug.FreeOSMemory()
+		if err := unmapProgram(); err != nil {
+			p.Log.Debug("pages of the program stay mapped", log.Err(err))
+		}
+	})
 }

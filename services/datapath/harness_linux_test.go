@@ -204,7 +204,7 @@ func (w *world) open() opened {
 func (w *world) start(repair bool) {
 	w.t.Helper()
 	r := w.open()
-	if err := r.node.restore(w.t.Context()); err != nil {
+	if err := errors.Join(r.node.restore(w.t.Context()), r.node.compare(w.t.Context())); err != nil {
 		_, _ = r.node.Close(), r.records.Close()
 		w.t.Fatal(err)
 	}

@@ -89,8 +89,11 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return every(ctx, readyInterval, func() { p.Unready(api.Unready(ctx)) })
 	})
 	p.Go("readiness", func(ctx context.Context) error {
-		// Calls are answered before that: a deletion needs nobody, and a creation
-		// waits by itself.
+		// Calls are answered before that: a deletion needs no other service, and a
+		// creation waits by itself.
+		if err := await(ctx, p, "the comparison of devices", n.compared); err != nil {
+			return err
+		}
 		if n.Keeper != nil {
 			if err := await(ctx, p, "the pod ranges of sluice-ipam", n.Keeper.Known()); err != nil {
 				return err
@@ -190,7 +193,13 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 	p.Go("identity stream", called.owners.Run)
 	p.Go("events", n.observe)
 	p.Go("connections", n.Collector.Run)
-	p.Go("kernel changes", func(ctx context.Context) error { return n.Auditor.Watch(ctx, cfg.Audit.Repair) })
+	p.Go("kernel changes", func(ctx context.Context) error {
+		// Their events wait: what changes while everything is compared is looked at afterwards.
+		if err := p.Phase("compare devices", func() error { return n.compare(ctx) }); err != nil {
+			return err
+		}
+		return n.Auditor.Watch(ctx, cfg.Audit.Repair)
+	})
 	p.Go("audit", func(ctx context.Context) error {
 		return n.every(ctx, cfg.Audit.Interval, "audit", func() error { return n.Auditor.Audit(ctx, cfg.Audit.Repair) })
 	})

@@ -60,6 +60,8 @@ type node struct {
 	Ranges    *podrange.Set
 	Keeper    *podrange.Keeper // nil: the ranges are those of the configuration
 
+	compared chan struct{} // closed when the devices were compared with the records
+
 	here  *netns.Namespace // closed by Close
 	dev   *netdev.Netdev
 	guard *guard.Table
@@ -68,7 +70,7 @@ type node struct {
 // open adopts or makes maps and programs and opens everything else. It changes
 // no endpoint.
 func open(ctx context.Context, cfg Config, a around) (_ *node, err error) {
-	n := &node{around: a, Ring: observe.NewRing()}
+	n := &node{around: a, Ring: observe.NewRing(), compared: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.Close())
@@ -205,18 +207,37 @@ func (n *node) Close() error {
 	return errors.Join(errs...)
 }
 
-// restore brings records and kernel together.
+// restore brings records and maps together, so that calls can be served.
 func (n *node) restore(ctx context.Context) error {
-	// What changes while everything is compared is looked at afterwards.
+	// What changes from now on is looked at after the comparison of devices.
 	if err := n.dev.Subscribe(); err != nil {
 		return err
 	}
-	if err := n.Auditor.Restore(ctx); err != nil {
-		return err
+	return n.Auditor.Restore(ctx)
+}
+
+// comparisonPause is before a comparison is tried again that failed.
+const comparisonPause = time.Second
+
+// compare brings records and devices together, while calls are served. One that
+// fails is tried again: the endpoints have traffic meanwhile.
+func (n *node) compare(ctx context.Context) error {
+	for {
+		err := n.Auditor.Compare(ctx)
+		if err == nil {
+			break
+		}
+		n.log.Error("devices not compared with the records, trying again", log.Err(err))
+		select {
+		case <-time.After(comparisonPause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	if err := n.Kernel.DropOldPrograms(); err != nil {
 		n.log.Warn("old programs stay pinned", log.Err(err))
 	}
+	close(n.compared)
 	return nil
 }
 

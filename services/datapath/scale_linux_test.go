@@ -29,7 +29,7 @@ func BenchmarkRestart(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprintf("endpoints=%d", n), func(b *testing.B) {
 			w.fill(n)
-			var opened, restored, cpu time.Duration
+			var opened, restored, compared, cpu time.Duration
 			for b.Loop() {
 				b.StopTimer()
 				w.stop()
@@ -41,6 +41,10 @@ func BenchmarkRestart(b *testing.B) {
 					b.Fatal(err)
 				}
 				restored += time.Since(began)
+				if err := r.node.compare(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				compared += time.Since(began)
 				cpu += processorTime(b) - used
 				b.StopTimer()
 				w.run(r, false)
@@ -48,6 +52,7 @@ func BenchmarkRestart(b *testing.B) {
 			}
 			b.ReportMetric(milliseconds(opened)/float64(b.N), "ms-open")
 			b.ReportMetric(milliseconds(restored)/float64(b.N), "ms-restored")
+			b.ReportMetric(milliseconds(compared)/float64(b.N), "ms-compared")
 			b.ReportMetric(milliseconds(cpu)/float64(b.N), "ms-cpu")
 		})
 	}

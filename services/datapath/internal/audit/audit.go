@@ -25,13 +25,15 @@ type Auditor struct {
 	Log     *slog.Logger
 }
 
-// Restore brings records and kernel together, and reports what it did.
-func (a *Auditor) Restore(ctx context.Context) error {
-	findings, err := a.Core.Restore(ctx)
-	for _, f := range findings {
-		a.report(f)
-	}
-	return err
+// Restore is the Core's, and reports what it did.
+func (a *Auditor) Restore(ctx context.Context) error { return a.Core.Restore(ctx, a.emit) }
+
+// Compare compares everything, devices too, which Restore leaves out, and repairs it.
+func (a *Auditor) Compare(ctx context.Context) error { return a.Core.Audit(ctx, true, a.emit) }
+
+func (a *Auditor) emit(f endpoint.Finding) error {
+	a.report(f)
+	return nil
 }
 
 func (a *Auditor) report(f endpoint.Finding) {
@@ -48,7 +50,7 @@ func (a *Auditor) report(f endpoint.Finding) {
 
 // Audit does one comparison, and looks for what an operator is warned of.
 func (a *Auditor) Audit(ctx context.Context, repair bool) error {
-	err := a.Core.Audit(ctx, repair, func(f endpoint.Finding) error { a.report(f); return nil })
+	err := a.Core.Audit(ctx, repair, a.emit)
 	return errors.Join(err, a.Host.Look())
 }
 
@@ -56,7 +58,6 @@ func (a *Auditor) Audit(ctx context.Context, repair bool) error {
 // With repair, host ends and what the node has for all of them are put back as
 // they should be; the host's addresses are always kept up to date.
 func (a *Auditor) Watch(ctx context.Context, repair bool) error {
-	emit := func(f endpoint.Finding) error { a.report(f); return nil }
 	// What an operator is warned of, no start compares.
 	if err := a.Host.Look(); err != nil {
 		a.Log.Error("warnings about the node not looked for", log.Err(err))
@@ -74,11 +75,11 @@ func (a *Auditor) Watch(ctx context.Context, repair bool) error {
 				err = errors.Join(err, a.Audit(ctx, true))
 			}
 		case c.Node && repair:
-			again, err = a.Core.HostChanged(emit)
+			again, err = a.Core.HostChanged(a.emit)
 		case c.Ifindex != 0 && repair:
-			again, err = a.Core.LinkChanged(ctx, c.Ifindex, emit)
+			again, err = a.Core.LinkChanged(ctx, c.Ifindex, a.emit)
 		case c.Addr.IsValid() && repair:
-			again, err = a.Core.AddrChanged(ctx, c.Addr, emit)
+			again, err = a.Core.AddrChanged(ctx, c.Addr, a.emit)
 		}
 		if err == nil {
 			delete(failing, c)

@@ -20,33 +20,48 @@ import (
 // errRemains is the outcome of a repair that changed nothing about a difference.
 var errRemains = errors.New("the difference remains after a repair; its owner has to remove it")
 
-// Restore reads the records and brings the kernel and the records together:
-// what is in the kernel is adopted, what differs is put right by replacing,
-// what lost its container or was half done is removed. Nothing is deleted
-// before everything was compared. It is called once, before anything else.
-func (c *Core) Restore(ctx context.Context) ([]endpoint.Finding, error) {
-	findings, err := c.first(ctx, true)
-	if err != nil {
-		return findings, err
+// Restore reads the records and makes the maps agree with them: what the maps hold
+// is adopted, what differs is replaced, what lost its container or was half done is
+// removed. Nothing that no record knows is removed before all records were compared.
+// Restore is called once, before anything else, and hands every finding to emit.
+// Afterwards the node serves calls. Its endpoints stay in state Restoring until an
+// Audit with repair has compared their devices too: a device works on as it is
+// meanwhile, as it did without this process.
+func (c *Core) Restore(ctx context.Context, emit func(endpoint.Finding) error) error {
+	if err := c.load(); err != nil {
+		return err
+	}
+	if c.cfg.Host != nil {
+		if err := c.auditHost(true, emit); err != nil {
+			return err
+		}
 	}
 	// what a fresh node lacks was made, not repaired
 	c.nodeRepairs.Store(0)
+	entries, devices, err := c.listings()
+	if err != nil {
+		return err
+	}
+	a, report := comparison{entries: entries, devices: index(devices)}, reporterTo(emit, true)
+	if err := c.auditRecords(ctx, c.live(), a, true, report); err != nil {
+		return err
+	}
+	if err := c.auditStrays(entries, devices, true, report); err != nil {
+		return err
+	}
 	c.hub.Loaded()
 	if len(c.tombstones()) > 0 {
 		wake(c.wakeReleases)
 	}
-	return findings, nil
+	return nil
 }
 
-// Inspect is Restore without changing anything: it says what Restore would do.
-func (c *Core) Inspect(ctx context.Context) ([]endpoint.Finding, error) { return c.first(ctx, false) }
-
-// first reads the records and does the first audit.
-func (c *Core) first(ctx context.Context, repair bool) (findings []endpoint.Finding, err error) {
+// Inspect is Restore and Audit without changing anything: it says what they would do.
+func (c *Core) Inspect(ctx context.Context) (findings []endpoint.Finding, err error) {
 	if err := c.load(); err != nil {
 		return nil, err
 	}
-	err = c.Audit(ctx, repair, func(f endpoint.Finding) error { findings = append(findings, f); return nil })
+	err = c.Audit(ctx, false, func(f endpoint.Finding) error { findings = append(findings, f); return nil })
 	return findings, err
 }
 
@@ -71,14 +86,7 @@ func (c *Core) load() error {
 // differs. It hands every finding to emit, and ends early with emit's error.
 // The interior of containers is compared by Check and AuditContainers.
 func (c *Core) Audit(ctx context.Context, repair bool, emit func(endpoint.Finding) error) error {
-	report := func(d endpoint.Difference, fix func() error) error {
-		f := endpoint.Finding{Difference: d}
-		if repair && fix != nil {
-			f.Err = fix()
-			f.Repaired = f.Err == nil
-		}
-		return emit(f)
-	}
+	report := reporterTo(emit, repair)
 	if c.cfg.Host != nil {
 		if err := c.auditHost(repair, emit); err != nil {
 			return err
@@ -87,27 +95,18 @@ func (c *Core) Audit(ctx context.Context, repair bool, emit func(endpoint.Findin
 	if err := c.reread(ctx); err != nil {
 		return err
 	}
-	entries, err := c.cfg.Maps.Entries()
+	entries, devices, err := c.listings()
 	if err != nil {
-		return fmt.Errorf("list published endpoints: %w", err)
-	}
-	devices, err := c.cfg.Links.Devices()
-	if err != nil {
-		return fmt.Errorf("list devices: %w", err)
+		return err
 	}
 	live := c.live()
 	sound, err := c.soundHosts(live)
 	if err != nil {
 		return err
 	}
-	a := comparison{entries: entries, devices: index(devices), sound: sound}
-	for _, r := range live {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err := c.auditRecord(ctx, r, a, repair, report); err != nil {
-			return err
-		}
+	a := comparison{entries: entries, devices: index(devices), hostEnds: true, sound: sound}
+	if err := c.auditRecords(ctx, live, a, repair, report); err != nil {
+		return err
 	}
 	if err := c.auditStrays(entries, devices, repair, report); err != nil {
 		return err
@@ -119,7 +118,21 @@ func (c *Core) Audit(ctx context.Context, repair bool, emit func(endpoint.Findin
 type comparison struct {
 	entries []endpoint.Entry
 	devices map[endpoint.HostDevice]bool
-	sound   map[endpoint.HostDevice]bool // host ends without a difference
+	// Whether host ends are compared too, and those that are known to be as they should.
+	hostEnds bool
+	sound    map[endpoint.HostDevice]bool
+}
+
+// listings are the published endpoints and the devices of endpoints, as the kernel
+// has them.
+func (c *Core) listings() (entries []endpoint.Entry, devices []endpoint.HostDevice, err error) {
+	if entries, err = c.cfg.Maps.Entries(); err != nil {
+		return nil, nil, fmt.Errorf("list published endpoints: %w", err)
+	}
+	if devices, err = c.cfg.Links.Devices(); err != nil {
+		return nil, nil, fmt.Errorf("list devices: %w", err)
+	}
+	return entries, devices, nil
 }
 
 func index(devices []endpoint.HostDevice) map[endpoint.HostDevice]bool {
@@ -299,6 +312,32 @@ func (c *Core) HostChanged(emit func(endpoint.Finding) error) (again bool, err e
 
 type reporter func(endpoint.Difference, func() error) error
 
+// reporterTo hands a difference to emit, with repair after its fix.
+func reporterTo(emit func(endpoint.Finding) error, repair bool) reporter {
+	return func(d endpoint.Difference, fix func() error) error {
+		f := endpoint.Finding{Difference: d}
+		if repair && fix != nil {
+			f.Err = fix()
+			f.Repaired = f.Err == nil
+		}
+		return emit(f)
+	}
+}
+
+func (c *Core) auditRecords(
+	ctx context.Context, live []endpoint.Record, a comparison, repair bool, report reporter,
+) error {
+	for _, r := range live {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := c.auditRecord(ctx, r, a, repair, report); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (c *Core) auditRecord(
 	ctx context.Context, r endpoint.Record, a comparison, repair bool, report reporter,
 ) error {
@@ -349,6 +388,9 @@ func (c *Core) auditRecord(
 		if err := report(d, func() error { return c.republish(ctx, &r, entries) }); err != nil {
 			return err
 		}
+	}
+	if !a.hostEnds {
+		return nil
 	}
 	if err := c.auditHostEnd(r, a.sound[hostDevice(r)], repair, report); err != nil {
 		return err
@@ -445,12 +487,9 @@ func (c *Core) auditStrays(
 	if len(slots)+len(links) == 0 && !c.anyUnreadable() {
 		return nil
 	}
-	entries, err := c.cfg.Maps.Entries()
+	entries, devices, err := c.listings()
 	if err != nil {
-		return fmt.Errorf("list published endpoints: %w", err)
-	}
-	if devices, err = c.cfg.Links.Devices(); err != nil {
-		return fmt.Errorf("list devices: %w", err)
+		return err
 	}
 	slots, links = c.strays(entries, devices)
 	closedSlots, closedLinks := c.closed(slots, links)

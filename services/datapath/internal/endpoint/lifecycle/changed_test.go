@@ -214,9 +214,7 @@ func TestChangedHostIsRepairedAndCounted(t *testing.T) {
 	cfg := m.config()
 	cfg.Host = h
 	c := New(cfg)
-	if _, err := c.Restore(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	restore(t, c)
 	if n := c.Counts(); h.repairs != 1 || n.NodeRepairs != 0 {
 		t.Errorf("after the start: %d repairs, %d counted, want 1 and 0", h.repairs, n.NodeRepairs)
 	}

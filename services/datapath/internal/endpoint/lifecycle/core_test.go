@@ -133,6 +133,47 @@ func TestRestoreFindsWhatAKilledDeletionLeft(t *testing.T) {
 }
 
 // TestDeletionWorksWithEveryServiceDownAndReleasesOverRestarts proves INV-21.
+func TestCallsAreServedBeforeDevicesAreCompared(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	kept, removed, later := m.wanted("kept", 10), m.wanted("removed", 11), m.wanted("later", 12)
+	for _, s := range []endpoint.Spec{kept, removed} {
+		if _, err := c.Create(t.Context(), s, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.deviceOf(kept.Owner).filtered = false
+
+	c = New(m.config())
+	if err := c.Restore(t.Context(), discard); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := c.Create(t.Context(), later, false); err != nil || e.State != endpoint.Ready {
+		t.Errorf("creation before the comparison: %v, %v", e.State, err)
+	}
+	if _, err := c.Create(t.Context(), kept, false); err != nil {
+		t.Errorf("the creation of an endpoint that exists, repeated: %v", err)
+	}
+	if _, err := c.Delete(t.Context(), removed.Owner); err != nil {
+		t.Error(err)
+	}
+	if e, err := c.Get(kept.Owner); err != nil || e.State != endpoint.Restoring || m.deviceOf(kept.Owner).filtered {
+		t.Errorf("before the comparison: %v, %v, attached %v", e.State, err, m.deviceOf(kept.Owner).filtered)
+	}
+
+	if err := c.Audit(t.Context(), true, discard); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []endpoint.Spec{kept, later} {
+		if e, err := c.Get(s.Owner); err != nil || e.State != endpoint.Ready || !m.deviceOf(s.Owner).filtered {
+			t.Errorf("%s after the comparison: %v, %v, attached %v", s.Owner, e.State, err, m.deviceOf(s.Owner).filtered)
+		}
+	}
+	if _, err := c.Get(removed.Owner); !errors.Is(err, endpoint.ErrNotFound) {
+		t.Errorf("what was deleted before the comparison: %v", err)
+	}
+}
+
 func TestDeletionWorksWithEveryServiceDownAndReleasesOverRestarts(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)

@@ -527,13 +527,21 @@ func (m *machine) config() Config {
 	}
 }
 
+func discard(endpoint.Finding) error { return nil }
+
+// restore is what a start does, up to the comparison of devices.
+func restore(t *testing.T, c *Core) {
+	t.Helper()
+	if err := errors.Join(c.Restore(t.Context(), discard), c.Audit(t.Context(), true, discard)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // start gives a core that has restored, as a process that was started.
 func (m *machine) start(t *testing.T) *Core {
 	t.Helper()
 	c := New(m.config())
-	if _, err := c.Restore(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	restore(t, c)
 	return c
 }
 

@@ -52,9 +52,7 @@ func (m *machine) evaluated(t *testing.T, p *fakePolicies) *Core {
 	cfg := m.config()
 	cfg.Policies = p
 	c := New(cfg)
-	if _, err := c.Restore(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	restore(t, c)
 	return c
 }
 

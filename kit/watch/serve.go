@@ -33,6 +33,12 @@ const SendTimeout = 30 * time.Second
 // is called from a goroutine that ends with send; nothing is sent after the
 // event that it was called with.
 func Serve[K comparable, V any](ctx context.Context, h *Hub[K, V], token []byte, send func(Event[K, V]) error) error {
+	return ServeBatches(ctx, h, token, 1, func(events []Event[K, V]) error { return send(events[0]) })
+}
+
+// ServeBatches is Serve with up to most events in one call of send: those that
+// wait at that time. The slice is valid during the call.
+func ServeBatches[K comparable, V any](ctx context.Context, h *Hub[K, V], token []byte, most int, send func([]Event[K, V]) error) error {
 	s, err := h.Subscribe(token)
 	if err != nil {
 		return Status(err)
@@ -44,10 +50,10 @@ func Serve[K comparable, V any](ctx context.Context, h *Hub[K, V], token []byte,
 	blocked.Stop()
 	sent := make(chan error, 1)
 	go func() {
-		sent <- pump(ctx, s, func(e Event[K, V]) error {
+		sent <- pump(ctx, s, most, func(events []Event[K, V]) error {
 			blocked.Reset(SendTimeout)
 			defer blocked.Stop()
-			return send(e)
+			return send(events)
 		})
 	}()
 	select {
@@ -63,7 +69,8 @@ func Serve[K comparable, V any](ctx context.Context, h *Hub[K, V], token []byte,
 }
 
 // pump passes events to send until either ends.
-func pump[K comparable, V any](ctx context.Context, s *Subscription[K, V], send func(Event[K, V]) error) error {
+func pump[K comparable, V any](ctx context.Context, s *Subscription[K, V], most int, send func([]Event[K, V]) error) error {
+	var events []Event[K, V]
 	for {
 		e, err := nextOrIdle(ctx, s)
 		if err != nil {
@@ -72,9 +79,21 @@ func pump[K comparable, V any](ctx context.Context, s *Subscription[K, V], send 
 		if e.Kind == 0 {
 			continue // idle before the listing is complete: there is no token yet
 		}
-		if err := send(e); err != nil {
+		events = append(events[:0], e)
+		for len(events) < most {
+			e, ok, err := s.take()
+			if err != nil {
+				return err
+			}
+			if !ok {
+				break
+			}
+			events = append(events, e)
+		}
+		if err := send(events); err != nil {
 			return err
 		}
+		clear(events) // let go of the values
 	}
 }
 

@@ -4,10 +4,12 @@
 package watch
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -175,4 +177,34 @@ func TestServeFreesTheHandlerOfAClientThatNeverReads(t *testing.T) {
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
+}
+
+func TestServeBatchesSendsWhatWaitsInOneMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := NewHub[string, int](Options[int]{})
+		for _, k := range []string{"a", "b", "c", "d", "e"} {
+			h.Upsert(k, 1)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var sizes []int
+		var last Event[string, int]
+		go ServeBatches(ctx, h, nil, 4, func(events []Event[string, int]) error { //nolint:errcheck // it ends with the context
+			sizes = append(sizes, len(events))
+			last = events[len(events)-1]
+			return nil
+		})
+		synctest.Wait()
+		if want := []int{4, 2}; !slices.Equal(sizes, want) { // five keys and the bookmark
+			t.Errorf("messages of %v events, want %v", sizes, want)
+		}
+		if last.Kind != Bookmark || !last.SnapshotComplete {
+			t.Errorf("the last event is %+v, want the bookmark of the listing", last)
+		}
+		h.Upsert("f", 1)
+		synctest.Wait()
+		if want := []int{4, 2, 1}; !slices.Equal(sizes, want) || last.Key != "f" {
+			t.Errorf("messages of %v events, the last one of %q, want %v and f", sizes, last.Key, want)
+		}
+	})
 }

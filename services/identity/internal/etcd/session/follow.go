@@ -4,6 +4,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ var errGap = errors.New("gap in the watch")
 // at a time.
 type Reader struct {
 	Prefix   string
+	End      string // first key that is not wanted; "": the first one after the prefix
 	KeysOnly bool
 	Begin    func()                          // a listing begins
 	Listed   func(*mvccpb.KeyValue)          // a key of the listing
@@ -36,6 +38,8 @@ type Reader struct {
 	Changes func(events []*clientv3.Event, revision int64, asked time.Time)
 }
 
+func (r Reader) end() string { return cmp.Or(r.End, clientv3.GetPrefixRangeEnd(r.Prefix)) }
+
 // Follow lists a prefix, watches it from there, and returns only with an error
 // of the listing or when ctx is done. An interrupted watch continues where it
 // was; only what etcd compacted, or lost with its history, is listed again.
@@ -44,7 +48,7 @@ func (s *Session) Follow(ctx context.Context, r Reader) error {
 		history := s.History()
 		asked := time.Now()
 		r.Begin()
-		at, err := s.List(ctx, r.Prefix, r.KeysOnly, r.Listed)
+		at, err := s.list(ctx, r.Prefix, r.end(), r.KeysOnly, r.Listed)
 		if errors.Is(err, rpctypes.ErrCompacted) {
 			continue // compacted between two pages
 		}
@@ -100,7 +104,7 @@ func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-cha
 	defer cancel()
 	// Progress notifications move the revision on although nothing changes
 	// here, so that a compaction finds nothing that was not seen.
-	events := s.client.Watch(ctx, r.Prefix, clientv3.WithPrefix(), clientv3.WithRev(next), clientv3.WithProgressNotify())
+	events := s.client.Watch(ctx, r.Prefix, clientv3.WithRange(r.end()), clientv3.WithRev(next), clientv3.WithProgressNotify())
 	heads := make(chan head, 1)
 	wg.Go(func() { s.listen(ctx, heads) })
 	var awaited head // everything up to its revision was there at its time

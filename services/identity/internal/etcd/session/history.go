@@ -126,7 +126,11 @@ type Point struct {
 // List hands every key below a prefix to f, all as of one revision, which it
 // returns. Each page has a deadline of its own, the configured timeout.
 func (s *Session) List(ctx context.Context, prefix string, keysOnly bool, f func(*mvccpb.KeyValue)) (at Point, err error) {
-	from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
+	return s.list(ctx, prefix, clientv3.GetPrefixRangeEnd(prefix), keysOnly, f)
+}
+
+func (s *Session) list(ctx context.Context, prefix, end string, keysOnly bool, f func(*mvccpb.KeyValue)) (at Point, err error) {
+	from := prefix
 	for {
 		opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(at.Revision)}
 		if keysOnly {

@@ -28,6 +28,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -116,7 +117,26 @@ type lease struct {
 }
 
 // aliveKey is the name of this node.
-func (s *Session) aliveKey() string { return s.cfg.Prefix + "/alive/" + s.cfg.Node }
+func (s *Session) aliveKey() string { return s.AliveKey(s.cfg.Node) }
+
+// AliveKey is the key that exists while a node renews its name; for an empty
+// name, the prefix of all such keys.
+func (s *Session) AliveKey(node string) string { return s.cfg.Prefix + "/alive/" + node }
+
+// Alive reads that key; nil: the node is silent.
+func (s *Session) Alive(ctx context.Context, node string) (*mvccpb.KeyValue, error) {
+	resp, err := s.Get(ctx, "read whether a node is alive", s.AliveKey(node))
+	if err != nil || len(resp.Kvs) == 0 {
+		return nil, err
+	}
+	return resp.Kvs[0], nil
+}
+
+// Named is a condition for transactions of this node: they fail once another
+// node has its name.
+func (s *Session) Named() clientv3.Cmp {
+	return clientv3.Compare(clientv3.Value(s.aliveKey()), "=", s.aliveValue())
+}
 
 func (s *Session) aliveValue() string { return s.cfg.Incarnation + " " + s.cfg.Boot }
 

@@ -213,3 +213,74 @@ func withLast(c Config, last string) Config {
 	c.Last = last
 	return c
 }
+
+func TestTransactionsOfANodeFailOnceAnotherHasItsName(t *testing.T) {
+	server := etcdtest.Start(t)
+	s := open(t, server, "a")
+	if alive, err := s.Alive(t.Context(), "a"); err != nil || alive != nil {
+		t.Errorf("before the session the node is alive: %v, %v", alive, err)
+	}
+	if _, err := s.Join(t.Context(), prepared); err != nil {
+		t.Fatal(err)
+	}
+	alive, err := s.Alive(t.Context(), "a")
+	if err != nil || alive == nil || string(alive.Key) != s.AliveKey("a") {
+		t.Fatalf("the node is not alive: %v, %v", alive, err)
+	}
+	write := func() bool {
+		t.Helper()
+		resp, err := s.Commit(t.Context(), "write", s.Txn(t.Context()).If(s.Named()).Then(clientv3.OpPut(prefix+"/x", "")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.Succeeded
+	}
+	if !write() {
+		t.Error("the node has its name, and its transaction failed")
+	}
+	if _, err := server.Client().Put(t.Context(), s.AliveKey("a"), "state-of-another boot"); err != nil {
+		t.Fatal(err)
+	}
+	if write() {
+		t.Error("another node has the name, and the transaction succeeded")
+	}
+}
+
+func TestOneReaderFollowsNeighbouringPrefixesUpToAnEnd(t *testing.T) {
+	server := etcdtest.Start(t)
+	admin := server.Client()
+	s := open(t, server, "a")
+	put := func(keys ...string) {
+		t.Helper()
+		for _, k := range keys {
+			if _, err := admin.Put(t.Context(), prefix+k, ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	put("/id/1", "/ip/1", "/labels/1")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var seen []string
+	note := func(kv *mvccpb.KeyValue) { seen = append(seen, strings.TrimPrefix(string(kv.Key), prefix)) }
+	err := s.Follow(ctx, Reader{
+		Prefix: prefix + "/id/", End: clientv3.GetPrefixRangeEnd(prefix + "/ip/"),
+		Begin:    func() {},
+		Listed:   note,
+		Complete: func(Point, time.Time) { put("/labels/2", "/id/2", "/ip/2") },
+		Changes: func(events []*clientv3.Event, _ int64, _ time.Time) {
+			for _, e := range events {
+				note(e.Kv)
+			}
+			if len(seen) >= 4 {
+				cancel()
+			}
+		},
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if want := []string{"/id/1", "/ip/1", "/id/2", "/ip/2"}; !slices.Equal(seen, want) {
+		t.Errorf("the reader saw %q, want %q", seen, want)
+	}
+}

@@ -137,6 +137,12 @@ const (
 	// UNAVAILABLE: the pod is not known here and the Kubernetes API does not
 	// answer, or refuses.
 	ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE ErrorReason = 17
+	// NOT_FOUND: no node of this name is registered.
+	ErrorReason_ERROR_REASON_NODE_NOT_FOUND ErrorReason = 18
+	// FAILED_PRECONDITION: the node is alive, and force is not set.
+	ErrorReason_ERROR_REASON_NODE_ALIVE ErrorReason = 19
+	// NOT_FOUND: no node has the address in a range or wrote a mapping of it.
+	ErrorReason_ERROR_REASON_ADDRESS_UNKNOWN ErrorReason = 20
 )
 
 // Enum value maps for ErrorReason.
@@ -160,6 +166,9 @@ var (
 		15: "ERROR_REASON_STORE_CORRUPT",
 		16: "ERROR_REASON_POD_NOT_FOUND",
 		17: "ERROR_REASON_KUBERNETES_UNAVAILABLE",
+		18: "ERROR_REASON_NODE_NOT_FOUND",
+		19: "ERROR_REASON_NODE_ALIVE",
+		20: "ERROR_REASON_ADDRESS_UNKNOWN",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
@@ -180,6 +189,9 @@ var (
 		"ERROR_REASON_STORE_CORRUPT":              15,
 		"ERROR_REASON_POD_NOT_FOUND":              16,
 		"ERROR_REASON_KUBERNETES_UNAVAILABLE":     17,
+		"ERROR_REASON_NODE_NOT_FOUND":             18,
+		"ERROR_REASON_NODE_ALIVE":                 19,
+		"ERROR_REASON_ADDRESS_UNKNOWN":            20,
 	}
 )
 
@@ -1912,7 +1924,7 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x11SCOPE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eSCOPE_RESERVED\x10\x01\x12\x11\n" +
 	"\rSCOPE_CLUSTER\x10\x02\x12\x14\n" +
-	"\x10SCOPE_NODE_LOCAL\x10\x03*\xef\x04\n" +
+	"\x10SCOPE_NODE_LOCAL\x10\x03*\xcf\x05\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12\x1e\n" +
@@ -1932,7 +1944,10 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x1bERROR_REASON_STORAGE_FAILED\x10\x0e\x12\x1e\n" +
 	"\x1aERROR_REASON_STORE_CORRUPT\x10\x0f\x12\x1e\n" +
 	"\x1aERROR_REASON_POD_NOT_FOUND\x10\x10\x12'\n" +
-	"#ERROR_REASON_KUBERNETES_UNAVAILABLE\x10\x112\xc2\a\n" +
+	"#ERROR_REASON_KUBERNETES_UNAVAILABLE\x10\x11\x12\x1f\n" +
+	"\x1bERROR_REASON_NODE_NOT_FOUND\x10\x12\x12\x1b\n" +
+	"\x17ERROR_REASON_NODE_ALIVE\x10\x13\x12 \n" +
+	"\x1cERROR_REASON_ADDRESS_UNKNOWN\x10\x142\xc2\a\n" +
 	"\x0fIdentityService\x12m\n" +
 	"\x10AllocateIdentity\x12+.sluice.identity.v1.AllocateIdentityRequest\x1a,.sluice.identity.v1.AllocateIdentityResponse\x12j\n" +
 	"\x0fReleaseIdentity\x12*.sluice.identity.v1.ReleaseIdentityRequest\x1a+.sluice.identity.v1.ReleaseIdentityResponse\x12^\n" +

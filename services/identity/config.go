@@ -14,11 +14,13 @@ import (
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
+	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
 // Config is this service's own part of the configuration.
@@ -142,6 +144,17 @@ func (c *Config) allocator(l *slog.Logger) allocator.Config {
 		RetryMin:     100 * time.Millisecond,
 		RetryMax:     2 * time.Second,
 		Log:          l,
+	}
+}
+
+func (c *Config) registry(incarnation string, l *slog.Logger) registry.Config {
+	return registry.Config{
+		Node: c.Node, Incarnation: incarnation, Version: version.Get().String(),
+		Timeout:  c.Etcd.Timeout,
+		Pause:    20 * time.Millisecond,
+		RetryMin: 100 * time.Millisecond, RetryMax: 2 * time.Second,
+		RetryRanges: time.Minute, HoldLosses: time.Minute,
+		Log: l,
 	}
 }
 

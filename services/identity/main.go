@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 	"github.com/sluice-net/sluice/services/identity/internal/pods"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
 	"github.com/sluice-net/sluice/services/identity/internal/server"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
 )
@@ -80,19 +81,22 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
-	hub, endpoints := server.NewHub(), server.NewEndpointHub()
-	alloc, err := allocator.New(cfg.allocator(p.Log), etcd.New(sess), dir, hub, endpoints,
+	store, hub, endpoints, nodes := etcd.New(sess), server.NewHub(), server.NewEndpointHub(), server.NewClusterHub()
+	reg := registry.New(cfg.registry(last.Incarnation, p.Log), store, dir, nodes, last.Registration)
+	store.Observe(reg.Observe)
+	alloc, err := allocator.New(cfg.allocator(p.Log), store, dir, hub, server.EndpointPublisher{EndpointHub: endpoints, Registry: reg},
 		last.Holds, last.Known, last.Cached)
 	if err != nil {
 		return err
 	}
-	if err := p.Metrics.Register(server.Collector{Allocator: alloc}); err != nil {
+	if err := p.Metrics.Register(server.Collector{Allocator: alloc, Registry: reg}); err != nil {
 		return err
 	}
 
 	service := &server.Server{
 		Allocator: alloc, Hub: hub, Endpoints: endpoints, Filter: filter,
 		Node: cfg.Node, Version: version.Get().String(), Started: started,
+		Cluster: &server.Cluster{Registry: reg, Hub: nodes, Node: cfg.Node},
 	}
 	if kubernetes != nil {
 		service.Pods = pods.New(cfg.Node, cfg.Cluster.Name, filter)
@@ -103,6 +107,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	p.Go("allocator", alloc.Run)
+	p.Go("registry", func(ctx context.Context) error { return reg.Run(ctx, alloc.Connected) })
 	p.Go("state", dir.Watch)
 	if kubernetes != nil {
 		p.Go("addresses of the Kubernetes API", kubernetes.Run)

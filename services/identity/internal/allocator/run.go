@@ -146,6 +146,14 @@ func (a *Allocator) reconnected() {
 	}
 }
 
+// Connected returns whether there is a session whose references equal what this
+// node holds; the channel is closed when that may have changed.
+func (a *Allocator) Connected() (bool, <-chan struct{}) {
+	a.mu.Lock(opRead)
+	defer a.mu.Unlock()
+	return a.connected, a.changed
+}
+
 // alive asks the store for the session. A claim that began in an earlier
 // session may have called this one lost; if so, the store knows better.
 func (a *Allocator) alive(ctx context.Context) error {

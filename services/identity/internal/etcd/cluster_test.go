@@ -25,6 +25,8 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
+	"github.com/sluice-net/sluice/services/identity/internal/server"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
@@ -36,19 +38,21 @@ type hub = watch.Hub[identity.Numeric, identity.Identity]
 
 type node struct {
 	*allocator.Allocator
-	t    testing.TB
-	hub  *hub
-	dir  string
-	stop func()
+	t       testing.TB
+	reg     *registry.Registry
+	hub     *hub
+	cluster *server.ClusterHub
+	dir     string
+	stop    func()
 }
 
 type nodeConfig struct {
 	allocator.Config
-	ttl, aliveTTL time.Duration
+	ttl, aliveTTL, holdLosses time.Duration
 }
 
 func quick() nodeConfig {
-	return nodeConfig{ttl: time.Hour, aliveTTL: time.Minute, Config: allocator.Config{
+	return nodeConfig{ttl: time.Hour, aliveTTL: time.Minute, holdLosses: time.Hour, Config: allocator.Config{
 		Quota: 10_000, StoreTimeout: 20 * time.Second, Heartbeat: 100 * time.Millisecond, Reconcile: 50 * time.Millisecond,
 		Grace: time.Hour, Quarantine: time.Hour, KnownDelay: 10 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 200 * time.Millisecond,
 		Log: log.Discard(),
@@ -74,21 +78,25 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{t: t, dir: dir, hub: watch.NewHub[identity.Numeric](watch.Options[identity.Identity]{Loading: true, Equal: identity.Identity.Equal})}
-	n.Allocator, err = allocator.New(cfg.Config, New(sess), files, n.hub,
-		watch.NewHub[allocator.Holder](watch.Options[allocator.Endpoint]{}), last.Holds, last.Known, last.Cached)
+	n := &node{t: t, dir: dir, hub: server.NewHub(), cluster: server.NewClusterHub()}
+	store := New(sess)
+	n.reg = registry.New(registry.Config{
+		Node: name, Incarnation: last.Incarnation, Version: "test", Timeout: cfg.StoreTimeout, Pause: time.Millisecond,
+		RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, RetryRanges: cfg.Reconcile, HoldLosses: cfg.holdLosses, Log: cfg.Log,
+	}, store, files, n.cluster, last.Registration)
+	store.Observe(n.reg.Observe)
+	n.Allocator, err = allocator.New(cfg.Config, store, files, n.hub,
+		server.EndpointPublisher{EndpointHub: server.NewEndpointHub(), Registry: n.reg}, last.Holds, last.Known, last.Cached)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		n.Run(ctx) //nolint:errcheck // nil
-	}()
+	var running sync.WaitGroup
+	running.Go(func() { n.Run(ctx) })                  //nolint:errcheck // nil
+	running.Go(func() { n.reg.Run(ctx, n.Connected) }) //nolint:errcheck // nil
 	n.stop = sync.OnceFunc(func() {
 		cancel()
-		<-done
+		running.Wait()
 		if err := errors.Join(sess.Close(), files.Close()); err != nil {
 			t.Error(err)
 		}

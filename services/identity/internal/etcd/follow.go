@@ -15,49 +15,69 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// Follow implements allocator.Store.
+// Follow implements allocator.Store. What it reads of nodes goes to the sink of
+// Observe.
 func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
 	var u allocator.Update
+	var nodes registry.Update
 	var of, now <-chan struct{} // the history that the mirror is of, and that of the listing
 	var cluster uint64          // that was listed
+	deliver := func() {
+		sink(u)
+		if s.observe != nil {
+			s.observe(nodes)
+		}
+		u, nodes = allocator.Update{}, registry.Update{}
+	}
 	return s.session.Follow(ctx, session.Reader{
-		Prefix: s.cfg.Prefix + "/id/",
+		Prefix: s.cfg.Prefix + "/id/", End: clientv3.GetPrefixRangeEnd(s.nodesPrefix()),
 		Begin: func() {
 			now = s.session.History()
-			u = allocator.Update{Complete: true}
+			u, nodes = allocator.Update{Complete: true}, registry.Update{Complete: true}
 		},
 		Listed: func(kv *mvccpb.KeyValue) {
-			if e, ok := s.entry(kv); ok {
+			if s.isNode(kv) {
+				s.nodeUpdate(&nodes, kv, false)
+			} else if e, ok := s.entry(kv); ok {
 				u.Upserts = append(u.Upserts, e)
 			}
 		},
 		Complete: func(at session.Point, asked time.Time) {
 			// What the mirror had before is not from this run's history.
 			u.Cluster, u.Revision, u.Heard, u.Reset = at.Cluster, at.Revision, asked, of != now
+			nodes.Cluster, nodes.Revision, nodes.Removed = at.Cluster, at.Revision, nil
 			of, cluster = now, at.Cluster
-			sink(u)
-			u = allocator.Update{}
+			deliver()
 		},
 		Changes: func(events []*clientv3.Event, revision int64, asked time.Time) {
-			u := s.update(events)
+			s.update(&u, &nodes, events)
 			u.Cluster, u.Revision, u.Heard = cluster, revision, asked
-			sink(u)
+			nodes.Cluster, nodes.Revision = cluster, revision
+			deliver()
 		},
 	})
 }
 
+func (s *Store) isNode(kv *mvccpb.KeyValue) bool {
+	return strings.HasPrefix(string(kv.Key), s.nodesPrefix())
+}
+
 // update turns the events of one answer into changes. Of several events of a
-// number the last one counts.
-func (s *Store) update(events []*clientv3.Event) allocator.Update {
-	var u allocator.Update
+// key the last one counts.
+func (s *Store) update(u *allocator.Update, nodes *registry.Update, events []*clientv3.Event) {
 	last := make(map[string]*clientv3.Event, len(events))
 	for _, e := range events {
 		last[string(e.Kv.Key)] = e
 	}
 	for _, e := range events {
 		if last[string(e.Kv.Key)] != e {
+			continue
+		}
+		if s.isNode(e.Kv) {
+			s.nodeUpdate(nodes, e.Kv, e.Type == clientv3.EventTypeDelete)
 			continue
 		}
 		if e.Type == clientv3.EventTypePut {
@@ -72,7 +92,6 @@ func (s *Store) update(events []*clientv3.Event) allocator.Update {
 		}
 		u.Deletes = append(u.Deletes, allocator.Deletion{Number: n, Revision: e.Kv.ModRevision})
 	}
-	return u
 }
 
 // entry reads an identity; a damaged one is reported and left out, because one

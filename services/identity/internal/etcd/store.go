@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package etcd keeps the identities of a cluster in etcd, as the allocator's Store.
+// Package etcd keeps the identities of a cluster in etcd, as the allocator's Store,
+// and its nodes, as the registry's.
 //
 // It owns the keys below one prefix, and writes those of this node with the
 // lease of its session:
@@ -14,12 +15,18 @@
 //	rest/<number>        the hash of the set that had the number until it was collected; expires
 //	collector            the node that collects; dies with its lease
 //	alive/<node>         of the session: who has the node's name
+//	ip/<node>/node       the record of that node; see package registry
+//	ip/<node>/ep/<hash>  the addresses and the identity of one of its endpoints
+//	range/<pool>/<cidr>  the node that has that range of addresses
 //
 // id and labels are written and deleted together, in one transaction. There
 // are no locks. What makes collection safe is that every transaction that
 // writes a reference also writes fence/<number>: a collector deletes only when
-// the revision of that key is the one it saw when it saw no reference. Only
-// id/ is watched by every node, so this costs the other nodes nothing.
+// the revision of that key is the one it saw when it saw no reference. Only id/
+// and ip/ are watched by every node, so this costs the other nodes nothing.
+//
+// id/ and ip/ are neighbours, and one watch brings both: a node receives an
+// identity before any address that has it.
 //
 // In layout 1 labels/<sha256> is "<number> <canonical text>", and the fence
 // itself. As long as nodes of that version may run, identities are made in
@@ -42,6 +49,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
 	"github.com/sluice-net/sluice/services/identity/internal/together"
 )
 
@@ -50,6 +58,7 @@ type Store struct {
 	session *session.Session
 	cfg     session.Config // of the session
 	claims  *together.Group[*claim]
+	observe func(registry.Update) // nil: Follow drops what it reads of nodes
 
 	mu     sync.Mutex
 	layout int // guarded by mu; that identities are made in; 0: not read yet

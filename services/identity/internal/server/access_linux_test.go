@@ -6,12 +6,15 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"syscall"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -21,6 +24,7 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
 // childSocket tells this test binary to be a caller, and where the server is.
@@ -69,6 +73,26 @@ func calls(socket string) (map[string]codes.Code, error) {
 		_, err = watch.Recv()
 	}
 	note("WatchIdentities", err)
+
+	cluster := identityv1.NewClusterServiceClient(conn)
+	_, err = cluster.RegisterNode(ctx, &identityv1.RegisterNodeRequest{PodRanges: &identityv1.PodRanges{}})
+	note("RegisterNode", err)
+	_, err = cluster.GetIPMapping(ctx, &identityv1.GetIPMappingRequest{Address: "192.0.2.1"})
+	note("GetIPMapping", err)
+	_, err = cluster.ForgetNode(ctx, &identityv1.ForgetNodeRequest{Name: "other", ValidateOnly: true})
+	note("ForgetNode", err)
+	all, err := cluster.ListNodes(ctx, &identityv1.ListNodesRequest{})
+	if err == nil {
+		if _, err = all.Recv(); errors.Is(err, io.EOF) {
+			err = nil
+		}
+	}
+	note("ListNodes", err)
+	changes, err := cluster.WatchCluster(ctx, &identityv1.WatchClusterRequest{})
+	if err == nil {
+		_, err = changes.Recv()
+	}
+	note("WatchCluster", err)
 	return got, nil
 }
 
@@ -89,9 +113,18 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		t.Fatal("needs root: it calls as several users")
 	}
 	s := serve(t, func(_ *allocator.Config, o *rpc.Options) { o.AlsoRoot = nil })
-	reads := []string{"GetIdentity", "GetStatus", "ListIdentities", "WatchEndpoints", "WatchIdentities"}
-	changes := []string{"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity"}
-	if n := len(identityv1.IdentityService_ServiceDesc.Methods) + len(identityv1.IdentityService_ServiceDesc.Streams); n != len(reads)+len(changes) {
+	s.reg.Observe(registry.Update{Complete: true})
+	// The server has no node and no address: NotFound proves that the call was let in.
+	reads := map[string]codes.Code{
+		"GetIdentity": codes.OK, "GetStatus": codes.OK, "ListIdentities": codes.OK, "WatchEndpoints": codes.OK,
+		"WatchIdentities": codes.OK, "WatchCluster": codes.OK, "ListNodes": codes.OK, "GetIPMapping": codes.NotFound,
+	}
+	changes := []string{"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode", "ForgetNode"}
+	methods := 0
+	for _, s := range []grpc.ServiceDesc{identityv1.IdentityService_ServiceDesc, identityv1.ClusterService_ServiceDesc} {
+		methods += len(s.Methods) + len(s.Streams)
+	}
+	if n := methods; n != len(reads)+len(changes) {
 		t.Fatalf("the service has %d methods, this test knows %d", n, len(reads)+len(changes))
 	}
 	for _, c := range []struct {
@@ -99,12 +132,14 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		uid, gid  uint32
 		allocates codes.Code
 		endpoints codes.Code // of those about endpoints
+		registers codes.Code
+		forgets   codes.Code
 	}{
-		{"root", 0, 0, codes.OK, codes.OK},
-		{"datapath", 65706, 65700, codes.PermissionDenied, codes.OK},
-		{"ipam", 65702, 65700, codes.PermissionDenied, codes.PermissionDenied},
-		{"itself", 65701, 65700, codes.PermissionDenied, codes.PermissionDenied},
-		{"a reader", 65799, 65700, codes.PermissionDenied, codes.PermissionDenied},
+		{"root", 0, 0, codes.OK, codes.OK, codes.OK, codes.NotFound},
+		{"datapath", 65706, 65700, codes.PermissionDenied, codes.OK, codes.OK, codes.PermissionDenied},
+		{"ipam", 65702, 65700, codes.PermissionDenied, codes.PermissionDenied, codes.OK, codes.PermissionDenied},
+		{"itself", 65701, 65700, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
+		{"a reader", 65799, 65700, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
 	} {
 		exe, err := os.Executable()
 		if err != nil {
@@ -131,16 +166,21 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		}
 		for _, m := range changes {
 			want := c.endpoints
-			if m == "AllocateIdentity" {
+			switch m {
+			case "AllocateIdentity":
 				want = c.allocates
+			case "RegisterNode":
+				want = c.registers
+			case "ForgetNode":
+				want = c.forgets
 			}
 			if got[m] != want {
 				t.Errorf("%s calls %s: %s, want %s", c.name, m, got[m], want)
 			}
 		}
-		for _, m := range reads {
-			if got[m] != codes.OK {
-				t.Errorf("%s calls %s: %s, want OK", c.name, m, got[m])
+		for m, want := range reads {
+			if got[m] != want {
+				t.Errorf("%s calls %s: %s, want %s", c.name, m, got[m], want)
 			}
 		}
 	}

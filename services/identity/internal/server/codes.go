@@ -20,6 +20,7 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/pods"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
 // retryAfter is when a caller may repeat a call that needs the store while it is
@@ -64,6 +65,12 @@ func statusOf(err error) error {
 	case errors.Is(err, allocator.ErrNotFound):
 		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND,
 			rpcerr.Resource("identity", "", err.Error()))
+	case errors.Is(err, registry.ErrNoNode):
+		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_NODE_NOT_FOUND, rpcerr.Resource("node", "", err.Error()))
+	case errors.Is(err, registry.ErrAlive):
+		return answer(codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_NODE_ALIVE)
+	case errors.Is(err, registry.ErrNoMapping):
+		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_ADDRESS_UNKNOWN, rpcerr.Resource("address", "", err.Error()))
 	case errors.Is(err, allocator.ErrContended):
 		return answer(codes.Aborted, identityv1.ErrorReason_ERROR_REASON_CONTENDED, rpcerr.Retry(retryAfter))
 	case errors.Is(err, allocator.ErrNameTaken):
@@ -72,7 +79,7 @@ func statusOf(err error) error {
 		return unavailable(identityv1.ErrorReason_ERROR_REASON_STORE_FULL)
 	case errors.Is(err, allocator.ErrSessionLost):
 		return unavailable(identityv1.ErrorReason_ERROR_REASON_SESSION_LOST)
-	case errors.Is(err, allocator.ErrRecords):
+	case errors.Is(err, allocator.ErrRecords), errors.Is(err, registry.ErrRecords):
 		return unavailable(identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED)
 	case errors.Is(err, allocator.ErrUnavailable):
 		return unavailable(identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE)

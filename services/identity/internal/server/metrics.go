@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
 type metric struct {
@@ -60,8 +61,21 @@ var (
 		[]string{"operation"}, nil)
 )
 
-// Collector gives the allocator's figures to Prometheus.
-type Collector struct{ Allocator *allocator.Allocator }
+// What the registry knows.
+var (
+	nodesDesc    = prometheus.NewDesc("sluice_identity_nodes", "Other nodes of the cluster that are registered.", nil, nil)
+	mappingsDesc = prometheus.NewDesc("sluice_identity_mappings", "Addresses of other nodes' endpoints of which the identity is known.", nil, nil)
+	refusedDesc  = prometheus.NewDesc("sluice_identity_refused_mappings",
+		"Addresses that other nodes wrote and that do not count, because they lie outside the node's ranges or an earlier installation wrote them.", nil, nil)
+	unpublishedDesc = prometheus.NewDesc("sluice_identity_pending_mappings", "Endpoints of this node of which the addresses wait for etcd.", nil, nil)
+	rangesDesc      = prometheus.NewDesc("sluice_identity_refused_ranges", "Ranges of this node that are another node's.", nil, nil)
+)
+
+// Collector gives the figures of allocator and registry to Prometheus.
+type Collector struct {
+	Allocator *allocator.Allocator
+	Registry  *registry.Registry
+}
 
 // Describe implements prometheus.Collector.
 func (Collector) Describe(ch chan<- *prometheus.Desc) {
@@ -70,6 +84,9 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 	ch <- busyDesc
 	ch <- longestDesc
+	for _, d := range []*prometheus.Desc{nodesDesc, mappingsDesc, refusedDesc, unpublishedDesc, rangesDesc} {
+		ch <- d
+	}
 }
 
 // Collect implements prometheus.Collector.
@@ -81,5 +98,11 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	for _, b := range c.Allocator.Busy() {
 		ch <- prometheus.MustNewConstHistogram(busyDesc, b.Count, b.Sum.Seconds(), b.Cumulative(), b.Operation)
 		ch <- prometheus.MustNewConstMetric(longestDesc, prometheus.GaugeValue, b.Longest.Seconds(), b.Operation)
+	}
+	r := c.Registry.Status()
+	for d, n := range map[*prometheus.Desc]int{
+		nodesDesc: r.Nodes, mappingsDesc: r.Mappings, refusedDesc: r.Refused, unpublishedDesc: r.Pending, rangesDesc: len(r.Ranges),
+	} {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n))
 	}
 }

@@ -67,10 +67,15 @@ type Server struct {
 
 	Pods      *pods.Set // nil without Kubernetes
 	Relabeler *pods.Relabeler
+
+	Cluster *Cluster
 }
 
-// Register adds the service.
-func (s *Server) Register(r grpc.ServiceRegistrar) { identityv1.RegisterIdentityServiceServer(r, s) }
+// Register adds the services.
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	identityv1.RegisterIdentityServiceServer(r, s)
+	identityv1.RegisterClusterServiceServer(r, s.Cluster)
+}
 
 // Methods says who may call what. Root changes everything, the datapath's user
 // the identities of its endpoints; nobody else has endpoints.
@@ -94,6 +99,12 @@ func Methods() rpc.Methods {
 		identityv1.IdentityService_WatchEndpoints_FullMethodName:  {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
 		identityv1.IdentityService_ConfirmEndpoint_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
 		identityv1.IdentityService_GetStatus_FullMethodName:       {Access: rpc.Group(), Limit: read},
+
+		identityv1.ClusterService_RegisterNode_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID, instance.IPAMID), Limit: change},
+		identityv1.ClusterService_ForgetNode_FullMethodName:   {Access: rpc.Root(), Limit: change},
+		identityv1.ClusterService_WatchCluster_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
+		identityv1.ClusterService_ListNodes_FullMethodName:    {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
+		identityv1.ClusterService_GetIPMapping_FullMethodName: {Access: rpc.Group(), Limit: read},
 	}
 }
 
@@ -299,6 +310,12 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 			text = "etcd does not answer: " + st.StoreError
 		}
 		resp.Service.Problems = []*statusv1.Problem{{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: text}}
+	}
+	for _, r := range s.Cluster.Registry.Status().Ranges {
+		resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
+			Reason: statusv1.ProblemReason_PROBLEM_REASON_SERVICE,
+			Text:   fmt.Sprintf("the range %s of this node does not count in the cluster: %s", r.Range, r.Reason),
+		})
 	}
 	if s.Pods != nil {
 		for _, err := range []error{s.Pods.Problem(), s.Relabeler.Problem()} {

@@ -42,6 +42,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 	"github.com/sluice-net/sluice/services/identity/internal/pods"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
 	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
@@ -56,12 +57,15 @@ func TestMain(m *testing.M) {
 // service is the real server on a real socket over the store in memory.
 type service struct {
 	identityv1.IdentityServiceClient
-	t      *testing.T
-	fake   *storetest.Fake
-	alloc  *allocator.Allocator
-	hub    *Hub
-	impl   *Server
-	socket string
+	cluster identityv1.ClusterServiceClient
+	reg     *registry.Registry
+	store   *nodeStore
+	t       *testing.T
+	fake    *storetest.Fake
+	alloc   *allocator.Allocator
+	hub     *Hub
+	impl    *Server
+	socket  string
 }
 
 type option func(*allocator.Config, *rpc.Options)
@@ -95,14 +99,21 @@ func serve(t *testing.T, opts ...option) *service {
 		RetryMax: 10 * time.Millisecond,
 		Log:      log.Discard(),
 	}
+	nodes := NewClusterHub()
+	s.store = &nodeStore{}
+	s.reg = registry.New(registry.Config{
+		Node: "n1", Incarnation: "i", Version: "test", Timeout: time.Second, Pause: time.Millisecond, RetryMin: time.Millisecond,
+		RetryMax: 10 * time.Millisecond, RetryRanges: time.Hour, HoldLosses: time.Hour, Log: log.Discard(),
+	}, s.store, files, nodes, registry.Registration{})
 	impl := &Server{
-		Hub: s.hub, Endpoints: NewEndpointHub(), Filter: filter, Node: "n1", Version: "test", Started: time.Now(),
+		Cluster: &Cluster{Registry: s.reg, Hub: nodes, Node: "n1"},
+		Hub:     s.hub, Endpoints: NewEndpointHub(), Filter: filter, Node: "n1", Version: "test", Started: time.Now(),
 	}
 	ro := rpc.Options{Register: impl.Register, Methods: Methods(), AlsoRoot: []uint32{uint32(os.Getuid())}}
 	for _, o := range opts {
 		o(&cfg, &ro)
 	}
-	if s.alloc, err = allocator.New(cfg, s.fake.Node("n1"), files, s.hub, impl.Endpoints, allocator.Holds{},
+	if s.alloc, err = allocator.New(cfg, s.fake.Node("n1"), files, s.hub, EndpointPublisher{impl.Endpoints, s.reg}, allocator.Holds{},
 		allocator.Known{}, false); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +128,8 @@ func serve(t *testing.T, opts ...option) *service {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { s.alloc.Run(ctx) }) //nolint:errcheck // nil
+	wg.Go(func() { s.alloc.Run(ctx) })                  //nolint:errcheck // nil
+	wg.Go(func() { s.reg.Run(ctx, s.alloc.Connected) }) //nolint:errcheck // nil
 	wg.Go(func() {
 		if err := srv.Serve(l); err != nil {
 			t.Errorf("serve: %v", err)
@@ -128,6 +140,7 @@ func serve(t *testing.T, opts ...option) *service {
 		t.Fatal(err)
 	}
 	s.IdentityServiceClient = identityv1.NewIdentityServiceClient(conn)
+	s.cluster = identityv1.NewClusterServiceClient(conn)
 	t.Cleanup(func() {
 		conn.Close()
 		srv.Stop()
@@ -723,6 +736,10 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		},
 		{allocator.ErrSessionLost, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_SESSION_LOST},
 		{allocator.ErrRecords, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
+		{registry.ErrRecords, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
+		{registry.ErrNoNode, codes.NotFound, identityv1.ErrorReason_ERROR_REASON_NODE_NOT_FOUND},
+		{registry.ErrAlive, codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_NODE_ALIVE},
+		{registry.ErrNoMapping, codes.NotFound, identityv1.ErrorReason_ERROR_REASON_ADDRESS_UNKNOWN},
 		{allocator.ErrCorrupt, codes.Internal, identityv1.ErrorReason_ERROR_REASON_STORE_CORRUPT},
 		{pods.ErrNotFound, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND},
 		{pods.ErrUnavailable, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE},
@@ -751,7 +768,7 @@ func TestMetricsHaveTheConventionsNames(t *testing.T) {
 	s := serve(t)
 	s.resolve("c1", newLabel("cni", "app", "web"))
 	r := prometheus.NewPedanticRegistry()
-	if err := r.Register(Collector{Allocator: s.alloc}); err != nil {
+	if err := r.Register(Collector{Allocator: s.alloc, Registry: s.reg}); err != nil {
 		t.Fatal(err)
 	}
 	families, err := r.Gather()
@@ -786,9 +803,11 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	for _, m := range regexp.MustCompile("`(sluice_identity_[a-z_]+)`").FindAllStringSubmatch(string(doc), -1) {
 		documented[m[1]] = true
 	}
-	ch := make(chan *prometheus.Desc, len(metrics)+2)
-	Collector{}.Describe(ch)
-	close(ch)
+	ch := make(chan *prometheus.Desc)
+	go func() {
+		defer close(ch)
+		Collector{}.Describe(ch)
+	}()
 	for d := range ch {
 		name := regexp.MustCompile(`sluice_identity_[a-z_]+`).FindString(d.String())
 		if !documented[name] {
@@ -805,7 +824,7 @@ func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
 	s := serve(t)
 	counts := func() map[string]uint64 {
 		r := prometheus.NewPedanticRegistry()
-		if err := r.Register(Collector{Allocator: s.alloc}); err != nil {
+		if err := r.Register(Collector{Allocator: s.alloc, Registry: s.reg}); err != nil {
 			t.Fatal(err)
 		}
 		families, err := r.Gather()

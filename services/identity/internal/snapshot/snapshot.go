@@ -45,6 +45,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
 // Names of the files.
@@ -74,6 +75,8 @@ var (
 	keySession = []byte("session")
 	keyNext    = []byte("next node-local")
 	keyHeard   = []byte("heard") // milliseconds since 1970
+	// The parts of the node's record that RegisterNode received, as JSON.
+	keyRegistration = []byte("registration")
 )
 
 // ErrOtherNode: the state belongs to a node of another name.
@@ -158,9 +161,11 @@ type Loaded struct {
 	// Incarnation is of this directory: random, made once, and lost with it.
 	Incarnation string
 	Holds       allocator.Holds
-	Known       allocator.Known
-	Cached      bool  // there was a cache, perhaps an empty one
-	Damaged     error // why the cache was put aside; nil if it was not
+	// Registration is what the other processes of this node registered in this boot.
+	Registration registry.Registration
+	Known        allocator.Known
+	Cached       bool  // there was a cache, perhaps an empty one
+	Damaged      error // why the cache was put aside; nil if it was not
 	// DamagedIncarnation is why the file of the incarnation was put aside, and
 	// Incarnation is new; nil if it was not.
 	DamagedIncarnation error
@@ -179,7 +184,7 @@ func (d *Dir) Load() (l Loaded, err error) {
 		return Loaded{}, err
 	}
 	recent := map[identity.Numeric]string{}
-	if l.Holds, err = d.loadHolds(recent); err != nil {
+	if l.Holds, err = d.loadHolds(recent, &l.Registration); err != nil {
 		return Loaded{}, err
 	}
 	if node.Boot != d.boot {
@@ -266,7 +271,7 @@ func (d *Dir) openHolds(node incarnationRecord, damaged error) (err error) {
 	return err
 }
 
-func (d *Dir) loadHolds(recent map[identity.Numeric]string) (allocator.Holds, error) {
+func (d *Dir) loadHolds(recent map[identity.Numeric]string, registration *registry.Registration) (allocator.Holds, error) {
 	var h allocator.Holds
 	sets := map[identity.Numeric]string{}
 	err := d.holds.View(func(t *store.Tx) error {
@@ -274,6 +279,11 @@ func (d *Dir) loadHolds(recent map[identity.Numeric]string) (allocator.Holds, er
 			return fmt.Errorf("%s: %w: %q, this node is %q; remove the file if the node was renamed and has no endpoints", d.holds.Path(), ErrOtherNode, node, d.node)
 		}
 		h.Session = string(t.Get(bucketState, keySession))
+		if text := t.Get(bucketState, keyRegistration); text != nil {
+			if err := json.Unmarshal(text, registration); err != nil {
+				return d.holds.Refuse(fmt.Errorf("%w: registration: %w", errRecord, err))
+			}
+		}
 		if next := t.Get(bucketState, keyNext); len(next) == 4 {
 			h.NextNodeLocal = identity.Numeric(binary.BigEndian.Uint32(next))
 		}
@@ -494,6 +504,18 @@ func (d *Dir) Watch(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
+}
+
+// SaveRegistration implements registry.Records.
+func (d *Dir) SaveRegistration(r registry.Registration) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("registration: %w", err)
+	}
+	return d.change(func(t *store.Tx) error {
+		t.Put(bucketState, keyRegistration, text)
+		return nil
+	})
 }
 
 // SaveHolds implements allocator.Records.

@@ -1,0 +1,547 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
+	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
+	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
+)
+
+// Tests of the registry over a real etcd, as nodes use it.
+
+func prefix(i int) netip.Prefix { return netip.MustParsePrefix(fmt.Sprintf("10.0.%d.0/24", i)) }
+
+func address(i, host int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 0, byte(i), byte(host)})
+}
+
+func nodeAddress(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}) }
+
+// register registers the i-th node with its ranges.
+func (n *node) register(i int, ranges ...netip.Prefix) {
+	n.t.Helper()
+	u := &registry.Underlay{Addresses: []netip.Addr{nodeAddress(i)}, Overlay: []netip.Addr{address(i, 1)}, Mode: registry.ModeOverlay, TunnelPort: 4789, MTU: 1450}
+	if _, _, err := n.reg.Register(u, &ranges, false); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// endpoint gives an endpoint of the node an identity and an address.
+func (n *node) endpoint(name, labels string, a netip.Addr) identity.Identity {
+	n.t.Helper()
+	id, err := n.HoldEndpoint(n.t.Context(), allocator.EndpointHolder(name, "eth0"), storetest.Labels(n.t, labels), allocator.Workload{Addresses: []string{a.String()}})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return id
+}
+
+// mapping is what counts of an address on the node; "" for nothing.
+func (n *node) mapping(a netip.Addr) string {
+	item, ok := n.cluster.Get(registry.Key{Prefix: netip.PrefixFrom(a, a.BitLen())})
+	if !ok {
+		return ""
+	}
+	return fmt.Sprint(item.On, " ", item.Identity)
+}
+
+func (n *node) seesMapping(a netip.Addr, want string) {
+	n.t.Helper()
+	servicetest.Eventually(n.t, fmt.Sprintf("%s to be %q, is %q", a, want, n.mapping(a)), func() bool { return n.mapping(a) == want })
+}
+
+func (n *node) seesNode(name string, want bool) {
+	n.t.Helper()
+	servicetest.Eventually(n.t, "node "+name, func() bool { _, ok := n.cluster.Get(registry.Key{Node: name}); return ok == want })
+}
+
+// published waits until etcd has the record and the mappings of the node.
+func (n *node) published() {
+	n.t.Helper()
+	servicetest.Eventually(n.t, "everything to be published", func() bool {
+		s := n.reg.Status()
+		_, registered, err := n.reg.Register(nil, nil, false)
+		return err == nil && registered && s.Pending == 0
+	})
+}
+
+func keysBelow(t testing.TB, admin *clientv3.Client, below string) map[string]string {
+	t.Helper()
+	resp, err := admin.Get(t.Context(), testPrefix+below, clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, kv := range resp.Kvs {
+		out[strings.TrimPrefix(string(kv.Key), testPrefix+below)] = string(kv.Value)
+	}
+	return out
+}
+
+func TestNodesKnowEachOthersAddresses(t *testing.T) {
+	t.Parallel() // it mostly waits
+	s := etcdtest.Start(t)
+	a := startNode(t, s.Endpoint, "a", t.TempDir(), quick())
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	a.register(1, prefix(1))
+	b.register(2, prefix(2))
+	web := a.endpoint("c1", "web", address(1, 5))
+	db := b.endpoint("c2", "db", address(2, 5))
+	b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
+	a.seesMapping(address(2, 5), fmt.Sprint("b ", db.Number))
+	a.seesMapping(nodeAddress(2), "b 6")
+	a.seesMapping(address(2, 1), "b 6")
+	if got := a.mapping(address(1, 5)); got != "" {
+		t.Errorf("a node receives the mapping of its own endpoint: %s", got)
+	}
+	// Another identity, and the end.
+	other := a.endpoint("c1", "other", address(1, 5))
+	b.seesMapping(address(1, 5), fmt.Sprint("a ", other.Number))
+	if _, err := a.Release(t.Context(), allocator.EndpointHolder("c1", "eth0")); err != nil {
+		t.Fatal(err)
+	}
+	b.seesMapping(address(1, 5), "")
+	a.published()
+	for key := range keysBelow(t, s.Client(), "/ip/a/") {
+		if key != "node" {
+			t.Errorf("%s is left of a", key)
+		}
+	}
+}
+
+func TestOverlappingRangesReported(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	a := startNode(t, s.Endpoint, "a", t.TempDir(), quick())
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	a.register(1, netip.MustParsePrefix("10.0.0.0/23"))
+	a.published()
+	b.register(2, netip.MustParsePrefix("10.0.1.0/24"), prefix(2))
+	a.endpoint("c1", "a", address(1, 5))
+	b.endpoint("c2", "b", address(1, 6))
+	other := b.endpoint("c3", "b", address(2, 6))
+	a.seesMapping(address(2, 6), fmt.Sprint("b ", other.Number))
+	if got := a.mapping(address(1, 6)); got != "" {
+		t.Errorf("a mapping in another node's range counts: %s", got)
+	}
+	f, err := a.reg.Find(address(1, 6))
+	if err != nil || f.RangeNode != "a" || len(f.Refused) != 1 || f.Refused[0].Reason != "the address lies in a range of node a" {
+		t.Errorf("find: %+v, %v", f, err)
+	}
+	for _, k := range b.reg.Nodes() {
+		if k.Node.Name == "b" && (len(k.Node.Refused) != 1 || k.Node.Refused[0].Holder != "a" || k.Refused != 1) {
+			t.Errorf("b is listed with %+v", k)
+		}
+	}
+	// The same range is refused when it is claimed.
+	c := startNode(t, s.Endpoint, "c", t.TempDir(), quick())
+	c.register(3, prefix(2), prefix(3))
+	c.published()
+	if r := c.reg.Status().Ranges; len(r) != 1 || r[0].Range != prefix(2) || r[0].Holder != "b" {
+		t.Errorf("c is refused %v", r)
+	}
+	if got := keysBelow(t, s.Client(), "/range/default/")[prefix(2).String()]; !strings.Contains(got, `"node":"b"`) {
+		t.Errorf("the range is %s", got)
+	}
+}
+
+func TestIncarnationReplacesOldNode(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	cfg := quick()
+	cfg.aliveTTL = time.Second
+	a := startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	a.register(1, prefix(1))
+	old := a.endpoint("c1", "web", address(1, 5))
+	b.seesMapping(address(1, 5), fmt.Sprint("a ", old.Number))
+	a.stop()
+	// The machine is installed anew: nothing of its state is left.
+	again := startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
+	if got := b.mapping(address(1, 5)); got == "" {
+		t.Error("a mapping went because its node is silent")
+	}
+	again.register(1, prefix(1))
+	next := again.endpoint("c2", "db", address(1, 6))
+	b.seesMapping(address(1, 6), fmt.Sprint("a ", next.Number))
+	b.seesMapping(address(1, 5), "")
+}
+
+// A process that ends and starts again writes nothing: the registration and the
+// endpoints outlive it.
+func TestRestartPublishesNothingAnew(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	dir := t.TempDir()
+	a := startNode(t, s.Endpoint, "a", dir, quick())
+	a.register(1, prefix(1))
+	web := a.endpoint("c1", "web", address(1, 5))
+	a.published()
+	admin := s.Client()
+	before, err := admin.Get(t.Context(), testPrefix+"/ip/", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.stop()
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
+	a = startNode(t, s.Endpoint, "a", dir, quick())
+	a.published()
+	after, err := admin.Get(t.Context(), testPrefix+"/ip/", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, kv := range after.Kvs {
+		// The record is written once, to be sure of it.
+		if !strings.HasSuffix(string(kv.Key), "/node") && kv.ModRevision != before.Kvs[i].ModRevision {
+			t.Errorf("%s was written again", kv.Key)
+		}
+		if string(kv.Value) != string(before.Kvs[i].Value) {
+			t.Errorf("%s is %s, was %s", kv.Key, kv.Value, before.Kvs[i].Value)
+		}
+	}
+}
+
+func TestForgottenNodeIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	cfg := quick()
+	cfg.aliveTTL = time.Second
+	dir := t.TempDir()
+	a := startNode(t, s.Endpoint, "a", dir, cfg)
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	a.register(1, prefix(1))
+	web := a.endpoint("c1", "web", address(1, 5))
+	b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
+	if _, err := b.reg.Forget(t.Context(), "a", false, false); !errors.Is(err, registry.ErrAlive) {
+		t.Fatalf("a living node is forgotten: %v", err)
+	}
+	a.stop()
+	servicetest.Eventually(t, "the silence of a", func() bool {
+		alive, err := b.reg.Alive(t.Context())
+		return err == nil && !alive["a"]
+	})
+	if got := b.mapping(address(1, 5)); got == "" {
+		t.Error("a mapping went because its node is silent")
+	}
+	forgotten, err := b.reg.Forget(t.Context(), "a", false, false)
+	if err != nil || forgotten.Mappings != 1 {
+		t.Fatalf("forgotten %+v, %v", forgotten, err)
+	}
+	b.seesMapping(address(1, 5), "")
+	b.seesNode("a", false)
+	b.register(2, prefix(2), prefix(1))
+	b.published()
+	if r := b.reg.Status().Ranges; len(r) != 1 || r[0].Range != prefix(1) {
+		t.Errorf("a range in quarantine is given away: %v", r)
+	}
+	// A mapping that a, cut off, writes without a record counts for nothing.
+	admin := s.Client()
+	late := toJSON(registry.Addresses{Addresses: []netip.Addr{address(1, 9)}, Identity: web.Number, Incarnation: "x"})
+	if _, err := admin.Put(t.Context(), testPrefix+"/ip/a/ep/late", late); err != nil {
+		t.Fatal(err)
+	}
+	servicetest.Eventually(t, "the late mapping", func() bool { return b.reg.Status().Refused > 0 })
+	if got := b.mapping(address(1, 9)); got != "" {
+		t.Errorf("a late mapping of a forgotten node counts: %s", got)
+	}
+	// It comes back, registers, and has its range again.
+	a = startNode(t, s.Endpoint, "a", dir, cfg)
+	b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
+	a.published()
+	if left := keysBelow(t, admin, "/ip/a/ep/"); len(left) != 1 {
+		t.Errorf("what a did not write is left: %v", left)
+	}
+}
+
+func TestLeaseLossChangesNoMapping(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	a := startNode(t, s.Endpoint, "a", t.TempDir(), quick())
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	a.register(1, prefix(1))
+	web := a.endpoint("c1", "web", address(1, 5))
+	want := fmt.Sprint("a ", web.Number)
+	b.seesMapping(address(1, 5), want)
+	b.connected()
+	sub, err := b.cluster.Subscribe(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	admin := s.Client()
+	leases, err := admin.Leases(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range leases.Leases {
+		if _, err := admin.Revoke(t.Context(), l.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.connected()
+	// The arrival of a later change proves that every earlier one arrived.
+	late := a.endpoint("c2", "web", address(1, 6))
+	seen := map[registry.Key]int{}
+	for b.mapping(address(1, 6)) != fmt.Sprint("a ", late.Number) || seen[registry.Key{Prefix: netip.PrefixFrom(address(1, 6), 32)}] == 0 {
+		e, err := sub.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Kind == watch.Delete {
+			t.Errorf("%v went with the leases", e.Key)
+		}
+		seen[e.Key]++
+	}
+	if n := seen[registry.Key{Prefix: netip.PrefixFrom(address(1, 5), 32)}]; n != 1 {
+		t.Errorf("the mapping was sent %d times", n)
+	}
+}
+
+// A reader of one node sees an identity no later than an address that has it.
+func TestIdentityBeforeAddress(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	a := startNode(t, s.Endpoint, "a", t.TempDir(), quick())
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	a.register(1, prefix(1))
+	b.seesNode("a", true)
+	sub, err := b.cluster.Subscribe(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	const endpoints = 200
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for i := w; i < endpoints; i += 4 {
+				a.endpoint(fmt.Sprint("c", i), fmt.Sprint("set", i), address(1, i+2))
+			}
+		})
+	}
+	for seen := 0; seen < endpoints; {
+		e, err := sub.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := e.Value.Identity; e.Kind == watch.Upsert && n >= identity.MinCluster {
+			seen++
+			if _, ok := b.hub.Get(n); !ok {
+				t.Errorf("%v has the identity %d, which the node does not know", e.Key.Prefix, n)
+			}
+		}
+	}
+	wg.Wait()
+}
+
+func TestAddressesOutliveEtcd(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	a := startNode(t, s.Endpoint, "a", t.TempDir(), quick())
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	a.register(1, prefix(1))
+	web := a.endpoint("c1", "web", address(1, 5))
+	gone := a.endpoint("c2", "web", address(1, 6))
+	b.seesMapping(address(1, 6), fmt.Sprint("a ", gone.Number))
+	a.published()
+	s.Down()
+	a.endpoint("c3", "web", address(1, 7)) // a set that the node holds
+	if _, err := a.Release(t.Context(), allocator.EndpointHolder("c2", "eth0")); err != nil {
+		t.Fatal(err)
+	}
+	s.Up()
+	b.seesMapping(address(1, 7), fmt.Sprint("a ", web.Number))
+	b.seesMapping(address(1, 6), "")
+	// Its data is lost altogether: everything comes back from the nodes.
+	s.Down()
+	s.Wipe()
+	s.Up()
+	servicetest.Eventually(t, "the keys to come back", func() bool {
+		keys := keysBelow(t, s.Client(), "/ip/a/")
+		return len(keys) == 3
+	})
+	b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
+	b.seesMapping(address(1, 7), fmt.Sprint("a ", web.Number))
+}
+
+// A compaction beyond the last change that a watcher received costs it nothing.
+func TestCompactedBehindAnIdleWatcher(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	a := startNode(t, s.Endpoint, "a", t.TempDir(), quick())
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	a.register(1, prefix(1))
+	web := a.endpoint("c1", "web", address(1, 5))
+	b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
+	admin := s.Client()
+	for range 20 { // changes that the watch does not see
+		if _, err := admin.Put(t.Context(), "/elsewhere", "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Compact()
+	late := a.endpoint("c2", "web", address(1, 6))
+	b.seesMapping(address(1, 6), fmt.Sprint("a ", late.Number))
+}
+
+// After a restore from an older backup the nodes write what the backup lacks and
+// remove what it has too much.
+func TestWatchFromTheFuture(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	a := startNode(t, s.Endpoint, "a", t.TempDir(), quick())
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	a.register(1, prefix(1))
+	a.endpoint("c1", "web", address(1, 5))
+	a.published()
+	s.Down()
+	s.Backup()
+	s.Up()
+	web := a.endpoint("c2", "web", address(1, 6))
+	if _, err := a.Release(t.Context(), allocator.EndpointHolder("c1", "eth0")); err != nil {
+		t.Fatal(err)
+	}
+	b.seesMapping(address(1, 6), fmt.Sprint("a ", web.Number))
+	b.seesMapping(address(1, 5), "")
+	a.published()
+	s.Down()
+	s.Restore()
+	s.Up()
+	admin := s.Client()
+	servicetest.Eventually(t, "the keys of now", func() bool {
+		values := slices.Collect(maps.Values(keysBelow(t, admin, "/ip/a/ep/")))
+		return len(values) == 1 && strings.Contains(values[0], address(1, 6).String())
+	})
+	late := a.endpoint("c3", "web", address(1, 7))
+	b.seesMapping(address(1, 7), fmt.Sprint("a ", late.Number))
+	b.seesMapping(address(1, 6), fmt.Sprint("a ", web.Number))
+	b.seesMapping(address(1, 5), "")
+}
+
+// A silent node loses a range to another one that claims it, at once and
+// everywhere; a node that is alive does not.
+func TestRangeOfASilentNodeIsTakenOver(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	cfg := quick()
+	cfg.aliveTTL = time.Second
+	dir := t.TempDir()
+	a := startNode(t, s.Endpoint, "a", dir, cfg)
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	watcher := startNode(t, s.Endpoint, "w", t.TempDir(), quick())
+	a.register(1, prefix(1), prefix(3))
+	web := a.endpoint("c1", "web", address(1, 5))
+	kept := a.endpoint("c3", "web", address(3, 5))
+	watcher.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
+	b.register(2, prefix(2), prefix(1))
+	b.published()
+	if r := b.reg.Status().Ranges; len(r) != 1 {
+		t.Fatalf("the range of a living node is given away: %v", r)
+	}
+	a.stop()
+	servicetest.Eventually(t, "the range of a silent node", func() bool { return len(b.reg.Status().Ranges) == 0 })
+	b.published()
+	db := b.endpoint("c2", "db", address(1, 5))
+	watcher.seesMapping(address(1, 5), fmt.Sprint("b ", db.Number))
+	watcher.seesMapping(address(3, 5), fmt.Sprint("a ", kept.Number))
+	// a comes back and thinks that the range is its own.
+	a = startNode(t, s.Endpoint, "a", dir, cfg)
+	a.published()
+	if r := a.reg.Status().Ranges; len(r) != 1 || r[0].Range != prefix(1) || r[0].Holder != "b" {
+		t.Errorf("a is refused %v", r)
+	}
+	watcher.seesMapping(address(1, 5), fmt.Sprint("b ", db.Number))
+}
+
+// Eight nodes claim the same ranges at once: each has one holder.
+func TestNoRangeInTwoHands(t *testing.T) {
+	t.Parallel()
+	const nodes, ranges = 8, 6
+	s := etcdtest.Start(t)
+	var all [nodes]*node
+	for i := range nodes {
+		all[i] = startNode(t, s.Endpoint, fmt.Sprint("node", i), t.TempDir(), quick())
+	}
+	var want []netip.Prefix
+	for i := range ranges {
+		want = append(want, prefix(i))
+	}
+	var wg sync.WaitGroup
+	for i, n := range all {
+		wg.Go(func() { n.register(100+i, want...) })
+	}
+	wg.Wait()
+	holders := map[netip.Prefix][]string{}
+	for _, n := range all {
+		n.published()
+	}
+	last := all[0]
+	servicetest.Eventually(t, "all nodes", func() bool { return len(last.reg.Nodes()) == nodes })
+	for _, k := range last.reg.Nodes() {
+		for _, p := range k.Node.Record.Ranges {
+			holders[p] = append(holders[p], k.Node.Name)
+		}
+	}
+	for _, p := range want {
+		if len(holders[p]) != 1 {
+			t.Errorf("%s is held by %v", p, holders[p])
+		}
+	}
+}
+
+func TestUnreadableKeysHideNothingElse(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	b.connected()
+	admin := s.Client()
+	good := toJSON(registry.Record{Incarnation: "i", Underlay: registry.Underlay{Addresses: []netip.Addr{nodeAddress(1)}}, Ranges: []netip.Prefix{prefix(1)}})
+	at := func(a string, id any) string {
+		return fmt.Sprintf(`{"addresses":[%q],"identity":%v,"incarnation":"i"}`, a, id)
+	}
+	for key, value := range map[string]string{
+		"a/node": good, "a/ep/1": at("10.0.1.5", 300), "a/ep/host": at("10.0.1.6", 1), "a/ep/local": at("10.0.1.7", 0xFF0000),
+		"a/ep/json": "{", "a/ep/zone": at("fe80::1%eth0", 300), "a/ep/mapped": at("::ffff:10.0.1.8", 300), "a/ep/none": `{"identity":300,"incarnation":"i"}`,
+		"c/node": `{"incarnation":"i","ranges":["10.0.1.0/16"]}`, "d/node": `{}`, "e/node": "\x00", "/node": good, "a/other": "?",
+	} {
+		if _, err := admin.Put(context.Background(), testPrefix+"/ip/"+key, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.seesMapping(address(1, 5), "a 300")
+	b.seesMapping(nodeAddress(1), "a 6")
+	for host := 6; host < 10; host++ {
+		if got := b.mapping(address(1, host)); got != "" {
+			t.Errorf("10.0.1.%d is %s", host, got)
+		}
+	}
+	if n := len(b.reg.Nodes()); n != 1 {
+		t.Errorf("%d nodes", n)
+	}
+	// What was good becomes unreadable: it does not count any more.
+	if _, err := admin.Put(context.Background(), testPrefix+"/ip/a/node", "{"); err != nil {
+		t.Fatal(err)
+	}
+	b.seesMapping(address(1, 5), "")
+	b.seesNode("a", false)
+}

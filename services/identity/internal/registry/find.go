@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package registry
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/model/identity"
+)
+
+// Mapping is an identity that a node wrote, or that follows, for an address.
+type Mapping struct {
+	Address  netip.Addr
+	Node     string // that wrote it; "" for an API server outside the nodes
+	Identity identity.Numeric
+	Reason   string // why it does not count; "" if it does
+}
+
+// Found is what is known of an address.
+type Found struct {
+	Mapping   Mapping // that counts; zero if none does
+	Range     netip.Prefix
+	RangeNode string
+	Refused   []Mapping
+}
+
+// Find returns what is known of an address: ErrNoMapping if that is nothing.
+func (r *Registry) Find(a netip.Addr) (Found, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.view.find(a)
+}
+
+func (v *view) find(a netip.Addr) (f Found, err error) {
+	f.Range, f.RangeNode = v.rangeOf(a)
+	claimant := v.claimant(a)
+	if item, ok := v.want(mappingKey(a)); ok {
+		f.Mapping = Mapping{Address: a, Node: item.On, Identity: item.Identity}
+	} else if claimant == v.own && claimant != "" {
+		f.Mapping = Mapping{Address: a, Node: v.own, Identity: identity.Host}
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
+		n := v.nodes[name]
+		if _, ok := v.claims[a][name]; ok && claimant != name {
+			f.Refused = append(f.Refused, Mapping{a, name, identity.RemoteNode, "the address is another node's, or lies in a range of pods"})
+		}
+		for _, endpoint := range n.at[a] {
+			e := n.endpoints[endpoint]
+			m := Mapping{Address: a, Node: name, Identity: e.Value.Identity, Reason: v.reason(n, e, a)}
+			switch {
+			case m.Reason != "":
+				f.Refused = append(f.Refused, m)
+			case name == v.own:
+				f.Mapping = m
+			}
+		}
+	}
+	if f.Mapping.Identity == 0 && f.RangeNode == "" && len(f.Refused) == 0 {
+		return Found{}, fmt.Errorf("%w: %s", ErrNoMapping, a)
+	}
+	return f, nil
+}
+
+// reason is why the mapping of an address by an endpoint does not count; "" if
+// it counts.
+func (v *view) reason(n *nodeView, e AddressesKey, a netip.Addr) string {
+	_, holder := v.rangeOf(a)
+	switch {
+	case v.counts(n, e.Endpoint, a):
+		return ""
+	case !n.registered:
+		return "the node is not registered"
+	case e.Value.Incarnation != n.record.Incarnation:
+		return "an earlier installation of the node wrote it"
+	case holder == "":
+		return "the address lies in no range of the node"
+	case holder != n.name:
+		return "the address lies in a range of node " + holder
+	case v.claimant(a) != "":
+		return "the address is the node's own"
+	}
+	return "a later endpoint of the node has the address"
+}
+
+// SetAPIServers takes the addresses of the API servers of Kubernetes, and the
+// node-local identity of another node's address with an API server; 0 if this
+// node has allocated none.
+func (r *Registry) SetAPIServers(addresses []netip.Addr, node identity.Numeric) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for a := range r.view.apiServers {
+		r.view.touch(mappingKey(a))
+	}
+	clear(r.view.apiServers)
+	for _, a := range addresses {
+		r.view.apiServers[a] = struct{}{}
+		r.view.touch(mappingKey(a))
+	}
+	r.view.apiNode = node
+	r.publish()
+}

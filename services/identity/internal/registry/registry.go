@@ -1,0 +1,695 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package registry knows the nodes of a cluster, which ranges of addresses are
+// theirs, and which identity each address in them has.
+//
+// It has two halves that meet in one store. The record of this node and the
+// addresses of its endpoints are desired state, the keys of this node in the
+// store are actual state, and Run makes them equal whenever the store answers.
+// The keys of all nodes come back by Observe; the registry decides which of them
+// count and publishes those.
+//
+// A mapping counts only inside a range of the record of the node that wrote it,
+// and only if both were written by the same incarnation of that node. Of ranges
+// that overlap, those of the node that registered first count. So no mapping
+// needs a lease or a lock: a stale one of a dead node is harmless while no other
+// node has its range, and a claim of the range by another node takes the stale
+// mappings out of effect in the same moment.
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/model/identity"
+)
+
+// Errors of the registry and of a Store.
+var (
+	// ErrForgotten: the store does not have the record of this node as it was
+	// written: it was forgotten, or another incarnation took its place.
+	ErrForgotten = errors.New("the record of this node is not in the store any more")
+	// ErrNoNode: there is no such node.
+	ErrNoNode = errors.New("no such node")
+	// ErrAlive: the node is alive, so it is not forgotten.
+	ErrAlive = errors.New("the node is alive")
+	// ErrRecords: what the node is could not be written to its disk.
+	ErrRecords = errors.New("the registration was not written to this node's disk")
+	// ErrNoMapping: no range of a node has the address, and no node wrote a
+	// mapping of it.
+	ErrNoMapping = errors.New("nothing is known of the address")
+)
+
+// RoutingMode is how packets to the pods of a node travel.
+type RoutingMode string
+
+// Routing modes.
+const (
+	ModeUnset   RoutingMode = ""
+	ModeOverlay RoutingMode = "overlay"
+	ModeNative  RoutingMode = "native"
+)
+
+// Underlay is where and how a node is reached.
+type Underlay struct {
+	Addresses  []netip.Addr `json:"addresses,omitempty"` // for other nodes; the preferred of a family first
+	Overlay    []netip.Addr `json:"overlay,omitempty"`   // of the node itself inside its ranges
+	Mode       RoutingMode  `json:"mode,omitempty"`
+	TunnelPort uint16       `json:"tunnelPort,omitempty"` // 0: none
+	MTU        uint32       `json:"mtu,omitempty"`        // of a pod's packets, bytes; 0: not known
+}
+
+func (u Underlay) equal(v Underlay) bool {
+	return slices.Equal(u.Addresses, v.Addresses) && slices.Equal(u.Overlay, v.Overlay) &&
+		u.Mode == v.Mode && u.TunnelPort == v.TunnelPort && u.MTU == v.MTU
+}
+
+// Record is what a node registers of itself.
+type Record struct {
+	Incarnation string         `json:"incarnation"`
+	Underlay    Underlay       `json:"underlay"`
+	Ranges      []netip.Prefix `json:"ranges,omitempty"`
+	Version     string         `json:"version,omitempty"`
+}
+
+func (r Record) equal(s Record) bool {
+	return r.Incarnation == s.Incarnation && r.Underlay.equal(s.Underlay) && slices.Equal(r.Ranges, s.Ranges) &&
+		r.Version == s.Version
+}
+
+// Addresses are the addresses of one endpoint with its identity.
+type Addresses struct {
+	Addresses   []netip.Addr     `json:"addresses"`
+	Identity    identity.Numeric `json:"identity"`
+	Incarnation string           `json:"incarnation"` // of the node that wrote it
+}
+
+func (a Addresses) equal(b Addresses) bool {
+	return slices.Equal(a.Addresses, b.Addresses) && a.Identity == b.Identity && a.Incarnation == b.Incarnation
+}
+
+// Refusal is a range that a node asked for and does not have.
+type Refusal struct {
+	Range  netip.Prefix
+	Holder string // node that has it, or addresses of it
+	Reason string // for people
+}
+
+// Node is a node as it counts.
+type Node struct {
+	Name    string
+	Record  Record // with the ranges that count
+	Refused []Refusal
+}
+
+// Equal reports whether both are the same.
+func (n Node) Equal(m Node) bool {
+	return n.Name == m.Name && n.Record.equal(m.Record) && slices.Equal(n.Refused, m.Refused)
+}
+
+// Key names a node or the mapping of a prefix; one of its fields is set.
+type Key struct {
+	Node   string
+	Prefix netip.Prefix
+}
+
+// Item is the value of a Key.
+type Item struct {
+	Node     Node             // for a node
+	On       string           // for a mapping: the node that it is on; "" for none
+	Identity identity.Numeric // for a mapping
+}
+
+// Equal reports whether both are the same.
+func (i Item) Equal(j Item) bool {
+	return i.On == j.On && i.Identity == j.Identity && i.Node.Equal(j.Node)
+}
+
+// Publisher receives the nodes and mappings that count, without this node's own.
+type Publisher interface {
+	Upsert(Key, Item) uint64
+	Delete(Key) bool
+	Reach(cluster uint64, revision int64) // everything up to a revision of the store was passed on
+	Loaded()                              // what was not upserted does not exist
+}
+
+// NodeKey is a record as the store has it.
+type NodeKey struct {
+	Name    string
+	Record  Record
+	Created int64 // revision at which the node was registered
+}
+
+// AddressesKey are the addresses of an endpoint as the store has them.
+type AddressesKey struct {
+	Node     string
+	Endpoint string // its key below the node
+	Value    Addresses
+	Revision int64 // of the last write
+}
+
+// Removal is a key that is no longer there; Endpoint is empty for a record.
+type Removal struct {
+	Node, Endpoint string
+	Revision       int64
+}
+
+// Update is a listing of the store or a change of it.
+type Update struct {
+	Complete  bool // Nodes and Addresses are everything at Revision
+	Cluster   uint64
+	Revision  int64
+	Nodes     []NodeKey
+	Addresses []AddressesKey
+	Removed   []Removal
+}
+
+// Change is a write of one endpoint's addresses; Value is nil for a removal.
+type Change struct {
+	Endpoint string
+	Value    *Addresses
+}
+
+// Store is where the nodes of a cluster meet. Its errors are those of package
+// cluster, and those of this package.
+type Store interface {
+	// Register writes the record of this node, and claims its ranges in the same
+	// step. Ranges that others hold are left out of the record and returned.
+	// The mappings of an earlier incarnation of the node go. The revision is that
+	// of the record, for Publish.
+	Register(ctx context.Context, r Record) (revision int64, refused []Refusal, err error)
+	// Publish writes addresses of endpoints, in one step, at most MaxChanges. It is
+	// ErrForgotten if the record is not the one of that revision.
+	Publish(ctx context.Context, record int64, changes []Change) (revision int64, err error)
+	// Forget removes the record and the mappings of a node, and puts its ranges
+	// into quarantine. It returns the number of mappings. Its errors are
+	// ErrNoNode and, without force, ErrAlive.
+	Forget(ctx context.Context, node string, force bool) (mappings int, err error)
+	// Alive returns the names of the nodes that are alive.
+	Alive(ctx context.Context) (map[string]bool, error)
+}
+
+// MaxChanges is how many changes Publish takes.
+const MaxChanges = 100
+
+// Records keeps on the disk of this node what RegisterNode received.
+type Records interface {
+	SaveRegistration(Registration) error
+}
+
+// Registration is what the other processes of this node registered. A part that
+// is nil was never registered.
+type Registration struct {
+	Underlay *Underlay       `json:"underlay,omitempty"`
+	Ranges   *[]netip.Prefix `json:"ranges,omitempty"` // sorted
+}
+
+// with is g with the parts that are not nil.
+func (g Registration) with(underlay *Underlay, ranges *[]netip.Prefix) Registration {
+	if underlay != nil {
+		g.Underlay = underlay
+	}
+	if ranges != nil {
+		sorted := slices.SortedFunc(slices.Values(*ranges), netip.Prefix.Compare)
+		g.Ranges = &sorted
+	}
+	return g
+}
+
+func (g Registration) equal(h Registration) bool {
+	if (g.Underlay == nil) != (h.Underlay == nil) || (g.Ranges == nil) != (h.Ranges == nil) {
+		return false
+	}
+	return (g.Underlay == nil || g.Underlay.equal(*h.Underlay)) && (g.Ranges == nil || slices.Equal(*g.Ranges, *h.Ranges))
+}
+
+// Config of a Registry. Every field is required.
+type Config struct {
+	Node        string
+	Incarnation string
+	Version     string
+	Timeout     time.Duration // of one request to the store
+	Pause       time.Duration // between two writes: what comes meanwhile goes into the second
+	RetryMin    time.Duration // first pause after the store failed; doubles
+	RetryMax    time.Duration // longest pause
+	RetryRanges time.Duration // between two claims of ranges that others have
+	// HoldLosses is how long a listing that lacks more than half of the nodes
+	// or mappings takes nothing out of effect.
+	HoldLosses time.Duration
+	Log        *slog.Logger
+}
+
+// Registry is the core. Its methods may be called concurrently.
+type Registry struct {
+	cfg     Config
+	store   Store
+	records Records
+	pub     Publisher
+	wake    chan struct{} // capacity 1: there may be something to write
+	expired chan struct{} // capacity 1: some of the held losses may take effect
+
+	registering sync.Mutex // one change of what the node is at a time
+
+	mu           sync.Mutex
+	registration Registration         // guarded by mu
+	desired      map[string]Addresses // guarded by mu; of this node, by endpoint
+	dirty        map[string]struct{}  // guarded by mu; endpoints that the store may have otherwise
+	written      map[string]int64     // guarded by mu; revision of the last write, until Observe receives it
+	observed     int64                // guarded by mu; Observe has received everything up to this revision
+	revision     int64                // guarded by mu; of the record as it was written; 0: to be written
+	refused      []Refusal            // guarded by mu; by Register
+	problem      error                // guarded by mu; of the last write
+	view         view                 // guarded by mu
+}
+
+// New returns a Registry that begins with the registration of the process before.
+func New(cfg Config, store Store, records Records, pub Publisher, last Registration) *Registry {
+	r := &Registry{
+		cfg: cfg, store: store, records: records, pub: pub, registration: last,
+		wake: make(chan struct{}, 1), expired: make(chan struct{}, 1),
+		desired: map[string]Addresses{}, dirty: map[string]struct{}{}, written: map[string]int64{},
+	}
+	r.view.init(cfg.Node)
+	return r
+}
+
+func (r *Registry) kick() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// recordOf returns the record of this node, and whether it has every part: half
+// of a record would take the rest of the one before out of effect.
+func (r *Registry) recordOf(g Registration) (rec Record, whole bool) {
+	rec = Record{Incarnation: r.cfg.Incarnation, Version: r.cfg.Version}
+	if g.Ranges != nil {
+		rec.Ranges = *g.Ranges
+	}
+	if g.Underlay != nil {
+		rec.Underlay = *g.Underlay
+	}
+	return rec, g.Underlay != nil && g.Ranges != nil
+}
+
+// Register changes the record of this node; a part that is nil keeps its last
+// value. The change survives this process; the store has it once registered is
+// true. With validateOnly nothing changes.
+func (r *Registry) Register(underlay *Underlay, ranges *[]netip.Prefix, validateOnly bool) (n Node, registered bool, err error) {
+	r.registering.Lock()
+	defer r.registering.Unlock()
+	r.mu.Lock()
+	next := r.registration.with(underlay, ranges)
+	same := next.equal(r.registration)
+	rec, _ := r.recordOf(next)
+	n = Node{Name: r.cfg.Node, Record: rec, Refused: slices.Clone(r.refused)}
+	registered = same && r.revision != 0
+	r.mu.Unlock()
+	if same || validateOnly {
+		return n, registered, nil
+	}
+	if err := r.records.SaveRegistration(next); err != nil {
+		return Node{}, false, fmt.Errorf("%w: %w", ErrRecords, err)
+	}
+	r.mu.Lock()
+	r.registration, r.revision = next, 0
+	r.mu.Unlock()
+	r.kick()
+	return n, false, nil
+}
+
+// Set gives an endpoint of this node addresses and an identity. Without an
+// address, or with an identity that other nodes do not know, it has no mapping.
+func (r *Registry) Set(endpoint string, addresses []netip.Addr, id identity.Numeric) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	have, ok := r.desired[endpoint]
+	if len(addresses) == 0 || id.Scope() != identity.ScopeCluster {
+		if ok {
+			delete(r.desired, endpoint)
+			r.touch(endpoint)
+		}
+		return
+	}
+	want := Addresses{Addresses: addresses, Identity: id, Incarnation: r.cfg.Incarnation}
+	if !ok || !have.equal(want) {
+		r.desired[endpoint] = want
+		r.touch(endpoint)
+	}
+}
+
+// Remove removes the mapping of an endpoint of this node.
+func (r *Registry) Remove(endpoint string) { r.Set(endpoint, nil, 0) }
+
+// touch runs with mu held.
+func (r *Registry) touch(endpoint string) {
+	r.dirty[endpoint] = struct{}{}
+	r.kick()
+}
+
+// Run writes the record and the mappings of this node until ctx is done. The
+// channel of session is closed, and replaced, when the node may have got or lost
+// its name in the store.
+func (r *Registry) Run(ctx context.Context, session func() (up bool, changed <-chan struct{})) error {
+	var wait time.Duration
+	for ctx.Err() == nil {
+		up, changed := session()
+		var err error
+		if up {
+			err = r.write(ctx)
+		}
+		var retry <-chan time.Time
+		switch {
+		case err == nil:
+			wait = 0
+			if r.refusedRanges() {
+				retry = time.After(r.cfg.RetryRanges)
+			}
+		case ctx.Err() != nil:
+			return nil
+		default:
+			wait = min(max(2*wait, r.cfg.RetryMin), r.cfg.RetryMax)
+			retry = time.After(wait)
+			changed = nil // the store decides when it goes on
+		}
+		r.noteProblem(err)
+		wake := r.wake
+		if !up || err != nil {
+			wake = nil
+		}
+		select {
+		case <-wake:
+		case <-changed:
+		case <-retry:
+			r.claimAgain()
+		case <-r.expired:
+			r.obey()
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+func (r *Registry) refusedRanges() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.refused) > 0
+}
+
+// claimAgain makes Run claim ranges again that another node had.
+func (r *Registry) claimAgain() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.refused) > 0 {
+		r.revision = 0
+	}
+}
+
+func (r *Registry) noteProblem(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil && r.problem == nil {
+		r.cfg.Log.Warn("the record or the mappings of this node do not reach etcd; the service tries again", "error", err)
+	}
+	r.problem = err
+}
+
+// write makes the keys of this node in the store equal to its desired state.
+func (r *Registry) write(ctx context.Context) error {
+	for {
+		if err := r.writeRecord(ctx); err != nil {
+			return err
+		}
+		record, changes := r.batch()
+		if len(changes) == 0 {
+			return nil
+		}
+		limited, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+		revision, err := r.store.Publish(limited, record, changes)
+		cancel()
+		r.mu.Lock()
+		for _, c := range changes {
+			if err != nil {
+				r.dirty[c.Endpoint] = struct{}{}
+			} else if revision > r.observed { // else Observe has received it already
+				r.written[c.Endpoint] = revision
+			}
+		}
+		if errors.Is(err, ErrForgotten) {
+			r.refresh()
+		}
+		r.mu.Unlock()
+		if err != nil && !errors.Is(err, ErrForgotten) {
+			return fmt.Errorf("publish %d endpoints: %w", len(changes), err)
+		}
+		// Every write costs every node a message: what comes in the pause shares one.
+		select {
+		case <-time.After(r.cfg.Pause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// refresh makes Run write everything again. It runs with mu held.
+func (r *Registry) refresh() {
+	r.revision = 0
+	for endpoint := range r.desired {
+		r.dirty[endpoint] = struct{}{}
+	}
+	r.kick()
+}
+
+// writeRecord registers this node unless it is.
+func (r *Registry) writeRecord(ctx context.Context) error {
+	r.mu.Lock()
+	rec, whole := r.recordOf(r.registration)
+	done := r.revision != 0 || !whole
+	r.mu.Unlock()
+	if done {
+		return nil
+	}
+	limited, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	revision, refused, err := r.store.Register(limited, rec)
+	if err != nil {
+		return fmt.Errorf("register this node: %w", err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, f := range refused {
+		if !slices.Contains(r.refused, f) {
+			r.cfg.Log.Error("a range of this node belongs to another one: endpoints in it are unknown to the cluster", "range", f.Range, "holder", f.Holder, "reason", f.Reason)
+		}
+	}
+	r.refused = refused
+	if now, _ := r.recordOf(r.registration); now.equal(rec) {
+		r.revision = revision
+	}
+	return nil
+}
+
+// batch takes the next endpoints to write.
+func (r *Registry) batch() (record int64, changes []Change) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.revision == 0 {
+		return 0, nil
+	}
+	for endpoint := range r.dirty {
+		if len(changes) == MaxChanges {
+			break
+		}
+		delete(r.dirty, endpoint)
+		c := Change{Endpoint: endpoint}
+		if want, ok := r.desired[endpoint]; ok {
+			c.Value = &want
+		}
+		changes = append(changes, c)
+	}
+	return r.revision, changes
+}
+
+// Observe takes a listing or a change of the keys of all nodes.
+func (r *Registry) Observe(u Update) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.compareOwn(u)
+	r.view.apply(u)
+	if u.Complete {
+		if until, lost := r.view.holdBack(r.cfg.HoldLosses); lost != "" {
+			r.cfg.Log.Error("the store lacks most of what it had; what is missing stays in effect for a while", "missing", lost, "for", r.cfg.HoldLosses)
+			time.AfterFunc(time.Until(until), func() {
+				select {
+				case r.expired <- struct{}{}:
+				default:
+				}
+			})
+		}
+	}
+	r.publish()
+	r.pub.Reach(u.Cluster, u.Revision)
+	if u.Complete {
+		r.pub.Loaded()
+	}
+}
+
+// obey lets the losses take effect that were held for long enough.
+func (r *Registry) obey() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := r.view.release(); n > 0 {
+		r.cfg.Log.Warn("what the store lacked is still missing and is taken out of effect", "nodes and mappings", n)
+	}
+	r.publish()
+}
+
+// publish runs with mu held.
+func (r *Registry) publish() {
+	for _, c := range r.view.changes() {
+		if c.gone {
+			r.pub.Delete(c.key)
+		} else {
+			r.pub.Upsert(c.key, c.item)
+		}
+	}
+}
+
+// compareOwn finds the keys of this node in which the store differs from the
+// desired state. It runs with mu held.
+func (r *Registry) compareOwn(u Update) {
+	r.observed = u.Revision
+	seen := map[string]bool{}
+	for _, k := range u.Addresses {
+		if k.Node != r.cfg.Node {
+			continue
+		}
+		seen[k.Endpoint] = true
+		if want, ok := r.desired[k.Endpoint]; r.news(k.Endpoint, k.Revision) && (!ok || !want.equal(k.Value)) {
+			r.touch(k.Endpoint)
+		}
+	}
+	registered := false
+	for _, n := range u.Nodes {
+		if n.Name == r.cfg.Node {
+			registered = true
+			if n.Record.Incarnation != r.cfg.Incarnation && r.revision != 0 {
+				r.refresh()
+			}
+		}
+	}
+	for _, gone := range u.Removed {
+		switch {
+		case gone.Node != r.cfg.Node:
+		case gone.Endpoint == "":
+			if r.revision != 0 && gone.Revision > r.revision {
+				r.refresh()
+			}
+		case r.news(gone.Endpoint, gone.Revision):
+			if _, ok := r.desired[gone.Endpoint]; ok {
+				r.touch(gone.Endpoint)
+			}
+		}
+	}
+	if !u.Complete {
+		return
+	}
+	for endpoint := range r.desired {
+		if !seen[endpoint] && r.news(endpoint, u.Revision) {
+			r.touch(endpoint)
+		}
+	}
+	if !registered && r.revision != 0 && u.Revision > r.revision {
+		r.refresh()
+	}
+}
+
+// news reports whether a revision of an endpoint in the store is not older than
+// this node's own last write. It runs with mu held.
+func (r *Registry) news(endpoint string, revision int64) bool {
+	if revision < r.written[endpoint] {
+		return false
+	}
+	delete(r.written, endpoint)
+	return true
+}
+
+// Status is a summary.
+type Status struct {
+	Nodes    int // others
+	Mappings int // that count, of others
+	Refused  int // mappings that do not count
+	Pending  int // endpoints that wait to be written
+	Ranges   []Refusal
+	Problem  error // why they wait; nil if they do not
+}
+
+// Status returns a summary.
+func (r *Registry) Status() Status {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.view.status()
+	s.Pending, s.Problem, s.Ranges = len(r.dirty), r.problem, slices.Clone(r.refused)
+	return s
+}
+
+// Known is a node with what is known of it.
+type Known struct {
+	Node              Node
+	Mappings, Refused int
+}
+
+// Nodes are all nodes that are registered, this one too, sorted by name.
+func (r *Registry) Nodes() []Known {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []Known
+	for _, name := range slices.Sorted(maps.Keys(r.view.nodes)) {
+		if n := r.view.nodes[name]; n.registered {
+			counted, refused := r.view.count(n)
+			out = append(out, Known{Node: r.view.node(n), Mappings: counted, Refused: refused})
+		}
+	}
+	return out
+}
+
+// Alive returns the names of the nodes that are alive.
+func (r *Registry) Alive(ctx context.Context) (map[string]bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	return r.store.Alive(ctx)
+}
+
+// Forget removes the record and the mappings of a node: see Store.
+func (r *Registry) Forget(ctx context.Context, node string, force, validateOnly bool) (Known, error) {
+	var known *Known
+	for _, k := range r.Nodes() {
+		if k.Node.Name == node {
+			known = &k
+		}
+	}
+	if known == nil {
+		return Known{}, fmt.Errorf("%w: %q", ErrNoNode, node)
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	if validateOnly {
+		alive, err := r.store.Alive(ctx)
+		if err == nil && alive[node] && !force {
+			err = fmt.Errorf("%w: %q", ErrAlive, node)
+		}
+		return *known, err
+	}
+	n, err := r.store.Forget(ctx, node, force)
+	known.Mappings = n
+	return *known, err
+}

@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package registry
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/model/identity"
+)
+
+// view holds the records and mappings of all nodes, and which of them count. It
+// decides that for the keys that a change touches, so that a change costs only
+// what it changes; only a change of ranges compares the ranges of all nodes.
+type view struct {
+	own    string
+	nodes  map[string]*nodeView
+	claims map[netip.Addr]map[string]struct{} // nodes that have the address in their records
+
+	apiServers map[netip.Addr]struct{}
+	apiNode    identity.Numeric // of a node with an API server; 0: not given yet
+
+	ranges  map[netip.Prefix]string // that count → node; none overlaps another node's
+	lengths map[bool]map[int]int    // IPv6? → lengths of ranges → how many
+
+	touched map[Key]struct{} // to be compared with effect
+	effect  map[Key]Item     // as it was published
+	held    map[Key]struct{} // missing since a listing that lacked most, and still in effect
+	until   time.Time        // when the losses in held take effect
+	listed  bool             // a complete listing came
+}
+
+// nodeView is one node.
+type nodeView struct {
+	name       string
+	registered bool
+	record     Record
+	created    int64 // revision of its registration
+	endpoints  map[string]AddressesKey
+	at         map[netip.Addr][]string // endpoints that have the address; nearly always one
+	ranges     []netip.Prefix          // that count
+	refused    []Refusal
+}
+
+func (v *view) init(own string) {
+	*v = view{
+		own: own, nodes: map[string]*nodeView{}, claims: map[netip.Addr]map[string]struct{}{},
+		apiServers: map[netip.Addr]struct{}{}, ranges: map[netip.Prefix]string{},
+		lengths: map[bool]map[int]int{false: {}, true: {}}, touched: map[Key]struct{}{}, effect: map[Key]Item{},
+		held: map[Key]struct{}{},
+	}
+}
+
+func mappingKey(a netip.Addr) Key { return Key{Prefix: netip.PrefixFrom(a, a.BitLen())} }
+
+func (v *view) touch(k Key) { v.touched[k] = struct{}{} }
+
+// get returns a node, perhaps a new one that is not registered.
+func (v *view) get(name string) *nodeView {
+	n := v.nodes[name]
+	if n == nil {
+		n = &nodeView{name: name, endpoints: map[string]AddressesKey{}, at: map[netip.Addr][]string{}}
+		v.nodes[name] = n
+	}
+	return n
+}
+
+// tidy forgets a node of which nothing is left.
+func (v *view) tidy(n *nodeView) {
+	if !n.registered && len(n.endpoints) == 0 {
+		delete(v.nodes, n.name)
+	}
+}
+
+// apply takes a step.
+func (v *view) apply(u Update) {
+	ranges := false // those of some node changed
+	if u.Complete {
+		ranges = v.unlisted(u)
+	}
+	for _, k := range u.Nodes {
+		ranges = v.register(k) || ranges
+	}
+	for _, k := range u.Addresses {
+		n := v.get(k.Node)
+		v.drop(n, k.Endpoint)
+		n.endpoints[k.Endpoint] = k
+		for _, a := range k.Value.Addresses {
+			n.at[a] = append(n.at[a], k.Endpoint)
+			v.touch(mappingKey(a))
+		}
+	}
+	for _, gone := range u.Removed {
+		if n := v.nodes[gone.Node]; n != nil {
+			if gone.Endpoint != "" {
+				v.drop(n, gone.Endpoint)
+			} else {
+				ranges = v.unregister(n) || ranges
+			}
+			v.tidy(n)
+		}
+	}
+	if ranges {
+		v.resolve()
+	}
+}
+
+// unlisted removes what a complete listing does not have.
+func (v *view) unlisted(u Update) (ranges bool) {
+	nodes := make(map[string]bool, len(u.Nodes))
+	for _, k := range u.Nodes {
+		nodes[k.Name] = true
+	}
+	type endpoint struct{ node, endpoint string }
+	endpoints := make(map[endpoint]bool, len(u.Addresses))
+	for _, k := range u.Addresses {
+		endpoints[endpoint{k.Node, k.Endpoint}] = true
+	}
+	for _, n := range v.nodes {
+		if n.registered && !nodes[n.name] {
+			ranges = v.unregister(n) || ranges
+		}
+		for e := range n.endpoints {
+			if !endpoints[endpoint{n.name, e}] {
+				v.drop(n, e)
+			}
+		}
+		v.tidy(n)
+	}
+	return ranges
+}
+
+// register takes the record of a node, and reports whether ranges changed.
+func (v *view) register(k NodeKey) (ranges bool) {
+	n := v.get(k.Name)
+	ranges = !n.registered || n.created != k.Created || !slices.Equal(n.record.Ranges, k.Record.Ranges)
+	if n.record.Incarnation != k.Record.Incarnation {
+		v.touchAll(n)
+	}
+	v.claim(n, false)
+	n.registered, n.record, n.created = true, k.Record, k.Created
+	v.claim(n, true)
+	v.touch(Key{Node: n.name})
+	return ranges
+}
+
+// unregister forgets the record of a node, and reports whether ranges changed.
+func (v *view) unregister(n *nodeView) (ranges bool) {
+	v.claim(n, false)
+	ranges = len(n.record.Ranges) > 0
+	n.registered, n.record, n.created = false, Record{}, 0
+	v.touch(Key{Node: n.name})
+	v.touchAll(n)
+	return ranges
+}
+
+// claim notes the addresses in the record of a node, or forgets them.
+func (v *view) claim(n *nodeView, add bool) {
+	for _, a := range slices.Concat(n.record.Underlay.Addresses, n.record.Underlay.Overlay) {
+		v.touch(mappingKey(a))
+		switch {
+		case !add:
+			delete(v.claims[a], n.name)
+			if len(v.claims[a]) == 0 {
+				delete(v.claims, a)
+			}
+		case v.claims[a] == nil:
+			v.claims[a] = map[string]struct{}{n.name: {}}
+		default:
+			v.claims[a][n.name] = struct{}{}
+		}
+	}
+}
+
+func (v *view) touchAll(n *nodeView) {
+	for a := range n.at {
+		v.touch(mappingKey(a))
+	}
+}
+
+// drop forgets an endpoint of a node.
+func (v *view) drop(n *nodeView, endpoint string) {
+	for _, a := range n.endpoints[endpoint].Value.Addresses {
+		n.at[a] = slices.DeleteFunc(n.at[a], func(e string) bool { return e == endpoint })
+		if len(n.at[a]) == 0 {
+			delete(n.at, a)
+		}
+		v.touch(mappingKey(a))
+	}
+	delete(n.endpoints, endpoint)
+}
+
+// resolve decides which ranges count: those of nodes that registered earlier
+// before those of nodes that registered later.
+func (v *view) resolve() {
+	accepted := map[netip.Prefix]string{}
+	inside := map[netip.Prefix]string{} // around an accepted range → its node
+	lengths := map[bool]map[int]int{false: {}, true: {}}
+	for _, n := range slices.SortedFunc(maps.Values(v.nodes), func(a, b *nodeView) int {
+		return cmp.Or(cmp.Compare(a.created, b.created), cmp.Compare(a.name, b.name))
+	}) {
+		before, refused := n.ranges, n.refused
+		n.ranges, n.refused = nil, nil
+		for _, p := range n.record.Ranges {
+			if holder := holderOf(accepted, inside, p, n.name); holder != "" {
+				n.refused = append(n.refused, Refusal{Range: p, Holder: holder, Reason: fmt.Sprintf("node %s had addresses of it before", holder)})
+				continue
+			}
+			accepted[p] = n.name
+			for bits := p.Bits() - 1; bits >= 0; bits-- {
+				around, _ := p.Addr().Prefix(bits)
+				if _, ok := inside[around]; !ok {
+					inside[around] = n.name
+				}
+			}
+			lengths[p.Addr().Is6()][p.Bits()]++
+			n.ranges = append(n.ranges, p)
+		}
+		if !slices.Equal(before, n.ranges) || !slices.Equal(refused, n.refused) {
+			v.touch(Key{Node: n.name})
+			v.touchAll(n)
+		}
+	}
+	// An address of a node does not count inside another node's range.
+	for a := range v.claims {
+		v.touch(mappingKey(a))
+	}
+	for a := range v.apiServers {
+		v.touch(mappingKey(a))
+	}
+	v.ranges, v.lengths = accepted, lengths
+}
+
+// holderOf is the other node of which an accepted range overlaps p; "" if none does.
+func holderOf(accepted, inside map[netip.Prefix]string, p netip.Prefix, node string) string {
+	for bits := p.Bits(); bits >= 0; bits-- {
+		around, _ := p.Addr().Prefix(bits)
+		if holder, ok := accepted[around]; ok && holder != node {
+			return holder
+		}
+	}
+	if holder := inside[p]; holder != node {
+		return holder
+	}
+	return ""
+}
+
+// rangeOf is the range that counts around an address, and the node that has it.
+func (v *view) rangeOf(a netip.Addr) (netip.Prefix, string) {
+	for bits := range v.lengths[a.Is6()] {
+		if p, err := a.Prefix(bits); err == nil {
+			if node, ok := v.ranges[p]; ok {
+				return p, node
+			}
+		}
+	}
+	return netip.Prefix{}, ""
+}
+
+// claimant is the node that has an address itself; "" if none has.
+func (v *view) claimant(a netip.Addr) string {
+	_, holder := v.rangeOf(a)
+	var first *nodeView
+	for name := range v.claims[a] {
+		n := v.nodes[name]
+		// Inside a range only the node of the range has an address, and only as
+		// its overlay address; outside of all only addresses of the underlay count.
+		if (holder == "") == slices.Contains(n.record.Underlay.Overlay, a) || holder != "" && holder != name {
+			continue
+		}
+		if first == nil || n.created < first.created || n.created == first.created && name < first.name {
+			first = n
+		}
+	}
+	if first == nil {
+		return ""
+	}
+	return first.name
+}
+
+// want is the item of a key that counts.
+func (v *view) want(k Key) (Item, bool) {
+	if k.Node != "" {
+		n := v.nodes[k.Node]
+		if n == nil || !n.registered || k.Node == v.own {
+			return Item{}, false
+		}
+		return Item{Node: v.node(n)}, true
+	}
+	a := k.Prefix.Addr()
+	node := v.claimant(a)
+	_, holder := v.rangeOf(a)
+	_, api := v.apiServers[a]
+	switch {
+	case node == v.own && node != "", holder == v.own && holder != "":
+		return Item{}, false // the datapath knows its own
+	case node != "" && api && v.apiNode != 0:
+		return Item{On: node, Identity: v.apiNode}, true
+	case node != "":
+		return Item{On: node, Identity: identity.RemoteNode}, true
+	case holder != "":
+		if e, ok := v.endpointAt(v.nodes[holder], a); ok {
+			return Item{On: holder, Identity: e.Value.Identity}, true
+		}
+		return Item{}, false
+	case api:
+		return Item{Identity: identity.KubeAPIServer}, true
+	}
+	return Item{}, false
+}
+
+// endpointAt is the endpoint that has an address of its node: the last one that
+// was written by the node as it is registered.
+func (v *view) endpointAt(n *nodeView, a netip.Addr) (last AddressesKey, ok bool) {
+	for _, e := range n.at[a] {
+		if k := n.endpoints[e]; k.Value.Incarnation == n.record.Incarnation && (!ok || k.Revision > last.Revision) {
+			last, ok = k, true
+		}
+	}
+	return last, ok
+}
+
+func (v *view) node(n *nodeView) Node {
+	out := Node{Name: n.name, Record: n.record, Refused: n.refused}
+	out.Record.Ranges = n.ranges
+	return out
+}
+
+// change is what is to be published of a key.
+type change struct {
+	key  Key
+	item Item
+	gone bool
+}
+
+// changes are those that the steps since the last call make: nodes before
+// mappings, and nodes that go after them.
+func (v *view) changes() []change {
+	var nodes, mappings, gone []change
+	for k := range v.touched {
+		want, ok := v.want(k)
+		have, had := v.effect[k]
+		if _, held := v.held[k]; held && ok {
+			delete(v.held, k) // it is back
+		} else if held {
+			continue
+		}
+		switch {
+		case !ok && !had, ok && had && want.Equal(have):
+			continue
+		case ok:
+			v.effect[k] = want
+		default:
+			delete(v.effect, k)
+		}
+		c := change{key: k, item: want, gone: !ok}
+		switch {
+		case k.Node == "":
+			mappings = append(mappings, c)
+		case ok:
+			nodes = append(nodes, c)
+		default:
+			gone = append(gone, c)
+		}
+	}
+	clear(v.touched)
+	return slices.Concat(nodes, mappings, gone)
+}
+
+// holdBack keeps in effect what a complete listing lacks, if that is more than
+// half of the nodes or mappings, and returns what it lacks and until when it is
+// kept.
+func (v *view) holdBack(d time.Duration) (until time.Time, lost string) {
+	first := !v.listed
+	v.listed = true
+	if first {
+		return time.Time{}, ""
+	}
+	var missing []Key
+	var nodes, mappings, lostNodes, lostMappings int
+	for k := range v.effect {
+		_, there := v.want(k)
+		if k.Node != "" {
+			nodes++
+		} else {
+			mappings++
+		}
+		switch {
+		case there:
+			continue
+		case k.Node != "":
+			lostNodes++
+		default:
+			lostMappings++
+		}
+		missing = append(missing, k)
+	}
+	if 2*lostNodes <= nodes && 2*lostMappings <= mappings {
+		return time.Time{}, ""
+	}
+	for _, k := range missing {
+		v.held[k] = struct{}{}
+	}
+	v.until = time.Now().Add(d)
+	return v.until, fmt.Sprintf("%d of %d nodes, %d of %d mappings", lostNodes, nodes, lostMappings, mappings)
+}
+
+// release lets the losses take effect that were held for long enough, and
+// returns how many there are.
+func (v *view) release() (missing int) {
+	if time.Now().Before(v.until) {
+		return 0
+	}
+	for k := range v.held {
+		v.touch(k)
+	}
+	missing = len(v.held)
+	clear(v.held)
+	return missing
+}
+
+// count returns how many addresses of a node's endpoints count and how many do not.
+func (v *view) count(n *nodeView) (counted, refused int) {
+	for name, e := range n.endpoints {
+		for _, a := range e.Value.Addresses {
+			if v.counts(n, name, a) {
+				counted++
+			} else {
+				refused++
+			}
+		}
+	}
+	return counted, refused
+}
+
+// counts reports whether the mapping of an address by an endpoint counts.
+func (v *view) counts(n *nodeView, endpoint string, a netip.Addr) bool {
+	_, holder := v.rangeOf(a)
+	e, ok := v.endpointAt(n, a)
+	return holder == n.name && ok && e.Endpoint == endpoint && v.claimant(a) == ""
+}
+
+func (v *view) status() (s Status) {
+	for name, n := range v.nodes {
+		if name == v.own {
+			continue
+		}
+		if n.registered {
+			s.Nodes++
+		}
+		counted, refused := v.count(n)
+		s.Mappings, s.Refused = s.Mappings+counted, s.Refused+refused
+	}
+	return s
+}

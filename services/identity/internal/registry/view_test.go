@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package registry
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
+)
+
+// recorder is a Publisher that checks the order of what it receives.
+type recorder struct {
+	t      *testing.T
+	items  map[Key]Item
+	loaded bool
+}
+
+func (r *recorder) Upsert(k Key, i Item) uint64 {
+	if i.On != "" && k.Node == "" {
+		if _, ok := r.items[Key{Node: i.On}]; !ok {
+			r.t.Errorf("%v is on %s, which was not published", k.Prefix, i.On)
+		}
+	}
+	r.items[k] = i
+	return 0
+}
+
+func (r *recorder) Delete(k Key) bool {
+	if _, ok := r.items[k]; !ok {
+		r.t.Errorf("%v goes and was not there", k)
+	}
+	delete(r.items, k)
+	for other, i := range r.items {
+		if k.Node != "" && i.On == k.Node {
+			r.t.Errorf("%s goes before %v, which is on it", k.Node, other)
+		}
+	}
+	return true
+}
+
+func (r *recorder) Reach(uint64, int64) {}
+func (r *recorder) Loaded()             { r.loaded = true }
+
+func newRegistry(t *testing.T, holdLosses time.Duration) (*Registry, *recorder) {
+	r := &recorder{t: t, items: map[Key]Item{}}
+	return New(Config{Node: "own", Incarnation: "i", HoldLosses: holdLosses, RetryMin: time.Second, RetryMax: time.Second, Log: log.Discard()}, nil, nil, r, Registration{}), r
+}
+
+// keys is what a store has.
+type keys struct {
+	nodes     map[string]NodeKey
+	addresses map[Removal]AddressesKey
+}
+
+func (s keys) listing() Update {
+	return Update{Complete: true, Nodes: slices.Collect(maps.Values(s.nodes)), Addresses: slices.Collect(maps.Values(s.addresses))}
+}
+
+// random draws from few names, ranges and addresses, so that they collide.
+func random(rng *rand.Rand, revision int64, s keys) (u Update) {
+	nodes := []string{"own", "a", "b", "c", "d"}
+	ranges := []string{"10.0.0.0/16", "10.0.0.0/24", "10.0.1.0/24", "10.0.1.128/25", "fd00::/64", "fd00::/48", "fd00:0:0:1::/64"}
+	addresses := []string{"10.0.0.1", "10.0.0.5", "10.0.1.5", "10.0.1.200", "192.0.2.1", "192.0.2.2", "fd00::5", "fd00:0:0:1::5"}
+	some := func(from []string) (out []string) {
+		for range rng.IntN(3) {
+			out = append(out, from[rng.IntN(len(from))])
+		}
+		slices.Sort(out)
+		return slices.Compact(out)
+	}
+	addrs := func() (out []netip.Addr) {
+		for _, a := range some(addresses) {
+			out = append(out, netip.MustParseAddr(a))
+		}
+		return out
+	}
+	for range 1 + rng.IntN(4) {
+		revision++
+		name := nodes[rng.IntN(len(nodes))]
+		endpoint := Removal{Node: name, Endpoint: fmt.Sprint(rng.IntN(4))}
+		incarnation := fmt.Sprint(rng.IntN(2))
+		switch rng.IntN(6) {
+		case 0:
+			k, ok := s.nodes[name]
+			if !ok {
+				k.Created = revision
+			}
+			k.Name = name
+			k.Record = Record{Incarnation: incarnation, Underlay: Underlay{Addresses: addrs(), Overlay: addrs()}}
+			for _, p := range some(ranges) {
+				k.Record.Ranges = append(k.Record.Ranges, netip.MustParsePrefix(p))
+			}
+			s.nodes[name] = k
+			u.Nodes = append(u.Nodes, k)
+		case 1:
+			delete(s.nodes, name)
+			u.Removed = append(u.Removed, Removal{Node: name, Revision: revision})
+		case 2:
+			delete(s.addresses, endpoint)
+			u.Removed = append(u.Removed, Removal{Node: name, Endpoint: endpoint.Endpoint, Revision: revision})
+		default:
+			k := AddressesKey{
+				Node: name, Endpoint: endpoint.Endpoint, Revision: revision,
+				Value: Addresses{Addresses: addrs(), Identity: identity.MinCluster + identity.Numeric(rng.IntN(3)), Incarnation: incarnation},
+			}
+			s.addresses[endpoint] = k
+			u.Addresses = append(u.Addresses, k)
+		}
+	}
+	u.Revision = revision
+	return u
+}
+
+// What counts depends on what the store has, and not on how it came to be.
+func TestViewDependsOnTheStoreAlone(t *testing.T) {
+	steps := 0
+	for seed := range uint64(60) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		r, got := newRegistry(t, time.Hour)
+		r.Observe(Update{Complete: true})
+		store := keys{nodes: map[string]NodeKey{}, addresses: map[Removal]AddressesKey{}}
+		for step := range 60 {
+			before := keys{maps.Clone(store.nodes), maps.Clone(store.addresses)}
+			u := random(rng, int64(10*step), store)
+			if len(u.Nodes)+len(u.Addresses)+len(u.Removed) == 0 || clash(u) {
+				store = before
+				continue
+			}
+			if rng.IntN(8) == 0 {
+				api := netip.MustParseAddr([]string{"192.0.2.1", "192.0.2.9", "10.0.0.5"}[rng.IntN(3)])
+				r.SetAPIServers([]netip.Addr{api}, identity.MinNodeLocal)
+			}
+			steps++
+			r.Observe(u)
+			fresh, want := newRegistry(t, time.Hour)
+			fresh.SetAPIServers(slices.Collect(maps.Keys(r.view.apiServers)), r.view.apiNode)
+			fresh.Observe(store.listing())
+			if !maps.EqualFunc(got.items, want.items, Item.Equal) {
+				t.Fatalf("seed %d, step %d, after %+v:\nhave %v\nwant %v", seed, step, u, got.items, want.items)
+			}
+			if a, b := r.Status(), fresh.Status(); a.Nodes != b.Nodes || a.Mappings != b.Mappings || a.Refused != b.Refused {
+				t.Fatalf("seed %d, step %d: status %+v, want %+v", seed, step, a, b)
+			}
+		}
+	}
+	if steps < 2000 {
+		t.Errorf("only %d steps were compared", steps)
+	}
+}
+
+// clash says whether an update has a key twice, or as removed and written.
+func clash(u Update) bool {
+	seen := map[Removal]bool{}
+	twice := false
+	see := func(r Removal) {
+		r.Revision = 0
+		twice = twice || seen[r]
+		seen[r] = true
+	}
+	for _, n := range u.Nodes {
+		see(Removal{Node: n.Name})
+	}
+	for _, a := range u.Addresses {
+		see(Removal{Node: a.Node, Endpoint: a.Endpoint})
+	}
+	for _, r := range u.Removed {
+		see(r)
+	}
+	return twice
+}
+
+func node(name string, created int64, ranges ...string) NodeKey {
+	k := NodeKey{Name: name, Created: created, Record: Record{Incarnation: "i"}}
+	for _, p := range ranges {
+		k.Record.Ranges = append(k.Record.Ranges, netip.MustParsePrefix(p))
+	}
+	return k
+}
+
+func at(node string, n int, a string) AddressesKey {
+	return AddressesKey{Node: node, Endpoint: fmt.Sprint(n), Value: Addresses{Addresses: []netip.Addr{netip.MustParseAddr(a)}, Identity: 300, Incarnation: "i"}}
+}
+
+func (r *recorder) has(a string) bool {
+	_, ok := r.items[mappingKey(netip.MustParseAddr(a))]
+	return ok
+}
+
+// A listing that lacks most of what there was takes effect only after a while.
+func TestListingThatLosesHalfIsHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, got := newRegistry(t, time.Minute)
+		all := Update{Complete: true, Nodes: []NodeKey{node("a", 1, "10.0.1.0/24"), node("b", 2, "10.0.2.0/24")}}
+		for i := range 4 {
+			all.Addresses = append(all.Addresses, at("a", i, fmt.Sprint("10.0.1.", i+2)), at("b", i, fmt.Sprint("10.0.2.", i+2)))
+		}
+		r.Observe(all)
+		ctx := t.Context()
+		go r.Run(ctx, func() (bool, <-chan struct{}) { return false, nil }) //nolint:errcheck // nil
+		check := func(when string, n int, there, gone string) {
+			t.Helper()
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if len(got.items) != n || !got.has(there) || got.has(gone) {
+				t.Errorf("%s: %v", when, got.items)
+			}
+		}
+		// One of nine addresses less is no loss.
+		r.Observe(Update{Complete: true, Nodes: all.Nodes, Addresses: all.Addresses[1:]})
+		check("after a small loss", 2+7, "10.0.1.3", "10.0.1.2")
+		r.Observe(Update{Complete: true, Nodes: all.Nodes[:1], Addresses: all.Addresses[6:7]})
+		check("after a large loss", 2+7, "10.0.1.3", "10.0.1.2")
+		// Changes in that time take effect.
+		r.Observe(Update{Addresses: []AddressesKey{at("a", 9, "10.0.1.9")}})
+		r.Observe(Update{Removed: []Removal{{Node: "a", Endpoint: "3"}}})
+		check("with changes in the time of a loss", 2+7, "10.0.1.9", "10.0.1.5")
+		time.Sleep(time.Minute + time.Second)
+		synctest.Wait()
+		check("after the time", 1+1, "10.0.1.9", "10.0.1.3")
+	})
+}
+
+func TestAddressOfANodeIsNoPodOfAnother(t *testing.T) {
+	r, got := newRegistry(t, time.Hour)
+	good, liar := node("good", 1, "10.0.1.0/24"), node("liar", 2, "10.0.2.0/24")
+	good.Record.Underlay = Underlay{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Overlay: []netip.Addr{netip.MustParseAddr("10.0.1.1")}}
+	// Its record has a pod, the other node and an address outside of its ranges.
+	liar.Record.Underlay = Underlay{
+		Addresses: []netip.Addr{netip.MustParseAddr("10.0.1.5"), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.0.2.7")},
+		Overlay:   []netip.Addr{netip.MustParseAddr("10.0.1.6"), netip.MustParseAddr("203.0.113.1")},
+	}
+	r.Observe(Update{Complete: true, Nodes: []NodeKey{good, liar}, Addresses: []AddressesKey{at("good", 1, "10.0.1.5"), at("good", 2, "10.0.1.6")}})
+	for a, want := range map[string]Item{
+		"10.0.1.5": {On: "good", Identity: 300}, "10.0.1.6": {On: "good", Identity: 300},
+		"10.0.1.1": {On: "good", Identity: identity.RemoteNode}, "192.0.2.1": {On: "good", Identity: identity.RemoteNode},
+		"10.0.2.7": {}, "203.0.113.1": {},
+	} {
+		if got := got.items[mappingKey(netip.MustParseAddr(a))]; !got.Equal(want) {
+			t.Errorf("%s is %+v, want %+v", a, got, want)
+		}
+	}
+}

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/identity"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
+)
+
+// ClusterHub is what WatchCluster reads; the registry publishes into it.
+type ClusterHub = watch.Hub[registry.Key, registry.Item]
+
+// clusterHistory is how many changes of the cluster a token may lie back, and a
+// reader may have outstanding: a node with all of its endpoints comes and goes
+// in one step.
+const clusterHistory = 65_536
+
+// NewClusterHub returns a hub whose listing is complete once the registry calls Loaded.
+func NewClusterHub() *ClusterHub {
+	return watch.NewHub[registry.Key](watch.Options[registry.Item]{
+		Loading: true, Equal: registry.Item.Equal, History: clusterHistory, Pending: clusterHistory,
+	})
+}
+
+// EndpointPublisher passes the endpoints of this node to their readers and to the
+// registry, which publishes their addresses in the cluster.
+type EndpointPublisher struct {
+	*EndpointHub
+	Registry *registry.Registry
+}
+
+// Upsert implements allocator.EndpointPublisher.
+func (p EndpointPublisher) Upsert(h allocator.Holder, e allocator.Endpoint) uint64 {
+	var addresses []netip.Addr
+	for _, text := range e.Workload.Addresses {
+		if a, err := netip.ParseAddr(text); err == nil { // the server let no other in
+			addresses = append(addresses, a)
+		}
+	}
+	p.Registry.Set(endpointName(h), addresses, e.Identity.Number)
+	return p.EndpointHub.Upsert(h, e)
+}
+
+// Delete implements allocator.EndpointPublisher.
+func (p EndpointPublisher) Delete(h allocator.Holder) bool {
+	p.Registry.Remove(endpointName(h))
+	return p.EndpointHub.Delete(h)
+}
+
+// endpointName is the key of an endpoint in the store: a hash, because the name
+// of an owner is of no use to other nodes and may be long.
+func endpointName(h allocator.Holder) string {
+	sum := sha256.Sum256([]byte(h))
+	return hex.EncodeToString(sum[:16])
+}
+
+// mostEvents is how many changes one message of WatchCluster has.
+const mostEvents = 1000
+
+// Cluster implements identityv1.ClusterServiceServer.
+type Cluster struct {
+	identityv1.UnimplementedClusterServiceServer
+
+	Registry *registry.Registry
+	Hub      *ClusterHub
+	Node     string
+}
+
+// RegisterNode implements the service.
+func (c *Cluster) RegisterNode(_ context.Context, req *identityv1.RegisterNodeRequest) (*identityv1.RegisterNodeResponse, error) {
+	underlay, err := fromUnderlay(req.GetUnderlay())
+	if err != nil {
+		return nil, err
+	}
+	var ranges *[]netip.Prefix
+	if req.PodRanges != nil {
+		ranges = &[]netip.Prefix{}
+		for i, text := range req.GetPodRanges().GetPrefixes() {
+			p, err := prefixOf(text)
+			if err != nil {
+				return nil, invalid(fmt.Sprintf("pod_ranges.prefixes[%d]", i), err)
+			}
+			*ranges = append(*ranges, p)
+		}
+	}
+	node, registered, err := c.Registry.Register(underlay, ranges, req.GetValidateOnly())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &identityv1.RegisterNodeResponse{Node: toNode(node), Registered: registered}, nil
+}
+
+func invalid(field string, err error) error {
+	return rpcerr.New(codes.InvalidArgument, rpcerr.InvalidMessage, err, rpcerr.Field(field, err.Error()))
+}
+
+func prefixOf(text string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(text)
+	switch {
+	case err != nil:
+		return p, fmt.Errorf("%q is no prefix", text)
+	case p.Addr().Is4In6():
+		return p, fmt.Errorf("%q is an IPv4 prefix in IPv6 form", text)
+	case p != p.Masked():
+		return p, fmt.Errorf("%q has host bits; write %s", text, p.Masked())
+	}
+	return p, nil
+}
+
+func fromUnderlay(u *identityv1.Underlay) (*registry.Underlay, error) {
+	if u == nil {
+		return nil, nil //nolint:nilnil // the request has no underlay
+	}
+	if u.GetMtu() != 0 && u.GetMtu() < 1280 {
+		return nil, invalid("underlay.mtu", fmt.Errorf("%d is below 1280", u.GetMtu()))
+	}
+	out := &registry.Underlay{TunnelPort: uint16(u.GetTunnelPort()), MTU: u.GetMtu(), Mode: modes[u.GetMode()]}
+	for _, f := range []struct {
+		name string
+		from []string
+		to   *[]netip.Addr
+	}{
+		{"addresses", u.GetAddresses(), &out.Addresses},
+		{"overlay_addresses", u.GetOverlayAddresses(), &out.Overlay},
+	} {
+		for i, text := range f.from {
+			a, err := wire.AddressOf(text)
+			if err == nil && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast()) {
+				err = fmt.Errorf("%s is no address by which a node is reached", a)
+			}
+			if err != nil {
+				return nil, invalid(fmt.Sprintf("underlay.%s[%d]", f.name, i), err)
+			}
+			*f.to = append(*f.to, a)
+		}
+	}
+	return out, nil
+}
+
+var modes = map[identityv1.RoutingMode]registry.RoutingMode{
+	identityv1.RoutingMode_ROUTING_MODE_UNSPECIFIED: registry.ModeUnset,
+	identityv1.RoutingMode_ROUTING_MODE_OVERLAY:     registry.ModeOverlay,
+	identityv1.RoutingMode_ROUTING_MODE_NATIVE:      registry.ModeNative,
+}
+
+func toMode(m registry.RoutingMode) identityv1.RoutingMode {
+	for api, mode := range modes {
+		if mode == m {
+			return api
+		}
+	}
+	return identityv1.RoutingMode_ROUTING_MODE_UNSPECIFIED // of a later version
+}
+
+func toNode(n registry.Node) *identityv1.Node {
+	u := n.Record.Underlay
+	out := &identityv1.Node{
+		Name: n.Name, Version: n.Record.Version, Incarnation: n.Record.Incarnation, PodRanges: prefixes(n.Record.Ranges),
+		Underlay: &identityv1.Underlay{
+			Addresses: wire.Addresses(u.Addresses), OverlayAddresses: wire.Addresses(u.Overlay),
+			Mode: toMode(u.Mode), TunnelPort: uint32(u.TunnelPort), Mtu: u.MTU,
+		},
+	}
+	for _, r := range n.Refused {
+		out.RefusedRanges = append(out.RefusedRanges, &identityv1.RefusedRange{Prefix: r.Range.String(), Holder: r.Holder, Reason: r.Reason})
+	}
+	return out
+}
+
+func prefixes(all []netip.Prefix) (out []string) {
+	for _, p := range all {
+		out = append(out, p.String())
+	}
+	return out
+}
+
+// WatchCluster implements the service.
+func (c *Cluster) WatchCluster(req *identityv1.WatchClusterRequest, stream grpc.ServerStreamingServer[identityv1.WatchClusterResponse]) error {
+	return watch.ServeBatches(stream.Context(), c.Hub, req.GetResumeToken(), mostEvents,
+		func(events []watch.Event[registry.Key, registry.Item]) error {
+			b := batch{send: stream.Send}
+			for _, e := range events {
+				if err := b.add(e); err != nil {
+					return err
+				}
+			}
+			return b.flush()
+		})
+}
+
+// batch gathers events in messages that keep their order when the fields are
+// applied in turn.
+type batch struct {
+	send  func(*identityv1.WatchClusterResponse) error
+	m     *identityv1.WatchClusterResponse
+	stage int // the last field of m that is not empty
+}
+
+// add takes an event; one that would be applied too early begins another message.
+func (b *batch) add(e watch.Event[registry.Key, registry.Item]) error {
+	stage := stageOf(e)
+	if b.m != nil && (stage < b.stage || stage == stageBookmark) {
+		if err := b.flush(); err != nil {
+			return err
+		}
+	}
+	if b.m == nil {
+		b.m = &identityv1.WatchClusterResponse{}
+	}
+	b.stage = stage
+	b.m.ResumeToken = e.Token
+	if at := toStoreRevision(e.Origin); at != nil {
+		b.m.StoreRevision = at
+	}
+	switch stage {
+	case stageNode:
+		b.m.Nodes = append(b.m.Nodes, toNode(e.Value.Node))
+	case stageMapping:
+		b.m.Mappings = append(b.m.Mappings, toMapping(e.Key.Prefix, e.Value.On, e.Value.Identity))
+	case stageRemovedMapping:
+		b.m.RemovedPrefixes = append(b.m.RemovedPrefixes, e.Key.Prefix.String())
+	case stageRemovedNode:
+		b.m.RemovedNodes = append(b.m.RemovedNodes, e.Key.Node)
+	default:
+		b.m.Bookmark = &identityv1.Bookmark{SnapshotComplete: e.SnapshotComplete}
+		return b.flush()
+	}
+	return nil
+}
+
+func (b *batch) flush() error {
+	if b.m == nil {
+		return nil
+	}
+	m := b.m
+	b.m, b.stage = nil, 0
+	return b.send(m)
+}
+
+// The fields of a message, in the order in which they are applied.
+const (
+	stageNode = iota + 1
+	stageMapping
+	stageRemovedMapping
+	stageRemovedNode
+	stageBookmark
+)
+
+func stageOf(e watch.Event[registry.Key, registry.Item]) int {
+	switch {
+	case e.Kind == watch.Bookmark:
+		return stageBookmark
+	case e.Key.Node != "" && e.Kind == watch.Upsert:
+		return stageNode
+	case e.Key.Node != "":
+		return stageRemovedNode
+	case e.Kind == watch.Upsert:
+		return stageMapping
+	}
+	return stageRemovedMapping
+}
+
+func toMapping(p netip.Prefix, node string, n identity.Numeric) *identityv1.IPMapping {
+	return &identityv1.IPMapping{Prefix: p.String(), Node: node, Identity: uint32(n)}
+}
+
+// ListNodes implements the service.
+func (c *Cluster) ListNodes(_ *identityv1.ListNodesRequest, stream grpc.ServerStreamingServer[identityv1.ListNodesResponse]) error {
+	alive, err := c.Registry.Alive(stream.Context())
+	for _, k := range c.Registry.Nodes() {
+		m := &identityv1.ListNodesResponse{
+			Node: toNode(k.Node), MappingCount: uint32(k.Mappings), RefusedMappingCount: uint32(k.Refused), Local: k.Node.Name == c.Node,
+		}
+		switch {
+		case err != nil: // etcd does not answer
+		case alive[k.Node.Name]:
+			m.State = identityv1.NodeState_NODE_STATE_ALIVE
+		default:
+			m.State = identityv1.NodeState_NODE_STATE_SILENT
+		}
+		if err := stream.Send(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// GetIPMapping implements the service.
+func (c *Cluster) GetIPMapping(_ context.Context, req *identityv1.GetIPMappingRequest) (*identityv1.GetIPMappingResponse, error) {
+	a, err := wire.AddressOf(req.GetAddress())
+	if err != nil {
+		return nil, invalid("address", err)
+	}
+	f, err := c.Registry.Find(a)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	out := &identityv1.GetIPMappingResponse{RangeNode: f.RangeNode}
+	if f.Range.IsValid() {
+		out.Range = f.Range.String()
+	}
+	mapping := func(m registry.Mapping) *identityv1.IPMapping {
+		return toMapping(netip.PrefixFrom(m.Address, m.Address.BitLen()), m.Node, m.Identity)
+	}
+	if f.Mapping.Identity != 0 {
+		out.Mapping = mapping(f.Mapping)
+	}
+	for _, m := range f.Refused {
+		out.Refused = append(out.Refused, &identityv1.RefusedMapping{Mapping: mapping(m), Reason: m.Reason})
+	}
+	return out, nil
+}
+
+// ForgetNode implements the service.
+func (c *Cluster) ForgetNode(ctx context.Context, req *identityv1.ForgetNodeRequest) (*identityv1.ForgetNodeResponse, error) {
+	k, err := c.Registry.Forget(ctx, req.GetName(), req.GetForce(), req.GetValidateOnly())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &identityv1.ForgetNodeResponse{Node: toNode(k.Node), MappingCount: uint32(k.Mappings)}, nil
+}

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"sync"
+	"testing"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/identity"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
+)
+
+// nodeStore keeps what the node writes; tests pass the keys of other nodes to Observe.
+type nodeStore struct {
+	mu        sync.Mutex
+	record    registry.Record // guarded by mu
+	endpoints map[string]registry.Addresses
+	away      bool
+}
+
+func (s *nodeStore) ask() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.away {
+		return fmt.Errorf("nodes: %w", errAway)
+	}
+	return nil
+}
+
+var errAway = errors.New("away")
+
+func (s *nodeStore) Register(_ context.Context, r registry.Record) (int64, []registry.Refusal, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.record = r
+	return 1, nil, nil
+}
+
+func (s *nodeStore) Publish(_ context.Context, _ int64, changes []registry.Change) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.endpoints == nil {
+		s.endpoints = map[string]registry.Addresses{}
+	}
+	for _, c := range changes {
+		if c.Value == nil {
+			delete(s.endpoints, c.Endpoint)
+		} else {
+			s.endpoints[c.Endpoint] = *c.Value
+		}
+	}
+	return 1, nil
+}
+
+func (s *nodeStore) published() map[string]registry.Addresses {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[string]registry.Addresses{}
+	for k, v := range s.endpoints {
+		out[k] = v
+	}
+	return out
+}
+
+func (s *nodeStore) Forget(_ context.Context, node string, force bool) (int, error) {
+	if node == "other" && !force {
+		return 0, fmt.Errorf("%w: %q", registry.ErrAlive, node)
+	}
+	return 3, nil
+}
+
+func (s *nodeStore) Alive(context.Context) (map[string]bool, error) {
+	return map[string]bool{"n1": true, "other": true}, s.ask()
+}
+
+func other() registry.NodeKey {
+	return registry.NodeKey{Name: "other", Created: 1, Record: registry.Record{
+		Incarnation: "o", Version: "v", Ranges: []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")},
+		Underlay: registry.Underlay{
+			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.2")}, Overlay: []netip.Addr{netip.MustParseAddr("10.0.2.1")},
+			Mode: registry.ModeOverlay, TunnelPort: 4789, MTU: 1450,
+		},
+	}}
+}
+
+func mappingOf(host int, n identity.Numeric) registry.AddressesKey {
+	return registry.AddressesKey{Node: "other", Endpoint: fmt.Sprint(host), Value: registry.Addresses{
+		Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(2 + host>>8), byte(host)})}, Identity: n, Incarnation: "o",
+	}}
+}
+
+// violated is the first field that an error names.
+func violated(err error) string {
+	for _, d := range status.Convert(err).Details() {
+		if bad, ok := d.(*errdetails.BadRequest); ok {
+			return bad.GetFieldViolations()[0].GetField()
+		}
+	}
+	return ""
+}
+
+func TestRegistrationIsCheckedAndWritten(t *testing.T) {
+	s := serve(t)
+	good := &identityv1.Underlay{Addresses: []string{"192.0.2.1", "2001:db8::1"}, Mode: identityv1.RoutingMode_ROUTING_MODE_NATIVE, Mtu: 1500}
+	for field, req := range map[string]*identityv1.RegisterNodeRequest{
+		"underlay.mtu":                  {Underlay: &identityv1.Underlay{Mtu: 1279}},
+		"underlay.addresses[1]":         {Underlay: &identityv1.Underlay{Addresses: []string{"192.0.2.1", "127.0.0.1"}}},
+		"underlay.addresses[0]":         {Underlay: &identityv1.Underlay{Addresses: []string{"::ffff:192.0.2.1"}}},
+		"underlay.overlay_addresses[0]": {Underlay: &identityv1.Underlay{OverlayAddresses: []string{"0.0.0.0"}}},
+		"pod_ranges.prefixes[0]":        {PodRanges: &identityv1.PodRanges{Prefixes: []string{"10.0.1.5/24"}}},
+		"underlay.tunnel_port":          {Underlay: &identityv1.Underlay{TunnelPort: 65_536}},
+	} {
+		_, err := s.cluster.RegisterNode(t.Context(), req)
+		if got := violated(err); status.Code(err) != codes.InvalidArgument || got != field {
+			t.Errorf("%s: %v names %q", field, err, got)
+		}
+	}
+	// One part alone is not what the node is.
+	if _, err := s.cluster.RegisterNode(t.Context(), &identityv1.RegisterNodeRequest{Underlay: good}); err != nil {
+		t.Fatal(err)
+	}
+	s.resolve("c1", newLabel("cni", "app", "web"))
+	resp, err := s.cluster.RegisterNode(t.Context(), &identityv1.RegisterNodeRequest{PodRanges: &identityv1.PodRanges{Prefixes: []string{"10.0.1.0/24"}}, ValidateOnly: true})
+	if err != nil || resp.GetRegistered() || len(resp.GetNode().GetPodRanges()) != 1 || resp.GetNode().GetUnderlay().GetMtu() != 1500 {
+		t.Fatalf("%v, %v", resp, err)
+	}
+	if s.store.record.Incarnation != "" {
+		t.Error("half of a record, or one that was only to be checked, was written")
+	}
+	if _, err = s.cluster.RegisterNode(t.Context(), &identityv1.RegisterNodeRequest{PodRanges: &identityv1.PodRanges{Prefixes: []string{"10.0.1.0/24"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.ResolveEndpoint(t.Context(), &identityv1.ResolveEndpointRequest{
+		Owner: owner("c2"), Labels: []*workloadv1.Label{newLabel("cni", "app", "web")}, Addresses: []string{"10.0.1.5"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	servicetest.Eventually(t, "the record and one endpoint with an address", func() bool {
+		resp, err := s.cluster.RegisterNode(t.Context(), &identityv1.RegisterNodeRequest{Underlay: good})
+		return err == nil && resp.GetRegistered() && len(s.store.published()) == 1
+	})
+	for _, a := range s.store.published() {
+		if a.Addresses[0] != netip.MustParseAddr("10.0.1.5") || a.Identity < identity.MinCluster || a.Incarnation != "i" {
+			t.Errorf("published %+v", a)
+		}
+	}
+	if _, err := s.ReleaseIdentity(t.Context(), &identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner("c2")}}); err != nil {
+		t.Fatal(err)
+	}
+	servicetest.Eventually(t, "the endpoint to go", func() bool { return len(s.store.published()) == 0 })
+}
+
+// state is what a reader of WatchCluster knows.
+type state struct {
+	nodes    map[string]*identityv1.Node
+	mappings map[string]*identityv1.IPMapping
+	messages int
+	token    []byte
+}
+
+// read applies messages until the bookmark of a listing, or n messages.
+func (st *state) read(t *testing.T, stream identityv1.ClusterService_WatchClusterClient, n int) {
+	t.Helper()
+	for ; n != 0; n-- {
+		m, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		st.messages++
+		if m.ResumeToken != nil {
+			st.token = m.ResumeToken
+		}
+		for _, node := range m.GetNodes() {
+			st.nodes[node.GetName()] = node
+		}
+		for _, mapping := range m.GetMappings() {
+			if st.nodes[mapping.GetNode()] == nil {
+				t.Errorf("%v is on a node that was not sent", mapping)
+			}
+			st.mappings[mapping.GetPrefix()] = mapping
+		}
+		for _, p := range m.GetRemovedPrefixes() {
+			delete(st.mappings, p)
+		}
+		for _, name := range m.GetRemovedNodes() {
+			delete(st.nodes, name)
+		}
+		if m.GetBookmark().GetSnapshotComplete() {
+			return
+		}
+	}
+}
+
+func TestClusterIsWatchedInFewMessages(t *testing.T) {
+	s := serve(t)
+	const endpoints = 2500
+	u := registry.Update{Complete: true, Cluster: 7, Revision: 70, Nodes: []registry.NodeKey{other()}}
+	u.Nodes[0].Record.Ranges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}
+	for i := range endpoints {
+		u.Addresses = append(u.Addresses, mappingOf(i+5, 300))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stream, err := s.cluster.WatchCluster(ctx, &identityv1.WatchClusterRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.reg.Observe(u)
+	st := &state{nodes: map[string]*identityv1.Node{}, mappings: map[string]*identityv1.IPMapping{}}
+	st.read(t, stream, -1)
+	if len(st.nodes) != 1 || len(st.mappings) != endpoints+2 {
+		t.Fatalf("%d nodes, %d mappings", len(st.nodes), len(st.mappings))
+	}
+	if st.messages > 20 {
+		t.Errorf("%d messages", st.messages)
+	}
+	if n := st.nodes["other"]; n.GetUnderlay().GetMode() != identityv1.RoutingMode_ROUTING_MODE_OVERLAY || n.GetUnderlay().GetTunnelPort() != 4789 || n.GetIncarnation() != "o" {
+		t.Errorf("node %v", n)
+	}
+	if m := st.mappings["192.0.2.2/32"]; m.GetIdentity() != 6 || m.GetNode() != "other" {
+		t.Errorf("the node's address: %v", m)
+	}
+	cancel()
+	// While the reader is away: one endpoint moves, one goes.
+	s.reg.Observe(registry.Update{Revision: 71, Addresses: []registry.AddressesKey{mappingOf(5, 301)}, Removed: []registry.Removal{{Node: "other", Endpoint: "6"}}})
+	servicetest.Eventually(t, "a token to continue from", func() bool {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		stream, err := s.cluster.WatchCluster(ctx, &identityv1.WatchClusterRequest{ResumeToken: st.token})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := st.messages
+		for st.mappings["10.0.2.5/32"].GetIdentity() != 301 || st.mappings["10.0.2.6/32"] != nil {
+			st.read(t, stream, 1)
+		}
+		return st.messages-before <= 3
+	})
+	if len(st.mappings) != endpoints+1 {
+		t.Errorf("%d mappings", len(st.mappings))
+	}
+}
+
+func TestNodesAndAddressesAreShown(t *testing.T) {
+	s := serve(t)
+	foreign := mappingOf(5, 300)
+	foreign.Endpoint, foreign.Value.Addresses = "foreign", []netip.Addr{netip.MustParseAddr("10.9.0.1")}
+	s.reg.Observe(registry.Update{Complete: true, Nodes: []registry.NodeKey{other()}, Addresses: []registry.AddressesKey{mappingOf(5, 300), foreign}})
+	list := func() *identityv1.ListNodesResponse {
+		stream, err := s.cluster.ListNodes(t.Context(), &identityv1.ListNodesRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); !errors.Is(err, io.EOF) {
+			t.Errorf("more than one node: %v", err)
+		}
+		return m
+	}
+	if m := list(); m.GetState() != identityv1.NodeState_NODE_STATE_ALIVE || m.GetMappingCount() != 1 || m.GetRefusedMappingCount() != 1 || m.GetLocal() {
+		t.Errorf("listed: %v", m)
+	}
+	s.store.mu.Lock()
+	s.store.away = true
+	s.store.mu.Unlock()
+	if m := list(); m.GetState() != identityv1.NodeState_NODE_STATE_UNSPECIFIED {
+		t.Errorf("listed without a store: %v", m)
+	}
+	m, err := s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: "10.0.2.5"})
+	if err != nil || m.GetMapping().GetIdentity() != 300 || m.GetRange() != "10.0.2.0/24" || m.GetRangeNode() != "other" {
+		t.Errorf("10.0.2.5: %v, %v", m, err)
+	}
+	m, err = s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: "10.9.0.1"})
+	if err != nil || m.Mapping != nil || len(m.GetRefused()) != 1 || m.GetRefused()[0].GetReason() != "the address lies in no range of the node" {
+		t.Errorf("10.9.0.1: %v, %v", m, err)
+	}
+	m, err = s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: "10.0.2.77"})
+	if err != nil || m.Mapping != nil || m.GetRangeNode() != "other" {
+		t.Errorf("10.0.2.77: %v, %v", m, err)
+	}
+	if _, err := s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: "198.51.100.1"}); status.Code(err) != codes.NotFound {
+		t.Errorf("198.51.100.1: %v", err)
+	}
+	if _, err := s.cluster.ForgetNode(t.Context(), &identityv1.ForgetNodeRequest{Name: "absent"}); status.Code(err) != codes.NotFound {
+		t.Errorf("forget a node that is not registered: %v", err)
+	}
+	if _, err := s.cluster.ForgetNode(t.Context(), &identityv1.ForgetNodeRequest{Name: "other"}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("forget a living node: %v", err)
+	}
+	if m, err := s.cluster.ForgetNode(t.Context(), &identityv1.ForgetNodeRequest{Name: "other", Force: true}); err != nil || m.GetMappingCount() != 3 || m.GetNode().GetName() != "other" {
+		t.Errorf("forget by force: %v, %v", m, err)
+	}
+}
+
+func TestAddressesOfAPIServersHaveIdentities(t *testing.T) {
+	s := serve(t)
+	s.reg.Observe(registry.Update{Complete: true, Nodes: []registry.NodeKey{other()}})
+	s.reg.SetAPIServers([]netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("198.51.100.7")}, identity.MinNodeLocal)
+	for a, want := range map[string]uint32{"192.0.2.2": uint32(identity.MinNodeLocal), "198.51.100.7": 7, "10.0.2.1": 6} {
+		m, err := s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: a})
+		if err != nil || m.GetMapping().GetIdentity() != want {
+			t.Errorf("%s: %v, %v; want %d", a, m, err, want)
+		}
+	}
+	s.reg.SetAPIServers(nil, 0)
+	if m, err := s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: "192.0.2.2"}); err != nil || m.GetMapping().GetIdentity() != 6 {
+		t.Errorf("192.0.2.2 without an API server: %v, %v", m, err)
+	}
+}

@@ -132,7 +132,6 @@ func TestRestoreFindsWhatAKilledDeletionLeft(t *testing.T) {
 	}
 }
 
-// TestDeletionWorksWithEveryServiceDownAndReleasesOverRestarts proves INV-21.
 func TestCallsAreServedBeforeDevicesAreCompared(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -174,6 +173,7 @@ func TestCallsAreServedBeforeDevicesAreCompared(t *testing.T) {
 	}
 }
 
+// TestDeletionWorksWithEveryServiceDownAndReleasesOverRestarts proves INV-21.
 func TestDeletionWorksWithEveryServiceDownAndReleasesOverRestarts(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)

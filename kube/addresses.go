@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -36,15 +37,16 @@ type addresses struct {
 	log        *slog.Logger
 
 	mu      sync.Mutex
-	all     []string // guarded by mu; never empty
-	learned []string // guarded by mu; sorted
-	current string   // guarded by mu; one of all
+	all     []string      // guarded by mu; never empty
+	learned []string      // guarded by mu; sorted
+	current string        // guarded by mu; one of all
+	changed chan struct{} // guarded by mu; closed when all changes
 }
 
 // newAddresses begins with any of those that are configured, so that the nodes of
 // a cluster do not all ask the first server.
 func newAddresses(configured []string, file string, l *slog.Logger) *addresses {
-	a := &addresses{file: file, log: l}
+	a := &addresses{file: file, log: l, changed: make(chan struct{})}
 	for _, address := range configured {
 		a.configured = append(a.configured, strings.TrimRight(address, "/"))
 	}
@@ -98,6 +100,8 @@ func (a *addresses) learn(all []string) {
 		return
 	}
 	a.take(all)
+	close(a.changed)
+	a.changed = make(chan struct{})
 	content, err := durable.Encode(addressSchema, addressRecord{Addresses: a.learned})
 	if err == nil {
 		err = durable.WriteFile(a.file, content, 0o600, durable.SyncFile)
@@ -105,6 +109,25 @@ func (a *addresses) learn(all []string) {
 	if err != nil {
 		a.log.Error("the addresses of the Kubernetes API were not written", log.Err(err))
 	}
+}
+
+// hosts returns the addresses without names and ports, sorted, and a channel that
+// is closed when they may have changed.
+func (a *addresses) hosts() ([]netip.Addr, <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var out []netip.Addr
+	for _, address := range a.all {
+		u, err := url.Parse(address)
+		if err != nil {
+			continue
+		}
+		if ip, err := netip.ParseAddr(u.Hostname()); err == nil {
+			out = append(out, ip.Unmap())
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out), a.changed
 }
 
 // now returns the address to ask, and how many there are.

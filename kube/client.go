@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -139,6 +140,14 @@ func (c *Client) REST(gv schema.GroupVersion, add func(*runtime.Scheme) error) (
 	cfg.ContentType, cfg.AcceptContentTypes = protobuf, protobuf+",application/json"
 	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	return rest.RESTClientFor(cfg)
+}
+
+// Servers returns the IP addresses of the API's servers, sorted: those that are
+// configured, and those that the API named last, also before the last start. A
+// configured name is left out. The channel is closed when they may have changed,
+// which needs Run.
+func (c *Client) Servers() (addresses []netip.Addr, changed <-chan struct{}) {
+	return c.addresses.hosts()
 }
 
 // Run keeps the addresses of the servers until ctx is done; it then returns nil.

@@ -295,6 +295,37 @@ func TestLastAddressesSurviveARestart(t *testing.T) {
 	}
 }
 
+func TestServersAreTheAddressesOfTheAPI(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubernetes-api.json")
+	configured := []string{"https://api.example:6443", "https://10.0.0.9:6443", "https://[::ffff:10.0.0.9]:7443"}
+	silent := slog.New(slog.DiscardHandler)
+	c := &Client{addresses: newAddresses(configured, file, silent)}
+	first, changed := c.Servers()
+	if fmt.Sprint(first) != "[10.0.0.9]" {
+		t.Errorf("configured are %v, want the one address", first)
+	}
+	s := &servers{addresses: c.addresses}
+	s.Upsert(types.NamespacedName{Name: "a"}, []string{"https://[fd00::1]:6443", "https://10.0.0.2:6443", "https://10.0.0.2:8443"})
+	s.Complete()
+	select {
+	case <-changed:
+	default:
+		t.Error("the change was not told")
+	}
+	const want = "[10.0.0.2 10.0.0.9 fd00::1]"
+	all, changed := c.Servers()
+	again, _ := (&Client{addresses: newAddresses(configured, file, silent)}).Servers()
+	if fmt.Sprint(all) != want || fmt.Sprint(again) != want {
+		t.Errorf("addresses %v, after a restart %v; want %s", all, again, want)
+	}
+	s.Complete()
+	select {
+	case <-changed:
+		t.Error("the same addresses are told as a change")
+	default:
+	}
+}
+
 func TestCorruptAddressesAreReportedAndIgnored(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "state")
 	a := newAddresses([]string{"https://a:1"}, file, slog.New(slog.DiscardHandler))

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/apiserver"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
@@ -98,9 +99,16 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		Node: cfg.Node, Version: version.Get().String(), Started: started,
 		Cluster: &server.Cluster{Registry: reg, Hub: nodes, Node: cfg.Node},
 	}
+	var servers *apiserver.Follower
 	if kubernetes != nil {
 		service.Pods = pods.New(cfg.Node, cfg.Cluster.Name, filter)
 		service.Relabeler = pods.NewRelabeler(service.Pods, alloc, endpoints, p.Log)
+		servers = &apiserver.Follower{Servers: kubernetes.Servers, Allocator: alloc, Registry: reg, Log: p.Log}
+		// Before readers come: the identities of before must not be others for a
+		// moment. What fails here, Run repeats.
+		if err := servers.Apply(ctx); err != nil {
+			p.Log.Error("the API servers have no identities yet", log.Err(err))
+		}
 	}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {
@@ -111,6 +119,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("state", dir.Watch)
 	if kubernetes != nil {
 		p.Go("addresses of the Kubernetes API", kubernetes.Run)
+		p.Go("identities of the Kubernetes API", servers.Run)
 		p.Go("relabelling", service.Relabeler.Run)
 		p.Go("pods", func(ctx context.Context) error { return service.Pods.Follow(ctx, kubernetes, p.Log) })
 	}

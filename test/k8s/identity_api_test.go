@@ -30,7 +30,8 @@ import (
 type identities struct {
 	identityv1.IdentityServiceClient
 	*policyNode
-	a *apiServer
+	a       *apiServer
+	cluster identityv1.ClusterServiceClient
 
 	mu   sync.Mutex
 	have map[string]*identityv1.EndpointIdentity // guarded by mu; by container, as WatchEndpoints says
@@ -47,7 +48,8 @@ func newIdentities(t testing.TB, a *apiServer, access ...string) *identities {
 		access = []string{"--kubernetes-kubeconfig=" + a.ready.Kubeconfig}
 	}
 	s := &identities{policyNode: &policyNode{t: t, dir: dir, api: access}, a: a}
-	s.IdentityServiceClient = identityv1.NewIdentityServiceClient(s.dial("identity"))
+	conn := s.dial("identity")
+	s.IdentityServiceClient, s.cluster = identityv1.NewIdentityServiceClient(conn), identityv1.NewClusterServiceClient(conn)
 	s.start()
 	t.Cleanup(func() { s.end(syscall.SIGTERM) })
 	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{

@@ -114,6 +114,7 @@ type Allocator struct {
 	ready        bool                            // guarded by mu
 	lost         chan error                      // holds the failure that a call saw; capacity 1
 	counters     Counters                        // guarded by mu
+	host         identity.Identity               // guarded by mu; this node's own
 
 	saver      saver
 	knownDirty chan struct{} // capacity 1
@@ -169,6 +170,9 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		a.localNext = holds.NextNodeLocal
 	}
 	for _, id := range identity.Reserved() {
+		if id.Number == identity.Host {
+			a.host = id
+		}
 		pub.Upsert(id.Number, id)
 	}
 	// Without the lock: it is not shared yet. What is held comes first: where the cache says something else, it is older.

@@ -32,6 +32,15 @@ func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels lab
 	return a.answer(ctx, id)
 }
 
+// SetHostLabels gives the identity of this node's own packets another label set. Its
+// number stays: readers learn of a change of the number that they know.
+func (a *Allocator) SetHostLabels(labels label.Canonical) {
+	a.mu.Lock(opHold)
+	defer a.mu.Unlock()
+	a.host.Labels = labels
+	a.pub.Upsert(identity.Host, a.host)
+}
+
 func (a *Allocator) holdNodeLocal(holder Holder, labels label.Canonical) (identity.Identity, error) {
 	a.mu.Lock(opHold)
 	defer a.mu.Unlock()

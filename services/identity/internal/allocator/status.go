@@ -82,6 +82,9 @@ func (a *Allocator) Endpoints(n identity.Numeric) map[Holder]Workload {
 
 // lookup runs with mu held.
 func (a *Allocator) lookup(n identity.Numeric) (identity.Identity, bool) {
+	if n == identity.Host {
+		return a.host, true
+	}
 	if n.Scope() == identity.ScopeReserved {
 		r := identity.Reserved()
 		if i, ok := slices.BinarySearchFunc(r, identity.Identity{Number: n}, identity.Compare); ok {
@@ -117,6 +120,9 @@ func (a *Allocator) list() []Listed {
 	defer a.mu.Unlock()
 	out := make([]Listed, 0, len(a.known)+16)
 	for _, id := range identity.Reserved() {
+		if id.Number == identity.Host {
+			id = a.host
+		}
 		out = append(out, Listed{Identity: id})
 	}
 	for n, e := range a.known {

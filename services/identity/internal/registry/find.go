@@ -86,20 +86,68 @@ func (v *view) reason(n *nodeView, e AddressesKey, a netip.Addr) string {
 	return "a later endpoint of the node has the address"
 }
 
-// SetAPIServers takes the addresses of the API servers of Kubernetes, and the
-// node-local identity of another node's address with an API server; 0 if this
-// node has allocated none.
-func (r *Registry) SetAPIServers(addresses []netip.Addr, node identity.Numeric) {
+// SetAPIServers takes the addresses of the API servers of Kubernetes, each with the
+// identity that it has outside of all nodes. Another node's address has
+// identity.KubeAPIServer, whose labels include that of a remote node; for this
+// node's see APIServerHere. The registry keeps the map.
+func (r *Registry) SetAPIServers(servers map[netip.Addr]identity.Numeric) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for a := range r.view.apiServers {
-		r.view.touch(mappingKey(a))
-	}
-	clear(r.view.apiServers)
-	for _, a := range addresses {
-		r.view.apiServers[a] = struct{}{}
-		r.view.touch(mappingKey(a))
-	}
-	r.view.apiNode = node
+	r.view.setAPIServers(servers)
+	r.locate()
 	r.publish()
+}
+
+// APIServerHere says whether an API server has an address of this node, and
+// returns a channel that is closed when that changes.
+func (r *Registry) APIServerHere() (here bool, changed <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.here, r.hereChanged
+}
+
+// locate runs with mu held.
+func (r *Registry) locate() {
+	here := false
+	for a := range r.view.apiServers {
+		_, own := r.view.ownAddresses[a]
+		here = here || own
+	}
+	if here != r.here {
+		r.here = here
+		close(r.hereChanged)
+		r.hereChanged = make(chan struct{})
+	}
+}
+
+// setAPIServers takes the addresses of the API servers.
+func (v *view) setAPIServers(servers map[netip.Addr]identity.Numeric) {
+	for _, all := range []map[netip.Addr]identity.Numeric{v.apiServers, servers} {
+		for a := range all {
+			v.touch(mappingKey(a))
+		}
+	}
+	v.apiServers = servers
+}
+
+// setOwn takes the addresses of this node; nil as long as they are not known.
+func (v *view) setOwn(u *Underlay) {
+	if u == nil {
+		return
+	}
+	v.ownAddresses = map[netip.Addr]struct{}{}
+	for _, a := range slices.Concat(u.Addresses, u.Overlay) {
+		v.ownAddresses[a] = struct{}{}
+	}
+	for a := range v.apiServers {
+		v.touch(mappingKey(a))
+	}
+}
+
+// apiServer is the identity of an API server's address outside of all nodes. It is
+// given to none before the nodes are known, this one among them.
+func (v *view) apiServer(a netip.Addr) (identity.Numeric, bool) {
+	_, own := v.ownAddresses[a]
+	id, ok := v.apiServers[a]
+	return id, ok && v.listed && v.ownAddresses != nil && !own
 }

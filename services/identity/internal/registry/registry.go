@@ -268,6 +268,8 @@ type Registry struct {
 	refused      []Refusal            // guarded by mu; by Register
 	problem      error                // guarded by mu; of the last write
 	view         view                 // guarded by mu
+	here         bool                 // guarded by mu; an API server has an address of this node
+	hereChanged  chan struct{}        // guarded by mu; closed when here changes
 }
 
 // New returns a Registry that begins with the registration of the process before.
@@ -276,8 +278,10 @@ func New(cfg Config, store Store, records Records, pub Publisher, last Registrat
 		cfg: cfg, store: store, records: records, pub: pub, registration: last,
 		wake: make(chan struct{}, 1), expired: make(chan struct{}, 1),
 		desired: map[string]Addresses{}, dirty: map[string]struct{}{}, written: map[string]int64{},
+		hereChanged: make(chan struct{}),
 	}
 	r.view.init(cfg.Node)
+	r.view.setOwn(last.Underlay)
 	return r
 }
 
@@ -322,6 +326,9 @@ func (r *Registry) Register(underlay *Underlay, ranges *[]netip.Prefix, validate
 	}
 	r.mu.Lock()
 	r.registration, r.revision = next, 0
+	r.view.setOwn(next.Underlay)
+	r.locate()
+	r.publish()
 	r.mu.Unlock()
 	r.kick()
 	return n, false, nil

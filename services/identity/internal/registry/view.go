@@ -22,8 +22,8 @@ type view struct {
 	nodes  map[string]*nodeView
 	claims map[netip.Addr]map[string]struct{} // nodes that have the address in their records
 
-	apiServers map[netip.Addr]struct{}
-	apiNode    identity.Numeric // of a node with an API server; 0: not given yet
+	apiServers   map[netip.Addr]identity.Numeric // that each has outside of all nodes
+	ownAddresses map[netip.Addr]struct{}         // of this node; nil: not known yet
 
 	ranges  map[netip.Prefix]string // that count → node; none overlaps another node's
 	lengths map[bool]map[int]int    // IPv6? → lengths of ranges → how many
@@ -50,7 +50,7 @@ type nodeView struct {
 func (v *view) init(own string) {
 	*v = view{
 		own: own, nodes: map[string]*nodeView{}, claims: map[netip.Addr]map[string]struct{}{},
-		apiServers: map[netip.Addr]struct{}{}, ranges: map[netip.Prefix]string{},
+		ranges:  map[netip.Prefix]string{},
 		lengths: map[bool]map[int]int{false: {}, true: {}}, touched: map[Key]struct{}{}, effect: map[Key]Item{},
 		held: map[Key]struct{}{},
 	}
@@ -299,8 +299,8 @@ func (v *view) want(k Key) (Item, bool) {
 	switch {
 	case node == v.own && node != "", holder == v.own && holder != "":
 		return Item{}, false // the datapath knows its own
-	case node != "" && api && v.apiNode != 0:
-		return Item{On: node, Identity: v.apiNode}, true
+	case node != "" && api:
+		return Item{On: node, Identity: identity.KubeAPIServer}, true
 	case node != "":
 		return Item{On: node, Identity: identity.RemoteNode}, true
 	case holder != "":
@@ -308,10 +308,9 @@ func (v *view) want(k Key) (Item, bool) {
 			return Item{On: holder, Identity: e.Value.Identity}, true
 		}
 		return Item{}, false
-	case api:
-		return Item{Identity: identity.KubeAPIServer}, true
 	}
-	return Item{}, false
+	id, ok := v.apiServer(a)
+	return Item{Identity: id}, ok
 }
 
 // endpointAt is the endpoint that has an address of its node: the last one that
@@ -379,6 +378,9 @@ func (v *view) holdBack(d time.Duration) (until time.Time, lost string) {
 	first := !v.listed
 	v.listed = true
 	if first {
+		for a := range v.apiServers {
+			v.touch(mappingKey(a))
+		}
 		return time.Time{}, ""
 	}
 	var missing []Key

@@ -52,7 +52,7 @@ func (r *recorder) Loaded()             { r.loaded = true }
 
 func newRegistry(t *testing.T, holdLosses time.Duration) (*Registry, *recorder) {
 	r := &recorder{t: t, items: map[Key]Item{}}
-	return New(Config{Node: "own", Incarnation: "i", HoldLosses: holdLosses, RetryMin: time.Second, RetryMax: time.Second, Log: log.Discard()}, nil, nil, r, Registration{}), r
+	return New(Config{Node: "own", Incarnation: "i", HoldLosses: holdLosses, RetryMin: time.Second, RetryMax: time.Second, Log: log.Discard()}, nil, nil, r, Registration{Underlay: &Underlay{}}), r
 }
 
 // keys is what a store has.
@@ -137,12 +137,12 @@ func TestViewDependsOnTheStoreAlone(t *testing.T) {
 			}
 			if rng.IntN(8) == 0 {
 				api := netip.MustParseAddr([]string{"192.0.2.1", "192.0.2.9", "10.0.0.5"}[rng.IntN(3)])
-				r.SetAPIServers([]netip.Addr{api}, identity.MinNodeLocal)
+				r.SetAPIServers(map[netip.Addr]identity.Numeric{api: identity.MinNodeLocal})
 			}
 			steps++
 			r.Observe(u)
 			fresh, want := newRegistry(t, time.Hour)
-			fresh.SetAPIServers(slices.Collect(maps.Keys(r.view.apiServers)), r.view.apiNode)
+			fresh.SetAPIServers(r.view.apiServers)
 			fresh.Observe(store.listing())
 			if !maps.EqualFunc(got.items, want.items, Item.Equal) {
 				t.Fatalf("seed %d, step %d, after %+v:\nhave %v\nwant %v", seed, step, u, got.items, want.items)
@@ -249,3 +249,71 @@ func TestAddressOfANodeIsNoPodOfAnother(t *testing.T) {
 		}
 	}
 }
+
+// An API server's address has an identity that says where it runs, and none that
+// a later listing would take back.
+func TestAPIServersAreNamedWhereTheyRun(t *testing.T) {
+	const local = identity.MinNodeLocal
+	here, there, outside := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")
+	told := &recorder{t: t, items: map[Key]Item{}}
+	r := New(Config{Node: "own", Incarnation: "i", Log: log.Discard()}, nil, memory{}, told, Registration{})
+	servers := map[netip.Addr]identity.Numeric{here: local, there: local, outside: local}
+	r.SetAPIServers(servers)
+	check := func(when string, want map[netip.Addr]Item) {
+		t.Helper()
+		for a := range servers {
+			got, ok := told.items[mappingKey(a)]
+			if w, any := want[a]; ok != any || !got.Equal(w) {
+				t.Errorf("%s: %s is %+v (%t), want %+v (%t)", when, a, got, ok, w, any)
+			}
+		}
+	}
+	isHere := func(when string, want bool) {
+		t.Helper()
+		if got, _ := r.APIServerHere(); got != want {
+			t.Errorf("%s: an API server has an address of this node: %t, want %t", when, got, want)
+		}
+	}
+	check("before the nodes are known", nil)
+	isHere("before this node is known", false)
+
+	other := node("other", 1, "10.0.2.0/24")
+	other.Record.Underlay = Underlay{Addresses: []netip.Addr{there}}
+	r.Observe(Update{Complete: true, Nodes: []NodeKey{other}})
+	onNode := Item{On: "other", Identity: identity.KubeAPIServer}
+	check("before this node is known", map[netip.Addr]Item{there: onNode})
+
+	_, changed := r.APIServerHere()
+	if _, _, err := r.Register(&Underlay{Addresses: []netip.Addr{here}}, nil, false); err != nil {
+		t.Fatal(err)
+	}
+	all := map[netip.Addr]Item{there: onNode, outside: {Identity: local}}
+	check("with all nodes known", all)
+	isHere("with all nodes known", true)
+	select {
+	case <-changed:
+	default:
+		t.Error("the readers of APIServerHere were not told")
+	}
+	// The registration of before is known without the store.
+	again := New(Config{Node: "own", Log: log.Discard()}, nil, nil, &recorder{t: t, items: map[Key]Item{}}, r.registration)
+	again.SetAPIServers(servers)
+	if ok, _ := again.APIServerHere(); !ok {
+		t.Error("after a restart no API server has an address of this node")
+	}
+
+	r.Observe(Update{Removed: []Removal{{Node: "other"}}})
+	check("with the other node forgotten", map[netip.Addr]Item{there: {Identity: local}, outside: {Identity: local}})
+	other.Record.Underlay.Addresses = nil
+	other.Record.Ranges = []netip.Prefix{netip.MustParsePrefix("192.0.2.3/32")}
+	r.Observe(Update{Nodes: []NodeKey{other}})
+	check("inside the range of another node", map[netip.Addr]Item{there: {Identity: local}})
+	r.SetAPIServers(nil)
+	check("without API servers", nil)
+	isHere("without API servers", false)
+}
+
+// memory is Records that keep nothing.
+type memory struct{}
+
+func (memory) SaveRegistration(Registration) error { return nil }

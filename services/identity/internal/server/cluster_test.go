@@ -311,14 +311,18 @@ func TestNodesAndAddressesAreShown(t *testing.T) {
 func TestAddressesOfAPIServersHaveIdentities(t *testing.T) {
 	s := serve(t)
 	s.reg.Observe(registry.Update{Complete: true, Nodes: []registry.NodeKey{other()}})
-	s.reg.SetAPIServers([]netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("198.51.100.7")}, identity.MinNodeLocal)
-	for a, want := range map[string]uint32{"192.0.2.2": uint32(identity.MinNodeLocal), "198.51.100.7": 7, "10.0.2.1": 6} {
+	if _, _, err := s.reg.Register(&registry.Underlay{}, nil, false); err != nil {
+		t.Fatal(err)
+	}
+	const local = identity.MinNodeLocal
+	s.reg.SetAPIServers(map[netip.Addr]identity.Numeric{netip.MustParseAddr("192.0.2.2"): local, netip.MustParseAddr("198.51.100.7"): local})
+	for a, want := range map[string]uint32{"192.0.2.2": 7, "198.51.100.7": uint32(local), "10.0.2.1": 6} {
 		m, err := s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: a})
 		if err != nil || m.GetMapping().GetIdentity() != want {
 			t.Errorf("%s: %v, %v; want %d", a, m, err, want)
 		}
 	}
-	s.reg.SetAPIServers(nil, 0)
+	s.reg.SetAPIServers(nil)
 	if m, err := s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: "192.0.2.2"}); err != nil || m.GetMapping().GetIdentity() != 6 {
 		t.Errorf("192.0.2.2 without an API server: %v, %v", m, err)
 	}

@@ -340,7 +340,8 @@ func parseIdentity(number uint32, text string) (identity.Identity, error) {
 	if err != nil {
 		return identity.Identity{}, fmt.Errorf("number %d: %w", number, err)
 	}
-	if labels.Set().HasSource(label.SourceReserved) {
+	// Only what this node alone knows has them: an API server in the world.
+	if identity.Numeric(number).Scope() != identity.ScopeNodeLocal && labels.Set().HasSource(label.SourceReserved) {
 		return identity.Identity{}, fmt.Errorf("number %d has reserved labels", number)
 	}
 	return identity.Identity{Number: identity.Numeric(number), Labels: labels}, nil

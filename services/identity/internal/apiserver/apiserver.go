@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package apiserver gives the addresses of the API servers of Kubernetes their
+// identities, so that policies can name the servers wherever they run.
+//
+// On another node it is the reserved identity kube-apiserver, which has the label
+// remote-node too. Outside of all nodes a server belongs to the world, and rules
+// with prefixes select it: that is a set of labels with a number of this node
+// only. On this node the host's own identity has the label in addition.
+package apiserver
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
+)
+
+// retry is the pause after the numbers could not be written.
+const retry = 2 * time.Second
+
+// Servers are the addresses of the API servers; the channel is closed when they
+// may have changed.
+type Servers func() (addresses []netip.Addr, changed <-chan struct{})
+
+// Follower keeps the identities. All fields are required.
+type Follower struct {
+	Servers   Servers
+	Allocator *allocator.Allocator
+	Registry  *registry.Registry
+	Log       *slog.Logger
+}
+
+// Sets of labels.
+var (
+	host      = set(identity.NameHost)
+	hostAPI   = set(identity.NameHost, identity.NameKubeAPIServer)
+	worldAPI4 = set(identity.NameWorldIPv4, identity.NameKubeAPIServer)
+	worldAPI6 = set(identity.NameWorldIPv6, identity.NameKubeAPIServer)
+)
+
+func set(names ...string) label.Canonical {
+	var all []label.Label
+	for _, name := range names {
+		all = append(all, label.Reserved(name))
+	}
+	c, err := label.Canonicalize(all...)
+	if err != nil {
+		panic(err) // these names are short
+	}
+	return c
+}
+
+// Apply gives the addresses as they are now their identities. If a number cannot be
+// written to the disk, all keep what they had.
+func (f *Follower) Apply(ctx context.Context) error {
+	all, _ := f.Servers()
+	numbers := map[netip.Addr]identity.Numeric{}
+	for _, a := range all {
+		if !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() {
+			continue // no address by which a pod reaches it
+		}
+		holder, labels := allocator.ReferenceHolder("sluice.io/kube-apiserver/ipv4"), worldAPI4
+		if a.Is6() {
+			holder, labels = allocator.ReferenceHolder("sluice.io/kube-apiserver/ipv6"), worldAPI6
+		}
+		id, err := f.Allocator.HoldNodeLocal(ctx, holder, labels)
+		if err != nil {
+			return err
+		}
+		numbers[a] = id.Number
+	}
+	f.Registry.SetAPIServers(numbers)
+	f.applyHost()
+	return nil
+}
+
+func (f *Follower) applyHost() {
+	labels := host
+	if here, _ := f.Registry.APIServerHere(); here {
+		labels = hostAPI
+	}
+	f.Allocator.SetHostLabels(labels)
+}
+
+// Run keeps the identities until ctx is done; it then returns nil.
+func (f *Follower) Run(ctx context.Context) error {
+	failed := false
+	for ctx.Err() == nil {
+		_, changed := f.Servers()
+		_, moved := f.Registry.APIServerHere()
+		var again <-chan time.Time
+		if err := f.Apply(ctx); err != nil {
+			if !failed && ctx.Err() == nil {
+				f.Log.Error("the addresses of the API servers keep the identities that they had; it is tried again", log.Err(err))
+			}
+			again = time.After(retry)
+			failed = true
+		} else {
+			failed = false
+		}
+		select {
+		case <-changed:
+		case <-moved:
+		case <-again:
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}

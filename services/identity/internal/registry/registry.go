@@ -632,12 +632,13 @@ func (r *Registry) news(endpoint string, revision int64) bool {
 
 // Status is a summary.
 type Status struct {
-	Nodes    int // others
-	Mappings int // that count, of others
-	Refused  int // mappings that do not count
-	Pending  int // endpoints that wait to be written
-	Ranges   []Refusal
-	Problem  error // why they wait; nil if they do not
+	Registered bool // the store has what this node is
+	Nodes      int  // others
+	Mappings   int  // that count, of others
+	Refused    int  // mappings that do not count
+	Pending    int  // endpoints that wait to be written
+	Ranges     []Refusal
+	Problem    error // why they wait; nil if they do not
 }
 
 // Status returns a summary.
@@ -645,6 +646,7 @@ func (r *Registry) Status() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.view.status()
+	s.Registered = r.revision != 0
 	s.Pending, s.Problem, s.Ranges = len(r.dirty), r.problem, slices.Clone(r.refused)
 	return s
 }

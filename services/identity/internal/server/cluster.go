@@ -167,6 +167,22 @@ func toMode(m registry.RoutingMode) identityv1.RoutingMode {
 	return identityv1.RoutingMode_ROUTING_MODE_UNSPECIFIED // of a later version
 }
 
+// toClusterStatus counts this node among the registered ones.
+func toClusterStatus(s registry.Status) *identityv1.ClusterStatus {
+	out := &identityv1.ClusterStatus{
+		Registered: s.Registered, Nodes: uint32(s.Nodes),
+		Mappings: uint32(s.Mappings), RefusedMappings: uint32(s.Refused), RefusedRanges: uint32(len(s.Ranges)),
+		PendingPublications: uint32(s.Pending),
+	}
+	if s.Registered {
+		out.Nodes++
+	}
+	if s.Problem != nil {
+		out.PublicationError = s.Problem.Error()
+	}
+	return out
+}
+
 func toNode(n registry.Node) *identityv1.Node {
 	u := n.Record.Underlay
 	out := &identityv1.Node{

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
@@ -52,6 +53,9 @@ func (s *nodeStore) Register(_ context.Context, r registry.Record) (int64, []reg
 func (s *nodeStore) Publish(_ context.Context, _ int64, changes []registry.Change) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.away {
+		return 0, errAway
+	}
 	if s.endpoints == nil {
 		s.endpoints = map[string]registry.Addresses{}
 	}
@@ -306,6 +310,56 @@ func TestNodesAndAddressesAreShown(t *testing.T) {
 	if m, err := s.cluster.ForgetNode(t.Context(), &identityv1.ForgetNodeRequest{Name: "other", Force: true}); err != nil || m.GetMappingCount() != 3 || m.GetNode().GetName() != "other" {
 		t.Errorf("forget by force: %v, %v", m, err)
 	}
+}
+
+// TestStatusCountsTheCluster: this node among the others, what does not count,
+// and what waits for the store.
+func TestStatusCountsTheCluster(t *testing.T) {
+	s := serve(t)
+	want := func(what string, want *identityv1.ClusterStatus) {
+		t.Helper()
+		servicetest.EventuallyNil(t, what, func() error {
+			st, err := s.GetStatus(t.Context(), &identityv1.GetStatusRequest{})
+			if err == nil && !proto.Equal(st.GetCluster(), want) {
+				err = fmt.Errorf("%v, want %v", st.GetCluster(), want)
+			}
+			return err
+		})
+	}
+	foreign := mappingOf(6, 300)
+	foreign.Value.Addresses = []netip.Addr{netip.MustParseAddr("10.9.0.1")}
+	s.reg.Observe(registry.Update{
+		Complete: true, Nodes: []registry.NodeKey{other()}, Addresses: []registry.AddressesKey{mappingOf(5, 300), foreign},
+	})
+	resolve := func(id, address string) {
+		t.Helper()
+		if _, err := s.ResolveEndpoint(t.Context(), &identityv1.ResolveEndpointRequest{
+			Owner: owner(id), Labels: []*workloadv1.Label{newLabel("cni", "app", "web")}, Addresses: []string{address},
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	resolve("c1", "10.0.1.5")
+	want("before this node is registered", &identityv1.ClusterStatus{
+		Nodes: 1, Mappings: 1, RefusedMappings: 1, PendingPublications: 1,
+	})
+	if _, err := s.cluster.RegisterNode(t.Context(), &identityv1.RegisterNodeRequest{
+		Underlay:  &identityv1.Underlay{Addresses: []string{"192.0.2.1"}},
+		PodRanges: &identityv1.PodRanges{Prefixes: []string{"10.0.1.0/24"}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want("when it is registered", &identityv1.ClusterStatus{
+		Registered: true, Nodes: 2, Mappings: 1, RefusedMappings: 1,
+	})
+	s.store.mu.Lock()
+	s.store.away = true
+	s.store.mu.Unlock()
+	resolve("c2", "10.0.1.6")
+	want("while the store is away", &identityv1.ClusterStatus{
+		Registered: true, Nodes: 2, Mappings: 1, RefusedMappings: 1, PendingPublications: 1,
+		PublicationError: "publish 1 endpoints: away",
+	})
 }
 
 func TestAddressesOfAPIServersHaveIdentities(t *testing.T) {

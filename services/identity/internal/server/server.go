@@ -311,7 +311,9 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 		}
 		resp.Service.Problems = []*statusv1.Problem{{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: text}}
 	}
-	for _, r := range s.Cluster.Registry.Status().Ranges {
+	cluster := s.Cluster.Registry.Status()
+	resp.Cluster = toClusterStatus(cluster)
+	for _, r := range cluster.Ranges {
 		resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
 			Reason: statusv1.ProblemReason_PROBLEM_REASON_SERVICE,
 			Text:   fmt.Sprintf("the range %s of this node does not count in the cluster: %s", r.Range, r.Reason),

@@ -1658,6 +1658,8 @@ type GetStatusResponse struct {
 	// Revision of the store up to which every change of identities is known; unset
 	// while the service has only its cache.
 	StoreRevision *StoreRevision `protobuf:"bytes,11,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
+	// This node among the others.
+	Cluster       *ClusterStatus `protobuf:"bytes,12,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1755,6 +1757,116 @@ func (x *GetStatusResponse) GetStoreRevision() *StoreRevision {
 	return nil
 }
 
+func (x *GetStatusResponse) GetCluster() *ClusterStatus {
+	if x != nil {
+		return x.Cluster
+	}
+	return nil
+}
+
+// ClusterStatus is what a node knows of the cluster, and the cluster of it.
+type ClusterStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The store has what RegisterNode said of this node last. It stays true while
+	// the store does not answer.
+	Registered bool `protobuf:"varint,1,opt,name=registered,proto3" json:"registered,omitempty"`
+	// Registered nodes, this one too.
+	Nodes uint32 `protobuf:"varint,2,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	// Addresses of other nodes' endpoints of which the identity counts.
+	Mappings uint32 `protobuf:"varint,3,opt,name=mappings,proto3" json:"mappings,omitempty"`
+	// Addresses that other nodes wrote and that do not count.
+	RefusedMappings uint32 `protobuf:"varint,4,opt,name=refused_mappings,json=refusedMappings,proto3" json:"refused_mappings,omitempty"`
+	// Ranges that this node asked for and does not have; problems of service says
+	// which and why.
+	RefusedRanges uint32 `protobuf:"varint,5,opt,name=refused_ranges,json=refusedRanges,proto3" json:"refused_ranges,omitempty"`
+	// Endpoints of this node whose addresses wait for the store.
+	PendingPublications uint32 `protobuf:"varint,6,opt,name=pending_publications,json=pendingPublications,proto3" json:"pending_publications,omitempty"`
+	// Why this node, or endpoints of it, wait for the store; empty if the last
+	// write succeeded, or none was tried.
+	PublicationError string `protobuf:"bytes,7,opt,name=publication_error,json=publicationError,proto3" json:"publication_error,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *ClusterStatus) Reset() {
+	*x = ClusterStatus{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterStatus) ProtoMessage() {}
+
+func (x *ClusterStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterStatus.ProtoReflect.Descriptor instead.
+func (*ClusterStatus) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ClusterStatus) GetRegistered() bool {
+	if x != nil {
+		return x.Registered
+	}
+	return false
+}
+
+func (x *ClusterStatus) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetMappings() uint32 {
+	if x != nil {
+		return x.Mappings
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetRefusedMappings() uint32 {
+	if x != nil {
+		return x.RefusedMappings
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetRefusedRanges() uint32 {
+	if x != nil {
+		return x.RefusedRanges
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetPendingPublications() uint32 {
+	if x != nil {
+		return x.PendingPublications
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetPublicationError() string {
+	if x != nil {
+		return x.PublicationError
+	}
+	return ""
+}
+
 // LabelKeyCount is a label key and how many values of it identities carry.
 type LabelKeyCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1768,7 +1880,7 @@ type LabelKeyCount struct {
 
 func (x *LabelKeyCount) Reset() {
 	*x = LabelKeyCount{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[22]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1780,7 +1892,7 @@ func (x *LabelKeyCount) String() string {
 func (*LabelKeyCount) ProtoMessage() {}
 
 func (x *LabelKeyCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[22]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1793,7 +1905,7 @@ func (x *LabelKeyCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelKeyCount.ProtoReflect.Descriptor instead.
 func (*LabelKeyCount) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{22}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LabelKeyCount) GetKey() string {
@@ -1903,7 +2015,7 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12$\n" +
 	"\x06number\x18\x02 \x01(\rB\f\xbaH\t*\a\x18\xff\xff\xff\a(\x01R\x06number\"\x19\n" +
 	"\x17ConfirmEndpointResponse\"\x12\n" +
-	"\x10GetStatusRequest\"\xf3\x03\n" +
+	"\x10GetStatusRequest\"\xb0\x04\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\n" +
 	" \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1b\n" +
@@ -1915,8 +2027,19 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x0fheld_identities\x18\a \x01(\rR\x0eheldIdentities\x120\n" +
 	"\x14pending_store_writes\x18\b \x01(\rR\x12pendingStoreWrites\x12G\n" +
 	"\x0etop_label_keys\x18\t \x03(\v2!.sluice.identity.v1.LabelKeyCountR\ftopLabelKeys\x12H\n" +
-	"\x0estore_revision\x18\v \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevisionJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03R\aversionR\n" +
-	"start_time\"J\n" +
+	"\x0estore_revision\x18\v \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\x12;\n" +
+	"\acluster\x18\f \x01(\v2!.sluice.identity.v1.ClusterStatusR\aclusterJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03R\aversionR\n" +
+	"start_time\"\x93\x02\n" +
+	"\rClusterStatus\x12\x1e\n" +
+	"\n" +
+	"registered\x18\x01 \x01(\bR\n" +
+	"registered\x12\x14\n" +
+	"\x05nodes\x18\x02 \x01(\rR\x05nodes\x12\x1a\n" +
+	"\bmappings\x18\x03 \x01(\rR\bmappings\x12)\n" +
+	"\x10refused_mappings\x18\x04 \x01(\rR\x0frefusedMappings\x12%\n" +
+	"\x0erefused_ranges\x18\x05 \x01(\rR\rrefusedRanges\x121\n" +
+	"\x14pending_publications\x18\x06 \x01(\rR\x13pendingPublications\x12+\n" +
+	"\x11publication_error\x18\a \x01(\tR\x10publicationError\"J\n" +
 	"\rLabelKeyCount\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12'\n" +
 	"\x0fdistinct_values\x18\x02 \x01(\rR\x0edistinctValues*[\n" +
@@ -1973,7 +2096,7 @@ func file_sluice_identity_v1_identity_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_sluice_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(Scope)(0),                       // 0: sluice.identity.v1.Scope
 	(ErrorReason)(0),                 // 1: sluice.identity.v1.ErrorReason
@@ -1999,70 +2122,72 @@ var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(*ConfirmEndpointResponse)(nil),  // 21: sluice.identity.v1.ConfirmEndpointResponse
 	(*GetStatusRequest)(nil),         // 22: sluice.identity.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 23: sluice.identity.v1.GetStatusResponse
-	(*LabelKeyCount)(nil),            // 24: sluice.identity.v1.LabelKeyCount
-	(*v1.Label)(nil),                 // 25: sluice.workload.v1.Label
-	(*v1.Owner)(nil),                 // 26: sluice.workload.v1.Owner
-	(*v1.PodReference)(nil),          // 27: sluice.workload.v1.PodReference
-	(*StoreRevision)(nil),            // 28: sluice.identity.v1.StoreRevision
-	(*v1.NamedPort)(nil),             // 29: sluice.workload.v1.NamedPort
-	(*v11.ServiceStatus)(nil),        // 30: sluice.status.v1.ServiceStatus
+	(*ClusterStatus)(nil),            // 24: sluice.identity.v1.ClusterStatus
+	(*LabelKeyCount)(nil),            // 25: sluice.identity.v1.LabelKeyCount
+	(*v1.Label)(nil),                 // 26: sluice.workload.v1.Label
+	(*v1.Owner)(nil),                 // 27: sluice.workload.v1.Owner
+	(*v1.PodReference)(nil),          // 28: sluice.workload.v1.PodReference
+	(*StoreRevision)(nil),            // 29: sluice.identity.v1.StoreRevision
+	(*v1.NamedPort)(nil),             // 30: sluice.workload.v1.NamedPort
+	(*v11.ServiceStatus)(nil),        // 31: sluice.status.v1.ServiceStatus
 }
 var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
-	25, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
+	26, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
 	0,  // 1: sluice.identity.v1.Identity.scope:type_name -> sluice.identity.v1.Scope
-	25, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
+	26, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
 	0,  // 3: sluice.identity.v1.AllocateIdentityRequest.scope:type_name -> sluice.identity.v1.Scope
 	2,  // 4: sluice.identity.v1.AllocateIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
-	26, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
+	27, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
 	2,  // 6: sluice.identity.v1.GetIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
 	9,  // 7: sluice.identity.v1.GetIdentityResponse.endpoints:type_name -> sluice.identity.v1.HoldingEndpoint
-	26, // 8: sluice.identity.v1.HoldingEndpoint.owner:type_name -> sluice.workload.v1.Owner
-	27, // 9: sluice.identity.v1.HoldingEndpoint.pod:type_name -> sluice.workload.v1.PodReference
+	27, // 8: sluice.identity.v1.HoldingEndpoint.owner:type_name -> sluice.workload.v1.Owner
+	28, // 9: sluice.identity.v1.HoldingEndpoint.pod:type_name -> sluice.workload.v1.PodReference
 	0,  // 10: sluice.identity.v1.ListIdentitiesRequest.scopes:type_name -> sluice.identity.v1.Scope
 	2,  // 11: sluice.identity.v1.ListIdentitiesResponse.identity:type_name -> sluice.identity.v1.Identity
 	2,  // 12: sluice.identity.v1.WatchIdentitiesResponse.upsert:type_name -> sluice.identity.v1.Identity
 	14, // 13: sluice.identity.v1.WatchIdentitiesResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	28, // 14: sluice.identity.v1.WatchIdentitiesResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	26, // 15: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	25, // 16: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	29, // 17: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	27, // 18: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	29, // 14: sluice.identity.v1.WatchIdentitiesResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	27, // 15: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	26, // 16: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	30, // 17: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	28, // 18: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
 	2,  // 19: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
-	29, // 20: sluice.identity.v1.ResolveEndpointResponse.named_ports:type_name -> sluice.workload.v1.NamedPort
+	30, // 20: sluice.identity.v1.ResolveEndpointResponse.named_ports:type_name -> sluice.workload.v1.NamedPort
 	19, // 21: sluice.identity.v1.WatchEndpointsResponse.upsert:type_name -> sluice.identity.v1.EndpointIdentity
-	26, // 22: sluice.identity.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	27, // 22: sluice.identity.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
 	14, // 23: sluice.identity.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	26, // 24: sluice.identity.v1.EndpointIdentity.owner:type_name -> sluice.workload.v1.Owner
+	27, // 24: sluice.identity.v1.EndpointIdentity.owner:type_name -> sluice.workload.v1.Owner
 	2,  // 25: sluice.identity.v1.EndpointIdentity.identity:type_name -> sluice.identity.v1.Identity
-	29, // 26: sluice.identity.v1.EndpointIdentity.named_ports:type_name -> sluice.workload.v1.NamedPort
-	27, // 27: sluice.identity.v1.EndpointIdentity.pod:type_name -> sluice.workload.v1.PodReference
-	26, // 28: sluice.identity.v1.ConfirmEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	30, // 29: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	24, // 30: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
-	28, // 31: sluice.identity.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	3,  // 32: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
-	5,  // 33: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
-	7,  // 34: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
-	10, // 35: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
-	12, // 36: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
-	15, // 37: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
-	17, // 38: sluice.identity.v1.IdentityService.WatchEndpoints:input_type -> sluice.identity.v1.WatchEndpointsRequest
-	20, // 39: sluice.identity.v1.IdentityService.ConfirmEndpoint:input_type -> sluice.identity.v1.ConfirmEndpointRequest
-	22, // 40: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
-	4,  // 41: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
-	6,  // 42: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
-	8,  // 43: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
-	11, // 44: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
-	13, // 45: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
-	16, // 46: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
-	18, // 47: sluice.identity.v1.IdentityService.WatchEndpoints:output_type -> sluice.identity.v1.WatchEndpointsResponse
-	21, // 48: sluice.identity.v1.IdentityService.ConfirmEndpoint:output_type -> sluice.identity.v1.ConfirmEndpointResponse
-	23, // 49: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
-	41, // [41:50] is the sub-list for method output_type
-	32, // [32:41] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	30, // 26: sluice.identity.v1.EndpointIdentity.named_ports:type_name -> sluice.workload.v1.NamedPort
+	28, // 27: sluice.identity.v1.EndpointIdentity.pod:type_name -> sluice.workload.v1.PodReference
+	27, // 28: sluice.identity.v1.ConfirmEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	31, // 29: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	25, // 30: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
+	29, // 31: sluice.identity.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	24, // 32: sluice.identity.v1.GetStatusResponse.cluster:type_name -> sluice.identity.v1.ClusterStatus
+	3,  // 33: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
+	5,  // 34: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
+	7,  // 35: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
+	10, // 36: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
+	12, // 37: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
+	15, // 38: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
+	17, // 39: sluice.identity.v1.IdentityService.WatchEndpoints:input_type -> sluice.identity.v1.WatchEndpointsRequest
+	20, // 40: sluice.identity.v1.IdentityService.ConfirmEndpoint:input_type -> sluice.identity.v1.ConfirmEndpointRequest
+	22, // 41: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
+	4,  // 42: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
+	6,  // 43: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
+	8,  // 44: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
+	11, // 45: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
+	13, // 46: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
+	16, // 47: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
+	18, // 48: sluice.identity.v1.IdentityService.WatchEndpoints:output_type -> sluice.identity.v1.WatchEndpointsResponse
+	21, // 49: sluice.identity.v1.IdentityService.ConfirmEndpoint:output_type -> sluice.identity.v1.ConfirmEndpointResponse
+	23, // 50: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
+	42, // [42:51] is the sub-list for method output_type
+	33, // [33:42] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_identity_proto_init() }
@@ -2091,7 +2216,7 @@ func file_sluice_identity_v1_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_identity_proto_rawDesc), len(file_sluice_identity_v1_identity_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/explain"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/identity"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/ip"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/node"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
@@ -27,7 +28,7 @@ import (
 
 // commands are those of the program, in the order in which they were added.
 var commands = []func(*invocation.Invocation) *cobra.Command{
-	status.Command, endpoint.Command, identity.Command, ipam.Command,
+	status.Command, endpoint.Command, identity.Command, ip.Command, ipam.Command,
 	policy.Command, explain.Command, observe.Command, bpfmap.Command, audit.Command,
 	prepare.Command, node.Command, dev.Command,
 }

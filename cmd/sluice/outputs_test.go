@@ -72,7 +72,10 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	var got strings.Builder
 	for _, line := range []string{
 		"status", "endpoint list", "endpoint get 0123", "endpoint get x", "identity list", "identity list --all",
-		"identity get 300", "identity get 301", "identity get x",
+		"identity get 300", "identity get 301", "identity get x", "identity top-labels",
+		"ip get 10.244.0.2", "ip get 10.244.0.9", "ip get 192.0.2.7", "ip get 203.0.113.1", "ip get x",
+		"node list", "node get node-a", "node get node-b", "node get x", "node forget node-a", "node forget node-a --force",
+		"node forget node-b --dry-run", "node forget x",
 		"ipam pools", "ipam list", "explain --from 0123 --to 10.244.0.3 --port 80",
 		"explain --from 300 --to 10.244.0.3 --port 80 --source-port 4000", "explain --from 0123 --to 192.0.2.1 --icmp echo",
 		"observe", "observe --label app", "observe --label =", "observe --verdict lost", "map list", "map dump sl_peer",

@@ -5,8 +5,10 @@
 package identity
 
 import (
+	"cmp"
 	"context"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -31,6 +33,16 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		&cobra.Command{
 			Use: "get NUMBER", Short: "Show one identity and who holds it on this node", Args: invocation.Args(1, "a number"),
 			RunE: func(cmd *cobra.Command, a []string) error { return printOne(cmd.Context(), inv, a[0]) },
+		},
+		&cobra.Command{
+			Use:   "top-labels",
+			Short: "Show which label keys make most identities",
+			Long: `Show each label key with the number of its values and of the identities that have
+it, most values first. A key whose values are nearly as many as its identities
+gives each workload an identity of its own: exclude it by labels.exclude of
+sluice-identity, unless policies select by it.`,
+			Args: invocation.Args(0, ""),
+			RunE: func(cmd *cobra.Command, _ []string) error { return printTopLabels(cmd.Context(), inv) },
 		},
 	)
 }
@@ -68,6 +80,46 @@ func printList(ctx context.Context, inv *invocation.Invocation, reserved bool) e
 		output.Row(w, "IDENTITY", "SCOPE", "HELD BY", "LABELS")
 		for _, i := range all {
 			output.Row(w, i.Number, i.Scope, i.References, strings.Join(i.Labels, ","))
+		}
+	})
+}
+
+// labelKey is a key with how many identities it makes.
+type labelKey struct {
+	Key        string `json:"key"`
+	Values     int    `json:"distinctValues"`
+	Identities int    `json:"identities"`
+}
+
+func printTopLabels(ctx context.Context, inv *invocation.Invocation) error {
+	req := &identityv1.ListIdentitiesRequest{
+		Scopes: []identityv1.Scope{identityv1.Scope_SCOPE_CLUSTER, identityv1.Scope_SCOPE_NODE_LOCAL},
+	}
+	values, identities := map[string]map[string]struct{}{}, map[string]int{}
+	call := identityv1.IdentityServiceClient.ListIdentities
+	if err := invocation.Each(ctx, inv, invocation.Identity, call, req, func(m *identityv1.ListIdentitiesResponse) {
+		for _, l := range m.GetIdentity().GetLabels() {
+			key := l.GetSource() + ":" + l.GetKey()
+			if values[key] == nil {
+				values[key] = map[string]struct{}{}
+			}
+			values[key][l.GetValue()] = struct{}{}
+			identities[key]++ // a label set has a key once
+		}
+	}); err != nil {
+		return err
+	}
+	all := []labelKey{}
+	for key, n := range identities {
+		all = append(all, labelKey{key, len(values[key]), n})
+	}
+	slices.SortFunc(all, func(a, b labelKey) int {
+		return cmp.Or(cmp.Compare(b.Values, a.Values), cmp.Compare(b.Identities, a.Identities), cmp.Compare(a.Key, b.Key))
+	})
+	return inv.Show(all, func(w io.Writer) {
+		output.Row(w, "LABEL KEY", "VALUES", "IDENTITIES")
+		for _, k := range all {
+			output.Row(w, k.Key, k.Values, k.Identities)
 		}
 	})
 }

@@ -4,11 +4,14 @@
 package identity
 
 import (
+	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 func TestIdentities(t *testing.T) {
@@ -27,4 +30,25 @@ func TestIdentities(t *testing.T) {
 	for _, bad := range []string{"0", "x", "-1", "16777216"} {
 		n.Want(t, invocation.ExitUsage, "identity", "get", "--", bad)
 	}
+}
+
+// TestTopLabelsBeginWithTheKeyOfMostValues, which is the one that makes identities.
+func TestTopLabelsBeginWithTheKeyOfMostValues(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Identity.More = [][]*workloadv1.Label{
+		{nodetest.Label("app", "db"), nodetest.Label("job", "1")},
+		{nodetest.Label("app", "web"), nodetest.Label("job", "2")},
+		{nodetest.Label("app", "web"), nodetest.Label("job", "3")},
+	}
+	out, _ := n.Want(t, 0, "identity", "top-labels", "-o", "json")
+	var got []labelKey
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	want := []labelKey{{"k8s:job", 3, 3}, {"k8s:app", 2, 4}, {"k8s:tier", 1, 1}}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	out, _ = n.Want(t, 0, "identity", "top-labels")
+	nodetest.WantLines(t, out, "LABEL KEY VALUES IDENTITIES", "k8s:app 2 4")
 }

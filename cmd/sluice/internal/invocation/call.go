@@ -25,6 +25,7 @@ type Service[C any] struct {
 // The services of a node.
 var (
 	Identity = Service[identityv1.IdentityServiceClient]{"identity", identityv1.NewIdentityServiceClient}
+	Cluster  = Service[identityv1.ClusterServiceClient]{"identity", identityv1.NewClusterServiceClient}
 	IPAM     = Service[ipamv1.IPAMServiceClient]{"ipam", ipamv1.NewIPAMServiceClient}
 	Policy   = Service[policyv1.PolicyServiceClient]{"policy", policyv1.NewPolicyServiceClient}
 	Datapath = Service[datapathv1.DatapathServiceClient]{"datapath", datapathv1.NewDatapathServiceClient}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
 	"github.com/sluice-net/sluice/kit/instance"
@@ -178,4 +179,15 @@ func (c *Invocation) ShowChanges(changes []string, err error) error {
 		return err
 	}
 	return shown
+}
+
+// ValidateFlag adds --validate-only, which --dry-run is another name of.
+func ValidateFlag(cmd *cobra.Command, to *bool, help string) {
+	cmd.Flags().BoolVar(to, "validate-only", false, help+"; --dry-run is the same")
+	cmd.Flags().SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "dry-run" {
+			name = "validate-only"
+		}
+		return pflag.NormalizedName(name)
+	})
 }

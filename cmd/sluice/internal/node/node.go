@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-net/sluice/cmd/sluice/internal/cluster"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/instance"
@@ -110,8 +111,8 @@ touched; one that the runtime takes instead is an error in the log and at /ready
 			return show(inv, look(p, o))
 		},
 	})
-	return invocation.Group("node", "Put Sluice on a machine, and take it away",
-		installing, uninstalling, looking, writing)
+	return invocation.Group("node", "Show the nodes of the cluster; put Sluice on a machine, and take it away",
+		append(cluster.Commands(inv), installing, uninstalling, looking, writing)...)
 }
 
 func (o options) configuration(p instance.Paths) configuration {

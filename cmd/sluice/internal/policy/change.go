@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -72,17 +71,6 @@ type changeFlags struct {
 	wait         wait
 }
 
-// validateFlag adds --validate-only, which --dry-run is another name of.
-func validateFlag(cmd *cobra.Command, to *bool, help string) {
-	cmd.Flags().BoolVar(to, "validate-only", false, help+"; --dry-run is the same")
-	cmd.Flags().SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		if name == "dry-run" {
-			name = "validate-only"
-		}
-		return pflag.NormalizedName(name)
-	})
-}
-
 // revision is the value of --if-revision; nil if it was not given.
 func (o *changeFlags) revision() *uint64 {
 	if o.ifRevision < 0 {
@@ -96,7 +84,7 @@ func (o *changeFlags) add(cmd *cobra.Command, files string) {
 	f := cmd.Flags()
 	f.StringArrayVarP(&o.files, "filename", "f", nil, files)
 	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
-	validateFlag(cmd, &o.validate, "check and compile, but change nothing")
+	invocation.ValidateFlag(cmd, &o.validate, "check and compile, but change nothing")
 	f.StringVar(&o.manager, "manager", "", "act as this program, whose policies are apart from those of others")
 	f.Int64Var(&o.ifRevision, "if-revision", -1,
 		"change nothing unless this is the policy revision (default: whatever it is)")

@@ -43,7 +43,7 @@ the policies (yet).`, invocation.ExitNotReady),
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error { return confirm(cmd.Context(), inv, validate) },
 	}
-	validateFlag(cmd, &validate, "say what would be enforced, but confirm nothing")
+	invocation.ValidateFlag(cmd, &validate, "say what would be enforced, but confirm nothing")
 	return cmd
 }
 

@@ -84,6 +84,18 @@ func (s *nodeStatus) askIdentity(ctx context.Context, service *serviceStatus,
 	case s.Identity.StoreError != "":
 		service.Error, service.known = "new label sets cannot be connected: "+s.Identity.StoreError, true
 	}
+	if c := r.GetCluster(); c != nil { // nil from a service of an older version
+		s.Cluster = &clusterStatus{
+			Registered: c.GetRegistered(), Nodes: c.GetNodes(), Mappings: c.GetMappings(),
+			RefusedMappings: c.GetRefusedMappings(), RefusedRanges: c.GetRefusedRanges(),
+			Pending: c.GetPendingPublications(), PublicationError: c.GetPublicationError(),
+		}
+	}
+	for _, p := range r.GetService().GetProblems() {
+		if p.GetReason() != statusv1.ProblemReason_PROBLEM_REASON_STORE { // which is an error of the service already
+			s.Identity.problems = append(s.Identity.problems, p.GetText())
+		}
+	}
 	for _, k := range r.GetTopLabelKeys() {
 		s.Identity.TopLabelKeys = append(s.Identity.TopLabelKeys, fmt.Sprintf("%s (%d values)", k.GetKey(),
 			k.GetDistinctValues()))

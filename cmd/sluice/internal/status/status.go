@@ -46,6 +46,7 @@ type nodeStatus struct {
 	Identity *identityStatus `json:"identity,omitempty"`
 	Pools    []ipam.Pool     `json:"pools,omitempty"`
 	Policy   *policyStatus   `json:"policy,omitempty"`
+	Cluster  *clusterStatus  `json:"cluster,omitempty"`
 }
 
 type serviceStatus struct {
@@ -145,6 +146,19 @@ type identityStatus struct {
 	Held          uint32   `json:"heldIdentities"`
 	PendingWrites uint32   `json:"pendingStoreWrites"`
 	TopLabelKeys  []string `json:"topLabelKeys,omitempty"`
+
+	problems []string // as the service words them, but for those of etcd
+}
+
+// clusterStatus is this node among the others.
+type clusterStatus struct {
+	Registered       bool   `json:"registered"` // etcd has what this node says of itself
+	Nodes            uint32 `json:"nodes"`      // that are registered
+	Mappings         uint32 `json:"mappings"`   // addresses of other nodes
+	RefusedMappings  uint32 `json:"refusedMappings"`
+	RefusedRanges    uint32 `json:"refusedRanges"` // of this node
+	Pending          uint32 `json:"pendingPublications"`
+	PublicationError string `json:"publicationError,omitempty"`
 }
 
 func run(ctx context.Context, inv *invocation.Invocation) error {
@@ -254,6 +268,20 @@ func exhausted(pools []ipam.Pool) []string {
 // warnings is what is wrong and keeps no container from being connected.
 func (s *nodeStatus) warnings() []string {
 	all := []string{}
+	if i := s.Identity; i != nil {
+		for _, problem := range i.problems {
+			all = append(all, "sluice-identity: "+problem)
+		}
+	}
+	if c := s.Cluster; c != nil {
+		if c.RefusedMappings > 0 {
+			all = append(all, fmt.Sprintf("sluice-identity: %d addresses that other nodes wrote do not count; "+
+				"`sluice node list` names the nodes, `sluice ip get` says why of an address", c.RefusedMappings))
+		}
+		if c.PublicationError != "" && s.Identity.StoreReached {
+			all = append(all, "sluice-identity: what this node says does not reach the cluster: "+c.PublicationError)
+		}
+	}
 	if p := s.Policy; p != nil {
 		for _, problem := range p.problems {
 			all = append(all, "sluice-policy: "+problem)
@@ -323,6 +351,9 @@ func (s *nodeStatus) table(w io.Writer) {
 		output.Row(w, "Node", i.Node)
 		output.Row(w, "Identities", fmt.Sprintf("%d in the cluster, %d held here", i.Cluster, i.Held))
 	}
+	if c := s.Cluster; c != nil {
+		output.Row(w, "Cluster", c.text())
+	}
 	for _, p := range s.Pools {
 		free := output.Count(p.Free) + " free"
 		if p.State == "draining" {
@@ -346,6 +377,27 @@ func (s *nodeStatus) table(w io.Writer) {
 	for _, warning := range s.Warnings {
 		fmt.Fprintln(w, "Warning: "+output.Printable(warning))
 	}
+}
+
+// text counts the nodes of the cluster, what they say, and what of it is refused.
+func (c *clusterStatus) text() string {
+	text := fmt.Sprintf("%d nodes, %d mappings of others", c.Nodes, c.Mappings)
+	if !c.Registered {
+		text = "not registered; " + text
+	}
+	for _, more := range []struct {
+		n    uint32
+		what string
+	}{
+		{c.RefusedMappings, "of others refused"},
+		{c.RefusedRanges, "ranges of this node refused"},
+		{c.Pending, "endpoints wait to be published"},
+	} {
+		if more.n > 0 {
+			text += fmt.Sprintf("; %d %s", more.n, more.what)
+		}
+	}
+	return text
 }
 
 // rows are the policies, their tables and sources.

@@ -12,6 +12,8 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
 func TestStatusTellsOfPolicies(t *testing.T) {
@@ -113,6 +115,40 @@ func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
 	want(invocation.ExitNotReady, "Ready only for label sets that this node has", "etcd away: connection refused")
 	n.IPAM.Problems = []string{"no space left on device"}
 	want(invocation.ExitNotReady, "Ready no")
+}
+
+// TestStatusShowsTheCluster: nodes and mappings, and as warnings what of this
+// node or of others does not count.
+func TestStatusShowsTheCluster(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Healthy, n.Policy.Healthy = true, true
+	out, _ := n.Want(t, 0, "status")
+	nodetest.WantLines(t, out, "Cluster 2 nodes, 3 mappings of others")
+	n.Identity.Cluster = &identityv1.ClusterStatus{
+		Nodes: 1, RefusedMappings: 4, RefusedRanges: 1, PendingPublications: 5,
+		PublicationError: "register this node: refused",
+	}
+	n.Identity.Problems = []*statusv1.Problem{{
+		Reason: statusv1.ProblemReason_PROBLEM_REASON_SERVICE, Text: "the range 10.0.0.0/24 does not count",
+	}}
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	nodetest.WantLines(t, out, "Ready yes",
+		"Cluster not registered; 1 nodes, 0 mappings of others; 4 of others refused; 1 ranges of this node refused; "+
+			"5 endpoints wait to be published",
+		"Warning: sluice-identity: the range 10.0.0.0/24 does not count",
+		"Warning: sluice-identity: what this node says does not reach the cluster: register this node: refused",
+		"Warning: sluice-identity: 4 addresses that other nodes wrote do not count; `sluice node list` names the nodes, "+
+			"`sluice ip get` says why of an address")
+	n.Identity.StoreError = "etcd has gone"
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	if strings.Contains(out, "does not reach the cluster") {
+		t.Errorf("the loss of etcd is reported twice:\n%s", out)
+	}
+	n.Identity.StoreError, n.Identity.Problems, n.Identity.Cluster = "", nil, nil
+	out, _ = n.Want(t, 0, "status")
+	if strings.Contains(out, "Cluster") {
+		t.Errorf("of an identity service that says nothing of the cluster:\n%s", out)
+	}
 }
 
 func TestStatusWithoutRightsSaysWhoMayAsk(t *testing.T) {

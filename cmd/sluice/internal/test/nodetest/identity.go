@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
@@ -18,9 +19,16 @@ type identity struct {
 	identityv1.UnimplementedIdentityServiceServer
 	StoreError string // why etcd is away
 	StoreFull  string // what it refuses although it answers
+	Problems   []*statusv1.Problem
+	Cluster    *identityv1.ClusterStatus
+	More       [][]*workloadv1.Label // identities from 302 on
 }
 
-func (*identity) ListIdentities(r *identityv1.ListIdentitiesRequest,
+func newIdentity() *identity {
+	return &identity{Cluster: &identityv1.ClusterStatus{Registered: true, Nodes: 2, Mappings: 3}}
+}
+
+func (f *identity) ListIdentities(r *identityv1.ListIdentitiesRequest,
 	s grpc.ServerStreamingServer[identityv1.ListIdentitiesResponse],
 ) error {
 	if len(r.GetScopes()) == 0 || r.GetScopes()[0] == identityv1.Scope_SCOPE_RESERVED {
@@ -36,7 +44,16 @@ func (*identity) ListIdentities(r *identityv1.ListIdentitiesRequest,
 		Number: 300, Scope: identityv1.Scope_SCOPE_CLUSTER,
 		Labels: []*workloadv1.Label{Label("tier", ""), Label("app", "web")},
 	}
-	return s.Send(&identityv1.ListIdentitiesResponse{Identity: web, ReferenceCount: 2})
+	if err := s.Send(&identityv1.ListIdentitiesResponse{Identity: web, ReferenceCount: 2}); err != nil {
+		return err
+	}
+	for i, labels := range f.More {
+		more := &identityv1.Identity{Number: 302 + uint32(i), Scope: identityv1.Scope_SCOPE_CLUSTER, Labels: labels}
+		if err := s.Send(&identityv1.ListIdentitiesResponse{Identity: more}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (*identity) GetIdentity(_ context.Context, r *identityv1.GetIdentityRequest) (*identityv1.GetIdentityResponse,
@@ -56,8 +73,97 @@ func (*identity) GetIdentity(_ context.Context, r *identityv1.GetIdentityRequest
 }
 
 func (f *identity) GetStatus(context.Context, *identityv1.GetStatusRequest) (*identityv1.GetStatusResponse, error) {
+	service := serviceStatus()
+	service.Problems = f.Problems
 	return &identityv1.GetStatusResponse{
-		Service: serviceStatus(), NodeName: "node-a", StoreConnected: f.StoreError == "",
+		Service: service, NodeName: "node-a", StoreConnected: f.StoreError == "",
 		StoreError: f.StoreError + f.StoreFull, ClusterIdentities: 5, HeldIdentities: 1,
+		Cluster: f.Cluster,
 	}, nil
+}
+
+// cluster answers as node-a of a cluster in which node-b is silent.
+type cluster struct {
+	identityv1.UnimplementedClusterServiceServer
+	node      *Node
+	Forgotten *identityv1.ForgetNodeRequest // the last one
+}
+
+func (c *cluster) nodes() []*identityv1.ListNodesResponse {
+	nodes := []*identityv1.ListNodesResponse{
+		{
+			Local: true, State: identityv1.NodeState_NODE_STATE_ALIVE, MappingCount: 2,
+			Node: &identityv1.Node{
+				Name: "node-a", PodRanges: []string{"10.244.0.0/24", "fd00:244::/64"}, Version: "1.0", Incarnation: "0a",
+				Underlay: &identityv1.Underlay{
+					Addresses: []string{"192.0.2.1", "2001:db8::1"}, OverlayAddresses: []string{"10.244.0.1"},
+					Mode: identityv1.RoutingMode_ROUTING_MODE_OVERLAY, TunnelPort: 8472, Mtu: 1450,
+				},
+			},
+		},
+		{
+			State: identityv1.NodeState_NODE_STATE_SILENT, RefusedMappingCount: 1,
+			Node: &identityv1.Node{
+				Name: "node-b", Version: "1.0",
+				RefusedRanges: []*identityv1.RefusedRange{{
+					Prefix: "10.244.0.0/25", Holder: "node-a", Reason: "node node-a had addresses of it before",
+				}},
+			},
+		},
+	}
+	if c.node.Identity.StoreError != "" {
+		for _, n := range nodes {
+			n.State = identityv1.NodeState_NODE_STATE_UNSPECIFIED
+		}
+	}
+	return nodes
+}
+
+func (c *cluster) ListNodes(_ *identityv1.ListNodesRequest,
+	s grpc.ServerStreamingServer[identityv1.ListNodesResponse],
+) error {
+	for _, n := range c.nodes() {
+		if err := s.Send(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (*cluster) GetIPMapping(_ context.Context, r *identityv1.GetIPMappingRequest) (
+	*identityv1.GetIPMappingResponse, error,
+) {
+	mapping := func(node string, number uint32) *identityv1.IPMapping {
+		return &identityv1.IPMapping{Prefix: r.GetAddress() + "/32", Node: node, Identity: number}
+	}
+	switch r.GetAddress() {
+	case "10.244.0.2":
+		return &identityv1.GetIPMappingResponse{
+			Mapping: mapping("node-a", 300), Range: "10.244.0.0/24", RangeNode: "node-a",
+			Refused: []*identityv1.RefusedMapping{{
+				Mapping: mapping("node-b", 301), Reason: "the address lies in a range of node node-a",
+			}},
+		}, nil
+	case "10.244.0.9":
+		return &identityv1.GetIPMappingResponse{Range: "10.244.0.0/24", RangeNode: "node-a"}, nil
+	case "192.0.2.7":
+		return &identityv1.GetIPMappingResponse{Mapping: mapping("", 7)}, nil
+	}
+	return nil, status.Error(codes.NotFound, "nothing is known of the address: "+r.GetAddress())
+}
+
+func (c *cluster) ForgetNode(_ context.Context, r *identityv1.ForgetNodeRequest) (
+	*identityv1.ForgetNodeResponse, error,
+) {
+	for _, n := range c.nodes() {
+		switch {
+		case n.GetNode().GetName() != r.GetName():
+		case n.GetState() == identityv1.NodeState_NODE_STATE_ALIVE && !r.GetForce():
+			return nil, status.Errorf(codes.FailedPrecondition, "the node is alive: %q", r.GetName())
+		default:
+			c.Forgotten = r
+			return &identityv1.ForgetNodeResponse{Node: n.GetNode(), MappingCount: n.GetMappingCount()}, nil
+		}
+	}
+	return nil, status.Errorf(codes.NotFound, "no such node: %q", r.GetName())
 }

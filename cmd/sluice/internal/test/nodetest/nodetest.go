@@ -53,7 +53,7 @@ type Node struct {
 	// StreamError is why the datapath does not hear identity; empty if it does.
 	StreamError string
 	Identity    *identity
-
+	Cluster     *cluster
 	IPAM        *ipam
 	Policy      *policy
 	PolicyMode  datapathv1.PolicyMode
@@ -90,9 +90,10 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 	n := &Node{
 		commands: commands, RunDir: dir,
 		servers: map[string]*server{}, Health: map[string]*health.Server{},
-		Observed: make(chan *datapathv1.ObserveRequest, 1), AddReady: true, Identity: &identity{}, IPAM: &ipam{},
+		Observed: make(chan *datapathv1.ObserveRequest, 1), AddReady: true, Identity: newIdentity(), IPAM: &ipam{},
 		Policy: newPolicy(), PolicyMode: datapathv1.PolicyMode_POLICY_MODE_NONE,
 	}
+	n.Cluster = &cluster{node: n}
 	for _, service := range []string{"identity", "ipam", "policy", "datapath"} {
 		if err := os.Mkdir(filepath.Join(dir, service), 0o750); err != nil {
 			t.Fatal(err)
@@ -105,6 +106,7 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		switch service {
 		case "identity":
 			identityv1.RegisterIdentityServiceServer(s, n.Identity)
+			identityv1.RegisterClusterServiceServer(s, n.Cluster)
 		case "ipam":
 			ipamv1.RegisterIPAMServiceServer(s, n.IPAM)
 		case "policy":

@@ -10,6 +10,9 @@
 // A node is found by its instance name alone: Down ends every process that was
 // started for the instance and removes every object that carries its name,
 // also if Up was killed half-way.
+//
+// A Cluster is several nodes that share an etcd, each with an instance of its
+// own: those of the cluster x are x-1, x-2 and so on.
 package devnode
 
 import (
@@ -47,6 +50,9 @@ const (
 
 // Services lists all of them in the order of starting.
 func Services() []string { return []string{Etcd, Identity, IPAM, Policy, Datapath} }
+
+// processNames are the names under which an instance may have processes.
+var processNames = append(Services(), etcdMembers(maxEtcdMembers)...)
 
 // ErrRunning is returned by Up for an instance that is up.
 var ErrRunning = errors.New("is running already")
@@ -96,6 +102,10 @@ type state struct {
 	Timeout  time.Duration       `json:"startTimeoutNanoseconds"`
 	Policy   string              `json:"policyMode"`
 	Policies string              `json:"policyDir,omitempty"`
+	// Services run on the node; all of them, unless it is one of a cluster.
+	Services []string `json:"services,omitempty"`
+	// Member is the node's place in its cluster; nil for a node of its own.
+	Member *member `json:"member,omitempty"`
 	// Ready is set once every service has served.
 	Ready bool `json:"ready"`
 }
@@ -105,11 +115,11 @@ type state struct {
 // not ask who writes, and members of the services' group may only read.
 var users = func() map[string]nodefiles.Service {
 	m := map[string]nodefiles.Service{}
-	for _, s := range append(nodefiles.Services(), nodefiles.Service{
-		Name: Etcd, UID: instance.EtcdID,
-		GID: instance.EtcdID, Former: 64705,
-	}) {
+	for _, s := range nodefiles.Services() {
 		m[s.Name] = s
+	}
+	for _, name := range append(etcdMembers(maxEtcdMembers), Etcd) {
+		m[name] = nodefiles.Service{Name: name, UID: instance.EtcdID, GID: instance.EtcdID, Former: 64705}
 	}
 	return m
 }()
@@ -128,62 +138,104 @@ func newNode(name string) (*Node, error) {
 // taken down again if something fails.
 //
 // The error wraps ErrRunning if the instance is up.
-func Up(ctx context.Context, o Options) (_ *Node, err error) {
+func Up(ctx context.Context, o Options) (*Node, error) {
 	n, err := newNode(o.Instance)
 	if err != nil {
 		return nil, err
 	}
-	unlock, err := n.lock()
+	if cluster, ok := clusterOf(n.paths.Name); ok {
+		return nil, fmt.Errorf("instance %s is a node of instance %s", n.paths.Name, cluster.Instance())
+	}
+	err = n.up(ctx, func() error {
+		if n.state, err = o.withDefaults(); err != nil {
+			return err
+		}
+		return n.build(ctx)
+	})
 	if err != nil {
 		return nil, err
 	}
+	return n, nil
+}
+
+// up calls build when nothing of the instance runs or is left of an Up that was
+// killed. What build made is removed if it fails.
+func (n *Node) up(ctx context.Context, build func() error) (err error) {
+	unlock, err := n.lock()
+	if err != nil {
+		return err
+	}
 	defer unlock()
 	if running, err := n.runningServices(); err != nil {
-		return nil, err
+		return err
 	} else if len(running) > 0 {
-		return nil, fmt.Errorf("instance %s %w: %v", n.paths.Name, ErrRunning, running)
+		return fmt.Errorf("instance %s %w: %v", n.paths.Name, ErrRunning, running)
 	}
-	// Leftovers of an Up that was killed.
 	if err := n.remove(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	if n.state, err = o.withDefaults(); err != nil {
-		return nil, err
+	if err := build(); err != nil {
+		return errors.Join(err, n.remove(context.WithoutCancel(ctx)))
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, n.remove(context.WithoutCancel(ctx)))
-		}
-	}()
-	if err := n.makeDirectories(); err != nil {
-		return nil, err
+	return nil
+}
+
+// build makes the node that state describes and starts its services.
+func (n *Node) build(ctx context.Context) error {
+	if err := n.prepare(); err != nil {
+		return err
 	}
-	if err := bindReadOnly(n.state.BinDir, n.binDir()); err != nil {
-		return nil, err
-	}
-	if n.state.Policies != "" {
-		if err := bindReadOnly(n.state.Policies, n.PolicyDir()); err != nil {
-			return nil, err
-		}
+	return n.begin(ctx)
+}
+
+// prepare makes all of the node but its processes.
+func (n *Node) prepare() error {
+	if err := n.makePlace(); err != nil {
+		return err
 	}
 	if err := n.writeState(); err != nil {
-		return nil, err
+		return err
 	}
-	if err := n.makeNetwork(); err != nil {
-		return nil, err
+	makeNetwork := n.makeNetwork
+	if n.state.Member != nil {
+		makeNetwork = n.joinNetwork
 	}
-	if err := n.writeCNIConfig(); err != nil {
-		return nil, err
+	if err := makeNetwork(); err != nil {
+		return err
 	}
-	group, groupCtx := errgroup.WithContext(ctx)
-	for _, service := range Services() {
-		group.Go(func() error { return n.Start(groupCtx, service) })
-	}
-	if err := group.Wait(); err != nil {
-		return nil, err
+	return n.writeCNIConfig()
+}
+
+// begin starts the services of a node that was prepared.
+func (n *Node) begin(ctx context.Context) error {
+	if err := n.startAll(ctx); err != nil {
+		return err
 	}
 	n.state.Ready = true
-	return n, n.writeState()
+	return n.writeState()
+}
+
+// makePlace makes the directories of the instance and mounts what lies elsewhere.
+func (n *Node) makePlace() error {
+	if err := n.makeDirectories(); err != nil {
+		return err
+	}
+	if err := bindReadOnly(n.state.BinDir, n.binDir()); err != nil {
+		return err
+	}
+	if n.state.Policies == "" {
+		return nil
+	}
+	return bindReadOnly(n.state.Policies, n.PolicyDir())
+}
+
+// startAll starts every service of the instance, all at once.
+func (n *Node) startAll(ctx context.Context) error {
+	group, groupCtx := errgroup.WithContext(ctx)
+	for _, service := range n.Services() {
+		group.Go(func() error { return n.Start(groupCtx, service) })
+	}
+	return group.Wait()
 }
 
 // Open gives the node of an instance that another process brought up.
@@ -196,6 +248,10 @@ func Open(name string) (*Node, error) {
 	}
 	content, err := os.ReadFile(n.statePath())
 	if errors.Is(err, fs.ErrNotExist) {
+		if c, err := OpenCluster(n.paths.Name); err == nil {
+			return nil, fmt.Errorf("instance %s has several nodes, %s to %s: name one", n.paths.Name,
+				c.nodeName(c.state.Nodes[0]), c.nodeName(c.state.Nodes[len(c.state.Nodes)-1]))
+		}
 		return nil, fmt.Errorf("instance %s %w", n.paths.Name, ErrNotRunning)
 	}
 	if err != nil {
@@ -208,7 +264,9 @@ func Open(name string) (*Node, error) {
 }
 
 // Down ends every process of an instance and removes all that Up made, and
-// succeeds if there is nothing. It needs no state file.
+// succeeds if there is nothing. It needs no state file. Down of a cluster takes
+// all of its nodes down; Down of one of its nodes removes that one, as if its
+// machine had been switched off.
 func Down(ctx context.Context, name string) error {
 	n, err := newNode(name)
 	if err != nil {
@@ -241,8 +299,20 @@ func (n *Node) Down(ctx context.Context) error { return Down(ctx, n.paths.Name) 
 // Instance is the node's name.
 func (n *Node) Instance() string { return n.paths.Name }
 
+// Name is what the node is called in its cluster.
+func (n *Node) Name() string { return n.name() }
+
 // Paths are the directories of the node.
 func (n *Node) Paths() instance.Paths { return n.paths }
+
+// Services are those that run on the node, in the order of starting. etcd is
+// not among them on a node of a cluster.
+func (n *Node) Services() []string {
+	if n.state.Services != nil {
+		return slices.Clone(n.state.Services)
+	}
+	return Services()
+}
 
 // Socket is the path of a service's gRPC socket.
 func (n *Node) Socket(service string) string { return n.paths.Socket(service) }
@@ -258,6 +328,19 @@ func (n *Node) netnsMount() string { return filepath.Join(n.paths.RunDir, "node.
 
 // Device is the caller's end of the link to the node.
 func (n *Node) Device() string { return n.link() }
+
+// Addresses are those of the node's uplink, one per family.
+func (n *Node) Addresses() []netip.Addr {
+	if m := n.state.Member; m != nil {
+		var addresses []netip.Addr
+		for _, p := range m.Addresses {
+			addresses = append(addresses, p.Addr())
+		}
+		return addresses
+	}
+	ipv4, ipv6 := n.linkAddresses()
+	return []netip.Addr{ipv4[1], ipv6[1]}
+}
 
 // PodCIDRs are the ranges of pod addresses.
 func (n *Node) PodCIDRs() []netip.Prefix { return slices.Clone(n.state.PodCIDRs) }
@@ -371,7 +454,7 @@ func (n *Node) lock() (unlock func(), err error) {
 // makeDirectories makes the directories of the node itself, those of the services
 // with the owners that the services expect.
 func (n *Node) makeDirectories() error {
-	for _, service := range Services() {
+	for _, service := range n.Services() {
 		if _, err := nodefiles.Prepare(n.paths, users[service]); err != nil {
 			return err
 		}
@@ -423,10 +506,13 @@ func unmount(path string) error {
 }
 
 // remove takes down whatever exists of the instance, in the reverse order of
-// Up, and goes on after errors.
+// Up, and goes on after errors. The nodes of a cluster go before it.
 func (n *Node) remove(ctx context.Context) error {
+	if err := n.removeMembers(ctx); err != nil {
+		return err // the file that names them stays, for the next attempt
+	}
 	var errs []error
-	services := Services()
+	services := slices.Clone(processNames)
 	slices.Reverse(services)
 	for _, service := range services {
 		errs = append(errs, n.Stop(ctx, service))

@@ -51,6 +51,8 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	case os.Getenv("DEVNODE_TEST_UP") != "":
 		os.Exit(upForTest(os.Getenv("DEVNODE_TEST_UP")))
+	case os.Getenv("DEVNODE_TEST_UP_CLUSTER") != "":
+		os.Exit(upClusterForTest(os.Getenv("DEVNODE_TEST_UP_CLUSTER")))
 	}
 	os.Exit(m.Run())
 }
@@ -110,6 +112,20 @@ func upForTest(options string) int {
 		return 2
 	}
 	if _, err := Up(context.Background(), o); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// upClusterForTest is the same of a cluster.
+func upClusterForTest(options string) int {
+	var o ClusterOptions
+	if err := json.Unmarshal([]byte(options), &o); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	if _, err := UpCluster(context.Background(), o); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

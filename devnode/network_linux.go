@@ -59,10 +59,9 @@ func hashOf(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// makeNetwork makes the node's namespace and joins it to the caller's by a
-// veth pair: the caller reaches the node and its pods, and the node's default
-// route leads to the caller. Nothing else of the caller's namespace changes.
-func (n *Node) makeNetwork() error {
+// makeNamespace makes the node's network namespace, with its loopback device up,
+// and names it as iproute2 does.
+func (n *Node) makeNamespace() error {
 	if err := makeNetns(n.netnsMount()); err != nil {
 		return err
 	}
@@ -72,40 +71,70 @@ func (n *Node) makeNetwork() error {
 	if err := os.Symlink(n.netnsMount(), n.Netns()); err != nil {
 		return fmt.Errorf("name network namespace: %w", err)
 	}
-	node, err := os.Open(n.Netns())
+	return inNetns(n.Netns(), func() error { return setUp("lo") })
+}
+
+// connect makes a veth pair from the calling thread's namespace into another one.
+func connect(device, netns, peer string, mtu int) error {
+	target, err := os.Open(netns)
 	if err != nil {
 		return err
 	}
-	defer node.Close()
+	defer target.Close()
+	attributes := netlink.NewLinkAttrs()
+	attributes.Name, attributes.MTU = device, mtu
+	pair := &netlink.Veth{
+		LinkAttrs: attributes, PeerName: peer, PeerMTU: uint32(mtu), PeerNamespace: netlink.NsFd(int(target.Fd())),
+	}
+	if err := netlink.LinkAdd(pair); err != nil {
+		return fmt.Errorf("make device %s: %w", device, err)
+	}
+	return nil
+}
+
+// makeNetwork makes the node's namespace and joins it to the caller's by a
+// veth pair: the caller reaches the node and its pods, and the node's default
+// route leads to the caller. Nothing else of the caller's namespace changes.
+func (n *Node) makeNetwork() error {
+	if err := n.makeNamespace(); err != nil {
+		return err
+	}
 	mtu, err := defaultRouteMTU()
 	if err != nil {
 		return err
 	}
-	attributes := netlink.NewLinkAttrs()
-	attributes.Name, attributes.MTU = n.link(), mtu
-	pair := &netlink.Veth{
-		LinkAttrs: attributes, PeerName: uplink, PeerMTU: uint32(mtu),
-		PeerNamespace: netlink.NsFd(int(node.Fd())),
-	}
-	if err := netlink.LinkAdd(pair); err != nil {
-		return fmt.Errorf("make device %s: %w", n.link(), err)
+	if err := connect(n.link(), n.Netns(), uplink, mtu); err != nil {
+		return err
 	}
 	ipv4, ipv6 := n.linkAddresses()
 	// The node's end first, so that the caller's routes find their device up.
-	err = inNetns(n.Netns(), func() error {
+	if err := n.configureUplink([]netip.Prefix{netip.PrefixFrom(ipv4[1], 31), netip.PrefixFrom(ipv6[1], 127)},
+		ipv4[0], ipv6[0]); err != nil {
+		return err
+	}
+	if err := configure(n.link(), netip.PrefixFrom(ipv4[0], 31), netip.PrefixFrom(ipv6[0], 127)); err != nil {
+		return fmt.Errorf("configure %s: %w", n.link(), err)
+	}
+	if err := n.routePods(n.link(), ipv4[1], ipv6[1]); err != nil {
+		return fmt.Errorf("route to the pods: %w", err)
+	}
+	return nil
+}
+
+// configureUplink has the node forward, gives its uplink addresses, and makes
+// the gateways its default routes.
+func (n *Node) configureUplink(addresses []netip.Prefix, gateways ...netip.Addr) error {
+	err := inNetns(n.Netns(), func() error {
 		// /proc/sys/net is that of the thread's namespace.
 		for _, path := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
 			if err := os.WriteFile(path, []byte("1"), 0); err != nil {
 				return err
 			}
 		}
-		if err := setUp("lo"); err != nil {
+		if err := configure(uplink, addresses...); err != nil {
 			return err
 		}
-		if err := configure(uplink, ipv4[1], ipv6[1]); err != nil {
-			return err
-		}
-		for _, gateway := range []netip.Addr{ipv4[0], ipv6[0]} {
+		for _, gateway := range gateways {
 			if err := addRoute(uplink, netip.PrefixFrom(unspecified(gateway), 0), gateway); err != nil {
 				return err
 			}
@@ -115,28 +144,22 @@ func (n *Node) makeNetwork() error {
 	if err != nil {
 		return fmt.Errorf("configure the node's %s: %w", uplink, err)
 	}
-	if err := configure(n.link(), ipv4[0], ipv6[0]); err != nil {
-		return fmt.Errorf("configure %s: %w", n.link(), err)
-	}
-	if err := n.routePods(ipv4[1], ipv6[1]); err != nil {
-		return fmt.Errorf("route to the pods: %w", err)
-	}
 	return nil
 }
 
-// routePods adds the caller's routes to the pod ranges. Without given ranges it
+// routePods adds the caller's routes to the pod ranges, by a device of its. Without given ranges it
 // takes free ones: a route is how a node claims them, and another node may
 // claim the same ones first.
-func (n *Node) routePods(ipv4, ipv6 netip.Addr) error {
+func (n *Node) routePods(device string, ipv4, ipv6 netip.Addr) error {
 	add := func(prefixes []netip.Prefix) error {
 		for i, prefix := range prefixes {
 			gateway := ipv4
 			if prefix.Addr().Is6() {
 				gateway = ipv6
 			}
-			if err := addRoute(n.link(), prefix, gateway); err != nil {
+			if err := addRoute(device, prefix, gateway); err != nil {
 				for _, added := range prefixes[:i] {
-					err = errors.Join(err, deleteRoute(n.link(), added))
+					err = errors.Join(err, deleteRoute(device, added))
 				}
 				return err
 			}
@@ -198,19 +221,25 @@ func removeMount(path string) error {
 	return nil
 }
 
-// removeNetwork removes the device, and with it the routes, and the namespace.
-func (n *Node) removeNetwork() error {
-	var errs []error
-	link, err := netlink.LinkByName(n.link())
+// removeLink removes a device of the calling thread's namespace, and with it its
+// routes. What is not there is no error.
+func removeLink(device string) error {
+	link, err := netlink.LinkByName(device)
 	switch {
 	case errors.As(err, new(netlink.LinkNotFoundError)):
+		return nil
 	case err != nil:
-		errs = append(errs, fmt.Errorf("find %s: %w", n.link(), err))
-	default:
-		if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
-			errs = append(errs, fmt.Errorf("remove %s: %w", n.link(), err))
-		}
+		return fmt.Errorf("find %s: %w", device, err)
 	}
+	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove %s: %w", device, err)
+	}
+	return nil
+}
+
+// removeNetwork removes the device, and with it the routes, and the namespace.
+func (n *Node) removeNetwork() error {
+	errs := []error{removeLink(n.link()), n.leaveNetwork()}
 	if err := os.Remove(n.Netns()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		errs = append(errs, err)
 	}
@@ -243,19 +272,20 @@ func makeNetns(path string) error {
 
 // configure gives a device of the current namespace its addresses and sets it
 // up.
-func configure(device string, ipv4, ipv6 netip.Addr) error {
+func configure(device string, addresses ...netip.Prefix) error {
 	link, err := netlink.LinkByName(device)
 	if err != nil {
 		return err
 	}
-	for _, a := range []*netlink.Addr{
-		{IPNet: ipNet(netip.PrefixFrom(ipv4, 31))},
-		// No duplicate address detection: the address works at once, and both
-		// ends are ours.
-		{IPNet: ipNet(netip.PrefixFrom(ipv6, 127)), Flags: unix.IFA_F_NODAD},
-	} {
+	for _, p := range addresses {
+		a := &netlink.Addr{IPNet: ipNet(p)}
+		if p.Addr().Is6() {
+			// No duplicate address detection: the address works at once, and every
+			// device of the network is ours.
+			a.Flags = unix.IFA_F_NODAD
+		}
 		if err := netlink.AddrAdd(link, a); err != nil {
-			return fmt.Errorf("address %s: %w", a.IPNet, err)
+			return fmt.Errorf("address %s: %w", p, err)
 		}
 	}
 	return netlink.LinkSetUp(link)
@@ -300,6 +330,16 @@ func defaultRouteMTU() (int, error) {
 
 // freePodCIDRs picks ranges to which no route of the caller leads.
 func freePodCIDRs() ([]netip.Prefix, error) {
+	free, err := freeRanges(244)
+	if err != nil {
+		return nil, fmt.Errorf("%w; give the pod CIDRs", err)
+	}
+	return free, nil
+}
+
+// freeRanges picks 10.K.N.0/24 and fd00:K:N::/64 with the first N, in hexadecimal
+// digits for IPv6, to which no route of the caller leads.
+func freeRanges(k byte) ([]netip.Prefix, error) {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
@@ -318,13 +358,13 @@ func freePodCIDRs() ([]netip.Prefix, error) {
 		return false
 	}
 	for i := range 256 {
-		ipv4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(i)}), 24)
-		ipv6 := netip.MustParsePrefix(fmt.Sprintf("fd00:244:%x::/64", i))
+		ipv4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, k, byte(i)}), 24)
+		ipv6 := netip.MustParsePrefix(fmt.Sprintf("fd00:%d:%x::/64", k, i))
 		if !taken(ipv4) && !taken(ipv6) {
 			return []netip.Prefix{ipv4, ipv6}, nil
 		}
 	}
-	return nil, errors.New("every range 10.244.0.0/24 to 10.244.255.0/24 has a route; give the pod CIDRs")
+	return nil, fmt.Errorf("every range 10.%d.0.0/24 to 10.%d.255.0/24 has a route", k, k)
 }
 
 func unspecified(like netip.Addr) netip.Addr {

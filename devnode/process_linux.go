@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"net"
 	"os"
@@ -28,8 +29,10 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 )
 
+func isEtcd(service string) bool { return service == Etcd || strings.HasPrefix(service, Etcd+"-") }
+
 func executable(binDir, service string) string {
-	if service == Etcd {
+	if isEtcd(service) {
 		return filepath.Join(binDir, "sluice-devetcd")
 	}
 	return filepath.Join(binDir, "sluice-"+service)
@@ -38,13 +41,21 @@ func executable(binDir, service string) string {
 // mark is the argument by which a service's process is known to belong to the
 // instance.
 func (n *Node) mark(service string) string {
-	if service == Etcd {
+	if isEtcd(service) {
 		return "--data-dir=" + n.paths.ServiceStateDir(service)
 	}
 	return "--instance=" + n.paths.Name
 }
 
-func (n *Node) etcdURL() string { return "unix://" + n.Socket(Etcd) }
+func (n *Node) etcdURL(service string) string { return "unix://" + n.Socket(service) }
+
+// etcdURLs are where the node's identity service finds etcd.
+func (n *Node) etcdURLs() []string {
+	if n.state.Member != nil {
+		return n.state.Member.Etcd
+	}
+	return []string{n.etcdURL(Etcd)}
+}
 
 // arguments are the command line of a service, its mark first.
 func (n *Node) arguments(service string) []string {
@@ -54,10 +65,11 @@ func (n *Node) arguments(service string) []string {
 		cidrs = append(cidrs, p.String())
 	}
 	switch service {
-	case Etcd:
-		args = append(args, "--listen="+n.etcdURL())
+	default: // etcd, or a member of it
+		args = append(args, "--listen="+n.etcdURL(service))
+		args = append(args, memberArguments(n.Services(), service)...)
 	case Identity:
-		args = append(args, "--etcd-endpoints="+n.etcdURL(), "--node="+n.name())
+		args = append(args, "--etcd-endpoints="+strings.Join(n.etcdURLs(), ","), "--node="+n.name())
 	case IPAM:
 		args = append(args, "--pools="+strings.Join(cidrs, ","))
 	case Policy:
@@ -113,7 +125,7 @@ func (n *Node) Start(ctx context.Context, service string, files ...*os.File) err
 		}
 		return cmd.Start()
 	}
-	if service == Datapath {
+	if service == Datapath || isEtcd(service) && service != Etcd {
 		err = inNetns(n.Netns(), begin)
 	} else {
 		err = onOwnThread(begin)
@@ -180,10 +192,10 @@ type healthCheck struct {
 }
 
 func (n *Node) healthCheck(service string) healthCheck {
-	if service == Etcd {
+	if isEtcd(service) {
 		// No health service there; who listens serves.
 		return healthCheck{close: func() {}, serving: func(ctx context.Context) error {
-			conn, err := new(net.Dialer).DialContext(ctx, "unix", n.Socket(Etcd))
+			conn, err := new(net.Dialer).DialContext(ctx, "unix", n.Socket(service))
 			if err != nil {
 				return err
 			}
@@ -249,44 +261,66 @@ func (n *Node) PID(service string) (int, error) {
 	return pids[0], nil
 }
 
+// runningServices are those of the instance, and of the nodes of a cluster.
 func (n *Node) runningServices() ([]string, error) {
-	var running []string
-	for _, service := range Services() {
-		pids, err := n.processes(service)
+	pids, err := n.allProcesses()
+	if err != nil {
+		return nil, err
+	}
+	running := slices.Sorted(maps.Keys(pids))
+	members, err := n.members()
+	for _, m := range members {
+		of, err := m.allProcesses()
 		if err != nil {
 			return nil, err
 		}
-		if len(pids) > 0 {
-			running = append(running, service)
+		for _, service := range slices.Sorted(maps.Keys(of)) {
+			running = append(running, service+" of "+m.paths.Name)
 		}
 	}
-	return running, nil
+	return running, err
 }
 
 // processes finds the service's processes by their command line.
 func (n *Node) processes(service string) ([]int, error) {
+	pids, err := n.allProcesses()
+	return pids[service], err
+}
+
+// allProcesses finds those of every service.
+func (n *Node) allProcesses() (map[string][]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
 	}
-	var pids []int
+	pids := map[string][]int{}
 	for _, e := range entries {
-		if pid, err := strconv.Atoi(e.Name()); err == nil && n.belongs(pid, service) {
-			pids = append(pids, pid)
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			if service := n.serviceOf(pid); service != "" {
+				pids[service] = append(pids[service], pid)
+			}
 		}
 	}
 	return pids, nil
 }
 
-// belongs says whether a process is one of the service and this instance. A
+// serviceOf is the service that a process is of, if it is of this instance. A
 // zombie, whose command line is empty, is not.
-func (n *Node) belongs(pid int, service string) bool {
+func (n *Node) serviceOf(pid int) string {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
-		return false
+		return ""
 	}
 	args := strings.Split(string(bytes.TrimRight(content, "\x00")), "\x00")
-	return len(args) > 1 && filepath.Base(args[0]) == filepath.Base(executable("", service)) && args[1] == n.mark(service)
+	if len(args) < 2 {
+		return ""
+	}
+	for _, service := range processNames {
+		if filepath.Base(args[0]) == filepath.Base(executable("", service)) && args[1] == n.mark(service) {
+			return service
+		}
+	}
+	return ""
 }
 
 func (n *Node) end(ctx context.Context, service string, signal unix.Signal) error {
@@ -312,7 +346,7 @@ func (n *Node) endProcess(ctx context.Context, pid int, service string, signal u
 		return fmt.Errorf("pidfd of %s (%d): %w", service, pid, err)
 	}
 	defer unix.Close(fd)
-	if !n.belongs(pid, service) {
+	if n.serviceOf(pid) != service {
 		return nil
 	}
 	grace, cancel := context.WithTimeout(ctx, 10*time.Second)

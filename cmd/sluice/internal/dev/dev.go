@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package dev runs a whole node for development. It alone of the command line makes network namespaces and devices.
+// Package dev runs a whole node for development, or several. It alone of the command line makes network namespaces and
+// devices.
 package dev
 
 import (
@@ -32,11 +33,11 @@ const defaultInstance = "dev"
 func Command(inv *invocation.Invocation) *cobra.Command {
 	var (
 		podCIDRs []string
-		o        devnode.Options
+		o        devnode.ClusterOptions
 	)
 	up := &cobra.Command{
 		Use:   "up",
-		Short: "Start a node: its own network namespace, etcd and every service",
+		Short: "Start a node, or several: own network namespaces, etcd and every service",
 		Long: `Start a whole node under the directories of one instance: a network namespace of
 its own, joined to the caller's by a veth pair, an embedded etcd, sluice-identity,
 sluice-ipam, sluice-policy and sluice-datapath, each as its own user. It returns when all of them
@@ -59,17 +60,14 @@ addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 			"node only until then; none: no policy is enforced")
 	up.Flags().StringVar(&o.PolicyDir, "policy-dir", "",
 		"directory of manifests that are in force besides what is applied (default: an empty one below the run directory)")
+	up.Flags().IntVar(&o.Nodes, "nodes", 1, fmt.Sprintf("how many nodes, at most %d", devnode.MaxNodes))
+	up.Flags().IntVar(&o.EtcdMembers, "etcd-members", 1, "1 or 3, for several nodes")
 	cmd := invocation.Group("dev", "Run a whole node for development and tests", up,
 		&cobra.Command{
-			Use: "down", Short: "End a node and remove everything that `dev up` made", Args: invocation.Args(0, ""),
+			Use: "down", Short: "End a node, or several, and remove everything that `dev up` made", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return down(cmd.Context(), inv) },
 		},
-		&cobra.Command{
-			Use: "restart SERVICE", Short: "End one service of the node and start it again",
-			Args:      invocation.Args(1, "one of "+strings.Join(devnode.Services(), ", ")),
-			ValidArgs: devnode.Services(),
-			RunE:      func(cmd *cobra.Command, a []string) error { return restart(cmd.Context(), inv, a[0]) },
-		},
+		restartCommand(inv),
 		&cobra.Command{
 			Use: "status", Short: "Show the processes of the node", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printStatus(cmd.Context(), inv) },
@@ -94,8 +92,30 @@ addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 // policyModes are those of the datapath.
 var policyModes = []string{"required", "init", "none"}
 
-func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o devnode.Options) error {
+func restartCommand(inv *invocation.Invocation) *cobra.Command {
+	node := 0
+	cmd := &cobra.Command{
+		Use: "restart SERVICE", Short: "End one service of the node and start it again",
+		Args:      invocation.Args(1, "one of "+strings.Join(devnode.Services(), ", ")),
+		ValidArgs: devnode.Services(),
+		RunE:      func(cmd *cobra.Command, a []string) error { return restart(cmd.Context(), inv, node, a[0]) },
+	}
+	cmd.Flags().IntVar(&node, "node", 0, "number of the node, of several")
+	return cmd
+}
+
+func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o devnode.ClusterOptions) error {
 	o.Instance = inv.Instance
+	switch {
+	case o.Nodes < 1 || o.Nodes > devnode.MaxNodes:
+		return invocation.Usagef("--nodes: %d is not 1 to %d", o.Nodes, devnode.MaxNodes)
+	case o.EtcdMembers != 1 && o.EtcdMembers != 3:
+		return invocation.Usagef("--etcd-members: %d is neither 1 nor 3", o.EtcdMembers)
+	case o.Nodes == 1 && o.EtcdMembers > 1:
+		return invocation.Usagef("--etcd-members: one node has one etcd; see --nodes")
+	case o.Nodes > 1 && len(podCIDRs) > 0:
+		return invocation.Usagef("--pod-cidr: each of several nodes has ranges of its own")
+	}
 	for _, s := range podCIDRs {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
@@ -117,15 +137,31 @@ func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o de
 		o.BinDir = filepath.Dir(self)
 	}
 	began := time.Now()
-	node, err := devnode.Up(ctx, o)
+	if o.Nodes > 1 {
+		c, err := devnode.UpCluster(ctx, o)
+		if err != nil {
+			return running(inv, err)
+		}
+		d, err := describeCluster(ctx, inv, c)
+		if err != nil {
+			return err
+		}
+		return inv.Show(d, func(w io.Writer) { d.welcome(w, time.Since(began)) })
+	}
+	node, err := devnode.Up(ctx, o.Options)
+	if err != nil {
+		return running(inv, err)
+	}
+	return inv.Show(describe(ctx, inv, node), func(w io.Writer) { welcome(inv, w, node, time.Since(began)) })
+}
+
+// running says what to do if err is that the instance runs.
+func running(inv *invocation.Invocation, err error) error {
 	if errors.Is(err, devnode.ErrRunning) {
 		return fmt.Errorf("%w; see `sluice dev status --instance %s`, end it with `sluice dev down --instance %s`", err,
 			inv.Instance, inv.Instance)
 	}
-	if err != nil {
-		return err
-	}
-	return inv.Show(describe(ctx, inv, node), func(w io.Writer) { welcome(inv, w, node, time.Since(began)) })
+	return err
 }
 
 // shownNode is what `dev up -o json` and `dev status -o json` print.
@@ -161,7 +197,13 @@ func describe(ctx context.Context, inv *invocation.Invocation, node *devnode.Nod
 	for _, p := range node.PodCIDRs() {
 		d.PodCIDRs = append(d.PodCIDRs, p.String())
 	}
-	for _, name := range devnode.Services() {
+	d.Services = describeServices(ctx, node)
+	return d
+}
+
+// describeServices are those that run on the node.
+func describeServices(ctx context.Context, node *devnode.Node) (all []shownService) {
+	for _, name := range node.Services() {
 		s := shownService{Name: name, Socket: node.Socket(name), Log: node.Log(name)}
 		var err error
 		if s.PID, err = node.PID(name); err == nil {
@@ -173,15 +215,15 @@ func describe(ctx context.Context, inv *invocation.Invocation, node *devnode.Nod
 				s.Error = st.Message()
 			}
 		}
-		d.Services = append(d.Services, s)
+		all = append(all, s)
 	}
-	return d
+	return all
 }
 
 func welcome(inv *invocation.Invocation, w io.Writer, node *devnode.Node, took time.Duration) {
 	fmt.Fprintf(w, "Node %s is up after %.1f s.\n\n", node.Instance(), took.Seconds())
 	output.Row(w, "SERVICE", "PID", "SOCKET")
-	for _, name := range devnode.Services() {
+	for _, name := range node.Services() {
 		pid, err := node.PID(name)
 		if err != nil {
 			continue // it ended just now; dev status says so
@@ -221,20 +263,43 @@ func prefixTexts(prefixes []netip.Prefix) []string {
 }
 
 func down(ctx context.Context, inv *invocation.Invocation) error {
+	what := "Node " + inv.Instance + " is"
+	if _, err := devnode.OpenCluster(inv.Instance); err == nil {
+		what = "The nodes of " + inv.Instance + " are"
+	}
 	if err := devnode.Down(ctx, inv.Instance); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(inv.ErrOut, "Node %s is down.\n", inv.Instance)
+	_, err := fmt.Fprintf(inv.ErrOut, "%s down.\n", what)
 	return err
 }
 
-func restart(ctx context.Context, inv *invocation.Invocation, service string) error {
-	if !slices.Contains(devnode.Services(), service) {
-		return invocation.Usagef("%q is not one of %s", service, strings.Join(devnode.Services(), ", "))
+// find gives the node that runs a service: of several, the one of a number, or
+// the hub, of which etcd has no number.
+func find(inv *invocation.Invocation, number int, service string) (*devnode.Node, error) {
+	c, err := devnode.OpenCluster(inv.Instance)
+	switch {
+	case errors.Is(err, devnode.ErrNotRunning) && number == 0:
+		return devnode.Open(inv.Instance)
+	case errors.Is(err, devnode.ErrNotRunning):
+		return nil, invocation.Usagef("--node: instance %s has not several nodes", inv.Instance)
+	case err != nil:
+		return nil, err
+	case number != 0:
+		return c.Node(number)
+	case slices.Contains(c.Hub().Services(), service):
+		return c.Hub(), nil
 	}
-	node, err := devnode.Open(inv.Instance)
+	return nil, invocation.Usagef("instance %s has several nodes: want --node", inv.Instance)
+}
+
+func restart(ctx context.Context, inv *invocation.Invocation, number int, service string) error {
+	node, err := find(inv, number, service)
 	if err != nil {
 		return err
+	}
+	if !slices.Contains(node.Services(), service) {
+		return invocation.Usagef("%q is not one of %s", service, strings.Join(node.Services(), ", "))
 	}
 	began := time.Now()
 	if err := node.Restart(ctx, service); err != nil {
@@ -245,6 +310,9 @@ func restart(ctx context.Context, inv *invocation.Invocation, service string) er
 }
 
 func printStatus(ctx context.Context, inv *invocation.Invocation) error {
+	if c, err := devnode.OpenCluster(inv.Instance); err == nil {
+		return printCluster(ctx, inv, c)
+	}
 	node, err := devnode.Open(inv.Instance)
 	if err != nil {
 		return err
@@ -253,20 +321,27 @@ func printStatus(ctx context.Context, inv *invocation.Invocation) error {
 	if err := inv.Show(d, func(w io.Writer) {
 		output.Row(w, "SERVICE", "PID", "SERVING", "SOCKET", "LOG")
 		for _, s := range d.Services {
-			pid, serving := "-", "yes"
-			if s.PID != 0 {
-				pid = fmt.Sprint(s.PID)
-			}
-			if !s.Serving {
-				serving = "no: " + s.Error
-			}
-			output.Row(w, s.Name, pid, serving, s.Socket, s.Log)
+			s.row(w)
 		}
 	}); err != nil {
 		return err
 	}
-	if slices.ContainsFunc(d.Services, func(s shownService) bool { return !s.Serving }) {
+	if slices.ContainsFunc(d.Services, shownService.away) {
 		return invocation.ErrNotReady
 	}
 	return nil
+}
+
+func (s shownService) away() bool { return !s.Serving }
+
+// row writes the service into a table, after other cells.
+func (s shownService) row(w io.Writer, before ...any) {
+	pid, serving := "-", "yes"
+	if s.PID != 0 {
+		pid = fmt.Sprint(s.PID)
+	}
+	if !s.Serving {
+		serving = "no: " + s.Error
+	}
+	output.Row(w, append(before, s.Name, pid, serving, s.Socket, s.Log)...)
 }

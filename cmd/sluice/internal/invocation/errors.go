@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -128,13 +129,20 @@ func (c *Invocation) explain(err error) string {
 }
 
 // OtherNodes names the development nodes of this machine, of which one was
-// probably meant if no instance was named.
+// probably meant if no instance was named, or one that has several nodes.
 func (c *Invocation) OtherNodes() string {
-	if c.Instance != "" || c.RunDir != "" {
+	which := "*"
+	if c.Instance != "" {
+		which = c.Instance + "-*"
+		if _, err := os.Stat("/run/sluice-" + c.Instance + "/cluster.json"); err != nil {
+			return ""
+		}
+	}
+	if c.RunDir != "" {
 		return ""
 	}
-	found, err := filepath.Glob("/run/sluice-*/dev.json")
-	if err != nil || len(found) == 0 || len(found) > 8 {
+	found, err := filepath.Glob("/run/sluice-" + which + "/dev.json")
+	if err != nil || len(found) == 0 || len(found) > 16 {
 		return ""
 	}
 	for i, path := range found {

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package dev
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/devnode"
+)
+
+// shownCluster is what `dev up -o json` and `dev status -o json` print of several
+// nodes.
+type shownCluster struct {
+	Instance string `json:"instance"`
+	Netns    string `json:"netns"` // of the bridge between the nodes
+	// PolicyDir has the manifests that every node reads.
+	PolicyDir string         `json:"policyDir"`
+	Etcd      []shownService `json:"etcd"`
+	Nodes     []shownMember  `json:"nodes"`
+}
+
+// shownMember is one of the nodes.
+type shownMember struct {
+	Name      string   `json:"name"`
+	Addresses []string `json:"addresses"`
+	shownNode
+}
+
+func describeCluster(ctx context.Context, inv *invocation.Invocation, c *devnode.Cluster) (d shownCluster, err error) {
+	nodes, err := c.Nodes()
+	if err != nil {
+		return d, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
+	defer cancel()
+	d = shownCluster{
+		Instance: c.Instance(), Netns: c.Hub().Netns(), PolicyDir: c.Hub().PolicyDir(),
+		Etcd: describeServices(ctx, c.Hub()), Nodes: []shownMember{},
+	}
+	for _, n := range nodes {
+		m := shownMember{Name: n.Name(), shownNode: describe(ctx, inv, n)}
+		for _, a := range n.Addresses() {
+			m.Addresses = append(m.Addresses, a.String())
+		}
+		d.Nodes = append(d.Nodes, m)
+	}
+	return d, nil
+}
+
+func (d shownCluster) welcome(w io.Writer, took time.Duration) {
+	fmt.Fprintf(w, "%d nodes of %s are up after %.1f s, with %s of etcd.\n\n", len(d.Nodes), d.Instance, took.Seconds(),
+		members(len(d.Etcd)))
+	output.Row(w, "INSTANCE", "NODE", "ADDRESSES", "PODS", "NETNS")
+	for _, n := range d.Nodes {
+		output.Row(w, n.Instance, n.Name, strings.Join(n.Addresses, ","), strings.Join(n.PodCIDRs, ","), n.Netns)
+	}
+	first := d.Nodes[0]
+	fmt.Fprintf(w, `
+Policies of all nodes  %[1]s
+
+Look at them:
+  sluice node list --instance %[2]s
+  sluice status --instance %[2]s
+  sluice dev status --instance %[3]s
+
+End them:
+  sluice dev down --instance %[3]s
+`, d.PolicyDir, first.Instance, d.Instance)
+}
+
+func members(n int) string {
+	if n == 1 {
+		return "one member"
+	}
+	return fmt.Sprintf("%d members", n)
+}
+
+func printCluster(ctx context.Context, inv *invocation.Invocation, c *devnode.Cluster) error {
+	d, err := describeCluster(ctx, inv, c)
+	if err != nil {
+		return err
+	}
+	if err := inv.Show(d, func(w io.Writer) {
+		output.Row(w, "INSTANCE", "SERVICE", "PID", "SERVING", "SOCKET", "LOG")
+		for _, s := range d.Etcd {
+			s.row(w, d.Instance)
+		}
+		for _, n := range d.Nodes {
+			for _, s := range n.Services {
+				s.row(w, n.Instance)
+			}
+		}
+	}); err != nil {
+		return err
+	}
+	away := slices.ContainsFunc(d.Etcd, shownService.away)
+	for _, n := range d.Nodes {
+		away = away || slices.ContainsFunc(n.Services, shownService.away)
+	}
+	if away {
+		return invocation.ErrNotReady
+	}
+	return nil
+}

@@ -50,6 +50,7 @@ type EtcdConfig struct {
 	ServerName string        `config:"serverName" help:"name in etcd's certificate, if it is not the host of the endpoint"`
 	Prefix     string        `config:"prefix" help:"beginning of all keys; the same on all nodes of a cluster"`
 	LeaseTTL   time.Duration `config:"leaseTTL" help:"how long the references of this node outlive its last sign of life; the same on all nodes"`
+	AliveTTL   time.Duration `config:"aliveTTL" help:"how long this node is alive for others, and has its name, after its last sign of life"`
 	Timeout    time.Duration `config:"timeout" help:"how long one request may take; a caller's own deadline may be shorter"`
 	Heartbeat  time.Duration `config:"heartbeat" help:"between two looks whether etcd answers and this node has its name"`
 }
@@ -84,6 +85,7 @@ func defaults(p instance.Paths) Config {
 			Endpoints: []string{"http://127.0.0.1:2379"},
 			Prefix:    "/sluice/v1/identity",
 			LeaseTTL:  15 * time.Minute,
+			AliveTTL:  time.Minute,
 			Timeout:   3 * time.Second,
 			Heartbeat: 5 * time.Second,
 		},
@@ -116,6 +118,7 @@ func (c *Config) Validate() error {
 	between("etcd.timeout", c.Etcd.Timeout, 10*time.Millisecond, time.Minute)
 	between("etcd.heartbeat", c.Etcd.Heartbeat, 10*time.Millisecond, time.Hour)
 	between("etcd.leaseTTL", c.Etcd.LeaseTTL, time.Second, 24*time.Hour)
+	between("etcd.aliveTTL", c.Etcd.AliveTTL, time.Second, time.Hour)
 	between("gc.grace", c.GC.Grace, 0, 24*time.Hour)
 	between("gc.quarantine", c.GC.Quarantine, time.Second, 7*24*time.Hour)
 	between("gc.interval", c.GC.Interval, 10*time.Millisecond, time.Hour)

@@ -60,7 +60,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 
 	sess, err := session.Open(session.Config{
 		Client: cfg.Etcd.client(), Prefix: cfg.Etcd.Prefix, Node: cfg.Node, TTL: cfg.Etcd.LeaseTTL,
-		AliveTTL: time.Minute, Incarnation: last.Incarnation, Boot: dir.BootID(), Last: last.Holds.Session,
+		AliveTTL: cfg.Etcd.AliveTTL, Incarnation: last.Incarnation, Boot: dir.BootID(), Last: last.Holds.Session,
 		Timeout: cfg.Etcd.Timeout, Listen: cfg.listen(), Log: p.Log,
 	})
 	if err != nil {

@@ -351,22 +351,22 @@ func (s *Store) Publish(ctx context.Context, record int64, changes []registry.Ch
 }
 
 // Forget implements registry.Store.
-func (s *Store) Forget(ctx context.Context, node string, force bool) (int, error) {
+func (s *Store) Forget(ctx context.Context, node string, force bool) error {
 	key := s.nodeKey(node)
 	for range maxRaces {
 		have, err := s.getAll(ctx, "read node", key)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		if have[0] == nil {
-			return 0, fmt.Errorf("%w: %q", registry.ErrNoNode, node)
+			return fmt.Errorf("%w: %q", registry.ErrNoNode, node)
 		}
 		alive, err := s.session.Alive(ctx, node)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		if alive != nil && !force {
-			return 0, fmt.Errorf("%w: %q", registry.ErrAlive, node)
+			return fmt.Errorf("%w: %q", registry.ErrAlive, node)
 		}
 		var ranges []string
 		if rec, err := s.readRecord(have[0]); err == nil {
@@ -376,7 +376,7 @@ func (s *Store) Forget(ctx context.Context, node string, force bool) (int, error
 		}
 		ops, err := s.quarantine(ctx, node, ranges)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		unchanged := []clientv3.Cmp{session.Unchanged(key, have[0])}
 		if !force {
@@ -385,14 +385,13 @@ func (s *Store) Forget(ctx context.Context, node string, force bool) (int, error
 		ops = append(ops, clientv3.OpDelete(s.nodePrefix(node), clientv3.WithPrefix()))
 		resp, err := s.session.Commit(ctx, "forget node", s.session.Txn(ctx).If(unchanged...).Then(ops...))
 		if err != nil {
-			return 0, err
+			return err
 		}
 		if resp.Succeeded {
-			deleted := resp.Responses[len(resp.Responses)-1].GetResponseDeleteRange().GetDeleted()
-			return int(deleted) - 1, nil // but for the record
+			return nil
 		}
 	}
-	return 0, fmt.Errorf("%w: node %q changes all the time", allocator.ErrUnavailable, node)
+	return fmt.Errorf("%w: node %q changes all the time", allocator.ErrUnavailable, node)
 }
 
 // Alive implements registry.Store.

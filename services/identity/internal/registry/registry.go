@@ -190,9 +190,8 @@ type Store interface {
 	// ErrForgotten if the record is not the one of that revision.
 	Publish(ctx context.Context, record int64, changes []Change) (revision int64, err error)
 	// Forget removes the record and the mappings of a node, and puts its ranges
-	// into quarantine. It returns the number of mappings. Its errors are
-	// ErrNoNode and, without force, ErrAlive.
-	Forget(ctx context.Context, node string, force bool) (mappings int, err error)
+	// into quarantine. Its errors are ErrNoNode and, without force, ErrAlive.
+	Forget(ctx context.Context, node string, force bool) error
 	// Alive returns the names of the nodes that are alive.
 	Alive(ctx context.Context) (map[string]bool, error)
 }
@@ -678,7 +677,8 @@ func (r *Registry) Alive(ctx context.Context) (map[string]bool, error) {
 	return r.store.Alive(ctx)
 }
 
-// Forget removes the record and the mappings of a node: see Store.
+// Forget removes the record and the mappings of a node, and returns what was
+// known of it: see Store.
 func (r *Registry) Forget(ctx context.Context, node string, force, validateOnly bool) (Known, error) {
 	var known *Known
 	for _, k := range r.Nodes() {
@@ -698,7 +698,5 @@ func (r *Registry) Forget(ctx context.Context, node string, force, validateOnly 
 		}
 		return *known, err
 	}
-	n, err := r.store.Forget(ctx, node, force)
-	known.Mappings = n
-	return *known, err
+	return *known, r.store.Forget(ctx, node, force)
 }

@@ -185,7 +185,7 @@ func (n *node) openCore(cfg Config) (err error) {
 	n.Core = lifecycle.New(c)
 	if n.Ranges.Changes() && n.ranges != nil && !cfg.ValidateOnly {
 		n.Keeper = podrange.New(podrange.Options{
-			Set: n.Ranges, Source: n.ranges, Entries: n.Kernel.Addresses, Host: n.Host, Endpoints: n.Core, Log: n.log,
+			Set: n.Ranges, Source: n.ranges, Entries: n.Kernel.IPCache, Host: n.Host, Endpoints: n.Core, Log: n.log,
 		})
 	}
 	n.Auditor = &audit.Auditor{Core: n.Core, Host: n.Host, Changes: n.dev, Log: n.log}

@@ -37,6 +37,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
@@ -106,7 +107,8 @@ type Kernel struct {
 	Pins      *pin.Maps
 	Programs  *program.Programs
 	Endpoints *slotmap.Maps
-	Addresses *ipmap.Maps
+	Addresses *ipmap.Maps // to be read; IPCache writes them
+	IPCache   *ipcache.Cache
 	Tables    *policymap.Maps
 
 	Connections *conntrack.Connections
@@ -162,7 +164,8 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		return nil, err
 	}
 	k.Addresses = ipmap.Open(k.Pins)
-	k.Endpoints = slotmap.Open(k.Pins, k.Addresses, slotmap.Options{Reserved: o.ReservedEndpoints, Log: o.Log})
+	k.IPCache = ipcache.New(k.Addresses, o.Log)
+	k.Endpoints = slotmap.Open(k.Pins, k.IPCache, slotmap.Options{Reserved: o.ReservedEndpoints, Log: o.Log})
 	k.Events = event.Open(k.Pins)
 	k.Connections, err = conntrack.Open(k.Pins, conntrack.Options{
 		Endpoints: k.Endpoints, Worlds: o.worlds(), Log: o.Log,
@@ -216,7 +219,7 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
 			return err
 		}
 	}
-	if err := k.Addresses.Settle(podCIDRs, isLocal, k.opened.Log); err != nil {
+	if err := k.IPCache.Settle(podCIDRs, isLocal); err != nil {
 		return fmt.Errorf("settle the ipcache: %w", err)
 	}
 	// a slot that was unpublished just before the last process ended may

@@ -34,7 +34,7 @@ type Source = watch.Source[netip.Prefix, netip.Addr]
 // Entries are the ranges in the ipcache.
 type Entries interface {
 	AddRange(p netip.Prefix) error
-	Remove(p netip.Prefix) error
+	DropRange(p netip.Prefix) error
 }
 
 // Host is what the node has for its ranges.
@@ -270,7 +270,7 @@ func (k *Keeper) goes(ctx context.Context, p netip.Prefix) error {
 	if err := errors.Join(k.Host.RemoveRange(p), faultRemoveNode.Hit(ctx)); err != nil {
 		return fmt.Errorf("rules and routes of the former pod range %v: %w", p, err)
 	}
-	if err := errors.Join(k.Entries.Remove(p), faultRemoveEntry.Hit(ctx)); err != nil {
+	if err := errors.Join(k.Entries.DropRange(p), faultRemoveEntry.Hit(ctx)); err != nil {
 		return fmt.Errorf("entry of the former pod range %v: %w", p, err)
 	}
 	delete(k.going, p)

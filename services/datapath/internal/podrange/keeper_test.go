@@ -72,7 +72,7 @@ func (n *node) AddRange(p netip.Prefix) error {
 	return err
 }
 
-func (n *node) Remove(p netip.Prefix) error {
+func (n *node) DropRange(p netip.Prefix) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	err := n.do("no entry", p)

@@ -10,7 +10,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -216,11 +215,6 @@ func (as *Maps) trie(p netip.Prefix) (*ebpf.Map, any) {
 	return as.ipc6, &bpf.MapsSlPrefix6{Bits: uint32(p.Bits()), Addr: p.Addr().As16()}
 }
 
-// AddRange makes a pod range of the node unknown-in-cluster.
-func (as *Maps) AddRange(p netip.Prefix) error {
-	return as.Set(p, Info{Identity: identity.UnknownInCluster, Flags: PodRange})
-}
-
 // Ranges lists the pod ranges of the node.
 func (as *Maps) Ranges() ([]netip.Prefix, error) {
 	all, err := as.List()
@@ -231,33 +225,6 @@ func (as *Maps) Ranges() ([]netip.Prefix, error) {
 		}
 	}
 	return ranges, err
-}
-
-// Settle makes the node's pod ranges unknown-in-cluster, so that an address
-// without an endpoint is never taken for the world, and removes every prefix
-// that neither a range nor a local address accounts for: ranges of an earlier
-// configuration, and what a killed process did not come to remove. What another
-// node holds is left alone: only who hears of that node can tell.
-func (as *Maps) Settle(ranges []netip.Prefix, local func(netip.Addr) bool, log *slog.Logger) error {
-	have, err := as.List()
-	if err != nil {
-		return err
-	}
-	for _, p := range ranges {
-		if err := as.AddRange(p); err != nil {
-			return fmt.Errorf("%v: %w", p, err)
-		}
-	}
-	for _, e := range have {
-		if e.Node != 0 || slices.Contains(ranges, e.Prefix) || e.Prefix.IsSingleIP() && local(e.Prefix.Addr()) {
-			continue
-		}
-		log.Info("left by an earlier process, removed", "prefix", e.Prefix, "identity", e.Identity)
-		if err := as.Remove(e.Prefix); err != nil {
-			return fmt.Errorf("%v: %w", e.Prefix, err)
-		}
-	}
-	return nil
 }
 
 // addressBucket is the place of an address in sl_pgen, as address_epoch_bucket of

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -44,7 +45,7 @@ func open(t testing.TB, dir string) *instance {
 	i.pins, err = pin.Open(pin.Options{Dir: dir, Log: log}, spec)
 	fail(err)
 	i.addresses = ipmap.Open(i.pins)
-	i.endpoints = slotmap.Open(i.pins, i.addresses, slotmap.Options{Log: log})
+	i.endpoints = slotmap.Open(i.pins, ipcache.New(i.addresses, log), slotmap.Options{Log: log})
 	i.Maps, err = Open(i.pins, i.endpoints, log)
 	t.Cleanup(func() { i.close(t) })
 	fail(err)

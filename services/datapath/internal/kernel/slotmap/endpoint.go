@@ -394,10 +394,10 @@ func (eps *Maps) insertKeys(e Endpoint) (undo []func() error, err error) {
 		undo = append(undo, func() error { return pin.DeleteKey(m, key) })
 	}
 	for _, a := range e.Addrs() {
-		if err := eps.addresses.Set(ipmap.HostPrefix(a), ipmap.Info{Identity: e.Identity}); err != nil {
+		if err := eps.addresses.SetLocal(a, e.Identity); err != nil {
 			return undo, fmt.Errorf("ipcache of %v: %w", a, err)
 		}
-		undo = append(undo, func() error { return eps.addresses.Remove(ipmap.HostPrefix(a)) })
+		undo = append(undo, func() error { return eps.addresses.RemoveLocal(a) })
 	}
 	return undo, nil
 }
@@ -461,7 +461,7 @@ func (eps *Maps) Unpublish(s Slot) error {
 		if owner != s {
 			continue
 		}
-		if err := eps.addresses.Remove(ipmap.HostPrefix(a)); err != nil {
+		if err := eps.addresses.RemoveLocal(a); err != nil {
 			return fmt.Errorf("ipcache of %v: %w", a, err)
 		}
 		m, key := eps.addrMap(a)

@@ -22,7 +22,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -33,7 +33,7 @@ import (
 type Maps struct {
 	log       *slog.Logger
 	reserved  bool
-	addresses *ipmap.Maps
+	addresses *ipcache.Cache
 
 	devices, ip4, ip6 *ebpf.Map
 	mem               []byte // of sl_ep
@@ -53,7 +53,7 @@ type Options struct {
 }
 
 // Open finds the maps of endpoints among all. It writes nothing.
-func Open(pm *pin.Maps, addresses *ipmap.Maps, o Options) *Maps {
+func Open(pm *pin.Maps, addresses *ipcache.Cache, o Options) *Maps {
 	return &Maps{
 		log: o.Log, reserved: o.Reserved, addresses: addresses,
 		devices: pm.Map(bpf.MapsMapSlIf), ip4: pm.Map(bpf.MapsMapSlIp4), ip6: pm.Map(bpf.MapsMapSlIp6),

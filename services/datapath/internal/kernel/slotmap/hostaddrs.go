@@ -13,7 +13,6 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
@@ -48,7 +47,7 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 			errs = append(errs, fmt.Errorf("host address %v: %w by slot %d", a, pin.ErrExists, s))
 			continue
 		}
-		if err := eps.addresses.Set(ipmap.HostPrefix(a), ipmap.Info{Identity: identity.Host}); err != nil {
+		if err := eps.addresses.SetLocal(a, identity.Host); err != nil {
 			errs = append(errs, fmt.Errorf("host address %v: ipcache: %w", a, err))
 			continue
 		}
@@ -66,7 +65,7 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 // removeHostAddr removes the key last: it is by the key that the next call, or
 // the next process, finds the address if something fails.
 func (eps *Maps) removeHostAddr(a netip.Addr) error {
-	if err := eps.addresses.Remove(ipmap.HostPrefix(a)); err != nil {
+	if err := eps.addresses.RemoveLocal(a); err != nil {
 		return fmt.Errorf("ipcache: %w", err)
 	}
 	m, key := eps.addrMap(a)

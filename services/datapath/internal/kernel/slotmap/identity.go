@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -67,7 +66,7 @@ func (eps *Maps) SetIdentity(
 func (eps *Maps) publishIdentity(s Slot) error {
 	e := eps.at(s)
 	for _, a := range e.Addrs() {
-		if err := eps.addresses.Set(ipmap.HostPrefix(a), ipmap.Info{Identity: e.Identity}); err != nil {
+		if err := eps.addresses.SetLocal(a, e.Identity); err != nil {
 			return fmt.Errorf("ipcache of %v: %w", a, err)
 		}
 	}

@@ -4,6 +4,7 @@
 package kernel
 
 import (
+	"encoding/binary"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -13,9 +14,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 )
 
-// Random changes of prefixes, compared with the obvious longest match: whenever
-// the answer for an address changes, its epoch has moved; and a change that
-// changes no answer disturbs no connection.
+// TestKernelEpochOfAnAddressMovesWithItsLongestMatch makes random changes of
+// prefixes and compares with the obvious longest match. Whenever the answer for
+// an address changes, its identity or its node, its epoch has moved; where no
+// answer of a bucket changes, be it that a longer prefix answers for its
+// addresses, no connection is disturbed.
 func TestKernelEpochOfAnAddressMovesWithItsLongestMatch(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	r := rand.New(rand.NewPCG(1, 2))
@@ -37,7 +40,12 @@ func TestKernelEpochOfAnAddressMovesWithItsLongestMatch(t *testing.T) {
 		for step := range 400 {
 			p, err := addrs[r.IntN(len(addrs))].Prefix(base.BitLen() - []int{0, 0, 1, 3, 5, 9, 14}[r.IntN(7)])
 			must(t, "prefix", err)
-			was, epochs := map[netip.Addr]ipmap.Info{}, map[netip.Addr]uint16{}
+			large := base.BitLen()-p.Bits() >= 12
+			was, epochs, moved := map[netip.Addr]ipmap.Info{}, map[netip.Addr]uint16{}, map[uint32]bool{}
+			below := map[netip.Addr]ipmap.Info{}
+			for a := p.Addr(); !large && p.Contains(a); a = a.Next() {
+				below[a] = match(a)
+			}
 			for _, a := range addrs {
 				was[a] = match(a)
 				epochs[a], err = k.Addresses.Epoch(a)
@@ -47,9 +55,12 @@ func TestKernelEpochOfAnAddressMovesWithItsLongestMatch(t *testing.T) {
 				must(t, "Remove", k.Addresses.Remove(p))
 				delete(have, p)
 			} else {
-				info := ipmap.Info{Identity: identity.Numeric(300 + r.IntN(2))}
+				info := ipmap.Info{Identity: identity.Numeric(300 + r.IntN(2)), Node: uint16(1 + r.IntN(2))}
 				must(t, "Set", k.Addresses.Set(p, info))
 				have[p] = info
+			}
+			for a, info := range below {
+				moved[bucket(a)] = moved[bucket(a)] || match(a) != info
 			}
 			changed := false
 			for _, a := range addrs {
@@ -62,6 +73,9 @@ func TestKernelEpochOfAnAddressMovesWithItsLongestMatch(t *testing.T) {
 				must(t, "Epoch", err)
 				if got != was[a] && epoch == epochs[a] {
 					t.Fatalf("step %d, %v: %v was %+v and is %+v, and its epoch is still %d", step, p, a, was[a], got, epoch)
+				}
+				if !large && epoch != epochs[a] && !moved[bucket(a)] {
+					t.Fatalf("step %d, %v: nothing changed for the bucket of %v, and its epoch has moved", step, p, a)
 				}
 				changed = changed || epoch != epochs[a]
 			}
@@ -76,4 +90,12 @@ func TestKernelEpochOfAnAddressMovesWithItsLongestMatch(t *testing.T) {
 			}
 		}
 	}
+}
+
+// bucket is the number of an address's epoch, as docs/datapath.md describes it.
+func bucket(a netip.Addr) (h uint32) {
+	for b := a.AsSlice(); len(b) > 0; b = b[4:] {
+		h = (h ^ binary.BigEndian.Uint32(b)) * 0x9e3779b1
+	}
+	return h >> 20
 }

@@ -85,29 +85,68 @@ func (as *Maps) Remove(p netip.Prefix) error {
 	return as.change(p, pin.DeleteKey)
 }
 
-// change writes a prefix. If it says another thing to the addresses below it
-// than before, or than the shorter prefix that counted for them, their epochs
-// are bumped after the write: a verdict that was stored with an epoch from after
-// the bump has seen the new entry. Addresses that a longer prefix answers for
-// are bumped too, which costs an evaluation and nothing else.
+// change writes a prefix, and bumps the epoch of every address for which the
+// longest matching prefix says another thing than before, after the write: a
+// verdict that was stored with an epoch from after the bump has seen the new
+// entry. Addresses that a longer prefix answers for are left alone, but in a
+// prefix of as many addresses as there are epochs, or more.
 func (as *Maps) change(p netip.Prefix, write func(m *ebpf.Map, key any) error) error {
 	if err := as.gate.Lock(); err != nil {
 		return err
 	}
 	defer as.gate.Unlock()
-	m, key := as.trie(p)
-	was, err := longest(m, key)
+	was, err := as.answers(p)
 	if err != nil {
 		return err
 	}
+	m, key := as.trie(p)
 	if err := write(m, key); err != nil {
 		return err
 	}
-	is, err := longest(m, key)
-	if err != nil || is != was {
-		as.bumpPrefix(p)
+	is, err := as.answers(p)
+	if err != nil {
+		is = nil // every address may have another answer
+	}
+	if large(p) {
+		if !slices.Equal(is, was) {
+			for i := range buckets {
+				as.bump(i)
+			}
+		}
+		return err
+	}
+	a := p.Addr()
+	for i := range was {
+		if is == nil || is[i] != was[i] {
+			as.bump(addressBucket(a))
+		}
+		a = a.Next()
 	}
 	return err
+}
+
+// buckets is how many epochs there are. Addresses share them.
+const buckets = 4096
+
+// large says whether a prefix has as many addresses as there are epochs.
+func large(p netip.Prefix) bool { return p.Addr().BitLen()-p.Bits() >= 12 }
+
+// answers are what the ipcache says of each address of a prefix, in order. Of a
+// large one it is what counts for those that no longer prefix answers for.
+func (as *Maps) answers(p netip.Prefix) ([]bpf.MapsSlIpcache, error) {
+	if large(p) {
+		v, err := longest(as.trie(p))
+		return []bpf.MapsSlIpcache{v}, err
+	}
+	answers := make([]bpf.MapsSlIpcache, 0, 1<<(p.Addr().BitLen()-p.Bits()))
+	for a := p.Addr(); p.Contains(a); a = a.Next() {
+		v, err := longest(as.trie(HostPrefix(a)))
+		if err != nil {
+			return nil, err
+		}
+		answers = append(answers, v)
+	}
+	return answers, nil
 }
 
 // longest is what the longest prefix says that holds all of a key's; zero if
@@ -117,23 +156,6 @@ func longest(m *ebpf.Map, key any) (v bpf.MapsSlIpcache, err error) {
 		return v, err
 	}
 	return v, nil
-}
-
-// buckets is how many epochs there are. Addresses share them.
-const buckets = 4096
-
-// bumpPrefix bumps the epochs of all addresses of a prefix: one by one if there
-// are fewer than epochs, else all epochs.
-func (as *Maps) bumpPrefix(p netip.Prefix) {
-	if p.Addr().BitLen()-p.Bits() >= 12 {
-		for i := range buckets {
-			as.bump(i)
-		}
-		return
-	}
-	for a := p.Addr(); p.Contains(a); a = a.Next() {
-		as.bump(addressBucket(a))
-	}
 }
 
 func (as *Maps) bump(bucket int) { atomic.AddUint64(pin.Word(as.epochs, bucket*8), 1) }

@@ -57,6 +57,8 @@
  * in use has an endpoint.
  */
 #define SL_IP_POD_RANGE 0x1
+/* an address that the cluster knows, on no node; no program reads it */
+#define SL_IP_OUTSIDE 0x2
 
 /* sl_endpoint.flags */
 #define SL_EP_AUDIT 0x1 /* what the policy denies passes, and is reported */

@@ -252,6 +252,9 @@ func ipcacheWords(v *bpf.MapsSlIpcache) string {
 	if ipmap.Flags(v.Flags)&ipmap.PodRange != 0 {
 		s += " pod-range"
 	}
+	if ipmap.Flags(v.Flags)&ipmap.Outside != 0 {
+		s += " outside"
+	}
 	return s
 }
 

@@ -5,12 +5,19 @@
 // writer of the maps of package ipmap.
 //
 // What is known comes in layers: the addresses of this node's endpoints and of
-// the host, and the pod ranges of this node. A prefix has what the first of
-// them says of it. Who may be an endpoint, and which ranges are the node's, is
-// the business of the callers.
+// the host, the pod ranges of this node, and what the cluster says of the ranges
+// and addresses of other nodes. A prefix has what the first of them says of it,
+// and inside the node's own ranges the cluster counts for nothing. Who may be an
+// endpoint, and what the cluster says, is the business of the callers.
+//
+// A prefix of the cluster whose identity the policy tables do not know is
+// published as unknown-in-cluster until they do, and one on no node is not
+// published: no packet is evaluated as of an identity for which a table may
+// lack its row.
 package ipcache
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -28,17 +35,30 @@ type Cache struct {
 	mu     sync.Mutex
 	local  map[netip.Addr]identity.Numeric // guarded by mu; addresses of endpoints and of the host
 	ranges map[netip.Prefix]struct{}       // guarded by mu; pod ranges of this node
+
+	remote map[netip.Prefix]Remote // guarded by mu; what the cluster says, or said to an earlier process
+	users  map[uint16]int          // guarded by mu; prefixes of remote by the number of their node
+	// known are the identities that the tables know; nil: there are no tables.
+	known   map[identity.Numeric]struct{}                  // guarded by mu
+	waiting map[identity.Numeric]map[netip.Prefix]struct{} // guarded by mu; of remote, by an identity that is not known
+
+	unwritten map[netip.Prefix]struct{} // guarded by mu; prefixes of which the last write has failed
 }
 
 // New returns the owner of the maps. It writes nothing before Settle.
 func New(m *ipmap.Maps, log *slog.Logger) *Cache {
-	return &Cache{maps: m, log: log, local: map[netip.Addr]identity.Numeric{}, ranges: map[netip.Prefix]struct{}{}}
+	return &Cache{
+		maps: m, log: log, local: map[netip.Addr]identity.Numeric{}, ranges: map[netip.Prefix]struct{}{},
+		remote: map[netip.Prefix]Remote{}, users: map[uint16]int{},
+		waiting: map[identity.Numeric]map[netip.Prefix]struct{}{}, unwritten: map[netip.Prefix]struct{}{},
+	}
 }
 
 // Settle takes over what an earlier process left in the maps. The ranges are the
-// node's, and every address that local names stays with its identity. Prefixes
-// that neither accounts for are removed: those of an earlier configuration, and
-// those of a process that was killed. What another node holds stays.
+// node's, and every address that local names stays with its identity. What the
+// cluster said stays until Keep removes it, but for what lies in the node's own
+// ranges. Prefixes that nothing accounts for are removed: those of an earlier
+// configuration, and those of a process that was killed.
 func (c *Cache) Settle(ranges []netip.Prefix, local func(netip.Addr) bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -53,10 +73,19 @@ func (c *Cache) Settle(ranges []netip.Prefix, local func(netip.Addr) bool) error
 		}
 	}
 	for _, e := range have {
-		if _, ok := c.ranges[e.Prefix]; ok || e.Node != 0 {
+		a := e.Prefix.Addr()
+		_, own := c.ranges[e.Prefix]
+		switch {
+		case own:
 			continue
-		}
-		if a := e.Prefix.Addr(); e.Prefix.IsSingleIP() && local(a) {
+		case e.Node != 0 || e.Flags&ipmap.Outside != 0:
+			r := Remote{e.Identity, e.Node}
+			c.remote[e.Prefix] = r
+			c.users[r.Node]++
+			if !c.covered(e.Prefix) {
+				continue
+			}
+		case e.Prefix.IsSingleIP() && local(a):
 			c.local[a] = e.Identity
 			continue
 		}
@@ -99,12 +128,12 @@ func (c *Cache) RemoveLocal(a netip.Addr) error {
 }
 
 // AddRange makes a prefix a pod range of the node: an address of it without an
-// endpoint is unknown-in-cluster.
+// endpoint is unknown-in-cluster, whatever the cluster says of it.
 func (c *Cache) AddRange(p netip.Prefix) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ranges[p] = struct{}{}
-	return c.write(p)
+	return errors.Join(c.write(p), c.writeInside(p))
 }
 
 // DropRange ends a pod range of the node. One that is not there is not an error.
@@ -112,7 +141,32 @@ func (c *Cache) DropRange(p netip.Prefix) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.ranges, p)
-	return c.write(p)
+	return errors.Join(c.write(p), c.writeInside(p))
+}
+
+// writeInside writes what the cluster says of prefixes inside a range that came
+// or went.
+func (c *Cache) writeInside(p netip.Prefix) error {
+	var errs []error
+	for q := range c.remote {
+		if q != p && within(q, p) {
+			errs = append(errs, c.write(q))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// within says whether p contains all of q.
+func within(q, p netip.Prefix) bool { return q.Bits() >= p.Bits() && p.Contains(q.Addr()) }
+
+// covered says whether a prefix lies in one of the node's own ranges.
+func (c *Cache) covered(q netip.Prefix) bool {
+	for p := range c.ranges {
+		if within(q, p) {
+			return true
+		}
+	}
+	return false
 }
 
 // Match is what the longest prefix that holds an address says.
@@ -131,7 +185,19 @@ func (c *Cache) want(p netip.Prefix) (ipmap.Info, bool) {
 	if _, ok := c.ranges[p]; ok {
 		return ipmap.Info{Identity: identity.UnknownInCluster, Flags: ipmap.PodRange}, true
 	}
-	return ipmap.Info{}, false
+	r, ok := c.remote[p]
+	if !ok || c.covered(p) {
+		return ipmap.Info{}, false
+	}
+	switch unknown := c.unknown(r.Identity); {
+	case r.Node == 0 && unknown:
+		return ipmap.Info{}, false
+	case r.Node == 0:
+		return ipmap.Info{Identity: r.Identity, Flags: ipmap.Outside}, true
+	case unknown:
+		return ipmap.Info{Identity: identity.UnknownInCluster, Node: r.Node}, true
+	}
+	return ipmap.Info{Identity: r.Identity, Node: r.Node}, true
 }
 
 // write makes the maps say of a prefix what they are to say.
@@ -144,7 +210,9 @@ func (c *Cache) write(p netip.Prefix) error {
 		err = c.maps.Remove(p)
 	}
 	if err != nil {
+		c.unwritten[p] = struct{}{}
 		return fmt.Errorf("%v: %w", p, err)
 	}
+	delete(c.unwritten, p)
 	return nil
 }

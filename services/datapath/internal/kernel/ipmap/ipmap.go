@@ -38,6 +38,10 @@ type Flags uint16
 // this node: what has none is dropped with the reason no-route.
 const PodRange Flags = 1
 
+// Outside marks an address that the cluster knows and that is on no node, such
+// as that of an API server.
+const Outside Flags = 2
+
 // Entry is one entry of the ipcache.
 type Entry struct {
 	Prefix netip.Prefix

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+)
+
+// noStrangers is a table that denies peers of identity class 8 and allows all
+// others, those that are not known too.
+const noStrangers = policytable.ID(46)
+
+func (th *theatre) putNoStrangers(t *testing.T) {
+	t.Helper()
+	rawTable{
+		id: noStrangers, header: bpf.MapsSlTable{PeerSet: uint32(noStrangers)}, rules: []uint8{actAllow, actDeny},
+		classes: []map[uint32]uint32{{lastHi: rules(noAdmin, 1)}, {lastHi: rules(noAdmin, 2)}},
+	}.put(t, th.k)
+	must(t, "know strangers", th.k.Pins.Map(bpf.MapsMapSlPeer).Update(
+		bpf.MapsSlPeerKey{PeerSet: uint32(noStrangers), NodeClass: 8}, uint32(1), ebpf.UpdateAny))
+}
+
+// announced is what the cluster says of a prefix around an actor's address,
+// shorter by that many bits.
+func announced(who string, bits int, id identity.Numeric, node uint16) act {
+	return change(func(t *testing.T, th *theatre) {
+		must(t, "SetRemote", th.k.IPCache.SetRemote(around(t, th.addr(who), bits), ipcache.Remote{Identity: id, Node: node}))
+	})
+}
+
+func withdrawn(who string, bits int) act {
+	return change(func(t *testing.T, th *theatre) {
+		must(t, "RemoveRemote", th.k.IPCache.RemoveRemote(around(t, th.addr(who), bits)))
+	})
+}
+
+func clusterPlays(t *testing.T, plays map[string][]act) {
+	for name, acts := range plays {
+		for _, v6 := range []bool{false, true} {
+			t.Run(name+map[bool]string{false: " over IPv4", true: " over IPv6"}[v6], func(t *testing.T) {
+				th := newTheatre(t, v6)
+				th.putTables(t)
+				th.putNoStrangers(t)
+				th.play(t, acts)
+			})
+		}
+	}
+}
+
+// TestKernelAddressBelowARangeIsJudgedAgain shows that a flow that was evaluated as
+// one with an unknown pod of another node is evaluated as one with the pod when
+// its identity becomes known, and as one with an unknown pod when it goes.
+func TestKernelAddressBelowARangeIsJudgedAgain(t *testing.T) {
+	dns := datagram(4000, 80)
+	clusterPlays(t, map[string][]act{
+		"denied": {
+			policy("a", noStrangers, policytable.Allow),
+			announced("world", 8, identity.UnknownInCluster, 2),
+			say("a", "world", dns, event.ForwardOutside),
+			say("a", "world", dns, event.ForwardOutside).check(reported(0, 0)),
+			announced("world", 0, stranger, 2),
+			say("a", "world", dns, event.DropPolicyDenied),
+			withdrawn("world", 0),
+			say("a", "world", dns, event.ForwardOutside),
+		},
+		"a segment of an open connection": {
+			policy("a", noStrangers, policytable.Allow),
+			announced("world", 8, identity.UnknownInCluster, 2),
+			say("a", "world", segment(4000, 80, flagSYN), event.ForwardOutside),
+			say("world", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardFromStack).forwarded(),
+			say("a", "world", segment(4000, 80, flagACK), event.ForwardOutside),
+			announced("world", 0, stranger, 2),
+			say("a", "world", segment(4000, 80, flagACK), event.DropPolicyDenied),
+		},
+		"the range comes later": {
+			policy("a", policytable.Allow, policytable.Allow),
+			announced("world", 0, friend, 2),
+			say("a", "world", dns, event.ForwardOutside),
+			announced("world", 8, identity.UnknownInCluster, 2),
+			say("a", "world", dns, event.ForwardOutside).check(reported(0, 0)),
+		},
+	})
+}
+
+// TestKernelMovedAddressNeverKeepsAVerdict moves an address to another identity, and
+// to another node with the same one: the next packet is evaluated again.
+func TestKernelMovedAddressNeverKeepsAVerdict(t *testing.T) {
+	dns := datagram(4000, 80)
+	clusterPlays(t, map[string][]act{
+		"other identity": {
+			policy("a", friends, policytable.Allow),
+			announced("world", 0, friend, 2),
+			say("a", "world", dns, event.ForwardOutside),
+			announced("world", 0, stranger, 2),
+			say("a", "world", dns, event.DropPolicyDenied),
+		},
+		"other node": {
+			policy("a", friends, policytable.Allow),
+			announced("world", 0, friend, 2),
+			say("a", "world", dns, event.ForwardOutside),
+			say("a", "world", dns, event.ForwardOutside).check(reported(0, 0)),
+			announced("world", 0, friend, 3),
+			say("a", "world", dns, event.ForwardOutside).check(reported(1, 0)),
+			say("a", "world", dns, event.ForwardOutside).check(reported(0, 0)),
+		},
+		"the node has another number": {
+			policy("a", friends, policytable.Allow),
+			announced("world", 0, friend, 2),
+			say("a", "world", dns, event.ForwardOutside),
+			change(func(t *testing.T, th *theatre) { must(t, "Renumber", th.k.IPCache.Renumber(2, 9)) }),
+			say("a", "world", dns, event.ForwardOutside).check(reported(1, 0)),
+		},
+		"other identity, from the stack": {
+			policy("a", policytable.Allow, friends),
+			announced("world", 0, friend, 2),
+			say("world", "a", dns, event.ForwardFromStack).forwarded(),
+			announced("world", 0, stranger, 3),
+			say("world", "a", dns, event.DropPolicyDenied).forwarded(),
+		},
+	})
+}
+
+// TestKernelIdentityBeforeAddress proves INV-53 for addresses of other nodes: one
+// whose identity the tables do not know is one of an unknown pod, and becomes one
+// again before the tables forget the identity.
+func TestKernelIdentityBeforeAddress(t *testing.T) {
+	dns := datagram(4000, 80)
+	gate := func(ids ...identity.Numeric) act {
+		return change(func(t *testing.T, th *theatre) { must(t, "Gate", th.k.IPCache.Gate(ids)) })
+	}
+	holds := func(id identity.Numeric) func(*testing.T, *theatre) {
+		return func(t *testing.T, th *theatre) {
+			want := ipmap.Info{Identity: id, Node: 2}
+			if got, _, err := th.k.Addresses.Match(th.addr("world")); err != nil || got != want {
+				t.Errorf("the ipcache says %+v, %v, want %+v", got, err, want)
+			}
+		}
+	}
+	clusterPlays(t, map[string][]act{
+		"": {
+			policy("a", friends, policytable.Allow),
+			gate(),
+			announced("world", 8, identity.UnknownInCluster, 2),
+			announced("world", 0, friend, 2),
+			say("a", "world", dns, event.DropIdentityUnknown).check(holds(identity.UnknownInCluster)),
+			change(func(t *testing.T, th *theatre) { must(t, "Known", th.k.IPCache.Known(friend)) }),
+			say("a", "world", dns, event.ForwardOutside).check(holds(friend)),
+			change(func(t *testing.T, th *theatre) { must(t, "Unknown", th.k.IPCache.Unknown(friend)) }),
+			say("a", "world", dns, event.DropIdentityUnknown).check(holds(identity.UnknownInCluster)),
+			announced("world", 0, friend, 2),
+			change(func(t *testing.T, th *theatre) { must(t, "Known", th.k.IPCache.Known(friend)) }),
+			say("a", "world", dns, event.ForwardOutside).check(holds(friend)),
+		},
+	})
+}
+
+// TestKernelWhatTheClusterSaidOutlivesAStart proves INV-82 for a process that
+// starts while its source is away, on a node whose own addresses have changed.
+func TestKernelWhatTheClusterSaidOutlivesAStart(t *testing.T) {
+	th := newTheatre(t, false)
+	remote := []ipmap.Entry{
+		{Prefix: netip.MustParsePrefix("10.9.0.0/24"), Info: ipmap.Info{Identity: identity.UnknownInCluster, Node: 1}},
+		{Prefix: netip.MustParsePrefix("10.9.0.5/32"), Info: ipmap.Info{Identity: friend, Node: 1}},
+		{Prefix: netip.MustParsePrefix("192.0.2.5/32"), Info: ipmap.Info{Identity: identity.MinNodeLocal, Flags: ipmap.Outside}},
+	}
+	for _, e := range remote {
+		must(t, "SetRemote", th.k.IPCache.SetRemote(e.Prefix, ipcache.Remote{Identity: e.Identity, Node: e.Node}))
+	}
+	want, err := th.k.Addresses.List()
+	must(t, "List", err)
+	must(t, "Close", th.k.Close())
+	k := openKernel(t, testOptions(th.k.opened.Dir))
+	got, err := k.Addresses.List()
+	must(t, "List", err)
+	if len(got) != len(want) {
+		t.Errorf("after a start: %v, want %v", got, want)
+	}
+	for _, e := range remote {
+		if info, found, err := k.Addresses.Match(e.Prefix.Addr()); err != nil || !found || info != e.Info {
+			t.Errorf("%v after a start: %+v, %v, want %+v", e.Prefix, info, err, e.Info)
+		}
+	}
+	must(t, "Keep", k.IPCache.Keep(func(netip.Prefix) bool { return false }))
+	if info, found, err := k.Addresses.Match(netip.MustParseAddr("10.9.0.5")); err != nil || found {
+		t.Errorf("after a snapshot without it: %+v, %v, %v", info, found, err)
+	}
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package ipcache
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/sluice-net/sluice/model/identity"
+)
+
+// Remote is what the cluster says of a prefix.
+type Remote struct {
+	Identity identity.Numeric
+	// Node is the number of the node that has the prefix, 0 for one outside.
+	Node uint16
+}
+
+// SetRemote sets what the cluster says of a prefix. An identity that the tables
+// do not know is published as unknown-in-cluster until Known names it.
+func (c *Cache) SetRemote(p netip.Prefix, r Remote) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if was, ok := c.remote[p]; ok && was == r {
+		return c.pending(p)
+	}
+	c.forget(p)
+	c.remote[p] = r
+	c.users[r.Node]++
+	c.hold(p, r.Identity)
+	return c.write(p)
+}
+
+// RemoveRemote removes what the cluster says of a prefix. One of which it says
+// nothing is not an error.
+func (c *Cache) RemoveRemote(p netip.Prefix) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := c.remote[p]; !ok {
+		return c.pending(p)
+	}
+	c.forget(p)
+	delete(c.remote, p)
+	return c.write(p)
+}
+
+// pending writes a prefix again of which the last write has failed.
+func (c *Cache) pending(p netip.Prefix) error {
+	if _, ok := c.unwritten[p]; !ok {
+		return nil
+	}
+	return c.write(p)
+}
+
+// forget ends what is counted of a prefix of the cluster.
+func (c *Cache) forget(p netip.Prefix) {
+	r, ok := c.remote[p]
+	if !ok {
+		return
+	}
+	if c.users[r.Node]--; c.users[r.Node] == 0 {
+		delete(c.users, r.Node)
+	}
+	if waiting := c.waiting[r.Identity]; waiting != nil {
+		if delete(waiting, p); len(waiting) == 0 {
+			delete(c.waiting, r.Identity)
+		}
+	}
+}
+
+// hold notes a prefix whose identity the tables do not know.
+func (c *Cache) hold(p netip.Prefix, id identity.Numeric) {
+	if !c.unknown(id) {
+		return
+	}
+	if c.waiting[id] == nil {
+		c.waiting[id] = map[netip.Prefix]struct{}{}
+	}
+	c.waiting[id][p] = struct{}{}
+}
+
+// unknown says whether no packet may be evaluated as of an identity yet. The
+// reserved ones mean the same to every table, known or not.
+func (c *Cache) unknown(id identity.Numeric) bool {
+	if c.known == nil || id <= identity.MaxReserved {
+		return false
+	}
+	_, ok := c.known[id]
+	return !ok
+}
+
+// Keep removes what the cluster says of each prefix for which keep returns false.
+// Keep must not call the Cache.
+func (c *Cache) Keep(keep func(netip.Prefix) bool) error {
+	var gone []netip.Prefix
+	c.mu.Lock()
+	for p := range c.remote {
+		if !keep(p) {
+			gone = append(gone, p)
+		}
+	}
+	c.mu.Unlock()
+	var errs []error
+	for _, p := range gone {
+		errs = append(errs, c.RemoveRemote(p))
+	}
+	return errors.Join(errs...)
+}
+
+// Renumber gives all prefixes of one node's number another one.
+func (c *Cache) Renumber(from, to uint16) error {
+	var errs []error
+	moved := map[netip.Prefix]Remote{}
+	c.mu.Lock()
+	for p, r := range c.remote {
+		if r.Node == from {
+			moved[p] = Remote{r.Identity, to}
+		}
+	}
+	c.mu.Unlock()
+	for p, r := range moved {
+		errs = append(errs, c.SetRemote(p, r))
+	}
+	return errors.Join(errs...)
+}
+
+// Gate makes the prefixes of the cluster wait at unknown-in-cluster until the
+// tables know their identity: those of ids do so now. It is called once, before
+// Known and Unknown.
+func (c *Cache) Gate(ids []identity.Numeric) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.known = make(map[identity.Numeric]struct{}, len(ids))
+	for _, id := range ids {
+		c.known[id] = struct{}{}
+	}
+	clear(c.waiting)
+	var errs []error
+	for p, r := range c.remote {
+		if c.hold(p, r.Identity); c.unknown(r.Identity) {
+			errs = append(errs, c.write(p))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Known says that every table in use knows the identities from now on.
+func (c *Cache) Known(ids ...identity.Numeric) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var errs []error
+	for _, id := range ids {
+		c.known[id] = struct{}{}
+		for p := range c.waiting[id] {
+			errs = append(errs, c.write(p))
+		}
+		delete(c.waiting, id)
+	}
+	return errors.Join(errs...)
+}
+
+// Unknown says that the tables will not know the identities any more. When it
+// returns without an error, no prefix of the cluster has one of them.
+func (c *Cache) Unknown(ids ...identity.Numeric) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	going := make(map[identity.Numeric]struct{}, len(ids))
+	for _, id := range ids {
+		going[id] = struct{}{}
+		delete(c.known, id)
+	}
+	var errs []error
+	for p, r := range c.remote {
+		if _, ok := going[r.Identity]; ok {
+			c.hold(p, r.Identity)
+			errs = append(errs, c.write(p))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Counts say how much the cluster says.
+type Counts struct {
+	// Prefixes of the cluster, and those of them that wait for their identity.
+	Prefixes, Waiting int
+}
+
+// Counts of the prefixes of the cluster.
+func (c *Cache) Counts() (n Counts) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n.Prefixes = len(c.remote)
+	for _, waiting := range c.waiting {
+		n.Waiting += len(waiting)
+	}
+	return n
+}
+
+// InUse says whether a prefix has the number of a node.
+func (c *Cache) InUse(node uint16) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.users[node] > 0
+}

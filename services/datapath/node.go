@@ -147,11 +147,15 @@ func (n *node) openPolicy(cfg Config) error {
 		}
 		return nil
 	}
-	n.Policy = policysync.New(policysync.Config{
+	c := policysync.Config{
 		Name: service, Kernel: n.Kernel.Policies(), Service: n.policies, Memory: n.enforced, Timeout: n.patience, Log: n.log,
 		Wait: cfg.Policy.Mode == policyRequired, Audit: cfg.Policy.Audit, Linger: cfg.Policy.Linger,
 		Changed: func(slots []uint16) { n.Core.PolicyChanged(slots) },
-	})
+	}
+	if !cfg.ValidateOnly { // its ipcache is its own
+		c.Addresses = n.Kernel.IPCache
+	}
+	n.Policy = policysync.New(c)
 	evaluated, err := record.Evaluated(n.records, n.bootID)
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"maps"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -45,6 +46,9 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
 	for id, w := range entries {
 		a.setEntry(id, w)
 	}
+	if err := a.gate(); err != nil {
+		return err
+	}
 	endpoints, err := a.cfg.Kernel.Bindings()
 	if err != nil {
 		return fmt.Errorf("list endpoints: %w", err)
@@ -65,6 +69,21 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
 		}
 	}
 	a.left()
+	return nil
+}
+
+// gate says which identities the tables of the process before know.
+func (a *Applier) gate() error {
+	if a.cfg.Addresses == nil {
+		return nil
+	}
+	known := make([]identity.Numeric, 0, len(a.entries))
+	for id := range a.entries {
+		known = append(known, identity.Numeric(id))
+	}
+	if err := a.cfg.Addresses.Gate(known); err != nil {
+		return fmt.Errorf("addresses whose identity no table knows: %w", err)
+	}
 	return nil
 }
 

@@ -22,6 +22,9 @@ type Config struct {
 	Name    string
 	Kernel  Kernel
 	Service policystream.Service
+	// Addresses of other nodes wait for the tables to know their identity; nil:
+	// there are none.
+	Addresses Addresses
 	// Wait is whether a new endpoint waits for its tables. Without, it begins
 	// with the table that lets in the local node alone.
 	Wait bool

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
@@ -144,7 +145,7 @@ func (s *stage) start() {
 func (s *stage) adopt() {
 	s.t.Helper()
 	s.maps = &watched{Policies: s.kernel.Policies(), left: -1}
-	s.policies = policysync.New(policysync.Config{Name: "test", Kernel: s.maps, Wait: true})
+	s.policies = policysync.New(policysync.Config{Name: "test", Kernel: s.maps, Addresses: s.kernel.IPCache, Wait: true})
 	if err := s.policies.Adopt(func(uint16) bool { return true }); err != nil {
 		s.t.Fatal(err)
 	}
@@ -222,6 +223,98 @@ func (s *stage) holds(what string, st policysync.TestState) {
 	}
 	if diffs, err := s.kernel.Tables.Audit(false); err != nil || len(diffs) > 0 {
 		s.t.Fatalf("%s: the maps differ from what was written: %q, %v", what, diffs, err)
+	}
+}
+
+// remoteAddr is an address on another node with an identity.
+func remoteAddr(id uint32) netip.Addr { return netip.AddrFrom4([4]byte{10, 9, 0, byte(id - 300)}) }
+
+// published are the identities under which the ipcache has addresses of other
+// nodes. Each of them has to be known to the tables.
+func (s *stage) published(what string) (ids []uint32) {
+	s.t.Helper()
+	for id := uint32(300); id < 307; id++ {
+		info, _, err := s.kernel.Addresses.Match(remoteAddr(id))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		switch {
+		case info.Node != 7:
+			s.t.Fatalf("%s: the address of identity %d is on node %d, want 7", what, id, info.Node)
+		case info.Identity == identity.UnknownInCluster:
+		case uint32(info.Identity) != id || !s.kernel.Tables.Identity(info.Identity).Known:
+			s.t.Fatalf("%s: the address of identity %d has %d, which the tables do not know", what, id, info.Identity)
+		default:
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// TestKernelIdentityBeforeAddress proves INV-53 for the addresses of other nodes:
+// behind every write, and behind one that fails, none is published with an
+// identity without a word, and in the end all are whose identity has one.
+func TestKernelIdentityBeforeAddress(t *testing.T) {
+	s := newStage(t)
+	announce := func() {
+		for id := uint32(300); id < 307; id++ {
+			p := netip.PrefixFrom(remoteAddr(id), 32)
+			if err := s.kernel.IPCache.SetRemote(p, ipcache.Remote{Identity: identity.Numeric(id), Node: 7}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	announce()
+	states := policysync.TestStates()
+	service, runs := policysync.NewTestService(1), uint64(1)
+	at := states[0]
+	hidden := 0
+	for round, n := range []int{0, 1, 4, 2, 7, 3, 6, 5, 1, 0} {
+		name := fmt.Sprintf("round %d to %d", round, n)
+		s.maps.after = func() { hidden += 7 - len(s.published(name)) }
+		var err error
+		switch {
+		case round == 0 || round%3 == 2: // a service that began anew
+			runs++
+			service = policysync.NewTestService(runs)
+			err = s.policies.Load(service.Snapshot(states[n]))
+		case round%3 == 1: // a process that is killed in between, with the source away
+			change := service.Change(states[n])
+			s.maps.left = round
+			err = s.policies.Apply(t.Context(), change)
+			if err != nil && !errors.Is(err, errKilled) {
+				t.Fatalf("%s: %v", name, err)
+			}
+			s.restart()
+			s.published(name + ", after a start")
+			runs++
+			service = policysync.NewTestService(runs)
+			s.maps.after = func() { s.published(name) }
+			err = s.policies.Load(service.Snapshot(states[n]))
+			announce()
+		default:
+			err = s.policies.Apply(t.Context(), service.Change(states[n]))
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		at = states[n]
+		words, err := s.kernel.Tables.Identities()
+		if err != nil {
+			t.Fatal(err)
+		}
+		known := 0
+		for id := range words {
+			if id >= 300 && id < 307 {
+				known++
+			}
+		}
+		if got := s.published(name + ", at the end"); len(got) != known {
+			t.Errorf("%s: published %v, and the tables know %d identities", name, got, known)
+		}
+	}
+	if hidden == 0 {
+		t.Errorf("no address ever waited; the last state is %v", at)
 	}
 }
 

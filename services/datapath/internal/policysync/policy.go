@@ -21,6 +21,7 @@ import (
 	"errors"
 	"net/netip"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -69,6 +70,17 @@ type Kernel interface {
 	Bindings() ([]policytable.Binding, error)
 	// Barrier returns when no program runs any more that began before.
 	Barrier(ctx context.Context) error
+}
+
+// Addresses learns which identities the tables know. It must not call the Applier.
+type Addresses interface {
+	// Gate says which identities the tables know at the start. It is called once.
+	Gate(ids []identity.Numeric) error
+	// Known says that the tables know more identities, after they do.
+	Known(ids ...identity.Numeric) error
+	// Unknown says that the tables are about to forget identities. It returns nil
+	// when no address is published with one of them.
+	Unknown(ids ...identity.Numeric) error
 }
 
 // ErrUnavailable says that the tables of a subject did not come in time.

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -75,6 +76,9 @@ func (a *Applier) storeEntries(w *work, want map[uint32]policytable.Identity) er
 	if len(changes) == 0 {
 		return nil
 	}
+	if err := a.unpublish(changes); err != nil {
+		return err
+	}
 	if err := a.cfg.Kernel.SetIdentities(changes); err != nil {
 		return fmt.Errorf("entries of %d identities: %w", len(changes), err)
 	}
@@ -82,7 +86,50 @@ func (a *Applier) storeEntries(w *work, want map[uint32]policytable.Identity) er
 		a.setEntry(id, entry)
 	}
 	w.checks = true
-	return faultEntries.Hit(w.ctx)
+	if err := faultEntries.Hit(w.ctx); err != nil {
+		return err
+	}
+	return a.publishKnown(changes)
+}
+
+// unpublish has no address published with an identity that is about to be unknown.
+func (a *Applier) unpublish(changes map[uint32]policytable.Identity) error {
+	if a.cfg.Addresses == nil {
+		return nil
+	}
+	var going []identity.Numeric
+	for id, to := range changes {
+		if !to.Known {
+			going = append(going, identity.Numeric(id))
+		}
+	}
+	if len(going) == 0 {
+		return nil
+	}
+	if err := a.cfg.Addresses.Unknown(going...); err != nil {
+		return fmt.Errorf("addresses of %d identities that are about to be unknown: %w", len(going), err)
+	}
+	return nil
+}
+
+// publishKnown has the addresses of identities published that every table knows now.
+func (a *Applier) publishKnown(changes map[uint32]policytable.Identity) error {
+	if a.cfg.Addresses == nil {
+		return nil
+	}
+	var known []identity.Numeric
+	for id, to := range changes {
+		if to.Known {
+			known = append(known, identity.Numeric(id))
+		}
+	}
+	if len(known) == 0 {
+		return nil
+	}
+	if err := a.cfg.Addresses.Known(known...); err != nil {
+		return fmt.Errorf("addresses of %d identities that are known now: %w", len(known), err)
+	}
+	return nil
 }
 
 // cover adds rows to tables without an owner, so that they evaluate the new entry

@@ -126,11 +126,15 @@ func (c *Cache) Renumber(from, to uint16) error {
 }
 
 // Gate makes the prefixes of the cluster wait at unknown-in-cluster until the
-// tables know their identity: those of ids do so now. It is called once, before
-// Known and Unknown.
+// tables know their identity: those of ids do so now, and no other.
 func (c *Cache) Gate(ids []identity.Numeric) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	held := func(p netip.Prefix) bool { _, ok := c.waiting[c.remote[p].Identity][p]; return ok }
+	before := map[netip.Prefix]bool{}
+	for p := range c.remote {
+		before[p] = held(p)
+	}
 	c.known = make(map[identity.Numeric]struct{}, len(ids))
 	for _, id := range ids {
 		c.known[id] = struct{}{}
@@ -138,7 +142,8 @@ func (c *Cache) Gate(ids []identity.Numeric) error {
 	clear(c.waiting)
 	var errs []error
 	for p, r := range c.remote {
-		if c.hold(p, r.Identity); c.unknown(r.Identity) {
+		c.hold(p, r.Identity)
+		if held(p) != before[p] {
 			errs = append(errs, c.write(p))
 		}
 	}

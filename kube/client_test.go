@@ -305,7 +305,8 @@ func TestServersAreTheAddressesOfTheAPI(t *testing.T) {
 		t.Errorf("configured are %v, want the one address", first)
 	}
 	s := &servers{addresses: c.addresses}
-	s.Upsert(types.NamespacedName{Name: "a"}, []string{"https://[fd00::1]:6443", "https://10.0.0.2:6443", "https://10.0.0.2:8443"})
+	s.Upsert(types.NamespacedName{Name: "a"},
+		[]string{"https://[fd00::1]:6443", "https://10.0.0.2:6443", "https://10.0.0.2:8443"})
 	s.Complete()
 	select {
 	case <-changed:

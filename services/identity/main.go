@@ -99,16 +99,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		Node: cfg.Node, Version: version.Get().String(), Started: started,
 		Cluster: &server.Cluster{Registry: reg, Hub: nodes, Node: cfg.Node},
 	}
-	var servers *apiserver.Follower
 	if kubernetes != nil {
 		service.Pods = pods.New(cfg.Node, cfg.Cluster.Name, filter)
 		service.Relabeler = pods.NewRelabeler(service.Pods, alloc, endpoints, p.Log)
-		servers = &apiserver.Follower{Servers: kubernetes.Servers, Allocator: alloc, Registry: reg, Log: p.Log}
-		// Before readers come: the identities of before must not be others for a
-		// moment. What fails here, Run repeats.
-		if err := servers.Apply(ctx); err != nil {
-			p.Log.Error("the API servers have no identities yet", log.Err(err))
-		}
 	}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {
@@ -118,10 +111,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("registry", func(ctx context.Context) error { return reg.Run(ctx, alloc.Connected) })
 	p.Go("state", dir.Watch)
 	if kubernetes != nil {
-		p.Go("addresses of the Kubernetes API", kubernetes.Run)
-		p.Go("identities of the Kubernetes API", servers.Run)
-		p.Go("relabelling", service.Relabeler.Run)
-		p.Go("pods", func(ctx context.Context) error { return service.Pods.Follow(ctx, kubernetes, p.Log) })
+		followKubernetes(ctx, p, kubernetes, service)
 	}
 	p.Waiting("waiting for etcd")
 	p.Go("readiness", func(ctx context.Context) error {
@@ -140,4 +130,13 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		}
 	})
 	return p.Serve(ctx, srv)
+}
+
+// followKubernetes starts what keeps up with the API.
+func followKubernetes(ctx context.Context, p *process.Process, client *kube.Client, s *server.Server) {
+	servers := apiserver.New(ctx, client.Servers, s.Allocator, s.Cluster.Registry, p.Log)
+	p.Go("addresses of the Kubernetes API", client.Run)
+	p.Go("identities of the Kubernetes API", servers.Run)
+	p.Go("relabelling", s.Relabeler.Run)
+	p.Go("pods", func(ctx context.Context) error { return s.Pods.Follow(ctx, client, p.Log) })
 }

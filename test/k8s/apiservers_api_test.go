@@ -26,6 +26,10 @@ const (
 	nowhere  = "192.0.2.99"
 )
 
+// apiOnly is a policy for API servers alone.
+const apiOnly = `{"endpointSelector":{},
+	"egress":[{"toEntities":["kube-apiserver"]}],"ingress":[{"fromEntities":["kube-apiserver"]}]}`
+
 // clusterView is what WatchCluster and WatchIdentities of a node say.
 type clusterView struct {
 	mu         sync.Mutex
@@ -175,11 +179,13 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 	a.crds()
 	s := newIdentities(t, a)
 	register(t, s.cluster, "10.0.1.0/24", thisNode)
-	answer, err := s.AllocateIdentity(t.Context(), &identityv1.AllocateIdentityRequest{Labels: shopLabels("web"), Reference: "web"})
+	answer, err := s.AllocateIdentity(t.Context(),
+		&identityv1.AllocateIdentityRequest{Labels: shopLabels("web"), Reference: "web"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	policy, _ := s.run("policy", "--sources-identity="+filepath.Join(s.dir, "identity.sock"), "--kubernetes-kubeconfig="+a.ready.Kubeconfig)
+	policy, _ := s.run("policy", "--sources-identity="+filepath.Join(s.dir, "identity.sock"),
+		"--kubernetes-kubeconfig="+a.ready.Kubeconfig)
 	t.Cleanup(func() { stop(t, policy) })
 	k := asker{policyv1.NewPolicyServiceClient(s.dial("policy")), t, answer.GetIdentity().GetNumber()}
 	v := s.view()
@@ -206,7 +212,7 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 	}
 
 	a.do(http.MethodPost, cilium, manifest("cilium.io/v2", "CiliumNetworkPolicy", "shop", "api-only",
-		`{"endpointSelector":{},"egress":[{"toEntities":["kube-apiserver"]}],"ingress":[{"fromEntities":["kube-apiserver"]}]}`))
+		apiOnly))
 	k.may("the policy is in force", &policyv1.Peer{Address: nowhere}, false)
 	k.may("no node before it serves", &policyv1.Peer{Identity: 1}, false)
 
@@ -223,9 +229,10 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 		a.do(http.MethodDelete, byAddress, nil)
 		a.do(http.MethodPost, cilium, manifest("cilium.io/v2", "CiliumNetworkPolicy", "shop", "api-only", text))
 	}
-	spec(`{"endpointSelector":{},"egress":[{"toCIDR":["` + servedAt + `/32"]}],"ingress":[{"fromEntities":["world"]}]}`)
+	spec(`{"endpointSelector":{},
+		"egress":[{"toCIDR":["` + servedAt + `/32"]}],"ingress":[{"fromEntities":["world"]}]}`)
 	k.may("by prefix and as the world", &policyv1.Peer{Identity: outside, Address: servedAt}, true)
-	spec(`{"endpointSelector":{},"egress":[{"toEntities":["kube-apiserver"]}],"ingress":[{"fromEntities":["kube-apiserver"]}]}`)
+	spec(apiOnly)
 
 	// Another node has that address.
 	dir, err := os.MkdirTemp("", "sluice-node")

@@ -49,7 +49,8 @@ func newIdentities(t testing.TB, a *apiServer, access ...string) *identities {
 	}
 	s := &identities{policyNode: &policyNode{t: t, dir: dir, api: access}, a: a}
 	conn := s.dial("identity")
-	s.IdentityServiceClient, s.cluster = identityv1.NewIdentityServiceClient(conn), identityv1.NewClusterServiceClient(conn)
+	s.IdentityServiceClient = identityv1.NewIdentityServiceClient(conn)
+	s.cluster = identityv1.NewClusterServiceClient(conn)
 	s.start()
 	t.Cleanup(func() { s.end(syscall.SIGTERM) })
 	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{

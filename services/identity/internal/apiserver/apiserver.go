@@ -30,12 +30,23 @@ const retry = 2 * time.Second
 // may have changed.
 type Servers func() (addresses []netip.Addr, changed <-chan struct{})
 
-// Follower keeps the identities. All fields are required.
+// Follower keeps the identities.
 type Follower struct {
-	Servers   Servers
-	Allocator *allocator.Allocator
-	Registry  *registry.Registry
-	Log       *slog.Logger
+	servers   Servers
+	allocator *allocator.Allocator
+	registry  *registry.Registry
+	log       *slog.Logger
+}
+
+// New returns a Follower, and gives the addresses of now their identities: readers
+// that come afterwards see no state between that of the last process and this.
+// What fails here, Run repeats.
+func New(ctx context.Context, s Servers, a *allocator.Allocator, r *registry.Registry, l *slog.Logger) *Follower {
+	f := &Follower{servers: s, allocator: a, registry: r, log: l}
+	if err := f.apply(ctx); err != nil {
+		l.Error("the API servers have no identities yet", log.Err(err))
+	}
+	return f
 }
 
 // Sets of labels.
@@ -58,10 +69,10 @@ func set(names ...string) label.Canonical {
 	return c
 }
 
-// Apply gives the addresses as they are now their identities. If a number cannot be
+// apply gives the addresses as they are now their identities. If a number cannot be
 // written to the disk, all keep what they had.
-func (f *Follower) Apply(ctx context.Context) error {
-	all, _ := f.Servers()
+func (f *Follower) apply(ctx context.Context) error {
+	all, _ := f.servers()
 	numbers := map[netip.Addr]identity.Numeric{}
 	for _, a := range all {
 		if !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() {
@@ -71,35 +82,35 @@ func (f *Follower) Apply(ctx context.Context) error {
 		if a.Is6() {
 			holder, labels = allocator.ReferenceHolder("sluice.io/kube-apiserver/ipv6"), worldAPI6
 		}
-		id, err := f.Allocator.HoldNodeLocal(ctx, holder, labels)
+		id, err := f.allocator.HoldNodeLocal(ctx, holder, labels)
 		if err != nil {
 			return err
 		}
 		numbers[a] = id.Number
 	}
-	f.Registry.SetAPIServers(numbers)
+	f.registry.SetAPIServers(numbers)
 	f.applyHost()
 	return nil
 }
 
 func (f *Follower) applyHost() {
 	labels := host
-	if here, _ := f.Registry.APIServerHere(); here {
+	if here, _ := f.registry.APIServerHere(); here {
 		labels = hostAPI
 	}
-	f.Allocator.SetHostLabels(labels)
+	f.allocator.SetHostLabels(labels)
 }
 
 // Run keeps the identities until ctx is done; it then returns nil.
 func (f *Follower) Run(ctx context.Context) error {
 	failed := false
 	for ctx.Err() == nil {
-		_, changed := f.Servers()
-		_, moved := f.Registry.APIServerHere()
+		_, changed := f.servers()
+		_, moved := f.registry.APIServerHere()
 		var again <-chan time.Time
-		if err := f.Apply(ctx); err != nil {
+		if err := f.apply(ctx); err != nil {
 			if !failed && ctx.Err() == nil {
-				f.Log.Error("the addresses of the API servers keep the identities that they had; it is tried again", log.Err(err))
+				f.log.Error("the API servers keep the identities that they had; it is tried again", log.Err(err))
 			}
 			again = time.After(retry)
 			failed = true

@@ -70,13 +70,14 @@ func start(t *testing.T, r *records, underlay *registry.Underlay, servers ...str
 	p.set(servers...)
 	endpoints := watch.NewHub[allocator.Holder](watch.Options[allocator.Endpoint]{Equal: allocator.Endpoint.Equal})
 	discard := slog.New(slog.DiscardHandler)
-	alloc, err := allocator.New(allocator.Config{Quota: 10, Log: discard}, storetest.NewFake().Node("n1"), r, p.identities, endpoints,
-		r.holds, allocator.Known{}, false)
+	alloc, err := allocator.New(allocator.Config{Quota: 10, Log: discard}, storetest.NewFake().Node("n1"), r,
+		p.identities, endpoints, r.holds, allocator.Known{}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.registry = registry.New(registry.Config{Node: "n1", Incarnation: "i", Log: discard}, nil, r, p.cluster, registry.Registration{Underlay: underlay})
-	p.follower = &Follower{Servers: p.addresses, Allocator: alloc, Registry: p.registry, Log: discard}
+	p.registry = registry.New(registry.Config{Node: "n1", Incarnation: "i", Log: discard}, nil, r, p.cluster,
+		registry.Registration{Underlay: underlay})
+	p.follower = New(t.Context(), p.addresses, alloc, p.registry, discard)
 	return p
 }
 
@@ -95,6 +96,19 @@ func (p *process) set(servers ...string) {
 	}
 	close(p.changed)
 	p.changed = make(chan struct{})
+}
+
+// at is an underlay with an address.
+func at(a string) *registry.Underlay {
+	return &registry.Underlay{Addresses: []netip.Addr{netip.MustParseAddr(a)}}
+}
+
+// moveTo gives the node another address.
+func (p *process) moveTo(a string) {
+	p.t.Helper()
+	if _, _, err := p.registry.Register(at(a), nil, false); err != nil {
+		p.t.Fatal(err)
+	}
 }
 
 // of are the node and the labels of an address, as readers of both watches know them.
@@ -133,12 +147,9 @@ func TestServersHaveTheLabelWhereverTheyRun(t *testing.T) {
 			}
 		})
 		p.registry.Observe(registry.Update{Complete: true, Nodes: []registry.NodeKey{{
-			Name: "n2", Created: 1,
-			Record: registry.Record{Incarnation: "o", Underlay: registry.Underlay{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.2")}}},
+			Name: "n2", Created: 1, Record: registry.Record{Incarnation: "o", Underlay: *at("192.0.2.2")},
 		}}})
-		if _, _, err := p.registry.Register(&registry.Underlay{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, nil, false); err != nil {
-			t.Fatal(err)
-		}
+		p.moveTo("192.0.2.1")
 		check := func(when string, want map[string][2]string, host string) {
 			t.Helper()
 			synctest.Wait()
@@ -160,13 +171,13 @@ func TestServersHaveTheLabelWhereverTheyRun(t *testing.T) {
 
 		p.set("192.0.2.1", "192.0.2.3")
 		check("with one on this node", map[string][2]string{
-			"192.0.2.1": {}, "192.0.2.2": {"n2", "remote-node"}, "192.0.2.3": {"", "kube-apiserver=;world-ipv4"}, "fd00::3": {},
+			"192.0.2.1": {}, "192.0.2.2": {"n2", "remote-node"},
+			"192.0.2.3": {"", "kube-apiserver=;world-ipv4"}, "fd00::3": {},
 		}, bothText)
 		// The node moves away from that address.
-		if _, _, err := p.registry.Register(&registry.Underlay{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.9")}}, nil, false); err != nil {
-			t.Fatal(err)
-		}
-		check("with another address of this node", map[string][2]string{"192.0.2.1": {"", "kube-apiserver=;world-ipv4"}}, aloneText)
+		p.moveTo("192.0.2.9")
+		check("with another address of this node",
+			map[string][2]string{"192.0.2.1": {"", "kube-apiserver=;world-ipv4"}}, aloneText)
 		cancel()
 		running.Wait()
 	})
@@ -174,14 +185,11 @@ func TestServersHaveTheLabelWhereverTheyRun(t *testing.T) {
 
 func TestServersKeepTheirNumbersOverARestart(t *testing.T) {
 	r := &records{}
-	here := &registry.Underlay{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
+	here := at("192.0.2.1")
 	var number identity.Numeric
 	for i := range 2 {
 		p := start(t, r, here, "192.0.2.1", "192.0.2.3")
-		// Without a loop, as at the start: what readers see first is right.
-		if err := p.follower.Apply(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		// Without the loop: what readers see first is right.
 		if p.host() != bothText {
 			t.Errorf("start %d: the host is %s, want %s", i, p.host(), bothText)
 		}
@@ -195,7 +203,6 @@ func TestServersKeepTheirNumbersOverARestart(t *testing.T) {
 	}
 }
 
-// What cannot be written is not announced, and tried until it can.
 func TestFullDiskDelaysTheIdentities(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &records{}

@@ -250,8 +250,6 @@ func TestAddressOfANodeIsNoPodOfAnother(t *testing.T) {
 	}
 }
 
-// An API server's address has an identity that says where it runs, and none that
-// a later listing would take back.
 func TestAPIServersAreNamedWhereTheyRun(t *testing.T) {
 	const local = identity.MinNodeLocal
 	here, there, outside := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")

@@ -693,9 +693,9 @@ type IPMapping struct {
 	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	// Node that it is on; empty for one outside, such as an API server.
 	Node string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	// Number of the identity, 1 to 0xFFFFFF: 6 for addresses of nodes, 7 for
-	// those of API servers outside the nodes, one of this node only for a node
-	// with an API server.
+	// Number of the identity, 1 to 0xFFFFFF: 6 for addresses of nodes, 7 for those
+	// of nodes with an API server of Kubernetes, one of this node only for an API
+	// server outside of all nodes.
 	Identity      uint32 `protobuf:"varint,3,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

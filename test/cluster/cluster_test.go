@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package cluster
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// shownAddress is what `sluice ip get -o json` prints.
+type shownAddress struct {
+	Mapping *struct {
+		Identity uint32   `json:"identity"`
+		Labels   []string `json:"labels"`
+		Node     string   `json:"node"`
+	} `json:"mapping"`
+	Range     string `json:"range"`
+	RangeNode string `json:"rangeNode"`
+}
+
+// shownNode is an element of what `sluice node list -o json` prints.
+type shownNode struct {
+	Name      string   `json:"name"`
+	Local     bool     `json:"local"`
+	State     string   `json:"state"`
+	Addresses []string `json:"addresses"`
+	PodCIDRs  []string `json:"podCidrs"`
+	Mappings  uint32   `json:"mappings"`
+}
+
+// TestNodesAgreeOnIdentitiesAndAddresses: nodes that meet new label sets at the
+// same moment give them the same numbers, and each knows the pods of the others.
+func TestNodesAgreeOnIdentitiesAndAddresses(t *testing.T) {
+	c := newCluster(t, devnode.ClusterOptions{Nodes: 3})
+	const sets = 4
+	pods := make([][sets]pod.Pod, len(c.nodes))
+	group, ctx := errgroup.WithContext(t.Context())
+	for i, n := range c.nodes {
+		for k := range sets {
+			p := newPod(t)
+			group.Go(func() (err error) {
+				pods[i][k], err = n.tryAdd(ctx, p, fmt.Sprint("set-", k))
+				return err
+			})
+		}
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	numbers := map[uint32]int{} // by number, the set
+	for i, on := range c.nodes {
+		for k, p := range pods[i] {
+			for _, n := range c.nodes {
+				number := n.identityOf(t, p, on)
+				if set, ok := numbers[number]; ok && set != k {
+					t.Errorf("identity %d is of set %d and of set %d", number, set, k)
+				}
+				numbers[number] = k
+			}
+		}
+	}
+	if len(numbers) != sets {
+		t.Errorf("%d label sets have %d numbers: %v", sets, len(numbers), numbers)
+	}
+
+	// What a person sees at another node.
+	p := pods[0][1]
+	for _, a := range p.Addresses() {
+		var shown shownAddress
+		c.nodes[1].sluice(t, &shown, "ip", "get", a.String())
+		name := c.nodes[0].Name()
+		in := slices.ContainsFunc(c.nodes[0].PodCIDRs(), func(r netip.Prefix) bool { return r.String() == shown.Range })
+		if m := shown.Mapping; m == nil || !slices.Contains(m.Labels, "k8s:app=set-1") || m.Node != name ||
+			shown.RangeNode != name || !in {
+			t.Errorf("sluice ip get %s: %+v, mapping %+v", a, shown, m)
+		}
+	}
+	c.nodes[0].del(t, p)
+	for _, n := range c.nodes {
+		n.forgets(t, p)
+	}
+	var nodes []shownNode
+	c.nodes[1].sluice(t, &nodes, "node", "list")
+	for i, n := range c.nodes {
+		want := uint32(2 * sets)
+		if i == 0 {
+			want -= 2
+		}
+		if i >= len(nodes) || nodes[i].Name != n.Name() || nodes[i].State != "alive" || nodes[i].Local != (i == 1) ||
+			nodes[i].Mappings != want || len(nodes[i].PodCIDRs) != 2 || nodes[i].Addresses[0] != n.Addresses()[0].String() {
+			t.Fatalf("sluice node list: %+v, want %d mappings of %s", nodes, want, n.Name())
+		}
+	}
+}
+
+// stateOf is the state of a node, as another one shows it.
+func (n *node) stateOf(t *testing.T, other *node) string {
+	t.Helper()
+	all, err := receiveAll(n.cluster.ListNodes(t.Context(), &identityv1.ListNodesRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range all {
+		if m.GetNode().GetName() == other.Name() {
+			return m.GetState().String()
+		}
+	}
+	return "not registered"
+}
+
+// TestSilentNodeKeepsItsAddressesUntilItIsForgotten: a node that is not heard any
+// more is silent and nothing else; when it is forgotten its addresses go, and when
+// it returns they are back.
+func TestSilentNodeKeepsItsAddressesUntilItIsForgotten(t *testing.T) {
+	c := newCluster(t, devnode.ClusterOptions{Nodes: 3, Options: devnode.Options{
+		Args: map[string][]string{devnode.Identity: {"--etcd-alive-ttl=5s"}},
+	}})
+	here, there := c.nodes[0], c.nodes[2]
+	p := there.add(t, "web")
+	number := here.identityOf(t, p, there)
+	var forgotten struct {
+		Mappings uint32 `json:"mappings"`
+	}
+	err := here.trySluice(t.Context(), &forgotten, "node", "forget", there.Name())
+	if err == nil || !strings.Contains(err.Error(), "--force") || !strings.Contains(err.Error(), "NODE_ALIVE") {
+		t.Errorf("forget a node that is alive: %v", err)
+	}
+	if err := there.Kill(t.Context(), devnode.Identity); err != nil {
+		t.Fatal(err)
+	}
+	servicetest.Eventually(t, "the node is silent", func() bool { return here.stateOf(t, there) == "NODE_STATE_SILENT" })
+	if got := here.identityOf(t, p, there); got != number {
+		t.Errorf("the pod of the silent node has identity %d, before %d", got, number)
+	}
+	here.sluice(t, &forgotten, "node", "forget", there.Name(), "--dry-run")
+	if got, _, err := here.mapping(t.Context(), p.IPv4); err != nil || got != number || forgotten.Mappings != 2 {
+		t.Errorf("after --dry-run, which told of %d mappings: identity %d, %v", forgotten.Mappings, got, err)
+	}
+	here.sluice(t, &forgotten, "node", "forget", there.Name())
+	if forgotten.Mappings != 2 {
+		t.Errorf("%d mappings were forgotten, want 2", forgotten.Mappings)
+	}
+	for _, n := range c.nodes[:2] {
+		n.forgets(t, p)
+		n.knows(t, 2)
+	}
+	if err := there.Start(t.Context(), devnode.Identity); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range c.nodes {
+		n.knows(t, 3)
+		if got := n.identityOf(t, p, there); got != number {
+			t.Errorf("after the return of its node the pod has identity %d at %s, before %d", got, n.Name(), number)
+		}
+	}
+}
+
+// TestJoiningNodeIsKnownToAllOthers, and knows them, from its registration on.
+func TestJoiningNodeIsKnownToAllOthers(t *testing.T) {
+	c := newCluster(t, devnode.ClusterOptions{Nodes: 3})
+	old := c.nodes[1].add(t, "web")
+	number := c.nodes[0].identityOf(t, old, c.nodes[1])
+	added, err := c.AddNode(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	fourth := connect(t, added)
+	for _, n := range append(slices.Clone(c.nodes), fourth) {
+		n.knows(t, 4)
+	}
+	if got := fourth.identityOf(t, old, c.nodes[1]); got != number {
+		t.Errorf("the fourth node gives the pod identity %d, the others %d", got, number)
+	}
+	p := fourth.add(t, "web")
+	for _, n := range append(slices.Clone(c.nodes), fourth) {
+		if got := n.identityOf(t, p, fourth); got != number {
+			t.Errorf("identity %d at %s, want that of the same labels, %d", got, n.Name(), number)
+		}
+	}
+}
+
+// TestNodesConvergeAfterEtcdWasAway: nodes go on with what they know, and what
+// happened meanwhile is known everywhere afterwards, also if every process that
+// could have remembered it was restarted.
+func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
+	c := newCluster(t, devnode.ClusterOptions{Nodes: 3})
+	first, second, third := c.nodes[0], c.nodes[1], c.nodes[2]
+	web, other := first.add(t, "web"), second.add(t, "other")
+	number := third.identityOf(t, web, first)
+	third.identityOf(t, other, second)
+	if err := c.Hub().Stop(t.Context(), devnode.Etcd); err != nil {
+		t.Fatal(err)
+	}
+	more := first.add(t, "web")
+	second.del(t, other)
+	for _, n := range []*node{first, third} {
+		if err := n.Restart(t.Context(), devnode.Identity); err != nil {
+			t.Fatal(err)
+		}
+	}
+	evenMore := first.add(t, "web")
+	if got := second.identityOf(t, web, first); got != number {
+		t.Errorf("without etcd, the pod has identity %d, before %d", got, number)
+	}
+	var status struct {
+		Cluster struct {
+			Pending uint32 `json:"pendingPublications"`
+		} `json:"cluster"`
+	}
+	if err := first.trySluice(t.Context(), &status, "status"); err == nil {
+		t.Error("sluice status ends with 0 while etcd is away")
+	}
+	if err := c.Hub().Start(t.Context(), devnode.Etcd); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range c.nodes {
+		n.knows(t, 3)
+		for _, p := range []pod.Pod{web, more, evenMore} {
+			if got := n.identityOf(t, p, first); got != number {
+				t.Errorf("%s gives pod %s identity %d, want %d", n.Name(), p.Name, got, number)
+			}
+		}
+		n.forgets(t, other)
+	}
+	servicetest.EventuallyNil(t, "nothing waits for etcd", func() error {
+		if err := first.trySluice(t.Context(), &status, "status"); err != nil {
+			return err
+		}
+		if status.Cluster.Pending > 0 {
+			return fmt.Errorf("%+v", status)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package cluster tests several nodes that agree through one etcd: every
+// service of every node as its own process, each node in a network namespace of
+// its own, the real shim executed as a runtime does.
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	"github.com/sluice-net/sluice/test/internal/cni"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// patience bounds waits for things that take milliseconds on an idle machine.
+const patience = 60 * time.Second
+
+// binDir is where `make build` puts the programs.
+func binDir() string {
+	if dir := os.Getenv("SLUICE_BIN"); dir != "" {
+		return dir
+	}
+	return filepath.Join("..", "..", "bin")
+}
+
+// node is a node of the cluster with clients to its identity service.
+type node struct {
+	*devnode.Node
+	cluster  identityv1.ClusterServiceClient
+	identity identityv1.IdentityServiceClient
+}
+
+// testCluster is a cluster of which every node is registered.
+type testCluster struct {
+	*devnode.Cluster
+	nodes []*node
+}
+
+// random makes a name that no other test and no other copy of it uses.
+func random(prefix string) string {
+	b := make([]byte, 4)
+	rand.Read(b) //nolint:errcheck // never fails
+	return prefix + hex.EncodeToString(b)
+}
+
+// newCluster brings a cluster up, and takes it down at the end of the test, which
+// fails if anything is left on the machine.
+func newCluster(t *testing.T, o devnode.ClusterOptions) *testCluster {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("tests of clusters need root")
+	}
+	o.Instance, o.BinDir, o.StartTimeout = random("t"), binDir(), patience
+	c := &testCluster{}
+	t.Cleanup(func() {
+		if t.Failed() && c.Cluster != nil {
+			c.dump(t)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := devnode.Down(ctx, o.Instance); err != nil {
+			t.Errorf("take the cluster down: %v", err)
+		}
+		for _, pattern := range []string{"/run/sluice-%s*", "/var/lib/sluice-%s*", "/run/netns/sluice-%s*"} {
+			if left, err := filepath.Glob(fmt.Sprintf(pattern, o.Instance)); err != nil || len(left) > 0 {
+				t.Errorf("the cluster left on the machine: %v, %v", left, err)
+			}
+		}
+	})
+	var err error
+	if c.Cluster, err = devnode.UpCluster(t.Context(), o); err != nil {
+		t.Fatalf("bring the cluster up: %v", err)
+	}
+	nodes, err := c.Nodes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes {
+		c.nodes = append(c.nodes, connect(t, n))
+	}
+	for _, n := range c.nodes {
+		n.knows(t, len(c.nodes))
+	}
+	return c
+}
+
+// connect makes clients to a node; calls wait while a service is away.
+func connect(t *testing.T, n *devnode.Node) *node {
+	t.Helper()
+	conn, err := client.Dial(n.Socket(devnode.Identity), client.Options{WaitForReady: true, Timeout: patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	out := &node{
+		Node: n, cluster: identityv1.NewClusterServiceClient(conn), identity: identityv1.NewIdentityServiceClient(conn),
+	}
+	out.register(t)
+	return out
+}
+
+// register says what the node is.
+func (n *node) register(t *testing.T) {
+	t.Helper()
+	req := &identityv1.RegisterNodeRequest{Underlay: &identityv1.Underlay{}, PodRanges: &identityv1.PodRanges{}}
+	for _, a := range n.Addresses() {
+		req.Underlay.Addresses = append(req.Underlay.Addresses, a.String())
+	}
+	for _, p := range n.PodCIDRs() {
+		req.PodRanges.Prefixes = append(req.PodRanges.Prefixes, p.String())
+	}
+	if _, err := n.cluster.RegisterNode(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// knows waits until the node knows so many registered nodes, itself among them.
+func (n *node) knows(t *testing.T, nodes int) {
+	t.Helper()
+	servicetest.EventuallyNil(t, fmt.Sprintf("%s knows %d nodes", n.Name(), nodes), func() error {
+		s, err := n.identity.GetStatus(t.Context(), &identityv1.GetStatusRequest{})
+		if err == nil && (!s.GetCluster().GetRegistered() || s.GetCluster().GetNodes() != uint32(nodes)) {
+			err = fmt.Errorf("%v", s.GetCluster())
+		}
+		return err
+	})
+}
+
+// dump prints the ends of the logs.
+func (c *testCluster) dump(t *testing.T) {
+	nodes, err := c.Nodes()
+	if err != nil {
+		t.Log(err)
+	}
+	for _, n := range append(nodes, c.Hub()) {
+		for _, service := range append(n.Services(), "cni") {
+			content, err := os.ReadFile(n.Log(service))
+			if err != nil || len(content) == 0 {
+				continue
+			}
+			t.Logf("log of %s of %s ends with:\n%s", service, n.Instance(), content[max(0, len(content)-3000):])
+		}
+	}
+}
+
+// makePod makes a network namespace, which goes with the test.
+func makePod(t *testing.T) (pod.Pod, error) {
+	id := random("slc-")
+	p := pod.Pod{Name: id, Netns: pod.NetnsPath(id)}
+	if err := os.MkdirAll(filepath.Dir(p.Netns), 0o755); err != nil {
+		return p, err
+	}
+	t.Cleanup(func() {
+		if err := pod.DeleteNetns(p.Netns); err != nil {
+			t.Error(err)
+		}
+	})
+	return p, pod.NewNetns(p.Netns)
+}
+
+func newPod(t *testing.T) pod.Pod {
+	t.Helper()
+	p, err := makePod(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// call executes the shim for a pod with the label app.
+func (n *node) call(ctx context.Context, command string, p pod.Pod, app string) ([]byte, error) {
+	config, err := cni.PluginConfig(n.CNIConflist(), "1.0.0", map[string]any{
+		"runtimeConfig": map[string]any{"labels": []map[string]string{{"key": "app", "value": app}}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return cni.Run(ctx, cni.Call{
+		Plugin: n.Plugin(), Command: command, ContainerID: p.Name, Netns: p.Netns, IfName: "eth0",
+		Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=test;K8S_POD_NAME=" + p.Name, Path: filepath.Dir(n.Plugin()), Config: config,
+	})
+}
+
+// tryAdd connects a pod, and returns it with its addresses.
+func (n *node) tryAdd(ctx context.Context, p pod.Pod, app string) (pod.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	result, err := n.call(ctx, "ADD", p, app)
+	if err != nil {
+		return p, fmt.Errorf("ADD %s at %s: %w", p.Name, n.Name(), err)
+	}
+	addresses, err := cni.Addresses(result)
+	if err != nil {
+		return p, fmt.Errorf("ADD %s at %s: %w: %s", p.Name, n.Name(), err, result)
+	}
+	return p.WithAddresses(addresses), nil
+}
+
+func (n *node) add(t *testing.T, app string) pod.Pod {
+	t.Helper()
+	p, err := n.tryAdd(t.Context(), newPod(t), app)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Addresses()) != 2 {
+		t.Fatalf("pod %s has addresses %v, want one of each family", p.Name, p.Addresses())
+	}
+	return p
+}
+
+func (n *node) del(t *testing.T, p pod.Pod) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := n.call(ctx, "DEL", p, ""); err != nil {
+		t.Fatalf("DEL %s at %s: %v", p.Name, n.Name(), err)
+	}
+}
+
+// mapping is what the node knows of an address: its identity, 0 for none, and its
+// node.
+func (n *node) mapping(ctx context.Context, a netip.Addr) (number uint32, on string, err error) {
+	m, err := n.cluster.GetIPMapping(ctx, &identityv1.GetIPMappingRequest{Address: a.String()})
+	return m.GetMapping().GetIdentity(), m.GetMapping().GetNode(), err
+}
+
+// identityOf waits until a node knows the addresses of a pod of another one, and
+// returns their identity.
+func (n *node) identityOf(t *testing.T, p pod.Pod, on *node) (number uint32) {
+	t.Helper()
+	servicetest.EventuallyNil(t, fmt.Sprintf("%s knows pod %s of %s", n.Name(), p.Name, on.Name()), func() error {
+		number = 0
+		for _, a := range p.Addresses() {
+			got, name, err := n.mapping(t.Context(), a)
+			if err != nil {
+				return err
+			}
+			if got == 0 || name != on.Name() || number != 0 && got != number {
+				return fmt.Errorf("%s has identity %d on %q", a, got, name)
+			}
+			number = got
+		}
+		return nil
+	})
+	return number
+}
+
+// forgets waits until the node knows no identity of the pod's addresses.
+func (n *node) forgets(t *testing.T, p pod.Pod) {
+	t.Helper()
+	servicetest.EventuallyNil(t, fmt.Sprintf("%s forgets pod %s", n.Name(), p.Name), func() error {
+		for _, a := range p.Addresses() {
+			// Without a range around it, nothing at all is known of an address.
+			if got, name, _ := n.mapping(t.Context(), a); got != 0 {
+				return fmt.Errorf("%s has identity %d on %q", a, got, name)
+			}
+		}
+		return nil
+	})
+}
+
+// sluice runs the command against the node and decodes the JSON that it prints.
+func (n *node) sluice(t *testing.T, to any, args ...string) {
+	t.Helper()
+	if err := n.trySluice(t.Context(), to, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (n *node) trySluice(ctx context.Context, to any, args ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(binDir(), "sluice"), //nolint:gosec // the program under test
+		append([]string{"--instance", n.Instance(), "-o", "json"}, args...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("%v: %w: %s%s", args, err, out, stderr.Bytes())
+	}
+	return json.Unmarshal(out, to)
+}
+
+// receiveAll reads a stream to its end.
+func receiveAll[T any](stream grpc.ServerStreamingClient[T], err error) ([]*T, error) {
+	if err != nil {
+		return nil, err
+	}
+	var all []*T
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, m)
+	}
+}

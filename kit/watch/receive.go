@@ -17,13 +17,30 @@ import (
 // Receive yields the messages of a Watch RPC as events, for Source.Watch. Open
 // makes the call; the stream ends with the context that it was made with. The
 // code OUT_OF_RANGE, with which Serve refuses a token, becomes ErrExpired.
-func Receive[M any, K comparable, V any](open func() (grpc.ServerStreamingClient[M], error), event func(*M) Event[K, V]) iter.Seq2[Event[K, V], error] {
+func Receive[M any, K comparable, V any](
+	open func() (grpc.ServerStreamingClient[M], error), event func(*M) Event[K, V],
+) iter.Seq2[Event[K, V], error] {
+	return ReceiveBatches(open, func(m *M) iter.Seq[Event[K, V]] {
+		return func(yield func(Event[K, V]) bool) { yield(event(m)) }
+	})
+}
+
+// ReceiveBatches is Receive for messages of several events. All but the last of a
+// message must be without a token: it is for what comes after the message.
+func ReceiveBatches[M any, K comparable, V any](
+	open func() (grpc.ServerStreamingClient[M], error), events func(*M) iter.Seq[Event[K, V]],
+) iter.Seq2[Event[K, V], error] {
 	return func(yield func(Event[K, V], error) bool) {
 		stream, err := open()
 		for err == nil {
 			var m *M
-			if m, err = stream.Recv(); err == nil && !yield(event(m), nil) {
-				return
+			if m, err = stream.Recv(); err != nil {
+				break
+			}
+			for e := range events(m) {
+				if !yield(e, nil) {
+					return
+				}
 			}
 		}
 		switch {

@@ -82,6 +82,8 @@ type CollectorOptions struct {
 	// 60 s by default.
 	MinInterval, MaxInterval time.Duration
 	Log                      *slog.Logger // nil discards
+	// Passed is called after each whole pass with when it began; nil: it is not.
+	Passed func(began time.Time, p Pass)
 
 	Now func() uint32 // tests have a clock of their own
 }
@@ -126,6 +128,9 @@ type Pass struct {
 	Evicted uint64
 	// Endpoints that are charged with connections which are still open.
 	Endpoints int
+	// Nodes are the numbers of the nodes that connections are with, those that
+	// were removed too.
+	Nodes map[uint16]struct{}
 	// Revoked TCP connections that are remembered, of IPv4 and IPv6.
 	Revoked [2]int
 }
@@ -288,7 +293,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	if err != nil {
 		return Pass{}, fmt.Errorf("drain the maps of the version before: %w", err)
 	}
-	p := Pass{Expired: drained.Removed}
+	p := Pass{Expired: drained.Removed, Nodes: map[uint16]struct{}{}}
 	previous := c.Last()
 	capacity := c.ct.capacity()
 	var timeouts [2]Timeouts
@@ -307,6 +312,9 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		now := c.o.Now()
 		for i := range cs {
 			conn := &cs[i]
+			if conn.Value.Node != 0 {
+				p.Nodes[conn.Value.Node] = struct{}{}
+			}
 			idle := int32(now - conn.LastSeen)
 			expired := idle >= int32(timeouts[conn.family()].Of(conn.Protocol, conn.Flags)/time.Second)
 			orphaned := false
@@ -351,6 +359,9 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	c.mu.Lock()
 	c.last = p
 	c.mu.Unlock()
+	if c.o.Passed != nil {
+		c.o.Passed(start, p)
+	}
 	return p, nil
 }
 

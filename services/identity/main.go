@@ -97,7 +97,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	service := &server.Server{
 		Allocator: alloc, Hub: hub, Endpoints: endpoints, Filter: filter,
 		Node: cfg.Node, Version: version.Get().String(), Started: started,
-		Cluster: &server.Cluster{Registry: reg, Hub: nodes, Node: cfg.Node},
+		Cluster: &server.Cluster{Registry: reg, Hub: nodes, Node: cfg.Node, Connected: func() bool { up, _ := alloc.Connected(); return up }},
 	}
 	if kubernetes != nil {
 		service.Pods = pods.New(cfg.Node, cfg.Cluster.Name, filter)

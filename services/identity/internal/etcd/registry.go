@@ -130,7 +130,7 @@ func (s *Store) nodeUpdate(u *registry.Update, kv *mvccpb.KeyValue, removed bool
 	default:
 		var r registry.Record
 		if r, err = s.readRecord(kv); err == nil {
-			u.Nodes = append(u.Nodes, registry.NodeKey{Name: node, Record: r, Created: kv.CreateRevision})
+			u.Nodes = append(u.Nodes, registry.NodeKey{Name: node, Record: r, Created: kv.CreateRevision, Revision: kv.ModRevision})
 			return
 		}
 	}
@@ -160,33 +160,34 @@ func (s *Store) getAll(ctx context.Context, what string, keys ...string) ([]*mvc
 }
 
 // Register implements registry.Store.
-func (s *Store) Register(ctx context.Context, rec registry.Record) (revision int64, refused []registry.Refusal, err error) {
+func (s *Store) Register(ctx context.Context, statement registry.Statement) (registry.Written, error) {
 	for range maxRaces {
-		txn, refused, err := s.registration(ctx, rec)
+		txn, written, err := s.registration(ctx, statement)
 		if err != nil {
-			return 0, nil, err
+			return registry.Written{}, err
 		}
 		resp, err := s.session.Commit(ctx, "register node", txn)
 		if err != nil {
-			return 0, nil, err
+			return registry.Written{}, err
 		}
 		if resp.Succeeded {
-			return resp.Header.Revision, refused, nil
+			written.Revision = resp.Header.Revision
+			return written, nil
 		}
 		// Another node changed what was read; or this one lost its name.
 		if err := s.session.Ping(ctx); err != nil {
-			return 0, nil, err
+			return registry.Written{}, err
 		}
 	}
-	return 0, nil, fmt.Errorf("%w: the ranges of this node change all the time", allocator.ErrUnavailable)
+	return registry.Written{}, fmt.Errorf("%w: the ranges of this node change all the time", allocator.ErrUnavailable)
 }
 
 // registration is the transaction of Register, from what etcd has now.
-func (s *Store) registration(ctx context.Context, rec registry.Record) (txn clientv3.Txn, refused []registry.Refusal, err error) {
-	key := s.nodeKey(s.cfg.Node)
-	have, err := s.getAll(ctx, "read node", key)
+func (s *Store) registration(ctx context.Context, statement registry.Statement) (txn clientv3.Txn, w registry.Written, err error) {
+	key, rec := s.nodeKey(s.cfg.Node), statement.Record
+	have, err := s.getAll(ctx, "read node", key, s.ipamKey())
 	if err != nil {
-		return nil, nil, err
+		return nil, w, err
 	}
 	var before registry.Record
 	if have[0] != nil {
@@ -194,26 +195,33 @@ func (s *Store) registration(ctx context.Context, rec registry.Record) (txn clie
 			s.cfg.Log.Error("the unreadable record of this node in etcd is written anew", log.Err(err))
 		}
 	}
-	b := &claiming{s: s, rec: rec}
+	same := before.Incarnation == rec.Incarnation
+	if statement.KeepUnderlay && same {
+		rec.Underlay = before.Underlay
+	}
+	b := &claiming{s: s, rec: rec, ipam: statement.IPAM}
 	b.unchanged = []clientv3.Cmp{s.session.Named(), session.Unchanged(key, have[0])}
-	if err := b.claim(ctx); err != nil {
-		return nil, nil, err
+	if !b.agree(have[1]) {
+		b.rec.Ranges = nil
+	} else if err := b.claim(ctx); err != nil {
+		return nil, w, err
 	}
 	if err := b.giveBack(ctx, before.Ranges); err != nil {
-		return nil, nil, err
+		return nil, w, err
 	}
-	if before.Incarnation != rec.Incarnation {
+	if !same {
 		// The mappings of another installation of this node go with its record.
 		b.ops = append(b.ops, clientv3.OpDelete(s.nodePrefix(s.cfg.Node)+"ep/", clientv3.WithPrefix()))
 	}
 	b.ops = append(b.ops, clientv3.OpPut(key, toJSON(b.rec)))
-	return s.session.Txn(ctx).If(b.unchanged...).Then(b.ops...), b.refused, nil
+	return s.session.Txn(ctx).If(b.unchanged...).Then(b.ops...), registry.Written{Record: b.rec, Refused: b.refused}, nil
 }
 
 // claiming gathers the transaction of a registration.
 type claiming struct {
 	s         *Store
 	rec       registry.Record // with the ranges that the node gets
+	ipam      *registry.IPAM  // of the node; nil: not said
 	unchanged []clientv3.Cmp
 	ops       []clientv3.Op
 	refused   []registry.Refusal
@@ -234,7 +242,7 @@ func (b *claiming) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	mine := rangeHolder{Node: s.cfg.Node, Incarnation: b.rec.Incarnation}
+	mine := s.holder(b.rec.Incarnation)
 	wanted := b.rec.Ranges
 	b.rec.Ranges = nil
 	losers := map[string][]netip.Prefix{}
@@ -248,6 +256,8 @@ func (b *claiming) claim(ctx context.Context) error {
 		}
 		switch {
 		case have[i] == nil, holder.Node == s.cfg.Node:
+		case holder.Quarantine && b.ipam != nil && b.ipam.Mode == registry.IPAMKubernetes:
+			// Kubernetes has given the range to this node; it does not wait.
 		case holder.Quarantine:
 			b.refuse(p, holder.Node, "node "+holder.Node+" had it until a short time ago, and it is in quarantine")
 			continue

@@ -40,7 +40,7 @@ func nodeAddress(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, b
 func (n *node) register(i int, ranges ...netip.Prefix) {
 	n.t.Helper()
 	u := &registry.Underlay{Addresses: []netip.Addr{nodeAddress(i)}, Overlay: []netip.Addr{address(i, 1)}, Mode: registry.ModeOverlay, TunnelPort: 4789, MTU: 1450}
-	if _, _, err := n.reg.Register(u, &ranges, false); err != nil {
+	if _, _, err := n.reg.Register(u, &ranges, nil, false); err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -79,7 +79,7 @@ func (n *node) published() {
 	n.t.Helper()
 	servicetest.Eventually(n.t, "everything to be published", func() bool {
 		s := n.reg.Status()
-		_, registered, err := n.reg.Register(nil, nil, false)
+		_, registered, err := n.reg.Register(nil, nil, nil, false)
 		return err == nil && registered && s.Pending == 0
 	})
 }

@@ -18,6 +18,7 @@
 //	ip/<node>/node       the record of that node; see package registry
 //	ip/<node>/ep/<hash>  the addresses and the identity of one of its endpoints
 //	range/<pool>/<cidr>  the node that has that range of addresses
+//	ipam                 the settings of ranges that all nodes agree on
 //
 // id and labels are written and deleted together, in one transaction. There
 // are no locks. What makes collection safe is that every transaction that

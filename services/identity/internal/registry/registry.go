@@ -146,6 +146,8 @@ type NodeKey struct {
 	Name    string
 	Record  Record
 	Created int64 // revision at which the node was registered
+	// Revision of the last write.
+	Revision int64
 }
 
 // AddressesKey are the addresses of an endpoint as the store has them.
@@ -178,14 +180,36 @@ type Change struct {
 	Value    *Addresses
 }
 
+// Statement is what Register writes.
+type Statement struct {
+	Record       Record
+	KeepUnderlay bool  // that of the record in the store stays: none was said
+	IPAM         *IPAM // nil: was not said
+}
+
+// Written is what Register wrote.
+type Written struct {
+	Record   Record // with the ranges that the node got
+	Revision int64  // of the record, for Publish
+	Refused  []Refusal
+}
+
 // Store is where the nodes of a cluster meet. Its errors are those of package
 // cluster, and those of this package.
 type Store interface {
 	// Register writes the record of this node, and claims its ranges in the same
-	// step. Ranges that others hold are left out of the record and returned.
-	// The mappings of an earlier incarnation of the node go. The revision is that
-	// of the record, for Publish.
-	Register(ctx context.Context, r Record) (revision int64, refused []Refusal, err error)
+	// step. Ranges that others hold are left out of the record, and all of them if
+	// the cluster has other settings of ipam. The mappings of an earlier
+	// incarnation of the node go.
+	Register(ctx context.Context, s Statement) (Written, error)
+	// Own is the record of this node in the store; zero if there is none.
+	Own(ctx context.Context) (r Record, revision int64, err error)
+	// Agrees is ErrIPAMDiffers if the cluster has other settings.
+	Agrees(ctx context.Context, s IPAM) error
+	// ClaimRange finds a block that no node has, and adds it to the record in the same
+	// step. ErrForgotten if the record is not the one of the claim's revision,
+	// ErrIPAMDiffers, and ErrNoFreeRange.
+	ClaimRange(ctx context.Context, c RangeClaim) (p netip.Prefix, revision int64, err error)
 	// Publish writes addresses of endpoints, in one step, at most MaxChanges. It is
 	// ErrForgotten if the record is not the one of that revision.
 	Publish(ctx context.Context, record int64, changes []Change) (revision int64, err error)
@@ -209,25 +233,33 @@ type Records interface {
 type Registration struct {
 	Underlay *Underlay       `json:"underlay,omitempty"`
 	Ranges   *[]netip.Prefix `json:"ranges,omitempty"` // sorted
+	IPAM     *IPAM           `json:"ipam,omitempty"`
 }
 
 // with is g with the parts that are not nil.
-func (g Registration) with(underlay *Underlay, ranges *[]netip.Prefix) Registration {
+func (g Registration) with(underlay *Underlay, ranges *[]netip.Prefix, ipam *IPAM) Registration {
 	if underlay != nil {
 		g.Underlay = underlay
 	}
 	if ranges != nil {
-		sorted := slices.SortedFunc(slices.Values(*ranges), netip.Prefix.Compare)
-		g.Ranges = &sorted
+		list := sorted(*ranges)
+		g.Ranges = &list
+	}
+	if ipam != nil {
+		g.IPAM = ipam
 	}
 	return g
 }
 
+func sorted(ranges []netip.Prefix) []netip.Prefix {
+	return slices.SortedFunc(slices.Values(ranges), netip.Prefix.Compare)
+}
+
 func (g Registration) equal(h Registration) bool {
-	if (g.Underlay == nil) != (h.Underlay == nil) || (g.Ranges == nil) != (h.Ranges == nil) {
+	if (g.Underlay == nil) != (h.Underlay == nil) || (g.Ranges == nil) != (h.Ranges == nil) || (g.IPAM == nil) != (h.IPAM == nil) {
 		return false
 	}
-	return (g.Underlay == nil || g.Underlay.equal(*h.Underlay)) && (g.Ranges == nil || slices.Equal(*g.Ranges, *h.Ranges))
+	return (g.IPAM == nil || g.IPAM.Equal(*h.IPAM)) && (g.Underlay == nil || g.Underlay.equal(*h.Underlay)) && (g.Ranges == nil || slices.Equal(*g.Ranges, *h.Ranges))
 }
 
 // Config of a Registry. Every field is required.
@@ -255,7 +287,8 @@ type Registry struct {
 	wake    chan struct{} // capacity 1: there may be something to write
 	expired chan struct{} // capacity 1: some of the held losses may take effect
 
-	registering sync.Mutex // one change of what the node is at a time
+	storing     chan struct{} // capacity 1: one write to the store at a time
+	registering sync.Mutex    // one change of what the node is at a time
 
 	mu           sync.Mutex
 	registration Registration         // guarded by mu
@@ -263,7 +296,8 @@ type Registry struct {
 	dirty        map[string]struct{}  // guarded by mu; endpoints that the store may have otherwise
 	written      map[string]int64     // guarded by mu; revision of the last write, until Observe receives it
 	observed     int64                // guarded by mu; Observe has received everything up to this revision
-	revision     int64                // guarded by mu; of the record as it was written; 0: to be written
+	record       Record               // guarded by mu; as it was written
+	revision     int64                // guarded by mu; of that; 0: to be written
 	refused      []Refusal            // guarded by mu; by Register
 	problem      error                // guarded by mu; of the last write
 	view         view                 // guarded by mu
@@ -275,7 +309,7 @@ type Registry struct {
 func New(cfg Config, store Store, records Records, pub Publisher, last Registration) *Registry {
 	r := &Registry{
 		cfg: cfg, store: store, records: records, pub: pub, registration: last,
-		wake: make(chan struct{}, 1), expired: make(chan struct{}, 1),
+		wake: make(chan struct{}, 1), expired: make(chan struct{}, 1), storing: make(chan struct{}, 1),
 		desired: map[string]Addresses{}, dirty: map[string]struct{}{}, written: map[string]int64{},
 		hereChanged: make(chan struct{}),
 	}
@@ -291,9 +325,8 @@ func (r *Registry) kick() {
 	}
 }
 
-// recordOf returns the record of this node, and whether it has every part: half
-// of a record would take the rest of the one before out of effect.
-func (r *Registry) recordOf(g Registration) (rec Record, whole bool) {
+// recordOf returns the record of this node.
+func (r *Registry) recordOf(g Registration) (rec Record) {
 	rec = Record{Incarnation: r.cfg.Incarnation, Version: r.cfg.Version}
 	if g.Ranges != nil {
 		rec.Ranges = *g.Ranges
@@ -301,20 +334,19 @@ func (r *Registry) recordOf(g Registration) (rec Record, whole bool) {
 	if g.Underlay != nil {
 		rec.Underlay = *g.Underlay
 	}
-	return rec, g.Underlay != nil && g.Ranges != nil
+	return rec
 }
 
 // Register changes the record of this node; a part that is nil keeps its last
 // value. The change survives this process; the store has it once registered is
-// true. With validateOnly nothing changes.
-func (r *Registry) Register(underlay *Underlay, ranges *[]netip.Prefix, validateOnly bool) (n Node, registered bool, err error) {
+// true, which takes ranges. With validateOnly nothing changes.
+func (r *Registry) Register(underlay *Underlay, ranges *[]netip.Prefix, ipam *IPAM, validateOnly bool) (n Node, registered bool, err error) {
 	r.registering.Lock()
 	defer r.registering.Unlock()
 	r.mu.Lock()
-	next := r.registration.with(underlay, ranges)
+	next := r.registration.with(underlay, ranges, ipam)
 	same := next.equal(r.registration)
-	rec, _ := r.recordOf(next)
-	n = Node{Name: r.cfg.Node, Record: rec, Refused: slices.Clone(r.refused)}
+	n = Node{Name: r.cfg.Node, Record: r.recordOf(next), Refused: r.refusals()}
 	registered = same && r.revision != 0
 	r.mu.Unlock()
 	if same || validateOnly {
@@ -331,6 +363,16 @@ func (r *Registry) Register(underlay *Underlay, ranges *[]netip.Prefix, validate
 	r.mu.Unlock()
 	r.kick()
 	return n, false, nil
+}
+
+// refusals are the ranges of this node that others have, by what the store
+// refused and by what overlaps. It runs with mu held.
+func (r *Registry) refusals() []Refusal {
+	out := slices.Clone(r.refused)
+	if own := r.view.nodes[r.cfg.Node]; own != nil {
+		out = append(out, own.refused...)
+	}
+	return out
 }
 
 // Set gives an endpoint of this node addresses and an identity. Without an
@@ -432,30 +474,9 @@ func (r *Registry) noteProblem(err error) {
 // write makes the keys of this node in the store equal to its desired state.
 func (r *Registry) write(ctx context.Context) error {
 	for {
-		if err := r.writeRecord(ctx); err != nil {
+		wrote, err := r.writeSome(ctx)
+		if err != nil || !wrote {
 			return err
-		}
-		record, changes := r.batch()
-		if len(changes) == 0 {
-			return nil
-		}
-		limited, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
-		revision, err := r.store.Publish(limited, record, changes)
-		cancel()
-		r.mu.Lock()
-		for _, c := range changes {
-			if err != nil {
-				r.dirty[c.Endpoint] = struct{}{}
-			} else if revision > r.observed { // else Observe has received it already
-				r.written[c.Endpoint] = revision
-			}
-		}
-		if errors.Is(err, ErrForgotten) {
-			r.refresh()
-		}
-		r.mu.Unlock()
-		if err != nil && !errors.Is(err, ErrForgotten) {
-			return fmt.Errorf("publish %d endpoints: %w", len(changes), err)
 		}
 		// Every write costs every node a message: what comes in the pause shares one.
 		select {
@@ -464,6 +485,42 @@ func (r *Registry) write(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// writeSome writes the record, if need be, and some endpoints, and says whether
+// there were any.
+func (r *Registry) writeSome(ctx context.Context) (wrote bool, err error) {
+	if err := r.lockStore(ctx); err != nil {
+		return false, err
+	}
+	defer r.unlockStore()
+	if err := r.writeRecord(ctx); err != nil {
+		return false, err
+	}
+	record, changes := r.batch()
+	if len(changes) == 0 {
+		return false, nil
+	}
+	limited, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	revision, err := r.store.Publish(limited, record, changes)
+	cancel()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range changes {
+		if err != nil {
+			r.dirty[c.Endpoint] = struct{}{}
+		} else if revision > r.observed { // else Observe has received it already
+			r.written[c.Endpoint] = revision
+		}
+	}
+	if errors.Is(err, ErrForgotten) {
+		r.refresh()
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("publish %d endpoints: %w", len(changes), err)
+	}
+	return true, nil
 }
 
 // refresh makes Run write everything again. It runs with mu held.
@@ -475,31 +532,35 @@ func (r *Registry) refresh() {
 	r.kick()
 }
 
-// writeRecord registers this node unless it is.
+// writeRecord registers this node unless it is, or has not said its ranges. It
+// runs with storing held.
 func (r *Registry) writeRecord(ctx context.Context) error {
 	r.mu.Lock()
-	rec, whole := r.recordOf(r.registration)
-	done := r.revision != 0 || !whole
+	said := r.registration
+	r.mu.Unlock()
+	s := Statement{Record: r.recordOf(said), KeepUnderlay: said.Underlay == nil, IPAM: said.IPAM}
+	r.mu.Lock()
+	done := r.revision != 0 || said.Ranges == nil
 	r.mu.Unlock()
 	if done {
 		return nil
 	}
 	limited, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
-	revision, refused, err := r.store.Register(limited, rec)
+	written, err := r.store.Register(limited, s)
 	if err != nil {
 		return fmt.Errorf("register this node: %w", err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, f := range refused {
+	for _, f := range written.Refused {
 		if !slices.Contains(r.refused, f) {
-			r.cfg.Log.Error("a range of this node belongs to another one: endpoints in it are unknown to the cluster", "range", f.Range, "holder", f.Holder, "reason", f.Reason)
+			r.cfg.Log.Error("a range of this node is refused: endpoints in it are unknown to the cluster", "range", f.Range, "holder", f.Holder, "reason", f.Reason)
 		}
 	}
-	r.refused = refused
-	if now, _ := r.recordOf(r.registration); now.equal(rec) {
-		r.revision = revision
+	r.refused = written.Refused
+	if r.registration.equal(said) {
+		r.record, r.revision = written.Record, written.Revision
 	}
 	return nil
 }
@@ -588,8 +649,14 @@ func (r *Registry) compareOwn(u Update) {
 	for _, n := range u.Nodes {
 		if n.Name == r.cfg.Node {
 			registered = true
-			if n.Record.Incarnation != r.cfg.Incarnation && r.revision != 0 {
+			switch {
+			case r.revision == 0:
+			case n.Record.Incarnation != r.cfg.Incarnation:
 				r.refresh()
+			case n.Revision > r.revision && !slices.Equal(n.Record.Ranges, r.record.Ranges):
+				// Another node has taken a range of this one.
+				r.revision = 0
+				r.kick()
 			}
 		}
 	}
@@ -646,7 +713,7 @@ func (r *Registry) Status() Status {
 	defer r.mu.Unlock()
 	s := r.view.status()
 	s.Registered = r.revision != 0
-	s.Pending, s.Problem, s.Ranges = len(r.dirty), r.problem, slices.Clone(r.refused)
+	s.Pending, s.Problem, s.Ranges = len(r.dirty), r.problem, r.refusals()
 	return s
 }
 

@@ -77,6 +77,12 @@ func calls(socket string) (map[string]codes.Code, error) {
 	cluster := identityv1.NewClusterServiceClient(conn)
 	_, err = cluster.RegisterNode(ctx, &identityv1.RegisterNodeRequest{PodRanges: &identityv1.PodRanges{}})
 	note("RegisterNode", err)
+	_, err = cluster.RegisterNode(ctx, &identityv1.RegisterNodeRequest{Underlay: &identityv1.Underlay{}})
+	note("RegisterNode underlay", err)
+	_, err = cluster.ClaimRange(ctx, &identityv1.ClaimRangeRequest{Settings: pool(2)})
+	note("ClaimRange", err)
+	_, err = cluster.ReturnRange(ctx, &identityv1.ReturnRangeRequest{Range: "10.9.9.0/24"})
+	note("ReturnRange", err)
 	_, err = cluster.GetIPMapping(ctx, &identityv1.GetIPMappingRequest{Address: "192.0.2.1"})
 	note("GetIPMapping", err)
 	_, err = cluster.ForgetNode(ctx, &identityv1.ForgetNodeRequest{Name: "other", ValidateOnly: true})
@@ -119,7 +125,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		"GetIdentity": codes.OK, "GetStatus": codes.OK, "ListIdentities": codes.OK, "WatchEndpoints": codes.OK,
 		"WatchIdentities": codes.OK, "WatchCluster": codes.OK, "ListNodes": codes.OK, "GetIPMapping": codes.NotFound,
 	}
-	changes := []string{"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode", "ForgetNode"}
+	changes := []string{"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode", "ForgetNode", "ClaimRange", "ReturnRange"}
 	methods := 0
 	for _, s := range []grpc.ServiceDesc{identityv1.IdentityService_ServiceDesc, identityv1.ClusterService_ServiceDesc} {
 		methods += len(s.Methods) + len(s.Streams)
@@ -127,19 +133,21 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 	if n := methods; n != len(reads)+len(changes) {
 		t.Fatalf("the service has %d methods, this test knows %d", n, len(reads)+len(changes))
 	}
+	const denied = codes.PermissionDenied
 	for _, c := range []struct {
 		name      string
 		uid, gid  uint32
 		allocates codes.Code
 		endpoints codes.Code // of those about endpoints
-		registers codes.Code
+		underlay  codes.Code // of RegisterNode
+		ranges    codes.Code // of RegisterNode, ClaimRange and ReturnRange
 		forgets   codes.Code
 	}{
-		{"root", 0, 0, codes.OK, codes.OK, codes.OK, codes.NotFound},
-		{"datapath", 65706, 65700, codes.PermissionDenied, codes.OK, codes.OK, codes.PermissionDenied},
-		{"ipam", 65702, 65700, codes.PermissionDenied, codes.PermissionDenied, codes.OK, codes.PermissionDenied},
-		{"itself", 65701, 65700, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
-		{"a reader", 65799, 65700, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
+		{"root", 0, 0, codes.OK, codes.OK, codes.OK, codes.OK, codes.NotFound},
+		{"datapath", 65706, 65700, denied, codes.OK, codes.OK, denied, denied},
+		{"ipam", 65702, 65700, denied, denied, denied, codes.OK, denied},
+		{"itself", 65701, 65700, denied, denied, denied, denied, denied},
+		{"a reader", 65799, 65700, denied, denied, denied, denied, denied},
 	} {
 		exe, err := os.Executable()
 		if err != nil {
@@ -169,14 +177,17 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 			switch m {
 			case "AllocateIdentity":
 				want = c.allocates
-			case "RegisterNode":
-				want = c.registers
+			case "RegisterNode", "ClaimRange", "ReturnRange":
+				want = c.ranges
 			case "ForgetNode":
 				want = c.forgets
 			}
 			if got[m] != want {
 				t.Errorf("%s calls %s: %s, want %s", c.name, m, got[m], want)
 			}
+		}
+		if got := got["RegisterNode underlay"]; got != c.underlay {
+			t.Errorf("%s registers an underlay: %s, want %s", c.name, got, c.underlay)
 		}
 		for m, want := range reads {
 			if got[m] != want {

@@ -79,11 +79,20 @@ type Cluster struct {
 	Registry *registry.Registry
 	Hub      *ClusterHub
 	Node     string
+	// Connected says whether the store answers.
+	Connected func() bool
 }
 
 // RegisterNode implements the service.
-func (c *Cluster) RegisterNode(_ context.Context, req *identityv1.RegisterNodeRequest) (*identityv1.RegisterNodeResponse, error) {
+func (c *Cluster) RegisterNode(ctx context.Context, req *identityv1.RegisterNodeRequest) (*identityv1.RegisterNodeResponse, error) {
+	if err := mayRegister(ctx, req); err != nil {
+		return nil, err
+	}
 	underlay, err := fromUnderlay(req.GetUnderlay())
+	if err != nil {
+		return nil, err
+	}
+	ipam, err := fromIPAM("ipam", req.GetIpam())
 	if err != nil {
 		return nil, err
 	}
@@ -98,11 +107,11 @@ func (c *Cluster) RegisterNode(_ context.Context, req *identityv1.RegisterNodeRe
 			*ranges = append(*ranges, p)
 		}
 	}
-	node, registered, err := c.Registry.Register(underlay, ranges, req.GetValidateOnly())
+	node, registered, err := c.Registry.Register(underlay, ranges, ipam, req.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &identityv1.RegisterNodeResponse{Node: toNode(node), Registered: registered}, nil
+	return &identityv1.RegisterNodeResponse{Node: toNode(node), Registered: registered, StoreConnected: c.Connected()}, nil
 }
 
 func invalid(field string, err error) error {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 
@@ -28,6 +29,7 @@ import (
 type nodeStore struct {
 	mu        sync.Mutex
 	record    registry.Record // guarded by mu
+	ipam      registry.IPAM   // guarded by mu; of the cluster
 	endpoints map[string]registry.Addresses
 	away      bool
 }
@@ -43,11 +45,42 @@ func (s *nodeStore) ask() error {
 
 var errAway = errors.New("away")
 
-func (s *nodeStore) Register(_ context.Context, r registry.Record) (int64, []registry.Refusal, error) {
+func (s *nodeStore) Register(_ context.Context, st registry.Statement) (registry.Written, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.record = r
-	return 1, nil, nil
+	s.record = st.Record
+	if st.IPAM != nil {
+		s.ipam = *st.IPAM
+	}
+	return registry.Written{Record: st.Record, Revision: 1}, nil
+}
+
+func (s *nodeStore) Own(context.Context) (registry.Record, int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.record, 1, nil
+}
+
+func (s *nodeStore) Agrees(_ context.Context, want registry.IPAM) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ipam.Equal(want) {
+		return fmt.Errorf("%w: %s, %s", registry.ErrIPAMDiffers, want, s.ipam)
+	}
+	return nil
+}
+
+// ClaimRange takes the blocks in their order.
+func (s *nodeStore) ClaimRange(_ context.Context, c registry.RangeClaim) (netip.Prefix, int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range c.IPAM.Blocks(c.IPv6) {
+		if p := c.IPAM.Block(c.IPv6, i); !slices.Contains(s.record.Ranges, p) {
+			s.record.Ranges = append(slices.Clone(s.record.Ranges), p)
+			return p, 1, nil
+		}
+	}
+	return netip.Prefix{}, 0, &registry.FullError{IPAM: c.IPAM, IPv6: c.IPv6, Blocks: c.IPAM.Blocks(c.IPv6), Held: len(s.record.Ranges)}
 }
 
 func (s *nodeStore) Publish(_ context.Context, _ int64, changes []registry.Change) (int64, error) {
@@ -365,7 +398,7 @@ func TestStatusCountsTheCluster(t *testing.T) {
 func TestAddressesOfAPIServersHaveIdentities(t *testing.T) {
 	s := serve(t)
 	s.reg.Observe(registry.Update{Complete: true, Nodes: []registry.NodeKey{other()}})
-	if _, _, err := s.reg.Register(&registry.Underlay{}, nil, false); err != nil {
+	if _, _, err := s.reg.Register(&registry.Underlay{}, nil, nil, false); err != nil {
 		t.Fatal(err)
 	}
 	const local = identity.MinNodeLocal

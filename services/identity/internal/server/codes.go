@@ -38,6 +38,7 @@ func statusOf(err error) error {
 	var (
 		invalid *label.Error
 		quota   *allocator.QuotaError
+		full    *registry.FullError
 	)
 	switch {
 	case err == nil:
@@ -71,6 +72,12 @@ func statusOf(err error) error {
 		return answer(codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_NODE_ALIVE)
 	case errors.Is(err, registry.ErrNoMapping):
 		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_ADDRESS_UNKNOWN, rpcerr.Resource("address", "", err.Error()))
+	case errors.Is(err, registry.ErrIPAMDiffers):
+		return answer(codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_IPAM_SETTINGS_DIFFER)
+	case errors.As(err, &full):
+		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NO_FREE_RANGE, rpcerr.Quota("ranges", full.Figures()))
+	case errors.Is(err, registry.ErrLastRange):
+		return answer(codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_LAST_RANGE)
 	case errors.Is(err, allocator.ErrContended):
 		return answer(codes.Aborted, identityv1.ErrorReason_ERROR_REASON_CONTENDED, rpcerr.Retry(retryAfter))
 	case errors.Is(err, allocator.ErrNameTaken):

@@ -106,7 +106,7 @@ func serve(t *testing.T, opts ...option) *service {
 		RetryMax: 10 * time.Millisecond, RetryRanges: time.Hour, HoldLosses: time.Hour, Log: log.Discard(),
 	}, s.store, files, nodes, registry.Registration{})
 	impl := &Server{
-		Cluster: &Cluster{Registry: s.reg, Hub: nodes, Node: "n1"},
+		Cluster: &Cluster{Registry: s.reg, Hub: nodes, Node: "n1", Connected: func() bool { return true }},
 		Hub:     s.hub, Endpoints: NewEndpointHub(), Filter: filter, Node: "n1", Version: "test", Started: time.Now(),
 	}
 	ro := rpc.Options{Register: impl.Register, Methods: Methods(), AlsoRoot: []uint32{uint32(os.Getuid())}}
@@ -739,6 +739,9 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{registry.ErrRecords, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
 		{registry.ErrNoNode, codes.NotFound, identityv1.ErrorReason_ERROR_REASON_NODE_NOT_FOUND},
 		{registry.ErrAlive, codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_NODE_ALIVE},
+		{registry.ErrIPAMDiffers, codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_IPAM_SETTINGS_DIFFER},
+		{&registry.FullError{}, codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NO_FREE_RANGE},
+		{registry.ErrLastRange, codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_LAST_RANGE},
 		{registry.ErrNoMapping, codes.NotFound, identityv1.ErrorReason_ERROR_REASON_ADDRESS_UNKNOWN},
 		{allocator.ErrCorrupt, codes.Internal, identityv1.ErrorReason_ERROR_REASON_STORE_CORRUPT},
 		{pods.ErrNotFound, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND},

@@ -425,7 +425,10 @@ type RegisterNodeRequest struct {
 	// Its ranges: from ipam. Unset: as before. Set and empty: it has none.
 	PodRanges *PodRanges `protobuf:"bytes,2,opt,name=pod_ranges,json=podRanges,proto3" json:"pod_ranges,omitempty"`
 	// Check the request and return what would be registered, but change nothing.
-	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// What the cluster has to agree on about ranges: from ipam, with pod_ranges.
+	// Unset: as before. If the cluster has other settings, all ranges are refused.
+	Ipam          *IPAMSettings `protobuf:"bytes,4,opt,name=ipam,proto3" json:"ipam,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -481,15 +484,25 @@ func (x *RegisterNodeRequest) GetValidateOnly() bool {
 	return false
 }
 
+func (x *RegisterNodeRequest) GetIpam() *IPAMSettings {
+	if x != nil {
+		return x.Ipam
+	}
+	return nil
+}
+
 // RegisterNodeResponse is the answer of RegisterNode.
 type RegisterNodeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The record of this node; other nodes have it once registered is true.
 	Node *Node `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	// Whether etcd has the record.
-	Registered    bool `protobuf:"varint,2,opt,name=registered,proto3" json:"registered,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Registered bool `protobuf:"varint,2,opt,name=registered,proto3" json:"registered,omitempty"`
+	// Whether etcd answers. If not, registered and the refused ranges of node are
+	// what it said last.
+	StoreConnected bool `protobuf:"varint,3,opt,name=store_connected,json=storeConnected,proto3" json:"store_connected,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *RegisterNodeResponse) Reset() {
@@ -532,6 +545,13 @@ func (x *RegisterNodeResponse) GetNode() *Node {
 func (x *RegisterNodeResponse) GetRegistered() bool {
 	if x != nil {
 		return x.Registered
+	}
+	return false
+}
+
+func (x *RegisterNodeResponse) GetStoreConnected() bool {
+	if x != nil {
+		return x.StoreConnected
 	}
 	return false
 }
@@ -1169,7 +1189,7 @@ var File_sluice_identity_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	" sluice/identity/v1/cluster.proto\x12\x12sluice.identity.v1\x1a\x1bbuf/validate/validate.proto\x1a!sluice/identity/v1/identity.proto\x1a\x1esluice/identity/v1/store.proto\"\x85\x02\n" +
+	" sluice/identity/v1/cluster.proto\x12\x12sluice.identity.v1\x1a\x1bbuf/validate/validate.proto\x1a!sluice/identity/v1/identity.proto\x1a\x1esluice/identity/v1/range.proto\x1a\x1esluice/identity/v1/store.proto\"\x85\x02\n" +
 	"\bUnderlay\x120\n" +
 	"\taddresses\x18\x01 \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x10\"\br\x06\xba\x01\x01%p\x01R\taddresses\x12?\n" +
 	"\x11overlay_addresses\x18\x02 \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x02\"\br\x06\xba\x01\x01%p\x01R\x10overlayAddresses\x12=\n" +
@@ -1190,17 +1210,19 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\fRefusedRange\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x16\n" +
 	"\x06holder\x18\x02 \x01(\tR\x06holder\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xb2\x01\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xe8\x01\n" +
 	"\x13RegisterNodeRequest\x128\n" +
 	"\bunderlay\x18\x01 \x01(\v2\x1c.sluice.identity.v1.UnderlayR\bunderlay\x12<\n" +
 	"\n" +
 	"pod_ranges\x18\x02 \x01(\v2\x1d.sluice.identity.v1.PodRangesR\tpodRanges\x12#\n" +
-	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"d\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x124\n" +
+	"\x04ipam\x18\x04 \x01(\v2 .sluice.identity.v1.IPAMSettingsR\x04ipam\"\x8d\x01\n" +
 	"\x14RegisterNodeResponse\x12,\n" +
 	"\x04node\x18\x01 \x01(\v2\x18.sluice.identity.v1.NodeR\x04node\x12\x1e\n" +
 	"\n" +
 	"registered\x18\x02 \x01(\bR\n" +
-	"registered\"A\n" +
+	"registered\x12'\n" +
+	"\x0fstore_connected\x18\x03 \x01(\bR\x0estoreConnected\"A\n" +
 	"\x13WatchClusterRequest\x12*\n" +
 	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\xf8\x02\n" +
 	"\x14WatchClusterResponse\x12!\n" +
@@ -1248,14 +1270,17 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10NODE_STATE_ALIVE\x10\x01\x12\x15\n" +
-	"\x11NODE_STATE_SILENT\x10\x022\xf4\x03\n" +
+	"\x11NODE_STATE_SILENT\x10\x022\xb1\x05\n" +
 	"\x0eClusterService\x12a\n" +
 	"\fRegisterNode\x12'.sluice.identity.v1.RegisterNodeRequest\x1a(.sluice.identity.v1.RegisterNodeResponse\x12c\n" +
 	"\fWatchCluster\x12'.sluice.identity.v1.WatchClusterRequest\x1a(.sluice.identity.v1.WatchClusterResponse0\x01\x12Z\n" +
 	"\tListNodes\x12$.sluice.identity.v1.ListNodesRequest\x1a%.sluice.identity.v1.ListNodesResponse0\x01\x12a\n" +
 	"\fGetIPMapping\x12'.sluice.identity.v1.GetIPMappingRequest\x1a(.sluice.identity.v1.GetIPMappingResponse\x12[\n" +
 	"\n" +
-	"ForgetNode\x12%.sluice.identity.v1.ForgetNodeRequest\x1a&.sluice.identity.v1.ForgetNodeResponseB\xd6\x01\n" +
+	"ForgetNode\x12%.sluice.identity.v1.ForgetNodeRequest\x1a&.sluice.identity.v1.ForgetNodeResponse\x12[\n" +
+	"\n" +
+	"ClaimRange\x12%.sluice.identity.v1.ClaimRangeRequest\x1a&.sluice.identity.v1.ClaimRangeResponse\x12^\n" +
+	"\vReturnRange\x12&.sluice.identity.v1.ReturnRangeRequest\x1a'.sluice.identity.v1.ReturnRangeResponseB\xd6\x01\n" +
 	"\x16com.sluice.identity.v1B\fClusterProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/identity/v1;identityv1\xa2\x02\x03SIX\xaa\x02\x12Sluice.Identity.V1\xca\x02\x12Sluice\\Identity\\V1\xe2\x02\x1eSluice\\Identity\\V1\\GPBMetadata\xea\x02\x14Sluice::Identity::V1b\x06proto3"
 
 var (
@@ -1291,8 +1316,13 @@ var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(*RefusedMapping)(nil),       // 15: sluice.identity.v1.RefusedMapping
 	(*ForgetNodeRequest)(nil),    // 16: sluice.identity.v1.ForgetNodeRequest
 	(*ForgetNodeResponse)(nil),   // 17: sluice.identity.v1.ForgetNodeResponse
-	(*Bookmark)(nil),             // 18: sluice.identity.v1.Bookmark
-	(*StoreRevision)(nil),        // 19: sluice.identity.v1.StoreRevision
+	(*IPAMSettings)(nil),         // 18: sluice.identity.v1.IPAMSettings
+	(*Bookmark)(nil),             // 19: sluice.identity.v1.Bookmark
+	(*StoreRevision)(nil),        // 20: sluice.identity.v1.StoreRevision
+	(*ClaimRangeRequest)(nil),    // 21: sluice.identity.v1.ClaimRangeRequest
+	(*ReturnRangeRequest)(nil),   // 22: sluice.identity.v1.ReturnRangeRequest
+	(*ClaimRangeResponse)(nil),   // 23: sluice.identity.v1.ClaimRangeResponse
+	(*ReturnRangeResponse)(nil),  // 24: sluice.identity.v1.ReturnRangeResponse
 }
 var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	0,  // 0: sluice.identity.v1.Underlay.mode:type_name -> sluice.identity.v1.RoutingMode
@@ -1300,32 +1330,37 @@ var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	5,  // 2: sluice.identity.v1.Node.refused_ranges:type_name -> sluice.identity.v1.RefusedRange
 	2,  // 3: sluice.identity.v1.RegisterNodeRequest.underlay:type_name -> sluice.identity.v1.Underlay
 	3,  // 4: sluice.identity.v1.RegisterNodeRequest.pod_ranges:type_name -> sluice.identity.v1.PodRanges
-	4,  // 5: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
-	4,  // 6: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
-	10, // 7: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
-	18, // 8: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	19, // 9: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	4,  // 10: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
-	1,  // 11: sluice.identity.v1.ListNodesResponse.state:type_name -> sluice.identity.v1.NodeState
-	10, // 12: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
-	15, // 13: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
-	10, // 14: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
-	4,  // 15: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
-	6,  // 16: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
-	8,  // 17: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
-	11, // 18: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
-	13, // 19: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
-	16, // 20: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
-	7,  // 21: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
-	9,  // 22: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
-	12, // 23: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
-	14, // 24: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
-	17, // 25: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
-	21, // [21:26] is the sub-list for method output_type
-	16, // [16:21] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	18, // 5: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
+	4,  // 6: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
+	4,  // 7: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
+	10, // 8: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
+	19, // 9: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	20, // 10: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	4,  // 11: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
+	1,  // 12: sluice.identity.v1.ListNodesResponse.state:type_name -> sluice.identity.v1.NodeState
+	10, // 13: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
+	15, // 14: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
+	10, // 15: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
+	4,  // 16: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
+	6,  // 17: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
+	8,  // 18: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
+	11, // 19: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
+	13, // 20: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
+	16, // 21: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
+	21, // 22: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
+	22, // 23: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
+	7,  // 24: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
+	9,  // 25: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
+	12, // 26: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
+	14, // 27: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
+	17, // 28: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
+	23, // 29: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
+	24, // 30: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
+	24, // [24:31] is the sub-list for method output_type
+	17, // [17:24] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_cluster_proto_init() }
@@ -1334,6 +1369,7 @@ func file_sluice_identity_v1_cluster_proto_init() {
 		return
 	}
 	file_sluice_identity_v1_identity_proto_init()
+	file_sluice_identity_v1_range_proto_init()
 	file_sluice_identity_v1_store_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{

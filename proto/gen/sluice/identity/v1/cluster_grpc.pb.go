@@ -27,6 +27,8 @@ const (
 	ClusterService_ListNodes_FullMethodName    = "/sluice.identity.v1.ClusterService/ListNodes"
 	ClusterService_GetIPMapping_FullMethodName = "/sluice.identity.v1.ClusterService/GetIPMapping"
 	ClusterService_ForgetNode_FullMethodName   = "/sluice.identity.v1.ClusterService/ForgetNode"
+	ClusterService_ClaimRange_FullMethodName   = "/sluice.identity.v1.ClusterService/ClaimRange"
+	ClusterService_ReturnRange_FullMethodName  = "/sluice.identity.v1.ClusterService/ReturnRange"
 )
 
 // ClusterServiceClient is the client API for ClusterService service.
@@ -50,7 +52,8 @@ type ClusterServiceClient interface {
 	//
 	// INVALID_ARGUMENT: an address or range is malformed. UNAVAILABLE: it could not
 	// be written to this node's disk. PERMISSION_DENIED: the caller is neither
-	// root nor listed in socket.alsoRoot of the service.
+	// root nor listed in socket.alsoRoot of the service, nor the datapath's user
+	// with an underlay alone, nor ipam's with pod_ranges and ipam alone.
 	RegisterNode(ctx context.Context, in *RegisterNodeRequest, opts ...grpc.CallOption) (*RegisterNodeResponse, error)
 	// WatchCluster sends every other node and every mapping, then a bookmark with
 	// snapshot_complete (what was not sent does not exist), then changes as they
@@ -78,6 +81,33 @@ type ClusterServiceClient interface {
 	// not set. UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is
 	// neither root nor listed in socket.alsoRoot of the service.
 	ForgetNode(ctx context.Context, in *ForgetNodeRequest, opts ...grpc.CallOption) (*ForgetNodeResponse, error)
+	// ClaimRange gives this node a block of the cluster's pool that no node has,
+	// and adds it to the node's record, in one transaction of etcd. The search
+	// begins at a place that depends on the node's name. A block in quarantine is
+	// given to the node that had it, and to that one only if no other is free;
+	// a block of a silent node stays that node's until ForgetNode.
+	//
+	// It may be repeated: as long as the caller names the blocks that it knows, a
+	// call whose answer was lost gives the same block again, also after a restart
+	// of either side.
+	//
+	// RESOURCE_EXHAUSTED: the pool has no free block of the family; the details
+	// name it with its figures. FAILED_PRECONDITION: the cluster has other
+	// settings; the message names both. INVALID_ARGUMENT: the settings contradict
+	// themselves. UNAVAILABLE: etcd does not answer, or it could not be written to
+	// this node's disk; the block, if there is one, is the answer to the next call.
+	// PERMISSION_DENIED: the caller is neither root, ipam's user nor listed in
+	// socket.alsoRoot of the service.
+	ClaimRange(ctx context.Context, in *ClaimRangeRequest, opts ...grpc.CallOption) (*ClaimRangeResponse, error)
+	// ReturnRange puts a block of this node into quarantine for 15 minutes and
+	// takes it out of the node's record, in one transaction of etcd. The caller
+	// has forgotten it durably before. It may be repeated: what the node does
+	// not have is returned already.
+	//
+	// FAILED_PRECONDITION: it is the last block of its family: the node's own
+	// addresses are in it. UNAVAILABLE: etcd does not answer, or it could not be
+	// written to this node's disk. PERMISSION_DENIED: as ClaimRange.
+	ReturnRange(ctx context.Context, in *ReturnRangeRequest, opts ...grpc.CallOption) (*ReturnRangeResponse, error)
 }
 
 type clusterServiceClient struct {
@@ -156,6 +186,26 @@ func (c *clusterServiceClient) ForgetNode(ctx context.Context, in *ForgetNodeReq
 	return out, nil
 }
 
+func (c *clusterServiceClient) ClaimRange(ctx context.Context, in *ClaimRangeRequest, opts ...grpc.CallOption) (*ClaimRangeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ClaimRangeResponse)
+	err := c.cc.Invoke(ctx, ClusterService_ClaimRange_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterServiceClient) ReturnRange(ctx context.Context, in *ReturnRangeRequest, opts ...grpc.CallOption) (*ReturnRangeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReturnRangeResponse)
+	err := c.cc.Invoke(ctx, ClusterService_ReturnRange_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServiceServer is the server API for ClusterService service.
 // All implementations must embed UnimplementedClusterServiceServer
 // for forward compatibility.
@@ -177,7 +227,8 @@ type ClusterServiceServer interface {
 	//
 	// INVALID_ARGUMENT: an address or range is malformed. UNAVAILABLE: it could not
 	// be written to this node's disk. PERMISSION_DENIED: the caller is neither
-	// root nor listed in socket.alsoRoot of the service.
+	// root nor listed in socket.alsoRoot of the service, nor the datapath's user
+	// with an underlay alone, nor ipam's with pod_ranges and ipam alone.
 	RegisterNode(context.Context, *RegisterNodeRequest) (*RegisterNodeResponse, error)
 	// WatchCluster sends every other node and every mapping, then a bookmark with
 	// snapshot_complete (what was not sent does not exist), then changes as they
@@ -205,6 +256,33 @@ type ClusterServiceServer interface {
 	// not set. UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is
 	// neither root nor listed in socket.alsoRoot of the service.
 	ForgetNode(context.Context, *ForgetNodeRequest) (*ForgetNodeResponse, error)
+	// ClaimRange gives this node a block of the cluster's pool that no node has,
+	// and adds it to the node's record, in one transaction of etcd. The search
+	// begins at a place that depends on the node's name. A block in quarantine is
+	// given to the node that had it, and to that one only if no other is free;
+	// a block of a silent node stays that node's until ForgetNode.
+	//
+	// It may be repeated: as long as the caller names the blocks that it knows, a
+	// call whose answer was lost gives the same block again, also after a restart
+	// of either side.
+	//
+	// RESOURCE_EXHAUSTED: the pool has no free block of the family; the details
+	// name it with its figures. FAILED_PRECONDITION: the cluster has other
+	// settings; the message names both. INVALID_ARGUMENT: the settings contradict
+	// themselves. UNAVAILABLE: etcd does not answer, or it could not be written to
+	// this node's disk; the block, if there is one, is the answer to the next call.
+	// PERMISSION_DENIED: the caller is neither root, ipam's user nor listed in
+	// socket.alsoRoot of the service.
+	ClaimRange(context.Context, *ClaimRangeRequest) (*ClaimRangeResponse, error)
+	// ReturnRange puts a block of this node into quarantine for 15 minutes and
+	// takes it out of the node's record, in one transaction of etcd. The caller
+	// has forgotten it durably before. It may be repeated: what the node does
+	// not have is returned already.
+	//
+	// FAILED_PRECONDITION: it is the last block of its family: the node's own
+	// addresses are in it. UNAVAILABLE: etcd does not answer, or it could not be
+	// written to this node's disk. PERMISSION_DENIED: as ClaimRange.
+	ReturnRange(context.Context, *ReturnRangeRequest) (*ReturnRangeResponse, error)
 	mustEmbedUnimplementedClusterServiceServer()
 }
 
@@ -229,6 +307,12 @@ func (UnimplementedClusterServiceServer) GetIPMapping(context.Context, *GetIPMap
 }
 func (UnimplementedClusterServiceServer) ForgetNode(context.Context, *ForgetNodeRequest) (*ForgetNodeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForgetNode not implemented")
+}
+func (UnimplementedClusterServiceServer) ClaimRange(context.Context, *ClaimRangeRequest) (*ClaimRangeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ClaimRange not implemented")
+}
+func (UnimplementedClusterServiceServer) ReturnRange(context.Context, *ReturnRangeRequest) (*ReturnRangeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReturnRange not implemented")
 }
 func (UnimplementedClusterServiceServer) mustEmbedUnimplementedClusterServiceServer() {}
 func (UnimplementedClusterServiceServer) testEmbeddedByValue()                        {}
@@ -327,6 +411,42 @@ func _ClusterService_ForgetNode_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClusterService_ClaimRange_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ClaimRangeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServiceServer).ClaimRange(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClusterService_ClaimRange_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServiceServer).ClaimRange(ctx, req.(*ClaimRangeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ClusterService_ReturnRange_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReturnRangeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServiceServer).ReturnRange(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClusterService_ReturnRange_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServiceServer).ReturnRange(ctx, req.(*ReturnRangeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ClusterService_ServiceDesc is the grpc.ServiceDesc for ClusterService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -345,6 +465,14 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ForgetNode",
 			Handler:    _ClusterService_ForgetNode_Handler,
+		},
+		{
+			MethodName: "ClaimRange",
+			Handler:    _ClusterService_ClaimRange_Handler,
+		},
+		{
+			MethodName: "ReturnRange",
+			Handler:    _ClusterService_ReturnRange_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

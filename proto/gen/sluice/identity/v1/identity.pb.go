@@ -143,6 +143,14 @@ const (
 	ErrorReason_ERROR_REASON_NODE_ALIVE ErrorReason = 19
 	// NOT_FOUND: no node has the address in a range or wrote a mapping of it.
 	ErrorReason_ERROR_REASON_ADDRESS_UNKNOWN ErrorReason = 20
+	// FAILED_PRECONDITION: the cluster has other settings of ipam than the caller;
+	// the message names both.
+	ErrorReason_ERROR_REASON_IPAM_SETTINGS_DIFFER ErrorReason = 21
+	// RESOURCE_EXHAUSTED: no block of the cluster's pool is free; QuotaFailure has
+	// its figures.
+	ErrorReason_ERROR_REASON_NO_FREE_RANGE ErrorReason = 22
+	// FAILED_PRECONDITION: the last block of a family is not returned.
+	ErrorReason_ERROR_REASON_LAST_RANGE ErrorReason = 23
 )
 
 // Enum value maps for ErrorReason.
@@ -169,6 +177,9 @@ var (
 		18: "ERROR_REASON_NODE_NOT_FOUND",
 		19: "ERROR_REASON_NODE_ALIVE",
 		20: "ERROR_REASON_ADDRESS_UNKNOWN",
+		21: "ERROR_REASON_IPAM_SETTINGS_DIFFER",
+		22: "ERROR_REASON_NO_FREE_RANGE",
+		23: "ERROR_REASON_LAST_RANGE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
@@ -192,6 +203,9 @@ var (
 		"ERROR_REASON_NODE_NOT_FOUND":             18,
 		"ERROR_REASON_NODE_ALIVE":                 19,
 		"ERROR_REASON_ADDRESS_UNKNOWN":            20,
+		"ERROR_REASON_IPAM_SETTINGS_DIFFER":       21,
+		"ERROR_REASON_NO_FREE_RANGE":              22,
+		"ERROR_REASON_LAST_RANGE":                 23,
 	}
 )
 
@@ -2047,7 +2061,7 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x11SCOPE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eSCOPE_RESERVED\x10\x01\x12\x11\n" +
 	"\rSCOPE_CLUSTER\x10\x02\x12\x14\n" +
-	"\x10SCOPE_NODE_LOCAL\x10\x03*\xcf\x05\n" +
+	"\x10SCOPE_NODE_LOCAL\x10\x03*\xb3\x06\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12\x1e\n" +
@@ -2070,7 +2084,10 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"#ERROR_REASON_KUBERNETES_UNAVAILABLE\x10\x11\x12\x1f\n" +
 	"\x1bERROR_REASON_NODE_NOT_FOUND\x10\x12\x12\x1b\n" +
 	"\x17ERROR_REASON_NODE_ALIVE\x10\x13\x12 \n" +
-	"\x1cERROR_REASON_ADDRESS_UNKNOWN\x10\x142\xc2\a\n" +
+	"\x1cERROR_REASON_ADDRESS_UNKNOWN\x10\x14\x12%\n" +
+	"!ERROR_REASON_IPAM_SETTINGS_DIFFER\x10\x15\x12\x1e\n" +
+	"\x1aERROR_REASON_NO_FREE_RANGE\x10\x16\x12\x1b\n" +
+	"\x17ERROR_REASON_LAST_RANGE\x10\x172\xc2\a\n" +
 	"\x0fIdentityService\x12m\n" +
 	"\x10AllocateIdentity\x12+.sluice.identity.v1.AllocateIdentityRequest\x1a,.sluice.identity.v1.AllocateIdentityResponse\x12j\n" +
 	"\x0fReleaseIdentity\x12*.sluice.identity.v1.ReleaseIdentityRequest\x1a+.sluice.identity.v1.ReleaseIdentityResponse\x12^\n" +

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
+)
+
+// mayRegister says whether the parts of a registration are the caller's to say.
+func mayRegister(ctx context.Context, req *identityv1.RegisterNodeRequest) error {
+	cred, ok := rpc.PeerCred(ctx)
+	var part string
+	switch {
+	case !ok:
+		return nil // the server lets nobody in without
+	case cred.UID == instance.IPAMID && req.Underlay != nil:
+		part = "underlay"
+	case cred.UID == instance.DatapathID && req.PodRanges != nil:
+		part = "pod_ranges"
+	case cred.UID == instance.DatapathID && req.Ipam != nil:
+		part = "ipam"
+	default:
+		return nil
+	}
+	return rpcerr.New(codes.PermissionDenied, rpcerr.NotPermitted, fmt.Errorf("uid %d may not register the %s of the node", cred.UID, part))
+}
+
+var ipamModes = map[identityv1.IPAMMode]registry.IPAMMode{
+	identityv1.IPAMMode_IPAM_MODE_UNSPECIFIED: registry.IPAMUnset,
+	identityv1.IPAMMode_IPAM_MODE_STATIC:      registry.IPAMStatic,
+	identityv1.IPAMMode_IPAM_MODE_KUBERNETES:  registry.IPAMKubernetes,
+	identityv1.IPAMMode_IPAM_MODE_POOL:        registry.IPAMPool,
+}
+
+// fromIPAM reads settings in a field of a request; nil if they are not set.
+func fromIPAM(field string, s *identityv1.IPAMSettings) (*registry.IPAM, error) {
+	if s == nil {
+		return nil, nil //nolint:nilnil // they were not said
+	}
+	if s.GetMode() == identityv1.IPAMMode_IPAM_MODE_UNSPECIFIED {
+		return nil, invalid(field+".mode", errors.New("is not set"))
+	}
+	out := registry.IPAM{
+		Mode: ipamModes[s.GetMode()], IPv4Block: int(s.GetIpv4BlockLength()), IPv6Block: int(s.GetIpv6BlockLength()),
+		MaxBlocks: int(s.GetMaxBlocks()),
+	}
+	for i, text := range s.GetPoolPrefixes() {
+		p, err := prefixOf(text)
+		if err != nil {
+			return nil, invalid(fmt.Sprintf("%s.pool_prefixes[%d]", field, i), err)
+		}
+		out.Pool = append(out.Pool, p)
+	}
+	if name, err := out.Check(); err != nil {
+		return nil, invalid(field+"."+name, err)
+	}
+	slices.SortFunc(out.Pool, netip.Prefix.Compare)
+	return &out, nil
+}
+
+// ClaimRange implements the service.
+func (c *Cluster) ClaimRange(ctx context.Context, req *identityv1.ClaimRangeRequest) (*identityv1.ClaimRangeResponse, error) {
+	settings, err := fromIPAM("settings", req.GetSettings())
+	if err != nil {
+		return nil, err
+	}
+	if settings.Blocks(req.GetIpv6()) == 0 {
+		return nil, invalid("ipv6", errors.New("the pool has no prefix of that family"))
+	}
+	var known []netip.Prefix
+	for i, text := range req.GetKnownRanges() {
+		p, err := prefixOf(text)
+		if err != nil {
+			return nil, invalid(fmt.Sprintf("known_ranges[%d]", i), err)
+		}
+		known = append(known, p)
+	}
+	if req.GetValidateOnly() {
+		return &identityv1.ClaimRangeResponse{}, statusOf(c.Registry.ValidateClaim(ctx, *settings))
+	}
+	p, err := c.Registry.ClaimRange(ctx, *settings, req.GetIpv6(), known)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &identityv1.ClaimRangeResponse{Range: p.String()}, nil
+}
+
+// ReturnRange implements the service.
+func (c *Cluster) ReturnRange(ctx context.Context, req *identityv1.ReturnRangeRequest) (*identityv1.ReturnRangeResponse, error) {
+	p, err := prefixOf(req.GetRange())
+	if err != nil {
+		return nil, invalid("range", err)
+	}
+	returned, err := c.Registry.ReturnRange(ctx, p, req.GetValidateOnly())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &identityv1.ReturnRangeResponse{Returned: returned}, nil
+}

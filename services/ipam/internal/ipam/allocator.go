@@ -70,7 +70,8 @@ var operations = [...]string{
 type Options struct {
 	Field      string // what ranges are called where they come from, for errors
 	Ranges     []netip.Prefix
-	Stored     bool // the ranges are those of SetRanges, as the store has them, and not Ranges
+	Stored     bool     // the ranges are those of SetRanges, as the store has them, and not Ranges
+	Families   []Family // that the node is to have a range of; empty: those that it has
 	Exclude    []netip.Prefix
 	Lease      time.Duration // at least a second
 	Quarantine time.Duration // 0 or more
@@ -181,6 +182,7 @@ func (a *Allocator) load() error {
 	if err != nil {
 		return err
 	}
+	l.families = a.o.Families
 	for _, x := range stored {
 		l.changed().Allocations[x.Owner] = nil
 	}
@@ -220,14 +222,29 @@ func (a *Allocator) Hub() *watch.Hub[netip.Prefix, Range] { return a.hub }
 func (a *Allocator) announce() {
 	here := map[netip.Prefix]bool{}
 	for _, p := range a.ledger.pools {
+		if p.hidden() {
+			continue
+		}
 		here[p.Prefix()] = true
-		a.hub.Upsert(p.Prefix(), Range{Prefix: p.Prefix(), Gateway: p.Gateway(), Draining: p.draining})
+		a.hub.Upsert(p.Prefix(), Range{Prefix: p.Prefix(), Gateway: p.Gateway(), Draining: p.draining || p.refused != ""})
 	}
 	for _, p := range a.hub.Keys() {
 		if !here[p] {
 			a.hub.Delete(p)
 		}
 	}
+}
+
+// announcesTooMuch says whether the hub has a range that is the cluster's no
+// more, and of which no owner holds an address any more.
+func (a *Allocator) announcesTooMuch() bool {
+	return slices.ContainsFunc(a.ledger.pools, func(p *poolState) bool {
+		if !p.hidden() {
+			return false
+		}
+		_, ok := a.hub.Get(p.Prefix())
+		return ok
+	})
 }
 
 // Outside lists allocations with an address that the pools do not allow. They
@@ -295,16 +312,18 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 	did[verbExpire] = ended > 0
 	batch = a.decide(ctx, batch, now, &did, a.spent(operations[verbExpire], began))
 	wait := time.Duration(0)
-	ranges := a.ledger.changes.Serving
+	ranges := a.ledger.changes.Serving != nil || a.ledger.changes.Refused != nil
 	err := a.commit(ctx, did)
 	switch {
-	case ranges != nil && (err == nil || errors.Is(err, errInjectedAfter)):
+	case ranges && (err == nil || errors.Is(err, errInjectedAfter)):
 		// What is held keeps its deadlines; where the search goes on is stored.
 		if lerr := a.load(); lerr != nil {
 			a.fail(batch, lerr)
 			return 0, lerr
 		}
-		a.hub.Loaded()
+		if len(a.ledger.serving()) > 0 || a.o.Stored {
+			a.hub.Loaded()
+		}
 	case errors.Is(err, errInjectedAfter):
 		// Committed; only the answers are lost.
 	case err != nil:
@@ -329,7 +348,7 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 	if expired > 0 && a.o.Observe.Expired != nil {
 		a.o.Observe.Expired(expired)
 	}
-	if a.ledger.dropEmptied() {
+	if a.ledger.dropEmptied() || a.announcesTooMuch() {
 		a.announce()
 	}
 	last := time.Now()
@@ -597,6 +616,28 @@ func (a *Allocator) SetRanges(ctx context.Context, ranges []netip.Prefix) error 
 		return answer{}, l.setRanges(a.o.Field, pools)
 	})
 	return err
+}
+
+// SetRefused closes ranges to new addresses, and opens those that are not among
+// them: the cluster says that another node has them. It is stored, so a restart
+// opens none.
+func (a *Allocator) SetRefused(ctx context.Context, list []Refusal) error {
+	_, err := a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {
+		l.setRefused(list)
+		return answer{}, nil
+	})
+	return err
+}
+
+// Retire takes a range out of those that serve, unless an address of it is in
+// use or in quarantine: false. When it returns true, that is stored and no
+// address of the range is given out any more.
+func (a *Allocator) Retire(ctx context.Context, p netip.Prefix) (retired bool, err error) {
+	_, err = a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {
+		retired = l.retire(p)
+		return answer{}, nil
+	})
+	return retired && err == nil, err
 }
 
 // Summary returns the figures as of the last answer. It never waits.

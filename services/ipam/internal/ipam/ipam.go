@@ -197,6 +197,12 @@ type Range struct {
 	Draining bool       // no new address is taken from it
 }
 
+// Refusal is a range of this node that the cluster says it does not have.
+type Refusal struct {
+	Prefix netip.Prefix
+	Reason string // for people
+}
+
 // Figures are the fill of one pool. Counts are at most 2^64 - 1.
 type Figures struct {
 	Prefix      netip.Prefix
@@ -206,9 +212,13 @@ type Figures struct {
 	Leased      uint64
 	Confirmed   uint64
 	Quarantined uint64
-	Free        uint64 // 0 while it drains
+	Free        uint64 // 0 while it drains, or is refused
 	Draining    bool
+	Refused     string // why no new address is taken from it; empty if the cluster does not refuse it
 }
+
+// Serves says whether new addresses are taken from the pool.
+func (f *Figures) Serves() bool { return !f.Draining && f.Refused == "" }
 
 // Summary are the figures of all pools, as of the last answer.
 type Summary struct {
@@ -232,6 +242,7 @@ type Contents struct {
 	Quarantined []Quarantined
 	Cursors     map[netip.Prefix]netip.Addr // where the search in each pool goes on
 	Serving     []netip.Prefix              // as SetRanges had them last, in order of use
+	Refused     []Refusal                   // as SetRefused had them last
 }
 
 // Changes is what one commit writes. Each key appears once, with its last value.
@@ -240,11 +251,12 @@ type Changes struct {
 	Quarantined map[netip.Addr]time.Time       // zero removes
 	Cursors     map[netip.Prefix]netip.Addr
 	Serving     []netip.Prefix // replaces all; nil: unchanged
+	Refused     []Refusal      // replaces all; nil: unchanged
 }
 
 // Empty says whether there is nothing to write.
 func (c *Changes) Empty() bool {
-	return len(c.Allocations) == 0 && len(c.Quarantined) == 0 && len(c.Cursors) == 0 && c.Serving == nil
+	return len(c.Allocations) == 0 && len(c.Quarantined) == 0 && len(c.Cursors) == 0 && c.Serving == nil && c.Refused == nil
 }
 
 // Store keeps the state. It is used by one goroutine at a time, but for Size.

@@ -19,6 +19,7 @@ import (
 // to be committed. It belongs to one goroutine.
 type ledger struct {
 	lease, rest time.Duration
+	families    []Family // that a request without families asks for; empty: those that are served
 	pools       []*poolState
 	held        map[workload.Owner]*entry
 	all         []*entry // of held, in no order: a listing is one copy
@@ -32,6 +33,7 @@ type ledger struct {
 type poolState struct {
 	*pool.Pool
 	draining                       bool
+	refused                        string     // why the cluster refuses it; empty: it does not
 	stored                         netip.Addr // the cursor in the store
 	leased, confirmed, quarantined uint64
 }
@@ -68,7 +70,13 @@ func newLedger(
 		if at, ok := c.Cursors[p.Prefix()]; ok && p.Contains(at) {
 			p.SetCursor(at)
 		}
-		l.pools = append(l.pools, &poolState{Pool: p, draining: i >= len(serving), stored: p.Cursor()})
+		s := &poolState{Pool: p, draining: i >= len(serving), stored: p.Cursor()}
+		for _, r := range c.Refused {
+			if r.Prefix == p.Prefix() {
+				s.refused = r.Reason
+			}
+		}
+		l.pools = append(l.pools, s)
 	}
 	for _, a := range c.Allocations {
 		if _, ok := l.held[a.Owner]; ok {
@@ -138,8 +146,10 @@ func (l *ledger) leased() (leases []*Allocation) {
 	return leases
 }
 
-// serving are the ranges that new addresses are taken from.
+// serving are the ranges that new addresses are taken from, unless the cluster
+// refuses them.
 func (l *ledger) serving() (ranges []netip.Prefix) {
+	ranges = []netip.Prefix{}
 	for _, p := range l.pools {
 		if !p.draining {
 			ranges = append(ranges, p.Prefix())
@@ -165,6 +175,37 @@ func (l *ledger) setRanges(field string, pools []*pool.Pool) error {
 		l.changed().Serving = ranges
 	}
 	return nil
+}
+
+// retire takes a range that serves, and of which no address is in use or in
+// quarantine, out of those that do. No address of it is given out from now on.
+func (l *ledger) retire(prefix netip.Prefix) bool {
+	for _, p := range l.pools {
+		if p.Prefix() == prefix && !p.draining && p.held() == 0 && p.quarantined == 0 {
+			p.draining = true
+			l.changed().Serving = l.serving()
+			return true
+		}
+	}
+	return false
+}
+
+// setRefused notes which ranges the cluster refuses.
+func (l *ledger) setRefused(list []Refusal) {
+	same := func(p *poolState) bool {
+		for _, r := range list {
+			if r.Prefix == p.Prefix() {
+				return p.refused == r.Reason
+			}
+		}
+		return p.refused == ""
+	}
+	for _, p := range l.pools {
+		if !same(p) {
+			l.changed().Refused = append([]Refusal{}, list...)
+			return
+		}
+	}
 }
 
 // dropEmptied forgets the draining ranges of which nobody holds an address any
@@ -340,11 +381,14 @@ func (l *ledger) resolve(r Request) ([]Family, map[Family]netip.Addr, error) {
 		return slices.ContainsFunc(l.pools, func(p *poolState) bool { return p.serves(f) })
 	}
 	if !has(IPv4) && !has(IPv6) && l.held[r.Owner] == nil {
-		return nil, nil, ErrNoRange
+		return nil, nil, l.noRange(0)
 	}
 	var families []Family
 	for _, f := range []Family{IPv4, IPv6} {
-		switch asked := slices.Contains(r.Families, f); {
+		asked := slices.Contains(r.Families, f)
+		switch {
+		case !has(f) && l.held[r.Owner] == nil && l.expects(f) && (asked || len(r.Families) == 0):
+			return nil, nil, l.noRange(f)
 		case asked && !has(f) && l.held[r.Owner] == nil:
 			return nil, nil, &FieldError{Field: "families", Text: fmt.Sprintf("this node has no %s pool", f), Kind: ErrNoPool}
 		case asked, len(r.Families) == 0 && has(f):
@@ -380,6 +424,28 @@ func (l *ledger) resolve(r Request) ([]Family, map[Family]netip.Addr, error) {
 	return families, wanted, nil
 }
 
+// expects says whether the node is to have a range of a family, although none
+// serves.
+func (l *ledger) expects(f Family) bool {
+	return slices.Contains(l.families, f) ||
+		slices.ContainsFunc(l.pools, func(p *poolState) bool { return p.refused != "" && !p.draining && p.Is4() == (f == IPv4) })
+}
+
+// noRange is an ErrNoRange that says which ranges of a family the cluster
+// refuses; of any family if it is 0.
+func (l *ledger) noRange(f Family) error {
+	err := ErrNoRange
+	if f != 0 {
+		err = fmt.Errorf("%w: no %s", ErrNoRange, f)
+	}
+	for _, p := range l.pools {
+		if p.refused != "" && (f == 0 || p.Is4() == (f == IPv4)) {
+			err = fmt.Errorf("%w; %s is refused: %s", err, p.Prefix(), p.refused)
+		}
+	}
+	return err
+}
+
 // sameContent says whether what an owner holds answers its request.
 func sameContent(a *Allocation, r Request) error {
 	if a.Manager != r.Manager {
@@ -410,6 +476,9 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 		}
 		if p.draining {
 			return wanted, nil, fmt.Errorf("%s is of %s, which drains: %w", wanted, p.Prefix(), ErrUnavailable)
+		}
+		if p.refused != "" {
+			return wanted, nil, fmt.Errorf("%s is of %s, which the cluster refuses (%s): %w", wanted, p.Prefix(), p.refused, ErrUnavailable)
 		}
 		if u, ok := l.addrs[wanted]; ok {
 			if u.rest != nil {
@@ -542,7 +611,13 @@ func (l *ledger) next() (time.Time, bool) {
 }
 
 // serves says whether new addresses of a family are taken from the pool.
-func (p *poolState) serves(f Family) bool { return !p.draining && p.Is4() == (f == IPv4) }
+func (p *poolState) serves(f Family) bool {
+	return !p.draining && p.refused == "" && p.Is4() == (f == IPv4)
+}
+
+// hidden says whether the range is none of the node's: the cluster refuses it, and
+// no owner holds an address of it.
+func (p *poolState) hidden() bool { return p.refused != "" && p.held() == 0 }
 
 // held counts the addresses that owners hold.
 func (p *poolState) held() uint64 { return p.leased + p.confirmed }
@@ -551,8 +626,9 @@ func (p *poolState) figures() Figures {
 	f := Figures{
 		Prefix: p.Prefix(), Gateway: p.Gateway(), Size: p.Size(), Reserved: p.NumReserved(),
 		Leased: p.leased, Confirmed: p.confirmed, Quarantined: p.quarantined, Free: p.NumFree(), Draining: p.draining,
+		Refused: p.refused,
 	}
-	if p.draining {
+	if !f.Serves() {
 		f.Free = 0
 	}
 	return f

@@ -201,3 +201,147 @@ func TestABurstAcrossAChangeOfRanges(t *testing.T) {
 		t.Errorf("%d owners hold %d addresses, %v; want 1000", len(got), len(held), err)
 	}
 }
+
+// TestARefusedRangeGivesNoNewAddress proves INV-86, over a restart.
+func TestARefusedRangeGivesNoNewAddress(t *testing.T) {
+	for _, stored := range []bool{true, false} { // the ranges are of SetRanges, of the configuration
+		m := ipamtest.NewMemory()
+		o := ipam.Options{Stored: stored, Quarantine: time.Hour}
+		list := []string{"10.1.0.0/24", "10.2.0.0/24", "fd01::/64"}
+		if !stored {
+			o.Ranges = prefixes(list...)
+		}
+		a, stop := start(t, m, o)
+		if stored {
+			setRanges(t, a, list...)
+		}
+		got := allocate(t, a, ipam.Request{Owner: owner("held")})
+		if _, err := a.Confirm(t.Context(), owner("held"), addrs("10.1.0.2", "fd01::2")); err != nil {
+			t.Fatal(err, got)
+		}
+		refuse := func(list ...ipam.Refusal) {
+			t.Helper()
+			if err := a.SetRefused(t.Context(), list); err != nil {
+				t.Fatal(err)
+			}
+		}
+		first, second := ipam.Refusal{Prefix: prefixes("10.1.0.0/24")[0], Reason: "node b has it"}, ipam.Refusal{Prefix: prefixes("10.2.0.0/24")[0], Reason: "node c has it"}
+		refuse(first, second, ipam.Refusal{Prefix: prefixes("10.7.0.0/24")[0], Reason: "is none of ours"})
+		for range 2 { // the second time after a restart
+			if got := ranges(a); got != "10.1.0.0/24 drains, fd01::/64" {
+				t.Errorf("the ranges are %q", got)
+			}
+			for _, r := range []ipam.Request{{Owner: owner("new")}, {Owner: owner("new"), Families: []ipam.Family{ipam.IPv4}}} {
+				_, err := a.Allocate(t.Context(), r)
+				if !errors.Is(err, ipam.ErrNoRange) || !strings.Contains(err.Error(), "no IPv4; 10.1.0.0/24 is refused: node b has it; 10.2.0.0/24 is refused: node c has it") {
+					t.Errorf("a new owner: %v", err)
+				}
+			}
+			if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("new"), Wanted: addrs("10.2.0.9")}); !errors.Is(err, ipam.ErrNoRange) {
+				t.Errorf("a wanted address of a refused range: %v", err)
+			}
+			if got := allocate(t, a, ipam.Request{Owner: owner("held")}); got.List() != "10.1.0.2 and fd01::2" {
+				t.Errorf("the owner has %s", got.List())
+			}
+			if f := a.Summary().Pools[1]; f.Refused != "node c has it" || f.Free != 0 || f.Serves() {
+				t.Errorf("the figures of a refused range: %+v", f)
+			}
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+			a, stop = start(t, m, o)
+		}
+		commits := m.Commits()
+		refuse(first, second)
+		if m.Commits() != commits {
+			t.Error("what was said already is written again")
+		}
+		refuse(first)
+		if got := ranges(a); got != "10.1.0.0/24 drains, 10.2.0.0/24, fd01::/64" {
+			t.Errorf("the ranges are %q", got)
+		}
+		if got := allocate(t, a, ipam.Request{Owner: owner("new")}); got.Addresses[0].Addr != addrs("10.2.0.2")[0] {
+			t.Errorf("a new owner has %s", got.List())
+		}
+		if _, err := a.Release(t.Context(), owner("held")); err != nil {
+			t.Fatal(err)
+		}
+		if got := ranges(a); got != "10.2.0.0/24, fd01::/64" {
+			t.Errorf("the ranges are %q without the last owner", got)
+		}
+		refuse()
+		if got := ranges(a); got != "10.1.0.0/24, 10.2.0.0/24, fd01::/64" {
+			t.Errorf("the ranges are %q in the end", got)
+		}
+	}
+}
+
+// TestARangeIsRetiredOnlyWhenItIsEmpty races the end of a range with allocations:
+// no address of a range that was retired is given out or held.
+func TestARangeIsRetiredOnlyWhenItIsEmpty(t *testing.T) {
+	now := time.Now()
+	var mu sync.Mutex
+	m := ipamtest.NewMemory()
+	a, stop := start(t, m, ipam.Options{Stored: true, Quarantine: time.Minute, Now: func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		return now
+	}})
+	first, second := prefixes("10.1.0.0/30")[0], prefixes("10.2.0.0/24")[0]
+	retire := func(want bool) {
+		t.Helper()
+		if got, err := a.Retire(t.Context(), second); err != nil || got != want {
+			t.Fatalf("Retire: %v, %v, want %v", got, err, want)
+		}
+	}
+	setRanges(t, a, first.String(), second.String())
+	allocate(t, a, ipam.Request{Owner: owner("fills")})
+	lease := allocate(t, a, ipam.Request{Owner: owner("lease")})
+	retire(false)
+	if _, err := a.Confirm(t.Context(), owner("lease"), []netip.Addr{lease.Addresses[0].Addr}); err != nil {
+		t.Fatal(err)
+	}
+	retire(false)
+	if _, err := a.Release(t.Context(), owner("lease")); err != nil {
+		t.Fatal(err)
+	}
+	retire(false) // its address is in quarantine
+	mu.Lock()
+	now = now.Add(2 * time.Minute)
+	mu.Unlock()
+	retire(true)
+	retire(false) // it is gone
+	if got := ranges(a); got != first.String() {
+		t.Fatalf("the ranges are %q", got)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	a, _ = start(t, m, ipam.Options{Stored: true, Quarantine: time.Minute})
+	if got := ranges(a); got != first.String() {
+		t.Fatalf("the ranges are %q after a restart", got)
+	}
+	for i := range 100 {
+		setRanges(t, a, first.String(), second.String())
+		var wg sync.WaitGroup
+		var got *ipam.Allocation
+		var retired bool
+		wg.Go(func() {
+			got, _ = a.Allocate(t.Context(), ipam.Request{Owner: owner(fmt.Sprint("o", i))}) // or there is no address
+		})
+		wg.Go(func() {
+			var err error
+			if retired, err = a.Retire(t.Context(), second); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Wait()
+		held := got != nil && second.Contains(got.Addresses[0].Addr)
+		if held == retired {
+			t.Fatalf("the range was retired: %v, and an address of it given out: %v", retired, held)
+		}
+		if _, err := a.Release(t.Context(), owner(fmt.Sprint("o", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -179,12 +179,26 @@ func stateOf(draining bool) ipamv1.RangeState {
 	return ipamv1.RangeState_RANGE_STATE_SERVING
 }
 
+func poolStateOf(f ipam.Figures) ipamv1.RangeState {
+	if f.Refused != "" && !f.Draining {
+		return ipamv1.RangeState_RANGE_STATE_REFUSED
+	}
+	return stateOf(f.Draining)
+}
+
 // GetStatus implements the RPC.
 func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.GetStatusResponse, error) {
 	sum := s.ipam.Summary()
 	service := &statusv1.ServiceStatus{Version: s.version, StartTime: timestamppb.New(s.started)}
 	if err := s.ipam.Problem(); err != nil {
 		service.Problems = []*statusv1.Problem{{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORAGE, Text: err.Error()}}
+	}
+	for _, f := range sum.Pools {
+		if f.Refused != "" {
+			service.Problems = append(service.Problems, &statusv1.Problem{
+				Reason: statusv1.ProblemReason_PROBLEM_REASON_SETTINGS, Text: fmt.Sprintf("%s gives no new address: %s", f.Prefix, f.Refused),
+			})
+		}
 	}
 	if s.NoRange != nil {
 		if err := s.NoRange(); err != nil {
@@ -233,7 +247,7 @@ func fromFigures(list []ipam.Figures) []*ipamv1.Pool {
 		out = append(out, &ipamv1.Pool{
 			Prefix: f.Prefix.String(), Gateway: f.Gateway.String(), AddressCount: f.Size, ReservedCount: f.Reserved,
 			LeasedCount: f.Leased, ConfirmedCount: f.Confirmed, QuarantinedCount: f.Quarantined, FreeCount: f.Free,
-			State: stateOf(f.Draining),
+			State: poolStateOf(f), RefusedReason: f.Refused,
 		})
 	}
 	return out

@@ -28,6 +28,8 @@ import (
 //	             value  1, address
 //	serving      key    place in the order of use (1 byte)
 //	             value  1, address of the range (4 or 16 bytes), prefix length
+//	refused      key    place in the list (1 byte)
+//	             value  1, length of what follows (1 byte), address of the range, prefix length, reason
 //
 // Times are nanoseconds of the wall clock since 1970, big-endian; 0 is none.
 const recordVersion = 1
@@ -164,4 +166,19 @@ func decodeServing(key, value []byte) (netip.Prefix, error) {
 		}
 	}
 	return netip.Prefix{}, fmt.Errorf("%w: the serving range %x", errRecord, key)
+}
+
+func encodeRefused(r ipam.Refusal) []byte {
+	key := cursorKey(r.Prefix)
+	return append(append([]byte{recordVersion, byte(len(key))}, key...), r.Reason...)
+}
+
+func decodeRefused(key, value []byte) (ipam.Refusal, error) {
+	if len(key) == 1 && len(value) > 2 && value[0] == recordVersion && value[1] > 0 && len(value) >= 2+int(value[1]) {
+		at := 2 + int(value[1])
+		if p, ok := parsePrefix(value[2:at]); ok {
+			return ipam.Refusal{Prefix: p, Reason: string(value[at:])}, nil
+		}
+	}
+	return ipam.Refusal{}, fmt.Errorf("%w: the refused range %x", errRecord, key)
 }

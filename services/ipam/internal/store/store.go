@@ -22,25 +22,27 @@ import (
 const FileName = "state.db"
 
 // Version is the version of the layout that this program reads and writes.
-const Version = 2
+const Version = 3
 
 const (
 	bucketAllocations = "allocations"
 	bucketReleased    = "resting" // its name since the first version
 	bucketCursors     = "cursors"
 	bucketServing     = "serving" // since version 2
+	bucketRefused     = "refused" // since version 3
 )
 
 var options = store.Options{
 	Name: FileName,
 	Layout: store.Layout{
 		Format: "sluice-ipam", Version: Version,
-		Buckets: []string{bucketAllocations, bucketReleased, bucketCursors, bucketServing},
+		Buckets: []string{bucketAllocations, bucketReleased, bucketCursors, bucketServing, bucketRefused},
 	},
 	Previous: []store.Layout{
+		{Format: "sluice-ipam", Version: 2, Buckets: []string{bucketAllocations, bucketReleased, bucketCursors, bucketServing}},
 		{Format: "sluice-ipam", Version: 1, Buckets: []string{bucketAllocations, bucketReleased, bucketCursors}},
 	},
-	Migrate: func(*store.Tx, uint32) error { return nil }, // there is one bucket more
+	Migrate: func(*store.Tx, uint32) error { return nil }, // there are buckets more
 	Loss:    "no pod of this node uses an address any more",
 	Doc:     `docs/ipam.md, "A refused state file"`,
 }
@@ -88,6 +90,11 @@ func (s *Store) Load() (*ipam.Contents, error) {
 			each(t, bucketServing, func(k, v []byte) error {
 				p, err := decodeServing(k, v)
 				c.Serving = append(c.Serving, p)
+				return err
+			}),
+			each(t, bucketRefused, func(k, v []byte) error {
+				r, err := decodeRefused(k, v)
+				c.Refused = append(c.Refused, r)
 				return err
 			}),
 		); err != nil {
@@ -154,22 +161,28 @@ func (s *Store) Commit(c *ipam.Changes) error {
 		for p, at := range c.Cursors {
 			t.Put(bucketCursors, cursorKey(p), encodeCursor(at))
 		}
-		if c.Serving == nil {
-			return nil
-		}
-		for i := range pool.MaxPools {
-			if i < len(c.Serving) {
-				t.Put(bucketServing, []byte{byte(i)}, encodeServing(c.Serving[i]))
-			} else {
-				t.Delete(bucketServing, []byte{byte(i)})
-			}
-		}
+		replace(t, bucketServing, c.Serving, encodeServing)
+		replace(t, bucketRefused, c.Refused, encodeRefused)
 		return nil
 	})
 	if errors.Is(err, store.ErrLost) {
 		return fmt.Errorf("%w: %w", ipam.ErrStoreLost, err)
 	}
 	return err
+}
+
+// replace writes a list in its order; one that is nil stays as it is.
+func replace[T any](t *store.Tx, bucket string, list []T, encode func(T) []byte) {
+	if list == nil {
+		return
+	}
+	for i := range pool.MaxPools {
+		if i < len(list) {
+			t.Put(bucket, []byte{byte(i)}, encode(list[i]))
+		} else {
+			t.Delete(bucket, []byte{byte(i)})
+		}
+	}
 }
 
 // Size implements ipam.Store.

@@ -146,6 +146,10 @@ const (
 	RangeState_RANGE_STATE_SERVING RangeState = 1
 	// No new address is taken from it; it is gone when no owner holds one.
 	RangeState_RANGE_STATE_DRAINING RangeState = 2
+	// The cluster says that another node has it, or that this node's settings are
+	// not the cluster's: no new address is taken from it until that ends. In
+	// WatchPools such a range is draining, or gone if no owner holds an address.
+	RangeState_RANGE_STATE_REFUSED RangeState = 3
 )
 
 // Enum value maps for RangeState.
@@ -154,11 +158,13 @@ var (
 		0: "RANGE_STATE_UNSPECIFIED",
 		1: "RANGE_STATE_SERVING",
 		2: "RANGE_STATE_DRAINING",
+		3: "RANGE_STATE_REFUSED",
 	}
 	RangeState_value = map[string]int32{
 		"RANGE_STATE_UNSPECIFIED": 0,
 		"RANGE_STATE_SERVING":     1,
 		"RANGE_STATE_DRAINING":    2,
+		"RANGE_STATE_REFUSED":     3,
 	}
 )
 
@@ -961,10 +967,12 @@ type Pool struct {
 	ConfirmedCount uint64 `protobuf:"varint,6,opt,name=confirmed_count,json=confirmedCount,proto3" json:"confirmed_count,omitempty"`
 	// Addresses in quarantine after a release.
 	QuarantinedCount uint64 `protobuf:"varint,7,opt,name=quarantined_count,json=quarantinedCount,proto3" json:"quarantined_count,omitempty"`
-	// Addresses that can be allocated now. 0 while the range drains.
+	// Addresses that can be allocated now. 0 while the range drains or is refused.
 	FreeCount uint64 `protobuf:"varint,8,opt,name=free_count,json=freeCount,proto3" json:"free_count,omitempty"`
-	// Serving or draining.
-	State         RangeState `protobuf:"varint,9,opt,name=state,proto3,enum=sluice.ipam.v1.RangeState" json:"state,omitempty"`
+	// Serving, draining or refused.
+	State RangeState `protobuf:"varint,9,opt,name=state,proto3,enum=sluice.ipam.v1.RangeState" json:"state,omitempty"`
+	// Why the cluster refuses it, for people; empty if it does not.
+	RefusedReason string `protobuf:"bytes,10,opt,name=refused_reason,json=refusedReason,proto3" json:"refused_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1060,6 +1068,13 @@ func (x *Pool) GetState() RangeState {
 		return x.State
 	}
 	return RangeState_RANGE_STATE_UNSPECIFIED
+}
+
+func (x *Pool) GetRefusedReason() string {
+	if x != nil {
+		return x.RefusedReason
+	}
+	return ""
 }
 
 // WatchPoolsRequest is the input of WatchPools.
@@ -1489,7 +1504,7 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"allocation\"\x12\n" +
 	"\x10ListPoolsRequest\"?\n" +
 	"\x11ListPoolsResponse\x12*\n" +
-	"\x05pools\x18\x01 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\"\xce\x02\n" +
+	"\x05pools\x18\x01 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\"\xf5\x02\n" +
 	"\x04Pool\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x18\n" +
 	"\agateway\x18\x02 \x01(\tR\agateway\x12#\n" +
@@ -1500,7 +1515,9 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x11quarantined_count\x18\a \x01(\x04R\x10quarantinedCount\x12\x1d\n" +
 	"\n" +
 	"free_count\x18\b \x01(\x04R\tfreeCount\x120\n" +
-	"\x05state\x18\t \x01(\x0e2\x1a.sluice.ipam.v1.RangeStateR\x05state\"?\n" +
+	"\x05state\x18\t \x01(\x0e2\x1a.sluice.ipam.v1.RangeStateR\x05state\x12%\n" +
+	"\x0erefused_reason\x18\n" +
+	" \x01(\tR\rrefusedReason\"?\n" +
 	"\x11WatchPoolsRequest\x12*\n" +
 	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\xc3\x01\n" +
 	"\x12WatchPoolsResponse\x12!\n" +
@@ -1530,12 +1547,13 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x0fAllocationState\x12 \n" +
 	"\x1cALLOCATION_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ALLOCATION_STATE_LEASED\x10\x01\x12\x1e\n" +
-	"\x1aALLOCATION_STATE_CONFIRMED\x10\x02*\\\n" +
+	"\x1aALLOCATION_STATE_CONFIRMED\x10\x02*u\n" +
 	"\n" +
 	"RangeState\x12\x1b\n" +
 	"\x17RANGE_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13RANGE_STATE_SERVING\x10\x01\x12\x18\n" +
-	"\x14RANGE_STATE_DRAINING\x10\x02*\xd1\x03\n" +
+	"\x14RANGE_STATE_DRAINING\x10\x02\x12\x17\n" +
+	"\x13RANGE_STATE_REFUSED\x10\x03*\xd1\x03\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12 \n" +

@@ -30,6 +30,7 @@ type Memory struct {
 	quarantined map[netip.Addr]time.Time            // guarded by mu
 	cursors     map[netip.Prefix]netip.Addr         // guarded by mu
 	serving     []netip.Prefix                      // guarded by mu
+	refused     []ipam.Refusal                      // guarded by mu
 	fail        func(*ipam.Changes) (write bool, err error)
 	commits     int
 }
@@ -62,7 +63,7 @@ func (m *Memory) Commits() int {
 func (m *Memory) Load() (*ipam.Contents, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	c := &ipam.Contents{Cursors: maps.Clone(m.cursors), Serving: slices.Clone(m.serving)}
+	c := &ipam.Contents{Cursors: maps.Clone(m.cursors), Serving: slices.Clone(m.serving), Refused: slices.Clone(m.refused)}
 	for _, a := range m.allocations {
 		copied := *a
 		if !a.Expires.IsZero() {
@@ -105,6 +106,9 @@ func (m *Memory) Commit(c *ipam.Changes) error {
 	maps.Copy(m.cursors, c.Cursors)
 	if c.Serving != nil {
 		m.serving = slices.Clone(c.Serving)
+	}
+	if c.Refused != nil {
+		m.refused = slices.Clone(c.Refused)
 	}
 	return err
 }
@@ -200,6 +204,22 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 			expect(t, s, c.want)
 		}
 	})
+	t.Run("the ranges that are refused are replaced as a whole", func(t *testing.T) {
+		s := open(t, nil)
+		range6 := netip.MustParsePrefix("fd00::/64")
+		for _, c := range []struct {
+			refused []ipam.Refusal
+			want    string
+		}{
+			{[]ipam.Refusal{{Prefix: range4, Reason: "node b has it"}, {Prefix: range6}}, "10.0.0.0/24 is refused: node b has it\nfd00::/64 is refused: \n"},
+			{nil, "10.0.0.0/24 is refused: node b has it\nfd00::/64 is refused: \n"},
+			{[]ipam.Refusal{}, ""},
+		} {
+			commit(t, s, ipam.Changes{Refused: c.refused})
+			s = open(t, s)
+			expect(t, s, c.want)
+		}
+	})
 	t.Run("thousands of records come and go", func(t *testing.T) {
 		s := open(t, nil)
 		const n = 3000
@@ -255,6 +275,9 @@ func Describe(c *ipam.Contents) string {
 	flush()
 	for _, p := range c.Serving {
 		out = append(out, fmt.Sprintf("%s serves", p))
+	}
+	for _, r := range c.Refused {
+		out = append(out, fmt.Sprintf("%s is refused: %s", r.Prefix, r.Reason))
 	}
 	return strings.Join(append(out, ""), "\n")
 }

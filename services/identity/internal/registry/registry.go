@@ -121,22 +121,29 @@ type Key struct {
 	Prefix netip.Prefix
 }
 
-// Item is the value of a Key.
+// Item is the value of a Key. There are as many as addresses in the cluster, so
+// it is small.
 type Item struct {
-	Node     Node             // for a node
+	Node     *Node            // for a node; shared, must not be changed
 	On       string           // for a mapping: the node that it is on; "" for none
 	Identity identity.Numeric // for a mapping
 }
 
 // Equal reports whether both are the same.
 func (i Item) Equal(j Item) bool {
-	return i.On == j.On && i.Identity == j.Identity && i.Node.Equal(j.Node)
+	if i.Node == nil || j.Node == nil {
+		return i == j
+	}
+	return i.On == j.On && i.Identity == j.Identity && i.Node.Equal(*j.Node)
 }
 
-// Publisher receives the nodes and mappings that count, without this node's own.
+// Publisher receives the nodes and mappings that count, without this node's own,
+// and keeps them: the registry has no copy.
 type Publisher interface {
 	Upsert(Key, Item) uint64
 	Delete(Key) bool
+	Get(Key) (Item, bool)
+	Keys() []Key // of all that were upserted and not deleted
 	Reach(cluster uint64, revision int64) // everything up to a revision of the store was passed on
 	Loaded()                              // what was not upserted does not exist
 }
@@ -593,7 +600,7 @@ func (r *Registry) Observe(u Update) {
 	r.compareOwn(u)
 	r.view.apply(u)
 	if u.Complete {
-		if until, lost := r.view.holdBack(r.cfg.HoldLosses); lost != "" {
+		if until, lost := r.view.holdBack(r.pub.Keys, r.cfg.HoldLosses); lost != "" {
 			r.cfg.Log.Error("the store lacks most of what it had; what is missing stays in effect for a while", "missing", lost, "for", r.cfg.HoldLosses)
 			time.AfterFunc(time.Until(until), func() {
 				select {
@@ -622,7 +629,7 @@ func (r *Registry) obey() {
 
 // publish runs with mu held.
 func (r *Registry) publish() {
-	for _, c := range r.view.changes() {
+	for _, c := range r.view.changes(r.pub.Get) {
 		if c.gone {
 			r.pub.Delete(c.key)
 		} else {

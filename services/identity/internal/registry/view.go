@@ -28,8 +28,7 @@ type view struct {
 	ranges  map[netip.Prefix]string // that count → node; none overlaps another node's
 	lengths map[bool]map[int]int    // IPv6? → lengths of ranges → how many
 
-	touched map[Key]struct{} // to be compared with effect
-	effect  map[Key]Item     // as it was published
+	touched map[Key]struct{} // to be compared with what was published
 	held    map[Key]struct{} // missing since a listing that lacked most, and still in effect
 	until   time.Time        // when the losses in held take effect
 	listed  bool             // a complete listing came
@@ -51,7 +50,7 @@ func (v *view) init(own string) {
 	*v = view{
 		own: own, nodes: map[string]*nodeView{}, claims: map[netip.Addr]map[string]struct{}{},
 		ranges:  map[netip.Prefix]string{},
-		lengths: map[bool]map[int]int{false: {}, true: {}}, touched: map[Key]struct{}{}, effect: map[Key]Item{},
+		lengths: map[bool]map[int]int{false: {}, true: {}}, touched: map[Key]struct{}{},
 		held: map[Key]struct{}{},
 	}
 }
@@ -290,7 +289,8 @@ func (v *view) want(k Key) (Item, bool) {
 		if n == nil || !n.registered || k.Node == v.own {
 			return Item{}, false
 		}
-		return Item{Node: v.node(n)}, true
+		node := v.node(n)
+		return Item{Node: &node}, true
 	}
 	a := k.Prefix.Addr()
 	node := v.claimant(a)
@@ -337,25 +337,20 @@ type change struct {
 	gone bool
 }
 
-// changes are those that the steps since the last call make: nodes before
-// mappings, and nodes that go after them.
-func (v *view) changes() []change {
+// changes are those that the steps since the last call make to what was published:
+// nodes before mappings, and nodes that go after them.
+func (v *view) changes(published func(Key) (Item, bool)) []change {
 	var nodes, mappings, gone []change
 	for k := range v.touched {
 		want, ok := v.want(k)
-		have, had := v.effect[k]
+		have, had := published(k)
 		if _, held := v.held[k]; held && ok {
 			delete(v.held, k) // it is back
 		} else if held {
 			continue
 		}
-		switch {
-		case !ok && !had, ok && had && want.Equal(have):
+		if ok == had && (!ok || want.Equal(have)) {
 			continue
-		case ok:
-			v.effect[k] = want
-		default:
-			delete(v.effect, k)
 		}
 		c := change{key: k, item: want, gone: !ok}
 		switch {
@@ -367,14 +362,14 @@ func (v *view) changes() []change {
 			gone = append(gone, c)
 		}
 	}
-	clear(v.touched)
+	v.touched = map[Key]struct{}{} // a cleared one would keep the size of a listing
 	return slices.Concat(nodes, mappings, gone)
 }
 
 // holdBack keeps in effect what a complete listing lacks, if that is more than
 // half of the nodes or mappings, and returns what it lacks and until when it is
 // kept.
-func (v *view) holdBack(d time.Duration) (until time.Time, lost string) {
+func (v *view) holdBack(published func() []Key, d time.Duration) (until time.Time, lost string) {
 	first := !v.listed
 	v.listed = true
 	if first {
@@ -385,7 +380,7 @@ func (v *view) holdBack(d time.Duration) (until time.Time, lost string) {
 	}
 	var missing []Key
 	var nodes, mappings, lostNodes, lostMappings int
-	for k := range v.effect {
+	for _, k := range published() {
 		_, there := v.want(k)
 		if k.Node != "" {
 			nodes++

@@ -47,6 +47,13 @@ func (r *recorder) Delete(k Key) bool {
 	return true
 }
 
+func (r *recorder) Get(k Key) (Item, bool) {
+	i, ok := r.items[k]
+	return i, ok
+}
+
+func (r *recorder) Keys() []Key { return slices.Collect(maps.Keys(r.items)) }
+
 func (r *recorder) Reach(uint64, int64) {}
 func (r *recorder) Loaded()             { r.loaded = true }
 

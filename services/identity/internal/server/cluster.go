@@ -25,15 +25,18 @@ import (
 // ClusterHub is what WatchCluster reads; the registry publishes into it.
 type ClusterHub = watch.Hub[registry.Key, registry.Item]
 
-// clusterHistory is how many changes of the cluster a token may lie back, and a
-// reader may have outstanding: a node with all of its endpoints comes and goes
-// in one step.
-const clusterHistory = 65_536
+// How many changes of the cluster a token may lie back, which costs memory all the
+// time, and a reader may have outstanding: a node with all of its endpoints comes
+// and goes in one step.
+const (
+	clusterHistory = 8_192
+	clusterPending = 65_536
+)
 
 // NewClusterHub returns a hub whose listing is complete once the registry calls Loaded.
 func NewClusterHub() *ClusterHub {
 	return watch.NewHub[registry.Key](watch.Options[registry.Item]{
-		Loading: true, Equal: registry.Item.Equal, History: clusterHistory, Pending: clusterHistory,
+		Loading: true, Equal: registry.Item.Equal, History: clusterHistory, Pending: clusterPending,
 	})
 }
 
@@ -254,7 +257,7 @@ func (b *batch) add(e watch.Event[registry.Key, registry.Item]) error {
 	}
 	switch stage {
 	case stageNode:
-		b.m.Nodes = append(b.m.Nodes, toNode(e.Value.Node))
+		b.m.Nodes = append(b.m.Nodes, toNode(*e.Value.Node))
 	case stageMapping:
 		b.m.Mappings = append(b.m.Mappings, toMapping(e.Key.Prefix, e.Value.On, e.Value.Identity))
 	case stageRemovedMapping:

@@ -48,9 +48,8 @@ func (v *view) find(a netip.Addr) (f Found, err error) {
 		if _, ok := v.claims[a][name]; ok && claimant != name {
 			f.Refused = append(f.Refused, Mapping{a, name, identity.RemoteNode, "the address is another node's, or lies in a range of pods"})
 		}
-		for _, endpoint := range n.at[a] {
-			e := n.endpoints[endpoint]
-			m := Mapping{Address: a, Node: name, Identity: e.Value.Identity, Reason: v.reason(n, e, a)}
+		for e := range n.endpoints.having(a) {
+			m := Mapping{Address: a, Node: name, Identity: e.identity, Reason: v.reason(n, e, a)}
 			switch {
 			case m.Reason != "":
 				f.Refused = append(f.Refused, m)
@@ -67,14 +66,14 @@ func (v *view) find(a netip.Addr) (f Found, err error) {
 
 // reason is why the mapping of an address by an endpoint does not count; "" if
 // it counts.
-func (v *view) reason(n *nodeView, e AddressesKey, a netip.Addr) string {
+func (v *view) reason(n *nodeView, e *endpoint, a netip.Addr) string {
 	_, holder := v.rangeOf(a)
 	switch {
-	case v.counts(n, e.Endpoint, a):
+	case v.counts(n, e, a):
 		return ""
 	case !n.registered:
 		return "the node is not registered"
-	case e.Value.Incarnation != n.record.Incarnation:
+	case e.incarnation != n.record.Incarnation:
 		return "an earlier installation of the node wrote it"
 	case holder == "":
 		return "the address lies in no range of the node"

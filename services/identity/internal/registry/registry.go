@@ -143,7 +143,7 @@ type Publisher interface {
 	Upsert(Key, Item) uint64
 	Delete(Key) bool
 	Get(Key) (Item, bool)
-	Keys() []Key // of all that were upserted and not deleted
+	Keys() []Key                          // of all that were upserted and not deleted
 	Reach(cluster uint64, revision int64) // everything up to a revision of the store was passed on
 	Loaded()                              // what was not upserted does not exist
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-net/sluice/model/identity"
@@ -40,9 +41,8 @@ type nodeView struct {
 	registered bool
 	record     Record
 	created    int64 // revision of its registration
-	endpoints  map[string]AddressesKey
-	at         map[netip.Addr][]string // endpoints that have the address; nearly always one
-	ranges     []netip.Prefix          // that count
+	endpoints  endpoints
+	ranges     []netip.Prefix // that count
 	refused    []Refusal
 }
 
@@ -63,15 +63,15 @@ func (v *view) touch(k Key) { v.touched[k] = struct{}{} }
 func (v *view) get(name string) *nodeView {
 	n := v.nodes[name]
 	if n == nil {
-		n = &nodeView{name: name, endpoints: map[string]AddressesKey{}, at: map[netip.Addr][]string{}}
-		v.nodes[name] = n
+		n = &nodeView{name: strings.Clone(name), endpoints: newEndpoints()}
+		v.nodes[n.name] = n
 	}
 	return n
 }
 
 // tidy forgets a node of which nothing is left.
 func (v *view) tidy(n *nodeView) {
-	if !n.registered && len(n.endpoints) == 0 {
+	if !n.registered && len(n.endpoints.byName) == 0 {
 		delete(v.nodes, n.name)
 	}
 }
@@ -88,9 +88,7 @@ func (v *view) apply(u Update) {
 	for _, k := range u.Addresses {
 		n := v.get(k.Node)
 		v.drop(n, k.Endpoint)
-		n.endpoints[k.Endpoint] = k
-		for _, a := range k.Value.Addresses {
-			n.at[a] = append(n.at[a], k.Endpoint)
+		for _, a := range n.endpoints.put(k, n.record.Incarnation).addresses {
 			v.touch(mappingKey(a))
 		}
 	}
@@ -124,7 +122,7 @@ func (v *view) unlisted(u Update) (ranges bool) {
 		if n.registered && !nodes[n.name] {
 			ranges = v.unregister(n) || ranges
 		}
-		for e := range n.endpoints {
+		for e := range n.endpoints.byName {
 			if !endpoints[endpoint{n.name, e}] {
 				v.drop(n, e)
 			}
@@ -177,21 +175,16 @@ func (v *view) claim(n *nodeView, add bool) {
 }
 
 func (v *view) touchAll(n *nodeView) {
-	for a := range n.at {
+	for a := range n.endpoints.at {
 		v.touch(mappingKey(a))
 	}
 }
 
 // drop forgets an endpoint of a node.
 func (v *view) drop(n *nodeView, endpoint string) {
-	for _, a := range n.endpoints[endpoint].Value.Addresses {
-		n.at[a] = slices.DeleteFunc(n.at[a], func(e string) bool { return e == endpoint })
-		if len(n.at[a]) == 0 {
-			delete(n.at, a)
-		}
+	for _, a := range n.endpoints.remove(endpoint) {
 		v.touch(mappingKey(a))
 	}
-	delete(n.endpoints, endpoint)
 }
 
 // resolve decides which ranges count: those of nodes that registered earlier
@@ -304,24 +297,14 @@ func (v *view) want(k Key) (Item, bool) {
 	case node != "":
 		return Item{On: node, Identity: identity.RemoteNode}, true
 	case holder != "":
-		if e, ok := v.endpointAt(v.nodes[holder], a); ok {
-			return Item{On: holder, Identity: e.Value.Identity}, true
+		n := v.nodes[holder]
+		if e := n.endpoints.last(a, n.record.Incarnation); e != nil {
+			return Item{On: holder, Identity: e.identity}, true
 		}
 		return Item{}, false
 	}
 	id, ok := v.apiServer(a)
 	return Item{Identity: id}, ok
-}
-
-// endpointAt is the endpoint that has an address of its node: the last one that
-// was written by the node as it is registered.
-func (v *view) endpointAt(n *nodeView, a netip.Addr) (last AddressesKey, ok bool) {
-	for _, e := range n.at[a] {
-		if k := n.endpoints[e]; k.Value.Incarnation == n.record.Incarnation && (!ok || k.Revision > last.Revision) {
-			last, ok = k, true
-		}
-	}
-	return last, ok
 }
 
 func (v *view) node(n *nodeView) Node {
@@ -423,9 +406,9 @@ func (v *view) release() (missing int) {
 
 // count returns how many addresses of a node's endpoints count and how many do not.
 func (v *view) count(n *nodeView) (counted, refused int) {
-	for name, e := range n.endpoints {
-		for _, a := range e.Value.Addresses {
-			if v.counts(n, name, a) {
+	for _, e := range n.endpoints.byName {
+		for _, a := range e.addresses {
+			if v.counts(n, e, a) {
 				counted++
 			} else {
 				refused++
@@ -436,10 +419,9 @@ func (v *view) count(n *nodeView) (counted, refused int) {
 }
 
 // counts reports whether the mapping of an address by an endpoint counts.
-func (v *view) counts(n *nodeView, endpoint string, a netip.Addr) bool {
+func (v *view) counts(n *nodeView, e *endpoint, a netip.Addr) bool {
 	_, holder := v.rangeOf(a)
-	e, ok := v.endpointAt(n, a)
-	return holder == n.name && ok && e.Endpoint == endpoint && v.claimant(a) == ""
+	return holder == n.name && n.endpoints.last(a, n.record.Incarnation) == e && v.claimant(a) == ""
 }
 
 func (v *view) status() (s Status) {

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package registry
+
+import (
+	"iter"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/model/identity"
+)
+
+// endpoint is what a node says of one of its endpoints. A node has one for each
+// pod of the cluster: it keeps nothing of the text that it was read from.
+type endpoint struct {
+	addresses   []netip.Addr // sorted
+	incarnation string       // shared by those of a node
+	identity    identity.Numeric
+	revision    int64 // of the last write
+}
+
+// endpoints are those of one node.
+type endpoints struct {
+	byName map[string]*endpoint
+	at     map[netip.Addr]*endpoint   // one that has the address
+	also   map[netip.Addr][]*endpoint // the others, nearly always none
+}
+
+func newEndpoints() endpoints {
+	return endpoints{byName: map[string]*endpoint{}, at: map[netip.Addr]*endpoint{}, also: map[netip.Addr][]*endpoint{}}
+}
+
+// put adds or replaces an endpoint. The node's incarnation is shared if it is the endpoint's.
+func (all *endpoints) put(k AddressesKey, incarnation string) *endpoint {
+	all.remove(k.Endpoint)
+	if k.Value.Incarnation != incarnation {
+		incarnation = strings.Clone(k.Value.Incarnation)
+	}
+	e := &endpoint{
+		addresses: slices.Clip(slices.Clone(k.Value.Addresses)), incarnation: incarnation,
+		identity: k.Value.Identity, revision: k.Revision,
+	}
+	slices.SortFunc(e.addresses, netip.Addr.Compare)
+	e.addresses = slices.Compact(e.addresses)
+	all.byName[strings.Clone(k.Endpoint)] = e
+	for _, a := range e.addresses {
+		if all.at[a] == nil {
+			all.at[a] = e
+		} else {
+			all.also[a] = append(all.also[a], e)
+		}
+	}
+	return e
+}
+
+// remove forgets an endpoint, and returns its addresses.
+func (all *endpoints) remove(name string) []netip.Addr {
+	e := all.byName[name]
+	if e == nil {
+		return nil
+	}
+	delete(all.byName, name)
+	for _, a := range e.addresses {
+		others := slices.DeleteFunc(all.also[a], func(o *endpoint) bool { return o == e })
+		if all.at[a] == e {
+			delete(all.at, a)
+			if last := len(others) - 1; last >= 0 {
+				all.at[a], others = others[last], others[:last]
+			}
+		}
+		if len(others) > 0 {
+			all.also[a] = others
+		} else {
+			delete(all.also, a)
+		}
+	}
+	return e.addresses
+}
+
+// having are the endpoints that have an address.
+func (all *endpoints) having(a netip.Addr) iter.Seq[*endpoint] {
+	return func(yield func(*endpoint) bool) {
+		if e := all.at[a]; e == nil || !yield(e) {
+			return
+		}
+		for _, e := range all.also[a] {
+			if !yield(e) {
+				return
+			}
+		}
+	}
+}
+
+// last is the endpoint that has an address and was written last by an
+// incarnation of the node; nil if there is none.
+func (all *endpoints) last(a netip.Addr, incarnation string) (last *endpoint) {
+	for e := range all.having(a) {
+		if e.incarnation == incarnation && (last == nil || e.revision > last.revision) {
+			last = e
+		}
+	}
+	return last
+}

@@ -4,9 +4,7 @@
 package registry
 
 import (
-	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -26,8 +24,10 @@ type view struct {
 	apiServers   map[netip.Addr]identity.Numeric // that each has outside of all nodes
 	ownAddresses map[netip.Addr]struct{}         // of this node; nil: not known yet
 
-	ranges  map[netip.Prefix]string // that count → node; none overlaps another node's
-	lengths map[bool]map[int]int    // IPv6? → lengths of ranges → how many
+	ranges    map[netip.Prefix]string // that count → node; none overlaps another node's
+	around    map[netip.Prefix]int    // prefixes with ranges that count inside → how many
+	lengths   map[bool]map[int]int    // IPv6? → lengths of ranges → how many
+	contested bool                    // some range does not count, because it overlaps another node's
 
 	touched map[Key]struct{} // to be compared with what was published
 	held    map[Key]struct{} // missing since a listing that lacked most, and still in effect
@@ -49,7 +49,7 @@ type nodeView struct {
 func (v *view) init(own string) {
 	*v = view{
 		own: own, nodes: map[string]*nodeView{}, claims: map[netip.Addr]map[string]struct{}{},
-		ranges:  map[netip.Prefix]string{},
+		ranges: map[netip.Prefix]string{}, around: map[netip.Prefix]int{},
 		lengths: map[bool]map[int]int{false: {}, true: {}}, touched: map[Key]struct{}{},
 		held: map[Key]struct{}{},
 	}
@@ -78,12 +78,14 @@ func (v *view) tidy(n *nodeView) {
 
 // apply takes a step.
 func (v *view) apply(u Update) {
-	ranges := false // those of some node changed
+	var changed []*nodeView // those whose ranges did
 	if u.Complete {
-		ranges = v.unlisted(u)
+		changed = v.unlisted(u)
 	}
 	for _, k := range u.Nodes {
-		ranges = v.register(k) || ranges
+		if n := v.get(k.Name); v.register(n, k) {
+			changed = append(changed, n)
+		}
 	}
 	for _, k := range u.Addresses {
 		n := v.get(k.Node)
@@ -96,19 +98,18 @@ func (v *view) apply(u Update) {
 		if n := v.nodes[gone.Node]; n != nil {
 			if gone.Endpoint != "" {
 				v.drop(n, gone.Endpoint)
-			} else {
-				ranges = v.unregister(n) || ranges
+			} else if v.unregister(n) {
+				changed = append(changed, n)
 			}
 			v.tidy(n)
 		}
 	}
-	if ranges {
-		v.resolve()
-	}
+	v.rangesChanged(changed)
 }
 
-// unlisted removes what a complete listing does not have.
-func (v *view) unlisted(u Update) (ranges bool) {
+// unlisted removes what a complete listing does not have, and returns the nodes
+// whose ranges changed.
+func (v *view) unlisted(u Update) (changed []*nodeView) {
 	nodes := make(map[string]bool, len(u.Nodes))
 	for _, k := range u.Nodes {
 		nodes[k.Name] = true
@@ -119,8 +120,8 @@ func (v *view) unlisted(u Update) (ranges bool) {
 		endpoints[endpoint{k.Node, k.Endpoint}] = true
 	}
 	for _, n := range v.nodes {
-		if n.registered && !nodes[n.name] {
-			ranges = v.unregister(n) || ranges
+		if n.registered && !nodes[n.name] && v.unregister(n) {
+			changed = append(changed, n)
 		}
 		for e := range n.endpoints.byName {
 			if !endpoints[endpoint{n.name, e}] {
@@ -129,12 +130,11 @@ func (v *view) unlisted(u Update) (ranges bool) {
 		}
 		v.tidy(n)
 	}
-	return ranges
+	return changed
 }
 
 // register takes the record of a node, and reports whether ranges changed.
-func (v *view) register(k NodeKey) (ranges bool) {
-	n := v.get(k.Name)
+func (v *view) register(n *nodeView, k NodeKey) (ranges bool) {
 	ranges = !n.registered || n.created != k.Created || !slices.Equal(n.record.Ranges, k.Record.Ranges)
 	if n.record.Incarnation != k.Record.Incarnation {
 		v.touchAll(n)
@@ -185,61 +185,6 @@ func (v *view) drop(n *nodeView, endpoint string) {
 	for _, a := range n.endpoints.remove(endpoint) {
 		v.touch(mappingKey(a))
 	}
-}
-
-// resolve decides which ranges count: those of nodes that registered earlier
-// before those of nodes that registered later.
-func (v *view) resolve() {
-	accepted := map[netip.Prefix]string{}
-	inside := map[netip.Prefix]string{} // around an accepted range → its node
-	lengths := map[bool]map[int]int{false: {}, true: {}}
-	for _, n := range slices.SortedFunc(maps.Values(v.nodes), func(a, b *nodeView) int {
-		return cmp.Or(cmp.Compare(a.created, b.created), cmp.Compare(a.name, b.name))
-	}) {
-		before, refused := n.ranges, n.refused
-		n.ranges, n.refused = nil, nil
-		for _, p := range n.record.Ranges {
-			if holder := holderOf(accepted, inside, p, n.name); holder != "" {
-				n.refused = append(n.refused, Refusal{Range: p, Holder: holder, Reason: fmt.Sprintf("node %s had addresses of it before", holder)})
-				continue
-			}
-			accepted[p] = n.name
-			for bits := p.Bits() - 1; bits >= 0; bits-- {
-				around, _ := p.Addr().Prefix(bits)
-				if _, ok := inside[around]; !ok {
-					inside[around] = n.name
-				}
-			}
-			lengths[p.Addr().Is6()][p.Bits()]++
-			n.ranges = append(n.ranges, p)
-		}
-		if !slices.Equal(before, n.ranges) || !slices.Equal(refused, n.refused) {
-			v.touch(Key{Node: n.name})
-			v.touchAll(n)
-		}
-	}
-	// An address of a node does not count inside another node's range.
-	for a := range v.claims {
-		v.touch(mappingKey(a))
-	}
-	for a := range v.apiServers {
-		v.touch(mappingKey(a))
-	}
-	v.ranges, v.lengths = accepted, lengths
-}
-
-// holderOf is the other node of which an accepted range overlaps p; "" if none does.
-func holderOf(accepted, inside map[netip.Prefix]string, p netip.Prefix, node string) string {
-	for bits := p.Bits(); bits >= 0; bits-- {
-		around, _ := p.Addr().Prefix(bits)
-		if holder, ok := accepted[around]; ok && holder != node {
-			return holder
-		}
-	}
-	if holder := inside[p]; holder != node {
-		return holder
-	}
-	return ""
 }
 
 // rangeOf is the range that counts around an address, and the node that has it.

@@ -66,6 +66,7 @@ func newRegistry(t *testing.T, holdLosses time.Duration) (*Registry, *recorder) 
 type keys struct {
 	nodes     map[string]NodeKey
 	addresses map[Removal]AddressesKey
+	disjoint  bool // each node has ranges of its own
 }
 
 func (s keys) listing() Update {
@@ -74,7 +75,7 @@ func (s keys) listing() Update {
 
 // random draws from few names, ranges and addresses, so that they collide.
 func random(rng *rand.Rand, revision int64, s keys) (u Update) {
-	nodes := []string{"own", "a", "b", "c", "d"}
+	nodes := []string{"own", "a", "b", "c", "d", "e"}
 	ranges := []string{"10.0.0.0/16", "10.0.0.0/24", "10.0.1.0/24", "10.0.1.128/25", "fd00::/64", "fd00::/48", "fd00:0:0:1::/64"}
 	addresses := []string{"10.0.0.1", "10.0.0.5", "10.0.1.5", "10.0.1.200", "192.0.2.1", "192.0.2.2", "fd00::5", "fd00:0:0:1::5"}
 	some := func(from []string) (out []string) {
@@ -103,6 +104,10 @@ func random(rng *rand.Rand, revision int64, s keys) (u Update) {
 			}
 			k.Name = name
 			k.Record = Record{Incarnation: incarnation, Underlay: Underlay{Addresses: addrs(), Overlay: addrs()}}
+			if s.disjoint {
+				i := slices.Index(nodes, name)
+				ranges = []string{fmt.Sprintf("10.0.%d.0/24", i), fmt.Sprintf("fd00:0:0:%d::/64", i)}
+			}
 			for _, p := range some(ranges) {
 				k.Record.Ranges = append(k.Record.Ranges, netip.MustParsePrefix(p))
 			}
@@ -134,9 +139,9 @@ func TestViewDependsOnTheStoreAlone(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		r, got := newRegistry(t, time.Hour)
 		r.Observe(Update{Complete: true})
-		store := keys{nodes: map[string]NodeKey{}, addresses: map[Removal]AddressesKey{}}
+		store := keys{nodes: map[string]NodeKey{}, addresses: map[Removal]AddressesKey{}, disjoint: seed%2 == 0}
 		for step := range 60 {
-			before := keys{maps.Clone(store.nodes), maps.Clone(store.addresses)}
+			before := keys{maps.Clone(store.nodes), maps.Clone(store.addresses), store.disjoint}
 			u := random(rng, int64(10*step), store)
 			if len(u.Nodes)+len(u.Addresses)+len(u.Removed) == 0 || clash(u) {
 				store = before

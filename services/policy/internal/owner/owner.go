@@ -95,6 +95,7 @@ type subscriber struct {
 	enforces  bool            // else it watches
 	session   *stream.Session // nil while it is away
 	until     time.Time       // when it is forgotten; while it is away
+	saveAt    time.Time       // when its interests are stored; zero: they are
 }
 
 // Owner is the one owner of all state.
@@ -192,6 +193,7 @@ func (o *Owner) Run(ctx context.Context) error {
 			t, o.operation = o.turns.Begin(), opSweep
 			o.sweep()
 		case <-ctx.Done():
+			o.saveSubscribers()
 			return nil
 		}
 		o.publish()

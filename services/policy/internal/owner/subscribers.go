@@ -179,8 +179,14 @@ func (o *Owner) subscriber(want Subscription) (*subscriber, error) {
 	return s, nil
 }
 
+// savePause is for how long changes of a subscriber's interests are gathered before
+// they are stored: a record has all of them, and what it lacks the subscriber says
+// when it connects again.
+const savePause = time.Second
+
 // saveSubscriber keeps what a subscriber that enforces wants tables for.
 func (o *Owner) saveSubscriber(name string, s *subscriber) {
+	s.saveAt = time.Time{}
 	if s.enforces {
 		o.save(journal.Change{Subscribers: []journal.Subscriber{subscriberRecord(name, s)}})
 	}
@@ -217,32 +223,47 @@ func (o *Owner) Change(ctx context.Context, name string, session *stream.Session
 		if s == nil || s.session != session {
 			return struct{}{}, stream.ErrReplaced
 		}
-		subjects, places := maps.Clone(s.subjects), maps.Clone(s.locations)
-		for _, x := range remove.Subjects {
-			delete(subjects, x)
+		addrs := func(ls []engine.Location) (as []netip.Addr) {
+			for _, l := range ls {
+				as = append(as, l.Addr)
+			}
+			return as
 		}
-		for _, x := range add.Subjects {
-			subjects[x] = struct{}{}
-		}
-		for _, l := range remove.Locations {
-			delete(places, l.Addr)
-		}
-		for _, l := range add.Locations {
-			places[l.Addr] = l.Identity
-		}
-		if len(subjects) > maxSubjects || len(places) > maxLocations {
+		vacate := addrs(remove.Locations)
+		if sizeAfter(s.subjects, remove.Subjects, add.Subjects) > maxSubjects ||
+			sizeAfter(s.locations, vacate, addrs(add.Locations)) > maxLocations {
 			return struct{}{}, fmt.Errorf("%w: a subscriber may have %d subjects and %d locations",
 				failure.ErrLimit, maxSubjects, maxLocations)
 		}
-		var vacate []netip.Addr
-		for _, l := range remove.Locations {
-			vacate = append(vacate, l.Addr)
-		}
 		o.interest(s, add.Subjects, remove.Subjects, add.Locations, vacate)
-		o.saveSubscriber(name, s)
+		if s.saveAt.IsZero() {
+			s.saveAt = o.config.Now().Add(savePause)
+			o.wakeAt(s.saveAt)
+		}
 		return struct{}{}, nil
 	})
 	return err
+}
+
+// sizeAfter is the number of keys of m once some were removed and then some added.
+func sizeAfter[K comparable, V any](m map[K]V, remove, add []K) int {
+	there := make(map[K]bool, len(remove)+len(add))
+	for _, k := range remove {
+		there[k] = false
+	}
+	for _, k := range add {
+		there[k] = true
+	}
+	n := len(m)
+	for k, is := range there {
+		switch _, was := m[k]; {
+		case was && !is:
+			n--
+		case is && !was:
+			n++
+		}
+	}
+	return n
 }
 
 // interest changes what a subscriber wants and gives the engine what that
@@ -367,9 +388,25 @@ func (o *Owner) Refuse(ctx context.Context, session *stream.Session, subject ide
 	return err
 }
 
-// sweepSubscribers forgets those that did not come back.
+// saveSubscribers stores the interests that wait for it.
+func (o *Owner) saveSubscribers() {
+	for name, s := range o.subscribers {
+		if !s.saveAt.IsZero() {
+			o.saveSubscriber(name, s)
+		}
+	}
+}
+
+// sweepSubscribers stores what changed, and forgets those that did not come back.
 func (o *Owner) sweepSubscribers(now time.Time) {
 	for name, s := range o.subscribers {
+		switch {
+		case s.saveAt.IsZero():
+		case s.saveAt.After(now):
+			o.wakeAt(s.saveAt)
+		default:
+			o.saveSubscriber(name, s)
+		}
 		switch {
 		case s.session != nil:
 		case s.until.After(now):

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// sluice-devetcd is one etcd member for development and tests: a single-node
-// cluster on a unix socket or a loopback port, started as a child of whoever
-// needs it. It keeps the etcd server out of every other binary's build list.
+// sluice-devetcd is one etcd member for development and tests, on a unix socket
+// or a loopback port: a cluster of its own, or one of several members on this
+// machine that know each other by --members. A test or `sluice dev` starts it as
+// a child. It keeps the etcd server out of every other binary's build list.
 //
-// It is not for production: no TLS, no peers, no authentication other than
-// the permissions of the directory that holds the socket.
+// It is not for production: no TLS, peers on loopback only, no authentication
+// other than the permissions of the directory that holds the socket.
 package main
 
 import (
@@ -25,6 +26,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/version"
+	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -40,6 +42,9 @@ type options struct {
 	listen        *url.URL
 	readyFD       int
 	dieWithParent bool
+	name          string   // of the member in members
+	peer          *url.URL // where the other members connect; nil: there are none
+	members       string   // name=url,… of all members
 }
 
 func run(args []string, stdout, stderr io.Writer) int {
@@ -77,13 +82,17 @@ func run(args []string, stdout, stderr io.Writer) int {
 
 func parse(args []string, stderr io.Writer) (options, error) {
 	var opts options
-	var listen string
+	var listen, peer string
 	fs := flag.NewFlagSet("sluice-devetcd", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	fs.StringVar(&opts.dataDir, "data-dir", "", "directory of the member's data; created if absent, used by one process at a time")
 	fs.StringVar(&listen, "listen", "", "where clients connect: unix:///absolute/path or http://127.0.0.1:PORT (0 picks a free one)")
 	fs.IntVar(&opts.readyFD, "ready-fd", -1, "write the ready line to this inherited descriptor instead of standard output, then close it")
 	fs.BoolVar(&opts.dieWithParent, "die-with-parent", false, "stop when the process that started this one ends")
+	fs.StringVar(&opts.name, "name", "sluice-dev", "name of the member")
+	fs.StringVar(&peer, "peer", "",
+		"where the other members connect, one of --members: http://127.0.0.1:PORT; empty for a cluster of one member")
+	fs.StringVar(&opts.members, "members", "", "all members of the cluster, this one too: name=http://127.0.0.1:PORT,…")
 	if err := fs.Parse(args); err != nil {
 		return options{}, err
 	}
@@ -103,7 +112,30 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		problems = append(problems, fmt.Errorf("--listen: %w", err))
 	}
 	opts.listen = u
+	if peer != "" || opts.members != "" {
+		if opts.peer, err = parsePeer(peer, opts.name, opts.members); err != nil {
+			problems = append(problems, err)
+		}
+	}
 	return opts, errors.Join(problems...)
+}
+
+// parsePeer checks that a member is one of its cluster, and that all of them are
+// on this machine.
+func parsePeer(peer, name, members string) (*url.URL, error) {
+	all, err := types.NewURLsMap(members)
+	if err != nil {
+		return nil, fmt.Errorf("--members: %w", err)
+	}
+	if urls := all[name]; len(urls) != 1 || urls[0].String() != peer {
+		return nil, fmt.Errorf("--members: %q has not the member %s=%s of --name and --peer", members, name, peer)
+	}
+	for _, member := range all.URLs() {
+		if u, err := parseListen(member); err != nil || u.Scheme != "http" || u.Port() == "0" {
+			return nil, fmt.Errorf("--members: %q: wants http://127.0.0.1:PORT", member)
+		}
+	}
+	return url.Parse(peer)
 }
 
 // parseListen accepts an absolute unix socket path that fits sockaddr_un, or
@@ -221,7 +253,7 @@ func config(opts options, level zap.AtomicLevel) (*embed.Config, error) {
 	}
 
 	cfg := embed.NewConfig()
-	cfg.Name = "sluice-dev"
+	cfg.Name = opts.name
 	cfg.Dir = opts.dataDir
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger)
 	cfg.ListenClientUrls = []url.URL{*opts.listen}
@@ -236,6 +268,12 @@ func config(opts options, level zap.AtomicLevel) (*embed.Config, error) {
 	// Only a data directory that is new takes it: each is a cluster of its own,
 	// whose revisions nobody takes for those of another.
 	cfg.InitialClusterToken = rand.Text()
+	if opts.peer != nil {
+		cfg.ListenPeerUrls = []url.URL{*opts.peer}
+		cfg.AdvertisePeerUrls = []url.URL{*opts.peer}
+		cfg.InitialCluster = opts.members
+		cfg.InitialClusterToken = opts.members // the same for all members
+	}
 	// The JSON gateway would dial back into our own socket for nobody.
 	cfg.EnableGRPCGateway = false
 	// Not set by NewConfig: zero would warn of every request.
@@ -243,6 +281,10 @@ func config(opts options, level zap.AtomicLevel) (*embed.Config, error) {
 	// A lone member elects itself after at most two election timeouts, and a
 	// lease lives at least one and a half: short ones make start and tests quick.
 	cfg.TickMs, cfg.ElectionMs = 20, 200
+	if opts.peer != nil {
+		// Members of a busy machine must not depose each other for a late tick.
+		cfg.TickMs, cfg.ElectionMs = 100, 1000
+	}
 	return cfg, nil
 }
 

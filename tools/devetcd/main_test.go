@@ -285,6 +285,26 @@ func TestCommandLineNamesEveryMistake(t *testing.T) {
 		{"no port", []string{"--data-dir", "d", "--listen", "http://127.0.0.1"}, []string{"and a port"}},
 		{"other scheme", []string{"--data-dir", "d", "--listen", "https://127.0.0.1:1"}, []string{"wants unix:///path"}},
 		{"standard stream", []string{"--data-dir", "d", "--listen", "unix:///s", "--ready-fd", "1"}, []string{"--ready-fd: 1"}},
+		{"peer without members", []string{
+			"--data-dir", "d", "--listen", "unix:///s", "--peer",
+			"http://127.0.0.1:2380",
+		}, []string{"--members"}},
+		{
+			"member of another cluster",
+			[]string{
+				"--data-dir", "d", "--listen", "unix:///s", "--peer",
+				"http://127.0.0.1:2380", "--members", "m0=http://127.0.0.1:2380",
+			},
+			[]string{"has not the member sluice-dev="},
+		},
+		{
+			"peers that others can reach",
+			[]string{
+				"--data-dir", "d", "--listen", "unix:///s", "--name", "a", "--peer",
+				"http://127.0.0.1:2380", "--members", "a=http://127.0.0.1:2380,b=http://192.0.2.1:2380",
+			},
+			[]string{"192.0.2.1"},
+		},
 		{"stray word", []string{"--data-dir", "d", "--listen", "unix:///s", "now"}, []string{`unexpected argument "now"`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -302,5 +322,38 @@ func TestCommandLineNamesEveryMistake(t *testing.T) {
 	}
 	if _, err := parse([]string{"--data-dir", "d", "--listen", "unix:///" + strings.Repeat("x", 106)}, io.Discard); err != nil {
 		t.Errorf("a socket path of 107 bytes: %v", err)
+	}
+}
+
+func TestThreeMembersAreOneCluster(t *testing.T) {
+	dir := t.TempDir()
+	members := make([]string, 3)
+	for i := range members {
+		members[i] = fmt.Sprintf("m%d=http://127.71.%d.%d:238%d", i, os.Getpid()>>8&0xff, os.Getpid()&0xff, i)
+	}
+	// None of them serves before the others do, so they are started without waiting.
+	for i, member := range members {
+		name, peer, _ := strings.Cut(member, "=")
+		cmd := command(t.Context(), "program", "--data-dir", filepath.Join(dir, name), "--listen",
+			"unix://"+filepath.Join(dir, fmt.Sprint(i)),
+			"--die-with-parent", "--name", name, "--peer", peer, "--members", strings.Join(members, ","))
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			cmd.Process.Kill()
+			cmd.Wait()
+		})
+	}
+	first, ctx := connect(t, "unix://"+filepath.Join(dir, "0"))
+	if _, err := first.Put(ctx, "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	last, ctx := connect(t, "unix://"+filepath.Join(dir, "2"))
+	if got := get(ctx, t, last, "k"); got != "v" {
+		t.Errorf("another member has %q, want v", got)
+	}
+	if all, err := last.MemberList(ctx); err != nil || len(all.Members) != 3 {
+		t.Errorf("members %v, %v", all, err)
 	}
 }

@@ -71,7 +71,8 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 		t.Fatal(err)
 	}
 	sess, err := session.Open(session.Config{
-		Client: session.Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: cfg.ttl, AliveTTL: cfg.aliveTTL,
+		Client: session.Client{Endpoints: strings.Split(endpoint, ",")}, Prefix: testPrefix, Node: name,
+		TTL: cfg.ttl, AliveTTL: cfg.aliveTTL,
 		Incarnation: last.Incarnation, Boot: files.BootID(), Last: last.Holds.Session,
 		Timeout: cfg.StoreTimeout, Listen: cfg.Quarantine / 4, Log: cfg.Log,
 	})

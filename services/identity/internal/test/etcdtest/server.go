@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package etcdtest runs a real etcd for tests: sluice-devetcd, as a child
-// process on a unix socket, which can be killed and started again.
+// Package etcdtest runs a real etcd for tests: sluice-devetcd, of one member or
+// of three, as child processes on unix sockets, which can be killed, stopped and
+// started again.
 package etcdtest
 
 import (
@@ -10,11 +11,14 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -62,16 +66,36 @@ func Cleanup() {
 	}
 }
 
-// Server is one etcd with its data.
+// Server is one etcd with its data, of one or several members.
 type Server struct {
+	t         testing.TB
+	Endpoint  string // of all members: unix:///…,unix:///…
+	Members   []*Member
+	endpoints []string
+}
+
+// Member is one process of a Server.
+type Member struct {
 	t        testing.TB
 	data     string
-	Endpoint string // unix:///…
+	Endpoint string   // unix:///…
+	args     []string // of the command
 	cmd      *exec.Cmd
 }
 
-// Start starts an empty etcd that is gone after the test.
+// Start starts an empty etcd of one member that is gone after the test.
 func Start(t testing.TB) *Server {
+	t.Helper()
+	return start(t, 1)
+}
+
+// StartThree starts an empty etcd of three members that is gone after the test.
+func StartThree(t testing.TB) *Server {
+	t.Helper()
+	return start(t, 3)
+}
+
+func start(t testing.TB, members int) *Server {
 	t.Helper()
 	// Not t.TempDir: with a long test name the socket's path would not fit
 	// into an address.
@@ -80,28 +104,75 @@ func Start(t testing.TB) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s := &Server{t: t, data: filepath.Join(dir, "data"), Endpoint: "unix://" + filepath.Join(dir, "s")}
-	s.Up()
+	s := &Server{t: t}
+	// A loopback address that no other test uses, and ports that the kernel does
+	// not give to connections.
+	peers := fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
+	var cluster []string
+	for i := range members {
+		cluster = append(cluster, fmt.Sprintf("m%d=http://%s:%d", i, peers, 2380+i))
+	}
+	for i := range members {
+		m := &Member{
+			t: t, data: filepath.Join(dir, fmt.Sprint("data", i)),
+			Endpoint: "unix://" + filepath.Join(dir, fmt.Sprint("s", i)),
+		}
+		m.args = []string{"--data-dir", m.data, "--listen", m.Endpoint, "--die-with-parent"}
+		if members > 1 {
+			name, peer, _ := strings.Cut(cluster[i], "=")
+			m.args = append(m.args, "--name", name, "--peer", peer, "--members", strings.Join(cluster, ","))
+		}
+		s.Members, s.endpoints = append(s.Members, m), append(s.endpoints, m.Endpoint)
+	}
+	s.Endpoint = strings.Join(s.endpoints, ",")
 	t.Cleanup(s.Down)
+	s.Up()
 	return s
 }
 
-// Up starts the process and waits until it serves.
+// Up starts the processes that are down and waits until they serve.
 func (s *Server) Up() {
 	s.t.Helper()
+	serve := make(chan error, len(s.Members))
+	for _, m := range s.Members {
+		go func() { serve <- m.up() }()
+	}
+	for range s.Members {
+		if err := <-serve; err != nil {
+			s.t.Error(err)
+		}
+	}
+	if s.t.Failed() {
+		s.t.FailNow()
+	}
+}
+
+// Up starts the process and waits until it serves, which takes more than half of
+// the members.
+func (m *Member) Up() {
+	m.t.Helper()
+	if err := m.up(); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *Member) up() error {
+	if m.cmd != nil {
+		return nil
+	}
 	path, err := binary()
 	if err != nil {
-		s.t.Fatal(err)
+		return err
 	}
-	cmd := exec.Command(path, "--data-dir", s.data, "--listen", s.Endpoint, "--die-with-parent")
+	cmd := exec.Command(path, m.args...)
 	var said bytes.Buffer // what etcd logs matters only when it does not start
 	cmd.Stderr = &said
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		s.t.Fatal(err)
+		return err
 	}
 	if err := cmd.Start(); err != nil {
-		s.t.Fatal(err)
+		return err
 	}
 	stuck := time.AfterFunc(startTimeout, func() { cmd.Process.Kill() }) //nolint:errcheck // it may have ended
 	line, err := bufio.NewReader(out).ReadString('\n')
@@ -109,34 +180,83 @@ func (s *Server) Up() {
 	if err != nil {
 		cmd.Process.Kill() //nolint:errcheck // it may have ended
 		cmd.Wait()         //nolint:errcheck // the read tells more
-		s.t.Fatalf("etcd did not start: %q, %v\n%s", line, err, said.String())
+		return fmt.Errorf("etcd did not start: %q, %w\n%s", line, err, said.String())
 	}
-	s.cmd = cmd
+	m.cmd = cmd
+	return nil
+}
+
+// Down kills the processes with SIGKILL and waits for their end. They may be down already.
+func (s *Server) Down() {
+	for _, m := range s.Members {
+		m.Down()
+	}
 }
 
 // Down kills the process with SIGKILL and waits for its end. It may be down already.
-func (s *Server) Down() {
-	if s.cmd == nil {
+func (m *Member) Down() {
+	if m.cmd == nil {
 		return
 	}
-	s.cmd.Process.Kill() //nolint:errcheck // it may have ended
-	s.cmd.Wait()         //nolint:errcheck // killed
-	s.cmd = nil
+	m.cmd.Process.Kill() //nolint:errcheck // it may have ended
+	m.cmd.Wait()         //nolint:errcheck // killed
+	m.cmd = nil
+}
+
+// Freeze stops the process: it holds its connections and answers nothing.
+func (m *Member) Freeze() { m.signal(syscall.SIGSTOP) }
+
+// Thaw ends Freeze.
+func (m *Member) Thaw() { m.signal(syscall.SIGCONT) }
+
+func (m *Member) signal(sig os.Signal) {
+	m.t.Helper()
+	if err := m.cmd.Process.Signal(sig); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// Leader is the member that leads.
+func (s *Server) Leader() *Member {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	for {
+		for _, m := range s.Members {
+			if m.cmd == nil {
+				continue
+			}
+			c := client(s.t, m.Endpoint)
+			short, cancel := context.WithTimeout(ctx, startTimeout/20) // it may be frozen
+			status, err := c.Status(short, m.Endpoint)
+			cancel()
+			if err == nil && status.Leader == status.Header.MemberId {
+				return m
+			}
+			if ctx.Err() != nil {
+				s.t.Fatalf("no member leads: %v", err)
+			}
+		}
+	}
 }
 
 // Wipe takes the data away while the server is down.
 func (s *Server) Wipe() {
 	s.t.Helper()
-	if err := os.RemoveAll(s.data); err != nil {
-		s.t.Fatal(err)
+	for _, m := range s.Members {
+		if err := os.RemoveAll(m.data); err != nil {
+			s.t.Fatal(err)
+		}
 	}
 }
 
-// Backup copies the data of a server that is down, as a snapshot of its machine does.
+// Backup copies the data of a server that is down, as snapshots of its machines do.
 func (s *Server) Backup() {
 	s.t.Helper()
-	if err := os.CopyFS(s.data+".backup", os.DirFS(s.data)); err != nil {
-		s.t.Fatal(err)
+	for _, m := range s.Members {
+		if err := os.CopyFS(m.data+".backup", os.DirFS(m.data)); err != nil {
+			s.t.Fatal(err)
+		}
 	}
 }
 
@@ -144,27 +264,29 @@ func (s *Server) Backup() {
 func (s *Server) Restore() {
 	s.t.Helper()
 	s.Wipe()
-	if err := os.Rename(s.data+".backup", s.data); err != nil {
-		s.t.Fatal(err)
-	}
-	// What the copy does not keep.
-	if err := filepath.WalkDir(s.data, func(path string, d os.DirEntry, err error) error {
-		if err == nil && d.IsDir() {
-			err = os.Chmod(path, 0o700)
+	for _, m := range s.Members {
+		if err := os.Rename(m.data+".backup", m.data); err != nil {
+			s.t.Fatal(err)
 		}
-		return err
-	}); err != nil {
-		s.t.Fatal(err)
+		// What the copy does not keep.
+		if err := filepath.WalkDir(m.data, func(path string, d os.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				err = os.Chmod(path, 0o700)
+			}
+			return err
+		}); err != nil {
+			s.t.Fatal(err)
+		}
 	}
 }
 
-// Full raises or ends the alarm that etcd raises when its quota is used up.
+// Full raises or ends the alarm that a member raises when its quota is used up.
 func (s *Server) Full(full bool) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	c := s.Client()
-	status, err := c.Status(ctx, s.Endpoint)
+	status, err := c.Status(ctx, s.endpoints[0])
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -182,11 +304,16 @@ func (s *Server) Full(full bool) {
 // Client returns a client of its own, closed after the test.
 func (s *Server) Client() *clientv3.Client {
 	s.t.Helper()
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Endpoint}, Logger: zap.NewNop()})
+	return client(s.t, s.endpoints...)
+}
+
+func client(t testing.TB, endpoints ...string) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
-	s.t.Cleanup(func() { c.Close() })
+	t.Cleanup(func() { c.Close() })
 	return c
 }
 

@@ -187,6 +187,7 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 	if n.Policy != nil {
 		p.Go("policy", n.Policy.Run)
 	}
+	p.Go("cluster", n.Follower.Run)
 	p.Go("release", n.Core.Releases)
 	p.Go("reap", n.Core.Reaper.Run)
 	p.Go("identities", n.Core.Relabels)
@@ -219,6 +220,7 @@ type services struct {
 	identity *client.Identity
 	stream   func(client.Wishes) *client.Owners // of what endpoints shall be
 	owners   *client.Owners
+	cluster  *client.Cluster
 	policy   *client.Policy // nil if no policy is wanted
 }
 
@@ -230,6 +232,7 @@ func dial(p *process.Process, cfg Config) (s services, err error) {
 		return cc
 	}
 	identity := open(cfg.Services.Identity)
+	s.cluster = client.NewCluster(identity, p.Log)
 	s.ipam, s.identity = client.NewIPAM(open(cfg.Services.IPAM)), client.NewIdentity(identity)
 	s.stream = func(sink client.Wishes) *client.Owners { return client.NewOwners(identity, sink, p.Log) }
 	if cfg.Policy.Mode != policyNone {
@@ -241,7 +244,10 @@ func dial(p *process.Process, cfg Config) (s services, err error) {
 // openState opens the files in the state directory, and gives what is around the
 // node's parts.
 func openState(p *process.Process, cfg Config, called services) (*record.Store, around, error) {
-	a := around{instance: p.Paths.Name, log: p.Log, leases: called.ipam, ranges: called.ipam, identities: called.identity}
+	a := around{
+		instance: p.Paths.Name, log: p.Log, leases: called.ipam, ranges: called.ipam, identities: called.identity,
+		cluster: called.cluster, numbers: filepath.Join(cfg.StateDir, "nodes.json"),
+	}
 	var err error
 	if a.bootID, err = durable.BootID(); err != nil {
 		return nil, a, err

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/audit"
+	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
@@ -39,6 +40,8 @@ type around struct {
 
 	leases     endpoint.Leases
 	ranges     podrange.Source
+	cluster    cluster.Source // nil: other nodes are not known
+	numbers    string         // file of the numbers of nodes; "": none
 	identities endpoint.Identities
 	records    endpoint.Records
 
@@ -59,6 +62,8 @@ type node struct {
 	Auditor   *audit.Auditor
 	Ranges    *podrange.Set
 	Keeper    *podrange.Keeper // nil: the ranges are those of the configuration
+	Numbers   *cluster.Numbers
+	Follower  *cluster.Follower // nil without a source
 
 	compared chan struct{} // closed when the devices were compared with the records
 
@@ -98,7 +103,11 @@ func open(ctx context.Context, cfg Config, a around) (_ *node, err error) {
 	if err := n.openPolicy(cfg); err != nil {
 		return nil, err
 	}
-	return n, n.openCore(cfg)
+	if err := n.openCore(cfg); err != nil {
+		return nil, err
+	}
+	n.openCluster(cfg)
+	return n, nil
 }
 
 func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
@@ -109,10 +118,29 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 	if err != nil || cfg.ValidateOnly {
 		return err
 	}
+	found, err := n.Kernel.NodeNumbers()
+	if err != nil {
+		return fmt.Errorf("find the numbers of nodes: %w", err)
+	}
+	n.Numbers = cluster.OpenNumbers(cluster.NumbersOptions{
+		Path: n.numbers, BootID: n.bootID, InUse: n.Kernel.IPCache.InUse, Found: found, Log: n.log,
+	})
+	n.Kernel.NodeName = n.Numbers.Name
 	o := cfg.Connections.options()
 	o.Log = n.log
+	o.Passed = func(began time.Time, p conntrack.Pass) { n.Numbers.Passed(began, p.Nodes) }
 	n.Collector, err = n.Kernel.Connections.NewCollector(o)
 	return err
+}
+
+// openCluster prepares the exchange with other nodes.
+func (n *node) openCluster(cfg Config) {
+	if cfg.ValidateOnly {
+		return
+	}
+	if n.cluster != nil {
+		n.Follower = cluster.NewFollower(n.cluster, n.Kernel.IPCache, n.Numbers, n.log)
+	}
 }
 
 func (n *node) openDevices(cfg Config) (err error) {

@@ -40,6 +40,12 @@ func (k *Kernel) Dump(name string, visit func(key, value string) error) error {
 		return err
 	}
 	defer m.Close()
+	switch name {
+	case bpf.MapsMapSlIpc4:
+		d = entries(prefix4, k.ipcacheWords)
+	case bpf.MapsMapSlIpc6:
+		d = entries(prefix6, k.ipcacheWords)
+	}
 	if !ok {
 		return fmt.Errorf("dump %s: no words for its entries", name)
 	}
@@ -55,8 +61,8 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlIf:       entries(device, slotWords),
 	bpf.MapsMapSlIp4:      entries(address4, slotWords),
 	bpf.MapsMapSlIp6:      entries(address6, slotWords),
-	bpf.MapsMapSlIpc4:     entries(prefix4, ipcacheWords),
-	bpf.MapsMapSlIpc6:     entries(prefix6, ipcacheWords),
+	bpf.MapsMapSlIpc4:     entries(prefix4, (*Kernel)(nil).ipcacheWords),
+	bpf.MapsMapSlIpc6:     entries(prefix6, (*Kernel)(nil).ipcacheWords),
 	bpf.MapsMapSlTable:    array(number, tableWordsOf),
 	bpf.MapsMapSlId:       array(identityAt, identityWords),
 	bpf.MapsMapSlPeer:     entries(peerKey, func(v *uint32) string { return fmt.Sprintf("class %d", *v) }),
@@ -244,10 +250,16 @@ func cidrWords(v *bpf.MapsSlCidr) string {
 	return fmt.Sprintf("cluster class %d identity class %d outside class %d", v.Class[0], v.Class[1], v.Class[2])
 }
 
-func ipcacheWords(v *bpf.MapsSlIpcache) string {
+// ipcacheWords name the node of an entry if its name is known.
+func (k *Kernel) ipcacheWords(v *bpf.MapsSlIpcache) string {
 	s := fmt.Sprintf("identity %d", v.Identity)
 	if v.Node != 0 {
 		s += fmt.Sprintf(" node %d", v.Node)
+		if k != nil && k.NodeName != nil {
+			if name := k.NodeName(v.Node); name != "" {
+				s += " " + name
+			}
+		}
 	}
 	if ipmap.Flags(v.Flags)&ipmap.PodRange != 0 {
 		s += " pod-range"

@@ -26,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -114,10 +115,33 @@ type Kernel struct {
 	Connections *conntrack.Connections
 	Events      *event.Events
 
+	// NodeName names the node with a number, for dumps; nil: none is known.
+	NodeName func(number uint16) string
+
 	// Explainer reads all of them.
 	Explainer *explain.Explainer
 
 	closed atomic.Bool
+}
+
+// NodeNumbers are the numbers of other nodes that the ipcache and connections have.
+func (k *Kernel) NodeNumbers() ([]uint16, error) {
+	numbers := map[uint16]struct{}{}
+	entries, err := k.Addresses.List()
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		numbers[e.Node] = struct{}{}
+	}
+	err = k.Connections.Each(func(cs []conntrack.Connection) error {
+		for i := range cs {
+			numbers[cs[i].Value.Node] = struct{}{}
+		}
+		return nil
+	})
+	delete(numbers, 0)
+	return slices.Sorted(maps.Keys(numbers)), err
 }
 
 type tableMaps = policymap.Maps

@@ -225,19 +225,27 @@ var special = []netip.Prefix{
 	netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
 }
 
-// check says why a range cannot be the node's. This process has rights that the
-// source has not: a range cuts off whoever has an address of it and is no pod.
-func (k *Keeper) check(p netip.Prefix) error {
+// Check says why a prefix can be the range of no node's pods.
+func Check(p netip.Prefix) error {
 	if !p.IsValid() || p != p.Masked() || p.Bits() > p.Addr().BitLen()-2 {
 		return fmt.Errorf("%v is not a masked prefix with room for a pod", p)
-	}
-	if own := k.wanted[p]; own != NodeAddr(p) {
-		return fmt.Errorf("%v: the node's own address in it is %v there, and %v here", p, own, NodeAddr(p))
 	}
 	for _, q := range special {
 		if p.Overlaps(q) {
 			return fmt.Errorf("%v overlaps %v, which no pod can have", p, q)
 		}
+	}
+	return nil
+}
+
+// check says why a range cannot be the node's. This process has rights that the
+// source has not: a range cuts off whoever has an address of it and is no pod.
+func (k *Keeper) check(p netip.Prefix) error {
+	if err := Check(p); err != nil {
+		return err
+	}
+	if own := k.wanted[p]; own != NodeAddr(p) {
+		return fmt.Errorf("%v: the node's own address in it is %v there, and %v here", p, own, NodeAddr(p))
 	}
 	for _, q := range k.Set.All() {
 		if p != q && p.Overlaps(q) {

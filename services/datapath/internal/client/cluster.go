@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package client
+
+import (
+	"context"
+	"iter"
+	"log/slog"
+	"net/netip"
+
+	"google.golang.org/grpc"
+
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/identity"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
+)
+
+// Cluster implements cluster.Source by the identity service.
+type Cluster struct {
+	Health
+	client identityv1.ClusterServiceClient
+	log    *slog.Logger
+}
+
+// NewCluster uses a connection to identity's socket.
+func NewCluster(cc grpc.ClientConnInterface, l *slog.Logger) *Cluster {
+	return &Cluster{Health: Health{Name: "identity"}, client: identityv1.NewClusterServiceClient(cc), log: l.With("source", "cluster")}
+}
+
+// Watch implements cluster.Source.
+func (c *Cluster) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[cluster.Key, cluster.Item], error] {
+	return watch.ReceiveBatches(func() (grpc.ServerStreamingClient[identityv1.WatchClusterResponse], error) {
+		return c.client.WatchCluster(ctx, &identityv1.WatchClusterRequest{ResumeToken: token})
+	}, c.events)
+}
+
+// events are those of a message, in the order of its fields. A bookmark behind
+// them has the token. What cannot be read is left out.
+func (c *Cluster) events(m *identityv1.WatchClusterResponse) iter.Seq[watch.Event[cluster.Key, cluster.Item]] {
+	type event = watch.Event[cluster.Key, cluster.Item]
+	return func(yield func(event) bool) {
+		for _, n := range m.GetNodes() {
+			if n.GetName() != "" && !yield(event{Kind: watch.Upsert, Key: cluster.Key{Node: n.GetName()}, Value: cluster.Item{Node: c.node(n)}}) {
+				return
+			}
+		}
+		for _, x := range m.GetMappings() {
+			item := cluster.Item{On: x.GetNode(), Identity: identity.Numeric(x.GetIdentity())}
+			if p, ok := c.prefix(x.GetPrefix()); ok && !yield(event{Kind: watch.Upsert, Key: cluster.Key{Prefix: p}, Value: item}) {
+				return
+			}
+		}
+		for _, text := range m.GetRemovedPrefixes() {
+			if p, ok := c.prefix(text); ok && !yield(event{Kind: watch.Delete, Key: cluster.Key{Prefix: p}}) {
+				return
+			}
+		}
+		for _, name := range m.GetRemovedNodes() {
+			if name != "" && !yield(event{Kind: watch.Delete, Key: cluster.Key{Node: name}}) {
+				return
+			}
+		}
+		yield(event{Kind: watch.Bookmark, SnapshotComplete: m.GetBookmark().GetSnapshotComplete(), Token: m.GetResumeToken()})
+	}
+}
+
+func (c *Cluster) prefix(text string) (netip.Prefix, bool) {
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		c.log.Error("a prefix that is none, ignored", "prefix", text)
+	}
+	return p, err == nil
+}
+
+func (c *Cluster) node(n *identityv1.Node) *cluster.Node {
+	out := &cluster.Node{Incarnation: n.GetIncarnation()}
+	for _, text := range n.GetUnderlay().GetAddresses() {
+		if a, err := wire.AddressOf(text); err == nil {
+			out.Addresses = append(out.Addresses, a)
+		}
+	}
+	for _, text := range n.GetPodRanges() {
+		if p, ok := c.prefix(text); ok {
+			out.Ranges = append(out.Ranges, p)
+		}
+	}
+	return out
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package client
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/kit/watch"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
+)
+
+// scriptedCluster sends messages to the first watch, refuses the token of the next
+// one that has it.
+type scriptedCluster struct {
+	identityv1.UnimplementedClusterServiceServer
+	send chan *identityv1.WatchClusterResponse // nil ends a watch
+
+	mu      sync.Mutex
+	tokens  []string // guarded by mu; of the watches
+	expired string   // guarded by mu; a token that is refused
+}
+
+func (s *scriptedCluster) WatchCluster(r *identityv1.WatchClusterRequest, stream grpc.ServerStreamingServer[identityv1.WatchClusterResponse]) error {
+	s.mu.Lock()
+	s.tokens = append(s.tokens, string(r.GetResumeToken()))
+	expired := s.expired != "" && s.expired == string(r.GetResumeToken())
+	s.mu.Unlock()
+	if expired {
+		return status.Error(codes.OutOfRange, "too old")
+	}
+	for {
+		select {
+		case m := <-s.send:
+			if m == nil {
+				return status.Error(codes.Unavailable, "the end")
+			}
+			if err := stream.Send(m); err != nil {
+				return err
+			}
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+}
+
+func serveCluster(t *testing.T) (*scriptedCluster, *Cluster) {
+	t.Helper()
+	s := &scriptedCluster{send: make(chan *identityv1.WatchClusterResponse, 16)}
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "identity.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := grpc.NewServer()
+	identityv1.RegisterClusterServiceServer(srv, s)
+	go func() { _ = srv.Serve(l) }()
+	t.Cleanup(srv.Stop)
+	cc, err := grpc.NewClient("unix:"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cc.Close() })
+	return s, NewCluster(cc, log.Discard())
+}
+
+// known is a sink that keeps what it was given.
+type known struct {
+	mu       sync.Mutex
+	set      map[cluster.Key]cluster.Item
+	complete int
+	err      error
+}
+
+func (k *known) Apply(_ context.Context, c watch.Changes[cluster.Key, cluster.Item]) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for key, item := range c.Upserts {
+		k.set[key] = item
+	}
+	for key := range c.Deletes {
+		delete(k.set, key)
+	}
+	return nil
+}
+
+func (k *known) Complete(_ context.Context, listed map[cluster.Key]struct{}) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.complete++
+	for key := range k.set {
+		if _, ok := listed[key]; !ok {
+			delete(k.set, key)
+		}
+	}
+	return nil
+}
+
+func (k *known) Failed(_ context.Context, why error) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.err = why
+	return nil
+}
+
+func (k *known) text() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var out []string
+	for key, item := range k.set {
+		if item.Node != nil {
+			out = append(out, fmt.Sprintf("%s %s %v %v", key.Node, item.Node.Incarnation, item.Node.Addresses, item.Node.Ranges))
+		} else {
+			out = append(out, fmt.Sprintf("%v %s %d", key.Prefix, item.On, item.Identity))
+		}
+	}
+	slices.Sort(out)
+	return fmt.Sprintf("%d %q", k.complete, out)
+}
+
+// TestClusterStreamIsFollowedOverItsEnds goes through the real messages: several
+// events in one, ends with and without a token that is good.
+func TestClusterStreamIsFollowedOverItsEnds(t *testing.T) {
+	s, c := serveCluster(t)
+	k := &known{set: map[cluster.Key]cluster.Item{}}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		done <- watch.Follow(ctx, cluster.Source(c), k, watch.FollowOptions{Max: 100, RetryMin: 1, RetryMax: 1, Log: log.Discard()})
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	want := func(text string) {
+		t.Helper()
+		servicetest.EventuallyNil(t, "the set", func() error {
+			if got := k.text(); got != text {
+				return fmt.Errorf("%s, want %s", got, text)
+			}
+			return nil
+		})
+	}
+	node := func(name string, ranges ...string) *identityv1.Node {
+		return &identityv1.Node{
+			Name: name, Incarnation: "1", PodRanges: ranges,
+			Underlay: &identityv1.Underlay{Addresses: []string{"192.0.2.1", "no address"}},
+		}
+	}
+	mapping := func(p, node string, id uint32) *identityv1.IPMapping {
+		return &identityv1.IPMapping{Prefix: p, Node: node, Identity: id}
+	}
+	s.send <- &identityv1.WatchClusterResponse{
+		Nodes:    []*identityv1.Node{node("b", "10.1.0.0/24", "nothing"), node("c")},
+		Mappings: []*identityv1.IPMapping{mapping("10.1.0.5/32", "b", 300), mapping("broken", "b", 300), mapping("192.0.2.9/32", "", 0xff0001)},
+	}
+	s.send <- &identityv1.WatchClusterResponse{Bookmark: &identityv1.Bookmark{SnapshotComplete: true}, ResumeToken: []byte("1")}
+	want(`1 ["10.1.0.5/32 b 300" "192.0.2.9/32  16711681" "b 1 [192.0.2.1] [10.1.0.0/24]" "c 1 [192.0.2.1] []"]`)
+	s.send <- &identityv1.WatchClusterResponse{
+		Mappings: []*identityv1.IPMapping{mapping("10.1.0.6/32", "b", 301)}, RemovedPrefixes: []string{"10.1.0.5/32"},
+		RemovedNodes: []string{"c"}, ResumeToken: []byte("2"),
+	}
+	want(`1 ["10.1.0.6/32 b 301" "192.0.2.9/32  16711681" "b 1 [192.0.2.1] [10.1.0.0/24]"]`)
+	s.send <- nil // it goes on from the last token
+	s.send <- &identityv1.WatchClusterResponse{RemovedPrefixes: []string{"192.0.2.9/32"}, ResumeToken: []byte("3")}
+	want(`1 ["10.1.0.6/32 b 301" "b 1 [192.0.2.1] [10.1.0.0/24]"]`)
+	s.mu.Lock()
+	s.expired = "3"
+	s.mu.Unlock()
+	s.send <- nil // it lists again
+	s.send <- &identityv1.WatchClusterResponse{Nodes: []*identityv1.Node{node("b")}}
+	s.send <- &identityv1.WatchClusterResponse{Bookmark: &identityv1.Bookmark{SnapshotComplete: true}, ResumeToken: []byte("4")}
+	want(`2 ["b 1 [192.0.2.1] []"]`)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if got := []string{"", "2", "3", ""}; !slices.Equal(s.tokens, got) {
+		t.Errorf("tokens of the watches: %q, want %q", s.tokens, got)
+	}
+}

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package cluster follows what the identity service says of other nodes.
+//
+// The Follower takes nodes, their ranges and the addresses of their endpoints
+// from a source and has the ipcache say them; it gives each node a number, by
+// which the kernel knows it. The source may be away or begin anew: nothing is
+// removed before a complete listing lacks it.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
+	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
+)
+
+// Key names a node or the mapping of an address; one of its fields is set.
+type Key struct {
+	Node   string
+	Prefix netip.Prefix
+}
+
+// Item is the value of a Key.
+type Item struct {
+	Node     *Node            // of a node
+	On       string           // of a mapping: the node that it is on; "": none
+	Identity identity.Numeric // of a mapping
+}
+
+// Node is what the cluster says of another node.
+type Node struct {
+	Incarnation string
+	Addresses   []netip.Addr // by which it is reached, the preferred of a family first
+	Ranges      []netip.Prefix
+}
+
+// Source has all other nodes and their mappings.
+type Source = watch.Source[Key, Item]
+
+// Entries are those of the ipcache.
+type Entries interface {
+	SetRemote(p netip.Prefix, r ipcache.Remote) error
+	RemoveRemote(p netip.Prefix) error
+	Renumber(from, to uint16) error
+	Keep(keep func(netip.Prefix) bool) error
+	InUse(number uint16) bool
+}
+
+// maxKeys is how many nodes and mappings are believed: as many as the ipcache
+// has entries of one family.
+const maxKeys = 1 << 19
+
+// Follower keeps the ipcache as the source says.
+type Follower struct {
+	source  Source
+	entries Entries
+	numbers *Numbers
+	log     *slog.Logger
+
+	mu       sync.Mutex
+	nodes    map[string]Node           // guarded by mu
+	holders  map[netip.Prefix][]string // guarded by mu; sorted names of the nodes that have a range
+	refused  map[Key]string            // guarded by mu; what is not believed, and why
+	complete bool                      // guarded by mu; the source has said everything, and is there
+	err      error                     // guarded by mu; why not
+}
+
+// NewFollower prepares a follower. It does nothing before Run.
+func NewFollower(source Source, entries Entries, numbers *Numbers, l *slog.Logger) *Follower {
+	return &Follower{
+		source: source, entries: entries, numbers: numbers, log: l.With("source", "cluster"),
+		nodes: map[string]Node{}, holders: map[netip.Prefix][]string{}, refused: map[Key]string{},
+	}
+}
+
+// Run follows until ctx ends.
+func (f *Follower) Run(ctx context.Context) error {
+	return watch.Follow(ctx, f.source, f, watch.FollowOptions{
+		Max: maxKeys, RetryMin: 50 * time.Millisecond, RetryMax: 2 * time.Second, Log: f.log,
+	})
+}
+
+// Apply implements watch.Sink. Nodes come before the mappings on them, and go
+// after those.
+func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var errs []error
+	installed := map[string]Installation{}
+	ranges := map[netip.Prefix]struct{}{} // whose holder may be another
+	for k, item := range c.Upserts {
+		switch {
+		case item.Node != nil:
+			installed[k.Node] = Installation{item.Node.Incarnation, tunnelOf(*item.Node)}
+			f.hold(k.Node, f.believed(k, *item.Node), ranges)
+		case item.On != "":
+			if _, ok := f.numbers.Of(item.On); !ok && installed[item.On] == (Installation{}) {
+				installed[item.On] = Installation{} // its record comes later
+			}
+		}
+	}
+	for from, to := range f.numbers.Set(installed) {
+		errs = append(errs, f.entries.Renumber(from, to))
+	}
+	f.save()
+	for p := range ranges {
+		errs = append(errs, f.writeRange(p))
+	}
+	for k, item := range c.Upserts {
+		if item.Node == nil {
+			errs = append(errs, f.publish(k, item))
+		}
+	}
+	for k := range c.Deletes {
+		delete(f.refused, k)
+		if k.Node == "" {
+			errs = append(errs, f.entries.RemoveRemote(k.Prefix))
+		}
+	}
+	for k := range c.Deletes {
+		if k.Node != "" {
+			errs = append(errs, f.remove(k.Node))
+		}
+	}
+	f.save()
+	return errors.Join(errs...)
+}
+
+// publish has the ipcache say one mapping.
+func (f *Follower) publish(k Key, item Item) error {
+	delete(f.refused, k)
+	if why := refusal(k.Prefix, item.Identity); why != "" {
+		f.refuse(k, why)
+		return f.entries.RemoveRemote(k.Prefix)
+	}
+	number := uint16(0)
+	if item.On != "" {
+		number, _ = f.numbers.Of(item.On)
+	}
+	return f.entries.SetRemote(k.Prefix, ipcache.Remote{Identity: item.Identity, Node: number})
+}
+
+// refusal says why a mapping is not believed: this process has rights that the
+// source has not.
+func refusal(p netip.Prefix, id identity.Numeric) string {
+	switch {
+	case !p.IsValid() || !p.IsSingleIP() || p.Addr().Is4In6():
+		return fmt.Sprintf("%v is not the prefix of one address", p)
+	case id == identity.RemoteNode, id == identity.KubeAPIServer:
+		return ""
+	case id.Scope() != identity.ScopeCluster && id.Scope() != identity.ScopeNodeLocal:
+		return fmt.Sprintf("no address of another node has identity %d", id)
+	}
+	return ""
+}
+
+func (f *Follower) refuse(k Key, why string) {
+	f.refused[k] = why
+	f.log.Error("what the cluster says is not believed", "node", k.Node, "prefix", k.Prefix, "why", why)
+}
+
+// believed is a node without the ranges that no node can have.
+func (f *Follower) believed(k Key, n Node) Node {
+	delete(f.refused, k)
+	ranges := n.Ranges
+	n.Ranges = nil
+	for _, p := range ranges {
+		if err := podrange.Check(p); err != nil {
+			f.refuse(k, err.Error())
+			continue
+		}
+		n.Ranges = append(n.Ranges, p)
+	}
+	return n
+}
+
+// hold notes what a node is, and which ranges have to be looked at.
+func (f *Follower) hold(name string, n Node, ranges map[netip.Prefix]struct{}) {
+	for _, p := range f.nodes[name].Ranges {
+		f.holders[p] = slices.DeleteFunc(f.holders[p], func(h string) bool { return h == name })
+		if len(f.holders[p]) == 0 {
+			delete(f.holders, p)
+		}
+		ranges[p] = struct{}{}
+	}
+	for _, p := range n.Ranges {
+		if i, found := slices.BinarySearch(f.holders[p], name); !found {
+			f.holders[p] = slices.Insert(f.holders[p], i, name)
+		}
+		ranges[p] = struct{}{}
+	}
+	f.nodes[name] = n
+}
+
+// writeRange has the ipcache say whose a range is. Two nodes have one only while
+// it moves between them.
+func (f *Follower) writeRange(p netip.Prefix) error {
+	holders := f.holders[p]
+	if len(holders) == 0 {
+		return f.entries.RemoveRemote(p)
+	}
+	number, _ := f.numbers.Of(holders[0])
+	return f.entries.SetRemote(p, ipcache.Remote{Identity: identity.UnknownInCluster, Node: number})
+}
+
+// remove ends a node. Its number rests, also while a mapping that the source still
+// has is on it.
+func (f *Follower) remove(name string) error {
+	var errs []error
+	ranges := map[netip.Prefix]struct{}{}
+	f.hold(name, Node{}, ranges)
+	delete(f.nodes, name)
+	for p := range ranges {
+		errs = append(errs, f.writeRange(p))
+	}
+	f.numbers.Remove(name)
+	return errors.Join(errs...)
+}
+
+func (f *Follower) save() {
+	if err := f.numbers.Save(); err != nil {
+		f.log.Error("numbers of nodes not written", log.Err(err))
+	}
+}
+
+// Complete implements watch.Sink.
+func (f *Follower) Complete(_ context.Context, listed map[Key]struct{}) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var errs []error
+	for _, name := range slices.Collect(maps.Keys(f.nodes)) {
+		if _, ok := listed[Key{Node: name}]; !ok {
+			errs = append(errs, f.remove(name))
+		}
+	}
+	errs = append(errs, f.entries.Keep(func(p netip.Prefix) bool {
+		_, mapped := listed[Key{Prefix: p}]
+		_, held := f.holders[p]
+		return mapped || held
+	}))
+	for k := range f.refused {
+		if _, ok := listed[k]; !ok {
+			delete(f.refused, k)
+		}
+	}
+	// Those of an earlier process that went while this one was not there.
+	for name, number := range f.numbers.Names() {
+		if _, ok := f.nodes[name]; !ok && !f.entries.InUse(number) {
+			f.numbers.Remove(name)
+		}
+	}
+	f.save()
+	f.complete, f.err = true, nil
+	return errors.Join(errs...)
+}
+
+// Failed implements watch.Sink.
+func (f *Follower) Failed(_ context.Context, why error) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.complete, f.err = why == nil, why
+	return nil
+}
+
+// State is what a follower has.
+type State struct {
+	Complete bool  // everything was heard, and the source is there
+	Err      error // why not
+	Nodes    int   // other nodes
+	Refused  []string
+}
+
+// State of the follower.
+func (f *Follower) State() State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := State{Complete: f.complete, Err: f.err, Nodes: len(f.nodes)}
+	for k, why := range f.refused {
+		what := "node " + k.Node
+		if k.Node == "" {
+			what = k.Prefix.String()
+		}
+		s.Refused = append(s.Refused, what+": "+why)
+	}
+	slices.Sort(s.Refused)
+	return s
+}
+
+// Name of the node with a number, as far as it is known.
+func (f *Follower) Name(number uint16) string { return f.numbers.Name(number) }

@@ -71,7 +71,7 @@ func (n *Node) arguments(service string) []string {
 	case Identity:
 		args = append(args, "--etcd-endpoints="+strings.Join(n.etcdURLs(), ","), "--node="+n.name())
 	case IPAM:
-		args = append(args, "--pools="+strings.Join(cidrs, ","))
+		args = append(args, "--pools="+strings.Join(cidrs, ","), "--identity="+n.Socket(Identity))
 	case Policy:
 		args = append(args, "--sources-directory="+n.PolicyDir())
 	case Datapath:

@@ -8,9 +8,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,9 +21,12 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
+	identity "github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/kube"
+	edge "github.com/sluice-net/sluice/services/ipam/internal/client"
+	"github.com/sluice-net/sluice/services/ipam/internal/cluster"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/nodeobject"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
@@ -33,16 +38,47 @@ const service = "ipam"
 
 // settings is the configuration of the service.
 type settings struct {
-	Mode       string        `config:"mode" enum:"static,kubernetes" help:"where ranges come from, the same on all nodes of a cluster: static: pools; kubernetes: spec.podCIDRs of this machine's Node object"`
+	Mode       string        `config:"mode" enum:"static,kubernetes,pool" help:"where ranges come from, the same on all nodes of a cluster: static: pools; kubernetes: spec.podCIDRs of this machine's Node object; pool: blocks of clusterPool"`
 	Pools      []string      `config:"pools" help:"in mode static, ranges that pod addresses are taken from, in order of use"`
 	Exclude    []string      `config:"exclude" help:"addresses and ranges inside the pools that are never given out"`
 	Lease      time.Duration `config:"lease" help:"how long an address is kept for an ADD that has not finished, 1s to 1h"`
 	Quarantine time.Duration `config:"quarantine" was:"rest" help:"how long a released address is not given out, 0 to 24h"`
 	StateDir   string        `config:"stateDir" help:"directory of the state file, mode 0700"`
 
-	Kubernetes kube.NodeSettings `config:"kubernetes"`
+	Identity    string            `config:"identity" help:"unix socket of the identity service, which registers the ranges with the cluster; empty for a node on its own"`
+	ClusterPool poolSettings      `config:"clusterPool"`
+	Kubernetes  kube.NodeSettings `config:"kubernetes"`
 
 	ranges, exclusions []netip.Prefix // set by Validate
+	agreed             cluster.Settings
+}
+
+// poolSettings is the pool of the whole cluster.
+type poolSettings struct {
+	Prefixes  []string `config:"prefixes" help:"in mode pool, prefixes that all nodes of the cluster take blocks from; the same on all nodes, as what follows"`
+	IPv4Block int      `config:"ipv4Block" help:"length of the blocks of IPv4 prefixes"`
+	IPv6Block int      `config:"ipv6Block" help:"length of the blocks of IPv6 prefixes"`
+	MaxBlocks int      `config:"maxBlocks" help:"blocks of a family that one node may have, 1 to 32"`
+}
+
+// check reads the pool.
+func (s *poolSettings) check(p *config.Problems) (prefixes []netip.Prefix, err error) {
+	if s.MaxBlocks < 1 || s.MaxBlocks > 32 {
+		p.Addf("clusterPool.maxBlocks", "%d is not between 1 and 32", s.MaxBlocks)
+	}
+	if prefixes, err = pool.ParseRanges("clusterPool.prefixes", s.Prefixes); err != nil {
+		return nil, err
+	}
+	for i, x := range prefixes {
+		bits := s.IPv4Block
+		if x.Addr().Is6() {
+			bits = s.IPv6Block
+		}
+		if bits < x.Bits() || bits > min(x.Bits()+32, x.Addr().BitLen()-2) {
+			p.Addf(fmt.Sprintf("clusterPool.prefixes[%d]", i), "%s has no blocks of /%d: a block is at most 32 bits longer, and at least of 4 addresses", x, bits)
+		}
+	}
+	return prefixes, nil
 }
 
 func defaults(p instance.Paths) settings {
@@ -52,6 +88,9 @@ func defaults(p instance.Paths) settings {
 		Pools:      []string{"10.244.0.0/24", "fd00:244::/64"},
 		Lease:      ipam.DefaultLease,
 		Quarantine: ipam.DefaultQuarantine,
+		ClusterPool: poolSettings{
+			Prefixes: []string{"10.244.0.0/16", "fd00:244::/48"}, IPv4Block: 24, IPv6Block: 64, MaxBlocks: 8,
+		},
 		StateDir:   p.ServiceStateDir(service),
 		Kubernetes: kube.NodeDefaults(),
 	}
@@ -61,6 +100,7 @@ func defaults(p instance.Paths) settings {
 const (
 	modeStatic     = "static"
 	modeKubernetes = "kubernetes"
+	modePool       = "pool"
 )
 
 // learns says whether the ranges come from the Node object.
@@ -84,13 +124,25 @@ func (s *settings) Validate() error {
 	if s.learns() && !s.Kubernetes.Enabled() {
 		p.Addf("kubernetes.api", "needed in mode kubernetes; or kubernetes.kubeconfig")
 	}
+	if s.Identity != "" && !filepath.IsAbs(s.Identity) {
+		p.Addf("identity", "%q is not an absolute path", s.Identity)
+	}
+	s.agreed = cluster.Settings{Mode: cluster.Mode(s.Mode)}
+	var perr error
+	if s.Mode == modePool {
+		if s.Identity == "" {
+			p.Addf("identity", "needed in mode pool")
+		}
+		s.agreed.IPv4Block, s.agreed.IPv6Block, s.agreed.MaxBlocks = s.ClusterPool.IPv4Block, s.ClusterPool.IPv6Block, s.ClusterPool.MaxBlocks
+		s.agreed.Prefixes, perr = s.ClusterPool.check(&p)
+	}
 	var err, xerr error
 	s.ranges, err = pool.ParseRanges("pools", s.Pools)
 	s.exclusions, xerr = pool.ParseExclusions("exclude", s.Exclude)
 	if err == nil && xerr == nil { // together they may leave nothing
 		_, err = pool.New("pools", s.ranges, s.exclusions)
 	}
-	return errors.Join(p.Err(), err, xerr)
+	return errors.Join(p.Err(), err, xerr, perr)
 }
 
 func main() { os.Exit(process.Run(service, defaults, run)) }
@@ -121,12 +173,15 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 	observe := metrics.Observer()
 	observe.Reloaded = func(cause error) { p.Log.Error("commit refused, state read again", log.Err(cause)) }
 	field := "pools"
-	if cfg.learns() {
+	switch cfg.Mode {
+	case modeKubernetes:
 		field = nodeobject.Field
+	case modePool:
+		field = "clusterPool"
 	}
 	addresses, err := process.Phase(p, "load-index", func() (*ipam.Allocator, error) {
 		a, err := ipam.New(state, ipam.Options{
-			Field: field, Ranges: cfg.ranges, Stored: cfg.learns(), Exclude: cfg.exclusions,
+			Field: field, Ranges: cfg.ranges, Stored: cfg.Mode != modeStatic, Families: cfg.agreed.Families(), Exclude: cfg.exclusions,
 			Lease: cfg.Lease, Quarantine: cfg.Quarantine, Observe: observe,
 		})
 		if errors.Is(err, ipam.ErrInconsistent) {
@@ -150,28 +205,72 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		return err
 	}
 	p.Go("allocator", addresses.Run)
-	if !cfg.learns() {
-		srv.SetAllServing(true)
-		p.Ready()
-		return p.Serve(ctx, srv)
+	ready := &readiness{process: p, server: srv, why: map[string]error{}}
+	if cfg.learns() {
+		node, err := nodeobject.New(client, nodeobject.Options{
+			Name: cfg.Kubernetes.Node, Ranges: addresses, Log: p.Log, Report: ready.part("Node object"),
+		})
+		if err != nil {
+			return err
+		}
+		service.NoRange = node.Problem
+		p.Go("addresses of the Kubernetes API", client.Run)
+		p.Go("node object", node.Run)
 	}
-	ready := sync.OnceFunc(p.Ready)
-	node, err := nodeobject.New(client, nodeobject.Options{
-		Name: cfg.Kubernetes.Node, Ranges: addresses, Log: p.Log,
-		Report: func(why error) {
-			if why != nil {
-				p.Waiting("waiting for a range: " + why.Error())
-			} else {
-				ready()
-			}
-			srv.SetAllServing(why == nil)
-		},
-	})
-	if err != nil {
-		return err
+	if cfg.Identity != "" {
+		conn, err := identity.Dial(cfg.Identity, identity.Options{})
+		if err != nil {
+			return err
+		}
+		p.OnExit(conn.Close)
+		service.Settings = cfg.agreed
+		service.Cluster = cluster.New(cluster.Options{
+			Settings: cfg.agreed, Registry: edge.New(conn, cfg.agreed), Ranges: addresses, Report: ready.part("cluster"), Log: p.Log,
+		})
+		p.Go("cluster", service.Cluster.Run)
 	}
-	service.NoRange = node.Problem
-	p.Go("addresses of the Kubernetes API", client.Run)
-	p.Go("node object", node.Run)
+	ready.tell()
 	return p.Serve(ctx, srv)
+}
+
+// readiness says that the service is ready once every part that waits for a range
+// has one.
+type readiness struct {
+	process *process.Process
+	server  *rpc.Server
+
+	once sync.Once
+	mu   sync.Mutex
+	why  map[string]error // guarded by mu; by part; nil: it has one
+}
+
+// part returns how a part says why it waits. Until it says something, it does.
+func (r *readiness) part(name string) func(error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.why[name] = errors.New("nothing is known of it yet")
+	return func(why error) {
+		r.mu.Lock()
+		r.why[name] = why
+		r.mu.Unlock()
+		r.tell()
+	}
+}
+
+func (r *readiness) tell() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var why error
+	for _, part := range slices.Sorted(maps.Keys(r.why)) {
+		if why == nil {
+			why = r.why[part]
+		}
+	}
+	switch {
+	case why != nil:
+		r.process.Waiting("waiting for a range: " + why.Error())
+	default:
+		r.once.Do(r.process.Ready)
+	}
+	r.server.SetAllServing(why == nil)
 }

@@ -65,6 +65,13 @@ func (n *node) socket() string { return filepath.Join(n.dir, "run", "ipam.sock")
 // it as an operator would.
 func (n *node) start() {
 	n.t.Helper()
+	n.startWaiting()
+	n.Serving()
+}
+
+// startWaiting starts the service, which may have to wait for a range.
+func (n *node) startWaiting() {
+	n.t.Helper()
 	cmd := servicetest.Command(append([]string{
 		"--state-dir", filepath.Join(n.dir, "state"), "--socket-path", n.socket(), "--socket-group", "-1",
 		"--socket-also-root", fmt.Sprint(os.Getuid()), "--metrics-address", "off", "--log-level", "warn",
@@ -83,7 +90,6 @@ func (n *node) start() {
 			n.t.Errorf("the service ended with %d", code)
 		}
 	})
-	p.Serving()
 }
 
 // dead waits for the end of the process, which must be by SIGKILL.
@@ -421,10 +427,13 @@ func TestEveryFaultPointIsTested(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{"ipam/allocate/leased"}
-	// Ranges change with a Node object, in the tests of test/k8s.
+	for _, point := range []string{"claim/answered", "claim/stored", "return/answered", "return/stored"} {
+		want = append(want, "ipam/"+point)
+	}
 	for _, verb := range []string{"confirm", "expire", "ranges", "release"} {
 		want = append(want, "ipam/"+verb+"/after-commit", "ipam/"+verb+"/before-commit")
 	}
+	slices.Sort(want)
 	names = slices.DeleteFunc(names, func(s string) bool { return !strings.HasPrefix(s, "ipam/") })
 	if !slices.Equal(names, want) {
 		t.Errorf("the binary has the points %q, the tests know %q", names, want)

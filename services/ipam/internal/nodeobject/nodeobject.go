@@ -191,7 +191,7 @@ func (n *Node) step(ctx context.Context) (done bool) {
 		}
 	}
 	serving, draining := n.ranges()
-	if why == nil && len(serving) == 0 {
+	if why == nil && len(serving) == 0 && o == nil && !complete {
 		if why = away; why == nil {
 			why = fmt.Errorf("the Node %s was not read yet", n.Name)
 		}

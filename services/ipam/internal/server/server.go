@@ -7,6 +7,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -20,6 +21,7 @@ import (
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/ipam/internal/cluster"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
@@ -39,6 +41,11 @@ type Server struct {
 
 	// NoRange says why no range serves; nil: there are always some.
 	NoRange func() error
+	// Cluster is the node's half of the agreement with the others; nil: the node
+	// is on its own.
+	Cluster *cluster.Agent
+	// Settings are those of the agreement.
+	Settings cluster.Settings
 }
 
 // New returns the service for an allocator.
@@ -96,8 +103,41 @@ func (s *Server) allocate(ctx context.Context, req *ipamv1.AllocateRequest) (*ip
 		return nil, err
 	}
 	r.Wanted = wanted
-	return s.ipam.Allocate(ctx, r)
+	return s.lease(ctx, r)
 }
+
+// lease allocates, and waits for another block of the cluster's pool if there is
+// no address.
+func (s *Server) lease(ctx context.Context, r ipam.Request) (*ipam.Allocation, error) {
+	if s.Cluster == nil {
+		return s.ipam.Allocate(ctx, r)
+	}
+	if err := s.Cluster.Checked(); err != nil {
+		return nil, err
+	}
+	for {
+		a, err := s.ipam.Allocate(ctx, r)
+		if err == nil {
+			s.Cluster.Note()
+			return a, nil
+		}
+		if r.ValidateOnly || !errors.Is(err, ipam.ErrExhausted) && !errors.Is(err, ipam.ErrNoRange) {
+			return nil, err
+		}
+		switch grow := s.Cluster.Grow(ctx); {
+		case errors.Is(grow, errors.ErrUnsupported):
+			return nil, err
+		case grow != nil:
+			return nil, &growError{cause: err, grow: grow}
+		}
+	}
+}
+
+// growError says why there is no address, and why no other block came.
+type growError struct{ cause, grow error }
+
+func (e *growError) Error() string   { return e.cause.Error() + "; " + e.grow.Error() }
+func (e *growError) Unwrap() []error { return []error{e.grow, e.cause} }
 
 // ConfirmAllocation implements the RPC.
 func (s *Server) ConfirmAllocation(ctx context.Context, req *ipamv1.ConfirmAllocationRequest) (*ipamv1.ConfirmAllocationResponse, error) {
@@ -200,6 +240,11 @@ func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.G
 			})
 		}
 	}
+	if s.Cluster != nil {
+		for _, err := range s.Cluster.Problems() {
+			service.Problems = append(service.Problems, &statusv1.Problem{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: err.Error()})
+		}
+	}
 	if s.NoRange != nil {
 		if err := s.NoRange(); err != nil {
 			service.Problems = append(service.Problems,
@@ -210,8 +255,24 @@ func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.G
 		Service:             service,
 		Pools:               fromFigures(sum.Pools),
 		StateBytes:          uint64(s.ipam.StateBytes()),
-		OutsideAddressCount: sum.Outside,
+		OutsideAddressCount: sum.Outside, Cluster: s.cluster(),
 	}, nil
+}
+
+// cluster is what this node has to do with the others; nil: it is on its own.
+func (s *Server) cluster() *ipamv1.ClusterRanges {
+	if s.Cluster == nil {
+		return nil
+	}
+	out := &ipamv1.ClusterRanges{Mode: string(s.Settings.Mode), Registered: s.Cluster.Registered(), MaxBlocks: uint32(s.Settings.MaxBlocks)} //nolint:gosec // checked
+	for _, p := range s.Settings.Prefixes {
+		bits := s.Settings.IPv4Block
+		if p.Addr().Is6() {
+			bits = s.Settings.IPv6Block
+		}
+		out.Pools = append(out.Pools, &ipamv1.ClusterPool{Prefix: p.String(), BlockLength: uint32(bits)}) //nolint:gosec // checked
+	}
+	return out
 }
 
 func toAddrs(field string, list []string) ([]netip.Addr, error) {

@@ -33,6 +33,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/ipam/internal/cluster"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/test/ipamtest"
 )
@@ -396,6 +397,18 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		if _, ok := table[n[1]]; !ok {
 			t.Errorf("%s is not in the table", n[1])
 		}
+	}
+	table["full"] = row{
+		&growError{cause: &ipam.ExhaustedError{}, grow: cluster.ErrPoolFull},
+		codes.ResourceExhausted, ipamv1.ErrorReason_ERROR_REASON_CLUSTER_POOL_EXHAUSTED,
+	}
+	table["away"] = row{
+		&growError{cause: ipam.ErrNoRange, grow: cluster.ErrAway},
+		codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_CLUSTER_UNAVAILABLE,
+	}
+	table["most"] = row{
+		&growError{cause: &ipam.ExhaustedError{}, grow: cluster.ErrMaxBlocks},
+		codes.ResourceExhausted, ipamv1.ErrorReason_ERROR_REASON_POOL_EXHAUSTED,
 	}
 	table["canceled"] = row{context.Canceled, codes.Canceled, 0}
 	table["late"] = row{context.DeadlineExceeded, codes.DeadlineExceeded, 0}

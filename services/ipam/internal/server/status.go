@@ -15,11 +15,15 @@ import (
 
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	"github.com/sluice-net/sluice/services/ipam/internal/cluster"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
 // retryDelay is when a caller may repeat a call that found the service busy.
 const retryDelay = 200 * time.Millisecond
+
+// growDelay is when another block may have come.
+const growDelay = time.Second
 
 // allocation is the type of what the answers about a missing or another
 // allocation name.
@@ -41,6 +45,10 @@ func statusOf(err error) error {
 		return answer(codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_NO_POOL, rpcerr.Field(field.Field, field.Text))
 	case errors.As(err, &field):
 		return answer(codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Text))
+	case errors.Is(err, cluster.ErrPoolFull):
+		return answer(codes.ResourceExhausted, ipamv1.ErrorReason_ERROR_REASON_CLUSTER_POOL_EXHAUSTED, rpcerr.Retry(growDelay))
+	case errors.Is(err, cluster.ErrAway):
+		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_CLUSTER_UNAVAILABLE, rpcerr.Retry(growDelay))
 	case errors.Is(err, ipam.ErrNoRange):
 		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_NO_RANGE, rpcerr.Retry(retryDelay))
 	case errors.As(err, &exhausted):

@@ -236,6 +236,12 @@ const (
 	// UNAVAILABLE: the node has no range to take addresses from yet, or none any
 	// more; RetryInfo says when to come back.
 	ErrorReason_ERROR_REASON_NO_RANGE ErrorReason = 13
+	// RESOURCE_EXHAUSTED: no address is free, and neither is a block of the
+	// cluster's pool, which the message names; RetryInfo says when to come back.
+	ErrorReason_ERROR_REASON_CLUSTER_POOL_EXHAUSTED ErrorReason = 14
+	// UNAVAILABLE: no address is free, and the cluster cannot be asked for another
+	// block of its pool, which the message names; RetryInfo says when to come back.
+	ErrorReason_ERROR_REASON_CLUSTER_UNAVAILABLE ErrorReason = 15
 )
 
 // Enum value maps for ErrorReason.
@@ -255,6 +261,8 @@ var (
 		11: "ERROR_REASON_STORAGE_FAILED",
 		12: "ERROR_REASON_STORAGE_UNCERTAIN",
 		13: "ERROR_REASON_NO_RANGE",
+		14: "ERROR_REASON_CLUSTER_POOL_EXHAUSTED",
+		15: "ERROR_REASON_CLUSTER_UNAVAILABLE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":               0,
@@ -271,6 +279,8 @@ var (
 		"ERROR_REASON_STORAGE_FAILED":            11,
 		"ERROR_REASON_STORAGE_UNCERTAIN":         12,
 		"ERROR_REASON_NO_RANGE":                  13,
+		"ERROR_REASON_CLUSTER_POOL_EXHAUSTED":    14,
+		"ERROR_REASON_CLUSTER_UNAVAILABLE":       15,
 	}
 )
 
@@ -1397,8 +1407,10 @@ type GetStatusResponse struct {
 	// allow them: they lie in no pool or are reserved by now. They are kept
 	// until their owners release them, and count in no pool.
 	OutsideAddressCount uint64 `protobuf:"varint,5,opt,name=outside_address_count,json=outsideAddressCount,proto3" json:"outside_address_count,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// The agreement with the other nodes; unset if the node is on its own.
+	Cluster       *ClusterRanges `protobuf:"bytes,8,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -1455,6 +1467,142 @@ func (x *GetStatusResponse) GetStateBytes() uint64 {
 func (x *GetStatusResponse) GetOutsideAddressCount() uint64 {
 	if x != nil {
 		return x.OutsideAddressCount
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetCluster() *ClusterRanges {
+	if x != nil {
+		return x.Cluster
+	}
+	return nil
+}
+
+// ClusterRanges is what the ranges of this node have to do with other nodes.
+type ClusterRanges struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where ranges come from: static, kubernetes or pool.
+	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	// The cluster has the ranges of this node. Those that it refuses are among the
+	// pools, with the reason.
+	Registered bool `protobuf:"varint,2,opt,name=registered,proto3" json:"registered,omitempty"`
+	// Prefixes that blocks are taken from; in mode pool alone.
+	Pools []*ClusterPool `protobuf:"bytes,3,rep,name=pools,proto3" json:"pools,omitempty"`
+	// Blocks of a family that the node may have; in mode pool alone.
+	MaxBlocks     uint32 `protobuf:"varint,4,opt,name=max_blocks,json=maxBlocks,proto3" json:"max_blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterRanges) Reset() {
+	*x = ClusterRanges{}
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterRanges) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterRanges) ProtoMessage() {}
+
+func (x *ClusterRanges) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterRanges.ProtoReflect.Descriptor instead.
+func (*ClusterRanges) Descriptor() ([]byte, []int) {
+	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ClusterRanges) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *ClusterRanges) GetRegistered() bool {
+	if x != nil {
+		return x.Registered
+	}
+	return false
+}
+
+func (x *ClusterRanges) GetPools() []*ClusterPool {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+func (x *ClusterRanges) GetMaxBlocks() uint32 {
+	if x != nil {
+		return x.MaxBlocks
+	}
+	return 0
+}
+
+// ClusterPool is a prefix of which nodes have blocks.
+type ClusterPool struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The prefix.
+	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	// Length of its blocks.
+	BlockLength   uint32 `protobuf:"varint,2,opt,name=block_length,json=blockLength,proto3" json:"block_length,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterPool) Reset() {
+	*x = ClusterPool{}
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterPool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterPool) ProtoMessage() {}
+
+func (x *ClusterPool) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_ipam_v1_ipam_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterPool.ProtoReflect.Descriptor instead.
+func (*ClusterPool) Descriptor() ([]byte, []int) {
+	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ClusterPool) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *ClusterPool) GetBlockLength() uint32 {
+	if x != nil {
+		return x.BlockLength
 	}
 	return 0
 }
@@ -1532,14 +1680,26 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x0enode_addresses\x18\x03 \x03(\tR\rnodeAddresses\"7\n" +
 	"\bBookmark\x12+\n" +
 	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\x12\n" +
-	"\x10GetStatusRequest\"\x80\x02\n" +
+	"\x10GetStatusRequest\"\xb9\x02\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\a \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12*\n" +
 	"\x05pools\x18\x03 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\x12\x1f\n" +
 	"\vstate_bytes\x18\x04 \x01(\x04R\n" +
 	"stateBytes\x122\n" +
-	"\x15outside_address_count\x18\x05 \x01(\x04R\x13outsideAddressCountJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x06\x10\aR\aversionR\n" +
-	"start_timeR\bproblems*B\n" +
+	"\x15outside_address_count\x18\x05 \x01(\x04R\x13outsideAddressCount\x127\n" +
+	"\acluster\x18\b \x01(\v2\x1d.sluice.ipam.v1.ClusterRangesR\aclusterJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x06\x10\aR\aversionR\n" +
+	"start_timeR\bproblems\"\x95\x01\n" +
+	"\rClusterRanges\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1e\n" +
+	"\n" +
+	"registered\x18\x02 \x01(\bR\n" +
+	"registered\x121\n" +
+	"\x05pools\x18\x03 \x03(\v2\x1b.sluice.ipam.v1.ClusterPoolR\x05pools\x12\x1d\n" +
+	"\n" +
+	"max_blocks\x18\x04 \x01(\rR\tmaxBlocks\"H\n" +
+	"\vClusterPool\x12\x16\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12!\n" +
+	"\fblock_length\x18\x02 \x01(\rR\vblockLength*B\n" +
 	"\x06Family\x12\x16\n" +
 	"\x12FAMILY_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vFAMILY_IPV4\x10\x01\x12\x0f\n" +
@@ -1553,7 +1713,7 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x17RANGE_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13RANGE_STATE_SERVING\x10\x01\x12\x18\n" +
 	"\x14RANGE_STATE_DRAINING\x10\x02\x12\x17\n" +
-	"\x13RANGE_STATE_REFUSED\x10\x03*\xd1\x03\n" +
+	"\x13RANGE_STATE_REFUSED\x10\x03*\xa0\x04\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12 \n" +
@@ -1569,7 +1729,9 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x12\x1f\n" +
 	"\x1bERROR_REASON_STORAGE_FAILED\x10\v\x12\"\n" +
 	"\x1eERROR_REASON_STORAGE_UNCERTAIN\x10\f\x12\x19\n" +
-	"\x15ERROR_REASON_NO_RANGE\x10\r2\xf3\x04\n" +
+	"\x15ERROR_REASON_NO_RANGE\x10\r\x12'\n" +
+	"#ERROR_REASON_CLUSTER_POOL_EXHAUSTED\x10\x0e\x12$\n" +
+	" ERROR_REASON_CLUSTER_UNAVAILABLE\x10\x0f2\xf3\x04\n" +
 	"\vIPAMService\x12M\n" +
 	"\bAllocate\x12\x1f.sluice.ipam.v1.AllocateRequest\x1a .sluice.ipam.v1.AllocateResponse\x12h\n" +
 	"\x11ConfirmAllocation\x12(.sluice.ipam.v1.ConfirmAllocationRequest\x1a).sluice.ipam.v1.ConfirmAllocationResponse\x12J\n" +
@@ -1594,7 +1756,7 @@ func file_sluice_ipam_v1_ipam_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_ipam_v1_ipam_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_sluice_ipam_v1_ipam_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_sluice_ipam_v1_ipam_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_sluice_ipam_v1_ipam_proto_goTypes = []any{
 	(Family)(0),                       // 0: sluice.ipam.v1.Family
 	(AllocationState)(0),              // 1: sluice.ipam.v1.AllocationState
@@ -1619,21 +1781,23 @@ var file_sluice_ipam_v1_ipam_proto_goTypes = []any{
 	(*Bookmark)(nil),                  // 20: sluice.ipam.v1.Bookmark
 	(*GetStatusRequest)(nil),          // 21: sluice.ipam.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),         // 22: sluice.ipam.v1.GetStatusResponse
-	(*v1.Owner)(nil),                  // 23: sluice.workload.v1.Owner
-	(*timestamppb.Timestamp)(nil),     // 24: google.protobuf.Timestamp
-	(*v11.ServiceStatus)(nil),         // 25: sluice.status.v1.ServiceStatus
+	(*ClusterRanges)(nil),             // 23: sluice.ipam.v1.ClusterRanges
+	(*ClusterPool)(nil),               // 24: sluice.ipam.v1.ClusterPool
+	(*v1.Owner)(nil),                  // 25: sluice.workload.v1.Owner
+	(*timestamppb.Timestamp)(nil),     // 26: google.protobuf.Timestamp
+	(*v11.ServiceStatus)(nil),         // 27: sluice.status.v1.ServiceStatus
 }
 var file_sluice_ipam_v1_ipam_proto_depIdxs = []int32{
-	23, // 0: sluice.ipam.v1.Allocation.owner:type_name -> sluice.workload.v1.Owner
+	25, // 0: sluice.ipam.v1.Allocation.owner:type_name -> sluice.workload.v1.Owner
 	4,  // 1: sluice.ipam.v1.Allocation.addresses:type_name -> sluice.ipam.v1.Address
 	1,  // 2: sluice.ipam.v1.Allocation.state:type_name -> sluice.ipam.v1.AllocationState
-	24, // 3: sluice.ipam.v1.Allocation.lease_expire_time:type_name -> google.protobuf.Timestamp
-	23, // 4: sluice.ipam.v1.AllocateRequest.owner:type_name -> sluice.workload.v1.Owner
+	26, // 3: sluice.ipam.v1.Allocation.lease_expire_time:type_name -> google.protobuf.Timestamp
+	25, // 4: sluice.ipam.v1.AllocateRequest.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 5: sluice.ipam.v1.AllocateRequest.families:type_name -> sluice.ipam.v1.Family
 	5,  // 6: sluice.ipam.v1.AllocateResponse.allocation:type_name -> sluice.ipam.v1.Allocation
-	23, // 7: sluice.ipam.v1.ConfirmAllocationRequest.owner:type_name -> sluice.workload.v1.Owner
+	25, // 7: sluice.ipam.v1.ConfirmAllocationRequest.owner:type_name -> sluice.workload.v1.Owner
 	5,  // 8: sluice.ipam.v1.ConfirmAllocationResponse.allocation:type_name -> sluice.ipam.v1.Allocation
-	23, // 9: sluice.ipam.v1.ReleaseRequest.owner:type_name -> sluice.workload.v1.Owner
+	25, // 9: sluice.ipam.v1.ReleaseRequest.owner:type_name -> sluice.workload.v1.Owner
 	5,  // 10: sluice.ipam.v1.ReleaseResponse.released:type_name -> sluice.ipam.v1.Allocation
 	5,  // 11: sluice.ipam.v1.ListAllocationsResponse.allocation:type_name -> sluice.ipam.v1.Allocation
 	16, // 12: sluice.ipam.v1.ListPoolsResponse.pools:type_name -> sluice.ipam.v1.Pool
@@ -1641,27 +1805,29 @@ var file_sluice_ipam_v1_ipam_proto_depIdxs = []int32{
 	19, // 14: sluice.ipam.v1.WatchPoolsResponse.upsert:type_name -> sluice.ipam.v1.Range
 	20, // 15: sluice.ipam.v1.WatchPoolsResponse.bookmark:type_name -> sluice.ipam.v1.Bookmark
 	2,  // 16: sluice.ipam.v1.Range.state:type_name -> sluice.ipam.v1.RangeState
-	25, // 17: sluice.ipam.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	27, // 17: sluice.ipam.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	16, // 18: sluice.ipam.v1.GetStatusResponse.pools:type_name -> sluice.ipam.v1.Pool
-	6,  // 19: sluice.ipam.v1.IPAMService.Allocate:input_type -> sluice.ipam.v1.AllocateRequest
-	8,  // 20: sluice.ipam.v1.IPAMService.ConfirmAllocation:input_type -> sluice.ipam.v1.ConfirmAllocationRequest
-	10, // 21: sluice.ipam.v1.IPAMService.Release:input_type -> sluice.ipam.v1.ReleaseRequest
-	12, // 22: sluice.ipam.v1.IPAMService.ListAllocations:input_type -> sluice.ipam.v1.ListAllocationsRequest
-	14, // 23: sluice.ipam.v1.IPAMService.ListPools:input_type -> sluice.ipam.v1.ListPoolsRequest
-	17, // 24: sluice.ipam.v1.IPAMService.WatchPools:input_type -> sluice.ipam.v1.WatchPoolsRequest
-	21, // 25: sluice.ipam.v1.IPAMService.GetStatus:input_type -> sluice.ipam.v1.GetStatusRequest
-	7,  // 26: sluice.ipam.v1.IPAMService.Allocate:output_type -> sluice.ipam.v1.AllocateResponse
-	9,  // 27: sluice.ipam.v1.IPAMService.ConfirmAllocation:output_type -> sluice.ipam.v1.ConfirmAllocationResponse
-	11, // 28: sluice.ipam.v1.IPAMService.Release:output_type -> sluice.ipam.v1.ReleaseResponse
-	13, // 29: sluice.ipam.v1.IPAMService.ListAllocations:output_type -> sluice.ipam.v1.ListAllocationsResponse
-	15, // 30: sluice.ipam.v1.IPAMService.ListPools:output_type -> sluice.ipam.v1.ListPoolsResponse
-	18, // 31: sluice.ipam.v1.IPAMService.WatchPools:output_type -> sluice.ipam.v1.WatchPoolsResponse
-	22, // 32: sluice.ipam.v1.IPAMService.GetStatus:output_type -> sluice.ipam.v1.GetStatusResponse
-	26, // [26:33] is the sub-list for method output_type
-	19, // [19:26] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	23, // 19: sluice.ipam.v1.GetStatusResponse.cluster:type_name -> sluice.ipam.v1.ClusterRanges
+	24, // 20: sluice.ipam.v1.ClusterRanges.pools:type_name -> sluice.ipam.v1.ClusterPool
+	6,  // 21: sluice.ipam.v1.IPAMService.Allocate:input_type -> sluice.ipam.v1.AllocateRequest
+	8,  // 22: sluice.ipam.v1.IPAMService.ConfirmAllocation:input_type -> sluice.ipam.v1.ConfirmAllocationRequest
+	10, // 23: sluice.ipam.v1.IPAMService.Release:input_type -> sluice.ipam.v1.ReleaseRequest
+	12, // 24: sluice.ipam.v1.IPAMService.ListAllocations:input_type -> sluice.ipam.v1.ListAllocationsRequest
+	14, // 25: sluice.ipam.v1.IPAMService.ListPools:input_type -> sluice.ipam.v1.ListPoolsRequest
+	17, // 26: sluice.ipam.v1.IPAMService.WatchPools:input_type -> sluice.ipam.v1.WatchPoolsRequest
+	21, // 27: sluice.ipam.v1.IPAMService.GetStatus:input_type -> sluice.ipam.v1.GetStatusRequest
+	7,  // 28: sluice.ipam.v1.IPAMService.Allocate:output_type -> sluice.ipam.v1.AllocateResponse
+	9,  // 29: sluice.ipam.v1.IPAMService.ConfirmAllocation:output_type -> sluice.ipam.v1.ConfirmAllocationResponse
+	11, // 30: sluice.ipam.v1.IPAMService.Release:output_type -> sluice.ipam.v1.ReleaseResponse
+	13, // 31: sluice.ipam.v1.IPAMService.ListAllocations:output_type -> sluice.ipam.v1.ListAllocationsResponse
+	15, // 32: sluice.ipam.v1.IPAMService.ListPools:output_type -> sluice.ipam.v1.ListPoolsResponse
+	18, // 33: sluice.ipam.v1.IPAMService.WatchPools:output_type -> sluice.ipam.v1.WatchPoolsResponse
+	22, // 34: sluice.ipam.v1.IPAMService.GetStatus:output_type -> sluice.ipam.v1.GetStatusResponse
+	28, // [28:35] is the sub-list for method output_type
+	21, // [21:28] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_sluice_ipam_v1_ipam_proto_init() }
@@ -1680,7 +1846,7 @@ func file_sluice_ipam_v1_ipam_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_ipam_v1_ipam_proto_rawDesc), len(file_sluice_ipam_v1_ipam_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package client registers the ranges of this node with the identity service,
+// which speaks to the other nodes.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	"github.com/sluice-net/sluice/services/ipam/internal/cluster"
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+)
+
+// Identity implements cluster.Registry.
+type Identity struct {
+	client   identityv1.ClusterServiceClient
+	settings *identityv1.IPAMSettings
+}
+
+var modes = map[cluster.Mode]identityv1.IPAMMode{
+	cluster.Static:     identityv1.IPAMMode_IPAM_MODE_STATIC,
+	cluster.Kubernetes: identityv1.IPAMMode_IPAM_MODE_KUBERNETES,
+	cluster.Pool:       identityv1.IPAMMode_IPAM_MODE_POOL,
+}
+
+// New uses a connection to the identity service's socket.
+func New(cc grpc.ClientConnInterface, s cluster.Settings) *Identity {
+	i := &Identity{
+		client:   identityv1.NewClusterServiceClient(cc),
+		settings: &identityv1.IPAMSettings{Mode: modes[s.Mode], MaxBlocks: uint32(s.MaxBlocks)}, //nolint:gosec // checked
+	}
+	for _, p := range s.Prefixes {
+		i.settings.PoolPrefixes = append(i.settings.PoolPrefixes, p.String())
+		if p.Addr().Is4() {
+			i.settings.Ipv4BlockLength = uint32(s.IPv4Block) //nolint:gosec // checked
+		} else {
+			i.settings.Ipv6BlockLength = uint32(s.IPv6Block) //nolint:gosec // checked
+		}
+	}
+	return i
+}
+
+// Register implements cluster.Registry.
+func (i *Identity) Register(ctx context.Context, ranges []netip.Prefix) (a cluster.Answer, err error) {
+	resp, err := i.client.RegisterNode(ctx, &identityv1.RegisterNodeRequest{
+		PodRanges: &identityv1.PodRanges{Prefixes: texts(ranges)}, Ipam: i.settings,
+	})
+	if err != nil {
+		return a, failed("register the ranges of this node", err)
+	}
+	a.Registered, a.Connected = resp.GetRegistered(), resp.GetStoreConnected()
+	for _, r := range resp.GetNode().GetRefusedRanges() {
+		p, err := netip.ParsePrefix(r.GetPrefix())
+		if err != nil {
+			return a, fmt.Errorf("a refused range: %w", err)
+		}
+		a.Refused = append(a.Refused, ipam.Refusal{Prefix: p, Reason: r.GetReason()})
+		if r.GetHolder() != "" {
+			a.Taken = append(a.Taken, p)
+		}
+	}
+	return a, nil
+}
+
+// Claim implements cluster.Registry.
+func (i *Identity) Claim(ctx context.Context, family ipam.Family, known []netip.Prefix) (netip.Prefix, error) {
+	resp, err := i.client.ClaimRange(ctx, &identityv1.ClaimRangeRequest{
+		Settings: i.settings, Ipv6: family == ipam.IPv6, KnownRanges: texts(known),
+	})
+	if err != nil {
+		return netip.Prefix{}, failed("claim a block", err)
+	}
+	return netip.ParsePrefix(resp.GetRange())
+}
+
+// Return implements cluster.Registry.
+func (i *Identity) Return(ctx context.Context, p netip.Prefix) error {
+	_, err := i.client.ReturnRange(ctx, &identityv1.ReturnRangeRequest{Range: p.String()})
+	if err != nil {
+		return failed("return "+p.String(), err)
+	}
+	return nil
+}
+
+func texts(ranges []netip.Prefix) (out []string) {
+	for _, p := range ranges {
+		out = append(out, p.String())
+	}
+	return out
+}
+
+// failed says what was tried, and whether the pool has no block.
+func failed(what string, err error) error {
+	s := status.Convert(err)
+	if s.Code() == codes.ResourceExhausted {
+		return fmt.Errorf("%s: %w: %s", what, cluster.ErrPoolFull, s.Message())
+	}
+	return fmt.Errorf("%s: %w", what, errors.New(s.Message()))
+}

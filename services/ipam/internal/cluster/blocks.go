@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+)
+
+// Fill, in tenths, from which on another block is claimed, and below which the
+// remaining blocks have to stay when one is returned.
+const (
+	growAt   = 8
+	shrinkTo = 5
+)
+
+// blocks are the blocks of one family.
+type blocks struct {
+	all          []ipam.Figures // that serve or drain, in the order of use
+	usable, used uint64         // addresses of those that serve
+	free         uint64
+}
+
+func blocksOf(sum *ipam.Summary, f ipam.Family) (b blocks) {
+	for _, p := range sum.Pools {
+		if ipam.FamilyOf(p.Prefix.Addr()) != f {
+			continue
+		}
+		b.all = append(b.all, p)
+		if p.Serves() {
+			b.usable += p.Size - p.Reserved
+			b.used += p.Leased + p.Confirmed + p.Quarantined
+			b.free += p.Free
+		}
+	}
+	return b
+}
+
+// full says whether another block is needed soon.
+func (b *blocks) full() bool {
+	return b.usable == 0 || b.used >= b.usable/10*growAt+b.usable%10*growAt/10
+}
+
+// grow gets a block of a family if one is needed.
+func (a *Agent) grow(ctx context.Context, f ipam.Family, wanted bool, answer Answer, away error) {
+	b, pause := blocksOf(a.Ranges.Summary(), f), a.pause[f]
+	var err error
+	switch {
+	case !b.full() && (!wanted || b.free > 0):
+	case len(b.all) >= a.Settings.MaxBlocks && b.free > 0:
+	case time.Now().Before(pause.until):
+		return // what came of the last attempt stands
+	case len(b.all) >= a.Settings.MaxBlocks:
+		err = fmt.Errorf("%s: %w: %d", a.Settings.name(f), ErrMaxBlocks, len(b.all))
+	case away != nil:
+		err = fmt.Errorf("%s: %w: %w", a.Settings.name(f), ErrAway, away)
+	case !answer.Connected:
+		err = fmt.Errorf("%s: %w: etcd does not answer", a.Settings.name(f), ErrAway)
+	default:
+		if err = a.claim(ctx, f, b); err != nil {
+			err = fmt.Errorf("%s: %w", a.Settings.name(f), err)
+		}
+	}
+	if err == nil || errors.Is(err, ErrMaxBlocks) {
+		delete(a.pause, f)
+	} else {
+		a.pause[f] = pause.longer()
+	}
+	a.mu.Lock()
+	a.grown[f] = err
+	a.mu.Unlock()
+	a.complain(f.String(), err)
+}
+
+// backoff keeps nodes that all find the pool full from asking all the time.
+type backoff struct {
+	wait  time.Duration
+	until time.Time
+}
+
+func (b backoff) longer() backoff {
+	wait := min(max(2*b.wait, 500*time.Millisecond), 10*time.Second)
+	return backoff{wait: wait, until: time.Now().Add(wait)}
+}
+
+// claim gets a block and makes it serve.
+func (a *Agent) claim(ctx context.Context, f ipam.Family, b blocks) error {
+	var known []netip.Prefix
+	for _, p := range b.all {
+		known = append(known, p.Prefix)
+	}
+	p, err := a.Registry.Claim(ctx, f, known)
+	switch {
+	case errors.Is(err, ErrPoolFull):
+		return err
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrAway, err)
+	}
+	if err := faultClaimed.Hit(ctx); err != nil {
+		return fmt.Errorf("%w: %w", ErrAway, err)
+	}
+	if err := a.Ranges.SetRanges(ctx, append(a.serving(), p)); err != nil {
+		return fmt.Errorf("the block %s: %w", p, err)
+	}
+	a.Log.Info("a block of the cluster's pool serves", "range", p)
+	if err := faultServed.Hit(ctx); err != nil {
+		return fmt.Errorf("%w: %w", ErrAway, err)
+	}
+	return nil
+}
+
+// serving are the ranges of the file, in the order of use.
+func (a *Agent) serving() (ranges []netip.Prefix) {
+	for _, p := range a.Ranges.Summary().Pools {
+		if !p.Draining {
+			ranges = append(ranges, p.Prefix)
+		}
+	}
+	return ranges
+}
+
+// letGo forgets blocks that another node has by now: they do not come back.
+func (a *Agent) letGo(ctx context.Context, taken []netip.Prefix) error {
+	all := a.serving()
+	rest := slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return slices.Contains(taken, p) })
+	if len(rest) == len(all) {
+		return nil
+	}
+	a.Log.Error("blocks of this node belong to others; what their owners hold drains", "ranges", taken)
+	return a.Ranges.SetRanges(ctx, rest)
+}
+
+// shrink returns a block that was empty at the last look too and is not needed.
+// The first of a family stays: the node's own addresses are in it.
+func (a *Agent) shrink(ctx context.Context) {
+	spares := map[netip.Prefix]bool{}
+	for _, f := range a.Settings.Families() {
+		b := blocksOf(a.Ranges.Summary(), f)
+		serving := slices.DeleteFunc(slices.Clone(b.all), func(p ipam.Figures) bool { return !p.Serves() })
+		for i, p := range serving {
+			size := p.Size - p.Reserved
+			if i == 0 || p.Leased+p.Confirmed+p.Quarantined > 0 || b.used >= (b.usable-size)/10*shrinkTo {
+				continue
+			}
+			spares[p.Prefix] = true
+			if a.spares[p.Prefix] {
+				a.giveBack(ctx, p.Prefix)
+				delete(spares, p.Prefix)
+				break // one at a time: the others may be needed now
+			}
+		}
+	}
+	a.spares = spares
+	for p := range a.owed {
+		if err := a.Registry.Return(ctx, p); err != nil {
+			a.complain("return", err)
+			continue
+		}
+		delete(a.owed, p)
+		a.Log.Info("a block went back to the cluster's pool", "range", p)
+		_ = faultReturned.Hit(ctx) // a test kills the process there
+	}
+}
+
+// giveBack takes a block out of the file. What is not returned after that, the
+// next registration returns.
+func (a *Agent) giveBack(ctx context.Context, p netip.Prefix) {
+	retired, err := a.Ranges.Retire(ctx, p)
+	if err != nil || !retired {
+		a.complain("return", err)
+		return
+	}
+	a.owed[p] = true
+	_ = faultRetired.Hit(ctx) // a test kills the process there
+}

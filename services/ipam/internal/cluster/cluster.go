@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package cluster keeps the ranges of this node and those of the others apart:
+// it registers what ipam has, closes what another node has, and in mode pool
+// claims blocks of the cluster's pool and returns them.
+//
+// What is in ipam's file is what this node serves, also while the cluster does
+// not answer. A block is in the cluster's registry before it is in the file, and
+// out of the file before it is returned: so the registry may have a block that
+// the file lacks, which the next claim or registration settles, and never the
+// other way round.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+	"github.com/sluice-net/sluice/services/ipam/internal/pool"
+)
+
+// Sentinels, for callers that branch.
+var (
+	// ErrPoolFull says that the cluster's pool has no free block.
+	ErrPoolFull = errors.New("the cluster's pool has no free block")
+	// ErrMaxBlocks says that the node has as many blocks as it may have.
+	ErrMaxBlocks = errors.New("the node has as many blocks as it may have")
+	// ErrAway says that the cluster cannot be asked for a block.
+	ErrAway = errors.New("the cluster's pool cannot be asked")
+)
+
+// Places where a test may interfere.
+var (
+	faultClaimed  = fault.Register("ipam/claim/answered")
+	faultServed   = fault.Register("ipam/claim/stored")
+	faultRetired  = fault.Register("ipam/return/stored")
+	faultReturned = fault.Register("ipam/return/answered")
+)
+
+// Mode is where ranges come from.
+type Mode string
+
+// The modes.
+const (
+	Static     Mode = "static"
+	Kubernetes Mode = "kubernetes"
+	Pool       Mode = "pool"
+)
+
+// Settings are what all nodes of a cluster agree on.
+type Settings struct {
+	Mode                 Mode
+	Prefixes             []netip.Prefix // of the pool
+	IPv4Block, IPv6Block int            // lengths of its blocks
+	MaxBlocks            int            // of a family, for one node
+}
+
+// Families are those of the pool.
+func (s Settings) Families() (families []ipam.Family) {
+	for _, f := range []ipam.Family{ipam.IPv4, ipam.IPv6} {
+		if s.Mode == Pool && slices.ContainsFunc(s.Prefixes, func(p netip.Prefix) bool { return ipam.FamilyOf(p.Addr()) == f }) {
+			families = append(families, f)
+		}
+	}
+	return families
+}
+
+// name names the pool of a family.
+func (s Settings) name(f ipam.Family) string {
+	var prefixes []string
+	for _, p := range s.Prefixes {
+		if ipam.FamilyOf(p.Addr()) == f {
+			prefixes = append(prefixes, p.String())
+		}
+	}
+	return "cluster pool " + strings.Join(prefixes, " and ")
+}
+
+// Answer is what the registry says of this node.
+type Answer struct {
+	Registered bool // the cluster has the ranges as they were given
+	Connected  bool // the cluster answers
+	Refused    []ipam.Refusal
+	Taken      []netip.Prefix // of those that are refused: another node has them
+}
+
+// Registry is the cluster.
+type Registry interface {
+	// Register says which ranges this node has.
+	Register(ctx context.Context, ranges []netip.Prefix) (Answer, error)
+	// Claim gives the node a block that is none of the known ones. ErrPoolFull.
+	Claim(ctx context.Context, f ipam.Family, known []netip.Prefix) (netip.Prefix, error)
+	// Return gives one back. It may be repeated.
+	Return(ctx context.Context, p netip.Prefix) error
+}
+
+// Ranges are those that ipam has.
+type Ranges interface {
+	Summary() *ipam.Summary
+	SetRanges(ctx context.Context, ranges []netip.Prefix) error
+	SetRefused(ctx context.Context, list []ipam.Refusal) error
+	Retire(ctx context.Context, p netip.Prefix) (bool, error)
+	Hub() *watch.Hub[netip.Prefix, ipam.Range]
+}
+
+// Options of an Agent.
+type Options struct {
+	Settings Settings
+	Registry Registry
+	Ranges   Ranges
+	// Report is called with the reason why this node cannot give new addresses as
+	// far as the cluster is concerned, and with nil when it can.
+	Report func(error)
+	Log    *slog.Logger
+
+	Every   time.Duration // between two registrations; 2 s if 0
+	Retry   time.Duration // after one that failed; 200 ms if 0
+	Patient time.Duration // how long a start waits for the registry's first answer; 3 s if 0
+}
+
+// Agent is the node's half of the agreement.
+type Agent struct {
+	Options
+	news  chan struct{} // capacity 1: a caller waits for a block
+	began time.Time
+
+	mu      sync.Mutex
+	checked bool                    // guarded by mu; the ranges may be used
+	answer  Answer                  // guarded by mu; the last
+	problem error                   // guarded by mu; why the registry does not answer, or a block did not come
+	grown   map[ipam.Family]error   // guarded by mu; what became of the last attempt to get a block
+	step    chan struct{}           // guarded by mu; closed at the end of a step that begins from now on
+	wanted  map[ipam.Family]bool    // guarded by mu; families of which callers wait for a block
+	logged  map[string]string       // of the loop; what was logged last
+	spares  map[netip.Prefix]bool   // of the loop; blocks that were empty at the last look
+	pause   map[ipam.Family]backoff // of the loop
+	owed    map[netip.Prefix]bool   // of the loop; out of the file and perhaps not returned
+}
+
+// New returns an Agent that does nothing before Run.
+func New(o Options) *Agent {
+	if o.Every == 0 {
+		o.Every, o.Retry, o.Patient = 2*time.Second, 200*time.Millisecond, 3*time.Second
+	}
+	return &Agent{
+		Options: o, news: make(chan struct{}, 1), began: time.Now(), step: make(chan struct{}), grown: map[ipam.Family]error{},
+		wanted: map[ipam.Family]bool{}, logged: map[string]string{}, spares: map[netip.Prefix]bool{}, owed: map[netip.Prefix]bool{},
+		pause: map[ipam.Family]backoff{},
+	}
+}
+
+// Run works until ctx ends.
+func (a *Agent) Run(ctx context.Context) error {
+	for {
+		ranges := a.Ranges.Hub().Changed()
+		a.mu.Lock()
+		done, wanted := a.step, a.wanted
+		a.step, a.wanted = make(chan struct{}), map[ipam.Family]bool{}
+		a.mu.Unlock()
+		wait := a.Every
+		if !a.once(ctx, wanted) {
+			wait = a.Retry
+		}
+		close(done)
+		if ctx.Err() != nil {
+			return nil
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-a.news:
+		case <-ranges:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// Checked says why no new address may be given out: the node's ranges were not
+// compared with the cluster's since the start.
+func (a *Agent) Checked() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.checked {
+		return nil
+	}
+	return fmt.Errorf("%w yet: they are compared with the cluster's", ipam.ErrNoRange)
+}
+
+// Problems are what an operator should know.
+func (a *Agent) Problems() []error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var all []error
+	if a.problem != nil {
+		all = append(all, a.problem)
+	}
+	for _, f := range []ipam.Family{ipam.IPv4, ipam.IPv6} {
+		if err := a.grown[f]; err != nil {
+			all = append(all, err)
+		}
+	}
+	return all
+}
+
+// Registered says whether the cluster has the ranges of this node.
+func (a *Agent) Registered() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.answer.Registered && a.problem == nil
+}
+
+// Note looks whether a family needs another block, after addresses were taken.
+func (a *Agent) Note() {
+	if a.Settings.Mode != Pool {
+		return
+	}
+	sum := a.Ranges.Summary()
+	for _, f := range a.Settings.Families() {
+		b := blocksOf(sum, f)
+		a.mu.Lock()
+		failed := a.grown[f] != nil
+		a.mu.Unlock()
+		if b.full() && len(b.all) < a.Settings.MaxBlocks && !failed { // else the loop tries by itself
+			a.kick()
+		}
+	}
+}
+
+func (a *Agent) kick() {
+	select {
+	case a.news <- struct{}{}:
+	default:
+	}
+}
+
+// Grow waits until the agent has tried to get blocks of every family without a
+// free address: nil if trying again to get an address may succeed.
+func (a *Agent) Grow(ctx context.Context) error {
+	if a.Settings.Mode != Pool {
+		return errors.ErrUnsupported
+	}
+	a.mu.Lock()
+	done := a.step
+	for _, f := range a.Settings.Families() {
+		a.wanted[f] = true
+	}
+	a.mu.Unlock()
+	a.kick()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	sum := a.Ranges.Summary()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, f := range a.Settings.Families() {
+		if b := blocksOf(sum, f); b.free == 0 && a.grown[f] != nil {
+			return a.grown[f]
+		}
+	}
+	return nil
+}
+
+// once does all that there is to do. It says whether that went well.
+func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well bool) {
+	known := a.known()
+	answer, err := a.Registry.Register(ctx, known)
+	if err == nil && answer.Registered {
+		err = a.Ranges.SetRefused(ctx, answer.Refused)
+		clear(a.owed) // what is not known was given back with the registration
+	}
+	if err == nil && answer.Registered && a.Settings.Mode == Pool {
+		err = a.letGo(ctx, answer.Taken)
+	}
+	a.mu.Lock()
+	if err == nil && answer.Connected && !a.answer.Connected {
+		clear(a.pause)
+	}
+	a.problem = err
+	if err == nil {
+		a.answer = answer
+	}
+	first := !a.checked
+	a.checked = a.checked || err == nil && (answer.Registered || !answer.Connected) || time.Since(a.began) > a.Patient
+	checked := a.checked
+	a.mu.Unlock()
+	a.complain("registration", err)
+	if first && checked && (err != nil || !answer.Connected) {
+		a.Log.Warn("the cluster does not answer; the ranges of this node serve as they did last")
+	}
+	well = err == nil && answer.Registered && checked
+	if a.Settings.Mode == Pool {
+		for _, f := range a.Settings.Families() {
+			a.grow(ctx, f, wanted[f], answer, err)
+		}
+		a.shrink(ctx)
+	}
+	a.report()
+	return well
+}
+
+// known are the ranges that this node has, those that serve first.
+func (a *Agent) known() (ranges []netip.Prefix) {
+	for _, f := range a.Ranges.Summary().Pools {
+		if len(ranges) < pool.MaxPools {
+			ranges = append(ranges, f.Prefix)
+		}
+	}
+	return ranges
+}
+
+// report says whether new addresses can be given out.
+func (a *Agent) report() {
+	why := a.Checked()
+	sum := a.Ranges.Summary()
+	for _, f := range sum.Pools {
+		if f.Refused != "" && !f.Draining && !serves(sum, ipam.FamilyOf(f.Prefix.Addr())) {
+			why = errors.Join(why, fmt.Errorf("%s: %s", f.Prefix, f.Refused))
+		}
+	}
+	for _, f := range a.Settings.Families() {
+		if !serves(sum, f) {
+			a.mu.Lock()
+			why = errors.Join(why, fmt.Errorf("no block of %s: %w", a.Settings.name(f), cmpErr(a.grown[f], a.problem)))
+			a.mu.Unlock()
+		}
+	}
+	a.Report(why)
+}
+
+func cmpErr(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return errors.New("it is being claimed")
+}
+
+func serves(sum *ipam.Summary, f ipam.Family) bool {
+	return slices.ContainsFunc(sum.Pools, func(p ipam.Figures) bool { return p.Serves() && ipam.FamilyOf(p.Prefix.Addr()) == f })
+}
+
+// complain logs what is not what was logged last of a subject.
+func (a *Agent) complain(subject string, err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != a.logged[subject] && text != "" {
+		a.Log.Warn("the ranges of this node and the cluster", "subject", subject, log.Err(err))
+	}
+	a.logged[subject] = text
+}

@@ -48,6 +48,8 @@ type silent struct{}
 
 func (silent) Upsert(registry.Key, registry.Item) uint64 { return 0 }
 func (silent) Delete(registry.Key) bool                  { return false }
+func (silent) Get(registry.Key) (registry.Item, bool)    { return registry.Item{}, false }
+func (silent) Keys() []registry.Key                      { return nil }
 func (silent) Reach(uint64, int64)                       {}
 func (silent) Loaded()                                   {}
 

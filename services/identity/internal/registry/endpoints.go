@@ -26,6 +26,7 @@ type endpoints struct {
 	byName map[string]*endpoint
 	at     map[netip.Addr]*endpoint   // one that has the address
 	also   map[netip.Addr][]*endpoint // the others, nearly always none
+	total  int                        // addresses of all
 }
 
 func newEndpoints() endpoints {
@@ -45,6 +46,7 @@ func (all *endpoints) put(k AddressesKey, incarnation string) *endpoint {
 	slices.SortFunc(e.addresses, netip.Addr.Compare)
 	e.addresses = slices.Compact(e.addresses)
 	all.byName[strings.Clone(k.Endpoint)] = e
+	all.total += len(e.addresses)
 	for _, a := range e.addresses {
 		if all.at[a] == nil {
 			all.at[a] = e
@@ -62,6 +64,7 @@ func (all *endpoints) remove(name string) []netip.Addr {
 		return nil
 	}
 	delete(all.byName, name)
+	all.total -= len(e.addresses)
 	for _, a := range e.addresses {
 		others := slices.DeleteFunc(all.also[a], func(o *endpoint) bool { return o == e })
 		if all.at[a] == e {

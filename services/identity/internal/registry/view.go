@@ -30,6 +30,7 @@ type view struct {
 	contested bool                    // some range does not count, because it overlaps another node's
 
 	touched map[Key]struct{} // to be compared with what was published
+	counted map[string]int   // node → mappings of its endpoints that are published
 	held    map[Key]struct{} // missing since a listing that lacked most, and still in effect
 	until   time.Time        // when the losses in held take effect
 	listed  bool             // a complete listing came
@@ -51,7 +52,7 @@ func (v *view) init(own string) {
 		own: own, nodes: map[string]*nodeView{}, claims: map[netip.Addr]map[string]struct{}{},
 		ranges: map[netip.Prefix]string{}, around: map[netip.Prefix]int{},
 		lengths: map[bool]map[int]int{false: {}, true: {}}, touched: map[Key]struct{}{},
-		held: map[Key]struct{}{},
+		counted: map[string]int{}, held: map[Key]struct{}{},
 	}
 }
 
@@ -280,6 +281,8 @@ func (v *view) changes(published func(Key) (Item, bool)) []change {
 		if ok == had && (!ok || want.Equal(have)) {
 			continue
 		}
+		v.tally(have, -1)
+		v.tally(want, 1)
 		c := change{key: k, item: want, gone: !ok}
 		switch {
 		case k.Node == "":
@@ -349,8 +352,23 @@ func (v *view) release() (missing int) {
 	return missing
 }
 
+// tally counts a mapping of an endpoint; addresses of nodes and API servers have
+// other identities.
+func (v *view) tally(i Item, by int) {
+	if i.Identity.Scope() != identity.ScopeCluster {
+		return
+	}
+	if v.counted[i.On] += by; v.counted[i.On] == 0 {
+		delete(v.counted, i.On)
+	}
+}
+
 // count returns how many addresses of a node's endpoints count and how many do not.
 func (v *view) count(n *nodeView) (counted, refused int) {
+	if n.name != v.own {
+		counted = v.counted[n.name]
+		return counted, max(0, n.endpoints.total-counted) // less while losses are held
+	}
 	for _, e := range n.endpoints.byName {
 		for _, a := range e.addresses {
 			if v.counts(n, e, a) {

@@ -273,8 +273,8 @@ func TestAPIServersAreNamedWhereTheyRun(t *testing.T) {
 		t.Helper()
 		for a := range servers {
 			got, ok := told.items[mappingKey(a)]
-			if w, any := want[a]; ok != any || !got.Equal(w) {
-				t.Errorf("%s: %s is %+v (%t), want %+v (%t)", when, a, got, ok, w, any)
+			if w, wanted := want[a]; ok != wanted || !got.Equal(w) {
+				t.Errorf("%s: %s is %+v (%t), want %+v (%t)", when, a, got, ok, w, wanted)
 			}
 		}
 	}

@@ -308,6 +308,7 @@ type Registry struct {
 	refused      []Refusal            // guarded by mu; by Register
 	problem      error                // guarded by mu; of the last write
 	view         view                 // guarded by mu
+	lost         int64                // guarded by mu; the store had no record of this node at this revision; 0: it always had
 	here         bool                 // guarded by mu; an API server has an address of this node
 	hereChanged  chan struct{}        // guarded by mu; closed when here changes
 }
@@ -576,6 +577,9 @@ func (r *Registry) writeRecord(ctx context.Context) error {
 func (r *Registry) batch() (record int64, changes []Change) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.revision != 0 && r.lost > r.revision {
+		r.refresh() // Observe heard of the loss before Register returned
+	}
 	if r.revision == 0 {
 		return 0, nil
 	}
@@ -671,9 +675,7 @@ func (r *Registry) compareOwn(u Update) {
 		switch {
 		case gone.Node != r.cfg.Node:
 		case gone.Endpoint == "":
-			if r.revision != 0 && gone.Revision > r.revision {
-				r.refresh()
-			}
+			r.lose(gone.Revision)
 		case r.news(gone.Endpoint, gone.Revision):
 			if _, ok := r.desired[gone.Endpoint]; ok {
 				r.touch(gone.Endpoint)
@@ -688,7 +690,17 @@ func (r *Registry) compareOwn(u Update) {
 			r.touch(endpoint)
 		}
 	}
-	if !registered && r.revision != 0 && u.Revision > r.revision {
+	r.lost = 0 // of another history, perhaps
+	if !registered {
+		r.lose(u.Revision)
+	}
+}
+
+// lose notes that the store had no record of this node at a revision. It runs
+// with mu held.
+func (r *Registry) lose(at int64) {
+	r.lost = at
+	if r.revision != 0 && at > r.revision {
 		r.refresh()
 	}
 }

@@ -327,3 +327,42 @@ func TestAPIServersAreNamedWhereTheyRun(t *testing.T) {
 type memory struct{}
 
 func (memory) SaveRegistration(Registration) error { return nil }
+
+// TestRecordThatIsForgottenBeforeItsWriteReturnsIsWrittenAgain: the watch may tell
+// of the loss before the answer to the write has come.
+func TestRecordThatIsForgottenBeforeItsWriteReturnsIsWrittenAgain(t *testing.T) {
+	r, _ := newRegistry(t, time.Hour)
+	r.Observe(Update{Complete: true, Revision: 4})
+	answer := func(revision int64) (again bool) {
+		r.mu.Lock()
+		r.revision = revision
+		r.mu.Unlock()
+		r.batch()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.revision == 0
+	}
+	if answer(5) {
+		t.Error("a record that nothing has removed is written again")
+	}
+	for _, loss := range []Update{
+		{Revision: 7, Removed: []Removal{{Node: "own", Revision: 7}}},
+		{Revision: 9, Complete: true},
+	} {
+		r.mu.Lock()
+		r.revision = 0
+		r.mu.Unlock()
+		r.Observe(loss)
+		if !answer(loss.Revision - 1) {
+			t.Errorf("a record that was gone at revision %d, when its write was answered, is not written again", loss.Revision)
+		}
+		if answer(loss.Revision + 1) {
+			t.Errorf("a record that was written after the loss at revision %d is written again", loss.Revision)
+		}
+	}
+	// After a restore, revisions begin again.
+	r.Observe(Update{Revision: 2, Complete: true})
+	if answer(3) {
+		t.Error("the loss in an earlier history is taken for one of today")
+	}
+}

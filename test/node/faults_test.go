@@ -117,7 +117,9 @@ func shortLease(o *devnode.Options) {
 // causes at once; the service's own tests reach those.
 func background(point string) bool {
 	parts := strings.Split(point, "/")
-	return applying(point) || relabelling(point) || slices.Contains(parts, "expire") || slices.Contains(parts, "ranges")
+	return applying(point) || relabelling(point) || slices.ContainsFunc(parts, func(part string) bool {
+		return slices.Contains([]string{"expire", "ranges", "claim", "return"}, part)
+	})
 }
 
 // TestFaultKillShimAtEveryPoint kills the shim itself, as a runtime does when

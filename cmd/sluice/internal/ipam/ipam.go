@@ -6,6 +6,7 @@ package ipam
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"strings"
 	"time"
@@ -43,6 +44,8 @@ type Pool struct {
 	Confirmed   uint64 `json:"confirmed"`
 	Quarantined uint64 `json:"quarantined"`
 	Free        uint64 `json:"free"`
+	// RefusedReason says why the cluster refuses the range; empty if it does not.
+	RefusedReason string `json:"refusedReason,omitempty"`
 }
 
 // PoolOf shows a pool of the service.
@@ -52,6 +55,7 @@ func PoolOf(p *ipamv1.Pool) Pool {
 		Size: p.GetAddressCount(), Reserved: p.GetReservedCount(),
 		Leased: p.GetLeasedCount(), Confirmed: p.GetConfirmedCount(),
 		Quarantined: p.GetQuarantinedCount(), Free: p.GetFreeCount(),
+		RefusedReason: p.GetRefusedReason(),
 	}
 }
 
@@ -70,6 +74,11 @@ func printPools(ctx context.Context, inv *invocation.Invocation) error {
 			output.Row(w, p.CIDR, p.State, p.Gateway, output.Count(p.Size), output.Count(p.Reserved),
 				p.Leased, p.Confirmed, p.Quarantined,
 				output.Count(p.Free))
+		}
+		for _, p := range all {
+			if p.RefusedReason != "" {
+				fmt.Fprintf(w, "%s is refused: %s\n", p.CIDR, p.RefusedReason)
+			}
 		}
 	})
 }

@@ -356,7 +356,7 @@ func (s *nodeStatus) table(w io.Writer) {
 	}
 	for _, p := range s.Pools {
 		free := output.Count(p.Free) + " free"
-		if p.State == "draining" {
+		if p.State == "draining" || p.State == "refused" {
 			free = p.State
 		}
 		output.Row(w, "Pool", fmt.Sprintf("%s: %d confirmed, %d leased, %d in quarantine, %s", p.CIDR, p.Confirmed, p.Leased,

@@ -33,6 +33,10 @@ func (*ipam) pools() []*ipamv1.Pool {
 			Prefix: "10.243.7.0/24", State: ipamv1.RangeState_RANGE_STATE_DRAINING, Gateway: "10.243.7.1",
 			AddressCount: 256, ReservedCount: 3, ConfirmedCount: 1,
 		},
+		{
+			Prefix: "10.242.0.0/24", State: ipamv1.RangeState_RANGE_STATE_REFUSED, Gateway: "10.242.0.1",
+			AddressCount: 256, ReservedCount: 3, RefusedReason: "node n2 has it and is alive",
+		},
 	}
 }
 

@@ -74,7 +74,9 @@ func (r *registry) has(holder string) (blocks []string) {
 }
 
 // RegisterNode implements the service.
-func (r *registry) RegisterNode(_ context.Context, req *identityv1.RegisterNodeRequest) (*identityv1.RegisterNodeResponse, error) {
+func (r *registry) RegisterNode(
+	_ context.Context, req *identityv1.RegisterNodeRequest,
+) (*identityv1.RegisterNodeResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	resp := &identityv1.RegisterNodeResponse{Node: &identityv1.Node{}, Registered: !r.away, StoreConnected: !r.away}
@@ -82,6 +84,10 @@ func (r *registry) RegisterNode(_ context.Context, req *identityv1.RegisterNodeR
 		return resp, nil
 	}
 	ranges := req.GetPodRanges().GetPrefixes()
+	refuse := func(p, holder, reason string) {
+		refused := &identityv1.RefusedRange{Prefix: p, Holder: holder, Reason: reason}
+		resp.Node.RefusedRanges = append(resp.Node.RefusedRanges, refused)
+	}
 	for b, h := range r.holders {
 		if h == "me" && !slices.Contains(ranges, b) {
 			r.holders[b] = "rests"
@@ -90,18 +96,20 @@ func (r *registry) RegisterNode(_ context.Context, req *identityv1.RegisterNodeR
 	for _, p := range ranges {
 		switch h := r.holders[p]; {
 		case r.settings != "":
-			resp.Node.RefusedRanges = append(resp.Node.RefusedRanges, &identityv1.RefusedRange{Prefix: p, Reason: r.settings})
+			refuse(p, "", r.settings)
 		case h == "" || h == "me" || h == "rests":
 			r.holders[p] = "me"
 		default:
-			resp.Node.RefusedRanges = append(resp.Node.RefusedRanges, &identityv1.RefusedRange{Prefix: p, Holder: h, Reason: "node " + h + " has it and is alive"})
+			refuse(p, h, "node "+h+" has it and is alive")
 		}
 	}
 	return resp, nil
 }
 
 // ClaimRange implements the service.
-func (r *registry) ClaimRange(_ context.Context, req *identityv1.ClaimRangeRequest) (*identityv1.ClaimRangeResponse, error) {
+func (r *registry) ClaimRange(
+	_ context.Context, req *identityv1.ClaimRangeRequest,
+) (*identityv1.ClaimRangeResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.claims++
@@ -120,7 +128,9 @@ func (r *registry) ClaimRange(_ context.Context, req *identityv1.ClaimRangeReque
 }
 
 // ReturnRange implements the service.
-func (r *registry) ReturnRange(_ context.Context, req *identityv1.ReturnRangeRequest) (*identityv1.ReturnRangeResponse, error) {
+func (r *registry) ReturnRange(
+	_ context.Context, req *identityv1.ReturnRangeRequest,
+) (*identityv1.ReturnRangeResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.away {
@@ -152,7 +162,8 @@ func (n *node) pools() (ranges []string) {
 		n.t.Fatal(err)
 	}
 	for _, p := range resp.GetPools() {
-		ranges = append(ranges, p.GetPrefix()+" "+strings.ToLower(strings.TrimPrefix(p.GetState().String(), "RANGE_STATE_")))
+		state := strings.TrimPrefix(p.GetState().String(), "RANGE_STATE_")
+		ranges = append(ranges, p.GetPrefix()+" "+strings.ToLower(state))
 	}
 	return ranges
 }
@@ -187,7 +198,8 @@ func (n *node) fill(name string, from, to int) {
 func (n *node) release(name string, from, to int) {
 	n.t.Helper()
 	for i := from; i < to; i++ {
-		if _, err := n.ipam.Release(n.t.Context(), &ipamv1.ReleaseRequest{Owner: owner(fmt.Sprintf("%s%d", name, i))}); err != nil {
+		o := owner(fmt.Sprintf("%s%d", name, i))
+		if _, err := n.ipam.Release(n.t.Context(), &ipamv1.ReleaseRequest{Owner: o}); err != nil {
 			n.t.Fatal(err)
 		}
 	}
@@ -209,7 +221,14 @@ func (n *node) sameAs(r *registry, blocks ...string) {
 	})
 }
 
+// says whether an error has a code and names something.
+func says(err error, code codes.Code, what string) bool {
+	return status.Code(err) == code && strings.Contains(err.Error(), what)
+}
+
 const (
+	poolName = "cluster pool 10.9.0.0/22"
+
 	block0, block1, block2 = "10.9.0.0/28", "10.9.1.0/28", "10.9.2.0/28"
 	perBlock               = 13 // addresses of a block
 )
@@ -233,7 +252,7 @@ func TestPoolGrowsUnderABurstAndShrinks(t *testing.T) {
 			defer mu.Unlock()
 			if err != nil {
 				failed[status.Code(err)]++
-				if !strings.Contains(err.Error(), "cluster pool 10.9.0.0/22: the node has as many blocks as it may have: 3") {
+				if !says(err, codes.ResourceExhausted, poolName+": the node has as many blocks as it may have: 3") {
 					t.Error(err)
 				}
 				return
@@ -261,14 +280,15 @@ func TestPoolWithoutAFreeBlockIsNamedAndRecovers(t *testing.T) {
 	n.start()
 	n.fill("o", 0, perBlock)
 	_, err := n.allocate("more")
-	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "cluster pool 10.9.0.0/22") || !strings.Contains(err.Error(), "10.9.0.0/22 has 4 blocks") {
+	if !says(err, codes.ResourceExhausted, poolName) || !says(err, codes.ResourceExhausted, "10.9.0.0/22 has 4 blocks") {
 		t.Fatalf("an address beyond the pool: %v", err)
 	}
 	if p := n.problems(); !strings.Contains(p, "cluster pool 10.9.0.0/22") {
 		t.Errorf("problems: %s", p)
 	}
 	r.set(func() { delete(r.holders, block2) })
-	servicetest.EventuallyNil(t, "an address of the block that came back", func() error { _, err := n.allocate("more"); return err })
+	more := func() error { _, err := n.allocate("more"); return err }
+	servicetest.EventuallyNil(t, "an address of the block that came back", more)
 	n.sameAs(r, block0, block2)
 	if p := n.problems(); p != "" {
 		t.Errorf("problems: %s", p)
@@ -293,11 +313,12 @@ func TestPoolServesItsFileWhileTheClusterIsAway(t *testing.T) {
 	n.start()
 	n.fill("o", 5, perBlock) // what it has, it has
 	_, err := n.allocate("more")
-	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "cluster pool 10.9.0.0/22: the cluster's pool cannot be asked") {
+	if !says(err, codes.Unavailable, poolName+": the cluster's pool cannot be asked") {
 		t.Errorf("an address beyond the block: %v", err)
 	}
 	r.set(func() { r.away = false })
-	servicetest.EventuallyNil(t, "an address of the next block", func() error { _, err := n.allocate("more"); return err })
+	more := func() error { _, err := n.allocate("more"); return err }
+	servicetest.EventuallyNil(t, "an address of the next block", more)
 	n.sameAs(r, block0, block1)
 }
 
@@ -336,14 +357,17 @@ func TestRangesThatTheClusterRefusesAreClosed(t *testing.T) {
 	r.set(func() { r.settings = "this node's ipam has mode static, the cluster mode pool" })
 	n.startWaiting()
 	n.WantProbes(503, "10.9.0.0/28: this node's ipam has mode static, the cluster mode pool")
-	if _, err := n.allocate("a"); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "mode static, the cluster mode pool") {
+	if _, err := n.allocate("a"); !says(err, codes.Unavailable, "mode static, the cluster mode pool") {
 		t.Errorf("an address of a refused range: %v", err)
 	}
-	if got := n.pools(); !slices.Equal(got, []string{block0 + " refused"}) || !strings.Contains(n.problems(), "mode static") {
-		t.Errorf("the pools are %v, the problems %s", got, n.problems())
+	problems := n.problems()
+	if got := n.pools(); !slices.Equal(got, []string{block0 + " refused"}) || !strings.Contains(problems, "mode static") {
+		t.Errorf("the pools are %v, the problems %s", got, problems)
 	}
 	r.set(func() { r.settings = ""; r.holders[block0] = "b" })
-	servicetest.Eventually(t, "the other reason", func() bool { return strings.Contains(n.problems(), "node b has it and is alive") })
+	servicetest.Eventually(t, "the other reason", func() bool {
+		return strings.Contains(n.problems(), "node b has it and is alive")
+	})
 	r.set(func() { delete(r.holders, block0) })
 	n.Serving()
 	if _, err := n.allocate("a"); err != nil {
@@ -353,14 +377,16 @@ func TestRangesThatTheClusterRefusesAreClosed(t *testing.T) {
 
 // TestKillWhileABlockComesOrGoesLeaksNone proves INV-85.
 func TestKillWhileABlockComesOrGoesLeaksNone(t *testing.T) {
-	for _, point := range []string{"ipam/claim/answered", "ipam/ranges/before-commit", "ipam/ranges/after-commit", "ipam/claim/stored"} {
+	stored := []string{"ipam/ranges/before-commit", "ipam/ranges/after-commit"}
+	for _, point := range append([]string{"ipam/claim/answered", "ipam/claim/stored"}, stored...) {
 		t.Run(strings.ReplaceAll(point, "/", "."), func(t *testing.T) {
 			n, r := newPoolNode(t)
 			n.start()
 			n.sameAs(r, block0)
 			n.Faults.KillAt(point, 0)
 			for i := range perBlock { // which claims the next block
-				if got, err := n.allocate(fmt.Sprint("o", i)); err != nil || n.confirm(fmt.Sprint("o", i), list(got)) != nil {
+				id := fmt.Sprint("o", i)
+				if got, err := n.allocate(id); err != nil || n.confirm(id, list(got)) != nil {
 					break
 				}
 			}
@@ -377,7 +403,7 @@ func TestKillWhileABlockComesOrGoesLeaksNone(t *testing.T) {
 			n.sameAs(r, r.has("me")...)
 		})
 	}
-	for _, point := range []string{"ipam/ranges/before-commit", "ipam/ranges/after-commit", "ipam/return/stored", "ipam/return/answered"} {
+	for _, point := range append([]string{"ipam/return/stored", "ipam/return/answered"}, stored...) {
 		t.Run("return/"+strings.ReplaceAll(point, "/", "."), func(t *testing.T) {
 			n, r := newPoolNode(t)
 			n.start()

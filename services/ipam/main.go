@@ -75,7 +75,8 @@ func (s *poolSettings) check(p *config.Problems) (prefixes []netip.Prefix, err e
 			bits = s.IPv6Block
 		}
 		if bits < x.Bits() || bits > min(x.Bits()+32, x.Addr().BitLen()-2) {
-			p.Addf(fmt.Sprintf("clusterPool.prefixes[%d]", i), "%s has no blocks of /%d: a block is at most 32 bits longer, and at least of 4 addresses", x, bits)
+			p.Addf(fmt.Sprintf("clusterPool.prefixes[%d]", i),
+				"%s has no blocks of /%d: a block is at most 32 bits longer, and at least of 4 addresses", x, bits)
 		}
 	}
 	return prefixes, nil
@@ -133,7 +134,8 @@ func (s *settings) Validate() error {
 		if s.Identity == "" {
 			p.Addf("identity", "needed in mode pool")
 		}
-		s.agreed.IPv4Block, s.agreed.IPv6Block, s.agreed.MaxBlocks = s.ClusterPool.IPv4Block, s.ClusterPool.IPv6Block, s.ClusterPool.MaxBlocks
+		pool := &s.ClusterPool
+		s.agreed.IPv4Block, s.agreed.IPv6Block, s.agreed.MaxBlocks = pool.IPv4Block, pool.IPv6Block, pool.MaxBlocks
 		s.agreed.Prefixes, perr = s.ClusterPool.check(&p)
 	}
 	var err, xerr error
@@ -181,7 +183,8 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 	}
 	addresses, err := process.Phase(p, "load-index", func() (*ipam.Allocator, error) {
 		a, err := ipam.New(state, ipam.Options{
-			Field: field, Ranges: cfg.ranges, Stored: cfg.Mode != modeStatic, Families: cfg.agreed.Families(), Exclude: cfg.exclusions,
+			Field: field, Ranges: cfg.ranges, Stored: cfg.Mode != modeStatic,
+			Families: cfg.agreed.Families(), Exclude: cfg.exclusions,
 			Lease: cfg.Lease, Quarantine: cfg.Quarantine, Observe: observe,
 		})
 		if errors.Is(err, ipam.ErrInconsistent) {
@@ -225,7 +228,8 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		p.OnExit(conn.Close)
 		service.Settings = cfg.agreed
 		service.Cluster = cluster.New(cluster.Options{
-			Settings: cfg.agreed, Registry: edge.New(conn, cfg.agreed), Ranges: addresses, Report: ready.part("cluster"), Log: p.Log,
+			Settings: cfg.agreed, Registry: edge.New(conn, cfg.agreed), Ranges: addresses,
+			Report: ready.part("cluster"), Log: p.Log,
 		})
 		p.Go("cluster", service.Cluster.Run)
 	}

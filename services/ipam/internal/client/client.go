@@ -35,8 +35,10 @@ var modes = map[cluster.Mode]identityv1.IPAMMode{
 // New uses a connection to the identity service's socket.
 func New(cc grpc.ClientConnInterface, s cluster.Settings) *Identity {
 	i := &Identity{
-		client:   identityv1.NewClusterServiceClient(cc),
-		settings: &identityv1.IPAMSettings{Mode: modes[s.Mode], MaxBlocks: uint32(s.MaxBlocks)}, //nolint:gosec // checked
+		client: identityv1.NewClusterServiceClient(cc),
+		settings: &identityv1.IPAMSettings{
+			Mode: modes[s.Mode], MaxBlocks: uint32(s.MaxBlocks), //nolint:gosec // checked
+		},
 	}
 	for _, p := range s.Prefixes {
 		i.settings.PoolPrefixes = append(i.settings.PoolPrefixes, p.String())

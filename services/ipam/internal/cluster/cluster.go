@@ -69,7 +69,8 @@ type Settings struct {
 // Families are those of the pool.
 func (s Settings) Families() (families []ipam.Family) {
 	for _, f := range []ipam.Family{ipam.IPv4, ipam.IPv6} {
-		if s.Mode == Pool && slices.ContainsFunc(s.Prefixes, func(p netip.Prefix) bool { return ipam.FamilyOf(p.Addr()) == f }) {
+		of := func(p netip.Prefix) bool { return ipam.FamilyOf(p.Addr()) == f }
+		if s.Mode == Pool && slices.ContainsFunc(s.Prefixes, of) {
 			families = append(families, f)
 		}
 	}
@@ -154,8 +155,9 @@ func New(o Options) *Agent {
 		o.Every, o.Retry, o.Patient = 2*time.Second, 200*time.Millisecond, 3*time.Second
 	}
 	return &Agent{
-		Options: o, news: make(chan struct{}, 1), began: time.Now(), step: make(chan struct{}), grown: map[ipam.Family]error{},
-		wanted: map[ipam.Family]bool{}, logged: map[string]string{}, spares: map[netip.Prefix]bool{}, owed: map[netip.Prefix]bool{},
+		Options: o, news: make(chan struct{}, 1), began: time.Now(), step: make(chan struct{}),
+		grown: map[ipam.Family]error{}, wanted: map[ipam.Family]bool{}, logged: map[string]string{},
+		spares: map[netip.Prefix]bool{}, owed: map[netip.Prefix]bool{},
 		pause: map[ipam.Family]backoff{},
 	}
 }
@@ -351,7 +353,9 @@ func cmpErr(errs ...error) error {
 }
 
 func serves(sum *ipam.Summary, f ipam.Family) bool {
-	return slices.ContainsFunc(sum.Pools, func(p ipam.Figures) bool { return p.Serves() && ipam.FamilyOf(p.Prefix.Addr()) == f })
+	return slices.ContainsFunc(sum.Pools, func(p ipam.Figures) bool {
+		return p.Serves() && ipam.FamilyOf(p.Prefix.Addr()) == f
+	})
 }
 
 // complain logs what is not what was logged last of a subject.

@@ -226,7 +226,8 @@ func (a *Allocator) announce() {
 			continue
 		}
 		here[p.Prefix()] = true
-		a.hub.Upsert(p.Prefix(), Range{Prefix: p.Prefix(), Gateway: p.Gateway(), Draining: p.draining || p.refused != ""})
+		draining := p.draining || p.refused != ""
+		a.hub.Upsert(p.Prefix(), Range{Prefix: p.Prefix(), Gateway: p.Gateway(), Draining: draining})
 	}
 	for _, p := range a.hub.Keys() {
 		if !here[p] {

@@ -256,7 +256,7 @@ type Changes struct {
 
 // Empty says whether there is nothing to write.
 func (c *Changes) Empty() bool {
-	return len(c.Allocations) == 0 && len(c.Quarantined) == 0 && len(c.Cursors) == 0 && c.Serving == nil && c.Refused == nil
+	return len(c.Allocations)+len(c.Quarantined)+len(c.Cursors) == 0 && c.Serving == nil && c.Refused == nil
 }
 
 // Store keeps the state. It is used by one goroutine at a time, but for Size.

@@ -428,7 +428,9 @@ func (l *ledger) resolve(r Request) ([]Family, map[Family]netip.Addr, error) {
 // serves.
 func (l *ledger) expects(f Family) bool {
 	return slices.Contains(l.families, f) ||
-		slices.ContainsFunc(l.pools, func(p *poolState) bool { return p.refused != "" && !p.draining && p.Is4() == (f == IPv4) })
+		slices.ContainsFunc(l.pools, func(p *poolState) bool {
+			return p.refused != "" && !p.draining && p.Is4() == (f == IPv4)
+		})
 }
 
 // noRange is an ErrNoRange that says which ranges of a family the cluster
@@ -478,7 +480,8 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 			return wanted, nil, fmt.Errorf("%s is of %s, which drains: %w", wanted, p.Prefix(), ErrUnavailable)
 		}
 		if p.refused != "" {
-			return wanted, nil, fmt.Errorf("%s is of %s, which the cluster refuses (%s): %w", wanted, p.Prefix(), p.refused, ErrUnavailable)
+			return wanted, nil, fmt.Errorf("%s is of %s, which the cluster refuses (%s): %w",
+				wanted, p.Prefix(), p.refused, ErrUnavailable)
 		}
 		if u, ok := l.addrs[wanted]; ok {
 			if u.rest != nil {

@@ -225,7 +225,9 @@ func TestARefusedRangeGivesNoNewAddress(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		first, second := ipam.Refusal{Prefix: prefixes("10.1.0.0/24")[0], Reason: "node b has it"}, ipam.Refusal{Prefix: prefixes("10.2.0.0/24")[0], Reason: "node c has it"}
+		first := ipam.Refusal{Prefix: prefixes("10.1.0.0/24")[0], Reason: "node b has it"}
+		second := ipam.Refusal{Prefix: prefixes("10.2.0.0/24")[0], Reason: "node c has it"}
+		const both = "no IPv4; 10.1.0.0/24 is refused: node b has it; 10.2.0.0/24 is refused: node c has it"
 		refuse(first, second, ipam.Refusal{Prefix: prefixes("10.7.0.0/24")[0], Reason: "is none of ours"})
 		for range 2 { // the second time after a restart
 			if got := ranges(a); got != "10.1.0.0/24 drains, fd01::/64" {
@@ -233,11 +235,12 @@ func TestARefusedRangeGivesNoNewAddress(t *testing.T) {
 			}
 			for _, r := range []ipam.Request{{Owner: owner("new")}, {Owner: owner("new"), Families: []ipam.Family{ipam.IPv4}}} {
 				_, err := a.Allocate(t.Context(), r)
-				if !errors.Is(err, ipam.ErrNoRange) || !strings.Contains(err.Error(), "no IPv4; 10.1.0.0/24 is refused: node b has it; 10.2.0.0/24 is refused: node c has it") {
+				if !errors.Is(err, ipam.ErrNoRange) || !strings.Contains(err.Error(), both) {
 					t.Errorf("a new owner: %v", err)
 				}
 			}
-			if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("new"), Wanted: addrs("10.2.0.9")}); !errors.Is(err, ipam.ErrNoRange) {
+			wanted := ipam.Request{Owner: owner("new"), Wanted: addrs("10.2.0.9")}
+			if _, err := a.Allocate(t.Context(), wanted); !errors.Is(err, ipam.ErrNoRange) {
 				t.Errorf("a wanted address of a refused range: %v", err)
 			}
 			if got := allocate(t, a, ipam.Request{Owner: owner("held")}); got.List() != "10.1.0.2 and fd01::2" {

@@ -236,13 +236,15 @@ func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.G
 	for _, f := range sum.Pools {
 		if f.Refused != "" {
 			service.Problems = append(service.Problems, &statusv1.Problem{
-				Reason: statusv1.ProblemReason_PROBLEM_REASON_SETTINGS, Text: fmt.Sprintf("%s gives no new address: %s", f.Prefix, f.Refused),
+				Reason: statusv1.ProblemReason_PROBLEM_REASON_SETTINGS,
+				Text:   fmt.Sprintf("%s gives no new address: %s", f.Prefix, f.Refused),
 			})
 		}
 	}
 	if s.Cluster != nil {
 		for _, err := range s.Cluster.Problems() {
-			service.Problems = append(service.Problems, &statusv1.Problem{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: err.Error()})
+			service.Problems = append(service.Problems,
+				&statusv1.Problem{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: err.Error()})
 		}
 	}
 	if s.NoRange != nil {
@@ -264,13 +266,18 @@ func (s *Server) cluster() *ipamv1.ClusterRanges {
 	if s.Cluster == nil {
 		return nil
 	}
-	out := &ipamv1.ClusterRanges{Mode: string(s.Settings.Mode), Registered: s.Cluster.Registered(), MaxBlocks: uint32(s.Settings.MaxBlocks)} //nolint:gosec // checked
+	out := &ipamv1.ClusterRanges{
+		Mode: string(s.Settings.Mode), Registered: s.Cluster.Registered(),
+		MaxBlocks: uint32(s.Settings.MaxBlocks), //nolint:gosec // checked
+	}
 	for _, p := range s.Settings.Prefixes {
 		bits := s.Settings.IPv4Block
 		if p.Addr().Is6() {
 			bits = s.Settings.IPv6Block
 		}
-		out.Pools = append(out.Pools, &ipamv1.ClusterPool{Prefix: p.String(), BlockLength: uint32(bits)}) //nolint:gosec // checked
+		out.Pools = append(out.Pools, &ipamv1.ClusterPool{
+			Prefix: p.String(), BlockLength: uint32(bits), //nolint:gosec // checked
+		})
 	}
 	return out
 }

@@ -194,6 +194,11 @@ bench: build ## Measure ADD, DEL, traffic, restart and memory beside the referen
 	@go build -o bin/test/bench ./test/bench
 	@bin/test/bench -parts=$(PARTS)
 
+.PHONY: simulate
+simulate: bin/sluice-identity bin/sluice-devetcd ## Run 500 nodes with 50,000 addresses on one etcd, and say what it costs; 2 minutes, no root
+	@go build -o bin/test/simulate ./services/identity/internal/test/simulate
+	@bin/test/simulate -bin=bin
+
 .PHONY: check
 check: ## Judge format, lint, walls, generated code, and each module alone
 	@scripts/deps check generate

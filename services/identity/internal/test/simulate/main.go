@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Command simulate runs a cluster of many nodes on one real etcd and says what
+// it costs: most nodes are a watch on a connection of its own and keys that
+// publishers write in their names; two are real sluice-identity processes,
+// compared in the end, key by key, with what was written.
+//
+//	simulate -bin DIR [-nodes 500] [-addresses 50000] [-identities 2000] [-seconds 20] [-profile DIR]
+//
+// It prints a table of what is wanted and what was measured, and exits with 1
+// if a change was not delivered to every watch, or a full node has anything else
+// than the cluster says. Figures that are missed are reported and end nothing.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// options are the command line.
+type options struct {
+	bin        string
+	nodes      int
+	addresses  int
+	identities int
+	seconds    int
+	profile    string
+}
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+func run(args []string) int {
+	var o options
+	set := flag.NewFlagSet("simulate", flag.ContinueOnError)
+	set.StringVar(&o.bin, "bin", "bin", "directory of sluice-identity and sluice-devetcd")
+	set.IntVar(&o.nodes, "nodes", 500, "nodes that are a watch and keys, at most 4,000")
+	set.IntVar(&o.addresses, "addresses", 50_000, "addresses of all of them together, at most 200 a node")
+	set.IntVar(&o.identities, "identities", 2_000, "identities of the cluster, at most 60,000")
+	set.IntVar(&o.seconds, "seconds", 20, "how long changes are written at each rate")
+	set.StringVar(&o.profile, "profile", "", "directory for CPU and heap profiles of a full node")
+	if set.Parse(args) != nil {
+		return 2
+	}
+	if set.NArg() > 0 || o.nodes < 20 || o.nodes > 4000 || o.identities < 1 || o.identities > 60_000 ||
+		o.addresses < o.nodes || o.addresses/o.nodes > 200 || o.seconds < 1 {
+		set.Usage()
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if o.profile != "" {
+		if err := os.MkdirAll(o.profile, 0o755); err != nil {
+			fmt.Fprintln(os.Stderr, "simulate:", err)
+			return 1
+		}
+	}
+	dir, err := os.MkdirTemp("", "simulate-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "simulate:", err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	fmt.Printf("%s %s/%s, %d CPUs: %d nodes, %d addresses, %d identities, %d s at each rate\n\n",
+		runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), o.nodes, o.addresses, o.identities, o.seconds)
+	s := &simulation{options: o, dir: dir}
+	err = s.run(ctx)
+	s.end()
+	s.report.write(os.Stdout)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "simulate:", err)
+		return 1
+	}
+	return 0
+}
+
+// patience is how long a machine may take for what it has to do.
+const patience = 2 * time.Minute
+
+// simulation is one run.
+type simulation struct {
+	options
+	dir     string
+	etcd    *etcd
+	cluster *cluster
+	watches *watches
+	full    []*node
+	report  report
+}
+
+// end stops all processes.
+func (s *simulation) end() {
+	for _, n := range s.full {
+		n.stop()
+	}
+	s.watches.close()
+	s.cluster.close()
+	s.etcd.stop()
+}
+
+// changeRates are what the nodes change in a second, and how many changes share a transaction.
+var changeRates = []struct{ rate, together int }{{20, 1}, {100, 1}, {1000, 10}}
+
+func (s *simulation) run(ctx context.Context) (err error) {
+	if s.etcd, err = startEtcd(ctx, s.bin, s.dir); err != nil {
+		return err
+	}
+	if s.cluster, err = newCluster(s.etcd.endpoint, s.nodes, s.addresses, s.identities); err != nil {
+		return err
+	}
+	if err := s.cluster.name(ctx); err != nil {
+		return err
+	}
+	first, err := s.start(ctx, "full-a", 0)
+	if err != nil {
+		return err
+	}
+	empty, err := first.memory(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.load(ctx, first, empty); err != nil {
+		return err
+	}
+	if err := s.join(ctx, "full-b", 1); err != nil {
+		return err
+	}
+	s.cluster.begin()
+	if s.watches, err = newWatches(ctx, s.etcd.endpoint, s.nodes, s.cluster.revision()+1); err != nil {
+		return err
+	}
+	for _, r := range changeRates {
+		if err := s.change(ctx, r.rate, r.together); err != nil {
+			return fmt.Errorf("%d changes/s: %w", r.rate, err)
+		}
+	}
+	for _, step := range []func(context.Context) error{s.forget, s.list, s.compact} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	for _, n := range s.full {
+		m, err := n.memory(ctx)
+		if err != nil {
+			return err
+		}
+		s.report.note("memory of sluice-identity on "+n.name+" in the end: heap; resident; at most",
+			"%.1f MiB; %.1f MiB; %.1f MiB", m.heap, m.resident, m.peak)
+	}
+	_, etcd := s.etcd.resident()
+	_, own := resident(os.Getpid())
+	s.report.note("resident memory of etcd; of the simulation, at most", "%.0f MiB; %.0f MiB", etcd, own)
+	return nil
+}
+
+// start starts a full node with an endpoint of each kind of its own.
+func (s *simulation) start(ctx context.Context, name string, index int) (*node, error) {
+	n, err := startNode(ctx, s.bin, s.dir, name, index, s.etcd.endpoint, s.cluster)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	s.full = append(s.full, n)
+	return n, n.publish(ctx, 20)
+}
+
+// load writes the cluster while a full node follows.
+func (s *simulation) load(ctx context.Context, first *node, empty memory) error {
+	etcd, identity := s.etcd.cpu(), first.cpu()
+	first.profile(ctx, s.profile, "load", 10)
+	began := time.Now()
+	if err := s.cluster.load(ctx); err != nil {
+		return err
+	}
+	written := time.Since(began)
+	if err := s.equal(ctx, "after the load"); err != nil {
+		return err
+	}
+	s.report.note("load: written; on a full node; CPU of etcd; of sluice-identity", "%.1f s; %.1f s; %.1f s; %.1f s",
+		written.Seconds(), time.Since(began).Seconds(), s.etcd.cpu()-etcd, first.cpu()-identity)
+	first.profiled()
+	full, err := first.memory(ctx)
+	if err != nil {
+		return err
+	}
+	grown := full.heap - empty.heap
+	s.report.add(fmt.Sprintf("heap that sluice-identity keeps for it, beside %.1f MiB", empty.heap), "at most 20 MiB",
+		fmt.Sprintf("%.1f MiB", grown), grown <= 20)
+	s.report.note("resident memory of sluice-identity before; after it; at most", "%.1f MiB; %.1f MiB; %.1f MiB",
+		empty.resident, full.resident, full.peak)
+	return first.heap(ctx, s.profile)
+}
+
+// join starts another full node and takes the time until it knows everything.
+func (s *simulation) join(ctx context.Context, name string, index int) error {
+	etcd := s.etcd.cpu()
+	began := time.Now()
+	n, err := s.start(ctx, name, index)
+	if err != nil {
+		return err
+	}
+	if err := n.view.complete(ctx); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	took := time.Since(began)
+	s.report.want("a new node is complete, from the start of its process on", 2*time.Second, took)
+	s.report.note("CPU of etcd; of sluice-identity for it", "%.2f s; %.2f s", s.etcd.cpu()-etcd, n.cpu())
+	return s.equal(ctx, "after "+name+" joined")
+}
+
+// change writes changes at a rate and waits until every watch has them.
+func (s *simulation) change(ctx context.Context, rate, together int) error {
+	etcd, identity := s.etcd.cpu(), s.identityCPU()
+	for _, n := range s.full {
+		n.view.reset()
+	}
+	if rate == 1000 {
+		s.full[0].profile(ctx, s.profile, "changes", s.seconds)
+	}
+	s.watches.reset()
+	began := time.Now()
+	changes, err := s.cluster.change(ctx, rate, together, time.Duration(s.seconds)*time.Second)
+	if err != nil {
+		return err
+	}
+	writing := time.Since(began)
+	if err := s.delivered(ctx); err != nil {
+		return err
+	}
+	done := time.Since(began)
+	etcd = s.etcd.cpu() - etcd
+	identity = (s.identityCPU() - identity) / float64(len(s.full))
+	at := fmt.Sprintf("at %d changes/s, %d a transaction: ", rate, together)
+	if err := s.equal(ctx, at); err != nil {
+		return err
+	}
+
+	s.report.note(at+"done; everywhere after", "%.0f/s; %.1f s", float64(changes)/writing.Seconds(), done.Seconds())
+	perDelivery := 1e6 * etcd / float64(changes*int64(s.nodes))
+	s.report.add(at+"CPU of etcd per delivery", "under 100 µs",
+		fmt.Sprintf("%.1f µs (%.0f %% of a core)", perDelivery, 100*etcd/done.Seconds()), perDelivery < 100)
+	lags := s.watches.lags()
+	p50, p99 := percentile(lags, 50), percentile(lags, 99)
+	wanted, met := "", true
+	if rate == 20 {
+		wanted, met = "p99 at most 300 ms", p99 <= 300*time.Millisecond
+	}
+	s.report.add(at+"lag of the watches, p50; p99", wanted, fmt.Sprintf("%d; %d ms", p50.Milliseconds(), p99.Milliseconds()), met)
+	lags = nil
+	for _, n := range s.full {
+		lags = append(lags, n.view.lags()...)
+	}
+	p50, p99 = percentile(lags, 50), percentile(lags, 99)
+	s.report.note(at+"lag at a client of WatchCluster, p50; p99", "%d; %d ms", p50.Milliseconds(), p99.Milliseconds())
+	s.report.note(at+"CPU of sluice-identity", "%.1f %% of a core, %.0f µs a change",
+		100*identity/done.Seconds(), 1e6*identity/float64(changes))
+	s.full[0].profiled()
+	return nil
+}
+
+// identityCPU is what the full nodes' processes have taken so far, in seconds.
+func (s *simulation) identityCPU() (sum float64) {
+	for _, n := range s.full {
+		sum += n.cpu()
+	}
+	return sum
+}
+
+// forget has ten nodes forgotten.
+func (s *simulation) forget(ctx context.Context) error {
+	s.watches.reset()
+	began := time.Now()
+	for range 10 {
+		if err := s.cluster.forget(ctx, s.full[0]); err != nil {
+			return err
+		}
+	}
+	if err := s.delivered(ctx); err != nil {
+		return fmt.Errorf("10 nodes forgotten: %w", err)
+	}
+	if err := s.equal(ctx, "after 10 nodes were forgotten"); err != nil {
+		return err
+	}
+	s.report.note("10 nodes forgotten, one after the other: out of effect everywhere after", "%.1f s",
+		time.Since(began).Seconds())
+	return nil
+}
+
+// list has each node list everything, spread over 30 s as in a storm.
+func (s *simulation) list(ctx context.Context) error {
+	const spread = 30 * time.Second
+	etcd := s.etcd.cpu()
+	began := time.Now()
+	bytes, slowest, err := s.watches.list(ctx, spread)
+	if err != nil {
+		return fmt.Errorf("%d listings: %w", s.nodes, err)
+	}
+	s.report.note(fmt.Sprintf("%d listings, begun over %.0f s: done after; the slowest; CPU of etcd and bytes of each",
+		s.nodes, spread.Seconds()), "%.1f s; %.1f s; %.0f ms and %.1f MB", time.Since(began).Seconds(), slowest.Seconds(),
+		1e3*(s.etcd.cpu()-etcd)/float64(s.nodes), float64(bytes)/1e6)
+	return nil
+}
+
+// compact kills a full node, changes things, has etcd forget what was before, and
+// starts the node again.
+func (s *simulation) compact(ctx context.Context) error {
+	n := s.full[0]
+	n.kill()
+	s.watches.reset()
+	if _, err := s.cluster.change(ctx, 1000, 10, 2*time.Second); err != nil {
+		return err
+	}
+	if err := s.delivered(ctx); err != nil {
+		return err
+	}
+	if err := s.cluster.compact(ctx); err != nil {
+		return err
+	}
+	began := time.Now()
+	if err := n.again(ctx); err != nil {
+		return err
+	}
+	if err := n.view.complete(ctx); err != nil {
+		return err
+	}
+	s.report.want("a node that was killed, behind a compaction: complete again", 2*time.Second, time.Since(began))
+	// The others go on.
+	if _, err := s.cluster.change(ctx, 100, 1, time.Second); err != nil {
+		return err
+	}
+	if err := s.delivered(ctx); err != nil {
+		return fmt.Errorf("after the compaction: %w", err)
+	}
+	return s.equal(ctx, "after the compaction")
+}
+
+// delivered waits until every watch has every change.
+func (s *simulation) delivered(ctx context.Context) error {
+	return s.report.always("every change at every watch", s.watches.wait(ctx, s.cluster.changes()))
+}
+
+// equal compares the full nodes with what was written.
+func (s *simulation) equal(ctx context.Context, when string) error {
+	var errs []error
+	for _, n := range s.full {
+		if err := n.equal(ctx, s.cluster); err != nil {
+			errs = append(errs, fmt.Errorf("%s, %s: %w", n.name, when, err))
+		}
+	}
+	return s.report.always("the full nodes have what was written", errors.Join(errs...))
+}

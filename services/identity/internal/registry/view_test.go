@@ -306,8 +306,12 @@ func TestAPIServersAreNamedWhereTheyRun(t *testing.T) {
 		t.Error("the readers of APIServerHere were not told")
 	}
 	// The registration of before is known without the store.
-	again := New(Config{Node: "own", Log: log.Discard()}, nil, nil, &recorder{t: t, items: map[Key]Item{}}, r.registration)
+	told2 := &recorder{t: t, items: map[Key]Item{}}
+	again := New(Config{Node: "own", Log: log.Discard()}, nil, nil, told2, r.registration)
 	again.SetAPIServers(servers)
+	if len(told2.items) > 0 {
+		t.Errorf("before the other nodes are known: %v", told2.items)
+	}
 	if ok, _ := again.APIServerHere(); !ok {
 		t.Error("after a restart no API server has an address of this node")
 	}

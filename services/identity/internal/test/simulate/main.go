@@ -7,6 +7,10 @@
 // compared in the end, key by key, with what was written.
 //
 //	simulate -bin DIR [-nodes 500] [-addresses 50000] [-identities 2000] [-seconds 20] [-profile DIR]
+//	simulate -load ENDPOINT [-nodes 500] [-addresses 50000] [-identities 2000]
+//
+// With -load it only writes the cluster into an etcd that runs already, such as
+// that of a development node.
 //
 // It prints a table of what is wanted and what was measured, and exits with 1
 // if a change was not delivered to every watch, or a full node has anything else
@@ -33,6 +37,7 @@ type options struct {
 	identities int
 	seconds    int
 	profile    string
+	load       string
 }
 
 func main() { os.Exit(run(os.Args[1:])) }
@@ -46,6 +51,7 @@ func run(args []string) int {
 	set.IntVar(&o.identities, "identities", 2_000, "identities of the cluster, at most 60,000")
 	set.IntVar(&o.seconds, "seconds", 20, "how long changes are written at each rate")
 	set.StringVar(&o.profile, "profile", "", "directory for CPU and heap profiles of a full node")
+	set.StringVar(&o.load, "load", "", "write the cluster into the etcd at this endpoint, and do nothing else")
 	if set.Parse(args) != nil {
 		return 2
 	}
@@ -56,6 +62,13 @@ func run(args []string) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	if o.load != "" {
+		if err := load(ctx, o); err != nil {
+			fmt.Fprintln(os.Stderr, "simulate:", err)
+			return 1
+		}
+		return 0
+	}
 	if o.profile != "" {
 		if err := os.MkdirAll(o.profile, 0o755); err != nil {
 			fmt.Fprintln(os.Stderr, "simulate:", err)
@@ -79,6 +92,19 @@ func run(args []string) int {
 		return 1
 	}
 	return 0
+}
+
+// load writes the cluster into an etcd of others.
+func load(ctx context.Context, o options) error {
+	c, err := newCluster(o.load, o.nodes, o.addresses, o.identities)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	if err := c.name(ctx); err != nil {
+		return err
+	}
+	return c.load(ctx)
 }
 
 // patience is how long a machine may take for what it has to do.

@@ -580,7 +580,7 @@ func (r *Registry) batch() (record int64, changes []Change) {
 	if r.revision != 0 && r.lost > r.revision {
 		r.refresh() // Observe heard of the loss before Register returned
 	}
-	if r.revision == 0 {
+	if r.revision == 0 || !r.view.listed { // without a listing every endpoint would seem to be missing
 		return 0, nil
 	}
 	for endpoint := range r.dirty {
@@ -652,7 +652,12 @@ func (r *Registry) compareOwn(u Update) {
 			continue
 		}
 		seen[k.Endpoint] = true
-		if want, ok := r.desired[k.Endpoint]; r.news(k.Endpoint, k.Revision) && (!ok || !want.equal(k.Value)) {
+		if !r.news(k.Endpoint, k.Revision) {
+			continue
+		}
+		if want, ok := r.desired[k.Endpoint]; ok && want.equal(k.Value) {
+			delete(r.dirty, k.Endpoint)
+		} else {
 			r.touch(k.Endpoint)
 		}
 	}
@@ -685,6 +690,7 @@ func (r *Registry) compareOwn(u Update) {
 	if !u.Complete {
 		return
 	}
+	r.kick()
 	for endpoint := range r.desired {
 		if !seen[endpoint] && r.news(endpoint, u.Revision) {
 			r.touch(endpoint)

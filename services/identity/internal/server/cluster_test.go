@@ -151,6 +151,7 @@ func violated(err error) string {
 
 func TestRegistrationIsCheckedAndWritten(t *testing.T) {
 	s := serve(t)
+	s.reg.Observe(registry.Update{Complete: true})
 	good := &identityv1.Underlay{Addresses: []string{"192.0.2.1", "2001:db8::1"}, Mode: identityv1.RoutingMode_ROUTING_MODE_NATIVE, Mtu: 1500}
 	for field, req := range map[string]*identityv1.RegisterNodeRequest{
 		"underlay.mtu":                  {Underlay: &identityv1.Underlay{Mtu: 1279}},

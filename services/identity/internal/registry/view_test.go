@@ -132,7 +132,8 @@ func random(rng *rand.Rand, revision int64, s keys) (u Update) {
 	return u
 }
 
-// What counts depends on what the store has, and not on how it came to be.
+// TestViewDependsOnTheStoreAlone: what counts depends on what the store has, and
+// not on how it came to be.
 func TestViewDependsOnTheStoreAlone(t *testing.T) {
 	steps := 0
 	for seed := range uint64(60) {
@@ -207,7 +208,8 @@ func (r *recorder) has(a string) bool {
 	return ok
 }
 
-// A listing that lacks most of what there was takes effect only after a while.
+// TestListingThatLosesHalfIsHeld: a listing that lacks most of what there was
+// takes effect only after a while.
 func TestListingThatLosesHalfIsHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, got := newRegistry(t, time.Minute)

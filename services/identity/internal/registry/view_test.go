@@ -4,6 +4,7 @@
 package registry
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -371,4 +372,44 @@ func TestRecordThatIsForgottenBeforeItsWriteReturnsIsWrittenAgain(t *testing.T) 
 	if answer(3) {
 		t.Error("the loss in an earlier history is taken for one of today")
 	}
+}
+
+// writes is a Store that counts the endpoints that are written to it.
+type writes struct {
+	Store
+	published []string
+}
+
+func (w *writes) Register(context.Context, Statement) (Written, error) {
+	return Written{Revision: 5}, nil
+}
+
+func (w *writes) Publish(_ context.Context, _ int64, changes []Change) (int64, error) {
+	for _, c := range changes {
+		w.published = append(w.published, c.Endpoint)
+	}
+	return 6, nil
+}
+
+// TestOnlyWhatAListingLacksIsWritten: before the first listing a node does not
+// know what it has to write, and then it writes the difference.
+func TestOnlyWhatAListingLacksIsWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := newRegistry(t, time.Hour)
+		store := &writes{}
+		r.store, r.cfg.Timeout = store, time.Second
+		r.registration = Registration{Underlay: &Underlay{}, Ranges: &[]netip.Prefix{}}
+		r.Set("0", []netip.Addr{netip.MustParseAddr("10.0.1.5")}, 300)
+		r.Set("1", []netip.Addr{netip.MustParseAddr("10.0.1.6")}, 300)
+		go r.Run(t.Context(), func() (bool, <-chan struct{}) { return true, nil }) //nolint:errcheck // nil
+		synctest.Wait()
+		if len(store.published) != 0 {
+			t.Errorf("before a listing the node writes %q", store.published)
+		}
+		r.Observe(Update{Complete: true, Revision: 6, Nodes: []NodeKey{node("own", 1)}, Addresses: []AddressesKey{at("own", 0, "10.0.1.5")}})
+		synctest.Wait()
+		if want := []string{"1"}; !slices.Equal(store.published, want) {
+			t.Errorf("the listing lacks %q, and the node writes %q", want, store.published)
+		}
+	})
 }

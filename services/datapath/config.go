@@ -27,6 +27,7 @@ type Config struct {
 	BPFDir    string         `config:"bpfDir" help:"bpffs in which maps and programs are pinned; sluice prepare mounts it"`
 	NetnsDirs []string       `config:"netnsDirs" help:"directories below which container runtimes mount network namespaces; the process cannot open those that lie elsewhere"`
 	PodCIDRs  []netip.Prefix `config:"podCIDRs" help:"this node's pod ranges, the same as pools of sluice-ipam; empty: those that sluice-ipam announces, which may change at run time"`
+	Underlay  UnderlayConfig `config:"underlay"`
 	MTU       uint16         `config:"mtu" help:"MTU of pods in bytes; 0 takes that of the default route's device"`
 
 	TunnelPorts []uint16 `config:"tunnelPorts" help:"UDP ports that pods may reach on no node, because packets to them could forge identities"`
@@ -48,6 +49,12 @@ type Config struct {
 	NodeSysctls  string `config:"nodeSysctls" enum:"auto,set,report" help:"forwarding and redirects of the whole node: set them, only report them, or auto: report in the machine's own network namespace, set in another"`
 	Uninstall    bool   `config:"uninstall" help:"remove devices, rules, routes, addresses and the firewall table, and exit; containers lose their network"`
 	ValidateOnly bool   `config:"validateOnly" help:"look at everything, say what would be put right, change nothing and exit: 0 if all is well, 1 if not"`
+}
+
+// UnderlayConfig says by which addresses other nodes reach this one.
+type UnderlayConfig struct {
+	Addresses []netip.Addr `config:"addresses" help:"addresses of this node for the others, the preferred of a family first; empty: those of the devices"`
+	Devices   []string     `config:"devices" help:"devices whose global addresses others reach this node by, by name or pattern (*, ?, [a-z]); empty: those that default routes lead through"`
 }
 
 // PolicyConfig says what evaluates traffic.
@@ -169,6 +176,19 @@ func (c *Config) Validate() error {
 			p.Addf("podCIDRs", "%v has no room for a pod", cidr)
 		case slices.ContainsFunc(c.PodCIDRs[:i], cidr.Overlaps):
 			p.Addf("podCIDRs", "%v overlaps a range before it", cidr)
+		}
+	}
+	if len(c.Underlay.Addresses) > 16 {
+		p.Addf("underlay.addresses", "%d addresses, at most 16", len(c.Underlay.Addresses))
+	}
+	for _, a := range c.Underlay.Addresses {
+		if !a.IsGlobalUnicast() || a.Is4In6() || a.Zone() != "" {
+			p.Addf("underlay.addresses", "%v is no address by which others reach a node", a)
+		}
+	}
+	for _, pattern := range c.Underlay.Devices {
+		if _, err := path.Match(pattern, "lo"); err != nil || pattern == "" {
+			p.Addf("underlay.devices", "%q is not the name of a device, or a pattern", pattern)
 		}
 	}
 	if c.MTU != 0 && c.MTU < 1280 {

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
@@ -120,6 +121,9 @@ type world struct {
 	events     uint32                               // per second, CPU and reason; 0: the default
 	records    func(*record.Store) endpoint.Records // what start uses instead, if set
 	ranges     podrange.Source                      // nil: the ranges are configured
+	cluster    cluster.Source                       // nil: other nodes are not known
+	registry   cluster.Registry                     // nil: the node is not registered
+	underlay   UnderlayConfig
 }
 
 var (
@@ -154,6 +158,7 @@ func (w *world) config() Config {
 		Policy:         PolicyConfig{Mode: policyNone},
 		ServiceDevices: []string{"kube-ipvs0", "vip*"}, NodeSysctls: "set", Events: EventsConfig{PerSecond: w.events},
 	}
+	cfg.Underlay = w.underlay
 	if w.ranges != nil {
 		cfg.PodCIDRs = nil
 	}
@@ -186,7 +191,7 @@ func (w *world) open() opened {
 	records := w.store()
 	a := around{
 		instance: "test", bootID: "boot-1", home: w.home, log: log.Discard(), leases: w.leases, identities: w.identities,
-		records: records, ranges: w.ranges,
+		records: records, ranges: w.ranges, cluster: w.cluster, registry: w.registry, numbers: filepath.Join(w.dir, "nodes.json"),
 		policies: w.policies, patience: w.wait,
 	}
 	if w.records != nil {
@@ -221,6 +226,12 @@ func (w *world) run(r opened, repair bool) {
 	work := []func(context.Context) error{n.Core.Releases, n.Core.Reaper.Run, n.observe}
 	if n.Keeper != nil {
 		work = append(work, func(ctx context.Context) error { return errors.Join(n.Keeper.Run(ctx), ctx.Err()) })
+	}
+	if n.Follower != nil {
+		work = append(work, func(ctx context.Context) error { return errors.Join(n.Follower.Run(ctx), ctx.Err()) })
+	}
+	if n.Registrar != nil {
+		work = append(work, n.Registrar.Run)
 	}
 	if repair {
 		work = append(work, func(ctx context.Context) error { return n.Auditor.Watch(ctx, true) })

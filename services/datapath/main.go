@@ -188,6 +188,7 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 		p.Go("policy", n.Policy.Run)
 	}
 	p.Go("cluster", n.Follower.Run)
+	p.Go("registration", n.Registrar.Run)
 	p.Go("release", n.Core.Releases)
 	p.Go("reap", n.Core.Reaper.Run)
 	p.Go("identities", n.Core.Relabels)
@@ -246,7 +247,7 @@ func dial(p *process.Process, cfg Config) (s services, err error) {
 func openState(p *process.Process, cfg Config, called services) (*record.Store, around, error) {
 	a := around{
 		instance: p.Paths.Name, log: p.Log, leases: called.ipam, ranges: called.ipam, identities: called.identity,
-		cluster: called.cluster, numbers: filepath.Join(cfg.StateDir, "nodes.json"),
+		cluster: called.cluster, registry: called.cluster, numbers: filepath.Join(cfg.StateDir, "nodes.json"),
 	}
 	var err error
 	if a.bootID, err = durable.BootID(); err != nil {

@@ -40,8 +40,9 @@ type around struct {
 
 	leases     endpoint.Leases
 	ranges     podrange.Source
-	cluster    cluster.Source // nil: other nodes are not known
-	numbers    string         // file of the numbers of nodes; "": none
+	cluster    cluster.Source   // nil: other nodes are not known
+	registry   cluster.Registry // nil: the node is not registered
+	numbers    string           // file of the numbers of nodes; "": none
 	identities endpoint.Identities
 	records    endpoint.Records
 
@@ -63,10 +64,12 @@ type node struct {
 	Ranges    *podrange.Set
 	Keeper    *podrange.Keeper // nil: the ranges are those of the configuration
 	Numbers   *cluster.Numbers
-	Follower  *cluster.Follower // nil without a source
+	Follower  *cluster.Follower  // nil without a source
+	Registrar *cluster.Registrar // nil without a registry
 
 	compared chan struct{} // closed when the devices were compared with the records
 
+	mtu   uint16           // of pods
 	here  *netns.Namespace // closed by Close
 	dev   *netdev.Netdev
 	guard *guard.Table
@@ -141,6 +144,20 @@ func (n *node) openCluster(cfg Config) {
 	if n.cluster != nil {
 		n.Follower = cluster.NewFollower(n.cluster, n.Kernel.IPCache, n.Numbers, n.log)
 	}
+	if n.registry == nil {
+		return
+	}
+	n.Registrar = cluster.NewRegistrar(n.registry, func() (u cluster.Underlay, err error) {
+		u = cluster.Underlay{Addresses: cfg.Underlay.Addresses, Overlay: n.Ranges.FirstNodeAddrs(), MTU: n.mtu}
+		if len(u.Addresses) == 0 {
+			u.Addresses, err = n.dev.UnderlayAddrs(cfg.Underlay.Devices)
+		}
+		return u, err
+	}, n.log)
+	n.Host.Changed = n.Registrar.Changed
+	if n.Follower != nil {
+		n.Follower.Away = n.Registrar.Lost
+	}
 }
 
 func (n *node) openDevices(cfg Config) (err error) {
@@ -200,6 +217,7 @@ func (n *node) openCore(cfg Config) (err error) {
 			return fmt.Errorf("find the MTU of the uplink: %w", err)
 		}
 	}
+	n.mtu = cfg.MTU
 	maps := endpointmap.Maps{Endpoints: n.Kernel.Endpoints, Tables: n.Kernel.Tables, Policy: n.Policy}
 	n.Host = &host.Host{Devices: n.dev, Firewall: n.guard, Addresses: n.Kernel.Endpoints, Ranges: n.Ranges, Log: n.log}
 	c := lifecycle.Config{

@@ -51,6 +51,9 @@ func (a *Auditor) report(f endpoint.Finding) {
 // Audit does one comparison, and looks for what an operator is warned of.
 func (a *Auditor) Audit(ctx context.Context, repair bool) error {
 	err := a.Core.Audit(ctx, repair, a.emit)
+	if a.Host.Changed != nil {
+		a.Host.Changed()
+	}
 	return errors.Join(err, a.Host.Look())
 }
 
@@ -65,6 +68,9 @@ func (a *Auditor) Watch(ctx context.Context, repair bool) error {
 	failing := map[netdev.Change]bool{}
 	return a.Changes.Watch(ctx, func(c netdev.Change) (again bool) {
 		var err error
+		if c.Node && a.Host.Changed != nil {
+			a.Host.Changed() // it may be a default route
+		}
 		switch {
 		case c.Addresses:
 			err = a.Host.SyncAddrs()

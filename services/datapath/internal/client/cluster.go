@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 )
 
-// Cluster implements cluster.Source by the identity service.
+// Cluster implements cluster.Source and cluster.Registry by the identity service.
 type Cluster struct {
 	Health
 	client identityv1.ClusterServiceClient
@@ -88,4 +88,12 @@ func (c *Cluster) node(n *identityv1.Node) *cluster.Node {
 		}
 	}
 	return out
+}
+
+// Register implements cluster.Registry.
+func (c *Cluster) Register(ctx context.Context, u cluster.Underlay) error {
+	_, err := c.client.RegisterNode(ctx, &identityv1.RegisterNodeRequest{Underlay: &identityv1.Underlay{
+		Addresses: wire.Addresses(u.Addresses), OverlayAddresses: wire.Addresses(u.Overlay), Mtu: uint32(u.MTU),
+	}})
+	return c.translate(err)
 }

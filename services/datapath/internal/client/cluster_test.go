@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -25,14 +26,16 @@ import (
 )
 
 // scriptedCluster sends messages to the first watch, refuses the token of the next
-// one that has it.
+// one that has it, and keeps what was registered.
 type scriptedCluster struct {
 	identityv1.UnimplementedClusterServiceServer
 	send chan *identityv1.WatchClusterResponse // nil ends a watch
 
-	mu      sync.Mutex
-	tokens  []string // guarded by mu; of the watches
-	expired string   // guarded by mu; a token that is refused
+	mu         sync.Mutex
+	tokens     []string                          // guarded by mu; of the watches
+	expired    string                            // guarded by mu; a token that is refused
+	registered []*identityv1.RegisterNodeRequest // guarded by mu
+	refuse     error                             // guarded by mu
 }
 
 func (s *scriptedCluster) WatchCluster(r *identityv1.WatchClusterRequest, stream grpc.ServerStreamingServer[identityv1.WatchClusterResponse]) error {
@@ -56,6 +59,16 @@ func (s *scriptedCluster) WatchCluster(r *identityv1.WatchClusterRequest, stream
 			return stream.Context().Err()
 		}
 	}
+}
+
+func (s *scriptedCluster) RegisterNode(_ context.Context, r *identityv1.RegisterNodeRequest) (*identityv1.RegisterNodeResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refuse != nil {
+		return nil, s.refuse
+	}
+	s.registered = append(s.registered, r)
+	return &identityv1.RegisterNodeResponse{Registered: true}, nil
 }
 
 func serveCluster(t *testing.T) (*scriptedCluster, *Cluster) {
@@ -185,5 +198,56 @@ func TestClusterStreamIsFollowedOverItsEnds(t *testing.T) {
 	defer s.mu.Unlock()
 	if got := []string{"", "2", "3", ""}; !slices.Equal(s.tokens, got) {
 		t.Errorf("tokens of the watches: %q, want %q", s.tokens, got)
+	}
+}
+
+// TestNodeIsRegisteredWheneverItChanges registers at the start, after a change,
+// after the service was away, and again after a failure, and not without a reason.
+func TestNodeIsRegisteredWheneverItChanges(t *testing.T) {
+	s, c := serveCluster(t)
+	var mu sync.Mutex
+	u := cluster.Underlay{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, MTU: 1450}
+	r := cluster.NewRegistrar(c, func() (cluster.Underlay, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return u, nil
+	}, log.Discard())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- r.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	count := func(n int) {
+		t.Helper()
+		servicetest.EventuallyNil(t, "registrations", func() error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if len(s.registered) != n || r.Err() != nil {
+				return fmt.Errorf("%d, %v, want %d", len(s.registered), r.Err(), n)
+			}
+			return nil
+		})
+	}
+	count(1)
+	mu.Lock()
+	u.Overlay = []netip.Addr{netip.MustParseAddr("10.1.0.1")}
+	mu.Unlock()
+	r.Changed()
+	count(2)
+	r.Changed() // nothing has changed
+	r.Lost()
+	count(3)
+	s.mu.Lock()
+	s.refuse = status.Error(codes.Unavailable, "no disk")
+	s.mu.Unlock()
+	r.Lost()
+	servicetest.Eventually(t, "a failure", func() bool { return r.Err() != nil })
+	s.mu.Lock()
+	s.refuse = nil
+	s.mu.Unlock()
+	count(4)
+	got := s.registered[3]
+	if got.GetUnderlay().GetOverlayAddresses()[0] != "10.1.0.1" || got.GetUnderlay().GetMtu() != 1450 ||
+		got.PodRanges != nil || got.GetUnderlay().GetMode() != 0 || got.GetUnderlay().GetTunnelPort() != 0 {
+		t.Errorf("registered %v, want the underlay alone, without mode and port", got)
 	}
 }

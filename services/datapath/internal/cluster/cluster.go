@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package cluster follows what the identity service says of other nodes.
+// Package cluster follows what the identity service says of other nodes, and
+// says what this node is.
 //
 // The Follower takes nodes, their ranges and the addresses of their endpoints
 // from a source and has the ipcache say them; it gives each node a number, by
@@ -69,6 +70,9 @@ type Follower struct {
 	entries Entries
 	numbers *Numbers
 	log     *slog.Logger
+
+	// Away is called when the source fails; nil: it is not.
+	Away func()
 
 	mu       sync.Mutex
 	nodes    map[string]Node           // guarded by mu
@@ -272,6 +276,9 @@ func (f *Follower) Failed(_ context.Context, why error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.complete, f.err = why == nil, why
+	if why != nil && f.Away != nil {
+		f.Away()
+	}
 	return nil
 }
 

@@ -58,7 +58,10 @@ type Host struct {
 	Addresses Addresses
 	Pins      Pins // nil: the maps have none
 	Ranges    *podrange.Set
-	Log       *slog.Logger
+	// Changed is called when addresses or default routes of the node may be others;
+	// nil: it is not.
+	Changed func()
+	Log     *slog.Logger
 
 	warnings atomic.Pointer[[]string] // nil before the first look
 }
@@ -110,6 +113,9 @@ func (h *Host) Repair() error {
 
 // SyncAddrs brings the host's addresses into the maps.
 func (h *Host) SyncAddrs() error {
+	if h.Changed != nil {
+		defer h.Changed()
+	}
 	addrs, err := h.Devices.HostAddrs()
 	if err != nil {
 		return err

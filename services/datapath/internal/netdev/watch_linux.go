@@ -340,8 +340,9 @@ func (n *Netdev) ofContainer(a netip.Addr) bool {
 }
 
 // routeChanges: the routes of containers, those of the pod ranges, and new
-// default routes, whose devices may have a strict filter. What others do with
-// their routes is not looked at.
+// default routes, whose devices may have a strict filter; one that goes changes by
+// which addresses others reach the node. What others do with their routes is not
+// looked at.
 func (n *Netdev) routeChanges(m syscall.NetlinkMessage) []Change {
 	if len(m.Data) < unix.SizeofRtMsg {
 		return nil
@@ -351,10 +352,13 @@ func (n *Netdev) routeChanges(m syscall.NetlinkMessage) []Change {
 		return nil // this process made it
 	}
 	if head.Dst_len == 0 {
-		if added && head.Table == unix.RT_TABLE_MAIN {
-			return []Change{{Node: true}}
+		switch {
+		case head.Table != unix.RT_TABLE_MAIN:
+			return nil
+		case !added:
+			return []Change{{Addresses: true}}
 		}
-		return nil
+		return []Change{{Node: true}}
 	}
 	dst := netip.PrefixFrom(addrAttr(m.Data, unix.SizeofRtMsg, unix.RTA_DST), int(head.Dst_len))
 	switch {

@@ -55,6 +55,18 @@ func (s *Set) NodeAddrs() []netip.Addr {
 	return addrs
 }
 
+// FirstNodeAddrs are the node's own addresses in the lowest range of each family.
+func (s *Set) FirstNodeAddrs() (addrs []netip.Addr) {
+	all := s.All()
+	slices.SortFunc(all, netip.Prefix.Compare)
+	for _, p := range all {
+		if !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == p.Addr().Is4() }) {
+			addrs = append(addrs, NodeAddr(p))
+		}
+	}
+	return addrs
+}
+
 // Of is the range that holds an address.
 func (s *Set) Of(a netip.Addr) (netip.Prefix, bool) {
 	s.mu.RLock()

@@ -42,6 +42,7 @@
 /* Identities that the programs know by number. */
 #define SL_ID_HOST 1
 #define SL_ID_REMOTE_NODE 6
+#define SL_ID_KUBE_APISERVER 7 /* a remote node too */
 
 /* Policy tables with a fixed meaning. A zeroed word denies everything. */
 #define SL_TABLE_DENY 0

@@ -170,7 +170,7 @@ static __always_inline bool is_tunnel_packet(const struct sl_packet *p)
 	if (likely(!ports && !is_tunnel_protocol(p->proto)))
 		return false;
 	if (p->dst_identity != SL_ID_HOST && p->dst_identity != SL_ID_REMOTE_NODE &&
-	    p->dst_slot != SL_SLOT_HOST)
+	    p->dst_identity != SL_ID_KUBE_APISERVER && p->dst_slot != SL_SLOT_HOST)
 		return false;
 	if (!ports)
 		return true;

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -164,6 +165,7 @@ var (
 	host4   = netip.MustParseAddr("192.0.2.1")
 	host6   = netip.MustParseAddr("2001:db8::1")
 	remote4 = netip.MustParseAddr("192.0.2.2")
+	server4 = netip.MustParseAddr("192.0.2.3")
 	remote6 = netip.MustParseAddr("2001:db8::2")
 	world4  = netip.MustParseAddr("198.51.100.7")
 	world6  = netip.MustParseAddr("2001:db8:ffff::7")
@@ -207,6 +209,7 @@ func newStage(t testing.TB) (runner, map[string]slotmap.Endpoint) {
 			t.Fatalf("UpsertIP(%v): %v", x, err)
 		}
 	}
+	must(t, "an API server", k.IPCache.SetRemote(ipmap.HostPrefix(server4), ipcache.Remote{Identity: identity.KubeAPIServer, Node: 3}))
 	return runner{k}, cast
 }
 
@@ -423,6 +426,8 @@ func lives() []life {
 		{name: "a tunnel port in a first fragment", in: raw4(ip4Header{dst: remote4, proto: 17, frag: 0x2000}, udp(40000, 4789)), reason: event.DropTunnelPort},
 		{name: "IPv4 within IPv4 to the host", in: from4(host4, 4, from4(b.IPv4, 17, dns)[14:]), reason: event.DropTunnelPort},
 		{name: "IPv6 within IPv4 to the host", in: from4(host4, 41, from6(b.IPv6, 17, dns)[14:]), reason: event.DropTunnelPort},
+		{name: "a tunnel port of a node with an API server", in: from4(server4, 17, udp(40000, 4789)), reason: event.DropTunnelPort},
+		{name: "IPv4 in IPv4 to a node with an API server", in: from4(server4, 4, make([]byte, 24)), reason: event.DropTunnelPort},
 		{name: "GRE to a remote node", in: from4(remote4, 47, make([]byte, 24)), reason: event.DropTunnelPort},
 		{name: "GRE behind options to the host, IPv6", in: from6(host6, 60, append(ext(47), make([]byte, 24)...)), reason: event.DropTunnelPort},
 		{name: "IPv6 within IPv6 to the host", in: from6(host6, 41, from6(b.IPv6, 17, dns)[14:]), reason: event.DropTunnelPort},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -26,6 +27,7 @@ import (
 type Maps struct {
 	Endpoints *slotmap.Maps
 	Tables    *policymap.Maps
+	IPCache   *ipcache.Cache
 	// Policy decides which tables an endpoint gets; nil: everything is allowed.
 	Policy *policysync.Applier
 }

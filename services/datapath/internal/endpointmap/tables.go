@@ -9,11 +9,25 @@ import "github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 // those of policysync are of what names the tables.
 const SubjectTable = "policy-table"
 
-// AuditTables compares the maps of tables, classes, rows, prefixes and
+// SubjectIPCache is the subject of a difference in the ipcache.
+const SubjectIPCache = "ipcache"
+
+// AuditTables compares the ipcache with what it is to say of ranges and of other
+// nodes, then the maps of tables, classes, rows, prefixes and
 // identities with what was written into them, and the policy word of every
 // endpoint with the tables that it should name.
 func (m Maps) AuditTables(repair bool) ([]endpoint.Finding, error) {
 	var findings []endpoint.Finding
+	entries, err := m.IPCache.Audit(repair)
+	for _, d := range entries {
+		findings = append(findings, endpoint.Finding{
+			Difference: endpoint.Difference{Subject: SubjectIPCache, Key: d.Prefix.String(), Want: d.Want, Have: d.Have},
+			Repaired:   repair && err == nil, Err: err,
+		})
+	}
+	if err != nil {
+		return findings, err
+	}
 	differences, err := m.Tables.Audit(repair)
 	for _, d := range differences {
 		findings = append(findings, endpoint.Finding{

@@ -140,6 +140,7 @@ var targetKinds = map[string]datapathv1.TargetKind{
 	"sl_ip":                datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
 	"policy-word":          datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
 	"identity-word":        datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
+	"ipcache":              datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
 	"policy-table":         datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
 	"pin":                  datapathv1.TargetKind_TARGET_KIND_PIN,
 	endpoint.SubjectFilter: datapathv1.TargetKind_TARGET_KIND_PROGRAM,

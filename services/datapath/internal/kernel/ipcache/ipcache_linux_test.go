@@ -225,3 +225,40 @@ func TestKernelNodeNumberIsInUseWhileAPrefixHasIt(t *testing.T) {
 	must(t, c.Keep(func(netip.Prefix) bool { return false }))
 	want()
 }
+
+// TestKernelAuditFindsAndRepairsTheIPCache damages the maps behind the owner's back.
+func TestKernelAuditFindsAndRepairsTheIPCache(t *testing.T) {
+	c := open(t, kerneltest.NewBPFFS(t))
+	p := netip.MustParsePrefix
+	must(t, c.AddRange(p("10.1.0.0/24")))
+	must(t, c.SetLocal(netip.MustParseAddr("10.1.0.5"), 300))
+	must(t, c.SetRemote(p("10.2.0.0/24"), ipcache.Remote{Identity: 255, Node: 1}))
+	must(t, c.SetRemote(p("10.2.0.7/32"), ipcache.Remote{Identity: 301, Node: 1}))
+	want, err := c.maps.List()
+	must(t, err)
+	if diffs, err := c.Audit(true); err != nil || len(diffs) > 0 {
+		t.Fatalf("nothing is wrong, and the audit finds %v, %v", diffs, err)
+	}
+	must(t, c.maps.Remove(p("10.1.0.0/24")))
+	must(t, c.maps.Remove(p("10.2.0.0/24")))
+	must(t, c.maps.Set(p("10.2.0.7/32"), ipmap.Info{Identity: 1}))
+	must(t, c.maps.Set(p("192.0.2.0/24"), ipmap.Info{Identity: 300}))
+	for _, repair := range []bool{false, true} {
+		diffs, err := c.Audit(repair)
+		must(t, err)
+		var names []string
+		for _, d := range diffs {
+			names = append(names, d.Prefix.String())
+		}
+		slices.Sort(names)
+		if found := []string{"10.1.0.0/24", "10.2.0.0/24", "10.2.0.7/32", "192.0.2.0/24"}; !slices.Equal(names, found) {
+			t.Errorf("repair %v: the audit finds %q, want %q", repair, names, found)
+		}
+	}
+	if got, err := c.maps.List(); err != nil || !slices.Equal(got, want) {
+		t.Errorf("after the repair: %v, %v, want %v", got, err, want)
+	}
+	if diffs, err := c.Audit(true); err != nil || len(diffs) > 0 {
+		t.Errorf("after the repair the audit finds %v, %v", diffs, err)
+	}
+}

@@ -139,6 +139,7 @@ func newServer(
 			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,
 		},
 		Owners:   called.owners,
+		Cluster:  n.clusterStream,
 		Called:   server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
 		Warnings: func() []string { return append(n.Host.Warnings(), p.MissingLayers()...) },
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
+	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
 
 // around is what the node's parts work with.
@@ -157,6 +158,15 @@ func (n *node) openCluster(cfg Config) {
 	n.Host.Changed = n.Registrar.Changed
 	if n.Follower != nil {
 		n.Follower.Away = n.Registrar.Lost
+	}
+}
+
+// clusterStream is what the node knows of others.
+func (n *node) clusterStream() server.ClusterStream {
+	counts := n.Kernel.IPCache.Counts()
+	return server.ClusterStream{
+		State: n.Follower.State(), Prefixes: counts.Prefixes, Waiting: counts.Waiting,
+		Resting: n.Numbers.Resting(), Numbers: n.Numbers.Err(), Registration: n.Registrar.Err(),
 	}
 }
 

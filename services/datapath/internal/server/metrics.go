@@ -22,6 +22,8 @@ type metrics struct {
 
 	changed, waiting *prometheus.Desc
 
+	clusterComplete, clusterNodes, clusterPrefixes, clusterWaiting, resting *prometheus.Desc
+
 	live, capacity, begun, ended, evicted, pickedUp, reevaluated, related, unremembered, stopped, collecting *prometheus.Desc
 
 	used, size, revision, refusals, unknown *prometheus.Desc
@@ -43,8 +45,15 @@ func newMetrics(s *Server) *metrics {
 		pending:       desc("pending_releases", "Deleted endpoints whose addresses or identity wait to be released."),
 		changed:       desc("identity_changes_total", "Endpoints whose identity was changed while they lived."),
 		waiting:       desc("pending_identity_changes", "Endpoints that shall have another identity and do not yet."),
-		lost:          desc("events_lost_total", "Drop events that the kernel left out, since the maps were made."),
-		entries:       desc("map_bytes", "Memory of each map as the kernel accounts it.", "map"),
+
+		clusterComplete: desc("cluster_stream_complete", "1 if all other nodes and their addresses were received and the stream is open."),
+		clusterNodes:    desc("cluster_nodes", "Other nodes of the cluster."),
+		clusterPrefixes: desc("cluster_prefixes", "Ranges and addresses of other nodes and outside that the ipcache has."),
+		clusterWaiting:  desc("cluster_waiting_prefixes", "Those of them whose identity the policy tables do not know yet."),
+		resting:         desc("resting_node_numbers", "Numbers of nodes that are gone, of which connections may remain."),
+
+		lost:    desc("events_lost_total", "Drop events that the kernel left out, since the maps were made."),
+		entries: desc("map_bytes", "Memory of each map as the kernel accounts it.", "map"),
 
 		live:         desc("connections", "Tracked connections as of the last collection.", "family"),
 		capacity:     desc("connections_max", "Connections that fit.", "family"),
@@ -71,7 +80,7 @@ func newMetrics(s *Server) *metrics {
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		m.packets, m.bytes, m.endpoints, m.repairs, m.deviceRepairs, m.nodeRepairs, m.unrepaired, m.pending, m.lost, m.entries,
-		m.changed, m.waiting,
+		m.changed, m.waiting, m.clusterComplete, m.clusterNodes, m.clusterPrefixes, m.clusterWaiting, m.resting,
 		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.reevaluated, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
 		m.revision, m.refusals, m.unknown,
 	} {
@@ -98,6 +107,21 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(m.deviceRepairs, prometheus.CounterValue, float64(n.DeviceRepairs))
 	ch <- prometheus.MustNewConstMetric(m.nodeRepairs, prometheus.CounterValue, float64(n.NodeRepairs))
 	ch <- prometheus.MustNewConstMetric(m.unrepaired, prometheus.GaugeValue, float64(len(n.Unrepaired)))
+	if m.server.Cluster != nil {
+		c := m.server.Cluster()
+		gauge := func(d *prometheus.Desc, n int) {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n))
+		}
+		complete := 0
+		if c.Complete {
+			complete = 1
+		}
+		gauge(m.clusterComplete, complete)
+		gauge(m.clusterNodes, c.Nodes)
+		gauge(m.clusterPrefixes, c.Prefixes)
+		gauge(m.clusterWaiting, c.Waiting)
+		gauge(m.resting, c.Resting)
+	}
 	ch <- prometheus.MustNewConstMetric(m.pending, prometheus.GaugeValue, float64(n.PendingReleases))
 	ch <- prometheus.MustNewConstMetric(m.changed, prometheus.CounterValue, float64(n.Relabels))
 	ch <- prometheus.MustNewConstMetric(m.waiting, prometheus.GaugeValue, float64(n.PendingRelabels))

@@ -39,6 +39,8 @@ type Server struct {
 	Owners interface {
 		State() (complete bool, err error)
 	}
+	// Cluster is the state of the stream of other nodes; nil: none are followed.
+	Cluster func() ClusterStream
 	// Ranges are the node's pod ranges.
 	Ranges *podrange.Set
 	// Keeper changes them; nil: they are those of the configuration.

@@ -18,6 +18,7 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 )
@@ -65,6 +66,49 @@ type Connections struct {
 	Collected                                    time.Duration // how long the last collection took
 }
 
+// ClusterStream is what the process knows of other nodes.
+type ClusterStream struct {
+	cluster.State
+	Prefixes, Waiting int   // of the cluster in the ipcache; those that wait for their identity
+	Resting           int   // numbers of nodes
+	Numbers           error // why their file was not read or written
+	Registration      error // why the node is not registered as it is
+}
+
+// maxRefused bounds what is reported of what the cluster says and cannot be.
+const maxRefused = 16
+
+func (c ClusterStream) proto() *datapathv1.ClusterStream {
+	text := func(err error) string {
+		if err == nil {
+			return ""
+		}
+		return err.Error()
+	}
+	return &datapathv1.ClusterStream{
+		Complete: c.Complete, Error: text(c.Err), Nodes: uint32(c.Nodes), Prefixes: uint32(c.Prefixes),
+		WaitingPrefixes: uint32(c.Waiting), RestingNumbers: uint32(c.Resting), RegistrationError: text(c.Registration),
+		Refused: c.Refused[:min(len(c.Refused), maxRefused)],
+	}
+}
+
+// warnings are what an operator has to look at.
+func (c ClusterStream) warnings() (all []string) {
+	if c.Err != nil {
+		all = append(all, fmt.Sprintf("cluster: other nodes are as they were last known: %v", c.Err))
+	}
+	if c.Registration != nil {
+		all = append(all, fmt.Sprintf("cluster: not registered as this node is now: %v", c.Registration))
+	}
+	if c.Numbers != nil {
+		all = append(all, fmt.Sprintf("cluster: numbers of nodes: %v", c.Numbers))
+	}
+	for _, r := range c.Refused[:min(len(c.Refused), maxRefused)] {
+		all = append(all, "cluster: not believed: "+r)
+	}
+	return all
+}
+
 // Counts are the kernel's, read when they are asked for.
 type Counts interface {
 	Packets() ([]event.Counter, error)
@@ -104,6 +148,10 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 			Live: conns.LiveIPv4 + conns.LiveIPv6, Created: conns.Created, Revoked: conns.Revoked,
 			Expired: conns.Expired, Evicted: conns.Evicted, PickedUp: conns.PickedUp,
 		},
+	}
+	if s.Cluster != nil {
+		c := s.Cluster()
+		resp.ClusterStream, warnings = c.proto(), append(warnings, c.warnings()...)
 	}
 	complete, serr := s.Owners.State()
 	resp.IdentityStream = &datapathv1.IdentityStream{

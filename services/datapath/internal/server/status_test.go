@@ -13,6 +13,7 @@ import (
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
@@ -79,6 +80,12 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 			Owners: &c.around, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}}), Counts: counted{}, Records: &c.around,
 			Facts: Facts{Version: "v1"}, Ranges: podrange.Of([]netip.Prefix{own}, false),
 			Called: Called{IPAM: &c.around, Identity: &c.around}, Warnings: func() []string { return nil },
+			Cluster: func() ClusterStream {
+				return ClusterStream{
+					State:    cluster.State{Complete: c.around.identity == nil, Err: c.around.identity, Nodes: 3, Refused: []string{"a"}},
+					Prefixes: 7, Waiting: 2, Resting: 1, Registration: c.around.identity,
+				}
+			},
 		}
 		st, err := s.GetStatus(t.Context(), &datapathv1.GetStatusRequest{})
 		if err != nil {
@@ -95,6 +102,15 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		well := c.around.identity == nil
 		if stream := st.GetIdentityStream(); stream.GetComplete() != well || (stream.GetError() == "") != well {
 			t.Errorf("%s: stream %v", name, stream)
+		}
+		others, warnings := st.GetClusterStream(), 1
+		if !well {
+			warnings += 2
+		}
+		if others.GetComplete() != well || (others.GetError() == "") != well || (others.GetRegistrationError() == "") != well ||
+			others.GetNodes() != 3 || others.GetPrefixes() != 7 || others.GetWaitingPrefixes() != 2 || others.GetRestingNumbers() != 1 ||
+			len(st.GetWarnings()) != warnings {
+			t.Errorf("%s: other nodes %v, warnings %q", name, others, st.GetWarnings())
 		}
 		if (st.GetAddUnreadySince() == nil) != c.known {
 			t.Errorf("%s: no ADD can be served since %v", name, st.GetAddUnreadySince())

@@ -62,6 +62,7 @@ var parts = []part{
 	{"traffic", "Traffic between two pods of one node", (*bench).traffic},
 	{"lifecycle", "Start, restart, memory, and a full node", (*bench).lifecycle},
 	{"file", "A change of policy by file beside one by call", (*bench).byFile},
+	{"cluster", "Nodes that agree through etcd", (*bench).cluster},
 	{"changes", "From a change of policy to its enforcement", (*bench).changes},
 }
 
@@ -86,7 +87,7 @@ func main() {
 	binDir := flag.String("bin-dir", "bin", "directory of the programs that `make build` made")
 	quick := flag.Bool("quick", false, "measure little: to see that everything works")
 	names := flag.String("parts", "", "measure these `parts` alone, separated by commas: "+
-		"attach, traffic, lifecycle, file, changes")
+		"attach, traffic, lifecycle, file, cluster, changes")
 	rounds := flag.Int("rounds", 0, "instead of 10: how often the networks take turns")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sluice-net/sluice/devnode"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// perSecond is how many endpoints change while it is measured how long that takes
+// to the other nodes.
+const perSecond = 50
+
+// nodeGroup is a cluster of three nodes, and what each of them knows of the others.
+type nodeGroup struct {
+	bench   *bench
+	cluster *devnode.Cluster
+	nodes   []*groupNode
+
+	mu       sync.Mutex
+	arrivals map[arrival]*expected // guarded by mu
+}
+
+type groupNode struct {
+	*devnode.Node
+	registry identityv1.ClusterServiceClient
+	identity identityv1.IdentityServiceClient
+}
+
+// arrival is something that WatchCluster of a node sends: another node, or the
+// identity of an address.
+type arrival struct {
+	node     string
+	address  netip.Addr
+	identity uint32
+}
+
+// expected is an arrival that is waited for.
+type expected struct {
+	left map[*groupNode]bool // that do not have it yet
+	last time.Time           // when the last one had it
+	done chan struct{}
+}
+
+// cluster measures how long nodes take to hear of each other, and what the
+// cluster costs an ADD.
+func (b *bench) cluster(ctx context.Context) error {
+	c, err := devnode.UpCluster(ctx, devnode.ClusterOptions{Nodes: 3, Options: devnode.Options{
+		Instance: b.prefix + "c", BinDir: b.binDir, Args: map[string][]string{devnode.IPAM: {"--quarantine=1s"}},
+	}})
+	if err != nil {
+		return err
+	}
+	b.cleanup = append(b.cleanup, func() error { return c.Down(context.Background()) })
+	g := &nodeGroup{bench: b, cluster: c, arrivals: map[arrival]*expected{}}
+	nodes, err := c.Nodes()
+	if err != nil {
+		return err
+	}
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	var watches errgroup.Group
+	for _, n := range nodes {
+		member, err := g.join(n)
+		if err != nil {
+			return err
+		}
+		g.nodes = append(g.nodes, member)
+		stream, err := member.registry.WatchCluster(watching, &identityv1.WatchClusterRequest{})
+		if err != nil {
+			return err
+		}
+		watches.Go(func() error { return g.follow(watching, member, stream) })
+	}
+	if err := g.joins(ctx); err != nil {
+		return err
+	}
+	if err := g.changes(ctx); err != nil {
+		return err
+	}
+	stop()
+	if err := watches.Wait(); err != nil {
+		return err
+	}
+	return g.adds(ctx)
+}
+
+// join connects to a node.
+func (g *nodeGroup) join(n *devnode.Node) (*groupNode, error) {
+	conn, err := g.bench.dialTo(n, devnode.Identity)
+	if err != nil {
+		return nil, err
+	}
+	return &groupNode{
+		Node: n, registry: identityv1.NewClusterServiceClient(conn),
+		identity: identityv1.NewIdentityServiceClient(conn),
+	}, nil
+}
+
+// follow notes what WatchCluster of a node sends.
+func (g *nodeGroup) follow(ctx context.Context, n *groupNode,
+	stream identityv1.ClusterService_WatchClusterClient,
+) error {
+	for {
+		m, err := stream.Recv()
+		at := time.Now()
+		if ctx.Err() != nil || errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("watch the cluster: %w", err)
+		}
+		for _, other := range m.GetNodes() {
+			g.arrived(n, arrival{node: other.GetName()}, at)
+		}
+		for _, e := range m.GetMappings() {
+			if p, err := netip.ParsePrefix(e.GetPrefix()); err == nil {
+				g.arrived(n, arrival{address: p.Addr(), identity: e.GetIdentity()}, at)
+			}
+		}
+	}
+}
+
+func (g *nodeGroup) arrived(n *groupNode, what arrival, at time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e := g.arrivals[what]
+	if e == nil || !e.left[n] {
+		return
+	}
+	if delete(e.left, n); len(e.left) == 0 {
+		e.last = at
+		delete(g.arrivals, what)
+		close(e.done)
+	}
+}
+
+// expect waits from now on until every node but one has something.
+func (g *nodeGroup) expect(what arrival, but *groupNode) *expected {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e := &expected{left: map[*groupNode]bool{}, done: make(chan struct{})}
+	for _, n := range g.nodes {
+		if n != but {
+			e.left[n] = true
+		}
+	}
+	g.arrivals[what] = e
+	return e
+}
+
+// after waits, and returns how long after begin the last node had it.
+func (e *expected) after(ctx context.Context, begin time.Time) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	select {
+	case <-e.done:
+		return e.last.Sub(begin), nil
+	case <-ctx.Done():
+		return 0, fmt.Errorf("a change does not reach every node: %w", ctx.Err())
+	}
+}
+
+// joins starts more nodes, and has the last one forgotten, after which it
+// registers again by itself.
+func (g *nodeGroup) joins(ctx context.Context) error {
+	b := g.bench
+	var start, again samples
+	var last *groupNode
+	var joined []*devnode.Node
+	for range min(b.sizes.rounds, devnode.MaxNodes-len(g.nodes)) {
+		name := fmt.Sprintf("sluice-%s-%d", g.cluster.Instance(), len(g.nodes)+len(joined)+1)
+		record := g.expect(arrival{node: name}, nil)
+		begin := time.Now()
+		n, err := g.cluster.AddNode(ctx)
+		if err != nil {
+			return err
+		}
+		joined = append(joined, n)
+		if last, err = g.join(n); err != nil {
+			return err
+		}
+		took, err := record.after(ctx, begin)
+		if err != nil {
+			return err
+		}
+		start = append(start, took)
+	}
+	for range 10 * b.sizes.rounds {
+		record := g.expect(arrival{node: last.Name()}, nil)
+		begin := time.Now()
+		request := &identityv1.ForgetNodeRequest{Name: last.Name(), Force: true}
+		if _, err := g.nodes[0].registry.ForgetNode(ctx, request); err != nil {
+			return err
+		}
+		took, err := record.after(ctx, begin)
+		if err != nil {
+			return err
+		}
+		again = append(again, took)
+	}
+	for _, n := range joined { // the rest is measured with three
+		if err := n.Down(ctx); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(b.out, "A node that joins three:\n\n")
+	printTimes(b.out, []timesRow{
+		{"from the start of its processes to WatchCluster of all three", start},
+		{"from ForgetNode, after which it registers by itself, to WatchCluster of all three", again},
+	})
+	b.wantTime("a fourth node at every other node, from the start of its processes, p99", time.Second,
+		start.quantile(0.99))
+	return nil
+}
+
+// timesRow is a row of printTimes.
+type timesRow struct {
+	what string
+	of   samples
+}
+
+func printTimes(out io.Writer, rows []timesRow) {
+	fmt.Fprintln(out, "| what | times | p50 | p99 | worst |")
+	fmt.Fprintln(out, "|---|---|---|---|---|")
+	for _, row := range rows {
+		fmt.Fprintf(out, "| %s | %d | %s | %s | %s |\n", row.what, len(row.of), milliseconds(row.of.quantile(0.5)),
+			milliseconds(row.of.quantile(0.99)), milliseconds(row.of.worst()))
+	}
+	fmt.Fprintln(out)
+}
+
+// addressOf is the address of an endpoint of the node that no container has.
+func (n *groupNode) addressOf(endpoint int) netip.Addr {
+	b := n.PodCIDRs()[0].Addr().As4()
+	b[3] = byte(200 + endpoint)
+	return netip.AddrFrom4(b)
+}
+
+// resolve gives an endpoint of a node one of two identities, as its datapath does
+// when labels change.
+func (n *groupNode) resolve(ctx context.Context, endpoint, turn int) (number uint32, err error) {
+	resp, err := n.identity.ResolveEndpoint(ctx, &identityv1.ResolveEndpointRequest{
+		Owner:   &workloadv1.Owner{ContainerId: fmt.Sprint("bench-", endpoint), InterfaceName: "eth0"},
+		Manager: "bench", Addresses: []string{n.addressOf(endpoint).String()},
+		Labels: []*workloadv1.Label{{Source: "cni", Key: "turn", Value: fmt.Sprint(turn % 2)}},
+	})
+	return resp.GetIdentity().GetNumber(), err
+}
+
+// changes gives endpoints of all nodes in turn other identities, and measures
+// until the two other nodes know each.
+func (g *nodeGroup) changes(ctx context.Context) error {
+	const endpoints = 40 // of each node
+	b := g.bench
+	var numbers [2]uint32
+	for _, n := range g.nodes {
+		for e := range endpoints {
+			for turn := range numbers {
+				var err error
+				if numbers[turn], err = n.resolve(ctx, e, turn); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	var mu sync.Mutex
+	var watched samples
+	group, groupCtx := errgroup.WithContext(ctx)
+	tick := time.NewTicker(time.Second / perSecond)
+	defer tick.Stop()
+	for i := range 10 * b.sizes.changes {
+		<-tick.C
+		n, e, turn := g.nodes[i%len(g.nodes)], i/len(g.nodes)%endpoints, i/len(g.nodes)/endpoints
+		group.Go(func() error {
+			watch := g.expect(arrival{address: n.addressOf(e), identity: numbers[turn%2]}, n)
+			begin := time.Now()
+			if _, err := n.resolve(groupCtx, e, turn); err != nil {
+				return err
+			}
+			w, err := watch.after(groupCtx, begin)
+			mu.Lock()
+			defer mu.Unlock()
+			watched = append(watched, w)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	fmt.Fprintf(b.out, "Endpoints of three nodes that get another identity, %d a second, from ResolveEndpoint on:\n\n",
+		perSecond)
+	printTimes(b.out, []timesRow{
+		{"to WatchCluster of both other nodes", watched},
+	})
+	b.wantTime(fmt.Sprintf("a change of an endpoint at both other nodes, %d a second, p99", perSecond),
+		100*time.Millisecond, watched.quantile(0.99))
+	return nil
+}
+
+// adds compares an ADD of a node of three with one of a node that is in no
+// cluster, while etcd answers and while it does not.
+func (g *nodeGroup) adds(ctx context.Context) error {
+	b := g.bench
+	// Without ranges a node is not registered, and tells others of no endpoint.
+	without, err := devnode.Up(ctx, devnode.Options{
+		Instance: b.prefix + "w", BinDir: b.binDir,
+		Args: map[string][]string{devnode.IPAM: {"--quarantine=1s", "--identity="}},
+	})
+	if err != nil {
+		return err
+	}
+	b.cleanup = append(b.cleanup, func() error { return without.Down(context.Background()) })
+	var networks []network
+	for _, n := range []struct {
+		name string
+		node *devnode.Node
+	}{{"a node in no cluster", without}, {"a cluster of one node", b.node}, {"a node of three", g.nodes[0].Node}} {
+		network, err := labelledOn(n.node, n.name, "role", "plain")
+		if err != nil {
+			return err
+		}
+		networks = append(networks, network)
+	}
+	// The label set is one that each node holds.
+	for i, n := range networks {
+		p, err := n.connect(ctx, fmt.Sprintf("%s-hold-%d", b.prefix, i))
+		if err != nil {
+			return err
+		}
+		defer func() { _ = n.disconnect(context.WithoutCancel(ctx), p) }() // its node goes anyway
+	}
+	for _, state := range []string{"etcd answers", "etcd is away"} {
+		if state == "etcd is away" {
+			for _, n := range []*devnode.Node{g.cluster.Hub(), without, b.node} {
+				if err := n.Stop(ctx, devnode.Etcd); err != nil {
+					return err
+				}
+			}
+		}
+		times := make([]samples, len(networks))
+		for round := range b.sizes.rounds {
+			for i, n := range networks {
+				took, err := b.timeAdds(ctx, n, fmt.Sprintf("%s-a-%d-%d", b.prefix, round, i))
+				if err != nil {
+					return err
+				}
+				times[i] = append(times[i], took...)
+			}
+		}
+		fmt.Fprintf(b.out, "ADD with a label set that the node holds, one at a time, interleaved in %d rounds, while %s:\n\n",
+			b.sizes.rounds, state)
+		var rows []timesRow
+		for i, n := range networks {
+			rows = append(rows, timesRow{n.name, times[i]})
+		}
+		printTimes(b.out, rows)
+		for i, n := range networks[1:] {
+			b.wantTime(fmt.Sprintf("ADD p50 of %s above that of one in no cluster, while %s", n.name, state),
+				300*time.Microsecond, times[1+i].quantile(0.5)-times[0].quantile(0.5))
+		}
+	}
+	return b.node.Start(ctx, devnode.Etcd) // for the parts that follow
+}
+
+// timeAdds measures ADDs; what is before and after them is not in the times.
+func (b *bench) timeAdds(ctx context.Context, n network, prefix string) (took samples, err error) {
+	for i := range b.sizes.pods {
+		p := pod.Pod{Name: fmt.Sprintf("%s-%d", prefix, i)}
+		p.Netns = pod.NetnsPath(p.Name)
+		if err := pod.NewNetns(p.Netns); err != nil {
+			return nil, err
+		}
+		d, err := timed(func() error {
+			_, _, err := n.call(ctx, "ADD", p.Name, p.Netns)
+			return err
+		})
+		if err := errors.Join(err, n.disconnect(context.WithoutCancel(ctx), p)); err != nil {
+			return nil, err
+		}
+		took = append(took, d)
+	}
+	return took, nil
+}

@@ -4,10 +4,12 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sync/errgroup"
@@ -90,18 +92,28 @@ func TestNodesAgreeOnIdentitiesAndAddresses(t *testing.T) {
 	for _, n := range c.nodes {
 		n.forgets(t, p)
 	}
-	var nodes []shownNode
-	c.nodes[1].sluice(t, &nodes, "node", "list")
-	for i, n := range c.nodes {
-		want := uint32(2 * sets)
-		if i == 0 {
-			want -= 2
+	servicetest.EventuallyNil(t, "sluice node list", func() error {
+		var nodes []shownNode
+		if err := c.nodes[1].trySluice(t.Context(), &nodes, "node", "list"); err != nil {
+			return err
 		}
-		if i >= len(nodes) || nodes[i].Name != n.Name() || nodes[i].State != "alive" || nodes[i].Local != (i == 1) ||
-			nodes[i].Mappings != want || len(nodes[i].PodCIDRs) != 2 || nodes[i].Addresses[0] != n.Addresses()[0].String() {
-			t.Fatalf("sluice node list: %+v, want %d mappings of %s", nodes, want, n.Name())
+		for i, n := range c.nodes {
+			want := shownNode{Name: n.Name(), Local: i == 1, State: "alive", Mappings: 2 * sets}
+			if i == 0 {
+				want.Mappings -= 2 // the pod that is gone
+			}
+			for _, a := range n.Addresses() {
+				want.Addresses = append(want.Addresses, a.String())
+			}
+			for _, p := range n.PodCIDRs() {
+				want.PodCIDRs = append(want.PodCIDRs, p.String())
+			}
+			if len(nodes) != len(c.nodes) || fmt.Sprint(nodes[i]) != fmt.Sprint(want) {
+				return fmt.Errorf("%+v, want as element %d %+v", nodes, i, want)
+			}
 		}
-	}
+		return nil
+	})
 }
 
 // stateOf is the state of a node, as another one shows it.
@@ -242,4 +254,83 @@ func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestPodsAreCreatedWhileMembersOfEtcdAreKilled, one after the other, so that the
+// leader is among them.
+func TestPodsAreCreatedWhileMembersOfEtcdAreKilled(t *testing.T) {
+	c := newCluster(t, devnode.ClusterOptions{Nodes: 3, EtcdMembers: 3, Options: devnode.Options{
+		Args: map[string][]string{devnode.IPAM: {"--quarantine=1s"}},
+	}})
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	const kept = 40 // pods of each node; earlier ones are deleted
+	type labelled struct {
+		pod.Pod
+		app string
+	}
+	made := make([][]labelled, len(c.nodes))
+	var count atomic.Int32
+	group, groupCtx := errgroup.WithContext(t.Context())
+	for i, n := range c.nodes {
+		group.Go(func() error {
+			for k := 0; ctx.Err() == nil; k++ {
+				// A label set that only this node has, and one that all nodes have.
+				for _, app := range []string{fmt.Sprintf("own-%d-%d", i, k), fmt.Sprintf("all-%d", k)} {
+					p, err := makePod(t)
+					if err == nil {
+						p, err = n.tryAdd(groupCtx, p, app)
+					}
+					if err != nil {
+						return err
+					}
+					made[i] = append(made[i], labelled{p, app})
+					count.Add(1)
+					if len(made[i]) <= kept {
+						continue
+					}
+					if _, err := n.call(groupCtx, "DEL", made[i][0].Pod, ""); err != nil {
+						return fmt.Errorf("DEL %s at %s: %w", made[i][0].Name, n.Name(), err)
+					}
+					made[i] = made[i][1:]
+				}
+			}
+			return nil
+		})
+	}
+	for _, member := range c.Hub().Services() {
+		before := count.Load()
+		if err := c.Hub().Kill(t.Context(), member); err != nil {
+			t.Fatal(err)
+		}
+		servicetest.Eventually(t, "pods are created without "+member, func() bool {
+			return count.Load() >= before+6 || groupCtx.Err() != nil
+		})
+		if err := c.Hub().Start(t.Context(), member); err != nil {
+			t.Fatal(err)
+		}
+		before = count.Load()
+		servicetest.Eventually(t, "pods are created with "+member, func() bool {
+			return count.Load() >= before+6 || groupCtx.Err() != nil
+		})
+	}
+	stop()
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	shared := map[string]uint32{}
+	for i, on := range c.nodes {
+		for _, p := range made[i] {
+			number := on.identityOf(t, p.Pod, on)
+			for _, n := range c.nodes {
+				if got := n.identityOf(t, p.Pod, on); got != number {
+					t.Errorf("%s gives pod %s of %s identity %d, that itself %d", n.Name(), p.Name, on.Name(), got, number)
+				}
+			}
+			if before, ok := shared[p.app]; ok && before != number {
+				t.Errorf("the label set of app=%s has the numbers %d and %d", p.app, before, number)
+			}
+			shared[p.app] = number
+		}
+	}
 }

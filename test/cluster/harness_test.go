@@ -119,15 +119,12 @@ func connect(t *testing.T, n *devnode.Node) *node {
 	return out
 }
 
-// register says what the node is.
+// register gives the node the addresses of its uplink, which no service says yet.
 func (n *node) register(t *testing.T) {
 	t.Helper()
-	req := &identityv1.RegisterNodeRequest{Underlay: &identityv1.Underlay{}, PodRanges: &identityv1.PodRanges{}}
+	req := &identityv1.RegisterNodeRequest{Underlay: &identityv1.Underlay{}}
 	for _, a := range n.Addresses() {
 		req.Underlay.Addresses = append(req.Underlay.Addresses, a.String())
-	}
-	for _, p := range n.PodCIDRs() {
-		req.PodRanges.Prefixes = append(req.PodRanges.Prefixes, p.String())
 	}
 	if _, err := n.cluster.RegisterNode(t.Context(), req); err != nil {
 		t.Fatal(err)

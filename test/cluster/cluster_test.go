@@ -69,6 +69,7 @@ func TestNodesAgreeOnIdentitiesAndAddresses(t *testing.T) {
 					t.Errorf("identity %d is of set %d and of set %d", number, set, k)
 				}
 				numbers[number] = k
+				n.kernelHas(t, entries(p, number, on)...)
 			}
 		}
 	}
@@ -116,6 +117,9 @@ func TestNodesAgreeOnIdentitiesAndAddresses(t *testing.T) {
 	})
 }
 
+// remoteNode is the identity of other nodes' addresses.
+const remoteNode = 6
+
 // stateOf is the state of a node, as another one shows it.
 func (n *node) stateOf(t *testing.T, other *node) string {
 	t.Helper()
@@ -155,6 +159,7 @@ func TestSilentNodeKeepsItsAddressesUntilItIsForgotten(t *testing.T) {
 	if got := here.identityOf(t, p, there); got != number {
 		t.Errorf("the pod of the silent node has identity %d, before %d", got, number)
 	}
+	here.kernelHas(t, entries(p, number, there)...)
 	here.sluice(t, &forgotten, "node", "forget", there.Name(), "--dry-run")
 	if got, _, err := here.mapping(t.Context(), p.IPv4); err != nil || got != number || forgotten.Mappings != 2 {
 		t.Errorf("after --dry-run, which told of %d mappings: identity %d, %v", forgotten.Mappings, got, err)
@@ -175,6 +180,7 @@ func TestSilentNodeKeepsItsAddressesUntilItIsForgotten(t *testing.T) {
 		if got := n.identityOf(t, p, there); got != number {
 			t.Errorf("after the return of its node the pod has identity %d at %s, before %d", got, n.Name(), number)
 		}
+		n.kernelHas(t, entries(p, number, there)...)
 	}
 }
 
@@ -191,6 +197,12 @@ func TestJoiningNodeIsKnownToAllOthers(t *testing.T) {
 	for _, n := range append(slices.Clone(c.nodes), fourth) {
 		n.knows(t, 4)
 	}
+	for _, n := range c.nodes {
+		for _, a := range added.Addresses() {
+			n.kernelHas(t, entry{a, remoteNode, fourth})
+		}
+	}
+	fourth.kernelHas(t, entries(old, number, c.nodes[1])...)
 	if got := fourth.identityOf(t, old, c.nodes[1]); got != number {
 		t.Errorf("the fourth node gives the pod identity %d, the others %d", got, number)
 	}
@@ -199,6 +211,7 @@ func TestJoiningNodeIsKnownToAllOthers(t *testing.T) {
 		if got := n.identityOf(t, p, fourth); got != number {
 			t.Errorf("identity %d at %s, want that of the same labels, %d", got, n.Name(), number)
 		}
+		n.kernelHas(t, entries(p, number, fourth)...)
 	}
 }
 
@@ -222,6 +235,9 @@ func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
 		}
 	}
 	evenMore := first.add(t, "web")
+	for _, n := range []*node{second, third} {
+		n.kernelHas(t, entries(web, number, first)...)
+	}
 	if got := second.identityOf(t, web, first); got != number {
 		t.Errorf("without etcd, the pod has identity %d, before %d", got, number)
 	}
@@ -242,6 +258,7 @@ func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
 			if got := n.identityOf(t, p, first); got != number {
 				t.Errorf("%s gives pod %s identity %d, want %d", n.Name(), p.Name, got, number)
 			}
+			n.kernelHas(t, entries(p, number, first)...)
 		}
 		n.forgets(t, other)
 	}
@@ -319,9 +336,11 @@ func TestPodsAreCreatedWhileMembersOfEtcdAreKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	shared := map[string]uint32{}
+	var all []entry
 	for i, on := range c.nodes {
 		for _, p := range made[i] {
 			number := on.identityOf(t, p.Pod, on)
+			all = append(all, entries(p.Pod, number, on)...)
 			for _, n := range c.nodes {
 				if got := n.identityOf(t, p.Pod, on); got != number {
 					t.Errorf("%s gives pod %s of %s identity %d, that itself %d", n.Name(), p.Name, on.Name(), got, number)
@@ -332,5 +351,8 @@ func TestPodsAreCreatedWhileMembersOfEtcdAreKilled(t *testing.T) {
 			}
 			shared[p.app] = number
 		}
+	}
+	for _, n := range c.nodes {
+		n.kernelHas(t, all...)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -112,22 +113,8 @@ func connect(t *testing.T, n *devnode.Node) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	out := &node{
+	return &node{
 		Node: n, cluster: identityv1.NewClusterServiceClient(conn), identity: identityv1.NewIdentityServiceClient(conn),
-	}
-	out.register(t)
-	return out
-}
-
-// register gives the node the addresses of its uplink, which no service says yet.
-func (n *node) register(t *testing.T) {
-	t.Helper()
-	req := &identityv1.RegisterNodeRequest{Underlay: &identityv1.Underlay{}}
-	for _, a := range n.Addresses() {
-		req.Underlay.Addresses = append(req.Underlay.Addresses, a.String())
-	}
-	if _, err := n.cluster.RegisterNode(t.Context(), req); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -262,7 +249,62 @@ func (n *node) identityOf(t *testing.T, p pod.Pod, on *node) (number uint32) {
 	return number
 }
 
-// forgets waits until the node knows no identity of the pod's addresses.
+// kernel is what the ipcache of the node's kernel has, by prefix, in words.
+func (n *node) kernel(ctx context.Context) (map[string]string, error) {
+	entries := map[string]string{}
+	for _, name := range []string{"sl_ipc4", "sl_ipc6"} {
+		out, err := n.run(ctx, "map", "dump", name)
+		if err != nil {
+			return nil, err
+		}
+		for line := range bytes.Lines(out) {
+			var e struct{ Key, Value string }
+			if err := json.Unmarshal(line, &e); err != nil {
+				return nil, err
+			}
+			entries[e.Key] = e.Value
+		}
+	}
+	return entries, nil
+}
+
+// entry is what a kernel must have of an address of another node.
+type entry struct {
+	address  netip.Addr
+	identity uint32
+	on       *node
+}
+
+// entries are those of a pod.
+func entries(p pod.Pod, identity uint32, on *node) (all []entry) {
+	for _, a := range p.Addresses() {
+		all = append(all, entry{a, identity, on})
+	}
+	return all
+}
+
+// kernelHas waits until the node's kernel has the entries; those of the node
+// itself are left out.
+func (n *node) kernelHas(t *testing.T, want ...entry) {
+	t.Helper()
+	servicetest.EventuallyNil(t, "the kernel of "+n.Name(), func() error {
+		have, err := n.kernel(t.Context())
+		if err != nil {
+			return err
+		}
+		for _, e := range want {
+			value := have[netip.PrefixFrom(e.address, e.address.BitLen()).String()]
+			if e.on.Name() != n.Name() && (!strings.HasPrefix(value, fmt.Sprintf("identity %d node ", e.identity)) ||
+				!strings.HasSuffix(value, " "+e.on.Name())) {
+				return fmt.Errorf("%s has %q, want identity %d of %s", e.address, value, e.identity, e.on.Name())
+			}
+		}
+		return nil
+	})
+}
+
+// forgets waits until the node, and its kernel, know no identity of the pod's
+// addresses.
 func (n *node) forgets(t *testing.T, p pod.Pod) {
 	t.Helper()
 	servicetest.EventuallyNil(t, fmt.Sprintf("%s forgets pod %s", n.Name(), p.Name), func() error {
@@ -272,7 +314,13 @@ func (n *node) forgets(t *testing.T, p pod.Pod) {
 				return fmt.Errorf("%s has identity %d on %q", a, got, name)
 			}
 		}
-		return nil
+		have, err := n.kernel(t.Context())
+		for _, a := range p.Addresses() {
+			if value, ok := have[netip.PrefixFrom(a, a.BitLen()).String()]; ok {
+				return fmt.Errorf("the kernel has %s: %s", a, value)
+			}
+		}
+		return err
 	})
 }
 
@@ -285,6 +333,15 @@ func (n *node) sluice(t *testing.T, to any, args ...string) {
 }
 
 func (n *node) trySluice(ctx context.Context, to any, args ...string) error {
+	out, err := n.run(ctx, args...)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(out, to)
+}
+
+// run executes the command against the node, with JSON as its output.
+func (n *node) run(ctx context.Context, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(binDir(), "sluice"), //nolint:gosec // the program under test
@@ -293,9 +350,9 @@ func (n *node) trySluice(ctx context.Context, to any, args ...string) error {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return fmt.Errorf("%v: %w: %s%s", args, err, out, stderr.Bytes())
+		return nil, fmt.Errorf("%v: %w: %s%s", args, err, out, stderr.Bytes())
 	}
-	return json.Unmarshal(out, to)
+	return out, nil
 }
 
 // receiveAll reads a stream to its end.

@@ -53,8 +53,8 @@ type Config struct {
 
 // UnderlayConfig says by which addresses other nodes reach this one.
 type UnderlayConfig struct {
-	Addresses []netip.Addr `config:"addresses" help:"addresses of this node for the others, the preferred of a family first; empty: those of the devices"`
-	Devices   []string     `config:"devices" help:"devices whose global addresses others reach this node by, by name or pattern (*, ?, [a-z]); empty: those that default routes lead through"`
+	Addresses []netip.Addr `config:"addresses" help:"addresses of this node for the others; empty: of the devices"`
+	Devices   []string     `config:"devices" help:"devices with such addresses (*, ?, [a-z]); empty: of default routes"`
 }
 
 // PolicyConfig says what evaluates traffic.

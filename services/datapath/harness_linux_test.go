@@ -191,7 +191,8 @@ func (w *world) open() opened {
 	records := w.store()
 	a := around{
 		instance: "test", bootID: "boot-1", home: w.home, log: log.Discard(), leases: w.leases, identities: w.identities,
-		records: records, ranges: w.ranges, cluster: w.cluster, registry: w.registry, numbers: filepath.Join(w.dir, "nodes.json"),
+		records: records, ranges: w.ranges, cluster: w.cluster, registry: w.registry,
+		numbers:  filepath.Join(w.dir, "nodes.json"),
 		policies: w.policies, patience: w.wait,
 	}
 	if w.records != nil {

@@ -228,7 +228,9 @@ func (n *node) openCore(cfg Config) (err error) {
 		}
 	}
 	n.mtu = cfg.MTU
-	maps := endpointmap.Maps{Endpoints: n.Kernel.Endpoints, Tables: n.Kernel.Tables, IPCache: n.Kernel.IPCache, Policy: n.Policy}
+	maps := endpointmap.Maps{
+		Endpoints: n.Kernel.Endpoints, Tables: n.Kernel.Tables, IPCache: n.Kernel.IPCache, Policy: n.Policy,
+	}
 	n.Host = &host.Host{Devices: n.dev, Firewall: n.guard, Addresses: n.Kernel.Endpoints, Ranges: n.Ranges, Log: n.log}
 	c := lifecycle.Config{
 		Instance: n.instance, BootID: n.bootID, Ranges: n.Ranges, MTU: cfg.MTU,

@@ -27,7 +27,9 @@ type Cluster struct {
 
 // NewCluster uses a connection to identity's socket.
 func NewCluster(cc grpc.ClientConnInterface, l *slog.Logger) *Cluster {
-	return &Cluster{Health: Health{Name: "identity"}, client: identityv1.NewClusterServiceClient(cc), log: l.With("source", "cluster")}
+	return &Cluster{
+		Health: Health{Name: "identity"}, client: identityv1.NewClusterServiceClient(cc), log: l.With("source", "cluster"),
+	}
 }
 
 // Watch implements cluster.Source.
@@ -43,13 +45,15 @@ func (c *Cluster) events(m *identityv1.WatchClusterResponse) iter.Seq[watch.Even
 	type event = watch.Event[cluster.Key, cluster.Item]
 	return func(yield func(event) bool) {
 		for _, n := range m.GetNodes() {
-			if n.GetName() != "" && !yield(event{Kind: watch.Upsert, Key: cluster.Key{Node: n.GetName()}, Value: cluster.Item{Node: c.node(n)}}) {
+			e := event{Kind: watch.Upsert, Key: cluster.Key{Node: n.GetName()}, Value: cluster.Item{Node: c.node(n)}}
+			if n.GetName() != "" && !yield(e) {
 				return
 			}
 		}
 		for _, x := range m.GetMappings() {
 			item := cluster.Item{On: x.GetNode(), Identity: identity.Numeric(x.GetIdentity())}
-			if p, ok := c.prefix(x.GetPrefix()); ok && !yield(event{Kind: watch.Upsert, Key: cluster.Key{Prefix: p}, Value: item}) {
+			p, ok := c.prefix(x.GetPrefix())
+			if ok && !yield(event{Kind: watch.Upsert, Key: cluster.Key{Prefix: p}, Value: item}) {
 				return
 			}
 		}

@@ -38,7 +38,9 @@ type scriptedCluster struct {
 	refuse     error                             // guarded by mu
 }
 
-func (s *scriptedCluster) WatchCluster(r *identityv1.WatchClusterRequest, stream grpc.ServerStreamingServer[identityv1.WatchClusterResponse]) error {
+func (s *scriptedCluster) WatchCluster(
+	r *identityv1.WatchClusterRequest, stream grpc.ServerStreamingServer[identityv1.WatchClusterResponse],
+) error {
 	s.mu.Lock()
 	s.tokens = append(s.tokens, string(r.GetResumeToken()))
 	expired := s.expired != "" && s.expired == string(r.GetResumeToken())
@@ -61,7 +63,9 @@ func (s *scriptedCluster) WatchCluster(r *identityv1.WatchClusterRequest, stream
 	}
 }
 
-func (s *scriptedCluster) RegisterNode(_ context.Context, r *identityv1.RegisterNodeRequest) (*identityv1.RegisterNodeResponse, error) {
+func (s *scriptedCluster) RegisterNode(
+	_ context.Context, r *identityv1.RegisterNodeRequest,
+) (*identityv1.RegisterNodeResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.refuse != nil {
@@ -144,6 +148,13 @@ func (k *known) text() string {
 	return fmt.Sprintf("%d %q", k.complete, out)
 }
 
+// everything is the bookmark behind a listing.
+func everything(token string) *identityv1.WatchClusterResponse {
+	return &identityv1.WatchClusterResponse{
+		Bookmark: &identityv1.Bookmark{SnapshotComplete: true}, ResumeToken: []byte(token),
+	}
+}
+
 // TestClusterStreamIsFollowedOverItsEnds goes through the real messages: several
 // events in one, ends with and without a token that is good.
 func TestClusterStreamIsFollowedOverItsEnds(t *testing.T) {
@@ -152,7 +163,8 @@ func TestClusterStreamIsFollowedOverItsEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
-		done <- watch.Follow(ctx, cluster.Source(c), k, watch.FollowOptions{Max: 100, RetryMin: 1, RetryMax: 1, Log: log.Discard()})
+		o := watch.FollowOptions{Max: 100, RetryMin: 1, RetryMax: 1, Log: log.Discard()}
+		done <- watch.Follow(ctx, cluster.Source(c), k, o)
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	want := func(text string) {
@@ -174,10 +186,12 @@ func TestClusterStreamIsFollowedOverItsEnds(t *testing.T) {
 		return &identityv1.IPMapping{Prefix: p, Node: node, Identity: id}
 	}
 	s.send <- &identityv1.WatchClusterResponse{
-		Nodes:    []*identityv1.Node{node("b", "10.1.0.0/24", "nothing"), node("c")},
-		Mappings: []*identityv1.IPMapping{mapping("10.1.0.5/32", "b", 300), mapping("broken", "b", 300), mapping("192.0.2.9/32", "", 0xff0001)},
+		Nodes: []*identityv1.Node{node("b", "10.1.0.0/24", "nothing"), node("c")},
+		Mappings: []*identityv1.IPMapping{
+			mapping("10.1.0.5/32", "b", 300), mapping("broken", "b", 300), mapping("192.0.2.9/32", "", 0xff0001),
+		},
 	}
-	s.send <- &identityv1.WatchClusterResponse{Bookmark: &identityv1.Bookmark{SnapshotComplete: true}, ResumeToken: []byte("1")}
+	s.send <- everything("1")
 	want(`1 ["10.1.0.5/32 b 300" "192.0.2.9/32  16711681" "b 1 [192.0.2.1] [10.1.0.0/24]" "c 1 [192.0.2.1] []"]`)
 	s.send <- &identityv1.WatchClusterResponse{
 		Mappings: []*identityv1.IPMapping{mapping("10.1.0.6/32", "b", 301)}, RemovedPrefixes: []string{"10.1.0.5/32"},
@@ -192,7 +206,7 @@ func TestClusterStreamIsFollowedOverItsEnds(t *testing.T) {
 	s.mu.Unlock()
 	s.send <- nil // it lists again
 	s.send <- &identityv1.WatchClusterResponse{Nodes: []*identityv1.Node{node("b")}}
-	s.send <- &identityv1.WatchClusterResponse{Bookmark: &identityv1.Bookmark{SnapshotComplete: true}, ResumeToken: []byte("4")}
+	s.send <- everything("4")
 	want(`2 ["b 1 [192.0.2.1] []"]`)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,7 +236,7 @@ func TestNodeIsRegisteredWheneverItChanges(t *testing.T) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if len(s.registered) != n || r.Err() != nil {
-				return fmt.Errorf("%d, %v, want %d", len(s.registered), r.Err(), n)
+				return fmt.Errorf("%d, want %d: %w", len(s.registered), n, r.Err())
 			}
 			return nil
 		})

@@ -19,8 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/kit/watch"
@@ -364,10 +362,12 @@ func TestKernelNodeNumberRests(t *testing.T) {
 	p.wait("everything", p.expected(set))
 	first, _ := p.numbers.Of("c")
 
-	tuple := conntrack.Tuple{Initiator: netip.MustParseAddrPort("10.244.0.7:1"), Responder: netip.MustParseAddrPort("10.244.2.5:2"), Protocol: 17}
+	tuple := conntrack.Tuple{
+		Initiator: netip.MustParseAddrPort("10.244.0.7:1"), Responder: netip.MustParseAddrPort("10.244.2.5:2"), Protocol: 17,
+	}
 	ct, k4 := p.kernel.Pins.Map(bpf.MapsMapSlCt4), tuple.Key4()
 	put := func() {
-		must(t, ct.Update(&k4, &bpf.MapsSlCt{Node: first, LastS: conntrack.MonotonicSeconds(), Where: 0xffff_ffff << 32}, ebpf.UpdateAny))
+		must(t, ct.Put(&k4, &bpf.MapsSlCt{Node: first, LastS: conntrack.MonotonicSeconds(), Where: 0xffff_ffff << 32}))
 	}
 	put()
 	collect := func(p *process) {
@@ -473,9 +473,11 @@ func TestKernelClusterIsNotBelievedEverything(t *testing.T) {
 	s, set := newSource(), twoNodes()
 	p := start(t, newDir(t), s, time.Now)
 	bad := map[cluster.Key]cluster.Item{
-		key("10.244.1.8/32"): {On: "b", Identity: identity.Host}, key("10.244.1.9/32"): {On: "b", Identity: identity.World},
-		key("10.244.1.16/28"): {On: "b", Identity: 300}, key("0.0.0.0/0"): {On: "b", Identity: 300},
-		key("e"): node("1", "192.0.2.5", "127.0.0.0/8", "0.0.0.0/0", "10.244.5.0/24"),
+		key("10.244.1.8/32"):  {On: "b", Identity: identity.Host},
+		key("10.244.1.9/32"):  {On: "b", Identity: identity.World},
+		key("10.244.1.16/28"): {On: "b", Identity: 300},
+		key("0.0.0.0/0"):      {On: "b", Identity: 300},
+		key("e"):              node("1", "192.0.2.5", "127.0.0.0/8", "0.0.0.0/0", "10.244.5.0/24"),
 	}
 	all := maps.Clone(set)
 	maps.Copy(all, bad)

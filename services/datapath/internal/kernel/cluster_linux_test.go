@@ -35,7 +35,8 @@ func (th *theatre) putNoStrangers(t *testing.T) {
 // shorter by that many bits.
 func announced(who string, bits int, id identity.Numeric, node uint16) act {
 	return change(func(t *testing.T, th *theatre) {
-		must(t, "SetRemote", th.k.IPCache.SetRemote(around(t, th.addr(who), bits), ipcache.Remote{Identity: id, Node: node}))
+		r := ipcache.Remote{Identity: id, Node: node}
+		must(t, "SetRemote", th.k.IPCache.SetRemote(around(t, th.addr(who), bits), r))
 	})
 }
 
@@ -172,7 +173,10 @@ func TestKernelWhatTheClusterSaidOutlivesAStart(t *testing.T) {
 	remote := []ipmap.Entry{
 		{Prefix: netip.MustParsePrefix("10.9.0.0/24"), Info: ipmap.Info{Identity: identity.UnknownInCluster, Node: 1}},
 		{Prefix: netip.MustParsePrefix("10.9.0.5/32"), Info: ipmap.Info{Identity: friend, Node: 1}},
-		{Prefix: netip.MustParsePrefix("192.0.2.5/32"), Info: ipmap.Info{Identity: identity.MinNodeLocal, Flags: ipmap.Outside}},
+		{
+			Prefix: netip.MustParsePrefix("192.0.2.5/32"),
+			Info:   ipmap.Info{Identity: identity.MinNodeLocal, Flags: ipmap.Outside},
+		},
 	}
 	for _, e := range remote {
 		must(t, "SetRemote", th.k.IPCache.SetRemote(e.Prefix, ipcache.Remote{Identity: e.Identity, Node: e.Node}))

@@ -209,7 +209,8 @@ func newStage(t testing.TB) (runner, map[string]slotmap.Endpoint) {
 			t.Fatalf("UpsertIP(%v): %v", x, err)
 		}
 	}
-	must(t, "an API server", k.IPCache.SetRemote(ipmap.HostPrefix(server4), ipcache.Remote{Identity: identity.KubeAPIServer, Node: 3}))
+	server := ipcache.Remote{Identity: identity.KubeAPIServer, Node: 3}
+	must(t, "an API server", k.IPCache.SetRemote(ipmap.HostPrefix(server4), server))
 	return runner{k}, cast
 }
 
@@ -426,8 +427,14 @@ func lives() []life {
 		{name: "a tunnel port in a first fragment", in: raw4(ip4Header{dst: remote4, proto: 17, frag: 0x2000}, udp(40000, 4789)), reason: event.DropTunnelPort},
 		{name: "IPv4 within IPv4 to the host", in: from4(host4, 4, from4(b.IPv4, 17, dns)[14:]), reason: event.DropTunnelPort},
 		{name: "IPv6 within IPv4 to the host", in: from4(host4, 41, from6(b.IPv6, 17, dns)[14:]), reason: event.DropTunnelPort},
-		{name: "a tunnel port of a node with an API server", in: from4(server4, 17, udp(40000, 4789)), reason: event.DropTunnelPort},
-		{name: "IPv4 in IPv4 to a node with an API server", in: from4(server4, 4, make([]byte, 24)), reason: event.DropTunnelPort},
+		{
+			name: "a tunnel port of a node with an API server",
+			in:   from4(server4, 17, udp(40000, 4789)), reason: event.DropTunnelPort,
+		},
+		{
+			name: "IPv4 in IPv4 to a node with an API server",
+			in:   from4(server4, 4, make([]byte, 24)), reason: event.DropTunnelPort,
+		},
 		{name: "GRE to a remote node", in: from4(remote4, 47, make([]byte, 24)), reason: event.DropTunnelPort},
 		{name: "GRE behind options to the host, IPv6", in: from6(host6, 60, append(ext(47), make([]byte, 24)...)), reason: event.DropTunnelPort},
 		{name: "IPv6 within IPv6 to the host", in: from6(host6, 41, from6(b.IPv6, 17, dns)[14:]), reason: event.DropTunnelPort},

@@ -46,7 +46,7 @@ func newMetrics(s *Server) *metrics {
 		changed:       desc("identity_changes_total", "Endpoints whose identity was changed while they lived."),
 		waiting:       desc("pending_identity_changes", "Endpoints that shall have another identity and do not yet."),
 
-		clusterComplete: desc("cluster_stream_complete", "1 if all other nodes and their addresses were received and the stream is open."),
+		clusterComplete: desc("cluster_stream_complete", "1 if other nodes were all received and the stream is open."),
 		clusterNodes:    desc("cluster_nodes", "Other nodes of the cluster."),
 		clusterPrefixes: desc("cluster_prefixes", "Ranges and addresses of other nodes and outside that the ipcache has."),
 		clusterWaiting:  desc("cluster_waiting_prefixes", "Those of them whose identity the policy tables do not know yet."),

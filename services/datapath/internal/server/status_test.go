@@ -82,7 +82,9 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 			Called: Called{IPAM: &c.around, Identity: &c.around}, Warnings: func() []string { return nil },
 			Cluster: func() ClusterStream {
 				return ClusterStream{
-					State:    cluster.State{Complete: c.around.identity == nil, Err: c.around.identity, Nodes: 3, Refused: []string{"a"}},
+					State: cluster.State{
+						Complete: c.around.identity == nil, Err: c.around.identity, Nodes: 3, Refused: []string{"a"},
+					},
 					Prefixes: 7, Waiting: 2, Resting: 1, Registration: c.around.identity,
 				}
 			},
@@ -107,8 +109,10 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		if !well {
 			warnings += 2
 		}
-		if others.GetComplete() != well || (others.GetError() == "") != well || (others.GetRegistrationError() == "") != well ||
-			others.GetNodes() != 3 || others.GetPrefixes() != 7 || others.GetWaitingPrefixes() != 2 || others.GetRestingNumbers() != 1 ||
+		if others.GetComplete() != well || (others.GetError() == "") != well ||
+			(others.GetRegistrationError() == "") != well ||
+			others.GetNodes() != 3 || others.GetPrefixes() != 7 || others.GetWaitingPrefixes() != 2 ||
+			others.GetRestingNumbers() != 1 ||
 			len(st.GetWarnings()) != warnings {
 			t.Errorf("%s: other nodes %v, warnings %q", name, others, st.GetWarnings())
 		}

@@ -71,7 +71,9 @@ func (s *state) entries() (all []ipmap.Entry) {
 		}
 	}
 	for p := range s.ranges {
-		maps.DeleteFunc(out, func(q netip.Prefix, _ ipmap.Info) bool { return p.Contains(q.Addr()) && q.Bits() >= p.Bits() })
+		maps.DeleteFunc(out, func(q netip.Prefix, _ ipmap.Info) bool {
+			return p.Contains(q.Addr()) && q.Bits() >= p.Bits()
+		})
 	}
 	for p := range s.ranges {
 		out[p] = ipmap.Info{Identity: 255, Flags: ipmap.PodRange}
@@ -95,7 +97,12 @@ func TestKernelIPCacheDependsOnTheFinalStateAlone(t *testing.T) {
 		c := open(t, dir)
 		must(t, c.Settle(nil, func(netip.Addr) bool { return false }))
 		must(t, c.Gate(nil))
-		s := state{map[netip.Addr]identity.Numeric{}, map[netip.Prefix]bool{}, map[netip.Prefix]ipcache.Remote{}, map[identity.Numeric]bool{}}
+		s := state{
+			map[netip.Addr]identity.Numeric{},
+			map[netip.Prefix]bool{},
+			map[netip.Prefix]ipcache.Remote{},
+			map[identity.Numeric]bool{},
+		}
 		ids := []identity.Numeric{6, 7, 300, 301, 302, identity.MinNodeLocal}
 		anyID := func() identity.Numeric { return ids[r.IntN(len(ids))] }
 		addr := func() netip.Addr {

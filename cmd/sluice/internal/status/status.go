@@ -274,6 +274,10 @@ func (s *nodeStatus) warnings() []string {
 		}
 	}
 	if c := s.Cluster; c != nil {
+		if !c.Registered && s.Identity.StoreReached {
+			all = append(all, "sluice-identity: this node is not registered: other nodes do not know the addresses of its "+
+				"containers; sluice-ipam registers it, if its setting identity is there")
+		}
 		if c.RefusedMappings > 0 {
 			all = append(all, fmt.Sprintf("sluice-identity: %d addresses that other nodes wrote do not count; "+
 				"`sluice node list` names the nodes, `sluice ip get` says why of an address", c.RefusedMappings))

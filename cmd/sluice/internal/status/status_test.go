@@ -136,6 +136,8 @@ func TestStatusShowsTheCluster(t *testing.T) {
 		"Cluster not registered; 1 nodes, 0 mappings of others; 4 of others refused; 1 ranges of this node refused; "+
 			"5 endpoints wait to be published",
 		"Warning: sluice-identity: the range 10.0.0.0/24 does not count",
+		"Warning: sluice-identity: this node is not registered: other nodes do not know the addresses of its containers; "+
+			"sluice-ipam registers it, if its setting identity is there",
 		"Warning: sluice-identity: what this node says does not reach the cluster: register this node: refused",
 		"Warning: sluice-identity: 4 addresses that other nodes wrote do not count; `sluice node list` names the nodes, "+
 			"`sluice ip get` says why of an address")

@@ -39,23 +39,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
-	var dir *snapshot.Dir
-	last, err := process.Phase(p, "load state", func() (last snapshot.Loaded, err error) {
-		dir, err = snapshot.Open(cfg.StateDir, cfg.Node)
-		if err != nil {
-			return last, err
-		}
-		return dir.Load()
-	})
+	dir, last, err := openState(p, cfg)
 	if err != nil {
 		return err
-	}
-	p.OnExit(dir.Close)
-	if last.Damaged != nil {
-		p.Log.Error("the cache of identities is corrupt; it was put aside and is read from etcd again", "kept_as", snapshot.DamagedFile, log.Err(last.Damaged))
-	}
-	if last.DamagedIncarnation != nil {
-		p.Log.Error("the incarnation of this node cannot be read; it was put aside, and the node waits until its old name is free", "kept_as", snapshot.DamagedIncarnationFile, log.Err(last.DamagedIncarnation))
 	}
 
 	sess, err := session.Open(session.Config{
@@ -85,7 +71,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	store, hub, endpoints, nodes := etcd.New(sess), server.NewHub(), server.NewEndpointHub(), server.NewClusterHub()
 	reg := registry.New(cfg.registry(last.Incarnation, p.Log), store, dir, nodes, last.Registration)
 	store.Observe(reg.Observe)
-	alloc, err := allocator.New(cfg.allocator(p.Log), store, dir, hub, server.EndpointPublisher{EndpointHub: endpoints, Registry: reg},
+	alloc, err := allocator.New(cfg.allocator(p.Log), store, dir, hub,
+		server.EndpointPublisher{EndpointHub: endpoints, Registry: reg},
 		last.Holds, last.Known, last.Cached)
 	if err != nil {
 		return err
@@ -97,7 +84,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	service := &server.Server{
 		Allocator: alloc, Hub: hub, Endpoints: endpoints, Filter: filter,
 		Node: cfg.Node, Version: version.Get().String(), Started: started,
-		Cluster: &server.Cluster{Registry: reg, Hub: nodes, Node: cfg.Node, Connected: func() bool { up, _ := alloc.Connected(); return up }},
+		Cluster: &server.Cluster{
+			Registry: reg, Hub: nodes, Node: cfg.Node,
+			Connected: func() bool { up, _ := alloc.Connected(); return up },
+		},
 	}
 	if kubernetes != nil {
 		service.Pods = pods.New(cfg.Node, cfg.Cluster.Name, filter)
@@ -139,4 +129,29 @@ func followKubernetes(ctx context.Context, p *process.Process, client *kube.Clie
 	p.Go("identities of the Kubernetes API", servers.Run)
 	p.Go("relabelling", s.Relabeler.Run)
 	p.Go("pods", func(ctx context.Context) error { return s.Pods.Follow(ctx, client, p.Log) })
+}
+
+// openState opens the state directory, which the end of the process closes, and
+// reads what the process before left there.
+func openState(p *process.Process, cfg Config) (dir *snapshot.Dir, last snapshot.Loaded, err error) {
+	last, err = process.Phase(p, "load state", func() (last snapshot.Loaded, err error) {
+		dir, err = snapshot.Open(cfg.StateDir, cfg.Node)
+		if err != nil {
+			return last, err
+		}
+		return dir.Load()
+	})
+	if err != nil {
+		return nil, last, err
+	}
+	p.OnExit(dir.Close)
+	if last.Damaged != nil {
+		p.Log.Error("the cache of identities is corrupt; it was put aside and is read from etcd again",
+			"kept_as", snapshot.DamagedFile, log.Err(last.Damaged))
+	}
+	if last.DamagedIncarnation != nil {
+		p.Log.Error("the incarnation of this node cannot be read; it was put aside, and the node waits until its old name is free",
+			"kept_as", snapshot.DamagedIncarnationFile, log.Err(last.DamagedIncarnation))
+	}
+	return dir, last, nil
 }

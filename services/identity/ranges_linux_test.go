@@ -32,7 +32,8 @@ type claimer struct {
 
 func (c *claimer) settings() *identityv1.IPAMSettings {
 	return &identityv1.IPAMSettings{
-		Mode: identityv1.IPAMMode_IPAM_MODE_POOL, PoolPrefixes: []string{"10.9.0.0/22"}, Ipv4BlockLength: 24, MaxBlocks: 4,
+		Mode: identityv1.IPAMMode_IPAM_MODE_POOL, PoolPrefixes: []string{"10.9.0.0/22"}, Ipv4BlockLength: 24,
+		MaxBlocks: 4,
 	}
 }
 
@@ -41,7 +42,8 @@ func (c *claimer) cluster() identityv1.ClusterServiceClient {
 }
 
 func (c *claimer) claim() error {
-	resp, err := c.cluster().ClaimRange(servicetest.Context(c.t), &identityv1.ClaimRangeRequest{Settings: c.settings(), KnownRanges: c.known})
+	resp, err := c.cluster().ClaimRange(servicetest.Context(c.t),
+		&identityv1.ClaimRangeRequest{Settings: c.settings(), KnownRanges: c.known})
 	if err == nil {
 		c.known = append(c.known, resp.GetRange())
 	}
@@ -113,7 +115,8 @@ func TestKernelKilledAnywhereLeaksNoRange(t *testing.T) {
 					}
 					for _, kv := range got.Kvs {
 						if kv.Lease == 0 {
-							held = append(held, strings.TrimPrefix(string(kv.Key), "/sluice/v1/identity/range/default/"))
+							held = append(held, strings.TrimPrefix(string(kv.Key),
+								"/sluice/v1/identity/range/default/"))
 						}
 					}
 					slices.Sort(held)

@@ -83,11 +83,13 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	store := New(sess)
 	n.reg = registry.New(registry.Config{
 		Node: name, Incarnation: last.Incarnation, Version: "test", Timeout: cfg.StoreTimeout, Pause: time.Millisecond,
-		RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, RetryRanges: cfg.Reconcile, HoldLosses: cfg.holdLosses, Log: cfg.Log,
+		RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, RetryRanges: cfg.Reconcile, HoldLosses: cfg.holdLosses,
+		Log: cfg.Log,
 	}, store, files, n.cluster, last.Registration)
 	store.Observe(n.reg.Observe)
 	n.Allocator, err = allocator.New(cfg.Config, store, files, n.hub,
-		server.EndpointPublisher{EndpointHub: server.NewEndpointHub(), Registry: n.reg}, last.Holds, last.Known, last.Cached)
+		server.EndpointPublisher{EndpointHub: server.NewEndpointHub(), Registry: n.reg}, last.Holds, last.Known,
+		last.Cached)
 	if err != nil {
 		t.Fatal(err)
 	}

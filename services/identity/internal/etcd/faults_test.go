@@ -109,17 +109,33 @@ func TestTheHistoryCheckerFindsWhatItLooksFor(t *testing.T) {
 		ops  []operation
 		want bool
 	}{
-		"one number":             {[]operation{{"resolve", 1, 300}, {"resolve", 1, 300}, {"release", 1, 300}, {"resolve", 2, 301}}, true},
-		"again after collection": {[]operation{{"resolve", 1, 300}, {"release", 1, 300}, {"resolve", 1, 301}, {"resolve", 2, 300}}, true},
-		"two numbers of a set":   {[]operation{{"resolve", 1, 300}, {"resolve", 1, 301}}, false},
-		"two sets of a number":   {[]operation{{"resolve", 1, 300}, {"resolve", 2, 300}}, false},
-		"reused while held":      {[]operation{{"resolve", 1, 300}, {"resolve", 1, 300}, {"release", 1, 300}, {"resolve", 2, 300}}, false},
+		"one number": {[]operation{
+			{"resolve", 1, 300},
+			{"resolve", 1, 300},
+			{"release", 1, 300},
+			{"resolve", 2, 301},
+		}, true},
+		"again after collection": {[]operation{
+			{"resolve", 1, 300},
+			{"release", 1, 300},
+			{"resolve", 1, 301},
+			{"resolve", 2, 300},
+		}, true},
+		"two numbers of a set": {[]operation{{"resolve", 1, 300}, {"resolve", 1, 301}}, false},
+		"two sets of a number": {[]operation{{"resolve", 1, 300}, {"resolve", 2, 300}}, false},
+		"reused while held": {[]operation{
+			{"resolve", 1, 300},
+			{"resolve", 1, 300},
+			{"release", 1, 300},
+			{"resolve", 2, 300},
+		}, false},
 	} {
 		h := &history{}
 		for i, op := range c.ops {
 			h.add(0, op, int64(2*i), int64(2*i+1))
 		}
-		got := porcupine.CheckOperations(bindings(thingOf, holderOf), h.all) && porcupine.CheckOperations(bindings(holderOf, thingOf), h.all)
+		got := porcupine.CheckOperations(bindings(thingOf, holderOf), h.all) &&
+			porcupine.CheckOperations(bindings(holderOf, thingOf), h.all)
 		if got != c.want {
 			t.Errorf("%s: accepted %t, want %t", name, got, c.want)
 		}
@@ -140,7 +156,10 @@ type racers struct {
 }
 
 func startRacers(t *testing.T, s *etcdtest.Server, nodes int, cfg nodeConfig) *racers {
-	r := &racers{t: t, etcd: s, cfg: cfg, nodes: make([]atomic.Pointer[node], nodes), history: &history{start: time.Now()}}
+	r := &racers{
+		t: t, etcd: s, cfg: cfg, nodes: make([]atomic.Pointer[node], nodes),
+		history: &history{start: time.Now()},
+	}
 	for i := range nodes {
 		r.dirs = append(r.dirs, t.TempDir())
 		r.start(i)
@@ -438,7 +457,8 @@ func TestNodePartitionedBeyondEveryTimeout(t *testing.T) {
 	admin := s.Client()
 	p.Cut()
 	servicetest.Eventually(t, "the number of the node to be free again", func() bool {
-		return len(keysBelow(t, admin, fmt.Sprint("/id/", web.Number))) == 0 && len(keysBelow(t, admin, fmt.Sprint("/rest/", web.Number))) == 0
+		return len(keysBelow(t, admin, fmt.Sprint("/id/", web.Number))) == 0 &&
+			len(keysBelow(t, admin, fmt.Sprint("/rest/", web.Number))) == 0
 	})
 	// Nothing that the node wrote went with its references.
 	if got, want := watcher.mapping(address(3, 5)), fmt.Sprint("a ", kept.Number); got != want {
@@ -449,7 +469,8 @@ func TestNodePartitionedBeyondEveryTimeout(t *testing.T) {
 	db := b.endpoint("c2", "db", address(1, 5))
 	watcher.seesMapping(address(1, 5), fmt.Sprint("b ", db.Number))
 	// The node itself goes on with what it holds.
-	if id, err := a.Hold(t.Context(), holder(9), storetest.Labels(t, "web"), false); err != nil || id.Number != web.Number {
+	if id, err := a.Hold(t.Context(), holder(9), storetest.Labels(t, "web"), false); err != nil ||
+		id.Number != web.Number {
 		t.Errorf("a set that the node holds is %v, %v", id, err)
 	}
 	p.Heal()

@@ -121,7 +121,9 @@ func (s *Store) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.
 
 // claimTxn takes the first of the blocks that is as it was read, and else lists
 // the ranges.
-func (s *Store) claimTxn(ctx context.Context, c registry.RangeClaim, blocks []netip.Prefix, taken map[netip.Prefix]*mvccpb.KeyValue) clientv3.Txn {
+func (s *Store) claimTxn(ctx context.Context, c registry.RangeClaim, blocks []netip.Prefix,
+	taken map[netip.Prefix]*mvccpb.KeyValue,
+) clientv3.Txn {
 	next := clientv3.OpGet(s.rangesPrefix(), clientv3.WithPrefix())
 	rec := c.Record
 	for _, p := range slices.Backward(blocks) {
@@ -155,7 +157,9 @@ func (s *Store) claimRefused(ctx context.Context, c registry.RangeClaim, have []
 // candidates are the blocks that a claim tries. Without a listing they are those
 // that the node's name leads to; with one they are free, and if none is, in this
 // node's own quarantine.
-func (s *Store) candidates(c registry.RangeClaim, taken map[netip.Prefix]*mvccpb.KeyValue) (blocks []netip.Prefix, err error) {
+func (s *Store) candidates(c registry.RangeClaim, taken map[netip.Prefix]*mvccpb.KeyValue) (blocks []netip.Prefix,
+	err error,
+) {
 	n := c.IPAM.Blocks(c.IPv6)
 	if n == 0 {
 		return nil, &registry.FullError{IPAM: c.IPAM, IPv6: c.IPv6}

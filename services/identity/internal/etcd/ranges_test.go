@@ -57,7 +57,8 @@ func (silent) Loaded()                                   {}
 func claimer(t *testing.T, endpoint, name string) *registry.Registry {
 	t.Helper()
 	sess, err := session.Open(session.Config{
-		Client: session.Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: time.Hour, AliveTTL: time.Hour,
+		Client: session.Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: time.Hour,
+		AliveTTL:    time.Hour,
 		Incarnation: "of-" + name, Boot: "b", Timeout: time.Minute, Listen: time.Hour, Log: log.Discard(),
 	})
 	if err != nil {
@@ -68,14 +69,19 @@ func claimer(t *testing.T, endpoint, name string) *registry.Registry {
 	if _, err := store.Join(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return registry.New(registry.Config{Node: name, Incarnation: "of-" + name, Version: "test", Timeout: time.Minute, Log: log.Discard()},
+	return registry.New(registry.Config{
+		Node: name, Incarnation: "of-" + name, Version: "test", Timeout: time.Minute,
+		Log: log.Discard(),
+	},
 		store, inMemory{}, silent{}, registry.Registration{})
 }
 
 // requests is how many transactions and reads etcd has answered.
 func requests(t *testing.T, s *etcdtest.Server) (n int) {
 	t.Helper()
-	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn,
+		error,
+	) {
 		return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(s.Endpoint, "unix://"))
 	}}}
 	defer client.CloseIdleConnections()
@@ -86,7 +92,8 @@ func requests(t *testing.T, s *etcdtest.Server) (n int) {
 	defer resp.Body.Close()
 	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 		name, value, _ := strings.Cut(lines.Text(), "} ")
-		if strings.HasPrefix(name, "grpc_server_handled_total{") && strings.Contains(name, `grpc_service="etcdserverpb.KV"`) {
+		if strings.HasPrefix(name, "grpc_server_handled_total{") && strings.Contains(name,
+			`grpc_service="etcdserverpb.KV"`) {
 			count, err := strconv.Atoi(value)
 			if err != nil {
 				t.Fatal(err)
@@ -219,7 +226,8 @@ func TestPoolWithoutAFreeBlockRecovers(t *testing.T) {
 	}
 	_, err := b.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{other})
 	var full *registry.FullError
-	if !errors.As(err, &full) || full.Blocks != 4 || full.Held != 4 || !strings.Contains(err.Error(), "10.128.0.0/22 has 4 blocks of /24, of which nodes have 4 and 0 are in quarantine") {
+	if !errors.As(err, &full) || full.Blocks != 4 || full.Held != 4 || !strings.Contains(err.Error(),
+		"10.128.0.0/22 has 4 blocks of /24, of which nodes have 4 and 0 are in quarantine") {
 		t.Fatalf("a claim of a pool without a free block: %v", err)
 	}
 	admin := s.Client()
@@ -234,7 +242,8 @@ func TestPoolWithoutAFreeBlockRecovers(t *testing.T) {
 		t.Errorf("the returned block is held by %q", got)
 	}
 	// Nobody but its last node has it before the quarantine is over.
-	if _, err := b.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{other}); !errors.As(err, &full) || full.Resting != 1 || full.Held != 3 {
+	if _, err := b.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{other}); !errors.As(err, &full) ||
+		full.Resting != 1 || full.Held != 3 {
 		t.Errorf("a claim of a block in quarantine: %v", err)
 	}
 	known = slices.DeleteFunc(known, func(p netip.Prefix) bool { return p == gone })
@@ -280,7 +289,10 @@ func TestNodeWithOtherSettingsGetsNoRange(t *testing.T) {
 		other registry.IPAM
 		want  string
 	}{
-		{registry.IPAM{Mode: registry.IPAMStatic}, "this node's ipam has mode static, the cluster (" + testPrefix + "/ipam) mode pool with 10.128.0.0/22 in blocks of /24, 32 for a node"},
+		{
+			registry.IPAM{Mode: registry.IPAMStatic},
+			"this node's ipam has mode static, the cluster (" + testPrefix + "/ipam) mode pool with 10.128.0.0/22 in blocks of /24, 32 for a node",
+		},
 		{registry.IPAM{Mode: registry.IPAMKubernetes}, "mode kubernetes, the cluster"},
 		{blocks(8), "mode pool with 10.128.0.0/21 in blocks of /24, 32 for a node, the cluster"},
 	} {
@@ -293,7 +305,8 @@ func TestNodeWithOtherSettingsGetsNoRange(t *testing.T) {
 		}
 		b.connected()
 		if c.other.Mode == registry.IPAMPool {
-			if _, err := b.reg.ClaimRange(t.Context(), c.other, false, nil); !errors.Is(err, registry.ErrIPAMDiffers) || !strings.Contains(err.Error(), c.want) {
+			if _, err := b.reg.ClaimRange(t.Context(), c.other, false, nil); !errors.Is(err,
+				registry.ErrIPAMDiffers) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%s: %v", c.other, err)
 			}
 		}
@@ -333,14 +346,16 @@ func TestForgottenNodeDoesNotGetItsBlockBack(t *testing.T) {
 		return err == nil && !alive["a"]
 	})
 	// Silence alone gives nothing away.
-	if _, err := b.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{kept}); !errors.Is(err, registry.ErrNoFreeRange) {
+	if _, err := b.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{kept}); !errors.Is(err,
+		registry.ErrNoFreeRange) {
 		t.Fatalf("a block of a silent node is given away: %v", err)
 	}
 	b.seesNode("a", true)
 	if _, err := b.reg.Forget(t.Context(), "a", false, false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{kept}); !errors.Is(err, registry.ErrNoFreeRange) {
+	if _, err := b.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{kept}); !errors.Is(err,
+		registry.ErrNoFreeRange) {
 		t.Fatalf("a block in quarantine is given away: %v", err)
 	}
 	admin := s.Client()
@@ -480,7 +495,10 @@ func TestBlocksOfPools(t *testing.T) {
 		}
 		return out
 	}
-	p := registry.IPAM{Mode: registry.IPAMPool, Pool: prefixes("10.1.0.0/23", "10.9.0.0/22", "fd00:1::/48"), IPv4Block: 24, IPv6Block: 64, MaxBlocks: 1}
+	p := registry.IPAM{
+		Mode: registry.IPAMPool, Pool: prefixes("10.1.0.0/23", "10.9.0.0/22", "fd00:1::/48"),
+		IPv4Block: 24, IPv6Block: 64, MaxBlocks: 1,
+	}
 	if p.Blocks(false) != 6 || p.Blocks(true) != 65_536 {
 		t.Errorf("%d and %d blocks", p.Blocks(false), p.Blocks(true))
 	}
@@ -488,13 +506,17 @@ func TestBlocksOfPools(t *testing.T) {
 	for i := range p.Blocks(false) {
 		got = append(got, p.Block(false, i))
 	}
-	if want := prefixes("10.1.0.0/24", "10.1.1.0/24", "10.9.0.0/24", "10.9.1.0/24", "10.9.2.0/24", "10.9.3.0/24"); !slices.Equal(got, want) {
+	if want := prefixes("10.1.0.0/24", "10.1.1.0/24", "10.9.0.0/24", "10.9.1.0/24", "10.9.2.0/24",
+		"10.9.3.0/24"); !slices.Equal(got, want) {
 		t.Errorf("the blocks are %v", got)
 	}
 	if got := p.Block(true, 0x1234); got != netip.MustParsePrefix("fd00:1:0:1234::/64") {
 		t.Errorf("a block of IPv6 is %s", got)
 	}
-	for text, want := range map[string]bool{"10.9.3.0/24": true, "10.9.4.0/24": false, "10.9.2.0/23": false, "10.1.0.0/25": false, "fd00:1:0:ffff::/64": false} {
+	for text, want := range map[string]bool{
+		"10.9.3.0/24": true, "10.9.4.0/24": false, "10.9.2.0/23": false,
+		"10.1.0.0/25": false, "fd00:1:0:ffff::/64": false,
+	} {
 		if got := p.Has(false, netip.MustParsePrefix(text)); got != want {
 			t.Errorf("%s is a block: %v", text, got)
 		}

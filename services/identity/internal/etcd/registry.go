@@ -79,7 +79,10 @@ func (s *Store) readRecord(kv *mvccpb.KeyValue) (registry.Record, error) {
 		err = fmt.Errorf("no incarnation")
 	case len(r.Ranges) > maxRanges:
 		err = fmt.Errorf("%d ranges, at most %d", len(r.Ranges), maxRanges)
-	case slices.ContainsFunc(r.Ranges, func(p netip.Prefix) bool { return !p.IsValid() || p != p.Masked() || bad(p.Addr()) }):
+	case slices.ContainsFunc(r.Ranges, func(p netip.Prefix) bool {
+		return !p.IsValid() || p != p.Masked() ||
+			bad(p.Addr())
+	}):
 		err = fmt.Errorf("a range is no prefix")
 	case len(r.Underlay.Addresses) > maxAddresses, len(r.Underlay.Overlay) > maxAddresses:
 		err = fmt.Errorf("more than %d addresses", maxAddresses)
@@ -102,7 +105,10 @@ func (s *Store) readAddresses(kv *mvccpb.KeyValue) (registry.Addresses, error) {
 		return a, fmt.Errorf("%s: %w", kv.Key, err)
 	}
 	if len(a.Addresses) == 0 || len(a.Addresses) > maxAddresses ||
-		slices.ContainsFunc(a.Addresses, func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }) {
+		slices.ContainsFunc(a.Addresses, func(a netip.Addr) bool {
+			return !a.IsValid() || a.Zone() != "" ||
+				a.Is4In6()
+		}) {
 		return a, fmt.Errorf("%s: %w: addresses %v", kv.Key, allocator.ErrCorrupt, a.Addresses)
 	}
 	return a, nil
@@ -124,13 +130,19 @@ func (s *Store) nodeUpdate(u *registry.Update, kv *mvccpb.KeyValue, removed bool
 	case isEndpoint:
 		var a registry.Addresses
 		if a, err = s.readAddresses(kv); err == nil {
-			u.Addresses = append(u.Addresses, registry.AddressesKey{Node: node, Endpoint: endpoint, Value: a, Revision: kv.ModRevision})
+			u.Addresses = append(u.Addresses, registry.AddressesKey{
+				Node: node, Endpoint: endpoint, Value: a,
+				Revision: kv.ModRevision,
+			})
 			return
 		}
 	default:
 		var r registry.Record
 		if r, err = s.readRecord(kv); err == nil {
-			u.Nodes = append(u.Nodes, registry.NodeKey{Name: node, Record: r, Created: kv.CreateRevision, Revision: kv.ModRevision})
+			u.Nodes = append(u.Nodes, registry.NodeKey{
+				Name: node, Record: r, Created: kv.CreateRevision,
+				Revision: kv.ModRevision,
+			})
 			return
 		}
 	}
@@ -183,7 +195,9 @@ func (s *Store) Register(ctx context.Context, statement registry.Statement) (reg
 }
 
 // registration is the transaction of Register, from what etcd has now.
-func (s *Store) registration(ctx context.Context, statement registry.Statement) (txn clientv3.Txn, w registry.Written, err error) {
+func (s *Store) registration(ctx context.Context, statement registry.Statement) (txn clientv3.Txn, w registry.Written,
+	err error,
+) {
 	key, rec := s.nodeKey(s.cfg.Node), statement.Record
 	have, err := s.getAll(ctx, "read node", key, s.ipamKey())
 	if err != nil {
@@ -214,7 +228,8 @@ func (s *Store) registration(ctx context.Context, statement registry.Statement) 
 		b.ops = append(b.ops, clientv3.OpDelete(s.nodePrefix(s.cfg.Node)+"ep/", clientv3.WithPrefix()))
 	}
 	b.ops = append(b.ops, clientv3.OpPut(key, toJSON(b.rec)))
-	return s.session.Txn(ctx).If(b.unchanged...).Then(b.ops...), registry.Written{Record: b.rec, Refused: b.refused}, nil
+	return s.session.Txn(ctx).If(b.unchanged...).Then(b.ops...), registry.Written{Record: b.rec, Refused: b.refused},
+		nil
 }
 
 // claiming gathers the transaction of a registration.
@@ -314,7 +329,8 @@ func (b *claiming) takeOver(ctx context.Context, losers map[string][]netip.Prefi
 func (b *claiming) giveBack(ctx context.Context, before []netip.Prefix) error {
 	var keys []string
 	for _, p := range before {
-		if !slices.Contains(b.rec.Ranges, p) && !slices.ContainsFunc(b.refused, func(r registry.Refusal) bool { return r.Range == p }) {
+		if !slices.Contains(b.rec.Ranges, p) && !slices.ContainsFunc(b.refused,
+			func(r registry.Refusal) bool { return r.Range == p }) {
 			keys = append(keys, b.s.rangeKey(p))
 		}
 	}
@@ -334,7 +350,8 @@ func (s *Store) quarantine(ctx context.Context, node string, keys []string) ([]c
 	}
 	var ops []clientv3.Op
 	for _, key := range keys {
-		ops = append(ops, clientv3.OpPut(key, toJSON(rangeHolder{Node: node, Quarantine: true}), clientv3.WithLease(lease)))
+		ops = append(ops, clientv3.OpPut(key, toJSON(rangeHolder{Node: node, Quarantine: true}),
+			clientv3.WithLease(lease)))
 	}
 	return ops, nil
 }

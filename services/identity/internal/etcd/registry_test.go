@@ -39,7 +39,10 @@ func nodeAddress(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, b
 // register registers the i-th node with its ranges.
 func (n *node) register(i int, ranges ...netip.Prefix) {
 	n.t.Helper()
-	u := &registry.Underlay{Addresses: []netip.Addr{nodeAddress(i)}, Overlay: []netip.Addr{address(i, 1)}, Mode: registry.ModeOverlay, TunnelPort: 4789, MTU: 1450}
+	u := &registry.Underlay{
+		Addresses: []netip.Addr{nodeAddress(i)}, Overlay: []netip.Addr{address(i, 1)},
+		Mode: registry.ModeOverlay, TunnelPort: 4789, MTU: 1450,
+	}
 	if _, _, err := n.reg.Register(u, &ranges, nil, false); err != nil {
 		n.t.Fatal(err)
 	}
@@ -48,7 +51,8 @@ func (n *node) register(i int, ranges ...netip.Prefix) {
 // endpoint gives an endpoint of the node an identity and an address.
 func (n *node) endpoint(name, labels string, a netip.Addr) identity.Identity {
 	n.t.Helper()
-	id, err := n.HoldEndpoint(n.t.Context(), allocator.EndpointHolder(name, "eth0"), storetest.Labels(n.t, labels), allocator.Workload{Addresses: []string{a.String()}})
+	id, err := n.HoldEndpoint(n.t.Context(), allocator.EndpointHolder(name, "eth0"), storetest.Labels(n.t, labels),
+		allocator.Workload{Addresses: []string{a.String()}})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -66,12 +70,17 @@ func (n *node) mapping(a netip.Addr) string {
 
 func (n *node) seesMapping(a netip.Addr, want string) {
 	n.t.Helper()
-	servicetest.Eventually(n.t, fmt.Sprintf("%s to be %q, is %q", a, want, n.mapping(a)), func() bool { return n.mapping(a) == want })
+	servicetest.Eventually(n.t, fmt.Sprintf("%s to be %q, is %q", a, want, n.mapping(a)),
+		func() bool { return n.mapping(a) == want })
 }
 
 func (n *node) seesNode(name string, want bool) {
 	n.t.Helper()
-	servicetest.Eventually(n.t, "node "+name, func() bool { _, ok := n.cluster.Get(registry.Key{Node: name}); return ok == want })
+	servicetest.Eventually(n.t, "node "+name, func() bool {
+		_,
+			ok := n.cluster.Get(registry.Key{Node: name})
+		return ok == want
+	})
 }
 
 // published waits until etcd has the record and the mappings of the node.
@@ -144,7 +153,8 @@ func TestOverlappingRangesReported(t *testing.T) {
 		t.Errorf("a mapping in another node's range counts: %s", got)
 	}
 	f, err := a.reg.Find(address(1, 6))
-	if err != nil || f.RangeNode != "a" || len(f.Refused) != 1 || f.Refused[0].Reason != "the address lies in a range of node a" {
+	if err != nil || f.RangeNode != "a" || len(f.Refused) != 1 ||
+		f.Refused[0].Reason != "the address lies in a range of node a" {
 		t.Errorf("find: %+v, %v", f, err)
 	}
 	for _, k := range b.reg.Nodes() {
@@ -302,7 +312,8 @@ func TestLeaseLossChangesNoMapping(t *testing.T) {
 	// The arrival of a later change proves that every earlier one arrived.
 	late := a.endpoint("c2", "web", address(1, 6))
 	seen := map[registry.Key]int{}
-	for b.mapping(address(1, 6)) != fmt.Sprint("a ", late.Number) || seen[registry.Key{Prefix: netip.PrefixFrom(address(1, 6), 32)}] == 0 {
+	for b.mapping(address(1, 6)) != fmt.Sprint("a ", late.Number) ||
+		seen[registry.Key{Prefix: netip.PrefixFrom(address(1, 6), 32)}] == 0 {
 		e, err := sub.Next(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -525,14 +536,20 @@ func TestUnreadableKeysHideNothingElse(t *testing.T) {
 	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
 	b.connected()
 	admin := s.Client()
-	good := toJSON(registry.Record{Incarnation: "i", Underlay: registry.Underlay{Addresses: []netip.Addr{nodeAddress(1)}}, Ranges: []netip.Prefix{prefix(1)}})
+	good := toJSON(registry.Record{
+		Incarnation: "i",
+		Underlay:    registry.Underlay{Addresses: []netip.Addr{nodeAddress(1)}}, Ranges: []netip.Prefix{prefix(1)},
+	})
 	at := func(a string, id any) string {
 		return fmt.Sprintf(`{"addresses":[%q],"identity":%v,"incarnation":"i"}`, a, id)
 	}
 	for key, value := range map[string]string{
-		"a/node": good, "a/ep/1": at("10.0.1.5", 300), "a/ep/host": at("10.0.1.6", 1), "a/ep/local": at("10.0.1.7", 0xFF0000),
-		"a/ep/json": "{", "a/ep/zone": at("fe80::1%eth0", 300), "a/ep/mapped": at("::ffff:10.0.1.8", 300), "a/ep/none": `{"identity":300,"incarnation":"i"}`,
-		"c/node": `{"incarnation":"i","ranges":["10.0.1.0/16"]}`, "d/node": `{}`, "e/node": "\x00", "/node": good, "a/other": "?",
+		"a/node": good, "a/ep/1": at("10.0.1.5", 300), "a/ep/host": at("10.0.1.6", 1),
+		"a/ep/local": at("10.0.1.7", 0xFF0000),
+		"a/ep/json":  "{", "a/ep/zone": at("fe80::1%eth0", 300), "a/ep/mapped": at("::ffff:10.0.1.8", 300),
+		"a/ep/none": `{"identity":300,"incarnation":"i"}`,
+		"c/node":    `{"incarnation":"i","ranges":["10.0.1.0/16"]}`, "d/node": `{}`, "e/node": "\x00", "/node": good,
+		"a/other": "?",
 	} {
 		if _, err := admin.Put(context.Background(), testPrefix+"/ip/"+key, value); err != nil {
 			t.Fatal(err)

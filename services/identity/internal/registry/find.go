@@ -46,7 +46,10 @@ func (v *view) find(a netip.Addr) (f Found, err error) {
 	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
 		n := v.nodes[name]
 		if _, ok := v.claims[a][name]; ok && claimant != name {
-			f.Refused = append(f.Refused, Mapping{a, name, identity.RemoteNode, "the address is another node's, or lies in a range of pods"})
+			f.Refused = append(f.Refused, Mapping{
+				a, name, identity.RemoteNode,
+				"the address is another node's, or lies in a range of pods",
+			})
 		}
 		for e := range n.endpoints.having(a) {
 			m := Mapping{Address: a, Node: name, Identity: e.identity, Reason: v.reason(n, e, a)}

@@ -113,7 +113,8 @@ func (v *view) rangesChanged(changed []*nodeView) {
 // resolve decides which ranges count: those of nodes that registered earlier
 // before those of nodes that registered later.
 func (v *view) resolve() {
-	v.ranges, v.around, v.lengths = map[netip.Prefix]string{}, map[netip.Prefix]int{}, map[bool]map[int]int{false: {}, true: {}}
+	v.ranges, v.around, v.lengths = map[netip.Prefix]string{}, map[netip.Prefix]int{},
+		map[bool]map[int]int{false: {}, true: {}}
 	v.contested = false
 	inside := map[netip.Prefix]string{} // around a range that counts → the first node that has one
 	for _, n := range slices.SortedFunc(maps.Values(v.nodes), func(a, b *nodeView) int {
@@ -123,7 +124,10 @@ func (v *view) resolve() {
 		n.ranges, n.refused = nil, nil
 		for _, p := range n.record.Ranges {
 			if holder := holderOf(v.ranges, inside, p, n.name); holder != "" {
-				n.refused = append(n.refused, Refusal{Range: p, Holder: holder, Reason: fmt.Sprintf("node %s had addresses of it before", holder)})
+				n.refused = append(n.refused, Refusal{
+					Range: p, Holder: holder,
+					Reason: fmt.Sprintf("node %s had addresses of it before", holder),
+				})
 				v.contested = true
 				continue
 			}

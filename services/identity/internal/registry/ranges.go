@@ -59,7 +59,8 @@ type IPAM struct {
 
 // Equal says whether both are the same.
 func (s IPAM) Equal(t IPAM) bool {
-	return s.Mode == t.Mode && slices.Equal(s.Pool, t.Pool) && s.IPv4Block == t.IPv4Block && s.IPv6Block == t.IPv6Block && s.MaxBlocks == t.MaxBlocks
+	return s.Mode == t.Mode && slices.Equal(s.Pool, t.Pool) && s.IPv4Block == t.IPv4Block &&
+		s.IPv6Block == t.IPv6Block && s.MaxBlocks == t.MaxBlocks
 }
 
 // String is for people.
@@ -95,8 +96,11 @@ func (s IPAM) Check() (field string, err error) {
 	}
 	for i, p := range s.Pool {
 		name := fmt.Sprintf("pool_prefixes[%d]", i)
-		if bits := s.bits(p.Addr().Is6()); bits < p.Bits() || bits > p.Bits()+maxBlockBits || bits > p.Addr().BitLen()-2 {
-			return name, fmt.Errorf("%s has no blocks of /%d: they are at most %d bits longer, and at least of 4 addresses", p, bits, maxBlockBits)
+		if bits := s.bits(p.Addr().Is6()); bits < p.Bits() || bits > p.Bits()+maxBlockBits ||
+			bits > p.Addr().BitLen()-2 {
+			return name,
+				fmt.Errorf("%s has no blocks of /%d: they are at most %d bits longer, and at least of 4 addresses", p,
+					bits, maxBlockBits)
 		}
 		for _, q := range s.Pool[:i] {
 			if p.Overlaps(q) {
@@ -200,7 +204,9 @@ type RangeClaim struct {
 // ClaimRange gives this node a block of the cluster's pool. A block of the pool
 // that the node has already, and that is not among the known ones, is the answer
 // to an earlier call, which was lost.
-func (r *Registry) ClaimRange(ctx context.Context, settings IPAM, ipv6 bool, known []netip.Prefix) (netip.Prefix, error) {
+func (r *Registry) ClaimRange(ctx context.Context, settings IPAM, ipv6 bool, known []netip.Prefix) (netip.Prefix,
+	error,
+) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	if err := r.lockStore(ctx); err != nil {
@@ -350,7 +356,10 @@ func (r *Registry) ReturnRange(ctx context.Context, p netip.Prefix, validateOnly
 	r.mu.Lock()
 	have := r.record.Ranges
 	r.mu.Unlock()
-	others := slices.DeleteFunc(slices.Clone(have), func(q netip.Prefix) bool { return p == q || p.Addr().Is6() != q.Addr().Is6() })
+	others := slices.DeleteFunc(slices.Clone(have), func(q netip.Prefix) bool {
+		return p == q ||
+			p.Addr().Is6() != q.Addr().Is6()
+	})
 	returned = slices.Contains(have, p)
 	if returned && len(others) == 0 {
 		return false, fmt.Errorf("%w: %s", ErrLastRange, p)

@@ -263,10 +263,12 @@ func sorted(ranges []netip.Prefix) []netip.Prefix {
 }
 
 func (g Registration) equal(h Registration) bool {
-	if (g.Underlay == nil) != (h.Underlay == nil) || (g.Ranges == nil) != (h.Ranges == nil) || (g.IPAM == nil) != (h.IPAM == nil) {
+	if (g.Underlay == nil) != (h.Underlay == nil) || (g.Ranges == nil) != (h.Ranges == nil) ||
+		(g.IPAM == nil) != (h.IPAM == nil) {
 		return false
 	}
-	return (g.IPAM == nil || g.IPAM.Equal(*h.IPAM)) && (g.Underlay == nil || g.Underlay.equal(*h.Underlay)) && (g.Ranges == nil || slices.Equal(*g.Ranges, *h.Ranges))
+	return (g.IPAM == nil || g.IPAM.Equal(*h.IPAM)) && (g.Underlay == nil || g.Underlay.equal(*h.Underlay)) &&
+		(g.Ranges == nil || slices.Equal(*g.Ranges, *h.Ranges))
 }
 
 // Config of a Registry. Every field is required.
@@ -308,9 +310,10 @@ type Registry struct {
 	refused      []Refusal            // guarded by mu; by Register
 	problem      error                // guarded by mu; of the last write
 	view         view                 // guarded by mu
-	lost         int64                // guarded by mu; the store had no record of this node at this revision; 0: it always had
-	here         bool                 // guarded by mu; an API server has an address of this node
-	hereChanged  chan struct{}        // guarded by mu; closed when here changes
+	// guarded by mu; the store had no record of this node at this revision; 0: it always had
+	lost        int64
+	here        bool          // guarded by mu; an API server has an address of this node
+	hereChanged chan struct{} // guarded by mu; closed when here changes
 }
 
 // New returns a Registry that begins with the registration of the process before.
@@ -348,7 +351,9 @@ func (r *Registry) recordOf(g Registration) (rec Record) {
 // Register changes the record of this node; a part that is nil keeps its last
 // value. The change survives this process; the store has it once registered is
 // true, which takes ranges. With validateOnly nothing changes.
-func (r *Registry) Register(underlay *Underlay, ranges *[]netip.Prefix, ipam *IPAM, validateOnly bool) (n Node, registered bool, err error) {
+func (r *Registry) Register(underlay *Underlay, ranges *[]netip.Prefix, ipam *IPAM, validateOnly bool) (n Node,
+	registered bool, err error,
+) {
 	r.registering.Lock()
 	defer r.registering.Unlock()
 	r.mu.Lock()
@@ -474,7 +479,8 @@ func (r *Registry) noteProblem(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err != nil && r.problem == nil {
-		r.cfg.Log.Warn("the record or the mappings of this node do not reach etcd; the service tries again", "error", err)
+		r.cfg.Log.Warn("the record or the mappings of this node do not reach etcd; the service tries again", "error",
+			err)
 	}
 	r.problem = err
 }
@@ -563,7 +569,8 @@ func (r *Registry) writeRecord(ctx context.Context) error {
 	defer r.mu.Unlock()
 	for _, f := range written.Refused {
 		if !slices.Contains(r.refused, f) {
-			r.cfg.Log.Error("a range of this node is refused: endpoints in it are unknown to the cluster", "range", f.Range, "holder", f.Holder, "reason", f.Reason)
+			r.cfg.Log.Error("a range of this node is refused: endpoints in it are unknown to the cluster", "range",
+				f.Range, "holder", f.Holder, "reason", f.Reason)
 		}
 	}
 	r.refused = written.Refused
@@ -605,7 +612,8 @@ func (r *Registry) Observe(u Update) {
 	r.view.apply(u)
 	if u.Complete {
 		if until, lost := r.view.holdBack(r.pub.Keys, r.cfg.HoldLosses); lost != "" {
-			r.cfg.Log.Error("the store lacks most of what it had; what is missing stays in effect for a while", "missing", lost, "for", r.cfg.HoldLosses)
+			r.cfg.Log.Error("the store lacks most of what it had; what is missing stays in effect for a while",
+				"missing", lost, "for", r.cfg.HoldLosses)
 			time.AfterFunc(time.Until(until), func() {
 				select {
 				case r.expired <- struct{}{}:

@@ -60,7 +60,10 @@ func (r *recorder) Loaded()             { r.loaded = true }
 
 func newRegistry(t *testing.T, holdLosses time.Duration) (*Registry, *recorder) {
 	r := &recorder{t: t, items: map[Key]Item{}}
-	return New(Config{Node: "own", Incarnation: "i", HoldLosses: holdLosses, RetryMin: time.Second, RetryMax: time.Second, Log: log.Discard()}, nil, nil, r, Registration{Underlay: &Underlay{}}), r
+	return New(Config{
+		Node: "own", Incarnation: "i", HoldLosses: holdLosses, RetryMin: time.Second,
+		RetryMax: time.Second, Log: log.Discard(),
+	}, nil, nil, r, Registration{Underlay: &Underlay{}}), r
 }
 
 // keys is what a store has.
@@ -71,14 +74,23 @@ type keys struct {
 }
 
 func (s keys) listing() Update {
-	return Update{Complete: true, Nodes: slices.Collect(maps.Values(s.nodes)), Addresses: slices.Collect(maps.Values(s.addresses))}
+	return Update{
+		Complete: true, Nodes: slices.Collect(maps.Values(s.nodes)),
+		Addresses: slices.Collect(maps.Values(s.addresses)),
+	}
 }
 
 // random draws from few names, ranges and addresses, so that they collide.
 func random(rng *rand.Rand, revision int64, s keys) (u Update) {
 	nodes := []string{"own", "a", "b", "c", "d", "e"}
-	ranges := []string{"10.0.0.0/16", "10.0.0.0/24", "10.0.1.0/24", "10.0.1.128/25", "fd00::/64", "fd00::/48", "fd00:0:0:1::/64"}
-	addresses := []string{"10.0.0.1", "10.0.0.5", "10.0.1.5", "10.0.1.200", "192.0.2.1", "192.0.2.2", "fd00::5", "fd00:0:0:1::5"}
+	ranges := []string{
+		"10.0.0.0/16", "10.0.0.0/24", "10.0.1.0/24", "10.0.1.128/25", "fd00::/64", "fd00::/48",
+		"fd00:0:0:1::/64",
+	}
+	addresses := []string{
+		"10.0.0.1", "10.0.0.5", "10.0.1.5", "10.0.1.200", "192.0.2.1", "192.0.2.2", "fd00::5",
+		"fd00:0:0:1::5",
+	}
 	some := func(from []string) (out []string) {
 		for range rng.IntN(3) {
 			out = append(out, from[rng.IntN(len(from))])
@@ -123,7 +135,10 @@ func random(rng *rand.Rand, revision int64, s keys) (u Update) {
 		default:
 			k := AddressesKey{
 				Node: name, Endpoint: endpoint.Endpoint, Revision: revision,
-				Value: Addresses{Addresses: addrs(), Identity: identity.MinCluster + identity.Numeric(rng.IntN(3)), Incarnation: incarnation},
+				Value: Addresses{
+					Addresses: addrs(), Identity: identity.MinCluster + identity.Numeric(rng.IntN(3)),
+					Incarnation: incarnation,
+				},
 			}
 			s.addresses[endpoint] = k
 			u.Addresses = append(u.Addresses, k)
@@ -161,7 +176,8 @@ func TestViewDependsOnTheStoreAlone(t *testing.T) {
 			if !maps.EqualFunc(got.items, want.items, Item.Equal) {
 				t.Fatalf("seed %d, step %d, after %+v:\nhave %v\nwant %v", seed, step, u, got.items, want.items)
 			}
-			if a, b := r.Status(), fresh.Status(); a.Nodes != b.Nodes || a.Mappings != b.Mappings || a.Refused != b.Refused {
+			if a, b := r.Status(), fresh.Status(); a.Nodes != b.Nodes || a.Mappings != b.Mappings ||
+				a.Refused != b.Refused {
 				t.Fatalf("seed %d, step %d: status %+v, want %+v", seed, step, a, b)
 			}
 		}
@@ -201,7 +217,10 @@ func node(name string, created int64, ranges ...string) NodeKey {
 }
 
 func at(node string, n int, a string) AddressesKey {
-	return AddressesKey{Node: node, Endpoint: fmt.Sprint(n), Value: Addresses{Addresses: []netip.Addr{netip.MustParseAddr(a)}, Identity: 300, Incarnation: "i"}}
+	return AddressesKey{
+		Node: node, Endpoint: fmt.Sprint(n),
+		Value: Addresses{Addresses: []netip.Addr{netip.MustParseAddr(a)}, Identity: 300, Incarnation: "i"},
+	}
 }
 
 func (r *recorder) has(a string) bool {
@@ -216,7 +235,8 @@ func TestListingThatLosesHalfIsHeld(t *testing.T) {
 		r, got := newRegistry(t, time.Minute)
 		all := Update{Complete: true, Nodes: []NodeKey{node("a", 1, "10.0.1.0/24"), node("b", 2, "10.0.2.0/24")}}
 		for i := range 4 {
-			all.Addresses = append(all.Addresses, at("a", i, fmt.Sprint("10.0.1.", i+2)), at("b", i, fmt.Sprint("10.0.2.", i+2)))
+			all.Addresses = append(all.Addresses, at("a", i, fmt.Sprint("10.0.1.", i+2)),
+				at("b", i, fmt.Sprint("10.0.2.", i+2)))
 		}
 		r.Observe(all)
 		ctx := t.Context()
@@ -247,17 +267,27 @@ func TestListingThatLosesHalfIsHeld(t *testing.T) {
 func TestAddressOfANodeIsNoPodOfAnother(t *testing.T) {
 	r, got := newRegistry(t, time.Hour)
 	good, liar := node("good", 1, "10.0.1.0/24"), node("liar", 2, "10.0.2.0/24")
-	good.Record.Underlay = Underlay{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Overlay: []netip.Addr{netip.MustParseAddr("10.0.1.1")}}
+	good.Record.Underlay = Underlay{
+		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		Overlay:   []netip.Addr{netip.MustParseAddr("10.0.1.1")},
+	}
 	// Its record has a pod, the other node and an address outside of its ranges.
 	liar.Record.Underlay = Underlay{
-		Addresses: []netip.Addr{netip.MustParseAddr("10.0.1.5"), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.0.2.7")},
-		Overlay:   []netip.Addr{netip.MustParseAddr("10.0.1.6"), netip.MustParseAddr("203.0.113.1")},
+		Addresses: []netip.Addr{
+			netip.MustParseAddr("10.0.1.5"), netip.MustParseAddr("192.0.2.1"),
+			netip.MustParseAddr("10.0.2.7"),
+		},
+		Overlay: []netip.Addr{netip.MustParseAddr("10.0.1.6"), netip.MustParseAddr("203.0.113.1")},
 	}
-	r.Observe(Update{Complete: true, Nodes: []NodeKey{good, liar}, Addresses: []AddressesKey{at("good", 1, "10.0.1.5"), at("good", 2, "10.0.1.6")}})
+	r.Observe(Update{
+		Complete: true, Nodes: []NodeKey{good, liar},
+		Addresses: []AddressesKey{at("good", 1, "10.0.1.5"), at("good", 2, "10.0.1.6")},
+	})
 	for a, want := range map[string]Item{
 		"10.0.1.5": {On: "good", Identity: 300}, "10.0.1.6": {On: "good", Identity: 300},
-		"10.0.1.1": {On: "good", Identity: identity.RemoteNode}, "192.0.2.1": {On: "good", Identity: identity.RemoteNode},
-		"10.0.2.7": {}, "203.0.113.1": {},
+		"10.0.1.1":  {On: "good", Identity: identity.RemoteNode},
+		"192.0.2.1": {On: "good", Identity: identity.RemoteNode},
+		"10.0.2.7":  {}, "203.0.113.1": {},
 	} {
 		if got := got.items[mappingKey(netip.MustParseAddr(a))]; !got.Equal(want) {
 			t.Errorf("%s is %+v, want %+v", a, got, want)
@@ -267,7 +297,8 @@ func TestAddressOfANodeIsNoPodOfAnother(t *testing.T) {
 
 func TestAPIServersAreNamedWhereTheyRun(t *testing.T) {
 	const local = identity.MinNodeLocal
-	here, there, outside := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")
+	here, there, outside := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"),
+		netip.MustParseAddr("192.0.2.3")
 	told := &recorder{t: t, items: map[Key]Item{}}
 	r := New(Config{Node: "own", Incarnation: "i", Log: log.Discard()}, nil, memory{}, told, Registration{})
 	servers := map[netip.Addr]identity.Numeric{here: local, there: local, outside: local}
@@ -361,7 +392,8 @@ func TestRecordThatIsForgottenBeforeItsWriteReturnsIsWrittenAgain(t *testing.T) 
 		r.mu.Unlock()
 		r.Observe(loss)
 		if !answer(loss.Revision - 1) {
-			t.Errorf("a record that was gone at revision %d, when its write was answered, is not written again", loss.Revision)
+			t.Errorf("a record that was gone at revision %d, when its write was answered, is not written again",
+				loss.Revision)
 		}
 		if answer(loss.Revision + 1) {
 			t.Errorf("a record that was written after the loss at revision %d is written again", loss.Revision)
@@ -406,7 +438,10 @@ func TestOnlyWhatAListingLacksIsWritten(t *testing.T) {
 		if len(store.published) != 0 {
 			t.Errorf("before a listing the node writes %q", store.published)
 		}
-		r.Observe(Update{Complete: true, Revision: 6, Nodes: []NodeKey{node("own", 1)}, Addresses: []AddressesKey{at("own", 0, "10.0.1.5")}})
+		r.Observe(Update{
+			Complete: true, Revision: 6, Nodes: []NodeKey{node("own", 1)},
+			Addresses: []AddressesKey{at("own", 0, "10.0.1.5")},
+		})
 		synctest.Wait()
 		if want := []string{"1"}; !slices.Equal(store.published, want) {
 			t.Errorf("the listing lacks %q, and the node writes %q", want, store.published)

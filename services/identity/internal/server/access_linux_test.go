@@ -125,9 +125,15 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		"GetIdentity": codes.OK, "GetStatus": codes.OK, "ListIdentities": codes.OK, "WatchEndpoints": codes.OK,
 		"WatchIdentities": codes.OK, "WatchCluster": codes.OK, "ListNodes": codes.OK, "GetIPMapping": codes.NotFound,
 	}
-	changes := []string{"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode", "ForgetNode", "ClaimRange", "ReturnRange"}
+	changes := []string{
+		"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode",
+		"ForgetNode", "ClaimRange", "ReturnRange",
+	}
 	methods := 0
-	for _, s := range []grpc.ServiceDesc{identityv1.IdentityService_ServiceDesc, identityv1.ClusterService_ServiceDesc} {
+	for _, s := range []grpc.ServiceDesc{
+		identityv1.IdentityService_ServiceDesc,
+		identityv1.ClusterService_ServiceDesc,
+	} {
 		methods += len(s.Methods) + len(s.Streams)
 	}
 	if n := methods; n != len(reads)+len(changes) {

@@ -87,7 +87,9 @@ type Cluster struct {
 }
 
 // RegisterNode implements the service.
-func (c *Cluster) RegisterNode(ctx context.Context, req *identityv1.RegisterNodeRequest) (*identityv1.RegisterNodeResponse, error) {
+func (c *Cluster) RegisterNode(ctx context.Context,
+	req *identityv1.RegisterNodeRequest,
+) (*identityv1.RegisterNodeResponse, error) {
 	if err := mayRegister(ctx, req); err != nil {
 		return nil, err
 	}
@@ -114,7 +116,8 @@ func (c *Cluster) RegisterNode(ctx context.Context, req *identityv1.RegisterNode
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &identityv1.RegisterNodeResponse{Node: toNode(node), Registered: registered, StoreConnected: c.Connected()}, nil
+	return &identityv1.RegisterNodeResponse{Node: toNode(node), Registered: registered, StoreConnected: c.Connected()},
+		nil
 }
 
 func invalid(field string, err error) error {
@@ -198,14 +201,18 @@ func toClusterStatus(s registry.Status) *identityv1.ClusterStatus {
 func toNode(n registry.Node) *identityv1.Node {
 	u := n.Record.Underlay
 	out := &identityv1.Node{
-		Name: n.Name, Version: n.Record.Version, Incarnation: n.Record.Incarnation, PodRanges: prefixes(n.Record.Ranges),
+		Name: n.Name, Version: n.Record.Version, Incarnation: n.Record.Incarnation,
+		PodRanges: prefixes(n.Record.Ranges),
 		Underlay: &identityv1.Underlay{
 			Addresses: wire.Addresses(u.Addresses), OverlayAddresses: wire.Addresses(u.Overlay),
 			Mode: toMode(u.Mode), TunnelPort: uint32(u.TunnelPort), Mtu: u.MTU,
 		},
 	}
 	for _, r := range n.Refused {
-		out.RefusedRanges = append(out.RefusedRanges, &identityv1.RefusedRange{Prefix: r.Range.String(), Holder: r.Holder, Reason: r.Reason})
+		out.RefusedRanges = append(out.RefusedRanges, &identityv1.RefusedRange{
+			Prefix: r.Range.String(),
+			Holder: r.Holder, Reason: r.Reason,
+		})
 	}
 	return out
 }
@@ -218,7 +225,9 @@ func prefixes(all []netip.Prefix) (out []string) {
 }
 
 // WatchCluster implements the service.
-func (c *Cluster) WatchCluster(req *identityv1.WatchClusterRequest, stream grpc.ServerStreamingServer[identityv1.WatchClusterResponse]) error {
+func (c *Cluster) WatchCluster(req *identityv1.WatchClusterRequest,
+	stream grpc.ServerStreamingServer[identityv1.WatchClusterResponse],
+) error {
 	return watch.ServeBatches(stream.Context(), c.Hub, req.GetResumeToken(), mostEvents,
 		func(events []watch.Event[registry.Key, registry.Item]) error {
 			b := batch{send: stream.Send}
@@ -308,11 +317,14 @@ func toMapping(p netip.Prefix, node string, n identity.Numeric) *identityv1.IPMa
 }
 
 // ListNodes implements the service.
-func (c *Cluster) ListNodes(_ *identityv1.ListNodesRequest, stream grpc.ServerStreamingServer[identityv1.ListNodesResponse]) error {
+func (c *Cluster) ListNodes(_ *identityv1.ListNodesRequest,
+	stream grpc.ServerStreamingServer[identityv1.ListNodesResponse],
+) error {
 	alive, err := c.Registry.Alive(stream.Context())
 	for _, k := range c.Registry.Nodes() {
 		m := &identityv1.ListNodesResponse{
-			Node: toNode(k.Node), MappingCount: uint32(k.Mappings), RefusedMappingCount: uint32(k.Refused), Local: k.Node.Name == c.Node,
+			Node: toNode(k.Node), MappingCount: uint32(k.Mappings), RefusedMappingCount: uint32(k.Refused),
+			Local: k.Node.Name == c.Node,
 		}
 		switch {
 		case err != nil: // etcd does not answer
@@ -329,7 +341,9 @@ func (c *Cluster) ListNodes(_ *identityv1.ListNodesRequest, stream grpc.ServerSt
 }
 
 // GetIPMapping implements the service.
-func (c *Cluster) GetIPMapping(_ context.Context, req *identityv1.GetIPMappingRequest) (*identityv1.GetIPMappingResponse, error) {
+func (c *Cluster) GetIPMapping(_ context.Context,
+	req *identityv1.GetIPMappingRequest,
+) (*identityv1.GetIPMappingResponse, error) {
 	a, err := wire.AddressOf(req.GetAddress())
 	if err != nil {
 		return nil, invalid("address", err)
@@ -355,7 +369,9 @@ func (c *Cluster) GetIPMapping(_ context.Context, req *identityv1.GetIPMappingRe
 }
 
 // ForgetNode implements the service.
-func (c *Cluster) ForgetNode(ctx context.Context, req *identityv1.ForgetNodeRequest) (*identityv1.ForgetNodeResponse, error) {
+func (c *Cluster) ForgetNode(ctx context.Context, req *identityv1.ForgetNodeRequest) (*identityv1.ForgetNodeResponse,
+	error,
+) {
 	k, err := c.Registry.Forget(ctx, req.GetName(), req.GetForce(), req.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)

@@ -80,7 +80,10 @@ func (s *nodeStore) ClaimRange(_ context.Context, c registry.RangeClaim) (netip.
 			return p, 1, nil
 		}
 	}
-	return netip.Prefix{}, 0, &registry.FullError{IPAM: c.IPAM, IPv6: c.IPv6, Blocks: c.IPAM.Blocks(c.IPv6), Held: len(s.record.Ranges)}
+	return netip.Prefix{}, 0, &registry.FullError{
+		IPAM: c.IPAM, IPv6: c.IPv6, Blocks: c.IPAM.Blocks(c.IPv6),
+		Held: len(s.record.Ranges),
+	}
 }
 
 func (s *nodeStore) Publish(_ context.Context, _ int64, changes []registry.Change) (int64, error) {
@@ -127,15 +130,17 @@ func other() registry.NodeKey {
 	return registry.NodeKey{Name: "other", Created: 1, Record: registry.Record{
 		Incarnation: "o", Version: "v", Ranges: []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")},
 		Underlay: registry.Underlay{
-			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.2")}, Overlay: []netip.Addr{netip.MustParseAddr("10.0.2.1")},
-			Mode: registry.ModeOverlay, TunnelPort: 4789, MTU: 1450,
+			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.2")},
+			Overlay:   []netip.Addr{netip.MustParseAddr("10.0.2.1")},
+			Mode:      registry.ModeOverlay, TunnelPort: 4789, MTU: 1450,
 		},
 	}}
 }
 
 func mappingOf(host int, n identity.Numeric) registry.AddressesKey {
 	return registry.AddressesKey{Node: "other", Endpoint: fmt.Sprint(host), Value: registry.Addresses{
-		Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(2 + host>>8), byte(host)})}, Identity: n, Incarnation: "o",
+		Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(2 + host>>8), byte(host)})}, Identity: n,
+		Incarnation: "o",
 	}}
 }
 
@@ -152,10 +157,16 @@ func violated(err error) string {
 func TestRegistrationIsCheckedAndWritten(t *testing.T) {
 	s := serve(t)
 	s.reg.Observe(registry.Update{Complete: true})
-	good := &identityv1.Underlay{Addresses: []string{"192.0.2.1", "2001:db8::1"}, Mode: identityv1.RoutingMode_ROUTING_MODE_NATIVE, Mtu: 1500}
+	good := &identityv1.Underlay{
+		Addresses: []string{"192.0.2.1", "2001:db8::1"},
+		Mode:      identityv1.RoutingMode_ROUTING_MODE_NATIVE, Mtu: 1500,
+	}
 	for field, req := range map[string]*identityv1.RegisterNodeRequest{
-		"underlay.mtu":                  {Underlay: &identityv1.Underlay{Mtu: 1279}},
-		"underlay.addresses[1]":         {Underlay: &identityv1.Underlay{Addresses: []string{"192.0.2.1", "127.0.0.1"}}},
+		"underlay.mtu": {Underlay: &identityv1.Underlay{Mtu: 1279}},
+		"underlay.addresses[1]": {Underlay: &identityv1.Underlay{Addresses: []string{
+			"192.0.2.1",
+			"127.0.0.1",
+		}}},
 		"underlay.addresses[0]":         {Underlay: &identityv1.Underlay{Addresses: []string{"::ffff:192.0.2.1"}}},
 		"underlay.overlay_addresses[0]": {Underlay: &identityv1.Underlay{OverlayAddresses: []string{"0.0.0.0"}}},
 		"pod_ranges.prefixes[0]":        {PodRanges: &identityv1.PodRanges{Prefixes: []string{"10.0.1.5/24"}}},
@@ -171,14 +182,20 @@ func TestRegistrationIsCheckedAndWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.resolve("c1", newLabel("cni", "app", "web"))
-	resp, err := s.cluster.RegisterNode(t.Context(), &identityv1.RegisterNodeRequest{PodRanges: &identityv1.PodRanges{Prefixes: []string{"10.0.1.0/24"}}, ValidateOnly: true})
-	if err != nil || resp.GetRegistered() || len(resp.GetNode().GetPodRanges()) != 1 || resp.GetNode().GetUnderlay().GetMtu() != 1500 {
+	resp, err := s.cluster.RegisterNode(t.Context(),
+		&identityv1.RegisterNodeRequest{
+			PodRanges:    &identityv1.PodRanges{Prefixes: []string{"10.0.1.0/24"}},
+			ValidateOnly: true,
+		})
+	if err != nil || resp.GetRegistered() || len(resp.GetNode().GetPodRanges()) != 1 ||
+		resp.GetNode().GetUnderlay().GetMtu() != 1500 {
 		t.Fatalf("%v, %v", resp, err)
 	}
 	if s.store.record.Incarnation != "" {
 		t.Error("half of a record, or one that was only to be checked, was written")
 	}
-	if _, err = s.cluster.RegisterNode(t.Context(), &identityv1.RegisterNodeRequest{PodRanges: &identityv1.PodRanges{Prefixes: []string{"10.0.1.0/24"}}}); err != nil {
+	if _, err = s.cluster.RegisterNode(t.Context(),
+		&identityv1.RegisterNodeRequest{PodRanges: &identityv1.PodRanges{Prefixes: []string{"10.0.1.0/24"}}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.ResolveEndpoint(t.Context(), &identityv1.ResolveEndpointRequest{
@@ -191,11 +208,15 @@ func TestRegistrationIsCheckedAndWritten(t *testing.T) {
 		return err == nil && resp.GetRegistered() && len(s.store.published()) == 1
 	})
 	for _, a := range s.store.published() {
-		if a.Addresses[0] != netip.MustParseAddr("10.0.1.5") || a.Identity < identity.MinCluster || a.Incarnation != "i" {
+		if a.Addresses[0] != netip.MustParseAddr("10.0.1.5") || a.Identity < identity.MinCluster ||
+			a.Incarnation != "i" {
 			t.Errorf("published %+v", a)
 		}
 	}
-	if _, err := s.ReleaseIdentity(t.Context(), &identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner("c2")}}); err != nil {
+	if _, err := s.ReleaseIdentity(t.Context(),
+		&identityv1.ReleaseIdentityRequest{
+			Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner("c2")},
+		}); err != nil {
 		t.Fatal(err)
 	}
 	servicetest.Eventually(t, "the endpoint to go", func() bool { return len(s.store.published()) == 0 })
@@ -265,7 +286,8 @@ func TestClusterIsWatchedInFewMessages(t *testing.T) {
 	if st.messages > 20 {
 		t.Errorf("%d messages", st.messages)
 	}
-	if n := st.nodes["other"]; n.GetUnderlay().GetMode() != identityv1.RoutingMode_ROUTING_MODE_OVERLAY || n.GetUnderlay().GetTunnelPort() != 4789 || n.GetIncarnation() != "o" {
+	if n := st.nodes["other"]; n.GetUnderlay().GetMode() != identityv1.RoutingMode_ROUTING_MODE_OVERLAY ||
+		n.GetUnderlay().GetTunnelPort() != 4789 || n.GetIncarnation() != "o" {
 		t.Errorf("node %v", n)
 	}
 	if m := st.mappings["192.0.2.2/32"]; m.GetIdentity() != 6 || m.GetNode() != "other" {
@@ -273,7 +295,10 @@ func TestClusterIsWatchedInFewMessages(t *testing.T) {
 	}
 	cancel()
 	// While the reader is away: one endpoint moves, one goes.
-	s.reg.Observe(registry.Update{Revision: 71, Addresses: []registry.AddressesKey{mappingOf(5, 301)}, Removed: []registry.Removal{{Node: "other", Endpoint: "6"}}})
+	s.reg.Observe(registry.Update{
+		Revision: 71, Addresses: []registry.AddressesKey{mappingOf(5, 301)},
+		Removed: []registry.Removal{{Node: "other", Endpoint: "6"}},
+	})
 	servicetest.Eventually(t, "a token to continue from", func() bool {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -296,7 +321,10 @@ func TestNodesAndAddressesAreShown(t *testing.T) {
 	s := serve(t)
 	foreign := mappingOf(5, 300)
 	foreign.Endpoint, foreign.Value.Addresses = "foreign", []netip.Addr{netip.MustParseAddr("10.9.0.1")}
-	s.reg.Observe(registry.Update{Complete: true, Nodes: []registry.NodeKey{other()}, Addresses: []registry.AddressesKey{mappingOf(5, 300), foreign}})
+	s.reg.Observe(registry.Update{
+		Complete: true, Nodes: []registry.NodeKey{other()},
+		Addresses: []registry.AddressesKey{mappingOf(5, 300), foreign},
+	})
 	list := func() *identityv1.ListNodesResponse {
 		stream, err := s.cluster.ListNodes(t.Context(), &identityv1.ListNodesRequest{})
 		if err != nil {
@@ -311,7 +339,8 @@ func TestNodesAndAddressesAreShown(t *testing.T) {
 		}
 		return m
 	}
-	if m := list(); m.GetState() != identityv1.NodeState_NODE_STATE_ALIVE || m.GetMappingCount() != 1 || m.GetRefusedMappingCount() != 1 || m.GetLocal() {
+	if m := list(); m.GetState() != identityv1.NodeState_NODE_STATE_ALIVE || m.GetMappingCount() != 1 ||
+		m.GetRefusedMappingCount() != 1 || m.GetLocal() {
 		t.Errorf("listed: %v", m)
 	}
 	s.store.mu.Lock()
@@ -321,27 +350,35 @@ func TestNodesAndAddressesAreShown(t *testing.T) {
 		t.Errorf("listed without a store: %v", m)
 	}
 	m, err := s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: "10.0.2.5"})
-	if err != nil || m.GetMapping().GetIdentity() != 300 || m.GetRange() != "10.0.2.0/24" || m.GetRangeNode() != "other" {
+	if err != nil || m.GetMapping().GetIdentity() != 300 || m.GetRange() != "10.0.2.0/24" ||
+		m.GetRangeNode() != "other" {
 		t.Errorf("10.0.2.5: %v, %v", m, err)
 	}
 	m, err = s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: "10.9.0.1"})
-	if err != nil || m.Mapping != nil || len(m.GetRefused()) != 1 || m.GetRefused()[0].GetReason() != "the address lies in no range of the node" {
+	if err != nil || m.Mapping != nil || len(m.GetRefused()) != 1 ||
+		m.GetRefused()[0].GetReason() != "the address lies in no range of the node" {
 		t.Errorf("10.9.0.1: %v, %v", m, err)
 	}
 	m, err = s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: "10.0.2.77"})
 	if err != nil || m.Mapping != nil || m.GetRangeNode() != "other" {
 		t.Errorf("10.0.2.77: %v, %v", m, err)
 	}
-	if _, err := s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: "198.51.100.1"}); status.Code(err) != codes.NotFound {
+	if _, err := s.cluster.GetIPMapping(t.Context(),
+		&identityv1.GetIPMappingRequest{Address: "198.51.100.1"}); status.Code(err) != codes.NotFound {
 		t.Errorf("198.51.100.1: %v", err)
 	}
-	if _, err := s.cluster.ForgetNode(t.Context(), &identityv1.ForgetNodeRequest{Name: "absent"}); status.Code(err) != codes.NotFound {
+	if _, err := s.cluster.ForgetNode(t.Context(),
+		&identityv1.ForgetNodeRequest{Name: "absent"}); status.Code(err) != codes.NotFound {
 		t.Errorf("forget a node that is not registered: %v", err)
 	}
-	if _, err := s.cluster.ForgetNode(t.Context(), &identityv1.ForgetNodeRequest{Name: "other"}); status.Code(err) != codes.FailedPrecondition {
+	if _, err := s.cluster.ForgetNode(t.Context(),
+		&identityv1.ForgetNodeRequest{Name: "other"}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("forget a living node: %v", err)
 	}
-	if m, err := s.cluster.ForgetNode(t.Context(), &identityv1.ForgetNodeRequest{Name: "other", Force: true}); err != nil || m.GetMappingCount() != 1 || m.GetNode().GetName() != "other" {
+	if m, err := s.cluster.ForgetNode(t.Context(), &identityv1.ForgetNodeRequest{
+		Name:  "other",
+		Force: true,
+	}); err != nil || m.GetMappingCount() != 1 || m.GetNode().GetName() != "other" {
 		t.Errorf("forget by force: %v, %v", m, err)
 	}
 }
@@ -363,7 +400,10 @@ func TestStatusCountsTheCluster(t *testing.T) {
 	foreign := mappingOf(6, 300)
 	foreign.Value.Addresses = []netip.Addr{netip.MustParseAddr("10.9.0.1")}
 	s.reg.Observe(registry.Update{
-		Complete: true, Nodes: []registry.NodeKey{other()}, Addresses: []registry.AddressesKey{mappingOf(5, 300), foreign},
+		Complete: true, Nodes: []registry.NodeKey{other()}, Addresses: []registry.AddressesKey{
+			mappingOf(5, 300),
+			foreign,
+		},
 	})
 	resolve := func(id, address string) {
 		t.Helper()
@@ -403,7 +443,10 @@ func TestAddressesOfAPIServersHaveIdentities(t *testing.T) {
 		t.Fatal(err)
 	}
 	const local = identity.MinNodeLocal
-	s.reg.SetAPIServers(map[netip.Addr]identity.Numeric{netip.MustParseAddr("192.0.2.2"): local, netip.MustParseAddr("198.51.100.7"): local})
+	s.reg.SetAPIServers(map[netip.Addr]identity.Numeric{
+		netip.MustParseAddr("192.0.2.2"):    local,
+		netip.MustParseAddr("198.51.100.7"): local,
+	})
 	for a, want := range map[string]uint32{"192.0.2.2": 7, "198.51.100.7": uint32(local), "10.0.2.1": 6} {
 		m, err := s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: a})
 		if err != nil || m.GetMapping().GetIdentity() != want {
@@ -411,7 +454,8 @@ func TestAddressesOfAPIServersHaveIdentities(t *testing.T) {
 		}
 	}
 	s.reg.SetAPIServers(nil)
-	if m, err := s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: "192.0.2.2"}); err != nil || m.GetMapping().GetIdentity() != 6 {
+	if m, err := s.cluster.GetIPMapping(t.Context(),
+		&identityv1.GetIPMappingRequest{Address: "192.0.2.2"}); err != nil || m.GetMapping().GetIdentity() != 6 {
 		t.Errorf("192.0.2.2 without an API server: %v, %v", m, err)
 	}
 }

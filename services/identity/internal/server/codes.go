@@ -67,15 +67,18 @@ func statusOf(err error) error {
 		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND,
 			rpcerr.Resource("identity", "", err.Error()))
 	case errors.Is(err, registry.ErrNoNode):
-		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_NODE_NOT_FOUND, rpcerr.Resource("node", "", err.Error()))
+		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_NODE_NOT_FOUND,
+			rpcerr.Resource("node", "", err.Error()))
 	case errors.Is(err, registry.ErrAlive):
 		return answer(codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_NODE_ALIVE)
 	case errors.Is(err, registry.ErrNoMapping):
-		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_ADDRESS_UNKNOWN, rpcerr.Resource("address", "", err.Error()))
+		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_ADDRESS_UNKNOWN,
+			rpcerr.Resource("address", "", err.Error()))
 	case errors.Is(err, registry.ErrIPAMDiffers):
 		return answer(codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_IPAM_SETTINGS_DIFFER)
 	case errors.As(err, &full):
-		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NO_FREE_RANGE, rpcerr.Quota("ranges", full.Figures()))
+		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NO_FREE_RANGE,
+			rpcerr.Quota("ranges", full.Figures()))
 	case errors.Is(err, registry.ErrLastRange):
 		return answer(codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_LAST_RANGE)
 	case errors.Is(err, allocator.ErrContended):

@@ -63,12 +63,17 @@ var (
 
 // What the registry knows.
 var (
-	nodesDesc    = prometheus.NewDesc("sluice_identity_nodes", "Other nodes of the cluster that are registered.", nil, nil)
-	mappingsDesc = prometheus.NewDesc("sluice_identity_mappings", "Addresses of other nodes' endpoints of which the identity is known.", nil, nil)
-	refusedDesc  = prometheus.NewDesc("sluice_identity_refused_mappings",
-		"Addresses that other nodes wrote and that do not count, because they lie outside the node's ranges or an earlier installation wrote them.", nil, nil)
-	unpublishedDesc = prometheus.NewDesc("sluice_identity_pending_mappings", "Endpoints of this node of which the addresses wait for etcd.", nil, nil)
-	rangesDesc      = prometheus.NewDesc("sluice_identity_refused_ranges", "Ranges of this node that are another node's.", nil, nil)
+	nodesDesc = prometheus.NewDesc("sluice_identity_nodes", "Other nodes of the cluster that are registered.", nil,
+		nil)
+	mappingsDesc = prometheus.NewDesc("sluice_identity_mappings",
+		"Addresses of other nodes' endpoints of which the identity is known.", nil, nil)
+	refusedDesc = prometheus.NewDesc("sluice_identity_refused_mappings",
+		"Addresses that other nodes wrote and that do not count, because they lie outside the node's ranges "+
+			"or an earlier installation wrote them.", nil, nil)
+	unpublishedDesc = prometheus.NewDesc("sluice_identity_pending_mappings",
+		"Endpoints of this node of which the addresses wait for etcd.", nil, nil)
+	rangesDesc = prometheus.NewDesc("sluice_identity_refused_ranges",
+		"Ranges of this node that are another node's.", nil, nil)
 )
 
 // Collector gives the figures of allocator and registry to Prometheus.
@@ -101,7 +106,8 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	r := c.Registry.Status()
 	for d, n := range map[*prometheus.Desc]int{
-		nodesDesc: r.Nodes, mappingsDesc: r.Mappings, refusedDesc: r.Refused, unpublishedDesc: r.Pending, rangesDesc: len(r.Ranges),
+		nodesDesc: r.Nodes, mappingsDesc: r.Mappings, refusedDesc: r.Refused, unpublishedDesc: r.Pending,
+		rangesDesc: len(r.Ranges),
 	} {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n))
 	}

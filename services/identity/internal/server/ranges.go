@@ -35,7 +35,8 @@ func mayRegister(ctx context.Context, req *identityv1.RegisterNodeRequest) error
 	default:
 		return nil
 	}
-	return rpcerr.New(codes.PermissionDenied, rpcerr.NotPermitted, fmt.Errorf("uid %d may not register the %s of the node", cred.UID, part))
+	return rpcerr.New(codes.PermissionDenied, rpcerr.NotPermitted,
+		fmt.Errorf("uid %d may not register the %s of the node", cred.UID, part))
 }
 
 var ipamModes = map[identityv1.IPAMMode]registry.IPAMMode{
@@ -72,7 +73,9 @@ func fromIPAM(field string, s *identityv1.IPAMSettings) (*registry.IPAM, error) 
 }
 
 // ClaimRange implements the service.
-func (c *Cluster) ClaimRange(ctx context.Context, req *identityv1.ClaimRangeRequest) (*identityv1.ClaimRangeResponse, error) {
+func (c *Cluster) ClaimRange(ctx context.Context, req *identityv1.ClaimRangeRequest) (*identityv1.ClaimRangeResponse,
+	error,
+) {
 	settings, err := fromIPAM("settings", req.GetSettings())
 	if err != nil {
 		return nil, err
@@ -99,7 +102,9 @@ func (c *Cluster) ClaimRange(ctx context.Context, req *identityv1.ClaimRangeRequ
 }
 
 // ReturnRange implements the service.
-func (c *Cluster) ReturnRange(ctx context.Context, req *identityv1.ReturnRangeRequest) (*identityv1.ReturnRangeResponse, error) {
+func (c *Cluster) ReturnRange(ctx context.Context,
+	req *identityv1.ReturnRangeRequest,
+) (*identityv1.ReturnRangeResponse, error) {
 	p, err := prefixOf(req.GetRange())
 	if err != nil {
 		return nil, invalid("range", err)

@@ -25,14 +25,26 @@ func pool(maxBlocks uint32) *identityv1.IPAMSettings {
 func TestClaimsAreCheckedAndAnsweredOnce(t *testing.T) {
 	s := serve(t)
 	for field, req := range map[string]*identityv1.ClaimRangeRequest{
-		"settings":                  {},
-		"settings.mode":             {Settings: &identityv1.IPAMSettings{}},
-		"settings.max_blocks":       {Settings: pool(0)},
-		"settings.pool_prefixes":    {Settings: &identityv1.IPAMSettings{Mode: identityv1.IPAMMode_IPAM_MODE_POOL, MaxBlocks: 1}},
-		"settings.pool_prefixes[1]": {Settings: &identityv1.IPAMSettings{Mode: identityv1.IPAMMode_IPAM_MODE_POOL, MaxBlocks: 1, PoolPrefixes: []string{"10.9.0.0/16", "10.9.1.0/24"}, Ipv4BlockLength: 24}},
-		"settings.pool_prefixes[0]": {Settings: &identityv1.IPAMSettings{Mode: identityv1.IPAMMode_IPAM_MODE_POOL, MaxBlocks: 1, PoolPrefixes: []string{"10.9.0.0/24"}, Ipv4BlockLength: 16}},
-		"ipv6":                      {Settings: &identityv1.IPAMSettings{Mode: identityv1.IPAMMode_IPAM_MODE_POOL, MaxBlocks: 1, PoolPrefixes: []string{"10.9.0.0/16"}, Ipv4BlockLength: 24}, Ipv6: true},
-		"known_ranges[0]":           {Settings: pool(2), KnownRanges: []string{"10.9.0.1/24"}},
+		"settings":            {},
+		"settings.mode":       {Settings: &identityv1.IPAMSettings{}},
+		"settings.max_blocks": {Settings: pool(0)},
+		"settings.pool_prefixes": {Settings: &identityv1.IPAMSettings{
+			Mode:      identityv1.IPAMMode_IPAM_MODE_POOL,
+			MaxBlocks: 1,
+		}},
+		"settings.pool_prefixes[1]": {Settings: &identityv1.IPAMSettings{
+			Mode:      identityv1.IPAMMode_IPAM_MODE_POOL,
+			MaxBlocks: 1, PoolPrefixes: []string{"10.9.0.0/16", "10.9.1.0/24"}, Ipv4BlockLength: 24,
+		}},
+		"settings.pool_prefixes[0]": {Settings: &identityv1.IPAMSettings{
+			Mode:      identityv1.IPAMMode_IPAM_MODE_POOL,
+			MaxBlocks: 1, PoolPrefixes: []string{"10.9.0.0/24"}, Ipv4BlockLength: 16,
+		}},
+		"ipv6": {Settings: &identityv1.IPAMSettings{
+			Mode:      identityv1.IPAMMode_IPAM_MODE_POOL,
+			MaxBlocks: 1, PoolPrefixes: []string{"10.9.0.0/16"}, Ipv4BlockLength: 24,
+		}, Ipv6: true},
+		"known_ranges[0]": {Settings: pool(2), KnownRanges: []string{"10.9.0.1/24"}},
 	} {
 		_, err := s.cluster.ClaimRange(t.Context(), req)
 		if got := violated(err); status.Code(err) != codes.InvalidArgument || got != field {
@@ -40,7 +52,10 @@ func TestClaimsAreCheckedAndAnsweredOnce(t *testing.T) {
 		}
 	}
 	claim := func(ipv6 bool, known ...string) (string, error) {
-		resp, err := s.cluster.ClaimRange(t.Context(), &identityv1.ClaimRangeRequest{Settings: pool(2), Ipv6: ipv6, KnownRanges: known})
+		resp, err := s.cluster.ClaimRange(t.Context(), &identityv1.ClaimRangeRequest{
+			Settings: pool(2), Ipv6: ipv6,
+			KnownRanges: known,
+		})
 		return resp.GetRange(), err
 	}
 	for _, ipv6 := range []bool{false, true} {
@@ -66,13 +81,19 @@ func TestClaimsAreCheckedAndAnsweredOnce(t *testing.T) {
 				quota = q.GetViolations()[0].GetDescription()
 			}
 		}
-		prefix := map[bool]string{false: "10.9.0.0/22 has 4 blocks of /24", true: "fd00:9::/62 has 4 blocks of /64"}[ipv6]
+		prefix := map[bool]string{
+			false: "10.9.0.0/22 has 4 blocks of /24",
+			true:  "fd00:9::/62 has 4 blocks of /64",
+		}[ipv6]
 		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(quota, prefix) {
 			t.Errorf("a claim of a pool without a free block: %v, %q", err, quota)
 		}
 	}
 	other := pool(3)
-	if _, err := s.cluster.ClaimRange(t.Context(), &identityv1.ClaimRangeRequest{Settings: other, ValidateOnly: true}); status.Code(err) != codes.FailedPrecondition ||
+	if _, err := s.cluster.ClaimRange(t.Context(), &identityv1.ClaimRangeRequest{
+		Settings:     other,
+		ValidateOnly: true,
+	}); status.Code(err) != codes.FailedPrecondition ||
 		!strings.Contains(err.Error(), "2 for a node") || !strings.Contains(err.Error(), "3 for a node") {
 		t.Errorf("a claim with other settings: %v", err)
 	}

@@ -100,12 +100,16 @@ func Methods() rpc.Methods {
 		identityv1.IdentityService_ConfirmEndpoint_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
 		identityv1.IdentityService_GetStatus_FullMethodName:       {Access: rpc.Group(), Limit: read},
 
-		identityv1.ClusterService_RegisterNode_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID, instance.IPAMID), Limit: change},
+		identityv1.ClusterService_RegisterNode_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID,
+			instance.IPAMID), Limit: change},
 		identityv1.ClusterService_ClaimRange_FullMethodName:   {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
 		identityv1.ClusterService_ReturnRange_FullMethodName:  {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
 		identityv1.ClusterService_ForgetNode_FullMethodName:   {Access: rpc.Root(), Limit: change},
 		identityv1.ClusterService_WatchCluster_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
-		identityv1.ClusterService_ListNodes_FullMethodName:    {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
+		identityv1.ClusterService_ListNodes_FullMethodName: {
+			Access: rpc.Group(),
+			Limit:  rpc.Limit{InFlight: 8, Waiting: 32},
+		},
 		identityv1.ClusterService_GetIPMapping_FullMethodName: {Access: rpc.Group(), Limit: read},
 	}
 }

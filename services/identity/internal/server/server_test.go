@@ -102,7 +102,8 @@ func serve(t *testing.T, opts ...option) *service {
 	nodes := NewClusterHub()
 	s.store = &nodeStore{}
 	s.reg = registry.New(registry.Config{
-		Node: "n1", Incarnation: "i", Version: "test", Timeout: time.Second, Pause: time.Millisecond, RetryMin: time.Millisecond,
+		Node: "n1", Incarnation: "i", Version: "test", Timeout: time.Second, Pause: time.Millisecond,
+		RetryMin: time.Millisecond,
 		RetryMax: 10 * time.Millisecond, RetryRanges: time.Hour, HoldLosses: time.Hour, Log: log.Discard(),
 	}, s.store, files, nodes, registry.Registration{})
 	impl := &Server{
@@ -113,7 +114,8 @@ func serve(t *testing.T, opts ...option) *service {
 	for _, o := range opts {
 		o(&cfg, &ro)
 	}
-	if s.alloc, err = allocator.New(cfg, s.fake.Node("n1"), files, s.hub, EndpointPublisher{impl.Endpoints, s.reg}, allocator.Holds{},
+	if s.alloc, err = allocator.New(cfg, s.fake.Node("n1"), files, s.hub, EndpointPublisher{impl.Endpoints, s.reg},
+		allocator.Holds{},
 		allocator.Known{}, false); err != nil {
 		t.Fatal(err)
 	}

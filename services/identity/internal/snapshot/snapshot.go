@@ -271,7 +271,9 @@ func (d *Dir) openHolds(node incarnationRecord, damaged error) (err error) {
 	return err
 }
 
-func (d *Dir) loadHolds(recent map[identity.Numeric]string, registration *registry.Registration) (allocator.Holds, error) {
+func (d *Dir) loadHolds(recent map[identity.Numeric]string, registration *registry.Registration) (allocator.Holds,
+	error,
+) {
 	var h allocator.Holds
 	sets := map[identity.Numeric]string{}
 	err := d.holds.View(func(t *store.Tx) error {

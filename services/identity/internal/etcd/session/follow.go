@@ -104,7 +104,8 @@ func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-cha
 	defer cancel()
 	// Progress notifications move the revision on although nothing changes
 	// here, so that a compaction finds nothing that was not seen.
-	events := s.client.Watch(ctx, r.Prefix, clientv3.WithRange(r.end()), clientv3.WithRev(next), clientv3.WithProgressNotify())
+	events := s.client.Watch(ctx, r.Prefix, clientv3.WithRange(r.end()), clientv3.WithRev(next),
+		clientv3.WithProgressNotify())
 	heads := make(chan head, 1)
 	wg.Go(func() { s.listen(ctx, heads) })
 	var awaited head // everything up to its revision was there at its time

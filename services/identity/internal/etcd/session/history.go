@@ -129,7 +129,9 @@ func (s *Session) List(ctx context.Context, prefix string, keysOnly bool, f func
 	return s.list(ctx, prefix, clientv3.GetPrefixRangeEnd(prefix), keysOnly, f)
 }
 
-func (s *Session) list(ctx context.Context, prefix, end string, keysOnly bool, f func(*mvccpb.KeyValue)) (at Point, err error) {
+func (s *Session) list(ctx context.Context, prefix, end string, keysOnly bool, f func(*mvccpb.KeyValue)) (at Point,
+	err error,
+) {
 	from := prefix
 	for {
 		opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(at.Revision)}

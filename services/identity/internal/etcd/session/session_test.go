@@ -229,7 +229,8 @@ func TestTransactionsOfANodeFailOnceAnotherHasItsName(t *testing.T) {
 	}
 	write := func() bool {
 		t.Helper()
-		resp, err := s.Commit(t.Context(), "write", s.Txn(t.Context()).If(s.Named()).Then(clientv3.OpPut(prefix+"/x", "")))
+		resp, err := s.Commit(t.Context(), "write", s.Txn(t.Context()).If(s.Named()).Then(clientv3.OpPut(prefix+"/x",
+			"")))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -38,7 +38,9 @@ func Serve[K comparable, V any](ctx context.Context, h *Hub[K, V], token []byte,
 
 // ServeBatches is Serve with up to most events in one call of send: those that
 // wait at that time. The slice is valid during the call.
-func ServeBatches[K comparable, V any](ctx context.Context, h *Hub[K, V], token []byte, most int, send func([]Event[K, V]) error) error {
+func ServeBatches[K comparable, V any](ctx context.Context, h *Hub[K, V], token []byte, most int,
+	send func([]Event[K, V]) error,
+) error {
 	s, err := h.Subscribe(token)
 	if err != nil {
 		return Status(err)
@@ -69,7 +71,9 @@ func ServeBatches[K comparable, V any](ctx context.Context, h *Hub[K, V], token 
 }
 
 // pump passes events to send until either ends.
-func pump[K comparable, V any](ctx context.Context, s *Subscription[K, V], most int, send func([]Event[K, V]) error) error {
+func pump[K comparable, V any](ctx context.Context, s *Subscription[K, V], most int,
+	send func([]Event[K, V]) error,
+) error {
 	var events []Event[K, V]
 	for {
 		e, err := nextOrIdle(ctx, s)

@@ -189,7 +189,8 @@ func TestServeBatchesSendsWhatWaitsInOneMessage(t *testing.T) {
 		defer cancel()
 		var sizes []int
 		var last Event[string, int]
-		go ServeBatches(ctx, h, nil, 4, func(events []Event[string, int]) error { //nolint:errcheck // it ends with the context
+		//nolint:errcheck // it ends with the context
+		go ServeBatches(ctx, h, nil, 4, func(events []Event[string, int]) error {
 			sizes = append(sizes, len(events))
 			last = events[len(events)-1]
 			return nil

@@ -70,10 +70,14 @@ func TestKernelNodeIsRegisteredAsItChanges(t *testing.T) {
 	w.registry, w.ranges = r, ranges
 	w.start(true)
 	r.want(t, "a node without anything", nil, nil)
-	for name, addr := range map[string]string{"up0": "192.0.2.10/24", "up1": "198.51.100.10/24", "other": "203.0.113.10/24"} {
+	for name, addr := range map[string]string{
+		"up0": "192.0.2.10/24", "up1": "198.51.100.10/24",
+		"other": "203.0.113.10/24",
+	} {
 		w.ip("link add "+name+" type bridge", "link set "+name+" up", "address add "+addr+" dev "+name)
 	}
-	w.ip("address add 169.254.3.3/16 dev up0", "route add default dev up1 metric 100", "route add default dev up0 metric 200")
+	w.ip("address add 169.254.3.3/16 dev up0", "route add default dev up1 metric 100",
+		"route add default dev up0 metric 200")
 	r.want(t, "the uplinks", []string{"198.51.100.10", "192.0.2.10"}, nil)
 	low, high, six := netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("10.2.0.0/24"), netip.MustParsePrefix("fd01::/64")
 	ranges.only(high)

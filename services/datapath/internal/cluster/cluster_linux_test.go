@@ -454,7 +454,10 @@ func TestKernelAnotherTunnelIsAnotherNumber(t *testing.T) {
 	say(s.now(), set)
 	p.wait("everything", p.expected(set))
 	was, _ := p.numbers.Of("b")
-	for _, item := range []cluster.Item{node("1", "192.0.2.99", "10.244.1.0/24"), node("2", "192.0.2.99", "10.244.1.0/24")} {
+	for _, item := range []cluster.Item{
+		node("1", "192.0.2.99", "10.244.1.0/24"),
+		node("2", "192.0.2.99", "10.244.1.0/24"),
+	} {
 		set[key("b")] = item
 		s.now().Upsert(key("b"), item)
 		servicetest.EventuallyNil(t, "another number", func() error {

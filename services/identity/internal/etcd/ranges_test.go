@@ -291,7 +291,8 @@ func TestNodeWithOtherSettingsGetsNoRange(t *testing.T) {
 	}{
 		{
 			registry.IPAM{Mode: registry.IPAMStatic},
-			"this node's ipam has mode static, the cluster (" + testPrefix + "/ipam) mode pool with 10.128.0.0/22 in blocks of /24, 32 for a node",
+			"this node's ipam has mode static, the cluster (" + testPrefix +
+				"/ipam) mode pool with 10.128.0.0/22 in blocks of /24, 32 for a node",
 		},
 		{registry.IPAM{Mode: registry.IPAMKubernetes}, "mode kubernetes, the cluster"},
 		{blocks(8), "mode pool with 10.128.0.0/21 in blocks of /24, 32 for a node, the cluster"},
@@ -328,7 +329,8 @@ func TestNodeWithOtherSettingsGetsNoRange(t *testing.T) {
 	}
 }
 
-// TestForgottenNodeDoesNotGetItsBlockBack is TestForgottenNodeIsNotBelieved for blocks: one that another node has by now is
+// TestForgottenNodeDoesNotGetItsBlockBack is TestForgottenNodeIsNotBelieved for blocks: one that another node has by
+// now is
 // refused to the node that comes back.
 func TestForgottenNodeDoesNotGetItsBlockBack(t *testing.T) {
 	t.Parallel()

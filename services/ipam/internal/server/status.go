@@ -46,7 +46,8 @@ func statusOf(err error) error {
 	case errors.As(err, &field):
 		return answer(codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Text))
 	case errors.Is(err, cluster.ErrPoolFull):
-		return answer(codes.ResourceExhausted, ipamv1.ErrorReason_ERROR_REASON_CLUSTER_POOL_EXHAUSTED, rpcerr.Retry(growDelay))
+		return answer(codes.ResourceExhausted, ipamv1.ErrorReason_ERROR_REASON_CLUSTER_POOL_EXHAUSTED,
+			rpcerr.Retry(growDelay))
 	case errors.Is(err, cluster.ErrAway):
 		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_CLUSTER_UNAVAILABLE, rpcerr.Retry(growDelay))
 	case errors.Is(err, ipam.ErrNoRange):

@@ -39,7 +39,10 @@ var options = store.Options{
 		Buckets: []string{bucketAllocations, bucketReleased, bucketCursors, bucketServing, bucketRefused},
 	},
 	Previous: []store.Layout{
-		{Format: "sluice-ipam", Version: 2, Buckets: []string{bucketAllocations, bucketReleased, bucketCursors, bucketServing}},
+		{Format: "sluice-ipam", Version: 2, Buckets: []string{
+			bucketAllocations, bucketReleased, bucketCursors,
+			bucketServing,
+		}},
 		{Format: "sluice-ipam", Version: 1, Buckets: []string{bucketAllocations, bucketReleased, bucketCursors}},
 	},
 	Migrate: func(*store.Tx, uint32) error { return nil }, // there are buckets more

@@ -54,8 +54,11 @@ func TestInterestsAreStoredTogether(t *testing.T) {
 	const n = 300
 	for i := range n {
 		add := Interest{
-			Subjects:  []identity.Numeric{identity.Numeric(256 + i)},
-			Locations: []engine.Location{{Addr: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), Identity: identity.Numeric(256 + i)}},
+			Subjects: []identity.Numeric{identity.Numeric(256 + i)},
+			Locations: []engine.Location{{
+				Addr:     netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}),
+				Identity: identity.Numeric(256 + i),
+			}},
 		}
 		if err := o.Change(t.Context(), "datapath", session, add, Interest{}); err != nil {
 			t.Fatal(err)
@@ -68,7 +71,8 @@ func TestInterestsAreStoredTogether(t *testing.T) {
 	for waits() {
 		runtime.Gosched() // the owner sweeps between two calls
 	}
-	if err := o.Change(t.Context(), "datapath", session, Interest{}, Interest{Subjects: []identity.Numeric{256}}); err != nil {
+	if err := o.Change(t.Context(), "datapath", session, Interest{},
+		Interest{Subjects: []identity.Numeric{256}}); err != nil {
 		t.Fatal(err)
 	}
 	if !waits() {

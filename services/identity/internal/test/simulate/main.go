@@ -277,7 +277,8 @@ func (s *simulation) change(ctx context.Context, rate, together int) error {
 	if rate == 20 {
 		wanted, met = "p99 at most 300 ms", p99 <= 300*time.Millisecond
 	}
-	s.report.add(at+"lag of the watches, p50; p99", wanted, fmt.Sprintf("%d; %d ms", p50.Milliseconds(), p99.Milliseconds()), met)
+	s.report.add(at+"lag of the watches, p50; p99", wanted, fmt.Sprintf("%d; %d ms", p50.Milliseconds(),
+		p99.Milliseconds()), met)
 	lags = nil
 	for _, n := range s.full {
 		lags = append(lags, n.view.lags()...)

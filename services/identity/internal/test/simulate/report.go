@@ -49,7 +49,8 @@ func (r *report) always(what string, err error) error {
 
 // want wants a duration of at most limit.
 func (r *report) want(what string, limit, measured time.Duration) {
-	r.add(what, fmt.Sprintf("at most %.1f s", limit.Seconds()), fmt.Sprintf("%.2f s", measured.Seconds()), measured <= limit)
+	r.add(what, fmt.Sprintf("at most %.1f s", limit.Seconds()), fmt.Sprintf("%.2f s", measured.Seconds()),
+		measured <= limit)
 }
 
 func (r *report) write(out io.Writer) {

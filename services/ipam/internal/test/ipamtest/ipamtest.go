@@ -211,7 +211,10 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 			refused []ipam.Refusal
 			want    string
 		}{
-			{[]ipam.Refusal{{Prefix: range4, Reason: "node b has it"}, {Prefix: range6}}, "10.0.0.0/24 is refused: node b has it\nfd00::/64 is refused: \n"},
+			{
+				[]ipam.Refusal{{Prefix: range4, Reason: "node b has it"}, {Prefix: range6}},
+				"10.0.0.0/24 is refused: node b has it\nfd00::/64 is refused: \n",
+			},
 			{nil, "10.0.0.0/24 is refused: node b has it\nfd00::/64 is refused: \n"},
 			{[]ipam.Refusal{}, ""},
 		} {

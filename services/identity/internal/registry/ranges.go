@@ -406,6 +406,7 @@ func (r *Registry) forgetRange(p netip.Prefix) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.registration, r.revision = next, 0
+	r.kick() // if the caller does not come to write it, Run does
 	return nil
 }
 

@@ -362,6 +362,9 @@ func (r *Registry) Register(underlay *Underlay, ranges *[]netip.Prefix, ipam *IP
 	n = Node{Name: r.cfg.Node, Record: r.recordOf(next), Refused: r.refusals()}
 	registered = same && r.revision != 0
 	r.mu.Unlock()
+	if same && !registered && !validateOnly {
+		r.kick() // a change before it may have failed between the disk and the store
+	}
 	if same || validateOnly {
 		return n, registered, nil
 	}

@@ -6,8 +6,9 @@
 // machine that know each other by --members. A test or `sluice dev` starts it as
 // a child. It keeps the etcd server out of every other binary's build list.
 //
-// It is not for production: no TLS, peers on loopback only, no authentication
-// other than the permissions of the directory that holds the socket.
+// It is not for production: peers on loopback only, and no authentication other
+// than the permissions of the directory that holds the socket, or with --cert
+// the certificates of clients.
 package main
 
 import (
@@ -26,6 +27,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/version"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
@@ -45,6 +47,8 @@ type options struct {
 	name          string   // of the member in members
 	peer          *url.URL // where the other members connect; nil: there are none
 	members       string   // name=url,… of all members
+
+	cert, key, clientCA string // files for TLS; "" for none
 }
 
 func run(args []string, stdout, stderr io.Writer) int {
@@ -86,13 +90,17 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	fs := flag.NewFlagSet("sluice-devetcd", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	fs.StringVar(&opts.dataDir, "data-dir", "", "directory of the member's data; created if absent, used by one process at a time")
-	fs.StringVar(&listen, "listen", "", "where clients connect: unix:///absolute/path or http://127.0.0.1:PORT (0 picks a free one)")
+	fs.StringVar(&listen, "listen", "", "where clients connect: unix:///absolute/path, or http:// or https://127.0.0.1:PORT (0 picks a free one)")
 	fs.IntVar(&opts.readyFD, "ready-fd", -1, "write the ready line to this inherited descriptor instead of standard output, then close it")
 	fs.BoolVar(&opts.dieWithParent, "die-with-parent", false, "stop when the process that started this one ends")
 	fs.StringVar(&opts.name, "name", "sluice-dev", "name of the member")
 	fs.StringVar(&peer, "peer", "",
 		"where the other members connect, one of --members: http://127.0.0.1:PORT; empty for a cluster of one member")
 	fs.StringVar(&opts.members, "members", "", "all members of the cluster, this one too: name=http://127.0.0.1:PORT,…")
+	fs.StringVar(&opts.cert, "cert", "", "file with the certificate that clients see; for https")
+	fs.StringVar(&opts.key, "key", "", "file with its key")
+	fs.StringVar(&opts.clientCA, "client-ca", "",
+		"file with the certificates that those of clients are checked against: a client without one is refused")
 	if err := fs.Parse(args); err != nil {
 		return options{}, err
 	}
@@ -112,6 +120,9 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		problems = append(problems, fmt.Errorf("--listen: %w", err))
 	}
 	opts.listen = u
+	if https := u != nil && u.Scheme == "https"; https != (opts.cert != "" && opts.key != "" && opts.clientCA != "") {
+		problems = append(problems, errors.New("--cert, --key and --client-ca: all of them come with https, and it with them"))
+	}
 	if peer != "" || opts.members != "" {
 		if opts.peer, err = parsePeer(peer, opts.name, opts.members); err != nil {
 			problems = append(problems, err)
@@ -154,13 +165,13 @@ func parseListen(s string) (*url.URL, error) {
 		if len(u.Path) > 107 {
 			return nil, fmt.Errorf("%q: the path has %d bytes, a socket address holds 107", s, len(u.Path))
 		}
-	case "http":
+	case "http", "https":
 		ip := net.ParseIP(u.Hostname())
 		if ip == nil || !ip.IsLoopback() || u.Port() == "" {
 			return nil, fmt.Errorf("%q: wants a loopback address and a port", s)
 		}
 	default:
-		return nil, fmt.Errorf("%q: wants unix:///path or http://127.0.0.1:PORT", s)
+		return nil, fmt.Errorf("%q: wants unix:///path, http://127.0.0.1:PORT or https://127.0.0.1:PORT", s)
 	}
 	return u, nil
 }
@@ -239,7 +250,7 @@ func endpoint(listen *url.URL, addr net.Addr) string {
 	if listen.Scheme == "unix" {
 		return "unix://" + listen.Path
 	}
-	return "http://" + addr.String()
+	return listen.Scheme + "://" + addr.String()
 }
 
 func config(opts options, level zap.AtomicLevel) (*embed.Config, error) {
@@ -257,6 +268,11 @@ func config(opts options, level zap.AtomicLevel) (*embed.Config, error) {
 	cfg.Dir = opts.dataDir
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger)
 	cfg.ListenClientUrls = []url.URL{*opts.listen}
+	if opts.cert != "" {
+		cfg.ClientTLSInfo = transport.TLSInfo{
+			CertFile: opts.cert, KeyFile: opts.key, TrustedCAFile: opts.clientCA, ClientCertAuth: true,
+		}
+	}
 	// The only member has nobody to talk to: it listens for no peer. The
 	// advertised URLs are entries of the membership record, and etcd wants them
 	// in host:port form; nothing here dials them.

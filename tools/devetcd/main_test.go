@@ -283,7 +283,16 @@ func TestCommandLineNamesEveryMistake(t *testing.T) {
 		{"socket path of 108 bytes", []string{"--data-dir", "d", "--listen", "unix:///" + strings.Repeat("x", 107)}, []string{"has 108 bytes"}},
 		{"address others can reach", []string{"--data-dir", "d", "--listen", "http://0.0.0.0:2379"}, []string{"loopback"}},
 		{"no port", []string{"--data-dir", "d", "--listen", "http://127.0.0.1"}, []string{"and a port"}},
-		{"other scheme", []string{"--data-dir", "d", "--listen", "https://127.0.0.1:1"}, []string{"wants unix:///path"}},
+		{"other scheme", []string{"--data-dir", "d", "--listen", "ftp://127.0.0.1:1"}, []string{"wants unix:///path"}},
+		{"https alone", []string{"--data-dir", "d", "--listen", "https://127.0.0.1:1"}, []string{"--client-ca: all of them"}},
+		{
+			"certificate alone",
+			[]string{
+				"--data-dir", "d", "--listen", "http://127.0.0.1:1", "--cert", "c", "--key", "k",
+				"--client-ca", "a",
+			},
+			[]string{"--client-ca: all of them"},
+		},
 		{"standard stream", []string{"--data-dir", "d", "--listen", "unix:///s", "--ready-fd", "1"}, []string{"--ready-fd: 1"}},
 		{"peer without members", []string{
 			"--data-dir", "d", "--listen", "unix:///s", "--peer",

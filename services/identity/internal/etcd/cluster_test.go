@@ -49,6 +49,7 @@ type node struct {
 type nodeConfig struct {
 	allocator.Config
 	ttl, aliveTTL, holdLosses time.Duration
+	client                    session.Client // with what etcd asks for; without endpoints
 }
 
 func quick() nodeConfig {
@@ -70,8 +71,9 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
+	cfg.client.Endpoints = strings.Split(endpoint, ",")
 	sess, err := session.Open(session.Config{
-		Client: session.Client{Endpoints: strings.Split(endpoint, ",")}, Prefix: testPrefix, Node: name,
+		Client: cfg.client, Prefix: testPrefix, Node: name,
 		TTL: cfg.ttl, AliveTTL: cfg.aliveTTL,
 		Incarnation: last.Incarnation, Boot: files.BootID(), Last: last.Holds.Session,
 		Timeout: cfg.StoreTimeout, Listen: cfg.Quarantine / 4, Log: cfg.Log,

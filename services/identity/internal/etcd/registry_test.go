@@ -77,8 +77,7 @@ func (n *node) seesMapping(a netip.Addr, want string) {
 func (n *node) seesNode(name string, want bool) {
 	n.t.Helper()
 	servicetest.Eventually(n.t, "node "+name, func() bool {
-		_,
-			ok := n.cluster.Get(registry.Key{Node: name})
+		_, ok := n.cluster.Get(registry.Key{Node: name})
 		return ok == want
 	})
 }

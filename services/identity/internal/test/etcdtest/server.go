@@ -10,6 +10,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -183,6 +184,11 @@ func (m *Member) up() error {
 		return fmt.Errorf("etcd did not start: %q, %w\n%s", line, err, said.String())
 	}
 	m.cmd = cmd
+	var ready struct{ Endpoint string }
+	if err := json.Unmarshal([]byte(line), &ready); err != nil {
+		return fmt.Errorf("etcd says %q: %w", line, err)
+	}
+	m.Endpoint = ready.Endpoint // the port is known only now
 	return nil
 }
 

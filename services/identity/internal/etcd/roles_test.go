@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
+	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
+)
+
+// documentedRoles are the calls of etcdctl that the documentation names for a node.
+func documentedRoles(t *testing.T, node string) (calls [][]string) {
+	t.Helper()
+	doc, err := os.ReadFile("../../../../docs/identity.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile("(?s)### A role for each node.*?```\n(.*?)```").FindSubmatch(doc)
+	if m == nil {
+		t.Fatal("docs/identity.md has no example of roles")
+	}
+	script := "node=" + node + "\netcdctl() { echo \"$@\"; }\n" +
+		strings.ReplaceAll(string(m[1]), "/sluice/v1/identity", testPrefix)
+	out, err := exec.Command("bash", "-euc", script).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(out)) {
+		calls = append(calls, strings.Fields(line))
+	}
+	return calls
+}
+
+// etcdctl does what the command of that name would, as far as the example goes.
+func etcdctl(t *testing.T, c *clientv3.Client, words []string) {
+	t.Helper()
+	var err error
+	ctx := t.Context()
+	switch verb := strings.Join(words[:2], " "); verb {
+	case "role add":
+		_, err = c.RoleAdd(ctx, words[2])
+		if errors.Is(err, rpctypes.ErrRoleAlreadyExist) {
+			err = nil // of the node before
+		}
+	case "role grant-permission":
+		end, rest := "", words[3:]
+		if rest[0] == "--prefix=true" {
+			rest = rest[1:]
+			end = clientv3.GetPrefixRangeEnd(rest[1])
+		}
+		kind, ok := map[string]clientv3.PermissionType{
+			"read": clientv3.PermissionType(clientv3.PermRead), "readwrite": clientv3.PermissionType(clientv3.PermReadWrite),
+		}[rest[0]]
+		if !ok {
+			t.Fatalf("etcdctl %q", words)
+		}
+		_, err = c.RoleGrantPermission(ctx, words[2], rest[1], end, kind)
+	case "user add":
+		_, err = c.UserAddWithOptions(ctx, words[2], "", &clientv3.UserAddOptions{NoPassword: true})
+	case "user grant-role":
+		_, err = c.UserGrantRole(ctx, words[2], words[3])
+	default:
+		t.Fatalf("etcdctl %q", words)
+	}
+	if err != nil {
+		t.Fatalf("etcdctl %q: %v", words, err)
+	}
+}
+
+// TestDocumentedRolesAreEnoughAndNoMore has two nodes behind TLS, each with the
+// rights that the documentation gives it.
+func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
+	s := etcdtest.StartTLS(t)
+	admin := s.As("root")
+	etcdctl(t, admin, []string{"role", "add", "root"})
+	etcdctl(t, admin, []string{"user", "add", "root"})
+	etcdctl(t, admin, []string{"user", "grant-role", "root", "root"})
+	nodes := map[string]*node{}
+	for _, name := range []string{"a", "b"} {
+		for _, call := range documentedRoles(t, name) {
+			etcdctl(t, admin, call)
+		}
+	}
+	if _, err := admin.AuthEnable(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range []string{"a", "b"} {
+		cfg := quick()
+		cert, key := s.Files(name)
+		cfg.client = session.Client{CA: s.CA, Cert: cert, Key: key}
+		n := startNode(t, s.Endpoint, name, t.TempDir(), cfg)
+		n.connected()
+		n.register(i, prefix(i))
+		n.endpoint("pod", "app-"+name, address(i, 5))
+		n.published()
+		nodes[name] = n
+	}
+	nodes["a"].seesNode("b", true)
+	id := nodes["b"].endpoint("another", "app-a", address(1, 6))
+	nodes["a"].seesMapping(address(1, 6), fmt.Sprint("b ", id.Number))
+
+	a := s.As("a")
+	for _, key := range []string{"/ip/b/node", "/ip/b/ep/x", "/ref/b/300", "/alive/b", "/other", "x"} {
+		if _, err := a.Put(t.Context(), testPrefix+key, "x"); !errors.Is(err, rpctypes.ErrPermissionDenied) {
+			t.Errorf("node a writes %s: %v", key, err)
+		}
+		if _, err := a.Delete(t.Context(), testPrefix+key); !errors.Is(err, rpctypes.ErrPermissionDenied) {
+			t.Errorf("node a deletes %s: %v", key, err)
+		}
+	}
+	if _, err := s.As("stranger").Get(t.Context(), testPrefix+"/ip/b/node"); err == nil {
+		t.Error("a certificate without a user reads")
+	}
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcdtest
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+// TLS is an etcd of one member that asks clients for a certificate. The common
+// name of a certificate is the user.
+type TLS struct {
+	*Server
+	CA string // file with the certificate that signed all others
+
+	dir     string
+	ca      *x509.Certificate
+	caKey   *ecdsa.PrivateKey
+	serials int64
+}
+
+// StartTLS starts an empty etcd behind TLS that is gone after the test.
+func StartTLS(t testing.TB) *TLS {
+	t.Helper()
+	s := &TLS{Server: &Server{t: t}, dir: t.TempDir()}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.caKey = key
+	s.ca = &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, s.ca, s.ca, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.CA = s.write("ca.pem", "CERTIFICATE", der)
+	cert, keyFile := s.Files("etcd")
+	m := &Member{t: t, data: filepath.Join(s.dir, "data"), Endpoint: "https://127.0.0.1:0"}
+	m.args = []string{
+		"--data-dir", m.data, "--listen", m.Endpoint, "--die-with-parent",
+		"--cert", cert, "--key", keyFile, "--client-ca", s.CA,
+	}
+	s.Members = []*Member{m}
+	t.Cleanup(s.Down)
+	s.Up()
+	s.Endpoint, s.endpoints = m.Endpoint, []string{m.Endpoint}
+	return s
+}
+
+// Files are those of a new certificate of a user, and its key.
+func (s *TLS) Files(user string) (cert, key string) {
+	s.t.Helper()
+	pair, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.serials++
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(1 + s.serials), Subject: pkix.Name{CommonName: user}, NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+	}, s.ca, &pair.PublicKey, s.caKey)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(pair)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return s.write(user+".pem", "CERTIFICATE", der), s.write(user+".key", "PRIVATE KEY", keyDER)
+}
+
+func (s *TLS) write(name, kind string, b []byte) string {
+	path := filepath.Join(s.dir, name)
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	return path
+}
+
+// As is a client of a user, closed after the test.
+func (s *TLS) As(user string) *clientv3.Client {
+	s.t.Helper()
+	pair, err := tls.LoadX509KeyPair(s.Files(user))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	pem, err := os.ReadFile(s.CA)
+	if err != nil || !roots.AppendCertsFromPEM(pem) {
+		s.t.Fatal(err)
+	}
+	c, err := clientv3.New(clientv3.Config{
+		Endpoints: s.endpoints, Logger: zap.NewNop(),
+		TLS: &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots},
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}

@@ -90,7 +90,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	fs := flag.NewFlagSet("sluice-devetcd", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	fs.StringVar(&opts.dataDir, "data-dir", "", "directory of the member's data; created if absent, used by one process at a time")
-	fs.StringVar(&listen, "listen", "", "where clients connect: unix:///absolute/path, or http:// or https://127.0.0.1:PORT (0 picks a free one)")
+	fs.StringVar(&listen, "listen", "",
+		"where clients connect: unix:///absolute/path, or http:// or https://127.0.0.1:PORT (0 picks a free one)")
 	fs.IntVar(&opts.readyFD, "ready-fd", -1, "write the ready line to this inherited descriptor instead of standard output, then close it")
 	fs.BoolVar(&opts.dieWithParent, "die-with-parent", false, "stop when the process that started this one ends")
 	fs.StringVar(&opts.name, "name", "sluice-dev", "name of the member")
@@ -121,7 +122,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	}
 	opts.listen = u
 	if https := u != nil && u.Scheme == "https"; https != (opts.cert != "" && opts.key != "" && opts.clientCA != "") {
-		problems = append(problems, errors.New("--cert, --key and --client-ca: all of them come with https, and it with them"))
+		problems = append(problems, errors.New("--cert, --key and --client-ca: needed for https, and for it alone"))
 	}
 	if peer != "" || opts.members != "" {
 		if opts.peer, err = parsePeer(peer, opts.name, opts.members); err != nil {

@@ -303,6 +303,7 @@ type Registry struct {
 	registration Registration         // guarded by mu
 	desired      map[string]Addresses // guarded by mu; of this node, by endpoint
 	dirty        map[string]struct{}  // guarded by mu; endpoints that the store may have otherwise
+	writing      int                  // guarded by mu; endpoints that are being written
 	written      map[string]int64     // guarded by mu; revision of the last write, until Observe receives it
 	observed     int64                // guarded by mu; Observe has received everything up to this revision
 	record       Record               // guarded by mu; as it was written
@@ -523,6 +524,7 @@ func (r *Registry) writeSome(ctx context.Context) (wrote bool, err error) {
 	cancel()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.writing = 0
 	for _, c := range changes {
 		if err != nil {
 			r.dirty[c.Endpoint] = struct{}{}
@@ -604,6 +606,7 @@ func (r *Registry) batch() (record int64, changes []Change) {
 		}
 		changes = append(changes, c)
 	}
+	r.writing = len(changes)
 	return r.revision, changes
 }
 
@@ -749,7 +752,7 @@ func (r *Registry) Status() Status {
 	defer r.mu.Unlock()
 	s := r.view.status()
 	s.Registered = r.revision != 0
-	s.Pending, s.Problem, s.Ranges = len(r.dirty), r.problem, r.refusals()
+	s.Pending, s.Problem, s.Ranges = len(r.dirty)+r.writing, r.problem, r.refusals()
 	return s
 }
 

@@ -71,13 +71,16 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	store, hub, endpoints, nodes := etcd.New(sess), server.NewHub(), server.NewEndpointHub(), server.NewClusterHub()
 	reg := registry.New(cfg.registry(last.Incarnation, p.Log), store, dir, nodes, last.Registration)
 	store.Observe(reg.Observe)
+	store.Keep(dir)
+	store.Spread(func() time.Duration { return spread(reg.Status().Nodes) })
 	alloc, err := allocator.New(cfg.allocator(p.Log), store, dir, hub,
 		server.EndpointPublisher{EndpointHub: endpoints, Registry: reg},
 		last.Holds, last.Known, last.Cached)
 	if err != nil {
 		return err
 	}
-	if err := p.Metrics.Register(server.Collector{Allocator: alloc, Registry: reg}); err != nil {
+	store.Resume(last.Keys) // after the allocator, which has said what this node's endpoints are
+	if err := p.Metrics.Register(server.Collector{Allocator: alloc, Registry: reg, Listings: store.Listings}); err != nil {
 		return err
 	}
 
@@ -120,6 +123,13 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		}
 	})
 	return p.Serve(ctx, srv)
+}
+
+// spread is how long a listing may wait, by how many other nodes are known:
+// each listing of a large cluster costs etcd a tenth of a second of processor time, and after
+// an outage all nodes want one. A node that knows none has nothing to serve, and begins at once.
+func spread(nodes int) time.Duration {
+	return min(time.Duration(nodes)*time.Second/20, time.Minute)
 }
 
 // followKubernetes starts what keeps up with the API.

@@ -118,6 +118,7 @@ type Allocator struct {
 
 	saver      saver
 	knownDirty chan struct{} // capacity 1
+	uncached   bool          // there was no cache
 }
 
 type knownEntry struct {
@@ -164,6 +165,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		lost:      make(chan error, 1),
 
 		knownDirty: make(chan struct{}, 1),
+		uncached:   !cached,
 	}
 	a.saver.init(a.saveHolds)
 	if holds.NextNodeLocal.Scope() == identity.ScopeNodeLocal {
@@ -751,23 +753,12 @@ func (a *Allocator) sinceHeard() (age time.Duration, ok bool) {
 // saveKnown writes what changed in what is known of the cluster. One call runs
 // at a time.
 func (a *Allocator) saveKnown() error {
-	a.mu.Lock(opSave)
-	was := a.heardKept
-	a.heardKept = a.heard
-	c := KnownChange{Heard: a.heard}
-	for n := range a.unsavedKnown {
-		if e, ok := a.known[n]; ok {
-			c.Put = append(c.Put, identity.Identity{Number: n, Labels: e.labels})
-		} else {
-			c.Drop = append(c.Drop, n)
-		}
-	}
-	clear(a.unsavedKnown)
-	a.mu.Unlock()
-	// Without the lock, and in the order of the file, which takes it faster.
-	slices.Sort(c.Drop)
-	slices.SortFunc(c.Put, identity.Compare)
-	err := a.records.SaveKnown(c)
+	var c KnownChange
+	var was time.Time
+	err := a.records.SaveKnown(func() KnownChange {
+		c, was = a.takeKnown()
+		return c
+	})
 	if err != nil {
 		a.mu.Lock(opSave)
 		defer a.mu.Unlock()
@@ -780,4 +771,25 @@ func (a *Allocator) saveKnown() error {
 		}
 	}
 	return err
+}
+
+// takeKnown returns what SaveKnown has not got yet, and what it was told of heard.
+func (a *Allocator) takeKnown() (c KnownChange, was time.Time) {
+	a.mu.Lock(opSave)
+	was = a.heardKept
+	a.heardKept = a.heard
+	c = KnownChange{Heard: a.heard}
+	for n := range a.unsavedKnown {
+		if e, ok := a.known[n]; ok {
+			c.Put = append(c.Put, identity.Identity{Number: n, Labels: e.labels})
+		} else {
+			c.Drop = append(c.Drop, n)
+		}
+	}
+	clear(a.unsavedKnown)
+	a.mu.Unlock()
+	// Without the lock, and in the order of the file, which takes it faster.
+	slices.Sort(c.Drop)
+	slices.SortFunc(c.Put, identity.Compare)
+	return c, was
 }

@@ -142,6 +142,8 @@ func (a *Allocator) observe(u Update) {
 	}
 	if u.Complete {
 		a.becomeReady()
+	}
+	if u.Complete || u.Beside {
 		a.dirtyKnown() // also an empty listing is something to know
 	}
 }

@@ -80,7 +80,8 @@ func (m *memory) change(c allocator.KnownChange) error {
 	return nil
 }
 
-func (m *memory) SaveKnown(c allocator.KnownChange) error {
+func (m *memory) SaveKnown(take func() allocator.KnownChange) error {
+	c := take()
 	if err := m.change(c); err != nil {
 		return err
 	}

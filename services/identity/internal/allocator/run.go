@@ -61,12 +61,19 @@ func (a *Allocator) runFollow(ctx context.Context) {
 	}
 }
 
-// runKnown writes the cache, gathering changes; the last ones at the end.
+// runKnown writes the cache, gathering changes; the first listing at once, and
+// the last changes at the end.
 func (a *Allocator) runKnown(ctx context.Context) {
+	delay := a.cfg.KnownDelay
+	if a.uncached {
+		delay = 0
+	}
 	save := func() {
 		if err := a.saveKnown(); err != nil {
 			a.cfg.Log.Error("the cache of identities was not written; it is tried again with the next change", log.Err(err))
+			return
 		}
+		delay = a.cfg.KnownDelay
 	}
 	for {
 		select {
@@ -78,7 +85,7 @@ func (a *Allocator) runKnown(ctx context.Context) {
 		case <-a.knownDirty:
 		}
 		select {
-		case <-time.After(a.cfg.KnownDelay):
+		case <-time.After(delay):
 		case <-ctx.Done():
 		}
 		// An unfinished listing must not be taken for the cluster.

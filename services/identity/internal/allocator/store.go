@@ -107,6 +107,7 @@ type Update struct {
 	Revision int64  // everything up to it is here, or was before
 	Upserts  []Entry
 	Deletes  []Deletion
+	Beside   bool // something else changed that the records save with what is known
 	// Heard is a time of which everything was seen: this update and those
 	// before it have all changes up to then. Zero if the update does not say.
 	Heard time.Time
@@ -254,7 +255,8 @@ type Records interface {
 	// NoteKnown remembers a change in what is known of the cluster, for this
 	// boot of the machine, until SaveKnown was called with it.
 	NoteKnown(KnownChange) error
-	// SaveKnown remembers such a change over a reboot, too. The first one
+	// SaveKnown remembers over a reboot, too, the change that take returns,
+	// which it calls once, and what the records have beside it. The first one
 	// makes what is known a listing of the cluster.
-	SaveKnown(KnownChange) error
+	SaveKnown(take func() KnownChange) error
 }

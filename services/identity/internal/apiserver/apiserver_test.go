@@ -45,7 +45,7 @@ func (r *records) fail(err error) {
 }
 
 func (*records) NoteKnown(allocator.KnownChange) error        { return nil }
-func (*records) SaveKnown(allocator.KnownChange) error        { return nil }
+func (*records) SaveKnown(func() allocator.KnownChange) error { return nil }
 func (*records) SaveRegistration(registry.Registration) error { return nil }
 
 // process is what one start of the service has.

@@ -42,6 +42,7 @@ type node struct {
 	reg     *registry.Registry
 	hub     *hub
 	cluster *server.ClusterHub
+	store   *Store
 	dir     string
 	stop    func()
 }
@@ -83,18 +84,21 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	}
 	n := &node{t: t, dir: dir, hub: server.NewHub(), cluster: server.NewClusterHub()}
 	store := New(sess)
+	n.store = store
 	n.reg = registry.New(registry.Config{
 		Node: name, Incarnation: last.Incarnation, Version: "test", Timeout: cfg.StoreTimeout, Pause: time.Millisecond,
 		RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, RetryRanges: cfg.Reconcile, HoldLosses: cfg.holdLosses,
 		Log: cfg.Log,
 	}, store, files, n.cluster, last.Registration)
 	store.Observe(n.reg.Observe)
+	store.Keep(files)
 	n.Allocator, err = allocator.New(cfg.Config, store, files, n.hub,
 		server.EndpointPublisher{EndpointHub: server.NewEndpointHub(), Registry: n.reg}, last.Holds, last.Known,
 		last.Cached)
 	if err != nil {
 		t.Fatal(err)
 	}
+	store.Resume(last.Keys)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { n.Run(ctx) })                  //nolint:errcheck // nil

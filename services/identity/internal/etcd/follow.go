@@ -14,51 +14,131 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
+// Mirror keeps a copy of the keys of nodes, so that the next process can go on
+// from where this one was. An error is the mirror's own to get over: it is
+// reported, and nobody waits for it.
+type Mirror interface {
+	// ReplaceKeys has all keys. The point is kept by the next NoteKeys.
+	ReplaceKeys(cluster.Keys) error
+	// NoteKeys has what changed since the call before, before any reader is told.
+	NoteKeys(of string, c cluster.Change) error
+}
+
+// Keep has Follow give a mirror what it reads of nodes. It is called before Follow.
+func (s *Store) Keep(m Mirror) { s.mirror = m }
+
+// Spread has Follow begin its listings at a random time within what f returns.
+// It is called before Follow.
+func (s *Store) Spread(f func() time.Duration) { s.spread = f }
+
+// Resume passes on what a mirror kept, as if it had been listed, and has
+// Follow go on from there if etcd has that point in its past. It is called
+// after Observe and before Follow.
+func (s *Store) Resume(k cluster.Keys) {
+	if k.Of != s.nodesPrefix() {
+		return // nothing was kept, or of another cluster's place in etcd
+	}
+	s.at = k.At
+	u := registry.Update{Complete: true, Cluster: k.At.Cluster, Revision: k.At.Revision}
+	for _, key := range k.All {
+		if key.Modified > s.witness.Modified {
+			s.witness = key
+		}
+		s.nodeUpdate(&u, &mvccpb.KeyValue{
+			Key: []byte(key.Name), Value: key.Value, CreateRevision: key.Created, ModRevision: key.Modified,
+		}, false)
+	}
+	u.Removed = nil
+	s.observe(u)
+}
+
+// following is what one call of Follow has in hand.
+type following struct {
+	*Store
+	sink    func(allocator.Update)
+	u       allocator.Update
+	nodes   registry.Update
+	keys    []cluster.Key  // of a listing, those of nodes
+	changed cluster.Change // of those, by the answer in hand
+
+	of, now <-chan struct{} // the history that the sinks have, and that of the listing
+}
+
 // Follow implements allocator.Store. What it reads of nodes goes to the sink of
 // Observe.
 func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
-	var u allocator.Update
-	var nodes registry.Update
-	var of, now <-chan struct{} // the history that the mirror is of, and that of the listing
-	var cluster uint64          // that was listed
-	deliver := func() {
-		sink(u)
-		if s.observe != nil {
-			s.observe(nodes)
-		}
-		u, nodes = allocator.Update{}, registry.Update{}
-	}
+	f := &following{Store: s, sink: sink}
 	return s.session.Follow(ctx, session.Reader{
-		Prefix: s.cfg.Prefix + "/id/", End: clientv3.GetPrefixRangeEnd(s.nodesPrefix()),
+		Prefix: s.cfg.Prefix + "/id/", End: clientv3.GetPrefixRangeEnd(s.nodesPrefix()), From: s.at, Witness: s.witness,
+		Spread:  s.spread,
+		Resumed: func() { f.of = s.session.History() },
 		Begin: func() {
-			now = s.session.History()
-			u, nodes = allocator.Update{Complete: true}, registry.Update{Complete: true}
+			f.now = s.session.History()
+			f.u, f.nodes, f.keys = allocator.Update{Complete: true}, registry.Update{Complete: true}, nil
 		},
-		Listed: func(kv *mvccpb.KeyValue) {
-			if s.isNode(kv) {
-				s.nodeUpdate(&nodes, kv, false)
-			} else if e, ok := s.entry(kv); ok {
-				u.Upserts = append(u.Upserts, e)
-			}
-		},
-		Complete: func(at session.Point, asked time.Time) {
-			// What the mirror had before is not from this run's history.
-			u.Cluster, u.Revision, u.Heard, u.Reset = at.Cluster, at.Revision, asked, of != now
-			nodes.Cluster, nodes.Revision, nodes.Removed = at.Cluster, at.Revision, nil
-			of, cluster = now, at.Cluster
-			deliver()
-		},
+		Listed:   f.listed,
+		Complete: f.complete,
 		Changes: func(events []*clientv3.Event, revision int64, asked time.Time) {
-			s.update(&u, &nodes, events)
-			u.Cluster, u.Revision, u.Heard = cluster, revision, asked
-			nodes.Cluster, nodes.Revision = cluster, revision
-			deliver()
+			s.at.Revision = revision
+			f.update(events)
+			f.u.Heard = asked
+			f.deliver(func() error { return s.mirror.NoteKeys(s.nodesPrefix(), f.changed) })
 		},
 	})
+}
+
+func (f *following) listed(kv *mvccpb.KeyValue) {
+	switch {
+	case !f.isNode(kv):
+		if e, ok := f.entry(kv); ok {
+			f.u.Upserts = append(f.u.Upserts, e)
+		}
+	default:
+		f.nodeUpdate(&f.nodes, kv, false)
+		if f.mirror != nil {
+			f.keys = append(f.keys, keyOf(kv))
+		}
+	}
+}
+
+func (f *following) complete(at cluster.Point, asked time.Time) {
+	f.listings.Add(1)
+	f.at = at
+	// What was there before is not from this run's history.
+	f.u.Heard, f.u.Reset = asked, f.of != f.now
+	f.of = f.now
+	f.nodes.Removed = nil
+	f.deliver(func() error {
+		return f.mirror.ReplaceKeys(cluster.Keys{Of: f.nodesPrefix(), At: at, All: f.keys})
+	})
+}
+
+// deliver passes on what is in hand: identities before the addresses that have
+// them, to the disk before the readers. The point of the mirror covers the
+// identities too, so it comes when they are kept.
+func (f *following) deliver(keep func() error) {
+	f.u.Cluster, f.u.Revision = f.at.Cluster, f.at.Revision
+	f.nodes.Cluster, f.nodes.Revision, f.changed.At = f.at.Cluster, f.at.Revision, f.at
+	f.u.Beside = len(f.changed.Put)+len(f.changed.Drop) > 0
+	f.sink(f.u)
+	if f.mirror != nil {
+		if err := keep(); err != nil {
+			f.cfg.Log.Error("what is known of nodes was not written; a restart without etcd would know less", log.Err(err))
+		}
+	}
+	if f.observe != nil {
+		f.observe(f.nodes)
+	}
+	f.u, f.nodes, f.changed, f.keys = allocator.Update{}, registry.Update{}, cluster.Change{}, nil
+}
+
+func keyOf(kv *mvccpb.KeyValue) cluster.Key {
+	return cluster.Key{Name: string(kv.Key), Value: kv.Value, Created: kv.CreateRevision, Modified: kv.ModRevision}
 }
 
 func (s *Store) isNode(kv *mvccpb.KeyValue) bool {
@@ -67,7 +147,7 @@ func (s *Store) isNode(kv *mvccpb.KeyValue) bool {
 
 // update turns the events of one answer into changes. Of several events of a
 // key the last one counts.
-func (s *Store) update(u *allocator.Update, nodes *registry.Update, events []*clientv3.Event) {
+func (f *following) update(events []*clientv3.Event) {
 	last := make(map[string]*clientv3.Event, len(events))
 	for _, e := range events {
 		last[string(e.Kv.Key)] = e
@@ -76,21 +156,27 @@ func (s *Store) update(u *allocator.Update, nodes *registry.Update, events []*cl
 		if last[string(e.Kv.Key)] != e {
 			continue
 		}
-		if s.isNode(e.Kv) {
-			s.nodeUpdate(nodes, e.Kv, e.Type == clientv3.EventTypeDelete)
-			continue
-		}
-		if e.Type == clientv3.EventTypePut {
-			if entry, ok := s.entry(e.Kv); ok {
-				u.Upserts = append(u.Upserts, entry)
+		if f.isNode(e.Kv) {
+			gone := e.Type == clientv3.EventTypeDelete
+			f.nodeUpdate(&f.nodes, e.Kv, gone)
+			if gone {
+				f.changed.Drop = append(f.changed.Drop, string(e.Kv.Key))
+			} else {
+				f.changed.Put = append(f.changed.Put, keyOf(e.Kv))
 			}
 			continue
 		}
-		n, err := parseNumber(strings.TrimPrefix(string(e.Kv.Key), s.cfg.Prefix+"/id/"))
+		if e.Type == clientv3.EventTypePut {
+			if entry, ok := f.entry(e.Kv); ok {
+				f.u.Upserts = append(f.u.Upserts, entry)
+			}
+			continue
+		}
+		n, err := parseNumber(strings.TrimPrefix(string(e.Kv.Key), f.cfg.Prefix+"/id/"))
 		if err != nil {
 			continue // it was reported when it was put
 		}
-		u.Deletes = append(u.Deletes, allocator.Deletion{Number: n, Revision: e.Kv.ModRevision})
+		f.u.Deletes = append(f.u.Deletes, allocator.Deletion{Number: n, Revision: e.Kv.ModRevision})
 	}
 }
 
@@ -125,7 +211,7 @@ func (s *Store) FollowReferences(ctx context.Context, sink func(allocator.Refere
 		Prefix: prefix, KeysOnly: true,
 		Begin:  func() { start(true) },
 		Listed: func(kv *mvccpb.KeyValue) { add(kv.Key, 1) },
-		Complete: func(at session.Point, _ time.Time) {
+		Complete: func(at cluster.Point, _ time.Time) {
 			u.Revision = at.Revision
 			sink(u)
 		},

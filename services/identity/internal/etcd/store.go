@@ -42,6 +42,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -49,6 +51,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 	"github.com/sluice-net/sluice/services/identity/internal/together"
@@ -60,6 +63,12 @@ type Store struct {
 	cfg     session.Config // of the session
 	claims  *together.Group[*claim]
 	observe func(registry.Update) // nil: Follow drops what it reads of nodes
+	mirror  Mirror                // nil: no copy of the keys of nodes is kept
+	spread  func() time.Duration  // nil: listings begin at once
+	witness cluster.Key           // the last one written of those that Resume had
+	at      cluster.Point         // up to which sink and observe have everything; Follow's alone once it runs
+
+	listings atomic.Uint64 // that Follow made
 
 	mu     sync.Mutex
 	layout int // guarded by mu; that identities are made in; 0: not read yet
@@ -82,6 +91,9 @@ func (s *Store) Ping(ctx context.Context) error { return s.session.Ping(ctx) }
 
 // Session implements allocator.Store.
 func (s *Store) Session() string { return s.session.Name() }
+
+// Listings is how often Follow listed everything.
+func (s *Store) Listings() uint64 { return s.listings.Load() }
 
 // Endpoints names the store for messages.
 func (s *Store) Endpoints() []string { return s.cfg.Client.Endpoints }

@@ -31,17 +31,17 @@ func TestMain(m *testing.M) {
 
 const testPrefix = "/test/identity"
 
-// cluster is a real etcd as the suite wants it.
-type cluster struct {
+// testCluster is a real etcd as the suite wants it.
+type testCluster struct {
 	*etcdtest.Server
 	t      *testing.T
 	admin  *clientv3.Client
 	stores map[string][]*Store
 }
 
-func newCluster(t *testing.T) *cluster {
+func newCluster(t *testing.T) *testCluster {
 	s := etcdtest.Start(t)
-	return &cluster{Server: s, t: t, admin: s.Client(), stores: map[string][]*Store{}}
+	return &testCluster{Server: s, t: t, admin: s.Client(), stores: map[string][]*Store{}}
 }
 
 // newStore returns a store that is closed after the test.
@@ -63,13 +63,13 @@ func newStore(t testing.TB, endpoint, node string) *Store {
 	return New(s)
 }
 
-func (c *cluster) Node(name string) allocator.Store {
+func (c *testCluster) Node(name string) allocator.Store {
 	s := newStore(c.t, c.Endpoint, name)
 	c.stores[name] = append(c.stores[name], s)
 	return s
 }
 
-func (c *cluster) Expire(node string) {
+func (c *testCluster) Expire(node string) {
 	for _, s := range c.stores[node] {
 		lease, err := s.session.Lease()
 		if errors.Is(err, allocator.ErrSessionLost) {

@@ -26,7 +26,7 @@ type nothing struct{}
 
 func (nothing) SaveHolds(allocator.HoldsChange) error             { return nil }
 func (nothing) NoteKnown(allocator.KnownChange) error             { return nil }
-func (nothing) SaveKnown(allocator.KnownChange) error             { return nil }
+func (nothing) SaveKnown(func() allocator.KnownChange) error      { return nil }
 func (nothing) Upsert(identity.Numeric, identity.Identity) uint64 { return 0 }
 func (nothing) Delete(identity.Numeric) bool                      { return false }
 func (nothing) Reach(uint64, int64)                               {}

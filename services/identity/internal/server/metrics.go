@@ -74,12 +74,16 @@ var (
 		"Endpoints of this node of which the addresses wait for etcd.", nil, nil)
 	rangesDesc = prometheus.NewDesc("sluice_identity_refused_ranges",
 		"Ranges of this node that are another node's.", nil, nil)
+	listingsDesc = prometheus.NewDesc("sluice_identity_store_listings_total",
+		"Listings of all identities, nodes and addresses in etcd: one at the first start, then only when etcd's history "+
+			"does not reach back to what this node has.", nil, nil)
 )
 
 // Collector gives the figures of allocator and registry to Prometheus.
 type Collector struct {
 	Allocator *allocator.Allocator
 	Registry  *registry.Registry
+	Listings  func() uint64 // of the store
 }
 
 // Describe implements prometheus.Collector.
@@ -89,7 +93,7 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 	ch <- busyDesc
 	ch <- longestDesc
-	for _, d := range []*prometheus.Desc{nodesDesc, mappingsDesc, refusedDesc, unpublishedDesc, rangesDesc} {
+	for _, d := range []*prometheus.Desc{nodesDesc, mappingsDesc, refusedDesc, unpublishedDesc, rangesDesc, listingsDesc} {
 		ch <- d
 	}
 }
@@ -104,6 +108,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstHistogram(busyDesc, b.Count, b.Sum.Seconds(), b.Cumulative(), b.Operation)
 		ch <- prometheus.MustNewConstMetric(longestDesc, prometheus.GaugeValue, b.Longest.Seconds(), b.Operation)
 	}
+	ch <- prometheus.MustNewConstMetric(listingsDesc, prometheus.CounterValue, float64(c.Listings()))
 	r := c.Registry.Status()
 	for d, n := range map[*prometheus.Desc]int{
 		nodesDesc: r.Nodes, mappingsDesc: r.Mappings, refusedDesc: r.Refused, unpublishedDesc: r.Pending,

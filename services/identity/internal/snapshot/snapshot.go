@@ -10,9 +10,10 @@
 //     the cluster since known.db was written. It is state: written before the
 //     answer, and before readers, and refused when it is corrupt, because starting
 //     without it would let the cluster collect numbers that endpoints use.
-//   - known.db is a cache of the cluster's identities for the time without
-//     etcd. A corrupt one is put aside and read again from etcd: nothing that
-//     was answered depends on it, since the holds carry label sets themselves.
+//   - known.db is a cache of the cluster's identities, nodes and addresses for
+//     the time without etcd, with the revision of etcd up to which it has
+//     everything. A corrupt one is put aside and read again from etcd: nothing
+//     that was answered depends on it, since the holds carry label sets themselves.
 //   - incarnation.json tells this directory from that of another node with the
 //     same name, and for which boot there is a file of holds.
 //
@@ -45,6 +46,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
@@ -67,6 +69,8 @@ const (
 	bucketRecent     = "recent"     // number → text of the set; empty: the number was collected
 	bucketState      = "state"      // see the keys
 	bucketIdentities = "identities" // number → text of the set
+	bucketKeys       = "keys"       // of known: name of a key of etcd → see keys.go
+	bucketRecentKeys = "recent keys"
 )
 
 // Keys of bucketState.
@@ -117,6 +121,10 @@ type Dir struct {
 	holds *store.Store // guarded by mu
 	cache sync.Mutex   // one change of known at a time
 	known *store.Store // guarded by cache; nil if it cannot be written
+	// What the holds had at the start beside known: number → text of the set, empty
+	// if it was collected. Guarded by cache; nil when known has it.
+	noted map[identity.Numeric]string
+	keys  keys
 
 	queue   sync.Mutex
 	changes []*change // of holds, that wait for mu; guarded by queue
@@ -164,8 +172,10 @@ type Loaded struct {
 	// Registration is what the other processes of this node registered in this boot.
 	Registration registry.Registration
 	Known        allocator.Known
-	Cached       bool  // there was a cache, perhaps an empty one
-	Damaged      error // why the cache was put aside; nil if it was not
+	// Keys are those of nodes. Their point is zero if it is not known.
+	Keys    cluster.Keys
+	Cached  bool  // there was a cache, perhaps an empty one
+	Damaged error // why the cache was put aside; nil if it was not
 	// DamagedIncarnation is why the file of the incarnation was put aside, and
 	// Incarnation is new; nil if it was not.
 	DamagedIncarnation error
@@ -208,7 +218,8 @@ func (d *Dir) Load() (l Loaded, err error) {
 		if err := d.putAside(KnownFile, DamagedFile); err != nil {
 			return Loaded{}, errors.Join(l.Damaged, err)
 		}
-		l.Known, l.Cached = allocator.Known{}, false
+		l.Known, l.Keys, l.Cached = allocator.Known{}, cluster.Keys{}, false
+		d.keys = keys{}
 		var again Loaded
 		if err := d.loadKnown(&again); err != nil {
 			return Loaded{}, errors.Join(l.Damaged, err)
@@ -218,6 +229,12 @@ func (d *Dir) Load() (l Loaded, err error) {
 		if err := overlay(&l.Known, recent); err != nil {
 			return Loaded{}, d.holds.Refuse(err)
 		}
+		d.noted = recent
+		if err := d.overlayKeys(&l.Keys); err != nil {
+			return Loaded{}, err
+		}
+	} else {
+		l.Keys = cluster.Keys{}
 	}
 	return l, d.removeOld()
 }
@@ -260,9 +277,14 @@ func (d *Dir) openHolds(node incarnationRecord, damaged error) (err error) {
 	}
 	d.holds, err = d.dir.Open(store.Options{
 		Name: holdsName, Boot: true,
-		Layout: store.Layout{Format: "sluice-identity-holds", Version: 1, Buckets: []string{bucketHolders, bucketRecent, bucketState}},
-		Loss:   "this node has no endpoints (without it the cluster may reuse numbers of running endpoints)",
-		Doc:    `docs/identity.md, "When something is away"`,
+		Layout: store.Layout{
+			Format: "sluice-identity-holds", Version: 2,
+			Buckets: []string{bucketHolders, bucketRecent, bucketState, bucketRecentKeys},
+		},
+		Previous: []store.Layout{{Version: 1, Buckets: []string{bucketHolders, bucketRecent, bucketState}}},
+		Migrate:  func(*store.Tx, uint32) error { return nil }, // it has no keys yet
+		Loss:     "this node has no endpoints (without it the cluster may reuse numbers of running endpoints)",
+		Doc:      `docs/identity.md, "When something is away"`,
 		Init: func(t *store.Tx) error {
 			t.Put(bucketState, keyNode, []byte(d.node))
 			return putHolds(t, allocator.HoldsChange{Put: old.Holders, NextNodeLocal: old.NextNodeLocal})
@@ -354,9 +376,13 @@ func parseIdentity(number uint32, text string) (identity.Identity, error) {
 func (d *Dir) loadKnown(l *Loaded) (err error) {
 	old, cached := d.oldKnown()
 	d.known, err = d.dir.Open(store.Options{
-		Name: KnownFile, Unlisted: true,
-		Layout: store.Layout{Format: "sluice-identity-known", Version: 1, Buckets: []string{bucketIdentities, bucketState}},
-		Loss:   "etcd answers",
+		Name: KnownFile, Unlisted: true, Reserve: knownReserve,
+		Layout: store.Layout{
+			Format: "sluice-identity-known", Version: 2, Buckets: []string{bucketIdentities, bucketState, bucketKeys},
+		},
+		Previous: []store.Layout{{Version: 1, Buckets: []string{bucketIdentities, bucketState}}},
+		Migrate:  func(*store.Tx, uint32) error { return nil }, // it has no keys yet, and no point
+		Loss:     "etcd answers",
 		Init: func(t *store.Tx) error {
 			putKnown(t, allocator.KnownChange{Put: old.Identities, Heard: old.Heard})
 			return nil
@@ -373,6 +399,9 @@ func (d *Dir) loadKnown(l *Loaded) (err error) {
 		}
 		// A file that was made and got no listing yet is no cache.
 		l.Cached = l.Cached && t.Get(bucketState, keyListed) != nil
+		if err := d.loadKeys(t, &l.Keys); err != nil {
+			return d.known.Refuse(err)
+		}
 		return t.ForEach(bucketIdentities, func(k, v []byte) error {
 			if len(k) != 4 {
 				return d.known.Refuse(fmt.Errorf("%w: key %x", errRecord, k))
@@ -552,35 +581,31 @@ func putHolds(t *store.Tx, c allocator.HoldsChange) error {
 
 func key(n identity.Numeric) []byte { return binary.BigEndian.AppendUint32(nil, uint32(n)) }
 
-// NoteKnown implements allocator.Records.
-func (d *Dir) NoteKnown(c allocator.KnownChange) error {
-	return d.change(func(t *store.Tx) error {
-		for _, n := range c.Drop {
-			t.Put(bucketRecent, key(n), nil)
-		}
-		for _, id := range c.Put {
-			t.Put(bucketRecent, key(id.Number), []byte(id.Labels.Text()))
-		}
-		return nil
-	})
-}
-
-// SaveKnown implements allocator.Records.
-func (d *Dir) SaveKnown(c allocator.KnownChange) error {
+// SaveKnown implements allocator.Records. With the identities it saves the keys
+// of nodes, and the point up to which both are known: that is taken first.
+func (d *Dir) SaveKnown(take func() allocator.KnownChange) error {
 	d.cache.Lock()
+	k := d.keys.take()
+	c := d.withNoted(take())
 	err := d.update(d.known, func(t *store.Tx) error {
 		putKnown(t, c)
+		k.put(t)
 		return nil
 	})
+	if err == nil {
+		d.noted = nil
+	}
 	d.cache.Unlock()
 	if err != nil {
+		d.keys.giveBack(k)
 		return err
 	}
 	// What the cache has need not be noted, unless it changed again.
-	if len(c.Put)+len(c.Drop) == 0 {
-		return nil // the time alone
+	if len(c.Put)+len(c.Drop)+len(k.changed) == 0 {
+		return nil // the time and the point alone
 	}
 	return d.change(func(t *store.Tx) error {
+		k.forget(t)
 		for _, n := range c.Drop {
 			if v := t.Get(bucketRecent, key(n)); len(v) == 0 {
 				t.Delete(bucketRecent, key(n))
@@ -593,6 +618,33 @@ func (d *Dir) SaveKnown(c allocator.KnownChange) error {
 		}
 		return nil
 	})
+}
+
+// withNoted is a change with what the process before noted and did not save. It
+// runs with cache held.
+func (d *Dir) withNoted(c allocator.KnownChange) allocator.KnownChange {
+	if len(d.noted) == 0 {
+		return c
+	}
+	newer := make(map[identity.Numeric]bool, len(c.Put)+len(c.Drop))
+	for _, n := range c.Drop {
+		newer[n] = true
+	}
+	for _, id := range c.Put {
+		newer[id.Number] = true
+	}
+	for n, text := range d.noted {
+		switch {
+		case newer[n]:
+		case text == "":
+			c.Drop = append(c.Drop, n)
+		default:
+			if id, err := parseIdentity(uint32(n), text); err == nil { // Load has parsed it
+				c.Put = append(c.Put, id)
+			}
+		}
+	}
+	return c
 }
 
 func putKnown(t *store.Tx, c allocator.KnownChange) {

@@ -61,6 +61,11 @@ func load(t testing.TB, path, node string) (Loaded, error) {
 	return l, err
 }
 
+// saveKnown is SaveKnown with a change that is known beforehand.
+func saveKnown(d *Dir, c allocator.KnownChange) error {
+	return d.SaveKnown(func() allocator.KnownChange { return c })
+}
+
 func boot(t testing.TB) string {
 	t.Helper()
 	b, err := durable.BootID()
@@ -93,7 +98,7 @@ func saved(t testing.TB) (path string, want Loaded) {
 	}
 	if err := errors.Join(
 		d.SaveHolds(allocator.HoldsChange{Put: want.Holds.Holders, NextNodeLocal: want.Holds.NextNodeLocal, Session: want.Holds.Session}),
-		d.SaveKnown(allocator.KnownChange{Put: want.Known.Identities, Heard: want.Known.Heard}),
+		saveKnown(d, allocator.KnownChange{Put: want.Known.Identities, Heard: want.Known.Heard}),
 		d.Close(),
 	); err != nil {
 		t.Fatal(err)
@@ -125,7 +130,7 @@ func TestChangesAreAddedToWhatWasSaved(t *testing.T) {
 	moved.Identity = id(t, 302, "new")
 	if err := errors.Join(
 		d.SaveHolds(allocator.HoldsChange{Put: []allocator.HolderRecord{moved}, Drop: []allocator.Holder{want.Holds.Holders[2].Holder}, NextNodeLocal: identity.MinNodeLocal, Session: "3 4"}),
-		d.SaveKnown(allocator.KnownChange{Put: []identity.Identity{id(t, 302, "new")}, Drop: []identity.Numeric{301}, Heard: time.UnixMilli(1_800_000_000_000)}),
+		saveKnown(d, allocator.KnownChange{Put: []identity.Identity{id(t, 302, "new")}, Drop: []identity.Numeric{301}, Heard: time.UnixMilli(1_800_000_000_000)}),
 		d.Close(),
 	); err != nil {
 		t.Fatal(err)
@@ -162,7 +167,7 @@ func TestNotedChangesAreKnownAfterAKill(t *testing.T) {
 	}
 	// Once the cache has it, it is noted no more; what changed again is.
 	note(d, allocator.KnownChange{Put: []identity.Identity{id(t, 304, "late")}})
-	if err := errors.Join(d.SaveKnown(allocator.KnownChange{
+	if err := errors.Join(saveKnown(d, allocator.KnownChange{
 		Put: []identity.Identity{id(t, 302, "new")}, Drop: []identity.Numeric{301, 303, 304}, Heard: want.Known.Heard,
 	}), d.Close()); err != nil {
 		t.Fatal(err)
@@ -205,7 +210,7 @@ func TestCacheWithoutAChangeWritesNoHolders(t *testing.T) {
 		return content
 	}
 	before := holds()
-	if err := d.SaveKnown(allocator.KnownChange{Heard: time.UnixMilli(1_800_000_000_001)}); err != nil {
+	if err := saveKnown(d, allocator.KnownChange{Heard: time.UnixMilli(1_800_000_000_001)}); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(holds(), before) {
@@ -421,7 +426,7 @@ func BenchmarkSaves(b *testing.B) {
 		b.Fatal(err)
 	}
 	noted := time.Since(began)
-	if err := d.SaveKnown(all); err != nil {
+	if err := saveKnown(d, all); err != nil {
 		b.Fatal(err)
 	}
 	b.Logf("a first listing of 65,000: noted in %s, all in %s", noted, time.Since(began))
@@ -435,7 +440,7 @@ func BenchmarkSaves(b *testing.B) {
 	})
 	b.Run("save", func(b *testing.B) {
 		for b.Loop() {
-			if err := d.SaveKnown(one); err != nil {
+			if err := saveKnown(d, one); err != nil {
 				b.Fatal(err)
 			}
 		}

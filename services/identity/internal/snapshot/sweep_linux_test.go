@@ -242,7 +242,6 @@ func TestPowerCutKeepsIncarnationAndCache(t *testing.T) {
 	}
 	disk := disktest.New(t, root)
 	incarnation, saves := "", 0
-	heard := func(n int) time.Time { return time.UnixMilli(1_700_000_000_000 + int64(n)) }
 	disk.Run(t, func() {
 		for range 4 { // restarts
 			d, l, err := opened(t, path, "n1")
@@ -258,7 +257,7 @@ func TestPowerCutKeepsIncarnationAndCache(t *testing.T) {
 				if err := errors.Join(
 					d.NoteKnown(allocator.KnownChange{Put: []identity.Identity{what}}),
 					d.SaveHolds(allocator.HoldsChange{Put: []allocator.HolderRecord{{Holder: allocator.ReferenceHolder(fmt.Sprint(saves)), Identity: what}}}),
-					d.SaveKnown(allocator.KnownChange{Put: []identity.Identity{what}, Heard: heard(saves)}),
+					saveKnown(d, allocator.KnownChange{Put: []identity.Identity{what}, Heard: heardAt(saves)}),
 				); err != nil {
 					t.Error(err)
 				}
@@ -299,11 +298,13 @@ func TestPowerCutKeepsIncarnationAndCache(t *testing.T) {
 		}
 		if known := len(got.Known.Identities); got.Incarnation != incarnation || known < marked-1 || known > marked {
 			t.Errorf("a loss of power after %d of %d operations: incarnation %s and %d identities, answered were %s and %d", n, ops, got.Incarnation, known, incarnation, marked-1)
-		} else if known > 0 && !got.Known.Heard.Equal(heard(known-1)) {
+		} else if known > 0 && !got.Known.Heard.Equal(heardAt(known-1)) {
 			t.Errorf("a loss of power after %d of %d operations: heard at %v with %d identities", n, ops, got.Known.Heard, known)
 		}
 	}
 }
+
+func heardAt(n int) time.Time { return time.UnixMilli(1_700_000_000_000 + int64(n)) }
 
 // reboot gives the files of this boot to another one.
 func reboot(t *testing.T, state string) {

@@ -4,6 +4,7 @@
 package session
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -30,9 +31,17 @@ type Reader struct {
 	Prefix   string
 	End      string // first key that is not wanted; "": the first one after the prefix
 	KeysOnly bool
-	Begin    func()                          // a listing begins
-	Listed   func(*mvccpb.KeyValue)          // a key of the listing
-	Complete func(at Point, asked time.Time) // the listing is over; it began at that time
+	// From is what the caller has already. If etcd has that in its past, Resumed is called, and the watch begins
+	// there. Otherwise, or with 0 for its revision, everything is listed.
+	From    cluster.Point
+	Witness cluster.Key // one that From has, the last one written; without a name nothing is compared
+	Resumed func()
+	// Spread is called before a listing: how long one may wait at random, so that
+	// not all nodes list at once. nil: no time.
+	Spread   func() time.Duration
+	Begin    func()                                  // a listing begins
+	Listed   func(*mvccpb.KeyValue)                  // a key of the listing
+	Complete func(at cluster.Point, asked time.Time) // the listing is over; it began at that time
 	// Changes are the events up to a revision of the listing's cluster, perhaps none. asked is not zero
 	// if everything up to then has come.
 	Changes func(events []*clientv3.Event, revision int64, asked time.Time)
@@ -40,41 +49,119 @@ type Reader struct {
 
 func (r Reader) end() string { return cmp.Or(r.End, clientv3.GetPrefixRangeEnd(r.Prefix)) }
 
-// Follow lists a prefix, watches it from there, and returns only with an error
-// of the listing or when ctx is done. An interrupted watch continues where it
-// was; only what etcd compacted, or lost with its history, is listed again.
+// Follow watches a prefix from the point that the reader has, or lists it and
+// watches it from there, and returns only with an error before the watch or when
+// ctx is done. An interrupted watch continues where it was; only what etcd
+// compacted, or lost with its history, is listed again.
 func (s *Session) Follow(ctx context.Context, r Reader) error {
-	for {
+	for resume := r.From.Revision != 0; ; resume = false {
 		history := s.History()
-		asked := time.Now()
-		r.Begin()
-		at, err := s.list(ctx, r.Prefix, r.end(), r.KeysOnly, r.Listed)
+		at := r.From
+		var err error
+		if resume {
+			resume, err = s.resume(ctx, r)
+		}
+		if err == nil && !resume {
+			at, err = s.listAll(ctx, r)
+		}
 		if errors.Is(err, rpctypes.ErrCompacted) {
 			continue // compacted between two pages
 		}
 		if errors.Is(err, errHistory) {
-			continue // noticed by this very listing
+			continue // noticed by this very request
 		}
 		if err != nil {
 			return err
 		}
-		r.Complete(at, asked)
-		var wait time.Duration
-		for next := at.Revision + 1; ; {
-			began := time.Now()
-			next, err = s.watch(ctx, r, next, history)
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if errors.Is(err, errGap) {
-				break
-			}
-			s.cfg.Log.Debug("watching goes on where it was", "prefix", r.Prefix, "revision", next, log.Err(err))
-			if time.Since(began) > maxPause {
-				wait = 0
-			}
-			pause(ctx, &wait)
+		if err := s.watchFrom(ctx, r, at.Revision+1, history); err != nil {
+			return err
 		}
+	}
+}
+
+// resume asks etcd whether what the reader has is in its past. Only a linearised
+// read tells: a watch from a revision that etcd has not reached is silent.
+func (s *Session) resume(ctx context.Context, r Reader) (bool, error) {
+	limited, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	at, err := s.head(limited)
+	if err != nil {
+		return false, err
+	}
+	past := at.Cluster == r.From.Cluster && at.Revision >= r.From.Revision
+	if past && r.Witness.Name != "" {
+		if past, err = s.remembers(limited, r.Witness); err != nil {
+			return false, err
+		}
+	}
+	if !past {
+		s.cfg.Log.Info("etcd may have another history than what was saved; listing", "prefix", r.Prefix,
+			"cluster", fmt.Sprintf("%x", at.Cluster), "revision", at.Revision, "saved_cluster",
+			fmt.Sprintf("%x", r.From.Cluster), "saved_revision", r.From.Revision, "saved_key", r.Witness.Name)
+		return false, nil
+	}
+	s.cfg.Log.Info("going on where the process before was", "prefix", r.Prefix, "revision", r.From.Revision, "head", at.Revision)
+	r.Resumed()
+	return true, nil
+}
+
+// remembers reports whether etcd has had a key as it was saved: a cluster that was
+// put back to a backup may have gone further than the saved revision by now. What
+// changed since and was compacted, nobody can tell.
+func (s *Session) remembers(ctx context.Context, k cluster.Key) (bool, error) {
+	same := func(resp *clientv3.GetResponse) bool {
+		return len(resp.Kvs) == 1 && resp.Kvs[0].ModRevision == k.Modified && bytes.Equal(resp.Kvs[0].Value, k.Value)
+	}
+	now, err := s.Get(ctx, "read "+k.Name, k.Name)
+	if err != nil || same(now) {
+		return err == nil, err
+	}
+	then, err := s.Get(ctx, "read "+k.Name, k.Name, clientv3.WithRev(k.Modified))
+	if errors.Is(err, rpctypes.ErrCompacted) {
+		return false, nil
+	}
+	return err == nil && same(then), err
+}
+
+// listAll hands all keys of the prefix to the reader.
+func (s *Session) listAll(ctx context.Context, r Reader) (cluster.Point, error) {
+	if r.Spread != nil {
+		if most := r.Spread(); most > 0 {
+			wait := rand.N(most)
+			s.cfg.Log.Info("listing a little later than other nodes may", "prefix", r.Prefix, "in", wait, "at_most", most)
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+				return cluster.Point{}, ctx.Err()
+			}
+		}
+	}
+	asked := time.Now()
+	r.Begin()
+	at, err := s.list(ctx, r.Prefix, r.end(), r.KeysOnly, r.Listed)
+	if err == nil {
+		r.Complete(at, asked)
+	}
+	return at, err
+}
+
+// watchFrom watches until ctx is done, which is its error, or until there is a gap.
+func (s *Session) watchFrom(ctx context.Context, r Reader, next int64, history <-chan struct{}) (err error) {
+	var wait time.Duration
+	for {
+		began := time.Now()
+		next, err = s.watch(ctx, r, next, history)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if errors.Is(err, errGap) {
+			return nil
+		}
+		s.cfg.Log.Debug("watching goes on where it was", "prefix", r.Prefix, "revision", next, log.Err(err))
+		if time.Since(began) > maxPause {
+			wait = 0
+		}
+		pause(ctx, &wait)
 	}
 }
 
@@ -166,10 +253,10 @@ func (s *Session) listen(ctx context.Context, heads chan<- head) {
 		}
 		asked := time.Now()
 		limited, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-		revision, err := s.head(limited)
+		at, err := s.head(limited)
 		if err == nil {
 			select {
-			case heads <- head{asked: asked, revision: revision}:
+			case heads <- head{asked: asked, revision: at.Revision}:
 				err = s.client.RequestProgress(limited)
 			default: // the one before was not looked at yet
 			}
@@ -182,10 +269,10 @@ func (s *Session) listen(ctx context.Context, heads chan<- head) {
 }
 
 // head reads the revision that etcd has. Only a linearised read tells.
-func (s *Session) head(ctx context.Context) (int64, error) {
+func (s *Session) head(ctx context.Context) (cluster.Point, error) {
 	resp, err := s.Get(ctx, "read revision", s.aliveKey(), clientv3.WithKeysOnly())
 	if err != nil {
-		return 0, err
+		return cluster.Point{}, err
 	}
-	return resp.Header.Revision, nil
+	return cluster.Point{Cluster: resp.Header.ClusterId, Revision: resp.Header.Revision}, nil
 }

@@ -117,19 +117,13 @@ const (
 	keysSize = 10_000
 )
 
-// Point is a revision of an etcd cluster.
-type Point struct {
-	Cluster  uint64
-	Revision int64
-}
-
 // List hands every key below a prefix to f, all as of one revision, which it
 // returns. Each page has a deadline of its own, the configured timeout.
-func (s *Session) List(ctx context.Context, prefix string, keysOnly bool, f func(*mvccpb.KeyValue)) (at Point, err error) {
+func (s *Session) List(ctx context.Context, prefix string, keysOnly bool, f func(*mvccpb.KeyValue)) (at cluster.Point, err error) {
 	return s.list(ctx, prefix, clientv3.GetPrefixRangeEnd(prefix), keysOnly, f)
 }
 
-func (s *Session) list(ctx context.Context, prefix, end string, keysOnly bool, f func(*mvccpb.KeyValue)) (at Point,
+func (s *Session) list(ctx context.Context, prefix, end string, keysOnly bool, f func(*mvccpb.KeyValue)) (at cluster.Point,
 	err error,
 ) {
 	from := prefix
@@ -142,10 +136,10 @@ func (s *Session) list(ctx context.Context, prefix, end string, keysOnly bool, f
 		resp, err := s.Get(page, "list "+prefix, from, opts...)
 		cancel()
 		if err != nil {
-			return Point{}, err
+			return cluster.Point{}, err
 		}
 		if at.Revision == 0 {
-			at = Point{Cluster: resp.Header.ClusterId, Revision: resp.Header.Revision}
+			at = cluster.Point{Cluster: resp.Header.ClusterId, Revision: resp.Header.Revision}
 		}
 		for _, kv := range resp.Kvs {
 			f(kv)

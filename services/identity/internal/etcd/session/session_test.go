@@ -268,7 +268,7 @@ func TestOneReaderFollowsNeighbouringPrefixesUpToAnEnd(t *testing.T) {
 		Prefix: prefix + "/id/", End: clientv3.GetPrefixRangeEnd(prefix + "/ip/"),
 		Begin:    func() {},
 		Listed:   note,
-		Complete: func(Point, time.Time) { put("/labels/2", "/id/2", "/ip/2") },
+		Complete: func(cluster.Point, time.Time) { put("/labels/2", "/id/2", "/ip/2") },
 		Changes: func(events []*clientv3.Event, _ int64, _ time.Time) {
 			for _, e := range events {
 				note(e.Kv)

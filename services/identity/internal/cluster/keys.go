@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package cluster
+
+// Point is a revision of a store.
+type Point struct {
+	Cluster  uint64 // id of the store's cluster
+	Revision int64  // from 1; 0: no point
+}
+
+// Key is a key as a store has it.
+type Key struct {
+	Name              string
+	Value             []byte
+	Created, Modified int64 // revisions
+}
+
+// Keys are keys that a node keeps a copy of.
+type Keys struct {
+	Of  string // prefix of their names in the store
+	At  Point  // everything up to there is in the copy; zero: that is not known
+	All []Key
+}
+
+// Change is what changed in Keys up to a point.
+type Change struct {
+	At   Point
+	Put  []Key
+	Drop []string // names
+}

@@ -149,7 +149,11 @@ func (n *node) openCluster(cfg Config) {
 		return
 	}
 	n.Registrar = cluster.NewRegistrar(n.registry, func() (u cluster.Underlay, err error) {
-		u = cluster.Underlay{Addresses: cfg.Underlay.Addresses, Overlay: n.Ranges.FirstNodeAddrs(), MTU: n.mtu}
+		overlay, known := n.Ranges.OverlayAddrs()
+		if !known {
+			return u, errors.New("sluice-ipam has not said yet which range has the overlay address")
+		}
+		u = cluster.Underlay{Addresses: cfg.Underlay.Addresses, Overlay: overlay, MTU: n.mtu}
 		if len(u.Addresses) == 0 {
 			u.Addresses, err = n.dev.UnderlayAddrs(cfg.Underlay.Devices)
 		}

@@ -26,23 +26,23 @@ import (
 
 // announced is a source of ranges in this process.
 type announced struct {
-	*watch.Hub[netip.Prefix, netip.Addr]
+	*watch.Hub[netip.Prefix, podrange.Range]
 }
 
 func newAnnounced() announced {
-	return announced{watch.NewHub[netip.Prefix](watch.Options[netip.Addr]{Loading: true})}
+	return announced{watch.NewHub[netip.Prefix](watch.Options[podrange.Range]{Loading: true})}
 }
 
-func (a announced) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[netip.Prefix, netip.Addr], error] {
-	return func(yield func(watch.Event[netip.Prefix, netip.Addr], error) bool) {
+func (a announced) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[netip.Prefix, podrange.Range], error] {
+	return func(yield func(watch.Event[netip.Prefix, podrange.Range], error) bool) {
 		s, err := a.Subscribe(token)
 		if err != nil {
-			yield(watch.Event[netip.Prefix, netip.Addr]{}, err)
+			yield(watch.Event[netip.Prefix, podrange.Range]{}, err)
 			return
 		}
 		defer s.Close()
 		for err == nil {
-			var e watch.Event[netip.Prefix, netip.Addr]
+			var e watch.Event[netip.Prefix, podrange.Range]
 			if e, err = s.Next(ctx); !yield(e, err) {
 				return
 			}
@@ -58,7 +58,7 @@ func (a announced) only(ranges ...netip.Prefix) {
 		}
 	}
 	for _, p := range ranges {
-		a.Upsert(p, podrange.NodeAddr(p))
+		a.Upsert(p, podrange.Range{Node: podrange.NodeAddr(p)})
 	}
 	a.Loaded()
 }

@@ -30,6 +30,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 )
 
 // Health remembers how the last call of a service ended.
@@ -225,23 +226,23 @@ func (i *IPAM) Pools(ctx context.Context) ([]endpoint.Pool, error) {
 }
 
 // Watch implements podrange.Source.
-func (i *IPAM) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[netip.Prefix, netip.Addr], error] {
+func (i *IPAM) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[netip.Prefix, podrange.Range], error] {
 	return watch.Receive(func() (grpc.ServerStreamingClient[ipamv1.WatchPoolsResponse], error) {
 		return i.client.WatchPools(ctx, &ipamv1.WatchPoolsRequest{ResumeToken: token})
 	}, rangeEvent)
 }
 
 // rangeEvent reads what it can: a range that is not understood is none, and one
-// without an address of the node has the zero Addr.
-func rangeEvent(m *ipamv1.WatchPoolsResponse) watch.Event[netip.Prefix, netip.Addr] {
-	out := watch.Event[netip.Prefix, netip.Addr]{Kind: watch.Bookmark, Token: m.GetResumeToken()}
+// without an address of the node has the zero Addr there.
+func rangeEvent(m *ipamv1.WatchPoolsResponse) watch.Event[netip.Prefix, podrange.Range] {
+	out := watch.Event[netip.Prefix, podrange.Range]{Kind: watch.Bookmark, Token: m.GetResumeToken()}
 	switch e := m.GetEvent().(type) {
 	case *ipamv1.WatchPoolsResponse_Upsert:
 		if p, err := netip.ParsePrefix(e.Upsert.GetPrefix()); err == nil {
-			out.Kind, out.Key = watch.Upsert, p
+			out.Kind, out.Key, out.Value.Primary = watch.Upsert, p, e.Upsert.GetPrimary()
 			for _, text := range e.Upsert.GetNodeAddresses() {
-				if a, err := wire.AddressOf(text); err == nil && !out.Value.IsValid() {
-					out.Value = a
+				if a, err := wire.AddressOf(text); err == nil && !out.Value.Node.IsValid() {
+					out.Value.Node = a
 				}
 			}
 		}

@@ -28,8 +28,14 @@ var (
 	faultRemoveEntry = fault.Register("datapath/ranges/remove-entry")
 )
 
-// Source has the ranges, each with the node's own address in it.
-type Source = watch.Source[netip.Prefix, netip.Addr]
+// Range is what the source says of a range.
+type Range struct {
+	Node    netip.Addr // the node's own address in it
+	Primary bool       // that address is the node's overlay address
+}
+
+// Source has the ranges.
+type Source = watch.Source[netip.Prefix, Range]
 
 // Entries are the ranges in the ipcache.
 type Entries interface {
@@ -71,17 +77,17 @@ type Keeper struct {
 	known chan struct{} // closed when there is a range
 
 	mu      sync.Mutex
-	here    map[netip.Prefix]struct{}   // guarded by mu; of which the kernel may have something
-	wanted  map[netip.Prefix]netip.Addr // guarded by mu; what the source has
-	going   map[netip.Prefix]struct{}   // guarded by mu; what it has not any more
-	refused map[netip.Prefix]error      // guarded by mu; of wanted
-	away    error                       // guarded by mu; why the source is
+	here    map[netip.Prefix]struct{} // guarded by mu; of which the kernel may have something
+	wanted  map[netip.Prefix]Range    // guarded by mu; what the source has
+	going   map[netip.Prefix]struct{} // guarded by mu; what it has not any more
+	refused map[netip.Prefix]error    // guarded by mu; of wanted
+	away    error                     // guarded by mu; why the source is
 }
 
 // New returns a Keeper that does nothing before Run.
 func New(o Options) *Keeper {
 	k := &Keeper{
-		Options: o, known: make(chan struct{}), here: map[netip.Prefix]struct{}{}, wanted: map[netip.Prefix]netip.Addr{},
+		Options: o, known: make(chan struct{}), here: map[netip.Prefix]struct{}{}, wanted: map[netip.Prefix]Range{},
 		going: map[netip.Prefix]struct{}{}, refused: map[netip.Prefix]error{},
 	}
 	for _, p := range o.Set.All() {
@@ -122,16 +128,23 @@ func (k *Keeper) Run(ctx context.Context) error {
 }
 
 // Apply implements watch.Sink.
-func (k *Keeper) Apply(ctx context.Context, c watch.Changes[netip.Prefix, netip.Addr]) error {
+func (k *Keeper) Apply(ctx context.Context, c watch.Changes[netip.Prefix, Range]) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var errs []error
 	for p := range c.Deletes {
 		errs = append(errs, k.goes(ctx, p))
 	}
+	moved := false
 	for _, p := range slices.SortedFunc(maps.Keys(c.Upserts), netip.Prefix.Compare) {
 		k.wanted[p] = c.Upserts[p]
+		if k.wanted[p].Primary {
+			moved = k.Set.setPrimary(p) || moved
+		}
 		errs = append(errs, k.comes(ctx, p))
+	}
+	if moved {
+		errs = append(errs, k.Host.Repair())
 	}
 	return errors.Join(errs...)
 }
@@ -145,6 +158,9 @@ func (k *Keeper) Complete(ctx context.Context, listed map[netip.Prefix]struct{})
 		if _, ok := listed[p]; !ok {
 			errs = append(errs, k.goes(ctx, p))
 		}
+	}
+	if k.Set.listed() {
+		errs = append(errs, k.Host.Repair())
 	}
 	return errors.Join(append(errs, k.reconsider(ctx))...)
 }
@@ -244,7 +260,7 @@ func (k *Keeper) check(p netip.Prefix) error {
 	if err := Check(p); err != nil {
 		return err
 	}
-	if own := k.wanted[p]; own != NodeAddr(p) {
+	if own := k.wanted[p].Node; own != NodeAddr(p) {
 		return fmt.Errorf("%v: the node's own address in it is %v there, and %v here", p, own, NodeAddr(p))
 	}
 	for _, q := range k.Set.All() {

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // it waits.
 type node struct {
 	mu      sync.Mutex
-	hub     *watch.Hub[netip.Prefix, netip.Addr]
+	hub     *watch.Hub[netip.Prefix, Range]
 	set     *Set
 	entries map[netip.Prefix]bool
 	made    map[netip.Prefix]bool // rules and routes
@@ -38,11 +38,11 @@ type node struct {
 	steps   []string
 }
 
-func (n *node) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[netip.Prefix, netip.Addr], error] {
-	return func(yield func(watch.Event[netip.Prefix, netip.Addr], error) bool) {
+func (n *node) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[netip.Prefix, Range], error] {
+	return func(yield func(watch.Event[netip.Prefix, Range], error) bool) {
 		s, err := n.hub.Subscribe(token)
 		for err == nil {
-			var e watch.Event[netip.Prefix, netip.Addr]
+			var e watch.Event[netip.Prefix, Range]
 			if e, err = s.Next(ctx); err == nil && !yield(e, nil) {
 				break
 			}
@@ -51,7 +51,7 @@ func (n *node) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[ne
 			s.Close()
 		}
 		if err != nil {
-			yield(watch.Event[netip.Prefix, netip.Addr]{}, err)
+			yield(watch.Event[netip.Prefix, Range]{}, err)
 		}
 	}
 }
@@ -133,7 +133,7 @@ func (n *node) CloseRange(p netip.Prefix) bool {
 func keep(t *testing.T, begin []string, test func(n *node, k *Keeper)) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{
-			hub:     watch.NewHub[netip.Prefix](watch.Options[netip.Addr]{Loading: true}),
+			hub:     watch.NewHub[netip.Prefix](watch.Options[Range]{Loading: true}),
 			entries: map[netip.Prefix]bool{}, made: map[netip.Prefix]bool{}, fail: map[string]error{},
 		}
 		for _, s := range begin {
@@ -172,7 +172,7 @@ func (n *node) has(list ...string) {
 	}
 	for _, s := range list {
 		p := netip.MustParsePrefix(s)
-		n.hub.Upsert(p, NodeAddr(p))
+		n.hub.Upsert(p, Range{Node: NodeAddr(p)})
 	}
 	n.hub.Loaded()
 	n.later(0)
@@ -256,8 +256,8 @@ func TestARangeThatCannotBeTheNodesIsRefusedByName(t *testing.T) {
 		keep(t, []string{"10.1.0.0/24"}, func(n *node, k *Keeper) {
 			n.foreign = netip.MustParseAddr("10.9.0.7")
 			if s == "10.3.0.0/24" {
-				n.hub.Upsert(netip.MustParsePrefix(s), netip.MustParseAddr("10.3.0.9"))
-				n.hub.Upsert(netip.MustParsePrefix("10.1.0.0/24"), netip.MustParseAddr("10.1.0.1"))
+				n.hub.Upsert(netip.MustParsePrefix(s), Range{Node: netip.MustParseAddr("10.3.0.9")})
+				n.hub.Upsert(netip.MustParsePrefix("10.1.0.0/24"), Range{Node: netip.MustParseAddr("10.1.0.1")})
 				n.hub.Loaded()
 				n.later(0)
 			} else {
@@ -314,5 +314,48 @@ func TestAStepThatFailsIsRepeated(t *testing.T) {
 			n.later(5 * time.Second)
 			n.want(t, "10.2.0.0/24")
 		})
+	}
+}
+
+// TestOverlayAddressesAreThoseOfThePrimaryRanges proves INV-105 of this process.
+func TestOverlayAddressesAreThoseOfThePrimaryRanges(t *testing.T) {
+	keep(t, []string{"10.5.0.0/24", "fd05::/64"}, func(n *node, _ *Keeper) {
+		want := func(known bool, list ...string) {
+			t.Helper()
+			got, ok := n.set.OverlayAddrs()
+			if texts := fmt.Sprint(got); ok != known || texts != fmt.Sprint(list) {
+				t.Errorf("the overlay addresses are %v, known %v; want %v, %v", texts, ok, list, known)
+			}
+		}
+		say := func(primary bool, list ...string) {
+			for _, s := range list {
+				p := netip.MustParsePrefix(s)
+				n.hub.Upsert(p, Range{Node: NodeAddr(p), Primary: primary})
+			}
+			n.later(0)
+		}
+		want(false)
+		say(false, "10.1.0.0/24", "fd01::/64", "fd05::/64")
+		say(true, "10.5.0.0/24")
+		n.hub.Loaded()
+		n.later(0)
+		want(true, "10.5.0.1")
+		say(true, "fd05::/64")
+		want(true, "10.5.0.1", "fd05::1")
+		say(false, "10.0.0.0/24", "fd00::/64")
+		want(true, "10.5.0.1", "fd05::1")
+		say(true, "10.1.0.0/24") // before the former one is announced otherwise
+		want(true, "10.1.0.1", "fd05::1")
+		say(false, "10.5.0.0/24")
+		want(true, "10.1.0.1", "fd05::1")
+		say(true, "127.0.0.0/24") // it cannot be the node's
+		want(true, "fd05::1")
+	})
+	fixed := Of([]netip.Prefix{netip.MustParsePrefix("10.5.0.0/24"), netip.MustParsePrefix("10.1.0.0/24")}, false)
+	if got, known := fixed.OverlayAddrs(); !known || fmt.Sprint(got) != "[10.5.0.1]" {
+		t.Errorf("configured ranges have the overlay addresses %v, known %v", got, known)
+	}
+	if got, known := Of(nil, true).OverlayAddrs(); !known || len(got) > 0 {
+		t.Errorf("a node without a range has the overlay addresses %v, known %v", got, known)
 	}
 }

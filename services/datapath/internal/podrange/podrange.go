@@ -26,12 +26,23 @@ type Set struct {
 	mu   sync.RWMutex
 	all  []netip.Prefix // guarded by mu
 	open []netip.Prefix // guarded by mu; those of all in which endpoints may be made
+	// primary are the ranges whose own addresses are the node's overlay addresses, one
+	// of a family; guarded by mu; not all need be among all.
+	primary map[bool]netip.Prefix
+	known   bool // guarded by mu; primary is what the source has
 }
 
 // Of returns a set of ranges that are all open and, if no Keeper changes them,
-// all that there ever are.
+// all that there ever are: then the first of each family is primary.
 func Of(ranges []netip.Prefix, changes bool) *Set {
-	return &Set{changes: changes, all: slices.Clone(ranges), open: slices.Clone(ranges)}
+	s := &Set{changes: changes, all: slices.Clone(ranges), open: slices.Clone(ranges), primary: map[bool]netip.Prefix{}}
+	for _, p := range ranges {
+		if _, ok := s.primary[p.Addr().Is4()]; !ok && !changes {
+			s.primary[p.Addr().Is4()] = p
+		}
+	}
+	s.known = !changes
+	return s
 }
 
 // Changes says whether a range may come.
@@ -55,16 +66,38 @@ func (s *Set) NodeAddrs() []netip.Addr {
 	return addrs
 }
 
-// FirstNodeAddrs are the node's own addresses in the lowest range of each family.
-func (s *Set) FirstNodeAddrs() (addrs []netip.Addr) {
-	all := s.All()
-	slices.SortFunc(all, netip.Prefix.Compare)
-	for _, p := range all {
-		if !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == p.Addr().Is4() }) {
+// OverlayAddrs are the overlay addresses of the node, at most one of a family, IPv4
+// first: its own addresses in the primary ranges. They stay the same while ranges come
+// and go beside these. They are not known before the source has said which ranges are
+// primary, unless the node has no range at all. A family whose primary range the node
+// does not have yet has none.
+func (s *Set) OverlayAddrs() (addrs []netip.Addr, known bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, is4 := range []bool{true, false} {
+		if p, ok := s.primary[is4]; ok && slices.Contains(s.all, p) {
 			addrs = append(addrs, NodeAddr(p))
 		}
 	}
-	return addrs
+	return addrs, s.known || len(s.all) == 0
+}
+
+// setPrimary makes the range of a family primary; false: it is already.
+func (s *Set) setPrimary(p netip.Prefix) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changes := s.primary[p.Addr().Is4()] != p
+	s.primary[p.Addr().Is4()] = p
+	return changes
+}
+
+// listed says that the source has named every primary range; false: it had before.
+func (s *Set) listed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := !s.known
+	s.known = true
+	return first
 }
 
 // Of is the range that holds an address.

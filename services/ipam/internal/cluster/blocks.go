@@ -138,15 +138,15 @@ func (a *Agent) letGo(ctx context.Context, taken []netip.Prefix) error {
 }
 
 // shrink returns a block that was empty at the last look too and is not needed.
-// The first of a family stays: the node's own addresses are in it.
+// The primary one of a family stays: the node's overlay address is in it.
 func (a *Agent) shrink(ctx context.Context) {
 	spares := map[netip.Prefix]bool{}
 	for _, f := range a.Settings.Families() {
 		b := blocksOf(a.Ranges.Summary(), f)
 		serving := slices.DeleteFunc(slices.Clone(b.all), func(p ipam.Figures) bool { return !p.Serves() })
-		for i, p := range serving {
+		for _, p := range serving {
 			size := p.Size - p.Reserved
-			if i == 0 || p.Leased+p.Confirmed+p.Quarantined > 0 || b.used >= (b.usable-size)/10*shrinkTo {
+			if p.Primary || p.Leased+p.Confirmed+p.Quarantined > 0 || b.used >= (b.usable-size)/10*shrinkTo {
 				continue
 			}
 			spares[p.Prefix] = true

@@ -227,7 +227,9 @@ func (a *Allocator) announce() {
 		}
 		here[p.Prefix()] = true
 		draining := p.draining || p.refused != ""
-		a.hub.Upsert(p.Prefix(), Range{Prefix: p.Prefix(), Gateway: p.Gateway(), Draining: draining})
+		a.hub.Upsert(p.Prefix(), Range{
+			Prefix: p.Prefix(), Gateway: p.Gateway(), Draining: draining, Primary: a.ledger.isPrimary(p),
+		})
 	}
 	for _, p := range a.hub.Keys() {
 		if !here[p] {
@@ -350,6 +352,7 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 		a.o.Observe.Expired(expired)
 	}
 	if a.ledger.dropEmptied() || a.announcesTooMuch() {
+		a.ledger.choosePrimary()
 		a.announce()
 	}
 	last := time.Now()
@@ -630,8 +633,8 @@ func (a *Allocator) SetRefused(ctx context.Context, list []Refusal) error {
 	return err
 }
 
-// Retire takes a range out of those that serve, unless an address of it is in
-// use or in quarantine: false. When it returns true, that is stored and no
+// Retire takes a range out of those that serve, unless it is primary, or an address
+// of it is in use or in quarantine: false. When it returns true, that is stored and no
 // address of the range is given out any more.
 func (a *Allocator) Retire(ctx context.Context, p netip.Prefix) (retired bool, err error) {
 	_, err = a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {

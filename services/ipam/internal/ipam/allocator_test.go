@@ -770,7 +770,7 @@ func TestLeasesThatTheVersionBeforeWroteGoOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	kept, err := m.Load()
-	if err != nil || ipamtest.Describe(kept) != "a/eth0 [{10.0.0.2 24}] confirmed of nomad\n" {
+	if err != nil || ipamtest.Describe(kept) != "a/eth0 [{10.0.0.2 24}] confirmed of nomad\n10.0.0.0/24 is primary\n" {
 		t.Errorf("the store has\n%s%v\nwant the confirmed allocation alone", ipamtest.Describe(kept), err)
 	}
 }

@@ -195,6 +195,7 @@ type Range struct {
 	Prefix   netip.Prefix
 	Gateway  netip.Addr // the node's own address in it
 	Draining bool       // no new address is taken from it
+	Primary  bool       // its gateway is the node's overlay address; at most one range of a family
 }
 
 // Refusal is a range of this node that the cluster says it does not have.
@@ -215,6 +216,7 @@ type Figures struct {
 	Free        uint64 // 0 while it drains, or is refused
 	Draining    bool
 	Refused     string // why no new address is taken from it; empty if the cluster does not refuse it
+	Primary     bool   // its gateway is the node's overlay address
 }
 
 // Serves says whether new addresses are taken from the pool.
@@ -243,6 +245,7 @@ type Contents struct {
 	Cursors     map[netip.Prefix]netip.Addr // where the search in each pool goes on
 	Serving     []netip.Prefix              // as SetRanges had them last, in order of use
 	Refused     []Refusal                   // as SetRefused had them last
+	Primary     []netip.Prefix              // at most one of a family, IPv4 first
 }
 
 // Changes is what one commit writes. Each key appears once, with its last value.
@@ -252,11 +255,13 @@ type Changes struct {
 	Cursors     map[netip.Prefix]netip.Addr
 	Serving     []netip.Prefix // replaces all; nil: unchanged
 	Refused     []Refusal      // replaces all; nil: unchanged
+	Primary     []netip.Prefix // replaces all; nil: unchanged
 }
 
 // Empty says whether there is nothing to write.
 func (c *Changes) Empty() bool {
-	return len(c.Allocations)+len(c.Quarantined)+len(c.Cursors) == 0 && c.Serving == nil && c.Refused == nil
+	return len(c.Allocations)+len(c.Quarantined)+len(c.Cursors) == 0 &&
+		c.Serving == nil && c.Refused == nil && c.Primary == nil
 }
 
 // Store keeps the state. It is used by one goroutine at a time, but for Size.

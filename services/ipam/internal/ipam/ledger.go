@@ -26,6 +26,8 @@ type ledger struct {
 	addrs       map[netip.Addr]use
 	leases      agenda[workload.Owner]
 	rests       agenda[netip.Addr]
+	primary     []netip.Prefix // at most one of a family, IPv4 first; not all need be among pools
+	moved       bool           // the store has another primary
 	outside     uint64
 	changes     Changes
 }
@@ -62,7 +64,7 @@ func newLedger(
 	serving, former []*pool.Pool, c *Contents, leases []*Allocation, lease, rest time.Duration, now time.Time,
 ) (*ledger, error) {
 	l := &ledger{
-		lease: lease, rest: rest,
+		lease: lease, rest: rest, primary: c.Primary,
 		held:  make(map[workload.Owner]*entry, len(c.Allocations)),
 		addrs: make(map[netip.Addr]use, 2*len(c.Allocations)+len(c.Quarantined)),
 	}
@@ -111,6 +113,7 @@ func newLedger(
 		l.hold(&Allocation{Owner: a.Owner, Addresses: a.Addresses, State: Leased, Expires: expires, Manager: a.Manager})
 	}
 	l.dropEmptied()
+	l.choosePrimary()
 	return l, nil
 }
 
@@ -177,11 +180,12 @@ func (l *ledger) setRanges(field string, pools []*pool.Pool) error {
 	return nil
 }
 
-// retire takes a range that serves, and of which no address is in use or in
-// quarantine, out of those that do. No address of it is given out from now on.
+// retire takes a range that serves, that is not primary, and of which no address is
+// in use or in quarantine, out of those that do. No address of it is given out from
+// now on.
 func (l *ledger) retire(prefix netip.Prefix) bool {
 	for _, p := range l.pools {
-		if p.Prefix() == prefix && !p.draining && p.held() == 0 && p.quarantined == 0 {
+		if p.Prefix() == prefix && !p.draining && p.held() == 0 && p.quarantined == 0 && !l.isPrimary(p) {
 			p.draining = true
 			l.changed().Serving = l.serving()
 			return true
@@ -189,6 +193,37 @@ func (l *ledger) retire(prefix netip.Prefix) bool {
 	}
 	return false
 }
+
+// choosePrimary keeps the primary range of each family as long as the node has it.
+// Then the first in the order of use that serves takes its place, or else one that
+// drains. A family of which the node has no such range keeps its primary range for the
+// case that it comes back. The choice depends on nothing but what is stored and
+// configured, so it is no reason to commit by itself.
+func (l *ledger) choosePrimary() {
+	var next []netip.Prefix
+	for _, f := range []Family{IPv4, IPv6} {
+		i := slices.IndexFunc(l.primary, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == f })
+		kept := func(p *poolState) bool { return i >= 0 && p.Prefix() == l.primary[i] && p.refused == "" }
+		serves := func(p *poolState) bool { return p.serves(f) }
+		drains := func(p *poolState) bool { return p.Is4() == (f == IPv4) && p.refused == "" }
+		at := -1
+		for _, good := range []func(*poolState) bool{kept, serves, drains} {
+			if at < 0 {
+				at = slices.IndexFunc(l.pools, good)
+			}
+		}
+		switch {
+		case at >= 0:
+			next = append(next, l.pools[at].Prefix())
+		case i >= 0:
+			next = append(next, l.primary[i])
+		}
+	}
+	l.moved = l.moved || !slices.Equal(next, l.primary)
+	l.primary = next
+}
+
+func (l *ledger) isPrimary(p *poolState) bool { return slices.Contains(l.primary, p.Prefix()) }
 
 // setRefused notes which ranges the cluster refuses.
 func (l *ledger) setRefused(list []Refusal) {
@@ -237,13 +272,16 @@ func (l *ledger) changed() *Changes {
 	return &l.changes
 }
 
-// takeChanges hands out what has to be committed, with the cursors that moved
-// since the last time. These are no reason to commit by themselves.
+// takeChanges hands out what has to be committed, with the cursors and primary ranges
+// that moved since the last time. These are no reason to commit by themselves.
 func (l *ledger) takeChanges() *Changes {
 	c := l.changes
 	l.changes = Changes{}
 	if c.Empty() {
 		return &c
+	}
+	if l.moved {
+		c.Primary, l.moved = l.primary, false
 	}
 	for _, p := range l.pools {
 		if at := p.Cursor(); at != p.stored {
@@ -640,7 +678,9 @@ func (p *poolState) figures() Figures {
 func (l *ledger) summary() *Summary {
 	s := &Summary{Outside: l.outside, Owners: uint64(len(l.held))}
 	for _, p := range l.pools {
-		s.Pools = append(s.Pools, p.figures())
+		f := p.figures()
+		f.Primary = l.isPrimary(p)
+		s.Pools = append(s.Pools, f)
 	}
 	return s
 }

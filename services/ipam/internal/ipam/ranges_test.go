@@ -348,3 +348,94 @@ func TestARangeIsRetiredOnlyWhenItIsEmpty(t *testing.T) {
 		}
 	}
 }
+
+// primaries are the primary ranges that the hub has, which are those of the summary.
+func primaries(t *testing.T, a *ipam.Allocator) string {
+	t.Helper()
+	var hub, sum []string
+	for _, p := range a.Hub().Keys() {
+		if r, _ := a.Hub().Get(p); r.Primary {
+			hub = append(hub, p.String())
+		}
+	}
+	for _, f := range a.Summary().Pools {
+		if _, announced := a.Hub().Get(f.Prefix); f.Primary && announced {
+			sum = append(sum, f.Prefix.String())
+		}
+	}
+	slices.Sort(hub)
+	slices.Sort(sum)
+	if !slices.Equal(hub, sum) {
+		t.Errorf("the hub has the primary ranges %v, the summary %v", hub, sum)
+	}
+	return strings.Join(hub, ", ")
+}
+
+// TestThePrimaryRangeStaysWhileTheNodeHasIt proves INV-105, over a restart after each
+// change.
+func TestThePrimaryRangeStaysWhileTheNodeHasIt(t *testing.T) {
+	m := ipamtest.NewMemory()
+	o := ipam.Options{Stored: true}
+	a, stop := start(t, m, o)
+	want := func(text string) {
+		t.Helper()
+		for range 2 {
+			if got := primaries(t, a); got != text {
+				t.Fatalf("the primary ranges are %q, want %q", got, text)
+			}
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+			a, stop = start(t, m, o)
+		}
+	}
+	refuse := func(list ...string) {
+		t.Helper()
+		refused := []ipam.Refusal{}
+		for _, p := range prefixes(list...) {
+			refused = append(refused, ipam.Refusal{Prefix: p, Reason: "node b has it"})
+		}
+		if err := a.SetRefused(t.Context(), refused); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want("")
+	setRanges(t, a, "10.5.0.0/24", "fd05::/64")
+	want("10.5.0.0/24, fd05::/64")
+	// Lower ranges come, and before it in the order of use.
+	setRanges(t, a, "10.1.0.0/24", "fd01::/64", "10.5.0.0/24", "fd05::/64", "10.7.0.0/24")
+	want("10.5.0.0/24, fd05::/64")
+	for _, p := range prefixes("10.5.0.0/24", "fd05::/64") {
+		if retired, err := a.Retire(t.Context(), p); retired || err != nil {
+			t.Errorf("the primary range %s was retired: %v, %v", p, retired, err)
+		}
+	}
+	if retired, err := a.Retire(t.Context(), prefixes("fd01::/64")[0]); !retired || err != nil {
+		t.Errorf("another range was not retired: %v", err)
+	}
+	want("10.5.0.0/24, fd05::/64")
+	// It drains: it is the node's until the last address is released.
+	req := ipam.Request{Owner: owner("a"), Wanted: addrs("10.5.0.9"), Families: []ipam.Family{ipam.IPv4}}
+	allocate(t, a, req)
+	if _, err := a.Confirm(t.Context(), owner("a"), addrs("10.5.0.9")); err != nil {
+		t.Fatal(err)
+	}
+	setRanges(t, a, "10.7.0.0/24", "10.1.0.0/24", "fd05::/64")
+	want("10.5.0.0/24, fd05::/64")
+	if _, err := a.Release(t.Context(), owner("a")); err != nil {
+		t.Fatal(err)
+	}
+	want("10.7.0.0/24, fd05::/64")
+	setRanges(t, a, "10.1.0.0/24", "fd05::/64", "10.7.0.0/24")
+	want("10.7.0.0/24, fd05::/64")
+	// A range that another node has is none to have an address in.
+	refuse("10.7.0.0/24")
+	want("10.1.0.0/24, fd05::/64")
+	refuse()
+	want("10.1.0.0/24, fd05::/64")
+	// Nothing else is there to take its place: it is primary when it comes back.
+	setRanges(t, a)
+	want("")
+	setRanges(t, a, "10.7.0.0/24", "10.1.0.0/24")
+	want("10.1.0.0/24")
+}

@@ -201,6 +201,7 @@ func (s *Server) WatchPools(
 		case watch.Upsert:
 			m.Event = &ipamv1.WatchPoolsResponse_Upsert{Upsert: &ipamv1.Range{
 				Prefix: e.Key.String(), State: stateOf(e.Value.Draining), NodeAddresses: []string{e.Value.Gateway.String()},
+				Primary: e.Value.Primary,
 			}}
 		case watch.Delete:
 			m.Event = &ipamv1.WatchPoolsResponse_Delete{Delete: e.Key.String()}
@@ -315,7 +316,7 @@ func fromFigures(list []ipam.Figures) []*ipamv1.Pool {
 		out = append(out, &ipamv1.Pool{
 			Prefix: f.Prefix.String(), Gateway: f.Gateway.String(), AddressCount: f.Size, ReservedCount: f.Reserved,
 			LeasedCount: f.Leased, ConfirmedCount: f.Confirmed, QuarantinedCount: f.Quarantined, FreeCount: f.Free,
-			State: poolStateOf(f), RefusedReason: f.Refused,
+			State: poolStateOf(f), RefusedReason: f.Refused, Primary: f.Primary,
 		})
 	}
 	return out

@@ -189,7 +189,7 @@ func TestALifeOverTheSocket(t *testing.T) {
 	}
 	want := &ipamv1.Pool{
 		Prefix: "10.0.0.0/29", Gateway: "10.0.0.1", AddressCount: 8, ReservedCount: 3, LeasedCount: 1,
-		QuarantinedCount: 1, FreeCount: 3, State: ipamv1.RangeState_RANGE_STATE_SERVING,
+		QuarantinedCount: 1, FreeCount: 3, State: ipamv1.RangeState_RANGE_STATE_SERVING, Primary: true,
 	}
 	pools, err := s.ListPools(t.Context(), &ipamv1.ListPoolsRequest{})
 	if err != nil || len(pools.GetPools()) != 2 || !proto.Equal(pools.GetPools()[0], want) || !proto.Equal(st.GetPools()[0], want) {
@@ -268,7 +268,7 @@ func TestRangesAreListedAndThenWatched(t *testing.T) {
 		}
 	}
 	ranges("10.0.0.0/29")
-	want(`prefix:"10.0.0.0/29" state:RANGE_STATE_SERVING node_addresses:"10.0.0.1" <nil>`)
+	want(`prefix:"10.0.0.0/29" state:RANGE_STATE_SERVING node_addresses:"10.0.0.1" primary:true <nil>`)
 	token := want(`<nil> snapshot_complete:true`).GetResumeToken()
 	if _, err := s.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner("a")}); err != nil {
 		t.Fatal(err)
@@ -278,8 +278,8 @@ func TestRangesAreListedAndThenWatched(t *testing.T) {
 	}
 	want(`<nil>`) // a bookmark at once: nothing was missed
 	ranges("fd00::/64")
-	want(`prefix:"fd00::/64" state:RANGE_STATE_SERVING node_addresses:"fd00::1" <nil>`)
-	want(`prefix:"10.0.0.0/29" state:RANGE_STATE_DRAINING node_addresses:"10.0.0.1" <nil>`)
+	want(`prefix:"fd00::/64" state:RANGE_STATE_SERVING node_addresses:"fd00::1" primary:true <nil>`)
+	want(`prefix:"10.0.0.0/29" state:RANGE_STATE_DRAINING node_addresses:"10.0.0.1" primary:true <nil>`)
 	if _, err := s.Release(t.Context(), &ipamv1.ReleaseRequest{Owner: owner("a")}); err != nil {
 		t.Fatal(err)
 	}

@@ -28,6 +28,7 @@ import (
 //	             value  1, address
 //	serving      key    place in the order of use (1 byte)
 //	             value  1, address of the range (4 or 16 bytes), prefix length
+//	primary      as serving
 //	refused      key    place in the list (1 byte)
 //	             value  1, length of what follows (1 byte), address of the range, prefix length, reason
 //

@@ -22,7 +22,7 @@ import (
 const FileName = "state.db"
 
 // Version is the version of the layout that this program reads and writes.
-const Version = 3
+const Version = 4
 
 const (
 	bucketAllocations = "allocations"
@@ -30,15 +30,19 @@ const (
 	bucketCursors     = "cursors"
 	bucketServing     = "serving" // since version 2
 	bucketRefused     = "refused" // since version 3
+	bucketPrimary     = "primary" // since version 4
 )
 
 var options = store.Options{
 	Name: FileName,
 	Layout: store.Layout{
 		Format: "sluice-ipam", Version: Version,
-		Buckets: []string{bucketAllocations, bucketReleased, bucketCursors, bucketServing, bucketRefused},
+		Buckets: []string{bucketAllocations, bucketReleased, bucketCursors, bucketServing, bucketRefused, bucketPrimary},
 	},
 	Previous: []store.Layout{
+		{Format: "sluice-ipam", Version: 3, Buckets: []string{
+			bucketAllocations, bucketReleased, bucketCursors, bucketServing, bucketRefused,
+		}},
 		{Format: "sluice-ipam", Version: 2, Buckets: []string{
 			bucketAllocations, bucketReleased, bucketCursors,
 			bucketServing,
@@ -98,6 +102,11 @@ func (s *Store) Load() (*ipam.Contents, error) {
 			each(t, bucketRefused, func(k, v []byte) error {
 				r, err := decodeRefused(k, v)
 				c.Refused = append(c.Refused, r)
+				return err
+			}),
+			each(t, bucketPrimary, func(k, v []byte) error {
+				p, err := decodeServing(k, v)
+				c.Primary = append(c.Primary, p)
 				return err
 			}),
 		); err != nil {
@@ -166,6 +175,7 @@ func (s *Store) Commit(c *ipam.Changes) error {
 		}
 		replace(t, bucketServing, c.Serving, encodeServing)
 		replace(t, bucketRefused, c.Refused, encodeRefused)
+		replace(t, bucketPrimary, c.Primary, encodeServing)
 		return nil
 	})
 	if errors.Is(err, store.ErrLost) {

@@ -146,7 +146,7 @@ func TestAFileOfTheFirstVersionIsRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := options
-	first.Layout, first.Previous, first.Migrate = options.Previous[0], nil, nil
+	first.Layout, first.Previous, first.Migrate = options.Previous[len(options.Previous)-1], nil, nil
 	f, err := d.Open(first)
 	if err != nil {
 		t.Fatal(err)

@@ -983,6 +983,9 @@ type Pool struct {
 	State RangeState `protobuf:"varint,9,opt,name=state,proto3,enum=sluice.ipam.v1.RangeState" json:"state,omitempty"`
 	// Why the cluster refuses it, for people; empty if it does not.
 	RefusedReason string `protobuf:"bytes,10,opt,name=refused_reason,json=refusedReason,proto3" json:"refused_reason,omitempty"`
+	// The node's overlay address is the gateway of this pool. At most one pool of a
+	// family.
+	Primary       bool `protobuf:"varint,11,opt,name=primary,proto3" json:"primary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1085,6 +1088,13 @@ func (x *Pool) GetRefusedReason() string {
 		return x.RefusedReason
 	}
 	return ""
+}
+
+func (x *Pool) GetPrimary() bool {
+	if x != nil {
+		return x.Primary
+	}
+	return false
 }
 
 // WatchPoolsRequest is the input of WatchPools.
@@ -1255,6 +1265,10 @@ type Range struct {
 	State RangeState `protobuf:"varint,2,opt,name=state,proto3,enum=sluice.ipam.v1.RangeState" json:"state,omitempty"`
 	// The node's own addresses in the range, never allocated: its gateway.
 	NodeAddresses []string `protobuf:"bytes,3,rep,name=node_addresses,json=nodeAddresses,proto3" json:"node_addresses,omitempty"`
+	// The node's overlay address is its own address in this range. At most one range
+	// of a family. It is the oldest one, and remains it, also over restarts, until the
+	// node does not have it any more or the cluster refuses it.
+	Primary       bool `protobuf:"varint,4,opt,name=primary,proto3" json:"primary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1308,6 +1322,13 @@ func (x *Range) GetNodeAddresses() []string {
 		return x.NodeAddresses
 	}
 	return nil
+}
+
+func (x *Range) GetPrimary() bool {
+	if x != nil {
+		return x.Primary
+	}
+	return false
 }
 
 // Bookmark marks a point in a watch.
@@ -1652,7 +1673,7 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"allocation\"\x12\n" +
 	"\x10ListPoolsRequest\"?\n" +
 	"\x11ListPoolsResponse\x12*\n" +
-	"\x05pools\x18\x01 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\"\xf5\x02\n" +
+	"\x05pools\x18\x01 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\"\x8f\x03\n" +
 	"\x04Pool\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x18\n" +
 	"\agateway\x18\x02 \x01(\tR\agateway\x12#\n" +
@@ -1665,7 +1686,8 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"free_count\x18\b \x01(\x04R\tfreeCount\x120\n" +
 	"\x05state\x18\t \x01(\x0e2\x1a.sluice.ipam.v1.RangeStateR\x05state\x12%\n" +
 	"\x0erefused_reason\x18\n" +
-	" \x01(\tR\rrefusedReason\"?\n" +
+	" \x01(\tR\rrefusedReason\x12\x18\n" +
+	"\aprimary\x18\v \x01(\bR\aprimary\"?\n" +
 	"\x11WatchPoolsRequest\x12*\n" +
 	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\xc3\x01\n" +
 	"\x12WatchPoolsResponse\x12!\n" +
@@ -1673,11 +1695,12 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x06upsert\x18\x02 \x01(\v2\x15.sluice.ipam.v1.RangeH\x00R\x06upsert\x12\x18\n" +
 	"\x06delete\x18\x03 \x01(\tH\x00R\x06delete\x126\n" +
 	"\bbookmark\x18\x04 \x01(\v2\x18.sluice.ipam.v1.BookmarkH\x00R\bbookmarkB\a\n" +
-	"\x05event\"x\n" +
+	"\x05event\"\x92\x01\n" +
 	"\x05Range\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x120\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1a.sluice.ipam.v1.RangeStateR\x05state\x12%\n" +
-	"\x0enode_addresses\x18\x03 \x03(\tR\rnodeAddresses\"7\n" +
+	"\x0enode_addresses\x18\x03 \x03(\tR\rnodeAddresses\x12\x18\n" +
+	"\aprimary\x18\x04 \x01(\bR\aprimary\"7\n" +
 	"\bBookmark\x12+\n" +
 	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\x12\n" +
 	"\x10GetStatusRequest\"\xb9\x02\n" +

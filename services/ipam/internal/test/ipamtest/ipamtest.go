@@ -31,6 +31,7 @@ type Memory struct {
 	cursors     map[netip.Prefix]netip.Addr         // guarded by mu
 	serving     []netip.Prefix                      // guarded by mu
 	refused     []ipam.Refusal                      // guarded by mu
+	primary     []netip.Prefix                      // guarded by mu
 	fail        func(*ipam.Changes) (write bool, err error)
 	commits     int
 }
@@ -64,6 +65,7 @@ func (m *Memory) Load() (*ipam.Contents, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := &ipam.Contents{Cursors: maps.Clone(m.cursors), Serving: slices.Clone(m.serving), Refused: slices.Clone(m.refused)}
+	c.Primary = slices.Clone(m.primary)
 	for _, a := range m.allocations {
 		copied := *a
 		if !a.Expires.IsZero() {
@@ -109,6 +111,9 @@ func (m *Memory) Commit(c *ipam.Changes) error {
 	}
 	if c.Refused != nil {
 		m.refused = slices.Clone(c.Refused)
+	}
+	if c.Primary != nil {
+		m.primary = slices.Clone(c.Primary)
 	}
 	return err
 }
@@ -223,6 +228,22 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 			expect(t, s, c.want)
 		}
 	})
+	t.Run("the primary ranges are replaced as a whole", func(t *testing.T) {
+		s := open(t, nil)
+		range6 := netip.MustParsePrefix("fd00::/64")
+		for _, c := range []struct {
+			primary []netip.Prefix
+			want    string
+		}{
+			{[]netip.Prefix{range4, range6}, "10.0.0.0/24 is primary\nfd00::/64 is primary\n"},
+			{nil, "10.0.0.0/24 is primary\nfd00::/64 is primary\n"},
+			{[]netip.Prefix{range6}, "fd00::/64 is primary\n"},
+		} {
+			commit(t, s, ipam.Changes{Primary: c.primary})
+			s = open(t, s)
+			expect(t, s, c.want)
+		}
+	})
 	t.Run("thousands of records come and go", func(t *testing.T) {
 		s := open(t, nil)
 		const n = 3000
@@ -281,6 +302,9 @@ func Describe(c *ipam.Contents) string {
 	}
 	for _, r := range c.Refused {
 		out = append(out, fmt.Sprintf("%s is refused: %s", r.Prefix, r.Reason))
+	}
+	for _, p := range c.Primary {
+		out = append(out, fmt.Sprintf("%s is primary", p))
 	}
 	return strings.Join(append(out, ""), "\n")
 }

@@ -240,7 +240,8 @@ func TestListingsAreSpread(t *testing.T) {
 	s := etcdtest.Start(t)
 	sess, err := session.Open(session.Config{
 		Client: session.Client{Endpoints: []string{s.Endpoint}}, Prefix: testPrefix, Node: "n", TTL: time.Hour,
-		AliveTTL: time.Minute, Incarnation: "i", Boot: "boot", Timeout: 20 * time.Second, Listen: time.Second, Log: log.Discard(),
+		AliveTTL: time.Minute, Incarnation: "i", Boot: "boot",
+		Timeout: 20 * time.Second, Listen: time.Second, Log: log.Discard(),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -103,7 +103,9 @@ func (p *past) tell(d *Dir, from int) error {
 		case s.value == "":
 			c.Drop = append(c.Drop, s.key)
 		default:
-			c.Put = append(c.Put, cluster.Key{Name: s.key, Value: []byte(s.value), Created: 1, Modified: int64(from + i + 1)})
+			c.Put = append(c.Put, cluster.Key{
+				Name: s.key, Value: []byte(s.value), Created: 1, Modified: int64(from + i + 1),
+			})
 		}
 	}
 	c.At = p.head()
@@ -160,7 +162,9 @@ func (p *past) list(d *Dir) error {
 	}
 	k := cluster.Keys{Of: keysOf, At: p.head()}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		k.All = append(k.All, cluster.Key{Name: name, Value: []byte(names[name]), Created: 1, Modified: max(1, p.head().Revision)})
+		k.All = append(k.All, cluster.Key{
+			Name: name, Value: []byte(names[name]), Created: 1, Modified: max(1, p.head().Revision),
+		})
 	}
 	return errors.Join(d.NoteKnown(c), d.ReplaceKeys(k))
 }
@@ -195,7 +199,8 @@ func (p *past) leadsOn(l Loaded, what string) int64 {
 	names, ids = replay(names, ids, p.steps[at:])
 	wantNames, wantIDs := p.at(int64(len(p.steps)))
 	if !maps.Equal(names, wantNames) || !maps.Equal(ids, wantIDs) {
-		p.t.Fatalf("%s: going on from revision %d of %d leads to\n%v %v\nwant\n%v %v", what, at, len(p.steps), names, ids, wantNames, wantIDs)
+		p.t.Fatalf("%s: going on from revision %d of %d leads to\n%v %v\nwant\n%v %v",
+			what, at, len(p.steps), names, ids, wantNames, wantIDs)
 	}
 	return at
 }

@@ -130,7 +130,10 @@ func TestChangesAreAddedToWhatWasSaved(t *testing.T) {
 	moved.Identity = id(t, 302, "new")
 	if err := errors.Join(
 		d.SaveHolds(allocator.HoldsChange{Put: []allocator.HolderRecord{moved}, Drop: []allocator.Holder{want.Holds.Holders[2].Holder}, NextNodeLocal: identity.MinNodeLocal, Session: "3 4"}),
-		saveKnown(d, allocator.KnownChange{Put: []identity.Identity{id(t, 302, "new")}, Drop: []identity.Numeric{301}, Heard: time.UnixMilli(1_800_000_000_000)}),
+		saveKnown(d, allocator.KnownChange{
+			Put: []identity.Identity{id(t, 302, "new")}, Drop: []identity.Numeric{301},
+			Heard: time.UnixMilli(1_800_000_000_000),
+		}),
 		d.Close(),
 	); err != nil {
 		t.Fatal(err)

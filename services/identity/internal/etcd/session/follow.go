@@ -100,7 +100,8 @@ func (s *Session) resume(ctx context.Context, r Reader) (bool, error) {
 			fmt.Sprintf("%x", r.From.Cluster), "saved_revision", r.From.Revision, "saved_key", r.Witness.Name)
 		return false, nil
 	}
-	s.cfg.Log.Info("going on where the process before was", "prefix", r.Prefix, "revision", r.From.Revision, "head", at.Revision)
+	s.cfg.Log.Info("going on where the process before was",
+		"prefix", r.Prefix, "revision", r.From.Revision, "head", at.Revision)
 	r.Resumed()
 	return true, nil
 }

@@ -119,7 +119,7 @@ const (
 
 // List hands every key below a prefix to f, all as of one revision, which it
 // returns. Each page has a deadline of its own, the configured timeout.
-func (s *Session) List(ctx context.Context, prefix string, keysOnly bool, f func(*mvccpb.KeyValue)) (at cluster.Point, err error) {
+func (s *Session) List(ctx context.Context, prefix string, keysOnly bool, f func(*mvccpb.KeyValue)) (cluster.Point, error) {
 	return s.list(ctx, prefix, clientv3.GetPrefixRangeEnd(prefix), keysOnly, f)
 }
 

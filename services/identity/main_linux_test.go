@@ -210,7 +210,7 @@ func TestKernelKilledAnywhereLeavesNothingBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	slices.Sort(points)
-	all := slices.Sorted(slices.Values(slices.Concat(points, rangePoints)))
+	all := slices.Sorted(slices.Values(slices.Concat(points, rangePoints, publicationPoints)))
 	if !slices.Equal(names, all) {
 		t.Fatalf("fault points %v, the tests know %v", names, all)
 	}

@@ -49,13 +49,13 @@ func (s scenario) likely(point string) bool {
 
 var scenarios = []scenario{
 	{
-		name: "ADD", owes: []string{"add", "allocate", "confirm", "resolve", "create"},
+		name: "ADD", owes: []string{"add", "allocate", "confirm", "resolve", "create", "publish"},
 		run: func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) ([]byte, error) {
 			return n.call(ctx, "ADD", p, config, files...)
 		},
 	},
 	{
-		name: "DEL", connectFirst: true, owes: []string{"del", "delete", "release"},
+		name: "DEL", connectFirst: true, owes: []string{"del", "delete", "release", "publish"},
 		run: func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) ([]byte, error) {
 			return n.call(ctx, "DEL", p, config, files...)
 		},
@@ -118,7 +118,7 @@ func shortLease(o *devnode.Options) {
 func background(point string) bool {
 	parts := strings.Split(point, "/")
 	return applying(point) || relabelling(point) || slices.ContainsFunc(parts, func(part string) bool {
-		return slices.Contains([]string{"expire", "ranges", "claim", "return"}, part)
+		return slices.Contains([]string{"expire", "ranges", "claim", "return", "register"}, part)
 	})
 }
 

@@ -106,7 +106,7 @@ func at(a string) *registry.Underlay {
 // moveTo gives the node another address.
 func (p *process) moveTo(a string) {
 	p.t.Helper()
-	if _, _, err := p.registry.Register(at(a), nil, nil, false); err != nil {
+	if _, _, err := p.registry.Register(p.t.Context(), at(a), nil, nil, false); err != nil {
 		p.t.Fatal(err)
 	}
 }

@@ -151,7 +151,7 @@ func TestFiveHundredNodesClaimRanges(t *testing.T) {
 			}
 			each(func(i int, _ *registry.Registry) {
 				r := claimer(t, s.Endpoint, fmt.Sprint("node", i))
-				if _, _, err := r.Register(nil, &[]netip.Prefix{}, &settings, false); err != nil {
+				if _, _, err := r.Register(t.Context(), nil, &[]netip.Prefix{}, &settings, false); err != nil {
 					t.Error(err)
 				}
 				if _, err := r.ReturnRange(t.Context(), blocks(1).Pool[0], false); err != nil { // which registers
@@ -191,7 +191,7 @@ func TestFiveHundredNodesClaimRanges(t *testing.T) {
 func (n *node) refusedRanges() (refused []registry.Refusal) {
 	n.t.Helper()
 	servicetest.Eventually(n.t, "the registration", func() bool {
-		known, registered, err := n.reg.Register(nil, nil, nil, false)
+		known, registered, err := n.reg.Register(n.t.Context(), nil, nil, nil, false)
 		refused = known.Refused
 		return err == nil && registered
 	})
@@ -298,7 +298,7 @@ func TestNodeWithOtherSettingsGetsNoRange(t *testing.T) {
 		{blocks(8), "mode pool with 10.128.0.0/21 in blocks of /24, 32 for a node, the cluster"},
 	} {
 		b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
-		if _, _, err := b.reg.Register(nil, &[]netip.Prefix{prefix(1)}, &c.other, false); err != nil {
+		if _, _, err := b.reg.Register(t.Context(), nil, &[]netip.Prefix{prefix(1)}, &c.other, false); err != nil {
 			t.Fatal(err)
 		}
 		if r := b.refusedRanges(); len(r) != 1 || r[0].Range != prefix(1) || !strings.Contains(r[0].Reason, c.want) {
@@ -390,7 +390,7 @@ func TestKubernetesTakesRangesOver(t *testing.T) {
 	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
 	has := func(n *node, ranges ...netip.Prefix) {
 		t.Helper()
-		if _, _, err := n.reg.Register(nil, &ranges, &settings, false); err != nil {
+		if _, _, err := n.reg.Register(t.Context(), nil, &ranges, &settings, false); err != nil {
 			t.Fatal(err)
 		}
 		n.refusedRanges()

@@ -25,8 +25,15 @@ var (
 	ErrLastRange = errors.New("the node's last block of a family is not returned")
 )
 
-// Places where a test may interfere with a claim or a return.
+// Places where a test may interfere with a registration, a publication, a claim or
+// a return.
 var (
+	faultRegisterStart  = fault.Register("identity/register/before-save")
+	faultRegisterSaved  = fault.Register("identity/register/before-answer")
+	faultRecordStart    = fault.Register("identity/register/before-txn")
+	faultRecordWritten  = fault.Register("identity/register/after-txn")
+	faultPublishStart   = fault.Register("identity/publish/before-txn")
+	faultPublishWritten = fault.Register("identity/publish/after-txn")
 	faultClaimStart     = fault.Register("identity/claim/before-txn")
 	faultClaimWritten   = fault.Register("identity/claim/after-txn")
 	faultClaimDurable   = fault.Register("identity/claim/before-answer")
@@ -216,7 +223,7 @@ func (r *Registry) ClaimRange(ctx context.Context, settings IPAM, ipv6 bool, kno
 	if err := faultClaimStart.Hit(ctx); err != nil {
 		return netip.Prefix{}, fmt.Errorf("%w: %w", ErrRecords, err)
 	}
-	if err := r.said(settings, known); err != nil {
+	if err := r.said(ctx, settings, known); err != nil {
 		return netip.Prefix{}, err
 	}
 	for range maxClaims {
@@ -302,14 +309,14 @@ func (r *Registry) registered(ctx context.Context) (Record, int64, error) {
 
 // said notes the settings of a claim, and the ranges of one that comes before
 // any registration.
-func (r *Registry) said(settings IPAM, known []netip.Prefix) error {
+func (r *Registry) said(ctx context.Context, settings IPAM, known []netip.Prefix) error {
 	r.mu.Lock()
 	var ranges *[]netip.Prefix
 	if r.registration.Ranges == nil {
 		ranges = &known
 	}
 	r.mu.Unlock()
-	_, _, err := r.Register(nil, ranges, &settings, false)
+	_, _, err := r.Register(ctx, nil, ranges, &settings, false)
 	return err
 }
 

@@ -352,9 +352,9 @@ func (r *Registry) recordOf(g Registration) (rec Record) {
 // Register changes the record of this node; a part that is nil keeps its last
 // value. The change survives this process; the store has it once registered is
 // true, which takes ranges. With validateOnly nothing changes.
-func (r *Registry) Register(underlay *Underlay, ranges *[]netip.Prefix, ipam *IPAM, validateOnly bool) (n Node,
-	registered bool, err error,
-) {
+func (r *Registry) Register(ctx context.Context, underlay *Underlay, ranges *[]netip.Prefix, ipam *IPAM,
+	validateOnly bool,
+) (n Node, registered bool, err error) {
 	r.registering.Lock()
 	defer r.registering.Unlock()
 	r.mu.Lock()
@@ -369,7 +369,11 @@ func (r *Registry) Register(underlay *Underlay, ranges *[]netip.Prefix, ipam *IP
 	if same || validateOnly {
 		return n, registered, nil
 	}
-	if err := r.records.SaveRegistration(next); err != nil {
+	err = faultRegisterStart.Hit(ctx)
+	if err == nil {
+		err = r.records.SaveRegistration(next)
+	}
+	if err != nil {
 		return Node{}, false, fmt.Errorf("%w: %w", ErrRecords, err)
 	}
 	r.mu.Lock()
@@ -379,6 +383,9 @@ func (r *Registry) Register(underlay *Underlay, ranges *[]netip.Prefix, ipam *IP
 	r.publish()
 	r.mu.Unlock()
 	r.kick()
+	if err := faultRegisterSaved.Hit(ctx); err != nil {
+		return Node{}, false, fmt.Errorf("%w: %w", ErrRecords, err)
+	}
 	return n, false, nil
 }
 
@@ -519,9 +526,7 @@ func (r *Registry) writeSome(ctx context.Context) (wrote bool, err error) {
 	if len(changes) == 0 {
 		return false, nil
 	}
-	limited, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
-	revision, err := r.store.Publish(limited, record, changes)
-	cancel()
+	revision, err := r.publishNow(ctx, record, changes)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.writing = 0
@@ -540,6 +545,19 @@ func (r *Registry) writeSome(ctx context.Context) (wrote bool, err error) {
 		return false, fmt.Errorf("publish %d endpoints: %w", len(changes), err)
 	}
 	return true, nil
+}
+
+// publishNow writes a batch of endpoints.
+func (r *Registry) publishNow(ctx context.Context, record int64, changes []Change) (revision int64, err error) {
+	if err := faultPublishStart.Hit(ctx); err != nil {
+		return 0, err
+	}
+	limited, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	if revision, err = r.store.Publish(limited, record, changes); err != nil {
+		return 0, err
+	}
+	return revision, faultPublishWritten.Hit(ctx)
 }
 
 // refresh makes Run write everything again. It runs with mu held.
@@ -566,7 +584,13 @@ func (r *Registry) writeRecord(ctx context.Context) error {
 	}
 	limited, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
+	if err := faultRecordStart.Hit(ctx); err != nil {
+		return fmt.Errorf("register this node: %w", err)
+	}
 	written, err := r.store.Register(limited, s)
+	if err == nil {
+		err = faultRecordWritten.Hit(ctx)
+	}
 	if err != nil {
 		return fmt.Errorf("register this node: %w", err)
 	}

@@ -112,7 +112,7 @@ func (c *Cluster) RegisterNode(ctx context.Context,
 			*ranges = append(*ranges, p)
 		}
 	}
-	node, registered, err := c.Registry.Register(underlay, ranges, ipam, req.GetValidateOnly())
+	node, registered, err := c.Registry.Register(ctx, underlay, ranges, ipam, req.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)
 	}

@@ -439,7 +439,7 @@ func TestStatusCountsTheCluster(t *testing.T) {
 func TestAddressesOfAPIServersHaveIdentities(t *testing.T) {
 	s := serve(t)
 	s.reg.Observe(registry.Update{Complete: true, Nodes: []registry.NodeKey{other()}})
-	if _, _, err := s.reg.Register(&registry.Underlay{}, nil, nil, false); err != nil {
+	if _, _, err := s.reg.Register(t.Context(), &registry.Underlay{}, nil, nil, false); err != nil {
 		t.Fatal(err)
 	}
 	const local = identity.MinNodeLocal

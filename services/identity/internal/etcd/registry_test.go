@@ -195,6 +195,62 @@ func TestIncarnationReplacesOldNode(t *testing.T) {
 	b.seesMapping(address(1, 5), "")
 }
 
+// TestSecondNodeOfANameWritesNothing: two machines have one name. The one that is
+// alive keeps its record, its range and its mappings; the other one has none of its
+// own in etcd until the first is silent for as long as it may be, and then what the
+// first wrote counts no more.
+func TestSecondNodeOfANameWritesNothing(t *testing.T) {
+	t.Parallel() // it mostly waits
+	s := etcdtest.StartThree(t)
+	cfg := quick()
+	cfg.aliveTTL = 2 * time.Second
+	first := startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
+	watcher := startNode(t, s.Endpoint, "w", t.TempDir(), quick())
+	first.register(1, prefix(1))
+	web := first.endpoint("c1", "web", address(1, 5))
+	watcher.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
+	first.published()
+	admin := s.Client()
+	wrote := func() string { return fmt.Sprint(keysBelow(t, admin, "/ip/"), keysBelow(t, admin, "/range/")) }
+	before := wrote()
+
+	second := startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
+	second.register(2, prefix(2), prefix(1))
+	servicetest.Eventually(t, "the refusal", func() bool {
+		return strings.Contains(second.Summary().StoreError, "is taken")
+	})
+	// It goes on asking for its name all the time.
+	asked := time.Now()
+	servicetest.Eventually(t, "two terms of the name", func() bool { return time.Since(asked) > 2*cfg.aliveTTL })
+	if got := wrote(); got != before {
+		t.Errorf("etcd has\n%s\nbefore the second node of the name\n%s", got, before)
+	}
+	if second.reg.Status().Registered {
+		t.Error("the second node says that it is registered")
+	}
+	db := first.endpoint("c2", "db", address(1, 6))
+	watcher.seesMapping(address(1, 6), fmt.Sprint("a ", db.Number))
+
+	first.stop()
+	second.connected()
+	second.published()
+	cache := second.endpoint("c1", "cache", address(2, 5))
+	watcher.seesMapping(address(2, 5), fmt.Sprint("a ", cache.Number))
+	for _, a := range []netip.Addr{address(1, 5), address(1, 6)} {
+		watcher.seesMapping(a, "")
+	}
+	second.published()
+	before = wrote()
+	first = startNode(t, s.Endpoint, "a", first.dir, cfg)
+	servicetest.Eventually(t, "the refusal of the first", func() bool {
+		return strings.Contains(first.Summary().StoreError, "is taken")
+	})
+	if got := wrote(); got != before {
+		t.Errorf("etcd has\n%s\nbefore the first node was back\n%s", got, before)
+	}
+	watcher.seesMapping(address(1, 5), "")
+}
+
 // TestRestartPublishesNothingAnew: the registration and the endpoints outlive
 // the process.
 func TestRestartPublishesNothingAnew(t *testing.T) {

@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/anishathalye/porcupine v1.3.1
+	github.com/hanwen/go-fuse/v2 v2.9.0
 	github.com/prometheus/client_golang v1.23.2
 	github.com/sluice-net/sluice/kit v0.0.0
 	github.com/sluice-net/sluice/kube v0.0.0

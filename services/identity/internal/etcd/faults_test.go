@@ -282,6 +282,52 @@ func TestNothingIsInTwoHandsOverFaultsOfEtcd(t *testing.T) {
 	content(t, s.Client())
 }
 
+// TestKernelNothingIsInTwoHandsOnSlowDisks lets the disks of etcd's members take
+// up to longer than an election, and longer than the nodes wait, for each sync.
+func TestKernelNothingIsInTwoHandsOnSlowDisks(t *testing.T) {
+	t.Parallel()
+	s, disks := etcdtest.StartThreeOn(t)
+	cfg := quick()
+	cfg.Grace, cfg.Quarantine, cfg.Reconcile = 0, time.Second, 20*time.Millisecond
+	cfg.StoreTimeout = 2 * time.Second
+	r := startRacers(t, s, 4, cfg)
+	stop := r.run(3, 8)
+	defer stop()
+	slow := func(each time.Duration, slow ...*etcdtest.Disk) {
+		for _, d := range slow {
+			d.SyncsTake(each)
+		}
+	}
+	syncs := func(n int64) {
+		t.Helper()
+		before := disks[0].Syncs()
+		servicetest.Eventually(t, "slow syncs", func() bool { return disks[0].Syncs() >= before+n })
+	}
+	r.progress()
+	for _, each := range []time.Duration{50 * time.Millisecond, 400 * time.Millisecond} {
+		slow(each, disks...)
+		syncs(5)
+	}
+	r.progress() // slowly
+	slow(3*time.Second, disks...)
+	syncs(2)
+	r.restart(1) // a node that starts meanwhile
+	slow(0, disks...)
+	r.progress()
+	// One of three is no majority: the others go on, whoever leads.
+	for i := range disks {
+		slow(3*time.Second, disks[i])
+		r.progress()
+		slow(0, disks[i])
+	}
+	stop()
+	for i := range r.nodes {
+		r.nodes[i].Load().settled()
+	}
+	r.history.check(t)
+	content(t, s.Client())
+}
+
 // TestNothingIsInTwoHandsAfterLostLeases revokes every lease again and again.
 // What was collected meanwhile rests for longer than the test takes, as it does
 // for longer than a lease in service.

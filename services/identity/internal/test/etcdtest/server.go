@@ -87,16 +87,28 @@ type Member struct {
 // Start starts an empty etcd of one member that is gone after the test.
 func Start(t testing.TB) *Server {
 	t.Helper()
-	return start(t, 1)
+	return start(t, 1, nil)
 }
 
 // StartThree starts an empty etcd of three members that is gone after the test.
 func StartThree(t testing.TB) *Server {
 	t.Helper()
-	return start(t, 3)
+	return start(t, 3, nil)
 }
 
-func start(t testing.TB, members int) *Server {
+// StartThreeOn starts an etcd of three members, each on a slow disk of its own.
+func StartThreeOn(t testing.TB) (*Server, []*Disk) {
+	t.Helper()
+	var disks []*Disk
+	s := start(t, 3, func(dir string) string {
+		disks = append(disks, newDisk(t, dir+".files", dir))
+		return dir
+	})
+	return s, disks
+}
+
+// start lets place make the directory around a member's data, if it is not nil.
+func start(t testing.TB, members int, place func(dir string) string) *Server {
 	t.Helper()
 	// Not t.TempDir: with a long test name the socket's path would not fit
 	// into an address.
@@ -114,8 +126,12 @@ func start(t testing.TB, members int) *Server {
 		cluster = append(cluster, fmt.Sprintf("m%d=http://%s:%d", i, peers, 2380+i))
 	}
 	for i := range members {
+		around := dir
+		if place != nil {
+			around = place(filepath.Join(dir, fmt.Sprint("disk", i)))
+		}
 		m := &Member{
-			t: t, data: filepath.Join(dir, fmt.Sprint("data", i)),
+			t: t, data: filepath.Join(around, fmt.Sprint("data", i)),
 			Endpoint: "unix://" + filepath.Join(dir, fmt.Sprint("s", i)),
 		}
 		m.args = []string{"--data-dir", m.data, "--listen", m.Endpoint, "--die-with-parent"}

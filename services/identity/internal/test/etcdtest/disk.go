@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcdtest
+
+import (
+	"context"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// Disk is a directory on a filesystem that takes its time to sync a file, as a
+// disk does that is too slow for etcd. Writes before that are as fast as ever.
+type Disk struct {
+	path string
+	take atomic.Int64 // time.Duration of one sync
+	done atomic.Int64 // syncs
+}
+
+// newDisk mounts a Disk over a directory. It needs root, and is unmounted after
+// the test.
+func newDisk(t testing.TB, under, at string) *Disk {
+	t.Helper()
+	for _, dir := range []string{under, at} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := &Disk{path: at}
+	var st syscall.Stat_t
+	if err := syscall.Stat(under, &st); err != nil {
+		t.Fatal(err)
+	}
+	root := &fs.LoopbackRoot{Path: under, Dev: uint64(st.Dev)}
+	root.NewNode = func(root *fs.LoopbackRoot, _ *fs.Inode, _ string, _ *syscall.Stat_t) fs.InodeEmbedder {
+		return &slowNode{LoopbackNode: fs.LoopbackNode{RootData: root}, disk: d}
+	}
+	root.RootNode = root.NewNode(root, nil, "", nil)
+	server, err := fs.Mount(at, root.RootNode, &fs.Options{MountOptions: fuse.MountOptions{
+		DirectMountStrict: true, // without the helper fusermount
+		FsName:            "sluice-slow-disk", Name: "sluice",
+	}})
+	if err != nil {
+		t.Fatalf("mount a slow disk (needs root and FUSE): %v", err)
+	}
+	t.Cleanup(func() {
+		if err := server.Unmount(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// SyncsTake sets how long each sync takes from now on.
+func (d *Disk) SyncsTake(each time.Duration) { d.take.Store(int64(each)) }
+
+// Syncs is how many have ended.
+func (d *Disk) Syncs() int64 { return d.done.Load() }
+
+// slowNode is a file or directory of a Disk.
+type slowNode struct {
+	fs.LoopbackNode
+	disk *Disk
+}
+
+// Fsync implements fs.NodeFsyncer.
+func (n *slowNode) Fsync(ctx context.Context, f fs.FileHandle, flags uint32) syscall.Errno {
+	defer n.disk.done.Add(1)
+	select {
+	case <-time.After(time.Duration(n.disk.take.Load())):
+	case <-ctx.Done(): // the process was killed
+		return syscall.EINTR
+	}
+	if file, ok := f.(fs.FileFsyncer); ok {
+		return file.Fsync(ctx, flags)
+	}
+	return 0
+}

@@ -403,6 +403,30 @@ func TestKernelAddLeasesAgainWhatWasLost(t *testing.T) {
 	wantHeld(t, n, 1, 1)
 }
 
+// TestKernelAddNamesTheServiceForWhichItWaited, and not the lease that was lost with
+// each creation that was undone.
+func TestKernelAddNamesTheServiceForWhichItWaited(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	away := withDetails(codes.Unavailable, "etcd does not answer", &errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
+	calls := 0
+	n.Fail("CreateEndpoint", func(ctx context.Context) error {
+		switch calls++; {
+		case calls > 4: // it waits for etcd
+			<-ctx.Done()
+			return ctx.Err()
+		case calls%2 == 0: // it looks for the lease
+			return nil
+		}
+		n.Forget("c1/eth0")
+		return away(ctx)
+	})
+	c := add(n, ns)
+	c.stdin = config(n, "1.0.0", `"timeout":"3s"`)
+	if out := wantCode(t, c, 11); !strings.Contains(out, "etcd does not answer") {
+		t.Errorf("ADD ends with %s", out)
+	}
+}
+
 // An ipam that lost its state gives out addresses of live endpoints: ADD takes
 // others, unless they are fixed; where its own endpoint may have them, it deletes
 // that first.

@@ -165,6 +165,7 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 		req.Labels = append(req.Labels, &message.Label{Source: l.Source, Key: l.Key, Value: l.Value})
 	}
 	renew := useLease(req, lease)
+	var undone error // why the datapath undid a creation
 	ask := func(ctx context.Context) (*message.EndpointResponse, error) {
 		if !renew.IsZero() && !time.Now().Before(renew) {
 			lease, err := p.allocate(ctx)
@@ -175,6 +176,9 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 		}
 		resp, err := request[message.EndpointResponse](ctx, p.datapath, message.CreateEndpoint, req)
 		open = open || err != nil && !unsent(err) && !answered(err)
+		if _, ok := retryDelay(err); ok {
+			undone = err
+		}
 		return resp, err
 	}
 	exchange := func(ctx context.Context) (*message.EndpointResponse, error) {
@@ -217,11 +221,13 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 		if !leaseLost(err) {
 			return nil, open, err
 		}
-		cause = err
 		// A creation that the datapath undid, because a service was away, has given
-		// the lease back.
+		// the lease back: that service is what the operator has to know of.
+		if cause = undone; cause == nil {
+			cause = err
+		}
 		if wait, ok := pause(ctx, leasePause, lost); !ok || !p.waits.sleep(ctx, wait) {
-			return nil, open, err
+			return nil, open, cause
 		}
 		renew = time.Now()
 	}

@@ -3,6 +3,7 @@ module github.com/sluice-net/sluice/test
 go 1.26.0
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/cilium/ebpf v0.22.0
 	github.com/containernetworking/cni v1.3.0
 	github.com/moby/profiles/seccomp v0.2.4

@@ -173,7 +173,15 @@ func newPod(t *testing.T) pod.Pod {
 
 // call executes the shim for a pod with the label app.
 func (n *node) call(ctx context.Context, command string, p pod.Pod, app string) ([]byte, error) {
+	return n.callFor(ctx, 30*time.Second, command, p, app)
+}
+
+// callFor is call with a timeout in the configuration of the network.
+func (n *node) callFor(ctx context.Context, timeout time.Duration, command string, p pod.Pod, app string) ([]byte,
+	error,
+) {
 	config, err := cni.PluginConfig(n.CNIConflist(), "1.0.0", map[string]any{
+		"timeout":       timeout.String(),
 		"runtimeConfig": map[string]any{"labels": []map[string]string{{"key": "app", "value": app}}},
 	})
 	if err != nil {

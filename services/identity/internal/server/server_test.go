@@ -769,11 +769,16 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	}
 }
 
+// collector has the service's figures, of a store that was listed once.
+func (s *service) collector() Collector {
+	return Collector{Allocator: s.alloc, Registry: s.reg, Listings: func() uint64 { return 1 }}
+}
+
 func TestMetricsHaveTheConventionsNames(t *testing.T) {
 	s := serve(t)
 	s.resolve("c1", newLabel("cni", "app", "web"))
 	r := prometheus.NewPedanticRegistry()
-	if err := r.Register(Collector{Allocator: s.alloc, Registry: s.reg}); err != nil {
+	if err := r.Register(s.collector()); err != nil {
 		t.Fatal(err)
 	}
 	families, err := r.Gather()
@@ -829,7 +834,7 @@ func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
 	s := serve(t)
 	counts := func() map[string]uint64 {
 		r := prometheus.NewPedanticRegistry()
-		if err := r.Register(Collector{Allocator: s.alloc, Registry: s.reg}); err != nil {
+		if err := r.Register(s.collector()); err != nil {
 			t.Fatal(err)
 		}
 		families, err := r.Gather()

@@ -31,6 +31,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 )
 
 var (
@@ -99,6 +100,9 @@ type Options[V any] struct {
 	Loading bool
 	// Equal makes an upsert of an equal value no change at all. Nil never does.
 	Equal func(a, b V) bool
+	// Quiet is how much later readers may learn of a Reach before which nothing
+	// changed: a store has revisions that are of no interest to them. 0: at once.
+	Quiet time.Duration
 }
 
 // Hub holds the set and its readers. All methods may be called concurrently.
@@ -113,6 +117,8 @@ type Hub[K comparable, V any] struct {
 	first    uint64                           // guarded by mu; the oldest revision in history
 	subs     map[*Subscription[K, V]]struct{} // guarded by mu
 	origin   Origin                           // guarded by mu; the items have everything up to it
+	told     uint64                           // guarded by mu; revision at which readers learned an origin last
+	telling  bool                             // guarded by mu; they will learn this one
 	changed  chan struct{}                    // guarded by mu; closed at the next change; nil if nothing waits for it
 	loaded   bool                             // guarded by mu
 	closed   bool                             // guarded by mu
@@ -242,17 +248,38 @@ func (h *Hub[K, V]) Origin() Origin {
 }
 
 // Reach says that the hub has everything up to a revision of the store that its
-// set is from. Readers learn it from the next event, or from a bookmark.
+// set is from. Readers learn it from the next event, or from a bookmark: at once,
+// or within Options.Quiet if nothing has changed since they learned the last one.
 func (h *Hub[K, V]) Reach(store uint64, revision int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if at := (Origin{store, revision}); h.origin != at {
-		h.origin = at
-		if h.loaded { // else the first bookmark has it
-			for s := range h.subs {
-				s.reach(h.revision, at)
+	before, at := h.origin, Origin{store, revision}
+	if at == before {
+		return
+	}
+	h.origin = at
+	onward := at.Store == before.Store && at.Revision > before.Revision
+	switch {
+	case !h.loaded: // the first bookmark has it
+	case h.opts.Quiet <= 0 || h.revision != h.told || !onward:
+		h.tell()
+	case !h.telling:
+		h.telling = true
+		time.AfterFunc(h.opts.Quiet, func() {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			if h.telling {
+				h.tell()
 			}
-		}
+		})
+	}
+}
+
+// tell lets readers know of the origin. It runs with mu held.
+func (h *Hub[K, V]) tell() {
+	h.told, h.telling = h.revision, false
+	for s := range h.subs {
+		s.reach(h.revision, h.origin)
 	}
 }
 
@@ -284,7 +311,7 @@ func (h *Hub[K, V]) Loaded() {
 func (h *Hub[K, V]) Close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.closed = true
+	h.closed, h.telling = true, false
 	for s := range h.subs {
 		s.fail(ErrClosed)
 		delete(h.subs, s)

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -299,6 +300,48 @@ func TestReadersLearnHowFarTheStoreIsRead(t *testing.T) {
 	if got := h.Origin(); got != (Origin{Store: 8, Revision: 2}) {
 		t.Errorf("the hub is at %v", got)
 	}
+}
+
+// TestReadersAreNotWokenByWhatDoesNotConcernThem: revisions of the store without a
+// change of the set come to them later, and together.
+func TestReadersAreNotWokenByWhatDoesNotConcernThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := NewHub[string, int](Options[int]{Quiet: time.Second})
+		s := subscribe(t, h, nil)
+		wantEvents(t, s, "|")
+		want := func(what, brief string, last Origin) {
+			t.Helper()
+			synctest.Wait()
+			events := wantEvents(t, s, brief)
+			if len(events) > 0 && events[len(events)-1].Origin != last {
+				t.Errorf("%s: %v, want %v", what, events[len(events)-1].Origin, last)
+			}
+		}
+		h.Reach(7, 10)
+		want("the first", ".", Origin{7, 10})
+		h.Reach(7, 11)
+		time.Sleep(time.Second - 1)
+		h.Reach(7, 12)
+		want("nothing changed", "", Origin{})
+		if got := h.Origin(); got != (Origin{7, 12}) {
+			t.Errorf("the hub is at %v", got)
+		}
+		time.Sleep(1)
+		want("a second later", ".", Origin{7, 12})
+		h.Reach(7, 13)
+		h.Upsert("a", 1)
+		h.Reach(7, 14)
+		want("a change", "a=1 .", Origin{7, 14})
+		time.Sleep(time.Minute)
+		want("nothing after it", "", Origin{})
+		h.Reach(7, 3)
+		want("an older state", ".", Origin{7, 3})
+		h.Reach(8, 20)
+		want("another store", ".", Origin{8, 20})
+		h.Reach(8, 21)
+		h.Close()
+		time.Sleep(time.Minute)
+	})
 }
 
 func TestEqualValueIsNoChange(t *testing.T) {

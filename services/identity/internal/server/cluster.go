@@ -37,6 +37,7 @@ const (
 func NewClusterHub() *ClusterHub {
 	return watch.NewHub[registry.Key](watch.Options[registry.Item]{
 		Loading: true, Equal: registry.Item.Equal, History: clusterHistory, Pending: clusterPending,
+		Quiet: quiet,
 	})
 }
 

@@ -36,11 +36,17 @@ import (
 // Hub is what WatchIdentities reads; the allocator publishes into it.
 type Hub = watch.Hub[identity.Numeric, identity.Identity]
 
+// quiet is how much later readers learn of revisions of etcd without a change that
+// concerns them. Each address that is published is one, and to tell of it wakes
+// sluice-policy, and then sluice-datapath, on every node.
+const quiet = time.Second
+
 // NewHub returns a hub that says "that was everything" only when the allocator does.
 func NewHub() *Hub {
 	return watch.NewHub[identity.Numeric](watch.Options[identity.Identity]{
 		Loading: true,
 		Equal:   identity.Identity.Equal,
+		Quiet:   quiet,
 	})
 }
 

@@ -155,6 +155,7 @@ func (c *Config) registry(incarnation string, l *slog.Logger) registry.Config {
 		Node: c.Node, Incarnation: incarnation, Version: version.Get().String(),
 		Timeout:  c.Etcd.Timeout,
 		Pause:    20 * time.Millisecond,
+		Gather:   10 * time.Millisecond,
 		RetryMin: 100 * time.Millisecond, RetryMax: 2 * time.Second,
 		RetryRanges: time.Minute, HoldLosses: time.Minute,
 		Log: l,

@@ -278,6 +278,9 @@ type Config struct {
 	Version     string
 	Timeout     time.Duration // of one request to the store
 	Pause       time.Duration // between two writes: what comes meanwhile goes into the second
+	// Gather is how long the first endpoint waits for others, and lets its node end
+	// the ADD that it is of before etcd and every other node have work.
+	Gather      time.Duration
 	RetryMin    time.Duration // first pause after the store failed; doubles
 	RetryMax    time.Duration // longest pause
 	RetryRanges time.Duration // between two claims of ranges that others have
@@ -303,6 +306,7 @@ type Registry struct {
 	registration Registration         // guarded by mu
 	desired      map[string]Addresses // guarded by mu; of this node, by endpoint
 	dirty        map[string]struct{}  // guarded by mu; endpoints that the store may have otherwise
+	touched      time.Time            // guarded by mu; when the first of dirty came
 	writing      int                  // guarded by mu; endpoints that are being written
 	written      map[string]int64     // guarded by mu; revision of the last write, until Observe receives it
 	observed     int64                // guarded by mu; Observe has received everything up to this revision
@@ -424,6 +428,9 @@ func (r *Registry) Remove(endpoint string) { r.Set(endpoint, nil, 0) }
 
 // touch runs with mu held.
 func (r *Registry) touch(endpoint string) {
+	if len(r.dirty) == 0 {
+		r.touched = time.Now()
+	}
 	r.dirty[endpoint] = struct{}{}
 	r.kick()
 }
@@ -460,6 +467,7 @@ func (r *Registry) Run(ctx context.Context, session func() (up bool, changed <-c
 		}
 		select {
 		case <-wake:
+			r.gather(ctx)
 		case <-changed:
 		case <-retry:
 			r.claimAgain()
@@ -469,6 +477,24 @@ func (r *Registry) Run(ctx context.Context, session func() (up bool, changed <-c
 		}
 	}
 	return nil
+}
+
+// gather waits until the first endpoint has waited for long enough, unless there is
+// a record to write.
+func (r *Registry) gather(ctx context.Context) {
+	r.mu.Lock()
+	wait := time.Until(r.touched.Add(r.cfg.Gather))
+	if r.revision == 0 || len(r.dirty) == 0 {
+		wait = 0
+	}
+	r.mu.Unlock()
+	if wait <= 0 {
+		return
+	}
+	select {
+	case <-time.After(wait):
+	case <-ctx.Done():
+	}
 }
 
 func (r *Registry) refusedRanges() bool {

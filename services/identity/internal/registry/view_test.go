@@ -406,10 +406,50 @@ func TestRecordThatIsForgottenBeforeItsWriteReturnsIsWrittenAgain(t *testing.T) 
 	}
 }
 
+// TestEndpointsThatComeTogetherShareATransaction: the first waits a little, and the
+// registration of the node does not.
+func TestEndpointsThatComeTogetherShareATransaction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := newRegistry(t, time.Hour)
+		store := &writes{}
+		r.store, r.cfg.Timeout, r.cfg.Pause, r.cfg.Gather = store, time.Second, 20*time.Millisecond, 10*time.Millisecond
+		r.registration = Registration{Underlay: &Underlay{}, Ranges: &[]netip.Prefix{}}
+		r.Observe(Update{Complete: true, Revision: 4})
+		go r.Run(t.Context(), func() (bool, <-chan struct{}) { return true, nil }) //nolint:errcheck // nil
+		synctest.Wait()
+		if !r.Status().Registered {
+			t.Error("the registration waits")
+		}
+		set := func(endpoint string, last byte) {
+			r.Set(endpoint, []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 1, last})}, 300)
+		}
+		after := func(d time.Duration, want ...string) {
+			t.Helper()
+			time.Sleep(d)
+			synctest.Wait()
+			slices.Sort(store.published)
+			if !slices.Equal(store.published, want) {
+				t.Errorf("the store was given %q, want %q", store.published, want)
+			}
+		}
+		set("0", 5)
+		after(9 * time.Millisecond)
+		set("1", 6)
+		after(time.Millisecond, "0", "1")
+		if store.transactions != 1 {
+			t.Errorf("%d transactions, want 1", store.transactions)
+		}
+		after(time.Second, "0", "1")
+		r.Remove("0")
+		after(10*time.Millisecond, "0", "0", "1")
+	})
+}
+
 // writes is a Store that counts the endpoints that are written to it.
 type writes struct {
 	Store
-	published []string
+	published    []string
+	transactions int
 }
 
 func (w *writes) Register(context.Context, Statement) (Written, error) {
@@ -417,6 +457,7 @@ func (w *writes) Register(context.Context, Statement) (Written, error) {
 }
 
 func (w *writes) Publish(_ context.Context, _ int64, changes []Change) (int64, error) {
+	w.transactions++
 	for _, c := range changes {
 		w.published = append(w.published, c.Endpoint)
 	}

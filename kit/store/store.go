@@ -571,6 +571,20 @@ func (s *Store) Path() string { return s.path }
 // for callers that decode them.
 func (s *Store) Refuse(detail error) error { return s.refuse(ErrCorrupt, detail) }
 
+// Unload takes the pages of the file that this process has mapped out of its memory.
+// They stay in the page cache, from which those that are read again are mapped at
+// their next use. A commit maps every page that it looks at.
+func (s *Store) Unload() error {
+	// bbolt replaces its mapping when the file grows, and not under a transaction.
+	return s.db.View(func(tx *bolt.Tx) error {
+		_, _, errno := unix.Syscall(unix.SYS_MADVISE, s.db.Info().Data, uintptr(tx.Size()), unix.MADV_DONTNEED)
+		if errno != 0 {
+			return fmt.Errorf("unload %s: %w", s.path, errno)
+		}
+		return nil
+	})
+}
+
 // Close closes the file. The directory stays taken.
 func (s *Store) Close() error {
 	if s.stuck { // bbolt would wait for its locks for ever

@@ -5,6 +5,7 @@ package store_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -612,4 +613,65 @@ func FuzzFile(f *testing.F) {
 			t.Errorf("a file damaged at %d was taken for something that was never committed: %v", int(at)%len(good), err)
 		}
 	})
+}
+
+// TestUnloadedFileIsReadAgain: its pages leave the process, and nothing else does.
+func TestUnloadedFileIsReadAgain(t *testing.T) {
+	s, done := mustOpen(t, filepath.Join(t.TempDir(), "state"))
+	defer done()
+	const count = 4_000
+	value := bytes.Repeat([]byte("v"), 1_000)
+	key := func(i int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(i)) }
+	if err := s.Update(func(tx *store.Tx) error {
+		for i := range count {
+			tx.Put(records, key(i), value)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	read := func() {
+		t.Helper()
+		if err := s.View(func(tx *store.Tx) error {
+			for i := range count {
+				if got := tx.Get(records, key(i)); !bytes.Equal(got, value) {
+					return fmt.Errorf("record %d is %q", i, got)
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	mapped := func() (kb int) {
+		t.Helper()
+		smaps, err := os.ReadFile("/proc/self/smaps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, after, ok := strings.Cut(string(smaps), s.Path()+"\n")
+		if !ok {
+			t.Fatalf("%s is not mapped", s.Path())
+		}
+		_, after, _ = strings.Cut(after, "Rss:")
+		if _, err := fmt.Sscan(after, &kb); err != nil {
+			t.Fatal(err)
+		}
+		return kb
+	}
+	read()
+	before := mapped()
+	if before < count {
+		t.Fatalf("%d kB of the file are mapped, want more than its records", before)
+	}
+	if err := s.Unload(); err != nil {
+		t.Fatal(err)
+	}
+	if after := mapped(); after > before/10 {
+		t.Errorf("%d kB of the file were mapped, and %d kB afterwards", before, after)
+	}
+	read()
+	if err := s.Update(func(tx *store.Tx) error { tx.Delete(records, key(0)); return nil }); err != nil {
+		t.Error(err)
+	}
 }

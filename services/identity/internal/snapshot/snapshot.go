@@ -604,6 +604,7 @@ func (d *Dir) SaveKnown(take func() allocator.KnownChange) error {
 	if len(c.Put)+len(c.Drop)+len(k.changed) == 0 {
 		return nil // the time and the point alone
 	}
+	defer d.unload()
 	return d.change(func(t *store.Tx) error {
 		k.forget(t)
 		for _, n := range c.Drop {
@@ -618,6 +619,17 @@ func (d *Dir) SaveKnown(take func() allocator.KnownChange) error {
 		}
 		return nil
 	})
+}
+
+// unload takes what the files have in memory out of it: they grow with the cluster,
+// and are read page by page afterwards, if at all. If it fails it costs that memory.
+func (d *Dir) unload() {
+	d.cache.Lock()
+	_ = d.known.Unload()
+	d.cache.Unlock()
+	d.mu.Lock()
+	_ = d.holds.Unload()
+	d.mu.Unlock()
 }
 
 // withNoted is a change with what the process before noted and did not save. It

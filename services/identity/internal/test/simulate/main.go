@@ -211,7 +211,10 @@ func (s *simulation) load(ctx context.Context, first *node, empty memory) error 
 	s.report.note("load: written; on a full node; CPU of etcd; of sluice-identity", "%.1f s; %.1f s; %.1f s; %.1f s",
 		written.Seconds(), time.Since(began).Seconds(), s.etcd.cpu()-etcd, first.cpu()-identity)
 	first.profiled()
-	full, err := first.memory(ctx)
+	if err := first.heap(ctx, s.profile); err != nil {
+		return err
+	}
+	full, err := first.kept(ctx)
 	if err != nil {
 		return err
 	}
@@ -220,7 +223,7 @@ func (s *simulation) load(ctx context.Context, first *node, empty memory) error 
 		fmt.Sprintf("%.1f MiB", grown), grown <= 20)
 	s.report.note("resident memory of sluice-identity before; after it; at most", "%.1f MiB; %.1f MiB; %.1f MiB",
 		empty.resident, full.resident, full.peak)
-	return first.heap(ctx, s.profile)
+	return nil
 }
 
 // join starts another full node and takes the time until it knows everything.

@@ -144,6 +144,28 @@ func (n *node) memory(ctx context.Context) (m memory, err error) {
 	return m, errors.New("the metrics have no go_memstats_heap_alloc_bytes")
 }
 
+// kept is the memory once the node has written what it learned, which it gathers for
+// 10 s and holds until then.
+func (n *node) kept(ctx context.Context) (m memory, err error) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for range 15 {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return m, ctx.Err()
+		}
+		now, err := n.memory(ctx)
+		if err != nil {
+			return m, err
+		}
+		if m.heap == 0 || now.heap < m.heap {
+			m = now
+		}
+	}
+	return m, nil
+}
+
 func (n *node) get(ctx context.Context, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://node"+path, nil)
 	if err != nil {

@@ -463,7 +463,7 @@ func (b *bench) timeAdds(ctx context.Context, n network, prefix string) (took sa
 		if err := pod.NewNetns(p.Netns); err != nil {
 			return nil, err
 		}
-		time.Sleep(quiet)
+		time.Sleep(quiet) // etcd and the nodes finish what was before
 		d, err := timed(func() error {
 			_, _, err := n.call(ctx, "ADD", p.Name, p.Netns)
 			return err

@@ -37,11 +37,8 @@ func newDisk(t testing.TB, under, at string) *Disk {
 	if err := syscall.Stat(under, &st); err != nil {
 		t.Fatal(err)
 	}
-	root := &fs.LoopbackRoot{Path: under, Dev: uint64(st.Dev)}
-	root.NewNode = func(root *fs.LoopbackRoot, _ *fs.Inode, _ string, _ *syscall.Stat_t) fs.InodeEmbedder {
-		return &slowNode{LoopbackNode: fs.LoopbackNode{RootData: root}, disk: d}
-	}
-	root.RootNode = root.NewNode(root, nil, "", nil)
+	root := &fs.LoopbackRoot{Path: under, Dev: st.Dev}
+	root.RootNode = &slowNode{LoopbackNode: &fs.LoopbackNode{RootData: root}, disk: d}
 	server, err := fs.Mount(at, root.RootNode, &fs.Options{MountOptions: fuse.MountOptions{
 		DirectMountStrict: true, // without the helper fusermount
 		FsName:            "sluice-slow-disk", Name: "sluice",
@@ -65,8 +62,16 @@ func (d *Disk) Syncs() int64 { return d.done.Load() }
 
 // slowNode is a file or directory of a Disk.
 type slowNode struct {
-	fs.LoopbackNode
+	*fs.LoopbackNode
 	disk *Disk
+}
+
+// WrapChild implements fs.NodeWrapChilder: what is in the directory is as slow.
+func (n *slowNode) WrapChild(_ context.Context, child fs.InodeEmbedder) fs.InodeEmbedder {
+	if file, ok := child.(*fs.LoopbackNode); ok {
+		return &slowNode{LoopbackNode: file, disk: n.disk}
+	}
+	return child
 }
 
 // Fsync implements fs.NodeFsyncer.

@@ -57,7 +57,7 @@ func (silent) Loaded()                                   {}
 func claimer(t *testing.T, endpoint, name string) *registry.Registry {
 	t.Helper()
 	sess, err := session.Open(session.Config{
-		Client: session.Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: time.Hour,
+		Client: session.Client{Endpoints: strings.Split(endpoint, ",")}, Prefix: testPrefix, Node: name, TTL: time.Hour,
 		AliveTTL:    time.Hour,
 		Incarnation: "of-" + name, Boot: "b", Timeout: time.Minute, Listen: time.Hour, Log: log.Discard(),
 	})

@@ -378,32 +378,37 @@ func (s *Store) Publish(ctx context.Context, record int64, changes []registry.Ch
 }
 
 // Forget implements registry.Store.
-func (s *Store) Forget(ctx context.Context, node string, force bool) error {
+func (s *Store) Forget(ctx context.Context, node string, force, validateOnly bool) (registry.Record, error) {
 	key := s.nodeKey(node)
 	for range maxRaces {
 		have, err := s.getAll(ctx, "read node", key)
 		if err != nil {
-			return err
+			return registry.Record{}, err
 		}
 		if have[0] == nil {
-			return fmt.Errorf("%w: %q", registry.ErrNoNode, node)
+			return registry.Record{}, fmt.Errorf("%w: %q", registry.ErrNoNode, node)
 		}
 		alive, err := s.session.Alive(ctx, node)
 		if err != nil {
-			return err
+			return registry.Record{}, err
 		}
 		if alive != nil && !force {
-			return fmt.Errorf("%w: %q", registry.ErrAlive, node)
+			return registry.Record{}, fmt.Errorf("%w: %q", registry.ErrAlive, node)
+		}
+		rec, err := s.readRecord(have[0])
+		if err != nil {
+			rec = registry.Record{} // it goes all the same
+		}
+		if validateOnly {
+			return rec, nil
 		}
 		var ranges []string
-		if rec, err := s.readRecord(have[0]); err == nil {
-			for _, p := range rec.Ranges {
-				ranges = append(ranges, s.rangeKey(p))
-			}
+		for _, p := range rec.Ranges {
+			ranges = append(ranges, s.rangeKey(p))
 		}
 		ops, err := s.quarantine(ctx, node, ranges)
 		if err != nil {
-			return err
+			return registry.Record{}, err
 		}
 		unchanged := []clientv3.Cmp{session.Unchanged(key, have[0])}
 		if !force {
@@ -412,13 +417,13 @@ func (s *Store) Forget(ctx context.Context, node string, force bool) error {
 		ops = append(ops, clientv3.OpDelete(s.nodePrefix(node), clientv3.WithPrefix()))
 		resp, err := s.session.Commit(ctx, "forget node", s.session.Txn(ctx).If(unchanged...).Then(ops...))
 		if err != nil {
-			return err
+			return registry.Record{}, err
 		}
 		if resp.Succeeded {
-			return nil
+			return rec, nil
 		}
 	}
-	return fmt.Errorf("%w: node %q changes all the time", allocator.ErrUnavailable, node)
+	return registry.Record{}, fmt.Errorf("%w: node %q changes all the time", allocator.ErrUnavailable, node)
 }
 
 // Alive implements registry.Store.

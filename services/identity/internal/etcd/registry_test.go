@@ -338,6 +338,43 @@ func TestForgottenNodeIsNotBelieved(t *testing.T) {
 	}
 }
 
+// TestLivingNodeIsForgottenAsOftenAsItRegisters: a node that is alive registers
+// again. Whoever is asked to forget it asks etcd whether there is such a node, and
+// does not answer that there is none because it has not heard of the return.
+func TestLivingNodeIsForgottenAsOftenAsItRegisters(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.StartThree(t)
+	a := startNode(t, s.Endpoint, "a", t.TempDir(), quick())
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	deaf := claimer(t, s.Endpoint, "deaf") // which follows nothing
+	if _, err := deaf.Forget(t.Context(), "a", true, false); !errors.Is(err, registry.ErrNoNode) {
+		t.Errorf("a node that never registered: %v", err)
+	}
+	a.register(1, prefix(1))
+	web := a.endpoint("c1", "web", address(1, 5))
+	b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
+	admin := s.Client()
+	for i := range 20 {
+		servicetest.Eventually(t, "the registration of a in etcd", func() bool {
+			got, err := admin.Get(t.Context(), testPrefix+"/ip/a/node")
+			return err == nil && len(got.Kvs) == 1
+		})
+		by, validate := b.reg, i == 10
+		if i%5 == 0 {
+			by = deaf
+		}
+		if _, err := by.Forget(t.Context(), "a", false, validate); !errors.Is(err, registry.ErrAlive) {
+			t.Fatalf("time %d: a living node is forgotten: %v", i, err)
+		}
+		known, err := by.Forget(t.Context(), "a", true, validate)
+		if err != nil || !slices.Equal(known.Node.Record.Ranges, []netip.Prefix{prefix(1)}) {
+			t.Fatalf("time %d: forgotten %+v, %v", i, known, err)
+		}
+	}
+	a.published()
+	b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
+}
+
 func TestLeaseLossChangesNoMapping(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)

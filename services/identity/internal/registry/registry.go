@@ -220,9 +220,10 @@ type Store interface {
 	// Publish writes addresses of endpoints, in one step, at most MaxChanges. It is
 	// ErrForgotten if the record is not the one of that revision.
 	Publish(ctx context.Context, record int64, changes []Change) (revision int64, err error)
-	// Forget removes the record and the mappings of a node, and puts its ranges
-	// into quarantine. Its errors are ErrNoNode and, without force, ErrAlive.
-	Forget(ctx context.Context, node string, force bool) error
+	// Forget removes the record and the mappings of a node, puts its ranges into
+	// quarantine, and returns the record; with validateOnly nothing changes. Its
+	// errors are ErrNoNode and, without force, ErrAlive.
+	Forget(ctx context.Context, node string, force, validateOnly bool) (Record, error)
 	// Alive returns the names of the nodes that are alive.
 	Alive(ctx context.Context) (map[string]bool, error)
 }
@@ -834,25 +835,23 @@ func (r *Registry) Alive(ctx context.Context) (map[string]bool, error) {
 }
 
 // Forget removes the record and the mappings of a node, and returns what was
-// known of it: see Store.
+// known of it: see Store. The store says whether there is such a node. What this
+// node has heard is older: a living node that was forgotten may be back already.
 func (r *Registry) Forget(ctx context.Context, node string, force, validateOnly bool) (Known, error) {
-	var known *Known
+	known := Known{Node: Node{Name: node}}
 	for _, k := range r.Nodes() {
 		if k.Node.Name == node {
-			known = &k
+			known = k
 		}
-	}
-	if known == nil {
-		return Known{}, fmt.Errorf("%w: %q", ErrNoNode, node)
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
-	if validateOnly {
-		alive, err := r.store.Alive(ctx)
-		if err == nil && alive[node] && !force {
-			err = fmt.Errorf("%w: %q", ErrAlive, node)
-		}
-		return *known, err
+	record, err := r.store.Forget(ctx, node, force, validateOnly)
+	if err != nil {
+		return Known{}, err
 	}
-	return *known, r.store.Forget(ctx, node, force)
+	if record.Incarnation != "" { // else it could not be read
+		known.Node.Record = record
+	}
+	return known, nil
 }

@@ -85,7 +85,7 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("ReturnRange", err)
 	_, err = cluster.GetIPMapping(ctx, &identityv1.GetIPMappingRequest{Address: "192.0.2.1"})
 	note("GetIPMapping", err)
-	_, err = cluster.ForgetNode(ctx, &identityv1.ForgetNodeRequest{Name: "other", ValidateOnly: true})
+	_, err = cluster.ForgetNode(ctx, &identityv1.ForgetNodeRequest{Name: "absent", ValidateOnly: true})
 	note("ForgetNode", err)
 	all, err := cluster.ListNodes(ctx, &identityv1.ListNodesRequest{})
 	if err == nil {

@@ -115,11 +115,14 @@ func (s *nodeStore) published() map[string]registry.Addresses {
 	return out
 }
 
-func (s *nodeStore) Forget(_ context.Context, node string, force bool) error {
-	if node == "other" && !force {
-		return fmt.Errorf("%w: %q", registry.ErrAlive, node)
+func (s *nodeStore) Forget(_ context.Context, node string, force, _ bool) (registry.Record, error) {
+	switch {
+	case node != "other":
+		return registry.Record{}, fmt.Errorf("%w: %q", registry.ErrNoNode, node)
+	case !force:
+		return registry.Record{}, fmt.Errorf("%w: %q", registry.ErrAlive, node)
 	}
-	return nil
+	return other().Record, nil
 }
 
 func (s *nodeStore) Alive(context.Context) (map[string]bool, error) {

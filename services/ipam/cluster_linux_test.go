@@ -378,7 +378,7 @@ func TestRangesThatTheClusterRefusesAreClosed(t *testing.T) {
 // TestKillWhileABlockComesOrGoesLeaksNone proves INV-85.
 func TestKillWhileABlockComesOrGoesLeaksNone(t *testing.T) {
 	stored := []string{"ipam/ranges/before-commit", "ipam/ranges/after-commit"}
-	for _, point := range append([]string{"ipam/claim/answered", "ipam/claim/stored"}, stored...) {
+	for _, point := range append([]string{"ipam/claim/before-ask", "ipam/claim/answered", "ipam/claim/stored"}, stored...) {
 		t.Run(strings.ReplaceAll(point, "/", "."), func(t *testing.T) {
 			n, r := newPoolNode(t)
 			n.start()

@@ -96,6 +96,9 @@ func (a *Agent) claim(ctx context.Context, f ipam.Family, b blocks) error {
 	for _, p := range b.all {
 		known = append(known, p.Prefix)
 	}
+	if err := faultAsked.Hit(ctx); err != nil {
+		return fmt.Errorf("%w: %w", ErrAway, err)
+	}
 	p, err := a.Registry.Claim(ctx, f, known)
 	switch {
 	case errors.Is(err, ErrPoolFull):

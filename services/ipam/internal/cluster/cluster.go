@@ -42,6 +42,7 @@ var (
 
 // Places where a test may interfere.
 var (
+	faultAsked    = fault.Register("ipam/claim/before-ask")
 	faultClaimed  = fault.Register("ipam/claim/answered")
 	faultServed   = fault.Register("ipam/claim/stored")
 	faultRetired  = fault.Register("ipam/return/stored")

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/fault/faulttest"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+)
+
+// moreThanABlock is a number of addresses for which a node needs a second block.
+const moreThanABlock = 14
+
+// blockPoints are the services with the families of fault points that a node
+// reaches while it claims a block and returns it.
+var blockPoints = []struct {
+	service  string
+	families []string
+}{
+	{devnode.IPAM, []string{"ipam/claim/", "ipam/ranges/", "ipam/return/"}},
+	{devnode.Identity, []string{"identity/claim/", "identity/return/", "identity/register/"}},
+}
+
+// armed starts a service of the node anew, with a controller of its fault points.
+func (n *node) armed(t *testing.T, service string) *faulttest.Controller {
+	t.Helper()
+	if err := n.Kill(t.Context(), service); err != nil {
+		t.Fatal(err)
+	}
+	var carrier exec.Cmd
+	controller := faulttest.New(t, &carrier)
+	if err := n.Start(t.Context(), service, carrier.ExtraFiles...); err != nil {
+		t.Fatal(err)
+	}
+	controller.Started()
+	return controller
+}
+
+// pointsOf are the fault points of a service that belong to the families: all of
+// them, or one of each family. What the service says only of its first
+// registration is not among them: the tests of identity have it.
+func (n *node) pointsOf(t *testing.T, service string, families []string) (points []string) {
+	t.Helper()
+	all, err := n.armed(t, service).Names(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(all)
+	first := []string{"identity/register/before-save", "identity/register/before-answer"}
+	for _, family := range families {
+		of := slices.DeleteFunc(slices.Clone(all), func(point string) bool {
+			return !strings.HasPrefix(point, family) || slices.Contains(first, point)
+		})
+		if len(of) == 0 {
+			t.Fatalf("%s has no fault points of %s", service, family)
+		}
+		if !allFaults() {
+			of = of[:1]
+		}
+		points = append(points, of...)
+	}
+	return points
+}
+
+// blocks are the ranges of ipam's file.
+func (r *renter) blocks(ctx context.Context) (ranges []string, err error) {
+	pools, err := r.ipam.ListPools(ctx, &ipamv1.ListPoolsRequest{})
+	for _, p := range pools.GetPools() {
+		ranges = append(ranges, p.GetPrefix())
+	}
+	slices.Sort(ranges)
+	return ranges, err
+}
+
+// agreed waits until every node knows that the renter's node has what its ipam's
+// file has, which is so many blocks, and that no block has two nodes.
+func (c *testCluster) agreed(t *testing.T, r *renter, blocks int) {
+	t.Helper()
+	servicetest.EventuallyNil(t, fmt.Sprintf("%d blocks of %s", blocks, r.node.Name()), func() error {
+		file, err := r.blocks(t.Context())
+		if err != nil {
+			return err
+		}
+		for _, n := range c.nodes {
+			all, err := receiveAll(n.cluster.ListNodes(t.Context(), &identityv1.ListNodesRequest{}))
+			if err != nil {
+				return err
+			}
+			holders := map[string]string{}
+			var known []string
+			for _, m := range all {
+				name, ranges := m.GetNode().GetName(), m.GetNode().GetPodRanges()
+				if name == r.node.Name() {
+					known = slices.Sorted(slices.Values(ranges))
+				}
+				if refused := m.GetNode().GetRefusedRanges(); len(refused) > 0 {
+					return fmt.Errorf("%s is refused %v", name, refused)
+				}
+				for _, p := range ranges {
+					if other, ok := holders[p]; ok {
+						return fmt.Errorf("%s is the block of %s and of %s", p, name, other)
+					}
+					holders[p] = name
+				}
+			}
+			if len(file) != blocks || !slices.Equal(file, known) {
+				return fmt.Errorf("ipam's file has %v, %s knows %v", file, n.Name(), known)
+			}
+		}
+		return nil
+	})
+}
+
+// growAndShrink takes more addresses than a block has and gives them back.
+func (r *renter) growAndShrink(ctx context.Context, what string) error {
+	taken := map[string]netip.Addr{}
+	for i := range moreThanABlock {
+		owner := fmt.Sprintf("%s-%d-%d", what, r.number, i)
+		address, ok := r.take(ctx, owner)
+		if !ok {
+			return fmt.Errorf("%s has no address: %w", owner, ctx.Err())
+		}
+		taken[owner] = address
+	}
+	for owner, address := range taken {
+		if !r.give(ctx, owner, address) {
+			return fmt.Errorf("%s cannot give %s back: %w", owner, address, ctx.Err())
+		}
+	}
+	return nil
+}
+
+// TestFaultKillAnywhereWhileABlockComesOrGoes proves INV-85 with every process real:
+// ipam and identity of a node are killed at each step of a claim and of a return,
+// while other nodes take addresses of the same pool. The node gets its addresses all
+// the same, ends with the one block that it began with, in etcd as in its file, and
+// the recorded history has no address and no block in two hands.
+func TestFaultKillAnywhereWhileABlockComesOrGoes(t *testing.T) {
+	c := newCluster(t, devnode.ClusterOptions{Nodes: 3, Options: devnode.Options{
+		Args: map[string][]string{devnode.IPAM: {
+			"--mode=pool", "--cluster-pool-prefixes=10.197.0.0/24",
+			fmt.Sprint("--cluster-pool-ipv4-block=", blockLength), "--quarantine=0s",
+		}},
+	}})
+	h := &uses{start: time.Now()}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var renters []*renter
+	var group errgroup.Group
+	for i, n := range c.nodes {
+		conn, err := client.Dial(n.Socket(devnode.IPAM), client.Options{WaitForReady: true, Timeout: patience})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		r := &renter{node: n, ipam: ipamv1.NewIPAMServiceClient(conn), number: i, uses: h}
+		renters = append(renters, r)
+		if i > 0 {
+			group.Go(func() error {
+				for k := 0; ctx.Err() == nil; k++ {
+					if err := r.growAndShrink(ctx, fmt.Sprint("other", k)); err != nil && ctx.Err() == nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+	}
+	n, r := c.nodes[0], renters[0]
+	c.agreed(t, r, 1)
+	for _, s := range blockPoints {
+		for _, point := range n.pointsOf(t, s.service, s.families) {
+			ok := t.Run(strings.ReplaceAll(point, "/", "."), func(t *testing.T) {
+				controller := n.armed(t, s.service)
+				controller.KillAt(point, 0)
+				patient, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				var again errgroup.Group
+				again.Go(func() error {
+					if err := controller.WaitHits(patient, point, 1); err != nil {
+						return err
+					}
+					if err := n.Kill(patient, s.service); err != nil { // it may be at its end
+						return err
+					}
+					return n.Start(patient, s.service)
+				})
+				if err := r.growAndShrink(patient, "at-"+strings.ReplaceAll(point, "/", ".")); err != nil {
+					t.Error(err)
+				}
+				if err := again.Wait(); err != nil {
+					t.Fatal(err)
+				}
+				c.agreed(t, r, 1)
+			})
+			if !ok {
+				t.FailNow()
+			}
+		}
+	}
+	if err := r.growAndShrink(ctx, "after-all"); err != nil {
+		t.Error(err)
+	}
+	stop()
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if wrong := h.wrong(); len(wrong) > 0 {
+		t.Errorf("the history of %d operations: %v", h.count(), wrong)
+	}
+}

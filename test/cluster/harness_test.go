@@ -195,9 +195,14 @@ func (n *node) callFor(ctx context.Context, timeout time.Duration, command strin
 
 // tryAdd connects a pod, and returns it with its addresses.
 func (n *node) tryAdd(ctx context.Context, p pod.Pod, app string) (pod.Pod, error) {
+	return n.tryAddFor(ctx, 30*time.Second, p, app)
+}
+
+// tryAddFor is tryAdd with a timeout in the configuration of the network.
+func (n *node) tryAddFor(ctx context.Context, timeout time.Duration, p pod.Pod, app string) (pod.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	result, err := n.call(ctx, "ADD", p, app)
+	result, err := n.callFor(ctx, timeout, "ADD", p, app)
 	if err != nil {
 		return p, fmt.Errorf("ADD %s at %s: %w", p.Name, n.Name(), err)
 	}

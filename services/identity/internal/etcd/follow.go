@@ -43,7 +43,7 @@ func (s *Store) Resume(k cluster.Keys) {
 	if k.Of != s.nodesPrefix() {
 		return // nothing was kept, or of another cluster's place in etcd
 	}
-	s.at = k.At
+	s.at, s.resumes = k.At, k.At
 	u := registry.Update{Complete: true, Cluster: k.At.Cluster, Revision: k.At.Revision}
 	for _, key := range k.All {
 		if key.Modified > s.witness.Modified {
@@ -73,8 +73,12 @@ type following struct {
 // Observe.
 func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
 	f := &following{Store: s, sink: sink}
+	// Only what Resume had comes with a witness. Without one, an etcd that was emptied
+	// and has come as far again could be taken for the one before.
+	from := s.resumes
+	s.resumes = cluster.Point{}
 	return s.session.Follow(ctx, session.Reader{
-		Prefix: s.cfg.Prefix + "/id/", End: clientv3.GetPrefixRangeEnd(s.nodesPrefix()), From: s.at, Witness: s.witness,
+		Prefix: s.cfg.Prefix + "/id/", End: clientv3.GetPrefixRangeEnd(s.nodesPrefix()), From: from, Witness: s.witness,
 		Spread:  s.spread,
 		Resumed: func() { f.of = s.session.History() },
 		Begin: func() {

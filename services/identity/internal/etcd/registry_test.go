@@ -261,6 +261,11 @@ func TestRestartPublishesNothingAnew(t *testing.T) {
 	a.register(1, prefix(1))
 	web := a.endpoint("c1", "web", address(1, 5))
 	a.published()
+	// What the node has not read when it stops, it writes once more.
+	servicetest.Eventually(t, "the node to read what it wrote", func() bool {
+		known := a.reg.Nodes()
+		return len(known) == 1 && known[0].Mappings == 1
+	})
 	admin := s.Client()
 	before, err := admin.Get(t.Context(), testPrefix+"/ip/", clientv3.WithPrefix())
 	if err != nil {

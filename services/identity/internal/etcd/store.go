@@ -66,6 +66,7 @@ type Store struct {
 	mirror  Mirror                // nil: no copy of the keys of nodes is kept
 	spread  func() time.Duration  // nil: listings begin at once
 	witness cluster.Key           // the last one written of those that Resume had
+	resumes cluster.Point         // from which the first Follow goes on; zero: it lists
 	at      cluster.Point         // up to which sink and observe have everything; Follow's alone once it runs
 
 	listings atomic.Uint64 // that Follow made

@@ -57,8 +57,11 @@ func (a announced) only(ranges ...netip.Prefix) {
 			a.Delete(p)
 		}
 	}
+	primary := map[bool]bool{} // a range of the family is
 	for _, p := range ranges {
-		a.Upsert(p, podrange.Range{Node: podrange.NodeAddr(p)})
+		is4 := p.Addr().Is4()
+		a.Upsert(p, podrange.Range{Node: podrange.NodeAddr(p), Primary: !primary[is4]})
+		primary[is4] = true
 	}
 	a.Loaded()
 }

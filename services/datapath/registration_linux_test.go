@@ -83,17 +83,17 @@ func TestKernelNodeIsRegisteredAsItChanges(t *testing.T) {
 	ranges.only(high)
 	r.want(t, "a range", []string{"198.51.100.10", "192.0.2.10"}, []string{"10.2.0.1"})
 	ranges.only(high, low, six)
-	r.want(t, "more ranges", []string{"198.51.100.10", "192.0.2.10"}, []string{"10.1.0.1", "fd01::1"})
+	r.want(t, "more ranges", []string{"198.51.100.10", "192.0.2.10"}, []string{"10.2.0.1", "fd01::1"})
 	w.ip("route delete default dev up0 metric 200")
-	r.want(t, "a default route less", []string{"198.51.100.10"}, []string{"10.1.0.1", "fd01::1"})
+	r.want(t, "a default route less", []string{"198.51.100.10"}, []string{"10.2.0.1", "fd01::1"})
 	w.ip("address add 198.51.100.11/24 dev up1")
-	r.want(t, "an address more", []string{"198.51.100.10", "198.51.100.11"}, []string{"10.1.0.1", "fd01::1"})
+	r.want(t, "an address more", []string{"198.51.100.10", "198.51.100.11"}, []string{"10.2.0.1", "fd01::1"})
 	w.stop()
 	w.underlay = UnderlayConfig{Devices: []string{"oth*", "up0"}}
 	w.start(true)
-	r.want(t, "other devices", []string{"203.0.113.10", "192.0.2.10"}, []string{"10.1.0.1", "fd01::1"})
+	r.want(t, "other devices", []string{"203.0.113.10", "192.0.2.10"}, []string{"10.2.0.1", "fd01::1"})
 	w.stop()
 	w.underlay = UnderlayConfig{Addresses: []netip.Addr{netip.MustParseAddr("203.0.113.99")}}
 	w.start(true)
-	r.want(t, "other addresses", []string{"203.0.113.99"}, []string{"10.1.0.1", "fd01::1"})
+	r.want(t, "other addresses", []string{"203.0.113.99"}, []string{"10.2.0.1", "fd01::1"})
 }

@@ -427,7 +427,7 @@ func TestEveryFaultPointIsTested(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{"ipam/allocate/leased"}
-	for _, point := range []string{"claim/answered", "claim/stored", "return/answered", "return/stored"} {
+	for _, point := range []string{"claim/before-ask", "claim/answered", "claim/stored", "return/answered", "return/stored"} {
 		want = append(want, "ipam/"+point)
 	}
 	for _, verb := range []string{"confirm", "expire", "ranges", "release"} {

@@ -576,8 +576,8 @@ func (s *Store) Refuse(detail error) error { return s.refuse(ErrCorrupt, detail)
 // their next use. A commit maps every page that it looks at.
 func (s *Store) Unload() error {
 	// bbolt replaces its mapping when the file grows, and not under a transaction.
-	return s.db.View(func(tx *bolt.Tx) error {
-		_, _, errno := unix.Syscall(unix.SYS_MADVISE, s.db.Info().Data, uintptr(tx.Size()), unix.MADV_DONTNEED)
+	return s.View(func(t *Tx) error {
+		_, _, errno := unix.Syscall(unix.SYS_MADVISE, s.db.Info().Data, uintptr(t.tx.Size()), unix.MADV_DONTNEED)
 		if errno != 0 {
 			return fmt.Errorf("unload %s: %w", s.path, errno)
 		}

@@ -17,7 +17,6 @@ import (
 
 	"github.com/sluice-net/sluice/devnode"
 	"github.com/sluice-net/sluice/kit/fault/faulttest"
-	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -151,24 +150,14 @@ func (r *renter) growAndShrink(ctx context.Context, what string) error {
 // the same, ends with the one block that it began with, in etcd as in its file, and
 // the recorded history has no address and no block in two hands.
 func TestFaultKillAnywhereWhileABlockComesOrGoes(t *testing.T) {
-	c := newCluster(t, devnode.ClusterOptions{Nodes: 3, Options: devnode.Options{
-		Args: map[string][]string{devnode.IPAM: {
-			"--mode=pool", "--cluster-pool-prefixes=10.197.0.0/24",
-			fmt.Sprint("--cluster-pool-ipv4-block=", blockLength), "--quarantine=0s",
-		}},
-	}})
+	c := newPoolCluster(t, 1)
 	h := &uses{start: time.Now()}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var renters []*renter
 	var group errgroup.Group
 	for i, n := range c.nodes {
-		conn, err := client.Dial(n.Socket(devnode.IPAM), client.Options{WaitForReady: true, Timeout: patience})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = conn.Close() })
-		r := &renter{node: n, ipam: ipamv1.NewIPAMServiceClient(conn), number: i, uses: h}
+		r := &renter{node: n, ipam: ipamv1.NewIPAMServiceClient(dial(t, n.Node, devnode.IPAM)), number: i, uses: h}
 		renters = append(renters, r)
 		if i > 0 {
 			group.Go(func() error {

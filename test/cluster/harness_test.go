@@ -105,14 +105,21 @@ func newCluster(t *testing.T, o devnode.ClusterOptions) *testCluster {
 	return c
 }
 
-// connect makes clients to a node; calls wait while a service is away.
-func connect(t *testing.T, n *devnode.Node) *node {
+// dial connects to a service of a node until the end of the test.
+func dial(t *testing.T, n *devnode.Node, service string) *grpc.ClientConn {
 	t.Helper()
-	conn, err := client.Dial(n.Socket(devnode.Identity), client.Options{WaitForReady: true, Timeout: patience})
+	conn, err := client.Dial(n.Socket(service), client.Options{WaitForReady: true, Timeout: patience})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// connect makes clients to a node; calls wait while a service is away.
+func connect(t *testing.T, n *devnode.Node) *node {
+	t.Helper()
+	conn := dial(t, n, devnode.Identity)
 	return &node{
 		Node: n, cluster: identityv1.NewClusterServiceClient(conn), identity: identityv1.NewIdentityServiceClient(conn),
 	}

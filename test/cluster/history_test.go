@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-net/sluice/devnode"
-	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -25,6 +24,17 @@ import (
 
 // blockLength is that of the blocks of the pool in the tests of histories.
 const blockLength = 28
+
+// newPoolCluster brings up three nodes that take blocks of one pool.
+func newPoolCluster(t *testing.T, etcdMembers int) *testCluster {
+	t.Helper()
+	return newCluster(t, devnode.ClusterOptions{Nodes: 3, EtcdMembers: etcdMembers, Options: devnode.Options{
+		Args: map[string][]string{devnode.IPAM: {
+			"--mode=pool", "--cluster-pool-prefixes=10.197.0.0/24",
+			fmt.Sprint("--cluster-pool-ipv4-block=", blockLength), "--quarantine=0s",
+		}},
+	}})
+}
 
 // use is an operation of a node's client: an owner got an address, or gave it back.
 type use struct {
@@ -214,24 +224,15 @@ func (r *renter) run(ctx context.Context, most int) {
 // processes of the nodes and members of etcd are killed. The recorded history has no
 // address and no block in two hands.
 func TestFaultNoAddressOrBlockInTwoHands(t *testing.T) {
-	c := newCluster(t, devnode.ClusterOptions{Nodes: 3, EtcdMembers: 3, Options: devnode.Options{
-		Args: map[string][]string{devnode.IPAM: {
-			"--mode=pool", "--cluster-pool-prefixes=10.197.0.0/24",
-			fmt.Sprint("--cluster-pool-ipv4-block=", blockLength), "--quarantine=0s",
-		}},
-	}})
+	c := newPoolCluster(t, 3)
 	h := &uses{start: time.Now()}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var group errgroup.Group
 	for i, n := range c.nodes {
-		conn, err := client.Dial(n.Socket(devnode.IPAM), client.Options{WaitForReady: true, Timeout: patience})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = conn.Close() })
+		ipam := ipamv1.NewIPAMServiceClient(dial(t, n.Node, devnode.IPAM))
 		for k := range 4 {
-			r := &renter{node: n, ipam: ipamv1.NewIPAMServiceClient(conn), number: 4*i + k, uses: h}
+			r := &renter{node: n, ipam: ipam, number: 4*i + k, uses: h}
 			// More than one block of a node has, and less than all.
 			group.Go(func() error { r.run(ctx, 7); return nil })
 		}

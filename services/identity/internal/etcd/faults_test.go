@@ -234,16 +234,29 @@ func (r *racers) progress() {
 	servicetest.Eventually(r.t, "more operations", func() bool { return r.done.Load() >= want })
 }
 
+// settled waits until nothing of any node waits for etcd.
+func (r *racers) settled() {
+	r.t.Helper()
+	for i := range r.nodes {
+		r.nodes[i].Load().settled()
+	}
+}
+
+// collecting is how nodes run that collect numbers at once, and use them again.
+func collecting() nodeConfig {
+	cfg := quick()
+	cfg.Grace, cfg.Quarantine, cfg.Reconcile = 0, time.Second, 20*time.Millisecond
+	cfg.StoreTimeout = 2 * time.Second
+	return cfg
+}
+
 // TestNothingIsInTwoHandsOverFaultsOfEtcd plays faults while clients of four
 // nodes resolve and release label sets, with numbers collected and used again,
 // and checks the recorded history.
 func TestNothingIsInTwoHandsOverFaultsOfEtcd(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.StartThree(t)
-	cfg := quick()
-	cfg.Grace, cfg.Quarantine, cfg.Reconcile = 0, time.Second, 20*time.Millisecond
-	cfg.StoreTimeout = 2 * time.Second
-	r := startRacers(t, s, 4, cfg)
+	r := startRacers(t, s, 4, collecting())
 	stop := r.run(3, 8)
 	defer stop()
 	for _, fault := range []func(){
@@ -261,9 +274,7 @@ func TestNothingIsInTwoHandsOverFaultsOfEtcd(t *testing.T) {
 	r.progress()
 	stop()
 	// While the clients run, every set may be held all the time. Now none is.
-	for i := range r.nodes {
-		r.nodes[i].Load().settled()
-	}
+	r.settled()
 	servicetest.Eventually(t, "a number to be collected", func() bool {
 		collected := r.collected
 		for i := range r.nodes {
@@ -275,9 +286,7 @@ func TestNothingIsInTwoHandsOverFaultsOfEtcd(t *testing.T) {
 	defer again()
 	r.progress()
 	again()
-	for i := range r.nodes {
-		r.nodes[i].Load().settled()
-	}
+	r.settled()
 	r.history.check(t)
 	content(t, s.Client())
 }
@@ -287,10 +296,7 @@ func TestNothingIsInTwoHandsOverFaultsOfEtcd(t *testing.T) {
 func TestKernelNothingIsInTwoHandsOnSlowDisks(t *testing.T) {
 	t.Parallel()
 	s, disks := etcdtest.StartThreeOn(t)
-	cfg := quick()
-	cfg.Grace, cfg.Quarantine, cfg.Reconcile = 0, time.Second, 20*time.Millisecond
-	cfg.StoreTimeout = 2 * time.Second
-	r := startRacers(t, s, 4, cfg)
+	r := startRacers(t, s, 4, collecting())
 	stop := r.run(3, 8)
 	defer stop()
 	slow := func(each time.Duration, slow ...*etcdtest.Disk) {
@@ -321,9 +327,7 @@ func TestKernelNothingIsInTwoHandsOnSlowDisks(t *testing.T) {
 		slow(0, disks[i])
 	}
 	stop()
-	for i := range r.nodes {
-		r.nodes[i].Load().settled()
-	}
+	r.settled()
 	r.history.check(t)
 	content(t, s.Client())
 }

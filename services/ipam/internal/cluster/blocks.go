@@ -45,8 +45,11 @@ func blocksOf(sum *ipam.Summary, f ipam.Family) (b blocks) {
 
 // full says whether another block is needed soon.
 func (b *blocks) full() bool {
-	return b.usable == 0 || b.used >= b.usable/10*growAt+b.usable%10*growAt/10
+	return b.usable == 0 || b.used >= tenths(b.usable, growAt)
 }
+
+// tenths are k tenths of n addresses, rounded up; k is at most 10.
+func tenths(n, k uint64) uint64 { return n/10*k + (n%10*k+9)/10 }
 
 // grow gets a block of a family if one is needed.
 func (a *Agent) grow(ctx context.Context, f ipam.Family, wanted bool, answer Answer, away error) {
@@ -149,7 +152,7 @@ func (a *Agent) shrink(ctx context.Context) {
 		serving := slices.DeleteFunc(slices.Clone(b.all), func(p ipam.Figures) bool { return !p.Serves() })
 		for _, p := range serving {
 			size := p.Size - p.Reserved
-			if p.Primary || p.Leased+p.Confirmed+p.Quarantined > 0 || b.used >= (b.usable-size)/10*shrinkTo {
+			if p.Primary || p.Leased+p.Confirmed+p.Quarantined > 0 || b.used >= tenths(b.usable-size, shrinkTo) {
 				continue
 			}
 			spares[p.Prefix] = true

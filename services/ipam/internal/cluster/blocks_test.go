@@ -59,7 +59,8 @@ func TestEmptyBlockOfAnySizeGoesBack(t *testing.T) {
 		ran := make(chan error, 1)
 		go func() { ran <- alloc.Run(ctx) }()
 		for i := range c.taken {
-			if _, err := alloc.Allocate(t.Context(), ipam.Request{Owner: workload.Owner{ContainerID: strconv.Itoa(i), Interface: "eth0"}}); err != nil {
+			owner := workload.Owner{ContainerID: strconv.Itoa(i), Interface: "eth0"}
+			if _, err := alloc.Allocate(t.Context(), ipam.Request{Owner: owner}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -32,6 +32,8 @@ type Config struct {
 
 	TunnelPorts []uint16 `config:"tunnelPorts" help:"UDP ports that pods may reach on no node, because packets to them could forge identities"`
 
+	Masquerade MasqueradeConfig `config:"masquerade"`
+
 	ServiceDevices []string `config:"serviceDevices" help:"devices whose addresses are those of services and not of the node, by name or pattern (*, ?, [a-z])"`
 
 	Policy   PolicyConfig   `config:"policy"`
@@ -56,6 +58,31 @@ type UnderlayConfig struct {
 	Addresses []netip.Addr `config:"addresses" help:"addresses of this node for the others; empty: of the devices"`
 	Devices   []string     `config:"devices" help:"devices with such addresses (*, ?, [a-z]); empty: of default routes"`
 }
+
+// MasqueradeConfig says whether destinations beyond the node see the address of the
+// node or that of the pod.
+type MasqueradeConfig struct {
+	Enabled bool           `config:"enabled" help:"give connections of pods to addresses beyond the node the address of the node; pods of other nodes see that of the pod all the same"`
+	Except  []netip.Prefix `config:"except" help:"destinations that see the address of the pod"`
+}
+
+func (c MasqueradeConfig) check(p *config.Problems) {
+	switch {
+	case len(c.Except) > maxExcept:
+		p.Addf("masquerade.except", "%d prefixes, at most %d", len(c.Except), maxExcept)
+		return
+	case len(c.Except) > 0 && !c.Enabled:
+		p.Addf("masquerade.except", "without masquerade.enabled every destination sees the address of the pod")
+	}
+	for i, e := range c.Except {
+		if !e.IsValid() || e != e.Masked() || e.Addr().Is4In6() {
+			p.Addf(fmt.Sprintf("masquerade.except[%d]", i), "%v is not a masked prefix", e)
+		}
+	}
+}
+
+// maxExcept is far more than a network has ranges, and little work to check.
+const maxExcept = 1024
 
 // PolicyConfig says what evaluates traffic.
 type PolicyConfig struct {
@@ -191,6 +218,7 @@ func (c *Config) Validate() error {
 			p.Addf("underlay.devices", "%q is not the name of a device, or a pattern", pattern)
 		}
 	}
+	c.Masquerade.check(&p)
 	if c.MTU != 0 && c.MTU < 1280 {
 		p.Addf("mtu", "%d is below 1280", c.MTU)
 	}

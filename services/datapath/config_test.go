@@ -64,6 +64,16 @@ func TestConfigurationProblemsNameTheirKey(t *testing.T) {
 		"serviceDevices lo":  func(c *Config) { c.ServiceDevices = []string{"lo"} },
 		"serviceDevices all": func(c *Config) { c.ServiceDevices = []string{"*"} },
 
+		"masquerade.except off": func(c *Config) {
+			c.Masquerade.Except = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+		},
+		"masquerade.except many": func(c *Config) {
+			c.Masquerade = MasqueradeConfig{true, make([]netip.Prefix, maxExcept+1)}
+		},
+		"masquerade.except[0]": func(c *Config) {
+			c.Masquerade = MasqueradeConfig{true, []netip.Prefix{netip.MustParsePrefix("10.0.0.1/8")}}
+		},
+
 		"policy.linger":  func(c *Config) { c.Policy.Linger = 0 },
 		"audit.interval": func(c *Config) { c.Audit.Interval = 0 },
 

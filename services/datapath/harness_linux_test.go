@@ -124,6 +124,7 @@ type world struct {
 	cluster    cluster.Source                       // nil: other nodes are not known
 	registry   cluster.Registry                     // nil: the node is not registered
 	underlay   UnderlayConfig
+	masquerade MasqueradeConfig
 }
 
 var (
@@ -158,7 +159,7 @@ func (w *world) config() Config {
 		Policy:         PolicyConfig{Mode: policyNone},
 		ServiceDevices: []string{"kube-ipvs0", "vip*"}, NodeSysctls: "set", Events: EventsConfig{PerSecond: w.events},
 	}
-	cfg.Underlay = w.underlay
+	cfg.Underlay, cfg.Masquerade = w.underlay, w.masquerade
 	if w.ranges != nil {
 		cfg.PodCIDRs = nil
 	}

@@ -144,6 +144,7 @@ func (n *node) openCluster(cfg Config) {
 	}
 	if n.cluster != nil {
 		n.Follower = cluster.NewFollower(n.cluster, n.Kernel.IPCache, n.Numbers, n.log)
+		n.Follower.Moved = n.guard.SetOthers
 	}
 	if n.registry == nil {
 		return
@@ -165,6 +166,18 @@ func (n *node) openCluster(cfg Config) {
 	}
 }
 
+// othersRanges are the pod ranges of other nodes as the ipcache has them, before
+// anybody says them again.
+func (n *node) othersRanges() (ranges []netip.Prefix, err error) {
+	entries, err := n.Kernel.Addresses.List()
+	for _, e := range entries {
+		if e.Node != 0 && !e.Prefix.IsSingleIP() {
+			ranges = append(ranges, e.Prefix)
+		}
+	}
+	return ranges, err
+}
+
 // clusterStream is what the node knows of others.
 func (n *node) clusterStream() server.ClusterStream {
 	counts := n.Kernel.IPCache.Counts()
@@ -183,6 +196,15 @@ func (n *node) openDevices(cfg Config) (err error) {
 	}
 	group := netdev.Group(n.instance)
 	n.guard = guard.New(n.home, n.instance, []uint32{group, group | 1}, netdev.MarkMask, netdev.MarkForwarded)
+	if cfg.Masquerade.Enabled {
+		others, err := n.othersRanges()
+		if err != nil {
+			return fmt.Errorf("find the ranges of other nodes: %w", err)
+		}
+		n.guard.SetMasquerade(guard.Masquerade{
+			Mark: netdev.MarkPod, Own: n.Ranges.All, Except: cfg.Masquerade.Except, Others: others,
+		})
+	}
 	n.dev, err = netdev.Open(netdev.Options{
 		Home: n.home, Instance: n.instance, Programs: n.Kernel.Programs.On(program.Endpoints),
 		Ranges: n.Ranges, ServiceDevices: cfg.ServiceDevices, SetGlobal: set,

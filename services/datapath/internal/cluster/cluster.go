@@ -74,6 +74,10 @@ type Follower struct {
 	// Away is called when the source fails; nil: it is not.
 	Away func()
 
+	// Moved is told all ranges of other nodes when they are not those of before;
+	// nil: it is not.
+	Moved func(ranges []netip.Prefix) error
+
 	mu       sync.Mutex
 	nodes    map[string]Node           // guarded by mu
 	holders  map[netip.Prefix][]string // guarded by mu; sorted names of the nodes that have a range
@@ -120,6 +124,8 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 		errs = append(errs, f.entries.Renumber(from, to))
 	}
 	f.save()
+	// before a packet goes there by a name
+	errs = append(errs, f.tell(len(ranges) > 0))
 	for p := range ranges {
 		errs = append(errs, f.writeRange(p))
 	}
@@ -134,13 +140,23 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 			errs = append(errs, f.entries.RemoveRemote(k.Prefix))
 		}
 	}
+	gone := false
 	for k := range c.Deletes {
 		if k.Node != "" {
+			gone = true
 			errs = append(errs, f.remove(k.Node))
 		}
 	}
 	f.save()
-	return errors.Join(errs...)
+	return errors.Join(append(errs, f.tell(gone))...)
+}
+
+// tell says the ranges of all others to whom it may concern.
+func (f *Follower) tell(changed bool) error {
+	if !changed || f.Moved == nil {
+		return nil
+	}
+	return f.Moved(slices.SortedFunc(maps.Keys(f.holders), netip.Prefix.Compare))
 }
 
 // publish has the ipcache say one mapping.
@@ -268,7 +284,7 @@ func (f *Follower) Complete(_ context.Context, listed map[Key]struct{}) error {
 	}
 	f.save()
 	f.complete, f.err = true, nil
-	return errors.Join(errs...)
+	return errors.Join(append(errs, f.tell(true))...)
 }
 
 // Failed implements watch.Sink.

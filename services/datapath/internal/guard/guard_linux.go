@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package guard keeps a firewall table of two walls.
+// Package guard keeps a firewall table of two walls and a masquerade.
 //
 // One drops what comes from an endpoint's device without having met an eBPF
 // program. The programs mark everything that they give to the host's stack. If
@@ -14,6 +14,9 @@
 // that of IPv6 fragments that it has to copy, and an address of the host as
 // their source would make them the host's own.
 //
+// The masquerade, if there is one, gives connections of pods to addresses beyond
+// the node the node's own address.
+//
 // It is spoken to by netlink; no program is executed.
 package guard
 
@@ -21,8 +24,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"reflect"
 	"slices"
+	"sync"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -40,6 +45,11 @@ type Table struct {
 	mask   uint32
 
 	forwarded uint32
+
+	masquerade *Masquerade // nil: there is none
+
+	mu     sync.Mutex
+	others []netip.Prefix // guarded by mu; see SetOthers
 }
 
 // New describes the table; Repair makes it. Packets from devices of the groups
@@ -72,6 +82,9 @@ func (t *Table) walls(table *nftables.Table) []wall {
 	for _, g := range t.groups {
 		ws[0].rules = append(ws[0].rules, t.rule(g))
 		ws[1].rules = append(ws[1].rules, t.forwardRule(g))
+	}
+	if t.masquerade != nil {
+		ws = append(ws, t.masqueradeWall(table))
 	}
 	return ws
 }
@@ -139,6 +152,11 @@ func (t *Table) Repair() error {
 		c.AddTable(table)
 		c.DelTable(table)
 		table = c.AddTable(&nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
+		for _, s := range t.sets() {
+			if err := s.add(c, table); err != nil {
+				return fmt.Errorf("firewall set %s: %w", s.name, err)
+			}
+		}
 		for _, w := range t.walls(table) {
 			c.AddChain(w.chain)
 			for _, exprs := range w.rules {
@@ -171,11 +189,21 @@ func (t *Table) Check() (diffs []endpoint.Difference, err error) {
 	return diffs, err
 }
 
+// wanted is what the table does, in words.
+func (t *Table) wanted() string {
+	s := fmt.Sprintf("drop packets of device groups %#x without a mark in %#x, mark what is forwarded to them",
+		t.groups, t.mask)
+	if t.masquerade != nil {
+		s += ", masquerade what pods send beyond the node"
+	}
+	return s
+}
+
 func (t *Table) check(c *nftables.Conn) ([]endpoint.Difference, error) {
 	missing := func(have string) []endpoint.Difference {
 		return []endpoint.Difference{{
 			Subject: "firewall", Key: t.name,
-			Want: fmt.Sprintf("drop packets of device groups %#x without a mark in %#x, mark what is forwarded to them", t.groups, t.mask), Have: have,
+			Want: t.wanted(), Have: have,
 		}}
 	}
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
@@ -227,6 +255,10 @@ func (t *Table) check(c *nftables.Conn) ([]endpoint.Difference, error) {
 	for name := range ours {
 		return missing("another chain, " + name), nil
 	}
+	have, err := t.checkSets(c, &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
+	if err != nil || have != "" {
+		return missing(have), err
+	}
 	return nil, nil
 }
 
@@ -248,9 +280,14 @@ func chainText(ch *nftables.Chain) string {
 // same compares two rules in everything but what their counters have counted.
 func same(have, want []expr.Any) bool {
 	return slices.EqualFunc(have, want, func(h, w expr.Any) bool {
-		if _, ok := w.(*expr.Counter); ok {
+		switch w := w.(type) {
+		case *expr.Counter:
 			_, ok := h.(*expr.Counter)
 			return ok
+		case *expr.Lookup: // the number of a set means something in one transaction only
+			h, ok := h.(*expr.Lookup)
+			return ok && h.SetName == w.SetName && h.Invert == w.Invert && h.SourceRegister == w.SourceRegister &&
+				!h.IsDestRegSet
 		}
 		return reflect.DeepEqual(h, w)
 	})

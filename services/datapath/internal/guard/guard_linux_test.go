@@ -31,6 +31,11 @@ func (t *Table) forge(at int, chain func(*nftables.Chain), rule func([]expr.Any)
 		c.AddTable(table)
 		c.DelTable(table)
 		table = c.AddTable(&nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
+		for _, s := range t.sets() {
+			if err := s.add(c, table); err != nil {
+				return err
+			}
+		}
 		for i, w := range t.walls(table) {
 			if chain != nil && i == at {
 				chain(w.chain)

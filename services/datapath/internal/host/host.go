@@ -36,6 +36,8 @@ type Firewall interface {
 	// MarkRules names the rules of others that may change bits of the packet mark
 	// other than free.
 	MarkRules(free uint32) ([]string, error)
+	// Closed names the chains of others that stop what the node forwards.
+	Closed() ([]string, error)
 }
 
 // Addresses are those of the host in the maps.

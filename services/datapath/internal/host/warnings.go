@@ -32,6 +32,11 @@ func (h *Host) Look() error {
 	if err != nil {
 		return fmt.Errorf("look for firewall rules that change the packet mark: %w", err)
 	}
+	closed, err := h.Firewall.Closed()
+	if err != nil {
+		return fmt.Errorf("look for firewall chains that stop what is forwarded: %w", err)
+	}
+	list = append(list, closed...)
 	rt, err := realtime(realtimeFile)
 	if err != nil {
 		return err

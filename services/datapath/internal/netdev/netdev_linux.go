@@ -43,6 +43,10 @@ var (
 // packet from an endpoint without any has met none.
 const MarkMask = 0x0f00
 
+// MarkPod is what the program of a pod's device sets in these bits of what it gives
+// to the host's stack.
+const MarkPod = 0x0200
+
 // MarkForwarded is what the node's firewall sets in these bits of a packet that
 // is forwarded to an endpoint.
 const MarkForwarded = 0x0100

@@ -16,6 +16,7 @@
 #include <sluice/ipv6.h>
 #include <sluice/ndp.h>
 #include <sluice/observe.h>
+#include <sluice/remote.h>
 
 /* The device says which pod this is, and the pod has one Ethernet address. */
 static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct sl_packet *p,
@@ -69,21 +70,13 @@ static __always_inline enum sl_reason check_addresses6(struct sl_packet *p,
 static __always_inline enum sl_reason forward(struct __sk_buff *skb, struct sl_packet *p,
 					      __u32 *ifindex)
 {
-	struct sl_endpoint *dst;
-	enum sl_reason reason;
-
 	if (p->dst_slot == SL_SLOT_HOST)
 		return SL_FWD_HOST;
-	if (p->dst_slot == SL_SLOT_NONE || p->via_stack)
+	if (p->via_stack)
 		return SL_FWD_OUTSIDE;
-	dst = endpoint_at(p->dst_slot);
-	if (!dst)
-		return SL_DROP_NO_ROUTE;
-	reason = needs_stack(skb, p, dst);
-	if (reason)
-		return reason;
-	*ifindex = dst->ifindex;
-	return deliver_local(skb, p, dst);
+	if (p->dst_slot == SL_SLOT_NONE)
+		return p->node ? forward_remote(skb, p) : SL_FWD_OUTSIDE;
+	return deliver_to(skb, p, ifindex);
 }
 
 static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,

@@ -34,6 +34,8 @@
 #define SL_ADDRESS_EPOCHS 4096
 #define SL_EVENT_BYTES (1 << 20)
 #define SL_MAX_PROGRAMS 8
+#define SL_MAX_NODES 16384
+#define SL_MAX_NODE_ADDRESSES 16384
 
 /* Slot 0 is the host. */
 #define SL_SLOT_HOST 0
@@ -60,6 +62,15 @@
 #define SL_IP_POD_RANGE 0x1
 /* an address that the cluster knows, on no node; no program reads it */
 #define SL_IP_OUTSIDE 0x2
+/* an address of another node itself, to which packets go by the host's stack */
+#define SL_IP_BY_STACK 0x4
+
+/* In the upper 16 bits of sl_node.way4 and way6 */
+#define SL_WAY_OVERLAY 0x1 /* in the tunnel */
+#define SL_WAY_UNDERLAY6 0x2 /* whose packets are IPv6 */
+#define SL_WAY_HOP 0x4 /* as they are; the node is the next hop */
+#define SL_WAY_LOOKUP 0x8 /* as they are; the kernel's routes name the next hop */
+#define SL_WAY_NATIVE 0x10 /* of element 0, without SL_WAY_OVERLAY */
 
 /* sl_endpoint.flags */
 #define SL_EP_AUDIT 0x1 /* what the policy denies passes, and is reported */
@@ -157,6 +168,9 @@ enum sl_reason {
 	SL_REPLY_NDP = 7, /* answered for the gateway */
 	SL_STACK_TTL = 8, /* to the stack, which answers time exceeded */
 	SL_STACK_MTU = 9, /* to the stack, which answers too big, or fragments */
+	SL_FWD_OVERLAY = 10, /* into the tunnel, to another node */
+	SL_FWD_NATIVE = 11, /* out of an uplink, to another node */
+	SL_FWD_STACK = 12, /* from another node to the stack, which may translate it */
 
 	SL_FIRST_DROP = 16,
 	SL_DROP_NOT_IP = 16, /* neither IPv4, IPv6 nor ARP, or tagged */
@@ -185,6 +199,13 @@ enum sl_reason {
 	SL_DROP_CT_INSERT = 39, /* no room for the connection */
 	SL_DROP_CT_BUDGET = 40, /* the endpoint opens too many connections */
 	SL_DROP_FRAGMENT = 41, /* the first fragment was not seen */
+	SL_DROP_NO_NODE = 42, /* the destination's node is not known, or not reached */
+	SL_DROP_UNKNOWN_NODE = 43, /* in a tunnel that comes from no node */
+	SL_DROP_SPOOFED_NODE = 44, /* not from the node that has its source */
+	SL_DROP_SPOOFED_IDENTITY =
+		45, /* the tunnel names an identity that its source cannot have */
+	SL_DROP_TUNNEL_KEY = 46, /* the kernel refused the key of the tunnel, or gave none */
+	SL_DROP_TRANSIT = 47, /* for another node's pod, from neither this node nor its pods */
 
 	SL_FIRST_QUIET = 48,
 	SL_QUIET_ARP = 48, /* ARP for anything but the gateway */
@@ -238,6 +259,29 @@ struct sl_ipcache {
 	__u16 flags; /* SL_IP_... */
 };
 _Static_assert(sizeof(struct sl_ipcache) == 8, "replaced in one piece");
+
+/*
+ * Value of sl_node, at the number of another node. A way is 0 (there is none), or
+ * in one aligned 64-bit store the device that packets for the node's pods leave
+ * by, the largest of them << 32, SL_WAY_... << 48. Addresses are written before
+ * anything names the number, and stay. Element 0 is this node: its way4 has the
+ * tunnel device, and how its own packets travel.
+ */
+struct sl_node {
+	__u64 way4; /* of IPv4 packets */
+	__u64 way6;
+	__u8 ip6[16]; /* where the node is reached; zero: nowhere */
+	__be32 ip4; /* 0: nowhere */
+	__u8 pad[28];
+};
+_Static_assert(sizeof(struct sl_node) == 64, "one cache line");
+
+/* Key of sl_node_addr; its value is the number of the node. */
+struct sl_node_addr {
+	__u8 addr[16]; /* IPv4: the first four bytes */
+	__u32 family; /* 4 or 6 */
+};
+_Static_assert(sizeof(struct sl_node_addr) == 20, "no padding");
 
 /* Value of sl_metrics, at reason << 1 | (direction - 1). */
 struct sl_counter {
@@ -424,7 +468,7 @@ struct SL_LAYOUT_NOW {
 	__u16 nat_port;
 	__u16 nat_address;
 	__u16 asked_address;
-	__u16 node; /* of the end that is not local; 0: this one */
+	__u16 node; /* of the far end, past whose stack packets travel; 0: none */
 	__u32 last_s; /* CLOCK_MONOTONIC, seconds */
 	__u32 flags; /* SL_CT_... */
 };
@@ -494,7 +538,7 @@ struct sl_fragment {
 	__u32 id;
 	__u8 proto;
 	__u8 family;
-	__u16 slot; /* whose device it came from; SL_SLOT_NONE from the stack */
+	__u16 slot; /* whose device it came from; SL_SLOT_NONE less the node whose tunnel it was */
 };
 _Static_assert(sizeof(struct sl_fragment) == 40, "no padding");
 
@@ -544,6 +588,10 @@ _Static_assert(sizeof(struct sl_run_cell) == 512, "eight cache lines");
 enum sl_program {
 	SL_PROGRAM_FROM_POD = 0,
 	SL_PROGRAM_TO_POD = 1,
+	SL_PROGRAM_FROM_OVERLAY = 2,
+	SL_PROGRAM_TO_OVERLAY = 3,
+	SL_PROGRAM_FROM_UPLINK = 4,
+	SL_PROGRAM_TO_UPLINK = 5,
 };
 
 /* What one run of a program knows about its packet; packet.h says where it lies. */
@@ -581,10 +629,10 @@ struct sl_packet {
 	__u8 low; /* 1: its sender is the lower end of its connection's key */
 	__u8 sides; /* SL_SIDE_...: that were evaluated for it */
 	__u16 ct_flags; /* SL_CT_... of its connection */
-	__u8 pad[2];
+	__u16 node; /* that it came from or goes to, past the stack of this one; 0: none */
 	struct sl_side egress; /* of the connection that it belongs to */
 	struct sl_side ingress;
-	__u8 pad2[4];
+	__u32 vni; /* identity that the tunnel names; 0: it came in none */
 	/* What follows is not cleared: each is written whole before it is read.
 	 * Aligned, so that addresses are copied in two words and not in bytes.
 	 */

@@ -180,11 +180,42 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 	return reason;
 }
 
+/* Finds the node that a packet from the stack is from; 0: none, or not believed. */
+__noinline int recall_node(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct sl_ipcache where;
+
+	use_argument(skb);
+	if (!p)
+		return 0;
+	where = ipcache_of(p->src, p->family);
+	if (find_node_behind_stack(skb, p, &where))
+		p->node = 0;
+	return p->node;
+}
+
+/*
+ * Whether the packet comes from the node that its connection knows. A tunnel
+ * says from where, and of what an uplink receives nothing does. A packet from the
+ * stack was counted as of this node before; what it is, is looked up.
+ */
+static __always_inline bool is_from_node(struct __sk_buff *skb, struct sl_packet *p,
+					 const struct sl_ct *ct)
+{
+	__u16 node = node_of_connection(ct);
+
+	if (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK)
+		p->node = node;
+	if (likely(node == p->node))
+		return true;
+	return SL_PROGRAM == SL_PROGRAM_TO_POD && recall_node(skb, p) == node;
+}
+
 /*
  * Whether the packet can be from the end of the connection that it claims to be.
  * If the address of that end has moved, what counts is who has it now.
  */
-static __always_inline bool agrees(struct __sk_buff *skb, const struct sl_packet *p,
+static __always_inline bool agrees(struct __sk_buff *skb, struct sl_packet *p,
 				   const struct sl_ct *ct, __u64 where, __u32 addr_epochs)
 {
 	__u32 differ = (__u32)where ^ addr_epochs, identity;
@@ -203,6 +234,8 @@ static __always_inline bool agrees(struct __sk_buff *skb, const struct sl_packet
 	}
 	if (unlikely(differ))
 		slot = slot_of_address(p->src, p->family);
+	else if (!is_from_node(skb, p, ct))
+		return false;
 	return may_be_from(skb, p, slot, identity);
 }
 
@@ -367,6 +400,14 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 	return SL_CONTINUE;
 }
 
+/* Whether a tunnel names another sender than the one that was evaluated. */
+static __always_inline bool was_relabelled(const struct sl_packet *p, const struct sl_ct *ct)
+{
+	if (SL_PROGRAM != SL_PROGRAM_FROM_OVERLAY)
+		return false;
+	return !vni_names(p, p->reply ? READ_ONCE(ct->id_resp) : READ_ONCE(ct->id_init));
+}
+
 /* Takes what is known of the far end from the entry. */
 static __always_inline void recall_peer(struct sl_packet *p, const struct sl_ct *ct, __u64 where)
 {
@@ -375,6 +416,7 @@ static __always_inline void recall_peer(struct sl_packet *p, const struct sl_ct 
 	if (p->hook == SL_EGRESS) {
 		p->dst_slot = p->reply ? slot_i : slot_r;
 		p->dst_identity = p->reply ? ct->id_init : ct->id_resp;
+		p->node = node_of_connection(ct);
 	} else {
 		p->src_slot = p->reply ? slot_r : slot_i;
 		p->src_identity = p->reply ? ct->id_resp : ct->id_init;
@@ -434,6 +476,9 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	ct = find_known(p);
 	if (!ct)
 		return admit_unknown(skb, p);
+	/* of no other node: the stack forwards it, and may translate it */
+	if (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK && !node_of_connection(ct))
+		return SL_FWD_STACK;
 	if (begins(p))
 		return admit_again(skb, p);
 	p->reply = is_reply(p, ct);
@@ -449,7 +494,8 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		p->reply = 0;
 		return admit_once(skb, p);
 	}
-	if (unlikely(moved_sides(READ_ONCE(ct->epochs), where, addr_epochs) || !is_own(p, where))) {
+	if (unlikely(moved_sides(READ_ONCE(ct->epochs), where, addr_epochs) || !is_own(p, where) ||
+		     was_relabelled(p, ct))) {
 		reason = admit_anew(skb, p);
 		if (reason != SL_DROP_CT_INVALID)
 			return reason;

@@ -11,7 +11,12 @@
  *   from the stack, entered by no device    the local host, or whom its source
  *                                           address names, but never a local pod
  *   from the stack, entered by a device     a local pod only by the pod's own
- *                                           device, never the local host
+ *                                           device, never the local host; a pod
+ *                                           of another node as node.h has it
+ *   from a tunnel                           whom its key names, of the node that
+ *                                           sent it: see node.h
+ *   from an uplink                          whom its source address names, but
+ *                                           nobody of this node
  *
  * The mark of a packet names no sender. Any process with CAP_NET_RAW in the node's
  * namespace can set it (SO_MARK), rules that restore connection marks replace
@@ -66,16 +71,6 @@ static __always_inline bool may_be_from(struct __sk_buff *skb, const struct sl_p
 	if (slot == SL_SLOT_HOST)
 		return is_forwarded(skb) == (identity == world_of(p->family));
 	return entered_by(skb) == slot;
-}
-
-/*
- * Whether sluice_from_pod has sent the packet to this device, after it was
- * evaluated and counted. It came by a device of an endpoint, and the mark
- * carries the number of this one.
- */
-static __always_inline bool is_delivered(struct __sk_buff *skb)
-{
-	return skb->mark == mark_judged(skb->ifindex) && entered_by(skb) != SL_SLOT_NONE;
 }
 
 #endif

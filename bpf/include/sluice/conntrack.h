@@ -24,7 +24,23 @@
 
 #define SL_EEXIST 17
 
+/* Where an entry has its node, and the word in whose upper quarter that is: in the
+ * layout of this version, and in the one that a test compiles in its place.
+ */
+#ifdef SL_SWAP_LAYOUTS
+#define SL_CT_NODE pad
+#define SL_CT_NODE_WORD rule_eg
+#else
+#define SL_CT_NODE node
+#define SL_CT_NODE_WORD nat_port
+#endif
+
 #define SL_CT_ENDED (SL_CT_FIN_I | SL_CT_FIN_R | SL_CT_RST)
+
+static __always_inline __u16 node_of_connection(const struct sl_ct *ct)
+{
+	return READ_ONCE(ct->SL_CT_NODE);
+}
 
 static __always_inline void count_connection(enum sl_ct_stat stat)
 {
@@ -413,6 +429,19 @@ static __always_inline long insert_connection(const struct sl_packet *p)
 	return bpf_map_update_elem(&sl_ct6, &own->key6, &own->entry, BPF_NOEXIST);
 }
 
+/*
+ * Whether the stack carries what begins a connection, and may translate it: what
+ * comes from it, what goes to it, and what goes on from it to another node.
+ */
+static __always_inline bool begins_in_stack(const struct sl_packet *p)
+{
+	if (SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY || SL_PROGRAM == SL_PROGRAM_FROM_UPLINK)
+		return false;
+	if (SL_PROGRAM == SL_PROGRAM_FROM_POD)
+		return p->dst_slot == SL_SLOT_HOST || (p->dst_slot == SL_SLOT_NONE && !p->node);
+	return true;
+}
+
 /* Makes the entry of a connection whose two sides have agreed. */
 __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs, __u32 flags)
 {
@@ -433,7 +462,8 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 	ct->rule_eg = p->egress.rule;
 	ct->rule_in = p->ingress.rule;
 	ct->flags = flags | steps_of(p);
-	if (p->hook == SL_INGRESS || p->dst_slot == SL_SLOT_HOST || p->dst_slot == SL_SLOT_NONE)
+	ct->SL_CT_NODE = p->node;
+	if (begins_in_stack(p))
 		ct->flags |= SL_CT_VIA_STACK;
 	if (p->reply ? !p->low : p->low)
 		ct->flags |= SL_CT_ORIG_LO;
@@ -588,6 +618,7 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epoc
 	__u64 new_where = evaluated_where(p, addr_epochs),
 	      new_epochs = evaluated_epochs(p, epochs, new_where);
 	__u64 *ids = (__u64 *)&ct->id_init, *rules = (__u64 *)&ct->rule_eg;
+	__u64 *nat = (__u64 *)&ct->SL_CT_NODE_WORD, new_ids;
 	__u64 busy = (__u64)SL_EPOCHS_BUSY << 32 | (SL_EPOCHS_BUSY - bpf_get_smp_processor_id());
 	__u32 id_i = p->reply ? p->dst_identity : p->src_identity;
 	__u32 id_r = p->reply ? p->src_identity : p->dst_identity;
@@ -600,8 +631,14 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epoc
 			       offsetof(struct sl_ct, rule_in) ==
 				       offsetof(struct sl_ct, rule_eg) + 2,
 		       "half a word");
+	_Static_assert(offsetof(struct sl_ct, SL_CT_NODE_WORD) % 8 == 0 &&
+			       offsetof(struct sl_ct, SL_CT_NODE) ==
+				       offsetof(struct sl_ct, SL_CT_NODE_WORD) + 6,
+		       "the upper quarter of a word");
 	revive(ct);
-	if (epochs == new_epochs && where == new_where)
+	new_ids = (__u64)id_r << 32 | id_i;
+	if (epochs == new_epochs && where == new_where && READ_ONCE(*ids) == new_ids &&
+	    node_of_connection(ct) == p->node)
 		return;
 	if (epochs >> 32 == SL_EPOCHS_BUSY ||
 	    __sync_val_compare_and_swap(&ct->epochs, epochs, busy) != epochs)
@@ -615,12 +652,14 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epoc
 		return;
 	}
 	old = READ_ONCE(*ids);
-	__sync_val_compare_and_swap(ids, old, (__u64)id_r << 32 | id_i);
+	__sync_val_compare_and_swap(ids, old, new_ids);
 	old = READ_ONCE(*rules);
 	new_rules = old & ~0xffffffffULL;
 	new_rules |= p->egress.by ? p->egress.rule : old & 0xffff;
 	new_rules |= p->ingress.by ? (__u64)p->ingress.rule << 16 : old & 0xffff0000;
 	__sync_val_compare_and_swap(rules, old, new_rules);
+	old = READ_ONCE(*nat);
+	__sync_val_compare_and_swap(nat, old, (old & 0xffffffffffff) | (__u64)p->node << 48);
 	__sync_val_compare_and_swap(&ct->epochs, busy, new_epochs);
 }
 

@@ -11,7 +11,10 @@
 #include <linux/pkt_cls.h>
 
 #include <sluice/mark.h>
+#include <sluice/node.h>
 #include <sluice/packet.h>
+
+#define SL_PACKET_HOST 0 /* PACKET_HOST of linux/if_packet.h */
 
 /*
  * Whether the packet must go through the stack, which answers time exceeded or
@@ -97,6 +100,46 @@ deliver_local(struct __sk_buff *skb, const struct sl_packet *p, const struct sl_
 }
 
 /*
+ * Whether a program has sent the packet to this device, after it was evaluated
+ * and counted. It came by a device of an endpoint or by the tunnel, and the mark
+ * carries the number of this one.
+ */
+static __always_inline bool is_delivered(struct __sk_buff *skb)
+{
+	if (skb->mark != mark_judged(skb->ifindex))
+		return false;
+	return entered_by(skb) != SL_SLOT_NONE || is_tunnel(skb->ingress_ifindex);
+}
+
+/* To the local pod dst, or to the stack if that has to see it. */
+static __always_inline enum sl_reason deliver_to(struct __sk_buff *skb, const struct sl_packet *p,
+						 __u32 *ifindex)
+{
+	struct sl_endpoint *dst = endpoint_at(p->dst_slot);
+	enum sl_reason reason;
+
+	if (!dst)
+		return SL_DROP_NO_ROUTE;
+	reason = needs_stack(skb, p, dst);
+	if (reason)
+		return reason;
+	*ifindex = dst->ifindex;
+	return deliver_local(skb, p, dst);
+}
+
+/*
+ * Gives a packet that another node has sent to the stack: to this node itself, or
+ * to a pod whose packets the stack has to see. Its frame may be addressed to a
+ * device of the other node.
+ */
+static __always_inline int give_to_stack(struct __sk_buff *skb)
+{
+	skb->mark = (skb->mark & ~SL_MARK_MASK) | SL_MARK_REMOTE;
+	bpf_skb_change_type(skb, SL_PACKET_HOST);
+	return TC_ACT_OK;
+}
+
+/*
  * What the kernel shall do with a packet for this reason. Marks, priorities
  * and timestamps of one pod mean nothing in another, and older kernels carry
  * them across.
@@ -125,6 +168,16 @@ static __always_inline int act(struct __sk_buff *skb, enum sl_reason reason, __u
 		skb->mark = SL_MARK_POD;
 		skb->priority = 0;
 		return TC_ACT_OK;
+	case SL_FWD_OVERLAY:
+		skb->mark = SL_MARK_KEYED;
+		skb->priority = 0;
+		skb->tstamp = 0;
+		return TC_ACT_REDIRECT;
+	case SL_FWD_NATIVE:
+		skb->mark = 0;
+		skb->priority = 0;
+		skb->tstamp = 0;
+		return TC_ACT_REDIRECT;
 	case SL_FWD_FROM_STACK:
 		return TC_ACT_OK;
 	default:

@@ -7,7 +7,8 @@
  * Fragments but the first have no ports, and are never evaluated without them:
  * the first one leaves them behind. Protocols without ports need none, but
  * what follows the fragment header of IPv6 may be another extension header:
- * such fragments are not followed.
+ * such fragments are not followed. Ports that one local pod, or one node, leaves
+ * behind serve its own fragments only.
  */
 
 #include <sluice/ipv6.h>
@@ -35,7 +36,12 @@ static __always_inline void fragment_key(const struct sl_packet *p, struct sl_fr
 	key->id = p->fragment_id;
 	key->proto = p->proto;
 	key->family = p->family;
-	key->slot = p->hook == SL_EGRESS ? p->src_slot : SL_SLOT_NONE;
+	if (p->hook == SL_EGRESS)
+		key->slot = p->src_slot;
+	else if (SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
+		key->slot = SL_SLOT_NONE - p->node;
+	else
+		key->slot = SL_SLOT_NONE;
 }
 
 /* Finds the ports of a later fragment. */

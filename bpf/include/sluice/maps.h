@@ -80,6 +80,24 @@ struct {
 	__type(value, struct sl_ipcache);
 } sl_ipc6 SEC(".maps");
 
+/* number of a node -> how it is reached */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, SL_MAX_NODES);
+	__type(key, __u32);
+	__type(value, struct sl_node);
+} sl_node SEC(".maps");
+
+/* address of another node -> its number */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SL_MAX_NODE_ADDRESSES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct sl_node_addr);
+	__type(value, __u32);
+} sl_node_addr SEC(".maps");
+
 /* table -> one direction of a policy */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -22,6 +22,8 @@
 #define SL_MARK_MASK 0x0f00
 #define SL_MARK_FORWARDED 0x0100 /* by the stack, to a pod: the node's firewall */
 #define SL_MARK_POD 0x0200 /* from a local pod, source and egress evaluated */
+#define SL_MARK_REMOTE 0x0300 /* from another node, and not under an address of this one's pods */
+#define SL_MARK_KEYED 0x0e00 /* into the tunnel, with its key */
 #define SL_MARK_JUDGED 0x0d00 /* evaluated on both sides, for one device only */
 
 /* From sluice_from_pod to sluice_to_pod at one device. */

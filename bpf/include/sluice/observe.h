@@ -115,7 +115,7 @@ __noinline int report(struct __sk_buff *skb, const struct sl_packet *p, enum sl_
 	event->family = p->family;
 	event->proto = p->proto;
 	event->tcp_flags = p->tcp_flags;
-	event->node = 0;
+	event->node = p->node;
 	event->orig_dport = 0;
 	__builtin_memset(event->orig_dst, 0, sizeof(event->orig_dst));
 	__builtin_memset(event->pad, 0, sizeof(event->pad));

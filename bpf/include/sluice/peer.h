@@ -13,6 +13,7 @@
 #include <sluice/arp.h>
 #include <sluice/claim.h>
 #include <sluice/endpoint.h>
+#include <sluice/node.h>
 #include <sluice/policy.h>
 
 static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u32 known)
@@ -36,6 +37,7 @@ static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u3
 		return SL_DROP_LINK_LOCAL;
 	where = ipcache_of(p->dst, p->family);
 	p->dst_identity = known ? known : where.identity;
+	p->node = node_past_stack(&where);
 	return where.flags & SL_IP_POD_RANGE ? SL_DROP_NO_ROUTE : SL_CONTINUE;
 }
 
@@ -44,19 +46,20 @@ static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u3
  * A local pod is known by its device and has its endpoint's identity. A packet
  * under its address that came otherwise is forged.
  */
-static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct sl_packet *p,
-						  __u32 known)
+static __always_inline enum sl_reason find_stack_source(struct __sk_buff *skb, struct sl_packet *p,
+							__u32 known)
 {
+	struct sl_ipcache where;
 	struct sl_endpoint *src;
 
-	p->src_slot = slot_of_address(p->src, p->family);
 	if (p->src_slot == SL_SLOT_HOST && is_forwarded(skb)) {
 		p->src_identity = world_of(p->family);
 		return SL_CONTINUE;
 	}
 	if (p->src_slot == SL_SLOT_HOST || p->src_slot == SL_SLOT_NONE) {
-		p->src_identity = known ? known : ipcache_of(p->src, p->family).identity;
-		return SL_CONTINUE;
+		where = ipcache_of(p->src, p->family);
+		p->src_identity = known ? known : where.identity;
+		return find_node_behind_stack(skb, p, &where);
 	}
 	src = endpoint_at(p->src_slot);
 	if (!src || entered_by(skb) != p->src_slot)
@@ -65,11 +68,43 @@ static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct 
 	return SL_CONTINUE;
 }
 
+/*
+ * Who sent what an uplink gives us, if it is a pod of another node, or such a
+ * node. All others are the stack's: their packets may need translation.
+ */
+static __always_inline enum sl_reason find_uplink_source(struct sl_packet *p, __u32 known)
+{
+	struct sl_ipcache where = ipcache_of(p->src, p->family);
+
+	if (where.flags & SL_IP_POD_RANGE)
+		return SL_DROP_SPOOFED_IP;
+	p->node = node_past_stack(&where);
+	if (!p->node)
+		return SL_FWD_STACK;
+	p->src_identity = known ? known : where.identity;
+	return SL_CONTINUE;
+}
+
+static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct sl_packet *p,
+						  __u32 known)
+{
+	p->src_slot = slot_of_address(p->src, p->family);
+	if (SL_PROGRAM == SL_PROGRAM_TO_POD)
+		return find_stack_source(skb, p, known);
+	/* from elsewhere, under an address of this node */
+	if (p->src_slot != SL_SLOT_NONE)
+		return SL_DROP_SPOOFED_IP;
+	if (SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
+		return find_tunnel_source(p);
+	return find_uplink_source(p, known);
+}
+
 __noinline enum sl_reason find_peer(struct __sk_buff *skb, struct sl_packet *p, __u32 known)
 {
 	struct sl_endpoint *near;
 	enum sl_reason reason;
 
+	use_argument(skb);
 	if (!p)
 		return SL_DROP_MALFORMED;
 	/* its identity anew: what the caller read may be older than its address

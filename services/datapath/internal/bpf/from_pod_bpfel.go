@@ -37,6 +37,8 @@ const (
 	FromPodMapSlIpc6              = "sl_ipc6"
 	FromPodMapSlLimits            = "sl_limits"
 	FromPodMapSlMetrics           = "sl_metrics"
+	FromPodMapSlNode              = "sl_node"
+	FromPodMapSlNodeAddr          = "sl_node_addr"
 	FromPodMapSlPeer              = "sl_peer"
 	FromPodMapSlPgen              = "sl_pgen"
 	FromPodMapSlPorts             = "sl_ports"
@@ -52,6 +54,7 @@ const (
 	FromPodVarCfgConnectionEvents = "cfg_connection_events"
 	FromPodVarCfgEventRate        = "cfg_event_rate"
 	FromPodVarCfgPrevious         = "cfg_previous"
+	FromPodVarCfgTunnelDscp       = "cfg_tunnel_dscp"
 	FromPodVarCfgTunnelPorts      = "cfg_tunnel_ports"
 	FromPodVarCfgWorld4           = "cfg_world4"
 	FromPodVarCfgWorld6           = "cfg_world6"
@@ -127,6 +130,8 @@ type FromPodMapSpecs struct {
 	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
 	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
+	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
@@ -147,6 +152,7 @@ type FromPodVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
+	CfgTunnelDscp       *ebpf.VariableSpec `ebpf:"cfg_tunnel_dscp"`
 	CfgTunnelPorts      *ebpf.VariableSpec `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.VariableSpec `ebpf:"cfg_world4"`
 	CfgWorld6           *ebpf.VariableSpec `ebpf:"cfg_world6"`
@@ -193,6 +199,8 @@ type FromPodMaps struct {
 	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
 	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
+	SlNode     *ebpf.Map `ebpf:"sl_node"`
+	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
@@ -229,6 +237,8 @@ func (m *FromPodMaps) Close() error {
 		m.SlIpc6,
 		m.SlLimits,
 		m.SlMetrics,
+		m.SlNode,
+		m.SlNodeAddr,
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
@@ -250,6 +260,7 @@ type FromPodVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
+	CfgTunnelDscp       *ebpf.Variable `ebpf:"cfg_tunnel_dscp"`
 	CfgTunnelPorts      *ebpf.Variable `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.Variable `ebpf:"cfg_world4"`
 	CfgWorld6           *ebpf.Variable `ebpf:"cfg_world6"`

@@ -37,6 +37,8 @@ const (
 	JudgeMapSlIpc6       = "sl_ipc6"
 	JudgeMapSlLimits     = "sl_limits"
 	JudgeMapSlMetrics    = "sl_metrics"
+	JudgeMapSlNode       = "sl_node"
+	JudgeMapSlNodeAddr   = "sl_node_addr"
 	JudgeMapSlPeer       = "sl_peer"
 	JudgeMapSlPgen       = "sl_pgen"
 	JudgeMapSlPorts      = "sl_ports"
@@ -119,6 +121,8 @@ type JudgeMapSpecs struct {
 	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
 	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
+	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
@@ -177,6 +181,8 @@ type JudgeMaps struct {
 	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
 	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
+	SlNode     *ebpf.Map `ebpf:"sl_node"`
+	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
@@ -211,6 +217,8 @@ func (m *JudgeMaps) Close() error {
 		m.SlIpc6,
 		m.SlLimits,
 		m.SlMetrics,
+		m.SlNode,
+		m.SlNodeAddr,
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,

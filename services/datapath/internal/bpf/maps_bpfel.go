@@ -255,6 +255,21 @@ type MapsSlLimit struct {
 	Lost      uint32
 }
 
+type MapsSlNode struct {
+	_    structs.HostLayout
+	Way4 uint64
+	Way6 uint64
+	Ip6  [16]uint8
+	Ip4  uint32
+	Pad  [28]uint8
+}
+
+type MapsSlNodeAddr struct {
+	_      structs.HostLayout
+	Addr   [16]uint8
+	Family uint32
+}
+
 type MapsSlPacket struct {
 	_             structs.HostLayout
 	Src           [16]uint8
@@ -287,10 +302,10 @@ type MapsSlPacket struct {
 	Low           uint8
 	Sides         uint8
 	CtFlags       uint16
-	Pad           [2]uint8
+	Node          uint16
 	Egress        MapsSlSide
 	Ingress       MapsSlSide
-	Pad2          [4]uint8
+	Vni           uint32
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	Pad3          [4]uint8
@@ -329,8 +344,12 @@ type MapsSlPrefix6 struct {
 type MapsSlProgram uint32
 
 const (
-	MapsSlProgramSL_PROGRAM_FROM_POD MapsSlProgram = 0
-	MapsSlProgramSL_PROGRAM_TO_POD   MapsSlProgram = 1
+	MapsSlProgramSL_PROGRAM_FROM_POD     MapsSlProgram = 0
+	MapsSlProgramSL_PROGRAM_TO_POD       MapsSlProgram = 1
+	MapsSlProgramSL_PROGRAM_FROM_OVERLAY MapsSlProgram = 2
+	MapsSlProgramSL_PROGRAM_TO_OVERLAY   MapsSlProgram = 3
+	MapsSlProgramSL_PROGRAM_FROM_UPLINK  MapsSlProgram = 4
+	MapsSlProgramSL_PROGRAM_TO_UPLINK    MapsSlProgram = 5
 )
 
 type MapsSlQuestion struct {
@@ -358,6 +377,9 @@ const (
 	MapsSlReasonSL_REPLY_NDP             MapsSlReason = 7
 	MapsSlReasonSL_STACK_TTL             MapsSlReason = 8
 	MapsSlReasonSL_STACK_MTU             MapsSlReason = 9
+	MapsSlReasonSL_FWD_OVERLAY           MapsSlReason = 10
+	MapsSlReasonSL_FWD_NATIVE            MapsSlReason = 11
+	MapsSlReasonSL_FWD_STACK             MapsSlReason = 12
 	MapsSlReasonSL_FIRST_DROP            MapsSlReason = 16
 	MapsSlReasonSL_DROP_NOT_IP           MapsSlReason = 16
 	MapsSlReasonSL_DROP_NO_ENDPOINT      MapsSlReason = 17
@@ -385,6 +407,12 @@ const (
 	MapsSlReasonSL_DROP_CT_INSERT        MapsSlReason = 39
 	MapsSlReasonSL_DROP_CT_BUDGET        MapsSlReason = 40
 	MapsSlReasonSL_DROP_FRAGMENT         MapsSlReason = 41
+	MapsSlReasonSL_DROP_NO_NODE          MapsSlReason = 42
+	MapsSlReasonSL_DROP_UNKNOWN_NODE     MapsSlReason = 43
+	MapsSlReasonSL_DROP_SPOOFED_NODE     MapsSlReason = 44
+	MapsSlReasonSL_DROP_SPOOFED_IDENTITY MapsSlReason = 45
+	MapsSlReasonSL_DROP_TUNNEL_KEY       MapsSlReason = 46
+	MapsSlReasonSL_DROP_TRANSIT          MapsSlReason = 47
 	MapsSlReasonSL_FIRST_QUIET           MapsSlReason = 48
 	MapsSlReasonSL_QUIET_ARP             MapsSlReason = 48
 	MapsSlReasonSL_QUIET_NDP             MapsSlReason = 49
@@ -476,6 +504,8 @@ const (
 	MapsMapSlIpc6     = "sl_ipc6"
 	MapsMapSlLimits   = "sl_limits"
 	MapsMapSlMetrics  = "sl_metrics"
+	MapsMapSlNode     = "sl_node"
+	MapsMapSlNodeAddr = "sl_node_addr"
 	MapsMapSlPeer     = "sl_peer"
 	MapsMapSlPgen     = "sl_pgen"
 	MapsMapSlPorts    = "sl_ports"
@@ -558,6 +588,8 @@ type MapsMapSpecs struct {
 	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
 	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
+	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
@@ -618,6 +650,8 @@ type MapsMaps struct {
 	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
 	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
+	SlNode     *ebpf.Map `ebpf:"sl_node"`
+	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
@@ -654,6 +688,8 @@ func (m *MapsMaps) Close() error {
 		m.SlIpc6,
 		m.SlLimits,
 		m.SlMetrics,
+		m.SlNode,
+		m.SlNodeAddr,
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,

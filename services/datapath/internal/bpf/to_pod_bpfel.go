@@ -37,6 +37,8 @@ const (
 	ToPodMapSlIpc6              = "sl_ipc6"
 	ToPodMapSlLimits            = "sl_limits"
 	ToPodMapSlMetrics           = "sl_metrics"
+	ToPodMapSlNode              = "sl_node"
+	ToPodMapSlNodeAddr          = "sl_node_addr"
 	ToPodMapSlPeer              = "sl_peer"
 	ToPodMapSlPgen              = "sl_pgen"
 	ToPodMapSlPorts             = "sl_ports"
@@ -52,6 +54,7 @@ const (
 	ToPodVarCfgConnectionEvents = "cfg_connection_events"
 	ToPodVarCfgEventRate        = "cfg_event_rate"
 	ToPodVarCfgPrevious         = "cfg_previous"
+	ToPodVarCfgTunnelDscp       = "cfg_tunnel_dscp"
 	ToPodVarCfgTunnelPorts      = "cfg_tunnel_ports"
 	ToPodVarCfgWorld4           = "cfg_world4"
 	ToPodVarCfgWorld6           = "cfg_world6"
@@ -127,6 +130,8 @@ type ToPodMapSpecs struct {
 	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
 	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
+	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
@@ -147,6 +152,7 @@ type ToPodVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
+	CfgTunnelDscp       *ebpf.VariableSpec `ebpf:"cfg_tunnel_dscp"`
 	CfgTunnelPorts      *ebpf.VariableSpec `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.VariableSpec `ebpf:"cfg_world4"`
 	CfgWorld6           *ebpf.VariableSpec `ebpf:"cfg_world6"`
@@ -193,6 +199,8 @@ type ToPodMaps struct {
 	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
 	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
+	SlNode     *ebpf.Map `ebpf:"sl_node"`
+	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
@@ -229,6 +237,8 @@ func (m *ToPodMaps) Close() error {
 		m.SlIpc6,
 		m.SlLimits,
 		m.SlMetrics,
+		m.SlNode,
+		m.SlNodeAddr,
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
@@ -250,6 +260,7 @@ type ToPodVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
+	CfgTunnelDscp       *ebpf.Variable `ebpf:"cfg_tunnel_dscp"`
 	CfgTunnelPorts      *ebpf.Variable `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.Variable `ebpf:"cfg_world4"`
 	CfgWorld6           *ebpf.Variable `ebpf:"cfg_world6"`

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -63,6 +64,8 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlIp6:      entries(address6, slotWords),
 	bpf.MapsMapSlIpc4:     entries(prefix4, (*Kernel)(nil).ipcacheWords),
 	bpf.MapsMapSlIpc6:     entries(prefix6, (*Kernel)(nil).ipcacheWords),
+	bpf.MapsMapSlNode:     array(number, func(v *bpf.MapsSlNode) string { return nodemap.Describe(v) }),
+	bpf.MapsMapSlNodeAddr: entries(nodemap.DescribeAddr, func(v *uint32) string { return fmt.Sprintf("node %d", *v) }),
 	bpf.MapsMapSlTable:    array(number, tableWordsOf),
 	bpf.MapsMapSlId:       array(identityAt, identityWords),
 	bpf.MapsMapSlPeer:     entries(peerKey, func(v *uint32) string { return fmt.Sprintf("class %d", *v) }),
@@ -266,6 +269,9 @@ func (k *Kernel) ipcacheWords(v *bpf.MapsSlIpcache) string {
 	}
 	if ipmap.Flags(v.Flags)&ipmap.Outside != 0 {
 		s += " outside"
+	}
+	if ipmap.Flags(v.Flags)&ipmap.ByStack != 0 {
+		s += " by-stack"
 	}
 	return s
 }

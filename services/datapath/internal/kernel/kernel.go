@@ -40,6 +40,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
@@ -70,6 +71,13 @@ type Options struct {
 	// counted in the next event's Lost. Zero means 64.
 	EventsPerSecond uint32
 
+	// Routing says how packets between pods of two nodes travel: its programs are
+	// loaded.
+	Routing Routing
+
+	// CopyDSCP gives the packets around those in the tunnel their DSCP.
+	CopyDSCP bool
+
 	// NoConnectionEvents leaves out the events about connections that are
 	// allowed and that end. Drops, and what passes in audit mode although the
 	// policy denies it, are reported all the same.
@@ -97,6 +105,29 @@ type build struct {
 	programs []program.Spec
 }
 
+// Routing is how packets between pods of two nodes travel.
+type Routing uint8
+
+const (
+	// RoutingNone: not at all.
+	RoutingNone Routing = iota
+	// RoutingOverlay: in a tunnel between the nodes.
+	RoutingOverlay
+	// RoutingNative: as they are.
+	RoutingNative
+)
+
+// devices are the sets of devices whose programs are needed.
+func (r Routing) devices() []program.Devices {
+	switch r {
+	case RoutingOverlay:
+		return []program.Devices{program.Endpoints, program.Tunnel}
+	case RoutingNative:
+		return []program.Devices{program.Endpoints, program.Uplinks}
+	}
+	return []program.Devices{program.Endpoints}
+}
+
 // MaxTunnelPorts is the number of ports that fit into Options.TunnelPorts.
 const MaxTunnelPorts = 4
 
@@ -110,6 +141,7 @@ type Kernel struct {
 	Endpoints *slotmap.Maps
 	Addresses *ipmap.Maps // to be read; IPCache writes them
 	IPCache   *ipcache.Cache
+	Nodes     *nodemap.Maps
 	Tables    *policymap.Maps
 
 	Connections *conntrack.Connections
@@ -189,6 +221,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	}
 	k.Addresses = ipmap.Open(k.Pins)
 	k.IPCache = ipcache.New(k.Addresses, o.Log)
+	k.Nodes = nodemap.Open(k.Pins)
 	k.Endpoints = slotmap.Open(k.Pins, k.IPCache, slotmap.Options{Reserved: o.ReservedEndpoints, Log: o.Log})
 	k.Events = event.Open(k.Pins)
 	k.Connections, err = conntrack.Open(k.Pins, conntrack.Options{
@@ -209,7 +242,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 			return nil, err
 		}
 	}
-	k.Programs, err = program.Open(k.Pins, program.Options{Table: o.build.programs, Constants: o.constants(), Log: o.Log})
+	k.Programs, err = program.Open(k.Pins, program.Options{Table: o.table(), Constants: o.constants(), Log: o.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -331,13 +364,24 @@ func (o Options) constants() map[string]any {
 	if o.NoConnectionEvents {
 		connectionEvents = 0
 	}
+	copyDSCP := uint32(0)
+	if o.CopyDSCP {
+		copyDSCP = 1
+	}
 	return map[string]any{
 		"cfg_tunnel_ports":      ports,
 		"cfg_world4":            uint32(worlds[0]),
 		"cfg_world6":            uint32(worlds[1]),
 		"cfg_event_rate":        o.EventsPerSecond,
 		"cfg_connection_events": connectionEvents,
+		"cfg_tunnel_dscp":       copyDSCP,
 	}
+}
+
+// table are the programs that the options need.
+func (o Options) table() []program.Spec {
+	devices := o.Routing.devices()
+	return slices.DeleteFunc(slices.Clone(o.build.programs), func(s program.Spec) bool { return !slices.Contains(devices, s.Devices) })
 }
 
 // DropOldPrograms removes the pins of earlier programs, and lets the collector
@@ -374,6 +418,7 @@ func (k *Kernel) Close() error {
 	if k.Endpoints != nil {
 		k.Endpoints.Close()
 		k.Addresses.Close()
+		k.Nodes.Close()
 	}
 	if k.Programs != nil {
 		errs = append(errs, k.Programs.Close())

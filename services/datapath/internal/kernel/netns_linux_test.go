@@ -39,27 +39,35 @@ func newPod(t *testing.T, k *Kernel, name string, n byte, deliver slotmap.Delive
 
 func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver slotmap.Deliver, mtu uint16) *pod {
 	t.Helper()
-	p := &pod{Endpoint: testEndpoint(0, n), ns: newNetns(t)}
-	p.Deliver, p.MTU = deliver, mtu
+	e := testEndpoint(0, n)
+	e.Deliver, e.MTU = deliver, mtu
+	return newPodAt(t, k, &netlink.Handle{}, name, e)
+}
+
+// newPodAt makes a pod on the node whose namespace the handle is in; the zero one is
+// in that of the test.
+func newPodAt(t *testing.T, k *Kernel, node *netlink.Handle, name string, e slotmap.Endpoint) *pod {
+	t.Helper()
+	p := &pod{Endpoint: e, ns: newNetns(t)}
 	veth := &netlink.Veth{
-		LinkAttrs:        netlink.LinkAttrs{Name: name, MTU: int(mtu), HardwareAddr: p.HostMAC[:]},
+		LinkAttrs:        netlink.LinkAttrs{Name: name, MTU: int(e.MTU), HardwareAddr: p.HostMAC[:]},
 		PeerName:         "eth0",
 		PeerHardwareAddr: p.MAC[:],
 		PeerNamespace:    netlink.NsFd(p.ns),
-		PeerMTU:          uint32(mtu),
+		PeerMTU:          uint32(e.MTU),
 	}
-	must(t, "add "+name, netlink.LinkAdd(veth))
-	link, err := netlink.LinkByName(name)
+	must(t, "add "+name, node.LinkAdd(veth))
+	link, err := node.LinkByName(name)
 	must(t, "find "+name, err)
 	p.Ifindex = uint32(link.Attrs().Index)
 	t.Cleanup(func() {
-		if err := netlink.LinkDel(link); err != nil {
+		if err := node.LinkDel(link); err != nil {
 			t.Errorf("delete %s: %v", name, err)
 		}
 	})
-	attach(t, link, netlink.HANDLE_MIN_INGRESS, k.Programs.Get(program.FromPod))
-	attach(t, link, netlink.HANDLE_MIN_EGRESS, k.Programs.Get(program.ToPod))
-	must(t, "set "+name+" up", netlink.LinkSetUp(link))
+	attach(t, node, link, netlink.HANDLE_MIN_INGRESS, k.Programs.Get(program.FromPod))
+	attach(t, node, link, netlink.HANDLE_MIN_EGRESS, k.Programs.Get(program.ToPod))
+	must(t, "set "+name+" up", node.LinkSetUp(link))
 
 	h, err := netlink.NewHandleAt(p.ns, unix.NETLINK_ROUTE)
 	must(t, "netlink in the pod", err)
@@ -73,7 +81,7 @@ func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver slotmap.Del
 	// The kernel tells of the carrier later, in a worker, and until then the
 	// device's queue drops what the stack sends, behind the programs.
 	servicetest.Eventually(t, "carrier of "+name, func() bool {
-		l, err := netlink.LinkByIndex(link.Attrs().Index)
+		l, err := node.LinkByIndex(link.Attrs().Index)
 		return err == nil && l.Attrs().OperState == netlink.OperUp
 	})
 	for _, a := range p.Addrs() {
@@ -115,13 +123,13 @@ func receives(t *testing.T, h *netlink.Handle, a netip.Addr) {
 	})
 }
 
-func attach(t *testing.T, link netlink.Link, parent uint32, p *program.Program) {
+func attach(t *testing.T, node *netlink.Handle, link netlink.Link, parent uint32, p *program.Program) {
 	t.Helper()
 	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}}
-	must(t, "add clsact", netlink.QdiscReplace(qdisc))
-	must(t, "add filter "+p.Name, netlink.FilterReplace(&netlink.BpfFilter{
+	must(t, "add clsact", node.QdiscReplace(qdisc))
+	must(t, "add filter "+p.Name, node.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: link.Attrs().Index, Parent: parent, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
 		},

@@ -22,17 +22,30 @@ const verifierLines = 60
 // instructions it takes is bounded far below its limit of a million, so that a
 // change that makes it walk everything twice is seen.
 func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
-	k, err := Open(t.Context(), testOptions(kerneltest.NewBPFFS(t)))
-	if rejected, ok := errors.AsType[*ebpf.VerifierError](err); ok {
-		lines := rejected.Log
-		t.Fatalf("%s: %v\n%s", pin.Release(), err, strings.Join(lines[max(0, len(lines)-verifierLines):], "\n"))
+	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
+		o := testOptions(kerneltest.NewBPFFS(t))
+		o.Routing = routing
+		k, err := Open(t.Context(), o)
+		if rejected, ok := errors.AsType[*ebpf.VerifierError](err); ok {
+			lines := rejected.Log
+			t.Fatalf("%s: %v\n%s", pin.Release(), err, strings.Join(lines[max(0, len(lines)-verifierLines):], "\n"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, devices := range routing.devices() {
+			wantBounded(t, k.Programs.On(devices))
+		}
+		if err := k.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer k.Close()
+}
+
+func wantBounded(t *testing.T, programs []*program.Program) {
+	t.Helper()
 	const limit = 45_000
-	for _, p := range k.Programs.On(program.Endpoints) {
+	for _, p := range programs {
 		info, err := p.Prog.Info()
 		if err != nil {
 			t.Fatal(err)

@@ -37,6 +37,8 @@ const (
 	MapsMapSlIpc6     = "sl_ipc6"
 	MapsMapSlLimits   = "sl_limits"
 	MapsMapSlMetrics  = "sl_metrics"
+	MapsMapSlNode     = "sl_node"
+	MapsMapSlNodeAddr = "sl_node_addr"
 	MapsMapSlPeer     = "sl_peer"
 	MapsMapSlPgen     = "sl_pgen"
 	MapsMapSlPorts    = "sl_ports"
@@ -119,6 +121,8 @@ type MapsMapSpecs struct {
 	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
 	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
+	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
@@ -179,6 +183,8 @@ type MapsMaps struct {
 	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
 	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
+	SlNode     *ebpf.Map `ebpf:"sl_node"`
+	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
@@ -215,6 +221,8 @@ func (m *MapsMaps) Close() error {
 		m.SlIpc6,
 		m.SlLimits,
 		m.SlMetrics,
+		m.SlNode,
+		m.SlNodeAddr,
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,

@@ -28,6 +28,9 @@ const (
 	ReplyNDP         = Reason(bpf.MapsSlReasonSL_REPLY_NDP)
 	StackTTL         = Reason(bpf.MapsSlReasonSL_STACK_TTL)
 	StackMTU         = Reason(bpf.MapsSlReasonSL_STACK_MTU)
+	ForwardOverlay   = Reason(bpf.MapsSlReasonSL_FWD_OVERLAY)
+	ForwardNative    = Reason(bpf.MapsSlReasonSL_FWD_NATIVE)
+	ForwardStack     = Reason(bpf.MapsSlReasonSL_FWD_STACK)
 
 	DropNotIP             = Reason(bpf.MapsSlReasonSL_DROP_NOT_IP)
 	DropNoEndpoint        = Reason(bpf.MapsSlReasonSL_DROP_NO_ENDPOINT)
@@ -55,6 +58,12 @@ const (
 	DropConnectionInsert  = Reason(bpf.MapsSlReasonSL_DROP_CT_INSERT)
 	DropConnectionBudget  = Reason(bpf.MapsSlReasonSL_DROP_CT_BUDGET)
 	DropFragment          = Reason(bpf.MapsSlReasonSL_DROP_FRAGMENT)
+	DropNoNode            = Reason(bpf.MapsSlReasonSL_DROP_NO_NODE)
+	DropUnknownNode       = Reason(bpf.MapsSlReasonSL_DROP_UNKNOWN_NODE)
+	DropSpoofedNode       = Reason(bpf.MapsSlReasonSL_DROP_SPOOFED_NODE)
+	DropSpoofedIdentity   = Reason(bpf.MapsSlReasonSL_DROP_SPOOFED_IDENTITY)
+	DropTunnelKey         = Reason(bpf.MapsSlReasonSL_DROP_TUNNEL_KEY)
+	DropTransit           = Reason(bpf.MapsSlReasonSL_DROP_TRANSIT)
 
 	QuietARP       = Reason(bpf.MapsSlReasonSL_QUIET_ARP)
 	QuietNDP       = Reason(bpf.MapsSlReasonSL_QUIET_NDP)
@@ -79,6 +88,9 @@ var reasonNames = map[Reason]string{
 	ReplyNDP:         "answered-ndp",
 	StackTTL:         "stack-time-exceeded",
 	StackMTU:         "stack-too-big",
+	ForwardOverlay:   "forwarded-overlay",
+	ForwardNative:    "forwarded-native",
+	ForwardStack:     "forwarded-to-stack",
 
 	DropNotIP:             "not-ip",
 	DropNoEndpoint:        "no-endpoint",
@@ -106,6 +118,12 @@ var reasonNames = map[Reason]string{
 	DropConnectionInsert:  "connection-insert-failed",
 	DropConnectionBudget:  "connection-budget",
 	DropFragment:          "fragment-unknown",
+	DropNoNode:            "no-node",
+	DropUnknownNode:       "unknown-node",
+	DropSpoofedNode:       "spoofed-node",
+	DropSpoofedIdentity:   "spoofed-identity",
+	DropTunnelKey:         "tunnel-key",
+	DropTransit:           "transit",
 
 	QuietARP:       "arp",
 	QuietNDP:       "ndp",

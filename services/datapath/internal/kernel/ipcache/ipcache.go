@@ -79,7 +79,7 @@ func (c *Cache) Settle(ranges []netip.Prefix, local func(netip.Addr) bool) error
 		case own:
 			continue
 		case e.Node != 0 || e.Flags&ipmap.Outside != 0:
-			r := Remote{e.Identity, e.Node}
+			r := Remote{e.Identity, e.Node, e.Flags&ipmap.ByStack != 0}
 			c.remote[e.Prefix] = r
 			c.users[r.Node]++
 			if !c.covered(e.Prefix) {
@@ -195,9 +195,9 @@ func (c *Cache) want(p netip.Prefix) (ipmap.Info, bool) {
 	case r.Node == 0:
 		return ipmap.Info{Identity: r.Identity, Flags: ipmap.Outside}, true
 	case unknown:
-		return ipmap.Info{Identity: identity.UnknownInCluster, Node: r.Node}, true
+		return ipmap.Info{Identity: identity.UnknownInCluster, Node: r.Node, Flags: r.flags()}, true
 	}
-	return ipmap.Info{Identity: r.Identity, Node: r.Node}, true
+	return ipmap.Info{Identity: r.Identity, Node: r.Node, Flags: r.flags()}, true
 }
 
 // write makes the maps say of a prefix what they are to say.

@@ -142,7 +142,7 @@ func TestKernelIPCacheDependsOnTheFinalStateAlone(t *testing.T) {
 				must(t, c.DropRange(p))
 				delete(s.ranges, p)
 			case 5, 6, 7:
-				p, rem := prefix(32, 32, 32, 24, 23, 8), ipcache.Remote{anyID(), uint16(r.IntN(4))}
+				p, rem := prefix(32, 32, 32, 24, 23, 8), ipcache.Remote{Identity: anyID(), Node: uint16(r.IntN(4))}
 				must(t, c.SetRemote(p, rem))
 				s.remote[p] = rem
 			case 8:
@@ -162,7 +162,7 @@ func TestKernelIPCacheDependsOnTheFinalStateAlone(t *testing.T) {
 				must(t, c.Renumber(from, to))
 				for p, rem := range s.remote {
 					if rem.Node == from {
-						s.remote[p] = ipcache.Remote{rem.Identity, to}
+						s.remote[p] = ipcache.Remote{Identity: rem.Identity, Node: to}
 					}
 				}
 			case 12:
@@ -220,10 +220,10 @@ func TestKernelNodeNumberIsInUseWhileAPrefixHasIt(t *testing.T) {
 		}
 	}
 	want()
-	must(t, c.SetRemote(one, ipcache.Remote{300, 1}))
-	must(t, c.SetRemote(two, ipcache.Remote{255, 1}))
+	must(t, c.SetRemote(one, ipcache.Remote{Identity: 300, Node: 1}))
+	must(t, c.SetRemote(two, ipcache.Remote{Identity: 255, Node: 1}))
 	want(1)
-	must(t, c.SetRemote(one, ipcache.Remote{300, 2}))
+	must(t, c.SetRemote(one, ipcache.Remote{Identity: 300, Node: 2}))
 	want(1, 2)
 	must(t, c.Renumber(1, 3))
 	want(2, 3)

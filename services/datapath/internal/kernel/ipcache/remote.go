@@ -8,6 +8,7 @@ import (
 	"net/netip"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 )
 
 // Remote is what the cluster says of a prefix.
@@ -15,6 +16,16 @@ type Remote struct {
 	Identity identity.Numeric
 	// Node is the number of the node that has the prefix, 0 for one outside.
 	Node uint16
+	// ByStack: it is an address of the node itself, to which packets go by the
+	// host's stack.
+	ByStack bool
+}
+
+func (r Remote) flags() ipmap.Flags {
+	if r.ByStack {
+		return ipmap.ByStack
+	}
+	return 0
 }
 
 // SetRemote sets what the cluster says of a prefix. An identity that the tables
@@ -115,7 +126,7 @@ func (c *Cache) Renumber(from, to uint16) error {
 	c.mu.Lock()
 	for p, r := range c.remote {
 		if r.Node == from {
-			moved[p] = Remote{r.Identity, to}
+			moved[p] = Remote{r.Identity, to, r.ByStack}
 		}
 	}
 	c.mu.Unlock()

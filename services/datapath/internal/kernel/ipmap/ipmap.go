@@ -42,6 +42,10 @@ const PodRange Flags = 1
 // as that of an API server.
 const Outside Flags = 2
 
+// ByStack marks an address of another node itself to which packets go by the
+// host's stack, and under the address that the stack gives them.
+const ByStack Flags = 4
+
 // Entry is one entry of the ipcache.
 type Entry struct {
 	Prefix netip.Prefix

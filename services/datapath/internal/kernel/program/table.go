@@ -23,8 +23,15 @@ type Spec struct {
 // Devices is a set of devices of the node.
 type Devices string
 
-// Endpoints are the host ends of endpoints' devices.
-const Endpoints Devices = "endpoints"
+// Sets of devices.
+const (
+	// Endpoints are the host ends of endpoints' devices.
+	Endpoints Devices = "endpoints"
+	// Tunnel is the device of the overlay.
+	Tunnel Devices = "tunnel"
+	// Uplinks lead to other nodes.
+	Uplinks Devices = "uplinks"
+)
 
 // Hook is where a device runs a program.
 type Hook string
@@ -42,6 +49,14 @@ const (
 	FromPod = "sluice_from_pod"
 	// ToPod sees what the host's stack sends to a pod.
 	ToPod = "sluice_to_pod"
+	// FromOverlay sees what other nodes send in the tunnel.
+	FromOverlay = "sluice_from_overlay"
+	// ToOverlay sees everything that leaves by the tunnel.
+	ToOverlay = "sluice_to_overlay"
+	// FromUplink sees what comes from the network between the nodes.
+	FromUplink = "sluice_from_uplink"
+	// ToUplink sees what goes there.
+	ToUplink = "sluice_to_uplink"
 )
 
 // Table lists the programs of a Sluice instance, one row each.
@@ -49,5 +64,9 @@ func Table() []Spec {
 	return []Spec{
 		{Name: FromPod, Devices: Endpoints, Hook: Ingress, Load: bpf.LoadFromPod},
 		{Name: ToPod, Devices: Endpoints, Hook: Egress, Load: bpf.LoadToPod},
+		{Name: FromOverlay, Devices: Tunnel, Hook: Ingress, Load: bpf.LoadFromOverlay},
+		{Name: ToOverlay, Devices: Tunnel, Hook: Egress, Load: bpf.LoadToOverlay},
+		{Name: FromUplink, Devices: Uplinks, Hook: Ingress, Load: bpf.LoadFromUplink},
+		{Name: ToUplink, Devices: Uplinks, Hook: Egress, Load: bpf.LoadToUplink},
 	}
 }

@@ -36,7 +36,7 @@ import (
 var live = []string{
 	bpf.MapsMapSlIp4, bpf.MapsMapSlIp6, bpf.MapsMapSlIpc4, bpf.MapsMapSlIpc6, bpf.MapsMapSlPgen,
 	bpf.MapsMapSlTable, bpf.MapsMapSlClass, bpf.MapsMapSlPorts, bpf.MapsMapSlRule, bpf.MapsMapSlId,
-	bpf.MapsMapSlPeer, bpf.MapsMapSlCidr4, bpf.MapsMapSlCidr6,
+	bpf.MapsMapSlPeer, bpf.MapsMapSlCidr4, bpf.MapsMapSlCidr6, bpf.MapsMapSlNode, bpf.MapsMapSlNodeAddr,
 }
 
 // privateEntries is how many entries a private hash holds: the two ends of a

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+
+/*
+ * What other nodes send in the tunnel, to pods of this node and to the node
+ * itself. Runs at the ingress hook of the tunnel device.
+ */
+
+#define SL_PROGRAM SL_PROGRAM_FROM_OVERLAY
+
+#include <sluice/admit.h>
+#include <sluice/deliver.h>
+#include <sluice/endpoint.h>
+#include <sluice/fragment.h>
+#include <sluice/ipv4.h>
+#include <sluice/ipv6.h>
+#include <sluice/node.h>
+#include <sluice/observe.h>
+
+/* The node with the address, which the packet carries so far for an event. */
+static __always_inline enum sl_reason find_outer_node(struct sl_packet *p, __u8 family)
+{
+	struct sl_node_addr key = { .family = family };
+	__u32 *number;
+
+	p->family = family;
+	__builtin_memcpy(key.addr, p->src, sizeof(key.addr));
+	number = bpf_map_lookup_elem(&sl_node_addr, &key);
+	if (!number)
+		return SL_DROP_UNKNOWN_NODE;
+	p->node = (__u16)*number;
+	return SL_CONTINUE;
+}
+
+/*
+ * Which node has sent the packet, and whom its key names as the sender. The
+ * kernel gives the key for the family of the outer addresses only.
+ */
+static __noinline enum sl_reason find_sending_node(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct bpf_tunnel_key key = {};
+
+	if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0)) {
+		p->vni = key.tunnel_id;
+		*(__be32 *)p->src = bpf_htonl(key.remote_ipv4);
+		return find_outer_node(p, 4);
+	}
+	if (bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6))
+		return SL_DROP_TUNNEL_KEY;
+	p->vni = key.tunnel_id;
+	__builtin_memcpy(p->src, key.remote_ipv6, sizeof(p->src));
+	return find_outer_node(p, 6);
+}
+
+/* Who of this node the packet is for. */
+static __always_inline enum sl_reason find_target(struct sl_packet *p)
+{
+	struct sl_endpoint *dst;
+
+	p->dst_slot = slot_of_address(p->dst, p->family);
+	if (p->dst_slot == SL_SLOT_NONE)
+		return SL_DROP_NO_ROUTE;
+	if (p->dst_slot == SL_SLOT_HOST) {
+		p->dst_identity = SL_ID_HOST;
+		return SL_CONTINUE;
+	}
+	dst = endpoint_at(p->dst_slot);
+	if (!dst)
+		return SL_DROP_NO_ROUTE;
+	p->dst_identity = identity_of(dst);
+	return SL_CONTINUE;
+}
+
+/* No policy speaks of the host yet; its senders are known all the same. */
+static __noinline enum sl_reason pass_to_host(struct sl_packet *p)
+{
+	enum sl_reason reason;
+
+	if (slot_of_address(p->src, p->family) != SL_SLOT_NONE)
+		return SL_DROP_SPOOFED_IP;
+	reason = find_tunnel_source(p);
+	if (reason)
+		return reason;
+	return is_tunnel_packet(p) ? SL_DROP_TUNNEL_PORT : SL_FWD_HOST;
+}
+
+static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
+					   __u32 *ifindex)
+{
+	enum sl_reason reason = find_target(p);
+
+	if (reason)
+		return reason;
+	if (p->dst_slot == SL_SLOT_HOST)
+		return pass_to_host(p);
+	reason = follow_fragments(p);
+	if (reason)
+		return reason;
+	reason = admit(skb, p);
+	if (leads_fragments(p))
+		lead_fragments(p, reason);
+	if (reason)
+		return reason;
+	if (p->via_stack)
+		return SL_FWD_STACK;
+	return deliver_to(skb, p, ifindex);
+}
+
+static __always_inline enum sl_reason from_overlay4(struct __sk_buff *skb, struct sl_packet *p,
+						    __u32 *ifindex)
+{
+	enum sl_reason reason = parse_ip4(skb, p);
+
+	if (reason)
+		return reason;
+	reason = check_ip4_destination(p);
+	if (reason)
+		return reason;
+	return pass(skb, p, ifindex);
+}
+
+static __always_inline enum sl_reason from_overlay6(struct __sk_buff *skb, struct sl_packet *p,
+						    __u32 *ifindex)
+{
+	enum sl_reason reason = parse_ip6(skb, p);
+
+	if (reason)
+		return reason;
+	reason = check_ip6_destination(p);
+	if (reason)
+		return reason;
+	if (is_link_local6(p->src) || is_link_local6(p->dst))
+		return SL_DROP_LINK_LOCAL;
+	return pass(skb, p, ifindex);
+}
+
+static __always_inline int act_from_overlay(struct __sk_buff *skb, enum sl_reason reason,
+					    __u32 ifindex)
+{
+	switch (reason) {
+	case SL_FWD_HOST:
+	case SL_FWD_STACK:
+	case SL_STACK_TTL:
+	case SL_STACK_MTU:
+		return give_to_stack(skb);
+	case SL_FWD_PEER:
+	case SL_FWD_REDIRECT:
+		return act(skb, reason, ifindex);
+	default:
+		return TC_ACT_SHOT;
+	}
+}
+
+SEC("tc") int sluice_from_overlay(struct __sk_buff *skb)
+{
+	enum sl_reason reason;
+	struct sl_packet *p;
+	__u32 ifindex = 0;
+
+	p = new_packet(SL_INGRESS);
+	if (!p)
+		return TC_ACT_SHOT;
+	reason = find_sending_node(skb, p);
+	if (!reason)
+		reason = parse_ethernet(skb, p);
+	if (!reason) {
+		switch (p->ethertype) {
+		case ETH_P_IP:
+			reason = from_overlay4(skb, p, &ifindex);
+			break;
+		case ETH_P_IPV6:
+			reason = from_overlay6(skb, p, &ifindex);
+			break;
+		default:
+			reason = SL_QUIET_ARP;
+		}
+	}
+	observe(skb, p, reason);
+	return act_from_overlay(skb, reason, ifindex);
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+
+/*
+ * What comes from the network between the nodes, where packets of pods travel as
+ * they are. Those of other nodes' pods to pods of this one are evaluated here and
+ * delivered; everything else is the stack's. Runs at the ingress hook of an
+ * uplink.
+ */
+
+#define SL_PROGRAM SL_PROGRAM_FROM_UPLINK
+
+#include <sluice/admit.h>
+#include <sluice/deliver.h>
+#include <sluice/endpoint.h>
+#include <sluice/fragment.h>
+#include <sluice/ipv4.h>
+#include <sluice/ipv6.h>
+#include <sluice/observe.h>
+
+/* Reads the destination alone: most of what comes is for no pod. */
+static __always_inline bool is_for_pod(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct sl_endpoint *dst;
+
+	if (p->ethertype == ETH_P_IP) {
+		__be32 addr;
+
+		if (read_packet(skb, ETH_HLEN + offsetof(struct iphdr, daddr), &addr))
+			return false;
+		*(__be32 *)p->dst = addr;
+		p->family = 4;
+	} else {
+		struct sl_addr6 addr;
+
+		if (read_packet(skb, ETH_HLEN + offsetof(struct ipv6hdr, daddr), &addr))
+			return false;
+		__builtin_memcpy(p->dst, addr.addr, sizeof(p->dst));
+		p->family = 6;
+	}
+	p->dst_slot = slot_of_address(p->dst, p->family);
+	if (p->dst_slot == SL_SLOT_NONE || p->dst_slot == SL_SLOT_HOST)
+		return false;
+	dst = endpoint_at(p->dst_slot);
+	if (!dst)
+		return false;
+	p->dst_identity = identity_of(dst);
+	return true;
+}
+
+/*
+ * Fragments of other senders are the stack's from the first one on: none of
+ * them may be missed here because the ports were left behind elsewhere.
+ */
+static __always_inline enum sl_reason check_fragment(const struct sl_packet *p)
+{
+	struct sl_ipcache where;
+
+	if (likely(!p->fragment && !p->more_fragments))
+		return SL_CONTINUE;
+	where = ipcache_of(p->src, p->family);
+	return node_past_stack(&where) ? SL_CONTINUE : SL_FWD_STACK;
+}
+
+static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
+					   __u32 *ifindex)
+{
+	enum sl_reason reason = check_fragment(p);
+
+	if (reason)
+		return reason;
+	reason = follow_fragments(p);
+	if (reason)
+		return reason;
+	reason = admit(skb, p);
+	if (leads_fragments(p))
+		lead_fragments(p, reason);
+	if (reason)
+		return reason;
+	if (p->via_stack)
+		return SL_FWD_STACK;
+	return deliver_to(skb, p, ifindex);
+}
+
+static __always_inline enum sl_reason from_uplink4(struct __sk_buff *skb, struct sl_packet *p,
+						   __u32 *ifindex)
+{
+	enum sl_reason reason = parse_ip4(skb, p);
+
+	if (reason)
+		return reason;
+	return pass(skb, p, ifindex);
+}
+
+static __always_inline enum sl_reason from_uplink6(struct __sk_buff *skb, struct sl_packet *p,
+						   __u32 *ifindex)
+{
+	enum sl_reason reason = parse_ip6(skb, p);
+
+	if (reason)
+		return reason;
+	return pass(skb, p, ifindex);
+}
+
+/* What is left to the stack has been looked at: the node's firewall stops pods'
+ * addresses that have not. Others' programs on the device run after this one.
+ */
+static __always_inline int leave_to_stack(struct __sk_buff *skb)
+{
+	skb->mark = (skb->mark & ~SL_MARK_MASK) | SL_MARK_REMOTE;
+	return TC_ACT_UNSPEC;
+}
+
+SEC("tc") int sluice_from_uplink(struct __sk_buff *skb)
+{
+	enum sl_reason reason = SL_FWD_STACK;
+	struct sl_packet *p;
+	__u32 ifindex = 0;
+
+	p = new_packet(SL_INGRESS);
+	if (!p)
+		return TC_ACT_SHOT;
+	/* tagged frames are those of devices above this one */
+	if (parse_ethernet(skb, p) || p->ethertype == ETH_P_ARP)
+		return TC_ACT_UNSPEC;
+	if (!is_for_pod(skb, p))
+		return leave_to_stack(skb);
+	switch (p->ethertype) {
+	case ETH_P_IP:
+		reason = from_uplink4(skb, p, &ifindex);
+		break;
+	case ETH_P_IPV6:
+		reason = from_uplink6(skb, p, &ifindex);
+		break;
+	}
+	/* the stack's, and counted where it gives it to the pod */
+	if (reason == SL_FWD_STACK)
+		return leave_to_stack(skb);
+	observe(skb, p, reason);
+	switch (reason) {
+	case SL_STACK_TTL:
+	case SL_STACK_MTU:
+		return leave_to_stack(skb);
+	case SL_FWD_PEER:
+	case SL_FWD_REDIRECT:
+		return act(skb, reason, ifindex);
+	default:
+		return TC_ACT_SHOT;
+	}
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

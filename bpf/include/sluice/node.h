@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_NODE_H
+#define SLUICE_NODE_H
+
+/*
+ * Other nodes: how they are reached, and which of them a packet is from.
+ *
+ * A packet that travels past the stacks of both nodes has the number of the far
+ * one in p->node, and so has its connection. What the stack of this node
+ * forwards for its own reasons has 0 there, although its address may be on
+ * another node.
+ */
+
+#include <sluice/claim.h>
+#include <sluice/endpoint.h>
+#include <sluice/maps.h>
+
+static __always_inline struct sl_node *node_at(__u32 number)
+{
+	return bpf_map_lookup_elem(&sl_node, &number);
+}
+
+static __always_inline __u32 way_device(__u64 way)
+{
+	return (__u32)way;
+}
+
+static __always_inline __u32 way_mtu(__u64 way)
+{
+	return (__u16)(way >> 32);
+}
+
+static __always_inline __u32 way_flags(__u64 way)
+{
+	return (__u32)(way >> 48);
+}
+
+/* How this node's own packets travel, and its tunnel device; 0: to no other node. */
+static __always_inline __u64 local_way(void)
+{
+	struct sl_node *local = node_at(0);
+
+	return local ? READ_ONCE(local->way4) : 0;
+}
+
+static __always_inline bool is_tunnel(__u32 ifindex)
+{
+	__u64 way = local_way();
+
+	return way_flags(way) & SL_WAY_OVERLAY && way_device(way) == ifindex;
+}
+
+/* The node that has the address, if packets travel past the stack to it. */
+static __always_inline __u16 node_past_stack(const struct sl_ipcache *where)
+{
+	if (!where->node || where->flags & SL_IP_BY_STACK)
+		return 0;
+	return local_way() ? where->node : 0;
+}
+
+/* Whether an address is one of its node itself: of its devices, or in its range. */
+static __always_inline bool is_node_identity(__u32 identity)
+{
+	return identity == SL_ID_REMOTE_NODE || identity == SL_ID_KUBE_APISERVER;
+}
+
+/*
+ * The node that a packet from the stack is from. An address of its pods is
+ * believed only if the packet came in where those of the node do: by the tunnel
+ * or, without one, by any device. The firewall of this node stops such
+ * addresses elsewhere.
+ */
+static __always_inline enum sl_reason
+find_node_behind_stack(struct __sk_buff *skb, struct sl_packet *p, const struct sl_ipcache *where)
+{
+	__u32 ifindex = skb->ingress_ifindex;
+	__u64 way = local_way();
+
+	p->node = node_past_stack(where);
+	if (!p->node)
+		return SL_CONTINUE;
+	if (!ifindex) /* forgotten for fragments: see is_forwarded */
+		return is_forwarded(skb) ? SL_CONTINUE : SL_DROP_SPOOFED_NODE;
+	if (way_flags(way) & SL_WAY_OVERLAY && ifindex != way_device(way))
+		return SL_DROP_SPOOFED_NODE;
+	return SL_CONTINUE;
+}
+
+/* Identities that a tunnel may name, besides those of reserved meaning. */
+#define SL_VNI_FIRST 256
+#define SL_VNI_LAST 65535
+#define SL_VNI_WORLD4 9
+#define SL_VNI_WORLD6 10
+
+/*
+ * Who sent what came in a tunnel: whom the VNI names, if the node that sent it
+ * has the source address. The address need not be known yet: it lies in a range
+ * of the node. Addresses of the node itself send as the node, or as the world
+ * that it has translated; no pod does.
+ */
+static __always_inline enum sl_reason find_tunnel_source(struct sl_packet *p)
+{
+	struct sl_ipcache where = ipcache_of(p->src, p->family);
+	bool of_node = is_node_identity(where.identity);
+
+	if (!where.node || where.node != p->node)
+		return SL_DROP_SPOOFED_NODE;
+	if (p->vni >= SL_VNI_FIRST && p->vni <= SL_VNI_LAST && !of_node) {
+		p->src_identity = p->vni;
+		return SL_CONTINUE;
+	}
+	if (!of_node)
+		return SL_DROP_SPOOFED_IDENTITY;
+	switch (p->vni) {
+	case SL_ID_REMOTE_NODE:
+		p->src_identity = where.identity;
+		return SL_CONTINUE;
+	case SL_VNI_WORLD4:
+	case SL_VNI_WORLD6:
+		p->src_identity = world_of(p->family);
+		return SL_CONTINUE;
+	}
+	return SL_DROP_SPOOFED_IDENTITY;
+}
+
+/* Whether the VNI names the identity that the sender was evaluated as. */
+static __always_inline bool vni_names(const struct sl_packet *p, __u32 identity)
+{
+	switch (p->vni) {
+	case SL_ID_REMOTE_NODE:
+		return is_node_identity(identity);
+	case SL_VNI_WORLD4:
+	case SL_VNI_WORLD6:
+		return identity == world_of(p->family);
+	}
+	return p->vni == identity;
+}
+
+#endif

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_REMOTE_H
+#define SLUICE_REMOTE_H
+
+/*
+ * The way to pods of other nodes: in a tunnel, whose key names the sender's
+ * identity, or as they are.
+ */
+
+#include <linux/if_ether.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+
+#include <sluice/config.h>
+#include <sluice/node.h>
+#include <sluice/packet.h>
+#include <sluice/transport.h>
+
+#define SL_AF_INET 2
+#define SL_AF_INET6 10
+
+/* Of the packet around it: what Linux gives to its own. */
+#define SL_OUTER_TTL 64
+
+/* Length of the part of a TCP or UDP packet that each of its segments repeats. */
+static __always_inline __u32 segment_headers(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	__u32 bytes = p->l4 - ETH_HLEN;
+	struct sl_tcp tcp;
+
+	if (p->proto != SL_TCP)
+		return bytes + 8;
+	if (read_packet(skb, p->l4 + 12, &tcp))
+		return bytes + 20;
+	return bytes + (tcp.offset >> 4) * 4;
+}
+
+/*
+ * Whether the packet must go through the stack, which answers time exceeded or
+ * too big by its routes: they lead the same way. The way may be narrower than
+ * its device.
+ */
+static __always_inline enum sl_reason remote_needs_stack(struct __sk_buff *skb,
+							 const struct sl_packet *p, __u64 way)
+{
+	if (p->hops <= 1)
+		return SL_STACK_TTL;
+	if (likely(skb->len - ETH_HLEN <= way_mtu(way)))
+		return SL_CONTINUE;
+	if (skb->gso_size && skb->gso_size + segment_headers(skb, p) <= way_mtu(way))
+		return SL_CONTINUE;
+	return SL_STACK_MTU;
+}
+
+/* TTL, protocol and checksum of an IPv4 header. */
+struct sl_hop4 {
+	__u8 ttl;
+	__u8 protocol;
+	__be16 check;
+};
+
+/* One hop less; see forward4 for the checksums. */
+static __always_inline long lower_hops(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	__u8 hops = p->hops - 1;
+	struct sl_hop4 hop;
+	__u32 check;
+
+	if (p->family == 6)
+		return bpf_skb_store_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, hop_limit),
+					   &hops, sizeof(hops), BPF_F_RECOMPUTE_CSUM);
+	if (read_packet(skb, ETH_HLEN + offsetof(struct iphdr, ttl), &hop))
+		return -1;
+	check = hop.check;
+	check += bpf_htons(0x0100);
+	hop.check = (__be16)(check + (check >= 0xffff));
+	hop.ttl = hops;
+	return bpf_skb_store_bytes(skb, ETH_HLEN + offsetof(struct iphdr, ttl), &hop, sizeof(hop),
+				   0);
+}
+
+/* The traffic class of the packet without its congestion bits, which the tunnel
+ * device carries over.
+ */
+static __always_inline __u8 dscp_of(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	__be16 head = 0;
+
+	if (read_packet(skb, ETH_HLEN, &head))
+		return 0;
+	head = bpf_ntohs(head);
+	return (p->family == 4 ? head : head >> 4) & 0xfc;
+}
+
+/*
+ * Gives the packet the key of the tunnel to a node. A checksum of the packet
+ * around an IPv4 one costs time and finds nothing that those of Ethernet and of
+ * the packet itself do not; over IPv6 a receiver drops packets without it.
+ */
+__noinline enum sl_reason set_tunnel_key(struct __sk_buff *skb, struct sl_packet *p, __u32 identity,
+					 __u32 under6)
+{
+	__u64 flags = BPF_F_DONT_FRAGMENT;
+	struct bpf_tunnel_key key = {};
+	struct sl_node *node;
+
+	if (!p)
+		return SL_DROP_MALFORMED;
+	node = node_at(p->node);
+	if (!node)
+		return SL_DROP_NO_NODE;
+	key.tunnel_id = identity;
+	key.tunnel_ttl = SL_OUTER_TTL;
+	if (cfg_tunnel_dscp)
+		key.tunnel_tos = dscp_of(skb, p);
+	if (under6) {
+		flags |= BPF_F_TUNINFO_IPV6;
+		__builtin_memcpy(key.remote_ipv6, node->ip6, sizeof(key.remote_ipv6));
+	} else {
+		flags |= BPF_F_ZERO_CSUM_TX;
+		key.remote_ipv4 = bpf_ntohl(node->ip4);
+	}
+	if (bpf_skb_set_tunnel_key(skb, &key, sizeof(key), flags))
+		return SL_DROP_TUNNEL_KEY;
+	return SL_FWD_OVERLAY;
+}
+
+/* To the node itself, by its device. */
+static __always_inline long send_to_hop(const struct sl_packet *p, const struct sl_node *node,
+					__u64 way)
+{
+	struct bpf_redir_neigh hop = {};
+
+	if (p->family == 4) {
+		hop.nh_family = SL_AF_INET;
+		hop.ipv4_nh = node->ip4;
+	} else {
+		hop.nh_family = SL_AF_INET6;
+		__builtin_memcpy(hop.ipv6_nh, node->ip6, sizeof(hop.ipv6_nh));
+	}
+	return bpf_redirect_neigh(way_device(way), &hop, sizeof(hop), 0);
+}
+
+/*
+ * Where the routes of the main table lead, with their next hop: without one the
+ * kernel would take any destination for a neighbour. Rules are left out: that
+ * against packets without a mark would stop it.
+ */
+static __always_inline long send_by_routes(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	struct bpf_fib_lookup fib = {};
+	struct bpf_redir_neigh hop = {};
+	long err;
+
+	fib.ifindex = skb->ifindex;
+	fib.l4_protocol = p->proto;
+	fib.sport = bpf_htons(p->sport);
+	fib.dport = bpf_htons(p->dport);
+	if (p->family == 4) {
+		fib.family = SL_AF_INET;
+		fib.ipv4_src = *(const __be32 *)p->src;
+		fib.ipv4_dst = *(const __be32 *)p->dst;
+	} else {
+		fib.family = SL_AF_INET6;
+		__builtin_memcpy(fib.ipv6_src, p->src, sizeof(fib.ipv6_src));
+		__builtin_memcpy(fib.ipv6_dst, p->dst, sizeof(fib.ipv6_dst));
+	}
+	err = bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_DIRECT);
+	/* the neighbour is found on the way */
+	if (err != BPF_FIB_LKUP_RET_SUCCESS && err != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return TC_ACT_SHOT;
+	hop.nh_family = fib.family;
+	__builtin_memcpy(hop.ipv6_nh, fib.ipv6_dst, sizeof(hop.ipv6_nh));
+	return bpf_redirect_neigh(fib.ifindex, &hop, sizeof(hop), 0);
+}
+
+/* Sends what a pod says to a pod of another node, or to that node. */
+__noinline enum sl_reason forward_remote(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason;
+	struct sl_node *node;
+	__u64 way;
+
+	if (!p)
+		return SL_DROP_MALFORMED;
+	node = node_at(p->node);
+	if (!node)
+		return SL_DROP_NO_NODE;
+	way = p->family == 4 ? READ_ONCE(node->way4) : READ_ONCE(node->way6);
+	if (!way)
+		return SL_DROP_NO_NODE;
+	reason = remote_needs_stack(skb, p, way);
+	if (reason)
+		return reason;
+	if (lower_hops(skb, p))
+		return SL_DROP_REWRITE;
+	if (way_flags(way) & SL_WAY_OVERLAY) {
+		reason = set_tunnel_key(skb, p, p->src_identity, way_flags(way) & SL_WAY_UNDERLAY6);
+		if (reason == SL_FWD_OVERLAY && bpf_redirect(way_device(way), 0) != TC_ACT_REDIRECT)
+			return SL_DROP_NO_NODE;
+		return reason;
+	}
+	if (way_flags(way) & SL_WAY_LOOKUP)
+		return send_by_routes(skb, p) == TC_ACT_REDIRECT ? SL_FWD_NATIVE : SL_DROP_NO_NODE;
+	return send_to_hop(p, node, way) == TC_ACT_REDIRECT ? SL_FWD_NATIVE : SL_DROP_NO_NODE;
+}
+
+#endif

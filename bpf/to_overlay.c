@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+
+/*
+ * What leaves by the tunnel: what sluice_from_pod has sent there has its key; the
+ * rest comes from the host's stack, and gets one here. The device drops what has
+ * none. Runs at the egress hook of the tunnel device.
+ */
+
+#define SL_PROGRAM SL_PROGRAM_TO_OVERLAY
+
+#include <sluice/admit.h>
+#include <sluice/deliver.h>
+#include <sluice/endpoint.h>
+#include <sluice/fragment.h>
+#include <sluice/ipv4.h>
+#include <sluice/ipv6.h>
+#include <sluice/ndp.h>
+#include <sluice/observe.h>
+#include <sluice/remote.h>
+
+/* A pod's packet that the stack has carried here, and may have translated. */
+static __always_inline enum sl_reason pass_pod(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason = follow_fragments(p);
+
+	if (reason)
+		return reason;
+	reason = admit(skb, p);
+	if (leads_fragments(p))
+		lead_fragments(p, reason);
+	return reason;
+}
+
+/*
+ * Who sends the packet: a pod of this node, which has entered by its own device;
+ * the node itself; or the world, under an address of the node.
+ */
+static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct sl_packet *p,
+						  __u32 *identity)
+{
+	struct sl_endpoint *src;
+
+	p->src_slot = slot_of_address(p->src, p->family);
+	if (p->src_slot == SL_SLOT_NONE)
+		return SL_DROP_TRANSIT;
+	if (p->src_slot == SL_SLOT_HOST) {
+		*identity = SL_ID_REMOTE_NODE;
+		p->src_identity = SL_ID_HOST;
+		if (is_forwarded(skb)) {
+			*identity = p->family == 4 ? SL_VNI_WORLD4 : SL_VNI_WORLD6;
+			p->src_identity = world_of(p->family);
+		}
+		return SL_CONTINUE;
+	}
+	src = endpoint_at(p->src_slot);
+	if (!src || entered_by(skb) != p->src_slot)
+		return SL_DROP_SPOOFED_IP;
+	p->src_identity = identity_of(src);
+	return SL_CONTINUE;
+}
+
+static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason;
+	struct sl_ipcache where;
+	struct sl_node *node;
+	__u32 identity = 0;
+	__u64 way;
+
+	reason = find_sender(skb, p, &identity);
+	if (reason)
+		return reason;
+	if (identity) {
+		where = ipcache_of(p->dst, p->family);
+		p->dst_identity = where.identity;
+		p->node = where.node;
+	} else {
+		reason = pass_pod(skb, p);
+		if (reason)
+			return reason;
+		identity = p->src_identity;
+	}
+	node = p->node ? node_at(p->node) : NULL;
+	if (!node)
+		return SL_DROP_NO_NODE;
+	way = p->family == 4 ? READ_ONCE(node->way4) : READ_ONCE(node->way6);
+	if (!(way_flags(way) & SL_WAY_OVERLAY))
+		return SL_DROP_NO_NODE;
+	return set_tunnel_key(skb, p, identity, way_flags(way) & SL_WAY_UNDERLAY6);
+}
+
+static __always_inline enum sl_reason to_overlay4(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason = parse_ip4(skb, p);
+
+	if (reason)
+		return reason;
+	reason = check_ip4_destination(p);
+	if (reason)
+		return reason;
+	return pass(skb, p);
+}
+
+static __always_inline enum sl_reason to_overlay6(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason = parse_ip6(skb, p);
+
+	if (reason)
+		return reason;
+	reason = check_ip6_destination(p);
+	if (reason)
+		return reason;
+	if (is_ndp(p))
+		return SL_QUIET_NDP;
+	return pass(skb, p);
+}
+
+SEC("tc") int sluice_to_overlay(struct __sk_buff *skb)
+{
+	enum sl_reason reason;
+	struct sl_packet *p;
+
+	/* a mark without a key is of no use */
+	if (skb->mark == SL_MARK_KEYED) {
+		skb->mark = 0;
+		return TC_ACT_OK;
+	}
+	p = new_packet(SL_EGRESS);
+	if (!p)
+		return TC_ACT_SHOT;
+	reason = parse_ethernet(skb, p);
+	if (!reason) {
+		switch (p->ethertype) {
+		case ETH_P_IP:
+			reason = to_overlay4(skb, p);
+			break;
+		case ETH_P_IPV6:
+			reason = to_overlay6(skb, p);
+			break;
+		default:
+			reason = SL_QUIET_ARP;
+		}
+	}
+	observe(skb, p, reason);
+	if (reason != SL_FWD_OVERLAY)
+		return TC_ACT_SHOT;
+	skb->mark = 0;
+	return TC_ACT_OK;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package nodemap writes and reads the maps of nodes: how each other node is
+// reached, by its number, and which node has an address of the network between
+// them. It does not know why a packet goes one way or another.
+package nodemap
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// Flags say how packets travel on a way.
+type Flags uint16
+
+// Flags of a way. Without Overlay a packet travels as it is.
+const (
+	// Overlay: in the tunnel, whose device the way names.
+	Overlay Flags = 1 << iota
+	// Underlay6: the packets around those in the tunnel are IPv6.
+	Underlay6
+	// Hop: the node is the next hop on the way's device.
+	Hop
+	// Lookup: the kernel's routes say the device and the next hop.
+	Lookup
+
+	native // of the element of this node
+)
+
+// Way is how packets for the pods of a node leave this one; zero: not at all.
+type Way struct {
+	Ifindex uint32
+	// MTU is the largest IP packet of a pod, in bytes.
+	MTU   uint16
+	Flags Flags
+}
+
+func (w Way) word() uint64 { return uint64(w.Ifindex) | uint64(w.MTU)<<32 | uint64(w.Flags)<<48 }
+
+func wayOf(word uint64) Way { return Way{uint32(word), uint16(word >> 32), Flags(word >> 48)} }
+
+// Node is where another node is.
+type Node struct {
+	// IPv4 and IPv6 are where packets are sent to; invalid: nowhere.
+	IPv4, IPv6 netip.Addr
+	// Addrs are all addresses that its packets may come from.
+	Addrs []netip.Addr
+}
+
+// Entry is what the maps have of a node.
+type Entry struct {
+	Node
+	// Ways of IPv4 and of IPv6 packets.
+	Ways [2]Way
+}
+
+// Local is what the programs know of this node.
+type Local struct {
+	// Overlay or Native: how packets travel between pods of two nodes; neither: not
+	// at all.
+	Overlay, Native bool
+	// TunnelIfindex is the tunnel device, 0 without Overlay or while it is missing.
+	TunnelIfindex uint32
+}
+
+// Limits of the maps.
+const (
+	MaxNumber = 1<<14 - 1
+	MaxAddrs  = 16 // of one node
+)
+
+// Maps are the maps of nodes. Its methods may be called concurrently.
+type Maps struct {
+	gate  pin.Gate
+	addrs *ebpf.Map
+	nodes []byte // of sl_node
+
+	owned map[netip.Addr]uint16 // of addrs, once it was read; guarded by gate
+}
+
+// Open finds the maps of nodes among all. It writes nothing.
+func Open(pm *pin.Maps) *Maps {
+	return &Maps{
+		gate:  pin.Gate{ValidateOnly: pm.ValidateOnly},
+		addrs: pm.Map(bpf.MapsMapSlNodeAddr), nodes: pm.Memory(bpf.MapsMapSlNode),
+	}
+}
+
+// Close refuses every later call.
+func (m *Maps) Close() { m.gate.Close() }
+
+const nodeSize = 64
+
+// Places in the value of sl_node.
+const (
+	placeIPv6 = 16
+	placeIPv4 = 32
+)
+
+func (m *Maps) at(number uint16) []byte {
+	return m.nodes[int(number)*nodeSize : (int(number)+1)*nodeSize]
+}
+
+func (m *Maps) way(number uint16, family int) *uint64 {
+	return pin.Word(m.nodes, int(number)*nodeSize+8*family)
+}
+
+func check(number uint16) error {
+	if number == 0 || number > MaxNumber {
+		return fmt.Errorf("%w: %d is no number of a node", pin.ErrInvalid, number)
+	}
+	return nil
+}
+
+// SetNode says where a node is. It has no way until SetWays gives it one. Addresses
+// that packets are sent to stay as long as the number: others are pin.ErrExists.
+// Another node's address among Addrs is pin.ErrExists, too; the rest is written
+// all the same.
+func (m *Maps) SetNode(number uint16, n Node) error {
+	if err := check(number); err != nil {
+		return err
+	}
+	if len(n.Addrs) > MaxAddrs {
+		return fmt.Errorf("%w: %d addresses of a node, at most %d", pin.ErrInvalid, len(n.Addrs), MaxAddrs)
+	}
+	for _, a := range slices.Concat(n.Addrs, []netip.Addr{n.IPv4, n.IPv6}) {
+		if a.Is4In6() || a.Zone() != "" {
+			return fmt.Errorf("%w: %v is no address of a node", pin.ErrInvalid, a)
+		}
+	}
+	if n.IPv4.IsValid() && !n.IPv4.Is4() || n.IPv6.IsValid() && !n.IPv6.Is6() {
+		return fmt.Errorf("%w: %v and %v are not of their families", pin.ErrInvalid, n.IPv4, n.IPv6)
+	}
+	if err := m.gate.Lock(); err != nil {
+		return err
+	}
+	defer m.gate.Unlock()
+	var have Node
+	have.readAddrs(m.at(number))
+	fresh := !have.IPv4.IsValid() && !have.IPv6.IsValid()
+	if !fresh && (have.IPv4 != n.IPv4 || have.IPv6 != n.IPv6) {
+		return fmt.Errorf("%w: node %d is at %v and %v", pin.ErrExists, number, have.IPv4, have.IPv6)
+	}
+	if fresh {
+		n.writeAddrs(m.at(number))
+	}
+	owners, err := m.owners()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for a, owner := range owners {
+		if owner == number && !slices.Contains(n.Addrs, a) {
+			errs = append(errs, m.remove(a))
+		}
+	}
+	for _, a := range n.Addrs {
+		switch owner, ok := owners[a]; {
+		case ok && owner != number:
+			errs = append(errs, fmt.Errorf("address %v: %w: node %d has it", a, pin.ErrExists, owner))
+		case !ok:
+			errs = append(errs, m.insert(a, number))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (n *Node) writeAddrs(b []byte) {
+	if n.IPv4.IsValid() {
+		copy(b[placeIPv4:], n.IPv4.AsSlice())
+	}
+	if n.IPv6.IsValid() {
+		copy(b[placeIPv6:], n.IPv6.AsSlice())
+	}
+}
+
+func (n *Node) readAddrs(b []byte) {
+	if a := netip.AddrFrom4([4]byte(b[placeIPv4:])); !a.IsUnspecified() {
+		n.IPv4 = a
+	}
+	if a := netip.AddrFrom16([16]byte(b[placeIPv6:])); !a.IsUnspecified() {
+		n.IPv6 = a
+	}
+}
+
+// SetWays says how packets for the pods of a node leave, by one store a family.
+func (m *Maps) SetWays(number uint16, ipv4, ipv6 Way) error {
+	if err := check(number); err != nil {
+		return err
+	}
+	if err := m.gate.Lock(); err != nil {
+		return err
+	}
+	defer m.gate.Unlock()
+	for family, w := range []Way{ipv4, ipv6} {
+		atomic.StoreUint64(m.way(number, family), w.word())
+	}
+	return nil
+}
+
+// RemoveNode removes a node. Nothing may name its number by then. One that is not
+// there is no error.
+func (m *Maps) RemoveNode(number uint16) error {
+	if err := check(number); err != nil {
+		return err
+	}
+	if err := m.gate.Lock(); err != nil {
+		return err
+	}
+	defer m.gate.Unlock()
+	owners, err := m.owners()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for a, owner := range owners {
+		if owner == number {
+			errs = append(errs, m.remove(a))
+		}
+	}
+	for family := range 2 {
+		atomic.StoreUint64(m.way(number, family), 0)
+	}
+	clear(m.at(number)[placeIPv6:])
+	return errors.Join(errs...)
+}
+
+// SetLocal says what this node is, by one store.
+func (m *Maps) SetLocal(l Local) error {
+	if err := m.gate.Lock(); err != nil {
+		return err
+	}
+	defer m.gate.Unlock()
+	w := Way{Ifindex: l.TunnelIfindex}
+	switch {
+	case l.Overlay:
+		w.Flags = Overlay
+	case l.Native:
+		w = Way{Flags: native}
+	default:
+		w = Way{}
+	}
+	atomic.StoreUint64(m.way(0, 0), w.word())
+	return nil
+}
+
+// Local is what the programs know of this node.
+func (m *Maps) Local() (Local, error) {
+	if err := m.gate.RLock(); err != nil {
+		return Local{}, err
+	}
+	defer m.gate.RUnlock()
+	w := wayOf(atomic.LoadUint64(m.way(0, 0)))
+	return Local{Overlay: w.Flags&Overlay != 0, Native: w.Flags&native != 0, TunnelIfindex: w.Ifindex}, nil
+}
+
+// Nodes are the nodes that the maps have, by number.
+func (m *Maps) Nodes() (map[uint16]Entry, error) {
+	if err := m.gate.RLock(); err != nil {
+		return nil, err
+	}
+	defer m.gate.RUnlock()
+	owners, err := m.list()
+	if err != nil {
+		return nil, err
+	}
+	nodes := map[uint16]Entry{}
+	for number := uint16(1); number <= MaxNumber; number++ {
+		var e Entry
+		e.readAddrs(m.at(number))
+		for family := range e.Ways {
+			e.Ways[family] = wayOf(atomic.LoadUint64(m.way(number, family)))
+		}
+		if e.IPv4.IsValid() || e.IPv6.IsValid() || e.Ways != [2]Way{} {
+			nodes[number] = e
+		}
+	}
+	for a, owner := range owners {
+		e := nodes[owner]
+		e.Addrs = append(e.Addrs, a)
+		nodes[owner] = e
+	}
+	for _, e := range nodes {
+		slices.SortFunc(e.Addrs, netip.Addr.Compare)
+	}
+	return nodes, nil
+}
+
+// owners are all addresses with the numbers of their nodes. The caller holds the gate
+// for changes.
+func (m *Maps) owners() (_ map[netip.Addr]uint16, err error) {
+	if m.owned == nil {
+		m.owned, err = m.list()
+	}
+	return m.owned, err
+}
+
+// insert writes an address once.
+func (m *Maps) insert(a netip.Addr, number uint16) error {
+	if err := pin.InsertOnce(m.addrs, keyOf(a), uint32(number)); err != nil {
+		return fmt.Errorf("address %v: %w", a, err)
+	}
+	m.owned[a] = number
+	return nil
+}
+
+func (m *Maps) remove(a netip.Addr) error {
+	if err := pin.DeleteKey(m.addrs, keyOf(a)); err != nil {
+		return fmt.Errorf("address %v: %w", a, err)
+	}
+	delete(m.owned, a)
+	return nil
+}
+
+func (m *Maps) list() (map[netip.Addr]uint16, error) {
+	owners := map[netip.Addr]uint16{}
+	var key bpf.MapsSlNodeAddr
+	var number uint32
+	it := m.addrs.Iterate()
+	for it.Next(&key, &number) {
+		owners[addrOf(key)] = uint16(number)
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("list the addresses of nodes: %w", err)
+	}
+	return owners, nil
+}
+
+func keyOf(a netip.Addr) *bpf.MapsSlNodeAddr {
+	key := &bpf.MapsSlNodeAddr{Family: 4}
+	if a.Is6() {
+		key.Family = 6
+	}
+	copy(key.Addr[:], a.AsSlice())
+	return key
+}
+
+func addrOf(key bpf.MapsSlNodeAddr) netip.Addr {
+	if key.Family == 4 {
+		return netip.AddrFrom4([4]byte(key.Addr[:4]))
+	}
+	return netip.AddrFrom16(key.Addr)
+}
+
+// String is the way in words.
+func (w Way) String() string {
+	if w == (Way{}) {
+		return "none"
+	}
+	s := fmt.Sprintf("device %d mtu %d", w.Ifindex, w.MTU)
+	for i, name := range []string{"overlay", "underlay-ipv6", "hop", "lookup", "native"} {
+		if w.Flags>>i&1 != 0 {
+			s += " " + name
+		}
+	}
+	return s
+}
+
+// Describe is a value of sl_node in words.
+func Describe(v *bpf.MapsSlNode) string {
+	s := fmt.Sprintf("IPv4 by %v, IPv6 by %v", wayOf(v.Way4), wayOf(v.Way6))
+	if v.Ip4 != 0 {
+		s += " at " + netip.AddrFrom4([4]byte(binary.NativeEndian.AppendUint32(nil, v.Ip4))).String()
+	}
+	if a := netip.AddrFrom16(v.Ip6); !a.IsUnspecified() {
+		s += " at " + a.String()
+	}
+	return s
+}
+
+// DescribeAddr is a key of sl_node_addr in words.
+func DescribeAddr(key *bpf.MapsSlNodeAddr) string { return addrOf(*key).String() }

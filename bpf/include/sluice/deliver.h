@@ -130,11 +130,11 @@ static __always_inline enum sl_reason deliver_to(struct __sk_buff *skb, const st
 /*
  * Gives a packet that another node has sent to the stack: to this node itself, or
  * to a pod whose packets the stack has to see. Its frame may be addressed to a
- * device of the other node.
+ * device of the other node, and it has the mark of the packet that was around it.
  */
 static __always_inline int give_to_stack(struct __sk_buff *skb)
 {
-	skb->mark = (skb->mark & ~SL_MARK_MASK) | SL_MARK_REMOTE;
+	skb->mark = SL_MARK_REMOTE;
 	bpf_skb_change_type(skb, SL_PACKET_HOST);
 	return TC_ACT_OK;
 }

@@ -141,6 +141,7 @@ func newServer(
 		Owners:   called.owners,
 		Cluster:  n.clusterStream,
 		Called:   server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
+		NameOf:   n.Numbers.Name,
 		Warnings: func() []string { return append(n.Host.Warnings(), p.MissingLayers()...) },
 	}
 	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: called.identity}

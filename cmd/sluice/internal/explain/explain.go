@@ -116,6 +116,7 @@ type explainedPeer struct {
 	Slot          uint32          `json:"slot"`
 	IPCachePrefix string          `json:"ipcachePrefix,omitempty"`
 	Labels        []string        `json:"labels,omitempty"`
+	Node          string          `json:"node,omitempty"`
 }
 
 type explainedSide struct {
@@ -148,6 +149,7 @@ func explainedPeerOf(p *datapathv1.ExplainedPeer) explainedPeer {
 	shown := explainedPeer{
 		Identity: p.GetIdentity(), Known: p.GetKnown(), IdentityClass: p.GetIdentityClass(), Slot: p.GetEndpointIndex(),
 		IPCachePrefix: p.GetIpcachePrefix(), Labels: workload.LabelTextsInOrder(p.GetLabels()),
+		Node: p.GetNodeName(),
 	}
 	if p.GetOwner() != nil {
 		o := workload.OwnerOf(p.GetOwner())
@@ -218,6 +220,8 @@ func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
 			pod = end.peer.Owner.String()
 		case end.peer.Identity == uint32(identity.Host):
 			pod = "this node"
+		case end.peer.Node != "":
+			pod = "on " + end.peer.Node
 		}
 		class := fmt.Sprint(end.peer.IdentityClass)
 		if !end.peer.Known {

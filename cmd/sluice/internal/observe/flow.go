@@ -34,11 +34,13 @@ type flow struct {
 	SourceIdentity      uint32          `json:"sourceIdentity,omitempty"`
 	SourceOwner         *workload.Owner `json:"sourceOwner,omitempty"`
 	SourcePod           string          `json:"sourcePod,omitempty"`
+	SourceNode          string          `json:"sourceNode,omitempty"` // another than this one
 	Destination         string          `json:"destinationAddress,omitempty"`
 	DestinationPort     uint32          `json:"destinationPort,omitempty"`
 	DestinationIdentity uint32          `json:"destinationIdentity,omitempty"`
 	DestinationOwner    *workload.Owner `json:"destinationOwner,omitempty"`
 	DestinationPod      string          `json:"destinationPod,omitempty"`
+	DestinationNode     string          `json:"destinationNode,omitempty"`
 	ICMP                *icmp           `json:"icmp,omitempty"`
 	Protocol            string          `json:"protocol,omitempty"`
 	Length              uint32          `json:"length,omitempty"`
@@ -76,6 +78,7 @@ func flowOf(m *datapathv1.ObserveResponse) flow {
 		DestinationOwner:    ownerOf(destination), DestinationPod: podText(destination.GetPod()),
 		Protocol: ports.ProtocolText(uint32(f.GetProtocol())), TCPFlags: tcpFlagsText(f.GetTcpFlags()),
 		Length: f.GetLength(), Ethertype: f.GetEthertype(), SourceMAC: f.GetSourceMac(),
+		SourceNode: source.GetNodeName(), DestinationNode: destination.GetNodeName(),
 		Egress: verdict.SideOf(f.GetEgress()), Ingress: verdict.SideOf(f.GetIngress()),
 	}
 	if h := f.GetIcmp(); h != nil {
@@ -136,7 +139,7 @@ func (f flow) line() string {
 	if f.Owner != nil {
 		who = f.Owner.String()
 	}
-	side := func(address string, port, identity uint32, labels []string, ports bool) string {
+	side := func(address string, port, identity uint32, labels []string, node string, ports bool) string {
 		s := cmp.Or(address, "-")
 		if ports && address != "" {
 			if a, err := netip.ParseAddr(address); err == nil {
@@ -148,6 +151,9 @@ func (f flow) line() string {
 			s += " (" + workload.Text(labels) + ")"
 		case identity != 0:
 			s += fmt.Sprintf(" (identity %d)", identity)
+		}
+		if node != "" {
+			s += " on " + node
 		}
 		return s
 	}
@@ -165,7 +171,7 @@ func (f flow) line() string {
 		what += fmt.Sprintf(", %d bytes", f.Length)
 	}
 	// The sender is known by more than its hardware address, if it is known.
-	if f.SourceMAC != "" && (f.SourceIdentity == 0 || strings.HasPrefix(f.Reason, "spoofed")) {
+	if f.SourceMAC != "" && f.SourceNode == "" && (f.SourceIdentity == 0 || strings.HasPrefix(f.Reason, "spoofed")) {
 		what += ", from " + f.SourceMAC
 	}
 	outcome := f.Verdict
@@ -177,8 +183,8 @@ func (f flow) line() string {
 		arrow = "-> (reply)"
 	}
 	line := fmt.Sprintf("%s  %-9s %-14s %-7s %s  %s %s %s  %s", at, outcome, f.Reason, f.Direction, who,
-		side(f.Source, f.SourcePort, f.SourceIdentity, f.SourceLabels, ports), arrow,
-		side(f.Destination, f.DestinationPort, f.DestinationIdentity, f.DestinationLabels, ports), what)
+		side(f.Source, f.SourcePort, f.SourceIdentity, f.SourceLabels, f.SourceNode, ports), arrow,
+		side(f.Destination, f.DestinationPort, f.DestinationIdentity, f.DestinationLabels, f.DestinationNode, ports), what)
 	for _, s := range []struct {
 		name string
 		said *verdict.Side

@@ -234,7 +234,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		return nil, err
 	}
 	k.Explainer = &explain.Explainer{
-		Endpoints: k.Endpoints, Addresses: k.Addresses, Tables: k.Tables, Connections: k.Connections,
+		Endpoints: k.Endpoints, Addresses: k.Addresses, Nodes: k.Nodes, Tables: k.Tables, Connections: k.Connections,
 		Replicas: replica.New(k.Pins, o.build.programs, o.constants()), Worlds: o.worlds(),
 	}
 	if !o.ValidateOnly {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
@@ -483,4 +484,32 @@ func TestKernelForgedVXLAN(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestKernelExplainKnowsNodes shows that both nodes say what would become of a
+// connection between their pods, and on which node its other end is.
+func TestKernelExplainKnowsNodes(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
+		way := event.ForwardOverlay
+		if routing == RoutingNative {
+			way = event.ForwardNative
+		}
+		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+		q := conntrack.Tuple{
+			Protocol:  unix.IPPROTO_TCP,
+			Initiator: netip.AddrPortFrom(f.a.pod.IPv4, 4000), Responder: netip.AddrPortFrom(f.b.pod.IPv4, 80),
+		}
+		x, err := f.a.k.Explainer.Explain(q)
+		must(t, "Explain on a", err)
+		if x.Reason != way || x.Destination.Node != 2 || x.Source.Node != 0 || x.Egress == nil || x.Ingress != nil {
+			t.Errorf("a says %+v", x)
+		}
+		if x, err = f.b.k.Explainer.Explain(q); err != nil {
+			t.Fatal(err)
+		}
+		known := x.Source.Node == 1 && x.Source.Identity == f.a.pod.Identity
+		if x.Reason != event.DropPolicyDenied || !known || x.Ingress == nil {
+			t.Errorf("b says %+v", x)
+		}
+	})
 }

@@ -83,7 +83,9 @@ type Event struct {
 	SourceIdentity, DestinationIdentity uint32
 	Length                              uint32
 	SourceMAC                           [6]byte
-	EtherType                           uint16
+	// Node is the number of the other node that one end is on, 0 without one.
+	Node      uint16
+	EtherType uint16
 	// Sender and Receiver are the sides of the connection's first packet; with
 	// Reply the packet goes the other way.
 	Sender, Receiver Side

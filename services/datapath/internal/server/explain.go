@@ -112,6 +112,7 @@ func (s *Server) explainedPeer(ctx context.Context, p explain.Peer) *datapathv1.
 	if p.Entry.IsValid() {
 		e.IpcachePrefix = p.Entry.String()
 	}
+	e.NodeName = s.nodeText(p.Node)
 	if p.Slot != slotmap.NoSlot && p.Slot != slotmap.HostSlot {
 		e.EndpointIndex = uint32(p.Slot)
 		e.Slot = e.EndpointIndex //nolint:staticcheck // callers of the earlier name read it

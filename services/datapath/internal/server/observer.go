@@ -217,6 +217,11 @@ func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.Obse
 		SourceMac: net.HardwareAddr(e.SourceMAC[:]).String(), InterfaceIndex: e.Ifindex,
 		Egress: s.side(e.Sender, true), Ingress: s.side(e.Receiver, false),
 	}
+	far := f.Source
+	if e.Egress {
+		far = f.Destination
+	}
+	far.NodeName = s.nodeText(e.Node)
 	// ICMP carries type and code in what ports are for others
 	switch f.GetProtocol() {
 	case netv1.Protocol_PROTOCOL_ICMP, netv1.Protocol_PROTOCOL_ICMPV6:
@@ -229,6 +234,19 @@ func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.Obse
 // uuid writes an id as RFC 9562 does.
 func uuid(id [16]byte) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+}
+
+// nodeText is the name of another node, or its number if the name is not known.
+func (s *Server) nodeText(number uint16) string {
+	if number == 0 {
+		return ""
+	}
+	if s.NameOf != nil {
+		if name := s.NameOf(number); name != "" {
+			return name
+		}
+	}
+	return fmt.Sprintf("#%d", number)
 }
 
 func (s *Server) end(ctx context.Context, e observe.End, at netip.AddrPort, identity uint32) *datapathv1.FlowEnd {

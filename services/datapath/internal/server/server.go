@@ -57,6 +57,8 @@ type Server struct {
 	Maps Maps
 	// Labels are those of identities; nil: none are known.
 	Labels *observe.Labels
+	// NameOf names another node by its number, "" if it is not known; nil: none is.
+	NameOf func(uint16) string
 	// Rules tell what decided; nil: nobody knows.
 	Rules Rules
 

@@ -363,6 +363,12 @@ const (
 	Reason_REASON_STACK_TIME_EXCEEDED Reason = 8
 	// To the stack, which answers too big, or fragments.
 	Reason_REASON_STACK_TOO_BIG Reason = 9
+	// Into the tunnel, to another node.
+	Reason_REASON_FORWARDED_OVERLAY Reason = 10
+	// Out of an uplink, to another node.
+	Reason_REASON_FORWARDED_NATIVE Reason = 11
+	// From another node to the stack, which may have to translate it.
+	Reason_REASON_FORWARDED_TO_STACK Reason = 12
 	// Neither IPv4, IPv6 nor ARP, or tagged.
 	Reason_REASON_NOT_IP Reason = 16
 	// The device belongs to no endpoint.
@@ -415,6 +421,18 @@ const (
 	Reason_REASON_CONNECTION_BUDGET Reason = 40
 	// The first fragment was not seen.
 	Reason_REASON_FRAGMENT_UNKNOWN Reason = 41
+	// The destination's node is not known, or no way leads to it.
+	Reason_REASON_NO_NODE Reason = 42
+	// In a tunnel, from an address of no node; the source is that address.
+	Reason_REASON_UNKNOWN_NODE Reason = 43
+	// Under an address of another node than the one it came from.
+	Reason_REASON_SPOOFED_NODE Reason = 44
+	// The tunnel names an identity that the sender cannot have.
+	Reason_REASON_SPOOFED_IDENTITY Reason = 45
+	// The kernel refused the key of the tunnel, or had none.
+	Reason_REASON_TUNNEL_KEY Reason = 46
+	// For another node's pod, from neither this node nor its pods.
+	Reason_REASON_TRANSIT Reason = 47
 	// ARP for anything but the gateway.
 	Reason_REASON_ARP Reason = 48
 	// Neighbour discovery for anything but the gateway.
@@ -438,6 +456,9 @@ var (
 		7:  "REASON_ANSWERED_NDP",
 		8:  "REASON_STACK_TIME_EXCEEDED",
 		9:  "REASON_STACK_TOO_BIG",
+		10: "REASON_FORWARDED_OVERLAY",
+		11: "REASON_FORWARDED_NATIVE",
+		12: "REASON_FORWARDED_TO_STACK",
 		16: "REASON_NOT_IP",
 		17: "REASON_NO_ENDPOINT",
 		18: "REASON_MALFORMED",
@@ -464,6 +485,12 @@ var (
 		39: "REASON_CONNECTION_INSERT_FAILED",
 		40: "REASON_CONNECTION_BUDGET",
 		41: "REASON_FRAGMENT_UNKNOWN",
+		42: "REASON_NO_NODE",
+		43: "REASON_UNKNOWN_NODE",
+		44: "REASON_SPOOFED_NODE",
+		45: "REASON_SPOOFED_IDENTITY",
+		46: "REASON_TUNNEL_KEY",
+		47: "REASON_TRANSIT",
 		48: "REASON_ARP",
 		49: "REASON_NDP",
 		50: "REASON_MULTICAST",
@@ -480,6 +507,9 @@ var (
 		"REASON_ANSWERED_NDP":             7,
 		"REASON_STACK_TIME_EXCEEDED":      8,
 		"REASON_STACK_TOO_BIG":            9,
+		"REASON_FORWARDED_OVERLAY":        10,
+		"REASON_FORWARDED_NATIVE":         11,
+		"REASON_FORWARDED_TO_STACK":       12,
 		"REASON_NOT_IP":                   16,
 		"REASON_NO_ENDPOINT":              17,
 		"REASON_MALFORMED":                18,
@@ -506,6 +536,12 @@ var (
 		"REASON_CONNECTION_INSERT_FAILED": 39,
 		"REASON_CONNECTION_BUDGET":        40,
 		"REASON_FRAGMENT_UNKNOWN":         41,
+		"REASON_NO_NODE":                  42,
+		"REASON_UNKNOWN_NODE":             43,
+		"REASON_SPOOFED_NODE":             44,
+		"REASON_SPOOFED_IDENTITY":         45,
+		"REASON_TUNNEL_KEY":               46,
+		"REASON_TRANSIT":                  47,
 		"REASON_ARP":                      48,
 		"REASON_NDP":                      49,
 		"REASON_MULTICAST":                50,
@@ -3619,7 +3655,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x12TARGET_KIND_SYSCTL\x10\n" +
 	"\x12\x16\n" +
 	"\x12TARGET_KIND_RECORD\x10\v\x12!\n" +
-	"\x1dTARGET_KIND_NETWORK_NAMESPACE\x10\f*\xa1\b\n" +
+	"\x1dTARGET_KIND_NETWORK_NAMESPACE\x10\f*\x89\n" +
+	"\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_FORWARDED_TO_POD\x10\x01\x12\"\n" +
@@ -3630,7 +3667,11 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x13REASON_ANSWERED_ARP\x10\x06\x12\x17\n" +
 	"\x13REASON_ANSWERED_NDP\x10\a\x12\x1e\n" +
 	"\x1aREASON_STACK_TIME_EXCEEDED\x10\b\x12\x18\n" +
-	"\x14REASON_STACK_TOO_BIG\x10\t\x12\x11\n" +
+	"\x14REASON_STACK_TOO_BIG\x10\t\x12\x1c\n" +
+	"\x18REASON_FORWARDED_OVERLAY\x10\n" +
+	"\x12\x1b\n" +
+	"\x17REASON_FORWARDED_NATIVE\x10\v\x12\x1d\n" +
+	"\x19REASON_FORWARDED_TO_STACK\x10\f\x12\x11\n" +
 	"\rREASON_NOT_IP\x10\x10\x12\x16\n" +
 	"\x12REASON_NO_ENDPOINT\x10\x11\x12\x14\n" +
 	"\x10REASON_MALFORMED\x10\x12\x12\x16\n" +
@@ -3656,7 +3697,13 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x19REASON_CONNECTION_INVALID\x10&\x12#\n" +
 	"\x1fREASON_CONNECTION_INSERT_FAILED\x10'\x12\x1c\n" +
 	"\x18REASON_CONNECTION_BUDGET\x10(\x12\x1b\n" +
-	"\x17REASON_FRAGMENT_UNKNOWN\x10)\x12\x0e\n" +
+	"\x17REASON_FRAGMENT_UNKNOWN\x10)\x12\x12\n" +
+	"\x0eREASON_NO_NODE\x10*\x12\x17\n" +
+	"\x13REASON_UNKNOWN_NODE\x10+\x12\x17\n" +
+	"\x13REASON_SPOOFED_NODE\x10,\x12\x1b\n" +
+	"\x17REASON_SPOOFED_IDENTITY\x10-\x12\x15\n" +
+	"\x11REASON_TUNNEL_KEY\x10.\x12\x12\n" +
+	"\x0eREASON_TRANSIT\x10/\x12\x0e\n" +
 	"\n" +
 	"REASON_ARP\x100\x12\x0e\n" +
 	"\n" +

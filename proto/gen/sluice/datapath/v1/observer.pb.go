@@ -1085,6 +1085,9 @@ type FlowEnd struct {
 	Pod *v1.PodReference `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Index of the endpoint; 0 if it is none of the node.
 	EndpointIndex uint32 `protobuf:"varint,7,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
+	// Name of the other node that the packet came from or goes to past the stack
+	// of this one; "#" and its number if the name is not known, empty without one.
+	NodeName      string `protobuf:"bytes,8,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1166,6 +1169,13 @@ func (x *FlowEnd) GetEndpointIndex() uint32 {
 		return x.EndpointIndex
 	}
 	return 0
+}
+
+func (x *FlowEnd) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
 }
 
 // IcmpHeader is the beginning of an ICMP message.
@@ -1594,6 +1604,9 @@ type ExplainedPeer struct {
 	Pod *v1.PodReference `protobuf:"bytes,8,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Index of the endpoint in the datapath's maps; 0 for the host.
 	EndpointIndex uint32 `protobuf:"varint,9,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
+	// Name of the other node that has the address; "#" and its number if the name
+	// is not known, empty without one.
+	NodeName      string `protobuf:"bytes,10,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1690,6 +1703,13 @@ func (x *ExplainedPeer) GetEndpointIndex() uint32 {
 		return x.EndpointIndex
 	}
 	return 0
+}
+
+func (x *ExplainedPeer) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
 }
 
 // ExplainedSide is what one side's tables say, step by step.
@@ -1995,7 +2015,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"source_mac\x18\x10 \x01(\tR\tsourceMac\x12'\n" +
 	"\x0finterface_index\x18\x11 \x01(\rR\x0einterfaceIndex\x127\n" +
 	"\x06egress\x18\x12 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\x06egress\x129\n" +
-	"\aingress\x18\x13 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\aingress\"\x92\x02\n" +
+	"\aingress\x18\x13 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\aingress\"\xaf\x02\n" +
 	"\aFlowEnd\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1a\n" +
@@ -2003,7 +2023,8 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x06labels\x18\x04 \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x12/\n" +
 	"\x05owner\x18\x05 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x122\n" +
 	"\x03pod\x18\x06 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12%\n" +
-	"\x0eendpoint_index\x18\a \x01(\rR\rendpointIndex\"4\n" +
+	"\x0eendpoint_index\x18\a \x01(\rR\rendpointIndex\x12\x1b\n" +
+	"\tnode_name\x18\b \x01(\tR\bnodeName\"4\n" +
 	"\n" +
 	"IcmpHeader\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\rR\x04type\x12\x12\n" +
@@ -2039,7 +2060,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\aingress\x18\x06 \x01(\v2!.sluice.datapath.v1.ExplainedSideR\aingress\x12>\n" +
 	"\n" +
 	"connection\x18\a \x01(\v2\x1e.sluice.datapath.v1.ConnectionR\n" +
-	"connection\"\xe6\x02\n" +
+	"connection\"\x83\x03\n" +
 	"\rExplainedPeer\x12\x1a\n" +
 	"\bidentity\x18\x01 \x01(\rR\bidentity\x12\x14\n" +
 	"\x05known\x18\x02 \x01(\bR\x05known\x12%\n" +
@@ -2049,7 +2070,9 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x0eipcache_prefix\x18\x06 \x01(\tR\ripcachePrefix\x121\n" +
 	"\x06labels\x18\a \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x122\n" +
 	"\x03pod\x18\b \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12%\n" +
-	"\x0eendpoint_index\x18\t \x01(\rR\rendpointIndex\"\xe0\x01\n" +
+	"\x0eendpoint_index\x18\t \x01(\rR\rendpointIndex\x12\x1b\n" +
+	"\tnode_name\x18\n" +
+	" \x01(\tR\bnodeName\"\xe0\x01\n" +
 	"\rExplainedSide\x129\n" +
 	"\averdict\x18\x01 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\averdict\x12%\n" +
 	"\x0eidentity_class\x18\x02 \x01(\rR\ridentityClass\x12!\n" +

@@ -118,6 +118,9 @@ type Event struct {
 	TCPFlags uint8
 	// SourceIdentity and DestinationIdentity are 0 if not determined.
 	SourceIdentity, DestinationIdentity identity.Numeric
+	// Node is the number of the other node that the packet came from or goes to past
+	// the stack of this one, 0 without one.
+	Node uint16
 	// SourceSlot and DestinationSlot are NoSlot if not local or not determined.
 	SourceSlot, DestinationSlot slotmap.Slot
 	// Egress and Ingress are what the policies of the sender and of the
@@ -214,6 +217,7 @@ func decodeEvent(raw []byte) (Event, error) {
 		Ingress:             sideOf(w.Ingress, Type(w.Type)),
 		Connection:          conntrack.Flags(w.CtFlags),
 		Reply:               w.Reply != 0,
+		Node:                w.Node,
 	}
 	var src, dst netip.Addr
 	switch w.Family {

@@ -98,7 +98,7 @@ func (e Event) observed(owners Owners) observe.Event {
 		Verdict: e.verdict(),
 		Source:  e.Source, Destination: e.Destination, Protocol: e.Protocol, TCPFlags: e.TCPFlags,
 		SourceIdentity: uint32(e.SourceIdentity), DestinationIdentity: uint32(e.DestinationIdentity),
-		Length: e.Length, SourceMAC: e.SourceMAC, Ifindex: e.Ifindex, EtherType: e.EtherType, Reply: e.Reply,
+		Length: e.Length, SourceMAC: e.SourceMAC, Ifindex: e.Ifindex, EtherType: e.EtherType, Reply: e.Reply, Node: e.Node,
 	}
 	sender, receiver := e.SourceSlot, e.DestinationSlot
 	if e.Reply {

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/replica"
@@ -35,6 +36,8 @@ type Peer struct {
 	Slot slotmap.Slot
 	// Entry of the ipcache that holds the address; not valid: none does.
 	Entry netip.Prefix
+	// Node is the number of the other node that has the address, 0: none.
+	Node uint16
 }
 
 // Side is what one side's table says.
@@ -66,6 +69,7 @@ type Explanation struct {
 type Explainer struct {
 	Endpoints   *slotmap.Maps
 	Addresses   *ipmap.Maps
+	Nodes       *nodemap.Maps
 	Tables      *policymap.Maps
 	Connections *conntrack.Connections
 	Replicas    *replica.Programs
@@ -103,6 +107,15 @@ func (e *Explainer) Explain(t conntrack.Tuple) (Explanation, error) {
 		q.Program, q.Far, near = program.ToPod, x.Source.Slot, x.Destination
 		// nothing but the host sends under its addresses
 		q.Forwarded = x.Source.Slot != slotmap.HostSlot
+		if x.Source.Node != 0 {
+			// as if the tunnel's program had given it to the stack: what its key names
+			// no test run can say
+			local, err := e.Nodes.Local()
+			if err != nil {
+				return x, err
+			}
+			q.Tunnel = local.TunnelIfindex
+		}
 	}
 	if !near.endpoint() {
 		return x, fmt.Errorf("%v, %v: %w", t.Initiator.Addr(), t.Responder.Addr(), ErrNotLocal)
@@ -198,7 +211,7 @@ func (e *Explainer) peer(a netip.Addr) (Peer, error) {
 	}
 	for _, known := range all {
 		if known.Prefix.Contains(a) && (!p.Entry.IsValid() || known.Prefix.Bits() > p.Entry.Bits()) {
-			p.Entry = known.Prefix
+			p.Entry, p.Node = known.Prefix, known.Node
 		}
 	}
 	return p, nil

@@ -11,6 +11,7 @@
 package replica
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -78,6 +79,9 @@ type Question struct {
 	// Forwarded says that the packet has entered the node by a device of no
 	// endpoint.
 	Forwarded bool
+	// Tunnel is the device by which a packet of another node's pod has entered, 0
+	// without a tunnel.
+	Tunnel uint32
 	// Frame is the packet with its Ethernet header.
 	Frame []byte
 	// Far is the slot of the other end, NoSlot if it has none.
@@ -119,7 +123,7 @@ func (ps *Programs) Run(q Question) (Answer, error) {
 	}
 	context := skb{Ifindex: nearDevice}
 	if q.Forwarded {
-		context.IngressIfindex = otherDevice
+		context.IngressIfindex = cmp.Or(q.Tunnel, otherDevice)
 	}
 	if _, err := prog.Run(&ebpf.RunOptions{Data: q.Frame, Context: context}); err != nil {
 		return Answer{}, fmt.Errorf("run %s: %w", q.Program, err)

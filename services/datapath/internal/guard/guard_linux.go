@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package guard keeps a firewall table of two walls and a masquerade.
+// Package guard keeps a firewall table of walls and a masquerade.
 //
 // One drops what comes from an endpoint's device without having met an eBPF
 // program. The programs mark everything that they give to the host's stack. If
@@ -13,6 +13,10 @@
 // know such a packet by the device that it came in by, but the stack forgets
 // that of IPv6 fragments that it has to copy, and an address of the host as
 // their source would make them the host's own.
+//
+// With a fabric, others stand between the node's devices and packets that claim to
+// come from a pod: none of this node's comes by a device that is not an endpoint's,
+// and those of other nodes come by the tunnel, or past a program of the uplink.
 //
 // The masquerade, if there is one, gives connections of pods to addresses beyond
 // the node the node's own address.
@@ -37,7 +41,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 )
 
-// Table is the guard of one instance.
+// Table is the guard of one instance. Its methods may be called concurrently.
 type Table struct {
 	home   *netns.Namespace
 	name   string
@@ -46,10 +50,21 @@ type Table struct {
 
 	forwarded uint32
 
-	masquerade *Masquerade // nil: there is none
+	mu  sync.Mutex
+	set settings // guarded by mu
+}
 
-	mu     sync.Mutex
-	others []netip.Prefix // guarded by mu; see SetOthers
+// settings are what the table is to hold besides the walls of endpoints.
+type settings struct {
+	masquerade *Masquerade     // nil: there is none
+	fabric     *Fabric         // nil: there is none
+	others     *[]netip.Prefix // nil: SetOthers has said nothing
+}
+
+func (t *Table) settings() settings {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.set
 }
 
 // New describes the table; Repair makes it. Packets from devices of the groups
@@ -77,14 +92,21 @@ type wall struct {
 	rules [][]expr.Any
 }
 
-func (t *Table) walls(table *nftables.Table) []wall {
-	ws := []wall{{chain: t.chain(table)}, {chain: t.forwardChain(table)}}
+func (t *Table) walls(s settings, table *nftables.Table) []wall {
+	unmarked, forwarded := wall{chain: t.chain(table)}, wall{chain: t.forwardChain(table)}
 	for _, g := range t.groups {
-		ws[0].rules = append(ws[0].rules, t.rule(g))
-		ws[1].rules = append(ws[1].rules, t.forwardRule(g))
+		unmarked.rules = append(unmarked.rules, t.rule(g))
+		forwarded.rules = append(forwarded.rules, t.forwardRule(g))
 	}
-	if t.masquerade != nil {
-		ws = append(ws, t.masqueradeWall(table))
+	if s.fabric != nil {
+		unmarked.rules = t.fabricRules(s.fabric, unmarked.rules)
+	}
+	ws := []wall{unmarked, forwarded}
+	if s.masquerade != nil {
+		ws = append(ws, t.masqueradeWall(s, table))
+	}
+	if s.fabric != nil {
+		ws = append(ws, t.fabricWalls(s.fabric, table)...)
 	}
 	return ws
 }
@@ -103,14 +125,21 @@ func (t *Table) chain(table *nftables.Table) *nftables.Chain {
 
 // rule is `meta iifgroup G meta mark & M == 0 counter drop`.
 func (t *Table) rule(group uint32) []expr.Any {
-	return []expr.Any{
+	return slices.Concat([]expr.Any{
 		&expr.Meta{Key: expr.MetaKeyIIFGROUP, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native(group)},
+	}, t.unmarked(), []expr.Any{
+		&expr.Counter{},
+		&expr.Verdict{Kind: expr.VerdictDrop},
+	})
+}
+
+// unmarked is `meta mark & M == 0`: no program has looked at the packet.
+func (t *Table) unmarked() []expr.Any {
+	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(t.mask), Xor: native(0)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native(0)},
-		&expr.Counter{},
-		&expr.Verdict{Kind: expr.VerdictDrop},
 	}
 }
 
@@ -146,19 +175,26 @@ func (t *Table) conn(fn func(*nftables.Conn) error) error {
 // Repair makes the table as it should be, in one transaction: what was there
 // under its name is replaced, and there is no moment without it.
 func (t *Table) Repair() error {
+	s := t.settings()
+	if err := s.fabric.check(); err != nil {
+		return fmt.Errorf("firewall table %s: %w", t.name, err)
+	}
 	return t.conn(func(c *nftables.Conn) error {
 		table := &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet}
 		// added first, so that the deletion cannot fail
 		c.AddTable(table)
 		c.DelTable(table)
 		table = c.AddTable(&nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
-		for _, s := range t.sets() {
-			if err := s.add(c, table); err != nil {
-				return fmt.Errorf("firewall set %s: %w", s.name, err)
+		for _, set := range s.sets() {
+			if err := set.add(c, table); err != nil {
+				return fmt.Errorf("firewall set %s: %w", set.name, err)
 			}
 		}
-		for _, w := range t.walls(table) {
+		walls := t.walls(s, table)
+		for _, w := range walls { // before a rule leads to one
 			c.AddChain(w.chain)
+		}
+		for _, w := range walls {
 			for _, exprs := range w.rules {
 				c.AddRule(&nftables.Rule{Table: table, Chain: w.chain, Exprs: exprs})
 			}
@@ -182,28 +218,32 @@ func (t *Table) Remove() error {
 
 // Check compares the table with what Repair makes.
 func (t *Table) Check() (diffs []endpoint.Difference, err error) {
+	s := t.settings()
 	err = t.conn(func(c *nftables.Conn) error {
-		diffs, err = t.check(c)
+		diffs, err = t.check(c, s)
 		return err
 	})
 	return diffs, err
 }
 
 // wanted is what the table does, in words.
-func (t *Table) wanted() string {
-	s := fmt.Sprintf("drop packets of device groups %#x without a mark in %#x, mark what is forwarded to them",
+func (t *Table) wanted(s settings) string {
+	words := fmt.Sprintf("drop packets of device groups %#x without a mark in %#x, mark what is forwarded to them",
 		t.groups, t.mask)
-	if t.masquerade != nil {
-		s += ", masquerade what pods send beyond the node"
+	if s.fabric != nil {
+		words += ", " + s.fabric.wanted()
 	}
-	return s
+	if s.masquerade != nil {
+		words += ", masquerade what pods send beyond the node"
+	}
+	return words
 }
 
-func (t *Table) check(c *nftables.Conn) ([]endpoint.Difference, error) {
+func (t *Table) check(c *nftables.Conn, s settings) ([]endpoint.Difference, error) {
 	missing := func(have string) []endpoint.Difference {
 		return []endpoint.Difference{{
 			Subject: "firewall", Key: t.name,
-			Want: t.wanted(), Have: have,
+			Want: t.wanted(s), Have: have,
 		}}
 	}
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
@@ -227,13 +267,13 @@ func (t *Table) check(c *nftables.Conn) ([]endpoint.Difference, error) {
 			ours[ch.Name] = ch
 		}
 	}
-	for _, want := range t.walls(&nftables.Table{Name: t.name, Family: nftables.TableFamilyINet}) {
+	if len(ours) == 0 {
+		return missing(""), nil
+	}
+	for _, want := range t.walls(s, &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet}) {
 		have := ours[want.chain.Name]
 		delete(ours, want.chain.Name)
-		switch {
-		case have == nil && len(ours) == 0:
-			return missing(""), nil
-		case have == nil:
+		if have == nil {
 			return missing("no chain " + want.chain.Name), nil
 		}
 		if have, want := chainText(have), chainText(want.chain); have != want {
@@ -255,7 +295,7 @@ func (t *Table) check(c *nftables.Conn) ([]endpoint.Difference, error) {
 	for name := range ours {
 		return missing("another chain, " + name), nil
 	}
-	have, err := t.checkSets(c, &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
+	have, err := t.checkSets(c, s, &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
 	if err != nil || have != "" {
 		return missing(have), err
 	}

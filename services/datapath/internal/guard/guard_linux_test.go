@@ -26,21 +26,25 @@ func pointer[T any](v T) *T { return &v }
 // forge puts a table in the place of the guard's that differs in one thing.
 // The chain and the rules are those of a wall by its place.
 func (t *Table) forge(at int, chain func(*nftables.Chain), rule func([]expr.Any), more func(*nftables.Conn, *nftables.Table)) error {
+	s := t.settings()
 	return t.conn(func(c *nftables.Conn) error {
 		table := &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet}
 		c.AddTable(table)
 		c.DelTable(table)
 		table = c.AddTable(&nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
-		for _, s := range t.sets() {
-			if err := s.add(c, table); err != nil {
+		for _, set := range s.sets() {
+			if err := set.add(c, table); err != nil {
 				return err
 			}
 		}
-		for i, w := range t.walls(table) {
+		walls := t.walls(s, table)
+		for i, w := range walls {
 			if chain != nil && i == at {
 				chain(w.chain)
 			}
 			c.AddChain(w.chain)
+		}
+		for i, w := range walls {
 			for _, exprs := range w.rules {
 				if rule != nil && i == at {
 					rule(exprs)

@@ -38,41 +38,10 @@ type Masquerade struct {
 
 // SetMasquerade makes the table one with a masquerade from the next Repair on.
 func (t *Table) SetMasquerade(m Masquerade) {
+	m.Except, m.Others = slices.Clone(m.Except), slices.Clone(m.Others)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.masquerade, t.others = &m, slices.Clone(m.Others)
-}
-
-// SetOthers says which ranges other nodes have: they see the address of the pod,
-// too. If the table differs from what it is to be then, it is repaired.
-func (t *Table) SetOthers(ranges []netip.Prefix) error {
-	if t.masquerade == nil {
-		return nil
-	}
-	t.mu.Lock()
-	t.others = slices.Clone(ranges)
-	t.mu.Unlock()
-	diffs, err := t.Check()
-	if err == nil && len(diffs) > 0 {
-		err = t.Repair()
-	}
-	return err
-}
-
-// sets are the own ranges and the exceptions of each family.
-func (t *Table) sets() (sets []set) {
-	if t.masquerade == nil {
-		return nil
-	}
-	t.mu.Lock()
-	except := slices.Concat(t.masquerade.Except, t.others)
-	t.mu.Unlock()
-	own := t.masquerade.Own()
-	for _, bits := range []int{32, 128} {
-		n := familyOf(bits)
-		sets = append(sets, set{"own" + n, bits, spans(own, bits)}, set{"except" + n, bits, spans(except, bits)})
-	}
-	return sets
+	t.set.masquerade = &m
 }
 
 // masqueradeWall is `type nat hook postrouting priority srcnat; policy accept;`. Only
@@ -80,7 +49,7 @@ func (t *Table) sets() (sets []set) {
 // What goes to another pod of the node has lost the mark of pods in the chain of
 // what is forwarded. A TCP segment that begins nothing is of a connection that is
 // older than the masquerade.
-func (t *Table) masqueradeWall(table *nftables.Table) wall {
+func (t *Table) masqueradeWall(s settings, table *nftables.Table) wall {
 	policy := nftables.ChainPolicyAccept
 	w := wall{chain: &nftables.Chain{
 		Name: masqueradeName, Table: table, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
@@ -90,7 +59,7 @@ func (t *Table) masqueradeWall(table *nftables.Table) wall {
 	w.rules = append(w.rules, []expr.Any{ // meta mark & M != F return
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(t.mask), Xor: native(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: native(t.masquerade.Mark)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: native(s.masquerade.Mark)},
 		leave,
 	})
 	w.rules = append(w.rules, []expr.Any{ // tcp flags & (fin | syn | rst | ack) != syn return
@@ -102,27 +71,37 @@ func (t *Table) masqueradeWall(table *nftables.Table) wall {
 		leave,
 	})
 	w.rules = append(w.rules,
-		masqueradeRule(unix.NFPROTO_IPV4, 12, 4, "4"), masqueradeRule(unix.NFPROTO_IPV6, 8, 16, "6"))
+		masqueradeRule(ipv4, s.exceptions()), masqueradeRule(ipv6, s.exceptions()))
 	return w
 }
 
+// exceptions are the names, without the family, of the sets of destinations that see
+// the address of the pod. With a fabric, the ranges of other nodes are in a set that
+// its walls ask, too.
+func (s settings) exceptions() []string {
+	if s.fabric != nil {
+		return []string{exceptSet, othersSet}
+	}
+	return []string{exceptSet}
+}
+
 // masqueradeRule is `ip saddr @own4 ip daddr != @except4 counter masquerade to
-// :32768-60999`, or that of IPv6. Addresses are of that many bytes, and the source
-// begins at an offset. A port in the range stays if it is free; else the kernel
-// takes one at random. The library (0.3.0) cannot write fully-random beside ports.
-func masqueradeRule(family byte, source, length uint32, n string) []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: source, Len: length},
-		&expr.Lookup{SourceRegister: 1, SetName: "own" + n},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: source + length, Len: length},
-		&expr.Lookup{SourceRegister: 1, SetName: "except" + n, Invert: true},
+// :32768-60999`, or that of IPv6. A port in the range stays if it is free; else the
+// kernel takes one at random. The library (0.3.0) cannot write fully-random beside
+// ports.
+func masqueradeRule(f family, exceptions []string) []expr.Any {
+	exprs := append(f.source(),
+		&expr.Lookup{SourceRegister: 1, SetName: ownSet + f.suffix},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: f.offset + f.bytes, Len: f.bytes})
+	for _, name := range exceptions {
+		exprs = append(exprs, &expr.Lookup{SourceRegister: 1, SetName: name + f.suffix, Invert: true})
+	}
+	return append(exprs,
 		&expr.Counter{},
 		&expr.Immediate{Register: 1, Data: binary.BigEndian.AppendUint16(nil, masqueradePortMin)},
 		&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, masqueradePortMax)},
 		&expr.Masq{ToPorts: true, RegProtoMin: 1, RegProtoMax: 2},
-	}
+	)
 }
 
 // Closed names the chains of others that drop what they forward unless a rule of

@@ -122,7 +122,7 @@ func TestKernelAnyOtherMasqueradeIsSeenAndRepaired(t *testing.T) {
 		t.Fatal(err)
 	}
 	clean("5,000 ranges of other nodes")
-	if n := len(guard.sets()[1].ranges); n < 5000 {
+	if n := len(guard.settings().sets()[1].ranges); n < 5000 {
 		t.Errorf("%d spans, so that 5,000 ranges were not tried", n)
 	}
 	if err := guard.SetOthers(nil); err != nil {

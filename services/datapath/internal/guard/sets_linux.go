@@ -11,8 +11,96 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
+
+// Names of sets, to which the suffix of a family belongs.
+const (
+	ownSet    = "own"    // ranges of this node's pods
+	othersSet = "others" // ranges of other nodes
+	exceptSet = "except" // destinations that see the address of a pod
+)
+
+// A family is where its packets have the source; the destination follows.
+type family struct {
+	suffix        string // of the names of sets
+	number        byte
+	offset, bytes uint32
+}
+
+var (
+	ipv4 = family{suffix: "4", number: unix.NFPROTO_IPV4, offset: 12, bytes: 4}
+	ipv6 = family{suffix: "6", number: unix.NFPROTO_IPV6, offset: 8, bytes: 16}
+)
+
+// source is `meta nfproto F` and has the source of the packet in register 1.
+func (f family) source() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{f.number}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: f.offset, Len: f.bytes},
+	}
+}
+
+// sets are those that rules of the table ask.
+func (s settings) sets() (sets []set) {
+	if s.masquerade == nil && s.fabric == nil {
+		return nil
+	}
+	own, others, except := s.own(), s.ranges(), s.except()
+	for _, f := range []family{ipv4, ipv6} {
+		bits := int(f.bytes) * 8
+		sets = append(sets, set{ownSet + f.suffix, bits, spans(own, bits)})
+		if s.masquerade != nil {
+			sets = append(sets, set{exceptSet + f.suffix, bits, spans(except, bits)})
+		}
+		if s.fabric != nil {
+			sets = append(sets, set{othersSet + f.suffix, bits, spans(others, bits)})
+		}
+	}
+	return sets
+}
+
+// own are the ranges of this node's pods.
+func (s settings) own() []netip.Prefix {
+	if s.fabric != nil {
+		return s.fabric.Own()
+	}
+	return s.masquerade.Own()
+}
+
+// ranges are those of other nodes.
+func (s settings) ranges() (ranges []netip.Prefix) {
+	if s.others != nil {
+		return *s.others
+	}
+	if s.masquerade != nil {
+		ranges = append(ranges, s.masquerade.Others...)
+	}
+	if s.fabric != nil {
+		ranges = append(ranges, s.fabric.Others...)
+	}
+	return ranges
+}
+
+// except are the exceptions of the masquerade that no other set has.
+func (s settings) except() (except []netip.Prefix) {
+	if s.masquerade == nil {
+		return nil
+	}
+	except = append(except, s.masquerade.Except...)
+	switch {
+	case s.fabric == nil:
+		except = append(except, s.ranges()...)
+	case s.fabric.Native:
+		for _, a := range s.fabric.Nodes {
+			a = a.Unmap().WithZone("")
+			except = append(except, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	return except
+}
 
 // A set is a named set of addresses of one family.
 type set struct {
@@ -37,27 +125,20 @@ func (s set) add(c *nftables.Conn, table *nftables.Table) error {
 	}
 	named := &nftables.Set{Table: table, Name: s.name, KeyType: kind, Interval: true}
 	err := c.AddSet(named, nil)
-	for some := range slices.Chunk(s.elements(), perMessage) {
+	for some := range slices.Chunk(elements(s.ranges), perMessage) {
 		err = errors.Join(err, c.SetAddElements(named, some))
 	}
 	return err
 }
 
-func (s set) elements() (elements []nftables.SetElement) {
-	for _, r := range s.ranges {
-		elements = append(elements, nftables.SetElement{Key: r.first.AsSlice()})
+func elements(ranges []span) (all []nftables.SetElement) {
+	for _, r := range ranges {
+		all = append(all, nftables.SetElement{Key: r.first.AsSlice()})
 		if r.end.IsValid() {
-			elements = append(elements, nftables.SetElement{Key: r.end.AsSlice(), IntervalEnd: true})
+			all = append(all, nftables.SetElement{Key: r.end.AsSlice(), IntervalEnd: true})
 		}
 	}
-	return elements
-}
-
-func familyOf(bits int) string {
-	if bits == 32 {
-		return "4"
-	}
-	return "6"
+	return all
 }
 
 // spans are the prefixes of a family in order, those that touch in one.
@@ -95,26 +176,26 @@ func last(p netip.Prefix) netip.Addr {
 
 // checkSets says how the sets of the table differ from what they are to be; "":
 // they do not.
-func (t *Table) checkSets(c *nftables.Conn, table *nftables.Table) (string, error) {
+func (t *Table) checkSets(c *nftables.Conn, s settings, table *nftables.Table) (string, error) {
 	have, err := c.GetSets(table)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return "", fmt.Errorf("list firewall sets: %w", err)
 	}
 	ours := map[string]*nftables.Set{}
-	for _, s := range have {
-		ours[s.Name] = s
+	for _, h := range have {
+		ours[h.Name] = h
 	}
-	for _, want := range t.sets() {
-		s := ours[want.name]
+	for _, want := range s.sets() {
+		h := ours[want.name]
 		delete(ours, want.name)
-		if s == nil {
+		if h == nil {
 			return "no set " + want.name, nil
 		}
-		elements, err := c.GetSetElements(s)
+		have, err := c.GetSetElements(h)
 		if err != nil {
 			return "", fmt.Errorf("list the elements of firewall set %s: %w", want.name, err)
 		}
-		if !sameElements(elements, want.elements()) {
+		if !sameElements(have, elements(want.ranges)) {
 			return "other elements in set " + want.name, nil
 		}
 	}

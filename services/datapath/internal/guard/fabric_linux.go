@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package guard
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Names of chains.
+const (
+	foreignName = "foreign"
+	tunnelName  = "tunnel"
+)
+
+// loopback is the index of lo, the same in each network namespace, and no other
+// device has it. A name can be changed.
+const loopback = 1
+
+// Fabric is how packets between nodes travel.
+type Fabric struct {
+	// Native: they travel as they are; else in a tunnel.
+	Native bool
+	// TunnelGroup is the device group of the tunnel's device, of an overlay alone.
+	TunnelGroup uint32
+	// TunnelPort is the UDP port of the tunnel, of an overlay alone.
+	TunnelPort uint16
+	// Own are the ranges of this node's pods as they are now.
+	Own func() []netip.Prefix
+	// Others are the ranges of other nodes until SetOthers says them.
+	Others []netip.Prefix
+	// Nodes are the addresses of other nodes until SetOthers says them.
+	Nodes []netip.Addr
+}
+
+// SetFabric has the table guard traffic between nodes from the next Repair on.
+func (t *Table) SetFabric(f Fabric) {
+	f.Others, f.Nodes = slices.Clone(f.Others), slices.Clone(f.Nodes)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.set.fabric = &f
+}
+
+// SetOthers says which ranges other nodes have: they see the address of the pod,
+// too. If the table differs from what it is to be then, it is repaired.
+func (t *Table) SetOthers(ranges []netip.Prefix) error {
+	ranges = slices.Clone(ranges)
+	t.mu.Lock()
+	t.set.others = &ranges
+	s := t.set
+	t.mu.Unlock()
+	if s.masquerade == nil && s.fabric == nil {
+		return nil
+	}
+	diffs, err := t.Check()
+	if err == nil && len(diffs) > 0 {
+		err = t.Repair()
+	}
+	return err
+}
+
+// check refuses what would cut off each device that is in no group, or no tunnel.
+func (f *Fabric) check() error {
+	if f != nil && !f.Native && (f.TunnelGroup == 0 || f.TunnelPort == 0) {
+		return errors.New("an overlay needs the device group and the UDP port of its tunnel")
+	}
+	return nil
+}
+
+// wanted is what the walls of a fabric do, in words.
+func (f *Fabric) wanted() string {
+	if f.Native {
+		return "drop sources in pod ranges that come by devices of others: those of this node, " +
+			"and those of other nodes unless they have a mark"
+	}
+	return fmt.Sprintf("drop packets of device group %#x without a mark, drop sources in pod ranges of all nodes that "+
+		"come by devices of others, do not track UDP to port %d", f.TunnelGroup, f.TunnelPort)
+}
+
+// fabricRules are those of the chain of what has no mark: walls are its rules about
+// endpoints. The tunnel comes first and is still looked at by all that follows.
+func (t *Table) fabricRules(f *Fabric, walls [][]expr.Any) [][]expr.Any {
+	foreign := []expr.Any{ // meta iif != lo
+		&expr.Meta{Key: expr.MetaKeyIIF, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: native(loopback)},
+	}
+	groups := t.groups
+	if !f.Native {
+		// What a pod sends to such a port of an address beyond the nodes is
+		// masqueraded, for which it has to be tracked.
+		walls = slices.Insert(walls, 0, slices.Concat(notOf(t.groups), notrack(f.TunnelPort)))
+		walls = append(walls, t.rule(f.TunnelGroup))
+		groups = append(slices.Clone(groups), f.TunnelGroup)
+	}
+	return append(walls, slices.Concat(foreign, notOf(groups), []expr.Any{
+		&expr.Verdict{Kind: expr.VerdictGoto, Chain: foreignName},
+	}))
+}
+
+// notOf is `meta iifgroup != G`, for each of the groups.
+func notOf(groups []uint32) (exprs []expr.Any) {
+	for i, g := range groups {
+		if i == 0 {
+			exprs = append(exprs, &expr.Meta{Key: expr.MetaKeyIIFGROUP, Register: 1})
+		}
+		exprs = append(exprs, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: native(g)})
+	}
+	return exprs
+}
+
+// notrack is `udp dport P notrack`. The port of a tunnel's sender says nothing: it
+// hashes the flow within, so that each would be an entry that no answer meets.
+func notrack(port uint16) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.BigEndian.AppendUint16(nil, port)},
+		&expr.Notrack{},
+	}
+}
+
+// fabricWalls are the chain of what comes by devices of others, and, of an overlay,
+// `type filter hook output priority raw; policy accept;`.
+func (t *Table) fabricWalls(f *Fabric, table *nftables.Table) []wall {
+	foreign := wall{chain: &nftables.Chain{Name: foreignName, Table: table}}
+	drop := func(set string, unless []expr.Any) {
+		for _, f := range []family{ipv4, ipv6} { // ip saddr @own4 counter drop
+			foreign.rules = append(foreign.rules, slices.Concat(unless, f.source(), []expr.Any{
+				&expr.Lookup{SourceRegister: 1, SetName: set + f.suffix},
+				&expr.Counter{},
+				&expr.Verdict{Kind: expr.VerdictDrop},
+			}))
+		}
+	}
+	drop(ownSet, nil)
+	if f.Native {
+		drop(othersSet, t.unmarked())
+		return []wall{foreign}
+	}
+	drop(othersSet, nil)
+	policy := nftables.ChainPolicyAccept
+	return []wall{foreign, {
+		chain: &nftables.Chain{
+			Name: tunnelName, Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookOutput,
+			Priority: nftables.ChainPriorityRaw, Policy: &policy,
+		},
+		rules: [][]expr.Any{notrack(f.TunnelPort)},
+	}}
+}

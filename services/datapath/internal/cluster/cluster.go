@@ -74,9 +74,9 @@ type Follower struct {
 	// Away is called when the source fails; nil: it is not.
 	Away func()
 
-	// Moved is told all ranges of other nodes when they are not those of before;
-	// nil: it is not.
-	Moved func(ranges []netip.Prefix) error
+	// Moved is told all ranges and addresses of other nodes when they may not be
+	// those of before; nil: it is not.
+	Moved func(ranges []netip.Prefix, nodes []netip.Addr) error
 
 	mu       sync.Mutex
 	nodes    map[string]Node           // guarded by mu
@@ -109,9 +109,11 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 	var errs []error
 	installed := map[string]Installation{}
 	ranges := map[netip.Prefix]struct{}{} // whose holder may be another
+	moved := false
 	for k, item := range c.Upserts {
 		switch {
 		case item.Node != nil:
+			moved = true
 			installed[k.Node] = Installation{item.Node.Incarnation, tunnelOf(*item.Node)}
 			f.hold(k.Node, f.believed(k, *item.Node), ranges)
 		case item.On != "":
@@ -125,7 +127,7 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 	}
 	f.save()
 	// before a packet goes there by a name
-	errs = append(errs, f.tell(len(ranges) > 0))
+	errs = append(errs, f.tell(moved))
 	for p := range ranges {
 		errs = append(errs, f.writeRange(p))
 	}
@@ -151,12 +153,17 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 	return errors.Join(append(errs, f.tell(gone))...)
 }
 
-// tell says the ranges of all others to whom it may concern.
+// tell says the ranges and addresses of all others to whom it may concern.
 func (f *Follower) tell(changed bool) error {
 	if !changed || f.Moved == nil {
 		return nil
 	}
-	return f.Moved(slices.SortedFunc(maps.Keys(f.holders), netip.Prefix.Compare))
+	var nodes []netip.Addr
+	for _, n := range f.nodes {
+		nodes = append(nodes, n.Addresses...)
+	}
+	slices.SortFunc(nodes, netip.Addr.Compare)
+	return f.Moved(slices.SortedFunc(maps.Keys(f.holders), netip.Prefix.Compare), slices.Compact(nodes))
 }
 
 // publish has the ipcache say one mapping.

@@ -49,24 +49,6 @@ func (t *Table) SetFabric(f Fabric) {
 	t.set.fabric = &f
 }
 
-// SetOthers says which ranges other nodes have: they see the address of the pod,
-// too. If the table differs from what it is to be then, it is repaired.
-func (t *Table) SetOthers(ranges []netip.Prefix) error {
-	ranges = slices.Clone(ranges)
-	t.mu.Lock()
-	t.set.others = &ranges
-	s := t.set
-	t.mu.Unlock()
-	if s.masquerade == nil && s.fabric == nil {
-		return nil
-	}
-	diffs, err := t.Check()
-	if err == nil && len(diffs) > 0 {
-		err = t.Repair()
-	}
-	return err
-}
-
 // check refuses what would cut off each device that is in no group, or no tunnel.
 func (f *Fabric) check() error {
 	if f != nil && !f.Native && (f.TunnelGroup == 0 || f.TunnelPort == 0) {

@@ -28,7 +28,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 	"reflect"
 	"slices"
 	"sync"
@@ -50,15 +49,18 @@ type Table struct {
 
 	forwarded uint32
 
+	kernel sync.Mutex // held while the kernel's table is compared or written; taken before mu
+	seen   *seen      // guarded by kernel; nil: it may have changed
+
 	mu  sync.Mutex
 	set settings // guarded by mu
 }
 
 // settings are what the table is to hold besides the walls of endpoints.
 type settings struct {
-	masquerade *Masquerade     // nil: there is none
-	fabric     *Fabric         // nil: there is none
-	others     *[]netip.Prefix // nil: SetOthers has said nothing
+	masquerade *Masquerade // nil: there is none
+	fabric     *Fabric     // nil: there is none
+	others     *others     // nil: SetOthers has said nothing
 }
 
 func (t *Table) settings() settings {
@@ -175,22 +177,29 @@ func (t *Table) conn(fn func(*nftables.Conn) error) error {
 // Repair makes the table as it should be, in one transaction: what was there
 // under its name is replaced, and there is no moment without it.
 func (t *Table) Repair() error {
-	s := t.settings()
-	if err := s.fabric.check(); err != nil {
+	t.kernel.Lock()
+	defer t.kernel.Unlock()
+	return t.repair(t.plan())
+}
+
+func (t *Table) repair(p plan) error {
+	if err := p.fabric.check(); err != nil {
 		return fmt.Errorf("firewall table %s: %w", t.name, err)
 	}
-	return t.conn(func(c *nftables.Conn) error {
-		table := &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet}
+	t.seen = nil
+	generation := t.generation()
+	err := t.conn(func(c *nftables.Conn) error {
+		table := t.table()
 		// added first, so that the deletion cannot fail
 		c.AddTable(table)
 		c.DelTable(table)
-		table = c.AddTable(&nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
-		for _, set := range s.sets() {
-			if err := set.add(c, table); err != nil {
-				return fmt.Errorf("firewall set %s: %w", set.name, err)
+		table = c.AddTable(t.table())
+		for _, s := range p.sets {
+			if err := s.add(c, table); err != nil {
+				return fmt.Errorf("firewall set %s: %w", s.name, err)
 			}
 		}
-		walls := t.walls(s, table)
+		walls := t.walls(p.settings, table)
 		for _, w := range walls { // before a rule leads to one
 			c.AddChain(w.chain)
 		}
@@ -204,12 +213,23 @@ func (t *Table) Repair() error {
 		}
 		return nil
 	})
+	if err == nil {
+		t.remember(p, generation, 1)
+	}
+	return err
+}
+
+// table is what names it to the kernel.
+func (t *Table) table() *nftables.Table {
+	return &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet}
 }
 
 // Remove takes the table away. It is for an uninstallation, and tests.
 func (t *Table) Remove() error {
+	t.kernel.Lock()
+	defer t.kernel.Unlock()
 	return t.conn(func(c *nftables.Conn) error {
-		table := &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet}
+		table := t.table()
 		c.AddTable(table)
 		c.DelTable(table)
 		return c.Flush()
@@ -217,13 +237,15 @@ func (t *Table) Remove() error {
 }
 
 // Check compares the table with what Repair makes.
-func (t *Table) Check() (diffs []endpoint.Difference, err error) {
-	s := t.settings()
-	err = t.conn(func(c *nftables.Conn) error {
-		diffs, err = t.check(c, s)
-		return err
-	})
-	return diffs, err
+func (t *Table) Check() ([]endpoint.Difference, error) {
+	t.kernel.Lock()
+	defer t.kernel.Unlock()
+	p := t.plan()
+	d, err := t.compare(p, t.generation())
+	if d == nil || err != nil {
+		return nil, err
+	}
+	return []endpoint.Difference{{Subject: "firewall", Key: t.name, Want: t.wanted(p.settings), Have: d.have}}, nil
 }
 
 // wanted is what the table does, in words.
@@ -239,13 +261,44 @@ func (t *Table) wanted(s settings) string {
 	return words
 }
 
-func (t *Table) check(c *nftables.Conn, s settings) ([]endpoint.Difference, error) {
-	missing := func(have string) []endpoint.Difference {
-		return []endpoint.Difference{{
-			Subject: "firewall", Key: t.name,
-			Want: t.wanted(s), Have: have,
-		}}
+// A difference is how the table is not what it is to be.
+type difference struct {
+	have    string   // in words; "": nothing
+	changes []change // what sets lack or have too many, if that is all
+}
+
+// and adds what a set has too many, and what it lacks.
+func (d *difference) and(ch change) *difference {
+	if len(ch.remove)+len(ch.more) == 0 {
+		return d
 	}
+	if d == nil {
+		d = &difference{have: "other elements in set " + ch.set.name}
+	}
+	d.changes = append(d.changes, ch)
+	return d
+}
+
+// compare reads the table in a generation and gives nil if it is like the plan.
+func (t *Table) compare(p plan, generation uint32) (d *difference, err error) {
+	t.seen = nil
+	err = t.conn(func(c *nftables.Conn) error {
+		for _, compare := range []func(*nftables.Conn, plan) (*difference, error){
+			t.compareTable, t.compareWalls, t.compareSets,
+		} {
+			if d, err = compare(c, p); d != nil || err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err == nil && d == nil {
+		t.remember(p, generation, 0)
+	}
+	return d, err
+}
+
+func (t *Table) compareTable(c *nftables.Conn, _ plan) (*difference, error) {
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 	if err != nil {
 		return nil, fmt.Errorf("list firewall tables: %w", err)
@@ -254,9 +307,13 @@ func (t *Table) check(c *nftables.Conn, s settings) ([]endpoint.Difference, erro
 		// One flag puts it to sleep. Repair sets none, so no flag is right; the
 		// library (0.3.0) gives them in the wrong byte order.
 		if table.Name == t.name && table.Flags != 0 {
-			return missing(fmt.Sprintf("a table with flags %#x, perhaps dormant", table.Flags)), nil
+			return &difference{have: fmt.Sprintf("a table with flags %#x, perhaps dormant", table.Flags)}, nil
 		}
 	}
+	return nil, nil
+}
+
+func (t *Table) compareWalls(c *nftables.Conn, p plan) (*difference, error) {
 	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return nil, fmt.Errorf("list firewall chains: %w", err)
@@ -268,36 +325,32 @@ func (t *Table) check(c *nftables.Conn, s settings) ([]endpoint.Difference, erro
 		}
 	}
 	if len(ours) == 0 {
-		return missing(""), nil
+		return &difference{}, nil
 	}
-	for _, want := range t.walls(s, &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet}) {
+	for _, want := range t.walls(p.settings, t.table()) {
 		have := ours[want.chain.Name]
 		delete(ours, want.chain.Name)
 		if have == nil {
-			return missing("no chain " + want.chain.Name), nil
+			return &difference{have: "no chain " + want.chain.Name}, nil
 		}
 		if have, want := chainText(have), chainText(want.chain); have != want {
-			return missing("a chain of " + have), nil
+			return &difference{have: "a chain of " + have}, nil
 		}
 		rules, err := c.GetRules(have.Table, have)
 		if err != nil {
 			return nil, fmt.Errorf("list firewall rules: %w", err)
 		}
 		if len(rules) != len(want.rules) {
-			return missing(fmt.Sprintf("%d rules in chain %s", len(rules), have.Name)), nil
+			return &difference{have: fmt.Sprintf("%d rules in chain %s", len(rules), have.Name)}, nil
 		}
 		for i, r := range rules {
 			if !same(r.Exprs, want.rules[i]) {
-				return missing("another rule in chain " + have.Name), nil
+				return &difference{have: "another rule in chain " + have.Name}, nil
 			}
 		}
 	}
 	for name := range ours {
-		return missing("another chain, " + name), nil
-	}
-	have, err := t.checkSets(c, s, &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
-	if err != nil || have != "" {
-		return missing(have), err
+		return &difference{have: "another chain, " + name}, nil
 	}
 	return nil, nil
 }

@@ -118,14 +118,14 @@ func TestKernelAnyOtherMasqueradeIsSeenAndRepaired(t *testing.T) {
 	for i := range 5000 {
 		many = append(many, netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(64 + i>>7), byte(i << 1), 0}), 24))
 	}
-	if err := guard.SetOthers(many); err != nil {
+	if err := guard.SetOthers(many, nil); err != nil {
 		t.Fatal(err)
 	}
 	clean("5,000 ranges of other nodes")
 	if n := len(guard.settings().sets()[1].ranges); n < 5000 {
 		t.Errorf("%d spans, so that 5,000 ranges were not tried", n)
 	}
-	if err := guard.SetOthers(nil); err != nil {
+	if err := guard.SetOthers(nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	clean("none of them any more")

@@ -48,7 +48,7 @@ func (s settings) sets() (sets []set) {
 	if s.masquerade == nil && s.fabric == nil {
 		return nil
 	}
-	own, others, except := s.own(), s.ranges(), s.except()
+	own, ranges, except := s.own(), s.known().ranges, s.except()
 	for _, f := range []family{ipv4, ipv6} {
 		bits := int(f.bytes) * 8
 		sets = append(sets, set{ownSet + f.suffix, bits, spans(own, bits)})
@@ -56,7 +56,7 @@ func (s settings) sets() (sets []set) {
 			sets = append(sets, set{exceptSet + f.suffix, bits, spans(except, bits)})
 		}
 		if s.fabric != nil {
-			sets = append(sets, set{othersSet + f.suffix, bits, spans(others, bits)})
+			sets = append(sets, set{othersSet + f.suffix, bits, spans(ranges, bits)})
 		}
 	}
 	return sets
@@ -70,18 +70,18 @@ func (s settings) own() []netip.Prefix {
 	return s.masquerade.Own()
 }
 
-// ranges are those of other nodes.
-func (s settings) ranges() (ranges []netip.Prefix) {
+// known is what is known of other nodes.
+func (s settings) known() (o others) {
 	if s.others != nil {
 		return *s.others
 	}
 	if s.masquerade != nil {
-		ranges = append(ranges, s.masquerade.Others...)
+		o.ranges = s.masquerade.Others
 	}
 	if s.fabric != nil {
-		ranges = append(ranges, s.fabric.Others...)
+		o = others{slices.Concat(o.ranges, s.fabric.Others), s.fabric.Nodes}
 	}
-	return ranges
+	return o
 }
 
 // except are the exceptions of the masquerade that no other set has.
@@ -92,9 +92,9 @@ func (s settings) except() (except []netip.Prefix) {
 	except = append(except, s.masquerade.Except...)
 	switch {
 	case s.fabric == nil:
-		except = append(except, s.ranges()...)
+		except = append(except, s.known().ranges...)
 	case s.fabric.Native:
-		for _, a := range s.fabric.Nodes {
+		for _, a := range s.known().nodes {
 			a = a.Unmap().WithZone("")
 			except = append(except, netip.PrefixFrom(a, a.BitLen()))
 		}
@@ -117,18 +117,48 @@ type span struct{ first, end netip.Addr }
 // 64 KiB.
 const perMessage = 512
 
-// add puts the set into a transaction.
-func (s set) add(c *nftables.Conn, table *nftables.Table) error {
+// named is the set without elements.
+func (s set) named(table *nftables.Table) *nftables.Set {
 	kind := nftables.TypeIPAddr
 	if s.bits == 128 {
 		kind = nftables.TypeIP6Addr
 	}
-	named := &nftables.Set{Table: table, Name: s.name, KeyType: kind, Interval: true}
-	err := c.AddSet(named, nil)
-	for some := range slices.Chunk(elements(s.ranges), perMessage) {
+	return &nftables.Set{Table: table, Name: s.name, KeyType: kind, Interval: true}
+}
+
+// add puts the set into a transaction.
+func (s set) add(c *nftables.Conn, table *nftables.Table) error {
+	named := s.named(table)
+	return errors.Join(c.AddSet(named, nil), addElements(c, named, s.ranges))
+}
+
+func addElements(c *nftables.Conn, named *nftables.Set, ranges []span) (err error) {
+	for some := range slices.Chunk(elements(ranges), perMessage) {
 		err = errors.Join(err, c.SetAddElements(named, some))
 	}
 	return err
+}
+
+// A change is what a set of the kernel's has too many, and what it lacks.
+type change struct {
+	set          set
+	remove, more []span
+}
+
+// change leads from a set to another.
+func (s set) change(to set) change {
+	return change{to, without(s.ranges, to.ranges), without(to.ranges, s.ranges)}
+}
+
+// write puts the change into a transaction. Elements that stay are not touched: before
+// Linux 7.0 a packet can miss, while a transaction ends, an interval that it removes and
+// adds again.
+func (ch change) write(c *nftables.Conn, table *nftables.Table) (err error) {
+	named := ch.set.named(table)
+	for some := range slices.Chunk(elements(ch.remove), perMessage) {
+		err = errors.Join(err, c.SetDeleteElements(named, some))
+	}
+	return errors.Join(err, addElements(c, named, ch.more))
 }
 
 func elements(ranges []span) (all []nftables.SetElement) {
@@ -141,25 +171,18 @@ func elements(ranges []span) (all []nftables.SetElement) {
 	return all
 }
 
-// spans are the prefixes of a family in order, those that touch in one.
+// spans are the prefixes of a family in order, without those within others. Neighbours
+// stay apart, so that one that comes or goes changes no other.
 func spans(prefixes []netip.Prefix, bits int) (all []span) {
 	prefixes = slices.DeleteFunc(slices.Clone(prefixes), func(p netip.Prefix) bool { return p.Addr().BitLen() != bits })
 	slices.SortFunc(prefixes, netip.Prefix.Compare)
+	var before netip.Prefix
 	for _, p := range prefixes {
-		s := span{p.Masked().Addr(), last(p).Next()}
-		if n := len(all); n > 0 {
-			before := &all[n-1]
-			switch {
-			case !before.end.IsValid():
-				continue
-			case s.first.Compare(before.end) <= 0:
-				if !s.end.IsValid() || s.end.Compare(before.end) > 0 {
-					before.end = s.end
-				}
-				continue
-			}
+		if before.IsValid() && before.Overlaps(p) {
+			continue
 		}
-		all = append(all, s)
+		before = p
+		all = append(all, span{p.Masked().Addr(), last(p).Next()})
 	}
 	return all
 }
@@ -174,39 +197,52 @@ func last(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// checkSets says how the sets of the table differ from what they are to be; "":
-// they do not.
-func (t *Table) checkSets(c *nftables.Conn, s settings, table *nftables.Table) (string, error) {
+func (t *Table) compareSets(c *nftables.Conn, p plan) (*difference, error) {
+	table := t.table()
 	have, err := c.GetSets(table)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return "", fmt.Errorf("list firewall sets: %w", err)
+		return nil, fmt.Errorf("list firewall sets: %w", err)
 	}
 	ours := map[string]*nftables.Set{}
 	for _, h := range have {
 		ours[h.Name] = h
 	}
-	for _, want := range s.sets() {
+	var d *difference
+	for _, want := range p.sets {
 		h := ours[want.name]
 		delete(ours, want.name)
 		if h == nil {
-			return "no set " + want.name, nil
+			return &difference{have: "no set " + want.name}, nil
+		}
+		if have, want := setText(h), setText(want.named(table)); have != want {
+			return &difference{have: fmt.Sprintf("set %s %s", h.Name, have)}, nil
 		}
 		have, err := c.GetSetElements(h)
 		if err != nil {
-			return "", fmt.Errorf("list the elements of firewall set %s: %w", want.name, err)
+			return nil, fmt.Errorf("list the elements of firewall set %s: %w", want.name, err)
 		}
-		if !sameElements(have, elements(want.ranges)) {
-			return "other elements in set " + want.name, nil
+		has, whole := spansOf(have)
+		if !whole {
+			return &difference{have: "other elements in set " + want.name}, nil
 		}
+		d = d.and(set{ranges: has}.change(want))
 	}
 	for name := range ours {
-		return "another set, " + name, nil
+		return &difference{have: "another set, " + name}, nil
 	}
-	return "", nil
+	return d, nil
 }
 
-func sameElements(have, want []nftables.SetElement) bool {
-	order := func(a, b nftables.SetElement) int {
+// setText is what a set may hold, in words.
+func setText(s *nftables.Set) string {
+	return fmt.Sprintf("of %s: intervals %t, map %t, with a timeout %t, constant %t, dynamic %t",
+		s.KeyType.Name, s.Interval, s.IsMap, s.HasTimeout, s.Constant, s.Dynamic)
+}
+
+// spansOf reads elements of a set. They are not whole if one of them is no begin or end
+// of an interval as elements makes them.
+func spansOf(have []nftables.SetElement) (all []span, whole bool) {
+	slices.SortFunc(have, func(a, b nftables.SetElement) int {
 		if c := bytes.Compare(a.Key, b.Key); c != 0 || a.IntervalEnd == b.IntervalEnd {
 			return c
 		}
@@ -214,8 +250,33 @@ func sameElements(have, want []nftables.SetElement) bool {
 			return -1
 		}
 		return 1
+	})
+	open := false
+	for _, e := range have {
+		a, ok := netip.AddrFromSlice(e.Key)
+		switch {
+		case !ok || len(e.KeyEnd) > 0 || e.IntervalEnd != open:
+			return nil, false
+		case open:
+			all[len(all)-1].end = a
+		default:
+			all = append(all, span{first: a})
+		}
+		open = !open
 	}
-	slices.SortFunc(have, order)
-	slices.SortFunc(want, order)
-	return slices.EqualFunc(have, want, func(a, b nftables.SetElement) bool { return order(a, b) == 0 })
+	return all, true
+}
+
+// without are the spans that others lack.
+func without(all, others []span) (rest []span) {
+	has := make(map[span]struct{}, len(others))
+	for _, s := range others {
+		has[s] = struct{}{}
+	}
+	for _, s := range all {
+		if _, ok := has[s]; !ok {
+			rest = append(rest, s)
+		}
+	}
+	return rest
 }

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package probe
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+)
+
+// Bounds of what is read from one socket: a flood from outside costs the node no
+// more than that. What does not fit into the socket's buffer during a pause is lost.
+const (
+	maxReads  = 10000 // packets per second
+	readPause = 10 * time.Millisecond
+)
+
+// read takes what a socket gets until it is closed.
+func (p *Prober) read(conn Conn) {
+	var buf []byte
+	b := make([]byte, 1<<16)
+	budget := pace{gap: time.Second / maxReads, burst: int(maxReads * readPause / time.Second)}
+	for {
+		n, from, to, err := conn.Read(b)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		now := time.Now()
+		if now.Before(budget.take(now)) {
+			time.Sleep(readPause)
+		}
+		if err != nil {
+			p.o.Log.Debug("read a probe", log.Err(err))
+			continue
+		}
+		if o, ok := p.receive(b[:n], from, to, now); ok {
+			o.conn = conn
+			buf = p.send(o, buf)
+		}
+	}
+}
+
+// receive takes a payload. ok: out is the answer to it. What was sent to many nodes
+// at once is answered by none.
+func (p *Prober) receive(b []byte, from netip.AddrPort, to netip.Addr, now time.Time) (out outgoing, ok bool) {
+	got, err := parse(b)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	addr := from.Addr().Unmap().WithZone("")
+	n := p.byAddr[addr]
+	drop := func(why Drop) (outgoing, bool) {
+		p.counts.Dropped[why]++
+		return outgoing{}, false
+	}
+	switch {
+	case n == nil:
+		return drop(Unregistered)
+	case from.Port() != p.o.Port:
+		return drop(WrongPort)
+	case errors.Is(err, errVersion):
+		return drop(OtherVersion)
+	case err != nil || !to.IsValid() || to.IsMulticast():
+		return drop(Malformed)
+	case got.kind == question && now.Before(n.pace.take(now)):
+		return drop(TooMany)
+	case got.kind == question:
+		got.kind = answer
+		return outgoing{packet: got, to: from, from: to}, true
+	}
+	q := p.asked[got.nonce]
+	switch {
+	case q == nil:
+		return drop(Unasked)
+	case q.path.addr != addr || got.run != p.run || got.sequence != q.sequence ||
+		got.size != q.size-overhead[q.path.family]:
+		return drop(Forged)
+	}
+	p.accept(q, now)
+	return outgoing{}, false
+}
+
+// accept takes the answer to a question. mu is held.
+func (p *Prober) accept(q *asked, now time.Time) {
+	way := q.path
+	delete(p.asked, q.nonce)
+	p.counts.Answered[sizeOf(q)]++
+	p.counts.Latency[way.family].add(now.Sub(q.sent))
+	was, limited := way.state, way.sizes.limited()
+	due := now.Add(p.timing.followUp)
+	if !way.answered(q, now) {
+		due = now.Add(p.interval())
+	}
+	p.requeue(way, due)
+	p.wake()
+	l := p.o.Log.With("node", way.node, "address", way.addr, "expected", way.sizes.expected, "mtu", way.sizes.mtu())
+	switch {
+	case was == Unreachable:
+		l.Info("node answers again")
+	case way.sizes.limited() && !limited:
+		l.Warn("path MTU below what is expected")
+	case limited && way.sizes.good == way.sizes.expected:
+		l.Info("path MTU as expected again")
+	}
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package probe
+
+import (
+	"encoding/binary"
+	"errors"
+)
+
+// A packet is a UDP payload, integers in network byte order:
+//
+//	0   magic "slpb"
+//	4   version, 1
+//	5   kind, 1 question or 2 answer
+//	6   length of the payload in bytes
+//	8   run of the asking process, random
+//	16  sequence number of the question in that run
+//	24  nonce, random
+//	40  zeros up to the length
+//
+// An answer is the question with another kind: what only the asker knows comes
+// back, and it is exactly as large.
+const (
+	headerSize = 40
+	maxPayload = 1<<16 - 1 - 8 - 20 // of UDP over IPv4
+	version    = 1
+)
+
+// The kinds.
+const (
+	question kind = 1
+	answer   kind = 2
+)
+
+const magic uint32 = 0x736c7062 // "slpb"
+
+type kind uint8
+
+// nonce ties an answer to one question.
+type nonce [16]byte
+
+// packet is the content of a probe.
+type packet struct {
+	kind     kind
+	size     int // of the payload in bytes
+	run      uint64
+	sequence uint64
+	nonce    nonce
+}
+
+// Why a payload is no probe.
+var (
+	errMalformed = errors.New("not a probe")
+	errVersion   = errors.New("probe of another version")
+)
+
+// parse reads a payload. All that it does not return must be as write writes it,
+// but for the zeros, which are not looked at.
+func parse(b []byte) (p packet, err error) {
+	switch {
+	case len(b) < headerSize || len(b) > maxPayload || binary.BigEndian.Uint32(b) != magic:
+		return p, errMalformed
+	case b[4] != version:
+		return p, errVersion
+	case kind(b[5]) != question && kind(b[5]) != answer || int(binary.BigEndian.Uint16(b[6:])) != len(b):
+		return p, errMalformed
+	}
+	p = packet{
+		kind: kind(b[5]), size: len(b), run: binary.BigEndian.Uint64(b[8:]), sequence: binary.BigEndian.Uint64(b[16:]),
+	}
+	copy(p.nonce[:], b[24:])
+	return p, nil
+}
+
+// append writes the payload behind b.
+func (p packet) append(b []byte) []byte {
+	b = binary.BigEndian.AppendUint32(b, magic)
+	b = append(b, version, byte(p.kind))
+	b = binary.BigEndian.AppendUint16(b, uint16(p.size)) //nolint:gosec // at most maxPayload
+	b = binary.BigEndian.AppendUint64(b, p.run)
+	b = binary.BigEndian.AppendUint64(b, p.sequence)
+	b = append(b, p.nonce[:]...)
+	return append(b, make([]byte, p.size-headerSize)...)
+}

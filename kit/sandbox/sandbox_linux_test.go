@@ -96,6 +96,35 @@ func socket(family int) error {
 	return err
 }
 
+// internet opens a socket as package net does, of any kind.
+func internet(kind, protocol int) error {
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	if err == nil {
+		unix.Close(fd)
+	}
+	return err
+}
+
+// udp sends a datagram to itself.
+func udp(family int) error {
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	to := unix.Sockaddr(&unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	if family == unix.AF_INET6 {
+		to = &unix.SockaddrInet6{Addr: [16]byte{15: 1}}
+	}
+	if err := unix.Bind(fd, to); err != nil {
+		return err
+	}
+	if to, err = unix.Getsockname(fd); err != nil {
+		return err
+	}
+	return unix.Sendto(fd, []byte("x"), 0, to)
+}
+
 func calls() map[string]func() error {
 	return map[string]func() error{
 		"execute a program":     func() error { return syscall.Exec("/bin/true", []string{"true"}, nil) },
@@ -122,6 +151,10 @@ func calls() map[string]func() error {
 		"make a device":            func() error { return errnoOf(unix.SYS_MKNODAT) },
 		"open a packet socket":     func() error { return socket(unix.AF_PACKET) },
 		"open an internet socket":  func() error { return socket(unix.AF_INET) },
+		"open a UDP socket":        func() error { return errors.Join(udp(unix.AF_INET), udp(unix.AF_INET6)) },
+		"open a TCP socket":        func() error { return internet(unix.SOCK_STREAM, 0) },
+		"open a raw socket":        func() error { return internet(unix.SOCK_RAW, unix.IPPROTO_UDP) },
+		"open a socket for ping":   func() error { return internet(unix.SOCK_DGRAM, unix.IPPROTO_ICMP) },
 		"open a netlink socket":    func() error { return socket(unix.AF_NETLINK) },
 		"call by the 32-bit table": func() error { return errnoOf(unix.SYS_GETPID | 0x40000000) },
 
@@ -248,6 +281,9 @@ func child(dir, what string) int {
 	if err == nil && what == "calls" {
 		err = RestrictCalls(Calls{})
 	}
+	if err == nil && what == "datagram" {
+		err = RestrictCalls(Calls{Datagram: true})
+	}
 	if err == nil && what == "files" {
 		_, err = RestrictFiles(Files{
 			Read:   []string{filepath.Join(dir, "read"), filepath.Join(dir, "file"), "/proc", "/no/such/thing"},
@@ -289,12 +325,25 @@ func try(t *testing.T, dir, what string) []attempts {
 }
 
 func TestKernelCallsThatNoServiceMakesFailInEveryThread(t *testing.T) {
+	wantCalls(t, "calls")
+}
+
+// TestKernelDatagramAllowsUDPAlone of all that the internet's families have.
+func TestKernelDatagramAllowsUDPAlone(t *testing.T) {
+	wantCalls(t, "datagram", "open a UDP socket")
+}
+
+// wantCalls has the child try every call. Those that every service makes succeed, and
+// these.
+func wantCalls(t *testing.T, what string, allowed ...string) {
+	t.Helper()
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "write"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	allowed := []string{"open a unix socket", "signal itself", "start a thread", "map memory", "listen and connect", "end a short process"}
-	for i, got := range try(t, dir, "calls") {
+	allowed = append(allowed, "open a unix socket", "signal itself", "start a thread", "map memory", "listen and connect",
+		"end a short process")
+	for i, got := range try(t, dir, what) {
 		for name, err := range got {
 			want := "operation not permitted"
 			if name == "call by the 32-bit table" && runtime.GOARCH == "amd64" {

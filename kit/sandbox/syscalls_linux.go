@@ -31,6 +31,9 @@ type Calls struct {
 	// Inet allows internet sockets, Netlink netlink sockets; unix sockets are
 	// always allowed, and others never.
 	Inet, Netlink bool
+	// Datagram allows UDP sockets and no other of the internet, unless Inet does. They
+	// are to be opened by SOCK_CLOEXEC and SOCK_NONBLOCK, without a protocol.
+	Datagram bool
 	// Enter allows setns into network namespaces, and the ioctl that tells the
 	// kind of a namespace.
 	Enter bool
@@ -87,8 +90,14 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 		}
 		return call
 	}
+	// internet refuses another argument than this one, for sockets of the internet alone.
+	internet := func(name string, n uint32, than uint64) seccomp.NameWithConditions {
+		return seccomp.NameWithConditions{Name: name, Conditions: seccomp.ArgumentConditions{
+			arg(0, seccomp.NotEqual, unix.AF_UNIX), arg(0, seccomp.NotEqual, unix.AF_NETLINK), arg(n, seccomp.NotEqual, than),
+		}}
+	}
 	families := []uint64{unix.AF_UNIX}
-	if c.Inet {
+	if c.Inet || c.Datagram {
 		families = append(families, unix.AF_INET, unix.AF_INET6)
 	}
 	if c.Netlink {
@@ -106,6 +115,9 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 		other("prctl", 0, prSetVMA, unix.PR_SET_NAME, unix.PR_SET_NO_NEW_PRIVS, unix.PR_GET_NO_NEW_PRIVS),
 		other("socket", 0, families...),
 		other("socketpair", 0, unix.AF_UNIX),
+	}
+	if c.Datagram && !c.Inet {
+		calls = append(calls, internet("socket", 1, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK), internet("socket", 2, 0))
 	}
 	if c.Enter {
 		calls = append(calls, other("setns", 1, unix.CLONE_NEWNET), other("ioctl", 1, unix.NS_GET_NSTYPE))
@@ -132,7 +144,9 @@ func policies(c Calls, pid int) ([]seccomp.Policy, error) {
 	names := append(slices.Clone(common), c.Names...)
 	var looks []seccomp.Policy
 	for _, call := range checked(c, pid) {
-		names = append(names, call.Name)
+		if !slices.Contains(names, call.Name) { // some are looked at more than once
+			names = append(names, call.Name)
+		}
 		looks = append(looks, seccomp.Policy{
 			DefaultAction: seccomp.ActionAllow,
 			Syscalls:      []seccomp.SyscallGroup{{NamesWithCondtions: []seccomp.NameWithConditions{call}, Action: seccomp.ActionErrno}},

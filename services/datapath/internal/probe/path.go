@@ -110,7 +110,7 @@ func (p *path) answered(q *asked, now time.Time) (urgent bool) {
 		p.sizes.carried(q.size)
 	}
 	if p.suspect != 0 {
-		p.sizes.missed(p.suspect)
+		p.sizes.missed(p.suspect, p.history != 0)
 		p.suspect = 0
 	}
 	return p.sizes.urgent()

@@ -125,7 +125,8 @@ type Prober struct {
 	counts   Counts               // guarded by mu
 	local    [families]netip.Addr // guarded by mu; where questions come from; invalid: by the route
 	conns    [families]Conn       // guarded by mu; nil: not open
-	errs     [families]error      // guarded by mu; why not
+	errs     [families]error      // guarded by mu; why not; nil: not needed
+	reopen   [families]time.Time  // guarded by mu; when it is tried again
 	used     [families]int        // guarded by mu; paths of the family
 }
 
@@ -278,16 +279,12 @@ type outgoing struct {
 	from  netip.Addr
 }
 
-// Run asks and answers until ctx ends.
+// Run asks and answers until ctx ends. The socket of a family is open from the first
+// peer with an address of it on.
 func (p *Prober) Run(ctx context.Context) error {
 	var readers sync.WaitGroup
 	defer readers.Wait()
 	defer p.close()
-	opening := time.NewTimer(reopening)
-	defer opening.Stop()
-	if p.open(&readers) {
-		opening.Stop()
-	}
 	wake := time.NewTimer(0)
 	defer wake.Stop()
 	var buf []byte
@@ -295,52 +292,53 @@ func (p *Prober) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-opening.C:
-			if !p.open(&readers) {
-				opening.Reset(reopening)
-			}
-			continue
 		case <-wake.C:
 		case <-p.kick:
 		}
 		now := time.Now()
+		again := p.open(&readers, now)
 		out, next := p.step(now)
 		for _, o := range out {
 			buf = p.send(o, buf)
 		}
-		wake.Reset(next.Sub(now))
+		wake.Reset(time.Until(earlier(again, next)))
 	}
 }
 
 // reopening is the pause before a socket is tried again that could not be opened.
 const reopening = 10 * time.Second
 
-// open opens the sockets that are not open, and says whether all are.
-func (p *Prober) open(readers *sync.WaitGroup) bool {
-	all := true
+// open opens the sockets that are needed and not open. It returns when it should be
+// called again.
+func (p *Prober) open(readers *sync.WaitGroup, now time.Time) (again time.Time) {
+	again = now.Add(idle)
 	for f := range Family(families) {
 		p.mu.Lock()
-		conn, was := p.conns[f], p.errs[f]
+		needed, was, due := p.used[f] > 0 && p.conns[f] == nil, p.errs[f], p.reopen[f]
 		p.mu.Unlock()
-		if conn != nil {
+		if needed && now.Before(due) {
+			again = earlier(again, due)
+		}
+		if !needed || now.Before(due) {
 			continue
 		}
 		conn, err := p.o.Listen(f)
 		p.mu.Lock()
 		if p.errs[f] = err; err == nil {
 			p.conns[f] = conn
+		} else {
+			p.reopen[f] = now.Add(reopening)
+			again = earlier(again, p.reopen[f])
 		}
 		p.mu.Unlock()
-		if err != nil {
-			all = false
-			if was == nil {
-				p.o.Log.Warn("socket for probes not open, trying again", "family", f.String(), log.Err(err))
-			}
-			continue
+		switch {
+		case err == nil:
+			readers.Go(func() { p.read(conn) })
+		case was == nil:
+			p.o.Log.Warn("socket for probes not open, trying again", "family", f.String(), log.Err(err))
 		}
-		readers.Go(func() { p.read(conn) })
 	}
-	return all
+	return again
 }
 
 func (p *Prober) close() {

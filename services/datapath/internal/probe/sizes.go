@@ -12,8 +12,9 @@ const MinMTU = 1280
 // Misses of one size, each followed by the answer to a small question, after
 // which the path does not carry it.
 const (
-	missesOfGood  = 3 // that was carried before, or was not asked yet
-	missesInQuest = 2 // in the search
+	missesOfGood   = 3 // that was carried before, or was not asked yet
+	missesInSearch = 2
+	missesMore     = 3 // on a path that has lost small packets lately
 )
 
 // sizes finds the largest packet that a path carries. All figures are bytes of IP
@@ -85,14 +86,18 @@ func (s *sizes) carried(size int) {
 }
 
 // missed notes that a packet of this size was lost on a path that carries small ones.
-func (s *sizes) missed(size int) {
+// lossy: it does not carry all of them.
+func (s *sizes) missed(size int, lossy bool) {
 	s.misses++
-	need := missesInQuest
+	need := missesInSearch
 	switch {
 	case s.bad != 0 && size >= s.bad: // as before
 		need = 1
 	case s.bad == 0 || size <= s.good:
 		need = missesOfGood
+	}
+	if lossy && need > 1 {
+		need += missesMore
 	}
 	if s.misses < need {
 		return

@@ -185,6 +185,7 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus,
 	if i := r.GetIdentityStream(); i != nil {
 		d.IdentityStream = &identityStream{i.GetComplete(), i.GetError(), i.GetChanged(), i.GetPending()}
 	}
+	d.NodeProbes = probesOf(r.GetNodeProbes())
 	s.Datapath = d
 	switch why := strings.Join(textsOf(r.GetService()), "; "); {
 	case d.AddReady:

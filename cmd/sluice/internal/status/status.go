@@ -78,6 +78,7 @@ type datapathStatus struct {
 	Connections      *connectionCounts `json:"connections,omitempty"`
 	Maps             []bpfmap.Usage    `json:"maps"`
 	IdentityStream   *identityStream   `json:"identityStream,omitempty"`
+	NodeProbes       *nodeProbes       `json:"nodeProbes,omitempty"`
 }
 
 // identityStream is how endpoints change their identity.
@@ -438,6 +439,9 @@ func (d *datapathStatus) rows(w io.Writer, p *policyStatus) {
 			text += "; the stream from identity is not open"
 		}
 		output.Row(w, "Relabelled", text)
+	}
+	if p := d.NodeProbes; p != nil && p.Nodes > 0 {
+		output.Row(w, "Nodes", p.text())
 	}
 	if n := d.Connections; n != nil {
 		output.Row(w, "Connections", fmt.Sprintf("%d live; %d begun, %d ended by policy, %d expired, %d evicted", n.Live,

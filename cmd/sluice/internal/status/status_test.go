@@ -180,3 +180,50 @@ func TestStatusTellsOfAFamilyWithoutAFreeAddress(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// TestStatusShowsWhichNodesAnswer: a line in the table; each path for programs.
+func TestStatusShowsWhichNodesAnswer(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Healthy, n.Policy.Healthy = true, true
+	for _, c := range []struct {
+		probes *datapathv1.NodeProbes
+		want   string
+	}{
+		{nil, ""},
+		{&datapathv1.NodeProbes{}, ""}, // a node alone
+		{&datapathv1.NodeProbes{Nodes: 2}, "Nodes 0 of 2 other nodes answer"},
+		{
+			&datapathv1.NodeProbes{Nodes: 2, AnsweringNodes: 2, SlowestUs: 312},
+			"Nodes 2 of 2 other nodes answer, slowest 0.3 ms",
+		},
+		{
+			&datapathv1.NodeProbes{Nodes: 2, AnsweringNodes: 1, SlowestUs: 45},
+			"Nodes 1 of 2 other nodes answer, slowest 0.04 ms",
+		},
+	} {
+		n.Probes = c.probes
+		out, _ := n.Want(t, 0, "status")
+		if c.want != "" {
+			nodetest.WantLines(t, out, c.want)
+		} else if strings.Contains(out, "other nodes") {
+			t.Errorf("%v:\n%s", c.probes, out)
+		}
+	}
+	n.Probes = &datapathv1.NodeProbes{Nodes: 2, AnsweringNodes: 1, Paths: []*datapathv1.NodePath{{
+		Node: "b", Address: "192.0.2.2", State: datapathv1.NodePathState_NODE_PATH_STATE_REACHABLE, LatencyUs: 300,
+		SmoothedLatencyUs: 312, PathMtu: 1400, ExpectedMtu: 1500, RecentLosses: 1, RecentQuestions: 9,
+		Trouble: "path MTU 1400 < 1500 expected",
+	}}}
+	out, _ := n.Want(t, 0, "status", "-o", "json")
+	var s nodeStatus
+	if err := json.Unmarshal([]byte(out), &s); err != nil {
+		t.Fatal(err)
+	}
+	want := nodePath{
+		Node: "b", Address: "192.0.2.2", State: "reachable", Latency: 300, Smoothed: 312, MTU: 1400, Expected: 1500, Lost: 1,
+		Asked: 9, Trouble: "path MTU 1400 < 1500 expected",
+	}
+	if p := s.Datapath.NodeProbes; p == nil || len(p.Paths) != 1 || p.Paths[0] != want {
+		t.Errorf("probes %+v, want %+v", p, want)
+	}
+}

@@ -455,7 +455,7 @@ func (p *Prober) send(o outgoing, buf []byte) []byte {
 	case err == nil:
 		p.counts.Answers++
 	case o.asked == nil:
-		p.counts.Unsent++
+		p.counts.Dropped[Unsent]++
 	case o.asked.size == o.asked.path.sizes.least: // a large one may be larger than the device takes
 		o.asked.path.failure = err.Error()
 	}

@@ -42,19 +42,19 @@ const (
 	TooMany                  // more questions of one peer than are answered
 	Unasked                  // an answer to nothing, or too late
 	Forged                   // an answer that is not from whom was asked, or not what was asked for
-	drops        = int(Forged) + 1
+	Unsent                   // a question whose answer could not be sent
+	drops        = int(Unsent) + 1
 )
 
 // String is a label of metrics.
 func (d Drop) String() string {
-	return [drops]string{"malformed", "version", "unregistered", "port", "rate", "unasked", "forged"}[d]
+	return [drops]string{"malformed", "version", "unregistered", "port", "rate", "unasked", "forged", "unsent"}[d]
 }
 
 // Counts are since the start.
 type Counts struct {
 	Asked, Answered, Lost [sizeCount]uint64 // questions by Size
 	Answers               uint64            // that were sent
-	Unsent                uint64            // answers that could not be sent
 	Dropped               [drops]uint64     // by Drop
 	Latency               [families]Histogram
 }

@@ -27,6 +27,8 @@ type metrics struct {
 	live, capacity, begun, ended, evicted, pickedUp, reevaluated, related, unremembered, stopped, collecting *prometheus.Desc
 
 	used, size, revision, refusals, unknown *prometheus.Desc
+
+	probes probeMetrics
 }
 
 func newMetrics(s *Server) *metrics {
@@ -73,17 +75,19 @@ func newMetrics(s *Server) *metrics {
 		revision: desc("policy_revision", "Policy revision that the kernel enforces for all endpoints."),
 		refusals: desc("policy_refusals", "Subjects whose newest policy does not fit; they stay on the one before."),
 		unknown:  desc("policy_waiting_identities", "Identities that stay unknown because tables have no room for them."),
+
+		probes: newProbeMetrics(desc),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
+	for _, d := range append([]*prometheus.Desc{
 		m.packets, m.bytes, m.endpoints, m.repairs, m.deviceRepairs, m.nodeRepairs, m.unrepaired, m.pending, m.lost, m.entries,
 		m.changed, m.waiting, m.clusterComplete, m.clusterNodes, m.clusterPrefixes, m.clusterWaiting, m.resting,
 		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.reevaluated, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
 		m.revision, m.refusals, m.unknown,
-	} {
+	}, m.probes.all()...) {
 		ch <- d
 	}
 }
@@ -121,6 +125,9 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(m.clusterPrefixes, c.Prefixes)
 		gauge(m.clusterWaiting, c.Waiting)
 		gauge(m.resting, c.Resting)
+	}
+	if m.server.Probes != nil {
+		m.probes.collect(ch, m.server.Probes())
 	}
 	ch <- prometheus.MustNewConstMetric(m.pending, prometheus.GaugeValue, float64(n.PendingReleases))
 	ch <- prometheus.MustNewConstMetric(m.changed, prometheus.CounterValue, float64(n.Relabels))

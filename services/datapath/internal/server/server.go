@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
+	"github.com/sluice-net/sluice/services/datapath/internal/probe"
 )
 
 // Server implements both services of the datapath.
@@ -41,6 +42,8 @@ type Server struct {
 	}
 	// Cluster is the state of the stream of other nodes; nil: none are followed.
 	Cluster func() ClusterStream
+	// Probes is what probes of other nodes found; nil: none are sent.
+	Probes func() probe.State
 	// Ranges are the node's pod ranges.
 	Ranges *podrange.Set
 	// Keeper changes them; nil: they are those of the configuration.

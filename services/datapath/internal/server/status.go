@@ -153,6 +153,10 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		c := s.Cluster()
 		resp.ClusterStream, warnings = c.proto(), append(warnings, c.warnings()...)
 	}
+	if s.Probes != nil {
+		probes, troubles := nodeProbes(s.Probes())
+		resp.NodeProbes, warnings = probes, append(warnings, troubles...)
+	}
 	complete, serr := s.Owners.State()
 	resp.IdentityStream = &datapathv1.IdentityStream{
 		Complete: complete, Changed: n.Relabels, Pending: uint32(n.PendingRelabels),

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
+	"github.com/sluice-net/sluice/services/datapath/internal/probe"
 )
 
 // surroundings are the services and the disk, and how each of them fails.
@@ -88,6 +89,9 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 					Prefixes: 7, Waiting: 2, Resting: 1, Registration: c.around.identity,
 				}
 			},
+			Probes: func() probe.State {
+				return probe.State{Nodes: 1, Paths: []probe.Path{{Node: "b", Trouble: "no answer"}}}
+			},
 		}
 		st, err := s.GetStatus(t.Context(), &datapathv1.GetStatusRequest{})
 		if err != nil {
@@ -105,7 +109,7 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		if stream := st.GetIdentityStream(); stream.GetComplete() != well || (stream.GetError() == "") != well {
 			t.Errorf("%s: stream %v", name, stream)
 		}
-		others, warnings := st.GetClusterStream(), 1
+		others, warnings := st.GetClusterStream(), 2 // of what is refused, and of probes
 		if !well {
 			warnings += 2
 		}
@@ -115,6 +119,9 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 			others.GetRestingNumbers() != 1 ||
 			len(st.GetWarnings()) != warnings {
 			t.Errorf("%s: other nodes %v, warnings %q", name, others, st.GetWarnings())
+		}
+		if p := st.GetNodeProbes(); p.GetNodes() != 1 || len(p.GetPaths()) != 1 {
+			t.Errorf("%s: probes %v", name, p)
 		}
 		if (st.GetAddUnreadySince() == nil) != c.known {
 			t.Errorf("%s: no ADD can be served since %v", name, st.GetAddUnreadySince())

@@ -160,6 +160,7 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 	if f.node.Healthy {
 		r.PolicyRefusals, r.Warnings = nil, nil
 	}
+	r.NodeProbes = f.node.Probes
 	if !f.node.AddReady {
 		r.Service = serviceStatus("identity does not answer")
 	}

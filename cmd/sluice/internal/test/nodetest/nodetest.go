@@ -52,6 +52,8 @@ type Node struct {
 	Healthy    bool // the datapath has no warnings
 	// StreamError is why the datapath does not hear identity; empty if it does.
 	StreamError string
+	// Probes is what the datapath found of other nodes; nil: it sends none.
+	Probes      *datapathv1.NodeProbes
 	Identity    *identity
 	Cluster     *cluster
 	IPAM        *ipam

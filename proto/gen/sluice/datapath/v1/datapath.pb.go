@@ -335,6 +335,63 @@ func (TargetKind) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{2}
 }
 
+// NodePathState is whether a node answers.
+type NodePathState int32
+
+const (
+	// Never sent.
+	NodePathState_NODE_PATH_STATE_UNSPECIFIED NodePathState = 0
+	// It was not asked often enough yet.
+	NodePathState_NODE_PATH_STATE_UNKNOWN NodePathState = 1
+	// It answers.
+	NodePathState_NODE_PATH_STATE_REACHABLE NodePathState = 2
+	// It did not answer to three questions in a row.
+	NodePathState_NODE_PATH_STATE_UNREACHABLE NodePathState = 3
+)
+
+// Enum value maps for NodePathState.
+var (
+	NodePathState_name = map[int32]string{
+		0: "NODE_PATH_STATE_UNSPECIFIED",
+		1: "NODE_PATH_STATE_UNKNOWN",
+		2: "NODE_PATH_STATE_REACHABLE",
+		3: "NODE_PATH_STATE_UNREACHABLE",
+	}
+	NodePathState_value = map[string]int32{
+		"NODE_PATH_STATE_UNSPECIFIED": 0,
+		"NODE_PATH_STATE_UNKNOWN":     1,
+		"NODE_PATH_STATE_REACHABLE":   2,
+		"NODE_PATH_STATE_UNREACHABLE": 3,
+	}
+)
+
+func (x NodePathState) Enum() *NodePathState {
+	p := new(NodePathState)
+	*p = x
+	return p
+}
+
+func (x NodePathState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (NodePathState) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[3].Descriptor()
+}
+
+func (NodePathState) Type() protoreflect.EnumType {
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[3]
+}
+
+func (x NodePathState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use NodePathState.Descriptor instead.
+func (NodePathState) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{3}
+}
+
 // Reason says why a packet was forwarded or dropped. The numbers are those of the
 // eBPF programs and are never reused; programs of another release may have
 // others. Below 16 the packet was forwarded or answered, from 16 on dropped, and
@@ -560,11 +617,11 @@ func (x Reason) String() string {
 }
 
 func (Reason) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_datapath_proto_enumTypes[3].Descriptor()
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[4].Descriptor()
 }
 
 func (Reason) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_datapath_proto_enumTypes[3]
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[4]
 }
 
 func (x Reason) Number() protoreflect.EnumNumber {
@@ -573,7 +630,7 @@ func (x Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Reason.Descriptor instead.
 func (Reason) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{3}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{4}
 }
 
 // PolicyMode says what a container's creation waits for.
@@ -617,11 +674,11 @@ func (x PolicyMode) String() string {
 }
 
 func (PolicyMode) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_datapath_proto_enumTypes[4].Descriptor()
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[5].Descriptor()
 }
 
 func (PolicyMode) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_datapath_proto_enumTypes[4]
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[5]
 }
 
 func (x PolicyMode) Number() protoreflect.EnumNumber {
@@ -630,7 +687,7 @@ func (x PolicyMode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PolicyMode.Descriptor instead.
 func (PolicyMode) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{4}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{5}
 }
 
 // Endpoint is one connected container.
@@ -2420,8 +2477,10 @@ type GetStatusResponse struct {
 	IdentityStream *IdentityStream `protobuf:"bytes,40,opt,name=identity_stream,json=identityStream,proto3" json:"identity_stream,omitempty"`
 	// Since when known_add_ready is false; unset while it is true.
 	AddUnreadySince *timestamppb.Timestamp `protobuf:"bytes,41,opt,name=add_unready_since,json=addUnreadySince,proto3" json:"add_unready_since,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What probes of other nodes found; unset in a process that sends none.
+	NodeProbes    *NodeProbes `protobuf:"bytes,42,opt,name=node_probes,json=nodeProbes,proto3" json:"node_probes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -2615,6 +2674,264 @@ func (x *GetStatusResponse) GetAddUnreadySince() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *GetStatusResponse) GetNodeProbes() *NodeProbes {
+	if x != nil {
+		return x.NodeProbes
+	}
+	return nil
+}
+
+// NodeProbes is how other nodes answer to the UDP packets by which this node asks
+// them, small ones and ones as large as the path should carry.
+type NodeProbes struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Nodes that are asked.
+	Nodes uint32 `protobuf:"varint,1,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	// Those of them that answer at each of their addresses that are asked.
+	AnsweringNodes uint32 `protobuf:"varint,2,opt,name=answering_nodes,json=answeringNodes,proto3" json:"answering_nodes,omitempty"`
+	// Largest smoothed latency of a path whose node answers, in microseconds; 0 if
+	// there is none.
+	SlowestUs uint64 `protobuf:"varint,3,opt,name=slowest_us,json=slowestUs,proto3" json:"slowest_us,omitempty"`
+	// How many paths there are.
+	PathCount uint32 `protobuf:"varint,4,opt,name=path_count,json=pathCount,proto3" json:"path_count,omitempty"`
+	// The paths, at most 4,096: those with a trouble first, then by node and address.
+	Paths         []*NodePath `protobuf:"bytes,5,rep,name=paths,proto3" json:"paths,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeProbes) Reset() {
+	*x = NodeProbes{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeProbes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeProbes) ProtoMessage() {}
+
+func (x *NodeProbes) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeProbes.ProtoReflect.Descriptor instead.
+func (*NodeProbes) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *NodeProbes) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *NodeProbes) GetAnsweringNodes() uint32 {
+	if x != nil {
+		return x.AnsweringNodes
+	}
+	return 0
+}
+
+func (x *NodeProbes) GetSlowestUs() uint64 {
+	if x != nil {
+		return x.SlowestUs
+	}
+	return 0
+}
+
+func (x *NodeProbes) GetPathCount() uint32 {
+	if x != nil {
+		return x.PathCount
+	}
+	return 0
+}
+
+func (x *NodeProbes) GetPaths() []*NodePath {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+// NodePath is the way to one address of another node and back. It is asked more
+// seldom the more paths there are: at most 50 questions a second go to all of them.
+type NodePath struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the node.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The address that is asked, the node's preferred one of its family.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// Whether it answers.
+	State NodePathState `protobuf:"varint,3,opt,name=state,proto3,enum=sluice.datapath.v1.NodePathState" json:"state,omitempty"`
+	// Since when.
+	StateSince *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=state_since,json=stateSince,proto3" json:"state_since,omitempty"`
+	// When it answered last; unset if it never did.
+	LastAnswer *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_answer,json=lastAnswer,proto3" json:"last_answer,omitempty"`
+	// Round trip of the last question that was answered, in microseconds. It is that
+	// from this process to the other one.
+	LatencyUs uint64 `protobuf:"varint,6,opt,name=latency_us,json=latencyUs,proto3" json:"latency_us,omitempty"`
+	// Average of the last round trips, in microseconds.
+	SmoothedLatencyUs uint64 `protobuf:"varint,7,opt,name=smoothed_latency_us,json=smoothedLatencyUs,proto3" json:"smoothed_latency_us,omitempty"`
+	// Largest IP packet in bytes that is carried in both directions; a lower bound while
+	// searching_mtu; 0: not known.
+	PathMtu uint32 `protobuf:"varint,8,opt,name=path_mtu,json=pathMtu,proto3" json:"path_mtu,omitempty"`
+	// What the path should carry; 0: not known, and packets of full size are not sent.
+	ExpectedMtu uint32 `protobuf:"varint,9,opt,name=expected_mtu,json=expectedMtu,proto3" json:"expected_mtu,omitempty"`
+	// Packets of some sizes are lost, and the largest that is not is being searched.
+	SearchingMtu bool `protobuf:"varint,10,opt,name=searching_mtu,json=searchingMtu,proto3" json:"searching_mtu,omitempty"`
+	// Small questions without an answer since the last answer.
+	Losses uint32 `protobuf:"varint,11,opt,name=losses,proto3" json:"losses,omitempty"`
+	// Of the last recent_questions small questions, at most 64, these had no answer.
+	RecentLosses uint32 `protobuf:"varint,12,opt,name=recent_losses,json=recentLosses,proto3" json:"recent_losses,omitempty"`
+	// How many small questions recent_losses is of.
+	RecentQuestions uint32 `protobuf:"varint,13,opt,name=recent_questions,json=recentQuestions,proto3" json:"recent_questions,omitempty"`
+	// Why the path is not as it should be; empty if it is, or was not asked often
+	// enough yet.
+	Trouble       string `protobuf:"bytes,14,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodePath) Reset() {
+	*x = NodePath{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodePath) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodePath) ProtoMessage() {}
+
+func (x *NodePath) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodePath.ProtoReflect.Descriptor instead.
+func (*NodePath) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *NodePath) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *NodePath) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *NodePath) GetState() NodePathState {
+	if x != nil {
+		return x.State
+	}
+	return NodePathState_NODE_PATH_STATE_UNSPECIFIED
+}
+
+func (x *NodePath) GetStateSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StateSince
+	}
+	return nil
+}
+
+func (x *NodePath) GetLastAnswer() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastAnswer
+	}
+	return nil
+}
+
+func (x *NodePath) GetLatencyUs() uint64 {
+	if x != nil {
+		return x.LatencyUs
+	}
+	return 0
+}
+
+func (x *NodePath) GetSmoothedLatencyUs() uint64 {
+	if x != nil {
+		return x.SmoothedLatencyUs
+	}
+	return 0
+}
+
+func (x *NodePath) GetPathMtu() uint32 {
+	if x != nil {
+		return x.PathMtu
+	}
+	return 0
+}
+
+func (x *NodePath) GetExpectedMtu() uint32 {
+	if x != nil {
+		return x.ExpectedMtu
+	}
+	return 0
+}
+
+func (x *NodePath) GetSearchingMtu() bool {
+	if x != nil {
+		return x.SearchingMtu
+	}
+	return false
+}
+
+func (x *NodePath) GetLosses() uint32 {
+	if x != nil {
+		return x.Losses
+	}
+	return 0
+}
+
+func (x *NodePath) GetRecentLosses() uint32 {
+	if x != nil {
+		return x.RecentLosses
+	}
+	return 0
+}
+
+func (x *NodePath) GetRecentQuestions() uint32 {
+	if x != nil {
+		return x.RecentQuestions
+	}
+	return 0
+}
+
+func (x *NodePath) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
 // IdentityStream is the state of the stream by which sluice-identity moves
 // endpoints to other identities. While it is away endpoints stay what they are.
 type IdentityStream struct {
@@ -2633,7 +2950,7 @@ type IdentityStream struct {
 
 func (x *IdentityStream) Reset() {
 	*x = IdentityStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2645,7 +2962,7 @@ func (x *IdentityStream) String() string {
 func (*IdentityStream) ProtoMessage() {}
 
 func (x *IdentityStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2658,7 +2975,7 @@ func (x *IdentityStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityStream.ProtoReflect.Descriptor instead.
 func (*IdentityStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *IdentityStream) GetComplete() bool {
@@ -2717,7 +3034,7 @@ type ClusterStream struct {
 
 func (x *ClusterStream) Reset() {
 	*x = ClusterStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2729,7 +3046,7 @@ func (x *ClusterStream) String() string {
 func (*ClusterStream) ProtoMessage() {}
 
 func (x *ClusterStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2742,7 +3059,7 @@ func (x *ClusterStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStream.ProtoReflect.Descriptor instead.
 func (*ClusterStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ClusterStream) GetComplete() bool {
@@ -2818,7 +3135,7 @@ type MapUsage struct {
 
 func (x *MapUsage) Reset() {
 	*x = MapUsage{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +3147,7 @@ func (x *MapUsage) String() string {
 func (*MapUsage) ProtoMessage() {}
 
 func (x *MapUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +3160,7 @@ func (x *MapUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapUsage.ProtoReflect.Descriptor instead.
 func (*MapUsage) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MapUsage) GetName() string {
@@ -2896,7 +3213,7 @@ type ConnectionCounts struct {
 
 func (x *ConnectionCounts) Reset() {
 	*x = ConnectionCounts{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2908,7 +3225,7 @@ func (x *ConnectionCounts) String() string {
 func (*ConnectionCounts) ProtoMessage() {}
 
 func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2921,7 +3238,7 @@ func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectionCounts.ProtoReflect.Descriptor instead.
 func (*ConnectionCounts) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ConnectionCounts) GetLive() uint64 {
@@ -2979,7 +3296,7 @@ type EndpointStateCount struct {
 
 func (x *EndpointStateCount) Reset() {
 	*x = EndpointStateCount{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2991,7 +3308,7 @@ func (x *EndpointStateCount) String() string {
 func (*EndpointStateCount) ProtoMessage() {}
 
 func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3004,7 +3321,7 @@ func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointStateCount.ProtoReflect.Descriptor instead.
 func (*EndpointStateCount) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EndpointStateCount) GetState() EndpointState {
@@ -3040,7 +3357,7 @@ type PacketCounter struct {
 
 func (x *PacketCounter) Reset() {
 	*x = PacketCounter{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3052,7 +3369,7 @@ func (x *PacketCounter) String() string {
 func (*PacketCounter) ProtoMessage() {}
 
 func (x *PacketCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3065,7 +3382,7 @@ func (x *PacketCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketCounter.ProtoReflect.Descriptor instead.
 func (*PacketCounter) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PacketCounter) GetReason() Reason {
@@ -3118,7 +3435,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3130,7 +3447,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3143,7 +3460,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Dependency) GetName() string {
@@ -3178,7 +3495,7 @@ type AuditMapsRequest struct {
 
 func (x *AuditMapsRequest) Reset() {
 	*x = AuditMapsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3190,7 +3507,7 @@ func (x *AuditMapsRequest) String() string {
 func (*AuditMapsRequest) ProtoMessage() {}
 
 func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3203,7 +3520,7 @@ func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsRequest.ProtoReflect.Descriptor instead.
 func (*AuditMapsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AuditMapsRequest) GetRepair() bool {
@@ -3228,7 +3545,7 @@ type AuditMapsResponse struct {
 
 func (x *AuditMapsResponse) Reset() {
 	*x = AuditMapsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3240,7 +3557,7 @@ func (x *AuditMapsResponse) String() string {
 func (*AuditMapsResponse) ProtoMessage() {}
 
 func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3253,7 +3570,7 @@ func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsResponse.ProtoReflect.Descriptor instead.
 func (*AuditMapsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AuditMapsResponse) GetDifference() *Difference {
@@ -3290,7 +3607,7 @@ type DumpMapRequest struct {
 
 func (x *DumpMapRequest) Reset() {
 	*x = DumpMapRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3619,7 @@ func (x *DumpMapRequest) String() string {
 func (*DumpMapRequest) ProtoMessage() {}
 
 func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3632,7 @@ func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapRequest.ProtoReflect.Descriptor instead.
 func (*DumpMapRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DumpMapRequest) GetName() string {
@@ -3348,7 +3665,7 @@ type DumpMapResponse struct {
 
 func (x *DumpMapResponse) Reset() {
 	*x = DumpMapResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3360,7 +3677,7 @@ func (x *DumpMapResponse) String() string {
 func (*DumpMapResponse) ProtoMessage() {}
 
 func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3373,7 +3690,7 @@ func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapResponse.ProtoReflect.Descriptor instead.
 func (*DumpMapResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DumpMapResponse) GetKey() string {
@@ -3523,7 +3840,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\rvalidate_only\x18\x05 \x01(\bR\fvalidateOnly\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
-	"\x10GetStatusRequest\"\xd8\t\n" +
+	"\x10GetStatusRequest\"\x99\n" +
+	"\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\x17 \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1b\n" +
 	"\tadd_ready\x18\x03 \x01(\bR\baddReady\x12?\n" +
@@ -3550,8 +3868,38 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x0fknown_add_ready\x18\x16 \x01(\bR\rknownAddReady\x12H\n" +
 	"\x0ecluster_stream\x18\x18 \x01(\v2!.sluice.datapath.v1.ClusterStreamR\rclusterStream\x12K\n" +
 	"\x0fidentity_stream\x18( \x01(\v2\".sluice.datapath.v1.IdentityStreamR\x0eidentityStream\x12F\n" +
-	"\x11add_unready_since\x18) \x01(\v2\x1a.google.protobuf.TimestampR\x0faddUnreadySinceJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
-	"start_timeR\bproblems\"v\n" +
+	"\x11add_unready_since\x18) \x01(\v2\x1a.google.protobuf.TimestampR\x0faddUnreadySince\x12?\n" +
+	"\vnode_probes\x18* \x01(\v2\x1e.sluice.datapath.v1.NodeProbesR\n" +
+	"nodeProbesJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
+	"start_timeR\bproblems\"\xbd\x01\n" +
+	"\n" +
+	"NodeProbes\x12\x14\n" +
+	"\x05nodes\x18\x01 \x01(\rR\x05nodes\x12'\n" +
+	"\x0fanswering_nodes\x18\x02 \x01(\rR\x0eansweringNodes\x12\x1d\n" +
+	"\n" +
+	"slowest_us\x18\x03 \x01(\x04R\tslowestUs\x12\x1d\n" +
+	"\n" +
+	"path_count\x18\x04 \x01(\rR\tpathCount\x122\n" +
+	"\x05paths\x18\x05 \x03(\v2\x1c.sluice.datapath.v1.NodePathR\x05paths\"\x9f\x04\n" +
+	"\bNodePath\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x127\n" +
+	"\x05state\x18\x03 \x01(\x0e2!.sluice.datapath.v1.NodePathStateR\x05state\x12;\n" +
+	"\vstate_since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"stateSince\x12;\n" +
+	"\vlast_answer\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"lastAnswer\x12\x1d\n" +
+	"\n" +
+	"latency_us\x18\x06 \x01(\x04R\tlatencyUs\x12.\n" +
+	"\x13smoothed_latency_us\x18\a \x01(\x04R\x11smoothedLatencyUs\x12\x19\n" +
+	"\bpath_mtu\x18\b \x01(\rR\apathMtu\x12!\n" +
+	"\fexpected_mtu\x18\t \x01(\rR\vexpectedMtu\x12#\n" +
+	"\rsearching_mtu\x18\n" +
+	" \x01(\bR\fsearchingMtu\x12\x16\n" +
+	"\x06losses\x18\v \x01(\rR\x06losses\x12#\n" +
+	"\rrecent_losses\x18\f \x01(\rR\frecentLosses\x12)\n" +
+	"\x10recent_questions\x18\r \x01(\rR\x0frecentQuestions\x12\x18\n" +
+	"\atrouble\x18\x0e \x01(\tR\atrouble\"v\n" +
 	"\x0eIdentityStream\x12\x1a\n" +
 	"\bcomplete\x18\x01 \x01(\bR\bcomplete\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\tR\x05error\x12\x18\n" +
@@ -3655,7 +4003,12 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x12TARGET_KIND_SYSCTL\x10\n" +
 	"\x12\x16\n" +
 	"\x12TARGET_KIND_RECORD\x10\v\x12!\n" +
-	"\x1dTARGET_KIND_NETWORK_NAMESPACE\x10\f*\x89\n" +
+	"\x1dTARGET_KIND_NETWORK_NAMESPACE\x10\f*\x8d\x01\n" +
+	"\rNodePathState\x12\x1f\n" +
+	"\x1bNODE_PATH_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17NODE_PATH_STATE_UNKNOWN\x10\x01\x12\x1d\n" +
+	"\x19NODE_PATH_STATE_REACHABLE\x10\x02\x12\x1f\n" +
+	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\x89\n" +
 	"\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
@@ -3742,136 +4095,144 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 	return file_sluice_datapath_v1_datapath_proto_rawDescData
 }
 
-var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),               // 0: sluice.datapath.v1.EndpointState
 	(ErrorReason)(0),                 // 1: sluice.datapath.v1.ErrorReason
 	(TargetKind)(0),                  // 2: sluice.datapath.v1.TargetKind
-	(Reason)(0),                      // 3: sluice.datapath.v1.Reason
-	(PolicyMode)(0),                  // 4: sluice.datapath.v1.PolicyMode
-	(*Endpoint)(nil),                 // 5: sluice.datapath.v1.Endpoint
-	(*EndpointPolicy)(nil),           // 6: sluice.datapath.v1.EndpointPolicy
-	(*Interface)(nil),                // 7: sluice.datapath.v1.Interface
-	(*CreateEndpointRequest)(nil),    // 8: sluice.datapath.v1.CreateEndpointRequest
-	(*CreateEndpointResponse)(nil),   // 9: sluice.datapath.v1.CreateEndpointResponse
-	(*GivenLabels)(nil),              // 10: sluice.datapath.v1.GivenLabels
-	(*GivenPorts)(nil),               // 11: sluice.datapath.v1.GivenPorts
-	(*UpdateEndpointRequest)(nil),    // 12: sluice.datapath.v1.UpdateEndpointRequest
-	(*UpdateEndpointResponse)(nil),   // 13: sluice.datapath.v1.UpdateEndpointResponse
-	(*DeleteEndpointRequest)(nil),    // 14: sluice.datapath.v1.DeleteEndpointRequest
-	(*DeleteEndpointResponse)(nil),   // 15: sluice.datapath.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),     // 16: sluice.datapath.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),    // 17: sluice.datapath.v1.CheckEndpointResponse
-	(*Difference)(nil),               // 18: sluice.datapath.v1.Difference
-	(*DifferenceTarget)(nil),         // 19: sluice.datapath.v1.DifferenceTarget
-	(*GetEndpointRequest)(nil),       // 20: sluice.datapath.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),      // 21: sluice.datapath.v1.GetEndpointResponse
-	(*ListEndpointsRequest)(nil),     // 22: sluice.datapath.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),    // 23: sluice.datapath.v1.ListEndpointsResponse
-	(*WatchEndpointsRequest)(nil),    // 24: sluice.datapath.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),   // 25: sluice.datapath.v1.WatchEndpointsResponse
-	(*Bookmark)(nil),                 // 26: sluice.datapath.v1.Bookmark
-	(*ReclaimEndpointsRequest)(nil),  // 27: sluice.datapath.v1.ReclaimEndpointsRequest
-	(*ReclaimEndpointsResponse)(nil), // 28: sluice.datapath.v1.ReclaimEndpointsResponse
-	(*GetStatusRequest)(nil),         // 29: sluice.datapath.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 30: sluice.datapath.v1.GetStatusResponse
-	(*IdentityStream)(nil),           // 31: sluice.datapath.v1.IdentityStream
-	(*ClusterStream)(nil),            // 32: sluice.datapath.v1.ClusterStream
-	(*MapUsage)(nil),                 // 33: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),         // 34: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),       // 35: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),            // 36: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),               // 37: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),         // 38: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),        // 39: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),           // 40: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),          // 41: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                 // 42: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                 // 43: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),             // 44: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),    // 45: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),          // 46: sluice.workload.v1.PodReference
-	(*v11.ServiceStatus)(nil),        // 47: sluice.status.v1.ServiceStatus
-	(v12.Direction)(0),               // 48: sluice.net.v1.Direction
+	(NodePathState)(0),               // 3: sluice.datapath.v1.NodePathState
+	(Reason)(0),                      // 4: sluice.datapath.v1.Reason
+	(PolicyMode)(0),                  // 5: sluice.datapath.v1.PolicyMode
+	(*Endpoint)(nil),                 // 6: sluice.datapath.v1.Endpoint
+	(*EndpointPolicy)(nil),           // 7: sluice.datapath.v1.EndpointPolicy
+	(*Interface)(nil),                // 8: sluice.datapath.v1.Interface
+	(*CreateEndpointRequest)(nil),    // 9: sluice.datapath.v1.CreateEndpointRequest
+	(*CreateEndpointResponse)(nil),   // 10: sluice.datapath.v1.CreateEndpointResponse
+	(*GivenLabels)(nil),              // 11: sluice.datapath.v1.GivenLabels
+	(*GivenPorts)(nil),               // 12: sluice.datapath.v1.GivenPorts
+	(*UpdateEndpointRequest)(nil),    // 13: sluice.datapath.v1.UpdateEndpointRequest
+	(*UpdateEndpointResponse)(nil),   // 14: sluice.datapath.v1.UpdateEndpointResponse
+	(*DeleteEndpointRequest)(nil),    // 15: sluice.datapath.v1.DeleteEndpointRequest
+	(*DeleteEndpointResponse)(nil),   // 16: sluice.datapath.v1.DeleteEndpointResponse
+	(*CheckEndpointRequest)(nil),     // 17: sluice.datapath.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),    // 18: sluice.datapath.v1.CheckEndpointResponse
+	(*Difference)(nil),               // 19: sluice.datapath.v1.Difference
+	(*DifferenceTarget)(nil),         // 20: sluice.datapath.v1.DifferenceTarget
+	(*GetEndpointRequest)(nil),       // 21: sluice.datapath.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),      // 22: sluice.datapath.v1.GetEndpointResponse
+	(*ListEndpointsRequest)(nil),     // 23: sluice.datapath.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),    // 24: sluice.datapath.v1.ListEndpointsResponse
+	(*WatchEndpointsRequest)(nil),    // 25: sluice.datapath.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),   // 26: sluice.datapath.v1.WatchEndpointsResponse
+	(*Bookmark)(nil),                 // 27: sluice.datapath.v1.Bookmark
+	(*ReclaimEndpointsRequest)(nil),  // 28: sluice.datapath.v1.ReclaimEndpointsRequest
+	(*ReclaimEndpointsResponse)(nil), // 29: sluice.datapath.v1.ReclaimEndpointsResponse
+	(*GetStatusRequest)(nil),         // 30: sluice.datapath.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 31: sluice.datapath.v1.GetStatusResponse
+	(*NodeProbes)(nil),               // 32: sluice.datapath.v1.NodeProbes
+	(*NodePath)(nil),                 // 33: sluice.datapath.v1.NodePath
+	(*IdentityStream)(nil),           // 34: sluice.datapath.v1.IdentityStream
+	(*ClusterStream)(nil),            // 35: sluice.datapath.v1.ClusterStream
+	(*MapUsage)(nil),                 // 36: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),         // 37: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),       // 38: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),            // 39: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),               // 40: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),         // 41: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),        // 42: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),           // 43: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),          // 44: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                 // 45: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                 // 46: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),             // 47: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),    // 48: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),          // 49: sluice.workload.v1.PodReference
+	(*v11.ServiceStatus)(nil),        // 50: sluice.status.v1.ServiceStatus
+	(v12.Direction)(0),               // 51: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	42, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	45, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	43, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
-	7,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
-	7,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	44, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	45, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
-	6,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	46, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	43, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
-	42, // 10: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	45, // 11: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	43, // 12: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	44, // 13: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	46, // 14: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
-	5,  // 15: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	43, // 16: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
-	44, // 17: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
-	42, // 18: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	10, // 19: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
-	11, // 20: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
-	5,  // 21: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	42, // 22: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	42, // 23: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	18, // 24: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
-	19, // 25: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
+	46, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	8,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
+	8,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
+	47, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	48, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
+	49, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	46, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
+	45, // 10: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	48, // 11: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	46, // 12: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	47, // 13: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	49, // 14: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	6,  // 15: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	46, // 16: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
+	47, // 17: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
+	45, // 18: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	11, // 19: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
+	12, // 20: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
+	6,  // 21: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	45, // 22: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	45, // 23: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	19, // 24: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
+	20, // 25: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
 	2,  // 26: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
-	42, // 27: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	5,  // 28: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	5,  // 29: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	5,  // 30: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	42, // 31: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	26, // 32: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	42, // 33: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	42, // 34: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	47, // 35: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	4,  // 36: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
-	35, // 37: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	36, // 38: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	37, // 39: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	33, // 40: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	34, // 41: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	32, // 42: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
-	31, // 43: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
-	45, // 44: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
-	0,  // 45: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	3,  // 46: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
-	48, // 47: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	18, // 48: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	8,  // 49: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	12, // 50: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
-	14, // 51: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	16, // 52: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	20, // 53: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	22, // 54: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	24, // 55: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	27, // 56: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	29, // 57: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	38, // 58: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	40, // 59: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	9,  // 60: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	13, // 61: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
-	15, // 62: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	17, // 63: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	21, // 64: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	23, // 65: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	25, // 66: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	28, // 67: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	30, // 68: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	39, // 69: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	41, // 70: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	60, // [60:71] is the sub-list for method output_type
-	49, // [49:60] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	45, // 27: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	6,  // 28: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	6,  // 29: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	6,  // 30: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
+	45, // 31: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	27, // 32: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
+	45, // 33: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	45, // 34: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	50, // 35: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	5,  // 36: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
+	38, // 37: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	39, // 38: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	40, // 39: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	36, // 40: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	37, // 41: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	35, // 42: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
+	34, // 43: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
+	48, // 44: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
+	32, // 45: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
+	33, // 46: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
+	3,  // 47: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
+	48, // 48: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
+	48, // 49: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
+	0,  // 50: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	4,  // 51: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	51, // 52: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	19, // 53: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	9,  // 54: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	13, // 55: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
+	15, // 56: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	17, // 57: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	21, // 58: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	23, // 59: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	25, // 60: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	28, // 61: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	30, // 62: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	41, // 63: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	43, // 64: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	10, // 65: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	14, // 66: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
+	16, // 67: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	18, // 68: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	22, // 69: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	24, // 70: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	26, // 71: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	29, // 72: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	31, // 73: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	42, // 74: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	44, // 75: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	65, // [65:76] is the sub-list for method output_type
+	54, // [54:65] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -3889,8 +4250,8 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   37,
+			NumEnums:      6,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

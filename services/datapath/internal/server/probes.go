@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/probe"
+)
+
+// Bounds of what is reported of the paths to other nodes.
+const (
+	maxPaths        = 4096
+	maxPathWarnings = 16
+)
+
+// byTrouble sorts paths with a trouble before the others, and leaves the order of
+// each.
+func byTrouble(paths []probe.Path) []probe.Path {
+	well := func(p probe.Path) int {
+		if p.Trouble == "" {
+			return 1
+		}
+		return 0
+	}
+	paths = slices.Clone(paths)
+	slices.SortStableFunc(paths, func(a, b probe.Path) int { return cmp.Compare(well(a), well(b)) })
+	return paths
+}
+
+// nodeProbes is the state of probes as GetStatus has it, with what an operator has
+// to look at.
+func nodeProbes(s probe.State) (*datapathv1.NodeProbes, []string) {
+	paths := byTrouble(s.Paths)
+	m := &datapathv1.NodeProbes{
+		Nodes: uint32(s.Nodes), AnsweringNodes: uint32(s.Answering), SlowestUs: micros(s.Slowest),
+		PathCount: uint32(len(paths)),
+	}
+	var warnings []string
+	troubled := 0
+	for i, p := range paths {
+		if p.Trouble != "" {
+			if troubled++; troubled <= maxPathWarnings {
+				warnings = append(warnings, fmt.Sprintf("node %s at %v: %s", p.Node, p.Address, p.Trouble))
+			}
+		}
+		if i < maxPaths {
+			m.Paths = append(m.Paths, protoPath(p))
+		}
+	}
+	if more := troubled - maxPathWarnings; more > 0 {
+		warnings = append(warnings, fmt.Sprintf("paths to other nodes that are not as they should be: %d more", more))
+	}
+	return m, warnings
+}
+
+func micros(d time.Duration) uint64 { return uint64(max(d, 0) / time.Microsecond) }
+
+var protoReach = map[probe.Reach]datapathv1.NodePathState{
+	probe.Unknown:     datapathv1.NodePathState_NODE_PATH_STATE_UNKNOWN,
+	probe.Reachable:   datapathv1.NodePathState_NODE_PATH_STATE_REACHABLE,
+	probe.Unreachable: datapathv1.NodePathState_NODE_PATH_STATE_UNREACHABLE,
+}
+
+func protoPath(p probe.Path) *datapathv1.NodePath {
+	m := &datapathv1.NodePath{
+		Node: p.Node, Address: p.Address.String(), State: protoReach[p.State], StateSince: timestamppb.New(p.Since),
+		LatencyUs: micros(p.Latency), SmoothedLatencyUs: micros(p.Smoothed), PathMtu: uint32(p.MTU),
+		ExpectedMtu: uint32(p.ExpectedMTU), SearchingMtu: p.Searching, Losses: uint32(p.Losses),
+		RecentLosses: uint32(p.Lost), RecentQuestions: uint32(p.Asked), Trouble: p.Trouble,
+	}
+	if !p.LastAnswer.IsZero() {
+		m.LastAnswer = timestamppb.New(p.LastAnswer)
+	}
+	return m
+}
+
+// probeMetrics are those of probes: sums over all paths, for a label per node would
+// be as many series as the cluster has nodes, on each of them.
+type probeMetrics struct {
+	paths, below, latency, slowest, questions, answers, dropped *prometheus.Desc
+}
+
+func newProbeMetrics(desc func(name, help string, labels ...string) *prometheus.Desc) probeMetrics {
+	return probeMetrics{
+		paths:     desc("node_paths", "Addresses of other nodes that are probed, by whether they answer.", "family", "state"),
+		below:     desc("node_paths_below_mtu", "Paths that answer and carry less than they should.", "family"),
+		latency:   desc("node_latency_seconds", "Round trips of answered probes.", "family"),
+		slowest:   desc("node_latency_max_seconds", "Largest smoothed latency of a path that answers."),
+		questions: desc("node_probes_total", "Probes by size and by whether they were answered.", "size", "result"),
+		answers:   desc("node_probe_answers_total", "Probes of other nodes that were answered."),
+		dropped:   desc("node_probes_dropped_total", "Packets to the port of probes that do not count.", "reason"),
+	}
+}
+
+func (m probeMetrics) all() []*prometheus.Desc {
+	return []*prometheus.Desc{m.paths, m.below, m.latency, m.slowest, m.questions, m.answers, m.dropped}
+}
+
+func (m probeMetrics) collect(ch chan<- prometheus.Metric, s probe.State) {
+	gauge := func(d *prometheus.Desc, n float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, n, labels...)
+	}
+	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+	}
+	for _, f := range []probe.Family{probe.IPv4, probe.IPv6} {
+		states, below := map[probe.Reach]int{}, 0
+		for _, p := range s.Paths {
+			if p.Family != f {
+				continue
+			}
+			states[p.State]++
+			if p.State == probe.Reachable && p.MTU != 0 && p.MTU < p.ExpectedMTU {
+				below++
+			}
+		}
+		for r := range protoReach {
+			gauge(m.paths, float64(states[r]), f.String(), r.String())
+		}
+		gauge(m.below, float64(below), f.String())
+		count, sum, buckets := s.Counts.Latency[f].Cumulative()
+		ch <- prometheus.MustNewConstHistogram(m.latency, count, sum, buckets, f.String())
+	}
+	gauge(m.slowest, s.Slowest.Seconds())
+	for size := range s.Counts.Answered {
+		counter(m.questions, s.Counts.Answered[size], probe.Size(size).String(), "answered")
+		counter(m.questions, s.Counts.Lost[size], probe.Size(size).String(), "lost")
+	}
+	counter(m.answers, s.Counts.Answers)
+	for why, n := range s.Counts.Dropped {
+		counter(m.dropped, n, probe.Drop(why).String())
+	}
+}

@@ -28,6 +28,7 @@ type Config struct {
 	NetnsDirs []string       `config:"netnsDirs" help:"directories below which container runtimes mount network namespaces; the process cannot open those that lie elsewhere"`
 	PodCIDRs  []netip.Prefix `config:"podCIDRs" help:"this node's pod ranges, the same as pools of sluice-ipam; empty: those that sluice-ipam announces, which may change at run time"`
 	Underlay  UnderlayConfig `config:"underlay"`
+	Routing   RoutingConfig  `config:"routing"`
 	MTU       uint16         `config:"mtu" help:"MTU of pods in bytes; 0 takes that of the default route's device"`
 
 	TunnelPorts []uint16 `config:"tunnelPorts" help:"UDP ports that pods may reach on no node, because packets to them could forge identities"`
@@ -58,6 +59,14 @@ type UnderlayConfig struct {
 	Addresses []netip.Addr `config:"addresses" help:"addresses of this node for the others; empty: of the devices"`
 	Devices   []string     `config:"devices" help:"devices with such addresses (*, ?, [a-z]); empty: of default routes"`
 }
+
+// RoutingConfig says how packets travel between nodes.
+type RoutingConfig struct {
+	ProbePort uint16 `config:"probePort" help:"UDP port of probes between nodes, the same on all of them; 0: no probes"`
+}
+
+// probes says whether other nodes are probed.
+func (c RoutingConfig) probes() bool { return c.ProbePort != 0 }
 
 // MasqueradeConfig says whether destinations beyond the node see the address of the
 // node or that of the pod.
@@ -158,6 +167,7 @@ func defaults(p instance.Paths) Config {
 		SpoolDir:    deletion.Dir(p.StateDir),
 		BPFDir:      p.BPFDir,
 		NetnsDirs:   []string{"/run"},
+		Routing:     RoutingConfig{ProbePort: 4242},
 		TunnelPorts: []uint16{4789},
 		// where kube-proxy in IPVS mode puts every address of a service
 		ServiceDevices: []string{"kube-ipvs0"},
@@ -225,6 +235,9 @@ func (c *Config) Validate() error {
 	if len(c.TunnelPorts) > 4 {
 		p.Addf("tunnelPorts", "%d ports, at most 4", len(c.TunnelPorts))
 	}
+	if c.Routing.probes() && slices.Contains(c.TunnelPorts, c.Routing.ProbePort) {
+		p.Addf("routing.probePort", "%d is a tunnel port", c.Routing.ProbePort)
+	}
 	for _, pattern := range c.ServiceDevices {
 		if lo, err := path.Match(pattern, "lo"); err != nil || pattern == "" || lo {
 			p.Addf("serviceDevices",
@@ -261,7 +274,7 @@ func (c *Config) Validate() error {
 
 // Calls implements process.Caller.
 func (c *Config) Calls() sandbox.Calls {
-	return sandbox.Calls{Netlink: true, Enter: true, Names: []string{"bpf"}}
+	return sandbox.Calls{Netlink: true, Datagram: c.Routing.probes(), Enter: true, Names: []string{"bpf"}}
 }
 
 // files are what the process opens after its start. A network namespace counts

@@ -55,10 +55,12 @@ func TestConfigurationProblemsNameTheirKey(t *testing.T) {
 		"podCIDRs two": func(c *Config) {
 			c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("10.9.1.0/24")}
 		},
-		"podCIDRs bits":  func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")} },
-		"podCIDRs tiny":  func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/31")} },
-		"mtu":            func(c *Config) { c.MTU = 1000 },
-		"tunnelPorts":    func(c *Config) { c.TunnelPorts = []uint16{1, 2, 3, 4, 5} },
+		"podCIDRs bits":     func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")} },
+		"podCIDRs tiny":     func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/31")} },
+		"mtu":               func(c *Config) { c.MTU = 1000 },
+		"tunnelPorts":       func(c *Config) { c.TunnelPorts = []uint16{1, 2, 3, 4, 5} },
+		"routing.probePort": func(c *Config) { c.Routing.ProbePort = 4789 },
+
 		"serviceDevices": func(c *Config) { c.ServiceDevices = []string{"kube-["} },
 
 		"serviceDevices lo":  func(c *Config) { c.ServiceDevices = []string{"lo"} },

@@ -144,6 +144,9 @@ func newServer(
 		NameOf:   n.Numbers.Name,
 		Warnings: func() []string { return append(n.Host.Warnings(), p.MissingLayers()...) },
 	}
+	if n.Prober != nil {
+		s.Probes = n.Prober.State
+	}
 	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: called.identity}
 	if n.Policy != nil {
 		s.Rules = &n.Policy.History
@@ -191,6 +194,9 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 	}
 	p.Go("cluster", n.Follower.Run)
 	p.Go("registration", n.Registrar.Run)
+	if n.Prober != nil {
+		p.Go("probes", n.Prober.Run)
+	}
 	p.Go("release", n.Core.Releases)
 	p.Go("reap", n.Core.Reaper.Run)
 	p.Go("identities", n.Core.Relabels)

@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
+	"github.com/sluice-net/sluice/services/datapath/internal/probe"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
@@ -67,6 +68,7 @@ type node struct {
 	Numbers   *cluster.Numbers
 	Follower  *cluster.Follower  // nil without a source
 	Registrar *cluster.Registrar // nil without a registry
+	Prober    *probe.Prober      // nil: other nodes are not probed
 
 	compared chan struct{} // closed when the devices were compared with the records
 
@@ -111,6 +113,7 @@ func open(ctx context.Context, cfg Config, a around) (_ *node, err error) {
 		return nil, err
 	}
 	n.openCluster(cfg)
+	n.Prober = newProber(cfg, n.home, n.log)
 	return n, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/process"
+	"github.com/sluice-net/sluice/services/datapath/internal/probe"
 )
 
 // takenEnv has the test binary be a datapath that somebody has taken over: it
@@ -97,7 +99,10 @@ func misdeeds(dir string, cfg Config) map[string]func() error {
 		"load another kernel":                 raw(unix.SYS_KEXEC_LOAD),
 		"use the kernel's keys":               raw(unix.SYS_KEYCTL),
 		"open a packet socket":                func() error { return openSocket(unix.AF_PACKET) },
-		"open an internet socket":             func() error { return openSocket(unix.AF_INET) },
+		"open a TCP socket":                   func() error { return openInternet(unix.SOCK_STREAM, 0) },
+		"open a socket for ping":              func() error { return openInternet(unix.SOCK_DGRAM, unix.IPPROTO_ICMP) },
+		"open a raw internet socket":          func() error { return openSocket(unix.AF_INET) },
+		"send and receive UDP packets":        func() error { return talkUDP(cfg) },
 		"make memory executable": func() error {
 			_, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE|unix.MAP_ANON)
 			return err
@@ -120,6 +125,27 @@ func openSocket(family int) error {
 		err = unix.Close(fd)
 	}
 	return err
+}
+
+func openInternet(kind, protocol int) error {
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	if err == nil {
+		err = unix.Close(fd)
+	}
+	return err
+}
+
+// talkUDP sends a packet to itself by the socket of probes.
+func talkUDP(cfg Config) error {
+	c, err := probe.Listen(probe.IPv4, cfg.Routing.ProbePort)
+	if err != nil {
+		return err
+	}
+	self := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), cfg.Routing.ProbePort)
+	if err = c.Write([]byte("x"), self, self.Addr()); err == nil {
+		_, _, _, err = c.Read(make([]byte, 1))
+	}
+	return errors.Join(err, c.Close())
 }
 
 func enterOwn() error {
@@ -163,6 +189,9 @@ func TestKernelTakenProcess(t *testing.T) {
 		"--spool-dir", filepath.Join(n.dir, "state", "deletes"))
 	cmd.Path, cmd.Args[0] = child, child
 	cmd.Env = append(os.Environ(), takenEnv+"="+n.dir)
+	if err := in(n.home, exec.Command("ip", "link", "set", "lo", "up").Run); err != nil {
+		t.Fatal(err)
+	}
 	var out []byte
 	if err := in(n.home, func() (err error) { out, err = cmd.Output(); return err }); err != nil {
 		t.Fatalf("the child: %v\n%s", err, out)

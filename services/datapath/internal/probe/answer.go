@@ -31,7 +31,7 @@ func (p *Prober) read(conn Conn) {
 		}
 		now := time.Now()
 		if now.Before(budget.take(now)) {
-			time.Sleep(readPause)
+			time.Sleep(readPause) // the bound itself: nothing is waited for
 		}
 		if err != nil {
 			p.o.Log.Debug("read a probe", log.Err(err))

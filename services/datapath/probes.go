@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"log/slog"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/probe"
+)
+
+// newProber prepares the probes of other nodes from the node's network namespace;
+// nil: there are none. It opens no port before it has peers.
+func newProber(cfg Config, home *netns.Namespace, l *slog.Logger) *probe.Prober {
+	if !cfg.Routing.probes() || cfg.ValidateOnly {
+		return nil
+	}
+	return probe.New(probe.Options{
+		Port: cfg.Routing.ProbePort, Log: l.With("source", "probe"),
+		Listen: func(f probe.Family) (conn probe.Conn, err error) {
+			err = home.Do(func() (err error) {
+				conn, err = probe.Listen(f, cfg.Routing.ProbePort)
+				return err
+			})
+			return conn, err
+		},
+	})
+}

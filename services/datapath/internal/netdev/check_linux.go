@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -23,35 +22,6 @@ type differences []endpoint.Difference
 
 func (ds *differences) add(subject, key, want, have string) {
 	*ds = append(*ds, endpoint.Difference{Subject: subject, Key: key, Want: want, Have: have})
-}
-
-func (n *Netdev) checkFilters(ds *differences, ifindex uint32, name string) error {
-	for _, p := range n.o.Programs {
-		want := fmt.Sprintf("%s, program %d", p.Name, p.ID)
-		filters, err := filtersAt(n.checks, ifindex, parents[p.Hook])
-		if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
-			err = nil // the device is gone, which another check reports, or its qdisc is
-		}
-		if err != nil {
-			return fmt.Errorf("list filters of %s: %w", name, err)
-		}
-		key := name + " " + string(p.Hook)
-		if len(filters) == 0 {
-			ds.add(endpoint.SubjectFilter, key, want, "")
-			continue
-		}
-		// only the first one counts: whatever stands before ours could let
-		// packets pass
-		switch f := filters[0]; {
-		case f.kind != "bpf":
-			ds.add(endpoint.SubjectFilter, key, want, "a filter of kind "+f.kind)
-		case f.priority != filterPriority || f.handle != filterHandle || !f.direct:
-			ds.add(endpoint.SubjectFilter, key, want, fmt.Sprintf("%s, priority %d, handle %d", f.name, f.priority, f.handle))
-		case !p.Current(ebpf.ProgramID(f.program)):
-			ds.add(endpoint.SubjectFilter, key, want, fmt.Sprintf("%s, program %d", f.name, f.program))
-		}
-	}
-	return n.checkTCX(ds, ifindex, name)
 }
 
 // CheckFilters implements endpoint.Links.
@@ -68,19 +38,12 @@ func (n *Netdev) CheckFilters(d endpoint.HostDevice) ([]endpoint.Difference, err
 	if err != nil {
 		return nil, fmt.Errorf("find %s: %w", d.Name, err)
 	}
-	var ds differences
-	err = n.checkFilters(&ds, d.Index, d.Name)
+	ds, err := n.hooks.Check(d, n.o.Programs)
 	return slices.DeleteFunc(ds, func(d endpoint.Difference) bool { return d.Subject != endpoint.SubjectFilter }), err
 }
 
 // AttachTo implements endpoint.Links.
-func (n *Netdev) AttachTo(d endpoint.HostDevice) error {
-	dev := endpoint.Device{HostName: d.Name, HostIndex: d.Index}
-	if err := n.addClsact(dev); err != nil {
-		return err
-	}
-	return n.Attach(dev)
-}
+func (n *Netdev) AttachTo(d endpoint.HostDevice) error { return n.hooks.AttachTo(d, n.o.Programs) }
 
 // CheckHost implements endpoint.Links.
 func (n *Netdev) CheckHost(d endpoint.Device) ([]endpoint.Difference, error) {
@@ -143,9 +106,11 @@ func (n *Netdev) checkHost(d endpoint.Device, replies []rtnl.Reply) ([]endpoint.
 	if l.group != n.group {
 		ds.add("device group", d.HostName, strconv.Itoa(int(n.group)), strconv.Itoa(int(l.group)))
 	}
-	if err := n.checkFilters(&ds, d.HostIndex, d.HostName); err != nil {
+	diffs, err := n.hooks.Check(hostEnd(d), n.o.Programs)
+	if err != nil {
 		return nil, err
 	}
+	ds = append(ds, diffs...)
 	checkSettings(&ds, l, hostSettings, has6(d))
 	for i, a := range d.Addrs {
 		n.checkRoute(&ds, replies[2*i], d, a)
@@ -237,7 +202,7 @@ func unspecified(like netip.Addr) netip.Addr {
 // RepairHost implements endpoint.Links. The filters come first: until they are
 // back nothing evaluates the container.
 func (n *Netdev) RepairHost(d endpoint.Device) error {
-	if err := n.addClsact(d); err != nil {
+	if err := n.hooks.Prepare(hostEnd(d)); err != nil {
 		return err
 	}
 	var b rtnl.Batch
@@ -250,8 +215,8 @@ func (n *Netdev) RepairHost(d endpoint.Device) error {
 		return fmt.Errorf("find %s: %w", d.HostName, err)
 	}
 	l := deviceOf(replies[0].Data)
-	var diffs differences
-	if err := n.checkFilters(&diffs, d.HostIndex, d.HostName); err != nil {
+	diffs, err := n.hooks.Check(hostEnd(d), n.o.Programs)
+	if err != nil {
 		return err
 	}
 	if slices.ContainsFunc(diffs, func(d endpoint.Difference) bool { return d.Subject == endpoint.SubjectFilter }) {

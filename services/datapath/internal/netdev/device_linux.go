@@ -11,10 +11,8 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
-	"slices"
 	"strconv"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -301,58 +299,4 @@ func checkNeighbour(ds *differences, r rtnl.Reply, device string, a netip.Addr, 
 		ds.add("neighbour", a.String()+" on "+device, mac.String(), "")
 	}
 	return nil
-}
-
-// filter is one of a device's hook.
-type filter struct {
-	kind, name       string
-	priority, handle uint32
-	direct           bool
-	program          uint32
-}
-
-// tcmsg is struct tcmsg.
-func tcmsg(ifindex, handle, parent, info uint32) []byte {
-	m := make([]byte, nl.SizeofTcMsg)
-	for i, v := range []uint32{ifindex, handle, parent, info} {
-		binary.NativeEndian.PutUint32(m[4*(i+1):], v)
-	}
-	return m
-}
-
-// filtersAt lists the filters of a hook in the order in which they run.
-func filtersAt(c *rtnl.Conn, ifindex, parent uint32) ([]filter, error) {
-	return whole(func() (list []filter, err error) {
-		var b rtnl.Batch
-		b.Add(unix.RTM_GETTFILTER, 0, tcmsg(ifindex, 0, parent, 0))
-		err = c.Dump(&b, func(m []byte) {
-			if len(m) < nl.SizeofTcMsg {
-				return
-			}
-			f := filter{handle: binary.NativeEndian.Uint32(m[8:]), priority: binary.NativeEndian.Uint32(m[16:]) >> 16}
-			detailed := false // the other messages are about a priority
-			rtnl.Attrs(m, nl.SizeofTcMsg, func(kind uint16, v []byte) {
-				switch kind {
-				case nl.TCA_KIND:
-					f.kind = unix.ByteSliceToString(v)
-				case nl.TCA_OPTIONS:
-					detailed = true
-					rtnl.Attrs(v, 0, func(kind uint16, v []byte) {
-						switch kind {
-						case nl.TCA_BPF_NAME:
-							f.name = unix.ByteSliceToString(v)
-						case nl.TCA_BPF_FLAGS:
-							f.direct = rtnl.Number(v)&nl.TCA_BPF_FLAG_ACT_DIRECT != 0
-						case nl.TCA_BPF_ID:
-							f.program = rtnl.Number(v)
-						}
-					})
-				}
-			})
-			if detailed {
-				list = append(list, f)
-			}
-		})
-		return slices.Clip(list), err
-	})
 }

@@ -137,7 +137,7 @@ func (n *Netdev) RepairNode() error {
 func (n *Netdev) rules(p netip.Prefix) []*netlink.Rule {
 	rule := func(pref int) *netlink.Rule {
 		r := netlink.NewRule()
-		r.Priority, r.Family, r.Protocol = pref, family(p.Addr()), protocol
+		r.Priority, r.Family, r.Protocol = pref, family(p.Addr()), Protocol
 		return r
 	}
 	mask := uint32(MarkMask)
@@ -232,7 +232,7 @@ func describeRule(r *netlink.Rule) string {
 }
 
 func unreachable(p netip.Prefix) *netlink.Route {
-	return &netlink.Route{Dst: ipNet(p), Type: unix.RTN_UNREACHABLE, Protocol: protocol, Table: unix.RT_TABLE_MAIN}
+	return &netlink.Route{Dst: ipNet(p), Type: unix.RTN_UNREACHABLE, Protocol: Protocol, Table: unix.RT_TABLE_MAIN}
 }
 
 // nodeSysctls concern the whole node. Redirects are sent if either "all" or

@@ -78,14 +78,14 @@ func containerRoute(d endpoint.Device, a netip.Addr) route {
 		table: unix.RT_TABLE_MAIN, protocol: unix.RTPROT_BOOT,
 	}
 	if slices.Contains(d.SourceRouted, a) {
-		r.table, r.protocol = uint32(sourceTable(d)), protocol //nolint:gosec // it is positive
+		r.table, r.protocol = uint32(sourceTable(d)), Protocol //nolint:gosec // it is positive
 	}
 	return r
 }
 
 func sourceRule(d endpoint.Device, a netip.Addr) *netlink.Rule {
 	r := netlink.NewRule()
-	r.Priority, r.Family, r.Protocol = sourceRulePriority, family(a), protocol
+	r.Priority, r.Family, r.Protocol = sourceRulePriority, family(a), Protocol
 	r.Src, r.Table = ipNet(netip.PrefixFrom(a, a.BitLen())), sourceTable(d)
 	return r
 }
@@ -144,7 +144,7 @@ func sourceRules(h *netlink.Handle) ([]netlink.Rule, error) {
 			return nil, fmt.Errorf("list rules of the container: %w", err)
 		}
 		for _, r := range rules {
-			if r.Protocol == protocol && r.Priority == sourceRulePriority && r.Src != nil {
+			if r.Protocol == Protocol && r.Priority == sourceRulePriority && r.Src != nil {
 				r.Family = f
 				ours = append(ours, r)
 			}

@@ -7,12 +7,10 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/rtnl"
 )
 
@@ -118,24 +116,4 @@ func setRoute(b *rtnl.Batch, r route) {
 	if r.source.IsValid() {
 		b.Attr(unix.RTA_PREFSRC, r.source.AsSlice())
 	}
-}
-
-func addClsact(b *rtnl.Batch, ifindex uint32) {
-	body := tcmsg(ifindex, netlink.HANDLE_INGRESS&0xffff0000, netlink.HANDLE_CLSACT, 0)
-	b.Add(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
-	b.For("qdisc clsact")
-	b.String(nl.TCA_KIND, "clsact")
-}
-
-// setFilter puts a program first at its hook of a device.
-func setFilter(b *rtnl.Batch, ifindex uint32, p *program.Program) {
-	info := uint32(filterPriority)<<16 | uint32(nl.Swap16(unix.ETH_P_ALL))
-	b.Add(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE, tcmsg(ifindex, filterHandle, parents[p.Hook], info))
-	b.For("filter %s at %s", p.Name, p.Hook)
-	b.String(nl.TCA_KIND, "bpf")
-	b.Nest(nl.TCA_OPTIONS, nil, func() {
-		b.Uint32(nl.TCA_BPF_FD, uint32(p.Prog.FD())) //nolint:gosec // a descriptor
-		b.String(nl.TCA_BPF_NAME, p.Name)
-		b.Uint32(nl.TCA_BPF_FLAGS, nl.TCA_BPF_FLAG_ACT_DIRECT)
-	})
 }

@@ -28,6 +28,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/netdev/hook"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/rtnl"
@@ -58,8 +59,8 @@ const MarkFree = 0xf000
 // table but the local one.
 const rulePriority = 9
 
-// protocol marks our routes and rules, so that they are told from others'.
-const protocol = 0x5c
+// Protocol marks our routes and rules, so that they are told from others'.
+const Protocol = 0x5c
 
 // Options describe the node.
 type Options struct {
@@ -84,8 +85,13 @@ type Options struct {
 
 // Group is the device group of an instance's endpoints; Group|1 that of
 // devices about to be deleted.
-func Group(instance string) uint32 {
-	sum := sha256.Sum256([]byte("sluice device group\x00" + instance))
+func Group(instance string) uint32 { return groupOf("sluice device group", instance) }
+
+// TunnelGroup is the device group of an instance's tunnel.
+func TunnelGroup(instance string) uint32 { return groupOf("sluice tunnel group", instance) }
+
+func groupOf(what, instance string) uint32 {
+	sum := sha256.Sum256([]byte(what + "\x00" + instance))
 	return binary.BigEndian.Uint32(sum[:])&0x3ffffffe | 0x40000000
 }
 
@@ -100,6 +106,7 @@ type Netdev struct {
 	changes *netlink.Handle // for what is seldom changed
 	making  *rtnl.Conn      // for what every endpoint gets
 	filters *rtnl.Conn
+	hooks   hook.Hooks
 	looks   *netlink.Handle // for what is seldom read
 	checks  *rtnl.Conn      // for what is read of every endpoint
 	// conf6 is the directory of the node's IPv6 settings; -1 without IPv6. By its
@@ -144,6 +151,7 @@ func Open(o Options) (_ *Netdev, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink and settings in the node's namespace: %w", err)
 	}
+	n.hooks = hook.Hooks{Home: o.Home, Changes: n.filters, Looks: n.checks}
 	return n, nil
 }
 
@@ -308,7 +316,7 @@ func (n *Netdev) Configure(ns endpoint.Namespace, d endpoint.Device) error {
 func (n *Netdev) configureHost(d endpoint.Device) error {
 	var b rtnl.Batch
 	getLink(&b, d.HostIndex, "")
-	addClsact(&b, d.HostIndex)
+	hook.AddClsact(&b, d.HostIndex)
 	replies, err := n.making.Exchange(&b)
 	if err != nil {
 		return fmt.Errorf("configure %s: %w", d.HostName, err)
@@ -369,38 +377,15 @@ func (n *Netdev) configureContainer(c *container, d endpoint.Device) error {
 	return nil
 }
 
+// hostEnd is the host end of an endpoint's device.
+func hostEnd(d endpoint.Device) endpoint.HostDevice {
+	return endpoint.HostDevice{Name: d.HostName, Index: d.HostIndex}
+}
+
 // Attach implements endpoint.Links.
 func (n *Netdev) Attach(d endpoint.Device) error {
-	var b rtnl.Batch
-	for _, p := range n.o.Programs {
-		setFilter(&b, d.HostIndex, p)
-	}
-	if err := n.filters.Do(&b); err != nil {
-		return fmt.Errorf("%s: %w", d.HostName, err)
-	}
-	return nil
+	return n.hooks.Attach(hostEnd(d), n.o.Programs)
 }
-
-// parents are the hooks of a device as tc numbers them.
-var parents = map[program.Hook]uint32{
-	program.Ingress: netlink.HANDLE_MIN_INGRESS,
-	program.Egress:  netlink.HANDLE_MIN_EGRESS,
-}
-
-func (n *Netdev) addClsact(d endpoint.Device) error {
-	var b rtnl.Batch
-	addClsact(&b, d.HostIndex)
-	if err := n.filters.Do(&b, unix.EEXIST); err != nil {
-		return fmt.Errorf("%s: %w", d.HostName, err)
-	}
-	return nil
-}
-
-// Place of our filters on a device: first of all, and where we find them again.
-const (
-	filterPriority = 1
-	filterHandle   = 1
-)
 
 func gatewayFor(a netip.Addr) netip.Addr {
 	if a.Is4() {
@@ -414,7 +399,7 @@ func gatewayFor(a netip.Addr) netip.Addr {
 func (n *Netdev) hostRoute(d endpoint.Device, a netip.Addr) route {
 	r := route{
 		dst: netip.PrefixFrom(a, a.BitLen()), ifindex: d.HostIndex, table: unix.RT_TABLE_MAIN,
-		scope: unix.RT_SCOPE_LINK, protocol: protocol,
+		scope: unix.RT_SCOPE_LINK, protocol: Protocol,
 	}
 	if a.Is6() {
 		r.scope = unix.RT_SCOPE_UNIVERSE

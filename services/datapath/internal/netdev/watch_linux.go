@@ -348,7 +348,7 @@ func (n *Netdev) routeChanges(m syscall.NetlinkMessage) []Change {
 		return nil
 	}
 	head, added := nl.DeserializeRtMsg(m.Data), m.Header.Type == unix.RTM_NEWROUTE
-	if added && head.Protocol == protocol {
+	if added && head.Protocol == Protocol {
 		return nil // this process made it
 	}
 	if head.Dst_len == 0 {

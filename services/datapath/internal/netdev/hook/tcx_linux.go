@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package netdev
+package hook
 
 import (
 	"errors"
@@ -19,9 +19,9 @@ import (
 // ends the hook: our filter does not run. Ours are no tcx programs, because
 // attaching one waits for an RCU grace period (8 to 15 ms with RTNL held); so
 // every program found here is somebody else's.
-func (n *Netdev) checkTCX(ds *differences, ifindex uint32, name string) error {
+func (h *Hooks) checkTCX(ds *[]endpoint.Difference, ifindex uint32, name string) error {
 	// the kernel looks for the index in the namespace of the calling thread
-	return n.o.Home.Do(func() error {
+	return h.Home.Do(func() error {
 		for _, hook := range []struct {
 			name   string
 			attach ebpf.AttachType
@@ -31,7 +31,9 @@ func (n *Netdev) checkTCX(ds *differences, ifindex uint32, name string) error {
 				return fmt.Errorf("query tcx %s of %s: %w", hook.name, name, err)
 			}
 			for _, p := range programs {
-				ds.add(endpoint.SubjectTCX, name+" "+hook.name, "", describeTCX(p))
+				*ds = append(*ds, endpoint.Difference{
+					Subject: endpoint.SubjectTCX, Key: name + " " + hook.name, Have: describeTCX(p),
+				})
 			}
 		}
 		return nil

@@ -65,6 +65,14 @@ func Open() (*Conn, error) {
 	return &Conn{fd: fd}, nil
 }
 
+// Strict has the kernel read all of what a listing asks for, so that it lists only
+// what matches, and refuse what it does not know.
+func (c *Conn) Strict() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
+}
+
 // Close closes the socket. It may be called again.
 func (c *Conn) Close() error {
 	c.mu.Lock()

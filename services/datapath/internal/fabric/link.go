@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package fabric leads packets to other nodes: it decides for each node by which
+// device, next hop and MTU packets for its pods leave, and keeps the maps that the
+// programs read, the routes of the node's own stack and the devices as decided.
+package fabric
+
+import (
+	"net/netip"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// Tunnel says how the tunnel device is to be.
+type Tunnel struct {
+	Port uint16 // UDP
+	MTU  uint16 // bytes
+}
+
+// Hop is where packets leave the node.
+type Hop struct {
+	Ifindex uint32
+	Device  string     // name
+	Via     netip.Addr // router; invalid: what is looked for is on the device's link
+	Weight  uint16     // share among several hops, at least 1
+}
+
+// Path is how the kernel reaches an address.
+type Path struct {
+	Hops   []Hop      // several: each connection takes one of them
+	MTU    uint16     // largest packet, bytes: of the devices, routes and what was learned
+	Source netip.Addr // that the node uses unless it is told another
+	Err    error      // why there is none
+}
+
+// Direct says that the address is on the link of one device.
+func (p Path) Direct() bool { return len(p.Hops) == 1 && !p.Hops[0].Via.IsValid() }
+
+// Route leads to a range of another node.
+type Route struct {
+	Range  netip.Prefix
+	Hops   []Hop
+	Source netip.Addr // invalid: the kernel chooses
+	MTU    uint16     // bytes; 0: that of the devices
+}
+
+// Links are the devices, routes and neighbours by which packets reach other nodes.
+type Links interface {
+	// EnsureTunnel makes the tunnel device, or repairs it, programs included.
+	EnsureTunnel(t Tunnel) (endpoint.HostDevice, error)
+	// CheckTunnel says what EnsureTunnel would put right.
+	CheckTunnel(t Tunnel) ([]endpoint.Difference, error)
+	// RemoveTunnel removes the tunnel device. That there is none is no error.
+	RemoveTunnel() error
+
+	// Uplinks are the devices through which other nodes are reached: those with one
+	// of the node's addresses, of default routes, and used; or those of the setting.
+	Uplinks(addrs []netip.Addr, used []uint32) ([]endpoint.HostDevice, error)
+	// EnsureUplinks gives devices the programs of uplinks, and takes them from all
+	// others. Without programs it only makes them accept what comes by any path.
+	EnsureUplinks(devices []endpoint.HostDevice, programs bool) error
+	// CheckUplinks says what EnsureUplinks would put right.
+	CheckUplinks(devices []endpoint.HostDevice, programs bool) ([]endpoint.Difference, error)
+
+	// Paths to addresses, in their order.
+	Paths(addrs []netip.Addr) ([]Path, error)
+
+	// Routes are those that SetRoute made.
+	Routes() (map[netip.Prefix]Route, error)
+	SetRoute(r Route) error
+	RemoveRoute(p netip.Prefix) error
+	// Foreign says which ranges the kernel reaches by another route than one that
+	// SetRoute made, and by which.
+	Foreign(ranges []netip.Prefix) (map[netip.Prefix]string, error)
+
+	// Resolve has the kernel know the link addresses of hops, whose Via is valid, and
+	// keep them known, and forget those of before that are not among them.
+	Resolve(hops []Hop) error
+}

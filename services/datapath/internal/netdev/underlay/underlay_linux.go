@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package underlay makes by netlink what leads packets to other nodes: the tunnel
+// device, the programs of uplinks, routes to the ranges of other nodes and the link
+// addresses of next hops. It also tells how the kernel reaches an address.
+//
+// It knows no nodes, and remembers nothing that the kernel tells: what it is asked
+// to make it compares with what is there. What others made it reports and leaves.
+package underlay
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/netdev/hook"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/rtnl"
+)
+
+// Options describe the node. All but the programs and Devices are needed.
+type Options struct {
+	// Home is the node's network namespace. The caller keeps it open.
+	Home     *netns.Namespace
+	Instance string
+	// Tunnel and Uplinks are the programs of the tunnel device and of uplinks.
+	Tunnel, Uplinks []*program.Program
+	// Devices are names of uplinks or patterns as of path.Match; none: they are
+	// those that have the node's addresses, of default routes and of other nodes.
+	Devices []string
+	// SetGlobal allows changes of sysctls that concern devices of others. Without it
+	// they are only reported.
+	SetGlobal bool
+	// ProcSysNet is the directory that sysctls are written to; /proc/sys/net if it is
+	// empty.
+	ProcSysNet string
+}
+
+// Underlay is a handle on what leads to other nodes. Its methods may be called
+// concurrently.
+type Underlay struct {
+	o      Options
+	name   string // of the tunnel device
+	metric uint32 // of routes
+
+	conn  *rtnl.Conn // for questions and changes
+	lists *rtnl.Conn // for listings that match strictly
+	hooks hook.Hooks
+
+	mu sync.Mutex
+	// hops are neighbours that Resolve keeps, and what is kept of each; guarded by mu.
+	hops map[hop]bool
+	// attached are devices that have the programs of uplinks; guarded by mu.
+	attached map[uint32]endpoint.HostDevice
+	// tunnelIndex is that of the device that EnsureTunnel made or found; guarded by mu.
+	tunnelIndex uint32
+	swept       bool // guarded by mu; attached has those of earlier processes too
+}
+
+// hop is a neighbour on a device.
+type hop struct {
+	ifindex uint32
+	addr    netip.Addr
+}
+
+// Open opens the netlink sockets in the node's namespace.
+func Open(o Options) (_ *Underlay, err error) {
+	o.ProcSysNet = cmp.Or(o.ProcSysNet, "/proc/sys/net")
+	u := &Underlay{
+		o: o, name: TunnelName(o.Instance), metric: routeMetric(o.Instance),
+		hops: map[hop]bool{}, attached: map[uint32]endpoint.HostDevice{},
+	}
+	err = o.Home.Do(func() error {
+		var errs []error
+		for _, c := range []**rtnl.Conn{&u.conn, &u.lists} {
+			var err error
+			*c, err = rtnl.Open()
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	})
+	if err == nil {
+		err = u.lists.Strict()
+	}
+	if err != nil {
+		u.Close()
+		return nil, fmt.Errorf("open netlink in the node's namespace: %w", err)
+	}
+	u.hooks = hook.Hooks{Home: o.Home, Changes: u.conn, Looks: u.conn}
+	return u, nil
+}
+
+// Close closes the sockets. It changes nothing in the kernel.
+func (u *Underlay) Close() {
+	for _, c := range []*rtnl.Conn{u.conn, u.lists} {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+type differences []endpoint.Difference
+
+func (ds *differences) add(subject, key, want, have string) {
+	*ds = append(*ds, endpoint.Difference{Subject: subject, Key: key, Want: want, Have: have})
+}
+
+func family(a netip.Addr) byte {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// mostLists is how often something is listed that changes all the while.
+const mostLists = 100
+
+// whole lists again what changed while it was listed.
+func whole(list func() error) (err error) {
+	for range mostLists {
+		if err = list(); !errors.Is(err, rtnl.ErrInterrupted) {
+			return err
+		}
+	}
+	return err
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package underlay
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
+	"github.com/sluice-net/sluice/services/datapath/internal/rtnl"
+)
+
+// Uplinks implements fabric.Links. A VLAN or bond is found as the device that has the
+// addresses and routes, and not those below it.
+func (u *Underlay) Uplinks(addrs []netip.Addr, used []uint32) ([]endpoint.HostDevice, error) {
+	all, err := u.devices()
+	if err != nil {
+		return nil, err
+	}
+	indices := map[uint32]bool{}
+	if len(u.o.Devices) == 0 {
+		for _, i := range used {
+			indices[i] = true
+		}
+		if err := errors.Join(u.addressed(addrs, indices), u.defaults(indices)); err != nil {
+			return nil, err
+		}
+	}
+	var uplinks []endpoint.HostDevice
+	for _, l := range all {
+		if l.flags&unix.IFF_LOOPBACK != 0 || u.own(l) {
+			continue
+		}
+		if indices[l.index] || slices.ContainsFunc(u.o.Devices, func(pattern string) bool {
+			ok, err := path.Match(pattern, l.name)
+			return ok && err == nil
+		}) {
+			uplinks = append(uplinks, endpoint.HostDevice{Name: l.name, Index: l.index})
+		}
+	}
+	return uplinks, nil
+}
+
+// own says whether a device is one of this instance: of an endpoint, or the tunnel.
+func (u *Underlay) own(l device) bool {
+	return l.group&^1 == netdev.Group(u.o.Instance) || l.group == netdev.TunnelGroup(u.o.Instance)
+}
+
+// addressed adds the devices that have one of some addresses.
+func (u *Underlay) addressed(addrs []netip.Addr, indices map[uint32]bool) error {
+	err := whole(func() error {
+		var b rtnl.Batch
+		b.Add(unix.RTM_GETADDR, 0, make([]byte, unix.SizeofIfAddrmsg))
+		return u.conn.Dump(&b, func(m []byte) {
+			if len(m) < unix.SizeofIfAddrmsg {
+				return
+			}
+			var local, addr netip.Addr
+			rtnl.Attrs(m, unix.SizeofIfAddrmsg, func(kind uint16, v []byte) {
+				switch kind {
+				case unix.IFA_LOCAL:
+					local = addrOf(v)
+				case unix.IFA_ADDRESS:
+					addr = addrOf(v)
+				}
+			})
+			if !local.IsValid() {
+				local = addr
+			}
+			if slices.Contains(addrs, local) {
+				indices[binary.NativeEndian.Uint32(m[4:])] = true
+			}
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	return nil
+}
+
+// defaults adds the devices that default routes of the main table lead through.
+func (u *Underlay) defaults(indices map[uint32]bool) error {
+	err := whole(func() error {
+		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+			m := make([]byte, unix.SizeofRtMsg)
+			m[0], m[4] = family, unix.RT_TABLE_MAIN
+			var b rtnl.Batch
+			b.Add(unix.RTM_GETROUTE, 0, m)
+			err := u.lists.Dump(&b, func(m []byte) {
+				if r := readRoute(m); r.dst.Bits() == 0 && r.table == unix.RT_TABLE_MAIN && r.kind == unix.RTN_UNICAST {
+					for _, h := range r.hops {
+						indices[h.Ifindex] = true
+					}
+				}
+			})
+			if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	return nil
+}
+
+// EnsureUplinks implements fabric.Links.
+func (u *Underlay) EnsureUplinks(devices []endpoint.HostDevice, programs bool) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	errs := []error{u.sweep()}
+	want := map[uint32]endpoint.HostDevice{}
+	if programs && len(u.o.Uplinks) > 0 {
+		for _, d := range devices {
+			want[d.Index] = d
+			errs = append(errs, u.attachUplink(d))
+			u.attached[d.Index] = d
+		}
+	}
+	for i, d := range u.attached {
+		if _, ok := want[i]; ok {
+			continue
+		}
+		err := u.hooks.Detach(d, u.o.Uplinks)
+		if err == nil {
+			delete(u.attached, i)
+		}
+		errs = append(errs, err)
+	}
+	if u.o.SetGlobal {
+		errs = append(errs, u.o.Home.Do(func() error { return u.loosen(devices) }))
+	}
+	return errors.Join(errs...)
+}
+
+func (u *Underlay) attachUplink(d endpoint.HostDevice) error {
+	diffs, err := u.hooks.Check(d, u.o.Uplinks)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(diffs, func(d endpoint.Difference) bool { return d.Subject == endpoint.SubjectFilter }) {
+		return nil
+	}
+	return u.hooks.AttachBeside(d, u.o.Uplinks)
+}
+
+// sweep looks once for devices on which an earlier process left filters. The lock is
+// held.
+func (u *Underlay) sweep() error {
+	if u.swept || len(u.o.Uplinks) == 0 {
+		return nil
+	}
+	all, err := u.devices()
+	if err != nil {
+		return err
+	}
+	for _, l := range all {
+		if l.flags&unix.IFF_LOOPBACK == 0 && !u.own(l) {
+			u.attached[l.index] = endpoint.HostDevice{Name: l.name, Index: l.index}
+		}
+	}
+	u.swept = true
+	return nil
+}
+
+// CheckUplinks implements fabric.Links.
+func (u *Underlay) CheckUplinks(devices []endpoint.HostDevice, programs bool) ([]endpoint.Difference, error) {
+	var ds differences
+	for _, d := range devices {
+		if !programs || len(u.o.Uplinks) == 0 {
+			break
+		}
+		diffs, err := u.hooks.Check(d, u.o.Uplinks)
+		if err != nil {
+			return nil, err
+		}
+		ds = append(ds, diffs...)
+	}
+	err := u.o.Home.Do(func() error {
+		return u.eachStrict(devices, func(path string) error {
+			ds.add("sysctl", "net/"+path, loose, strict)
+			return nil
+		})
+	})
+	return ds, err
+}
+
+// Values of rp_filter. The kernel takes the larger one of the device's and that of
+// "all".
+const strict, loose = "1", "2"
+
+// loosen has uplinks accept packets whose answer would leave by another device:
+// programs send past the stack's routes.
+func (u *Underlay) loosen(devices []endpoint.HostDevice) error {
+	return u.eachStrict(devices, func(path string) error { return u.writeSysctl(path, loose) })
+}
+
+// eachStrict calls fn with the settings of the devices that are strict. The calling
+// thread is in the node's namespace.
+func (u *Underlay) eachStrict(devices []endpoint.HostDevice, fn func(path string) error) error {
+	every, err := readSysctl("ipv4/conf/all/rp_filter")
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		path := "ipv4/conf/" + d.Name + "/rp_filter"
+		own, err := readSysctl(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // the device has gone meanwhile
+		case err != nil:
+			return err
+		case max(every, own) == strict:
+			if err := fn(path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func readSysctl(path string) (string, error) {
+	b, err := os.ReadFile(filepath.Join("/proc/sys/net", path))
+	return strings.TrimSpace(string(b)), err
+}

@@ -46,6 +46,42 @@ type Node struct {
 	Incarnation string
 	Addresses   []netip.Addr // by which it is reached, the preferred of a family first
 	Ranges      []netip.Prefix
+	Overlay     []netip.Addr // of the node itself inside its ranges
+	Mode        Mode
+	TunnelPort  uint16 // on which it takes packets of the tunnel; 0: on none
+	MTU         uint16 // of the largest packet that its pods take, bytes; 0: not known
+}
+
+// Mode is how packets travel between pods of two nodes.
+type Mode string
+
+// The modes.
+const (
+	None    Mode = "none" // they do not
+	Overlay Mode = "overlay"
+	Native  Mode = "native"
+)
+
+// Member is a node with its name, and the number by which the kernel knows it.
+type Member struct {
+	Name   string
+	Number uint16
+	Node
+}
+
+// Fabric leads packets to other nodes.
+type Fabric interface {
+	// Join takes nodes, before a range or mapping is published that has their
+	// numbers. What cannot be done is tried again later, and no packets travel
+	// until then.
+	Join(members []Member)
+	// Hold says which number has a range now; 0: none. It comes before that is
+	// published, too.
+	Hold(holders map[netip.Prefix]uint16)
+	// Leave ends numbers after everything published has another one or is removed.
+	Leave(numbers []uint16)
+	// Complete says that every node was taken that there is.
+	Complete()
 }
 
 // Source has all other nodes and their mappings.
@@ -73,6 +109,17 @@ type Follower struct {
 
 	// Away is called when the source fails; nil: it is not.
 	Away func()
+
+	// NodesByStack says that packets to other nodes themselves go by the host's
+	// stack, which gives them the address of this one.
+	NodesByStack bool
+
+	// Fabric is told of nodes and ranges; nil: no packets travel to other nodes.
+	Fabric Fabric
+
+	// Known is told all other nodes by their names when they may not be those of
+	// before; nil: it is not.
+	Known func(nodes map[string]Node)
 
 	// Moved is told all ranges and addresses of other nodes when they may not be
 	// those of before; nil: it is not.
@@ -109,11 +156,11 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 	var errs []error
 	installed := map[string]Installation{}
 	ranges := map[netip.Prefix]struct{}{} // whose holder may be another
-	moved := false
+	changed := false
 	for k, item := range c.Upserts {
 		switch {
 		case item.Node != nil:
-			moved = true
+			changed = true
 			installed[k.Node] = Installation{item.Node.Incarnation, tunnelOf(*item.Node)}
 			f.hold(k.Node, f.believed(k, *item.Node), ranges)
 		case item.On != "":
@@ -122,12 +169,14 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 			}
 		}
 	}
-	for from, to := range f.numbers.Set(installed) {
+	moved := f.numbers.Set(installed)
+	f.join(installed, ranges)
+	for from, to := range moved {
 		errs = append(errs, f.entries.Renumber(from, to))
 	}
 	f.save()
 	// before a packet goes there by a name
-	errs = append(errs, f.tell(moved))
+	errs = append(errs, f.tell(changed))
 	for p := range ranges {
 		errs = append(errs, f.writeRange(p))
 	}
@@ -142,19 +191,60 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 			errs = append(errs, f.entries.RemoveRemote(k.Prefix))
 		}
 	}
-	gone := false
+	left, gone := slices.Collect(maps.Keys(moved)), false
 	for k := range c.Deletes {
-		if k.Node != "" {
-			gone = true
-			errs = append(errs, f.remove(k.Node))
+		if k.Node == "" {
+			continue
 		}
+		gone = true
+		if number, ok := f.numbers.Of(k.Node); ok {
+			left = append(left, number)
+		}
+		errs = append(errs, f.remove(k.Node))
+	}
+	if f.Fabric != nil {
+		f.Fabric.Leave(left)
 	}
 	f.save()
 	return errors.Join(append(errs, f.tell(gone))...)
 }
 
+// join tells the fabric which nodes have what is about to be published.
+func (f *Follower) join(installed map[string]Installation, ranges map[netip.Prefix]struct{}) {
+	if f.Fabric == nil {
+		return
+	}
+	var members []Member
+	for name := range installed {
+		if node, ok := f.nodes[name]; ok {
+			number, _ := f.numbers.Of(name)
+			members = append(members, Member{name, number, node})
+		}
+	}
+	f.Fabric.Join(members)
+	f.hand(ranges)
+}
+
+// hand tells the fabric whose some ranges are.
+func (f *Follower) hand(ranges map[netip.Prefix]struct{}) {
+	if f.Fabric == nil || len(ranges) == 0 {
+		return
+	}
+	holders := map[netip.Prefix]uint16{}
+	for p := range ranges {
+		holders[p] = 0
+		if names := f.holders[p]; len(names) > 0 {
+			holders[p], _ = f.numbers.Of(names[0])
+		}
+	}
+	f.Fabric.Hold(holders)
+}
+
 // tell says the ranges and addresses of all others to whom it may concern.
 func (f *Follower) tell(changed bool) error {
+	if changed && f.Known != nil {
+		f.Known(maps.Clone(f.nodes))
+	}
 	if !changed || f.Moved == nil {
 		return nil
 	}
@@ -177,7 +267,18 @@ func (f *Follower) publish(k Key, item Item) error {
 	if item.On != "" {
 		number, _ = f.numbers.Of(item.On)
 	}
-	return f.entries.SetRemote(k.Prefix, ipcache.Remote{Identity: item.Identity, Node: number})
+	return f.entries.SetRemote(k.Prefix, ipcache.Remote{
+		Identity: item.Identity, Node: number, ByStack: f.NodesByStack && f.isOfNode(k.Prefix, item),
+	})
+}
+
+// isOfNode says whether an address is one of its node's devices, and not one inside a
+// range of the node.
+func (f *Follower) isOfNode(p netip.Prefix, item Item) bool {
+	if item.On == "" || item.Identity != identity.RemoteNode && item.Identity != identity.KubeAPIServer {
+		return false
+	}
+	return !slices.ContainsFunc(f.nodes[item.On].Ranges, func(r netip.Prefix) bool { return r.Contains(p.Addr()) })
 }
 
 // refusal says why a mapping is not believed: this process has rights that the
@@ -250,6 +351,7 @@ func (f *Follower) remove(name string) error {
 	ranges := map[netip.Prefix]struct{}{}
 	f.hold(name, Node{}, ranges)
 	delete(f.nodes, name)
+	f.hand(ranges)
 	for p := range ranges {
 		errs = append(errs, f.writeRange(p))
 	}
@@ -268,8 +370,11 @@ func (f *Follower) Complete(_ context.Context, listed map[Key]struct{}) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var errs []error
+	var left []uint16
 	for _, name := range slices.Collect(maps.Keys(f.nodes)) {
 		if _, ok := listed[Key{Node: name}]; !ok {
+			number, _ := f.numbers.Of(name)
+			left = append(left, number)
 			errs = append(errs, f.remove(name))
 		}
 	}
@@ -291,6 +396,10 @@ func (f *Follower) Complete(_ context.Context, listed map[Key]struct{}) error {
 	}
 	f.save()
 	f.complete, f.err = true, nil
+	if f.Fabric != nil {
+		f.Fabric.Leave(left)
+		f.Fabric.Complete()
+	}
 	return errors.Join(append(errs, f.tell(true))...)
 }
 

@@ -7,7 +7,11 @@
 package fabric
 
 import (
+	"context"
+	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
@@ -18,8 +22,8 @@ type Tunnel struct {
 	MTU  uint16 // bytes
 }
 
-// Hop is where packets leave the node.
-type Hop struct {
+// Nexthop is where packets leave the node.
+type Nexthop struct {
 	Ifindex uint32
 	Device  string     // name
 	Via     netip.Addr // router; invalid: what is looked for is on the device's link
@@ -28,7 +32,7 @@ type Hop struct {
 
 // Path is how the kernel reaches an address.
 type Path struct {
-	Hops   []Hop      // several: each connection takes one of them
+	Hops   []Nexthop  // several: each connection takes one of them
 	MTU    uint16     // largest packet, bytes: of the devices, routes and what was learned
 	Source netip.Addr // that the node uses unless it is told another
 	Err    error      // why there is none
@@ -37,17 +41,42 @@ type Path struct {
 // Direct says that the address is on the link of one device.
 func (p Path) Direct() bool { return len(p.Hops) == 1 && !p.Hops[0].Via.IsValid() }
 
+func (r Route) equal(s Route) bool {
+	return r.Range == s.Range && r.Source == s.Source && r.MTU == s.MTU &&
+		slices.EqualFunc(r.Hops, s.Hops, func(a, b Nexthop) bool {
+			return a.Ifindex == b.Ifindex && a.Via == b.Via && max(a.Weight, 1) == max(b.Weight, 1)
+		})
+}
+
 // Route leads to a range of another node.
 type Route struct {
 	Range  netip.Prefix
-	Hops   []Hop
+	Hops   []Nexthop
 	Source netip.Addr // invalid: the kernel chooses
 	MTU    uint16     // bytes; 0: that of the devices
 }
 
+// String is the route in the words of ip-route.
+func (r Route) String() string {
+	var texts []string
+	for _, h := range r.Hops {
+		text := fmt.Sprintf("dev %d", h.Ifindex)
+		if h.Via.IsValid() {
+			text = fmt.Sprintf("via %v %s", h.Via, text)
+		}
+		texts = append(texts, text)
+	}
+	text := strings.Join(texts, ", ")
+	if r.Source.IsValid() {
+		text += fmt.Sprintf(" src %v", r.Source)
+	}
+	return fmt.Sprintf("%s mtu %d", text, r.MTU)
+}
+
 // Links are the devices, routes and neighbours by which packets reach other nodes.
 type Links interface {
-	// EnsureTunnel makes the tunnel device, or repairs it, programs included.
+	// EnsureTunnel makes the tunnel device, or repairs it, programs included. With an
+	// error it returns the device if packets can be sent all the same.
 	EnsureTunnel(t Tunnel) (endpoint.HostDevice, error)
 	// CheckTunnel says what EnsureTunnel would put right.
 	CheckTunnel(t Tunnel) ([]endpoint.Difference, error)
@@ -74,7 +103,11 @@ type Links interface {
 	// SetRoute made, and by which.
 	Foreign(ranges []netip.Prefix) (map[netip.Prefix]string, error)
 
+	// Watch calls news, which does not wait, after changes that may concern any of
+	// this, until ctx ends.
+	Watch(ctx context.Context, news func()) error
+
 	// Resolve has the kernel know the link addresses of hops, whose Via is valid, and
 	// keep them known, and forget those of before that are not among them.
-	Resolve(hops []Hop) error
+	Resolve(hops []Nexthop) error
 }

@@ -65,7 +65,7 @@ func readNeighbour(m []byte) (n neighbour) {
 // Resolve implements fabric.Links. The kernel itself keeps an entry that is managed;
 // before Linux 5.16 it is asked anew whenever an entry is missing. Entries that others
 // made permanent stay as they are.
-func (u *Underlay) Resolve(hops []fabric.Hop) error {
+func (u *Underlay) Resolve(hops []fabric.Nexthop) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	want := map[hop]bool{}

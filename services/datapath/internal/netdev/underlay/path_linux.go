@@ -129,7 +129,7 @@ type fibRoute struct {
 	metric   uint32
 	mtu      uint32 // 0: none
 	source   netip.Addr
-	hops     []fabric.Hop // those that can be used
+	hops     []fabric.Nexthop // those that can be used
 }
 
 func readRoute(m []byte) (r fibRoute) {
@@ -142,7 +142,7 @@ func readRoute(m []byte) (r fibRoute) {
 		addr = netip.IPv4Unspecified()
 	}
 	r.table, r.protocol, r.kind = uint32(m[4]), m[5], m[7]
-	single := fabric.Hop{Weight: 1}
+	single := fabric.Nexthop{Weight: 1}
 	usable := binary.NativeEndian.Uint32(m[8:])&hopUnusable == 0
 	rtnl.Attrs(m, unix.SizeofRtMsg, func(kind uint16, v []byte) {
 		switch kind {
@@ -167,12 +167,12 @@ func readRoute(m []byte) (r fibRoute) {
 	})
 	r.dst = netip.PrefixFrom(addr, bits)
 	if single.Ifindex != 0 && len(r.hops) == 0 && usable {
-		r.hops = []fabric.Hop{single}
+		r.hops = []fabric.Nexthop{single}
 	}
 	return r
 }
 
-func readHop(h *fabric.Hop, kind uint16, v []byte) {
+func readHop(h *fabric.Nexthop, kind uint16, v []byte) {
 	switch {
 	case kind == unix.RTA_OIF:
 		h.Ifindex = rtnl.Number(v)
@@ -184,13 +184,13 @@ func readHop(h *fabric.Hop, kind uint16, v []byte) {
 }
 
 // readHops reads the nexthops of a route that has several.
-func readHops(v []byte) (hops []fabric.Hop) {
+func readHops(v []byte) (hops []fabric.Nexthop) {
 	for len(v) >= sizeofHop {
 		size := int(binary.NativeEndian.Uint16(v))
 		if size < sizeofHop || size > len(v) {
 			return hops
 		}
-		h := fabric.Hop{Ifindex: binary.NativeEndian.Uint32(v[4:]), Weight: uint16(v[3]) + 1}
+		h := fabric.Nexthop{Ifindex: binary.NativeEndian.Uint32(v[4:]), Weight: uint16(v[3]) + 1}
 		rtnl.Attrs(v[:size], sizeofHop, func(kind uint16, v []byte) { readHop(&h, kind, v) })
 		if v[2]&hopUnusable == 0 {
 			hops = append(hops, h)

@@ -112,7 +112,7 @@ func addVia(b *rtnl.Batch, of, via netip.Addr) {
 
 // addNexthop adds struct rtnexthop with its attributes. It looks like an attribute
 // with flags and weight in place of the type.
-func addNexthop(b *rtnl.Batch, of netip.Addr, h fabric.Hop) {
+func addNexthop(b *rtnl.Batch, of netip.Addr, h fabric.Nexthop) {
 	index := binary.NativeEndian.AppendUint32(nil, h.Ifindex)
 	weight := (max(h.Weight, 1) - 1) & 0xff
 	b.Nest(binary.NativeEndian.Uint16([]byte{0, byte(weight)}), index, func() { addVia(b, of, h.Via) })
@@ -172,7 +172,7 @@ func describeRoute(r fibRoute) string {
 	return text
 }
 
-func describeHops(hops []fabric.Hop) string {
+func describeHops(hops []fabric.Nexthop) string {
 	var texts []string
 	for _, h := range hops {
 		text := ""

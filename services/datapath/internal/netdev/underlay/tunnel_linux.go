@@ -69,9 +69,12 @@ func (u *Underlay) EnsureTunnel(t fabric.Tunnel) (endpoint.HostDevice, error) {
 	d := endpoint.HostDevice{Name: l.name, Index: l.index}
 	// The programs come before the device carries packets.
 	if err := u.attachTunnel(d); err != nil {
-		return d, err
+		return endpoint.HostDevice{}, err
 	}
-	return d, u.repairTunnel(l, t)
+	if err := u.repairTunnel(l, t); err != nil {
+		return endpoint.HostDevice{}, err
+	}
+	return d, u.o.Home.Do(func() error { return u.applySettings(l, tunnelSettings) })
 }
 
 // replaced says that a device of ours cannot be changed into what is wanted.
@@ -169,16 +172,9 @@ func (u *Underlay) repairTunnel(l device, t fabric.Tunnel) error {
 		b.For("mtu of %s", l.name)
 		b.Uint32(unix.IFLA_MTU, uint32(t.MTU))
 	}
-	if err := u.conn.Do(&b); err != nil {
-		return err
-	}
-	if err := u.o.Home.Do(func() error { return u.applySettings(l, tunnelSettings) }); err != nil {
-		return err
-	}
 	if l.flags&tunnelFlags == tunnelFlags {
-		return nil
+		return u.conn.Do(&b)
 	}
-	b = rtnl.Batch{}
 	b.Add(unix.RTM_SETLINK, 0, infomsg(l.index, tunnelFlags, tunnelFlags))
 	b.For("set %s up, with UDP port %d", l.name, t.Port)
 	return u.conn.Do(&b)

@@ -288,7 +288,7 @@ func TestKernelRouteOfOthersIsReportedAndStays(t *testing.T) {
 	d := n.ensure(t)
 	for _, text := range []string{"10.9.0.0/24", "fd00:9::/64"} {
 		p := netip.MustParsePrefix(text)
-		r := fabric.Route{Range: p, Hops: []fabric.Hop{{Ifindex: d.Index}}, MTU: 1450}
+		r := fabric.Route{Range: p, Hops: []fabric.Nexthop{{Ifindex: d.Index}}, MTU: 1450}
 		for range 2 {
 			if err := n.SetRoute(r); err != nil {
 				t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
 )
 
 // What the tunnel adds to a packet: IP, UDP and VXLAN headers and the inner Ethernet
@@ -34,7 +35,7 @@ type peer struct {
 
 // decision is how packets to a node travel.
 type decision struct {
-	ways  [2]Way
+	ways  [2]nodemap.Way
 	paths [2]Path  // that the ways were made of
 	why   string   // why there is no way for a family of which the node has ranges
 	notes []string // what may keep packets from arriving
@@ -69,8 +70,8 @@ func (s situation) usable(a netip.Addr) bool {
 }
 
 // node is what the maps have of a peer.
-func (s situation) node(p *peer) Node {
-	n := Node{IPv4: s.preferred(p, 0), IPv6: s.preferred(p, 1)}
+func (s situation) node(p *peer) nodemap.Node {
+	n := nodemap.Node{IPv4: s.preferred(p, 0), IPv6: s.preferred(p, 1)}
 	for _, a := range p.Addresses {
 		if s.usable(a) && !slices.Contains(n.Addrs, a) && len(n.Addrs) < maxAddrs {
 			n.Addrs = append(n.Addrs, a)
@@ -134,14 +135,14 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 		case path.MTU < overhead+minMTU:
 			d.why = first(d.why, fmt.Sprintf("the path to %v takes packets of %d bytes only", asks[i], path.MTU))
 		default:
-			w := Way{Ifindex: s.tunnel, MTU: path.MTU - overhead, Flags: Overlay}
+			w := nodemap.Way{Ifindex: s.tunnel, MTU: path.MTU - overhead, Flags: nodemap.Overlay}
 			if i == 1 {
-				w.Flags |= Underlay6
+				w.Flags |= nodemap.Underlay6
 			}
 			if p.MTU != 0 {
 				w.MTU = min(w.MTU, p.MTU)
 			}
-			d = decision{ways: [2]Way{w, w}}
+			d = decision{ways: [2]nodemap.Way{w, w}}
 			d.paths[i] = path
 			if path.Source.IsValid() && !slices.Contains(s.addrs, path.Source) {
 				d.notes = append(d.notes, fmt.Sprintf("packets leave from %v, which is not registered for this node: %s",
@@ -177,9 +178,9 @@ func (s situation) native(p *peer, paths [2]Path) (d decision) {
 			continue
 		}
 		d.paths[i] = path
-		d.ways[i] = Way{Ifindex: path.Hops[0].Ifindex, MTU: path.MTU, Flags: Lookup}
+		d.ways[i] = nodemap.Way{Ifindex: path.Hops[0].Ifindex, MTU: path.MTU, Flags: nodemap.Lookup}
 		if path.Direct() {
-			d.ways[i].Flags = Hop
+			d.ways[i].Flags = nodemap.Hop
 		}
 		for _, h := range path.Hops {
 			if s.limited != nil && !slices.Contains(s.limited, h.Ifindex) {
@@ -214,7 +215,7 @@ func (d decision) hops(asks [2]netip.Addr) (hops []Nexthop) {
 // route is that of the node's own stack to a range of the peer; false: there is none.
 func (s situation) route(d decision, p netip.Prefix, asks [2]netip.Addr, overlay []netip.Addr) (Route, bool) {
 	i := at(p.Addr())
-	if d.ways[i] == (Way{}) {
+	if d.ways[i] == (nodemap.Way{}) {
 		return Route{}, false
 	}
 	r := Route{Range: p, MTU: d.ways[i].MTU}

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
 )
 
 // Options of a Fabric. All but Port, Holders and Devices are needed.
@@ -54,14 +55,14 @@ type Fabric struct {
 	wake chan struct{}
 
 	mu       sync.Mutex
-	peers    map[string]*peer        // guarded by mu; by name
-	adopted  map[uint16]*peer        // guarded by mu; by number; those that were not named yet
-	holders  map[netip.Prefix]uint16 // guarded by mu; numbers of the nodes that have a range
-	leaving  map[uint16]bool         // guarded by mu; numbers that others replaced, until Leave
-	complete bool                    // guarded by mu
-	written  map[uint16]Entry        // guarded by mu; what the maps have
-	local    *Local                  // guarded by mu; what the maps have; nil: not known
-	world                            // guarded by mu
+	peers    map[string]*peer         // guarded by mu; by name
+	adopted  map[uint16]*peer         // guarded by mu; by number; those that were not named yet
+	holders  map[netip.Prefix]uint16  // guarded by mu; numbers of the nodes that have a range
+	leaving  map[uint16]bool          // guarded by mu; numbers that others replaced, until Leave
+	complete bool                     // guarded by mu
+	written  map[uint16]nodemap.Entry // guarded by mu; what the maps have
+	local    *nodemap.Local           // guarded by mu; what the maps have; nil: not known
+	world                             // guarded by mu
 }
 
 // world is what the last look has found.
@@ -95,7 +96,7 @@ func New(o Options) (*Fabric, error) {
 }
 
 // adopt makes a peer of what the maps have.
-func adopt(o Options, number uint16, e Entry) *peer {
+func adopt(o Options, number uint16, e nodemap.Entry) *peer {
 	p := &peer{adopted: true, Member: cluster.Member{Name: o.Name(number), Number: number}}
 	if p.Name == "" {
 		p.Name = fmt.Sprintf("number %d", number)
@@ -107,10 +108,10 @@ func adopt(o Options, number uint16, e Entry) *peer {
 	}
 	for _, w := range e.Ways {
 		switch {
-		case w.Flags&Overlay != 0:
+		case w.Flags&nodemap.Overlay != 0:
 			// Its MTU may be that of the other node, which is not known yet.
 			p.Mode, p.TunnelPort, p.MTU = cluster.Overlay, o.Port, w.MTU
-		case w.Flags&(Hop|Lookup) != 0:
+		case w.Flags&(nodemap.Hop|nodemap.Lookup) != 0:
 			p.Mode = cluster.Native
 		}
 	}
@@ -224,14 +225,17 @@ func (f *Fabric) ensure(repair bool) {
 	if f.o.Mode != cluster.Overlay && f.local == nil {
 		f.try("remove the tunnel device", f.o.Links.RemoveTunnel())
 	}
-	l := Local{
-		Overlay: f.o.Mode == cluster.Overlay, Native: f.o.Mode == cluster.Native, TunnelIfindex: f.tunnel,
-	}
+	l := f.self()
 	if f.local == nil || *f.local != l {
 		if f.try("write what this node is into the maps", f.o.Maps.SetLocal(l)) {
 			f.local = &l
 		}
 	}
+}
+
+// self is what the programs are to know of this node. The lock is held.
+func (f *Fabric) self() nodemap.Local {
+	return nodemap.Local{Overlay: f.mode == cluster.Overlay, Native: f.mode == cluster.Native, TunnelIfindex: f.tunnel}
 }
 
 // all are the peers, adopted ones too. The lock is held.
@@ -333,7 +337,7 @@ func (f *Fabric) write(p *peer, again bool) (changed bool) {
 
 // setNode writes an entry. Other addresses under the number are those of a node that
 // an earlier process knew. The lock is held.
-func (f *Fabric) setNode(number uint16, n Node, other bool) error {
+func (f *Fabric) setNode(number uint16, n nodemap.Node, other bool) error {
 	if other {
 		if err := f.o.Maps.RemoveNode(number); err != nil {
 			return err
@@ -342,7 +346,7 @@ func (f *Fabric) setNode(number uint16, n Node, other bool) error {
 	}
 	err := f.o.Maps.SetNode(number, n)
 	if err == nil {
-		f.written[number] = Entry{Node: n, Ways: f.written[number].Ways}
+		f.written[number] = nodemap.Entry{Node: n, Ways: f.written[number].Ways}
 		return nil
 	}
 	// An address may still be that of a number that leaves: the maps have the rest.
@@ -353,8 +357,10 @@ func (f *Fabric) setNode(number uint16, n Node, other bool) error {
 	return errors.Join(err, lerr)
 }
 
-func sameNode(a, b Node) bool {
-	sorted := func(n Node) []netip.Addr { return slices.SortedFunc(slices.Values(n.Addrs), netip.Addr.Compare) }
+func sameNode(a, b nodemap.Node) bool {
+	sorted := func(n nodemap.Node) []netip.Addr {
+		return slices.SortedFunc(slices.Values(n.Addrs), netip.Addr.Compare)
+	}
 	return a.IPv4 == b.IPv4 && a.IPv6 == b.IPv6 && slices.Equal(sorted(a), sorted(b))
 }
 

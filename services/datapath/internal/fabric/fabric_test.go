@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
 )
 
 func fields(text string) []string { return strings.Fields(text) }
@@ -41,9 +42,9 @@ func (r *rig) join(m cluster.Member) {
 }
 
 // ways fails unless the entry of a number has these.
-func (r *rig) ways(number uint16, want4, want6 Way) {
+func (r *rig) ways(number uint16, want4, want6 nodemap.Way) {
 	r.t.Helper()
-	if got := r.maps.nodes[number].Ways; got != [2]Way{want4, want6} {
+	if got := r.maps.nodes[number].Ways; got != [2]nodemap.Way{want4, want6} {
 		r.t.Errorf("ways of number %d: %+v, want %+v and %+v", number, got, want4, want6)
 	}
 }
@@ -60,12 +61,12 @@ func (r *rig) why(name string) string {
 func TestEntryIsThereWhenJoinReturns(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.Join([]cluster.Member{member("two", 2, "192.0.2.2")})
-	want := Way{Ifindex: 11, MTU: 1450, Flags: Overlay}
+	want := nodemap.Way{Ifindex: 11, MTU: 1450, Flags: overlay}
 	r.ways(2, want, want)
 	if got := r.maps.nodes[2].Node; got.IPv4 != addrs("192.0.2.2")[0] || got.IPv6.IsValid() || len(got.Addrs) != 1 {
 		t.Errorf("entry %+v", got)
 	}
-	if r.maps.local != (Local{Overlay: true, TunnelIfindex: 11}) {
+	if r.maps.local != (nodemap.Local{Overlay: true, TunnelIfindex: 11}) {
 		t.Errorf("local %+v", r.maps.local)
 	}
 }
@@ -75,20 +76,20 @@ func TestWaysOfAnOverlay(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*cluster.Member)
 		paths  map[string]Path
-		want   Way
+		want   nodemap.Way
 		why    string
 	}{
-		"IPv4 is preferred": {want: Way{11, 1450, Overlay}},
-		"IPv6 alone":        {change: only("2001:db8::2"), want: Way{11, 1430, Overlay | Underlay6}},
+		"IPv4 is preferred": {want: way(11, 1450, overlay)},
+		"IPv6 alone":        {change: only("2001:db8::2"), want: way(11, 1430, overlay|underlay6)},
 		"IPv6 has its own path": {
 			change: only("2001:db8::2"), paths: map[string]Path{"2001:db8::2": six},
-			want: Way{11, 8930, Overlay | Underlay6},
+			want: way(11, 8930, overlay|underlay6),
 		},
 		"no path of IPv4": {
-			paths: map[string]Path{"192.0.2.2": {Err: errors.New("unreachable")}}, want: Way{11, 1430, Overlay | Underlay6},
+			paths: map[string]Path{"192.0.2.2": {Err: errors.New("unreachable")}}, want: way(11, 1430, overlay|underlay6),
 		},
-		"the MTU of the other":   {change: func(m *cluster.Member) { m.MTU = 1400 }, want: Way{11, 1400, Overlay}},
-		"a larger one is no use": {change: func(m *cluster.Member) { m.MTU = 8950 }, want: Way{11, 1450, Overlay}},
+		"the MTU of the other":   {change: func(m *cluster.Member) { m.MTU = 1400 }, want: way(11, 1400, overlay)},
+		"a larger one is no use": {change: func(m *cluster.Member) { m.MTU = 8950 }, want: way(11, 1450, overlay)},
 		"another mode": {
 			change: func(m *cluster.Member) { m.Mode = cluster.Native }, why: "mode native, this node has overlay",
 		},
@@ -160,28 +161,29 @@ func TestWaysOfNativeRouting(t *testing.T) {
 	for name, c := range map[string]struct {
 		addresses string
 		path4     *Path
-		want      [2]Way
+		want      [2]nodemap.Way
 		why       string
 		route4    []Nexthop
 	}{
 		"on the link": {
-			addresses: "192.0.2.2 2001:db8::2", want: [2]Way{{2, 1500, Hop}, {2, 1500, Hop}},
+			addresses: "192.0.2.2 2001:db8::2", want: [2]nodemap.Way{way(2, 1500, hop), way(2, 1500, hop)},
 			route4: []Nexthop{{Ifindex: 2, Via: addrs("192.0.2.2")[0]}},
 		},
 		"by a router": {
 			addresses: "192.0.2.2 2001:db8::2", path4: &routed,
-			want: [2]Way{{2, 1500, Lookup}, {2, 1500, Hop}}, route4: routed.Hops,
+			want: [2]nodemap.Way{way(2, 1500, lookup), way(2, 1500, hop)}, route4: routed.Hops,
 		},
 		"by two routers": {
-			addresses: "192.0.2.2 2001:db8::2", path4: &two, want: [2]Way{{2, 1400, Lookup}, {2, 1500, Hop}}, route4: two.Hops,
+			addresses: "192.0.2.2 2001:db8::2", path4: &two,
+			want: [2]nodemap.Way{way(2, 1400, lookup), way(2, 1500, hop)}, route4: two.Hops,
 		},
 		"without IPv6": {
-			addresses: "192.0.2.2", want: [2]Way{{2, 1500, Hop}, {}}, why: "no IPv6 address, but a range",
+			addresses: "192.0.2.2", want: [2]nodemap.Way{way(2, 1500, hop), {}}, why: "no IPv6 address, but a range",
 			route4: []Nexthop{{Ifindex: 2, Via: addrs("192.0.2.2")[0]}},
 		},
 		"without a path of IPv4": {
 			addresses: "192.0.2.2 2001:db8::2", path4: &Path{Err: errors.New("unreachable")},
-			want: [2]Way{{}, {2, 1500, Hop}}, why: "unreachable",
+			want: [2]nodemap.Way{{}, way(2, 1500, hop)}, why: "unreachable",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -198,7 +200,7 @@ func TestWaysOfNativeRouting(t *testing.T) {
 			if ok != (c.route4 != nil) || ok && !got.equal(Route{Range: range4, Hops: c.route4, MTU: c.want[0].MTU}) {
 				t.Errorf("route %v, want by %v", got, c.route4)
 			}
-			if r.maps.local != (Local{Native: true}) || r.links.tunnel != 0 {
+			if r.maps.local != (nodemap.Local{Native: true}) || r.links.tunnel != 0 {
 				t.Errorf("local %+v, tunnel %d", r.maps.local, r.links.tunnel)
 			}
 			for _, h := range r.links.kept {
@@ -259,7 +261,7 @@ func (r *rig) enter(from, to []cluster.Member, listing bool) {
 }
 
 // what is what a fabric has brought about.
-func (r *rig) what() (map[uint16]Entry, map[netip.Prefix]Route) {
+func (r *rig) what() (map[uint16]nodemap.Entry, map[netip.Prefix]Route) {
 	return maps.Clone(r.maps.nodes), maps.Clone(r.links.routes)
 }
 
@@ -335,7 +337,7 @@ func adopted(t *testing.T, holders bool) {
 	}
 	r.links.tunnel = 0
 	r.look(true)
-	want := Way{12, 1450, Overlay}
+	want := way(12, 1450, overlay)
 	r.ways(2, want, want)
 	r.ways(3, want, want)
 	if got := r.links.routes[range4]; holders && got.Hops[0].Ifindex != 12 {
@@ -353,7 +355,7 @@ func TestAddressOfANumberThatLeavesIsTakenOver(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.join(member("two", 2, "192.0.2.2"))
 	r.Join([]cluster.Member{member("two", 5, "192.0.2.2")})
-	if e := r.maps.nodes[5]; !e.IPv4.IsValid() || e.Ways[0] == (Way{}) || len(r.maps.nodes) != 2 {
+	if e := r.maps.nodes[5]; !e.IPv4.IsValid() || e.Ways[0] == (nodemap.Way{}) || len(r.maps.nodes) != 2 {
 		t.Errorf("entries %+v, want both, each with its ways", r.maps.nodes)
 	}
 	if diffs, err := r.Check(); err != nil || slices.ContainsFunc(diffs, func(d endpoint.Difference) bool {
@@ -408,7 +410,7 @@ func TestTunnelThatCannotBeMadeIsNamedAndTriedAgain(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.links.broken = errors.New("port taken by vxlan0")
 	r.join(member("two", 2, "192.0.2.2"))
-	r.ways(2, Way{}, Way{})
+	r.ways(2, nodemap.Way{}, nodemap.Way{})
 	if why := r.why("two"); !strings.Contains(why, "vxlan0") || r.maps.local.TunnelIfindex != 0 {
 		t.Errorf("why %q, local %+v", why, r.maps.local)
 	}
@@ -417,7 +419,7 @@ func TestTunnelThatCannotBeMadeIsNamedAndTriedAgain(t *testing.T) {
 	}
 	r.links.broken = nil
 	r.look(false)
-	want := Way{11, 1450, Overlay}
+	want := way(11, 1450, overlay)
 	r.ways(2, want, want)
 	if w := r.Warnings(); len(w) != 0 {
 		t.Errorf("warnings %q, want none", w)
@@ -447,8 +449,8 @@ func TestAddressThatIsNotRegisteredIsAWarning(t *testing.T) {
 func TestRepairPutsRightWhatCheckFinds(t *testing.T) {
 	for name, damage := range map[string]func(*rig){
 		"entry removed":   func(r *rig) { delete(r.maps.nodes, 2) },
-		"way changed":     func(r *rig) { _ = r.maps.SetWays(2, Way{}, Way{7, 7, Hop}) },
-		"entry of nobody": func(r *rig) { r.maps.nodes[9] = Entry{Node: Node{IPv4: addrs("192.0.2.9")[0]}} },
+		"way changed":     func(r *rig) { _ = r.maps.SetWays(2, nodemap.Way{}, way(7, 7, hop)) },
+		"entry of nobody": func(r *rig) { _ = r.maps.SetNode(9, nodemap.Node{IPv4: addrs("192.0.2.9")[0]}) },
 		"device removed":  func(r *rig) { r.links.tunnel = 0 },
 		"route removed":   func(r *rig) { delete(r.links.routes, range4) },
 		"route changed":   func(r *rig) { r.links.routes[range6] = Route{Range: range6, Hops: []Nexthop{{Ifindex: 9}}} },

@@ -16,19 +16,20 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
 )
 
 // fakeMaps are the maps of nodes, with their rules.
 type fakeMaps struct {
-	nodes  map[uint16]Entry
-	local  Local
+	nodes  map[uint16]nodemap.Entry
+	local  nodemap.Local
 	writes int
 	err    error
 }
 
 var errTaken = errors.New("another number has the address")
 
-func (m *fakeMaps) SetNode(number uint16, n Node) error {
+func (m *fakeMaps) SetNode(number uint16, n nodemap.Node) error {
 	m.writes++
 	if m.err != nil {
 		return m.err
@@ -38,7 +39,7 @@ func (m *fakeMaps) SetNode(number uint16, n Node) error {
 		return fmt.Errorf("number %d has %v %v", number, e.IPv4, e.IPv6)
 	}
 	var err error
-	e.Node = Node{IPv4: n.IPv4, IPv6: n.IPv6}
+	e.Node = nodemap.Node{IPv4: n.IPv4, IPv6: n.IPv6}
 	for _, a := range n.Addrs {
 		taken := false
 		for other, o := range m.nodes {
@@ -54,10 +55,10 @@ func (m *fakeMaps) SetNode(number uint16, n Node) error {
 	return err
 }
 
-func (m *fakeMaps) SetWays(number uint16, ipv4, ipv6 Way) error {
+func (m *fakeMaps) SetWays(number uint16, ipv4, ipv6 nodemap.Way) error {
 	m.writes++
 	e := m.nodes[number]
-	e.Ways = [2]Way{ipv4, ipv6}
+	e.Ways = [2]nodemap.Way{ipv4, ipv6}
 	m.nodes[number] = e
 	return m.err
 }
@@ -68,13 +69,15 @@ func (m *fakeMaps) RemoveNode(number uint16) error {
 	return m.err
 }
 
-func (m *fakeMaps) SetLocal(l Local) error {
+func (m *fakeMaps) SetLocal(l nodemap.Local) error {
 	m.writes++
 	m.local = l
 	return m.err
 }
 
-func (m *fakeMaps) Nodes() (map[uint16]Entry, error) { return maps.Clone(m.nodes), nil }
+func (m *fakeMaps) Local() (nodemap.Local, error) { return m.local, nil }
+
+func (m *fakeMaps) Nodes() (map[uint16]nodemap.Entry, error) { return maps.Clone(m.nodes), nil }
 
 // fakeLinks are the devices and routes of a node with the uplink 2.
 type fakeLinks struct {
@@ -175,6 +178,18 @@ var (
 	own6 = netip.MustParseAddr("2001:db8::1")
 )
 
+// The flags of ways.
+const (
+	overlay   = nodemap.Overlay
+	underlay6 = nodemap.Underlay6
+	hop       = nodemap.Hop
+	lookup    = nodemap.Lookup
+)
+
+func way(ifindex uint32, mtu uint16, flags nodemap.Flags) nodemap.Way {
+	return nodemap.Way{Ifindex: ifindex, MTU: mtu, Flags: flags}
+}
+
 // rig is a fabric on fakes.
 type rig struct {
 	*Fabric
@@ -185,7 +200,7 @@ type rig struct {
 
 func newRig(t *testing.T, mode cluster.Mode) *rig {
 	r := &rig{
-		t: t, maps: &fakeMaps{nodes: map[uint16]Entry{}},
+		t: t, maps: &fakeMaps{nodes: map[uint16]nodemap.Entry{}},
 		links: &fakeLinks{paths: map[netip.Addr]Path{}, mtu: 1500, routes: map[netip.Prefix]Route{}},
 	}
 	r.restart(mode)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
 )
 
 // State is what leads to other nodes at a moment.
@@ -52,7 +53,7 @@ type PeerPath struct {
 	Device   string // by which the node sends, or the tunnel
 	Nexthops []Nexthop
 	MTU      uint16 // of what pods send, bytes
-	Flags    Flags
+	Flags    nodemap.Flags
 }
 
 // State says what there is.
@@ -84,18 +85,18 @@ func (f *Fabric) peerState(p *peer) PeerState {
 		ps.Notes = append(ps.Notes, p.err.Error())
 	}
 	for i, w := range p.ways {
-		if w == (Way{}) {
+		if w == (nodemap.Way{}) {
 			continue
 		}
 		path := p.paths[i]
-		if w.Flags&Overlay != 0 {
+		if w.Flags&nodemap.Overlay != 0 {
 			path = p.paths[0]
-			if w.Flags&Underlay6 != 0 {
+			if w.Flags&nodemap.Underlay6 != 0 {
 				path = p.paths[1]
 			}
 		}
 		ps.Paths[i] = PeerPath{Nexthops: slices.Clone(path.Hops), MTU: w.MTU, Flags: w.Flags, Device: f.device.Name}
-		if w.Flags&Overlay == 0 {
+		if w.Flags&nodemap.Overlay == 0 {
 			ps.Paths[i].Device = path.Hops[0].Device
 		}
 	}
@@ -165,10 +166,19 @@ func (f *Fabric) checkMaps() (diffs []endpoint.Difference, err error) {
 		key := fmt.Sprintf("node %s, number %d", p.Name, p.Number)
 		switch want := f.node(p); {
 		case !ok:
-			add(key, describe(Entry{want, p.ways}), "")
+			add(key, describe(nodemap.Entry{Node: want, Ways: p.ways}), "")
 		case !sameNode(e.Node, want) || e.Ways != p.ways:
-			add(key, describe(Entry{want, p.ways}), describe(e))
+			add(key, describe(nodemap.Entry{Node: want, Ways: p.ways}), describe(e))
 		}
+	}
+	local, err := f.o.Maps.Local()
+	if err != nil {
+		return nil, err
+	}
+	if want := f.self(); local != want {
+		diffs = append(diffs, endpoint.Difference{
+			Subject: "sl_node", Key: "this node", Want: fmt.Sprintf("%+v", want), Have: fmt.Sprintf("%+v", local),
+		})
 	}
 	for _, number := range slices.Sorted(maps.Keys(have)) {
 		if !wanted[number] && !f.leaving[number] && f.complete {
@@ -178,15 +188,15 @@ func (f *Fabric) checkMaps() (diffs []endpoint.Difference, err error) {
 	return diffs, nil
 }
 
-func describe(e Entry) string {
+func describe(e nodemap.Entry) string {
 	var texts []string
 	for _, a := range e.Addrs {
 		texts = append(texts, a.String())
 	}
 	text := "at " + strings.Join(texts, " ")
 	for i, family := range []string{"IPv4", "IPv6"} {
-		if w := e.Ways[i]; w != (Way{}) {
-			text += fmt.Sprintf(", %s by device %d mtu %d flags %#x", family, w.Ifindex, w.MTU, uint16(w.Flags))
+		if w := e.Ways[i]; w != (nodemap.Way{}) {
+			text += fmt.Sprintf(", %s by %v", family, w)
 		}
 	}
 	return text

@@ -104,7 +104,7 @@ func setFilter(b *rtnl.Batch, ifindex uint32, p *program.Program) {
 }
 
 // delFilter removes what setFilter made.
-func delFilter(b *rtnl.Batch, ifindex uint32, p *program.Program) {
+func delFilter(b *rtnl.Batch, ifindex uint32, p program.Spec) {
 	info := uint32(filterPriority)<<16 | uint32(nl.Swap16(unix.ETH_P_ALL))
 	b.Add(unix.RTM_DELTFILTER, 0, tcmsg(ifindex, filterHandle, parents[p.Hook], info))
 }

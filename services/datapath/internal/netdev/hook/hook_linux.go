@@ -101,10 +101,10 @@ func (h *Hooks) placeTaken(d endpoint.HostDevice, at program.Hook) (filter, bool
 	return filters[i], true, nil
 }
 
-// Detach removes our filters with some names from a device, and nothing else of it.
-// One that is gone is not an error.
-func (h *Hooks) Detach(d endpoint.HostDevice, programs []*program.Program) error {
-	for _, p := range programs {
+// Detach removes our filters with the names of some programs from a device, and
+// nothing else of it. One that is gone is not an error.
+func (h *Hooks) Detach(d endpoint.HostDevice, specs []program.Spec) error {
+	for _, p := range specs {
 		f, ok, err := h.placeTaken(d, p.Hook)
 		if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
 			return nil // the device is gone, or has no such qdisc

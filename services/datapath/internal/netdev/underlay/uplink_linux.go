@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/rtnl"
 )
@@ -117,6 +118,11 @@ func (u *Underlay) defaults(indices map[uint32]bool) error {
 	return nil
 }
 
+// uplinkSpecs are the programs that uplinks may have of this or an earlier process.
+func uplinkSpecs() []program.Spec {
+	return slices.DeleteFunc(program.Table(), func(s program.Spec) bool { return s.Devices != program.Uplinks })
+}
+
 // EnsureUplinks implements fabric.Links.
 func (u *Underlay) EnsureUplinks(devices []endpoint.HostDevice, programs bool) error {
 	u.mu.Lock()
@@ -134,7 +140,7 @@ func (u *Underlay) EnsureUplinks(devices []endpoint.HostDevice, programs bool) e
 		if _, ok := want[i]; ok {
 			continue
 		}
-		err := u.hooks.Detach(d, u.o.Uplinks)
+		err := u.hooks.Detach(d, uplinkSpecs())
 		if err == nil {
 			delete(u.attached, i)
 		}
@@ -160,7 +166,7 @@ func (u *Underlay) attachUplink(d endpoint.HostDevice) error {
 // sweep looks once for devices on which an earlier process left filters. The lock is
 // held.
 func (u *Underlay) sweep() error {
-	if u.swept || len(u.o.Uplinks) == 0 {
+	if u.swept {
 		return nil
 	}
 	all, err := u.devices()

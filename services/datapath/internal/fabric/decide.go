@@ -48,6 +48,7 @@ func at(a netip.Addr) int { return a.BitLen() / 128 }
 type situation struct {
 	mode     cluster.Mode
 	port     uint16
+	mtu      uint16       // of this node's pods, bytes
 	addrs    []netip.Addr // by which others reach this node
 	tunnel   uint32       // device that can be used; 0: none
 	noTunnel string       // why there is none
@@ -119,10 +120,37 @@ func (s situation) decide(p *peer, paths [2]Path) decision {
 	if why := s.incompatible(p); why != "" {
 		return decision{why: why}
 	}
+	var d decision
 	if s.mode == cluster.Overlay {
-		return s.overlay(p, paths)
+		d = s.overlay(p, paths)
+	} else {
+		d = s.native(p, paths)
 	}
-	return s.native(p, paths)
+	for i, w := range d.ways {
+		if i > 0 && s.mode == cluster.Overlay {
+			break // it is the same
+		}
+		// That of the other's pods is its own matter, and no reason to look at a path.
+		if path := d.path(i); w != (nodemap.Way{}) && w.MTU < s.mtu && (p.MTU == 0 || p.MTU > w.MTU) {
+			d.notes = append(d.notes, fmt.Sprintf(
+				"pods send up to %d bytes (mtu), the path by %s takes %d of %s", s.mtu, path.Hops[0].Device, w.MTU, families[i]))
+		}
+	}
+	return d
+}
+
+// families by their places in pairs.
+var families = [2]string{"IPv4", "IPv6"}
+
+// path is that of packets of a family, or of those around them.
+func (d decision) path(family int) Path {
+	switch f := d.ways[family].Flags; {
+	case f&nodemap.Underlay6 != 0:
+		return d.paths[1]
+	case f&nodemap.Overlay != 0:
+		return d.paths[0]
+	}
+	return d.paths[family]
 }
 
 func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
@@ -163,7 +191,7 @@ const minMTU = 68
 
 func (s situation) native(p *peer, paths [2]Path) (d decision) {
 	asks := s.asks(p)
-	for i, family := range []string{"IPv4", "IPv6"} {
+	for i, family := range families {
 		path := paths[i]
 		switch {
 		case !asks[i].IsValid():

@@ -83,7 +83,7 @@ func New(o Options) (*Fabric, error) {
 		peers: map[string]*peer{}, adopted: map[uint16]*peer{}, holders: map[netip.Prefix]uint16{},
 		leaving: map[uint16]bool{},
 	}
-	f.mode, f.port, f.failed = o.Mode, o.Port, map[string]error{}
+	f.mode, f.port, f.mtu, f.failed = o.Mode, o.Port, o.MTU, map[string]error{}
 	maps.Copy(f.holders, o.Holders)
 	var err error
 	if f.written, err = o.Maps.Nodes(); err != nil {
@@ -555,4 +555,16 @@ func (f *Fabric) Complete() {
 	clear(f.adopted)
 	maps.DeleteFunc(f.holders, func(_ netip.Prefix, number uint16) bool { return !kept[number] })
 	f.poke()
+}
+
+// Remove takes away what a Fabric made, for a node without packets to others. What
+// is not there is no error.
+func Remove(links interface{ RemoveAll() error }, m Maps) error {
+	errs := []error{m.SetLocal(nodemap.Local{}), links.RemoveAll()}
+	nodes, err := m.Nodes()
+	errs = append(errs, err)
+	for number := range nodes {
+		errs = append(errs, m.RemoveNode(number))
+	}
+	return errors.Join(errs...)
 }

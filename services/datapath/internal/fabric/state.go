@@ -88,13 +88,7 @@ func (f *Fabric) peerState(p *peer) PeerState {
 		if w == (nodemap.Way{}) {
 			continue
 		}
-		path := p.paths[i]
-		if w.Flags&nodemap.Overlay != 0 {
-			path = p.paths[0]
-			if w.Flags&nodemap.Underlay6 != 0 {
-				path = p.paths[1]
-			}
-		}
+		path := p.path(i)
 		ps.Paths[i] = PeerPath{Nexthops: slices.Clone(path.Hops), MTU: w.MTU, Flags: w.Flags, Device: f.device.Name}
 		if w.Flags&nodemap.Overlay == 0 {
 			ps.Paths[i].Device = path.Hops[0].Device
@@ -194,7 +188,7 @@ func describe(e nodemap.Entry) string {
 		texts = append(texts, a.String())
 	}
 	text := "at " + strings.Join(texts, " ")
-	for i, family := range []string{"IPv4", "IPv6"} {
+	for i, family := range families {
 		if w := e.Ways[i]; w != (nodemap.Way{}) {
 			text += fmt.Sprintf(", %s by %v", family, w)
 		}

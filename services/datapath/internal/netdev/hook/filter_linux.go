@@ -109,23 +109,26 @@ func delFilter(b *rtnl.Batch, ifindex uint32, p program.Spec) {
 	b.Add(unix.RTM_DELTFILTER, 0, tcmsg(ifindex, filterHandle, parents[p.Hook], info))
 }
 
-// ingressQdisc is the kind of the qdisc that has a device's ingress hook.
-func ingressQdisc(c *rtnl.Conn, ifindex uint32) (kind string, err error) {
-	var b rtnl.Batch
-	b.Add(unix.RTM_GETQDISC, 0, tcmsg(ifindex, 0, netlink.HANDLE_CLSACT, 0))
-	replies, err := c.Exchange(&b)
-	if err == nil {
-		err = replies[0].Err
-	}
-	if err != nil {
-		return "", err
-	}
-	rtnl.Attrs(replies[0].Data, nl.SizeofTcMsg, func(attr uint16, v []byte) {
-		if attr == nl.TCA_KIND {
-			kind = unix.ByteSliceToString(v)
-		}
+// ingressQdisc is the kind of the qdisc that has a device's ingress hook; "": there is
+// none. It lists those of all devices: the answer about one would go to everybody who
+// listens for changes.
+func ingressQdisc(c *rtnl.Conn, ifindex uint32) (string, error) {
+	return whole(func() (kind string, err error) {
+		var b rtnl.Batch
+		b.Add(unix.RTM_GETQDISC, 0, tcmsg(0, 0, 0, 0))
+		err = c.Dump(&b, func(m []byte) {
+			if len(m) < nl.SizeofTcMsg || binary.NativeEndian.Uint32(m[4:]) != ifindex ||
+				binary.NativeEndian.Uint32(m[12:]) != netlink.HANDLE_CLSACT {
+				return
+			}
+			rtnl.Attrs(m, nl.SizeofTcMsg, func(attr uint16, v []byte) {
+				if attr == nl.TCA_KIND {
+					kind = unix.ByteSliceToString(v)
+				}
+			})
+		})
+		return kind, err
 	})
-	return kind, nil
 }
 
 // mostLists is how often something is listed that changes all the while.

@@ -41,6 +41,8 @@ func ndmsg(h hop, flags uint8) []byte {
 
 // neighbour is one as the kernel describes it.
 type neighbour struct {
+	ifindex  uint32
+	to       netip.Addr
 	state    uint16
 	managed  bool
 	protocol uint8
@@ -50,9 +52,12 @@ func readNeighbour(m []byte) (n neighbour) {
 	if len(m) < sizeofNdmsg {
 		return n
 	}
+	n.ifindex = binary.NativeEndian.Uint32(m[ndmIfindex:])
 	n.state = binary.NativeEndian.Uint16(m[ndmState:])
 	rtnl.Attrs(m, sizeofNdmsg, func(kind uint16, v []byte) {
 		switch {
+		case kind == unix.NDA_DST:
+			n.to = addrOf(v)
 		case kind == ndaFlagsExt:
 			n.managed = rtnl.Number(v)&extManaged != 0
 		case kind == ndaProtocol && len(v) > 0:
@@ -68,6 +73,9 @@ func readNeighbour(m []byte) (n neighbour) {
 func (u *Underlay) Resolve(hops []fabric.Nexthop) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	if err := u.find(); err != nil {
+		return err
+	}
 	want := map[hop]bool{}
 	for _, h := range hops {
 		want[hop{h.Ifindex, h.Via}] = true
@@ -93,6 +101,27 @@ func (u *Underlay) Resolve(hops []fabric.Nexthop) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// find looks once for neighbours that an earlier process kept. The lock is held.
+func (u *Underlay) find() error {
+	if u.found {
+		return nil
+	}
+	err := whole(func() error {
+		var b rtnl.Batch
+		b.Add(unix.RTM_GETNEIGH, 0, make([]byte, sizeofNdmsg))
+		return u.conn.Dump(&b, func(m []byte) {
+			if n := readNeighbour(m); n.protocol == Protocol && n.to.IsValid() {
+				u.hops[hop{n.ifindex, n.to}] = n.managed
+			}
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("list neighbours: %w", err)
+	}
+	u.found = true
+	return nil
 }
 
 func getNeighbour(b *rtnl.Batch, h hop) {

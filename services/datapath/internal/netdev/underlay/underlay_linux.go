@@ -56,7 +56,8 @@ type Underlay struct {
 
 	mu sync.Mutex
 	// hops are neighbours that Resolve keeps, and what is kept of each; guarded by mu.
-	hops map[hop]bool
+	hops  map[hop]bool
+	found bool // guarded by mu; hops has those of earlier processes too
 	// attached are devices that have the programs of uplinks; guarded by mu.
 	attached map[uint32]endpoint.HostDevice
 	// tunnelIndex is that of the device that EnsureTunnel made or found; guarded by mu.
@@ -104,6 +105,19 @@ func (u *Underlay) Close() {
 			c.Close()
 		}
 	}
+}
+
+// RemoveAll removes everything that this or an earlier process made: the tunnel
+// device, the programs of uplinks, routes and neighbours. What is not there is no
+// error.
+func (u *Underlay) RemoveAll() error {
+	routes, err := u.Routes()
+	errs := []error{err}
+	for p := range routes {
+		errs = append(errs, u.RemoveRoute(p))
+	}
+	errs = append(errs, u.Resolve(nil), u.EnsureUplinks(nil, false), u.RemoveTunnel())
+	return errors.Join(errs...)
 }
 
 type differences []endpoint.Difference

@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
@@ -110,14 +109,9 @@ func (u *Underlay) neighbourConcerns(m syscall.NetlinkMessage) bool {
 	if len(m.Data) < sizeofNdmsg {
 		return false
 	}
-	var to netip.Addr
-	rtnl.Attrs(m.Data, sizeofNdmsg, func(kind uint16, v []byte) {
-		if kind == unix.NDA_DST {
-			to = addrOf(v)
-		}
-	})
-	gone := m.Header.Type == unix.RTM_DELNEIGH || readNeighbour(m.Data).state&resolved == 0
-	return gone && u.interesting(binary.NativeEndian.Uint32(m.Data[ndmIfindex:]), to)
+	n := readNeighbour(m.Data)
+	gone := m.Header.Type == unix.RTM_DELNEIGH || n.state&resolved == 0
+	return gone && u.interesting(n.ifindex, n.to)
 }
 
 // watched says whether a device is the tunnel or an uplink.

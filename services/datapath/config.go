@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"os"
@@ -16,6 +17,8 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/model/deletion"
+	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 )
 
@@ -29,7 +32,7 @@ type Config struct {
 	PodCIDRs  []netip.Prefix `config:"podCIDRs" help:"this node's pod ranges, the same as pools of sluice-ipam; empty: those that sluice-ipam announces, which may change at run time"`
 	Underlay  UnderlayConfig `config:"underlay"`
 	Routing   RoutingConfig  `config:"routing"`
-	MTU       uint16         `config:"mtu" help:"MTU of pods in bytes; 0 takes that of the default route's device"`
+	MTU       uint16         `config:"mtu" help:"MTU of pods; 0: the default route's, less the tunnel's"`
 
 	TunnelPorts []uint16 `config:"tunnelPorts" help:"UDP ports that pods may reach on no node, because packets to them could forge identities"`
 
@@ -57,16 +60,63 @@ type Config struct {
 // UnderlayConfig says by which addresses other nodes reach this one.
 type UnderlayConfig struct {
 	Addresses []netip.Addr `config:"addresses" help:"addresses of this node for the others; empty: of the devices"`
-	Devices   []string     `config:"devices" help:"devices with such addresses (*, ?, [a-z]); empty: of default routes"`
+	Devices   []string     `config:"devices" help:"devices of these and to other nodes (*, ?, [a-z]); empty: detected"`
 }
 
-// RoutingConfig says how packets travel between nodes.
+// RoutingConfig says how packets travel between pods of two nodes.
 type RoutingConfig struct {
-	ProbePort uint16 `config:"probePort" help:"UDP port of probes between nodes, the same on all of them; 0: no probes"`
+	Mode       string `config:"mode" enum:"none,overlay,native" help:"how packets travel between pods of two nodes"`
+	TunnelPort uint16 `config:"tunnelPort" help:"UDP port of the tunnel, the same on all nodes; 0: 4789"`
+	CopyDSCP   bool   `config:"copyDSCP" help:"give the packets of the tunnel the DSCP of those inside"`
+	ProbePort  uint16 `config:"probePort" help:"UDP port of probes between nodes, the same on all of them; 0: no probes"`
+}
+
+// defaultTunnelPort is that of VXLAN.
+const defaultTunnelPort = 4789
+
+// port of the tunnel; 0: there is none.
+func (c RoutingConfig) port() uint16 {
+	if c.Mode != string(cluster.Overlay) {
+		return 0
+	}
+	return cmp.Or(c.TunnelPort, defaultTunnelPort)
+}
+
+// kernel says which programs the mode needs.
+func (c RoutingConfig) kernel() kernel.Routing {
+	switch cluster.Mode(c.Mode) {
+	case cluster.Overlay:
+		return kernel.RoutingOverlay
+	case cluster.Native:
+		return kernel.RoutingNative
+	}
+	return kernel.RoutingNone
+}
+
+func (c RoutingConfig) check(p *config.Problems) {
+	if c.Mode == string(cluster.Overlay) {
+		return
+	}
+	if c.TunnelPort != 0 {
+		p.Addf("routing.tunnelPort", "%d, but with routing.mode %s there is no tunnel", c.TunnelPort, c.Mode)
+	}
+	if c.CopyDSCP {
+		p.Addf("routing.copyDSCP", "with routing.mode %s there is no tunnel", c.Mode)
+	}
+}
+
+// closedPorts are the UDP ports that pods may reach on no node: that of the tunnel is
+// always one.
+func (c *Config) closedPorts() []uint16 {
+	ports := slices.Clone(c.TunnelPorts)
+	if port := c.Routing.port(); port != 0 && !slices.Contains(ports, port) {
+		ports = append(ports, port)
+	}
+	return ports
 }
 
 // probes says whether other nodes are probed.
-func (c RoutingConfig) probes() bool { return c.ProbePort != 0 }
+func (c RoutingConfig) probes() bool { return c.ProbePort != 0 && c.Mode != string(cluster.None) }
 
 // MasqueradeConfig says whether destinations beyond the node see the address of the
 // node or that of the pod.
@@ -89,6 +139,9 @@ func (c MasqueradeConfig) check(p *config.Problems) {
 		}
 	}
 }
+
+// minMTU is the least that IPv6 works with.
+const minMTU = 1280
 
 // maxExcept is far more than a network has ranges, and little work to check.
 const maxExcept = 1024
@@ -167,10 +220,10 @@ func defaults(p instance.Paths) Config {
 		SpoolDir:    deletion.Dir(p.StateDir),
 		BPFDir:      p.BPFDir,
 		NetnsDirs:   []string{"/run"},
-		Routing:     RoutingConfig{ProbePort: 4242},
 		TunnelPorts: []uint16{4789},
 		// where kube-proxy in IPVS mode puts every address of a service
 		ServiceDevices: []string{"kube-ipvs0"},
+		Routing:        RoutingConfig{Mode: string(cluster.None), ProbePort: 4242},
 		Policy:         PolicyConfig{Mode: policyRequired, Linger: time.Minute},
 		Services: ServicesConfig{
 			IPAM: p.Socket("ipam"), Identity: p.Socket("identity"), Policy: p.Socket("policy"), Timeout: 10 * time.Second,
@@ -229,13 +282,14 @@ func (c *Config) Validate() error {
 		}
 	}
 	c.Masquerade.check(&p)
-	if c.MTU != 0 && c.MTU < 1280 {
-		p.Addf("mtu", "%d is below 1280", c.MTU)
+	if c.MTU != 0 && c.MTU < minMTU {
+		p.Addf("mtu", "%d is below %d", c.MTU, minMTU)
 	}
-	if len(c.TunnelPorts) > 4 {
-		p.Addf("tunnelPorts", "%d ports, at most 4", len(c.TunnelPorts))
+	c.Routing.check(&p)
+	if n := len(c.closedPorts()); n > kernel.MaxTunnelPorts {
+		p.Addf("tunnelPorts", "%d ports with that of the tunnel, at most %d", n, kernel.MaxTunnelPorts)
 	}
-	if c.Routing.probes() && slices.Contains(c.TunnelPorts, c.Routing.ProbePort) {
+	if c.Routing.probes() && slices.Contains(c.closedPorts(), c.Routing.ProbePort) {
 		p.Addf("routing.probePort", "%d is a tunnel port", c.Routing.ProbePort)
 	}
 	for _, pattern := range c.ServiceDevices {

@@ -55,13 +55,20 @@ func TestConfigurationProblemsNameTheirKey(t *testing.T) {
 		"podCIDRs two": func(c *Config) {
 			c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("10.9.1.0/24")}
 		},
-		"podCIDRs bits":     func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")} },
-		"podCIDRs tiny":     func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/31")} },
-		"mtu":               func(c *Config) { c.MTU = 1000 },
+		"podCIDRs bits": func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")} },
+		"podCIDRs tiny": func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/31")} },
+		"mtu":           func(c *Config) { c.MTU = 1000 },
+		"routing.tunnelPort": func(c *Config) {
+			c.Routing = RoutingConfig{Mode: "native", TunnelPort: 4789}
+		},
+		"routing.tunnelPort none": func(c *Config) { c.Routing.TunnelPort = 4789 },
+		"routing.copyDSCP":        func(c *Config) { c.Routing.CopyDSCP = true },
+		"tunnelPorts of the tunnel": func(c *Config) {
+			c.TunnelPorts, c.Routing = []uint16{1, 2, 3, 4}, RoutingConfig{Mode: "overlay"}
+		},
 		"tunnelPorts":       func(c *Config) { c.TunnelPorts = []uint16{1, 2, 3, 4, 5} },
-		"routing.probePort": func(c *Config) { c.Routing.ProbePort = 4789 },
-
-		"serviceDevices": func(c *Config) { c.ServiceDevices = []string{"kube-["} },
+		"routing.probePort": func(c *Config) { c.Routing.Mode, c.Routing.ProbePort = "overlay", 4789 },
+		"serviceDevices":    func(c *Config) { c.ServiceDevices = []string{"kube-["} },
 
 		"serviceDevices lo":  func(c *Config) { c.ServiceDevices = []string{"lo"} },
 		"serviceDevices all": func(c *Config) { c.ServiceDevices = []string{"*"} },

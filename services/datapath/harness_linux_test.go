@@ -125,6 +125,9 @@ type world struct {
 	registry   cluster.Registry                     // nil: the node is not registered
 	underlay   UnderlayConfig
 	masquerade MasqueradeConfig
+	routing    RoutingConfig
+	pods6      netip.Prefix
+	mtu        uint16
 }
 
 var (
@@ -134,7 +137,7 @@ var (
 
 func newWorld(t testing.TB) *world {
 	w := &world{
-		t: t, home: netnstest.New(t), dir: t.TempDir(), next: 2, pods4: cidr4,
+		t: t, home: netnstest.New(t), dir: t.TempDir(), next: 2, pods4: cidr4, pods6: cidr6,
 		leases:     &leases{held: map[workload.Owner][]netip.Addr{}},
 		identities: &identities{held: map[workload.Owner]uint32{}},
 	}
@@ -155,11 +158,12 @@ func newWorld(t testing.TB) *world {
 
 func (w *world) config() Config {
 	cfg := Config{
-		BPFDir: filepath.Join(w.dir, "bpf", "sluice"), PodCIDRs: []netip.Prefix{w.pods4, cidr6},
+		BPFDir: filepath.Join(w.dir, "bpf", "sluice"), PodCIDRs: []netip.Prefix{w.pods4, w.pods6}, MTU: w.mtu,
 		Policy:         PolicyConfig{Mode: policyNone},
 		ServiceDevices: []string{"kube-ipvs0", "vip*"}, NodeSysctls: "set", Events: EventsConfig{PerSecond: w.events},
 	}
-	cfg.Underlay, cfg.Masquerade = w.underlay, w.masquerade
+	cfg.Underlay, cfg.Masquerade, cfg.Routing = w.underlay, w.masquerade, w.routing
+	cfg.Audit.Repair = true
 	if w.ranges != nil {
 		cfg.PodCIDRs = nil
 	}
@@ -229,6 +233,9 @@ func (w *world) run(r opened, repair bool) {
 	if n.Keeper != nil {
 		work = append(work, func(ctx context.Context) error { return errors.Join(n.Keeper.Run(ctx), ctx.Err()) })
 	}
+	if n.Fabric != nil {
+		work = append(work, n.Fabric.Run)
+	}
 	if n.Follower != nil {
 		work = append(work, func(ctx context.Context) error { return errors.Join(n.Follower.Run(ctx), ctx.Err()) })
 	}
@@ -269,7 +276,7 @@ type pod struct {
 }
 
 func (w *world) spec(name string, ns *netns.Namespace) endpoint.Spec {
-	a4, a6 := w.pods4.Addr().As4(), cidr6.Addr().As16()
+	a4, a6 := w.pods4.Addr().As4(), w.pods6.Addr().As16()
 	binary.BigEndian.PutUint16(a4[2:], w.next)
 	binary.BigEndian.PutUint16(a6[14:], w.next)
 	w.next++

@@ -192,6 +192,9 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 	if n.Policy != nil {
 		p.Go("policy", n.Policy.Run)
 	}
+	if n.Fabric != nil {
+		p.Go("fabric", n.Fabric.Run)
+	}
 	p.Go("cluster", n.Follower.Run)
 	p.Go("registration", n.Registrar.Run)
 	if n.Prober != nil {

@@ -9,20 +9,24 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/audit"
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/fabric"
 	"github.com/sluice-net/sluice/services/datapath/internal/guard"
 	"github.com/sluice-net/sluice/services/datapath/internal/host"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
+	"github.com/sluice-net/sluice/services/datapath/internal/netdev/underlay"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
@@ -69,13 +73,16 @@ type node struct {
 	Follower  *cluster.Follower  // nil without a source
 	Registrar *cluster.Registrar // nil without a registry
 	Prober    *probe.Prober      // nil: other nodes are not probed
+	Fabric    *fabric.Fabric     // nil if no packets travel to other nodes
 
 	compared chan struct{} // closed when the devices were compared with the records
 
-	mtu   uint16           // of pods
-	here  *netns.Namespace // closed by Close
-	dev   *netdev.Netdev
-	guard *guard.Table
+	mtu      uint16 // of pods
+	sysctls  bool   // those of the whole node are set
+	underlay *underlay.Underlay
+	here     *netns.Namespace // closed by Close
+	dev      *netdev.Netdev
+	guard    *guard.Table
 }
 
 // open adopts or makes maps and programs and opens everything else. It changes
@@ -112,14 +119,18 @@ func open(ctx context.Context, cfg Config, a around) (_ *node, err error) {
 	if err := n.openCore(cfg); err != nil {
 		return nil, err
 	}
-	n.openCluster(cfg)
+	if err := n.openFabric(cfg); err != nil {
+		return nil, err
+	}
 	n.Prober = newProber(cfg, n.home, n.log)
+	n.openCluster(cfg)
 	return n, nil
 }
 
 func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 	n.Kernel, err = kernel.Open(ctx, kernel.Options{
-		Dir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, TunnelPorts: cfg.TunnelPorts, EventsPerSecond: cfg.Events.PerSecond,
+		Dir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, TunnelPorts: cfg.closedPorts(), EventsPerSecond: cfg.Events.PerSecond,
+		Routing: cfg.Routing.kernel(), CopyDSCP: cfg.Routing.CopyDSCP,
 		ValidateOnly: cfg.ValidateOnly, Log: n.log,
 	})
 	if err != nil || cfg.ValidateOnly {
@@ -148,6 +159,14 @@ func (n *node) openCluster(cfg Config) {
 	if n.cluster != nil {
 		n.Follower = cluster.NewFollower(n.cluster, n.Kernel.IPCache, n.Numbers, n.log)
 		n.Follower.Moved = n.guard.SetOthers
+		// Behind the stack's masquerade a pod reaches what the node itself reaches.
+		n.Follower.NodesByStack = cfg.Masquerade.Enabled && cluster.Mode(cfg.Routing.Mode) == cluster.Overlay
+		if n.Prober != nil {
+			n.Follower.Known = n.probe
+		}
+		if n.Fabric != nil {
+			n.Follower.Fabric = n.Fabric
+		}
 	}
 	if n.registry == nil {
 		return
@@ -157,9 +176,12 @@ func (n *node) openCluster(cfg Config) {
 		if !known {
 			return u, errors.New("sluice-ipam has not said yet which range has the overlay address")
 		}
-		u = cluster.Underlay{Addresses: cfg.Underlay.Addresses, Overlay: overlay, MTU: n.mtu}
-		if len(u.Addresses) == 0 {
-			u.Addresses, err = n.dev.UnderlayAddrs(cfg.Underlay.Devices)
+		u = cluster.Underlay{
+			Overlay: overlay, MTU: n.mtu, Mode: cluster.Mode(cfg.Routing.Mode), Port: cfg.Routing.port(),
+		}
+		u.Addresses, err = n.addresses(cfg)
+		if n.Prober != nil && err == nil {
+			n.Prober.SetLocal(u.Addresses)
 		}
 		return u, err
 	}, n.log)
@@ -167,6 +189,70 @@ func (n *node) openCluster(cfg Config) {
 	if n.Follower != nil {
 		n.Follower.Away = n.Registrar.Lost
 	}
+}
+
+// probe has the other nodes probed, with packets as large as those that carry the
+// largest of a pod.
+func (n *node) probe(nodes map[string]cluster.Node) {
+	size := int(n.mtu)
+	if n.Fabric.State().Mode == cluster.Overlay {
+		size += fabric.Overhead4
+	}
+	var peers []probe.Peer
+	for name, other := range nodes {
+		peers = append(peers, probe.Peer{Name: name, Addresses: other.Addresses, MTU: size})
+	}
+	if err := n.Prober.SetPeers(peers); err != nil {
+		n.log.Error("other nodes not probed", log.Err(err))
+	}
+}
+
+// addresses are those by which other nodes reach this one.
+func (n *node) addresses(cfg Config) ([]netip.Addr, error) {
+	if len(cfg.Underlay.Addresses) > 0 {
+		return cfg.Underlay.Addresses, nil
+	}
+	return n.dev.UnderlayAddrs(cfg.Underlay.Devices)
+}
+
+// openFabric prepares the way to other nodes.
+func (n *node) openFabric(cfg Config) (err error) {
+	if cfg.ValidateOnly {
+		return nil
+	}
+	n.underlay, err = underlay.Open(underlay.Options{
+		Home: n.home, Instance: n.instance, Devices: cfg.Underlay.Devices, SetGlobal: n.sysctls,
+		Tunnel: n.Kernel.Programs.On(program.Tunnel), Uplinks: n.Kernel.Programs.On(program.Uplinks),
+		ProcSysNet: cfg.ProcSysNet,
+	})
+	if err != nil {
+		return err
+	}
+	mode := cluster.Mode(cfg.Routing.Mode)
+	if mode != cluster.Overlay && mode != cluster.Native {
+		return nil
+	}
+	entries, err := n.Kernel.Addresses.List()
+	if err != nil {
+		return fmt.Errorf("find the ranges of other nodes: %w", err)
+	}
+	holders := map[netip.Prefix]uint16{}
+	for _, e := range entries {
+		if e.Node != 0 && !e.Prefix.IsSingleIP() {
+			holders[e.Prefix] = e.Node
+		}
+	}
+	n.Fabric, err = fabric.New(fabric.Options{
+		Mode: mode, Port: cfg.Routing.port(), MTU: n.mtu, Limited: len(cfg.Underlay.Devices) > 0,
+		Addresses: func() ([]netip.Addr, error) { return n.addresses(cfg) },
+		Overlay:   func() []netip.Addr { overlay, _ := n.Ranges.OverlayAddrs(); return overlay },
+		Holders:   holders, Name: n.Numbers.Name, Repair: cfg.Audit.Repair,
+		Maps: n.Kernel.Nodes, Links: n.underlay, Log: n.log,
+	})
+	if err == nil {
+		n.Host.Fabric = n.Fabric
+	}
+	return err
 }
 
 // othersRanges are the pod ranges of other nodes as the ipcache has them, before
@@ -197,8 +283,12 @@ func (n *node) openDevices(cfg Config) (err error) {
 			return err
 		}
 	}
+	n.sysctls = set
 	group := netdev.Group(n.instance)
 	n.guard = guard.New(n.home, n.instance, []uint32{group, group | 1}, netdev.MarkMask, netdev.MarkForwarded)
+	if err := n.guardFabric(cfg); err != nil {
+		return err
+	}
 	if cfg.Masquerade.Enabled {
 		others, err := n.othersRanges()
 		if err != nil {
@@ -214,6 +304,34 @@ func (n *node) openDevices(cfg Config) (err error) {
 		ProcSysNet: cfg.ProcSysNet,
 	})
 	return err
+}
+
+// guardFabric has the firewall know how packets travel between nodes, and the ranges
+// and nodes that an earlier process knew.
+func (n *node) guardFabric(cfg Config) error {
+	mode := cluster.Mode(cfg.Routing.Mode)
+	if mode != cluster.Overlay && mode != cluster.Native {
+		return nil
+	}
+	f := guard.Fabric{Native: mode == cluster.Native, TunnelPort: cfg.Routing.port(), Own: n.Ranges.All}
+	if mode == cluster.Overlay {
+		f.TunnelGroup = netdev.TunnelGroup(n.instance)
+	}
+	entries, err := n.Kernel.Addresses.List()
+	if err != nil {
+		return fmt.Errorf("find the ranges of other nodes: %w", err)
+	}
+	for _, e := range entries {
+		switch {
+		case e.Node == 0:
+		case !e.Prefix.IsSingleIP():
+			f.Others = append(f.Others, e.Prefix)
+		case e.Identity == identity.RemoteNode || e.Identity == identity.KubeAPIServer:
+			f.Nodes = append(f.Nodes, e.Prefix.Addr())
+		}
+	}
+	n.guard.SetFabric(f)
+	return nil
 }
 
 // openPolicy takes over the tables that are in the kernel, or removes them if
@@ -250,9 +368,23 @@ func (n *node) openPolicy(cfg Config) error {
 	return nil
 }
 
+// defaultMTU is what pods can send to others by the default route, in a tunnel if
+// there is one.
+func (n *node) defaultMTU(cfg Config) (uint16, error) {
+	mtu, err := netdev.DefaultMTU(n.home)
+	if err != nil || cfg.Routing.port() == 0 {
+		return mtu, err
+	}
+	addrs, err := n.addresses(cfg)
+	if len(addrs) > 0 && !slices.ContainsFunc(addrs, netip.Addr.Is4) {
+		return max(mtu-fabric.Overhead6, minMTU), err
+	}
+	return max(mtu-fabric.Overhead4, minMTU), err
+}
+
 func (n *node) openCore(cfg Config) (err error) {
 	if cfg.MTU == 0 {
-		if cfg.MTU, err = netdev.DefaultMTU(n.home); err != nil {
+		if cfg.MTU, err = n.defaultMTU(cfg); err != nil {
 			return fmt.Errorf("find the MTU of the uplink: %w", err)
 		}
 	}
@@ -289,6 +421,9 @@ func (n *node) Close() error {
 	if n.dev != nil {
 		n.dev.Close()
 	}
+	if n.underlay != nil {
+		n.underlay.Close()
+	}
 	if n.Kernel != nil {
 		errs = append(errs, n.Kernel.Close())
 	}
@@ -303,6 +438,12 @@ func (n *node) restore(ctx context.Context) error {
 	// What changes from now on is looked at after the comparison of devices.
 	if err := n.dev.Subscribe(); err != nil {
 		return err
+	}
+	if n.Fabric == nil {
+		// An earlier process had another mode. What is left of it harms nobody.
+		if err := fabric.Remove(n.underlay, n.Kernel.Nodes); err != nil {
+			n.log.Error("the way to other nodes not removed", log.Err(err))
+		}
 	}
 	return n.Auditor.Restore(ctx)
 }
@@ -378,7 +519,12 @@ func uninstallNode(instance string, cidrs []netip.Prefix) error {
 		return err
 	}
 	defer dev.Close()
-	err = errors.Join(dev.RemoveDevices(), dev.RemoveNode())
+	others, err := underlay.Open(underlay.Options{Home: home, Instance: instance})
+	if err != nil {
+		return err
+	}
+	defer others.Close()
+	err = errors.Join(others.RemoveAll(), dev.RemoveDevices(), dev.RemoveNode())
 	// The firewall last: until then it drops what a device without programs sends.
 	return errors.Join(err, guard.New(home, instance, nil, 0, 0).Remove())
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"iter"
 	"log/slog"
+	"math"
 	"net/netip"
 
 	"google.golang.org/grpc"
@@ -80,10 +81,25 @@ func (c *Cluster) prefix(text string) (netip.Prefix, bool) {
 }
 
 func (c *Cluster) node(n *identityv1.Node) *cluster.Node {
-	out := &cluster.Node{Incarnation: n.GetIncarnation()}
-	for _, text := range n.GetUnderlay().GetAddresses() {
+	u := n.GetUnderlay()
+	out := &cluster.Node{
+		Incarnation: n.GetIncarnation(), Mode: cluster.None,
+		TunnelPort: uint16(min(u.GetTunnelPort(), math.MaxUint16)), //nolint:gosec // bounded
+		MTU:        uint16(min(u.GetMtu(), math.MaxUint16)),        //nolint:gosec // bounded
+	}
+	for mode, wire := range modes {
+		if wire == u.GetMode() {
+			out.Mode = mode
+		}
+	}
+	for _, text := range u.GetAddresses() {
 		if a, err := wire.AddressOf(text); err == nil {
 			out.Addresses = append(out.Addresses, a)
+		}
+	}
+	for _, text := range u.GetOverlayAddresses() {
+		if a, err := wire.AddressOf(text); err == nil {
+			out.Overlay = append(out.Overlay, a)
 		}
 	}
 	for _, text := range n.GetPodRanges() {
@@ -94,10 +110,17 @@ func (c *Cluster) node(n *identityv1.Node) *cluster.Node {
 	return out
 }
 
+// modes as the API has them. None is that of a node that has registered no mode.
+var modes = map[cluster.Mode]identityv1.RoutingMode{
+	cluster.Overlay: identityv1.RoutingMode_ROUTING_MODE_OVERLAY,
+	cluster.Native:  identityv1.RoutingMode_ROUTING_MODE_NATIVE,
+}
+
 // Register implements cluster.Registry.
 func (c *Cluster) Register(ctx context.Context, u cluster.Underlay) error {
 	_, err := c.client.RegisterNode(ctx, &identityv1.RegisterNodeRequest{Underlay: &identityv1.Underlay{
 		Addresses: wire.Addresses(u.Addresses), OverlayAddresses: wire.Addresses(u.Overlay), Mtu: uint32(u.MTU),
+		Mode: modes[u.Mode], TunnelPort: uint32(u.Port),
 	}})
 	return c.translate(err)
 }

@@ -19,10 +19,13 @@ type Underlay struct {
 	Addresses []netip.Addr // the preferred of a family first
 	Overlay   []netip.Addr // of the node itself inside its ranges, one of a family
 	MTU       uint16       // of what its pods take, bytes
+	Mode      Mode         // how packets for its pods travel
+	Port      uint16       // UDP, on which it takes packets of the tunnel; 0: on none
 }
 
 func (u Underlay) equal(v Underlay) bool {
-	return slices.Equal(u.Addresses, v.Addresses) && slices.Equal(u.Overlay, v.Overlay) && u.MTU == v.MTU
+	return slices.Equal(u.Addresses, v.Addresses) && slices.Equal(u.Overlay, v.Overlay) &&
+		u.MTU == v.MTU && u.Mode == v.Mode && u.Port == v.Port
 }
 
 // Registry takes what this node is.
@@ -98,7 +101,7 @@ func (r *Registrar) Run(ctx context.Context) error {
 			pause = min(2*pause, registerAgainMax)
 		default:
 			if due {
-				r.log.Info("node registered", "addresses", u.Addresses, "overlay", u.Overlay)
+				r.log.Info("node registered", "addresses", u.Addresses, "overlay", u.Overlay, "mode", u.Mode)
 			}
 			r.note(nil)
 			said, pause = u, registerAgain

@@ -46,6 +46,14 @@ type Addresses interface {
 	SyncHostAddrs(addrs []netip.Addr) error
 }
 
+// Fabric is what leads to other nodes.
+type Fabric interface {
+	Check() ([]endpoint.Difference, error)
+	Repair() error
+	// Warnings name what keeps packets from other nodes, or may.
+	Warnings() []string
+}
+
 // Pins lead from the file system to the maps.
 type Pins interface {
 	// Audit names the pins that do not lead to the map in use, and with repair puts
@@ -58,7 +66,8 @@ type Host struct {
 	Devices   Devices
 	Firewall  Firewall
 	Addresses Addresses
-	Pins      Pins // nil: the maps have none
+	Fabric    Fabric // nil: no packets travel to other nodes
+	Pins      Pins   // nil: the maps have none
 	Ranges    *podrange.Set
 	// Changed is called when addresses or default routes of the node may be others;
 	// nil: it is not.
@@ -79,6 +88,13 @@ func (h *Host) Check() ([]endpoint.Difference, error) {
 		return nil, err
 	}
 	diffs = append(diffs, fw...)
+	if h.Fabric != nil {
+		ds, err := h.Fabric.Check()
+		if err != nil {
+			return nil, err
+		}
+		diffs = append(diffs, ds...)
+	}
 	have, err := h.Addresses.HostAddrs()
 	if err != nil {
 		return nil, err
@@ -106,6 +122,9 @@ func (h *Host) Repair() error {
 		err = h.Firewall.Repair()
 	}
 	errs = append(errs, err)
+	if h.Fabric != nil {
+		errs = append(errs, h.Fabric.Repair())
+	}
 	if h.Pins != nil {
 		_, err := h.Pins.Audit(true)
 		errs = append(errs, err)

@@ -18,8 +18,18 @@ import (
 const realtimeFile = "/sys/kernel/realtime"
 
 // Warnings name what others have set up on the node that limits what the
-// programs can guarantee, one line each, as of the last audit.
+// programs can guarantee, one line each, as of the last audit, and what keeps
+// packets from other nodes, as of now.
 func (h *Host) Warnings() []string {
+	warnings := h.limits()
+	if h.Fabric != nil {
+		warnings = append(warnings, h.Fabric.Warnings()...)
+	}
+	return warnings
+}
+
+// limits are what the last Look has found.
+func (h *Host) limits() []string {
 	if w := h.warnings.Load(); w != nil {
 		return slices.Clone(*w)
 	}
@@ -45,7 +55,7 @@ func (h *Host) Look() error {
 		list = append(list, "the kernel is built with PREEMPT_RT, where a program may be interrupted by another "+
 			"on the same CPU; the programs are not tested there")
 	}
-	before := h.Warnings()
+	before := h.limits()
 	h.warnings.Store(&list)
 	for _, w := range list {
 		if !slices.Contains(before, w) {

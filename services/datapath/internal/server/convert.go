@@ -137,6 +137,7 @@ func targetOf(subject string) *datapathv1.DifferenceTarget {
 
 var targetKinds = map[string]datapathv1.TargetKind{
 	"sl_ep":                datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
+	"sl_node":              datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
 	"sl_ip":                datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
 	"policy-word":          datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
 	"identity-word":        datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
@@ -148,6 +149,10 @@ var targetKinds = map[string]datapathv1.TargetKind{
 	endpoint.SubjectTCX:    datapathv1.TargetKind_TARGET_KIND_PROGRAM,
 	endpoint.SubjectDevice: datapathv1.TargetKind_TARGET_KIND_DEVICE,
 	"device state":         datapathv1.TargetKind_TARGET_KIND_DEVICE,
+	"device flags":         datapathv1.TargetKind_TARGET_KIND_DEVICE,
+	"device learning":      datapathv1.TargetKind_TARGET_KIND_DEVICE,
+	"device addrgenmode":   datapathv1.TargetKind_TARGET_KIND_DEVICE,
+	"tunnel device":        datapathv1.TargetKind_TARGET_KIND_DEVICE,
 	"device address":       datapathv1.TargetKind_TARGET_KIND_DEVICE,
 	"device mtu":           datapathv1.TargetKind_TARGET_KIND_DEVICE,
 	"device group":         datapathv1.TargetKind_TARGET_KIND_DEVICE,

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -263,5 +264,30 @@ func TestNodeIsRegisteredWheneverItChanges(t *testing.T) {
 	if got.GetUnderlay().GetOverlayAddresses()[0] != "10.1.0.1" || got.GetUnderlay().GetMtu() != 1450 ||
 		got.PodRanges != nil || got.GetUnderlay().GetMode() != 0 || got.GetUnderlay().GetTunnelPort() != 0 {
 		t.Errorf("registered %v, want the underlay alone, without mode and port", got)
+	}
+}
+
+// TestWhatANodeRegistersIsWhatOthersHear: mode, port, size and addresses come out of
+// the API as they went in.
+func TestWhatANodeRegistersIsWhatOthersHear(t *testing.T) {
+	s, c := serveCluster(t)
+	for i, u := range []cluster.Underlay{
+		{Mode: cluster.Overlay, Port: 4789, MTU: 1450, Overlay: []netip.Addr{netip.MustParseAddr("10.1.0.1")}},
+		{Mode: cluster.Native, MTU: 9000, Addresses: []netip.Addr{netip.MustParseAddr("2001:db8::1")}},
+		{Mode: cluster.None},
+	} {
+		if err := c.Register(t.Context(), u); err != nil {
+			t.Fatal(err)
+		}
+		s.mu.Lock()
+		n := &identityv1.Node{Name: "n", Underlay: s.registered[i].GetUnderlay()}
+		s.mu.Unlock()
+		got := c.node(n)
+		heard := cluster.Underlay{
+			Mode: got.Mode, Port: got.TunnelPort, MTU: got.MTU, Overlay: got.Overlay, Addresses: got.Addresses,
+		}
+		if !reflect.DeepEqual(heard, u) {
+			t.Errorf("registered %+v, others hear %+v", u, heard)
+		}
 	}
 }

@@ -79,9 +79,9 @@ func (w *world) audited(repair bool) []string {
 	return keys
 }
 
-// TestKernelStrictFilterOfTheUplinkIsLoosened: answers that the programs send
-// past the stack would be dropped where they come in.
-func TestKernelStrictFilterOfTheUplinkIsLoosened(t *testing.T) {
+// TestKernelFilterOfTheUplinkIsSwitchedOff: what others send to pods would be dropped
+// where it comes in.
+func TestKernelFilterOfTheUplinkIsSwitchedOff(t *testing.T) {
 	w := newWorld(t)
 	w.start(false)
 	if found := w.audited(false); len(found) != 0 {
@@ -96,8 +96,8 @@ func TestKernelStrictFilterOfTheUplinkIsLoosened(t *testing.T) {
 		t.Errorf("an audit that repairs nothing has set rp_filter to %s", value)
 	}
 	w.audited(true)
-	if value := w.uplinkFilter(); value != "2" {
-		t.Errorf("after the repair rp_filter is %s, want 2", value)
+	if value := w.uplinkFilter(); value != "0" {
+		t.Errorf("after the repair rp_filter is %s, want 0", value)
 	}
 	if found := w.audited(false); len(found) != 0 {
 		t.Errorf("after the repair an audit finds %v", found)

@@ -4,15 +4,18 @@
 package node
 
 import (
+	"context"
 	"net"
 	"net/netip"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -95,4 +98,42 @@ func noRest(o *devnode.Options) {
 		o.Args = make(map[string][]string)
 	}
 	o.Args[devnode.IPAM] = append(o.Args[devnode.IPAM], "--quarantine=0s")
+}
+
+// TestPodsHearFromOutsideWhateverTheUplinkFilters has the uplink look for the way back
+// of what it receives, as distributions do: the datapath switches that off, and what
+// others send reaches pods.
+func TestPodsHearFromOutsideWhateverTheUplinkFilters(t *testing.T) {
+	n := newNode(t)
+	p := n.addPods(t, "client")[0]
+	var gateway netip.Addr
+	err := pod.In(n.Netns(), func() error {
+		if err := os.WriteFile("/proc/sys/net/ipv4/conf/eth0/rp_filter", []byte("2"), 0o644); err != nil {
+			return err
+		}
+		routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+		for _, r := range routes {
+			if ones, _ := r.Dst.Mask.Size(); ones == 0 {
+				gateway, _ = netip.AddrFromSlice(r.Gw.To4())
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", netip.AddrPortFrom(gateway, 0).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	servicetest.EventuallyNil(t, "the caller answers the pod", func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		c, err := p.Dial(ctx, l.Addr().(*net.TCPAddr).AddrPort())
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	})
 }

@@ -238,7 +238,7 @@ func unreachable(p netip.Prefix) *netlink.Route {
 // nodeSysctls concern the whole node. Redirects are sent if either "all" or
 // the device says so; the host end's own value is not enough.
 func (n *Netdev) nodeSysctls() ([]sysctl, error) {
-	s, err := n.strictUplinks()
+	s, err := n.filteredUplinks()
 	if err != nil {
 		return nil, err
 	}
@@ -252,30 +252,34 @@ func (n *Netdev) nodeSysctls() ([]sysctl, error) {
 	return s, nil
 }
 
-// strictUplinks are the devices of default routes on which the kernel drops a
-// packet that it would not answer by the same device. Programs send packets
-// past the stack's routes, so answers come in where it does not expect them:
-// only 0 (off) and 2 (loose) work. The kernel takes the larger one of the
-// device's value and that of "all".
-func (n *Netdev) strictUplinks() ([]sysctl, error) {
-	const strict, loose = "1", "2"
+// filteredUplinks are the settings of the devices of default routes by which the
+// kernel looks for the way back of what it receives. With any such look-up, loose
+// ones too, it drops what others send to pods: it asks for the route of a packet
+// from the pod that no program has marked, which a rule prohibits (see rules). The
+// kernel takes the larger one of the device's value and that of "all".
+func (n *Netdev) filteredUplinks() ([]sysctl, error) {
+	const off = "0"
 	links, err := defaultLinks(n.looks, unix.AF_INET)
 	if err != nil {
 		return nil, err
 	}
-	every, err := sysctl{path: "ipv4/conf/all/rp_filter"}.read()
+	all := sysctl{path: "ipv4/conf/all/rp_filter", value: off}
+	every, err := all.read()
 	if err != nil {
 		return nil, err
 	}
 	var list []sysctl
+	if len(links) > 0 && every != off {
+		list = append(list, all)
+	}
 	for _, l := range links {
-		s := sysctl{path: "ipv4/conf/" + l.Attrs().Name + "/rp_filter", value: loose}
+		s := sysctl{path: "ipv4/conf/" + l.Attrs().Name + "/rp_filter", value: off}
 		own, err := s.read()
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // the device has gone meanwhile
 		case err != nil:
 			return nil, err
-		case max(every, own) == strict:
+		case own != off:
 			list = append(list, s)
 		}
 	}

@@ -340,7 +340,7 @@ func (n *Netdev) ofContainer(a netip.Addr) bool {
 }
 
 // routeChanges: the routes of containers, those of the pod ranges, and new
-// default routes, whose devices may have a strict filter; one that goes changes by
+// default routes, whose devices may have a filter; one that goes changes by
 // which addresses others reach the node. What others do with their routes is not
 // looked at.
 func (n *Netdev) routeChanges(m syscall.NetlinkMessage) []Change {

@@ -147,7 +147,7 @@ func (u *Underlay) EnsureUplinks(devices []endpoint.HostDevice, programs bool) e
 		errs = append(errs, err)
 	}
 	if u.o.SetGlobal {
-		errs = append(errs, u.o.Home.Do(func() error { return u.loosen(devices) }))
+		errs = append(errs, u.o.Home.Do(func() error { return u.unfilter(devices) }))
 	}
 	return errors.Join(errs...)
 }
@@ -196,40 +196,42 @@ func (u *Underlay) CheckUplinks(devices []endpoint.HostDevice, programs bool) ([
 		ds = append(ds, diffs...)
 	}
 	err := u.o.Home.Do(func() error {
-		return u.eachStrict(devices, func(path string) error {
-			ds.add("sysctl", "net/"+path, loose, strict)
+		return u.eachFiltered(devices, func(path, have string) error {
+			ds.add("sysctl", "net/"+path, off, have)
 			return nil
 		})
 	})
 	return ds, err
 }
 
-// Values of rp_filter. The kernel takes the larger one of the device's and that of
-// "all".
-const strict, loose = "1", "2"
+// off is the value of rp_filter with which uplinks let in what is for pods: any other
+// one has the kernel look for a way back that the rules against unmarked packets
+// prohibit. The kernel takes the larger one of the device's and that of "all".
+const off = "0"
 
-// loosen has uplinks accept packets whose answer would leave by another device:
-// programs send past the stack's routes.
-func (u *Underlay) loosen(devices []endpoint.HostDevice) error {
-	return u.eachStrict(devices, func(path string) error { return u.writeSysctl(path, loose) })
+// unfilter switches the filter of uplinks off.
+func (u *Underlay) unfilter(devices []endpoint.HostDevice) error {
+	return u.eachFiltered(devices, func(path, _ string) error { return u.writeSysctl(path, off) })
 }
 
-// eachStrict calls fn with the settings of the devices that are strict. The calling
-// thread is in the node's namespace.
-func (u *Underlay) eachStrict(devices []endpoint.HostDevice, fn func(path string) error) error {
-	every, err := readSysctl("ipv4/conf/all/rp_filter")
-	if err != nil {
-		return err
+// eachFiltered calls fn with the settings that filter what uplinks receive, and their
+// values. The calling thread is in the node's namespace.
+func (u *Underlay) eachFiltered(devices []endpoint.HostDevice, fn func(path, have string) error) error {
+	if len(devices) == 0 {
+		return nil
 	}
+	paths := []string{"ipv4/conf/all/rp_filter"}
 	for _, d := range devices {
-		path := "ipv4/conf/" + d.Name + "/rp_filter"
-		own, err := readSysctl(path)
+		paths = append(paths, "ipv4/conf/"+d.Name+"/rp_filter")
+	}
+	for _, path := range paths {
+		have, err := readSysctl(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // the device has gone meanwhile
 		case err != nil:
 			return err
-		case max(every, own) == strict:
-			if err := fn(path); err != nil {
+		case have != off:
+			if err := fn(path, have); err != nil {
 				return err
 			}
 		}

@@ -123,7 +123,9 @@ func open(ctx context.Context, cfg Config, a around) (_ *node, err error) {
 		return nil, err
 	}
 	n.Prober = newProber(cfg, n.home, n.log)
-	n.openCluster(cfg)
+	if err := n.openCluster(cfg); err != nil {
+		return nil, err
+	}
 	return n, nil
 }
 
@@ -152,13 +154,24 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 }
 
 // openCluster prepares the exchange with other nodes.
-func (n *node) openCluster(cfg Config) {
+func (n *node) openCluster(cfg Config) error {
 	if cfg.ValidateOnly {
-		return
+		return nil
+	}
+	earlier, err := n.others()
+	if err != nil {
+		return err
 	}
 	if n.cluster != nil {
 		n.Follower = cluster.NewFollower(n.cluster, n.Kernel.IPCache, n.Numbers, n.log)
-		n.Follower.Moved = n.guard.SetOthers
+		n.Follower.Moved, n.Follower.Earlier = n.guard.SetOthers, earlier
+		n.Follower.Local = func() []netip.Addr {
+			addrs, err := n.addresses(cfg)
+			if err != nil {
+				n.log.Warn("addresses of the node not read", log.Err(err))
+			}
+			return addrs
+		}
 		// Behind the stack's masquerade a pod reaches what the node itself reaches.
 		n.Follower.NodesByStack = cfg.Masquerade.Enabled && cluster.Mode(cfg.Routing.Mode) == cluster.Overlay
 		if n.Prober != nil {
@@ -169,7 +182,7 @@ func (n *node) openCluster(cfg Config) {
 		}
 	}
 	if n.registry == nil {
-		return
+		return nil
 	}
 	n.Registrar = cluster.NewRegistrar(n.registry, func() (u cluster.Underlay, err error) {
 		overlay, known := n.Ranges.OverlayAddrs()
@@ -189,6 +202,7 @@ func (n *node) openCluster(cfg Config) {
 	if n.Follower != nil {
 		n.Follower.Away = n.Registrar.Lost
 	}
+	return nil
 }
 
 // probe has the other nodes probed, with packets as large as those that carry the
@@ -255,16 +269,23 @@ func (n *node) openFabric(cfg Config) (err error) {
 	return err
 }
 
-// othersRanges are the pod ranges of other nodes as the ipcache has them, before
-// anybody says them again.
-func (n *node) othersRanges() (ranges []netip.Prefix, err error) {
+// others are the pod ranges and the addresses of other nodes as the ipcache has them,
+// before the cluster says them again.
+func (n *node) others() (o cluster.Others, err error) {
 	entries, err := n.Kernel.Addresses.List()
+	if err != nil {
+		return o, fmt.Errorf("find the ranges of other nodes: %w", err)
+	}
 	for _, e := range entries {
-		if e.Node != 0 && !e.Prefix.IsSingleIP() {
-			ranges = append(ranges, e.Prefix)
+		switch {
+		case e.Node == 0:
+		case !e.Prefix.IsSingleIP():
+			o.Ranges = append(o.Ranges, e.Prefix)
+		case e.Identity == identity.RemoteNode || e.Identity == identity.KubeAPIServer:
+			o.Nodes = append(o.Nodes, e.Prefix.Addr())
 		}
 	}
-	return ranges, err
+	return o, nil
 }
 
 // clusterStream is what the node knows of others.
@@ -290,12 +311,12 @@ func (n *node) openDevices(cfg Config) (err error) {
 		return err
 	}
 	if cfg.Masquerade.Enabled {
-		others, err := n.othersRanges()
+		others, err := n.others()
 		if err != nil {
-			return fmt.Errorf("find the ranges of other nodes: %w", err)
+			return err
 		}
 		n.guard.SetMasquerade(guard.Masquerade{
-			Mark: netdev.MarkPod, Own: n.Ranges.All, Except: cfg.Masquerade.Except, Others: others,
+			Mark: netdev.MarkPod, Own: n.Ranges.All, Except: cfg.Masquerade.Except, Others: others.Ranges,
 		})
 	}
 	n.dev, err = netdev.Open(netdev.Options{
@@ -313,22 +334,16 @@ func (n *node) guardFabric(cfg Config) error {
 	if mode != cluster.Overlay && mode != cluster.Native {
 		return nil
 	}
-	f := guard.Fabric{Native: mode == cluster.Native, TunnelPort: cfg.Routing.port(), Own: n.Ranges.All}
+	others, err := n.others()
+	if err != nil {
+		return err
+	}
+	f := guard.Fabric{
+		Native: mode == cluster.Native, TunnelPort: cfg.Routing.port(), Own: n.Ranges.All,
+		Others: others.Ranges, Nodes: others.Nodes,
+	}
 	if mode == cluster.Overlay {
 		f.TunnelGroup = netdev.TunnelGroup(n.instance)
-	}
-	entries, err := n.Kernel.Addresses.List()
-	if err != nil {
-		return fmt.Errorf("find the ranges of other nodes: %w", err)
-	}
-	for _, e := range entries {
-		switch {
-		case e.Node == 0:
-		case !e.Prefix.IsSingleIP():
-			f.Others = append(f.Others, e.Prefix)
-		case e.Identity == identity.RemoteNode || e.Identity == identity.KubeAPIServer:
-			f.Nodes = append(f.Nodes, e.Prefix.Addr())
-		}
 	}
 	n.guard.SetFabric(f)
 	return nil

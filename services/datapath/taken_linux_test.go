@@ -186,7 +186,7 @@ func TestKernelTakenProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := n.command("--socket-path", filepath.Join(n.dir, "state", "s.sock"), "--metrics-address", "off", "--netns-dirs", "/run",
-		"--spool-dir", filepath.Join(n.dir, "state", "deletes"))
+		"--spool-dir", filepath.Join(n.dir, "state", "deletes"), "--routing-mode", "overlay")
 	cmd.Path, cmd.Args[0] = child, child
 	cmd.Env = append(os.Environ(), takenEnv+"="+n.dir)
 	if err := in(n.home, exec.Command("ip", "link", "set", "lo", "up").Run); err != nil {

@@ -84,6 +84,12 @@ type Fabric interface {
 	Complete()
 }
 
+// Others are the pod ranges and the addresses of other nodes.
+type Others struct {
+	Ranges []netip.Prefix
+	Nodes  []netip.Addr
+}
+
 // Source has all other nodes and their mappings.
 type Source = watch.Source[Key, Item]
 
@@ -117,6 +123,14 @@ type Follower struct {
 	// Fabric is told of nodes and ranges; nil: no packets travel to other nodes.
 	Fabric Fabric
 
+	// Earlier is what an earlier process knew: until everything is said once, it counts
+	// for Moved beside what was.
+	Earlier Others
+
+	// Local are the addresses of this node, which no range of another can have; nil:
+	// they are not known.
+	Local func() []netip.Addr
+
 	// Known is told all other nodes by their names when they may not be those of
 	// before; nil: it is not.
 	Known func(nodes map[string]Node)
@@ -127,6 +141,7 @@ type Follower struct {
 
 	mu       sync.Mutex
 	nodes    map[string]Node           // guarded by mu
+	local    []netip.Addr              // guarded by mu; what Local said last
 	holders  map[netip.Prefix][]string // guarded by mu; sorted names of the nodes that have a range
 	refused  map[Key]string            // guarded by mu; what is not believed, and why
 	complete bool                      // guarded by mu; the source has said everything, and is there
@@ -157,6 +172,9 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 	installed := map[string]Installation{}
 	ranges := map[netip.Prefix]struct{}{} // whose holder may be another
 	changed := false
+	if f.Local != nil {
+		f.local = f.Local()
+	}
 	for k, item := range c.Upserts {
 		switch {
 		case item.Node != nil:
@@ -169,6 +187,7 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 			}
 		}
 	}
+	f.doubt(c.Upserts, ranges)
 	moved := f.numbers.Set(installed)
 	f.join(installed, ranges)
 	for from, to := range moved {
@@ -248,12 +267,14 @@ func (f *Follower) tell(changed bool) error {
 	if !changed || f.Moved == nil {
 		return nil
 	}
-	var nodes []netip.Addr
+	ranges, nodes := slices.Clone(f.Earlier.Ranges), slices.Clone(f.Earlier.Nodes)
+	ranges = slices.AppendSeq(ranges, maps.Keys(f.holders))
 	for _, n := range f.nodes {
 		nodes = append(nodes, n.Addresses...)
 	}
+	slices.SortFunc(ranges, netip.Prefix.Compare)
 	slices.SortFunc(nodes, netip.Addr.Compare)
-	return f.Moved(slices.SortedFunc(maps.Keys(f.holders), netip.Prefix.Compare), slices.Compact(nodes))
+	return f.Moved(slices.Compact(ranges), slices.Compact(nodes))
 }
 
 // publish has the ipcache say one mapping.
@@ -306,13 +327,49 @@ func (f *Follower) believed(k Key, n Node) Node {
 	ranges := n.Ranges
 	n.Ranges = nil
 	for _, p := range ranges {
-		if err := podrange.Check(p); err != nil {
+		err := podrange.Check(p)
+		if err == nil {
+			err = f.checkAround(p, n)
+		}
+		if err != nil {
 			f.refuse(k, err.Error())
 			continue
 		}
 		n.Ranges = append(n.Ranges, p)
 	}
 	return n
+}
+
+// doubt looks again at the ranges that hold an address of a node that came or changed.
+func (f *Follower) doubt(upserts map[Key]Item, ranges map[netip.Prefix]struct{}) {
+	for _, item := range upserts {
+		if item.Node == nil {
+			continue
+		}
+		for name, n := range f.nodes {
+			around := func(p netip.Prefix) bool { return slices.ContainsFunc(item.Node.Addresses, p.Contains) }
+			if slices.ContainsFunc(n.Ranges, around) {
+				f.hold(name, f.believed(Key{Node: name}, n), ranges)
+			}
+		}
+	}
+}
+
+// checkAround refuses a range around an address by which a node is reached: packets
+// from there would be taken for a pod's.
+func (f *Follower) checkAround(p netip.Prefix, n Node) error {
+	inside := func(who string, addrs []netip.Addr) error {
+		if i := slices.IndexFunc(addrs, p.Contains); i >= 0 {
+			return fmt.Errorf("%v contains %v, an address of %s", p, addrs[i], who)
+		}
+		return nil
+	}
+	err := inside("the node itself", n.Addresses)
+	err = errors.Join(err, inside("this node", f.local))
+	for name, other := range f.nodes {
+		err = errors.Join(err, inside("node "+name, other.Addresses))
+	}
+	return err
 }
 
 // hold notes what a node is, and which ranges have to be looked at.
@@ -396,6 +453,7 @@ func (f *Follower) Complete(_ context.Context, listed map[Key]struct{}) error {
 	}
 	f.save()
 	f.complete, f.err = true, nil
+	f.Earlier = Others{}
 	if f.Fabric != nil {
 		f.Fabric.Leave(left)
 		f.Fabric.Complete()

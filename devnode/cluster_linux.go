@@ -4,6 +4,7 @@
 package devnode
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -48,7 +49,13 @@ type ClusterOptions struct {
 	Nodes int
 	// EtcdMembers is 1 or 3. Default: 1.
 	EtcdMembers int
+	// Routing is how packets travel between the nodes' pods: "overlay", "native" or
+	// "none". Default: DefaultRouting.
+	Routing string
 }
+
+// DefaultRouting is how packets travel between the pods of a cluster's nodes.
+const DefaultRouting = "overlay"
 
 // Cluster is several nodes that share an etcd. A namespace with the name of the
 // cluster has the bridge that joins the nodes; the caller has one device in it,
@@ -64,6 +71,7 @@ type clusterState struct {
 	Nodes []int `json:"nodes"` // numbers of those that are there, or were begun
 	// Network are the ranges of the nodes' uplinks, one per family.
 	Network []netip.Prefix `json:"network,omitempty"`
+	Routing string         `json:"routing,omitempty"`
 	Hub     state          `json:"hub"`
 }
 
@@ -75,6 +83,7 @@ type member struct {
 	Etcd      []string       `json:"etcd"`
 	Addresses []netip.Prefix `json:"addresses"`
 	Gateways  []netip.Addr   `json:"gateways"`
+	Routing   string         `json:"routing,omitempty"`
 }
 
 // etcdMembers are the names of etcd's processes in a cluster with n of them.
@@ -128,7 +137,7 @@ func UpCluster(ctx context.Context, o ClusterOptions) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{hub: hub}
+	c := &Cluster{hub: hub, state: clusterState{Routing: cmp.Or(o.Routing, DefaultRouting)}}
 	for k := 1; k <= o.Nodes; k++ {
 		c.state.Nodes = append(c.state.Nodes, k)
 	}
@@ -242,7 +251,7 @@ func (c *Cluster) nodeState(k int) state {
 	s := c.hub.state
 	s.Services = slices.DeleteFunc(Services(), isEtcd)
 	s.Policies = c.hub.PolicyDir()
-	s.Member = &member{Netns: c.hub.Netns(), Device: c.hub.link(), Number: k}
+	s.Member = &member{Netns: c.hub.Netns(), Device: c.hub.link(), Number: k, Routing: c.state.Routing}
 	for _, service := range c.hub.Services() {
 		s.Member.Etcd = append(s.Member.Etcd, c.hub.etcdURL(service))
 	}

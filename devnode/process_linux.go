@@ -76,6 +76,9 @@ func (n *Node) arguments(service string) []string {
 		args = append(args, "--sources-directory="+n.PolicyDir())
 	case Datapath:
 		args = append(args, "--bpf-dir="+n.paths.BPFDir, "--policy-mode="+n.state.Policy)
+		if m := n.state.Member; m != nil && m.Routing != "" {
+			args = append(args, "--routing-mode="+m.Routing)
+		}
 	}
 	return append(args, n.state.Args[service]...)
 }

@@ -62,6 +62,8 @@ addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 		"directory of manifests that are in force besides what is applied (default: an empty one below the run directory)")
 	up.Flags().IntVar(&o.Nodes, "nodes", 1, fmt.Sprintf("how many nodes, at most %d", devnode.MaxNodes))
 	up.Flags().IntVar(&o.EtcdMembers, "etcd-members", 1, "1 or 3, for several nodes")
+	up.Flags().StringVar(&o.Routing, "routing", devnode.DefaultRouting,
+		"how packets travel between pods of several nodes: overlay, native, or none")
 	cmd := invocation.Group("dev", "Run a whole node for development and tests", up,
 		&cobra.Command{
 			Use: "down", Short: "End a node, or several, and remove everything that `dev up` made", Args: invocation.Args(0, ""),
@@ -89,8 +91,11 @@ addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 	return cmd
 }
 
-// policyModes are those of the datapath.
-var policyModes = []string{"required", "init", "none"}
+// policyModes and routings are those of the datapath.
+var (
+	policyModes = []string{"required", "init", "none"}
+	routings    = []string{"overlay", "native", "none"}
+)
 
 func restartCommand(inv *invocation.Invocation) *cobra.Command {
 	node := 0
@@ -113,6 +118,8 @@ func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o de
 		return invocation.Usagef("--etcd-members: %d is neither 1 nor 3", o.EtcdMembers)
 	case o.Nodes == 1 && o.EtcdMembers > 1:
 		return invocation.Usagef("--etcd-members: one node has one etcd; see --nodes")
+	case !slices.Contains(routings, o.Routing):
+		return invocation.Usagef("--routing: %q is not one of %s", o.Routing, strings.Join(routings, ", "))
 	case o.Nodes > 1 && len(podCIDRs) > 0:
 		return invocation.Usagef("--pod-cidr: each of several nodes has ranges of its own")
 	}

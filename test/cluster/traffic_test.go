@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// modes are those in which packets travel between nodes.
+var modes = []string{"overlay", "native"}
+
+// host is the node itself as one end of connections.
+func (n *node) host() pod.Pod { return pod.Pod{Name: n.Name(), Netns: n.Netns()} }
+
+// overlay are the node's own addresses inside its ranges.
+func (n *node) overlay() (all []netip.Addr) {
+	for _, p := range n.PodCIDRs() {
+		all = append(all, p.Addr().Next())
+	}
+	return all
+}
+
+// counted is how often the node's programs have counted a reason, in both directions.
+func (n *node) counted(t *testing.T, reason string) (sum uint64) {
+	t.Helper()
+	out, err := n.run(t.Context(), "map", "dump", "sl_metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(out) {
+		var e struct{ Key, Value string }
+		if err := json.Unmarshal(line, &e); err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasPrefix(e.Key, reason+" ") {
+			count, err := strconv.ParseUint(strings.Fields(e.Value)[1], 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += count
+		}
+	}
+	return sum
+}
+
+// exchange sends a datagram and a stream to an address, each of which comes back.
+func exchange(ctx context.Context, from, to pod.Pod, address netip.Addr) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := pod.ExchangeUDP(ctx, from, to, address, []byte("datagram")); err != nil {
+		return err
+	}
+	return pod.ExchangeTCP(ctx, from, to, address, bytes.Repeat([]byte("stream"), 10_000))
+}
+
+// TestPodsReachEveryPodAndHost sends datagrams and streams between the pods and the
+// hosts of three nodes, in both families: by the programs and not past them.
+func TestPodsReachEveryPodAndHost(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			c := newCluster(t, devnode.ClusterOptions{Nodes: 3, Routing: mode})
+			var pods []pod.Pod
+			for i, n := range c.nodes {
+				pods = append(pods, n.add(t, fmt.Sprint("app-", i)))
+			}
+			for i, p := range pods {
+				for _, n := range c.nodes {
+					if n != c.nodes[i] {
+						n.identityOf(t, p, c.nodes[i])
+					}
+				}
+			}
+			for i, from := range pods {
+				for k, to := range pods {
+					if i == k {
+						continue
+					}
+					for _, a := range to.Addresses() {
+						// the first packets may be ahead of what the nodes tell each other
+						servicetest.EventuallyNil(t, fmt.Sprintf("%s to %s", from.Name, a), func() error {
+							return exchange(t.Context(), from, to, a)
+						})
+						if err := exchange(t.Context(), c.nodes[i].host(), to, a); err != nil {
+							t.Errorf("host %s to pod %s: %v", c.nodes[i].Name(), a, err)
+						}
+					}
+					for _, a := range append(c.nodes[k].Addresses(), c.nodes[k].overlay()...) {
+						if err := exchange(t.Context(), from, c.nodes[k].host(), a); err != nil {
+							t.Errorf("pod %s to host %s: %v", from.IPv4, a, err)
+						}
+					}
+				}
+			}
+			for _, n := range c.nodes {
+				if n.counted(t, "forwarded-"+mode) == 0 {
+					t.Errorf("%s has sent nothing by its programs", n.Name())
+				}
+				for _, reason := range []string{"no-node", "unknown-node", "spoofed-node", "spoofed-identity", "tunnel-key"} {
+					if got := n.counted(t, reason); got != 0 {
+						t.Errorf("%s has dropped %d packets as %s", n.Name(), got, reason)
+					}
+				}
+			}
+		})
+	}
+}
+
+const webAcrossNodes = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web, namespace: test}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  ingress:
+  - from: [{podSelector: {matchLabels: {app: client}}}]
+`
+
+// enforced writes a manifest for all nodes and waits until each kernel denies what it
+// denies.
+func (c *testCluster) enforced(t *testing.T, manifest string) {
+	t.Helper()
+	path := filepath.Join(c.Hub().PolicyDir(), "policy.yaml")
+	if err := os.WriteFile(path, []byte(manifest), 0o644); err != nil { //nolint:gosec // sluice-policy reads it
+		t.Fatal(err)
+	}
+}
+
+// TestPolicyHoldsAcrossNodes lets pods of one label into a pod of another node, and
+// none else; the identity travels in the VNI.
+func TestPolicyHoldsAcrossNodes(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			c := newCluster(t, devnode.ClusterOptions{Nodes: 3, Routing: mode})
+			web, client, visitor := c.nodes[0].add(t, "web"), c.nodes[1].add(t, "client"), c.nodes[2].add(t, "visitor")
+			number := c.nodes[0].identityOf(t, client, c.nodes[1])
+			c.nodes[0].identityOf(t, visitor, c.nodes[2])
+			c.enforced(t, webAcrossNodes)
+			for _, a := range web.Addresses() {
+				servicetest.EventuallyNil(t, "the visitor is denied", func() error {
+					if err := exchange(t.Context(), visitor, web, a); err == nil {
+						return fmt.Errorf("the visitor has reached %s", a)
+					}
+					return nil
+				})
+				servicetest.EventuallyNil(t, "the client is let in", func() error {
+					return exchange(t.Context(), client, web, a)
+				})
+			}
+			if mode == "overlay" {
+				vni := c.sniff(t, func() { _ = exchange(t.Context(), client, web, web.IPv4) })
+				if !vni[number] {
+					t.Errorf("the fabric has seen VNIs %v, want %d of the client", vni, number)
+				}
+			}
+		})
+	}
+}
+
+// sniff is the VNIs that pass the bridge between the nodes while fn runs.
+func (c *testCluster) sniff(t *testing.T, fn func()) map[uint32]bool {
+	t.Helper()
+	fd := -1
+	err := pod.In(c.Hub().Netns(), func() (err error) {
+		const every = 0x0300 // ETH_P_ALL in network order
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, every)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	fn()
+	seen := map[uint32]bool{}
+	b := make([]byte, 1<<16)
+	for {
+		n, _, err := unix.Recvfrom(fd, b, 0)
+		if err != nil {
+			return seen
+		}
+		// Ethernet, IPv4 without options, UDP, VXLAN
+		const udp = 14 + 20
+		if n > udp+16 && binary.BigEndian.Uint16(b[12:]) == unix.ETH_P_IP && b[23] == unix.IPPROTO_UDP &&
+			binary.BigEndian.Uint16(b[udp+2:]) == 4789 {
+			seen[binary.BigEndian.Uint32(b[udp+12:])>>8] = true
+		}
+	}
+}
+
+// flow is a connection across nodes on which both ends go on speaking.
+type flow struct {
+	client, server *net.TCPConn
+}
+
+func openFlow(ctx context.Context, from, to pod.Pod, address netip.Addr) (f flow, err error) {
+	l, err := to.Listen(netip.AddrPortFrom(address, 0))
+	if err != nil {
+		return f, err
+	}
+	defer l.Close()
+	if f.client, err = from.Dial(ctx, netip.AddrPortFrom(address, l.Addr().(*net.TCPAddr).AddrPort().Port())); err != nil {
+		return f, err
+	}
+	f.server, err = l.AcceptTCP()
+	return f, err
+}
+
+// speak sends a byte each way, which has to arrive within the patience of tests.
+func (f flow) speak() error {
+	deadline := time.Now().Add(servicetest.Patience)
+	b := []byte{1}
+	for _, pair := range [][2]*net.TCPConn{{f.client, f.server}, {f.server, f.client}} {
+		_ = pair[0].SetDeadline(deadline)
+		_ = pair[1].SetDeadline(deadline)
+		if _, err := pair[0].Write(b); err != nil {
+			return err
+		}
+		if _, err := pair[1].Read(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f flow) close() {
+	for _, c := range []*net.TCPConn{f.client, f.server} {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+}
+
+// TestConnectionsAcrossNodesOutliveFaults keeps 100 connections between pods of two
+// nodes while each service of each is killed, and devices, routes, filters and
+// neighbours of the datapath are deleted under them: none is reset.
+func TestConnectionsAcrossNodesOutliveFaults(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Routing: mode})
+			a, b := c.nodes[0], c.nodes[1]
+			from, to := a.add(t, "client"), b.add(t, "web")
+			a.identityOf(t, to, b)
+			b.identityOf(t, from, a)
+			var flows []flow
+			for i := range 100 {
+				f, err := openFlow(t.Context(), from, to, to.Addresses()[i%2])
+				defer f.close()
+				if err != nil {
+					t.Fatal(err)
+				}
+				flows = append(flows, f)
+			}
+			live := func(when string) {
+				t.Helper()
+				for i, f := range flows {
+					if err := f.speak(); err != nil {
+						t.Fatalf("%s: connection %d: %v", when, i, err)
+					}
+				}
+			}
+			live("at first")
+			for _, n := range c.nodes {
+				for _, service := range n.Services() {
+					n.kill(t, service)
+					live(service + " of " + n.Name() + " was killed")
+					if err := n.Start(t.Context(), service); err != nil {
+						t.Fatal(err)
+					}
+					live(service + " of " + n.Name() + " is back")
+				}
+			}
+			for _, fault := range faultsOf(mode) {
+				if err := pod.In(a.Netns(), fault.do); err != nil {
+					t.Fatalf("%s: %v", fault.what, err)
+				}
+				live(fault.what)
+			}
+		})
+	}
+}
+
+// kill ends a service as kill -9 does.
+func (n *node) kill(t *testing.T, service string) {
+	t.Helper()
+	pid, err := n.PID(service)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	servicetest.Eventually(t, service+" has ended", func() bool { _, err := n.PID(service); return err != nil })
+}
+
+// fault is something done to what the datapath has on a node.
+type fault struct {
+	what string
+	do   func() error
+}
+
+// faultsOf are the faults of a mode, done in the namespace of a node.
+func faultsOf(mode string) []fault {
+	faults := []fault{{"the routes to the other node were deleted", deleteRoutes}}
+	if mode == "overlay" {
+		return append(faults,
+			fault{"the filters of the tunnel were deleted", func() error { return onTunnel(deleteClsact) }},
+			fault{"the tunnel was set down", func() error { return onTunnel(netlink.LinkSetDown) }},
+			fault{"the tunnel was narrowed", func() error {
+				return onTunnel(func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) })
+			}},
+			fault{"the tunnel was deleted", func() error { return onTunnel(netlink.LinkDel) }})
+	}
+	return append(faults,
+		fault{"the filters of the uplink were deleted", func() error { return onUplink(deleteClsact) }},
+		fault{"the neighbours were deleted", func() error { return onUplink(deleteNeighbours) }})
+}
+
+func onTunnel(do func(netlink.Link) error) error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		if l.Type() == "vxlan" {
+			return do(l)
+		}
+	}
+	return errors.New("there is no tunnel")
+}
+
+// onUplink does something to the device of the default route.
+func onUplink(do func(netlink.Link) error) error {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		if ones, _ := r.Dst.Mask.Size(); ones == 0 {
+			l, err := netlink.LinkByIndex(r.LinkIndex)
+			return errors.Join(err, do(l))
+		}
+	}
+	return errors.New("there is no default route")
+}
+
+func deleteClsact(l netlink.Link) error {
+	return netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}})
+}
+
+func deleteNeighbours(l netlink.Link) error {
+	neighbours, err := netlink.NeighList(l.Attrs().Index, netlink.FAMILY_ALL)
+	for _, n := range neighbours {
+		if n.State&netlink.NUD_NOARP == 0 {
+			err = errors.Join(err, netlink.NeighDel(&n))
+		}
+	}
+	return err
+}
+
+// deleteRoutes deletes the routes to the ranges of other nodes: those to more than an
+// address, and to less than everything, which lead to no own pods.
+func deleteRoutes() error {
+	deleted := 0
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := netlink.RouteList(nil, family)
+		if err != nil {
+			return err
+		}
+		for _, r := range routes {
+			ones, bits := r.Dst.Mask.Size()
+			if ones == 0 || ones == bits || r.Protocol == unix.RTPROT_KERNEL || r.Type != unix.RTN_UNICAST {
+				continue
+			}
+			if err := netlink.RouteDel(&r); err != nil {
+				return err
+			}
+			deleted++
+		}
+	}
+	if deleted == 0 {
+		return errors.New("there are none")
+	}
+	return nil
+}

@@ -4,8 +4,9 @@
 // Command demo shows Sluice at work: a node with every service, a real
 // containerd that runs three pods through the CNI shim, packets between them,
 // what the datapath counted, network policies with a connection that they allow
-// and those that they deny, a lie that was refused, and nothing left at the end. Each step says in a line
-// what it is about to do.
+// and those that they deny, and a lie that was refused; then three nodes with one
+// policy, of which one loses its processes; and nothing left at the end. Each step
+// says in a line what it is about to do.
 package main
 
 import (
@@ -65,25 +66,30 @@ type demo struct {
 	runtime  *cri.Runtime
 	pods     []pod.Pod
 	ids      []string // of the pods' sandboxes, shortened
-	step     int
+	number   int      // of the step
 }
 
-func run(ctx context.Context, binDir, policies string) (err error) {
+func run(ctx context.Context, binDir, policies string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("must run as root: it makes network namespaces and loads eBPF programs")
 	}
-	binDir, err = filepath.Abs(binDir)
+	binDir, err := filepath.Abs(binDir)
 	if err != nil {
 		return err
 	}
 	d := &demo{binDir: binDir, policies: policies}
+	if err := d.runNode(ctx); err != nil {
+		return err
+	}
+	return d.runNodes(ctx)
+}
+
+// runNode is the first part: one node.
+func (d *demo) runNode(ctx context.Context) (err error) {
 	defer func() {
 		err = errors.Join(err, d.cleanUp())
 	}()
-	for _, step := range []struct {
-		text string
-		run  func(context.Context) error
-	}{
+	return d.steps(ctx, []step{
 		{"Start a node: its own network namespace, etcd, and each Sluice service as its own user", d.startNode},
 		{"Start a real containerd that calls sluice-cni for each pod, and run three pods over CRI", d.startPods},
 		{"See what Sluice made of them: addresses from sluice-ipam, identities from sluice-identity", d.showEndpoints},
@@ -93,9 +99,19 @@ func run(ctx context.Context, binDir, policies string) (err error) {
 		{"Ask why the visitor was denied: the event, the policy service, and the kernel's own tables", d.explainDrop},
 		{"Let one pod lie about its address: the datapath drops the packet and says why", d.lie},
 		{"Ask a service directly: every socket speaks gRPC with reflection", d.grpcurl},
-	} {
-		d.title(step.text)
-		if err := step.run(ctx); err != nil {
+	})
+}
+
+// step is a line that says what is about to happen, and what makes it happen.
+type step struct {
+	text string
+	run  func(context.Context) error
+}
+
+func (d *demo) steps(ctx context.Context, steps []step) error {
+	for _, s := range steps {
+		d.title(s.text)
+		if err := s.run(ctx); err != nil {
 			return err
 		}
 	}
@@ -103,8 +119,8 @@ func run(ctx context.Context, binDir, policies string) (err error) {
 }
 
 func (d *demo) title(text string) {
-	d.step++
-	fmt.Printf("\n%d. %s.\n\n", d.step, text)
+	d.number++
+	fmt.Printf("\n%d. %s.\n\n", d.number, text)
 }
 
 // show prints a command as a person would type it, runs it and prints what it

@@ -381,7 +381,8 @@ func (o Options) constants() map[string]any {
 // table are the programs that the options need.
 func (o Options) table() []program.Spec {
 	devices := o.Routing.devices()
-	return slices.DeleteFunc(slices.Clone(o.build.programs), func(s program.Spec) bool { return !slices.Contains(devices, s.Devices) })
+	other := func(s program.Spec) bool { return !slices.Contains(devices, s.Devices) }
+	return slices.DeleteFunc(slices.Clone(o.build.programs), other)
 }
 
 // DropOldPrograms removes the pins of earlier programs, and lets the collector

@@ -276,7 +276,8 @@ func TestKernelPathHasAllHops(t *testing.T) {
 			t.Fatal(err)
 		}
 		have, err := n.Routes()
-		if got := have[r.Range]; err != nil || len(got.Hops) != 2 || got.Hops[0].Weight != p.Hops[0].Weight || got.MTU != 1450 {
+		got := have[r.Range]
+		if err != nil || len(got.Hops) != 2 || got.Hops[0].Weight != p.Hops[0].Weight || got.MTU != 1450 {
 			t.Errorf("route %+v, %v; want %+v", got, err, r)
 		}
 	}

@@ -258,7 +258,8 @@ func dial(p *process.Process, cfg Config) (s services, err error) {
 func openState(p *process.Process, cfg Config, called services) (*record.Store, around, error) {
 	a := around{
 		instance: p.Paths.Name, log: p.Log, leases: called.ipam, ranges: called.ipam, identities: called.identity,
-		cluster: called.cluster, registry: called.cluster, numbers: filepath.Join(cfg.StateDir, "nodes.json"),
+		cluster: called.cluster, registry: called.cluster, publisher: called.cluster,
+		numbers: filepath.Join(cfg.StateDir, "nodes.json"),
 	}
 	var err error
 	if a.bootID, err = durable.BootID(); err != nil {

@@ -10,10 +10,12 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/audit"
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -37,6 +39,15 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
 
+// publisher says when other nodes can know the addresses of an endpoint.
+type publisher interface {
+	Published(ctx context.Context, o workload.Owner, atMost time.Duration) bool
+}
+
+// publicationWait is how long a creation waits until other nodes can know its
+// addresses. Without a tunnel they drop what comes from one that they do not know.
+const publicationWait = 200 * time.Millisecond
+
 // around is what the node's parts work with.
 type around struct {
 	instance string
@@ -47,6 +58,7 @@ type around struct {
 	leases     endpoint.Leases
 	ranges     podrange.Source
 	cluster    cluster.Source   // nil: other nodes are not known
+	publisher  publisher        // nil: nothing says when others know an endpoint
 	registry   cluster.Registry // nil: the node is not registered
 	numbers    string           // file of the numbers of nodes; "": none
 	identities endpoint.Identities
@@ -74,6 +86,8 @@ type node struct {
 	Registrar *cluster.Registrar // nil without a registry
 	Prober    *probe.Prober      // nil: other nodes are not probed
 	Fabric    *fabric.Fabric     // nil if no packets travel to other nodes
+
+	unpublished atomic.Uint64 // creations that ended before others could know the addresses
 
 	compared chan struct{} // closed when the devices were compared with the records
 
@@ -293,7 +307,8 @@ func (n *node) clusterStream() server.ClusterStream {
 	counts := n.Kernel.IPCache.Counts()
 	return server.ClusterStream{
 		State: n.Follower.State(), Prefixes: counts.Prefixes, Waiting: counts.Waiting,
-		Resting: n.Numbers.Resting(), Numbers: n.Numbers.Err(), Registration: n.Registrar.Err(),
+		Unpublished: n.unpublished.Load(),
+		Resting:     n.Numbers.Resting(), Numbers: n.Numbers.Err(), Registration: n.Registrar.Err(),
 	}
 }
 
@@ -413,6 +428,13 @@ func (n *node) openCore(cfg Config) (err error) {
 		RefuseSecond: cfg.SecondInterfaces == "refuse",
 		Maps:         maps, Links: n.dev, Leases: n.leases, Identities: n.identities, Records: n.records, Host: n.Host,
 		Repaired: n.Ring.AddRepair, Log: n.log,
+	}
+	if n.publisher != nil && cluster.Mode(cfg.Routing.Mode) == cluster.Native {
+		c.Published = func(ctx context.Context, o workload.Owner) {
+			if !n.publisher.Published(ctx, o, publicationWait) {
+				n.unpublished.Add(1)
+			}
+		}
 	}
 	if n.Policy != nil {
 		c.Policies = endpointmap.Policies{Policy: n.Policy}

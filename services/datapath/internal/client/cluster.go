@@ -9,11 +9,14 @@ import (
 	"log/slog"
 	"math"
 	"net/netip"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
@@ -114,6 +117,15 @@ func (c *Cluster) node(n *identityv1.Node) *cluster.Node {
 var modes = map[cluster.Mode]identityv1.RoutingMode{
 	cluster.Overlay: identityv1.RoutingMode_ROUTING_MODE_OVERLAY,
 	cluster.Native:  identityv1.RoutingMode_ROUTING_MODE_NATIVE,
+}
+
+// Published waits, at most so long, until the store has the addresses of an endpoint;
+// false: it may not have them.
+func (c *Cluster) Published(ctx context.Context, o workload.Owner, atMost time.Duration) bool {
+	resp, err := c.client.WaitForPublication(ctx, &identityv1.WaitForPublicationRequest{
+		Owner: wire.Owner(o), Timeout: durationpb.New(atMost),
+	})
+	return err == nil && resp.GetPublished()
 }
 
 // Register implements cluster.Registry.

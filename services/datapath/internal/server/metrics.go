@@ -22,7 +22,7 @@ type metrics struct {
 
 	changed, waiting *prometheus.Desc
 
-	clusterComplete, clusterNodes, clusterPrefixes, clusterWaiting, resting *prometheus.Desc
+	clusterComplete, clusterNodes, clusterPrefixes, clusterWaiting, resting, unpublished *prometheus.Desc
 
 	live, capacity, begun, ended, evicted, pickedUp, reevaluated, related, unremembered, stopped, collecting *prometheus.Desc
 
@@ -49,6 +49,8 @@ func newMetrics(s *Server) *metrics {
 		waiting:       desc("pending_identity_changes", "Endpoints that shall have another identity and do not yet."),
 
 		clusterComplete: desc("cluster_stream_complete", "1 if other nodes were all received and the stream is open."),
+		unpublished: desc("endpoints_unpublished_total",
+			"Creations that ended before other nodes could know the addresses, with native routing."),
 		clusterNodes:    desc("cluster_nodes", "Other nodes of the cluster."),
 		clusterPrefixes: desc("cluster_prefixes", "Ranges and addresses of other nodes and outside that the ipcache has."),
 		clusterWaiting:  desc("cluster_waiting_prefixes", "Those of them whose identity the policy tables do not know yet."),
@@ -85,6 +87,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range append([]*prometheus.Desc{
 		m.packets, m.bytes, m.endpoints, m.repairs, m.deviceRepairs, m.nodeRepairs, m.unrepaired, m.pending, m.lost, m.entries,
 		m.changed, m.waiting, m.clusterComplete, m.clusterNodes, m.clusterPrefixes, m.clusterWaiting, m.resting,
+		m.unpublished,
 		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.reevaluated, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
 		m.revision, m.refusals, m.unknown,
 	}, m.probes.all()...) {
@@ -125,6 +128,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(m.clusterPrefixes, c.Prefixes)
 		gauge(m.clusterWaiting, c.Waiting)
 		gauge(m.resting, c.Resting)
+		ch <- prometheus.MustNewConstMetric(m.unpublished, prometheus.CounterValue, float64(c.Unpublished))
 	}
 	if m.server.Probes != nil {
 		m.probes.collect(ch, m.server.Probes())

@@ -68,6 +68,9 @@ type Connections struct {
 
 // ClusterStream is what the process knows of other nodes.
 type ClusterStream struct {
+	// Unpublished counts creations that ended before other nodes could know the
+	// addresses, in the modes that wait for it.
+	Unpublished uint64
 	cluster.State
 	Prefixes, Waiting int   // of the cluster in the ipcache; those that wait for their identity
 	Resting           int   // numbers of nodes

@@ -298,6 +298,7 @@ type Registry struct {
 	records Records
 	pub     Publisher
 	wake    chan struct{} // capacity 1: there may be something to write
+	hurry   chan struct{} // capacity 1: somebody waits for an endpoint that is gathered
 	expired chan struct{} // capacity 1: some of the held losses may take effect
 
 	storing     chan struct{} // capacity 1: one write to the store at a time
@@ -308,7 +309,9 @@ type Registry struct {
 	desired      map[string]Addresses // guarded by mu; of this node, by endpoint
 	dirty        map[string]struct{}  // guarded by mu; endpoints that the store may have otherwise
 	touched      time.Time            // guarded by mu; when the first of dirty came
-	writing      int                  // guarded by mu; endpoints that are being written
+	writing      map[string]struct{}  // guarded by mu; endpoints that are being written
+	settled      chan struct{}        // guarded by mu; closed when one was written, or could not be
+	up           bool                 // guarded by mu; the node has its name in the store
 	written      map[string]int64     // guarded by mu; revision of the last write, until Observe receives it
 	observed     int64                // guarded by mu; Observe has received everything up to this revision
 	record       Record               // guarded by mu; as it was written
@@ -326,8 +329,10 @@ type Registry struct {
 func New(cfg Config, store Store, records Records, pub Publisher, last Registration) *Registry {
 	r := &Registry{
 		cfg: cfg, store: store, records: records, pub: pub, registration: last,
-		wake: make(chan struct{}, 1), expired: make(chan struct{}, 1), storing: make(chan struct{}, 1),
+		wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), expired: make(chan struct{}, 1),
+		settled: make(chan struct{}), storing: make(chan struct{}, 1),
 		desired: map[string]Addresses{}, dirty: map[string]struct{}{}, written: map[string]int64{},
+		writing:     map[string]struct{}{},
 		hereChanged: make(chan struct{}),
 	}
 	r.view.init(cfg.Node)
@@ -443,6 +448,7 @@ func (r *Registry) Run(ctx context.Context, session func() (up bool, changed <-c
 	var wait time.Duration
 	for ctx.Err() == nil {
 		up, changed := session()
+		r.setUp(up)
 		var err error
 		if up {
 			err = r.write(ctx)
@@ -494,6 +500,7 @@ func (r *Registry) gather(ctx context.Context) {
 	}
 	select {
 	case <-time.After(wait):
+	case <-r.hurry:
 	case <-ctx.Done():
 	}
 }
@@ -521,6 +528,50 @@ func (r *Registry) noteProblem(err error) {
 			err)
 	}
 	r.problem = err
+	r.settle()
+}
+
+// setUp notes whether the node has its name in the store.
+func (r *Registry) setUp(up bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.up = up
+	r.settle()
+}
+
+// settle has those look again who wait for endpoints. It runs with mu held.
+func (r *Registry) settle() {
+	close(r.settled)
+	r.settled = make(chan struct{})
+}
+
+// Await returns true when the store has the addresses of an endpoint of this node,
+// which then wait for no others; false when the store does not take them, or ctx
+// ends before.
+func (r *Registry) Await(ctx context.Context, endpoint string) bool {
+	for {
+		r.mu.Lock()
+		_, dirty := r.dirty[endpoint]
+		_, writing := r.writing[endpoint]
+		away, settled := !r.up || r.problem != nil, r.settled
+		r.mu.Unlock()
+		switch {
+		case !dirty && !writing:
+			return true
+		case away:
+			return false
+		case dirty:
+			select {
+			case r.hurry <- struct{}{}:
+			default:
+			}
+		}
+		select {
+		case <-settled:
+		case <-ctx.Done():
+			return false
+		}
+	}
 }
 
 // write makes the keys of this node in the store equal to its desired state.
@@ -556,7 +607,8 @@ func (r *Registry) writeSome(ctx context.Context) (wrote bool, err error) {
 	revision, err := r.publishNow(ctx, record, changes)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.writing = 0
+	clear(r.writing)
+	r.settle()
 	for _, c := range changes {
 		if err != nil {
 			r.dirty[c.Endpoint] = struct{}{}
@@ -657,7 +709,9 @@ func (r *Registry) batch() (record int64, changes []Change) {
 		}
 		changes = append(changes, c)
 	}
-	r.writing = len(changes)
+	for _, c := range changes {
+		r.writing[c.Endpoint] = struct{}{}
+	}
 	return r.revision, changes
 }
 
@@ -803,7 +857,7 @@ func (r *Registry) Status() Status {
 	defer r.mu.Unlock()
 	s := r.view.status()
 	s.Registered = r.revision != 0
-	s.Pending, s.Problem, s.Ranges = len(r.dirty)+r.writing, r.problem, r.refusals()
+	s.Pending, s.Problem, s.Ranges = len(r.dirty)+len(r.writing), r.problem, r.refusals()
 	return s
 }
 

@@ -489,3 +489,44 @@ func TestOnlyWhatAListingLacksIsWritten(t *testing.T) {
 		}
 	})
 }
+
+// TestAwaitedEndpointIsWrittenAtOnce does not wait for others, and neither does its
+// caller once it is written, or when nothing can be.
+func TestAwaitedEndpointIsWrittenAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := newRegistry(t, time.Hour)
+		r.cfg.Gather, r.cfg.Timeout, r.cfg.Pause = time.Hour, time.Second, time.Millisecond
+		store := &writes{}
+		r.store = store
+		r.registration = Registration{Underlay: &Underlay{}, Ranges: &[]netip.Prefix{}}
+		up, changed := true, make(chan struct{}, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go r.Run(ctx, func() (bool, <-chan struct{}) { return up, changed }) //nolint:errcheck // nil
+		r.Observe(Update{Complete: true, Revision: 6, Nodes: []NodeKey{node("own", 1)}})
+		synctest.Wait()
+		await := func(endpoint string, want bool, took time.Duration) {
+			t.Helper()
+			limited, cancel := context.WithTimeout(ctx, time.Minute)
+			defer cancel()
+			began := time.Now()
+			if got := r.Await(limited, endpoint); got != want || time.Since(began) > took {
+				t.Errorf("Await(%s) is %v after %v, want %v within %v", endpoint, got, time.Since(began), want, took)
+			}
+		}
+		await("unknown", true, 0)
+		r.Set("0", []netip.Addr{netip.MustParseAddr("10.0.1.5")}, 300)
+		synctest.Wait()
+		if len(store.published) != 0 {
+			t.Errorf("before anybody waits, %q is written", store.published)
+		}
+		await("0", true, 10*time.Millisecond)
+		await("0", true, 0)
+		time.Sleep(time.Second) // beyond the pause
+		up = false
+		changed <- struct{}{}
+		synctest.Wait()
+		r.Set("1", []netip.Addr{netip.MustParseAddr("10.0.1.6")}, 300)
+		await("1", false, 0)
+	})
+}

@@ -85,6 +85,8 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("ReturnRange", err)
 	_, err = cluster.GetIPMapping(ctx, &identityv1.GetIPMappingRequest{Address: "192.0.2.1"})
 	note("GetIPMapping", err)
+	_, err = cluster.WaitForPublication(ctx, &identityv1.WaitForPublicationRequest{Owner: o})
+	note("WaitForPublication", err)
 	_, err = cluster.ForgetNode(ctx, &identityv1.ForgetNodeRequest{Name: "absent", ValidateOnly: true})
 	note("ForgetNode", err)
 	all, err := cluster.ListNodes(ctx, &identityv1.ListNodesRequest{})
@@ -126,7 +128,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		"WatchIdentities": codes.OK, "WatchCluster": codes.OK, "ListNodes": codes.OK, "GetIPMapping": codes.NotFound,
 	}
 	changes := []string{
-		"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode",
+		"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode", "WaitForPublication",
 		"ForgetNode", "ClaimRange", "ReturnRange",
 	}
 	methods := 0

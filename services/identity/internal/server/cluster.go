@@ -4,11 +4,13 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -315,6 +317,20 @@ func stageOf(e watch.Event[registry.Key, registry.Item]) int {
 
 func toMapping(p netip.Prefix, node string, n identity.Numeric) *identityv1.IPMapping {
 	return &identityv1.IPMapping{Prefix: p.String(), Node: node, Identity: uint32(n)}
+}
+
+// publicationTimeout is how long a call waits that says nothing.
+const publicationTimeout = 200 * time.Millisecond
+
+// WaitForPublication implements the service.
+func (c *Cluster) WaitForPublication(ctx context.Context,
+	req *identityv1.WaitForPublicationRequest,
+) (*identityv1.WaitForPublicationResponse, error) {
+	timeout := cmp.Or(req.GetTimeout().AsDuration(), publicationTimeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	published := c.Registry.Await(ctx, endpointName(endpoint(req.GetOwner())))
+	return &identityv1.WaitForPublicationResponse{Published: published}, nil
 }
 
 // ListNodes implements the service.

@@ -108,8 +108,11 @@ func Methods() rpc.Methods {
 
 		identityv1.ClusterService_RegisterNode_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID,
 			instance.IPAMID), Limit: change},
-		identityv1.ClusterService_ClaimRange_FullMethodName:   {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
-		identityv1.ClusterService_ReturnRange_FullMethodName:  {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
+		identityv1.ClusterService_ClaimRange_FullMethodName:  {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
+		identityv1.ClusterService_ReturnRange_FullMethodName: {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
+		identityv1.ClusterService_WaitForPublication_FullMethodName: {
+			Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 256},
+		},
 		identityv1.ClusterService_ForgetNode_FullMethodName:   {Access: rpc.Root(), Limit: change},
 		identityv1.ClusterService_WatchCluster_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
 		identityv1.ClusterService_ListNodes_FullMethodName: {

@@ -11,8 +11,10 @@ package identityv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -1066,6 +1068,108 @@ func (x *RefusedMapping) GetReason() string {
 	return ""
 }
 
+// WaitForPublicationRequest is the input of WaitForPublication.
+type WaitForPublicationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose addresses: an owner that ResolveEndpoint was called for.
+	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	// How long at most, up to 10 s; 0: 200 ms.
+	Timeout       *durationpb.Duration `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitForPublicationRequest) Reset() {
+	*x = WaitForPublicationRequest{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitForPublicationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitForPublicationRequest) ProtoMessage() {}
+
+func (x *WaitForPublicationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitForPublicationRequest.ProtoReflect.Descriptor instead.
+func (*WaitForPublicationRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *WaitForPublicationRequest) GetOwner() *v1.Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *WaitForPublicationRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+// WaitForPublicationResponse is the answer of WaitForPublication.
+type WaitForPublicationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Etcd has them, or the endpoint has none. Unset: etcd or the name of this node
+	// in it is away, or it took too long.
+	Published     bool `protobuf:"varint,1,opt,name=published,proto3" json:"published,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitForPublicationResponse) Reset() {
+	*x = WaitForPublicationResponse{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitForPublicationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitForPublicationResponse) ProtoMessage() {}
+
+func (x *WaitForPublicationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitForPublicationResponse.ProtoReflect.Descriptor instead.
+func (*WaitForPublicationResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *WaitForPublicationResponse) GetPublished() bool {
+	if x != nil {
+		return x.Published
+	}
+	return false
+}
+
 // ForgetNodeRequest is the input of ForgetNode.
 type ForgetNodeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1081,7 +1185,7 @@ type ForgetNodeRequest struct {
 
 func (x *ForgetNodeRequest) Reset() {
 	*x = ForgetNodeRequest{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[14]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1093,7 +1197,7 @@ func (x *ForgetNodeRequest) String() string {
 func (*ForgetNodeRequest) ProtoMessage() {}
 
 func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[14]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1106,7 +1210,7 @@ func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeRequest.ProtoReflect.Descriptor instead.
 func (*ForgetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ForgetNodeRequest) GetName() string {
@@ -1143,7 +1247,7 @@ type ForgetNodeResponse struct {
 
 func (x *ForgetNodeResponse) Reset() {
 	*x = ForgetNodeResponse{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[15]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1155,7 +1259,7 @@ func (x *ForgetNodeResponse) String() string {
 func (*ForgetNodeResponse) ProtoMessage() {}
 
 func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[15]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1168,7 +1272,7 @@ func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeResponse.ProtoReflect.Descriptor instead.
 func (*ForgetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ForgetNodeResponse) GetNode() *Node {
@@ -1189,7 +1293,7 @@ var File_sluice_identity_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	" sluice/identity/v1/cluster.proto\x12\x12sluice.identity.v1\x1a\x1bbuf/validate/validate.proto\x1a!sluice/identity/v1/identity.proto\x1a\x1esluice/identity/v1/range.proto\x1a\x1esluice/identity/v1/store.proto\"\x85\x02\n" +
+	" sluice/identity/v1/cluster.proto\x12\x12sluice.identity.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a!sluice/identity/v1/identity.proto\x1a\x1esluice/identity/v1/range.proto\x1a\x1esluice/identity/v1/store.proto\x1a!sluice/workload/v1/workload.proto\"\x85\x02\n" +
 	"\bUnderlay\x120\n" +
 	"\taddresses\x18\x01 \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x10\"\br\x06\xba\x01\x01%p\x01R\taddresses\x12?\n" +
 	"\x11overlay_addresses\x18\x02 \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x02\"\br\x06\xba\x01\x01%p\x01R\x10overlayAddresses\x12=\n" +
@@ -1254,7 +1358,13 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\arefused\x18\x04 \x03(\v2\".sluice.identity.v1.RefusedMappingR\arefused\"a\n" +
 	"\x0eRefusedMapping\x127\n" +
 	"\amapping\x18\x01 \x01(\v2\x1d.sluice.identity.v1.IPMappingR\amapping\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"n\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x97\x01\n" +
+	"\x19WaitForPublicationRequest\x127\n" +
+	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12A\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\f\xbaH\t\xaa\x01\x06\"\x02\b\n" +
+	"2\x00R\atimeout\":\n" +
+	"\x1aWaitForPublicationResponse\x12\x1c\n" +
+	"\tpublished\x18\x01 \x01(\bR\tpublished\"n\n" +
 	"\x11ForgetNodeRequest\x12\x1e\n" +
 	"\x04name\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\xfd\x01R\x04name\x12\x14\n" +
@@ -1270,12 +1380,13 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10NODE_STATE_ALIVE\x10\x01\x12\x15\n" +
-	"\x11NODE_STATE_SILENT\x10\x022\xb1\x05\n" +
+	"\x11NODE_STATE_SILENT\x10\x022\xa6\x06\n" +
 	"\x0eClusterService\x12a\n" +
 	"\fRegisterNode\x12'.sluice.identity.v1.RegisterNodeRequest\x1a(.sluice.identity.v1.RegisterNodeResponse\x12c\n" +
 	"\fWatchCluster\x12'.sluice.identity.v1.WatchClusterRequest\x1a(.sluice.identity.v1.WatchClusterResponse0\x01\x12Z\n" +
 	"\tListNodes\x12$.sluice.identity.v1.ListNodesRequest\x1a%.sluice.identity.v1.ListNodesResponse0\x01\x12a\n" +
-	"\fGetIPMapping\x12'.sluice.identity.v1.GetIPMappingRequest\x1a(.sluice.identity.v1.GetIPMappingResponse\x12[\n" +
+	"\fGetIPMapping\x12'.sluice.identity.v1.GetIPMappingRequest\x1a(.sluice.identity.v1.GetIPMappingResponse\x12s\n" +
+	"\x12WaitForPublication\x12-.sluice.identity.v1.WaitForPublicationRequest\x1a..sluice.identity.v1.WaitForPublicationResponse\x12[\n" +
 	"\n" +
 	"ForgetNode\x12%.sluice.identity.v1.ForgetNodeRequest\x1a&.sluice.identity.v1.ForgetNodeResponse\x12[\n" +
 	"\n" +
@@ -1296,33 +1407,37 @@ func file_sluice_identity_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_sluice_identity_v1_cluster_proto_goTypes = []any{
-	(RoutingMode)(0),             // 0: sluice.identity.v1.RoutingMode
-	(NodeState)(0),               // 1: sluice.identity.v1.NodeState
-	(*Underlay)(nil),             // 2: sluice.identity.v1.Underlay
-	(*PodRanges)(nil),            // 3: sluice.identity.v1.PodRanges
-	(*Node)(nil),                 // 4: sluice.identity.v1.Node
-	(*RefusedRange)(nil),         // 5: sluice.identity.v1.RefusedRange
-	(*RegisterNodeRequest)(nil),  // 6: sluice.identity.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil), // 7: sluice.identity.v1.RegisterNodeResponse
-	(*WatchClusterRequest)(nil),  // 8: sluice.identity.v1.WatchClusterRequest
-	(*WatchClusterResponse)(nil), // 9: sluice.identity.v1.WatchClusterResponse
-	(*IPMapping)(nil),            // 10: sluice.identity.v1.IPMapping
-	(*ListNodesRequest)(nil),     // 11: sluice.identity.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),    // 12: sluice.identity.v1.ListNodesResponse
-	(*GetIPMappingRequest)(nil),  // 13: sluice.identity.v1.GetIPMappingRequest
-	(*GetIPMappingResponse)(nil), // 14: sluice.identity.v1.GetIPMappingResponse
-	(*RefusedMapping)(nil),       // 15: sluice.identity.v1.RefusedMapping
-	(*ForgetNodeRequest)(nil),    // 16: sluice.identity.v1.ForgetNodeRequest
-	(*ForgetNodeResponse)(nil),   // 17: sluice.identity.v1.ForgetNodeResponse
-	(*IPAMSettings)(nil),         // 18: sluice.identity.v1.IPAMSettings
-	(*Bookmark)(nil),             // 19: sluice.identity.v1.Bookmark
-	(*StoreRevision)(nil),        // 20: sluice.identity.v1.StoreRevision
-	(*ClaimRangeRequest)(nil),    // 21: sluice.identity.v1.ClaimRangeRequest
-	(*ReturnRangeRequest)(nil),   // 22: sluice.identity.v1.ReturnRangeRequest
-	(*ClaimRangeResponse)(nil),   // 23: sluice.identity.v1.ClaimRangeResponse
-	(*ReturnRangeResponse)(nil),  // 24: sluice.identity.v1.ReturnRangeResponse
+	(RoutingMode)(0),                   // 0: sluice.identity.v1.RoutingMode
+	(NodeState)(0),                     // 1: sluice.identity.v1.NodeState
+	(*Underlay)(nil),                   // 2: sluice.identity.v1.Underlay
+	(*PodRanges)(nil),                  // 3: sluice.identity.v1.PodRanges
+	(*Node)(nil),                       // 4: sluice.identity.v1.Node
+	(*RefusedRange)(nil),               // 5: sluice.identity.v1.RefusedRange
+	(*RegisterNodeRequest)(nil),        // 6: sluice.identity.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),       // 7: sluice.identity.v1.RegisterNodeResponse
+	(*WatchClusterRequest)(nil),        // 8: sluice.identity.v1.WatchClusterRequest
+	(*WatchClusterResponse)(nil),       // 9: sluice.identity.v1.WatchClusterResponse
+	(*IPMapping)(nil),                  // 10: sluice.identity.v1.IPMapping
+	(*ListNodesRequest)(nil),           // 11: sluice.identity.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),          // 12: sluice.identity.v1.ListNodesResponse
+	(*GetIPMappingRequest)(nil),        // 13: sluice.identity.v1.GetIPMappingRequest
+	(*GetIPMappingResponse)(nil),       // 14: sluice.identity.v1.GetIPMappingResponse
+	(*RefusedMapping)(nil),             // 15: sluice.identity.v1.RefusedMapping
+	(*WaitForPublicationRequest)(nil),  // 16: sluice.identity.v1.WaitForPublicationRequest
+	(*WaitForPublicationResponse)(nil), // 17: sluice.identity.v1.WaitForPublicationResponse
+	(*ForgetNodeRequest)(nil),          // 18: sluice.identity.v1.ForgetNodeRequest
+	(*ForgetNodeResponse)(nil),         // 19: sluice.identity.v1.ForgetNodeResponse
+	(*IPAMSettings)(nil),               // 20: sluice.identity.v1.IPAMSettings
+	(*Bookmark)(nil),                   // 21: sluice.identity.v1.Bookmark
+	(*StoreRevision)(nil),              // 22: sluice.identity.v1.StoreRevision
+	(*v1.Owner)(nil),                   // 23: sluice.workload.v1.Owner
+	(*durationpb.Duration)(nil),        // 24: google.protobuf.Duration
+	(*ClaimRangeRequest)(nil),          // 25: sluice.identity.v1.ClaimRangeRequest
+	(*ReturnRangeRequest)(nil),         // 26: sluice.identity.v1.ReturnRangeRequest
+	(*ClaimRangeResponse)(nil),         // 27: sluice.identity.v1.ClaimRangeResponse
+	(*ReturnRangeResponse)(nil),        // 28: sluice.identity.v1.ReturnRangeResponse
 }
 var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	0,  // 0: sluice.identity.v1.Underlay.mode:type_name -> sluice.identity.v1.RoutingMode
@@ -1330,37 +1445,41 @@ var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	5,  // 2: sluice.identity.v1.Node.refused_ranges:type_name -> sluice.identity.v1.RefusedRange
 	2,  // 3: sluice.identity.v1.RegisterNodeRequest.underlay:type_name -> sluice.identity.v1.Underlay
 	3,  // 4: sluice.identity.v1.RegisterNodeRequest.pod_ranges:type_name -> sluice.identity.v1.PodRanges
-	18, // 5: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
+	20, // 5: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
 	4,  // 6: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
 	4,  // 7: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
 	10, // 8: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
-	19, // 9: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	20, // 10: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	21, // 9: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	22, // 10: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	4,  // 11: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
 	1,  // 12: sluice.identity.v1.ListNodesResponse.state:type_name -> sluice.identity.v1.NodeState
 	10, // 13: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
 	15, // 14: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
 	10, // 15: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
-	4,  // 16: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
-	6,  // 17: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
-	8,  // 18: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
-	11, // 19: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
-	13, // 20: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
-	16, // 21: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
-	21, // 22: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
-	22, // 23: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
-	7,  // 24: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
-	9,  // 25: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
-	12, // 26: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
-	14, // 27: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
-	17, // 28: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
-	23, // 29: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
-	24, // 30: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
-	24, // [24:31] is the sub-list for method output_type
-	17, // [17:24] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	23, // 16: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
+	24, // 17: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
+	4,  // 18: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
+	6,  // 19: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
+	8,  // 20: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
+	11, // 21: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
+	13, // 22: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
+	16, // 23: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
+	18, // 24: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
+	25, // 25: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
+	26, // 26: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
+	7,  // 27: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
+	9,  // 28: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
+	12, // 29: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
+	14, // 30: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
+	17, // 31: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
+	19, // 32: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
+	27, // 33: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
+	28, // 34: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
+	27, // [27:35] is the sub-list for method output_type
+	19, // [19:27] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_cluster_proto_init() }
@@ -1377,7 +1496,7 @@ func file_sluice_identity_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_cluster_proto_rawDesc), len(file_sluice_identity_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,13 +22,14 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	ClusterService_RegisterNode_FullMethodName = "/sluice.identity.v1.ClusterService/RegisterNode"
-	ClusterService_WatchCluster_FullMethodName = "/sluice.identity.v1.ClusterService/WatchCluster"
-	ClusterService_ListNodes_FullMethodName    = "/sluice.identity.v1.ClusterService/ListNodes"
-	ClusterService_GetIPMapping_FullMethodName = "/sluice.identity.v1.ClusterService/GetIPMapping"
-	ClusterService_ForgetNode_FullMethodName   = "/sluice.identity.v1.ClusterService/ForgetNode"
-	ClusterService_ClaimRange_FullMethodName   = "/sluice.identity.v1.ClusterService/ClaimRange"
-	ClusterService_ReturnRange_FullMethodName  = "/sluice.identity.v1.ClusterService/ReturnRange"
+	ClusterService_RegisterNode_FullMethodName       = "/sluice.identity.v1.ClusterService/RegisterNode"
+	ClusterService_WatchCluster_FullMethodName       = "/sluice.identity.v1.ClusterService/WatchCluster"
+	ClusterService_ListNodes_FullMethodName          = "/sluice.identity.v1.ClusterService/ListNodes"
+	ClusterService_GetIPMapping_FullMethodName       = "/sluice.identity.v1.ClusterService/GetIPMapping"
+	ClusterService_WaitForPublication_FullMethodName = "/sluice.identity.v1.ClusterService/WaitForPublication"
+	ClusterService_ForgetNode_FullMethodName         = "/sluice.identity.v1.ClusterService/ForgetNode"
+	ClusterService_ClaimRange_FullMethodName         = "/sluice.identity.v1.ClusterService/ClaimRange"
+	ClusterService_ReturnRange_FullMethodName        = "/sluice.identity.v1.ClusterService/ReturnRange"
 )
 
 // ClusterServiceClient is the client API for ClusterService service.
@@ -72,6 +73,14 @@ type ClusterServiceClient interface {
 	// the reason why a mapping of it does not count. NOT_FOUND: the address lies
 	// in no range of a node, and no node wrote a mapping of it.
 	GetIPMapping(ctx context.Context, in *GetIPMappingRequest, opts ...grpc.CallOption) (*GetIPMappingResponse, error)
+	// WaitForPublication returns when etcd has the addresses of an endpoint of this
+	// node, which are written at once and not gathered with others, or when it is
+	// clear that they will not be there soon. It changes nothing and may be repeated;
+	// the caller's deadline bounds it, and is no error.
+	//
+	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed
+	// in socket.alsoRoot of the service.
+	WaitForPublication(ctx context.Context, in *WaitForPublicationRequest, opts ...grpc.CallOption) (*WaitForPublicationResponse, error)
 	// ForgetNode removes the record of a node and its mappings in one step. Its
 	// ranges are in quarantine for 15 minutes: only a node of the same name may
 	// have them in that time. If the node lives, it registers again when it next
@@ -176,6 +185,16 @@ func (c *clusterServiceClient) GetIPMapping(ctx context.Context, in *GetIPMappin
 	return out, nil
 }
 
+func (c *clusterServiceClient) WaitForPublication(ctx context.Context, in *WaitForPublicationRequest, opts ...grpc.CallOption) (*WaitForPublicationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WaitForPublicationResponse)
+	err := c.cc.Invoke(ctx, ClusterService_WaitForPublication_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *clusterServiceClient) ForgetNode(ctx context.Context, in *ForgetNodeRequest, opts ...grpc.CallOption) (*ForgetNodeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ForgetNodeResponse)
@@ -247,6 +266,14 @@ type ClusterServiceServer interface {
 	// the reason why a mapping of it does not count. NOT_FOUND: the address lies
 	// in no range of a node, and no node wrote a mapping of it.
 	GetIPMapping(context.Context, *GetIPMappingRequest) (*GetIPMappingResponse, error)
+	// WaitForPublication returns when etcd has the addresses of an endpoint of this
+	// node, which are written at once and not gathered with others, or when it is
+	// clear that they will not be there soon. It changes nothing and may be repeated;
+	// the caller's deadline bounds it, and is no error.
+	//
+	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed
+	// in socket.alsoRoot of the service.
+	WaitForPublication(context.Context, *WaitForPublicationRequest) (*WaitForPublicationResponse, error)
 	// ForgetNode removes the record of a node and its mappings in one step. Its
 	// ranges are in quarantine for 15 minutes: only a node of the same name may
 	// have them in that time. If the node lives, it registers again when it next
@@ -304,6 +331,9 @@ func (UnimplementedClusterServiceServer) ListNodes(*ListNodesRequest, grpc.Serve
 }
 func (UnimplementedClusterServiceServer) GetIPMapping(context.Context, *GetIPMappingRequest) (*GetIPMappingResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetIPMapping not implemented")
+}
+func (UnimplementedClusterServiceServer) WaitForPublication(context.Context, *WaitForPublicationRequest) (*WaitForPublicationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method WaitForPublication not implemented")
 }
 func (UnimplementedClusterServiceServer) ForgetNode(context.Context, *ForgetNodeRequest) (*ForgetNodeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForgetNode not implemented")
@@ -393,6 +423,24 @@ func _ClusterService_GetIPMapping_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClusterService_WaitForPublication_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WaitForPublicationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServiceServer).WaitForPublication(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClusterService_WaitForPublication_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServiceServer).WaitForPublication(ctx, req.(*WaitForPublicationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _ClusterService_ForgetNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ForgetNodeRequest)
 	if err := dec(in); err != nil {
@@ -461,6 +509,10 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetIPMapping",
 			Handler:    _ClusterService_GetIPMapping_Handler,
+		},
+		{
+			MethodName: "WaitForPublication",
+			Handler:    _ClusterService_WaitForPublication_Handler,
 		},
 		{
 			MethodName: "ForgetNode",

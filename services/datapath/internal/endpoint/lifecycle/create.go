@@ -146,6 +146,9 @@ func (c *Core) create(ctx context.Context, ns endpoint.Namespace, r endpoint.Rec
 	}
 	c.setUnrepaired(r.Spec.Owner, nil)
 	c.set(n.r, endpoint.Ready)
+	if c.cfg.Published != nil {
+		c.cfg.Published(ctx, r.Spec.Owner)
+	}
 	return c.Get(r.Spec.Owner)
 }
 

@@ -88,7 +88,7 @@ func (o *order) Leave(numbers []uint16) {
 func (o *order) Complete() { o.rounds++ }
 
 // TestFabricHasEachNodeBeforeAndAsLongAsItIsPublished, through everything that
-// happens to a node.
+// happens to a node (INV-94).
 func TestFabricHasEachNodeBeforeAndAsLongAsItIsPublished(t *testing.T) {
 	o := &order{
 		t: t, joined: map[uint16]Member{}, holders: map[netip.Prefix]uint16{}, remotes: map[netip.Prefix]uint16{},

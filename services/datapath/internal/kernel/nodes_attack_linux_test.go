@@ -143,7 +143,7 @@ func (f *fabric) thirdNode(t *testing.T) {
 
 // TestKernelNodeDoesNotEnterConnectionsOfAnother shows that packets of an open
 // connection are dropped if they come from another node than the sender's, and that
-// the connection stays as it is.
+// the connection stays as it is (INV-92).
 func TestKernelNodeDoesNotEnterConnectionsOfAnother(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	f.thirdNode(t)
@@ -345,7 +345,7 @@ func (f *fabric) rawPacket(t *testing.T, n *fabricNode, ethertype uint16, packet
 
 // TestKernelPodSourcesPastTheTunnelAreDropped shows that a packet under the address
 // of another node's pod that did not come by the tunnel does not enter a pod, with no
-// firewall in the way.
+// firewall in the way (INV-93).
 func TestKernelPodSourcesPastTheTunnelAreDropped(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	before := f.b.counters(t)
@@ -378,7 +378,8 @@ func TestKernelUplinkRefusesAddressesOfThisNode(t *testing.T) {
 }
 
 // TestKernelForwardedIsNotANode shows that what a node forwards in the tunnel under
-// its own address is the world's, and that it forwards nothing under another's.
+// its own address is the world's, and that it forwards nothing under another's
+// (INV-95).
 func TestKernelForwardedIsNotANode(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	(&theatre{runner: f.b.runner}).putTables(t)

@@ -414,7 +414,7 @@ func (f *fabric) forge(t *testing.T, ns netns.NsHandle, to netip.Addr, packets .
 
 // TestKernelForgedVXLAN shows that no node or outsider enters a pod as another by a
 // tunnel of its own making: each forgery is counted under its reason, and nothing of
-// it arrives.
+// it arrives (INV-91).
 func TestKernelForgedVXLAN(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	a, b := f.a.pod, f.b.pod

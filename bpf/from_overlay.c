@@ -11,7 +11,6 @@
 #include <sluice/admit.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
-#include <sluice/fragment.h>
 #include <sluice/ipv4.h>
 #include <sluice/ipv6.h>
 #include <sluice/node.h>
@@ -93,12 +92,7 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 		return reason;
 	if (p->dst_slot == SL_SLOT_HOST)
 		return pass_to_host(p);
-	reason = follow_fragments(p);
-	if (reason)
-		return reason;
-	reason = admit(skb, p);
-	if (leads_fragments(p))
-		lead_fragments(p, reason);
+	reason = admit_piece(skb, p);
 	if (reason)
 		return reason;
 	if (p->via_stack)

@@ -11,7 +11,6 @@
 #include <sluice/arp.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
-#include <sluice/fragment.h>
 #include <sluice/ipv4.h>
 #include <sluice/ipv6.h>
 #include <sluice/ndp.h>
@@ -82,13 +81,8 @@ static __always_inline enum sl_reason forward(struct __sk_buff *skb, struct sl_p
 static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
 					   __u32 *ifindex)
 {
-	enum sl_reason reason = follow_fragments(p);
+	enum sl_reason reason = admit_piece(skb, p);
 
-	if (reason)
-		return reason;
-	reason = admit(skb, p);
-	if (leads_fragments(p))
-		lead_fragments(p, reason);
 	if (reason)
 		return reason;
 	return forward(skb, p, ifindex);

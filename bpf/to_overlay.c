@@ -12,25 +12,11 @@
 #include <sluice/admit.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
-#include <sluice/fragment.h>
 #include <sluice/ipv4.h>
 #include <sluice/ipv6.h>
 #include <sluice/ndp.h>
 #include <sluice/observe.h>
 #include <sluice/remote.h>
-
-/* A pod's packet that the stack has carried here, and may have translated. */
-static __always_inline enum sl_reason pass_pod(struct __sk_buff *skb, struct sl_packet *p)
-{
-	enum sl_reason reason = follow_fragments(p);
-
-	if (reason)
-		return reason;
-	reason = admit(skb, p);
-	if (leads_fragments(p))
-		lead_fragments(p, reason);
-	return reason;
-}
 
 /*
  * Who sends the packet: a pod of this node, which has entered by its own device;
@@ -76,7 +62,8 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 		p->dst_identity = where.identity;
 		p->node = where.node;
 	} else {
-		reason = pass_pod(skb, p);
+		/* the stack may have translated it */
+		reason = admit_piece(skb, p);
 		if (reason)
 			return reason;
 		identity = p->src_identity;

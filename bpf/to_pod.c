@@ -11,7 +11,6 @@
 #include <sluice/admit.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
-#include <sluice/fragment.h>
 #include <sluice/ipv4.h>
 #include <sluice/ipv6.h>
 #include <sluice/ndp.h>
@@ -27,18 +26,6 @@ static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct 
 	return SL_CONTINUE;
 }
 
-static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p)
-{
-	enum sl_reason reason = follow_fragments(p);
-
-	if (reason)
-		return reason;
-	reason = admit(skb, p);
-	if (leads_fragments(p))
-		lead_fragments(p, reason);
-	return reason;
-}
-
 static __always_inline enum sl_reason to_pod4(struct __sk_buff *skb, struct sl_packet *p,
 					      struct sl_endpoint *dst)
 {
@@ -51,7 +38,7 @@ static __always_inline enum sl_reason to_pod4(struct __sk_buff *skb, struct sl_p
 		return reason;
 	if (ip4_dst(p) != dst->ip4)
 		return SL_DROP_WRONG_ADDRESS;
-	return pass(skb, p);
+	return admit_piece(skb, p);
 }
 
 static __always_inline enum sl_reason to_pod6(struct __sk_buff *skb, struct sl_packet *p,
@@ -68,7 +55,7 @@ static __always_inline enum sl_reason to_pod6(struct __sk_buff *skb, struct sl_p
 		return reason;
 	if (!equal16(p->dst, dst->ip6))
 		return SL_DROP_WRONG_ADDRESS;
-	return pass(skb, p);
+	return admit_piece(skb, p);
 }
 
 SEC("tc") int sluice_to_pod(struct __sk_buff *skb)

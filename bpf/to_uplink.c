@@ -14,7 +14,6 @@
 
 #include <sluice/admit.h>
 #include <sluice/endpoint.h>
-#include <sluice/fragment.h>
 #include <sluice/ipv4.h>
 #include <sluice/ipv6.h>
 #include <sluice/mark.h>
@@ -40,12 +39,7 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 
 	if (!is_of_pods(skb, p))
 		return SL_FWD_STACK;
-	reason = follow_fragments(p);
-	if (reason)
-		return reason;
-	reason = admit(skb, p);
-	if (leads_fragments(p))
-		lead_fragments(p, reason);
+	reason = admit_piece(skb, p);
 	return reason ? reason : SL_FWD_NATIVE;
 }
 

@@ -158,7 +158,9 @@ func TestPolicyHoldsAcrossNodes(t *testing.T) {
 			c.enforced(t, webAcrossNodes)
 			for _, a := range web.Addresses() {
 				servicetest.EventuallyNil(t, "the visitor is denied", func() error {
-					if err := exchange(t.Context(), visitor, web, a); err == nil {
+					ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+					defer cancel()
+					if err := exchange(ctx, visitor, web, a); err == nil {
 						return fmt.Errorf("the visitor has reached %s", a)
 					}
 					return nil

@@ -9,6 +9,7 @@
  */
 
 #include <sluice/conntrack.h>
+#include <sluice/fragment.h>
 #include <sluice/peer.h>
 #include <sluice/related.h>
 #include <sluice/revoked.h>
@@ -506,6 +507,21 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		return SL_DROP_TUNNEL_PORT;
 	advance(p, ct);
 	return SL_CONTINUE;
+}
+
+/* Whether a packet, or a piece of one, may pass. A first piece leaves its ports to the
+ * later ones if it does.
+ */
+static __always_inline enum sl_reason admit_piece(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason = follow_fragments(p);
+
+	if (reason)
+		return reason;
+	reason = admit(skb, p);
+	if (leads_fragments(p))
+		lead_fragments(p, reason);
+	return reason;
 }
 
 #endif

@@ -285,13 +285,10 @@ func learnedMTU(t *testing.T, p *pod, addr netip.Addr, size int) (mtu int) {
 				t.Error(err)
 			}
 		})
-		deadline := time.Now().Add(servicetest.Patience)
-		for time.Now().Before(deadline) {
-			if _, err := conn.Write(make([]byte, size)); err != nil {
-				break
-			}
-			time.Sleep(5 * time.Millisecond)
-		}
+		servicetest.Eventually(t, "a refusal of what is too big", func() bool {
+			_, err := conn.Write(make([]byte, size))
+			return err != nil
+		})
 		raw.Control(func(fd uintptr) { //nolint:errcheck // an open socket
 			if mtu, err = unix.GetsockoptInt(int(fd), level, get); err != nil {
 				t.Error(err)

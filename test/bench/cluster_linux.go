@@ -409,13 +409,10 @@ func (g *nodeGroup) adds(ctx context.Context) error {
 		}
 		networks = append(networks, network)
 	}
-	// The label set is one that each node holds.
-	for i, n := range networks {
-		p, err := n.connect(ctx, fmt.Sprintf("%s-hold-%d", b.prefix, i))
-		if err != nil {
-			return err
-		}
-		defer func() { _ = n.disconnect(context.WithoutCancel(ctx), p) }() // its node goes anyway
+	release, err := b.hold(ctx, networks)
+	defer func() { _ = release() }() // the nodes go anyway
+	if err != nil {
+		return err
 	}
 	for _, state := range []string{"etcd answers", "etcd is away"} {
 		if state == "etcd is away" {
@@ -425,29 +422,58 @@ func (g *nodeGroup) adds(ctx context.Context) error {
 				}
 			}
 		}
-		times := make([]samples, len(networks))
-		for round := range b.sizes.rounds {
-			for i, n := range networks {
-				took, err := b.timeAdds(ctx, n, fmt.Sprintf("%s-a-%d-%d", b.prefix, round, i))
-				if err != nil {
-					return err
-				}
-				times[i] = append(times[i], took...)
-			}
+		times, err := b.addsInTurn(ctx, networks)
+		if err != nil {
+			return err
 		}
 		fmt.Fprintf(b.out, "ADD with a label set that the node holds, one at a time, interleaved in %d rounds, while %s:\n\n",
 			b.sizes.rounds, state)
-		var rows []timesRow
-		for i, n := range networks {
-			rows = append(rows, timesRow{n.name, times[i]})
-		}
-		printTimes(b.out, rows)
+		printTimes(b.out, rowsOf(networks, times))
 		for i, n := range networks[1:] {
 			b.wantTime(fmt.Sprintf("ADD p50 of %s above that of one in no cluster, while %s", n.name, state),
 				300*time.Microsecond, times[1+i].quantile(0.5)-times[0].quantile(0.5))
 		}
 	}
 	return b.node.Start(ctx, devnode.Etcd) // for the parts that follow
+}
+
+// hold connects a pod to each network, so that its node holds the label set of
+// those that follow. They are removed by the function that it returns, also if it
+// fails.
+func (b *bench) hold(ctx context.Context, networks []network) (release func() error, err error) {
+	var made undo
+	for i, n := range networks {
+		p, err := n.connect(ctx, fmt.Sprintf("%s-hold-%d", b.prefix, i))
+		if err != nil {
+			return made.all, err
+		}
+		made.add(func() error { return n.disconnect(context.WithoutCancel(ctx), p) })
+	}
+	return made.all, nil
+}
+
+// addsInTurn measures ADDs of networks, which take turns in each round.
+func (b *bench) addsInTurn(ctx context.Context, networks []network) ([]samples, error) {
+	times := make([]samples, len(networks))
+	for round := range b.sizes.rounds {
+		for k := range networks {
+			i := (k + round) % len(networks) // nobody is always first
+			took, err := b.timeAdds(ctx, networks[i], fmt.Sprintf("%s-a-%d-%d", b.prefix, round, i))
+			if err != nil {
+				return nil, err
+			}
+			times[i] = append(times[i], took...)
+		}
+	}
+	return times, nil
+}
+
+// rowsOf are the rows of what networks took.
+func rowsOf(networks []network, times []samples) (rows []timesRow) {
+	for i, n := range networks {
+		rows = append(rows, timesRow{n.name, times[i]})
+	}
+	return rows
 }
 
 // quiet is how long nothing happens before an ADD that is compared: etcd and all nodes

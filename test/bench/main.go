@@ -42,6 +42,7 @@ type sizes struct {
 	exchanges    int // request/response, per path and round
 	connects     int // connections, per path and round
 	datagrams    int // one way, per path and round
+	streamed     int // bytes one way, per path and round
 	changes      int // of policies, per kind of change
 	fileChanges  int // by file, per kind of change
 	endpoints    int // at most, of the changes of policies
@@ -60,6 +61,7 @@ type part struct {
 var parts = []part{
 	{"attach", "ADD and DEL", (*bench).attachments},
 	{"traffic", "Traffic between two pods of one node", (*bench).traffic},
+	{"nodes", "Traffic between pods of two nodes", (*bench).nodes},
 	{"lifecycle", "Start, restart, memory, and a full node", (*bench).lifecycle},
 	{"file", "A change of policy by file beside one by call", (*bench).byFile},
 	{"cluster", "Nodes that agree through etcd", (*bench).cluster},
@@ -87,7 +89,7 @@ func main() {
 	binDir := flag.String("bin-dir", "bin", "directory of the programs that `make build` made")
 	quick := flag.Bool("quick", false, "measure little: to see that everything works")
 	names := flag.String("parts", "", "measure these `parts` alone, separated by commas: "+
-		"attach, traffic, lifecycle, file, cluster, changes")
+		"attach, traffic, nodes, lifecycle, file, cluster, changes")
 	rounds := flag.Int("rounds", 0, "instead of 10: how often the networks take turns")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
@@ -95,13 +97,13 @@ func main() {
 	// A reader that leaves must not keep the benchmark from cleaning up.
 	signal.Ignore(unix.SIGPIPE)
 	s := sizes{
-		rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, datagrams: 50000, changes: 100,
-		fileChanges: 30, endpoints: 100, many: 1000, restarts: 5,
+		rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, datagrams: 50000,
+		streamed: 2 << 30, changes: 100, fileChanges: 30, endpoints: 100, many: 1000, restarts: 5,
 	}
 	if *quick {
 		s = sizes{
-			rounds: 2, pods: 3, parallelPods: 8, exchanges: 500, connects: 100, datagrams: 1000, changes: 5,
-			fileChanges: 5, endpoints: 8, many: 40, restarts: 2,
+			rounds: 2, pods: 3, parallelPods: 8, exchanges: 500, connects: 100, datagrams: 1000,
+			streamed: 64 << 20, changes: 5, fileChanges: 5, endpoints: 8, many: 40, restarts: 2,
 		}
 	}
 	if *rounds > 0 {
@@ -265,6 +267,18 @@ func (b *bench) dialTo(node *devnode.Node, service string) (*grpc.ClientConn, er
 		b.cleanup = append(b.cleanup, conn.Close)
 	}
 	return conn, err
+}
+
+// undo is what has to be done at the end, last first.
+type undo []func() error
+
+func (u *undo) add(fn func() error) { *u = append(*u, fn) }
+
+func (u *undo) all() (err error) {
+	for _, fn := range slices.Backward(*u) {
+		err = errors.Join(err, fn())
+	}
+	return err
 }
 
 func timed(fn func() error) (time.Duration, error) {

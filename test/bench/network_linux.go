@@ -151,16 +151,6 @@ func barePair(prefix string) (path, func() error, error) {
 // configure gives the eth0 of the current namespace an address in a /30 and
 // sets it up.
 func configure(address netip.Addr) error {
-	link, err := netlink.LinkByName("eth0")
-	if err != nil {
-		return err
-	}
-	parsed, err := netlink.ParseAddr(netip.PrefixFrom(address, 30).String())
-	if err != nil {
-		return err
-	}
-	if err := netlink.AddrAdd(link, parsed); err != nil {
-		return err
-	}
-	return netlink.LinkSetUp(link)
+	_, err := addressed("eth0", netip.PrefixFrom(address, 30))
+	return err
 }

@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"runtime"
 	"sync/atomic"
@@ -174,6 +175,64 @@ func connects(p path, n int) (float64, error) {
 		return 0, err
 	}
 	return float64(n) / elapsed.Seconds(), <-served
+}
+
+// stream sends n bytes one way over one connection and returns how many of them
+// arrived in a second.
+func stream(p path, n int) (float64, error) {
+	listener, port, err := listenIn(p.to)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(listener)
+	const chunk = 128 << 10
+	received := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		conn, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+		if err != nil {
+			received <- err
+			return
+		}
+		defer unix.Close(conn)
+		buf := make([]byte, chunk)
+		for left := n; left > 0; {
+			got, err := unix.Read(conn, buf)
+			if err == nil && got == 0 {
+				err = io.ErrUnexpectedEOF
+			}
+			if err != nil {
+				received <- fmt.Errorf("%s: %d bytes before the end of a stream: %w", p.name, left, err)
+				return
+			}
+			left -= got
+		}
+		received <- nil
+	}()
+	client, err := socketIn(p.from)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(client)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.Connect(client, sockaddr(netip.AddrPortFrom(p.to.IPv4, port))); err != nil {
+		return 0, fmt.Errorf("%s: connect: %w", p.name, err)
+	}
+	message := make([]byte, chunk)
+	start := time.Now()
+	for left := n; left > 0; {
+		sent, err := unix.Write(client, message[:min(left, chunk)])
+		if err != nil {
+			return 0, fmt.Errorf("%s: send: %w", p.name, err)
+		}
+		left -= sent
+	}
+	if err := <-received; err != nil {
+		return 0, err
+	}
+	return float64(n) / time.Since(start).Seconds(), nil
 }
 
 // window is how many datagrams may be on their way: fewer than a socket's

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/devnode"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// Positions of the paths between two nodes, behind that of the bare pair.
+const (
+	linuxRouted = bare + 1 + iota
+	linuxTunnelled
+	native
+	nativeGuarded
+	overlay
+	overlayGuarded
+)
+
+// twoNodes are a cluster of two nodes, and how packets travel between them.
+type twoNodes struct {
+	routing string
+	nodes   []*devnode.Node
+}
+
+// nodes measures between pods of two nodes, and what it costs an ADD that other
+// nodes have to know of the pod.
+func (b *bench) nodes(ctx context.Context) (err error) {
+	var made undo
+	defer func() { err = errors.Join(err, made.all()) }()
+	var clusters []twoNodes
+	start := func(routing string) error {
+		c, err := devnode.UpCluster(ctx, devnode.ClusterOptions{Nodes: 2, Routing: routing, Options: devnode.Options{
+			Instance: b.prefix + routing[:2], BinDir: b.binDir, Args: map[string][]string{devnode.IPAM: {"--quarantine=1s"}},
+		}})
+		if err != nil {
+			return err
+		}
+		made.add(func() error { return c.Down(context.WithoutCancel(ctx)) })
+		nodes, err := c.Nodes()
+		clusters = append(clusters, twoNodes{routing, nodes})
+		return err
+	}
+	for _, routing := range []string{"native", "overlay"} {
+		if err := start(routing); err != nil {
+			return err
+		}
+	}
+	if err := b.trafficOfNodes(ctx, clusters); err != nil {
+		return err
+	}
+	if err := start("none"); err != nil {
+		return err
+	}
+	return b.addsOfNodes(ctx, clusters)
+}
+
+// trafficOfNodes measures between pods of two nodes of each kind.
+func (b *bench) trafficOfNodes(ctx context.Context, clusters []twoNodes) (err error) {
+	paths, remove, err := b.pathsOfNodes(ctx, clusters)
+	defer func() { err = errors.Join(err, remove()) }()
+	if err != nil {
+		return err
+	}
+	before, err := forwardedByStack(clusters)
+	if err != nil {
+		return err
+	}
+	all, err := b.compare(paths, func(p path) (float64, error) { return stream(p, b.sizes.streamed) })
+	if err != nil {
+		return err
+	}
+	after, err := forwardedByStack(clusters)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(b.out,
+		"TCP over IPv4, one byte each way, %d exchanges and %d connections, and one stream of %d MiB, of each path in each "+
+			"of %d rounds. Ratios are to the bare pair in the same round, the median over the rounds.\n\n",
+		b.sizes.exchanges, b.sizes.connects, b.sizes.streamed>>20, b.sizes.rounds)
+	fmt.Fprintln(b.out,
+		"| path | round trip p5 | p50 | p5 ratio | p50 ratio | connects/s | ratio | stream, Gbit/s | ratio |")
+	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|---|---|")
+	for i, p := range paths {
+		m := all[i]
+		fmt.Fprintf(b.out, "| %s | %s | %s | %.3f | %.3f | %.0f | %.3f | %.1f | %.3f |\n", p.name,
+			microseconds(m.times.quantile(0.05)), microseconds(m.times.quantile(0.5)), median(m.p5), median(m.p50),
+			median(m.connects), median(m.connectRatio), median(m.rates)*8/1e9, median(m.rateRatio))
+	}
+	fmt.Fprintln(b.out)
+	for _, pair := range []struct{ of, to int }{
+		{native, linuxRouted},
+		{nativeGuarded, linuxRouted},
+		{overlay, linuxTunnelled},
+		{overlayGuarded, linuxTunnelled},
+	} {
+		b.wantRatio(fmt.Sprintf("request/response p5 to %s: %s", paths[pair.to].name, paths[pair.of].name), 1,
+			median(inTurn(all[pair.of].p5, all[pair.to].p5)))
+	}
+	// A stack that forwarded would show the figures of Linux as those of Sluice.
+	b.wantCount("packets that the nodes forwarded past the programs", 1000, after-before)
+	return nil
+}
+
+// pathsOfNodes makes the pods to measure between, in the order of the constants
+// above. What it made is removed by the function that it returns, also if it fails.
+func (b *bench) pathsOfNodes(ctx context.Context, clusters []twoNodes) (paths []path, remove func() error, err error) {
+	var made undo
+	for _, pair := range []func() (path, func() error, error){
+		func() (path, func() error, error) { return barePair(b.prefix + "-nbare") },
+		func() (path, func() error, error) { return linuxNodes(b.prefix+"-lr", false) },
+		func() (path, func() error, error) { return linuxNodes(b.prefix+"-lv", true) },
+	} {
+		p, undo, err := pair()
+		if err != nil {
+			return nil, made.all, err
+		}
+		made.add(undo)
+		paths = append(paths, p)
+	}
+	for _, c := range clusters {
+		if err := b.guardNodes(ctx, c); err != nil {
+			return nil, made.all, err
+		}
+		for _, way := range []struct{ name, from, to string }{
+			{"sluice " + c.routing + ", no policy", "plain", "plain"},
+			{"sluice " + c.routing + ", policies on both sides", "client", "server"},
+		} {
+			from, err := labelledOn(c.nodes[0], way.name, "role", way.from)
+			if err != nil {
+				return nil, made.all, err
+			}
+			to, err := labelledOn(c.nodes[1], way.name, "role", way.to)
+			if err != nil {
+				return nil, made.all, err
+			}
+			p := path{name: way.name}
+			for _, end := range []struct {
+				network network
+				pod     *pod.Pod
+			}{{from, &p.from}, {to, &p.to}} {
+				if *end.pod, err = end.network.connect(ctx, fmt.Sprintf("%s-n-%d", b.prefix, len(made))); err != nil {
+					return nil, made.all, err
+				}
+				made.add(func() error { return end.network.disconnect(context.WithoutCancel(ctx), *end.pod) })
+			}
+			paths = append(paths, p)
+		}
+	}
+	for _, p := range paths {
+		if err := reachable(ctx, p); err != nil {
+			return nil, made.all, err
+		}
+	}
+	// Else the policies would cost nothing.
+	for _, pair := range [][2]int{{native, nativeGuarded}, {overlay, overlayGuarded}} {
+		denied := path{from: paths[pair[0]].from, to: paths[pair[1]].to}
+		attempt, cancel := context.WithTimeout(ctx, time.Second)
+		err := pod.ExchangeTCP(attempt, denied.from, denied.to, denied.to.IPv4, []byte("hello"))
+		cancel()
+		if err == nil {
+			return nil, made.all, fmt.Errorf("%s: they do not hold", paths[pair[1]].name)
+		}
+	}
+	return paths, made.all, nil
+}
+
+// guardNodes puts policies on the guarded pods of each node.
+func (b *bench) guardNodes(ctx context.Context, c twoNodes) error {
+	for _, n := range c.nodes {
+		conn, err := b.dialTo(n, devnode.Policy)
+		if err != nil {
+			return err
+		}
+		if _, err := (policies{policyv1.NewPolicyServiceClient(conn)}).upsert(ctx, guardManifests); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reachable waits until one end of a path reaches the other: nodes may still be
+// telling each other of the pods.
+func reachable(ctx context.Context, p path) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		attempt, stop := context.WithTimeout(ctx, time.Second)
+		err := pod.ExchangeTCP(attempt, p.from, p.to, p.to.IPv4, []byte("hello"))
+		stop()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s: the pods do not reach each other: %w", p.name, err)
+		case <-time.After(10 * time.Millisecond): // between two attempts
+		}
+	}
+}
+
+// forwardedByStack is how many packets of IPv4 the stacks of the nodes have
+// forwarded. What programs redirect is not among them.
+func forwardedByStack(clusters []twoNodes) (sum int, err error) {
+	for _, c := range clusters {
+		for _, n := range c.nodes {
+			err := pod.In(n.Netns(), func() error {
+				content, err := os.ReadFile("/proc/thread-self/net/snmp")
+				if err != nil {
+					return err
+				}
+				count, err := forwDatagrams(string(content))
+				sum += count
+				return err
+			})
+			if err != nil {
+				return 0, err
+			}
+		}
+	}
+	return sum, nil
+}
+
+// forwDatagrams finds the counter in the two lines of IPv4 of /proc/net/snmp, names
+// and values.
+func forwDatagrams(snmp string) (int, error) {
+	var names []string
+	for line := range strings.Lines(snmp) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] != "Ip:" {
+			continue
+		}
+		if names == nil {
+			names = fields
+			continue
+		}
+		for i, name := range names {
+			if name == "ForwDatagrams" && i < len(fields) {
+				return strconv.Atoi(fields[i])
+			}
+		}
+	}
+	return 0, errors.New("no ForwDatagrams in /proc/net/snmp")
+}
+
+// addsOfNodes compares ADDs by how packets travel between the nodes.
+func (b *bench) addsOfNodes(ctx context.Context, clusters []twoNodes) (err error) {
+	times := map[string]samples{}
+	var networks []network
+	for _, c := range clusters {
+		n, err := labelledOn(c.nodes[0], c.routing, "role", "plain")
+		if err != nil {
+			return err
+		}
+		networks = append(networks, n)
+	}
+	release, err := b.hold(ctx, networks)
+	defer func() { err = errors.Join(err, release()) }()
+	if err != nil {
+		return err
+	}
+	measured, err := b.addsInTurn(ctx, networks)
+	if err != nil {
+		return err
+	}
+	for i, n := range networks {
+		times[n.name] = measured[i]
+	}
+	fmt.Fprintf(b.out, "ADD on a node of two with a label set that the node holds, one at a time, interleaved in %d "+
+		"rounds, by `routing.mode`:\n\n", b.sizes.rounds)
+	printTimes(b.out, rowsOf(networks, measured))
+	for _, mode := range []struct {
+		name  string
+		above time.Duration
+	}{{"native", 5 * time.Millisecond}, {"overlay", 300 * time.Microsecond}} {
+		b.wantTime(fmt.Sprintf("ADD p50 with routing %s above that without", mode.name), mode.above,
+			times[mode.name].quantile(0.5)-times["none"].quantile(0.5))
+	}
+	return nil
+}

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package cluster
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// passing are the reasons of packets that were not dropped, and of those that
+// everything on a link sends all the time.
+var passing = []string{"forwarded", "answered", "stack-", "arp", "ndp", "multicast", "broadcast"}
+
+// drops is how many packets the node has dropped, by the reason of its programs, or
+// the chain of its firewall.
+func (n *node) drops(t *testing.T) map[string]uint64 {
+	t.Helper()
+	out, err := n.run(t.Context(), "map", "dump", "sl_metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]uint64{}
+	for line := range bytes.Lines(out) {
+		var e struct{ Key, Value string }
+		if err := json.Unmarshal(line, &e); err != nil {
+			t.Fatal(err)
+		}
+		reason, _, _ := strings.Cut(e.Key, " ")
+		count, err := strconv.ParseUint(strings.Fields(e.Value)[1], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range passing {
+			if strings.HasPrefix(reason, p) {
+				count = 0
+			}
+		}
+		if count > 0 {
+			counts[reason] += count
+		}
+	}
+	for chain, count := range n.firewallDrops(t) {
+		counts["firewall chain "+chain] += count
+	}
+	return counts
+}
+
+// firewall opens the node's firewall.
+func (n *node) firewall(t *testing.T, do func(*nftables.Conn, *nftables.Table) error) {
+	t.Helper()
+	err := pod.In(n.Netns(), func() error {
+		c, err := nftables.New(nftables.AsLasting())
+		if err != nil {
+			return err
+		}
+		defer c.CloseLasting() //nolint:errcheck // it says nothing of what was done
+		return do(c, &nftables.Table{Name: "sluice-" + n.Instance(), Family: nftables.TableFamilyINet})
+	})
+	if err != nil {
+		t.Fatalf("firewall of %s: %v", n.Name(), err)
+	}
+}
+
+// firewallDrops is how many packets each chain has dropped.
+func (n *node) firewallDrops(t *testing.T) map[string]uint64 {
+	t.Helper()
+	counts := map[string]uint64{}
+	n.firewall(t, func(c *nftables.Conn, table *nftables.Table) error {
+		chains, err := c.ListChainsOfTableFamily(table.Family)
+		if err != nil {
+			return err
+		}
+		for _, ch := range chains {
+			if ch.Table.Name != table.Name {
+				continue
+			}
+			rules, err := c.GetRules(table, ch)
+			if err != nil {
+				return err
+			}
+			for _, r := range rules {
+				var packets uint64
+				for _, e := range r.Exprs {
+					switch e := e.(type) {
+					case *expr.Counter:
+						packets = e.Packets
+					case *expr.Verdict:
+						if e.Kind == expr.VerdictDrop && packets > 0 {
+							counts[ch.Name] += packets
+						}
+					}
+				}
+			}
+		}
+		return nil
+	})
+	return counts
+}
+
+// shot is one crafted packet.
+type shot struct {
+	what   string
+	packet []byte
+	heard  bool // it may arrive, and does
+	stack  bool // the programs let it pass, and the kernel does not deliver it
+}
+
+// arena is a cluster of which the first node is attacked. Every pod and host has
+// ears.
+type arena struct {
+	*testCluster
+	ears     *ears
+	pods     []pod.Pod // one for each node
+	macs     []net.HardwareAddr
+	outside  pod.Pod
+	wire     *wire // of the outsider
+	ids      []uint32
+	sent     int
+	attacked *node
+}
+
+// newArena makes a cluster whose datapaths get some arguments more.
+func newArena(t *testing.T, mode string, args ...string) *arena {
+	t.Helper()
+	a := &arena{
+		testCluster: newCluster(t, devnode.ClusterOptions{Nodes: 3, Routing: mode, Options: devnode.Options{
+			Args: map[string][]string{devnode.Datapath: args},
+		}}),
+		ears: &ears{heard: map[string]int{}},
+	}
+	for i, n := range a.nodes {
+		p := n.add(t, fmt.Sprint("app-", i))
+		a.pods = append(a.pods, p)
+		mac, _ := hardware(t, n.Netns(), "eth0")
+		a.macs = append(a.macs, mac)
+		a.ears.deviceOf(t, p)
+		a.ears.socketsOf(t, p, attackedPorts...)
+		a.ears.socketsOf(t, n.host(), attackedPorts[0]) // the other is the tunnel's
+	}
+	for i, p := range a.pods {
+		a.ids = append(a.ids, 0)
+		for k, n := range a.nodes {
+			if k != i {
+				a.ids[i] = n.identityOf(t, p, a.nodes[i])
+				n.kernelHas(t, entries(p, a.ids[i], a.nodes[i])...)
+			}
+		}
+	}
+	a.outside, a.attacked = a.plug(t), a.nodes[0]
+	a.wire = newWire(t, a.outside.Netns)
+	for i, from := range a.pods {
+		for k, to := range a.pods {
+			for _, address := range to.Addresses() {
+				if i != k {
+					servicetest.EventuallyNil(t, fmt.Sprintf("%s to %s", from.Name, address), func() error {
+						return pod.ExchangeUDP(servicetest.Context(t), from, to, address, []byte("x"))
+					})
+				}
+			}
+		}
+	}
+	return a
+}
+
+// crafted names a packet and gives it a payload by which it is heard.
+func (a *arena) crafted(what string, build func(payload []byte) []byte) shot {
+	a.sent++
+	what = fmt.Sprintf("%s%d %s", marker, a.sent, what)
+	return shot{what: what, packet: build([]byte(what + ";"))}
+}
+
+// fire sends packets by a wire and waits until each was heard that may be, and a
+// counter of the attacked node has as many drops more as there are others. Nothing
+// else may have been heard.
+func (a *arena) fire(t *testing.T, name string, w *wire, to net.HardwareAddr, shots []shot) {
+	t.Helper()
+	a.fireCounted(t, name, w, to, shots, true)
+}
+
+func (a *arena) fireCounted(t *testing.T, name string, w *wire, to net.HardwareAddr, shots []shot, counted bool) {
+	t.Helper()
+	a.ears.take()
+	before := a.attacked.drops(t)
+	denied, heard := 0, map[string]bool{}
+	for _, s := range shots {
+		if err := w.send(to, s.packet); err != nil {
+			t.Fatalf("%s: send %s: %v", name, s.what, err)
+		}
+		switch {
+		case s.stack:
+		case s.heard:
+			heard[s.what] = true
+		default:
+			denied++
+		}
+	}
+	all, wrong := map[string]bool{}, 0
+	listen := func() {
+		for who := range a.ears.take() {
+			_, what, _ := strings.Cut(who, ": ")
+			if all[what] = true; !heard[what] {
+				if wrong++; wrong <= 20 {
+					t.Errorf("%s: heard by %s", name, who)
+				}
+			}
+		}
+	}
+	var by map[string]uint64
+	servicetest.EventuallyNil(t, name+": all is heard or counted", func() error {
+		listen()
+		by = map[string]uint64{}
+		sum := uint64(0)
+		for reason, count := range a.attacked.drops(t) {
+			if count -= before[reason]; count > 0 {
+				by[reason] = count
+				sum += count
+			}
+		}
+		var missing []string
+		for what := range heard {
+			if !all[what] {
+				missing = append(missing, what)
+			}
+		}
+		if len(missing) > 0 {
+			slices.Sort(missing)
+			return fmt.Errorf("%d of %d are not heard: %q; drops: %v", len(missing), len(heard), missing, by)
+		}
+		if counted && sum < uint64(denied) {
+			return fmt.Errorf("%d of %d drops were counted: %v", sum, denied, by)
+		}
+		return nil
+	})
+	// What passed would have been heard before this.
+	for _, address := range append(a.attacked.Addresses(), a.pods[0].Addresses()...) {
+		if _, err := a.ask(a.pods[1], address); err != nil {
+			t.Errorf("%s: an exchange afterwards: %v", name, err)
+		}
+	}
+	listen()
+	t.Logf("%s: %d packets, %d may pass, %d were heard wrongly; drops: %v", name, len(shots), len(heard), wrong, by)
+}
+
+// ask asks ears until they answer.
+func (a *arena) ask(from pod.Pod, at netip.Addr) (tries int, err error) {
+	c, err := from.ListenPacket(netip.AddrPortFrom(netip.IPv6Unspecified(), 0))
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	b := make([]byte, 100)
+	for tries = 1; tries <= 20; tries++ {
+		if _, err = c.WriteToUDPAddrPort([]byte("ask"), netip.AddrPortFrom(at, attackedPorts[0])); err != nil {
+			return tries, err
+		}
+		_ = c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+		if _, _, err = c.ReadFromUDPAddrPort(b); err == nil {
+			return tries, nil
+		}
+	}
+	return tries, err
+}
+
+// claim is a sender that a packet in a tunnel names.
+type claim struct {
+	what    string
+	of      int // the node that has the address; -1: none
+	host    bool
+	address netip.Addr
+}
+
+// claims are all kinds of senders, in both families.
+func (a *arena) claims() (all []claim) {
+	for i, n := range a.nodes {
+		for _, address := range a.pods[i].Addresses() {
+			all = append(all, claim{fmt.Sprint("pod of node ", i), i, false, address})
+		}
+		for _, address := range n.Addresses() {
+			all = append(all, claim{fmt.Sprint("node ", i), i, true, address})
+		}
+		for k, address := range n.overlay() {
+			all = append(all, claim{fmt.Sprint("overlay address of node ", i), i, true, address})
+			b := n.PodCIDRs()[k].Addr().AsSlice()
+			b[len(b)-1] = 77
+			nobody, _ := netip.AddrFromSlice(b)
+			all = append(all, claim{fmt.Sprint("no pod of node ", i), i, false, nobody})
+		}
+	}
+	for _, address := range []string{"198.51.100.7", "2001:db8:7::7", "127.0.0.1", "::1", "169.254.1.1"} {
+		all = append(all, claim{"world", -1, false, netip.MustParseAddr(address)})
+	}
+	return all
+}
+
+// vnis are the numbers at the borders of what a tunnel may name, those of all pods,
+// and all that mean something.
+func (a *arena) vnis() []uint32 {
+	all := []uint32{255, 256, 65535, 65536, 0xff0000, 0xffffff}
+	for v := range uint32(11) {
+		all = append(all, v)
+	}
+	return append(all, a.ids...)
+}
+
+// inTunnels are packets of every claimed sender under every VNI to the pod and the
+// host of the attacked node, and to a pod of another. The outer packet is from the
+// node of the index sender, or, if that is negative, of nobody.
+func (a *arena) inTunnels(name string, outer, at netip.Addr, sender int) (shots []shot) {
+	type target struct {
+		what    string
+		address netip.Addr
+		here    bool
+	}
+	var targets []target
+	for _, address := range a.pods[0].Addresses() {
+		targets = append(targets, target{"the pod", address, true})
+	}
+	for _, address := range append(a.attacked.Addresses(), a.attacked.overlay()...) {
+		targets = append(targets, target{"the host", address, true})
+	}
+	for _, address := range a.pods[1].Addresses() {
+		targets = append(targets, target{"a pod of node 1", address, false})
+	}
+	for _, from := range a.claims() {
+		for _, to := range targets {
+			if from.address.Is4() != to.address.Is4() {
+				continue
+			}
+			for _, vni := range a.vnis() {
+				s := a.crafted(fmt.Sprintf("%s: %s %s to %s, VNI %d", name, from.what, from.address, to.what, vni),
+					func(payload []byte) []byte {
+						inner := datagram(netip.AddrPortFrom(from.address, 4000), netip.AddrPortFrom(to.address, 7000), payload)
+						return datagram(netip.AddrPortFrom(outer, 40000), netip.AddrPortFrom(at, tunnelPort), tunnelled(vni, inner))
+					})
+				mine := to.here && sender >= 0 && from.of == sender
+				ofPod := !from.host && vni >= 256 && vni <= 65535
+				ofHost := from.host && (vni == 6 || vni == 9 || vni == 10)
+				s.heard = mine && (ofPod || ofHost)
+				// the way back to the address itself is not the tunnel: rp_filter
+				s.stack = s.heard && to.what == "the host" && slices.Contains(a.nodes[from.of].Addresses(), from.address) &&
+					from.address.Is4()
+				shots = append(shots, s)
+			}
+		}
+	}
+	return shots
+}
+
+// TestNothingForgedLeavesATunnel sends some thousand packets to the tunnel's port of
+// a node: of an outsider under its own address, under that of nobody and under that
+// of a node, and of a node that lies. Who can send under the address of a registered
+// node speaks as that node: of its pods and of itself, and of nothing else.
+func TestNothingForgedLeavesATunnel(t *testing.T) {
+	a := newArena(t, "overlay")
+	liar := newWire(t, a.nodes[2].Netns())
+	for _, at := range append(a.attacked.Addresses(), a.attacked.overlay()...) {
+		own := addressOf(a.outside.Addresses(), at)
+		nobody := addressOf([]netip.Addr{netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("2001:db8:9::9")}, at)
+		node := addressOf(a.nodes[2].Addresses(), at)
+		a.fire(t, fmt.Sprint("outsider to ", at), a.wire, a.macs[0], a.inTunnels("own", own, at, -1))
+		a.fire(t, fmt.Sprint("outsider as nobody to ", at), a.wire, a.macs[0], a.inTunnels("nobody", nobody, at, -1))
+		a.fire(t, fmt.Sprint("outsider as node 2 to ", at), a.wire, a.macs[0], a.inTunnels("as node 2", node, at, 2))
+		a.fire(t, fmt.Sprint("node 2 lies to ", at), liar, a.macs[0], a.inTunnels("node 2", node, at, 2))
+	}
+	// Under an address that no other machine has, or that only pods have.
+	for _, outer := range append(a.pods[0].Addresses(), a.pods[1].Addresses()...) {
+		at := addressOf(a.attacked.Addresses(), outer)
+		a.fire(t, fmt.Sprint("outsider as pod ", outer), a.wire, a.macs[0], a.inTunnels("as a pod", outer, at, -1))
+	}
+	for _, outer := range a.attacked.Addresses() {
+		// the kernel itself refuses its own address as a source, of IPv4
+		a.fireCounted(t, fmt.Sprint("outsider as the node itself ", outer), a.wire, a.macs[0],
+			a.inTunnels("as itself", outer, outer, -1), outer.Is6())
+	}
+	t.Logf("%d packets", a.sent)
+}
+
+// hostEnd is the Ethernet address of the node's end of a pod's device.
+func hostEnd(t *testing.T, n *node, p pod.Pod) (mac net.HardwareAddr) {
+	t.Helper()
+	var parent int
+	err := pod.In(p.Netns, func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err == nil {
+			parent = link.Attrs().ParentIndex
+		}
+		return err
+	})
+	if err == nil {
+		err = pod.In(n.Netns(), func() error {
+			link, err := netlink.LinkByIndex(parent)
+			if err == nil {
+				mac = link.Attrs().HardwareAddr
+			}
+			return err
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mac
+}

@@ -25,7 +25,7 @@ func to7(a netip.Addr) netip.AddrPort   { return netip.AddrPortFrom(a, attackedP
 // forgedInside is a packet of node 1's pod to that of the attacked node, in a tunnel.
 func (a *arena) forgedInside(family int, payload []byte) []byte {
 	from, to := a.pods[1].Addresses()[family], a.pods[0].Addresses()[family]
-	return tunnelled(a.ids[1], datagram(from7(from), to7(to), payload))
+	return a.tunnelled(a.ids[1], datagram(from7(from), to7(to), payload))
 }
 
 // TestPodsSendNothingToATunnel sends from a pod, without a socket, to the tunnel's
@@ -79,7 +79,7 @@ func TestBrokenTunnelPacketsAreNotReceived(t *testing.T) {
 		to := netip.AddrPortFrom(at, tunnelPort)
 		inner := func(payload []byte) []byte {
 			from := a.pods[2].Addresses()[family]
-			return tunnelled(a.ids[2], datagram(from7(from), to7(a.pods[0].Addresses()[family]), payload))
+			return a.tunnelled(a.ids[2], datagram(from7(from), to7(a.pods[0].Addresses()[family]), payload))
 		}
 		var broken []shot
 		for cut := range len(inner([]byte(marker))) {
@@ -136,7 +136,7 @@ func TestNodesPlantNoFragmentsForOthers(t *testing.T) {
 			return func(payload []byte) []byte {
 				half := append(payload, make([]byte, 8-len(payload)%8)...)
 				inner := fragmented(from7(from), to7(to), slices.Concat(half, half), 8+len(half), id)
-				return datagram(outer, netip.AddrPortFrom(at, tunnelPort), tunnelled(a.ids[1], inner[part]))
+				return datagram(outer, netip.AddrPortFrom(at, tunnelPort), a.tunnelled(a.ids[1], inner[part]))
 			}
 		}
 		var planted, later, first, forged []shot
@@ -223,7 +223,7 @@ func TestEstablishedFlowsTakeNothingFromOthers(t *testing.T) {
 					tunnelled7 = append(tunnelled7, a.crafted(fmt.Sprint("of a flow, VNI ", vni), func(payload []byte) []byte {
 						outer := netip.AddrPortFrom(a.nodes[2].Addresses()[family], 40000)
 						return datagram(outer, netip.AddrPortFrom(at, tunnelPort),
-							tunnelled(vni, datagram(from7(from), to7(to), payload)))
+							a.tunnelled(vni, datagram(from7(from), to7(to), payload)))
 					}))
 				}
 				for range 20 {

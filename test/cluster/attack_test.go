@@ -132,6 +132,7 @@ type arena struct {
 	outside  pod.Pod
 	wire     *wire // of the outsider
 	ids      []uint32
+	tunnel   net.HardwareAddr // of the attacked node
 	sent     int
 	attacked *node
 }
@@ -165,6 +166,18 @@ func newArena(t *testing.T, mode string, args ...string) *arena {
 	}
 	a.outside, a.attacked = a.plug(t), a.nodes[0]
 	a.wire = newWire(t, a.outside.Netns)
+	a.tunnel = net.HardwareAddr{2, 0xaa, 0, 0, 0, 1}
+	if mode == "overlay" {
+		err := pod.In(a.attacked.Netns(), func() error {
+			return onTunnel(func(l netlink.Link) error {
+				a.tunnel = l.Attrs().HardwareAddr
+				return nil
+			})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	for i, from := range a.pods {
 		for k, to := range a.pods {
 			for _, address := range to.Addresses() {
@@ -185,6 +198,8 @@ func (a *arena) crafted(what string, build func(payload []byte) []byte) shot {
 	what = fmt.Sprintf("%s%d %s", marker, a.sent, what)
 	return shot{what: what, packet: build([]byte(what + ";"))}
 }
+
+func (a *arena) tunnelled(vni uint32, packet []byte) []byte { return tunnelled(a.tunnel, vni, packet) }
 
 // fire sends packets by a wire and waits until each was heard that may be, and a
 // counter of the attacked node has as many drops more as there are others. Nothing
@@ -347,7 +362,7 @@ func (a *arena) inTunnels(name string, outer, at netip.Addr, sender int) (shots 
 				s := a.crafted(fmt.Sprintf("%s: %s %s to %s, VNI %d", name, from.what, from.address, to.what, vni),
 					func(payload []byte) []byte {
 						inner := datagram(netip.AddrPortFrom(from.address, 4000), netip.AddrPortFrom(to.address, 7000), payload)
-						return datagram(netip.AddrPortFrom(outer, 40000), netip.AddrPortFrom(at, tunnelPort), tunnelled(vni, inner))
+						return datagram(netip.AddrPortFrom(outer, 40000), netip.AddrPortFrom(at, tunnelPort), a.tunnelled(vni, inner))
 					})
 				mine := to.here && sender >= 0 && from.of == sender
 				ofPod := !from.host && vni >= 256 && vni <= 65535

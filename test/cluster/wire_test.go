@@ -173,13 +173,11 @@ func fragmented(from, to netip.AddrPort, payload []byte, first int, id uint16) (
 	return packets
 }
 
-// Ethernet addresses inside of tunnels, which say nothing.
-var innerMACs = [2]net.HardwareAddr{{2, 0xaa, 0, 0, 0, 1}, {2, 0xaa, 0, 0, 0, 2}}
-
-// tunnelled is what a tunnel carries, behind its UDP header.
-func tunnelled(vni uint32, packet []byte) []byte {
+// tunnelled is what a tunnel carries, behind its UDP header, for a device with an
+// Ethernet address: without a program there, the stack takes nothing else.
+func tunnelled(to net.HardwareAddr, vni uint32, packet []byte) []byte {
 	b := binary.BigEndian.AppendUint32([]byte{8, 0, 0, 0}, vni<<8)
-	return append(b, frame(innerMACs[0], innerMACs[1], packet)...)
+	return append(b, frame(to, net.HardwareAddr{2, 0xaa, 0, 0, 0, 2}, packet)...)
 }
 
 // marker begins what attacks carry, so that whoever receives it is seen to.
@@ -259,6 +257,11 @@ func (e *ears) deviceOf(t *testing.T, p pod.Pod) {
 					_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 50)
 					continue
 				}
+			}
+			// An ICMP error only quotes what was dropped.
+			if bytes.Equal(b[12:14], []byte{8, 0}) && b[14+9] == unix.IPPROTO_ICMP ||
+				bytes.Equal(b[12:14], []byte{0x86, 0xdd}) && b[14+6] == unix.IPPROTO_ICMPV6 {
+				continue
 			}
 			if l, ok := from.(*unix.SockaddrLinklayer); ok && l.Pkttype != unix.PACKET_OUTGOING {
 				e.hear(p.Name, b[:n])

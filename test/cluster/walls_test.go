@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// breach is a wall of a node that somebody tears down while the datapath cannot see
+// it.
+type breach struct {
+	what string
+	do   func(t *testing.T, n *node)
+	// closed: nothing comes from other nodes any more, and nothing that is forged.
+	closed bool
+	// hosts: the wall was the only one in front of the host itself, of which no policy
+	// speaks.
+	hosts bool
+	// uncounted: nothing is there that could count.
+	uncounted bool
+}
+
+// inNode makes a breach of something that is done in a node's namespace.
+func inNode(do func() error) func(t *testing.T, n *node) {
+	return func(t *testing.T, n *node) {
+		t.Helper()
+		if err := pod.In(n.Netns(), do); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// flushed takes all rules out of a chain of the firewall.
+func flushed(chain string) func(t *testing.T, n *node) {
+	return func(t *testing.T, n *node) {
+		t.Helper()
+		n.firewall(t, func(c *nftables.Conn, table *nftables.Table) error {
+			c.FlushChain(&nftables.Chain{Name: chain, Table: table})
+			return c.Flush()
+		})
+	}
+}
+
+func withoutTable(t *testing.T, n *node) {
+	t.Helper()
+	n.firewall(t, func(c *nftables.Conn, table *nftables.Table) error {
+		c.DelTable(table)
+		return c.Flush()
+	})
+}
+
+// breachesOf are those of a mode.
+func breachesOf(mode string) []breach {
+	all := []breach{
+		{what: "the rules about what has no mark", do: flushed("unmarked"), hosts: true},
+		{what: "the rules about foreign devices", do: flushed("foreign"), hosts: true},
+		{what: "the rules about what is forwarded", do: flushed("forwarded")},
+		{what: "the whole firewall", do: withoutTable, hosts: true},
+	}
+	if mode == "native" {
+		return append(all, breach{
+			what: "the programs of the uplink", do: inNode(func() error { return onUplink(deleteClsact) }), closed: true,
+		})
+	}
+	return append(all,
+		breach{what: "the rules about what leaves", do: flushed("tunnel")},
+		breach{what: "the programs of the tunnel", do: inNode(func() error { return onTunnel(deleteClsact) }), closed: true},
+		breach{
+			what: "the tunnel", do: inNode(func() error { return onTunnel(netlink.LinkDel) }), closed: true, uncounted: true,
+		})
+}
+
+// aimed are the attacks on the pod of a node, and on the node itself unless its only
+// wall is gone: what a tunnel carries of a registered node, and what is on the link as
+// it is.
+func (a *arena) aimed(mode string, b breach) (shots []shot) {
+	if mode == "overlay" {
+		at := a.attacked.Addresses()[0]
+		shots = a.inTunnels("as node 2", a.nodes[2].Addresses()[0], at, 2)
+	}
+	targets := a.pods[0].Addresses()
+	if !b.hosts {
+		targets = slices.Concat(targets, a.attacked.Addresses(), a.attacked.overlay())
+	}
+	for _, c := range a.claims() {
+		if c.of < 0 || slices.Contains(a.nodes[c.of].Addresses(), c.address) {
+			continue // the world, and nodes, may send as they are
+		}
+		for _, to := range targets {
+			if to.Is4() == c.address.Is4() {
+				s := a.crafted(fmt.Sprintf("plain: %s %s to %s", c.what, c.address, to), func(payload []byte) []byte {
+					return datagram(from7(c.address), to7(to), payload)
+				})
+				s.heard = mode == "native" && c.of != 0
+				s.stack = b.hosts && c.of == 0 // rules of the routing drop these
+				shots = append(shots, s)
+			}
+		}
+	}
+	if b.closed {
+		for i := range shots {
+			// the kernel drops IPv6 packets from loopback before any firewall
+			shots[i].heard, shots[i].stack = false, strings.Contains(shots[i].what, "world ::1 ")
+		}
+	}
+	return shots
+}
+
+// signal sends a signal to a service of the node.
+func (n *node) signal(t *testing.T, service string, s unix.Signal) {
+	t.Helper()
+	pid, err := n.PID(service)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(pid, s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stop has a service stand still until it gets a SIGCONT.
+func (n *node) stop(t *testing.T, service string) {
+	t.Helper()
+	n.signal(t, service, unix.SIGSTOP)
+	servicetest.EventuallyNil(t, service+" stands still", func() error {
+		pid, err := n.PID(service)
+		if err != nil {
+			return err
+		}
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		for _, task := range tasks {
+			stat, err := os.ReadFile(task)
+			if _, state, _ := strings.Cut(string(stat), ") "); err == nil && !strings.HasPrefix(state, "T") {
+				return fmt.Errorf("a thread is in state %.1s", state)
+			}
+		}
+		return err
+	})
+}
+
+// TestWallsStayClosedWhenOneIsGone stops the datapath of a node and takes away, one
+// after the other, the programs of its tunnel or uplink, each chain of its firewall,
+// and the tunnel: nothing forged comes in meanwhile, and all of it is there again as
+// soon as the datapath goes on.
+func TestWallsStayClosedWhenOneIsGone(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			a := newArena(t, mode)
+			n := a.attacked
+			for _, b := range breachesOf(mode) {
+				t.Run(b.what, func(t *testing.T) {
+					before := n.drops(t)
+					n.stop(t, devnode.Datapath)
+					t.Cleanup(func() { n.signal(t, devnode.Datapath, unix.SIGCONT) })
+					b.do(t, n)
+					shots := a.aimed(mode, b)
+					a.storm(t, b, before, shots)
+					n.signal(t, devnode.Datapath, unix.SIGCONT)
+					servicetest.EventuallyNil(t, b.what+": all is repaired", func() error {
+						if out, err := n.run(t.Context(), "audit"); err != nil {
+							return errors.Join(err, fmt.Errorf("%s", out))
+						}
+						_, err := a.ask(a.pods[1], a.pods[0].IPv4)
+						return err
+					})
+					b.closed, b.hosts = false, false
+					a.fire(t, "after "+b.what, a.wire, a.macs[0], a.aimed(mode, b))
+				})
+			}
+		})
+	}
+}
+
+// storm sends what is aimed at a node with a breach, while its datapath stands still.
+func (a *arena) storm(t *testing.T, b breach, before map[string]uint64, shots []shot) {
+	t.Helper()
+	a.ears.take()
+	firewall := a.attacked.firewallDrops(t)
+	denied, heard := 0, map[string]bool{}
+	for _, s := range shots {
+		if err := a.wire.send(a.macs[0], s.packet); err != nil {
+			t.Fatal(err)
+		}
+		if heard[s.what] = s.heard; !s.heard && !s.stack {
+			denied++
+		}
+	}
+	// The last packet of all is one that passes whatever is missing.
+	servicetest.EventuallyNil(t, "the outsider reaches the node", func() error {
+		_, err := a.ask(a.outside, a.attacked.Addresses()[0])
+		return err
+	})
+	var walls uint64
+	for chain, count := range a.attacked.firewallDrops(t) {
+		walls += count - min(count, firewall[chain])
+	}
+	a.attacked.signal(t, devnode.Datapath, unix.SIGCONT)
+	var by uint64
+	count := func() error {
+		by = 0
+		for reason, count := range a.attacked.drops(t) {
+			if !strings.HasPrefix(reason, "firewall") {
+				by += count - before[reason]
+			}
+		}
+		if by+walls < uint64(denied) && !b.uncounted {
+			return fmt.Errorf("%d drops of programs and %d of the firewall, want %d", by, walls, denied)
+		}
+		return nil
+	}
+	servicetest.EventuallyNil(t, b.what+": all is counted", count)
+	wrong := 0
+	for who := range a.ears.take() {
+		if _, what, _ := strings.Cut(who, ": "); !heard[what] {
+			if wrong++; wrong <= 20 {
+				t.Errorf("without %s: heard by %s", b.what, who)
+			}
+		}
+	}
+	t.Logf("without %s: %d packets, %d denied, %d heard wrongly; %d dropped by programs, %d by the firewall",
+		b.what, len(shots), denied, wrong, by, walls)
+}

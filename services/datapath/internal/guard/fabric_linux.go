@@ -63,8 +63,9 @@ func (f *Fabric) wanted() string {
 		return "drop sources in pod ranges that come by devices of others: those of this node, " +
 			"and those of other nodes unless they have a mark"
 	}
-	return fmt.Sprintf("drop packets of device group %#x without a mark, drop sources in pod ranges of all nodes that "+
-		"come by devices of others, do not track UDP to port %d", f.TunnelGroup, f.TunnelPort)
+	return fmt.Sprintf("drop UDP of endpoints to port %d, drop packets of device group %#x without a mark, drop "+
+		"sources in pod ranges of all nodes that come by devices of others, do not track UDP to port %[1]d",
+		f.TunnelPort, f.TunnelGroup)
 }
 
 // fabricRules are those of the chain of what has no mark: walls are its rules about
@@ -76,9 +77,8 @@ func (t *Table) fabricRules(f *Fabric, walls [][]expr.Any) [][]expr.Any {
 	}
 	groups := t.groups
 	if !f.Native {
-		// What a pod sends to such a port of an address beyond the nodes is
-		// masqueraded, for which it has to be tracked.
-		walls = slices.Insert(walls, 0, slices.Concat(notOf(t.groups), notrack(f.TunnelPort)))
+		walls = slices.Insert(walls, 0, slices.Concat(udpTo(f.TunnelPort), []expr.Any{&expr.Notrack{}}))
+		walls = slices.Insert(walls, 0, t.bars(f.TunnelPort)...)
 		walls = append(walls, t.rule(f.TunnelGroup))
 		groups = append(slices.Clone(groups), f.TunnelGroup)
 	}
@@ -98,15 +98,31 @@ func notOf(groups []uint32) (exprs []expr.Any) {
 	return exprs
 }
 
-// notrack is `udp dport P notrack`. The port of a tunnel's sender says nothing: it
-// hashes the flow within, so that each would be an entry that no answer meets.
-func notrack(port uint16) []expr.Any {
+// bars are `meta iifgroup G udp dport P counter drop`, for each of the groups. The
+// programs drop what pods send to the tunnel's port of a node by the addresses that it
+// has registered. By any other one, such as that of a loopback device, a masquerade of
+// this table or of others would give the packet the address of this node, and the other
+// node would believe what the pod has written into it.
+func (t *Table) bars(port uint16) (rules [][]expr.Any) {
+	for _, g := range t.groups {
+		rules = append(rules, slices.Concat([]expr.Any{
+			&expr.Meta{Key: expr.MetaKeyIIFGROUP, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native(g)},
+		}, udpTo(port), []expr.Any{
+			&expr.Counter{},
+			&expr.Verdict{Kind: expr.VerdictDrop},
+		}))
+	}
+	return rules
+}
+
+// udpTo is `udp dport P`.
+func udpTo(port uint16) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.BigEndian.AppendUint16(nil, port)},
-		&expr.Notrack{},
 	}
 }
 
@@ -135,6 +151,8 @@ func (t *Table) fabricWalls(f *Fabric, table *nftables.Table) []wall {
 			Name: tunnelName, Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookOutput,
 			Priority: nftables.ChainPriorityRaw, Policy: &policy,
 		},
-		rules: [][]expr.Any{notrack(f.TunnelPort)},
+		// The port of a tunnel's sender says nothing: it hashes the flow within, so
+		// that each would be an entry that no answer meets.
+		rules: [][]expr.Any{append(udpTo(f.TunnelPort), &expr.Notrack{})},
 	}}
 }

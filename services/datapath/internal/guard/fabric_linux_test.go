@@ -543,8 +543,8 @@ func TestKernelTunnelIsNotTracked(t *testing.T) {
 	exchange("native", true)
 }
 
-// TestKernelMasqueradeOfAFabric sends what pods send, as the outside sees it: to the
-// tunnel's port of somebody, who is no node, under the node's address.
+// TestKernelMasqueradeOfAFabric sends what pods send, as the outside sees it. To the
+// tunnel's port they reach no address, because a node may have it.
 func TestKernelMasqueradeOfAFabric(t *testing.T) {
 	w := newFabricWorld(t)
 	w.underlay()
@@ -602,12 +602,33 @@ func TestKernelMasqueradeOfAFabric(t *testing.T) {
 		for i, a := range others {
 			for _, port := range []int{markedPort, tunnelPort} {
 				at := fmt.Sprintf("%s:%d", a, port)
+				if !c.native && port == tunnelPort {
+					w.barred(a)
+					continue
+				}
 				if seen := w.seen(w.from("pod0", pod), at); seen != c.want[i] {
 					t.Errorf("%s, to %s: seen as %v, want %v", c.name, at, seen, c.want[i])
 				}
 			}
 		}
 	}
+}
+
+// barred fails unless what a pod sends to the tunnel's port of an address is dropped.
+func (w *fabricWorld) barred(address string) {
+	w.t.Helper()
+	const rule = "group 0x510"
+	before := w.drops()[rule]
+	at := net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), tunnelPort))
+	if _, err := w.from("pod0", addrOf("own", 0)).WriteTo([]byte("?"), at); err != nil {
+		w.t.Fatal(err)
+	}
+	servicetest.EventuallyNil(w.t, "a pod to the tunnel's port of "+address, func() error {
+		if n := w.drops()[rule] - before; n != 1 {
+			return fmt.Errorf("%d packets were dropped, want 1", n)
+		}
+		return nil
+	})
 }
 
 // seen is the source of a packet to an address and port of the outside.
@@ -702,7 +723,7 @@ func everyPart(t *testing.T, guard *Table, seen func(string, func(*nftables.Conn
 			}})
 		})
 	}
-	if s.fabric.Native && rules != 9 || !s.fabric.Native && rules != 12 {
+	if s.fabric.Native && rules != 9 || !s.fabric.Native && rules != 14 {
 		t.Errorf("%d rules were tried", rules)
 	}
 	if !s.fabric.Native {

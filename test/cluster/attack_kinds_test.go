@@ -32,7 +32,11 @@ func (a *arena) forgedInside(family int, payload []byte) []byte {
 // port of every node under each of its addresses, whole, in fragments, behind
 // extension headers, and under other sources: all of it ends at the pod's node.
 func TestPodsSendNothingToATunnel(t *testing.T) {
-	for _, args := range [][]string{nil, {"--masquerade-enabled"}} {
+	all := [][]string{{"--masquerade-enabled"}}
+	if allFaults() {
+		all = append(all, nil)
+	}
+	for _, args := range all {
 		t.Run(fmt.Sprint(args), func(t *testing.T) {
 			a := newArena(t, "overlay", args...)
 			w, gateway := newWire(t, a.pods[0].Netns), hostEnd(t, a.nodes[0], a.pods[0])

@@ -105,7 +105,9 @@ func TestBrokenTunnelPacketsAreNotReceived(t *testing.T) {
 				return datagram(outer, to, b)
 			}))
 		}
-		for _, kind := range []uint16{0, 0x0600, unix.ETH_P_ARP, unix.ETH_P_8021Q, 0x88a8, unix.ETH_P_MPLS_UC, 0x6558, 0x894f} {
+		for _, kind := range []uint16{
+			0, 0x0600, unix.ETH_P_ARP, unix.ETH_P_8021Q, unix.ETH_P_8021AD, unix.ETH_P_MPLS_UC, 0x6558, 0x894f,
+		} {
 			broken = append(broken, a.crafted(fmt.Sprintf("ethertype %#x", kind), func(payload []byte) []byte {
 				b := inner(payload)
 				binary.BigEndian.PutUint16(b[8+12:], kind)

@@ -138,11 +138,13 @@ func (c *testCluster) fabricMTU(t *testing.T, mtu int) {
 // one that is as large as its device takes.
 func pathMTU(p pod.Pod, to netip.Addr) (mtu int, err error) {
 	err = pod.In(p.Netns, func() error {
-		family, level, discover, do, option := unix.AF_INET, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, unix.IP_MTU
+		family, level, option := unix.AF_INET, unix.IPPROTO_IP, unix.IP_MTU
+		discover, do := unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO
 		var address unix.Sockaddr = &unix.SockaddrInet4{Port: 9, Addr: [4]byte(to.AsSlice()[:4])}
 		headers := 28
 		if to.Is6() {
-			family, level, discover, do, option = unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO, unix.IPV6_MTU
+			family, level, option = unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_MTU
+			discover, do = unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO
 			address, headers = &unix.SockaddrInet6{Port: 9, Addr: to.As16()}, 48
 		}
 		fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

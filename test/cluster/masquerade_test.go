@@ -137,7 +137,8 @@ func TestPodsSpeakForNoNodeByAnAddressThatItHasNotRegistered(t *testing.T) {
 					b[len(b)-1] = 77
 					source, _ = netip.AddrFromSlice(b)
 				}
-				shots = append(shots, a.crafted(fmt.Sprintf("of a pod by %s as %s, VNI %d", h, source, vni), func(payload []byte) []byte {
+				what := fmt.Sprintf("of a pod by %s as %s, VNI %d", h, source, vni)
+				shots = append(shots, a.crafted(what, func(payload []byte) []byte {
 					inner := datagram(from7(source), to7(a.pods[0].Addresses()[family]), payload)
 					return datagram(netip.AddrPortFrom(a.pods[1].Addresses()[family], uint16(40000+k)),
 						netip.AddrPortFrom(h, tunnelPort), a.tunnelled(vni, inner))

@@ -525,7 +525,7 @@ func TestKernelFailedUpLeavesNothingAndShowsTheLog(t *testing.T) {
 			o := options(t, bin)
 			o.Args = map[string][]string{service: {how}}
 			if how == "--hang" {
-				o.StartTimeout = 500 * time.Millisecond
+				o.StartTimeout = 3 * time.Second // enough for those that do not hang
 			}
 			_, err := Up(t.Context(), o)
 			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), service) {

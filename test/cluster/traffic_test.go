@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -253,7 +255,7 @@ func (f flow) close() {
 }
 
 // TestConnectionsAcrossNodesOutliveFaults keeps 100 connections between pods of two
-// nodes while each service of each is killed, and devices, routes, filters and
+// nodes while each service of each is killed, and devices, routes, programs and
 // neighbours of the datapath are deleted under them: none is reset.
 func TestConnectionsAcrossNodesOutliveFaults(t *testing.T) {
 	for _, mode := range modes {
@@ -325,7 +327,7 @@ func faultsOf(mode string) []fault {
 	faults := []fault{{"the routes to the other node were deleted", deleteRoutes}}
 	if mode == "overlay" {
 		return append(faults,
-			fault{"the filters of the tunnel were deleted", func() error { return onTunnel(deleteClsact) }},
+			fault{"the programs of the tunnel were taken off", func() error { return onTunnel(deletePrograms) }},
 			fault{"the tunnel was set down", func() error { return onTunnel(netlink.LinkSetDown) }},
 			fault{"the tunnel was narrowed", func() error {
 				return onTunnel(func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) })
@@ -333,7 +335,7 @@ func faultsOf(mode string) []fault {
 			fault{"the tunnel was deleted", func() error { return onTunnel(netlink.LinkDel) }})
 	}
 	return append(faults,
-		fault{"the filters of the uplink were deleted", func() error { return onUplink(deleteClsact) }},
+		fault{"the programs of the uplink were taken off", func() error { return onUplink(deletePrograms) }},
 		fault{"the neighbours were deleted", func() error { return onUplink(deleteNeighbours) }})
 }
 
@@ -365,7 +367,34 @@ func onUplink(do func(netlink.Link) error) error {
 	return errors.New("there is no default route")
 }
 
-func deleteClsact(l netlink.Link) error {
+// deletePrograms takes every program off a device that runs by tcx or, on kernels
+// without that, the qdisc with the filters.
+func deletePrograms(l netlink.Link) error {
+	detached := 0
+	for _, attach := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+		at := link.QueryOptions{Target: l.Attrs().Index, Attach: attach}
+		r, err := link.QueryPrograms(at)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, ebpf.ErrNotSupported) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		for _, p := range r.Programs {
+			prog, err := ebpf.NewProgramFromID(p.ID)
+			if err != nil {
+				return err
+			}
+			err = link.RawDetachProgram(link.RawDetachProgramOptions{Target: at.Target, Program: prog, Attach: attach})
+			if err := errors.Join(err, prog.Close()); err != nil {
+				return err
+			}
+			detached++
+		}
+	}
+	if detached > 0 {
+		return nil
+	}
 	return netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}})

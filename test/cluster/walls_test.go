@@ -74,12 +74,14 @@ func breachesOf(mode string) []breach {
 	}
 	if mode == "native" {
 		return append(all, breach{
-			what: "the programs of the uplink", do: inNode(func() error { return onUplink(deleteClsact) }), closed: true,
+			what: "the programs of the uplink", do: inNode(func() error { return onUplink(deletePrograms) }), closed: true,
 		})
 	}
 	return append(all,
 		breach{what: "the rules about what leaves", do: flushed("tunnel")},
-		breach{what: "the programs of the tunnel", do: inNode(func() error { return onTunnel(deleteClsact) }), closed: true},
+		breach{
+			what: "the programs of the tunnel", do: inNode(func() error { return onTunnel(deletePrograms) }), closed: true,
+		},
 		breach{
 			what: "the tunnel", do: inNode(func() error { return onTunnel(netlink.LinkDel) }), closed: true, uncounted: true,
 		})

@@ -120,7 +120,8 @@ func adopt(o Options, number uint16, e nodemap.Entry) *peer {
 
 // Pauses of Run.
 const (
-	// pollInterval bounds how long a lowered MTU of a path is not noticed.
+	// pollInterval bounds how long a lowered MTU of a path, or a program that was taken
+	// off, is not noticed.
 	pollInterval = 500 * time.Millisecond
 	// wholePolls is how many polls come to one look at everything.
 	wholePolls = 60
@@ -143,6 +144,7 @@ func (f *Fabric) Run(ctx context.Context) error {
 		case <-f.wake:
 			whole = true
 		case <-poll.C:
+			whole = whole || f.disturbed()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -188,6 +190,14 @@ func (f *Fabric) look(whole bool) {
 		f.ensure(f.o.Repair || f.local == nil)
 	}
 	f.follow(whole || len(f.failed) > 0)
+}
+
+// disturbed says whether something happened to the programs without any news.
+func (f *Fabric) disturbed() bool {
+	disturbed, err := f.o.Links.Disturbed()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.try("look at the programs of the fabric", err) && disturbed
 }
 
 // try notes how an attempt ended, and logs it where that is new.

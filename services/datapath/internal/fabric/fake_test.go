@@ -122,6 +122,7 @@ func (l *fakeLinks) EnsureUplinks([]endpoint.HostDevice, bool) error { return ni
 func (l *fakeLinks) CheckUplinks([]endpoint.HostDevice, bool) ([]endpoint.Difference, error) {
 	return nil, nil
 }
+func (l *fakeLinks) Disturbed() (bool, error) { return false, nil }
 
 func (l *fakeLinks) Paths(addrs []netip.Addr) ([]Path, error) {
 	l.mu.Lock()

@@ -92,6 +92,10 @@ type Links interface {
 	// CheckUplinks says what EnsureUplinks would put right.
 	CheckUplinks(devices []endpoint.HostDevice, programs bool) ([]endpoint.Difference, error)
 
+	// Disturbed says whether the programs of the tunnel or of uplinks are others than they
+	// were when they were ensured: the kernel sends no event for those of tcx.
+	Disturbed() (bool, error)
+
 	// Paths to addresses, in their order.
 	Paths(addrs []netip.Addr) ([]Path, error)
 

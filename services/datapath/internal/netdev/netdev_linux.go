@@ -106,7 +106,7 @@ type Netdev struct {
 	changes *netlink.Handle // for what is seldom changed
 	making  *rtnl.Conn      // for what every endpoint gets
 	filters *rtnl.Conn
-	hooks   hook.Hooks
+	hooks   *hook.Hooks
 	looks   *netlink.Handle // for what is seldom read
 	checks  *rtnl.Conn      // for what is read of every endpoint
 	// conf6 is the directory of the node's IPv6 settings; -1 without IPv6. By its
@@ -151,7 +151,7 @@ func Open(o Options) (_ *Netdev, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink and settings in the node's namespace: %w", err)
 	}
-	n.hooks = hook.Hooks{Home: o.Home, Changes: n.filters, Looks: n.checks}
+	n.hooks = &hook.Hooks{Home: o.Home, Changes: n.filters, Looks: n.checks}
 	return n, nil
 }
 

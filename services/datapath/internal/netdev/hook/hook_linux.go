@@ -2,14 +2,15 @@
 // Copyright 2026 The Sluice Authors
 
 // Package hook puts programs at the tc hooks of devices, and compares what is
-// there. It never deletes a filter and adds it again, because packets would pass
-// unjudged meanwhile; it replaces. Filters and qdiscs of others stay.
+// there. It never deletes a program and adds it again, because packets would pass
+// unjudged meanwhile; it replaces. Programs, filters and qdiscs of others stay.
 package hook
 
 import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -26,6 +27,12 @@ type Hooks struct {
 	Home *netns.Namespace
 	// Changes and Looks are sockets in it. Replacing a filter waits for no look.
 	Changes, Looks *rtnl.Conn
+	// Filters has AttachFirst do without tcx, as on kernels before 6.6.
+	Filters bool
+
+	probe    sync.Once
+	probeErr error
+	tcx      bool // set by probe
 }
 
 // Attach puts programs first at their hooks of a device that has the qdisc.
@@ -101,9 +108,38 @@ func (h *Hooks) placeTaken(d endpoint.HostDevice, at program.Hook) (filter, bool
 	return filters[i], true, nil
 }
 
-// Detach removes our filters with the names of some programs from a device, and
-// nothing else of it. One that is gone is not an error.
+// Detach removes our programs of some names from a device, filters and those of tcx,
+// and nothing else of it. One that is gone is not an error.
 func (h *Hooks) Detach(d endpoint.HostDevice, specs []program.Spec) error {
+	if err := h.removeTCX(d, specs); err != nil {
+		return err
+	}
+	return h.removeFilters(d, specs)
+}
+
+// removeTCX is Detach for programs of tcx.
+func (h *Hooks) removeTCX(d endpoint.HostDevice, specs []program.Spec) error {
+	return h.Home.Do(func() error {
+		for _, s := range specs {
+			places, err := placesAt(d, s.Hook)
+			if err != nil {
+				return fmt.Errorf("%s: %w", d.Name, err)
+			}
+			for _, o := range places {
+				if !o.ours(s) {
+					continue
+				}
+				if err := detachTCX(d, s.Hook, o.id); err != nil {
+					return fmt.Errorf("remove program %s from %s of %s: %w", s.Name, s.Hook, d.Name, err)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// removeFilters is Detach for filters.
+func (h *Hooks) removeFilters(d endpoint.HostDevice, specs []program.Spec) error {
 	for _, p := range specs {
 		f, ok, err := h.placeTaken(d, p.Hook)
 		if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {

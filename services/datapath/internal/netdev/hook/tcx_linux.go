@@ -4,6 +4,7 @@
 package hook
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -14,11 +15,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// checkTCX finds the tcx programs of a device. Since Linux 6.6 they run before
-// the filters of clsact, and one that returns a verdict other than TCX_NEXT
-// ends the hook: our filter does not run. Ours are no tcx programs, because
-// attaching one waits for an RCU grace period (8 to 15 ms with RTNL held); so
-// every program found here is somebody else's.
+// checkTCX finds the tcx programs of an endpoint's device. Since Linux 6.6 they run
+// before the filters of clsact, and one that returns a verdict other than TCX_NEXT ends
+// the hook: our filter does not run. Ours are no tcx programs there, because attaching
+// one waits for an RCU grace period (8 to 15 ms with RTNL held); so every program found
+// here is somebody else's.
 func (h *Hooks) checkTCX(ds *[]endpoint.Difference, ifindex uint32, name string) error {
 	// the kernel looks for the index in the namespace of the calling thread
 	return h.Home.Do(func() error {
@@ -63,14 +64,7 @@ func tcxPrograms(ifindex int, attach ebpf.AttachType) ([]link.AttachedProgram, e
 }
 
 func describeTCX(p link.AttachedProgram) string {
-	name := "unnamed"
-	if prog, err := ebpf.NewProgramFromID(p.ID); err == nil {
-		if info, err := prog.Info(); err == nil && info.Name != "" {
-			name = info.Name
-		}
-		prog.Close()
-	}
-	s := fmt.Sprintf("%s, program %d", name, p.ID)
+	s := fmt.Sprintf("%s, program %d", cmp.Or(nameOf(p.ID), "unnamed"), p.ID)
 	if id, ok := p.LinkID(); ok {
 		s += fmt.Sprintf(", link %d", id)
 	}

@@ -132,21 +132,14 @@ func (u *Underlay) makeTunnel(t fabric.Tunnel) (device, error) {
 	return l, err
 }
 
-// attachTunnel replaces filters that are not current, and only those.
+// attachTunnel replaces programs that are not current, and only those.
 func (u *Underlay) attachTunnel(d endpoint.HostDevice) error {
 	if len(u.o.Tunnel) == 0 {
 		return nil
 	}
-	diffs, err := u.hooks.Check(d, u.o.Tunnel)
-	if err != nil {
-		return err
-	}
-	for _, diff := range diffs {
-		if diff.Subject == endpoint.SubjectFilter {
-			return u.hooks.AttachTo(d, u.o.Tunnel)
-		}
-	}
-	return nil
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.attach(d, u.o.Tunnel)
 }
 
 // repairTunnel changes in place what differs.
@@ -215,7 +208,7 @@ func (u *Underlay) CheckTunnel(t fabric.Tunnel) ([]endpoint.Difference, error) {
 	}
 	checkSettings(&ds, l, tunnelSettings)
 	if len(u.o.Tunnel) > 0 {
-		diffs, err := u.hooks.Check(endpoint.HostDevice{Name: l.name, Index: l.index}, u.o.Tunnel)
+		diffs, err := u.hooks.CheckFirst(endpoint.HostDevice{Name: l.name, Index: l.index}, u.o.Tunnel)
 		if err != nil {
 			return nil, err
 		}

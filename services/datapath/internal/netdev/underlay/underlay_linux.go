@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"sync"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -35,6 +36,8 @@ type Options struct {
 	// Devices are names of uplinks or patterns as of path.Match; none: they are
 	// those that have the node's addresses, of default routes and of other nodes.
 	Devices []string
+	// Filters has the programs put on as filters even where the kernel has tcx.
+	Filters bool
 	// SetGlobal allows changes of sysctls that concern devices of others. Without it
 	// they are only reported.
 	SetGlobal bool
@@ -52,7 +55,7 @@ type Underlay struct {
 
 	conn  *rtnl.Conn // for questions and changes
 	lists *rtnl.Conn // for listings that match strictly
-	hooks hook.Hooks
+	hooks *hook.Hooks
 
 	mu sync.Mutex
 	// hops are neighbours that Resolve keeps, and what is kept of each; guarded by mu.
@@ -60,6 +63,8 @@ type Underlay struct {
 	found bool // guarded by mu; hops has those of earlier processes too
 	// attached are devices that have the programs of uplinks; guarded by mu.
 	attached map[uint32]endpoint.HostDevice
+	// hooked are the tcx programs of devices with programs of ours; guarded by mu.
+	hooked map[endpoint.HostDevice][]ebpf.ProgramID
 	// tunnelIndex is that of the device that EnsureTunnel made or found; guarded by mu.
 	tunnelIndex uint32
 	swept       bool // guarded by mu; attached has those of earlier processes too
@@ -77,6 +82,7 @@ func Open(o Options) (_ *Underlay, err error) {
 	u := &Underlay{
 		o: o, name: TunnelName(o.Instance), metric: routeMetric(o.Instance),
 		hops: map[hop]bool{}, attached: map[uint32]endpoint.HostDevice{},
+		hooked: map[endpoint.HostDevice][]ebpf.ProgramID{},
 	}
 	err = o.Home.Do(func() error {
 		var errs []error
@@ -94,7 +100,7 @@ func Open(o Options) (_ *Underlay, err error) {
 		u.Close()
 		return nil, fmt.Errorf("open netlink in the node's namespace: %w", err)
 	}
-	u.hooks = hook.Hooks{Home: o.Home, Changes: u.conn, Looks: u.conn}
+	u.hooks = &hook.Hooks{Home: o.Home, Changes: u.conn, Looks: u.conn, Filters: o.Filters}
 	return u, nil
 }
 

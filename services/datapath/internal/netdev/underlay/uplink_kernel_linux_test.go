@@ -11,11 +11,14 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -28,7 +31,7 @@ import (
 func load(t *testing.T, spec program.Spec) *program.Program {
 	t.Helper()
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "test", Type: ebpf.SchedCLS, License: "GPL",
+		Name: spec.Name, Type: ebpf.SchedCLS, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
 	})
 	if err != nil {
@@ -50,17 +53,113 @@ func programs(t *testing.T) (list []*program.Program) {
 	return list
 }
 
-// filters are the names of those of a device.
-func (n node) filters(t *testing.T, device string) (names []string) {
+// attached are the names of our programs of a device, filters and those of tcx.
+func (n node) attached(t *testing.T, device string) (names []string) {
 	t.Helper()
 	for _, s := range uplinkSpecs() {
 		text := n.run(t, nil, "tc", "filter", "show", "dev", device, string(s.Hook))
 		if slices.Contains(strings.Fields(text), s.Name) {
 			names = append(names, s.Name)
 		}
+		for _, p := range n.tcx(t, device, s.Hook) {
+			if name := nameOf(t, p); strings.HasPrefix(s.Name, name) {
+				names = append(names, s.Name)
+			}
+		}
 	}
 	slices.Sort(names)
 	return names
+}
+
+// tcx are the tcx programs of a hook; none where the kernel has no tcx.
+func (n node) tcx(t *testing.T, device string, at program.Hook) (ids []ebpf.ProgramID) {
+	t.Helper()
+	index := n.index(t, device)
+	err := n.ns.Do(func() error {
+		r, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: attachTypes[at]})
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, ebpf.ErrNotSupported) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for _, p := range r.Programs {
+			ids = append(ids, p.ID)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ids
+}
+
+var attachTypes = map[program.Hook]ebpf.AttachType{
+	program.Ingress: ebpf.AttachTCXIngress, program.Egress: ebpf.AttachTCXEgress,
+}
+
+func (n node) index(t *testing.T, device string) int {
+	t.Helper()
+	number, _, _ := strings.Cut(n.ip(t, "-o link show "+device), ":")
+	index, err := strconv.Atoi(number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return index
+}
+
+func nameOf(t *testing.T, id ebpf.ProgramID) string {
+	t.Helper()
+	prog, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close()
+	info, err := prog.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Name
+}
+
+// attachTCX puts a program at a hook, or takes it off.
+func (n node) attachTCX(t *testing.T, device string, at program.Hook, prog *ebpf.Program, anchor link.Anchor) {
+	t.Helper()
+	index := n.index(t, device)
+	if err := n.ns.Do(func() error {
+		return link.RawAttachProgram(link.RawAttachProgramOptions{
+			Target: index, Program: prog, Attach: attachTypes[at], Anchor: anchor,
+		})
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// takeOff removes our program from a hook, in whichever form it is there.
+func (n node) takeOff(t *testing.T, device string, at program.Hook) {
+	t.Helper()
+	ids, index := n.tcx(t, device, at), n.index(t, device)
+	if len(ids) == 0 {
+		n.run(t, nil, "tc", "filter", "del", "dev", device, string(at), "pref", "1")
+		return
+	}
+	for _, id := range ids {
+		if !strings.HasPrefix(nameOf(t, id), "sluice_") {
+			continue
+		}
+		prog, err := ebpf.NewProgramFromID(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer prog.Close()
+		if err := n.ns.Do(func() error {
+			return link.RawDetachProgram(link.RawDetachProgramOptions{
+				Target: index, Program: prog, Attach: attachTypes[at],
+			})
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func (n node) uplinks(t *testing.T, addrs ...string) (names []string, devices []endpoint.HostDevice) {
@@ -102,10 +201,16 @@ func TestKernelUplinksHaveAddressesAndRoutesOrAreThoseOfTheSetting(t *testing.T)
 	check("by pattern", "other")
 }
 
-// TestKernelUplinkGetsAndLosesOurFiltersOnly beside those of others.
-func TestKernelUplinkGetsAndLosesOurFiltersOnly(t *testing.T) {
+// TestKernelUplinkGetsAndLosesOurProgramsOnly beside those of others, in both forms.
+func TestKernelUplinkGetsAndLosesOurProgramsOnly(t *testing.T) {
+	for _, filters := range []bool{true, false} {
+		t.Run(fmt.Sprint("filters ", filters), func(t *testing.T) { ourProgramsOnly(t, filters) })
+	}
+}
+
+func ourProgramsOnly(t *testing.T, filters bool) {
 	n := newNode(t)
-	o := Options{Uplinks: programs(t)}
+	o := Options{Uplinks: programs(t), Filters: filters}
 	n.Underlay = n.open(t, o)
 	n.run(t, nil, "tc", "qdisc", "add", "dev", "uplink0", "clsact")
 	n.run(t, nil, "tc", "filter", "add", "dev", "uplink0", "ingress", "pref", "7",
@@ -117,15 +222,23 @@ func TestKernelUplinkGetsAndLosesOurFiltersOnly(t *testing.T) {
 		if err := n.EnsureUplinks(devices, true); err != nil {
 			t.Fatal(err)
 		}
-		if got := n.filters(t, "uplink0"); !slices.Equal(got, want) {
-			t.Errorf("filters %v, want %v", got, want)
+		if got := n.attached(t, "uplink0"); !slices.Equal(got, want) {
+			t.Errorf("programs %v, want %v", got, want)
 		}
 		if diffs, err := n.CheckUplinks(devices, true); err != nil || len(diffs) > 0 {
 			t.Errorf("differences %v, %v; want none", diffs, err)
 		}
-		n.run(t, nil, "tc", "filter", "del", "dev", "uplink0", "egress", "pref", "1")
+		if disturbed, err := n.Disturbed(); err != nil || disturbed {
+			t.Errorf("disturbed %t, %v", disturbed, err)
+		}
+		tcx := len(n.tcx(t, "uplink0", program.Egress)) > 0
+		n.takeOff(t, "uplink0", program.Egress)
 		if diffs, err := n.CheckUplinks(devices, true); err != nil || len(diffs) != 1 {
-			t.Errorf("differences %v, %v; want the filter that is gone", diffs, err)
+			t.Errorf("differences %v, %v; want the program that is gone", diffs, err)
+		}
+		// of a filter the kernel sends news
+		if disturbed, err := n.Disturbed(); err != nil || disturbed != tcx {
+			t.Errorf("disturbed %t, %v; want %t", disturbed, err, tcx)
 		}
 	}
 	if err := n.EnsureUplinks(devices, true); err != nil {
@@ -136,11 +249,77 @@ func TestKernelUplinkGetsAndLosesOurFiltersOnly(t *testing.T) {
 	if err := n.EnsureUplinks(nil, false); err != nil {
 		t.Fatal(err)
 	}
-	if got := n.filters(t, "uplink0"); len(got) > 0 {
-		t.Errorf("filters %v, want none", got)
+	if got := n.attached(t, "uplink0"); len(got) > 0 {
+		t.Errorf("programs %v, want none", got)
 	}
 	if after := n.run(t, nil, "tc", "filter", "show", "dev", "uplink0", "ingress"); after != theirs {
 		t.Errorf("filters of others\n%swant\n%s", after, theirs)
+	}
+}
+
+// TestKernelUplinkChangesTheFormOfItsPrograms and never has both, whichever an earlier
+// process has used; nor the programs of two processes.
+func TestKernelUplinkChangesTheFormOfItsPrograms(t *testing.T) {
+	n := newNode(t)
+	_, devices := n.uplinks(t, "192.0.2.1")
+	want := []string{"sluice_from_uplink", "sluice_to_uplink"}
+	for _, filters := range []bool{true, false, false, true, true} {
+		n.Underlay = n.open(t, Options{Uplinks: programs(t), Filters: filters})
+		if err := n.EnsureUplinks(devices, true); err != nil {
+			t.Fatal(err)
+		}
+		if got := n.attached(t, "uplink0"); !slices.Equal(got, want) {
+			t.Errorf("filters %t: programs %v, want %v", filters, got, want)
+		}
+		if diffs, err := n.CheckUplinks(devices, true); err != nil || len(diffs) > 0 {
+			t.Errorf("filters %t: differences %v, %v; want none", filters, diffs, err)
+		}
+	}
+}
+
+// TestKernelProgramsOfUplinksRunBeforeThoseOfOthers, which stay where they are.
+func TestKernelProgramsOfUplinksRunBeforeThoseOfOthers(t *testing.T) {
+	n := newNode(t)
+	ours := programs(t)
+	n.Underlay = n.open(t, Options{Uplinks: ours})
+	_, devices := n.uplinks(t, "192.0.2.1")
+	if err := n.EnsureUplinks(devices, true); err != nil {
+		t.Fatal(err)
+	}
+	if len(n.tcx(t, "uplink0", program.Ingress)) == 0 {
+		t.Log("this kernel has no tcx: programs of others come after filters of priority 1")
+		return
+	}
+	other := load(t, program.Spec{Name: "others"}).Prog
+	id := func(p *ebpf.Program) ebpf.ProgramID {
+		info, err := p.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, _ := info.ID()
+		return id
+	}
+	n.attachTCX(t, "uplink0", program.Ingress, other, link.Tail())
+	if diffs, err := n.CheckUplinks(devices, true); err != nil || len(diffs) > 0 {
+		t.Errorf("behind ours: differences %v, %v; want none", diffs, err)
+	}
+	first := load(t, program.Spec{Name: "first"}).Prog
+	n.attachTCX(t, "uplink0", program.Ingress, first, link.Head())
+	if diffs, err := n.CheckUplinks(devices, true); err != nil || len(diffs) != 1 {
+		t.Errorf("before ours: differences %v, %v; want one", diffs, err)
+	}
+	if disturbed, err := n.Disturbed(); err != nil || !disturbed {
+		t.Errorf("disturbed %t, %v", disturbed, err)
+	}
+	if err := n.EnsureUplinks(devices, true); err != nil {
+		t.Fatal(err)
+	}
+	want := []ebpf.ProgramID{ours[0].ID, id(first), id(other)}
+	if got := n.tcx(t, "uplink0", program.Ingress); !slices.Equal(got, want) {
+		t.Errorf("programs %v, want %v", got, want)
+	}
+	if got := n.attached(t, "uplink0"); len(got) != 2 {
+		t.Errorf("programs %v: the filter that stood in is left", got)
 	}
 }
 
@@ -154,7 +333,7 @@ func TestKernelWhatKeepsProgramsFromAnUplinkIsNamed(t *testing.T) {
 		},
 	} {
 		n := newNode(t)
-		n.Underlay = n.open(t, Options{Uplinks: programs(t)})
+		n.Underlay = n.open(t, Options{Uplinks: programs(t), Filters: true})
 		for line := range strings.Lines(c.commands) {
 			n.run(t, nil, "tc", strings.Fields(line)...)
 		}

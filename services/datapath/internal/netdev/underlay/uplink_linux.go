@@ -141,6 +141,7 @@ func (u *Underlay) EnsureUplinks(devices []endpoint.HostDevice, programs bool) e
 			continue
 		}
 		err := u.hooks.Detach(d, uplinkSpecs())
+		delete(u.hooked, d)
 		if err == nil {
 			delete(u.attached, i)
 		}
@@ -152,15 +153,41 @@ func (u *Underlay) EnsureUplinks(devices []endpoint.HostDevice, programs bool) e
 	return errors.Join(errs...)
 }
 
-func (u *Underlay) attachUplink(d endpoint.HostDevice) error {
-	diffs, err := u.hooks.Check(d, u.o.Uplinks)
+func (u *Underlay) attachUplink(d endpoint.HostDevice) error { return u.attach(d, u.o.Uplinks) }
+
+// attach puts programs on a device unless they are there, and notes what is. The lock is
+// held.
+func (u *Underlay) attach(d endpoint.HostDevice, programs []*program.Program) error {
+	diffs, err := u.hooks.CheckFirst(d, programs)
+	differs := func(d endpoint.Difference) bool { return d.Subject == endpoint.SubjectFilter }
+	if err == nil && slices.ContainsFunc(diffs, differs) {
+		err = u.hooks.AttachFirst(d, programs)
+	}
 	if err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(diffs, func(d endpoint.Difference) bool { return d.Subject == endpoint.SubjectFilter }) {
-		return nil
+	places, err := u.hooks.Places(d)
+	if err == nil {
+		u.hooked[d] = places
 	}
-	return u.hooks.AttachBeside(d, u.o.Uplinks)
+	return err
+}
+
+// Disturbed implements fabric.Links.
+func (u *Underlay) Disturbed() (bool, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for d, was := range u.hooked {
+		is, err := u.hooks.Places(d)
+		if err != nil {
+			return false, err
+		}
+		if !slices.Equal(is, was) {
+			delete(u.hooked, d) // until it is looked at, which this is to bring about
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // sweep looks once for devices on which an earlier process left filters. The lock is
@@ -189,7 +216,7 @@ func (u *Underlay) CheckUplinks(devices []endpoint.HostDevice, programs bool) ([
 		if !programs || len(u.o.Uplinks) == 0 {
 			break
 		}
-		diffs, err := u.hooks.Check(d, u.o.Uplinks)
+		diffs, err := u.hooks.CheckFirst(d, u.o.Uplinks)
 		if err != nil {
 			return nil, err
 		}

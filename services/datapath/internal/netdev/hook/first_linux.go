@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+)
+
+// tcxHooks are the attach types of a device's hooks.
+var tcxHooks = map[program.Hook]ebpf.AttachType{
+	program.Ingress: ebpf.AttachTCXIngress,
+	program.Egress:  ebpf.AttachTCXEgress,
+}
+
+// nameLength is how much of a program's name the kernel keeps.
+const nameLength = unix.BPF_OBJ_NAME_LEN - 1
+
+// a place is one of the tcx programs of a hook.
+type place struct {
+	id   ebpf.ProgramID
+	name string
+}
+
+// ours says whether a program has the name of that of a row: whole where it has type
+// information, else as far as the kernel keeps it.
+func (p place) ours(s program.Spec) bool {
+	return p.name == s.Name || p.name == s.Name[:min(len(s.Name), nameLength)]
+}
+
+// AttachFirst puts programs before all others at their hooks of a device that stays:
+// with tcx, where the kernel has it, else as AttachBeside does. A packet then costs
+// less, and neither `tc` nor a qdisc of others takes them off or has their place. The
+// attachment waits for an RCU grace period (8 to 15 ms, RTNL held), which a device of
+// an endpoint would not be worth. The other form that an earlier process, or this one
+// on an earlier kernel, may have used is removed afterwards.
+func (h *Hooks) AttachFirst(d endpoint.HostDevice, programs []*program.Program) error {
+	has, err := h.usesTCX()
+	if err != nil {
+		return err
+	}
+	if !has {
+		return errors.Join(h.AttachBeside(d, programs), h.removeTCX(d, specsOf(programs)))
+	}
+	for _, p := range programs {
+		if err := h.Home.Do(func() error { return h.attachTCX(d, p) }); err != nil {
+			return fmt.Errorf("program %s at %s of %s: %w", p.Name, p.Hook, d.Name, err)
+		}
+	}
+	return h.removeFilters(d, specsOf(programs))
+}
+
+// attachTCX makes p the first program of its hook and removes all others of its name.
+// The calling thread is in the node's namespace.
+func (h *Hooks) attachTCX(d endpoint.HostDevice, p *program.Program) error {
+	places, err := placesAt(d, p.Hook)
+	if err != nil {
+		return err
+	}
+	at := link.RawAttachProgramOptions{Target: int(d.Index), Program: p.Prog, Attach: tcxHooks[p.Hook]}
+	switch {
+	case len(places) > 0 && places[0].id == p.ID:
+	case len(places) > 0 && places[0].ours(p.Spec):
+		err = replaceTCX(at, places[0].id)
+	case slices.ContainsFunc(places, func(o place) bool { return o.id == p.ID }):
+		// The kernel moves none. Between the two calls the filter does its work.
+		if err := h.AttachBeside(d, []*program.Program{p}); err != nil {
+			return err
+		}
+		if err := detachTCX(d, p.Hook, p.ID); err != nil {
+			return err
+		}
+		fallthrough
+	default:
+		at.Anchor = link.Head()
+		err = link.RawAttachProgram(at)
+	}
+	if err != nil {
+		return err
+	}
+	for _, o := range places {
+		if o.id != p.ID && o.ours(p.Spec) {
+			if err := detachTCX(d, p.Hook, o.id); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// replaceTCX puts a program in the place of another, at once.
+func replaceTCX(at link.RawAttachProgramOptions, old ebpf.ProgramID) error {
+	prog, err := ebpf.NewProgramFromID(old)
+	if err != nil {
+		return err
+	}
+	defer prog.Close()
+	at.Anchor = link.ReplaceProgram(prog)
+	return link.RawAttachProgram(at)
+}
+
+// detachTCX removes a program from a hook. One that is gone is not an error.
+func detachTCX(d endpoint.HostDevice, at program.Hook, id ebpf.ProgramID) error {
+	prog, err := ebpf.NewProgramFromID(id)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer prog.Close()
+	err = link.RawDetachProgram(link.RawDetachProgramOptions{
+		Target: int(d.Index), Program: prog, Attach: tcxHooks[at],
+	})
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
+}
+
+// placesAt lists the tcx programs of a hook in the order in which they run.
+func placesAt(d endpoint.HostDevice, at program.Hook) (places []place, err error) {
+	programs, err := tcxPrograms(int(d.Index), tcxHooks[at])
+	if err != nil {
+		return nil, fmt.Errorf("query tcx: %w", err)
+	}
+	for _, p := range programs {
+		o := place{id: p.ID}
+		if _, linked := p.LinkID(); !linked { // ours are not
+			o.name = nameOf(p.ID)
+		}
+		places = append(places, o)
+	}
+	return places, nil
+}
+
+// nameOf is the name of a program; "" if it has none or cannot be looked at.
+func nameOf(id ebpf.ProgramID) string {
+	prog, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return ""
+	}
+	defer prog.Close()
+	info, err := prog.Info()
+	if err != nil {
+		return ""
+	}
+	return info.Name
+}
+
+// usesTCX says whether AttachFirst uses tcx.
+func (h *Hooks) usesTCX() (bool, error) {
+	has, err := h.hasTCX()
+	return has && !h.Filters, err
+}
+
+// hasTCX asks the kernel once whether it has tcx.
+func (h *Hooks) hasTCX() (has bool, err error) {
+	h.probe.Do(func() {
+		h.probeErr = h.Home.Do(func() error {
+			_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
+			switch {
+			case err == nil:
+				h.tcx = true
+			case errors.Is(err, unix.EINVAL), errors.Is(err, ebpf.ErrNotSupported):
+				err = nil
+			}
+			return err
+		})
+	})
+	if h.probeErr != nil {
+		return false, fmt.Errorf("ask the kernel for tcx: %w", h.probeErr)
+	}
+	return h.tcx, nil
+}
+
+// loopback is the index of lo, which every network namespace has.
+const loopback = 1
+
+func specsOf(programs []*program.Program) (specs []program.Spec) {
+	for _, p := range programs {
+		specs = append(specs, p.Spec)
+	}
+	return specs
+}
+
+// CheckFirst compares the hooks of a device with what AttachFirst makes.
+func (h *Hooks) CheckFirst(d endpoint.HostDevice, programs []*program.Program) ([]endpoint.Difference, error) {
+	has, err := h.usesTCX()
+	if err != nil {
+		return nil, err
+	}
+	if !has {
+		return h.Check(d, programs)
+	}
+	var ds []endpoint.Difference
+	for _, p := range programs {
+		key, want := d.Name+" "+string(p.Hook), fmt.Sprintf("%s, program %d, first of tcx", p.Name, p.ID)
+		add := func(have string) {
+			ds = append(ds, endpoint.Difference{Subject: endpoint.SubjectFilter, Key: key, Want: want, Have: have})
+		}
+		var places []place
+		if err := h.Home.Do(func() (err error) { places, err = placesAt(d, p.Hook); return err }); err != nil {
+			return nil, fmt.Errorf("%s: %w", key, err)
+		}
+		i := slices.IndexFunc(places, func(o place) bool { return o.ours(p.Spec) })
+		switch {
+		case i < 0:
+			add("")
+		case i > 0:
+			add(fmt.Sprintf("program %d before it", places[0].id))
+		case !p.Current(places[0].id):
+			add(fmt.Sprintf("program %d", places[0].id))
+		}
+		f, ok, err := h.placeTaken(d, p.Hook)
+		if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
+			continue // the device is gone, or has no such qdisc
+		}
+		if err != nil {
+			return nil, err
+		}
+		if ok && f.name == p.Name && f.handle == filterHandle {
+			add("a filter too")
+		}
+	}
+	return ds, nil
+}
+
+// Places are the tcx programs at the hooks of a device, to be compared: the kernel sends
+// no event when one comes or goes. On kernels without tcx they are none.
+func (h *Hooks) Places(d endpoint.HostDevice) (ids []ebpf.ProgramID, err error) {
+	has, err := h.hasTCX()
+	if err != nil || !has {
+		return nil, err
+	}
+	err = h.Home.Do(func() error {
+		for _, attach := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			programs, err := tcxPrograms(int(d.Index), attach)
+			if err != nil {
+				return fmt.Errorf("query tcx of %s: %w", d.Name, err)
+			}
+			for _, p := range programs {
+				ids = append(ids, p.ID)
+			}
+			ids = append(ids, 0) // ends a hook
+		}
+		return nil
+	})
+	return ids, err
+}

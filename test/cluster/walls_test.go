@@ -78,7 +78,6 @@ func breachesOf(mode string) []breach {
 		})
 	}
 	return append(all,
-		breach{what: "the rules about what leaves", do: flushed("tunnel")},
 		breach{
 			what: "the programs of the tunnel", do: inNode(func() error { return onTunnel(deletePrograms) }), closed: true,
 		},

@@ -58,18 +58,22 @@ func (f *Fabric) check() error {
 }
 
 // wanted is what the walls of a fabric do, in words.
-func (f *Fabric) wanted() string {
+func (f *Fabric) wanted(tracked bool) string {
 	if f.Native {
 		return "drop sources in pod ranges that come by devices of others: those of this node, " +
 			"and those of other nodes unless they have a mark"
 	}
-	return fmt.Sprintf("drop UDP of endpoints to port %d, drop packets of device group %#x without a mark, drop "+
-		"sources in pod ranges of all nodes that come by devices of others, do not track UDP to port %[1]d",
-		f.TunnelPort, f.TunnelGroup)
+	words := fmt.Sprintf("drop UDP of endpoints to port %d, drop packets of device group %#x without a mark, drop "+
+		"sources in pod ranges of all nodes that come by devices of others", f.TunnelPort, f.TunnelGroup)
+	if tracked {
+		words += fmt.Sprintf(", do not track UDP to port %d", f.TunnelPort)
+	}
+	return words
 }
 
 // fabricRules are those of the chain of what has no mark: walls are its rules about
-// endpoints. The tunnel comes first and is still looked at by all that follows.
+// endpoints. What comes by devices of others leaves the chain first, because the packets
+// of the tunnel do, as they arrive.
 func (t *Table) fabricRules(f *Fabric, walls [][]expr.Any) [][]expr.Any {
 	foreign := []expr.Any{ // meta iif != lo
 		&expr.Meta{Key: expr.MetaKeyIIF, Register: 1},
@@ -77,12 +81,10 @@ func (t *Table) fabricRules(f *Fabric, walls [][]expr.Any) [][]expr.Any {
 	}
 	groups := t.groups
 	if !f.Native {
-		walls = slices.Insert(walls, 0, slices.Concat(udpTo(f.TunnelPort), []expr.Any{&expr.Notrack{}}))
-		walls = slices.Insert(walls, 0, t.bars(f.TunnelPort)...)
-		walls = append(walls, t.rule(f.TunnelGroup))
+		walls = slices.Concat(t.bars(f.TunnelPort), walls, [][]expr.Any{t.rule(f.TunnelGroup)})
 		groups = append(slices.Clone(groups), f.TunnelGroup)
 	}
-	return append(walls, slices.Concat(foreign, notOf(groups), []expr.Any{
+	return slices.Insert(walls, 0, slices.Concat(foreign, notOf(groups), []expr.Any{
 		&expr.Verdict{Kind: expr.VerdictGoto, Chain: foreignName},
 	}))
 }
@@ -126,9 +128,9 @@ func udpTo(port uint16) []expr.Any {
 	}
 }
 
-// fabricWalls are the chain of what comes by devices of others, and, of an overlay,
-// `type filter hook output priority raw; policy accept;`.
-func (t *Table) fabricWalls(f *Fabric, table *nftables.Table) []wall {
+// fabricWalls are the chain of what comes by devices of others, and, of an overlay on a
+// node that tracks connections, `type filter hook output priority raw; policy accept;`.
+func (t *Table) fabricWalls(f *Fabric, tracked bool, table *nftables.Table) []wall {
 	foreign := wall{chain: &nftables.Chain{Name: foreignName, Table: table}}
 	drop := func(set string, unless []expr.Any) {
 		for _, f := range []family{ipv4, ipv6} { // ip saddr @own4 counter drop
@@ -139,20 +141,28 @@ func (t *Table) fabricWalls(f *Fabric, table *nftables.Table) []wall {
 			}))
 		}
 	}
-	drop(ownSet, nil)
 	if f.Native {
+		drop(ownSet, nil)
 		drop(othersSet, t.unmarked())
 		return []wall{foreign}
 	}
+	// The port of a tunnel's sender says nothing: it hashes the flow within, so
+	// that each would be an entry that no answer meets.
+	notrack := append(udpTo(f.TunnelPort), &expr.Notrack{})
+	if tracked {
+		foreign.rules = append(foreign.rules, notrack)
+	}
+	drop(ownSet, nil)
 	drop(othersSet, nil)
+	if !tracked {
+		return []wall{foreign}
+	}
 	policy := nftables.ChainPolicyAccept
 	return []wall{foreign, {
 		chain: &nftables.Chain{
 			Name: tunnelName, Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookOutput,
 			Priority: nftables.ChainPriorityRaw, Policy: &policy,
 		},
-		// The port of a tunnel's sender says nothing: it hashes the flow within, so
-		// that each would be an entry that no answer meets.
-		rules: [][]expr.Any{append(udpTo(f.TunnelPort), &expr.Notrack{})},
+		rules: [][]expr.Any{notrack},
 	}}
 }

@@ -659,9 +659,10 @@ func (w *fabricWorld) seen(from net.PacketConn, at string) netip.Addr {
 // of another.
 func TestKernelAnyOtherFabricIsSeenAndRepaired(t *testing.T) {
 	w := &fabricWorld{t: t}
-	for _, mode := range []string{"overlay", "native"} {
+	for _, mode := range []string{"overlay", "overlay, tracked", "native"} {
 		guard := New(netnstest.New(t), "test", []uint32{podGroup, dyingGroup}, 0xf00, 0x100)
 		guard.SetFabric(w.fabric(mode == "native"))
+		guard.set.tracked = mode == "overlay, tracked"
 		clean := func(when string) {
 			t.Helper()
 			if diffs, err := guard.Check(); err != nil || len(diffs) > 0 {
@@ -723,10 +724,17 @@ func everyPart(t *testing.T, guard *Table, seen func(string, func(*nftables.Conn
 			}})
 		})
 	}
-	if s.fabric.Native && rules != 9 || !s.fabric.Native && rules != 14 {
-		t.Errorf("%d rules were tried", rules)
+	want := 12
+	switch {
+	case s.fabric.Native:
+		want = 9
+	case s.tracked:
+		want = 14
 	}
-	if !s.fabric.Native {
+	if rules != want {
+		t.Errorf("%d rules were tried, want %d", rules, want)
+	}
+	if s.tracked {
 		seen("no chain "+tunnelName, func(c *nftables.Conn, table *nftables.Table) {
 			chain := &nftables.Chain{Name: tunnelName, Table: table}
 			c.FlushChain(chain)
@@ -759,6 +767,57 @@ func everyPart(t *testing.T, guard *Table, seen func(string, func(*nftables.Conn
 			t.Error(err)
 		}
 	})
+}
+
+// TestKernelTunnelIsLeftOutOnceConnectionsAreTracked by a rule of others; before, what
+// leaves meets no rule of ours.
+func TestKernelTunnelIsLeftOutOnceConnectionsAreTracked(t *testing.T) {
+	w := &fabricWorld{t: t}
+	ns := netnstest.New(t)
+	guard := New(ns, "test", []uint32{podGroup, dyingGroup}, 0xf00, 0x100)
+	guard.SetFabric(w.fabric(false))
+	if err := guard.Repair(); err != nil {
+		t.Fatal(err)
+	}
+	is := func(when string, differences int) {
+		t.Helper()
+		if diffs, err := guard.Check(); err != nil || len(diffs) != differences {
+			t.Fatalf("%s: %+v, %v; want %d differences", when, diffs, err, differences)
+		}
+	}
+	is("without connection tracking", 0)
+	if err := guard.conn(func(c *nftables.Conn) error {
+		table := c.AddTable(&nftables.Table{Name: "others", Family: nftables.TableFamilyIPv4})
+		chain := c.AddChain(&nftables.Chain{
+			Name: "tracks", Table: table, Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityFilter,
+		})
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+		}})
+		return c.Flush()
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.Do(func() error {
+		there, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		defer there.Close()
+		_, err = there.WriteTo([]byte("?"), there.LocalAddr())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	is("with it", 1)
+	if err := guard.Repair(); err != nil {
+		t.Fatal(err)
+	}
+	is("after the repair", 0)
+	if walls := guard.walls(guard.settings(), guard.table()); walls[len(walls)-1].chain.Name != tunnelName {
+		t.Errorf("the last chain is %s, want %s", walls[len(walls)-1].chain.Name, tunnelName)
+	}
 }
 
 // TestKernelAnOverlayWithoutATunnelIsRefused: with group 0, devices of others would be

@@ -61,6 +61,7 @@ type settings struct {
 	masquerade *Masquerade // nil: there is none
 	fabric     *Fabric     // nil: there is none
 	others     *others     // nil: SetOthers has said nothing
+	tracked    bool        // the node tracks connections, or has
 }
 
 func (t *Table) settings() settings {
@@ -108,7 +109,7 @@ func (t *Table) walls(s settings, table *nftables.Table) []wall {
 		ws = append(ws, t.masqueradeWall(s, table))
 	}
 	if s.fabric != nil {
-		ws = append(ws, t.fabricWalls(s.fabric, table)...)
+		ws = append(ws, t.fabricWalls(s.fabric, s.tracked, table)...)
 	}
 	return ws
 }
@@ -253,7 +254,7 @@ func (t *Table) wanted(s settings) string {
 	words := fmt.Sprintf("drop packets of device groups %#x without a mark in %#x, mark what is forwarded to them",
 		t.groups, t.mask)
 	if s.fabric != nil {
-		words += ", " + s.fabric.wanted()
+		words += ", " + s.fabric.wanted(s.tracked)
 	}
 	if s.masquerade != nil {
 		words += ", masquerade what pods send beyond the node"

@@ -6,7 +6,9 @@ package guard
 import (
 	"encoding/binary"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
@@ -27,7 +29,25 @@ type plan struct {
 
 func (t *Table) plan() plan {
 	s := t.settings()
+	if f := s.fabric; f != nil && !f.Native && !s.tracked && (s.masquerade != nil || t.tracks()) {
+		s.tracked = true
+		t.mu.Lock()
+		t.set.tracked = true
+		t.mu.Unlock()
+	}
 	return plan{s, s.sets()}
+}
+
+// tracks says whether the kernel tracks connections of the node, which it does as soon
+// as a rule of anybody asks for it: then it knows some, if only those of the tunnel.
+func (t *Table) tracks() (tracks bool) {
+	_ = t.home.Do(func() error {
+		count, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
+		// Without the file there is no connection tracking.
+		tracks = err == nil && strings.TrimSpace(string(count)) != "0"
+		return nil
+	})
+	return tracks
 }
 
 // SetOthers says which pod ranges other nodes have, and by which addresses they are

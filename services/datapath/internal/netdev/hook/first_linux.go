@@ -26,7 +26,7 @@ var tcxHooks = map[program.Hook]ebpf.AttachType{
 // nameLength is how much of a program's name the kernel keeps.
 const nameLength = unix.BPF_OBJ_NAME_LEN - 1
 
-// a place is one of the tcx programs of a hook.
+// place is one of the tcx programs of a hook.
 type place struct {
 	id   ebpf.ProgramID
 	name string

@@ -76,6 +76,12 @@ test-faults: build ## Kill every process at every step of ADD and DEL, all by al
 	@scripts/tools gotestsum
 	@SLUICE_TEST_FAULTS=all scripts/test --only-node '^TestFault'
 
+# The last commit without traffic between nodes.
+FROM ?= 4eb52c1
+.PHONY: test-upgrade
+test-upgrade: build ## Upgrade a node with open connections from the programs of the commit FROM (4eb52c1) to these, and back (root)
+	@scripts/test-upgrade $(FROM)
+
 .PHONY: test-vectors
 test-vectors: ## Run the policy vectors (of the directory POLICY_VECTORS, if set) and print figures per file
 	@go -C services/policy test -count=1 -v -run '^TestVectors$$' ./internal/test/vectors

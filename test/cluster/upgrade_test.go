@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+//go:build upgrade
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// programs are those of a node, by the service that they are.
+var programs = map[string]string{
+	devnode.Identity: "sluice-identity", devnode.IPAM: "sluice-ipam", devnode.Policy: "sluice-policy",
+	devnode.Datapath: "sluice-datapath", "": "sluice-cni",
+}
+
+// install puts a program in the place of another, at once.
+func install(t *testing.T, from, to, name string) {
+	t.Helper()
+	in, err := os.Open(filepath.Join(from, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	out, err := os.OpenFile(filepath.Join(to, name+".new"), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
+	if err == nil {
+		_, err = io.Copy(out, in)
+	}
+	if err == nil {
+		err = out.Close()
+	}
+	if err == nil {
+		err = os.Rename(out.Name(), filepath.Join(to, name))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestConnectionsOutliveUpgrades from the programs of SLUICE_OLD_BIN, a build without
+// traffic between nodes, to this build, into each routing mode, and back: connections
+// between pods and with the host go on, and pods come and go after each step. It is built
+// by `make test-upgrade` alone, because a build of that time is needed.
+func TestConnectionsOutliveUpgrades(t *testing.T) {
+	old := os.Getenv("SLUICE_OLD_BIN")
+	if old == "" {
+		t.Fatal("SLUICE_OLD_BIN is not set: run make test-upgrade")
+	}
+	bin := t.TempDir()
+	if err := os.Chmod(bin, 0o755); err != nil { //nolint:gosec // the services' users read it
+		t.Fatal(err)
+	}
+	for _, name := range programs {
+		install(t, old, bin, name)
+	}
+	install(t, binDir(), bin, "sluice-devetcd")
+	up, err := devnode.Up(t.Context(), devnode.Options{
+		Instance: random("t"), BinDir: bin, StartTimeout: patience,
+		Args: map[string][]string{devnode.IPAM: {"--quarantine=1s"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := devnode.Down(ctx, up.Instance()); err != nil {
+			t.Error(err)
+		}
+	})
+	n := connect(t, up)
+	from, to := n.add(t, "client"), n.add(t, "web")
+	flows := append(openFlows(t, from, to, 50), openFlows(t, from, n.hostAt(), 50)...)
+	step := func(when string) {
+		t.Helper()
+		for i, f := range flows {
+			if err := f.speak(); err != nil {
+				t.Fatalf("%s: connection %d: %v", when, i, err)
+			}
+		}
+		p := n.add(t, "new")
+		for _, a := range to.Addresses() {
+			if err := exchange(t.Context(), p, to, a); err != nil {
+				t.Fatalf("%s: a new pod: %v", when, err)
+			}
+		}
+		n.del(t, p)
+	}
+	step("at first")
+	change := func(dir, what string, services ...string) {
+		t.Helper()
+		install(t, dir, bin, programs[""])
+		for _, service := range services {
+			install(t, dir, bin, programs[service])
+			if err := n.Restart(t.Context(), service); err != nil {
+				t.Fatal(err)
+			}
+			step(fmt.Sprintf("%s of %s", what, service))
+		}
+	}
+	services := []string{devnode.Identity, devnode.IPAM, devnode.Policy, devnode.Datapath}
+	change(binDir(), "the upgrade", services...)
+	for _, mode := range []string{"overlay", "native", "none"} {
+		if err := n.SetArgs(devnode.Datapath, "--routing-mode="+mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Restart(t.Context(), devnode.Datapath); err != nil {
+			t.Fatal(err)
+		}
+		step("routing mode " + mode)
+	}
+	if err := n.SetArgs(devnode.Datapath); err != nil {
+		t.Fatal(err)
+	}
+	change(old, "the way back", devnode.Datapath, devnode.Policy, devnode.IPAM, devnode.Identity)
+	change(binDir(), "the second upgrade", services...)
+}
+
+// hostAt is the node itself, at the addresses that it has on its link.
+func (n *node) hostAt() pod.Pod { return n.host().WithAddresses(n.Addresses()) }

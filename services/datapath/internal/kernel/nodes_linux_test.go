@@ -53,6 +53,12 @@ const fabricMTU = 1500
 // newFabric makes the nodes. With underlay6 the tunnel's packets are IPv6.
 func newFabric(t *testing.T, routing Routing, underlay6 bool) *fabric {
 	t.Helper()
+	return newFabricOn(t, routing, underlay6, cable)
+}
+
+// newFabricOn is newFabric with uplinks of a kind.
+func newFabricOn(t *testing.T, routing Routing, underlay6 bool, kind uplinkKind) *fabric {
+	t.Helper()
 	here := &netlink.Handle{}
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "slfabric", MTU: fabricMTU}}
 	must(t, "add the bridge", here.LinkAdd(bridge))
@@ -62,30 +68,30 @@ func newFabric(t *testing.T, routing Routing, underlay6 bool) *fabric {
 		}
 	})
 	must(t, "set the bridge up", here.LinkSetUp(bridge))
-	f := &fabric{a: newFabricNode(t, bridge, 1, routing), b: newFabricNode(t, bridge, 2, routing)}
+	f := &fabric{a: newFabricNode(t, bridge, 1, routing, kind), b: newFabricNode(t, bridge, 2, routing, kind)}
 	f.outsider, f.outside = newNetns(t), netip.MustParseAddr("192.0.2.99")
-	h := plugIn(t, bridge, 99, f.outsider, f.outside, netip.MustParseAddr("2001:db8::99"))
+	h := plugIn(t, bridge, 99, f.outsider, f.outside, netip.MustParseAddr("2001:db8::99"), kind)
 	h.Close()
 	f.a.join(t, f.b, routing, underlay6)
 	f.b.join(t, f.a, routing, underlay6)
 	return f
 }
 
-// plugIn gives a namespace a device on the bridge with two addresses, and returns a
-// handle in it.
-func plugIn(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle, addr4, addr6 netip.Addr) *netlink.Handle {
+// uplinkKind makes the device "up0" of a namespace, which leads to a bridge.
+type uplinkKind func(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle)
+
+// cable makes it one end of a pair of which the other is a port of the bridge.
+func cable(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle) {
 	t.Helper()
-	// neighbours are found at once, and not after the link-local address is
-	inNetns(t, ns, func() {
-		if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0); err != nil {
-			t.Errorf("sysctl: %v", err)
-		}
-	})
+	addPort(t, bridge, fmt.Sprintf("slport%d", n), ns, "up0")
+}
+
+// addPort joins a device of a namespace to the bridge by a port with a name.
+func addPort(t *testing.T, bridge netlink.Link, port string, ns netns.NsHandle, device string) {
+	t.Helper()
 	veth := &netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{
-			Name: fmt.Sprintf("slport%d", n), MTU: fabricMTU, MasterIndex: bridge.Attrs().Index,
-		},
-		PeerName: "up0", PeerNamespace: netlink.NsFd(ns), PeerMTU: fabricMTU,
+		LinkAttrs: netlink.LinkAttrs{Name: port, MTU: fabricMTU, MasterIndex: bridge.Attrs().Index},
+		PeerName:  device, PeerNamespace: netlink.NsFd(ns), PeerMTU: fabricMTU,
 	}
 	must(t, "add a port", netlink.LinkAdd(veth))
 	t.Cleanup(func() {
@@ -94,6 +100,21 @@ func plugIn(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle, addr4,
 		}
 	})
 	must(t, "set the port up", netlink.LinkSetUp(veth))
+}
+
+// plugIn gives a namespace a device that leads to the bridge, with two addresses, and
+// returns a handle in it.
+func plugIn(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle, addr4, addr6 netip.Addr,
+	kind uplinkKind,
+) *netlink.Handle {
+	t.Helper()
+	// neighbours are found at once, and not after the link-local address is
+	inNetns(t, ns, func() {
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0); err != nil {
+			t.Errorf("sysctl: %v", err)
+		}
+	})
+	kind(t, bridge, n, ns)
 	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	must(t, "netlink", err)
 	lo, err := h.LinkByName("lo")
@@ -121,7 +142,7 @@ func (n *fabricNode) ranges() (v4, v6 netip.Prefix) {
 		netip.MustParsePrefix(fmt.Sprintf("fd00:244:%d::/64", n.number))
 }
 
-func newFabricNode(t *testing.T, bridge netlink.Link, number byte, routing Routing) *fabricNode {
+func newFabricNode(t *testing.T, bridge netlink.Link, number byte, routing Routing, kind uplinkKind) *fabricNode {
 	t.Helper()
 	n := &fabricNode{
 		number: number, ns: newNetns(t),
@@ -134,7 +155,7 @@ func newFabricNode(t *testing.T, bridge netlink.Link, number byte, routing Routi
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.PodCIDRs, o.Routing = []netip.Prefix{v4, v6}, routing
 	n.k = openKernel(t, o)
-	n.h = plugIn(t, bridge, number, n.ns, n.addr4, n.addr6)
+	n.h = plugIn(t, bridge, number, n.ns, n.addr4, n.addr6, kind)
 	t.Cleanup(n.h.Close)
 	inNetns(t, n.ns, func() {
 		for name, value := range map[string]string{

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+//go:build modules
+
+package underlay
+
+import (
+	"slices"
+	"testing"
+)
+
+// TestKernelUplinkOfABondOrVLANIsTheUpperDevice, which alone gets the programs, also if
+// it is made again. The devices are modules of the kernels that scripts/test-kernels boots.
+func TestKernelUplinkOfABondOrVLANIsTheUpperDevice(t *testing.T) {
+	for name, c := range map[string]struct {
+		upper         string
+		make, members []string
+	}{
+		"VLAN": {
+			upper: "upper0", make: []string{"link add link uplink0 name upper0 type vlan id 5"},
+			members: []string{"uplink0"},
+		},
+		"bond": {
+			upper: "upper0", make: []string{
+				"link add upper0 type bond mode active-backup miimon 10", "link set uplink0 down",
+				"link set uplink0 master upper0", "link set spare0 master upper0",
+			},
+			members: []string{"uplink0", "spare0"},
+		},
+		"VLAN of a bond": {
+			upper: "upper0", make: []string{
+				"link add bond0 type bond mode active-backup miimon 10", "link set uplink0 down",
+				"link set uplink0 master bond0", "link set spare0 master bond0", "link set bond0 up",
+				"link add link bond0 name upper0 type vlan id 5",
+			},
+			members: []string{"uplink0", "spare0", "bond0"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.ip(t, "link add spare0 type veth peer name spare1", "addr flush dev uplink0")
+			up := []string{"link set upper0 up", "addr add 192.0.2.1/24 dev upper0"}
+			n.ip(t, append(c.make, up...)...)
+			n.Underlay = n.open(t, Options{Uplinks: programs(t)})
+			both := []string{"sluice_from_uplink", "sluice_to_uplink"}
+			ensure := func(when string) {
+				t.Helper()
+				names, devices := n.uplinks(t, "192.0.2.1")
+				if !slices.Equal(names, []string{c.upper}) {
+					t.Fatalf("%s: uplinks %v, want %s", when, names, c.upper)
+				}
+				if err := n.EnsureUplinks(devices, true); err != nil {
+					t.Fatal(err)
+				}
+				if got := n.attached(t, c.upper); !slices.Equal(got, both) {
+					t.Errorf("%s: %s has %v, want %v", when, c.upper, got, both)
+				}
+				for _, m := range c.members {
+					if got := n.attached(t, m); len(got) > 0 {
+						t.Errorf("%s: %s has %v, want none", when, m, got)
+					}
+				}
+			}
+			ensure("at first")
+			n.ip(t, "link del "+c.upper)
+			again := c.make[len(c.make)-1:]
+			if name == "bond" {
+				again = c.make
+			}
+			n.ip(t, append(slices.Clone(again), up...)...)
+			ensure("made again")
+		})
+	}
+}

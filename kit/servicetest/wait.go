@@ -16,8 +16,12 @@ import (
 // machine that runs many tests, since a test that passes does not wait.
 const Patience = time.Minute
 
-// interval is the time between two looks.
-const interval = 5 * time.Millisecond
+// Bounds of the time between two looks, which is as long as the look took: the rest
+// of the CPU is for what the test waits for.
+const (
+	shortest = 5 * time.Millisecond
+	longest  = 100 * time.Millisecond
+)
 
 // Eventually waits until ok, and fails the test if that takes longer than
 // Patience. What names the condition.
@@ -40,8 +44,11 @@ func EventuallyNil(t testing.TB, what string, get func() error) {
 
 func wait(t testing.TB, what string, look func() (why string, ok bool)) {
 	t.Helper()
-	for end := time.Now().Add(Patience); ; time.Sleep(interval) {
+	var took time.Duration
+	for end := time.Now().Add(Patience); ; time.Sleep(min(max(shortest, took), longest)) {
+		began := time.Now()
 		why, ok := look()
+		took = time.Since(began)
 		if ok {
 			return
 		}

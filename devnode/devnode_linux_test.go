@@ -215,14 +215,8 @@ func trace(t *testing.T, name string) []string {
 			found = append(found, "mount "+strings.TrimSpace(line))
 		}
 	}
-	links, err := netlink.LinkList()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, l := range links {
-		if l.Attrs().Name == n.link() {
-			found = append(found, "device "+n.link())
-		}
+	if _, err := netlink.LinkByName(n.link()); !errors.As(err, new(netlink.LinkNotFoundError)) {
+		found = append(found, fmt.Sprintf("device %s (%v)", n.link(), err))
 	}
 	running, err := n.runningServices()
 	if err != nil {
@@ -511,6 +505,7 @@ func TestKernelDownAfterServicesWereKilled(t *testing.T) {
 }
 
 func TestKernelDownEndsAServiceThatIgnoresSIGTERM(t *testing.T) {
+	t.Parallel()
 	o := options(t, programs(t))
 	o.Args = map[string][]string{Identity: {"--stubborn"}}
 	up(t, o)
@@ -519,6 +514,7 @@ func TestKernelDownEndsAServiceThatIgnoresSIGTERM(t *testing.T) {
 }
 
 func TestKernelFailedUpLeavesNothingAndShowsTheLog(t *testing.T) {
+	t.Parallel()
 	bin := programs(t)
 	for _, service := range Services() {
 		for how, want := range map[string]string{"--fail": "this is why it failed", "--hang": service + " does not serve"} {

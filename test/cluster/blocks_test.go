@@ -150,6 +150,7 @@ func (r *renter) growAndShrink(ctx context.Context, what string) error {
 // the same, ends with the one block that it began with, in etcd as in its file, and
 // the recorded history has no address and no block in two hands.
 func TestFaultKillAnywhereWhileABlockComesOrGoes(t *testing.T) {
+	t.Parallel()
 	c := newPoolCluster(t, 1)
 	h := &uses{start: time.Now()}
 	ctx, stop := context.WithCancel(t.Context())

@@ -44,6 +44,7 @@ type shownNode struct {
 // TestNodesAgreeOnIdentitiesAndAddresses: nodes that meet new label sets at the
 // same moment give them the same numbers, and each knows the pods of the others.
 func TestNodesAgreeOnIdentitiesAndAddresses(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3})
 	const sets = 4
 	pods := make([][sets]pod.Pod, len(c.nodes))
@@ -139,6 +140,7 @@ func (n *node) stateOf(t *testing.T, other *node) string {
 // more is silent and nothing else; when it is forgotten its addresses go, and when
 // it returns they are back.
 func TestSilentNodeKeepsItsAddressesUntilItIsForgotten(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3, Options: devnode.Options{
 		Args: map[string][]string{devnode.Identity: {"--etcd-alive-ttl=5s"}},
 	}})
@@ -186,6 +188,7 @@ func TestSilentNodeKeepsItsAddressesUntilItIsForgotten(t *testing.T) {
 
 // TestJoiningNodeIsKnownToAllOthers, and knows them, from its registration on.
 func TestJoiningNodeIsKnownToAllOthers(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3})
 	old := c.nodes[1].add(t, "web")
 	number := c.nodes[0].identityOf(t, old, c.nodes[1])
@@ -219,6 +222,7 @@ func TestJoiningNodeIsKnownToAllOthers(t *testing.T) {
 // happened meanwhile is known everywhere afterwards, also if every process that
 // could have remembered it was restarted.
 func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3})
 	first, second, third := c.nodes[0], c.nodes[1], c.nodes[2]
 	web, other := first.add(t, "web"), second.add(t, "other")
@@ -276,6 +280,7 @@ func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
 // TestPodsAreCreatedWhileMembersOfEtcdAreKilled, one after the other, so that the
 // leader is among them.
 func TestPodsAreCreatedWhileMembersOfEtcdAreKilled(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3, EtcdMembers: 3, Options: devnode.Options{
 		Args: map[string][]string{devnode.IPAM: {"--quarantine=1s"}},
 	}})

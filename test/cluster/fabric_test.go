@@ -39,12 +39,14 @@ func openFlows(t *testing.T, from, to pod.Pod, count int) (flows []flow) {
 // two nodes go on, for a minute if all faults are wanted; pods that know each other
 // begin new ones meanwhile.
 func TestPodsOfNodesSpeakWithoutEtcd(t *testing.T) {
+	t.Parallel()
 	away := 5 * time.Second
 	if allFaults() {
 		away = time.Minute
 	}
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
 			c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Routing: mode})
 			from, to := c.nodes[0].add(t, "client"), c.nodes[1].add(t, "web")
 			c.nodes[0].identityOf(t, to, c.nodes[1])
@@ -172,8 +174,10 @@ func pathMTU(p pod.Pod, to netip.Addr) (mtu int, err error) {
 // while connections carry data: they go on, pods learn what passes, and go on when
 // it is as before.
 func TestConnectionsOutliveASmallerFabric(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
 			c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Routing: mode})
 			from, to := c.nodes[0].add(t, "client"), c.nodes[1].add(t, "web")
 			c.nodes[0].identityOf(t, to, c.nodes[1])

@@ -224,6 +224,7 @@ func (r *renter) run(ctx context.Context, most int) {
 // processes of the nodes and members of etcd are killed. The recorded history has no
 // address and no block in two hands.
 func TestFaultNoAddressOrBlockInTwoHands(t *testing.T) {
+	t.Parallel()
 	c := newPoolCluster(t, 3)
 	h := &uses{start: time.Now()}
 	ctx, stop := context.WithCancel(t.Context())

@@ -50,9 +50,11 @@ func seen(t *testing.T, from, to pod.Pod, at netip.Addr) (source netip.Addr) {
 // node and to the outside, in every mode with masquerade and without: pods of other
 // nodes see the pod's address, and the outside that of the node if it is masqueraded.
 func TestAddressesThatOthersSee(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes {
 		for _, masquerade := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, masquerade %t", mode, masquerade), func(t *testing.T) {
+				t.Parallel()
 				c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Routing: mode, Options: devnode.Options{
 					Args: map[string][]string{devnode.Datapath: {fmt.Sprintf("--masquerade-enabled=%t", masquerade)}},
 				}})
@@ -108,6 +110,7 @@ func TestAddressesThatOthersSee(t *testing.T) {
 // tunnel's port of another node under an address that only the fabric knows: what is
 // masqueraded has the address of a registered node.
 func TestPodsSpeakForNoNodeByAnAddressThatItHasNotRegistered(t *testing.T) {
+	t.Parallel()
 	a := newArena(t, "overlay", "--masquerade-enabled")
 	hidden := []netip.Addr{netip.MustParseAddr("192.0.2.50"), netip.MustParseAddr("2001:db8:50::50")}
 	for family, h := range hidden {

@@ -34,6 +34,7 @@ type labelled struct {
 // of label sets that a node holds come and go meanwhile, another set is refused with
 // the reason, and afterwards all nodes agree.
 func TestFaultEtcdAwayAcrossRestartsOfEveryProcess(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3, EtcdMembers: 3, Options: devnode.Options{
 		Args: map[string][]string{devnode.IPAM: {"--quarantine=1s"}},
 	}})

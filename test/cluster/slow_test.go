@@ -66,6 +66,7 @@ func pause(ctx context.Context, d time.Duration) {
 // etcd stands still for longer than the services wait for an answer. Afterwards all nodes
 // know all pods, and a label set has one number.
 func TestFaultSlowEtcdDelaysPodsAndLosesNothing(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 2, EtcdMembers: 3})
 	var mu sync.Mutex
 	var all []labelled // guarded by mu

@@ -79,8 +79,10 @@ func exchange(ctx context.Context, from, to pod.Pod, address netip.Addr) error {
 // TestPodsReachEveryPodAndHost sends datagrams and streams between the pods and the
 // hosts of three nodes, in both families: by the programs and not past them.
 func TestPodsReachEveryPodAndHost(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
 			c := newCluster(t, devnode.ClusterOptions{Nodes: 3, Routing: mode})
 			var pods []pod.Pod
 			for i, n := range c.nodes {
@@ -151,8 +153,10 @@ func (c *testCluster) enforced(t *testing.T, manifest string) {
 // TestPolicyHoldsAcrossNodes lets pods of one label into a pod of another node, and
 // none else; the identity travels in the VNI.
 func TestPolicyHoldsAcrossNodes(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
 			c := newCluster(t, devnode.ClusterOptions{Nodes: 3, Routing: mode})
 			web, client, visitor := c.nodes[0].add(t, "web"), c.nodes[1].add(t, "client"), c.nodes[2].add(t, "visitor")
 			number := c.nodes[0].identityOf(t, client, c.nodes[1])
@@ -258,8 +262,10 @@ func (f flow) close() {
 // nodes while each service of each is killed, and devices, routes, programs and
 // neighbours of the datapath are deleted under them: none is reset.
 func TestConnectionsAcrossNodesOutliveFaults(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
 			c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Routing: mode})
 			a, b := c.nodes[0], c.nodes[1]
 			from, to := a.add(t, "client"), b.add(t, "web")

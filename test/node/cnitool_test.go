@@ -62,6 +62,7 @@ func hostAddress(p pod.Pod) netip.Addr {
 // cnitool, in each version of the specification and with each verb that the
 // version has.
 func TestKernelLibcniSpeaksEveryVersionAndVerb(t *testing.T) {
+	t.Parallel()
 	keepCache(t)
 	n := newNode(t)
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
@@ -126,6 +127,7 @@ func TestKernelLibcniSpeaksEveryVersionAndVerb(t *testing.T) {
 // runtime does not list, though libcni's cache has forgotten it, and leaves
 // what it lists.
 func TestKernelLibcniCollectsWhatIsNotValid(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

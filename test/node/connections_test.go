@@ -141,6 +141,7 @@ func (n *testNode) forgetConnections(t *testing.T) {
 // A packet that would begin a connection is evaluated by itself, also if its
 // addresses and ports are those of the answers of an open one.
 func TestKernelBareSYNIsNoReply(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	policies := n.policies(t)
 	pods := n.addPods(t, "web", "client")
@@ -166,6 +167,7 @@ func TestKernelBareSYNIsNoReply(t *testing.T) {
 // A pod cannot reach the tunnel's port of a node, from where it could claim any
 // identity, whatever its policies allow.
 func TestKernelForgedTunnelPacketsAreDropped(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	client := n.addPods(t, "client")[0]
 	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{datapathv1.Reason_REASON_TUNNEL_PORT}})

@@ -175,6 +175,7 @@ func fromUnit(t *testing.T, n *testNode, unit string) rules {
 // and the right to change the user, or under the rules of its systemd unit, it
 // serves as its user with its capabilities alone, and connects pods.
 func TestKernelDatapathServesInAContainer(t *testing.T) {
+	t.Parallel()
 	six := []string{"CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID"}
 	for _, c := range []struct {
 		name     string

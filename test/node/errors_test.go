@@ -134,6 +134,7 @@ func (n *testNode) confirmed(ctx context.Context, owner *workloadv1.Owner) error
 // meets it, directly and behind the datapath, and that of policy's state to the
 // command line: code, reason, details and text.
 func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	fillIPAM, fillPolicy := n.smallDisk(t, devnode.IPAM), n.smallDisk(t, devnode.Policy)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)

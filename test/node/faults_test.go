@@ -68,8 +68,10 @@ var scenarios = []scenario{
 // nothing is leaked, no address is held twice, the other pod never noticed and
 // a new pod can be made.
 func TestFaultKillEveryServiceAtEveryPoint(t *testing.T) {
+	t.Parallel()
 	for _, service := range []string{devnode.IPAM, devnode.Identity, devnode.Datapath} {
 		t.Run(service, func(t *testing.T) {
+			t.Parallel()
 			n := newNode(t, shortLease)
 			bystanders := n.addPods(t, "bystander", "neighbour")
 			points := n.faultPoints(t, service)
@@ -125,6 +127,7 @@ func background(point string) bool {
 // TestFaultKillShimAtEveryPoint kills the shim itself, as a runtime does when
 // its time is up.
 func TestFaultKillShimAtEveryPoint(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, shortLease)
 	bystanders := n.addPods(t, "bystander", "neighbour")
 	points := n.shimFaultPoints(t)

@@ -104,6 +104,7 @@ func noRest(o *devnode.Options) {
 // of what it receives, as distributions do: the datapath switches that off, and what
 // others send reaches pods.
 func TestPodsHearFromOutsideWhateverTheUplinkFilters(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	p := n.addPods(t, "client")[0]
 	var gateway netip.Addr

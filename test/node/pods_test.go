@@ -24,6 +24,7 @@ import (
 // the shim exchange every protocol, and the counters say that the eBPF path
 // carried it.
 func TestKernelPodsTalkThroughTheDatapath(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	pods := n.addPods(t, "web", "client")
 	before := n.counters(t)
@@ -42,6 +43,7 @@ func TestKernelPodsTalkThroughTheDatapath(t *testing.T) {
 // TestKernelContainerdRunsPods drives a real containerd over CRI, as kubelet
 // does.
 func TestKernelContainerdRunsPods(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	defer cancel()

@@ -334,6 +334,7 @@ spec:
 
 // When LearnNames answers, the very next packet to the address passes.
 func TestKernelLearnedAddressIsOpenWhenTheAnswerComes(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	policies := n.policies(t)
 	client := n.addPods(t, "client")[0]
@@ -386,6 +387,7 @@ spec:
 
 // A new pod that gets the address of another inherits none of its connections.
 func TestKernelReusedAddressInheritsNothing(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, noRest)
 	policies := n.policies(t)
 	pods := n.addPods(t, "web", "client")

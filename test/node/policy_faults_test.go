@@ -145,6 +145,7 @@ func upsert(manifests string) func(context.Context, *testNode, policyv1.PolicySe
 // open connection that every revision allows goes on, what the last revision
 // says is enforced in the end, and nothing of the others remains.
 func TestFaultKillDatapathBetweenAnyTwoWritesOfAChange(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, shortLinger)
 	policies := n.policies(t)
 	points := n.faultPoints(t, devnode.Datapath)
@@ -157,6 +158,7 @@ func TestFaultKillDatapathBetweenAnyTwoWritesOfAChange(t *testing.T) {
 
 // The same with the policy service killed at any point of a change.
 func TestFaultKillPolicyServiceAtAnyPointOfAChange(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, shortLinger)
 	policies := n.policies(t)
 	points := n.faultPoints(t, devnode.Policy)

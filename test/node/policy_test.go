@@ -65,6 +65,7 @@ spec:
 // Two kinds of policies, one on each side; who may talk does, who may not is
 // dropped, and the report names the rule.
 func TestKernelPoliciesDecideWhoTalks(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	policies := n.policies(t)
 	pods := n.addPods(t, "web", "client", "stranger")
@@ -131,6 +132,7 @@ func mustServe(t *testing.T, p pod.Pod) uint16 {
 // A permission that is taken away ends open connections with their next packet.
 // What stays allowed is not disturbed: nothing is reset, lost or sent again.
 func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	policies := n.policies(t)
 	pods := n.addPods(t, "web", "client")
@@ -218,6 +220,7 @@ func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
 // with labels that the node knows can be added, another one has to wait. When
 // it comes back nothing is written anew.
 func TestKernelPolicyServiceMayBeAway(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	policies := n.policies(t)
 	pods := n.addPods(t, "web", "client", "stranger")
@@ -300,6 +303,7 @@ spec: {podSelector: {}, policyTypes: [Ingress]}
 // The policy service comes back without what it kept, after every order of kills:
 // what only its policies closed stays closed until an operator confirms.
 func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	policies := n.policies(t)
 	pods := n.addPods(t, "web", "client", "stranger")
@@ -403,6 +407,7 @@ func (n *testNode) enforcedState(t *testing.T, pods []pod.Pod) []string {
 // Pods with the same policy share its tables, and nothing of them is left when
 // the last is gone.
 func TestKernelPodsOfOneSubjectShareTables(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, shortLinger)
 	policies := n.policies(t)
 	empty := n.tableUsage(t)

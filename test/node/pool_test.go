@@ -79,6 +79,7 @@ func (n *testNode) inKernel(t *testing.T, p netip.Prefix) bool {
 // TestKernelBlocksComeAndGoWhilePodsRun proves INV-19 and INV-85: a second block of
 // the cluster's pool comes in force while pods talk, is used, and goes again.
 func TestKernelBlocksComeAndGoWhilePodsRun(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, fromPool(28, "0s"))
 	first := n.blocks(t)
 	if len(first) != 2 || !first[0].Addr().Is4() {
@@ -233,6 +234,7 @@ func (n *testNode) wantRegistered(t *testing.T) {
 // TestKernelStaticRangesAreRegistered: a node of another mode than the cluster's
 // is told so by name, and serves again when its mode is the cluster's.
 func TestKernelStaticRangesAreRegistered(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.wantRegistered(t)
 	if err := errors.Join(

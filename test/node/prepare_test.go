@@ -99,6 +99,7 @@ func mapIDs(t *testing.T, dir string) map[string]ebpf.MapID {
 // version that pinned in the machine's bpffs, as root. Its successor takes over
 // the same maps, and the connections that they know.
 func TestKernelConnectionsSurviveTheMoveOfPinsAndUser(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	policies := n.policies(t)
 	pods := n.addPods(t, "web", "client")

@@ -107,6 +107,7 @@ func inRanges(p pod.Pod, ranges []netip.Prefix) bool {
 // added and drain while connections between pods go on, with a kill of each
 // process in between.
 func TestKernelRangesChangeWhilePodsRun(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	first := n.PodCIDRs()
 	old := n.addPods(t, "server", "client")
@@ -162,6 +163,7 @@ func TestKernelRangesChangeWhilePodsRun(t *testing.T) {
 // TestFaultKillTheDatapathWhileARangeComesOrGoes kills the datapath at each point
 // of a change of ranges: the next process finishes it, and pods never notice.
 func TestFaultKillTheDatapathWhileARangeComesOrGoes(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	first := n.PodCIDRs()
 	pods := n.addPods(t, "server", "client")

@@ -235,6 +235,7 @@ func TestKernelAPodKeepsItsIdentityWhileThePolicyServiceIsAway(t *testing.T) {
 // killed at each step. The connection that both identities allow goes on, the
 // endpoint is one of the two afterwards, and the call repeated makes it the new one.
 func TestFaultKillDatapathAtEveryStepOfAChangeOfLabels(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	policies := n.policies(t)
 	points := slices.DeleteFunc(n.faultPoints(t, devnode.Datapath), func(p string) bool { return !relabelling(p) })
@@ -309,6 +310,7 @@ func relabelling(point string) bool { return strings.HasPrefix(point, "datapath/
 // TestKernelNamedPortsOfAPodChange: an update that changes nothing leaves the epoch;
 // other named ports lead where policies name them.
 func TestKernelNamedPortsOfAPodChange(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	policies := n.policies(t)
 	pods := n.addPods(t, "web", "client")

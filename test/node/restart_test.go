@@ -101,6 +101,7 @@ func converse(ctx context.Context, t *testing.T, from, to pod.Pod, port uint16, 
 // of them makes progress while it is away, and the counters prove that the
 // eBPF path carried them and not the host's stack.
 func TestKernelConnectionsSurviveDatapathRestarts(t *testing.T) {
+	t.Parallel()
 	const connections, restarts = 20, 20
 	n := newNode(t)
 	pods := n.addPods(t, "server", "client")

@@ -16,6 +16,7 @@ import (
 // away, and the file that remembers it is damaged before the datapath is back. Its
 // name still says whose endpoint is to go; another pod's stays.
 func TestKernelUnreadableSpooledDeletionIsDone(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	config := n.config(t, "1.0.0", labels("app", "spool"))
 	spool := filepath.Join(n.Paths().ServiceStateDir("cni"), "deletes")

@@ -15,6 +15,7 @@ import (
 // TestStreamsNameTheRevisionOfEtcd: the watches of identities and of tables name
 // the same store, etcd, and how far they have come with it, which only grows.
 func TestStreamsNameTheRevisionOfEtcd(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()

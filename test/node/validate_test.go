@@ -93,6 +93,7 @@ func changedIn(before, after map[string]string) (changed []string) {
 // with validate_only what it would do, and files and kernel stay as they are,
 // byte by byte.
 func TestKernelValidateOnlyChangesNothing(t *testing.T) {
+	t.Parallel()
 	// No lease ends while the calls are made, however slow they are.
 	n := newNode(t, func(o *devnode.Options) { o.Args = map[string][]string{devnode.IPAM: {"--lease=1h"}} })
 	pods := n.addPods(t, "a", "b")

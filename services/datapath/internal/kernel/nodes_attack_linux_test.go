@@ -128,7 +128,9 @@ func TestKernelRelabelledEntryIsEvaluatedOnce(t *testing.T) {
 	wantAll(t, "a friend", f.forged(t, f.a, f.fromA(friend, 17, dns)), event.ForwardPeer, 1)
 	before := f.evaluatedAgain(t)
 	other := f.fromA(otherFriend, 17, dns)
-	wantAll(t, "another friend", f.forged(t, f.a, other, other, other, other, other), event.ForwardPeer, 5)
+	// alone: two CPUs may both evaluate it at the same moment
+	wantAll(t, "another friend", f.forged(t, f.a, other), event.ForwardPeer, 1)
+	wantAll(t, "the same friend", f.forged(t, f.a, other, other, other, other), event.ForwardPeer, 4)
 	if n := f.evaluatedAgain(t) - before; n != 1 {
 		t.Errorf("the connection was evaluated again %d times, want once", n)
 	}

@@ -270,7 +270,8 @@ func up(t *testing.T, o Options) *Node {
 
 func down(t *testing.T, o Options) {
 	t.Helper()
-	if err := Down(t.Context(), o.Instance); err != nil {
+	// In a cleanup the context of the test has ended.
+	if err := Down(context.WithoutCancel(t.Context()), o.Instance); err != nil {
 		t.Fatal(err)
 	}
 }

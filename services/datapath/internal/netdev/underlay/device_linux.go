@@ -22,6 +22,7 @@ type device struct {
 	name, kind   string
 	genMode      uint8 // how it gets a link-local address; genModeUnknown without IPv6
 	vxlan        vxlan
+	unordered    bool // a VLAN device whose frames have their tag where others have the type
 	// The device's sysctls of each family; nil if it has none of the family.
 	conf4, conf6 []byte
 }
@@ -40,6 +41,8 @@ const (
 	vxlanLearning  = 7
 	vxlanPort      = 15
 	vxlanExternal  = 25 // IFLA_VXLAN_COLLECT_METADATA
+	vlanFlags      = 2  // IFLA_VLAN_FLAGS: struct ifla_vlan_flags
+	vlanReorder    = 1  // VLAN_FLAG_REORDER_HDR of linux/if_vlan.h
 	skipStats      = 8  // RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h
 	genModeNone    = 1  // IN6_ADDR_GEN_MODE_NONE
 	genModeUnknown = 0xff
@@ -94,12 +97,14 @@ func (l *device) readInfo(v []byte) {
 		case unix.IFLA_INFO_KIND:
 			l.kind = unix.ByteSliceToString(v)
 		case unix.IFLA_INFO_DATA:
-			if l.kind != "vxlan" {
-				return
-			}
 			rtnl.Attrs(v, 0, func(kind uint16, v []byte) {
 				switch {
 				case len(v) == 0:
+				case l.kind == "vlan":
+					if kind == vlanFlags {
+						l.unordered = rtnl.Number(v)&vlanReorder == 0
+					}
+				case l.kind != "vxlan":
 				case kind == vxlanLearning:
 					l.vxlan.learning = v[0] != 0
 				case kind == vxlanExternal:

@@ -7,6 +7,7 @@ package underlay
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -15,6 +16,7 @@ import (
 func TestKernelUplinkOfABondOrVLANIsTheUpperDevice(t *testing.T) {
 	for name, c := range map[string]struct {
 		upper         string
+		patterns      []string
 		make, members []string
 	}{
 		"VLAN": {
@@ -26,7 +28,7 @@ func TestKernelUplinkOfABondOrVLANIsTheUpperDevice(t *testing.T) {
 				"link add upper0 type bond mode active-backup miimon 10", "link set uplink0 down",
 				"link set uplink0 master upper0", "link set spare0 master upper0",
 			},
-			members: []string{"uplink0", "spare0"},
+			members: []string{"uplink0", "spare0"}, patterns: []string{"upper0", "uplink*", "spare*"},
 		},
 		"VLAN of a bond": {
 			upper: "upper0", make: []string{
@@ -42,7 +44,8 @@ func TestKernelUplinkOfABondOrVLANIsTheUpperDevice(t *testing.T) {
 			n.ip(t, "link add spare0 type veth peer name spare1", "addr flush dev uplink0")
 			up := []string{"link set upper0 up", "addr add 192.0.2.1/24 dev upper0"}
 			n.ip(t, append(c.make, up...)...)
-			n.Underlay = n.open(t, Options{Uplinks: programs(t)})
+			// the setting names members, too
+			n.Underlay = n.open(t, Options{Uplinks: programs(t), Devices: c.patterns})
 			both := []string{"sluice_from_uplink", "sluice_to_uplink"}
 			ensure := func(when string) {
 				t.Helper()
@@ -71,5 +74,21 @@ func TestKernelUplinkOfABondOrVLANIsTheUpperDevice(t *testing.T) {
 			n.ip(t, append(slices.Clone(again), up...)...)
 			ensure("made again")
 		})
+	}
+}
+
+// TestKernelVLANWhoseFramesKeepTheirTagIsNamed, because its programs see no IP.
+func TestKernelVLANWhoseFramesKeepTheirTagIsNamed(t *testing.T) {
+	n := newNode(t)
+	n.ip(t, "addr flush dev uplink0", "link add link uplink0 name upper0 type vlan id 5 reorder_hdr off",
+		"link set upper0 up", "addr add 192.0.2.1/24 dev upper0")
+	n.Underlay = n.open(t, Options{Uplinks: programs(t)})
+	_, devices := n.uplinks(t, "192.0.2.1")
+	if err := n.EnsureUplinks(devices, true); err == nil || !strings.Contains(err.Error(), "reorder_hdr") {
+		t.Errorf("%v, want the flag by name", err)
+	}
+	n.ip(t, "link set upper0 type vlan reorder_hdr on")
+	if err := n.EnsureUplinks(devices, true); err != nil {
+		t.Error(err)
 	}
 }

@@ -24,7 +24,9 @@ import (
 )
 
 // Uplinks implements fabric.Links. A VLAN or bond is found as the device that has the
-// addresses and routes, and not those below it.
+// addresses and routes, and not those below it. A member of a bond is none, whatever the
+// setting says: its packets are those of the bond, whose programs would look at them
+// again, and a member that is not active receives copies.
 func (u *Underlay) Uplinks(addrs []netip.Addr, used []uint32) ([]endpoint.HostDevice, error) {
 	all, err := u.devices()
 	if err != nil {
@@ -41,7 +43,7 @@ func (u *Underlay) Uplinks(addrs []netip.Addr, used []uint32) ([]endpoint.HostDe
 	}
 	var uplinks []endpoint.HostDevice
 	for _, l := range all {
-		if l.flags&unix.IFF_LOOPBACK != 0 || u.own(l) {
+		if l.flags&(unix.IFF_LOOPBACK|unix.IFF_SLAVE) != 0 || u.own(l) {
 			continue
 		}
 		if indices[l.index] || slices.ContainsFunc(u.o.Devices, func(pattern string) bool {
@@ -153,7 +155,23 @@ func (u *Underlay) EnsureUplinks(devices []endpoint.HostDevice, programs bool) e
 	return errors.Join(errs...)
 }
 
-func (u *Underlay) attachUplink(d endpoint.HostDevice) error { return u.attach(d, u.o.Uplinks) }
+func (u *Underlay) attachUplink(d endpoint.HostDevice) error {
+	return errors.Join(u.attach(d, u.o.Uplinks), u.readable(d))
+}
+
+// readable names a device whose frames the programs take for no IP. They leave them
+// alone, and the node's firewall drops those of pods.
+func (u *Underlay) readable(d endpoint.HostDevice) error {
+	l, err := u.device(d.Index, "")
+	if err == nil && l.unordered {
+		return fmt.Errorf("%[1]s: a VLAN with reorder_hdr off shows no packets of pods to programs; "+
+			"run: ip link set %[1]s type vlan reorder_hdr on", d.Name)
+	}
+	if errors.Is(err, unix.ENODEV) {
+		return nil // it has gone meanwhile, which the next look finds
+	}
+	return err
+}
 
 // attach puts programs on a device unless they are there, and notes what is. The lock is
 // held.

@@ -431,7 +431,7 @@ func (n *node) openCore(cfg Config) (err error) {
 	}
 	if n.publisher != nil && cluster.Mode(cfg.Routing.Mode) == cluster.Native {
 		c.Published = func(ctx context.Context, o workload.Owner) {
-			if !n.publisher.Published(ctx, o, publicationWait) {
+			if !n.publisher.Published(ctx, o, publicationWait) && ctx.Err() == nil {
 				n.unpublished.Add(1)
 			}
 		}

@@ -58,8 +58,8 @@ type Config struct {
 	Leases     endpoint.Leases
 	Identities endpoint.Identities
 	Records    endpoint.Records
-	// Published returns when other nodes can know the addresses of an endpoint that is
-	// ready, or may not for a while; nil: nobody waits for that.
+	// Published returns when other nodes can know the addresses of an endpoint whose
+	// identity was resolved, or may not for a while; nil: nobody waits for that.
 	Published func(ctx context.Context, o workload.Owner)
 	// Policies evaluate endpoints; nil: everything is allowed.
 	Policies endpoint.Policies

@@ -135,6 +135,7 @@ type creation struct {
 	r            endpoint.Record
 	needsRelease bool // the lease may be confirmed: there is something to give back
 	claims       *claim
+	published    chan struct{} // closed when others can know the addresses; nil: nobody waits
 }
 
 func (c *Core) create(ctx context.Context, ns endpoint.Namespace, r endpoint.Record) (endpoint.Endpoint, error) {
@@ -146,8 +147,8 @@ func (c *Core) create(ctx context.Context, ns endpoint.Namespace, r endpoint.Rec
 	}
 	c.setUnrepaired(r.Spec.Owner, nil)
 	c.set(n.r, endpoint.Ready)
-	if c.cfg.Published != nil {
-		c.cfg.Published(ctx, r.Spec.Owner)
+	if n.published != nil {
+		<-n.published
 	}
 	return c.Get(r.Spec.Owner)
 }
@@ -208,9 +209,12 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 			return n.cfg.Links.Configure(n.ns, n.r.Device)
 		}, nil, faultConfigure},
 
-		{"await lease, identity and policy", func(context.Context) error {
+		{"await lease, identity and policy", func(ctx context.Context) error {
 			<-n.claims.done
 			n.r.Identity = n.claims.identity
+			if n.claims.err == nil {
+				n.awaitPublication(ctx)
+			}
 			return n.claims.err
 		}, nil, nil},
 
@@ -246,6 +250,20 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 			return n.cfg.Records.Save(n.r)
 		}, nil, faultReady},
 	}
+}
+
+// awaitPublication hurries what tells other nodes of the addresses, which goes on while
+// the rest is made.
+func (n *creation) awaitPublication(ctx context.Context) {
+	if n.cfg.Published == nil {
+		return
+	}
+	published, owner := make(chan struct{}), n.r.Spec.Owner // the steps change the record
+	n.published = published
+	go func() {
+		defer close(published)
+		n.cfg.Published(ctx, owner)
+	}()
 }
 
 // carryOut does the steps. One that fails undoes those before it.

@@ -4,7 +4,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -12,6 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
@@ -287,6 +291,31 @@ func TestKernelNodeOfAnotherModeIsNamed(t *testing.T) {
 	}
 }
 
+// hasPrograms says whether a device has programs where it receives: filters of ours, or,
+// where the kernel has it, anything of tcx.
+func (n *routed) hasPrograms(t *testing.T, device string) (has bool) {
+	t.Helper()
+	if err := n.home.Do(func() error {
+		out, err := exec.CommandContext(t.Context(), "tc", "filter", "show", "dev", device, "ingress").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("tc: %w: %s", err, out)
+		}
+		l, err := net.InterfaceByName(device)
+		if err != nil {
+			return err
+		}
+		r, err := link.QueryPrograms(link.QueryOptions{Target: l.Index, Attach: ebpf.AttachTCXIngress})
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, ebpf.ErrNotSupported) {
+			r, err = &link.QueryResult{}, nil
+		}
+		has = strings.Contains(string(out), "sluice") || err == nil && len(r.Programs) > 0
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return has
+}
+
 // TestKernelAnotherModeLeavesNothingOfTheOneBefore, and an uninstallation nothing at
 // all.
 func TestKernelAnotherModeLeavesNothingOfTheOneBefore(t *testing.T) {
@@ -308,15 +337,8 @@ func TestKernelAnotherModeLeavesNothingOfTheOneBefore(t *testing.T) {
 				list = append(list, what)
 			}
 		}
-		var out []byte
-		if err := a.home.Do(func() (err error) {
-			out, err = exec.CommandContext(t.Context(), "tc", "filter", "show", "dev", "uplink0", "ingress").CombinedOutput()
-			return err
-		}); err != nil {
-			t.Fatalf("tc: %v: %s", err, out)
-		}
-		if strings.Contains(string(out), "sluice") {
-			list = append(list, "filter")
+		if a.hasPrograms(t, "uplink0") {
+			list = append(list, "programs")
 		}
 		slices.Sort(list)
 		return list
@@ -339,7 +361,7 @@ func TestKernelAnotherModeLeavesNothingOfTheOneBefore(t *testing.T) {
 		a.start(true)
 		switch mode {
 		case "native":
-			want(mode, traces, "filter", "neighbour", "neighbour6", "route", "route6")
+			want(mode, traces, "neighbour", "neighbour6", "programs", "route", "route6")
 		case "overlay":
 			want(mode, traces, "neighbour", "route", "route6", "tunnel")
 		default:

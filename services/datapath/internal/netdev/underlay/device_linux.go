@@ -97,6 +97,7 @@ func (l *device) readInfo(v []byte) {
 		case unix.IFLA_INFO_KIND:
 			l.kind = unix.ByteSliceToString(v)
 		case unix.IFLA_INFO_DATA:
+			l.unordered = l.kind == "vlan" // without any flag the kernel sends no flags
 			rtnl.Attrs(v, 0, func(kind uint16, v []byte) {
 				switch {
 				case len(v) == 0:

@@ -28,7 +28,7 @@ func TestKernelUplinkOfABondOrVLANIsTheUpperDevice(t *testing.T) {
 				"link add upper0 type bond mode active-backup miimon 10", "link set uplink0 down",
 				"link set uplink0 master upper0", "link set spare0 master upper0",
 			},
-			members: []string{"uplink0", "spare0"}, patterns: []string{"upper0", "uplink*", "spare*"},
+			members: []string{"uplink0", "spare0"}, patterns: []string{"upper0", "uplink*", "spare0"},
 		},
 		"VLAN of a bond": {
 			upper: "upper0", make: []string{

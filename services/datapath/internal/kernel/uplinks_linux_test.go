@@ -127,7 +127,7 @@ func TestKernelUplinksMayBeBondsAndVLANs(t *testing.T) {
 				time.Sleep(50 * time.Millisecond) // several looks of miimon
 				speak(fmt.Sprintf("member %d of the bond has no carrier", member))
 				must(t, "set it up", netlink.LinkSetUp(port))
-				time.Sleep(50 * time.Millisecond)
+				time.Sleep(50 * time.Millisecond) // the same
 			}
 		}
 		(&theatre{runner: f.b.runner}).putTables(t)

@@ -187,9 +187,12 @@ func (n *node) call(ctx context.Context, command string, p pod.Pod, app string) 
 func (n *node) callFor(ctx context.Context, timeout time.Duration, command string, p pod.Pod, app string) ([]byte,
 	error,
 ) {
+	runtime := map[string]any{"labels": []map[string]string{{"key": "app", "value": app}}}
+	if wanted := p.Addresses(); command == "ADD" && len(wanted) > 0 {
+		runtime["ips"] = wanted
+	}
 	config, err := cni.PluginConfig(n.CNIConflist(), "1.0.0", map[string]any{
-		"timeout":       timeout.String(),
-		"runtimeConfig": map[string]any{"labels": []map[string]string{{"key": "app", "value": app}}},
+		"timeout": timeout.String(), "runtimeConfig": runtime,
 	})
 	if err != nil {
 		return nil, err
@@ -200,7 +203,8 @@ func (n *node) callFor(ctx context.Context, timeout time.Duration, command strin
 	})
 }
 
-// tryAdd connects a pod, and returns it with its addresses.
+// tryAdd connects a pod, and returns it with its addresses: those that it has already,
+// if any.
 func (n *node) tryAdd(ctx context.Context, p pod.Pod, app string) (pod.Pod, error) {
 	return n.tryAddFor(ctx, 30*time.Second, p, app)
 }
@@ -222,7 +226,13 @@ func (n *node) tryAddFor(ctx context.Context, timeout time.Duration, p pod.Pod, 
 
 func (n *node) add(t *testing.T, app string) pod.Pod {
 	t.Helper()
-	p, err := n.tryAdd(t.Context(), newPod(t), app)
+	return n.addAt(t, app, nil)
+}
+
+// addAt is add with addresses of the caller's choice.
+func (n *node) addAt(t *testing.T, app string, addresses []netip.Addr) pod.Pod {
+	t.Helper()
+	p, err := n.tryAdd(t.Context(), newPod(t).WithAddresses(addresses), app)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -19,39 +18,8 @@ import (
 
 	"github.com/sluice-net/sluice/devnode"
 	"github.com/sluice-net/sluice/kit/servicetest"
-	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
-
-// addAt connects a pod with addresses of its own choice.
-func (n *node) addAt(t *testing.T, app string, addresses []netip.Addr) pod.Pod {
-	t.Helper()
-	p := newPod(t)
-	var ips []string
-	for _, a := range addresses {
-		ips = append(ips, a.String())
-	}
-	config, err := cni.PluginConfig(n.CNIConflist(), "1.0.0", map[string]any{
-		"runtimeConfig": map[string]any{"labels": []map[string]string{{"key": "app", "value": app}}, "ips": ips},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	result, err := cni.Run(ctx, cni.Call{
-		Plugin: n.Plugin(), Command: "ADD", ContainerID: p.Name, Netns: p.Netns, IfName: "eth0",
-		Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=test;K8S_POD_NAME=" + p.Name, Path: filepath.Dir(n.Plugin()), Config: config,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := cni.Addresses(result)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p.WithAddresses(got)
-}
 
 // die ends every process of a node as kill -9 does, and takes it off the network.
 func (n *node) die(t *testing.T) {
@@ -149,12 +117,27 @@ func TestAddressesOfADeadNodeAreJudgedAsTheirNewPods(t *testing.T) {
 
 			heir.del(t, stranger)
 			here.forgets(t, stranger)
-			servicetest.EventuallyNil(t, "the addresses are free again", func() (err error) {
-				friend := newFriend(t, heir, client.Addresses())
-				for _, a := range web.Addresses() {
-					servicetest.EventuallyNil(t, "a pod that is let in", func() error {
-						return exchange(t.Context(), friend, web, a)
-					})
+			time.Sleep(1100 * time.Millisecond) // the quarantine; nothing tells of its end
+			friend := heir.addAt(t, "client", client.Addresses())
+			for _, a := range web.Addresses() {
+				servicetest.EventuallyNil(t, "a pod that is let in", func() error {
+					return exchange(t.Context(), friend, web, a)
+				})
+			}
+			// The same packets of a pod that is let in arrive.
+			w, mac, shots := newWire(t, friend.Netns), hostEnd(t, heir, friend), intruding(old)
+			for _, s := range shots {
+				if err := w.send(mac, s.packet); err != nil {
+					t.Fatal(err)
+				}
+			}
+			heard := map[string]bool{}
+			servicetest.EventuallyNil(t, "the same packets of a friend", func() error {
+				for who := range ears.take() {
+					heard[strings.TrimPrefix(who, web.Name+": ")] = true
+				}
+				if len(heard) != len(shots) {
+					return fmt.Errorf("%d of %d were heard", len(heard), len(shots))
 				}
 				return nil
 			})
@@ -163,11 +146,26 @@ func TestAddressesOfADeadNodeAreJudgedAsTheirNewPods(t *testing.T) {
 	}
 }
 
-// newFriend waits for the end of the quarantine of the addresses.
-func newFriend(t *testing.T, n *node, addresses []netip.Addr) pod.Pod {
-	t.Helper()
-	time.Sleep(1100 * time.Millisecond) // the quarantine; nothing tells of its end
-	return n.addAt(t, "client", addresses)
+// intruding are packets of every kind into the connections that an address had.
+func intruding(old []flow) (shots []shot) {
+	for i, f := range old {
+		from, to := endOf(f.client.LocalAddr()), endOf(f.client.RemoteAddr())
+		for what, build := range map[string]func([]byte) []byte{
+			"segment": func(b []byte) []byte { return segment(from, to, ack, b) },
+			"SYN":     func(b []byte) []byte { return segment(from, to, syn, b) },
+			"UDP":     func(b []byte) []byte { return datagram(from, to, b) },
+		} {
+			what = fmt.Sprintf("%s%d %s", marker, i, what)
+			shots = append(shots, shot{what: what, packet: build([]byte(what + ";"))})
+		}
+	}
+	return shots
+}
+
+// endOf is an end of a connection.
+func endOf(a net.Addr) netip.AddrPort {
+	end := a.(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(end.Addr().Unmap(), end.Port())
 }
 
 // intrude sends packets of every kind from a pod into the connections that its addresses
@@ -176,24 +174,14 @@ func newFriend(t *testing.T, n *node, addresses []netip.Addr) pod.Pod {
 func intrude(t *testing.T, here, heir *node, stranger, web pod.Pod, old []flow) {
 	t.Helper()
 	w := newWire(t, stranger.Netns)
-	mac := hostEnd(t, heir, stranger)
+	mac, shots := hostEnd(t, heir, stranger), intruding(old)
 	sent, known := 0, time.Time{}
 	for known.IsZero() || time.Since(known) < time.Second {
-		for _, f := range old {
-			from := f.client.LocalAddr().(*net.TCPAddr).AddrPort()
-			to := f.client.RemoteAddr().(*net.TCPAddr).AddrPort()
-			from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
-			to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
-			for what, build := range map[string]func([]byte) []byte{
-				"segment": func(b []byte) []byte { return segment(from, to, ack, b) },
-				"SYN":     func(b []byte) []byte { return segment(from, to, syn, b) },
-				"UDP":     func(b []byte) []byte { return datagram(from, to, b) },
-			} {
-				if err := w.send(mac, build([]byte(marker+what+";"))); err != nil {
-					t.Fatal(err)
-				}
-				sent++
+		for _, s := range shots {
+			if err := w.send(mac, s.packet); err != nil {
+				t.Fatal(err)
 			}
+			sent++
 		}
 		if !known.IsZero() {
 			continue

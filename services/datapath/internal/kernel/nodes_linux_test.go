@@ -295,6 +295,11 @@ func wantNoDrops(t *testing.T, who string, gained map[cell]uint64) {
 
 // eachFabric runs a test in both modes and on both underlays.
 func eachFabric(t *testing.T, test func(t *testing.T, f *fabric, routing Routing)) {
+	eachFabricOn(t, cable, test)
+}
+
+// eachFabricOn is eachFabric with uplinks of a kind.
+func eachFabricOn(t *testing.T, kind uplinkKind, test func(t *testing.T, f *fabric, routing Routing)) {
 	for _, c := range []struct {
 		name      string
 		routing   Routing
@@ -304,7 +309,7 @@ func eachFabric(t *testing.T, test func(t *testing.T, f *fabric, routing Routing
 		{"overlay on IPv6", RoutingOverlay, true},
 		{"native", RoutingNative, false},
 	} {
-		t.Run(c.name, func(t *testing.T) { test(t, newFabric(t, c.routing, c.underlay6), c.routing) })
+		t.Run(c.name, func(t *testing.T) { test(t, newFabricOn(t, c.routing, c.underlay6, kind), c.routing) })
 	}
 }
 

@@ -87,19 +87,9 @@ func eachUplink(t *testing.T, test func(t *testing.T, f *fabric, bonded bool)) {
 		make   uplinkKind
 		bonded bool
 	}{{"VLAN", overVLAN, false}, {"bond", overBond, true}, {"VLAN of a bond", overBondedVLAN, true}} {
-		for _, c := range []struct {
-			name      string
-			routing   Routing
-			underlay6 bool
-		}{
-			{"overlay", RoutingOverlay, false},
-			{"overlay on IPv6", RoutingOverlay, true},
-			{"native", RoutingNative, false},
-		} {
-			t.Run(kind.name+"/"+c.name, func(t *testing.T) {
-				test(t, newFabricOn(t, c.routing, c.underlay6, kind.make), kind.bonded)
-			})
-		}
+		t.Run(kind.name, func(t *testing.T) {
+			eachFabricOn(t, kind.make, func(t *testing.T, f *fabric, _ Routing) { test(t, f, kind.bonded) })
+		})
 	}
 }
 

@@ -23,6 +23,9 @@ var tcxHooks = map[program.Hook]ebpf.AttachType{
 	program.Egress:  ebpf.AttachTCXEgress,
 }
 
+// deviceHooks are those of a device.
+var deviceHooks = []program.Hook{program.Ingress, program.Egress}
+
 // nameLength is how much of a program's name the kernel keeps.
 const nameLength = unix.BPF_OBJ_NAME_LEN - 1
 
@@ -244,8 +247,8 @@ func (h *Hooks) Places(d endpoint.HostDevice) (ids []ebpf.ProgramID, err error) 
 		return nil, err
 	}
 	err = h.Home.Do(func() error {
-		for _, attach := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-			programs, err := tcxPrograms(int(d.Index), attach)
+		for _, at := range deviceHooks {
+			programs, err := tcxPrograms(int(d.Index), tcxHooks[at])
 			if err != nil {
 				return fmt.Errorf("query tcx of %s: %w", d.Name, err)
 			}

@@ -23,17 +23,14 @@ import (
 func (h *Hooks) checkTCX(ds *[]endpoint.Difference, ifindex uint32, name string) error {
 	// the kernel looks for the index in the namespace of the calling thread
 	return h.Home.Do(func() error {
-		for _, hook := range []struct {
-			name   string
-			attach ebpf.AttachType
-		}{{"ingress", ebpf.AttachTCXIngress}, {"egress", ebpf.AttachTCXEgress}} {
-			programs, err := tcxPrograms(int(ifindex), hook.attach)
+		for _, at := range deviceHooks {
+			programs, err := tcxPrograms(int(ifindex), tcxHooks[at])
 			if err != nil {
-				return fmt.Errorf("query tcx %s of %s: %w", hook.name, name, err)
+				return fmt.Errorf("query tcx %s of %s: %w", at, name, err)
 			}
 			for _, p := range programs {
 				*ds = append(*ds, endpoint.Difference{
-					Subject: endpoint.SubjectTCX, Key: name + " " + hook.name, Have: describeTCX(p),
+					Subject: endpoint.SubjectTCX, Key: name + " " + string(at), Have: describeTCX(p),
 				})
 			}
 		}

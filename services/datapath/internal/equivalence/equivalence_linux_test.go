@@ -303,6 +303,7 @@ func producer(t testing.TB) string {
 	out := filepath.Join(t.TempDir(), "policy-vectors")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", out, "./internal/test/policy-vectors")
 	cmd.Dir = filepath.Join("..", "..", "..", "policy")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as the service is built: nothing is compiled again
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build the engine's side: %v\n%s", err, text)
 	}

@@ -33,9 +33,13 @@ const startTimeout = time.Minute
 
 var binary = sync.OnceValues(build)
 
-// build compiles sluice-devetcd, unless `make build` did. The copy in bin is
-// as good: tests use etcd's protocol, and go.mod pins etcd.
+// build compiles sluice-devetcd, unless `make build` did: it is in the directory
+// SLUICE_BIN, or in bin. That copy is as good: tests use etcd's protocol, and go.mod
+// pins etcd.
 func build() (string, error) {
+	if dir := os.Getenv("SLUICE_BIN"); dir != "" {
+		return filepath.Join(dir, "sluice-devetcd"), nil
+	}
 	_, self, _, _ := runtime.Caller(0)
 	root := filepath.Join(filepath.Dir(self), "..", "..", "..", "..", "..")
 	built := filepath.Join(root, "bin", "sluice-devetcd")

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_SERVICE_ABI_H
+#define SLUICE_SERVICE_ABI_H
+
+/*
+ * The part of the programs' and the Go side's common types that is about services;
+ * abi.h says what holds for all of them.
+ *
+ * A packet or a socket finds its backend in four steps: the address that was asked
+ * is a key of sl_fe4 or sl_fe6, which leads to a front (sl_front), whose word names
+ * a run of members (sl_member), of which one is chosen, which names a backend
+ * (sl_be4 or sl_be6). Each step after the key is one aligned 64-bit load, and a
+ * list is exchanged by one aligned 64-bit store: of sl_front.list.
+ */
+
+#include <linux/types.h>
+
+#define SL_MAX_FRONTENDS 65536 /* of each family */
+#define SL_MAX_FRONTS 65536
+#define SL_MAX_MEMBERS 262144
+#define SL_MAX_BACKENDS 131072 /* of each family */
+#define SL_MAX_NAMESPACES 8192
+#define SL_MAX_AFFINITY 8192 /* of each family */
+
+/* sl_fe_key4.kind and sl_fe_key6.kind */
+#define SL_FE_ADDRESS 0 /* of an address */
+#define SL_FE_NODE 1 /* of a node port; the address is 0 */
+
+/* Keys of sl_fe4 and sl_fe6. */
+struct sl_fe_key4 {
+	__be32 addr;
+	__u16 port; /* host order */
+	__u8 proto;
+	__u8 kind; /* SL_FE_... */
+};
+_Static_assert(sizeof(struct sl_fe_key4) == 8, "no padding");
+
+struct sl_fe_key6 {
+	__u8 addr[16];
+	__u16 port;
+	__u8 proto;
+	__u8 kind;
+};
+_Static_assert(sizeof(struct sl_fe_key6) == 20, "no padding");
+
+/*
+ * Value of sl_fe4 and sl_fe6: the fronts, 0: there is none, and packets pass as if
+ * there were no frontend. Written once; a frontend keeps its numbers for as long as
+ * its key exists.
+ */
+struct sl_fe {
+	__u32 inside; /* for the node's own pods and sockets */
+	__u32 outside; /* for what comes from elsewhere */
+};
+_Static_assert(sizeof(struct sl_fe) == 8, "one word");
+
+/*
+ * Value of sl_front, at the number of a front; element 0 is not used. Everything
+ * but list is written before a key names the number, or is changed by one store of
+ * its own word.
+ */
+struct sl_front {
+	__u64 list; /* base | count << 24 | algorithm << 40 | SL_FRONT_... << 48 */
+	__u32 timeout; /* of affinity, in seconds; 0: none */
+	__u16 group; /* of fronts that share what affinity remembers */
+	__u16 port; /* the frontend's, for the way back; host order */
+	__u8 addr[16]; /* the frontend's; IPv4: the first four bytes */
+};
+_Static_assert(sizeof(struct sl_front) == 32, "half a cache line");
+
+#define SL_FRONT_COUNT_SHIFT 24
+#define SL_FRONT_ALGORITHM_SHIFT 40
+#define SL_FRONT_FLAGS_SHIFT 48
+#define SL_FRONT_BASE_MASK 0xffffff
+
+/* In the upper 16 bits of sl_front.list */
+#define SL_FRONT_DROP 0x1 /* without a backend: dropped; else it is refused */
+#define SL_FRONT_SOURCES 0x2 /* only from prefixes in sl_src4 and sl_src6 */
+
+/* How one of a front's members is chosen. */
+enum sl_algorithm {
+	/* up to SL_RENDEZVOUS members by rendezvous, above by hash modulo their count */
+	SL_ALGORITHM_DEFAULT = 0,
+};
+
+#define SL_RENDEZVOUS 16
+
+/*
+ * Value of sl_member: backend | salt << 32. The salt is made of the backend's
+ * address and port, so that every node and every restart chooses alike.
+ */
+
+/* sl_be4.state and sl_be6.state */
+#define SL_BE_FREE 0 /* the number leads nowhere */
+#define SL_BE_ACTIVE 1
+#define SL_BE_GONE 2 /* it was removed; entries and sockets may name it */
+
+/*
+ * Value of sl_be4, at the number of a backend, one word:
+ * address (network order, as the machine loads it) | port << 32 | state << 48 |
+ * generation << 56. The generation changes whenever the number is given to another
+ * address or port. Element 0 is not used.
+ */
+
+/* Value of sl_be6. The address is written while state is SL_BE_FREE. */
+struct sl_be6 {
+	__u64 word; /* as sl_be4, without the address */
+	__u8 addr[16];
+};
+_Static_assert(sizeof(struct sl_be6) == 24, "three words");
+
+/*
+ * Value of sl_ns, at the cookie of a network namespace: whose sockets these are.
+ * Sockets of namespaces without an element are left alone, unless the program is
+ * set to translate for all.
+ */
+struct sl_ns {
+	__u16 slot; /* of the endpoint; SL_SLOT_HOST: the node's own namespace */
+	__u16 flags; /* SL_NS_... */
+	__u32 pad;
+};
+_Static_assert(sizeof(struct sl_ns) == 8, "one word");
+
+#define SL_NS_LEAVE 0x1 /* its sockets are not translated */
+
+#define SL_SOCKET_PEERS 4
+
+/* One translation that a socket remembers. */
+struct sl_sock_peer {
+	__u8 addr[16]; /* the backend's; IPv4: the first four bytes */
+	__u16 port; /* host order */
+	__u8 family; /* 4 or 6, of both addresses; 0: unused */
+	__u8 gen; /* of the backend */
+	__u32 front; /* whose address the socket asked for */
+	__u32 backend;
+	__u32 pad;
+};
+_Static_assert(sizeof(struct sl_sock_peer) == 32, "half a cache line");
+
+/*
+ * Value of sl_sk, in the storage of a socket. A connected socket uses the first
+ * peer only.
+ */
+struct sl_sock {
+	__u64 cookie; /* of the socket */
+	__u64 netns; /* cookie of its namespace */
+	__u16 sport; /* as far as known; host order */
+	__u8 proto;
+	__u8 connected; /* 1: by connect */
+	__u32 next; /* the peer that is replaced next */
+	struct sl_sock_peer peer[SL_SOCKET_PEERS];
+};
+_Static_assert(sizeof(struct sl_sock) == 152, "no padding");
+
+/* Keys of sl_aff4 and sl_aff6. */
+struct sl_aff_key4 {
+	__be32 client; /* its address; the node itself: 0 */
+	__u16 group;
+	__u16 pad;
+};
+_Static_assert(sizeof(struct sl_aff_key4) == 8, "no padding");
+
+struct sl_aff_key6 {
+	__u8 client[16];
+	__u16 group;
+	__u16 pad;
+};
+_Static_assert(sizeof(struct sl_aff_key6) == 20, "no padding");
+
+/*
+ * Value of sl_aff4 and sl_aff6, one word: backend | last second << 32, changed by
+ * compare and exchange of the whole, as the map may recycle the element.
+ */
+
+#endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_SERVICE_MAPS_H
+#define SLUICE_SERVICE_MAPS_H
+
+/*
+ * The maps of services, written as maps.h says. A node without services, or without
+ * one of the families, gives them one element each.
+ */
+
+#include <linux/bpf.h>
+
+#include <bpf/bpf_helpers.h>
+#include <sluice/service_abi.h>
+
+/* address that is asked -> fronts; a key is added and deleted, its value stays */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SL_MAX_FRONTENDS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct sl_fe_key4);
+	__type(value, struct sl_fe);
+} sl_fe4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SL_MAX_FRONTENDS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct sl_fe_key6);
+	__type(value, struct sl_fe);
+} sl_fe6 SEC(".maps");
+
+/* number of a front -> its list */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_FRONTS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct sl_front);
+} sl_front SEC(".maps");
+
+/* base of a list + index -> backend | salt << 32 */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_MEMBERS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} sl_member SEC(".maps");
+
+/* number of a backend -> where it is */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_BACKENDS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} sl_be4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_BACKENDS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct sl_be6);
+} sl_be6 SEC(".maps");
+
+/* cookie of a network namespace -> whose sockets are in it */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SL_MAX_NAMESPACES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct sl_ns);
+} sl_ns SEC(".maps");
+
+/* socket -> the translations that it has asked for */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct sl_sock);
+} sl_sk SEC(".maps");
+
+/* client and group of fronts -> the backend that the client keeps */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_AFFINITY);
+	__type(key, struct sl_aff_key4);
+	__type(value, __u64);
+} sl_aff4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_AFFINITY);
+	__type(key, struct sl_aff_key6);
+	__type(value, __u64);
+} sl_aff6 SEC(".maps");
+
+#endif

@@ -56,12 +56,13 @@ func (t *Table) tracks() (tracks bool) {
 // that differs otherwise is repaired. Without a masquerade or a fabric there is nothing
 // to do.
 func (t *Table) SetOthers(ranges []netip.Prefix, nodes []netip.Addr) error {
+	// Held from before the table is to be another until it is: Check finds no difference.
+	t.kernel.Lock()
+	defer t.kernel.Unlock()
 	t.mu.Lock()
 	t.set.others = &others{slices.Clone(ranges), slices.Clone(nodes)}
 	t.mu.Unlock()
-	t.kernel.Lock()
-	defer t.kernel.Unlock()
-	p := t.plan() // of the last call, if there was another
+	p := t.plan()
 	if p.masquerade == nil && p.fabric == nil {
 		return nil
 	}

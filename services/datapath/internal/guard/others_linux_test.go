@@ -255,8 +255,8 @@ func TestKernelJoiningNodesOpenNoWall(t *testing.T) {
 	t.Logf("%d packets sent, %d dropped", sent.Load(), dropped())
 }
 
-// TestKernelRepairsAndJoinsDoNotUndoEachOther lets them run into each other. What is
-// said last of other nodes holds.
+// TestKernelRepairsAndJoinsDoNotUndoEachOther lets them run into each other, and into
+// checks, to which none of them looks like a difference.
 func TestKernelRepairsAndJoinsDoNotUndoEachOther(t *testing.T) {
 	w := &fabricWorld{t: t}
 	guard := New(netnstest.New(t), "test", []uint32{podGroup, dyingGroup}, 0xf00, 0x100)
@@ -281,7 +281,7 @@ func TestKernelRepairsAndJoinsDoNotUndoEachOther(t *testing.T) {
 		}
 		all.Go(func() {
 			diffs, err := guard.Check()
-			if err != nil || len(diffs) > 0 && diffs[0].Have != "other elements in set others4" {
+			if err != nil || len(diffs) > 0 {
 				t.Errorf("%+v, %v", diffs, err)
 			}
 		})

@@ -127,11 +127,11 @@ func (w *world) pinned(name string) *ebpf.Map {
 	return m
 }
 
-// findings of an audit with a subject.
+// findings of an audit with a subject; "": with any.
 func (w *world) findings(repair bool, subject string) (found []endpoint.Finding) {
 	w.t.Helper()
 	err := w.node.Core.Audit(w.t.Context(), repair, func(f endpoint.Finding) error {
-		if f.Subject == subject {
+		if subject == "" || f.Subject == subject {
 			found = append(found, f)
 		}
 		return nil

@@ -27,7 +27,7 @@ import (
 // bound the memory that hostile input can take to some tens of megabytes.
 const (
 	MaxBytes = 3 << 20 // of one stream of documents, see Parse; of one document, see Each
-	maxMarks = 120_000 // signs in it that can begin a value, see marks
+	maxMarks = 120_000 // signs in it that can begin a value, see yamlstream.Marks
 	maxNodes = 100_000 // values visited in one document, aliases expanded
 	maxDepth = 64
 	maxKey   = 1 << 10   // bytes of a key
@@ -175,7 +175,7 @@ func Check(data []byte) error {
 	if len(data) > MaxBytes {
 		return fmt.Errorf("manifest of %d bytes is larger than %d", len(data), MaxBytes)
 	}
-	if n := marks(data); n > maxMarks {
+	if n := yamlstream.Marks(data); n > maxMarks {
 		return fmt.Errorf("manifest has %d signs that can begin a value, more than %d: divide it", n, maxMarks)
 	}
 	return nil
@@ -196,24 +196,6 @@ func newDocument(node *yaml.Node) (Document, error) {
 	}
 	d.APIVersion, d.Kind = head.APIVersion, head.Kind
 	return d, nil
-}
-
-// marks counts the signs of which one stands before every value, those in texts
-// included. The YAML library builds the whole tree before it can be looked at, of
-// some 200 bytes per value: three megabytes of "[[],[],…" would become hundreds.
-func marks(data []byte) int {
-	n := 0
-	for i, c := range data {
-		switch c {
-		case ',', '[', '{':
-			n++
-		case ':', '-', '?': // with something after it that ends a word
-			if i+1 == len(data) || data[i+1] <= ' ' || i > 0 && (data[i-1] == '"' || data[i-1] == '\'') {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 // Number is a value that may be a number or a string, such as the port of a

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/sandbox"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// Config is this service's own part of the configuration.
+type Config struct {
+	StateDir     string             `config:"stateDir" help:"directory of the file that survives a restart"`
+	Sources      SourcesConfig      `config:"sources"`
+	Node         NodeConfig         `config:"node"`
+	ExternalIPs  ExternalIPsConfig  `config:"externalIPs"`
+	Backends     BackendsConfig     `config:"backends"`
+	HealthChecks HealthChecksConfig `config:"healthChecks"`
+	Limits       LimitsConfig       `config:"limits"`
+	Subscribers  SubscribersConfig  `config:"subscribers"`
+
+	external []netip.Prefix      // set by Validate
+	reserved []frontend.Reserved // likewise
+}
+
+// SourcesConfig says where services come from, beside calls.
+type SourcesConfig struct {
+	Directory string `config:"directory" help:"directory of YAML and JSON files with services and endpoint slices, which is watched; empty for none"`
+}
+
+// NodeConfig is about the node that the frontends are for.
+type NodeConfig struct {
+	Name string `config:"name" help:"name of the node as endpoint slices have it, which tells local endpoints; empty: none is local"`
+	Zone string `config:"zone" help:"zone of the node, for topology hints; empty: none"`
+}
+
+// ExternalIPsConfig says which addresses a service may claim.
+type ExternalIPsConfig struct {
+	Allow []string `config:"allow" help:"prefixes whose addresses services may have as spec.externalIPs: whoever may write a service takes over traffic to them"`
+}
+
+// BackendsConfig says which addresses cannot be backends.
+type BackendsConfig struct {
+	Reserved []string `config:"reserved" help:"ports that no backend may have, as protocol/port or protocol/prefix:port with the prefix of the addresses; those of tunnels belong here, since a packet that the node sends there counts as one of the node"`
+}
+
+// HealthChecksConfig is about the health check ports of services.
+type HealthChecksConfig struct {
+	Address string `config:"address" help:"address that health check node ports are served on; empty: every one; off: they are not served"`
+}
+
+// LimitsConfig bounds what is kept. The defaults are what the kernel's maps take.
+type LimitsConfig struct {
+	Services           int             `config:"services" help:"services that are kept"`
+	EndpointSlices     int             `config:"endpointSlices" help:"endpoint slices that are kept"`
+	Frontends          int             `config:"frontends" help:"frontends of all services together"`
+	Backends           int             `config:"backends" help:"distinct addresses and ports of the endpoints of all services together"`
+	BackendsPerService int             `config:"backendsPerService" help:"distinct addresses and ports of the endpoints of one service"`
+	Manifests          config.ByteSize `config:"manifests" help:"size of all files of sources.directory together"`
+}
+
+// SubscribersConfig is about datapaths.
+type SubscribersConfig struct {
+	Linger time.Duration `config:"linger" help:"how long a subscriber that has gone may resume its stream, and is named as disconnected"`
+}
+
+func defaults(p instance.Paths) Config {
+	return Config{
+		StateDir: p.ServiceStateDir("loadbalancer"),
+		Backends: BackendsConfig{Reserved: []string{"udp/4789", "udp/8472"}},
+		Limits: LimitsConfig{
+			Services: 65_536, EndpointSlices: 131_072, Frontends: 65_536, Backends: 131_072, BackendsPerService: 16_384, Manifests: 256 << 20,
+		},
+		Subscribers: SubscribersConfig{Linger: 10 * time.Minute},
+	}
+}
+
+// healthChecksOff is the address that says that health check ports are not served.
+const healthChecksOff = "off"
+
+// Validate implements the check of kit/config.
+func (c *Config) Validate() error {
+	var p config.Problems
+	if !filepath.IsAbs(c.StateDir) {
+		p.Addf("stateDir", "%q is not an absolute path", c.StateDir)
+	}
+	if d := c.Sources.Directory; d != "" && !filepath.IsAbs(d) {
+		p.Addf("sources.directory", "%q is not an absolute path", d)
+	}
+	c.external, c.reserved = nil, nil
+	for i, text := range c.ExternalIPs.Allow {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			p.Addf(fmt.Sprintf("externalIPs.allow[%d]", i), "%q is no prefix", text)
+			continue
+		}
+		c.external = append(c.external, prefix.Masked())
+	}
+	for i, text := range c.Backends.Reserved {
+		r, err := parseReserved(text)
+		if err != nil {
+			p.Addf(fmt.Sprintf("backends.reserved[%d]", i), "%q: %v", text, err)
+			continue
+		}
+		c.reserved = append(c.reserved, r)
+	}
+	if a := c.HealthChecks.Address; a != "" && a != healthChecksOff {
+		if _, err := netip.ParseAddr(a); err != nil {
+			p.Addf("healthChecks.address", "%q is no address", a)
+		}
+	}
+	l := c.Limits
+	for _, x := range []struct {
+		key   string
+		value int
+	}{
+		{"limits.services", l.Services},
+		{"limits.endpointSlices", l.EndpointSlices},
+		{"limits.frontends", l.Frontends},
+		{"limits.backends", l.Backends},
+		{"limits.backendsPerService", l.BackendsPerService},
+	} {
+		if x.value < 1 || x.value > 1_000_000 {
+			p.Addf(x.key, "%d is not between 1 and 1000000", x.value)
+		}
+	}
+	if l.Manifests < 1 {
+		p.Addf("limits.manifests", "%d is not positive", l.Manifests)
+	}
+	if d := c.Subscribers.Linger; d < 0 || d > 24*time.Hour {
+		p.Addf("subscribers.linger", "%s is not between 0 and 24h", d)
+	}
+	return p.Err()
+}
+
+// parseReserved reads "udp/4789" and "udp/10.0.0.0/8:4789".
+func parseReserved(text string) (frontend.Reserved, error) {
+	protocol, rest, _ := strings.Cut(text, "/")
+	out := frontend.Reserved{Protocol: service.ProtocolOf(strings.ToUpper(protocol))}
+	if out.Protocol == 0 {
+		return out, fmt.Errorf("the protocol is not tcp, udp or sctp")
+	}
+	port := rest
+	if at := strings.LastIndexByte(rest, ':'); at >= 0 {
+		prefix, err := netip.ParsePrefix(strings.Trim(rest[:at], "[]"))
+		if err != nil {
+			return out, fmt.Errorf("%q is no prefix", rest[:at])
+		}
+		out.Prefix, port = prefix.Masked(), rest[at+1:]
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return out, fmt.Errorf("%q is no port", port)
+	}
+	out.Port = uint16(n)
+	return out, nil
+}
+
+// Calls says what the service asks the kernel for beside what every service does:
+// health check ports come and go with services.
+func (c *Config) Calls() sandbox.Calls {
+	return sandbox.Calls{Inet: c.HealthChecks.Address != healthChecksOff}
+}
+
+func (c *Config) owner(l *slog.Logger) owner.Config {
+	return owner.Config{
+		Node: frontend.Node{Name: c.Node.Name, Zone: c.Node.Zone, ExternalIPs: c.external, Reserved: c.reserved},
+		Limits: owner.Limits{
+			Services: c.Limits.Services, Slices: c.Limits.EndpointSlices, Frontends: c.Limits.Frontends,
+			Backends: c.Limits.Backends, BackendsPerService: c.Limits.BackendsPerService,
+		},
+		Linger: c.Subscribers.Linger, Log: l,
+	}
+}
+
+// files are what the service opens after its start: its state and the manifests,
+// whose directory may be a link that is exchanged, or come later.
+func (c *Config) files() sandbox.Files {
+	f := sandbox.Files{Write: []string{c.StateDir}}
+	if dir := c.Sources.Directory; dir != "" {
+		f.Read = append(f.Read, dir, filepath.Dir(filepath.Clean(dir)))
+		if target, err := filepath.EvalSymlinks(dir); err == nil && target != filepath.Clean(dir) {
+			f.Read = append(f.Read, target, filepath.Dir(target))
+		}
+	}
+	return f
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package failure has the reasons why the owner of services does not do what it is
+// asked for. Each has a code of its own in the API.
+package failure
+
+import "errors"
+
+// What callers branch on.
+var (
+	// ErrNotFound: there is no service of that name.
+	ErrNotFound = errors.New("not found")
+	// ErrOwned: another source or manager has the object.
+	ErrOwned = errors.New("another source or manager has the object")
+	// ErrForeign: the object is not the caller's to delete.
+	ErrForeign = errors.New("the object belongs to another source or manager")
+	// ErrChanged: the state is not the one that the caller decided by.
+	ErrChanged = errors.New("the state has changed")
+	// ErrLimit: something has no room. Everything is as it was.
+	ErrLimit = errors.New("no room")
+	// ErrEmpty: every object of a manager would be deleted, and that is not said to
+	// be meant.
+	ErrEmpty = errors.New("no object would stay; allow_empty confirms that")
+	// ErrRevision: there is no such revision yet.
+	ErrRevision = errors.New("no such revision yet")
+	// ErrRefused: a subscriber does not enforce what was asked about.
+	ErrRefused = errors.New("refused by a subscriber")
+	// ErrStorage: stable storage did not take a change, and nothing was changed.
+	ErrStorage = errors.New("storage")
+	// ErrStopped: the owner is not running any more.
+	ErrStopped = errors.New("the service is stopping")
+)
+
+// FieldError says that an argument makes no sense, whatever the state.
+type FieldError struct {
+	Field string // as the API names it
+	Err   error
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
+
+// Unwrap returns what is wrong with the field.
+func (e *FieldError) Unwrap() error { return e.Err }

@@ -1,0 +1,575 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package frontend says which frontends a service has on a node, and where each
+// leads: the rules that kube-proxy follows, as a function of the objects alone.
+//
+// It has no state and does no I/O. Equal objects give equal frontends, in
+// whatever order they arrived.
+package frontend
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// Kind is where the address of a frontend comes from.
+type Kind uint8
+
+// The kinds, in the order in which frontends are listed.
+const (
+	ClusterIP Kind = iota + 1
+	NodePort
+	ExternalIP
+	LoadBalancer
+)
+
+// Key names a frontend in the kernel.
+type Key struct {
+	Addr     netip.Addr // not valid: every address of the node
+	Port     uint16
+	Protocol service.Protocol
+	IPv6     bool // the family, also of Addr
+}
+
+// String is as in "10.96.0.1:53/UDP".
+func (k Key) String() string {
+	addr := "IPv4 node addresses"
+	switch {
+	case k.Addr.IsValid():
+		return fmt.Sprintf("%s/%s", netip.AddrPortFrom(k.Addr, k.Port), k.Protocol)
+	case k.IPv6:
+		addr = "IPv6 node addresses"
+	}
+	return fmt.Sprintf("port %d/%s of the %s", k.Port, k.Protocol, addr)
+}
+
+// Compare orders keys by address, port, protocol and family.
+func (k Key) Compare(o Key) int {
+	family := func(k Key) int {
+		if k.IPv6 {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(k.Addr.Compare(o.Addr), cmp.Compare(k.Port, o.Port), cmp.Compare(k.Protocol, o.Protocol), cmp.Compare(family(k), family(o)))
+}
+
+// Backend is an address that connections lead to.
+type Backend struct {
+	netip.AddrPort
+	// Terminating: it finishes its connections, and gets new ones because no backend
+	// of the service is ready.
+	Terminating bool
+}
+
+// EmptyAction is what becomes of connections while a list has no backend.
+type EmptyAction uint8
+
+// The actions.
+const (
+	Reject EmptyAction = iota + 1
+	Drop               // because other nodes have backends
+)
+
+// List is where connections lead. It is shared and not changed.
+type List struct {
+	Backends  []Backend // sorted by address and port, each once
+	WhenEmpty EmptyAction
+}
+
+func (l *List) equal(o *List) bool {
+	return l == o || l != nil && o != nil && l.WhenEmpty == o.WhenEmpty && slices.Equal(l.Backends, o.Backends)
+}
+
+// Frontend is one frontend.
+type Frontend struct {
+	Key      Key
+	Kind     Kind
+	Service  service.Name
+	PortName string
+	// Inside is where connections of this node's pods and host lead; nil: they do
+	// not use the frontend.
+	Inside *List
+	// Outside is where others lead; nil: as Inside.
+	Outside         *List
+	AffinitySeconds uint32
+	SourceRanges    []netip.Prefix
+}
+
+// Equal reports whether the kernel would be told the same of both.
+func (f *Frontend) Equal(o *Frontend) bool {
+	return f.Key == o.Key && f.Kind == o.Kind && f.Service == o.Service && f.PortName == o.PortName && f.AffinitySeconds == o.AffinitySeconds &&
+		f.Inside.equal(o.Inside) && f.Outside.equal(o.Outside) && slices.Equal(f.SourceRanges, o.SourceRanges)
+}
+
+// Compare orders the frontends of one service as they are listed.
+func (f *Frontend) Compare(o *Frontend) int {
+	return cmp.Or(cmp.Compare(f.Kind, o.Kind), f.Key.Compare(o.Key))
+}
+
+// Node is what frontends depend on beside the objects.
+type Node struct {
+	Name, Zone string
+	// ExternalIPs are the prefixes whose addresses services may have as external
+	// IPs: whoever may write a service could take over any other address.
+	ExternalIPs []netip.Prefix
+	// Reserved are ports that no backend may have: a packet that the node sends
+	// there on behalf of a client would be taken for one of the node's own.
+	Reserved []Reserved
+}
+
+// Reserved is a port that backends may not have.
+type Reserved struct {
+	Prefix   netip.Prefix // of the addresses; not valid: all
+	Protocol service.Protocol
+	Port     uint16
+}
+
+// View is a service with its slices, sorted by name.
+type View struct {
+	Service *service.Service // nil: the slices wait for it
+	Slices  []*service.Slice
+}
+
+// notesAtMost is how many endpoints notes name one by one.
+const notesAtMost = 10
+
+// Notes are what the author of a service should know.
+type Notes []string
+
+func (n *Notes) addf(format string, args ...any) {
+	if n != nil {
+		*n = append(*n, fmt.Sprintf(format, args...))
+	}
+}
+
+// Keys are those of the frontends that the service wants, sorted.
+func (n *Node) Keys(s *service.Service) []Key {
+	var out []Key
+	for _, f := range n.plain(s, nil) {
+		out = append(out, f.Key)
+	}
+	slices.SortFunc(out, Key.Compare)
+	return slices.Compact(out)
+}
+
+// Of returns the frontends of a service for the node, sorted, each key once.
+// Notes, unless nil, gets what its author should know.
+func (n *Node) Of(v View, notes *Notes) []*Frontend {
+	if v.Service == nil {
+		return nil
+	}
+	out := n.plain(v.Service, notes)
+	type pool struct {
+		port int
+		ipv6 bool
+	}
+	lists := make(map[pool]*lists)
+	for _, f := range out {
+		at := pool{f.port, f.Key.IPv6}
+		l := lists[at]
+		if l == nil {
+			l = newLists(n, v.Service, n.merge(v, f.port, f.Key.IPv6, notes))
+			lists[at] = l
+		}
+		l.give(f)
+	}
+	slices.SortStableFunc(out, func(a, b *planned) int { return a.Compare(&b.Frontend) })
+	frontends := make([]*Frontend, 0, len(out))
+	seen := make(map[Key]*Frontend, len(out))
+	for _, f := range out {
+		// One address of two kinds: the first serves both, for the clients of both.
+		if first := seen[f.Key]; first != nil {
+			if len(first.SourceRanges) == 0 {
+				first.SourceRanges = f.SourceRanges
+			}
+			continue
+		}
+		seen[f.Key] = &f.Frontend
+		frontends = append(frontends, &f.Frontend)
+	}
+	return frontends
+}
+
+// planned is a frontend without its lists.
+type planned struct {
+	Frontend
+	port  int  // of the service
+	proxy bool // inside does not use it
+}
+
+// plain are the frontends of a service without their lists.
+func (n *Node) plain(s *service.Service, notes *Notes) []*planned {
+	if s == nil || !s.HasFrontends() {
+		return nil
+	}
+	external := s.Type == service.NodePort || s.Type == service.LoadBalancer
+	var out []*planned
+	for i, p := range s.Ports {
+		add := func(kind Kind, addr netip.Addr, port uint16, ipv6 bool) *planned {
+			f := &planned{port: i, Frontend: Frontend{
+				Key: Key{addr, port, p.Protocol, ipv6}, Kind: kind, Service: s.Name, PortName: p.Name, AffinitySeconds: s.AffinitySeconds,
+			}}
+			out = append(out, f)
+			return f
+		}
+		for _, a := range s.ClusterIPs {
+			add(ClusterIP, a, p.Port, a.Is6())
+		}
+		if external && p.NodePort != 0 {
+			if s.IPv4 {
+				add(NodePort, netip.Addr{}, p.NodePort, false)
+			}
+			if s.IPv6 {
+				add(NodePort, netip.Addr{}, p.NodePort, true)
+			}
+		}
+		for _, a := range s.ExternalIPs {
+			if n.allows(a) {
+				add(ExternalIP, a, p.Port, a.Is6())
+			}
+		}
+		if s.Type != service.LoadBalancer {
+			continue
+		}
+		for _, in := range s.Ingress {
+			f := add(LoadBalancer, in.Addr, p.Port, in.Addr.Is6())
+			f.proxy, f.SourceRanges = in.Proxy, sourceRanges(s.SourceRanges, in.Addr.Is6())
+		}
+	}
+	if notes != nil {
+		n.explain(s, notes)
+	}
+	return out
+}
+
+// explain notes what a service says without effect.
+func (n *Node) explain(s *service.Service, notes *Notes) {
+	for _, a := range s.ExternalIPs {
+		if !n.allows(a) {
+			notes.addf("spec.externalIPs: %s is not in externalIPs.allow of the configuration, and has no frontend", a)
+		}
+	}
+	if len(s.SourceRanges) == 0 || s.Type != service.LoadBalancer {
+		return
+	}
+	for _, in := range s.Ingress {
+		if !slices.ContainsFunc(s.SourceRanges, func(p netip.Prefix) bool { return p.Addr().Is6() == in.Addr.Is6() }) {
+			notes.addf("spec.loadBalancerSourceRanges: none is of the family of %s, which no client may use", in.Addr)
+		}
+	}
+}
+
+func (n *Node) allows(external netip.Addr) bool {
+	return slices.ContainsFunc(n.ExternalIPs, func(p netip.Prefix) bool { return p.Contains(external) })
+}
+
+// sourceRanges are those of one family. Where ranges are given and none is of the
+// family, no client may use the address: the unspecified address alone, which
+// none has.
+func sourceRanges(all []netip.Prefix, ipv6 bool) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range all {
+		if p.Addr().Is6() == ipv6 {
+			out = append(out, p)
+		}
+	}
+	if len(all) > 0 && len(out) == 0 {
+		none := netip.IPv4Unspecified()
+		if ipv6 {
+			none = netip.IPv6Unspecified()
+		}
+		return []netip.Prefix{netip.PrefixFrom(none, none.BitLen())}
+	}
+	return out
+}
+
+// candidate is an endpoint of a service port.
+type candidate struct {
+	at    netip.AddrPort
+	where service.Where
+	state service.State
+}
+
+// merge returns the endpoints of a port of a service in one family, sorted, each
+// address and port once: where several slices have it, a ready one is taken
+// first, then one that is draining, then that of the first slice.
+func (n *Node) merge(v View, port int, ipv6 bool, notes *Notes) []candidate {
+	p := v.Service.Ports[port]
+	var out []candidate
+	refused := 0
+	for _, s := range v.Slices {
+		if s.IPv6 != ipv6 {
+			continue
+		}
+		for _, sp := range s.Ports {
+			if sp.Name != p.Name || sp.Protocol != p.Protocol {
+				continue
+			}
+			for _, e := range s.Endpoints {
+				at := netip.AddrPortFrom(e.Addr, sp.Port)
+				if err := n.Usable(at, p.Protocol, ipv6); err != nil {
+					if refused++; refused <= notesAtMost {
+						notes.addf("EndpointSlice %s: the endpoint %s is left out: %v", s.Name, at, err)
+					}
+					continue
+				}
+				out = append(out, candidate{at, e.Where.Value(), e.State})
+			}
+		}
+	}
+	if refused > notesAtMost {
+		notes.addf("%d more endpoints are left out", refused-notesAtMost)
+	}
+	slices.SortStableFunc(out, func(a, b candidate) int {
+		return cmp.Or(a.at.Compare(b.at), cmp.Compare(rank(a.state), rank(b.state)))
+	})
+	return slices.CompactFunc(out, func(a, b candidate) bool { return a.at == b.at })
+}
+
+// rank orders what several slices say of one endpoint.
+func rank(s service.State) int {
+	switch {
+	case s.Ready():
+		return 0
+	case s.Draining():
+		return 1
+	}
+	return 2
+}
+
+// Usable says why an address cannot be a backend.
+func (n *Node) Usable(at netip.AddrPort, protocol service.Protocol, ipv6 bool) error {
+	if err := CheckAddr(at.Addr()); err != nil {
+		return err
+	}
+	switch {
+	case at.Addr().Is6() != ipv6:
+		return fmt.Errorf("the address is not of the family of the slice")
+	case at.Port() == 0:
+		return fmt.Errorf("the port is 0")
+	}
+	for _, r := range n.Reserved {
+		if r.Port == at.Port() && r.Protocol == protocol && (!r.Prefix.IsValid() || r.Prefix.Contains(at.Addr())) {
+			return fmt.Errorf("the port %d/%s is reserved (backends.reserved)", r.Port, r.Protocol)
+		}
+	}
+	return nil
+}
+
+// CheckAddr says why an address can be that of no endpoint, whatever its port.
+func CheckAddr(a netip.Addr) error {
+	switch {
+	case !a.IsValid():
+		return fmt.Errorf("there is no address")
+	case a.Zone() != "":
+		return fmt.Errorf("the address has a zone")
+	case a.Is4In6():
+		return fmt.Errorf("the address is an IPv4 address in IPv6 form")
+	case a.IsUnspecified():
+		return fmt.Errorf("the address is unspecified")
+	case a.IsLoopback():
+		return fmt.Errorf("the address is loopback")
+	case a.IsLinkLocalUnicast():
+		return fmt.Errorf("the address is link-local")
+	case a.IsMulticast():
+		return fmt.Errorf("the address is multicast")
+	case a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return fmt.Errorf("the address is the broadcast address")
+	}
+	return nil
+}
+
+// lists are those of one port of a service in one family.
+type lists struct {
+	internal *List // for cluster IPs
+	cluster  *List // for inside callers of the other kinds
+	external *List // for outside callers of the other kinds; nil: as cluster
+}
+
+func newLists(n *Node, s *service.Service, all []candidate) *lists {
+	c := n.Categorize(all)
+	cluster, local := c.list(c.Cluster), (*List)(nil)
+	if s.InternalLocal || s.ExternalLocal {
+		local = c.list(c.Local)
+	}
+	out := &lists{internal: cluster, cluster: cluster}
+	if s.InternalLocal {
+		out.internal = local
+	}
+	if s.ExternalLocal {
+		out.external = local
+	}
+	return out
+}
+
+func (l *lists) give(f *planned) {
+	switch {
+	case f.Kind == ClusterIP:
+		f.Inside = l.internal
+	case f.proxy && l.external != nil:
+		f.Outside = l.external
+	case f.proxy:
+		f.Outside = l.cluster
+	default:
+		f.Inside, f.Outside = l.cluster, l.external
+	}
+}
+
+// Categories are the endpoints of a service port that new connections may lead to.
+type Categories struct {
+	// Cluster are those under the traffic policy Cluster, Local those under Local.
+	Cluster, Local []candidate
+	// Any: there are endpoints for new connections, on whatever node.
+	Any bool
+}
+
+// Categorize chooses among the endpoints of a service port. Under both policies
+// those that are ready come first; if none is, those that are draining.
+func (n *Node) Categorize(all []candidate) Categories {
+	var out Categories
+	allows := n.topology(all)
+	pick := func(ok func(candidate) bool) (out []candidate) {
+		for _, c := range all {
+			if ok(c) {
+				out = append(out, c)
+			}
+		}
+		return out
+	}
+	out.Cluster = pick(func(c candidate) bool { return c.state.Ready() && allows(c) })
+	if len(out.Cluster) == 0 {
+		out.Cluster = pick(func(c candidate) bool { return c.state.Draining() })
+	}
+	out.Local = pick(func(c candidate) bool { return c.state.Ready() && n.local(c) })
+	if len(out.Local) == 0 {
+		out.Local = pick(func(c candidate) bool { return c.state.Draining() && n.local(c) })
+	}
+	// Topology leaves at least one if any is ready.
+	out.Any = len(out.Cluster) > 0
+	return out
+}
+
+func (n *Node) local(c candidate) bool { return n.Name != "" && c.where.Node == n.Name }
+
+// topology says which ready endpoints the hints leave to this node: those that are
+// for this node, if every ready endpoint is for some nodes; else likewise for the
+// zone; else all.
+func (n *Node) topology(all []candidate) func(candidate) bool {
+	hints := []struct {
+		of   func(service.Where) string
+		name string
+	}{
+		{func(w service.Where) string { return w.ForNodes }, n.Name},
+		{func(w service.Where) string { return w.ForZones }, n.Zone},
+	}
+	for _, h := range hints {
+		every, here := true, false
+		for _, c := range all {
+			if !c.state.Ready() {
+				continue
+			}
+			every = every && h.of(c.where) != ""
+			here = here || service.Hinted(h.of(c.where), h.name)
+		}
+		if every && here {
+			return func(c candidate) bool { return service.Hinted(h.of(c.where), h.name) }
+		}
+	}
+	return func(candidate) bool { return true }
+}
+
+func (c *Categories) list(of []candidate) *List {
+	out := &List{WhenEmpty: Reject}
+	if c.Any {
+		out.WhenEmpty = Drop
+	}
+	if len(of) > 0 {
+		out.Backends = make([]Backend, len(of))
+	}
+	for i, x := range of {
+		out.Backends[i] = Backend{x.at, !x.state.Ready()}
+	}
+	return out
+}
+
+// Backends are the distinct addresses and ports that the frontends of a service may
+// lead to on any node, sorted.
+func (n *Node) Backends(v View) []netip.AddrPort {
+	if v.Service == nil || !v.Service.HasFrontends() {
+		return nil
+	}
+	var out []netip.AddrPort
+	for i := range v.Service.Ports {
+		for _, ipv6 := range []bool{false, true} {
+			for _, c := range n.merge(v, i, ipv6, nil) {
+				if c.state.Ready() || c.state.Draining() {
+					out = append(out, c.at)
+				}
+			}
+		}
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return slices.Compact(out)
+}
+
+// LocalReady is how many addresses of this node are ready for the service.
+func (n *Node) LocalReady(v View) int {
+	addrs := make(map[netip.Addr]struct{})
+	for _, s := range v.Slices {
+		for _, e := range s.Endpoints {
+			if e.State.Ready() && n.Name != "" && e.Where.Value().Node == n.Name && CheckAddr(e.Addr) == nil {
+				addrs[e.Addr] = struct{}{}
+			}
+		}
+	}
+	return len(addrs)
+}
+
+// Count returns how many addresses the endpoints of a service have, and how many
+// of them are ready.
+func Count(slices []*service.Slice) (all, ready int) {
+	addrs := make(map[netip.Addr]bool)
+	for _, s := range slices {
+		for _, e := range s.Endpoints {
+			addrs[e.Addr] = addrs[e.Addr] || e.State.Ready()
+		}
+	}
+	for _, r := range addrs {
+		if r {
+			ready++
+		}
+	}
+	return len(addrs), ready
+}
+
+// String is a frontend on one line, for tests and messages.
+func (f *Frontend) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s of %s", f.Key, f.Service)
+	for _, l := range []struct {
+		name string
+		list *List
+	}{{"inside", f.Inside}, {"outside", f.Outside}} {
+		if l.list == nil {
+			continue
+		}
+		fmt.Fprintf(&b, " %s", l.name)
+		for _, x := range l.list.Backends {
+			fmt.Fprintf(&b, " %s", x.AddrPort)
+			if x.Terminating {
+				b.WriteString("(terminating)")
+			}
+		}
+		if len(l.list.Backends) == 0 {
+			b.WriteString(map[EmptyAction]string{Reject: " reject", Drop: " drop"}[l.list.WhenEmpty])
+		}
+	}
+	return b.String()
+}

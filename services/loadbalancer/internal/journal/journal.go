@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package journal keeps the objects of the load balancer on stable storage, with
+// the revision that they are in: what a caller was told to be in force is there
+// after a crash and after a loss of power.
+//
+// It knows how an object is written and read, and nothing of what it means.
+package journal
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"unique"
+
+	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/store"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// File is the name of the state file.
+const File = "services.db"
+
+// dirMode is that of a state directory at most: others may list it, the file is
+// its owner's alone.
+const dirMode = 0o755
+
+const (
+	bucketObjects = "objects"
+	bucketState   = "state"
+)
+
+// Keys of bucketState.
+var (
+	keyRevision = []byte("revision")
+	keyName     = []byte("name")
+	// keyComplete begins those of the sources that were listed completely in this
+	// state.
+	keyComplete = "complete\x00"
+)
+
+// beforeWrite is where a test may kill the process or make it fail.
+var beforeWrite = fault.Register("loadbalancer/journal/before-write")
+
+// ErrLost: the state can take no more changes; the process has to start anew.
+var ErrLost = store.ErrLost
+
+// Record is an object as it is kept.
+type Record struct {
+	Key      service.ObjectKey
+	Source   string
+	Origin   string
+	Manager  string
+	Revision uint64
+	Updated  int64 // nanoseconds since 1970
+	Created  int64 // likewise
+	Notes    []string
+	Dropped  []string
+	Service  *service.Service // of a Service
+	Slice    *service.Slice   // of an EndpointSlice
+}
+
+// Change is what one call of Commit writes.
+type Change struct {
+	Revision uint64 // 0: as before
+	Puts     []Record
+	Gone     []service.ObjectKey
+	Complete []string // sources that were listed completely
+}
+
+// State is what Open found.
+type State struct {
+	// Name of the state, made with it.
+	Name     [16]byte
+	Revision uint64
+	Complete []string
+}
+
+// Journal is the open state. One goroutine at a time may call Commit.
+type Journal struct {
+	dir   *store.Dir
+	store *store.Store
+}
+
+// reserve is the address space for the file: 10,000 services with 10 endpoints
+// each take 20 MB.
+const reserve = 128 << 20
+
+// Open takes the directory for this process and gives every object in it to
+// replay. The error of a damaged file ends with what to do.
+func Open(dir string, replay func(Record) error) (*Journal, State, error) {
+	d, err := store.OpenDir(dir, dirMode)
+	if err != nil {
+		return nil, State{}, err
+	}
+	j := &Journal{dir: d}
+	st, err := j.load(replay)
+	if err != nil {
+		return nil, State{}, errors.Join(err, j.Close())
+	}
+	return j, st, nil
+}
+
+func (j *Journal) load(replay func(Record) error) (st State, err error) {
+	j.store, err = j.dir.Open(store.Options{
+		Name:   File,
+		Layout: store.Layout{Format: "sluice-loadbalancer", Version: 1, Buckets: []string{bucketObjects, bucketState}},
+		Init: func(t *store.Tx) error {
+			name := make([]byte, 16)
+			rand.Read(name) //nolint:errcheck // it never fails
+			t.Put(bucketState, keyName, name)
+			return nil
+		},
+		Reserve: reserve,
+		Loss:    "all services will be applied again",
+		Doc:     `docs/loadbalancer.md, "What it remembers"`,
+	})
+	if err != nil {
+		return st, err
+	}
+	if err := j.store.View(func(t *store.Tx) error {
+		name, revision := t.Get(bucketState, keyName), t.Get(bucketState, keyRevision)
+		if len(name) != len(st.Name) || len(revision) != 0 && len(revision) != 8 {
+			return j.store.Refuse(fmt.Errorf("a name of %d bytes, a revision of %d", len(name), len(revision)))
+		}
+		copy(st.Name[:], name)
+		if len(revision) == 8 {
+			st.Revision = binary.BigEndian.Uint64(revision)
+		}
+		if err := t.ForEachWith(bucketState, []byte(keyComplete), func(k, _ []byte) error {
+			st.Complete = append(st.Complete, string(k[len(keyComplete):]))
+			return nil
+		}); err != nil {
+			return err
+		}
+		return t.ForEach(bucketObjects, func(k, v []byte) error {
+			r, err := decode(v)
+			if err != nil {
+				return j.store.Refuse(fmt.Errorf("object %.100q: %w", k, err))
+			}
+			return replay(r)
+		})
+	}); err != nil {
+		return st, err
+	}
+	return st, j.store.Unload()
+}
+
+// Commit writes a change, which is on stable storage when Commit returns nil.
+// After ErrLost the process has to end; after any other error nothing is changed.
+func (j *Journal) Commit(ctx context.Context, c Change) error {
+	if err := beforeWrite.Hit(ctx); err != nil {
+		return err
+	}
+	err := j.store.Update(func(t *store.Tx) error {
+		if c.Revision != 0 {
+			t.Put(bucketState, keyRevision, binary.BigEndian.AppendUint64(nil, c.Revision))
+		}
+		for _, r := range c.Puts {
+			t.Put(bucketObjects, objectKey(r.Key), encode(r))
+		}
+		for _, k := range c.Gone {
+			t.Delete(bucketObjects, objectKey(k))
+		}
+		for _, source := range c.Complete {
+			t.Put(bucketState, []byte(keyComplete+source), []byte{1})
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if len(c.Puts)+len(c.Gone) >= unloadAfter {
+		return j.store.Unload()
+	}
+	return nil
+}
+
+// unloadAfter is from how many objects in one change on the pages that it mapped
+// are given back at once.
+const unloadAfter = 256
+
+// Probe tries whether the disk takes writes, if the last Commit found that it does
+// not.
+func (j *Journal) Probe() error { return j.store.Probe() }
+
+// Problem is why the last change could not be written; nil if it could.
+func (j *Journal) Problem() error { return j.store.Problem() }
+
+// Size is that of the file in bytes.
+func (j *Journal) Size() int64 { return j.store.Size() }
+
+// Close gives the directory to the next process.
+func (j *Journal) Close() error {
+	var err error
+	if j.store != nil {
+		err = j.store.Close()
+	}
+	return errors.Join(err, j.dir.Close())
+}
+
+// objectKey has no part with a zero byte: names of Kubernetes have none.
+func objectKey(k service.ObjectKey) []byte {
+	return []byte(k.Kind.String() + "\x00" + k.Namespace + "\x00" + k.Name.Name)
+}
+
+// The form of a record. A field never gets another meaning.
+type (
+	record struct {
+		Source   string   `json:"source"`
+		Origin   string   `json:"origin,omitempty"`
+		Manager  string   `json:"manager,omitempty"`
+		Revision uint64   `json:"revision"`
+		Updated  int64    `json:"updated"`
+		Created  int64    `json:"created"`
+		Notes    []string `json:"notes,omitempty"`
+		Dropped  []string `json:"dropped,omitempty"`
+
+		Namespace string         `json:"namespace"`
+		Name      string         `json:"name"`
+		Service   *serviceRecord `json:"service,omitempty"`
+		Slice     *sliceRecord   `json:"slice,omitempty"`
+	}
+	serviceRecord struct {
+		Created       int64           `json:"created,omitempty"`
+		Type          string          `json:"type"`
+		Headless      bool            `json:"headless,omitempty"`
+		OtherProxy    string          `json:"otherProxy,omitempty"`
+		ClusterIPs    []netip.Addr    `json:"clusterIPs,omitempty"`
+		ExternalIPs   []netip.Addr    `json:"externalIPs,omitempty"`
+		Ingress       []ingressRecord `json:"ingress,omitempty"`
+		SourceRanges  []netip.Prefix  `json:"sourceRanges,omitempty"`
+		IPv4          bool            `json:"ipv4,omitempty"`
+		IPv6          bool            `json:"ipv6,omitempty"`
+		Ports         []portRecord    `json:"ports,omitempty"`
+		InternalLocal bool            `json:"internalLocal,omitempty"`
+		ExternalLocal bool            `json:"externalLocal,omitempty"`
+		Affinity      uint32          `json:"affinity,omitempty"`
+		HealthCheck   uint16          `json:"healthCheck,omitempty"`
+	}
+	ingressRecord struct {
+		Addr  netip.Addr `json:"addr"`
+		Proxy bool       `json:"proxy,omitempty"`
+	}
+	portRecord struct {
+		Name     string           `json:"name,omitempty"`
+		Protocol service.Protocol `json:"protocol"`
+		Port     uint16           `json:"port"`
+		NodePort uint16           `json:"nodePort,omitempty"`
+	}
+	sliceRecord struct {
+		Service   string           `json:"service,omitempty"`
+		IPv6      bool             `json:"ipv6,omitempty"`
+		Ports     []portRecord     `json:"ports,omitempty"`
+		Where     []whereRecord    `json:"where,omitempty"`
+		Endpoints []endpointRecord `json:"endpoints,omitempty"`
+	}
+	whereRecord struct {
+		Node     string `json:"node,omitempty"`
+		Zone     string `json:"zone,omitempty"`
+		ForNodes string `json:"forNodes,omitempty"`
+		ForZones string `json:"forZones,omitempty"`
+	}
+	endpointRecord struct {
+		Addr  netip.Addr    `json:"a"`
+		State service.State `json:"s"`
+		Where int           `json:"w,omitempty"` // in Where of the slice
+	}
+)
+
+func encode(r Record) []byte {
+	out := record{
+		Source: r.Source, Origin: r.Origin, Manager: r.Manager, Revision: r.Revision, Updated: r.Updated, Created: r.Created,
+		Notes: r.Notes, Dropped: r.Dropped, Namespace: r.Key.Namespace, Name: r.Key.Name.Name,
+	}
+	if s := r.Service; s != nil {
+		x := &serviceRecord{
+			Created: s.Created, Type: s.Type.String(), Headless: s.Headless, OtherProxy: s.OtherProxy, ClusterIPs: s.ClusterIPs,
+			ExternalIPs: s.ExternalIPs, SourceRanges: s.SourceRanges, IPv4: s.IPv4, IPv6: s.IPv6,
+			InternalLocal: s.InternalLocal, ExternalLocal: s.ExternalLocal, Affinity: s.AffinitySeconds, HealthCheck: s.HealthCheckNodePort,
+		}
+		for _, in := range s.Ingress {
+			x.Ingress = append(x.Ingress, ingressRecord(in))
+		}
+		for _, p := range s.Ports {
+			x.Ports = append(x.Ports, portRecord(p))
+		}
+		out.Service = x
+	}
+	if s := r.Slice; s != nil {
+		x := &sliceRecord{Service: s.Service, IPv6: s.IPv6}
+		for _, p := range s.Ports {
+			x.Ports = append(x.Ports, portRecord{Name: p.Name, Protocol: p.Protocol, Port: p.Port})
+		}
+		places := make(map[unique.Handle[service.Where]]int)
+		for _, e := range s.Endpoints {
+			at, ok := places[e.Where]
+			if !ok {
+				at = len(x.Where)
+				places[e.Where] = at
+				x.Where = append(x.Where, whereRecord(e.Where.Value()))
+			}
+			x.Endpoints = append(x.Endpoints, endpointRecord{e.Addr, e.State, at})
+		}
+		out.Slice = x
+	}
+	b, err := json.Marshal(out)
+	if err != nil {
+		panic(fmt.Sprintf("journal: encode %s: %v", r.Key, err)) // the types have nothing that JSON cannot say
+	}
+	return b
+}
+
+func decode(b []byte) (Record, error) {
+	var in record
+	if err := json.Unmarshal(b, &in); err != nil {
+		return Record{}, err
+	}
+	name := service.Name{Namespace: shared(in.Namespace), Name: in.Name}
+	out := Record{
+		Source: shared(in.Source), Origin: shared(in.Origin), Manager: shared(in.Manager), Revision: in.Revision, Updated: in.Updated,
+		Created: in.Created, Notes: in.Notes, Dropped: in.Dropped,
+	}
+	switch {
+	case in.Service != nil && in.Slice == nil:
+		s, err := in.Service.service(name)
+		if err != nil {
+			return out, err
+		}
+		out.Key, out.Service = service.ObjectKey{Kind: service.KindService, Name: name}, s
+	case in.Slice != nil && in.Service == nil:
+		s, err := in.Slice.slice(name)
+		if err != nil {
+			return out, err
+		}
+		out.Key, out.Slice = service.ObjectKey{Kind: service.KindSlice, Name: name}, s
+	default:
+		return out, errors.New("it is neither a service nor a slice")
+	}
+	return out, nil
+}
+
+// shared is the one copy of a text that many records have.
+func shared(s string) string { return unique.Make(s).Value() }
+
+func (x *serviceRecord) service(name service.Name) (*service.Service, error) {
+	out := &service.Service{
+		Name: name, Created: x.Created, Headless: x.Headless, OtherProxy: x.OtherProxy, ClusterIPs: x.ClusterIPs, ExternalIPs: x.ExternalIPs,
+		SourceRanges: x.SourceRanges, IPv4: x.IPv4, IPv6: x.IPv6, InternalLocal: x.InternalLocal, ExternalLocal: x.ExternalLocal,
+		AffinitySeconds: x.Affinity, HealthCheckNodePort: x.HealthCheck,
+	}
+	for out.Type.String() != x.Type {
+		if out.Type++; out.Type > service.ExternalName {
+			return nil, fmt.Errorf("the type %.40q is not known", x.Type)
+		}
+	}
+	for _, in := range x.Ingress {
+		out.Ingress = append(out.Ingress, service.Ingress(in))
+	}
+	for _, p := range x.Ports {
+		p.Name = shared(p.Name)
+		out.Ports = append(out.Ports, service.Port(p))
+	}
+	return out, nil
+}
+
+func (x *sliceRecord) slice(name service.Name) (*service.Slice, error) {
+	out := &service.Slice{Name: name, Service: x.Service, IPv6: x.IPv6}
+	for _, p := range x.Ports {
+		out.Ports = append(out.Ports, service.SlicePort{Name: shared(p.Name), Protocol: p.Protocol, Port: p.Port})
+	}
+	if len(x.Endpoints) > 0 {
+		out.Endpoints = make([]service.Endpoint, len(x.Endpoints))
+	}
+	for i, e := range x.Endpoints {
+		if e.Where < 0 || e.Where >= len(x.Where) {
+			return nil, fmt.Errorf("the endpoint %s has place %d of %d", e.Addr, e.Where, len(x.Where))
+		}
+		out.Endpoints[i] = service.Endpoint{Addr: e.Addr, State: e.State, Where: unique.Make(service.Where(x.Where[e.Where]))}
+	}
+	return out, nil
+}

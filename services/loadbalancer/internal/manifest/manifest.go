@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package manifest reads Services and EndpointSlices from YAML and JSON, and says
+// where something is wrong.
+//
+// It is strict: an unknown field, a field that is given twice, a value of another
+// type and a value that makes no sense are refused with the document and the path
+// of the field. A field that is known and has no effect here is a note. A document
+// may be a list of objects.
+package manifest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	kjson "sigs.k8s.io/json"
+
+	"github.com/sluice-net/sluice/kit/yamlstream"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// Limits on what is read. They bound the memory that hostile input can take.
+const (
+	maxBytes = 3 << 20 // of one document
+	maxMarks = 120_000 // signs that can begin a value, in one object of JSON or one document of YAML
+	maxNodes = 200_000 // values of one document of YAML, aliases expanded
+	maxDepth = 64
+
+	maxViolations = 50
+	maxDropped    = 20
+	maxText       = 300 // bytes of a text in a message
+)
+
+// Options say how manifests are read.
+type Options struct {
+	// Namespace of objects that name none; empty: "default".
+	Namespace string
+	// AllowUnknown drops fields that a kind does not have, instead of refusing them.
+	AllowUnknown bool
+}
+
+// Object is one object of a manifest.
+type Object struct {
+	Key      service.ObjectKey
+	Document int              // from 0; empty documents are not counted
+	Service  *service.Service // of a Service
+	Slice    *service.Slice   // of an EndpointSlice
+	Dropped  []string         // fields that the kind does not have
+	Notes    []string         // what its author should know
+}
+
+// Violation is one thing that is wrong.
+type Violation struct {
+	Document int    // from 0
+	Path     string // such as spec.ports[0].port; empty for the whole document
+	Text     string
+}
+
+// Error says what is wrong with a manifest.
+type Error struct {
+	// Whole is why the text could not be divided into documents; then there are no
+	// violations.
+	Whole      error
+	Violations []Violation
+}
+
+// Error names the violations.
+func (e *Error) Error() string {
+	if e.Whole != nil {
+		return e.Whole.Error()
+	}
+	var parts []string
+	for _, v := range e.Violations {
+		text := fmt.Sprintf("document %d: ", v.Document)
+		if v.Path != "" {
+			text += v.Path + ": "
+		}
+		parts = append(parts, text+v.Text)
+	}
+	return strings.Join(parts, "; ")
+}
+
+// Decode reads all objects of a stream of YAML or JSON documents. Its error is an
+// *Error.
+func (o Options) Decode(data []byte) ([]Object, error) {
+	d := &decoder{options: o}
+	if o.Namespace == "" {
+		d.options.Namespace = "default"
+	}
+	if texts, ok := jsonDocuments(data); ok {
+		for i, text := range texts {
+			d.document(i, text)
+		}
+	} else if err := yamlstream.Each(data, check, func(y yamlstream.Document) error {
+		text, err := toJSON(y.Root)
+		if err != nil {
+			d.number = y.Number
+			d.fail(err.path, "%s", err.text)
+			return nil
+		}
+		d.document(y.Number, text)
+		return nil
+	}); err != nil {
+		return nil, &Error{Whole: err}
+	}
+	if len(d.violations) > 0 {
+		return nil, &Error{Violations: d.violations}
+	}
+	return d.objects, nil
+}
+
+// jsonDocuments are the documents of a stream that is JSON alone, which is read
+// without building trees; false for any other stream.
+func jsonDocuments(data []byte) (texts [][]byte, ok bool) {
+	for _, chunk := range yamlstream.Chunks(data) {
+		chunk = bytes.TrimSpace(bytes.TrimPrefix(bytes.TrimSpace(chunk), []byte("---")))
+		switch {
+		case len(chunk) == 0:
+		case chunk[0] != '{' || !json.Valid(chunk):
+			return nil, false
+		default:
+			texts = append(texts, chunk)
+		}
+	}
+	return texts, len(texts) > 0
+}
+
+// check says why a text is too much to be read at once.
+func check(text []byte) error {
+	if len(text) > maxBytes {
+		return fmt.Errorf("document of %d bytes is larger than %d: divide it", len(text), maxBytes)
+	}
+	if n := yamlstream.Marks(text); n > maxMarks {
+		return fmt.Errorf("document has %d signs that can begin a value, more than %d: divide it", n, maxMarks)
+	}
+	return nil
+}
+
+type decoder struct {
+	options    Options
+	objects    []Object
+	violations []Violation
+
+	// Of the object that is read.
+	number  int
+	path    string // in the document, such as "items[3]."
+	dropped []string
+	notes   []string
+}
+
+// fail notes that something is wrong at a path of the object.
+func (d *decoder) fail(path, format string, args ...any) {
+	switch n := len(d.violations); {
+	case n > maxViolations:
+		return
+	case n == maxViolations:
+		d.violations = append(d.violations, Violation{Document: d.number, Text: "and more"})
+		return
+	}
+	text := strings.ToValidUTF8(fmt.Sprintf(format, args...), "\uFFFD")
+	d.violations = append(d.violations, Violation{d.number, shorten(strings.TrimSuffix(d.path+path, ".")), shorten(text)})
+}
+
+func (d *decoder) notef(format string, args ...any) {
+	d.notes = append(d.notes, shorten(fmt.Sprintf(format, args...)))
+}
+
+// shorten cuts a text that came from a manifest.
+func shorten(s string) string {
+	if len(s) <= maxText {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxText], "") + "…"
+}
+
+// head is what every object has.
+type head struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+}
+
+// list is a document with several objects.
+type list struct {
+	head
+	Metadata json.RawMessage   `json:"metadata"`
+	Items    []json.RawMessage `json:"items"`
+}
+
+// kinds by their versions.
+var kinds = map[head]service.Kind{
+	{"v1", "Service"}:                        service.KindService,
+	{"discovery.k8s.io/v1", "EndpointSlice"}: service.KindSlice,
+}
+
+func (d *decoder) document(number int, text []byte) {
+	d.number, d.path = number, ""
+	if len(text) > maxBytes {
+		d.fail("", "has %d bytes, more than %d: divide it", len(text), maxBytes)
+		return
+	}
+	h, ok := d.head(text)
+	if !ok {
+		return
+	}
+	of, isList := strings.CutSuffix(h.Kind, "List")
+	if !isList {
+		d.object(h, text)
+		return
+	}
+	var l list
+	if !d.strict(text, &l) {
+		return
+	}
+	for i, item := range l.Items {
+		d.path = "items[" + strconv.Itoa(i) + "]."
+		ih, ok := d.head(item)
+		if !ok {
+			continue
+		}
+		if of != "" && ih == (head{}) { // the items of a list of one kind need not repeat it
+			ih = head{l.APIVersion, of}
+		}
+		d.object(ih, item)
+	}
+}
+
+// head reads version and kind.
+func (d *decoder) head(text []byte) (h head, ok bool) {
+	if bytes.Equal(text, []byte("null")) || len(text) == 0 || text[0] != '{' {
+		d.fail("", "is not an object")
+		return h, false
+	}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(text, &h); err != nil {
+		d.typeError(err)
+		return h, false
+	}
+	return h, true
+}
+
+func (d *decoder) object(h head, text []byte) {
+	d.dropped, d.notes = nil, nil
+	kind, ok := kinds[h]
+	switch {
+	case ok:
+	case h.Kind == "":
+		d.fail("kind", "is missing")
+		return
+	case h.APIVersion == "":
+		d.fail("apiVersion", "is missing")
+		return
+	default:
+		d.fail("kind", "%q of %q is not taken: Service of v1 and EndpointSlice of discovery.k8s.io/v1 are", h.Kind, h.APIVersion)
+		return
+	}
+	if n := yamlstream.Marks(text); n > maxMarks {
+		d.fail("", "has %d signs that can begin a value, more than %d", n, maxMarks)
+		return
+	}
+	before := len(d.violations)
+	out := Object{Document: d.number}
+	if kind == service.KindService {
+		out.Service = d.service(text)
+	} else {
+		out.Slice = d.slice(text)
+	}
+	if len(d.violations) > before {
+		return
+	}
+	out.Key.Kind, out.Dropped, out.Notes = kind, d.dropped, d.notes
+	if out.Service != nil {
+		out.Key.Name = out.Service.Name
+	} else {
+		out.Key.Name = out.Slice.Name
+	}
+	d.objects = append(d.objects, out)
+}
+
+// strict fills into, and reports whether nothing was wrong with the text.
+func (d *decoder) strict(text []byte, into any) bool {
+	before := len(d.violations)
+	problems, err := kjson.UnmarshalStrict(text, into)
+	if err != nil {
+		d.typeError(err)
+		return false
+	}
+	for _, p := range problems {
+		kind, path := "", p.Error()
+		if fields := strings.SplitN(path, `"`, 3); len(fields) == 3 {
+			kind, path = strings.TrimSpace(fields[0]), fields[1]
+		}
+		switch {
+		case kind == "unknown field" && d.options.AllowUnknown:
+			if len(d.dropped) < maxDropped {
+				d.dropped = append(d.dropped, shorten(path))
+			}
+		case kind == "unknown field":
+			d.fail(path, "no such field")
+		case kind == "duplicate field":
+			d.fail(path, "is given twice")
+		default:
+			d.fail("", "%s", p)
+		}
+	}
+	return len(d.violations) == before
+}
+
+// typeError notes a value of a wrong type.
+func (d *decoder) typeError(err error) {
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		d.fail(wrong.Field, "must be %s, is %s", typeName(wrong.Type.Kind().String()), wrong.Value)
+		return
+	}
+	d.fail("", "%s", strings.TrimPrefix(err.Error(), "json: "))
+}
+
+func typeName(kind string) string {
+	switch {
+	case strings.HasPrefix(kind, "int"), strings.HasPrefix(kind, "uint"):
+		return "a whole number"
+	case kind == "bool":
+		return "true or false"
+	case kind == "slice":
+		return "a list"
+	case kind == "struct", kind == "map":
+		return "an object"
+	}
+	return "a " + kind
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package manifest
+
+import (
+	"fmt"
+	"strings"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// Limits of the API server.
+const (
+	maxEndpoints  = 1000
+	maxSlicePorts = 100
+	maxAddresses  = 100
+	maxHints      = 8
+)
+
+func (d *decoder) slice(text []byte) *service.Slice {
+	var in discoveryv1.EndpointSlice
+	if !d.strict(text, &in) {
+		return nil
+	}
+	out := &service.Slice{Name: d.name(&in.ObjectMeta, validation.IsDNS1123Subdomain), Service: in.Labels[discoveryv1.LabelServiceName]}
+	if out.Service == "" {
+		d.notef("metadata.labels[%s]: is missing: the slice belongs to no service", discoveryv1.LabelServiceName)
+	} else if why := validation.IsDNS1123Label(out.Service); len(why) > 0 {
+		d.fail("metadata.labels["+discoveryv1.LabelServiceName+"]", "%q: %s", shorten(out.Service), why[0])
+	}
+	switch in.AddressType {
+	case discoveryv1.AddressTypeIPv4:
+	case discoveryv1.AddressTypeIPv6:
+		out.IPv6 = true
+	case discoveryv1.AddressTypeFQDN:
+		d.notef("addressType: FQDN is not supported: the slice has no endpoints here")
+		return out
+	default:
+		d.fail("addressType", "%q is not IPv4, IPv6 or FQDN", shorten(string(in.AddressType)))
+		return out
+	}
+	d.slicePorts(in.Ports, out)
+	if len(in.Endpoints) > maxEndpoints {
+		d.fail("endpoints", "has %d endpoints, more than %d", len(in.Endpoints), maxEndpoints)
+		return out
+	}
+	more := 0
+	out.Endpoints = make([]service.Endpoint, 0, len(in.Endpoints))
+	for i := range in.Endpoints {
+		e := &in.Endpoints[i]
+		if len(e.Addresses) > 1 {
+			more++
+		}
+		d.endpoint(fmt.Sprintf("endpoints[%d]", i), e, out)
+	}
+	if more > 0 {
+		d.notef("endpoints: %d endpoints have several addresses, of which only the first is used", more)
+	}
+	return out
+}
+
+func (d *decoder) slicePorts(in []discoveryv1.EndpointPort, out *service.Slice) {
+	if len(in) > maxSlicePorts {
+		d.fail("ports", "has %d ports, more than %d", len(in), maxSlicePorts)
+		return
+	}
+	if len(in) == 0 {
+		d.notef("ports: is empty: the endpoints are no backends")
+	}
+	names := make(map[string]bool, len(in))
+	for i, p := range in {
+		path := fmt.Sprintf("ports[%d]", i)
+		var name string
+		if p.Name != nil {
+			name = *p.Name
+		}
+		if name != "" && len(validation.IsDNS1123Label(name)) > 0 {
+			d.fail(path+".name", "%q: %s", shorten(name), validation.IsDNS1123Label(name)[0])
+		} else if names[name] {
+			d.fail(path+".name", "%q is given twice", name)
+		}
+		names[name] = true
+		var protocol corev1.Protocol
+		if p.Protocol != nil {
+			protocol = *p.Protocol
+		}
+		sp := service.SlicePort{Name: name, Protocol: d.protocol(path+".protocol", protocol)}
+		if p.Port == nil {
+			d.notef("%s.port: is missing: a port that stands for all is not supported, and leads nowhere", path)
+			continue
+		}
+		sp.Port = d.port(path+".port", *p.Port, 1)
+		out.Ports = append(out.Ports, sp)
+	}
+}
+
+func (d *decoder) endpoint(path string, e *discoveryv1.Endpoint, out *service.Slice) {
+	if n := len(e.Addresses); n == 0 || n > maxAddresses {
+		d.fail(path+".addresses", "has %d addresses, must have 1 to %d", n, maxAddresses)
+		return
+	}
+	for i, text := range e.Addresses {
+		at := fmt.Sprintf("%s.addresses[%d]", path, i)
+		a, ok := d.address(at, text)
+		switch {
+		case !ok:
+		case a.Is6() != out.IPv6:
+			d.fail(at, "%s is not of the family of addressType", a)
+		case i == 0:
+			out.Endpoints = append(out.Endpoints, service.Endpoint{Addr: a, State: state(e.Conditions), Where: d.where(path, e)})
+		}
+	}
+}
+
+// state gives the conditions their defaults: one that does not say whether it is
+// ready is, and one that does not say whether it serves does if it is ready.
+func state(c discoveryv1.EndpointConditions) service.State {
+	var s service.State
+	if c.Ready == nil || *c.Ready {
+		s |= service.Ready
+	}
+	if c.Serving == nil && s.Ready() || c.Serving != nil && *c.Serving {
+		s |= service.Serving
+	}
+	if c.Terminating != nil && *c.Terminating {
+		s |= service.Terminating
+	}
+	return s
+}
+
+func (d *decoder) where(path string, e *discoveryv1.Endpoint) unique.Handle[service.Where] {
+	var w service.Where
+	if e.NodeName != nil {
+		w.Node = *e.NodeName
+	}
+	if e.Zone != nil {
+		w.Zone = *e.Zone
+	}
+	if e.Hints != nil {
+		var nodes, zones []string
+		for _, x := range e.Hints.ForNodes {
+			nodes = append(nodes, x.Name)
+		}
+		for _, x := range e.Hints.ForZones {
+			zones = append(zones, x.Name)
+		}
+		w.ForNodes, w.ForZones = d.hints(path+".hints.forNodes", nodes), d.hints(path+".hints.forZones", zones)
+	}
+	return unique.Make(w)
+}
+
+func (d *decoder) hints(path string, names []string) string {
+	if len(names) > maxHints {
+		d.fail(path, "has %d names, more than %d", len(names), maxHints)
+		return ""
+	}
+	for i, name := range names {
+		if name == "" || strings.Contains(name, ",") || len(name) > 253 {
+			d.fail(fmt.Sprintf("%s[%d].name", path, i), "%q is no name", shorten(name))
+			return ""
+		}
+	}
+	return service.JoinHints(names)
+}

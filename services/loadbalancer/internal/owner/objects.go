@@ -1,0 +1,552 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/journal"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// object is a service or a slice in force. It is not changed but for named.
+type object struct {
+	key      service.ObjectKey
+	source   string
+	origin   string
+	manager  string // that brought it, of SourceGRPC
+	revision uint64
+	updated  int64 // nanoseconds since 1970
+	created  int64 // likewise; of a service
+	notes    []string
+	dropped  []string
+	service  *service.Service
+	slice    *service.Slice
+
+	named bool // by its manager in this run
+}
+
+// of is the service that the object is, or belongs to.
+func (x *object) of() service.Name {
+	if x.slice != nil {
+		return x.slice.Of()
+	}
+	return x.key.Name
+}
+
+// says reports whether two objects say the same.
+func (x *object) says(y *object) bool {
+	switch {
+	case x.service != nil && y.service != nil:
+		return x.service.Equal(y.service)
+	case x.slice != nil && y.slice != nil:
+		return x.slice.Equal(y.slice)
+	}
+	return false
+}
+
+func (x *object) record() journal.Record {
+	return journal.Record{
+		Key: x.key, Source: x.source, Origin: x.origin, Manager: x.manager, Revision: x.revision, Updated: x.updated, Created: x.created,
+		Notes: x.notes, Dropped: x.dropped, Service: x.service, Slice: x.slice,
+	}
+}
+
+// joined is a service with its slices. Either may be missing.
+type joined struct {
+	name     service.Name
+	object   *object   // nil: the slices wait
+	slices   []*object // sorted by name
+	revision uint64    // at which it, or one of its slices, last changed
+	updated  int64
+}
+
+func (j *joined) view() frontend.View {
+	v := frontend.View{}
+	if j.object == nil {
+		return v
+	}
+	v.Service = j.object.service
+	v.Slices = make([]*service.Slice, len(j.slices))
+	for i, x := range j.slices {
+		v.Slices[i] = x.slice
+	}
+	return v
+}
+
+// older orders services that want one frontend: the first has it.
+func older(a, b *joined) int {
+	return cmp.Or(cmp.Compare(a.object.created, b.object.created), a.name.Compare(b.name))
+}
+
+// backend is an address and a port, in less space than netip.AddrPort.
+type backend [18]byte
+
+func packBackend(a netip.AddrPort) (b backend) {
+	addr := a.Addr().As16()
+	copy(b[:], addr[:])
+	binary.BigEndian.PutUint16(b[16:], a.Port())
+	return b
+}
+
+// object with that key; nil: there is none.
+func (o *Owner) object(k service.ObjectKey) *object {
+	if k.Kind == service.KindSlice {
+		return o.slices[k.Name]
+	}
+	if j := o.services[k.Name]; j != nil {
+		return j.object
+	}
+	return nil
+}
+
+// objects calls f for every object.
+func (o *Owner) objects(f func(*object)) {
+	for _, j := range o.services {
+		if j.object != nil {
+			f(j.object)
+		}
+	}
+	for _, x := range o.slices {
+		f(x)
+	}
+}
+
+func byName(a, b *object) int { return a.key.Name.Compare(b.key.Name) }
+
+// joinedOf is the service of that name, made if it is missing.
+func (o *Owner) joinedOf(name service.Name) *joined {
+	j := o.services[name]
+	if j == nil {
+		j = &joined{name: name}
+		o.services[name] = j
+	}
+	return j
+}
+
+// put sets an object.
+func (o *Owner) put(x *object) {
+	if old := o.object(x.key); old != nil {
+		o.drop(old)
+	}
+	j := o.joinedOf(x.of())
+	if x.service != nil {
+		j.object = x
+	} else {
+		o.slices[x.key.Name] = x
+		at, _ := slices.BinarySearchFunc(j.slices, x, byName)
+		j.slices = slices.Insert(j.slices, at, x)
+	}
+	if x.revision > j.revision {
+		j.revision, j.updated = x.revision, x.updated
+	}
+}
+
+// drop removes an object that is there. What is empty then stays until collect.
+func (o *Owner) drop(x *object) {
+	j := o.services[x.of()]
+	if x.service != nil {
+		j.object = nil
+		return
+	}
+	delete(o.slices, x.key.Name)
+	if at, ok := slices.BinarySearchFunc(j.slices, x, byName); ok {
+		j.slices = slices.Delete(j.slices, at, at+1)
+	}
+}
+
+// edit is a change of objects.
+type edit struct {
+	Outcome
+	puts  []*object // new, or others than before
+	gone  []service.ObjectKey
+	named []service.ObjectKey // that the caller named, changed or not
+	dry   bool                // it is not made
+	// completes says that the manager, or the source, has named everything.
+	completes bool
+	listed    []string // sources to note as listed in this state
+
+	content bool // what objects say changes, and the revision with it
+	touched map[service.Name]struct{}
+	after   []*service.Service // those that are touched, as they will be
+}
+
+// writes reports whether there is something to write.
+func (e *edit) writes() bool { return len(e.puts)+len(e.gone)+len(e.listed) > 0 }
+
+func (e *edit) record() journal.Change {
+	c := journal.Change{Gone: e.gone, Complete: e.listed}
+	if e.content {
+		c.Revision = e.Revision + 1
+	}
+	for _, x := range e.puts {
+		c.Puts = append(c.Puts, x.record())
+	}
+	return c
+}
+
+// changed are the services of an edit as they will be.
+func (o *Owner) changed(e *edit) map[service.Name]*joined {
+	out := make(map[service.Name]*joined)
+	of := func(name service.Name) *joined {
+		j := out[name]
+		if j == nil {
+			j = &joined{name: name}
+			if now := o.services[name]; now != nil {
+				*j = *now
+				j.slices = slices.Clone(now.slices)
+			}
+			out[name] = j
+		}
+		return j
+	}
+	without := func(x *object) {
+		j := of(x.of())
+		if x.service != nil {
+			j.object = nil
+		} else if at, ok := slices.BinarySearchFunc(j.slices, x, byName); ok {
+			j.slices = slices.Delete(j.slices, at, at+1)
+		}
+	}
+	for _, k := range e.gone {
+		without(o.object(k))
+	}
+	for _, x := range e.puts {
+		if old := o.object(x.key); old != nil {
+			without(old)
+		}
+		j := of(x.of())
+		if x.service != nil {
+			j.object = x
+			continue
+		}
+		at, _ := slices.BinarySearchFunc(j.slices, x, byName)
+		j.slices = slices.Insert(j.slices, at, x)
+	}
+	return out
+}
+
+// plan numbers what an edit changes, and looks whether there is room for it.
+func (o *Owner) plan(e *edit) error {
+	now := o.config.Now().UnixNano()
+	services, count := o.count, len(o.slices)
+	for _, k := range e.gone {
+		e.content = true
+		if k.Kind == service.KindService {
+			services--
+		} else {
+			count--
+		}
+	}
+	for _, x := range e.puts {
+		old := o.object(x.key)
+		switch {
+		case old == nil && x.service != nil:
+			services++
+		case old == nil:
+			count++
+		}
+		x.revision, x.updated, x.created = o.state.Revision+1, now, now
+		if old != nil {
+			x.created = old.created
+		}
+		if x.service != nil && x.service.Created != 0 {
+			x.created = x.service.Created
+		}
+		if old != nil && old.says(x) {
+			x.revision, x.updated = old.revision, old.updated // only its owner or its notes are others
+			continue
+		}
+		e.content = true
+	}
+	after := o.changed(e)
+	e.touched = make(map[service.Name]struct{}, len(after))
+	for name, j := range after {
+		e.touched[name] = struct{}{}
+		if j.object != nil {
+			e.after = append(e.after, j.object.service)
+		}
+	}
+	if len(e.puts) == 0 {
+		return nil
+	}
+	l := o.config.Limits
+	switch {
+	case services > l.Services:
+		return fmt.Errorf("%w: there would be %d services with %s, the limit is %d (limits.services)", failure.ErrLimit, services, last(e, service.KindService), l.Services)
+	case count > l.Slices:
+		return fmt.Errorf("%w: there would be %d endpoint slices with %s, the limit is %d (limits.endpointSlices)",
+			failure.ErrLimit, count, last(e, service.KindSlice), l.Slices)
+	}
+	return o.room(after)
+}
+
+// last is the last object of a kind that an edit adds, for a message.
+func last(e *edit, kind service.Kind) service.ObjectKey {
+	for _, x := range slices.Backward(e.puts) {
+		if x.key.Kind == kind {
+			return x.key
+		}
+	}
+	return service.ObjectKey{}
+}
+
+// room looks whether the kernel has room for the frontends and backends of
+// services as they will be.
+func (o *Owner) room(after map[service.Name]*joined) error {
+	l := o.config.Limits
+	keys, backends := make(map[frontend.Key]int), make(map[backend]int) // how many more want it
+	type growth struct {
+		name service.Name
+		by   int
+	}
+	var keysOf, backendsOf growth // of the service that grows most
+	for name, j := range after {
+		now, then := o.services[name], j.view()
+		before := frontend.View{}
+		if now != nil {
+			before = now.view()
+		}
+		add := func(v frontend.View, by int) (k, b int) {
+			for _, key := range o.config.Node.Keys(v.Service) {
+				keys[key] += by
+				k++
+			}
+			for _, at := range o.config.Node.Backends(v) {
+				backends[packBackend(at)] += by
+				b++
+			}
+			return k, b
+		}
+		k0, b0 := add(before, -1)
+		k1, b1 := add(then, 1)
+		if b1 > l.BackendsPerService && b1 > b0 {
+			return fmt.Errorf("%w: service %s would have %d backends, the limit is %d (limits.backendsPerService)", failure.ErrLimit, name, b1, l.BackendsPerService)
+		}
+		if k1-k0 > keysOf.by {
+			keysOf = growth{name, k1 - k0}
+		}
+		if b1-b0 > backendsOf.by {
+			backendsOf = growth{name, b1 - b0}
+		}
+	}
+	frontends, distinct := len(o.winners), len(o.backends)
+	for k, by := range keys {
+		had := len(o.contested[k])
+		if had == 0 && o.winners[k] != nil {
+			had = 1
+		}
+		frontends += present(had+by) - present(had)
+	}
+	for b, by := range backends {
+		had := int(o.backends[b])
+		distinct += present(had+by) - present(had)
+	}
+	switch {
+	case frontends > l.Frontends && frontends > len(o.winners):
+		return fmt.Errorf("%w: there would be %d frontends, the limit is %d (limits.frontends); service %s adds most, %d",
+			failure.ErrLimit, frontends, l.Frontends, keysOf.name, keysOf.by)
+	case distinct > l.Backends && distinct > len(o.backends):
+		return fmt.Errorf("%w: there would be %d backends, the limit is %d (limits.backends); service %s adds most, %d",
+			failure.ErrLimit, distinct, l.Backends, backendsOf.name, backendsOf.by)
+	}
+	return nil
+}
+
+func present(n int) int {
+	if n > 0 {
+		return 1
+	}
+	return 0
+}
+
+// enter adds what a service wants to the frontends and the backends.
+func (o *Owner) enter(j *joined) {
+	v := j.view()
+	for _, k := range o.config.Node.Keys(v.Service) {
+		first := o.winners[k]
+		if first == nil {
+			o.winners[k] = j
+			continue
+		}
+		all := o.contested[k]
+		if all == nil {
+			all = []*joined{first}
+		}
+		all = append(all, j)
+		slices.SortFunc(all, older)
+		o.contested[k], o.winners[k] = all, all[0]
+	}
+	for _, at := range o.config.Node.Backends(v) {
+		o.backends[packBackend(at)]++
+	}
+}
+
+// leave is the opposite of enter.
+func (o *Owner) leave(j *joined) {
+	v := j.view()
+	for _, k := range o.config.Node.Keys(v.Service) {
+		all := o.contested[k]
+		if all == nil {
+			delete(o.winners, k)
+			continue
+		}
+		all = slices.DeleteFunc(slices.Clone(all), func(x *joined) bool { return x == j })
+		o.winners[k], o.contested[k] = all[0], all
+		if len(all) == 1 {
+			delete(o.contested, k)
+		}
+	}
+	for _, at := range o.config.Node.Backends(v) {
+		b := packBackend(at)
+		if o.backends[b]--; o.backends[b] == 0 {
+			delete(o.backends, b)
+		}
+	}
+}
+
+// held is a frontend as subscribers know it.
+type held struct {
+	by       service.Name
+	frontend *frontend.Frontend // of a service that is touched
+}
+
+// held says who has each of the keys, and with what if that is a touched service.
+func (o *Owner) held(keys map[frontend.Key]struct{}, touched []service.Name) map[frontend.Key]held {
+	of := make(map[frontend.Key]*frontend.Frontend, len(keys))
+	for _, name := range touched {
+		j := o.services[name]
+		if j == nil {
+			continue
+		}
+		for _, f := range o.config.Node.Of(j.view(), nil) {
+			if o.winners[f.Key] == j {
+				of[f.Key] = f
+			}
+		}
+	}
+	out := make(map[frontend.Key]held, len(keys))
+	for k := range keys {
+		if w := o.winners[k]; w != nil {
+			out[k] = held{w.name, of[k]}
+		}
+	}
+	return out
+}
+
+// same reports whether the kernel would be told the same of both.
+func (h held) same(o held) bool {
+	if h.by != o.by || (h.frontend == nil) != (o.frontend == nil) {
+		return false
+	}
+	return h.frontend == nil || h.frontend.Equal(o.frontend)
+}
+
+// apply makes an edit, and marks the frontends that it changes for the subscribers.
+func (o *Owner) apply(e *edit) {
+	touched := sorted(e.touched, service.Name.Compare)
+	keys := make(map[frontend.Key]struct{})
+	for _, v := range e.after {
+		for _, k := range o.config.Node.Keys(v) {
+			keys[k] = struct{}{}
+		}
+	}
+	for _, name := range touched {
+		if j := o.services[name]; j != nil {
+			for _, k := range o.config.Node.Keys(j.view().Service) {
+				keys[k] = struct{}{}
+			}
+		}
+	}
+	before := o.held(keys, touched)
+	for _, name := range touched {
+		if j := o.services[name]; j != nil {
+			o.leave(j)
+			o.tally(j, -1)
+		}
+	}
+	if e.content {
+		o.state.Revision++
+		e.Revision = o.state.Revision
+	}
+	now := o.config.Now().UnixNano()
+	for _, k := range e.gone {
+		x := o.object(k)
+		j := o.services[x.of()]
+		o.drop(x)
+		j.revision, j.updated = o.state.Revision, now
+	}
+	for _, x := range e.puts {
+		if old := o.object(x.key); old != nil && old.of() != x.of() { // a slice of another service now
+			j := o.services[old.of()]
+			j.revision, j.updated = o.state.Revision, now
+		}
+		o.put(x)
+	}
+	for _, name := range touched {
+		if j := o.services[name]; j != nil {
+			o.enter(j)
+			o.tally(j, 1)
+		}
+	}
+	var changed []frontend.Key
+	after := o.held(keys, touched)
+	for k := range keys {
+		if !before[k].same(after[k]) {
+			changed = append(changed, k)
+		}
+	}
+	o.settle(touched)
+	if e.content {
+		o.mark(changed)
+	}
+}
+
+// settle drops services of which nothing is left, and tells the watchers.
+func (o *Owner) settle(touched []service.Name) {
+	for _, name := range touched {
+		j := o.services[name]
+		if j == nil {
+			continue
+		}
+		if j.object == nil && len(j.slices) == 0 {
+			delete(o.services, name)
+		}
+		if j.object == nil {
+			o.watch.Delete(name)
+			delete(o.unsettle, name)
+		} else {
+			o.watch.Upsert(name, j.revision)
+			o.unsettle[name] = struct{}{}
+		}
+	}
+	o.localChanged()
+}
+
+// tally counts a service for the limits and the status, or takes it out.
+func (o *Owner) tally(j *joined, by int) {
+	if j.object != nil {
+		o.count += by
+	} else {
+		o.orphans += by * len(j.slices)
+	}
+}
+
+// newObject is an object of a manifest, brought by a source.
+func newObject(m *manifest.Object, source, origin, manager string) *object {
+	return &object{key: m.Key, source: source, origin: origin, manager: manager, notes: m.Notes, dropped: m.Dropped, service: m.Service, slice: m.Slice}
+}
+
+// same reports whether nothing would change if y replaced x.
+func (x *object) same(y *object) bool {
+	return x.says(y) && x.source == y.source && x.origin == y.origin && x.manager == y.manager &&
+		slices.Equal(x.notes, y.notes) && slices.Equal(x.dropped, y.dropped)
+}

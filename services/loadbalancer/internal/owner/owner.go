@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package owner has the services of one node: which objects there are and who
+// brought them, the frontends that they come to, and the subscribers that get
+// these.
+//
+// All of it belongs to the one goroutine that Run is. Calls from elsewhere are
+// handed to it and wait for their turn; a caller whose context ends stops waiting.
+// A change is decided in one turn, written to stable storage beside the owner, and
+// made in another turn: only one change at a time is on its way, so that what was
+// decided is still right.
+package owner
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/busy"
+	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/journal"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
+)
+
+// Points at which a test may kill the process.
+var (
+	beforeApply  = fault.Register("loadbalancer/change/before-apply")
+	beforeAnswer = fault.Register("loadbalancer/change/before-answer")
+)
+
+// Names of the sources.
+const (
+	SourceGRPC = "grpc"
+	SourceFile = "file"
+)
+
+// Limits bound what is kept.
+type Limits struct {
+	Services  int
+	Slices    int
+	Frontends int
+	Backends  int // distinct addresses and ports
+	// BackendsPerService are the addresses and ports of one service.
+	BackendsPerService int
+}
+
+// Config is fixed for the life of an owner.
+type Config struct {
+	Node   frontend.Node
+	Limits Limits
+	// Linger is how long a subscriber that has gone may resume its stream.
+	Linger time.Duration
+	Log    *slog.Logger
+	Now    func() time.Time
+}
+
+// Operations that the owner's time is counted by.
+const (
+	opDecide = "decide on a change"
+	opApply  = "apply a change"
+	opStream = "fill a message"
+	opRead   = "read"
+	opOther  = "other"
+)
+
+// source is what the owner knows of one that is configured.
+type source struct {
+	synced  bool
+	listed  bool // in this state, by this run or an earlier one
+	err     string
+	refused map[string]Refused // by origin
+}
+
+// Refused is a file or an object that is not in force as it was last given.
+type Refused struct {
+	Key    service.ObjectKey // zero: a file as a whole
+	Source string
+	Origin string
+	Err    string
+}
+
+// Owner is the one owner of all state.
+type Owner struct {
+	config      Config
+	incarnation [16]byte
+	journal     *journal.Journal
+	calls       chan func()
+	done        chan struct{} // closed when Run has returned
+	// revising has one place, for the change that is under way. Its holder alone uses
+	// the journal.
+	revising chan struct{}
+
+	state    journal.State
+	services map[service.Name]*joined
+	slices   map[service.Name]*object
+	count    int // of services that have their object
+	orphans  int // slices whose service is missing
+
+	winners   map[frontend.Key]*joined   // who has a frontend
+	contested map[frontend.Key][]*joined // everyone who wants it, where there are several
+	backends  map[backend]uint32         // services that lead to it
+
+	sources  map[string]*source // that are configured
+	managers map[string]bool    // those of SourceGRPC that completed in this run
+
+	subscribers map[string]*stream.Subscriber
+	sessions    map[string]*Session // of those that are connected
+	session     uint64
+	seq         uint64        // of the last barrier
+	progress    chan struct{} // closed when a subscriber comes further
+
+	watch    *watch.Hub[service.Name, uint64] // of revisions
+	unsettle map[service.Name]struct{}        // that were watched as not enforced
+	problems map[string]error
+	fatal    error
+	local    chan struct{} // has a token when LocalBackends may be others
+
+	ready   bool
+	readied chan struct{} // closed once ready
+	times   busy.Times
+}
+
+// New takes the state of dir. The sources are those of the configuration; each has
+// to say everything once.
+func New(config Config, dir string, sources []string) (*Owner, error) {
+	if config.Now == nil {
+		config.Now = time.Now
+	}
+	o := &Owner{
+		config: config, calls: make(chan func(), 64), done: make(chan struct{}), revising: make(chan struct{}, 1),
+		services: make(map[service.Name]*joined), slices: make(map[service.Name]*object),
+		winners: make(map[frontend.Key]*joined), contested: make(map[frontend.Key][]*joined), backends: make(map[backend]uint32),
+		sources: make(map[string]*source), managers: make(map[string]bool),
+		subscribers: make(map[string]*stream.Subscriber), sessions: make(map[string]*Session), progress: make(chan struct{}),
+		watch: watch.NewHub[service.Name, uint64](watch.Options[uint64]{}), unsettle: make(map[service.Name]struct{}),
+		problems: make(map[string]error), local: make(chan struct{}, 1), readied: make(chan struct{}),
+	}
+	rand.Read(o.incarnation[:]) //nolint:errcheck // it never fails
+	for _, s := range sources {
+		o.sources[s] = &source{refused: make(map[string]Refused)}
+	}
+	if err := o.restore(dir); err != nil {
+		return nil, err
+	}
+	o.checkReady()
+	return o, nil
+}
+
+func (o *Owner) restore(dir string) error {
+	touched := make(map[service.Name]struct{})
+	var err error
+	o.journal, o.state, err = journal.Open(dir, func(r journal.Record) error {
+		x := &object{
+			key: r.Key, source: r.Source, origin: r.Origin, manager: r.Manager, revision: r.Revision, updated: r.Updated, created: r.Created,
+			notes: r.Notes, dropped: r.Dropped, service: r.Service, slice: r.Slice,
+		}
+		o.put(x)
+		touched[x.of()] = struct{}{}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, name := range o.state.Complete {
+		if s := o.sources[name]; s != nil {
+			s.listed = true
+		}
+	}
+	for name := range touched {
+		j := o.services[name]
+		o.enter(j)
+		o.tally(j, 1)
+		if j.object != nil {
+			o.watch.Upsert(name, j.revision)
+			o.unsettle[name] = struct{}{}
+		}
+	}
+	return nil
+}
+
+// Close gives the state directory back. Run must have returned.
+func (o *Owner) Close() error {
+	o.watch.Close()
+	return o.journal.Close()
+}
+
+// Incarnation is this run.
+func (o *Owner) Incarnation() [16]byte { return o.incarnation }
+
+// StateName is the name of the state that is kept on stable storage.
+func (o *Owner) StateName() [16]byte { return o.state.Name }
+
+// pause is between two looks at what no call begins: a disk that took no write,
+// and subscribers that did not come back.
+const pause = time.Second
+
+// Run owns the state until the context ends.
+func (o *Owner) Run(ctx context.Context) error {
+	defer close(o.done)
+	defer o.watch.Close()
+	tick := time.NewTicker(pause)
+	defer tick.Stop()
+	for o.fatal == nil {
+		select {
+		case f := <-o.calls:
+			f()
+		case <-tick.C:
+			o.sweep()
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return o.fatal
+}
+
+// ask runs f as the owner and waits for its answer.
+func ask[T any](ctx context.Context, o *Owner, operation string, f func() (T, error)) (T, error) {
+	type answer struct {
+		v   T
+		err error
+	}
+	var none T
+	out := make(chan answer, 1)
+	call := func() {
+		if err := ctx.Err(); err != nil { // the caller has gone
+			out <- answer{err: err}
+			return
+		}
+		began := time.Now()
+		v, err := f()
+		o.times.Add(operation, time.Since(began))
+		out <- answer{v, err}
+	}
+	select {
+	case o.calls <- call:
+	case <-ctx.Done():
+		return none, ctx.Err()
+	case <-o.done:
+		return none, failure.ErrStopped
+	}
+	select {
+	case a := <-out:
+		return a.v, a.err
+	case <-ctx.Done():
+		return none, ctx.Err()
+	case <-o.done:
+		return none, failure.ErrStopped
+	}
+}
+
+// do is ask for what has no answer.
+func (o *Owner) do(ctx context.Context, operation string, f func()) error {
+	_, err := ask(ctx, o, operation, func() (struct{}, error) { f(); return struct{}{}, nil })
+	return err
+}
+
+// sweep forgets subscribers that did not come back, and tries a disk that took no
+// write.
+func (o *Owner) sweep() {
+	now := o.config.Now()
+	for name, s := range o.subscribers {
+		if s.Session == 0 && !s.Until.After(now) {
+			delete(o.subscribers, name)
+			o.moved()
+		}
+	}
+	if o.problems[partStorage] == nil {
+		return
+	}
+	select {
+	case o.revising <- struct{}{}:
+		o.stored(o.journal.Probe())
+		<-o.revising
+	default: // a change is being written, which will tell
+	}
+}
+
+// partStorage is the part of a problem that is the disk's.
+const partStorage = "storage"
+
+// stored notes how a write of the state went.
+func (o *Owner) stored(err error) {
+	if p := o.journal.Problem(); p != nil {
+		err = p
+	}
+	o.problem(partStorage, err)
+	if errors.Is(err, journal.ErrLost) {
+		o.fatal = err
+	}
+}
+
+// problem notes what is wrong, for the status and, when it is news, the log; nil
+// takes it back.
+func (o *Owner) problem(what string, err error) {
+	before := o.problems[what]
+	if err == nil {
+		delete(o.problems, what)
+		return
+	}
+	o.problems[what] = err
+	if before == nil || before.Error() != err.Error() {
+		o.config.Log.Error("services are not as they should be", "part", what, log.Err(err))
+	}
+}
+
+// checkReady says once that the owner may be relied upon.
+func (o *Owner) checkReady() {
+	if o.ready || !o.complete() {
+		return
+	}
+	o.ready = true
+	close(o.readied)
+}
+
+// complete reports whether every source was listed completely in this state.
+func (o *Owner) complete() bool {
+	for _, s := range o.sources {
+		if !s.listed {
+			return false
+		}
+	}
+	return true
+}
+
+// Ready is closed when every source was listed completely, by this run or an
+// earlier one.
+func (o *Owner) Ready() <-chan struct{} { return o.readied }
+
+// SourceFailed notes why a source cannot say anything; nil takes it back.
+func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error {
+	return o.do(ctx, opOther, func() {
+		s := o.sources[name]
+		s.err = ""
+		if why != nil {
+			s.err = why.Error()
+		}
+	})
+}
+
+// Times are for how long the owner was busy with each operation.
+func (o *Owner) Times() []busy.Figures { return o.times.All() }
+
+// moved tells those that wait that a subscriber came further, or that there is
+// another set of them, and the watchers which services are enforced now.
+func (o *Owner) moved() {
+	close(o.progress)
+	o.progress = make(chan struct{})
+	o.localChanged()
+	if len(o.unsettle) == 0 {
+		return
+	}
+	for name := range o.unsettle {
+		j := o.services[name]
+		switch {
+		case j == nil || j.object == nil:
+		case o.enforcedAt(j):
+			o.watch.Upsert(name, o.state.Revision)
+		default:
+			continue
+		}
+		delete(o.unsettle, name)
+	}
+}
+
+// hold waits until no other change is under way.
+func (o *Owner) hold(ctx context.Context) (release func(), err error) {
+	select {
+	case o.revising <- struct{}{}:
+		return func() { <-o.revising }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-o.done:
+		return nil, failure.ErrStopped
+	}
+}
+
+// revise makes a change, all of it or nothing. Decide and done run in turns of the
+// owner.
+func (o *Owner) revise(ctx context.Context, decide func() (*edit, error), done func(*edit)) (Outcome, error) {
+	release, err := o.hold(ctx)
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer release()
+	return o.reviseHeld(ctx, decide, done)
+}
+
+// reviseHeld is revise for who has held Owner.revising.
+func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), done func(*edit)) (Outcome, error) {
+	ended := false
+	e, err := ask(ctx, o, opDecide, func() (*edit, error) {
+		e, err := decide()
+		if err == nil {
+			err = o.plan(e)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if e.Revision = o.state.Revision; !e.writes() && !e.dry {
+			ended = true
+			done(e)
+		}
+		return e, nil
+	})
+	if err != nil || ended || e.dry {
+		if e == nil {
+			e = &edit{}
+		}
+		return e.Outcome, err
+	}
+	if err := o.journal.Commit(ctx, e.record()); err != nil {
+		if terr := o.do(context.WithoutCancel(ctx), opOther, func() { o.stored(err) }); terr != nil {
+			return Outcome{}, terr
+		}
+		return Outcome{}, fmt.Errorf("%w: %w", failure.ErrStorage, err)
+	}
+	if err := beforeApply.Hit(ctx); err != nil {
+		return Outcome{}, err
+	}
+	// Also without a caller that waits: it is on stable storage.
+	if err := o.do(context.WithoutCancel(ctx), opApply, func() {
+		o.stored(nil)
+		o.apply(e)
+		done(e)
+		o.checkReady()
+	}); err != nil {
+		return Outcome{}, err
+	}
+	return e.Outcome, beforeAnswer.Hit(ctx)
+}
+
+// sorted are the keys of a set in order.
+func sorted[K comparable](m map[K]struct{}, compare func(a, b K) int) []K {
+	out := make([]K, 0, len(m))
+	for k := range m {
+		out = append(out, k)
+	}
+	slices.SortFunc(out, compare)
+	return out
+}

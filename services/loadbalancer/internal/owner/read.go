@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
+)
+
+// Listed is a service with its state.
+type Listed struct {
+	Service   *service.Service
+	Source    string
+	Origin    string
+	Manager   string
+	Ready     int // endpoints
+	Endpoints int
+	Revision  uint64
+	Updated   time.Time
+	Notes     []string
+	Enforced  bool
+	Frontends []*frontend.Frontend // if asked for; only those that the service has
+}
+
+// Filter says which services to list. Empty fields take all.
+type Filter struct {
+	Namespace, Name string
+	Manager         *string    // of SourceGRPC
+	Address         netip.Addr // of a frontend
+	WithFrontends   bool
+}
+
+func (f *Filter) takes(j *joined, n *frontend.Node) bool {
+	x := j.object
+	if f.Namespace != "" && f.Namespace != j.name.Namespace || f.Name != "" && f.Name != j.name.Name ||
+		f.Manager != nil && (x.source != SourceGRPC || x.manager != *f.Manager) {
+		return false
+	}
+	return !f.Address.IsValid() || slices.ContainsFunc(n.Keys(x.service), func(k frontend.Key) bool { return k.Addr == f.Address })
+}
+
+// List gives the services that the filter takes, sorted, and what is not in force
+// as it was given.
+func (o *Owner) List(ctx context.Context, f Filter) (list []Listed, refused []Refused, revision uint64, err error) {
+	err = o.do(ctx, opRead, func() {
+		var found []*joined
+		for _, j := range o.services {
+			if j.object != nil && f.takes(j, &o.config.Node) {
+				found = append(found, j)
+			}
+		}
+		slices.SortFunc(found, func(a, b *joined) int { return a.name.Compare(b.name) })
+		for _, j := range found {
+			list = append(list, o.listed(j, f.WithFrontends))
+		}
+		refused, revision = o.refused(f), o.state.Revision
+	})
+	return list, refused, revision, err
+}
+
+// Get gives one service with its frontends.
+func (o *Owner) Get(ctx context.Context, name service.Name) (out Listed, revision uint64, err error) {
+	out, err = ask(ctx, o, opRead, func() (Listed, error) {
+		j := o.services[name]
+		if j == nil || j.object == nil {
+			return Listed{}, fmt.Errorf("%w: there is no service %s", failure.ErrNotFound, name)
+		}
+		revision = o.state.Revision
+		return o.listed(j, true), nil
+	})
+	return out, revision, err
+}
+
+// Find is Get without frontends, for services that may have gone.
+func (o *Owner) Find(ctx context.Context, name service.Name) (out Listed, found bool, err error) {
+	err = o.do(ctx, opRead, func() {
+		if j := o.services[name]; j != nil && j.object != nil {
+			out, found = o.listed(j, false), true
+		}
+	})
+	return out, found, err
+}
+
+// Watch are the services, of which readers ask Find.
+func (o *Owner) Watch() *watch.Hub[service.Name, uint64] { return o.watch }
+
+func (o *Owner) listed(j *joined, frontends bool) Listed {
+	x := j.object
+	out := Listed{
+		Service: x.service, Source: x.source, Origin: x.origin, Manager: x.manager, Revision: j.revision, Updated: time.Unix(0, j.updated),
+		Notes: o.notes(j), Enforced: o.enforcedAt(j),
+	}
+	v := j.view()
+	out.Endpoints, out.Ready = frontend.Count(v.Slices)
+	if !frontends {
+		return out
+	}
+	for _, f := range o.config.Node.Of(v, nil) {
+		if o.winners[f.Key] == j {
+			out.Frontends = append(out.Frontends, f)
+		}
+	}
+	return out
+}
+
+// maxNotes is how many notes a service has at most in an answer.
+const maxNotes = 50
+
+// notes are what the author of a service should know.
+func (o *Owner) notes(j *joined) []string {
+	notes := frontend.Notes(slices.Clone(j.object.notes))
+	o.config.Node.Of(j.view(), &notes)
+	for _, k := range o.config.Node.Keys(j.object.service) {
+		if w := o.winners[k]; w != j {
+			notes = append(notes, fmt.Sprintf("%s is that of service %s, which is older", k, w.name))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
+		p := o.subscribers[name].Progress()
+		for _, k := range slices.SortedFunc(maps.Keys(p.Refusals), frontend.Key.Compare) {
+			if r := p.Refusals[k]; r.Service == j.name {
+				notes = append(notes, fmt.Sprintf("%s does not enforce %s: %s", name, k, r.Reason))
+			}
+		}
+	}
+	for _, x := range j.slices {
+		for _, note := range x.notes {
+			notes = append(notes, fmt.Sprintf("%s: %s", x.key, note))
+		}
+	}
+	if n := len(notes); n > maxNotes {
+		notes = append(notes[:maxNotes], fmt.Sprintf("%d more notes are left out", n-maxNotes))
+	}
+	return notes
+}
+
+// refused are the objects and files that are not in force as they were given, and
+// the slices that wait for their service.
+func (o *Owner) refused(f Filter) []Refused {
+	if f.Name != "" || f.Manager != nil || f.Address.IsValid() {
+		return nil
+	}
+	var out []Refused
+	for _, s := range o.sources {
+		for _, r := range s.refused {
+			if f.Namespace == "" || r.Key.Namespace == f.Namespace {
+				out = append(out, r)
+			}
+		}
+	}
+	for _, j := range o.services {
+		if j.object != nil || f.Namespace != "" && j.name.Namespace != f.Namespace {
+			continue
+		}
+		for _, x := range j.slices {
+			why := fmt.Sprintf("its service %s is missing", j.name)
+			if j.name.Name == "" {
+				why = "it names no service"
+			}
+			out = append(out, Refused{Key: x.key, Source: x.source, Origin: x.origin, Err: why})
+		}
+	}
+	slices.SortFunc(out, func(a, b Refused) int {
+		if c := strings.Compare(a.Source, b.Source); c != 0 {
+			return c
+		}
+		if c := a.Key.Compare(b.Key); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Origin, b.Origin)
+	})
+	return out
+}
+
+// MaxProblems is how many problems a status lists.
+const MaxProblems = 100
+
+// ProblemKind says what has to be looked at.
+type ProblemKind uint8
+
+// The kinds.
+const (
+	ProblemService ProblemKind = iota
+	ProblemStorage
+)
+
+// Problem is one thing that is not as it should be.
+type Problem struct {
+	Kind ProblemKind
+	Text string
+}
+
+// Status is a summary.
+type Status struct {
+	Revision     uint64
+	Services     int
+	Slices       int
+	Orphans      int
+	Frontends    int
+	Backends     int
+	Refused      int
+	Sources      []SourceStatus
+	Subscribers  []SubscriberStatus
+	Problems     []Problem // at most MaxProblems
+	ProblemCount int
+	Journal      int64 // bytes
+	Contested    int   // frontends that several services want
+	HealthChecks int   // health check ports that services ask for
+}
+
+// SourceStatus is the state of a source, or of a manager.
+type SourceStatus struct {
+	Name, Manager string
+	Synced        bool
+	Error         string
+	Objects       int
+}
+
+// SubscriberStatus is the state of a subscriber.
+type SubscriberStatus struct {
+	Name                string
+	Connected, Enforces bool
+	Revision, Ended     uint64
+	Refusals            []string // at most 100
+	Omitted             int
+	Waiting             int // keys that changed and are not sent
+}
+
+// Status is a summary of everything.
+func (o *Owner) Status(ctx context.Context) (Status, error) {
+	return ask(ctx, o, opRead, func() (Status, error) { return o.status(), nil })
+}
+
+func (o *Owner) status() Status {
+	out := Status{
+		Revision: o.state.Revision, Services: o.count, Slices: len(o.slices), Orphans: o.orphans, Frontends: len(o.winners),
+		Backends: len(o.backends), Journal: o.journal.Size(), Contested: len(o.contested),
+	}
+	problem := func(kind ProblemKind, format string, args ...any) {
+		if out.ProblemCount++; out.ProblemCount <= MaxProblems {
+			out.Problems = append(out.Problems, Problem{kind, fmt.Sprintf(format, args...)})
+		}
+	}
+	for _, part := range slices.Sorted(maps.Keys(o.problems)) {
+		kind := ProblemService
+		if part == partStorage {
+			kind = ProblemStorage
+		}
+		problem(kind, "%s: %v", part, o.problems[part])
+	}
+	counts := make(map[[2]string]int)
+	o.objects(func(x *object) {
+		manager := x.manager
+		if x.source != SourceGRPC {
+			manager = ""
+		}
+		counts[[2]string{x.source, manager}]++
+	})
+	grpc := map[string]struct{}{"": {}}
+	for m := range o.managers {
+		grpc[m] = struct{}{}
+	}
+	for at := range counts {
+		if at[0] == SourceGRPC {
+			grpc[at[1]] = struct{}{}
+		}
+	}
+	for _, m := range slices.Sorted(maps.Keys(grpc)) {
+		out.Sources = append(out.Sources, SourceStatus{
+			Name: SourceGRPC, Manager: m, Synced: m == "" || o.managers[m], Objects: counts[[2]string{SourceGRPC, m}],
+		})
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.sources)) {
+		s := o.sources[name]
+		out.Refused += len(s.refused)
+		out.Sources = append(out.Sources, SourceStatus{Name: name, Synced: s.synced, Error: s.err, Objects: counts[[2]string{name, ""}]})
+		if s.err != "" {
+			problem(ProblemService, "source %s: %s", name, s.err)
+		}
+	}
+	for _, r := range o.refused(Filter{}) {
+		if o.sources[r.Source] != nil && o.sources[r.Source].refused[r.Origin] == r {
+			problem(ProblemService, "%s %s is refused: %s", r.Source, r.Origin, r.Err)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
+		s := subscriberStatus(o.subscribers[name])
+		for _, r := range s.Refusals {
+			problem(ProblemService, "%s does not enforce %s", name, r)
+		}
+		out.Subscribers = append(out.Subscribers, s)
+	}
+	for _, j := range o.services {
+		if j.object != nil && j.object.service.HealthCheckNodePort != 0 {
+			out.HealthChecks++
+		}
+	}
+	return out
+}
+
+func subscriberStatus(s *stream.Subscriber) SubscriberStatus {
+	p := s.Progress()
+	out := SubscriberStatus{
+		Name: s.Name, Connected: s.Session != 0, Enforces: s.Enforces, Revision: p.Enforced, Ended: p.Ended, Omitted: p.Omitted, Waiting: s.Waiting(),
+	}
+	for i, k := range slices.SortedFunc(maps.Keys(p.Refusals), frontend.Key.Compare) {
+		if i == 100 {
+			out.Omitted += len(p.Refusals) - i
+			break
+		}
+		out.Refusals = append(out.Refusals, fmt.Sprintf("%s of service %s: %s", k, p.Refusals[k].Service, p.Refusals[k].Reason))
+	}
+	return out
+}
+
+// Local is a service with a health check port, as this node has it.
+type Local struct {
+	Name service.Name
+	Port uint16
+	// Ready are the addresses of this node that are ready.
+	Ready int
+	// Enforced: every connected subscriber that enforces has the revision of the
+	// service, and there is one.
+	Enforced bool
+}
+
+// Locals are the services with health check ports, by name.
+func (o *Owner) Locals(ctx context.Context) (out []Local, err error) {
+	err = o.do(ctx, opRead, func() {
+		for _, j := range o.services {
+			if j.object == nil || !j.object.service.HasFrontends() || j.object.service.HealthCheckNodePort == 0 {
+				continue
+			}
+			out = append(out, Local{
+				Name: j.name, Port: j.object.service.HealthCheckNodePort, Ready: o.config.Node.LocalReady(j.view()), Enforced: o.enforcedAt(j),
+			})
+		}
+	})
+	slices.SortFunc(out, func(a, b Local) int { return a.Name.Compare(b.Name) })
+	return out, err
+}
+
+// LocalsChanged has a token when Locals may be others.
+func (o *Owner) LocalsChanged() <-chan struct{} { return o.local }
+
+func (o *Owner) localChanged() {
+	select {
+	case o.local <- struct{}{}:
+	default:
+	}
+}
+
+// Report notes a problem that another part of the process has; nil takes it back.
+func (o *Owner) Report(ctx context.Context, what string, why error) error {
+	return o.do(ctx, opOther, func() { o.problem(what, why) })
+}

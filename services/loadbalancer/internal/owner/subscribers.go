@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
+)
+
+// maxSubscribers is how many are known, connected or not.
+const maxSubscribers = 32
+
+// Subscription is how a subscriber connects.
+type Subscription struct {
+	Name     string
+	Enforces bool
+	// The last barrier that it carried out; zero: none.
+	Incarnation [16]byte
+	Seq         uint64
+}
+
+// Session is one connection of a subscriber. Its methods may be called from any
+// goroutine.
+type Session struct {
+	owner  *Owner
+	name   string
+	number uint64
+	wake   <-chan struct{}
+	ended  chan struct{} // closed when the session ends before its caller
+	err    error         // why; set before ended is closed
+}
+
+// view is what subscribers take frontends from. It computes those of a service
+// once.
+type view struct {
+	*Owner
+	of map[*joined]map[frontend.Key]*frontend.Frontend
+}
+
+func (o *Owner) view() view {
+	return view{o, make(map[*joined]map[frontend.Key]*frontend.Frontend)}
+}
+
+// Frontend implements stream.Source.
+func (v view) Frontend(k frontend.Key) *frontend.Frontend {
+	w := v.winners[k]
+	if w == nil {
+		return nil
+	}
+	all, ok := v.of[w]
+	if !ok {
+		list := v.config.Node.Of(w.view(), nil)
+		all = make(map[frontend.Key]*frontend.Frontend, len(list))
+		for _, f := range list {
+			all[f.Key] = f
+		}
+		v.of[w] = all
+	}
+	return all[k]
+}
+
+// Keys implements stream.Source.
+func (v view) Keys() []frontend.Key { return slices.Collect(maps.Keys(v.winners)) }
+
+// Revision implements stream.Source.
+func (v view) Revision() (revision uint64, complete bool) { return v.state.Revision, v.complete() }
+
+// NextSeq implements stream.Source.
+func (v view) NextSeq() uint64 {
+	v.seq++
+	return v.seq
+}
+
+// Subscribe connects a subscriber. The caller must call Close of the session.
+func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*Session, error) {
+	return ask(ctx, o, opStream, func() (*Session, error) {
+		s := o.subscribers[want.Name]
+		if s == nil {
+			if len(o.subscribers) >= maxSubscribers && !o.forgetOne() {
+				return nil, fmt.Errorf("%w: %d subscribers are connected", failure.ErrLimit, len(o.subscribers))
+			}
+			s = stream.New(want.Name)
+			o.subscribers[want.Name] = s
+		} else if s.Session != 0 {
+			o.end(s.Name, stream.ErrReplaced)
+		}
+		s.Enforces = want.Enforces
+		o.session++
+		seq := want.Seq
+		if want.Incarnation != o.incarnation {
+			seq = 0
+		}
+		s.Connect(o.session, seq, o.view())
+		x := &Session{owner: o, name: want.Name, number: o.session, wake: s.Wake, ended: make(chan struct{})}
+		o.sessions[want.Name] = x
+		o.moved()
+		return x, nil
+	})
+}
+
+// forgetOne forgets the subscriber that has been gone for longest.
+func (o *Owner) forgetOne() bool {
+	var oldest *stream.Subscriber
+	for _, s := range o.subscribers {
+		if s.Session == 0 && (oldest == nil || s.Until.Before(oldest.Until)) {
+			oldest = s
+		}
+	}
+	if oldest != nil {
+		delete(o.subscribers, oldest.Name)
+	}
+	return oldest != nil
+}
+
+// end ends the session of a subscriber, from this side.
+func (o *Owner) end(name string, why error) {
+	x := o.sessions[name]
+	if x == nil {
+		return
+	}
+	delete(o.sessions, name)
+	x.err = why
+	close(x.ended)
+}
+
+// mark says that frontends have changed, or the revision.
+func (o *Owner) mark(keys []frontend.Key) {
+	for name, s := range o.subscribers {
+		if err := s.Mark(keys); err != nil {
+			o.end(name, err)
+		}
+	}
+}
+
+// subscriber of the session; it may have been replaced.
+func (x *Session) subscriber() (*stream.Subscriber, error) {
+	s := x.owner.subscribers[x.name]
+	if s == nil || s.Session != x.number {
+		return nil, stream.ErrReplaced
+	}
+	return s, nil
+}
+
+// Next waits for the steps of the next message.
+func (x *Session) Next(ctx context.Context) ([]stream.Step, error) {
+	for {
+		select {
+		case <-x.wake:
+		case <-x.ended:
+			return nil, x.err
+		case <-x.owner.done:
+			return nil, failure.ErrStopped
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		steps, err := ask(ctx, x.owner, opStream, func() ([]stream.Step, error) {
+			s, err := x.subscriber()
+			if err != nil {
+				return nil, err
+			}
+			return s.Next(x.owner.view()), nil
+		})
+		if err != nil || len(steps) > 0 {
+			return steps, err
+		}
+	}
+}
+
+// Ended is closed when the session ends from this side; Err says why.
+func (x *Session) Ended() <-chan struct{} { return x.ended }
+
+// Err is why the session ended, once Ended is closed.
+func (x *Session) Err() error { return x.err }
+
+// Ack notes how far the subscriber is.
+func (x *Session) Ack(ctx context.Context, enforced, ended uint64) error {
+	_, err := ask(ctx, x.owner, opStream, func() (struct{}, error) {
+		s, err := x.subscriber()
+		if err == nil {
+			err = s.Ack(enforced, ended)
+		}
+		if err == nil {
+			x.owner.moved()
+		}
+		return struct{}{}, err
+	})
+	return err
+}
+
+// Refuse notes that the subscriber did not take a frontend. One that is gone by
+// now does not matter.
+func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) error {
+	_, err := ask(ctx, x.owner, opStream, func() (struct{}, error) {
+		s, err := x.subscriber()
+		if err != nil {
+			return struct{}{}, err
+		}
+		w := x.owner.winners[k]
+		if w == nil {
+			return struct{}{}, nil
+		}
+		x.owner.config.Log.Error("a subscriber refused a frontend and keeps what it had",
+			"subscriber", x.name, "frontend", k.String(), "service", w.name.String(), "reason", reason)
+		s.Refuse(k, w.name, reason)
+		x.owner.unsettle[w.name] = struct{}{}
+		x.owner.watch.Upsert(w.name, x.owner.state.Revision)
+		x.owner.moved()
+		return struct{}{}, nil
+	})
+	return err
+}
+
+// Close gives the session back. The subscriber may come back and resume.
+func (x *Session) Close() {
+	o := x.owner
+	// The owner answers soon, or is gone, and then nothing matters.
+	_ = o.do(context.Background(), opStream, func() {
+		s := o.subscribers[x.name]
+		if s == nil || s.Session != x.number {
+			return
+		}
+		delete(o.sessions, x.name)
+		if s.Disconnect(o.config.Now().Add(o.config.Linger)); !s.Enforces {
+			delete(o.subscribers, x.name) // it looks, and is not missed
+		}
+		o.moved()
+	})
+}
+
+// Waited is the answer of Wait.
+type Waited struct {
+	Revision                uint64
+	Disconnected, Enforcing []string
+}
+
+// Wait returns when every connected subscriber that enforces has acknowledged a
+// revision; with ended, also as ended. ErrRefused: one has refused a frontend of
+// one of the services, or of any if there are none.
+func (o *Owner) Wait(ctx context.Context, revision uint64, of []service.Name, ended bool) (Waited, error) {
+	for {
+		type answer struct {
+			out      Waited
+			reached  bool
+			progress <-chan struct{}
+		}
+		a, err := ask(ctx, o, opRead, func() (answer, error) {
+			out, reached, err := o.reached(revision, of, ended)
+			return answer{out, reached, o.progress}, err
+		})
+		if err != nil || a.reached {
+			return a.out, err
+		}
+		select {
+		case <-a.progress:
+		case <-ctx.Done():
+			return Waited{}, ctx.Err()
+		case <-o.done:
+			return Waited{}, failure.ErrStopped
+		}
+	}
+}
+
+func (o *Owner) reached(revision uint64, of []service.Name, ended bool) (Waited, bool, error) {
+	if revision > o.state.Revision {
+		return Waited{}, false, fmt.Errorf("%w: %d, the services are at %d", failure.ErrRevision, revision, o.state.Revision)
+	}
+	out := Waited{Revision: o.state.Revision}
+	waiting := false
+	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
+		s := o.subscribers[name]
+		if !s.Enforces {
+			continue
+		}
+		if s.Session == 0 {
+			out.Disconnected = append(out.Disconnected, name)
+			continue
+		}
+		p := s.Progress()
+		for _, k := range slices.SortedFunc(maps.Keys(p.Refusals), frontend.Key.Compare) {
+			r := p.Refusals[k]
+			if len(of) == 0 || slices.Contains(of, r.Service) {
+				return Waited{}, false, fmt.Errorf("%w: %s keeps what it had of %s of service %s: %s", failure.ErrRefused, name, k, r.Service, r.Reason)
+			}
+		}
+		out.Enforcing = append(out.Enforcing, name)
+		at := p.Enforced
+		if ended {
+			at = min(at, p.Ended)
+		}
+		waiting = waiting || at < revision
+		out.Revision = min(out.Revision, at)
+	}
+	return out, !waiting, nil
+}
+
+// enforcedAt reports whether every connected subscriber that enforces has the
+// revision of a service, and there is one.
+func (o *Owner) enforcedAt(j *joined) bool {
+	some := false
+	for _, s := range o.subscribers {
+		if !s.Enforces || s.Session == 0 {
+			continue
+		}
+		p := s.Progress()
+		if p.Enforced < j.revision {
+			return false
+		}
+		for _, r := range p.Refusals {
+			if r.Service == j.name {
+				return false
+			}
+		}
+		some = true
+	}
+	return some
+}

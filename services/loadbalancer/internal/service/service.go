@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package service has the objects that the load balancer works on: services and
+// endpoint slices, reduced to what decides where connections go.
+//
+// The types are values without behaviour of their own. They know neither
+// manifests nor where an object came from. An object is never changed once it is
+// made, so that it may be shared.
+package service
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+	"unique"
+)
+
+// Kind is the kind of an object.
+type Kind uint8
+
+// The kinds.
+const (
+	KindService Kind = iota + 1
+	KindSlice
+)
+
+// String is the kind as Kubernetes spells it.
+func (k Kind) String() string {
+	switch k {
+	case KindService:
+		return "Service"
+	case KindSlice:
+		return "EndpointSlice"
+	}
+	return "unknown"
+}
+
+// KindOf reads what String writes; 0 for anything else.
+func KindOf(text string) Kind {
+	switch text {
+	case "Service":
+		return KindService
+	case "EndpointSlice":
+		return KindSlice
+	}
+	return 0
+}
+
+// Name names a service within the cluster.
+type Name struct {
+	Namespace, Name string
+}
+
+// String is "namespace/name".
+func (n Name) String() string { return n.Namespace + "/" + n.Name }
+
+// Compare orders names by namespace, then by name.
+func (n Name) Compare(o Name) int {
+	return cmp.Or(strings.Compare(n.Namespace, o.Namespace), strings.Compare(n.Name, o.Name))
+}
+
+// ObjectKey names an object.
+type ObjectKey struct {
+	Kind Kind
+	Name
+}
+
+// String is "Kind namespace/name".
+func (k ObjectKey) String() string { return k.Kind.String() + " " + k.Name.String() }
+
+// Compare orders keys by kind, as Kubernetes spells it, namespace and name.
+func (k ObjectKey) Compare(o ObjectKey) int {
+	return cmp.Or(strings.Compare(k.Kind.String(), o.Kind.String()), k.Name.Compare(o.Name))
+}
+
+// Protocol is the number of a transport protocol.
+type Protocol uint8
+
+// The protocols of services.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// String is the protocol as Kubernetes spells it.
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "TCP"
+	case UDP:
+		return "UDP"
+	case SCTP:
+		return "SCTP"
+	}
+	return "unknown"
+}
+
+// ProtocolOf reads what String writes; 0 for anything else.
+func ProtocolOf(text string) Protocol {
+	for _, p := range []Protocol{TCP, UDP, SCTP} {
+		if p.String() == text {
+			return p
+		}
+	}
+	return 0
+}
+
+// Type is spec.type of a service.
+type Type uint8
+
+// The types.
+const (
+	ClusterIP Type = iota
+	NodePort
+	LoadBalancer
+	ExternalName
+)
+
+// String is the type as Kubernetes spells it.
+func (t Type) String() string {
+	switch t {
+	case ClusterIP:
+		return "ClusterIP"
+	case NodePort:
+		return "NodePort"
+	case LoadBalancer:
+		return "LoadBalancer"
+	case ExternalName:
+		return "ExternalName"
+	}
+	return "unknown"
+}
+
+// Service is what a Service says.
+type Service struct {
+	Name Name
+	// Created is when the service was created, in nanoseconds since 1970; 0: its
+	// author does not say.
+	Created int64
+	Type    Type
+	// Headless: spec.clusterIP is None.
+	Headless bool
+	// OtherProxy is the label service.kubernetes.io/service-proxy-name: another
+	// program serves the service.
+	OtherProxy string
+
+	ClusterIPs   []netip.Addr
+	ExternalIPs  []netip.Addr
+	Ingress      []Ingress
+	SourceRanges []netip.Prefix
+	// IPv4 and IPv6 are the families of the service, for its node ports.
+	IPv4, IPv6 bool
+
+	Ports []Port
+	// InternalLocal and ExternalLocal are the traffic policies Local.
+	InternalLocal, ExternalLocal bool
+	// AffinitySeconds is the time of the session affinity ClientIP; 0: none.
+	AffinitySeconds uint32
+	// HealthCheckNodePort is set with ExternalLocal alone; 0: none.
+	HealthCheckNodePort uint16
+}
+
+// Ingress is an address of a load balancer in front of the cluster.
+type Ingress struct {
+	Addr netip.Addr
+	// Proxy: the load balancer ends connections itself (ipMode Proxy), so pods reach
+	// it as any other address.
+	Proxy bool
+}
+
+// Port is a port of a service.
+type Port struct {
+	Name     string // unique within the service; empty if there is only one
+	Protocol Protocol
+	Port     uint16
+	NodePort uint16 // 0: none
+}
+
+// HasFrontends reports whether this program serves the service at all.
+func (s *Service) HasFrontends() bool {
+	return s.Type != ExternalName && !s.Headless && s.OtherProxy == ""
+}
+
+// Equal reports whether two services say the same.
+func (s *Service) Equal(o *Service) bool {
+	return s.Name == o.Name && s.Created == o.Created && s.Type == o.Type && s.Headless == o.Headless && s.OtherProxy == o.OtherProxy &&
+		slices.Equal(s.ClusterIPs, o.ClusterIPs) && slices.Equal(s.ExternalIPs, o.ExternalIPs) && slices.Equal(s.Ingress, o.Ingress) &&
+		slices.Equal(s.SourceRanges, o.SourceRanges) && s.IPv4 == o.IPv4 && s.IPv6 == o.IPv6 && slices.Equal(s.Ports, o.Ports) &&
+		s.InternalLocal == o.InternalLocal && s.ExternalLocal == o.ExternalLocal && s.AffinitySeconds == o.AffinitySeconds &&
+		s.HealthCheckNodePort == o.HealthCheckNodePort
+}
+
+// Slice is what an EndpointSlice says.
+type Slice struct {
+	Name Name
+	// Service is the label kubernetes.io/service-name; empty: it belongs to none.
+	Service string
+	// IPv6 is the family of its addresses. A slice of domain names has no endpoints
+	// here.
+	IPv6      bool
+	Ports     []SlicePort
+	Endpoints []Endpoint
+}
+
+// SlicePort is the port of all endpoints of a slice for the port of that name of
+// the service.
+type SlicePort struct {
+	Name     string
+	Protocol Protocol
+	Port     uint16
+}
+
+// Of is the name of the service that the slice belongs to.
+func (s *Slice) Of() Name { return Name{s.Name.Namespace, s.Service} }
+
+// Equal reports whether two slices say the same.
+func (s *Slice) Equal(o *Slice) bool {
+	return s.Name == o.Name && s.Service == o.Service && s.IPv6 == o.IPv6 && slices.Equal(s.Ports, o.Ports) && slices.Equal(s.Endpoints, o.Endpoints)
+}
+
+// State is the set of conditions of an endpoint.
+type State uint8
+
+// The conditions.
+const (
+	Ready State = 1 << iota
+	Serving
+	Terminating
+)
+
+// Ready reports whether the endpoint gets new connections.
+func (s State) Ready() bool { return s&Ready != 0 }
+
+// Draining reports whether the endpoint is being removed and still answers.
+func (s State) Draining() bool { return s&(Serving|Terminating) == Serving|Terminating }
+
+// Endpoint is an endpoint of a slice. There may be many, so that it is small.
+type Endpoint struct {
+	Addr  netip.Addr
+	Where unique.Handle[Where]
+	State State
+}
+
+// Where says where an endpoint is, and for whom it is meant. Endpoints of one node
+// share it.
+type Where struct {
+	Node, Zone string
+	// ForNodes and ForZones are hints: names, sorted and joined by ",".
+	ForNodes, ForZones string
+}
+
+// JoinHints is the form of the hints of Where.
+func JoinHints(names []string) string {
+	return strings.Join(slices.Compact(slices.Sorted(slices.Values(names))), ",")
+}
+
+// Hinted reports whether the hints name what is asked for. No name is hinted if
+// what is asked for has none.
+func Hinted(hints, name string) bool {
+	for hint := range strings.SplitSeq(hints, ",") {
+		if hint == name && name != "" {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// sluice-loadbalancer turns the services of a cluster into the frontends of one
+// node: addresses with the backends that connections to them lead to. See
+// docs/loadbalancer.md.
+package main
+
+import (
+	"context"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/process"
+	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/version"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/server"
+)
+
+func main() { os.Exit(process.Run("loadbalancer", defaults, run)) }
+
+func run(ctx context.Context, p *process.Process, cfg Config) error {
+	started := time.Now()
+	var sources []string
+	if cfg.Sources.Directory != "" {
+		sources = append(sources, owner.SourceFile)
+	}
+	o, err := process.Phase(p, "load state", func() (*owner.Owner, error) {
+		return owner.New(cfg.owner(p.Log), cfg.StateDir, sources)
+	})
+	if err != nil {
+		return err
+	}
+	p.OnExit(o.Close)
+	debug.FreeOSMemory() // what loading took
+
+	if err := p.Confine(cfg.files()); err != nil {
+		return err
+	}
+	service := &server.Server{Owner: o, Version: version.Get().String(), Started: started}
+	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
+	if err != nil {
+		return err
+	}
+	p.Go("owner", o.Run)
+	p.Waiting("waiting until every source of services was listed")
+	p.Go("readiness", func(ctx context.Context) error {
+		select {
+		case <-o.Ready():
+			srv.SetAllServing(true)
+			p.Ready()
+		case <-ctx.Done():
+		}
+		<-ctx.Done()
+		return nil
+	})
+	return p.Serve(ctx, srv)
+}

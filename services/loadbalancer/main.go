@@ -15,8 +15,10 @@ import (
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/healthport"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/server"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/source/directory"
 )
 
 func main() { os.Exit(process.Run("loadbalancer", defaults, run)) }
@@ -36,15 +38,32 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.OnExit(o.Close)
 	debug.FreeOSMemory() // what loading took
 
+	if err := p.Metrics.Register(server.Collector{Owner: o}); err != nil {
+		return err
+	}
 	if err := p.Confine(cfg.files()); err != nil {
 		return err
 	}
 	service := &server.Server{Owner: o, Version: version.Get().String(), Started: started}
+	var ports *healthport.Ports
+	if cfg.HealthChecks.Address != healthChecksOff {
+		ports = healthport.New(o, cfg.HealthChecks.Address, p.Log)
+		service.HealthPorts = ports.Open
+	}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {
 		return err
 	}
 	p.Go("owner", o.Run)
+	if ports != nil {
+		p.Go("health check ports", ports.Run)
+	}
+	if cfg.Sources.Directory != "" {
+		failed := func(ctx context.Context, why error) error { return o.SourceFailed(ctx, owner.SourceFile, why) }
+		files := directory.New(cfg.Sources.Directory, o.Feed(owner.SourceFile), failed, p.Log)
+		files.MaxBytes = int(cfg.Limits.Manifests)
+		p.Go("directory", files.Run)
+	}
 	p.Waiting("waiting until every source of services was listed")
 	p.Go("readiness", func(ctx context.Context) error {
 		select {

@@ -67,6 +67,14 @@ type joined struct {
 	slices   []*object // sorted by name
 	revision uint64    // at which it, or one of its slices, last changed
 	updated  int64
+	// localSince is the revision from which on the node has ready endpoints of it; 0:
+	// it has none. Only of a service with a health check port.
+	localSince uint64
+}
+
+// checked reports whether the service has a health check port.
+func (j *joined) checked() bool {
+	return j.object != nil && j.object.service.HasFrontends() && j.object.service.HealthCheckNodePort != 0
 }
 
 func (j *joined) view() frontend.View {
@@ -537,6 +545,18 @@ func (o *Owner) tally(j *joined, by int) {
 		o.count += by
 	} else {
 		o.orphans += by * len(j.slices)
+	}
+	switch {
+	case !j.checked():
+	case by < 0:
+		delete(o.checked, j.name)
+	default:
+		o.checked[j.name] = j
+		if o.config.Node.LocalReady(j.view()) == 0 {
+			j.localSince = 0
+		} else if j.localSince == 0 {
+			j.localSince = j.revision
+		}
 	}
 }
 

@@ -103,8 +103,9 @@ type Owner struct {
 	state    journal.State
 	services map[service.Name]*joined
 	slices   map[service.Name]*object
-	count    int // of services that have their object
-	orphans  int // slices whose service is missing
+	count    int                      // of services that have their object
+	orphans  int                      // slices whose service is missing
+	checked  map[service.Name]*joined // those with health check ports
 
 	winners   map[frontend.Key]*joined   // who has a frontend
 	contested map[frontend.Key][]*joined // everyone who wants it, where there are several
@@ -138,7 +139,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	o := &Owner{
 		config: config, calls: make(chan func(), 64), done: make(chan struct{}), revising: make(chan struct{}, 1),
-		services: make(map[service.Name]*joined), slices: make(map[service.Name]*object),
+		services: make(map[service.Name]*joined), slices: make(map[service.Name]*object), checked: make(map[service.Name]*joined),
 		winners: make(map[frontend.Key]*joined), contested: make(map[frontend.Key][]*joined), backends: make(map[backend]uint32),
 		sources: make(map[string]*source), managers: make(map[string]bool),
 		subscribers: make(map[string]*stream.Subscriber), sessions: make(map[string]*Session), progress: make(chan struct{}),
@@ -363,7 +364,7 @@ func (o *Owner) moved() {
 		j := o.services[name]
 		switch {
 		case j == nil || j.object == nil:
-		case o.enforcedAt(j):
+		case o.enforced(j.name, j.revision):
 			o.watch.Upsert(name, o.state.Revision)
 		default:
 			continue

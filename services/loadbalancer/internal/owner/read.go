@@ -100,7 +100,7 @@ func (o *Owner) listed(j *joined, frontends bool) Listed {
 	x := j.object
 	out := Listed{
 		Service: x.service, Source: x.source, Origin: x.origin, Manager: x.manager, Revision: j.revision, Updated: time.Unix(0, j.updated),
-		Notes: o.notes(j), Enforced: o.enforcedAt(j),
+		Notes: o.notes(j), Enforced: o.enforced(j.name, j.revision),
 	}
 	v := j.view()
 	out.Endpoints, out.Ready = frontend.Count(v.Slices)
@@ -302,11 +302,7 @@ func (o *Owner) status() Status {
 		}
 		out.Subscribers = append(out.Subscribers, s)
 	}
-	for _, j := range o.services {
-		if j.object != nil && j.object.service.HealthCheckNodePort != 0 {
-			out.HealthChecks++
-		}
-	}
+	out.HealthChecks = len(o.checked)
 	return out
 }
 
@@ -331,20 +327,18 @@ type Local struct {
 	Port uint16
 	// Ready are the addresses of this node that are ready.
 	Ready int
-	// Enforced: every connected subscriber that enforces has the revision of the
-	// service, and there is one.
+	// Enforced: every connected subscriber that enforces has the revision from which
+	// on there are such addresses, and there is one.
 	Enforced bool
 }
 
 // Locals are the services with health check ports, by name.
 func (o *Owner) Locals(ctx context.Context) (out []Local, err error) {
 	err = o.do(ctx, opRead, func() {
-		for _, j := range o.services {
-			if j.object == nil || !j.object.service.HasFrontends() || j.object.service.HealthCheckNodePort == 0 {
-				continue
-			}
+		for _, j := range o.checked {
 			out = append(out, Local{
-				Name: j.name, Port: j.object.service.HealthCheckNodePort, Ready: o.config.Node.LocalReady(j.view()), Enforced: o.enforcedAt(j),
+				Name: j.name, Port: j.object.service.HealthCheckNodePort, Ready: o.config.Node.LocalReady(j.view()),
+				Enforced: j.localSince != 0 && o.enforced(j.name, j.localSince),
 			})
 		}
 	})

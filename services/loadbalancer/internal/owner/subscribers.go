@@ -301,20 +301,20 @@ func (o *Owner) reached(revision uint64, of []service.Name, ended bool) (Waited,
 	return out, !waiting, nil
 }
 
-// enforcedAt reports whether every connected subscriber that enforces has the
-// revision of a service, and there is one.
-func (o *Owner) enforcedAt(j *joined) bool {
+// enforced reports whether every connected subscriber that enforces has a revision
+// with all frontends of a service, and there is one.
+func (o *Owner) enforced(of service.Name, revision uint64) bool {
 	some := false
 	for _, s := range o.subscribers {
 		if !s.Enforces || s.Session == 0 {
 			continue
 		}
 		p := s.Progress()
-		if p.Enforced < j.revision {
+		if p.Enforced < revision {
 			return false
 		}
 		for _, r := range p.Refusals {
-			if r.Service == j.name {
+			if r.Service == of {
 				return false
 			}
 		}

@@ -172,4 +172,3 @@ func toList(l *frontend.List) *lbv1.BackendList {
 	}
 	return out
 }
-

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package healthport serves the health check ports of services: a load balancer
+// in front of the cluster asks them which nodes have endpoints of a service whose
+// external traffic policy is Local.
+//
+// A port answers 200 while the node has a ready endpoint of the service that the
+// datapath leads to, else 503. The package decides nothing about services.
+package healthport
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// Services are those with health check ports.
+type Services interface {
+	Locals(ctx context.Context) ([]owner.Local, error)
+	// LocalsChanged has a token when Locals may be others.
+	LocalsChanged() <-chan struct{}
+	// Report notes a problem; nil takes it back.
+	Report(ctx context.Context, what string, why error) error
+}
+
+const (
+	// retry is how long a port that could not be opened is left alone.
+	retry = 5 * time.Second
+	// timeout is how long a request may take; an answer is short.
+	timeout = 5 * time.Second
+	// maxConns is how many connections a port has at once. Anyone may connect.
+	maxConns = 64
+)
+
+// Ports are the open ports.
+type Ports struct {
+	services Services
+	address  string
+	log      *slog.Logger
+	open     map[uint16]*port
+	failed   map[uint16]string // what was reported, of ports that are not open
+	count    atomic.Int64
+}
+
+// port is one open port.
+type port struct {
+	server *http.Server
+	done   chan struct{}
+	state  atomic.Pointer[owner.Local]
+}
+
+// New returns ports on an address of this machine; empty: on every one.
+func New(services Services, address string, l *slog.Logger) *Ports {
+	return &Ports{services: services, address: address, log: l, open: make(map[uint16]*port), failed: make(map[uint16]string)}
+}
+
+// Open is how many ports are served.
+func (p *Ports) Open() int { return int(p.count.Load()) }
+
+// Run serves the ports until the context ends.
+func (p *Ports) Run(ctx context.Context) error {
+	defer func() {
+		for n := range p.open {
+			p.close(n)
+		}
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-p.services.LocalsChanged():
+		case <-timer.C:
+		case <-ctx.Done():
+			return nil
+		}
+		if err := p.serve(ctx); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		if len(p.failed) > 0 {
+			timer.Reset(retry)
+		}
+	}
+}
+
+// serve opens, changes and closes ports, so that they are those of the services.
+func (p *Ports) serve(ctx context.Context) error {
+	all, err := p.services.Locals(ctx)
+	if err != nil {
+		return err
+	}
+	want := make(map[uint16]owner.Local, len(all))
+	taken := make(map[uint16]service.Name)
+	problems := make(map[uint16]error)
+	for _, l := range all { // by name: the first keeps a port
+		if first, ok := taken[l.Port]; ok {
+			problems[l.Port] = fmt.Errorf("service %s has the health check port %d of service %s", l.Name, l.Port, first)
+			continue
+		}
+		taken[l.Port], want[l.Port] = l.Name, l
+	}
+	for n := range p.open {
+		if _, ok := want[n]; !ok {
+			p.close(n)
+		}
+	}
+	for n, l := range want {
+		at := p.open[n]
+		if at == nil {
+			if at, err = p.listen(ctx, n); err != nil {
+				problems[n] = fmt.Errorf("service %s: %w", l.Name, err)
+				continue
+			}
+			p.open[n] = at
+		}
+		at.state.Store(&l)
+	}
+	p.count.Store(int64(len(p.open)))
+	return p.report(ctx, problems)
+}
+
+// report notes what is wrong with ports, and takes back what was.
+func (p *Ports) report(ctx context.Context, problems map[uint16]error) error {
+	what := func(n uint16) string { return fmt.Sprintf("health check port %d", n) }
+	for n := range p.failed {
+		if problems[n] == nil {
+			delete(p.failed, n)
+			if err := p.services.Report(ctx, what(n), nil); err != nil {
+				return err
+			}
+		}
+	}
+	for n, why := range problems {
+		if p.failed[n] == why.Error() {
+			continue
+		}
+		p.failed[n] = why.Error()
+		if err := p.services.Report(ctx, what(n), why); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Ports) listen(ctx context.Context, n uint16) (*port, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(p.address, strconv.Itoa(int(n))))
+	if err != nil {
+		return nil, err
+	}
+	at := &port{done: make(chan struct{})}
+	at.server = &http.Server{
+		Handler: http.HandlerFunc(at.answer), ReadTimeout: timeout, WriteTimeout: timeout, IdleTimeout: timeout, MaxHeaderBytes: 8 << 10,
+		ErrorLog: slog.NewLogLogger(p.log.Handler(), slog.LevelDebug),
+	}
+	go func() {
+		defer close(at.done)
+		if err := at.server.Serve(&bounded{Listener: l, places: make(chan struct{}, maxConns)}); !errors.Is(err, http.ErrServerClosed) {
+			p.log.Error("a health check port is not served any more", "port", n, log.Err(err))
+		}
+	}()
+	return at, nil
+}
+
+func (p *Ports) close(n uint16) {
+	at := p.open[n]
+	delete(p.open, n)
+	p.count.Store(int64(len(p.open)))
+	at.server.Close() //nolint:errcheck // what is left of it is of no use
+	<-at.done
+}
+
+// answer has the form of kube-proxy's, which load balancers read.
+func (at *port) answer(w http.ResponseWriter, _ *http.Request) {
+	l := at.state.Load()
+	if l == nil { // it was opened this moment
+		l = &owner.Local{}
+	}
+	type name struct {
+		Namespace string `json:"namespace"`
+		Name      string `json:"name"`
+	}
+	body, err := json.Marshal(struct {
+		Service             name `json:"service"`
+		LocalEndpoints      int  `json:"localEndpoints"`
+		ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
+	}{name{l.Name.Namespace, l.Name.Name}, l.Ready, l.Enforced || l.Ready == 0})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(l.Ready))
+	code := http.StatusServiceUnavailable
+	if l.Ready > 0 && l.Enforced {
+		code = http.StatusOK
+	}
+	w.WriteHeader(code)
+	w.Write(append(body, '\n')) //nolint:errcheck // the client has gone
+}
+
+// bounded is a listener with so many connections at once; a further one is closed.
+type bounded struct {
+	net.Listener
+	places chan struct{}
+}
+
+// Accept implements net.Listener.
+func (b *bounded) Accept() (net.Conn, error) {
+	c, err := b.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case b.places <- struct{}{}:
+		return &place{Conn: c, give: b.places}, nil
+	default:
+		c.Close() //nolint:errcheck // it got nothing
+		return &place{Conn: c}, nil
+	}
+}
+
+// place is a connection that gives its place back.
+type place struct {
+	net.Conn
+	give chan struct{}
+	once sync.Once
+}
+
+// Close implements net.Conn.
+func (p *place) Close() error {
+	p.once.Do(func() {
+		if p.give != nil {
+			<-p.give
+		}
+	})
+	return p.Conn.Close()
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// File is one file of a source.
+type File struct {
+	Origin string
+	Data   []byte
+	Err    error // it cannot be read; what was in force of it stays
+	// Keep says that it was not read, because it is being changed: what was in force
+	// of it stays.
+	Keep bool
+	// Same says that it was not read, because it is what the listing before had.
+	Same bool
+}
+
+// Feed is a source that lists all its files, again and again. It belongs to one
+// goroutine.
+type Feed struct {
+	owner   *Owner
+	name    string
+	decoded map[string]*file // by origin
+}
+
+type file struct {
+	sum  [sha256.Size]byte
+	docs []manifest.Object
+	err  error
+	keep bool // what was in force of it stays
+}
+
+// stays reports whether what was in force of a file stays, whatever it says.
+func (f *file) stays() bool { return f.keep || f.err != nil }
+
+// Feed returns the feed of a source that New was told of.
+func (o *Owner) Feed(name string) *Feed {
+	return &Feed{owner: o, name: name, decoded: make(map[string]*file)}
+}
+
+// Held is how many objects of the source are in force.
+func (f *Feed) Held(ctx context.Context) (held int, err error) {
+	err = f.owner.do(ctx, opRead, func() {
+		f.owner.objects(func(x *object) {
+			if x.source == f.name {
+				held++
+			}
+		})
+	})
+	return held, err
+}
+
+// Set says that these are all files of the source. A file is taken over whole or
+// not at all; what was in force of one that is refused stays. Objects of files that
+// are not listed any more are deleted.
+func (f *Feed) Set(ctx context.Context, files []File) error {
+	current := make(map[string]*file, len(files))
+	l := &listing{source: f.name, files: current, without: make(map[string]string)}
+	for _, in := range files {
+		old := f.decoded[in.Origin]
+		d := &file{sum: sha256.Sum256(in.Data), err: in.Err, keep: in.Keep}
+		switch {
+		case in.Same && old == nil:
+			return fmt.Errorf("%s %s: it is listed as the same, and the listing before did not have it", f.name, in.Origin)
+		case in.Same:
+			d = old
+		case in.Keep:
+			if old != nil && d.err == nil {
+				d.err = old.err
+			}
+			l.partial = l.partial || old == nil && d.err == nil
+		case in.Err != nil:
+		case old != nil && !old.keep && old.sum == d.sum:
+			d = old
+		default:
+			d.docs, d.err = manifest.Options{}.Decode(in.Data)
+			if d.err == nil {
+				d.err = distinct(d.docs)
+			}
+		}
+		current[in.Origin] = d
+		l.order = append(l.order, in.Origin)
+	}
+	slices.Sort(l.order)
+	if err := f.owner.takeOver(ctx, l); err != nil {
+		return err
+	}
+	f.decoded = current
+	return nil
+}
+
+// listing is what a source has, and what was found out about it.
+type listing struct {
+	source  string
+	order   []string // origins
+	files   map[string]*file
+	without map[string]string // files that have no room, and why
+	partial bool              // a file was never read, and will be soon
+
+	refused map[string]Refused // by origin
+}
+
+// maxTries is how many files of a listing without room are tried one by one.
+const maxTries = 1000
+
+// takeOver makes the objects of a source those of its files.
+func (o *Owner) takeOver(ctx context.Context, l *listing) error {
+	release, err := o.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	_, err = o.reviseHeld(ctx, func() (*edit, error) { return o.compare(l), nil }, func(*edit) { o.took(l) })
+	if !errors.Is(err, failure.ErrLimit) {
+		return err
+	}
+	if err := o.fit(ctx, l); err != nil {
+		return err
+	}
+	_, err = o.reviseHeld(ctx, func() (*edit, error) { return o.compare(l), nil }, func(*edit) { o.took(l) })
+	return err
+}
+
+// fit finds the files of a listing without room that have some: those of which
+// nothing changes stay, and the others are tried one after the other.
+func (o *Owner) fit(ctx context.Context, l *listing) error {
+	// Without any of them, so that what is gone makes room first.
+	all := l.files
+	trial := func(origin string) *listing {
+		some := &listing{source: l.source, files: make(map[string]*file, len(all)), without: l.without, order: l.order, partial: true}
+		for name, f := range all {
+			if _, bad := l.without[name]; bad || name > origin && !f.stays() {
+				f = &file{keep: true}
+			}
+			some.files[name] = f
+		}
+		return some
+	}
+	tries := 0
+	for _, origin := range l.order {
+		if all[origin].stays() {
+			continue
+		}
+		if tries++; tries > maxTries {
+			l.without[origin] = fmt.Sprintf("%v: not tried, after %d other files", failure.ErrLimit, maxTries)
+			continue
+		}
+		some := trial(origin)
+		_, err := o.reviseHeld(ctx, func() (*edit, error) { return o.compare(some), nil }, func(*edit) {})
+		switch {
+		case errors.Is(err, failure.ErrLimit):
+			l.without[origin] = err.Error()
+		case err != nil:
+			return err
+		}
+	}
+	return nil
+}
+
+// compare finds out what a listing changes.
+func (o *Owner) compare(l *listing) *edit {
+	e := &edit{completes: true}
+	l.refused = make(map[string]Refused)
+	refuse := func(origin string, k service.ObjectKey, format string, args ...any) {
+		l.refused[origin] = Refused{Key: k, Source: l.source, Origin: origin, Err: fmt.Sprintf(format, args...)}
+	}
+	stays := func(origin string) bool {
+		f := l.files[origin]
+		_, bad := l.refused[origin]
+		return bad || f != nil && f.stays()
+	}
+	has := make(map[service.ObjectKey]map[string]bool) // files that have an object
+	for _, origin := range l.order {
+		f := l.files[origin]
+		if f.err != nil {
+			refuse(origin, service.ObjectKey{}, "%v", f.err)
+		} else if why, ok := l.without[origin]; ok {
+			refuse(origin, service.ObjectKey{}, "%s", why)
+		}
+		for _, d := range f.docs {
+			if has[d.Key] == nil {
+				has[d.Key] = make(map[string]bool, 1)
+			}
+			has[d.Key][origin] = true
+		}
+	}
+	// A file that has an object keeps it; a second file with it is refused.
+	taken := make(map[service.ObjectKey]string)
+	for _, origin := range l.order {
+		if stays(origin) {
+			continue
+		}
+		for _, d := range l.files[origin].docs {
+			x := o.object(d.Key)
+			switch other, ok := taken[d.Key]; {
+			case ok:
+				refuse(origin, d.Key, "%s is in %s already", d.Key, other)
+			case x == nil:
+			case x.source != l.source && (x.source == SourceGRPC || o.sources[x.source] != nil):
+				refuse(origin, d.Key, "%s belongs to the source %s", d.Key, x.source)
+			case x.source == l.source && x.origin != origin && (has[d.Key][x.origin] || stays(x.origin)):
+				refuse(origin, d.Key, "%s is in %s already", d.Key, x.origin)
+			}
+		}
+		if stays(origin) {
+			continue
+		}
+		for _, d := range l.files[origin].docs {
+			taken[d.Key] = origin
+		}
+	}
+	for _, origin := range l.order {
+		if stays(origin) {
+			continue
+		}
+		docs := l.files[origin].docs
+		for i := range docs {
+			y := newObject(&docs[i], l.source, origin, "")
+			x := o.object(y.key)
+			if x != nil && x.same(y) {
+				docs[i].Service, docs[i].Slice = x.service, x.slice // kept once
+				continue
+			}
+			e.puts = append(e.puts, y)
+		}
+	}
+	o.objects(func(x *object) {
+		if x.source == l.source && taken[x.key] == "" && !stays(x.origin) {
+			e.gone = append(e.gone, x.key)
+		}
+	})
+	slices.SortFunc(e.gone, service.ObjectKey.Compare)
+	if !o.sources[l.source].listed && !l.partial {
+		e.listed = []string{l.source}
+	}
+	return e
+}
+
+// took notes what became of a listing that is taken over.
+func (o *Owner) took(l *listing) {
+	src := o.sources[l.source]
+	for origin, r := range l.refused {
+		if before, ok := src.refused[origin]; !ok || before != r {
+			o.config.Log.Warn("a file is refused; what was in force of it stays", "source", l.source, "origin", origin, "reason", r.Err)
+		}
+	}
+	src.refused, src.err = l.refused, ""
+	if l.partial {
+		return
+	}
+	src.synced = true
+	if !src.listed {
+		src.listed = true
+		o.mark(nil) // a barrier says so
+		o.checkReady()
+	}
+}

@@ -1,0 +1,772 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// clock goes on by a second with each look.
+type clock struct {
+	mu  sync.Mutex
+	now time.Time
+}
+
+func (c *clock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(time.Second)
+	return c.now
+}
+
+// running is an owner that runs.
+type running struct {
+	*Owner
+	t    testing.TB
+	stop func()
+}
+
+func testConfig(c *clock) Config {
+	return Config{
+		Node:   frontend.Node{Name: "here", Zone: "east"},
+		Limits: Limits{Services: 1000, Slices: 1000, Frontends: 1000, Backends: 1000, BackendsPerService: 500},
+		Linger: time.Hour, Log: log.Discard(), Now: c.Now,
+	}
+}
+
+func start(t testing.TB, config Config, dir string, sources ...string) *running {
+	t.Helper()
+	o, err := New(config, dir, sources)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ran := make(chan error, 1)
+	go func() { ran <- o.Run(ctx) }()
+	r := &running{Owner: o, t: t}
+	r.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := errors.Join(<-ran, o.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(r.stop)
+	return r
+}
+
+func (r *running) apply(text string) Outcome {
+	r.t.Helper()
+	out, err := r.Upsert(r.t.Context(), Request{Manifests: []byte(text)})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return out
+}
+
+// reader is a subscriber that keeps what it gets.
+type reader struct {
+	*Session
+	t       testing.TB
+	has     map[frontend.Key]string
+	barrier stream.Barrier
+	message int // the largest, in steps
+}
+
+func (r *running) subscribe(name string, in [16]byte, seq uint64) *reader {
+	r.t.Helper()
+	s, err := r.Subscribe(r.t.Context(), Subscription{Name: name, Enforces: true, Incarnation: in, Seq: seq})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return &reader{Session: s, t: r.t, has: make(map[frontend.Key]string)}
+}
+
+// until carries out steps up to the barrier of a revision.
+func (x *reader) until(revision uint64) {
+	x.t.Helper()
+	for {
+		steps, err := x.Next(x.t.Context())
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		x.message = max(x.message, len(steps))
+		for _, s := range steps {
+			switch {
+			case s.Barrier != nil:
+				if s.Barrier.SnapshotComplete && x.barrier.Seq != 0 {
+					x.t.Fatal("a stream that had a barrier has a snapshot")
+				}
+				if s.Barrier.Seq <= x.barrier.Seq || s.Barrier.Revision < x.barrier.Revision {
+					x.t.Fatalf("the barrier %+v follows %+v", s.Barrier, x.barrier)
+				}
+				x.barrier = *s.Barrier
+			case s.Upsert != nil:
+				x.has[s.Key] = s.Upsert.String()
+			default:
+				delete(x.has, s.Key)
+			}
+		}
+		if x.barrier.Seq != 0 && x.barrier.Revision >= revision && steps[len(steps)-1].Barrier != nil {
+			return
+		}
+	}
+}
+
+// world is what was applied, as a test knows it.
+type world struct {
+	services map[string]string // manifests
+	slices   map[string]string
+	born     map[string]int // when a service was created
+	births   int
+}
+
+// frontends are those of the world, found the slow and obvious way.
+func (w *world) frontends(t testing.TB, n frontend.Node) (map[frontend.Key]string, int) {
+	t.Helper()
+	decode := func(text string) manifest.Object {
+		out, err := manifest.Options{}.Decode([]byte(text))
+		if err != nil || len(out) != 1 {
+			t.Fatalf("%q: %v", text, err)
+		}
+		return out[0]
+	}
+	out := make(map[frontend.Key]string)
+	backends := make(map[netip.AddrPort]bool)
+	names := slices.SortedFunc(maps.Keys(w.services), func(a, b string) int { return w.born[a] - w.born[b] })
+	for _, name := range names {
+		v := frontend.View{Service: decode(w.services[name]).Service}
+		for _, s := range slices.Sorted(maps.Keys(w.slices)) {
+			if x := decode(w.slices[s]).Slice; x.Service == name {
+				v.Slices = append(v.Slices, x)
+			}
+		}
+		for _, f := range n.Of(v, nil) {
+			if _, ok := out[f.Key]; !ok {
+				out[f.Key] = f.String()
+			}
+		}
+		for _, b := range n.Backends(v) {
+			backends[b] = true
+		}
+	}
+	return out, len(backends)
+}
+
+func randomService(r *rand.Rand, name string) string {
+	kind := []string{"ClusterIP", "NodePort", "LoadBalancer"}[r.IntN(3)]
+	node := ""
+	if kind != "ClusterIP" {
+		node = fmt.Sprintf(", nodePort: %d", 30000+r.IntN(3))
+	}
+	policy := []string{"Cluster", "Local"}[r.IntN(2)]
+	label := ""
+	if r.IntN(8) == 0 {
+		label = ", labels: {service.kubernetes.io/service-proxy-name: other}"
+	}
+	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s%s}\nspec: {type: %s, clusterIP: 10.96.0.%d, internalTrafficPolicy: %s, ports: [{port: %d%s}]}\n",
+		name, label, kind, 1+r.IntN(4), policy, 80+r.IntN(2), node)
+}
+
+func randomSlice(r *rand.Rand, name, of string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s, labels: {kubernetes.io/service-name: %s}}\naddressType: IPv4\nports: [{port: 8080}]\nendpoints:\n", name, of)
+	for i := range 4 {
+		if r.IntN(2) == 0 {
+			fmt.Fprintf(&b, "- {addresses: [10.0.0.%d], nodeName: %s, conditions: {ready: %v, serving: true, terminating: %v}}\n",
+				i, []string{"here", "there"}[r.IntN(2)], r.IntN(2) == 0, r.IntN(2) == 0)
+		}
+	}
+	if strings.HasSuffix(b.String(), "endpoints:\n") {
+		return strings.TrimSuffix(b.String(), "endpoints:\n") + "endpoints: []\n"
+	}
+	return b.String()
+}
+
+// What subscribers have after any sequence of changes is what the objects come to
+// when they are read from scratch, through slow readers, resumed streams and
+// restarts.
+func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	c := &clock{now: time.Unix(1e9, 0)}
+	dir := t.TempDir()
+	o := start(t, testConfig(c), dir)
+	fast, slow := o.subscribe("fast", [16]byte{}, 0), o.subscribe("slow", [16]byte{}, 0)
+	w := &world{services: make(map[string]string), slices: make(map[string]string), born: make(map[string]int)}
+	revision := uint64(0)
+	for i := range 600 {
+		var texts []string
+		var gone []service.ObjectKey
+		for range 1 + r.IntN(3) {
+			name := fmt.Sprint("s", r.IntN(5))
+			slice := fmt.Sprint("x", r.IntN(6))
+			switch r.IntN(6) {
+			case 0, 1:
+				text := randomService(r, name)
+				if w.services[name] == "" {
+					w.births++
+					w.born[name] = w.births*10 + int(name[1]-'0') // of one change, by name
+				}
+				w.services[name] = text
+			case 2, 3, 4:
+				w.slices[slice] = randomSlice(r, slice, name)
+			default:
+				gone = append(gone, service.ObjectKey{Kind: service.KindService, Name: service.Name{Namespace: "default", Name: name}},
+					service.ObjectKey{Kind: service.KindSlice, Name: service.Name{Namespace: "default", Name: slice}})
+				delete(w.services, name)
+				delete(w.slices, slice)
+			}
+		}
+		if len(gone) > 0 {
+			out, err := o.Delete(t.Context(), Caller{}, gone)
+			if err != nil {
+				t.Fatal(err)
+			}
+			revision = out.Revision
+		}
+		for _, name := range slices.SortedFunc(maps.Keys(w.services), func(a, b string) int { return w.born[a] - w.born[b] }) {
+			texts = append(texts, w.services[name])
+		}
+		for _, text := range w.slices {
+			texts = append(texts, text)
+		}
+		// One service after the other, so that none is as old as another.
+		for _, text := range texts {
+			out := o.apply(text)
+			if out.Revision < revision || out.Revision > revision+1 {
+				t.Fatalf("revision %d follows %d", out.Revision, revision)
+			}
+			revision = out.Revision
+		}
+		want, backends := w.frontends(t, o.config.Node)
+		check := func(x *reader) {
+			t.Helper()
+			x.until(revision)
+			if !maps.Equal(x.has, want) {
+				t.Fatalf("after change %d the subscriber %s has\n%s\nwant\n%s", i, x.name, show(x.has), show(want))
+			}
+			if err := x.Ack(t.Context(), x.barrier.Seq, x.barrier.Seq); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if x := fast.barrier.Revision; x < revision {
+			check(fast)
+		}
+		if r.IntN(10) == 0 && slow.barrier.Revision < revision {
+			check(slow)
+		}
+		st, err := o.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.Frontends != len(want) || st.Backends != backends || st.Services != len(w.services) || st.Slices != len(w.slices) {
+			t.Fatalf("after change %d the status is %+v, want %d frontends, %d backends, %d services, %d slices", i, st, len(want), backends, len(w.services), len(w.slices))
+		}
+		switch r.IntN(30) {
+		case 0: // the stream ends and is resumed
+			slow.Close()
+			again := o.subscribe("slow", o.Incarnation(), slow.barrier.Seq)
+			if slow.barrier.Seq != 0 {
+				again.has, again.barrier = slow.has, slow.barrier
+			}
+			slow = again
+		case 1: // the process ends
+			o.stop()
+			o = start(t, testConfig(c), dir)
+			fast, slow = o.subscribe("fast", fast.owner.Incarnation(), fast.barrier.Seq), o.subscribe("slow", [16]byte{}, 0)
+			check(fast)
+		}
+	}
+}
+
+func show(has map[frontend.Key]string) string {
+	return strings.Join(slices.Sorted(maps.Values(has)), "\n")
+}
+
+const (
+	web = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n"
+	api = "apiVersion: v1\nkind: Service\nmetadata: {name: api}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n"
+	end = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\n" +
+		"addressType: IPv4\nports: [{port: 8080}]\nendpoints: [{addresses: [10.0.0.1], nodeName: here}]\n"
+)
+
+func named(name string) service.Name { return service.Name{Namespace: "default", Name: name} }
+
+func serviceKey(name string) service.ObjectKey {
+	return service.ObjectKey{Kind: service.KindService, Name: named(name)}
+}
+
+func TestOlderServiceKeepsAFrontend(t *testing.T) {
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
+	o.apply(web)
+	out := o.apply(api) // before web by its name
+	if n := out.Changes[0].Notes; len(n) != 1 || !strings.Contains(n[0], "is that of service default/web, which is older") {
+		t.Errorf("notes %q", n)
+	}
+	x := o.subscribe("a", [16]byte{}, 0)
+	x.until(2)
+	if got := show(x.has); got != "10.96.0.1:80/TCP of default/web inside reject" {
+		t.Errorf("the subscriber has %s", got)
+	}
+	// One that says that it is older takes it, and gives it back.
+	o.apply(strings.Replace(api, "name: api", "name: api, creationTimestamp: 1999-01-01T00:00:00Z", 1))
+	x.until(3)
+	if got := show(x.has); got != "10.96.0.1:80/TCP of default/api inside reject" {
+		t.Errorf("the subscriber has %s", got)
+	}
+	if _, err := o.Delete(t.Context(), Caller{}, []service.ObjectKey{serviceKey("api")}); err != nil {
+		t.Fatal(err)
+	}
+	x.until(4)
+	if got := show(x.has); got != "10.96.0.1:80/TCP of default/web inside reject" {
+		t.Errorf("the subscriber has %s", got)
+	}
+}
+
+func TestSliceWaitsForItsService(t *testing.T) {
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
+	o.apply(end)
+	_, refused, _, err := o.List(t.Context(), Filter{})
+	if err != nil || len(refused) != 1 || !strings.Contains(refused[0].Err, "its service default/web is missing") {
+		t.Errorf("refused %+v, %v", refused, err)
+	}
+	o.apply(web)
+	list, refused, revision, err := o.List(t.Context(), Filter{WithFrontends: true})
+	if err != nil || len(refused) != 0 || len(list) != 1 || revision != 2 || list[0].Endpoints != 1 || list[0].Ready != 1 ||
+		list[0].Frontends[0].String() != "10.96.0.1:80/TCP of default/web inside 10.0.0.1:8080" {
+		t.Errorf("list %+v, refused %+v, revision %d, %v", list, refused, revision, err)
+	}
+}
+
+func TestSameObjectsChangeNothing(t *testing.T) {
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
+	first := o.apply(web + "---\n" + end)
+	again := o.apply(web + "---\n" + end)
+	if first.Revision != 1 || again.Revision != 1 || first.Changes[0].Type != Created || again.Changes[0].Type != Unchanged || again.Changes[1].Type != Unchanged {
+		t.Errorf("%+v, then %+v", first, again)
+	}
+	changed := o.apply(strings.Replace(web, "port: 80", "port: 81", 1))
+	if changed.Revision != 2 || changed.Changes[0].Type != Replaced {
+		t.Errorf("%+v", changed)
+	}
+}
+
+func TestObjectsBelongToTheirManagers(t *testing.T) {
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir(), SourceFile)
+	upsert := func(manager, text string) error {
+		_, err := o.Upsert(t.Context(), Request{Caller: Caller{Manager: manager}, Manifests: []byte(text)})
+		return err
+	}
+	remove := func(manager, name string) error {
+		_, err := o.Delete(t.Context(), Caller{Manager: manager}, []service.ObjectKey{serviceKey(name)})
+		return err
+	}
+	if err := upsert("a", web); err != nil {
+		t.Fatal(err)
+	}
+	f := o.Feed(SourceFile)
+	if err := f.Set(t.Context(), []File{{Origin: "api.yaml", Data: []byte(api)}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		what string
+		err  error
+		want error
+	}{
+		{"another manager replaces", upsert("b", web), failure.ErrOwned},
+		{"no manager replaces", upsert("", web), failure.ErrOwned},
+		{"a manager replaces a file's", upsert("a", api), failure.ErrOwned},
+		{"another manager deletes", remove("b", "web"), failure.ErrForeign},
+		{"a manager deletes a file's", remove("a", "api"), failure.ErrForeign},
+		{"deletes what is not there", remove("b", "none"), nil},
+	} {
+		if !errors.Is(c.err, c.want) || c.want == nil && c.err != nil {
+			t.Errorf("%s: %v, want %v", c.what, c.err, c.want)
+		}
+	}
+	// A file with an object of a manager is refused, and the rest of the file with it.
+	if err := f.Set(t.Context(), []File{{Origin: "api.yaml", Data: []byte(api)}, {Origin: "web.yaml", Data: []byte(end + "---\n" + web)}}); err != nil {
+		t.Fatal(err)
+	}
+	_, refused, _, err := o.List(t.Context(), Filter{})
+	if err != nil || len(refused) != 1 || refused[0].Origin != "web.yaml" || !strings.Contains(refused[0].Err, "belongs to the source grpc") {
+		t.Errorf("refused %+v, %v", refused, err)
+	}
+}
+
+func TestFilesAreTakenOverWhole(t *testing.T) {
+	dir := t.TempDir()
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, SourceFile)
+	select {
+	case <-o.Ready():
+		t.Error("the owner is ready before the files were listed")
+	default:
+	}
+	x := o.subscribe("a", [16]byte{}, 0)
+	x.until(0)
+	if x.barrier.SourcesComplete {
+		t.Error("the sources are complete before the files were listed")
+	}
+	f := o.Feed(SourceFile)
+	set := func(files ...File) {
+		t.Helper()
+		if err := f.Set(t.Context(), files); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names := func() string {
+		t.Helper()
+		list, _, _, err := o.List(t.Context(), Filter{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out []string
+		for _, l := range list {
+			out = append(out, l.Service.Name.Name+" of "+l.Origin)
+		}
+		return strings.Join(out, ", ")
+	}
+	file := func(origin, text string) File { return File{Origin: origin, Data: []byte(text)} }
+	set(file("a.yaml", web), File{Origin: "b.yaml", Keep: true})
+	select {
+	case <-o.Ready():
+		t.Error("the owner is ready although a file was never read")
+	default:
+	}
+	set(file("a.yaml", web), file("b.yaml", strings.Replace(api, "10.96.0.1", "10.96.0.2", 1)))
+	<-o.Ready()
+	x.until(2)
+	if !x.barrier.SourcesComplete || len(x.has) != 2 {
+		t.Errorf("the barrier is %+v, of %s", x.barrier, show(x.has))
+	}
+	if got := names(); got != "api of b.yaml, web of a.yaml" {
+		t.Errorf("services %s", got)
+	}
+	set(file("a.yaml", web+"---\nkind: x\n"), File{Origin: "b.yaml", Err: errors.New("unreadable")}, file("c.yaml", web))
+	if got := names(); got != "api of b.yaml, web of a.yaml" {
+		t.Errorf("with refused files: services %s", got)
+	}
+	st, err := o.Status(t.Context())
+	if err != nil || st.Refused != 3 || st.ProblemCount != 3 {
+		t.Errorf("%d are refused, %d problems: %+v, %v", st.Refused, st.ProblemCount, st.Problems, err)
+	}
+	set(file("c.yaml", web)) // it was moved
+	if got := names(); got != "web of c.yaml" {
+		t.Errorf("after a move: services %s", got)
+	}
+	set(File{Origin: "c.yaml", Same: true})
+	o.stop()
+	// Files were listed in this state: another run need not wait.
+	o = start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, SourceFile)
+	<-o.Ready()
+	f = o.Feed(SourceFile)
+	set()
+	if got := names(); got != "" {
+		t.Errorf("without files: services %s", got)
+	}
+}
+
+func TestFilesWithoutRoomAreRefusedOneByOne(t *testing.T) {
+	config := testConfig(&clock{now: time.Unix(1e9, 0)})
+	config.Limits.Services = 2
+	o := start(t, config, t.TempDir(), SourceFile)
+	f := o.Feed(SourceFile)
+	var files []File
+	for i := range 4 {
+		text := fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: s%d}\nspec: {clusterIP: 10.96.0.%d, ports: [{port: 80}]}\n", i, i+1)
+		files = append(files, File{Origin: fmt.Sprintf("%d.yaml", i), Data: []byte(text)})
+	}
+	if err := f.Set(t.Context(), files); err != nil {
+		t.Fatal(err)
+	}
+	list, refused, _, err := o.List(t.Context(), Filter{})
+	if err != nil || len(list) != 2 || len(refused) != 2 || !strings.Contains(refused[0].Err, "limits.services") {
+		t.Errorf("%d services, refused %+v, %v", len(list), refused, err)
+	}
+	if err := f.Set(t.Context(), files[2:]); err != nil {
+		t.Fatal(err)
+	}
+	list, refused, _, err = o.List(t.Context(), Filter{})
+	if err != nil || len(list) != 2 || list[0].Origin != "2.yaml" || len(refused) != 0 {
+		t.Errorf("%+v, refused %+v, %v", list, refused, err)
+	}
+}
+
+func TestCompleteSourceDeletesWhatWasNotNamed(t *testing.T) {
+	dir := t.TempDir()
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir)
+	mine := Caller{Manager: "m"}
+	upsert := func(text string) {
+		t.Helper()
+		if _, err := o.Upsert(t.Context(), Request{Caller: mine, Manifests: []byte(text)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	upsert(web + "---\n" + end)
+	upsert(api)
+	first := o.Incarnation()
+	o.stop()
+	o = start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir)
+	if _, err := o.Complete(t.Context(), mine, first); !errors.Is(err, failure.ErrChanged) {
+		t.Errorf("of another run: %v", err)
+	}
+	if _, err := o.Complete(t.Context(), mine, o.Incarnation()); !errors.Is(err, failure.ErrEmpty) {
+		t.Errorf("without a listing: %v", err)
+	}
+	upsert(web) // unchanged, and named
+	dry := mine
+	dry.ValidateOnly = true
+	for _, c := range []Caller{dry, mine, mine} {
+		out, err := o.Complete(t.Context(), c, o.Incarnation())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var keys []string
+		for _, x := range out.Changes {
+			keys = append(keys, x.Key.String())
+		}
+		want := "EndpointSlice default/web-1, Service default/api"
+		if len(keys) > 0 && strings.Join(keys, ", ") != want {
+			t.Errorf("deleted %q, want %s", keys, want)
+		}
+	}
+	st, err := o.Status(t.Context())
+	if err != nil || st.Services != 1 || st.Slices != 0 || !st.Sources[1].Synced {
+		t.Errorf("%+v, %v", st, err)
+	}
+	o.stop()
+	o = start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir)
+	empty := mine
+	empty.AllowEmpty = true
+	if out, err := o.Complete(t.Context(), empty, o.Incarnation()); err != nil || len(out.Changes) != 1 {
+		t.Errorf("an empty listing that is meant: %+v, %v", out, err)
+	}
+}
+
+func TestConditionsAndTrials(t *testing.T) {
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
+	revision := uint64(7)
+	if _, err := o.Upsert(t.Context(), Request{Caller: Caller{IfRevision: &revision}, Manifests: []byte(web)}); !errors.Is(err, failure.ErrChanged) {
+		t.Errorf("at another revision: %v", err)
+	}
+	out, err := o.Upsert(t.Context(), Request{Caller: Caller{ValidateOnly: true}, Manifests: []byte(web)})
+	if err != nil || out.Revision != 0 || out.Changes[0].Type != Created {
+		t.Errorf("a trial: %+v, %v", out, err)
+	}
+	if _, _, err := o.Get(t.Context(), named("web")); !errors.Is(err, failure.ErrNotFound) {
+		t.Errorf("after a trial: %v", err)
+	}
+	var bad *manifest.Error
+	if _, err := o.Upsert(t.Context(), Request{Manifests: []byte(web + "---\n" + web)}); !errors.As(err, &bad) || bad.Violations[0].Document != 1 {
+		t.Errorf("an object twice: %v", err)
+	}
+	revision = 0
+	if out, err := o.Upsert(t.Context(), Request{Caller: Caller{IfRevision: &revision}, Manifests: []byte(web)}); err != nil || out.Revision != 1 {
+		t.Errorf("at this revision: %+v, %v", out, err)
+	}
+}
+
+func TestLimitsNameTheService(t *testing.T) {
+	many := func(name, ip string, ports, endpoints int) string {
+		var b strings.Builder
+		fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec:\n  clusterIP: %s\n  ports:\n", name, ip)
+		for i := range ports {
+			fmt.Fprintf(&b, "  - {name: p%d, port: %d}\n", i, i+1)
+		}
+		fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-1, labels: {kubernetes.io/service-name: %s}}\naddressType: IPv4\nports: [{name: p0, port: 8080}]\nendpoints:\n", name, name)
+		for i := range endpoints {
+			fmt.Fprintf(&b, "- {addresses: [10.%s.%d]}\n", ip[strings.LastIndex(ip, ".")+1:]+".0", i+1)
+		}
+		return b.String()
+	}
+	config := testConfig(&clock{now: time.Unix(1e9, 0)})
+	config.Limits = Limits{Services: 3, Slices: 3, Frontends: 5, Backends: 6, BackendsPerService: 4}
+	o := start(t, config, t.TempDir())
+	o.apply(many("a", "10.96.0.1", 2, 3))
+	for _, c := range []struct{ what, text, want string }{
+		{"frontends", many("b", "10.96.0.2", 4, 1), "6 frontends, the limit is 5 (limits.frontends); service default/b adds most, 4"},
+		{"backends of one", many("b", "10.96.0.2", 1, 5), "service default/b would have 5 backends, the limit is 4"},
+		{"backends", many("b", "10.96.0.2", 1, 4), "7 backends, the limit is 6 (limits.backends); service default/b adds most, 4"},
+		{"services", web + "---\n" + strings.Replace(web, "name: web", "name: c", 1) + "---\n" + strings.Replace(web, "name: web", "name: d", 1), "4 services with Service default/d, the limit is 3"},
+	} {
+		_, err := o.Upsert(t.Context(), Request{Manifests: []byte(c.text)})
+		if !errors.Is(err, failure.ErrLimit) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.what, err, c.want)
+		}
+	}
+	if st, err := o.Status(t.Context()); err != nil || st.Services != 1 || st.Revision != 1 {
+		t.Errorf("what has no room changed something: %+v, %v", st, err)
+	}
+	o.apply(many("b", "10.96.0.2", 3, 3))
+}
+
+func TestWaitGoesByAcknowledgements(t *testing.T) {
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
+	o.apply(web)
+	if out, err := o.Wait(t.Context(), 1, nil, false); err != nil || len(out.Enforcing) != 0 || out.Revision != 1 {
+		t.Errorf("without a subscriber: %+v, %v", out, err)
+	}
+	if _, err := o.Wait(t.Context(), 2, nil, false); !errors.Is(err, failure.ErrRevision) {
+		t.Errorf("of no such revision: %v", err)
+	}
+	x := o.subscribe("datapath", [16]byte{}, 0)
+	x.until(1)
+	waits := func(ended bool) chan Waited {
+		out := make(chan Waited, 1)
+		go func() {
+			w, err := o.Wait(t.Context(), 1, nil, ended)
+			if err != nil {
+				t.Error(err)
+			}
+			out <- w
+		}()
+		return out
+	}
+	enforced, ended := waits(false), waits(true)
+	if err := x.Ack(t.Context(), x.barrier.Seq+1, 0); !errors.Is(err, stream.ErrAck) {
+		t.Errorf("an acknowledgement of what was not sent: %v", err)
+	}
+	select {
+	case <-enforced:
+		t.Error("it is enforced before the acknowledgement")
+	default:
+	}
+	if err := x.Ack(t.Context(), x.barrier.Seq, 0); err != nil {
+		t.Fatal(err)
+	}
+	if w := <-enforced; !slices.Equal(w.Enforcing, []string{"datapath"}) || w.Revision != 1 {
+		t.Errorf("%+v", w)
+	}
+	select {
+	case <-ended:
+		t.Error("it has ended before the acknowledgement")
+	default:
+	}
+	if l, _, err := o.Get(t.Context(), named("web")); err != nil || !l.Enforced {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if err := x.Ack(t.Context(), 0, x.barrier.Seq); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	// A refusal fails those that wait for the service.
+	o.apply(end)
+	x.until(2)
+	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: service.TCP}
+	if err := x.Refuse(t.Context(), k, "no room for 1 member"); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.Ack(t.Context(), x.barrier.Seq, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, of := range [][]service.Name{nil, {named("web")}} {
+		if _, err := o.Wait(t.Context(), 2, of, false); !errors.Is(err, failure.ErrRefused) || !strings.Contains(err.Error(), "no room for 1 member") {
+			t.Errorf("of %v: %v", of, err)
+		}
+	}
+	if _, err := o.Wait(t.Context(), 2, []service.Name{named("other")}, false); err != nil {
+		t.Errorf("of another service: %v", err)
+	}
+	if l, _, err := o.Get(t.Context(), named("web")); err != nil || l.Enforced || len(l.Notes) != 1 {
+		t.Errorf("%+v, %v", l, err)
+	}
+	o.apply(strings.Replace(end, "10.0.0.1", "10.0.0.2", 1))
+	x.until(3)
+	if err := x.Ack(t.Context(), x.barrier.Seq, 0); err != nil {
+		t.Fatal(err)
+	}
+	if w, err := o.Wait(t.Context(), 3, nil, false); err != nil || w.Revision != 3 {
+		t.Errorf("after the frontend was sent again: %+v, %v", w, err)
+	}
+	x.Close()
+	if w, err := o.Wait(t.Context(), 3, nil, false); err != nil || !slices.Equal(w.Disconnected, []string{"datapath"}) {
+		t.Errorf("without the subscriber: %+v, %v", w, err)
+	}
+}
+
+func TestNewerConnectionReplacesASubscriber(t *testing.T) {
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
+	o.apply(web)
+	x := o.subscribe("datapath", [16]byte{}, 0)
+	x.until(1)
+	y := o.subscribe("datapath", o.Incarnation(), x.barrier.Seq)
+	<-x.Ended()
+	if err := x.Err(); !errors.Is(err, stream.ErrReplaced) {
+		t.Errorf("%v", err)
+	}
+	if _, err := x.Next(t.Context()); !errors.Is(err, stream.ErrReplaced) {
+		t.Errorf("%v", err)
+	}
+	if err := x.Ack(t.Context(), x.barrier.Seq, 0); !errors.Is(err, stream.ErrReplaced) {
+		t.Errorf("%v", err)
+	}
+	x.Close() // which must not end the other
+	y.has = x.has
+	o.apply(end)
+	y.until(2)
+	if y.barrier.SnapshotComplete || show(y.has) != "10.96.0.1:80/TCP of default/web inside 10.0.0.1:8080" {
+		t.Errorf("resumed at %+v with %s", y.barrier, show(y.has))
+	}
+}
+
+func TestLocalsFollowEndpointsAndAcknowledgements(t *testing.T) {
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
+	lb := strings.Replace(web, "clusterIP: 10.96.0.1", "clusterIP: 10.96.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 30001", 1)
+	want := func(what string, ready int, enforced bool) {
+		t.Helper()
+		all, err := o.Locals(t.Context())
+		if err != nil || len(all) != 1 || all[0].Port != 30001 || all[0].Ready != ready || all[0].Enforced != enforced {
+			t.Errorf("%s: %+v, %v; want %d ready, enforced %t", what, all, err, ready, enforced)
+		}
+	}
+	o.apply(lb)
+	want("without endpoints", 0, false)
+	o.apply(end)
+	want("without a datapath", 1, false)
+	x := o.subscribe("datapath", [16]byte{}, 0)
+	x.until(2)
+	want("before the acknowledgement", 1, false)
+	if err := x.Ack(t.Context(), x.barrier.Seq, 0); err != nil {
+		t.Fatal(err)
+	}
+	want("acknowledged", 1, true)
+	o.apply(strings.Replace(end, "endpoints: [", "endpoints: [{addresses: [10.0.0.9], nodeName: here}, ", 1))
+	want("one more, while that is not acknowledged", 2, true)
+	o.apply(strings.Replace(end, "nodeName: here", "nodeName: there", 1))
+	want("none here", 0, false)
+	o.apply(end)
+	want("here again", 1, false)
+	x.until(5)
+	if err := x.Ack(t.Context(), x.barrier.Seq, 0); err != nil {
+		t.Fatal(err)
+	}
+	want("acknowledged again", 1, true)
+	x.Close()
+	want("the datapath is away", 1, false)
+	o.apply(web)
+	if all, err := o.Locals(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("without the port: %+v, %v", all, err)
+	}
+}

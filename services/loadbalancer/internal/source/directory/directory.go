@@ -236,6 +236,11 @@ func (s *Source) scan(ctx context.Context) error {
 			names = append(names, e.Name())
 		}
 	}
+	for name, at := range s.gone {
+		if began.Sub(at) >= s.Settle || !isManifest(name) {
+			delete(s.gone, name)
+		}
+	}
 	if len(names) > maxFiles {
 		return fmt.Errorf("%s has %d files, the limit is %d", s.Path, len(names), maxFiles)
 	}
@@ -253,11 +258,7 @@ func (s *Source) scan(ctx context.Context) error {
 		files = append(files, f)
 		delete(s.gone, name)
 	}
-	for name, at := range s.gone { // an editor may be about to put another in its place
-		if began.Sub(at) >= s.Settle || !isManifest(name) {
-			delete(s.gone, name)
-			continue
-		}
+	for name := range s.gone { // an editor may be about to put another in its place
 		files, s.again = append(files, owner.File{Origin: name, Keep: true}), true
 	}
 	s.taken = make(map[string]stamp) // if the feed fails, it may not have what it was given

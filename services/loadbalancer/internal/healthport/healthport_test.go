@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package healthport
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// services are those of a test.
+type services struct {
+	changed chan struct{}
+
+	mu       sync.Mutex
+	all      []owner.Local
+	problems map[string]error
+}
+
+func (s *services) Locals(context.Context) ([]owner.Local, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all, nil
+}
+
+func (s *services) LocalsChanged() <-chan struct{} { return s.changed }
+
+func (s *services) Report(_ context.Context, what string, why error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.problems[what] = why; why == nil {
+		delete(s.problems, what)
+	}
+	return nil
+}
+
+func (s *services) set(all ...owner.Local) {
+	s.mu.Lock()
+	s.all = all
+	s.mu.Unlock()
+	s.changed <- struct{}{}
+}
+
+func (s *services) problem() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fmt.Sprint(s.problems)
+}
+
+// freePort is one that nothing listens on, for the moment.
+func freePort(t *testing.T) uint16 {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return uint16(l.Addr().(*net.TCPAddr).Port)
+}
+
+func run(t *testing.T) (*services, *Ports) {
+	t.Helper()
+	s := &services{changed: make(chan struct{}), problems: make(map[string]error)}
+	p := New(s, "127.0.0.1", log.Discard())
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return s, p
+}
+
+// ask returns status, weight and body of a port.
+func ask(port uint16) (answer string, err error) {
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := c.Get(fmt.Sprintf("http://127.0.0.1:%d/healthz", port))
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	return fmt.Sprintf("%d %s %s", resp.StatusCode, resp.Header.Get("X-Load-Balancing-Endpoint-Weight"), strings.TrimSpace(string(body))), err
+}
+
+func TestPortAnswersWhatTheNodeHas(t *testing.T) {
+	s, p := run(t)
+	l := owner.Local{Name: service.Name{Namespace: "shop", Name: "web"}, Port: freePort(t)}
+	for _, c := range []struct {
+		ready    int
+		enforced bool
+		want     string
+	}{
+		{0, false, `503 0 {"service":{"namespace":"shop","name":"web"},"localEndpoints":0,"serviceProxyHealthy":true}`},
+		{2, true, `200 2 {"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true}`},
+		{2, false, `503 2 {"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":false}`},
+		{1, true, `200 1 {"service":{"namespace":"shop","name":"web"},"localEndpoints":1,"serviceProxyHealthy":true}`},
+	} {
+		l.Ready, l.Enforced = c.ready, c.enforced
+		s.set(l)
+		servicetest.EventuallyNil(t, "the answer", func() error {
+			if got, err := ask(l.Port); err != nil || got != c.want {
+				return fmt.Errorf("%s, %w; want %s", got, err, c.want)
+			}
+			return nil
+		})
+	}
+	if p.Open() != 1 {
+		t.Errorf("%d ports are open", p.Open())
+	}
+	s.set()
+	servicetest.Eventually(t, "the port is closed", func() bool { _, err := ask(l.Port); return err != nil && p.Open() == 0 })
+}
+
+func TestPortThatCannotBeOpenedIsAProblem(t *testing.T) {
+	s, p := run(t)
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	taken := uint16(other.Addr().(*net.TCPAddr).Port)
+	a := owner.Local{Name: service.Name{Namespace: "n", Name: "a"}, Port: taken}
+	b := owner.Local{Name: service.Name{Namespace: "n", Name: "b"}, Port: freePort(t), Ready: 1, Enforced: true}
+	c := owner.Local{Name: service.Name{Namespace: "n", Name: "c"}, Port: b.Port}
+	s.set(a, b, c)
+	servicetest.Eventually(t, "the problems", func() bool {
+		text := s.problem()
+		return strings.Contains(text, "service n/a: ") && strings.Contains(text, "address already in use") &&
+			strings.Contains(text, fmt.Sprintf("service n/c has the health check port %d of service n/b", b.Port))
+	})
+	if got, err := ask(b.Port); err != nil || !strings.HasPrefix(got, "200 ") {
+		t.Errorf("%s, %v", got, err)
+	}
+	if p.Open() != 1 {
+		t.Errorf("%d ports are open", p.Open())
+	}
+	other.Close()
+	s.set(a, b)
+	servicetest.Eventually(t, "no problem", func() bool { return s.problem() == "map[]" && p.Open() == 2 })
+}

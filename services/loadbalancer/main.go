@@ -55,6 +55,16 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	p.Go("owner", o.Run)
+	p.Go("memory", func(ctx context.Context) error {
+		for {
+			select {
+			case <-o.Garbage():
+				debug.FreeOSMemory()
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	})
 	if ports != nil {
 		p.Go("health check ports", ports.Run)
 	}

@@ -292,9 +292,8 @@ func sourceRanges(all []netip.Prefix, ipv6 bool) []netip.Prefix {
 
 // candidate is an endpoint of a service port.
 type candidate struct {
-	at    netip.AddrPort
-	where service.Where
-	state service.State
+	at netip.AddrPort
+	service.About
 }
 
 // merge returns the endpoints of a port of a service in one family, sorted, each
@@ -313,14 +312,14 @@ func (n *Node) merge(v View, port int, ipv6 bool, notes *Notes) []candidate {
 				continue
 			}
 			for _, e := range s.Endpoints {
-				at := netip.AddrPortFrom(e.Addr, sp.Port)
+				at := netip.AddrPortFrom(e.Addr(), sp.Port)
 				if err := n.Usable(at, p.Protocol, ipv6); err != nil {
 					if refused++; refused <= notesAtMost {
 						notes.addf("EndpointSlice %s: the endpoint %s is left out: %v", s.Name, at, err)
 					}
 					continue
 				}
-				out = append(out, candidate{at, e.Where.Value(), e.State})
+				out = append(out, candidate{at, e.About()})
 			}
 		}
 	}
@@ -328,7 +327,7 @@ func (n *Node) merge(v View, port int, ipv6 bool, notes *Notes) []candidate {
 		notes.addf("%d more endpoints are left out", refused-notesAtMost)
 	}
 	slices.SortStableFunc(out, func(a, b candidate) int {
-		return cmp.Or(a.at.Compare(b.at), cmp.Compare(rank(a.state), rank(b.state)))
+		return cmp.Or(a.at.Compare(b.at), cmp.Compare(rank(a.State), rank(b.State)))
 	})
 	return slices.CompactFunc(out, func(a, b candidate) bool { return a.at == b.at })
 }
@@ -443,43 +442,43 @@ func (n *Node) Categorize(all []candidate) Categories {
 		}
 		return out
 	}
-	out.Cluster = pick(func(c candidate) bool { return c.state.Ready() && allows(c) })
+	out.Cluster = pick(func(c candidate) bool { return c.State.Ready() && allows(c) })
 	if len(out.Cluster) == 0 {
-		out.Cluster = pick(func(c candidate) bool { return c.state.Draining() })
+		out.Cluster = pick(func(c candidate) bool { return c.State.Draining() })
 	}
-	out.Local = pick(func(c candidate) bool { return c.state.Ready() && n.local(c) })
+	out.Local = pick(func(c candidate) bool { return c.State.Ready() && n.local(c) })
 	if len(out.Local) == 0 {
-		out.Local = pick(func(c candidate) bool { return c.state.Draining() && n.local(c) })
+		out.Local = pick(func(c candidate) bool { return c.State.Draining() && n.local(c) })
 	}
 	// Topology leaves at least one if any is ready.
 	out.Any = len(out.Cluster) > 0
 	return out
 }
 
-func (n *Node) local(c candidate) bool { return n.Name != "" && c.where.Node == n.Name }
+func (n *Node) local(c candidate) bool { return n.Name != "" && c.Node == n.Name }
 
 // topology says which ready endpoints the hints leave to this node: those that are
 // for this node, if every ready endpoint is for some nodes; else likewise for the
 // zone; else all.
 func (n *Node) topology(all []candidate) func(candidate) bool {
 	hints := []struct {
-		of   func(service.Where) string
+		of   func(service.About) string
 		name string
 	}{
-		{func(w service.Where) string { return w.ForNodes }, n.Name},
-		{func(w service.Where) string { return w.ForZones }, n.Zone},
+		{func(a service.About) string { return a.ForNodes }, n.Name},
+		{func(a service.About) string { return a.ForZones }, n.Zone},
 	}
 	for _, h := range hints {
 		every, here := true, false
 		for _, c := range all {
-			if !c.state.Ready() {
+			if !c.State.Ready() {
 				continue
 			}
-			every = every && h.of(c.where) != ""
-			here = here || service.Hinted(h.of(c.where), h.name)
+			every = every && h.of(c.About) != ""
+			here = here || service.Hinted(h.of(c.About), h.name)
 		}
 		if every && here {
-			return func(c candidate) bool { return service.Hinted(h.of(c.where), h.name) }
+			return func(c candidate) bool { return service.Hinted(h.of(c.About), h.name) }
 		}
 	}
 	return func(candidate) bool { return true }
@@ -494,7 +493,7 @@ func (c *Categories) list(of []candidate) *List {
 		out.Backends = make([]Backend, len(of))
 	}
 	for i, x := range of {
-		out.Backends[i] = Backend{x.at, !x.state.Ready()}
+		out.Backends[i] = Backend{x.at, !x.State.Ready()}
 	}
 	return out
 }
@@ -509,7 +508,7 @@ func (n *Node) Backends(v View) []netip.AddrPort {
 	for i := range v.Service.Ports {
 		for _, ipv6 := range []bool{false, true} {
 			for _, c := range n.merge(v, i, ipv6, nil) {
-				if c.state.Ready() || c.state.Draining() {
+				if c.State.Ready() || c.State.Draining() {
 					out = append(out, c.at)
 				}
 			}
@@ -524,8 +523,8 @@ func (n *Node) LocalReady(v View) int {
 	addrs := make(map[netip.Addr]struct{})
 	for _, s := range v.Slices {
 		for _, e := range s.Endpoints {
-			if e.State.Ready() && n.Name != "" && e.Where.Value().Node == n.Name && CheckAddr(e.Addr) == nil {
-				addrs[e.Addr] = struct{}{}
+			if a := e.About(); a.State.Ready() && n.Name != "" && a.Node == n.Name && CheckAddr(e.Addr()) == nil {
+				addrs[e.Addr()] = struct{}{}
 			}
 		}
 	}
@@ -538,7 +537,7 @@ func Count(slices []*service.Slice) (all, ready int) {
 	addrs := make(map[netip.Addr]bool)
 	for _, s := range slices {
 		for _, e := range s.Endpoints {
-			addrs[e.Addr] = addrs[e.Addr] || e.State.Ready()
+			addrs[e.Addr()] = addrs[e.Addr()] || e.State().Ready()
 		}
 	}
 	for _, r := range addrs {

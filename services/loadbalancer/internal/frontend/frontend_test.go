@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unique"
 
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -27,7 +26,7 @@ func ep(t *testing.T, text string, state service.State) service.Endpoint {
 	t.Helper()
 	parts := strings.Split(text, ";")
 	words := strings.Fields(parts[0])
-	w := service.Where{}
+	w := service.About{State: state}
 	if len(words) > 1 {
 		w.Node = words[1]
 	}
@@ -40,7 +39,7 @@ func ep(t *testing.T, text string, state service.State) service.Endpoint {
 	if len(parts) > 2 {
 		w.ForZones = service.JoinHints(strings.Fields(parts[2]))
 	}
-	return service.Endpoint{Addr: netip.MustParseAddr(words[0]), State: state, Where: unique.Make(w)}
+	return service.NewEndpoint(netip.MustParseAddr(words[0]), w)
 }
 
 var here = Node{Name: "here", Zone: "east", ExternalIPs: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}}
@@ -368,8 +367,8 @@ func TestOrderDoesNotMatter(t *testing.T) {
 				x.Endpoints = append(x.Endpoints, ep(t, text, states[r.IntN(len(states))]))
 			}
 			// Within one slice an address is given once.
-			slices.SortFunc(x.Endpoints, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
-			x.Endpoints = slices.CompactFunc(x.Endpoints, func(a, b service.Endpoint) bool { return a.Addr == b.Addr })
+			slices.SortFunc(x.Endpoints, func(a, b service.Endpoint) int { return a.Addr().Compare(b.Addr()) })
+			x.Endpoints = slices.CompactFunc(x.Endpoints, func(a, b service.Endpoint) bool { return a.Addr() == b.Addr() })
 			all = append(all, x)
 		}
 		s := balanced(func(s *service.Service) { s.ExternalLocal, s.InternalLocal = r.IntN(2) == 0, r.IntN(2) == 0 })

@@ -257,19 +257,19 @@ type (
 		Service   string           `json:"service,omitempty"`
 		IPv6      bool             `json:"ipv6,omitempty"`
 		Ports     []portRecord     `json:"ports,omitempty"`
-		Where     []whereRecord    `json:"where,omitempty"`
+		About     []aboutRecord    `json:"about,omitempty"`
 		Endpoints []endpointRecord `json:"endpoints,omitempty"`
 	}
-	whereRecord struct {
-		Node     string `json:"node,omitempty"`
-		Zone     string `json:"zone,omitempty"`
-		ForNodes string `json:"forNodes,omitempty"`
-		ForZones string `json:"forZones,omitempty"`
+	aboutRecord struct {
+		State    service.State `json:"state,omitempty"`
+		Node     string        `json:"node,omitempty"`
+		Zone     string        `json:"zone,omitempty"`
+		ForNodes string        `json:"forNodes,omitempty"`
+		ForZones string        `json:"forZones,omitempty"`
 	}
 	endpointRecord struct {
-		Addr  netip.Addr    `json:"a"`
-		State service.State `json:"s"`
-		Where int           `json:"w,omitempty"` // in Where of the slice
+		Addr  netip.Addr `json:"a"`
+		About int        `json:"i,omitempty"` // in About of the slice
 	}
 )
 
@@ -297,15 +297,16 @@ func encode(r Record) []byte {
 		for _, p := range s.Ports {
 			x.Ports = append(x.Ports, portRecord{Name: p.Name, Protocol: p.Protocol, Port: p.Port})
 		}
-		places := make(map[unique.Handle[service.Where]]int)
+		places := make(map[service.About]int)
 		for _, e := range s.Endpoints {
-			at, ok := places[e.Where]
+			about := e.About()
+			at, ok := places[about]
 			if !ok {
-				at = len(x.Where)
-				places[e.Where] = at
-				x.Where = append(x.Where, whereRecord(e.Where.Value()))
+				at = len(x.About)
+				places[about] = at
+				x.About = append(x.About, aboutRecord(about))
 			}
-			x.Endpoints = append(x.Endpoints, endpointRecord{e.Addr, e.State, at})
+			x.Endpoints = append(x.Endpoints, endpointRecord{e.Addr(), at})
 		}
 		out.Slice = x
 	}
@@ -378,10 +379,10 @@ func (x *sliceRecord) slice(name service.Name) (*service.Slice, error) {
 		out.Endpoints = make([]service.Endpoint, len(x.Endpoints))
 	}
 	for i, e := range x.Endpoints {
-		if e.Where < 0 || e.Where >= len(x.Where) {
-			return nil, fmt.Errorf("the endpoint %s has place %d of %d", e.Addr, e.Where, len(x.Where))
+		if e.About < 0 || e.About >= len(x.About) || !e.Addr.IsValid() {
+			return nil, fmt.Errorf("the endpoint %s has entry %d of %d", e.Addr, e.About, len(x.About))
 		}
-		out.Endpoints[i] = service.Endpoint{Addr: e.Addr, State: e.State, Where: unique.Make(service.Where(x.Where[e.Where]))}
+		out.Endpoints[i] = service.NewEndpoint(e.Addr, service.About(x.About[e.About]))
 	}
 	return out, nil
 }

@@ -81,11 +81,11 @@ func TestObjectsAreReadWhole(t *testing.T) {
 	}
 	states := []service.State{service.Ready | service.Serving, service.Serving | service.Terminating, service.Ready | service.Serving, 0}
 	for i, e := range x.Endpoints {
-		if e.State != states[i] || e.Addr != netip.MustParseAddr(fmt.Sprint("10.0.0.", i+1)) {
+		if e.State() != states[i] || e.Addr() != netip.MustParseAddr(fmt.Sprint("10.0.0.", i+1)) {
 			t.Errorf("endpoint %d is %+v, want state %d", i, e, states[i])
 		}
 	}
-	if w := x.Endpoints[0].Where.Value(); w != (service.Where{Node: "a", Zone: "east", ForNodes: "a", ForZones: "east,west"}) {
+	if w := x.Endpoints[0].About(); w != (service.About{State: states[0], Node: "a", Zone: "east", ForNodes: "a", ForZones: "east,west"}) {
 		t.Errorf("the first is at %+v", w)
 	}
 }

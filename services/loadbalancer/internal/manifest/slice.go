@@ -6,7 +6,6 @@ package manifest
 import (
 	"fmt"
 	"strings"
-	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -113,7 +112,7 @@ func (d *decoder) endpoint(path string, e *discoveryv1.Endpoint, out *service.Sl
 		case a.Is6() != out.IPv6:
 			d.fail(at, "%s is not of the family of addressType", a)
 		case i == 0:
-			out.Endpoints = append(out.Endpoints, service.Endpoint{Addr: a, State: state(e.Conditions), Where: d.where(path, e)})
+			out.Endpoints = append(out.Endpoints, service.NewEndpoint(a, d.about(path, e)))
 		}
 	}
 }
@@ -134,8 +133,8 @@ func state(c discoveryv1.EndpointConditions) service.State {
 	return s
 }
 
-func (d *decoder) where(path string, e *discoveryv1.Endpoint) unique.Handle[service.Where] {
-	var w service.Where
+func (d *decoder) about(path string, e *discoveryv1.Endpoint) service.About {
+	w := service.About{State: state(e.Conditions)}
 	if e.NodeName != nil {
 		w.Node = *e.NodeName
 	}
@@ -152,7 +151,7 @@ func (d *decoder) where(path string, e *discoveryv1.Endpoint) unique.Handle[serv
 		}
 		w.ForNodes, w.ForZones = d.hints(path+".hints.forNodes", nodes), d.hints(path+".hints.forZones", zones)
 	}
-	return unique.Make(w)
+	return w
 }
 
 func (d *decoder) hints(path string, names []string) string {

@@ -66,12 +66,13 @@ func (o *Owner) Upsert(ctx context.Context, r Request) (Outcome, error) {
 	}
 	return o.change(ctx, r.Caller, func() (*edit, error) {
 		e := &edit{}
+		by := &bringer{source: SourceGRPC, manager: r.Manager}
 		for i := range docs {
-			x := newObject(&docs[i], SourceGRPC, "", r.Manager)
-			c := Changed{Key: x.key, Type: Created, Dropped: x.dropped, Notes: x.notes}
-			if old := o.object(x.key); old != nil {
+			x := newObject(&docs[i], by)
+			c := Changed{Key: x.key(), Type: Created, Dropped: docs[i].Dropped, Notes: docs[i].Notes}
+			if old := o.object(c.Key); old != nil {
 				if who := o.foreign(old, r.Manager); who != "" {
-					return nil, fmt.Errorf("%w: %s is of %s", failure.ErrOwned, x.key, who)
+					return nil, fmt.Errorf("%w: %s is of %s", failure.ErrOwned, c.Key, who)
 				}
 				if c.Type = Replaced; old.same(x) {
 					c.Type = Unchanged
@@ -81,7 +82,7 @@ func (o *Owner) Upsert(ctx context.Context, r Request) (Outcome, error) {
 				x.named = true
 				e.puts = append(e.puts, x)
 			}
-			e.named = append(e.named, x.key)
+			e.named = append(e.named, c.Key)
 			e.Changes = append(e.Changes, c)
 		}
 		return e, nil
@@ -143,11 +144,11 @@ func (o *Owner) Complete(ctx context.Context, c Caller, incarnation [16]byte) (O
 		named := 0
 		o.objects(func(x *object) {
 			switch {
-			case x.source != SourceGRPC || x.manager != c.Manager:
+			case x.by.source != SourceGRPC || x.by.manager != c.Manager:
 			case x.named:
 				named++
 			default:
-				stale = append(stale, x.key)
+				stale = append(stale, x.key())
 			}
 		})
 		if named == 0 && len(stale) > 0 && !c.AllowEmpty {
@@ -164,14 +165,14 @@ func (o *Owner) Complete(ctx context.Context, c Caller, incarnation [16]byte) (O
 // its own source will not come.
 func (o *Owner) foreign(x *object, manager string) string {
 	switch {
-	case x.source != SourceGRPC && o.sources[x.source] != nil:
-		return "the source " + x.source + " (" + x.origin + ")"
-	case x.source != SourceGRPC || x.manager == manager:
+	case x.by.source != SourceGRPC && o.sources[x.by.source] != nil:
+		return "the source " + x.by.source + " (" + x.by.origin + ")"
+	case x.by.source != SourceGRPC || x.by.manager == manager:
 		return ""
-	case x.manager == "":
+	case x.by.manager == "":
 		return "calls without a manager"
 	}
-	return fmt.Sprintf("the manager %q", x.manager)
+	return fmt.Sprintf("the manager %q", x.by.manager)
 }
 
 // change makes a change of the source "grpc", or says what would become of it.

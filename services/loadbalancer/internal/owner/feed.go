@@ -54,7 +54,7 @@ func (o *Owner) Feed(name string) *Feed {
 func (f *Feed) Held(ctx context.Context) (held int, err error) {
 	err = f.owner.do(ctx, opRead, func() {
 		f.owner.objects(func(x *object) {
-			if x.source == f.name {
+			if x.by.source == f.name {
 				held++
 			}
 		})
@@ -208,10 +208,10 @@ func (o *Owner) compare(l *listing) *edit {
 			case ok:
 				refuse(origin, d.Key, "%s is in %s already", d.Key, other)
 			case x == nil:
-			case x.source != l.source && (x.source == SourceGRPC || o.sources[x.source] != nil):
-				refuse(origin, d.Key, "%s belongs to the source %s", d.Key, x.source)
-			case x.source == l.source && x.origin != origin && (has[d.Key][x.origin] || stays(x.origin)):
-				refuse(origin, d.Key, "%s is in %s already", d.Key, x.origin)
+			case x.by.source != l.source && (x.by.source == SourceGRPC || o.sources[x.by.source] != nil):
+				refuse(origin, d.Key, "%s belongs to the source %s", d.Key, x.by.source)
+			case x.by.source == l.source && x.by.origin != origin && (has[d.Key][x.by.origin] || stays(x.by.origin)):
+				refuse(origin, d.Key, "%s is in %s already", d.Key, x.by.origin)
 			}
 		}
 		if stays(origin) {
@@ -226,9 +226,10 @@ func (o *Owner) compare(l *listing) *edit {
 			continue
 		}
 		docs := l.files[origin].docs
+		by := &bringer{source: l.source, origin: origin}
 		for i := range docs {
-			y := newObject(&docs[i], l.source, origin, "")
-			x := o.object(y.key)
+			y := newObject(&docs[i], by)
+			x := o.object(y.key())
 			if x != nil && x.same(y) {
 				docs[i].Service, docs[i].Slice = x.service, x.slice // kept once
 				continue
@@ -237,8 +238,8 @@ func (o *Owner) compare(l *listing) *edit {
 		}
 	}
 	o.objects(func(x *object) {
-		if x.source == l.source && taken[x.key] == "" && !stays(x.origin) {
-			e.gone = append(e.gone, x.key)
+		if x.by.source == l.source && taken[x.key()] == "" && !stays(x.by.origin) {
+			e.gone = append(e.gone, x.key())
 		}
 	})
 	slices.SortFunc(e.gone, service.ObjectKey.Compare)

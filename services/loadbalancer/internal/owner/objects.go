@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"hash/maphash"
 	"net/netip"
 	"slices"
 
@@ -17,21 +18,53 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// object is a service or a slice in force. It is not changed but for named.
+// object is a service or a slice in force. It is not changed but for named. There
+// may be a hundred thousand.
 type object struct {
-	key      service.ObjectKey
-	source   string
-	origin   string
-	manager  string // that brought it, of SourceGRPC
+	by       *bringer
+	remarks  *remarks // nil: there are none
 	revision uint64
 	updated  int64 // nanoseconds since 1970
 	created  int64 // likewise; of a service
-	notes    []string
-	dropped  []string
 	service  *service.Service
 	slice    *service.Slice
 
 	named bool // by its manager in this run
+}
+
+// bringer is who brought an object. Equal ones may be shared.
+type bringer struct {
+	source  string
+	origin  string
+	manager string // of SourceGRPC
+}
+
+// remarks are what an author should know.
+type remarks struct {
+	notes   []string
+	dropped []string
+}
+
+func newRemarks(notes, dropped []string) *remarks {
+	if len(notes)+len(dropped) == 0 {
+		return nil
+	}
+	return &remarks{notes, dropped}
+}
+
+func (r *remarks) get() remarks {
+	if r == nil {
+		return remarks{}
+	}
+	return *r
+}
+
+// key names the object.
+func (x *object) key() service.ObjectKey {
+	if x.slice != nil {
+		return service.ObjectKey{Kind: service.KindSlice, Name: x.slice.Name}
+	}
+	return service.ObjectKey{Kind: service.KindService, Name: x.service.Name}
 }
 
 // of is the service that the object is, or belongs to.
@@ -39,7 +72,7 @@ func (x *object) of() service.Name {
 	if x.slice != nil {
 		return x.slice.Of()
 	}
-	return x.key.Name
+	return x.service.Name
 }
 
 // says reports whether two objects say the same.
@@ -55,8 +88,8 @@ func (x *object) says(y *object) bool {
 
 func (x *object) record() journal.Record {
 	return journal.Record{
-		Key: x.key, Source: x.source, Origin: x.origin, Manager: x.manager, Revision: x.revision, Updated: x.updated, Created: x.created,
-		Notes: x.notes, Dropped: x.dropped, Service: x.service, Slice: x.slice,
+		Key: x.key(), Source: x.by.source, Origin: x.by.origin, Manager: x.by.manager, Revision: x.revision, Updated: x.updated, Created: x.created,
+		Notes: x.remarks.get().notes, Dropped: x.remarks.get().dropped, Service: x.service, Slice: x.slice,
 	}
 }
 
@@ -95,14 +128,54 @@ func older(a, b *joined) int {
 	return cmp.Or(cmp.Compare(a.object.created, b.object.created), a.name.Compare(b.name))
 }
 
-// backend is an address and a port, in less space than netip.AddrPort.
-type backend [18]byte
+// backends counts the services that lead to each address and port. It knows them by
+// a hash of 64 bits alone, which takes a third of the memory: the count of distinct
+// ones could be too low by a few in the age of the universe.
+type backends struct {
+	seed maphash.Seed
+	once map[uint64]struct{} // that one service leads to, or several
+	more map[uint64]uint32   // the others of these, where there are several
+}
 
-func packBackend(a netip.AddrPort) (b backend) {
-	addr := a.Addr().As16()
-	copy(b[:], addr[:])
-	binary.BigEndian.PutUint16(b[16:], a.Port())
-	return b
+func newBackends() backends {
+	return backends{maphash.MakeSeed(), make(map[uint64]struct{}), make(map[uint64]uint32)}
+}
+
+func (b *backends) hash(at netip.AddrPort) uint64 {
+	var text [18]byte
+	addr := at.Addr().As16()
+	copy(text[:], addr[:])
+	binary.BigEndian.PutUint16(text[16:], at.Port())
+	return maphash.Bytes(b.seed, text[:])
+}
+
+// of is how many services lead to one.
+func (b *backends) of(h uint64) int {
+	if _, ok := b.once[h]; !ok {
+		return 0
+	}
+	return 1 + int(b.more[h])
+}
+
+func (b *backends) add(at netip.AddrPort) {
+	h := b.hash(at)
+	if b.of(h) == 0 {
+		b.once[h] = struct{}{}
+		return
+	}
+	b.more[h]++
+}
+
+func (b *backends) remove(at netip.AddrPort) {
+	switch h := b.hash(at); b.of(h) {
+	case 0:
+	case 1:
+		delete(b.once, h)
+	case 2:
+		delete(b.more, h)
+	default:
+		b.more[h]--
+	}
 }
 
 // object with that key; nil: there is none.
@@ -128,7 +201,7 @@ func (o *Owner) objects(f func(*object)) {
 	}
 }
 
-func byName(a, b *object) int { return a.key.Name.Compare(b.key.Name) }
+func byName(a, b *object) int { return a.slice.Name.Compare(b.slice.Name) }
 
 // joinedOf is the service of that name, made if it is missing.
 func (o *Owner) joinedOf(name service.Name) *joined {
@@ -142,14 +215,14 @@ func (o *Owner) joinedOf(name service.Name) *joined {
 
 // put sets an object.
 func (o *Owner) put(x *object) {
-	if old := o.object(x.key); old != nil {
+	if old := o.object(x.key()); old != nil {
 		o.drop(old)
 	}
 	j := o.joinedOf(x.of())
 	if x.service != nil {
 		j.object = x
 	} else {
-		o.slices[x.key.Name] = x
+		o.slices[x.slice.Name] = x
 		at, _ := slices.BinarySearchFunc(j.slices, x, byName)
 		j.slices = slices.Insert(j.slices, at, x)
 	}
@@ -165,7 +238,7 @@ func (o *Owner) drop(x *object) {
 		j.object = nil
 		return
 	}
-	delete(o.slices, x.key.Name)
+	delete(o.slices, x.slice.Name)
 	if at, ok := slices.BinarySearchFunc(j.slices, x, byName); ok {
 		j.slices = slices.Delete(j.slices, at, at+1)
 	}
@@ -228,7 +301,7 @@ func (o *Owner) changed(e *edit) map[service.Name]*joined {
 		without(o.object(k))
 	}
 	for _, x := range e.puts {
-		if old := o.object(x.key); old != nil {
+		if old := o.object(x.key()); old != nil {
 			without(old)
 		}
 		j := of(x.of())
@@ -255,7 +328,7 @@ func (o *Owner) plan(e *edit) error {
 		}
 	}
 	for _, x := range e.puts {
-		old := o.object(x.key)
+		old := o.object(x.key())
 		switch {
 		case old == nil && x.service != nil:
 			services++
@@ -300,8 +373,8 @@ func (o *Owner) plan(e *edit) error {
 // last is the last object of a kind that an edit adds, for a message.
 func last(e *edit, kind service.Kind) service.ObjectKey {
 	for _, x := range slices.Backward(e.puts) {
-		if x.key.Kind == kind {
-			return x.key
+		if k := x.key(); k.Kind == kind {
+			return k
 		}
 	}
 	return service.ObjectKey{}
@@ -311,7 +384,7 @@ func last(e *edit, kind service.Kind) service.ObjectKey {
 // services as they will be.
 func (o *Owner) room(after map[service.Name]*joined) error {
 	l := o.config.Limits
-	keys, backends := make(map[frontend.Key]int), make(map[backend]int) // how many more want it
+	keys, backends := make(map[frontend.Key]int), make(map[uint64]int) // how many more want it
 	type growth struct {
 		name service.Name
 		by   int
@@ -329,7 +402,7 @@ func (o *Owner) room(after map[service.Name]*joined) error {
 				k++
 			}
 			for _, at := range o.config.Node.Backends(v) {
-				backends[packBackend(at)] += by
+				backends[o.backends.hash(at)] += by
 				b++
 			}
 			return k, b
@@ -346,7 +419,7 @@ func (o *Owner) room(after map[service.Name]*joined) error {
 			backendsOf = growth{name, b1 - b0}
 		}
 	}
-	frontends, distinct := len(o.winners), len(o.backends)
+	frontends, distinct := len(o.winners), len(o.backends.once)
 	for k, by := range keys {
 		had := len(o.contested[k])
 		if had == 0 && o.winners[k] != nil {
@@ -355,14 +428,14 @@ func (o *Owner) room(after map[service.Name]*joined) error {
 		frontends += present(had+by) - present(had)
 	}
 	for b, by := range backends {
-		had := int(o.backends[b])
+		had := o.backends.of(b)
 		distinct += present(had+by) - present(had)
 	}
 	switch {
 	case frontends > l.Frontends && frontends > len(o.winners):
 		return fmt.Errorf("%w: there would be %d frontends, the limit is %d (limits.frontends); service %s adds most, %d",
 			failure.ErrLimit, frontends, l.Frontends, keysOf.name, keysOf.by)
-	case distinct > l.Backends && distinct > len(o.backends):
+	case distinct > l.Backends && distinct > len(o.backends.once):
 		return fmt.Errorf("%w: there would be %d backends, the limit is %d (limits.backends); service %s adds most, %d",
 			failure.ErrLimit, distinct, l.Backends, backendsOf.name, backendsOf.by)
 	}
@@ -394,7 +467,7 @@ func (o *Owner) enter(j *joined) {
 		o.contested[k], o.winners[k] = all, all[0]
 	}
 	for _, at := range o.config.Node.Backends(v) {
-		o.backends[packBackend(at)]++
+		o.backends.add(at)
 	}
 }
 
@@ -414,10 +487,7 @@ func (o *Owner) leave(j *joined) {
 		}
 	}
 	for _, at := range o.config.Node.Backends(v) {
-		b := packBackend(at)
-		if o.backends[b]--; o.backends[b] == 0 {
-			delete(o.backends, b)
-		}
+		o.backends.remove(at)
 	}
 }
 
@@ -493,7 +563,7 @@ func (o *Owner) apply(e *edit) {
 		j.revision, j.updated = o.state.Revision, now
 	}
 	for _, x := range e.puts {
-		if old := o.object(x.key); old != nil && old.of() != x.of() { // a slice of another service now
+		if old := o.object(x.key()); old != nil && old.of() != x.of() { // a slice of another service now
 			j := o.services[old.of()]
 			j.revision, j.updated = o.state.Revision, now
 		}
@@ -513,6 +583,9 @@ func (o *Owner) apply(e *edit) {
 		}
 	}
 	o.settle(touched)
+	if len(touched) >= largeChange {
+		o.large = 1
+	}
 	if e.content {
 		o.mark(changed)
 	}
@@ -560,13 +633,19 @@ func (o *Owner) tally(j *joined, by int) {
 	}
 }
 
-// newObject is an object of a manifest, brought by a source.
-func newObject(m *manifest.Object, source, origin, manager string) *object {
-	return &object{key: m.Key, source: source, origin: origin, manager: manager, notes: m.Notes, dropped: m.Dropped, service: m.Service, slice: m.Slice}
+// newObject is an object of a manifest.
+func newObject(m *manifest.Object, by *bringer) *object {
+	x := &object{by: by, remarks: newRemarks(m.Notes, m.Dropped)}
+	if m.Service != nil {
+		x.service = m.Service.Clone()
+	} else {
+		x.slice = m.Slice.Clone()
+	}
+	return x
 }
 
 // same reports whether nothing would change if y replaced x.
 func (x *object) same(y *object) bool {
-	return x.says(y) && x.source == y.source && x.origin == y.origin && x.manager == y.manager &&
-		slices.Equal(x.notes, y.notes) && slices.Equal(x.dropped, y.dropped)
+	a, b := x.remarks.get(), y.remarks.get()
+	return x.says(y) && *x.by == *y.by && slices.Equal(a.notes, b.notes) && slices.Equal(a.dropped, b.dropped)
 }

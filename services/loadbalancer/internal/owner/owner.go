@@ -109,7 +109,7 @@ type Owner struct {
 
 	winners   map[frontend.Key]*joined   // who has a frontend
 	contested map[frontend.Key][]*joined // everyone who wants it, where there are several
-	backends  map[backend]uint32         // services that lead to it
+	backends  backends                   // that services lead to
 
 	sources  map[string]*source // that are configured
 	managers map[string]bool    // those of SourceGRPC that completed in this run
@@ -124,7 +124,9 @@ type Owner struct {
 	unsettle map[service.Name]struct{}        // that were watched as not enforced
 	problems map[string]error
 	fatal    error
-	local    chan struct{} // has a token when LocalBackends may be others
+	local    chan struct{} // has a token when Locals may be others
+	large    int           // ticks since something large was done, from 1; 0: nothing was, or it is noted
+	garbage  chan struct{} // has a token when much of what was in memory is gone
 
 	ready   bool
 	readied chan struct{} // closed once ready
@@ -140,11 +142,11 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o := &Owner{
 		config: config, calls: make(chan func(), 64), done: make(chan struct{}), revising: make(chan struct{}, 1),
 		services: make(map[service.Name]*joined), slices: make(map[service.Name]*object), checked: make(map[service.Name]*joined),
-		winners: make(map[frontend.Key]*joined), contested: make(map[frontend.Key][]*joined), backends: make(map[backend]uint32),
+		winners: make(map[frontend.Key]*joined), contested: make(map[frontend.Key][]*joined), backends: newBackends(),
 		sources: make(map[string]*source), managers: make(map[string]bool),
 		subscribers: make(map[string]*stream.Subscriber), sessions: make(map[string]*Session), progress: make(chan struct{}),
 		watch: watch.NewHub[service.Name, uint64](watch.Options[uint64]{}), unsettle: make(map[service.Name]struct{}),
-		problems: make(map[string]error), local: make(chan struct{}, 1), readied: make(chan struct{}),
+		problems: make(map[string]error), local: make(chan struct{}, 1), garbage: make(chan struct{}, 1), readied: make(chan struct{}),
 	}
 	rand.Read(o.incarnation[:]) //nolint:errcheck // it never fails
 	for _, s := range sources {
@@ -159,11 +161,16 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 
 func (o *Owner) restore(dir string) error {
 	touched := make(map[service.Name]struct{})
+	known := make(map[bringer]*bringer)
 	var err error
 	o.journal, o.state, err = journal.Open(dir, func(r journal.Record) error {
+		by := bringer{r.Source, r.Origin, r.Manager}
+		if known[by] == nil {
+			known[by] = &by
+		}
 		x := &object{
-			key: r.Key, source: r.Source, origin: r.Origin, manager: r.Manager, revision: r.Revision, updated: r.Updated, created: r.Created,
-			notes: r.Notes, dropped: r.Dropped, service: r.Service, slice: r.Slice,
+			by: known[by], remarks: newRemarks(r.Notes, r.Dropped), revision: r.Revision, updated: r.Updated, created: r.Created,
+			service: r.Service, slice: r.Slice,
 		}
 		o.put(x)
 		touched[x.of()] = struct{}{}
@@ -275,6 +282,15 @@ func (o *Owner) sweep() {
 			o.moved()
 		}
 	}
+	if o.large > 0 {
+		if o.large++; o.large > 2 {
+			o.large = 0
+			select {
+			case o.garbage <- struct{}{}:
+			default:
+			}
+		}
+	}
 	if o.problems[partStorage] == nil {
 		return
 	}
@@ -347,6 +363,13 @@ func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error 
 		}
 	})
 }
+
+// Garbage has a token some time after a large change, or after a subscriber got
+// everything: much of what the process has in memory then is not used any more.
+func (o *Owner) Garbage() <-chan struct{} { return o.garbage }
+
+// largeChange is from how many objects, or frontends, on something is large.
+const largeChange = 256
 
 // Times are for how long the owner was busy with each operation.
 func (o *Owner) Times() []busy.Figures { return o.times.All() }

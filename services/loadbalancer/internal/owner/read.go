@@ -45,7 +45,7 @@ type Filter struct {
 func (f *Filter) takes(j *joined, n *frontend.Node) bool {
 	x := j.object
 	if f.Namespace != "" && f.Namespace != j.name.Namespace || f.Name != "" && f.Name != j.name.Name ||
-		f.Manager != nil && (x.source != SourceGRPC || x.manager != *f.Manager) {
+		f.Manager != nil && (x.by.source != SourceGRPC || x.by.manager != *f.Manager) {
 		return false
 	}
 	return !f.Address.IsValid() || slices.ContainsFunc(n.Keys(x.service), func(k frontend.Key) bool { return k.Addr == f.Address })
@@ -99,7 +99,7 @@ func (o *Owner) Watch() *watch.Hub[service.Name, uint64] { return o.watch }
 func (o *Owner) listed(j *joined, frontends bool) Listed {
 	x := j.object
 	out := Listed{
-		Service: x.service, Source: x.source, Origin: x.origin, Manager: x.manager, Revision: j.revision, Updated: time.Unix(0, j.updated),
+		Service: x.service, Source: x.by.source, Origin: x.by.origin, Manager: x.by.manager, Revision: j.revision, Updated: time.Unix(0, j.updated),
 		Notes: o.notes(j), Enforced: o.enforced(j.name, j.revision),
 	}
 	v := j.view()
@@ -120,7 +120,7 @@ const maxNotes = 50
 
 // notes are what the author of a service should know.
 func (o *Owner) notes(j *joined) []string {
-	notes := frontend.Notes(slices.Clone(j.object.notes))
+	notes := frontend.Notes(slices.Clone(j.object.remarks.get().notes))
 	o.config.Node.Of(j.view(), &notes)
 	for _, k := range o.config.Node.Keys(j.object.service) {
 		if w := o.winners[k]; w != j {
@@ -136,8 +136,8 @@ func (o *Owner) notes(j *joined) []string {
 		}
 	}
 	for _, x := range j.slices {
-		for _, note := range x.notes {
-			notes = append(notes, fmt.Sprintf("%s: %s", x.key, note))
+		for _, note := range x.remarks.get().notes {
+			notes = append(notes, fmt.Sprintf("%s: %s", x.key(), note))
 		}
 	}
 	if n := len(notes); n > maxNotes {
@@ -169,7 +169,7 @@ func (o *Owner) refused(f Filter) []Refused {
 			if j.name.Name == "" {
 				why = "it names no service"
 			}
-			out = append(out, Refused{Key: x.key, Source: x.source, Origin: x.origin, Err: why})
+			out = append(out, Refused{Key: x.key(), Source: x.by.source, Origin: x.by.origin, Err: why})
 		}
 	}
 	slices.SortFunc(out, func(a, b Refused) int {
@@ -246,7 +246,7 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 func (o *Owner) status() Status {
 	out := Status{
 		Revision: o.state.Revision, Services: o.count, Slices: len(o.slices), Orphans: o.orphans, Frontends: len(o.winners),
-		Backends: len(o.backends), Journal: o.journal.Size(), Contested: len(o.contested),
+		Backends: len(o.backends.once), Journal: o.journal.Size(), Contested: len(o.contested),
 	}
 	problem := func(kind ProblemKind, format string, args ...any) {
 		if out.ProblemCount++; out.ProblemCount <= MaxProblems {
@@ -262,11 +262,7 @@ func (o *Owner) status() Status {
 	}
 	counts := make(map[[2]string]int)
 	o.objects(func(x *object) {
-		manager := x.manager
-		if x.source != SourceGRPC {
-			manager = ""
-		}
-		counts[[2]string{x.source, manager}]++
+		counts[[2]string{x.by.source, x.by.manager}]++
 	})
 	grpc := map[string]struct{}{"": {}}
 	for m := range o.managers {

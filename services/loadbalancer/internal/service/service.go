@@ -193,6 +193,25 @@ func (s *Service) Equal(o *Service) bool {
 		s.HealthCheckNodePort == o.HealthCheckNodePort
 }
 
+// Clone returns a copy that shares nothing with what the service was decoded from.
+// Copies that are made together lie together in memory: what they were decoded from
+// can be given back as a whole.
+func (s *Service) Clone() *Service {
+	out := *s
+	out.Name, out.OtherProxy = s.Name.clone(), shared(s.OtherProxy)
+	out.ClusterIPs, out.ExternalIPs, out.Ingress = slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs), slices.Clone(s.Ingress)
+	out.SourceRanges, out.Ports = slices.Clone(s.SourceRanges), slices.Clone(s.Ports)
+	for i := range out.Ports {
+		out.Ports[i].Name = shared(out.Ports[i].Name)
+	}
+	return &out
+}
+
+func (n Name) clone() Name { return Name{shared(n.Namespace), strings.Clone(n.Name)} }
+
+// shared is the one copy of a text that many objects have.
+func shared(s string) string { return unique.Make(s).Value() }
+
 // Slice is what an EndpointSlice says.
 type Slice struct {
 	Name Name
@@ -203,6 +222,17 @@ type Slice struct {
 	IPv6      bool
 	Ports     []SlicePort
 	Endpoints []Endpoint
+}
+
+// Clone is as Clone of a Service.
+func (s *Slice) Clone() *Slice {
+	out := *s
+	out.Name, out.Service = s.Name.clone(), strings.Clone(s.Service)
+	out.Ports, out.Endpoints = slices.Clone(s.Ports), slices.Clone(s.Endpoints)
+	for i := range out.Ports {
+		out.Ports[i].Name = shared(out.Ports[i].Name)
+	}
+	return &out
 }
 
 // SlicePort is the port of all endpoints of a slice for the port of that name of
@@ -237,20 +267,35 @@ func (s State) Ready() bool { return s&Ready != 0 }
 // Draining reports whether the endpoint is being removed and still answers.
 func (s State) Draining() bool { return s&(Serving|Terminating) == Serving|Terminating }
 
-// Endpoint is an endpoint of a slice. There may be many, so that it is small.
+// Endpoint is an endpoint of a slice. There may be a hundred thousand, so that it
+// is small: endpoints that differ in nothing but their address share the rest.
 type Endpoint struct {
-	Addr  netip.Addr
-	Where unique.Handle[Where]
-	State State
+	addr  [16]byte
+	about unique.Handle[About]
 }
 
-// Where says where an endpoint is, and for whom it is meant. Endpoints of one node
-// share it.
-type Where struct {
+// About is what endpoints may have in common.
+type About struct {
+	State State
+	// Node and Zone say where the endpoint is.
 	Node, Zone string
 	// ForNodes and ForZones are hints: names, sorted and joined by ",".
 	ForNodes, ForZones string
 }
+
+// NewEndpoint returns an endpoint. The address is no IPv4 address in IPv6 form.
+func NewEndpoint(addr netip.Addr, about About) Endpoint {
+	return Endpoint{addr.As16(), unique.Make(about)}
+}
+
+// Addr is the address.
+func (e Endpoint) Addr() netip.Addr { return netip.AddrFrom16(e.addr).Unmap() }
+
+// About is the rest.
+func (e Endpoint) About() About { return e.about.Value() }
+
+// State are the conditions.
+func (e Endpoint) State() State { return e.about.Value().State }
 
 // JoinHints is the form of the hints of Where.
 func JoinHints(names []string) string {

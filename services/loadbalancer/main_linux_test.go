@@ -6,6 +6,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
+	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
@@ -226,6 +230,153 @@ func TestServiceReachesASubscriberAndOutlivesAKill(t *testing.T) {
 	if _, err := p.GetService(servicetest.Context(t), &lbv1.GetServiceRequest{Name: "web"}); status.Code(err) != codes.NotFound {
 		t.Errorf("of a service that is gone: %v", err)
 	}
+	if code := p.Stop(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// many are services that one change brings, so that half of it would be seen.
+func many(port int) string {
+	var b strings.Builder
+	for i := range 40 {
+		fmt.Fprintf(&b, "---\napiVersion: v1\nkind: Service\nmetadata: {name: s%d}\nspec: {clusterIP: 10.96.1.%d, ports: [{port: %d}]}\n", i, i+1, port)
+	}
+	return b.String()
+}
+
+// A process that is killed at any point of a change has all of it afterwards, or
+// nothing; and what was answered it has.
+func TestKilledChangeIsWholeOrAbsent(t *testing.T) {
+	b := newBench(t)
+	for _, c := range []struct {
+		point string
+		after int // the port that the services have
+	}{
+		{"loadbalancer/journal/before-write", 80},
+		{"loadbalancer/change/before-apply", 81},
+		{"loadbalancer/change/before-answer", 81},
+	} {
+		t.Run(c.point, func(t *testing.T) {
+			p := b.start()
+			p.Serving()
+			first := p.apply(many(80)).GetRevision()
+			p.Faults.KillAt(c.point, 0)
+			if _, err := p.UpsertServices(servicetest.Context(t), &lbv1.UpsertServicesRequest{Manifests: []byte(many(81))}); err == nil {
+				t.Fatal("a killed process answers")
+			}
+			p.Killed()
+			p = b.start()
+			p.Serving()
+			want := first
+			if c.after == 81 {
+				want++
+			}
+			s := p.subscribe(&lbv1.Subscribe{Name: "datapath"})
+			s.until(want)
+			if s.barrier.GetRevision() != want || len(s.has) != 40 {
+				t.Errorf("revision %d with %d frontends, want %d with 40", s.barrier.GetRevision(), len(s.has), want)
+			}
+			for _, f := range s.has {
+				if f.GetKey().GetPort() != uint32(c.after) {
+					t.Fatalf("after a kill %s has port %d, want %d", f.GetName(), f.GetKey().GetPort(), c.after)
+				}
+			}
+			p.Kill()
+		})
+	}
+	// A write that fails changes nothing, and the next one works.
+	p := b.start()
+	p.Serving()
+	before := p.apply(many(80)).GetRevision()
+	const write = "loadbalancer/journal/before-write"
+	p.Faults.FailAt(write, 0, "no space left on device")
+	_, err := p.UpsertServices(servicetest.Context(t), &lbv1.UpsertServicesRequest{Manifests: []byte(many(81))})
+	if status.Code(err) != codes.Unavailable || !rpcerr.Is(err, lbv1.ErrorReason_ERROR_REASON_STORAGE_FAILED) {
+		t.Errorf("without storage: %v", err)
+	}
+	if st := p.status(); st.GetRevision() != before || len(st.GetService().GetProblems()) != 1 {
+		t.Errorf("without storage: %v", st)
+	}
+	p.Faults.Pass(write)
+	if got := p.apply(many(81)).GetRevision(); got != before+1 {
+		t.Errorf("revision %d, want %d", got, before+1)
+	}
+	if st := p.status(); len(st.GetService().GetProblems()) != 0 {
+		t.Errorf("with storage again: %v", st.GetService().GetProblems())
+	}
+}
+
+func TestDamagedStateIsRefusedAndLeft(t *testing.T) {
+	b := newBench(t)
+	p := b.start()
+	p.Serving()
+	p.apply(web("web", "10.96.0.1", 1))
+	p.Kill()
+	file := filepath.Join(b.Dir, "state", "services.db")
+	if err := os.Rename(file, file+".away"); err != nil {
+		t.Fatal(err)
+	}
+	p = b.start()
+	if code := p.Exit(); code == 0 || !strings.Contains(p.Log(), "services.db") || !strings.Contains(p.Log(), "docs/loadbalancer.md") {
+		t.Errorf("without the state file: exit code %d, %s", code, p.Log())
+	}
+	if err := os.Rename(file+".away", file); err != nil {
+		t.Fatal(err)
+	}
+	p = b.start()
+	p.Serving()
+	if st := p.status(); st.GetServices() != 1 || st.GetRevision() != 1 {
+		t.Errorf("with the state file again: %v", st)
+	}
+}
+
+// The process opens health check ports and reads files within its sandbox.
+func TestFilesAndHealthChecksInTheSandbox(t *testing.T) {
+	b := newBench(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	l.Close() //nolint:errcheck // the process is to have the port
+	files := filepath.Join(b.Dir, "files")
+	text := strings.Replace(web("web", "10.96.0.1", 2), "clusterIP: 10.96.0.1",
+		fmt.Sprintf("clusterIP: 10.96.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: %d", port), 1)
+	if err := os.WriteFile(filepath.Join(files, "web.yaml"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(files, "bad.yaml"), []byte("kind: Pod\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p := b.start("--sources-directory", files, "--health-checks-address", "127.0.0.1")
+	p.Serving()
+	s := p.subscribe(&lbv1.Subscribe{Name: "datapath"})
+	s.until(1)
+	if len(s.has) != 1 || !s.barrier.GetSourcesComplete() {
+		t.Errorf("%d frontends, the barrier %v", len(s.has), s.barrier)
+	}
+	code := func() int {
+		c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		resp, err := c.Get(fmt.Sprintf("http://127.0.0.1:%d/", port))
+		if err != nil {
+			return 0
+		}
+		defer resp.Body.Close()
+		return resp.StatusCode
+	}
+	servicetest.Eventually(t, "503 before the acknowledgement", func() bool { return code() == http.StatusServiceUnavailable })
+	s.ack(s.barrier.GetSeq(), 0)
+	servicetest.Eventually(t, "200", func() bool { return code() == http.StatusOK })
+	st := p.status()
+	if st.GetHealthCheckPorts() != 1 || st.GetRefused() != 1 || !strings.Contains(st.GetService().GetProblems()[0].GetText(), "bad.yaml") {
+		t.Errorf("%v", st)
+	}
+	s.cancel()
+	servicetest.Eventually(t, "503 without a datapath", func() bool { return code() == http.StatusServiceUnavailable })
+	if err := os.Remove(filepath.Join(files, "web.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	servicetest.Eventually(t, "the port is closed", func() bool { return code() == 0 })
 	if code := p.Stop(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}

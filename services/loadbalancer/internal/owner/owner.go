@@ -448,9 +448,7 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 		}
 		return Outcome{}, fmt.Errorf("%w: %w", failure.ErrStorage, err)
 	}
-	if err := beforeApply.Hit(ctx); err != nil {
-		return Outcome{}, err
-	}
+	stopped := beforeApply.Hit(ctx)
 	// Also without a caller that waits: it is on stable storage.
 	if err := o.do(context.WithoutCancel(ctx), opApply, func() {
 		o.stored(nil)
@@ -460,7 +458,7 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 	}); err != nil {
 		return Outcome{}, err
 	}
-	return e.Outcome, beforeAnswer.Hit(ctx)
+	return e.Outcome, errors.Join(stopped, beforeAnswer.Hit(ctx))
 }
 
 // sorted are the keys of a set in order.

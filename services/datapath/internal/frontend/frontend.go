@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package frontend holds what the datapath calls a service: the addresses that
+// services are reached at, and the backends that they lead to. It knows neither
+// the wire nor the kernel.
+package frontend
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// ErrInvalid says that a frontend makes no sense; the text names the field.
+var ErrInvalid = errors.New("invalid frontend")
+
+// MaxAffinity is the longest time for which a client keeps its backend.
+const MaxAffinity = 24 * time.Hour
+
+// Protocol is an IP protocol with ports.
+type Protocol uint8
+
+// The protocols that services have.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// String is the lower-case name of the protocol.
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "tcp"
+	case UDP:
+		return "udp"
+	case SCTP:
+		return "sctp"
+	}
+	return fmt.Sprintf("protocol %d", uint8(p))
+}
+
+// Key names a frontend. Two frontends never have one key.
+type Key struct {
+	// Addr is the address that clients ask; of a node port the unspecified
+	// address of the family.
+	Addr netip.Addr
+	// Port that clients ask.
+	Port     uint16
+	Protocol Protocol
+	// Node is set for a node port: it is asked at addresses of the node.
+	Node bool
+}
+
+// String is "10.96.0.1:80/tcp"; of a node port "0.0.0.0:30080/tcp".
+func (k Key) String() string {
+	return fmt.Sprintf("%v/%v", netip.AddrPortFrom(k.Addr, k.Port), k.Protocol)
+}
+
+// Validate refuses a key that no packet can ask for.
+func (k Key) Validate() error {
+	switch {
+	case !k.Addr.IsValid() || k.Addr.Is4In6() || k.Addr.Zone() != "":
+		return fmt.Errorf("%w: address %v", ErrInvalid, k.Addr)
+	case k.Port == 0:
+		return fmt.Errorf("%w: port 0", ErrInvalid)
+	case k.Protocol != TCP && k.Protocol != UDP && k.Protocol != SCTP:
+		return fmt.Errorf("%w: %v", ErrInvalid, k.Protocol)
+	case k.Node != k.Addr.IsUnspecified():
+		return fmt.Errorf("%w: address %v, node port %t", ErrInvalid, k.Addr, k.Node)
+	}
+	return nil
+}
+
+// Compare orders keys by address, port and protocol.
+func (k Key) Compare(o Key) int {
+	return cmp.Or(k.Addr.Compare(o.Addr), cmp.Compare(k.Port, o.Port), cmp.Compare(k.Protocol, o.Protocol))
+}
+
+// Kind is where the address of a frontend comes from.
+type Kind uint8
+
+// The kinds of frontends, as Kubernetes has them.
+const (
+	ClusterIP Kind = iota + 1
+	NodePort
+	ExternalIP
+	LoadBalancer
+)
+
+// Frontend is an address that a service is reached at, with what it leads to.
+type Frontend struct {
+	Key  Key
+	Kind Kind
+	// Service names the port of a service: "shop/web:http". All its frontends
+	// share what affinity remembers.
+	Service string
+	// Inside is for the node's own pods and sockets; nil: they pass as if there
+	// were no frontend.
+	Inside *List
+	// Outside is for what comes from elsewhere; nil: as Inside.
+	Outside *List
+	// Affinity is for how long a client keeps its backend, in whole seconds; 0:
+	// it does not.
+	Affinity time.Duration
+	// SourceRanges are the clients that may use it; empty: all.
+	SourceRanges []netip.Prefix
+}
+
+// List is a list of backends, and what becomes of connections without one.
+type List struct {
+	// Backends are sorted by address and port, each once.
+	Backends []Backend
+	// Drop drops connections while there is no backend; else they are refused.
+	Drop bool
+}
+
+// Backend is an address that answers for a service.
+type Backend struct {
+	netip.AddrPort
+	// Terminating says that it finishes its connections, and gets new ones only
+	// because no other backend is ready.
+	Terminating bool
+}
+
+// Validate refuses a frontend that the kernel's maps cannot express.
+func (f *Frontend) Validate() error {
+	if err := f.Key.Validate(); err != nil {
+		return err
+	}
+	if f.Inside == nil && f.Outside == nil {
+		return fmt.Errorf("%w: neither an inside nor an outside list", ErrInvalid)
+	}
+	if f.Affinity < 0 || f.Affinity > MaxAffinity || f.Affinity%time.Second != 0 {
+		return fmt.Errorf("%w: affinity %v", ErrInvalid, f.Affinity)
+	}
+	for _, l := range []*List{f.Inside, f.Outside} {
+		if l == nil {
+			continue
+		}
+		for i, b := range l.Backends {
+			switch {
+			case !b.Addr().IsValid() || b.Addr().Is4() != f.Key.Addr.Is4() || b.Addr().Is4In6() || b.Addr().Zone() != "" ||
+				b.Addr().IsUnspecified():
+				return fmt.Errorf("%w: address of backend %v", ErrInvalid, b)
+			case b.Port() == 0:
+				return fmt.Errorf("%w: port of backend %v", ErrInvalid, b)
+			case i > 0 && l.Backends[i-1].Compare(b.AddrPort) >= 0:
+				return fmt.Errorf("%w: backend %v is not in its place", ErrInvalid, b)
+			}
+		}
+	}
+	return nil
+}
+
+// Transaction is a set of changes that lead from one state to another. It keeps
+// the last change of each key: a frontend that is removed and made again is
+// changed.
+type Transaction struct {
+	changes []Change
+	at      map[Key]int
+}
+
+// Change is one frontend that a transaction changes.
+type Change struct {
+	Key Key
+	// Frontend is what it becomes, nil: it is removed.
+	Frontend *Frontend
+}
+
+// Upsert makes a frontend what it says.
+func (t *Transaction) Upsert(f *Frontend) { t.set(Change{f.Key, f}) }
+
+// Remove removes a frontend. One that does not exist is no error.
+func (t *Transaction) Remove(k Key) { t.set(Change{Key: k}) }
+
+func (t *Transaction) set(c Change) {
+	if i, ok := t.at[c.Key]; ok {
+		t.changes[i] = c
+		return
+	}
+	if t.at == nil {
+		t.at = map[Key]int{}
+	}
+	t.at[c.Key] = len(t.changes)
+	t.changes = append(t.changes, c)
+}
+
+// Changes are the changes, each key once. The caller changes none of them.
+func (t *Transaction) Changes() []Change { return t.changes }
+
+// Has says whether a key is changed.
+func (t *Transaction) Has(k Key) bool {
+	_, ok := t.at[k]
+	return ok
+}
+
+// Refusal says that a frontend stays as it was, or absent.
+type Refusal struct {
+	Key Key
+	Err error
+}
+
+// SortRefusals sorts by key.
+func SortRefusals(rs []Refusal) {
+	slices.SortFunc(rs, func(a, b Refusal) int { return a.Key.Compare(b.Key) })
+}
+
+// NoRoomError says that a frontend does not fit. Nothing of it was written.
+type NoRoomError struct {
+	// Map is the name of the map that is too small.
+	Map string
+	// Need is the number of elements that the change takes; Free how many there
+	// are for it; Limit how many one list may have, a quarter of the map.
+	Need, Free, Limit int
+}
+
+// Error names the map and the figures.
+func (e *NoRoomError) Error() string {
+	return fmt.Sprintf("map %s: %d elements needed, %d free, at most %d for one list", e.Map, e.Need, e.Free, e.Limit)
+}

@@ -8,6 +8,7 @@
 
 #include <sluice/maps.h>
 #include <sluice/previous_maps.h>
+#include <sluice/service_maps.h>
 
 /* Never called: puts the enumerations into the type information. */
 __noinline int sl_types(enum sl_kind kind, enum sl_scope scope, enum sl_action action,

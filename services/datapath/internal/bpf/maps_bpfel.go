@@ -27,10 +27,30 @@ type MapsSlAddr6 struct {
 	Addr [16]uint8
 }
 
+type MapsSlAffKey4 struct {
+	_      structs.HostLayout
+	Client uint32
+	Group  uint16
+	Pad    uint16
+}
+
+type MapsSlAffKey6 struct {
+	_      structs.HostLayout
+	Client [16]uint8
+	Group  uint16
+	Pad    uint16
+}
+
 type MapsSlAnswer struct {
 	_      structs.HostLayout
 	Reason MapsSlReason
 	Side   MapsSlSide
+}
+
+type MapsSlBe6 struct {
+	_    structs.HostLayout
+	Word uint64
+	Addr [16]uint8
 }
 
 type MapsSlBudget struct {
@@ -216,6 +236,28 @@ const (
 	MapsSlEventTypeSL_EVENT_CLOSED  MapsSlEventType = 3
 )
 
+type MapsSlFe struct {
+	_       structs.HostLayout
+	Inside  uint32
+	Outside uint32
+}
+
+type MapsSlFeKey4 struct {
+	_     structs.HostLayout
+	Addr  uint32
+	Port  uint16
+	Proto uint8
+	Kind  uint8
+}
+
+type MapsSlFeKey6 struct {
+	_     structs.HostLayout
+	Addr  [16]uint8
+	Port  uint16
+	Proto uint8
+	Kind  uint8
+}
+
 type MapsSlFragment struct {
 	_      structs.HostLayout
 	Src    [16]uint8
@@ -224,6 +266,15 @@ type MapsSlFragment struct {
 	Proto  uint8
 	Family uint8
 	Slot   uint16
+}
+
+type MapsSlFront struct {
+	_       structs.HostLayout
+	List    uint64
+	Timeout uint32
+	Group   uint16
+	Port    uint16
+	Addr    [16]uint8
 }
 
 type MapsSlIpcache struct {
@@ -268,6 +319,13 @@ type MapsSlNodeAddr struct {
 	_      structs.HostLayout
 	Addr   [16]uint8
 	Family uint32
+}
+
+type MapsSlNs struct {
+	_     structs.HostLayout
+	Slot  uint16
+	Flags uint16
+	Pad   uint32
 }
 
 type MapsSlPacket struct {
@@ -459,6 +517,26 @@ type MapsSlSide struct {
 	Pad     uint8
 }
 
+type MapsSlSock struct {
+	_         structs.HostLayout
+	Cookie    uint64
+	Netns     uint64
+	Sport     uint16
+	Proto     uint8
+	Connected uint8
+	Next      uint32
+	Peer      [4]struct {
+		_       structs.HostLayout
+		Addr    [16]uint8
+		Port    uint16
+		Family  uint8
+		Gen     uint8
+		Front   uint32
+		Backend uint32
+		Pad     uint32
+	}
+}
+
 type MapsSlTable struct {
 	_         structs.HostLayout
 	PeerSet   uint32
@@ -483,6 +561,10 @@ type MapsSlTableKey struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	MapsMapSlAff4     = "sl_aff4"
+	MapsMapSlAff6     = "sl_aff6"
+	MapsMapSlBe4      = "sl_be4"
+	MapsMapSlBe6      = "sl_be6"
 	MapsMapSlBudget   = "sl_budget"
 	MapsMapSlCidr4    = "sl_cidr4"
 	MapsMapSlCidr6    = "sl_cidr6"
@@ -494,7 +576,10 @@ const (
 	MapsMapSlEp       = "sl_ep"
 	MapsMapSlEpLimits = "sl_ep_limits"
 	MapsMapSlEvents   = "sl_events"
+	MapsMapSlFe4      = "sl_fe4"
+	MapsMapSlFe6      = "sl_fe6"
 	MapsMapSlFrag     = "sl_frag"
+	MapsMapSlFront    = "sl_front"
 	MapsMapSlGen      = "sl_gen"
 	MapsMapSlId       = "sl_id"
 	MapsMapSlIf       = "sl_if"
@@ -503,9 +588,11 @@ const (
 	MapsMapSlIpc4     = "sl_ipc4"
 	MapsMapSlIpc6     = "sl_ipc6"
 	MapsMapSlLimits   = "sl_limits"
+	MapsMapSlMember   = "sl_member"
 	MapsMapSlMetrics  = "sl_metrics"
 	MapsMapSlNode     = "sl_node"
 	MapsMapSlNodeAddr = "sl_node_addr"
+	MapsMapSlNs       = "sl_ns"
 	MapsMapSlPeer     = "sl_peer"
 	MapsMapSlPgen     = "sl_pgen"
 	MapsMapSlPorts    = "sl_ports"
@@ -515,6 +602,7 @@ const (
 	MapsMapSlRevoked6 = "sl_revoked6"
 	MapsMapSlRule     = "sl_rule"
 	MapsMapSlRun      = "sl_run"
+	MapsMapSlSk       = "sl_sk"
 	MapsMapSlTable    = "sl_table"
 	MapsMapSlTableKey = "sl_table_key"
 )
@@ -567,6 +655,10 @@ type MapsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type MapsMapSpecs struct {
+	SlAff4     *ebpf.MapSpec `ebpf:"sl_aff4"`
+	SlAff6     *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
+	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
@@ -578,7 +670,10 @@ type MapsMapSpecs struct {
 	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
+	SlFe4      *ebpf.MapSpec `ebpf:"sl_fe4"`
+	SlFe6      *ebpf.MapSpec `ebpf:"sl_fe6"`
 	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
+	SlFront    *ebpf.MapSpec `ebpf:"sl_front"`
 	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
 	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
@@ -587,9 +682,11 @@ type MapsMapSpecs struct {
 	SlIpc4     *ebpf.MapSpec `ebpf:"sl_ipc4"`
 	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
+	SlMember   *ebpf.MapSpec `ebpf:"sl_member"`
 	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
 	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
+	SlNs       *ebpf.MapSpec `ebpf:"sl_ns"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
@@ -599,6 +696,7 @@ type MapsMapSpecs struct {
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
+	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
 }
@@ -629,6 +727,10 @@ func (o *MapsObjects) Close() error {
 //
 // It can be passed to LoadMapsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type MapsMaps struct {
+	SlAff4     *ebpf.Map `ebpf:"sl_aff4"`
+	SlAff6     *ebpf.Map `ebpf:"sl_aff6"`
+	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
+	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
@@ -640,7 +742,10 @@ type MapsMaps struct {
 	SlEp       *ebpf.Map `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
+	SlFe4      *ebpf.Map `ebpf:"sl_fe4"`
+	SlFe6      *ebpf.Map `ebpf:"sl_fe6"`
 	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
+	SlFront    *ebpf.Map `ebpf:"sl_front"`
 	SlGen      *ebpf.Map `ebpf:"sl_gen"`
 	SlId       *ebpf.Map `ebpf:"sl_id"`
 	SlIf       *ebpf.Map `ebpf:"sl_if"`
@@ -649,9 +754,11 @@ type MapsMaps struct {
 	SlIpc4     *ebpf.Map `ebpf:"sl_ipc4"`
 	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
+	SlMember   *ebpf.Map `ebpf:"sl_member"`
 	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
 	SlNode     *ebpf.Map `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
+	SlNs       *ebpf.Map `ebpf:"sl_ns"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
@@ -661,12 +768,17 @@ type MapsMaps struct {
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
+	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
 }
 
 func (m *MapsMaps) Close() error {
 	return _MapsClose(
+		m.SlAff4,
+		m.SlAff6,
+		m.SlBe4,
+		m.SlBe6,
 		m.SlBudget,
 		m.SlCidr4,
 		m.SlCidr6,
@@ -678,7 +790,10 @@ func (m *MapsMaps) Close() error {
 		m.SlEp,
 		m.SlEpLimits,
 		m.SlEvents,
+		m.SlFe4,
+		m.SlFe6,
 		m.SlFrag,
+		m.SlFront,
 		m.SlGen,
 		m.SlId,
 		m.SlIf,
@@ -687,9 +802,11 @@ func (m *MapsMaps) Close() error {
 		m.SlIpc4,
 		m.SlIpc6,
 		m.SlLimits,
+		m.SlMember,
 		m.SlMetrics,
 		m.SlNode,
 		m.SlNodeAddr,
+		m.SlNs,
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
@@ -699,6 +816,7 @@ func (m *MapsMaps) Close() error {
 		m.SlRevoked6,
 		m.SlRule,
 		m.SlRun,
+		m.SlSk,
 		m.SlTable,
 		m.SlTableKey,
 	)

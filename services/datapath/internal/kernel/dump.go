@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
@@ -82,8 +83,26 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlRevoked6: entries(connectionKey6, revokedWords),
 	bpf.MapsMapSlBudget:   array(budgetKey, func(v *bpf.MapsSlBudget) string { return budgetWords(v) }),
 	bpf.MapsMapSlPgen:     array(number, plain[uint64]),
-	bpf.MapsMapSlFrag:     entries(fragmentKey, func(v *uint32) string { return fmt.Sprintf("ports %d %d", *v>>16, *v&0xffff) }),
-	bpf.MapsMapSlCtStats:  perCPU(statName, add[uint64], plain[uint64]),
+	bpf.MapsMapSlFe4:      batched(servicemap.DescribeKey4, servicemap.DescribeFronts),
+	bpf.MapsMapSlFe6:      batched(servicemap.DescribeKey6, servicemap.DescribeFronts),
+	bpf.MapsMapSlFront:    array(number, servicemap.DescribeFront),
+	bpf.MapsMapSlMember:   array(number, servicemap.DescribeMember),
+	bpf.MapsMapSlBe4:      array(number, servicemap.DescribeBackend4),
+	bpf.MapsMapSlBe6:      array(number, servicemap.DescribeBackend6),
+	bpf.MapsMapSlNs:       entries(cookie, namespaceWords),
+	bpf.MapsMapSlAff4: entries(func(k *bpf.MapsSlAffKey4) string {
+		var a [4]byte
+		binary.NativeEndian.PutUint32(a[:], k.Client)
+		return fmt.Sprintf("%v group %d", netip.AddrFrom4(a), k.Group)
+	}, affinityWords),
+	bpf.MapsMapSlAff6: entries(func(k *bpf.MapsSlAffKey6) string {
+		return fmt.Sprintf("%v group %d", netip.AddrFrom16(k.Client), k.Group)
+	}, affinityWords),
+	bpf.MapsMapSlSk: func(_ *ebpf.Map, visit func(key, value string) error) error {
+		return visit("sockets", "what each socket was translated to is in its own storage, which cannot be listed by a key")
+	},
+	bpf.MapsMapSlFrag:    entries(fragmentKey, func(v *uint32) string { return fmt.Sprintf("ports %d %d", *v>>16, *v&0xffff) }),
+	bpf.MapsMapSlCtStats: perCPU(statName, add[uint64], plain[uint64]),
 	bpf.MapsMapSlMetrics: perCPU(cellName, func(sum *bpf.MapsSlCounter, v bpf.MapsSlCounter) {
 		sum.Packets += v.Packets
 		sum.Bytes += v.Bytes
@@ -110,6 +129,19 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlEvents: func(m *ebpf.Map, visit func(key, value string) error) error {
 		return visit("ring", fmt.Sprintf("%d bytes; its one reader is the datapath, which tells by Observe what it reads", m.MaxEntries()))
 	},
+}
+
+func cookie(c *uint64) string { return fmt.Sprintf("namespace %d", *c) }
+
+func namespaceWords(v *bpf.MapsSlNs) string {
+	if v.Flags != 0 {
+		return fmt.Sprintf("slot %d flags %#x", v.Slot, v.Flags)
+	}
+	return fmt.Sprintf("slot %d", v.Slot)
+}
+
+func affinityWords(v *uint64) string {
+	return fmt.Sprintf("backend %d last used at %d s", uint32(*v), *v>>32)
 }
 
 func budgetKey(at *uint32) string {

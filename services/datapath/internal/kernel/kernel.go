@@ -45,6 +45,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/replica"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
@@ -74,6 +75,10 @@ type Options struct {
 	// Routing says how packets between pods of two nodes travel: its programs are
 	// loaded.
 	Routing Routing
+
+	// Services makes the maps of services large enough for some. Without it they
+	// have one element each.
+	Services bool
 
 	// CopyDSCP gives the packets around those in the tunnel their DSCP.
 	CopyDSCP bool
@@ -143,6 +148,7 @@ type Kernel struct {
 	IPCache   *ipcache.Cache
 	Nodes     *nodemap.Maps
 	Tables    *policymap.Maps
+	Services  *servicemap.Maps
 
 	Connections *conntrack.Connections
 	Events      *event.Events
@@ -216,6 +222,9 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the compiled maps: %w", err)
 	}
+	if !o.Services {
+		servicemap.Shrink(spec)
+	}
 	if k.Pins, err = pin.Open(pin.Options{Dir: o.Dir, ValidateOnly: o.ValidateOnly, Log: o.Log}, spec); err != nil {
 		return nil, err
 	}
@@ -231,6 +240,9 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		return nil, err
 	}
 	if k.Tables, err = policymap.Open(k.Pins, k.Endpoints, o.Log); err != nil {
+		return nil, err
+	}
+	if k.Services, err = servicemap.Open(k.Pins, servicemap.Options{Log: o.Log}); err != nil {
 		return nil, err
 	}
 	k.Explainer = &explain.Explainer{
@@ -289,7 +301,7 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
 	if err := k.Tables.Settle(); err != nil {
 		return fmt.Errorf("remove what is left of policy tables: %w", err)
 	}
-	return nil
+	return k.Services.Settle()
 }
 
 func (o *Options) setDefaults() error {
@@ -347,6 +359,7 @@ func PinnedRanges(dir string) ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the compiled maps: %w", err)
 	}
+	servicemap.Shrink(spec)
 	pins, err := pin.Open(pin.Options{Dir: dir, ValidateOnly: true, Log: slog.New(slog.DiscardHandler)}, spec)
 	if err != nil {
 		return nil, err
@@ -409,6 +422,9 @@ func (k *Kernel) Close() error {
 	}
 	if k.Tables != nil {
 		k.Tables.Close()
+	}
+	if k.Services != nil {
+		k.Services.Close()
 	}
 	if k.Connections != nil {
 		errs = append(errs, k.Connections.Close())

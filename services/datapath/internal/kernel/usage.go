@@ -3,7 +3,11 @@
 
 package kernel
 
-import "github.com/sluice-net/sluice/services/datapath/internal/bpf"
+import (
+	"maps"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
 
 // MapUsage says how full a map is.
 type MapUsage struct {
@@ -24,6 +28,11 @@ func (k *Kernel) MapUsage() ([]MapUsage, error) {
 	if err != nil {
 		return nil, err
 	}
+	services, err := k.Services.Usage()
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(used, services)
 	endpoints, err := k.Endpoints.Count()
 	if err != nil {
 		return nil, err

@@ -16,6 +16,10 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	MapsMapSlAff4     = "sl_aff4"
+	MapsMapSlAff6     = "sl_aff6"
+	MapsMapSlBe4      = "sl_be4"
+	MapsMapSlBe6      = "sl_be6"
 	MapsMapSlBudget   = "sl_budget"
 	MapsMapSlCidr4    = "sl_cidr4"
 	MapsMapSlCidr6    = "sl_cidr6"
@@ -27,7 +31,10 @@ const (
 	MapsMapSlEp       = "sl_ep"
 	MapsMapSlEpLimits = "sl_ep_limits"
 	MapsMapSlEvents   = "sl_events"
+	MapsMapSlFe4      = "sl_fe4"
+	MapsMapSlFe6      = "sl_fe6"
 	MapsMapSlFrag     = "sl_frag"
+	MapsMapSlFront    = "sl_front"
 	MapsMapSlGen      = "sl_gen"
 	MapsMapSlId       = "sl_id"
 	MapsMapSlIf       = "sl_if"
@@ -36,9 +43,11 @@ const (
 	MapsMapSlIpc4     = "sl_ipc4"
 	MapsMapSlIpc6     = "sl_ipc6"
 	MapsMapSlLimits   = "sl_limits"
+	MapsMapSlMember   = "sl_member"
 	MapsMapSlMetrics  = "sl_metrics"
 	MapsMapSlNode     = "sl_node"
 	MapsMapSlNodeAddr = "sl_node_addr"
+	MapsMapSlNs       = "sl_ns"
 	MapsMapSlPeer     = "sl_peer"
 	MapsMapSlPgen     = "sl_pgen"
 	MapsMapSlPorts    = "sl_ports"
@@ -48,6 +57,7 @@ const (
 	MapsMapSlRevoked6 = "sl_revoked6"
 	MapsMapSlRule     = "sl_rule"
 	MapsMapSlRun      = "sl_run"
+	MapsMapSlSk       = "sl_sk"
 	MapsMapSlTable    = "sl_table"
 	MapsMapSlTableKey = "sl_table_key"
 )
@@ -100,6 +110,10 @@ type MapsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type MapsMapSpecs struct {
+	SlAff4     *ebpf.MapSpec `ebpf:"sl_aff4"`
+	SlAff6     *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
+	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
@@ -111,7 +125,10 @@ type MapsMapSpecs struct {
 	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
+	SlFe4      *ebpf.MapSpec `ebpf:"sl_fe4"`
+	SlFe6      *ebpf.MapSpec `ebpf:"sl_fe6"`
 	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
+	SlFront    *ebpf.MapSpec `ebpf:"sl_front"`
 	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
 	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
@@ -120,9 +137,11 @@ type MapsMapSpecs struct {
 	SlIpc4     *ebpf.MapSpec `ebpf:"sl_ipc4"`
 	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
+	SlMember   *ebpf.MapSpec `ebpf:"sl_member"`
 	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
 	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
+	SlNs       *ebpf.MapSpec `ebpf:"sl_ns"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
@@ -132,6 +151,7 @@ type MapsMapSpecs struct {
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
+	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
 }
@@ -162,6 +182,10 @@ func (o *MapsObjects) Close() error {
 //
 // It can be passed to LoadMapsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type MapsMaps struct {
+	SlAff4     *ebpf.Map `ebpf:"sl_aff4"`
+	SlAff6     *ebpf.Map `ebpf:"sl_aff6"`
+	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
+	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
@@ -173,7 +197,10 @@ type MapsMaps struct {
 	SlEp       *ebpf.Map `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
+	SlFe4      *ebpf.Map `ebpf:"sl_fe4"`
+	SlFe6      *ebpf.Map `ebpf:"sl_fe6"`
 	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
+	SlFront    *ebpf.Map `ebpf:"sl_front"`
 	SlGen      *ebpf.Map `ebpf:"sl_gen"`
 	SlId       *ebpf.Map `ebpf:"sl_id"`
 	SlIf       *ebpf.Map `ebpf:"sl_if"`
@@ -182,9 +209,11 @@ type MapsMaps struct {
 	SlIpc4     *ebpf.Map `ebpf:"sl_ipc4"`
 	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
+	SlMember   *ebpf.Map `ebpf:"sl_member"`
 	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
 	SlNode     *ebpf.Map `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
+	SlNs       *ebpf.Map `ebpf:"sl_ns"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
@@ -194,12 +223,17 @@ type MapsMaps struct {
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
+	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
 }
 
 func (m *MapsMaps) Close() error {
 	return _MapsClose(
+		m.SlAff4,
+		m.SlAff6,
+		m.SlBe4,
+		m.SlBe6,
 		m.SlBudget,
 		m.SlCidr4,
 		m.SlCidr6,
@@ -211,7 +245,10 @@ func (m *MapsMaps) Close() error {
 		m.SlEp,
 		m.SlEpLimits,
 		m.SlEvents,
+		m.SlFe4,
+		m.SlFe6,
 		m.SlFrag,
+		m.SlFront,
 		m.SlGen,
 		m.SlId,
 		m.SlIf,
@@ -220,9 +257,11 @@ func (m *MapsMaps) Close() error {
 		m.SlIpc4,
 		m.SlIpc6,
 		m.SlLimits,
+		m.SlMember,
 		m.SlMetrics,
 		m.SlNode,
 		m.SlNodeAddr,
+		m.SlNs,
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
@@ -232,6 +271,7 @@ func (m *MapsMaps) Close() error {
 		m.SlRevoked6,
 		m.SlRule,
 		m.SlRun,
+		m.SlSk,
 		m.SlTable,
 		m.SlTableKey,
 	)

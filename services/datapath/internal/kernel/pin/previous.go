@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
-// previousMap is a map of another layout in the version before.
-type previousMap struct {
+// PreviousMap is a map of another layout in the version before.
+type PreviousMap struct {
 	// Current is the name in this version and in that one, previous the one
 	// under which the programs of this version know it.
 	Current, Previous string
@@ -28,7 +28,7 @@ type previousMap struct {
 // PreviousMaps are the maps with another layout in the version before: under
 // which name the programs know them, and their bit in the constant that says
 // which are there.
-var PreviousMaps = []previousMap{
+var PreviousMaps = []PreviousMap{
 	{bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4, 1},
 	{bpf.MapsMapSlCt6, bpf.MapsMapSlPrev6, 2},
 }
@@ -37,7 +37,7 @@ var PreviousMaps = []previousMap{
 const previousConstant = "cfg_previous"
 
 func isPrevious(name string) bool {
-	return slices.ContainsFunc(PreviousMaps, func(p previousMap) bool { return p.Previous == name })
+	return slices.ContainsFunc(PreviousMaps, func(p PreviousMap) bool { return p.Previous == name })
 }
 
 // openPrevious opens the maps of the version before that are still pinned.
@@ -71,6 +71,11 @@ func (pm *Maps) openPrevious() error {
 // it removes what a constant switches off. It is given the current map there.
 func (pm *Maps) Bind(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	bound := pm.All()
+	for name := range bound {
+		if spec.Maps[name] == nil {
+			delete(bound, name) // the program has no use for it
+		}
+	}
 	bits := uint32(0)
 	for _, p := range PreviousMaps {
 		if m := pm.previous[p.Previous]; m != nil {

@@ -18,6 +18,14 @@ func InsertOnce(m *ebpf.Map, key, value any) error {
 	return MapError(m.Update(key, value, ebpf.UpdateNoExist))
 }
 
+// InsertAbsent inserts entries whose keys the caller knows the hash does not have,
+// in one call of the kernel, and returns how many it has inserted. The kernel's
+// batches know no NOEXIST: they would replace a value under a key that exists.
+func InsertAbsent[K, V any](m *ebpf.Map, keys []K, values []V) (int, error) {
+	n, err := m.BatchUpdate(keys, values, nil)
+	return n, MapError(err)
+}
+
 // DeleteKey deletes an entry. A key that does not exist is no error.
 func DeleteKey(m *ebpf.Map, key any) error {
 	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

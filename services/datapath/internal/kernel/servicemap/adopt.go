@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package servicemap
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+)
+
+// adopt rebuilds what is known of services from the maps alone. What a killed
+// process has left half-done is taken as removed: Settle completes that. Nothing
+// is written.
+func (s *store) adopt() error {
+	var keys []rawKey
+	var values []bpf.MapsSlFe
+	err := s.eachKey(func(k rawKey, v bpf.MapsSlFe) {
+		keys, values = append(keys, k), append(values, v)
+	})
+	if err != nil {
+		return err
+	}
+	ad := &adoption{s: s, lists: map[adoptedSpan]*list{}}
+	for fam := range families {
+		ad.adoptBackends(fam)
+	}
+	for i, k := range keys {
+		ad.adoptKey(k, values[i])
+		s.nKeys[k.family]++
+	}
+	for _, e := range s.entries {
+		e.each(ad.adoptList)
+	}
+	for n := 1; n < s.nFronts; n++ {
+		if w := s.front(uint32(n)); s.fronts[n] == nil && w != (frontWords{}) {
+			ad.adoptRemoved(uint32(n), w)
+		}
+	}
+	for fam := range families {
+		for _, b := range ad.backends[fam] {
+			if b == nil || b.lists > 0 {
+				continue
+			}
+			if b.gone {
+				b.left = s.left
+				s.left.backends = append(s.left.backends, b)
+			} else {
+				s.lose(b)
+			}
+		}
+	}
+	return nil
+}
+
+// adoption is an adoption under way.
+type adoption struct {
+	s        *store
+	backends [families][]*backend // by number
+	lists    map[adoptedSpan]*list
+}
+
+type adoptedSpan struct {
+	family int
+	span   span
+}
+
+func (ad *adoption) adoptBackends(fam int) {
+	s := ad.s
+	ad.backends[fam] = make([]*backend, s.nBackends)
+	for n := 1; n < s.nBackends; n++ {
+		r := s.backend(fam, uint32(n))
+		s.gens[fam][n] = r.gen
+		if r.state == backendFree {
+			continue
+		}
+		b := &backend{
+			family: fam, number: uint32(n), addr: netip.AddrPortFrom(r.addr, r.port), gen: r.gen,
+			gone: r.state != backendActive,
+		}
+		s.backendNumbers[fam].takeAt(b.number)
+		ad.backends[fam][n] = b
+		if other := s.backends[fam][b.addr]; other == nil || other.gone {
+			s.backends[fam][b.addr] = b
+		}
+	}
+}
+
+// adoptKey takes over a key whose fronts can be its own. Another one is no entry,
+// and will be deleted.
+func (ad *adoption) adoptKey(k rawKey, v bpf.MapsSlFe) {
+	s := ad.s
+	key := k.frontend()
+	if key.Validate() != nil || rawKeyOf(key) != k || v.Outside == 0 {
+		return
+	}
+	if !s.frontNumbers.takeAt(v.Outside) {
+		return
+	}
+	if v.Inside != 0 && v.Inside != v.Outside && !s.frontNumbers.takeAt(v.Inside) {
+		s.frontNumbers.give(v.Outside)
+		return
+	}
+	e := &entry{key: key}
+	adoptFront := func(number uint32) *front {
+		w := s.front(number)
+		f := &front{
+			number: number, key: key, flags: uint16(w[listWord] >> flagsShift),
+			timeout: uint32(w[groupWord]), group: uint16(w[groupWord] >> 32),
+		}
+		if f.timeout == 0 {
+			f.group = 0
+		}
+		s.fronts[number] = f
+		return f
+	}
+	e.outside = adoptFront(v.Outside)
+	switch v.Inside {
+	case 0:
+	case v.Outside:
+		e.inside = e.outside
+	default:
+		e.inside = adoptFront(v.Inside)
+	}
+	// a process may have been killed between the two fronts
+	e.timeout, e.group = e.outside.timeout, e.outside.group
+	if e.inside != nil {
+		e.inside.timeout, e.inside.group = e.timeout, e.group
+	}
+	if e.group != 0 {
+		s.groupNumbers.takeAt(uint32(e.group))
+		s.groupUses[e.group]++
+	}
+	s.entries[key] = e
+}
+
+// adoptList gives a front the list that its word leads to. A list that cannot be
+// is taken for empty.
+func (ad *adoption) adoptList(f *front) {
+	s := ad.s
+	w := s.front(f.number)[listWord]
+	sp := span{int(w & baseMask), int(w >> countShift & maxCount)}
+	f.list = s.empty
+	if sp.n > 0 {
+		if l := ad.list(familyOf(f.key.Addr), sp); l != nil {
+			f.list = l
+		}
+	}
+	f.list.fronts++
+}
+
+// list takes over a run of members, nil: it is no list.
+func (ad *adoption) list(fam int, sp span) *list {
+	s := ad.s
+	at := adoptedSpan{fam, sp}
+	if l := ad.lists[at]; l != nil {
+		return l
+	}
+	if sp.end() > s.nMembers {
+		return nil
+	}
+	l := &list{family: fam, span: sp, backends: make([]*backend, sp.n)}
+	for i := range l.backends {
+		w := s.member(sp.base + i)
+		if n := uint32(w); int64(n) < int64(s.nBackends) {
+			l.backends[i] = ad.backends[fam][n]
+		}
+		b := l.backends[i]
+		if b == nil || b.gone || w != memberWord(b) || i > 0 && l.backends[i-1].addr.Compare(b.addr) >= 0 {
+			return nil
+		}
+	}
+	if !s.places.takeAt(sp) {
+		return nil
+	}
+	s.keep(l)
+	ad.lists[at] = l
+	return l
+}
+
+// adoptRemoved takes over a front that no key leads to: it was removed, or a
+// process was killed before it inserted the key. Its members may still be in use
+// by a packet of a connection that names it.
+func (ad *adoption) adoptRemoved(number uint32, w frontWords) {
+	s := ad.s
+	f := &front{number: number, key: frontend.Key{}}
+	s.frontNumbers.takeAt(number)
+	s.fronts[number] = f
+	s.left.fronts = append(s.left.fronts, f)
+	sp := span{int(w[listWord] & baseMask), int(w[listWord] >> countShift & maxCount)}
+	if sp.n > 0 && s.places.takeAt(sp) {
+		s.left.spans = append(s.left.spans, sp)
+	}
+}
+
+// Settle completes what a process left that was killed. No program run may be
+// older than the Open.
+func (m *Maps) Settle() error {
+	if err := m.gate.Lock(); err != nil {
+		return err
+	}
+	defer m.gate.Unlock()
+	differences, err := m.store.audit(true)
+	for _, d := range differences {
+		m.log.Info("left by an earlier process, put right", "what", d)
+	}
+	if err != nil {
+		return fmt.Errorf("put right what is left of services: %w", err)
+	}
+	return nil
+}

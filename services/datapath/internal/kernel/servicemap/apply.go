@@ -1,0 +1,587 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package servicemap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+)
+
+// ErrSourceRanges says that a frontend is closed because the programs cannot tell
+// its clients apart.
+var ErrSourceRanges = errors.New("source ranges are not supported yet: all its connections are dropped")
+
+// Result is what a transaction came to.
+type Result struct {
+	// Changed is the number of frontends that were written or removed.
+	Changed int
+	// Refused are the frontends that stay as they were, or absent; those closed
+	// for their source ranges too.
+	Refused []frontend.Refusal
+}
+
+// Apply carries out a transaction. When it returns, every packet and every socket
+// that asks from then on finds the frontends as they should be, those refused
+// excepted. What was removed is still in use by those that asked before: see
+// Barrier.
+//
+// A frontend that does not fit is refused; the others are applied. If room is
+// short and something has left, Apply waits for a grace period and tries again.
+func (m *Maps) Apply(ctx context.Context, tx *frontend.Transaction) (Result, error) {
+	res, again, err := m.apply(tx)
+	if again == nil || err != nil {
+		return res, err
+	}
+	if err := m.Barrier(ctx); err != nil {
+		return res, err
+	}
+	second, _, err := m.apply(again)
+	second.Changed += res.Changed
+	for _, r := range res.Refused {
+		if !again.Has(r.Key) {
+			second.Refused = append(second.Refused, r)
+		}
+	}
+	frontend.SortRefusals(second.Refused)
+	return second, err
+}
+
+// apply applies a transaction and returns what should be tried again after a grace
+// period; nil: nothing.
+func (m *Maps) apply(tx *frontend.Transaction) (_ Result, again *frontend.Transaction, err error) {
+	if err := m.gate.Lock(); err != nil {
+		return Result{}, nil, err
+	}
+	defer m.gate.Unlock()
+	a := &application{s: m.store}
+	m.store.expect(tx)
+	// those that are there come first: they know the groups of their services
+	for _, there := range []bool{true, false} {
+		for _, c := range tx.Changes() {
+			if _, ok := m.store.entries[c.Key]; c.Frontend == nil || ok != there {
+				continue
+			}
+			if err := a.set(c.Frontend); err != nil {
+				a.refuse(c.Key, err)
+			}
+		}
+	}
+	a.insertAll()
+	for _, c := range tx.Changes() {
+		if c.Frontend == nil {
+			a.remove(c.Key)
+		}
+	}
+	a.loseBackends()
+	frontend.SortRefusals(a.res.Refused)
+	if !m.store.left.empty() {
+		again = a.short(tx)
+	}
+	return a.res, again, errors.Join(a.errs...)
+}
+
+// expect sizes the tables of an empty store for a transaction: growing them step
+// by step takes longer than all the rest of it.
+func (s *store) expect(tx *frontend.Transaction) {
+	if len(s.entries) > 0 {
+		return
+	}
+	n := [families]int{}
+	for _, c := range tx.Changes() {
+		if f := c.Frontend; f != nil && f.Inside != nil {
+			n[familyOf(f.Key.Addr)] += len(f.Inside.Backends)
+		}
+	}
+	s.entries = make(map[frontend.Key]*entry, len(tx.Changes()))
+	s.lists = make(map[uint64][]*list, len(tx.Changes()))
+	for fam := range families {
+		if len(s.backends[fam]) == 0 {
+			s.backends[fam] = make(map[netip.AddrPort]*backend, min(n[fam], s.nBackends))
+		}
+	}
+}
+
+// short are the changes that were refused for lack of room; nil: there are none.
+func (a *application) short(tx *frontend.Transaction) (again *frontend.Transaction) {
+	refused := map[frontend.Key]bool{}
+	for _, r := range a.res.Refused {
+		var room *frontend.NoRoomError
+		refused[r.Key] = errors.As(r.Err, &room)
+	}
+	for _, c := range tx.Changes() {
+		if !refused[c.Key] {
+			continue
+		}
+		if again == nil {
+			again = &frontend.Transaction{}
+		}
+		again.Upsert(c.Frontend)
+	}
+	return again
+}
+
+// application is one transaction under way.
+type application struct {
+	s       *store
+	res     Result
+	errs    []error
+	inserts [families][]*entry // whose keys are not in the maps yet
+	lost    []*backend         // that lists have lost
+}
+
+func (a *application) refuse(k frontend.Key, err error) {
+	a.res.Refused = append(a.res.Refused, frontend.Refusal{Key: k, Err: err})
+}
+
+// closed is what a frontend with source ranges leads to.
+var closed = &frontend.List{Drop: true}
+
+// part is one front of a frontend with the list that it should have.
+type part struct {
+	front *front // nil: it has to be made
+	want  *frontend.List
+	flags uint16
+
+	list     *list      // nil: it has to be made, at
+	span     span       // of
+	backends []*backend // nil: it has to be made
+}
+
+// plan says which fronts a frontend has, and whether its key has to lead to others
+// than before.
+func plan(e *entry, f *frontend.Frontend) (inside, outside *part, reshape bool) {
+	in, out := f.Inside, f.Outside
+	var flags uint16
+	if len(f.SourceRanges) > 0 {
+		flags = flagSources
+		if in != nil {
+			in = closed
+		}
+		if out != nil {
+			out = closed
+		}
+	}
+	newPart := func(l *frontend.List) *part {
+		p := &part{want: l, flags: flags}
+		if l.Drop {
+			p.flags |= flagDrop
+		}
+		return p
+	}
+	if in != nil {
+		inside = newPart(in)
+	}
+	// Every kind but a cluster IP may get a list of its own for outside at any
+	// time; so that its key never has to change for it, it has a front for it.
+	shared := out == nil && f.Kind == frontend.ClusterIP
+	if e != nil && (e.inside != nil) == (in != nil) {
+		shared = out == nil && e.outside == e.inside
+	}
+	switch {
+	case shared:
+		outside = inside
+	case out != nil:
+		outside = newPart(out)
+	default:
+		outside = newPart(in)
+	}
+	if e != nil {
+		if inside != nil {
+			inside.front = e.inside
+		}
+		if outside != inside && e.outside != e.inside {
+			outside.front = e.outside
+		}
+		reshape = (inside == nil) != (e.inside == nil) || (inside == outside) != (e.inside == e.outside)
+	}
+	return inside, outside, reshape
+}
+
+func parts(inside, outside *part) []*part {
+	switch {
+	case inside == nil || inside == outside:
+		return []*part{outside}
+	default:
+		return []*part{inside, outside}
+	}
+}
+
+// set makes a frontend what it should be. Nothing is written if it is that, or if
+// it does not fit.
+func (a *application) set(f *frontend.Frontend) error {
+	if err := f.Validate(); err != nil {
+		return err
+	}
+	s := a.s
+	e := s.entries[f.Key]
+	inside, outside, reshape := plan(e, f)
+	ps := parts(inside, outside)
+	timeout := uint32(f.Affinity / time.Second)
+	group, err := s.groupFor(e, f.Service, timeout)
+	if err != nil {
+		return err
+	}
+	same := e != nil && !reshape && e.timeout == timeout && e.group == group
+	for _, p := range ps {
+		if p.front != nil && p.front.list.has(p.want.Backends) {
+			p.list = p.front.list
+		}
+		same = same && p.list != nil && p.front.flags == p.flags
+	}
+	if !same {
+		if err := s.makeRoom(e == nil, ps, familyOf(f.Key.Addr)); err != nil {
+			s.freeUnused(group)
+			return err
+		}
+	}
+	if e == nil {
+		e = &entry{key: f.Key}
+		s.entries[f.Key] = e
+		fam := familyOf(f.Key.Addr)
+		a.inserts[fam] = append(a.inserts[fam], e)
+		reshape = false
+	}
+	e.service = f.Service
+	s.join(e, group)
+	e.timeout = timeout
+	if len(f.SourceRanges) > 0 {
+		a.refuse(f.Key, ErrSourceRanges)
+	}
+	if same {
+		return nil
+	}
+	a.res.Changed++
+	for _, p := range ps {
+		a.write(e, p)
+	}
+	was := *e
+	e.inside, e.outside = nil, outside.front
+	if inside != nil {
+		e.inside = inside.front
+	}
+	if reshape {
+		return a.reshape(e, &was)
+	}
+	return nil
+}
+
+// reshape leads a key to other fronts. Packets in between find no frontend: the
+// value of a key is never replaced. It is needed only where a frontend begins or
+// ends to be used from inside, or where a cluster IP gets a list for outside.
+func (a *application) reshape(e, was *entry) error {
+	s := a.s
+	now := *e
+	retire := func(of, but *entry) {
+		of.each(func(f *front) {
+			if f != but.inside && f != but.outside {
+				a.retire(f)
+			}
+		})
+	}
+	if err := s.deleteKey(rawKeyOf(e.key)); err != nil {
+		e.inside, e.outside = was.inside, was.outside
+		retire(&now, was)
+		return err
+	}
+	err := s.insertKey(numbered{e.key, e.fe()})
+	retire(was, &now)
+	if err != nil {
+		s.nKeys[familyOf(e.key.Addr)]--
+		a.drop(e)
+	}
+	return err
+}
+
+// makeRoom finds the lists of the parts, or the places and backends for them. If
+// something is missing, nothing is taken.
+func (s *store) makeRoom(isNew bool, ps []*part, fam int) error {
+	kept := func(size int) int {
+		if isNew {
+			return reserve(size)
+		}
+		return 0
+	}
+	fits := func(mapName string, need, total, free, size int) error {
+		if free = max(free-kept(size), 0); need > free || total > quarter(size) {
+			return &frontend.NoRoomError{Map: mapName, Need: need, Free: free, Limit: quarter(size)}
+		}
+		return nil
+	}
+	members, backends, fronts, largest := 0, 0, 0, 0
+	for _, p := range ps {
+		if p.front == nil {
+			fronts++
+		}
+		if p.list == nil {
+			p.list = s.find(fam, p.want.Backends)
+		}
+		if p.list != nil {
+			continue
+		}
+		n := len(p.want.Backends)
+		members += n
+		largest = max(largest, n)
+		p.backends = make([]*backend, n)
+		for i := range p.backends {
+			if p.backends[i] = s.backends[fam][p.want.Backends[i].AddrPort]; p.backends[i] == nil {
+				backends++
+			}
+		}
+	}
+	keys := 0
+	if isNew {
+		keys = 1
+	}
+	for _, err := range []error{
+		fits(bpf.MapsMapSlMember, members, min(largest, members), s.places.free, s.nMembers),
+		fits(backendMap[fam], backends, largest, s.backendNumbers[fam].free(), s.nBackends),
+		fits(bpf.MapsMapSlFront, fronts, 0, s.frontNumbers.free(), s.nFronts),
+		fits(keyMap[fam], keys, 0, s.keyRoom(fam), int(s.keys[fam].MaxEntries())),
+	} {
+		if err != nil {
+			return err
+		}
+	}
+	if largest > maxCount {
+		return &frontend.NoRoomError{Map: bpf.MapsMapSlMember, Need: largest, Free: s.places.free, Limit: maxCount}
+	}
+	for i, p := range ps {
+		if p.list != nil {
+			continue
+		}
+		var ok bool
+		if p.span, ok = s.places.take(len(p.backends)); !ok {
+			for _, q := range ps[:i] {
+				if q.list == nil {
+					s.places.give(q.span)
+				}
+			}
+			return fmt.Errorf("%w; they are not in one piece", &frontend.NoRoomError{
+				Map: bpf.MapsMapSlMember, Need: len(p.backends), Free: s.places.free, Limit: quarter(s.nMembers),
+			})
+		}
+	}
+	return nil
+}
+
+// keyRoom is how many keys of a family are free.
+func (s *store) keyRoom(fam int) int { return int(s.keys[fam].MaxEntries()) - s.nKeys[fam] }
+
+// write gives a front its list, and makes both if they are not there.
+func (a *application) write(e *entry, p *part) {
+	s := a.s
+	if p.list == nil {
+		// two parts may want equal lists
+		if p.list = s.find(familyOf(e.key.Addr), p.want.Backends); p.list != nil {
+			s.places.give(p.span)
+		} else {
+			p.list = a.makeList(familyOf(e.key.Addr), p)
+		}
+	}
+	if p.front == nil {
+		number, _ := s.frontNumbers.take()
+		p.front = &front{
+			number: number, key: e.key, list: p.list, flags: p.flags, timeout: e.timeout, group: e.group,
+		}
+		p.list.fronts++
+		s.fronts[number] = p.front
+		s.storeFront(number, p.front.words())
+		return
+	}
+	f := p.front
+	if f.timeout != e.timeout || f.group != e.group {
+		f.timeout, f.group = e.timeout, e.group
+		s.storeFrontWord(f.number, groupWord, f.groupWord())
+	}
+	if f.list == p.list && f.flags == p.flags {
+		return
+	}
+	old := f.list
+	f.list, f.flags = p.list, p.flags
+	p.list.fronts++
+	s.storeFrontWord(f.number, listWord, f.listWord())
+	a.release(old)
+}
+
+// makeList writes the backends and members of a list.
+func (a *application) makeList(fam int, p *part) *list {
+	s := a.s
+	l := &list{family: fam, span: p.span, backends: p.backends}
+	var fresh []backend // made together: there may be many
+	for i, b := range l.backends {
+		if b == nil { // as far as was known when room was made
+			b = s.backends[fam][p.want.Backends[i].AddrPort]
+		}
+		switch {
+		case b == nil:
+			number, _ := s.backendNumbers[fam].take()
+			if len(fresh) == 0 {
+				fresh = make([]backend, min(len(l.backends)-i, 64))
+			}
+			b, fresh = &fresh[0], fresh[1:]
+			*b = backend{family: fam, number: number, addr: p.want.Backends[i].AddrPort, gen: s.gens[fam][number]}
+			s.backends[fam][b.addr] = b
+			s.storeBackend(fam, number, b.raw())
+		case b.gone:
+			b.gone, b.left = false, nil
+			s.storeBackend(fam, b.number, b.raw())
+		}
+		l.backends[i] = b
+		s.storeMember(l.span.base+i, memberWord(b))
+	}
+	s.keep(l)
+	return l
+}
+
+// release ends a front's use of a list.
+func (a *application) release(l *list) {
+	if l.fronts--; l.fronts > 0 || l == a.s.empty {
+		return
+	}
+	a.lost = append(a.lost, a.s.forget(l)...)
+	a.s.left.spans = append(a.s.left.spans, l.span)
+}
+
+// retire takes a front that no key leads to from its list.
+func (a *application) retire(f *front) {
+	l := f.list
+	f.list, f.flags = nil, 0
+	a.s.storeFrontWord(f.number, listWord, f.listWord())
+	a.release(l)
+	a.s.left.fronts = append(a.s.left.fronts, f)
+}
+
+// remove removes a frontend.
+func (a *application) remove(k frontend.Key) {
+	s := a.s
+	e := s.entries[k]
+	if e == nil {
+		return
+	}
+	if err := s.deleteKey(rawKeyOf(k)); err != nil {
+		a.errs = append(a.errs, fmt.Errorf("remove frontend %v: %w", k, err))
+		return
+	}
+	s.nKeys[familyOf(k.Addr)]--
+	a.drop(e)
+	a.res.Changed++
+}
+
+// drop takes an entry whose key is not in the maps from its fronts.
+func (a *application) drop(e *entry) {
+	delete(a.s.entries, e.key)
+	a.s.join(e, 0)
+	e.each(a.retire)
+}
+
+// insertBatch is from how many keys on they are inserted by one call.
+const insertBatch = 8
+
+// maxInsertBatch bounds what one call takes.
+const maxInsertBatch = 4096
+
+// insertAll inserts the keys of new frontends. Those that the kernel has no memory
+// for are refused.
+func (a *application) insertAll() {
+	s := a.s
+	for fam, es := range a.inserts {
+		for len(es) > 0 {
+			chunk := es[:min(len(es), maxInsertBatch)]
+			es = es[len(chunk):]
+			n := 0
+			if len(chunk) >= insertBatch {
+				ns := make([]numbered, len(chunk))
+				for i, e := range chunk {
+					ns[i] = numbered{e.key, e.fe()}
+				}
+				// what a batch leaves out is tried one by one
+				n, _ = s.insertKeys(fam, ns)
+				s.nKeys[fam] += n
+			}
+			for _, e := range chunk[n:] {
+				if err := s.insertKey(numbered{e.key, e.fe()}); err != nil {
+					a.refuse(e.key, err)
+					a.res.Changed--
+					a.drop(e)
+					continue
+				}
+				s.nKeys[fam]++
+			}
+		}
+	}
+}
+
+// loseBackends marks the backends that no list has any more. Whatever holds
+// number and generation knows at once.
+func (a *application) loseBackends() {
+	for _, b := range a.lost {
+		if b.lists > 0 || b.gone {
+			continue
+		}
+		a.s.lose(b)
+		a.s.storeBackendWord(b.family, b.number, b.raw().word(b.family))
+	}
+}
+
+// lose makes a backend gone.
+func (s *store) lose(b *backend) {
+	b.gone = true
+	b.gen++
+	s.gens[b.family][b.number] = b.gen
+	b.left = s.left
+	s.left.backends = append(s.left.backends, b)
+}
+
+// groupFor is the group of a frontend with a timeout.
+func (s *store) groupFor(e *entry, service string, timeout uint32) (uint16, error) {
+	if timeout == 0 {
+		return 0, nil
+	}
+	if g, ok := s.groups[service]; ok {
+		return g, nil
+	}
+	if e != nil && e.group != 0 && s.named[e.group] == "" {
+		s.groups[service], s.named[e.group] = e.group, service
+		return e.group, nil
+	}
+	g, ok := s.groupNumbers.take()
+	if !ok {
+		return 0, fmt.Errorf("%d services have affinity, there is no number for another", s.groupNumbers.n)
+	}
+	s.groups[service], s.named[uint16(g)] = uint16(g), service
+	return uint16(g), nil
+}
+
+// join gives an entry a group, 0: none, and frees the one it had if no other entry
+// has it.
+func (s *store) join(e *entry, g uint16) {
+	old := e.group
+	if old == g {
+		return
+	}
+	if e.group = g; g != 0 {
+		s.groupUses[g]++
+	}
+	if old != 0 {
+		s.groupUses[old]--
+		s.freeUnused(old)
+	}
+}
+
+// freeUnused frees a group that no entry has.
+func (s *store) freeUnused(g uint16) {
+	if g == 0 || s.groupUses[g] > 0 {
+		return
+	}
+	delete(s.groupUses, g)
+	delete(s.groups, s.named[g])
+	delete(s.named, g)
+	s.groupNumbers.give(uint32(g))
+}

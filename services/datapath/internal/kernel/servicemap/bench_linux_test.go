@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package servicemap
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+)
+
+// manyServices are n frontends with backends of their own.
+func manyServices(n, backends int) *frontend.Transaction {
+	tx := &frontend.Transaction{}
+	for i := range n {
+		l := &frontend.List{}
+		for b := range backends {
+			at := i*16 + b
+			a := netip.AddrFrom4([4]byte{10, byte(at >> 16), byte(at >> 8), byte(at)})
+			l.Backends = append(l.Backends, frontend.Backend{AddrPort: netip.AddrPortFrom(a, 8080)})
+		}
+		tx.Upsert(service(i, false, l))
+	}
+	return tx
+}
+
+func BenchmarkKernelWrite(b *testing.B) {
+	for _, backends := range []int{2, 10} {
+		b.Run(fmt.Sprintf("10000 frontends of %d backends", backends), func(b *testing.B) {
+			tx := manyServices(10000, backends)
+			best := time.Hour
+			for b.Loop() {
+				b.StopTimer()
+				i := start(b, kerneltest.NewBPFFS(b), sizes{})
+				b.StartTimer()
+				began := time.Now()
+				i.apply(b, tx)
+				best = min(best, time.Since(began))
+				b.StopTimer()
+				i.close(b)
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(best.Microseconds())/1000, "best-ms")
+		})
+	}
+}
+
+func BenchmarkKernelAdopt(b *testing.B) {
+	dir := kerneltest.NewBPFFS(b)
+	tx := manyServices(10000, 10)
+	i := start(b, dir, sizes{})
+	i.apply(b, tx)
+	i.close(b)
+	for _, what := range []string{"open", "open and confirm"} {
+		b.Run(what, func(b *testing.B) {
+			for b.Loop() {
+				i := open(b, dir, sizes{})
+				if what != "open" {
+					if res := i.apply(b, tx); res.Changed != 0 {
+						b.Fatal("something changed")
+					}
+				}
+				i.close(b)
+			}
+		})
+	}
+}
+
+// BenchmarkKernelChange adds a backend to one of 10,000 frontends and removes it.
+func BenchmarkKernelChange(b *testing.B) {
+	i := start(b, kerneltest.NewBPFFS(b), sizes{})
+	i.apply(b, manyServices(10000, 10))
+	lists := [2]*frontend.Transaction{manyServices(10000, 10), manyServices(10000, 11)}
+	n := 0
+	for b.Loop() {
+		tx := &frontend.Transaction{}
+		tx.Upsert(lists[(n/10000+1)%2].Changes()[n%10000].Frontend)
+		i.apply(b, tx)
+		if n++; n%10000 == 0 {
+			b.StopTimer()
+			i.collectAll(b)
+			b.StartTimer()
+		}
+	}
+}

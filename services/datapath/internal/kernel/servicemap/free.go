@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package servicemap
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// Numbers are numbers of fronts, and of backends of each family: IPv4, IPv6.
+type Numbers struct {
+	Fronts   map[uint32]struct{}
+	Backends [families]map[uint32]struct{}
+}
+
+// Users say which numbers are named outside of the maps of services: in the
+// storage of sockets, and by connections.
+type Users interface {
+	// Named returns all numbers that something has named since before the call.
+	// Nothing begins to name one that is asked about.
+	Named(ctx context.Context) (Numbers, error)
+}
+
+// Barrier waits until every program run has ended that may have found what left
+// before. The places of lists are free then; numbers of fronts and backends rest:
+// see Collect.
+func (m *Maps) Barrier(ctx context.Context) error {
+	d, err := m.beginBarrier()
+	if d == nil || err != nil {
+		return err
+	}
+	passed := pin.GracePeriod(ctx)
+	if err := m.gate.Lock(); err != nil {
+		return err
+	}
+	defer m.gate.Unlock()
+	m.store.endBarrier(d, passed == nil, m.now())
+	return passed
+}
+
+// beginBarrier takes what has left until now; nil: nothing has.
+func (m *Maps) beginBarrier() (*departed, error) {
+	if err := m.gate.Lock(); err != nil {
+		return nil, err
+	}
+	defer m.gate.Unlock()
+	s := m.store
+	d := s.left
+	if d.empty() {
+		return nil, nil
+	}
+	s.left = &departed{}
+	s.leaving = append(s.leaving, d)
+	return d, nil
+}
+
+func (s *store) endBarrier(d *departed, passed bool, now time.Time) {
+	s.leaving = slices.DeleteFunc(s.leaving, func(o *departed) bool { return o == d })
+	if !passed {
+		s.left.spans = append(s.left.spans, d.spans...)
+		s.left.fronts = append(s.left.fronts, d.fronts...)
+		for _, b := range d.backends {
+			if b.left == d {
+				b.left = s.left
+				s.left.backends = append(s.left.backends, b)
+			}
+		}
+		return
+	}
+	for _, sp := range d.spans {
+		for i := range sp.n {
+			s.storeMember(sp.base+i, 0)
+		}
+		s.places.give(sp)
+	}
+	for _, f := range d.fronts {
+		s.resting = append(s.resting, &rest{since: now, front: f})
+	}
+	for _, b := range d.backends {
+		if b.left == d {
+			s.resting = append(s.resting, &rest{since: now, backend: b, left: d})
+		}
+	}
+}
+
+// Collect frees the numbers of removed fronts and backends that nothing names any
+// more, as far as users say; nil: those that have rested for long enough. It
+// returns how many it has freed.
+func (m *Maps) Collect(ctx context.Context, users Users) (int, error) {
+	if err := m.Barrier(ctx); err != nil {
+		return 0, err
+	}
+	waiting, err := m.waiting()
+	if err != nil || len(waiting) == 0 {
+		return 0, err
+	}
+	free := func(r *rest) bool { return m.now().Sub(r.since) >= m.rest }
+	if users != nil {
+		named, err := users.Named(ctx)
+		if err != nil {
+			return 0, err
+		}
+		free = func(r *rest) bool {
+			if r.front != nil {
+				_, ok := named.Fronts[r.front.number]
+				return !ok
+			}
+			_, ok := named.Backends[r.backend.family][r.backend.number]
+			return !ok
+		}
+	}
+	if err := m.gate.Lock(); err != nil {
+		return 0, err
+	}
+	defer m.gate.Unlock()
+	s, n := m.store, 0
+	kept := s.resting[:0]
+	for _, r := range s.resting {
+		switch {
+		case r.backend != nil && r.backend.left != r.left: // it is in use again, or left later
+		case waiting[r] && free(r):
+			s.free(r)
+			n++
+		default:
+			kept = append(kept, r)
+		}
+	}
+	clear(s.resting[len(kept):])
+	s.resting = kept
+	return n, nil
+}
+
+// waiting are the numbers that rest.
+func (m *Maps) waiting() (map[*rest]bool, error) {
+	if err := m.gate.RLock(); err != nil {
+		return nil, err
+	}
+	defer m.gate.RUnlock()
+	waiting := make(map[*rest]bool, len(m.store.resting))
+	for _, r := range m.store.resting {
+		waiting[r] = true
+	}
+	return waiting, nil
+}
+
+func (s *store) free(r *rest) {
+	if f := r.front; f != nil {
+		s.clearFront(f.number)
+		s.fronts[f.number] = nil
+		s.frontNumbers.give(f.number)
+		return
+	}
+	b := r.backend
+	s.storeBackend(b.family, b.number, freeBackend(b.gen))
+	if s.backends[b.family][b.addr] == b {
+		delete(s.backends[b.family], b.addr)
+	}
+	s.backendNumbers[b.family].give(b.number)
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package servicemap
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+)
+
+// Frontend is a frontend as the kernel has it.
+type Frontend struct {
+	Key frontend.Key
+	// Service names the port of a service; empty: the frontend is that of an
+	// earlier process and was not confirmed yet.
+	Service string
+	// Inside is nil if the node's own pods and sockets pass it by.
+	Inside, Outside *Front
+	Affinity        time.Duration
+	// Group is what affinity remembers it by; 0: none.
+	Group uint16
+}
+
+// Front is one list of a frontend.
+type Front struct {
+	Number   uint32
+	Base     int // of the members
+	Drop     bool
+	Sources  bool // only from its source ranges
+	Backends []Backend
+}
+
+// Backend is an address that a front leads to.
+type Backend struct {
+	netip.AddrPort
+	Number     uint32
+	Generation uint8
+}
+
+// List lists the frontends by address, port and protocol.
+func (m *Maps) List() ([]Frontend, error) {
+	if err := m.gate.RLock(); err != nil {
+		return nil, err
+	}
+	defer m.gate.RUnlock()
+	fs := make([]Frontend, 0, len(m.store.entries))
+	for _, e := range m.store.entries {
+		fs = append(fs, Frontend{
+			Key: e.key, Service: e.service, Inside: e.inside.describe(), Outside: e.outside.describe(),
+			Affinity: time.Duration(e.timeout) * time.Second, Group: e.group,
+		})
+	}
+	slices.SortFunc(fs, func(a, b Frontend) int { return a.Key.Compare(b.Key) })
+	return fs, nil
+}
+
+func (f *front) describe() *Front {
+	if f == nil {
+		return nil
+	}
+	d := &Front{
+		Number: f.number, Base: f.list.span.base, Drop: f.flags&flagDrop != 0, Sources: f.flags&flagSources != 0,
+		Backends: make([]Backend, len(f.list.backends)),
+	}
+	for i, b := range f.list.backends {
+		d.Backends[i] = Backend{AddrPort: b.addr, Number: b.number, Generation: b.gen}
+	}
+	return d
+}
+
+// Keys are the keys of all frontends, in no order.
+func (m *Maps) Keys() ([]frontend.Key, error) {
+	if err := m.gate.RLock(); err != nil {
+		return nil, err
+	}
+	defer m.gate.RUnlock()
+	keys := make([]frontend.Key, 0, len(m.store.entries))
+	for k := range m.store.entries {
+		keys = append(keys, k)
+	}
+	return keys, nil
+}
+
+// Asked is the address that a front stands for, also while it rests; false: the
+// number is not in use.
+func (m *Maps) Asked(number uint32) (frontend.Key, bool) {
+	if m.gate.RLock() != nil {
+		return frontend.Key{}, false
+	}
+	defer m.gate.RUnlock()
+	s := m.store
+	if int64(number) >= int64(len(s.fronts)) || s.fronts[number] == nil {
+		return frontend.Key{}, false
+	}
+	return s.fronts[number].key, s.fronts[number].key.Addr.IsValid()
+}
+
+// Leads says whether a front still leads to a backend: whether the front's list
+// has that number and generation. A socket that was given the backend by this
+// front is to be ended if it does not.
+func (m *Maps) Leads(front uint32, v6 bool, number uint32, generation uint8) bool {
+	if m.gate.RLock() != nil {
+		return true // this process ends; what the next one adopts decides
+	}
+	defer m.gate.RUnlock()
+	s := m.store
+	if int64(front) >= int64(len(s.fronts)) || s.fronts[front] == nil || s.fronts[front].list == nil {
+		return false
+	}
+	f := s.fronts[front]
+	if f.key.Addr.Is4() == v6 {
+		return false
+	}
+	return slices.ContainsFunc(f.list.backends, func(b *backend) bool { return b.number == number && b.gen == generation })
+}
+
+// Counts say how much of the maps is in use.
+type Counts struct {
+	Frontends int // keys of both families
+	Fronts    int // with those that rest
+	Members   int
+	Backends  int // of both families, with those that rest
+	Resting   int // numbers that wait for their last users, or for a grace period
+}
+
+// Counts counts what is in use.
+func (m *Maps) Counts() (Counts, error) {
+	if err := m.gate.RLock(); err != nil {
+		return Counts{}, err
+	}
+	defer m.gate.RUnlock()
+	s := m.store
+	c := Counts{
+		Frontends: len(s.entries), Fronts: s.frontNumbers.n, Members: s.nMembers - s.places.free,
+		Backends: s.backendNumbers[ip4].n + s.backendNumbers[ip6].n,
+	}
+	for _, f := range s.fronts {
+		if f != nil && f.list == nil {
+			c.Resting++
+		}
+	}
+	for fam := range families {
+		c.Resting += len(s.removedBackends(fam))
+	}
+	return c, nil
+}
+
+// Usage is how many elements of the maps are in use, by name, where that is not
+// the number of their keys.
+func (m *Maps) Usage() (map[string]int, error) {
+	if err := m.gate.RLock(); err != nil {
+		return nil, err
+	}
+	defer m.gate.RUnlock()
+	s := m.store
+	return map[string]int{
+		bpf.MapsMapSlFront:  s.frontNumbers.n,
+		bpf.MapsMapSlMember: s.nMembers - s.places.free,
+		bpf.MapsMapSlBe4:    s.backendNumbers[ip4].n,
+		bpf.MapsMapSlBe6:    s.backendNumbers[ip6].n,
+	}, nil
+}

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package servicemap
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+)
+
+// store knows what is in the maps of services and what is free. It is guarded by
+// the gate of Maps.
+//
+// What is free is zero in the maps, but for the generation of a backend.
+type store struct {
+	rawMaps
+
+	entries map[frontend.Key]*entry
+	nKeys   [families]int // of them in the maps
+	fronts  []*front      // by number, nil: free
+
+	frontNumbers   numbers
+	backendNumbers [families]numbers
+	places         places
+	groupNumbers   numbers
+
+	backends [families]map[netip.AddrPort]*backend
+	gens     [families][]uint8 // of backends, by number
+	lists    map[uint64][]*list
+	empty    *list // without backends; it takes no place
+
+	groups    map[string]uint16 // by service port, of those known
+	named     map[uint16]string // the reverse
+	groupUses map[uint16]int    // entries that have it
+
+	// left is what the next grace period lets rest, resting what waits for its
+	// last users after one.
+	left    *departed
+	leaving []*departed // of grace periods that are under way
+	resting []*rest
+}
+
+// entry is a frontend as it is in the maps.
+type entry struct {
+	key     frontend.Key
+	service string // empty: adopted, and not named since
+	inside  *front // nil: there is none
+	outside *front // may be inside
+
+	timeout uint32
+	group   uint16
+}
+
+// front is an element of sl_front that is in use, or rests.
+type front struct {
+	number uint32
+	key    frontend.Key
+	list   *list // nil: no key leads to the front, it was removed
+	flags  uint16
+	// timeout and group are those of the entry.
+	timeout uint32
+	group   uint16
+}
+
+// list is a run of members that fronts share.
+type list struct {
+	family   int
+	span     span
+	backends []*backend
+	sum      uint64
+	fronts   int // that have it
+}
+
+// backend is an element of sl_be4 or sl_be6 that is in use, or rests.
+type backend struct {
+	family int
+	number uint32
+	addr   netip.AddrPort
+	gen    uint8
+	gone   bool
+	lists  int       // that have it
+	left   *departed // that it is gone in
+}
+
+// departed is what one grace period is for.
+type departed struct {
+	spans    []span
+	fronts   []*front
+	backends []*backend
+}
+
+func (d *departed) empty() bool {
+	return len(d.spans) == 0 && len(d.fronts) == 0 && len(d.backends) == 0
+}
+
+// rest is a number that waits for its last users.
+type rest struct {
+	since   time.Time
+	front   *front // nil: it is a backend
+	backend *backend
+	left    *departed // in which the backend was gone; another since: it is in use, or left again
+}
+
+func newStore(rm rawMaps) *store {
+	s := &store{
+		rawMaps:      rm,
+		entries:      map[frontend.Key]*entry{},
+		fronts:       make([]*front, rm.nFronts),
+		frontNumbers: newNumbers(rm.nFronts - 1),
+		places:       newPlaces(rm.nMembers),
+		groupNumbers: newNumbers(1<<16 - 1),
+		lists:        map[uint64][]*list{},
+		empty:        &list{},
+		groups:       map[string]uint16{},
+		named:        map[uint16]string{},
+		groupUses:    map[uint16]int{},
+		left:         &departed{},
+	}
+	for fam := range families {
+		s.backends[fam] = map[netip.AddrPort]*backend{}
+		s.backendNumbers[fam] = newNumbers(rm.nBackends - 1)
+		s.gens[fam] = make([]uint8, rm.nBackends)
+	}
+	return s
+}
+
+// Salt is what chooses among backends besides the client: 32-bit FNV-1a of the
+// four or sixteen bytes of the address and the two of the port, both in network
+// order, mixed by the last steps of MurmurHash3. It is the same on every node and
+// after every start.
+func Salt(b netip.AddrPort) uint32 {
+	const prime = 16777619
+	h := uint32(2166136261)
+	if b.Addr().Is4() {
+		for _, c := range b.Addr().As4() {
+			h = (h ^ uint32(c)) * prime
+		}
+	} else {
+		for _, c := range b.Addr().As16() {
+			h = (h ^ uint32(c)) * prime
+		}
+	}
+	h = (h ^ uint32(b.Port()>>8)) * prime
+	h = (h ^ uint32(b.Port()&0xff)) * prime
+	h = (h ^ h>>16) * 0x85ebca6b
+	h = (h ^ h>>13) * 0xc2b2ae35
+	return h ^ h>>16
+}
+
+func memberWord(b *backend) uint64 { return uint64(b.number) | uint64(Salt(b.addr))<<32 }
+
+// sumOf adds a backend to the sum of those before it.
+func sumOf(sum uint64, b netip.AddrPort) uint64 { return sum*0x9e3779b97f4a7c15 + uint64(Salt(b)) + 1 }
+
+// The flags of a front: SL_FRONT_... of service_abi.h.
+const (
+	flagDrop    = 0x1
+	flagSources = 0x2
+
+	countShift = 24
+	flagsShift = 48
+	baseMask   = 1<<countShift - 1
+	maxCount   = 1<<16 - 1
+)
+
+// listWord is the word that leads from a front to its members.
+func (f *front) listWord() uint64 {
+	w := uint64(f.flags) << flagsShift
+	if f.list != nil {
+		w |= uint64(f.list.span.base) | uint64(f.list.span.n)<<countShift
+	}
+	return w
+}
+
+// groupWord is the word of timeout, group and port.
+func (f *front) groupWord() uint64 {
+	return uint64(f.timeout) | uint64(f.group)<<32 | uint64(f.key.Port)<<48
+}
+
+// addrWords is the address of the frontend, as the programs give it back.
+func addrWords(k frontend.Key) [2]uint64 {
+	var b [16]byte
+	if k.Addr.Is4() {
+		four := k.Addr.As4()
+		copy(b[:], four[:])
+	} else {
+		b = k.Addr.As16()
+	}
+	return words16(b)
+}
+
+// words are the front as the map has it.
+func (f *front) words() frontWords {
+	a := addrWords(f.key)
+	return frontWords{listWord: f.listWord(), groupWord: f.groupWord(), addrWord: a[0], addrWord + 1: a[1]}
+}
+
+// raw is the backend as the map has it.
+func (b *backend) raw() rawBackend {
+	r := rawBackend{addr: b.addr.Addr(), port: b.addr.Port(), state: backendActive, gen: b.gen}
+	if b.gone {
+		r.state = backendGone
+	}
+	return r
+}
+
+// fe is the value of the entry's key.
+func (e *entry) fe() bpf.MapsSlFe {
+	var v bpf.MapsSlFe
+	if e.inside != nil {
+		v.Inside = e.inside.number
+	}
+	if e.outside != nil {
+		v.Outside = e.outside.number
+	}
+	return v
+}
+
+// each calls f for the fronts of the entry, each once.
+func (e *entry) each(f func(*front)) {
+	if e.inside != nil {
+		f(e.inside)
+	}
+	if e.outside != nil && e.outside != e.inside {
+		f(e.outside)
+	}
+}
+
+// find returns a list of just these backends, nil: there is none.
+func (s *store) find(fam int, bs []frontend.Backend) *list {
+	if len(bs) == 0 {
+		return s.empty
+	}
+	var sum uint64
+	for i := range bs {
+		sum = sumOf(sum, bs[i].AddrPort)
+	}
+	for _, l := range s.lists[sum] {
+		if l.family == fam && l.has(bs) {
+			return l
+		}
+	}
+	return nil
+}
+
+// has says whether the list is made of just these backends.
+func (l *list) has(bs []frontend.Backend) bool {
+	if l == nil || len(l.backends) != len(bs) {
+		return false
+	}
+	for i, b := range l.backends {
+		if b.addr != bs[i].AddrPort {
+			return false
+		}
+	}
+	return true
+}
+
+// keep lists a list that is in the maps, with its backends.
+func (s *store) keep(l *list) {
+	l.sum = 0
+	for _, b := range l.backends {
+		l.sum = sumOf(l.sum, b.addr)
+		b.lists++
+	}
+	s.lists[l.sum] = append(s.lists[l.sum], l)
+}
+
+// forget is the reverse of keep. It returns the backends that no list has now.
+func (s *store) forget(l *list) (lost []*backend) {
+	others := s.lists[l.sum]
+	for i, o := range others {
+		if o == l {
+			others[i] = others[len(others)-1]
+			others = others[:len(others)-1]
+			break
+		}
+	}
+	if len(others) == 0 {
+		delete(s.lists, l.sum)
+	} else {
+		s.lists[l.sum] = others
+	}
+	for _, b := range l.backends {
+		if b.lists--; b.lists == 0 {
+			lost = append(lost, b)
+		}
+	}
+	return lost
+}
+
+// quarter is what one list may have of a map.
+func quarter(size int) int { return size / 4 }
+
+// reserve is kept free for changes of frontends that are there.
+func reserve(size int) int { return (size + 9) / 10 }

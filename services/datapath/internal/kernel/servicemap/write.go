@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package servicemap
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// rawMaps are the maps that hold services. Every write goes through one of the
+// methods below, one map call or one store at a time.
+type rawMaps struct {
+	keys [families]*ebpf.Map // sl_fe4, sl_fe6
+
+	fronts   []byte           // sl_front
+	members  []byte           // sl_member
+	backends [families][]byte // sl_be4, sl_be6
+
+	nFronts, nMembers int
+	nBackends         int // of each family
+
+	// before is called ahead of every write with the name of the map. Only tests
+	// set it, to end the process there.
+	before func(mapName string)
+}
+
+// Families of addresses, as indices.
+const (
+	ip4 = iota
+	ip6
+	families
+)
+
+func familyOf(a netip.Addr) int {
+	if a.Is4() {
+		return ip4
+	}
+	return ip6
+}
+
+var (
+	keyMap     = [families]string{bpf.MapsMapSlFe4, bpf.MapsMapSlFe6}
+	backendMap = [families]string{bpf.MapsMapSlBe4, bpf.MapsMapSlBe6}
+)
+
+// openRawMaps finds the maps of services among all.
+func openRawMaps(pm *pin.Maps) rawMaps {
+	return rawMaps{
+		keys:      [families]*ebpf.Map{pm.Map(bpf.MapsMapSlFe4), pm.Map(bpf.MapsMapSlFe6)},
+		fronts:    pm.Memory(bpf.MapsMapSlFront),
+		members:   pm.Memory(bpf.MapsMapSlMember),
+		backends:  [families][]byte{pm.Memory(bpf.MapsMapSlBe4), pm.Memory(bpf.MapsMapSlBe6)},
+		nFronts:   int(pm.Map(bpf.MapsMapSlFront).MaxEntries()),
+		nMembers:  int(pm.Map(bpf.MapsMapSlMember).MaxEntries()),
+		nBackends: int(pm.Map(bpf.MapsMapSlBe4).MaxEntries()),
+	}
+}
+
+// storeWord stores one aligned word, unless it is there already.
+func (m *rawMaps) storeWord(mapName string, mem []byte, offset int, v uint64) {
+	w := pin.Word(mem, offset)
+	if atomic.LoadUint64(w) == v {
+		return
+	}
+	if m.before != nil {
+		m.before(mapName)
+	}
+	atomic.StoreUint64(w, v)
+}
+
+func loadWord(mem []byte, offset int) uint64 { return atomic.LoadUint64(pin.Word(mem, offset)) }
+
+const frontSize = int(unsafe.Sizeof(bpf.MapsSlFront{}))
+
+// frontWords are a value of sl_front: the list, what affinity needs and the port,
+// the address.
+type frontWords [frontSize / 8]uint64
+
+const (
+	listWord = iota
+	groupWord
+	addrWord
+)
+
+func (m *rawMaps) front(number uint32) (w frontWords) {
+	for i := range w {
+		w[i] = loadWord(m.fronts, int(number)*frontSize+i*8)
+	}
+	return w
+}
+
+func (m *rawMaps) storeFrontWord(number uint32, word int, v uint64) {
+	m.storeWord(bpf.MapsMapSlFront, m.fronts, int(number)*frontSize+word*8, v)
+}
+
+// storeFront writes a front that no key leads to: the list comes last.
+func (m *rawMaps) storeFront(number uint32, w frontWords) {
+	for i := len(w) - 1; i >= 0; i-- {
+		m.storeFrontWord(number, i, w[i])
+	}
+}
+
+// clearFront is the reverse: the list goes first.
+func (m *rawMaps) clearFront(number uint32) {
+	for i := range len(frontWords{}) {
+		m.storeFrontWord(number, i, 0)
+	}
+}
+
+const memberSize = 8
+
+func (m *rawMaps) member(i int) uint64 { return loadWord(m.members, i*memberSize) }
+
+func (m *rawMaps) storeMember(i int, v uint64) {
+	m.storeWord(bpf.MapsMapSlMember, m.members, i*memberSize, v)
+}
+
+// rawBackend is a value of sl_be4 or sl_be6.
+type rawBackend struct {
+	addr  netip.Addr
+	port  uint16
+	state uint8 // SL_BE_...
+	gen   uint8
+}
+
+// The states of a backend: SL_BE_... of service_abi.h.
+const (
+	backendFree   = 0
+	backendActive = 1
+	backendGone   = 2
+)
+
+const (
+	backend6Size = int(unsafe.Sizeof(bpf.MapsSlBe6{}))
+	portShift    = 32
+	stateShift   = 48
+	genShift     = 56
+)
+
+// address4 is an address as the machine loads it from network order.
+func address4(a netip.Addr) uint32 {
+	b := a.As4()
+	return binary.NativeEndian.Uint32(b[:])
+}
+
+func addrOf4(v uint32) netip.Addr {
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], v)
+	return netip.AddrFrom4(b)
+}
+
+// words16 are the sixteen bytes of an address as two words.
+func words16(b [16]byte) [2]uint64 {
+	return [2]uint64{binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])}
+}
+
+func bytes16(w [2]uint64) (b [16]byte) {
+	binary.NativeEndian.PutUint64(b[:8], w[0])
+	binary.NativeEndian.PutUint64(b[8:], w[1])
+	return b
+}
+
+// word is all of an IPv4 backend, and what an IPv6 one has beside its address.
+func (b rawBackend) word(fam int) uint64 {
+	w := uint64(b.port)<<portShift | uint64(b.state)<<stateShift | uint64(b.gen)<<genShift
+	if fam == ip4 && b.state != backendFree {
+		w |= uint64(address4(b.addr))
+	}
+	return w
+}
+
+// free is a backend without an address.
+func freeBackend(gen uint8) rawBackend { return rawBackend{state: backendFree, gen: gen} }
+
+// backend reads a backend. One that is free has no address.
+func (m *rawMaps) backend(fam int, number uint32) rawBackend {
+	w := m.backendWord(fam, number)
+	b := rawBackend{port: uint16(w >> portShift), state: uint8(w >> stateShift), gen: uint8(w >> genShift)}
+	switch {
+	case b.state == backendFree:
+	case fam == ip4:
+		b.addr = addrOf4(uint32(w))
+	default:
+		b.addr = netip.AddrFrom16(bytes16(m.backendAddr(number)))
+	}
+	return b
+}
+
+func (m *rawMaps) backendWord(fam int, number uint32) uint64 {
+	if fam == ip4 {
+		return loadWord(m.backends[ip4], int(number)*8)
+	}
+	return loadWord(m.backends[ip6], int(number)*backend6Size)
+}
+
+// backendAddr is the address of an IPv6 backend.
+func (m *rawMaps) backendAddr(number uint32) (w [2]uint64) {
+	for i := range w {
+		w[i] = loadWord(m.backends[ip6], int(number)*backend6Size+8+i*8)
+	}
+	return w
+}
+
+func (m *rawMaps) storeBackendAddr(number uint32, w [2]uint64) {
+	for i, v := range w {
+		m.storeWord(bpf.MapsMapSlBe6, m.backends[ip6], int(number)*backend6Size+8+i*8, v)
+	}
+}
+
+func (m *rawMaps) storeBackendWord(fam int, number uint32, v uint64) {
+	size := 8
+	if fam == ip6 {
+		size = backend6Size
+	}
+	m.storeWord(backendMap[fam], m.backends[fam], int(number)*size, v)
+}
+
+// storeBackend writes a backend: its address only while it is free, before any
+// other word.
+func (m *rawMaps) storeBackend(fam int, number uint32, b rawBackend) {
+	if fam == ip6 && b.state == backendActive {
+		m.storeBackendAddr(number, words16(b.addr.As16()))
+	}
+	m.storeBackendWord(fam, number, b.word(fam))
+	if fam == ip6 && b.state == backendFree {
+		m.storeBackendAddr(number, [2]uint64{})
+	}
+}
+
+// kindAddress and kindNode are SL_FE_... of service_abi.h.
+const (
+	kindAddress = 0
+	kindNode    = 1
+)
+
+func kindOf(k frontend.Key) uint8 {
+	if k.Node {
+		return kindNode
+	}
+	return kindAddress
+}
+
+func key4(k frontend.Key) bpf.MapsSlFeKey4 {
+	return bpf.MapsSlFeKey4{Addr: address4(k.Addr), Port: k.Port, Proto: uint8(k.Protocol), Kind: kindOf(k)}
+}
+
+func key6(k frontend.Key) bpf.MapsSlFeKey6 {
+	return bpf.MapsSlFeKey6{Addr: k.Addr.As16(), Port: k.Port, Proto: uint8(k.Protocol), Kind: kindOf(k)}
+}
+
+// numbered is a key with the fronts that it leads to.
+type numbered struct {
+	key    frontend.Key
+	fronts bpf.MapsSlFe
+}
+
+// insertKey inserts a key that the map does not have.
+func (m *rawMaps) insertKey(n numbered) error {
+	fam := familyOf(n.key.Addr)
+	if m.before != nil {
+		m.before(keyMap[fam])
+	}
+	var err error
+	if fam == ip4 {
+		k := key4(n.key)
+		err = pin.InsertOnce(m.keys[ip4], &k, &n.fronts)
+	} else {
+		k := key6(n.key)
+		err = pin.InsertOnce(m.keys[ip6], &k, &n.fronts)
+	}
+	if err != nil {
+		return fmt.Errorf("map %s: %w", keyMap[fam], err)
+	}
+	return nil
+}
+
+// insertKeys inserts keys of one family that the map does not have, and returns
+// how many it has inserted.
+func (m *rawMaps) insertKeys(fam int, ns []numbered) (int, error) {
+	if m.before != nil {
+		m.before(keyMap[fam])
+	}
+	values := make([]bpf.MapsSlFe, len(ns))
+	for i, n := range ns {
+		values[i] = n.fronts
+	}
+	if fam == ip4 {
+		return pin.InsertAbsent(m.keys[ip4], mapped(ns, key4), values)
+	}
+	return pin.InsertAbsent(m.keys[ip6], mapped(ns, key6), values)
+}
+
+func mapped[K any](ns []numbered, key func(frontend.Key) K) []K {
+	ks := make([]K, len(ns))
+	for i, n := range ns {
+		ks[i] = key(n.key)
+	}
+	return ks
+}
+
+func (m *rawMaps) deleteKey(k rawKey) error {
+	if m.before != nil {
+		m.before(keyMap[k.family])
+	}
+	var err error
+	if k.family == ip4 {
+		err = pin.DeleteKey(m.keys[ip4], &k.four)
+	} else {
+		err = pin.DeleteKey(m.keys[ip6], &k.six)
+	}
+	if err != nil {
+		return fmt.Errorf("map %s: %w", keyMap[k.family], err)
+	}
+	return nil
+}
+
+// rawKey is a key as the map has it, which need not be that of a frontend.
+type rawKey struct {
+	family int
+	four   bpf.MapsSlFeKey4
+	six    bpf.MapsSlFeKey6
+}
+
+func rawKeyOf(k frontend.Key) rawKey {
+	if k.Addr.Is4() {
+		return rawKey{family: ip4, four: key4(k)}
+	}
+	return rawKey{family: ip6, six: key6(k)}
+}
+
+// frontend is the key in the terms of the domain.
+func (k rawKey) frontend() frontend.Key {
+	if k.family == ip4 {
+		return frontend.Key{
+			Addr: addrOf4(k.four.Addr), Port: k.four.Port, Protocol: frontend.Protocol(k.four.Proto), Node: k.four.Kind == kindNode,
+		}
+	}
+	return frontend.Key{
+		Addr: netip.AddrFrom16(k.six.Addr), Port: k.six.Port, Protocol: frontend.Protocol(k.six.Proto), Node: k.six.Kind == kindNode,
+	}
+}
+
+// eachKey calls f for all keys.
+func (m *rawMaps) eachKey(f func(rawKey, bpf.MapsSlFe)) error {
+	err := pin.EachElement(m.keys[ip4], func(k bpf.MapsSlFeKey4, v bpf.MapsSlFe) { f(rawKey{family: ip4, four: k}, v) })
+	if err != nil {
+		return fmt.Errorf("list map %s: %w", keyMap[ip4], err)
+	}
+	err = pin.EachElement(m.keys[ip6], func(k bpf.MapsSlFeKey6, v bpf.MapsSlFe) { f(rawKey{family: ip6, six: k}, v) })
+	if err != nil {
+		return fmt.Errorf("list map %s: %w", keyMap[ip6], err)
+	}
+	return nil
+}

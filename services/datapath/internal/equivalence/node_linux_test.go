@@ -72,7 +72,11 @@ func newNode(t testing.TB) *node {
 	}
 	spec, err := bpf.LoadJudge()
 	must("read sluice_judge", err)
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps, Cache: btf.NewCache()})
+	declared := map[string]*ebpf.Map{}
+	for name := range spec.Maps {
+		declared[name] = maps[name]
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: declared, Cache: btf.NewCache()})
 	must("load sluice_judge", err)
 	t.Cleanup(coll.Close)
 	n.evaluator = coll.Programs["sluice_judge"]

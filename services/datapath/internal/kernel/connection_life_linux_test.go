@@ -1289,7 +1289,7 @@ func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 	must(t, "set constants", program.SetConstants(spec, testOptions("").constants()))
 	spec.Maps[bpf.MapsMapSlCt4].Type = ebpf.Hash
 	spec.Maps[bpf.MapsMapSlCt4].MaxEntries = 1
-	replace := th.k.Pins.All()
+	replace := th.k.Pins.For(spec)
 	delete(replace, bpf.MapsMapSlCt4)
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
 	must(t, "load", err)

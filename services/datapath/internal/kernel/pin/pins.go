@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -109,8 +108,17 @@ func Open(o Options, spec *ebpf.CollectionSpec) (_ *Maps, err error) {
 // Map is the map of a name that the compiled maps have.
 func (pm *Maps) Map(name string) *ebpf.Map { return pm.byName[name] }
 
-// All are the maps by name, in a map of the caller's own.
-func (pm *Maps) All() map[string]*ebpf.Map { return maps.Clone(pm.byName) }
+// For are the maps that a compiled program declares, by name, in a map of the
+// caller's own.
+func (pm *Maps) For(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
+	ms := map[string]*ebpf.Map{}
+	for name := range spec.Maps {
+		if m := pm.byName[name]; m != nil {
+			ms[name] = m
+		}
+	}
+	return ms
+}
 
 // Names lists the maps, sorted.
 func (pm *Maps) Names() []string { return sortedKeys(pm.byName) }

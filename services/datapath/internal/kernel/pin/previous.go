@@ -70,12 +70,7 @@ func (pm *Maps) openPrevious() error {
 // asks it, but not without a reference to it: the kernel resolves maps before
 // it removes what a constant switches off. It is given the current map there.
 func (pm *Maps) Bind(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
-	bound := pm.All()
-	for name := range bound {
-		if spec.Maps[name] == nil {
-			delete(bound, name) // the program has no use for it
-		}
-	}
+	bound := pm.For(spec)
 	bits := uint32(0)
 	for _, p := range PreviousMaps {
 		if m := pm.previous[p.Previous]; m != nil {

@@ -205,6 +205,15 @@ type Refusal struct {
 	Err error
 }
 
+// Result is what a transaction came to.
+type Result struct {
+	// Changed is the number of frontends that were written or removed.
+	Changed int
+	// Refused are the frontends that stay as they were, or absent; those closed
+	// for their source ranges too.
+	Refused []Refusal
+}
+
 // SortRefusals sorts by key.
 func SortRefusals(rs []Refusal) {
 	slices.SortFunc(rs, func(a, b Refusal) int { return a.Key.Compare(b.Key) })

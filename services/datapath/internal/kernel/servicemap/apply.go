@@ -18,15 +18,6 @@ import (
 // its clients apart.
 var ErrSourceRanges = errors.New("source ranges are not supported yet: all its connections are dropped")
 
-// Result is what a transaction came to.
-type Result struct {
-	// Changed is the number of frontends that were written or removed.
-	Changed int
-	// Refused are the frontends that stay as they were, or absent; those closed
-	// for their source ranges too.
-	Refused []frontend.Refusal
-}
-
 // Apply carries out a transaction. When it returns, every packet and every socket
 // that asks from then on finds the frontends as they should be, those refused
 // excepted. What was removed is still in use by those that asked before: see
@@ -34,7 +25,7 @@ type Result struct {
 //
 // A frontend that does not fit is refused; the others are applied. If room is
 // short and something has left, Apply waits for a grace period and tries again.
-func (m *Maps) Apply(ctx context.Context, tx *frontend.Transaction) (Result, error) {
+func (m *Maps) Apply(ctx context.Context, tx *frontend.Transaction) (frontend.Result, error) {
 	res, again, err := m.apply(tx)
 	if again == nil || err != nil {
 		return res, err
@@ -55,9 +46,9 @@ func (m *Maps) Apply(ctx context.Context, tx *frontend.Transaction) (Result, err
 
 // apply applies a transaction and returns what should be tried again after a grace
 // period; nil: nothing.
-func (m *Maps) apply(tx *frontend.Transaction) (_ Result, again *frontend.Transaction, err error) {
+func (m *Maps) apply(tx *frontend.Transaction) (_ frontend.Result, again *frontend.Transaction, err error) {
 	if err := m.gate.Lock(); err != nil {
-		return Result{}, nil, err
+		return frontend.Result{}, nil, err
 	}
 	defer m.gate.Unlock()
 	a := &application{s: m.store}
@@ -130,7 +121,7 @@ func (a *application) short(tx *frontend.Transaction) (again *frontend.Transacti
 // application is one transaction under way.
 type application struct {
 	s       *store
-	res     Result
+	res     frontend.Result
 	errs    []error
 	inserts [families][]*entry // whose keys are not in the maps yet
 	lost    []*backend         // that lists have lost

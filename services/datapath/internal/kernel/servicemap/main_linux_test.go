@@ -105,7 +105,7 @@ func (i *instance) close(t testing.TB) {
 }
 
 // apply applies changes that fit.
-func (i *instance) apply(t testing.TB, tx *frontend.Transaction) Result {
+func (i *instance) apply(t testing.TB, tx *frontend.Transaction) frontend.Result {
 	t.Helper()
 	res, err := i.Apply(t.Context(), tx)
 	if err != nil {

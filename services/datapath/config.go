@@ -40,6 +40,8 @@ type Config struct {
 
 	ServiceDevices []string `config:"serviceDevices" help:"devices whose addresses are those of services and not of the node, by name or pattern (*, ?, [a-z])"`
 
+	LoadBalancing LoadBalancingConfig `config:"loadBalancing"`
+
 	Policy   PolicyConfig   `config:"policy"`
 	Services ServicesConfig `config:"services"`
 	Audit    AuditConfig    `config:"audit"`
@@ -160,12 +162,28 @@ const (
 	policyNone     = "none"
 )
 
+// LoadBalancingConfig says whether addresses of services lead to their backends.
+type LoadBalancingConfig struct {
+	Mode string `config:"mode" enum:"off,on" help:"on: addresses of services lead to the backends that sluice-loadbalancer names. off: they are not translated, and another program may do so"`
+}
+
+// The modes.
+const (
+	balancingOff = "off"
+	balancingOn  = "on"
+)
+
+func (c LoadBalancingConfig) on() bool { return c.Mode == balancingOn }
+
 // ServicesConfig is where the services are that this one calls.
 type ServicesConfig struct {
-	IPAM     string        `config:"ipam" help:"socket of sluice-ipam"`
-	Identity string        `config:"identity" help:"socket of sluice-identity"`
-	Policy   string        `config:"policy" help:"socket of sluice-policy"`
-	Timeout  time.Duration `config:"timeout" help:"how long one call may take"`
+	IPAM     string `config:"ipam" help:"socket of sluice-ipam"`
+	Identity string `config:"identity" help:"socket of sluice-identity"`
+	Policy   string `config:"policy" help:"socket of sluice-policy"`
+
+	LoadBalancer string `config:"loadbalancer" help:"socket of sluice-loadbalancer"`
+
+	Timeout time.Duration `config:"timeout" help:"how long one call may take"`
 }
 
 // AuditConfig is about the comparison of records and kernel.
@@ -224,9 +242,11 @@ func defaults(p instance.Paths) Config {
 		// where kube-proxy in IPVS mode puts every address of a service
 		ServiceDevices: []string{"kube-ipvs0"},
 		Routing:        RoutingConfig{Mode: string(cluster.None), ProbePort: 4242},
+		LoadBalancing:  LoadBalancingConfig{Mode: balancingOff},
 		Policy:         PolicyConfig{Mode: policyRequired, Linger: time.Minute},
 		Services: ServicesConfig{
-			IPAM: p.Socket("ipam"), Identity: p.Socket("identity"), Policy: p.Socket("policy"), Timeout: 10 * time.Second,
+			IPAM: p.Socket("ipam"), Identity: p.Socket("identity"), Policy: p.Socket("policy"),
+			LoadBalancer: p.Socket("loadbalancer"), Timeout: 10 * time.Second,
 		},
 		Audit:       AuditConfig{Interval: 30 * time.Second, Repair: true},
 		Events:      EventsConfig{PerSecond: 64},
@@ -248,6 +268,7 @@ func (c *Config) Validate() error {
 	for key, path := range map[string]string{
 		"stateDir": c.StateDir, "spoolDir": c.SpoolDir, "bpfDir": c.BPFDir, "procSysNet": c.ProcSysNet,
 		"services.ipam": c.Services.IPAM, "services.identity": c.Services.Identity, "services.policy": c.Services.Policy,
+		"services.loadbalancer": c.Services.LoadBalancer,
 	} {
 		if !filepath.IsAbs(path) {
 			p.Addf(key, "%q is not an absolute path", path)

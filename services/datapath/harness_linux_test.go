@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
@@ -126,6 +127,8 @@ type world struct {
 	underlay   UnderlayConfig
 	masquerade MasqueradeConfig
 	routing    RoutingConfig
+	frontends  frontendstream.Service // nil: services are not translated
+	state      frontendstream.Memory  // of them
 	pods6      netip.Prefix
 	mtu        uint16
 }
@@ -164,6 +167,9 @@ func (w *world) config() Config {
 	}
 	cfg.Underlay, cfg.Masquerade, cfg.Routing = w.underlay, w.masquerade, w.routing
 	cfg.Audit.Repair = true
+	if w.frontends != nil {
+		cfg.LoadBalancing.Mode = balancingOn
+	}
 	if w.ranges != nil {
 		cfg.PodCIDRs = nil
 	}
@@ -198,7 +204,7 @@ func (w *world) open() opened {
 		instance: "test", bootID: "boot-1", home: w.home, log: log.Discard(), leases: w.leases, identities: w.identities,
 		records: records, ranges: w.ranges, cluster: w.cluster, registry: w.registry,
 		numbers:  filepath.Join(w.dir, "nodes.json"),
-		policies: w.policies, patience: w.wait,
+		policies: w.policies, patience: w.wait, frontends: w.frontends, frontendState: w.state,
 	}
 	if w.records != nil {
 		a.records = w.records(records)
@@ -235,6 +241,9 @@ func (w *world) run(r opened, repair bool) {
 	}
 	if n.Fabric != nil {
 		work = append(work, n.Fabric.Run)
+	}
+	if n.Frontends != nil {
+		work = append(work, n.Frontends.Run, n.collectServices)
 	}
 	if n.Follower != nil {
 		work = append(work, func(ctx context.Context) error { return errors.Join(n.Follower.Run(ctx), ctx.Err()) })

@@ -104,6 +104,11 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 				return err
 			}
 		}
+		if n.Frontends != nil {
+			if err := await(ctx, p, "the services of sluice-loadbalancer", n.Frontends.Synced()); err != nil {
+				return err
+			}
+		}
 		srv.SetAllServing(true)
 		p.Ready()
 		<-ctx.Done()
@@ -132,7 +137,7 @@ func newServer(
 		return nil, nil, err
 	}
 	s := &server.Server{
-		Core: n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy,
+		Core: n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy, Services: n.Kernel.Services,
 		Records: records, Ranges: n.Ranges, Keeper: n.Keeper,
 		Facts: server.Facts{
 			Version: version.Get().String(), NodeName: cfg.Node, Start: started, KernelRelease: release,
@@ -146,6 +151,9 @@ func newServer(
 	}
 	if n.Prober != nil {
 		s.Probes = n.Prober.State
+	}
+	if n.Frontends != nil {
+		s.Frontends = n.Frontends
 	}
 	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: called.identity}
 	if n.Policy != nil {
@@ -192,6 +200,10 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 	if n.Policy != nil {
 		p.Go("policy", n.Policy.Run)
 	}
+	if n.Frontends != nil {
+		p.Go("frontends", n.Frontends.Run)
+		p.Go("service numbers", n.collectServices)
+	}
 	if n.Fabric != nil {
 		p.Go("fabric", n.Fabric.Run)
 	}
@@ -233,7 +245,8 @@ type services struct {
 	stream   func(client.Wishes) *client.Owners // of what endpoints shall be
 	owners   *client.Owners
 	cluster  *client.Cluster
-	policy   *client.Policy // nil if no policy is wanted
+	policy   *client.Policy       // nil if no policy is wanted
+	balancer *client.LoadBalancer // nil if services are not translated
 }
 
 // dial prepares the connections; they need no service to be there.
@@ -249,6 +262,9 @@ func dial(p *process.Process, cfg Config) (s services, err error) {
 	s.stream = func(sink client.Wishes) *client.Owners { return client.NewOwners(identity, sink, p.Log) }
 	if cfg.Policy.Mode != policyNone {
 		s.policy = client.NewPolicy(open(cfg.Services.Policy))
+	}
+	if cfg.LoadBalancing.on() {
+		s.balancer = client.NewLoadBalancer(open(cfg.Services.LoadBalancer))
 	}
 	return s, err
 }
@@ -278,6 +294,14 @@ func openState(p *process.Process, cfg Config, called services) (*record.Store, 
 		// Without policies nothing is enforced, which is what the operator wants then.
 		if err := enforced.Forget(); err != nil {
 			return nil, a, fmt.Errorf("forget the enforced policy revision: %w", err)
+		}
+	}
+	frontends := record.OpenFrontends(filepath.Join(cfg.StateDir, "frontends.json"))
+	if cfg.LoadBalancing.on() {
+		a.frontends, a.frontendState = called.balancer, frontends
+	} else if !cfg.ValidateOnly {
+		if err := frontends.Forget(); err != nil {
+			return nil, a, fmt.Errorf("forget the state of frontends: %w", err)
 		}
 	}
 	return records, a, nil

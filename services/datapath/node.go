@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/fabric"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
 	"github.com/sluice-net/sluice/services/datapath/internal/guard"
 	"github.com/sluice-net/sluice/services/datapath/internal/host"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
@@ -64,16 +65,20 @@ type around struct {
 	identities endpoint.Identities
 	records    endpoint.Records
 
-	policies policystream.Service // nil in policy mode none
-	enforced policystream.Memory  // nil: nothing keeps it
-	patience time.Duration        // how long a creation waits for its tables; 0 is 10 s
+	policies      policystream.Service   // nil in policy mode none
+	enforced      policystream.Memory    // nil: nothing keeps it
+	frontends     frontendstream.Service // nil: services are not translated
+	frontendState frontendstream.Memory  // nil: nothing keeps it
+
+	patience time.Duration // how long a creation waits for its tables; 0 is 10 s
 }
 
 // node is the parts of the datapath without its server.
 type node struct {
 	around
 	Core      *lifecycle.Core
-	Policy    *policysync.Applier // nil in policy mode none
+	Policy    *policysync.Applier      // nil in policy mode none
+	Frontends *frontendstream.Follower // nil: services are not translated
 	Kernel    *kernel.Kernel
 	Collector *conntrack.Collector // of connections; nil with validateOnly
 	Ring      *observe.Ring
@@ -146,7 +151,7 @@ func open(ctx context.Context, cfg Config, a around) (_ *node, err error) {
 func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 	n.Kernel, err = kernel.Open(ctx, kernel.Options{
 		Dir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, TunnelPorts: cfg.closedPorts(), EventsPerSecond: cfg.Events.PerSecond,
-		Routing: cfg.Routing.kernel(), CopyDSCP: cfg.Routing.CopyDSCP,
+		Routing: cfg.Routing.kernel(), CopyDSCP: cfg.Routing.CopyDSCP, Services: cfg.LoadBalancing.on(),
 		ValidateOnly: cfg.ValidateOnly, Log: n.log,
 	})
 	if err != nil || cfg.ValidateOnly {
@@ -160,6 +165,11 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 		Path: n.numbers, BootID: n.bootID, InUse: n.Kernel.IPCache.InUse, Found: found, Log: n.log,
 	})
 	n.Kernel.NodeName = n.Numbers.Name
+	if n.frontends != nil {
+		n.Frontends = frontendstream.New(frontendstream.Options{
+			Name: service, Service: n.frontends, Kernel: n.Kernel.Services, Memory: n.frontendState, Log: n.log,
+		})
+	}
 	o := cfg.Connections.options()
 	o.Log = n.log
 	o.Passed = func(began time.Time, p conntrack.Pass) { n.Numbers.Passed(began, p.Nodes) }
@@ -421,6 +431,7 @@ func (n *node) openCore(cfg Config) (err error) {
 	n.mtu = cfg.MTU
 	maps := endpointmap.Maps{
 		Endpoints: n.Kernel.Endpoints, Tables: n.Kernel.Tables, IPCache: n.Kernel.IPCache, Policy: n.Policy,
+		Services: n.Kernel.Services,
 	}
 	n.Host = &host.Host{Devices: n.dev, Firewall: n.guard, Addresses: n.Kernel.Endpoints, Ranges: n.Ranges, Log: n.log}
 	c := lifecycle.Config{
@@ -523,6 +534,17 @@ const spoolInterval = 3 * time.Second
 // full.
 func (n *node) replay(ctx context.Context, s *record.Spool) error {
 	return n.every(ctx, spoolInterval, "replay deletions", func() error { return s.Replay(ctx, n.Core) })
+}
+
+// serviceInterval is how often numbers of removed frontends and backends are freed.
+const serviceInterval = 30 * time.Second
+
+// collectServices frees the numbers of frontends and backends that have rested.
+func (n *node) collectServices(ctx context.Context) error {
+	return n.every(ctx, serviceInterval, "free numbers of services", func() error {
+		_, err := n.Kernel.Services.Collect(ctx, nil)
+		return err
+	})
 }
 
 // every calls fn at intervals until ctx ends. What fails is logged, and tried

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -28,6 +29,8 @@ type Maps struct {
 	Endpoints *slotmap.Maps
 	Tables    *policymap.Maps
 	IPCache   *ipcache.Cache
+	// Services are compared with the other maps.
+	Services *servicemap.Maps
 	// Policy decides which tables an endpoint gets; nil: everything is allowed.
 	Policy *policysync.Applier
 }

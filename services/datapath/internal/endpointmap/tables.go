@@ -12,10 +12,14 @@ const SubjectTable = "policy-table"
 // SubjectIPCache is the subject of a difference in the ipcache.
 const SubjectIPCache = "ipcache"
 
+// SubjectService is the subject of a difference in the maps of services.
+const SubjectService = "service"
+
 // AuditTables compares the ipcache with what it is to say of ranges and of other
 // nodes, then the maps of tables, classes, rows, prefixes and
 // identities with what was written into them, and the policy word of every
-// endpoint with the tables that it should name.
+// endpoint with the tables that it should name. The maps of services come before
+// those of tables.
 func (m Maps) AuditTables(repair bool) ([]endpoint.Finding, error) {
 	var findings []endpoint.Finding
 	entries, err := m.IPCache.Audit(repair)
@@ -23,6 +27,15 @@ func (m Maps) AuditTables(repair bool) ([]endpoint.Finding, error) {
 		findings = append(findings, endpoint.Finding{
 			Difference: endpoint.Difference{Subject: SubjectIPCache, Key: d.Prefix.String(), Want: d.Want, Have: d.Have},
 			Repaired:   repair && err == nil, Err: err,
+		})
+	}
+	if err != nil {
+		return findings, err
+	}
+	services, err := m.Services.Audit(repair)
+	for _, d := range services {
+		findings = append(findings, endpoint.Finding{
+			Difference: endpoint.Difference{Subject: SubjectService, Key: d}, Repaired: repair && err == nil, Err: err,
 		})
 	}
 	if err != nil {

@@ -86,16 +86,16 @@ type Status struct {
 	Earlier int
 	// Unsaved says why the state's name is not on stable storage.
 	Unsaved string
-	// refused, by key.
-	refused map[frontend.Key]string
+	// Refusals are the frontends that are not enforced as the service has them,
+	// and why.
+	Refusals map[frontend.Key]string
 }
 
-// Refused are the frontends that are not enforced as the service has them, one
-// line each, sorted by key.
+// Refused are the refusals, one line each, sorted by key.
 func (s Status) Refused() []string {
-	lines := make([]string, 0, len(s.refused))
-	for _, k := range slices.SortedFunc(maps.Keys(s.refused), frontend.Key.Compare) {
-		lines = append(lines, fmt.Sprintf("%v: %s", k, s.refused[k]))
+	lines := make([]string, 0, len(s.Refusals))
+	for _, k := range slices.SortedFunc(maps.Keys(s.Refusals), frontend.Key.Compare) {
+		lines = append(lines, fmt.Sprintf("%v: %s", k, s.Refusals[k]))
 	}
 	return lines
 }
@@ -105,7 +105,7 @@ func New(o Options) *Follower {
 	return &Follower{
 		o: o, synced: make(chan struct{}), earlier: map[frontend.Key]struct{}{}, waiting: map[frontend.Key]*frontend.Frontend{},
 		unended: true, // by an earlier process, perhaps
-		st:      Status{Err: errors.New("loadbalancer: not connected yet"), refused: map[frontend.Key]string{}},
+		st:      Status{Err: errors.New("loadbalancer: not connected yet"), Refusals: map[frontend.Key]string{}},
 	}
 }
 
@@ -117,7 +117,7 @@ func (f *Follower) Status() Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	st := f.st
-	st.refused = maps.Clone(st.refused)
+	st.Refusals = maps.Clone(st.Refusals)
 	return st
 }
 
@@ -323,13 +323,13 @@ func (s *session) barrier(ctx context.Context, b Barrier) error {
 	f.incarnation, f.seq, s.last = b.Incarnation, b.Seq, &b
 	f.note(func(st *Status) {
 		if b.SnapshotComplete {
-			clear(st.refused)
+			clear(st.Refusals)
 		}
 		for k := range named {
-			delete(st.refused, k)
+			delete(st.Refusals, k)
 		}
 		for _, r := range refused {
-			st.refused[r.Key] = r.Err.Error()
+			st.Refusals[r.Key] = r.Err.Error()
 		}
 		st.Revision, st.Complete, st.Earlier = b.Revision, true, len(f.earlier)
 	})

@@ -143,6 +143,7 @@ var targetKinds = map[string]datapathv1.TargetKind{
 	"identity-word":        datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
 	"ipcache":              datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
 	"policy-table":         datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
+	"service":              datapathv1.TargetKind_TARGET_KIND_MAP_ENTRY,
 	"pin":                  datapathv1.TargetKind_TARGET_KIND_PIN,
 	endpoint.SubjectFilter: datapathv1.TargetKind_TARGET_KIND_PROGRAM,
 	endpoint.SubjectQdisc:  datapathv1.TargetKind_TARGET_KIND_PROGRAM,

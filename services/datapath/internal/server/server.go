@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
@@ -44,6 +45,10 @@ type Server struct {
 	Cluster func() ClusterStream
 	// Probes is what probes of other nodes found; nil: none are sent.
 	Probes func() probe.State
+	// Frontends is the stream of services; nil: they are not translated.
+	Frontends interface{ Status() frontendstream.Status }
+	// Services are what the kernel translates.
+	Services Services
 	// Ranges are the node's pod ranges.
 	Ranges *podrange.Set
 	// Keeper changes them; nil: they are those of the configuration.
@@ -101,6 +106,7 @@ func Methods() rpc.Methods {
 		datapathv1.DatapathService_ListEndpoints_FullMethodName:  group,
 		datapathv1.DatapathService_WatchEndpoints_FullMethodName: streams,
 		datapathv1.DatapathService_GetStatus_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}},
+		datapathv1.DatapathService_ListFrontends_FullMethodName:  {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}},
 		datapathv1.DatapathService_DumpMap_FullMethodName:        {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 2, Waiting: 8}},
 		datapathv1.ObserverService_Observe_FullMethodName:        streams,
 		datapathv1.ObserverService_Explain_FullMethodName:        {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}},

@@ -156,6 +156,14 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		c := s.Cluster()
 		resp.ClusterStream, warnings = c.proto(), append(warnings, c.warnings()...)
 	}
+	if s.Frontends != nil {
+		services := s.Frontends.Status()
+		counts, err := s.Services.Counts()
+		if err != nil {
+			return nil, statusOf(err)
+		}
+		resp.FrontendStream, warnings = frontendStream(services, counts), append(warnings, frontendWarnings(services)...)
+	}
 	if s.Probes != nil {
 		probes, troubles := nodeProbes(s.Probes())
 		resp.NodeProbes, warnings = probes, append(warnings, troubles...)
@@ -204,6 +212,9 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		if p.Unsaved != "" {
 			warnings = append(warnings, "policy: "+p.Unsaved)
 		}
+	}
+	if s.Frontends != nil {
+		depend("loadbalancer", s.Frontends.Status().Err)
 	}
 	problems := of.all()
 	resp.Service = &statusv1.ServiceStatus{

@@ -2478,9 +2478,12 @@ type GetStatusResponse struct {
 	// Since when known_add_ready is false; unset while it is true.
 	AddUnreadySince *timestamppb.Timestamp `protobuf:"bytes,41,opt,name=add_unready_since,json=addUnreadySince,proto3" json:"add_unready_since,omitempty"`
 	// What probes of other nodes found; unset in a process that sends none.
-	NodeProbes    *NodeProbes `protobuf:"bytes,42,opt,name=node_probes,json=nodeProbes,proto3" json:"node_probes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	NodeProbes *NodeProbes `protobuf:"bytes,42,opt,name=node_probes,json=nodeProbes,proto3" json:"node_probes,omitempty"`
+	// The stream by which sluice-loadbalancer says what services there are; unset in
+	// a process that translates none.
+	FrontendStream *FrontendStream `protobuf:"bytes,43,opt,name=frontend_stream,json=frontendStream,proto3" json:"frontend_stream,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -2681,6 +2684,464 @@ func (x *GetStatusResponse) GetNodeProbes() *NodeProbes {
 	return nil
 }
 
+func (x *GetStatusResponse) GetFrontendStream() *FrontendStream {
+	if x != nil {
+		return x.FrontendStream
+	}
+	return nil
+}
+
+// FrontendStream is how far the frontends of sluice-loadbalancer are in the kernel.
+type FrontendStream struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether the process has received and enforced all of them at least once.
+	Complete bool `protobuf:"varint,1,opt,name=complete,proto3" json:"complete,omitempty"`
+	// Why the stream is not open; empty: it is.
+	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	// Revision of the services that is enforced, but for what was refused; 0: the
+	// process has enforced none yet, and the kernel has what an earlier one left.
+	Revision uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Revision whose removed backends no socket of the node uses any more.
+	EndedRevision uint64 `protobuf:"varint,4,opt,name=ended_revision,json=endedRevision,proto3" json:"ended_revision,omitempty"`
+	// Frontends in the kernel.
+	Frontends uint32 `protobuf:"varint,5,opt,name=frontends,proto3" json:"frontends,omitempty"`
+	// Backends in the kernel, each once for all frontends that lead to it.
+	Backends uint32 `protobuf:"varint,6,opt,name=backends,proto3" json:"backends,omitempty"`
+	// Numbers of removed frontends and backends that connections may still name.
+	RestingNumbers uint32 `protobuf:"varint,7,opt,name=resting_numbers,json=restingNumbers,proto3" json:"resting_numbers,omitempty"`
+	// Frontends that sluice-loadbalancer does not name since it lost its state. They
+	// stay until all its sources were listed completely.
+	EarlierFrontends uint32 `protobuf:"varint,8,opt,name=earlier_frontends,json=earlierFrontends,proto3" json:"earlier_frontends,omitempty"`
+	// How many frontends are refused.
+	RefusedCount uint32 `protobuf:"varint,9,opt,name=refused_count,json=refusedCount,proto3" json:"refused_count,omitempty"`
+	// Frontends that are refused, with the reason, one line each, at most 100.
+	Refused       []string `protobuf:"bytes,10,rep,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FrontendStream) Reset() {
+	*x = FrontendStream{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FrontendStream) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FrontendStream) ProtoMessage() {}
+
+func (x *FrontendStream) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FrontendStream.ProtoReflect.Descriptor instead.
+func (*FrontendStream) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *FrontendStream) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
+func (x *FrontendStream) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *FrontendStream) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *FrontendStream) GetEndedRevision() uint64 {
+	if x != nil {
+		return x.EndedRevision
+	}
+	return 0
+}
+
+func (x *FrontendStream) GetFrontends() uint32 {
+	if x != nil {
+		return x.Frontends
+	}
+	return 0
+}
+
+func (x *FrontendStream) GetBackends() uint32 {
+	if x != nil {
+		return x.Backends
+	}
+	return 0
+}
+
+func (x *FrontendStream) GetRestingNumbers() uint32 {
+	if x != nil {
+		return x.RestingNumbers
+	}
+	return 0
+}
+
+func (x *FrontendStream) GetEarlierFrontends() uint32 {
+	if x != nil {
+		return x.EarlierFrontends
+	}
+	return 0
+}
+
+func (x *FrontendStream) GetRefusedCount() uint32 {
+	if x != nil {
+		return x.RefusedCount
+	}
+	return 0
+}
+
+func (x *FrontendStream) GetRefused() []string {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+// ListFrontendsRequest asks for all.
+type ListFrontendsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListFrontendsRequest) Reset() {
+	*x = ListFrontendsRequest{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListFrontendsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListFrontendsRequest) ProtoMessage() {}
+
+func (x *ListFrontendsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListFrontendsRequest.ProtoReflect.Descriptor instead.
+func (*ListFrontendsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
+}
+
+// ListFrontendsResponse has one frontend.
+type ListFrontendsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The frontend.
+	Frontend      *KernelFrontend `protobuf:"bytes,1,opt,name=frontend,proto3" json:"frontend,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListFrontendsResponse) Reset() {
+	*x = ListFrontendsResponse{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListFrontendsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListFrontendsResponse) ProtoMessage() {}
+
+func (x *ListFrontendsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListFrontendsResponse.ProtoReflect.Descriptor instead.
+func (*ListFrontendsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ListFrontendsResponse) GetFrontend() *KernelFrontend {
+	if x != nil {
+		return x.Frontend
+	}
+	return nil
+}
+
+// KernelFrontend is an address of a service as the kernel translates it.
+type KernelFrontend struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address that clients ask; of a node port the unspecified address of its family.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Port that clients ask.
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// TCP, UDP or SCTP.
+	Protocol v12.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
+	// Clients ask it at addresses of the node.
+	NodePort bool `protobuf:"varint,4,opt,name=node_port,json=nodePort,proto3" json:"node_port,omitempty"`
+	// Service and port, "shop/web:http"; empty: an earlier process has enforced it,
+	// and sluice-loadbalancer has not named it since.
+	Service string `protobuf:"bytes,5,opt,name=service,proto3" json:"service,omitempty"`
+	// Where connections of this node's pods and host lead; unset: they are not
+	// translated.
+	Inside *KernelBackendList `protobuf:"bytes,6,opt,name=inside,proto3" json:"inside,omitempty"`
+	// Where connections from elsewhere lead.
+	Outside *KernelBackendList `protobuf:"bytes,7,opt,name=outside,proto3" json:"outside,omitempty"`
+	// For how long a client keeps its backend, in seconds; 0: it does not.
+	AffinitySeconds uint32 `protobuf:"varint,8,opt,name=affinity_seconds,json=affinitySeconds,proto3" json:"affinity_seconds,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *KernelFrontend) Reset() {
+	*x = KernelFrontend{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KernelFrontend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KernelFrontend) ProtoMessage() {}
+
+func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KernelFrontend.ProtoReflect.Descriptor instead.
+func (*KernelFrontend) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *KernelFrontend) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *KernelFrontend) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *KernelFrontend) GetProtocol() v12.Protocol {
+	if x != nil {
+		return x.Protocol
+	}
+	return v12.Protocol(0)
+}
+
+func (x *KernelFrontend) GetNodePort() bool {
+	if x != nil {
+		return x.NodePort
+	}
+	return false
+}
+
+func (x *KernelFrontend) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *KernelFrontend) GetInside() *KernelBackendList {
+	if x != nil {
+		return x.Inside
+	}
+	return nil
+}
+
+func (x *KernelFrontend) GetOutside() *KernelBackendList {
+	if x != nil {
+		return x.Outside
+	}
+	return nil
+}
+
+func (x *KernelFrontend) GetAffinitySeconds() uint32 {
+	if x != nil {
+		return x.AffinitySeconds
+	}
+	return 0
+}
+
+// KernelBackendList is the list of backends of a frontend.
+type KernelBackendList struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the list in sl_front.
+	Front uint32 `protobuf:"varint,1,opt,name=front,proto3" json:"front,omitempty"`
+	// Connections are dropped, not refused, while there is no backend.
+	Drop bool `protobuf:"varint,2,opt,name=drop,proto3" json:"drop,omitempty"`
+	// The backends, sorted by address and port.
+	Backends      []*KernelBackend `protobuf:"bytes,3,rep,name=backends,proto3" json:"backends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KernelBackendList) Reset() {
+	*x = KernelBackendList{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KernelBackendList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KernelBackendList) ProtoMessage() {}
+
+func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KernelBackendList.ProtoReflect.Descriptor instead.
+func (*KernelBackendList) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *KernelBackendList) GetFront() uint32 {
+	if x != nil {
+		return x.Front
+	}
+	return 0
+}
+
+func (x *KernelBackendList) GetDrop() bool {
+	if x != nil {
+		return x.Drop
+	}
+	return false
+}
+
+func (x *KernelBackendList) GetBackends() []*KernelBackend {
+	if x != nil {
+		return x.Backends
+	}
+	return nil
+}
+
+// KernelBackend is an address that connections are sent to.
+type KernelBackend struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Port.
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// Its number in sl_be4 or sl_be6.
+	Number        uint32 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KernelBackend) Reset() {
+	*x = KernelBackend{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KernelBackend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KernelBackend) ProtoMessage() {}
+
+func (x *KernelBackend) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KernelBackend.ProtoReflect.Descriptor instead.
+func (*KernelBackend) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *KernelBackend) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *KernelBackend) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *KernelBackend) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
 // NodeProbes is how other nodes answer to the UDP packets by which this node asks
 // them, small ones and ones as large as the path should carry.
 type NodeProbes struct {
@@ -2702,7 +3163,7 @@ type NodeProbes struct {
 
 func (x *NodeProbes) Reset() {
 	*x = NodeProbes{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2714,7 +3175,7 @@ func (x *NodeProbes) String() string {
 func (*NodeProbes) ProtoMessage() {}
 
 func (x *NodeProbes) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2727,7 +3188,7 @@ func (x *NodeProbes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeProbes.ProtoReflect.Descriptor instead.
 func (*NodeProbes) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NodeProbes) GetNodes() uint32 {
@@ -2806,7 +3267,7 @@ type NodePath struct {
 
 func (x *NodePath) Reset() {
 	*x = NodePath{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +3279,7 @@ func (x *NodePath) String() string {
 func (*NodePath) ProtoMessage() {}
 
 func (x *NodePath) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +3292,7 @@ func (x *NodePath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodePath.ProtoReflect.Descriptor instead.
 func (*NodePath) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *NodePath) GetNode() string {
@@ -2950,7 +3411,7 @@ type IdentityStream struct {
 
 func (x *IdentityStream) Reset() {
 	*x = IdentityStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2962,7 +3423,7 @@ func (x *IdentityStream) String() string {
 func (*IdentityStream) ProtoMessage() {}
 
 func (x *IdentityStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2975,7 +3436,7 @@ func (x *IdentityStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityStream.ProtoReflect.Descriptor instead.
 func (*IdentityStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *IdentityStream) GetComplete() bool {
@@ -3034,7 +3495,7 @@ type ClusterStream struct {
 
 func (x *ClusterStream) Reset() {
 	*x = ClusterStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3046,7 +3507,7 @@ func (x *ClusterStream) String() string {
 func (*ClusterStream) ProtoMessage() {}
 
 func (x *ClusterStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3059,7 +3520,7 @@ func (x *ClusterStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStream.ProtoReflect.Descriptor instead.
 func (*ClusterStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ClusterStream) GetComplete() bool {
@@ -3135,7 +3596,7 @@ type MapUsage struct {
 
 func (x *MapUsage) Reset() {
 	*x = MapUsage{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3147,7 +3608,7 @@ func (x *MapUsage) String() string {
 func (*MapUsage) ProtoMessage() {}
 
 func (x *MapUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3160,7 +3621,7 @@ func (x *MapUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapUsage.ProtoReflect.Descriptor instead.
 func (*MapUsage) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MapUsage) GetName() string {
@@ -3213,7 +3674,7 @@ type ConnectionCounts struct {
 
 func (x *ConnectionCounts) Reset() {
 	*x = ConnectionCounts{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +3686,7 @@ func (x *ConnectionCounts) String() string {
 func (*ConnectionCounts) ProtoMessage() {}
 
 func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +3699,7 @@ func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectionCounts.ProtoReflect.Descriptor instead.
 func (*ConnectionCounts) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ConnectionCounts) GetLive() uint64 {
@@ -3296,7 +3757,7 @@ type EndpointStateCount struct {
 
 func (x *EndpointStateCount) Reset() {
 	*x = EndpointStateCount{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3308,7 +3769,7 @@ func (x *EndpointStateCount) String() string {
 func (*EndpointStateCount) ProtoMessage() {}
 
 func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3321,7 +3782,7 @@ func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointStateCount.ProtoReflect.Descriptor instead.
 func (*EndpointStateCount) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EndpointStateCount) GetState() EndpointState {
@@ -3357,7 +3818,7 @@ type PacketCounter struct {
 
 func (x *PacketCounter) Reset() {
 	*x = PacketCounter{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3369,7 +3830,7 @@ func (x *PacketCounter) String() string {
 func (*PacketCounter) ProtoMessage() {}
 
 func (x *PacketCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3382,7 +3843,7 @@ func (x *PacketCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketCounter.ProtoReflect.Descriptor instead.
 func (*PacketCounter) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PacketCounter) GetReason() Reason {
@@ -3435,7 +3896,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3447,7 +3908,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3460,7 +3921,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Dependency) GetName() string {
@@ -3495,7 +3956,7 @@ type AuditMapsRequest struct {
 
 func (x *AuditMapsRequest) Reset() {
 	*x = AuditMapsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3507,7 +3968,7 @@ func (x *AuditMapsRequest) String() string {
 func (*AuditMapsRequest) ProtoMessage() {}
 
 func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3520,7 +3981,7 @@ func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsRequest.ProtoReflect.Descriptor instead.
 func (*AuditMapsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AuditMapsRequest) GetRepair() bool {
@@ -3545,7 +4006,7 @@ type AuditMapsResponse struct {
 
 func (x *AuditMapsResponse) Reset() {
 	*x = AuditMapsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3557,7 +4018,7 @@ func (x *AuditMapsResponse) String() string {
 func (*AuditMapsResponse) ProtoMessage() {}
 
 func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3570,7 +4031,7 @@ func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsResponse.ProtoReflect.Descriptor instead.
 func (*AuditMapsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AuditMapsResponse) GetDifference() *Difference {
@@ -3607,7 +4068,7 @@ type DumpMapRequest struct {
 
 func (x *DumpMapRequest) Reset() {
 	*x = DumpMapRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3619,7 +4080,7 @@ func (x *DumpMapRequest) String() string {
 func (*DumpMapRequest) ProtoMessage() {}
 
 func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3632,7 +4093,7 @@ func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapRequest.ProtoReflect.Descriptor instead.
 func (*DumpMapRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DumpMapRequest) GetName() string {
@@ -3665,7 +4126,7 @@ type DumpMapResponse struct {
 
 func (x *DumpMapResponse) Reset() {
 	*x = DumpMapResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3677,7 +4138,7 @@ func (x *DumpMapResponse) String() string {
 func (*DumpMapResponse) ProtoMessage() {}
 
 func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3690,7 +4151,7 @@ func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapResponse.ProtoReflect.Descriptor instead.
 func (*DumpMapResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DumpMapResponse) GetKey() string {
@@ -3840,7 +4301,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\rvalidate_only\x18\x05 \x01(\bR\fvalidateOnly\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
-	"\x10GetStatusRequest\"\x99\n" +
+	"\x10GetStatusRequest\"\xe6\n" +
 	"\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\x17 \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1b\n" +
@@ -3870,8 +4331,41 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x0fidentity_stream\x18( \x01(\v2\".sluice.datapath.v1.IdentityStreamR\x0eidentityStream\x12F\n" +
 	"\x11add_unready_since\x18) \x01(\v2\x1a.google.protobuf.TimestampR\x0faddUnreadySince\x12?\n" +
 	"\vnode_probes\x18* \x01(\v2\x1e.sluice.datapath.v1.NodeProbesR\n" +
-	"nodeProbesJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
-	"start_timeR\bproblems\"\xbd\x01\n" +
+	"nodeProbes\x12K\n" +
+	"\x0ffrontend_stream\x18+ \x01(\v2\".sluice.datapath.v1.FrontendStreamR\x0efrontendStreamJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
+	"start_timeR\bproblems\"\xd4\x02\n" +
+	"\x0eFrontendStream\x12\x1a\n" +
+	"\bcomplete\x18\x01 \x01(\bR\bcomplete\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\x12%\n" +
+	"\x0eended_revision\x18\x04 \x01(\x04R\rendedRevision\x12\x1c\n" +
+	"\tfrontends\x18\x05 \x01(\rR\tfrontends\x12\x1a\n" +
+	"\bbackends\x18\x06 \x01(\rR\bbackends\x12'\n" +
+	"\x0fresting_numbers\x18\a \x01(\rR\x0erestingNumbers\x12+\n" +
+	"\x11earlier_frontends\x18\b \x01(\rR\x10earlierFrontends\x12#\n" +
+	"\rrefused_count\x18\t \x01(\rR\frefusedCount\x12\x18\n" +
+	"\arefused\x18\n" +
+	" \x03(\tR\arefused\"\x16\n" +
+	"\x14ListFrontendsRequest\"W\n" +
+	"\x15ListFrontendsResponse\x12>\n" +
+	"\bfrontend\x18\x01 \x01(\v2\".sluice.datapath.v1.KernelFrontendR\bfrontend\"\xd5\x02\n" +
+	"\x0eKernelFrontend\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x123\n" +
+	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolR\bprotocol\x12\x1b\n" +
+	"\tnode_port\x18\x04 \x01(\bR\bnodePort\x12\x18\n" +
+	"\aservice\x18\x05 \x01(\tR\aservice\x12=\n" +
+	"\x06inside\x18\x06 \x01(\v2%.sluice.datapath.v1.KernelBackendListR\x06inside\x12?\n" +
+	"\aoutside\x18\a \x01(\v2%.sluice.datapath.v1.KernelBackendListR\aoutside\x12)\n" +
+	"\x10affinity_seconds\x18\b \x01(\rR\x0faffinitySeconds\"|\n" +
+	"\x11KernelBackendList\x12\x14\n" +
+	"\x05front\x18\x01 \x01(\rR\x05front\x12\x12\n" +
+	"\x04drop\x18\x02 \x01(\bR\x04drop\x12=\n" +
+	"\bbackends\x18\x03 \x03(\v2!.sluice.datapath.v1.KernelBackendR\bbackends\"U\n" +
+	"\rKernelBackend\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\rR\x06number\"\xbd\x01\n" +
 	"\n" +
 	"NodeProbes\x12\x14\n" +
 	"\x05nodes\x18\x01 \x01(\rR\x05nodes\x12'\n" +
@@ -4068,7 +4562,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x17POLICY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10POLICY_MODE_NONE\x10\x01\x12\x18\n" +
 	"\x14POLICY_MODE_REQUIRED\x10\x02\x12\x14\n" +
-	"\x10POLICY_MODE_INIT\x10\x032\xe0\b\n" +
+	"\x10POLICY_MODE_INIT\x10\x032\xc8\t\n" +
 	"\x0fDatapathService\x12g\n" +
 	"\x0eCreateEndpoint\x12).sluice.datapath.v1.CreateEndpointRequest\x1a*.sluice.datapath.v1.CreateEndpointResponse\x12g\n" +
 	"\x0eUpdateEndpoint\x12).sluice.datapath.v1.UpdateEndpointRequest\x1a*.sluice.datapath.v1.UpdateEndpointResponse\x12g\n" +
@@ -4080,7 +4574,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x10ReclaimEndpoints\x12+.sluice.datapath.v1.ReclaimEndpointsRequest\x1a,.sluice.datapath.v1.ReclaimEndpointsResponse\x12X\n" +
 	"\tGetStatus\x12$.sluice.datapath.v1.GetStatusRequest\x1a%.sluice.datapath.v1.GetStatusResponse\x12Z\n" +
 	"\tAuditMaps\x12$.sluice.datapath.v1.AuditMapsRequest\x1a%.sluice.datapath.v1.AuditMapsResponse0\x01\x12T\n" +
-	"\aDumpMap\x12\".sluice.datapath.v1.DumpMapRequest\x1a#.sluice.datapath.v1.DumpMapResponse0\x01B\xd7\x01\n" +
+	"\aDumpMap\x12\".sluice.datapath.v1.DumpMapRequest\x1a#.sluice.datapath.v1.DumpMapResponse0\x01\x12f\n" +
+	"\rListFrontends\x12(.sluice.datapath.v1.ListFrontendsRequest\x1a).sluice.datapath.v1.ListFrontendsResponse0\x01B\xd7\x01\n" +
 	"\x16com.sluice.datapath.v1B\rDatapathProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/datapath/v1;datapathv1\xa2\x02\x03SDX\xaa\x02\x12Sluice.Datapath.V1\xca\x02\x12Sluice\\Datapath\\V1\xe2\x02\x1eSluice\\Datapath\\V1\\GPBMetadata\xea\x02\x14Sluice::Datapath::V1b\x06proto3"
 
 var (
@@ -4096,7 +4591,7 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),               // 0: sluice.datapath.v1.EndpointState
 	(ErrorReason)(0),                 // 1: sluice.datapath.v1.ErrorReason
@@ -4130,109 +4625,124 @@ var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(*ReclaimEndpointsResponse)(nil), // 29: sluice.datapath.v1.ReclaimEndpointsResponse
 	(*GetStatusRequest)(nil),         // 30: sluice.datapath.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 31: sluice.datapath.v1.GetStatusResponse
-	(*NodeProbes)(nil),               // 32: sluice.datapath.v1.NodeProbes
-	(*NodePath)(nil),                 // 33: sluice.datapath.v1.NodePath
-	(*IdentityStream)(nil),           // 34: sluice.datapath.v1.IdentityStream
-	(*ClusterStream)(nil),            // 35: sluice.datapath.v1.ClusterStream
-	(*MapUsage)(nil),                 // 36: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),         // 37: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),       // 38: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),            // 39: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),               // 40: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),         // 41: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),        // 42: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),           // 43: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),          // 44: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                 // 45: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                 // 46: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),             // 47: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),    // 48: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),          // 49: sluice.workload.v1.PodReference
-	(*v11.ServiceStatus)(nil),        // 50: sluice.status.v1.ServiceStatus
-	(v12.Direction)(0),               // 51: sluice.net.v1.Direction
+	(*FrontendStream)(nil),           // 32: sluice.datapath.v1.FrontendStream
+	(*ListFrontendsRequest)(nil),     // 33: sluice.datapath.v1.ListFrontendsRequest
+	(*ListFrontendsResponse)(nil),    // 34: sluice.datapath.v1.ListFrontendsResponse
+	(*KernelFrontend)(nil),           // 35: sluice.datapath.v1.KernelFrontend
+	(*KernelBackendList)(nil),        // 36: sluice.datapath.v1.KernelBackendList
+	(*KernelBackend)(nil),            // 37: sluice.datapath.v1.KernelBackend
+	(*NodeProbes)(nil),               // 38: sluice.datapath.v1.NodeProbes
+	(*NodePath)(nil),                 // 39: sluice.datapath.v1.NodePath
+	(*IdentityStream)(nil),           // 40: sluice.datapath.v1.IdentityStream
+	(*ClusterStream)(nil),            // 41: sluice.datapath.v1.ClusterStream
+	(*MapUsage)(nil),                 // 42: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),         // 43: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),       // 44: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),            // 45: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),               // 46: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),         // 47: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),        // 48: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),           // 49: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),          // 50: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                 // 51: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                 // 52: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),             // 53: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),    // 54: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),          // 55: sluice.workload.v1.PodReference
+	(*v11.ServiceStatus)(nil),        // 56: sluice.status.v1.ServiceStatus
+	(v12.Protocol)(0),                // 57: sluice.net.v1.Protocol
+	(v12.Direction)(0),               // 58: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	45, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	51, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	46, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	52, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
 	8,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
 	8,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	47, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	48, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	53, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	54, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
 	7,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	49, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	46, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
-	45, // 10: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	48, // 11: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	46, // 12: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	47, // 13: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	49, // 14: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	55, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	52, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
+	51, // 10: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	54, // 11: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	52, // 12: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	53, // 13: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	55, // 14: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
 	6,  // 15: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	46, // 16: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
-	47, // 17: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
-	45, // 18: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	52, // 16: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
+	53, // 17: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
+	51, // 18: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	11, // 19: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
 	12, // 20: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
 	6,  // 21: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	45, // 22: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	45, // 23: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	51, // 22: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	51, // 23: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	19, // 24: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
 	20, // 25: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
 	2,  // 26: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
-	45, // 27: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	51, // 27: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	6,  // 28: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
 	6,  // 29: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
 	6,  // 30: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	45, // 31: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	51, // 31: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
 	27, // 32: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	45, // 33: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	45, // 34: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	50, // 35: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	51, // 33: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	51, // 34: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	56, // 35: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	5,  // 36: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
-	38, // 37: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	39, // 38: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	40, // 39: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	36, // 40: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	37, // 41: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	35, // 42: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
-	34, // 43: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
-	48, // 44: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
-	32, // 45: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
-	33, // 46: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
-	3,  // 47: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
-	48, // 48: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
-	48, // 49: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
-	0,  // 50: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	4,  // 51: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
-	51, // 52: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	19, // 53: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	9,  // 54: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	13, // 55: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
-	15, // 56: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	17, // 57: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	21, // 58: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	23, // 59: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	25, // 60: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	28, // 61: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	30, // 62: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	41, // 63: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	43, // 64: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	10, // 65: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	14, // 66: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
-	16, // 67: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	18, // 68: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	22, // 69: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	24, // 70: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	26, // 71: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	29, // 72: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	31, // 73: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	42, // 74: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	44, // 75: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	65, // [65:76] is the sub-list for method output_type
-	54, // [54:65] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	44, // 37: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	45, // 38: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	46, // 39: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	42, // 40: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	43, // 41: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	41, // 42: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
+	40, // 43: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
+	54, // 44: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
+	38, // 45: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
+	32, // 46: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
+	35, // 47: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
+	57, // 48: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
+	36, // 49: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
+	36, // 50: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
+	37, // 51: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
+	39, // 52: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
+	3,  // 53: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
+	54, // 54: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
+	54, // 55: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
+	0,  // 56: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	4,  // 57: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	58, // 58: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	19, // 59: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	9,  // 60: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	13, // 61: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
+	15, // 62: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	17, // 63: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	21, // 64: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	23, // 65: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	25, // 66: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	28, // 67: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	30, // 68: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	47, // 69: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	49, // 70: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	33, // 71: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
+	10, // 72: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	14, // 73: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
+	16, // 74: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	18, // 75: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	22, // 76: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	24, // 77: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	26, // 78: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	29, // 79: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	31, // 80: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	48, // 81: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	50, // 82: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	34, // 83: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
+	72, // [72:84] is the sub-list for method output_type
+	60, // [60:72] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -4251,7 +4761,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   39,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -36,6 +36,7 @@ const (
 	DatapathService_GetStatus_FullMethodName        = "/sluice.datapath.v1.DatapathService/GetStatus"
 	DatapathService_AuditMaps_FullMethodName        = "/sluice.datapath.v1.DatapathService/AuditMaps"
 	DatapathService_DumpMap_FullMethodName          = "/sluice.datapath.v1.DatapathService/DumpMap"
+	DatapathService_ListFrontends_FullMethodName    = "/sluice.datapath.v1.DatapathService/ListFrontends"
 )
 
 // DatapathServiceClient is the client API for DatapathService service.
@@ -139,6 +140,10 @@ type DatapathServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	DumpMap(ctx context.Context, in *DumpMapRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DumpMapResponse], error)
+	// ListFrontends streams the addresses of services that the kernel translates,
+	// with the backends that each leads to, sorted by address, port and protocol.
+	// Without services there are none.
+	ListFrontends(ctx context.Context, in *ListFrontendsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListFrontendsResponse], error)
 }
 
 type datapathServiceClient struct {
@@ -295,6 +300,25 @@ func (c *datapathServiceClient) DumpMap(ctx context.Context, in *DumpMapRequest,
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DatapathService_DumpMapClient = grpc.ServerStreamingClient[DumpMapResponse]
 
+func (c *datapathServiceClient) ListFrontends(ctx context.Context, in *ListFrontendsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListFrontendsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &DatapathService_ServiceDesc.Streams[4], DatapathService_ListFrontends_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListFrontendsRequest, ListFrontendsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DatapathService_ListFrontendsClient = grpc.ServerStreamingClient[ListFrontendsResponse]
+
 // DatapathServiceServer is the server API for DatapathService service.
 // All implementations must embed UnimplementedDatapathServiceServer
 // for forward compatibility.
@@ -396,6 +420,10 @@ type DatapathServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	DumpMap(*DumpMapRequest, grpc.ServerStreamingServer[DumpMapResponse]) error
+	// ListFrontends streams the addresses of services that the kernel translates,
+	// with the backends that each leads to, sorted by address, port and protocol.
+	// Without services there are none.
+	ListFrontends(*ListFrontendsRequest, grpc.ServerStreamingServer[ListFrontendsResponse]) error
 	mustEmbedUnimplementedDatapathServiceServer()
 }
 
@@ -438,6 +466,9 @@ func (UnimplementedDatapathServiceServer) AuditMaps(*AuditMapsRequest, grpc.Serv
 }
 func (UnimplementedDatapathServiceServer) DumpMap(*DumpMapRequest, grpc.ServerStreamingServer[DumpMapResponse]) error {
 	return status.Error(codes.Unimplemented, "method DumpMap not implemented")
+}
+func (UnimplementedDatapathServiceServer) ListFrontends(*ListFrontendsRequest, grpc.ServerStreamingServer[ListFrontendsResponse]) error {
+	return status.Error(codes.Unimplemented, "method ListFrontends not implemented")
 }
 func (UnimplementedDatapathServiceServer) mustEmbedUnimplementedDatapathServiceServer() {}
 func (UnimplementedDatapathServiceServer) testEmbeddedByValue()                         {}
@@ -630,6 +661,17 @@ func _DatapathService_DumpMap_Handler(srv interface{}, stream grpc.ServerStream)
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DatapathService_DumpMapServer = grpc.ServerStreamingServer[DumpMapResponse]
 
+func _DatapathService_ListFrontends_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListFrontendsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(DatapathServiceServer).ListFrontends(m, &grpc.GenericServerStream[ListFrontendsRequest, ListFrontendsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DatapathService_ListFrontendsServer = grpc.ServerStreamingServer[ListFrontendsResponse]
+
 // DatapathService_ServiceDesc is the grpc.ServiceDesc for DatapathService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -685,6 +727,11 @@ var DatapathService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "DumpMap",
 			Handler:       _DatapathService_DumpMap_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ListFrontends",
+			Handler:       _DatapathService_ListFrontends_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
+)
+
+// Services are what the kernel translates.
+type Services interface {
+	List() ([]servicemap.Frontend, error)
+	Counts() (servicemap.Counts, error)
+}
+
+// ListFrontends implements the API.
+func (s *Server) ListFrontends(
+	_ *datapathv1.ListFrontendsRequest, stream grpc.ServerStreamingServer[datapathv1.ListFrontendsResponse],
+) error {
+	fs, err := s.Services.List()
+	if err != nil {
+		return statusOf(err)
+	}
+	for _, f := range fs {
+		if err := stream.Send(&datapathv1.ListFrontendsResponse{Frontend: protoFrontend(f)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func protoFrontend(f servicemap.Frontend) *datapathv1.KernelFrontend {
+	return &datapathv1.KernelFrontend{
+		Address: f.Key.Addr.String(), Port: uint32(f.Key.Port), Protocol: netv1.Protocol(f.Key.Protocol), NodePort: f.Key.Node,
+		Service: f.Service, Inside: protoFront(f.Inside), Outside: protoFront(f.Outside),
+		AffinitySeconds: uint32(f.Affinity / time.Second),
+	}
+}
+
+func protoFront(f *servicemap.Front) *datapathv1.KernelBackendList {
+	if f == nil {
+		return nil
+	}
+	l := &datapathv1.KernelBackendList{Front: f.Number, Drop: f.Drop}
+	for _, b := range f.Backends {
+		l.Backends = append(l.Backends, &datapathv1.KernelBackend{Address: b.Addr().String(), Port: uint32(b.Port()), Number: b.Number})
+	}
+	return l
+}
+
+// maxRefusedFrontends bounds what is reported of refused frontends.
+const maxRefusedFrontends = 100
+
+func frontendStream(st frontendstream.Status, n servicemap.Counts) *datapathv1.FrontendStream {
+	refused := st.Refused()
+	p := &datapathv1.FrontendStream{
+		Complete: st.Complete, Revision: st.Revision, EndedRevision: st.Ended, Frontends: uint32(n.Frontends), Backends: uint32(n.Backends),
+		RestingNumbers: uint32(n.Resting), EarlierFrontends: uint32(st.Earlier), RefusedCount: uint32(len(refused)),
+		Refused: refused[:min(len(refused), maxRefusedFrontends)],
+	}
+	if st.Err != nil {
+		p.Error = st.Err.Error()
+	}
+	return p
+}
+
+// frontendWarnings are what an operator has to look at.
+func frontendWarnings(st frontendstream.Status) (all []string) {
+	refused := st.Refused()
+	for _, r := range refused[:min(len(refused), maxRefused)] {
+		all = append(all, "services: not enforced: "+r)
+	}
+	if n := len(refused) - maxRefused; n > 0 {
+		all = append(all, fmt.Sprintf("services: not enforced: %d more", n))
+	}
+	if st.Earlier > 0 {
+		all = append(all, fmt.Sprintf("services: %d frontends stay that sluice-loadbalancer does not name since it lost its state, "+
+			"until all its sources are listed; see `sluice service status`", st.Earlier))
+	}
+	if st.Unsaved != "" {
+		all = append(all, "services: "+st.Unsaved)
+	}
+	return all
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"net"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	rpcclient "github.com/sluice-net/sluice/kit/rpc/client"
+	loadbalancerv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/client"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/record"
+)
+
+// balancer is a sluice-loadbalancer that sends one snapshot to each subscriber and
+// hands on what it hears.
+type balancer struct {
+	loadbalancerv1.UnimplementedLoadBalancerServiceServer
+	snapshot *loadbalancerv1.WatchFrontendsResponse
+	heard    chan *loadbalancerv1.WatchFrontendsRequest
+}
+
+func (b *balancer) WatchFrontends(
+	stream grpc.BidiStreamingServer[loadbalancerv1.WatchFrontendsRequest, loadbalancerv1.WatchFrontendsResponse],
+) error {
+	if err := stream.Send(b.snapshot); err != nil {
+		return err
+	}
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		select {
+		case b.heard <- m:
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+}
+
+// serve serves the snapshot at a socket until stop is called.
+func (b *balancer) serve(t *testing.T, path string) (stop func()) {
+	t.Helper()
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := grpc.NewServer()
+	loadbalancerv1.RegisterLoadBalancerServiceServer(srv, b)
+	served := make(chan struct{})
+	go func() { defer close(served); _ = srv.Serve(l) }()
+	stop = sync.OnceFunc(func() { srv.Stop(); <-served })
+	t.Cleanup(stop)
+	return stop
+}
+
+// until waits until the service has heard that a barrier is enforced and its
+// removed backends are not used any more.
+func (b *balancer) until(seq uint64) {
+	for m := range b.heard {
+		if m.GetAck().GetEnforced() == seq && m.GetAck().GetEnded() == seq {
+			return
+		}
+	}
+}
+
+// frontendsOf is a snapshot of frontends with one backend each, by their addresses.
+func frontendsOf(run string, seq uint64, addrs ...string) *loadbalancerv1.WatchFrontendsResponse {
+	m := &loadbalancerv1.WatchFrontendsResponse{}
+	for _, a := range addrs {
+		backend := "10.99.0.9"
+		if strings.Contains(a, ":") {
+			backend = "fd00:99::9"
+		}
+		m.Steps = append(m.Steps, &loadbalancerv1.FrontendStep{Step: &loadbalancerv1.FrontendStep_Upsert{
+			Upsert: &loadbalancerv1.Frontend{
+				Key:  &loadbalancerv1.FrontendKey{Address: a, Port: 80, Protocol: netv1.Protocol_PROTOCOL_TCP},
+				Kind: loadbalancerv1.FrontendKind_FRONTEND_KIND_CLUSTER_IP, Namespace: "shop", Name: "web",
+				Inside: &loadbalancerv1.BackendList{
+					Backends:  []*loadbalancerv1.Backend{{Address: backend, Port: 8080}},
+					WhenEmpty: loadbalancerv1.EmptyAction_EMPTY_ACTION_REJECT,
+				},
+			},
+		}})
+	}
+	m.Steps = append(m.Steps, &loadbalancerv1.FrontendStep{Step: &loadbalancerv1.FrontendStep_Barrier{
+		Barrier: &loadbalancerv1.Barrier{
+			Incarnation: []byte(run), Seq: seq, Revision: seq, SnapshotComplete: true, State: []byte("state"), SourcesComplete: true,
+		},
+	}})
+	return m
+}
+
+// TestKernelServicesStayWhileEitherSideIsAway: the kernel translates what it did
+// before while sluice-loadbalancer or the datapath is away, by the same numbers.
+func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
+	w := newWorld(t)
+	socket := filepath.Join(t.TempDir(), "lb.sock")
+	b := &balancer{heard: make(chan *loadbalancerv1.WatchFrontendsRequest)}
+	b.snapshot = frontendsOf("first run", 7, "10.96.0.1", "10.96.0.2", "fd96::1")
+	stop := b.serve(t, socket)
+	dial := func() {
+		cc, err := rpcclient.Dial(socket, rpcclient.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cc.Close() })
+		w.frontends = client.NewLoadBalancer(cc)
+	}
+	dial()
+	w.state = record.OpenFrontends(filepath.Join(w.dir, "frontends.json"))
+	w.start(false)
+	b.until(7)
+	list := func() []servicemap.Frontend {
+		t.Helper()
+		fs, err := w.node.Kernel.Services.List()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fs
+	}
+	before := list()
+	if len(before) != 3 || before[0].Service != "shop/web" || before[0].Inside.Backends[0].String() != "10.99.0.9:8080" ||
+		before[2].Inside.Backends[0].String() != "[fd00:99::9]:8080" {
+		t.Fatalf("the kernel has %+v", before)
+	}
+	var dumped []string
+	err := w.node.Kernel.Dump("sl_fe4", func(key, value string) error { dumped = append(dumped, key); return nil })
+	if err != nil || len(dumped) != 2 {
+		t.Errorf("sl_fe4 has %q, %v", dumped, err)
+	}
+	if st := w.node.Frontends.Status(); st.Revision != 7 || st.Ended != 7 || !st.Complete {
+		t.Errorf("status %+v", st)
+	}
+
+	stop()
+	w.stop()
+	dial()
+	w.start(false)
+	adopted := list()
+	for i := range adopted {
+		adopted[i].Service = before[i].Service // until the service says it again
+	}
+	if !reflect.DeepEqual(adopted, before) {
+		t.Errorf("after a restart without the service the kernel has %+v, want %+v", adopted, before)
+	}
+
+	b.snapshot = frontendsOf("second run", 3, "10.96.0.2", "fd96::1")
+	b.serve(t, socket)
+	b.until(3)
+	if after := list(); !reflect.DeepEqual(after, before[1:]) {
+		t.Errorf("the kernel has %+v, want %+v", after, before[1:])
+	}
+	if findings, err := w.node.Kernel.Services.Audit(false); len(findings) > 0 || err != nil {
+		t.Errorf("audit: %q, %v", findings, err)
+	}
+
+	// without services nothing is left of them
+	w.stop()
+	w.frontends = nil
+	w.start(false)
+	if fs := list(); len(fs) != 0 {
+		t.Errorf("without services the kernel has %+v", fs)
+	}
+}

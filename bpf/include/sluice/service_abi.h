@@ -126,17 +126,23 @@ _Static_assert(sizeof(struct sl_ns) == 8, "one word");
 
 #define SL_SOCKET_PEERS 4
 
-/* One translation that a socket remembers. */
+/*
+ * One translation that a socket remembers. The address that it asked for is kept
+ * and not read from the front, which has none for a node port, and whose number
+ * may be another's by then.
+ */
 struct sl_sock_peer {
-	__u8 addr[16]; /* the backend's; IPv4: the first four bytes */
-	__u16 port; /* host order */
+	__u8 addr[16]; /* the backend's; IPv4: the first four bytes, the rest 0 */
+	__u8 asked[16]; /* the address that the socket asked for, likewise */
+	__u16 port; /* the backend's; host order */
+	__u16 asked_port; /* host order */
 	__u8 family; /* 4 or 6, of both addresses; 0: unused */
 	__u8 gen; /* of the backend */
-	__u32 front; /* whose address the socket asked for */
+	__u16 pad;
+	__u32 front; /* that it was translated by */
 	__u32 backend;
-	__u32 pad;
 };
-_Static_assert(sizeof(struct sl_sock_peer) == 32, "half a cache line");
+_Static_assert(sizeof(struct sl_sock_peer) == 48, "no padding");
 
 /*
  * Value of sl_sk, in the storage of a socket. A connected socket uses the first
@@ -151,7 +157,7 @@ struct sl_sock {
 	__u32 next; /* the peer that is replaced next */
 	struct sl_sock_peer peer[SL_SOCKET_PEERS];
 };
-_Static_assert(sizeof(struct sl_sock) == 152, "no padding");
+_Static_assert(sizeof(struct sl_sock) == 216, "no padding");
 
 /* Keys of sl_aff4 and sl_aff6. */
 struct sl_aff_key4 {
@@ -169,8 +175,16 @@ struct sl_aff_key6 {
 _Static_assert(sizeof(struct sl_aff_key6) == 20, "no padding");
 
 /*
- * Value of sl_aff4 and sl_aff6, one word: backend | last second << 32, changed by
- * compare and exchange of the whole, as the map may recycle the element.
+ * Value of sl_aff4 and sl_aff6, one word: backend | its generation << 24 | last
+ * second << 32, changed by compare and exchange of the whole, as the map may
+ * recycle the element.
  */
+
+/*
+ * Lists with more members are not searched for the backend that a client keeps:
+ * it keeps the one that the hash of its address chooses, for as long as the list
+ * stays.
+ */
+#define SL_AFFINITY_MEMBERS 1024
 
 #endif

@@ -526,14 +526,16 @@ type MapsSlSock struct {
 	Connected uint8
 	Next      uint32
 	Peer      [4]struct {
-		_       structs.HostLayout
-		Addr    [16]uint8
-		Port    uint16
-		Family  uint8
-		Gen     uint8
-		Front   uint32
-		Backend uint32
-		Pad     uint32
+		_         structs.HostLayout
+		Addr      [16]uint8
+		Asked     [16]uint8
+		Port      uint16
+		AskedPort uint16
+		Family    uint8
+		Gen       uint8
+		Pad       uint16
+		Front     uint32
+		Backend   uint32
 	}
 }
 

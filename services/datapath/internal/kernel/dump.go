@@ -141,7 +141,7 @@ func namespaceWords(v *bpf.MapsSlNs) string {
 }
 
 func affinityWords(v *uint64) string {
-	return fmt.Sprintf("backend %d last used at %d s", uint32(*v), *v>>32)
+	return fmt.Sprintf("backend %d generation %d last used at %d s", *v&0xffffff, uint8(*v>>24), *v>>32)
 }
 
 func budgetKey(at *uint32) string {

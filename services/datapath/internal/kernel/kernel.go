@@ -47,6 +47,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/replica"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
 )
 
 // Options say where the maps are pinned and fix the values that the programs
@@ -79,6 +80,10 @@ type Options struct {
 	// Services makes the maps of services large enough for some. Without it they
 	// have one element each.
 	Services bool
+
+	// Sockets says whose sockets reach services by the socket load balancer; nil:
+	// none do, and no program is attached to a cgroup. It needs Services.
+	Sockets *sockets.Options
 
 	// CopyDSCP gives the packets around those in the tunnel their DSCP.
 	CopyDSCP bool
@@ -149,6 +154,10 @@ type Kernel struct {
 	Nodes     *nodemap.Maps
 	Tables    *policymap.Maps
 	Services  *servicemap.Maps
+	// Namespaces says whose sockets are translated.
+	Namespaces *sockets.Namespaces
+	// Sockets attaches the socket load balancer; nil without one.
+	Sockets *sockets.Sockets
 
 	Connections *conntrack.Connections
 	Events      *event.Events
@@ -231,6 +240,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	k.Addresses = ipmap.Open(k.Pins)
 	k.IPCache = ipcache.New(k.Addresses, o.Log)
 	k.Nodes = nodemap.Open(k.Pins)
+	k.Namespaces = sockets.OpenNamespaces(k.Pins)
 	k.Endpoints = slotmap.Open(k.Pins, k.IPCache, slotmap.Options{Reserved: o.ReservedEndpoints, Log: o.Log})
 	k.Events = event.Open(k.Pins)
 	k.Connections, err = conntrack.Open(k.Pins, conntrack.Options{
@@ -255,6 +265,15 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		}
 	}
 	k.Programs, err = program.Open(k.Pins, program.Options{Table: o.table(), Constants: o.constants(), Log: o.Log})
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case o.Sockets != nil:
+		k.Sockets, err = sockets.Open(o.Dir, k.Programs.On(program.Sockets), *o.Sockets, o.ValidateOnly, o.Log)
+	case !o.ValidateOnly:
+		err = sockets.Detach(o.Dir)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -320,6 +339,9 @@ func (o *Options) setDefaults() error {
 			bad("PodCIDRs: %v overlaps one before it", p)
 		}
 	}
+	if o.Sockets != nil && !o.Services {
+		bad("Sockets without Services")
+	}
 	if len(o.TunnelPorts) > MaxTunnelPorts {
 		bad("TunnelPorts: %d, at most %d", len(o.TunnelPorts), MaxTunnelPorts)
 	}
@@ -381,7 +403,12 @@ func (o Options) constants() map[string]any {
 	if o.CopyDSCP {
 		copyDSCP = 1
 	}
+	translateAll := uint32(0)
+	if o.Sockets != nil && o.Sockets.TranslateAll {
+		translateAll = 1
+	}
 	return map[string]any{
+		"cfg_translate_all":     translateAll,
 		"cfg_tunnel_ports":      ports,
 		"cfg_world4":            uint32(worlds[0]),
 		"cfg_world6":            uint32(worlds[1]),
@@ -394,6 +421,9 @@ func (o Options) constants() map[string]any {
 // table are the programs that the options need.
 func (o Options) table() []program.Spec {
 	devices := o.Routing.devices()
+	if o.Sockets != nil {
+		devices = append(devices, program.Sockets)
+	}
 	other := func(s program.Spec) bool { return !slices.Contains(devices, s.Devices) }
 	return slices.DeleteFunc(slices.Clone(o.build.programs), other)
 }
@@ -436,6 +466,10 @@ func (k *Kernel) Close() error {
 		k.Endpoints.Close()
 		k.Addresses.Close()
 		k.Nodes.Close()
+		k.Namespaces.Close()
+	}
+	if k.Sockets != nil {
+		errs = append(errs, k.Sockets.Close())
 	}
 	if k.Programs != nil {
 		errs = append(errs, k.Programs.Close())

@@ -137,3 +137,23 @@ func (n *Namespace) run(fn func() error) (home bool, err error) {
 	err = fn()
 	return unix.Setns(back, unix.CLONE_NEWNET) == nil, err
 }
+
+// Cookie is the number by which eBPF programs know the namespace. It is not
+// given again while the machine runs.
+func (n *Namespace) Cookie() (cookie uint64, err error) {
+	err = n.Do(func() error {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open a socket: %w", err)
+		}
+		defer unix.Close(fd)
+		if cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); err != nil {
+			return fmt.Errorf("read SO_NETNS_COOKIE: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read the cookie of a network namespace: %w", err)
+	}
+	return cookie, nil
+}

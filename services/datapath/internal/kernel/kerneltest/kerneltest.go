@@ -6,10 +6,12 @@
 package kerneltest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -63,4 +65,55 @@ func NewBPFFS(t testing.TB) string {
 		}
 	})
 	return filepath.Join(dir, "sluice")
+}
+
+// NewCgroup makes a cgroup2 that ends with the test and moves this process into
+// it: sockets that it opens until then belong to the cgroup. It returns the
+// directory. Tests that call it must not run at the same time.
+func NewCgroup(t testing.TB) string {
+	t.Helper()
+	RequireRoot(t)
+	root := t.TempDir()
+	if err := unix.Mount("cgroup2", root, "cgroup2", 0, ""); err != nil {
+		t.Fatalf("mount cgroup2 at %s: %v", root, err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(root, 0); err != nil {
+			t.Errorf("unmount %s: %v", root, err)
+		}
+	})
+	home, err := cgroupOfProcess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp(root, "sluice-test-")
+	if err != nil {
+		t.Fatalf("make a cgroup: %v", err)
+	}
+	join := func(dir string) error {
+		return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(join(filepath.Join(root, home)), os.Remove(dir)); err != nil {
+			t.Errorf("leave and remove cgroup %s: %v", dir, err)
+		}
+	})
+	if err := join(dir); err != nil {
+		t.Fatalf("join a cgroup: %v", err)
+	}
+	return dir
+}
+
+// cgroupOfProcess is the path of this process's cgroup in the cgroup2 hierarchy.
+func cgroupOfProcess() (string, error) {
+	lines, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(lines)) {
+		if path, ok := strings.CutPrefix(line, "0::"); ok {
+			return strings.TrimSpace(path), nil
+		}
+	}
+	return "", errors.New("this process is in no cgroup2")
 }

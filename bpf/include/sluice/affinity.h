@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_AFFINITY_H
+#define SLUICE_AFFINITY_H
+
+/* The backend that a client keeps, for as long as it is in the list. */
+
+#include <sluice/service.h>
+
+static __always_inline __u32 service_seconds(void)
+{
+	return (__u32)(bpf_ktime_get_coarse_ns() / 1000000000);
+}
+
+/*
+ * Is the backend one of the list's members? A function of its own, verified once
+ * and not for each path that leads here: the loop is long.
+ */
+__noinline int is_member(__u64 list, __u32 backend)
+{
+	__u32 base = list_base(list), count = list_count(list), i;
+
+	for (i = 0; i < SL_AFFINITY_MEMBERS; i++) {
+		__u32 at = base + i;
+		__u64 *member;
+
+		if (i >= count)
+			return 0;
+		member = bpf_map_lookup_elem(&sl_member, &at);
+		if (!member)
+			return 0;
+		if ((__u32)READ_ONCE(*member) == backend)
+			return 1;
+	}
+	return 0;
+}
+
+static __always_inline __u64 affinity_word(__u32 backend, __u8 gen, __u32 now)
+{
+	return (backend & 0xffffff) | (__u64)gen << 24 | (__u64)now << 32;
+}
+
+/* Is what was remembered still valid? Then c has the backend. */
+static __always_inline bool read_affinity(struct sl_choice *c, __u64 word, __u64 list,
+					  __u32 timeout, __u32 now)
+{
+	__u32 backend = word & 0xffffff;
+
+	if (now - (__u32)(word >> 32) > timeout)
+		return false;
+	if (!is_member(list, backend))
+		return false;
+	return read_backend(c, backend) && c->gen == (__u8)(word >> 24);
+}
+
+/*
+ * Chooses by affinity: what the client has, or the backend "fresh", which it has
+ * from then on. Of two sockets of one client that choose at the same time the
+ * later one takes what the earlier one has stored.
+ */
+static __always_inline bool choose_by_affinity(struct sl_choice *c, const struct sl_front *front,
+					       __u64 list, __u32 fresh)
+{
+	struct sl_aff_key4 key4 = { .client = *(__be32 *)c->client, .group = front->group };
+	struct sl_aff_key6 key6 = { .group = front->group };
+	__u32 timeout = front->timeout, now = service_seconds();
+	__u64 *at, word, mine;
+	int i;
+
+	__builtin_memcpy(key6.client, c->client, sizeof(key6.client));
+	for (i = 0; i < 2; i++) {
+		if (c->family == 4)
+			at = bpf_map_lookup_elem(&sl_aff4, &key4);
+		else
+			at = bpf_map_lookup_elem(&sl_aff6, &key6);
+		word = at ? READ_ONCE(*at) : 0;
+		if (at && read_affinity(c, word, list, timeout, now)) {
+			mine = affinity_word(c->backend, c->gen, now);
+			if (mine != word)
+				__sync_val_compare_and_swap(at, word, mine);
+			return true;
+		}
+		if (!read_backend(c, fresh))
+			return false;
+		mine = affinity_word(c->backend, c->gen, now);
+		if (at) {
+			if (__sync_val_compare_and_swap(at, word, mine) == word)
+				return true;
+			continue;
+		}
+		if (c->family == 4) {
+			if (!bpf_map_update_elem(&sl_aff4, &key4, &mine, BPF_NOEXIST))
+				return true;
+		} else if (!bpf_map_update_elem(&sl_aff6, &key6, &mine, BPF_NOEXIST)) {
+			return true;
+		}
+	}
+	return true; /* c has "fresh" */
+}
+
+#endif

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_SERVICE_H
+#define SLUICE_SERVICE_H
+
+/*
+ * From the address that was asked to a backend: frontend, front, list, member,
+ * backend. Addresses are 16 bytes of which IPv4 uses the first four, the rest are
+ * 0; ports are in host order.
+ */
+
+#include <linux/bpf.h>
+#include <linux/in6.h>
+
+#include <bpf/bpf_helpers.h>
+#include <sluice/compiler.h>
+#include <sluice/maps.h>
+#include <sluice/service_maps.h>
+
+/* How often a list is read again that led to a backend which has just gone. */
+#define SL_SERVICE_TRIES 3
+
+/* A choice of one backend. Lies on the stack of the program that asks. */
+struct sl_choice {
+	__u8 client[16]; /* for affinity; the node itself: 0 */
+	__u8 addr[16]; /* asked; the backend's once it is chosen */
+	__u64 hash; /* what the choice is made by */
+	__u32 front;
+	__u32 backend;
+	__u16 port; /* as addr */
+	__u8 family;
+	__u8 proto;
+	__u8 gen; /* of the backend */
+	__u8 pad[7];
+};
+
+static __always_inline struct sl_front *front_at(__u32 number)
+{
+	return bpf_map_lookup_elem(&sl_front, &number);
+}
+
+static __always_inline __u32 list_base(__u64 list)
+{
+	return list & SL_FRONT_BASE_MASK;
+}
+
+static __always_inline __u32 list_count(__u64 list)
+{
+	return (__u16)(list >> SL_FRONT_COUNT_SHIFT);
+}
+
+static __always_inline __u16 list_flags(__u64 list)
+{
+	return (__u16)(list >> SL_FRONT_FLAGS_SHIFT);
+}
+
+/* The fronts of an address or, with kind SL_FE_NODE, of a port of the node. */
+static __always_inline struct sl_fe *frontend_of(const struct sl_choice *c, __u8 kind)
+{
+	struct sl_fe_key4 key4 = { .port = c->port, .proto = c->proto, .kind = kind };
+	struct sl_fe_key6 key6 = { .port = c->port, .proto = c->proto, .kind = kind };
+
+	if (c->family == 4) {
+		if (kind == SL_FE_ADDRESS)
+			key4.addr = *(const __be32 *)c->addr;
+		return bpf_map_lookup_elem(&sl_fe4, &key4);
+	}
+	if (kind == SL_FE_ADDRESS)
+		__builtin_memcpy(key6.addr, c->addr, sizeof(key6.addr));
+	return bpf_map_lookup_elem(&sl_fe6, &key6);
+}
+
+static __always_inline bool is_loopback(const __u8 *addr, __u8 family)
+{
+	const __u32 *word = (const __u32 *)addr;
+
+	if (family == 4)
+		return addr[0] == 127;
+	return !(word[0] | word[1] | word[2]) && word[3] == bpf_htonl(1);
+}
+
+/* One of the node's own addresses, which node ports answer at. */
+static __always_inline bool is_own_address(const __u8 *addr, __u8 family)
+{
+	struct sl_addr6 addr6;
+	__be32 addr4;
+	__u32 *slot;
+
+	if (family == 4) {
+		addr4 = *(const __be32 *)addr;
+		slot = bpf_map_lookup_elem(&sl_ip4, &addr4);
+	} else {
+		__builtin_memcpy(&addr6, addr, sizeof(addr6));
+		slot = bpf_map_lookup_elem(&sl_ip6, &addr6);
+	}
+	return slot && *slot == SL_SLOT_HOST;
+}
+
+/* Reads where a backend is. False if it is free or gone. */
+static __always_inline bool read_backend(struct sl_choice *c, __u32 number)
+{
+	__u64 word;
+
+	if (c->family == 4) {
+		__u64 *at = bpf_map_lookup_elem(&sl_be4, &number);
+
+		if (!at)
+			return false;
+		word = READ_ONCE(*at);
+		*(__u32 *)c->addr = (__u32)word;
+	} else {
+		struct sl_be6 *at = bpf_map_lookup_elem(&sl_be6, &number);
+
+		if (!at)
+			return false;
+		word = READ_ONCE(at->word);
+		__builtin_memcpy(c->addr, at->addr, sizeof(c->addr));
+		/* the address belongs to the word that is there before and after it */
+		if (word != READ_ONCE(at->word))
+			return false;
+	}
+	c->backend = number;
+	c->port = (__u16)(word >> 32);
+	c->gen = (__u8)(word >> 56);
+	return (__u8)(word >> 48) == SL_BE_ACTIVE;
+}
+
+/* Scrambles a number whose neighbours are in use too, such as a cookie. */
+static __always_inline __u64 scramble(__u64 x)
+{
+	x ^= x >> 33;
+	x *= 0xff51afd7ed558ccdULL;
+	x ^= x >> 33;
+	x *= 0xc4ceb9fe1a85ec53ULL;
+	x ^= x >> 33;
+	return x;
+}
+
+/* The backend of the member that a hash chooses in a list that is not empty, 0
+ * if there is none.
+ */
+static __always_inline __u32 member_by_hash(__u64 list, __u64 hash)
+{
+	__u32 at = list_base(list) + (__u32)(((hash & 0xffffffff) * list_count(list)) >> 32);
+	__u64 *member = bpf_map_lookup_elem(&sl_member, &at);
+
+	return member ? (__u32)READ_ONCE(*member) : 0;
+}
+
+#endif

@@ -107,7 +107,7 @@ func newPodAt(t *testing.T, k *Kernel, node *netlink.Handle, name string, e slot
 
 // receives waits until what is sent to an address is delivered: a worker of the
 // kernel adds the local route of an IPv6 address after the address itself.
-func receives(t *testing.T, h *netlink.Handle, a netip.Addr) {
+func receives(t testing.TB, h *netlink.Handle, a netip.Addr) {
 	t.Helper()
 	family := unix.AF_INET
 	if a.Is6() {

@@ -8,8 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"maps"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -17,11 +21,13 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -33,13 +39,13 @@ import (
 
 // Numbers of service_abi.h, which are macros there.
 const (
-	protoTCP, protoUDP       = unix.IPPROTO_TCP, unix.IPPROTO_UDP
-	feAddress, feNode        = 0, 1
-	beActive, beGone         = 1, 2
-	frontDrop, frontSources  = 0x1, 0x2
-	socketPeers              = 4
-	affinityMembers          = 1024
-	memberPlaces, frontWords = 262144, 32
+	protoTCP, protoUDP      = unix.IPPROTO_TCP, unix.IPPROTO_UDP
+	feAddress, feNode       = 0, 1
+	beActive, beGone        = 1, 2
+	frontDrop, frontSources = 0x1, 0x2
+	socketPeers             = 4
+	affinityMembers         = 1024
+	frontBytes              = 32
 )
 
 // socketNode is a namespace whose sockets are translated, with backends on its
@@ -114,6 +120,16 @@ func own(t testing.TB, ns *netns.Namespace, addrs ...netip.Addr) {
 func serve(t testing.TB, ns *netns.Namespace, at netip.AddrPort) {
 	t.Helper()
 	own(t, ns, at.Addr())
+	if at.Addr().Is6() {
+		must(t, "wait for the address", ns.Do(func() error {
+			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+			if err == nil {
+				defer h.Close()
+				receives(t, h, at.Addr())
+			}
+			return err
+		}))
+	}
 	var l net.Listener
 	var u *net.UDPConn
 	must(t, "listen", ns.Do(func() (err error) {
@@ -199,7 +215,7 @@ func putFrontend(t testing.TB, k *Kernel, at netip.AddrPort, proto, kind uint8, 
 // service is a TCP and a UDP frontend of one front with backends.
 func (n *socketNode) service(front uint32, at netip.AddrPort, f bpf.MapsSlFront, backends ...uint32) {
 	n.Helper()
-	f.List |= putMembers(n, n.k, front*affinityMembers*2, backends...)
+	f.List |= putMembers(n, n.k, front*64, backends...)
 	putFront(n, n.k, front, f)
 	putFrontend(n, n.k, at, protoTCP, feAddress, front)
 	putFrontend(n, n.k, at, protoUDP, feAddress, front)
@@ -372,4 +388,611 @@ func TestKernelSocketsReachABackendAndSeeTheService(t *testing.T) {
 	}
 }
 
-var _ = []any{atomic.AddInt32, slices.Max[[]int], pin.ErrFull, conntrack.MonotonicSeconds, frontDrop, frontSources, socketPeers, memberPlaces, frontWords, beGone, feNode}
+// The socket remembers the last four backends that it has asked without a
+// connection; a fifth takes the place of the first, whose answers then show the
+// backend.
+func TestKernelUDPSocketRemembersFourPeers(t *testing.T) {
+	for _, w := range []way{udp4, udp46, udp6} {
+		t.Run(w.name, func(t *testing.T) {
+			n := newSocketNode(t, 1)
+			backends, services := map[netip.AddrPort]netip.AddrPort{}, []netip.AddrPort{}
+			for i := 1; i <= socketPeers+1; i++ {
+				b, s := backend4(i), netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), 53)
+				if w == udp6 {
+					a := vip6.Addr().As16()
+					a[15] = byte(i)
+					b, s = backend6(i), netip.AddrPortFrom(netip.AddrFrom16(a), 53)
+				}
+				serve(t, n.ns, b)
+				n.backend(uint32(i), b, beActive, 0)
+				n.service(uint32(i), s, bpf.MapsSlFront{}, uint32(i))
+				backends[b] = s
+				services = append(services, s)
+			}
+			fd := w.open(t, n.ns)
+			defer unix.Close(fd)
+			ask := func(services []netip.AddrPort, forgotten netip.AddrPort) {
+				t.Helper()
+				for _, s := range services {
+					must(t, "send", w.send(fd, s))
+				}
+				for range services {
+					got := w.receive(t, fd)
+					want := backends[got.backend]
+					if want == forgotten {
+						want = got.backend
+					}
+					if got.peer != w.shown(want) {
+						t.Errorf("answer of %v comes from %v, want %v", got.backend, got.peer, w.shown(want))
+					}
+				}
+			}
+			ask(services[:socketPeers], netip.AddrPort{})
+			ask(services, services[0])
+		})
+	}
+}
+
+// A call to a service without a backend fails as one to a closed port does. EPERM,
+// which a program's bare refusal is, has made kernels with NFS mounts hang.
+func TestKernelRefusedConnectIsECONNREFUSEDNeverEPERM(t *testing.T) {
+	n := newSocketNode(t, 1)
+	n.backend(1, backend4(1), beGone, 0)
+	n.backend(1, backend6(1), beGone, 0)
+	for front, c := range []struct {
+		name     string
+		flags    uint64
+		backends []uint32
+		want     error
+	}{
+		{"no backend", 0, nil, unix.ECONNREFUSED},
+		{"no backend, drop", frontDrop, nil, unix.EHOSTUNREACH},
+		{"the backend is gone", 0, []uint32{1}, unix.ECONNREFUSED},
+		{"a number of no backend", 0, []uint32{2}, unix.ECONNREFUSED},
+		{"only from some sources", frontSources, []uint32{1}, unix.EHOSTUNREACH},
+	} {
+		port := uint16(80 + front)
+		f := bpf.MapsSlFront{List: c.flags << 48}
+		n.service(uint32(front+1), netip.AddrPortFrom(vip4.Addr(), port), f, c.backends...)
+		n.service(uint32(front+1), netip.AddrPortFrom(vip6.Addr(), port), f, c.backends...)
+		for _, w := range []way{tcp4, tcp46, tcp6, udp4, udp46, udp6} {
+			at := netip.AddrPortFrom(vip4.Addr(), port)
+			if w == tcp6 || w == udp6 {
+				at = netip.AddrPortFrom(vip6.Addr(), port)
+			}
+			t.Run(c.name+" "+w.name, func(t *testing.T) {
+				fd := w.open(t, n.ns)
+				defer unix.Close(fd)
+				if w.kind == unix.SOCK_DGRAM {
+					if err := w.send(fd, at); !errors.Is(err, c.want) {
+						t.Errorf("send to %v: %v, want %v", at, err, c.want)
+					}
+				}
+				if err := unix.Connect(fd, sockaddr(w.domain, at)); !errors.Is(err, c.want) {
+					t.Errorf("connect to %v: %v, want %v", at, err, c.want)
+				}
+			})
+		}
+	}
+}
+
+// A call that was refused leaves nothing: the next one finds the backend that has
+// come meanwhile.
+func TestKernelRefusedSocketHealsWithTheNextCall(t *testing.T) {
+	n := newSocketNode(t, 1)
+	serve(t, n.ns, backend4(1))
+	n.backend(1, backend4(1), beActive, 0)
+	n.service(1, vip4, bpf.MapsSlFront{})
+	fd := udp4.open(t, n.ns)
+	defer unix.Close(fd)
+	if err := udp4.send(fd, vip4); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Fatalf("send without a backend: %v", err)
+	}
+	putFront(t, n.k, 1, bpf.MapsSlFront{List: putMembers(t, n.k, 0, 1)})
+	must(t, "send", udp4.send(fd, vip4))
+	if got := udp4.receive(t, fd); got.backend != backend4(1) || got.peer != vip4 {
+		t.Errorf("%+v, want backend %v, source %v", got, backend4(1), vip4)
+	}
+}
+
+func TestKernelForeignNamespacesAreLeftAlone(t *testing.T) {
+	n := newSocketNode(t, 1)
+	foreign, leaves := netnstest.New(t), netnstest.New(t)
+	must(t, "set", n.k.Namespaces.Set(sockets.Namespace{Cookie: cookieOf(t, leaves), Slot: 2, Leave: true}))
+	for _, ns := range []*netns.Namespace{n.ns, foreign, leaves} {
+		serve(t, ns, backend4(1))
+		serve(t, ns, backend6(1))
+	}
+	n.backend(1, backend4(1), beActive, 0)
+	n.backend(1, backend6(1), beActive, 0)
+	n.service(1, vip4, bpf.MapsSlFront{}, 1)
+	n.service(2, vip6, bpf.MapsSlFront{}, 1)
+	all := map[string]*netns.Namespace{"known": n.ns, "unknown": foreign, "known, to be left": leaves}
+	check := func(translated ...string) {
+		t.Helper()
+		for name, ns := range all {
+			for _, w := range []way{tcp4, tcp46, tcp6, udp4, udp46, udp6} {
+				at := vip4
+				if w == tcp6 || w == udp6 {
+					at = vip6
+				}
+				var want error = unix.ENETUNREACH
+				if slices.Contains(translated, name) {
+					want = nil
+				}
+				if got, err := w.ask(t, ns, at); !errors.Is(err, want) {
+					t.Errorf("%s, %s: %+v, %v, want %v", name, w.name, got, err, want)
+				}
+				if w.kind != unix.SOCK_DGRAM {
+					continue
+				}
+				fd := w.open(t, ns)
+				if err := w.send(fd, at); !errors.Is(err, want) {
+					t.Errorf("%s, %s without a connection: %v, want %v", name, w.name, err, want)
+				}
+				must(t, "close", unix.Close(fd))
+			}
+		}
+	}
+	check("known")
+
+	// adopted by a process that translates for all
+	o := n.k.opened
+	translateAll := *o.Sockets
+	translateAll.TranslateAll = true
+	o.Sockets = &translateAll
+	k := openKernel(t, o)
+	must(t, "attach", k.Sockets.Attach())
+	// written by hand, so the adoption has removed them
+	putFrontend(t, k, vip4, protoTCP, feAddress, 1)
+	putFrontend(t, k, vip4, protoUDP, feAddress, 1)
+	putFrontend(t, k, vip6, protoTCP, feAddress, 2)
+	putFrontend(t, k, vip6, protoUDP, feAddress, 2)
+	for front := range uint32(2) {
+		putFront(t, k, front+1, bpf.MapsSlFront{List: putMembers(t, k, 64*(front+1), 1)})
+	}
+	putBackend(t, k, 1, backend4(1), beActive, 0)
+	putBackend(t, k, 1, backend6(1), beActive, 0)
+	check("known", "unknown")
+
+	must(t, "delete", n.k.Namespaces.Delete(cookieOf(t, leaves)))
+	check("known", "unknown", "known, to be left")
+}
+
+// A process reaches itself through the service: the connection goes from its own
+// address to its own address, and no packet leaves the namespace.
+func TestKernelProcessReachesItselfThroughItsService(t *testing.T) {
+	n := newSocketNode(t, 1)
+	serve(t, n.ns, backend4(1))
+	serve(t, n.ns, backend6(1))
+	n.backend(1, backend4(1), beActive, 0)
+	n.backend(1, backend6(1), beActive, 0)
+	n.service(1, vip4, bpf.MapsSlFront{}, 1)
+	n.service(2, vip6, bpf.MapsSlFront{}, 1)
+	for _, c := range []struct {
+		way
+		service, self netip.AddrPort
+	}{{tcp4, vip4, backend4(1)}, {tcp6, vip6, backend6(1)}, {udp4, vip4, backend4(1)}, {udp6, vip6, backend6(1)}} {
+		t.Run(c.name, func(t *testing.T) {
+			fd := c.open(t, n.ns)
+			defer unix.Close(fd)
+			must(t, "bind", unix.Bind(fd, sockaddr(c.domain, netip.AddrPortFrom(c.self.Addr(), 0))))
+			got, err := c.askBy(t, fd, c.service)
+			if err != nil || got.backend != c.self || got.client.Addr() != c.self.Addr() || got.peer != c.service {
+				t.Errorf("%+v, %v, want backend %v, client %v, peer %v", got, err, c.self, c.self.Addr(), c.service)
+			}
+		})
+	}
+}
+
+// spread counts which backends answer.
+func (n *socketNode) spread(w way, at netip.AddrPort, times int) map[netip.AddrPort]int {
+	n.Helper()
+	counts := map[netip.AddrPort]int{}
+	for range times {
+		got, err := w.ask(n, n.ns, at)
+		must(n, "ask", err)
+		counts[got.backend]++
+	}
+	return counts
+}
+
+func TestKernelAffinityKeepsAClientAtItsBackend(t *testing.T) {
+	const clientSlot = 1
+	for _, c := range []struct {
+		way
+		vip     netip.AddrPort
+		backend func(int) netip.AddrPort
+	}{{tcp4, vip4, backend4}, {udp6, vip6, backend6}} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newSocketNode(t, clientSlot)
+			e := publish(t, n.k, testEndpoint(77, 7))
+			if e.Slot != clientSlot {
+				t.Fatalf("slot %d, want %d", e.Slot, clientSlot)
+			}
+			var all []uint32
+			for i := 1; i <= 8; i++ {
+				serve(t, n.ns, c.backend(i))
+				n.backend(uint32(i), c.backend(i), beActive, 0)
+				all = append(all, uint32(i))
+			}
+			const timeout, group = 10, 5
+			other := netip.AddrPortFrom(c.vip.Addr(), 443)
+			n.service(1, c.vip, bpf.MapsSlFront{Timeout: timeout, Group: group}, all...)
+			n.service(2, other, bpf.MapsSlFront{Timeout: timeout, Group: group}, all...)
+			none := netip.AddrPortFrom(c.vip.Addr(), 444)
+			n.service(3, none, bpf.MapsSlFront{}, all...)
+			word := func() (w uint64) {
+				t.Helper()
+				must(t, "look up affinity", n.affinity(c.vip.Addr(), e, group, &w))
+				return w
+			}
+
+			if got := n.spread(c.way, none, 64); len(got) < 2 {
+				t.Errorf("without affinity: %v", got)
+			}
+			got := n.spread(c.way, c.vip, 32)
+			if len(got) != 1 {
+				t.Fatalf("with affinity: %v, want one backend", got)
+			}
+			kept := uint32(word() & 0xffffff)
+			if got[c.backend(int(kept))] != 32 {
+				t.Errorf("remembered %d, answered %v", kept, got)
+			}
+			if got := n.spread(c.way, other, 32); got[c.backend(int(kept))] != 32 {
+				t.Errorf("another front of the group: %v, want backend %d", got, kept)
+			}
+
+			// a list without it
+			rest := slices.DeleteFunc(slices.Clone(all), func(b uint32) bool { return b == kept })
+			list := putMembers(t, n.k, 100, rest...)
+			putFront(t, n.k, 1, bpf.MapsSlFront{List: list, Timeout: timeout, Group: group})
+			got = n.spread(c.way, c.vip, 32)
+			if len(got) != 1 || got[c.backend(int(kept))] != 0 {
+				t.Errorf("after the backend left the list: %v, want another one", got)
+			}
+
+			// the number is another backend's
+			kept = uint32(word() & 0xffffff)
+			n.backend(kept, c.backend(int(kept)), beActive, 9)
+			moved := false
+			for range 40 {
+				n.remember(c.vip.Addr(), e, group, uint64(kept)|uint64(conntrack.MonotonicSeconds())<<32)
+				moved = moved || n.spread(c.way, c.vip, 1)[c.backend(int(kept))] == 0
+			}
+			if !moved {
+				t.Errorf("a backend of another generation was kept")
+			}
+			n.remember(c.vip.Addr(), e, group, uint64(kept)|9<<24|uint64(conntrack.MonotonicSeconds())<<32)
+			if got := n.spread(c.way, c.vip, 32); got[c.backend(int(kept))] != 32 {
+				t.Errorf("of the same generation: %v, want backend %d", got, kept)
+			}
+
+			// it is too long ago
+			moved = false
+			for range 40 {
+				n.remember(c.vip.Addr(), e, group, uint64(kept)|9<<24|uint64(conntrack.MonotonicSeconds()-timeout-2)<<32)
+				moved = moved || n.spread(c.way, c.vip, 1)[c.backend(int(kept))] == 0
+			}
+			if !moved {
+				t.Errorf("a backend was kept after the timeout")
+			}
+			n.remember(c.vip.Addr(), e, group, uint64(kept)|9<<24|uint64(conntrack.MonotonicSeconds()-timeout/2)<<32)
+			n.spread(c.way, c.vip, 1)
+			if now := conntrack.MonotonicSeconds(); now-uint32(word()>>32) > 2 {
+				t.Errorf("last used at %d, now is %d", word()>>32, now)
+			}
+
+			// a list that is too long to be searched: by the hash of the client
+			long := make([]uint32, affinityMembers+1)
+			for i := range long {
+				long[i] = all[i%len(all)]
+			}
+			list = putMembers(t, n.k, 10_000, long...)
+			putFront(t, n.k, 1, bpf.MapsSlFront{List: list, Timeout: timeout, Group: group})
+			if got := n.spread(c.way, c.vip, 32); len(got) != 1 {
+				t.Errorf("of %d members: %v, want one backend", len(long), got)
+			}
+		})
+	}
+}
+
+// affinity reads what is remembered of an endpoint.
+func (n *socketNode) affinity(family netip.Addr, e slotmap.Endpoint, group uint16, word *uint64) error {
+	if family.Is4() {
+		a := e.IPv4.As4()
+		return n.k.Pins.Map(bpf.MapsMapSlAff4).Lookup(&bpf.MapsSlAffKey4{Client: binary.NativeEndian.Uint32(a[:]), Group: group}, word)
+	}
+	return n.k.Pins.Map(bpf.MapsMapSlAff6).Lookup(&bpf.MapsSlAffKey6{Client: e.IPv6.As16(), Group: group}, word)
+}
+
+// remember replaces it. No socket asks meanwhile.
+func (n *socketNode) remember(family netip.Addr, e slotmap.Endpoint, group uint16, word uint64) {
+	n.Helper()
+	if family.Is4() {
+		a := e.IPv4.As4()
+		must(n, "remember", n.k.Pins.Map(bpf.MapsMapSlAff4).Put(&bpf.MapsSlAffKey4{Client: binary.NativeEndian.Uint32(a[:]), Group: group}, word))
+		return
+	}
+	must(n, "remember", n.k.Pins.Map(bpf.MapsMapSlAff6).Put(&bpf.MapsSlAffKey6{Client: e.IPv6.As16(), Group: group}, word))
+}
+
+// Node ports answer at the node's own addresses, and at the loopback addresses for
+// the node's own sockets only. Another node's node port goes over the wire.
+func TestKernelNodePortsAnswerAtOwnAddresses(t *testing.T) {
+	own4, own6 := netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")
+	const port = 30080
+	loopback4, loopback6 := netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()
+	anyOf4, another4 := netip.MustParseAddr("127.8.9.10"), netip.MustParseAddr("192.0.2.11")
+	another6 := netip.MustParseAddr("2001:db8::11")
+	for _, c := range []struct {
+		name        string
+		slot        slotmap.Slot
+		reached     []netip.Addr
+		unreachable []netip.Addr // refused on a loopback device
+	}{
+		{"the node's", slotmap.HostSlot, []netip.Addr{own4, own6, loopback4, anyOf4, loopback6}, []netip.Addr{another4, another6}},
+		{"an endpoint's", 1, []netip.Addr{own4, own6}, []netip.Addr{another4, another6, loopback4, anyOf4, loopback6}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newSocketNode(t, c.slot)
+			must(t, "SyncHostAddrs", n.k.Endpoints.SyncHostAddrs([]netip.Addr{own4, own6}))
+			publish(t, n.k, a)
+			serve(t, n.ns, backend4(1))
+			serve(t, n.ns, backend6(1))
+			n.backend(1, backend4(1), beActive, 0)
+			n.backend(1, backend6(1), beActive, 0)
+			putFront(t, n.k, 1, bpf.MapsSlFront{List: putMembers(t, n.k, 0, 1)})
+			for _, proto := range []uint8{protoTCP, protoUDP} {
+				putFrontend(t, n.k, netip.AddrPortFrom(netip.IPv4Unspecified(), port), proto, feNode, 1)
+				putFrontend(t, n.k, netip.AddrPortFrom(netip.IPv6Unspecified(), port), proto, feNode, 1)
+			}
+			for _, addr := range slices.Concat(c.reached, c.unreachable) {
+				at, ways := netip.AddrPortFrom(addr, port), []way{tcp4, tcp46, udp4, udp46}
+				if addr.Is6() {
+					ways = []way{tcp6, udp6}
+				}
+				for _, w := range ways {
+					got, err := w.ask(t, n.ns, at)
+					if !slices.Contains(c.reached, addr) {
+						if !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.ECONNREFUSED) {
+							t.Errorf("%s to %v: %+v, %v, want an error", w.name, at, got, err)
+						}
+						continue
+					}
+					// the source of a socket that asked by loopback is the stack's choice
+					if err != nil || got.peer != w.shown(at) || got.backend != backend4(1) && got.backend != backend6(1) {
+						t.Errorf("%s to %v: %+v, %v, want a backend and peer %v", w.name, at, got, err, w.shown(at))
+					}
+				}
+			}
+		})
+	}
+}
+
+// While the list of a front flips at full speed, each connection is made to a
+// member of one list or the other: the words around them, which a mixture of both
+// would reach, are of a backend that is in neither.
+func TestKernelConnectsLandInOneListWhileItFlips(t *testing.T) {
+	n := newSocketNode(t, 1)
+	for i := 1; i <= 5; i++ {
+		serve(t, n.ns, backend4(i))
+		n.backend(uint32(i), backend4(i), beActive, 0)
+	}
+	const stranger = 5
+	// the one list is one member, the other is three elsewhere
+	places := []uint32{1, stranger, stranger, stranger, 2, 3, 4, stranger, stranger}
+	putMembers(t, n.k, 0, places...)
+	lists := []uint64{0 | 1<<24, 4 | 3<<24}
+	putFront(t, n.k, 1, bpf.MapsSlFront{List: lists[0]})
+	putFrontend(t, n.k, vip4, protoTCP, feAddress, 1)
+	putFrontend(t, n.k, vip4, protoUDP, feAddress, 1)
+
+	word := pin.Word(n.k.Pins.Memory(bpf.MapsMapSlFront), frontBytes)
+	var done atomic.Bool
+	var flips int
+	var flipping sync.WaitGroup
+	flipping.Go(func() {
+		for ; !done.Load(); flips++ {
+			atomic.StoreUint64(word, lists[flips%2])
+		}
+	})
+	counts := map[netip.AddrPort]int{}
+	for i := range 3000 {
+		w := []way{tcp4, udp4}[i%2]
+		got, err := w.ask(t, n.ns, vip4)
+		if err != nil {
+			t.Errorf("ask: %v", err)
+			break
+		}
+		counts[got.backend]++
+	}
+	done.Store(true)
+	flipping.Wait()
+	if counts[backend4(stranger)] != 0 {
+		t.Errorf("%d connections to a backend of no list: %v", counts[backend4(stranger)], counts)
+	}
+	if len(counts) != 4 {
+		t.Errorf("backends reached in %d flips: %v, want all of both lists", flips, counts)
+	}
+}
+
+// The programs run on when the datapath is away, are adopted by the next one, and
+// replaced in place by another build or another setting.
+func TestKernelSocketProgramsOutliveTheDatapath(t *testing.T) {
+	o := socketOptions(t, kerneltest.NewBPFFS(t))
+	ns := netnstest.New(t)
+	serve(t, ns, backend4(1))
+	works := func(want error) {
+		t.Helper()
+		if got, err := tcp4.ask(t, ns, vip4); !errors.Is(err, want) {
+			t.Errorf("%+v, %v, want %v", got, err, want)
+		}
+	}
+	start := func(o Options) (*Kernel, map[string][2]uint32) {
+		t.Helper()
+		k, err := Open(t.Context(), o)
+		must(t, "open", err)
+		must(t, "attach", k.Sockets.Attach())
+		if differences, err := k.Sockets.Audit(); err != nil || len(differences) != 0 {
+			t.Errorf("audit: %q, %v", differences, err)
+		}
+		return k, pinnedLinks(t, o.Dir)
+	}
+	k, first := start(o)
+	if len(first) != 8 {
+		t.Errorf("%d links are pinned, want 8", len(first))
+	}
+	must(t, "set", k.Namespaces.Set(sockets.Namespace{Cookie: cookieOf(t, ns), Slot: 1}))
+	key := frontend.Key{Addr: vip4.Addr(), Port: vip4.Port(), Protocol: frontend.TCP}
+	var tx frontend.Transaction
+	tx.Upsert(&frontend.Frontend{
+		Key: key, Kind: frontend.ClusterIP, Service: "shop/web:http",
+		Inside: &frontend.List{Backends: []frontend.Backend{{AddrPort: backend4(1)}}},
+	})
+	_, err := k.Services.Apply(t.Context(), &tx)
+	must(t, "apply", err)
+	works(nil)
+	must(t, "close", k.Close())
+	works(nil)
+
+	k, second := start(o)
+	if !maps.Equal(first, second) {
+		t.Errorf("links and programs after a restart: %v, before %v", second, first)
+	}
+	must(t, "attach again", k.Sockets.Attach())
+	must(t, "close", k.Close())
+
+	all := *o.Sockets
+	all.TranslateAll = true
+	changed := o
+	changed.Sockets = &all
+	k, third := start(changed)
+	for hook, l := range third {
+		if l[0] != first[hook][0] || l[1] == first[hook][1] {
+			t.Errorf("%s: link %d runs program %d, before %d ran %d", hook, l[0], l[1], first[hook][0], first[hook][1])
+		}
+	}
+	works(nil)
+
+	// what somebody removes is named and made again
+	must(t, "remove a link", os.Remove(filepath.Join(o.Dir, "link_connect4")))
+	differences, err := k.Sockets.Audit()
+	if err != nil || len(differences) != 1 || !strings.Contains(differences[0], "link_connect4 is missing") {
+		t.Errorf("audit: %q, %v, want the missing link", differences, err)
+	}
+	must(t, "repair", k.Sockets.Attach())
+	if differences, err := k.Sockets.Audit(); err != nil || len(differences) != 0 {
+		t.Errorf("audit after the repair: %q, %v", differences, err)
+	}
+	works(nil)
+	must(t, "close", k.Close())
+
+	// to another cgroup, which this process is not in
+	moved := *o.Sockets
+	moved.Cgroup = filepath.Join(o.Sockets.Cgroup, "child")
+	must(t, "make a cgroup", os.Mkdir(moved.Cgroup, 0o755))
+	changed.Sockets = &moved
+	k, _ = start(changed)
+	works(unix.ENETUNREACH)
+	must(t, "close", k.Close())
+	must(t, "remove the cgroup", os.Remove(moved.Cgroup))
+	k, _ = start(o) // its links were at a cgroup that is gone
+	works(nil)
+	must(t, "close", k.Close())
+
+	// without them nothing is attached
+	o.Sockets = nil
+	k, err = Open(t.Context(), o)
+	must(t, "open without sockets", err)
+	works(unix.ENETUNREACH)
+	if left := pinnedLinks(t, o.Dir); len(left) != 0 {
+		t.Errorf("links left: %v", left)
+	}
+	must(t, "close", k.Close())
+}
+
+// pinnedLinks are the links of a directory, each with its number and that of its
+// program.
+func pinnedLinks(t *testing.T, dir string) map[string][2]uint32 {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, "list pins", err)
+	found := map[string][2]uint32{}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), "link_") {
+			continue
+		}
+		l, err := link.LoadPinnedLink(filepath.Join(dir, e.Name()), nil)
+		must(t, "open a link", err)
+		info, err := l.Info()
+		must(t, "look at a link", err)
+		found[e.Name()] = [2]uint32{uint32(info.ID), uint32(info.Program)}
+		must(t, "close a link", l.Close())
+	}
+	return found
+}
+
+func TestKernelCgroupThatCannotHoldPodsIsNamed(t *testing.T) {
+	cgroup := kerneltest.NewCgroup(t)
+	for _, c := range []struct {
+		options sockets.Options
+		want    error
+		says    string
+	}{
+		{sockets.Options{Cgroup: filepath.Dir(cgroup)}, nil, ""},
+		{sockets.Options{Cgroup: cgroup, Subtree: true}, nil, ""},
+		{sockets.Options{Cgroup: cgroup}, sockets.ErrNotRoot, "would reach no service"},
+		{sockets.Options{Cgroup: t.TempDir()}, sockets.ErrNotCgroup2, "findmnt -t cgroup2"},
+		{sockets.Options{Cgroup: filepath.Join(cgroup, "cgroup.procs"), Subtree: true}, sockets.ErrNotCgroup2, "a file"},
+		{sockets.Options{Cgroup: filepath.Join(cgroup, "none")}, fs.ErrNotExist, "is mounted"},
+		{sockets.Options{}, fs.ErrNotExist, "is mounted"},
+	} {
+		err := c.options.Check()
+		if !errors.Is(err, c.want) || c.want != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%+v: %v, want %v, %q", c.options, err, c.want, c.says)
+		}
+	}
+	o := testOptions(kerneltest.NewBPFFS(t))
+	o.Sockets = &sockets.Options{Cgroup: cgroup, Subtree: true}
+	if _, err := Open(t.Context(), o); !errors.Is(err, pin.ErrInvalid) {
+		t.Errorf("sockets without services: %v, want pin.ErrInvalid", err)
+	}
+}
+
+func TestKernelNamespacesAreWrittenOnce(t *testing.T) {
+	o := testOptions(kerneltest.NewBPFFS(t))
+	o.Services = true
+	k := openKernel(t, o)
+	a, b := sockets.Namespace{Cookie: 5, Slot: 1}, sockets.Namespace{Cookie: 3, Slot: slotmap.HostSlot, Leave: true}
+	set := func(ns ...sockets.Namespace) {
+		t.Helper()
+		for _, n := range ns {
+			must(t, "set", k.Namespaces.Set(n))
+		}
+	}
+	want := func(ns ...sockets.Namespace) {
+		t.Helper()
+		if got, err := k.Namespaces.List(); err != nil || !slices.Equal(got, ns) {
+			t.Errorf("%+v, %v, want %+v", got, err, ns)
+		}
+	}
+	want()
+	set(a, b, a)
+	want(b, a)
+	a.Slot, a.Leave = 7, true
+	set(a)
+	want(b, a)
+	must(t, "delete", k.Namespaces.Delete(b.Cookie))
+	must(t, "delete again", k.Namespaces.Delete(b.Cookie))
+	want(a)
+	for _, bad := range []sockets.Namespace{{}, {Cookie: 1, Slot: slotmap.NoSlot}, {Cookie: 1, Slot: slotmap.MaxEndpoints + 1}} {
+		if err := k.Namespaces.Set(bad); !errors.Is(err, pin.ErrInvalid) {
+			t.Errorf("set %+v: %v, want pin.ErrInvalid", bad, err)
+		}
+	}
+	one, again, other := netnstest.New(t), netnstest.New(t), netnstest.New(t)
+	if x, y := cookieOf(t, one), cookieOf(t, one); x == 0 || x != y || x == cookieOf(t, again) || x == cookieOf(t, other) {
+		t.Errorf("cookies %d, %d, want one for each namespace", x, y)
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
 )
 
 // verifierLines is how much of a rejected program's log is shown: the last
@@ -22,9 +23,11 @@ const verifierLines = 60
 // instructions it takes is bounded far below its limit of a million, so that a
 // change that makes it walk everything twice is seen.
 func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
+	cgroup := kerneltest.NewCgroup(t)
 	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
 		o := testOptions(kerneltest.NewBPFFS(t))
-		o.Routing = routing
+		o.Routing, o.Services = routing, true
+		o.Sockets = &sockets.Options{Cgroup: cgroup, Subtree: true}
 		k, err := Open(t.Context(), o)
 		if rejected, ok := errors.AsType[*ebpf.VerifierError](err); ok {
 			lines := rejected.Log
@@ -33,7 +36,7 @@ func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, devices := range routing.devices() {
+		for _, devices := range append(routing.devices(), program.Sockets) {
 			wantBounded(t, k.Programs.On(devices))
 		}
 		if err := k.Close(); err != nil {

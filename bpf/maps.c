@@ -29,4 +29,10 @@ __noinline int sl_cell_types(const struct sl_packet *packet, enum sl_program pro
 	return packet != 0 && program;
 }
 
+/* For the listing of sockets. */
+__noinline int sl_socket_types(const struct sl_socket *socket)
+{
+	return socket != 0;
+}
+
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -159,6 +159,27 @@ struct sl_sock {
 };
 _Static_assert(sizeof(struct sl_sock) == 216, "no padding");
 
+/*
+ * What list_sockets writes of a socket: its ends, as the kernel's requests about
+ * sockets name it, and what it was translated to. The ends of an IPv6 socket have the
+ * form of IPv6, also where they are IPv4.
+ */
+struct sl_socket {
+	__be16 sport;
+	__be16 dport; /* 0: it is not connected any more */
+	__be32 src[4]; /* IPv4: the first word */
+	__be32 dst[4];
+	__u32 device; /* that it is bound to; 0: to none */
+	__u64 cookie;
+	__u32 front;
+	__u32 backend;
+	__u16 family; /* AF_INET or AF_INET6, of the socket */
+	__u8 backend_family; /* 4 or 6 */
+	__u8 gen; /* of the backend */
+	__u32 pad;
+};
+_Static_assert(sizeof(struct sl_socket) == 64, "a cache line");
+
 /* Keys of sl_aff4 and sl_aff6. */
 struct sl_aff_key4 {
 	__be32 client; /* its address; the node itself: 0 */

@@ -12,7 +12,7 @@ package bpf
 // them; package kernel gives the programs the maps when it loads them.
 //
 //go:generate -command compile go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -go-package bpf -cflags "-O2 -mcpu=v3 -std=gnu11 -fno-strict-aliasing -nostdinc -isystem ../../../../bpf/third_party/libbpf -isystem ../../../../bpf/third_party/linux -I ../../../../bpf/include -Wall -Wextra -Werror"
-//go:generate compile -cflags "-O2 -mcpu=v3 -std=gnu11 -fno-strict-aliasing -nostdinc -isystem ../../../../bpf/third_party/libbpf -isystem ../../../../bpf/third_party/linux -I ../../../../bpf/include -Wall -Wextra -Werror -Wpadded" -output-stem maps -type sl_reason -type sl_direction -type sl_kind -type sl_scope -type sl_action -type sl_by -type sl_event_type -type sl_ct_stat -type sl_side -type sl_event -type sl_question -type sl_answer -type sl_packet -type sl_program -type sl_sock Maps ../../../../bpf/maps.c
+//go:generate compile -cflags "-O2 -mcpu=v3 -std=gnu11 -fno-strict-aliasing -nostdinc -isystem ../../../../bpf/third_party/libbpf -isystem ../../../../bpf/third_party/linux -I ../../../../bpf/include -Wall -Wextra -Werror -Wpadded" -output-stem maps -type sl_reason -type sl_direction -type sl_kind -type sl_scope -type sl_action -type sl_by -type sl_event_type -type sl_ct_stat -type sl_side -type sl_event -type sl_question -type sl_answer -type sl_packet -type sl_program -type sl_sock -type sl_socket Maps ../../../../bpf/maps.c
 //go:generate compile -no-global-types -output-stem from_pod FromPod ../../../../bpf/from_pod.c
 //go:generate compile -no-global-types -output-stem to_pod ToPod ../../../../bpf/to_pod.c
 //go:generate compile -no-global-types -output-stem from_overlay FromOverlay ../../../../bpf/from_overlay.c
@@ -21,3 +21,4 @@ package bpf
 //go:generate compile -no-global-types -output-stem to_uplink ToUplink ../../../../bpf/to_uplink.c
 //go:generate compile -no-global-types -output-stem judge Judge ../../../../bpf/judge.c
 //go:generate compile -no-global-types -output-stem socket_lb SocketLB ../../../../bpf/socket_lb.c
+//go:generate compile -no-global-types -output-stem list_sockets ListSockets ../../../../bpf/list_sockets.c

@@ -539,6 +539,22 @@ type MapsSlSock struct {
 	}
 }
 
+type MapsSlSocket struct {
+	_             structs.HostLayout
+	Sport         uint16
+	Dport         uint16
+	Src           [4]uint32
+	Dst           [4]uint32
+	Device        uint32
+	Cookie        uint64
+	Front         uint32
+	Backend       uint32
+	Family        uint16
+	BackendFamily uint8
+	Gen           uint8
+	Pad           uint32
+}
+
 type MapsSlTable struct {
 	_         structs.HostLayout
 	PeerSet   uint32

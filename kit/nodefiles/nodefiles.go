@@ -41,6 +41,8 @@ func Services() []Service {
 		{Name: "identity", UID: instance.IdentityID, GID: instance.GroupID, Former: 64701},
 		{Name: "ipam", UID: instance.IPAMID, GID: instance.GroupID, Former: 64702},
 		{Name: "policy", UID: instance.PolicyID, GID: instance.GroupID, Former: 64703},
+		// Of which there are no earlier versions.
+		{Name: "loadbalancer", UID: instance.LoadBalancerID, GID: instance.GroupID, Former: instance.LoadBalancerID},
 		{Name: "datapath", UID: instance.DatapathID, GID: instance.GroupID, Former: 0, BPF: true},
 	}
 }

@@ -75,7 +75,8 @@ func newMachine(t *testing.T) *machine {
 	m.must(os.MkdirAll(filepath.Join(m.image, "run"), 0o755))
 	m.must(os.Symlink("../run", filepath.Join(m.image, "var", "run")))
 	for _, program := range []string{
-		"sluice", "sluice-cni", "sluice-identity", "sluice-ipam", "sluice-policy", "sluice-datapath", "sluice-devetcd",
+		"sluice", "sluice-cni", "sluice-identity", "sluice-ipam", "sluice-policy", "sluice-loadbalancer",
+		"sluice-datapath", "sluice-devetcd",
 	} {
 		m.copy(filepath.Join(binDir(), program), filepath.Join(m.image, "usr", "bin", program))
 	}

@@ -55,7 +55,8 @@ func TestKernelManifestsConnectPods(t *testing.T) {
 	const none = "0000000000000000"
 	for name, want := range map[string]struct{ uid, capabilities, bounding string }{
 		"identity": {"65701", none, none}, "ipam": {"65702", none, none}, "policy": {"65703", none, none},
-		"datapath": {"65706", "000000c000201000", "000000c0002010c0"}, "cni": {"0", none, none},
+		"loadbalancer": {"65704", none, none},
+		"datapath":     {"65706", "000000c000201000", "000000c0002010c0"}, "cni": {"0", none, none},
 	} {
 		for _, have := range privilegetest.Threads(t, containers[name].pid) {
 			for key, value := range map[string]string{

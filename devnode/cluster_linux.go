@@ -72,7 +72,9 @@ type clusterState struct {
 	// Network are the ranges of the nodes' uplinks, one per family.
 	Network []netip.Prefix `json:"network,omitempty"`
 	Routing string         `json:"routing,omitempty"`
-	Hub     state          `json:"hub"`
+	// Services run on every node.
+	Services []string `json:"services,omitempty"`
+	Hub      state    `json:"hub"`
 }
 
 // member is what a node has of its cluster.
@@ -145,6 +147,7 @@ func UpCluster(ctx context.Context, o ClusterOptions) (*Cluster, error) {
 		if hub.state, err = o.withDefaults(); err != nil {
 			return err
 		}
+		c.state.Services = slices.DeleteFunc(hub.state.services(), isEtcd)
 		hub.state.Services = etcdMembers(o.EtcdMembers)
 		unlock, err := c.reserve(c.state.Nodes...)
 		if err != nil {
@@ -249,8 +252,11 @@ func beginNode(ctx context.Context, n *Node) error {
 // nodeState describes a node.
 func (c *Cluster) nodeState(k int) state {
 	s := c.hub.state
-	s.Services = slices.DeleteFunc(Services(), isEtcd)
-	s.Policies = c.hub.PolicyDir()
+	s.Services = slices.Clone(c.state.Services)
+	if s.Services == nil { // brought up by an earlier version
+		s.Services = slices.DeleteFunc(Services(), isEtcd)
+	}
+	s.Policies, s.Manifests = c.hub.PolicyDir(), c.hub.ServiceDir()
 	s.Member = &member{Netns: c.hub.Netns(), Device: c.hub.link(), Number: k, Routing: c.state.Routing}
 	for _, service := range c.hub.Services() {
 		s.Member.Etcd = append(s.Member.Etcd, c.hub.etcdURL(service))

@@ -315,7 +315,7 @@ func TestKernelDownAfterTheStartOfAClusterWasKilled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(running) == 1+3*4 {
+		if len(running) == 1+3*5 {
 			break
 		}
 		select {

@@ -41,15 +41,16 @@ import (
 
 // Services of a node, by the names of their sockets.
 const (
-	Etcd     = "etcd"
-	Identity = "identity"
-	IPAM     = "ipam"
-	Policy   = "policy"
-	Datapath = "datapath"
+	Etcd         = "etcd"
+	Identity     = "identity"
+	IPAM         = "ipam"
+	Policy       = "policy"
+	LoadBalancer = "loadbalancer"
+	Datapath     = "datapath"
 )
 
 // Services lists all of them in the order of starting.
-func Services() []string { return []string{Etcd, Identity, IPAM, Policy, Datapath} }
+func Services() []string { return []string{Etcd, Identity, IPAM, Policy, LoadBalancer, Datapath} }
 
 // processNames are the names under which an instance may have processes.
 var processNames = append(Services(), etcdMembers(maxEtcdMembers)...)
@@ -81,6 +82,12 @@ type Options struct {
 	// must be able to read it, but not what lies above it. Default: an empty
 	// directory there, into which files may be put.
 	PolicyDir string
+	// ServiceDir holds manifests of Services and EndpointSlices, under the same
+	// conditions, for sluice-loadbalancer.
+	ServiceDir string
+	// NoLoadBalancer leaves sluice-loadbalancer out. The datapath then translates no
+	// service.
+	NoLoadBalancer bool
 	// Args are additional arguments by service.
 	Args map[string][]string
 }
@@ -96,12 +103,13 @@ type Node struct {
 
 // state is what Open needs to know and Down does not.
 type state struct {
-	BinDir   string              `json:"binDir"`
-	PodCIDRs []netip.Prefix      `json:"podCIDRs"`
-	Args     map[string][]string `json:"args,omitempty"`
-	Timeout  time.Duration       `json:"startTimeoutNanoseconds"`
-	Policy   string              `json:"policyMode"`
-	Policies string              `json:"policyDir,omitempty"`
+	BinDir    string              `json:"binDir"`
+	PodCIDRs  []netip.Prefix      `json:"podCIDRs"`
+	Args      map[string][]string `json:"args,omitempty"`
+	Timeout   time.Duration       `json:"startTimeoutNanoseconds"`
+	Policy    string              `json:"policyMode"`
+	Policies  string              `json:"policyDir,omitempty"`
+	Manifests string              `json:"serviceDir,omitempty"`
 	// Services run on the node; all of them, unless it is one of a cluster.
 	Services []string `json:"services,omitempty"`
 	// Member is the node's place in its cluster; nil for a node of its own.
@@ -223,10 +231,18 @@ func (n *Node) makePlace() error {
 	if err := bindReadOnly(n.state.BinDir, n.binDir()); err != nil {
 		return err
 	}
-	if n.state.Policies == "" {
-		return nil
+	for _, d := range []struct{ dir, at string }{
+		{n.state.Policies, n.PolicyDir()},
+		{n.state.Manifests, n.ServiceDir()},
+	} {
+		if d.dir == "" {
+			continue
+		}
+		if err := bindReadOnly(d.dir, d.at); err != nil {
+			return err
+		}
 	}
-	return bindReadOnly(n.state.Policies, n.PolicyDir())
+	return nil
 }
 
 // startAll starts every service of the instance, all at once.
@@ -308,8 +324,12 @@ func (n *Node) Paths() instance.Paths { return n.paths }
 // Services are those that run on the node, in the order of starting. etcd is
 // not among them on a node of a cluster.
 func (n *Node) Services() []string {
-	if n.state.Services != nil {
-		return slices.Clone(n.state.Services)
+	return n.state.services()
+}
+
+func (s state) services() []string {
+	if s.Services != nil {
+		return slices.Clone(s.Services)
 	}
 	return Services()
 }
@@ -411,6 +431,9 @@ func (n *Node) binDir() string { return filepath.Join(n.paths.RunDir, "bin") }
 // PolicyDir holds the manifests that sluice-policy watches.
 func (n *Node) PolicyDir() string { return filepath.Join(n.paths.RunDir, "policies") }
 
+// ServiceDir holds the manifests that sluice-loadbalancer watches.
+func (n *Node) ServiceDir() string { return filepath.Join(n.paths.RunDir, "services") }
+
 // PolicyMode is the datapath's: "none", "required" or "init".
 func (n *Node) PolicyMode() string { return n.state.Policy }
 
@@ -466,6 +489,7 @@ func (n *Node) makeDirectories() error {
 		{filepath.Join(n.paths.RunDir, "log"), 0o755},
 		{n.binDir(), 0o755},
 		{n.PolicyDir(), 0o755},
+		{n.ServiceDir(), 0o755},
 	} {
 		if err := os.Mkdir(d.path, d.mode); err != nil {
 			return err
@@ -518,7 +542,7 @@ func (n *Node) remove(ctx context.Context) error {
 		errs = append(errs, n.Stop(ctx, service))
 	}
 	errs = append(errs, n.removePodMounts(), n.removeNetwork())
-	for _, dir := range []string{n.paths.BPFDir, n.binDir(), n.PolicyDir()} {
+	for _, dir := range []string{n.paths.BPFDir, n.binDir(), n.PolicyDir(), n.ServiceDir()} {
 		if err := unmount(dir); err != nil {
 			// Removing the directory would empty what is still mounted there.
 			return errors.Join(append(errs, err)...)
@@ -543,6 +567,27 @@ func readableBy(info fs.FileInfo, uid uint32) bool {
 	return info.Mode().Perm()>>shift&0o5 == 0o5
 }
 
+// manifestDir is the absolute path of a directory that the user of a service can
+// read; empty for the empty path.
+func manifestDir(what, dir, service string) (string, error) {
+	if dir == "" {
+		return "", nil
+	}
+	info, err := os.Stat(dir)
+	switch user := users[service].UID; {
+	case err != nil:
+	case !info.IsDir():
+		err = fmt.Errorf("%s is not a directory", dir)
+	case !readableBy(info, user):
+		err = fmt.Errorf("%s has mode %v and cannot be read by uid %d, as which sluice-%s runs; try chmod o+rx",
+			dir, info.Mode(), user, service)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", what, err)
+	}
+	return filepath.Abs(dir)
+}
+
 func (o Options) withDefaults() (state, error) {
 	s := state{BinDir: o.BinDir, PodCIDRs: o.PodCIDRs, Args: o.Args, Timeout: o.StartTimeout, Policy: o.PolicyMode}
 	if s.BinDir == "" {
@@ -552,28 +597,20 @@ func (o Options) withDefaults() (state, error) {
 	if s.BinDir, err = filepath.Abs(s.BinDir); err != nil {
 		return s, err
 	}
-	for _, service := range Services() {
+	if o.NoLoadBalancer {
+		s.Services = slices.DeleteFunc(Services(), func(service string) bool { return service == LoadBalancer })
+	}
+	for _, service := range s.services() {
 		if _, err := os.Stat(executable(s.BinDir, service)); err != nil {
 			return s, fmt.Errorf("executable of %s: %w; run `make build`", service, err)
 		}
 	}
 	s.Policy = cmp.Or(s.Policy, DefaultPolicyMode)
-	if o.PolicyDir != "" {
-		info, err := os.Stat(o.PolicyDir)
-		switch {
-		case err != nil:
-		case !info.IsDir():
-			err = fmt.Errorf("%s is not a directory", o.PolicyDir)
-		case !readableBy(info, users[Policy].UID):
-			err = fmt.Errorf("%s has mode %v and cannot be read by uid %d, as which sluice-policy runs; try chmod o+rx",
-				o.PolicyDir, info.Mode(), users[Policy].UID)
-		}
-		if err != nil {
-			return s, fmt.Errorf("policies: %w", err)
-		}
-		if s.Policies, err = filepath.Abs(o.PolicyDir); err != nil {
-			return s, err
-		}
+	if s.Policies, err = manifestDir("policies", o.PolicyDir, Policy); err != nil {
+		return s, err
+	}
+	if s.Manifests, err = manifestDir("services", o.ServiceDir, LoadBalancer); err != nil {
+		return s, err
 	}
 	s.Timeout = cmp.Or(s.Timeout, 30*time.Second)
 	return s, nil

@@ -39,7 +39,7 @@ import (
 func TestMain(m *testing.M) {
 	switch base := filepath.Base(os.Args[0]); {
 	case base == "sluice-devetcd", base == "sluice-identity", base == "sluice-ipam", base == "sluice-policy",
-		base == "sluice-datapath":
+		base == "sluice-loadbalancer", base == "sluice-datapath":
 		os.Exit(standIn(os.Args[1:]))
 	case os.Getenv("DEVNODE_TEST_CONNECT") != "":
 		conn, err := net.Dial("unix", os.Getenv("DEVNODE_TEST_CONNECT"))
@@ -315,7 +315,7 @@ func TestKernelDownLeavesNothing(t *testing.T) {
 				t.Errorf("%s: %s is not %s:\n%s", service, set, capabilities, status)
 			}
 		}
-		// The datapath alone is inside the node.
+		// The datapath is inside the node, and what listens on ports of it.
 		ns, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid))
 		if err != nil {
 			t.Fatal(err)
@@ -324,7 +324,7 @@ func TestKernelDownLeavesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if os.SameFile(ns, node) != (service == Datapath) {
+		if os.SameFile(ns, node) != (service == Datapath || service == LoadBalancer) {
 			t.Errorf("%s: inside the node's namespace is %v", service, os.SameFile(ns, node))
 		}
 	}
@@ -440,6 +440,42 @@ func TestKernelPoliciesOfAClosedDirectoryAreReadable(t *testing.T) {
 	o.PolicyDir = manifest
 	if _, err := Up(t.Context(), o); err == nil || !strings.Contains(err.Error(), "is not a directory") {
 		t.Errorf("a file as directory: %v", err)
+	}
+}
+
+// TestKernelLoadBalancerIsLeftOutOnRequest: a node without it starts, restarts and
+// goes like any other. One with it watches a directory that is the caller's.
+func TestKernelLoadBalancerIsLeftOutOnRequest(t *testing.T) {
+	o := options(t, programs(t))
+	o.ServiceDir = t.TempDir()
+	manifest := filepath.Join(o.ServiceDir, "web.yaml")
+	if err := os.WriteFile(manifest, []byte("kind: Service\n"), 0o644); err != nil { //nolint:gosec // for everybody
+		t.Fatal(err)
+	}
+	n := up(t, o)
+	if _, err := n.PID(LoadBalancer); err != nil {
+		t.Error(err)
+	}
+	if content, err := os.ReadFile(filepath.Join(n.ServiceDir(), "web.yaml")); err != nil || string(content) != "kind: Service\n" {
+		t.Errorf("the directory of services has %q, %v", content, err)
+	}
+	down(t, o)
+	wantNothing(t, o.Instance)
+	if _, err := os.Stat(manifest); err != nil {
+		t.Errorf("the original after Down: %v", err)
+	}
+
+	o.NoLoadBalancer = true
+	n = up(t, o)
+	if _, err := n.PID(LoadBalancer); !errors.Is(err, ErrNotRunning) || slices.Contains(n.Services(), LoadBalancer) {
+		t.Errorf("left out, it runs: %v, services %v", err, n.Services())
+	}
+	again, err := Open(o.Instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if slices.Contains(again.Services(), LoadBalancer) {
+		t.Errorf("opened again, the node has the services %v", again.Services())
 	}
 }
 

@@ -74,6 +74,8 @@ func (n *Node) arguments(service string) []string {
 		args = append(args, "--pools="+strings.Join(cidrs, ","), "--identity="+n.Socket(Identity))
 	case Policy:
 		args = append(args, "--sources-directory="+n.PolicyDir())
+	case LoadBalancer:
+		args = append(args, "--sources-directory="+n.ServiceDir(), "--node-name="+n.name())
 	case Datapath:
 		args = append(args, "--bpf-dir="+n.paths.BPFDir, "--policy-mode="+n.state.Policy)
 		if m := n.state.Member; m != nil && m.Routing != "" {
@@ -128,7 +130,8 @@ func (n *Node) Start(ctx context.Context, service string, files ...*os.File) err
 		}
 		return cmd.Start()
 	}
-	if service == Datapath || isEtcd(service) && service != Etcd {
+	// sluice-loadbalancer listens on health check ports of the node.
+	if service == Datapath || service == LoadBalancer || isEtcd(service) && service != Etcd {
 		err = inNetns(n.Netns(), begin)
 	} else {
 		err = onOwnThread(begin)

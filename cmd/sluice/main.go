@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/audit"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/backend"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/bpfmap"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/dev"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
@@ -23,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policy"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/prepare"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/status"
 )
 
@@ -30,7 +32,7 @@ import (
 var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, endpoint.Command, identity.Command, ip.Command, ipam.Command,
 	policy.Command, explain.Command, observe.Command, bpfmap.Command, audit.Command,
-	prepare.Command, node.Command, dev.Command,
+	prepare.Command, node.Command, service.Command, backend.Command, dev.Command,
 }
 
 func main() { os.Exit(invocation.Run(os.Args[1:], os.Stdout, os.Stderr, commands...)) }

@@ -40,7 +40,7 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		Short: "Start a node, or several: own network namespaces, etcd and every service",
 		Long: `Start a whole node under the directories of one instance: a network namespace of
 its own, joined to the caller's by a veth pair, an embedded etcd, sluice-identity,
-sluice-ipam, sluice-policy and sluice-datapath, each as its own user. It returns when all of them
+sluice-ipam, sluice-policy, sluice-loadbalancer and sluice-datapath, each as its own user. It returns when all of them
 serve. Of the caller's namespace, nothing changes but one device with its two
 addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 		Args: invocation.Args(0, ""),
@@ -60,6 +60,10 @@ addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 			"node only until then; none: no policy is enforced")
 	up.Flags().StringVar(&o.PolicyDir, "policy-dir", "",
 		"directory of manifests that are in force besides what is applied (default: an empty one below the run directory)")
+	up.Flags().StringVar(&o.ServiceDir, "service-dir", "",
+		"directory of manifests of Services and EndpointSlices that are in force besides what is applied (default: an "+
+			"empty one below the run directory)")
+	up.Flags().BoolVar(&o.NoLoadBalancer, "no-loadbalancer", false, "leave sluice-loadbalancer out; no service is translated")
 	up.Flags().IntVar(&o.Nodes, "nodes", 1, fmt.Sprintf("how many nodes, at most %d", devnode.MaxNodes))
 	up.Flags().IntVar(&o.EtcdMembers, "etcd-members", 1, "1 or 3, for several nodes")
 	up.Flags().StringVar(&o.Routing, "routing", devnode.DefaultRouting,
@@ -180,6 +184,7 @@ type shownNode struct {
 	PodCIDRs   []string       `json:"podCidrs"`
 	PolicyMode string         `json:"policyMode"`
 	PolicyDir  string         `json:"policyDir"`
+	ServiceDir string         `json:"serviceDir,omitempty"` // none without sluice-loadbalancer
 	Plugin     string         `json:"plugin"`
 	CNIConfDir string         `json:"cniConfDir"`
 	Services   []shownService `json:"services"`
@@ -200,6 +205,9 @@ func describe(ctx context.Context, inv *invocation.Invocation, node *devnode.Nod
 	d := shownNode{
 		Instance: node.Instance(), RunDir: node.Paths().RunDir, StateDir: node.Paths().StateDir, Netns: node.Netns(),
 		Plugin: node.Plugin(), CNIConfDir: node.CNIConfDir(), PolicyMode: node.PolicyMode(), PolicyDir: node.PolicyDir(),
+	}
+	if slices.Contains(node.Services(), devnode.LoadBalancer) {
+		d.ServiceDir = node.ServiceDir()
 	}
 	for _, p := range node.PodCIDRs() {
 		d.PodCIDRs = append(d.PodCIDRs, p.String())
@@ -242,23 +250,34 @@ Pods            %s
 Node's netns    %s
 CNI conflist    %s
 Policies        %s, enforcement: %s
+Services        %s
 Logs            %s
 
 Look at it:
-  sluice status --instance %[7]s
-  sluice endpoint list --instance %[7]s
-  sluice policy list --instance %[7]s
-  sluice observe --follow --instance %[7]s
+  sluice status --instance %[8]s
+  sluice endpoint list --instance %[8]s
+  sluice policy list --instance %[8]s
+  sluice service list --instance %[8]s
+  sluice observe --follow --instance %[8]s
 
 Connect a network namespace by hand, as a container runtime would:
   ip netns add pod1
-  CNI_COMMAND=ADD CNI_CONTAINERID=pod1 CNI_IFNAME=eth0 CNI_NETNS=/run/netns/pod1 CNI_PATH=%[8]s \
-    %[9]s < %[10]s
+  CNI_COMMAND=ADD CNI_CONTAINERID=pod1 CNI_IFNAME=eth0 CNI_NETNS=/run/netns/pod1 CNI_PATH=%[9]s \
+    %[10]s < %[11]s
 
 End it:
-  sluice dev down --instance %[7]s
-`, strings.Join(prefixTexts(node.PodCIDRs()), ", "), node.Netns(), node.CNIConfDir(), node.PolicyDir(), node.PolicyMode(), filepath.Dir(node.Log("ipam")),
+  sluice dev down --instance %[8]s
+`, strings.Join(prefixTexts(node.PodCIDRs()), ", "), node.Netns(), node.CNIConfDir(), node.PolicyDir(), node.PolicyMode(),
+		servicesText(node), filepath.Dir(node.Log("ipam")),
 		node.Instance(), filepath.Dir(node.Plugin()), node.Plugin(), node.PluginConfig())
+}
+
+// servicesText says where manifests of services may be put.
+func servicesText(node *devnode.Node) string {
+	if !slices.Contains(node.Services(), devnode.LoadBalancer) {
+		return "not translated: --no-loadbalancer"
+	}
+	return node.ServiceDir()
 }
 
 func prefixTexts(prefixes []netip.Prefix) []string {

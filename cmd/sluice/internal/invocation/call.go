@@ -13,6 +13,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -24,12 +25,13 @@ type Service[C any] struct {
 
 // The services of a node.
 var (
-	Identity = Service[identityv1.IdentityServiceClient]{"identity", identityv1.NewIdentityServiceClient}
-	Cluster  = Service[identityv1.ClusterServiceClient]{"identity", identityv1.NewClusterServiceClient}
-	IPAM     = Service[ipamv1.IPAMServiceClient]{"ipam", ipamv1.NewIPAMServiceClient}
-	Policy   = Service[policyv1.PolicyServiceClient]{"policy", policyv1.NewPolicyServiceClient}
-	Datapath = Service[datapathv1.DatapathServiceClient]{"datapath", datapathv1.NewDatapathServiceClient}
-	Observer = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
+	Identity     = Service[identityv1.IdentityServiceClient]{"identity", identityv1.NewIdentityServiceClient}
+	Cluster      = Service[identityv1.ClusterServiceClient]{"identity", identityv1.NewClusterServiceClient}
+	IPAM         = Service[ipamv1.IPAMServiceClient]{"ipam", ipamv1.NewIPAMServiceClient}
+	Policy       = Service[policyv1.PolicyServiceClient]{"policy", policyv1.NewPolicyServiceClient}
+	LoadBalancer = Service[lbv1.LoadBalancerServiceClient]{"loadbalancer", lbv1.NewLoadBalancerServiceClient}
+	Datapath     = Service[datapathv1.DatapathServiceClient]{"datapath", datapathv1.NewDatapathServiceClient}
+	Observer     = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
 )
 
 // Ask makes one call and returns its answer. It takes no longer than --timeout, unless ctx has another deadline.

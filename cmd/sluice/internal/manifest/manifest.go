@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package manifest reads files of policies as far as the name of each object, and puts what the policy service says
+// Package manifest reads files of policies and services as far as the name of each object, and puts what a service says
 // about a document into words of files. What is in an object is for that service to check.
 package manifest
 
@@ -18,12 +18,11 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	"github.com/sluice-net/sluice/kit/yamlstream"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// MaxBytes is what the policy service takes in one call, in bytes.
+// MaxBytes is what a service takes in one call, in bytes.
 const MaxBytes = 3 << 20
 
 // Document is one object of a stream of YAML or JSON documents.
@@ -35,6 +34,8 @@ type Document struct {
 	text  []byte
 	group string              // of its apiVersion
 	Key   *policyv1.PolicyKey // as written: the namespace may be missing
+	// Service is the service that an endpoint slice says it is of.
+	Service string
 }
 
 // Place is how a message names the document.
@@ -73,7 +74,7 @@ func (e FileErrors) Error() string {
 
 // Read reads files, directories and standard input, in the order
 // given. It looks no deeper than at the name of each object; what is in it is
-// for the policy service to check. With an error of the type fileErrors it
+// for the service to check. With an error of the type FileErrors it
 // returns the documents of the other files.
 func Read(paths []string, stdin io.Reader) ([]Document, error) {
 	var (
@@ -94,7 +95,7 @@ func Read(paths []string, stdin io.Reader) ([]Document, error) {
 				continue
 			}
 			if size += len(content); size > MaxBytes {
-				return nil, fmt.Errorf("%s: the manifests are larger than %d bytes together, which is all that the policy "+
+				return nil, fmt.Errorf("%s: the manifests are larger than %d bytes together, which is all that the "+
 					"service takes at once", fileText(file), MaxBytes)
 			}
 			docs, err := documents(file, content)
@@ -118,13 +119,14 @@ func Read(paths []string, stdin io.Reader) ([]Document, error) {
 	return all, nil
 }
 
-// PoliciesOnly leaves out objects that are of no kind of policy, and names them.
-func PoliciesOnly(docs []Document) (kept []Document, others []string) {
+// Only leaves out objects whose group and kind are not wanted, and names them. what
+// is what they are not: "no policy".
+func Only(docs []Document, wanted func(group, kind string) bool, what string) (kept []Document, others []string) {
 	for _, d := range docs {
-		if policykind.IsPolicy(d.group, d.Key.GetKind()) {
+		if wanted(d.group, d.Key.GetKind()) {
 			kept = append(kept, d)
 		} else {
-			others = append(others, d.Problem("is no policy, and left out"))
+			others = append(others, d.Problem("is "+what+", and left out"))
 		}
 	}
 	return kept, others
@@ -229,6 +231,9 @@ func (d *Document) describe(object *yaml.Node, before int) {
 	d.Line = before + object.Line
 	d.Key = &policyv1.PolicyKey{
 		Kind: scalar(object, "kind"), Namespace: scalar(meta, "namespace"), Name: scalar(meta, "name"),
+	}
+	if at := yamlstream.Field(meta, "labels"); at >= 0 {
+		d.Service = scalar(meta.Content[at], "kubernetes.io/service-name")
 	}
 	d.group, _, _ = strings.Cut(scalar(object, "apiVersion"), "/")
 }

@@ -4,12 +4,10 @@
 package policy
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"time"
 
@@ -25,39 +23,6 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// wait is the value of --wait: how long to wait until the kernel enforces a
-// change.
-type wait struct {
-	off   bool
-	limit time.Duration // 0: that of --timeout
-}
-
-func (w *wait) String() string {
-	switch {
-	case w.off:
-		return "false"
-	case w.limit == 0:
-		return "true"
-	default:
-		return w.limit.String()
-	}
-}
-
-func (w *wait) Set(text string) error {
-	if on, err := strconv.ParseBool(text); err == nil {
-		*w = wait{off: !on}
-		return nil
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d <= 0 {
-		return errors.New("want true, false or a time such as 5s")
-	}
-	*w = wait{limit: d}
-	return nil
-}
-
-func (*wait) Type() string { return "wait" }
-
 // changeFlags are those of commands that change policies.
 type changeFlags struct {
 	files        []string
@@ -68,7 +33,7 @@ type changeFlags struct {
 	ifRevision   int64
 	prune        bool
 	validate     bool
-	wait         wait
+	wait         invocation.Wait
 }
 
 // revision is the value of --if-revision; nil if it was not given.
@@ -89,10 +54,7 @@ func (o *changeFlags) add(cmd *cobra.Command, files string) {
 	f.Int64Var(&o.ifRevision, "if-revision", -1,
 		"change nothing unless this is the policy revision (default: whatever it is)")
 	f.Lookup("if-revision").DefValue = ""
-	f.Var(&o.wait, "wait", "wait until the kernel enforces it, so long at most; false: do not wait (default: as "+
-		"--timeout)")
-	f.Lookup("wait").NoOptDefVal = "true"
-	f.Lookup("wait").DefValue = ""
+	o.wait.Flag(cmd)
 }
 
 func applyCommand(inv *invocation.Invocation) *cobra.Command {
@@ -257,9 +219,9 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 		return err
 	}
 	done := &changes{Revision: r.GetRevision(), Validated: o.validate, Changes: changesOf(r.GetChanges(), docs)}
-	if !o.validate && !o.wait.off {
+	if !o.validate && !o.wait.Off() {
 		enforced := true
-		if err := awaitRevision(ctx, inv, done.Revision, o.wait.limit); err != nil {
+		if err := awaitRevision(ctx, inv, done.Revision, o.wait.Limit(inv.Timeout)); err != nil {
 			enforced, done.Pending = false, err.Error()
 		}
 		done.Enforced = &enforced
@@ -307,7 +269,6 @@ func (p *changes) table(w io.Writer) {
 // awaitRevision returns nil when a datapath is connected and the kernel
 // enforces the revision, else why it does not.
 func awaitRevision(ctx context.Context, inv *invocation.Invocation, revision uint64, limit time.Duration) error {
-	limit = cmp.Or(limit, inv.Timeout)
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	request := &policyv1.WaitForRevisionRequest{Revision: revision}

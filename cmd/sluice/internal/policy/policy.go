@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -43,7 +44,7 @@ func readPolicies(inv *invocation.Invocation, files []string, stdin io.Reader, s
 	if !skipOthers {
 		return docs, err
 	}
-	kept, others := manifest.PoliciesOnly(docs)
+	kept, others := manifest.Only(docs, policykind.IsPolicy, "no policy")
 	for _, text := range others {
 		fmt.Fprintln(inv.ErrOut, "note: "+text)
 	}

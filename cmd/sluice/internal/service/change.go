@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
+)
+
+// fileFlags are those of commands that send manifests.
+type fileFlags struct {
+	files        []string
+	namespace    string
+	allowUnknown bool
+	skipOthers   bool
+}
+
+func (o *fileFlags) add(cmd *cobra.Command, files string) {
+	f := cmd.Flags()
+	f.StringArrayVarP(&o.files, "filename", "f", nil, files)
+	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
+}
+
+// addManifest adds what matters only where manifests are read whole.
+func (o *fileFlags) addManifest(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.BoolVar(&o.allowUnknown, "allow-unknown-fields", false, "warn of fields that a kind does not have, and ignore them")
+	f.BoolVar(&o.skipOthers, "skip-other-kinds", false, "leave out objects that are neither services nor endpoint slices")
+}
+
+// changeFlags are those of commands that change services.
+type changeFlags struct {
+	fileFlags
+	manager    string
+	ifRevision int64
+	validate   bool
+	wait       invocation.Wait
+	ended      bool
+}
+
+func (o *changeFlags) add(cmd *cobra.Command, files string) {
+	o.fileFlags.add(cmd, files)
+	f := cmd.Flags()
+	invocation.ValidateFlag(cmd, &o.validate, "check, but change nothing")
+	f.StringVar(&o.manager, "manager", "", "act as this program, whose services are apart from those of others")
+	f.Int64Var(&o.ifRevision, "if-revision", -1,
+		"change nothing unless this is the revision of the services (default: whatever it is)")
+	f.Lookup("if-revision").DefValue = ""
+	o.wait.Flag(cmd)
+	f.BoolVar(&o.ended, "wait-ended", false, "wait too until no socket sends to a backend that was removed")
+}
+
+// revision is the value of --if-revision; nil if it was not given.
+func (o *changeFlags) revision() *uint64 {
+	if o.ifRevision < 0 {
+		return nil
+	}
+	n := uint64(o.ifRevision)
+	return &n
+}
+
+// onlyFiles refuses arguments where files are named with -f.
+func onlyFiles(cmd *cobra.Command, a []string) error {
+	if len(a) > 0 {
+		return invocation.Usagef("%s takes no argument; name files with -f, as in `%s -f %s`", cmd.CommandPath(),
+			cmd.CommandPath(), a[0])
+	}
+	return nil
+}
+
+func applyCommand(inv *invocation.Invocation) *cobra.Command {
+	var o changeFlags
+	cmd := &cobra.Command{
+		Use:   "apply -f FILE",
+		Short: "Add or replace services and endpoint slices, all of them or none",
+		Long: fmt.Sprintf(`Add or replace the Services and EndpointSlices of files, of the YAML and JSON files
+of a directory, or of standard input, all of them or none; and wait until the
+kernel enforces them. The exit code is %d if they are in force in the load
+balancer, but not (yet) in the kernel.`, invocation.ExitNotReady),
+		Args: onlyFiles,
+		RunE: func(cmd *cobra.Command, _ []string) error { return apply(cmd.Context(), inv, cmd.InOrStdin(), o) },
+	}
+	o.add(cmd, "file, directory or - for standard input; may be repeated")
+	o.addManifest(cmd)
+	return cmd
+}
+
+func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o changeFlags) error {
+	if len(o.files) == 0 {
+		return invocation.Usagef("nothing to apply: name it with -f FILE, -f DIRECTORY or -f -")
+	}
+	docs, err := readManifests(inv, o.files, stdin, o.skipOthers)
+	if err != nil {
+		return err
+	}
+	return makeChange(ctx, inv, o, docs, client.UpsertServices, &lbv1.UpsertServicesRequest{
+		Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate,
+		AllowUnknownFields: o.allowUnknown, Manager: o.manager, IfRevision: o.revision(),
+	})
+}
+
+func deleteCommand(inv *invocation.Invocation) *cobra.Command {
+	var o changeFlags
+	cmd := &cobra.Command{
+		Use:   "delete (-f FILE | [NAMESPACE/]NAME...)",
+		Short: "Delete services that `service apply` brought",
+		Long: fmt.Sprintf(`Delete services by name, or the services and endpoint slices that files, a directory or
+standard input name, all of them or none; and wait until the kernel enforces
+that. Deleting what does not exist succeeds. The endpoint slices of a service
+that is deleted by name stay, and wait for a service of that name. The exit code is %d
+if the services are gone from the load balancer, but not (yet) from the kernel.`, invocation.ExitNotReady),
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			return deleteServices(cmd.Context(), inv, cmd.InOrStdin(), a, o)
+		},
+	}
+	o.add(cmd, "file, directory or - for standard input that names the objects; may be repeated")
+	return cmd
+}
+
+// keysNamed are the keys of the arguments NAME..., or of files, whose documents
+// are returned too.
+func keysNamed(a []string, o changeFlags, stdin io.Reader) ([]*lbv1.ObjectKey, []manifest.Document, error) {
+	var keys []*lbv1.ObjectKey
+	switch {
+	case len(a) > 0 && len(o.files) > 0:
+		return nil, nil, invocation.Usagef("name services either with -f or as arguments, not both")
+	case len(a) == 0 && len(o.files) == 0:
+		return nil, nil, invocation.Usagef("nothing named: want -f FILE or [NAMESPACE/]NAME")
+	}
+	for _, text := range a {
+		name, err := Named(text, o.namespace)
+		if err != nil {
+			return nil, nil, err
+		}
+		keys = append(keys, &lbv1.ObjectKey{Kind: kindService, Namespace: name.GetNamespace(), Name: name.GetName()})
+	}
+	if len(a) > 0 {
+		return keys, nil, nil
+	}
+	docs, err := manifest.Read(o.files, stdin)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, d := range docs {
+		key := &lbv1.ObjectKey{Kind: d.Key.GetKind(), Namespace: d.Key.GetNamespace(), Name: d.Key.GetName()}
+		if key.GetKind() == "" || key.GetName() == "" {
+			return nil, nil, fmt.Errorf("%s has no kind or no metadata.name", d.Place())
+		}
+		if key.GetKind() != kindService && key.GetKind() != kindSlice {
+			return nil, nil, errors.New(d.Problem("is no service and no endpoint slice"))
+		}
+		if key.Namespace == "" {
+			key.Namespace = o.namespace
+		}
+		if key.Namespace == "" {
+			key.Namespace = defaultNamespace
+		}
+		keys = append(keys, key)
+	}
+	return keys, docs, nil
+}
+
+func deleteServices(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, a []string, o changeFlags) error {
+	keys, docs, err := keysNamed(a, o, stdin)
+	if err != nil {
+		return err
+	}
+	return makeChange(ctx, inv, o, docs, client.DeleteServices, &lbv1.DeleteServicesRequest{
+		Keys: keys, ValidateOnly: o.validate, Manager: o.manager, IfRevision: o.revision(),
+	})
+}
+
+// change is what became of one object.
+type change struct {
+	Kind      string   `json:"kind"`
+	Namespace string   `json:"namespace"`
+	Name      string   `json:"name"`
+	Change    string   `json:"change"`
+	File      string   `json:"file,omitempty"`
+	Document  int      `json:"document,omitempty"`
+	Dropped   []string `json:"droppedFields,omitempty"`
+	Notes     []string `json:"notes,omitempty"`
+}
+
+func (c change) title() string {
+	return keyText(&lbv1.ObjectKey{Kind: c.Kind, Namespace: c.Namespace, Name: c.Name})
+}
+
+// changes is what `service apply`, `service delete` and `service diff` print.
+type changes struct {
+	Revision  uint64   `json:"revision"`
+	Validated bool     `json:"validatedOnly,omitempty"`
+	Changes   []change `json:"changes"`
+	// Enforced says whether the kernel enforces the revision; unset if that was
+	// not waited for.
+	Enforced *bool  `json:"enforced,omitempty"`
+	Pending  string `json:"pending,omitempty"` // why not
+	Took     string `json:"-"`
+}
+
+func changesOf(changes []*lbv1.ObjectChange, docs []manifest.Document) []change {
+	all := make([]change, 0, len(changes))
+	for i, ch := range changes {
+		shown := change{
+			Kind: ch.GetKey().GetKind(), Namespace: ch.GetKey().GetNamespace(), Name: ch.GetKey().GetName(),
+			Change: output.Enum(ch.GetType(), "CHANGE_TYPE_"), Dropped: ch.GetDroppedFields(), Notes: ch.GetNotes(),
+		}
+		if len(docs) == len(changes) {
+			shown.File, shown.Document = docs[i].File, docs[i].Index
+		}
+		all = append(all, shown)
+	}
+	return all
+}
+
+// warn writes what the authors of the objects should know to standard error.
+func warn(inv *invocation.Invocation, done *changes, docs []manifest.Document) {
+	for i, ch := range done.Changes {
+		where := ch.title() + ": "
+		if len(docs) == len(done.Changes) {
+			where = docs[i].Place() + ": " + where
+		}
+		for _, field := range ch.Dropped {
+			fmt.Fprintln(inv.ErrOut, output.Printable("warning: "+where+field+": no such field; it is ignored"))
+		}
+		for _, text := range ch.Notes {
+			fmt.Fprintln(inv.ErrOut, output.Printable("note: "+where+text))
+		}
+	}
+}
+
+// answer is what the load balancer answers to a change.
+type answer interface {
+	GetRevision() uint64
+	GetChanges() []*lbv1.ObjectChange
+}
+
+// makeChange makes a change, waits until it is enforced, and shows both. docs are
+// those that the objects were named in, if they were.
+func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation, o changeFlags,
+	docs []manifest.Document, call func(client, context.Context, *Q, ...grpc.CallOption) (R, error), request *Q,
+) error {
+	began := time.Now()
+	r, err := invocation.Ask(ctx, inv, invocation.LoadBalancer, call, request)
+	if err != nil {
+		return manifest.InDocuments(err, docs)
+	}
+	done := &changes{Revision: r.GetRevision(), Validated: o.validate, Changes: changesOf(r.GetChanges(), docs)}
+	if !o.validate && !o.wait.Off() {
+		enforced := true
+		if err := await(ctx, inv, o, done, docs); err != nil {
+			enforced, done.Pending = false, err.Error()
+		}
+		done.Enforced = &enforced
+	}
+	done.Took = time.Since(began).Round(time.Millisecond).String()
+	warn(inv, done, docs)
+	if err := inv.Show(done, done.table); err != nil {
+		return err
+	}
+	if done.Pending != "" {
+		return invocation.ErrNotReady
+	}
+	return nil
+}
+
+func (c *changes) table(w io.Writer) {
+	for _, ch := range c.Changes {
+		output.Row(w, ch.title(), ch.Change)
+	}
+	switch {
+	case c.Validated:
+		fmt.Fprintln(w, "Nothing was changed: --validate-only.")
+	case c.Enforced == nil:
+		fmt.Fprintf(w, "Revision %d is in force in the load balancer; that of the kernel was not waited for.\n", c.Revision)
+	case *c.Enforced:
+		fmt.Fprintf(w, "The kernel enforces revision %d, after %s.\n", c.Revision, c.Took)
+	default:
+		fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is stored, but the kernel does not enforce it: %s.",
+			c.Revision, c.Pending)))
+	}
+}
+
+// concerned are the services whose refused frontends matter to a change; nil if a
+// slice does not say which service it is of, and then all matter.
+func concerned(done *changes, docs []manifest.Document) []*lbv1.ServiceKey {
+	var keys []*lbv1.ServiceKey
+	for i, ch := range done.Changes {
+		name := ch.Name
+		if ch.Kind != kindService {
+			if len(docs) != len(done.Changes) || docs[i].Service == "" {
+				return nil
+			}
+			name = docs[i].Service
+		}
+		if !slices.ContainsFunc(keys, func(k *lbv1.ServiceKey) bool { return k.Namespace == ch.Namespace && k.Name == name }) {
+			keys = append(keys, &lbv1.ServiceKey{Namespace: ch.Namespace, Name: name})
+		}
+	}
+	return keys
+}
+
+// await returns nil when a datapath is connected and the kernel enforces the
+// revision, else why it does not.
+func await(ctx context.Context, inv *invocation.Invocation, o changeFlags, done *changes, docs []manifest.Document) error {
+	limit := o.wait.Limit(inv.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	request := &lbv1.WaitForRevisionRequest{Revision: done.Revision, Services: concerned(done, docs), Ended: o.ended}
+	r, err := invocation.Ask(ctx, inv, invocation.LoadBalancer, client.WaitForRevision, request)
+	if err != nil {
+		st, _ := status.FromError(err)
+		if st.Code() == codes.DeadlineExceeded {
+			return fmt.Errorf("not within %s; `sluice status` shows how far it is", limit)
+		}
+		return errors.New(st.Message())
+	}
+	if away := r.GetDisconnected(); len(away) > 0 {
+		return fmt.Errorf("not connected: %s", strings.Join(away, ", "))
+	}
+	// Subscribers that only watch the frontends say nothing about the kernel.
+	if len(r.GetEnforcing()) == 0 {
+		return errors.New("no datapath is connected to the load balancer; with its setting loadBalancing.mode=off " +
+			"it translates no service")
+	}
+	return nil
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
+)
+
+// Exit codes of `service diff`, as of diff(1).
+const (
+	exitDiffers = invocation.ExitFailed
+	exitTrouble = 2
+)
+
+func diffCommand(inv *invocation.Invocation) *cobra.Command {
+	var (
+		o       fileFlags
+		manager string
+	)
+	cmd := &cobra.Command{
+		Use:   "diff -f FILE",
+		Short: "Show which objects `service apply` would change",
+		Long: fmt.Sprintf(`Show which Services and EndpointSlices of files are new, or other than those in
+force, and what their author should know. It changes nothing. The exit code is 0
+if nothing would change, %d if something would, %d if that cannot be said.`, exitDiffers, exitTrouble),
+		Example: `  sluice service diff -f web.yaml`,
+		Args:    onlyFiles,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			err := diff(cmd.Context(), inv, cmd.InOrStdin(), o, manager)
+			if err != nil && !errors.Is(err, invocation.ErrReported) {
+				return &invocation.ExitError{Code: exitTrouble, Err: err}
+			}
+			return err
+		},
+	}
+	o.add(cmd, "file, directory or - for standard input; may be repeated")
+	o.addManifest(cmd)
+	cmd.Flags().StringVar(&manager, "manager", "", "act as this program, whose services are apart from those of others")
+	return cmd
+}
+
+func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o fileFlags, manager string) error {
+	if len(o.files) == 0 {
+		return invocation.Usagef("nothing to compare: name it with -f FILE, -f DIRECTORY or -f -")
+	}
+	docs, err := readManifests(inv, o.files, stdin, o.skipOthers)
+	if err != nil {
+		return err
+	}
+	request := &lbv1.UpsertServicesRequest{
+		Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: true, AllowUnknownFields: o.allowUnknown,
+		Manager: manager,
+	}
+	r, err := invocation.Ask(ctx, inv, invocation.LoadBalancer, client.UpsertServices, request)
+	if err != nil {
+		return manifest.InDocuments(err, docs)
+	}
+	found := &changes{Revision: r.GetRevision(), Validated: true, Changes: changesOf(r.GetChanges(), docs)}
+	warn(inv, found, docs)
+	differs := slices.ContainsFunc(found.Changes, func(c change) bool { return c.Change != "unchanged" })
+	if err := inv.Show(found, func(w io.Writer) {
+		for _, c := range found.Changes {
+			if c.Change != "unchanged" {
+				output.Row(w, c.title(), "would be "+c.Change)
+			}
+		}
+		if !differs {
+			fmt.Fprintln(w, "Nothing would change.")
+		}
+	}); err != nil {
+		return err
+	}
+	if differs {
+		return invocation.ErrReported
+	}
+	return nil
+}

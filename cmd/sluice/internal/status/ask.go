@@ -20,6 +20,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
@@ -42,6 +43,8 @@ func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus
 			err = s.askIPAM(ctx, service, ipamv1.NewIPAMServiceClient(conn))
 		case "policy":
 			err = s.askPolicy(ctx, service, policyv1.NewPolicyServiceClient(conn))
+		case "loadbalancer":
+			err = s.askLoadBalancer(ctx, service, lbv1.NewLoadBalancerServiceClient(conn))
 		case "datapath":
 			err = s.askDatapath(ctx, service, datapathv1.NewDatapathServiceClient(conn))
 		}
@@ -142,6 +145,18 @@ func (s *nodeStatus) askPolicy(ctx context.Context, service *serviceStatus, clie
 	}
 	p.problems = textsOf(r.GetService())
 	s.Policy = p
+	return nil
+}
+
+func (s *nodeStatus) askLoadBalancer(ctx context.Context, service *serviceStatus,
+	client lbv1.LoadBalancerServiceClient,
+) error {
+	r, err := client.GetStatus(ctx, &lbv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	service.about(r.GetService())
+	s.LoadBalancer = loadBalancerOf(r)
 	return nil
 }
 

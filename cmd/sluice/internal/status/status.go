@@ -47,6 +47,8 @@ type nodeStatus struct {
 	Pools    []ipam.Pool     `json:"pools,omitempty"`
 	Policy   *policyStatus   `json:"policy,omitempty"`
 	Cluster  *clusterStatus  `json:"cluster,omitempty"`
+
+	LoadBalancer *loadBalancerStatus `json:"loadBalancer,omitempty"`
 }
 
 type serviceStatus struct {
@@ -79,6 +81,7 @@ type datapathStatus struct {
 	Maps             []bpfmap.Usage    `json:"maps"`
 	IdentityStream   *identityStream   `json:"identityStream,omitempty"`
 	NodeProbes       *nodeProbes       `json:"nodeProbes,omitempty"`
+	Balances         bool              `json:"-"` // it translates services
 }
 
 // identityStream is how endpoints change their identity.
@@ -169,6 +172,7 @@ func run(ctx context.Context, inv *invocation.Invocation) error {
 		{Name: "identity"},
 		{Name: "ipam"},
 		{Name: "policy"},
+		{Name: "loadbalancer"},
 		{Name: "datapath"},
 	}}
 	var wg errgroup.Group
@@ -179,11 +183,13 @@ func run(ctx context.Context, inv *invocation.Invocation) error {
 	if err := wg.Wait(); err != nil {
 		return err
 	}
-	s.dropUnusedPolicy()
+	s.dropUnused()
 	s.Problems = append(s.Problems, exhausted(s.Pools)...)
 	s.Known = len(s.Problems) == 0
 	for _, service := range s.Services {
 		switch {
+		case service.Name == "loadbalancer":
+			// Containers are connected without it: the kernel has the services.
 		case service.Error != "":
 			s.Problems = append(s.Problems, "sluice-"+service.Name+": "+service.Error)
 			s.Known = s.Known && service.known
@@ -229,14 +235,16 @@ func accessHint(services []serviceStatus) string {
 	return ""
 }
 
-// dropUnusedPolicy leaves out a policy service that does not answer, and that
-// the datapath does not use.
-func (s *nodeStatus) dropUnusedPolicy() {
-	if s.Datapath == nil || s.Datapath.PolicyMode != "none" {
+// dropUnused leaves out services that do not answer, and that the datapath does not
+// use.
+func (s *nodeStatus) dropUnused() {
+	if s.Datapath == nil {
 		return
 	}
 	s.Services = slices.DeleteFunc(s.Services, func(service serviceStatus) bool {
-		return service.Name == "policy" && service.Error != "" && service.Version == ""
+		unused := service.Name == "policy" && s.Datapath.PolicyMode == "none" ||
+			service.Name == "loadbalancer" && !s.Datapath.Balances
+		return unused && service.Error != "" && service.Version == ""
 	})
 }
 
@@ -311,6 +319,18 @@ func (s *nodeStatus) warnings() []string {
 	if p := s.Policy; p != nil && p.WaitingIdentities > 0 {
 		all = append(all, fmt.Sprintf("sluice-policy: %d identities are unknown to a table that has no room", p.WaitingIdentities))
 	}
+	if b := s.LoadBalancer; b != nil {
+		all = append(all, b.warnings()...)
+	}
+	for _, service := range s.Services {
+		switch {
+		case service.Name != "loadbalancer":
+		case service.Error != "":
+			all = append(all, "sluice-loadbalancer: services stay as they are: "+service.Error)
+		case !service.Serving:
+			all = append(all, "sluice-loadbalancer is not ready: services stay as they are")
+		}
+	}
 	if d := s.Datapath; d != nil {
 		for _, state := range []string{"waiting-for-identity", "waiting-for-policy", "restoring"} {
 			if n := d.Endpoints[state]; n > 0 {
@@ -369,6 +389,9 @@ func (s *nodeStatus) table(w io.Writer) {
 	}
 	if p := s.Policy; p != nil {
 		p.rows(w)
+	}
+	if b := s.LoadBalancer; b != nil {
+		b.rows(w)
 	}
 	if d := s.Datapath; d != nil {
 		d.rows(w, s.Policy)

@@ -10,9 +10,11 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
@@ -150,6 +152,47 @@ func TestStatusShowsTheCluster(t *testing.T) {
 	out, _ = n.Want(t, 0, "status")
 	if strings.Contains(out, "Cluster") {
 		t.Errorf("of an identity service that says nothing of the cluster:\n%s", out)
+	}
+}
+
+// TestStatusTellsOfServices: without the load balancer containers are connected all
+// the same, but what is shown is not as it should be.
+func TestStatusTellsOfServices(t *testing.T) {
+	n := nodetest.New(t, Command, service.Command)
+	n.Healthy, n.Policy.Healthy, n.Balances = true, true, true
+	n.Want(t, 0, "service", "apply", "-f", nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebService))
+	out, _ := n.Want(t, 0, "status")
+	nodetest.WantLines(t, out, "Services 1 with 1 endpoint slices, revision 7",
+		"Frontends 1 to 2 backends; datapath enforces revision 6", "Service sources grpc")
+	n.Balancer.Problems = []string{"datapath does not enforce 10.96.0.10:80/TCP of service shop/web: no room"}
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	nodetest.WantLines(t, out, "Ready yes",
+		"Warning: sluice-loadbalancer: datapath does not enforce 10.96.0.10:80/TCP of service shop/web: no room")
+	n.Balancer.Problems = nil
+	n.Balancer.Sources = append(n.Balancer.Sources, &lbv1.SourceStatus{Name: "file"})
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	nodetest.WantLines(t, out, "Service sources grpc, file (not complete yet)",
+		"Warning: sluice-loadbalancer: source file is not complete yet")
+	n.Balancer.Sources = n.Balancer.Sources[:1]
+	n.Balancer.Subscribers[0].Connected = false
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	nodetest.WantLines(t, out,
+		"Warning: sluice-loadbalancer: datapath is not connected: the kernel keeps the services of revision 6")
+	n.Balancer.Subscribers = nil
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	if !strings.Contains(out, "Warning: sluice-loadbalancer: no datapath takes the services") {
+		t.Errorf("without a datapath\n%s", out)
+	}
+	n.Stop("loadbalancer")
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	if !strings.Contains(out, "Warning: sluice-loadbalancer: services stay as they are: ") || !strings.Contains(out, "Ready") ||
+		strings.Contains(out, "Problem") {
+		t.Errorf("without the load balancer that the datapath uses\n%s", out)
+	}
+	n.Balances = false
+	out, _ = n.Want(t, 0, "status")
+	if strings.Contains(out, "loadbalancer") {
+		t.Errorf("without a load balancer that nobody uses\n%s", out)
 	}
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package nodetest is a node for tests of commands: fakes of the four services on real sockets.
+// Package nodetest is a node for tests of commands: fakes of the services on real sockets.
 package nodetest
 
 import (
@@ -21,6 +21,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
@@ -58,6 +59,7 @@ type Node struct {
 	Cluster     *cluster
 	IPAM        *ipam
 	Policy      *policy
+	Balancer    *loadBalancer
 	PolicyMode  datapathv1.PolicyMode
 	Evaluated   *datapathv1.ExplainRequest
 	Differences []*datapathv1.Difference
@@ -93,10 +95,10 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		commands: commands, RunDir: dir,
 		servers: map[string]*server{}, Health: map[string]*health.Server{},
 		Observed: make(chan *datapathv1.ObserveRequest, 1), AddReady: true, Identity: newIdentity(), IPAM: &ipam{},
-		Policy: newPolicy(), PolicyMode: datapathv1.PolicyMode_POLICY_MODE_NONE,
+		Policy: newPolicy(), Balancer: newLoadBalancer(), PolicyMode: datapathv1.PolicyMode_POLICY_MODE_NONE,
 	}
 	n.Cluster = &cluster{node: n}
-	for _, service := range []string{"identity", "ipam", "policy", "datapath"} {
+	for _, service := range []string{"identity", "ipam", "policy", "loadbalancer", "datapath"} {
 		if err := os.Mkdir(filepath.Join(dir, service), 0o750); err != nil {
 			t.Fatal(err)
 		}
@@ -113,6 +115,8 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 			ipamv1.RegisterIPAMServiceServer(s, n.IPAM)
 		case "policy":
 			policyv1.RegisterPolicyServiceServer(s, n.Policy)
+		case "loadbalancer":
+			lbv1.RegisterLoadBalancerServiceServer(s, n.Balancer)
 		case "datapath":
 			datapathv1.RegisterDatapathServiceServer(s, &datapath{node: n})
 			datapathv1.RegisterObserverServiceServer(s, &observer{node: n})

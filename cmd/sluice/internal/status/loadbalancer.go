@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package status
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
+)
+
+// loadBalancerStatus is what the load balancer says of itself.
+type loadBalancerStatus struct {
+	Revision         uint64              `json:"revision"`
+	Services         uint32              `json:"services"`
+	EndpointSlices   uint32              `json:"endpointSlices"`
+	OrphanedSlices   uint32              `json:"orphanedSlices"` // whose service is missing
+	Frontends        uint32              `json:"frontends"`
+	Backends         uint32              `json:"backends"`
+	Refused          uint32              `json:"refused"`
+	HealthCheckPorts uint32              `json:"healthCheckPorts"`
+	Sources          []serviceSource     `json:"sources"`
+	Subscribers      []serviceSubscriber `json:"subscribers"`
+
+	problems []string // as the service words them
+}
+
+type serviceSource struct {
+	Name    string `json:"name"`
+	Manager string `json:"manager,omitempty"`
+	Synced  bool   `json:"synced"`
+	Error   string `json:"error,omitempty"`
+	Objects uint32 `json:"objects"`
+}
+
+type serviceSubscriber struct {
+	Name      string   `json:"name"`
+	Connected bool     `json:"connected"`
+	Enforces  bool     `json:"enforces"` // else it only watches
+	Revision  uint64   `json:"revision"`
+	Ended     uint64   `json:"endedRevision"`
+	Refusals  []string `json:"refusals,omitempty"`
+}
+
+func loadBalancerOf(r *lbv1.GetStatusResponse) *loadBalancerStatus {
+	s := &loadBalancerStatus{
+		Revision: r.GetRevision(), Services: r.GetServices(), EndpointSlices: r.GetEndpointSlices(),
+		OrphanedSlices: r.GetOrphanedSlices(), Frontends: r.GetFrontends(), Backends: r.GetBackends(),
+		Refused: r.GetRefused(), HealthCheckPorts: r.GetHealthCheckPorts(),
+		Sources: []serviceSource{}, Subscribers: []serviceSubscriber{}, problems: textsOf(r.GetService()),
+	}
+	if n := r.GetService().GetOmittedProblemCount(); n > 0 {
+		s.problems = append(s.problems, fmt.Sprintf("%d more problems are left out", n))
+	}
+	for _, x := range r.GetSources() {
+		s.Sources = append(s.Sources, serviceSource{x.GetName(), x.GetManager(), x.GetSynced(), x.GetError(), x.GetObjects()})
+	}
+	for _, x := range r.GetSubscribers() {
+		s.Subscribers = append(s.Subscribers, serviceSubscriber{
+			x.GetName(), x.GetConnected(), x.GetEnforces(), x.GetRevision(), x.GetEndedRevision(), x.GetRefusals(),
+		})
+	}
+	return s
+}
+
+// rows are the services, where they lead, and where they come from.
+func (s *loadBalancerStatus) rows(w io.Writer) {
+	text := fmt.Sprintf("%d with %d endpoint slices, revision %d", s.Services, s.EndpointSlices, s.Revision)
+	if s.OrphanedSlices > 0 {
+		text += fmt.Sprintf("; %d slices wait for their service", s.OrphanedSlices)
+	}
+	output.Row(w, "Services", text)
+	text = fmt.Sprintf("%d to %d backends", s.Frontends, s.Backends)
+	for _, x := range s.Subscribers {
+		if x.Enforces {
+			text += fmt.Sprintf("; %s enforces revision %d", x.Name, x.Revision)
+			if !x.Connected {
+				text += " and is not connected"
+			}
+		}
+	}
+	output.Row(w, "Frontends", text)
+	var sources []string
+	for _, x := range s.Sources {
+		name := strings.TrimSuffix(x.Name+" "+x.Manager, " ")
+		if !x.Synced {
+			name += " (not complete yet)"
+		}
+		sources = append(sources, name)
+	}
+	output.Row(w, "Service sources", strings.Join(sources, ", "))
+}
+
+// warnings is what is wrong with services.
+func (s *loadBalancerStatus) warnings() (all []string) {
+	for _, problem := range s.problems {
+		all = append(all, "sluice-loadbalancer: "+problem)
+	}
+	if s.Refused > 0 && len(s.problems) == 0 {
+		all = append(all, fmt.Sprintf("sluice-loadbalancer: %d objects or files were refused; see `sluice service list`", s.Refused))
+	}
+	for _, x := range s.Sources {
+		if !x.Synced && x.Error == "" { // an error is one of the problems
+			all = append(all, "sluice-loadbalancer: source "+strings.TrimSuffix(x.Name+" "+x.Manager, " ")+" is not complete yet")
+		}
+	}
+	for _, x := range s.Subscribers {
+		if x.Enforces && !x.Connected {
+			all = append(all, fmt.Sprintf("sluice-loadbalancer: %s is not connected: the kernel keeps the services of revision %d",
+				x.Name, x.Revision))
+		}
+	}
+	if s.Frontends > 0 && !slices.ContainsFunc(s.Subscribers, func(x serviceSubscriber) bool { return x.Enforces }) {
+		all = append(all, "sluice-loadbalancer: no datapath takes the services; with its setting loadBalancing.mode=off it "+
+			"translates none")
+	}
+	return all
+}

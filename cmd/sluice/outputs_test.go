@@ -67,6 +67,8 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	dir := t.TempDir()
 	file := nodetest.Write(t, dir, "web.yaml", nodetest.WebPolicy)
 	bad := nodetest.Write(t, dir, "bad.yaml", strings.Replace(nodetest.WebPolicy, "podSelector: {}", "refuse: why", 1))
+	web := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebService)
+	wrong := nodetest.Write(t, filepath.Dir(web), "wrong.yaml", strings.Replace(nodetest.WebService, "port: 80", "refuse: why", 1))
 	broken := nodetest.Write(t, dir, "broken.yaml", "a: [\n")
 
 	var got strings.Builder
@@ -89,6 +91,12 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		"policy explain --from reserved:x --to 301 --port 80", "policy table 300", "policy table x",
 		"policy diff -f " + file, "policy diff --delete netpol/shop/web", "policy diff", "policy diff -f " + bad,
 		"policy confirm", "policy delete netpol shop/web shop/none", "policy delete netpol",
+		"service list", "service diff -f " + web, "service apply", "service apply -f " + web + " --dry-run",
+		"service apply -f " + web, "service apply -f " + web + " --wait=false", "service apply -f " + wrong,
+		"service apply -f " + web + " --if-revision 5", "service diff -f " + web, "service diff -f " + wrong, "service list",
+		"service list --address 10.96.0.9", "service list --address x", "service get shop/web", "service get web",
+		"backend list", "backend list --service shop/web", "backend list --service web",
+		"service delete shop/web web", "service delete", "service delete -f " + web,
 		"prepare", "dev up", "nonsense", "endpoint nonsense", "--timeout 0s status", "-o yaml status", "--nonsense",
 		"endpoint", "policy apply x",
 	} {
@@ -103,6 +111,6 @@ func TestOutputsAreThoseListed(t *testing.T) {
 			}
 		}
 	}
-	text := strings.NewReplacer(dir, "DIR", n.RunDir, "RUN", filepath.Dir(mustExecutable(t)), "SELF").Replace(got.String())
+	text := strings.NewReplacer(dir, "DIR", filepath.Dir(web), "DIR", n.RunDir, "RUN", filepath.Dir(mustExecutable(t)), "SELF").Replace(got.String())
 	compareWithFile(t, "outputs.txt", passing.ReplaceAllString(text, "TIME"))
 }

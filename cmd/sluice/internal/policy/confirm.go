@@ -59,7 +59,7 @@ func confirm(ctx context.Context, inv *invocation.Invocation, validate bool) err
 	if validate {
 		return inv.Show(&done, done.table)
 	}
-	if err := awaitRevision(ctx, inv, done.Revision, 0); err != nil {
+	if err := awaitRevision(ctx, inv, done.Revision, inv.Timeout); err != nil {
 		done.Pending = err.Error()
 	}
 	done.Enforced, done.Took = done.Pending == "", time.Since(began).Round(time.Millisecond).String()

@@ -200,6 +200,7 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus,
 	if i := r.GetIdentityStream(); i != nil {
 		d.IdentityStream = &identityStream{i.GetComplete(), i.GetError(), i.GetChanged(), i.GetPending()}
 	}
+	d.Frontends = frontendsOf(r.GetFrontendStream())
 	d.NodeProbes = probesOf(r.GetNodeProbes())
 	s.Datapath = d
 	switch why := strings.Join(textsOf(r.GetService()), "; "); {

@@ -4,12 +4,14 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
@@ -117,6 +119,62 @@ func (s *loadBalancerStatus) warnings() (all []string) {
 	if s.Frontends > 0 && !slices.ContainsFunc(s.Subscribers, func(x serviceSubscriber) bool { return x.Enforces }) {
 		all = append(all, "sluice-loadbalancer: no datapath takes the services; with its setting loadBalancing.mode=off it "+
 			"translates none")
+	}
+	return all
+}
+
+// frontendStream is how far the frontends of the load balancer are in the kernel.
+type frontendStream struct {
+	Complete  bool     `json:"complete"` // all were enforced at least once
+	Error     string   `json:"error,omitempty"`
+	Revision  uint64   `json:"revision"`
+	Ended     uint64   `json:"endedRevision"`
+	Frontends uint32   `json:"frontends"`
+	Backends  uint32   `json:"backends"`
+	Resting   uint32   `json:"restingNumbers"`
+	Earlier   uint32   `json:"earlierFrontends"`
+	Refused   []string `json:"refused,omitempty"`
+	Refusals  uint32   `json:"refusedCount"`
+}
+
+// frontendsOf is nil for a datapath that translates no service.
+func frontendsOf(m *datapathv1.FrontendStream) *frontendStream {
+	if m == nil {
+		return nil
+	}
+	return &frontendStream{
+		Complete: m.GetComplete(), Error: m.GetError(), Revision: m.GetRevision(), Ended: m.GetEndedRevision(),
+		Frontends: m.GetFrontends(), Backends: m.GetBackends(), Resting: m.GetRestingNumbers(),
+		Earlier: m.GetEarlierFrontends(), Refused: m.GetRefused(), Refusals: m.GetRefusedCount(),
+	}
+}
+
+// text counts what the kernel has of services.
+func (f *frontendStream) text() string {
+	text := fmt.Sprintf("%d frontends to %d backends, of revision %d", f.Frontends, f.Backends, f.Revision)
+	if f.Resting > 0 {
+		text += fmt.Sprintf("; %d numbers rest", f.Resting)
+	}
+	return text
+}
+
+// warnings is what is wrong with services in the kernel. b is nil if the load
+// balancer does not answer; what it refuses is among its problems.
+func (f *frontendStream) warnings(b *loadBalancerStatus) (all []string) {
+	if f == nil {
+		return nil
+	}
+	if b == nil && f.Refusals > 0 {
+		all = append(all, fmt.Sprintf("sluice-datapath: frontends that are not enforced: %d; the first: %s", f.Refusals,
+			strings.Join(f.Refused[:min(1, len(f.Refused))], "")))
+	}
+	if !f.Complete || f.Error != "" {
+		all = append(all, "sluice-datapath: the kernel keeps the services that it has: "+
+			cmp.Or(f.Error, "the load balancer has not listed them yet"))
+	}
+	if f.Earlier > 0 {
+		all = append(all, fmt.Sprintf("sluice-datapath: %d frontends stay that the load balancer does not name since its state was "+
+			"lost, until all of its sources are complete", f.Earlier))
 	}
 	return all
 }

@@ -81,7 +81,7 @@ type datapathStatus struct {
 	Maps             []bpfmap.Usage    `json:"maps"`
 	IdentityStream   *identityStream   `json:"identityStream,omitempty"`
 	NodeProbes       *nodeProbes       `json:"nodeProbes,omitempty"`
-	Balances         bool              `json:"-"` // it translates services
+	Frontends        *frontendStream   `json:"frontendStream,omitempty"` // nil: it translates no service
 }
 
 // identityStream is how endpoints change their identity.
@@ -243,7 +243,7 @@ func (s *nodeStatus) dropUnused() {
 	}
 	s.Services = slices.DeleteFunc(s.Services, func(service serviceStatus) bool {
 		unused := service.Name == "policy" && s.Datapath.PolicyMode == "none" ||
-			service.Name == "loadbalancer" && !s.Datapath.Balances
+			service.Name == "loadbalancer" && s.Datapath.Frontends == nil
 		return unused && service.Error != "" && service.Version == ""
 	})
 }
@@ -343,6 +343,7 @@ func (s *nodeStatus) warnings() []string {
 		for _, warning := range d.Warnings {
 			all = append(all, "sluice-datapath: "+warning)
 		}
+		all = append(all, d.Frontends.warnings(s.LoadBalancer)...)
 		if i := d.IdentityStream; i != nil && !i.Complete {
 			all = append(all, "sluice-datapath: endpoints keep their identities when labels change: "+
 				cmp.Or(i.Error, "identity has not listed them yet"))
@@ -456,6 +457,9 @@ func (d *datapathStatus) rows(w io.Writer, p *policyStatus) {
 	}
 	output.Row(w, "Endpoints", strings.Join(states, ", "))
 	output.Row(w, "Policy", d.policyText(p))
+	if f := d.Frontends; f != nil {
+		output.Row(w, "Translated", f.text())
+	}
 	if i := d.IdentityStream; i != nil {
 		text := fmt.Sprintf("%d endpoints, %d pending", i.Changed, i.Pending)
 		if !i.Complete {

@@ -164,6 +164,12 @@ func TestStatusTellsOfServices(t *testing.T) {
 	out, _ := n.Want(t, 0, "status")
 	nodetest.WantLines(t, out, "Services 1 with 1 endpoint slices, revision 7",
 		"Frontends 1 to 2 backends; datapath enforces revision 6", "Service sources grpc")
+	nodetest.WantLines(t, out, "Translated 1 frontends to 2 backends, of revision 6")
+	n.FrontendError = "loadbalancer: connection refused"
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	nodetest.WantLines(t, out, "Ready yes",
+		"Warning: sluice-datapath: the kernel keeps the services that it has: loadbalancer: connection refused")
+	n.FrontendError = ""
 	n.Balancer.Problems = []string{"datapath does not enforce 10.96.0.10:80/TCP of service shop/web: no room"}
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	nodetest.WantLines(t, out, "Ready yes",

@@ -70,9 +70,10 @@ type object struct {
 		Labels          map[string]string
 	}
 	Spec struct {
-		ClusterIP, Refuse, Unknown string
-		Port                       uint32
-		Addresses                  []string
+		ClusterIP       string `yaml:"clusterIP"`
+		Refuse, Unknown string
+		Port            uint32
+		Addresses       []string
 	}
 }
 

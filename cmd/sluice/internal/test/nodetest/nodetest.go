@@ -54,16 +54,21 @@ type Node struct {
 	// StreamError is why the datapath does not hear identity; empty if it does.
 	StreamError string
 	// Probes is what the datapath found of other nodes; nil: it sends none.
-	Probes      *datapathv1.NodeProbes
-	Identity    *identity
-	Cluster     *cluster
-	IPAM        *ipam
-	Policy      *policy
-	Balancer    *loadBalancer
-	PolicyMode  datapathv1.PolicyMode
-	Evaluated   *datapathv1.ExplainRequest
-	Differences []*datapathv1.Difference
-	Flows       []*datapathv1.Flow
+	Probes *datapathv1.NodeProbes
+	// Balances: the datapath translates services.
+	Balances bool
+	// FrontendError is why the datapath does not hear the load balancer; empty if it
+	// does.
+	FrontendError string
+	Identity      *identity
+	Cluster       *cluster
+	IPAM          *ipam
+	Policy        *policy
+	Balancer      *loadBalancer
+	PolicyMode    datapathv1.PolicyMode
+	Evaluated     *datapathv1.ExplainRequest
+	Differences   []*datapathv1.Difference
+	Flows         []*datapathv1.Flow
 }
 
 // server is a fake service.

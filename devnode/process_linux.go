@@ -78,6 +78,10 @@ func (n *Node) arguments(service string) []string {
 		args = append(args, "--sources-directory="+n.ServiceDir(), "--node-name="+n.name())
 	case Datapath:
 		args = append(args, "--bpf-dir="+n.paths.BPFDir, "--policy-mode="+n.state.Policy)
+		if slices.Contains(n.Services(), LoadBalancer) {
+			// The namespaces beside the node's are those of other nodes, or the caller's.
+			args = append(args, "--load-balancing-mode=on", "--load-balancing-other-namespaces=leave")
+		}
 		if m := n.state.Member; m != nil && m.Routing != "" {
 			args = append(args, "--routing-mode="+m.Routing)
 		}

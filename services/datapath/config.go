@@ -164,13 +164,17 @@ const (
 
 // LoadBalancingConfig says whether addresses of services lead to their backends.
 type LoadBalancingConfig struct {
-	Mode string `config:"mode" enum:"off,on" help:"on: addresses of services lead to the backends that sluice-loadbalancer names. off: they are not translated, and another program may do so"`
+	Mode            string `config:"mode" enum:"off,on" help:"on: addresses of services lead to the backends that sluice-loadbalancer names. off: they are not translated, and another program may do so"`
+	Cgroup          string `config:"cgroup" help:"directory of the cgroup2 hierarchy whose processes reach services; empty: its root, at /sys/fs/cgroup or /sys/fs/cgroup/unified"`
+	OtherNamespaces string `config:"otherNamespaces" enum:"translate,leave" help:"sockets in network namespaces that are neither the node's nor those of its endpoints: translate services for them, or leave them alone"`
 }
 
 // The modes.
 const (
 	balancingOff = "off"
 	balancingOn  = "on"
+
+	othersTranslate = "translate"
 )
 
 func (c LoadBalancingConfig) on() bool { return c.Mode == balancingOn }
@@ -242,7 +246,7 @@ func defaults(p instance.Paths) Config {
 		// where kube-proxy in IPVS mode puts every address of a service
 		ServiceDevices: []string{"kube-ipvs0"},
 		Routing:        RoutingConfig{Mode: string(cluster.None), ProbePort: 4242},
-		LoadBalancing:  LoadBalancingConfig{Mode: balancingOff},
+		LoadBalancing:  LoadBalancingConfig{Mode: balancingOff, OtherNamespaces: othersTranslate},
 		Policy:         PolicyConfig{Mode: policyRequired, Linger: time.Minute},
 		Services: ServicesConfig{
 			IPAM: p.Socket("ipam"), Identity: p.Socket("identity"), Policy: p.Socket("policy"),
@@ -356,8 +360,12 @@ func (c *Config) Calls() sandbox.Calls {
 // as a file of the directory in which it is mounted. Of the spool it is the
 // directory above: the plugin may make it.
 func (c *Config) files() sandbox.Files {
+	read := append([]string{"/sys/devices/system/cpu", "/sys/kernel/btf"}, c.NetnsDirs...)
+	if c.LoadBalancing.on() {
+		read = append(read, c.LoadBalancing.cgroup())
+	}
 	return sandbox.Files{
-		Read:   append([]string{"/sys/devices/system/cpu", "/sys/kernel/btf"}, c.NetnsDirs...),
+		Read:   read,
 		Change: []string{c.ProcSysNet},
 		Write:  []string{c.StateDir, c.BPFDir, filepath.Dir(c.SpoolDir)},
 	}

@@ -108,6 +108,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			if err := await(ctx, p, "the services of sluice-loadbalancer", n.Frontends.Synced()); err != nil {
 				return err
 			}
+			if err := await(ctx, p, "the programs of sockets", n.attached); err != nil {
+				return err
+			}
 		}
 		srv.SetAllServing(true)
 		p.Ready()
@@ -203,6 +206,7 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 	if n.Frontends != nil {
 		p.Go("frontends", n.Frontends.Run)
 		p.Go("service numbers", n.collectServices)
+		p.Go("sockets", n.followSockets)
 	}
 	if n.Fabric != nil {
 		p.Go("fabric", n.Fabric.Run)

@@ -95,6 +95,7 @@ type node struct {
 	unpublished atomic.Uint64 // creations that ended before others could know the addresses
 
 	compared chan struct{} // closed when the devices were compared with the records
+	attached chan struct{} // closed when the programs of sockets are attached
 
 	mtu      uint16 // of pods
 	sysctls  bool   // those of the whole node are set
@@ -107,7 +108,7 @@ type node struct {
 // open adopts or makes maps and programs and opens everything else. It changes
 // no endpoint.
 func open(ctx context.Context, cfg Config, a around) (_ *node, err error) {
-	n := &node{around: a, Ring: observe.NewRing(), compared: make(chan struct{})}
+	n := &node{around: a, Ring: observe.NewRing(), compared: make(chan struct{}), attached: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.Close())
@@ -151,7 +152,7 @@ func open(ctx context.Context, cfg Config, a around) (_ *node, err error) {
 func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 	n.Kernel, err = kernel.Open(ctx, kernel.Options{
 		Dir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, TunnelPorts: cfg.closedPorts(), EventsPerSecond: cfg.Events.PerSecond,
-		Routing: cfg.Routing.kernel(), CopyDSCP: cfg.Routing.CopyDSCP, Services: cfg.LoadBalancing.on(),
+		Routing: cfg.Routing.kernel(), CopyDSCP: cfg.Routing.CopyDSCP, Services: cfg.LoadBalancing.on(), Sockets: cfg.LoadBalancing.sockets(),
 		ValidateOnly: cfg.ValidateOnly, Log: n.log,
 	})
 	if err != nil || cfg.ValidateOnly {
@@ -433,11 +434,14 @@ func (n *node) openCore(cfg Config) (err error) {
 		Endpoints: n.Kernel.Endpoints, Tables: n.Kernel.Tables, IPCache: n.Kernel.IPCache, Policy: n.Policy,
 		Services: n.Kernel.Services,
 	}
+	if cfg.LoadBalancing.on() {
+		maps.Namespaces = n.Kernel.Namespaces
+	}
 	n.Host = &host.Host{Devices: n.dev, Firewall: n.guard, Addresses: n.Kernel.Endpoints, Ranges: n.Ranges, Log: n.log}
 	c := lifecycle.Config{
 		Instance: n.instance, BootID: n.bootID, Ranges: n.Ranges, MTU: cfg.MTU,
-		RefuseSecond: cfg.SecondInterfaces == "refuse",
-		Maps:         maps, Links: n.dev, Leases: n.leases, Identities: n.identities, Records: n.records, Host: n.Host,
+		RefuseSecond: cfg.SecondInterfaces == "refuse", Sockets: cfg.LoadBalancing.on(),
+		Maps: maps, Links: n.dev, Leases: n.leases, Identities: n.identities, Records: n.records, Host: n.Host,
 		Repaired: n.Ring.AddRepair, Log: n.log,
 	}
 	if n.publisher != nil && cluster.Mode(cfg.Routing.Mode) == cluster.Native {

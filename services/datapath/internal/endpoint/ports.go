@@ -25,6 +25,9 @@ type Entry struct {
 	New      bool // it has not lived before, and begins only with its tables
 	Damaged  bool // some keys that should lead to it are missing
 	Epoch    uint32
+	// Cookie is the number of the container's network namespace, by which its sockets
+	// are known; 0: nothing asks for it. Entries does not say it.
+	Cookie uint64
 }
 
 // String has everything that the record determines.
@@ -90,6 +93,9 @@ type Policy struct {
 // Namespace is an open network namespace.
 type Namespace interface {
 	ID() NamespaceID
+	// Cookie is the number by which programs know its sockets. It is not given again
+	// while the machine runs.
+	Cookie() (uint64, error)
 	Close() error
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -31,12 +32,26 @@ type Maps struct {
 	IPCache   *ipcache.Cache
 	// Services are compared with the other maps.
 	Services *servicemap.Maps
+	// Namespaces know whose sockets reach services; nil: nobody's do.
+	Namespaces *sockets.Namespaces
 	// Policy decides which tables an endpoint gets; nil: everything is allowed.
 	Policy *policysync.Applier
 }
 
-// Publish implements endpoint.Maps.
+// Publish implements endpoint.Maps. The sockets come last: until then they are those
+// of an unknown namespace.
 func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
+	slot, err := m.publish(ctx, e)
+	if err != nil || m.Namespaces == nil || e.Cookie == 0 {
+		return slot, err
+	}
+	if err := m.Namespaces.Claim(sockets.Namespace{Cookie: e.Cookie, Slot: slot}); err != nil {
+		return 0, errors.Join(translate(err), m.Unpublish(slot))
+	}
+	return slot, nil
+}
+
+func (m Maps) publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 	ke := slotmap.Endpoint{
 		Ifindex: e.Ifindex, Identity: identity.Numeric(e.Identity), MAC: e.MAC, HostMAC: e.HostMAC, MTU: e.MTU,
 		Deliver: slotmap.DeliverPeer,
@@ -79,7 +94,14 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 func (m Maps) Cut(slot uint16) error { return m.drop(slot, m.Endpoints.Cut) }
 
 // Unpublish implements endpoint.Maps.
-func (m Maps) Unpublish(slot uint16) error { return m.drop(slot, m.Endpoints.Unpublish) }
+func (m Maps) Unpublish(slot uint16) error {
+	if m.Namespaces != nil {
+		if err := m.Namespaces.Release(slot); err != nil {
+			return translate(err)
+		}
+	}
+	return m.drop(slot, m.Endpoints.Unpublish)
+}
 
 // drop ends the endpoint for the policy too: a change of tables would bring its
 // traffic back.
@@ -151,7 +173,7 @@ func translate(err error) error {
 		return fmt.Errorf("%w: %w", endpoint.ErrAddressHeld, err)
 	case errors.Is(err, slotmap.ErrNotFound), errors.Is(err, policysync.ErrNoEndpoint):
 		return fmt.Errorf("%w: %w", endpoint.ErrNotFound, err)
-	case errors.Is(err, policytable.ErrNoCapacity):
+	case errors.Is(err, policytable.ErrNoCapacity), errors.Is(err, pin.ErrFull):
 		return fmt.Errorf("%w: %w", endpoint.ErrFull, err)
 	case errors.Is(err, policysync.ErrUnavailable):
 		return fmt.Errorf("%w: %w", endpoint.ErrUnavailable, err)

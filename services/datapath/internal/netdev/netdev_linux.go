@@ -187,6 +187,15 @@ func (c *container) ID() endpoint.NamespaceID {
 	return endpoint.NamespaceID{Dev: id.Dev, Inode: id.Inode}
 }
 
+// Cookie implements endpoint.Namespace.
+func (c *container) Cookie() (uint64, error) {
+	conn, err := c.socket()
+	if err != nil {
+		return 0, err
+	}
+	return conn.Cookie()
+}
+
 func (c *container) Close() error {
 	if c.nl != nil {
 		c.nl.Close()

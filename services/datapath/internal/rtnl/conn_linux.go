@@ -73,6 +73,21 @@ func (c *Conn) Strict() error {
 	return unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 }
 
+// Cookie is the number of the network namespace in which the socket was opened. It
+// is not given again while the machine runs.
+func (c *Conn) Cookie() (uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fd < 0 {
+		return 0, ErrClosed
+	}
+	cookie, err := unix.GetsockoptUint64(c.fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("read the cookie of a network namespace: %w", err)
+	}
+	return cookie, nil
+}
+
 // Close closes the socket. It may be called again.
 func (c *Conn) Close() error {
 	c.mu.Lock()

@@ -53,6 +53,10 @@ type Config struct {
 	// to a hundredfold. 0: 100 ms.
 	RetryDelay time.Duration
 
+	// Sockets gives Maps the cookies of namespaces, by which the programs of services
+	// know whose a socket is.
+	Sockets bool
+
 	Maps       endpoint.Maps
 	Links      endpoint.Links
 	Leases     endpoint.Leases

@@ -221,6 +221,11 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 		{"publish the endpoint", func(ctx context.Context) (err error) {
 			e := n.r.Entry()
 			e.New = true
+			if n.cfg.Sockets {
+				if e.Cookie, err = n.ns.Cookie(); err != nil {
+					return err
+				}
+			}
 			n.r.Slot, err = n.cfg.Maps.Publish(ctx, e)
 			return err
 		}, func() error {

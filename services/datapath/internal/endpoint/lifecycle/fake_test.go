@@ -129,6 +129,8 @@ type openNamespace struct {
 
 func (o openNamespace) ID() endpoint.NamespaceID { return o.n.id }
 
+func (o openNamespace) Cookie() (uint64, error) { return o.n.id.Inode, nil }
+
 func (o openNamespace) Close() error {
 	o.m.mu.Lock()
 	defer o.m.mu.Unlock()

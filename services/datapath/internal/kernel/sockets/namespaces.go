@@ -93,6 +93,42 @@ func (ns *Namespaces) Delete(cookie uint64) error {
 	return nil
 }
 
+// Claim makes the sockets of a namespace those of an endpoint, unless they are those
+// of another one: of several endpoints in a namespace the first has its sockets. What
+// an earlier endpoint of the slot has left goes.
+func (ns *Namespaces) Claim(n Namespace) error {
+	all, err := ns.List()
+	if err != nil {
+		return err
+	}
+	for _, have := range all {
+		if have.Cookie == n.Cookie {
+			if have.Slot != n.Slot {
+				return nil
+			}
+		} else if have.Slot == n.Slot {
+			if err := ns.Delete(have.Cookie); err != nil {
+				return err
+			}
+		}
+	}
+	return ns.Set(n)
+}
+
+// Release makes the namespaces unknown whose sockets were an endpoint's.
+func (ns *Namespaces) Release(slot slotmap.Slot) error {
+	all, err := ns.List()
+	if err != nil {
+		return err
+	}
+	for _, have := range all {
+		if have.Slot == slot {
+			err = errors.Join(err, ns.Delete(have.Cookie))
+		}
+	}
+	return err
+}
+
 // List is all namespaces by their cookies.
 func (ns *Namespaces) List() ([]Namespace, error) {
 	if err := ns.gate.RLock(); err != nil {

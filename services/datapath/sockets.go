@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
+)
+
+// cgroups are where cgroup2 is mounted, by itself or beside the first version.
+var cgroups = []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}
+
+// cgroup is the directory at which the programs of sockets are attached.
+func (c LoadBalancingConfig) cgroup() string {
+	if c.Cgroup != "" {
+		return c.Cgroup
+	}
+	for _, dir := range cgroups {
+		var st unix.Statfs_t
+		if unix.Statfs(dir, &st) == nil && uint32(st.Type) == unix.CGROUP2_SUPER_MAGIC {
+			return dir
+		}
+	}
+	return cgroups[0]
+}
+
+// sockets say whose sockets reach services; nil: nobody's do.
+func (c LoadBalancingConfig) sockets() *sockets.Options {
+	if !c.on() {
+		return nil
+	}
+	// A cgroup that somebody names is meant, if it is not the root.
+	return &sockets.Options{Cgroup: c.cgroup(), Subtree: c.Cgroup != "", TranslateAll: c.OtherNamespaces == othersTranslate}
+}
+
+// followSockets has the sockets of the node and of its containers reach services, and
+// puts right what others have changed of that.
+func (n *node) followSockets(ctx context.Context) error {
+	if err := n.nameSockets(); err != nil {
+		n.log.ErrorContext(ctx, "namespaces not named, trying again later", log.Err(err))
+	}
+	// Programs that found no services yet would translate nothing.
+	select {
+	case <-n.Frontends.Synced():
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err := n.Kernel.Sockets.Attach(); err != nil {
+		return err
+	}
+	close(n.attached)
+	return n.every(ctx, serviceInterval, "sockets of services", func() error {
+		found, err := n.Kernel.Sockets.Audit()
+		if len(found) > 0 {
+			n.log.WarnContext(ctx, "programs of sockets put back", "differences", found)
+			err = errors.Join(err, n.Kernel.Sockets.Attach())
+		}
+		return errors.Join(err, n.nameSockets())
+	})
+}
+
+// nameSockets compares the map of namespaces with the endpoints. A new endpoint has
+// its namespace in the map already: what lacks are those of a process that translated
+// no services, and those of a namespace whose first endpoint has gone.
+func (n *node) nameSockets() error {
+	cookie, err := n.home.Cookie()
+	if err != nil {
+		return err
+	}
+	if err := n.Kernel.Namespaces.Set(sockets.Namespace{Cookie: cookie, Slot: slotmap.HostSlot}); err != nil {
+		return err
+	}
+	// In this order: an entry is added after its slot was published and goes before.
+	known, err := n.Kernel.Namespaces.List()
+	if err != nil {
+		return err
+	}
+	published, err := n.Kernel.Endpoints.List()
+	if err != nil {
+		return err
+	}
+	live, named := map[uint16]bool{}, map[uint16]bool{}
+	for _, e := range published {
+		live[e.Slot] = true
+	}
+	var errs []error
+	for _, k := range known {
+		if named[k.Slot] = true; !live[k.Slot] && k.Slot != slotmap.HostSlot {
+			errs = append(errs, n.Kernel.Namespaces.Delete(k.Cookie))
+		}
+	}
+	for _, e := range n.Core.List() {
+		if e.State == endpoint.Ready && !named[e.Slot] {
+			errs = append(errs, n.nameSocketsOf(e))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// nameSocketsOf adds the namespace of an endpoint.
+func (n *node) nameSocketsOf(e endpoint.Endpoint) error {
+	ns, err := n.dev.OpenNamespace(e.Spec.Netns)
+	if errors.Is(err, endpoint.ErrNamespaceGone) || errors.Is(err, endpoint.ErrNamespace) {
+		return nil // its deletion follows
+	}
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	cookie, err := ns.Cookie()
+	if err == nil {
+		err = n.Kernel.Namespaces.Claim(sockets.Namespace{Cookie: cookie, Slot: e.Slot})
+	}
+	if err != nil {
+		return fmt.Errorf("sockets of %s: %w", e.Spec.Owner, err)
+	}
+	// Its endpoint may have gone meanwhile.
+	if now, err := n.Core.Get(e.Spec.Owner); err != nil || now.Slot != e.Slot {
+		return n.Kernel.Namespaces.Delete(cookie)
+	}
+	return nil
+}

@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/socketend"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev/underlay"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
@@ -79,6 +80,7 @@ type node struct {
 	Core      *lifecycle.Core
 	Policy    *policysync.Applier      // nil in policy mode none
 	Frontends *frontendstream.Follower // nil: services are not translated
+	Ender     *socketend.Ender         // nil: services are not translated
 	Kernel    *kernel.Kernel
 	Collector *conntrack.Collector // of connections; nil with validateOnly
 	Ring      *observe.Ring
@@ -167,8 +169,11 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 	})
 	n.Kernel.NodeName = n.Numbers.Name
 	if n.frontends != nil {
+		n.Ender = socketend.New(socketend.Options{
+			Sockets: n.Kernel.SocketList, Each: n.eachNamespace, Leads: n.Kernel.Services.Leads,
+		})
 		n.Frontends = frontendstream.New(frontendstream.Options{
-			Name: service, Service: n.frontends, Kernel: n.Kernel.Services, Memory: n.frontendState, Log: n.log,
+			Name: service, Service: n.frontends, Kernel: n.Kernel.Services, Ender: n.Ender, Memory: n.frontendState, Log: n.log,
 		})
 	}
 	o := cfg.Connections.options()

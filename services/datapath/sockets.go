@@ -14,6 +14,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
+	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 )
 
 // cgroups are where cgroup2 is mounted, by itself or beside the first version.
@@ -128,4 +130,11 @@ func (n *node) nameSocketsOf(e endpoint.Endpoint) error {
 		return n.Kernel.Namespaces.Delete(cookie)
 	}
 	return nil
+}
+
+// eachNamespace calls fn with the network namespaces of the node and its endpoints.
+func (n *node) eachNamespace(ctx context.Context, fn func(*netns.Namespace) error) error {
+	return errors.Join(fn(n.home), n.Core.EachContainer(ctx, func(ns endpoint.Namespace) error {
+		return fn(netdev.Netns(ns))
+	}))
 }

@@ -47,6 +47,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/replica"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/socketlist"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
 )
 
@@ -158,6 +159,8 @@ type Kernel struct {
 	Namespaces *sockets.Namespaces
 	// Sockets attaches the socket load balancer; nil without one.
 	Sockets *sockets.Sockets
+	// SocketList lists the sockets that it has led to a backend; nil without one.
+	SocketList *socketlist.List
 
 	Connections *conntrack.Connections
 	Events      *event.Events
@@ -270,7 +273,9 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	}
 	switch {
 	case o.Sockets != nil:
-		k.Sockets, err = sockets.Open(o.Dir, k.Programs.On(program.Sockets), *o.Sockets, o.ValidateOnly, o.Log)
+		if k.Sockets, err = sockets.Open(o.Dir, k.Programs.On(program.Sockets), *o.Sockets, o.ValidateOnly, o.Log); err == nil {
+			k.SocketList, err = socketlist.Open(k.Pins.Map(bpf.MapsMapSlSk))
+		}
 	case !o.ValidateOnly:
 		err = sockets.Detach(o.Dir)
 	}
@@ -470,6 +475,9 @@ func (k *Kernel) Close() error {
 	}
 	if k.Sockets != nil {
 		errs = append(errs, k.Sockets.Close())
+	}
+	if k.SocketList != nil {
+		errs = append(errs, k.SocketList.Close())
 	}
 	if k.Programs != nil {
 		errs = append(errs, k.Programs.Close())

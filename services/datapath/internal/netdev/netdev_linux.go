@@ -196,6 +196,10 @@ func (c *container) Cookie() (uint64, error) {
 	return conn.Cookie()
 }
 
+// Netns is the namespace that an endpoint.Namespace of OpenNamespace is, valid until
+// its Close.
+func Netns(ns endpoint.Namespace) *netns.Namespace { return ns.(*container).ns }
+
 func (c *container) Close() error {
 	if c.nl != nil {
 		c.nl.Close()

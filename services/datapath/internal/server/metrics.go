@@ -28,7 +28,7 @@ type metrics struct {
 
 	used, size, revision, refusals, unknown *prometheus.Desc
 
-	frontends, backends, serviceRevision, serviceEnded, refusedFrontends, restingServices, earlier *prometheus.Desc
+	frontends, backends, serviceRevision, serviceEnded, refusedFrontends, restingServices, earlier, endedSockets *prometheus.Desc
 
 	probes probeMetrics
 }
@@ -86,6 +86,7 @@ func newMetrics(s *Server) *metrics {
 		serviceEnded:     desc("service_ended_revision", "Revision of the services whose removed backends no socket uses any more."),
 		refusedFrontends: desc("refused_frontends", "Frontends that are not enforced as sluice-loadbalancer has them."),
 		restingServices:  desc("resting_service_numbers", "Numbers of removed frontends and backends that connections may still name."),
+		endedSockets:     desc("ended_sockets_total", "Sockets that were ended because they sent to a removed backend."),
 		earlier:          desc("earlier_frontends", "Frontends that stay although sluice-loadbalancer, which lost its state, does not name them."),
 
 		probes: newProbeMetrics(desc),
@@ -100,7 +101,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 		m.unpublished,
 		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.reevaluated, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
 		m.revision, m.refusals, m.unknown,
-		m.frontends, m.backends, m.serviceRevision, m.serviceEnded, m.refusedFrontends, m.restingServices, m.earlier,
+		m.frontends, m.backends, m.serviceRevision, m.serviceEnded, m.refusedFrontends, m.restingServices, m.earlier, m.endedSockets,
 	}, m.probes.all()...) {
 		ch <- d
 	}
@@ -189,6 +190,9 @@ func (m *metrics) collectServices(ch chan<- prometheus.Metric) {
 		m.earlier: float64(st.Earlier),
 	} {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, v)
+	}
+	if m.server.Ender != nil {
+		ch <- prometheus.MustNewConstMetric(m.endedSockets, prometheus.CounterValue, float64(m.server.Ender.Ended()))
 	}
 }
 

@@ -47,6 +47,8 @@ type Server struct {
 	Probes func() probe.State
 	// Frontends is the stream of services; nil: they are not translated.
 	Frontends interface{ Status() frontendstream.Status }
+	// Ender ends sockets of removed backends; nil: services are not translated.
+	Ender interface{ Ended() uint64 }
 	// Services are what the kernel translates.
 	Services Services
 	// Ranges are the node's pod ranges.

@@ -27,7 +27,7 @@ type Options struct {
 	// Each calls fn with every network namespace of the node whose sockets are
 	// translated. One that has gone meanwhile is left out. It returns the errors of
 	// fn, joined, and goes on behind them.
-	Each func(fn func(*netns.Namespace) error) error
+	Each func(ctx context.Context, fn func(*netns.Namespace) error) error
 	// Leads says whether a front still leads to a backend of a generation.
 	Leads func(front uint32, ipv6 bool, backend uint32, generation uint8) bool
 }
@@ -48,7 +48,7 @@ func (e *Ender) Ended() uint64 { return e.ended.Load() }
 // from it before the call. When it returns without an error none is left, provided that no call to
 // connect has been under way since before the removal. It may be called again.
 func (e *Ender) End(ctx context.Context) error {
-	return e.o.Each(func(ns *netns.Namespace) error {
+	return e.o.Each(ctx, func(ns *netns.Namespace) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}

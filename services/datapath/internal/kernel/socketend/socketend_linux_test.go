@@ -68,7 +68,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) ender() *Ender {
 	return New(Options{
 		Sockets: w.list,
-		Each: func(fn func(*netns.Namespace) error) error {
+		Each: func(_ context.Context, fn func(*netns.Namespace) error) error {
 			var errs []error
 			for _, ns := range w.known {
 				errs = append(errs, fn(ns))

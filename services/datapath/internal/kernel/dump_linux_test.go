@@ -7,15 +7,18 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -141,6 +144,66 @@ func TestKernelDumpIsInWords(t *testing.T) {
 		if got := dump(t, k, name); !regexp.MustCompile(want).MatchString(got[len(got)-1]) {
 			t.Errorf("%s\n got %q\nwant %s", name, got, want)
 		}
+	}
+}
+
+func TestKernelDumpOfServicesIsInWords(t *testing.T) {
+	o := testOptions(kerneltest.NewBPFFS(t))
+	o.Services = true
+	k := openKernel(t, o)
+	list := func(backends ...string) *frontend.List {
+		l := &frontend.List{Drop: true}
+		for _, b := range backends {
+			l.Backends = append(l.Backends, frontend.Backend{AddrPort: netip.MustParseAddrPort(b)})
+		}
+		return l
+	}
+	tx := &frontend.Transaction{}
+	tx.Upsert(&frontend.Frontend{
+		Key:  frontend.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 53, Protocol: frontend.UDP},
+		Kind: frontend.ClusterIP, Service: "kube-system/dns", Affinity: time.Hour,
+		Inside: &frontend.List{Backends: list("10.244.0.5:53", "10.244.0.6:53").Backends},
+	})
+	tx.Upsert(&frontend.Frontend{
+		Key:  frontend.Key{Addr: netip.IPv6Unspecified(), Port: 30080, Protocol: frontend.TCP, Node: true},
+		Kind: frontend.NodePort, Service: "shop/web", Inside: list("[fd00:244::9]:80"), Outside: list(),
+	})
+	res, err := k.Services.Apply(t.Context(), tx)
+	if err != nil || len(res.Refused) > 0 {
+		t.Fatalf("Apply: %+v, %v", res, err)
+	}
+	for name, values := range map[string][2]any{
+		bpf.MapsMapSlNs:   {uint64(4026531840), bpf.MapsSlNs{Slot: 3, Flags: 1}},
+		bpf.MapsMapSlAff4: {bpf.MapsSlAffKey4{Client: binary.NativeEndian.Uint32([]byte{10, 244, 0, 10}), Group: 1}, uint64(2) | 77<<32},
+		bpf.MapsMapSlAff6: {bpf.MapsSlAffKey6{Client: netip.MustParseAddr("fd00::1").As16(), Group: 1}, uint64(1) | 78<<32},
+	} {
+		if err := k.Pins.Map(name).Update(values[0], values[1], ebpf.UpdateAny); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	for name, want := range map[string][]string{
+		"sl_fe4": {"10.96.0.10:53/udp: inside front 1 outside front 1"},
+		"sl_fe6": {"node port [::]:30080/tcp: inside front 2 outside front 3"},
+		"sl_front": {
+			"1: port 53 address 10.96.0.10, members 0 to 1, affinity 3600 s group 1",
+			"2: port 30080 address 0.0.0.0, members 2 to 2, drops without a backend",
+			"3: port 30080 address 0.0.0.0, no backend, drops without a backend",
+		},
+		"sl_be4":  {"1: 10.244.0.5:53 active generation 0", "2: 10.244.0.6:53 active generation 0"},
+		"sl_be6":  {"1: [fd00:244::9]:80 active generation 0"},
+		"sl_ns":   {"namespace 4026531840: slot 3 flags 0x1"},
+		"sl_aff4": {"10.244.0.10 group 1: backend 2 last used at 77 s"},
+		"sl_aff6": {"fd00::1 group 1: backend 1 last used at 78 s"},
+	} {
+		got := dump(t, k, name)
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s\n got %q\nwant %q", name, got, want)
+		}
+	}
+	members := dump(t, k, "sl_member")
+	if len(members) != 3 || !regexp.MustCompile(`^0: backend 1 salt 0x[0-9a-f]+$`).MatchString(members[0]) {
+		t.Errorf("sl_member: %q", members)
 	}
 }
 

@@ -47,7 +47,7 @@ func open(t testing.TB, dir string, sz sizes) *instance {
 		t.Fatal(err)
 	}
 	for name, ms := range spec.Maps {
-		size := uint32(0)
+		var size uint32
 		switch name {
 		case bpf.MapsMapSlFe4, bpf.MapsMapSlFe6:
 			size = sz.keys

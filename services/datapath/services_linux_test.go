@@ -4,6 +4,8 @@
 package main
 
 import (
+	"encoding/binary"
+	"errors"
 	"net"
 	"path/filepath"
 	"reflect"
@@ -158,11 +160,25 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 	b.snapshot = frontendsOf("second run", 3, "10.96.0.2", "fd96::1")
 	b.serve(t, socket)
 	b.until(3)
-	if after := list(); !reflect.DeepEqual(after, before[1:]) {
+	after := list()
+	if !reflect.DeepEqual(after, before[1:]) {
 		t.Errorf("the kernel has %+v, want %+v", after, before[1:])
 	}
 	if findings, err := w.node.Kernel.Services.Audit(false); len(findings) > 0 || err != nil {
 		t.Errorf("audit: %q, %v", findings, err)
+	}
+
+	// what another program removes is put back by the node's audit
+	var k, v [8]byte
+	m := w.node.Kernel.Pins.Map("sl_fe4")
+	if err := errors.Join(m.NextKey(nil, &k), m.Delete(&k)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
+		t.Errorf("audit: %v", err)
+	}
+	if err := m.Lookup(&k, &v); err != nil || binary.NativeEndian.Uint32(v[:]) != after[0].Inside.Number {
+		t.Errorf("the removed key leads to % x, %v", v, err)
 	}
 
 	// without services nothing is left of them

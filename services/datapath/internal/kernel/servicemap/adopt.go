@@ -80,6 +80,7 @@ func (ad *adoption) adoptBackends(fam int) {
 			family: fam, number: uint32(n), addr: netip.AddrPortFrom(r.addr, r.port), gen: r.gen,
 			gone: r.state != backendActive,
 		}
+		b.salt = Salt(b.addr)
 		s.backendNumbers[fam].takeAt(b.number)
 		ad.backends[fam][n] = b
 		if other := s.backends[fam][b.addr]; other == nil || other.gone {

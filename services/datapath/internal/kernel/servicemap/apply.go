@@ -417,7 +417,8 @@ func (a *application) makeList(fam int, p *part) *list {
 				fresh = make([]backend, min(len(l.backends)-i, 64))
 			}
 			b, fresh = &fresh[0], fresh[1:]
-			*b = backend{family: fam, number: number, addr: p.want.Backends[i].AddrPort, gen: s.gens[fam][number]}
+			addr := p.want.Backends[i].AddrPort
+			*b = backend{family: fam, number: number, addr: addr, salt: Salt(addr), gen: s.gens[fam][number]}
 			s.backends[fam][b.addr] = b
 			s.storeBackend(fam, number, b.raw())
 		case b.gone:

@@ -14,20 +14,30 @@ import (
 // maxDifferences is how many an audit names; it repairs all.
 const maxDifferences = 1000
 
-// audit compares the maps with what should be in them, and puts right what
-// differs if repair is set, in the order in which a list comes into use.
-func (s *store) audit(repair bool) (differences []string, err error) {
-	a := &mapAudit{s: s, repair: repair}
-	for fam := range families {
-		a.backends(fam)
+// parts are the comparisons of an audit, in the order in which a list comes into
+// use. Each is whole by itself.
+func (a *mapAudit) parts() []func() {
+	return []func(){
+		func() { a.backends(ip4) }, func() { a.backends(ip6) }, a.members, a.fronts, a.keys,
 	}
-	a.members()
-	a.fronts()
-	a.keys()
+}
+
+// result is what an audit has found.
+func (a *mapAudit) result() (differences []string, err error) {
 	if a.more > 0 {
 		a.differences = append(a.differences, fmt.Sprintf("%d more", a.more))
 	}
 	return a.differences, errors.Join(a.errs...)
+}
+
+// audit compares the maps with what should be in them, and puts right what
+// differs if repair is set.
+func (s *store) audit(repair bool) (differences []string, err error) {
+	a := &mapAudit{s: s, repair: repair}
+	for _, part := range a.parts() {
+		part()
+	}
+	return a.result()
 }
 
 type mapAudit struct {
@@ -191,18 +201,31 @@ func (s *store) removedBackends(fam int) (bs []*backend) {
 }
 
 // Audit compares the maps of services with what was written into them and names
-// each difference. With repair each is put right. At most 1,000 are named.
+// each difference. With repair each is put right. At most 1,000 are named. It
+// compares one kind of map after the other, and a change waits for one at most.
 func (m *Maps) Audit(repair bool) (differences []string, err error) {
-	if repair {
-		if err := m.gate.Lock(); err != nil {
+	a := &mapAudit{s: m.store, repair: repair}
+	for _, part := range a.parts() {
+		if err := m.auditPart(part, repair); err != nil {
 			return nil, err
 		}
-		defer m.gate.Unlock()
-	} else {
+	}
+	return a.result()
+}
+
+func (m *Maps) auditPart(part func(), repair bool) error {
+	if !repair {
 		if err := m.gate.RLock(); err != nil {
-			return nil, err
+			return err
 		}
 		defer m.gate.RUnlock()
+		part()
+		return nil
 	}
-	return m.store.audit(repair)
+	if err := m.gate.Lock(); err != nil {
+		return err
+	}
+	defer m.gate.Unlock()
+	part()
+	return nil
 }

@@ -100,3 +100,15 @@ func BenchmarkKernelChange(b *testing.B) {
 	}
 	b.ReportMetric(float64(best.Nanoseconds())/1000, "best-us")
 }
+
+func BenchmarkKernelAudit(b *testing.B) {
+	i := start(b, kerneltest.NewBPFFS(b), sizes{})
+	i.apply(b, manyServices(10000, 10))
+	best := time.Hour
+	for b.Loop() {
+		began := time.Now()
+		i.sound(b)
+		best = min(best, time.Since(began))
+	}
+	b.ReportMetric(float64(best.Microseconds())/1000, "best-ms")
+}

@@ -79,6 +79,7 @@ type backend struct {
 	family int
 	number uint32
 	addr   netip.AddrPort
+	salt   uint32 // of addr
 	gen    uint8
 	gone   bool
 	lists  int       // that have it
@@ -150,10 +151,10 @@ func Salt(b netip.AddrPort) uint32 {
 	return h ^ h>>16
 }
 
-func memberWord(b *backend) uint64 { return uint64(b.number) | uint64(Salt(b.addr))<<32 }
+func memberWord(b *backend) uint64 { return uint64(b.number) | uint64(b.salt)<<32 }
 
-// sumOf adds a backend to the sum of those before it.
-func sumOf(sum uint64, b netip.AddrPort) uint64 { return sum*0x9e3779b97f4a7c15 + uint64(Salt(b)) + 1 }
+// sumOf adds a backend, by its salt, to the sum of those before it.
+func sumOf(sum uint64, salt uint32) uint64 { return sum*0x9e3779b97f4a7c15 + uint64(salt) + 1 }
 
 // The flags of a front: SL_FRONT_... of service_abi.h.
 const (
@@ -236,7 +237,7 @@ func (s *store) find(fam int, bs []frontend.Backend) *list {
 	}
 	var sum uint64
 	for i := range bs {
-		sum = sumOf(sum, bs[i].AddrPort)
+		sum = sumOf(sum, Salt(bs[i].AddrPort))
 	}
 	for _, l := range s.lists[sum] {
 		if l.family == fam && l.has(bs) {
@@ -263,7 +264,7 @@ func (l *list) has(bs []frontend.Backend) bool {
 func (s *store) keep(l *list) {
 	l.sum = 0
 	for _, b := range l.backends {
-		l.sum = sumOf(l.sum, b.addr)
+		l.sum = sumOf(l.sum, b.salt)
 		b.lists++
 	}
 	s.lists[l.sum] = append(s.lists[l.sum], l)

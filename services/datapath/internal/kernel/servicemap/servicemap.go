@@ -30,8 +30,9 @@ import (
 const DefaultRest = 10 * time.Minute
 
 // Shrink gives the maps of services the smallest size there is, for a node without
-// services. Maps of another size are other maps: services begin empty when a node
-// gets them.
+// services. Maps of another size are other maps: those of before stay pinned as the
+// maps of an earlier version do, and a node that gets services again meanwhile
+// adopts what was in them.
 func Shrink(spec *ebpf.CollectionSpec) {
 	for _, name := range []string{
 		bpf.MapsMapSlFe4, bpf.MapsMapSlFe6, bpf.MapsMapSlFront, bpf.MapsMapSlMember, bpf.MapsMapSlBe4, bpf.MapsMapSlBe6,

@@ -8,10 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
+	"time"
 
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -19,49 +16,52 @@ import (
 
 // Limits of the API server, which an object from a file has to keep too.
 const (
-	maxPorts         = 1000
-	maxAffinity      = 86_400 // seconds
-	defaultAffinity  = 10_800
-	labelOtherProxy  = "service.kubernetes.io/service-proxy-name"
-	annotationRanges = "service.beta.kubernetes.io/load-balancer-source-ranges"
+	maxPorts        = 1000
+	maxAffinity     = 86_400 // seconds
+	defaultAffinity = 10_800
 )
 
 // name checks the metadata of an object.
-func (d *decoder) name(m *metav1.ObjectMeta, valid func(string) []string) service.Name {
+func (d *decoder) name(m *metadata, check func(string) error) service.Name {
 	out := service.Name{Namespace: m.Namespace, Name: m.Name}
 	if out.Namespace == "" {
 		out.Namespace = d.options.Namespace
 	}
 	if out.Name == "" {
 		d.fail("metadata.name", "is missing")
-	} else if why := valid(out.Name); len(why) > 0 {
-		d.fail("metadata.name", "%q: %s", out.Name, why[0])
+	} else if err := check(out.Name); err != nil {
+		d.fail("metadata.name", "%q: %v", shorten(out.Name), err)
 	}
-	if why := validation.IsDNS1123Label(out.Namespace); len(why) > 0 {
-		d.fail("metadata.namespace", "%q: %s", out.Namespace, why[0])
+	if err := checkLabel(out.Namespace); err != nil {
+		d.fail("metadata.namespace", "%q: %v", shorten(out.Namespace), err)
 	}
 	return out
 }
 
 func (d *decoder) service(text []byte) *service.Service {
-	var in corev1.Service
+	var in serviceObject
 	if !d.strict(text, &in) {
 		return nil
 	}
-	out := &service.Service{Name: d.name(&in.ObjectMeta, validation.IsDNS1123Label), OtherProxy: in.Labels[labelOtherProxy]}
-	if !in.CreationTimestamp.IsZero() {
-		out.Created = in.CreationTimestamp.UnixNano()
+	out := &service.Service{Name: d.name(&in.Metadata, checkLabel), OtherProxy: in.Metadata.Labels[labelOtherProxy]}
+	if text := in.Metadata.CreationTimestamp; text != nil {
+		at, err := time.Parse(time.RFC3339, *text)
+		if err != nil {
+			d.fail("metadata.creationTimestamp", "%q is no time of RFC 3339", shorten(*text))
+		} else if !at.IsZero() {
+			out.Created = at.UnixNano()
+		}
 	}
 	switch in.Spec.Type {
-	case "", corev1.ServiceTypeClusterIP:
-	case corev1.ServiceTypeNodePort:
+	case "", service.ClusterIP.String():
+	case service.NodePort.String():
 		out.Type = service.NodePort
-	case corev1.ServiceTypeLoadBalancer:
+	case service.LoadBalancer.String():
 		out.Type = service.LoadBalancer
-	case corev1.ServiceTypeExternalName:
+	case service.ExternalName.String():
 		out.Type = service.ExternalName
 	default:
-		d.fail("spec.type", "%q is not ClusterIP, NodePort, LoadBalancer or ExternalName", in.Spec.Type)
+		d.fail("spec.type", "%q is not ClusterIP, NodePort, LoadBalancer or ExternalName", shorten(in.Spec.Type))
 	}
 	d.addresses(&in, out)
 	d.ports(&in, out)
@@ -85,7 +85,7 @@ func (d *decoder) address(path, text string) (netip.Addr, bool) {
 	return a, true
 }
 
-func (d *decoder) addresses(in *corev1.Service, out *service.Service) {
+func (d *decoder) addresses(in *serviceObject, out *service.Service) {
 	ips := in.Spec.ClusterIPs
 	if len(ips) == 0 && in.Spec.ClusterIP != "" {
 		ips = []string{in.Spec.ClusterIP}
@@ -93,7 +93,7 @@ func (d *decoder) addresses(in *corev1.Service, out *service.Service) {
 		d.fail("spec.clusterIPs[0]", "%q is not spec.clusterIP, %q", shorten(ips[0]), shorten(in.Spec.ClusterIP))
 	}
 	switch {
-	case len(ips) == 1 && ips[0] == corev1.ClusterIPNone:
+	case len(ips) == 1 && ips[0] == none:
 		out.Headless = true
 		if out.Type != service.ClusterIP {
 			d.fail("spec.clusterIP", "None needs spec.type ClusterIP")
@@ -123,15 +123,15 @@ func (d *decoder) addresses(in *corev1.Service, out *service.Service) {
 		switch {
 		case x.IP == "":
 			continue // a name, which is for DNS
-		case x.IPMode == nil, *x.IPMode == corev1.LoadBalancerIPModeVIP, *x.IPMode == corev1.LoadBalancerIPModeProxy:
+		case x.IPMode == nil, *x.IPMode == "VIP", *x.IPMode == "Proxy":
 		default:
-			d.fail(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "%q is not VIP or Proxy", *x.IPMode)
+			d.fail(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "%q is not VIP or Proxy", shorten(*x.IPMode))
 		}
 		texts, at = append(texts, x.IP), append(at, i)
 	}
 	d.distinct("status.loadBalancer.ingress", texts, func(a netip.Addr, i int) {
 		mode := ingress[at[i]].IPMode
-		out.Ingress = append(out.Ingress, service.Ingress{Addr: a, Proxy: mode != nil && *mode == corev1.LoadBalancerIPModeProxy})
+		out.Ingress = append(out.Ingress, service.Ingress{Addr: a, Proxy: mode != nil && *mode == "Proxy"})
 	})
 	for i, text := range in.Spec.LoadBalancerSourceRanges {
 		path := fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i)
@@ -164,15 +164,15 @@ func (d *decoder) distinct(path string, texts []string, take func(netip.Addr, in
 }
 
 // families are those that the service names, or those of its addresses.
-func (d *decoder) families(in *corev1.Service, out *service.Service) {
+func (d *decoder) families(in *serviceObject, out *service.Service) {
 	for i, f := range in.Spec.IPFamilies {
 		switch f {
-		case corev1.IPv4Protocol:
+		case "IPv4":
 			out.IPv4 = true
-		case corev1.IPv6Protocol:
+		case "IPv6":
 			out.IPv6 = true
 		default:
-			d.fail(fmt.Sprintf("spec.ipFamilies[%d]", i), "%q is not IPv4 or IPv6", shorten(string(f)))
+			d.fail(fmt.Sprintf("spec.ipFamilies[%d]", i), "%q is not IPv4 or IPv6", shorten(f))
 		}
 	}
 	for _, a := range out.ClusterIPs {
@@ -187,14 +187,14 @@ func (d *decoder) families(in *corev1.Service, out *service.Service) {
 	}
 	if p := in.Spec.IPFamilyPolicy; p != nil {
 		switch *p {
-		case corev1.IPFamilyPolicySingleStack, corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack:
+		case "SingleStack", "PreferDualStack", "RequireDualStack":
 		default:
-			d.fail("spec.ipFamilyPolicy", "%q is not SingleStack, PreferDualStack or RequireDualStack", shorten(string(*p)))
+			d.fail("spec.ipFamilyPolicy", "%q is not SingleStack, PreferDualStack or RequireDualStack", shorten(*p))
 		}
 	}
 }
 
-func (d *decoder) ports(in *corev1.Service, out *service.Service) {
+func (d *decoder) ports(in *serviceObject, out *service.Service) {
 	if len(in.Spec.Ports) == 0 && out.HasFrontends() {
 		d.fail("spec.ports", "is missing")
 	}
@@ -215,8 +215,8 @@ func (d *decoder) ports(in *corev1.Service, out *service.Service) {
 		switch {
 		case p.Name == "" && len(in.Spec.Ports) > 1:
 			d.fail(path+".name", "is missing, and the service has several ports")
-		case p.Name != "" && len(validation.IsDNS1123Label(p.Name)) > 0:
-			d.fail(path+".name", "%q: %s", shorten(p.Name), validation.IsDNS1123Label(p.Name)[0])
+		case p.Name != "" && checkLabel(p.Name) != nil:
+			d.fail(path+".name", "%q: %v", shorten(p.Name), checkLabel(p.Name))
 		case names[p.Name]:
 			d.fail(path+".name", "%q is given twice", p.Name)
 		case ports[socket{protocol, port}]:
@@ -231,13 +231,13 @@ func (d *decoder) ports(in *corev1.Service, out *service.Service) {
 	}
 }
 
-func (d *decoder) protocol(path string, p corev1.Protocol) service.Protocol {
+func (d *decoder) protocol(path, p string) service.Protocol {
 	if p == "" {
 		return service.TCP
 	}
-	out := service.ProtocolOf(string(p))
+	out := service.ProtocolOf(p)
 	if out == 0 {
-		d.fail(path, "%q is not TCP, UDP or SCTP", shorten(string(p)))
+		d.fail(path, "%q is not TCP, UDP or SCTP", shorten(p))
 	}
 	return out
 }
@@ -250,10 +250,10 @@ func (d *decoder) port(path string, p, least int32) uint16 {
 	return uint16(p)
 }
 
-func (d *decoder) behaviour(in *corev1.Service, out *service.Service) {
+func (d *decoder) behaviour(in *serviceObject, out *service.Service) {
 	switch in.Spec.SessionAffinity {
-	case "", corev1.ServiceAffinityNone:
-	case corev1.ServiceAffinityClientIP:
+	case "", "None":
+	case "ClientIP":
 		out.AffinitySeconds = defaultAffinity
 		if c := in.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
 			if t := *c.ClientIP.TimeoutSeconds; t < 1 || t > maxAffinity {
@@ -263,23 +263,23 @@ func (d *decoder) behaviour(in *corev1.Service, out *service.Service) {
 			}
 		}
 	default:
-		d.fail("spec.sessionAffinity", "%q is not None or ClientIP", shorten(string(in.Spec.SessionAffinity)))
+		d.fail("spec.sessionAffinity", "%q is not None or ClientIP", shorten(in.Spec.SessionAffinity))
 	}
 	if p := in.Spec.InternalTrafficPolicy; p != nil {
 		switch *p {
-		case corev1.ServiceInternalTrafficPolicyCluster:
-		case corev1.ServiceInternalTrafficPolicyLocal:
+		case "Cluster":
+		case "Local":
 			out.InternalLocal = true
 		default:
-			d.fail("spec.internalTrafficPolicy", "%q is not Cluster or Local", shorten(string(*p)))
+			d.fail("spec.internalTrafficPolicy", "%q is not Cluster or Local", shorten(*p))
 		}
 	}
 	switch in.Spec.ExternalTrafficPolicy {
-	case "", corev1.ServiceExternalTrafficPolicyCluster:
-	case corev1.ServiceExternalTrafficPolicyLocal:
+	case "", "Cluster":
+	case "Local":
 		out.ExternalLocal = true
 	default:
-		d.fail("spec.externalTrafficPolicy", "%q is not Cluster or Local", shorten(string(in.Spec.ExternalTrafficPolicy)))
+		d.fail("spec.externalTrafficPolicy", "%q is not Cluster or Local", shorten(in.Spec.ExternalTrafficPolicy))
 	}
 	out.HealthCheckNodePort = d.port("spec.healthCheckNodePort", in.Spec.HealthCheckNodePort, 0)
 	if out.HealthCheckNodePort != 0 && (out.Type != service.LoadBalancer || !out.ExternalLocal) {
@@ -288,7 +288,7 @@ func (d *decoder) behaviour(in *corev1.Service, out *service.Service) {
 }
 
 // notesOf notes what the author may take for having an effect.
-func (d *decoder) notesOf(in *corev1.Service, out *service.Service) {
+func (d *decoder) notesOf(in *serviceObject, out *service.Service) {
 	switch {
 	case out.OtherProxy != "":
 		d.notef("metadata.labels[%s]: %q serves this service, which has no frontend here", labelOtherProxy, out.OtherProxy)
@@ -307,7 +307,7 @@ func (d *decoder) notesOf(in *corev1.Service, out *service.Service) {
 			d.notef("spec.ports[%d].nodePort: is 0, and Sluice gives out no node ports: the port has none", i)
 		}
 	}
-	if in.Annotations[annotationRanges] != "" {
+	if in.Metadata.Annotations[annotationRanges] != "" {
 		d.notef("metadata.annotations[%s]: has no effect; write spec.loadBalancerSourceRanges", annotationRanges)
 	}
 	if out.ExternalLocal && out.Type == service.ClusterIP && len(out.ExternalIPs) == 0 {
@@ -315,6 +315,6 @@ func (d *decoder) notesOf(in *corev1.Service, out *service.Service) {
 	}
 }
 
-func allocates(in *corev1.Service) bool {
+func allocates(in *serviceObject) bool {
 	return in.Spec.AllocateLoadBalancerNodePorts == nil || *in.Spec.AllocateLoadBalancerNodePorts
 }

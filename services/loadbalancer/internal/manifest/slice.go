@@ -7,10 +7,6 @@ import (
 	"fmt"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
-
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -23,25 +19,25 @@ const (
 )
 
 func (d *decoder) slice(text []byte) *service.Slice {
-	var in discoveryv1.EndpointSlice
+	var in sliceObject
 	if !d.strict(text, &in) {
 		return nil
 	}
-	out := &service.Slice{Name: d.name(&in.ObjectMeta, validation.IsDNS1123Subdomain), Service: in.Labels[discoveryv1.LabelServiceName]}
+	out := &service.Slice{Name: d.name(&in.Metadata, checkSubdomain), Service: in.Metadata.Labels[labelServiceName]}
 	if out.Service == "" {
-		d.notef("metadata.labels[%s]: is missing: the slice belongs to no service", discoveryv1.LabelServiceName)
-	} else if why := validation.IsDNS1123Label(out.Service); len(why) > 0 {
-		d.fail("metadata.labels["+discoveryv1.LabelServiceName+"]", "%q: %s", shorten(out.Service), why[0])
+		d.notef("metadata.labels[%s]: is missing: the slice belongs to no service", labelServiceName)
+	} else if err := checkLabel(out.Service); err != nil {
+		d.fail("metadata.labels["+labelServiceName+"]", "%q: %v", shorten(out.Service), err)
 	}
 	switch in.AddressType {
-	case discoveryv1.AddressTypeIPv4:
-	case discoveryv1.AddressTypeIPv6:
+	case "IPv4":
+	case "IPv6":
 		out.IPv6 = true
-	case discoveryv1.AddressTypeFQDN:
+	case "FQDN":
 		d.notef("addressType: FQDN is not supported: the slice has no endpoints here")
 		return out
 	default:
-		d.fail("addressType", "%q is not IPv4, IPv6 or FQDN", shorten(string(in.AddressType)))
+		d.fail("addressType", "%q is not IPv4, IPv6 or FQDN", shorten(in.AddressType))
 		return out
 	}
 	d.slicePorts(in.Ports, out)
@@ -64,7 +60,7 @@ func (d *decoder) slice(text []byte) *service.Slice {
 	return out
 }
 
-func (d *decoder) slicePorts(in []discoveryv1.EndpointPort, out *service.Slice) {
+func (d *decoder) slicePorts(in []endpointPort, out *service.Slice) {
 	if len(in) > maxSlicePorts {
 		d.fail("ports", "has %d ports, more than %d", len(in), maxSlicePorts)
 		return
@@ -79,13 +75,13 @@ func (d *decoder) slicePorts(in []discoveryv1.EndpointPort, out *service.Slice) 
 		if p.Name != nil {
 			name = *p.Name
 		}
-		if name != "" && len(validation.IsDNS1123Label(name)) > 0 {
-			d.fail(path+".name", "%q: %s", shorten(name), validation.IsDNS1123Label(name)[0])
+		if name != "" && checkLabel(name) != nil {
+			d.fail(path+".name", "%q: %v", shorten(name), checkLabel(name))
 		} else if names[name] {
 			d.fail(path+".name", "%q is given twice", name)
 		}
 		names[name] = true
-		var protocol corev1.Protocol
+		var protocol string
 		if p.Protocol != nil {
 			protocol = *p.Protocol
 		}
@@ -99,7 +95,7 @@ func (d *decoder) slicePorts(in []discoveryv1.EndpointPort, out *service.Slice) 
 	}
 }
 
-func (d *decoder) endpoint(path string, e *discoveryv1.Endpoint, out *service.Slice) {
+func (d *decoder) endpoint(path string, e *endpoint, out *service.Slice) {
 	if n := len(e.Addresses); n == 0 || n > maxAddresses {
 		d.fail(path+".addresses", "has %d addresses, must have 1 to %d", n, maxAddresses)
 		return
@@ -119,7 +115,7 @@ func (d *decoder) endpoint(path string, e *discoveryv1.Endpoint, out *service.Sl
 
 // state gives the conditions their defaults: one that does not say whether it is
 // ready is, and one that does not say whether it serves does if it is ready.
-func state(c discoveryv1.EndpointConditions) service.State {
+func state(c endpointConditions) service.State {
 	var s service.State
 	if c.Ready == nil || *c.Ready {
 		s |= service.Ready
@@ -133,7 +129,7 @@ func state(c discoveryv1.EndpointConditions) service.State {
 	return s
 }
 
-func (d *decoder) about(path string, e *discoveryv1.Endpoint) service.About {
+func (d *decoder) about(path string, e *endpoint) service.About {
 	w := service.About{State: state(e.Conditions)}
 	if e.NodeName != nil {
 		w.Node = *e.NodeName

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package manifest
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// fields are the fields of a struct by their names in JSON, those of embedded
+// structs included.
+func fields(t reflect.Type) map[string]reflect.Type {
+	out := make(map[string]reflect.Type)
+	for f := range t.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if f.Anonymous && name == "" {
+			for k, v := range fields(f.Type) {
+				out[k] = v
+			}
+			continue
+		}
+		out[name] = f.Type
+	}
+	return out
+}
+
+// below is the struct that a field is, or has; nil if there is none.
+func below(t reflect.Type) reflect.Type {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	return t
+}
+
+// The types have the fields that Kubernetes' own have, and no others.
+func TestTypesHaveTheFieldsOfKubernetes(t *testing.T) {
+	compared := 0
+	var compare func(path string, ours, theirs reflect.Type)
+	compare = func(path string, ours, theirs reflect.Type) {
+		compared++
+		a, b := fields(ours), fields(theirs)
+		for name := range b {
+			if _, ok := a[name]; !ok {
+				t.Errorf("%s%s is missing", path, name)
+			}
+		}
+		for name, field := range a {
+			other, ok := b[name]
+			if !ok {
+				t.Errorf("%s%s does not exist", path, name)
+				continue
+			}
+			if x := below(field); x != nil && x != reflect.TypeFor[opaque]() {
+				compare(path+name+".", x, below(other))
+			}
+		}
+	}
+	compare("Service.", reflect.TypeFor[serviceObject](), reflect.TypeFor[corev1.Service]())
+	compare("EndpointSlice.", reflect.TypeFor[sliceObject](), reflect.TypeFor[discoveryv1.EndpointSlice]())
+	if compared != 17 {
+		t.Errorf("%d structs were compared, want 17", compared)
+	}
+}
+
+func TestOpaquePartsMayBeAnything(t *testing.T) {
+	for _, value := range []string{"null", "1", "x", "[1, {a: b}]", "{matchLabels: {a: b}}"} {
+		got, err := Options{}.Decode([]byte(manifests("Service", "  selector: "+value)))
+		if err != nil || len(got) != 1 {
+			t.Errorf("selector: %s: %d objects, %v", value, len(got), err)
+		}
+	}
+}

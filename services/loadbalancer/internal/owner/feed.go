@@ -252,19 +252,15 @@ func (o *Owner) compare(l *listing) *edit {
 // took notes what became of a listing that is taken over.
 func (o *Owner) took(l *listing) {
 	src := o.sources[l.source]
-	for origin, r := range l.refused {
-		if before, ok := src.refused[origin]; !ok || before != r {
-			o.config.Log.Warn("a file is refused; what was in force of it stays", "source", l.source, "origin", origin, "reason", r.Err)
+	for origin := range src.refused {
+		if _, ok := l.refused[origin]; !ok {
+			delete(src.refused, origin)
 		}
 	}
-	src.refused, src.err = l.refused, ""
-	if l.partial {
-		return
+	for _, r := range l.refused {
+		o.noteRefused(r)
 	}
-	src.synced = true
-	if !src.listed {
-		src.listed = true
-		o.mark(nil) // a barrier says so
-		o.checkReady()
+	if src.err = ""; !l.partial {
+		o.synced(src)
 	}
 }

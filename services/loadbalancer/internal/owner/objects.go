@@ -583,9 +583,7 @@ func (o *Owner) apply(e *edit) {
 		}
 	}
 	o.settle(touched)
-	if len(touched) >= largeChange {
-		o.large = 1
-	}
+	o.changes = 1
 	if e.content {
 		o.mark(changed)
 	}

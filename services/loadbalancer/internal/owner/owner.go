@@ -42,6 +42,8 @@ var (
 const (
 	SourceGRPC = "grpc"
 	SourceFile = "file"
+	// SourceKubernetes gives the objects of an API server, one by one.
+	SourceKubernetes = "kubernetes"
 )
 
 // Limits bound what is kept.
@@ -125,7 +127,7 @@ type Owner struct {
 	problems map[string]error
 	fatal    error
 	local    chan struct{} // has a token when Locals may be others
-	large    int           // ticks since something large was done, from 1; 0: nothing was, or it is noted
+	changes  int           // ticks since the last change, from 1; 0: there was none, or it is noted
 	garbage  chan struct{} // has a token when much of what was in memory is gone
 
 	ready   bool
@@ -282,9 +284,9 @@ func (o *Owner) sweep() {
 			o.moved()
 		}
 	}
-	if o.large > 0 {
-		if o.large++; o.large > 2 {
-			o.large = 0
+	if o.changes > 0 {
+		if o.changes++; o.changes > quiet {
+			o.changes = 0
 			select {
 			case o.garbage <- struct{}{}:
 			default:
@@ -364,12 +366,15 @@ func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error 
 	})
 }
 
-// Garbage has a token some time after a large change, or after a subscriber got
-// everything: much of what the process has in memory then is not used any more.
+// Garbage has a token once nothing has changed for some time after changes, or after
+// a subscriber got everything: much of what is in memory then is not used any more.
 func (o *Owner) Garbage() <-chan struct{} { return o.garbage }
 
-// largeChange is from how many objects, or frontends, on something is large.
-const largeChange = 256
+// quiet is for how many looks nothing has to change until Garbage says so.
+const quiet = 2
+
+// manyFrontends is from how many on sending all of them leaves much garbage.
+const manyFrontends = 256
 
 // Times are for how long the owner was busy with each operation.
 func (o *Owner) Times() []busy.Figures { return o.times.All() }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
@@ -768,5 +769,86 @@ func TestLocalsFollowEndpointsAndAcknowledgements(t *testing.T) {
 	o.apply(web)
 	if all, err := o.Locals(t.Context()); err != nil || len(all) != 0 {
 		t.Errorf("without the port: %+v, %v", all, err)
+	}
+}
+
+func TestObjectsOfAWatchAreTakenOneByOne(t *testing.T) {
+	dir := t.TempDir()
+	config := testConfig(&clock{now: time.Unix(1e9, 0)})
+	config.Limits.Services = 2
+	o := start(t, config, dir, SourceKubernetes)
+	o.apply(web)
+	given := func(text string) (service.ObjectKey, Given) {
+		t.Helper()
+		got, err := manifest.Options{}.Decode([]byte(text))
+		if err != nil || len(got) != 1 {
+			t.Fatalf("%q: %v", text, err)
+		}
+		return got[0].Key, Given{Object: got[0]}
+	}
+	set := make(map[service.ObjectKey]Given)
+	for _, text := range []string{web, end, api, strings.Replace(api, "name: api", "name: other", 1)} {
+		k, g := given(text)
+		set[k] = g
+	}
+	set[serviceKey("odd")] = Given{Err: errors.New("spec.type: is odd")}
+	f := o.Objects(SourceKubernetes)
+	apply := func(c watch.Changes[service.ObjectKey, Given]) {
+		t.Helper()
+		if err := f.Apply(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := func(o *running) string {
+		t.Helper()
+		_, refused, _, err := o.List(t.Context(), Filter{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out []string
+		for _, r := range refused {
+			out = append(out, r.Key.Name.Name)
+		}
+		return strings.Join(out, " ")
+	}
+	apply(watch.Changes[service.ObjectKey, Given]{Upserts: set})
+	if got := refused(o); got != "odd other web" {
+		t.Errorf("refused %q", got)
+	}
+	select {
+	case <-o.Ready():
+		t.Error("the owner is ready before the listing is complete")
+	default:
+	}
+	listed := make(map[service.ObjectKey]struct{})
+	for k := range set {
+		listed[k] = struct{}{}
+	}
+	if err := f.Complete(t.Context(), listed); err != nil {
+		t.Fatal(err)
+	}
+	<-o.Ready()
+	// What has the room, and the name, goes; a call without changes tries again.
+	if _, err := o.Delete(t.Context(), Caller{}, []service.ObjectKey{serviceKey("web")}); err != nil {
+		t.Fatal(err)
+	}
+	apply(watch.Changes[service.ObjectKey, Given]{Deletes: map[service.ObjectKey]struct{}{serviceKey("api"): {}}})
+	apply(watch.Changes[service.ObjectKey, Given]{})
+	if got := refused(o); got != "odd" {
+		t.Errorf("refused %q", got)
+	}
+	held, err := f.Held(t.Context())
+	if err != nil || len(held) != 3 {
+		t.Errorf("held %v, %v", held, err)
+	}
+	o.stop()
+	o = start(t, config, dir, SourceKubernetes)
+	<-o.Ready()
+	f = o.Objects(SourceKubernetes)
+	if err := f.Complete(t.Context(), map[service.ObjectKey]struct{}{serviceKey("web"): {}}); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := f.Held(t.Context()); err != nil || len(held) != 1 {
+		t.Errorf("held %v, %v", held, err)
 	}
 }

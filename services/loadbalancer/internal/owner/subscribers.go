@@ -98,8 +98,8 @@ func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*Session, err
 		if want.Incarnation != o.incarnation {
 			seq = 0
 		}
-		if !s.Connect(o.session, seq, o.view()) && len(o.winners) >= largeChange {
-			o.large = 1
+		if !s.Connect(o.session, seq, o.view()) && len(o.winners) >= manyFrontends {
+			o.changes = 1
 		}
 		x := &Session{owner: o, name: want.Name, number: o.session, wake: s.Wake, ended: make(chan struct{})}
 		o.sessions[want.Name] = x

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// Given is an object as a source that watches gives it.
+type Given struct {
+	Object manifest.Object
+	Err    error // it is not understood; what was in force of it stays
+}
+
+// Objects takes the objects of a source that says what changes, one object at a
+// time and of both kinds in any order, and when it has said everything: a
+// watch.Sink, such as kit/source fills. An object that has no room, or that belongs
+// to another source, is refused by itself, and tried again by a call of Apply
+// without changes. It belongs to one goroutine.
+type Objects struct {
+	owner   *Owner
+	name    string
+	refused map[service.ObjectKey]Given
+}
+
+// Objects returns the sink of a source that New was told of.
+func (o *Owner) Objects(name string) *Objects {
+	return &Objects{owner: o, name: name, refused: make(map[service.ObjectKey]Given)}
+}
+
+// Apply implements watch.Sink.
+func (f *Objects) Apply(ctx context.Context, c watch.Changes[service.ObjectKey, Given]) error {
+	upserts := c.Upserts
+	if len(upserts)+len(c.Deletes) == 0 {
+		upserts = maps.Clone(f.refused)
+	}
+	for k := range c.Deletes {
+		delete(f.refused, k)
+	}
+	err := f.take(ctx, upserts, c.Deletes)
+	if !errors.Is(err, failure.ErrLimit) {
+		return err
+	}
+	// What has room goes in, one after the other, once there is what the deletions
+	// leave.
+	if err := f.take(ctx, nil, c.Deletes); err != nil {
+		return err
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(upserts), service.ObjectKey.Compare) {
+		one := upserts[k]
+		err := f.take(ctx, map[service.ObjectKey]Given{k: one}, nil)
+		if errors.Is(err, failure.ErrLimit) {
+			err = f.refuse(ctx, k, one, err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take sets and deletes objects, those that are the source's to have.
+func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given, deletes map[service.ObjectKey]struct{}) error {
+	o := f.owner
+	refused := make(map[service.ObjectKey]string)
+	by := &bringer{source: f.name}
+	_, err := o.revise(ctx, func() (*edit, error) {
+		e := &edit{}
+		clear(refused)
+		for _, k := range slices.SortedFunc(maps.Keys(upserts), service.ObjectKey.Compare) {
+			g := upserts[k]
+			x := o.object(k)
+			switch {
+			case g.Err != nil:
+				refused[k] = g.Err.Error()
+			case g.Object.Key != k:
+				refused[k] = fmt.Sprintf("is %s, and the source calls it %s", g.Object.Key, k)
+			case x != nil && x.by.source != f.name && (x.by.source == SourceGRPC || o.sources[x.by.source] != nil):
+				refused[k] = fmt.Sprintf("%s belongs to the source %s", k, x.by.source)
+			default:
+				if y := newObject(&g.Object, by); x == nil || !x.same(y) {
+					e.puts = append(e.puts, y)
+				}
+			}
+		}
+		for k := range deletes {
+			if x := o.object(k); x != nil && x.by.source == f.name {
+				e.gone = append(e.gone, k)
+			}
+		}
+		return e, nil
+	}, func(*edit) {
+		src := o.sources[f.name]
+		for k := range upserts {
+			delete(src.refused, k.String())
+		}
+		for k := range deletes {
+			delete(src.refused, k.String())
+		}
+		for k, why := range refused {
+			o.noteRefused(Refused{Key: k, Source: f.name, Origin: k.String(), Err: why})
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for k, g := range upserts {
+		delete(f.refused, k)
+		if _, bad := refused[k]; bad && g.Err == nil {
+			f.refused[k] = g
+		}
+	}
+	return nil
+}
+
+// refuse notes that there is no room for an object.
+func (f *Objects) refuse(ctx context.Context, k service.ObjectKey, g Given, why error) error {
+	f.refused[k] = g
+	return f.owner.do(ctx, opOther, func() {
+		f.owner.noteRefused(Refused{Key: k, Source: f.name, Origin: k.String(), Err: why.Error()})
+	})
+}
+
+// noteRefused notes that an object or a file is refused, and logs it if that is news.
+func (o *Owner) noteRefused(r Refused) {
+	src := o.sources[r.Source]
+	if before, ok := src.refused[r.Origin]; !ok || before != r {
+		o.config.Log.Warn("an object is refused; what was in force of it stays", "source", r.Source, "origin", r.Origin, "reason", r.Err)
+	}
+	src.refused[r.Origin] = r
+}
+
+// Held are the objects that the source brought, in earlier runs too.
+func (f *Objects) Held(ctx context.Context) (out []service.ObjectKey, err error) {
+	err = f.owner.do(ctx, opRead, func() {
+		f.owner.objects(func(x *object) {
+			if x.by.source == f.name {
+				out = append(out, x.key())
+			}
+		})
+	})
+	return out, err
+}
+
+// Complete implements watch.Sink.
+func (f *Objects) Complete(ctx context.Context, listed map[service.ObjectKey]struct{}) error {
+	o := f.owner
+	_, err := o.revise(ctx, func() (*edit, error) {
+		e := &edit{}
+		o.objects(func(x *object) {
+			if _, ok := listed[x.key()]; !ok && x.by.source == f.name {
+				e.gone = append(e.gone, x.key())
+			}
+		})
+		slices.SortFunc(e.gone, service.ObjectKey.Compare)
+		if !o.sources[f.name].listed {
+			e.listed = []string{f.name}
+		}
+		return e, nil
+	}, func(*edit) {
+		src := o.sources[f.name]
+		maps.DeleteFunc(src.refused, func(_ string, r Refused) bool { _, ok := listed[r.Key]; return !ok })
+		o.synced(src)
+	})
+	if err != nil {
+		return err
+	}
+	maps.DeleteFunc(f.refused, func(k service.ObjectKey, _ Given) bool { _, ok := listed[k]; return !ok })
+	return nil
+}
+
+// Failed implements watch.Sink.
+func (f *Objects) Failed(ctx context.Context, why error) error {
+	return f.owner.SourceFailed(ctx, f.name, why)
+}
+
+// synced notes that a source was listed completely.
+func (o *Owner) synced(src *source) {
+	src.synced, src.err = true, ""
+	if src.listed {
+		return
+	}
+	src.listed = true
+	o.mark(nil) // a barrier says so
+	o.checkReady()
+}

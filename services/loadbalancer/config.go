@@ -81,7 +81,7 @@ func defaults(p instance.Paths) Config {
 		StateDir: p.ServiceStateDir("loadbalancer"),
 		Backends: BackendsConfig{Reserved: []string{"udp/4789", "udp/8472"}},
 		Limits: LimitsConfig{
-			Services: 65_536, EndpointSlices: 131_072, Frontends: 65_536, Backends: 131_072, BackendsPerService: 16_384, Manifests: 256 << 20,
+			Services: 65_536, EndpointSlices: 131_072, Frontends: 65_536, Backends: 131_072, BackendsPerService: 65_536, Manifests: 256 << 20,
 		},
 		Subscribers: SubscribersConfig{Linger: 10 * time.Minute},
 	}

@@ -128,7 +128,11 @@ func (o *Owner) notes(j *joined) []string {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
-		p := o.subscribers[name].Progress()
+		s := o.subscribers[name]
+		if !s.Refuses(j.name) {
+			continue
+		}
+		p := s.Progress()
 		for _, k := range slices.SortedFunc(maps.Keys(p.Refusals), frontend.Key.Compare) {
 			if r := p.Refusals[k]; r.Service == j.name {
 				notes = append(notes, fmt.Sprintf("%s does not enforce %s: %s", name, k, r.Reason))

@@ -311,14 +311,8 @@ func (o *Owner) enforced(of service.Name, revision uint64) bool {
 		if !s.Enforces || s.Session == 0 {
 			continue
 		}
-		p := s.Progress()
-		if p.Enforced < revision {
+		if s.Progress().Enforced < revision || s.Refuses(of) {
 			return false
-		}
-		for _, r := range p.Refusals {
-			if r.Service == of {
-				return false
-			}
 		}
 		some = true
 	}

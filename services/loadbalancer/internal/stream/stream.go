@@ -117,6 +117,7 @@ type Subscriber struct {
 	enforced, ended                 uint64 // barriers
 	enforcedRevision, endedRevision uint64
 	refusals                        map[frontend.Key]Refusal
+	refused                         map[service.Name]int // refusals by service
 	omitted                         int
 }
 
@@ -124,7 +125,7 @@ type Subscriber struct {
 func New(name string) *Subscriber {
 	return &Subscriber{
 		Name: name, Wake: make(chan struct{}, 1), dirty: make(map[frontend.Key]struct{}), sent: make(map[frontend.Key]uint64),
-		refusals: make(map[frontend.Key]Refusal), floor: ^uint64(0),
+		refusals: make(map[frontend.Key]Refusal), refused: make(map[service.Name]int), floor: ^uint64(0),
 	}
 }
 
@@ -150,6 +151,7 @@ func (s *Subscriber) Connect(session, seq uint64, src Source) (resumed bool) {
 		clear(s.dirty)
 		clear(s.sent)
 		clear(s.refusals)
+		clear(s.refused)
 		s.omitted, s.barriers = 0, nil
 		s.snapshot, s.floor = true, ^uint64(0)
 		s.enforced, s.ended, s.enforcedRevision, s.endedRevision = 0, 0, 0, 0
@@ -212,7 +214,7 @@ func (s *Subscriber) Next(src Source) []Step {
 		size += weight
 		s.batch = s.batch[1:]
 		delete(s.dirty, k) // what is sent is the latest
-		delete(s.refusals, k)
+		s.accept(k)
 		if f == nil && s.snapshot {
 			continue // it was never sent
 		}
@@ -307,7 +309,7 @@ func (s *Subscriber) acknowledge(enforced uint64) {
 			r.old = true
 			s.refusals[k] = r
 		case r.old: // it was said of the frontend before, and of this one it was not
-			delete(s.refusals, k)
+			s.accept(k)
 		default:
 			r.until = 0
 			s.refusals[k] = r
@@ -360,8 +362,25 @@ func (s *Subscriber) Refuse(k frontend.Key, of service.Name, reason string) {
 	if at := s.sent[k]; at > first {
 		r.until = at
 	}
+	s.accept(k)
 	s.refusals[k] = r
+	s.refused[of]++
 }
+
+// accept forgets a refusal, if there is one.
+func (s *Subscriber) accept(k frontend.Key) {
+	r, ok := s.refusals[k]
+	if !ok {
+		return
+	}
+	delete(s.refusals, k)
+	if s.refused[r.Service]--; s.refused[r.Service] == 0 {
+		delete(s.refused, r.Service)
+	}
+}
+
+// Refuses reports whether the subscriber did not take a frontend of a service.
+func (s *Subscriber) Refuses(of service.Name) bool { return s.refused[of] > 0 }
 
 // Progress is how far a subscriber is.
 type Progress struct {

@@ -37,28 +37,30 @@ type Config struct {
 
 // SourcesConfig says where services come from, beside calls.
 type SourcesConfig struct {
-	Directory string `config:"directory" help:"directory of YAML and JSON files with services and endpoint slices, which is watched; empty for none"`
+	Directory string `config:"directory" help:"directory of manifests, which is watched; empty for none"`
 }
 
 // NodeConfig is about the node that the frontends are for.
 type NodeConfig struct {
-	Name string `config:"name" help:"name of the node as endpoint slices have it, which tells local endpoints; empty: none is local"`
+	Name string `config:"name" help:"name of the node in endpoint slices; empty: no endpoint is local"`
 	Zone string `config:"zone" help:"zone of the node, for topology hints; empty: none"`
 }
 
-// ExternalIPsConfig says which addresses a service may claim.
+// ExternalIPsConfig says which addresses a service may claim: whoever may write a
+// service takes over the traffic to them.
 type ExternalIPsConfig struct {
-	Allow []string `config:"allow" help:"prefixes whose addresses services may have as spec.externalIPs: whoever may write a service takes over traffic to them"`
+	Allow []string `config:"allow" help:"prefixes of the addresses that services may have as external IPs"`
 }
 
-// BackendsConfig says which addresses cannot be backends.
+// BackendsConfig says which addresses cannot be backends. The ports of tunnels are
+// among them: a packet that the node sends there counts as one of the node.
 type BackendsConfig struct {
-	Reserved []string `config:"reserved" help:"ports that no backend may have, as protocol/port or protocol/prefix:port with the prefix of the addresses; those of tunnels belong here, since a packet that the node sends there counts as one of the node"`
+	Reserved []string `config:"reserved" help:"ports that no backend may have, as protocol/port or protocol/prefix:port"`
 }
 
 // HealthChecksConfig is about the health check ports of services.
 type HealthChecksConfig struct {
-	Address string `config:"address" help:"address that health check node ports are served on; empty: every one; off: they are not served"`
+	Address string `config:"address" help:"address that their ports are served on; empty: every one; off: none is"`
 }
 
 // LimitsConfig bounds what is kept. The defaults are what the kernel's maps take.
@@ -66,14 +68,14 @@ type LimitsConfig struct {
 	Services           int             `config:"services" help:"services that are kept"`
 	EndpointSlices     int             `config:"endpointSlices" help:"endpoint slices that are kept"`
 	Frontends          int             `config:"frontends" help:"frontends of all services together"`
-	Backends           int             `config:"backends" help:"distinct addresses and ports of the endpoints of all services together"`
-	BackendsPerService int             `config:"backendsPerService" help:"distinct addresses and ports of the endpoints of one service"`
-	Manifests          config.ByteSize `config:"manifests" help:"size of all files of sources.directory together"`
+	Backends           int             `config:"backends" help:"addresses and ports of all endpoints"`
+	BackendsPerService int             `config:"backendsPerService" help:"those of the endpoints of one service"`
+	Manifests          config.ByteSize `config:"manifests" help:"size of all files together"`
 }
 
 // SubscribersConfig is about datapaths.
 type SubscribersConfig struct {
-	Linger time.Duration `config:"linger" help:"how long a subscriber that has gone may resume its stream, and is named as disconnected"`
+	Linger time.Duration `config:"linger" help:"how long a subscriber that has gone is known, and may resume"`
 }
 
 func defaults(p instance.Paths) Config {
@@ -81,7 +83,8 @@ func defaults(p instance.Paths) Config {
 		StateDir: p.ServiceStateDir("loadbalancer"),
 		Backends: BackendsConfig{Reserved: []string{"udp/4789", "udp/8472"}},
 		Limits: LimitsConfig{
-			Services: 65_536, EndpointSlices: 131_072, Frontends: 65_536, Backends: 131_072, BackendsPerService: 65_536, Manifests: 256 << 20,
+			Services: 65_536, EndpointSlices: 131_072, Frontends: 65_536, Backends: 131_072, BackendsPerService: 65_536,
+			Manifests: 256 << 20,
 		},
 		Subscribers: SubscribersConfig{Linger: 10 * time.Minute},
 	}

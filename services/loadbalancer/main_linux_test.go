@@ -54,7 +54,8 @@ func (b *bench) start(args ...string) *proc {
 	b.t.Helper()
 	socket := filepath.Join(b.Dir, "run", "loadbalancer.sock")
 	p := servicetest.Start(b.t, b.Command(append([]string{
-		"--socket-path", socket, "--metrics-address", "off", "--state-dir", filepath.Join(b.Dir, "state"), "--node-name", "here",
+		"--socket-path", socket, "--metrics-address", "off", "--state-dir", filepath.Join(b.Dir,
+			"state"), "--node-name", "here",
 	}, args...)...), socket, client.Options{WaitForReady: true})
 	return &proc{Process: p, LoadBalancerServiceClient: lbv1.NewLoadBalancerServiceClient(p.Conn), t: b.t}
 }
@@ -80,8 +81,10 @@ func (p *proc) status() *lbv1.GetStatusResponse {
 // web is a service with that many backends.
 func web(name, ip string, backends int) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {clusterIP: %s, ports: [{port: 80}]}\n---\n", name, ip)
-	fmt.Fprintf(&b, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-x, labels: {kubernetes.io/service-name: %s}}\n", name, name)
+	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {clusterIP: %s, ports: [{port: "+
+		"80}]}\n---\n", name, ip)
+	fmt.Fprintf(&b, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-x, labels: "+
+		"{kubernetes.io/service-name: %s}}\n", name, name)
 	b.WriteString("addressType: IPv4\nports: [{port: 8080}]\nendpoints:\n")
 	for i := range backends {
 		fmt.Fprintf(&b, "- {addresses: [10.1.0.%d], nodeName: here}\n", i+1)
@@ -124,7 +127,8 @@ func (s *subscription) send(m *lbv1.WatchFrontendsRequest) {
 
 func (s *subscription) ack(enforced, ended uint64) {
 	s.t.Helper()
-	s.send(&lbv1.WatchFrontendsRequest{Message: &lbv1.WatchFrontendsRequest_Ack{Ack: &lbv1.Ack{Enforced: enforced, Ended: ended}}})
+	s.send(&lbv1.WatchFrontendsRequest{Message: &lbv1.WatchFrontendsRequest_Ack{Ack: &lbv1.Ack{Enforced: enforced,
+		Ended: ended}}})
 }
 
 // until carries out steps up to the barrier of a revision.
@@ -155,7 +159,8 @@ func (s *subscription) until(revision uint64) {
 func (s *subscription) text() []string {
 	var out []string
 	for _, f := range s.has {
-		line := fmt.Sprintf("%s:%d/%d %s/%s:", f.GetKey().GetAddress(), f.GetKey().GetPort(), f.GetKey().GetProtocol(), f.GetNamespace(), f.GetName())
+		line := fmt.Sprintf("%s:%d/%d %s/%s:", f.GetKey().GetAddress(), f.GetKey().GetPort(), f.GetKey().GetProtocol(),
+			f.GetNamespace(), f.GetName())
 		for _, b := range f.GetInside().GetBackends() {
 			line += fmt.Sprintf(" %s:%d", b.GetAddress(), b.GetPort())
 		}
@@ -207,7 +212,8 @@ func TestServiceReachesASubscriberAndOutlivesAKill(t *testing.T) {
 	s = p.subscribe(&lbv1.Subscribe{Name: "datapath", Incarnation: first, Seq: 1})
 	s.until(1)
 	s.want("after a kill", both)
-	if string(s.barrier.GetState()) != string(state) || string(s.barrier.GetIncarnation()) == string(first) || !s.barrier.GetSnapshotComplete() {
+	if string(s.barrier.GetState()) != string(state) || string(s.barrier.GetIncarnation()) == string(first) ||
+		!s.barrier.GetSnapshotComplete() {
 		t.Errorf("after a kill the barrier is %v, before state %x and incarnation %x", s.barrier, state, first)
 	}
 	p.apply(web("web", "10.96.0.1", 1))
@@ -227,7 +233,8 @@ func TestServiceReachesASubscriberAndOutlivesAKill(t *testing.T) {
 	}
 	s.until(4)
 	s.want("without the service")
-	if _, err := p.GetService(servicetest.Context(t), &lbv1.GetServiceRequest{Name: "web"}); status.Code(err) != codes.NotFound {
+	if _, err := p.GetService(servicetest.Context(t),
+		&lbv1.GetServiceRequest{Name: "web"}); status.Code(err) != codes.NotFound {
 		t.Errorf("of a service that is gone: %v", err)
 	}
 	if code := p.Stop(); code != 0 {
@@ -239,13 +246,14 @@ func TestServiceReachesASubscriberAndOutlivesAKill(t *testing.T) {
 func many(port int) string {
 	var b strings.Builder
 	for i := range 40 {
-		fmt.Fprintf(&b, "---\napiVersion: v1\nkind: Service\nmetadata: {name: s%d}\nspec: {clusterIP: 10.96.1.%d, ports: [{port: %d}]}\n", i, i+1, port)
+		fmt.Fprintf(&b, "---\napiVersion: v1\nkind: Service\nmetadata: {name: s%d}\nspec: {clusterIP: 10.96.1.%d, ports: "+
+			"[{port: %d}]}\n", i, i+1, port)
 	}
 	return b.String()
 }
 
-// A process that is killed at any point of a change has all of it afterwards, or
-// nothing; and what was answered it has.
+// TestKilledChangeIsWholeOrAbsent: a process that is killed at any point of a change has all of it
+// afterwards, or nothing; and it has what it answered.
 func TestKilledChangeIsWholeOrAbsent(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {
@@ -261,7 +269,8 @@ func TestKilledChangeIsWholeOrAbsent(t *testing.T) {
 			p.Serving()
 			first := p.apply(many(80)).GetRevision()
 			p.Faults.KillAt(c.point, 0)
-			if _, err := p.UpsertServices(servicetest.Context(t), &lbv1.UpsertServicesRequest{Manifests: []byte(many(81))}); err == nil {
+			if _, err := p.UpsertServices(servicetest.Context(t),
+				&lbv1.UpsertServicesRequest{Manifests: []byte(many(81))}); err == nil {
 				t.Fatal("a killed process answers")
 			}
 			p.Killed()
@@ -317,7 +326,8 @@ func TestDamagedStateIsRefusedAndLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	p = b.start()
-	if code := p.Exit(); code == 0 || !strings.Contains(p.Log(), "services.db") || !strings.Contains(p.Log(), "docs/loadbalancer.md") {
+	if code := p.Exit(); code == 0 || !strings.Contains(p.Log(), "services.db") ||
+		!strings.Contains(p.Log(), "docs/loadbalancer.md") {
 		t.Errorf("without the state file: exit code %d, %s", code, p.Log())
 	}
 	if err := os.Rename(file+".away", file); err != nil {
@@ -330,7 +340,7 @@ func TestDamagedStateIsRefusedAndLeft(t *testing.T) {
 	}
 }
 
-// The process opens health check ports and reads files within its sandbox.
+// TestFilesAndHealthChecksInTheSandbox: the process opens health check ports and reads files within its sandbox.
 func TestFilesAndHealthChecksInTheSandbox(t *testing.T) {
 	b := newBench(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -341,7 +351,8 @@ func TestFilesAndHealthChecksInTheSandbox(t *testing.T) {
 	l.Close() //nolint:errcheck // the process is to have the port
 	files := filepath.Join(b.Dir, "files")
 	text := strings.Replace(web("web", "10.96.0.1", 2), "clusterIP: 10.96.0.1",
-		fmt.Sprintf("clusterIP: 10.96.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: %d", port), 1)
+		fmt.Sprintf("clusterIP: 10.96.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: %d",
+			port), 1)
 	if err := os.WriteFile(filepath.Join(files, "web.yaml"), []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -364,11 +375,13 @@ func TestFilesAndHealthChecksInTheSandbox(t *testing.T) {
 		defer resp.Body.Close()
 		return resp.StatusCode
 	}
-	servicetest.Eventually(t, "503 before the acknowledgement", func() bool { return code() == http.StatusServiceUnavailable })
+	servicetest.Eventually(t, "503 before the acknowledgement",
+		func() bool { return code() == http.StatusServiceUnavailable })
 	s.ack(s.barrier.GetSeq(), 0)
 	servicetest.Eventually(t, "200", func() bool { return code() == http.StatusOK })
 	st := p.status()
-	if st.GetHealthCheckPorts() != 1 || st.GetRefused() != 1 || !strings.Contains(st.GetService().GetProblems()[0].GetText(), "bad.yaml") {
+	if st.GetHealthCheckPorts() != 1 || st.GetRefused() != 1 ||
+		!strings.Contains(st.GetService().GetProblems()[0].GetText(), "bad.yaml") {
 		t.Errorf("%v", st)
 	}
 	s.cancel()

@@ -57,7 +57,8 @@ func (k Key) Compare(o Key) int {
 		}
 		return 0
 	}
-	return cmp.Or(k.Addr.Compare(o.Addr), cmp.Compare(k.Port, o.Port), cmp.Compare(k.Protocol, o.Protocol), cmp.Compare(family(k), family(o)))
+	return cmp.Or(k.Addr.Compare(o.Addr), cmp.Compare(k.Port, o.Port), cmp.Compare(k.Protocol, o.Protocol),
+		cmp.Compare(family(k), family(o)))
 }
 
 // Backend is an address that connections lead to.
@@ -104,7 +105,8 @@ type Frontend struct {
 
 // Equal reports whether the kernel would be told the same of both.
 func (f *Frontend) Equal(o *Frontend) bool {
-	return f.Key == o.Key && f.Kind == o.Kind && f.Service == o.Service && f.PortName == o.PortName && f.AffinitySeconds == o.AffinitySeconds &&
+	return f.Key == o.Key && f.Kind == o.Kind && f.Service == o.Service && f.PortName == o.PortName &&
+		f.AffinitySeconds == o.AffinitySeconds &&
 		f.Inside.equal(o.Inside) && f.Outside.equal(o.Outside) && slices.Equal(f.SourceRanges, o.SourceRanges)
 }
 
@@ -214,7 +216,8 @@ func (n *Node) plain(s *service.Service, notes *Notes) []*planned {
 	for i, p := range s.Ports {
 		add := func(kind Kind, addr netip.Addr, port uint16, ipv6 bool) *planned {
 			f := &planned{port: i, Frontend: Frontend{
-				Key: Key{addr, port, p.Protocol, ipv6}, Kind: kind, Service: s.Name, PortName: p.Name, AffinitySeconds: s.AffinitySeconds,
+				Key: Key{addr, port, p.Protocol, ipv6}, Kind: kind, Service: s.Name, PortName: p.Name,
+				AffinitySeconds: s.AffinitySeconds,
 			}}
 			out = append(out, f)
 			return f

@@ -48,9 +48,10 @@ var here = Node{Name: "here", Zone: "east", ExternalIPs: []netip.Prefix{netip.Mu
 func balanced(change func(*service.Service)) *service.Service {
 	s := &service.Service{
 		Name: service.Name{Namespace: "shop", Name: "web"}, Type: service.LoadBalancer, IPv4: true,
-		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, ExternalIPs: []netip.Addr{netip.MustParseAddr("198.51.100.7")},
-		Ingress: []service.Ingress{{Addr: netip.MustParseAddr("203.0.113.1")}},
-		Ports:   []service.Port{{Protocol: service.TCP, Port: 80, NodePort: 30080}},
+		ClusterIPs:  []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		ExternalIPs: []netip.Addr{netip.MustParseAddr("198.51.100.7")},
+		Ingress:     []service.Ingress{{Addr: netip.MustParseAddr("203.0.113.1")}},
+		Ports:       []service.Port{{Protocol: service.TCP, Port: 80, NodePort: 30080}},
 	}
 	if change != nil {
 		change(s)
@@ -85,8 +86,8 @@ func short(l *List) string {
 	return strings.Join(out, " ")
 }
 
-// The categories of endpoints that kube-proxy knows, with the lists that they come
-// to: of cluster IPs, of the other frontends from inside, and from outside.
+// TestEndpointsAreChosenByCategory has the categories of endpoints that kube-proxy knows, with the lists that
+// they come to: of cluster IPs, of the other frontends from inside, and from outside.
 func TestEndpointsAreChosenByCategory(t *testing.T) {
 	local := func(s *service.Service) { s.InternalLocal, s.ExternalLocal = true, true }
 	external := func(s *service.Service) { s.ExternalLocal = true }
@@ -116,24 +117,32 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 		{"draining beside ready", nil, []e{{"10.0.0.1 here", draining}, {"10.0.0.2 there", ready}}, "2", "2", "-"},
 		{"draining only", nil, []e{{"10.0.0.1 here", draining}, {"10.0.0.2 there", draining}}, "1t 2t", "1t 2t", "-"},
 		{"draining only, local", local, []e{{"10.0.0.1 here", draining}, {"10.0.0.2 there", draining}}, "1t", "1t 2t", "1t"},
-		{"draining here, ready there, local", local, []e{{"10.0.0.1 here", draining}, {"10.0.0.2 there", ready}}, "1t", "2", "1t"},
+		{"draining here, ready there, local", local, []e{{"10.0.0.1 here", draining}, {"10.0.0.2 there", ready}}, "1t",
+			"2", "1t"},
 		{"draining there only, local", local, []e{{"10.0.0.2 there", draining}}, "drop", "2t", "drop"},
 		{"ended", nil, []e{{"10.0.0.1 here", ending}}, "reject", "reject", "-"},
 		{"ended beside draining", nil, []e{{"10.0.0.1 here", ending}, {"10.0.0.2 there", draining}}, "2t", "2t", "-"},
 		// A pod that is being removed and that publishes not ready addresses.
-		{"ready and terminating", nil, []e{{"10.0.0.1 here", ready | service.Terminating}, {"10.0.0.2 there", draining}}, "1", "1", "-"},
+		{"ready and terminating", nil, []e{{"10.0.0.1 here", ready | service.Terminating}, {"10.0.0.2 there", draining}},
+			"1", "1", "-"},
 		{"serving, neither ready nor terminating", nil, []e{{"10.0.0.1 here", service.Serving}}, "reject", "reject", "-"},
 
 		{"hints of the zone", nil, []e{{"10.0.0.1 here; ;east", ready}, {"10.0.0.2 there; ;west", ready}}, "1", "1", "-"},
 		{"hints of two zones", nil, []e{{"10.0.0.1 a; ;east west", ready}, {"10.0.0.2 b; ;west", ready}}, "1", "1", "-"},
 		{"one hint is missing", nil, []e{{"10.0.0.1 here; ;east", ready}, {"10.0.0.2 there", ready}}, "1 2", "1 2", "-"},
-		{"no hint is for this zone", nil, []e{{"10.0.0.1 here; ;west", ready}, {"10.0.0.2 there; ;west", ready}}, "1 2", "1 2", "-"},
-		{"a hint is missing of one that is not ready", nil, []e{{"10.0.0.1 here; ;east", ready}, {"10.0.0.2 there", down}, {"10.0.0.3 there; ;west", ready}}, "1", "1", "-"},
-		{"hints do not bind the policy Local", local, []e{{"10.0.0.1 here; ;west", ready}, {"10.0.0.2 there; ;east", ready}}, "1", "2", "1"},
-		{"hints do not bind what drains", nil, []e{{"10.0.0.1 here; ;east", draining}, {"10.0.0.2 there; ;west", draining}}, "1t 2t", "1t 2t", "-"},
+		{"no hint is for this zone", nil, []e{{"10.0.0.1 here; ;west", ready}, {"10.0.0.2 there; ;west", ready}}, "1 2",
+			"1 2", "-"},
+		{"a hint is missing of one that is not ready", nil,
+			[]e{{"10.0.0.1 here; ;east", ready}, {"10.0.0.2 there", down}, {"10.0.0.3 there; ;west", ready}}, "1", "1", "-"},
+		{"hints do not bind the policy Local", local, []e{{"10.0.0.1 here; ;west", ready},
+			{"10.0.0.2 there; ;east", ready}}, "1", "2", "1"},
+		{"hints do not bind what drains", nil, []e{{"10.0.0.1 here; ;east", draining},
+			{"10.0.0.2 there; ;west", draining}}, "1t 2t", "1t 2t", "-"},
 		{"hints of the node", nil, []e{{"10.0.0.1 a;here;east", ready}, {"10.0.0.2 b;there;east", ready}}, "1", "1", "-"},
-		{"no hint is for this node, so those of the zone", nil, []e{{"10.0.0.1 a;there;east", ready}, {"10.0.0.2 b;there;west", ready}}, "1", "1", "-"},
-		{"one hint of a node is missing, so those of the zone", nil, []e{{"10.0.0.1 a;here;west", ready}, {"10.0.0.2 b; ;east", ready}}, "2", "2", "-"},
+		{"no hint is for this node, so those of the zone", nil,
+			[]e{{"10.0.0.1 a;there;east", ready}, {"10.0.0.2 b;there;west", ready}}, "1", "1", "-"},
+		{"one hint of a node is missing, so those of the zone", nil,
+			[]e{{"10.0.0.1 a;here;west", ready}, {"10.0.0.2 b; ;east", ready}}, "2", "2", "-"},
 	} {
 		var all []service.Endpoint
 		for _, x := range c.endpoints {
@@ -149,7 +158,8 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 				inside, outside = c.cluster, "-"
 			}
 			if short(f.Inside) != inside || short(f.Outside) != outside {
-				t.Errorf("%s: %s leads to %s, outside to %s; want %s, %s", c.name, f.Key, short(f.Inside), short(f.Outside), inside, outside)
+				t.Errorf("%s: %s leads to %s, outside to %s; want %s, %s", c.name, f.Key, short(f.Inside), short(f.Outside),
+					inside, outside)
 			}
 		}
 	}
@@ -157,11 +167,13 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 
 func TestNodeWithoutNameOrZoneHasNoLocalEndpoint(t *testing.T) {
 	nowhere := Node{}
-	got := nowhere.Of(View{balanced(func(s *service.Service) { s.InternalLocal = true }), []*service.Slice{slice("a", ep(t, "10.0.0.1", ready))}}, nil)
+	got := nowhere.Of(View{balanced(func(s *service.Service) { s.InternalLocal = true }),
+		[]*service.Slice{slice("a", ep(t, "10.0.0.1", ready))}}, nil)
 	if short(got[0].Inside) != "drop" {
 		t.Errorf("an endpoint without a node is local to a node without a name: %s", got[0])
 	}
-	got = nowhere.Of(View{balanced(nil), []*service.Slice{slice("a", ep(t, "10.0.0.1 a; ;east", ready), ep(t, "10.0.0.2 a; ;west", ready))}}, nil)
+	got = nowhere.Of(View{balanced(nil), []*service.Slice{slice("a", ep(t, "10.0.0.1 a; ;east", ready),
+		ep(t, "10.0.0.2 a; ;west", ready))}}, nil)
 	if short(got[0].Inside) != "1 2" {
 		t.Errorf("a node without a zone gets %s", got[0])
 	}
@@ -183,21 +195,27 @@ func TestServiceHasTheFrontendsOfItsKind(t *testing.T) {
 		change func(*service.Service)
 		want   []string
 	}{
-		{"a cluster IP", func(s *service.Service) { s.Type, s.Ingress, s.ExternalIPs = service.ClusterIP, nil, nil }, []string{"10.96.0.1:80/TCP"}},
-		{"a node port", func(s *service.Service) { s.Type, s.ExternalIPs = service.NodePort, nil }, []string{"10.96.0.1:80/TCP", "port 30080/TCP of the IPv4 node addresses"}},
-		{"everything", nil, []string{"10.96.0.1:80/TCP", "port 30080/TCP of the IPv4 node addresses", "198.51.100.7:80/TCP", "203.0.113.1:80/TCP"}},
-		{"no node port", func(s *service.Service) { s.Ports[0].NodePort = 0; s.ExternalIPs = nil }, []string{"10.96.0.1:80/TCP", "203.0.113.1:80/TCP"}},
+		{"a cluster IP", func(s *service.Service) { s.Type, s.Ingress, s.ExternalIPs = service.ClusterIP, nil, nil },
+			[]string{"10.96.0.1:80/TCP"}},
+		{"a node port", func(s *service.Service) { s.Type, s.ExternalIPs = service.NodePort, nil },
+			[]string{"10.96.0.1:80/TCP", "port 30080/TCP of the IPv4 node addresses"}},
+		{"everything", nil, []string{"10.96.0.1:80/TCP", "port 30080/TCP of the IPv4 node addresses",
+			"198.51.100.7:80/TCP", "203.0.113.1:80/TCP"}},
+		{"no node port", func(s *service.Service) { s.Ports[0].NodePort = 0; s.ExternalIPs = nil },
+			[]string{"10.96.0.1:80/TCP", "203.0.113.1:80/TCP"}},
 		{"an external IP that is not allowed", func(s *service.Service) {
 			s.Type, s.ExternalIPs = service.ClusterIP, []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 		}, []string{"10.96.0.1:80/TCP"}},
-		{"external IPs of a ClusterIP service", func(s *service.Service) { s.Type = service.ClusterIP }, []string{"10.96.0.1:80/TCP", "198.51.100.7:80/TCP"}},
+		{"external IPs of a ClusterIP service", func(s *service.Service) { s.Type = service.ClusterIP },
+			[]string{"10.96.0.1:80/TCP", "198.51.100.7:80/TCP"}},
 		{"headless", func(s *service.Service) { s.Headless, s.ClusterIPs = true, nil }, nil},
 		{"a name", func(s *service.Service) { s.Type = service.ExternalName }, nil},
 		{"another proxy", func(s *service.Service) { s.OtherProxy = "envoy" }, nil},
 		{"dual stack", func(s *service.Service) {
 			s.Type, s.IPv6, s.ExternalIPs = service.NodePort, true, nil
 			s.ClusterIPs = append(s.ClusterIPs, netip.MustParseAddr("fd00::1"))
-		}, []string{"10.96.0.1:80/TCP", "[fd00::1]:80/TCP", "port 30080/TCP of the IPv4 node addresses", "port 30080/TCP of the IPv6 node addresses"}},
+		}, []string{"10.96.0.1:80/TCP", "[fd00::1]:80/TCP", "port 30080/TCP of the IPv4 node addresses", "port 30080/TCP " +
+			"of the IPv6 node addresses"}},
 	} {
 		s := balanced(c.change)
 		var got []string
@@ -236,7 +254,8 @@ func TestLoadBalancerAddresses(t *testing.T) {
 	}
 	// Ranges of the other family alone let nobody in.
 	f, notes := of(func(s *service.Service) { s.SourceRanges = prefix("fd00::/8") })
-	if !slices.Equal(f.SourceRanges, prefix("0.0.0.0/32")) || len(notes) != 1 || !strings.Contains(notes[0], "203.0.113.1") {
+	if !slices.Equal(f.SourceRanges, prefix("0.0.0.0/32")) || len(notes) != 1 ||
+		!strings.Contains(notes[0], "203.0.113.1") {
 		t.Errorf("source ranges %v, notes %q", f.SourceRanges, notes)
 	}
 	f, _ = of(func(s *service.Service) { s.Ingress[0].Proxy = true })
@@ -259,11 +278,13 @@ func TestLoadBalancerAddresses(t *testing.T) {
 func TestSlicesAreMergedByAddressAndPort(t *testing.T) {
 	s := balanced(func(s *service.Service) {
 		s.Type, s.Ingress, s.ExternalIPs = service.ClusterIP, nil, nil
-		s.Ports = []service.Port{{Name: "http", Protocol: service.TCP, Port: 80}, {Name: "dns", Protocol: service.UDP, Port: 53}}
+		s.Ports = []service.Port{{Name: "http", Protocol: service.TCP, Port: 80},
+			{Name: "dns", Protocol: service.UDP, Port: 53}}
 	})
 	named := func(name string, port uint16, endpoints ...service.Endpoint) *service.Slice {
 		x := slice(name, endpoints...)
-		x.Ports = []service.SlicePort{{Name: "http", Protocol: service.TCP, Port: port}, {Name: "dns", Protocol: service.TCP, Port: 53}}
+		x.Ports = []service.SlicePort{{Name: "http", Protocol: service.TCP, Port: port},
+			{Name: "dns", Protocol: service.TCP, Port: 53}}
 		return x
 	}
 	six := slice("six", ep(t, "fd00::1 here", ready))
@@ -336,7 +357,8 @@ func TestAddressesThatCannotBeBackends(t *testing.T) {
 			t.Errorf("%s leads to a backend that is refused", f)
 		}
 	}
-	if len(notes) != 2 || !strings.Contains(notes[0]+notes[1], "loopback") || !strings.Contains(notes[0]+notes[1], "reserved") {
+	if len(notes) != 2 || !strings.Contains(notes[0]+notes[1], "loopback") ||
+		!strings.Contains(notes[0]+notes[1], "reserved") {
 		t.Errorf("notes %q", notes)
 	}
 }
@@ -353,7 +375,7 @@ func TestAffinityAndNamesAreThoseOfTheService(t *testing.T) {
 	}
 }
 
-// Frontends do not depend on the order in which slices and endpoints arrive.
+// TestOrderDoesNotMatter: frontends do not depend on the order in which slices and endpoints arrive.
 func TestOrderDoesNotMatter(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	states := []service.State{ready, draining, down, ending, ready | service.Terminating}

@@ -64,7 +64,8 @@ type port struct {
 
 // New returns ports on an address of this machine; empty: on every one.
 func New(services Services, address string, l *slog.Logger) *Ports {
-	return &Ports{services: services, address: address, log: l, open: make(map[uint16]*port), failed: make(map[uint16]string)}
+	return &Ports{services: services, address: address, log: l, open: make(map[uint16]*port),
+		failed: make(map[uint16]string)}
 }
 
 // Open is how many ports are served.
@@ -164,12 +165,14 @@ func (p *Ports) listen(ctx context.Context, n uint16) (*port, error) {
 	}
 	at := &port{done: make(chan struct{})}
 	at.server = &http.Server{
-		Handler: http.HandlerFunc(at.answer), ReadTimeout: timeout, WriteTimeout: timeout, IdleTimeout: timeout, MaxHeaderBytes: 8 << 10,
+		Handler: http.HandlerFunc(at.answer), MaxHeaderBytes: 8 << 10,
+		ReadTimeout: timeout, WriteTimeout: timeout, IdleTimeout: timeout,
 		ErrorLog: slog.NewLogLogger(p.log.Handler(), slog.LevelDebug),
 	}
 	go func() {
 		defer close(at.done)
-		if err := at.server.Serve(&bounded{Listener: l, places: make(chan struct{}, maxConns)}); !errors.Is(err, http.ErrServerClosed) {
+		err := at.server.Serve(&bounded{Listener: l, places: make(chan struct{}, maxConns)})
+		if !errors.Is(err, http.ErrServerClosed) {
 			p.log.Error("a health check port is not served any more", "port", n, log.Err(err))
 		}
 	}()

@@ -97,7 +97,8 @@ func ask(port uint16) (answer string, err error) {
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	return fmt.Sprintf("%d %s %s", resp.StatusCode, resp.Header.Get("X-Load-Balancing-Endpoint-Weight"), strings.TrimSpace(string(body))), err
+	return fmt.Sprintf("%d %s %s", resp.StatusCode, resp.Header.Get("X-Load-Balancing-Endpoint-Weight"),
+		strings.TrimSpace(string(body))), err
 }
 
 func TestPortAnswersWhatTheNodeHas(t *testing.T) {
@@ -126,7 +127,10 @@ func TestPortAnswersWhatTheNodeHas(t *testing.T) {
 		t.Errorf("%d ports are open", p.Open())
 	}
 	s.set()
-	servicetest.Eventually(t, "the port is closed", func() bool { _, err := ask(l.Port); return err != nil && p.Open() == 0 })
+	servicetest.Eventually(t, "the port is closed", func() bool {
+		_, err := ask(l.Port)
+		return err != nil && p.Open() == 0
+	})
 }
 
 func TestPortThatCannotBeOpenedIsAProblem(t *testing.T) {

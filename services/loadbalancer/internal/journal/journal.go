@@ -282,7 +282,8 @@ func encode(r Record) []byte {
 		x := &serviceRecord{
 			Created: s.Created, Type: s.Type.String(), Headless: s.Headless, OtherProxy: s.OtherProxy, ClusterIPs: s.ClusterIPs,
 			ExternalIPs: s.ExternalIPs, SourceRanges: s.SourceRanges, IPv4: s.IPv4, IPv6: s.IPv6,
-			InternalLocal: s.InternalLocal, ExternalLocal: s.ExternalLocal, Affinity: s.AffinitySeconds, HealthCheck: s.HealthCheckNodePort,
+			InternalLocal: s.InternalLocal, ExternalLocal: s.ExternalLocal, Affinity: s.AffinitySeconds,
+			HealthCheck: s.HealthCheckNodePort,
 		}
 		for _, in := range s.Ingress {
 			x.Ingress = append(x.Ingress, ingressRecord(in))
@@ -324,7 +325,8 @@ func decode(b []byte) (Record, error) {
 	}
 	name := service.Name{Namespace: shared(in.Namespace), Name: in.Name}
 	out := Record{
-		Source: shared(in.Source), Origin: shared(in.Origin), Manager: shared(in.Manager), Revision: in.Revision, Updated: in.Updated,
+		Source: shared(in.Source), Origin: shared(in.Origin), Manager: shared(in.Manager), Revision: in.Revision,
+		Updated: in.Updated,
 		Created: in.Created, Notes: in.Notes, Dropped: in.Dropped,
 	}
 	switch {
@@ -351,8 +353,10 @@ func shared(s string) string { return unique.Make(s).Value() }
 
 func (x *serviceRecord) service(name service.Name) (*service.Service, error) {
 	out := &service.Service{
-		Name: name, Created: x.Created, Headless: x.Headless, OtherProxy: x.OtherProxy, ClusterIPs: x.ClusterIPs, ExternalIPs: x.ExternalIPs,
-		SourceRanges: x.SourceRanges, IPv4: x.IPv4, IPv6: x.IPv6, InternalLocal: x.InternalLocal, ExternalLocal: x.ExternalLocal,
+		Name: name, Created: x.Created, Headless: x.Headless, OtherProxy: x.OtherProxy, ClusterIPs: x.ClusterIPs,
+		ExternalIPs:  x.ExternalIPs,
+		SourceRanges: x.SourceRanges, IPv4: x.IPv4, IPv6: x.IPv6, InternalLocal: x.InternalLocal,
+		ExternalLocal:   x.ExternalLocal,
 		AffinitySeconds: x.Affinity, HealthCheckNodePort: x.HealthCheck,
 	}
 	for out.Type.String() != x.Type {

@@ -25,23 +25,30 @@ func addr(text string) netip.Addr { return netip.MustParseAddr(text) }
 func records() []Record {
 	name := service.Name{Namespace: "shop", Name: "web"}
 	slice := service.Name{Namespace: "shop", Name: "web-1"}
-	about := service.About{State: service.Ready | service.Serving, Node: "a", Zone: "east", ForNodes: "a,b", ForZones: "east"}
+	about := service.About{State: service.Ready | service.Serving, Node: "a", Zone: "east", ForNodes: "a,b",
+		ForZones: "east"}
 	return []Record{
 		{
-			Key: service.ObjectKey{Kind: service.KindSlice, Name: slice}, Source: "file", Origin: "web.yaml", Revision: 7, Updated: 1, Created: 2,
+			Key:    service.ObjectKey{Kind: service.KindSlice, Name: slice},
+			Source: "file", Origin: "web.yaml", Revision: 7, Updated: 1, Created: 2,
 			Slice: &service.Slice{
-				Name: slice, Service: "web", IPv6: true, Ports: []service.SlicePort{{Name: "http", Protocol: service.TCP, Port: 8080}},
+				Name: slice, Service: "web", IPv6: true, Ports: []service.SlicePort{{Name: "http", Protocol: service.TCP,
+					Port: 8080}},
 				Endpoints: []service.Endpoint{
-					service.NewEndpoint(addr("fd00::1"), about), service.NewEndpoint(addr("fd00::2"), service.About{}), service.NewEndpoint(addr("fd00::3"), about),
+					service.NewEndpoint(addr("fd00::1"), about), service.NewEndpoint(addr("fd00::2"),
+						service.About{}), service.NewEndpoint(addr("fd00::3"), about),
 				},
 			},
 		},
 		{
-			Key: service.ObjectKey{Kind: service.KindService, Name: name}, Source: "grpc", Manager: "m", Revision: 8, Updated: 3, Created: 4,
+			Key:    service.ObjectKey{Kind: service.KindService, Name: name},
+			Source: "grpc", Manager: "m", Revision: 8, Updated: 3, Created: 4,
 			Notes: []string{"a note"}, Dropped: []string{"spec.x"},
 			Service: &service.Service{
-				Name: name, Created: 4, Type: service.LoadBalancer, Headless: true, OtherProxy: "p", ClusterIPs: []netip.Addr{addr("10.96.0.1"), addr("fd00::9")},
-				ExternalIPs: []netip.Addr{addr("198.51.100.1")}, Ingress: []service.Ingress{{Addr: addr("203.0.113.1"), Proxy: true}},
+				Name: name, Created: 4, Type: service.LoadBalancer, Headless: true, OtherProxy: "p",
+				ClusterIPs:  []netip.Addr{addr("10.96.0.1"), addr("fd00::9")},
+				ExternalIPs: []netip.Addr{addr("198.51.100.1")}, Ingress: []service.Ingress{{Addr: addr("203.0.113.1"),
+					Proxy: true}},
 				SourceRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, IPv4: true, IPv6: true,
 				Ports:         []service.Port{{Name: "http", Protocol: service.SCTP, Port: 80, NodePort: 30080}},
 				InternalLocal: true, ExternalLocal: true, AffinitySeconds: 60, HealthCheckNodePort: 30001,
@@ -83,7 +90,8 @@ func TestWhatIsCommittedIsReadAgain(t *testing.T) {
 	}
 	j.Close()
 	j, st, got := open(t, dir)
-	if st.Name != first.Name || st.Revision != 8 || !slices.Equal(st.Complete, []string{"file"}) || !reflect.DeepEqual(got, records()) {
+	if st.Name != first.Name || st.Revision != 8 || !slices.Equal(st.Complete, []string{"file"}) ||
+		!reflect.DeepEqual(got, records()) {
 		t.Errorf("got %+v\n%+v\nwant\n%+v", st, got, records())
 	}
 	if err := j.Commit(t.Context(), Change{Revision: 9, Gone: []service.ObjectKey{records()[1].Key}}); err != nil {
@@ -96,7 +104,7 @@ func TestWhatIsCommittedIsReadAgain(t *testing.T) {
 	}
 }
 
-// A record that cannot be read stops the start, with the file and what to do.
+// TestRecordsThatCannotBeReadAreRefused: one stops the start, with the file and what to do.
 func TestRecordsThatCannotBeReadAreRefused(t *testing.T) {
 	for _, record := range []string{
 		"{", "{}", `{"service":{"type":"Other"}}`, `{"service":{"type":"ClusterIP"},"slice":{}}`,
@@ -113,7 +121,8 @@ func TestRecordsThatCannotBeReadAreRefused(t *testing.T) {
 		}
 		j.Close()
 		_, _, err := Open(dir, func(Record) error { return nil })
-		if !errors.Is(err, store.ErrCorrupt) || !strings.Contains(err.Error(), filepath.Join(dir, File)) || !strings.Contains(err.Error(), "begin without it") {
+		if !errors.Is(err, store.ErrCorrupt) || !strings.Contains(err.Error(), filepath.Join(dir, File)) ||
+			!strings.Contains(err.Error(), "begin without it") {
 			t.Errorf("%s: %v", record, err)
 		}
 	}

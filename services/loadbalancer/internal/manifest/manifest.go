@@ -254,7 +254,8 @@ func (d *decoder) object(h head, text []byte) {
 		d.fail("apiVersion", "is missing")
 		return
 	default:
-		d.fail("kind", "%q of %q is not taken: Service of v1 and EndpointSlice of discovery.k8s.io/v1 are", h.Kind, h.APIVersion)
+		d.fail("kind", "%q of %q is not taken: Service of v1 and EndpointSlice of discovery.k8s.io/v1 are", h.Kind,
+			h.APIVersion)
 		return
 	}
 	if n := yamlstream.Marks(text); n > maxMarks {

@@ -76,41 +76,49 @@ func TestObjectsAreReadWhole(t *testing.T) {
 		t.Errorf("the service is %+v, notes %q\nwant %+v", s, got[0].Notes, want)
 	}
 	x := got[1].Slice
-	if x == nil || x.Service != "web" || x.IPv6 || len(x.Ports) != 2 || x.Ports[1] != (service.SlicePort{Name: "dns", Protocol: service.UDP, Port: 5353}) {
+	if x == nil || x.Service != "web" || x.IPv6 || len(x.Ports) != 2 ||
+		x.Ports[1] != (service.SlicePort{Name: "dns", Protocol: service.UDP, Port: 5353}) {
 		t.Fatalf("the slice is %+v", x)
 	}
-	states := []service.State{service.Ready | service.Serving, service.Serving | service.Terminating, service.Ready | service.Serving, 0}
+	states := []service.State{service.Ready | service.Serving, service.Serving | service.Terminating,
+		service.Ready | service.Serving, 0}
 	for i, e := range x.Endpoints {
 		if e.State() != states[i] || e.Addr() != netip.MustParseAddr(fmt.Sprint("10.0.0.", i+1)) {
 			t.Errorf("endpoint %d is %+v, want state %d", i, e, states[i])
 		}
 	}
-	if w := x.Endpoints[0].About(); w != (service.About{State: states[0], Node: "a", Zone: "east", ForNodes: "a", ForZones: "east,west"}) {
+	if w := x.Endpoints[0].About(); w != (service.About{State: states[0], Node: "a", Zone: "east", ForNodes: "a",
+		ForZones: "east,west"}) {
 		t.Errorf("the first is at %+v", w)
 	}
 }
 
 func TestDefaults(t *testing.T) {
-	got, err := Options{Namespace: "shop"}.Decode([]byte("apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {clusterIP: 'fd00::1', sessionAffinity: ClientIP, ports: [{port: 80}]}"))
+	got, err := Options{Namespace: "shop"}.Decode([]byte("apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: " +
+		"{clusterIP: 'fd00::1', sessionAffinity: ClientIP, ports: [{port: 80}]}"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := got[0].Service
-	if s.Name.Namespace != "shop" || s.IPv4 || !s.IPv6 || s.AffinitySeconds != 10_800 || s.Ports[0].Protocol != service.TCP || s.Created != 0 {
+	if s.Name.Namespace != "shop" || s.IPv4 || !s.IPv6 || s.AffinitySeconds != 10_800 ||
+		s.Ports[0].Protocol != service.TCP || s.Created != 0 {
 		t.Errorf("%+v", s)
 	}
 }
 
 func TestListsAndJSON(t *testing.T) {
-	const item = `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "%s"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}}`
+	const item = `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "%s"}, ` +
+		`"spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}}`
 	bare := strings.Replace(item, `"apiVersion": "v1", "kind": "Service", `, "", 1)
 	a, b := fmt.Sprintf(item, "a"), fmt.Sprintf(item, "b")
 	for name, text := range map[string]string{
-		"one":            a,
-		"two documents":  a + "\n---\n" + b,
-		"JSON and YAML":  a + "\n---\napiVersion: v1\nkind: Service\nmetadata: {name: b}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n",
-		"a list":         `{"apiVersion": "v1", "kind": "List", "items": [` + a + "," + b + "]}",
-		"of one kind":    `{"apiVersion": "v1", "kind": "ServiceList", "metadata": {}, "items": [` + fmt.Sprintf(bare, "a") + "," + b + "]}",
+		"one":           a,
+		"two documents": a + "\n---\n" + b,
+		"JSON and YAML": a +
+			"\n---\napiVersion: v1\nkind: Service\nmetadata: {name: b}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n",
+		"a list": `{"apiVersion": "v1", "kind": "List", "items": [` + a + "," + b + "]}",
+		"of one kind": `{"apiVersion": "v1", "kind": "ServiceList", "metadata": {}, "items": [` +
+			fmt.Sprintf(bare, "a") + "," + b + "]}",
 		"a list in YAML": "apiVersion: v1\nkind: List\nitems:\n- " + a + "\n- &x " + b,
 	} {
 		got, err := Options{}.Decode([]byte(text))
@@ -130,10 +138,12 @@ func TestListsAndJSON(t *testing.T) {
 // manifests is the text of an object in which one line is another.
 func manifests(kind, line string) string {
 	service := []string{
-		"apiVersion: v1", "kind: Service", "metadata: {name: a}", "spec:", "  type: NodePort", "  clusterIP: 10.96.0.1", "  ports: [{port: 80, nodePort: 30080}]",
+		"apiVersion: v1", "kind: Service", "metadata: {name: a}", "spec:", "  type: NodePort", "  clusterIP: " +
+			"10.96.0.1", "  ports: [{port: 80, nodePort: 30080}]",
 	}
 	slice := []string{
-		"apiVersion: discovery.k8s.io/v1", "kind: EndpointSlice", "metadata: {name: a, labels: {kubernetes.io/service-name: a}}",
+		"apiVersion: discovery.k8s.io/v1", "kind: EndpointSlice", "metadata: {name: a, labels: " +
+			"{kubernetes.io/service-name: a}}",
 		"addressType: IPv4", "ports: [{port: 8080}]", "endpoints: [{addresses: [10.0.0.1]}]",
 	}
 	lines := service
@@ -175,7 +185,8 @@ func TestMistakesNameTheField(t *testing.T) {
 		{"Service", "  ipFamilies: [IPv5]", "spec.ipFamilies[0]", "is not IPv4 or IPv6"},
 		{"Service", "  ipFamilyPolicy: Both", "spec.ipFamilyPolicy", "is not SingleStack"},
 		{"Service", "  externalIPs: [169.254.0.1]", "spec.externalIPs[0]", "link-local"},
-		{"Service", "  loadBalancerSourceRanges: [10.0.0.0/8]", "spec.loadBalancerSourceRanges", "needs spec.type LoadBalancer"},
+		{"Service", "  loadBalancerSourceRanges: [10.0.0.0/8]", "spec.loadBalancerSourceRanges",
+			"needs spec.type LoadBalancer"},
 		{"Service", "  loadBalancerSourceRanges: [10.0.0.0]", "spec.loadBalancerSourceRanges[0]", "is no prefix"},
 		{"Service", "  sessionAffinity: Cookie", "spec.sessionAffinity", "is not None or ClientIP"},
 		{"Service", "  internalTrafficPolicy: Zone", "spec.internalTrafficPolicy", "is not Cluster or Local"},
@@ -190,19 +201,25 @@ func TestMistakesNameTheField(t *testing.T) {
 		{"Service", "  ports: [{port: 80}, {port: 81}]", "spec.ports[0].name", "is missing"},
 		{"Service", "  ports: [{port: 80, name: a}, {port: 81, name: a}]", "spec.ports[1].name", "is given twice"},
 		{"Service", "  ports: [{port: 80, name: a}, {port: 80, name: b}]", "spec.ports[1].port", "is given twice"},
-		{"Service", "  ports: [{port: 80, name: a, nodePort: 1}, {port: 81, name: b, nodePort: 1}]", "spec.ports[1].nodePort", "is given twice"},
+		{"Service", "  ports: [{port: 80, name: a, nodePort: 1}, {port: 81, name: b, nodePort: 1}]",
+			"spec.ports[1].nodePort", "is given twice"},
 		{"Service", "  ports: {port: 80}", "spec.ports", "must be a list"},
-		{"Service", "status: {loadBalancer: {ingress: [{ip: 10.0.0.1, ipMode: Direct}]}}", "status.loadBalancer.ingress[0].ipMode", "is not VIP or Proxy"},
+		{"Service", "status: {loadBalancer: {ingress: [{ip: 10.0.0.1, ipMode: Direct}]}}",
+			"status.loadBalancer.ingress[0].ipMode", "is not VIP or Proxy"},
 		{"EndpointSlice", "addressType: IPv5", "addressType", "is not IPv4"},
-		{"EndpointSlice", "metadata: {name: a, labels: {kubernetes.io/service-name: A}}", "metadata.labels[kubernetes.io/service-name]", "lowercase"},
+		{"EndpointSlice", "metadata: {name: a, labels: {kubernetes.io/service-name: A}}",
+			"metadata.labels[kubernetes.io/service-name]", "lowercase"},
 		{"EndpointSlice", "endpoints: [{addresses: []}]", "endpoints[0].addresses", "has 0 addresses"},
 		{"EndpointSlice", "endpoints: [{addresses: ['fd00::1']}]", "endpoints[0].addresses[0]", "family of addressType"},
-		{"EndpointSlice", "endpoints: [{addresses: [10.0.0.1]}, {addresses: [127.0.0.1]}]", "endpoints[1].addresses[0]", "loopback"},
+		{"EndpointSlice", "endpoints: [{addresses: [10.0.0.1]}, {addresses: [127.0.0.1]}]", "endpoints[1].addresses[0]",
+			"loopback"},
 		{"EndpointSlice", "endpoints: [{addresses: [224.0.0.1]}]", "endpoints[0].addresses[0]", "multicast"},
 		{"EndpointSlice", "endpoints: [{addresses: [0.0.0.0]}]", "endpoints[0].addresses[0]", "unspecified"},
-		{"EndpointSlice", "endpoints: [{addresses: [10.0.0.1], hints: {forZones: [{name: 'a,b'}]}}]", "endpoints[0].hints.forZones[0].name", "is no name"},
+		{"EndpointSlice", "endpoints: [{addresses: [10.0.0.1], hints: {forZones: [{name: 'a,b'}]}}]",
+			"endpoints[0].hints.forZones[0].name", "is no name"},
 		{"EndpointSlice", "endpoints: [{address: 10.0.0.1}]", "endpoints[0].address", "no such field"},
-		{"EndpointSlice", "endpoints: [{addresses: [10.0.0.1], conditions: {ready: 'yes'}}]", "endpoints.conditions.ready", "must be true or false"},
+		{"EndpointSlice", "endpoints: [{addresses: [10.0.0.1], conditions: {ready: 'yes'}}]",
+			"endpoints.conditions.ready", "must be true or false"},
 		{"EndpointSlice", "ports: [{port: 0}]", "ports[0].port", "is not between 1 and 65535"},
 		{"EndpointSlice", "ports: [{port: 65536}]", "ports[0].port", "is not between 1 and 65535"},
 		{"EndpointSlice", "ports: [{port: 1}, {port: 2}]", "ports[1].name", "is given twice"},
@@ -216,13 +233,15 @@ func TestMistakesNameTheField(t *testing.T) {
 			continue
 		}
 		if v := bad.Violations[0]; v.Document != 1 || v.Path != c.path || !strings.Contains(v.Text, c.text) {
-			t.Errorf("%s with %q: document %d, %q: %q; want 1, %q: %q", c.kind, c.line, v.Document, v.Path, v.Text, c.path, c.text)
+			t.Errorf("%s with %q: document %d, %q: %q; want 1, %q: %q", c.kind, c.line, v.Document, v.Path, v.Text, c.path,
+				c.text)
 		}
 	}
 }
 
 func TestItemsOfListsNameTheField(t *testing.T) {
-	text := "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Service, metadata: {name: a}, spec: {clusterIP: None}}\n- {apiVersion: v1, kind: Service, metadata: {name: b}, spec: {typ: x}}\n"
+	text := "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Service, metadata: {name: a}, spec: " +
+		"{clusterIP: None}}\n- {apiVersion: v1, kind: Service, metadata: {name: b}, spec: {typ: x}}\n"
 	_, err := Options{}.Decode([]byte(text))
 	if err == nil || err.Error() != "document 0: items[1].spec.typ: no such field" {
 		t.Errorf("%v", err)
@@ -244,7 +263,8 @@ func TestFieldsWithoutEffectAreNotes(t *testing.T) {
 		{"Service", "  clusterIP: ''", "gives out no cluster IPs"},
 		{"Service", "  ports: [{port: 80}]", "gives out no node ports"},
 		{"Service", "metadata: {name: a, labels: {service.kubernetes.io/service-proxy-name: x}}", "serves this service"},
-		{"Service", "metadata: {name: a, annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: 10.0.0.0/8}}", "write spec.loadBalancerSourceRanges"},
+		{"Service", "metadata: {name: a, annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: " +
+			"10.0.0.0/8}}", "write spec.loadBalancerSourceRanges"},
 		{"EndpointSlice", "metadata: {name: a}", "belongs to no service"},
 		{"EndpointSlice", "ports: [{}]", "stands for all"},
 		{"EndpointSlice", "ports: []", "no backends"},
@@ -256,7 +276,8 @@ func TestFieldsWithoutEffectAreNotes(t *testing.T) {
 			t.Errorf("%s with %q: %+v, %v; want the note %q", c.kind, c.line, got, err, c.want)
 		}
 	}
-	got, err := Options{}.Decode([]byte("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: FQDN\nendpoints: [{addresses: [x.example]}]"))
+	got, err := Options{}.Decode([]byte("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, " +
+		"labels: {kubernetes.io/service-name: a}}\naddressType: FQDN\nendpoints: [{addresses: [x.example]}]"))
 	if err != nil || len(got[0].Notes) != 1 || len(got[0].Slice.Endpoints) != 0 {
 		t.Errorf("a slice of names: %+v, %v", got, err)
 	}
@@ -268,11 +289,12 @@ func TestHostileTextsAreRefusedWithinBounds(t *testing.T) {
 		laughs += fmt.Sprintf("%c: &%c [*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c]\n", c, c, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1)
 	}
 	for name, text := range map[string]string{
-		"aliases":        laughs,
-		"an own alias":   "a: &a [*a]\n",
-		"depth":          strings.Repeat("[", 10_000),
-		"flat":           "a: [" + strings.Repeat("[],", 1<<20) + "]",
-		"flat JSON":      `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","endpoints":[` + strings.Repeat("{},", 900_000) + `{}]}`,
+		"aliases":      laughs,
+		"an own alias": "a: &a [*a]\n",
+		"depth":        strings.Repeat("[", 10_000),
+		"flat":         "a: [" + strings.Repeat("[],", 1<<20) + "]",
+		"flat JSON": `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","endpoints":[` +
+			strings.Repeat("{},", 900_000) + `{}]}`,
 		"a large one":    `{"kind":"` + strings.Repeat("x", 4<<20) + `"}`,
 		"no object":      "- a\n",
 		"a text":         "hello",

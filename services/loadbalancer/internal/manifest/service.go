@@ -115,7 +115,9 @@ func (d *decoder) addresses(in *serviceObject, out *service.Service) {
 		}
 	}
 	d.families(in, out)
-	d.distinct("spec.externalIPs", in.Spec.ExternalIPs, func(a netip.Addr, _ int) { out.ExternalIPs = append(out.ExternalIPs, a) })
+	d.distinct("spec.externalIPs", in.Spec.ExternalIPs, func(a netip.Addr, _ int) {
+		out.ExternalIPs = append(out.ExternalIPs, a)
+	})
 	ingress := in.Status.LoadBalancer.Ingress
 	var texts []string
 	var at []int

@@ -40,7 +40,7 @@ func below(t reflect.Type) reflect.Type {
 	return t
 }
 
-// The types have the fields that Kubernetes' own have, and no others.
+// TestTypesHaveTheFieldsOfKubernetes: those that Kubernetes' own types have, and no others.
 func TestTypesHaveTheFieldsOfKubernetes(t *testing.T) {
 	compared := 0
 	var compare func(path string, ours, theirs reflect.Type)

@@ -70,7 +70,8 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[service.ObjectKey, 
 }
 
 // take sets and deletes objects, those that are the source's to have.
-func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given, deletes map[service.ObjectKey]struct{}) error {
+func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
+	deletes map[service.ObjectKey]struct{}) error {
 	o := f.owner
 	refused := make(map[service.ObjectKey]string)
 	by := &bringer{source: f.name}
@@ -135,7 +136,8 @@ func (f *Objects) refuse(ctx context.Context, k service.ObjectKey, g Given, why 
 func (o *Owner) noteRefused(r Refused) {
 	src := o.sources[r.Source]
 	if before, ok := src.refused[r.Origin]; !ok || before != r {
-		o.config.Log.Warn("an object is refused; what was in force of it stays", "source", r.Source, "origin", r.Origin, "reason", r.Err)
+		o.config.Log.Warn("an object is refused; what was in force of it stays", "source", r.Source, "origin", r.Origin,
+			"reason", r.Err)
 	}
 	src.refused[r.Origin] = r
 }

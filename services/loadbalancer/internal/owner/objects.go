@@ -88,7 +88,8 @@ func (x *object) says(y *object) bool {
 
 func (x *object) record() journal.Record {
 	return journal.Record{
-		Key: x.key(), Source: x.by.source, Origin: x.by.origin, Manager: x.by.manager, Revision: x.revision, Updated: x.updated, Created: x.created,
+		Key: x.key(), Source: x.by.source, Origin: x.by.origin, Manager: x.by.manager, Revision: x.revision,
+		Updated: x.updated, Created: x.created,
 		Notes: x.remarks.get().notes, Dropped: x.remarks.get().dropped, Service: x.service, Slice: x.slice,
 	}
 }
@@ -362,7 +363,8 @@ func (o *Owner) plan(e *edit) error {
 	l := o.config.Limits
 	switch {
 	case services > l.Services:
-		return fmt.Errorf("%w: there would be %d services with %s, the limit is %d (limits.services)", failure.ErrLimit, services, last(e, service.KindService), l.Services)
+		return fmt.Errorf("%w: there would be %d services with %s, the limit is %d (limits.services)", failure.ErrLimit,
+			services, last(e, service.KindService), l.Services)
 	case count > l.Slices:
 		return fmt.Errorf("%w: there would be %d endpoint slices with %s, the limit is %d (limits.endpointSlices)",
 			failure.ErrLimit, count, last(e, service.KindSlice), l.Slices)
@@ -410,7 +412,8 @@ func (o *Owner) room(after map[service.Name]*joined) error {
 		k0, b0 := add(before, -1)
 		k1, b1 := add(then, 1)
 		if b1 > l.BackendsPerService && b1 > b0 {
-			return fmt.Errorf("%w: service %s would have %d backends, the limit is %d (limits.backendsPerService)", failure.ErrLimit, name, b1, l.BackendsPerService)
+			return fmt.Errorf("%w: service %s would have %d backends, the limit is %d (limits.backendsPerService)",
+				failure.ErrLimit, name, b1, l.BackendsPerService)
 		}
 		if k1-k0 > keysOf.by {
 			keysOf = growth{name, k1 - k0}

@@ -143,12 +143,15 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	o := &Owner{
 		config: config, calls: make(chan func(), 64), done: make(chan struct{}), revising: make(chan struct{}, 1),
-		services: make(map[service.Name]*joined), slices: make(map[service.Name]*object), checked: make(map[service.Name]*joined),
+		services: make(map[service.Name]*joined), slices: make(map[service.Name]*object),
+		checked: make(map[service.Name]*joined),
 		winners: make(map[frontend.Key]*joined), contested: make(map[frontend.Key][]*joined), backends: newBackends(),
 		sources: make(map[string]*source), managers: make(map[string]bool),
 		subscribers: make(map[string]*stream.Subscriber), sessions: make(map[string]*Session), progress: make(chan struct{}),
-		watch: watch.NewHub[service.Name, uint64](watch.Options[uint64]{Pending: 2 * config.Limits.Services}), unsettle: make(map[service.Name]struct{}),
-		problems: make(map[string]error), local: make(chan struct{}, 1), garbage: make(chan struct{}, 1), readied: make(chan struct{}),
+		watch: watch.NewHub[service.Name,
+			uint64](watch.Options[uint64]{Pending: 2 * config.Limits.Services}), unsettle: make(map[service.Name]struct{}),
+		problems: make(map[string]error), local: make(chan struct{}, 1), garbage: make(chan struct{},
+			1), readied: make(chan struct{}),
 	}
 	rand.Read(o.incarnation[:]) //nolint:errcheck // it never fails
 	for _, s := range sources {

@@ -185,16 +185,19 @@ func randomService(r *rand.Rand, name string) string {
 	if r.IntN(8) == 0 {
 		label = ", labels: {service.kubernetes.io/service-proxy-name: other}"
 	}
-	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s%s}\nspec: {type: %s, clusterIP: 10.96.0.%d, internalTrafficPolicy: %s, ports: [{port: %d%s}]}\n",
+	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s%s}\nspec: {type: %s, clusterIP: 10.96.0.%d, "+
+		"internalTrafficPolicy: %s, ports: [{port: %d%s}]}\n",
 		name, label, kind, 1+r.IntN(4), policy, 80+r.IntN(2), node)
 }
 
 func randomSlice(r *rand.Rand, name, of string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s, labels: {kubernetes.io/service-name: %s}}\naddressType: IPv4\nports: [{port: 8080}]\nendpoints:\n", name, of)
+	fmt.Fprintf(&b, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s, labels: "+
+		"{kubernetes.io/service-name: %s}}\naddressType: IPv4\nports: [{port: 8080}]\nendpoints:\n", name, of)
 	for i := range 4 {
 		if r.IntN(2) == 0 {
-			fmt.Fprintf(&b, "- {addresses: [10.0.0.%d], nodeName: %s, conditions: {ready: %v, serving: true, terminating: %v}}\n",
+			fmt.Fprintf(&b, "- {addresses: [10.0.0.%d], nodeName: %s, conditions: {ready: %v, serving: true, terminating: "+
+				"%v}}\n",
 				i, []string{"here", "there"}[r.IntN(2)], r.IntN(2) == 0, r.IntN(2) == 0)
 		}
 	}
@@ -204,9 +207,8 @@ func randomSlice(r *rand.Rand, name, of string) string {
 	return b.String()
 }
 
-// What subscribers have after any sequence of changes is what the objects come to
-// when they are read from scratch, through slow readers, resumed streams and
-// restarts.
+// TestChangesComeToTheSameAsFromScratch: what subscribers have after any sequence of changes is what the
+// objects come to when they are read from scratch, through slow readers, resumed streams and restarts.
 func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -234,7 +236,8 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 			case 2, 3, 4:
 				w.slices[slice] = randomSlice(r, slice, name)
 			default:
-				gone = append(gone, service.ObjectKey{Kind: service.KindService, Name: service.Name{Namespace: "default", Name: name}},
+				gone = append(gone, service.ObjectKey{Kind: service.KindService,
+					Name: service.Name{Namespace: "default", Name: name}},
 					service.ObjectKey{Kind: service.KindSlice, Name: service.Name{Namespace: "default", Name: slice}})
 				delete(w.services, name)
 				delete(w.slices, slice)
@@ -247,7 +250,8 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 			}
 			revision = out.Revision
 		}
-		for _, name := range slices.SortedFunc(maps.Keys(w.services), func(a, b string) int { return w.born[a] - w.born[b] }) {
+		for _, name := range slices.SortedFunc(maps.Keys(w.services),
+			func(a, b string) int { return w.born[a] - w.born[b] }) {
 			texts = append(texts, w.services[name])
 		}
 		for _, text := range w.slices {
@@ -282,8 +286,10 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if st.Frontends != len(want) || st.Backends != backends || st.Services != len(w.services) || st.Slices != len(w.slices) {
-			t.Fatalf("after change %d the status is %+v, want %d frontends, %d backends, %d services, %d slices", i, st, len(want), backends, len(w.services), len(w.slices))
+		if st.Frontends != len(want) || st.Backends != backends || st.Services != len(w.services) ||
+			st.Slices != len(w.slices) {
+			t.Fatalf("after change %d the status is %+v, want %d frontends, %d backends, %d services, %d slices", i, st,
+				len(want), backends, len(w.services), len(w.slices))
 		}
 		switch r.IntN(30) {
 		case 0: // the stream ends and is resumed
@@ -309,7 +315,8 @@ func show(has map[frontend.Key]string) string {
 const (
 	web = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n"
 	api = "apiVersion: v1\nkind: Service\nmetadata: {name: api}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n"
-	end = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\n" +
+	end = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, labels: " +
+		"{kubernetes.io/service-name: web}}\n" +
 		"addressType: IPv4\nports: [{port: 8080}]\nendpoints: [{addresses: [10.0.0.1], nodeName: here}]\n"
 )
 
@@ -323,7 +330,8 @@ func TestOlderServiceKeepsAFrontend(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
 	o.apply(web)
 	out := o.apply(api) // before web by its name
-	if n := out.Changes[0].Notes; len(n) != 1 || !strings.Contains(n[0], "is that of service default/web, which is older") {
+	if n := out.Changes[0].Notes; len(n) != 1 || !strings.Contains(n[0],
+		"is that of service default/web, which is older") {
 		t.Errorf("notes %q", n)
 	}
 	x := o.subscribe("a", [16]byte{}, 0)
@@ -355,7 +363,8 @@ func TestSliceWaitsForItsService(t *testing.T) {
 	}
 	o.apply(web)
 	list, refused, revision, err := o.List(t.Context(), Filter{WithFrontends: true})
-	if err != nil || len(refused) != 0 || len(list) != 1 || revision != 2 || list[0].Endpoints != 1 || list[0].Ready != 1 ||
+	if err != nil || len(refused) != 0 || len(list) != 1 || revision != 2 || list[0].Endpoints != 1 ||
+		list[0].Ready != 1 ||
 		list[0].Frontends[0].String() != "10.96.0.1:80/TCP of default/web inside 10.0.0.1:8080" {
 		t.Errorf("list %+v, refused %+v, revision %d, %v", list, refused, revision, err)
 	}
@@ -365,7 +374,8 @@ func TestSameObjectsChangeNothing(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
 	first := o.apply(web + "---\n" + end)
 	again := o.apply(web + "---\n" + end)
-	if first.Revision != 1 || again.Revision != 1 || first.Changes[0].Type != Created || again.Changes[0].Type != Unchanged || again.Changes[1].Type != Unchanged {
+	if first.Revision != 1 || again.Revision != 1 || first.Changes[0].Type != Created ||
+		again.Changes[0].Type != Unchanged || again.Changes[1].Type != Unchanged {
 		t.Errorf("%+v, then %+v", first, again)
 	}
 	changed := o.apply(strings.Replace(web, "port: 80", "port: 81", 1))
@@ -408,11 +418,13 @@ func TestObjectsBelongToTheirManagers(t *testing.T) {
 		}
 	}
 	// A file with an object of a manager is refused, and the rest of the file with it.
-	if err := f.Set(t.Context(), []File{{Origin: "api.yaml", Data: []byte(api)}, {Origin: "web.yaml", Data: []byte(end + "---\n" + web)}}); err != nil {
+	if err := f.Set(t.Context(), []File{{Origin: "api.yaml", Data: []byte(api)},
+		{Origin: "web.yaml", Data: []byte(end + "---\n" + web)}}); err != nil {
 		t.Fatal(err)
 	}
 	_, refused, _, err := o.List(t.Context(), Filter{})
-	if err != nil || len(refused) != 1 || refused[0].Origin != "web.yaml" || !strings.Contains(refused[0].Err, "belongs to the source grpc") {
+	if err != nil || len(refused) != 1 || refused[0].Origin != "web.yaml" ||
+		!strings.Contains(refused[0].Err, "belongs to the source grpc") {
 		t.Errorf("refused %+v, %v", refused, err)
 	}
 }
@@ -496,7 +508,8 @@ func TestFilesWithoutRoomAreRefusedOneByOne(t *testing.T) {
 	f := o.Feed(SourceFile)
 	var files []File
 	for i := range 4 {
-		text := fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: s%d}\nspec: {clusterIP: 10.96.0.%d, ports: [{port: 80}]}\n", i, i+1)
+		text := fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: s%d}\nspec: {clusterIP: 10.96.0.%d, ports: "+
+			"[{port: 80}]}\n", i, i+1)
 		files = append(files, File{Origin: fmt.Sprintf("%d.yaml", i), Data: []byte(text)})
 	}
 	if err := f.Set(t.Context(), files); err != nil {
@@ -569,7 +582,8 @@ func TestCompleteSourceDeletesWhatWasNotNamed(t *testing.T) {
 func TestConditionsAndTrials(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
 	revision := uint64(7)
-	if _, err := o.Upsert(t.Context(), Request{Caller: Caller{IfRevision: &revision}, Manifests: []byte(web)}); !errors.Is(err, failure.ErrChanged) {
+	if _, err := o.Upsert(t.Context(), Request{Caller: Caller{IfRevision: &revision},
+		Manifests: []byte(web)}); !errors.Is(err, failure.ErrChanged) {
 		t.Errorf("at another revision: %v", err)
 	}
 	out, err := o.Upsert(t.Context(), Request{Caller: Caller{ValidateOnly: true}, Manifests: []byte(web)})
@@ -580,11 +594,13 @@ func TestConditionsAndTrials(t *testing.T) {
 		t.Errorf("after a trial: %v", err)
 	}
 	var bad *manifest.Error
-	if _, err := o.Upsert(t.Context(), Request{Manifests: []byte(web + "---\n" + web)}); !errors.As(err, &bad) || bad.Violations[0].Document != 1 {
+	if _, err := o.Upsert(t.Context(), Request{Manifests: []byte(web + "---\n" + web)}); !errors.As(err, &bad) ||
+		bad.Violations[0].Document != 1 {
 		t.Errorf("an object twice: %v", err)
 	}
 	revision = 0
-	if out, err := o.Upsert(t.Context(), Request{Caller: Caller{IfRevision: &revision}, Manifests: []byte(web)}); err != nil || out.Revision != 1 {
+	if out, err := o.Upsert(t.Context(), Request{Caller: Caller{IfRevision: &revision},
+		Manifests: []byte(web)}); err != nil || out.Revision != 1 {
 		t.Errorf("at this revision: %+v, %v", out, err)
 	}
 }
@@ -596,7 +612,8 @@ func TestLimitsNameTheService(t *testing.T) {
 		for i := range ports {
 			fmt.Fprintf(&b, "  - {name: p%d, port: %d}\n", i, i+1)
 		}
-		fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-1, labels: {kubernetes.io/service-name: %s}}\naddressType: IPv4\nports: [{name: p0, port: 8080}]\nendpoints:\n", name, name)
+		fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-1, labels: "+
+			"{kubernetes.io/service-name: %s}}\naddressType: IPv4\nports: [{name: p0, port: 8080}]\nendpoints:\n", name, name)
 		for i := range endpoints {
 			fmt.Fprintf(&b, "- {addresses: [10.%s.%d]}\n", ip[strings.LastIndex(ip, ".")+1:]+".0", i+1)
 		}
@@ -607,10 +624,13 @@ func TestLimitsNameTheService(t *testing.T) {
 	o := start(t, config, t.TempDir())
 	o.apply(many("a", "10.96.0.1", 2, 3))
 	for _, c := range []struct{ what, text, want string }{
-		{"frontends", many("b", "10.96.0.2", 4, 1), "6 frontends, the limit is 5 (limits.frontends); service default/b adds most, 4"},
+		{"frontends", many("b", "10.96.0.2", 4, 1),
+			"6 frontends, the limit is 5 (limits.frontends); service default/b adds most, 4"},
 		{"backends of one", many("b", "10.96.0.2", 1, 5), "service default/b would have 5 backends, the limit is 4"},
-		{"backends", many("b", "10.96.0.2", 1, 4), "7 backends, the limit is 6 (limits.backends); service default/b adds most, 4"},
-		{"services", web + "---\n" + strings.Replace(web, "name: web", "name: c", 1) + "---\n" + strings.Replace(web, "name: web", "name: d", 1), "4 services with Service default/d, the limit is 3"},
+		{"backends", many("b", "10.96.0.2", 1, 4),
+			"7 backends, the limit is 6 (limits.backends); service default/b adds most, 4"},
+		{"services", web + "---\n" + strings.Replace(web, "name: web", "name: c", 1) + "---\n" +
+			strings.Replace(web, "name: web", "name: d", 1), "4 services with Service default/d, the limit is 3"},
 	} {
 		_, err := o.Upsert(t.Context(), Request{Manifests: []byte(c.text)})
 		if !errors.Is(err, failure.ErrLimit) || !strings.Contains(err.Error(), c.want) {
@@ -683,7 +703,8 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, of := range [][]service.Name{nil, {named("web")}} {
-		if _, err := o.Wait(t.Context(), 2, of, false); !errors.Is(err, failure.ErrRefused) || !strings.Contains(err.Error(), "no room for 1 member") {
+		if _, err := o.Wait(t.Context(), 2, of, false); !errors.Is(err, failure.ErrRefused) ||
+			!strings.Contains(err.Error(), "no room for 1 member") {
 			t.Errorf("of %v: %v", of, err)
 		}
 	}
@@ -734,7 +755,8 @@ func TestNewerConnectionReplacesASubscriber(t *testing.T) {
 
 func TestLocalsFollowEndpointsAndAcknowledgements(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
-	lb := strings.Replace(web, "clusterIP: 10.96.0.1", "clusterIP: 10.96.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 30001", 1)
+	lb := strings.Replace(web, "clusterIP: 10.96.0.1",
+		"clusterIP: 10.96.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 30001", 1)
 	want := func(what string, ready int, enforced bool) {
 		t.Helper()
 		all, err := o.Locals(t.Context())

@@ -48,7 +48,8 @@ func (f *Filter) takes(j *joined, n *frontend.Node) bool {
 		f.Manager != nil && (x.by.source != SourceGRPC || x.by.manager != *f.Manager) {
 		return false
 	}
-	return !f.Address.IsValid() || slices.ContainsFunc(n.Keys(x.service), func(k frontend.Key) bool { return k.Addr == f.Address })
+	return !f.Address.IsValid() || slices.ContainsFunc(n.Keys(x.service),
+		func(k frontend.Key) bool { return k.Addr == f.Address })
 }
 
 // List gives the services that the filter takes, sorted, and what is not in force
@@ -99,8 +100,9 @@ func (o *Owner) Watch() *watch.Hub[service.Name, uint64] { return o.watch }
 func (o *Owner) listed(j *joined, frontends bool) Listed {
 	x := j.object
 	out := Listed{
-		Service: x.service, Source: x.by.source, Origin: x.by.origin, Manager: x.by.manager, Revision: j.revision, Updated: time.Unix(0, j.updated),
-		Notes: o.notes(j), Enforced: o.enforced(j.name, j.revision),
+		Service: x.service, Source: x.by.source, Origin: x.by.origin, Manager: x.by.manager, Revision: j.revision,
+		Updated: time.Unix(0, j.updated),
+		Notes:   o.notes(j), Enforced: o.enforced(j.name, j.revision),
 	}
 	v := j.view()
 	out.Endpoints, out.Ready = frontend.Count(v.Slices)
@@ -285,7 +287,8 @@ func (o *Owner) status() Status {
 	for _, name := range slices.Sorted(maps.Keys(o.sources)) {
 		s := o.sources[name]
 		out.Refused += len(s.refused)
-		out.Sources = append(out.Sources, SourceStatus{Name: name, Synced: s.synced, Error: s.err, Objects: counts[[2]string{name, ""}]})
+		out.Sources = append(out.Sources, SourceStatus{Name: name, Synced: s.synced, Error: s.err,
+			Objects: counts[[2]string{name, ""}]})
 		if s.err != "" {
 			problem(ProblemService, "source %s: %s", name, s.err)
 		}
@@ -309,14 +312,16 @@ func (o *Owner) status() Status {
 func subscriberStatus(s *stream.Subscriber) SubscriberStatus {
 	p := s.Progress()
 	out := SubscriberStatus{
-		Name: s.Name, Connected: s.Session != 0, Enforces: s.Enforces, Revision: p.Enforced, Ended: p.Ended, Omitted: p.Omitted, Waiting: s.Waiting(),
+		Name: s.Name, Connected: s.Session != 0, Enforces: s.Enforces, Revision: p.Enforced, Ended: p.Ended,
+		Omitted: p.Omitted, Waiting: s.Waiting(),
 	}
 	for i, k := range slices.SortedFunc(maps.Keys(p.Refusals), frontend.Key.Compare) {
 		if i == 100 {
 			out.Omitted += len(p.Refusals) - i
 			break
 		}
-		out.Refusals = append(out.Refusals, fmt.Sprintf("%s of service %s: %s", k, p.Refusals[k].Service, p.Refusals[k].Reason))
+		out.Refusals = append(out.Refusals, fmt.Sprintf("%s of service %s: %s", k, p.Refusals[k].Service,
+			p.Refusals[k].Reason))
 	}
 	return out
 }

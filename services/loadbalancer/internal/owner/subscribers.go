@@ -289,7 +289,8 @@ func (o *Owner) reached(revision uint64, of []service.Name, ended bool) (Waited,
 		for _, k := range slices.SortedFunc(maps.Keys(p.Refusals), frontend.Key.Compare) {
 			r := p.Refusals[k]
 			if len(of) == 0 || slices.Contains(of, r.Service) {
-				return Waited{}, false, fmt.Errorf("%w: %s keeps what it had of %s of service %s: %s", failure.ErrRefused, name, k, r.Service, r.Reason)
+				return Waited{}, false, fmt.Errorf("%w: %s keeps what it had of %s of service %s: %s", failure.ErrRefused, name,
+					k, r.Service, r.Reason)
 			}
 		}
 		out.Enforcing = append(out.Enforcing, name)

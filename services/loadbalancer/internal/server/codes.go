@@ -39,9 +39,11 @@ func statusOf(err error) error {
 	case errors.As(err, &bad):
 		return answer(codes.InvalidArgument, lbv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST, violations(bad))
 	case errors.As(err, &field):
-		return answer(codes.InvalidArgument, lbv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Err.Error()))
+		return answer(codes.InvalidArgument, lbv1.ErrorReason_ERROR_REASON_INVALID_REQUEST,
+			rpcerr.Field(field.Field, field.Err.Error()))
 	case errors.Is(err, failure.ErrNotFound):
-		return answer(codes.NotFound, lbv1.ErrorReason_ERROR_REASON_SERVICE_NOT_FOUND, rpcerr.Resource("service", "", err.Error()))
+		return answer(codes.NotFound, lbv1.ErrorReason_ERROR_REASON_SERVICE_NOT_FOUND,
+			rpcerr.Resource("service", "", err.Error()))
 	case errors.Is(err, failure.ErrOwned):
 		return answer(codes.AlreadyExists, lbv1.ErrorReason_ERROR_REASON_OBJECT_OWNED)
 	case errors.Is(err, failure.ErrForeign):
@@ -51,9 +53,11 @@ func statusOf(err error) error {
 	case errors.Is(err, failure.ErrRefused):
 		return answer(codes.FailedPrecondition, lbv1.ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER)
 	case errors.Is(err, failure.ErrLimit):
-		return answer(codes.ResourceExhausted, lbv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED, rpcerr.Quota("services", err.Error()))
+		return answer(codes.ResourceExhausted, lbv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED,
+			rpcerr.Quota("services", err.Error()))
 	case errors.Is(err, stream.ErrOverflow):
-		return answer(codes.ResourceExhausted, lbv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED, rpcerr.Quota("frontends", err.Error()), rpcerr.Retry(0))
+		return answer(codes.ResourceExhausted, lbv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED,
+			rpcerr.Quota("frontends", err.Error()), rpcerr.Retry(0))
 	case errors.Is(err, stream.ErrReplaced):
 		return answer(codes.Aborted, lbv1.ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED)
 	case errors.Is(err, failure.ErrChanged):
@@ -83,7 +87,8 @@ func violations(m *manifest.Error) *errdetails.BadRequest {
 		if v.Path != "" {
 			field += "." + v.Path
 		}
-		out.FieldViolations = append(out.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: field, Description: v.Text})
+		out.FieldViolations = append(out.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: field,
+			Description: v.Text})
 	}
 	return out
 }

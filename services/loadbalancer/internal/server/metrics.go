@@ -33,30 +33,36 @@ func ofSubscribers(add func(sum uint64, s owner.SubscriberStatus) uint64) func(o
 }
 
 var metrics = []metric{
-	newMetric("services", "Services in force, those without frontends included.", func(st owner.Status) float64 { return float64(st.Services) }),
+	newMetric("services", "Services in force, those without frontends included.",
+		func(st owner.Status) float64 { return float64(st.Services) }),
 	newMetric("endpoint_slices", "Endpoint slices in force.", func(st owner.Status) float64 { return float64(st.Slices) }),
-	newMetric("orphaned_slices", "Endpoint slices whose service is missing.", func(st owner.Status) float64 { return float64(st.Orphans) }),
+	newMetric("orphaned_slices", "Endpoint slices whose service is missing.",
+		func(st owner.Status) float64 { return float64(st.Orphans) }),
 	newMetric("frontends", "Frontends of all services.", func(st owner.Status) float64 { return float64(st.Frontends) }),
-	newMetric("contested_frontends", "Frontends that several services want; one has it.", func(st owner.Status) float64 { return float64(st.Contested) }),
-	newMetric("backends", "Distinct addresses and ports of endpoints.", func(st owner.Status) float64 { return float64(st.Backends) }),
+	newMetric("contested_frontends", "Frontends that several services want; one has it.",
+		func(st owner.Status) float64 { return float64(st.Contested) }),
+	newMetric("backends", "Distinct addresses and ports of endpoints.",
+		func(st owner.Status) float64 { return float64(st.Backends) }),
 	newMetric("refused_objects", "Files and objects that are not in force as they were last given. Each needs a look.",
 		func(st owner.Status) float64 { return float64(st.Refused) }),
 	newMetric("revision", "Revision of the services.", func(st owner.Status) float64 { return float64(st.Revision) }),
-	newMetric("connected_subscribers", "Subscribers of frontends that are connected.", ofSubscribers(func(sum uint64, s owner.SubscriberStatus) uint64 {
-		if s.Connected {
-			sum++
-		}
-		return sum
-	})),
-	newMetric("enforced_revision", "Revision that every connected subscriber that enforces has; 0 without one.", func(st owner.Status) float64 {
-		least, some := uint64(0), false
-		for _, s := range st.Subscribers {
-			if s.Connected && s.Enforces && (!some || s.Revision < least) {
-				least, some = s.Revision, true
+	newMetric("connected_subscribers", "Subscribers of frontends that are connected.",
+		ofSubscribers(func(sum uint64, s owner.SubscriberStatus) uint64 {
+			if s.Connected {
+				sum++
 			}
-		}
-		return float64(least)
-	}),
+			return sum
+		})),
+	newMetric("enforced_revision", "Revision that every connected subscriber that enforces has; 0 without one.",
+		func(st owner.Status) float64 {
+			least, some := uint64(0), false
+			for _, s := range st.Subscribers {
+				if s.Connected && s.Enforces && (!some || s.Revision < least) {
+					least, some = s.Revision, true
+				}
+			}
+			return float64(least)
+		}),
 	newMetric("waiting_frontends", "Frontends that changed and are not sent, of the connected subscriber that has most.",
 		ofSubscribers(func(most uint64, s owner.SubscriberStatus) uint64 {
 			if s.Connected {
@@ -66,7 +72,8 @@ var metrics = []metric{
 		})),
 	newMetric("refused_frontends", "Frontends that subscribers refused; the kernel keeps what it had. Each needs a look.",
 		ofSubscribers(func(sum uint64, s owner.SubscriberStatus) uint64 { return sum + uint64(len(s.Refusals)+s.Omitted) })),
-	newMetric("health_check_services", "Services that ask for a health check port.", func(st owner.Status) float64 { return float64(st.HealthChecks) }),
+	newMetric("health_check_services", "Services that ask for a health check port.",
+		func(st owner.Status) float64 { return float64(st.HealthChecks) }),
 	newMetric("unsynced_sources", "Sources that have not said everything since the start.", func(st owner.Status) float64 {
 		n := 0
 		for _, s := range st.Sources {
@@ -83,8 +90,10 @@ var metrics = []metric{
 // The owner's time; the label operation is one of those that package owner lists.
 var (
 	busyDesc = prometheus.NewDesc("sluice_loadbalancer_owner_busy_seconds",
-		"How long the one goroutine that owns the services was busy with each operation; every other waits as long.", []string{"operation"}, nil)
-	longestDesc = prometheus.NewDesc("sluice_loadbalancer_owner_busy_longest_seconds", "The longest of them since the start.", []string{"operation"}, nil)
+		"How long the one goroutine that owns the services was busy with each operation; every other waits as "+
+			"long.", []string{"operation"}, nil)
+	longestDesc = prometheus.NewDesc("sluice_loadbalancer_owner_busy_longest_seconds",
+		"The longest of them since the start.", []string{"operation"}, nil)
 )
 
 // Collector gives the owner's figures to Prometheus.

@@ -45,20 +45,26 @@ func (s *Server) Register(r grpc.ServiceRegistrar) { lbv1.RegisterLoadBalancerSe
 func Methods() rpc.Methods {
 	change := rpc.Limit{InFlight: 4, Waiting: 64}
 	return rpc.Methods{
-		lbv1.LoadBalancerService_UpsertServices_FullMethodName:  {Access: rpc.Root(), Limit: change},
-		lbv1.LoadBalancerService_DeleteServices_FullMethodName:  {Access: rpc.Root(), Limit: change},
-		lbv1.LoadBalancerService_CompleteSource_FullMethodName:  {Access: rpc.Root(), Limit: change},
-		lbv1.LoadBalancerService_WatchFrontends_FullMethodName:  {Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 32}},
-		lbv1.LoadBalancerService_ListServices_FullMethodName:    {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
-		lbv1.LoadBalancerService_GetService_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 16, Waiting: 128}},
-		lbv1.LoadBalancerService_WatchServices_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
-		lbv1.LoadBalancerService_WaitForRevision_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64, Waiting: 64}},
-		lbv1.LoadBalancerService_GetStatus_FullMethodName:       {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 16, Waiting: 128}},
+		lbv1.LoadBalancerService_UpsertServices_FullMethodName: {Access: rpc.Root(), Limit: change},
+		lbv1.LoadBalancerService_DeleteServices_FullMethodName: {Access: rpc.Root(), Limit: change},
+		lbv1.LoadBalancerService_CompleteSource_FullMethodName: {Access: rpc.Root(), Limit: change},
+		lbv1.LoadBalancerService_WatchFrontends_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID),
+			Limit: rpc.Limit{InFlight: 32}},
+		lbv1.LoadBalancerService_ListServices_FullMethodName: {Access: rpc.Group(),
+			Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
+		lbv1.LoadBalancerService_GetService_FullMethodName: {Access: rpc.Group(),
+			Limit: rpc.Limit{InFlight: 16, Waiting: 128}},
+		lbv1.LoadBalancerService_WatchServices_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
+		lbv1.LoadBalancerService_WaitForRevision_FullMethodName: {Access: rpc.Group(),
+			Limit: rpc.Limit{InFlight: 64, Waiting: 64}},
+		lbv1.LoadBalancerService_GetStatus_FullMethodName: {Access: rpc.Group(),
+			Limit: rpc.Limit{InFlight: 16, Waiting: 128}},
 	}
 }
 
 // UpsertServices implements the service.
-func (s *Server) UpsertServices(ctx context.Context, req *lbv1.UpsertServicesRequest) (*lbv1.UpsertServicesResponse, error) {
+func (s *Server) UpsertServices(ctx context.Context, req *lbv1.UpsertServicesRequest) (*lbv1.UpsertServicesResponse,
+	error) {
 	out, err := s.Owner.Upsert(ctx, owner.Request{
 		Caller:    owner.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
 		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields(),
@@ -71,11 +77,13 @@ func (s *Server) UpsertServices(ctx context.Context, req *lbv1.UpsertServicesReq
 }
 
 // DeleteServices implements the service.
-func (s *Server) DeleteServices(ctx context.Context, req *lbv1.DeleteServicesRequest) (*lbv1.DeleteServicesResponse, error) {
+func (s *Server) DeleteServices(ctx context.Context, req *lbv1.DeleteServicesRequest) (*lbv1.DeleteServicesResponse,
+	error) {
 	caller := owner.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()}
 	keys := make([]service.ObjectKey, len(req.GetKeys()))
 	for i, k := range req.GetKeys() {
-		keys[i] = service.ObjectKey{Kind: service.KindOf(k.GetKind()), Name: service.Name{Namespace: k.GetNamespace(), Name: k.GetName()}}
+		keys[i] = service.ObjectKey{Kind: service.KindOf(k.GetKind()),
+			Name: service.Name{Namespace: k.GetNamespace(), Name: k.GetName()}}
 	}
 	out, err := s.Owner.Delete(ctx, caller, keys)
 	if err != nil {
@@ -85,7 +93,8 @@ func (s *Server) DeleteServices(ctx context.Context, req *lbv1.DeleteServicesReq
 }
 
 // CompleteSource implements the service.
-func (s *Server) CompleteSource(ctx context.Context, req *lbv1.CompleteSourceRequest) (*lbv1.CompleteSourceResponse, error) {
+func (s *Server) CompleteSource(ctx context.Context, req *lbv1.CompleteSourceRequest) (*lbv1.CompleteSourceResponse,
+	error) {
 	caller := owner.Caller{Manager: req.GetManager(), ValidateOnly: req.GetValidateOnly(), AllowEmpty: req.GetAllowEmpty()}
 	out, err := s.Owner.Complete(ctx, caller, [16]byte(req.GetIncarnation()))
 	if err != nil {
@@ -95,8 +104,10 @@ func (s *Server) CompleteSource(ctx context.Context, req *lbv1.CompleteSourceReq
 }
 
 // ListServices implements the service.
-func (s *Server) ListServices(req *lbv1.ListServicesRequest, stream grpc.ServerStreamingServer[lbv1.ListServicesResponse]) error {
-	f := owner.Filter{Namespace: req.GetNamespace(), Name: req.GetName(), Manager: req.Manager, WithFrontends: req.GetWithFrontends()}
+func (s *Server) ListServices(req *lbv1.ListServicesRequest,
+	stream grpc.ServerStreamingServer[lbv1.ListServicesResponse]) error {
+	f := owner.Filter{Namespace: req.GetNamespace(), Name: req.GetName(), Manager: req.Manager,
+		WithFrontends: req.GetWithFrontends()}
 	if text := req.GetAddress(); text != "" {
 		a, err := words.AddressOf(text)
 		if err != nil {
@@ -109,7 +120,8 @@ func (s *Server) ListServices(req *lbv1.ListServicesRequest, stream grpc.ServerS
 		return statusOf(err)
 	}
 	for i := range list {
-		m := &lbv1.ListServicesResponse{Revision: revision, Element: &lbv1.ListServicesResponse_Service{Service: toService(&list[i])}}
+		m := &lbv1.ListServicesResponse{Revision: revision,
+			Element: &lbv1.ListServicesResponse_Service{Service: toService(&list[i])}}
 		if err := stream.Send(m); err != nil {
 			return err
 		}
@@ -119,7 +131,8 @@ func (s *Server) ListServices(req *lbv1.ListServicesRequest, stream grpc.ServerS
 		if r.Key != (service.ObjectKey{}) {
 			x.Key = toKey(r.Key)
 		}
-		if err := stream.Send(&lbv1.ListServicesResponse{Revision: revision, Element: &lbv1.ListServicesResponse_Refused{Refused: x}}); err != nil {
+		if err := stream.Send(&lbv1.ListServicesResponse{Revision: revision,
+			Element: &lbv1.ListServicesResponse_Refused{Refused: x}}); err != nil {
 			return err
 		}
 	}
@@ -140,7 +153,8 @@ func (s *Server) GetService(ctx context.Context, req *lbv1.GetServiceRequest) (*
 }
 
 // WatchServices implements the service.
-func (s *Server) WatchServices(req *lbv1.WatchServicesRequest, stream grpc.ServerStreamingServer[lbv1.WatchServicesResponse]) error {
+func (s *Server) WatchServices(req *lbv1.WatchServicesRequest,
+	stream grpc.ServerStreamingServer[lbv1.WatchServicesResponse]) error {
 	ctx := stream.Context()
 	return watch.Serve(ctx, s.Owner.Watch(), req.GetResumeToken(), func(e watch.Event[service.Name, uint64]) error {
 		out := &lbv1.WatchServicesResponse{ResumeToken: e.Token}
@@ -155,7 +169,8 @@ func (s *Server) WatchServices(req *lbv1.WatchServicesRequest, stream grpc.Serve
 			}
 			out.Event = &lbv1.WatchServicesResponse_Upsert{Upsert: toService(&l)}
 		case watch.Delete:
-			out.Event = &lbv1.WatchServicesResponse_Delete{Delete: &lbv1.ServiceKey{Namespace: e.Key.Namespace, Name: e.Key.Name}}
+			out.Event = &lbv1.WatchServicesResponse_Delete{Delete: &lbv1.ServiceKey{Namespace: e.Key.Namespace,
+				Name: e.Key.Name}}
 		case watch.Bookmark:
 			out.Event = &lbv1.WatchServicesResponse_Bookmark{Bookmark: &lbv1.Bookmark{SnapshotComplete: e.SnapshotComplete}}
 		}
@@ -164,7 +179,8 @@ func (s *Server) WatchServices(req *lbv1.WatchServicesRequest, stream grpc.Serve
 }
 
 // WaitForRevision implements the service.
-func (s *Server) WaitForRevision(ctx context.Context, req *lbv1.WaitForRevisionRequest) (*lbv1.WaitForRevisionResponse, error) {
+func (s *Server) WaitForRevision(ctx context.Context,
+	req *lbv1.WaitForRevisionRequest) (*lbv1.WaitForRevisionResponse, error) {
 	of := make([]service.Name, len(req.GetServices()))
 	for i, k := range req.GetServices() {
 		of[i] = service.Name{Namespace: k.GetNamespace(), Name: k.GetName()}
@@ -173,7 +189,8 @@ func (s *Server) WaitForRevision(ctx context.Context, req *lbv1.WaitForRevisionR
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &lbv1.WaitForRevisionResponse{Revision: out.Revision, Disconnected: out.Disconnected, Enforcing: out.Enforcing}, nil
+	return &lbv1.WaitForRevisionResponse{Revision: out.Revision, Disconnected: out.Disconnected,
+		Enforcing: out.Enforcing}, nil
 }
 
 // GetStatus implements the service.
@@ -188,14 +205,16 @@ func (s *Server) GetStatus(ctx context.Context, _ *lbv1.GetStatusRequest) (*lbv1
 			Version: s.Version, StartTime: timestamppb.New(s.Started), Problems: problems(st.Problems),
 			OmittedProblemCount: uint32(max(0, st.ProblemCount-owner.MaxProblems)),
 		},
-		Revision: st.Revision, Services: uint32(st.Services), EndpointSlices: uint32(st.Slices), OrphanedSlices: uint32(st.Orphans),
-		Frontends: uint32(st.Frontends), Backends: uint32(st.Backends), Refused: uint32(st.Refused), Incarnation: run[:],
+		Revision: st.Revision, Services: uint32(st.Services), EndpointSlices: uint32(st.Slices),
+		OrphanedSlices: uint32(st.Orphans),
+		Frontends:      uint32(st.Frontends), Backends: uint32(st.Backends), Refused: uint32(st.Refused), Incarnation: run[:],
 	}
 	if s.HealthPorts != nil {
 		out.HealthCheckPorts = uint32(s.HealthPorts())
 	}
 	for _, x := range st.Sources {
-		out.Sources = append(out.Sources, &lbv1.SourceStatus{Name: x.Name, Manager: x.Manager, Synced: x.Synced, Error: x.Error, Objects: uint32(x.Objects)})
+		out.Sources = append(out.Sources, &lbv1.SourceStatus{Name: x.Name, Manager: x.Manager, Synced: x.Synced,
+			Error: x.Error, Objects: uint32(x.Objects)})
 	}
 	for _, x := range st.Subscribers {
 		out.Subscribers = append(out.Subscribers, &lbv1.SubscriberStatus{
@@ -222,7 +241,8 @@ func problems(all []owner.Problem) []*statusv1.Problem {
 func changes(o owner.Outcome) []*lbv1.ObjectChange {
 	out := make([]*lbv1.ObjectChange, len(o.Changes))
 	for i, c := range o.Changes {
-		out[i] = &lbv1.ObjectChange{Key: toKey(c.Key), Type: lbv1.ChangeType(c.Type), DroppedFields: c.Dropped, Notes: c.Notes}
+		out[i] = &lbv1.ObjectChange{Key: toKey(c.Key), Type: lbv1.ChangeType(c.Type), DroppedFields: c.Dropped,
+			Notes: c.Notes}
 	}
 	return out
 }
@@ -234,7 +254,8 @@ func toKey(k service.ObjectKey) *lbv1.ObjectKey {
 func toService(l *owner.Listed) *lbv1.Service {
 	s := l.Service
 	out := &lbv1.Service{
-		Namespace: s.Name.Namespace, Name: s.Name.Name, Source: l.Source, Origin: l.Origin, Manager: l.Manager, Type: s.Type.String(),
+		Namespace: s.Name.Namespace, Name: s.Name.Name, Source: l.Source, Origin: l.Origin, Manager: l.Manager,
+		Type:  s.Type.String(),
 		Ready: uint32(l.Ready), Endpoints: uint32(l.Endpoints), Revision: l.Revision, UpdateTime: timestamppb.New(l.Updated),
 		Notes: l.Notes, Enforced: l.Enforced,
 	}
@@ -247,7 +268,8 @@ func toService(l *owner.Listed) *lbv1.Service {
 		out.Addresses = append(out.Addresses, words.Address(in.Addr))
 	}
 	for _, p := range s.Ports {
-		out.Ports = append(out.Ports, &lbv1.ServicePort{Name: p.Name, Protocol: netv1.Protocol(p.Protocol), Port: uint32(p.Port), NodePort: uint32(p.NodePort)})
+		out.Ports = append(out.Ports, &lbv1.ServicePort{Name: p.Name, Protocol: netv1.Protocol(p.Protocol),
+			Port: uint32(p.Port), NodePort: uint32(p.NodePort)})
 	}
 	for _, f := range l.Frontends {
 		out.Frontends = append(out.Frontends, toFrontend(f))

@@ -58,7 +58,8 @@ func serve(t *testing.T) *running {
 		t.Fatal(err)
 	}
 	impl := &Server{Owner: o, Version: "test", Started: time.Now()}
-	srv, err := rpc.NewServer(rpc.Options{Register: impl.Register, Methods: Methods(), AlsoRoot: []uint32{uint32(os.Getuid())}})
+	srv, err := rpc.NewServer(rpc.Options{Register: impl.Register, Methods: Methods(),
+		AlsoRoot: []uint32{uint32(os.Getuid())}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,13 +130,16 @@ func TestServiceIsShownWithItsFrontends(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := got.GetService()
-	if s.GetType() != "LoadBalancer" || s.GetSource() != "grpc" || s.GetReady() != 2 || s.GetEndpoints() != 3 || s.GetRevision() != 1 || got.GetRevision() != 1 ||
-		!slices.Equal(s.GetAddresses(), []string{"10.96.0.1", "203.0.113.1"}) || s.GetPorts()[0].GetNodePort() != 30080 || s.GetEnforced() {
+	if s.GetType() != "LoadBalancer" || s.GetSource() != "grpc" || s.GetReady() != 2 || s.GetEndpoints() != 3 ||
+		s.GetRevision() != 1 || got.GetRevision() != 1 ||
+		!slices.Equal(s.GetAddresses(), []string{"10.96.0.1", "203.0.113.1"}) || s.GetPorts()[0].GetNodePort() != 30080 ||
+		s.GetEnforced() {
 		t.Errorf("the service is %v", s)
 	}
 	var lines []string
 	for _, f := range s.GetFrontends() {
-		line := fmt.Sprintf("%s %q:%d %s affinity %d ranges %v", f.GetKind(), f.GetKey().GetAddress(), f.GetKey().GetPort(), f.GetKey().GetFamily(), f.GetAffinitySeconds(), f.GetSourceRanges())
+		line := fmt.Sprintf("%s %q:%d %s affinity %d ranges %v", f.GetKind(), f.GetKey().GetAddress(),
+			f.GetKey().GetPort(), f.GetKey().GetFamily(), f.GetAffinitySeconds(), f.GetSourceRanges())
 		for _, l := range []*lbv1.BackendList{f.GetInside(), f.GetOutside()} {
 			line += " |"
 			for _, b := range l.GetBackends() {
@@ -147,7 +151,8 @@ func TestServiceIsShownWithItsFrontends(t *testing.T) {
 	want := []string{
 		`CLUSTER_IP "10.96.0.1":80 IP_FAMILY_UNSPECIFIED affinity 10800 ranges [] | 10.0.0.1:8080 10.0.0.2:8080 |`,
 		`NODE_PORT "":30080 IP_FAMILY_IPV4 affinity 10800 ranges [] | 10.0.0.1:8080 10.0.0.2:8080 | 10.0.0.1:8080`,
-		`LOAD_BALANCER "203.0.113.1":80 IP_FAMILY_UNSPECIFIED affinity 10800 ranges [192.0.2.0/24] | 10.0.0.1:8080 10.0.0.2:8080 | 10.0.0.1:8080`,
+		`LOAD_BALANCER "203.0.113.1":80 IP_FAMILY_UNSPECIFIED affinity 10800 ranges [192.0.2.0/24] ` +
+			`| 10.0.0.1:8080 10.0.0.2:8080 | 10.0.0.1:8080`,
 	}
 	if !slices.Equal(lines, want) {
 		t.Errorf("the frontends are\n%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))
@@ -158,7 +163,8 @@ func TestListTakesFiltersAndNamesWhatIsRefused(t *testing.T) {
 	r := serve(t)
 	r.apply(web)
 	r.apply("apiVersion: v1\nkind: Service\nmetadata: {name: none}\nspec: {clusterIP: None}\n---\n" +
-		"apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: lost, labels: {kubernetes.io/service-name: gone}}\naddressType: IPv4\nendpoints: []\n")
+		"apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: lost, labels: " +
+		"{kubernetes.io/service-name: gone}}\naddressType: IPv4\nendpoints: []\n")
 	none, other := "", "other"
 	for _, c := range []struct {
 		what string
@@ -170,7 +176,8 @@ func TestListTakesFiltersAndNamesWhatIsRefused(t *testing.T) {
 		{"a name", &lbv1.ListServicesRequest{Name: "none"}, "default/none Headless 0"},
 		{"an address", &lbv1.ListServicesRequest{Address: "203.0.113.1"}, "shop/web LoadBalancer 0"},
 		{"no such address", &lbv1.ListServicesRequest{Address: "203.0.113.2"}, ""},
-		{"calls without a manager", &lbv1.ListServicesRequest{Manager: &none}, "default/none Headless 0, shop/web LoadBalancer 0"},
+		{"calls without a manager", &lbv1.ListServicesRequest{Manager: &none},
+			"default/none Headless 0, shop/web LoadBalancer 0"},
 		{"another manager", &lbv1.ListServicesRequest{Manager: &other}, ""},
 	} {
 		list, err := r.ListServices(r.ctx(), c.req)
@@ -215,7 +222,8 @@ func TestWatchTellsOfServices(t *testing.T) {
 		}
 		switch {
 		case m.GetUpsert() != nil:
-			return m, fmt.Sprintf("upsert %s ready %d enforced %t", m.GetUpsert().GetName(), m.GetUpsert().GetReady(), m.GetUpsert().GetEnforced())
+			return m, fmt.Sprintf("upsert %s ready %d enforced %t", m.GetUpsert().GetName(), m.GetUpsert().GetReady(),
+				m.GetUpsert().GetEnforced())
 		case m.GetDelete() != nil:
 			return m, "delete " + m.GetDelete().GetName()
 		}
@@ -245,7 +253,8 @@ func TestWatchTellsOfServices(t *testing.T) {
 	m := want("enforced", "upsert web ready 2 enforced true")
 	r.apply(strings.Replace(web, "addresses: [10.0.0.3]", "addresses: [10.0.0.4]", 1))
 	want("a change", "upsert web ready 2 enforced false")
-	if _, err := r.DeleteServices(r.ctx(), &lbv1.DeleteServicesRequest{Keys: []*lbv1.ObjectKey{{Kind: "Service", Namespace: "shop", Name: "web"}}}); err != nil {
+	if _, err := r.DeleteServices(r.ctx(), &lbv1.DeleteServicesRequest{Keys: []*lbv1.ObjectKey{{Kind: "Service",
+		Namespace: "shop", Name: "web"}}}); err != nil {
 		t.Fatal(err)
 	}
 	want("a deletion", "delete web")
@@ -269,8 +278,10 @@ func TestFirstMessageIsSubscribeAndNoOther(t *testing.T) {
 	for _, messages := range [][]*lbv1.WatchFrontendsRequest{
 		{{Message: &lbv1.WatchFrontendsRequest_Ack{Ack: &lbv1.Ack{}}}},
 		{
-			{Message: &lbv1.WatchFrontendsRequest_Subscribe{Subscribe: &lbv1.Subscribe{Name: "a", Role: lbv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES}}},
-			{Message: &lbv1.WatchFrontendsRequest_Subscribe{Subscribe: &lbv1.Subscribe{Name: "a", Role: lbv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES}}},
+			{Message: &lbv1.WatchFrontendsRequest_Subscribe{Subscribe: &lbv1.Subscribe{Name: "a",
+				Role: lbv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES}}},
+			{Message: &lbv1.WatchFrontendsRequest_Subscribe{Subscribe: &lbv1.Subscribe{Name: "a",
+				Role: lbv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES}}},
 		},
 	} {
 		w, err := r.WatchFrontends(r.ctx())
@@ -298,9 +309,11 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 		code   codes.Code
 		reason lbv1.ErrorReason
 	}{
-		{&manifest.Error{Violations: []manifest.Violation{{Document: 1, Path: "spec", Text: "x"}}}, codes.InvalidArgument, lbv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST},
+		{&manifest.Error{Violations: []manifest.Violation{{Document: 1, Path: "spec", Text: "x"}}}, codes.InvalidArgument,
+			lbv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST},
 		{&manifest.Error{Whole: errors.New("x")}, codes.InvalidArgument, lbv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST},
-		{&failure.FieldError{Field: "f", Err: errors.New("x")}, codes.InvalidArgument, lbv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+		{&failure.FieldError{Field: "f", Err: errors.New("x")}, codes.InvalidArgument,
+			lbv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{failure.ErrNotFound, codes.NotFound, lbv1.ErrorReason_ERROR_REASON_SERVICE_NOT_FOUND},
 		{failure.ErrOwned, codes.AlreadyExists, lbv1.ErrorReason_ERROR_REASON_OBJECT_OWNED},
 		{failure.ErrForeign, codes.FailedPrecondition, lbv1.ErrorReason_ERROR_REASON_OBJECT_FOREIGN},
@@ -332,9 +345,11 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 
 func TestRepliesOfWrongManifestsNameDocumentAndField(t *testing.T) {
 	r := serve(t)
-	_, err := r.UpsertServices(r.ctx(), &lbv1.UpsertServicesRequest{Manifests: []byte(web + "---\napiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{prot: 80}]}\n")})
+	_, err := r.UpsertServices(r.ctx(), &lbv1.UpsertServicesRequest{Manifests: []byte(web +
+		"---\napiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{prot: 80}]}\n")})
 	fields := rpcerr.Fields(err)
-	if status.Code(err) != codes.InvalidArgument || len(fields) != 1 || fields[0].GetField() != "manifests[2].spec.ports[0].prot" {
+	if status.Code(err) != codes.InvalidArgument || len(fields) != 1 ||
+		fields[0].GetField() != "manifests[2].spec.ports[0].prot" {
 		t.Errorf("%v: %v", err, fields)
 	}
 	if st, err := r.GetStatus(r.ctx(), &lbv1.GetStatusRequest{}); err != nil || st.GetServices() != 0 {
@@ -373,7 +388,8 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 			t.Errorf("docs/loadbalancer.md has %s, which does not exist", name)
 		}
 	}
-	for name, want := range map[string]float64{"services": 1, "endpoint_slices": 1, "frontends": 3, "backends": 2, "revision": 1, "problems": 0, "orphaned_slices": 0} {
+	for name, want := range map[string]float64{"services": 1, "endpoint_slices": 1, "frontends": 3, "backends": 2,
+		"revision": 1, "problems": 0, "orphaned_slices": 0} {
 		if v := got["sluice_loadbalancer_"+name]; v != want {
 			t.Errorf("%s is %v, want %v", name, v, want)
 		}

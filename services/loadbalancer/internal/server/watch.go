@@ -33,7 +33,8 @@ func (s *Server) WatchFrontends(conn frontends) error {
 	if sub == nil {
 		return statusOf(&failure.FieldError{Field: "message", Err: errors.New("the first message is not subscribe")})
 	}
-	want := owner.Subscription{Name: sub.GetName(), Enforces: sub.GetRole() == lbv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Seq: sub.GetSeq()}
+	want := owner.Subscription{Name: sub.GetName(),
+		Enforces: sub.GetRole() == lbv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Seq: sub.GetSeq()}
 	if b := sub.GetIncarnation(); len(b) == len(want.Incarnation) {
 		copy(want.Incarnation[:], b)
 	}
@@ -74,8 +75,9 @@ func (s *Server) send(ctx context.Context, conn frontends, session *owner.Sessio
 			switch {
 			case x.Barrier != nil:
 				step.Step = &lbv1.FrontendStep_Barrier{Barrier: &lbv1.Barrier{
-					Incarnation: incarnation[:], Seq: x.Barrier.Seq, Revision: x.Barrier.Revision, SnapshotComplete: x.Barrier.SnapshotComplete,
-					State: state[:], SourcesComplete: x.Barrier.SourcesComplete,
+					Incarnation: incarnation[:], Seq: x.Barrier.Seq, Revision: x.Barrier.Revision,
+					SnapshotComplete: x.Barrier.SnapshotComplete,
+					State:            state[:], SourcesComplete: x.Barrier.SourcesComplete,
 				}}
 			case x.Upsert != nil:
 				step.Step = &lbv1.FrontendStep_Upsert{Upsert: toFrontend(x.Upsert)}
@@ -129,7 +131,8 @@ func toFrontendKey(k frontend.Key) *lbv1.FrontendKey {
 }
 
 func fromFrontendKey(k *lbv1.FrontendKey) (frontend.Key, error) {
-	out := frontend.Key{Port: uint16(k.GetPort()), Protocol: service.Protocol(k.GetProtocol()), IPv6: k.GetFamily() == lbv1.IPFamily_IP_FAMILY_IPV6}
+	out := frontend.Key{Port: uint16(k.GetPort()), Protocol: service.Protocol(k.GetProtocol()),
+		IPv6: k.GetFamily() == lbv1.IPFamily_IP_FAMILY_IPV6}
 	if k.GetAddress() == "" {
 		return out, nil
 	}
@@ -150,8 +153,9 @@ var kinds = map[frontend.Kind]lbv1.FrontendKind{
 
 func toFrontend(f *frontend.Frontend) *lbv1.Frontend {
 	out := &lbv1.Frontend{
-		Key: toFrontendKey(f.Key), Kind: kinds[f.Kind], Namespace: f.Service.Namespace, Name: f.Service.Name, PortName: f.PortName,
-		Inside: toList(f.Inside), Outside: toList(f.Outside), AffinitySeconds: f.AffinitySeconds,
+		Key: toFrontendKey(f.Key), Kind: kinds[f.Kind], Namespace: f.Service.Namespace, Name: f.Service.Name,
+		PortName: f.PortName,
+		Inside:   toList(f.Inside), Outside: toList(f.Outside), AffinitySeconds: f.AffinitySeconds,
 	}
 	for _, p := range f.SourceRanges {
 		out.SourceRanges = append(out.SourceRanges, p.String())
@@ -163,7 +167,8 @@ func toList(l *frontend.List) *lbv1.BackendList {
 	if l == nil {
 		return nil
 	}
-	out := &lbv1.BackendList{WhenEmpty: lbv1.EmptyAction_EMPTY_ACTION_REJECT, Backends: make([]*lbv1.Backend, len(l.Backends))}
+	out := &lbv1.BackendList{WhenEmpty: lbv1.EmptyAction_EMPTY_ACTION_REJECT,
+		Backends: make([]*lbv1.Backend, len(l.Backends))}
 	if l.WhenEmpty == frontend.Drop {
 		out.WhenEmpty = lbv1.EmptyAction_EMPTY_ACTION_DROP
 	}

@@ -186,9 +186,12 @@ func (s *Service) HasFrontends() bool {
 
 // Equal reports whether two services say the same.
 func (s *Service) Equal(o *Service) bool {
-	return s.Name == o.Name && s.Created == o.Created && s.Type == o.Type && s.Headless == o.Headless && s.OtherProxy == o.OtherProxy &&
-		slices.Equal(s.ClusterIPs, o.ClusterIPs) && slices.Equal(s.ExternalIPs, o.ExternalIPs) && slices.Equal(s.Ingress, o.Ingress) &&
-		slices.Equal(s.SourceRanges, o.SourceRanges) && s.IPv4 == o.IPv4 && s.IPv6 == o.IPv6 && slices.Equal(s.Ports, o.Ports) &&
+	return s.Name == o.Name && s.Created == o.Created && s.Type == o.Type && s.Headless == o.Headless &&
+		s.OtherProxy == o.OtherProxy &&
+		slices.Equal(s.ClusterIPs, o.ClusterIPs) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
+		slices.Equal(s.Ingress, o.Ingress) &&
+		slices.Equal(s.SourceRanges, o.SourceRanges) && s.IPv4 == o.IPv4 && s.IPv6 == o.IPv6 &&
+		slices.Equal(s.Ports, o.Ports) &&
 		s.InternalLocal == o.InternalLocal && s.ExternalLocal == o.ExternalLocal && s.AffinitySeconds == o.AffinitySeconds &&
 		s.HealthCheckNodePort == o.HealthCheckNodePort
 }
@@ -199,8 +202,8 @@ func (s *Service) Equal(o *Service) bool {
 func (s *Service) Clone() *Service {
 	out := *s
 	out.Name, out.OtherProxy = s.Name.clone(), shared(s.OtherProxy)
-	out.ClusterIPs, out.ExternalIPs, out.Ingress = slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs), slices.Clone(s.Ingress)
-	out.SourceRanges, out.Ports = slices.Clone(s.SourceRanges), slices.Clone(s.Ports)
+	out.ClusterIPs, out.ExternalIPs = slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs)
+	out.Ingress, out.SourceRanges, out.Ports = slices.Clone(s.Ingress), slices.Clone(s.SourceRanges), slices.Clone(s.Ports)
 	for i := range out.Ports {
 		out.Ports[i].Name = shared(out.Ports[i].Name)
 	}
@@ -248,7 +251,8 @@ func (s *Slice) Of() Name { return Name{s.Name.Namespace, s.Service} }
 
 // Equal reports whether two slices say the same.
 func (s *Slice) Equal(o *Slice) bool {
-	return s.Name == o.Name && s.Service == o.Service && s.IPv6 == o.IPv6 && slices.Equal(s.Ports, o.Ports) && slices.Equal(s.Endpoints, o.Endpoints)
+	return s.Name == o.Name && s.Service == o.Service && s.IPv6 == o.IPv6 && slices.Equal(s.Ports, o.Ports) &&
+		slices.Equal(s.Endpoints, o.Endpoints)
 }
 
 // State is the set of conditions of an endpoint.

@@ -35,7 +35,8 @@ func newTable(n int) *table {
 }
 
 func key(i int) frontend.Key {
-	return frontend.Key{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), Port: 80, Protocol: service.TCP}
+	return frontend.Key{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), Port: 80,
+		Protocol: service.TCP}
 }
 
 func (t *table) Frontend(k frontend.Key) *frontend.Frontend {
@@ -160,7 +161,7 @@ func TestMessagesKeepTheirBounds(t *testing.T) {
 	}
 }
 
-// A frontend that changes while it waits is sent once, with its latest value.
+// TestChangesAreMergedByKey: a frontend that changes while it waits is sent once, with its latest value.
 func TestChangesAreMergedByKey(t *testing.T) {
 	src, s, k := newTable(10), New("a"), newKernel()
 	s.Connect(1, 0, src)
@@ -188,7 +189,7 @@ func TestChangesAreMergedByKey(t *testing.T) {
 	}
 }
 
-// Barriers come however fast frontends change: a batch is what waited when it began.
+// TestBarriersComeWhileEverythingChanges: a batch is what waited when it began.
 func TestBarriersComeWhileEverythingChanges(t *testing.T) {
 	src, s, k := newTable(5000), New("a"), newKernel()
 	s.Connect(1, 0, src)
@@ -209,7 +210,7 @@ func TestBarriersComeWhileEverythingChanges(t *testing.T) {
 	k.same(t, src)
 }
 
-// 10,000 endpoints that flap leave the memory of a subscriber that takes nothing,
+// TestFlappingLeavesMemoryFlat: 10,000 endpoints that flap leave the memory of a subscriber that takes nothing,
 // and of one that acknowledges nothing, as it is.
 func TestFlappingLeavesMemoryFlat(t *testing.T) {
 	const n = 10_000
@@ -294,7 +295,7 @@ func TestStreamResumesBehindABarrier(t *testing.T) {
 	}
 }
 
-// Any mix of changes, lost connections and late acknowledgements leaves the
+// TestAnyConnectionComesToTheSame: any mix of changes, lost connections and late acknowledgements leaves the
 // subscriber with what there is.
 func TestAnyConnectionComesToTheSame(t *testing.T) {
 	seed := rand.Uint64()
@@ -366,7 +367,7 @@ func TestAcknowledgementsAreChecked(t *testing.T) {
 	}
 }
 
-// The revisions of very many barriers are known about, never too high.
+// TestManyBarriersWithoutAcknowledgement: their revisions are known about, never too high.
 func TestManyBarriersWithoutAcknowledgement(t *testing.T) {
 	src, s, k := newTable(1), New("a"), newKernel()
 	s.Connect(1, 0, src)

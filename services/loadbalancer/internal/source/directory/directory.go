@@ -76,7 +76,8 @@ type stamp struct {
 // New returns a source with the usual times.
 func New(path string, feed Feed, failed func(context.Context, error) error, l *slog.Logger) *Source {
 	return &Source{
-		Path: path, Feed: feed, Failed: failed, Log: l, Settle: 50 * time.Millisecond, Rescan: 30 * time.Second, Empty: 15 * time.Second,
+		Path: path, Feed: feed, Failed: failed, Log: l, Settle: 50 * time.Millisecond, Rescan: 30 * time.Second,
+		Empty:    15 * time.Second,
 		MaxBytes: 256 << 20, taken: make(map[string]stamp), open: make(map[string]time.Time),
 		gone: make(map[string]time.Time),
 	}
@@ -110,7 +111,8 @@ type event struct {
 func (s *Source) Run(ctx context.Context) error {
 	w, err := watch(s.Path)
 	if err != nil {
-		s.Log.Warn("the directory of services is not watched, and read from time to time only", "directory", s.Path, log.Err(err))
+		s.Log.Warn("the directory of services is not watched, and read from time to time only", "directory", s.Path,
+			log.Err(err))
 	}
 	defer w.close()
 	timer := time.NewTimer(0)
@@ -320,7 +322,8 @@ func (s *Source) isEmpty(ctx context.Context, empty bool) error {
 		s.empty = time.Now()
 	}
 	if time.Since(s.empty) < s.Empty {
-		return fmt.Errorf("%s has no file any more; if it stays so, its %d objects are deleted after %s", s.Path, held, s.Empty)
+		return fmt.Errorf("%s has no file any more; if it stays so, its %d objects are deleted after %s", s.Path, held,
+			s.Empty)
 	}
 	return nil
 }

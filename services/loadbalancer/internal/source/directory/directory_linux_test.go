@@ -182,7 +182,8 @@ func TestEditorsAndVolumesExchangeFiles(t *testing.T) {
 	// The directory as a whole becomes another, and none for a while.
 	old := p.dir + ".old"
 	p.do(os.Rename(p.dir, old))
-	servicetest.Eventually(t, "the directory is missing", func() bool { return strings.Contains(p.problem(), "no such file") })
+	servicetest.Eventually(t, "the directory is missing",
+		func() bool { return strings.Contains(p.problem(), "no such file") })
 	if got := p.text(); got != "a.yaml=2 b.yaml=1" {
 		t.Errorf("without the directory: %q", got)
 	}
@@ -210,7 +211,8 @@ func TestUnchangedFilesAreReadOnce(t *testing.T) {
 		p.write(fmt.Sprintf("%02d.yaml", i), "x")
 	}
 	servicetest.Eventually(t, "all files", func() bool { n, _ := p.Held(t.Context()); return n == 20 })
-	servicetest.Eventually(t, "all files are read once", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return p.reads == 20 })
+	servicetest.Eventually(t, "all files are read once",
+		func() bool { p.mu.Lock(); defer p.mu.Unlock(); return p.reads == 20 })
 	p.write("00.yaml", "y")
 	servicetest.Eventually(t, "the change", func() bool { return strings.Contains(p.text(), "00.yaml=y") })
 	p.mu.Lock()
@@ -225,5 +227,6 @@ func TestFilesTogetherAreBounded(t *testing.T) {
 	p.write("a.yaml", "12345678")
 	p.write("b.yaml", "12345678")
 	p.write("c.yaml", "12")
-	p.want("the bound", "a.yaml=12345678 b.yaml=!no room: the files together may have 10 bytes (limits.manifests) c.yaml=12")
+	p.want("the bound", "a.yaml=12345678 b.yaml=!no room: the files together may have 10 bytes (limits.manifests) "+
+		"c.yaml=12")
 }

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// The addresses of the service, and the ports of service and backends.
+var serviceAddresses = []netip.Addr{netip.MustParseAddr("10.96.7.10"), netip.MustParseAddr("fd00:96:7::10")}
+
+const (
+	servicePort = 80
+	backendPort = 8080
+)
+
+// sluice runs the command line against the node, and fails the test at another exit
+// code.
+func (n *testNode) sluice(t *testing.T, code int, stdin string, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(binDir(), "sluice"), append(args, "--instance", n.Instance())...) //nolint:gosec // ours
+	cmd.Stdin = strings.NewReader(stdin)
+	var errOut bytes.Buffer
+	cmd.Stderr = &errOut
+	out, err := cmd.Output()
+	if got := cmd.ProcessState.ExitCode(); got != code {
+		t.Fatalf("sluice %s: exit code %d (%v), want %d\n%s%s", strings.Join(args, " "), got, err, code, out, errOut.String())
+	}
+	return string(out)
+}
+
+// serviceManifests are a service with TCP and UDP, and a slice of each family that
+// has the backends.
+func serviceManifests(backends ...pod.Pod) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: test}
+spec:
+  clusterIP: %[1]s
+  clusterIPs: ["%[1]s", "%[2]s"]
+  ipFamilies: [IPv4, IPv6]
+  ipFamilyPolicy: RequireDualStack
+  selector: {app: web}
+  ports:
+    - {name: tcp, protocol: TCP, port: %[3]d, targetPort: %[4]d}
+    - {name: udp, protocol: UDP, port: %[3]d, targetPort: %[4]d}
+`, serviceAddresses[0], serviceAddresses[1], servicePort, backendPort)
+	for i, family := range []string{"IPv4", "IPv6"} {
+		fmt.Fprintf(&b, `---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-%s, namespace: test, labels: {kubernetes.io/service-name: web}}
+addressType: %s
+ports: [{name: tcp, protocol: TCP, port: %d}, {name: udp, protocol: UDP, port: %[3]d}]
+endpoints:
+`, strings.ToLower(family), family, backendPort)
+		for _, p := range backends {
+			fmt.Fprintf(&b, "  - {addresses: [\"%s\"], conditions: {ready: true}}\n", p.Addresses()[i])
+		}
+		if len(backends) == 0 {
+			b.WriteString("  []\n")
+		}
+	}
+	return b.String()
+}
+
+// serveName answers each connection, and each datagram, with the pod's name.
+func serveName(t *testing.T, p pod.Pod) {
+	t.Helper()
+	var wg sync.WaitGroup
+	t.Cleanup(wg.Wait)
+	at := netip.AddrPortFrom(netip.IPv6Unspecified(), backendPort)
+	l, err := p.Listen(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	u, err := p.ListenPacket(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = u.Close() })
+	wg.Go(func() {
+		for {
+			c, err := l.AcceptTCP()
+			if err != nil {
+				return // the listener was closed
+			}
+			_, _ = io.WriteString(c, p.Name)
+			_ = c.Close()
+		}
+	})
+	wg.Go(func() {
+		buf := make([]byte, 16)
+		for {
+			_, sender, err := u.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return // the socket was closed
+			}
+			_, _ = u.WriteToUDPAddrPort([]byte(p.Name), sender)
+		}
+	})
+}
+
+// askTCP connects to a service and returns the name of the backend. The socket has to
+// say that its peer is the service.
+func askTCP(ctx context.Context, from pod.Pod, to netip.AddrPort) (string, error) {
+	c, err := from.Dial(ctx, to)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if peer := c.RemoteAddr().String(); peer != to.String() {
+		return "", fmt.Errorf("connected to %s, the socket says %s", to, peer)
+	}
+	deadline, _ := ctx.Deadline()
+	_ = c.SetDeadline(deadline)
+	name, err := io.ReadAll(c)
+	return string(name), err
+}
+
+// askUDP asks by a datagram of a socket that is not connected, whose answer has to
+// come from the service.
+func askUDP(ctx context.Context, from pod.Pod, to netip.AddrPort) (string, error) {
+	unspecified := netip.IPv4Unspecified()
+	if to.Addr().Is6() {
+		unspecified = netip.IPv6Unspecified()
+	}
+	u, err := from.ListenPacket(netip.AddrPortFrom(unspecified, 0))
+	if err != nil {
+		return "", err
+	}
+	defer u.Close()
+	deadline, _ := ctx.Deadline()
+	_ = u.SetDeadline(deadline)
+	if _, err := u.WriteToUDPAddrPort([]byte("?"), to); err != nil {
+		return "", err
+	}
+	buf := make([]byte, 256)
+	size, sender, err := u.ReadFromUDPAddrPort(buf)
+	if err != nil {
+		return "", err
+	}
+	if sender = netip.AddrPortFrom(sender.Addr().Unmap(), sender.Port()); sender != to {
+		return "", fmt.Errorf("asked %s, and %s answers", to, sender)
+	}
+	return string(buf[:size]), nil
+}
+
+var asks = map[string]func(context.Context, pod.Pod, netip.AddrPort) (string, error){"tcp": askTCP, "udp": askUDP}
+
+// wantBackends asks the service by every family and protocol until all backends have
+// answered, 32 times at least. No other may.
+func wantBackends(t *testing.T, from pod.Pod, backends ...pod.Pod) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for _, address := range serviceAddresses {
+		for protocol, ask := range asks {
+			to, seen := netip.AddrPortFrom(address, servicePort), map[string]int{}
+			for i := 0; i < 32 || len(seen) < len(backends) && ctx.Err() == nil; i++ {
+				name, err := ask(ctx, from, to)
+				if err != nil {
+					t.Fatalf("%s asks %s by %s: %v, after %v", from.Name, to, protocol, err, seen)
+				}
+				seen[name]++
+			}
+			for _, b := range backends {
+				if seen[b.Name] == 0 {
+					t.Errorf("%s asks %s by %s: %s has not answered: %v", from.Name, to, protocol, b.Name, seen)
+				}
+				delete(seen, b.Name)
+			}
+			if len(seen) > 0 {
+				t.Errorf("%s asks %s by %s: others answered: %v", from.Name, to, protocol, seen)
+			}
+		}
+	}
+}
+
+// wantRefused asks the service by every family and protocol and wants the error of a
+// port that nothing listens on.
+func wantRefused(t *testing.T, from pod.Pod) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for _, address := range serviceAddresses {
+		for protocol, ask := range asks {
+			to := netip.AddrPortFrom(address, servicePort)
+			if name, err := ask(ctx, from, to); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("%s asks %s by %s: %q, %v, want ECONNREFUSED", from.Name, to, protocol, name, err)
+			}
+		}
+	}
+}
+
+// TestServiceLeadsToItsBackends: a service that the command line applies leads sockets
+// of pods and of the node to its backends, whichever of the services is away.
+func TestServiceLeadsToItsBackends(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pods := n.addPods(t, "client", "one", "two")
+	client, one, two := pods[0], pods[1], pods[2]
+	host := pod.Pod{Name: "host", Netns: n.Netns()}
+	serveName(t, one)
+	serveName(t, two)
+
+	n.sluice(t, 0, serviceManifests(one, two), "service", "apply", "-f", "-")
+	wantBackends(t, client, one, two)
+	wantBackends(t, host, one, two)
+	// Through the service to itself, inside its namespace.
+	wantBackends(t, one, one, two)
+	out := n.sluice(t, 0, "", "service", "list")
+	if !strings.Contains(out, "10.96.7.10,fd00:96:7::10") || !strings.Contains(out, "2/2") && !strings.Contains(out, "4/4") {
+		t.Errorf("the service is listed as\n%s", out)
+	}
+	n.sluice(t, 0, "", "status")
+
+	// Down to one backend, and to none.
+	n.sluice(t, 0, serviceManifests(two), "service", "apply", "-f", "-", "--wait-ended")
+	wantBackends(t, client, two)
+	n.sluice(t, 0, serviceManifests(), "service", "apply", "-f", "-", "--wait-ended")
+	wantRefused(t, client)
+	wantRefused(t, host)
+	n.sluice(t, 0, serviceManifests(one, two), "service", "apply", "-f", "-")
+	wantBackends(t, client, one, two)
+
+	// Of a service that is gone, the address leads nowhere.
+	n.sluice(t, 0, serviceManifests(), "service", "delete", "-f", "-")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	mark := n.counters(t)
+	dialed := make(chan error, 1)
+	dialing, stop := context.WithCancel(ctx)
+	go func() {
+		_, err := askTCP(dialing, client, netip.AddrPortFrom(serviceAddresses[0], servicePort))
+		dialed <- err
+	}()
+	n.waitForPackets(t, mark)
+	stop()
+	if err := <-dialed; err == nil {
+		t.Error("a service that was deleted answers")
+	}
+}
+
+// waitForPackets returns when more packets were counted than in a mark, and at once if
+// so.
+func (n *testNode) waitForPackets(t *testing.T, mark map[datapathv1.Reason]uint64) {
+	t.Helper()
+	servicetest.EventuallyNil(t, "a packet is counted", func() error {
+		for reason, packets := range n.counters(t) {
+			if packets > mark[reason] {
+				return nil
+			}
+		}
+		return errors.New("no packet")
+	})
+}
+
+// TestServiceIsServedWhileItsProcessesAreKilled: the kernel has the service, and what
+// starts anew goes on from there.
+func TestServiceIsServedWhileItsProcessesAreKilled(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pods := n.addPods(t, "client", "one", "two")
+	client, one, two := pods[0], pods[1], pods[2]
+	serveName(t, one)
+	serveName(t, two)
+	n.sluice(t, 0, serviceManifests(one, two), "service", "apply", "-f", "-")
+	wantBackends(t, client, one, two)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	defer cancel()
+	for _, killed := range [][]string{{devnode.LoadBalancer}, {devnode.Datapath}, {devnode.LoadBalancer, devnode.Datapath}} {
+		for _, service := range killed {
+			if err := n.Kill(ctx, service); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantBackends(t, client, one, two)
+		for _, service := range killed {
+			if err := n.Start(ctx, service); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantBackends(t, client, one, two)
+	}
+	// Both go on with each other.
+	n.sluice(t, 0, serviceManifests(one), "service", "apply", "-f", "-", "--wait-ended")
+	wantBackends(t, client, one)
+	if out := n.sluice(t, 0, "", "map", "dump", "sl_ns"); strings.Count(out, "\n") < 4 {
+		t.Errorf("the namespaces of the node and of three pods are\n%s", out)
+	}
+}
+
+// TestPolicySeesTheBackendOfAService: what denies a pod holds for connections that
+// name the service, and its other backend answers.
+func TestPolicySeesTheBackendOfAService(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pods := n.addPods(t, "client", "one", "two")
+	client, one, two := pods[0], pods[1], pods[2]
+	serveName(t, one)
+	serveName(t, two)
+	n.sluice(t, 0, serviceManifests(one, two), "service", "apply", "-f", "-")
+	wantBackends(t, client, one, two)
+	enforce(t, n.policies(t), `apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: closed}
+spec: {podSelector: {matchLabels: {app: two}}, policyTypes: [Ingress]}
+`)
+	flows := n.observe(t, &datapathv1.ObserveRequest{})
+	for _, address := range serviceAddresses {
+		source, _ := sameFamily(client, address)
+		denied, _ := sameFamily(two, address)
+		n.wantDeniedBackend(t, flows, client, netip.AddrPortFrom(address, servicePort), one.Name, func(f *datapathv1.Flow) bool {
+			return f.GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED && f.GetReason() == policyDenied &&
+				isFlow(f, source, denied, backendPort)
+		})
+	}
+}
+
+// wantDeniedBackend connects to a service again and again until the datapath reports a
+// drop that is the one wanted. Until then only one backend may answer.
+func (n *testNode) wantDeniedBackend(t *testing.T, flows *flowLog, from pod.Pod, to netip.AddrPort, answers string,
+	match func(*datapathv1.Flow) bool,
+) {
+	t.Helper()
+	type answer struct {
+		name string
+		err  error
+	}
+	answered := 0
+	for found := false; !found || answered == 0; {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		mark, result := flows.mark(), make(chan answer, 1)
+		go func() {
+			name, err := askTCP(ctx, from, to)
+			result <- answer{name, err}
+		}()
+		dropped := func() error {
+			for _, f := range flows.since(mark) {
+				if match(f) {
+					return nil
+				}
+			}
+			return errors.New("no such drop")
+		}
+		var got *answer
+		servicetest.EventuallyNil(t, fmt.Sprintf("%s is answered at %s, or a packet is dropped", from.Name, to), func() error {
+			select {
+			case a := <-result:
+				got = &a
+				return nil
+			default:
+				return dropped()
+			}
+		})
+		cancel()
+		switch {
+		case got == nil:
+			found = true
+			if a := <-result; a.err == nil {
+				t.Fatalf("%s: %s answers although a packet was dropped", to, a.name)
+			}
+		case got.err != nil || got.name != answers:
+			t.Fatalf("%s: %q answers (%v), want %q or a drop", to, got.name, got.err, answers)
+		default:
+			answered++
+		}
+	}
+}

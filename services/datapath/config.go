@@ -266,6 +266,9 @@ func (c *Config) OneShot() bool { return c.ValidateOnly || c.Uninstall }
 // Validate says what no single value shows.
 func (c *Config) Validate() error {
 	var p config.Problems
+	if dir := c.LoadBalancing.Cgroup; dir != "" && !filepath.IsAbs(dir) {
+		p.Addf("loadBalancing.cgroup", "%q is not an absolute path", dir)
+	}
 	if c.Node == "" || len(c.Node) > 253 {
 		p.Addf("node", "%q is no name of a node: want 1 to 253 bytes", c.Node)
 	}

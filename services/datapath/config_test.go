@@ -55,9 +55,10 @@ func TestConfigurationProblemsNameTheirKey(t *testing.T) {
 		"podCIDRs two": func(c *Config) {
 			c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("10.9.1.0/24")}
 		},
-		"podCIDRs bits": func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")} },
-		"podCIDRs tiny": func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/31")} },
-		"mtu":           func(c *Config) { c.MTU = 1000 },
+		"podCIDRs bits":        func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")} },
+		"podCIDRs tiny":        func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/31")} },
+		"loadBalancing.cgroup": func(c *Config) { c.LoadBalancing.Cgroup = "unified" },
+		"mtu":                  func(c *Config) { c.MTU = 1000 },
 		"routing.tunnelPort": func(c *Config) {
 			c.Routing = RoutingConfig{Mode: "native", TunnelPort: 4789}
 		},

@@ -132,9 +132,24 @@ func (n *node) nameSocketsOf(e endpoint.Endpoint) error {
 	return nil
 }
 
-// eachNamespace calls fn with the network namespaces of the node and its endpoints.
+// eachNamespace calls fn with the network namespaces of the node and of its ready
+// endpoints. It goes on after an error of fn, and returns all.
 func (n *node) eachNamespace(ctx context.Context, fn func(*netns.Namespace) error) error {
-	return errors.Join(fn(n.home), n.Core.EachContainer(ctx, func(ns endpoint.Namespace) error {
-		return fn(netdev.Netns(ns))
-	}))
+	errs := []error{fn(n.home)}
+	for _, e := range n.Core.List() {
+		if e.State != endpoint.Ready || ctx.Err() != nil {
+			continue
+		}
+		ns, err := n.dev.OpenNamespace(e.Spec.Netns)
+		if errors.Is(err, endpoint.ErrNamespaceGone) || errors.Is(err, endpoint.ErrNamespace) {
+			continue // its sockets go with it
+		}
+		if err == nil {
+			err = errors.Join(fn(netdev.Netns(ns)), ns.Close())
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sockets of %s: %w", e.Spec.Owner, err))
+		}
+	}
+	return errors.Join(append(errs, ctx.Err())...)
 }

@@ -178,18 +178,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	for _, c := range s.Ranges.All() {
 		resp.PodPrefixes = append(resp.PodPrefixes, c.String())
 	}
-	for _, m := range usage {
-		resp.Maps = append(resp.Maps, &datapathv1.MapUsage{Name: m.Name, Entries: m.Entries, MaxEntries: m.MaxEntries, Bytes: m.Bytes})
-	}
-	for state := endpoint.Restoring; state <= endpoint.Damaged; state++ {
-		resp.Endpoints = append(resp.Endpoints, &datapathv1.EndpointStateCount{State: protoState(state), Count: uint32(n.ByState[state])})
-	}
-	for _, c := range packets {
-		resp.PacketCounters = append(resp.PacketCounters, &datapathv1.PacketCounter{
-			Reason: datapathv1.Reason(c.Reason), Direction: netv1.Direction(c.Direction), Dropped: c.Reason.Dropped(),
-			Packets: c.Packets, Bytes: c.Bytes,
-		})
-	}
+	addCounts(resp, n.ByState, usage, packets)
 	depend := func(name string, err error) {
 		d := &datapathv1.Dependency{Name: name, Serving: err == nil}
 		if err != nil {
@@ -225,6 +214,24 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		resp.AddUnreadySince = timestamppb.New(since)
 	}
 	return resp, nil
+}
+
+// addCounts adds what is counted of maps, endpoints and packets.
+func addCounts(
+	resp *datapathv1.GetStatusResponse, byState map[endpoint.State]int, usage []MapUsage, packets []event.Counter,
+) {
+	for _, m := range usage {
+		resp.Maps = append(resp.Maps, &datapathv1.MapUsage{Name: m.Name, Entries: m.Entries, MaxEntries: m.MaxEntries, Bytes: m.Bytes})
+	}
+	for state := endpoint.Restoring; state <= endpoint.Damaged; state++ {
+		resp.Endpoints = append(resp.Endpoints, &datapathv1.EndpointStateCount{State: protoState(state), Count: uint32(byState[state])})
+	}
+	for _, c := range packets {
+		resp.PacketCounters = append(resp.PacketCounters, &datapathv1.PacketCounter{
+			Reason: datapathv1.Reason(c.Reason), Direction: netv1.Direction(c.Direction), Dropped: c.Reason.Dropped(),
+			Packets: c.Packets, Bytes: c.Bytes,
+		})
+	}
 }
 
 // readiness is why an ADD cannot be served now.

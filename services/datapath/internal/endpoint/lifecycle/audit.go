@@ -230,44 +230,6 @@ func (c *Core) auditContainer(ctx context.Context, r endpoint.Record, repair boo
 	return diffs, left, fixErr, nil
 }
 
-// EachContainer calls fn with the network namespace of every endpoint that is ready.
-// Those whose namespace is gone are left out. It goes on after an error of fn, and
-// returns all.
-func (c *Core) EachContainer(ctx context.Context, fn func(ns endpoint.Namespace) error) error {
-	var errs []error
-	for _, r := range c.live() {
-		if r.Phase == endpoint.PhaseReady { // or its turn may not come for a while
-			errs = append(errs, c.inContainer(ctx, r.Spec.Owner, fn))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// inContainer calls fn with the namespace of one endpoint.
-func (c *Core) inContainer(ctx context.Context, o workload.Owner, fn func(endpoint.Namespace) error) error {
-	leave, err := c.turns.Lock(ctx, o)
-	if err != nil {
-		return err
-	}
-	defer leave()
-	r, ok := c.record(o)
-	if !ok || r.Phase != endpoint.PhaseReady || c.disconnecting(o) {
-		return nil
-	}
-	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
-	if err != nil {
-		return ignore(err, endpoint.ErrNamespaceGone, endpoint.ErrNamespace)
-	}
-	defer ns.Close()
-	if ns.ID() != r.Namespace {
-		return nil
-	}
-	if err := fn(ns); err != nil {
-		return fmt.Errorf("container of %s: %w", o, err)
-	}
-	return nil
-}
-
 func (c *Core) auditTables(repair bool, emit func(endpoint.Finding) error) error {
 	if c.cfg.Tables == nil {
 		return nil

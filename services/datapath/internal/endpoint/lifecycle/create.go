@@ -218,15 +218,11 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 			return n.claims.err
 		}, nil, nil},
 
-		{"publish the endpoint", func(ctx context.Context) (err error) {
-			e := n.r.Entry()
-			e.New = true
-			if n.cfg.Sockets {
-				if e.Cookie, err = n.ns.Cookie(); err != nil {
-					return err
-				}
+		{"publish the endpoint", func(ctx context.Context) error {
+			e, err := n.entry()
+			if err == nil {
+				n.r.Slot, err = n.cfg.Maps.Publish(ctx, e)
 			}
-			n.r.Slot, err = n.cfg.Maps.Publish(ctx, e)
 			return err
 		}, func() error {
 			if n.r.Slot == 0 {
@@ -255,6 +251,16 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 			return n.cfg.Records.Save(n.r)
 		}, nil, faultReady},
 	}
+}
+
+// entry is what is published of an endpoint that begins.
+func (n *creation) entry() (e endpoint.Entry, err error) {
+	e = n.r.Entry()
+	e.New = true
+	if n.cfg.Sockets {
+		e.Cookie, err = n.ns.Cookie()
+	}
+	return e, err
 }
 
 // awaitPublication hurries what tells other nodes of the addresses, which goes on while

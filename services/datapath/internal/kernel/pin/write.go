@@ -22,6 +22,7 @@ func InsertOnce(m *ebpf.Map, key, value any) error {
 // in one call of the kernel, and returns how many it has inserted. The kernel's
 // batches know no NOEXIST: they would replace a value under a key that exists.
 func InsertAbsent[K, V any](m *ebpf.Map, keys []K, values []V) (int, error) {
+	// in place: nothing is, as none of the keys exists
 	n, err := m.BatchUpdate(keys, values, nil)
 	return n, MapError(err)
 }

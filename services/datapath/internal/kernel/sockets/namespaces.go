@@ -30,7 +30,7 @@ type Namespace struct {
 }
 
 func (n Namespace) value() bpf.MapsSlNs {
-	v := bpf.MapsSlNs{Slot: uint16(n.Slot)}
+	v := bpf.MapsSlNs{Slot: n.Slot}
 	if n.Leave {
 		v.Flags = leave
 	}
@@ -137,7 +137,7 @@ func (ns *Namespaces) List() ([]Namespace, error) {
 	defer ns.gate.RUnlock()
 	var all []Namespace
 	err := pin.EachElement(ns.ns, func(cookie uint64, v bpf.MapsSlNs) {
-		all = append(all, Namespace{Cookie: cookie, Slot: slotmap.Slot(v.Slot), Leave: v.Flags&leave != 0})
+		all = append(all, Namespace{Cookie: cookie, Slot: v.Slot, Leave: v.Flags&leave != 0})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the namespaces: %w", err)

@@ -134,7 +134,8 @@ static __always_inline __u32 find_front(const struct sl_choice *c, __u16 slot)
 
 	if (fe)
 		return fe->inside;
-	if (is_loopback(c->addr, c->family) ? slot != SL_SLOT_HOST : !is_own_address(c->addr, c->family))
+	if (is_loopback(c->addr, c->family) ? slot != SL_SLOT_HOST
+					    : !is_own_address(c->addr, c->family))
 		return 0;
 	fe = frontend_of(c, SL_FE_NODE);
 	return fe ? fe->inside : 0;

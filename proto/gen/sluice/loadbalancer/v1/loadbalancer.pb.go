@@ -2232,11 +2232,11 @@ const file_sluice_loadbalancer_v1_loadbalancer_proto_rawDesc = "" +
 	"\x06upsert\x18\x02 \x01(\v2\x1f.sluice.loadbalancer.v1.ServiceH\x00R\x06upsert\x12<\n" +
 	"\x06delete\x18\x03 \x01(\v2\".sluice.loadbalancer.v1.ServiceKeyH\x00R\x06delete\x12>\n" +
 	"\bbookmark\x18\x04 \x01(\v2 .sluice.loadbalancer.v1.BookmarkH\x00R\bbookmarkB\a\n" +
-	"\x05event\">\n" +
+	"\x05event\"Q\n" +
 	"\n" +
-	"ServiceKey\x12\x1c\n" +
-	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"7\n" +
+	"ServiceKey\x12%\n" +
+	"\tnamespace\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18?R\tnamespace\x12\x1c\n" +
+	"\x04name\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x04name\"7\n" +
 	"\bBookmark\x12+\n" +
 	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\x96\x01\n" +
 	"\x16WaitForRevisionRequest\x12\x1a\n" +

@@ -99,7 +99,7 @@ func (m *machine) copy(from, to string) {
 
 // path is where a path of the machine lies.
 func (m *machine) path(path string) string {
-	if strings.HasPrefix(path, "/proc/") {
+	if strings.HasPrefix(path, "/proc/") || strings.HasPrefix(path, "/sys/") { // of the kernel, which is one
 		return path
 	}
 	return filepath.Join(m.dir, path)

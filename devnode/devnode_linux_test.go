@@ -456,7 +456,8 @@ func TestKernelLoadBalancerIsLeftOutOnRequest(t *testing.T) {
 	if _, err := n.PID(LoadBalancer); err != nil {
 		t.Error(err)
 	}
-	if content, err := os.ReadFile(filepath.Join(n.ServiceDir(), "web.yaml")); err != nil || string(content) != "kind: Service\n" {
+	content, err := os.ReadFile(filepath.Join(n.ServiceDir(), "web.yaml"))
+	if err != nil || string(content) != "kind: Service\n" {
 		t.Errorf("the directory of services has %q, %v", content, err)
 	}
 	down(t, o)

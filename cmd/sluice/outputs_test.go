@@ -68,7 +68,8 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	file := nodetest.Write(t, dir, "web.yaml", nodetest.WebPolicy)
 	bad := nodetest.Write(t, dir, "bad.yaml", strings.Replace(nodetest.WebPolicy, "podSelector: {}", "refuse: why", 1))
 	web := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebService)
-	wrong := nodetest.Write(t, filepath.Dir(web), "wrong.yaml", strings.Replace(nodetest.WebService, "port: 80", "refuse: why", 1))
+	wrong := nodetest.Write(t, filepath.Dir(web), "wrong.yaml",
+		strings.Replace(nodetest.WebService, "port: 80", "refuse: why", 1))
 	broken := nodetest.Write(t, dir, "broken.yaml", "a: [\n")
 
 	var got strings.Builder
@@ -111,6 +112,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 			}
 		}
 	}
-	text := strings.NewReplacer(dir, "DIR", filepath.Dir(web), "DIR", n.RunDir, "RUN", filepath.Dir(mustExecutable(t)), "SELF").Replace(got.String())
+	text := strings.NewReplacer(dir, "DIR", filepath.Dir(web), "DIR", n.RunDir, "RUN",
+		filepath.Dir(mustExecutable(t)), "SELF").Replace(got.String())
 	compareWithFile(t, "outputs.txt", passing.ReplaceAllString(text, "TIME"))
 }

@@ -63,7 +63,8 @@ addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 	up.Flags().StringVar(&o.ServiceDir, "service-dir", "",
 		"directory of manifests of Services and EndpointSlices that are in force besides what is applied (default: an "+
 			"empty one below the run directory)")
-	up.Flags().BoolVar(&o.NoLoadBalancer, "no-loadbalancer", false, "leave sluice-loadbalancer out; no service is translated")
+	up.Flags().BoolVar(&o.NoLoadBalancer, "no-loadbalancer", false,
+		"leave sluice-loadbalancer out; no service is translated")
 	up.Flags().IntVar(&o.Nodes, "nodes", 1, fmt.Sprintf("how many nodes, at most %d", devnode.MaxNodes))
 	up.Flags().IntVar(&o.EtcdMembers, "etcd-members", 1, "1 or 3, for several nodes")
 	up.Flags().StringVar(&o.Routing, "routing", devnode.DefaultRouting,
@@ -267,7 +268,8 @@ Connect a network namespace by hand, as a container runtime would:
 
 End it:
   sluice dev down --instance %[8]s
-`, strings.Join(prefixTexts(node.PodCIDRs()), ", "), node.Netns(), node.CNIConfDir(), node.PolicyDir(), node.PolicyMode(),
+`, strings.Join(prefixTexts(node.PodCIDRs()), ", "), node.Netns(), node.CNIConfDir(), node.PolicyDir(),
+		node.PolicyMode(),
 		servicesText(node), filepath.Dir(node.Log("ipam")),
 		node.Instance(), filepath.Dir(node.Plugin()), node.Plugin(), node.PluginConfig())
 }

@@ -310,7 +310,8 @@ func concerned(done *changes, docs []manifest.Document) []*lbv1.ServiceKey {
 			}
 			name = docs[i].Service
 		}
-		if !slices.ContainsFunc(keys, func(k *lbv1.ServiceKey) bool { return k.Namespace == ch.Namespace && k.Name == name }) {
+		same := func(k *lbv1.ServiceKey) bool { return k.Namespace == ch.Namespace && k.Name == name }
+		if !slices.ContainsFunc(keys, same) {
 			keys = append(keys, &lbv1.ServiceKey{Namespace: ch.Namespace, Name: name})
 		}
 	}
@@ -319,7 +320,9 @@ func concerned(done *changes, docs []manifest.Document) []*lbv1.ServiceKey {
 
 // await returns nil when a datapath is connected and the kernel enforces the
 // revision, else why it does not.
-func await(ctx context.Context, inv *invocation.Invocation, o changeFlags, done *changes, docs []manifest.Document) error {
+func await(ctx context.Context, inv *invocation.Invocation, o changeFlags, done *changes,
+	docs []manifest.Document,
+) error {
 	limit := o.wait.Limit(inv.Timeout)
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -5,7 +5,6 @@ package service
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -50,8 +49,9 @@ type backend struct {
 
 func frontendOf(f *lbv1.Frontend) frontend {
 	return frontend{
-		Address: f.GetKey().GetAddress(), Port: f.GetKey().GetPort(), Protocol: output.Enum(f.GetKey().GetProtocol(), "PROTOCOL_"),
-		Family: output.Enum(f.GetKey().GetFamily(), "IP_FAMILY_"), Kind: output.Enum(f.GetKind(), "FRONTEND_KIND_"),
+		Address: f.GetKey().GetAddress(), Port: f.GetKey().GetPort(),
+		Protocol: output.Enum(f.GetKey().GetProtocol(), "PROTOCOL_"),
+		Family:   output.Enum(f.GetKey().GetFamily(), "IP_FAMILY_"), Kind: output.Enum(f.GetKind(), "FRONTEND_KIND_"),
 		PortName: f.GetPortName(), Inside: backendsOf(f.GetInside()), Outside: backendsOf(f.GetOutside()),
 		Affinity: f.GetAffinitySeconds(), Ranges: f.GetSourceRanges(), text: FrontendText(f.GetKey()),
 	}
@@ -116,7 +116,7 @@ func printOne(ctx context.Context, inv *invocation.Invocation, key *lbv1.Service
 	request := &lbv1.GetServiceRequest{Namespace: key.GetNamespace(), Name: key.GetName()}
 	r, err := invocation.Ask(ctx, inv, invocation.LoadBalancer, client.GetService, request)
 	if status.Code(err) == codes.NotFound {
-		return errors.New("there is no service " + key.GetNamespace() + "/" + key.GetName() + "; see `sluice service list --all`")
+		return fmt.Errorf("there is no service %s/%s; see `sluice service list --all`", key.GetNamespace(), key.GetName())
 	}
 	if err != nil {
 		return err

@@ -87,9 +87,11 @@ func TestApplyNamesFileAndFieldOfWhatIsWrong(t *testing.T) {
 		"warning: "+unknown+": document 1 (line 1): Service shop/x: spec.unknown: no such field; it is ignored")
 
 	// A dump of a cluster has other objects too.
-	mixed := nodetest.Write(t, dir, "mixed.yaml", nodetest.WebService+"---\napiVersion: v1\nkind: Pod\nmetadata: {name: p}\n")
+	mixed := nodetest.Write(t, dir, "mixed.yaml",
+		nodetest.WebService+"---\napiVersion: v1\nkind: Pod\nmetadata: {name: p}\n")
 	_, errOut = n.Want(t, 0, "service", "apply", "-f", mixed, "--skip-other-kinds")
-	nodetest.WantLines(t, errOut, "note: "+mixed+": document 3 (line 11): Pod p: is no service and no endpoint slice, and left out")
+	nodetest.WantLines(t, errOut,
+		"note: "+mixed+": document 3 (line 11): Pod p: is no service and no endpoint slice, and left out")
 	_, errOut = n.Want(t, invocation.ExitFailed, "service", "delete", "-f", mixed)
 	nodetest.WantLines(t, errOut, "sluice: "+mixed+": document 3 (line 11): Pod p: is no service and no endpoint slice")
 	for _, args := range [][]string{
@@ -108,8 +110,10 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 	n.Balancer.Extra = []*lbv1.Service{
 		{Namespace: "shop", Name: "quiet", Type: "Headless", Source: "file", Origin: "quiet.yaml", Endpoints: 3},
 		{
-			Namespace: "shop", Name: "door", Type: "LoadBalancer", Source: "grpc", Manager: "argo", Addresses: []string{"fd00:96::1"},
-			Ports: []*lbv1.ServicePort{{Name: "dns", Protocol: netv1.Protocol_PROTOCOL_UDP, Port: 53, NodePort: 30053}}, Revision: 5,
+			Namespace: "shop", Name: "door", Type: "LoadBalancer", Source: "grpc", Manager: "argo",
+			Addresses: []string{"fd00:96::1"},
+			Ports: []*lbv1.ServicePort{{Name: "dns", Protocol: netv1.Protocol_PROTOCOL_UDP, Port: 53,
+				NodePort: 30053}}, Revision: 5,
 			Frontends: []*lbv1.Frontend{
 				{
 					Key: &lbv1.FrontendKey{
@@ -131,7 +135,8 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 		},
 	}
 	n.Balancer.Refused = []*lbv1.RefusedObject{
-		{Key: &lbv1.ObjectKey{Kind: "EndpointSlice", Namespace: "shop", Name: "lost-1"}, Source: "grpc", Error: "its service shop/lost is missing"},
+		{Key: &lbv1.ObjectKey{Kind: "EndpointSlice", Namespace: "shop", Name: "lost-1"}, Source: "grpc",
+			Error: "its service shop/lost is missing"},
 		{Source: "file", Origin: "z.yaml", Error: "is no YAML"},
 	}
 	out, _ := n.Want(t, 0, "service", "list")
@@ -148,12 +153,14 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 	}
 	out, _ = n.Want(t, 0, "service", "list", "--all", "-n", "shop", "-o", "json")
 	var all listing
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Services) != 3 || len(all.Refused) != 2 || all.Revision != 7 {
+	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Services) != 3 ||
+		len(all.Refused) != 2 || all.Revision != 7 {
 		t.Errorf("list -o json: %v, %s", err, out)
 	}
 
 	out, _ = n.Want(t, 0, "service", "get", "shop/web")
-	nodetest.WantLines(t, out, "Service shop/web", "Endpoints 2 of 2 ready", "Affinity none", "Revision 7, enforced by the kernel",
+	nodetest.WantLines(t, out, "Service shop/web", "Endpoints 2 of 2 ready", "Affinity none",
+		"Revision 7, enforced by the kernel",
 		"FRONTEND KIND PORT FROM BACKENDS",
 		"10.96.0.10:80/TCP cluster-ip http everywhere 10.244.0.2:8080, 10.244.0.3:8080")
 	out, _ = n.Want(t, 0, "service", "get", "door", "-n", "shop")

@@ -103,17 +103,20 @@ func (s *loadBalancerStatus) warnings() (all []string) {
 		all = append(all, "sluice-loadbalancer: "+problem)
 	}
 	if s.Refused > 0 && len(s.problems) == 0 {
-		all = append(all, fmt.Sprintf("sluice-loadbalancer: %d objects or files were refused; see `sluice service list`", s.Refused))
+		all = append(all,
+			fmt.Sprintf("sluice-loadbalancer: %d objects or files were refused; see `sluice service list`", s.Refused))
 	}
 	for _, x := range s.Sources {
 		if !x.Synced && x.Error == "" { // an error is one of the problems
-			all = append(all, "sluice-loadbalancer: source "+strings.TrimSuffix(x.Name+" "+x.Manager, " ")+" is not complete yet")
+			name := strings.TrimSuffix(x.Name+" "+x.Manager, " ")
+			all = append(all, "sluice-loadbalancer: source "+name+" is not complete yet")
 		}
 	}
 	for _, x := range s.Subscribers {
 		if x.Enforces && !x.Connected {
-			all = append(all, fmt.Sprintf("sluice-loadbalancer: %s is not connected: the kernel keeps the services of revision %d",
-				x.Name, x.Revision))
+			all = append(all,
+				fmt.Sprintf("sluice-loadbalancer: %s is not connected: the kernel keeps the services of revision %d",
+					x.Name, x.Revision))
 		}
 	}
 	if s.Frontends > 0 && !slices.ContainsFunc(s.Subscribers, func(x serviceSubscriber) bool { return x.Enforces }) {
@@ -173,8 +176,9 @@ func (f *frontendStream) warnings(b *loadBalancerStatus) (all []string) {
 			cmp.Or(f.Error, "the load balancer has not listed them yet"))
 	}
 	if f.Earlier > 0 {
-		all = append(all, fmt.Sprintf("sluice-datapath: %d frontends stay that the load balancer does not name since its state was "+
-			"lost, until all of its sources are complete", f.Earlier))
+		all = append(all,
+			fmt.Sprintf("sluice-datapath: %d frontends stay that the load balancer does not name since its state was "+
+				"lost, until all of its sources are complete", f.Earlier))
 	}
 	return all
 }

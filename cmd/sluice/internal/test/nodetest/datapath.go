@@ -163,7 +163,8 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 	r.NodeProbes = f.node.Probes
 	if f.node.Balances {
 		r.FrontendStream = &datapathv1.FrontendStream{
-			Complete: f.node.FrontendError == "", Error: f.node.FrontendError, Revision: 6, EndedRevision: 6, Frontends: 1, Backends: 2,
+			Complete: f.node.FrontendError == "", Error: f.node.FrontendError, Revision: 6, EndedRevision: 6, Frontends: 1,
+			Backends: 2,
 		}
 	}
 	if !f.node.AddReady {

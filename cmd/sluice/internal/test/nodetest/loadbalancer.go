@@ -57,8 +57,10 @@ type loadBalancer struct {
 func newLoadBalancer() *loadBalancer {
 	return &loadBalancer{
 		Revision: 6, Objects: map[string]string{}, Enforcing: []string{"datapath"},
-		Sources:     []*lbv1.SourceStatus{{Name: "grpc", Synced: true}},
-		Subscribers: []*lbv1.SubscriberStatus{{Name: "datapath", Connected: true, Enforces: true, Revision: 6, EndedRevision: 6}},
+		Sources: []*lbv1.SourceStatus{{Name: "grpc", Synced: true}},
+		Subscribers: []*lbv1.SubscriberStatus{{
+			Name: "datapath", Connected: true, Enforces: true, Revision: 6, EndedRevision: 6,
+		}},
 	}
 }
 
@@ -79,7 +81,9 @@ type object struct {
 
 func (o *object) text() string { return o.Kind + " " + o.Metadata.Namespace + "/" + o.Metadata.Name }
 
-func (f *loadBalancer) UpsertServices(_ context.Context, r *lbv1.UpsertServicesRequest) (*lbv1.UpsertServicesResponse, error) {
+func (f *loadBalancer) UpsertServices(_ context.Context, r *lbv1.UpsertServicesRequest) (*lbv1.UpsertServicesResponse,
+	error,
+) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	if r.IfRevision != nil && r.GetIfRevision() != f.Revision {
@@ -139,7 +143,9 @@ func (f *loadBalancer) UpsertServices(_ context.Context, r *lbv1.UpsertServicesR
 	return resp, nil
 }
 
-func (f *loadBalancer) DeleteServices(_ context.Context, r *lbv1.DeleteServicesRequest) (*lbv1.DeleteServicesResponse, error) {
+func (f *loadBalancer) DeleteServices(_ context.Context, r *lbv1.DeleteServicesRequest) (*lbv1.DeleteServicesResponse,
+	error,
+) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	resp := &lbv1.DeleteServicesResponse{}
@@ -175,9 +181,10 @@ func (f *loadBalancer) services(frontends bool) (all []*lbv1.Service) {
 
 func (f *loadBalancer) service(o *object, frontends bool) *lbv1.Service {
 	s := &lbv1.Service{
-		Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, Source: "grpc", Type: "ClusterIP", Addresses: []string{o.Spec.ClusterIP},
-		Ports:    []*lbv1.ServicePort{{Name: "http", Protocol: netv1.Protocol_PROTOCOL_TCP, Port: o.Spec.Port}},
-		Revision: f.Revision, UpdateTime: timestamppb.Now(), Notes: f.Notes, Enforced: f.WaitError == nil,
+		Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, Source: "grpc", Type: "ClusterIP",
+		Addresses: []string{o.Spec.ClusterIP},
+		Ports:     []*lbv1.ServicePort{{Name: "http", Protocol: netv1.Protocol_PROTOCOL_TCP, Port: o.Spec.Port}},
+		Revision:  f.Revision, UpdateTime: timestamppb.Now(), Notes: f.Notes, Enforced: f.WaitError == nil,
 	}
 	inside := &lbv1.BackendList{WhenEmpty: lbv1.EmptyAction_EMPTY_ACTION_REJECT}
 	for _, text := range output.Ordered(f.Objects) {
@@ -203,7 +210,9 @@ func (f *loadBalancer) service(o *object, frontends bool) *lbv1.Service {
 	return s
 }
 
-func (f *loadBalancer) ListServices(r *lbv1.ListServicesRequest, stream grpc.ServerStreamingServer[lbv1.ListServicesResponse]) error {
+func (f *loadBalancer) ListServices(r *lbv1.ListServicesRequest,
+	stream grpc.ServerStreamingServer[lbv1.ListServicesResponse],
+) error {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	keep := func(want, have string) bool { return want == "" || want == have }
@@ -237,7 +246,9 @@ func (f *loadBalancer) GetService(_ context.Context, r *lbv1.GetServiceRequest) 
 	return nil, status.Error(codes.NotFound, "there is no such service")
 }
 
-func (f *loadBalancer) WaitForRevision(ctx context.Context, r *lbv1.WaitForRevisionRequest) (*lbv1.WaitForRevisionResponse, error) {
+func (f *loadBalancer) WaitForRevision(ctx context.Context,
+	r *lbv1.WaitForRevisionRequest,
+) (*lbv1.WaitForRevisionResponse, error) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	f.Waited = r
@@ -248,7 +259,9 @@ func (f *loadBalancer) WaitForRevision(ctx context.Context, r *lbv1.WaitForRevis
 		<-ctx.Done() // the kernel is slow
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
-	return &lbv1.WaitForRevisionResponse{Revision: f.Revision, Disconnected: f.Disconnected, Enforcing: f.Enforcing}, f.WaitError
+	return &lbv1.WaitForRevisionResponse{
+		Revision: f.Revision, Disconnected: f.Disconnected, Enforcing: f.Enforcing,
+	}, f.WaitError
 }
 
 func (f *loadBalancer) GetStatus(context.Context, *lbv1.GetStatusRequest) (*lbv1.GetStatusResponse, error) {

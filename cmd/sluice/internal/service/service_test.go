@@ -95,8 +95,16 @@ func TestApplyNamesFileAndFieldOfWhatIsWrong(t *testing.T) {
 	_, errOut = n.Want(t, invocation.ExitFailed, "service", "delete", "-f", mixed)
 	nodetest.WantLines(t, errOut, "sluice: "+mixed+": document 3 (line 11): Pod p: is no service and no endpoint slice")
 	for _, args := range [][]string{
-		{"apply"}, {"apply", "x"}, {"delete"}, {"delete", "web", "-f", good}, {"delete", "a/b/c"}, {"delete", "/web"},
-		{"get"}, {"get", ""}, {"list", "--address", "web"}, {"list", "x"},
+		{"apply"},
+		{"apply", "x"},
+		{"delete"},
+		{"delete", "web", "-f", good},
+		{"delete", "a/b/c"},
+		{"delete", "/web"},
+		{"get"},
+		{"get", ""},
+		{"list", "--address", "web"},
+		{"list", "x"},
 	} {
 		n.Want(t, invocation.ExitUsage, append([]string{"service"}, args...)...)
 	}
@@ -112,8 +120,10 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 		{
 			Namespace: "shop", Name: "door", Type: "LoadBalancer", Source: "grpc", Manager: "argo",
 			Addresses: []string{"fd00:96::1"},
-			Ports: []*lbv1.ServicePort{{Name: "dns", Protocol: netv1.Protocol_PROTOCOL_UDP, Port: 53,
-				NodePort: 30053}}, Revision: 5,
+			Ports: []*lbv1.ServicePort{{
+				Name: "dns", Protocol: netv1.Protocol_PROTOCOL_UDP, Port: 53,
+				NodePort: 30053,
+			}}, Revision: 5,
 			Frontends: []*lbv1.Frontend{
 				{
 					Key: &lbv1.FrontendKey{
@@ -135,8 +145,10 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 		},
 	}
 	n.Balancer.Refused = []*lbv1.RefusedObject{
-		{Key: &lbv1.ObjectKey{Kind: "EndpointSlice", Namespace: "shop", Name: "lost-1"}, Source: "grpc",
-			Error: "its service shop/lost is missing"},
+		{
+			Key: &lbv1.ObjectKey{Kind: "EndpointSlice", Namespace: "shop", Name: "lost-1"}, Source: "grpc",
+			Error: "its service shop/lost is missing",
+		},
 		{Source: "file", Origin: "z.yaml", Error: "is no YAML"},
 	}
 	out, _ := n.Want(t, 0, "service", "list")

@@ -154,7 +154,8 @@ func open(ctx context.Context, cfg Config, a around) (_ *node, err error) {
 func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 	n.Kernel, err = kernel.Open(ctx, kernel.Options{
 		Dir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, TunnelPorts: cfg.closedPorts(), EventsPerSecond: cfg.Events.PerSecond,
-		Routing: cfg.Routing.kernel(), CopyDSCP: cfg.Routing.CopyDSCP, Services: cfg.LoadBalancing.on(), Sockets: cfg.LoadBalancing.sockets(),
+		Routing: cfg.Routing.kernel(), CopyDSCP: cfg.Routing.CopyDSCP,
+		Services: cfg.LoadBalancing.on(), Sockets: cfg.LoadBalancing.sockets(),
 		ValidateOnly: cfg.ValidateOnly, Log: n.log,
 	})
 	if err != nil || cfg.ValidateOnly {

@@ -97,7 +97,9 @@ func frontendsOf(run string, seq uint64, addrs ...string) *loadbalancerv1.WatchF
 	}
 	m.Steps = append(m.Steps, &loadbalancerv1.FrontendStep{Step: &loadbalancerv1.FrontendStep_Barrier{
 		Barrier: &loadbalancerv1.Barrier{
-			Incarnation: []byte(run), Seq: seq, Revision: seq, SnapshotComplete: true, State: []byte("state"), SourcesComplete: true,
+			Incarnation: []byte(
+				run,
+			), Seq: seq, Revision: seq, SnapshotComplete: true, State: []byte("state"), SourcesComplete: true,
 		},
 	}})
 	return m

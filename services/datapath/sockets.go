@@ -41,7 +41,11 @@ func (c LoadBalancingConfig) sockets() *sockets.Options {
 		return nil
 	}
 	// A cgroup that somebody names is meant, if it is not the root.
-	return &sockets.Options{Cgroup: c.cgroup(), Subtree: c.Cgroup != "", TranslateAll: c.OtherNamespaces == othersTranslate}
+	return &sockets.Options{
+		Cgroup:       c.cgroup(),
+		Subtree:      c.Cgroup != "",
+		TranslateAll: c.OtherNamespaces == othersTranslate,
+	}
 }
 
 // followSockets has the sockets of the node and of its containers reach services, and

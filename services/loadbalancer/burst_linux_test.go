@@ -43,8 +43,10 @@ func requests(services, backends int) [][]byte {
 				"addresses":  []string{fmt.Sprintf("10.%d.%d.%d", 1+n>>16, n>>8&255, n&255)},
 				"conditions": object{"ready": true, "serving": true, "terminating": false},
 				"nodeName":   fmt.Sprintf("node-%d", n%100), "zone": fmt.Sprintf("zone-%d", n%3),
-				"targetRef": object{"kind": "Pod", "namespace": "default", "name": fmt.Sprintf("%s-%d", name, j),
-					"uid": "11111111-2222-3333-4444-555555555555"},
+				"targetRef": object{
+					"kind": "Pod", "namespace": "default", "name": fmt.Sprintf("%s-%d", name, j),
+					"uid": "11111111-2222-3333-4444-555555555555",
+				},
 			})
 		}
 		for _, x := range []object{
@@ -58,8 +60,10 @@ func requests(services, backends int) [][]byte {
 			},
 			{
 				"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-				"metadata": object{"name": name + "-abcde", "namespace": "default",
-					"labels": object{"kubernetes.io/service-name": name}},
+				"metadata": object{
+					"name": name + "-abcde", "namespace": "default",
+					"labels": object{"kubernetes.io/service-name": name},
+				},
 				"addressType": "IPv4", "ports": []object{{"name": "http", "port": 8080, "protocol": "TCP"}}, "endpoints": endpoints,
 			},
 		} {
@@ -154,8 +158,10 @@ func burst(b *testing.B, services, backends int) {
 		text := fmt.Sprintf("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: service-7-abcde, "+
 			"labels: {kubernetes.io/service-name: service-7}}\n"+
 			"addressType: IPv4\nports: [{name: http, port: 8080}]\nendpoints: [{addresses: [10.200.0.%d]}]\n", 1+i%200)
-		if _, err := p.UpsertServices(ctx, &lbv1.UpsertServicesRequest{Manifests: []byte(text),
-			Manager: "bench"}); err != nil {
+		if _, err := p.UpsertServices(ctx, &lbv1.UpsertServicesRequest{
+			Manifests: []byte(text),
+			Manager:   "bench",
+		}); err != nil {
 			b.Fatal(err)
 		}
 		revision++

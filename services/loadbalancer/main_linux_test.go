@@ -127,8 +127,10 @@ func (s *subscription) send(m *lbv1.WatchFrontendsRequest) {
 
 func (s *subscription) ack(enforced, ended uint64) {
 	s.t.Helper()
-	s.send(&lbv1.WatchFrontendsRequest{Message: &lbv1.WatchFrontendsRequest_Ack{Ack: &lbv1.Ack{Enforced: enforced,
-		Ended: ended}}})
+	s.send(&lbv1.WatchFrontendsRequest{Message: &lbv1.WatchFrontendsRequest_Ack{Ack: &lbv1.Ack{
+		Enforced: enforced,
+		Ended:    ended,
+	}}})
 }
 
 // until carries out steps up to the barrier of a revision.

@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// The addresses of the service, and the ports of service and backends.
+// serviceAddresses are those of the service, one of each family.
 var serviceAddresses = []netip.Addr{netip.MustParseAddr("10.96.7.10"), netip.MustParseAddr("fd00:96:7::10")}
 
 const (

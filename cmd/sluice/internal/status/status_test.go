@@ -191,8 +191,8 @@ func TestStatusTellsOfServices(t *testing.T) {
 	}
 	n.Stop("loadbalancer")
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
-	if !strings.Contains(out, "Warning: sluice-loadbalancer: services stay as they are: ") || !strings.Contains(out, "Ready") ||
-		strings.Contains(out, "Problem") {
+	if !strings.Contains(out, "Warning: sluice-loadbalancer: services stay as they are: ") ||
+		!strings.Contains(out, "Ready") || strings.Contains(out, "Problem") {
 		t.Errorf("without the load balancer that the datapath uses\n%s", out)
 	}
 	n.Balances = false

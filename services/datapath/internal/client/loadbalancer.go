@@ -45,7 +45,8 @@ func (l *LoadBalancer) Subscribe(ctx context.Context, s frontendstream.Subscript
 	st := &frontendStream{stream: stream, health: &l.Health}
 	err = st.send(&loadbalancerv1.WatchFrontendsRequest{Message: &loadbalancerv1.WatchFrontendsRequest_Subscribe{
 		Subscribe: &loadbalancerv1.Subscribe{
-			Name: s.Name, Role: loadbalancerv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Incarnation: []byte(s.Incarnation), Seq: s.Seq,
+			Name: s.Name, Role: loadbalancerv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES,
+			Incarnation: []byte(s.Incarnation), Seq: s.Seq,
 		},
 	}})
 	if err != nil {
@@ -241,7 +242,10 @@ func backendList(p *loadbalancerv1.BackendList) (*frontend.List, error) {
 		if err != nil || b.GetPort() == 0 || b.GetPort() > 65535 {
 			return nil, fmt.Errorf("%w: backend %q port %d", errMalformed, b.GetAddress(), b.GetPort())
 		}
-		l.Backends[i] = frontend.Backend{AddrPort: netip.AddrPortFrom(a, uint16(b.GetPort())), Terminating: b.GetTerminating()}
+		l.Backends[i] = frontend.Backend{
+			AddrPort:    netip.AddrPortFrom(a, uint16(b.GetPort())),
+			Terminating: b.GetTerminating(),
+		}
 	}
 	return l, nil
 }

@@ -143,7 +143,9 @@ func TestFrontendStreamCarriesEverythingBothWays(t *testing.T) {
 	bad.Inside.Backends[0].Address = "localhost"
 	unsorted := wholeFrontend()
 	unsorted.Inside.Backends[1].Address = "10.244.0.0"
-	if err := script.Send(steps(upsertStep(wholeFrontend()), removeStep(node6), upsertStep(bad), upsertStep(unsorted), wholeBarrier(8, true))); err != nil {
+	if err := script.Send(steps(
+		upsertStep(wholeFrontend()), removeStep(node6), upsertStep(bad), upsertStep(unsorted), wholeBarrier(8, true),
+	)); err != nil {
 		t.Fatal(err)
 	}
 	got, err := stream.Recv()
@@ -266,7 +268,9 @@ func TestFrontendsAreFollowedOverTheEndOfTheService(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lb.sock")
 	s, stop := serveLoadBalancer(t, path)
 	k := &frontendKernel{have: map[frontend.Key]*frontend.Frontend{}}
-	f := frontendstream.New(frontendstream.Options{Name: "node", Service: dialLoadBalancer(t, path), Kernel: k, Log: log.Discard()})
+	f := frontendstream.New(
+		frontendstream.Options{Name: "node", Service: dialLoadBalancer(t, path), Kernel: k, Log: log.Discard()},
+	)
 	ctx, cancel := context.WithCancel(t.Context())
 	var work sync.WaitGroup
 	work.Go(func() { _ = f.Run(ctx) })

@@ -76,7 +76,9 @@ func newNode(t testing.TB) *node {
 	for name := range spec.Maps {
 		declared[name] = maps[name]
 	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: declared, Cache: btf.NewCache()})
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
+		MapReplacements: declared, Cache: btf.NewCache(),
+	})
 	must("load sluice_judge", err)
 	t.Cleanup(coll.Close)
 	n.evaluator = coll.Programs["sluice_judge"]

@@ -103,7 +103,8 @@ func (s Status) Refused() []string {
 // New returns a Follower; Run does its work.
 func New(o Options) *Follower {
 	return &Follower{
-		o: o, synced: make(chan struct{}), earlier: map[frontend.Key]struct{}{}, waiting: map[frontend.Key]*frontend.Frontend{},
+		o: o, synced: make(chan struct{}),
+		earlier: map[frontend.Key]struct{}{}, waiting: map[frontend.Key]*frontend.Frontend{},
 		unended: true, // by an earlier process, perhaps
 		st:      Status{Err: errors.New("loadbalancer: not connected yet"), Refusals: map[frontend.Key]string{}},
 	}
@@ -202,7 +203,14 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 		cancel()
 		return false, err
 	}
-	s := &session{f: f, stream: stream, sub: sub, tx: &frontend.Transaction{}, bad: map[frontend.Key]error{}, ending: ending{done: make(chan error, 1)}}
+	s := &session{
+		f:      f,
+		stream: stream,
+		sub:    sub,
+		tx:     &frontend.Transaction{},
+		bad:    map[frontend.Key]error{},
+		ending: ending{done: make(chan error, 1)},
+	}
 	messages, over := receive(ctx, stream)
 	defer func() {
 		cancel()
@@ -278,9 +286,23 @@ func (s *session) check(b Barrier) error {
 	case b.Incarnation == "" || b.State == "":
 		return fmt.Errorf("%w: a barrier without incarnation or state", errProtocol)
 	case s.last == nil && !b.SnapshotComplete && (b.Incarnation != s.sub.Incarnation || b.Seq <= s.sub.Seq):
-		return fmt.Errorf("%w: barrier %d of %x goes on behind %d of %x", errProtocol, b.Seq, b.Incarnation, s.sub.Seq, s.sub.Incarnation)
+		return fmt.Errorf(
+			"%w: barrier %d of %x goes on behind %d of %x",
+			errProtocol,
+			b.Seq,
+			b.Incarnation,
+			s.sub.Seq,
+			s.sub.Incarnation,
+		)
 	case s.last != nil && (b.Incarnation != s.last.Incarnation || b.Seq <= s.last.Seq):
-		return fmt.Errorf("%w: barrier %d of %x follows %d of %x", errProtocol, b.Seq, b.Incarnation, s.last.Seq, s.last.Incarnation)
+		return fmt.Errorf(
+			"%w: barrier %d of %x follows %d of %x",
+			errProtocol,
+			b.Seq,
+			b.Incarnation,
+			s.last.Seq,
+			s.last.Incarnation,
+		)
 	case s.last != nil && b.SnapshotComplete:
 		return fmt.Errorf("%w: barrier %d ends a second snapshot", errProtocol, b.Seq)
 	case !b.SnapshotComplete && b.State != s.f.state:
@@ -362,7 +384,11 @@ func (s *session) barrier(ctx context.Context, b Barrier) error {
 
 // complete adds to a transaction what its barrier says of frontends that it does
 // not name, and returns those that it does.
-func (f *Follower) complete(tx *frontend.Transaction, bad map[frontend.Key]error, b Barrier) (map[frontend.Key]struct{}, error) {
+func (f *Follower) complete(
+	tx *frontend.Transaction,
+	bad map[frontend.Key]error,
+	b Barrier,
+) (map[frontend.Key]struct{}, error) {
 	var keys []frontend.Key
 	if b.SnapshotComplete {
 		var err error

@@ -101,7 +101,9 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlSk: func(_ *ebpf.Map, visit func(key, value string) error) error {
 		return visit("sockets", "what each socket was translated to is in its own storage, which cannot be listed by a key")
 	},
-	bpf.MapsMapSlFrag:    entries(fragmentKey, func(v *uint32) string { return fmt.Sprintf("ports %d %d", *v>>16, *v&0xffff) }),
+	bpf.MapsMapSlFrag: entries(fragmentKey, func(v *uint32) string {
+		return fmt.Sprintf("ports %d %d", *v>>16, *v&0xffff)
+	}),
 	bpf.MapsMapSlCtStats: perCPU(statName, add[uint64], plain[uint64]),
 	bpf.MapsMapSlMetrics: perCPU(cellName, func(sum *bpf.MapsSlCounter, v bpf.MapsSlCounter) {
 		sum.Packets += v.Packets

@@ -173,8 +173,10 @@ func TestKernelDumpOfServicesIsInWords(t *testing.T) {
 		t.Fatalf("Apply: %+v, %v", res, err)
 	}
 	for name, values := range map[string][2]any{
-		bpf.MapsMapSlNs:   {uint64(4026531840), bpf.MapsSlNs{Slot: 3, Flags: 1}},
-		bpf.MapsMapSlAff4: {bpf.MapsSlAffKey4{Client: binary.NativeEndian.Uint32([]byte{10, 244, 0, 10}), Group: 1}, uint64(2) | 77<<32},
+		bpf.MapsMapSlNs: {uint64(4026531840), bpf.MapsSlNs{Slot: 3, Flags: 1}},
+		bpf.MapsMapSlAff4: {
+			bpf.MapsSlAffKey4{Client: binary.NativeEndian.Uint32([]byte{10, 244, 0, 10}), Group: 1}, uint64(2) | 77<<32,
+		},
 		bpf.MapsMapSlAff6: {bpf.MapsSlAffKey6{Client: netip.MustParseAddr("fd00::1").As16(), Group: 1}, uint64(1) | 78<<32},
 	} {
 		if err := k.Pins.Map(name).Update(values[0], values[1], ebpf.UpdateAny); err != nil {

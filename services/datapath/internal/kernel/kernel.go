@@ -273,7 +273,8 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	}
 	switch {
 	case o.Sockets != nil:
-		if k.Sockets, err = sockets.Open(o.Dir, k.Programs.On(program.Sockets), *o.Sockets, o.ValidateOnly, o.Log); err == nil {
+		hooks := k.Programs.On(program.Sockets)
+		if k.Sockets, err = sockets.Open(o.Dir, hooks, *o.Sockets, o.ValidateOnly, o.Log); err == nil {
 			k.SocketList, err = socketlist.Open(k.Pins.Map(bpf.MapsMapSlSk))
 		}
 	case !o.ValidateOnly:

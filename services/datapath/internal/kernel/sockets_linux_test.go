@@ -181,10 +181,14 @@ func putBackend(t testing.TB, k *Kernel, number uint32, at netip.AddrPort, state
 		must(t, "write a backend", k.Pins.Map(bpf.MapsMapSlBe4).Put(number, word|uint64(binary.NativeEndian.Uint32(a[:]))))
 		return
 	}
-	must(t, "write a backend", k.Pins.Map(bpf.MapsMapSlBe6).Put(number, &bpf.MapsSlBe6{Word: word, Addr: at.Addr().As16()}))
+	must(
+		t,
+		"write a backend",
+		k.Pins.Map(bpf.MapsMapSlBe6).Put(number, &bpf.MapsSlBe6{Word: word, Addr: at.Addr().As16()}),
+	)
 }
 
-// members writes a list, and returns the word that names it.
+// putMembers writes a list, and returns the word that names it.
 func putMembers(t testing.TB, k *Kernel, base uint32, backends ...uint32) (list uint64) {
 	t.Helper()
 	for i, b := range backends {
@@ -198,7 +202,7 @@ func putFront(t testing.TB, k *Kernel, number uint32, f bpf.MapsSlFront) {
 	must(t, "write a front", k.Pins.Map(bpf.MapsMapSlFront).Put(number, &f))
 }
 
-// frontend makes an address lead to a front for the node's own sockets.
+// putFrontend makes an address lead to a front for the node's own sockets.
 func putFrontend(t testing.TB, k *Kernel, at netip.AddrPort, proto, kind uint8, front uint32) {
 	t.Helper()
 	fe := &bpf.MapsSlFe{Inside: front}
@@ -338,8 +342,8 @@ func (w way) receive(t testing.TB, fd int) (a answer) {
 	return a
 }
 
-// The socket reaches a backend and sees the service: getpeername of a connection,
-// the source of what recvmsg returns without one.
+// TestKernelSocketsReachABackendAndSeeTheService: by getpeername of a connection, and
+// by the source of what recvmsg returns without one.
 func TestKernelSocketsReachABackendAndSeeTheService(t *testing.T) {
 	n := newSocketNode(t, 1)
 	serve(t, n.ns, backend4(1))
@@ -388,8 +392,8 @@ func TestKernelSocketsReachABackendAndSeeTheService(t *testing.T) {
 	}
 }
 
-// The socket remembers the last four backends that it has asked without a
-// connection; a fifth takes the place of the first, whose answers then show the
+// TestKernelUDPSocketRemembersFourPeers: the last four backends that it has asked
+// without a connection. A fifth takes the place of the first, whose answers then show the
 // backend.
 func TestKernelUDPSocketRemembersFourPeers(t *testing.T) {
 	for _, w := range []way{udp4, udp46, udp6} {
@@ -433,7 +437,8 @@ func TestKernelUDPSocketRemembersFourPeers(t *testing.T) {
 	}
 }
 
-// A call to a service without a backend fails as one to a closed port does. EPERM,
+// TestKernelRefusedConnectIsECONNREFUSEDNeverEPERM: a call to a service without a
+// backend fails as one to a closed port does. EPERM,
 // which a program's bare refusal is, has made kernels with NFS mounts hang.
 func TestKernelRefusedConnectIsECONNREFUSEDNeverEPERM(t *testing.T) {
 	n := newSocketNode(t, 1)
@@ -476,8 +481,8 @@ func TestKernelRefusedConnectIsECONNREFUSEDNeverEPERM(t *testing.T) {
 	}
 }
 
-// A call that was refused leaves nothing: the next one finds the backend that has
-// come meanwhile.
+// TestKernelRefusedSocketHealsWithTheNextCall, which finds the backend that has come
+// meanwhile: a call that was refused leaves nothing.
 func TestKernelRefusedSocketHealsWithTheNextCall(t *testing.T) {
 	n := newSocketNode(t, 1)
 	serve(t, n.ns, backend4(1))
@@ -559,7 +564,7 @@ func TestKernelForeignNamespacesAreLeftAlone(t *testing.T) {
 	check("known", "unknown", "known, to be left")
 }
 
-// A process reaches itself through the service: the connection goes from its own
+// TestKernelProcessReachesItselfThroughItsService: the connection goes from its own
 // address to its own address, and no packet leaves the namespace.
 func TestKernelProcessReachesItselfThroughItsService(t *testing.T) {
 	n := newSocketNode(t, 1)
@@ -701,7 +706,8 @@ func TestKernelAffinityKeepsAClientAtItsBackend(t *testing.T) {
 func (n *socketNode) affinity(family netip.Addr, e slotmap.Endpoint, group uint16, word *uint64) error {
 	if family.Is4() {
 		a := e.IPv4.As4()
-		return n.k.Pins.Map(bpf.MapsMapSlAff4).Lookup(&bpf.MapsSlAffKey4{Client: binary.NativeEndian.Uint32(a[:]), Group: group}, word)
+		return n.k.Pins.Map(bpf.MapsMapSlAff4).
+			Lookup(&bpf.MapsSlAffKey4{Client: binary.NativeEndian.Uint32(a[:]), Group: group}, word)
 	}
 	return n.k.Pins.Map(bpf.MapsMapSlAff6).Lookup(&bpf.MapsSlAffKey6{Client: e.IPv6.As16(), Group: group}, word)
 }
@@ -711,14 +717,19 @@ func (n *socketNode) remember(family netip.Addr, e slotmap.Endpoint, group uint1
 	n.Helper()
 	if family.Is4() {
 		a := e.IPv4.As4()
-		must(n, "remember", n.k.Pins.Map(bpf.MapsMapSlAff4).Put(&bpf.MapsSlAffKey4{Client: binary.NativeEndian.Uint32(a[:]), Group: group}, word))
+		must(
+			n,
+			"remember",
+			n.k.Pins.Map(bpf.MapsMapSlAff4).
+				Put(&bpf.MapsSlAffKey4{Client: binary.NativeEndian.Uint32(a[:]), Group: group}, word),
+		)
 		return
 	}
 	must(n, "remember", n.k.Pins.Map(bpf.MapsMapSlAff6).Put(&bpf.MapsSlAffKey6{Client: e.IPv6.As16(), Group: group}, word))
 }
 
-// Node ports answer at the node's own addresses, and at the loopback addresses for
-// the node's own sockets only. Another node's node port goes over the wire.
+// TestKernelNodePortsAnswerAtOwnAddresses, and at the loopback addresses for the
+// node's own sockets only. Another node's node port goes over the wire.
 func TestKernelNodePortsAnswerAtOwnAddresses(t *testing.T) {
 	own4, own6 := netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")
 	const port = 30080
@@ -731,7 +742,11 @@ func TestKernelNodePortsAnswerAtOwnAddresses(t *testing.T) {
 		reached     []netip.Addr
 		unreachable []netip.Addr // refused on a loopback device
 	}{
-		{"the node's", slotmap.HostSlot, []netip.Addr{own4, own6, loopback4, anyOf4, loopback6}, []netip.Addr{another4, another6}},
+		{
+			"the node's", slotmap.HostSlot,
+			[]netip.Addr{own4, own6, loopback4, anyOf4, loopback6},
+			[]netip.Addr{another4, another6},
+		},
 		{"an endpoint's", 1, []netip.Addr{own4, own6}, []netip.Addr{another4, another6, loopback4, anyOf4, loopback6}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -770,8 +785,8 @@ func TestKernelNodePortsAnswerAtOwnAddresses(t *testing.T) {
 	}
 }
 
-// While the list of a front flips at full speed, each connection is made to a
-// member of one list or the other: the words around them, which a mixture of both
+// TestKernelConnectsLandInOneListWhileItFlips at full speed: each connection is made
+// to a member of one list or the other. The words around them, which a mixture of both
 // would reach, are of a backend that is in neither.
 func TestKernelConnectsLandInOneListWhileItFlips(t *testing.T) {
 	n := newSocketNode(t, 1)
@@ -817,8 +832,8 @@ func TestKernelConnectsLandInOneListWhileItFlips(t *testing.T) {
 	}
 }
 
-// The programs run on when the datapath is away, are adopted by the next one, and
-// replaced in place by another build or another setting.
+// TestKernelSocketProgramsOutliveTheDatapath: they run on while it is away, are
+// adopted by the next one, and replaced in place by another build or another setting.
 func TestKernelSocketProgramsOutliveTheDatapath(t *testing.T) {
 	o := socketOptions(t, kerneltest.NewBPFFS(t))
 	ns := netnstest.New(t)
@@ -986,7 +1001,9 @@ func TestKernelNamespacesAreWrittenOnce(t *testing.T) {
 	must(t, "delete", k.Namespaces.Delete(b.Cookie))
 	must(t, "delete again", k.Namespaces.Delete(b.Cookie))
 	want(a)
-	for _, bad := range []sockets.Namespace{{}, {Cookie: 1, Slot: slotmap.NoSlot}, {Cookie: 1, Slot: slotmap.MaxEndpoints + 1}} {
+	for _, bad := range []sockets.Namespace{
+		{}, {Cookie: 1, Slot: slotmap.NoSlot}, {Cookie: 1, Slot: slotmap.MaxEndpoints + 1},
+	} {
 		if err := k.Namespaces.Set(bad); !errors.Is(err, pin.ErrInvalid) {
 			t.Errorf("set %+v: %v, want pin.ErrInvalid", bad, err)
 		}

@@ -39,8 +39,8 @@ func (s *Server) ListFrontends(
 
 func protoFrontend(f servicemap.Frontend) *datapathv1.KernelFrontend {
 	return &datapathv1.KernelFrontend{
-		Address: f.Key.Addr.String(), Port: uint32(f.Key.Port), Protocol: netv1.Protocol(f.Key.Protocol), NodePort: f.Key.Node,
-		Service: f.Service, Inside: protoFront(f.Inside), Outside: protoFront(f.Outside),
+		Address: f.Key.Addr.String(), Port: uint32(f.Key.Port), Protocol: netv1.Protocol(f.Key.Protocol),
+		NodePort: f.Key.Node, Service: f.Service, Inside: protoFront(f.Inside), Outside: protoFront(f.Outside),
 		AffinitySeconds: uint32(f.Affinity / time.Second),
 	}
 }
@@ -51,7 +51,10 @@ func protoFront(f *servicemap.Front) *datapathv1.KernelBackendList {
 	}
 	l := &datapathv1.KernelBackendList{Front: f.Number, Drop: f.Drop}
 	for _, b := range f.Backends {
-		l.Backends = append(l.Backends, &datapathv1.KernelBackend{Address: b.Addr().String(), Port: uint32(b.Port()), Number: b.Number})
+		l.Backends = append(
+			l.Backends,
+			&datapathv1.KernelBackend{Address: b.Addr().String(), Port: uint32(b.Port()), Number: b.Number},
+		)
 	}
 	return l
 }
@@ -62,7 +65,8 @@ const maxRefusedFrontends = 100
 func frontendStream(st frontendstream.Status, n servicemap.Counts) *datapathv1.FrontendStream {
 	refused := st.Refused()
 	p := &datapathv1.FrontendStream{
-		Complete: st.Complete, Revision: st.Revision, EndedRevision: st.Ended, Frontends: uint32(n.Frontends), Backends: uint32(n.Backends),
+		Complete: st.Complete, Revision: st.Revision, EndedRevision: st.Ended,
+		Frontends: uint32(n.Frontends), Backends: uint32(n.Backends),
 		RestingNumbers: uint32(n.Resting), EarlierFrontends: uint32(st.Earlier), RefusedCount: uint32(len(refused)),
 		Refused: refused[:min(len(refused), maxRefusedFrontends)],
 	}
@@ -82,8 +86,11 @@ func frontendWarnings(st frontendstream.Status) (all []string) {
 		all = append(all, fmt.Sprintf("services: not enforced: %d more", n))
 	}
 	if st.Earlier > 0 {
-		all = append(all, fmt.Sprintf("services: %d frontends stay that sluice-loadbalancer does not name since it lost its state, "+
-			"until all its sources are listed; see `sluice service status`", st.Earlier))
+		all = append(
+			all,
+			fmt.Sprintf("services: %d frontends stay that sluice-loadbalancer does not name since it lost its state, "+
+				"until all its sources are listed; see `sluice service status`", st.Earlier),
+		)
 	}
 	if st.Unsaved != "" {
 		all = append(all, "services: "+st.Unsaved)

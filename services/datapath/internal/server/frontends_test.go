@@ -42,9 +42,13 @@ func (l *listed) Send(m *datapathv1.ListFrontendsResponse) error {
 
 func TestFrontendsAreListedAsTheKernelHasThem(t *testing.T) {
 	s := &Server{Services: translated{{
-		Key:      frontend.Key{Addr: netip.IPv4Unspecified(), Port: 30080, Protocol: frontend.UDP, Node: true},
-		Service:  "shop/web:dns",
-		Outside:  &servicemap.Front{Number: 9, Drop: true, Backends: []servicemap.Backend{{AddrPort: netip.MustParseAddrPort("10.244.0.1:53"), Number: 4}}},
+		Key:     frontend.Key{Addr: netip.IPv4Unspecified(), Port: 30080, Protocol: frontend.UDP, Node: true},
+		Service: "shop/web:dns",
+		Outside: &servicemap.Front{
+			Number:   9,
+			Drop:     true,
+			Backends: []servicemap.Backend{{AddrPort: netip.MustParseAddrPort("10.244.0.1:53"), Number: 4}},
+		},
 		Affinity: 3 * time.Hour,
 	}}}
 	var l listed
@@ -52,8 +56,13 @@ func TestFrontendsAreListedAsTheKernelHasThem(t *testing.T) {
 		t.Fatalf("%v, %v", l.sent, err)
 	}
 	want := &datapathv1.KernelFrontend{
-		Address: "0.0.0.0", Port: 30080, Protocol: netv1.Protocol_PROTOCOL_UDP, NodePort: true, Service: "shop/web:dns", AffinitySeconds: 10800,
-		Outside: &datapathv1.KernelBackendList{Front: 9, Drop: true, Backends: []*datapathv1.KernelBackend{{Address: "10.244.0.1", Port: 53, Number: 4}}},
+		Address: "0.0.0.0", Port: 30080, Protocol: netv1.Protocol_PROTOCOL_UDP, NodePort: true,
+		Service: "shop/web:dns", AffinitySeconds: 10800,
+		Outside: &datapathv1.KernelBackendList{
+			Front:    9,
+			Drop:     true,
+			Backends: []*datapathv1.KernelBackend{{Address: "10.244.0.1", Port: 53, Number: 4}},
+		},
 	}
 	if got := l.sent[0].GetFrontend(); !proto.Equal(got, want) {
 		t.Errorf("listed %v, want %v", got, want)
@@ -70,18 +79,21 @@ func TestRefusedFrontendsAreShown(t *testing.T) {
 		st.Refusals[k] = "no room"
 	}
 	got := frontendStream(st, servicemap.Counts{Frontends: 5, Backends: 6, Resting: 7})
-	if n := len(got.GetRefused()); n != maxRefusedFrontends || got.GetRefusedCount() != 120 || got.GetRefused()[0] != "10.96.0.1:1/tcp: no room" {
+	if n := len(got.GetRefused()); n != maxRefusedFrontends || got.GetRefusedCount() != 120 ||
+		got.GetRefused()[0] != "10.96.0.1:1/tcp: no room" {
 		t.Errorf("%d refused are named of %d, first %q", n, got.GetRefusedCount(), got.GetRefused()[0])
 	}
 	got.Refused, got.RefusedCount = nil, 0
 	want := &datapathv1.FrontendStream{
-		Complete: true, Error: "loadbalancer: away", Revision: 8, EndedRevision: 7, Frontends: 5, Backends: 6, RestingNumbers: 7, EarlierFrontends: 4,
+		Complete: true, Error: "loadbalancer: away", Revision: 8, EndedRevision: 7,
+		Frontends: 5, Backends: 6, RestingNumbers: 7, EarlierFrontends: 4,
 	}
 	if !proto.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	warnings := frontendWarnings(st)
-	if len(warnings) != maxRefused+3 || warnings[maxRefused] != fmt.Sprintf("services: not enforced: %d more", 120-maxRefused) ||
+	if len(warnings) != maxRefused+3 ||
+		warnings[maxRefused] != fmt.Sprintf("services: not enforced: %d more", 120-maxRefused) ||
 		!slices.Contains(warnings, "services: the disk is full") {
 		t.Errorf("warnings %q", warnings)
 	}

@@ -28,7 +28,8 @@ type metrics struct {
 
 	used, size, revision, refusals, unknown *prometheus.Desc
 
-	frontends, backends, serviceRevision, serviceEnded, refusedFrontends, restingServices, earlier, endedSockets *prometheus.Desc
+	frontends, backends, serviceRevision, serviceEnded       *prometheus.Desc
+	refusedFrontends, restingServices, earlier, endedSockets *prometheus.Desc
 
 	probes probeMetrics
 }
@@ -80,14 +81,18 @@ func newMetrics(s *Server) *metrics {
 		refusals: desc("policy_refusals", "Subjects whose newest policy does not fit; they stay on the one before."),
 		unknown:  desc("policy_waiting_identities", "Identities that stay unknown because tables have no room for them."),
 
-		frontends:        desc("frontends", "Addresses of services that the kernel translates."),
-		backends:         desc("backends", "Backends that they lead to, with those that rest."),
-		serviceRevision:  desc("service_revision", "Revision of the services that the kernel enforces, but for what was refused."),
-		serviceEnded:     desc("service_ended_revision", "Revision of the services whose removed backends no socket uses any more."),
+		frontends: desc("frontends", "Addresses of services that the kernel translates."),
+		backends:  desc("backends", "Backends that they lead to, with those that rest."),
+		serviceRevision: desc("service_revision",
+			"Revision of the services that the kernel enforces, but for what was refused."),
+		serviceEnded: desc("service_ended_revision",
+			"Revision of the services whose removed backends no socket uses any more."),
 		refusedFrontends: desc("refused_frontends", "Frontends that are not enforced as sluice-loadbalancer has them."),
-		restingServices:  desc("resting_service_numbers", "Numbers of removed frontends and backends that connections may still name."),
-		endedSockets:     desc("ended_sockets_total", "Sockets that were ended because they sent to a removed backend."),
-		earlier:          desc("earlier_frontends", "Frontends that stay although sluice-loadbalancer, which lost its state, does not name them."),
+		restingServices: desc("resting_service_numbers",
+			"Numbers of removed frontends and backends that connections may still name."),
+		endedSockets: desc("ended_sockets_total", "Sockets that were ended because they sent to a removed backend."),
+		earlier: desc("earlier_frontends",
+			"Frontends that stay although sluice-loadbalancer, which lost its state, does not name them."),
 
 		probes: newProbeMetrics(desc),
 	}
@@ -101,7 +106,8 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 		m.unpublished,
 		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.reevaluated, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
 		m.revision, m.refusals, m.unknown,
-		m.frontends, m.backends, m.serviceRevision, m.serviceEnded, m.refusedFrontends, m.restingServices, m.earlier, m.endedSockets,
+		m.frontends, m.backends, m.serviceRevision, m.serviceEnded, m.refusedFrontends, m.restingServices, m.earlier,
+		m.endedSockets,
 	}, m.probes.all()...) {
 		ch <- d
 	}
@@ -186,8 +192,9 @@ func (m *metrics) collectServices(ch chan<- prometheus.Metric) {
 	}
 	for desc, v := range map[*prometheus.Desc]float64{
 		m.frontends: float64(n.Frontends), m.backends: float64(n.Backends), m.restingServices: float64(n.Resting),
-		m.serviceRevision: float64(st.Revision), m.serviceEnded: float64(st.Ended), m.refusedFrontends: float64(len(st.Refused())),
-		m.earlier: float64(st.Earlier),
+		m.serviceRevision: float64(st.Revision), m.serviceEnded: float64(st.Ended),
+		m.refusedFrontends: float64(len(st.Refused())),
+		m.earlier:          float64(st.Earlier),
 	} {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, v)
 	}

@@ -92,6 +92,7 @@ const (
 func Methods() rpc.Methods {
 	root, group := rpc.Method{Access: rpc.Root()}, rpc.Method{Access: rpc.Group()}
 	streams := rpc.Method{Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}}
+	look := rpc.Method{Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}}
 	return rpc.Methods{
 		datapathv1.DatapathService_CreateEndpoint_FullMethodName: {
 			Access: rpc.Root(), Limit: rpc.Limit{InFlight: creating, Waiting: waiting}, Prepared: true,
@@ -103,15 +104,15 @@ func Methods() rpc.Methods {
 		datapathv1.DatapathService_ReclaimEndpoints_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},
 		// repairing is asked for in the request, so the method is root's
 		datapathv1.DatapathService_AuditMaps_FullMethodName:      {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},
-		datapathv1.DatapathService_CheckEndpoint_FullMethodName:  {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}},
+		datapathv1.DatapathService_CheckEndpoint_FullMethodName:  look,
 		datapathv1.DatapathService_GetEndpoint_FullMethodName:    group,
 		datapathv1.DatapathService_ListEndpoints_FullMethodName:  group,
 		datapathv1.DatapathService_WatchEndpoints_FullMethodName: streams,
-		datapathv1.DatapathService_GetStatus_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}},
-		datapathv1.DatapathService_ListFrontends_FullMethodName:  {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}},
+		datapathv1.DatapathService_GetStatus_FullMethodName:      look,
+		datapathv1.DatapathService_ListFrontends_FullMethodName:  look,
 		datapathv1.DatapathService_DumpMap_FullMethodName:        {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 2, Waiting: 8}},
 		datapathv1.ObserverService_Observe_FullMethodName:        streams,
-		datapathv1.ObserverService_Explain_FullMethodName:        {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}},
+		datapathv1.ObserverService_Explain_FullMethodName:        look,
 	}
 }
 

@@ -224,7 +224,9 @@ func addCounts(
 		resp.Maps = append(resp.Maps, &datapathv1.MapUsage{Name: m.Name, Entries: m.Entries, MaxEntries: m.MaxEntries, Bytes: m.Bytes})
 	}
 	for state := endpoint.Restoring; state <= endpoint.Damaged; state++ {
-		resp.Endpoints = append(resp.Endpoints, &datapathv1.EndpointStateCount{State: protoState(state), Count: uint32(byState[state])})
+		resp.Endpoints = append(resp.Endpoints, &datapathv1.EndpointStateCount{
+			State: protoState(state), Count: uint32(byState[state]),
+		})
 	}
 	for _, c := range packets {
 		resp.PacketCounters = append(resp.PacketCounters, &datapathv1.PacketCounter{

@@ -117,32 +117,56 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 		{"draining beside ready", nil, []e{{"10.0.0.1 here", draining}, {"10.0.0.2 there", ready}}, "2", "2", "-"},
 		{"draining only", nil, []e{{"10.0.0.1 here", draining}, {"10.0.0.2 there", draining}}, "1t 2t", "1t 2t", "-"},
 		{"draining only, local", local, []e{{"10.0.0.1 here", draining}, {"10.0.0.2 there", draining}}, "1t", "1t 2t", "1t"},
-		{"draining here, ready there, local", local, []e{{"10.0.0.1 here", draining}, {"10.0.0.2 there", ready}}, "1t",
-			"2", "1t"},
+		{
+			"draining here, ready there, local", local,
+			[]e{{"10.0.0.1 here", draining}, {"10.0.0.2 there", ready}},
+			"1t",
+			"2", "1t",
+		},
 		{"draining there only, local", local, []e{{"10.0.0.2 there", draining}}, "drop", "2t", "drop"},
 		{"ended", nil, []e{{"10.0.0.1 here", ending}}, "reject", "reject", "-"},
 		{"ended beside draining", nil, []e{{"10.0.0.1 here", ending}, {"10.0.0.2 there", draining}}, "2t", "2t", "-"},
 		// A pod that is being removed and that publishes not ready addresses.
-		{"ready and terminating", nil, []e{{"10.0.0.1 here", ready | service.Terminating}, {"10.0.0.2 there", draining}},
-			"1", "1", "-"},
+		{
+			"ready and terminating", nil,
+			[]e{{"10.0.0.1 here", ready | service.Terminating}, {"10.0.0.2 there", draining}},
+			"1", "1", "-",
+		},
 		{"serving, neither ready nor terminating", nil, []e{{"10.0.0.1 here", service.Serving}}, "reject", "reject", "-"},
 
 		{"hints of the zone", nil, []e{{"10.0.0.1 here; ;east", ready}, {"10.0.0.2 there; ;west", ready}}, "1", "1", "-"},
 		{"hints of two zones", nil, []e{{"10.0.0.1 a; ;east west", ready}, {"10.0.0.2 b; ;west", ready}}, "1", "1", "-"},
 		{"one hint is missing", nil, []e{{"10.0.0.1 here; ;east", ready}, {"10.0.0.2 there", ready}}, "1 2", "1 2", "-"},
-		{"no hint is for this zone", nil, []e{{"10.0.0.1 here; ;west", ready}, {"10.0.0.2 there; ;west", ready}}, "1 2",
-			"1 2", "-"},
-		{"a hint is missing of one that is not ready", nil,
-			[]e{{"10.0.0.1 here; ;east", ready}, {"10.0.0.2 there", down}, {"10.0.0.3 there; ;west", ready}}, "1", "1", "-"},
-		{"hints do not bind the policy Local", local, []e{{"10.0.0.1 here; ;west", ready},
-			{"10.0.0.2 there; ;east", ready}}, "1", "2", "1"},
-		{"hints do not bind what drains", nil, []e{{"10.0.0.1 here; ;east", draining},
-			{"10.0.0.2 there; ;west", draining}}, "1t 2t", "1t 2t", "-"},
+		{
+			"no hint is for this zone", nil,
+			[]e{{"10.0.0.1 here; ;west", ready}, {"10.0.0.2 there; ;west", ready}},
+			"1 2",
+			"1 2", "-",
+		},
+		{
+			"a hint is missing of one that is not ready", nil,
+			[]e{{"10.0.0.1 here; ;east", ready}, {"10.0.0.2 there", down}, {"10.0.0.3 there; ;west", ready}},
+			"1", "1", "-",
+		},
+		{"hints do not bind the policy Local", local, []e{
+			{"10.0.0.1 here; ;west", ready},
+			{"10.0.0.2 there; ;east", ready},
+		}, "1", "2", "1"},
+		{"hints do not bind what drains", nil, []e{
+			{"10.0.0.1 here; ;east", draining},
+			{"10.0.0.2 there; ;west", draining},
+		}, "1t 2t", "1t 2t", "-"},
 		{"hints of the node", nil, []e{{"10.0.0.1 a;here;east", ready}, {"10.0.0.2 b;there;east", ready}}, "1", "1", "-"},
-		{"no hint is for this node, so those of the zone", nil,
-			[]e{{"10.0.0.1 a;there;east", ready}, {"10.0.0.2 b;there;west", ready}}, "1", "1", "-"},
-		{"one hint of a node is missing, so those of the zone", nil,
-			[]e{{"10.0.0.1 a;here;west", ready}, {"10.0.0.2 b; ;east", ready}}, "2", "2", "-"},
+		{
+			"no hint is for this node, so those of the zone", nil,
+			[]e{{"10.0.0.1 a;there;east", ready}, {"10.0.0.2 b;there;west", ready}},
+			"1", "1", "-",
+		},
+		{
+			"one hint of a node is missing, so those of the zone", nil,
+			[]e{{"10.0.0.1 a;here;west", ready}, {"10.0.0.2 b; ;east", ready}},
+			"2", "2", "-",
+		},
 	} {
 		var all []service.Endpoint
 		for _, x := range c.endpoints {
@@ -167,8 +191,10 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 
 func TestNodeWithoutNameOrZoneHasNoLocalEndpoint(t *testing.T) {
 	nowhere := Node{}
-	got := nowhere.Of(View{balanced(func(s *service.Service) { s.InternalLocal = true }),
-		[]*service.Slice{slice("a", ep(t, "10.0.0.1", ready))}}, nil)
+	got := nowhere.Of(View{
+		balanced(func(s *service.Service) { s.InternalLocal = true }),
+		[]*service.Slice{slice("a", ep(t, "10.0.0.1", ready))},
+	}, nil)
 	if short(got[0].Inside) != "drop" {
 		t.Errorf("an endpoint without a node is local to a node without a name: %s", got[0])
 	}
@@ -195,19 +221,29 @@ func TestServiceHasTheFrontendsOfItsKind(t *testing.T) {
 		change func(*service.Service)
 		want   []string
 	}{
-		{"a cluster IP", func(s *service.Service) { s.Type, s.Ingress, s.ExternalIPs = service.ClusterIP, nil, nil },
-			[]string{"10.96.0.1:80/TCP"}},
-		{"a node port", func(s *service.Service) { s.Type, s.ExternalIPs = service.NodePort, nil },
-			[]string{"10.96.0.1:80/TCP", "port 30080/TCP of the IPv4 node addresses"}},
-		{"everything", nil, []string{"10.96.0.1:80/TCP", "port 30080/TCP of the IPv4 node addresses",
-			"198.51.100.7:80/TCP", "203.0.113.1:80/TCP"}},
-		{"no node port", func(s *service.Service) { s.Ports[0].NodePort = 0; s.ExternalIPs = nil },
-			[]string{"10.96.0.1:80/TCP", "203.0.113.1:80/TCP"}},
+		{
+			"a cluster IP", func(s *service.Service) { s.Type, s.Ingress, s.ExternalIPs = service.ClusterIP, nil, nil },
+			[]string{"10.96.0.1:80/TCP"},
+		},
+		{
+			"a node port", func(s *service.Service) { s.Type, s.ExternalIPs = service.NodePort, nil },
+			[]string{"10.96.0.1:80/TCP", "port 30080/TCP of the IPv4 node addresses"},
+		},
+		{"everything", nil, []string{
+			"10.96.0.1:80/TCP", "port 30080/TCP of the IPv4 node addresses",
+			"198.51.100.7:80/TCP", "203.0.113.1:80/TCP",
+		}},
+		{
+			"no node port", func(s *service.Service) { s.Ports[0].NodePort = 0; s.ExternalIPs = nil },
+			[]string{"10.96.0.1:80/TCP", "203.0.113.1:80/TCP"},
+		},
 		{"an external IP that is not allowed", func(s *service.Service) {
 			s.Type, s.ExternalIPs = service.ClusterIP, []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 		}, []string{"10.96.0.1:80/TCP"}},
-		{"external IPs of a ClusterIP service", func(s *service.Service) { s.Type = service.ClusterIP },
-			[]string{"10.96.0.1:80/TCP", "198.51.100.7:80/TCP"}},
+		{
+			"external IPs of a ClusterIP service", func(s *service.Service) { s.Type = service.ClusterIP },
+			[]string{"10.96.0.1:80/TCP", "198.51.100.7:80/TCP"},
+		},
 		{"headless", func(s *service.Service) { s.Headless, s.ClusterIPs = true, nil }, nil},
 		{"a name", func(s *service.Service) { s.Type = service.ExternalName }, nil},
 		{"another proxy", func(s *service.Service) { s.OtherProxy = "envoy" }, nil},
@@ -278,13 +314,17 @@ func TestLoadBalancerAddresses(t *testing.T) {
 func TestSlicesAreMergedByAddressAndPort(t *testing.T) {
 	s := balanced(func(s *service.Service) {
 		s.Type, s.Ingress, s.ExternalIPs = service.ClusterIP, nil, nil
-		s.Ports = []service.Port{{Name: "http", Protocol: service.TCP, Port: 80},
-			{Name: "dns", Protocol: service.UDP, Port: 53}}
+		s.Ports = []service.Port{
+			{Name: "http", Protocol: service.TCP, Port: 80},
+			{Name: "dns", Protocol: service.UDP, Port: 53},
+		}
 	})
 	named := func(name string, port uint16, endpoints ...service.Endpoint) *service.Slice {
 		x := slice(name, endpoints...)
-		x.Ports = []service.SlicePort{{Name: "http", Protocol: service.TCP, Port: port},
-			{Name: "dns", Protocol: service.TCP, Port: 53}}
+		x.Ports = []service.SlicePort{
+			{Name: "http", Protocol: service.TCP, Port: port},
+			{Name: "dns", Protocol: service.TCP, Port: 53},
+		}
 		return x
 	}
 	six := slice("six", ep(t, "fd00::1 here", ready))

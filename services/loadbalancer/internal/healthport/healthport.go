@@ -64,8 +64,10 @@ type port struct {
 
 // New returns ports on an address of this machine; empty: on every one.
 func New(services Services, address string, l *slog.Logger) *Ports {
-	return &Ports{services: services, address: address, log: l, open: make(map[uint16]*port),
-		failed: make(map[uint16]string)}
+	return &Ports{
+		services: services, address: address, log: l, open: make(map[uint16]*port),
+		failed: make(map[uint16]string),
+	}
 }
 
 // Open is how many ports are served.

@@ -25,15 +25,19 @@ func addr(text string) netip.Addr { return netip.MustParseAddr(text) }
 func records() []Record {
 	name := service.Name{Namespace: "shop", Name: "web"}
 	slice := service.Name{Namespace: "shop", Name: "web-1"}
-	about := service.About{State: service.Ready | service.Serving, Node: "a", Zone: "east", ForNodes: "a,b",
-		ForZones: "east"}
+	about := service.About{
+		State: service.Ready | service.Serving, Node: "a", Zone: "east", ForNodes: "a,b",
+		ForZones: "east",
+	}
 	return []Record{
 		{
 			Key:    service.ObjectKey{Kind: service.KindSlice, Name: slice},
 			Source: "file", Origin: "web.yaml", Revision: 7, Updated: 1, Created: 2,
 			Slice: &service.Slice{
-				Name: slice, Service: "web", IPv6: true, Ports: []service.SlicePort{{Name: "http", Protocol: service.TCP,
-					Port: 8080}},
+				Name: slice, Service: "web", IPv6: true, Ports: []service.SlicePort{{
+					Name: "http", Protocol: service.TCP,
+					Port: 8080,
+				}},
 				Endpoints: []service.Endpoint{
 					service.NewEndpoint(addr("fd00::1"), about), service.NewEndpoint(addr("fd00::2"),
 						service.About{}), service.NewEndpoint(addr("fd00::3"), about),
@@ -47,8 +51,10 @@ func records() []Record {
 			Service: &service.Service{
 				Name: name, Created: 4, Type: service.LoadBalancer, Headless: true, OtherProxy: "p",
 				ClusterIPs:  []netip.Addr{addr("10.96.0.1"), addr("fd00::9")},
-				ExternalIPs: []netip.Addr{addr("198.51.100.1")}, Ingress: []service.Ingress{{Addr: addr("203.0.113.1"),
-					Proxy: true}},
+				ExternalIPs: []netip.Addr{addr("198.51.100.1")}, Ingress: []service.Ingress{{
+					Addr:  addr("203.0.113.1"),
+					Proxy: true,
+				}},
 				SourceRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, IPv4: true, IPv6: true,
 				Ports:         []service.Port{{Name: "http", Protocol: service.SCTP, Port: 80, NodePort: 30080}},
 				InternalLocal: true, ExternalLocal: true, AffinitySeconds: 60, HealthCheckNodePort: 30001,

@@ -80,15 +80,19 @@ func TestObjectsAreReadWhole(t *testing.T) {
 		x.Ports[1] != (service.SlicePort{Name: "dns", Protocol: service.UDP, Port: 5353}) {
 		t.Fatalf("the slice is %+v", x)
 	}
-	states := []service.State{service.Ready | service.Serving, service.Serving | service.Terminating,
-		service.Ready | service.Serving, 0}
+	states := []service.State{
+		service.Ready | service.Serving, service.Serving | service.Terminating,
+		service.Ready | service.Serving, 0,
+	}
 	for i, e := range x.Endpoints {
 		if e.State() != states[i] || e.Addr() != netip.MustParseAddr(fmt.Sprint("10.0.0.", i+1)) {
 			t.Errorf("endpoint %d is %+v, want state %d", i, e, states[i])
 		}
 	}
-	if w := x.Endpoints[0].About(); w != (service.About{State: states[0], Node: "a", Zone: "east", ForNodes: "a",
-		ForZones: "east,west"}) {
+	if w := x.Endpoints[0].About(); w != (service.About{
+		State: states[0], Node: "a", Zone: "east", ForNodes: "a",
+		ForZones: "east,west",
+	}) {
 		t.Errorf("the first is at %+v", w)
 	}
 }
@@ -185,8 +189,10 @@ func TestMistakesNameTheField(t *testing.T) {
 		{"Service", "  ipFamilies: [IPv5]", "spec.ipFamilies[0]", "is not IPv4 or IPv6"},
 		{"Service", "  ipFamilyPolicy: Both", "spec.ipFamilyPolicy", "is not SingleStack"},
 		{"Service", "  externalIPs: [169.254.0.1]", "spec.externalIPs[0]", "link-local"},
-		{"Service", "  loadBalancerSourceRanges: [10.0.0.0/8]", "spec.loadBalancerSourceRanges",
-			"needs spec.type LoadBalancer"},
+		{
+			"Service", "  loadBalancerSourceRanges: [10.0.0.0/8]", "spec.loadBalancerSourceRanges",
+			"needs spec.type LoadBalancer",
+		},
 		{"Service", "  loadBalancerSourceRanges: [10.0.0.0]", "spec.loadBalancerSourceRanges[0]", "is no prefix"},
 		{"Service", "  sessionAffinity: Cookie", "spec.sessionAffinity", "is not None or ClientIP"},
 		{"Service", "  internalTrafficPolicy: Zone", "spec.internalTrafficPolicy", "is not Cluster or Local"},
@@ -201,25 +207,37 @@ func TestMistakesNameTheField(t *testing.T) {
 		{"Service", "  ports: [{port: 80}, {port: 81}]", "spec.ports[0].name", "is missing"},
 		{"Service", "  ports: [{port: 80, name: a}, {port: 81, name: a}]", "spec.ports[1].name", "is given twice"},
 		{"Service", "  ports: [{port: 80, name: a}, {port: 80, name: b}]", "spec.ports[1].port", "is given twice"},
-		{"Service", "  ports: [{port: 80, name: a, nodePort: 1}, {port: 81, name: b, nodePort: 1}]",
-			"spec.ports[1].nodePort", "is given twice"},
+		{
+			"Service", "  ports: [{port: 80, name: a, nodePort: 1}, {port: 81, name: b, nodePort: 1}]",
+			"spec.ports[1].nodePort", "is given twice",
+		},
 		{"Service", "  ports: {port: 80}", "spec.ports", "must be a list"},
-		{"Service", "status: {loadBalancer: {ingress: [{ip: 10.0.0.1, ipMode: Direct}]}}",
-			"status.loadBalancer.ingress[0].ipMode", "is not VIP or Proxy"},
+		{
+			"Service", "status: {loadBalancer: {ingress: [{ip: 10.0.0.1, ipMode: Direct}]}}",
+			"status.loadBalancer.ingress[0].ipMode", "is not VIP or Proxy",
+		},
 		{"EndpointSlice", "addressType: IPv5", "addressType", "is not IPv4"},
-		{"EndpointSlice", "metadata: {name: a, labels: {kubernetes.io/service-name: A}}",
-			"metadata.labels[kubernetes.io/service-name]", "lowercase"},
+		{
+			"EndpointSlice", "metadata: {name: a, labels: {kubernetes.io/service-name: A}}",
+			"metadata.labels[kubernetes.io/service-name]", "lowercase",
+		},
 		{"EndpointSlice", "endpoints: [{addresses: []}]", "endpoints[0].addresses", "has 0 addresses"},
 		{"EndpointSlice", "endpoints: [{addresses: ['fd00::1']}]", "endpoints[0].addresses[0]", "family of addressType"},
-		{"EndpointSlice", "endpoints: [{addresses: [10.0.0.1]}, {addresses: [127.0.0.1]}]", "endpoints[1].addresses[0]",
-			"loopback"},
+		{
+			"EndpointSlice", "endpoints: [{addresses: [10.0.0.1]}, {addresses: [127.0.0.1]}]", "endpoints[1].addresses[0]",
+			"loopback",
+		},
 		{"EndpointSlice", "endpoints: [{addresses: [224.0.0.1]}]", "endpoints[0].addresses[0]", "multicast"},
 		{"EndpointSlice", "endpoints: [{addresses: [0.0.0.0]}]", "endpoints[0].addresses[0]", "unspecified"},
-		{"EndpointSlice", "endpoints: [{addresses: [10.0.0.1], hints: {forZones: [{name: 'a,b'}]}}]",
-			"endpoints[0].hints.forZones[0].name", "is no name"},
+		{
+			"EndpointSlice", "endpoints: [{addresses: [10.0.0.1], hints: {forZones: [{name: 'a,b'}]}}]",
+			"endpoints[0].hints.forZones[0].name", "is no name",
+		},
 		{"EndpointSlice", "endpoints: [{address: 10.0.0.1}]", "endpoints[0].address", "no such field"},
-		{"EndpointSlice", "endpoints: [{addresses: [10.0.0.1], conditions: {ready: 'yes'}}]",
-			"endpoints.conditions.ready", "must be true or false"},
+		{
+			"EndpointSlice", "endpoints: [{addresses: [10.0.0.1], conditions: {ready: 'yes'}}]",
+			"endpoints.conditions.ready", "must be true or false",
+		},
 		{"EndpointSlice", "ports: [{port: 0}]", "ports[0].port", "is not between 1 and 65535"},
 		{"EndpointSlice", "ports: [{port: 65536}]", "ports[0].port", "is not between 1 and 65535"},
 		{"EndpointSlice", "ports: [{port: 1}, {port: 2}]", "ports[1].name", "is given twice"},

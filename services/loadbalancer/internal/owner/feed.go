@@ -139,8 +139,10 @@ func (o *Owner) fit(ctx context.Context, l *listing) error {
 	// Without any of them, so that what is gone makes room first.
 	all := l.files
 	trial := func(origin string) *listing {
-		some := &listing{source: l.source, files: make(map[string]*file, len(all)), without: l.without, order: l.order,
-			partial: true}
+		some := &listing{
+			source: l.source, files: make(map[string]*file, len(all)), without: l.without, order: l.order,
+			partial: true,
+		}
 		for name, f := range all {
 			if _, bad := l.without[name]; bad || name > origin && !f.stays() {
 				f = &file{keep: true}

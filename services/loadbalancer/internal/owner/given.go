@@ -71,7 +71,8 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[service.ObjectKey, 
 
 // take sets and deletes objects, those that are the source's to have.
 func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
-	deletes map[service.ObjectKey]struct{}) error {
+	deletes map[service.ObjectKey]struct{},
+) error {
 	o := f.owner
 	refused := make(map[service.ObjectKey]string)
 	by := &bringer{source: f.name}

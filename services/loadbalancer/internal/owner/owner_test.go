@@ -236,8 +236,10 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 			case 2, 3, 4:
 				w.slices[slice] = randomSlice(r, slice, name)
 			default:
-				gone = append(gone, service.ObjectKey{Kind: service.KindService,
-					Name: service.Name{Namespace: "default", Name: name}},
+				gone = append(gone, service.ObjectKey{
+					Kind: service.KindService,
+					Name: service.Name{Namespace: "default", Name: name},
+				},
 					service.ObjectKey{Kind: service.KindSlice, Name: service.Name{Namespace: "default", Name: slice}})
 				delete(w.services, name)
 				delete(w.slices, slice)
@@ -418,8 +420,10 @@ func TestObjectsBelongToTheirManagers(t *testing.T) {
 		}
 	}
 	// A file with an object of a manager is refused, and the rest of the file with it.
-	if err := f.Set(t.Context(), []File{{Origin: "api.yaml", Data: []byte(api)},
-		{Origin: "web.yaml", Data: []byte(end + "---\n" + web)}}); err != nil {
+	if err := f.Set(t.Context(), []File{
+		{Origin: "api.yaml", Data: []byte(api)},
+		{Origin: "web.yaml", Data: []byte(end + "---\n" + web)},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	_, refused, _, err := o.List(t.Context(), Filter{})
@@ -582,8 +586,10 @@ func TestCompleteSourceDeletesWhatWasNotNamed(t *testing.T) {
 func TestConditionsAndTrials(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
 	revision := uint64(7)
-	if _, err := o.Upsert(t.Context(), Request{Caller: Caller{IfRevision: &revision},
-		Manifests: []byte(web)}); !errors.Is(err, failure.ErrChanged) {
+	if _, err := o.Upsert(t.Context(), Request{
+		Caller:    Caller{IfRevision: &revision},
+		Manifests: []byte(web),
+	}); !errors.Is(err, failure.ErrChanged) {
 		t.Errorf("at another revision: %v", err)
 	}
 	out, err := o.Upsert(t.Context(), Request{Caller: Caller{ValidateOnly: true}, Manifests: []byte(web)})
@@ -599,8 +605,10 @@ func TestConditionsAndTrials(t *testing.T) {
 		t.Errorf("an object twice: %v", err)
 	}
 	revision = 0
-	if out, err := o.Upsert(t.Context(), Request{Caller: Caller{IfRevision: &revision},
-		Manifests: []byte(web)}); err != nil || out.Revision != 1 {
+	if out, err := o.Upsert(t.Context(), Request{
+		Caller:    Caller{IfRevision: &revision},
+		Manifests: []byte(web),
+	}); err != nil || out.Revision != 1 {
 		t.Errorf("at this revision: %+v, %v", out, err)
 	}
 }
@@ -624,11 +632,15 @@ func TestLimitsNameTheService(t *testing.T) {
 	o := start(t, config, t.TempDir())
 	o.apply(many("a", "10.96.0.1", 2, 3))
 	for _, c := range []struct{ what, text, want string }{
-		{"frontends", many("b", "10.96.0.2", 4, 1),
-			"6 frontends, the limit is 5 (limits.frontends); service default/b adds most, 4"},
+		{
+			"frontends", many("b", "10.96.0.2", 4, 1),
+			"6 frontends, the limit is 5 (limits.frontends); service default/b adds most, 4",
+		},
 		{"backends of one", many("b", "10.96.0.2", 1, 5), "service default/b would have 5 backends, the limit is 4"},
-		{"backends", many("b", "10.96.0.2", 1, 4),
-			"7 backends, the limit is 6 (limits.backends); service default/b adds most, 4"},
+		{
+			"backends", many("b", "10.96.0.2", 1, 4),
+			"7 backends, the limit is 6 (limits.backends); service default/b adds most, 4",
+		},
 		{"services", web + "---\n" + strings.Replace(web, "name: web", "name: c", 1) + "---\n" +
 			strings.Replace(web, "name: web", "name: d", 1), "4 services with Service default/d, the limit is 3"},
 	} {

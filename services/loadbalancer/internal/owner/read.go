@@ -287,8 +287,10 @@ func (o *Owner) status() Status {
 	for _, name := range slices.Sorted(maps.Keys(o.sources)) {
 		s := o.sources[name]
 		out.Refused += len(s.refused)
-		out.Sources = append(out.Sources, SourceStatus{Name: name, Synced: s.synced, Error: s.err,
-			Objects: counts[[2]string{name, ""}]})
+		out.Sources = append(out.Sources, SourceStatus{
+			Name: name, Synced: s.synced, Error: s.err,
+			Objects: counts[[2]string{name, ""}],
+		})
 		if s.err != "" {
 			problem(ProblemService, "source %s: %s", name, s.err)
 		}

@@ -87,8 +87,10 @@ func violations(m *manifest.Error) *errdetails.BadRequest {
 		if v.Path != "" {
 			field += "." + v.Path
 		}
-		out.FieldViolations = append(out.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: field,
-			Description: v.Text})
+		out.FieldViolations = append(out.FieldViolations, &errdetails.BadRequest_FieldViolation{
+			Field:       field,
+			Description: v.Text,
+		})
 	}
 	return out
 }

@@ -48,23 +48,34 @@ func Methods() rpc.Methods {
 		lbv1.LoadBalancerService_UpsertServices_FullMethodName: {Access: rpc.Root(), Limit: change},
 		lbv1.LoadBalancerService_DeleteServices_FullMethodName: {Access: rpc.Root(), Limit: change},
 		lbv1.LoadBalancerService_CompleteSource_FullMethodName: {Access: rpc.Root(), Limit: change},
-		lbv1.LoadBalancerService_WatchFrontends_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID),
-			Limit: rpc.Limit{InFlight: 32}},
-		lbv1.LoadBalancerService_ListServices_FullMethodName: {Access: rpc.Group(),
-			Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
-		lbv1.LoadBalancerService_GetService_FullMethodName: {Access: rpc.Group(),
-			Limit: rpc.Limit{InFlight: 16, Waiting: 128}},
+		lbv1.LoadBalancerService_WatchFrontends_FullMethodName: {
+			Access: rpc.RootAnd(instance.DatapathID),
+			Limit:  rpc.Limit{InFlight: 32},
+		},
+		lbv1.LoadBalancerService_ListServices_FullMethodName: {
+			Access: rpc.Group(),
+			Limit:  rpc.Limit{InFlight: 8, Waiting: 32},
+		},
+		lbv1.LoadBalancerService_GetService_FullMethodName: {
+			Access: rpc.Group(),
+			Limit:  rpc.Limit{InFlight: 16, Waiting: 128},
+		},
 		lbv1.LoadBalancerService_WatchServices_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
-		lbv1.LoadBalancerService_WaitForRevision_FullMethodName: {Access: rpc.Group(),
-			Limit: rpc.Limit{InFlight: 64, Waiting: 64}},
-		lbv1.LoadBalancerService_GetStatus_FullMethodName: {Access: rpc.Group(),
-			Limit: rpc.Limit{InFlight: 16, Waiting: 128}},
+		lbv1.LoadBalancerService_WaitForRevision_FullMethodName: {
+			Access: rpc.Group(),
+			Limit:  rpc.Limit{InFlight: 64, Waiting: 64},
+		},
+		lbv1.LoadBalancerService_GetStatus_FullMethodName: {
+			Access: rpc.Group(),
+			Limit:  rpc.Limit{InFlight: 16, Waiting: 128},
+		},
 	}
 }
 
 // UpsertServices implements the service.
 func (s *Server) UpsertServices(ctx context.Context, req *lbv1.UpsertServicesRequest) (*lbv1.UpsertServicesResponse,
-	error) {
+	error,
+) {
 	out, err := s.Owner.Upsert(ctx, owner.Request{
 		Caller:    owner.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
 		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields(),
@@ -78,12 +89,15 @@ func (s *Server) UpsertServices(ctx context.Context, req *lbv1.UpsertServicesReq
 
 // DeleteServices implements the service.
 func (s *Server) DeleteServices(ctx context.Context, req *lbv1.DeleteServicesRequest) (*lbv1.DeleteServicesResponse,
-	error) {
+	error,
+) {
 	caller := owner.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()}
 	keys := make([]service.ObjectKey, len(req.GetKeys()))
 	for i, k := range req.GetKeys() {
-		keys[i] = service.ObjectKey{Kind: service.KindOf(k.GetKind()),
-			Name: service.Name{Namespace: k.GetNamespace(), Name: k.GetName()}}
+		keys[i] = service.ObjectKey{
+			Kind: service.KindOf(k.GetKind()),
+			Name: service.Name{Namespace: k.GetNamespace(), Name: k.GetName()},
+		}
 	}
 	out, err := s.Owner.Delete(ctx, caller, keys)
 	if err != nil {
@@ -94,7 +108,8 @@ func (s *Server) DeleteServices(ctx context.Context, req *lbv1.DeleteServicesReq
 
 // CompleteSource implements the service.
 func (s *Server) CompleteSource(ctx context.Context, req *lbv1.CompleteSourceRequest) (*lbv1.CompleteSourceResponse,
-	error) {
+	error,
+) {
 	caller := owner.Caller{Manager: req.GetManager(), ValidateOnly: req.GetValidateOnly(), AllowEmpty: req.GetAllowEmpty()}
 	out, err := s.Owner.Complete(ctx, caller, [16]byte(req.GetIncarnation()))
 	if err != nil {
@@ -105,9 +120,12 @@ func (s *Server) CompleteSource(ctx context.Context, req *lbv1.CompleteSourceReq
 
 // ListServices implements the service.
 func (s *Server) ListServices(req *lbv1.ListServicesRequest,
-	stream grpc.ServerStreamingServer[lbv1.ListServicesResponse]) error {
-	f := owner.Filter{Namespace: req.GetNamespace(), Name: req.GetName(), Manager: req.Manager,
-		WithFrontends: req.GetWithFrontends()}
+	stream grpc.ServerStreamingServer[lbv1.ListServicesResponse],
+) error {
+	f := owner.Filter{
+		Namespace: req.GetNamespace(), Name: req.GetName(), Manager: req.Manager,
+		WithFrontends: req.GetWithFrontends(),
+	}
 	if text := req.GetAddress(); text != "" {
 		a, err := words.AddressOf(text)
 		if err != nil {
@@ -120,8 +138,10 @@ func (s *Server) ListServices(req *lbv1.ListServicesRequest,
 		return statusOf(err)
 	}
 	for i := range list {
-		m := &lbv1.ListServicesResponse{Revision: revision,
-			Element: &lbv1.ListServicesResponse_Service{Service: toService(&list[i])}}
+		m := &lbv1.ListServicesResponse{
+			Revision: revision,
+			Element:  &lbv1.ListServicesResponse_Service{Service: toService(&list[i])},
+		}
 		if err := stream.Send(m); err != nil {
 			return err
 		}
@@ -131,8 +151,10 @@ func (s *Server) ListServices(req *lbv1.ListServicesRequest,
 		if r.Key != (service.ObjectKey{}) {
 			x.Key = toKey(r.Key)
 		}
-		if err := stream.Send(&lbv1.ListServicesResponse{Revision: revision,
-			Element: &lbv1.ListServicesResponse_Refused{Refused: x}}); err != nil {
+		if err := stream.Send(&lbv1.ListServicesResponse{
+			Revision: revision,
+			Element:  &lbv1.ListServicesResponse_Refused{Refused: x},
+		}); err != nil {
 			return err
 		}
 	}
@@ -154,7 +176,8 @@ func (s *Server) GetService(ctx context.Context, req *lbv1.GetServiceRequest) (*
 
 // WatchServices implements the service.
 func (s *Server) WatchServices(req *lbv1.WatchServicesRequest,
-	stream grpc.ServerStreamingServer[lbv1.WatchServicesResponse]) error {
+	stream grpc.ServerStreamingServer[lbv1.WatchServicesResponse],
+) error {
 	ctx := stream.Context()
 	return watch.Serve(ctx, s.Owner.Watch(), req.GetResumeToken(), func(e watch.Event[service.Name, uint64]) error {
 		out := &lbv1.WatchServicesResponse{ResumeToken: e.Token}
@@ -169,8 +192,10 @@ func (s *Server) WatchServices(req *lbv1.WatchServicesRequest,
 			}
 			out.Event = &lbv1.WatchServicesResponse_Upsert{Upsert: toService(&l)}
 		case watch.Delete:
-			out.Event = &lbv1.WatchServicesResponse_Delete{Delete: &lbv1.ServiceKey{Namespace: e.Key.Namespace,
-				Name: e.Key.Name}}
+			out.Event = &lbv1.WatchServicesResponse_Delete{Delete: &lbv1.ServiceKey{
+				Namespace: e.Key.Namespace,
+				Name:      e.Key.Name,
+			}}
 		case watch.Bookmark:
 			out.Event = &lbv1.WatchServicesResponse_Bookmark{Bookmark: &lbv1.Bookmark{SnapshotComplete: e.SnapshotComplete}}
 		}
@@ -180,7 +205,8 @@ func (s *Server) WatchServices(req *lbv1.WatchServicesRequest,
 
 // WaitForRevision implements the service.
 func (s *Server) WaitForRevision(ctx context.Context,
-	req *lbv1.WaitForRevisionRequest) (*lbv1.WaitForRevisionResponse, error) {
+	req *lbv1.WaitForRevisionRequest,
+) (*lbv1.WaitForRevisionResponse, error) {
 	of := make([]service.Name, len(req.GetServices()))
 	for i, k := range req.GetServices() {
 		of[i] = service.Name{Namespace: k.GetNamespace(), Name: k.GetName()}
@@ -189,8 +215,10 @@ func (s *Server) WaitForRevision(ctx context.Context,
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &lbv1.WaitForRevisionResponse{Revision: out.Revision, Disconnected: out.Disconnected,
-		Enforcing: out.Enforcing}, nil
+	return &lbv1.WaitForRevisionResponse{
+		Revision: out.Revision, Disconnected: out.Disconnected,
+		Enforcing: out.Enforcing,
+	}, nil
 }
 
 // GetStatus implements the service.
@@ -213,8 +241,10 @@ func (s *Server) GetStatus(ctx context.Context, _ *lbv1.GetStatusRequest) (*lbv1
 		out.HealthCheckPorts = uint32(s.HealthPorts())
 	}
 	for _, x := range st.Sources {
-		out.Sources = append(out.Sources, &lbv1.SourceStatus{Name: x.Name, Manager: x.Manager, Synced: x.Synced,
-			Error: x.Error, Objects: uint32(x.Objects)})
+		out.Sources = append(out.Sources, &lbv1.SourceStatus{
+			Name: x.Name, Manager: x.Manager, Synced: x.Synced,
+			Error: x.Error, Objects: uint32(x.Objects),
+		})
 	}
 	for _, x := range st.Subscribers {
 		out.Subscribers = append(out.Subscribers, &lbv1.SubscriberStatus{
@@ -241,8 +271,10 @@ func problems(all []owner.Problem) []*statusv1.Problem {
 func changes(o owner.Outcome) []*lbv1.ObjectChange {
 	out := make([]*lbv1.ObjectChange, len(o.Changes))
 	for i, c := range o.Changes {
-		out[i] = &lbv1.ObjectChange{Key: toKey(c.Key), Type: lbv1.ChangeType(c.Type), DroppedFields: c.Dropped,
-			Notes: c.Notes}
+		out[i] = &lbv1.ObjectChange{
+			Key: toKey(c.Key), Type: lbv1.ChangeType(c.Type), DroppedFields: c.Dropped,
+			Notes: c.Notes,
+		}
 	}
 	return out
 }
@@ -268,8 +300,10 @@ func toService(l *owner.Listed) *lbv1.Service {
 		out.Addresses = append(out.Addresses, words.Address(in.Addr))
 	}
 	for _, p := range s.Ports {
-		out.Ports = append(out.Ports, &lbv1.ServicePort{Name: p.Name, Protocol: netv1.Protocol(p.Protocol),
-			Port: uint32(p.Port), NodePort: uint32(p.NodePort)})
+		out.Ports = append(out.Ports, &lbv1.ServicePort{
+			Name: p.Name, Protocol: netv1.Protocol(p.Protocol),
+			Port: uint32(p.Port), NodePort: uint32(p.NodePort),
+		})
 	}
 	for _, f := range l.Frontends {
 		out.Frontends = append(out.Frontends, toFrontend(f))

@@ -58,8 +58,10 @@ func serve(t *testing.T) *running {
 		t.Fatal(err)
 	}
 	impl := &Server{Owner: o, Version: "test", Started: time.Now()}
-	srv, err := rpc.NewServer(rpc.Options{Register: impl.Register, Methods: Methods(),
-		AlsoRoot: []uint32{uint32(os.Getuid())}})
+	srv, err := rpc.NewServer(rpc.Options{
+		Register: impl.Register, Methods: Methods(),
+		AlsoRoot: []uint32{uint32(os.Getuid())},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,8 +178,10 @@ func TestListTakesFiltersAndNamesWhatIsRefused(t *testing.T) {
 		{"a name", &lbv1.ListServicesRequest{Name: "none"}, "default/none Headless 0"},
 		{"an address", &lbv1.ListServicesRequest{Address: "203.0.113.1"}, "shop/web LoadBalancer 0"},
 		{"no such address", &lbv1.ListServicesRequest{Address: "203.0.113.2"}, ""},
-		{"calls without a manager", &lbv1.ListServicesRequest{Manager: &none},
-			"default/none Headless 0, shop/web LoadBalancer 0"},
+		{
+			"calls without a manager", &lbv1.ListServicesRequest{Manager: &none},
+			"default/none Headless 0, shop/web LoadBalancer 0",
+		},
 		{"another manager", &lbv1.ListServicesRequest{Manager: &other}, ""},
 	} {
 		list, err := r.ListServices(r.ctx(), c.req)
@@ -253,8 +257,10 @@ func TestWatchTellsOfServices(t *testing.T) {
 	m := want("enforced", "upsert web ready 2 enforced true")
 	r.apply(strings.Replace(web, "addresses: [10.0.0.3]", "addresses: [10.0.0.4]", 1))
 	want("a change", "upsert web ready 2 enforced false")
-	if _, err := r.DeleteServices(r.ctx(), &lbv1.DeleteServicesRequest{Keys: []*lbv1.ObjectKey{{Kind: "Service",
-		Namespace: "shop", Name: "web"}}}); err != nil {
+	if _, err := r.DeleteServices(r.ctx(), &lbv1.DeleteServicesRequest{Keys: []*lbv1.ObjectKey{{
+		Kind:      "Service",
+		Namespace: "shop", Name: "web",
+	}}}); err != nil {
 		t.Fatal(err)
 	}
 	want("a deletion", "delete web")
@@ -278,10 +284,14 @@ func TestFirstMessageIsSubscribeAndNoOther(t *testing.T) {
 	for _, messages := range [][]*lbv1.WatchFrontendsRequest{
 		{{Message: &lbv1.WatchFrontendsRequest_Ack{Ack: &lbv1.Ack{}}}},
 		{
-			{Message: &lbv1.WatchFrontendsRequest_Subscribe{Subscribe: &lbv1.Subscribe{Name: "a",
-				Role: lbv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES}}},
-			{Message: &lbv1.WatchFrontendsRequest_Subscribe{Subscribe: &lbv1.Subscribe{Name: "a",
-				Role: lbv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES}}},
+			{Message: &lbv1.WatchFrontendsRequest_Subscribe{Subscribe: &lbv1.Subscribe{
+				Name: "a",
+				Role: lbv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES,
+			}}},
+			{Message: &lbv1.WatchFrontendsRequest_Subscribe{Subscribe: &lbv1.Subscribe{
+				Name: "a",
+				Role: lbv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES,
+			}}},
 		},
 	} {
 		w, err := r.WatchFrontends(r.ctx())
@@ -309,11 +319,15 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 		code   codes.Code
 		reason lbv1.ErrorReason
 	}{
-		{&manifest.Error{Violations: []manifest.Violation{{Document: 1, Path: "spec", Text: "x"}}}, codes.InvalidArgument,
-			lbv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST},
+		{
+			&manifest.Error{Violations: []manifest.Violation{{Document: 1, Path: "spec", Text: "x"}}}, codes.InvalidArgument,
+			lbv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST,
+		},
 		{&manifest.Error{Whole: errors.New("x")}, codes.InvalidArgument, lbv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST},
-		{&failure.FieldError{Field: "f", Err: errors.New("x")}, codes.InvalidArgument,
-			lbv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+		{
+			&failure.FieldError{Field: "f", Err: errors.New("x")}, codes.InvalidArgument,
+			lbv1.ErrorReason_ERROR_REASON_INVALID_REQUEST,
+		},
 		{failure.ErrNotFound, codes.NotFound, lbv1.ErrorReason_ERROR_REASON_SERVICE_NOT_FOUND},
 		{failure.ErrOwned, codes.AlreadyExists, lbv1.ErrorReason_ERROR_REASON_OBJECT_OWNED},
 		{failure.ErrForeign, codes.FailedPrecondition, lbv1.ErrorReason_ERROR_REASON_OBJECT_FOREIGN},
@@ -388,8 +402,10 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 			t.Errorf("docs/loadbalancer.md has %s, which does not exist", name)
 		}
 	}
-	for name, want := range map[string]float64{"services": 1, "endpoint_slices": 1, "frontends": 3, "backends": 2,
-		"revision": 1, "problems": 0, "orphaned_slices": 0} {
+	for name, want := range map[string]float64{
+		"services": 1, "endpoint_slices": 1, "frontends": 3, "backends": 2,
+		"revision": 1, "problems": 0, "orphaned_slices": 0,
+	} {
 		if v := got["sluice_loadbalancer_"+name]; v != want {
 			t.Errorf("%s is %v, want %v", name, v, want)
 		}

@@ -33,8 +33,10 @@ func (s *Server) WatchFrontends(conn frontends) error {
 	if sub == nil {
 		return statusOf(&failure.FieldError{Field: "message", Err: errors.New("the first message is not subscribe")})
 	}
-	want := owner.Subscription{Name: sub.GetName(),
-		Enforces: sub.GetRole() == lbv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Seq: sub.GetSeq()}
+	want := owner.Subscription{
+		Name:     sub.GetName(),
+		Enforces: sub.GetRole() == lbv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Seq: sub.GetSeq(),
+	}
 	if b := sub.GetIncarnation(); len(b) == len(want.Incarnation) {
 		copy(want.Incarnation[:], b)
 	}
@@ -131,8 +133,10 @@ func toFrontendKey(k frontend.Key) *lbv1.FrontendKey {
 }
 
 func fromFrontendKey(k *lbv1.FrontendKey) (frontend.Key, error) {
-	out := frontend.Key{Port: uint16(k.GetPort()), Protocol: service.Protocol(k.GetProtocol()),
-		IPv6: k.GetFamily() == lbv1.IPFamily_IP_FAMILY_IPV6}
+	out := frontend.Key{
+		Port: uint16(k.GetPort()), Protocol: service.Protocol(k.GetProtocol()),
+		IPv6: k.GetFamily() == lbv1.IPFamily_IP_FAMILY_IPV6,
+	}
 	if k.GetAddress() == "" {
 		return out, nil
 	}
@@ -167,8 +171,10 @@ func toList(l *frontend.List) *lbv1.BackendList {
 	if l == nil {
 		return nil
 	}
-	out := &lbv1.BackendList{WhenEmpty: lbv1.EmptyAction_EMPTY_ACTION_REJECT,
-		Backends: make([]*lbv1.Backend, len(l.Backends))}
+	out := &lbv1.BackendList{
+		WhenEmpty: lbv1.EmptyAction_EMPTY_ACTION_REJECT,
+		Backends:  make([]*lbv1.Backend, len(l.Backends)),
+	}
 	if l.WhenEmpty == frontend.Drop {
 		out.WhenEmpty = lbv1.EmptyAction_EMPTY_ACTION_DROP
 	}

@@ -35,8 +35,10 @@ func newTable(n int) *table {
 }
 
 func key(i int) frontend.Key {
-	return frontend.Key{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), Port: 80,
-		Protocol: service.TCP}
+	return frontend.Key{
+		Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), Port: 80,
+		Protocol: service.TCP,
+	}
 }
 
 func (t *table) Frontend(k frontend.Key) *frontend.Frontend {

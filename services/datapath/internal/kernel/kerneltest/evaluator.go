@@ -30,7 +30,9 @@ func NewEvaluator(t testing.TB, pm *pin.Maps) Evaluator {
 	if err != nil {
 		t.Fatalf("read the compiled program sluice_judge: %v", err)
 	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: pm.For(spec), Cache: btf.NewCache()})
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
+		MapReplacements: pm.For(spec), Cache: btf.NewCache(),
+	})
 	if err != nil {
 		t.Fatalf("load sluice_judge: %v", err)
 	}

@@ -283,7 +283,8 @@ func (i *instance) image(t testing.TB) string {
 	}
 	slices.Sort(keys)
 	b.WriteString(strings.Join(keys, ""))
-	for _, mem := range [][]byte{i.store.rawMaps.fronts, i.store.members, i.store.rawMaps.backends[ip4], i.store.rawMaps.backends[ip6]} {
+	raw := i.store.rawMaps
+	for _, mem := range [][]byte{raw.fronts, raw.members, raw.backends[ip4], raw.backends[ip6]} {
 		b.Write(mem)
 	}
 	return b.String()

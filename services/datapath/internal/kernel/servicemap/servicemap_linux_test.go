@@ -300,8 +300,10 @@ func TestKernelNumbersRestUntilNothingNamesThem(t *testing.T) {
 			}
 			others("after the grace period")
 			named := &users{
-				Fronts:   map[uint32]struct{}{before.Inside.Number: {}},
-				Backends: [families]map[uint32]struct{}{{before.Inside.Backends[0].Number: {}, before.Inside.Backends[1].Number: {}}},
+				Fronts: map[uint32]struct{}{before.Inside.Number: {}},
+				Backends: [families]map[uint32]struct{}{
+					{before.Inside.Backends[0].Number: {}, before.Inside.Backends[1].Number: {}},
+				},
 			}
 			if _, err := i.Collect(t.Context(), named); err != nil {
 				t.Fatal(err)
@@ -394,7 +396,8 @@ func TestKernelBackendThatComesBackIsAnotherGeneration(t *testing.T) {
 	without := service(1, false, listOf(false, 1))
 	i.apply(t, state{f.Key: without}.all())
 	lost := before.Backends[1]
-	if raw := i.store.backend(ip4, lost.Number); raw.state != backendGone || raw.gen != lost.Generation+1 || raw.addr != lost.Addr() {
+	if raw := i.store.backend(ip4, lost.Number); raw.state != backendGone || raw.gen != lost.Generation+1 ||
+		raw.addr != lost.Addr() {
 		t.Errorf("the removed backend is %+v", raw)
 	}
 	if i.Leads(before.Number, false, lost.Number, lost.Generation) {
@@ -490,7 +493,23 @@ func TestKernelFrontendsOfOneServiceShareWhatAffinityRemembers(t *testing.T) {
 		f.Service, f.Affinity = name, d
 		return f
 	}
-	a, b, c, d := with(1, "shop/a:x", time.Hour), with(2, "shop/a:x", time.Hour), with(3, "shop/b:x", time.Hour), with(4, "shop/c:x", 0)
+	a, b, c, d := with(
+		1,
+		"shop/a:x",
+		time.Hour,
+	), with(
+		2,
+		"shop/a:x",
+		time.Hour,
+	), with(
+		3,
+		"shop/b:x",
+		time.Hour,
+	), with(
+		4,
+		"shop/c:x",
+		0,
+	)
 	s := state{a.Key: a, b.Key: b, c.Key: c, d.Key: d}
 	i.apply(t, s.all())
 	groups := func() (g [4]uint16) {
@@ -578,7 +597,8 @@ func TestKernelKeyOfAnotherIsNotReplaced(t *testing.T) {
 	if err := i.pins.Map(bpf.MapsMapSlFe4).Lookup(&key, &got); err != nil || got != foreign {
 		t.Errorf("the key leads to %+v, %v", got, err)
 	}
-	if ds, err := i.Audit(true); err != nil || len(ds) != 1 || !strings.Contains(ds[0], "frontend 10.96.0.1:80/tcp should not be there") {
+	if ds, err := i.Audit(true); err != nil || len(ds) != 1 ||
+		!strings.Contains(ds[0], "frontend 10.96.0.1:80/tcp should not be there") {
 		t.Errorf("audit: %q, %v", ds, err)
 	}
 	i.apply(t, state{f.Key: f}.all())
@@ -622,7 +642,10 @@ func TestKernelFrontendWithoutRoomIsRefusedByFigures(t *testing.T) {
 		}
 		i.apply(t, s.all())
 		f := service(9, false, listOf(false, 200))
-		if got, want := refusal(t, i, state{f.Key: f}), "map sl_member: 1 elements needed, 0 free"; !strings.Contains(got, want) {
+		if got, want := refusal(t, i, state{f.Key: f}), "map sl_member: 1 elements needed, 0 free"; !strings.Contains(
+			got,
+			want,
+		) {
 			t.Errorf("refused with %q, want %q", got, want)
 		}
 		next := maps.Clone(s)
@@ -640,7 +663,10 @@ func TestKernelFrontendWithoutRoomIsRefusedByFigures(t *testing.T) {
 		}
 		i.apply(t, s.all())
 		f := service(9, false, listOf(false, 1))
-		if got, want := refusal(t, i, state{f.Key: f}), "map sl_fe4: 1 elements needed, 0 free"; !strings.Contains(got, want) {
+		if got, want := refusal(t, i, state{f.Key: f}), "map sl_fe4: 1 elements needed, 0 free"; !strings.Contains(
+			got,
+			want,
+		) {
 			t.Errorf("refused with %q, want %q", got, want)
 		}
 		// another one goes in the same transaction
@@ -683,7 +709,8 @@ func TestKernelFrontendWithSourceRangesIsClosed(t *testing.T) {
 		t.Fatalf("%+v, %v", res, err)
 	}
 	for _, outside := range []bool{false, true} {
-		if got := (reader{t, i}).find(f.Key, outside); got == nil || len(got.backends) != 0 || got.flags != flagDrop|flagSources {
+		if got := (reader{t, i}).find(f.Key, outside); got == nil || len(got.backends) != 0 ||
+			got.flags != flagDrop|flagSources {
 			t.Errorf("outside %t: %+v", outside, got)
 		}
 	}
@@ -695,15 +722,17 @@ func TestKernelFrontendWithSourceRangesIsClosed(t *testing.T) {
 func TestKernelInvalidFrontendIsRefused(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), small)
 	for name, change := range map[string]func(*frontend.Frontend){
-		"port 0":             func(f *frontend.Frontend) { f.Key.Port = 0 },
-		"other family":       func(f *frontend.Frontend) { f.Inside = listOf(true, 1) },
-		"unsorted":           func(f *frontend.Frontend) { f.Inside = listOf(false, 2, 1) },
-		"twice":              func(f *frontend.Frontend) { f.Inside = listOf(false, 2, 2) },
-		"no list":            func(f *frontend.Frontend) { f.Inside = nil },
-		"ICMP":               func(f *frontend.Frontend) { f.Key.Protocol = 1 },
-		"node port at VIP":   func(f *frontend.Frontend) { f.Key.Node = true },
-		"affinity too long":  func(f *frontend.Frontend) { f.Affinity = 25 * time.Hour },
-		"no port of backend": func(f *frontend.Frontend) { f.Inside.Backends[0].AddrPort = netip.MustParseAddrPort("10.0.0.1:0") },
+		"port 0":            func(f *frontend.Frontend) { f.Key.Port = 0 },
+		"other family":      func(f *frontend.Frontend) { f.Inside = listOf(true, 1) },
+		"unsorted":          func(f *frontend.Frontend) { f.Inside = listOf(false, 2, 1) },
+		"twice":             func(f *frontend.Frontend) { f.Inside = listOf(false, 2, 2) },
+		"no list":           func(f *frontend.Frontend) { f.Inside = nil },
+		"ICMP":              func(f *frontend.Frontend) { f.Key.Protocol = 1 },
+		"node port at VIP":  func(f *frontend.Frontend) { f.Key.Node = true },
+		"affinity too long": func(f *frontend.Frontend) { f.Affinity = 25 * time.Hour },
+		"no port of backend": func(f *frontend.Frontend) {
+			f.Inside.Backends[0].AddrPort = netip.MustParseAddrPort("10.0.0.1:0")
+		},
 	} {
 		f := service(1, false, listOf(false, 1))
 		change(f)

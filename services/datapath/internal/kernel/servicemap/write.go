@@ -179,7 +179,7 @@ func (b rawBackend) word(fam int) uint64 {
 	return w
 }
 
-// free is a backend without an address.
+// freeBackend is a backend without an address.
 func freeBackend(gen uint8) rawBackend { return rawBackend{state: backendFree, gen: gen} }
 
 // backend reads a backend. One that is free has no address.
@@ -342,11 +342,15 @@ func rawKeyOf(k frontend.Key) rawKey {
 func (k rawKey) frontend() frontend.Key {
 	if k.family == ip4 {
 		return frontend.Key{
-			Addr: addrOf4(k.four.Addr), Port: k.four.Port, Protocol: frontend.Protocol(k.four.Proto), Node: k.four.Kind == kindNode,
+			Addr: addrOf4(
+				k.four.Addr,
+			), Port: k.four.Port, Protocol: frontend.Protocol(k.four.Proto), Node: k.four.Kind == kindNode,
 		}
 	}
 	return frontend.Key{
-		Addr: netip.AddrFrom16(k.six.Addr), Port: k.six.Port, Protocol: frontend.Protocol(k.six.Proto), Node: k.six.Kind == kindNode,
+		Addr: netip.AddrFrom16(
+			k.six.Addr,
+		), Port: k.six.Port, Protocol: frontend.Protocol(k.six.Proto), Node: k.six.Kind == kindNode,
 	}
 }
 

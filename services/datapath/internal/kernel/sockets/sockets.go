@@ -208,7 +208,10 @@ func (s *Sockets) look(p *program.Program) (_ link.Link, differences []string, _
 		differences = append(differences, fmt.Sprintf("link %s is not at cgroup %s", path, s.options.Cgroup))
 	}
 	if info.Program != p.ID {
-		differences = append(differences, fmt.Sprintf("link %s runs program %d, not %s (%d)", path, info.Program, p.Name, p.ID))
+		differences = append(
+			differences,
+			fmt.Sprintf("link %s runs program %d, not %s (%d)", path, info.Program, p.Name, p.ID),
+		)
 	}
 	return l, differences, nil
 }

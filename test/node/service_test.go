@@ -9,12 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -265,6 +267,75 @@ func TestServiceLeadsToItsBackends(t *testing.T) {
 	}
 }
 
+// TestConnectedUDPSocketsOfARemovedBackendAreEnded before `--wait-ended` returns, those of
+// pods and of the host; those of the other backend go on, and so does one that was
+// connected to the removed backend itself (INV-99).
+func TestConnectedUDPSocketsOfARemovedBackendAreEnded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pods := n.addPods(t, "client", "one", "two")
+	client, one, two := pods[0], pods[1], pods[2]
+	serveName(t, one)
+	serveName(t, two)
+	n.sluice(t, 0, serviceManifests(one, two), "service", "apply", "-f", "-")
+
+	type connected struct {
+		from, backend string
+		conn          *net.UDPConn
+		direct        bool
+	}
+	var all []connected
+	open := func(from pod.Pod, to netip.AddrPort, direct bool) string {
+		t.Helper()
+		c, err := from.DialUDP(to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		name, err := askConnected(c)
+		if err != nil {
+			t.Fatalf("%s asks %s: %v", from.Name, to, err)
+		}
+		all = append(all, connected{from.Name, name, c, direct})
+		return name
+	}
+	for i, address := range serviceAddresses {
+		for _, from := range []pod.Pod{client, {Name: "host", Netns: n.Netns()}} {
+			to, seen := netip.AddrPortFrom(address, servicePort), map[string]int{}
+			for tries := 0; tries < 500 && (seen[one.Name] < 3 || seen[two.Name] < 3); tries++ {
+				seen[open(from, to, false)]++
+			}
+			if len(seen) != 2 {
+				t.Fatalf("%s is led to %v, want both backends", from.Name, seen)
+			}
+			open(from, netip.AddrPortFrom(one.Addresses()[i], backendPort), true)
+		}
+	}
+	n.sluice(t, 0, serviceManifests(two), "service", "apply", "-f", "-", "--wait-ended")
+	for _, c := range all {
+		name, err := askConnected(c.conn)
+		switch ended := c.backend == one.Name && !c.direct; {
+		case ended && !errors.Is(err, unix.ECONNABORTED) && !errors.Is(err, unix.EDESTADDRREQ):
+			t.Errorf("the socket of %s to the removed backend: %q, %v, want it ended", c.from, name, err)
+		case !ended && (err != nil || name != c.backend):
+			t.Errorf("the socket of %s to %s (itself: %t): %q, %v", c.from, c.backend, c.direct, name, err)
+		}
+	}
+}
+
+// askConnected asks by a connected datagram socket.
+func askConnected(c *net.UDPConn) (string, error) {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return "", err
+	}
+	if _, err := c.Write([]byte("?")); err != nil {
+		return "", err
+	}
+	buf := make([]byte, 256)
+	size, err := c.Read(buf)
+	return string(buf[:size]), err
+}
+
 // waitForPackets returns when more packets were counted than in a mark, and at once if
 // so.
 func (n *testNode) waitForPackets(t *testing.T, mark map[datapathv1.Reason]uint64) {
@@ -318,7 +389,7 @@ func TestServiceIsServedWhileItsProcessesAreKilled(t *testing.T) {
 }
 
 // TestPolicySeesTheBackendOfAService: what denies a pod holds for connections that
-// name the service, and its other backend answers.
+// name the service, and its other backend answers (INV-98).
 func TestPolicySeesTheBackendOfAService(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

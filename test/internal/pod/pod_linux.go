@@ -66,6 +66,19 @@ func (p Pod) Dial(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) 
 	return c.(*net.TCPConn), nil
 }
 
+// DialUDP connects a datagram socket of the pod.
+func (p Pod) DialUDP(to netip.AddrPort) (*net.UDPConn, error) {
+	var c *net.UDPConn
+	err := In(p.Netns, func() (err error) {
+		c, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("from pod %s: %w", p.Name, err)
+	}
+	return c, nil
+}
+
 // ListenPacket opens a datagram socket inside the pod.
 func (p Pod) ListenPacket(address netip.AddrPort) (*net.UDPConn, error) {
 	var c *net.UDPConn

@@ -438,7 +438,7 @@ func TestKernelUDPSocketRemembersFourPeers(t *testing.T) {
 }
 
 // TestKernelRefusedConnectIsECONNREFUSEDNeverEPERM: a call to a service without a
-// backend fails as one to a closed port does. EPERM,
+// backend fails as one to a closed port does (INV-100). EPERM,
 // which a program's bare refusal is, has made kernels with NFS mounts hang.
 func TestKernelRefusedConnectIsECONNREFUSEDNeverEPERM(t *testing.T) {
 	n := newSocketNode(t, 1)
@@ -787,7 +787,7 @@ func TestKernelNodePortsAnswerAtOwnAddresses(t *testing.T) {
 
 // TestKernelConnectsLandInOneListWhileItFlips at full speed: each connection is made
 // to a member of one list or the other. The words around them, which a mixture of both
-// would reach, are of a backend that is in neither.
+// would reach, are of a backend that is in neither (INV-96).
 func TestKernelConnectsLandInOneListWhileItFlips(t *testing.T) {
 	n := newSocketNode(t, 1)
 	for i := 1; i <= 5; i++ {

@@ -84,6 +84,7 @@ func (i *instance) collectAll(t testing.TB) {
 	}
 }
 
+// TestKernelRestartWritesNothing (INV-97).
 func TestKernelRestartWritesNothing(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	i := start(t, dir, small)

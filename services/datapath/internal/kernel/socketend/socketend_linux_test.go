@@ -178,7 +178,7 @@ func answers(c net.Conn) error {
 
 // TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved, in every namespace of the
 // node and in both families, and nothing else is: a socket of a living backend, one
-// that is not connected, one of TCP, one of a namespace that is not the node's.
+// that is not connected, one of TCP, one of a namespace that is not the node's. INV-99
 func TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved(t *testing.T) {
 	w := newWorld(t)
 	foreign := netnstest.New(t)

@@ -101,7 +101,7 @@ func (n *node) nameSockets() error {
 	var errs []error
 	for _, k := range known {
 		if named[k.Slot] = true; !live[k.Slot] && k.Slot != slotmap.HostSlot {
-			errs = append(errs, n.Kernel.Namespaces.Delete(k.Cookie))
+			errs = append(errs, n.Kernel.Namespaces.Remove(k.Cookie))
 		}
 	}
 	for _, e := range n.Core.List() {
@@ -131,7 +131,7 @@ func (n *node) nameSocketsOf(e endpoint.Endpoint) error {
 	}
 	// Its endpoint may have gone meanwhile.
 	if now, err := n.Core.Get(e.Spec.Owner); err != nil || now.Slot != e.Slot {
-		return n.Kernel.Namespaces.Delete(cookie)
+		return n.Kernel.Namespaces.Remove(cookie)
 	}
 	return nil
 }

@@ -59,7 +59,9 @@ func TestApplyNamesWhatTheKernelRefuses(t *testing.T) {
 	out, _ = n.Want(t, invocation.ExitNotReady, "service", "apply", "-f", file, "--wait=20ms")
 	nodetest.WantLines(t, out, "Revision 7 is stored, but the kernel does not enforce it: not within 20ms; "+
 		"`sluice status` shows how far it is.")
+	n.Balancer.Mu.Lock() // the call before may not have ended there
 	n.Balancer.WaitError, n.Balancer.Disconnected = nil, []string{"datapath"}
+	n.Balancer.Mu.Unlock()
 	out, _ = n.Want(t, invocation.ExitNotReady, "service", "apply", "-f", file)
 	nodetest.WantLines(t, out, "Revision 7 is stored, but the kernel does not enforce it: not connected: datapath.")
 	n.Balancer.Disconnected, n.Balancer.Enforcing = nil, nil

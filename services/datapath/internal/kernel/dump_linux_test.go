@@ -194,8 +194,8 @@ func TestKernelDumpOfServicesIsInWords(t *testing.T) {
 		"sl_be4":  {"1: 10.244.0.5:53 active generation 0", "2: 10.244.0.6:53 active generation 0"},
 		"sl_be6":  {"1: [fd00:244::9]:80 active generation 0"},
 		"sl_ns":   {"namespace 4026531840: slot 3 flags 0x1"},
-		"sl_aff4": {"10.244.0.10 group 1: backend 2 last used at 77 s"},
-		"sl_aff6": {"fd00::1 group 1: backend 1 last used at 78 s"},
+		"sl_aff4": {"10.244.0.10 group 1: backend 2 generation 0 last used at 77 s"},
+		"sl_aff6": {"fd00::1 group 1: backend 1 generation 0 last used at 78 s"},
 	} {
 		got := dump(t, k, name)
 		slices.Sort(got)

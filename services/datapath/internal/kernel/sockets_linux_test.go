@@ -560,7 +560,7 @@ func TestKernelForeignNamespacesAreLeftAlone(t *testing.T) {
 	putBackend(t, k, 1, backend6(1), beActive, 0)
 	check("known", "unknown")
 
-	must(t, "delete", n.k.Namespaces.Delete(cookieOf(t, leaves)))
+	must(t, "delete", n.k.Namespaces.Remove(cookieOf(t, leaves)))
 	check("known", "unknown", "known, to be left")
 }
 
@@ -998,8 +998,8 @@ func TestKernelNamespacesAreWrittenOnce(t *testing.T) {
 	a.Slot, a.Leave = 7, true
 	set(a)
 	want(b, a)
-	must(t, "delete", k.Namespaces.Delete(b.Cookie))
-	must(t, "delete again", k.Namespaces.Delete(b.Cookie))
+	must(t, "delete", k.Namespaces.Remove(b.Cookie))
+	must(t, "delete again", k.Namespaces.Remove(b.Cookie))
 	want(a)
 	for _, bad := range []sockets.Namespace{
 		{}, {Cookie: 1, Slot: slotmap.NoSlot}, {Cookie: 1, Slot: slotmap.MaxEndpoints + 1},

@@ -39,6 +39,9 @@ func loadReadOnly(t *testing.T, p program.Spec, readOnly []string) error {
 // others have to be copies.
 func TestKernelProgramsNeverWriteWhatReplicasShare(t *testing.T) {
 	for _, p := range program.Table() {
+		if p.Devices == program.Sockets {
+			continue // they see no packets, and have no replicas
+		}
 		if err := loadReadOnly(t, p, live); err != nil {
 			t.Errorf("%s writes a map of %v: %v", p.Name, live, err)
 		}

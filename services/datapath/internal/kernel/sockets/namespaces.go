@@ -81,8 +81,8 @@ func (ns *Namespaces) Set(n Namespace) error {
 	return nil
 }
 
-// Delete makes a namespace unknown. One that is not there is no error.
-func (ns *Namespaces) Delete(cookie uint64) error {
+// Remove makes a namespace unknown. One that is not there is no error.
+func (ns *Namespaces) Remove(cookie uint64) error {
 	if err := ns.gate.Lock(); err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (ns *Namespaces) Claim(n Namespace) error {
 				return nil
 			}
 		} else if have.Slot == n.Slot {
-			if err := ns.Delete(have.Cookie); err != nil {
+			if err := ns.Remove(have.Cookie); err != nil {
 				return err
 			}
 		}
@@ -123,7 +123,7 @@ func (ns *Namespaces) Release(slot slotmap.Slot) error {
 	}
 	for _, have := range all {
 		if have.Slot == slot {
-			err = errors.Join(err, ns.Delete(have.Cookie))
+			err = errors.Join(err, ns.Remove(have.Cookie))
 		}
 	}
 	return err

@@ -309,12 +309,22 @@ func (w way) askBy(t testing.TB, fd int, at netip.AddrPort) (a answer, err error
 		}
 	}
 	var b [128]byte
-	size, err := unix.Read(fd, b[:])
+	size, err := uninterrupted(func() (int, error) { return unix.Read(fd, b[:]) })
 	if err != nil {
 		return a, err
 	}
 	a.parse(t, b[:size])
 	return a, nil
+}
+
+// uninterrupted repeats a call that a signal has ended: the runtime sends some, and a
+// call with a timeout is not restarted.
+func uninterrupted(call func() (int, error)) (n int, err error) {
+	for {
+		if n, err = call(); !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
 }
 
 func (a *answer) parse(t testing.TB, said []byte) {
@@ -335,7 +345,11 @@ func (w way) send(fd int, at netip.AddrPort) error {
 func (w way) receive(t testing.TB, fd int) (a answer) {
 	t.Helper()
 	var b [128]byte
-	size, from, err := unix.Recvfrom(fd, b[:], 0)
+	var from unix.Sockaddr
+	size, err := uninterrupted(func() (size int, err error) {
+		size, from, err = unix.Recvfrom(fd, b[:], 0)
+		return size, err
+	})
 	must(t, "receive", err)
 	a.peer = addrOf(from)
 	a.parse(t, b[:size])

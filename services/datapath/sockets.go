@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -60,8 +61,18 @@ func (n *node) followSockets(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if err := n.Kernel.Sockets.Attach(); err != nil {
-		return err
+	for {
+		err := n.Kernel.Sockets.Attach()
+		if err == nil {
+			break
+		}
+		// The process is not ready meanwhile, and endpoints have their traffic.
+		n.log.ErrorContext(ctx, "sockets do not reach services, trying again", log.Err(err))
+		select {
+		case <-time.After(comparisonPause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	close(n.attached)
 	return n.every(ctx, serviceInterval, "sockets of services", func() error {

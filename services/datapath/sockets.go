@@ -125,26 +125,20 @@ func (n *node) nameSockets() error {
 
 // nameSocketsOf adds the namespace of an endpoint.
 func (n *node) nameSocketsOf(e endpoint.Endpoint) error {
-	ns, err := n.dev.OpenNamespace(e.Spec.Netns)
-	if errors.Is(err, endpoint.ErrNamespaceGone) || errors.Is(err, endpoint.ErrNamespace) {
-		return nil // its deletion follows
-	}
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	cookie, err := ns.Cookie()
-	if err == nil {
-		err = n.Kernel.Namespaces.Claim(sockets.Namespace{Cookie: cookie, Slot: e.Slot})
-	}
-	if err != nil {
-		return fmt.Errorf("sockets of %s: %w", e.Spec.Owner, err)
-	}
-	// Its endpoint may have gone meanwhile.
-	if now, err := n.Core.Get(e.Spec.Owner); err != nil || now.Slot != e.Slot {
-		return n.Kernel.Namespaces.Remove(cookie)
-	}
-	return nil
+	return n.inNamespaceOf(e, func(ns endpoint.Namespace) error {
+		cookie, err := ns.Cookie()
+		if err == nil {
+			err = n.Kernel.Namespaces.Claim(sockets.Namespace{Cookie: cookie, Slot: e.Slot})
+		}
+		if err != nil {
+			return err
+		}
+		// Its endpoint may have gone meanwhile.
+		if now, err := n.Core.Get(e.Spec.Owner); err != nil || now.Slot != e.Slot {
+			return n.Kernel.Namespaces.Remove(cookie)
+		}
+		return nil
+	})
 }
 
 // eachNamespace calls fn with the network namespaces of the node and of its ready
@@ -152,19 +146,25 @@ func (n *node) nameSocketsOf(e endpoint.Endpoint) error {
 func (n *node) eachNamespace(ctx context.Context, fn func(*netns.Namespace) error) error {
 	errs := []error{fn(n.home)}
 	for _, e := range n.Core.List() {
-		if e.State != endpoint.Ready || ctx.Err() != nil {
-			continue
-		}
-		ns, err := n.dev.OpenNamespace(e.Spec.Netns)
-		if errors.Is(err, endpoint.ErrNamespaceGone) || errors.Is(err, endpoint.ErrNamespace) {
-			continue // its sockets go with it
-		}
-		if err == nil {
-			err = errors.Join(fn(netdev.Netns(ns)), ns.Close())
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("sockets of %s: %w", e.Spec.Owner, err))
+		if e.State == endpoint.Ready && ctx.Err() == nil {
+			errs = append(errs, n.inNamespaceOf(e, func(ns endpoint.Namespace) error { return fn(netdev.Netns(ns)) }))
 		}
 	}
 	return errors.Join(append(errs, ctx.Err())...)
+}
+
+// inNamespaceOf calls fn with the open network namespace of an endpoint, unless that
+// has gone: then the endpoint's deletion follows, and its sockets go with it.
+func (n *node) inNamespaceOf(e endpoint.Endpoint, fn func(endpoint.Namespace) error) error {
+	ns, err := n.dev.OpenNamespace(e.Spec.Netns)
+	if errors.Is(err, endpoint.ErrNamespaceGone) || errors.Is(err, endpoint.ErrNamespace) {
+		return nil
+	}
+	if err == nil {
+		err = errors.Join(fn(ns), ns.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("sockets of %s: %w", e.Spec.Owner, err)
+	}
+	return nil
 }

@@ -25,6 +25,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/dirwatch"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 )
@@ -83,38 +84,21 @@ func New(path string, feed Feed, failed func(context.Context, error) error, l *s
 	}
 }
 
-// maxWait is between two scans while events never end.
+// maxWait is between two scans while dirwatch.Events never end.
 const maxWait = 2 * time.Second
 
 // maxOpen is for how long a file that is open for writing is waited for without
 // saying so.
 const maxOpen = 2 * time.Second
 
-// what says what happened to a name.
-type what uint8
-
-const (
-	changed what = iota // anything else
-	written             // it is open, and was written to
-	closed              // by the one who wrote to it, or here by a rename
-	gone                // removed, or renamed to another name
-	lost                // messages were lost
-)
-
-// event is what a watcher says. The name is empty for the directory itself.
-type event struct {
-	what what
-	name string
-}
-
 // Run lists the directory now and after each change, until the context ends.
 func (s *Source) Run(ctx context.Context) error {
-	w, err := watch(s.Path)
+	w, err := dirwatch.Watch(s.Path)
 	if err != nil {
 		s.Log.Warn("the directory of services is not watched, and read from time to time only", "directory", s.Path,
 			log.Err(err))
 	}
-	defer w.close()
+	defer w.Close()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var (
@@ -125,7 +109,7 @@ func (s *Source) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case e := <-w.events:
+		case e := <-w.Events:
 			s.note(e)
 			now := time.Now()
 			if since.IsZero() {
@@ -137,7 +121,7 @@ func (s *Source) Run(ctx context.Context) error {
 		}
 		began := time.Now()
 		since = time.Time{}
-		if w.renew(s.Path) {
+		if w.Renew(s.Path) {
 			clear(s.open)
 			clear(s.gone)
 			clear(s.taken)
@@ -187,26 +171,26 @@ func (s *Source) report(ctx context.Context, err error) error {
 }
 
 // note takes an event.
-func (s *Source) note(e event) {
-	switch e.what {
-	case written:
-		if _, ok := s.open[e.name]; !ok {
-			s.open[e.name] = time.Now()
+func (s *Source) note(e dirwatch.Event) {
+	switch e.What {
+	case dirwatch.Written:
+		if _, ok := s.open[e.Name]; !ok {
+			s.open[e.Name] = time.Now()
 		}
-	case lost:
+	case dirwatch.Lost:
 		clear(s.open)
 		clear(s.taken)
-	case gone:
-		delete(s.open, e.name)
-		s.gone[e.name] = time.Now()
-	case closed:
-		delete(s.open, e.name)
-	case changed:
+	case dirwatch.Departed:
+		delete(s.open, e.Name)
+		s.gone[e.Name] = time.Now()
+	case dirwatch.Closed, dirwatch.Arrived:
+		delete(s.open, e.Name)
+	case dirwatch.Changed:
 	}
-	if e.name == "" {
+	if e.Name == "" {
 		clear(s.taken)
 	}
-	delete(s.taken, e.name)
+	delete(s.taken, e.Name)
 }
 
 // isManifest reports whether a name is that of a file with objects. Names with a
@@ -355,15 +339,4 @@ func read(path string, size int64) ([]byte, error) {
 		return nil, &fs.PathError{Op: "read", Path: path, Err: errors.New("not a regular file")}
 	}
 	return io.ReadAll(io.LimitReader(f, size+1)) // one more tells that it grew
-}
-
-// watcher says that something happened.
-type watcher struct {
-	events chan event
-	renew  func(path string) (other bool) // the path may be another directory now
-	close  func()
-}
-
-func noWatcher() watcher {
-	return watcher{events: make(chan event), renew: func(string) bool { return false }, close: func() {}}
 }

@@ -28,6 +28,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/dirwatch"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
@@ -105,37 +106,14 @@ func New(path string, feed Feed, failed func(context.Context, error) error, l *s
 	return s
 }
 
-// what says what happened to a name.
-type what uint8
-
-const (
-	changed  what = iota // anything else: it was made, its attributes changed
-	written              // it is open, and was written to
-	closed               // by who wrote to it
-	arrived              // whole, by a rename
-	departed             // removed, or renamed to another name
-	lost                 // messages were lost: what is open is not known any more
-)
-
-// event is what a watcher says. The name is that of a file of the directory, or
-// empty for the directory itself.
-type event struct {
-	what what
-	name string
-	// cookie joins the departure and the arrival of one rename within the
-	// directory; 0 for none.
-	cookie uint32
-}
-
 // Run lists the directory now and after each change, until the context ends.
 func (s *Source) Run(ctx context.Context) error {
-	w, err := watch(s.Path)
+	w, err := dirwatch.Watch(s.Path)
 	if err != nil {
 		s.Log.Warn("the directory of policies is not watched, and read from time to time only",
 			"directory", s.Path, log.Err(err))
-		w = noWatcher()
 	}
-	defer w.close()
+	defer w.Close()
 	var failed string // the last error
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -150,8 +128,8 @@ func (s *Source) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case e := <-w.events:
-			if strings.HasPrefix(e.name, ".") && !strings.HasPrefix(e.name, "..") {
+		case e := <-w.Events:
+			if strings.HasPrefix(e.Name, ".") && !strings.HasPrefix(e.Name, "..") {
 				p.aside(e, time.Now())
 				continue // an editor's, or what is about to be renamed
 			}
@@ -174,7 +152,7 @@ func (s *Source) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		began := time.Now()
-		if w.renew(s.Path) {
+		if w.Renew(s.Path) {
 			p.forget()
 			clear(s.taken)
 		}
@@ -251,46 +229,46 @@ func newPending() *pending {
 
 // aside takes an event about a name that is never that of a policy file. A link
 // may lead to it.
-func (p *pending) aside(e event, now time.Time) {
-	if e.what == written {
-		if _, ok := p.open[e.name]; !ok {
-			p.open[e.name] = now
+func (p *pending) aside(e dirwatch.Event, now time.Time) {
+	if e.What == dirwatch.Written {
+		if _, ok := p.open[e.Name]; !ok {
+			p.open[e.Name] = now
 		}
 		return
 	}
-	delete(p.open, e.name)
+	delete(p.open, e.Name)
 }
 
 // note takes an event.
-func (p *pending) note(e event, now time.Time) {
-	at, ok := p.unsettled[e.name]
+func (p *pending) note(e dirwatch.Event, now time.Time) {
+	at, ok := p.unsettled[e.Name]
 	if !ok {
 		at.first = now
 	}
 	at.last = now
-	p.unsettled[e.name] = at
-	switch e.what {
-	case written:
-		if _, ok := p.open[e.name]; !ok {
-			p.open[e.name] = now
+	p.unsettled[e.Name] = at
+	switch e.What {
+	case dirwatch.Written:
+		if _, ok := p.open[e.Name]; !ok {
+			p.open[e.Name] = now
 		}
 		return
-	case lost:
+	case dirwatch.Lost:
 		clear(p.open)
 		return
 	}
-	delete(p.open, e.name)
+	delete(p.open, e.Name)
 	switch {
-	case e.what == departed && e.cookie != 0:
-		p.departed[e.cookie] = e.name
+	case e.What == dirwatch.Departed && e.Cookie != 0:
+		p.departed[e.Cookie] = e.Name
 	// Of a volume of Kubernetes a name with two dots is swapped.
-	case e.what == arrived && (e.name == "" || isPolicyFile(e.name) || strings.HasPrefix(e.name, "..")):
+	case e.What == dirwatch.Arrived && (e.Name == "" || isPolicyFile(e.Name) || strings.HasPrefix(e.Name, "..")):
 		p.urgent = true
-		p.arrived[e.name] = struct{}{}
-		delete(p.unsettled, e.name)
-		if from, ok := p.departed[e.cookie]; ok {
+		p.arrived[e.Name] = struct{}{}
+		delete(p.unsettled, e.Name)
+		if from, ok := p.departed[e.Cookie]; ok {
 			delete(p.unsettled, from) // it is here
-			delete(p.departed, e.cookie)
+			delete(p.departed, e.Cookie)
 		}
 	}
 }
@@ -330,7 +308,7 @@ func (p *pending) writing(name string, link bool, changed time.Time) bool {
 	return !overdue
 }
 
-// forget says that the events so far mean nothing any more.
+// forget says that the dirwatch.Events so far mean nothing any more.
 func (p *pending) forget() {
 	clear(p.open)
 	clear(p.unsettled)
@@ -348,12 +326,12 @@ func isPolicyFile(name string) bool {
 
 // distrust has the files that an event is about read again, whatever their
 // stamps say.
-func (s *Source) distrust(e event) {
-	if e.what == lost || e.name == "" {
+func (s *Source) distrust(e dirwatch.Event) {
+	if e.What == dirwatch.Lost || e.Name == "" {
 		clear(s.taken)
 		return
 	}
-	delete(s.taken, e.name)
+	delete(s.taken, e.Name)
 }
 
 // scan hands on what the directory has, unchanged files too: what kept one from
@@ -524,15 +502,4 @@ func (s *Source) read(path string) ([]byte, stamp, error) {
 		return nil, stamp{}, err
 	}
 	return data, stampOf(fi), nil
-}
-
-// watcher says that something happened.
-type watcher struct {
-	events chan event
-	renew  func(path string) (other bool) // the path may be another directory now
-	close  func()
-}
-
-func noWatcher() watcher {
-	return watcher{events: make(chan event), renew: func(string) bool { return false }, close: func() {}}
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/dirwatch"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	enginepolicy "github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -219,11 +220,11 @@ func TestFileIsReadAgainAfterItWasNotTaken(t *testing.T) {
 	s.want("it works", "a.yaml", "b.yaml")
 	s.want("and goes on")
 
-	for _, e := range []event{{what: lost}, {what: changed}} {
+	for _, e := range []dirwatch.Event{{What: dirwatch.Lost}, {What: dirwatch.Changed}} {
 		s.distrust(e)
 		s.want(fmt.Sprintf("an event without a name: %+v", e), "a.yaml", "b.yaml")
 	}
-	s.distrust(event{what: closed, name: "b.yaml"})
+	s.distrust(dirwatch.Event{What: dirwatch.Closed, Name: "b.yaml"})
 	s.want("an event about one", "b.yaml")
 }
 

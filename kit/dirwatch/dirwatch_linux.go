@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package directory
+package dirwatch
 
 import (
 	"bytes"
@@ -10,8 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,15 +22,16 @@ const (
 	around = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE
 )
 
-// watch asks the kernel. The queue of events is one: each says no more than
+// Watch asks the kernel for what changes in the directory at path, which need not be
+// there yet. With an error the watcher says nothing, as None. The queue of events is one: each says no more than
 // that a scan is due, and what the kernel drops it says too.
-func watch(path string) (watcher, error) {
+func Watch(path string) (Watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
-		return watcher{}, fmt.Errorf("inotify: %w", err)
+		return None(), fmt.Errorf("inotify: %w", err)
 	}
 	file := os.NewFile(uintptr(fd), "inotify")
-	events, stop := make(chan event), make(chan struct{})
+	events, stop := make(chan Event), make(chan struct{})
 	var (
 		mu          sync.Mutex
 		dir, parent int = -1, -1 // watches; guarded by mu
@@ -82,18 +81,18 @@ func watch(path string) (watcher, error) {
 				if around {
 					name = ""
 				}
-				e := event{name: name, cookie: cookie}
+				e := Event{Name: name, Cookie: cookie}
 				switch {
 				case mask&unix.IN_Q_OVERFLOW != 0:
-					e.what = lost
+					e.What = Lost
 				case mask&unix.IN_MODIFY != 0:
-					e.what = written
+					e.What = Written
 				case mask&unix.IN_CLOSE_WRITE != 0:
-					e.what = closed
+					e.What = Closed
 				case mask&unix.IN_MOVED_TO != 0:
-					e.what = arrived
+					e.What = Arrived
 				case mask&(unix.IN_MOVED_FROM|unix.IN_DELETE) != 0:
-					e.what = departed
+					e.What = Departed
 				}
 				select {
 				case events <- e:
@@ -103,21 +102,9 @@ func watch(path string) (watcher, error) {
 			}
 		}
 	})
-	return watcher{events: events, renew: renew, close: func() {
+	return Watcher{Events: events, Renew: renew, Close: func() {
 		close(stop)
 		file.Close()
 		wg.Wait()
 	}}, nil
-}
-
-// stampOf is the stamp of a file.
-func stampOf(fi os.FileInfo) stamp {
-	st, ok := fi.Sys().(*syscall.Stat_t)
-	if !ok {
-		return stamp{changed: fi.ModTime(), weak: true}
-	}
-	return stamp{
-		device: st.Dev, inode: st.Ino, size: st.Size,
-		modified: time.Unix(st.Mtim.Unix()), changed: time.Unix(st.Ctim.Unix()),
-	}
 }

@@ -7,8 +7,5 @@ package directory
 
 import "os"
 
-// watch leaves it to the scans from time to time.
-func watch(string) (watcher, error) { return noWatcher(), nil }
-
 // stampOf is when the file was changed, as far as it says.
 func stampOf(fi os.FileInfo) stamp { return stamp{changed: fi.ModTime(), weak: true} }

@@ -7,8 +7,5 @@ package directory
 
 import "os"
 
-// watch leaves it to the scans from time to time.
-func watch(string) (watcher, error) { return noWatcher(), nil }
-
 // stampOf is the stamp of a file, as far as the system says.
 func stampOf(fi os.FileInfo) stamp { return stamp{size: fi.Size(), changed: fi.ModTime()} }

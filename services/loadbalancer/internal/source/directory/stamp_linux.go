@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package directory
+
+import (
+	"os"
+	"syscall"
+	"time"
+)
+
+// stampOf is the stamp of a file.
+func stampOf(fi os.FileInfo) stamp {
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return stamp{size: fi.Size(), changed: fi.ModTime()}
+	}
+	return stamp{inode: st.Ino, size: st.Size, changed: time.Unix(st.Ctim.Unix())}
+}

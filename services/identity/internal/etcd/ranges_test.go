@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -66,14 +67,32 @@ func claimer(t *testing.T, endpoint, name string) *registry.Registry {
 	}
 	t.Cleanup(func() { sess.Close() })
 	store := New(sess)
-	if _, err := store.Join(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	patiently(t, func() error {
+		_, err := store.Join(t.Context())
+		return err
+	})
 	return registry.New(registry.Config{
 		Node: name, Incarnation: "of-" + name, Version: "test", Timeout: time.Minute,
 		Log: log.Discard(),
 	},
 		store, inMemory{}, silent{}, registry.Registration{})
+}
+
+// patiently calls f until etcd, which may have many clients and little time, serves
+// it, as a node does. It says how often it was not served.
+func patiently(t *testing.T, f func() error) (again int) {
+	t.Helper()
+	for ; ; again++ {
+		err := f()
+		lost := errors.Is(err, allocator.ErrUnavailable) || errors.Is(err, allocator.ErrSessionLost)
+		if lost && again < 20 {
+			continue
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		return again
+	}
 }
 
 // requests is how many transactions and reads etcd has answered.
@@ -151,25 +170,28 @@ func TestFiveHundredNodesClaimRanges(t *testing.T) {
 			}
 			each(func(i int, _ *registry.Registry) {
 				r := claimer(t, s.Endpoint, fmt.Sprint("node", i))
-				if _, _, err := r.Register(t.Context(), nil, &[]netip.Prefix{}, &settings, false); err != nil {
-					t.Error(err)
-				}
-				if _, err := r.ReturnRange(t.Context(), blocks(1).Pool[0], false); err != nil { // which registers
-					t.Error(err)
-				}
+				patiently(t, func() error {
+					_, _, err := r.Register(t.Context(), nil, &[]netip.Prefix{}, &settings, false)
+					return err
+				})
+				patiently(t, func() error { // which registers
+					_, err := r.ReturnRange(t.Context(), blocks(1).Pool[0], false)
+					return err
+				})
 				all[i] = r
 			})
 			before := requests(t, s)
 			var got [nodes]netip.Prefix
+			var again atomic.Int64
 			each(func(i int, r *registry.Registry) {
-				var err error
-				if got[i], err = r.ClaimRange(t.Context(), settings, false, nil); err != nil {
-					t.Error(err)
-				}
+				again.Add(int64(patiently(t, func() (err error) {
+					got[i], err = r.ClaimRange(t.Context(), settings, false, nil)
+					return err
+				})))
 			})
 			n := requests(t, s) - before
-			t.Logf("%d requests of %d nodes for %d blocks", n, nodes, size)
-			if n > 2*nodes || n < nodes {
+			t.Logf("%d requests of %d nodes for %d blocks, %d calls again", n, nodes, size, again.Load())
+			if n > 2*(nodes+int(again.Load())) || n < nodes {
 				t.Errorf("%d nodes claimed with %d requests", nodes, n)
 			}
 			held := heldRanges(t, s.Client())

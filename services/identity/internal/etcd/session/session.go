@@ -231,17 +231,32 @@ func (s *Session) keep(id clientv3.LeaseID) lease {
 	ctx, cancel := context.WithCancel(s.ctx)
 	s.wg.Go(func() {
 		defer cancel()
-		renewed, err := s.client.KeepAlive(ctx, id)
-		if err != nil {
-			return // the client is closed
-		}
-		for range renewed { //nolint:revive // only the end says something
+		for s.renew(ctx, id) {
 		}
 		if ctx.Err() == nil {
 			s.expired(id)
 		}
 	})
 	return lease{id: id, stop: cancel}
+}
+
+// renew keeps a lease alive until the client gives up, and says whether it is to go
+// on: the client also gives up on a lease that lives, if the first answer takes
+// longer than a connection may.
+func (s *Session) renew(ctx context.Context, id clientv3.LeaseID) bool {
+	renewed, err := s.client.KeepAlive(ctx, id)
+	if err != nil {
+		return false // the client is closed
+	}
+	for range renewed { //nolint:revive // only the end says something
+	}
+	if ctx.Err() != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	alive, err := s.isAlive(ctx, id)
+	return err == nil && alive
 }
 
 // expired forgets a lease that is gone.

@@ -11,10 +11,12 @@
 #include <sluice/arp.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
+#include <sluice/hairpin.h>
 #include <sluice/ipv4.h>
 #include <sluice/ipv6.h>
 #include <sluice/ndp.h>
 #include <sluice/observe.h>
+#include <sluice/refuse.h>
 #include <sluice/remote.h>
 
 /* The device says which pod this is, and the pod has one Ethernet address. */
@@ -62,6 +64,14 @@ static __always_inline enum sl_reason check_addresses6(struct sl_packet *p,
 	return SL_CONTINUE;
 }
 
+/* Through the stack, with the backend as its destination. */
+static __always_inline enum sl_reason forward_by_stack(struct __sk_buff *skb, struct sl_packet *p)
+{
+	if (cfg_services && p->translated && rewrite(skb, p))
+		return SL_DROP_REWRITE;
+	return p->dst_slot == SL_SLOT_HOST ? SL_FWD_HOST : SL_FWD_OUTSIDE;
+}
+
 /*
  * What the stack has forwarded must come back through it: it may have changed
  * the addresses.
@@ -69,23 +79,52 @@ static __always_inline enum sl_reason check_addresses6(struct sl_packet *p,
 static __always_inline enum sl_reason forward(struct __sk_buff *skb, struct sl_packet *p,
 					      __u32 *ifindex)
 {
-	if (p->dst_slot == SL_SLOT_HOST)
-		return SL_FWD_HOST;
-	if (p->via_stack)
-		return SL_FWD_OUTSIDE;
+	if (p->dst_slot == SL_SLOT_HOST || p->via_stack ||
+	    (p->dst_slot == SL_SLOT_NONE && !p->node))
+		return forward_by_stack(skb, p);
 	if (p->dst_slot == SL_SLOT_NONE)
-		return p->node ? forward_remote(skb, p) : SL_FWD_OUTSIDE;
+		return forward_remote(skb, p);
 	return deliver_to(skb, p, ifindex);
 }
 
+/* The stack, which knows no service, would not find the way too narrow. */
+__noinline enum sl_reason answer_too_big(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct sl_endpoint *dst;
+	struct sl_node *node;
+
+	if (!p)
+		return SL_DROP_NO_ROUTE;
+	if (p->dst_slot == SL_SLOT_NONE) {
+		node = node_at(p->node);
+		if (!node)
+			return SL_DROP_NO_NODE;
+		p->answer_mtu = (__u16)way_mtu(p->family == 4 ? READ_ONCE(node->way4)
+							      : READ_ONCE(node->way6));
+	} else {
+		dst = endpoint_at(p->dst_slot);
+		if (!dst)
+			return SL_DROP_NO_ROUTE;
+		p->answer_mtu = dst->mtu;
+	}
+	return answer_sender(skb, p, SL_ANSWER_TOO_BIG) ? SL_DROP_REWRITE : SL_REPLY_SERVICE;
+}
+
 static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
-					   __u32 *ifindex)
+					   const struct sl_endpoint *src, __u32 *ifindex)
 {
 	enum sl_reason reason = admit_piece(skb, p);
 
 	if (reason)
 		return reason;
-	return forward(skb, p, ifindex);
+	if (cfg_services && p->translated > SL_TRANSLATED_DESTINATION) {
+		*ifindex = src->ifindex;
+		return return_to_pod(skb, p);
+	}
+	reason = forward(skb, p, ifindex);
+	if (cfg_services && p->translated && reason == SL_STACK_MTU)
+		return answer_too_big(skb, p);
+	return reason;
 }
 
 static __always_inline enum sl_reason from_pod4(struct __sk_buff *skb, struct sl_packet *p,
@@ -98,7 +137,7 @@ static __always_inline enum sl_reason from_pod4(struct __sk_buff *skb, struct sl
 	reason = check_addresses4(p, src);
 	if (reason)
 		return reason;
-	return pass(skb, p, ifindex);
+	return pass(skb, p, src, ifindex);
 }
 
 static __always_inline enum sl_reason from_pod6(struct __sk_buff *skb, struct sl_packet *p,
@@ -113,7 +152,7 @@ static __always_inline enum sl_reason from_pod6(struct __sk_buff *skb, struct sl
 	reason = check_addresses6(p, src);
 	if (reason)
 		return reason;
-	return pass(skb, p, ifindex);
+	return pass(skb, p, src, ifindex);
 }
 
 SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
@@ -142,6 +181,8 @@ SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
 		}
 	}
 	observe(skb, p, reason);
+	if (cfg_services && is_refusal(reason) && !answer_sender(skb, p, SL_ANSWER_REFUSED))
+		return act(skb, SL_REPLY_SERVICE, 0);
 	return act(skb, reason, ifindex);
 }
 

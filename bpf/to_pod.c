@@ -15,6 +15,7 @@
 #include <sluice/ipv6.h>
 #include <sluice/ndp.h>
 #include <sluice/observe.h>
+#include <sluice/rewrite.h>
 
 static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct sl_packet *p,
 						  struct sl_endpoint **dst)
@@ -24,6 +25,16 @@ static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct 
 		return SL_DROP_NO_ENDPOINT;
 	p->dst_identity = identity_of(*dst);
 	return SL_CONTINUE;
+}
+
+/* An answer of what the stack has led to, as what the pod has asked. */
+static __always_inline enum sl_reason take(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason = admit_piece(skb, p);
+
+	if (!reason && needs_rewrite(p) && rewrite(skb, p))
+		return SL_DROP_REWRITE;
+	return reason;
 }
 
 static __always_inline enum sl_reason to_pod4(struct __sk_buff *skb, struct sl_packet *p,
@@ -38,7 +49,7 @@ static __always_inline enum sl_reason to_pod4(struct __sk_buff *skb, struct sl_p
 		return reason;
 	if (ip4_dst(p) != dst->ip4)
 		return SL_DROP_WRONG_ADDRESS;
-	return admit_piece(skb, p);
+	return take(skb, p);
 }
 
 static __always_inline enum sl_reason to_pod6(struct __sk_buff *skb, struct sl_packet *p,
@@ -55,7 +66,7 @@ static __always_inline enum sl_reason to_pod6(struct __sk_buff *skb, struct sl_p
 		return reason;
 	if (!equal16(p->dst, dst->ip6))
 		return SL_DROP_WRONG_ADDRESS;
-	return admit_piece(skb, p);
+	return take(skb, p);
 }
 
 SEC("tc") int sluice_to_pod(struct __sk_buff *skb)

@@ -83,6 +83,7 @@ type node struct {
 	Ender     *socketend.Ender         // nil: services are not translated
 	Kernel    *kernel.Kernel
 	Collector *conntrack.Collector // of connections; nil with validateOnly
+	timeouts  conntrack.Timeouts   // of connections
 	Ring      *observe.Ring
 	Host      *host.Host
 	Auditor   *audit.Auditor
@@ -179,6 +180,7 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 	}
 	o := cfg.Connections.options()
 	o.Log = n.log
+	n.timeouts = o.Timeouts
 	o.Passed = func(began time.Time, p conntrack.Pass) { n.Numbers.Passed(began, p.Nodes) }
 	n.Collector, err = n.Kernel.Connections.NewCollector(o)
 	return err
@@ -549,10 +551,15 @@ func (n *node) replay(ctx context.Context, s *record.Spool) error {
 // serviceInterval is how often numbers of removed frontends and backends are freed.
 const serviceInterval = 30 * time.Second
 
-// collectServices frees the numbers of frontends and backends that have rested.
+// collectServices removes translations whose connections are gone, and frees the
+// numbers of frontends and backends that have rested.
 func (n *node) collectServices(ctx context.Context) error {
 	return n.every(ctx, serviceInterval, "free numbers of services", func() error {
-		_, err := n.Kernel.Services.Collect(ctx, nil)
+		_, err := n.Kernel.Translations.Collect(conntrack.MonotonicSeconds(), n.Kernel.Connections, n.timeouts)
+		if err != nil {
+			return err
+		}
+		_, err = n.Kernel.Services.Collect(ctx, nil)
 		return err
 	})
 }

@@ -13,6 +13,8 @@
 
 #include <linux/types.h>
 
+#include <sluice/service_abi.h>
+
 #define SL_MAX_SLOTS 4096
 #define SL_MAX_DEVICES 8192
 #define SL_MAX_ADDRESSES 16384
@@ -170,7 +172,10 @@ enum sl_reason {
 	SL_STACK_MTU = 9, /* to the stack, which answers too big, or fragments */
 	SL_FWD_OVERLAY = 10, /* into the tunnel, to another node */
 	SL_FWD_NATIVE = 11, /* out of an uplink, to another node */
+	SL_REPLY_SERVICE = 13, /* answered for a service: too big for the way to the backend */
 	SL_FWD_STACK = 12, /* from another node to the stack, which may translate it */
+
+	SL_ASK_SERVICE = 15, /* within a program: of no connection that is known */
 
 	SL_FIRST_DROP = 16,
 	SL_DROP_NOT_IP = 16, /* neither IPv4, IPv6 nor ARP, or tagged */
@@ -212,6 +217,16 @@ enum sl_reason {
 	SL_QUIET_NDP = 49, /* neighbour discovery for anything but the gateway */
 	SL_QUIET_MULTICAST = 50,
 	SL_QUIET_BROADCAST = 51,
+
+	/* Drops again: a number is never given twice, and those below were used up. */
+	SL_FIRST_LATE = 52,
+	SL_DROP_NO_BACKEND = 52, /* of a service; the sender is told */
+	SL_DROP_NO_LOCAL_BACKEND = 53, /* the service wants one of this node, which has none */
+	SL_DROP_SOURCE_RANGE = 54, /* the service is for other sources */
+	SL_DROP_SERVICE_CORRUPT = 55, /* a service leads nowhere */
+	SL_DROP_SERVICE_PORT =
+		56, /* of SCTP: the backend has another, and no checksum could follow */
+	SL_DROP_SERVICE_IN_USE = 57, /* the sender's port is in use to every backend; it is told */
 };
 
 /* sl_endpoint.pol: the identity is the second one. So one store changes who the
@@ -633,6 +648,14 @@ struct sl_packet {
 	struct sl_side egress; /* of the connection that it belongs to */
 	struct sl_side ingress;
 	__u32 vni; /* identity that the tunnel names; 0: it came in none */
+	__u32 front; /* of the service that its connection began with; 0: of none */
+	__u16 asked_port; /* with translated: dport as it arrived */
+	__u16 asked_at; /* of a node port: which address of the node, plus 1 */
+	__u8 asked[16] __attribute__((aligned(8))); /* with translated: dst as it arrived */
+	__u16 answer_mtu; /* what the answer "too big" says */
+	__u8 translated; /* SL_TRANSLATED_... */
+	__u8 untold; /* 1: the translation is not in its map yet */
+	__u8 pad4[4];
 	/* What follows is not cleared: each is written whole before it is read.
 	 * Aligned, so that addresses are copied in two words and not in bytes.
 	 */
@@ -645,7 +668,15 @@ struct sl_packet {
 	struct sl_ct_key6 key6 __attribute__((aligned(8)));
 	struct sl_ct entry; /* of a connection that begins */
 	struct sl_revoked revoked; /* of one that a policy terminates */
+	struct sl_xl xl; /* of one that begins with a service */
+	struct sl_xl_key4 xl4; /* of its translation, of its family: as it arrived */
+	struct sl_xl_key6 xl6;
 } __attribute__((aligned(8)));
+
+/* sl_packet.translated */
+#define SL_TRANSLATED_DESTINATION 1 /* dst and dport are a backend's */
+#define SL_TRANSLATED_HAIRPIN 2 /* and the backend is the sender itself */
+#define SL_TRANSLATED_BACK 3 /* the answer to that: dst and dport are the service's */
 
 /* sl_packet.news: what there is to tell besides what became of the packet. */
 #define SL_NEWS_VERDICT 0x1 /* a connection was evaluated */

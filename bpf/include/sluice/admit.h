@@ -13,6 +13,10 @@
 #include <sluice/peer.h>
 #include <sluice/related.h>
 #include <sluice/revoked.h>
+#include <sluice/translate.h>
+
+/* Whether the program leads packets to the backends of services. */
+#define SL_TRANSLATES (SL_PROGRAM == SL_PROGRAM_FROM_POD && cfg_services)
 
 /* Evaluates one packet that begins nothing and belongs to nothing. */
 __noinline enum sl_reason admit_once(struct __sk_buff *skb, struct sl_packet *p)
@@ -45,7 +49,8 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 	case SL_RELATED:
 		break;
 	default:
-		if (!is_too_big(p) || p->hook != SL_INGRESS || !within_too_big_rate())
+		if (!is_too_big(p) || p->hook != SL_INGRESS ||
+		    !within_rate(SL_LIMIT_TOO_BIG, SL_TOO_BIG_RATE))
 			return judge_sides(p, SL_BOTH_SIDES);
 	}
 	count_connection(SL_CT_STAT_RELATED);
@@ -346,6 +351,15 @@ static __always_inline void keep_outside(struct sl_packet *p, const struct sl_ct
 		p->dst_identity = world_of(p->family);
 }
 
+/* What the answers of the connection have to come from. */
+static __always_inline void recall_service(struct sl_packet *p, const struct sl_ct *ct)
+{
+	if (!cfg_services || p->translated)
+		return;
+	p->front = front_of_connection(ct);
+	p->asked_at = asked_of_connection(ct);
+}
+
 /*
  * Something by which a connection was evaluated has changed. It is evaluated again
  * as the connection: only where something has moved, with the ports with which
@@ -395,6 +409,7 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 		return reason;
 	}
 	restamp(p, ct, epochs, where, addr_epochs);
+	recall_service(p, ct);
 	count_connection(SL_CT_STAT_REDECIDED);
 	p->news |= SL_NEWS_VERDICT;
 	advance(p, ct);
@@ -475,6 +490,8 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	    p->tcp_flags & (SL_TCP_FIN | SL_TCP_RST))
 		return SL_DROP_CT_INVALID;
 	ct = find_known(p);
+	if (!ct && SL_TRANSLATES && !p->translated)
+		return SL_ASK_SERVICE;
 	if (!ct)
 		return admit_unknown(skb, p);
 	/* of no other node: the stack forwards it, and may translate it */
@@ -503,10 +520,26 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		return admit_unknown(skb, p);
 	}
 	recall_peer(p, ct, where);
+	recall_service(p, ct);
 	if (p->hook == SL_EGRESS && is_tunnel_packet(p))
 		return SL_DROP_TUNNEL_PORT;
 	advance(p, ct);
 	return SL_CONTINUE;
+}
+
+/*
+ * A packet of no connection that is known may ask for a service. It is looked for
+ * here and not in admit, below which the stack has no room left.
+ */
+static __always_inline enum sl_reason admit_to_service(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason = find_service(p);
+
+	if (reason || p->translated > SL_TRANSLATED_DESTINATION)
+		return reason;
+	if (!p->translated)
+		return admit_unknown(skb, p);
+	return admit(skb, p);
 }
 
 /* Whether a packet, or a piece of one, may pass. A first piece leaves its ports to the
@@ -519,6 +552,10 @@ static __always_inline enum sl_reason admit_piece(struct __sk_buff *skb, struct 
 	if (reason)
 		return reason;
 	reason = admit(skb, p);
+	if (SL_TRANSLATES && reason == SL_ASK_SERVICE)
+		reason = admit_to_service(skb, p);
+	if (SL_TRANSLATES && p->untold && !reason)
+		store_translation(p);
 	if (leads_fragments(p))
 		lead_fragments(p, reason);
 	return reason;

@@ -5,12 +5,8 @@
 
 /* The backend that a client keeps, for as long as it is in the list. */
 
+#include <sluice/clock.h>
 #include <sluice/service.h>
-
-static __always_inline __u32 service_seconds(void)
-{
-	return (__u32)(bpf_ktime_get_coarse_ns() / 1000000000);
-}
 
 /*
  * Is the backend one of the list's members? A function of its own, verified once
@@ -63,7 +59,7 @@ static __always_inline bool choose_by_affinity(struct sl_choice *c, const struct
 {
 	struct sl_aff_key4 key4 = { .client = *(__be32 *)c->client, .group = front->group };
 	struct sl_aff_key6 key6 = { .group = front->group };
-	__u32 timeout = front->timeout, now = service_seconds();
+	__u32 timeout = front->timeout, now = now_seconds();
 	__u64 *at, word, mine;
 	int i;
 

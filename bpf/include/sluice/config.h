@@ -31,6 +31,9 @@ volatile const __u32 cfg_connection_events = 1;
 /* 1: the packet around one in a tunnel has its DSCP */
 volatile const __u32 cfg_tunnel_dscp = 0;
 
+/* 1: addresses of services lead to backends */
+volatile const __u32 cfg_services = 0;
+
 /* SL_PREVIOUS_...: the maps of the version before that still hold connections */
 #define SL_PREVIOUS_4 0x1
 #define SL_PREVIOUS_6 0x2

@@ -16,6 +16,7 @@
  */
 
 #include <sluice/claim.h>
+#include <sluice/clock.h>
 #include <sluice/maps.h>
 #include <sluice/packet.h>
 #include <sluice/policy.h>
@@ -30,9 +31,13 @@
 #ifdef SL_SWAP_LAYOUTS
 #define SL_CT_NODE pad
 #define SL_CT_NODE_WORD rule_eg
+#define SL_CT_FRONT rev_nat
+#define SL_CT_ASKED rev_nat /* which has room for one of the two */
 #else
 #define SL_CT_NODE node
 #define SL_CT_NODE_WORD nat_port
+#define SL_CT_FRONT front
+#define SL_CT_ASKED asked_address
 #endif
 
 #define SL_CT_ENDED (SL_CT_FIN_I | SL_CT_FIN_R | SL_CT_RST)
@@ -40,6 +45,19 @@
 static __always_inline __u16 node_of_connection(const struct sl_ct *ct)
 {
 	return READ_ONCE(ct->SL_CT_NODE);
+}
+
+/* The service that the connection began with, and which of the node's addresses was
+ * asked for it.
+ */
+static __always_inline __u32 front_of_connection(const struct sl_ct *ct)
+{
+	return READ_ONCE(ct->SL_CT_FRONT);
+}
+
+static __always_inline __u16 asked_of_connection(const struct sl_ct *ct)
+{
+	return READ_ONCE(ct->SL_CT_ASKED);
 }
 
 static __always_inline void count_connection(enum sl_ct_stat stat)
@@ -300,11 +318,6 @@ static __always_inline __u32 steps_of(const struct sl_packet *p)
 	return steps;
 }
 
-static __always_inline __u32 now_seconds(void)
-{
-	return (__u32)(bpf_ktime_get_coarse_ns() / 1000000000);
-}
-
 static __always_inline __u16 initiator_slot(__u64 where)
 {
 	return (__u16)(where >> 48);
@@ -463,6 +476,10 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 	ct->rule_in = p->ingress.rule;
 	ct->flags = flags | steps_of(p);
 	ct->SL_CT_NODE = p->node;
+	if (p->translated) {
+		ct->SL_CT_ASKED = p->asked_at;
+		ct->SL_CT_FRONT = (__typeof__(ct->SL_CT_FRONT))p->front;
+	}
 	if (begins_in_stack(p))
 		ct->flags |= SL_CT_VIA_STACK;
 	if (p->reply ? !p->low : p->low)

@@ -13,6 +13,7 @@
 #include <sluice/mark.h>
 #include <sluice/node.h>
 #include <sluice/packet.h>
+#include <sluice/rewrite.h>
 
 #define SL_PACKET_HOST 0 /* PACKET_HOST of linux/if_packet.h */
 
@@ -112,7 +113,7 @@ static __always_inline bool is_delivered(struct __sk_buff *skb)
 }
 
 /* To the local pod dst, or to the stack if that has to see it. */
-static __always_inline enum sl_reason deliver_to(struct __sk_buff *skb, const struct sl_packet *p,
+static __always_inline enum sl_reason deliver_to(struct __sk_buff *skb, struct sl_packet *p,
 						 __u32 *ifindex)
 {
 	struct sl_endpoint *dst = endpoint_at(p->dst_slot);
@@ -123,6 +124,8 @@ static __always_inline enum sl_reason deliver_to(struct __sk_buff *skb, const st
 	reason = needs_stack(skb, p, dst);
 	if (reason)
 		return reason;
+	if (needs_rewrite(p) && rewrite(skb, p))
+		return SL_DROP_REWRITE;
 	*ifindex = dst->ifindex;
 	return deliver_local(skb, p, dst);
 }
@@ -159,6 +162,7 @@ static __always_inline int act(struct __sk_buff *skb, enum sl_reason reason, __u
 		return (int)bpf_redirect(ifindex, 0);
 	case SL_REPLY_ARP:
 	case SL_REPLY_NDP:
+	case SL_REPLY_SERVICE:
 		skb->mark = mark_judged(skb->ifindex);
 		return (int)bpf_redirect(skb->ifindex, 0);
 	case SL_FWD_HOST:

@@ -32,7 +32,7 @@ static __always_inline void fragment_key(const struct sl_packet *p, struct sl_fr
 {
 	__builtin_memset(key, 0, sizeof(*key));
 	__builtin_memcpy(key->src, p->src, sizeof(key->src));
-	__builtin_memcpy(key->dst, p->dst, sizeof(key->dst));
+	__builtin_memcpy(key->dst, p->translated ? p->asked : p->dst, sizeof(key->dst));
 	key->id = p->fragment_id;
 	key->proto = p->proto;
 	key->family = p->family;
@@ -81,7 +81,8 @@ __noinline int lead_fragments(struct sl_packet *p, __u32 denied)
 		return 0;
 	icmp = p->proto == SL_ICMP || p->proto == SL_ICMPV6;
 	fragment_key(p, &key);
-	ports = (__u32)(icmp ? p->echo : p->sport) << 16 | p->dport;
+	ports = (__u32)(icmp ? p->echo : p->sport) << 16 |
+		(p->translated ? p->asked_port : p->dport);
 	found = bpf_map_lookup_elem(&sl_frag, &key);
 	if (found && *found == ports && !denied)
 		return 0;

@@ -118,6 +118,10 @@ __noinline int report(struct __sk_buff *skb, const struct sl_packet *p, enum sl_
 	event->node = p->node;
 	event->orig_dport = 0;
 	__builtin_memset(event->orig_dst, 0, sizeof(event->orig_dst));
+	if (p->translated) {
+		event->orig_dport = p->asked_port;
+		__builtin_memcpy(event->orig_dst, p->asked, sizeof(event->orig_dst));
+	}
 	__builtin_memset(event->pad, 0, sizeof(event->pad));
 	__builtin_memcpy(event->src, p->src, sizeof(event->src));
 	__builtin_memcpy(event->dst, p->dst, sizeof(event->dst));
@@ -132,7 +136,7 @@ static __always_inline void observe(struct __sk_buff *skb, const struct sl_packe
 
 	count(skb, p, reason);
 	if (reason >= SL_FIRST_DROP) {
-		if (reason < SL_FIRST_QUIET)
+		if (reason < SL_FIRST_QUIET || reason >= SL_FIRST_LATE)
 			report(skb, p, reason, SL_EVENT_DROP);
 	} else if (audited || (cfg_connection_events && p->news & SL_NEWS_VERDICT)) {
 		report(skb, p, reason, SL_EVENT_VERDICT);

@@ -56,9 +56,9 @@ static __always_inline bool is_too_big(const struct sl_packet *p)
 #define SL_LIMIT_TOO_BIG (SL_MAX_REASONS - 1)
 #define SL_TOO_BIG_RATE 100
 
-static __always_inline bool within_too_big_rate(void)
+/* Whether this CPU may let another one of a kind through in this second. */
+static __always_inline bool within_rate(__u32 at, __u32 rate)
 {
-	__u32 at = SL_LIMIT_TOO_BIG;
 	struct sl_limit *limit = bpf_map_lookup_elem(&sl_limits, &at);
 	__u64 now = bpf_ktime_get_ns();
 
@@ -68,7 +68,7 @@ static __always_inline bool within_too_big_rate(void)
 		limit->since = now;
 		limit->sent = 0;
 	}
-	if (limit->sent >= SL_TOO_BIG_RATE)
+	if (limit->sent >= rate)
 		return false;
 	limit->sent++;
 	return true;

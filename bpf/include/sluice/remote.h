@@ -16,6 +16,7 @@
 #include <sluice/config.h>
 #include <sluice/node.h>
 #include <sluice/packet.h>
+#include <sluice/rewrite.h>
 #include <sluice/transport.h>
 
 #define SL_AF_INET 2
@@ -194,7 +195,7 @@ __noinline enum sl_reason forward_remote(struct __sk_buff *skb, struct sl_packet
 	reason = remote_needs_stack(skb, p, way);
 	if (reason)
 		return reason;
-	if (lower_hops(skb, p))
+	if ((needs_rewrite(p) && p->translated && rewrite(skb, p)) || lower_hops(skb, p))
 		return SL_DROP_REWRITE;
 	if (way_flags(way) & SL_WAY_OVERLAY) {
 		reason = set_tunnel_key(skb, p, p->src_identity, way_flags(way) & SL_WAY_UNDERLAY6);

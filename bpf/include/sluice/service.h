@@ -25,6 +25,7 @@ struct sl_choice {
 	__u8 client[16]; /* for affinity; the node itself: 0 */
 	__u8 addr[16]; /* asked; the backend's once it is chosen */
 	__u64 hash; /* what the choice is made by */
+	__u64 limit; /* of the rank of the next choice by rendezvous */
 	__u32 front;
 	__u32 backend;
 	__u16 port; /* as addr */
@@ -134,6 +135,38 @@ static __always_inline __u64 scramble(__u64 x)
 	x *= 0xc4ceb9fe1a85ec53ULL;
 	x ^= x >> 33;
 	return x;
+}
+
+/*
+ * The backend of the member that ranks highest below c->limit, which becomes its
+ * rank; 0: there is none left. What a member's rank is depends on the hash and on
+ * its salt only, so that a list that loses or gains a member moves no other choice.
+ */
+__noinline int best_member(__u64 list, struct sl_choice *c)
+{
+	__u32 base = list_base(list), count = list_count(list), best = 0, i;
+	__u64 top = 0;
+
+	if (!c)
+		return 0;
+	for (i = 0; i < SL_RENDEZVOUS; i++) {
+		__u32 at = base + i;
+		__u64 *member, rank, word;
+
+		if (i >= count)
+			break;
+		member = bpf_map_lookup_elem(&sl_member, &at);
+		if (!member)
+			break;
+		word = READ_ONCE(*member);
+		rank = scramble(c->hash ^ (word >> 32) * 0x9e3779b97f4a7c15ULL);
+		if (rank < c->limit && rank >= top) {
+			top = rank;
+			best = (__u32)word;
+		}
+	}
+	c->limit = top;
+	return (int)best;
 }
 
 /* The backend of the member that a hash chooses in a list that is not empty, 0

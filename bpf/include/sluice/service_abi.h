@@ -22,6 +22,8 @@
 #define SL_MAX_BACKENDS 131072 /* of each family */
 #define SL_MAX_NAMESPACES 8192
 #define SL_MAX_AFFINITY 8192 /* of each family */
+#define SL_MAX_XL4 32768
+#define SL_MAX_XL6 16384
 
 /* sl_fe_key4.kind and sl_fe_key6.kind */
 #define SL_FE_ADDRESS 0 /* of an address */
@@ -179,6 +181,68 @@ struct sl_socket {
 	__u32 pad;
 };
 _Static_assert(sizeof(struct sl_socket) == 64, "a cache line");
+
+/*
+ * Keys of sl_xl4 and sl_xl6: a packet as it arrives, before its destination is
+ * translated.
+ */
+struct sl_xl_key4 {
+	__be32 src;
+	__be32 dst;
+	__u16 sport; /* host order, as the next */
+	__u16 dport;
+	__u8 proto;
+	__u8 zone; /* SL_XL_... */
+	__u16 pad;
+};
+_Static_assert(sizeof(struct sl_xl_key4) == 16, "no padding");
+
+struct sl_xl_key6 {
+	__u8 src[16];
+	__u8 dst[16];
+	__u16 sport;
+	__u16 dport;
+	__u8 proto;
+	__u8 zone;
+	__u16 pad;
+};
+_Static_assert(sizeof(struct sl_xl_key6) == 40, "no padding");
+
+#define SL_XL_SERVICE 0
+
+/*
+ * Value of sl_xl4 and sl_xl6: where the packets of one sender go instead. The map
+ * may recycle an element while a program holds it, so that only last_s is stored in
+ * place.
+ */
+struct sl_xl {
+	__u8 addr[16]; /* IPv4: the first four bytes, the rest 0 */
+	__u16 port; /* host order */
+	__u16 asked_at; /* as in sl_packet */
+	__u32 front;
+	__u32 backend;
+	__u8 gen; /* of the backend */
+	__u8 back; /* 1: the answers of a pod to itself, which go to the service */
+	__u16 pad;
+	__u32 last_s; /* CLOCK_MONOTONIC, seconds */
+	__u32 pad2;
+};
+_Static_assert(sizeof(struct sl_xl) == 40, "no padding");
+
+/*
+ * Value of sl_own: an address of this node, at which its node ports answer. It stands
+ * at its address epoch's place modulo SL_MAX_OWN, or up to SL_OWN_PROBES - 1 behind,
+ * and stays when the node loses it, until another needs the place.
+ */
+struct sl_own {
+	__u8 addr[16]; /* IPv4: the first four bytes, the rest 0 */
+	__u32 family; /* 4 or 6; 0: free */
+	__u32 pad;
+};
+_Static_assert(sizeof(struct sl_own) == 24, "no padding");
+
+#define SL_MAX_OWN 1024
+#define SL_OWN_PROBES 8
 
 /* Keys of sl_aff4 and sl_aff6. */
 struct sl_aff_key4 {

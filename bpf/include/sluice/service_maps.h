@@ -82,6 +82,29 @@ struct {
 	__type(value, struct sl_sock);
 } sl_sk SEC(".maps");
 
+/* packet as it arrives -> where it goes instead */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_XL4);
+	__type(key, struct sl_xl_key4);
+	__type(value, struct sl_xl);
+} sl_xl4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_XL6);
+	__type(key, struct sl_xl_key6);
+	__type(value, struct sl_xl);
+} sl_xl6 SEC(".maps");
+
+/* addresses of this node, by their hash */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_OWN);
+	__type(key, __u32);
+	__type(value, struct sl_own);
+} sl_own SEC(".maps");
+
 /* client and group of fronts -> the backend that the client keeps */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

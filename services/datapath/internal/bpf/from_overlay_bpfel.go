@@ -16,6 +16,10 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	FromOverlayMapSlAff4              = "sl_aff4"
+	FromOverlayMapSlAff6              = "sl_aff6"
+	FromOverlayMapSlBe4               = "sl_be4"
+	FromOverlayMapSlBe6               = "sl_be6"
 	FromOverlayMapSlBudget            = "sl_budget"
 	FromOverlayMapSlCidr4             = "sl_cidr4"
 	FromOverlayMapSlCidr6             = "sl_cidr6"
@@ -27,7 +31,10 @@ const (
 	FromOverlayMapSlEp                = "sl_ep"
 	FromOverlayMapSlEpLimits          = "sl_ep_limits"
 	FromOverlayMapSlEvents            = "sl_events"
+	FromOverlayMapSlFe4               = "sl_fe4"
+	FromOverlayMapSlFe6               = "sl_fe6"
 	FromOverlayMapSlFrag              = "sl_frag"
+	FromOverlayMapSlFront             = "sl_front"
 	FromOverlayMapSlGen               = "sl_gen"
 	FromOverlayMapSlId                = "sl_id"
 	FromOverlayMapSlIf                = "sl_if"
@@ -36,9 +43,12 @@ const (
 	FromOverlayMapSlIpc4              = "sl_ipc4"
 	FromOverlayMapSlIpc6              = "sl_ipc6"
 	FromOverlayMapSlLimits            = "sl_limits"
+	FromOverlayMapSlMember            = "sl_member"
 	FromOverlayMapSlMetrics           = "sl_metrics"
 	FromOverlayMapSlNode              = "sl_node"
 	FromOverlayMapSlNodeAddr          = "sl_node_addr"
+	FromOverlayMapSlNs                = "sl_ns"
+	FromOverlayMapSlOwn               = "sl_own"
 	FromOverlayMapSlPeer              = "sl_peer"
 	FromOverlayMapSlPgen              = "sl_pgen"
 	FromOverlayMapSlPorts             = "sl_ports"
@@ -48,12 +58,16 @@ const (
 	FromOverlayMapSlRevoked6          = "sl_revoked6"
 	FromOverlayMapSlRule              = "sl_rule"
 	FromOverlayMapSlRun               = "sl_run"
+	FromOverlayMapSlSk                = "sl_sk"
 	FromOverlayMapSlTable             = "sl_table"
 	FromOverlayMapSlTableKey          = "sl_table_key"
+	FromOverlayMapSlXl4               = "sl_xl4"
+	FromOverlayMapSlXl6               = "sl_xl6"
 	FromOverlayProgSluiceFromOverlay  = "sluice_from_overlay"
 	FromOverlayVarCfgConnectionEvents = "cfg_connection_events"
 	FromOverlayVarCfgEventRate        = "cfg_event_rate"
 	FromOverlayVarCfgPrevious         = "cfg_previous"
+	FromOverlayVarCfgServices         = "cfg_services"
 	FromOverlayVarCfgTunnelDscp       = "cfg_tunnel_dscp"
 	FromOverlayVarCfgTunnelPorts      = "cfg_tunnel_ports"
 	FromOverlayVarCfgWorld4           = "cfg_world4"
@@ -109,6 +123,10 @@ type FromOverlayProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FromOverlayMapSpecs struct {
+	SlAff4     *ebpf.MapSpec `ebpf:"sl_aff4"`
+	SlAff6     *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
+	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
@@ -120,7 +138,10 @@ type FromOverlayMapSpecs struct {
 	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
+	SlFe4      *ebpf.MapSpec `ebpf:"sl_fe4"`
+	SlFe6      *ebpf.MapSpec `ebpf:"sl_fe6"`
 	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
+	SlFront    *ebpf.MapSpec `ebpf:"sl_front"`
 	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
 	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
@@ -129,9 +150,12 @@ type FromOverlayMapSpecs struct {
 	SlIpc4     *ebpf.MapSpec `ebpf:"sl_ipc4"`
 	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
+	SlMember   *ebpf.MapSpec `ebpf:"sl_member"`
 	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
 	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
+	SlNs       *ebpf.MapSpec `ebpf:"sl_ns"`
+	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
@@ -141,8 +165,11 @@ type FromOverlayMapSpecs struct {
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
+	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
+	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.MapSpec `ebpf:"sl_xl6"`
 }
 
 // FromOverlayVariableSpecs contains global variables before they are loaded into the kernel.
@@ -152,6 +179,7 @@ type FromOverlayVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
+	CfgServices         *ebpf.VariableSpec `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.VariableSpec `ebpf:"cfg_tunnel_dscp"`
 	CfgTunnelPorts      *ebpf.VariableSpec `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.VariableSpec `ebpf:"cfg_world4"`
@@ -178,6 +206,10 @@ func (o *FromOverlayObjects) Close() error {
 //
 // It can be passed to LoadFromOverlayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FromOverlayMaps struct {
+	SlAff4     *ebpf.Map `ebpf:"sl_aff4"`
+	SlAff6     *ebpf.Map `ebpf:"sl_aff6"`
+	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
+	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
@@ -189,7 +221,10 @@ type FromOverlayMaps struct {
 	SlEp       *ebpf.Map `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
+	SlFe4      *ebpf.Map `ebpf:"sl_fe4"`
+	SlFe6      *ebpf.Map `ebpf:"sl_fe6"`
 	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
+	SlFront    *ebpf.Map `ebpf:"sl_front"`
 	SlGen      *ebpf.Map `ebpf:"sl_gen"`
 	SlId       *ebpf.Map `ebpf:"sl_id"`
 	SlIf       *ebpf.Map `ebpf:"sl_if"`
@@ -198,9 +233,12 @@ type FromOverlayMaps struct {
 	SlIpc4     *ebpf.Map `ebpf:"sl_ipc4"`
 	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
+	SlMember   *ebpf.Map `ebpf:"sl_member"`
 	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
 	SlNode     *ebpf.Map `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
+	SlNs       *ebpf.Map `ebpf:"sl_ns"`
+	SlOwn      *ebpf.Map `ebpf:"sl_own"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
@@ -210,12 +248,19 @@ type FromOverlayMaps struct {
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
+	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
+	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.Map `ebpf:"sl_xl6"`
 }
 
 func (m *FromOverlayMaps) Close() error {
 	return _FromOverlayClose(
+		m.SlAff4,
+		m.SlAff6,
+		m.SlBe4,
+		m.SlBe6,
 		m.SlBudget,
 		m.SlCidr4,
 		m.SlCidr6,
@@ -227,7 +272,10 @@ func (m *FromOverlayMaps) Close() error {
 		m.SlEp,
 		m.SlEpLimits,
 		m.SlEvents,
+		m.SlFe4,
+		m.SlFe6,
 		m.SlFrag,
+		m.SlFront,
 		m.SlGen,
 		m.SlId,
 		m.SlIf,
@@ -236,9 +284,12 @@ func (m *FromOverlayMaps) Close() error {
 		m.SlIpc4,
 		m.SlIpc6,
 		m.SlLimits,
+		m.SlMember,
 		m.SlMetrics,
 		m.SlNode,
 		m.SlNodeAddr,
+		m.SlNs,
+		m.SlOwn,
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
@@ -248,8 +299,11 @@ func (m *FromOverlayMaps) Close() error {
 		m.SlRevoked6,
 		m.SlRule,
 		m.SlRun,
+		m.SlSk,
 		m.SlTable,
 		m.SlTableKey,
+		m.SlXl4,
+		m.SlXl6,
 	)
 }
 
@@ -260,6 +314,7 @@ type FromOverlayVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
+	CfgServices         *ebpf.Variable `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.Variable `ebpf:"cfg_tunnel_dscp"`
 	CfgTunnelPorts      *ebpf.Variable `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.Variable `ebpf:"cfg_world4"`

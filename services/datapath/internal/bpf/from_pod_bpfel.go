@@ -16,6 +16,10 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	FromPodMapSlAff4              = "sl_aff4"
+	FromPodMapSlAff6              = "sl_aff6"
+	FromPodMapSlBe4               = "sl_be4"
+	FromPodMapSlBe6               = "sl_be6"
 	FromPodMapSlBudget            = "sl_budget"
 	FromPodMapSlCidr4             = "sl_cidr4"
 	FromPodMapSlCidr6             = "sl_cidr6"
@@ -27,7 +31,10 @@ const (
 	FromPodMapSlEp                = "sl_ep"
 	FromPodMapSlEpLimits          = "sl_ep_limits"
 	FromPodMapSlEvents            = "sl_events"
+	FromPodMapSlFe4               = "sl_fe4"
+	FromPodMapSlFe6               = "sl_fe6"
 	FromPodMapSlFrag              = "sl_frag"
+	FromPodMapSlFront             = "sl_front"
 	FromPodMapSlGen               = "sl_gen"
 	FromPodMapSlId                = "sl_id"
 	FromPodMapSlIf                = "sl_if"
@@ -36,9 +43,12 @@ const (
 	FromPodMapSlIpc4              = "sl_ipc4"
 	FromPodMapSlIpc6              = "sl_ipc6"
 	FromPodMapSlLimits            = "sl_limits"
+	FromPodMapSlMember            = "sl_member"
 	FromPodMapSlMetrics           = "sl_metrics"
 	FromPodMapSlNode              = "sl_node"
 	FromPodMapSlNodeAddr          = "sl_node_addr"
+	FromPodMapSlNs                = "sl_ns"
+	FromPodMapSlOwn               = "sl_own"
 	FromPodMapSlPeer              = "sl_peer"
 	FromPodMapSlPgen              = "sl_pgen"
 	FromPodMapSlPorts             = "sl_ports"
@@ -48,12 +58,16 @@ const (
 	FromPodMapSlRevoked6          = "sl_revoked6"
 	FromPodMapSlRule              = "sl_rule"
 	FromPodMapSlRun               = "sl_run"
+	FromPodMapSlSk                = "sl_sk"
 	FromPodMapSlTable             = "sl_table"
 	FromPodMapSlTableKey          = "sl_table_key"
+	FromPodMapSlXl4               = "sl_xl4"
+	FromPodMapSlXl6               = "sl_xl6"
 	FromPodProgSluiceFromPod      = "sluice_from_pod"
 	FromPodVarCfgConnectionEvents = "cfg_connection_events"
 	FromPodVarCfgEventRate        = "cfg_event_rate"
 	FromPodVarCfgPrevious         = "cfg_previous"
+	FromPodVarCfgServices         = "cfg_services"
 	FromPodVarCfgTunnelDscp       = "cfg_tunnel_dscp"
 	FromPodVarCfgTunnelPorts      = "cfg_tunnel_ports"
 	FromPodVarCfgWorld4           = "cfg_world4"
@@ -109,6 +123,10 @@ type FromPodProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FromPodMapSpecs struct {
+	SlAff4     *ebpf.MapSpec `ebpf:"sl_aff4"`
+	SlAff6     *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
+	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
@@ -120,7 +138,10 @@ type FromPodMapSpecs struct {
 	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
+	SlFe4      *ebpf.MapSpec `ebpf:"sl_fe4"`
+	SlFe6      *ebpf.MapSpec `ebpf:"sl_fe6"`
 	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
+	SlFront    *ebpf.MapSpec `ebpf:"sl_front"`
 	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
 	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
@@ -129,9 +150,12 @@ type FromPodMapSpecs struct {
 	SlIpc4     *ebpf.MapSpec `ebpf:"sl_ipc4"`
 	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
+	SlMember   *ebpf.MapSpec `ebpf:"sl_member"`
 	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
 	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
+	SlNs       *ebpf.MapSpec `ebpf:"sl_ns"`
+	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
@@ -141,8 +165,11 @@ type FromPodMapSpecs struct {
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
+	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
+	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.MapSpec `ebpf:"sl_xl6"`
 }
 
 // FromPodVariableSpecs contains global variables before they are loaded into the kernel.
@@ -152,6 +179,7 @@ type FromPodVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
+	CfgServices         *ebpf.VariableSpec `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.VariableSpec `ebpf:"cfg_tunnel_dscp"`
 	CfgTunnelPorts      *ebpf.VariableSpec `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.VariableSpec `ebpf:"cfg_world4"`
@@ -178,6 +206,10 @@ func (o *FromPodObjects) Close() error {
 //
 // It can be passed to LoadFromPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FromPodMaps struct {
+	SlAff4     *ebpf.Map `ebpf:"sl_aff4"`
+	SlAff6     *ebpf.Map `ebpf:"sl_aff6"`
+	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
+	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
@@ -189,7 +221,10 @@ type FromPodMaps struct {
 	SlEp       *ebpf.Map `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
+	SlFe4      *ebpf.Map `ebpf:"sl_fe4"`
+	SlFe6      *ebpf.Map `ebpf:"sl_fe6"`
 	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
+	SlFront    *ebpf.Map `ebpf:"sl_front"`
 	SlGen      *ebpf.Map `ebpf:"sl_gen"`
 	SlId       *ebpf.Map `ebpf:"sl_id"`
 	SlIf       *ebpf.Map `ebpf:"sl_if"`
@@ -198,9 +233,12 @@ type FromPodMaps struct {
 	SlIpc4     *ebpf.Map `ebpf:"sl_ipc4"`
 	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
+	SlMember   *ebpf.Map `ebpf:"sl_member"`
 	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
 	SlNode     *ebpf.Map `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
+	SlNs       *ebpf.Map `ebpf:"sl_ns"`
+	SlOwn      *ebpf.Map `ebpf:"sl_own"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
@@ -210,12 +248,19 @@ type FromPodMaps struct {
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
+	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
+	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.Map `ebpf:"sl_xl6"`
 }
 
 func (m *FromPodMaps) Close() error {
 	return _FromPodClose(
+		m.SlAff4,
+		m.SlAff6,
+		m.SlBe4,
+		m.SlBe6,
 		m.SlBudget,
 		m.SlCidr4,
 		m.SlCidr6,
@@ -227,7 +272,10 @@ func (m *FromPodMaps) Close() error {
 		m.SlEp,
 		m.SlEpLimits,
 		m.SlEvents,
+		m.SlFe4,
+		m.SlFe6,
 		m.SlFrag,
+		m.SlFront,
 		m.SlGen,
 		m.SlId,
 		m.SlIf,
@@ -236,9 +284,12 @@ func (m *FromPodMaps) Close() error {
 		m.SlIpc4,
 		m.SlIpc6,
 		m.SlLimits,
+		m.SlMember,
 		m.SlMetrics,
 		m.SlNode,
 		m.SlNodeAddr,
+		m.SlNs,
+		m.SlOwn,
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
@@ -248,8 +299,11 @@ func (m *FromPodMaps) Close() error {
 		m.SlRevoked6,
 		m.SlRule,
 		m.SlRun,
+		m.SlSk,
 		m.SlTable,
 		m.SlTableKey,
+		m.SlXl4,
+		m.SlXl6,
 	)
 }
 
@@ -260,6 +314,7 @@ type FromPodVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
+	CfgServices         *ebpf.Variable `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.Variable `ebpf:"cfg_tunnel_dscp"`
 	CfgTunnelPorts      *ebpf.Variable `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.Variable `ebpf:"cfg_world4"`

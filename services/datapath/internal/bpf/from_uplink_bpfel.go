@@ -16,6 +16,10 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	FromUplinkMapSlAff4              = "sl_aff4"
+	FromUplinkMapSlAff6              = "sl_aff6"
+	FromUplinkMapSlBe4               = "sl_be4"
+	FromUplinkMapSlBe6               = "sl_be6"
 	FromUplinkMapSlBudget            = "sl_budget"
 	FromUplinkMapSlCidr4             = "sl_cidr4"
 	FromUplinkMapSlCidr6             = "sl_cidr6"
@@ -27,7 +31,10 @@ const (
 	FromUplinkMapSlEp                = "sl_ep"
 	FromUplinkMapSlEpLimits          = "sl_ep_limits"
 	FromUplinkMapSlEvents            = "sl_events"
+	FromUplinkMapSlFe4               = "sl_fe4"
+	FromUplinkMapSlFe6               = "sl_fe6"
 	FromUplinkMapSlFrag              = "sl_frag"
+	FromUplinkMapSlFront             = "sl_front"
 	FromUplinkMapSlGen               = "sl_gen"
 	FromUplinkMapSlId                = "sl_id"
 	FromUplinkMapSlIf                = "sl_if"
@@ -36,9 +43,12 @@ const (
 	FromUplinkMapSlIpc4              = "sl_ipc4"
 	FromUplinkMapSlIpc6              = "sl_ipc6"
 	FromUplinkMapSlLimits            = "sl_limits"
+	FromUplinkMapSlMember            = "sl_member"
 	FromUplinkMapSlMetrics           = "sl_metrics"
 	FromUplinkMapSlNode              = "sl_node"
 	FromUplinkMapSlNodeAddr          = "sl_node_addr"
+	FromUplinkMapSlNs                = "sl_ns"
+	FromUplinkMapSlOwn               = "sl_own"
 	FromUplinkMapSlPeer              = "sl_peer"
 	FromUplinkMapSlPgen              = "sl_pgen"
 	FromUplinkMapSlPorts             = "sl_ports"
@@ -48,12 +58,16 @@ const (
 	FromUplinkMapSlRevoked6          = "sl_revoked6"
 	FromUplinkMapSlRule              = "sl_rule"
 	FromUplinkMapSlRun               = "sl_run"
+	FromUplinkMapSlSk                = "sl_sk"
 	FromUplinkMapSlTable             = "sl_table"
 	FromUplinkMapSlTableKey          = "sl_table_key"
+	FromUplinkMapSlXl4               = "sl_xl4"
+	FromUplinkMapSlXl6               = "sl_xl6"
 	FromUplinkProgSluiceFromUplink   = "sluice_from_uplink"
 	FromUplinkVarCfgConnectionEvents = "cfg_connection_events"
 	FromUplinkVarCfgEventRate        = "cfg_event_rate"
 	FromUplinkVarCfgPrevious         = "cfg_previous"
+	FromUplinkVarCfgServices         = "cfg_services"
 	FromUplinkVarCfgTunnelDscp       = "cfg_tunnel_dscp"
 	FromUplinkVarCfgTunnelPorts      = "cfg_tunnel_ports"
 	FromUplinkVarCfgWorld4           = "cfg_world4"
@@ -109,6 +123,10 @@ type FromUplinkProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FromUplinkMapSpecs struct {
+	SlAff4     *ebpf.MapSpec `ebpf:"sl_aff4"`
+	SlAff6     *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
+	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
@@ -120,7 +138,10 @@ type FromUplinkMapSpecs struct {
 	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
+	SlFe4      *ebpf.MapSpec `ebpf:"sl_fe4"`
+	SlFe6      *ebpf.MapSpec `ebpf:"sl_fe6"`
 	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
+	SlFront    *ebpf.MapSpec `ebpf:"sl_front"`
 	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
 	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
@@ -129,9 +150,12 @@ type FromUplinkMapSpecs struct {
 	SlIpc4     *ebpf.MapSpec `ebpf:"sl_ipc4"`
 	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
+	SlMember   *ebpf.MapSpec `ebpf:"sl_member"`
 	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
 	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
+	SlNs       *ebpf.MapSpec `ebpf:"sl_ns"`
+	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
@@ -141,8 +165,11 @@ type FromUplinkMapSpecs struct {
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
+	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
+	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.MapSpec `ebpf:"sl_xl6"`
 }
 
 // FromUplinkVariableSpecs contains global variables before they are loaded into the kernel.
@@ -152,6 +179,7 @@ type FromUplinkVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
+	CfgServices         *ebpf.VariableSpec `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.VariableSpec `ebpf:"cfg_tunnel_dscp"`
 	CfgTunnelPorts      *ebpf.VariableSpec `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.VariableSpec `ebpf:"cfg_world4"`
@@ -178,6 +206,10 @@ func (o *FromUplinkObjects) Close() error {
 //
 // It can be passed to LoadFromUplinkObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FromUplinkMaps struct {
+	SlAff4     *ebpf.Map `ebpf:"sl_aff4"`
+	SlAff6     *ebpf.Map `ebpf:"sl_aff6"`
+	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
+	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
@@ -189,7 +221,10 @@ type FromUplinkMaps struct {
 	SlEp       *ebpf.Map `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
+	SlFe4      *ebpf.Map `ebpf:"sl_fe4"`
+	SlFe6      *ebpf.Map `ebpf:"sl_fe6"`
 	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
+	SlFront    *ebpf.Map `ebpf:"sl_front"`
 	SlGen      *ebpf.Map `ebpf:"sl_gen"`
 	SlId       *ebpf.Map `ebpf:"sl_id"`
 	SlIf       *ebpf.Map `ebpf:"sl_if"`
@@ -198,9 +233,12 @@ type FromUplinkMaps struct {
 	SlIpc4     *ebpf.Map `ebpf:"sl_ipc4"`
 	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
 	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
+	SlMember   *ebpf.Map `ebpf:"sl_member"`
 	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
 	SlNode     *ebpf.Map `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
+	SlNs       *ebpf.Map `ebpf:"sl_ns"`
+	SlOwn      *ebpf.Map `ebpf:"sl_own"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
@@ -210,12 +248,19 @@ type FromUplinkMaps struct {
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
+	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
+	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.Map `ebpf:"sl_xl6"`
 }
 
 func (m *FromUplinkMaps) Close() error {
 	return _FromUplinkClose(
+		m.SlAff4,
+		m.SlAff6,
+		m.SlBe4,
+		m.SlBe6,
 		m.SlBudget,
 		m.SlCidr4,
 		m.SlCidr6,
@@ -227,7 +272,10 @@ func (m *FromUplinkMaps) Close() error {
 		m.SlEp,
 		m.SlEpLimits,
 		m.SlEvents,
+		m.SlFe4,
+		m.SlFe6,
 		m.SlFrag,
+		m.SlFront,
 		m.SlGen,
 		m.SlId,
 		m.SlIf,
@@ -236,9 +284,12 @@ func (m *FromUplinkMaps) Close() error {
 		m.SlIpc4,
 		m.SlIpc6,
 		m.SlLimits,
+		m.SlMember,
 		m.SlMetrics,
 		m.SlNode,
 		m.SlNodeAddr,
+		m.SlNs,
+		m.SlOwn,
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
@@ -248,8 +299,11 @@ func (m *FromUplinkMaps) Close() error {
 		m.SlRevoked6,
 		m.SlRule,
 		m.SlRun,
+		m.SlSk,
 		m.SlTable,
 		m.SlTableKey,
+		m.SlXl4,
+		m.SlXl6,
 	)
 }
 
@@ -260,6 +314,7 @@ type FromUplinkVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
+	CfgServices         *ebpf.Variable `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.Variable `ebpf:"cfg_tunnel_dscp"`
 	CfgTunnelPorts      *ebpf.Variable `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.Variable `ebpf:"cfg_world4"`

@@ -25,7 +25,10 @@ const (
 	ListSocketsMapSlFront            = "sl_front"
 	ListSocketsMapSlMember           = "sl_member"
 	ListSocketsMapSlNs               = "sl_ns"
+	ListSocketsMapSlOwn              = "sl_own"
 	ListSocketsMapSlSk               = "sl_sk"
+	ListSocketsMapSlXl4              = "sl_xl4"
+	ListSocketsMapSlXl6              = "sl_xl6"
 	ListSocketsProgSluiceListSockets = "sluice_list_sockets"
 )
 
@@ -87,7 +90,10 @@ type ListSocketsMapSpecs struct {
 	SlFront  *ebpf.MapSpec `ebpf:"sl_front"`
 	SlMember *ebpf.MapSpec `ebpf:"sl_member"`
 	SlNs     *ebpf.MapSpec `ebpf:"sl_ns"`
+	SlOwn    *ebpf.MapSpec `ebpf:"sl_own"`
 	SlSk     *ebpf.MapSpec `ebpf:"sl_sk"`
+	SlXl4    *ebpf.MapSpec `ebpf:"sl_xl4"`
+	SlXl6    *ebpf.MapSpec `ebpf:"sl_xl6"`
 }
 
 // ListSocketsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -125,7 +131,10 @@ type ListSocketsMaps struct {
 	SlFront  *ebpf.Map `ebpf:"sl_front"`
 	SlMember *ebpf.Map `ebpf:"sl_member"`
 	SlNs     *ebpf.Map `ebpf:"sl_ns"`
+	SlOwn    *ebpf.Map `ebpf:"sl_own"`
 	SlSk     *ebpf.Map `ebpf:"sl_sk"`
+	SlXl4    *ebpf.Map `ebpf:"sl_xl4"`
+	SlXl6    *ebpf.Map `ebpf:"sl_xl6"`
 }
 
 func (m *ListSocketsMaps) Close() error {
@@ -139,7 +148,10 @@ func (m *ListSocketsMaps) Close() error {
 		m.SlFront,
 		m.SlMember,
 		m.SlNs,
+		m.SlOwn,
 		m.SlSk,
+		m.SlXl4,
+		m.SlXl6,
 	)
 }
 

@@ -328,6 +328,13 @@ type MapsSlNs struct {
 	Pad   uint32
 }
 
+type MapsSlOwn struct {
+	_      structs.HostLayout
+	Addr   [16]uint8
+	Family uint32
+	Pad    uint32
+}
+
 type MapsSlPacket struct {
 	_             structs.HostLayout
 	Src           [16]uint8
@@ -364,6 +371,14 @@ type MapsSlPacket struct {
 	Egress        MapsSlSide
 	Ingress       MapsSlSide
 	Vni           uint32
+	Front         uint32
+	AskedPort     uint16
+	AskedAt       uint16
+	Asked         [16]uint8
+	AnswerMtu     uint16
+	Translated    uint8
+	Untold        uint8
+	Pad4          [4]uint8
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	Pad3          [4]uint8
@@ -373,6 +388,9 @@ type MapsSlPacket struct {
 	Key6          MapsSlCtKey6
 	Entry         MapsSlCt
 	Revoked       MapsSlRevoked
+	Xl            MapsSlXl
+	Xl4           MapsSlXlKey4
+	Xl6           MapsSlXlKey6
 }
 
 type MapsSlPeerKey struct {
@@ -437,7 +455,9 @@ const (
 	MapsSlReasonSL_STACK_MTU             MapsSlReason = 9
 	MapsSlReasonSL_FWD_OVERLAY           MapsSlReason = 10
 	MapsSlReasonSL_FWD_NATIVE            MapsSlReason = 11
+	MapsSlReasonSL_REPLY_SERVICE         MapsSlReason = 13
 	MapsSlReasonSL_FWD_STACK             MapsSlReason = 12
+	MapsSlReasonSL_ASK_SERVICE           MapsSlReason = 15
 	MapsSlReasonSL_FIRST_DROP            MapsSlReason = 16
 	MapsSlReasonSL_DROP_NOT_IP           MapsSlReason = 16
 	MapsSlReasonSL_DROP_NO_ENDPOINT      MapsSlReason = 17
@@ -476,6 +496,13 @@ const (
 	MapsSlReasonSL_QUIET_NDP             MapsSlReason = 49
 	MapsSlReasonSL_QUIET_MULTICAST       MapsSlReason = 50
 	MapsSlReasonSL_QUIET_BROADCAST       MapsSlReason = 51
+	MapsSlReasonSL_FIRST_LATE            MapsSlReason = 52
+	MapsSlReasonSL_DROP_NO_BACKEND       MapsSlReason = 52
+	MapsSlReasonSL_DROP_NO_LOCAL_BACKEND MapsSlReason = 53
+	MapsSlReasonSL_DROP_SOURCE_RANGE     MapsSlReason = 54
+	MapsSlReasonSL_DROP_SERVICE_CORRUPT  MapsSlReason = 55
+	MapsSlReasonSL_DROP_SERVICE_PORT     MapsSlReason = 56
+	MapsSlReasonSL_DROP_SERVICE_IN_USE   MapsSlReason = 57
 )
 
 type MapsSlRevoked struct {
@@ -575,6 +602,42 @@ type MapsSlTableKey struct {
 	Hash [32]uint8
 }
 
+type MapsSlXl struct {
+	_       structs.HostLayout
+	Addr    [16]uint8
+	Port    uint16
+	AskedAt uint16
+	Front   uint32
+	Backend uint32
+	Gen     uint8
+	Back    uint8
+	Pad     uint16
+	LastS   uint32
+	Pad2    uint32
+}
+
+type MapsSlXlKey4 struct {
+	_     structs.HostLayout
+	Src   uint32
+	Dst   uint32
+	Sport uint16
+	Dport uint16
+	Proto uint8
+	Zone  uint8
+	Pad   uint16
+}
+
+type MapsSlXlKey6 struct {
+	_     structs.HostLayout
+	Src   [16]uint8
+	Dst   [16]uint8
+	Sport uint16
+	Dport uint16
+	Proto uint8
+	Zone  uint8
+	Pad   uint16
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -611,6 +674,7 @@ const (
 	MapsMapSlNode     = "sl_node"
 	MapsMapSlNodeAddr = "sl_node_addr"
 	MapsMapSlNs       = "sl_ns"
+	MapsMapSlOwn      = "sl_own"
 	MapsMapSlPeer     = "sl_peer"
 	MapsMapSlPgen     = "sl_pgen"
 	MapsMapSlPorts    = "sl_ports"
@@ -623,6 +687,8 @@ const (
 	MapsMapSlSk       = "sl_sk"
 	MapsMapSlTable    = "sl_table"
 	MapsMapSlTableKey = "sl_table_key"
+	MapsMapSlXl4      = "sl_xl4"
+	MapsMapSlXl6      = "sl_xl6"
 )
 
 // LoadMaps returns the embedded CollectionSpec for Maps.
@@ -705,6 +771,7 @@ type MapsMapSpecs struct {
 	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
 	SlNs       *ebpf.MapSpec `ebpf:"sl_ns"`
+	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
@@ -717,6 +784,8 @@ type MapsMapSpecs struct {
 	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
+	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.MapSpec `ebpf:"sl_xl6"`
 }
 
 // MapsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -777,6 +846,7 @@ type MapsMaps struct {
 	SlNode     *ebpf.Map `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
 	SlNs       *ebpf.Map `ebpf:"sl_ns"`
+	SlOwn      *ebpf.Map `ebpf:"sl_own"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
@@ -789,6 +859,8 @@ type MapsMaps struct {
 	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
+	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.Map `ebpf:"sl_xl6"`
 }
 
 func (m *MapsMaps) Close() error {
@@ -825,6 +897,7 @@ func (m *MapsMaps) Close() error {
 		m.SlNode,
 		m.SlNodeAddr,
 		m.SlNs,
+		m.SlOwn,
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
@@ -837,6 +910,8 @@ func (m *MapsMaps) Close() error {
 		m.SlSk,
 		m.SlTable,
 		m.SlTableKey,
+		m.SlXl4,
+		m.SlXl6,
 	)
 }
 

@@ -48,6 +48,7 @@ const (
 	SocketLBMapSlNode              = "sl_node"
 	SocketLBMapSlNodeAddr          = "sl_node_addr"
 	SocketLBMapSlNs                = "sl_ns"
+	SocketLBMapSlOwn               = "sl_own"
 	SocketLBMapSlPeer              = "sl_peer"
 	SocketLBMapSlPgen              = "sl_pgen"
 	SocketLBMapSlPorts             = "sl_ports"
@@ -58,6 +59,8 @@ const (
 	SocketLBMapSlSk                = "sl_sk"
 	SocketLBMapSlTable             = "sl_table"
 	SocketLBMapSlTableKey          = "sl_table_key"
+	SocketLBMapSlXl4               = "sl_xl4"
+	SocketLBMapSlXl6               = "sl_xl6"
 	SocketLBProgSluiceConnect4     = "sluice_connect4"
 	SocketLBProgSluiceConnect6     = "sluice_connect6"
 	SocketLBProgSluiceGetpeername4 = "sluice_getpeername4"
@@ -157,6 +160,7 @@ type SocketLBMapSpecs struct {
 	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
 	SlNs       *ebpf.MapSpec `ebpf:"sl_ns"`
+	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
@@ -167,6 +171,8 @@ type SocketLBMapSpecs struct {
 	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
+	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.MapSpec `ebpf:"sl_xl6"`
 }
 
 // SocketLBVariableSpecs contains global variables before they are loaded into the kernel.
@@ -228,6 +234,7 @@ type SocketLBMaps struct {
 	SlNode     *ebpf.Map `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
 	SlNs       *ebpf.Map `ebpf:"sl_ns"`
+	SlOwn      *ebpf.Map `ebpf:"sl_own"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
@@ -238,6 +245,8 @@ type SocketLBMaps struct {
 	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
+	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.Map `ebpf:"sl_xl6"`
 }
 
 func (m *SocketLBMaps) Close() error {
@@ -274,6 +283,7 @@ func (m *SocketLBMaps) Close() error {
 		m.SlNode,
 		m.SlNodeAddr,
 		m.SlNs,
+		m.SlOwn,
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
@@ -284,6 +294,8 @@ func (m *SocketLBMaps) Close() error {
 		m.SlSk,
 		m.SlTable,
 		m.SlTableKey,
+		m.SlXl4,
+		m.SlXl6,
 	)
 }
 

@@ -1287,10 +1287,10 @@ func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 	spec, err := bpf.LoadFromPod()
 	must(t, "read the compiled program", err)
 	must(t, "set constants", program.SetConstants(spec, testOptions("").constants()))
-	spec.Maps[bpf.MapsMapSlCt4].Type = ebpf.Hash
-	spec.Maps[bpf.MapsMapSlCt4].MaxEntries = 1
-	replace := th.k.Pins.For(spec)
+	replace, err := th.k.Pins.Bind(spec)
+	must(t, "bind", err)
 	delete(replace, bpf.MapsMapSlCt4)
+	spec.Maps[bpf.MapsMapSlCt4].Type, spec.Maps[bpf.MapsMapSlCt4].MaxEntries = ebpf.Hash, 1
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
 	must(t, "load", err)
 	defer coll.Close()

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
 )
 
 // MapNames lists the maps, sorted.
@@ -101,6 +102,14 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlSk: func(_ *ebpf.Map, visit func(key, value string) error) error {
 		return visit("sockets", "what each socket was translated to is in its own storage, which cannot be listed by a key")
 	},
+	bpf.MapsMapSlXl4: translations(translation.Of4),
+	bpf.MapsMapSlXl6: translations(translation.Of6),
+	bpf.MapsMapSlOwn: array(number, func(v *bpf.MapsSlOwn) string {
+		if v.Family == 4 {
+			return netip.AddrFrom4([4]byte(v.Addr[:4])).String()
+		}
+		return netip.AddrFrom16(v.Addr).String()
+	}),
 	bpf.MapsMapSlFrag: entries(fragmentKey, func(v *uint32) string {
 		return fmt.Sprintf("ports %d %d", *v>>16, *v&0xffff)
 	}),
@@ -198,6 +207,21 @@ func batched[K, V any](key func(*K) string, value func(*V) string) dumper {
 				return nil
 			}
 		}
+	}
+}
+
+// translations reads a map of translations by batches.
+func translations[K any](read func(*K, *bpf.MapsSlXl) translation.Translation) dumper {
+	return func(m *ebpf.Map, visit func(key, value string) error) error {
+		return pin.EachEntry(m, pin.Unguarded, func(keys []K, values []bpf.MapsSlXl) error {
+			for i := range keys {
+				t := read(&keys[i], &values[i])
+				if err := visit(translation.DescribeKey(t), translation.DescribeValue(t)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 	}
 }
 

@@ -49,6 +49,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/socketlist"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
 )
 
 // Options say where the maps are pinned and fix the values that the programs
@@ -163,7 +164,9 @@ type Kernel struct {
 	SocketList *socketlist.List
 
 	Connections *conntrack.Connections
-	Events      *event.Events
+	// Translations are where packets to services go.
+	Translations *translation.Maps
+	Events       *event.Events
 
 	// NodeName names the node with a number, for dumps; nil: none is known.
 	NodeName func(number uint16) string
@@ -246,6 +249,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	k.Namespaces = sockets.OpenNamespaces(k.Pins)
 	k.Endpoints = slotmap.Open(k.Pins, k.IPCache, slotmap.Options{Reserved: o.ReservedEndpoints, Log: o.Log})
 	k.Events = event.Open(k.Pins)
+	k.Translations = translation.Open(k.Pins)
 	k.Connections, err = conntrack.Open(k.Pins, conntrack.Options{
 		Endpoints: k.Endpoints, Worlds: o.worlds(), Log: o.Log,
 	})
@@ -260,7 +264,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	}
 	k.Explainer = &explain.Explainer{
 		Endpoints: k.Endpoints, Addresses: k.Addresses, Nodes: k.Nodes, Tables: k.Tables, Connections: k.Connections,
-		Replicas: replica.New(k.Pins, o.build.programs, o.constants()), Worlds: o.worlds(),
+		Replicas: replica.New(k.Pins, o.build.programs, o.replicaConstants()), Worlds: o.worlds(),
 	}
 	if !o.ValidateOnly {
 		if err := k.settle(ctx, o.PodCIDRs); err != nil {
@@ -413,7 +417,12 @@ func (o Options) constants() map[string]any {
 	if o.Sockets != nil && o.Sockets.TranslateAll {
 		translateAll = 1
 	}
+	services := uint32(0)
+	if o.Services {
+		services = 1
+	}
 	return map[string]any{
+		"cfg_services":          services,
 		"cfg_translate_all":     translateAll,
 		"cfg_tunnel_ports":      ports,
 		"cfg_world4":            uint32(worlds[0]),
@@ -422,6 +431,14 @@ func (o Options) constants() map[string]any {
 		"cfg_connection_events": connectionEvents,
 		"cfg_tunnel_dscp":       copyDSCP,
 	}
+}
+
+// replicaConstants are those of the programs that explain asks: about backends, not
+// about services, which are found before they are asked.
+func (o Options) replicaConstants() map[string]any {
+	constants := o.constants()
+	constants["cfg_services"] = uint32(0)
+	return constants
 }
 
 // table are the programs that the options need.
@@ -473,6 +490,7 @@ func (k *Kernel) Close() error {
 		k.Addresses.Close()
 		k.Nodes.Close()
 		k.Namespaces.Close()
+		k.Translations.Close()
 	}
 	if k.Sockets != nil {
 		errs = append(errs, k.Sockets.Close())

@@ -767,6 +767,7 @@ func TestMapsAreWrittenInFewPlacesOnly(t *testing.T) {
 		"conntrack/conntrack.go": {".Put(": 1},
 		"conntrack/remover.go":   {"FnMapDeleteElem": 1},
 		"replica/replica.go":     {".Put(": 2, ".Delete(": 1},
+		"slotmap/own.go":         {".Put(": 1}, // at a place that nothing names
 	}
 	files, err := filepath.Glob("*.go")
 	must(t, "list files", err)

@@ -153,7 +153,7 @@ func newFabricNode(t *testing.T, bridge netlink.Link, number byte, routing Routi
 	}
 	v4, v6 := n.ranges()
 	o := testOptions(kerneltest.NewBPFFS(t))
-	o.PodCIDRs, o.Routing = []netip.Prefix{v4, v6}, routing
+	o.PodCIDRs, o.Routing, o.Services = []netip.Prefix{v4, v6}, routing, true
 	n.k = openKernel(t, o)
 	n.h = plugIn(t, bridge, number, n.ns, n.addr4, n.addr6, kind)
 	t.Cleanup(n.h.Close)

@@ -192,7 +192,7 @@ func putBackend(t testing.TB, k *Kernel, number uint32, at netip.AddrPort, state
 func putMembers(t testing.TB, k *Kernel, base uint32, backends ...uint32) (list uint64) {
 	t.Helper()
 	for i, b := range backends {
-		must(t, "write a member", k.Pins.Map(bpf.MapsMapSlMember).Put(base+uint32(i), uint64(b)))
+		must(t, "write a member", k.Pins.Map(bpf.MapsMapSlMember).Put(base+uint32(i), uint64(b)|uint64(b)*7919<<32))
 	}
 	return uint64(base) | uint64(len(backends))<<24
 }

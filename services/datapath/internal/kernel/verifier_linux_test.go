@@ -47,7 +47,7 @@ func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
 
 func wantBounded(t *testing.T, programs []*program.Program) {
 	t.Helper()
-	const limit = 45_000
+	const limit = 100_000
 	for _, p := range programs {
 		info, err := p.Prog.Info()
 		if err != nil {

@@ -48,6 +48,7 @@ const (
 	MapsMapSlNode     = "sl_node"
 	MapsMapSlNodeAddr = "sl_node_addr"
 	MapsMapSlNs       = "sl_ns"
+	MapsMapSlOwn      = "sl_own"
 	MapsMapSlPeer     = "sl_peer"
 	MapsMapSlPgen     = "sl_pgen"
 	MapsMapSlPorts    = "sl_ports"
@@ -60,6 +61,8 @@ const (
 	MapsMapSlSk       = "sl_sk"
 	MapsMapSlTable    = "sl_table"
 	MapsMapSlTableKey = "sl_table_key"
+	MapsMapSlXl4      = "sl_xl4"
+	MapsMapSlXl6      = "sl_xl6"
 )
 
 // LoadMaps returns the embedded CollectionSpec for Maps.
@@ -142,6 +145,7 @@ type MapsMapSpecs struct {
 	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
 	SlNs       *ebpf.MapSpec `ebpf:"sl_ns"`
+	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
@@ -154,6 +158,8 @@ type MapsMapSpecs struct {
 	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
+	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.MapSpec `ebpf:"sl_xl6"`
 }
 
 // MapsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -214,6 +220,7 @@ type MapsMaps struct {
 	SlNode     *ebpf.Map `ebpf:"sl_node"`
 	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
 	SlNs       *ebpf.Map `ebpf:"sl_ns"`
+	SlOwn      *ebpf.Map `ebpf:"sl_own"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
@@ -226,6 +233,8 @@ type MapsMaps struct {
 	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
+	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.Map `ebpf:"sl_xl6"`
 }
 
 func (m *MapsMaps) Close() error {
@@ -262,6 +271,7 @@ func (m *MapsMaps) Close() error {
 		m.SlNode,
 		m.SlNodeAddr,
 		m.SlNs,
+		m.SlOwn,
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
@@ -274,6 +284,8 @@ func (m *MapsMaps) Close() error {
 		m.SlSk,
 		m.SlTable,
 		m.SlTableKey,
+		m.SlXl4,
+		m.SlXl6,
 	)
 }
 

@@ -31,6 +31,7 @@ const (
 	ForwardOverlay   = Reason(bpf.MapsSlReasonSL_FWD_OVERLAY)
 	ForwardNative    = Reason(bpf.MapsSlReasonSL_FWD_NATIVE)
 	ForwardStack     = Reason(bpf.MapsSlReasonSL_FWD_STACK)
+	ReplyService     = Reason(bpf.MapsSlReasonSL_REPLY_SERVICE)
 
 	DropNotIP             = Reason(bpf.MapsSlReasonSL_DROP_NOT_IP)
 	DropNoEndpoint        = Reason(bpf.MapsSlReasonSL_DROP_NO_ENDPOINT)
@@ -65,6 +66,13 @@ const (
 	DropTunnelKey         = Reason(bpf.MapsSlReasonSL_DROP_TUNNEL_KEY)
 	DropTransit           = Reason(bpf.MapsSlReasonSL_DROP_TRANSIT)
 
+	DropNoBackend      = Reason(bpf.MapsSlReasonSL_DROP_NO_BACKEND)
+	DropNoLocalBackend = Reason(bpf.MapsSlReasonSL_DROP_NO_LOCAL_BACKEND)
+	DropSourceRange    = Reason(bpf.MapsSlReasonSL_DROP_SOURCE_RANGE)
+	DropServiceCorrupt = Reason(bpf.MapsSlReasonSL_DROP_SERVICE_CORRUPT)
+	DropServicePort    = Reason(bpf.MapsSlReasonSL_DROP_SERVICE_PORT)
+	DropServiceInUse   = Reason(bpf.MapsSlReasonSL_DROP_SERVICE_IN_USE)
+
 	QuietARP       = Reason(bpf.MapsSlReasonSL_QUIET_ARP)
 	QuietNDP       = Reason(bpf.MapsSlReasonSL_QUIET_NDP)
 	QuietMulticast = Reason(bpf.MapsSlReasonSL_QUIET_MULTICAST)
@@ -74,6 +82,7 @@ const (
 const (
 	firstDrop  = Reason(bpf.MapsSlReasonSL_FIRST_DROP)
 	firstQuiet = Reason(bpf.MapsSlReasonSL_FIRST_QUIET)
+	firstLate  = Reason(bpf.MapsSlReasonSL_FIRST_LATE)
 )
 
 // reasonNames are part of the interface: they are metric labels. docs/datapath.md
@@ -91,6 +100,7 @@ var reasonNames = map[Reason]string{
 	ForwardOverlay:   "forwarded-overlay",
 	ForwardNative:    "forwarded-native",
 	ForwardStack:     "forwarded-to-stack",
+	ReplyService:     "answered-too-big",
 
 	DropNotIP:             "not-ip",
 	DropNoEndpoint:        "no-endpoint",
@@ -125,6 +135,13 @@ var reasonNames = map[Reason]string{
 	DropTunnelKey:         "tunnel-key",
 	DropTransit:           "transit",
 
+	DropNoBackend:      "service-no-backend",
+	DropNoLocalBackend: "service-no-local-backend",
+	DropSourceRange:    "service-source-range",
+	DropServiceCorrupt: "service-corrupt",
+	DropServicePort:    "service-sctp-port",
+	DropServiceInUse:   "service-port-in-use",
+
 	QuietARP:       "arp",
 	QuietNDP:       "ndp",
 	QuietMulticast: "multicast",
@@ -148,7 +165,7 @@ func (r Reason) Dropped() bool { return r >= firstDrop }
 
 // Quiet reasons are counted but send no event: every pod causes them as a
 // matter of course.
-func (r Reason) Quiet() bool { return r >= firstQuiet }
+func (r Reason) Quiet() bool { return r >= firstQuiet && r < firstLate }
 
 // Direction says for which side of an endpoint a packet was counted.
 type Direction uint32

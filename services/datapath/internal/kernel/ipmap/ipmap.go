@@ -126,7 +126,7 @@ func (as *Maps) change(p netip.Prefix, write func(m *ebpf.Map, key any) error) e
 	a := p.Addr()
 	for i := range was {
 		if is == nil || is[i] != was[i] {
-			as.bump(addressBucket(a))
+			as.bump(Bucket(a))
 		}
 		a = a.Next()
 	}
@@ -287,9 +287,9 @@ func (as *Maps) Ranges() ([]netip.Prefix, error) {
 	return ranges, err
 }
 
-// addressBucket is the place of an address in sl_pgen, as address_epoch_bucket of
+// Bucket is the place of an address in sl_pgen, as address_epoch_bucket of
 // the programs computes it.
-func addressBucket(a netip.Addr) int {
+func Bucket(a netip.Addr) int {
 	b := a.AsSlice()
 	h := uint32(0)
 	for i := 0; i < len(b); i += 4 {
@@ -308,7 +308,7 @@ func (as *Maps) Bump(a netip.Addr) error {
 		return err
 	}
 	defer as.gate.Unlock()
-	as.bump(addressBucket(a))
+	as.bump(Bucket(a))
 	return nil
 }
 
@@ -318,5 +318,5 @@ func (as *Maps) Epoch(a netip.Addr) (uint16, error) {
 		return 0, err
 	}
 	defer as.gate.RUnlock()
-	return uint16(atomic.LoadUint64(pin.Word(as.epochs, addressBucket(a)*8))), nil
+	return uint16(atomic.LoadUint64(pin.Word(as.epochs, Bucket(a)*8))), nil
 }

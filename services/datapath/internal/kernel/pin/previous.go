@@ -68,9 +68,13 @@ func (pm *Maps) openPrevious() error {
 // Bind prepares a program for the maps of this instance and returns them. A
 // program whose version before left no map is loaded without the code that
 // asks it, but not without a reference to it: the kernel resolves maps before
-// it removes what a constant switches off. It is given the current map there.
+// it removes what a constant switches off. It is given the current map there. The
+// maps have the sizes of this instance, whatever the program was compiled with.
 func (pm *Maps) Bind(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	bound := pm.For(spec)
+	for name, m := range bound {
+		spec.Maps[name].MaxEntries = m.MaxEntries()
+	}
 	bits := uint32(0)
 	for _, p := range PreviousMaps {
 		if m := pm.previous[p.Previous]; m != nil {

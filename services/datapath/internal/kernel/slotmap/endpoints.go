@@ -36,8 +36,9 @@ type Maps struct {
 	addresses *ipcache.Cache
 
 	devices, ip4, ip6 *ebpf.Map
-	mem               []byte // of sl_ep
-	counter           []byte // of sl_gen
+	own               *ebpf.Map // sl_own
+	mem               []byte    // of sl_ep
+	counter           []byte    // of sl_gen
 
 	gate      pin.Gate
 	slots     slotTable
@@ -57,6 +58,7 @@ func Open(pm *pin.Maps, addresses *ipcache.Cache, o Options) *Maps {
 	return &Maps{
 		log: o.Log, reserved: o.Reserved, addresses: addresses,
 		devices: pm.Map(bpf.MapsMapSlIf), ip4: pm.Map(bpf.MapsMapSlIp4), ip6: pm.Map(bpf.MapsMapSlIp6),
+		own: pm.Map(bpf.MapsMapSlOwn),
 		mem: pm.Memory(bpf.MapsMapSlEp), counter: pm.Memory(bpf.MapsMapSlGen),
 		gate: pin.Gate{ValidateOnly: pm.ValidateOnly}, withdrawn: map[policytable.ID]bool{}, renamed: map[Slot]uint32{},
 	}

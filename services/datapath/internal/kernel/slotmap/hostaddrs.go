@@ -51,6 +51,9 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 			errs = append(errs, fmt.Errorf("host address %v: ipcache: %w", a, err))
 			continue
 		}
+		if err := eps.placeOwn(a, want); err != nil {
+			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
+		}
 		if known {
 			continue
 		}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_HAIRPIN_H
+#define SLUICE_HAIRPIN_H
+
+/*
+ * A service that leads a pod to itself. The pod would answer its own address inside
+ * its namespace, past every translation, so it sees the packets from an address that
+ * nobody has, and answers that. No policy is asked: the packets never leave the pod.
+ */
+
+#include <linux/in6.h>
+
+#include <sluice/arp.h>
+#include <sluice/deliver.h>
+#include <sluice/rewrite.h>
+#include <sluice/translate.h>
+
+/* What the pod sees instead of itself; the first is also its gateway's. */
+#define SL_HAIRPIN4 SL_GATEWAY4 /* 169.254.1.1 */
+#define SL_HAIRPIN6_0 bpf_htonl(0xfd736c75) /* fd73:6c75:6963:6500::1 */
+#define SL_HAIRPIN6_1 bpf_htonl(0x69636500)
+#define SL_HAIRPIN6_3 bpf_htonl(1)
+
+static __always_inline void hairpin_address(__u8 *addr, __u8 family)
+{
+	__be32 *word = (__be32 *)addr;
+
+	word[0] = family == 4 ? SL_HAIRPIN4 : SL_HAIRPIN6_0;
+	word[1] = family == 4 ? 0 : SL_HAIRPIN6_1;
+	word[2] = 0;
+	word[3] = family == 4 ? 0 : SL_HAIRPIN6_3;
+}
+
+/*
+ * Stores what the pod's answers are led to: the service. False if another service
+ * has them already, which the same port has been used for.
+ */
+static __noinline bool store_way_back(struct sl_packet *p)
+{
+	struct sl_xl *xl;
+
+	if (p->family == 4) {
+		p->xl4.dst = SL_HAIRPIN4;
+		p->xl4.sport = p->dport;
+		p->xl4.dport = p->sport;
+	} else {
+		hairpin_address(p->xl6.dst, 6);
+		p->xl6.sport = p->dport;
+		p->xl6.dport = p->sport;
+	}
+	xl = find_translation(p->family);
+	if (xl)
+		return xl->port == p->asked_port && equal16(xl->addr, p->asked);
+	__builtin_memset(&p->xl, 0, sizeof(p->xl));
+	__builtin_memcpy(p->xl.addr, p->asked, sizeof(p->xl.addr));
+	p->xl.port = p->asked_port;
+	p->xl.front = p->front;
+	p->xl.back = 1;
+	p->xl.last_s = now_seconds();
+	return !insert_translation(p->family);
+}
+
+/* Gives the packet back to the pod. */
+__noinline enum sl_reason return_to_pod(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct sl_end from = { .source = 1 }, to = {};
+	struct sl_endpoint *src;
+
+	if (!p)
+		return SL_DROP_NO_ENDPOINT;
+	src = endpoint_at(p->src_slot);
+	if (!src)
+		return SL_DROP_NO_ENDPOINT;
+	if (p->translated == SL_TRANSLATED_HAIRPIN) {
+		if (!store_way_back(p))
+			return SL_DROP_SERVICE_IN_USE;
+		hairpin_address(from.addr, p->family);
+		from.port = p->sport;
+		to.port = p->dport;
+	} else {
+		__builtin_memcpy(from.addr, p->dst, sizeof(from.addr));
+		from.port = p->dport;
+		to.port = p->asked_port;
+	}
+	__builtin_memcpy(to.addr, p->src, sizeof(to.addr));
+	p->dst_slot = p->src_slot;
+	p->dst_identity = p->src_identity;
+	if (rewrite_end(skb, p, &from) || rewrite_end(skb, p, &to))
+		return SL_DROP_REWRITE;
+	return deliver_local(skb, p, src);
+}
+
+#endif

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_REFUSE_H
+#define SLUICE_REFUSE_H
+
+/*
+ * Answers a packet to a service from the address that was asked: TCP is reset, which
+ * makes a connect() fail at once; everything else is told that the port is
+ * unreachable. An ICMP error about a SYN would come while the connect() that has sent
+ * it still holds its socket, and count only after the second SYN. What is too big for
+ * the way to the backend is told so.
+ *
+ * The frame is turned round. What an ICMP error quotes is the header of IP and that of
+ * the protocol up to its checksum, because the kernel may still have to fill that in.
+ */
+
+#include <linux/if_ether.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+
+#include <sluice/ndp.h>
+#include <sluice/packet.h>
+#include <sluice/related.h>
+
+#define SL_ANSWER_TTL 64
+
+/* Cell of sl_limits for the answers, and how many a CPU gives in a second. */
+#define SL_LIMIT_ANSWERS (SL_MAX_REASONS - 2)
+#define SL_ANSWER_RATE 1000
+
+enum sl_answer_kind {
+	SL_ANSWER_REFUSED = 0,
+	SL_ANSWER_TOO_BIG = 1,
+};
+
+/* RFC 792, RFC 4443 2: of either family. */
+struct sl_icmp_error {
+	__u8 type;
+	__u8 code;
+	__be16 check;
+	__be16 upper; /* of the MTU, of IPv6; else 0 */
+	__be16 mtu;
+};
+_Static_assert(sizeof(struct sl_icmp_error) == SL_ICMP_HEADER, "as on the wire");
+
+/* The most that is quoted: IPv6 and TCP. */
+#define SL_QUOTE 60
+
+/* What is quoted of the header after IP's. */
+static __always_inline __u32 quoted_transport(const struct sl_packet *p)
+{
+	switch (p->proto) {
+	case SL_TCP:
+		return 20;
+	case SL_UDP:
+		return 8;
+	}
+	return SL_SCTP_COMMON;
+}
+
+static __always_inline void fill_error(struct sl_icmp_error *icmp, const struct sl_packet *p,
+				       enum sl_answer_kind kind)
+{
+	__builtin_memset(icmp, 0, sizeof(*icmp));
+	if (p->family == 4) {
+		icmp->type = 3;
+		icmp->code = kind == SL_ANSWER_TOO_BIG ? 4 : 3;
+	} else {
+		icmp->type = kind == SL_ANSWER_TOO_BIG ? 2 : 1;
+		icmp->code = kind == SL_ANSWER_TOO_BIG ? 0 : 4;
+	}
+	if (kind == SL_ANSWER_TOO_BIG)
+		icmp->mtu = bpf_htons(p->answer_mtu);
+}
+
+static __always_inline long store_head4(struct __sk_buff *skb, const struct sl_packet *p,
+					__u8 proto, __u32 len)
+{
+	struct iphdr ip = {
+		.version = 4,
+		.ihl = sizeof(ip) / 4,
+		.tot_len = bpf_htons((__u16)(sizeof(ip) + len)),
+		.ttl = SL_ANSWER_TTL,
+		.protocol = proto,
+		.saddr = *(const __be32 *)p->asked,
+		.daddr = *(const __be32 *)p->src,
+	};
+
+	ip.check = fold(bpf_csum_diff(NULL, 0, (__be32 *)&ip, sizeof(ip), 0));
+	return bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), 0);
+}
+
+static __always_inline long store_head6(struct __sk_buff *skb, const struct sl_packet *p,
+					__u8 proto, __u32 len)
+{
+	struct ipv6hdr ip = {
+		.version = 6,
+		.payload_len = bpf_htons((__u16)len),
+		.nexthdr = proto,
+		.hop_limit = SL_ANSWER_TTL,
+	};
+
+	__builtin_memcpy(&ip.saddr, p->asked, sizeof(ip.saddr));
+	__builtin_memcpy(&ip.daddr, p->src, sizeof(ip.daddr));
+	return bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), 0);
+}
+
+/*
+ * The sum over what the answer's checksum covers besides itself; RFC 8200 8.1. The
+ * words of IPv4's, RFC 9293 3.1, are the same ones, and the rest is 0.
+ */
+static __noinline __s64 pseudo_sum(const struct sl_packet *p, __u32 proto, __u32 len)
+{
+	struct sl_pseudo6 pseudo = { .len = bpf_htonl(len), .next = bpf_htonl(proto) };
+
+	__builtin_memcpy(pseudo.src, p->asked, sizeof(pseudo.src));
+	__builtin_memcpy(pseudo.dst, p->src, sizeof(pseudo.dst));
+	return bpf_csum_diff(NULL, 0, (__be32 *)&pseudo, sizeof(pseudo), 0);
+}
+
+/* The checksum of the error over "quote" bytes behind the Ethernet header. */
+static __noinline __be16 error_checksum(struct __sk_buff *skb, const struct sl_packet *p,
+					struct sl_icmp_error *icmp, __u32 quote)
+{
+	__u8 bytes[SL_QUOTE] __attribute__((aligned(4))) = {};
+	__s64 sum = 0;
+
+	if (quote < sizeof(struct iphdr) || quote > sizeof(bytes) ||
+	    bpf_skb_load_bytes(skb, ETH_HLEN, bytes, quote))
+		return 0;
+	if (p->family == 6)
+		sum = pseudo_sum(p, SL_ICMPV6, sizeof(*icmp) + quote);
+	sum = bpf_csum_diff(NULL, 0, (__be32 *)icmp, sizeof(*icmp), (__wsum)sum);
+	/* what is not quoted is 0 */
+	return fold(bpf_csum_diff(NULL, 0, (__be32 *)bytes, sizeof(bytes), (__wsum)sum));
+}
+
+/* The headers before the one that is answered with, whose length is given. */
+static __always_inline long store_heads(struct __sk_buff *skb, const struct sl_packet *p,
+					__u8 proto, __u32 len)
+{
+	__u8 macs[2 * ETH_ALEN];
+
+	__builtin_memcpy(macs, p->src_mac, ETH_ALEN);
+	__builtin_memcpy(macs + ETH_ALEN, p->dst_mac, ETH_ALEN);
+	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+		return -1;
+	if (p->family == 4)
+		return store_head4(skb, p, proto, len);
+	return store_head6(skb, p, proto, len);
+}
+
+static __always_inline __u32 ip_header(const struct sl_packet *p)
+{
+	return p->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+}
+
+/* Turns the frame into the error, 0 on success. */
+static __always_inline int answer_error(struct __sk_buff *skb, struct sl_packet *p,
+					enum sl_answer_kind kind)
+{
+	__u32 head = ip_header(p), quote = head + quoted_transport(p);
+	struct sl_icmp_error icmp;
+
+	if (ETH_HLEN + quote > p->end)
+		return -1;
+	fill_error(&icmp, p, kind);
+	icmp.check = error_checksum(skb, p, &icmp, quote);
+	if (bpf_skb_change_tail(skb, ETH_HLEN + quote, 0) ||
+	    bpf_skb_adjust_room(skb, (__s32)(head + sizeof(icmp)), BPF_ADJ_ROOM_MAC, 0) ||
+	    bpf_skb_store_bytes(skb, ETH_HLEN + head, &icmp, sizeof(icmp), 0))
+		return -1;
+	return (int)store_heads(skb, p, p->family == 4 ? SL_ICMP : SL_ICMPV6, sizeof(icmp) + quote);
+}
+
+struct sl_tcp_header {
+	__be16 sport;
+	__be16 dport;
+	__be32 seq;
+	__be32 ack;
+	__u8 offset;
+	__u8 flags;
+	__be16 window;
+	__be16 check;
+	__be16 urgent;
+};
+_Static_assert(sizeof(struct sl_tcp_header) == 20, "as on the wire");
+
+/* Turns the frame into a reset, 0 on success; RFC 9293 3.10.7.1. */
+static __always_inline int answer_reset(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct sl_tcp_header tcp;
+	__be16 port;
+	__s64 sum;
+
+	if (p->tcp_flags & SL_TCP_RST || bpf_skb_load_bytes(skb, p->l4, &tcp, sizeof(tcp)))
+		return -1;
+	port = tcp.sport;
+	tcp.sport = tcp.dport;
+	tcp.dport = port;
+	if (p->tcp_flags & SL_TCP_ACK) {
+		tcp.seq = tcp.ack;
+		tcp.ack = 0;
+		tcp.flags = SL_TCP_RST;
+	} else {
+		tcp.ack = bpf_htonl(bpf_ntohl(tcp.seq) + 1);
+		tcp.seq = 0;
+		tcp.flags = SL_TCP_RST | SL_TCP_ACK;
+	}
+	tcp.offset = sizeof(tcp) / 4 << 4;
+	tcp.window = 0;
+	tcp.check = 0;
+	tcp.urgent = 0;
+	sum = pseudo_sum(p, SL_TCP, sizeof(tcp));
+	tcp.check = fold(bpf_csum_diff(NULL, 0, (__be32 *)&tcp, sizeof(tcp), (__wsum)sum));
+	if (bpf_skb_change_tail(skb, p->l4 + sizeof(tcp), 0) ||
+	    bpf_skb_store_bytes(skb, p->l4, &tcp, sizeof(tcp), 0))
+		return -1;
+	return (int)store_heads(skb, p, SL_TCP, sizeof(tcp));
+}
+
+/*
+ * Turns the frame into an answer to its sender, 0 on success. A packet that has more
+ * than a plain header of IP is dropped without one, and so is what comes too often.
+ */
+__noinline int answer_sender(struct __sk_buff *skb, struct sl_packet *p, __u32 kind)
+{
+	if (!p || p->fragment || p->l4 != ETH_HLEN + ip_header(p) ||
+	    !within_rate(SL_LIMIT_ANSWERS, SL_ANSWER_RATE))
+		return -1;
+	if (p->proto == SL_TCP && kind == SL_ANSWER_REFUSED)
+		return answer_reset(skb, p);
+	return answer_error(skb, p, kind);
+}
+
+/* Whether the sender is told that its packet was dropped. */
+static __always_inline bool is_refusal(enum sl_reason reason)
+{
+	return reason == SL_DROP_NO_BACKEND || reason == SL_DROP_SERVICE_IN_USE;
+}
+
+#endif

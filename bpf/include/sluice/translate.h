@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_TRANSLATE_H
+#define SLUICE_TRANSLATE_H
+
+/*
+ * Services for packets: of pods that no hook of sockets serves, and of protocols
+ * that have none. A packet whose connection is not known, and that asks for the
+ * address of a service, is evaluated as one to the backend: the rest of the program
+ * sees nothing else. What was chosen stays in sl_xl4 or sl_xl6 under the packet as
+ * it arrived, because the list may be another when the next one comes. The frame
+ * itself changes when the packet is delivered; see rewrite.h.
+ */
+
+#include <sluice/affinity.h>
+#include <sluice/clock.h>
+#include <sluice/conntrack.h>
+#include <sluice/service.h>
+
+/* The packet's key as it arrived, in the cell of the run. */
+static __always_inline void write_arriving_key(struct sl_packet *p)
+{
+	struct sl_xl_key4 *key4 = &p->xl4;
+	struct sl_xl_key6 *key6 = &p->xl6;
+
+	if (p->family == 4) {
+		key4->src = *(const __be32 *)p->src;
+		key4->dst = *(const __be32 *)p->dst;
+		key4->sport = p->sport;
+		key4->dport = p->dport;
+		key4->proto = p->proto;
+		key4->zone = SL_XL_SERVICE;
+		key4->pad = 0;
+		return;
+	}
+	__builtin_memcpy(key6->src, p->src, sizeof(key6->src));
+	__builtin_memcpy(key6->dst, p->dst, sizeof(key6->dst));
+	key6->sport = p->sport;
+	key6->dport = p->dport;
+	key6->proto = p->proto;
+	key6->zone = SL_XL_SERVICE;
+	key6->pad = 0;
+}
+
+static __always_inline struct sl_xl *find_translation(__u8 family)
+{
+	struct sl_packet *own = own_packet();
+
+	if (!own)
+		return NULL;
+	if (family == 4)
+		return bpf_map_lookup_elem(&sl_xl4, &own->xl4);
+	return bpf_map_lookup_elem(&sl_xl6, &own->xl6);
+}
+
+static __always_inline void delete_translation(__u8 family)
+{
+	struct sl_packet *own = own_packet();
+
+	if (!own)
+		return;
+	if (family == 4)
+		bpf_map_delete_elem(&sl_xl4, &own->xl4);
+	else
+		bpf_map_delete_elem(&sl_xl6, &own->xl6);
+}
+
+/* 0 or -SL_EEXIST; another error says that there is no room. */
+static __always_inline long insert_translation(__u8 family)
+{
+	struct sl_packet *own = own_packet();
+
+	if (!own)
+		return -1;
+	if (family == 4)
+		return bpf_map_update_elem(&sl_xl4, &own->xl4, &own->xl, BPF_NOEXIST);
+	return bpf_map_update_elem(&sl_xl6, &own->xl6, &own->xl, BPF_NOEXIST);
+}
+
+/* The packet goes to the backend from here on. */
+static __always_inline void redirect_to(struct sl_packet *p, const __u8 *addr, __u16 port,
+					__u32 front, __u8 kind)
+{
+	__builtin_memcpy(p->asked, p->dst, sizeof(p->asked));
+	p->asked_port = p->dport;
+	__builtin_memcpy(p->dst, addr, sizeof(p->dst));
+	p->dport = port;
+	p->front = front;
+	p->translated = kind;
+}
+
+/*
+ * Whether what was chosen before still counts. A connection stays with its backend
+ * for as long as it lives. UDP, which has no end, leaves a backend that is gone and
+ * a service that has none left.
+ */
+static __always_inline bool leads_on(const struct sl_packet *p, const struct sl_xl *xl)
+{
+	struct sl_front *front;
+	struct sl_choice c = { .family = p->family };
+
+	if (p->proto != SL_UDP || xl->back)
+		return true;
+	front = front_at(xl->front);
+	if (!front || !list_count(READ_ONCE(front->list)))
+		return false;
+	return read_backend(&c, xl->backend) && c.gen == xl->gen;
+}
+
+static __always_inline __u64 hash_of(const struct sl_packet *p)
+{
+	const __u64 *s = (const __u64 *)p->src, *d = (const __u64 *)p->dst;
+	__u64 ports = (__u64)p->sport << 32 | (__u64)p->dport << 16 | p->proto;
+
+	return scramble(scramble(s[0] ^ scramble(s[1] + ports)) ^ scramble(d[0]) ^ d[1]);
+}
+
+/* Which of the node's addresses it is, plus 1; 0: none whose place is known. */
+static __noinline __u32 own_address_at(const struct sl_packet *p)
+{
+	__u32 base = address_epoch_bucket(p->dst, p->family), i;
+
+	for (i = 0; i < SL_OWN_PROBES; i++) {
+		__u32 at = (base + i) & (SL_MAX_OWN - 1);
+		struct sl_own *own = bpf_map_lookup_elem(&sl_own, &at);
+
+		if (own && own->family == p->family && equal16(own->addr, p->dst))
+			return at + 1;
+	}
+	return 0;
+}
+
+/*
+ * Finds the front that answers at the packet's destination. A node port answers at
+ * addresses of the node, which the way back has to name.
+ */
+static __always_inline __u32 front_asked(struct sl_packet *p, const struct sl_choice *c)
+{
+	struct sl_fe *fe = frontend_of(c, SL_FE_ADDRESS);
+
+	if (fe)
+		return fe->inside;
+	fe = frontend_of(c, SL_FE_NODE);
+	if (!fe || !is_own_address(p->dst, p->family))
+		return 0;
+	p->asked_at = (__u16)own_address_at(p);
+	return p->asked_at ? fe->inside : 0;
+}
+
+/*
+ * Whether the sender's port is in use to the backend as something else: a direct
+ * connection, or one by another service. Their answers could not be told apart.
+ */
+static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choice *c)
+{
+	struct sl_ct *ct;
+
+	if (p->proto != SL_UDP && !begins(p))
+		return false;
+	__builtin_memcpy(p->dst, c->addr, sizeof(p->dst));
+	p->dport = c->port;
+	write_key(p);
+	/* one of the version before is not taken over for this: the stack has no room */
+	ct = look_up_connection(p);
+	if (!ct || has_ended(READ_ONCE(ct->flags)))
+		return false;
+	return front_of_connection(ct) != c->front || is_reply(p, ct);
+}
+
+/* The backend of the next member to be tried, 0: there is none. */
+static __always_inline __u32 next_member(struct sl_choice *c, __u64 list)
+{
+	if (list_count(list) <= SL_RENDEZVOUS)
+		return (__u32)best_member(list, c);
+	c->hash = scramble(c->hash + 1);
+	return member_by_hash(list, c->hash);
+}
+
+/* What the packet is refused for; SL_CONTINUE: c has a backend. */
+static __always_inline enum sl_reason choose_from(struct sl_packet *p, struct sl_choice *c,
+						  const struct sl_front *front)
+{
+	enum sl_reason reason = SL_DROP_NO_BACKEND;
+	__u32 backend;
+	__u64 list;
+	int i;
+
+	for (i = 0; i < SL_SERVICE_TRIES; i++) {
+		list = READ_ONCE(front->list);
+		if (list_flags(list) & SL_FRONT_SOURCES)
+			return SL_DROP_SOURCE_RANGE;
+		if (!list_count(list))
+			return list_flags(list) & SL_FRONT_DROP ? SL_DROP_NO_LOCAL_BACKEND
+								: SL_DROP_NO_BACKEND;
+		backend = next_member(c, list);
+		if (front->timeout && list_count(list) <= SL_AFFINITY_MEMBERS) {
+			if (!choose_by_affinity(c, front, list, backend))
+				continue;
+		} else if (!read_backend(c, backend)) {
+			continue;
+		}
+		if (p->proto == SL_SCTP && c->port != p->asked_port)
+			return SL_DROP_SERVICE_PORT;
+		if (!is_in_use(p, c))
+			return SL_CONTINUE;
+		reason = SL_DROP_SERVICE_IN_USE;
+	}
+	return reason;
+}
+
+/* Keeps what was chosen in the cell of the run, until the packet may pass. */
+static __always_inline void propose(struct sl_packet *p, const struct sl_choice *c)
+{
+	__builtin_memset(&p->xl, 0, sizeof(p->xl));
+	__builtin_memcpy(p->xl.addr, c->addr, sizeof(p->xl.addr));
+	p->xl.port = c->port;
+	p->xl.asked_at = p->asked_at;
+	p->xl.front = c->front;
+	p->xl.backend = c->backend;
+	p->xl.gen = c->gen;
+	p->xl.last_s = now_seconds();
+	p->untold = 1;
+}
+
+/*
+ * Chooses a backend for a packet that asks for a service, whatever was chosen
+ * before. A packet that asks for none stays as it is.
+ */
+__noinline enum sl_reason choose_backend(struct sl_packet *p)
+{
+	struct sl_choice c = { .limit = ~0ULL };
+	enum sl_reason reason;
+	struct sl_front *front;
+
+	if (!p)
+		return SL_DROP_SERVICE_CORRUPT;
+	c.family = p->family;
+	c.proto = p->proto;
+	c.port = p->dport;
+	__builtin_memcpy(c.addr, p->dst, sizeof(c.addr));
+	__builtin_memcpy(c.client, p->src, sizeof(c.client));
+	c.front = front_asked(p, &c);
+	if (!c.front)
+		return SL_CONTINUE;
+	front = front_at(c.front);
+	if (!front)
+		return SL_DROP_SERVICE_CORRUPT;
+	c.hash = hash_of(p);
+	/* the address that was asked, also where the packet goes no further */
+	redirect_to(p, c.addr, c.port, c.front, SL_TRANSLATED_DESTINATION);
+	reason = choose_from(p, &c, front);
+	__builtin_memcpy(p->dst, c.addr, sizeof(p->dst));
+	p->dport = c.port;
+	if (reason)
+		return reason;
+	if (equal16(p->dst, p->src))
+		p->translated = SL_TRANSLATED_HAIRPIN;
+	propose(p, &c);
+	return SL_CONTINUE;
+}
+
+/* Finds out whether the packet asks for a service, and where it goes then. */
+__noinline enum sl_reason find_service(struct sl_packet *p)
+{
+	struct sl_xl *xl;
+	__u32 now;
+
+	if (!p || (p->proto != SL_TCP && p->proto != SL_UDP && p->proto != SL_SCTP))
+		return SL_CONTINUE;
+	write_arriving_key(p);
+	xl = find_translation(p->family);
+	if (!xl || (begins(p) && !xl->back) || !leads_on(p, xl))
+		return choose_backend(p);
+	p->asked_at = xl->asked_at;
+	redirect_to(p, xl->addr, xl->port, xl->front,
+		    xl->back ? SL_TRANSLATED_BACK : SL_TRANSLATED_DESTINATION);
+	if (!xl->back && equal16(p->dst, p->src))
+		p->translated = SL_TRANSLATED_HAIRPIN;
+	now = now_seconds();
+	if (READ_ONCE(xl->last_s) != now)
+		*(volatile __u32 *)&xl->last_s = now;
+	return SL_CONTINUE;
+}
+
+/*
+ * Stores what was chosen for a packet that may pass. Two CPUs choose alike, unless
+ * the list has changed between: the first one counts from the next packet on.
+ */
+__noinline int store_translation(struct sl_packet *p)
+{
+	struct sl_packet *own = own_packet();
+	struct sl_xl *xl;
+
+	if (!p || !own)
+		return 0;
+	xl = find_translation(p->family);
+	if (xl && xl->backend == own->xl.backend && xl->gen == own->xl.gen &&
+	    xl->front == own->xl.front)
+		return 0;
+	/* values are written once */
+	if (xl)
+		delete_translation(p->family);
+	return (int)insert_translation(p->family);
+}
+
+#endif

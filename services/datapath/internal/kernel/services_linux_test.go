@@ -1,0 +1,550 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
+
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+)
+
+// serviceNode is a node whose pods reach services by packets: no hook of sockets
+// translates for them.
+type serviceNode struct {
+	*testing.T
+	runner
+	front, member, backend uint32 // last numbers that were given
+}
+
+func newServiceNode(t *testing.T) *serviceNode {
+	t.Helper()
+	o := testOptions(kerneltest.NewBPFFS(t))
+	o.Services = true
+	return &serviceNode{T: t, runner: runner{openKernel(t, o)}}
+}
+
+// lead makes an address lead to backends, by TCP, UDP and SCTP. It returns the number
+// of the front.
+func (n *serviceNode) lead(at netip.AddrPort, kind uint8, backends ...netip.AddrPort) uint32 {
+	n.Helper()
+	var numbers []uint32
+	for _, b := range backends {
+		n.backend++
+		putBackend(n, n.k, n.backend, b, beActive, 1)
+		numbers = append(numbers, n.backend)
+	}
+	n.front++
+	f := bpf.MapsSlFront{List: putMembers(n, n.k, n.member+1, numbers...), Port: at.Port()}
+	n.member += uint32(len(numbers))
+	if kind == feAddress {
+		copy(f.Addr[:], at.Addr().AsSlice())
+	} else {
+		at = netip.AddrPortFrom(map[bool]netip.Addr{
+			true: netip.IPv4Unspecified(), false: netip.IPv6Unspecified(),
+		}[at.Addr().Is4()], at.Port())
+	}
+	putFront(n, n.k, n.front, f)
+	for _, proto := range []uint8{protoTCP, protoUDP, syscall.IPPROTO_SCTP} {
+		putFrontend(n, n.k, at, proto, kind, n.front)
+	}
+	return n.front
+}
+
+// tell runs a server that says its own address and the client's, by TCP, and by UDP
+// with what the client has sent behind it.
+func tell(t *testing.T, ns netns.NsHandle, at netip.AddrPort) {
+	t.Helper()
+	var l net.Listener
+	var u *net.UDPConn
+	inNetns(t, ns, func() {
+		var err error
+		if l, err = net.Listen("tcp", at.String()); err != nil {
+			t.Errorf("listen: %v", err)
+			return
+		}
+		if u, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(at)); err != nil {
+			t.Errorf("listen: %v", err)
+		}
+	})
+	if l == nil || u == nil {
+		t.FailNow()
+	}
+	t.Cleanup(func() {
+		l.Close()
+		u.Close()
+	})
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				fmt.Fprintf(c, "%v to %v\n", at, c.RemoteAddr())
+				_, _ = io.Copy(c, c)
+			}()
+		}
+	}()
+	go func() {
+		b := make([]byte, 65536)
+		for {
+			size, from, err := u.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			_, _ = u.WriteToUDPAddrPort(append([]byte(fmt.Sprintf("%v to %v\n", at, from)), b[:size]...), from)
+		}
+	}()
+}
+
+// dialIn connects in a namespace.
+func dialIn(t *testing.T, ns netns.NsHandle, network string, to netip.AddrPort) (c net.Conn, err error) {
+	t.Helper()
+	inNetns(t, ns, func() { c, err = net.DialTimeout(network, to.String(), servicetest.Patience) })
+	if err == nil {
+		t.Cleanup(func() { c.Close() })
+		must(t, "deadline", c.SetDeadline(time.Now().Add(servicetest.Patience)))
+	}
+	return c, err
+}
+
+// askTCP connects, has bytes echoed, and returns what the server says.
+func askTCP(t *testing.T, ns netns.NsHandle, to netip.AddrPort, size int) string {
+	t.Helper()
+	c, err := dialIn(t, ns, "tcp", to)
+	must(t, "connect to "+to.String(), err)
+	defer c.Close()
+	sent := bytes.Repeat([]byte("0123456789abcdef"), size/16)
+	go func() {
+		_, _ = c.Write(sent)
+		_ = c.(*net.TCPConn).CloseWrite()
+	}()
+	got, err := io.ReadAll(c)
+	must(t, "read from "+to.String(), err)
+	says, echoed, _ := strings.Cut(string(got), "\n")
+	if echoed != string(sent) {
+		t.Errorf("%v: %d bytes came back of %d", to, len(echoed), len(sent))
+	}
+	return says
+}
+
+// askUDP asks by a socket that is not connected, and checks who answers.
+func askUDP(t *testing.T, ns netns.NsHandle, to netip.AddrPort, size int) string {
+	t.Helper()
+	var u *net.UDPConn
+	inNetns(t, ns, func() {
+		var err error
+		if u, err = net.ListenUDP("udp", nil); err != nil {
+			t.Errorf("open a socket: %v", err)
+		}
+	})
+	if u == nil {
+		t.FailNow()
+	}
+	defer u.Close()
+	sent, b := bytes.Repeat([]byte("fragment"), size/8), make([]byte, 65536)
+	must(t, "deadline", u.SetDeadline(time.Now().Add(servicetest.Patience)))
+	_, err := u.WriteToUDPAddrPort(sent, to)
+	must(t, "send to "+to.String(), err)
+	n, from, err := u.ReadFromUDPAddrPort(b)
+	must(t, "read from "+to.String(), err)
+	if from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); from != to {
+		t.Errorf("%v answers for %v", from, to)
+	}
+	says, echoed, _ := strings.Cut(string(b[:n]), "\n")
+	if echoed != string(sent) {
+		t.Errorf("%v: %d bytes came back of %d", to, len(echoed), len(sent))
+	}
+	return says
+}
+
+// serviceAddr is the address of a service of the family of another address.
+func serviceAddr(of netip.Addr, n byte) netip.AddrPort {
+	if of.Is4() {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, n}), 80)
+	}
+	a := netip.MustParseAddr("fd00:96::").As16()
+	a[15] = n
+	return netip.AddrPortFrom(netip.AddrFrom16(a), 80)
+}
+
+func wantNoDropsSince(t *testing.T, r runner, before map[cell]event.Counter) {
+	t.Helper()
+	for c, v := range r.counters(t) {
+		if d := v.Packets - before[c].Packets; d > 0 && c.reason.Dropped() && !c.reason.Quiet() {
+			t.Errorf("%d packets dropped as %v", d, c.reason)
+		}
+	}
+}
+
+// TestKernelPodReachesServicesByPackets: packets to a service reach its backends and
+// are answered by the service, of every size, and the backend sees who asks.
+func TestKernelPodReachesServicesByPackets(t *testing.T) {
+	n := newServiceNode(t)
+	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	servers := []*pod{
+		newPod(t, n.k, "sl-peer", 20, slotmap.DeliverPeer), newPod(t, n.k, "sl-redirect", 30, slotmap.DeliverRedirect),
+	}
+	for i, local := range client.Addrs() {
+		t.Run(local.String(), func(t *testing.T) {
+			vip := serviceAddr(local, 1)
+			var backends []netip.AddrPort
+			for _, s := range servers {
+				at := netip.AddrPortFrom(s.Addrs()[i], 8080)
+				tell(t, s.ns, at)
+				backends = append(backends, at)
+			}
+			n.lead(vip, feAddress, backends...)
+			before := n.counters(t)
+			said := map[string]int{}
+			for range 40 {
+				for _, says := range []string{askTCP(t, client.ns, vip, 1<<10), askUDP(t, client.ns, vip, 64)} {
+					who, whom, _ := strings.Cut(says, " to ")
+					if from, err := netip.ParseAddrPort(whom); err != nil || from.Addr().Unmap() != local {
+						t.Errorf("the backend was asked by %q, want %v", whom, local)
+					}
+					said[who]++
+				}
+			}
+			for _, b := range backends {
+				if said[b.String()] < 20 {
+					t.Errorf("%v answered %d of 80 times: %v", b, said[b.String()], said)
+				}
+			}
+			askTCP(t, client.ns, vip, 4<<20)  // segments of many packets
+			askUDP(t, client.ns, vip, 20_000) // fragments
+			wantNoDropsSince(t, n.runner, before)
+		})
+	}
+}
+
+// TestKernelServiceOfARemoteBackend: a backend on another node is reached through the
+// tunnel or as it is, and its answers are the service's.
+func TestKernelServiceOfARemoteBackend(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		n := &serviceNode{T: t, runner: f.a.runner}
+		for i, local := range f.a.pod.Addrs() {
+			vip, at := serviceAddr(local, 1), netip.AddrPortFrom(f.b.pod.Addrs()[i], 8080)
+			tell(t, f.b.pod.ns, at)
+			n.lead(vip, feAddress, at)
+			before := n.counters(t)
+			askTCP(t, f.a.pod.ns, vip, 1<<20)
+			askUDP(t, f.a.pod.ns, vip, 64)
+			wantNoDropsSince(t, n.runner, before)
+
+			// the host of the other node, by the stack of this one
+			host := netip.AddrPortFrom([]netip.Addr{f.b.over4, f.b.over6}[i], 8081)
+			tell(t, f.b.ns, host)
+			n.lead(serviceAddr(local, 2), feAddress, host)
+			if says := askTCP(t, f.a.pod.ns, serviceAddr(local, 2), 1<<10); !strings.HasPrefix(says, host.String()) {
+				t.Errorf("%q answers, want %v", says, host)
+			}
+			askUDP(t, f.a.pod.ns, serviceAddr(local, 2), 64)
+		}
+	})
+}
+
+// TestKernelHairpin: a service leads a pod to itself, in every protocol, and policy has
+// no part in it.
+func TestKernelHairpin(t *testing.T) {
+	n := newServiceNode(t)
+	for i, deliver := range []slotmap.Deliver{slotmap.DeliverPeer, slotmap.DeliverRedirect} {
+		p := newPod(t, n.k, fmt.Sprintf("sl-pod%d", i), byte(10+i), deliver)
+		_, err := n.k.Endpoints.SetPolicy(p.Slot, policytable.Deny, policytable.Deny)
+		must(t, "deny everything", err)
+		for _, local := range p.Addrs() {
+			vip, at := serviceAddr(local, byte(1+i)), netip.AddrPortFrom(local, 8080)
+			tell(t, p.ns, at)
+			n.lead(vip, feAddress, at)
+			before := n.counters(t)
+			for range 3 {
+				askTCP(t, p.ns, vip, 1<<20)
+				askUDP(t, p.ns, vip, 64)
+			}
+			if says := askTCP(t, p.ns, vip, 1<<10); strings.Contains(says, "to "+local.String()) {
+				t.Errorf("%q: the pod sees itself", says)
+			}
+			wantNoDropsSince(t, n.runner, before)
+		}
+	}
+}
+
+// TestKernelServiceWithoutBackendsRefuses: a connect fails at once with "connection
+// refused", and so does the read of a connected UDP socket; it works with the first
+// backend.
+func TestKernelServiceWithoutBackendsRefuses(t *testing.T) {
+	n := newServiceNode(t)
+	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	for i, local := range client.Addrs() {
+		vip := serviceAddr(local, 1)
+		front := n.lead(vip, feAddress)
+		if _, err := dialIn(t, client.ns, "tcp", vip); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("connect to %v: %v, want %v", vip, err, syscall.ECONNREFUSED)
+		}
+		u, err := dialIn(t, client.ns, "udp", vip)
+		must(t, "connect", err)
+		_, err = u.Write([]byte("hello"))
+		must(t, "send", err)
+		if _, err = u.Read(make([]byte, 16)); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("read from %v: %v, want %v", vip, err, syscall.ECONNREFUSED)
+		}
+		c := cell{event.DropNoBackend, event.Egress}
+		if got := n.counters(t)[c].Packets; got != uint64(2*(i+1)) {
+			t.Errorf("%d packets counted as %v, want %d", got, c.reason, 2*(i+1))
+		}
+		at := netip.AddrPortFrom(server.Addrs()[i], 8080)
+		tell(t, server.ns, at)
+		n.backend++
+		putBackend(t, n.k, n.backend, at, beActive, 1)
+		f := bpf.MapsSlFront{List: putMembers(t, n.k, n.member+1, n.backend), Port: vip.Port()}
+		copy(f.Addr[:], vip.Addr().AsSlice())
+		n.member++
+		putFront(t, n.k, front, f)
+		_, err = u.Write([]byte("hello"))
+		must(t, "send again", err)
+		if _, err = u.Read(make([]byte, 128)); err != nil {
+			t.Errorf("refused UDP does not heal: %v", err)
+		}
+		askTCP(t, client.ns, vip, 16)
+	}
+}
+
+// TestKernelPolicySeesTheBackend: what policy says of the backend holds for the
+// service, and what it says of the service's address for nobody.
+func TestKernelPolicySeesTheBackend(t *testing.T) {
+	n := newServiceNode(t)
+	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	vip, at := serviceAddr(server.IPv4, 1), netip.AddrPortFrom(server.IPv4, 8080)
+	tell(t, server.ns, at)
+	n.lead(vip, feAddress, at)
+	askTCP(t, client.ns, vip, 16)
+	_, err := n.k.Endpoints.SetPolicy(server.Slot, policytable.Allow, policytable.Deny)
+	must(t, "deny", err)
+	c := cell{event.DropPolicyDenied, event.Ingress}
+	before := n.counters(t)
+	inNetns(t, client.ns, func() {
+		conn, err := net.DialTimeout("tcp", vip.String(), 300*time.Millisecond)
+		if err == nil {
+			conn.Close()
+			t.Error("the policy of the backend did not hold")
+		}
+	})
+	if n.counters(t)[c].Packets == before[c].Packets {
+		t.Errorf("no packet counted as %v", c.reason)
+	}
+	for tuple := range n.k.tracked(t) {
+		if tuple.Responder.Addr() == vip.Addr() {
+			t.Errorf("there is a connection to the service itself: %v", tuple)
+		}
+	}
+}
+
+// TestKernelTwoServicesOneBackend: one source port asks two services that have one
+// backend; each connection has its own answers, or is refused, but none is mixed up.
+func TestKernelTwoServicesOneBackend(t *testing.T) {
+	n := newServiceNode(t)
+	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	at := netip.AddrPortFrom(server.IPv4, 8080)
+	tell(t, server.ns, at)
+	first, second := serviceAddr(at.Addr(), 1), serviceAddr(at.Addr(), 2)
+	n.lead(first, feAddress, at)
+	n.lead(second, feAddress, at)
+	dial := func(to netip.AddrPort) (c net.Conn, err error) {
+		inNetns(t, client.ns, func() {
+			d := net.Dialer{
+				Timeout: servicetest.Patience, LocalAddr: &net.TCPAddr{IP: client.IPv4.AsSlice(), Port: 41000},
+				Control: reuseAddr,
+			}
+			c, err = d.Dial("tcp", to.String())
+		})
+		return c, err
+	}
+	a, err := dial(first)
+	must(t, "connect to the first", err)
+	defer a.Close()
+	if b, err := dial(second); !errors.Is(err, syscall.ECONNREFUSED) {
+		if err == nil {
+			b.Close()
+		}
+		t.Errorf("connect to the second by the same port: %v, want %v", err, syscall.ECONNREFUSED)
+	}
+	must(t, "deadline", a.SetDeadline(time.Now().Add(servicetest.Patience)))
+	if _, err := a.Write([]byte("ping")); err != nil {
+		t.Errorf("write to the first: %v", err)
+	}
+	if _, err := io.ReadFull(a, make([]byte, len(at.String()))); err != nil {
+		t.Errorf("read from the first: %v", err)
+	}
+}
+
+func reuseAddr(_, _ string, c syscall.RawConn) (err error) {
+	return errors.Join(c.Control(func(fd uintptr) {
+		err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1)
+	}), err)
+}
+
+// TestKernelTranslationOutlivesTheList: a connection stays with its backend when the
+// list is another; UDP leaves a backend that is gone.
+func TestKernelTranslationOutlivesTheList(t *testing.T) {
+	n := newServiceNode(t)
+	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	var backends []netip.AddrPort
+	for i := range byte(2) {
+		s := newPod(t, n.k, fmt.Sprintf("sl-server%d", i), 20+i, slotmap.DeliverPeer)
+		backends = append(backends, netip.AddrPortFrom(s.IPv4, 8080))
+		tell(t, s.ns, backends[i])
+	}
+	vip := serviceAddr(backends[0].Addr(), 1)
+	front := n.lead(vip, feAddress, backends[0])
+	stream, err := dialIn(t, client.ns, "tcp", vip)
+	must(t, "connect", err)
+	dgram, err := dialIn(t, client.ns, "udp", vip)
+	must(t, "connect", err)
+	says := func(c net.Conn) string {
+		t.Helper()
+		b := make([]byte, 256)
+		_, err := c.Write([]byte("ping\n"))
+		must(t, "send", err)
+		k, err := c.Read(b)
+		must(t, "read", err)
+		return string(b[:k])
+	}
+	says(stream)
+	if got := says(dgram); !strings.HasPrefix(got, backends[0].String()) {
+		t.Errorf("%q answers", got)
+	}
+	n.backend++
+	putBackend(t, n.k, n.backend, backends[1], beActive, 1)
+	f := bpf.MapsSlFront{List: putMembers(t, n.k, n.member+1, n.backend), Port: vip.Port()}
+	copy(f.Addr[:], vip.Addr().AsSlice())
+	putFront(t, n.k, front, f)
+	if got := says(dgram); !strings.HasPrefix(got, backends[0].String()) {
+		t.Errorf("%q answers, although the first backend lives", got)
+	}
+	putBackend(t, n.k, 1, backends[0], beGone, 2)
+	if got := says(dgram); !strings.HasPrefix(got, backends[1].String()) {
+		t.Errorf("%q answers, although the first backend is gone", got)
+	}
+	if got := says(stream); !strings.Contains(got, "ping") {
+		t.Errorf("%q on the connection of the first backend", got)
+	}
+}
+
+// TestKernelEventsNameWhatWasAsked: the verdict of a connection by a service has the
+// service's address beside the backend's.
+func TestKernelEventsNameWhatWasAsked(t *testing.T) {
+	n := newServiceNode(t)
+	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	vip, at := serviceAddr(server.IPv4, 1), netip.AddrPortFrom(server.IPv4, 8080)
+	tell(t, server.ns, at)
+	front := n.lead(vip, feAddress, at)
+	askTCP(t, client.ns, vip, 16)
+	var found []conntrack.Connection
+	must(t, "list", n.k.Connections.Each(func(cs []conntrack.Connection) error {
+		found = append(found, cs...)
+		return nil
+	}))
+	if !slices.ContainsFunc(found, func(c conntrack.Connection) bool { return c.Value.Front == front && c.Responder == at }) {
+		t.Errorf("no connection to %v has front %d: %v", at, front, found)
+	}
+}
+
+// TestKernelNodePortAnswersAtTheAddressThatWasAsked: a pod asks a node port at one of
+// the node's addresses and is answered by that address, also in the middle of many.
+func TestKernelNodePortAnswersAtTheAddressThatWasAsked(t *testing.T) {
+	n := newServiceNode(t)
+	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	var own []netip.Addr
+	for i := range byte(40) {
+		own = append(own, netip.AddrFrom4([4]byte{192, 0, 2, i}), netip.AddrFrom16([16]byte{0xfd, 1, 15: i}))
+	}
+	must(t, "host addresses", n.k.Endpoints.SyncHostAddrs(own))
+	for i, local := range client.Addrs() {
+		at := netip.AddrPortFrom(server.Addrs()[i], 8080)
+		tell(t, server.ns, at)
+		n.lead(netip.AddrPortFrom(local, 30080), feNode, at)
+		for _, a := range own {
+			if a.Is4() == local.Is4() && a.As16()[15]%8 == 7 {
+				askTCP(t, client.ns, netip.AddrPortFrom(a, 30080), 16)
+				askUDP(t, client.ns, netip.AddrPortFrom(a, 30080), 16)
+			}
+		}
+	}
+	// the places are those of before, whatever else the host has
+	dump := func() (lines []string) {
+		must(t, "dump", n.k.Dump(bpf.MapsMapSlOwn, func(key, value string) error {
+			lines = append(lines, key+" "+value)
+			return nil
+		}))
+		return lines
+	}
+	before := dump()
+	if len(before) != len(own) {
+		t.Errorf("%d addresses have a place, want %d", len(before), len(own))
+	}
+	slices.Reverse(own)
+	must(t, "host addresses", n.k.Endpoints.SyncHostAddrs(own))
+	if after := dump(); !slices.Equal(before, after) {
+		t.Errorf("places moved: %v, were %v", after, before)
+	}
+}
+
+// TestKernelTranslationGoesWithItsConnection: a translation stays while its connection
+// is there, and is removed when it has gone.
+func TestKernelTranslationGoesWithItsConnection(t *testing.T) {
+	n := newServiceNode(t)
+	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	fronts := map[uint32]struct{}{}
+	for i := range client.Addrs() {
+		vip, at := serviceAddr(server.Addrs()[i], 1), netip.AddrPortFrom(server.Addrs()[i], 8080)
+		tell(t, server.ns, at)
+		fronts[n.lead(vip, feAddress, at)] = struct{}{}
+		askUDP(t, client.ns, vip, 16)
+	}
+	timeouts := conntrack.DefaultTimeouts()
+	later := conntrack.MonotonicSeconds() + uint32(translation.Rest/time.Second) + 5
+	p, err := n.k.Translations.Collect(later, n.k.Connections, timeouts)
+	if err != nil || p.Live != 2 || p.Removed != 0 || !maps.Equal(p.Fronts, fronts) {
+		t.Errorf("with connections: %+v, %v", p, err)
+	}
+	for tuple := range n.k.tracked(t) {
+		c, _, err := n.k.Connections.Lookup(tuple)
+		must(t, "look up", err)
+		_, err = n.k.Connections.Remove(c)
+		must(t, "remove", err)
+	}
+	if p, err = n.k.Translations.Collect(conntrack.MonotonicSeconds(), n.k.Connections, timeouts); err != nil || p.Removed != 0 {
+		t.Errorf("at once: %+v, %v", p, err)
+	}
+	if p, err = n.k.Translations.Collect(later, n.k.Connections, timeouts); err != nil || p.Live != 0 || p.Removed != 2 {
+		t.Errorf("without connections: %+v, %v", p, err)
+	}
+}

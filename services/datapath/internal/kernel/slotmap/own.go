@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package slotmap
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// ownProbes is SL_OWN_PROBES: how far behind its place an address may stand.
+const ownProbes = 8
+
+// placeOwn gives an address of the host its place in sl_own, where the way back of a
+// connection by a node port names it. It keeps the place that it has. An address that
+// is not in want any more gives up its place to another one only.
+func (eps *Maps) placeOwn(a netip.Addr, want map[netip.Addr]bool) error {
+	size := int(eps.own.MaxEntries())
+	if size == 1 { // a node without services
+		return nil
+	}
+	place := -1
+	for i := range ownProbes {
+		at := (ipmap.Bucket(a) + i) % size
+		var have bpf.MapsSlOwn
+		if err := eps.own.Lookup(uint32(at), &have); err != nil {
+			return fmt.Errorf("read place %d: %w", at, err)
+		}
+		holder := ownAddr(&have)
+		if holder == a {
+			return nil
+		}
+		if place < 0 && !want[holder] {
+			place = at
+		}
+	}
+	if place < 0 {
+		return fmt.Errorf("%w: other addresses have the %d places that it could have; its node ports do not answer pods",
+			pin.ErrFull, ownProbes)
+	}
+	value := bpf.MapsSlOwn{Family: 4}
+	if a.Is6() {
+		value.Family = 6
+	}
+	copy(value.Addr[:], a.AsSlice())
+	// nothing names the place: its address is not the host's, or there is none
+	return eps.own.Put(uint32(place), &value)
+}
+
+// ownAddr is the address at a place; the zero one: it is free.
+func ownAddr(v *bpf.MapsSlOwn) netip.Addr {
+	switch v.Family {
+	case 4:
+		return netip.AddrFrom4([4]byte(v.Addr[:4]))
+	case 6:
+		return netip.AddrFrom16(v.Addr)
+	}
+	return netip.Addr{}
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package translation reads and collects where packets to services go: what the
+// programs have chosen for a sender stays there for as long as its connection.
+package translation
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// Rest is for how long a translation without a connection stays: its first packet
+// stores it before the connection is there for others to see.
+const Rest = 10 * time.Second
+
+// Maps are the two maps of translations.
+type Maps struct {
+	gate     pin.Gate
+	xl4, xl6 *ebpf.Map
+}
+
+// Open finds the maps among all.
+func Open(pm *pin.Maps) *Maps {
+	return &Maps{
+		gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
+		xl4:  pm.Map(bpf.MapsMapSlXl4), xl6: pm.Map(bpf.MapsMapSlXl6),
+	}
+}
+
+// Close refuses every later call.
+func (m *Maps) Close() { m.gate.Close() }
+
+// Translation is where the packets of one sender to one address go.
+type Translation struct {
+	// Source sends, Asked is where to, Backend where they go instead.
+	Source, Asked, Backend netip.AddrPort
+	Protocol               uint8
+	// Front and Number are the numbers of the front and the backend, Generation is
+	// the backend's.
+	Front, Number uint32
+	Generation    uint8
+	// Back: the answers of a pod that a service has led to itself. Backend is the
+	// service then.
+	Back bool
+	// LastSeen is when the last packet was seen, in seconds of CLOCK_MONOTONIC.
+	LastSeen uint32
+}
+
+// String is "client -> service goes to backend".
+func (t Translation) String() string {
+	return DescribeKey(t) + " " + DescribeValue(t)
+}
+
+// DescribeKey puts the packet into words.
+func DescribeKey(t Translation) string {
+	return fmt.Sprintf("protocol %d %v -> %v", t.Protocol, t.Source, t.Asked)
+}
+
+// DescribeValue puts where it goes into words.
+func DescribeValue(t Translation) string {
+	if t.Back {
+		return fmt.Sprintf("goes back to its sender from %v, last used at %d s", t.Backend, t.LastSeen)
+	}
+	return fmt.Sprintf("goes to %v, backend %d generation %d of front %d, last used at %d s",
+		t.Backend, t.Number, t.Generation, t.Front, t.LastSeen)
+}
+
+// Of4 reads an entry of sl_xl4.
+func Of4(k *bpf.MapsSlXlKey4, v *bpf.MapsSlXl) Translation {
+	t := of(v, netip.AddrFrom4([4]byte(v.Addr[:4])))
+	t.Source, t.Asked = netip.AddrPortFrom(addr4(k.Src), k.Sport), netip.AddrPortFrom(addr4(k.Dst), k.Dport)
+	t.Protocol = k.Proto
+	return t
+}
+
+// Of6 reads an entry of sl_xl6.
+func Of6(k *bpf.MapsSlXlKey6, v *bpf.MapsSlXl) Translation {
+	t := of(v, netip.AddrFrom16(v.Addr))
+	t.Source = netip.AddrPortFrom(netip.AddrFrom16(k.Src), k.Sport)
+	t.Asked = netip.AddrPortFrom(netip.AddrFrom16(k.Dst), k.Dport)
+	t.Protocol = k.Proto
+	return t
+}
+
+func of(v *bpf.MapsSlXl, a netip.Addr) Translation {
+	return Translation{
+		Backend: netip.AddrPortFrom(a, v.Port), Front: v.Front, Number: v.Backend, Generation: v.Gen, Back: v.Back != 0,
+		LastSeen: v.LastS,
+	}
+}
+
+func addr4(v uint32) netip.Addr {
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], v)
+	return netip.AddrFrom4(b)
+}
+
+// entry is a translation and its key in one of the maps.
+type entry struct {
+	Translation
+	in  *ebpf.Map
+	key any
+}
+
+// each visits all translations, some at a time.
+func (m *Maps) each(visit func([]entry) error) error {
+	err := eachOf(m, m.xl4, Of4, visit)
+	return errors.Join(err, eachOf(m, m.xl6, Of6, visit))
+}
+
+func eachOf[K any](m *Maps, in *ebpf.Map, read func(*K, *bpf.MapsSlXl) Translation, visit func([]entry) error) error {
+	reading := func(f func() error) error {
+		if err := m.gate.RLock(); err != nil {
+			return err
+		}
+		defer m.gate.RUnlock()
+		return f()
+	}
+	return pin.EachEntry(in, reading, func(keys []K, values []bpf.MapsSlXl) error {
+		es := make([]entry, len(keys))
+		for i := range keys {
+			es[i] = entry{read(&keys[i], &values[i]), in, keys[i]}
+		}
+		return visit(es)
+	})
+}
+
+// Each visits all translations, in no order.
+func (m *Maps) Each(visit func(Translation) error) error {
+	return m.each(func(es []entry) error {
+		for _, e := range es {
+			if err := visit(e.Translation); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Pass is what one collection found and did.
+type Pass struct {
+	// Live translations afterwards, and those that were removed.
+	Live, Removed int
+	// Fronts are the numbers that translations name, and Backends likewise, before
+	// any was removed.
+	Fronts, Backends map[uint32]struct{}
+}
+
+// Collect removes the translations whose connection is gone, at a time in seconds of
+// CLOCK_MONOTONIC. Those of a pod to itself have no connection: they go when they
+// have been idle for as long as one may be. What is removed while a packet comes is
+// chosen again by that packet.
+func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack.Timeouts) (Pass, error) {
+	p := Pass{Fronts: map[uint32]struct{}{}, Backends: map[uint32]struct{}{}}
+	if err := m.gate.RLock(); err != nil {
+		return p, err
+	}
+	m.gate.RUnlock()
+	var over []entry
+	err := m.each(func(es []entry) error {
+		for _, e := range es {
+			p.Fronts[e.Front], p.Backends[e.Number] = struct{}{}, struct{}{}
+			gone, err := isOver(e.Translation, now, ct, timeouts)
+			if err != nil {
+				return err
+			}
+			if gone {
+				over = append(over, e)
+			} else {
+				p.Live++
+			}
+		}
+		return nil
+	})
+	for _, e := range over {
+		if err := pin.DeleteKey(e.in, e.key); err != nil {
+			return p, errors.Join(err, fmt.Errorf("remove %v: %w", e.Translation, err))
+		}
+		p.Removed++
+	}
+	return p, err
+}
+
+func isOver(t Translation, now uint32, ct *conntrack.Connections, timeouts conntrack.Timeouts) (bool, error) {
+	idle := time.Duration(int32(now-t.LastSeen)) * time.Second
+	if idle < Rest {
+		return false, nil
+	}
+	if t.Back || t.Source.Addr() == t.Backend.Addr() {
+		return idle >= timeouts.Of(t.Protocol, conntrack.SeenReply|conntrack.Established), nil
+	}
+	_, found, err := ct.Lookup(conntrack.Tuple{Initiator: t.Source, Responder: t.Backend, Protocol: t.Protocol})
+	return err == nil && !found, err
+}

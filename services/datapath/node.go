@@ -172,7 +172,7 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 	n.Kernel.NodeName = n.Numbers.Name
 	if n.frontends != nil {
 		n.Ender = socketend.New(socketend.Options{
-			Sockets: n.Kernel.SocketList, Each: n.eachNamespace, Leads: n.Kernel.Services.Leads,
+			Sockets: n.Kernel.SocketList, Each: n.eachNamespace, Keeps: n.Kernel.Services.Keeps,
 		})
 		n.Frontends = frontendstream.New(frontendstream.Options{
 			Name: service, Service: n.frontends, Kernel: n.Kernel.Services, Ender: n.Ender, Memory: n.frontendState, Log: n.log,

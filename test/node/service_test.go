@@ -52,9 +52,24 @@ func (n *testNode) sluice(t *testing.T, code int, stdin string, args ...string) 
 	return string(out)
 }
 
+// endpointOf is an endpoint of a service with the conditions of its slice.
+type endpointOf struct {
+	pod.Pod
+	conditions string
+}
+
 // serviceManifests are a service with TCP and UDP, and a slice of each family that
-// has the backends.
+// has the backends, all of them ready.
 func serviceManifests(backends ...pod.Pod) string {
+	var all []endpointOf
+	for _, p := range backends {
+		all = append(all, endpointOf{p, "ready: true"})
+	}
+	return serviceWithEndpoints(all...)
+}
+
+// serviceWithEndpoints is as serviceManifests, with endpoints in any state.
+func serviceWithEndpoints(endpoints ...endpointOf) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `apiVersion: v1
 kind: Service
@@ -78,10 +93,10 @@ addressType: %s
 ports: [{name: tcp, protocol: TCP, port: %d}, {name: udp, protocol: UDP, port: %[3]d}]
 endpoints:
 `, strings.ToLower(family), family, backendPort)
-		for _, p := range backends {
-			fmt.Fprintf(&b, "  - {addresses: [\"%s\"], conditions: {ready: true}}\n", p.Addresses()[i])
+		for _, e := range endpoints {
+			fmt.Fprintf(&b, "  - {addresses: [\"%s\"], conditions: {%s}}\n", e.Addresses()[i], e.conditions)
 		}
-		if len(backends) == 0 {
+		if len(endpoints) == 0 {
 			b.WriteString("  []\n")
 		}
 	}
@@ -267,6 +282,60 @@ func TestServiceLeadsToItsBackends(t *testing.T) {
 	}
 }
 
+// connectedSocket is a connected UDP socket, and who answered it.
+type connectedSocket struct {
+	from, backend string
+	conn          *net.UDPConn
+	direct        bool // connected to the backend itself
+}
+
+// connectedSockets are those of a test.
+type connectedSockets struct{ all []connectedSocket }
+
+// open connects a socket and returns which backend answers it.
+func (s *connectedSockets) open(t *testing.T, from pod.Pod, to netip.AddrPort, direct bool) string {
+	t.Helper()
+	c, err := from.DialUDP(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	name, err := askConnected(c)
+	if err != nil {
+		t.Fatalf("%s asks %s: %v", from.Name, to, err)
+	}
+	s.all = append(s.all, connectedSocket{from.Name, name, c, direct})
+	return name
+}
+
+// openBoth connects sockets of a family to the service until it led several to each of
+// two backends.
+func (s *connectedSockets) openBoth(t *testing.T, from pod.Pod, address netip.Addr, one, two pod.Pod) {
+	t.Helper()
+	to, seen := netip.AddrPortFrom(address, servicePort), map[string]int{}
+	for tries := 0; tries < 500 && (seen[one.Name] < 3 || seen[two.Name] < 3); tries++ {
+		seen[s.open(t, from, to, false)]++
+	}
+	if len(seen) != 2 {
+		t.Fatalf("%s is led to %v, want both backends", from.Name, seen)
+	}
+}
+
+// wantEnded wants the sockets ended that the service led to a backend, and an answer of
+// each other one by the backend that it had.
+func (s *connectedSockets) wantEnded(t *testing.T, when, backend string) {
+	t.Helper()
+	for _, c := range s.all {
+		name, err := askConnected(c.conn)
+		switch ended := c.backend == backend && !c.direct; {
+		case ended && !errors.Is(err, unix.ECONNABORTED) && !errors.Is(err, unix.EDESTADDRREQ):
+			t.Errorf("%s: the socket of %s to %s: %q, %v, want it ended", when, c.from, backend, name, err)
+		case !ended && (err != nil || name != c.backend):
+			t.Errorf("%s: the socket of %s to %s (itself: %t): %q, %v", when, c.from, c.backend, c.direct, name, err)
+		}
+	}
+}
+
 // TestConnectedUDPSocketsOfARemovedBackendAreEnded before `--wait-ended` returns, those of
 // pods and of the host; those of the other backend go on, and so does one that was
 // connected to the removed backend itself (INV-99).
@@ -279,48 +348,54 @@ func TestConnectedUDPSocketsOfARemovedBackendAreEnded(t *testing.T) {
 	serveName(t, two)
 	n.sluice(t, 0, serviceManifests(one, two), "service", "apply", "-f", "-")
 
-	type connected struct {
-		from, backend string
-		conn          *net.UDPConn
-		direct        bool
-	}
-	var all []connected
-	open := func(from pod.Pod, to netip.AddrPort, direct bool) string {
-		t.Helper()
-		c, err := from.DialUDP(to)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = c.Close() })
-		name, err := askConnected(c)
-		if err != nil {
-			t.Fatalf("%s asks %s: %v", from.Name, to, err)
-		}
-		all = append(all, connected{from.Name, name, c, direct})
-		return name
-	}
+	var sockets connectedSockets
 	for i, address := range serviceAddresses {
 		for _, from := range []pod.Pod{client, {Name: "host", Netns: n.Netns()}} {
-			to, seen := netip.AddrPortFrom(address, servicePort), map[string]int{}
-			for tries := 0; tries < 500 && (seen[one.Name] < 3 || seen[two.Name] < 3); tries++ {
-				seen[open(from, to, false)]++
-			}
-			if len(seen) != 2 {
-				t.Fatalf("%s is led to %v, want both backends", from.Name, seen)
-			}
-			open(from, netip.AddrPortFrom(one.Addresses()[i], backendPort), true)
+			sockets.openBoth(t, from, address, one, two)
+			sockets.open(t, from, netip.AddrPortFrom(one.Addresses()[i], backendPort), true)
 		}
 	}
 	n.sluice(t, 0, serviceManifests(two), "service", "apply", "-f", "-", "--wait-ended")
-	for _, c := range all {
-		name, err := askConnected(c.conn)
-		switch ended := c.backend == one.Name && !c.direct; {
-		case ended && !errors.Is(err, unix.ECONNABORTED) && !errors.Is(err, unix.EDESTADDRREQ):
-			t.Errorf("the socket of %s to the removed backend: %q, %v, want it ended", c.from, name, err)
-		case !ended && (err != nil || name != c.backend):
-			t.Errorf("the socket of %s to %s (itself: %t): %q, %v", c.from, c.backend, c.direct, name, err)
+	sockets.wantEnded(t, "after the removal", one.Name)
+}
+
+// TestConnectedUDPSocketsOfATerminatingBackendStay until its endpoint is gone, whether it
+// still serves or not, and while the datapath is away and back. New ones go to the other.
+func TestConnectedUDPSocketsOfATerminatingBackendStay(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pods := n.addPods(t, "client", "one", "two")
+	client, one, two := pods[0], pods[1], pods[2]
+	serveName(t, one)
+	serveName(t, two)
+	n.sluice(t, 0, serviceManifests(one, two), "service", "apply", "-f", "-")
+	var sockets connectedSockets
+	for _, address := range serviceAddresses {
+		for _, from := range []pod.Pod{client, {Name: "host", Netns: n.Netns()}} {
+			sockets.openBoth(t, from, address, one, two)
 		}
 	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for _, c := range []struct{ when, conditions string }{
+		{"while it terminates", "ready: false, serving: true, terminating: true"},
+		{"while it terminates and is not ready", "ready: false, serving: false, terminating: true"},
+	} {
+		n.sluice(t, 0, serviceWithEndpoints(endpointOf{one, c.conditions}, endpointOf{two, "ready: true"}),
+			"service", "apply", "-f", "-", "--wait-ended")
+		sockets.wantEnded(t, c.when, "")
+		wantBackends(t, client, two)
+		if err := errors.Join(n.Kill(ctx, devnode.Datapath), n.Start(ctx, devnode.Datapath)); err != nil {
+			t.Fatal(err)
+		}
+		sockets.wantEnded(t, c.when+", after a restart", "")
+	}
+	if out := n.sluice(t, 0, "", "service", "get", "test/web"); !strings.Contains(out, "; draining ") {
+		t.Errorf("the service is shown as\n%s", out)
+	}
+	n.sluice(t, 0, serviceManifests(two), "service", "apply", "-f", "-", "--wait-ended")
+	sockets.wantEnded(t, "after the removal", one.Name)
 }
 
 // askConnected asks by a connected datagram socket.

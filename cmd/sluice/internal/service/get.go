@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,6 +40,7 @@ type frontend struct {
 type backendList struct {
 	Backends  []backend `json:"backends"`
 	WhenEmpty string    `json:"whenEmpty,omitempty"`
+	Draining  []backend `json:"draining,omitempty"`
 }
 
 type backend struct {
@@ -65,29 +67,43 @@ func backendsOf(l *lbv1.BackendList) *backendList {
 	for _, b := range l.GetBackends() {
 		out.Backends = append(out.Backends, backend{b.GetAddress(), b.GetPort(), b.GetTerminating()})
 	}
+	for _, b := range l.GetDraining() {
+		out.Draining = append(out.Draining, backend{b.GetAddress(), b.GetPort(), b.GetTerminating()})
+	}
 	return out
 }
 
 // maxBackends is how many backends of a list are named to people.
 const maxBackends = 8
 
-// text names the backends.
+// text names the backends, and those that terminate and get no new connections.
 func (l *backendList) text() string {
-	if len(l.Backends) == 0 {
-		if l.WhenEmpty == "drop" {
-			return "none here: packets are dropped"
-		}
-		return "none: connections are refused"
+	text := backendTexts(l.Backends, " (terminating)")
+	switch {
+	case text != "":
+	case l.WhenEmpty == "drop":
+		text = "none here: packets are dropped"
+	default:
+		text = "none: connections are refused"
 	}
+	leaving := slices.DeleteFunc(slices.Clone(l.Draining), func(b backend) bool { return !b.Terminating })
+	if len(leaving) > 0 {
+		text += "; draining " + backendTexts(leaving, "")
+	}
+	return text
+}
+
+// backendTexts names backends, with a remark at those that terminate.
+func backendTexts(bs []backend, terminating string) string {
 	var texts []string
-	for i, b := range l.Backends {
+	for i, b := range bs {
 		if i == maxBackends {
-			texts = append(texts, fmt.Sprintf("%d more", len(l.Backends)-i))
+			texts = append(texts, fmt.Sprintf("%d more", len(bs)-i))
 			break
 		}
 		text := AddressText(b.Address, b.Port)
 		if b.Terminating {
-			text += " (terminating)"
+			text += terminating
 		}
 		texts = append(texts, text)
 	}

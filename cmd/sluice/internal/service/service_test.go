@@ -135,6 +135,9 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 					Inside: &lbv1.BackendList{Backends: []*lbv1.Backend{{Address: "fd00:244::2", Port: 5353, Terminating: true}}},
 					Outside: &lbv1.BackendList{
 						WhenEmpty: lbv1.EmptyAction_EMPTY_ACTION_DROP,
+						Draining: []*lbv1.Backend{
+							{Address: "fd00:244::2", Port: 5353, Terminating: true}, {Address: "fd00:244::3", Port: 5353},
+						},
 					},
 				},
 				{
@@ -181,7 +184,7 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 	nodetest.WantLines(t, out, "Ports dns 53:30053/UDP", "Source ranges 192.0.2.0/24",
 		"Affinity a client keeps its backend if it returns within 3h0m0s", "Revision 5, not enforced by the kernel",
 		"node:30053/UDP (IPv6) node-port dns inside [fd00:244::2]:5353 (terminating)",
-		"outside none here: packets are dropped",
+		"outside none here: packets are dropped; draining [fd00:244::2]:5353",
 		"[fd00:96::1]:53/UDP load-balancer - outside none: connections are refused")
 	_, errOut := n.Want(t, invocation.ExitFailed, "service", "get", "web")
 	nodetest.WantLines(t, errOut, "sluice: there is no service default/web; see `sluice service list --all`")

@@ -238,14 +238,26 @@ func backendList(p *loadbalancerv1.BackendList) (*frontend.List, error) {
 		l.Backends = make([]frontend.Backend, len(p.GetBackends()))
 	}
 	for i, b := range p.GetBackends() {
-		a, err := wire.AddressOf(b.GetAddress())
-		if err != nil || b.GetPort() == 0 || b.GetPort() > 65535 {
-			return nil, fmt.Errorf("%w: backend %q port %d", errMalformed, b.GetAddress(), b.GetPort())
+		at, err := backendAt(b)
+		if err != nil {
+			return nil, fmt.Errorf("backends[%d]: %w", i, err)
 		}
-		l.Backends[i] = frontend.Backend{
-			AddrPort:    netip.AddrPortFrom(a, uint16(b.GetPort())),
-			Terminating: b.GetTerminating(),
+		l.Backends[i] = frontend.Backend{AddrPort: at, Terminating: b.GetTerminating()}
+	}
+	for i, b := range p.GetDraining() {
+		at, err := backendAt(b)
+		if err != nil {
+			return nil, fmt.Errorf("draining[%d]: %w", i, err)
 		}
+		l.Draining = append(l.Draining, at)
 	}
 	return l, nil
+}
+
+func backendAt(b *loadbalancerv1.Backend) (netip.AddrPort, error) {
+	a, err := wire.AddressOf(b.GetAddress())
+	if err != nil || b.GetPort() == 0 || b.GetPort() > 65535 {
+		return netip.AddrPort{}, fmt.Errorf("%w: backend %q port %d", errMalformed, b.GetAddress(), b.GetPort())
+	}
+	return netip.AddrPortFrom(a, uint16(b.GetPort())), nil
 }

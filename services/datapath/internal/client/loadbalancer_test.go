@@ -122,7 +122,10 @@ func wholeFrontend() *loadbalancerv1.Frontend {
 				{Address: "10.244.0.1", Port: 5353}, {Address: "10.244.0.2", Port: 5353, Terminating: true},
 			},
 		},
-		Outside:         &loadbalancerv1.BackendList{WhenEmpty: loadbalancerv1.EmptyAction_EMPTY_ACTION_DROP},
+		Outside: &loadbalancerv1.BackendList{
+			WhenEmpty: loadbalancerv1.EmptyAction_EMPTY_ACTION_DROP,
+			Draining:  []*loadbalancerv1.Backend{{Address: "10.244.0.3", Port: 5353, Terminating: true}},
+		},
 		AffinitySeconds: 10800, SourceRanges: []string{"192.0.2.0/24", "2001:db8::/32"},
 	}
 }
@@ -143,13 +146,16 @@ func TestFrontendStreamCarriesEverythingBothWays(t *testing.T) {
 	bad.Inside.Backends[0].Address = "localhost"
 	unsorted := wholeFrontend()
 	unsorted.Inside.Backends[1].Address = "10.244.0.0"
+	drains := wholeFrontend()
+	drains.Outside.Draining[0].Port = 0
 	if err := script.Send(steps(
-		upsertStep(wholeFrontend()), removeStep(node6), upsertStep(bad), upsertStep(unsorted), wholeBarrier(8, true),
+		upsertStep(wholeFrontend()), removeStep(node6), upsertStep(bad), upsertStep(unsorted), upsertStep(drains),
+		wholeBarrier(8, true),
 	)); err != nil {
 		t.Fatal(err)
 	}
 	got, err := stream.Recv()
-	if err != nil || len(got) != 5 {
+	if err != nil || len(got) != 6 {
 		t.Fatalf("came %+v, %v", got, err)
 	}
 	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 53, Protocol: frontend.UDP}
@@ -161,12 +167,14 @@ func TestFrontendStreamCarriesEverythingBothWays(t *testing.T) {
 				{AddrPort: netip.MustParseAddrPort("10.244.0.1:5353")},
 				{AddrPort: netip.MustParseAddrPort("10.244.0.2:5353"), Terminating: true},
 			}},
-			Outside: &frontend.List{Drop: true}, Affinity: 3 * time.Hour,
+			Outside:      &frontend.List{Drop: true, Draining: []netip.AddrPort{netip.MustParseAddrPort("10.244.0.3:5353")}},
+			Affinity:     3 * time.Hour,
 			SourceRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")},
 		}},
 		{Remove: &node},
 		{Refuse: &frontend.Refusal{Key: k, Err: got[2].Refuse.Err}},
 		{Refuse: &frontend.Refusal{Key: k, Err: got[3].Refuse.Err}},
+		{Refuse: &frontend.Refusal{Key: k, Err: got[4].Refuse.Err}},
 		{Barrier: &frontendstream.Barrier{
 			Incarnation: lbRun, Seq: 8, Revision: 48, SnapshotComplete: true, State: lbState, SourcesComplete: true,
 		}},
@@ -174,7 +182,10 @@ func TestFrontendStreamCarriesEverythingBothWays(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("came\n%+v, want\n%+v", got, want)
 	}
-	if text := got[2].Refuse.Err.Error(); !strings.Contains(text, `inside: malformed: backend "localhost"`) {
+	if text := got[2].Refuse.Err.Error(); !strings.Contains(text, `inside: backends[0]: malformed: backend "localhost"`) {
+		t.Errorf("refused because %q", text)
+	}
+	if text := got[4].Refuse.Err.Error(); !strings.Contains(text, "outside: draining[0]: malformed: backend") {
 		t.Errorf("refused because %q", text)
 	}
 	if err := got[3].Refuse.Err; !errors.Is(err, frontend.ErrInvalid) {

@@ -117,6 +117,10 @@ type List struct {
 	Backends []Backend
 	// Drop drops connections while there is no backend; else they are refused.
 	Drop bool
+	// Draining are backends that get no new connections, and keep those that the
+	// frontend has led to them. Sorted by address and port, each once, none of them in
+	// Backends.
+	Draining []netip.AddrPort
 }
 
 // Backend is an address that answers for a service.
@@ -126,6 +130,9 @@ type Backend struct {
 	// because no other backend is ready.
 	Terminating bool
 }
+
+// compare orders a backend and an address.
+func (b Backend) compare(at netip.AddrPort) int { return b.Compare(at) }
 
 // Validate refuses a frontend that the kernel's maps cannot express.
 func (f *Frontend) Validate() error {
@@ -142,17 +149,43 @@ func (f *Frontend) Validate() error {
 		if l == nil {
 			continue
 		}
-		for i, b := range l.Backends {
-			switch {
-			case !b.Addr().IsValid() || b.Addr().Is4() != f.Key.Addr.Is4() || b.Addr().Is4In6() || b.Addr().Zone() != "" ||
-				b.Addr().IsUnspecified():
-				return fmt.Errorf("%w: address of backend %v", ErrInvalid, b)
-			case b.Port() == 0:
-				return fmt.Errorf("%w: port of backend %v", ErrInvalid, b)
-			case i > 0 && l.Backends[i-1].Compare(b.AddrPort) >= 0:
-				return fmt.Errorf("%w: backend %v is not in its place", ErrInvalid, b)
-			}
+		if err := l.validate(f.Key.Addr.Is4()); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// validate refuses a list that no frontend of a family can have.
+func (l *List) validate(ipv4 bool) error {
+	check := func(at, before netip.AddrPort, what string) error {
+		a := at.Addr()
+		switch {
+		case !a.IsValid() || a.Is4() != ipv4 || a.Is4In6() || a.Zone() != "" || a.IsUnspecified():
+			return fmt.Errorf("%w: address of %s %v", ErrInvalid, what, at)
+		case at.Port() == 0:
+			return fmt.Errorf("%w: port of %s %v", ErrInvalid, what, at)
+		case before.Compare(at) >= 0:
+			return fmt.Errorf("%w: %s %v is not in its place", ErrInvalid, what, at)
+		}
+		return nil
+	}
+	var before netip.AddrPort // in front of every valid one
+	for _, b := range l.Backends {
+		if err := check(b.AddrPort, before, "backend"); err != nil {
+			return err
+		}
+		before = b.AddrPort
+	}
+	before = netip.AddrPort{}
+	for _, at := range l.Draining {
+		if err := check(at, before, "draining backend"); err != nil {
+			return err
+		}
+		if _, ok := slices.BinarySearchFunc(l.Backends, at, Backend.compare); ok {
+			return fmt.Errorf("%w: draining backend %v gets connections", ErrInvalid, at)
+		}
+		before = at
 	}
 	return nil
 }

@@ -64,8 +64,8 @@ func (k Key) Compare(o Key) int {
 // Backend is an address that connections lead to.
 type Backend struct {
 	netip.AddrPort
-	// Terminating: it finishes its connections, and gets new ones because no backend
-	// of the service is ready.
+	// Terminating: it is being removed, and finishes its connections. Among the
+	// backends of a list it gets new ones too, because no endpoint is ready.
 	Terminating bool
 }
 
@@ -82,10 +82,14 @@ const (
 type List struct {
 	Backends  []Backend // sorted by address and port, each once
 	WhenEmpty EmptyAction
+	// Draining are the endpoints that are not in Backends and that serve or terminate:
+	// they keep the connections that they have. Sorted as Backends.
+	Draining []Backend
 }
 
 func (l *List) equal(o *List) bool {
-	return l == o || l != nil && o != nil && l.WhenEmpty == o.WhenEmpty && slices.Equal(l.Backends, o.Backends)
+	return l == o || l != nil && o != nil && l.WhenEmpty == o.WhenEmpty && slices.Equal(l.Backends, o.Backends) &&
+		slices.Equal(l.Draining, o.Draining)
 }
 
 // Frontend is one frontend.
@@ -397,9 +401,9 @@ type lists struct {
 
 func newLists(n *Node, s *service.Service, all []candidate) *lists {
 	c := n.Categorize(all)
-	cluster, local := c.list(c.Cluster), (*List)(nil)
+	cluster, local := c.list(c.Cluster, all), (*List)(nil)
 	if s.InternalLocal || s.ExternalLocal {
-		local = c.list(c.Local)
+		local = c.list(c.Local, all)
 	}
 	out := &lists{internal: cluster, cluster: cluster}
 	if s.InternalLocal {
@@ -487,7 +491,8 @@ func (n *Node) topology(all []candidate) func(candidate) bool {
 	return func(candidate) bool { return true }
 }
 
-func (c *Categories) list(of []candidate) *List {
+// list is that of the chosen ones among all.
+func (c *Categories) list(of, all []candidate) *List {
 	out := &List{WhenEmpty: Reject}
 	if c.Any {
 		out.WhenEmpty = Drop
@@ -498,11 +503,20 @@ func (c *Categories) list(of []candidate) *List {
 	for i, x := range of {
 		out.Backends[i] = Backend{x.at, !x.State.Ready()}
 	}
+	rest := of
+	for _, x := range all {
+		switch {
+		case len(rest) > 0 && rest[0].at == x.at:
+			rest = rest[1:]
+		case x.State.Keeps():
+			out.Draining = append(out.Draining, Backend{x.at, x.State&service.Terminating != 0})
+		}
+	}
 	return out
 }
 
 // Backends are the distinct addresses and ports that the frontends of a service may
-// lead to on any node, sorted.
+// lead to on any node, or drain, sorted.
 func (n *Node) Backends(v View) []netip.AddrPort {
 	if v.Service == nil || !v.Service.HasFrontends() {
 		return nil
@@ -511,7 +525,7 @@ func (n *Node) Backends(v View) []netip.AddrPort {
 	for i := range v.Service.Ports {
 		for _, ipv6 := range []bool{false, true} {
 			for _, c := range n.merge(v, i, ipv6, nil) {
-				if c.State.Ready() || c.State.Draining() {
+				if c.State.Ready() || c.State.Keeps() {
 					out = append(out, c.at)
 				}
 			}
@@ -568,6 +582,9 @@ func (f *Frontend) String() string {
 			if x.Terminating {
 				b.WriteString("(terminating)")
 			}
+		}
+		for _, x := range l.list.Draining {
+			fmt.Fprintf(&b, " %s(draining)", x.AddrPort)
 		}
 		if len(l.list.Backends) == 0 {
 			b.WriteString(map[EmptyAction]string{Reject: " reject", Drop: " drop"}[l.list.WhenEmpty])

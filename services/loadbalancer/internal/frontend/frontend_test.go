@@ -189,6 +189,46 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 	}
 }
 
+// TestEndpointsThatServeOrTerminateDrain where no new connections lead to them: each is in
+// a list as a backend, or drains, or is neither ready to serve nor about to end.
+func TestEndpointsThatServeOrTerminateDrain(t *testing.T) {
+	v := View{balanced(func(s *service.Service) { s.ExternalLocal = true }), []*service.Slice{slice("a",
+		ep(t, "10.0.0.1 here", ready), ep(t, "10.0.0.2 there", ready), ep(t, "10.0.0.3 here", draining),
+		ep(t, "10.0.0.4 here", ending), ep(t, "10.0.0.5 here", down), ep(t, "10.0.0.6 there", service.Serving),
+	)}}
+	drains := func(l *List) string {
+		return short(&List{Backends: l.Draining, WhenEmpty: Reject})
+	}
+	for _, f := range here.Of(v, nil) {
+		if got, want := short(f.Inside)+", drains "+drains(f.Inside), "1 2, drains 3t 4t 6"; got != want {
+			t.Errorf("%v inside: %s, want %s", f.Key, got, want)
+		}
+		if f.Kind == ClusterIP {
+			continue
+		}
+		if got, want := short(f.Outside)+", drains "+drains(f.Outside), "1, drains 2 3t 4t 6"; got != want {
+			t.Errorf("%v outside: %s, want %s", f.Key, got, want)
+		}
+	}
+	var ports []string
+	for _, b := range here.Backends(v) {
+		ports = append(ports, b.Addr().String())
+	}
+	if got, want := strings.Join(ports, " "), "10.0.0.1 10.0.0.2 10.0.0.3 10.0.0.4 10.0.0.6"; got != want {
+		t.Errorf("the backends are %s, want %s", got, want)
+	}
+	last := View{balanced(nil), []*service.Slice{slice("a", ep(t, "10.0.0.3 here", draining))}}
+	alone := here.Of(last, nil)[0]
+	if got := short(alone.Inside) + ", drains " + drains(alone.Inside); got != "3t, drains reject" {
+		t.Errorf("the last one: %s", got)
+	}
+	gone := here.Of(View{balanced(nil), nil}, nil)[0]
+	sits := here.Of(View{balanced(nil), []*service.Slice{slice("a", ep(t, "10.0.0.4 here", ending))}}, nil)[0]
+	if sits.Equal(gone) {
+		t.Error("a frontend that drains an endpoint is the same as one that does not")
+	}
+}
+
 func TestNodeWithoutNameOrZoneHasNoLocalEndpoint(t *testing.T) {
 	nowhere := Node{}
 	got := nowhere.Of(View{

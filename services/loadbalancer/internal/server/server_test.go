@@ -147,14 +147,18 @@ func TestServiceIsShownWithItsFrontends(t *testing.T) {
 			for _, b := range l.GetBackends() {
 				line += fmt.Sprintf(" %s:%d", b.GetAddress(), b.GetPort())
 			}
+			for _, b := range l.GetDraining() {
+				line += fmt.Sprintf(" draining %s:%d %t", b.GetAddress(), b.GetPort(), b.GetTerminating())
+			}
 		}
 		lines = append(lines, strings.ReplaceAll(line, "FRONTEND_KIND_", ""))
 	}
 	want := []string{
 		`CLUSTER_IP "10.96.0.1":80 IP_FAMILY_UNSPECIFIED affinity 10800 ranges [] | 10.0.0.1:8080 10.0.0.2:8080 |`,
-		`NODE_PORT "":30080 IP_FAMILY_IPV4 affinity 10800 ranges [] | 10.0.0.1:8080 10.0.0.2:8080 | 10.0.0.1:8080`,
+		`NODE_PORT "":30080 IP_FAMILY_IPV4 affinity 10800 ranges [] ` +
+			`| 10.0.0.1:8080 10.0.0.2:8080 | 10.0.0.1:8080 draining 10.0.0.2:8080 false`,
 		`LOAD_BALANCER "203.0.113.1":80 IP_FAMILY_UNSPECIFIED affinity 10800 ranges [192.0.2.0/24] ` +
-			`| 10.0.0.1:8080 10.0.0.2:8080 | 10.0.0.1:8080`,
+			`| 10.0.0.1:8080 10.0.0.2:8080 | 10.0.0.1:8080 draining 10.0.0.2:8080 false`,
 	}
 	if !slices.Equal(lines, want) {
 		t.Errorf("the frontends are\n%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))

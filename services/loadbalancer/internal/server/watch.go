@@ -173,13 +173,18 @@ func toList(l *frontend.List) *lbv1.BackendList {
 	}
 	out := &lbv1.BackendList{
 		WhenEmpty: lbv1.EmptyAction_EMPTY_ACTION_REJECT,
-		Backends:  make([]*lbv1.Backend, len(l.Backends)),
+		Backends:  toBackends(l.Backends), Draining: toBackends(l.Draining),
 	}
 	if l.WhenEmpty == frontend.Drop {
 		out.WhenEmpty = lbv1.EmptyAction_EMPTY_ACTION_DROP
 	}
-	for i, b := range l.Backends {
-		out.Backends[i] = &lbv1.Backend{Address: b.Addr().String(), Port: uint32(b.Port()), Terminating: b.Terminating}
+	return out
+}
+
+func toBackends(bs []frontend.Backend) []*lbv1.Backend {
+	out := make([]*lbv1.Backend, len(bs))
+	for i, b := range bs {
+		out[i] = &lbv1.Backend{Address: b.Addr().String(), Port: uint32(b.Port()), Terminating: b.Terminating}
 	}
 	return out
 }

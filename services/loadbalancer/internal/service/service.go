@@ -271,6 +271,10 @@ func (s State) Ready() bool { return s&Ready != 0 }
 // Draining reports whether the endpoint is being removed and still answers.
 func (s State) Draining() bool { return s&(Serving|Terminating) == Serving|Terminating }
 
+// Keeps reports whether the endpoint keeps the connections that it has: it still
+// answers, or may still finish them.
+func (s State) Keeps() bool { return s&(Serving|Terminating) != 0 }
+
 // Endpoint is an endpoint of a slice. There may be a hundred thousand, so that it
 // is small: endpoints that differ in nothing but their address share the rest.
 type Endpoint struct {

@@ -409,7 +409,7 @@ func Weight(f *frontend.Frontend) int {
 	}
 	for _, l := range []*frontend.List{f.Inside, f.Outside} {
 		if l != nil {
-			w += 16 + each*len(l.Backends)
+			w += 16 + each*(len(l.Backends)+len(l.Draining))
 		}
 	}
 	return w

@@ -436,7 +436,8 @@ type Ack struct {
 	// now on finds the frontends as they were sent, those refused excepted.
 	Enforced uint64 `protobuf:"varint,1,opt,name=enforced,proto3" json:"enforced,omitempty"`
 	// Seq of the barrier up to which no socket of the node sends to a backend that
-	// was removed before it. At most enforced.
+	// was removed before it. A backend that a list drains is not removed. At most
+	// enforced.
 	Ended         uint64 `protobuf:"varint,2,opt,name=ended,proto3" json:"ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -992,7 +993,12 @@ type BackendList struct {
 	// once.
 	Backends []*Backend `protobuf:"bytes,1,rep,name=backends,proto3" json:"backends,omitempty"`
 	// What becomes of connections while there is no backend.
-	WhenEmpty     EmptyAction `protobuf:"varint,2,opt,name=when_empty,json=whenEmpty,proto3,enum=sluice.loadbalancer.v1.EmptyAction" json:"when_empty,omitempty"`
+	WhenEmpty EmptyAction `protobuf:"varint,2,opt,name=when_empty,json=whenEmpty,proto3,enum=sluice.loadbalancer.v1.EmptyAction" json:"when_empty,omitempty"`
+	// Backends that get no new connections and keep those that they have: endpoints of
+	// the service that serve or terminate, and that are not in backends. Sorted by
+	// address and port, each once. A backend that is in neither list is removed: no
+	// socket sends to it once the subscriber acknowledges that as ended.
+	Draining      []*Backend `protobuf:"bytes,3,rep,name=draining,proto3" json:"draining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1041,6 +1047,13 @@ func (x *BackendList) GetWhenEmpty() EmptyAction {
 	return EmptyAction_EMPTY_ACTION_UNSPECIFIED
 }
 
+func (x *BackendList) GetDraining() []*Backend {
+	if x != nil {
+		return x.Draining
+	}
+	return nil
+}
+
 // Backend is an address that answers for a service.
 type Backend struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1048,8 +1061,8 @@ type Backend struct {
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// Port, 1 to 65,535.
 	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
-	// It finishes its connections and may get new ones, because no backend of the
-	// service is ready.
+	// It is being removed, and finishes its connections. Among the backends of a list it
+	// gets new ones too, because no endpoint is ready.
 	Terminating   bool `protobuf:"varint,3,opt,name=terminating,proto3" json:"terminating,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1158,11 +1171,12 @@ const file_sluice_loadbalancer_v1_frontend_proto_rawDesc = "" +
 	"\x06inside\x18\x06 \x01(\v2#.sluice.loadbalancer.v1.BackendListR\x06inside\x12=\n" +
 	"\aoutside\x18\a \x01(\v2#.sluice.loadbalancer.v1.BackendListR\aoutside\x12)\n" +
 	"\x10affinity_seconds\x18\b \x01(\rR\x0faffinitySeconds\x12#\n" +
-	"\rsource_ranges\x18\t \x03(\tR\fsourceRanges\"\x8e\x01\n" +
+	"\rsource_ranges\x18\t \x03(\tR\fsourceRanges\"\xcb\x01\n" +
 	"\vBackendList\x12;\n" +
 	"\bbackends\x18\x01 \x03(\v2\x1f.sluice.loadbalancer.v1.BackendR\bbackends\x12B\n" +
 	"\n" +
-	"when_empty\x18\x02 \x01(\x0e2#.sluice.loadbalancer.v1.EmptyActionR\twhenEmpty\"Y\n" +
+	"when_empty\x18\x02 \x01(\x0e2#.sluice.loadbalancer.v1.EmptyActionR\twhenEmpty\x12;\n" +
+	"\bdraining\x18\x03 \x03(\v2\x1f.sluice.loadbalancer.v1.BackendR\bdraining\"Y\n" +
 	"\aBackend\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12 \n" +
@@ -1237,11 +1251,12 @@ var file_sluice_loadbalancer_v1_frontend_proto_depIdxs = []int32{
 	13, // 14: sluice.loadbalancer.v1.Frontend.outside:type_name -> sluice.loadbalancer.v1.BackendList
 	14, // 15: sluice.loadbalancer.v1.BackendList.backends:type_name -> sluice.loadbalancer.v1.Backend
 	3,  // 16: sluice.loadbalancer.v1.BackendList.when_empty:type_name -> sluice.loadbalancer.v1.EmptyAction
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	14, // 17: sluice.loadbalancer.v1.BackendList.draining:type_name -> sluice.loadbalancer.v1.Backend
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_sluice_loadbalancer_v1_frontend_proto_init() }

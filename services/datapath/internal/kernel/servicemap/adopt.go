@@ -12,8 +12,9 @@ import (
 )
 
 // adopt rebuilds what is known of services from the maps alone. What a killed
-// process has left half-done is taken as removed: Settle completes that. Nothing
-// is written.
+// process has left half-done is taken as removed: Settle completes that. A backend that
+// no list has may be a draining one: the first transaction decides. Nothing is
+// written.
 func (s *store) adopt() error {
 	var keys []rawKey
 	var values []bpf.MapsSlFe
@@ -41,13 +42,14 @@ func (s *store) adopt() error {
 	}
 	for fam := range families {
 		for _, b := range ad.backends[fam] {
-			if b == nil || b.lists > 0 {
-				continue
-			}
-			if b.gone {
+			switch {
+			case b == nil || b.lists > 0:
+			case b.gone:
 				b.left = s.left
 				s.left.backends = append(s.left.backends, b)
-			} else {
+			case s.backends[fam][b.addr] == b:
+				s.adopted = append(s.adopted, b)
+			default: // a second number of one address
 				s.lose(b)
 			}
 		}

@@ -25,6 +25,9 @@ var ErrSourceRanges = errors.New("source ranges are not supported yet: all its c
 //
 // A frontend that does not fit is refused; the others are applied. If room is
 // short and something has left, Apply waits for a grace period and tries again.
+//
+// Which backends are drained is not in the maps. So the first transaction has to name
+// every frontend that drains some: what it does not name is not drained any more.
 func (m *Maps) Apply(ctx context.Context, tx *frontend.Transaction) (frontend.Result, error) {
 	res, again, err := m.apply(tx)
 	if again == nil || err != nil {
@@ -70,6 +73,9 @@ func (m *Maps) apply(tx *frontend.Transaction) (_ frontend.Result, again *fronte
 			a.remove(c.Key)
 		}
 	}
+	a.drainAll()
+	a.lost = append(a.lost, m.store.adopted...)
+	m.store.adopted = nil
 	a.loseBackends()
 	frontend.SortRefusals(a.res.Refused)
 	if !m.store.left.empty() {
@@ -124,7 +130,9 @@ type application struct {
 	res     frontend.Result
 	errs    []error
 	inserts [families][]*entry // whose keys are not in the maps yet
-	lost    []*backend         // that lists have lost
+	lost    []*backend         // that lists have lost, or fronts do not drain any more
+
+	draining []draining
 }
 
 func (a *application) refuse(k frontend.Key, err error) {
@@ -245,6 +253,7 @@ func (a *application) set(f *frontend.Frontend) error {
 	if len(f.SourceRanges) > 0 {
 		a.refuse(f.Key, ErrSourceRanges)
 	}
+	a.draining = append(a.draining, draining{ps, familyOf(f.Key.Addr), !same})
 	if same {
 		return nil
 	}
@@ -401,6 +410,47 @@ func (a *application) write(e *entry, p *part) {
 	a.release(old)
 }
 
+// draining are the parts of one frontend, whose fronts drain backends.
+type draining struct {
+	parts   []*part
+	family  int
+	changed bool // it counts as changed already
+}
+
+// drainAll has the fronts drain what they should, once all lists are made.
+func (a *application) drainAll() {
+	for _, d := range a.draining {
+		for _, p := range d.parts {
+			if p.front.list == nil { // it was not to be had, and is gone
+				continue
+			}
+			if a.drain(p.front, a.s.known(d.family, p.want.Draining)) && !d.changed {
+				d.changed = true
+				a.res.Changed++
+			}
+		}
+	}
+}
+
+// drain makes these the backends that a front drains, and says whether another one is
+// not drained any more.
+func (a *application) drain(f *front, bs []*backend) (fewer bool) {
+	old := f.draining
+	f.draining = bs
+	for _, b := range bs {
+		b.drains++
+	}
+	for _, b := range old {
+		b.drains--
+		for len(bs) > 0 && bs[0].addr.Compare(b.addr) < 0 {
+			bs = bs[1:]
+		}
+		fewer = fewer || len(bs) == 0 || bs[0] != b
+	}
+	a.lost = append(a.lost, old...)
+	return fewer
+}
+
 // makeList writes the backends and members of a list.
 func (a *application) makeList(fam int, p *part) *list {
 	s := a.s
@@ -447,6 +497,7 @@ func (a *application) retire(f *front) {
 	f.list, f.flags = nil, 0
 	a.s.storeFrontWord(f.number, listWord, f.listWord())
 	a.release(l)
+	a.drain(f, nil)
 	a.s.left.fronts = append(a.s.left.fronts, f)
 }
 
@@ -510,11 +561,11 @@ func (a *application) insertAll() {
 	}
 }
 
-// loseBackends marks the backends that no list has any more. Whatever holds
-// number and generation knows at once.
+// loseBackends marks the backends that no list has any more, and that no front drains.
+// Whatever holds number and generation knows at once.
 func (a *application) loseBackends() {
 	for _, b := range a.lost {
-		if b.lists > 0 || b.gone {
+		if b.used() || b.gone {
 			continue
 		}
 		a.s.lose(b)

@@ -32,9 +32,11 @@ type Front struct {
 	Drop     bool
 	Sources  bool // only from its source ranges
 	Backends []Backend
+	// Draining are the backends that keep what the front has led to them.
+	Draining []Backend
 }
 
-// Backend is an address that a front leads to.
+// Backend is an address that a front leads to, or drains.
 type Backend struct {
 	netip.AddrPort
 	Number     uint32
@@ -67,9 +69,16 @@ func (f *front) describe() *Front {
 		Backends: make([]Backend, len(f.list.backends)),
 	}
 	for i, b := range f.list.backends {
-		d.Backends[i] = Backend{AddrPort: b.addr, Number: b.number, Generation: b.gen}
+		d.Backends[i] = b.describe()
+	}
+	for _, b := range f.draining {
+		d.Draining = append(d.Draining, b.describe())
 	}
 	return d
+}
+
+func (b *backend) describe() Backend {
+	return Backend{AddrPort: b.addr, Number: b.number, Generation: b.gen}
 }
 
 // Keys are the keys of all frontends, in no order.
@@ -99,10 +108,10 @@ func (m *Maps) Asked(number uint32) (frontend.Key, bool) {
 	return s.fronts[number].key, s.fronts[number].key.Addr.IsValid()
 }
 
-// Leads says whether a front still leads to a backend: whether the front's list
-// has that number and generation. A socket that was given the backend by this
-// front is to be ended if it does not.
-func (m *Maps) Leads(front uint32, v6 bool, number uint32, generation uint8) bool {
+// Keeps says whether a front still leads to a backend or drains it, of that number and
+// generation. A socket that was given the backend by this front is to be ended if it
+// does not.
+func (m *Maps) Keeps(front uint32, v6 bool, number uint32, generation uint8) bool {
 	if m.gate.RLock() != nil {
 		return true // this process ends; what the next one adopts decides
 	}
@@ -115,7 +124,8 @@ func (m *Maps) Leads(front uint32, v6 bool, number uint32, generation uint8) boo
 	if f.key.Addr.Is4() == v6 {
 		return false
 	}
-	return slices.ContainsFunc(f.list.backends, func(b *backend) bool { return b.number == number && b.gen == generation })
+	is := func(b *backend) bool { return b.number == number && b.gen == generation }
+	return slices.ContainsFunc(f.list.backends, is) || slices.ContainsFunc(f.draining, is)
 }
 
 // Counts say how much of the maps is in use.

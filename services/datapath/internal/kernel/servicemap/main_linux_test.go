@@ -336,6 +336,11 @@ func randomState(r *rand.Rand, n int) state {
 		}
 		l := listOf(is6, ns...)
 		l.Drop = r.IntN(4) == 0
+		for b := range 40 {
+			if r.IntN(8) == 0 && !slices.Contains(ns, b) {
+				l.Draining = append(l.Draining, backendAt(b, is6).AddrPort)
+			}
+		}
 		return l
 	}
 	for i := range n {

@@ -401,14 +401,14 @@ func TestKernelBackendThatComesBackIsAnotherGeneration(t *testing.T) {
 		raw.addr != lost.Addr() {
 		t.Errorf("the removed backend is %+v", raw)
 	}
-	if i.Leads(before.Number, false, lost.Number, lost.Generation) {
+	if i.Keeps(before.Number, false, lost.Number, lost.Generation) {
 		t.Error("the front still leads to it")
 	}
 	kept := before.Backends[0]
-	if !i.Leads(before.Number, false, kept.Number, kept.Generation) {
+	if !i.Keeps(before.Number, false, kept.Number, kept.Generation) {
 		t.Error("the front does not lead to the backend that stayed")
 	}
-	if i.Leads(before.Number, true, kept.Number, kept.Generation) {
+	if i.Keeps(before.Number, true, kept.Number, kept.Generation) {
 		t.Error("the front leads to an IPv6 backend")
 	}
 	i.apply(t, state{f.Key: f}.all())
@@ -422,6 +422,97 @@ func TestKernelBackendThatComesBackIsAnotherGeneration(t *testing.T) {
 	if raw := i.store.backend(ip4, back.Number); raw.state != backendActive {
 		t.Errorf("the backend that came back is %+v", raw)
 	}
+}
+
+// TestKernelDrainingBackendStaysUntilItIsRemoved: it keeps number and generation, which
+// sockets name, for the fronts that drain it, also over a restart, and as long as one does.
+func TestKernelDrainingBackendStaysUntilItIsRemoved(t *testing.T) {
+	dir := kerneltest.NewBPFFS(t)
+	i := start(t, dir, small)
+	key := clusterIP(1, false)
+	// is makes one frontend lead to backends and drain others, and is what the other has.
+	is := func(backends, draining []int) *frontend.Transaction {
+		l := listOf(false, backends...)
+		for _, n := range draining {
+			l.Draining = append(l.Draining, backendAt(n, false).AddrPort)
+		}
+		return state{key: service(1, false, l)}.all()
+	}
+	other := func(backends ...int) *frontend.Transaction {
+		f := service(2, false, listOf(false, backends...))
+		return state{f.Key: f}.all()
+	}
+	i.apply(t, other(1, 2))
+	i.apply(t, is([]int{1, 2}, nil))
+	front, second := i.only(t, key).Inside, i.only(t, clusterIP(2, false)).Inside
+	b := front.Backends[1]
+	check := func(when string, active, keeps bool) {
+		t.Helper()
+		want := rawBackend{addr: b.Addr(), port: b.Port(), state: backendActive, gen: b.Generation}
+		if !active {
+			want.state, want.gen = backendGone, b.Generation+1
+		}
+		if raw := i.store.backend(ip4, b.Number); raw != want {
+			t.Errorf("%s: the backend is %+v, want %+v", when, raw, want)
+		}
+		if got := i.Keeps(front.Number, false, b.Number, b.Generation); got != keeps {
+			t.Errorf("%s: its front keeps it: %t", when, got)
+		}
+		i.sound(t)
+	}
+	drained := func() {
+		t.Helper()
+		if d := i.only(t, key).Inside.Draining; len(d) != 1 || d[0] != b {
+			t.Errorf("the front drains %+v, want %+v", d, b)
+		}
+	}
+
+	i.apply(t, is([]int{1}, []int{2, 3})) // the third one never was there
+	drained()
+	i.apply(t, other(1))
+	check("drained", true, true)
+	if i.Keeps(second.Number, false, b.Number, b.Generation) {
+		t.Error("a front that does not drain it keeps it")
+	}
+	if n := i.apply(t, is([]int{1}, []int{2, 3})).Changed; n != 0 {
+		t.Errorf("the same again changes %d frontends", n)
+	}
+	i.apply(t, is([]int{1, 2}, nil))
+	check("back in the list", true, true)
+	i.apply(t, is([]int{1}, []int{2}))
+	i.collectAll(t)
+
+	before := i.image(t)
+	i.close(t)
+	i = start(t, dir, small)
+	i.collectAll(t)
+	i.apply(t, is([]int{1}, []int{2}))
+	check("after a restart", true, true)
+	drained()
+	if i.image(t) != before {
+		t.Error("a restart with a draining backend has written to the maps")
+	}
+	if n := i.apply(t, is([]int{1}, nil)).Changed; n != 1 {
+		t.Errorf("its removal changes %d frontends, and no socket would be ended", n)
+	}
+	check("removed", false, false)
+
+	i.apply(t, is([]int{1, 2}, nil))
+	b = i.only(t, key).Inside.Backends[1]
+	i.apply(t, is([]int{1}, []int{2}))
+	i.close(t)
+	i = start(t, dir, small)
+	check("after another restart", true, false)
+	i.apply(t, is([]int{1}, nil))
+	check("removed meanwhile", false, false)
+
+	i.apply(t, is([]int{1, 2}, nil))
+	b = i.only(t, key).Inside.Backends[1]
+	i.apply(t, is([]int{1}, []int{2}))
+	tx := &frontend.Transaction{}
+	tx.Remove(key)
+	i.apply(t, tx)
+	check("with its frontend gone", false, false)
 }
 
 func TestKernelFrontendMadeAgainKeepsItsFront(t *testing.T) {
@@ -733,6 +824,15 @@ func TestKernelInvalidFrontendIsRefused(t *testing.T) {
 		"affinity too long": func(f *frontend.Frontend) { f.Affinity = 25 * time.Hour },
 		"no port of backend": func(f *frontend.Frontend) {
 			f.Inside.Backends[0].AddrPort = netip.MustParseAddrPort("10.0.0.1:0")
+		},
+		"draining, of the other family": func(f *frontend.Frontend) {
+			f.Inside.Draining = []netip.AddrPort{backendAt(2, true).AddrPort}
+		},
+		"draining, unsorted": func(f *frontend.Frontend) {
+			f.Inside.Draining = []netip.AddrPort{backendAt(3, false).AddrPort, backendAt(2, false).AddrPort}
+		},
+		"draining and in the list": func(f *frontend.Frontend) {
+			f.Inside.Draining = []netip.AddrPort{f.Inside.Backends[0].AddrPort}
 		},
 	} {
 		f := service(1, false, listOf(false, 1))

@@ -36,6 +36,10 @@ type store struct {
 	named     map[uint16]string // the reverse
 	groupUses map[uint16]int    // entries that have it
 
+	// adopted are backends that no list has and that an earlier process may have
+	// drained: the first transaction says which of them are drained still. nil since.
+	adopted []*backend
+
 	// left is what the next grace period lets rest, resting what waits for its
 	// last users after one.
 	left    *departed
@@ -59,7 +63,10 @@ type front struct {
 	number uint32
 	key    frontend.Key
 	list   *list // nil: no key leads to the front, it was removed
-	flags  uint16
+	// draining are the backends that keep the connections which the front has led to
+	// them, by address. Only sockets name them by the front, no map does.
+	draining []*backend
+	flags    uint16
 	// timeout and group are those of the entry.
 	timeout uint32
 	group   uint16
@@ -83,8 +90,12 @@ type backend struct {
 	gen    uint8
 	gone   bool
 	lists  int       // that have it
+	drains int       // fronts that drain it
 	left   *departed // that it is gone in
 }
+
+// used says whether a list leads to the backend, or a front drains it.
+func (b *backend) used() bool { return b.lists > 0 || b.drains > 0 }
 
 // departed is what one grace period is for.
 type departed struct {
@@ -258,6 +269,17 @@ func (l *list) has(bs []frontend.Backend) bool {
 		}
 	}
 	return true
+}
+
+// known are those of some backends, sorted by address, that the maps have and that
+// were not removed: no socket was led to any other.
+func (s *store) known(fam int, at []netip.AddrPort) (bs []*backend) {
+	for _, a := range at {
+		if b := s.backends[fam][a]; b != nil && !b.gone {
+			bs = append(bs, b)
+		}
+	}
+	return bs
 }
 
 // keep lists a list that is in the maps, with its backends.

@@ -3,7 +3,8 @@
 
 // Package socketend ends the sockets that send to a removed backend. A connected
 // UDP socket asks no map again: a resolver would wait for its timeout, again and
-// again, at an address that nothing has, or already another pod.
+// again, at an address that nothing has, or already another pod. A backend that
+// drains is not removed, and its sockets stay.
 //
 // A socket that is ended is disconnected, not closed: the call that waits in it
 // returns ECONNABORTED, later ones EDESTADDRREQ.
@@ -28,8 +29,8 @@ type Options struct {
 	// translated. One that has gone meanwhile is left out. It returns the errors of
 	// fn, joined, and goes on behind them.
 	Each func(ctx context.Context, fn func(*netns.Namespace) error) error
-	// Leads says whether a front still leads to a backend of a generation.
-	Leads func(front uint32, ipv6 bool, backend uint32, generation uint8) bool
+	// Keeps says whether a front still leads to a backend of a generation, or drains it.
+	Keeps func(front uint32, ipv6 bool, backend uint32, generation uint8) bool
 }
 
 // Ender ends sockets. Its methods may be called concurrently.
@@ -45,7 +46,7 @@ func New(o Options) *Ender { return &Ender{o: o} }
 func (e *Ender) Ended() uint64 { return e.ended.Load() }
 
 // End ends the connected sockets that a frontend has led to a backend which was removed
-// from it before the call. When it returns without an error none is left, provided that no call to
+// from it before the call, and is not drained by it. When it returns without an error none is left, provided that no call to
 // connect has been under way since before the removal. It may be called again.
 func (e *Ender) End(ctx context.Context) error {
 	return e.o.Each(ctx, func(ns *netns.Namespace) error {
@@ -57,7 +58,7 @@ func (e *Ender) End(ctx context.Context) error {
 			return err
 		}
 		sockets = slices.DeleteFunc(sockets, func(s socketlist.Socket) bool {
-			return s.Remote.Port() == 0 || e.o.Leads(s.Front, s.IPv6, s.Backend, s.Generation)
+			return s.Remote.Port() == 0 || e.o.Keeps(s.Front, s.IPv6, s.Backend, s.Generation)
 		})
 		if len(sockets) == 0 {
 			return nil

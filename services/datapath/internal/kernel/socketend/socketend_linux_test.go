@@ -75,7 +75,7 @@ func (w *world) ender() *Ender {
 			}
 			return errors.Join(errs...)
 		},
-		Leads: func(front uint32, _ bool, number uint32, generation uint8) bool {
+		Keeps: func(front uint32, _ bool, number uint32, generation uint8) bool {
 			return front == theFront && number == active && generation == 0
 		},
 	})

@@ -112,7 +112,7 @@ func (n *node) nameSockets() error {
 	var errs []error
 	for _, k := range known {
 		if named[k.Slot] = true; !live[k.Slot] && k.Slot != slotmap.HostSlot {
-			errs = append(errs, n.Kernel.Namespaces.Remove(k.Cookie))
+			errs = append(errs, n.Kernel.Namespaces.Remove(k.Cookie, k.Slot))
 		}
 	}
 	for _, e := range n.Core.List() {
@@ -133,9 +133,9 @@ func (n *node) nameSocketsOf(e endpoint.Endpoint) error {
 		if err != nil {
 			return err
 		}
-		// Its endpoint may have gone meanwhile.
+		// Its endpoint may have gone meanwhile, and another one may have the namespace.
 		if now, err := n.Core.Get(e.Spec.Owner); err != nil || now.Slot != e.Slot {
-			return n.Kernel.Namespaces.Remove(cookie)
+			return n.Kernel.Namespaces.Remove(cookie, e.Slot)
 		}
 		return nil
 	})

@@ -39,4 +39,12 @@ func TestKernelFirstEndpointOfANamespaceHasItsSockets(t *testing.T) {
 	must(t, "release again", k.Namespaces.Release(first.Slot))
 	must(t, "claim after the first", k.Namespaces.Claim(second))
 	want(second, later)
+
+	// A process that starts anew knows which slot has which namespace.
+	must(t, "close", k.Close())
+	k = openKernel(t, o)
+	must(t, "claim of the second by a new process", k.Namespaces.Claim(sockets.Namespace{Cookie: 8, Slot: second.Slot}))
+	want(later, sockets.Namespace{Cookie: 8, Slot: second.Slot})
+	must(t, "release by a new process", k.Namespaces.Release(later.Slot))
+	want(sockets.Namespace{Cookie: 8, Slot: second.Slot})
 }

@@ -574,7 +574,7 @@ func TestKernelForeignNamespacesAreLeftAlone(t *testing.T) {
 	putBackend(t, k, 1, backend6(1), beActive, 0)
 	check("known", "unknown")
 
-	must(t, "delete", n.k.Namespaces.Remove(cookieOf(t, leaves)))
+	must(t, "delete", n.k.Namespaces.Remove(cookieOf(t, leaves), 2))
 	check("known", "unknown", "known, to be left")
 }
 
@@ -1021,8 +1021,10 @@ func TestKernelNamespacesAreWrittenOnce(t *testing.T) {
 	a.Slot, a.Leave = 7, true
 	set(a)
 	want(b, a)
-	must(t, "delete", k.Namespaces.Remove(b.Cookie))
-	must(t, "delete again", k.Namespaces.Remove(b.Cookie))
+	must(t, "delete of another slot", k.Namespaces.Remove(b.Cookie, a.Slot))
+	want(b, a)
+	must(t, "delete", k.Namespaces.Remove(b.Cookie, b.Slot))
+	must(t, "delete again", k.Namespaces.Remove(b.Cookie, b.Slot))
 	want(a)
 	for _, bad := range []sockets.Namespace{
 		{}, {Cookie: 1, Slot: slotmap.NoSlot}, {Cookie: 1, Slot: slotmap.MaxEndpoints + 1},

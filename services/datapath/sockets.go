@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -52,7 +53,13 @@ func (c LoadBalancingConfig) sockets() *sockets.Options {
 // followSockets has the sockets of the node and of its containers reach services, and
 // puts right what others have changed of that.
 func (n *node) followSockets(ctx context.Context) error {
-	if err := n.nameSockets(); err != nil {
+	compare := true
+	name := func() error {
+		err := n.nameSockets(compare)
+		compare = compare && err != nil
+		return err
+	}
+	if err := name(); err != nil {
 		n.log.ErrorContext(ctx, "namespaces not named, trying again later", log.Err(err))
 	}
 	// Programs that found no services yet would translate nothing.
@@ -81,14 +88,16 @@ func (n *node) followSockets(ctx context.Context) error {
 			n.log.WarnContext(ctx, "programs of sockets put back", "differences", found)
 			err = errors.Join(err, n.Kernel.Sockets.Attach())
 		}
-		return errors.Join(err, n.nameSockets())
+		return errors.Join(err, name())
 	})
 }
 
 // nameSockets compares the map of namespaces with the endpoints. A new endpoint has
 // its namespace in the map already: what lacks are those of a process that translated
-// no services, and those of a namespace whose first endpoint has gone.
-func (n *node) nameSockets() error {
+// no services, and those of a namespace whose first endpoint has gone. With cookies it
+// opens the namespaces of all endpoints, for a map that was left alone meanwhile: a slot
+// in it may have been given to another endpoint since.
+func (n *node) nameSockets(cookies bool) error {
 	cookie, err := n.home.Cookie()
 	if err != nil {
 		return err
@@ -105,20 +114,42 @@ func (n *node) nameSockets() error {
 	if err != nil {
 		return err
 	}
-	live, named := map[uint16]bool{}, map[uint16]bool{}
+	live, named := map[uint16]bool{slotmap.HostSlot: true}, map[uint16]bool{}
 	for _, e := range published {
 		live[e.Slot] = true
 	}
 	var errs []error
-	for _, k := range known {
-		if named[k.Slot] = true; !live[k.Slot] && k.Slot != slotmap.HostSlot {
-			errs = append(errs, n.Kernel.Namespaces.Remove(k.Cookie, k.Slot))
-		}
+	own := map[uint16]uint64{slotmap.HostSlot: cookie}
+	ready := slices.DeleteFunc(n.Core.List(), func(e endpoint.Endpoint) bool { return e.State != endpoint.Ready })
+	if cookies {
+		errs = append(errs, n.readCookies(ready, own))
 	}
-	for _, e := range n.Core.List() {
-		if e.State == endpoint.Ready && !named[e.Slot] {
+	for _, k := range known {
+		if is, ok := own[k.Slot]; live[k.Slot] && (!ok || is == k.Cookie) {
+			named[k.Slot] = true
+			continue
+		}
+		errs = append(errs, n.Kernel.Namespaces.Remove(k.Cookie, k.Slot))
+	}
+	for _, e := range ready {
+		if !named[e.Slot] {
 			errs = append(errs, n.nameSocketsOf(e))
 		}
+	}
+	return errors.Join(errs...)
+}
+
+// readCookies adds the cookie of each endpoint's namespace, by slot.
+func (n *node) readCookies(es []endpoint.Endpoint, cookies map[uint16]uint64) error {
+	var errs []error
+	for _, e := range es {
+		errs = append(errs, n.inNamespaceOf(e, func(ns endpoint.Namespace) (err error) {
+			cookie, err := ns.Cookie()
+			if err == nil {
+				cookies[e.Slot] = cookie
+			}
+			return err
+		}))
 	}
 	return errors.Join(errs...)
 }

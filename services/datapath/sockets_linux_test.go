@@ -47,6 +47,40 @@ func (w *world) wantNamespaces(when string, pods ...*pod) {
 	}
 }
 
+// TestKernelSocketsAreNamedAfterServicesWereOff: the map of namespaces was left alone
+// meanwhile, and what it says of a slot is of the pod that had it before.
+func TestKernelSocketsAreNamedAfterServicesWereOff(t *testing.T) {
+	w := newWorld(t)
+	w.frontends = silentBalancer{}
+	w.start(false)
+	gone, stays := w.pod("gone"), w.pod("stays")
+	if err := w.node.nameSockets(true); err != nil {
+		t.Fatal(err)
+	}
+	w.wantNamespaces("with services", gone, stays)
+	w.stop()
+
+	w.frontends = nil
+	w.start(false)
+	if _, err := w.node.Core.Delete(t.Context(), gone.owner); err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	w.start(false) // slots are given out from the first one on again
+	later := w.pod("later")
+	if later.ep.Slot != gone.ep.Slot {
+		t.Fatalf("the later pod has slot %d, that of before had %d: this shows nothing", later.ep.Slot, gone.ep.Slot)
+	}
+	w.stop()
+
+	w.frontends = silentBalancer{}
+	w.start(false)
+	if err := w.node.nameSockets(true); err != nil {
+		t.Fatal(err)
+	}
+	w.wantNamespaces("with services again", later, stays)
+}
+
 // TestKernelSocketsStayThoseOfTheEndpointThatHasTheNamespace: an endpoint that has gone
 // while its namespace was opened takes nothing from another one there.
 func TestKernelSocketsStayThoseOfTheEndpointThatHasTheNamespace(t *testing.T) {
@@ -54,7 +88,7 @@ func TestKernelSocketsStayThoseOfTheEndpointThatHasTheNamespace(t *testing.T) {
 	w.frontends = silentBalancer{}
 	w.start(false)
 	p := w.pod("stays")
-	if err := w.node.nameSockets(); err != nil {
+	if err := w.node.nameSockets(false); err != nil {
 		t.Fatal(err)
 	}
 	gone := p.ep

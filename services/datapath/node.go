@@ -552,16 +552,21 @@ func (n *node) replay(ctx context.Context, s *record.Spool) error {
 const serviceInterval = 30 * time.Second
 
 // collectServices removes translations whose connections are gone, and frees the
-// numbers of frontends and backends that have rested.
+// numbers of removed frontends and backends, at intervals.
 func (n *node) collectServices(ctx context.Context) error {
 	return n.every(ctx, serviceInterval, "free numbers of services", func() error {
-		_, err := n.Kernel.Translations.Collect(conntrack.MonotonicSeconds(), n.Kernel.Connections, n.timeouts)
-		if err != nil {
+		now := conntrack.MonotonicSeconds()
+		if _, err := n.Kernel.Translations.Collect(now, n.Kernel.Connections, n.timeouts); err != nil {
 			return err
 		}
-		_, err = n.Kernel.Services.Collect(ctx, nil)
-		return err
+		return n.freeNumbers(ctx)
 	})
+}
+
+// freeNumbers frees the numbers of removed frontends and backends that nothing names.
+func (n *node) freeNumbers(ctx context.Context) error {
+	_, err := n.Kernel.Services.Collect(ctx, numberUsers{n})
+	return err
 }
 
 // every calls fn at intervals until ctx ends. What fails is logged, and tried

@@ -6,6 +6,7 @@ package main
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"path/filepath"
 	"reflect"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	rpcclient "github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	loadbalancerv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
@@ -169,6 +171,17 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 	if findings, err := w.node.Kernel.Services.Audit(false); len(findings) > 0 || err != nil {
 		t.Errorf("audit: %q, %v", findings, err)
 	}
+	// The removed one's number is free soon, because no socket names it.
+	servicetest.EventuallyNil(t, "the number of the removed frontend is free", func() error {
+		if err := w.node.freeNumbers(t.Context()); err != nil {
+			return err
+		}
+		n, err := w.node.Kernel.Services.Counts()
+		if err == nil && (n.Resting != 0 || n.Frontends != 2) {
+			err = fmt.Errorf("in use are %+v, want two frontends and no number that rests", n)
+		}
+		return err
+	})
 
 	// what another program removes is put back by the node's audit
 	var k, v [8]byte

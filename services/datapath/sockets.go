@@ -14,8 +14,11 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 )
@@ -172,12 +175,13 @@ func (n *node) nameSocketsOf(e endpoint.Endpoint) error {
 	})
 }
 
-// eachNamespace calls fn with the network namespaces of the node and of its ready
-// endpoints. It goes on after an error of fn, and returns all.
+// eachNamespace calls fn with the network namespaces of the node and of its endpoints,
+// also of those that are not ready: the processes of one that waits for its policy after
+// a restart run. It goes on after an error of fn, and returns all.
 func (n *node) eachNamespace(ctx context.Context, fn func(*netns.Namespace) error) error {
 	errs := []error{fn(n.home)}
 	for _, e := range n.Core.List() {
-		if e.State == endpoint.Ready && ctx.Err() == nil {
+		if ctx.Err() == nil {
 			errs = append(errs, n.inNamespaceOf(e, func(ns endpoint.Namespace) error { return fn(netdev.Netns(ns)) }))
 		}
 	}
@@ -198,4 +202,29 @@ func (n *node) inNamespaceOf(e endpoint.Endpoint, fn func(endpoint.Namespace) er
 		return fmt.Errorf("sockets of %s: %w", e.Spec.Owner, err)
 	}
 	return nil
+}
+
+// numberUsers are all who name numbers of fronts and backends.
+type numberUsers struct{ *node }
+
+// Named implements servicemap.Users: connected UDP sockets, translations of packets, and
+// connections, whose answers come from the front.
+func (u numberUsers) Named(ctx context.Context) (servicemap.Numbers, error) {
+	named := servicemap.NoNumbers()
+	if u.Ender != nil {
+		var err error
+		if named, err = u.Ender.Named(ctx); err != nil {
+			return named, err
+		}
+	}
+	err := u.Kernel.Translations.Each(func(t translation.Translation) error {
+		named.Name(t.Front, t.Backend.Addr().Is6(), t.Number)
+		return ctx.Err()
+	})
+	return named, errors.Join(err, u.Kernel.Connections.Each(func(cs []conntrack.Connection) error {
+		for i := range cs {
+			named.Fronts[cs[i].Value.Front] = struct{}{}
+		}
+		return ctx.Err()
+	}))
 }

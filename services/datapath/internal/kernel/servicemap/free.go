@@ -17,11 +17,29 @@ type Numbers struct {
 	Backends [families]map[uint32]struct{}
 }
 
-// Users say which numbers are named outside of the maps of services: in the
-// storage of sockets, and by connections.
+// NoNumbers is empty.
+func NoNumbers() Numbers {
+	n := Numbers{Fronts: map[uint32]struct{}{}}
+	for fam := range families {
+		n.Backends[fam] = map[uint32]struct{}{}
+	}
+	return n
+}
+
+// Name adds a front and a backend of a family. The maps are made by NoNumbers.
+func (n *Numbers) Name(front uint32, ipv6 bool, backend uint32) {
+	fam := ip4
+	if ipv6 {
+		fam = ip6
+	}
+	n.Fronts[front], n.Backends[fam][backend] = struct{}{}, struct{}{}
+}
+
+// Users say which numbers are named outside of the maps of services, by something that
+// goes by the number: see socketend.
 type Users interface {
 	// Named returns all numbers that something has named since before the call.
-	// Nothing begins to name one that is asked about.
+	// Nothing begins to name one that has left for longer than calls take.
 	Named(ctx context.Context) (Numbers, error)
 }
 
@@ -87,9 +105,15 @@ func (s *store) endBarrier(d *departed, passed bool, now time.Time) {
 	}
 }
 
+// callTime is for how long a call that was led to a backend may be under way without
+// being found: a socket is listed only once it is connected, which is after the
+// program that chose has ended. It takes microseconds, and longer if the process gets no
+// CPU in between.
+const callTime = 5 * time.Second
+
 // Collect frees the numbers of removed fronts and backends that nothing names any
-// more, as far as users say; nil: those that have rested for long enough. It
-// returns how many it has freed.
+// more, as far as users say, and that have rested for five seconds; without users those
+// that have rested for the time of Options. It returns how many it has freed.
 func (m *Maps) Collect(ctx context.Context, users Users) (int, error) {
 	if err := m.Barrier(ctx); err != nil {
 		return 0, err
@@ -98,13 +122,17 @@ func (m *Maps) Collect(ctx context.Context, users Users) (int, error) {
 	if err != nil || len(waiting) == 0 {
 		return 0, err
 	}
-	free := func(r *rest) bool { return m.now().Sub(r.since) >= m.rest }
+	began := m.now()
+	free := func(r *rest) bool { return began.Sub(r.since) >= m.rest }
 	if users != nil {
 		named, err := users.Named(ctx)
 		if err != nil {
 			return 0, err
 		}
 		free = func(r *rest) bool {
+			if began.Sub(r.since) < callTime {
+				return false
+			}
 			if r.front != nil {
 				_, ok := named.Fronts[r.front.number]
 				return !ok

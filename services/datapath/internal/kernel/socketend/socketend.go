@@ -11,6 +11,9 @@
 //
 // A connection of TCP is left to its ends: a backend that terminates finishes it,
 // and TCP finds out that one does not answer.
+//
+// It also says which numbers of fronts and backends the sockets name, so that none is
+// given to another one meanwhile.
 package socketend
 
 import (
@@ -18,6 +21,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/socketlist"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 )
@@ -67,4 +71,32 @@ func (e *Ender) End(ctx context.Context) error {
 		e.ended.Add(uint64(n))
 		return err
 	})
+}
+
+// Named returns the numbers by which End would decide about a socket. Of sockets that is
+// all who goes by a number after its removal:
+//
+//   - Connected UDP sockets, which are listed here. One that was ended sends nothing,
+//     whatever number its storage has.
+//   - What other sockets remember is read by address alone. They may name any number.
+//   - What a client keeps by affinity is a member of the list at hand of the same
+//     generation, or it is nothing.
+//
+// Sockets of namespaces that are neither the node's nor an endpoint's are not ended, and
+// keep no number.
+func (e *Ender) Named(ctx context.Context) (servicemap.Numbers, error) {
+	n := servicemap.NoNumbers()
+	err := e.o.Each(ctx, func(ns *netns.Namespace) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		sockets, err := e.o.Sockets.In(ns)
+		for _, s := range sockets {
+			if s.Remote.Port() != 0 {
+				n.Name(s.Front, s.IPv6, s.Backend)
+			}
+		}
+		return err
+	})
+	return n, err
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/socketlist"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
@@ -325,6 +327,44 @@ func TestKernelManySocketsAreEnded(t *testing.T) {
 	if got := e.Ended(); got != n {
 		t.Errorf("%d ended, want %d", got, n)
 	}
+}
+
+// TestKernelConnectedUDPSocketsNameNumbers: those of every namespace of the node, until
+// they are ended or closed. Sockets that End passes over name nothing.
+func TestKernelConnectedUDPSocketsNameNumbers(t *testing.T) {
+	w := newWorld(t)
+	e, elsewhere := w.ender(), netnstest.New(t)
+	want := func(when string, front bool, backends ...uint32) {
+		t.Helper()
+		want := servicemap.NoNumbers()
+		for _, b := range backends {
+			want.Name(theFront, false, b)
+		}
+		if !front {
+			clear(want.Fronts)
+		}
+		if got, err := e.Named(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: named are %+v, %v, want %+v", when, got, err, want)
+		}
+	}
+	want("without sockets", false)
+	w.connect(w.known[0], "tcp", w.serve(w.known[0], "tcp", "127.0.0.1:0"), 3)
+	w.connect(elsewhere, "udp", w.serve(elsewhere, "udp", "127.0.0.1:0"), 4)
+	asks := w.connect(w.known[0], "udp", w.serve(w.known[0], "udp", "127.0.0.1:0"), 5)
+	w.remember(asks.(syscall.Conn), 5, 0, false)
+	want("by sockets that are not ended", false)
+
+	first := w.connect(w.known[0], "udp", w.serve(w.known[0], "udp", "127.0.0.1:0"), active)
+	w.connect(w.known[1], "udp", w.serve(w.known[1], "udp", "[::1]:0"), removed)
+	want("by two sockets", true, active, removed)
+	if err := e.End(t.Context()); err != nil || e.Ended() != 1 {
+		t.Fatalf("%d sockets ended, %v, want one", e.Ended(), err)
+	}
+	want("by the one that was not ended", true, active)
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	want("once it is closed", false)
 }
 
 // TestKernelEndStopsWithItsContext and says so.

@@ -52,6 +52,7 @@ endpoints:
 - {addresses: [10.0.0.2], conditions: {ready: false, serving: true, terminating: true}}
 - {addresses: [10.0.0.3]}
 - {addresses: [10.0.0.4], conditions: {ready: false}}
+- {addresses: [10.0.0.5], conditions: {ready: false, serving: false}}
 `
 
 func TestObjectsAreReadWhole(t *testing.T) {
@@ -82,7 +83,10 @@ func TestObjectsAreReadWhole(t *testing.T) {
 	}
 	states := []service.State{
 		service.Ready | service.Serving, service.Serving | service.Terminating,
-		service.Ready | service.Serving, 0,
+		service.Ready | service.Serving, service.Serving, 0,
+	}
+	if len(x.Endpoints) != len(states) {
+		t.Fatalf("%d endpoints, want %d", len(x.Endpoints), len(states))
 	}
 	for i, e := range x.Endpoints {
 		if e.State() != states[i] || e.Addr() != netip.MustParseAddr(fmt.Sprint("10.0.0.", i+1)) {

@@ -113,14 +113,14 @@ func (d *decoder) endpoint(path string, e *endpoint, out *service.Slice) {
 	}
 }
 
-// state gives the conditions their defaults: one that does not say whether it is
-// ready is, and one that does not say whether it serves does if it is ready.
+// state gives the conditions the defaults of the API: an endpoint that does not say
+// whether it is ready, or whether it serves, does both.
 func state(c endpointConditions) service.State {
 	var s service.State
 	if c.Ready == nil || *c.Ready {
 		s |= service.Ready
 	}
-	if c.Serving == nil && s.Ready() || c.Serving != nil && *c.Serving {
+	if c.Serving == nil || *c.Serving {
 		s |= service.Serving
 	}
 	if c.Terminating != nil && *c.Terminating {

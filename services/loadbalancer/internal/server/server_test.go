@@ -121,7 +121,7 @@ ports: [{name: http, port: 8080}]
 endpoints:
 - {addresses: [10.0.0.1], nodeName: here}
 - {addresses: [10.0.0.2], nodeName: there}
-- {addresses: [10.0.0.3], conditions: {ready: false}}
+- {addresses: [10.0.0.3], conditions: {ready: false, serving: false}}
 `
 
 func TestServiceIsShownWithItsFrontends(t *testing.T) {

@@ -134,12 +134,12 @@ func older(a, b *joined) int {
 // ones could be too low by a few in the age of the universe.
 type backends struct {
 	seed maphash.Seed
-	once map[uint64]struct{} // that one service leads to, or several
-	more map[uint64]uint32   // the others of these, where there are several
+	once hashes            // that one service leads to, or several
+	more map[uint64]uint32 // the others of these, where there are several
 }
 
 func newBackends() backends {
-	return backends{maphash.MakeSeed(), make(map[uint64]struct{}), make(map[uint64]uint32)}
+	return backends{seed: maphash.MakeSeed(), more: make(map[uint64]uint32)}
 }
 
 func (b *backends) hash(at netip.AddrPort) uint64 {
@@ -152,7 +152,7 @@ func (b *backends) hash(at netip.AddrPort) uint64 {
 
 // of is how many services lead to one.
 func (b *backends) of(h uint64) int {
-	if _, ok := b.once[h]; !ok {
+	if !b.once.has(h) {
 		return 0
 	}
 	return 1 + int(b.more[h])
@@ -161,7 +161,7 @@ func (b *backends) of(h uint64) int {
 func (b *backends) add(at netip.AddrPort) {
 	h := b.hash(at)
 	if b.of(h) == 0 {
-		b.once[h] = struct{}{}
+		b.once.add(h)
 		return
 	}
 	b.more[h]++
@@ -171,7 +171,7 @@ func (b *backends) remove(at netip.AddrPort) {
 	switch h := b.hash(at); b.of(h) {
 	case 0:
 	case 1:
-		delete(b.once, h)
+		b.once.remove(h)
 	case 2:
 		delete(b.more, h)
 	default:
@@ -422,7 +422,7 @@ func (o *Owner) room(after map[service.Name]*joined) error {
 			backendsOf = growth{name, b1 - b0}
 		}
 	}
-	frontends, distinct := len(o.winners), len(o.backends.once)
+	frontends, distinct := len(o.winners), o.backends.once.n
 	for k, by := range keys {
 		had := len(o.contested[k])
 		if had == 0 && o.winners[k] != nil {
@@ -438,7 +438,7 @@ func (o *Owner) room(after map[service.Name]*joined) error {
 	case frontends > l.Frontends && frontends > len(o.winners):
 		return fmt.Errorf("%w: there would be %d frontends, the limit is %d (limits.frontends); service %s adds most, %d",
 			failure.ErrLimit, frontends, l.Frontends, keysOf.name, keysOf.by)
-	case distinct > l.Backends && distinct > len(o.backends.once):
+	case distinct > l.Backends && distinct > o.backends.once.n:
 		return fmt.Errorf("%w: there would be %d backends, the limit is %d (limits.backends); service %s adds most, %d",
 			failure.ErrLimit, distinct, l.Backends, backendsOf.name, backendsOf.by)
 	}

@@ -252,7 +252,7 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 func (o *Owner) status() Status {
 	out := Status{
 		Revision: o.state.Revision, Services: o.count, Slices: len(o.slices), Orphans: o.orphans, Frontends: len(o.winners),
-		Backends: len(o.backends.once), Journal: o.journal.Size(), Contested: len(o.contested),
+		Backends: o.backends.once.n, Journal: o.journal.Size(), Contested: len(o.contested),
 	}
 	problem := func(kind ProblemKind, format string, args ...any) {
 		if out.ProblemCount++; out.ProblemCount <= MaxProblems {

@@ -134,7 +134,8 @@ func (t Type) String() string {
 	return "unknown"
 }
 
-// Service is what a Service says.
+// Service is what a Service says. There may be tens of thousands: small fields lie side
+// by side.
 type Service struct {
 	Name Name
 	// Created is when the service was created, in nanoseconds since 1970; 0: its
@@ -143,6 +144,12 @@ type Service struct {
 	Type    Type
 	// Headless: spec.clusterIP is None.
 	Headless bool
+	// IPv4 and IPv6 are the families of the service, for its node ports.
+	IPv4, IPv6 bool
+	// InternalLocal and ExternalLocal are the traffic policies Local.
+	InternalLocal, ExternalLocal bool
+	// HealthCheckNodePort is set with ExternalLocal alone; 0: none.
+	HealthCheckNodePort uint16
 	// OtherProxy is the label service.kubernetes.io/service-proxy-name: another
 	// program serves the service.
 	OtherProxy string
@@ -151,16 +158,10 @@ type Service struct {
 	ExternalIPs  []netip.Addr
 	Ingress      []Ingress
 	SourceRanges []netip.Prefix
-	// IPv4 and IPv6 are the families of the service, for its node ports.
-	IPv4, IPv6 bool
 
 	Ports []Port
-	// InternalLocal and ExternalLocal are the traffic policies Local.
-	InternalLocal, ExternalLocal bool
 	// AffinitySeconds is the time of the session affinity ClientIP; 0: none.
 	AffinitySeconds uint32
-	// HealthCheckNodePort is set with ExternalLocal alone; 0: none.
-	HealthCheckNodePort uint16
 }
 
 // Ingress is an address of a load balancer in front of the cluster.

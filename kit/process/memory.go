@@ -69,10 +69,16 @@ func giveBackMemory(ctx context.Context, looks <-chan time.Time, release func())
 func (p *Process) watchMemory() {
 	looks := time.NewTicker(memoryInterval)
 	defer looks.Stop()
-	giveBackMemory(p.work, looks.C, func() {
-		debug.FreeOSMemory()
-		if err := unmapProgram(); err != nil {
-			p.Log.Debug("pages of the program stay mapped", log.Err(err))
-		}
-	})
+	giveBackMemory(p.work, looks.C, p.GiveBackMemory)
+}
+
+// GiveBackMemory collects garbage and gives to the kernel what is free then, with the
+// pages of the program that were mapped. A process that is Ready does so by itself some
+// ten seconds after a burst of work; call it when one is known to be over. It takes as
+// long as a collection.
+func (p *Process) GiveBackMemory() {
+	debug.FreeOSMemory()
+	if err := unmapProgram(); err != nil {
+		p.Log.Debug("pages of the program stay mapped", log.Err(err))
+	}
 }

@@ -59,7 +59,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		for {
 			select {
 			case <-o.Garbage():
-				debug.FreeOSMemory()
+				p.GiveBackMemory()
 			case <-ctx.Done():
 				return nil
 			}

@@ -247,7 +247,7 @@ func (a *application) set(f *frontend.Frontend) error {
 		a.inserts[fam] = append(a.inserts[fam], e)
 		reshape = false
 	}
-	e.service = f.Service
+	e.service, e.kind = f.Service, f.Kind
 	s.join(e, group)
 	e.timeout = timeout
 	if len(f.SourceRanges) > 0 {

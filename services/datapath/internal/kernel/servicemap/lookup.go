@@ -18,6 +18,8 @@ type Frontend struct {
 	// Service names the port of a service; empty: the frontend is that of an
 	// earlier process and was not confirmed yet.
 	Service string
+	// Kind is 0 like Service is empty, but for node ports, which their key tells.
+	Kind frontend.Kind
 	// Inside is nil if the node's own pods and sockets pass it by.
 	Inside, Outside *Front
 	Affinity        time.Duration
@@ -52,12 +54,21 @@ func (m *Maps) List() ([]Frontend, error) {
 	fs := make([]Frontend, 0, len(m.store.entries))
 	for _, e := range m.store.entries {
 		fs = append(fs, Frontend{
-			Key: e.key, Service: e.service, Inside: e.inside.describe(), Outside: e.outside.describe(),
+			Key: e.key, Service: e.service, Kind: e.kindKnown(),
+			Inside: e.inside.describe(), Outside: e.outside.describe(),
 			Affinity: time.Duration(e.timeout) * time.Second, Group: e.group,
 		})
 	}
 	slices.SortFunc(fs, func(a, b Frontend) int { return a.Key.Compare(b.Key) })
 	return fs, nil
+}
+
+// kindKnown is the kind of the frontend, 0 if it is not known.
+func (e *entry) kindKnown() frontend.Kind {
+	if e.key.Node {
+		return frontend.NodePort
+	}
+	return e.kind
 }
 
 func (f *front) describe() *Front {

@@ -50,9 +50,10 @@ type store struct {
 // entry is a frontend as it is in the maps.
 type entry struct {
 	key     frontend.Key
-	service string // empty: adopted, and not named since
-	inside  *front // nil: there is none
-	outside *front // may be inside
+	service string        // empty: adopted, and not named since
+	kind    frontend.Kind // 0: likewise
+	inside  *front        // nil: there is none
+	outside *front        // may be inside
 
 	timeout uint32
 	group   uint16

@@ -196,7 +196,12 @@ func withMTU(e slotmap.Endpoint, mtu uint16) slotmap.Endpoint { e.MTU = mtu; ret
 // newStage publishes the cast.
 func newStage(t testing.TB) (runner, map[string]slotmap.Endpoint) {
 	t.Helper()
-	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
+	return newStageOf(t, testOptions(kerneltest.NewBPFFS(t)))
+}
+
+func newStageOf(t testing.TB, o Options) (runner, map[string]slotmap.Endpoint) {
+	t.Helper()
+	k := openKernel(t, o)
 	cast := map[string]slotmap.Endpoint{}
 	for name, e := range map[string]slotmap.Endpoint{"a": a, "b": b, "only4": only4, "shaped": shaped, "narrow": narrow} {
 		cast[name] = publish(t, k, e)

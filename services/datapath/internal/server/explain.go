@@ -46,12 +46,27 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 	if err != nil {
 		return nil, statusOf(err)
 	}
+	resp := s.explained(ctx, x)
+	if x.Service != nil {
+		resp.Service = s.explainedService(ctx, x.Service)
+		if x.Service.Outcome != explain.NotTranslated {
+			resp.Destination = nil
+			resp.Verdict, resp.Reason = agreed(resp.GetService())
+		}
+	}
+	return resp, nil
+}
+
+// explained is what becomes of a connection to an address.
+func (s *Server) explained(ctx context.Context, x explain.Explanation) *datapathv1.ExplainResponse {
 	audited := x.Egress != nil && x.Egress.Audited || x.Ingress != nil && x.Ingress.Audited
 	resp := &datapathv1.ExplainResponse{
-		Verdict: verdictOf(x.Reason, audited),
-		Reason:  datapathv1.Reason(x.Reason),
-		Source:  s.explainedPeer(ctx, x.Source), Destination: s.explainedPeer(ctx, x.Destination),
+		Reason: datapathv1.Reason(x.Reason),
+		Source: s.explainedPeer(ctx, x.Source), Destination: s.explainedPeer(ctx, x.Destination),
 		Egress: s.explainedSide(x.Egress, x.Source.Slot, true), Ingress: s.explainedSide(x.Ingress, x.Destination.Slot, false),
+	}
+	if x.Reason != 0 { // a program was asked
+		resp.Verdict = verdictOf(x.Reason, audited)
 	}
 	if x.Tracked {
 		c, next := x.Connection, x.Next
@@ -64,7 +79,7 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 			NextReason:  datapathv1.Reason(next.Reason),
 		}
 	}
-	return resp, nil
+	return resp
 }
 
 // verdictOf says what becomes of a packet; audited says that a policy denies it.
@@ -136,6 +151,45 @@ func (s *Server) explainedSide(x *explain.Side, slot slotmap.Slot, egress bool) 
 		side.AddressPrefix = x.Place.AddressPrefix.String()
 	}
 	return side
+}
+
+func (s *Server) explainedService(ctx context.Context, svc *explain.Service) *datapathv1.ExplainedService {
+	p := &datapathv1.ExplainedService{
+		Service: svc.Service, Address: wire.Address(svc.Key.Addr), Port: uint32(svc.Key.Port),
+		Kind: datapathv1.FrontendKind(svc.Kind), Outside: svc.Outside,
+		Outcome: datapathv1.ServiceOutcome(svc.Outcome), BackendCount: uint32(svc.Count),
+	}
+	for _, b := range svc.Backends {
+		x := s.explained(ctx, b.Explanation)
+		if b.Path == explain.OwnNamespace {
+			x.Verdict = datapathv1.Verdict_VERDICT_FORWARDED
+		}
+		p.Backends = append(p.Backends, &datapathv1.ExplainedBackend{
+			Address: wire.Address(b.Addr()), Port: uint32(b.Port()), Path: datapathv1.BackendPath(b.Path),
+			Verdict: x.GetVerdict(), Reason: x.GetReason(), Peer: x.GetDestination(),
+			Egress: x.GetEgress(), Ingress: x.GetIngress(), Connection: x.GetConnection(),
+		})
+	}
+	return p
+}
+
+// agreed is what becomes of a connection to a service, whichever backend it is led
+// to; unspecified if that depends on the backend.
+func agreed(s *datapathv1.ExplainedService) (datapathv1.Verdict, datapathv1.Reason) {
+	if s.GetOutcome() != datapathv1.ServiceOutcome_SERVICE_OUTCOME_TRANSLATED {
+		return datapathv1.Verdict_VERDICT_DROPPED, datapathv1.Reason_REASON_UNSPECIFIED
+	}
+	first := s.GetBackends()[0]
+	verdict, reason := first.GetVerdict(), first.GetReason()
+	for _, b := range s.GetBackends()[1:] {
+		if b.GetVerdict() != verdict {
+			return datapathv1.Verdict_VERDICT_UNSPECIFIED, datapathv1.Reason_REASON_UNSPECIFIED
+		}
+		if b.GetReason() != reason {
+			reason = datapathv1.Reason_REASON_UNSPECIFIED
+		}
+	}
+	return verdict, reason
 }
 
 // DumpMap implements the API.

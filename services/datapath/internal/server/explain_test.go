@@ -21,12 +21,14 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/replica"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -113,6 +115,118 @@ func TestExplainTellsEveryStep(t *testing.T) {
 	got, err = s.Explain(t.Context(), &datapathv1.ExplainRequest{SourceAddress: "10.0.0.1", DestinationAddress: "198.51.100.7"})
 	if err != nil || got.GetVerdict() != datapathv1.Verdict_VERDICT_AUDITED || got.GetEgress().GetVerdict().GetVerdict() != datapathv1.Verdict_VERDICT_AUDITED {
 		t.Errorf("in audit mode: %v, %v", got, err)
+	}
+}
+
+// serviceExplanation is a service with backends that are explained so.
+func serviceExplanation(outcome explain.Outcome, backends ...explain.Backend) explain.Explanation {
+	return explain.Explanation{
+		Source: explain.Peer{Identity: 300, Slot: 1}, Destination: explain.Peer{Slot: slotmap.NoSlot},
+		Service: &explain.Service{
+			Frontend: servicemap.Frontend{
+				Key:  frontend.Key{Addr: netip.IPv4Unspecified(), Port: 30080, Protocol: frontend.TCP, Node: true},
+				Kind: frontend.NodePort, Service: "shop/web:http",
+			},
+			Outcome: outcome, Backends: backends, Count: len(backends) + 3,
+		},
+	}
+}
+
+// explainedBackend is one whose own policy drops what the reason drops.
+func explainedBackend(at string, reason event.Reason) explain.Backend {
+	b := explain.Backend{
+		Backend: servicemap.Backend{AddrPort: netip.MustParseAddrPort(at)}, Path: explain.Evaluated,
+		Explanation: explain.Explanation{
+			Reason: reason, Destination: explain.Peer{Identity: 9, Slot: slotmap.NoSlot},
+		},
+	}
+	if reason.Dropped() {
+		b.Explanation.Ingress = &explain.Side{
+			SideVerdict: event.SideVerdict{By: event.ByRule, Table: 16, Epoch: 21, Rule: 7, Action: event.ActionDeny},
+		}
+	}
+	return b
+}
+
+func TestExplainTellsWhatBecomesOfEachBackend(t *testing.T) {
+	self := explainedBackend("10.0.0.1:8080", 0)
+	self.Path = explain.OwnNamespace
+	m := &fakeMaps{answer: serviceExplanation(explain.Translated, self,
+		explainedBackend("10.0.0.2:8080", event.DropPolicyDenied))}
+	s := &Server{Explainer: m, Rules: rules{}, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+	r := &datapathv1.ExplainRequest{
+		SourceAddress: "10.0.0.1", DestinationAddress: "192.0.2.1", Protocol: 6, DestinationPort: 30080,
+	}
+	got, err := s.Explain(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &datapathv1.ExplainResponse{
+		Source: &datapathv1.ExplainedPeer{
+			Slot:     1, //nolint:staticcheck // as callers of the earlier name see it
+			Identity: 300, EndpointIndex: 1,
+		},
+		Service: &datapathv1.ExplainedService{
+			Service: "shop/web:http", Address: "0.0.0.0", Port: 30080,
+			Kind:    datapathv1.FrontendKind_FRONTEND_KIND_NODE_PORT,
+			Outcome: datapathv1.ServiceOutcome_SERVICE_OUTCOME_TRANSLATED, BackendCount: 5,
+			Backends: []*datapathv1.ExplainedBackend{{
+				Address: "10.0.0.1", Port: 8080, Path: datapathv1.BackendPath_BACKEND_PATH_OWN_NAMESPACE,
+				Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Peer: &datapathv1.ExplainedPeer{Identity: 9},
+			}, {
+				Address: "10.0.0.2", Port: 8080, Path: datapathv1.BackendPath_BACKEND_PATH_EVALUATED,
+				Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: datapathv1.Reason_REASON_POLICY_DENIED,
+				Peer: &datapathv1.ExplainedPeer{Identity: 9},
+				Ingress: &datapathv1.ExplainedSide{Verdict: &datapathv1.SideVerdict{
+					Verdict: datapathv1.Verdict_VERDICT_DROPPED, Rule: 7, Table: 16, Epoch: 21,
+					DecidedBy:   netv1.DecidedBy_DECIDED_BY_RULE,
+					RuleSources: []string{"slot 65535 epoch 21 egress false rule 7"}, Proxy: netv1.Proxy_PROXY_HTTP,
+				}},
+			}},
+		},
+	}
+	if !proto.Equal(got, want) {
+		t.Errorf("explanation\n got %v\nwant %v", got, want)
+	}
+}
+
+func TestExplainOfAServiceSaysWhatAllBackendsAgreeOn(t *testing.T) {
+	unlocal := explainedBackend("10.0.0.5:80", 0)
+	unlocal.Path = explain.NotLocal
+	forwarded := explainedBackend("10.0.0.2:80", event.ForwardPeer)
+	direct := serviceExplanation(explain.NotTranslated)
+	direct.Reason = event.ForwardOutside
+	for name, c := range map[string]struct {
+		x       explain.Explanation
+		verdict datapathv1.Verdict
+		reason  datapathv1.Reason
+	}{
+		"one": {
+			serviceExplanation(explain.Translated, forwarded),
+			datapathv1.Verdict_VERDICT_FORWARDED, datapathv1.Reason_REASON_FORWARDED_TO_POD,
+		},
+		"two ways of being forwarded": {
+			serviceExplanation(explain.Translated, forwarded, explainedBackend("10.0.0.3:80", event.ForwardOutside)),
+			datapathv1.Verdict_VERDICT_FORWARDED, 0,
+		},
+		"one is not evaluated": {serviceExplanation(explain.Translated, forwarded, unlocal), 0, 0},
+		"none is evaluated":    {serviceExplanation(explain.Translated, unlocal), 0, 0},
+		"no backend":           {serviceExplanation(explain.NoBackend), datapathv1.Verdict_VERDICT_DROPPED, 0},
+		"source ranges":        {serviceExplanation(explain.SourceRanges), datapathv1.Verdict_VERDICT_DROPPED, 0},
+		"not translated": {
+			direct, datapathv1.Verdict_VERDICT_FORWARDED, datapathv1.Reason_REASON_FORWARDED_OUTSIDE,
+		},
+		"neither": {serviceExplanation(explain.NotTranslated), 0, 0},
+	} {
+		s := &Server{Explainer: &fakeMaps{answer: c.x}, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+		r := &datapathv1.ExplainRequest{SourceAddress: "10.0.0.1", DestinationAddress: "10.0.0.9"}
+		got, err := s.Explain(t.Context(), r)
+		if err != nil || got.GetVerdict() != c.verdict || got.GetReason() != c.reason {
+			t.Errorf("%s: %v %v, %v, want %v %v", name, got.GetVerdict(), got.GetReason(), err, c.verdict, c.reason)
+		}
+		if has := got.GetDestination() != nil; has != (c.x.Service.Outcome == explain.NotTranslated) {
+			t.Errorf("%s: destination %v", name, got.GetDestination())
+		}
 	}
 }
 

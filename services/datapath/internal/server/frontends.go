@@ -41,7 +41,7 @@ func protoFrontend(f servicemap.Frontend) *datapathv1.KernelFrontend {
 	return &datapathv1.KernelFrontend{
 		Address: f.Key.Addr.String(), Port: uint32(f.Key.Port), Protocol: netv1.Protocol(f.Key.Protocol),
 		NodePort: f.Key.Node, Service: f.Service, Inside: protoFront(f.Inside), Outside: protoFront(f.Outside),
-		AffinitySeconds: uint32(f.Affinity / time.Second),
+		AffinitySeconds: uint32(f.Affinity / time.Second), Kind: datapathv1.FrontendKind(f.Kind),
 	}
 }
 

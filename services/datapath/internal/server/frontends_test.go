@@ -43,7 +43,7 @@ func (l *listed) Send(m *datapathv1.ListFrontendsResponse) error {
 func TestFrontendsAreListedAsTheKernelHasThem(t *testing.T) {
 	s := &Server{Services: translated{{
 		Key:     frontend.Key{Addr: netip.IPv4Unspecified(), Port: 30080, Protocol: frontend.UDP, Node: true},
-		Service: "shop/web:dns",
+		Service: "shop/web:dns", Kind: frontend.NodePort,
 		Outside: &servicemap.Front{
 			Number:   9,
 			Drop:     true,
@@ -57,7 +57,7 @@ func TestFrontendsAreListedAsTheKernelHasThem(t *testing.T) {
 	}
 	want := &datapathv1.KernelFrontend{
 		Address: "0.0.0.0", Port: 30080, Protocol: netv1.Protocol_PROTOCOL_UDP, NodePort: true,
-		Service: "shop/web:dns", AffinitySeconds: 10800,
+		Service: "shop/web:dns", AffinitySeconds: 10800, Kind: datapathv1.FrontendKind_FRONTEND_KIND_NODE_PORT,
 		Outside: &datapathv1.KernelBackendList{
 			Front:    9,
 			Drop:     true,

@@ -335,6 +335,67 @@ func (TargetKind) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{2}
 }
 
+// FrontendKind is where the address of a frontend comes from.
+type FrontendKind int32
+
+const (
+	// It is not known.
+	FrontendKind_FRONTEND_KIND_UNSPECIFIED FrontendKind = 0
+	// A cluster IP.
+	FrontendKind_FRONTEND_KIND_CLUSTER_IP FrontendKind = 1
+	// A node port, at addresses of the node.
+	FrontendKind_FRONTEND_KIND_NODE_PORT FrontendKind = 2
+	// An external IP.
+	FrontendKind_FRONTEND_KIND_EXTERNAL_IP FrontendKind = 3
+	// An address of a load balancer.
+	FrontendKind_FRONTEND_KIND_LOAD_BALANCER FrontendKind = 4
+)
+
+// Enum value maps for FrontendKind.
+var (
+	FrontendKind_name = map[int32]string{
+		0: "FRONTEND_KIND_UNSPECIFIED",
+		1: "FRONTEND_KIND_CLUSTER_IP",
+		2: "FRONTEND_KIND_NODE_PORT",
+		3: "FRONTEND_KIND_EXTERNAL_IP",
+		4: "FRONTEND_KIND_LOAD_BALANCER",
+	}
+	FrontendKind_value = map[string]int32{
+		"FRONTEND_KIND_UNSPECIFIED":   0,
+		"FRONTEND_KIND_CLUSTER_IP":    1,
+		"FRONTEND_KIND_NODE_PORT":     2,
+		"FRONTEND_KIND_EXTERNAL_IP":   3,
+		"FRONTEND_KIND_LOAD_BALANCER": 4,
+	}
+)
+
+func (x FrontendKind) Enum() *FrontendKind {
+	p := new(FrontendKind)
+	*p = x
+	return p
+}
+
+func (x FrontendKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FrontendKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[3].Descriptor()
+}
+
+func (FrontendKind) Type() protoreflect.EnumType {
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[3]
+}
+
+func (x FrontendKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FrontendKind.Descriptor instead.
+func (FrontendKind) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{3}
+}
+
 // NodePathState is whether a node answers.
 type NodePathState int32
 
@@ -376,11 +437,11 @@ func (x NodePathState) String() string {
 }
 
 func (NodePathState) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_datapath_proto_enumTypes[3].Descriptor()
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[4].Descriptor()
 }
 
 func (NodePathState) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_datapath_proto_enumTypes[3]
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[4]
 }
 
 func (x NodePathState) Number() protoreflect.EnumNumber {
@@ -389,7 +450,7 @@ func (x NodePathState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NodePathState.Descriptor instead.
 func (NodePathState) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{3}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{4}
 }
 
 // Reason says why a packet was forwarded or dropped. The numbers are those of the
@@ -617,11 +678,11 @@ func (x Reason) String() string {
 }
 
 func (Reason) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_datapath_proto_enumTypes[4].Descriptor()
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[5].Descriptor()
 }
 
 func (Reason) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_datapath_proto_enumTypes[4]
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[5]
 }
 
 func (x Reason) Number() protoreflect.EnumNumber {
@@ -630,7 +691,7 @@ func (x Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Reason.Descriptor instead.
 func (Reason) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{4}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{5}
 }
 
 // PolicyMode says what a container's creation waits for.
@@ -674,11 +735,11 @@ func (x PolicyMode) String() string {
 }
 
 func (PolicyMode) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_datapath_proto_enumTypes[5].Descriptor()
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[6].Descriptor()
 }
 
 func (PolicyMode) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_datapath_proto_enumTypes[5]
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[6]
 }
 
 func (x PolicyMode) Number() protoreflect.EnumNumber {
@@ -687,7 +748,7 @@ func (x PolicyMode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PolicyMode.Descriptor instead.
 func (PolicyMode) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{5}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{6}
 }
 
 // Endpoint is one connected container.
@@ -2924,8 +2985,11 @@ type KernelFrontend struct {
 	Outside *KernelBackendList `protobuf:"bytes,7,opt,name=outside,proto3" json:"outside,omitempty"`
 	// For how long a client keeps its backend, in seconds; 0: it does not.
 	AffinitySeconds uint32 `protobuf:"varint,8,opt,name=affinity_seconds,json=affinitySeconds,proto3" json:"affinity_seconds,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Where the address comes from; unspecified if service is empty, but for a node
+	// port.
+	Kind          FrontendKind `protobuf:"varint,9,opt,name=kind,proto3,enum=sluice.datapath.v1.FrontendKind" json:"kind,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *KernelFrontend) Reset() {
@@ -3012,6 +3076,13 @@ func (x *KernelFrontend) GetAffinitySeconds() uint32 {
 		return x.AffinitySeconds
 	}
 	return 0
+}
+
+func (x *KernelFrontend) GetKind() FrontendKind {
+	if x != nil {
+		return x.Kind
+	}
+	return FrontendKind_FRONTEND_KIND_UNSPECIFIED
 }
 
 // KernelBackendList is the list of backends of a frontend.
@@ -4348,7 +4419,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	" \x03(\tR\arefused\"\x16\n" +
 	"\x14ListFrontendsRequest\"W\n" +
 	"\x15ListFrontendsResponse\x12>\n" +
-	"\bfrontend\x18\x01 \x01(\v2\".sluice.datapath.v1.KernelFrontendR\bfrontend\"\xd5\x02\n" +
+	"\bfrontend\x18\x01 \x01(\v2\".sluice.datapath.v1.KernelFrontendR\bfrontend\"\x8b\x03\n" +
 	"\x0eKernelFrontend\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x123\n" +
@@ -4357,7 +4428,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\aservice\x18\x05 \x01(\tR\aservice\x12=\n" +
 	"\x06inside\x18\x06 \x01(\v2%.sluice.datapath.v1.KernelBackendListR\x06inside\x12?\n" +
 	"\aoutside\x18\a \x01(\v2%.sluice.datapath.v1.KernelBackendListR\aoutside\x12)\n" +
-	"\x10affinity_seconds\x18\b \x01(\rR\x0faffinitySeconds\"|\n" +
+	"\x10affinity_seconds\x18\b \x01(\rR\x0faffinitySeconds\x124\n" +
+	"\x04kind\x18\t \x01(\x0e2 .sluice.datapath.v1.FrontendKindR\x04kind\"|\n" +
 	"\x11KernelBackendList\x12\x14\n" +
 	"\x05front\x18\x01 \x01(\rR\x05front\x12\x12\n" +
 	"\x04drop\x18\x02 \x01(\bR\x04drop\x12=\n" +
@@ -4497,7 +4569,13 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x12TARGET_KIND_SYSCTL\x10\n" +
 	"\x12\x16\n" +
 	"\x12TARGET_KIND_RECORD\x10\v\x12!\n" +
-	"\x1dTARGET_KIND_NETWORK_NAMESPACE\x10\f*\x8d\x01\n" +
+	"\x1dTARGET_KIND_NETWORK_NAMESPACE\x10\f*\xa8\x01\n" +
+	"\fFrontendKind\x12\x1d\n" +
+	"\x19FRONTEND_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18FRONTEND_KIND_CLUSTER_IP\x10\x01\x12\x1b\n" +
+	"\x17FRONTEND_KIND_NODE_PORT\x10\x02\x12\x1d\n" +
+	"\x19FRONTEND_KIND_EXTERNAL_IP\x10\x03\x12\x1f\n" +
+	"\x1bFRONTEND_KIND_LOAD_BALANCER\x10\x04*\x8d\x01\n" +
 	"\rNodePathState\x12\x1f\n" +
 	"\x1bNODE_PATH_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17NODE_PATH_STATE_UNKNOWN\x10\x01\x12\x1d\n" +
@@ -4590,159 +4668,161 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 	return file_sluice_datapath_v1_datapath_proto_rawDescData
 }
 
-var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
 var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),               // 0: sluice.datapath.v1.EndpointState
 	(ErrorReason)(0),                 // 1: sluice.datapath.v1.ErrorReason
 	(TargetKind)(0),                  // 2: sluice.datapath.v1.TargetKind
-	(NodePathState)(0),               // 3: sluice.datapath.v1.NodePathState
-	(Reason)(0),                      // 4: sluice.datapath.v1.Reason
-	(PolicyMode)(0),                  // 5: sluice.datapath.v1.PolicyMode
-	(*Endpoint)(nil),                 // 6: sluice.datapath.v1.Endpoint
-	(*EndpointPolicy)(nil),           // 7: sluice.datapath.v1.EndpointPolicy
-	(*Interface)(nil),                // 8: sluice.datapath.v1.Interface
-	(*CreateEndpointRequest)(nil),    // 9: sluice.datapath.v1.CreateEndpointRequest
-	(*CreateEndpointResponse)(nil),   // 10: sluice.datapath.v1.CreateEndpointResponse
-	(*GivenLabels)(nil),              // 11: sluice.datapath.v1.GivenLabels
-	(*GivenPorts)(nil),               // 12: sluice.datapath.v1.GivenPorts
-	(*UpdateEndpointRequest)(nil),    // 13: sluice.datapath.v1.UpdateEndpointRequest
-	(*UpdateEndpointResponse)(nil),   // 14: sluice.datapath.v1.UpdateEndpointResponse
-	(*DeleteEndpointRequest)(nil),    // 15: sluice.datapath.v1.DeleteEndpointRequest
-	(*DeleteEndpointResponse)(nil),   // 16: sluice.datapath.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),     // 17: sluice.datapath.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),    // 18: sluice.datapath.v1.CheckEndpointResponse
-	(*Difference)(nil),               // 19: sluice.datapath.v1.Difference
-	(*DifferenceTarget)(nil),         // 20: sluice.datapath.v1.DifferenceTarget
-	(*GetEndpointRequest)(nil),       // 21: sluice.datapath.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),      // 22: sluice.datapath.v1.GetEndpointResponse
-	(*ListEndpointsRequest)(nil),     // 23: sluice.datapath.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),    // 24: sluice.datapath.v1.ListEndpointsResponse
-	(*WatchEndpointsRequest)(nil),    // 25: sluice.datapath.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),   // 26: sluice.datapath.v1.WatchEndpointsResponse
-	(*Bookmark)(nil),                 // 27: sluice.datapath.v1.Bookmark
-	(*ReclaimEndpointsRequest)(nil),  // 28: sluice.datapath.v1.ReclaimEndpointsRequest
-	(*ReclaimEndpointsResponse)(nil), // 29: sluice.datapath.v1.ReclaimEndpointsResponse
-	(*GetStatusRequest)(nil),         // 30: sluice.datapath.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 31: sluice.datapath.v1.GetStatusResponse
-	(*FrontendStream)(nil),           // 32: sluice.datapath.v1.FrontendStream
-	(*ListFrontendsRequest)(nil),     // 33: sluice.datapath.v1.ListFrontendsRequest
-	(*ListFrontendsResponse)(nil),    // 34: sluice.datapath.v1.ListFrontendsResponse
-	(*KernelFrontend)(nil),           // 35: sluice.datapath.v1.KernelFrontend
-	(*KernelBackendList)(nil),        // 36: sluice.datapath.v1.KernelBackendList
-	(*KernelBackend)(nil),            // 37: sluice.datapath.v1.KernelBackend
-	(*NodeProbes)(nil),               // 38: sluice.datapath.v1.NodeProbes
-	(*NodePath)(nil),                 // 39: sluice.datapath.v1.NodePath
-	(*IdentityStream)(nil),           // 40: sluice.datapath.v1.IdentityStream
-	(*ClusterStream)(nil),            // 41: sluice.datapath.v1.ClusterStream
-	(*MapUsage)(nil),                 // 42: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),         // 43: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),       // 44: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),            // 45: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),               // 46: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),         // 47: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),        // 48: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),           // 49: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),          // 50: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                 // 51: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                 // 52: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),             // 53: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),    // 54: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),          // 55: sluice.workload.v1.PodReference
-	(*v11.ServiceStatus)(nil),        // 56: sluice.status.v1.ServiceStatus
-	(v12.Protocol)(0),                // 57: sluice.net.v1.Protocol
-	(v12.Direction)(0),               // 58: sluice.net.v1.Direction
+	(FrontendKind)(0),                // 3: sluice.datapath.v1.FrontendKind
+	(NodePathState)(0),               // 4: sluice.datapath.v1.NodePathState
+	(Reason)(0),                      // 5: sluice.datapath.v1.Reason
+	(PolicyMode)(0),                  // 6: sluice.datapath.v1.PolicyMode
+	(*Endpoint)(nil),                 // 7: sluice.datapath.v1.Endpoint
+	(*EndpointPolicy)(nil),           // 8: sluice.datapath.v1.EndpointPolicy
+	(*Interface)(nil),                // 9: sluice.datapath.v1.Interface
+	(*CreateEndpointRequest)(nil),    // 10: sluice.datapath.v1.CreateEndpointRequest
+	(*CreateEndpointResponse)(nil),   // 11: sluice.datapath.v1.CreateEndpointResponse
+	(*GivenLabels)(nil),              // 12: sluice.datapath.v1.GivenLabels
+	(*GivenPorts)(nil),               // 13: sluice.datapath.v1.GivenPorts
+	(*UpdateEndpointRequest)(nil),    // 14: sluice.datapath.v1.UpdateEndpointRequest
+	(*UpdateEndpointResponse)(nil),   // 15: sluice.datapath.v1.UpdateEndpointResponse
+	(*DeleteEndpointRequest)(nil),    // 16: sluice.datapath.v1.DeleteEndpointRequest
+	(*DeleteEndpointResponse)(nil),   // 17: sluice.datapath.v1.DeleteEndpointResponse
+	(*CheckEndpointRequest)(nil),     // 18: sluice.datapath.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),    // 19: sluice.datapath.v1.CheckEndpointResponse
+	(*Difference)(nil),               // 20: sluice.datapath.v1.Difference
+	(*DifferenceTarget)(nil),         // 21: sluice.datapath.v1.DifferenceTarget
+	(*GetEndpointRequest)(nil),       // 22: sluice.datapath.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),      // 23: sluice.datapath.v1.GetEndpointResponse
+	(*ListEndpointsRequest)(nil),     // 24: sluice.datapath.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),    // 25: sluice.datapath.v1.ListEndpointsResponse
+	(*WatchEndpointsRequest)(nil),    // 26: sluice.datapath.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),   // 27: sluice.datapath.v1.WatchEndpointsResponse
+	(*Bookmark)(nil),                 // 28: sluice.datapath.v1.Bookmark
+	(*ReclaimEndpointsRequest)(nil),  // 29: sluice.datapath.v1.ReclaimEndpointsRequest
+	(*ReclaimEndpointsResponse)(nil), // 30: sluice.datapath.v1.ReclaimEndpointsResponse
+	(*GetStatusRequest)(nil),         // 31: sluice.datapath.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 32: sluice.datapath.v1.GetStatusResponse
+	(*FrontendStream)(nil),           // 33: sluice.datapath.v1.FrontendStream
+	(*ListFrontendsRequest)(nil),     // 34: sluice.datapath.v1.ListFrontendsRequest
+	(*ListFrontendsResponse)(nil),    // 35: sluice.datapath.v1.ListFrontendsResponse
+	(*KernelFrontend)(nil),           // 36: sluice.datapath.v1.KernelFrontend
+	(*KernelBackendList)(nil),        // 37: sluice.datapath.v1.KernelBackendList
+	(*KernelBackend)(nil),            // 38: sluice.datapath.v1.KernelBackend
+	(*NodeProbes)(nil),               // 39: sluice.datapath.v1.NodeProbes
+	(*NodePath)(nil),                 // 40: sluice.datapath.v1.NodePath
+	(*IdentityStream)(nil),           // 41: sluice.datapath.v1.IdentityStream
+	(*ClusterStream)(nil),            // 42: sluice.datapath.v1.ClusterStream
+	(*MapUsage)(nil),                 // 43: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),         // 44: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),       // 45: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),            // 46: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),               // 47: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),         // 48: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),        // 49: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),           // 50: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),          // 51: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                 // 52: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                 // 53: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),             // 54: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),    // 55: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),          // 56: sluice.workload.v1.PodReference
+	(*v11.ServiceStatus)(nil),        // 57: sluice.status.v1.ServiceStatus
+	(v12.Protocol)(0),                // 58: sluice.net.v1.Protocol
+	(v12.Direction)(0),               // 59: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	51, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	52, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	52, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
-	8,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
-	8,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	53, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	54, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	55, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	52, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
-	51, // 10: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	54, // 11: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	52, // 12: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	53, // 13: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	55, // 14: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
-	6,  // 15: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	52, // 16: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
-	53, // 17: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
-	51, // 18: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	11, // 19: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
-	12, // 20: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
-	6,  // 21: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	51, // 22: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	51, // 23: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	19, // 24: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
-	20, // 25: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
+	53, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	9,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
+	9,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
+	54, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	55, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	8,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
+	56, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	53, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
+	52, // 10: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	55, // 11: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	53, // 12: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	54, // 13: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	56, // 14: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	7,  // 15: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	53, // 16: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
+	54, // 17: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
+	52, // 18: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	12, // 19: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
+	13, // 20: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
+	7,  // 21: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	52, // 22: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	52, // 23: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	20, // 24: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
+	21, // 25: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
 	2,  // 26: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
-	51, // 27: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	6,  // 28: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	6,  // 29: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	6,  // 30: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	51, // 31: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	27, // 32: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	51, // 33: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	51, // 34: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	56, // 35: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	5,  // 36: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
-	44, // 37: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	45, // 38: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	46, // 39: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	42, // 40: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	43, // 41: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	41, // 42: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
-	40, // 43: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
-	54, // 44: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
-	38, // 45: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
-	32, // 46: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
-	35, // 47: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
-	57, // 48: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
-	36, // 49: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
-	36, // 50: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
-	37, // 51: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
-	39, // 52: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
-	3,  // 53: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
-	54, // 54: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
-	54, // 55: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
-	0,  // 56: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	4,  // 57: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
-	58, // 58: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	19, // 59: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	9,  // 60: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	13, // 61: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
-	15, // 62: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	17, // 63: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	21, // 64: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	23, // 65: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	25, // 66: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	28, // 67: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	30, // 68: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	47, // 69: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	49, // 70: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	33, // 71: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
-	10, // 72: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	14, // 73: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
-	16, // 74: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	18, // 75: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	22, // 76: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	24, // 77: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	26, // 78: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	29, // 79: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	31, // 80: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	48, // 81: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	50, // 82: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	34, // 83: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
-	72, // [72:84] is the sub-list for method output_type
-	60, // [60:72] is the sub-list for method input_type
-	60, // [60:60] is the sub-list for extension type_name
-	60, // [60:60] is the sub-list for extension extendee
-	0,  // [0:60] is the sub-list for field type_name
+	52, // 27: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	7,  // 28: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	7,  // 29: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	7,  // 30: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
+	52, // 31: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	28, // 32: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
+	52, // 33: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	52, // 34: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	57, // 35: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	6,  // 36: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
+	45, // 37: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	46, // 38: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	47, // 39: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	43, // 40: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	44, // 41: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	42, // 42: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
+	41, // 43: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
+	55, // 44: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
+	39, // 45: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
+	33, // 46: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
+	36, // 47: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
+	58, // 48: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
+	37, // 49: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
+	37, // 50: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
+	3,  // 51: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
+	38, // 52: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
+	40, // 53: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
+	4,  // 54: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
+	55, // 55: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
+	55, // 56: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
+	0,  // 57: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	5,  // 58: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	59, // 59: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	20, // 60: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	10, // 61: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	14, // 62: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
+	16, // 63: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	18, // 64: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	22, // 65: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	24, // 66: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	26, // 67: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	29, // 68: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	31, // 69: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	48, // 70: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	50, // 71: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	34, // 72: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
+	11, // 73: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	15, // 74: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
+	17, // 75: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	19, // 76: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	23, // 77: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	25, // 78: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	27, // 79: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	30, // 80: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	32, // 81: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	49, // 82: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	51, // 83: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	35, // 84: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
+	73, // [73:85] is the sub-list for method output_type
+	61, // [61:73] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -4760,7 +4840,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
-			NumEnums:      6,
+			NumEnums:      7,
 			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,

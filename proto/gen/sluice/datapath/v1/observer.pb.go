@@ -261,6 +261,133 @@ func (LossSource) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
 }
 
+// ServiceOutcome is what becomes of a connection to a service.
+type ServiceOutcome int32
+
+const (
+	// Never sent.
+	ServiceOutcome_SERVICE_OUTCOME_UNSPECIFIED ServiceOutcome = 0
+	// It is led to one of the backends, which policies see as its destination.
+	ServiceOutcome_SERVICE_OUTCOME_TRANSLATED ServiceOutcome = 1
+	// It is refused: no node has a backend.
+	ServiceOutcome_SERVICE_OUTCOME_NO_BACKEND ServiceOutcome = 2
+	// It is dropped: other nodes have backends, and this one has none. A socket of
+	// this node gets EHOSTUNREACH.
+	ServiceOutcome_SERVICE_OUTCOME_NO_LOCAL_BACKEND ServiceOutcome = 3
+	// It is dropped, as all are: only some clients may use the frontend, and the
+	// programs cannot tell them apart. A socket of this node gets EHOSTUNREACH.
+	ServiceOutcome_SERVICE_OUTCOME_SOURCE_RANGES ServiceOutcome = 4
+	// It passes as if there were no service: the frontend has no list for such a
+	// sender, or the kernel translates nothing from there, or not this protocol.
+	ServiceOutcome_SERVICE_OUTCOME_NOT_TRANSLATED ServiceOutcome = 5
+)
+
+// Enum value maps for ServiceOutcome.
+var (
+	ServiceOutcome_name = map[int32]string{
+		0: "SERVICE_OUTCOME_UNSPECIFIED",
+		1: "SERVICE_OUTCOME_TRANSLATED",
+		2: "SERVICE_OUTCOME_NO_BACKEND",
+		3: "SERVICE_OUTCOME_NO_LOCAL_BACKEND",
+		4: "SERVICE_OUTCOME_SOURCE_RANGES",
+		5: "SERVICE_OUTCOME_NOT_TRANSLATED",
+	}
+	ServiceOutcome_value = map[string]int32{
+		"SERVICE_OUTCOME_UNSPECIFIED":      0,
+		"SERVICE_OUTCOME_TRANSLATED":       1,
+		"SERVICE_OUTCOME_NO_BACKEND":       2,
+		"SERVICE_OUTCOME_NO_LOCAL_BACKEND": 3,
+		"SERVICE_OUTCOME_SOURCE_RANGES":    4,
+		"SERVICE_OUTCOME_NOT_TRANSLATED":   5,
+	}
+)
+
+func (x ServiceOutcome) Enum() *ServiceOutcome {
+	p := new(ServiceOutcome)
+	*p = x
+	return p
+}
+
+func (x ServiceOutcome) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ServiceOutcome) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_datapath_v1_observer_proto_enumTypes[4].Descriptor()
+}
+
+func (ServiceOutcome) Type() protoreflect.EnumType {
+	return &file_sluice_datapath_v1_observer_proto_enumTypes[4]
+}
+
+func (x ServiceOutcome) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ServiceOutcome.Descriptor instead.
+func (ServiceOutcome) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
+}
+
+// BackendPath is how a connection gets to a backend.
+type BackendPath int32
+
+const (
+	// Never sent.
+	BackendPath_BACKEND_PATH_UNSPECIFIED BackendPath = 0
+	// Past the program of an endpoint of this node, which evaluates it.
+	BackendPath_BACKEND_PATH_EVALUATED BackendPath = 1
+	// The backend is the sender: the connection stays inside its network namespace,
+	// and no policy is asked.
+	BackendPath_BACKEND_PATH_OWN_NAMESPACE BackendPath = 2
+	// Neither the sender nor the backend is an endpoint of this node: no policy of
+	// this node is asked.
+	BackendPath_BACKEND_PATH_NOT_LOCAL BackendPath = 3
+)
+
+// Enum value maps for BackendPath.
+var (
+	BackendPath_name = map[int32]string{
+		0: "BACKEND_PATH_UNSPECIFIED",
+		1: "BACKEND_PATH_EVALUATED",
+		2: "BACKEND_PATH_OWN_NAMESPACE",
+		3: "BACKEND_PATH_NOT_LOCAL",
+	}
+	BackendPath_value = map[string]int32{
+		"BACKEND_PATH_UNSPECIFIED":   0,
+		"BACKEND_PATH_EVALUATED":     1,
+		"BACKEND_PATH_OWN_NAMESPACE": 2,
+		"BACKEND_PATH_NOT_LOCAL":     3,
+	}
+)
+
+func (x BackendPath) Enum() *BackendPath {
+	p := new(BackendPath)
+	*p = x
+	return p
+}
+
+func (x BackendPath) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (BackendPath) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_datapath_v1_observer_proto_enumTypes[5].Descriptor()
+}
+
+func (BackendPath) Type() protoreflect.EnumType {
+	return &file_sluice_datapath_v1_observer_proto_enumTypes[5]
+}
+
+func (x BackendPath) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use BackendPath.Descriptor instead.
+func (BackendPath) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
+}
+
 // ConnectionState is a stage of a connection, or something special about it.
 type ConnectionState int32
 
@@ -334,11 +461,11 @@ func (x ConnectionState) String() string {
 }
 
 func (ConnectionState) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_observer_proto_enumTypes[4].Descriptor()
+	return file_sluice_datapath_v1_observer_proto_enumTypes[6].Descriptor()
 }
 
 func (ConnectionState) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_observer_proto_enumTypes[4]
+	return &file_sluice_datapath_v1_observer_proto_enumTypes[6]
 }
 
 func (x ConnectionState) Number() protoreflect.EnumNumber {
@@ -347,7 +474,7 @@ func (x ConnectionState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ConnectionState.Descriptor instead.
 func (ConnectionState) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
 }
 
 // ObserveRequest is the input of Observe. Criteria of different kinds must all
@@ -1484,20 +1611,24 @@ func (x *ExplainRequest) GetDestinationPort() uint32 {
 // ExplainResponse is the answer of Explain.
 type ExplainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What would become of a first packet.
+	// What would become of a first packet. Of a service it is what all backends that
+	// were evaluated agree on; unspecified: they do not, or no policy is asked.
 	Verdict Verdict `protobuf:"varint,1,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
-	// Why.
+	// Why; as verdict. Unspecified too where service.outcome says it.
 	Reason Reason `protobuf:"varint,2,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
 	// The sender, as the ipcache and the endpoints know it.
 	Source *ExplainedPeer `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
-	// The receiver.
+	// The receiver; unset for a service that is translated, whose backends have it, as
+	// they have what follows but for service.
 	Destination *ExplainedPeer `protobuf:"bytes,4,opt,name=destination,proto3" json:"destination,omitempty"`
 	// The sender's side; unset if it is not of this node.
 	Egress *ExplainedSide `protobuf:"bytes,5,opt,name=egress,proto3" json:"egress,omitempty"`
 	// The receiver's side; unset if it is not of this node.
 	Ingress *ExplainedSide `protobuf:"bytes,6,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	// The tracked connection, if there is one.
-	Connection    *Connection `protobuf:"bytes,7,opt,name=connection,proto3" json:"connection,omitempty"`
+	Connection *Connection `protobuf:"bytes,7,opt,name=connection,proto3" json:"connection,omitempty"`
+	// The service whose frontend the destination is; unset: of none.
+	Service       *ExplainedService `protobuf:"bytes,8,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1581,6 +1712,243 @@ func (x *ExplainResponse) GetConnection() *Connection {
 	return nil
 }
 
+func (x *ExplainResponse) GetService() *ExplainedService {
+	if x != nil {
+		return x.Service
+	}
+	return nil
+}
+
+// ExplainedService is a service that a connection asks for, as the kernel has it.
+type ExplainedService struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Service and port, "shop/web:http"; empty: an earlier process has enforced it,
+	// and sluice-loadbalancer has not named it since.
+	Service string `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	// Address of the frontend; of a node port the unspecified address of its family.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// Port of the frontend.
+	Port uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	// Where the address comes from; unspecified: it is not known.
+	Kind FrontendKind `protobuf:"varint,4,opt,name=kind,proto3,enum=sluice.datapath.v1.FrontendKind" json:"kind,omitempty"`
+	// The sender is neither an endpoint nor the host of this node, and the list of
+	// backends for outside counts.
+	Outside bool `protobuf:"varint,5,opt,name=outside,proto3" json:"outside,omitempty"`
+	// What becomes of the connection before any policy is asked.
+	Outcome ServiceOutcome `protobuf:"varint,6,opt,name=outcome,proto3,enum=sluice.datapath.v1.ServiceOutcome" json:"outcome,omitempty"`
+	// How many backends the list has.
+	BackendCount uint32 `protobuf:"varint,7,opt,name=backend_count,json=backendCount,proto3" json:"backend_count,omitempty"`
+	// The first 16 of them, by address and port; empty if the outcome is not
+	// TRANSLATED. The others are not evaluated.
+	Backends      []*ExplainedBackend `protobuf:"bytes,8,rep,name=backends,proto3" json:"backends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedService) Reset() {
+	*x = ExplainedService{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedService) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedService) ProtoMessage() {}
+
+func (x *ExplainedService) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedService.ProtoReflect.Descriptor instead.
+func (*ExplainedService) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ExplainedService) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *ExplainedService) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ExplainedService) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *ExplainedService) GetKind() FrontendKind {
+	if x != nil {
+		return x.Kind
+	}
+	return FrontendKind_FRONTEND_KIND_UNSPECIFIED
+}
+
+func (x *ExplainedService) GetOutside() bool {
+	if x != nil {
+		return x.Outside
+	}
+	return false
+}
+
+func (x *ExplainedService) GetOutcome() ServiceOutcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return ServiceOutcome_SERVICE_OUTCOME_UNSPECIFIED
+}
+
+func (x *ExplainedService) GetBackendCount() uint32 {
+	if x != nil {
+		return x.BackendCount
+	}
+	return 0
+}
+
+func (x *ExplainedService) GetBackends() []*ExplainedBackend {
+	if x != nil {
+		return x.Backends
+	}
+	return nil
+}
+
+// ExplainedBackend is what becomes of a connection that is led to one backend.
+type ExplainedBackend struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Port.
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// How the connection gets there.
+	Path BackendPath `protobuf:"varint,3,opt,name=path,proto3,enum=sluice.datapath.v1.BackendPath" json:"path,omitempty"`
+	// What would become of a first packet; unspecified if the path is NOT_LOCAL.
+	Verdict Verdict `protobuf:"varint,4,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
+	// Why; unspecified if the path is not EVALUATED.
+	Reason Reason `protobuf:"varint,5,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
+	// The backend, as the ipcache and the endpoints know it.
+	Peer *ExplainedPeer `protobuf:"bytes,6,opt,name=peer,proto3" json:"peer,omitempty"`
+	// The sender's side; unset if it is not of this node, or not evaluated.
+	Egress *ExplainedSide `protobuf:"bytes,7,opt,name=egress,proto3" json:"egress,omitempty"`
+	// The backend's side; likewise.
+	Ingress *ExplainedSide `protobuf:"bytes,8,opt,name=ingress,proto3" json:"ingress,omitempty"`
+	// The tracked connection to this backend, if there is one.
+	Connection    *Connection `protobuf:"bytes,9,opt,name=connection,proto3" json:"connection,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedBackend) Reset() {
+	*x = ExplainedBackend{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedBackend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedBackend) ProtoMessage() {}
+
+func (x *ExplainedBackend) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedBackend.ProtoReflect.Descriptor instead.
+func (*ExplainedBackend) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ExplainedBackend) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ExplainedBackend) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *ExplainedBackend) GetPath() BackendPath {
+	if x != nil {
+		return x.Path
+	}
+	return BackendPath_BACKEND_PATH_UNSPECIFIED
+}
+
+func (x *ExplainedBackend) GetVerdict() Verdict {
+	if x != nil {
+		return x.Verdict
+	}
+	return Verdict_VERDICT_UNSPECIFIED
+}
+
+func (x *ExplainedBackend) GetReason() Reason {
+	if x != nil {
+		return x.Reason
+	}
+	return Reason_REASON_UNSPECIFIED
+}
+
+func (x *ExplainedBackend) GetPeer() *ExplainedPeer {
+	if x != nil {
+		return x.Peer
+	}
+	return nil
+}
+
+func (x *ExplainedBackend) GetEgress() *ExplainedSide {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+func (x *ExplainedBackend) GetIngress() *ExplainedSide {
+	if x != nil {
+		return x.Ingress
+	}
+	return nil
+}
+
+func (x *ExplainedBackend) GetConnection() *Connection {
+	if x != nil {
+		return x.Connection
+	}
+	return nil
+}
+
 // ExplainedPeer is one end.
 type ExplainedPeer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1613,7 +1981,7 @@ type ExplainedPeer struct {
 
 func (x *ExplainedPeer) Reset() {
 	*x = ExplainedPeer{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1993,7 @@ func (x *ExplainedPeer) String() string {
 func (*ExplainedPeer) ProtoMessage() {}
 
 func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +2006,7 @@ func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedPeer.ProtoReflect.Descriptor instead.
 func (*ExplainedPeer) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{12}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExplainedPeer) GetIdentity() uint32 {
@@ -1731,7 +2099,7 @@ type ExplainedSide struct {
 
 func (x *ExplainedSide) Reset() {
 	*x = ExplainedSide{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +2111,7 @@ func (x *ExplainedSide) String() string {
 func (*ExplainedSide) ProtoMessage() {}
 
 func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +2124,7 @@ func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedSide.ProtoReflect.Descriptor instead.
 func (*ExplainedSide) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{13}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExplainedSide) GetVerdict() *SideVerdict {
@@ -1829,7 +2197,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1841,7 +2209,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1854,7 +2222,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{14}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Connection) GetInitiatorAddress() string {
@@ -2050,7 +2418,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x0eprotocol_range\x12\x10must be 1 to 255\x1a\x18this >= 1 && this <= 255R\bprotocol\x12*\n" +
 	"\vsource_port\x18\x04 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\n" +
 	"sourcePort\x124\n" +
-	"\x10destination_port\x18\x05 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\x0fdestinationPort\"\xb4\x03\n" +
+	"\x10destination_port\x18\x05 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\x0fdestinationPort\"\xf4\x03\n" +
 	"\x0fExplainResponse\x125\n" +
 	"\averdict\x18\x01 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x122\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x1a.sluice.datapath.v1.ReasonR\x06reason\x129\n" +
@@ -2060,6 +2428,28 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\aingress\x18\x06 \x01(\v2!.sluice.datapath.v1.ExplainedSideR\aingress\x12>\n" +
 	"\n" +
 	"connection\x18\a \x01(\v2\x1e.sluice.datapath.v1.ConnectionR\n" +
+	"connection\x12>\n" +
+	"\aservice\x18\b \x01(\v2$.sluice.datapath.v1.ExplainedServiceR\aservice\"\xcf\x02\n" +
+	"\x10ExplainedService\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x124\n" +
+	"\x04kind\x18\x04 \x01(\x0e2 .sluice.datapath.v1.FrontendKindR\x04kind\x12\x18\n" +
+	"\aoutside\x18\x05 \x01(\bR\aoutside\x12<\n" +
+	"\aoutcome\x18\x06 \x01(\x0e2\".sluice.datapath.v1.ServiceOutcomeR\aoutcome\x12#\n" +
+	"\rbackend_count\x18\a \x01(\rR\fbackendCount\x12@\n" +
+	"\bbackends\x18\b \x03(\v2$.sluice.datapath.v1.ExplainedBackendR\bbackends\"\xcf\x03\n" +
+	"\x10ExplainedBackend\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x123\n" +
+	"\x04path\x18\x03 \x01(\x0e2\x1f.sluice.datapath.v1.BackendPathR\x04path\x125\n" +
+	"\averdict\x18\x04 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x122\n" +
+	"\x06reason\x18\x05 \x01(\x0e2\x1a.sluice.datapath.v1.ReasonR\x06reason\x125\n" +
+	"\x04peer\x18\x06 \x01(\v2!.sluice.datapath.v1.ExplainedPeerR\x04peer\x129\n" +
+	"\x06egress\x18\a \x01(\v2!.sluice.datapath.v1.ExplainedSideR\x06egress\x12;\n" +
+	"\aingress\x18\b \x01(\v2!.sluice.datapath.v1.ExplainedSideR\aingress\x12>\n" +
+	"\n" +
+	"connection\x18\t \x01(\v2\x1e.sluice.datapath.v1.ConnectionR\n" +
 	"connection\"\x83\x03\n" +
 	"\rExplainedPeer\x12\x1a\n" +
 	"\bidentity\x18\x01 \x01(\rR\bidentity\x12\x14\n" +
@@ -2117,7 +2507,19 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"LossSource\x12\x1b\n" +
 	"\x17LOSS_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12LOSS_SOURCE_KERNEL\x10\x01\x12\x18\n" +
-	"\x14LOSS_SOURCE_OBSERVER\x10\x02*\x8a\x03\n" +
+	"\x14LOSS_SOURCE_OBSERVER\x10\x02*\xde\x01\n" +
+	"\x0eServiceOutcome\x12\x1f\n" +
+	"\x1bSERVICE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n" +
+	"\x1aSERVICE_OUTCOME_TRANSLATED\x10\x01\x12\x1e\n" +
+	"\x1aSERVICE_OUTCOME_NO_BACKEND\x10\x02\x12$\n" +
+	" SERVICE_OUTCOME_NO_LOCAL_BACKEND\x10\x03\x12!\n" +
+	"\x1dSERVICE_OUTCOME_SOURCE_RANGES\x10\x04\x12\"\n" +
+	"\x1eSERVICE_OUTCOME_NOT_TRANSLATED\x10\x05*\x83\x01\n" +
+	"\vBackendPath\x12\x1c\n" +
+	"\x18BACKEND_PATH_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16BACKEND_PATH_EVALUATED\x10\x01\x12\x1e\n" +
+	"\x1aBACKEND_PATH_OWN_NAMESPACE\x10\x02\x12\x1a\n" +
+	"\x16BACKEND_PATH_NOT_LOCAL\x10\x03*\x8a\x03\n" +
 	"\x0fConnectionState\x12 \n" +
 	"\x1cCONNECTION_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18CONNECTION_STATE_OPENING\x10\x01\x12 \n" +
@@ -2149,102 +2551,118 @@ func file_sluice_datapath_v1_observer_proto_rawDescGZIP() []byte {
 	return file_sluice_datapath_v1_observer_proto_rawDescData
 }
 
-var file_sluice_datapath_v1_observer_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_sluice_datapath_v1_observer_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_sluice_datapath_v1_observer_proto_goTypes = []any{
 	(LabelOperator)(0),            // 0: sluice.datapath.v1.LabelOperator
 	(FlowType)(0),                 // 1: sluice.datapath.v1.FlowType
 	(Verdict)(0),                  // 2: sluice.datapath.v1.Verdict
 	(LossSource)(0),               // 3: sluice.datapath.v1.LossSource
-	(ConnectionState)(0),          // 4: sluice.datapath.v1.ConnectionState
-	(*ObserveRequest)(nil),        // 5: sluice.datapath.v1.ObserveRequest
-	(*LabelSelector)(nil),         // 6: sluice.datapath.v1.LabelSelector
-	(*LabelRequirement)(nil),      // 7: sluice.datapath.v1.LabelRequirement
-	(*ObserveResponse)(nil),       // 8: sluice.datapath.v1.ObserveResponse
-	(*AttachmentRepair)(nil),      // 9: sluice.datapath.v1.AttachmentRepair
-	(*Flow)(nil),                  // 10: sluice.datapath.v1.Flow
-	(*FlowEnd)(nil),               // 11: sluice.datapath.v1.FlowEnd
-	(*IcmpHeader)(nil),            // 12: sluice.datapath.v1.IcmpHeader
-	(*SideVerdict)(nil),           // 13: sluice.datapath.v1.SideVerdict
-	(*LostEvents)(nil),            // 14: sluice.datapath.v1.LostEvents
-	(*ExplainRequest)(nil),        // 15: sluice.datapath.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 16: sluice.datapath.v1.ExplainResponse
-	(*ExplainedPeer)(nil),         // 17: sluice.datapath.v1.ExplainedPeer
-	(*ExplainedSide)(nil),         // 18: sluice.datapath.v1.ExplainedSide
-	(*Connection)(nil),            // 19: sluice.datapath.v1.Connection
-	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
-	(*v1.Owner)(nil),              // 21: sluice.workload.v1.Owner
-	(Reason)(0),                   // 22: sluice.datapath.v1.Reason
-	(v11.Direction)(0),            // 23: sluice.net.v1.Direction
-	(v11.Protocol)(0),             // 24: sluice.net.v1.Protocol
-	(*Difference)(nil),            // 25: sluice.datapath.v1.Difference
-	(*v1.PodReference)(nil),       // 26: sluice.workload.v1.PodReference
-	(*v1.Label)(nil),              // 27: sluice.workload.v1.Label
-	(v11.DecidedBy)(0),            // 28: sluice.net.v1.DecidedBy
-	(v11.Proxy)(0),                // 29: sluice.net.v1.Proxy
+	(ServiceOutcome)(0),           // 4: sluice.datapath.v1.ServiceOutcome
+	(BackendPath)(0),              // 5: sluice.datapath.v1.BackendPath
+	(ConnectionState)(0),          // 6: sluice.datapath.v1.ConnectionState
+	(*ObserveRequest)(nil),        // 7: sluice.datapath.v1.ObserveRequest
+	(*LabelSelector)(nil),         // 8: sluice.datapath.v1.LabelSelector
+	(*LabelRequirement)(nil),      // 9: sluice.datapath.v1.LabelRequirement
+	(*ObserveResponse)(nil),       // 10: sluice.datapath.v1.ObserveResponse
+	(*AttachmentRepair)(nil),      // 11: sluice.datapath.v1.AttachmentRepair
+	(*Flow)(nil),                  // 12: sluice.datapath.v1.Flow
+	(*FlowEnd)(nil),               // 13: sluice.datapath.v1.FlowEnd
+	(*IcmpHeader)(nil),            // 14: sluice.datapath.v1.IcmpHeader
+	(*SideVerdict)(nil),           // 15: sluice.datapath.v1.SideVerdict
+	(*LostEvents)(nil),            // 16: sluice.datapath.v1.LostEvents
+	(*ExplainRequest)(nil),        // 17: sluice.datapath.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 18: sluice.datapath.v1.ExplainResponse
+	(*ExplainedService)(nil),      // 19: sluice.datapath.v1.ExplainedService
+	(*ExplainedBackend)(nil),      // 20: sluice.datapath.v1.ExplainedBackend
+	(*ExplainedPeer)(nil),         // 21: sluice.datapath.v1.ExplainedPeer
+	(*ExplainedSide)(nil),         // 22: sluice.datapath.v1.ExplainedSide
+	(*Connection)(nil),            // 23: sluice.datapath.v1.Connection
+	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
+	(*v1.Owner)(nil),              // 25: sluice.workload.v1.Owner
+	(Reason)(0),                   // 26: sluice.datapath.v1.Reason
+	(v11.Direction)(0),            // 27: sluice.net.v1.Direction
+	(v11.Protocol)(0),             // 28: sluice.net.v1.Protocol
+	(*Difference)(nil),            // 29: sluice.datapath.v1.Difference
+	(*v1.PodReference)(nil),       // 30: sluice.workload.v1.PodReference
+	(*v1.Label)(nil),              // 31: sluice.workload.v1.Label
+	(v11.DecidedBy)(0),            // 32: sluice.net.v1.DecidedBy
+	(v11.Proxy)(0),                // 33: sluice.net.v1.Proxy
+	(FrontendKind)(0),             // 34: sluice.datapath.v1.FrontendKind
 }
 var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
-	20, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
-	21, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
-	22, // 2: sluice.datapath.v1.ObserveRequest.reasons:type_name -> sluice.datapath.v1.Reason
-	23, // 3: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
-	24, // 4: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
+	24, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
+	25, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
+	26, // 2: sluice.datapath.v1.ObserveRequest.reasons:type_name -> sluice.datapath.v1.Reason
+	27, // 3: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
+	28, // 4: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
 	2,  // 5: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
 	1,  // 6: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
-	6,  // 7: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
-	7,  // 8: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
+	8,  // 7: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	9,  // 8: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
 	0,  // 9: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
-	10, // 10: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
-	14, // 11: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
-	9,  // 12: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
-	20, // 13: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
-	21, // 14: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
-	25, // 15: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
-	26, // 16: sluice.datapath.v1.AttachmentRepair.pod:type_name -> sluice.workload.v1.PodReference
-	20, // 17: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	12, // 10: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
+	16, // 11: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
+	11, // 12: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
+	24, // 13: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
+	25, // 14: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
+	29, // 15: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
+	30, // 16: sluice.datapath.v1.AttachmentRepair.pod:type_name -> sluice.workload.v1.PodReference
+	24, // 17: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
 	1,  // 18: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
 	2,  // 19: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
-	22, // 20: sluice.datapath.v1.Flow.reason:type_name -> sluice.datapath.v1.Reason
-	23, // 21: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
-	11, // 22: sluice.datapath.v1.Flow.source:type_name -> sluice.datapath.v1.FlowEnd
-	11, // 23: sluice.datapath.v1.Flow.destination:type_name -> sluice.datapath.v1.FlowEnd
-	24, // 24: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
-	12, // 25: sluice.datapath.v1.Flow.icmp:type_name -> sluice.datapath.v1.IcmpHeader
-	13, // 26: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
-	13, // 27: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
-	27, // 28: sluice.datapath.v1.FlowEnd.labels:type_name -> sluice.workload.v1.Label
-	21, // 29: sluice.datapath.v1.FlowEnd.owner:type_name -> sluice.workload.v1.Owner
-	26, // 30: sluice.datapath.v1.FlowEnd.pod:type_name -> sluice.workload.v1.PodReference
+	26, // 20: sluice.datapath.v1.Flow.reason:type_name -> sluice.datapath.v1.Reason
+	27, // 21: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
+	13, // 22: sluice.datapath.v1.Flow.source:type_name -> sluice.datapath.v1.FlowEnd
+	13, // 23: sluice.datapath.v1.Flow.destination:type_name -> sluice.datapath.v1.FlowEnd
+	28, // 24: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
+	14, // 25: sluice.datapath.v1.Flow.icmp:type_name -> sluice.datapath.v1.IcmpHeader
+	15, // 26: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
+	15, // 27: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
+	31, // 28: sluice.datapath.v1.FlowEnd.labels:type_name -> sluice.workload.v1.Label
+	25, // 29: sluice.datapath.v1.FlowEnd.owner:type_name -> sluice.workload.v1.Owner
+	30, // 30: sluice.datapath.v1.FlowEnd.pod:type_name -> sluice.workload.v1.PodReference
 	2,  // 31: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
-	28, // 32: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
-	29, // 33: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
+	32, // 32: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
+	33, // 33: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
 	3,  // 34: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
-	24, // 35: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	28, // 35: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
 	2,  // 36: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
-	22, // 37: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
-	17, // 38: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
-	17, // 39: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
-	18, // 40: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	18, // 41: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	19, // 42: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
-	21, // 43: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
-	27, // 44: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
-	26, // 45: sluice.datapath.v1.ExplainedPeer.pod:type_name -> sluice.workload.v1.PodReference
-	13, // 46: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
-	24, // 47: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
-	4,  // 48: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
-	20, // 49: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
-	2,  // 50: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
-	22, // 51: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
-	5,  // 52: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	15, // 53: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
-	8,  // 54: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	16, // 55: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
-	54, // [54:56] is the sub-list for method output_type
-	52, // [52:54] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	26, // 37: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
+	21, // 38: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
+	21, // 39: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
+	22, // 40: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	22, // 41: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	23, // 42: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
+	19, // 43: sluice.datapath.v1.ExplainResponse.service:type_name -> sluice.datapath.v1.ExplainedService
+	34, // 44: sluice.datapath.v1.ExplainedService.kind:type_name -> sluice.datapath.v1.FrontendKind
+	4,  // 45: sluice.datapath.v1.ExplainedService.outcome:type_name -> sluice.datapath.v1.ServiceOutcome
+	20, // 46: sluice.datapath.v1.ExplainedService.backends:type_name -> sluice.datapath.v1.ExplainedBackend
+	5,  // 47: sluice.datapath.v1.ExplainedBackend.path:type_name -> sluice.datapath.v1.BackendPath
+	2,  // 48: sluice.datapath.v1.ExplainedBackend.verdict:type_name -> sluice.datapath.v1.Verdict
+	26, // 49: sluice.datapath.v1.ExplainedBackend.reason:type_name -> sluice.datapath.v1.Reason
+	21, // 50: sluice.datapath.v1.ExplainedBackend.peer:type_name -> sluice.datapath.v1.ExplainedPeer
+	22, // 51: sluice.datapath.v1.ExplainedBackend.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	22, // 52: sluice.datapath.v1.ExplainedBackend.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	23, // 53: sluice.datapath.v1.ExplainedBackend.connection:type_name -> sluice.datapath.v1.Connection
+	25, // 54: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
+	31, // 55: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
+	30, // 56: sluice.datapath.v1.ExplainedPeer.pod:type_name -> sluice.workload.v1.PodReference
+	15, // 57: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
+	28, // 58: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
+	6,  // 59: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
+	24, // 60: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
+	2,  // 61: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
+	26, // 62: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
+	7,  // 63: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	17, // 64: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	10, // 65: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	18, // 66: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	65, // [65:67] is the sub-list for method output_type
+	63, // [63:65] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }
@@ -2263,8 +2681,8 @@ func file_sluice_datapath_v1_observer_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_observer_proto_rawDesc), len(file_sluice_datapath_v1_observer_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   15,
+			NumEnums:      7,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

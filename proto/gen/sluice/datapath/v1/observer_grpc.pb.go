@@ -40,8 +40,10 @@ type ObserverServiceClient interface {
 	Observe(ctx context.Context, in *ObserveRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObserveResponse], error)
 	// Explain says what becomes of a connection in the kernel: it has the eBPF
 	// programs evaluate a first packet on the live maps, and, if the connection is
-	// tracked, its next one. Nothing is changed or sent. NOT_FOUND: neither
-	// address belongs to an endpoint of this node.
+	// tracked, its next one. A destination that is the frontend of a service is
+	// answered by what becomes of the connection at each backend. Nothing is changed
+	// or sent. NOT_FOUND: neither address belongs to an endpoint of this node, and the
+	// destination to no service.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 }
 
@@ -96,8 +98,10 @@ type ObserverServiceServer interface {
 	Observe(*ObserveRequest, grpc.ServerStreamingServer[ObserveResponse]) error
 	// Explain says what becomes of a connection in the kernel: it has the eBPF
 	// programs evaluate a first packet on the live maps, and, if the connection is
-	// tracked, its next one. Nothing is changed or sent. NOT_FOUND: neither
-	// address belongs to an endpoint of this node.
+	// tracked, its next one. A destination that is the frontend of a service is
+	// answered by what becomes of the connection at each backend. Nothing is changed
+	// or sent. NOT_FOUND: neither address belongs to an endpoint of this node, and the
+	// destination to no service.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	mustEmbedUnimplementedObserverServiceServer()
 }

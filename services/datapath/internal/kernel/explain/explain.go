@@ -63,6 +63,10 @@ type Explanation struct {
 	Connection conntrack.Connection
 	Tracked    bool
 	Next       replica.Answer
+	// Service is the one whose frontend the destination is; nil: of none. If it is
+	// translated, nothing else is set but Source and Destination: what becomes of a
+	// connection is said of each backend.
+	Service *Service
 }
 
 // Explainer asks the rooms of an instance.
@@ -73,6 +77,7 @@ type Explainer struct {
 	Tables      *policymap.Maps
 	Connections *conntrack.Connections
 	Replicas    *replica.Programs
+	Services    Services
 	// Worlds are the identities of addresses that the ipcache does not know.
 	Worlds [2]identity.Numeric
 }
@@ -89,16 +94,37 @@ var ErrNotLocal = errors.New("neither address belongs to an endpoint of this nod
 //
 // What needs a packet is taken for granted: whole headers, the endpoint's own
 // Ethernet addresses, a size that fits, no mark of another program.
+//
+// A destination that is the frontend of a service is not evaluated itself where
+// the service is translated: its backends are.
 func (e *Explainer) Explain(t conntrack.Tuple) (Explanation, error) {
 	if err := t.Validate(); err != nil {
 		return Explanation{}, err
 	}
-	x := Explanation{}
-	var err error
-	if x.Source, err = e.peer(t.Initiator.Addr()); err != nil {
+	known, err := e.Addresses.List()
+	if err != nil {
+		return Explanation{}, err
+	}
+	s, err := e.findService(t)
+	if err != nil {
+		return Explanation{}, err
+	}
+	if s != nil && s.Outcome != NotTranslated {
+		return e.explainService(known, t, s)
+	}
+	x, err := e.explainDirect(known, t)
+	if x.Service = s; s != nil && errors.Is(err, ErrNotLocal) {
+		return x, nil // what is known of the service is the answer
+	}
+	return x, err
+}
+
+// explainDirect explains a connection to just this address.
+func (e *Explainer) explainDirect(known []ipmap.Entry, t conntrack.Tuple) (x Explanation, err error) {
+	if x.Source, err = e.peer(known, t.Initiator.Addr()); err != nil {
 		return x, err
 	}
-	if x.Destination, err = e.peer(t.Responder.Addr()); err != nil {
+	if x.Destination, err = e.peer(known, t.Responder.Addr()); err != nil {
 		return x, err
 	}
 	q := replica.Question{Program: program.FromPod, Far: x.Destination.Slot}
@@ -194,20 +220,18 @@ func (e *Explainer) next(x *Explanation, q replica.Question, t conntrack.Tuple) 
 }
 
 // endpoint says whether the end is a pod.
-func (p Peer) endpoint() bool { return p.Slot != slotmap.NoSlot && p.Slot != slotmap.HostSlot }
+func (p Peer) endpoint() bool { return isEndpoint(p.Slot) }
+
+func isEndpoint(s slotmap.Slot) bool { return s != slotmap.NoSlot && s != slotmap.HostSlot }
 
 // peer finds out what leads to an address in the maps: its slot, and the prefix
 // of the ipcache that counts. A lookup there says what an entry holds, and not
 // which it is.
-func (e *Explainer) peer(a netip.Addr) (Peer, error) {
+func (e *Explainer) peer(all []ipmap.Entry, a netip.Addr) (Peer, error) {
 	p := Peer{Addr: a}
 	var err error
 	if p.Slot, err = e.Endpoints.SlotOf(a); err != nil {
 		return p, fmt.Errorf("slot of %v: %w", a, err)
-	}
-	all, err := e.Addresses.List()
-	if err != nil {
-		return p, err
 	}
 	for _, known := range all {
 		if known.Prefix.Contains(a) && (!p.Entry.IsValid() || known.Prefix.Bits() > p.Entry.Bits()) {

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package explain
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+)
+
+// MaxBackends is how many backends of a service are evaluated; the others are
+// counted.
+const MaxBackends = 16
+
+// Services are the frontends that the kernel has.
+type Services interface {
+	// Lookup reads a frontend from the maps of the kernel.
+	Lookup(k frontend.Key) (servicemap.Frontend, bool, error)
+}
+
+// Outcome is what becomes of a connection to a service, before any policy is asked.
+type Outcome uint8
+
+// The outcomes.
+const (
+	// Translated: it goes to one of the backends.
+	Translated Outcome = iota + 1
+	// NoBackend: it is refused, because no node has a backend.
+	NoBackend
+	// NoLocalBackend: it is dropped, because other nodes have backends and this one
+	// has none.
+	NoLocalBackend
+	// SourceRanges: it is dropped, because only some clients may use the frontend,
+	// and the programs cannot tell them apart yet.
+	SourceRanges
+	// NotTranslated: it passes as if there were no service.
+	NotTranslated
+)
+
+// Service is the service whose frontend a connection asks for.
+type Service struct {
+	servicemap.Frontend
+	// Outside says that the sender is neither an endpoint nor the host of this node.
+	Outside bool
+	Outcome Outcome
+	// Backends are the first MaxBackends of the list that counts for the sender.
+	Backends []Backend
+	// Count is how many backends that list has.
+	Count int
+}
+
+// Path is how a connection gets to a backend.
+type Path uint8
+
+// The paths.
+const (
+	// Evaluated: past a program of an endpoint, which evaluates it.
+	Evaluated Path = iota + 1
+	// OwnNamespace: the backend is the sender. The connection stays inside its network
+	// namespace, where no policy is asked.
+	OwnNamespace
+	// NotLocal: neither the sender nor the backend is an endpoint of this node, and no
+	// policy of this node is asked.
+	NotLocal
+)
+
+// Backend is one that a connection to a service may be led to, and what becomes of
+// the connection then.
+type Backend struct {
+	servicemap.Backend
+	Path Path
+	// Explanation has more than its ends if the path is Evaluated.
+	Explanation Explanation
+}
+
+// translated says for which connections the kernel has a program that leads them
+// to backends: for those of the sockets of the node's endpoints and of its host,
+// which are TCP and UDP.
+func translated(p frontend.Protocol, outside bool) bool {
+	return !outside && (p == frontend.TCP || p == frontend.UDP)
+}
+
+// findService finds the frontend that the destination is, in the order of the
+// programs: that of the address, else a node port at an address of the node. nil:
+// there is none.
+func (e *Explainer) findService(t conntrack.Tuple) (*Service, error) {
+	to := t.Responder
+	k := frontend.Key{Addr: to.Addr(), Port: to.Port(), Protocol: frontend.Protocol(t.Protocol)}
+	if k.Validate() != nil {
+		return nil, nil // no service has such an address
+	}
+	sender, err := e.Endpoints.SlotOf(t.Initiator.Addr())
+	if err != nil {
+		return nil, fmt.Errorf("endpoint of %v: %w", t.Initiator.Addr(), err)
+	}
+	f, ok, err := e.Services.Lookup(k)
+	if !ok && err == nil {
+		f, ok, err = e.findNodePort(k, sender)
+	}
+	if err != nil || !ok {
+		return nil, err
+	}
+	s := &Service{Frontend: f, Outside: sender == slotmap.NoSlot}
+	list := f.Inside
+	if s.Outside {
+		list = f.Outside
+	}
+	if list != nil {
+		s.Count = len(list.Backends)
+	}
+	switch {
+	case list == nil || !translated(k.Protocol, s.Outside):
+		s.Outcome = NotTranslated
+	case list.Sources:
+		s.Outcome = SourceRanges
+	case s.Count == 0 && list.Drop:
+		s.Outcome = NoLocalBackend
+	case s.Count == 0:
+		s.Outcome = NoBackend
+	default:
+		s.Outcome = Translated
+		for _, b := range list.Backends[:min(s.Count, MaxBackends)] {
+			s.Backends = append(s.Backends, Backend{Backend: b})
+		}
+	}
+	return s, nil
+}
+
+// findNodePort finds the node port that answers at an address of the node, or at a
+// loopback address for the host.
+func (e *Explainer) findNodePort(k frontend.Key, sender slotmap.Slot) (servicemap.Frontend, bool, error) {
+	at := sender == slotmap.HostSlot
+	if !k.Addr.IsLoopback() {
+		slot, err := e.Endpoints.SlotOf(k.Addr)
+		if err != nil {
+			return servicemap.Frontend{}, false, fmt.Errorf("endpoint of %v: %w", k.Addr, err)
+		}
+		at = slot == slotmap.HostSlot
+	}
+	if !at {
+		return servicemap.Frontend{}, false, nil
+	}
+	unspecified := netip.IPv4Unspecified()
+	if k.Addr.Is6() {
+		unspecified = netip.IPv6Unspecified()
+	}
+	k.Addr, k.Node = unspecified, true
+	return e.Services.Lookup(k)
+}
+
+// explainService explains the connection to each backend. Source is as the first of
+// them has it evaluated.
+func (e *Explainer) explainService(known []ipmap.Entry, t conntrack.Tuple, s *Service) (x Explanation, err error) {
+	x.Service = s
+	if x.Source, err = e.peer(known, t.Initiator.Addr()); err != nil {
+		return x, err
+	}
+	if x.Destination, err = e.peer(known, t.Responder.Addr()); err != nil {
+		return x, err
+	}
+	for i := range s.Backends {
+		b := &s.Backends[i]
+		to := t
+		to.Responder = b.AddrPort
+		if b.Explanation, err = e.explainDirect(known, to); err != nil && !errors.Is(err, ErrNotLocal) {
+			return x, fmt.Errorf("backend %v: %w", b.AddrPort, err)
+		}
+		from, at := b.Explanation.Source, b.Explanation.Destination
+		switch {
+		case err != nil:
+			b.Path = NotLocal
+		case from.endpoint() && from.Slot == at.Slot:
+			b.Path = OwnNamespace
+			b.Explanation = Explanation{Source: from, Destination: at}
+		default:
+			b.Path = Evaluated
+		}
+		if x.Source.Identity == 0 {
+			x.Source = from
+		}
+	}
+	return x, nil
+}

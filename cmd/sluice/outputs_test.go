@@ -43,6 +43,25 @@ func TestOutputsAreThoseListed(t *testing.T) {
 			RuleSources: []string{"NetworkPolicy shop/web"},
 		},
 	}}
+	n.Explained = map[string]*datapathv1.ExplainResponse{"10.96.0.10": {
+		Source: &datapathv1.ExplainedPeer{Identity: 300, Known: true, IdentityClass: 4, IpcachePrefix: "10.244.0.2/32"},
+		Service: &datapathv1.ExplainedService{
+			Service: "shop/web:http", Address: "10.96.0.10", Port: 80, Kind: datapathv1.FrontendKind_FRONTEND_KIND_CLUSTER_IP,
+			Outcome: datapathv1.ServiceOutcome_SERVICE_OUTCOME_TRANSLATED, BackendCount: 2,
+			Backends: []*datapathv1.ExplainedBackend{{
+				Address: "10.244.0.3", Port: 8080, Path: datapathv1.BackendPath_BACKEND_PATH_EVALUATED,
+				Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: datapathv1.Reason_REASON_POLICY_DENIED,
+				Peer: &datapathv1.ExplainedPeer{Identity: 301, Known: true, IdentityClass: 5, IpcachePrefix: "10.244.0.3/32"},
+				Ingress: &datapathv1.ExplainedSide{Verdict: &datapathv1.SideVerdict{
+					Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Rule: 1,
+					DecidedBy: netv1.DecidedBy_DECIDED_BY_RULE, RuleSources: []string{"NetworkPolicy shop/web"},
+				}},
+			}, {
+				Address: "10.244.0.2", Port: 8080, Path: datapathv1.BackendPath_BACKEND_PATH_OWN_NAMESPACE,
+				Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Peer: &datapathv1.ExplainedPeer{IpcachePrefix: "10.244.0.2/32"},
+			}},
+		},
+	}}
 	n.Policy.Differences = []*policyv1.DiffResponse{{
 		Subject: 300, SubjectLabels: []*workloadv1.Label{nodetest.Label("app", "web")},
 		Direction: netv1.Direction_DIRECTION_INGRESS,
@@ -81,6 +100,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		"node forget node-b --dry-run", "node forget x",
 		"ipam pools", "ipam list", "explain --from 0123 --to 10.244.0.3 --port 80",
 		"explain --from 300 --to 10.244.0.3 --port 80 --source-port 4000", "explain --from 0123 --to 192.0.2.1 --icmp echo",
+		"explain --from 0123 --to 10.96.0.10 --port 80",
 		"observe", "observe --label app", "observe --label =", "observe --verdict lost", "map list", "map dump sl_peer",
 		"map dump sl_peer --limit 1", "map dump x", "audit", "audit --repair",
 		"policy validate -f " + file, "policy apply", "policy apply -f " + file + " --if-revision 6",

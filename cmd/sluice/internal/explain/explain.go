@@ -37,6 +37,8 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		Long: `Say what the kernel's own tables say to a connection, step by step: the eBPF
 programs evaluate a first packet on the live maps, and the next packet of the
 connection that --source-port names; nothing is changed and no packet is sent.
+If the destination is the frontend of a service, such as a cluster IP, each of its
+backends is evaluated, because policies see the backend and not the service.
 ` + "`sluice policy explain`" + ` asks the policy service instead, which knows the rules'
 text.
 
@@ -102,10 +104,11 @@ type explanation struct {
 	Verdict    string             `json:"verdict"`
 	Reason     string             `json:"reason"`
 	Source     explainedPeer      `json:"source"`
-	Dest       explainedPeer      `json:"destination"`
+	Dest       *explainedPeer     `json:"destination,omitempty"` // not set for a service that is translated
 	Egress     *explainedSide     `json:"egress,omitempty"`
 	Ingress    *explainedSide     `json:"ingress,omitempty"`
 	Connection *trackedConnection `json:"connection,omitempty"`
+	Service    *explainedService  `json:"service,omitempty"`
 }
 
 type explainedPeer struct {
@@ -145,8 +148,12 @@ func endText(address string, port uint32) string {
 	return net.JoinHostPort(address, strconv.FormatUint(uint64(port), 10))
 }
 
-func explainedPeerOf(p *datapathv1.ExplainedPeer) explainedPeer {
-	shown := explainedPeer{
+// explainedPeerOf shows an end; nil if there is none.
+func explainedPeerOf(p *datapathv1.ExplainedPeer) *explainedPeer {
+	if p == nil {
+		return nil
+	}
+	shown := &explainedPeer{
 		Identity: p.GetIdentity(), Known: p.GetKnown(), IdentityClass: p.GetIdentityClass(), Slot: p.GetEndpointIndex(),
 		IPCachePrefix: p.GetIpcachePrefix(), Labels: workload.LabelTextsInOrder(p.GetLabels()),
 		Node: p.GetNodeName(),
@@ -186,65 +193,95 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 	x := explanation{
 		From: from.String(), To: to.String(), Protocol: ports.ProtocolText(conn.Protocol), Port: conn.Port,
 		Verdict: output.Enum(r.GetVerdict(), "VERDICT_"), Reason: output.Enum(r.GetReason(), "REASON_"),
-		Source: explainedPeerOf(r.GetSource()), Dest: explainedPeerOf(r.GetDestination()),
+		Source: *explainedPeerOf(r.GetSource()), Dest: explainedPeerOf(r.GetDestination()),
 		Egress: explainedSideOf(r.GetEgress()), Ingress: explainedSideOf(r.GetIngress()),
-	}
-	if t := r.GetConnection(); t != nil {
-		x.Connection = &trackedConnection{
-			Initiator: endText(t.GetInitiatorAddress(), t.GetInitiatorPort()),
-			Responder: endText(t.GetResponderAddress(), t.GetResponderPort()),
-			Protocol:  ports.ProtocolText(uint32(t.GetProtocol())),
-			LastSeen:  output.When(t.GetLastSeenTime()),
-			Current:   t.GetCurrent(), EgressRule: t.GetEgressRule(), IngressRule: t.GetIngressRule(),
-			NextVerdict: output.Enum(t.GetNextVerdict(), "VERDICT_"), NextReason: output.Enum(t.GetNextReason(), "REASON_"),
-		}
-	}
-	for _, s := range r.GetConnection().GetStates() {
-		x.Connection.State = append(x.Connection.State, output.Enum(s, "CONNECTION_STATE_"))
+		Connection: connectionOf(r.GetConnection()), Service: explainedServiceOf(r.GetService(), conn.Protocol),
 	}
 	return inv.Show(x, func(w io.Writer) { x.lines(w, ports.ServiceText(conn.Protocol, conn.Port), conn.SourcePort) })
 }
 
+func connectionOf(t *datapathv1.Connection) *trackedConnection {
+	if t == nil {
+		return nil
+	}
+	shown := &trackedConnection{
+		Initiator: endText(t.GetInitiatorAddress(), t.GetInitiatorPort()),
+		Responder: endText(t.GetResponderAddress(), t.GetResponderPort()),
+		Protocol:  ports.ProtocolText(uint32(t.GetProtocol())),
+		LastSeen:  output.When(t.GetLastSeenTime()),
+		Current:   t.GetCurrent(), EgressRule: t.GetEgressRule(), IngressRule: t.GetIngressRule(),
+		NextVerdict: output.Enum(t.GetNextVerdict(), "VERDICT_"), NextReason: output.Enum(t.GetNextReason(), "REASON_"),
+	}
+	for _, s := range t.GetStates() {
+		shown.State = append(shown.State, output.Enum(s, "CONNECTION_STATE_"))
+	}
+	return shown
+}
+
 func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
-	fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s (%s)", x.From, x.To, service,
-		strings.ToUpper(x.Verdict), x.Reason)))
+	fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s", x.From, x.To, service, x.headline())))
+	x.Service.lines(w)
 	fmt.Fprintln(w)
 	output.Row(w, "END", "POD", "IDENTITY", "IDENTITY CLASS", "IPCACHE", "LABELS")
-	for _, end := range []struct {
-		name string
-		peer explainedPeer
-	}{{"from", x.Source}, {"to", x.Dest}} {
-		pod := "none of this node"
-		switch {
-		case end.peer.Owner != nil:
-			pod = end.peer.Owner.String()
-		case end.peer.Identity == uint32(identity.Host):
-			pod = "this node"
-		case end.peer.Node != "":
-			pod = "on " + end.peer.Node
+	x.Source.row(w, "from")
+	x.Dest.row(w, "to")
+	if x.Service.translated() {
+		for _, b := range x.Service.Backends {
+			b.Peer.row(w, "to "+b.text())
 		}
-		class := fmt.Sprint(end.peer.IdentityClass)
-		if !end.peer.Known {
-			class = "not known"
-		}
-		number := fmt.Sprint(end.peer.Identity)
-		if end.peer.Identity == 0 {
-			number, class = "not asked", "-"
-		}
-		output.Row(w, end.name, pod, number, class, end.peer.IPCachePrefix, workload.Text(end.peer.Labels))
+		x.Service.verdicts(w, sourcePort != 0)
+		return
 	}
 	x.Egress.lines(w, "Egress, what the sender's policy says")
 	x.Ingress.lines(w, "Ingress, what the receiver's policy says")
+	if x.Dest == nil || x.Verdict == "" {
+		return // no packet was evaluated
+	}
 	fmt.Fprintln(w)
-	t := x.Connection
-	switch {
+	switch t := x.Connection; {
 	case t == nil && sourcePort == 0:
 		fmt.Fprintln(w, "Connection: not asked for; --source-port names one")
-		return
 	case t == nil:
 		fmt.Fprintln(w, "Connection: none is tracked")
+	default:
+		t.lines(w)
+	}
+}
+
+// headline is what becomes of the connection.
+func (x explanation) headline() string {
+	if x.Service != nil && x.Reason == "" {
+		return x.Service.headline(x.Verdict)
+	}
+	return fmt.Sprintf("%s (%s)", strings.ToUpper(x.Verdict), x.Reason)
+}
+
+// row is a line of the table of ends.
+func (p *explainedPeer) row(w io.Writer, end string) {
+	if p == nil {
 		return
 	}
+	pod := "none of this node"
+	switch {
+	case p.Owner != nil:
+		pod = p.Owner.String()
+	case p.Identity == uint32(identity.Host):
+		pod = "this node"
+	case p.Node != "":
+		pod = "on " + p.Node
+	}
+	class := fmt.Sprint(p.IdentityClass)
+	if !p.Known {
+		class = "not known"
+	}
+	number := fmt.Sprint(p.Identity)
+	if p.Identity == 0 {
+		number, class = "not asked", "-"
+	}
+	output.Row(w, end, pod, number, class, p.IPCachePrefix, workload.Text(p.Labels))
+}
+
+func (t *trackedConnection) lines(w io.Writer) {
 	fmt.Fprintln(w, output.Printable(fmt.Sprintf("Connection: %s -> %s %s, %s", t.Initiator, t.Responder, t.Protocol,
 		strings.Join(t.State, ", "))))
 	output.Row(w, "  last packet", output.Since(t.LastSeen)+" ago")

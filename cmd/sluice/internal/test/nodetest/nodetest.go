@@ -67,6 +67,7 @@ type Node struct {
 	Balancer      *loadBalancer
 	PolicyMode    datapathv1.PolicyMode
 	Evaluated     *datapathv1.ExplainRequest
+	Explained     map[string]*datapathv1.ExplainResponse // by the destination, before the usual answers
 	Differences   []*datapathv1.Difference
 	Flows         []*datapathv1.Flow
 }

@@ -535,7 +535,7 @@ func (n *node) compare(ctx context.Context) error {
 
 // observe moves the programs' events into the ring.
 func (n *node) observe(ctx context.Context) error {
-	return n.Kernel.Events.Observe(ctx, n.Core, n.Ring)
+	return n.Kernel.Events.Observe(ctx, n.Core, n.Kernel.Services, n.Ring)
 }
 
 // spoolInterval is how often the spool is looked at while the process serves.

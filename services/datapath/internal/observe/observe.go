@@ -15,6 +15,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -69,15 +70,21 @@ type End struct {
 
 // Event is what happened to one packet, or a repair.
 type Event struct {
-	Type                                Type
-	Time                                time.Time
-	Reason                              uint32 // the programs' number, which is the API's too
-	Egress                              bool   // seen from the endpoint
-	Verdict                             Verdict
-	ID                                  [16]byte // a UUID, given by Ring.Add
-	From, To                            End
-	Ifindex                             uint32 // of the device where it was seen
-	Source, Destination                 netip.AddrPort
+	Type                Type
+	Time                time.Time
+	Reason              uint32 // the programs' number, which is the API's too
+	Egress              bool   // seen from the endpoint
+	Verdict             Verdict
+	ID                  [16]byte // a UUID, given by Ring.Add
+	From, To            End
+	Ifindex             uint32 // of the device where it was seen
+	Source, Destination netip.AddrPort
+	// Original is the destination that the packet had before it was led to a backend
+	// of a service; invalid: it was not.
+	Original netip.AddrPort
+	// Service had the original destination when the packet was seen: "shop/web:http";
+	// empty if that is not known.
+	Service                             string
 	Protocol                            uint8
 	TCPFlags                            uint8
 	SourceIdentity, DestinationIdentity uint32
@@ -249,6 +256,8 @@ type Filter struct {
 	Verdicts   map[Verdict]bool
 	Types      map[Type]bool
 	Selectors  []Selector
+	// Services are "shop/web", for all ports of the service.
+	Services map[string]bool
 }
 
 // Match says whether e passes. labels gives those of an identity; what is not
@@ -264,14 +273,22 @@ func (f Filter) Match(e Event, labels func(identity uint32) ([]label.Label, bool
 	}
 	return either(len(f.Owners), f.Owners[e.From.Owner], f.Owners[e.To.Owner]) &&
 		either(len(f.Identities), f.Identities[e.SourceIdentity], f.Identities[e.DestinationIdentity]) &&
-		either(len(f.Prefixes), inAny(e.Source.Addr()), inAny(e.Destination.Addr())) &&
+		either(len(f.Prefixes), inAny(e.Source.Addr()), inAny(e.Destination.Addr()) || inAny(e.Original.Addr())) &&
 		either(len(f.Reasons), f.Reasons[e.Reason], false) &&
 		(f.Egress == nil || e.Type != Repair && *f.Egress == e.Egress) &&
 		either(len(f.Protocols), e.Type != Repair && f.Protocols[e.Protocol], false) &&
-		either(len(f.Ports), e.hasPorts() && f.Ports[e.Source.Port()], e.hasPorts() && f.Ports[e.Destination.Port()]) &&
+		either(len(f.Ports), e.hasPorts() && f.Ports[e.Source.Port()], e.hasPorts() && f.Ports[e.Destination.Port()] ||
+			e.Original.IsValid() && f.Ports[e.Original.Port()]) &&
+		either(len(f.Services), e.Service != "" && f.Services[e.serviceName()], false) &&
 		either(len(f.Verdicts), f.Verdicts[e.Verdict], false) &&
 		either(len(f.Types), f.Types[e.Type], false) &&
 		(len(f.Selectors) == 0 || selected(e.SourceIdentity) || selected(e.DestinationIdentity))
+}
+
+// serviceName is the service without its port.
+func (e Event) serviceName() string {
+	name, _, _ := strings.Cut(e.Service, ":")
+	return name
 }
 
 // hasPorts is false where the ports hold something else, or nothing.

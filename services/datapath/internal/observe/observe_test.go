@@ -103,6 +103,7 @@ func TestFilterForPacketsLeavesRepairsOut(t *testing.T) {
 		"protocol":  {Filter{Protocols: map[uint8]bool{0: true}}, false},
 		"port":      {Filter{Ports: map[uint16]bool{0: true}}, false},
 		"prefix":    {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}, false},
+		"service":   {Filter{Services: map[string]bool{"": true}}, false},
 	} {
 		if got := c.f.Match(e, nobody); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
@@ -129,6 +130,7 @@ func TestFilterNeedsOneOfEachKind(t *testing.T) {
 		Protocol: 6,
 		Source:   netip.MustParseAddrPort("10.0.0.2:1000"), Destination: netip.MustParseAddrPort("10.0.0.3:80"),
 		SourceIdentity: 300, DestinationIdentity: 400,
+		Original: netip.MustParseAddrPort("10.96.0.1:8000"), Service: "shop/web:http",
 	}
 	labels := func(identity uint32) ([]label.Label, bool) {
 		if identity == 400 {
@@ -148,6 +150,10 @@ func TestFilterNeedsOneOfEachKind(t *testing.T) {
 		"no identity":     {Filter{Identities: map[uint32]bool{1: true}}, false},
 		"prefix":          {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.3/32")}}, true},
 		"no prefix":       {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}, false},
+		"prefix asked":    {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}, true},
+		"port asked":      {Filter{Ports: map[uint16]bool{8000: true}}, true},
+		"service":         {Filter{Services: map[string]bool{"shop/web": true, "shop/db": true}}, true},
+		"other service":   {Filter{Services: map[string]bool{"shop/db": true, "web": true}}, false},
 		"reason":          {Filter{Reasons: map[uint32]bool{20: true}}, true},
 		"other reason":    {Filter{Reasons: map[uint32]bool{16: true}}, false},
 		"direction":       {Filter{Egress: &yes}, true},

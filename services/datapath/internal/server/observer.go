@@ -117,6 +117,12 @@ func (s *Server) filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) 
 	for _, t := range r.GetTypes() {
 		f.Types[types[t]] = true
 	}
+	if len(r.GetServices()) > 0 {
+		f.Services = map[string]bool{}
+	}
+	for _, key := range r.GetServices() {
+		f.Services[key.GetNamespace()+"/"+key.GetName()] = true
+	}
 	for _, sel := range r.GetSelectors() {
 		f.Selectors = append(f.Selectors, selectorOf(sel))
 	}
@@ -216,6 +222,10 @@ func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.Obse
 		Protocol:    netv1.Protocol(e.Protocol), TcpFlags: uint32(e.TCPFlags), Length: e.Length, Ethertype: uint32(e.EtherType),
 		SourceMac: net.HardwareAddr(e.SourceMAC[:]).String(), InterfaceIndex: e.Ifindex,
 		Egress: s.side(e.Sender, true), Ingress: s.side(e.Receiver, false),
+	}
+	if e.Original.IsValid() {
+		f.OriginalDestinationAddress = wire.Address(e.Original.Addr())
+		f.OriginalDestinationPort, f.Service = uint32(e.Original.Port()), e.Service
 	}
 	far := f.Source
 	if e.Egress {

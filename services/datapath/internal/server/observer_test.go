@@ -47,6 +47,7 @@ func TestObserveFilterHasEveryCriterion(t *testing.T) {
 		Identities: []uint32{300}, Prefixes: []string{"10.0.0.0/8"},
 		Reasons:   []datapathv1.Reason{datapathv1.Reason_REASON_NO_ROUTE},
 		Direction: netv1.Direction_DIRECTION_INGRESS, Protocols: []netv1.Protocol{netv1.Protocol_PROTOCOL_TCP}, Ports: []uint32{80},
+		Services: []*datapathv1.ServiceName{{Namespace: "shop", Name: "web"}},
 		Verdicts: []datapathv1.Verdict{datapathv1.Verdict_VERDICT_AUDITED}, Types: []datapathv1.FlowType{datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT},
 		Selectors: []*datapathv1.LabelSelector{{Requirements: []*datapathv1.LabelRequirement{
 			{Source: "k8s", Key: "app", Operator: datapathv1.LabelOperator_LABEL_OPERATOR_IN, Values: []string{"web", "db"}},
@@ -62,6 +63,7 @@ func TestObserveFilterHasEveryCriterion(t *testing.T) {
 		f.Prefixes[0] != netip.MustParsePrefix("10.0.0.0/8") ||
 		!f.Reasons[uint32(event.DropNoRoute)] ||
 		f.Egress == nil || *f.Egress || !f.Protocols[6] || !f.Ports[80] || !f.Verdicts[observe.Audited] || !f.Types[observe.PolicyVerdict] ||
+		!f.Services["shop/web"] ||
 		!reflect.DeepEqual(f.Selectors, []observe.Selector{{
 			{Source: "k8s", Key: "app", Values: map[string]bool{"web": true, "db": true}},
 			{Key: "tier"},
@@ -87,10 +89,12 @@ func TestRulesOfTheProtoFileBoundObserveAndExplain(t *testing.T) {
 	)
 	app := &datapathv1.LabelRequirement{Key: "app", Operator: exists}
 	four := "10.0.0.1"
+	web := []*datapathv1.ServiceName{{Namespace: "shop", Name: "web"}}
 	for name, m := range map[string]proto.Message{
 		"a requirement":        selector(app),
 		"the empty value":      selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn, Values: []string{""}}),
 		"as much as is taken":  selector(slices.Repeat([]*datapathv1.LabelRequirement{app}, 16)...),
+		"a service":            &datapathv1.ObserveRequest{Services: web},
 		"a verdict and a type": &datapathv1.ObserveRequest{Verdicts: []datapathv1.Verdict{1}, Types: []datapathv1.FlowType{1}},
 		"a connection":         &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four, Protocol: 255, SourcePort: 65535, DestinationPort: 65535},
 	} {
@@ -105,6 +109,9 @@ func TestRulesOfTheProtoFileBoundObserveAndExplain(t *testing.T) {
 		"no key":                  selector(&datapathv1.LabelRequirement{Operator: exists}),
 		"a key too long":          selector(&datapathv1.LabelRequirement{Key: strings.Repeat("k", 318), Operator: exists}),
 		"a source too long":       selector(&datapathv1.LabelRequirement{Source: strings.Repeat("s", 64), Key: "app", Operator: exists}),
+		"no namespace":            &datapathv1.ObserveRequest{Services: []*datapathv1.ServiceName{{Name: "web"}}},
+		"no name":                 &datapathv1.ObserveRequest{Services: []*datapathv1.ServiceName{{Namespace: "shop"}}},
+		"65 services":             &datapathv1.ObserveRequest{Services: slices.Repeat(web, 65)},
 		"no operator":             selector(&datapathv1.LabelRequirement{Key: "app"}),
 		"an unknown operator":     selector(&datapathv1.LabelRequirement{Key: "app", Operator: 5, Values: []string{"web"}}),
 		"NOT_IN without values":   selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn}),
@@ -168,6 +175,7 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 		SourceIdentity: 300, DestinationIdentity: 400, Length: 60, EtherType: 0x0800,
 		Sender:   observe.Side{By: uint8(event.ByRule), Verdict: observe.Forwarded, Rule: 7, Table: 16, Epoch: 21, Slot: 1},
 		Receiver: observe.Side{By: uint8(event.ByDefault), Verdict: observe.Dropped, Table: 17, Epoch: 22, Slot: 2},
+		Original: netip.MustParseAddrPort("10.96.0.1:8000"), Service: "shop/web:http",
 	}).GetFlow()
 	want := &datapathv1.Flow{
 		Type: datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT, Time: timestamppb.New(now),
@@ -182,6 +190,7 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 		},
 		Destination: &datapathv1.FlowEnd{Address: "10.0.0.2", Port: 80, Identity: 400, EndpointIndex: 2},
 		Protocol:    6, TcpFlags: 2, Reply: true, Length: 60, Ethertype: 0x0800, SourceMac: "00:00:00:00:00:00",
+		OriginalDestinationAddress: "10.96.0.1", OriginalDestinationPort: 8000, Service: "shop/web:http",
 		Egress: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Rule: 7, Table: 16, Epoch: 21, Revision: 42,
 			DecidedBy:   netv1.DecidedBy_DECIDED_BY_RULE,
@@ -194,7 +203,8 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 	}
 	// who was not asked said nothing
 	f := s.observed(t.Context(), observe.Event{Type: observe.Drop, Verdict: observe.Dropped}).GetFlow()
-	if f.GetEgress() != nil || f.GetIngress() != nil || f.GetSource().GetLabels() != nil || f.GetIcmp() != nil {
+	if f.GetEgress() != nil || f.GetIngress() != nil || f.GetSource().GetLabels() != nil || f.GetIcmp() != nil ||
+		f.GetOriginalDestinationAddress() != "" {
 		t.Errorf("without sides: %v", f)
 	}
 	f = s.observed(t.Context(), observe.Event{

@@ -490,7 +490,8 @@ type ObserveRequest struct {
 	Owners []*v1.Owner `protobuf:"bytes,3,rep,name=owners,proto3" json:"owners,omitempty"`
 	// Events with one of these identities on either side.
 	Identities []uint32 `protobuf:"varint,4,rep,packed,name=identities,proto3" json:"identities,omitempty"`
-	// Events with an address in one of these prefixes on either side.
+	// Events with an address in one of these prefixes on either side, or as their
+	// original destination.
 	Prefixes []string `protobuf:"bytes,5,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
 	// Reasons.
 	Reasons []Reason `protobuf:"varint,6,rep,packed,name=reasons,proto3,enum=sluice.datapath.v1.Reason" json:"reasons,omitempty"`
@@ -498,14 +499,17 @@ type ObserveRequest struct {
 	Direction v11.Direction `protobuf:"varint,7,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// IP protocols.
 	Protocols []v11.Protocol `protobuf:"varint,8,rep,packed,name=protocols,proto3,enum=sluice.net.v1.Protocol" json:"protocols,omitempty"`
-	// Source or destination ports; protocols without ports have none.
+	// Source, destination or original destination ports; protocols without ports have
+	// none.
 	Ports []uint32 `protobuf:"varint,9,rep,packed,name=ports,proto3" json:"ports,omitempty"`
 	// Verdicts.
 	Verdicts []Verdict `protobuf:"varint,10,rep,packed,name=verdicts,proto3,enum=sluice.datapath.v1.Verdict" json:"verdicts,omitempty"`
 	// Kinds of events.
 	Types []FlowType `protobuf:"varint,11,rep,packed,name=types,proto3,enum=sluice.datapath.v1.FlowType" json:"types,omitempty"`
 	// Label selectors of which one must select the workload on either side.
-	Selectors     []*LabelSelector `protobuf:"bytes,13,rep,name=selectors,proto3" json:"selectors,omitempty"`
+	Selectors []*LabelSelector `protobuf:"bytes,13,rep,name=selectors,proto3" json:"selectors,omitempty"`
+	// Events of packets that asked for one of these services, as Flow.service names it.
+	Services      []*ServiceName `protobuf:"bytes,14,rep,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -624,6 +628,68 @@ func (x *ObserveRequest) GetSelectors() []*LabelSelector {
 	return nil
 }
 
+func (x *ObserveRequest) GetServices() []*ServiceName {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+// ServiceName names a service.
+type ServiceName struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Namespace of the service.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Name of the service.
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceName) Reset() {
+	*x = ServiceName{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceName) ProtoMessage() {}
+
+func (x *ServiceName) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceName.ProtoReflect.Descriptor instead.
+func (*ServiceName) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ServiceName) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ServiceName) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // LabelSelector selects workloads by their labels: all requirements must hold.
 type LabelSelector struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -635,7 +701,7 @@ type LabelSelector struct {
 
 func (x *LabelSelector) Reset() {
 	*x = LabelSelector{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -647,7 +713,7 @@ func (x *LabelSelector) String() string {
 func (*LabelSelector) ProtoMessage() {}
 
 func (x *LabelSelector) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -660,7 +726,7 @@ func (x *LabelSelector) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelSelector.ProtoReflect.Descriptor instead.
 func (*LabelSelector) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{1}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *LabelSelector) GetRequirements() []*LabelRequirement {
@@ -689,7 +755,7 @@ type LabelRequirement struct {
 
 func (x *LabelRequirement) Reset() {
 	*x = LabelRequirement{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -701,7 +767,7 @@ func (x *LabelRequirement) String() string {
 func (*LabelRequirement) ProtoMessage() {}
 
 func (x *LabelRequirement) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -714,7 +780,7 @@ func (x *LabelRequirement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelRequirement.ProtoReflect.Descriptor instead.
 func (*LabelRequirement) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{2}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *LabelRequirement) GetSource() string {
@@ -762,7 +828,7 @@ type ObserveResponse struct {
 
 func (x *ObserveResponse) Reset() {
 	*x = ObserveResponse{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -774,7 +840,7 @@ func (x *ObserveResponse) String() string {
 func (*ObserveResponse) ProtoMessage() {}
 
 func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -787,7 +853,7 @@ func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveResponse.ProtoReflect.Descriptor instead.
 func (*ObserveResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ObserveResponse) GetEvent() isObserveResponse_Event {
@@ -851,7 +917,7 @@ func (*ObserveResponse_Repair) isObserveResponse_Event() {}
 
 // AttachmentRepair says that somebody had taken a program off an endpoint's
 // device. Criteria that only a packet can meet leave repairs out: addresses,
-// reasons, direction, protocols, ports, verdicts and types.
+// reasons, direction, protocols, ports, verdicts, types and services.
 type AttachmentRepair struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When, by the node's clock.
@@ -883,7 +949,7 @@ type AttachmentRepair struct {
 
 func (x *AttachmentRepair) Reset() {
 	*x = AttachmentRepair{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -895,7 +961,7 @@ func (x *AttachmentRepair) String() string {
 func (*AttachmentRepair) ProtoMessage() {}
 
 func (x *AttachmentRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -908,7 +974,7 @@ func (x *AttachmentRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentRepair.ProtoReflect.Descriptor instead.
 func (*AttachmentRepair) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AttachmentRepair) GetTime() *timestamppb.Timestamp {
@@ -982,10 +1048,9 @@ func (x *AttachmentRepair) GetEndpointIndex() uint32 {
 	return 0
 }
 
-// Flow is what happened to one packet. What proxies and services will tell (a
-// request of layer 7, the service that an end was called by, names of DNS, a trace
-// context) becomes new fields of Flow and FlowEnd and new values of FlowType; a
-// caller ignores those that it does not know.
+// Flow is what happened to one packet. What proxies will tell (a request of layer
+// 7, names of DNS, a trace context) becomes new fields of Flow and FlowEnd and new
+// values of FlowType; a caller ignores those that it does not know.
 type Flow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When, by the node's clock.
@@ -1027,14 +1092,23 @@ type Flow struct {
 	// What the sender's policy said; unset if it was not evaluated.
 	Egress *SideVerdict `protobuf:"bytes,18,opt,name=egress,proto3" json:"egress,omitempty"`
 	// What the receiver's policy said; unset if it was not evaluated.
-	Ingress       *SideVerdict `protobuf:"bytes,19,opt,name=ingress,proto3" json:"ingress,omitempty"`
+	Ingress *SideVerdict `protobuf:"bytes,19,opt,name=ingress,proto3" json:"ingress,omitempty"`
+	// Address that the packet was sent to before a program led it to a backend of a
+	// service, which is the destination; empty: none did. A socket that asks for a
+	// service is given the backend before it sends anything, so its packets have none.
+	OriginalDestinationAddress string `protobuf:"bytes,20,opt,name=original_destination_address,json=originalDestinationAddress,proto3" json:"original_destination_address,omitempty"`
+	// Port that the packet was sent to before; 0 without the address.
+	OriginalDestinationPort uint32 `protobuf:"varint,21,opt,name=original_destination_port,json=originalDestinationPort,proto3" json:"original_destination_port,omitempty"`
+	// Service and port that had that address when the packet was seen,
+	// "shop/web:http"; empty: none is known.
+	Service       string `protobuf:"bytes,22,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1046,7 +1120,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1059,7 +1133,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Flow) GetTime() *timestamppb.Timestamp {
@@ -1195,6 +1269,27 @@ func (x *Flow) GetIngress() *SideVerdict {
 	return nil
 }
 
+func (x *Flow) GetOriginalDestinationAddress() string {
+	if x != nil {
+		return x.OriginalDestinationAddress
+	}
+	return ""
+}
+
+func (x *Flow) GetOriginalDestinationPort() uint32 {
+	if x != nil {
+		return x.OriginalDestinationPort
+	}
+	return 0
+}
+
+func (x *Flow) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
 // FlowEnd is one end of a flow.
 type FlowEnd struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1221,7 +1316,7 @@ type FlowEnd struct {
 
 func (x *FlowEnd) Reset() {
 	*x = FlowEnd{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1233,7 +1328,7 @@ func (x *FlowEnd) String() string {
 func (*FlowEnd) ProtoMessage() {}
 
 func (x *FlowEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1246,7 +1341,7 @@ func (x *FlowEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEnd.ProtoReflect.Descriptor instead.
 func (*FlowEnd) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *FlowEnd) GetAddress() string {
@@ -1318,7 +1413,7 @@ type IcmpHeader struct {
 
 func (x *IcmpHeader) Reset() {
 	*x = IcmpHeader{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1425,7 @@ func (x *IcmpHeader) String() string {
 func (*IcmpHeader) ProtoMessage() {}
 
 func (x *IcmpHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1438,7 @@ func (x *IcmpHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IcmpHeader.ProtoReflect.Descriptor instead.
 func (*IcmpHeader) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{7}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *IcmpHeader) GetType() uint32 {
@@ -1387,7 +1482,7 @@ type SideVerdict struct {
 
 func (x *SideVerdict) Reset() {
 	*x = SideVerdict{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1399,7 +1494,7 @@ func (x *SideVerdict) String() string {
 func (*SideVerdict) ProtoMessage() {}
 
 func (x *SideVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1412,7 +1507,7 @@ func (x *SideVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SideVerdict.ProtoReflect.Descriptor instead.
 func (*SideVerdict) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SideVerdict) GetVerdict() Verdict {
@@ -1484,7 +1579,7 @@ type LostEvents struct {
 
 func (x *LostEvents) Reset() {
 	*x = LostEvents{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +1591,7 @@ func (x *LostEvents) String() string {
 func (*LostEvents) ProtoMessage() {}
 
 func (x *LostEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +1604,7 @@ func (x *LostEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LostEvents.ProtoReflect.Descriptor instead.
 func (*LostEvents) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{9}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *LostEvents) GetSource() LossSource {
@@ -1545,7 +1640,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1557,7 +1652,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1570,7 +1665,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{10}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExplainRequest) GetSourceAddress() string {
@@ -1635,7 +1730,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1647,7 +1742,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1660,7 +1755,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{11}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExplainResponse) GetVerdict() Verdict {
@@ -1747,7 +1842,7 @@ type ExplainedService struct {
 
 func (x *ExplainedService) Reset() {
 	*x = ExplainedService{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +1854,7 @@ func (x *ExplainedService) String() string {
 func (*ExplainedService) ProtoMessage() {}
 
 func (x *ExplainedService) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +1867,7 @@ func (x *ExplainedService) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedService.ProtoReflect.Descriptor instead.
 func (*ExplainedService) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{12}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExplainedService) GetService() string {
@@ -1858,7 +1953,7 @@ type ExplainedBackend struct {
 
 func (x *ExplainedBackend) Reset() {
 	*x = ExplainedBackend{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1870,7 +1965,7 @@ func (x *ExplainedBackend) String() string {
 func (*ExplainedBackend) ProtoMessage() {}
 
 func (x *ExplainedBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1883,7 +1978,7 @@ func (x *ExplainedBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedBackend.ProtoReflect.Descriptor instead.
 func (*ExplainedBackend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{13}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExplainedBackend) GetAddress() string {
@@ -1981,7 +2076,7 @@ type ExplainedPeer struct {
 
 func (x *ExplainedPeer) Reset() {
 	*x = ExplainedPeer{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +2088,7 @@ func (x *ExplainedPeer) String() string {
 func (*ExplainedPeer) ProtoMessage() {}
 
 func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +2101,7 @@ func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedPeer.ProtoReflect.Descriptor instead.
 func (*ExplainedPeer) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{14}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExplainedPeer) GetIdentity() uint32 {
@@ -2099,7 +2194,7 @@ type ExplainedSide struct {
 
 func (x *ExplainedSide) Reset() {
 	*x = ExplainedSide{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2206,7 @@ func (x *ExplainedSide) String() string {
 func (*ExplainedSide) ProtoMessage() {}
 
 func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2219,7 @@ func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedSide.ProtoReflect.Descriptor instead.
 func (*ExplainedSide) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{15}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExplainedSide) GetVerdict() *SideVerdict {
@@ -2197,7 +2292,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2209,7 +2304,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2222,7 +2317,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{16}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Connection) GetInitiatorAddress() string {
@@ -2313,7 +2408,7 @@ var File_sluice_datapath_v1_observer_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a\x17sluice/net/v1/net.proto\x1a!sluice/workload/v1/workload.proto\"\x9e\x06\n" +
+	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a\x17sluice/net/v1/net.proto\x1a!sluice/workload/v1/workload.proto\"\xe5\x06\n" +
 	"\x0eObserveRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12<\n" +
@@ -2331,7 +2426,12 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\bverdicts\x18\n" +
 	" \x03(\x0e2\x1b.sluice.datapath.v1.VerdictB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\bverdicts\x12E\n" +
 	"\x05types\x18\v \x03(\x0e2\x1c.sluice.datapath.v1.FlowTypeB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\x05types\x12I\n" +
-	"\tselectors\x18\r \x03(\v2!.sluice.datapath.v1.LabelSelectorB\b\xbaH\x05\x92\x01\x02\x10@R\tselectorsJ\x04\b\f\x10\rR\x0flabel_selectors\"e\n" +
+	"\tselectors\x18\r \x03(\v2!.sluice.datapath.v1.LabelSelectorB\b\xbaH\x05\x92\x01\x02\x10@R\tselectors\x12E\n" +
+	"\bservices\x18\x0e \x03(\v2\x1f.sluice.datapath.v1.ServiceNameB\b\xbaH\x05\x92\x01\x02\x10@R\bservicesJ\x04\b\f\x10\rR\x0flabel_selectors\"V\n" +
+	"\vServiceName\x12'\n" +
+	"\tnamespace\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\tnamespace\x12\x1e\n" +
+	"\x04name\x18\x02 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\xfd\x01R\x04name\"e\n" +
 	"\rLabelSelector\x12T\n" +
 	"\frequirements\x18\x01 \x03(\v2$.sluice.datapath.v1.LabelRequirementB\n" +
 	"\xbaH\a\x92\x01\x04\b\x01\x10\x10R\frequirements\"\xc9\x02\n" +
@@ -2361,7 +2461,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\tnode_name\x18\b \x01(\tR\bnodeName\x122\n" +
 	"\x03pod\x18\t \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12%\n" +
 	"\x0eendpoint_index\x18\n" +
-	" \x01(\rR\rendpointIndex\"\xbe\x06\n" +
+	" \x01(\rR\rendpointIndex\"\xd6\a\n" +
 	"\x04Flow\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x1b\n" +
@@ -2383,7 +2483,10 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"source_mac\x18\x10 \x01(\tR\tsourceMac\x12'\n" +
 	"\x0finterface_index\x18\x11 \x01(\rR\x0einterfaceIndex\x127\n" +
 	"\x06egress\x18\x12 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\x06egress\x129\n" +
-	"\aingress\x18\x13 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\aingress\"\xaf\x02\n" +
+	"\aingress\x18\x13 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\aingress\x12@\n" +
+	"\x1coriginal_destination_address\x18\x14 \x01(\tR\x1aoriginalDestinationAddress\x12:\n" +
+	"\x19original_destination_port\x18\x15 \x01(\rR\x17originalDestinationPort\x12\x18\n" +
+	"\aservice\x18\x16 \x01(\tR\aservice\"\xaf\x02\n" +
 	"\aFlowEnd\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1a\n" +
@@ -2552,7 +2655,7 @@ func file_sluice_datapath_v1_observer_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_observer_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_sluice_datapath_v1_observer_proto_goTypes = []any{
 	(LabelOperator)(0),            // 0: sluice.datapath.v1.LabelOperator
 	(FlowType)(0),                 // 1: sluice.datapath.v1.FlowType
@@ -2562,107 +2665,109 @@ var file_sluice_datapath_v1_observer_proto_goTypes = []any{
 	(BackendPath)(0),              // 5: sluice.datapath.v1.BackendPath
 	(ConnectionState)(0),          // 6: sluice.datapath.v1.ConnectionState
 	(*ObserveRequest)(nil),        // 7: sluice.datapath.v1.ObserveRequest
-	(*LabelSelector)(nil),         // 8: sluice.datapath.v1.LabelSelector
-	(*LabelRequirement)(nil),      // 9: sluice.datapath.v1.LabelRequirement
-	(*ObserveResponse)(nil),       // 10: sluice.datapath.v1.ObserveResponse
-	(*AttachmentRepair)(nil),      // 11: sluice.datapath.v1.AttachmentRepair
-	(*Flow)(nil),                  // 12: sluice.datapath.v1.Flow
-	(*FlowEnd)(nil),               // 13: sluice.datapath.v1.FlowEnd
-	(*IcmpHeader)(nil),            // 14: sluice.datapath.v1.IcmpHeader
-	(*SideVerdict)(nil),           // 15: sluice.datapath.v1.SideVerdict
-	(*LostEvents)(nil),            // 16: sluice.datapath.v1.LostEvents
-	(*ExplainRequest)(nil),        // 17: sluice.datapath.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 18: sluice.datapath.v1.ExplainResponse
-	(*ExplainedService)(nil),      // 19: sluice.datapath.v1.ExplainedService
-	(*ExplainedBackend)(nil),      // 20: sluice.datapath.v1.ExplainedBackend
-	(*ExplainedPeer)(nil),         // 21: sluice.datapath.v1.ExplainedPeer
-	(*ExplainedSide)(nil),         // 22: sluice.datapath.v1.ExplainedSide
-	(*Connection)(nil),            // 23: sluice.datapath.v1.Connection
-	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
-	(*v1.Owner)(nil),              // 25: sluice.workload.v1.Owner
-	(Reason)(0),                   // 26: sluice.datapath.v1.Reason
-	(v11.Direction)(0),            // 27: sluice.net.v1.Direction
-	(v11.Protocol)(0),             // 28: sluice.net.v1.Protocol
-	(*Difference)(nil),            // 29: sluice.datapath.v1.Difference
-	(*v1.PodReference)(nil),       // 30: sluice.workload.v1.PodReference
-	(*v1.Label)(nil),              // 31: sluice.workload.v1.Label
-	(v11.DecidedBy)(0),            // 32: sluice.net.v1.DecidedBy
-	(v11.Proxy)(0),                // 33: sluice.net.v1.Proxy
-	(FrontendKind)(0),             // 34: sluice.datapath.v1.FrontendKind
+	(*ServiceName)(nil),           // 8: sluice.datapath.v1.ServiceName
+	(*LabelSelector)(nil),         // 9: sluice.datapath.v1.LabelSelector
+	(*LabelRequirement)(nil),      // 10: sluice.datapath.v1.LabelRequirement
+	(*ObserveResponse)(nil),       // 11: sluice.datapath.v1.ObserveResponse
+	(*AttachmentRepair)(nil),      // 12: sluice.datapath.v1.AttachmentRepair
+	(*Flow)(nil),                  // 13: sluice.datapath.v1.Flow
+	(*FlowEnd)(nil),               // 14: sluice.datapath.v1.FlowEnd
+	(*IcmpHeader)(nil),            // 15: sluice.datapath.v1.IcmpHeader
+	(*SideVerdict)(nil),           // 16: sluice.datapath.v1.SideVerdict
+	(*LostEvents)(nil),            // 17: sluice.datapath.v1.LostEvents
+	(*ExplainRequest)(nil),        // 18: sluice.datapath.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 19: sluice.datapath.v1.ExplainResponse
+	(*ExplainedService)(nil),      // 20: sluice.datapath.v1.ExplainedService
+	(*ExplainedBackend)(nil),      // 21: sluice.datapath.v1.ExplainedBackend
+	(*ExplainedPeer)(nil),         // 22: sluice.datapath.v1.ExplainedPeer
+	(*ExplainedSide)(nil),         // 23: sluice.datapath.v1.ExplainedSide
+	(*Connection)(nil),            // 24: sluice.datapath.v1.Connection
+	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
+	(*v1.Owner)(nil),              // 26: sluice.workload.v1.Owner
+	(Reason)(0),                   // 27: sluice.datapath.v1.Reason
+	(v11.Direction)(0),            // 28: sluice.net.v1.Direction
+	(v11.Protocol)(0),             // 29: sluice.net.v1.Protocol
+	(*Difference)(nil),            // 30: sluice.datapath.v1.Difference
+	(*v1.PodReference)(nil),       // 31: sluice.workload.v1.PodReference
+	(*v1.Label)(nil),              // 32: sluice.workload.v1.Label
+	(v11.DecidedBy)(0),            // 33: sluice.net.v1.DecidedBy
+	(v11.Proxy)(0),                // 34: sluice.net.v1.Proxy
+	(FrontendKind)(0),             // 35: sluice.datapath.v1.FrontendKind
 }
 var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
-	24, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
-	25, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
-	26, // 2: sluice.datapath.v1.ObserveRequest.reasons:type_name -> sluice.datapath.v1.Reason
-	27, // 3: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
-	28, // 4: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
+	25, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
+	26, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
+	27, // 2: sluice.datapath.v1.ObserveRequest.reasons:type_name -> sluice.datapath.v1.Reason
+	28, // 3: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
+	29, // 4: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
 	2,  // 5: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
 	1,  // 6: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
-	8,  // 7: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
-	9,  // 8: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
-	0,  // 9: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
-	12, // 10: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
-	16, // 11: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
-	11, // 12: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
-	24, // 13: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
-	25, // 14: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
-	29, // 15: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
-	30, // 16: sluice.datapath.v1.AttachmentRepair.pod:type_name -> sluice.workload.v1.PodReference
-	24, // 17: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
-	1,  // 18: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
-	2,  // 19: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
-	26, // 20: sluice.datapath.v1.Flow.reason:type_name -> sluice.datapath.v1.Reason
-	27, // 21: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
-	13, // 22: sluice.datapath.v1.Flow.source:type_name -> sluice.datapath.v1.FlowEnd
-	13, // 23: sluice.datapath.v1.Flow.destination:type_name -> sluice.datapath.v1.FlowEnd
-	28, // 24: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
-	14, // 25: sluice.datapath.v1.Flow.icmp:type_name -> sluice.datapath.v1.IcmpHeader
-	15, // 26: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
-	15, // 27: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
-	31, // 28: sluice.datapath.v1.FlowEnd.labels:type_name -> sluice.workload.v1.Label
-	25, // 29: sluice.datapath.v1.FlowEnd.owner:type_name -> sluice.workload.v1.Owner
-	30, // 30: sluice.datapath.v1.FlowEnd.pod:type_name -> sluice.workload.v1.PodReference
-	2,  // 31: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
-	32, // 32: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
-	33, // 33: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
-	3,  // 34: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
-	28, // 35: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	2,  // 36: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
-	26, // 37: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
-	21, // 38: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
-	21, // 39: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
-	22, // 40: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	22, // 41: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	23, // 42: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
-	19, // 43: sluice.datapath.v1.ExplainResponse.service:type_name -> sluice.datapath.v1.ExplainedService
-	34, // 44: sluice.datapath.v1.ExplainedService.kind:type_name -> sluice.datapath.v1.FrontendKind
-	4,  // 45: sluice.datapath.v1.ExplainedService.outcome:type_name -> sluice.datapath.v1.ServiceOutcome
-	20, // 46: sluice.datapath.v1.ExplainedService.backends:type_name -> sluice.datapath.v1.ExplainedBackend
-	5,  // 47: sluice.datapath.v1.ExplainedBackend.path:type_name -> sluice.datapath.v1.BackendPath
-	2,  // 48: sluice.datapath.v1.ExplainedBackend.verdict:type_name -> sluice.datapath.v1.Verdict
-	26, // 49: sluice.datapath.v1.ExplainedBackend.reason:type_name -> sluice.datapath.v1.Reason
-	21, // 50: sluice.datapath.v1.ExplainedBackend.peer:type_name -> sluice.datapath.v1.ExplainedPeer
-	22, // 51: sluice.datapath.v1.ExplainedBackend.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	22, // 52: sluice.datapath.v1.ExplainedBackend.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	23, // 53: sluice.datapath.v1.ExplainedBackend.connection:type_name -> sluice.datapath.v1.Connection
-	25, // 54: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
-	31, // 55: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
-	30, // 56: sluice.datapath.v1.ExplainedPeer.pod:type_name -> sluice.workload.v1.PodReference
-	15, // 57: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
-	28, // 58: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
-	6,  // 59: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
-	24, // 60: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
-	2,  // 61: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
-	26, // 62: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
-	7,  // 63: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	17, // 64: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
-	10, // 65: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	18, // 66: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
-	65, // [65:67] is the sub-list for method output_type
-	63, // [63:65] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	9,  // 7: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	8,  // 8: sluice.datapath.v1.ObserveRequest.services:type_name -> sluice.datapath.v1.ServiceName
+	10, // 9: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
+	0,  // 10: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
+	13, // 11: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
+	17, // 12: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
+	12, // 13: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
+	25, // 14: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
+	26, // 15: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
+	30, // 16: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
+	31, // 17: sluice.datapath.v1.AttachmentRepair.pod:type_name -> sluice.workload.v1.PodReference
+	25, // 18: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	1,  // 19: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
+	2,  // 20: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
+	27, // 21: sluice.datapath.v1.Flow.reason:type_name -> sluice.datapath.v1.Reason
+	28, // 22: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
+	14, // 23: sluice.datapath.v1.Flow.source:type_name -> sluice.datapath.v1.FlowEnd
+	14, // 24: sluice.datapath.v1.Flow.destination:type_name -> sluice.datapath.v1.FlowEnd
+	29, // 25: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
+	15, // 26: sluice.datapath.v1.Flow.icmp:type_name -> sluice.datapath.v1.IcmpHeader
+	16, // 27: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
+	16, // 28: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
+	32, // 29: sluice.datapath.v1.FlowEnd.labels:type_name -> sluice.workload.v1.Label
+	26, // 30: sluice.datapath.v1.FlowEnd.owner:type_name -> sluice.workload.v1.Owner
+	31, // 31: sluice.datapath.v1.FlowEnd.pod:type_name -> sluice.workload.v1.PodReference
+	2,  // 32: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
+	33, // 33: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
+	34, // 34: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
+	3,  // 35: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
+	29, // 36: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	2,  // 37: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
+	27, // 38: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
+	22, // 39: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
+	22, // 40: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
+	23, // 41: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	23, // 42: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	24, // 43: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
+	20, // 44: sluice.datapath.v1.ExplainResponse.service:type_name -> sluice.datapath.v1.ExplainedService
+	35, // 45: sluice.datapath.v1.ExplainedService.kind:type_name -> sluice.datapath.v1.FrontendKind
+	4,  // 46: sluice.datapath.v1.ExplainedService.outcome:type_name -> sluice.datapath.v1.ServiceOutcome
+	21, // 47: sluice.datapath.v1.ExplainedService.backends:type_name -> sluice.datapath.v1.ExplainedBackend
+	5,  // 48: sluice.datapath.v1.ExplainedBackend.path:type_name -> sluice.datapath.v1.BackendPath
+	2,  // 49: sluice.datapath.v1.ExplainedBackend.verdict:type_name -> sluice.datapath.v1.Verdict
+	27, // 50: sluice.datapath.v1.ExplainedBackend.reason:type_name -> sluice.datapath.v1.Reason
+	22, // 51: sluice.datapath.v1.ExplainedBackend.peer:type_name -> sluice.datapath.v1.ExplainedPeer
+	23, // 52: sluice.datapath.v1.ExplainedBackend.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	23, // 53: sluice.datapath.v1.ExplainedBackend.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	24, // 54: sluice.datapath.v1.ExplainedBackend.connection:type_name -> sluice.datapath.v1.Connection
+	26, // 55: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
+	32, // 56: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
+	31, // 57: sluice.datapath.v1.ExplainedPeer.pod:type_name -> sluice.workload.v1.PodReference
+	16, // 58: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
+	29, // 59: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
+	6,  // 60: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
+	25, // 61: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
+	2,  // 62: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
+	27, // 63: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
+	7,  // 64: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	18, // 65: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	11, // 66: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	19, // 67: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	66, // [66:68] is the sub-list for method output_type
+	64, // [64:66] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }
@@ -2671,7 +2776,7 @@ func file_sluice_datapath_v1_observer_proto_init() {
 		return
 	}
 	file_sluice_datapath_v1_datapath_proto_init()
-	file_sluice_datapath_v1_observer_proto_msgTypes[3].OneofWrappers = []any{
+	file_sluice_datapath_v1_observer_proto_msgTypes[4].OneofWrappers = []any{
 		(*ObserveResponse_Flow)(nil),
 		(*ObserveResponse_Lost)(nil),
 		(*ObserveResponse_Repair)(nil),
@@ -2682,7 +2787,7 @@ func file_sluice_datapath_v1_observer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_observer_proto_rawDesc), len(file_sluice_datapath_v1_observer_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

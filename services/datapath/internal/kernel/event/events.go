@@ -113,6 +113,9 @@ type Event struct {
 	// were read. Ports are 0 for protocols without ports and for fragments;
 	// ICMP has type<<8|code as its destination port.
 	Source, Destination netip.AddrPort
+	// Original is the destination that the packet had before a program led it to a
+	// backend of a service; invalid: none did.
+	Original netip.AddrPort
 	// Protocol is the IP protocol number after extension headers.
 	Protocol uint8
 	TCPFlags uint8
@@ -219,18 +222,23 @@ func decodeEvent(raw []byte) (Event, error) {
 		Reply:               w.Reply != 0,
 		Node:                w.Node,
 	}
-	var src, dst netip.Addr
-	switch w.Family {
-	case 4:
-		src, dst = netip.AddrFrom4([4]byte(w.Src[:4])), netip.AddrFrom4([4]byte(w.Dst[:4]))
-	case 6:
-		src, dst = netip.AddrFrom16(w.Src), netip.AddrFrom16(w.Dst)
-	default:
-		return e, nil
+	e.Source = addrPort(w.Family, w.Src, w.Sport)
+	e.Destination = addrPort(w.Family, w.Dst, w.Dport)
+	if w.OrigDst != [16]byte{} {
+		e.Original = addrPort(w.Family, w.OrigDst, w.OrigDport)
 	}
-	e.Source = netip.AddrPortFrom(src, w.Sport)
-	e.Destination = netip.AddrPortFrom(dst, w.Dport)
 	return e, nil
+}
+
+// addrPort is an address of a family as events have it, invalid without a family.
+func addrPort(family uint8, a [16]byte, port uint16) netip.AddrPort {
+	switch family {
+	case 4:
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(a[:4])), port)
+	case 6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a), port)
+	}
+	return netip.AddrPort{}
 }
 
 func sideOf(w bpf.MapsSlSide, t Type) SideVerdict {

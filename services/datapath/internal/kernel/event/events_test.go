@@ -32,6 +32,7 @@ func TestDecodeEventReadsEveryField(t *testing.T) {
 		CtFlags: 0x0103, Reply: 1,
 		Ethertype: 10, Sport: 11, Dport: 12, SrcMac: [6]byte{13}, Family: 4, Proto: 14, TcpFlags: 15,
 		Src: [16]byte{10, 0, 0, 1, 99}, Dst: [16]byte{10, 0, 0, 2, 99},
+		OrigDst: [16]byte{10, 96, 0, 1, 99}, OrigDport: 16,
 	}
 	want := Event{
 		Type: ConnectionEvaluated, Reason: DropNoRoute, Direction: Ingress, Lost: 2, Ifindex: 3, Length: 4,
@@ -41,6 +42,7 @@ func TestDecodeEventReadsEveryField(t *testing.T) {
 		Ingress:    SideVerdict{By: ByDefault, Table: 32, Epoch: 31, Action: ActionDeny, Audited: true},
 		Connection: conntrack.OriginLow | conntrack.SeenReply | conntrack.PickedUp, Reply: true,
 		Source: netip.MustParseAddrPort("10.0.0.1:11"), Destination: netip.MustParseAddrPort("10.0.0.2:12"),
+		Original: netip.MustParseAddrPort("10.96.0.1:16"),
 	}
 	// a newer program may append
 	for _, tail := range [][]byte{nil, {1, 2, 3}} {
@@ -50,10 +52,17 @@ func TestDecodeEventReadsEveryField(t *testing.T) {
 			t.Errorf("with %d more bytes\n got %+v, %v\nwant %+v", len(tail), got, err, want)
 		}
 	}
-	w.Family, w.Src, w.Dst = 6, [16]byte{0xfd, 15: 1}, [16]byte{0xfd, 15: 2}
-	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Source.String() != "[fd00::1]:11" || got.Destination.String() != "[fd00::2]:12" {
-		t.Errorf("IPv6: %v to %v, %v", got.Source, got.Destination, err)
+	w.Family, w.Src, w.Dst, w.OrigDst = 6, [16]byte{0xfd, 15: 1}, [16]byte{0xfd, 15: 2}, [16]byte{0xfd, 15: 3}
+	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Source.String() != "[fd00::1]:11" ||
+		got.Destination.String() != "[fd00::2]:12" || got.Original.String() != "[fd00::3]:16" {
+		t.Errorf("IPv6: %v to %v by %v, %v", got.Source, got.Destination, got.Original, err)
 	}
+	// what no service has led elsewhere, whatever the port is
+	w.OrigDst = [16]byte{}
+	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Original.IsValid() {
+		t.Errorf("not translated: %v, %v", got.Original, err)
+	}
+	w.OrigDst = [16]byte{0xfd, 15: 3}
 	// whoever was not asked said nothing, whatever the bytes are
 	w.Egress.By = 0
 	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Egress != (SideVerdict{}) {
@@ -66,8 +75,9 @@ func TestDecodeEventReadsEveryField(t *testing.T) {
 		t.Errorf("the end of a connection: %+v and %+v, %v", got.Egress, got.Ingress, err)
 	}
 	w.Family = 0
-	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Source.IsValid() || got.Destination.IsValid() {
-		t.Errorf("without addresses: %v to %v, %v", got.Source, got.Destination, err)
+	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Source.IsValid() ||
+		got.Destination.IsValid() || got.Original.IsValid() {
+		t.Errorf("without addresses: %v to %v by %v, %v", got.Source, got.Destination, got.Original, err)
 	}
 }
 

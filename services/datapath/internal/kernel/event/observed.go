@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"time"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -43,10 +44,16 @@ type Owners interface {
 	SpecOfSlot(slot uint16) (endpoint.Spec, bool)
 }
 
+// Services says which service answers at an address.
+type Services interface {
+	// ServiceAt is "shop/web:http"; empty: none is known.
+	ServiceAt(at netip.AddrPort, protocol uint8) string
+}
+
 // Observe moves the programs' events into the ring until ctx ends. What the
 // kernel has left out is told with the next event that knows of a loss, and
 // without one after a while: a flood may end with what was left out.
-func (es *Events) Observe(ctx context.Context, owners Owners, ring *observe.Ring) error {
+func (es *Events) Observe(ctx context.Context, owners Owners, services Services, ring *observe.Ring) error {
 	reader, err := es.Read()
 	if err != nil {
 		return err
@@ -77,7 +84,7 @@ func (es *Events) Observe(ctx context.Context, owners Owners, ring *observe.Ring
 		}
 		o := observe.Event{Time: time.Now()}
 		if !quiet {
-			o = e.observed(owners)
+			o = e.observed(owners, services)
 		}
 		o.KernelLost = uint32(min(lost, math.MaxUint32))
 		if !quiet || lost > 0 {
@@ -92,13 +99,16 @@ func readWithin(ctx context.Context, r *Reader, d time.Duration) (Event, error) 
 	return r.Read(ctx)
 }
 
-func (e Event) observed(owners Owners) observe.Event {
+func (e Event) observed(owners Owners, services Services) observe.Event {
 	o := observe.Event{
 		Type: observe.Type(e.Type), Time: e.Time, Reason: uint32(e.Reason), Egress: e.Direction == Egress,
 		Verdict: e.verdict(),
 		Source:  e.Source, Destination: e.Destination, Protocol: e.Protocol, TCPFlags: e.TCPFlags,
 		SourceIdentity: uint32(e.SourceIdentity), DestinationIdentity: uint32(e.DestinationIdentity),
 		Length: e.Length, SourceMAC: e.SourceMAC, Ifindex: e.Ifindex, EtherType: e.EtherType, Reply: e.Reply, Node: e.Node,
+	}
+	if e.Original.IsValid() {
+		o.Original, o.Service = e.Original, services.ServiceAt(e.Original, e.Protocol)
 	}
 	sender, receiver := e.SourceSlot, e.DestinationSlot
 	if e.Reply {

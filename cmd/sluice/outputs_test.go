@@ -42,6 +42,13 @@ func TestOutputsAreThoseListed(t *testing.T) {
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: 17, Rule: 1, DecidedBy: netv1.DecidedBy_DECIDED_BY_RULE,
 			RuleSources: []string{"NetworkPolicy shop/web"},
 		},
+	}, {
+		Type: datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT, Time: timestamppb.New(time.Unix(1e9, 0)),
+		Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Reason: datapathv1.Reason_REASON_FORWARDED_TO_POD,
+		Direction: netv1.Direction_DIRECTION_EGRESS, Protocol: 17,
+		Source:                     &datapathv1.FlowEnd{Address: "10.244.0.2", Port: 4000, Identity: 300},
+		Destination:                &datapathv1.FlowEnd{Address: "10.244.0.3", Port: 5353, Identity: 301},
+		OriginalDestinationAddress: "10.96.0.10", OriginalDestinationPort: 53, Service: "shop/dns:dns",
 	}}
 	n.Explained = map[string]*datapathv1.ExplainResponse{"10.96.0.10": {
 		Source: &datapathv1.ExplainedPeer{Identity: 300, Known: true, IdentityClass: 4, IpcachePrefix: "10.244.0.2/32"},

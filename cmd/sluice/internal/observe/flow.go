@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -41,18 +42,23 @@ type flow struct {
 	DestinationOwner    *workload.Owner `json:"destinationOwner,omitempty"`
 	DestinationPod      string          `json:"destinationPod,omitempty"`
 	DestinationNode     string          `json:"destinationNode,omitempty"`
-	ICMP                *icmp           `json:"icmp,omitempty"`
-	Protocol            string          `json:"protocol,omitempty"`
-	Length              uint32          `json:"length,omitempty"`
-	SourceMAC           string          `json:"sourceMac,omitempty"`
-	Ethertype           uint32          `json:"ethertype,omitempty"`
-	Type                string          `json:"type,omitempty"`
-	Egress              *verdict.Side   `json:"egress,omitempty"`
-	Ingress             *verdict.Side   `json:"ingress,omitempty"`
-	SourceLabels        []string        `json:"sourceLabels,omitempty"`
-	DestinationLabels   []string        `json:"destinationLabels,omitempty"`
-	TCPFlags            string          `json:"tcpFlags,omitempty"`
-	Reply               bool            `json:"reply,omitempty"`
+	// Original is what the packet asked for before it was led to a backend of a service.
+	Original          string        `json:"originalDestinationAddress,omitempty"`
+	OriginalPort      uint32        `json:"originalDestinationPort,omitempty"`
+	Service           string        `json:"service,omitempty"` // "shop/web"
+	ServicePort       string        `json:"servicePortName,omitempty"`
+	ICMP              *icmp         `json:"icmp,omitempty"`
+	Protocol          string        `json:"protocol,omitempty"`
+	Length            uint32        `json:"length,omitempty"`
+	SourceMAC         string        `json:"sourceMac,omitempty"`
+	Ethertype         uint32        `json:"ethertype,omitempty"`
+	Type              string        `json:"type,omitempty"`
+	Egress            *verdict.Side `json:"egress,omitempty"`
+	Ingress           *verdict.Side `json:"ingress,omitempty"`
+	SourceLabels      []string      `json:"sourceLabels,omitempty"`
+	DestinationLabels []string      `json:"destinationLabels,omitempty"`
+	TCPFlags          string        `json:"tcpFlags,omitempty"`
+	Reply             bool          `json:"reply,omitempty"`
 	// Lost is how many events are missing here; the rest is empty then.
 	Lost   uint64 `json:"lost,omitempty"`
 	LostBy string `json:"lostBy,omitempty"`
@@ -81,6 +87,8 @@ func flowOf(m *datapathv1.ObserveResponse) flow {
 		SourceNode: source.GetNodeName(), DestinationNode: destination.GetNodeName(),
 		Egress: verdict.SideOf(f.GetEgress()), Ingress: verdict.SideOf(f.GetIngress()),
 	}
+	shown.Original, shown.OriginalPort = f.GetOriginalDestinationAddress(), f.GetOriginalDestinationPort()
+	shown.Service, shown.ServicePort, _ = strings.Cut(f.GetService(), ":")
 	if h := f.GetIcmp(); h != nil {
 		shown.ICMP = &icmp{Type: h.GetType(), Code: h.GetCode()}
 	}
@@ -124,6 +132,26 @@ func tcpFlagsText(flags uint32) string {
 		}
 	}
 	return strings.Join(set, ",")
+}
+
+// toBackend is the way to the destination past the service that the packet asked
+// for; only the destination if it asked for none. A packet that was led to no backend
+// has the address that it asked for as its destination.
+func (f flow) toBackend(destination string) string {
+	if f.Original == "" {
+		return destination
+	}
+	name := "service"
+	if f.Service != "" {
+		name += " " + f.Service
+	}
+	if f.ServicePort != "" {
+		name += ":" + f.ServicePort
+	}
+	if f.Original == f.Destination && f.OriginalPort == f.DestinationPort {
+		return fmt.Sprintf("%s (%s)", destination, name)
+	}
+	return fmt.Sprintf("%s (%s) -> %s", service.AddressText(f.Original, f.OriginalPort), name, destination)
 }
 
 // line is a flow for people. Lines come one by one, so no table aligns them.
@@ -182,9 +210,10 @@ func (f flow) line() string {
 	if f.Reply {
 		arrow = "-> (reply)"
 	}
+	to := side(f.Destination, f.DestinationPort, f.DestinationIdentity, f.DestinationLabels, f.DestinationNode, ports)
 	line := fmt.Sprintf("%s  %-9s %-14s %-7s %s  %s %s %s  %s", at, outcome, f.Reason, f.Direction, who,
 		side(f.Source, f.SourcePort, f.SourceIdentity, f.SourceLabels, f.SourceNode, ports), arrow,
-		side(f.Destination, f.DestinationPort, f.DestinationIdentity, f.DestinationLabels, f.DestinationNode, ports), what)
+		f.toBackend(to), what)
 	for _, s := range []struct {
 		name string
 		said *verdict.Side

@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/selector"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/model/identity"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -44,6 +45,7 @@ type flags struct {
 	labels     []string
 	verdicts   []string
 	types      []string
+	services   []string
 }
 
 // Command is `observe`.
@@ -76,13 +78,15 @@ one kind, one must hold. Events that were lost are shown where they are missing.
 	f.StringSliceVar(&o.owners, "container", nil,
 		"events about CONTAINER or CONTAINER/INTERFACE; of a container that is there, the start of its id is enough")
 	f.UintSliceVar(&o.identities, "identity", nil, "events with this identity on either side")
-	f.StringSliceVar(&o.prefixes, "address", nil, "events with an address in this prefix on either side")
+	f.StringSliceVar(&o.prefixes, "address", nil, "events with an address in this prefix on either side, or asked for")
 	f.StringSliceVar(&o.reasons, "reason", nil, "events with this reason, for example spoofed-ip")
 	f.StringVar(&o.direction, "direction", "", "egress or ingress, seen from the container")
 	f.StringSliceVar(&o.protocols, "protocol", nil, "tcp, udp, sctp, icmp, icmpv6 or a number")
-	f.UintSliceVar(&o.ports, "port", nil, "events with this port on either side")
+	f.UintSliceVar(&o.ports, "port", nil, "events with this port on either side, or asked for")
 	f.StringArrayVar(&o.labels, "label", nil,
 		"events with a pod of these labels on either side, as kubectl selects: app=web,tier in (a,b),!x; may be repeated")
+	f.StringSliceVar(&o.services, "service", nil,
+		"events of packets that asked for the service [NAMESPACE/]NAME, before they were led to a backend")
 	f.StringSliceVar(&o.verdicts, "verdict", nil, "forwarded, dropped, audited or redirected")
 	f.StringSliceVar(&o.types, "type", nil, "drop, policy-verdict or connection-closed")
 	return cmd
@@ -191,6 +195,13 @@ func (o *flags) request(now time.Time) (*datapathv1.ObserveRequest, error) {
 		}
 		req.Selectors = append(req.Selectors, sel)
 	}
+	for _, s := range o.services {
+		key, err := service.Named(s, "")
+		if err != nil {
+			return nil, invocation.Usagef("--service: %w", err)
+		}
+		req.Services = append(req.Services, &datapathv1.ServiceName{Namespace: key.GetNamespace(), Name: key.GetName()})
+	}
 	for _, s := range o.reasons {
 		r, err := enumNamed[datapathv1.Reason]("--reason", s, "REASON_", datapathv1.Reason_value)
 		if err != nil {
@@ -220,6 +231,7 @@ var criteria = map[string]string{
 	"since": "--since", "owners": "--container", "identities": "--identity", "prefixes": "--address",
 	"reasons": "--reason", "direction": "--direction",
 	"protocols": "--protocol", "ports": "--port", "selectors": "--label", "verdicts": "--verdict", "types": "--type",
+	"services": "--service",
 }
 
 // inFlags names the flags of the fields that the service found mistakes in.

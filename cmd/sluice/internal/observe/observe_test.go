@@ -134,3 +134,90 @@ func TestObserveSendsItsCriteria(t *testing.T) {
 		n.Want(t, invocation.ExitUsage, append([]string{"observe"}, bad...)...)
 	}
 }
+
+func TestObserveShowsTheServiceThatWasAsked(t *testing.T) {
+	for name, c := range map[string]struct {
+		flow *datapathv1.Flow
+		line string
+		json []string
+	}{
+		"a service that is known": {
+			&datapathv1.Flow{
+				OriginalDestinationAddress: "10.96.0.10", OriginalDestinationPort: 53, Service: "shop/dns:udp",
+				Destination: &datapathv1.FlowEnd{Address: "10.244.0.3", Port: 5353, Identity: 301},
+			},
+			"10.244.0.2:4000 (identity 300) -> 10.96.0.10:53 (service shop/dns:udp) -> 10.244.0.3:5353 (identity 301)  udp",
+			[]string{
+				`"originalDestinationAddress":"10.96.0.10"`, `"originalDestinationPort":53`, `"service":"shop/dns"`,
+				`"servicePortName":"udp"`, `"destinationAddress":"10.244.0.3"`,
+			},
+		},
+		"one port without a name": {
+			&datapathv1.Flow{
+				OriginalDestinationAddress: "fd00:96::1", OriginalDestinationPort: 53, Service: "shop/dns",
+				Destination: &datapathv1.FlowEnd{Address: "fd00:244::3", Port: 5353},
+			},
+			"-> [fd00:96::1]:53 (service shop/dns) -> [fd00:244::3]:5353  udp", nil,
+		},
+		"a service that is gone": {
+			&datapathv1.Flow{
+				OriginalDestinationAddress: "10.96.0.10", OriginalDestinationPort: 53,
+				Destination: &datapathv1.FlowEnd{Address: "10.244.0.3", Port: 5353},
+			},
+			"-> 10.96.0.10:53 (service) -> 10.244.0.3:5353  udp", nil,
+		},
+		"no backend": {
+			&datapathv1.Flow{
+				OriginalDestinationAddress: "10.96.0.10", OriginalDestinationPort: 53, Service: "shop/dns",
+				Destination: &datapathv1.FlowEnd{Address: "10.96.0.10", Port: 53},
+			},
+			"10.244.0.2:4000 (identity 300) -> 10.96.0.10:53 (service shop/dns)  udp", nil,
+		},
+		"no service": {
+			&datapathv1.Flow{Destination: &datapathv1.FlowEnd{Address: "10.244.0.3", Port: 5353}},
+			"10.244.0.2:4000 (identity 300) -> 10.244.0.3:5353  udp", nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := nodetest.New(t, Command)
+			c.flow.Source = &datapathv1.FlowEnd{Address: "10.244.0.2", Port: 4000, Identity: 300}
+			c.flow.Protocol = 17
+			n.Flows = []*datapathv1.Flow{c.flow}
+			out, _ := n.Want(t, 0, "observe")
+			<-n.Observed
+			if !strings.Contains(out, c.line) {
+				t.Errorf("no %q in\n%s", c.line, out)
+			}
+			out, _ = n.Want(t, 0, "observe", "-o", "json")
+			<-n.Observed
+			first, _, _ := strings.Cut(out, "\n")
+			for _, want := range c.json {
+				if !strings.Contains(first, want) {
+					t.Errorf("no %s in %s", want, first)
+				}
+			}
+			if c.json == nil && c.flow.GetService() == "" && strings.Contains(first, `"service"`) {
+				t.Errorf("a service in %s", first)
+			}
+		})
+	}
+}
+
+func TestObserveAsksForServices(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Want(t, 0, "observe", "--service", "shop/web,dns")
+	r := <-n.Observed
+	if s := r.GetServices(); len(s) != 2 || s[0].GetNamespace() != "shop" || s[0].GetName() != "web" ||
+		s[1].GetNamespace() != "default" || s[1].GetName() != "dns" {
+		t.Errorf("request %v", r)
+	}
+	for _, bad := range []string{"/web", "shop/", "a/b/c"} {
+		_, errOut := n.Want(t, invocation.ExitUsage, "observe", "--service", bad)
+		if !strings.Contains(errOut, "--service: ") {
+			t.Errorf("%q: %s", bad, errOut)
+		}
+	}
+	if len(n.Observed) > 0 {
+		t.Error("a service without a name was sent")
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -540,5 +541,94 @@ func (n *testNode) wantDeniedBackend(t *testing.T, flows *flowLog, from pod.Pod,
 		default:
 			answered++
 		}
+	}
+}
+
+// TestExplainKnowsServices: `sluice explain` evaluates the backends of the service that
+// an address belongs to, by the rules that its packets meet, and says so where no
+// backend is left.
+func TestExplainKnowsServices(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pods := n.addPods(t, "client", "one", "two")
+	client, one, two := pods[0], pods[1], pods[2]
+	serveName(t, one)
+	serveName(t, two)
+	n.sluice(t, 0, serviceManifests(one, two), "service", "apply", "-f", "-")
+	n.wantExplainedConnection(t, client, netip.AddrPortFrom(serviceAddresses[1], servicePort))
+	enforce(t, n.policies(t), `apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: out}
+spec:
+  podSelector: {matchLabels: {app: client}}
+  policyTypes: [Egress]
+  egress: [{to: [{podSelector: {}}], ports: [{port: 8080}]}]
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: in}
+spec:
+  podSelector: {matchLabels: {app: one}}
+  policyTypes: [Ingress]
+  ingress: [{from: [{podSelector: {matchLabels: {app: client}}}]}]
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: closed}
+spec: {podSelector: {matchLabels: {app: two}}, policyTypes: [Ingress]}
+`)
+	for i, address := range serviceAddresses {
+		ask := func(from, address string, port int, want ...string) {
+			t.Helper()
+			out := n.sluice(t, 0, "", "explain", "--from", from, "--to", address, "--port", fmt.Sprint(port))
+			text := strings.Join(strings.Fields(out), " ")
+			for _, w := range want {
+				if !strings.Contains(text, w) {
+					t.Errorf("from %s to %s: no %q in\n%s", from, address, w, out)
+				}
+			}
+		}
+		backend := func(p pod.Pod) string { return netip.AddrPortFrom(p.Addresses()[i], backendPort).String() }
+		own := client.Addresses()[i].String()
+		frontend := netip.AddrPortFrom(address, servicePort).String() + "/TCP, cluster-ip"
+		ask(own, address.String(), servicePort, ": DEPENDS ON THE BACKEND", "Service test/web, port tcp",
+			"Frontend "+frontend, "Backends 2, for connections from this node",
+			backend(one)+": FORWARDED (forwarded-to-pod) egress forwarded by NetworkPolicy test/out spec.egress[0]"+
+				" ingress forwarded by NetworkPolicy test/in spec.ingress[0]",
+			backend(two)+": DROPPED (policy-denied) egress forwarded by NetworkPolicy test/out spec.egress[0]"+
+				" ingress dropped by NetworkPolicy test/closed isolation")
+		// What a socket of a pod reaches through the service to itself asks no policy.
+		ask(two.Addresses()[i].String(), address.String(), servicePort, backend(two)+": FORWARDED inside the pod")
+	}
+	n.sluice(t, 0, serviceManifests(), "service", "apply", "-f", "-")
+	own, address := client.Addresses()[0].String(), serviceAddresses[0].String()
+	out := n.sluice(t, 0, "", "explain", "--from", own, "--to", address, "--port", fmt.Sprint(servicePort))
+	if !strings.Contains(out, ": REFUSED (no backend)") || !strings.Contains(out, "refused: no backend") {
+		t.Errorf("without a backend\n%s", out)
+	}
+	n.sluice(t, 0, serviceManifests(), "service", "delete", "-f", "-")
+	out = n.sluice(t, 0, "", "explain", "--from", own, "--to", address, "--port", fmt.Sprint(servicePort))
+	if strings.Contains(out, "Service") || !strings.Contains(out, ": DROPPED (policy-denied)") {
+		t.Errorf("without the service\n%s", out)
+	}
+}
+
+// wantExplainedConnection connects to a service and wants `sluice explain` to find the
+// connection at the backend that it was led to.
+func (n *testNode) wantExplainedConnection(t *testing.T, from pod.Pod, to netip.AddrPort) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c, err := from.Dial(ctx, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	own := c.LocalAddr().(*net.TCPAddr).AddrPort()
+	out := n.sluice(t, 0, "", "explain", "--from", own.Addr().String(), "--to", to.Addr().String(),
+		"--port", fmt.Sprint(to.Port()), "--source-port", fmt.Sprint(own.Port()))
+	found := regexp.MustCompile(`(?m)^Connection: (\S+) -> \S+:(\d+) tcp, `).FindAllStringSubmatch(out, -1)
+	if len(found) != 1 || found[0][1] != own.String() || found[0][2] != fmt.Sprint(backendPort) {
+		t.Errorf("the connection from %v is not found in\n%s", own, out)
 	}
 }

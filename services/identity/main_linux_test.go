@@ -312,7 +312,7 @@ func TestKernelSecondCopyOnOneStateIsRefusedAndTakesNothing(t *testing.T) {
 // TestKernelNodesKilledAtRandomAgree: what was answered before a kill -9 is
 // answered again after it, and every node has the same number for a set.
 func TestKernelNodesKilledAtRandomAgree(t *testing.T) {
-	const nodes, sets, rounds = 8, 40, 6
+	const nodes, sets, rounds = 8, 40, 4
 	b := newBench(t)
 	args := func(i int) []string {
 		return []string{"--node", fmt.Sprint("n", i), "--state-dir", filepath.Join(b.Dir, fmt.Sprint("state", i))}

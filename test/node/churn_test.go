@@ -25,7 +25,7 @@ var errNoAnswer = errors.New("no ping was sent")
 // and DELs, 8 at a time: no address is held twice at any time, and at the end
 // nothing is.
 func TestKernelChurnLeaksNothing(t *testing.T) {
-	const pods, atOnce = 500, 8
+	const pods, atOnce = 300, 8
 	// Addresses come back while the test runs: it needs more than there are.
 	n := newNode(t, func(o *devnode.Options) {
 		o.Args = map[string][]string{devnode.IPAM: {"--quarantine=1s"}}

@@ -176,8 +176,11 @@ func TestFaultKillTheDatapathWhileARangeComesOrGoes(t *testing.T) {
 	if len(points) == 0 {
 		t.Fatal("the datapath has no such points")
 	}
-	for _, point := range points {
+	for i, point := range points {
 		for skip := range further {
+			if !allFaults() && skip != i%len(further) {
+				continue
+			}
 			t.Run(fmt.Sprintf("%s.%d", strings.ReplaceAll(point, "/", "."), skip), func(t *testing.T) {
 				before, after := first, slices.Concat(first, further)
 				if !strings.Contains(point, "/add-") {

@@ -102,7 +102,7 @@ func converse(ctx context.Context, t *testing.T, from, to pod.Pod, port uint16, 
 // eBPF path carried them and not the host's stack.
 func TestKernelConnectionsSurviveDatapathRestarts(t *testing.T) {
 	t.Parallel()
-	const connections, restarts = 20, 20
+	const connections, restarts = 20, 10
 	n := newNode(t)
 	pods := n.addPods(t, "server", "client")
 	before := n.counters(t)

@@ -139,6 +139,7 @@ func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 		clusterAt(netip.MustParseAddrPort("10.96.0.2:80"), frontend.TCP, leadsTo()),
 		clusterAt(netip.MustParseAddrPort("10.96.0.3:80"), frontend.TCP, dropping), proxied, closed,
 		clusterAt(netip.MustParseAddrPort("10.96.0.6:80"), frontend.SCTP, leadsTo(atB)),
+		clusterAt(netip.MustParseAddrPort("10.96.0.6:81"), frontend.SCTP, leadsTo(atB)),
 		&frontend.Frontend{
 			Key:  frontend.Key{Addr: netip.IPv4Unspecified(), Port: port, Protocol: frontend.TCP, Node: true},
 			Kind: frontend.NodePort, Service: "shop/web:http", Inside: leadsTo(atB),
@@ -167,7 +168,9 @@ func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 		{"only other nodes have", 6, a.IPv4, "10.96.0.3:80", explain.NoLocalBackend, 0, false},
 		{"not for this node's own", 6, a.IPv4, "10.96.0.4:80", explain.NotTranslated, 0, false},
 		{"source ranges", 6, a.IPv4, "10.96.0.5:80", explain.SourceRanges, 0, false},
-		{"sockets of SCTP", 132, a.IPv4, "10.96.0.6:80", explain.NotTranslated, 1, false},
+		{"SCTP of a pod", 132, a.IPv4, "10.96.0.6:80", explain.Translated, 1, false},
+		{"SCTP to another port", 132, a.IPv4, "10.96.0.6:81", explain.NotTranslated, 1, false},
+		{"SCTP of the host", 132, host4, "10.96.0.6:80", explain.NotTranslated, 1, false},
 		{"a node port, a pod", 6, a.IPv4, "192.0.2.1:30080", explain.Translated, 1, false},
 		{"a node port, the host", 6, host4, "192.0.2.1:30080", explain.Translated, 1, false},
 		{"a node port, from outside", 6, world4, "192.0.2.1:30080", explain.NotTranslated, 2, true},

@@ -487,6 +487,8 @@ const (
 	Reason_REASON_FORWARDED_NATIVE Reason = 11
 	// From another node to the stack, which may have to translate it.
 	Reason_REASON_FORWARDED_TO_STACK Reason = 12
+	// To a service, above the MTU of the way to its backend: answered for the service.
+	Reason_REASON_ANSWERED_TOO_BIG Reason = 13
 	// Neither IPv4, IPv6 nor ARP, or tagged.
 	Reason_REASON_NOT_IP Reason = 16
 	// The device belongs to no endpoint.
@@ -559,6 +561,18 @@ const (
 	Reason_REASON_MULTICAST Reason = 50
 	// Broadcast.
 	Reason_REASON_BROADCAST Reason = 51
+	// To a service that has no backend; the sender is told.
+	Reason_REASON_SERVICE_NO_BACKEND Reason = 52
+	// To a service that wants backends of this node, which has none.
+	Reason_REASON_SERVICE_NO_LOCAL_BACKEND Reason = 53
+	// To a service that is for other sources.
+	Reason_REASON_SERVICE_SOURCE_RANGE Reason = 54
+	// A service leads nowhere.
+	Reason_REASON_SERVICE_CORRUPT Reason = 55
+	// SCTP to a service whose backend has another port.
+	Reason_REASON_SERVICE_SCTP_PORT Reason = 56
+	// The sender has this port in use to every backend already; it is told.
+	Reason_REASON_SERVICE_PORT_IN_USE Reason = 57
 )
 
 // Enum value maps for Reason.
@@ -577,6 +591,7 @@ var (
 		10: "REASON_FORWARDED_OVERLAY",
 		11: "REASON_FORWARDED_NATIVE",
 		12: "REASON_FORWARDED_TO_STACK",
+		13: "REASON_ANSWERED_TOO_BIG",
 		16: "REASON_NOT_IP",
 		17: "REASON_NO_ENDPOINT",
 		18: "REASON_MALFORMED",
@@ -613,6 +628,12 @@ var (
 		49: "REASON_NDP",
 		50: "REASON_MULTICAST",
 		51: "REASON_BROADCAST",
+		52: "REASON_SERVICE_NO_BACKEND",
+		53: "REASON_SERVICE_NO_LOCAL_BACKEND",
+		54: "REASON_SERVICE_SOURCE_RANGE",
+		55: "REASON_SERVICE_CORRUPT",
+		56: "REASON_SERVICE_SCTP_PORT",
+		57: "REASON_SERVICE_PORT_IN_USE",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":              0,
@@ -628,6 +649,7 @@ var (
 		"REASON_FORWARDED_OVERLAY":        10,
 		"REASON_FORWARDED_NATIVE":         11,
 		"REASON_FORWARDED_TO_STACK":       12,
+		"REASON_ANSWERED_TOO_BIG":         13,
 		"REASON_NOT_IP":                   16,
 		"REASON_NO_ENDPOINT":              17,
 		"REASON_MALFORMED":                18,
@@ -664,6 +686,12 @@ var (
 		"REASON_NDP":                      49,
 		"REASON_MULTICAST":                50,
 		"REASON_BROADCAST":                51,
+		"REASON_SERVICE_NO_BACKEND":       52,
+		"REASON_SERVICE_NO_LOCAL_BACKEND": 53,
+		"REASON_SERVICE_SOURCE_RANGE":     54,
+		"REASON_SERVICE_CORRUPT":          55,
+		"REASON_SERVICE_SCTP_PORT":        56,
+		"REASON_SERVICE_PORT_IN_USE":      57,
 	}
 )
 
@@ -4580,8 +4608,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1bNODE_PATH_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17NODE_PATH_STATE_UNKNOWN\x10\x01\x12\x1d\n" +
 	"\x19NODE_PATH_STATE_REACHABLE\x10\x02\x12\x1f\n" +
-	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\x89\n" +
-	"\n" +
+	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\xe5\v\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_FORWARDED_TO_POD\x10\x01\x12\"\n" +
@@ -4596,7 +4623,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x18REASON_FORWARDED_OVERLAY\x10\n" +
 	"\x12\x1b\n" +
 	"\x17REASON_FORWARDED_NATIVE\x10\v\x12\x1d\n" +
-	"\x19REASON_FORWARDED_TO_STACK\x10\f\x12\x11\n" +
+	"\x19REASON_FORWARDED_TO_STACK\x10\f\x12\x1b\n" +
+	"\x17REASON_ANSWERED_TOO_BIG\x10\r\x12\x11\n" +
 	"\rREASON_NOT_IP\x10\x10\x12\x16\n" +
 	"\x12REASON_NO_ENDPOINT\x10\x11\x12\x14\n" +
 	"\x10REASON_MALFORMED\x10\x12\x12\x16\n" +
@@ -4634,7 +4662,13 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\n" +
 	"REASON_NDP\x101\x12\x14\n" +
 	"\x10REASON_MULTICAST\x102\x12\x14\n" +
-	"\x10REASON_BROADCAST\x103*o\n" +
+	"\x10REASON_BROADCAST\x103\x12\x1d\n" +
+	"\x19REASON_SERVICE_NO_BACKEND\x104\x12#\n" +
+	"\x1fREASON_SERVICE_NO_LOCAL_BACKEND\x105\x12\x1f\n" +
+	"\x1bREASON_SERVICE_SOURCE_RANGE\x106\x12\x1a\n" +
+	"\x16REASON_SERVICE_CORRUPT\x107\x12\x1c\n" +
+	"\x18REASON_SERVICE_SCTP_PORT\x108\x12\x1e\n" +
+	"\x1aREASON_SERVICE_PORT_IN_USE\x109*o\n" +
 	"\n" +
 	"PolicyMode\x12\x1b\n" +
 	"\x17POLICY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
@@ -80,11 +81,19 @@ type Backend struct {
 	Explanation Explanation
 }
 
-// translated says for which connections the kernel has a program that leads them
-// to backends: for those of the sockets of the node's endpoints and of its host,
-// which are TCP and UDP.
-func translated(p frontend.Protocol, outside bool) bool {
-	return !outside && (p == frontend.TCP || p == frontend.UDP)
+// translated says whether the kernel has a program that leads a connection to the
+// backends of a list: those of the sockets of the node's endpoints and of its host,
+// which are TCP and UDP, and SCTP of endpoints, by its packets, if the backends have
+// the port of the service.
+func translated(k frontend.Key, list *servicemap.Front, sender slotmap.Slot) bool {
+	switch {
+	case sender == slotmap.NoSlot:
+		return false
+	case k.Protocol == frontend.SCTP:
+		other := func(b servicemap.Backend) bool { return b.Port() != k.Port }
+		return sender != slotmap.HostSlot && !slices.ContainsFunc(list.Backends, other)
+	}
+	return true
 }
 
 // findService finds the frontend that the destination is, in the order of the
@@ -116,7 +125,7 @@ func (e *Explainer) findService(t conntrack.Tuple) (*Service, error) {
 		s.Count = len(list.Backends)
 	}
 	switch {
-	case list == nil || !translated(k.Protocol, s.Outside):
+	case list == nil || !translated(k, list, sender):
 		s.Outcome = NotTranslated
 	case list.Sources:
 		s.Outcome = SourceRanges

@@ -25,6 +25,12 @@ func TestKernelLookupReadsWhatWasWritten(t *testing.T) {
 			t.Fatalf("%d frontends, %v, want %d", len(all), err, len(s))
 		}
 		for _, want := range all {
+			// who may stay is not in the maps
+			for _, list := range []*Front{want.Inside, want.Outside} {
+				if list != nil {
+					list.Draining = nil
+				}
+			}
 			if got, ok, err := i.Lookup(want.Key); err != nil || !ok || !reflect.DeepEqual(got, want) {
 				t.Errorf("%v: %+v, %v, %v, want %+v", want.Key, got, ok, err, want)
 			}

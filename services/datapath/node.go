@@ -175,7 +175,7 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 			Sockets: n.Kernel.SocketList, Each: n.eachNamespace, Keeps: n.Kernel.Services.Keeps,
 		})
 		n.Frontends = frontendstream.New(frontendstream.Options{
-			Name: service, Service: n.frontends, Kernel: n.Kernel.Services, Ender: n.Ender, Memory: n.frontendState, Log: n.log,
+			Name: service, Service: n.frontends, Kernel: n.Kernel.Frontends(), Ender: n.Ender, Memory: n.frontendState, Log: n.log,
 		})
 	}
 	o := cfg.Connections.options()

@@ -142,6 +142,17 @@ static __always_inline __u32 find_front(const struct sl_choice *c, __u16 slot)
 }
 
 /*
+ * A member of the list: for UDP the one that ranks best for the socket, so that a
+ * socket that is not connected stays with its backend while others come and go.
+ */
+static __always_inline __u32 next_by_socket(struct sl_choice *c, __u64 list)
+{
+	if (c->proto == SL_IPPROTO_UDP && list_count(list) <= SL_RENDEZVOUS)
+		return (__u32)best_member(list, c);
+	return member_by_hash(list, c->hash);
+}
+
+/*
  * Chooses a backend of a front: TCP at random, UDP by the socket. 0, or the error
  * of the call. A call cannot be dropped without an answer, so what packets would
  * be dropped for makes the call fail with "no route to host". So do fronts that
@@ -156,6 +167,7 @@ static __always_inline int choose(struct bpf_sock_addr *ctx, struct sl_choice *c
 	if (!front)
 		return SL_ECONNREFUSED;
 	read_client(c, slot);
+	c->limit = ~0ULL;
 	if (c->proto == SL_IPPROTO_UDP)
 		c->hash = scramble(bpf_get_socket_cookie(ctx));
 	else
@@ -173,7 +185,7 @@ static __always_inline int choose(struct bpf_sock_addr *ctx, struct sl_choice *c
 			return SL_EHOSTUNREACH;
 		if (!list_count(list))
 			return list_flags(list) & SL_FRONT_DROP ? SL_EHOSTUNREACH : SL_ECONNREFUSED;
-		backend = member_by_hash(list, c->hash);
+		backend = next_by_socket(c, list);
 		if (front->timeout && list_count(list) <= SL_AFFINITY_MEMBERS) {
 			if (choose_by_affinity(c, front, list, backend))
 				return 0;

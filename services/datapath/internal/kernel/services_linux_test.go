@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
@@ -546,5 +547,64 @@ func TestKernelTranslationGoesWithItsConnection(t *testing.T) {
 	}
 	if p, err = n.k.Translations.Collect(later, n.k.Connections, timeouts); err != nil || p.Live != 0 || p.Removed != 2 {
 		t.Errorf("without connections: %+v, %v", p, err)
+	}
+}
+
+// TestKernelDirectFlowBecomesAService: a flow to an address that becomes a service asks
+// for it from then on, although it never stops.
+func TestKernelDirectFlowBecomesAService(t *testing.T) {
+	n := newServiceNode(t)
+	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	must(t, "host addresses", n.k.Endpoints.SyncHostAddrs([]netip.Addr{
+		netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"),
+	}))
+	for i, local := range client.Addrs() {
+		vip, at := serviceAddr(local, 1), netip.AddrPortFrom(server.Addrs()[i], 8080)
+		tell(t, server.ns, at)
+		own, unspecified := netip.MustParseAddr("192.0.2.1"), netip.IPv4Unspecified()
+		if local.Is6() {
+			own, unspecified = netip.MustParseAddr("2001:db8::1"), netip.IPv6Unspecified()
+		}
+		port := frontend.Key{Addr: unspecified, Port: 30080, Protocol: frontend.UDP, Node: true}
+		for _, c := range []struct {
+			asked netip.AddrPort
+			f     *frontend.Frontend
+		}{
+			{vip, clusterAt(vip, frontend.UDP, leadsTo(at))},
+			{netip.AddrPortFrom(own, port.Port), &frontend.Frontend{
+				Key: port, Kind: frontend.NodePort, Service: "shop/web:http", Inside: leadsTo(at), Outside: leadsTo(at),
+			}},
+		} {
+			u, err := dialIn(t, client.ns, "udp", c.asked)
+			must(t, "connect", err)
+			send := func() {
+				t.Helper()
+				if _, err := u.Write([]byte("hello")); err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
+					t.Fatalf("send: %v", err)
+				}
+			}
+			send()
+			tuple := conntrack.Tuple{
+				Initiator: u.LocalAddr().(*net.UDPAddr).AddrPort(), Responder: c.asked, Protocol: protoUDP,
+			}
+			if _, found, err := n.k.Connections.Lookup(tuple); !found || err != nil {
+				t.Errorf("%v: there is no direct connection, %v", tuple, err)
+			}
+			tx := &frontend.Transaction{}
+			tx.Upsert(c.f)
+			_, err = n.k.Frontends().Apply(t.Context(), tx)
+			must(t, "apply", err)
+			send()
+			must(t, "deadline", u.SetReadDeadline(time.Now().Add(servicetest.Patience)))
+			b := make([]byte, 256)
+			size, err := u.Read(b)
+			for errors.Is(err, syscall.ECONNREFUSED) { // of what was sent before
+				size, err = u.Read(b)
+			}
+			if err != nil || !strings.HasPrefix(string(b[:size]), at.String()) {
+				t.Errorf("%v: %q, %v, want what %v says", c.asked, b[:size], err, at)
+			}
+		}
 	}
 }

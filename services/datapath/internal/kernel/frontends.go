@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+)
+
+type serviceMaps = servicemap.Maps
+
+// Frontends are the services of the kernel for one who keeps them.
+type Frontends struct {
+	*serviceMaps
+	k *Kernel
+}
+
+// Frontends gives the services to one who keeps them.
+func (k *Kernel) Frontends() Frontends { return Frontends{k.Services, k} }
+
+// Apply applies a transaction. Where an address becomes that of a service, connections
+// that already lead to the address itself lose their entries: a flow that sends
+// all the time would never ask for the service otherwise.
+func (f Frontends) Apply(ctx context.Context, tx *frontend.Transaction) (frontend.Result, error) {
+	fresh, err := f.fresh(tx)
+	if err != nil {
+		return frontend.Result{}, err
+	}
+	res, err := f.serviceMaps.Apply(ctx, tx)
+	if len(fresh) > 0 {
+		err = errors.Join(err, f.k.forgetDirect(ctx, fresh))
+	}
+	return res, err
+}
+
+// fresh are the keys that the kernel does not have yet.
+func (f Frontends) fresh(tx *frontend.Transaction) (map[frontend.Key]struct{}, error) {
+	known, err := f.Keys()
+	if err != nil {
+		return nil, err
+	}
+	fresh := map[frontend.Key]struct{}{}
+	for _, c := range tx.Changes() {
+		if c.Frontend != nil {
+			fresh[c.Key] = struct{}{}
+		}
+	}
+	for _, k := range known {
+		delete(fresh, k)
+	}
+	return fresh, nil
+}
+
+// forgetTries is how often a connection is removed that a packet has just used.
+const forgetTries = 5
+
+// forgetDirect removes the connections that no service has led to an address of one.
+func (k *Kernel) forgetDirect(ctx context.Context, fresh map[frontend.Key]struct{}) error {
+	var direct []conntrack.Connection
+	err := k.Connections.Each(func(cs []conntrack.Connection) error {
+		for i := range cs {
+			if cs[i].Value.Front == 0 && asksOne(&cs[i], fresh) {
+				direct = append(direct, cs[i])
+			}
+		}
+		return ctx.Err()
+	})
+	for _, c := range direct {
+		if err := k.forget(c); err != nil {
+			return errors.Join(err, fmt.Errorf("forget %v: %w", c.Tuple, err))
+		}
+	}
+	return err
+}
+
+// asksOne says whether the responder is one of the frontends.
+func asksOne(c *conntrack.Connection, fresh map[frontend.Key]struct{}) bool {
+	k := frontend.Key{Addr: c.Responder.Addr(), Port: c.Responder.Port(), Protocol: frontend.Protocol(c.Protocol)}
+	if _, ok := fresh[k]; ok {
+		return true
+	}
+	if c.To.Slot != slotmap.HostSlot {
+		return false
+	}
+	k.Node = true
+	if k.Addr = netip.IPv4Unspecified(); c.Responder.Addr().Is6() {
+		k.Addr = netip.IPv6Unspecified()
+	}
+	_, ok := fresh[k]
+	return ok
+}
+
+// forget removes a connection, also while packets change it.
+func (k *Kernel) forget(c conntrack.Connection) error {
+	for range forgetTries {
+		deleted, err := k.Connections.Remove(c)
+		if deleted != 0 || err != nil {
+			return err
+		}
+		var found bool
+		if c, found, err = k.Connections.Lookup(c.Tuple); !found || err != nil {
+			return err
+		}
+	}
+	return errors.New("packets use it all the time")
+}

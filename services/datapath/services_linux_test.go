@@ -155,7 +155,8 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 	w.start(false)
 	adopted := list()
 	for i := range adopted {
-		adopted[i].Service = before[i].Service // until the service says it again
+		// Until the service says them again.
+		adopted[i].Service, adopted[i].Kind = before[i].Service, before[i].Kind
 	}
 	if !reflect.DeepEqual(adopted, before) {
 		t.Errorf("after a restart without the service the kernel has %+v, want %+v", adopted, before)

@@ -14,12 +14,14 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"google.golang.org/grpc"
 
 	rpcclient "github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	loadbalancerv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
@@ -203,5 +205,36 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 	w.start(false)
 	if fs := list(); len(fs) != 0 {
 		t.Errorf("without services the kernel has %+v", fs)
+	}
+}
+
+// TestKernelConnectionsNameNumbersOfServices: a connection its front, a translation its
+// front and its backend, in both families.
+func TestKernelConnectionsNameNumbersOfServices(t *testing.T) {
+	w := newWorld(t)
+	w.frontends = silentBalancer{}
+	w.start(false)
+	k := w.node.Kernel
+	put := func(name string, key, value any) {
+		t.Helper()
+		// The maps are this test's: no program runs.
+		if err := k.Pins.Map(name).Update(key, value, ebpf.UpdateNoExist); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(bpf.MapsMapSlCt4, &bpf.MapsSlCtKey4{Lo: 1, Hi: 2, Proto: 6}, &bpf.MapsSlCt{Front: 11})
+	put(bpf.MapsMapSlCt4, &bpf.MapsSlCtKey4{Lo: 1, Hi: 3, Proto: 6}, &bpf.MapsSlCt{})
+	put(bpf.MapsMapSlCt6, &bpf.MapsSlCtKey6{Lo: [16]uint8{0xfd}, Hi: [16]uint8{0xfe}, Proto: 6}, &bpf.MapsSlCt{Front: 12})
+	put(bpf.MapsMapSlXl4, &bpf.MapsSlXlKey4{Src: 1, Dst: 4, Proto: 6}, &bpf.MapsSlXl{Front: 13, Backend: 21})
+	put(bpf.MapsMapSlXl6, &bpf.MapsSlXlKey6{Src: [16]uint8{0xfd}, Dst: [16]uint8{0xfe}, Proto: 6},
+		&bpf.MapsSlXl{Front: 14, Backend: 22})
+	want := servicemap.NoNumbers()
+	want.Name(13, false, 21)
+	want.Name(14, true, 22)
+	for _, front := range []uint32{0, 11, 12} { // 0 is none
+		want.Fronts[front] = struct{}{}
+	}
+	if got, err := (numberUsers{w.node}).Named(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("named are %+v, %v, want %+v", got, err, want)
 	}
 }

@@ -38,7 +38,8 @@ func TestHashesAreASet(t *testing.T) {
 				delete(want, h)
 			}
 			if s.n != len(want) || s.has(h) != want[h] {
-				t.Fatalf("domain %d, step %d: %d hashes, has %#x: %t, want %d, %t", domain, step, s.n, h, s.has(h), len(want), want[h])
+				t.Fatalf("domain %d, step %d: %d hashes, has %#x: %t, want %d, %t",
+					domain, step, s.n, h, s.has(h), len(want), want[h])
 			}
 			if hashesFull(s.n, len(s.places)) {
 				t.Fatalf("domain %d, step %d: %d hashes in %d places", domain, step, s.n, len(s.places))

@@ -47,7 +47,7 @@ func (eps *Maps) placeOwn(a netip.Addr, want map[netip.Addr]bool) error {
 		value.Family = 6
 	}
 	copy(value.Addr[:], a.AsSlice())
-	// nothing names the place: its address is not the host's, or there is none
+	// in place: nothing names it, because its address is not the host's, or there is none
 	return eps.own.Put(uint32(place), &value)
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -606,5 +607,22 @@ func TestKernelDirectFlowBecomesAService(t *testing.T) {
 				t.Errorf("%v: %q, %v, want what %v says", c.asked, b[:size], err, at)
 			}
 		}
+	}
+}
+
+// TestKernelManyHostAddresses: a host with more addresses than node ports can answer at
+// is said to have so in one sentence, and keeps all of them otherwise.
+func TestKernelManyHostAddresses(t *testing.T) {
+	n := newServiceNode(t)
+	var own []netip.Addr
+	for i := range 3000 {
+		own = append(own, netip.AddrFrom4([4]byte{10, 200, byte(i >> 8), byte(i)}))
+	}
+	err := n.k.Endpoints.SyncHostAddrs(own)
+	if !errors.Is(err, pin.ErrFull) || len(err.Error()) > 300 {
+		t.Errorf("SyncHostAddrs: %v, want one short pin.ErrFull", err)
+	}
+	if known, err := n.k.Endpoints.HostAddrs(); err != nil || len(known) != len(own) {
+		t.Errorf("%d host addresses, %v, want %d", len(known), err, len(own))
 	}
 }

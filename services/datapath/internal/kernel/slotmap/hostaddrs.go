@@ -41,6 +41,7 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
 		}
 	}
+	var unplaced []netip.Addr
 	for a := range want {
 		s, known := owners[a]
 		if known && s != HostSlot {
@@ -51,7 +52,10 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 			errs = append(errs, fmt.Errorf("host address %v: ipcache: %w", a, err))
 			continue
 		}
-		if err := eps.placeOwn(a, want); err != nil {
+		switch err := eps.placeOwn(a, want); {
+		case errors.Is(err, pin.ErrFull):
+			unplaced = append(unplaced, a)
+		case err != nil:
 			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
 		}
 		if known {
@@ -61,6 +65,10 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 		if err := errors.Join(pin.InsertOnce(m, key, uint32(HostSlot)), eps.addresses.Bump(a)); err != nil {
 			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
 		}
+	}
+	if len(unplaced) > 0 {
+		errs = append(errs, fmt.Errorf("%d host addresses, %v one of them, at which node ports do not answer pods: %w",
+			len(unplaced), slices.MinFunc(unplaced, netip.Addr.Compare), errNoPlace))
 	}
 	return errors.Join(errs...)
 }

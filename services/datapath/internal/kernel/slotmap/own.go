@@ -15,6 +15,9 @@ import (
 // ownProbes is SL_OWN_PROBES: how far behind its place an address may stand.
 const ownProbes = 8
 
+// errNoPlace says that other addresses of the host have all places that one could have.
+var errNoPlace = fmt.Errorf("%w: others have their places in map sl_own", pin.ErrFull)
+
 // placeOwn gives an address of the host its place in sl_own, where the way back of a
 // connection by a node port names it. It keeps the place that it has. An address that
 // is not in want any more gives up its place to another one only.
@@ -39,8 +42,7 @@ func (eps *Maps) placeOwn(a netip.Addr, want map[netip.Addr]bool) error {
 		}
 	}
 	if place < 0 {
-		return fmt.Errorf("%w: other addresses have the %d places that it could have; its node ports do not answer pods",
-			pin.ErrFull, ownProbes)
+		return errNoPlace
 	}
 	value := bpf.MapsSlOwn{Family: 4}
 	if a.Is6() {

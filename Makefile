@@ -196,8 +196,8 @@ bench-k8s: k8s ## Measure bursts of pods beside ptp and portmap, changes from th
 	@cd test/k8s && GOWORK=off go test -v -timeout=60m -run '^$$' -bench '^BenchmarkCluster$$' -benchtime=1x .
 
 .PHONY: bench
-bench: build ## Measure ADD, DEL, traffic, restart and memory beside the reference plugins, or PARTS of it: attach,traffic,nodes,lifecycle,file,cluster,changes (root)
-	@scripts/deps demo
+bench: build ## Measure ADD, DEL, traffic, restart, memory and services beside the reference plugins, or PARTS of it: attach,traffic,nodes,lifecycle,file,cluster,services,changes (root)
+	@scripts/deps demo bench
 	@go build -o bin/test/bench ./test/bench
 	@bin/test/bench -parts=$(PARTS)
 

@@ -47,7 +47,8 @@ type sizes struct {
 	fileChanges  int // by file, per kind of change
 	endpoints    int // at most, of the changes of policies
 	many         int // endpoints of a full node
-	restarts     int // per number of endpoints
+	restarts     int // per number of endpoints, and of services
+	services     int // of a node with many
 }
 
 // part is a measurement that can be chosen.
@@ -65,6 +66,7 @@ var parts = []part{
 	{"lifecycle", "Start, restart, memory, and a full node", (*bench).lifecycle},
 	{"file", "A change of policy by file beside one by call", (*bench).byFile},
 	{"cluster", "Nodes that agree through etcd", (*bench).cluster},
+	{"services", "Services", (*bench).services},
 	{"changes", "From a change of policy to its enforcement", (*bench).changes},
 }
 
@@ -89,7 +91,7 @@ func main() {
 	binDir := flag.String("bin-dir", "bin", "directory of the programs that `make build` made")
 	quick := flag.Bool("quick", false, "measure little: to see that everything works")
 	names := flag.String("parts", "", "measure these `parts` alone, separated by commas: "+
-		"attach, traffic, nodes, lifecycle, file, cluster, changes")
+		"attach, traffic, nodes, lifecycle, file, cluster, services, changes")
 	rounds := flag.Int("rounds", 0, "instead of 10: how often the networks take turns")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
@@ -99,11 +101,13 @@ func main() {
 	s := sizes{
 		rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, datagrams: 50000,
 		streamed: 2 << 30, changes: 100, fileChanges: 30, endpoints: 100, many: 1000, restarts: 5,
+		services: 10000,
 	}
 	if *quick {
 		s = sizes{
 			rounds: 2, pods: 3, parallelPods: 8, exchanges: 500, connects: 100, datagrams: 1000,
 			streamed: 64 << 20, changes: 5, fileChanges: 5, endpoints: 8, many: 40, restarts: 2,
+			services: 100,
 		}
 	}
 	if *rounds > 0 {

@@ -22,29 +22,37 @@ type usage struct{ resident, anonymous float64 }
 func memory(node *devnode.Node) (map[string]usage, error) {
 	all := make(map[string]usage)
 	for _, service := range measuredServices {
-		pid, err := node.PID(service)
+		u, err := memoryOf(node, service)
 		if err != nil {
 			return nil, err
-		}
-		content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if err != nil {
-			return nil, err
-		}
-		var u usage
-		for line := range strings.Lines(string(content)) {
-			fields := strings.Fields(line)
-			if len(fields) < 2 {
-				continue
-			}
-			kib, _ := strconv.ParseFloat(fields[1], 64)
-			switch fields[0] {
-			case "VmRSS:":
-				u.resident = kib / 1024
-			case "RssAnon:":
-				u.anonymous = kib / 1024
-			}
 		}
 		all[service] = u
 	}
 	return all, nil
+}
+
+// memoryOf reads the memory of one service of a node.
+func memoryOf(node *devnode.Node, service string) (u usage, err error) {
+	pid, err := node.PID(service)
+	if err != nil {
+		return u, err
+	}
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return u, err
+	}
+	for line := range strings.Lines(string(content)) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			continue
+		}
+		kib, _ := strconv.ParseFloat(fields[1], 64)
+		switch fields[0] {
+		case "VmRSS:":
+			u.resident = kib / 1024
+		case "RssAnon:":
+			u.anonymous = kib / 1024
+		}
+	}
+	return u, nil
 }

@@ -126,6 +126,26 @@ static __always_inline bool read_backend(struct sl_choice *c, __u32 number)
 	return (__u8)(word >> 48) == SL_BE_ACTIVE;
 }
 
+/*
+ * Whether the client may ask a front that only some may. A key of IPv4 is the
+ * beginning of one of IPv6.
+ */
+__noinline int is_source(const struct sl_choice *c)
+{
+	struct sl_src_key6 key;
+
+	_Static_assert(offsetof(struct sl_src_key4, addr) == offsetof(struct sl_src_key6, addr),
+		       "one begins like the other");
+	if (!c)
+		return 0;
+	key.bits = c->family == 4 ? 64 : 160;
+	key.front = c->front;
+	__builtin_memcpy(key.addr, c->client, sizeof(key.addr));
+	if (c->family == 4)
+		return bpf_map_lookup_elem(&sl_src4, &key) != NULL;
+	return bpf_map_lookup_elem(&sl_src6, &key) != NULL;
+}
+
 /* Scrambles a number whose neighbours are in use too, such as a cookie. */
 static __always_inline __u64 scramble(__u64 x)
 {

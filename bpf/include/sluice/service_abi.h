@@ -22,6 +22,7 @@
 #define SL_MAX_BACKENDS 131072 /* of each family */
 #define SL_MAX_NAMESPACES 8192
 #define SL_MAX_AFFINITY 8192 /* of each family */
+#define SL_MAX_SOURCES 16384 /* of each family */
 #define SL_MAX_XL4 32768
 #define SL_MAX_XL6 16384
 
@@ -243,6 +244,24 @@ _Static_assert(sizeof(struct sl_own) == 24, "no padding");
 
 #define SL_MAX_OWN 1024
 #define SL_OWN_PROBES 8
+
+/*
+ * Keys of sl_src4 and sl_src6, whose value says nothing: a front with SL_FRONT_SOURCES
+ * may be asked from the prefixes that it has there.
+ */
+struct sl_src_key4 {
+	__u32 bits; /* 32 for the front, and those of the prefix */
+	__u32 front;
+	__u8 addr[4];
+};
+_Static_assert(sizeof(struct sl_src_key4) == 12, "no padding");
+
+struct sl_src_key6 {
+	__u32 bits;
+	__u32 front;
+	__u8 addr[16];
+};
+_Static_assert(sizeof(struct sl_src_key6) == 24, "no padding");
 
 /* Keys of sl_aff4 and sl_aff6. */
 struct sl_aff_key4 {

@@ -82,6 +82,23 @@ struct {
 	__type(value, struct sl_sock);
 } sl_sk SEC(".maps");
 
+/* front and client -> it may ask */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, SL_MAX_SOURCES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct sl_src_key4);
+	__type(value, __u32);
+} sl_src4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, SL_MAX_SOURCES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct sl_src_key6);
+	__type(value, __u32);
+} sl_src6 SEC(".maps");
+
 /* packet as it arrives -> where it goes instead */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -155,8 +155,8 @@ static __always_inline __u32 next_by_socket(struct sl_choice *c, __u64 list)
 /*
  * Chooses a backend of a front: TCP at random, UDP by the socket. 0, or the error
  * of the call. A call cannot be dropped without an answer, so what packets would
- * be dropped for makes the call fail with "no route to host". So do fronts that
- * only some sources may use: their prefixes are not asked here yet.
+ * be dropped for makes the call fail with "no route to host". The sockets
+ * of the node itself have the address 0 among a front's sources.
  */
 static __always_inline int choose(struct bpf_sock_addr *ctx, struct sl_choice *c, __u16 slot)
 {
@@ -181,7 +181,7 @@ static __always_inline int choose(struct bpf_sock_addr *ctx, struct sl_choice *c
 		__u32 backend;
 
 		list = READ_ONCE(front->list);
-		if (list_flags(list) & SL_FRONT_SOURCES)
+		if (list_flags(list) & SL_FRONT_SOURCES && !is_source(c))
 			return SL_EHOSTUNREACH;
 		if (!list_count(list))
 			return list_flags(list) & SL_FRONT_DROP ? SL_EHOSTUNREACH : SL_ECONNREFUSED;

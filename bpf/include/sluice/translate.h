@@ -187,7 +187,7 @@ static __always_inline enum sl_reason choose_from(struct sl_packet *p, struct sl
 
 	for (i = 0; i < SL_SERVICE_TRIES; i++) {
 		list = READ_ONCE(front->list);
-		if (list_flags(list) & SL_FRONT_SOURCES)
+		if (list_flags(list) & SL_FRONT_SOURCES && !is_source(c))
 			return SL_DROP_SOURCE_RANGE;
 		if (!list_count(list))
 			return list_flags(list) & SL_FRONT_DROP ? SL_DROP_NO_LOCAL_BACKEND

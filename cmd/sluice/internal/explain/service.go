@@ -133,7 +133,7 @@ func (s *explainedService) backendsText() string {
 	case "no-local-backend":
 		return text + "; dropped: no local backend"
 	case "source-ranges":
-		return "dropped: its source ranges are not supported yet"
+		return "dropped: the sender is in none of its source ranges"
 	case "not-translated":
 		return text + "; not translated: the connection passes as if there were no service"
 	}

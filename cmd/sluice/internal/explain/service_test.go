@@ -127,7 +127,7 @@ func TestExplainOfAServiceSaysWhatBecomesOfEachBackend(t *testing.T) {
 		}, empty...), nil},
 		"of an earlier process": {adopted, []string{
 			"10.244.0.2 -> 10.96.0.10, tcp port 80: DROPPED (source ranges)",
-			"Backends dropped: its source ranges are not supported yet",
+			"Backends dropped: the sender is in none of its source ranges",
 			"Service not named by sluice-loadbalancer since sluice-datapath started", "Frontend 10.96.0.10:80/TCP",
 		}, nil},
 		"from elsewhere": {outside, []string{

@@ -59,6 +59,8 @@ const (
 	FromUplinkMapSlRule              = "sl_rule"
 	FromUplinkMapSlRun               = "sl_run"
 	FromUplinkMapSlSk                = "sl_sk"
+	FromUplinkMapSlSrc4              = "sl_src4"
+	FromUplinkMapSlSrc6              = "sl_src6"
 	FromUplinkMapSlTable             = "sl_table"
 	FromUplinkMapSlTableKey          = "sl_table_key"
 	FromUplinkMapSlXl4               = "sl_xl4"
@@ -166,6 +168,8 @@ type FromUplinkMapSpecs struct {
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
+	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
+	SlSrc6     *ebpf.MapSpec `ebpf:"sl_src6"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
 	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
@@ -249,6 +253,8 @@ type FromUplinkMaps struct {
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlSk       *ebpf.Map `ebpf:"sl_sk"`
+	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
+	SlSrc6     *ebpf.Map `ebpf:"sl_src6"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
 	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
@@ -300,6 +306,8 @@ func (m *FromUplinkMaps) Close() error {
 		m.SlRule,
 		m.SlRun,
 		m.SlSk,
+		m.SlSrc4,
+		m.SlSrc6,
 		m.SlTable,
 		m.SlTableKey,
 		m.SlXl4,

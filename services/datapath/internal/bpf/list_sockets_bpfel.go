@@ -27,6 +27,8 @@ const (
 	ListSocketsMapSlNs               = "sl_ns"
 	ListSocketsMapSlOwn              = "sl_own"
 	ListSocketsMapSlSk               = "sl_sk"
+	ListSocketsMapSlSrc4             = "sl_src4"
+	ListSocketsMapSlSrc6             = "sl_src6"
 	ListSocketsMapSlXl4              = "sl_xl4"
 	ListSocketsMapSlXl6              = "sl_xl6"
 	ListSocketsProgSluiceListSockets = "sluice_list_sockets"
@@ -92,6 +94,8 @@ type ListSocketsMapSpecs struct {
 	SlNs     *ebpf.MapSpec `ebpf:"sl_ns"`
 	SlOwn    *ebpf.MapSpec `ebpf:"sl_own"`
 	SlSk     *ebpf.MapSpec `ebpf:"sl_sk"`
+	SlSrc4   *ebpf.MapSpec `ebpf:"sl_src4"`
+	SlSrc6   *ebpf.MapSpec `ebpf:"sl_src6"`
 	SlXl4    *ebpf.MapSpec `ebpf:"sl_xl4"`
 	SlXl6    *ebpf.MapSpec `ebpf:"sl_xl6"`
 }
@@ -133,6 +137,8 @@ type ListSocketsMaps struct {
 	SlNs     *ebpf.Map `ebpf:"sl_ns"`
 	SlOwn    *ebpf.Map `ebpf:"sl_own"`
 	SlSk     *ebpf.Map `ebpf:"sl_sk"`
+	SlSrc4   *ebpf.Map `ebpf:"sl_src4"`
+	SlSrc6   *ebpf.Map `ebpf:"sl_src6"`
 	SlXl4    *ebpf.Map `ebpf:"sl_xl4"`
 	SlXl6    *ebpf.Map `ebpf:"sl_xl6"`
 }
@@ -150,6 +156,8 @@ func (m *ListSocketsMaps) Close() error {
 		m.SlNs,
 		m.SlOwn,
 		m.SlSk,
+		m.SlSrc4,
+		m.SlSrc6,
 		m.SlXl4,
 		m.SlXl6,
 	)

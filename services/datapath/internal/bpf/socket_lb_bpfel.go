@@ -57,6 +57,8 @@ const (
 	SocketLBMapSlRule              = "sl_rule"
 	SocketLBMapSlRun               = "sl_run"
 	SocketLBMapSlSk                = "sl_sk"
+	SocketLBMapSlSrc4              = "sl_src4"
+	SocketLBMapSlSrc6              = "sl_src6"
 	SocketLBMapSlTable             = "sl_table"
 	SocketLBMapSlTableKey          = "sl_table_key"
 	SocketLBMapSlXl4               = "sl_xl4"
@@ -169,6 +171,8 @@ type SocketLBMapSpecs struct {
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
+	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
+	SlSrc6     *ebpf.MapSpec `ebpf:"sl_src6"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
 	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
@@ -243,6 +247,8 @@ type SocketLBMaps struct {
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlSk       *ebpf.Map `ebpf:"sl_sk"`
+	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
+	SlSrc6     *ebpf.Map `ebpf:"sl_src6"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
 	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
@@ -292,6 +298,8 @@ func (m *SocketLBMaps) Close() error {
 		m.SlRule,
 		m.SlRun,
 		m.SlSk,
+		m.SlSrc4,
+		m.SlSrc6,
 		m.SlTable,
 		m.SlTableKey,
 		m.SlXl4,

@@ -59,6 +59,8 @@ const (
 	ToPodMapSlRule              = "sl_rule"
 	ToPodMapSlRun               = "sl_run"
 	ToPodMapSlSk                = "sl_sk"
+	ToPodMapSlSrc4              = "sl_src4"
+	ToPodMapSlSrc6              = "sl_src6"
 	ToPodMapSlTable             = "sl_table"
 	ToPodMapSlTableKey          = "sl_table_key"
 	ToPodMapSlXl4               = "sl_xl4"
@@ -166,6 +168,8 @@ type ToPodMapSpecs struct {
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
+	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
+	SlSrc6     *ebpf.MapSpec `ebpf:"sl_src6"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
 	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
@@ -249,6 +253,8 @@ type ToPodMaps struct {
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlSk       *ebpf.Map `ebpf:"sl_sk"`
+	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
+	SlSrc6     *ebpf.Map `ebpf:"sl_src6"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
 	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
@@ -300,6 +306,8 @@ func (m *ToPodMaps) Close() error {
 		m.SlRule,
 		m.SlRun,
 		m.SlSk,
+		m.SlSrc4,
+		m.SlSrc6,
 		m.SlTable,
 		m.SlTableKey,
 		m.SlXl4,

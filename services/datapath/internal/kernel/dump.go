@@ -102,8 +102,10 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlSk: func(_ *ebpf.Map, visit func(key, value string) error) error {
 		return visit("sockets", "what each socket was translated to is in its own storage, which cannot be listed by a key")
 	},
-	bpf.MapsMapSlXl4: translations(translation.Of4),
-	bpf.MapsMapSlXl6: translations(translation.Of6),
+	bpf.MapsMapSlSrc4: entries(servicemap.DescribeSource4, plain[uint32]),
+	bpf.MapsMapSlSrc6: entries(servicemap.DescribeSource6, plain[uint32]),
+	bpf.MapsMapSlXl4:  translations(translation.Of4),
+	bpf.MapsMapSlXl6:  translations(translation.Of6),
 	bpf.MapsMapSlOwn: array(number, func(v *bpf.MapsSlOwn) string {
 		if v.Family == 4 {
 			return netip.AddrFrom4([4]byte(v.Addr[:4])).String()

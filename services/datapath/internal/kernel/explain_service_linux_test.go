@@ -16,7 +16,6 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -43,9 +42,7 @@ func serviceStage(t *testing.T, fs ...*frontend.Frontend) (runner, map[string]sl
 	res, err := r.k.Services.Apply(t.Context(), tx)
 	must(t, "apply the services", err)
 	for _, refused := range res.Refused {
-		if !errors.Is(refused.Err, servicemap.ErrSourceRanges) {
-			t.Fatalf("%v is refused: %v", refused.Key, refused.Err)
-		}
+		t.Fatalf("%v is refused: %v", refused.Key, refused.Err)
 	}
 	return r, cast
 }
@@ -129,6 +126,8 @@ func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 	atB := netip.AddrPortFrom(b.IPv4, 80)
 	closed := clusterAt(netip.MustParseAddrPort("10.96.0.5:80"), frontend.TCP, leadsTo(atB))
 	closed.SourceRanges = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}
+	open := clusterAt(netip.MustParseAddrPort("10.96.0.7:80"), frontend.TCP, leadsTo(atB))
+	open.SourceRanges = []netip.Prefix{netip.PrefixFrom(a.IPv4, 32)}
 	dropping := leadsTo()
 	dropping.Drop = true
 	proxied := clusterAt(netip.MustParseAddrPort("10.96.0.4:80"), frontend.TCP, nil)
@@ -137,7 +136,7 @@ func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 		t,
 		clusterAt(vip4, frontend.TCP, leadsTo(atB, netip.AddrPortFrom(a.IPv4, 80))),
 		clusterAt(netip.MustParseAddrPort("10.96.0.2:80"), frontend.TCP, leadsTo()),
-		clusterAt(netip.MustParseAddrPort("10.96.0.3:80"), frontend.TCP, dropping), proxied, closed,
+		clusterAt(netip.MustParseAddrPort("10.96.0.3:80"), frontend.TCP, dropping), proxied, closed, open,
 		clusterAt(netip.MustParseAddrPort("10.96.0.6:80"), frontend.SCTP, leadsTo(atB)),
 		clusterAt(netip.MustParseAddrPort("10.96.0.6:81"), frontend.SCTP, leadsTo(atB)),
 		&frontend.Frontend{
@@ -167,7 +166,9 @@ func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 		{"no node has a backend", 6, a.IPv4, "10.96.0.2:80", explain.NoBackend, 0, false},
 		{"only other nodes have", 6, a.IPv4, "10.96.0.3:80", explain.NoLocalBackend, 0, false},
 		{"not for this node's own", 6, a.IPv4, "10.96.0.4:80", explain.NotTranslated, 0, false},
-		{"source ranges", 6, a.IPv4, "10.96.0.5:80", explain.SourceRanges, 0, false},
+		{"of other source ranges", 6, a.IPv4, "10.96.0.5:80", explain.SourceRanges, 1, false},
+		{"of its source ranges", 6, a.IPv4, "10.96.0.7:80", explain.Translated, 1, false},
+		{"source ranges, the host", 6, host4, "10.96.0.7:80", explain.SourceRanges, 1, false},
 		{"SCTP of a pod", 132, a.IPv4, "10.96.0.6:80", explain.Translated, 1, false},
 		{"SCTP to another port", 132, a.IPv4, "10.96.0.6:81", explain.NotTranslated, 1, false},
 		{"SCTP of the host", 132, host4, "10.96.0.6:80", explain.NotTranslated, 1, false},

@@ -626,3 +626,37 @@ func TestKernelManyHostAddresses(t *testing.T) {
 		t.Errorf("%d host addresses, %v, want %d", len(known), err, len(own))
 	}
 }
+
+// TestKernelServiceForSomeSources: a service with source ranges is asked from these
+// alone, and what others send is dropped without an answer.
+func TestKernelServiceForSomeSources(t *testing.T) {
+	n := newServiceNode(t)
+	friend := newPod(t, n.k, "sl-friend", 10, slotmap.DeliverPeer)
+	other := newPod(t, n.k, "sl-other", 11, slotmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	for i, local := range friend.Addrs() {
+		vip, at := serviceAddr(local, 1), netip.AddrPortFrom(server.Addrs()[i], 8080)
+		tell(t, server.ns, at)
+		f := clusterAt(vip, frontend.TCP, leadsTo(at))
+		f.SourceRanges = []netip.Prefix{netip.PrefixFrom(local, local.BitLen())}
+		tx := &frontend.Transaction{}
+		tx.Upsert(f)
+		res, err := n.k.Frontends().Apply(t.Context(), tx)
+		if err != nil || len(res.Refused) > 0 {
+			t.Fatalf("apply: %+v, %v", res, err)
+		}
+		askTCP(t, friend.ns, vip, 16)
+		before := n.counters(t)
+		inNetns(t, other.ns, func() {
+			if c, err := net.DialTimeout("tcp", vip.String(), 300*time.Millisecond); err == nil {
+				c.Close()
+				t.Errorf("%v was asked from elsewhere", vip)
+			} else if errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("%v refuses: %v, want no answer", vip, err)
+			}
+		})
+		if c := (cell{event.DropSourceRange, event.Egress}); n.counters(t)[c].Packets == before[c].Packets {
+			t.Errorf("no packet was counted as %v", c.reason)
+		}
+	}
+}

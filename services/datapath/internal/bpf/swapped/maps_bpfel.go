@@ -59,6 +59,8 @@ const (
 	MapsMapSlRule     = "sl_rule"
 	MapsMapSlRun      = "sl_run"
 	MapsMapSlSk       = "sl_sk"
+	MapsMapSlSrc4     = "sl_src4"
+	MapsMapSlSrc6     = "sl_src6"
 	MapsMapSlTable    = "sl_table"
 	MapsMapSlTableKey = "sl_table_key"
 	MapsMapSlXl4      = "sl_xl4"
@@ -156,6 +158,8 @@ type MapsMapSpecs struct {
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
+	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
+	SlSrc6     *ebpf.MapSpec `ebpf:"sl_src6"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
 	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
@@ -231,6 +235,8 @@ type MapsMaps struct {
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlSk       *ebpf.Map `ebpf:"sl_sk"`
+	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
+	SlSrc6     *ebpf.Map `ebpf:"sl_src6"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
 	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
@@ -282,6 +288,8 @@ func (m *MapsMaps) Close() error {
 		m.SlRule,
 		m.SlRun,
 		m.SlSk,
+		m.SlSrc4,
+		m.SlSrc6,
 		m.SlTable,
 		m.SlTableKey,
 		m.SlXl4,

@@ -24,6 +24,8 @@ const MaxBackends = 16
 type Services interface {
 	// Lookup reads a frontend from the maps of the kernel.
 	Lookup(k frontend.Key) (servicemap.Frontend, bool, error)
+	// MayAsk says whether a client may ask a front that has source ranges.
+	MayAsk(front uint32, client netip.Addr) (bool, error)
 }
 
 // Outcome is what becomes of a connection to a service, before any policy is asked.
@@ -121,13 +123,17 @@ func (e *Explainer) findService(t conntrack.Tuple) (*Service, error) {
 	if s.Outside {
 		list = f.Outside
 	}
+	closed := false
 	if list != nil {
 		s.Count = len(list.Backends)
+		if closed, err = e.isClosed(list, t.Initiator.Addr(), sender); err != nil {
+			return nil, err
+		}
 	}
 	switch {
 	case list == nil || !translated(k, list, sender):
 		s.Outcome = NotTranslated
-	case list.Sources:
+	case closed:
 		s.Outcome = SourceRanges
 	case s.Count == 0 && list.Drop:
 		s.Outcome = NoLocalBackend
@@ -140,6 +146,23 @@ func (e *Explainer) findService(t conntrack.Tuple) (*Service, error) {
 		}
 	}
 	return s, nil
+}
+
+// isClosed says whether a list is for other sources. The sockets of the node itself have
+// no address there.
+func (e *Explainer) isClosed(list *servicemap.Front, client netip.Addr, sender slotmap.Slot) (bool, error) {
+	if !list.Sources {
+		return false, nil
+	}
+	if sender == slotmap.HostSlot {
+		unspecified := netip.IPv4Unspecified()
+		if client.Is6() {
+			unspecified = netip.IPv6Unspecified()
+		}
+		client = unspecified
+	}
+	ok, err := e.Services.MayAsk(list.Number, client)
+	return !ok, err
 }
 
 // findNodePort finds the node port that answers at an address of the node, or at a

@@ -35,6 +35,9 @@ func (s *store) adopt() error {
 	for _, e := range s.entries {
 		e.each(ad.adoptList)
 	}
+	if err := s.adoptSources(); err != nil {
+		return err
+	}
 	for n := 1; n < s.nFronts; n++ {
 		if w := s.front(uint32(n)); s.fronts[n] == nil && w != (frontWords{}) {
 			ad.adoptRemoved(uint32(n), w)

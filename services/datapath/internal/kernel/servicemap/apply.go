@@ -8,15 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 )
-
-// ErrSourceRanges says that a frontend is closed because the programs cannot tell
-// its clients apart.
-var ErrSourceRanges = errors.New("source ranges are not supported yet: all its connections are dropped")
 
 // Apply carries out a transaction. When it returns, every packet and every socket
 // that asks from then on finds the frontends as they should be, those refused
@@ -139,14 +136,13 @@ func (a *application) refuse(k frontend.Key, err error) {
 	a.res.Refused = append(a.res.Refused, frontend.Refusal{Key: k, Err: err})
 }
 
-// closed is what a frontend with source ranges leads to.
-var closed = &frontend.List{Drop: true}
-
 // part is one front of a frontend with the list that it should have.
 type part struct {
 	front *front // nil: it has to be made
 	want  *frontend.List
 	flags uint16
+
+	sources []netip.Prefix // from which it may be asked, with flagSources
 
 	list     *list      // nil: it has to be made, at
 	span     span       // of
@@ -160,15 +156,10 @@ func plan(e *entry, f *frontend.Frontend) (inside, outside *part, reshape bool) 
 	var flags uint16
 	if len(f.SourceRanges) > 0 {
 		flags = flagSources
-		if in != nil {
-			in = closed
-		}
-		if out != nil {
-			out = closed
-		}
 	}
+	sources := sourcesOf(f)
 	newPart := func(l *frontend.List) *part {
-		p := &part{want: l, flags: flags}
+		p := &part{want: l, flags: flags, sources: sources}
 		if l.Drop {
 			p.flags |= flagDrop
 		}
@@ -232,7 +223,7 @@ func (a *application) set(f *frontend.Frontend) error {
 		if p.front != nil && p.front.list.has(p.want.Backends) {
 			p.list = p.front.list
 		}
-		same = same && p.list != nil && p.front.flags == p.flags
+		same = same && p.list != nil && p.front.flags == p.flags && slices.Equal(p.front.sources, p.sources)
 	}
 	if !same {
 		if err := s.makeRoom(e == nil, ps, familyOf(f.Key.Addr)); err != nil {
@@ -250,9 +241,6 @@ func (a *application) set(f *frontend.Frontend) error {
 	e.service, e.kind = f.Service, f.Kind
 	s.join(e, group)
 	e.timeout = timeout
-	if len(f.SourceRanges) > 0 {
-		a.refuse(f.Key, ErrSourceRanges)
-	}
 	a.draining = append(a.draining, draining{ps, familyOf(f.Key.Addr), !same})
 	if same {
 		return nil
@@ -314,8 +302,9 @@ func (s *store) makeRoom(isNew bool, ps []*part, fam int) error {
 		}
 		return nil
 	}
-	members, backends, fronts, largest := 0, 0, 0, 0
+	members, backends, fronts, largest, sources := 0, 0, 0, 0, 0
 	for _, p := range ps {
+		sources += p.missing()
 		if p.front == nil {
 			fronts++
 		}
@@ -343,6 +332,7 @@ func (s *store) makeRoom(isNew bool, ps []*part, fam int) error {
 		fits(bpf.MapsMapSlMember, members, min(largest, members), s.places.free, s.nMembers),
 		fits(backendMap[fam], backends, largest, s.backendNumbers[fam].free(), s.nBackends),
 		fits(bpf.MapsMapSlFront, fronts, 0, s.frontNumbers.free(), s.nFronts),
+		fits(sourceMap[fam], sources, sources, s.sourceRoom(fam), int(s.sources[fam].MaxEntries())),
 		fits(keyMap[fam], keys, 0, s.keyRoom(fam), int(s.keys[fam].MaxEntries())),
 	} {
 		if err != nil {
@@ -374,6 +364,9 @@ func (s *store) makeRoom(isNew bool, ps []*part, fam int) error {
 // keyRoom is how many keys of a family are free.
 func (s *store) keyRoom(fam int) int { return int(s.keys[fam].MaxEntries()) - s.nKeys[fam] }
 
+// sourceRoom is how many sources of a family are free.
+func (s *store) sourceRoom(fam int) int { return int(s.sources[fam].MaxEntries()) - s.nSources[fam] }
+
 // write gives a front its list, and makes both if they are not there.
 func (a *application) write(e *entry, p *part) {
 	s := a.s
@@ -392,6 +385,8 @@ func (a *application) write(e *entry, p *part) {
 		}
 		p.list.fronts++
 		s.fronts[number] = p.front
+		a.allow(p.front, p.sources)
+		p.front.sources = p.sources
 		s.storeFront(number, p.front.words())
 		return
 	}
@@ -400,6 +395,10 @@ func (a *application) write(e *entry, p *part) {
 		f.timeout, f.group = e.timeout, e.group
 		s.storeFrontWord(f.number, groupWord, f.groupWord())
 	}
+	// prefixes that come are there before the list asks for them, and those that go
+	// stay until it does not
+	a.allow(f, p.sources)
+	defer a.restrict(f, p.sources)
 	if f.list == p.list && f.flags == p.flags {
 		return
 	}
@@ -497,6 +496,7 @@ func (a *application) retire(f *front) {
 	f.list, f.flags = nil, 0
 	a.s.storeFrontWord(f.number, listWord, f.listWord())
 	a.release(l)
+	a.restrict(f, nil)
 	a.drain(f, nil)
 	a.s.left.fronts = append(a.s.left.fronts, f)
 }

@@ -18,7 +18,7 @@ const maxDifferences = 1000
 // use. Each is whole by itself.
 func (a *mapAudit) parts() []func() {
 	return []func(){
-		func() { a.backends(ip4) }, func() { a.backends(ip6) }, a.members, a.fronts, a.keys,
+		func() { a.backends(ip4) }, func() { a.backends(ip6) }, a.members, a.sources, a.fronts, a.keys,
 	}
 }
 

@@ -49,7 +49,7 @@ func open(t testing.TB, dir string, sz sizes) *instance {
 	for name, ms := range spec.Maps {
 		var size uint32
 		switch name {
-		case bpf.MapsMapSlFe4, bpf.MapsMapSlFe6:
+		case bpf.MapsMapSlFe4, bpf.MapsMapSlFe6, bpf.MapsMapSlSrc4, bpf.MapsMapSlSrc6:
 			size = sz.keys
 		case bpf.MapsMapSlFront:
 			size = sz.fronts
@@ -135,6 +135,25 @@ type leads struct {
 	backends []netip.AddrPort
 	flags    uint16
 	timeout  uint32
+	asked    [4]bool // whether each of askers may ask
+}
+
+// askers are clients of each family.
+var askers = [families][4]netip.Addr{
+	{
+		netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.129"), netip.MustParseAddr("198.51.100.7"),
+		netip.IPv4Unspecified(),
+	},
+	{
+		netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8:1::1"), netip.MustParseAddr("2001:db8:2::1"),
+		netip.IPv6Unspecified(),
+	},
+}
+
+// ranges are source ranges, by number.
+var ranges = [...]netip.Prefix{
+	netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("192.0.2.128/25"), netip.MustParsePrefix("0.0.0.0/0"),
+	netip.MustParsePrefix("2001:db8::/32"), netip.MustParsePrefix("2001:db8:1::/48"), netip.MustParsePrefix("::/0"),
 }
 
 // reader follows the maps as the programs do, by calls of the kernel.
@@ -170,6 +189,13 @@ func (r reader) find(k frontend.Key, outside bool) *leads {
 		r.t.Fatalf("%v: front %d is that of %v port %d", k, number, f.Addr, f.Port)
 	}
 	l := &leads{flags: uint16(f.List >> flagsShift), timeout: f.Timeout}
+	for n, a := range askers[familyOf(k.Addr)] {
+		ok, err := r.i.MayAsk(number, a)
+		if err != nil {
+			r.t.Fatalf("%v: %v", k, err)
+		}
+		l.asked[n] = ok
+	}
 	base, count := uint32(f.List&baseMask), uint32(f.List>>countShift&maxCount)
 	for at := base; at < base+count; at++ {
 		var m uint64
@@ -222,6 +248,12 @@ func wanted(f *frontend.Frontend, outside bool) *leads {
 	w := &leads{timeout: uint32(f.Affinity / time.Second)}
 	if l.Drop {
 		w.flags = flagDrop
+	}
+	if len(f.SourceRanges) > 0 {
+		w.flags |= flagSources
+	}
+	for n, a := range askers[familyOf(f.Key.Addr)] {
+		w.asked[n] = slices.ContainsFunc(f.SourceRanges, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
 	for _, b := range l.Backends {
 		w.backends = append(w.backends, b.AddrPort)
@@ -278,6 +310,10 @@ func (i *instance) image(t testing.TB) string {
 	var b strings.Builder
 	var keys []string
 	err := i.store.eachKey(func(k rawKey, v bpf.MapsSlFe) { keys = append(keys, fmt.Sprintln(k, v)) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = i.store.eachSource(func(s source) { keys = append(keys, fmt.Sprintln(s)) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -358,6 +394,11 @@ func randomState(r *rand.Rand, n int) state {
 			}
 		case 2:
 			f.Kind, f.Key.Protocol = frontend.LoadBalancer, frontend.UDP
+			for _, p := range ranges {
+				if r.IntN(4) == 0 {
+					f.SourceRanges = append(f.SourceRanges, p)
+				}
+			}
 		}
 		switch {
 		case r.IntN(3) == 0:

@@ -795,24 +795,59 @@ func TestKernelFrontendWithoutRoomIsRefusedByFigures(t *testing.T) {
 	})
 }
 
-func TestKernelFrontendWithSourceRangesIsClosed(t *testing.T) {
-	i := start(t, kerneltest.NewBPFFS(t), small)
+func TestKernelFrontendIsAskedFromItsSourceRanges(t *testing.T) {
+	dir := kerneltest.NewBPFFS(t)
+	i := start(t, dir, small)
 	f := service(1, false, listOf(false, 1))
-	f.Kind = frontend.LoadBalancer
+	f.Kind, f.Outside = frontend.LoadBalancer, listOf(false, 1, 2)
 	i.apply(t, state{f.Key: f}.all())
-	ranged := *f
-	ranged.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
-	res, err := i.Apply(t.Context(), state{f.Key: &ranged}.all())
-	if err != nil || len(res.Refused) != 1 || !errors.Is(res.Refused[0].Err, ErrSourceRanges) {
-		t.Fatalf("%+v, %v", res, err)
-	}
-	for _, outside := range []bool{false, true} {
-		if got := (reader{t, i}).find(f.Key, outside); got == nil || len(got.backends) != 0 ||
-			got.flags != flagDrop|flagSources {
-			t.Errorf("outside %t: %+v", outside, got)
+	for _, sources := range [][]netip.Prefix{
+		{ranges[0]},
+		{ranges[1], ranges[3]},
+		{ranges[3]}, // of the other family alone: nobody
+		{ranges[2], ranges[1], ranges[2]},
+		nil,
+		{ranges[1]},
+	} {
+		ranged := *f
+		ranged.SourceRanges = sources
+		s := state{f.Key: &ranged}
+		i.apply(t, s.all())
+		s.check(t, i)
+		i.sound(t)
+		// what is there already is not written again, and adopted as it is
+		before := i.image(t)
+		i.close(t)
+		i = start(t, dir, small)
+		i.apply(t, s.all())
+		s.check(t, i)
+		if i.image(t) != before {
+			t.Errorf("%v: a restart has changed the maps", sources)
 		}
 	}
+	tx := &frontend.Transaction{}
+	tx.Remove(f.Key)
+	i.apply(t, tx)
+	if err := i.store.eachSource(func(s source) { t.Errorf("left behind: %v", s) }); err != nil {
+		t.Error(err)
+	}
+	i.sound(t)
+}
+
+func TestKernelSourceRangesBeyondTheRoomAreRefused(t *testing.T) {
+	i := start(t, kerneltest.NewBPFFS(t), small)
+	f := service(1, false, listOf(false, 1))
 	i.apply(t, state{f.Key: f}.all())
+	many := *f
+	for n := range int(i.pins.Map(sourceMap[ip4]).MaxEntries())/4 + 1 {
+		many.SourceRanges = append(many.SourceRanges,
+			netip.PrefixFrom(netip.AddrFrom4([4]byte{172, byte(n >> 16), byte(n >> 8), byte(n)}), 32))
+	}
+	res, err := i.Apply(t.Context(), state{f.Key: &many}.all())
+	var room *frontend.NoRoomError
+	if err != nil || len(res.Refused) != 1 || !errors.As(res.Refused[0].Err, &room) || room.Map != sourceMap[ip4] {
+		t.Fatalf("%+v, %v", res, err)
+	}
 	state{f.Key: f}.check(t, i)
 	i.sound(t)
 }

@@ -22,6 +22,8 @@ type store struct {
 	nKeys   [families]int // of them in the maps
 	fronts  []*front      // by number, nil: free
 
+	nSources [families]int // of all fronts
+
 	frontNumbers   numbers
 	backendNumbers [families]numbers
 	places         places
@@ -68,6 +70,9 @@ type front struct {
 	// them, by address. Only sockets name them by the front, no map does.
 	draining []*backend
 	flags    uint16
+	// sources are the prefixes from which the front may be asked if it has flagSources,
+	// sorted.
+	sources []netip.Prefix
 	// timeout and group are those of the entry.
 	timeout uint32
 	group   uint16

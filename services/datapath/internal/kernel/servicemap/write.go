@@ -20,7 +20,8 @@ import (
 // rawMaps are the maps that hold services. Every write goes through one of the
 // methods below, one map call or one store at a time.
 type rawMaps struct {
-	keys [families]*ebpf.Map // sl_fe4, sl_fe6
+	keys    [families]*ebpf.Map // sl_fe4, sl_fe6
+	sources [families]*ebpf.Map // sl_src4, sl_src6
 
 	fronts   []byte           // sl_front
 	members  []byte           // sl_member
@@ -57,6 +58,7 @@ var (
 func openRawMaps(pm *pin.Maps) rawMaps {
 	return rawMaps{
 		keys:      [families]*ebpf.Map{pm.Map(bpf.MapsMapSlFe4), pm.Map(bpf.MapsMapSlFe6)},
+		sources:   [families]*ebpf.Map{pm.Map(bpf.MapsMapSlSrc4), pm.Map(bpf.MapsMapSlSrc6)},
 		fronts:    pm.Memory(bpf.MapsMapSlFront),
 		members:   pm.Memory(bpf.MapsMapSlMember),
 		backends:  [families][]byte{pm.Memory(bpf.MapsMapSlBe4), pm.Memory(bpf.MapsMapSlBe6)},

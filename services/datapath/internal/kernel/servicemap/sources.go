@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package servicemap
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// frontBits is how many bits of a key of sl_src4 and sl_src6 are the front's.
+const frontBits = 32
+
+var sourceMap = [families]string{bpf.MapsMapSlSrc4, bpf.MapsMapSlSrc6}
+
+// source is a prefix from which a front may be asked.
+type source struct {
+	front  uint32
+	prefix netip.Prefix
+}
+
+func (s source) family() int { return familyOf(s.prefix.Addr()) }
+
+// key is the source's in the map of its family.
+func (s source) key() any {
+	a, bits := s.prefix.Addr(), uint32(frontBits+s.prefix.Bits())
+	if a.Is4() {
+		return &bpf.MapsSlSrcKey4{Bits: bits, Front: s.front, Addr: a.As4()}
+	}
+	return &bpf.MapsSlSrcKey6{Bits: bits, Front: s.front, Addr: a.As16()}
+}
+
+func (m *rawMaps) insertSource(s source) error {
+	if m.before != nil {
+		m.before(sourceMap[s.family()])
+	}
+	err := pin.InsertOnce(m.sources[s.family()], s.key(), uint32(1))
+	if err != nil && !errors.Is(err, pin.ErrExists) {
+		return fmt.Errorf("map %s: %w", sourceMap[s.family()], err)
+	}
+	return nil
+}
+
+func (m *rawMaps) deleteSource(s source) error {
+	if m.before != nil {
+		m.before(sourceMap[s.family()])
+	}
+	if err := pin.DeleteKey(m.sources[s.family()], s.key()); err != nil {
+		return fmt.Errorf("map %s: %w", sourceMap[s.family()], err)
+	}
+	return nil
+}
+
+// eachSource calls f for all sources.
+func (m *rawMaps) eachSource(f func(source)) error {
+	var value uint32
+	var k4 bpf.MapsSlSrcKey4
+	it := m.sources[ip4].Iterate()
+	for it.Next(&k4, &value) {
+		f(source{k4.Front, netip.PrefixFrom(netip.AddrFrom4(k4.Addr), int(k4.Bits)-frontBits)})
+	}
+	if err := it.Err(); err != nil {
+		return fmt.Errorf("list map %s: %w", sourceMap[ip4], err)
+	}
+	var k6 bpf.MapsSlSrcKey6
+	it = m.sources[ip6].Iterate()
+	for it.Next(&k6, &value) {
+		f(source{k6.Front, netip.PrefixFrom(netip.AddrFrom16(k6.Addr), int(k6.Bits)-frontBits)})
+	}
+	if err := it.Err(); err != nil {
+		return fmt.Errorf("list map %s: %w", sourceMap[ip6], err)
+	}
+	return nil
+}
+
+// sourcesOf are the prefixes from which a frontend may be asked, those of its family,
+// sorted. A frontend that has only prefixes of the other one may be asked by nobody.
+func sourcesOf(f *frontend.Frontend) []netip.Prefix {
+	var ps []netip.Prefix
+	for _, p := range f.SourceRanges {
+		if p.Addr().Is4() == f.Key.Addr.Is4() {
+			ps = append(ps, p.Masked())
+		}
+	}
+	slices.SortFunc(ps, netip.Prefix.Compare)
+	return slices.Compact(ps)
+}
+
+func hasPrefix(ps []netip.Prefix, p netip.Prefix) bool {
+	_, ok := slices.BinarySearchFunc(ps, p, netip.Prefix.Compare)
+	return ok
+}
+
+// missing is how many sources a part needs besides those that its front has.
+func (p *part) missing() (n int) {
+	for _, s := range p.sources {
+		if p.front == nil || !hasPrefix(p.front.sources, s) {
+			n++
+		}
+	}
+	return n
+}
+
+// allow lets a front be asked from prefixes, besides those that it has. What cannot be
+// written is asked from by nobody, until an audit writes it.
+func (a *application) allow(f *front, want []netip.Prefix) {
+	for _, p := range want {
+		if hasPrefix(f.sources, p) {
+			continue
+		}
+		a.s.nSources[familyOf(p.Addr())]++
+		if err := a.s.insertSource(source{f.number, p}); err != nil {
+			a.errs = append(a.errs, fmt.Errorf("frontend %v: let %v ask: %w", f.key, p, err))
+		}
+	}
+}
+
+// restrict takes from a front the prefixes that it should not have.
+func (a *application) restrict(f *front, want []netip.Prefix) {
+	for _, p := range f.sources {
+		if hasPrefix(want, p) {
+			continue
+		}
+		a.s.nSources[familyOf(p.Addr())]--
+		if err := a.s.deleteSource(source{f.number, p}); err != nil {
+			a.errs = append(a.errs, fmt.Errorf("frontend %v: let %v not ask any more: %w", f.key, p, err))
+		}
+	}
+	f.sources = want
+}
+
+// adoptSources gives the fronts the sources that the maps have for them. Others are
+// left to the audit.
+func (s *store) adoptSources() error {
+	err := s.eachSource(func(src source) {
+		s.nSources[src.family()]++
+		if int64(src.front) >= int64(len(s.fronts)) {
+			return
+		}
+		f := s.fronts[src.front]
+		if f != nil && f.list != nil && familyOf(f.key.Addr) == src.family() && src.prefix == src.prefix.Masked() {
+			f.sources = append(f.sources, src.prefix)
+		}
+	})
+	for _, f := range s.fronts {
+		if f != nil {
+			slices.SortFunc(f.sources, netip.Prefix.Compare)
+		}
+	}
+	return err
+}
+
+// sources compares sl_src4 and sl_src6.
+func (a *mapAudit) sources() {
+	s := a.s
+	want := map[source]bool{}
+	for _, f := range s.fronts {
+		if f != nil {
+			for _, p := range f.sources {
+				want[source{f.number, p}] = true
+			}
+		}
+	}
+	var n [families]int
+	for src := range want {
+		n[src.family()]++
+	}
+	var surplus []source
+	err := s.eachSource(func(src source) {
+		if !want[src] {
+			surplus = append(surplus, src)
+		}
+		delete(want, src)
+	})
+	if err != nil {
+		a.errs = append(a.errs, err)
+		return
+	}
+	for _, src := range surplus {
+		a.differs(func() error { return s.deleteSource(src) }, "front %d may be asked from %v, should not", src.front, src.prefix)
+	}
+	for src := range want {
+		a.differs(func() error { return s.insertSource(src) }, "front %d may not be asked from %v, should", src.front, src.prefix)
+	}
+	if a.repair {
+		s.nSources = n
+	}
+}
+
+// MayAsk says whether the kernel lets a client ask a front that has source ranges.
+func (m *Maps) MayAsk(front uint32, client netip.Addr) (bool, error) {
+	if err := m.gate.RLock(); err != nil {
+		return false, err
+	}
+	defer m.gate.RUnlock()
+	src := source{front, netip.PrefixFrom(client, client.BitLen())}
+	var value uint32
+	switch err := m.store.sources[src.family()].Lookup(src.key(), &value); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("map %s: %w", sourceMap[src.family()], err)
+	}
+	return true, nil
+}
+
+// DescribeSource4 puts a key of sl_src4 into words.
+func DescribeSource4(k *bpf.MapsSlSrcKey4) string {
+	return fmt.Sprintf("front %d %v", k.Front, netip.PrefixFrom(netip.AddrFrom4(k.Addr), int(k.Bits)-frontBits))
+}
+
+// DescribeSource6 puts a key of sl_src6 into words.
+func DescribeSource6(k *bpf.MapsSlSrcKey6) string {
+	return fmt.Sprintf("front %d %v", k.Front, netip.PrefixFrom(netip.AddrFrom16(k.Addr), int(k.Bits)-frontBits))
+}

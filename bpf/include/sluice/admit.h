@@ -535,10 +535,13 @@ static __always_inline enum sl_reason admit_to_service(struct __sk_buff *skb, st
 {
 	enum sl_reason reason = find_service(p);
 
-	if (reason || p->translated > SL_TRANSLATED_DESTINATION)
+	if (reason)
 		return reason;
 	if (!p->translated)
 		return admit_unknown(skb, p);
+	/* to itself: there is no connection, but a translation takes room as well */
+	if (p->translated > SL_TRANSLATED_DESTINATION)
+		return p->untold && !within_budget(p) ? SL_DROP_CT_BUDGET : SL_CONTINUE;
 	return admit(skb, p);
 }
 

@@ -202,7 +202,7 @@ func wantNoDropsSince(t *testing.T, r runner, before map[cell]event.Counter) {
 }
 
 // TestKernelPodReachesServicesByPackets: packets to a service reach its backends and
-// are answered by the service, of every size, and the backend sees who asks.
+// are answered by the service, of every size, and the backend sees who asks (INV-101).
 func TestKernelPodReachesServicesByPackets(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
@@ -335,7 +335,7 @@ func TestKernelServiceWithoutBackendsRefuses(t *testing.T) {
 }
 
 // TestKernelPolicySeesTheBackend: what policy says of the backend holds for the
-// service, and what it says of the service's address for nobody.
+// service, and what it says of the service's address for nobody (INV-98).
 func TestKernelPolicySeesTheBackend(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
@@ -411,7 +411,7 @@ func reuseAddr(_, _ string, c syscall.RawConn) (err error) {
 }
 
 // TestKernelTranslationOutlivesTheList: a connection stays with its backend when the
-// list is another; UDP leaves a backend that is gone.
+// list is another; UDP leaves a backend that is gone (INV-101).
 func TestKernelTranslationOutlivesTheList(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
@@ -628,7 +628,7 @@ func TestKernelManyHostAddresses(t *testing.T) {
 }
 
 // TestKernelServiceForSomeSources: a service with source ranges is asked from these
-// alone, and what others send is dropped without an answer.
+// alone, and what others send is dropped without an answer (INV-102).
 func TestKernelServiceForSomeSources(t *testing.T) {
 	n := newServiceNode(t)
 	friend := newPod(t, n.k, "sl-friend", 10, slotmap.DeliverPeer)
@@ -658,5 +658,33 @@ func TestKernelServiceForSomeSources(t *testing.T) {
 		if c := (cell{event.DropSourceRange, event.Egress}); n.counters(t)[c].Packets == before[c].Packets {
 			t.Errorf("no packet was counted as %v", c.reason)
 		}
+	}
+}
+
+// TestKernelHairpinHasABudget: a pod that floods itself through a service with new source
+// ports is stopped by its budget, and takes no room from the translations of others.
+func TestKernelHairpinHasABudget(t *testing.T) {
+	n := newServiceNode(t)
+	flooder := newPod(t, n.k, "sl-flooder", 10, slotmap.DeliverPeer)
+	const limit, flood = 100, 1000
+	vip, at := serviceAddr(flooder.IPv4, 1), netip.AddrPortFrom(flooder.IPv4, 8080)
+	n.lead(vip, feAddress, at)
+	_, allowed := budgetCell(n.k, int(flooder.Slot))
+	*allowed = limit
+	before := n.counters(t)
+	inNetns(t, flooder.ns, func() {
+		for port := range uint16(flood) {
+			sendRaw(t, "eth0", frame(flooder.HostMAC, flooder.MAC, etherIPv4,
+				ip4Header{src: flooder.IPv4, dst: vip.Addr(), proto: protoUDP}.with(udp(10000+port, vip.Port()))))
+		}
+	})
+	c := cell{event.DropConnectionBudget, event.Egress}
+	servicetest.Eventually(t, "the flood to be counted", func() bool {
+		return n.counters(t)[c].Packets-before[c].Packets >= flood-limit
+	})
+	kept := 0
+	must(t, "list", n.k.Translations.Each(func(translation.Translation) error { kept++; return nil }))
+	if kept > 2*limit {
+		t.Errorf("%d translations are there, want at most two for each of %d", kept, limit)
 	}
 }

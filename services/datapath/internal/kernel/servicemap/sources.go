@@ -185,10 +185,12 @@ func (a *mapAudit) sources() {
 		return
 	}
 	for _, src := range surplus {
-		a.differs(func() error { return s.deleteSource(src) }, "front %d may be asked from %v, should not", src.front, src.prefix)
+		a.differs(func() error { return s.deleteSource(src) },
+			"front %d may be asked from %v, should not", src.front, src.prefix)
 	}
 	for src := range want {
-		a.differs(func() error { return s.insertSource(src) }, "front %d may not be asked from %v, should", src.front, src.prefix)
+		a.differs(func() error { return s.insertSource(src) },
+			"front %d may not be asked from %v, should", src.front, src.prefix)
 	}
 	if a.repair {
 		s.nSources = n

@@ -172,8 +172,8 @@ enum sl_reason {
 	SL_STACK_MTU = 9, /* to the stack, which answers too big, or fragments */
 	SL_FWD_OVERLAY = 10, /* into the tunnel, to another node */
 	SL_FWD_NATIVE = 11, /* out of an uplink, to another node */
-	SL_REPLY_SERVICE = 13, /* answered for a service: too big for the way to the backend */
 	SL_FWD_STACK = 12, /* from another node to the stack, which may translate it */
+	SL_REPLY_SERVICE = 13, /* answered for a service: too big for the way to the backend */
 
 	SL_ASK_SERVICE = 15, /* within a program: of no connection that is known */
 

@@ -455,8 +455,8 @@ const (
 	MapsSlReasonSL_STACK_MTU             MapsSlReason = 9
 	MapsSlReasonSL_FWD_OVERLAY           MapsSlReason = 10
 	MapsSlReasonSL_FWD_NATIVE            MapsSlReason = 11
-	MapsSlReasonSL_REPLY_SERVICE         MapsSlReason = 13
 	MapsSlReasonSL_FWD_STACK             MapsSlReason = 12
+	MapsSlReasonSL_REPLY_SERVICE         MapsSlReason = 13
 	MapsSlReasonSL_ASK_SERVICE           MapsSlReason = 15
 	MapsSlReasonSL_FIRST_DROP            MapsSlReason = 16
 	MapsSlReasonSL_DROP_NOT_IP           MapsSlReason = 16

@@ -61,6 +61,21 @@ func (k Key) String() string {
 	return fmt.Sprintf("%v/%v", netip.AddrPortFrom(k.Addr, k.Port), k.Protocol)
 }
 
+// NodePort is the key of the node port that answers at the key's port, if its address is
+// one of the node.
+func (k Key) NodePort() Key {
+	k.Addr, k.Node = Unspecified(k.Addr), true
+	return k
+}
+
+// Unspecified is the unspecified address of the family of another one.
+func Unspecified(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
 // Validate refuses a key that no packet can ask for.
 func (k Key) Validate() error {
 	switch {

@@ -92,9 +92,7 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlBe6:      array(number, servicemap.DescribeBackend6),
 	bpf.MapsMapSlNs:       entries(cookie, namespaceWords),
 	bpf.MapsMapSlAff4: entries(func(k *bpf.MapsSlAffKey4) string {
-		var a [4]byte
-		binary.NativeEndian.PutUint32(a[:], k.Client)
-		return fmt.Sprintf("%v group %d", netip.AddrFrom4(a), k.Group)
+		return fmt.Sprintf("%v group %d", pin.Addr4(k.Client), k.Group)
 	}, affinityWords),
 	bpf.MapsMapSlAff6: entries(func(k *bpf.MapsSlAffKey6) string {
 		return fmt.Sprintf("%v group %d", netip.AddrFrom16(k.Client), k.Group)
@@ -106,12 +104,7 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlSrc6: entries(servicemap.DescribeSource6, plain[uint32]),
 	bpf.MapsMapSlXl4:  translations(translation.Of4),
 	bpf.MapsMapSlXl6:  translations(translation.Of6),
-	bpf.MapsMapSlOwn: array(number, func(v *bpf.MapsSlOwn) string {
-		if v.Family == 4 {
-			return netip.AddrFrom4([4]byte(v.Addr[:4])).String()
-		}
-		return netip.AddrFrom16(v.Addr).String()
-	}),
+	bpf.MapsMapSlOwn:  array(number, slotmap.DescribeOwn),
 	bpf.MapsMapSlFrag: entries(fragmentKey, func(v *uint32) string {
 		return fmt.Sprintf("ports %d %d", *v>>16, *v&0xffff)
 	}),

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
@@ -43,18 +42,18 @@ func (f Frontends) Apply(ctx context.Context, tx *frontend.Transaction) (fronten
 
 // fresh are the keys that the kernel does not have yet.
 func (f Frontends) fresh(tx *frontend.Transaction) (map[frontend.Key]struct{}, error) {
-	known, err := f.Keys()
-	if err != nil {
-		return nil, err
-	}
 	fresh := map[frontend.Key]struct{}{}
 	for _, c := range tx.Changes() {
-		if c.Frontend != nil {
+		if c.Frontend == nil {
+			continue
+		}
+		known, err := f.Has(c.Key)
+		if err != nil {
+			return nil, err
+		}
+		if !known {
 			fresh[c.Key] = struct{}{}
 		}
-	}
-	for _, k := range known {
-		delete(fresh, k)
 	}
 	return fresh, nil
 }
@@ -90,11 +89,7 @@ func asksOne(c *conntrack.Connection, fresh map[frontend.Key]struct{}) bool {
 	if c.To.Slot != slotmap.HostSlot {
 		return false
 	}
-	k.Node = true
-	if k.Addr = netip.IPv4Unspecified(); c.Responder.Addr().Is6() {
-		k.Addr = netip.IPv6Unspecified()
-	}
-	_, ok := fresh[k]
+	_, ok := fresh[k.NodePort()]
 	return ok
 }
 

@@ -274,8 +274,8 @@ const (
 	// It is dropped: other nodes have backends, and this one has none. A socket of
 	// this node gets EHOSTUNREACH.
 	ServiceOutcome_SERVICE_OUTCOME_NO_LOCAL_BACKEND ServiceOutcome = 3
-	// It is dropped, as all are: only some clients may use the frontend, and the
-	// programs cannot tell them apart. A socket of this node gets EHOSTUNREACH.
+	// It is dropped: the frontend is for other clients. A socket of this node gets
+	// EHOSTUNREACH.
 	ServiceOutcome_SERVICE_OUTCOME_SOURCE_RANGES ServiceOutcome = 4
 	// It passes as if there were no service: the frontend has no list for such a
 	// sender, or the kernel translates nothing from there, or not this protocol.

@@ -157,12 +157,6 @@ func be32(a netip.Addr) uint32 {
 	return binary.NativeEndian.Uint32(b[:])
 }
 
-func addr4(v uint32) netip.Addr {
-	var b [4]byte
-	binary.NativeEndian.PutUint32(b[:], v)
-	return netip.AddrFrom4(b)
-}
-
 // Key4 is the key of the tuple in sl_ct4. Both ends must be IPv4.
 func (t Tuple) Key4() bpf.MapsSlCtKey4 {
 	lo, hi, _ := t.sorted()
@@ -178,7 +172,7 @@ func (t Tuple) Key6() bpf.MapsSlCtKey6 {
 // Tuple4 reads a key of sl_ct4. Of the flags of its entry, OriginLow says which
 // end is the initiator.
 func Tuple4(k *bpf.MapsSlCtKey4, flags uint32) Tuple {
-	return tupleOf(netip.AddrPortFrom(addr4(k.Lo), k.Plo), netip.AddrPortFrom(addr4(k.Hi), k.Phi), k.Proto, flags)
+	return tupleOf(netip.AddrPortFrom(pin.Addr4(k.Lo), k.Plo), netip.AddrPortFrom(pin.Addr4(k.Hi), k.Phi), k.Proto, flags)
 }
 
 // Tuple6 is Tuple4 for sl_ct6.

@@ -79,15 +79,6 @@ func (ct *Connections) DrainPrevious(ctx context.Context, now uint32, timeouts T
 	return p, nil
 }
 
-// reading runs f as a look.
-func (ct *Connections) reading(f func() error) error {
-	if err := ct.gate.RLock(); err != nil {
-		return err
-	}
-	defer ct.gate.RUnlock()
-	return f()
-}
-
 func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, ct *Connections, current, previous string, now uint32,
 	timeouts Timeouts, p *PreviousPass,
 ) error {
@@ -96,7 +87,7 @@ func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, ct 
 		return nil
 	}
 	was, is := ct.states[previous], ct.states[current]
-	return pin.EachEntry(from, ct.reading, func(keys []K, values []connectionValue) error {
+	return pin.EachEntry(from, ct.gate.Look, func(keys []K, values []connectionValue) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}

@@ -40,8 +40,7 @@ const (
 	// NoLocalBackend: it is dropped, because other nodes have backends and this one
 	// has none.
 	NoLocalBackend
-	// SourceRanges: it is dropped, because only some clients may use the frontend,
-	// and the programs cannot tell them apart yet.
+	// SourceRanges: it is dropped, because the frontend is for other clients.
 	SourceRanges
 	// NotTranslated: it passes as if there were no service.
 	NotTranslated
@@ -155,11 +154,7 @@ func (e *Explainer) isClosed(list *servicemap.Front, client netip.Addr, sender s
 		return false, nil
 	}
 	if sender == slotmap.HostSlot {
-		unspecified := netip.IPv4Unspecified()
-		if client.Is6() {
-			unspecified = netip.IPv6Unspecified()
-		}
-		client = unspecified
+		client = frontend.Unspecified(client)
 	}
 	ok, err := e.Services.MayAsk(list.Number, client)
 	return !ok, err
@@ -179,12 +174,7 @@ func (e *Explainer) findNodePort(k frontend.Key, sender slotmap.Slot) (servicema
 	if !at {
 		return servicemap.Frontend{}, false, nil
 	}
-	unspecified := netip.IPv4Unspecified()
-	if k.Addr.Is6() {
-		unspecified = netip.IPv6Unspecified()
-	}
-	k.Addr, k.Node = unspecified, true
-	return e.Services.Lookup(k)
+	return e.Services.Lookup(k.NodePort())
 }
 
 // explainService explains the connection to each backend. Source is as the first of

@@ -43,6 +43,15 @@ func (g *Gate) RLock() error {
 // RUnlock ends a look.
 func (g *Gate) RUnlock() { g.mu.RUnlock() }
 
+// Look runs f as a look.
+func (g *Gate) Look(f func() error) error {
+	if err := g.RLock(); err != nil {
+		return err
+	}
+	defer g.RUnlock()
+	return f()
+}
+
 // Close waits for the calls that are under way and refuses every later one. It
 // says whether it was the first to do so.
 func (g *Gate) Close() bool {

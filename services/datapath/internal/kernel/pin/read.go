@@ -4,8 +4,10 @@
 package pin
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"reflect"
 
 	"github.com/cilium/ebpf"
@@ -60,6 +62,13 @@ func EachEntry[K, V any](m *ebpf.Map, guard func(func() error) error, visit func
 		}
 	}
 	return nil
+}
+
+// Addr4 is an IPv4 address that the maps have in network order, as the machine loads it.
+func Addr4(v uint32) netip.Addr {
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], v)
+	return netip.AddrFrom4(b)
 }
 
 // Unguarded is for Open: nothing else uses the maps yet.

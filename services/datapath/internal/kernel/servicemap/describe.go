@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // DescribeKey4 puts a key of sl_fe4 into words.
@@ -68,7 +69,7 @@ func DescribeMember(v *uint64) string { return fmt.Sprintf("backend %d salt %#x"
 var stateNames = map[uint8]string{backendFree: "free", backendActive: "active", backendGone: "gone"}
 
 // DescribeBackend4 puts an element of sl_be4 into words.
-func DescribeBackend4(v *uint64) string { return describeBackend(addrOf4(uint32(*v)), *v) }
+func DescribeBackend4(v *uint64) string { return describeBackend(pin.Addr4(uint32(*v)), *v) }
 
 // DescribeBackend6 puts an element of sl_be6 into words.
 func DescribeBackend6(v *bpf.MapsSlBe6) string {

@@ -92,6 +92,16 @@ func (b *backend) describe() Backend {
 	return Backend{AddrPort: b.addr, Number: b.number, Generation: b.gen}
 }
 
+// Has says whether there is a frontend with the key.
+func (m *Maps) Has(k frontend.Key) (bool, error) {
+	if err := m.gate.RLock(); err != nil {
+		return false, err
+	}
+	defer m.gate.RUnlock()
+	_, ok := m.store.entries[k]
+	return ok, nil
+}
+
 // Keys are the keys of all frontends, in no order.
 func (m *Maps) Keys() ([]frontend.Key, error) {
 	if err := m.gate.RLock(); err != nil {

@@ -221,7 +221,7 @@ func (r reader) backend(is4 bool, number uint32) netip.AddrPort {
 		if state := uint8(w >> stateShift); state != backendActive {
 			r.t.Fatalf("backend %d in a list has state %d", number, state)
 		}
-		return netip.AddrPortFrom(addrOf4(uint32(w)), uint16(w>>portShift))
+		return netip.AddrPortFrom(pin.Addr4(uint32(w)), uint16(w>>portShift))
 	}
 	var be bpf.MapsSlBe6
 	if err := r.i.pins.Map(bpf.MapsMapSlBe6).Lookup(number, &be); err != nil {

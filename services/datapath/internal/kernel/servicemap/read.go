@@ -105,11 +105,7 @@ func (m *Maps) ServiceAt(at netip.AddrPort, protocol uint8) string {
 	if e := m.store.entries[k]; e != nil {
 		return e.service
 	}
-	k.Addr, k.Node = netip.IPv4Unspecified(), true
-	if at.Addr().Is6() {
-		k.Addr = netip.IPv6Unspecified()
-	}
-	if e := m.store.entries[k]; e != nil {
+	if e := m.store.entries[k.NodePort()]; e != nil {
 		return e.service
 	}
 	return ""

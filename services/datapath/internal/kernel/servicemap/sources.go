@@ -27,6 +27,19 @@ type source struct {
 	prefix netip.Prefix
 }
 
+// String is "front 7 192.0.2.0/24".
+func (s source) String() string { return fmt.Sprintf("front %d %v", s.front, s.prefix) }
+
+// source4 and source6 read a key.
+
+func source4(k *bpf.MapsSlSrcKey4) source {
+	return source{k.Front, netip.PrefixFrom(netip.AddrFrom4(k.Addr), int(k.Bits)-frontBits)}
+}
+
+func source6(k *bpf.MapsSlSrcKey6) source {
+	return source{k.Front, netip.PrefixFrom(netip.AddrFrom16(k.Addr), int(k.Bits)-frontBits)}
+}
+
 func (s source) family() int { return familyOf(s.prefix.Addr()) }
 
 // key is the source's in the map of its family.
@@ -65,7 +78,7 @@ func (m *rawMaps) eachSource(f func(source)) error {
 	var k4 bpf.MapsSlSrcKey4
 	it := m.sources[ip4].Iterate()
 	for it.Next(&k4, &value) {
-		f(source{k4.Front, netip.PrefixFrom(netip.AddrFrom4(k4.Addr), int(k4.Bits)-frontBits)})
+		f(source4(&k4))
 	}
 	if err := it.Err(); err != nil {
 		return fmt.Errorf("list map %s: %w", sourceMap[ip4], err)
@@ -73,7 +86,7 @@ func (m *rawMaps) eachSource(f func(source)) error {
 	var k6 bpf.MapsSlSrcKey6
 	it = m.sources[ip6].Iterate()
 	for it.Next(&k6, &value) {
-		f(source{k6.Front, netip.PrefixFrom(netip.AddrFrom16(k6.Addr), int(k6.Bits)-frontBits)})
+		f(source6(&k6))
 	}
 	if err := it.Err(); err != nil {
 		return fmt.Errorf("list map %s: %w", sourceMap[ip6], err)
@@ -215,11 +228,7 @@ func (m *Maps) MayAsk(front uint32, client netip.Addr) (bool, error) {
 }
 
 // DescribeSource4 puts a key of sl_src4 into words.
-func DescribeSource4(k *bpf.MapsSlSrcKey4) string {
-	return fmt.Sprintf("front %d %v", k.Front, netip.PrefixFrom(netip.AddrFrom4(k.Addr), int(k.Bits)-frontBits))
-}
+func DescribeSource4(k *bpf.MapsSlSrcKey4) string { return source4(k).String() }
 
 // DescribeSource6 puts a key of sl_src6 into words.
-func DescribeSource6(k *bpf.MapsSlSrcKey6) string {
-	return fmt.Sprintf("front %d %v", k.Front, netip.PrefixFrom(netip.AddrFrom16(k.Addr), int(k.Bits)-frontBits))
-}
+func DescribeSource6(k *bpf.MapsSlSrcKey6) string { return source6(k).String() }

@@ -155,12 +155,6 @@ func address4(a netip.Addr) uint32 {
 	return binary.NativeEndian.Uint32(b[:])
 }
 
-func addrOf4(v uint32) netip.Addr {
-	var b [4]byte
-	binary.NativeEndian.PutUint32(b[:], v)
-	return netip.AddrFrom4(b)
-}
-
 // words16 are the sixteen bytes of an address as two words.
 func words16(b [16]byte) [2]uint64 {
 	return [2]uint64{binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])}
@@ -191,7 +185,7 @@ func (m *rawMaps) backend(fam int, number uint32) rawBackend {
 	switch {
 	case b.state == backendFree:
 	case fam == ip4:
-		b.addr = addrOf4(uint32(w))
+		b.addr = pin.Addr4(uint32(w))
 	default:
 		b.addr = netip.AddrFrom16(bytes16(m.backendAddr(number)))
 	}
@@ -344,7 +338,7 @@ func rawKeyOf(k frontend.Key) rawKey {
 func (k rawKey) frontend() frontend.Key {
 	if k.family == ip4 {
 		return frontend.Key{
-			Addr: addrOf4(
+			Addr: pin.Addr4(
 				k.four.Addr,
 			), Port: k.four.Port, Protocol: frontend.Protocol(k.four.Proto), Node: k.four.Kind == kindNode,
 		}

@@ -53,6 +53,9 @@ func (eps *Maps) placeOwn(a netip.Addr, want map[netip.Addr]bool) error {
 	return eps.own.Put(uint32(place), &value)
 }
 
+// DescribeOwn puts an element of sl_own into words.
+func DescribeOwn(v *bpf.MapsSlOwn) string { return ownAddr(v).String() }
+
 // ownAddr is the address at a place; the zero one: it is free.
 func ownAddr(v *bpf.MapsSlOwn) netip.Addr {
 	switch v.Family {

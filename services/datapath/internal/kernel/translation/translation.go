@@ -6,7 +6,6 @@
 package translation
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -78,7 +77,7 @@ func DescribeValue(t Translation) string {
 // Of4 reads an entry of sl_xl4.
 func Of4(k *bpf.MapsSlXlKey4, v *bpf.MapsSlXl) Translation {
 	t := of(v, netip.AddrFrom4([4]byte(v.Addr[:4])))
-	t.Source, t.Asked = netip.AddrPortFrom(addr4(k.Src), k.Sport), netip.AddrPortFrom(addr4(k.Dst), k.Dport)
+	t.Source, t.Asked = netip.AddrPortFrom(pin.Addr4(k.Src), k.Sport), netip.AddrPortFrom(pin.Addr4(k.Dst), k.Dport)
 	t.Protocol = k.Proto
 	return t
 }
@@ -99,12 +98,6 @@ func of(v *bpf.MapsSlXl, a netip.Addr) Translation {
 	}
 }
 
-func addr4(v uint32) netip.Addr {
-	var b [4]byte
-	binary.NativeEndian.PutUint32(b[:], v)
-	return netip.AddrFrom4(b)
-}
-
 // entry is a translation and its key in one of the maps.
 type entry struct {
 	Translation
@@ -119,14 +112,7 @@ func (m *Maps) each(visit func([]entry) error) error {
 }
 
 func eachOf[K any](m *Maps, in *ebpf.Map, read func(*K, *bpf.MapsSlXl) Translation, visit func([]entry) error) error {
-	reading := func(f func() error) error {
-		if err := m.gate.RLock(); err != nil {
-			return err
-		}
-		defer m.gate.RUnlock()
-		return f()
-	}
-	return pin.EachEntry(in, reading, func(keys []K, values []bpf.MapsSlXl) error {
+	return pin.EachEntry(in, m.gate.Look, func(keys []K, values []bpf.MapsSlXl) error {
 		es := make([]entry, len(keys))
 		for i := range keys {
 			es[i] = entry{read(&keys[i], &values[i]), in, keys[i]}
@@ -151,25 +137,16 @@ func (m *Maps) Each(visit func(Translation) error) error {
 type Pass struct {
 	// Live translations afterwards, and those that were removed.
 	Live, Removed int
-	// Fronts are the numbers that translations name, and Backends likewise, before
-	// any was removed.
-	Fronts, Backends map[uint32]struct{}
 }
 
 // Collect removes the translations whose connection is gone, at a time in seconds of
 // CLOCK_MONOTONIC. Those of a pod to itself have no connection: they go when they
 // have been idle for as long as one may be. What is removed while a packet comes is
 // chosen again by that packet.
-func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack.Timeouts) (Pass, error) {
-	p := Pass{Fronts: map[uint32]struct{}{}, Backends: map[uint32]struct{}{}}
-	if err := m.gate.RLock(); err != nil {
-		return p, err
-	}
-	m.gate.RUnlock()
+func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack.Timeouts) (p Pass, err error) {
 	var over []entry
-	err := m.each(func(es []entry) error {
+	err = m.each(func(es []entry) error {
 		for _, e := range es {
-			p.Fronts[e.Front], p.Backends[e.Number] = struct{}{}, struct{}{}
 			gone, err := isOver(e.Translation, now, ct, timeouts)
 			if err != nil {
 				return err

@@ -15,6 +15,7 @@
 #include <sluice/ipv6.h>
 #include <sluice/node.h>
 #include <sluice/observe.h>
+#include <sluice/restore.h>
 
 /* The node with the address, which the packet carries so far for an event. */
 static __always_inline enum sl_reason find_outer_node(struct sl_packet *p, __u8 family)
@@ -71,7 +72,7 @@ static __always_inline enum sl_reason find_target(struct sl_packet *p)
 }
 
 /* No policy speaks of the host yet; its senders are known all the same. */
-static __noinline enum sl_reason pass_to_host(struct sl_packet *p)
+static __always_inline enum sl_reason pass_to_host(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason;
 
@@ -80,7 +81,14 @@ static __noinline enum sl_reason pass_to_host(struct sl_packet *p)
 	reason = find_tunnel_source(p);
 	if (reason)
 		return reason;
-	return is_tunnel_packet(p) ? SL_DROP_TUNNEL_PORT : SL_FWD_HOST;
+	if (is_tunnel_packet(p))
+		return SL_DROP_TUNNEL_PORT;
+	if (cfg_services) {
+		reason = restore_destination(skb, p);
+		if (reason)
+			return reason;
+	}
+	return SL_FWD_HOST;
 }
 
 static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
@@ -91,7 +99,7 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 	if (reason)
 		return reason;
 	if (p->dst_slot == SL_SLOT_HOST)
-		return pass_to_host(p);
+		return pass_to_host(skb, p);
 	reason = admit_piece(skb, p);
 	if (reason)
 		return reason;

@@ -2,10 +2,10 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * What comes from the network between the nodes, where packets of pods travel as
- * they are. Those of other nodes' pods to pods of this one are evaluated here and
- * delivered; everything else is the stack's. Runs at the ingress hook of an
- * uplink.
+ * What comes from the network. Where packets of pods travel between the nodes as
+ * they are, those to pods of this node are evaluated here and delivered. Packets
+ * that ask for a service from outside are led to its backend, by the stack.
+ * Everything else is the stack's. Runs at the ingress hook of an uplink.
  */
 
 #define SL_PROGRAM SL_PROGRAM_FROM_UPLINK
@@ -16,6 +16,7 @@
 #include <sluice/ipv4.h>
 #include <sluice/ipv6.h>
 #include <sluice/observe.h>
+#include <sluice/outside.h>
 
 /* Reads the destination alone: most of what comes is for no pod. */
 static __always_inline bool is_for_pod(struct __sk_buff *skb, struct sl_packet *p)
@@ -76,40 +77,36 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 	return deliver_to(skb, p, ifindex);
 }
 
-static __always_inline enum sl_reason from_uplink4(struct __sk_buff *skb, struct sl_packet *p,
-						   __u32 *ifindex)
+static __always_inline enum sl_reason parse(struct __sk_buff *skb, struct sl_packet *p)
 {
-	enum sl_reason reason = parse_ip4(skb, p);
-
-	if (reason)
-		return reason;
-	return pass(skb, p, ifindex);
-}
-
-static __always_inline enum sl_reason from_uplink6(struct __sk_buff *skb, struct sl_packet *p,
-						   __u32 *ifindex)
-{
-	enum sl_reason reason = parse_ip6(skb, p);
-
-	if (reason)
-		return reason;
-	return pass(skb, p, ifindex);
+	return p->ethertype == ETH_P_IP ? parse_ip4(skb, p) : parse_ip6(skb, p);
 }
 
 /* What is left to the stack has been looked at: the node's firewall stops pods'
- * addresses that have not. Others' programs on the device run after this one.
+ * addresses that have not, where packets of pods come this way. Others' programs on
+ * the device run after this one.
  */
-static __always_inline int leave_to_stack(struct __sk_buff *skb)
+static __always_inline int leave_to_stack(struct __sk_buff *skb, const struct sl_packet *p)
 {
-	skb->mark = (skb->mark & ~SL_MARK_MASK) | SL_MARK_REMOTE;
+	if (cfg_native || p->translated)
+		skb->mark = (skb->mark & ~SL_MARK_MASK) | SL_MARK_REMOTE;
 	return TC_ACT_UNSPEC;
+}
+
+/* Gives the packet to the stack, and counts it where that gives it to the pod. */
+static __always_inline int give_away(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	if (p->translated)
+		tell(skb, p, SL_FWD_STACK);
+	return leave_to_stack(skb, p);
 }
 
 SEC("tc") int sluice_from_uplink(struct __sk_buff *skb)
 {
-	enum sl_reason reason = SL_FWD_STACK;
+	enum sl_reason reason;
 	struct sl_packet *p;
 	__u32 ifindex = 0;
+	bool pod;
 
 	p = new_packet(SL_INGRESS);
 	if (!p)
@@ -117,26 +114,26 @@ SEC("tc") int sluice_from_uplink(struct __sk_buff *skb)
 	/* tagged frames are those of devices above this one */
 	if (parse_ethernet(skb, p) || p->ethertype == ETH_P_ARP)
 		return TC_ACT_UNSPEC;
-	if (!is_for_pod(skb, p))
-		return leave_to_stack(skb);
-	switch (p->ethertype) {
-	case ETH_P_IP:
-		reason = from_uplink4(skb, p, &ifindex);
-		break;
-	case ETH_P_IPV6:
-		reason = from_uplink6(skb, p, &ifindex);
-		break;
-	}
-	/* the stack's, and counted where it gives it to the pod */
+	pod = cfg_native && is_for_pod(skb, p);
+	if (!pod && !cfg_services)
+		return leave_to_stack(skb, p);
+	reason = parse(skb, p);
+	if (pod)
+		reason = reason ? reason : pass(skb, p, &ifindex);
+	else
+		reason = reason ? SL_FWD_STACK : serve(skb, p);
 	if (reason == SL_FWD_STACK)
-		return leave_to_stack(skb);
+		return give_away(skb, p);
 	observe(skb, p, reason);
+	if (!pod && is_refusal(reason) && !answer_sender(skb, p, SL_ANSWER_REFUSED))
+		return act(skb, SL_REPLY_SERVICE, 0);
 	switch (reason) {
 	case SL_STACK_TTL:
 	case SL_STACK_MTU:
-		return leave_to_stack(skb);
+		return leave_to_stack(skb, p);
 	case SL_FWD_PEER:
 	case SL_FWD_REDIRECT:
+	case SL_REPLY_SERVICE:
 		return act(skb, reason, ifindex);
 	default:
 		return TC_ACT_SHOT;

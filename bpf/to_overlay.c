@@ -17,6 +17,26 @@
 #include <sluice/ndp.h>
 #include <sluice/observe.h>
 #include <sluice/remote.h>
+#include <sluice/transit.h>
+
+/* A sender that a service has led to a pod of another node: under the node's address
+ * from here on. Nobody else is let in from outside.
+ */
+static __always_inline enum sl_reason find_sender_outside(struct __sk_buff *skb,
+							  struct sl_packet *p, __u32 *identity)
+{
+	enum sl_reason reason = cfg_services ? translate_source(skb, p) : SL_CONTINUE;
+
+	if (!reason)
+		return SL_DROP_TRANSIT;
+	if (reason != SL_FWD_STACK)
+		return reason;
+	if (READ_ONCE(p->reply))
+		return SL_DROP_TRANSIT;
+	*identity = p->family == 4 ? SL_VNI_WORLD4 : SL_VNI_WORLD6;
+	p->src_identity = world_of(p->family);
+	return SL_CONTINUE;
+}
 
 /*
  * Who sends the packet: a pod of this node, which has entered by its own device;
@@ -29,7 +49,7 @@ static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct 
 
 	p->src_slot = slot_of_address(p->src, p->family);
 	if (p->src_slot == SL_SLOT_NONE)
-		return SL_DROP_TRANSIT;
+		return find_sender_outside(skb, p, identity);
 	if (p->src_slot == SL_SLOT_HOST) {
 		*identity = SL_ID_REMOTE_NODE;
 		p->src_identity = SL_ID_HOST;

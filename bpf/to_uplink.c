@@ -2,10 +2,11 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * What the host's stack sends to pods of other nodes for pods of this one, after
- * it may have translated where to: evaluated as what it is by now. Everything
- * else passes. Runs at the egress hook of an uplink, where packets of pods travel
- * as they are.
+ * What the host's stack sends out for pods of this node. Answers to senders outside
+ * that have asked for a service come from that. Where packets of pods travel between
+ * the nodes as they are, those to pods of other nodes are evaluated as what they are
+ * by now: the stack may have translated where to. Everything else passes. Runs at the
+ * egress hook of an uplink.
  */
 
 #define SL_PROGRAM SL_PROGRAM_TO_UPLINK
@@ -18,29 +19,61 @@
 #include <sluice/ipv6.h>
 #include <sluice/mark.h>
 #include <sluice/observe.h>
+#include <sluice/outside.h>
 
-/* Whether it is from a pod to another node: else it is none of ours. */
-static __always_inline bool is_of_pods(struct __sk_buff *skb, struct sl_packet *p)
+/* Whether it is from a pod of this node, and under its address. */
+static __always_inline bool is_of_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
-	struct sl_ipcache where;
-
 	p->src_slot = slot_of_address(p->src, p->family);
 	if (p->src_slot == SL_SLOT_NONE || p->src_slot == SL_SLOT_HOST)
 		return false;
-	if (entered_by(skb) != p->src_slot)
-		return false;
+	return entered_by(skb) == p->src_slot;
+}
+
+static __always_inline enum sl_reason pass_of_pod(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason;
+	struct sl_ipcache where;
+
+	if (cfg_services) {
+		reason = answer_outside(skb, p);
+		if (reason)
+			return reason;
+	}
+	if (!cfg_native)
+		return SL_FWD_STACK;
 	where = ipcache_of(p->dst, p->family);
-	return node_past_stack(&where);
+	if (!node_past_stack(&where))
+		return SL_FWD_STACK;
+	reason = admit_piece(skb, p);
+	return reason ? reason : SL_FWD_NATIVE;
+}
+
+/* Whether the packet may be in transit: of a sender outside, of a backend, or of a
+ * socket of the node that is one.
+ */
+static __always_inline bool may_be_in_transit(const struct sl_packet *p)
+{
+	switch (p->proto) {
+	case SL_TCP:
+	case SL_SCTP:
+		return true;
+	case SL_UDP:
+		return !is_of_tunnel(p);
+	}
+	return is_error(p);
 }
 
 static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason;
 
-	if (!is_of_pods(skb, p))
+	if ((skb->mark & SL_MARK_MASK) == SL_MARK_POD)
+		return is_of_pod(skb, p) ? pass_of_pod(skb, p) : SL_FWD_STACK;
+	if (!may_be_in_transit(p))
 		return SL_FWD_STACK;
-	reason = admit_piece(skb, p);
-	return reason ? reason : SL_FWD_NATIVE;
+	reason = translate_source(skb, p);
+	return reason ? reason : SL_FWD_STACK;
 }
 
 SEC("tc") int sluice_to_uplink(struct __sk_buff *skb)
@@ -48,8 +81,11 @@ SEC("tc") int sluice_to_uplink(struct __sk_buff *skb)
 	enum sl_reason reason;
 	struct sl_packet *p;
 
-	/* from a pod, past the programs of its device */
-	if (likely((skb->mark & SL_MARK_MASK) != SL_MARK_POD))
+	/* else from a pod, past the programs of its device */
+	if (!cfg_services && likely((skb->mark & SL_MARK_MASK) != SL_MARK_POD))
+		return TC_ACT_UNSPEC;
+	/* our own answer to a packet that came by this device */
+	if (skb->mark == mark_judged(skb->ifindex))
 		return TC_ACT_UNSPEC;
 	p = new_packet(SL_EGRESS);
 	if (!p)
@@ -66,6 +102,9 @@ SEC("tc") int sluice_to_uplink(struct __sk_buff *skb)
 	default:
 		return TC_ACT_UNSPEC;
 	}
+	/* what the stack makes of its own is no concern of ours */
+	if (reason && (skb->mark & SL_MARK_MASK) != SL_MARK_POD)
+		return TC_ACT_UNSPEC;
 	if (!reason)
 		reason = pass(skb, p);
 	if (reason == SL_FWD_STACK)

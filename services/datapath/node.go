@@ -210,7 +210,7 @@ func (n *node) openCluster(cfg Config) error {
 		if n.Prober != nil {
 			n.Follower.Known = n.probe
 		}
-		if n.Fabric != nil {
+		if n.Fabric != nil && cluster.Mode(cfg.Routing.Mode) != cluster.None {
 			n.Follower.Fabric = n.Fabric
 		}
 	}
@@ -270,13 +270,13 @@ func (n *node) openFabric(cfg Config) (err error) {
 	n.underlay, err = underlay.Open(underlay.Options{
 		Home: n.home, Instance: n.instance, Devices: cfg.Underlay.Devices, SetGlobal: n.sysctls,
 		Tunnel: n.Kernel.Programs.On(program.Tunnel), Uplinks: n.Kernel.Programs.On(program.Uplinks),
-		ProcSysNet: cfg.ProcSysNet,
+		Services: cfg.LoadBalancing.on(), ProcSysNet: cfg.ProcSysNet,
 	})
 	if err != nil {
 		return err
 	}
 	mode := cluster.Mode(cfg.Routing.Mode)
-	if mode != cluster.Overlay && mode != cluster.Native {
+	if mode == cluster.None && !cfg.LoadBalancing.on() {
 		return nil
 	}
 	entries, err := n.Kernel.Addresses.List()
@@ -294,6 +294,7 @@ func (n *node) openFabric(cfg Config) (err error) {
 		Addresses: func() ([]netip.Addr, error) { return n.addresses(cfg) },
 		Overlay:   func() []netip.Addr { overlay, _ := n.Ranges.OverlayAddrs(); return overlay },
 		Holders:   holders, Name: n.Numbers.Name, Repair: cfg.Audit.Repair,
+		Services: cfg.LoadBalancing.on(), Place: n.Kernel.Endpoints.OwnPlace,
 		Maps: n.Kernel.Nodes, Links: n.underlay, Log: n.log,
 	})
 	if err == nil {

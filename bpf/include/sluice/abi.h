@@ -74,6 +74,10 @@
 #define SL_WAY_LOOKUP 0x8 /* as they are; the kernel's routes name the next hop */
 #define SL_WAY_NATIVE 0x10 /* of element 0, without SL_WAY_OVERLAY */
 
+/* Quarters of way6 of element 0 of sl_node, from the lowest; IPv6 is one more. */
+#define SL_SOURCE_OVERLAY 0 /* of packets into the tunnel */
+#define SL_SOURCE_UPLINK 2 /* of packets as they are */
+
 /* sl_endpoint.flags */
 #define SL_EP_AUDIT 0x1 /* what the policy denies passes, and is reported */
 
@@ -227,6 +231,8 @@ enum sl_reason {
 	SL_DROP_SERVICE_PORT =
 		56, /* of SCTP: the backend has another, and no checksum could follow */
 	SL_DROP_SERVICE_IN_USE = 57, /* the sender's port is in use to every backend; it is told */
+	SL_DROP_NAT_EXHAUSTED = 58, /* no port of the node is free for the way to the backend */
+	SL_DROP_NAT_SOURCE = 59, /* the node has no address for the way to the backend */
 };
 
 /* sl_endpoint.pol: the identity is the second one. So one store changes who the
@@ -280,7 +286,9 @@ _Static_assert(sizeof(struct sl_ipcache) == 8, "replaced in one piece");
  * in one aligned 64-bit store the device that packets for the node's pods leave
  * by, the largest of them << 32, SL_WAY_... << 48. Addresses are written before
  * anything names the number, and stay. Element 0 is this node: its way4 has the
- * tunnel device, and how its own packets travel.
+ * tunnel device, and how its own packets travel; its way6 has the places in sl_own,
+ * plus 1, of the addresses that packets to backends elsewhere come from, 16 bits each:
+ * SL_SOURCE_....
  */
 struct sl_node {
 	__u64 way4; /* of IPv4 packets */
@@ -428,7 +436,11 @@ struct sl_ct_key6 {
 };
 _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 
-#define SL_ZONE_POD 0
+#define SL_ZONE_POD 0 /* of a pod of this node */
+/* Of a sender outside and a backend elsewhere, whom a service of this node has brought
+ * together; no policy of this node is asked.
+ */
+#define SL_ZONE_TRANSIT 1
 
 /* sl_ct.flags */
 #define SL_CT_ORIG_LO 0x0001 /* the lower address began it */
@@ -479,10 +491,10 @@ struct SL_LAYOUT_NOW {
 	__u32 id_resp;
 	__u16 rule_eg; /* that let it out; 0: a default */
 	__u16 rule_in;
-	__u32 front; /* of services; 0 so far, as the next word */
-	__u16 nat_port;
-	__u16 nat_address;
-	__u16 asked_address;
+	__u32 front; /* of the service that it began with; 0: of none */
+	__u16 nat_port; /* of SL_ZONE_TRANSIT: the source that the backend sees; 0: none yet */
+	__u16 nat_address; /* its place in sl_own, plus 1 */
+	__u16 asked_address; /* of a node port: the place of what was asked, plus 1 */
 	__u16 node; /* of the far end, past whose stack packets travel; 0: none */
 	__u32 last_s; /* CLOCK_MONOTONIC, seconds */
 	__u32 flags; /* SL_CT_... */
@@ -655,7 +667,8 @@ struct sl_packet {
 	__u16 answer_mtu; /* what the answer "too big" says */
 	__u8 translated; /* SL_TRANSLATED_... */
 	__u8 untold; /* 1: the translation is not in its map yet */
-	__u8 pad4[4];
+	__u8 zone; /* SL_ZONE_... of its connection's key */
+	__u8 pad4[3];
 	/* What follows is not cleared: each is written whole before it is read.
 	 * Aligned, so that addresses are copied in two words and not in bytes.
 	 */
@@ -677,6 +690,7 @@ struct sl_packet {
 #define SL_TRANSLATED_DESTINATION 1 /* dst and dport are a backend's */
 #define SL_TRANSLATED_HAIRPIN 2 /* and the backend is the sender itself */
 #define SL_TRANSLATED_BACK 3 /* the answer to that: dst and dport are the service's */
+#define SL_TRANSLATED_RESTORED 4 /* dst and dport are a sender's whose source was translated */
 
 /* sl_packet.news: what there is to tell besides what became of the packet. */
 #define SL_NEWS_VERDICT 0x1 /* a connection was evaluated */

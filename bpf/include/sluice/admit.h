@@ -495,7 +495,7 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	if (!ct)
 		return admit_unknown(skb, p);
 	/* of no other node: the stack forwards it, and may translate it */
-	if (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK && !node_of_connection(ct))
+	if (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK && !node_of_connection(ct) && !p->translated)
 		return SL_FWD_STACK;
 	if (begins(p))
 		return admit_again(skb, p);

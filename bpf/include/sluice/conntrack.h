@@ -40,6 +40,12 @@
 #define SL_CT_ASKED asked_address
 #endif
 
+/* Whether the program sees connections of SL_ZONE_TRANSIT. */
+#define SL_IN_TRANSIT                                                                   \
+	(cfg_services &&                                                                \
+	 (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK || SL_PROGRAM == SL_PROGRAM_TO_UPLINK || \
+	  SL_PROGRAM == SL_PROGRAM_TO_OVERLAY))
+
 #define SL_CT_ENDED (SL_CT_FIN_I | SL_CT_FIN_R | SL_CT_RST)
 
 static __always_inline __u16 node_of_connection(const struct sl_ct *ct)
@@ -195,6 +201,10 @@ __noinline int write_key(struct sl_packet *p)
 		p->low = is_low6(p->src, p->dst, sport, dport);
 		connection_key6(&p->key6, READ_ONCE(p->low), p->src, p->dst, sport, dport,
 				p->proto);
+	}
+	if (SL_IN_TRANSIT && p->zone) {
+		p->key4.zone = p->zone;
+		p->key6.zone = p->zone;
 	}
 	return 0;
 }
@@ -444,12 +454,15 @@ static __always_inline long insert_connection(const struct sl_packet *p)
 
 /*
  * Whether the stack carries what begins a connection, and may translate it: what
- * comes from it, what goes to it, and what goes on from it to another node.
+ * comes from it, what goes to it, what goes on from it to another node, and what
+ * comes from outside for a service.
  */
 static __always_inline bool begins_in_stack(const struct sl_packet *p)
 {
-	if (SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY || SL_PROGRAM == SL_PROGRAM_FROM_UPLINK)
+	if (SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
 		return false;
+	if (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK)
+		return p->translated;
 	if (SL_PROGRAM == SL_PROGRAM_FROM_POD)
 		return p->dst_slot == SL_SLOT_HOST || (p->dst_slot == SL_SLOT_NONE && !p->node);
 	return true;

@@ -129,12 +129,12 @@ __noinline int report(struct __sk_buff *skb, const struct sl_packet *p, enum sl_
 	return 0;
 }
 
-static __always_inline void observe(struct __sk_buff *skb, const struct sl_packet *p,
-				    enum sl_reason reason)
+/* The events of a packet. */
+static __always_inline void tell(struct __sk_buff *skb, const struct sl_packet *p,
+				 enum sl_reason reason)
 {
 	bool audited = p->egress.audited || p->ingress.audited;
 
-	count(skb, p, reason);
 	if (reason >= SL_FIRST_DROP) {
 		if (reason < SL_FIRST_QUIET || reason >= SL_FIRST_LATE)
 			report(skb, p, reason, SL_EVENT_DROP);
@@ -143,6 +143,13 @@ static __always_inline void observe(struct __sk_buff *skb, const struct sl_packe
 	}
 	if (cfg_connection_events && p->news & SL_NEWS_CLOSED)
 		report(skb, p, reason, SL_EVENT_CLOSED);
+}
+
+static __always_inline void observe(struct __sk_buff *skb, const struct sl_packet *p,
+				    enum sl_reason reason)
+{
+	count(skb, p, reason);
+	tell(skb, p, reason);
 }
 
 #endif

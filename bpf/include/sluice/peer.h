@@ -79,6 +79,11 @@ static __always_inline enum sl_reason find_uplink_source(struct sl_packet *p, __
 	if (where.flags & SL_IP_POD_RANGE)
 		return SL_DROP_SPOOFED_IP;
 	p->node = node_past_stack(&where);
+	if (p->translated) {
+		/* answers go by the stack, also those to another node's pod */
+		p->src_identity = known ? known : where.identity;
+		return p->node && !cfg_native ? SL_DROP_SPOOFED_NODE : SL_CONTINUE;
+	}
 	if (!p->node)
 		return SL_FWD_STACK;
 	p->src_identity = known ? known : where.identity;

@@ -24,13 +24,16 @@
 
 #define SL_ANSWER_TTL 64
 
-/* Cell of sl_limits for the answers, and how many a CPU gives in a second. */
-#define SL_LIMIT_ANSWERS (SL_MAX_REASONS - 2)
+/* Cell of sl_limits for the answers, one for pods and one for what is outside, and how
+ * many a CPU gives in a second.
+ */
+#define SL_LIMIT_ANSWERS (SL_MAX_REASONS - (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK ? 3 : 2))
 #define SL_ANSWER_RATE 1000
 
 enum sl_answer_kind {
 	SL_ANSWER_REFUSED = 0,
 	SL_ANSWER_TOO_BIG = 1,
+	SL_ANSWER_TIME_EXCEEDED = 2,
 };
 
 /* RFC 792, RFC 4443 2: of either family. */
@@ -49,6 +52,8 @@ _Static_assert(sizeof(struct sl_icmp_error) == SL_ICMP_HEADER, "as on the wire")
 /* What is quoted of the header after IP's. */
 static __always_inline __u32 quoted_transport(const struct sl_packet *p)
 {
+	if (p->fragment)
+		return 0;
 	switch (p->proto) {
 	case SL_TCP:
 		return 20;
@@ -58,11 +63,23 @@ static __always_inline __u32 quoted_transport(const struct sl_packet *p)
 	return SL_SCTP_COMMON;
 }
 
+/* How much is quoted from the header of IP on, 0: there is no room for its headers. */
+static __always_inline __u32 quoted_bytes(const struct sl_packet *p)
+{
+	__u32 headers = p->l4 - ETH_HLEN, quote = headers + quoted_transport(p);
+
+	if (headers + (p->fragment ? 0 : 8) > SL_QUOTE)
+		return 0;
+	return quote < SL_QUOTE ? quote : SL_QUOTE;
+}
+
 static __always_inline void fill_error(struct sl_icmp_error *icmp, const struct sl_packet *p,
 				       enum sl_answer_kind kind)
 {
 	__builtin_memset(icmp, 0, sizeof(*icmp));
-	if (p->family == 4) {
+	if (kind == SL_ANSWER_TIME_EXCEEDED) {
+		icmp->type = p->family == 4 ? 11 : 3;
+	} else if (p->family == 4) {
 		icmp->type = 3;
 		icmp->code = kind == SL_ANSWER_TOO_BIG ? 4 : 3;
 	} else {
@@ -159,10 +176,10 @@ static __always_inline __u32 ip_header(const struct sl_packet *p)
 static __always_inline int answer_error(struct __sk_buff *skb, struct sl_packet *p,
 					enum sl_answer_kind kind)
 {
-	__u32 head = ip_header(p), quote = head + quoted_transport(p);
+	__u32 head = ip_header(p), quote = quoted_bytes(p);
 	struct sl_icmp_error icmp;
 
-	if (ETH_HLEN + quote > p->end)
+	if (!quote || ETH_HLEN + quote > p->end)
 		return -1;
 	fill_error(&icmp, p, kind);
 	icmp.check = error_checksum(skb, p, &icmp, quote);
@@ -220,16 +237,24 @@ static __always_inline int answer_reset(struct __sk_buff *skb, struct sl_packet 
 }
 
 /*
- * Turns the frame into an answer to its sender, 0 on success. A packet that has more
- * than a plain header of IP is dropped without one, and so is what comes too often.
+ * Whether a piece of a packet is answered: only that it is too big, which of IPv6 each
+ * piece may be; RFC 1122 3.2.2.
+ */
+static __always_inline bool may_answer_piece(const struct sl_packet *p, __u32 kind)
+{
+	return !p->fragment || (p->family == 6 && kind == SL_ANSWER_TOO_BIG);
+}
+
+/*
+ * Turns the frame into an answer to its sender, 0 on success. What comes too often is
+ * dropped without one.
  */
 __noinline int answer_sender(struct __sk_buff *skb, struct sl_packet *p, __u32 kind)
 {
-	if (!p || p->fragment || p->l4 != ETH_HLEN + ip_header(p) ||
-	    !within_rate(SL_LIMIT_ANSWERS, SL_ANSWER_RATE))
+	if (!p || !may_answer_piece(p, kind) || !within_rate(SL_LIMIT_ANSWERS, SL_ANSWER_RATE))
 		return -1;
 	if (p->proto == SL_TCP && kind == SL_ANSWER_REFUSED)
-		return answer_reset(skb, p);
+		return p->l4 == ETH_HLEN + ip_header(p) ? answer_reset(skb, p) : -1;
 	return answer_error(skb, p, kind);
 }
 

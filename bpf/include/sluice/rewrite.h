@@ -23,6 +23,7 @@
 
 #define SL_TCP_CHECK 16 /* offset of the checksum in its header */
 #define SL_UDP_CHECK 6
+#define SL_ICMP_CHECK 2
 
 /* One end of a packet, as the frame shall have it. */
 struct sl_end {
@@ -48,6 +49,8 @@ static __always_inline __u32 checksum_at(const struct sl_packet *p, __u64 *flags
 	case SL_UDP:
 		*flags = BPF_F_MARK_MANGLED_0;
 		return p->l4 + SL_UDP_CHECK;
+	case SL_ICMPV6:
+		return p->l4 + SL_ICMP_CHECK;
 	}
 	return 0;
 }
@@ -103,7 +106,7 @@ static __noinline long rewrite_end(struct __sk_buff *skb, const struct sl_packet
 	if (p->family == 4 ? rewrite_address4(skb, to, check, flags)
 			   : rewrite_address6(skb, to, check, flags))
 		return -1;
-	if (p->fragment)
+	if (p->fragment || p->proto == SL_ICMP || p->proto == SL_ICMPV6)
 		return 0;
 	if (bpf_skb_load_bytes(skb, at, &old, sizeof(old)))
 		return -1;

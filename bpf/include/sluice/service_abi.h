@@ -210,6 +210,12 @@ struct sl_xl_key6 {
 _Static_assert(sizeof(struct sl_xl_key6) == 40, "no padding");
 
 #define SL_XL_SERVICE 0
+/* An answer of a backend elsewhere, to an address of this node. */
+#define SL_XL_NAT 1
+
+/* Ports of the node from which packets go to backends elsewhere. */
+#define SL_NAT_FIRST 20000
+#define SL_NAT_PORTS 10000
 
 /*
  * Value of sl_xl4 and sl_xl6: where the packets of one sender go instead. The map

@@ -4,9 +4,9 @@
 #define SLUICE_TRANSLATE_H
 
 /*
- * Services for packets: of pods that no hook of sockets serves, and of protocols
- * that have none. A packet whose connection is not known, and that asks for the
- * address of a service, is evaluated as one to the backend: the rest of the program
+ * Services for packets: of pods that no hook of sockets serves, of protocols that
+ * have none, and of senders outside of the node. A packet whose connection is not known, and that
+ * asks for the address of a service, is evaluated as one to the backend: the rest of the program
  * sees nothing else. What was chosen stays in sl_xl4 or sl_xl6 under the packet as
  * it arrived, because the list may be another when the next one comes. The frame
  * itself changes when the packet is delivered; see rewrite.h.
@@ -130,6 +130,12 @@ static __noinline __u32 own_address_at(const struct sl_packet *p)
 	return 0;
 }
 
+/* Where the program has its packets from, the frontend leads to this front. */
+static __always_inline __u32 front_here(const struct sl_fe *fe)
+{
+	return SL_PROGRAM == SL_PROGRAM_FROM_UPLINK ? fe->outside : fe->inside;
+}
+
 /*
  * Finds the front that answers at the packet's destination. A node port answers at
  * addresses of the node, which the way back has to name.
@@ -139,12 +145,12 @@ static __always_inline __u32 front_asked(struct sl_packet *p, const struct sl_ch
 	struct sl_fe *fe = frontend_of(c, SL_FE_ADDRESS);
 
 	if (fe)
-		return fe->inside;
+		return front_here(fe);
 	fe = frontend_of(c, SL_FE_NODE);
 	if (!fe || !is_own_address(p->dst, p->family))
 		return 0;
 	p->asked_at = (__u16)own_address_at(p);
-	return p->asked_at ? fe->inside : 0;
+	return p->asked_at ? front_here(fe) : 0;
 }
 
 /*
@@ -162,9 +168,15 @@ static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choic
 	write_key(p);
 	/* one of the version before is not taken over for this: the stack has no room */
 	ct = look_up_connection(p);
-	if (!ct || has_ended(READ_ONCE(ct->flags)))
+	if (ct && !has_ended(READ_ONCE(ct->flags)))
+		return front_of_connection(ct) != c->front || is_reply(p, ct);
+	if (!SL_IN_TRANSIT)
 		return false;
-	return front_of_connection(ct) != c->front || is_reply(p, ct);
+	p->zone = SL_ZONE_TRANSIT;
+	write_key(p);
+	p->zone = SL_ZONE_POD;
+	ct = look_up_connection(p);
+	return ct && !has_ended(READ_ONCE(ct->flags)) && front_of_connection(ct) != c->front;
 }
 
 /* The backend of the next member to be tried, 0: there is none. */

@@ -68,6 +68,7 @@ const (
 	FromOverlayProgSluiceFromOverlay  = "sluice_from_overlay"
 	FromOverlayVarCfgConnectionEvents = "cfg_connection_events"
 	FromOverlayVarCfgEventRate        = "cfg_event_rate"
+	FromOverlayVarCfgNative           = "cfg_native"
 	FromOverlayVarCfgPrevious         = "cfg_previous"
 	FromOverlayVarCfgServices         = "cfg_services"
 	FromOverlayVarCfgTunnelDscp       = "cfg_tunnel_dscp"
@@ -182,6 +183,7 @@ type FromOverlayMapSpecs struct {
 type FromOverlayVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
 	CfgServices         *ebpf.VariableSpec `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.VariableSpec `ebpf:"cfg_tunnel_dscp"`
@@ -321,6 +323,7 @@ func (m *FromOverlayMaps) Close() error {
 type FromOverlayVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
 	CfgServices         *ebpf.Variable `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.Variable `ebpf:"cfg_tunnel_dscp"`

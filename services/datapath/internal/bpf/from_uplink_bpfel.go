@@ -68,6 +68,7 @@ const (
 	FromUplinkProgSluiceFromUplink   = "sluice_from_uplink"
 	FromUplinkVarCfgConnectionEvents = "cfg_connection_events"
 	FromUplinkVarCfgEventRate        = "cfg_event_rate"
+	FromUplinkVarCfgNative           = "cfg_native"
 	FromUplinkVarCfgPrevious         = "cfg_previous"
 	FromUplinkVarCfgServices         = "cfg_services"
 	FromUplinkVarCfgTunnelDscp       = "cfg_tunnel_dscp"
@@ -182,6 +183,7 @@ type FromUplinkMapSpecs struct {
 type FromUplinkVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
 	CfgServices         *ebpf.VariableSpec `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.VariableSpec `ebpf:"cfg_tunnel_dscp"`
@@ -321,6 +323,7 @@ func (m *FromUplinkMaps) Close() error {
 type FromUplinkVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
 	CfgServices         *ebpf.Variable `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.Variable `ebpf:"cfg_tunnel_dscp"`

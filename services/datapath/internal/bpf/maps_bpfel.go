@@ -378,7 +378,8 @@ type MapsSlPacket struct {
 	AnswerMtu     uint16
 	Translated    uint8
 	Untold        uint8
-	Pad4          [4]uint8
+	Zone          uint8
+	Pad4          [3]uint8
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	Pad3          [4]uint8
@@ -503,6 +504,8 @@ const (
 	MapsSlReasonSL_DROP_SERVICE_CORRUPT  MapsSlReason = 55
 	MapsSlReasonSL_DROP_SERVICE_PORT     MapsSlReason = 56
 	MapsSlReasonSL_DROP_SERVICE_IN_USE   MapsSlReason = 57
+	MapsSlReasonSL_DROP_NAT_EXHAUSTED    MapsSlReason = 58
+	MapsSlReasonSL_DROP_NAT_SOURCE       MapsSlReason = 59
 )
 
 type MapsSlRevoked struct {

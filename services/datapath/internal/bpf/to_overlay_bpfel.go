@@ -68,6 +68,7 @@ const (
 	ToOverlayProgSluiceToOverlay    = "sluice_to_overlay"
 	ToOverlayVarCfgConnectionEvents = "cfg_connection_events"
 	ToOverlayVarCfgEventRate        = "cfg_event_rate"
+	ToOverlayVarCfgNative           = "cfg_native"
 	ToOverlayVarCfgPrevious         = "cfg_previous"
 	ToOverlayVarCfgServices         = "cfg_services"
 	ToOverlayVarCfgTunnelDscp       = "cfg_tunnel_dscp"
@@ -182,6 +183,7 @@ type ToOverlayMapSpecs struct {
 type ToOverlayVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
 	CfgServices         *ebpf.VariableSpec `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.VariableSpec `ebpf:"cfg_tunnel_dscp"`
@@ -321,6 +323,7 @@ func (m *ToOverlayMaps) Close() error {
 type ToOverlayVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
 	CfgServices         *ebpf.Variable `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.Variable `ebpf:"cfg_tunnel_dscp"`

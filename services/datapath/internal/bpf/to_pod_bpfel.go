@@ -68,6 +68,7 @@ const (
 	ToPodProgSluiceToPod        = "sluice_to_pod"
 	ToPodVarCfgConnectionEvents = "cfg_connection_events"
 	ToPodVarCfgEventRate        = "cfg_event_rate"
+	ToPodVarCfgNative           = "cfg_native"
 	ToPodVarCfgPrevious         = "cfg_previous"
 	ToPodVarCfgServices         = "cfg_services"
 	ToPodVarCfgTunnelDscp       = "cfg_tunnel_dscp"
@@ -182,6 +183,7 @@ type ToPodMapSpecs struct {
 type ToPodVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
 	CfgServices         *ebpf.VariableSpec `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.VariableSpec `ebpf:"cfg_tunnel_dscp"`
@@ -321,6 +323,7 @@ func (m *ToPodMaps) Close() error {
 type ToPodVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
 	CfgServices         *ebpf.Variable `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.Variable `ebpf:"cfg_tunnel_dscp"`

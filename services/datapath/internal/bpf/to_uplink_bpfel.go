@@ -68,6 +68,7 @@ const (
 	ToUplinkProgSluiceToUplink     = "sluice_to_uplink"
 	ToUplinkVarCfgConnectionEvents = "cfg_connection_events"
 	ToUplinkVarCfgEventRate        = "cfg_event_rate"
+	ToUplinkVarCfgNative           = "cfg_native"
 	ToUplinkVarCfgPrevious         = "cfg_previous"
 	ToUplinkVarCfgServices         = "cfg_services"
 	ToUplinkVarCfgTunnelDscp       = "cfg_tunnel_dscp"
@@ -182,6 +183,7 @@ type ToUplinkMapSpecs struct {
 type ToUplinkVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
 	CfgServices         *ebpf.VariableSpec `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.VariableSpec `ebpf:"cfg_tunnel_dscp"`
@@ -321,6 +323,7 @@ func (m *ToUplinkMaps) Close() error {
 type ToUplinkVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
 	CfgServices         *ebpf.Variable `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.Variable `ebpf:"cfg_tunnel_dscp"`

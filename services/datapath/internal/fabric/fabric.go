@@ -22,13 +22,17 @@ import (
 
 // Options of a Fabric. All but Port, Holders and Devices are needed.
 type Options struct {
-	Mode cluster.Mode // Overlay or Native
+	Mode cluster.Mode // None: the fabric keeps the programs of uplinks alone
 	Port uint16       // UDP, of the tunnel
 	MTU  uint16       // of the node's pods, and of the tunnel device
 	// Addresses are those by which other nodes reach this one.
 	Addresses func() ([]netip.Addr, error)
 	// Overlay are the node's own addresses inside its ranges, at most one of a family.
 	Overlay func() []netip.Addr
+	// Services has uplinks look for services in what comes from outside.
+	Services bool
+	// Place is how programs name an address of this node, 0: they do not know it yet.
+	Place func(netip.Addr) (uint16, error)
 	// Limited says that uplinks are the devices of a setting and no others.
 	Limited bool
 	// Holders are the numbers of the nodes that have a range, as an earlier process
@@ -70,6 +74,7 @@ type world struct {
 	situation
 	device  endpoint.HostDevice // of the tunnel
 	overlay []netip.Addr
+	sources [nodemap.Sources]uint16
 	uplinks []endpoint.HostDevice
 	routes  map[netip.Prefix]Route // of ours
 	foreign map[netip.Prefix]string
@@ -235,6 +240,7 @@ func (f *Fabric) ensure(repair bool) {
 	if f.o.Mode != cluster.Overlay && f.local == nil {
 		f.try("remove the tunnel device", f.o.Links.RemoveTunnel())
 	}
+	f.findSources()
 	l := f.self()
 	if f.local == nil || *f.local != l {
 		if f.try("write what this node is into the maps", f.o.Maps.SetLocal(l)) {
@@ -245,7 +251,33 @@ func (f *Fabric) ensure(repair bool) {
 
 // self is what the programs are to know of this node. The lock is held.
 func (f *Fabric) self() nodemap.Local {
-	return nodemap.Local{Overlay: f.mode == cluster.Overlay, Native: f.mode == cluster.Native, TunnelIfindex: f.tunnel}
+	return nodemap.Local{
+		Overlay: f.mode == cluster.Overlay, Native: f.mode == cluster.Native, TunnelIfindex: f.tunnel, Sources: f.sources,
+	}
+}
+
+// findSources finds the addresses that packets to backends elsewhere come from: the
+// first of each family. The lock is held.
+func (f *Fabric) findSources() {
+	f.sources = [nodemap.Sources]uint16{}
+	if !f.o.Services {
+		return
+	}
+	for kind, addrs := range map[int][]netip.Addr{nodemap.SourceOverlay: f.overlay, nodemap.SourceUplink: f.addrs} {
+		for family := range families {
+			first := slices.IndexFunc(addrs, func(a netip.Addr) bool { return at(a) == family })
+			if first < 0 {
+				continue
+			}
+			place, err := f.o.Place(addrs[first])
+			if err == nil && place == 0 {
+				err = errors.New("it is not known yet as one of the node's")
+			}
+			if f.try(fmt.Sprintf("have packets to backends elsewhere come from %v", addrs[first]), err) {
+				f.sources[kind+family] = place
+			}
+		}
+	}
 }
 
 // all are the peers, adopted ones too. The lock is held.
@@ -411,8 +443,11 @@ func (f *Fabric) ensureUplinks(all []*peer) {
 			f.limited = append(f.limited, d.Index)
 		}
 	}
-	f.try("prepare the uplinks", f.o.Links.EnsureUplinks(uplinks, f.o.Mode == cluster.Native))
+	f.try("prepare the uplinks", f.o.Links.EnsureUplinks(uplinks, f.programmed()))
 }
+
+// programmed says whether uplinks have programs.
+func (f *Fabric) programmed() bool { return f.o.Mode == cluster.Native || f.o.Services }
 
 // wanted are the routes that there should be. The lock is held.
 func (f *Fabric) wanted(all []*peer) map[netip.Prefix]Route {

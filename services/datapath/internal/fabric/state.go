@@ -128,7 +128,7 @@ func (f *Fabric) Check() ([]endpoint.Difference, error) {
 		}
 		diffs = append(diffs, ds...)
 	}
-	ds, err := f.o.Links.CheckUplinks(f.uplinks, f.mode == cluster.Native)
+	ds, err := f.o.Links.CheckUplinks(f.uplinks, f.programmed())
 	if err != nil {
 		return nil, err
 	}

@@ -418,12 +418,16 @@ func (o Options) constants() map[string]any {
 	if o.Sockets != nil && o.Sockets.TranslateAll {
 		translateAll = 1
 	}
-	services := uint32(0)
+	services, native := uint32(0), uint32(0)
 	if o.Services {
 		services = 1
 	}
+	if o.Routing == RoutingNative {
+		native = 1
+	}
 	return map[string]any{
 		"cfg_services":          services,
+		"cfg_native":            native,
 		"cfg_translate_all":     translateAll,
 		"cfg_tunnel_ports":      ports,
 		"cfg_world4":            uint32(worlds[0]),
@@ -447,6 +451,10 @@ func (o Options) table() []program.Spec {
 	devices := o.Routing.devices()
 	if o.Sockets != nil {
 		devices = append(devices, program.Sockets)
+	}
+	// what comes from outside for a service
+	if o.Services && !slices.Contains(devices, program.Uplinks) {
+		devices = append(devices, program.Uplinks)
 	}
 	other := func(s program.Spec) bool { return !slices.Contains(devices, s.Devices) }
 	return slices.DeleteFunc(slices.Clone(o.build.programs), other)

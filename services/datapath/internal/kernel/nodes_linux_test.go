@@ -180,9 +180,12 @@ func newFabricNode(t *testing.T, bridge netlink.Link, number byte, routing Routi
 	if routing == RoutingOverlay {
 		n.addTunnel(t)
 		local = nodemap.Local{Overlay: true, TunnelIfindex: uint32(n.tunnel.Attrs().Index)}
-	} else {
-		attach(t, n.h, n.uplink, netlink.HANDLE_MIN_INGRESS, n.k.Programs.Get(program.FromUplink))
-		attach(t, n.h, n.uplink, netlink.HANDLE_MIN_EGRESS, n.k.Programs.Get(program.ToUplink))
+	}
+	attach(t, n.h, n.uplink, netlink.HANDLE_MIN_INGRESS, n.k.Programs.Get(program.FromUplink))
+	attach(t, n.h, n.uplink, netlink.HANDLE_MIN_EGRESS, n.k.Programs.Get(program.ToUplink))
+	for i, a := range []netip.Addr{n.over4, n.over6, n.addr4, n.addr6} {
+		local.Sources[i], err = n.k.Endpoints.OwnPlace(a)
+		must(t, "find the place of "+a.String(), err)
 	}
 	must(t, "SetLocal", n.k.Nodes.SetLocal(local))
 	n.pod = n.newPod(t, 10)

@@ -68,7 +68,7 @@ func (n *serviceNode) lead(at netip.AddrPort, kind uint8, backends ...netip.Addr
 	}
 	putFront(n, n.k, n.front, f)
 	for _, proto := range []uint8{protoTCP, protoUDP, syscall.IPPROTO_SCTP} {
-		putFrontend(n, n.k, at, proto, kind, n.front)
+		putFronts(n, n.k, at, proto, kind, bpf.MapsSlFe{Inside: n.front, Outside: n.front})
 	}
 	return n.front
 }

@@ -205,15 +205,20 @@ func putFront(t testing.TB, k *Kernel, number uint32, f bpf.MapsSlFront) {
 // putFrontend makes an address lead to a front for the node's own sockets.
 func putFrontend(t testing.TB, k *Kernel, at netip.AddrPort, proto, kind uint8, front uint32) {
 	t.Helper()
-	fe := &bpf.MapsSlFe{Inside: front}
+	putFronts(t, k, at, proto, kind, bpf.MapsSlFe{Inside: front})
+}
+
+// putFronts writes a frontend with the fronts inside and outside.
+func putFronts(t testing.TB, k *Kernel, at netip.AddrPort, proto, kind uint8, fe bpf.MapsSlFe) {
+	t.Helper()
 	if at.Addr().Is4() {
 		a := at.Addr().As4()
 		key := &bpf.MapsSlFeKey4{Addr: binary.NativeEndian.Uint32(a[:]), Port: at.Port(), Proto: proto, Kind: kind}
-		must(t, "write a frontend", k.Pins.Map(bpf.MapsMapSlFe4).Update(key, fe, ebpf.UpdateNoExist))
+		must(t, "write a frontend", k.Pins.Map(bpf.MapsMapSlFe4).Update(key, &fe, ebpf.UpdateNoExist))
 		return
 	}
 	key := &bpf.MapsSlFeKey6{Addr: at.Addr().As16(), Port: at.Port(), Proto: proto, Kind: kind}
-	must(t, "write a frontend", k.Pins.Map(bpf.MapsMapSlFe6).Update(key, fe, ebpf.UpdateNoExist))
+	must(t, "write a frontend", k.Pins.Map(bpf.MapsMapSlFe6).Update(key, &fe, ebpf.UpdateNoExist))
 }
 
 // service is a TCP and a UDP frontend of one front with backends.

@@ -573,6 +573,10 @@ const (
 	Reason_REASON_SERVICE_SCTP_PORT Reason = 56
 	// The sender has this port in use to every backend already; it is told.
 	Reason_REASON_SERVICE_PORT_IN_USE Reason = 57
+	// No port of the node is free for the way to a backend elsewhere.
+	Reason_REASON_NAT_EXHAUSTED Reason = 58
+	// The node has no address for the way to a backend elsewhere.
+	Reason_REASON_NAT_NO_SOURCE Reason = 59
 )
 
 // Enum value maps for Reason.
@@ -634,6 +638,8 @@ var (
 		55: "REASON_SERVICE_CORRUPT",
 		56: "REASON_SERVICE_SCTP_PORT",
 		57: "REASON_SERVICE_PORT_IN_USE",
+		58: "REASON_NAT_EXHAUSTED",
+		59: "REASON_NAT_NO_SOURCE",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":              0,
@@ -692,6 +698,8 @@ var (
 		"REASON_SERVICE_CORRUPT":          55,
 		"REASON_SERVICE_SCTP_PORT":        56,
 		"REASON_SERVICE_PORT_IN_USE":      57,
+		"REASON_NAT_EXHAUSTED":            58,
+		"REASON_NAT_NO_SOURCE":            59,
 	}
 )
 
@@ -4608,7 +4616,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1bNODE_PATH_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17NODE_PATH_STATE_UNKNOWN\x10\x01\x12\x1d\n" +
 	"\x19NODE_PATH_STATE_REACHABLE\x10\x02\x12\x1f\n" +
-	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\xe5\v\n" +
+	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\x99\f\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_FORWARDED_TO_POD\x10\x01\x12\"\n" +
@@ -4668,7 +4676,9 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1bREASON_SERVICE_SOURCE_RANGE\x106\x12\x1a\n" +
 	"\x16REASON_SERVICE_CORRUPT\x107\x12\x1c\n" +
 	"\x18REASON_SERVICE_SCTP_PORT\x108\x12\x1e\n" +
-	"\x1aREASON_SERVICE_PORT_IN_USE\x109*o\n" +
+	"\x1aREASON_SERVICE_PORT_IN_USE\x109\x12\x18\n" +
+	"\x14REASON_NAT_EXHAUSTED\x10:\x12\x18\n" +
+	"\x14REASON_NAT_NO_SOURCE\x10;*o\n" +
 	"\n" +
 	"PolicyMode\x12\x1b\n" +
 	"\x17POLICY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +

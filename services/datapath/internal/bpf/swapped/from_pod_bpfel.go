@@ -68,6 +68,7 @@ const (
 	FromPodProgSluiceFromPod      = "sluice_from_pod"
 	FromPodVarCfgConnectionEvents = "cfg_connection_events"
 	FromPodVarCfgEventRate        = "cfg_event_rate"
+	FromPodVarCfgNative           = "cfg_native"
 	FromPodVarCfgPrevious         = "cfg_previous"
 	FromPodVarCfgServices         = "cfg_services"
 	FromPodVarCfgTunnelDscp       = "cfg_tunnel_dscp"
@@ -182,6 +183,7 @@ type FromPodMapSpecs struct {
 type FromPodVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
 	CfgServices         *ebpf.VariableSpec `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.VariableSpec `ebpf:"cfg_tunnel_dscp"`
@@ -321,6 +323,7 @@ func (m *FromPodMaps) Close() error {
 type FromPodVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
 	CfgServices         *ebpf.Variable `ebpf:"cfg_services"`
 	CfgTunnelDscp       *ebpf.Variable `ebpf:"cfg_tunnel_dscp"`

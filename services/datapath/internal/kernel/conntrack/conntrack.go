@@ -93,6 +93,19 @@ type Tuple struct {
 	// Initiator sent the first packet.
 	Initiator, Responder netip.AddrPort
 	Protocol             uint8
+	// Transit: a service has led a sender outside to a backend that is no pod of this
+	// node.
+	Transit bool
+}
+
+// zonePod and zoneTransit are SL_ZONE_POD and SL_ZONE_TRANSIT, of keys.
+const zonePod, zoneTransit = 0, 1
+
+func (t Tuple) zone() uint8 {
+	if t.Transit {
+		return zoneTransit
+	}
+	return zonePod
 }
 
 // End is one end of a connection.
@@ -160,31 +173,37 @@ func be32(a netip.Addr) uint32 {
 // Key4 is the key of the tuple in sl_ct4. Both ends must be IPv4.
 func (t Tuple) Key4() bpf.MapsSlCtKey4 {
 	lo, hi, _ := t.sorted()
-	return bpf.MapsSlCtKey4{Lo: be32(lo.Addr()), Hi: be32(hi.Addr()), Plo: lo.Port(), Phi: hi.Port(), Proto: t.Protocol}
+	return bpf.MapsSlCtKey4{
+		Lo: be32(lo.Addr()), Hi: be32(hi.Addr()), Plo: lo.Port(), Phi: hi.Port(), Proto: t.Protocol, Zone: t.zone(),
+	}
 }
 
 // Key6 is the key of the tuple in sl_ct6. Both ends must be IPv6.
 func (t Tuple) Key6() bpf.MapsSlCtKey6 {
 	lo, hi, _ := t.sorted()
-	return bpf.MapsSlCtKey6{Lo: lo.Addr().As16(), Hi: hi.Addr().As16(), Plo: lo.Port(), Phi: hi.Port(), Proto: t.Protocol}
+	return bpf.MapsSlCtKey6{
+		Lo: lo.Addr().As16(), Hi: hi.Addr().As16(), Plo: lo.Port(), Phi: hi.Port(), Proto: t.Protocol, Zone: t.zone(),
+	}
 }
 
 // Tuple4 reads a key of sl_ct4. Of the flags of its entry, OriginLow says which
 // end is the initiator.
 func Tuple4(k *bpf.MapsSlCtKey4, flags uint32) Tuple {
-	return tupleOf(netip.AddrPortFrom(pin.Addr4(k.Lo), k.Plo), netip.AddrPortFrom(pin.Addr4(k.Hi), k.Phi), k.Proto, flags)
+	lo, hi := netip.AddrPortFrom(pin.Addr4(k.Lo), k.Plo), netip.AddrPortFrom(pin.Addr4(k.Hi), k.Phi)
+	return tupleOf(lo, hi, k.Proto, k.Zone, flags)
 }
 
 // Tuple6 is Tuple4 for sl_ct6.
 func Tuple6(k *bpf.MapsSlCtKey6, flags uint32) Tuple {
-	return tupleOf(netip.AddrPortFrom(netip.AddrFrom16(k.Lo), k.Plo), netip.AddrPortFrom(netip.AddrFrom16(k.Hi), k.Phi), k.Proto, flags)
+	lo, hi := netip.AddrPortFrom(netip.AddrFrom16(k.Lo), k.Plo), netip.AddrPortFrom(netip.AddrFrom16(k.Hi), k.Phi)
+	return tupleOf(lo, hi, k.Proto, k.Zone, flags)
 }
 
-func tupleOf(lo, hi netip.AddrPort, proto uint8, flags uint32) Tuple {
+func tupleOf(lo, hi netip.AddrPort, proto, zone uint8, flags uint32) Tuple {
 	if Flags(flags)&OriginLow != 0 {
-		return Tuple{lo, hi, proto}
+		return Tuple{lo, hi, proto, zone == zoneTransit}
 	}
-	return Tuple{hi, lo, proto}
+	return Tuple{hi, lo, proto, zone == zoneTransit}
 }
 
 // Of reads the entry of a tuple.
@@ -245,7 +264,7 @@ func (ct *Connections) connection(t Tuple) (Connection, bool, error) {
 		return Connection{}, false, fmt.Errorf("look up connection %v: %w", t, err)
 	}
 	lo, hi, _ := t.sorted()
-	return Of(tupleOf(lo, hi, t.Protocol, v.Flags), &v), true, nil
+	return Of(tupleOf(lo, hi, t.Protocol, t.zone(), v.Flags), &v), true, nil
 }
 
 // RemoveAtOnce is how many connections Remove takes.

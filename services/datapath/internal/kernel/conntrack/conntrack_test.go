@@ -46,7 +46,7 @@ func TestConnectionFlagsAreThoseOfTheHeader(t *testing.T) {
 }
 
 func tuple(proto uint8, initiator, responder string) Tuple {
-	return Tuple{netip.MustParseAddrPort(initiator), netip.MustParseAddrPort(responder), proto}
+	return Tuple{Initiator: netip.MustParseAddrPort(initiator), Responder: netip.MustParseAddrPort(responder), Protocol: proto}
 }
 
 func TestBothDirectionsOfAConnectionHaveOneKey(t *testing.T) {
@@ -67,7 +67,7 @@ func TestBothDirectionsOfAConnectionHaveOneKey(t *testing.T) {
 		{tuple: tuple(6, "10.0.0.1:10", "10.0.0.1:9"), low: false},
 		{tuple: tuple(1, "10.0.0.1:7", "10.0.0.1:7"), low: true},
 	} {
-		back := Tuple{c.tuple.Responder, c.tuple.Initiator, c.tuple.Protocol}
+		back := Tuple{Initiator: c.tuple.Responder, Responder: c.tuple.Initiator, Protocol: c.tuple.Protocol}
 		lo, _, low := c.tuple.sorted()
 		if low != c.low || (lo == c.tuple.Initiator) != (c.low || c.tuple.Initiator == c.tuple.Responder) {
 			t.Errorf("%v: lower end %v, initiator is lower: %v", c.tuple, lo, low)

@@ -72,6 +72,8 @@ const (
 	DropServiceCorrupt = Reason(bpf.MapsSlReasonSL_DROP_SERVICE_CORRUPT)
 	DropServicePort    = Reason(bpf.MapsSlReasonSL_DROP_SERVICE_PORT)
 	DropServiceInUse   = Reason(bpf.MapsSlReasonSL_DROP_SERVICE_IN_USE)
+	DropNATExhausted   = Reason(bpf.MapsSlReasonSL_DROP_NAT_EXHAUSTED)
+	DropNATSource      = Reason(bpf.MapsSlReasonSL_DROP_NAT_SOURCE)
 
 	QuietARP       = Reason(bpf.MapsSlReasonSL_QUIET_ARP)
 	QuietNDP       = Reason(bpf.MapsSlReasonSL_QUIET_NDP)
@@ -141,6 +143,8 @@ var reasonNames = map[Reason]string{
 	DropServiceCorrupt: "service-corrupt",
 	DropServicePort:    "service-sctp-port",
 	DropServiceInUse:   "service-port-in-use",
+	DropNATExhausted:   "nat-exhausted",
+	DropNATSource:      "nat-no-source",
 
 	QuietARP:       "arp",
 	QuietNDP:       "ndp",

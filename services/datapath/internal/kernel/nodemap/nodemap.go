@@ -71,7 +71,18 @@ type Local struct {
 	Overlay, Native bool
 	// TunnelIfindex is the tunnel device, 0 without Overlay or while it is missing.
 	TunnelIfindex uint32
+	// Sources are the places, plus 1, of the addresses that packets to backends
+	// elsewhere come from; 0: there is none.
+	Sources [Sources]uint16
 }
+
+// Kinds of addresses that packets of senders outside get on their way to a backend
+// elsewhere, of IPv4; those of IPv6 are one more.
+const (
+	SourceOverlay = 0 // SL_SOURCE_OVERLAY: into the tunnel
+	SourceUplink  = 2 // SL_SOURCE_UPLINK: as they are
+	Sources       = 4 // how many there are
+)
 
 // Limits of the maps.
 const (
@@ -235,7 +246,7 @@ func (m *Maps) RemoveNode(number uint16) error {
 	return errors.Join(errs...)
 }
 
-// SetLocal says what this node is, by one store.
+// SetLocal says what this node is, by two stores.
 func (m *Maps) SetLocal(l Local) error {
 	if err := m.gate.Lock(); err != nil {
 		return err
@@ -250,6 +261,11 @@ func (m *Maps) SetLocal(l Local) error {
 	default:
 		w = Way{}
 	}
+	var sources uint64
+	for i, place := range l.Sources {
+		sources |= uint64(place) << (16 * i)
+	}
+	atomic.StoreUint64(m.way(0, 1), sources)
 	atomic.StoreUint64(m.way(0, 0), w.word())
 	return nil
 }
@@ -260,8 +276,12 @@ func (m *Maps) Local() (Local, error) {
 		return Local{}, err
 	}
 	defer m.gate.RUnlock()
-	w := wayOf(atomic.LoadUint64(m.way(0, 0)))
-	return Local{Overlay: w.Flags&Overlay != 0, Native: w.Flags&native != 0, TunnelIfindex: w.Ifindex}, nil
+	w, sources := wayOf(atomic.LoadUint64(m.way(0, 0))), atomic.LoadUint64(m.way(0, 1))
+	l := Local{Overlay: w.Flags&Overlay != 0, Native: w.Flags&native != 0, TunnelIfindex: w.Ifindex}
+	for i := range l.Sources {
+		l.Sources[i] = uint16(sources >> (16 * i))
+	}
+	return l, nil
 }
 
 // Nodes are the nodes that the maps have, by number.

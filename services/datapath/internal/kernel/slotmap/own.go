@@ -53,6 +53,30 @@ func (eps *Maps) placeOwn(a netip.Addr, want map[netip.Addr]bool) error {
 	return eps.own.Put(uint32(place), &value)
 }
 
+// OwnPlace is the place of an address of the host in sl_own, plus 1, by which programs
+// name it; 0: it has none.
+func (eps *Maps) OwnPlace(a netip.Addr) (uint16, error) {
+	if err := eps.gate.RLock(); err != nil {
+		return 0, err
+	}
+	defer eps.gate.RUnlock()
+	size := int(eps.own.MaxEntries())
+	if size == 1 {
+		return 0, nil
+	}
+	for i := range ownProbes {
+		at := (ipmap.Bucket(a) + i) % size
+		var have bpf.MapsSlOwn
+		if err := eps.own.Lookup(uint32(at), &have); err != nil {
+			return 0, fmt.Errorf("read place %d: %w", at, err)
+		}
+		if ownAddr(&have) == a {
+			return uint16(at + 1), nil
+		}
+	}
+	return 0, nil
+}
+
 // DescribeOwn puts an element of sl_own into words.
 func DescribeOwn(v *bpf.MapsSlOwn) string { return ownAddr(v).String() }
 

@@ -39,6 +39,9 @@ func Open(pm *pin.Maps) *Maps {
 // Close refuses every later call.
 func (m *Maps) Close() { m.gate.Close() }
 
+// zoneNAT is SL_XL_NAT.
+const zoneNAT = 1
+
 // Translation is where the packets of one sender to one address go.
 type Translation struct {
 	// Source sends, Asked is where to, Backend where they go instead.
@@ -51,6 +54,9 @@ type Translation struct {
 	// Back: the answers of a pod that a service has led to itself. Backend is the
 	// service then.
 	Back bool
+	// Answer: Source is a backend elsewhere, and Asked an address of this node that it
+	// sees instead of the sender outside. Backend is that sender then.
+	Answer bool
 	// LastSeen is when the last packet was seen, in seconds of CLOCK_MONOTONIC.
 	LastSeen uint32
 }
@@ -67,6 +73,9 @@ func DescribeKey(t Translation) string {
 
 // DescribeValue puts where it goes into words.
 func DescribeValue(t Translation) string {
+	if t.Answer {
+		return fmt.Sprintf("answers %v, last used at %d s", t.Backend, t.LastSeen)
+	}
 	if t.Back {
 		return fmt.Sprintf("goes back to its sender from %v, last used at %d s", t.Backend, t.LastSeen)
 	}
@@ -78,7 +87,7 @@ func DescribeValue(t Translation) string {
 func Of4(k *bpf.MapsSlXlKey4, v *bpf.MapsSlXl) Translation {
 	t := of(v, netip.AddrFrom4([4]byte(v.Addr[:4])))
 	t.Source, t.Asked = netip.AddrPortFrom(pin.Addr4(k.Src), k.Sport), netip.AddrPortFrom(pin.Addr4(k.Dst), k.Dport)
-	t.Protocol = k.Proto
+	t.Protocol, t.Answer = k.Proto, k.Zone == zoneNAT
 	return t
 }
 
@@ -87,7 +96,7 @@ func Of6(k *bpf.MapsSlXlKey6, v *bpf.MapsSlXl) Translation {
 	t := of(v, netip.AddrFrom16(v.Addr))
 	t.Source = netip.AddrPortFrom(netip.AddrFrom16(k.Src), k.Sport)
 	t.Asked = netip.AddrPortFrom(netip.AddrFrom16(k.Dst), k.Dport)
-	t.Protocol = k.Proto
+	t.Protocol, t.Answer = k.Proto, k.Zone == zoneNAT
 	return t
 }
 
@@ -176,6 +185,11 @@ func isOver(t Translation, now uint32, ct *conntrack.Connections, timeouts connt
 	if t.Back || t.Source.Addr() == t.Backend.Addr() {
 		return idle >= timeouts.Of(t.Protocol, conntrack.SeenReply|conntrack.Established), nil
 	}
-	_, found, err := ct.Lookup(conntrack.Tuple{Initiator: t.Source, Responder: t.Backend, Protocol: t.Protocol})
+	of := conntrack.Tuple{Initiator: t.Source, Responder: t.Backend, Protocol: t.Protocol, Transit: t.Answer}
+	_, found, err := ct.Lookup(of)
+	if err == nil && !found && !t.Answer { // of a sender outside
+		of.Transit = true
+		_, found, err = ct.Lookup(of)
+	}
 	return err == nil && !found, err
 }

@@ -41,6 +41,9 @@ type Options struct {
 	// SetGlobal allows changes of sysctls that concern devices of others. Without it
 	// they are only reported.
 	SetGlobal bool
+	// Services has uplinks send no redirects: what a service leads to another node goes
+	// out by the device that it came in by, and a redirect would name the backend.
+	Services bool
 	// ProcSysNet is the directory that sysctls are written to; /proc/sys/net if it is
 	// empty.
 	ProcSysNet string

@@ -249,17 +249,18 @@ func (u *Underlay) CheckUplinks(devices []endpoint.HostDevice, programs bool) ([
 	return ds, err
 }
 
-// off is the value of rp_filter with which uplinks let in what is for pods: any other
-// one has the kernel look for a way back that the rules against unmarked packets
-// prohibit. The kernel takes the larger one of the device's and that of "all".
+// off is the value of send_redirects, and that of rp_filter with which uplinks let in
+// what is for pods: any other one has the kernel look for a way back that the rules
+// against unmarked packets prohibit. The kernel takes the larger one of the device's and
+// that of "all".
 const off = "0"
 
-// unfilter switches the filter of uplinks off.
+// unfilter switches off what uplinks are not to do.
 func (u *Underlay) unfilter(devices []endpoint.HostDevice) error {
 	return u.eachFiltered(devices, func(path, _ string) error { return u.writeSysctl(path, off) })
 }
 
-// eachFiltered calls fn with the settings that filter what uplinks receive, and their
+// eachFiltered calls fn with the settings of uplinks that are to be off, and their
 // values. The calling thread is in the node's namespace.
 func (u *Underlay) eachFiltered(devices []endpoint.HostDevice, fn func(path, have string) error) error {
 	if len(devices) == 0 {
@@ -268,6 +269,9 @@ func (u *Underlay) eachFiltered(devices []endpoint.HostDevice, fn func(path, hav
 	paths := []string{"ipv4/conf/all/rp_filter"}
 	for _, d := range devices {
 		paths = append(paths, "ipv4/conf/"+d.Name+"/rp_filter")
+		if u.o.Services { // that of "all" is the node's
+			paths = append(paths, "ipv4/conf/"+d.Name+"/send_redirects")
+		}
 	}
 	for _, path := range paths {
 		have, err := readSysctl(path)

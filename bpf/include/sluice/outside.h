@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_OUTSIDE_H
+#define SLUICE_OUTSIDE_H
+
+/*
+ * Services that are asked from outside of the node: by node ports, external
+ * addresses and those of load balancers.
+ *
+ * The uplink's ingress hook changes destinations and its egress hook changes sources,
+ * so that the stack between them sees the two ends that speak to each other: the sender
+ * and the backend. It takes neither for an address of its own, and a firewall that
+ * tracks connections sees a plain one. A packet goes from the ingress hook by the
+ * stack, and so do the answers: SL_CT_VIA_STACK. transit.h has what is done besides where
+ * the backend is no pod of this node.
+ */
+
+#include <linux/ip.h>
+
+#include <sluice/admit.h>
+#include <sluice/deliver.h>
+#include <sluice/refuse.h>
+#include <sluice/remote.h>
+#include <sluice/restore.h>
+#include <sluice/rewrite.h>
+#include <sluice/transit.h>
+
+#define SL_IP4_DONT_FRAGMENT 0x4000
+
+/* Whether the stack may cut the packet into pieces that fit. */
+static __always_inline bool may_be_cut(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	__be16 frag = 0;
+
+	if (p->family != 4 || read_packet(skb, ETH_HLEN + offsetof(struct iphdr, frag_off), &frag))
+		return false;
+	return !(frag & bpf_htons(SL_IP4_DONT_FRAGMENT));
+}
+
+/*
+ * The stack's own errors would quote the backend, of which the sender knows nothing:
+ * they are sent here, in the service's name. SL_CONTINUE: the packet goes on.
+ */
+static __always_inline enum sl_reason
+answer_in_its_place(struct __sk_buff *skb, struct sl_packet *p, enum sl_reason reason)
+{
+	__u32 kind = SL_ANSWER_TIME_EXCEEDED;
+
+	if (!reason)
+		return SL_CONTINUE;
+	if (reason == SL_STACK_MTU) {
+		if (may_be_cut(skb, p))
+			return SL_CONTINUE;
+		kind = SL_ANSWER_TOO_BIG;
+	}
+	return answer_sender(skb, p, kind) ? SL_DROP_REWRITE : SL_REPLY_SERVICE;
+}
+
+/* To a backend that is a pod of this node. */
+static __always_inline enum sl_reason lead_to_pod(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct sl_endpoint *dst = endpoint_at(p->dst_slot);
+	enum sl_reason reason;
+
+	if (!dst)
+		return SL_DROP_NO_ROUTE;
+	p->dst_identity = identity_of(dst);
+	reason = admit(skb, p);
+	if (leads_fragments(p))
+		lead_fragments(p, reason);
+	if (reason)
+		return reason;
+	if (p->untold)
+		store_translation(p);
+	p->answer_mtu = dst->mtu;
+	reason = answer_in_its_place(skb, p, needs_stack(skb, p, dst));
+	if (reason)
+		return reason;
+	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;
+}
+
+/* The MTU of the way to the packet's node, 0: the stack's routes say it. */
+static __always_inline __u32 mtu_to_node(const struct sl_packet *p)
+{
+	struct sl_node *node = p->node ? node_at(p->node) : NULL;
+
+	if (!node)
+		return 0;
+	return way_mtu(p->family == 4 ? READ_ONCE(node->way4) : READ_ONCE(node->way6));
+}
+
+/* What keeps the packet from the way to a node, as remote_needs_stack says it. */
+static __always_inline enum sl_reason exceeds_way(struct __sk_buff *skb, struct sl_packet *p)
+{
+	__u32 mtu = mtu_to_node(p);
+
+	if (p->hops <= 1)
+		return p->dst_slot == SL_SLOT_HOST ? SL_CONTINUE : SL_STACK_TTL;
+	if (!mtu || skb->len - ETH_HLEN <= mtu)
+		return SL_CONTINUE;
+	if (skb->gso_size && skb->gso_size + segment_headers(skb, p) <= mtu)
+		return SL_CONTINUE;
+	p->answer_mtu = (__u16)mtu;
+	return SL_STACK_MTU;
+}
+
+/* To a backend that is no pod of this node: another node's, or a socket of this one. */
+static __always_inline enum sl_reason lead_away(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct sl_ipcache where = ipcache_of(p->dst, p->family);
+	enum sl_reason reason;
+
+	if (where.flags & SL_IP_POD_RANGE && p->dst_slot == SL_SLOT_NONE)
+		return SL_DROP_NO_ROUTE;
+	p->dst_identity = p->dst_slot == SL_SLOT_HOST ? SL_ID_HOST : where.identity;
+	/* whoever may name backends could have this node send what others believe */
+	if (is_tunnel_packet(p))
+		return SL_DROP_TUNNEL_PORT;
+	reason = find_source(skb, p, 0);
+	if (reason)
+		return reason;
+	p->node = p->dst_slot == SL_SLOT_HOST ? 0 : node_past_stack(&where);
+	reason = follow_transit(p);
+	if (leads_fragments(p))
+		lead_fragments(p, reason);
+	if (reason)
+		return reason;
+	if (p->untold)
+		store_translation(p);
+	reason = answer_in_its_place(skb, p, exceeds_way(skb, p));
+	if (reason)
+		return reason;
+	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;
+}
+
+static __always_inline bool is_of_tunnel(const struct sl_packet *p)
+{
+	if (p->proto != SL_UDP)
+		return false;
+	for (int i = 0; i < SL_TUNNEL_PORTS; i++)
+		if (cfg_tunnel_ports[i] && p->dport == cfg_tunnel_ports[i])
+			return true;
+	return false;
+}
+
+/*
+ * Leads a packet that comes from outside to the backend of the service that it asks
+ * for. SL_FWD_STACK with p->translated says that it was led there, and without, that it
+ * asks for none.
+ */
+static __always_inline enum sl_reason serve(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason;
+
+	/* The tunnel's own packets are most of all, and are never a service's. A piece
+	 * follows its first one.
+	 */
+	if (is_of_tunnel(p) || follow_fragments(p))
+		return SL_FWD_STACK;
+	reason = restore_destination(skb, p);
+	if (reason)
+		return reason;
+	reason = find_service(p);
+	if (!p->translated && !reason)
+		return SL_FWD_STACK;
+	if (reason)
+		return reason;
+	p->dst_slot = slot_of_address(p->dst, p->family);
+	if (p->dst_slot == SL_SLOT_NONE || p->dst_slot == SL_SLOT_HOST)
+		return lead_away(skb, p);
+	return lead_to_pod(skb, p);
+}
+
+/*
+ * Has the answer of a pod to a sender outside come from what that has asked for, where
+ * it leaves the node. SL_CONTINUE: it is none.
+ */
+static __always_inline enum sl_reason answer_outside(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct sl_ct *ct;
+
+	if (follow_fragments(p))
+		return SL_CONTINUE;
+	if (is_error(p))
+		return translate_error(skb, p);
+	ct = find_known(p);
+	if (!ct || !is_reply(p, ct))
+		return SL_CONTINUE;
+	p->front = front_of_connection(ct);
+	if (!p->front)
+		return SL_CONTINUE;
+	p->asked_at = asked_of_connection(ct);
+	p->reply = 1;
+	if (leads_fragments(p))
+		lead_fragments(p, 0);
+	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;
+}
+
+#endif

@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_TRANSIT_H
+#define SLUICE_TRANSIT_H
+
+/*
+ * Connections of senders outside that a service of this node leads to a backend
+ * elsewhere, or to a socket of the node. Each has one entry in sl_ct, in a zone of its
+ * own, with the two ends that the stack sees. A backend elsewhere would answer the sender
+ * itself, so it sees an address and a port of this node:
+ *
+ *   from_uplink           client -> node:30080     becomes  client -> backend
+ *   to_uplink/to_overlay  client -> backend        becomes  node:20000 -> backend
+ *   from_uplink/_overlay  backend -> node:20000    becomes  backend -> client
+ *   to_uplink             backend -> client        becomes  node:30080 -> client
+ *
+ * The port is claimed by an element of sl_xl under the answer as it arrives, inserted if
+ * there is none. It is looked for from the hash of the connection on, so that a claim that
+ * the map has evicted is found, or made, again at the same port.
+ */
+
+#include <sluice/conntrack.h>
+#include <sluice/fragment.h>
+#include <sluice/node.h>
+#include <sluice/quote.h>
+#include <sluice/rewrite.h>
+#include <sluice/translate.h>
+
+/* Ports that are tried before the claim fails. */
+#define SL_NAT_TRIES 8
+
+/* Makes the entry of a connection in transit. */
+static __always_inline enum sl_reason open_transit(struct sl_packet *p)
+{
+	struct sl_ct *ct = &p->entry;
+	long err;
+
+	/* in the middle of a connection that has lost its entry */
+	if (p->proto == SL_TCP && !begins(p) &&
+	    (p->tcp_flags & (SL_TCP_SYN | SL_TCP_ACK)) != SL_TCP_ACK)
+		return SL_DROP_CT_INVALID;
+	if (!within_budget(p))
+		return SL_DROP_CT_BUDGET;
+	__builtin_memset(ct, 0, sizeof(*ct));
+	ct->where = evaluated_where(p, 0);
+	ct->id_init = p->src_identity;
+	ct->id_resp = p->dst_identity;
+	ct->last_s = now_seconds();
+	ct->flags = steps_of(p) | SL_CT_VIA_STACK | (p->low ? SL_CT_ORIG_LO : 0);
+	if (p->proto == SL_TCP && !begins(p))
+		ct->flags |= SL_CT_PICKED_UP;
+	ct->node = p->node;
+	ct->front = p->front;
+	ct->asked_address = p->asked_at;
+	err = insert_connection(p);
+	if (err == -SL_EEXIST)
+		return SL_CONTINUE;
+	if (err)
+		return SL_DROP_CT_INSERT;
+	count_connection(SL_CT_STAT_CREATED);
+	p->news |= SL_NEWS_VERDICT;
+	return SL_CONTINUE;
+}
+
+/* Finds or makes the entry of the packet's connection in transit. */
+__noinline enum sl_reason follow_transit(struct sl_packet *p)
+{
+	enum sl_reason reason = SL_CONTINUE;
+	struct sl_ct *ct;
+
+	if (!p)
+		return SL_DROP_CT_INVALID;
+	p->zone = SL_ZONE_TRANSIT;
+	write_key(p);
+	ct = look_up_connection(p);
+	if (ct && begins(p) && has_ended(READ_ONCE(ct->flags))) {
+		delete_connection(p);
+		ct = NULL;
+	}
+	if (!ct)
+		reason = open_transit(p);
+	else if (is_reply(p, ct))
+		reason = SL_DROP_CT_INVALID;
+	else if (p->dst_slot == SL_SLOT_HOST)
+		advance(p, ct); /* no hook sees it again */
+	p->zone = SL_ZONE_POD;
+	return reason;
+}
+
+/* The place of the address that packets to backends elsewhere come from, plus 1. */
+static __always_inline __u16 source_place(const struct sl_packet *p)
+{
+	__u32 at = SL_PROGRAM == SL_PROGRAM_TO_OVERLAY ? SL_SOURCE_OVERLAY : SL_SOURCE_UPLINK;
+	struct sl_node *local = node_at(0);
+
+	return local ? (__u16)(READ_ONCE(local->way6) >> 16 * (at + (p->family == 6))) : 0;
+}
+
+/* The address at a place in sl_own, 0 on success. */
+static __always_inline int own_address(__u8 *addr, __u16 place, __u8 family)
+{
+	__u32 at = place - 1;
+	struct sl_own *own = bpf_map_lookup_elem(&sl_own, &at);
+
+	if (!own || own->family != family)
+		return -1;
+	__builtin_memcpy(addr, own->addr, sizeof(own->addr));
+	return 0;
+}
+
+/* Whether a socket of the node uses the port, to the backend or as a server. */
+static __noinline bool is_port_of_host(struct __sk_buff *skb, const struct sl_packet *p,
+				       const struct sl_end *from)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *sk;
+	__u32 size;
+
+	if (p->family == 4) {
+		tuple.ipv4.saddr = *(const __be32 *)p->dst;
+		tuple.ipv4.daddr = *(const __be32 *)from->addr;
+		tuple.ipv4.sport = bpf_htons(p->dport);
+		tuple.ipv4.dport = bpf_htons(from->port);
+		size = sizeof(tuple.ipv4);
+	} else {
+		__builtin_memcpy(tuple.ipv6.saddr, p->dst, sizeof(tuple.ipv6.saddr));
+		__builtin_memcpy(tuple.ipv6.daddr, from->addr, sizeof(tuple.ipv6.daddr));
+		tuple.ipv6.sport = bpf_htons(p->dport);
+		tuple.ipv6.dport = bpf_htons(from->port);
+		size = sizeof(tuple.ipv6);
+	}
+	if (p->proto == SL_UDP)
+		sk = bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	else
+		sk = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	bpf_sk_release(sk);
+	return true;
+}
+
+/* The key of the answers to a source, and whom they are for. */
+static __always_inline void write_claim(struct sl_packet *p, const struct sl_end *from)
+{
+	if (p->family == 4) {
+		p->xl4.src = *(const __be32 *)p->dst;
+		p->xl4.dst = *(const __be32 *)from->addr;
+		p->xl4.sport = p->dport;
+		p->xl4.dport = from->port;
+		p->xl4.proto = p->proto;
+		p->xl4.zone = SL_XL_NAT;
+		p->xl4.pad = 0;
+	} else {
+		__builtin_memcpy(p->xl6.src, p->dst, sizeof(p->xl6.src));
+		__builtin_memcpy(p->xl6.dst, from->addr, sizeof(p->xl6.dst));
+		p->xl6.sport = p->dport;
+		p->xl6.dport = from->port;
+		p->xl6.proto = p->proto;
+		p->xl6.zone = SL_XL_NAT;
+		p->xl6.pad = 0;
+	}
+	__builtin_memset(&p->xl, 0, sizeof(p->xl));
+	__builtin_memcpy(p->xl.addr, p->src, sizeof(p->xl.addr));
+	p->xl.port = p->sport;
+	p->xl.front = p->front;
+	p->xl.last_s = now_seconds();
+}
+
+/* Whether the source is the connection's, or is now. */
+static __noinline bool claim(struct __sk_buff *skb, struct sl_packet *p, const struct sl_end *from,
+			     bool fresh)
+{
+	struct sl_xl *xl;
+	long err;
+
+	write_claim(p, from);
+	xl = find_translation(p->family);
+	if (xl)
+		return xl->port == p->sport && equal16(xl->addr, p->src);
+	if (fresh && p->proto != SL_SCTP && is_port_of_host(skb, p, from))
+		return false;
+	err = insert_translation(p->family);
+	if (err != -SL_EEXIST)
+		return !err;
+	xl = find_translation(p->family);
+	return xl && xl->port == p->sport && equal16(xl->addr, p->src);
+}
+
+/* Finds a port of the node for the connection, whose entry keeps it. */
+__noinline enum sl_reason claim_source(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct sl_end from = { .source = 1 };
+	__u32 tries = SL_NAT_TRIES, i;
+	__u64 old, new, *word;
+	struct sl_ct *ct;
+	__u16 place;
+	__u64 hash;
+
+	if (!p)
+		return SL_DROP_NAT_EXHAUSTED;
+	place = source_place(p);
+	if (!place || own_address(from.addr, place, p->family))
+		return SL_DROP_NAT_SOURCE;
+	hash = hash_of(p);
+	from.port = p->sport;
+	for (i = 0; i < SL_NAT_TRIES; i++) {
+		if (p->proto != SL_SCTP)
+			from.port = SL_NAT_FIRST + (__u32)(hash >> 8) % SL_NAT_PORTS;
+		if (claim(skb, p, &from, true))
+			break;
+		if (p->proto == SL_SCTP)
+			return SL_DROP_NAT_EXHAUSTED;
+		hash = scramble(hash + 1);
+	}
+	if (i == tries)
+		return SL_DROP_NAT_EXHAUSTED;
+	ct = look_up_connection(p);
+	if (!ct)
+		return SL_DROP_CT_INVALID;
+	word = (__u64 *)&ct->nat_port;
+	old = READ_ONCE(*word);
+	new = (old & ~0xffffffffULL) | (__u64)place << 16 | from.port;
+	/* another CPU has claimed the same, because it has looked from the same place on */
+	if (!(__u32)old)
+		__sync_val_compare_and_swap(word, old, new);
+	return SL_CONTINUE;
+}
+
+/* The source that the connection has claimed, and holds on to once a second. */
+static __always_inline enum sl_reason claimed_source(struct __sk_buff *skb, struct sl_packet *p,
+						     struct sl_ct *ct, struct sl_end *from)
+{
+	__u64 word = READ_ONCE(*(__u64 *)&ct->nat_port);
+	enum sl_reason reason;
+
+	if (!(__u32)word) {
+		reason = claim_source(skb, p);
+		if (reason)
+			return reason;
+		word = READ_ONCE(*(__u64 *)&ct->nat_port);
+	}
+	from->port = (__u16)word;
+	if (own_address(from->addr, (__u16)(word >> 16), p->family))
+		return SL_DROP_NAT_SOURCE;
+	if (READ_ONCE(ct->last_s) != now_seconds() && !claim(skb, p, from, false))
+		return SL_DROP_NAT_EXHAUSTED;
+	return SL_CONTINUE;
+}
+
+/* The connection that the error quotes, in a zone; whether the quoted packet is of its
+ * responder is in p->reply then.
+ */
+static __always_inline struct sl_ct *quoted_connection(struct sl_packet *p,
+						       const struct sl_quote *q, __u8 zone)
+{
+	struct sl_ct *ct;
+
+	if (p->family == 4) {
+		p->low = is_low4(q->src, q->dst, q->sport, q->dport);
+		connection_key4(&p->key4, READ_ONCE(p->low), q->src, q->dst, q->sport, q->dport,
+				q->proto);
+		p->key4.zone = zone;
+	} else {
+		p->low = is_low6(q->src, q->dst, q->sport, q->dport);
+		connection_key6(&p->key6, READ_ONCE(p->low), q->src, q->dst, q->sport, q->dport,
+				q->proto);
+		p->key6.zone = zone;
+	}
+	ct = look_up_connection(p);
+	if (ct)
+		p->reply = is_reply(p, ct);
+	return ct;
+}
+
+/*
+ * Has an error quote the destination that its receiver knows. SL_CONTINUE: it is about
+ * no connection of a service.
+ */
+__noinline enum sl_reason translate_error(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct sl_end to = {};
+	struct sl_quote q = {};
+	struct sl_ct *ct;
+	__u64 word;
+
+	if (!p || !read_quote(skb, p, &q))
+		return SL_CONTINUE;
+	ct = quoted_connection(p, &q, SL_ZONE_POD);
+	if (!ct || !front_of_connection(ct))
+		ct = quoted_connection(p, &q, SL_ZONE_TRANSIT);
+	if (!ct)
+		return SL_CONTINUE;
+	p->front = front_of_connection(ct);
+	p->asked_at = asked_of_connection(ct);
+	if (READ_ONCE(p->reply)) {
+		/* to a backend, about an answer: it knows the sender by another source */
+		word = READ_ONCE(*(__u64 *)&ct->nat_port);
+		p->reply = 0;
+		if (!(__u32)word)
+			return SL_CONTINUE;
+		to.port = (__u16)word;
+		if (own_address(to.addr, (__u16)(word >> 16), p->family))
+			return SL_DROP_NAT_SOURCE;
+	} else {
+		if (find_asked(p, &to))
+			return SL_DROP_SERVICE_CORRUPT;
+	}
+	if (rewrite_quoted(skb, p, &q, &to))
+		return SL_DROP_REWRITE;
+	if (!equal16(p->src, q.dst) && SL_PROGRAM != SL_PROGRAM_TO_OVERLAY)
+		return SL_FWD_STACK;
+	to.source = 1;
+	return rewrite_end(skb, p, &to) ? SL_DROP_REWRITE : SL_FWD_STACK;
+}
+
+/*
+ * Has a packet in transit come from what its receiver is to see: a request from an
+ * address of this node, an answer from what the sender has asked. SL_CONTINUE: it is of
+ * no such connection.
+ */
+__noinline enum sl_reason translate_source(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct sl_end from = { .source = 1 };
+	enum sl_reason reason;
+	struct sl_ct *ct;
+
+	if (!p || follow_fragments(p))
+		return SL_CONTINUE;
+	if (is_error(p))
+		return translate_error(skb, p);
+	p->zone = SL_ZONE_TRANSIT;
+	write_key(p);
+	ct = look_up_connection(p);
+	if (!ct) {
+		p->zone = SL_ZONE_POD;
+		return SL_CONTINUE;
+	}
+	p->reply = is_reply(p, ct);
+	p->front = front_of_connection(ct);
+	p->asked_at = asked_of_connection(ct);
+	if (leads_fragments(p))
+		lead_fragments(p, 0);
+	if (READ_ONCE(p->reply))
+		reason = find_asked(p, &from) ? SL_DROP_SERVICE_CORRUPT : SL_CONTINUE;
+	else
+		reason = claimed_source(skb, p, ct, &from);
+	if (reason)
+		return reason;
+	advance(p, ct);
+	return rewrite_end(skb, p, &from) ? SL_DROP_REWRITE : SL_FWD_STACK;
+}
+
+#endif

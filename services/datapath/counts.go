@@ -4,8 +4,11 @@
 package main
 
 import (
+	"context"
 	"fmt"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
@@ -60,4 +63,23 @@ func (c counts) Connections() (server.Connections, error) {
 		Evicted: last.Evicted, PickedUp: k.PickedUp, Reevaluated: k.Reevaluated, Related: k.Related, Unremembered: k.Unremembered,
 		PickUpStopped: stopped, Collected: last.Took,
 	}, nil
+}
+
+// backends implements server.Backends.
+type backends struct{ node *node }
+
+// Connections implements server.Backends.
+func (b backends) Connections(ctx context.Context) ([]conntrack.Count, error) {
+	k := b.node.Kernel
+	counts, err := k.Connections.CountByResponder(ctx, b.node.timeouts, func(r conntrack.Responder) bool {
+		switch frontend.Protocol(r.Protocol) {
+		case frontend.TCP, frontend.UDP, frontend.SCTP:
+			return k.Services.HasBackend(r.AddrPort)
+		}
+		return false // the identifier of an echo is no port
+	})
+	if err != nil {
+		return nil, fmt.Errorf("count the connections of backends: %w", err)
+	}
+	return counts, nil
 }

@@ -129,6 +129,7 @@ type world struct {
 	routing    RoutingConfig
 	frontends  frontendstream.Service // nil: services are not translated
 	state      frontendstream.Memory  // of them
+	cgroup     string                 // whose sockets reach them; "": all
 	pods6      netip.Prefix
 	mtu        uint16
 }
@@ -164,11 +165,12 @@ func (w *world) config() Config {
 		BPFDir: filepath.Join(w.dir, "bpf", "sluice"), PodCIDRs: []netip.Prefix{w.pods4, w.pods6}, MTU: w.mtu,
 		Policy:         PolicyConfig{Mode: policyNone},
 		ServiceDevices: []string{"kube-ipvs0", "vip*"}, NodeSysctls: "set", Events: EventsConfig{PerSecond: w.events},
+		Connections: defaultConnections(),
 	}
 	cfg.Underlay, cfg.Masquerade, cfg.Routing = w.underlay, w.masquerade, w.routing
 	cfg.Audit.Repair = true
 	if w.frontends != nil {
-		cfg.LoadBalancing.Mode = balancingOn
+		cfg.LoadBalancing.Mode, cfg.LoadBalancing.Cgroup = balancingOn, w.cgroup
 	}
 	if w.ranges != nil {
 		cfg.PodCIDRs = nil

@@ -156,7 +156,7 @@ func newServer(
 		s.Probes = n.Prober.State
 	}
 	if n.Frontends != nil {
-		s.Frontends, s.Ender = n.Frontends, n.Ender
+		s.Frontends, s.Ender, s.Backends = n.Frontends, n.Ender, backends{n}
 	}
 	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: called.identity}
 	if n.Policy != nil {

@@ -57,6 +57,8 @@ func statusOf(err error) error {
 		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_FOREIGN_MANAGER)
 	case errors.Is(err, endpoint.ErrLabelsOfPod):
 		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES)
+	case errors.Is(err, errNotTranslated):
+		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_SERVICES_NOT_TRANSLATED)
 	case errors.Is(err, endpoint.ErrExists):
 		return answer(codes.AlreadyExists, datapathv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT)
 	case errors.Is(err, endpoint.ErrAddressHeld):

@@ -51,6 +51,10 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 			endpoint.ErrLabelsOfPod, codes.FailedPrecondition,
 			datapathv1.ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES, false, "",
 		},
+		{
+			errNotTranslated, codes.FailedPrecondition,
+			datapathv1.ErrorReason_ERROR_REASON_SERVICES_NOT_TRANSLATED, false, "",
+		},
 		{endpoint.ErrUnreadable, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_RECORD_UNREADABLE, false, ""},
 		{endpoint.ErrAddressHeld, codes.Aborted, datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE, true, ""},
 		{endpoint.ErrDeleted, codes.Aborted, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_DELETED, false, ""},

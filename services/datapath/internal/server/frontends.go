@@ -4,6 +4,8 @@
 package server
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 )
 
@@ -19,6 +22,38 @@ import (
 type Services interface {
 	List() ([]servicemap.Frontend, error)
 	Counts() (servicemap.Counts, error)
+}
+
+// Backends are those of the kernel.
+type Backends interface {
+	// Connections counts the connections of each backend that has one, sorted.
+	Connections(ctx context.Context) ([]conntrack.Count, error)
+}
+
+// errNotTranslated says that the kernel translates no services.
+var errNotTranslated = errors.New("services are not translated: loadBalancing.mode is off")
+
+// ListBackendConnections implements the API.
+func (s *Server) ListBackendConnections(
+	_ *datapathv1.ListBackendConnectionsRequest,
+	stream grpc.ServerStreamingServer[datapathv1.ListBackendConnectionsResponse],
+) error {
+	if s.Backends == nil {
+		return statusOf(errNotTranslated)
+	}
+	counts, err := s.Backends.Connections(stream.Context())
+	if err != nil {
+		return statusOf(err)
+	}
+	for _, c := range counts {
+		if err := stream.Send(&datapathv1.ListBackendConnectionsResponse{Backend: &datapathv1.BackendConnections{
+			Address: c.Addr().String(), Port: uint32(c.Port()), Protocol: netv1.Protocol(c.Protocol),
+			ConnectionCount: uint32(c.Connections),
+		}}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ListFrontends implements the API.

@@ -4,6 +4,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,12 +13,16 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 )
 
@@ -99,5 +104,45 @@ func TestRefusedFrontendsAreShown(t *testing.T) {
 	}
 	if w := frontendWarnings(frontendstream.Status{Complete: true}); len(w) != 0 {
 		t.Errorf("all is well, and yet %q", w)
+	}
+}
+
+// inUse are backends with their connections.
+type inUse []conntrack.Count
+
+func (c inUse) Connections(context.Context) ([]conntrack.Count, error) { return c, nil }
+
+// countsSent is the stream of an answer.
+type countsSent struct {
+	grpc.ServerStream
+	ctx  context.Context
+	sent []*datapathv1.ListBackendConnectionsResponse
+}
+
+func (c *countsSent) Context() context.Context { return c.ctx }
+
+func (c *countsSent) Send(m *datapathv1.ListBackendConnectionsResponse) error {
+	c.sent = append(c.sent, m)
+	return nil
+}
+
+func TestConnectionsOfBackendsAreListed(t *testing.T) {
+	s := &Server{Backends: inUse{{
+		Responder: conntrack.Responder{AddrPort: netip.MustParseAddrPort("[fd00:244::1]:53"), Protocol: 17}, Connections: 12,
+	}}}
+	l := countsSent{ctx: t.Context()}
+	if err := s.ListBackendConnections(nil, &l); err != nil || len(l.sent) != 1 {
+		t.Fatalf("%v, %v", l.sent, err)
+	}
+	want := &datapathv1.BackendConnections{
+		Address: "fd00:244::1", Port: 53, Protocol: netv1.Protocol_PROTOCOL_UDP, ConnectionCount: 12,
+	}
+	if got := l.sent[0].GetBackend(); !proto.Equal(got, want) {
+		t.Errorf("listed %v, want %v", got, want)
+	}
+	err := (&Server{}).ListBackendConnections(nil, &l)
+	if reason, _ := rpcerr.ReasonIn(err); status.Code(err) != codes.FailedPrecondition ||
+		reason != rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_SERVICES_NOT_TRANSLATED) {
+		t.Errorf("without services: %v", err)
 	}
 }

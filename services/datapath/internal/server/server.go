@@ -51,6 +51,8 @@ type Server struct {
 	Ender interface{ Ended() uint64 }
 	// Services are what the kernel translates.
 	Services Services
+	// Backends counts connections; nil: services are not translated.
+	Backends Backends
 	// Ranges are the node's pod ranges.
 	Ranges *podrange.Set
 	// Keeper changes them; nil: they are those of the configuration.
@@ -110,9 +112,13 @@ func Methods() rpc.Methods {
 		datapathv1.DatapathService_WatchEndpoints_FullMethodName: streams,
 		datapathv1.DatapathService_GetStatus_FullMethodName:      look,
 		datapathv1.DatapathService_ListFrontends_FullMethodName:  look,
-		datapathv1.DatapathService_DumpMap_FullMethodName:        {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 2, Waiting: 8}},
-		datapathv1.ObserverService_Observe_FullMethodName:        streams,
-		datapathv1.ObserverService_Explain_FullMethodName:        look,
+		// each call reads the whole table of connections
+		datapathv1.DatapathService_ListBackendConnections_FullMethodName: {
+			Access: rpc.Group(), Limit: rpc.Limit{InFlight: 2, Waiting: 16},
+		},
+		datapathv1.DatapathService_DumpMap_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 2, Waiting: 8}},
+		datapathv1.ObserverService_Observe_FullMethodName: streams,
+		datapathv1.ObserverService_Explain_FullMethodName: look,
 	}
 }
 

@@ -160,6 +160,9 @@ const (
 	ErrorReason_ERROR_REASON_FOREIGN_MANAGER ErrorReason = 20
 	// FAILED_PRECONDITION: the labels are those of a Kubernetes pod.
 	ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES ErrorReason = 21
+	// FAILED_PRECONDITION: services are not translated, because loadBalancing.mode is
+	// off.
+	ErrorReason_ERROR_REASON_SERVICES_NOT_TRANSLATED ErrorReason = 22
 )
 
 // Enum value maps for ErrorReason.
@@ -187,6 +190,7 @@ var (
 		19: "ERROR_REASON_MAP_NOT_FOUND",
 		20: "ERROR_REASON_FOREIGN_MANAGER",
 		21: "ERROR_REASON_LABELS_FROM_KUBERNETES",
+		22: "ERROR_REASON_SERVICES_NOT_TRANSLATED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
@@ -211,6 +215,7 @@ var (
 		"ERROR_REASON_MAP_NOT_FOUND":              19,
 		"ERROR_REASON_FOREIGN_MANAGER":            20,
 		"ERROR_REASON_LABELS_FROM_KUBERNETES":     21,
+		"ERROR_REASON_SERVICES_NOT_TRANSLATED":    22,
 	}
 )
 
@@ -3000,6 +3005,162 @@ func (x *ListFrontendsResponse) GetFrontend() *KernelFrontend {
 	return nil
 }
 
+// ListBackendConnectionsRequest asks for all.
+type ListBackendConnectionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBackendConnectionsRequest) Reset() {
+	*x = ListBackendConnectionsRequest{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBackendConnectionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBackendConnectionsRequest) ProtoMessage() {}
+
+func (x *ListBackendConnectionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBackendConnectionsRequest.ProtoReflect.Descriptor instead.
+func (*ListBackendConnectionsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
+}
+
+// ListBackendConnectionsResponse has one backend.
+type ListBackendConnectionsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The backend, with its connections.
+	Backend       *BackendConnections `protobuf:"bytes,1,opt,name=backend,proto3" json:"backend,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBackendConnectionsResponse) Reset() {
+	*x = ListBackendConnectionsResponse{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBackendConnectionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBackendConnectionsResponse) ProtoMessage() {}
+
+func (x *ListBackendConnectionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBackendConnectionsResponse.ProtoReflect.Descriptor instead.
+func (*ListBackendConnectionsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ListBackendConnectionsResponse) GetBackend() *BackendConnections {
+	if x != nil {
+		return x.Backend
+	}
+	return nil
+}
+
+// BackendConnections says how many connections a backend has.
+type BackendConnections struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address of the backend.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Port of the backend.
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// TCP, UDP or SCTP.
+	Protocol v12.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
+	// Connections of this node to the backend, at least one.
+	ConnectionCount uint32 `protobuf:"varint,4,opt,name=connection_count,json=connectionCount,proto3" json:"connection_count,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *BackendConnections) Reset() {
+	*x = BackendConnections{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackendConnections) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackendConnections) ProtoMessage() {}
+
+func (x *BackendConnections) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackendConnections.ProtoReflect.Descriptor instead.
+func (*BackendConnections) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *BackendConnections) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *BackendConnections) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *BackendConnections) GetProtocol() v12.Protocol {
+	if x != nil {
+		return x.Protocol
+	}
+	return v12.Protocol(0)
+}
+
+func (x *BackendConnections) GetConnectionCount() uint32 {
+	if x != nil {
+		return x.ConnectionCount
+	}
+	return 0
+}
+
 // KernelFrontend is an address of a service as the kernel translates it.
 type KernelFrontend struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3030,7 +3191,7 @@ type KernelFrontend struct {
 
 func (x *KernelFrontend) Reset() {
 	*x = KernelFrontend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3042,7 +3203,7 @@ func (x *KernelFrontend) String() string {
 func (*KernelFrontend) ProtoMessage() {}
 
 func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3055,7 +3216,7 @@ func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelFrontend.ProtoReflect.Descriptor instead.
 func (*KernelFrontend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *KernelFrontend) GetAddress() string {
@@ -3136,7 +3297,7 @@ type KernelBackendList struct {
 
 func (x *KernelBackendList) Reset() {
 	*x = KernelBackendList{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3148,7 +3309,7 @@ func (x *KernelBackendList) String() string {
 func (*KernelBackendList) ProtoMessage() {}
 
 func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3161,7 +3322,7 @@ func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackendList.ProtoReflect.Descriptor instead.
 func (*KernelBackendList) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *KernelBackendList) GetFront() uint32 {
@@ -3200,7 +3361,7 @@ type KernelBackend struct {
 
 func (x *KernelBackend) Reset() {
 	*x = KernelBackend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3212,7 +3373,7 @@ func (x *KernelBackend) String() string {
 func (*KernelBackend) ProtoMessage() {}
 
 func (x *KernelBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3225,7 +3386,7 @@ func (x *KernelBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackend.ProtoReflect.Descriptor instead.
 func (*KernelBackend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *KernelBackend) GetAddress() string {
@@ -3270,7 +3431,7 @@ type NodeProbes struct {
 
 func (x *NodeProbes) Reset() {
 	*x = NodeProbes{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3282,7 +3443,7 @@ func (x *NodeProbes) String() string {
 func (*NodeProbes) ProtoMessage() {}
 
 func (x *NodeProbes) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3295,7 +3456,7 @@ func (x *NodeProbes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeProbes.ProtoReflect.Descriptor instead.
 func (*NodeProbes) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NodeProbes) GetNodes() uint32 {
@@ -3374,7 +3535,7 @@ type NodePath struct {
 
 func (x *NodePath) Reset() {
 	*x = NodePath{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3386,7 +3547,7 @@ func (x *NodePath) String() string {
 func (*NodePath) ProtoMessage() {}
 
 func (x *NodePath) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3399,7 +3560,7 @@ func (x *NodePath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodePath.ProtoReflect.Descriptor instead.
 func (*NodePath) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NodePath) GetNode() string {
@@ -3518,7 +3679,7 @@ type IdentityStream struct {
 
 func (x *IdentityStream) Reset() {
 	*x = IdentityStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3530,7 +3691,7 @@ func (x *IdentityStream) String() string {
 func (*IdentityStream) ProtoMessage() {}
 
 func (x *IdentityStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3543,7 +3704,7 @@ func (x *IdentityStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityStream.ProtoReflect.Descriptor instead.
 func (*IdentityStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *IdentityStream) GetComplete() bool {
@@ -3602,7 +3763,7 @@ type ClusterStream struct {
 
 func (x *ClusterStream) Reset() {
 	*x = ClusterStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3614,7 +3775,7 @@ func (x *ClusterStream) String() string {
 func (*ClusterStream) ProtoMessage() {}
 
 func (x *ClusterStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3627,7 +3788,7 @@ func (x *ClusterStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStream.ProtoReflect.Descriptor instead.
 func (*ClusterStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ClusterStream) GetComplete() bool {
@@ -3703,7 +3864,7 @@ type MapUsage struct {
 
 func (x *MapUsage) Reset() {
 	*x = MapUsage{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3715,7 +3876,7 @@ func (x *MapUsage) String() string {
 func (*MapUsage) ProtoMessage() {}
 
 func (x *MapUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3728,7 +3889,7 @@ func (x *MapUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapUsage.ProtoReflect.Descriptor instead.
 func (*MapUsage) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MapUsage) GetName() string {
@@ -3781,7 +3942,7 @@ type ConnectionCounts struct {
 
 func (x *ConnectionCounts) Reset() {
 	*x = ConnectionCounts{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3793,7 +3954,7 @@ func (x *ConnectionCounts) String() string {
 func (*ConnectionCounts) ProtoMessage() {}
 
 func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3806,7 +3967,7 @@ func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectionCounts.ProtoReflect.Descriptor instead.
 func (*ConnectionCounts) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ConnectionCounts) GetLive() uint64 {
@@ -3864,7 +4025,7 @@ type EndpointStateCount struct {
 
 func (x *EndpointStateCount) Reset() {
 	*x = EndpointStateCount{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3876,7 +4037,7 @@ func (x *EndpointStateCount) String() string {
 func (*EndpointStateCount) ProtoMessage() {}
 
 func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3889,7 +4050,7 @@ func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointStateCount.ProtoReflect.Descriptor instead.
 func (*EndpointStateCount) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EndpointStateCount) GetState() EndpointState {
@@ -3925,7 +4086,7 @@ type PacketCounter struct {
 
 func (x *PacketCounter) Reset() {
 	*x = PacketCounter{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3937,7 +4098,7 @@ func (x *PacketCounter) String() string {
 func (*PacketCounter) ProtoMessage() {}
 
 func (x *PacketCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3950,7 +4111,7 @@ func (x *PacketCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketCounter.ProtoReflect.Descriptor instead.
 func (*PacketCounter) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PacketCounter) GetReason() Reason {
@@ -4003,7 +4164,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4015,7 +4176,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4028,7 +4189,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Dependency) GetName() string {
@@ -4063,7 +4224,7 @@ type AuditMapsRequest struct {
 
 func (x *AuditMapsRequest) Reset() {
 	*x = AuditMapsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4075,7 +4236,7 @@ func (x *AuditMapsRequest) String() string {
 func (*AuditMapsRequest) ProtoMessage() {}
 
 func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4088,7 +4249,7 @@ func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsRequest.ProtoReflect.Descriptor instead.
 func (*AuditMapsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AuditMapsRequest) GetRepair() bool {
@@ -4113,7 +4274,7 @@ type AuditMapsResponse struct {
 
 func (x *AuditMapsResponse) Reset() {
 	*x = AuditMapsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4125,7 +4286,7 @@ func (x *AuditMapsResponse) String() string {
 func (*AuditMapsResponse) ProtoMessage() {}
 
 func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4138,7 +4299,7 @@ func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsResponse.ProtoReflect.Descriptor instead.
 func (*AuditMapsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AuditMapsResponse) GetDifference() *Difference {
@@ -4175,7 +4336,7 @@ type DumpMapRequest struct {
 
 func (x *DumpMapRequest) Reset() {
 	*x = DumpMapRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4187,7 +4348,7 @@ func (x *DumpMapRequest) String() string {
 func (*DumpMapRequest) ProtoMessage() {}
 
 func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4200,7 +4361,7 @@ func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapRequest.ProtoReflect.Descriptor instead.
 func (*DumpMapRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DumpMapRequest) GetName() string {
@@ -4233,7 +4394,7 @@ type DumpMapResponse struct {
 
 func (x *DumpMapResponse) Reset() {
 	*x = DumpMapResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4245,7 +4406,7 @@ func (x *DumpMapResponse) String() string {
 func (*DumpMapResponse) ProtoMessage() {}
 
 func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4258,7 +4419,7 @@ func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapResponse.ProtoReflect.Descriptor instead.
 func (*DumpMapResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DumpMapResponse) GetKey() string {
@@ -4455,7 +4616,15 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	" \x03(\tR\arefused\"\x16\n" +
 	"\x14ListFrontendsRequest\"W\n" +
 	"\x15ListFrontendsResponse\x12>\n" +
-	"\bfrontend\x18\x01 \x01(\v2\".sluice.datapath.v1.KernelFrontendR\bfrontend\"\x8b\x03\n" +
+	"\bfrontend\x18\x01 \x01(\v2\".sluice.datapath.v1.KernelFrontendR\bfrontend\"\x1f\n" +
+	"\x1dListBackendConnectionsRequest\"b\n" +
+	"\x1eListBackendConnectionsResponse\x12@\n" +
+	"\abackend\x18\x01 \x01(\v2&.sluice.datapath.v1.BackendConnectionsR\abackend\"\xa2\x01\n" +
+	"\x12BackendConnections\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x123\n" +
+	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolR\bprotocol\x12)\n" +
+	"\x10connection_count\x18\x04 \x01(\rR\x0fconnectionCount\"\x8b\x03\n" +
 	"\x0eKernelFrontend\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x123\n" +
@@ -4565,7 +4734,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"!ENDPOINT_STATE_WAITING_FOR_POLICY\x10\x03\x12\x18\n" +
 	"\x14ENDPOINT_STATE_READY\x10\x04\x12 \n" +
 	"\x1cENDPOINT_STATE_DISCONNECTING\x10\x05\x12\x1a\n" +
-	"\x16ENDPOINT_STATE_DAMAGED\x10\x06*\xa7\x06\n" +
+	"\x16ENDPOINT_STATE_DAMAGED\x10\x06*\xd1\x06\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12 \n" +
@@ -4589,7 +4758,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	" ERROR_REASON_ADDRESSES_NOT_LOCAL\x10\x12\x12\x1e\n" +
 	"\x1aERROR_REASON_MAP_NOT_FOUND\x10\x13\x12 \n" +
 	"\x1cERROR_REASON_FOREIGN_MANAGER\x10\x14\x12'\n" +
-	"#ERROR_REASON_LABELS_FROM_KUBERNETES\x10\x15*\xd8\x02\n" +
+	"#ERROR_REASON_LABELS_FROM_KUBERNETES\x10\x15\x12(\n" +
+	"$ERROR_REASON_SERVICES_NOT_TRANSLATED\x10\x16*\xd8\x02\n" +
 	"\n" +
 	"TargetKind\x12\x1b\n" +
 	"\x17TARGET_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
@@ -4684,7 +4854,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x17POLICY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10POLICY_MODE_NONE\x10\x01\x12\x18\n" +
 	"\x14POLICY_MODE_REQUIRED\x10\x02\x12\x14\n" +
-	"\x10POLICY_MODE_INIT\x10\x032\xc8\t\n" +
+	"\x10POLICY_MODE_INIT\x10\x032\xcc\n" +
+	"\n" +
 	"\x0fDatapathService\x12g\n" +
 	"\x0eCreateEndpoint\x12).sluice.datapath.v1.CreateEndpointRequest\x1a*.sluice.datapath.v1.CreateEndpointResponse\x12g\n" +
 	"\x0eUpdateEndpoint\x12).sluice.datapath.v1.UpdateEndpointRequest\x1a*.sluice.datapath.v1.UpdateEndpointResponse\x12g\n" +
@@ -4697,7 +4868,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\tGetStatus\x12$.sluice.datapath.v1.GetStatusRequest\x1a%.sluice.datapath.v1.GetStatusResponse\x12Z\n" +
 	"\tAuditMaps\x12$.sluice.datapath.v1.AuditMapsRequest\x1a%.sluice.datapath.v1.AuditMapsResponse0\x01\x12T\n" +
 	"\aDumpMap\x12\".sluice.datapath.v1.DumpMapRequest\x1a#.sluice.datapath.v1.DumpMapResponse0\x01\x12f\n" +
-	"\rListFrontends\x12(.sluice.datapath.v1.ListFrontendsRequest\x1a).sluice.datapath.v1.ListFrontendsResponse0\x01B\xd7\x01\n" +
+	"\rListFrontends\x12(.sluice.datapath.v1.ListFrontendsRequest\x1a).sluice.datapath.v1.ListFrontendsResponse0\x01\x12\x81\x01\n" +
+	"\x16ListBackendConnections\x121.sluice.datapath.v1.ListBackendConnectionsRequest\x1a2.sluice.datapath.v1.ListBackendConnectionsResponse0\x01B\xd7\x01\n" +
 	"\x16com.sluice.datapath.v1B\rDatapathProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/datapath/v1;datapathv1\xa2\x02\x03SDX\xaa\x02\x12Sluice.Datapath.V1\xca\x02\x12Sluice\\Datapath\\V1\xe2\x02\x1eSluice\\Datapath\\V1\\GPBMetadata\xea\x02\x14Sluice::Datapath::V1b\x06proto3"
 
 var (
@@ -4713,160 +4885,167 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
-	(EndpointState)(0),               // 0: sluice.datapath.v1.EndpointState
-	(ErrorReason)(0),                 // 1: sluice.datapath.v1.ErrorReason
-	(TargetKind)(0),                  // 2: sluice.datapath.v1.TargetKind
-	(FrontendKind)(0),                // 3: sluice.datapath.v1.FrontendKind
-	(NodePathState)(0),               // 4: sluice.datapath.v1.NodePathState
-	(Reason)(0),                      // 5: sluice.datapath.v1.Reason
-	(PolicyMode)(0),                  // 6: sluice.datapath.v1.PolicyMode
-	(*Endpoint)(nil),                 // 7: sluice.datapath.v1.Endpoint
-	(*EndpointPolicy)(nil),           // 8: sluice.datapath.v1.EndpointPolicy
-	(*Interface)(nil),                // 9: sluice.datapath.v1.Interface
-	(*CreateEndpointRequest)(nil),    // 10: sluice.datapath.v1.CreateEndpointRequest
-	(*CreateEndpointResponse)(nil),   // 11: sluice.datapath.v1.CreateEndpointResponse
-	(*GivenLabels)(nil),              // 12: sluice.datapath.v1.GivenLabels
-	(*GivenPorts)(nil),               // 13: sluice.datapath.v1.GivenPorts
-	(*UpdateEndpointRequest)(nil),    // 14: sluice.datapath.v1.UpdateEndpointRequest
-	(*UpdateEndpointResponse)(nil),   // 15: sluice.datapath.v1.UpdateEndpointResponse
-	(*DeleteEndpointRequest)(nil),    // 16: sluice.datapath.v1.DeleteEndpointRequest
-	(*DeleteEndpointResponse)(nil),   // 17: sluice.datapath.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),     // 18: sluice.datapath.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),    // 19: sluice.datapath.v1.CheckEndpointResponse
-	(*Difference)(nil),               // 20: sluice.datapath.v1.Difference
-	(*DifferenceTarget)(nil),         // 21: sluice.datapath.v1.DifferenceTarget
-	(*GetEndpointRequest)(nil),       // 22: sluice.datapath.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),      // 23: sluice.datapath.v1.GetEndpointResponse
-	(*ListEndpointsRequest)(nil),     // 24: sluice.datapath.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),    // 25: sluice.datapath.v1.ListEndpointsResponse
-	(*WatchEndpointsRequest)(nil),    // 26: sluice.datapath.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),   // 27: sluice.datapath.v1.WatchEndpointsResponse
-	(*Bookmark)(nil),                 // 28: sluice.datapath.v1.Bookmark
-	(*ReclaimEndpointsRequest)(nil),  // 29: sluice.datapath.v1.ReclaimEndpointsRequest
-	(*ReclaimEndpointsResponse)(nil), // 30: sluice.datapath.v1.ReclaimEndpointsResponse
-	(*GetStatusRequest)(nil),         // 31: sluice.datapath.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 32: sluice.datapath.v1.GetStatusResponse
-	(*FrontendStream)(nil),           // 33: sluice.datapath.v1.FrontendStream
-	(*ListFrontendsRequest)(nil),     // 34: sluice.datapath.v1.ListFrontendsRequest
-	(*ListFrontendsResponse)(nil),    // 35: sluice.datapath.v1.ListFrontendsResponse
-	(*KernelFrontend)(nil),           // 36: sluice.datapath.v1.KernelFrontend
-	(*KernelBackendList)(nil),        // 37: sluice.datapath.v1.KernelBackendList
-	(*KernelBackend)(nil),            // 38: sluice.datapath.v1.KernelBackend
-	(*NodeProbes)(nil),               // 39: sluice.datapath.v1.NodeProbes
-	(*NodePath)(nil),                 // 40: sluice.datapath.v1.NodePath
-	(*IdentityStream)(nil),           // 41: sluice.datapath.v1.IdentityStream
-	(*ClusterStream)(nil),            // 42: sluice.datapath.v1.ClusterStream
-	(*MapUsage)(nil),                 // 43: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),         // 44: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),       // 45: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),            // 46: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),               // 47: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),         // 48: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),        // 49: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),           // 50: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),          // 51: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                 // 52: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                 // 53: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),             // 54: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),    // 55: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),          // 56: sluice.workload.v1.PodReference
-	(*v11.ServiceStatus)(nil),        // 57: sluice.status.v1.ServiceStatus
-	(v12.Protocol)(0),                // 58: sluice.net.v1.Protocol
-	(v12.Direction)(0),               // 59: sluice.net.v1.Direction
+	(EndpointState)(0),                     // 0: sluice.datapath.v1.EndpointState
+	(ErrorReason)(0),                       // 1: sluice.datapath.v1.ErrorReason
+	(TargetKind)(0),                        // 2: sluice.datapath.v1.TargetKind
+	(FrontendKind)(0),                      // 3: sluice.datapath.v1.FrontendKind
+	(NodePathState)(0),                     // 4: sluice.datapath.v1.NodePathState
+	(Reason)(0),                            // 5: sluice.datapath.v1.Reason
+	(PolicyMode)(0),                        // 6: sluice.datapath.v1.PolicyMode
+	(*Endpoint)(nil),                       // 7: sluice.datapath.v1.Endpoint
+	(*EndpointPolicy)(nil),                 // 8: sluice.datapath.v1.EndpointPolicy
+	(*Interface)(nil),                      // 9: sluice.datapath.v1.Interface
+	(*CreateEndpointRequest)(nil),          // 10: sluice.datapath.v1.CreateEndpointRequest
+	(*CreateEndpointResponse)(nil),         // 11: sluice.datapath.v1.CreateEndpointResponse
+	(*GivenLabels)(nil),                    // 12: sluice.datapath.v1.GivenLabels
+	(*GivenPorts)(nil),                     // 13: sluice.datapath.v1.GivenPorts
+	(*UpdateEndpointRequest)(nil),          // 14: sluice.datapath.v1.UpdateEndpointRequest
+	(*UpdateEndpointResponse)(nil),         // 15: sluice.datapath.v1.UpdateEndpointResponse
+	(*DeleteEndpointRequest)(nil),          // 16: sluice.datapath.v1.DeleteEndpointRequest
+	(*DeleteEndpointResponse)(nil),         // 17: sluice.datapath.v1.DeleteEndpointResponse
+	(*CheckEndpointRequest)(nil),           // 18: sluice.datapath.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),          // 19: sluice.datapath.v1.CheckEndpointResponse
+	(*Difference)(nil),                     // 20: sluice.datapath.v1.Difference
+	(*DifferenceTarget)(nil),               // 21: sluice.datapath.v1.DifferenceTarget
+	(*GetEndpointRequest)(nil),             // 22: sluice.datapath.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),            // 23: sluice.datapath.v1.GetEndpointResponse
+	(*ListEndpointsRequest)(nil),           // 24: sluice.datapath.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),          // 25: sluice.datapath.v1.ListEndpointsResponse
+	(*WatchEndpointsRequest)(nil),          // 26: sluice.datapath.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),         // 27: sluice.datapath.v1.WatchEndpointsResponse
+	(*Bookmark)(nil),                       // 28: sluice.datapath.v1.Bookmark
+	(*ReclaimEndpointsRequest)(nil),        // 29: sluice.datapath.v1.ReclaimEndpointsRequest
+	(*ReclaimEndpointsResponse)(nil),       // 30: sluice.datapath.v1.ReclaimEndpointsResponse
+	(*GetStatusRequest)(nil),               // 31: sluice.datapath.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),              // 32: sluice.datapath.v1.GetStatusResponse
+	(*FrontendStream)(nil),                 // 33: sluice.datapath.v1.FrontendStream
+	(*ListFrontendsRequest)(nil),           // 34: sluice.datapath.v1.ListFrontendsRequest
+	(*ListFrontendsResponse)(nil),          // 35: sluice.datapath.v1.ListFrontendsResponse
+	(*ListBackendConnectionsRequest)(nil),  // 36: sluice.datapath.v1.ListBackendConnectionsRequest
+	(*ListBackendConnectionsResponse)(nil), // 37: sluice.datapath.v1.ListBackendConnectionsResponse
+	(*BackendConnections)(nil),             // 38: sluice.datapath.v1.BackendConnections
+	(*KernelFrontend)(nil),                 // 39: sluice.datapath.v1.KernelFrontend
+	(*KernelBackendList)(nil),              // 40: sluice.datapath.v1.KernelBackendList
+	(*KernelBackend)(nil),                  // 41: sluice.datapath.v1.KernelBackend
+	(*NodeProbes)(nil),                     // 42: sluice.datapath.v1.NodeProbes
+	(*NodePath)(nil),                       // 43: sluice.datapath.v1.NodePath
+	(*IdentityStream)(nil),                 // 44: sluice.datapath.v1.IdentityStream
+	(*ClusterStream)(nil),                  // 45: sluice.datapath.v1.ClusterStream
+	(*MapUsage)(nil),                       // 46: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),               // 47: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),             // 48: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),                  // 49: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),                     // 50: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),               // 51: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),              // 52: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),                 // 53: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),                // 54: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                       // 55: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                       // 56: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),                   // 57: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),          // 58: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),                // 59: sluice.workload.v1.PodReference
+	(*v11.ServiceStatus)(nil),              // 60: sluice.status.v1.ServiceStatus
+	(v12.Protocol)(0),                      // 61: sluice.net.v1.Protocol
+	(v12.Direction)(0),                     // 62: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	52, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	55, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	53, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	56, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
 	9,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
 	9,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	54, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	55, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	57, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	58, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
 	8,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	56, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	53, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
-	52, // 10: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	55, // 11: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	53, // 12: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	54, // 13: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	56, // 14: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	59, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	56, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
+	55, // 10: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	58, // 11: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	56, // 12: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	57, // 13: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	59, // 14: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
 	7,  // 15: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	53, // 16: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
-	54, // 17: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
-	52, // 18: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	56, // 16: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
+	57, // 17: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
+	55, // 18: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	12, // 19: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
 	13, // 20: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
 	7,  // 21: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	52, // 22: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	52, // 23: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	55, // 22: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	55, // 23: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	20, // 24: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
 	21, // 25: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
 	2,  // 26: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
-	52, // 27: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	55, // 27: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	7,  // 28: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
 	7,  // 29: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
 	7,  // 30: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	52, // 31: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	55, // 31: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
 	28, // 32: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	52, // 33: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	52, // 34: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	57, // 35: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	55, // 33: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	55, // 34: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	60, // 35: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	6,  // 36: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
-	45, // 37: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	46, // 38: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	47, // 39: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	43, // 40: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	44, // 41: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	42, // 42: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
-	41, // 43: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
-	55, // 44: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
-	39, // 45: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
+	48, // 37: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	49, // 38: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	50, // 39: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	46, // 40: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	47, // 41: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	45, // 42: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
+	44, // 43: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
+	58, // 44: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
+	42, // 45: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
 	33, // 46: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
-	36, // 47: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
-	58, // 48: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
-	37, // 49: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
-	37, // 50: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
-	3,  // 51: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
-	38, // 52: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
-	40, // 53: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
-	4,  // 54: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
-	55, // 55: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
-	55, // 56: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
-	0,  // 57: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	5,  // 58: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
-	59, // 59: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	20, // 60: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	10, // 61: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	14, // 62: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
-	16, // 63: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	18, // 64: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	22, // 65: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	24, // 66: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	26, // 67: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	29, // 68: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	31, // 69: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	48, // 70: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	50, // 71: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	34, // 72: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
-	11, // 73: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	15, // 74: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
-	17, // 75: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	19, // 76: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	23, // 77: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	25, // 78: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	27, // 79: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	30, // 80: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	32, // 81: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	49, // 82: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	51, // 83: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	35, // 84: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
-	73, // [73:85] is the sub-list for method output_type
-	61, // [61:73] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	39, // 47: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
+	38, // 48: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
+	61, // 49: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
+	61, // 50: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
+	40, // 51: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
+	40, // 52: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
+	3,  // 53: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
+	41, // 54: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
+	43, // 55: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
+	4,  // 56: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
+	58, // 57: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
+	58, // 58: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
+	0,  // 59: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	5,  // 60: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	62, // 61: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	20, // 62: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	10, // 63: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	14, // 64: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
+	16, // 65: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	18, // 66: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	22, // 67: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	24, // 68: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	26, // 69: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	29, // 70: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	31, // 71: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	51, // 72: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	53, // 73: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	34, // 74: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
+	36, // 75: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
+	11, // 76: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	15, // 77: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
+	17, // 78: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	19, // 79: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	23, // 80: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	25, // 81: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	27, // 82: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	30, // 83: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	32, // 84: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	52, // 85: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	54, // 86: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	35, // 87: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
+	37, // 88: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
+	76, // [76:89] is the sub-list for method output_type
+	63, // [63:76] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -4885,7 +5064,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   45,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

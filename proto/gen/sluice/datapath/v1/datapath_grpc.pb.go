@@ -25,18 +25,19 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	DatapathService_CreateEndpoint_FullMethodName   = "/sluice.datapath.v1.DatapathService/CreateEndpoint"
-	DatapathService_UpdateEndpoint_FullMethodName   = "/sluice.datapath.v1.DatapathService/UpdateEndpoint"
-	DatapathService_DeleteEndpoint_FullMethodName   = "/sluice.datapath.v1.DatapathService/DeleteEndpoint"
-	DatapathService_CheckEndpoint_FullMethodName    = "/sluice.datapath.v1.DatapathService/CheckEndpoint"
-	DatapathService_GetEndpoint_FullMethodName      = "/sluice.datapath.v1.DatapathService/GetEndpoint"
-	DatapathService_ListEndpoints_FullMethodName    = "/sluice.datapath.v1.DatapathService/ListEndpoints"
-	DatapathService_WatchEndpoints_FullMethodName   = "/sluice.datapath.v1.DatapathService/WatchEndpoints"
-	DatapathService_ReclaimEndpoints_FullMethodName = "/sluice.datapath.v1.DatapathService/ReclaimEndpoints"
-	DatapathService_GetStatus_FullMethodName        = "/sluice.datapath.v1.DatapathService/GetStatus"
-	DatapathService_AuditMaps_FullMethodName        = "/sluice.datapath.v1.DatapathService/AuditMaps"
-	DatapathService_DumpMap_FullMethodName          = "/sluice.datapath.v1.DatapathService/DumpMap"
-	DatapathService_ListFrontends_FullMethodName    = "/sluice.datapath.v1.DatapathService/ListFrontends"
+	DatapathService_CreateEndpoint_FullMethodName         = "/sluice.datapath.v1.DatapathService/CreateEndpoint"
+	DatapathService_UpdateEndpoint_FullMethodName         = "/sluice.datapath.v1.DatapathService/UpdateEndpoint"
+	DatapathService_DeleteEndpoint_FullMethodName         = "/sluice.datapath.v1.DatapathService/DeleteEndpoint"
+	DatapathService_CheckEndpoint_FullMethodName          = "/sluice.datapath.v1.DatapathService/CheckEndpoint"
+	DatapathService_GetEndpoint_FullMethodName            = "/sluice.datapath.v1.DatapathService/GetEndpoint"
+	DatapathService_ListEndpoints_FullMethodName          = "/sluice.datapath.v1.DatapathService/ListEndpoints"
+	DatapathService_WatchEndpoints_FullMethodName         = "/sluice.datapath.v1.DatapathService/WatchEndpoints"
+	DatapathService_ReclaimEndpoints_FullMethodName       = "/sluice.datapath.v1.DatapathService/ReclaimEndpoints"
+	DatapathService_GetStatus_FullMethodName              = "/sluice.datapath.v1.DatapathService/GetStatus"
+	DatapathService_AuditMaps_FullMethodName              = "/sluice.datapath.v1.DatapathService/AuditMaps"
+	DatapathService_DumpMap_FullMethodName                = "/sluice.datapath.v1.DatapathService/DumpMap"
+	DatapathService_ListFrontends_FullMethodName          = "/sluice.datapath.v1.DatapathService/ListFrontends"
+	DatapathService_ListBackendConnections_FullMethodName = "/sluice.datapath.v1.DatapathService/ListBackendConnections"
 )
 
 // DatapathServiceClient is the client API for DatapathService service.
@@ -144,6 +145,18 @@ type DatapathServiceClient interface {
 	// with the backends that each leads to, sorted by address, port and protocol.
 	// Without services there are none.
 	ListFrontends(ctx context.Context, in *ListFrontendsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListFrontendsResponse], error)
+	// ListBackendConnections streams how many connections of this node each backend
+	// has, sorted by address, port and protocol; a backend without one is left out. A
+	// connection counts for the backend that answers it, whichever service it asked
+	// for, or none. TCP and SCTP connections count from the end of their handshake until
+	// both ends have finished, one has reset, or a policy has terminated them; UDP flows
+	// count while they are remembered. Not counted is what the datapath does not track:
+	// connections of which no end is a pod of this node, and those from a pod to itself.
+	// Each call reads the whole table of connections.
+	//
+	// FAILED_PRECONDITION: services are not translated, because loadBalancing.mode is
+	// off.
+	ListBackendConnections(ctx context.Context, in *ListBackendConnectionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListBackendConnectionsResponse], error)
 }
 
 type datapathServiceClient struct {
@@ -319,6 +332,25 @@ func (c *datapathServiceClient) ListFrontends(ctx context.Context, in *ListFront
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DatapathService_ListFrontendsClient = grpc.ServerStreamingClient[ListFrontendsResponse]
 
+func (c *datapathServiceClient) ListBackendConnections(ctx context.Context, in *ListBackendConnectionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListBackendConnectionsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &DatapathService_ServiceDesc.Streams[5], DatapathService_ListBackendConnections_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListBackendConnectionsRequest, ListBackendConnectionsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DatapathService_ListBackendConnectionsClient = grpc.ServerStreamingClient[ListBackendConnectionsResponse]
+
 // DatapathServiceServer is the server API for DatapathService service.
 // All implementations must embed UnimplementedDatapathServiceServer
 // for forward compatibility.
@@ -424,6 +456,18 @@ type DatapathServiceServer interface {
 	// with the backends that each leads to, sorted by address, port and protocol.
 	// Without services there are none.
 	ListFrontends(*ListFrontendsRequest, grpc.ServerStreamingServer[ListFrontendsResponse]) error
+	// ListBackendConnections streams how many connections of this node each backend
+	// has, sorted by address, port and protocol; a backend without one is left out. A
+	// connection counts for the backend that answers it, whichever service it asked
+	// for, or none. TCP and SCTP connections count from the end of their handshake until
+	// both ends have finished, one has reset, or a policy has terminated them; UDP flows
+	// count while they are remembered. Not counted is what the datapath does not track:
+	// connections of which no end is a pod of this node, and those from a pod to itself.
+	// Each call reads the whole table of connections.
+	//
+	// FAILED_PRECONDITION: services are not translated, because loadBalancing.mode is
+	// off.
+	ListBackendConnections(*ListBackendConnectionsRequest, grpc.ServerStreamingServer[ListBackendConnectionsResponse]) error
 	mustEmbedUnimplementedDatapathServiceServer()
 }
 
@@ -469,6 +513,9 @@ func (UnimplementedDatapathServiceServer) DumpMap(*DumpMapRequest, grpc.ServerSt
 }
 func (UnimplementedDatapathServiceServer) ListFrontends(*ListFrontendsRequest, grpc.ServerStreamingServer[ListFrontendsResponse]) error {
 	return status.Error(codes.Unimplemented, "method ListFrontends not implemented")
+}
+func (UnimplementedDatapathServiceServer) ListBackendConnections(*ListBackendConnectionsRequest, grpc.ServerStreamingServer[ListBackendConnectionsResponse]) error {
+	return status.Error(codes.Unimplemented, "method ListBackendConnections not implemented")
 }
 func (UnimplementedDatapathServiceServer) mustEmbedUnimplementedDatapathServiceServer() {}
 func (UnimplementedDatapathServiceServer) testEmbeddedByValue()                         {}
@@ -672,6 +719,17 @@ func _DatapathService_ListFrontends_Handler(srv interface{}, stream grpc.ServerS
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DatapathService_ListFrontendsServer = grpc.ServerStreamingServer[ListFrontendsResponse]
 
+func _DatapathService_ListBackendConnections_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListBackendConnectionsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(DatapathServiceServer).ListBackendConnections(m, &grpc.GenericServerStream[ListBackendConnectionsRequest, ListBackendConnectionsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DatapathService_ListBackendConnectionsServer = grpc.ServerStreamingServer[ListBackendConnectionsResponse]
+
 // DatapathService_ServiceDesc is the grpc.ServiceDesc for DatapathService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -732,6 +790,11 @@ var DatapathService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "ListFrontends",
 			Handler:       _DatapathService_ListFrontends_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ListBackendConnections",
+			Handler:       _DatapathService_ListBackendConnections_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -319,7 +319,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 			expired := idle >= int32(timeouts[conn.family()].Of(conn.Protocol, conn.Flags)/time.Second)
 			orphaned := false
 			if !expired {
-				if orphaned, err = c.orphaned(conn, present); err != nil {
+				if orphaned, err = c.ct.orphaned(conn, present); err != nil {
 					return err
 				}
 			}
@@ -455,7 +455,7 @@ func (c *Collector) count(n uint64) error {
 // orphaned says whether a local end of the connection belongs to no endpoint
 // any more: nobody leads to its slot, or whoever has the slot has another
 // address. The host is never gone.
-func (c *Collector) orphaned(conn *Connection, present map[slotmap.Slot]slotmap.Endpoint) (bool, error) {
+func (ct *Connections) orphaned(conn *Connection, present map[slotmap.Slot]slotmap.Endpoint) (bool, error) {
 	for _, end := range []struct {
 		End
 		addr any
@@ -467,7 +467,7 @@ func (c *Collector) orphaned(conn *Connection, present map[slotmap.Slot]slotmap.
 		e, ok := present[s]
 		if !ok {
 			var err error
-			if e, err = c.ct.endpoints.Lookup(s); err != nil && !errors.Is(err, slotmap.ErrNotFound) {
+			if e, err = ct.endpoints.Lookup(s); err != nil && !errors.Is(err, slotmap.ErrNotFound) {
 				return false, err
 			}
 			present[s] = e // without addresses if nobody is there

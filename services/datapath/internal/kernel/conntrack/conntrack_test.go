@@ -246,3 +246,43 @@ func TestBudgetLeavesRoomForOthers(t *testing.T) {
 		}
 	}
 }
+
+func TestOpenConnectionsAreNeitherOpeningNorOver(t *testing.T) {
+	const now = 100_000
+	to := DefaultTimeouts()
+	established := SeenReply | Established
+	for name, c := range map[string]struct {
+		proto uint8
+		flags Flags
+		idle  time.Duration
+		open  bool
+	}{
+		"tcp":                        {6, established, 0, true},
+		"tcp, seen after the batch":  {6, established, -time.Second, true},
+		"tcp, idle":                  {6, established, to.TCPEstablished - time.Second, true},
+		"tcp, idle for too long":     {6, established, to.TCPEstablished, false},
+		"tcp, half-closed":           {6, established | InitiatorFinished, time.Minute, true},
+		"tcp, closed":                {6, established | InitiatorFinished | ResponderFinished, 0, false},
+		"tcp, reset":                 {6, established | Reset, 0, false},
+		"tcp, terminated":            {6, established | Terminated, 0, false},
+		"tcp, asked":                 {6, 0, 0, false},
+		"tcp, answered":              {6, SeenReply, 0, false},
+		"tcp, picked up":             {6, PickedUp, 0, false},
+		"sctp":                       {132, established, 0, true},
+		"sctp, asked":                {132, 0, 0, false},
+		"udp":                        {17, SeenReply, 0, true},
+		"udp, idle for too long":     {17, SeenReply, to.UDPAnswered, false},
+		"udp, unanswered":            {17, 0, 0, true},
+		"udp, unanswered for long":   {17, 0, to.UDPUnanswered, false},
+		"udp, terminated":            {17, SeenReply | Terminated, 0, false},
+		"udp, answered, and idle on": {17, SeenReply, to.UDPUnanswered, true},
+	} {
+		conn := Connection{
+			Tuple:    tuple(c.proto, "10.0.0.1:1000", "10.0.0.2:80"),
+			LastSeen: uint32(now - int64(c.idle/time.Second)), Flags: c.flags,
+		}
+		if got := conn.open(now, to); got != c.open {
+			t.Errorf("%s: open is %t", name, got)
+		}
+	}
+}

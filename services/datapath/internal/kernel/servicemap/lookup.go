@@ -149,6 +149,16 @@ func (m *Maps) Keeps(front uint32, v6 bool, number uint32, generation uint8) boo
 	return slices.ContainsFunc(f.list.backends, is) || slices.ContainsFunc(f.draining, is)
 }
 
+// HasBackend says whether a front leads to the address, or drains it.
+func (m *Maps) HasBackend(a netip.AddrPort) bool {
+	if m.gate.RLock() != nil {
+		return false
+	}
+	defer m.gate.RUnlock()
+	b := m.store.backends[familyOf(a.Addr())][a]
+	return b != nil && !b.gone
+}
+
 // Counts say how much of the maps is in use.
 type Counts struct {
 	Frontends int // keys of both families

@@ -464,6 +464,9 @@ func TestKernelDrainingBackendStaysUntilItIsRemoved(t *testing.T) {
 		if got := i.Keeps(front.Number, false, b.Number, b.Generation); got != keeps {
 			t.Errorf("%s: its front keeps it: %t", when, got)
 		}
+		if got := i.HasBackend(b.AddrPort); got != active {
+			t.Errorf("%s: it is a backend: %t", when, got)
+		}
 		i.sound(t)
 	}
 	drained := func() {

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
+)
+
+// wantConnections waits until the backends have as many TCP connections.
+func (w *world) wantConnections(when string, want map[netip.AddrPort]int) {
+	w.t.Helper()
+	servicetest.EventuallyNil(w.t, when, func() error {
+		got, err := backends{w.node}.Connections(w.t.Context())
+		if err != nil {
+			return err
+		}
+		left := len(want)
+		for _, c := range got {
+			if n, ok := want[c.AddrPort]; !ok || n != c.Connections || c.Protocol != unix.IPPROTO_TCP {
+				return fmt.Errorf("counted %v, want %v", got, want)
+			}
+			left--
+		}
+		if left != 0 {
+			return fmt.Errorf("counted %v, want %v", got, want)
+		}
+		return nil
+	})
+}
+
+// led says how many connections to a backend a front has led there by packets.
+func (w *world) led(to netip.AddrPort) (n int) {
+	w.t.Helper()
+	if err := w.node.Kernel.Connections.Each(func(cs []conntrack.Connection) error {
+		for i := range cs {
+			if cs[i].Responder == to && cs[i].Value.Front != 0 {
+				n++
+			}
+		}
+		return nil
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	return n
+}
+
+// TestKernelConnectionsOfBackendsAreCounted: those that packets open through a service,
+// those that sockets do, and those to the backend itself. What ends is not counted, nor
+// is what leads to a pod that is no backend.
+func TestKernelConnectionsOfBackendsAreCounted(t *testing.T) {
+	const byPackets, bySockets = 5, 3
+	w := newWorld(t)
+	w.frontends, w.cgroup = silentBalancer{}, kerneltest.NewCgroup(t)
+	w.start(false)
+	client, web := w.pod("client"), w.pod("web")
+	key := func(a string) frontend.Key {
+		return frontend.Key{Addr: netip.MustParseAddr(a), Port: 80, Protocol: frontend.TCP}
+	}
+	keys := []frontend.Key{key("10.96.0.1"), key("fd00:96::1")}
+	var at []netip.AddrPort
+	var tx, removal frontend.Transaction
+	for i, k := range keys {
+		at = append(at, web.echo(web.spec.Addrs[i]))
+		tx.Upsert(&frontend.Frontend{
+			Key: k, Kind: frontend.ClusterIP, Service: "shop/web:http",
+			Inside: &frontend.List{Backends: []frontend.Backend{{AddrPort: at[i]}}},
+		})
+		removal.Remove(k)
+	}
+	apply := func(tx *frontend.Transaction) {
+		t.Helper()
+		res, err := w.node.Kernel.Frontends().Apply(t.Context(), tx)
+		if err != nil || len(res.Refused) != 0 {
+			t.Fatalf("apply: %+v, %v", res, err)
+		}
+	}
+	apply(&tx)
+	var open []net.Conn
+	dial := func(to netip.AddrPort) {
+		t.Helper()
+		c, err := dialIn(client.ns, "tcp", to, patience)
+		if err == nil {
+			t.Cleanup(func() { c.Close() })
+			err = exchange(c, "hello", patience)
+		}
+		if err != nil {
+			t.Fatalf("connect to %v: %v", to, err)
+		}
+		open = append(open, c)
+	}
+	// to a port of the pod that no service leads to
+	other := web.echo(web.spec.Addrs[0])
+	dial(other)
+	// an echo whose identifier is the backend's port
+	echo := conntrack.Connection{
+		Tuple: conntrack.Tuple{
+			Initiator: netip.AddrPortFrom(client.spec.Addrs[0], at[0].Port()), Responder: at[0], Protocol: unix.IPPROTO_ICMP,
+		},
+		From: conntrack.End{Slot: client.ep.Slot}, To: conntrack.End{Slot: web.ep.Slot}, LastSeen: conntrack.MonotonicSeconds(),
+	}
+	m, tuple := w.node.Kernel.Connections.Map(echo.Tuple)
+	if err := m.Update(tuple, conntrack.ValueOf(echo), ebpf.UpdateNoExist); err != nil {
+		t.Fatal(err)
+	}
+
+	w.wantConnections("no connection", nil)
+	for range byPackets {
+		for _, k := range keys {
+			dial(netip.AddrPortFrom(k.Addr, k.Port))
+		}
+	}
+	w.wantConnections("by packets", map[netip.AddrPort]int{at[0]: byPackets, at[1]: byPackets})
+	if n := w.led(at[0]); n != byPackets {
+		t.Errorf("%d connections were led by packets, want %d", n, byPackets)
+	}
+
+	if err := w.node.nameSockets(false); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.node.Kernel.Sockets.Attach(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := sockets.Detach(w.config().BPFDir); err != nil {
+			t.Error(err)
+		}
+	})
+	first := len(open)
+	for range bySockets {
+		for _, k := range keys {
+			dial(netip.AddrPortFrom(k.Addr, k.Port))
+		}
+	}
+	dial(at[0])
+	all := map[netip.AddrPort]int{at[0]: byPackets + bySockets + 1, at[1]: byPackets + bySockets}
+	w.wantConnections("by sockets and to the backend", all)
+	if n := w.led(at[0]); n != byPackets {
+		t.Errorf("%d connections were led by packets, want the %d of before", n, byPackets)
+	}
+
+	for _, c := range slices.Concat(open[1:3], open[first:first+2]) {
+		c.Close()
+	}
+	w.wantConnections("without two of each", map[netip.AddrPort]int{at[0]: all[at[0]] - 2, at[1]: all[at[1]] - 2})
+	apply(&removal)
+	w.wantConnections("without the service", nil)
+}

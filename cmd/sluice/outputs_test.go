@@ -90,6 +90,9 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		Kind: "NetworkPolicy", Namespace: "shop",
 		Name: "web", Path: "spec.ingress[0]",
 	}}}}}
+	n.Connections = []*datapathv1.BackendConnections{{
+		Address: "10.244.0.3", Port: 8080, Protocol: netv1.Protocol_PROTOCOL_TCP, ConnectionCount: 1200,
+	}}
 	dir := t.TempDir()
 	file := nodetest.Write(t, dir, "web.yaml", nodetest.WebPolicy)
 	bad := nodetest.Write(t, dir, "bad.yaml", strings.Replace(nodetest.WebPolicy, "podSelector: {}", "refuse: why", 1))

@@ -11,13 +11,17 @@ import (
 	"io"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 )
@@ -34,8 +38,13 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 	var of, namespace string
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List each backend once, with the services and frontends that lead to it",
-		Args:  invocation.Args(0, ""),
+		Short: "List each backend once, with its connections and the services and frontends that lead to it",
+		Long: `List each backend once, with its connections and the services and frontends that lead to it.
+
+CONNECTIONS are those of this node, whichever service they asked for, or none: TCP and SCTP from the end of the
+handshake until the connection ends, UDP while the flow is remembered. They are "-" while sluice-datapath is away or
+translates no services.`,
+		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			req := &lbv1.ListServicesRequest{Namespace: namespace, WithFrontends: true}
 			if of != "" {
@@ -59,9 +68,11 @@ type backend struct {
 	Port     uint32 `json:"port"`
 	Protocol string `json:"protocol"`
 	// State is "ready" or "terminating".
-	State     string   `json:"state"`
-	Services  []string `json:"services"`
-	Frontends []string `json:"frontends"`
+	State string `json:"state"`
+	// Connections of this node; nil: they are not known.
+	Connections *uint32  `json:"connections"`
+	Services    []string `json:"services"`
+	Frontends   []string `json:"frontends"`
 }
 
 // key of a backend. Each protocol has ports of its own.
@@ -101,6 +112,37 @@ func add(all []string, text string) []string {
 	return append(all, text)
 }
 
+// count sets the connections of backends. They stay unknown if the datapath does not
+// run, translates no services, or is of a version that does not count them.
+func count(ctx context.Context, inv *invocation.Invocation, all map[key]*backend) error {
+	counts := map[key]uint32{}
+	err := invocation.Each(ctx, inv, invocation.Datapath, datapathv1.DatapathServiceClient.ListBackendConnections,
+		&datapathv1.ListBackendConnectionsRequest{}, func(m *datapathv1.ListBackendConnectionsResponse) {
+			b := m.GetBackend()
+			counts[key{b.GetAddress(), b.GetPort(), b.GetProtocol()}] = b.GetConnectionCount()
+		})
+	switch status.Code(err) {
+	case codes.OK:
+	case codes.Unavailable, codes.FailedPrecondition, codes.Unimplemented:
+		return nil
+	default:
+		return fmt.Errorf("the connections of backends are not known: %w", err)
+	}
+	for k, b := range all {
+		n := counts[k]
+		b.Connections = &n
+	}
+	return nil
+}
+
+// connections are those of a backend for people.
+func (b *backend) connections() string {
+	if b.Connections == nil {
+		return "-"
+	}
+	return strconv.FormatUint(uint64(*b.Connections), 10)
+}
+
 func compare(a, b *backend) int {
 	x, _ := netip.ParseAddr(a.Address)
 	y, _ := netip.ParseAddr(b.Address)
@@ -125,18 +167,26 @@ func list(ctx context.Context, inv *invocation.Invocation, req *lbv1.ListService
 	if req.GetName() != "" && services == 0 {
 		return fmt.Errorf("there is no service %s/%s; see `sluice service list --all`", req.GetNamespace(), req.GetName())
 	}
+	var counted error
+	if len(found) > 0 {
+		counted = count(ctx, inv, found)
+	}
 	all := []*backend{}
 	for _, b := range found {
 		all = append(all, b)
 	}
 	slices.SortFunc(all, compare)
-	return inv.Show(all, func(w io.Writer) {
-		output.Row(w, "BACKEND", "STATE", "SERVICES", "FRONTENDS")
+	shown := inv.Show(all, func(w io.Writer) {
+		output.Row(w, "BACKEND", "STATE", "CONNECTIONS", "SERVICES", "FRONTENDS")
 		for _, b := range all {
 			output.Row(w, service.AddressText(b.Address, b.Port)+"/"+strings.ToUpper(b.Protocol), b.State,
-				strings.Join(b.Services, ", "), some(b.Frontends))
+				b.connections(), strings.Join(b.Services, ", "), some(b.Frontends))
 		}
 	})
+	if shown != nil {
+		return shown
+	}
+	return counted
 }
 
 // some names the first of many.

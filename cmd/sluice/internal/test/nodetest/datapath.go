@@ -176,6 +176,20 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 	return r, nil
 }
 
+func (f *datapath) ListBackendConnections(_ *datapathv1.ListBackendConnectionsRequest,
+	s grpc.ServerStreamingServer[datapathv1.ListBackendConnectionsResponse],
+) error {
+	if f.node.ConnectionsError != nil {
+		return f.node.ConnectionsError
+	}
+	for _, b := range f.node.Connections {
+		if err := s.Send(&datapathv1.ListBackendConnectionsResponse{Backend: b}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 type observer struct {
 	datapathv1.UnimplementedObserverServiceServer
 	node *Node

@@ -57,6 +57,9 @@ type Node struct {
 	Probes *datapathv1.NodeProbes
 	// Balances: the datapath translates services.
 	Balances bool
+	// Connections are those of backends, unless ConnectionsError is set.
+	Connections      []*datapathv1.BackendConnections
+	ConnectionsError error
 	// FrontendError is why the datapath does not hear the load balancer; empty if it
 	// does.
 	FrontendError string

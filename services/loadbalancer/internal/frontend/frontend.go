@@ -535,6 +535,28 @@ func (n *Node) Backends(v View) []netip.AddrPort {
 	return slices.Compact(out)
 }
 
+// Named is how many frontends the service names, and how many backends its slices do,
+// each counted as often as it is named. It makes none of them.
+func (v View) Named() (frontends, backends int) {
+	s := v.Service
+	if s == nil || !s.HasFrontends() {
+		return 0, 0
+	}
+	ports := make(map[string]service.Protocol, len(s.Ports))
+	for _, p := range s.Ports {
+		ports[p.Name] = p.Protocol
+	}
+	for _, x := range v.Slices {
+		for _, p := range x.Ports {
+			if protocol, ok := ports[p.Name]; ok && protocol == p.Protocol {
+				backends += len(x.Endpoints)
+			}
+		}
+	}
+	const nodePorts = 2 // of one port, one in each family
+	return len(s.Ports) * (len(s.ClusterIPs) + nodePorts + len(s.ExternalIPs) + len(s.Ingress)), backends
+}
+
 // LocalReady is how many addresses of this node are ready for the service.
 func (n *Node) LocalReady(v View) int {
 	addrs := make(map[netip.Addr]struct{})

@@ -369,7 +369,7 @@ func (o *Owner) plan(e *edit) error {
 		return fmt.Errorf("%w: there would be %d endpoint slices with %s, the limit is %d (limits.endpointSlices)",
 			failure.ErrLimit, count, last(e, service.KindSlice), l.Slices)
 	}
-	return o.room(after)
+	return o.findRoom(after)
 }
 
 // last is the last object of a kind that an edit adds, for a message.
@@ -380,76 +380,6 @@ func last(e *edit, kind service.Kind) service.ObjectKey {
 		}
 	}
 	return service.ObjectKey{}
-}
-
-// room looks whether the kernel has room for the frontends and backends of
-// services as they will be.
-func (o *Owner) room(after map[service.Name]*joined) error {
-	l := o.config.Limits
-	keys, backends := make(map[frontend.Key]int), make(map[uint64]int) // how many more want it
-	type growth struct {
-		name service.Name
-		by   int
-	}
-	var keysOf, backendsOf growth // of the service that grows most
-	for name, j := range after {
-		now, then := o.services[name], j.view()
-		before := frontend.View{}
-		if now != nil {
-			before = now.view()
-		}
-		add := func(v frontend.View, by int) (k, b int) {
-			for _, key := range o.config.Node.Keys(v.Service) {
-				keys[key] += by
-				k++
-			}
-			for _, at := range o.config.Node.Backends(v) {
-				backends[o.backends.hash(at)] += by
-				b++
-			}
-			return k, b
-		}
-		k0, b0 := add(before, -1)
-		k1, b1 := add(then, 1)
-		if b1 > l.BackendsPerService && b1 > b0 {
-			return fmt.Errorf("%w: service %s would have %d backends, the limit is %d (limits.backendsPerService)",
-				failure.ErrLimit, name, b1, l.BackendsPerService)
-		}
-		if k1-k0 > keysOf.by {
-			keysOf = growth{name, k1 - k0}
-		}
-		if b1-b0 > backendsOf.by {
-			backendsOf = growth{name, b1 - b0}
-		}
-	}
-	frontends, distinct := len(o.winners), o.backends.once.n
-	for k, by := range keys {
-		had := len(o.contested[k])
-		if had == 0 && o.winners[k] != nil {
-			had = 1
-		}
-		frontends += present(had+by) - present(had)
-	}
-	for b, by := range backends {
-		had := o.backends.of(b)
-		distinct += present(had+by) - present(had)
-	}
-	switch {
-	case frontends > l.Frontends && frontends > len(o.winners):
-		return fmt.Errorf("%w: there would be %d frontends, the limit is %d (limits.frontends); service %s adds most, %d",
-			failure.ErrLimit, frontends, l.Frontends, keysOf.name, keysOf.by)
-	case distinct > l.Backends && distinct > o.backends.once.n:
-		return fmt.Errorf("%w: there would be %d backends, the limit is %d (limits.backends); service %s adds most, %d",
-			failure.ErrLimit, distinct, l.Backends, backendsOf.name, backendsOf.by)
-	}
-	return nil
-}
-
-func present(n int) int {
-	if n > 0 {
-		return 1
-	}
-	return 0
 }
 
 // enter adds what a service wants to the frontends and the backends.

@@ -641,6 +641,10 @@ func TestLimitsNameTheService(t *testing.T) {
 			"backends", many("b", "10.96.0.2", 1, 4),
 			"7 backends, the limit is 6 (limits.backends); service default/b adds most, 4",
 		},
+		{
+			"backends of two", many("b", "10.96.0.2", 1, 2) + "---\n" + many("c", "10.96.0.3", 1, 2),
+			"at least 7 backends, the limit is 6 (limits.backends); service default/b adds most, 2",
+		},
 		{"services", web + "---\n" + strings.Replace(web, "name: web", "name: c", 1) + "---\n" +
 			strings.Replace(web, "name: web", "name: d", 1), "4 services with Service default/d, the limit is 3"},
 	} {

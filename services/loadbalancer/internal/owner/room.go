@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// maxRepeats is how often, on average, the objects of a service may name one frontend or
+// backend while it has as many as the limits let it have. A megabyte of slices that have
+// a hundred ports each names millions of backends, which must not all be made to be
+// counted.
+const maxRepeats = 4
+
+// room counts the frontends and backends that services will want.
+type room struct {
+	*Owner
+	keys     map[frontend.Key]int // how many more services want one
+	places   map[uint64]int       // likewise, of backends
+	winners  int                  // frontends then
+	distinct int                  // backends then
+}
+
+// grown is how much one service adds.
+type grown struct {
+	name service.Name
+	by   int
+}
+
+// findRoom looks whether the kernel has room for the frontends and backends of
+// services as they will be. Its errors name a service, and it stops at the first that
+// is too much.
+func (o *Owner) findRoom(after map[service.Name]*joined) error {
+	l := o.config.Limits
+	r := room{o, make(map[frontend.Key]int), make(map[uint64]int), len(o.winners), o.backends.once.n}
+	names := slices.SortedFunc(maps.Keys(after), service.Name.Compare)
+	before, keys, backends := make([]frontend.View, len(names)), make([]int, len(names)), make([]int, len(names))
+	for i, name := range names {
+		if now := o.services[name]; now != nil {
+			before[i] = now.view()
+		}
+		keys[i], backends[i] = r.add(before[i], -1)
+	}
+	var most, mostBackends grown
+	for i, name := range names {
+		then := after[name].view()
+		if err := o.countNamed(name, before[i], then); err != nil {
+			return err
+		}
+		k, b := r.add(then, 1)
+		if b > l.BackendsPerService && b > backends[i] {
+			return fmt.Errorf("%w: service %s would have %d backends, the limit is %d (limits.backendsPerService)",
+				failure.ErrLimit, name, b, l.BackendsPerService)
+		}
+		if by := k - keys[i]; by > most.by {
+			most = grown{name, by}
+		}
+		if by := b - backends[i]; by > mostBackends.by {
+			mostBackends = grown{name, by}
+		}
+		switch {
+		case r.winners > l.Frontends && r.winners > len(o.winners):
+			return fmt.Errorf("%w: there would be at least %d frontends, the limit is %d (limits.frontends); "+
+				"service %s adds most, %d", failure.ErrLimit, r.winners, l.Frontends, most.name, most.by)
+		case r.distinct > l.Backends && r.distinct > o.backends.once.n:
+			return fmt.Errorf("%w: there would be at least %d backends, the limit is %d (limits.backends); "+
+				"service %s adds most, %d", failure.ErrLimit, r.distinct, l.Backends, mostBackends.name, mostBackends.by)
+		}
+	}
+	return nil
+}
+
+// countNamed refuses a service that names more than it can have, before what it names is
+// made.
+func (o *Owner) countNamed(name service.Name, before, then frontend.View) error {
+	l := o.config.Limits
+	f0, b0 := before.Named()
+	f1, b1 := then.Named()
+	switch {
+	case f1 > maxRepeats*l.Frontends && f1 > f0:
+		return fmt.Errorf("%w: service %s would have up to %d frontends, the limit of all is %d (limits.frontends)",
+			failure.ErrLimit, name, f1, l.Frontends)
+	case b1 > maxRepeats*l.BackendsPerService && b1 > b0:
+		return fmt.Errorf("%w: service %s would have up to %d backends, the limit is %d (limits.backendsPerService)",
+			failure.ErrLimit, name, b1, l.BackendsPerService)
+	}
+	return nil
+}
+
+// add counts what a service wants, or with -1 what it does not want any more.
+func (r *room) add(v frontend.View, by int) (keys, backends int) {
+	for _, k := range r.config.Node.Keys(v.Service) {
+		had := len(r.contested[k])
+		if had == 0 && r.Owner.winners[k] != nil {
+			had = 1
+		}
+		r.winners += change(r.keys, k, had, by)
+		keys++
+	}
+	for _, at := range r.config.Node.Backends(v) {
+		h := r.backends.hash(at)
+		r.distinct += change(r.places, h, r.backends.of(h), by)
+		backends++
+	}
+	return keys, backends
+}
+
+// change counts one that wants k more, and says by how much that changes the number of
+// those that anybody wants.
+func change[K comparable](more map[K]int, k K, had, by int) int {
+	was := present(had + more[k])
+	more[k] += by
+	return present(had+more[k]) - was
+}
+
+func present(n int) int {
+	if n > 0 {
+		return 1
+	}
+	return 0
+}

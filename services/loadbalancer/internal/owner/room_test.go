@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
+)
+
+// joinedItems are JSON objects of a list, made of their numbers.
+func joinedItems(n int, format func(int) string) string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = format(i)
+	}
+	return strings.Join(all, ",")
+}
+
+// portsOf are as many ports with names.
+func portsOf(n int) string {
+	return joinedItems(n, func(i int) string { return fmt.Sprintf(`{"name":"p%d","port":%d}`, i, i+1) })
+}
+
+// vast is the Service a with some ports and load balancer addresses, and slices of it, each
+// with endpoints of its own on a hundred ports.
+func vast(ports, ingress, parts, endpoints int) (web, ends string) {
+	web = fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"},"spec":{"type":"LoadBalancer",`+
+		`"clusterIP":"10.96.0.1","ports":[%s]},"status":{"loadBalancer":{"ingress":[%s]}}}`, portsOf(ports),
+		joinedItems(ingress, func(i int) string { return fmt.Sprintf(`{"ip":"198.%d.%d.1"}`, 18+i>>8, i&255) }))
+	for part := range parts {
+		ends += fmt.Sprintf(`---
+{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","addressType":"IPv4","ports":[%s],"endpoints":[%s],`+
+			`"metadata":{"name":"a-%d","labels":{"kubernetes.io/service-name":"a"}}}
+`, portsOf(100), joinedItems(endpoints, func(i int) string {
+			return fmt.Sprintf(`{"addresses":["10.%d.%d.%d"]}`, part, i>>8, i&255)
+		}), part)
+	}
+	return "---\n" + web + "\n", ends
+}
+
+// TestVastServicesAreRefusedByName: a few hundred kilobytes name millions of frontends
+// or backends. They are refused with the name of the service, before they are made, and
+// whatever comes first.
+func TestVastServicesAreRefusedByName(t *testing.T) {
+	config := testConfig(&clock{now: time.Unix(1e9, 0)})
+	config.Limits = Limits{
+		Services: 65_536, Slices: 131_072, Frontends: 65_536, Backends: 131_072, BackendsPerService: 65_536,
+	}
+	o := start(t, config, t.TempDir())
+	refused := func(what, text, want string) {
+		t.Helper()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := o.Upsert(t.Context(), Request{Manifests: []byte(text)})
+		runtime.ReadMemStats(&after)
+		if !errors.Is(err, failure.ErrLimit) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", what, err, want)
+		}
+		if n := (after.TotalAlloc - before.TotalAlloc) >> 20; n > 200 {
+			t.Errorf("%s: %d MiB of memory were asked for", what, n)
+		}
+	}
+	web, ends := vast(100, 0, 2, 1000)
+	refused("200,000 backends", web+ends, "service default/a would have 200000 backends, the limit is 65536")
+	web, ends = vast(100, 0, 20, 1000)
+	refused("2,000,000 backends", web+ends, "service default/a would have up to 2000000 backends, the limit is 65536")
+	o.apply(ends)
+	refused("their service alone", web, "service default/a would have up to 2000000 backends, the limit is 65536")
+	// Of a protocol that its slices do not have it has none, and then they may not come.
+	o.apply(strings.ReplaceAll(web, `"port":`, `"protocol":"UDP","port":`))
+	refused("the protocol of its slices", web, "service default/a would have up to 2000000 backends")
+	frontends, _ := vast(1000, 2000, 0, 0)
+	refused("2,003,000 frontends", frontends,
+		"service default/a would have up to 2003000 frontends, the limit of all is 65536")
+	if st, err := o.Status(t.Context()); err != nil || st.Services != 1 || st.Revision != 2 {
+		t.Errorf("what has no room changed something: %+v, %v", st, err)
+	}
+}
+
+// TestSlicesMayRepeatEndpoints: what is named several times counts once, up to a bound.
+func TestSlicesMayRepeatEndpoints(t *testing.T) {
+	config := testConfig(&clock{now: time.Unix(1e9, 0)})
+	config.Limits.BackendsPerService = 100
+	o := start(t, config, t.TempDir())
+	web, ends := vast(100, 0, 1, 1)
+	o.apply(web)
+	var err error
+	n := 0
+	for ; err == nil; n++ {
+		_, err = o.Upsert(t.Context(), Request{Manifests: []byte(strings.Replace(ends, "a-0", fmt.Sprintf("a-%d", n), 1))})
+	}
+	const want = "service default/a would have up to 500 backends, the limit is 100"
+	if n != maxRepeats+1 || !strings.Contains(err.Error(), want) {
+		t.Errorf("slice %d: %v", n, err)
+	}
+}

@@ -206,6 +206,9 @@ func TestMistakesNameTheField(t *testing.T) {
 		{"Service", "  ports: []", "spec.ports", "is missing"},
 		{"Service", "  ports: [{port: 0}]", "spec.ports[0].port", "is not between 1 and 65535"},
 		{"Service", "  ports: [{port: 65536}]", "spec.ports[0].port", "is not between 1 and 65535"},
+		{"Service", "  ports: [{port: -1}]", "spec.ports[0].port", "is not between 1 and 65535"},
+		{"Service", "  ports: [{port: 80, nodePort: -1}]", "spec.ports[0].nodePort", "is not between 0 and 65535"},
+		{"Service", "  ports: [{port: 80, nodePort: 65536}]", "spec.ports[0].nodePort", "is not between 0 and 65535"},
 		{"Service", "  ports: [{port: http}]", "spec.ports.port", "must be a whole number"},
 		{"Service", "  ports: [{port: 80, protocol: ICMP}]", "spec.ports[0].protocol", "is not TCP"},
 		{"Service", "  ports: [{port: 80}, {port: 81}]", "spec.ports[0].name", "is missing"},
@@ -244,6 +247,7 @@ func TestMistakesNameTheField(t *testing.T) {
 		},
 		{"EndpointSlice", "ports: [{port: 0}]", "ports[0].port", "is not between 1 and 65535"},
 		{"EndpointSlice", "ports: [{port: 65536}]", "ports[0].port", "is not between 1 and 65535"},
+		{"EndpointSlice", "ports: [{port: 80.5}]", "ports.port", "must be a whole number"},
 		{"EndpointSlice", "ports: [{port: 1}, {port: 2}]", "ports[1].name", "is given twice"},
 	} {
 		text := manifests(c.kind, c.line)

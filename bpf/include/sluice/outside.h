@@ -157,6 +157,7 @@ static __always_inline enum sl_reason serve(struct __sk_buff *skb, struct sl_pac
 	 */
 	if (is_of_tunnel(p) || follow_fragments(p))
 		return SL_FWD_STACK;
+	p->dst_slot = slot_of_address(p->dst, p->family);
 	reason = restore_destination(skb, p);
 	if (reason)
 		return reason;

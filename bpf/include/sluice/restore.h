@@ -23,6 +23,53 @@ static __always_inline bool may_be_claimed(const struct sl_packet *p)
 	return p->proto == SL_SCTP;
 }
 
+/* Whether a socket of the node receives what a remote end sends to a local one. */
+static __noinline bool has_socket(struct __sk_buff *skb, const struct sl_packet *p,
+				  const struct sl_end *remote, const struct sl_end *local)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *sk;
+	__u32 size;
+
+	if (p->family == 4) {
+		tuple.ipv4.saddr = *(const __be32 *)remote->addr;
+		tuple.ipv4.daddr = *(const __be32 *)local->addr;
+		tuple.ipv4.sport = bpf_htons(remote->port);
+		tuple.ipv4.dport = bpf_htons(local->port);
+		size = sizeof(tuple.ipv4);
+	} else {
+		__builtin_memcpy(tuple.ipv6.saddr, remote->addr, sizeof(tuple.ipv6.saddr));
+		__builtin_memcpy(tuple.ipv6.daddr, local->addr, sizeof(tuple.ipv6.daddr));
+		tuple.ipv6.sport = bpf_htons(remote->port);
+		tuple.ipv6.dport = bpf_htons(local->port);
+		size = sizeof(tuple.ipv6);
+	}
+	if (p->proto == SL_UDP)
+		sk = bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	else
+		sk = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	bpf_sk_release(sk);
+	return true;
+}
+
+/*
+ * Whether a packet that goes on with something, at a port that is for answers, is of
+ * nobody here: its claim was evicted. The stack would reset the connection; without an
+ * answer the backend sends it again, and the sender's next packet makes the claim again.
+ */
+static __always_inline bool lacks_claim(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	struct sl_end remote = { .port = p->sport }, local = { .port = p->dport };
+
+	if (p->proto == SL_SCTP || begins(p))
+		return false;
+	__builtin_memcpy(remote.addr, p->src, sizeof(remote.addr));
+	__builtin_memcpy(local.addr, p->dst, sizeof(local.addr));
+	return !has_socket(skb, p, &remote, &local);
+}
+
 /*
  * Leads an answer to the sender whose source was translated: its destination changes
  * here, its source where it leaves the node. SL_CONTINUE: it is none, else the packet is
@@ -44,7 +91,8 @@ __noinline enum sl_reason restore_destination(struct __sk_buff *skb, struct sl_p
 	p->xl6.zone = SL_XL_NAT;
 	xl = find_translation(p->family);
 	if (!xl)
-		return SL_CONTINUE;
+		return p->dst_slot == SL_SLOT_HOST && lacks_claim(skb, p) ? SL_DROP_CT_INVALID
+									  : SL_CONTINUE;
 	now = now_seconds();
 	if (READ_ONCE(xl->last_s) != now)
 		*(volatile __u32 *)&xl->last_s = now;

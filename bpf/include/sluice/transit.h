@@ -23,6 +23,7 @@
 #include <sluice/fragment.h>
 #include <sluice/node.h>
 #include <sluice/quote.h>
+#include <sluice/restore.h>
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
 
@@ -112,31 +113,10 @@ static __always_inline int own_address(__u8 *addr, __u16 place, __u8 family)
 static __noinline bool is_port_of_host(struct __sk_buff *skb, const struct sl_packet *p,
 				       const struct sl_end *from)
 {
-	struct bpf_sock_tuple tuple = {};
-	struct bpf_sock *sk;
-	__u32 size;
+	struct sl_end backend = { .port = p->dport };
 
-	if (p->family == 4) {
-		tuple.ipv4.saddr = *(const __be32 *)p->dst;
-		tuple.ipv4.daddr = *(const __be32 *)from->addr;
-		tuple.ipv4.sport = bpf_htons(p->dport);
-		tuple.ipv4.dport = bpf_htons(from->port);
-		size = sizeof(tuple.ipv4);
-	} else {
-		__builtin_memcpy(tuple.ipv6.saddr, p->dst, sizeof(tuple.ipv6.saddr));
-		__builtin_memcpy(tuple.ipv6.daddr, from->addr, sizeof(tuple.ipv6.daddr));
-		tuple.ipv6.sport = bpf_htons(p->dport);
-		tuple.ipv6.dport = bpf_htons(from->port);
-		size = sizeof(tuple.ipv6);
-	}
-	if (p->proto == SL_UDP)
-		sk = bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
-	else
-		sk = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
-	if (!sk)
-		return false;
-	bpf_sk_release(sk);
-	return true;
+	__builtin_memcpy(backend.addr, p->dst, sizeof(backend.addr));
+	return has_socket(skb, p, &backend, from);
 }
 
 /* The key of the answers to a source, and whom they are for. */

@@ -161,6 +161,8 @@ func newFabricNode(t *testing.T, bridge netlink.Link, number byte, routing Routi
 		for name, value := range map[string]string{
 			"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1",
 			"ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0",
+			"ipv4/conf/all/send_redirects": "0", "ipv4/conf/up0/send_redirects": "0",
+			"ipv4/icmp_ratelimit": "0", "ipv6/icmp/ratelimit": "0",
 		} {
 			if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
 				t.Errorf("sysctl: %v", err)

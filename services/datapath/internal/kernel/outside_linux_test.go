@@ -5,17 +5,25 @@ package kernel
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
 )
 
 // outsideAddrs are the outsider's addresses, of both families.
@@ -156,5 +164,269 @@ func wantServed(t *testing.T, what, says string, at netip.AddrPort, source netip
 	from, err := netip.ParseAddrPort(client)
 	if err != nil || server != at.String() || from.Addr().Unmap() != source {
 		t.Errorf("%s: %q answers, want %v to %v", what, says, at, source)
+	}
+}
+
+// fromOutside sends frames of the outsider to a node.
+func (f *fabric) fromOutside(t *testing.T, to *fabricNode, packets ...[]byte) {
+	t.Helper()
+	inNetns(t, f.outsider, func() {
+		l, err := netlink.LinkByName("up0")
+		if err != nil {
+			t.Errorf("find up0: %v", err)
+			return
+		}
+		for _, p := range packets {
+			ethertype := uint16(etherIPv4)
+			if p[0]>>4 == 6 {
+				ethertype = etherIPv6
+			}
+			dst, src := [6]byte(to.uplink.Attrs().HardwareAddr), [6]byte(l.Attrs().HardwareAddr)
+			sendRaw(t, "up0", frame(dst, src, ethertype, p))
+		}
+	})
+}
+
+// TestKernelOutsideErrorsQuoteWhatWasSent: an ICMP error about a packet to a service
+// reaches the socket that has sent it, whose kernel compares what it quotes: from a pod
+// of the node, of another one, and from a host.
+func TestKernelOutsideErrorsQuoteWhatWasSent(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		n := &serviceNode{T: t, runner: f.a.runner}
+		for i, own := range []netip.Addr{f.a.addr4, f.a.addr6} {
+			for j, backend := range []netip.Addr{
+				f.a.pod.Addrs()[i], f.b.pod.Addrs()[i], []netip.Addr{f.b.addr4, f.b.addr6}[i], own,
+			} {
+				nodePort := netip.AddrPortFrom(own, 30090+uint16(j))
+				n.lead(nodePort, feNode, netip.AddrPortFrom(backend, 9))
+				u, err := dialIn(t, f.outsider, "udp", nodePort)
+				must(t, "open a socket", err)
+				_, err = u.Write([]byte("anybody?"))
+				must(t, "send", err)
+				if _, err := u.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNREFUSED) {
+					t.Errorf("%v for %v, where nobody listens: %v, want %v", nodePort, backend, err, syscall.ECONNREFUSED)
+				}
+				if _, err := dialIn(t, f.outsider, "tcp", nodePort); !errors.Is(err, syscall.ECONNREFUSED) {
+					t.Errorf("%v for %v by tcp: %v, want %v", nodePort, backend, err, syscall.ECONNREFUSED)
+				}
+			}
+			// without a backend
+			nodePort := netip.AddrPortFrom(own, 30099)
+			n.lead(nodePort, feNode)
+			for _, network := range []string{"tcp", "udp"} {
+				c, err := dialIn(t, f.outsider, network, nodePort)
+				if err == nil {
+					_, _ = c.Write([]byte("anybody?"))
+					_, err = c.Read(make([]byte, 1))
+				}
+				if !errors.Is(err, syscall.ECONNREFUSED) {
+					t.Errorf("%s to a service without backends: %v, want %v", network, err, syscall.ECONNREFUSED)
+				}
+			}
+		}
+	})
+}
+
+// TestKernelOutsideForgedSourcesReachNoBackend: senders outside that claim to be a pod,
+// or the node, get to no backend, and no service leads anybody to the port of a tunnel.
+func TestKernelOutsideForgedSourcesReachNoBackend(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
+		n := &serviceNode{T: t, runner: f.a.runner}
+		nodePort := netip.AddrPortFrom(f.a.addr4, 30080)
+		n.lead(nodePort, feNode, netip.AddrPortFrom(f.a.pod.IPv4, 8080))
+		away := netip.AddrPortFrom(f.a.addr4, 30081)
+		n.lead(away, feNode, netip.AddrPortFrom(f.b.pod.IPv4, 8080))
+		tunnel := netip.AddrPortFrom(f.a.addr4, 30082)
+		n.lead(tunnel, feNode, netip.AddrPortFrom(f.b.addr4, 4789))
+		packet := func(src netip.Addr, to netip.AddrPort) []byte {
+			return ip4Header{src: src, dst: to.Addr(), proto: protoUDP}.with(udp(1000, to.Port()))
+		}
+		for _, c := range []struct {
+			what string
+			src  netip.Addr
+			to   netip.AddrPort
+			want event.Reason
+		}{
+			{"a pod of the node", f.a.pod.IPv4, nodePort, event.DropSpoofedIP},
+			{"nobody in the node's range", netip.MustParseAddr("10.244.1.77"), nodePort, event.DropSpoofedIP},
+			{"the node", f.a.over4, nodePort, event.DropSpoofedIP},
+			{"the node, to another", f.a.addr4, away, event.DropSpoofedIP},
+			{"a pod of the other node", f.b.pod.IPv4, nodePort, event.DropSpoofedNode},
+			{"a pod of the other node, to itself", f.b.pod.IPv4, away, event.DropSpoofedNode},
+			{"the outsider, to a tunnel", f.outside, tunnel, event.DropTunnelPort},
+		} {
+			if routing == RoutingNative && c.want == event.DropSpoofedNode {
+				continue // it is believed from the wire: see routing.md
+			}
+			before := f.a.counters(t)
+			f.fromOutside(t, f.a, packet(c.src, c.to))
+			servicetest.Eventually(t, c.what, func() bool { return len(f.a.gained(t, before)) > 0 })
+			if got := f.a.gained(t, before)[cell{c.want, event.Ingress}]; got != 1 {
+				t.Errorf("%s: %v, want one %v", c.what, f.a.gained(t, before), c.want)
+			}
+		}
+		must(t, "list", n.k.Translations.Each(func(tr translation.Translation) error {
+			if tr.Source.Addr() != f.outside {
+				t.Errorf("a forged source has a translation: %v", tr)
+			}
+			return nil
+		}))
+	})
+}
+
+// TestKernelOutsideClaimsSurviveEviction: connections to a backend elsewhere go on while
+// all translations, and the entries of the connections themselves, are deleted again and
+// again: the port of the node stays the same, and nothing is reset.
+func TestKernelOutsideClaimsSurviveEviction(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		n := &serviceNode{T: t, runner: f.a.runner}
+		at := netip.AddrPortFrom(f.b.pod.IPv4, 8080)
+		tell(t, f.b.pod.ns, at)
+		nodePort := netip.AddrPortFrom(f.a.addr4, 30080)
+		n.lead(nodePort, feNode, at)
+		var conns []net.Conn
+		for range 20 {
+			c, err := dialIn(t, f.outsider, "tcp", nodePort)
+			must(t, "connect", err)
+			_, err = readLine(c)
+			must(t, "read", err)
+			conns = append(conns, c)
+		}
+		claims := func() map[netip.AddrPort]netip.AddrPort {
+			m := map[netip.AddrPort]netip.AddrPort{}
+			must(t, "list", n.k.Translations.Each(func(tr translation.Translation) error {
+				if tr.Answer && tr.Protocol == protoTCP {
+					m[tr.Backend] = tr.Asked
+				}
+				return nil
+			}))
+			return m
+		}
+		before := claims()
+		if len(before) != len(conns) {
+			t.Fatalf("%d claims for %d connections", len(before), len(conns))
+		}
+		for round := range 6 {
+			for _, name := range []string{bpf.MapsMapSlXl4, bpf.MapsMapSlCt4} {
+				if name == bpf.MapsMapSlCt4 && round%2 == 0 {
+					continue
+				}
+				m := n.k.Pins.Map(name)
+				key := make([]byte, m.KeySize())
+				for m.NextKey(nil, key) == nil {
+					must(t, "delete", m.Delete(key))
+				}
+			}
+			for i, c := range conns {
+				sent := fmt.Sprintf("round %d connection %d\n", round, i)
+				_, err := c.Write([]byte(sent))
+				must(t, "write", err)
+				if got, err := readLine(c); err != nil || got+"\n" != sent {
+					t.Fatalf("%q came back, %v, want %q", got, err, sent)
+				}
+			}
+			if after := claims(); !maps.Equal(before, after) {
+				t.Errorf("round %d: the claims are %v, were %v", round, after, before)
+			}
+		}
+	})
+}
+
+// readLine reads up to the end of a line.
+func readLine(c net.Conn) (string, error) {
+	var line []byte
+	for b := make([]byte, 1); ; {
+		if _, err := c.Read(b); err != nil {
+			return string(line), err
+		}
+		if b[0] == '\n' {
+			return string(line), nil
+		}
+		line = append(line, b[0])
+	}
+}
+
+// TestKernelOutsideTakesNoPortOfTheHost: while sockets of the node have all ports for the
+// way to backends elsewhere, a sender outside gets none, and the drop says so; then it does.
+func TestKernelOutsideTakesNoPortOfTheHost(t *testing.T) {
+	f := newFabric(t, RoutingNative, false)
+	n := &serviceNode{T: t, runner: f.a.runner}
+	at := netip.AddrPortFrom(f.b.pod.IPv4, 8080)
+	tell(t, f.b.pod.ns, at)
+	nodePort := netip.AddrPortFrom(f.a.addr4, 30080)
+	n.lead(nodePort, feNode, at)
+	const first, ports = 20000, 10000
+	var held []*net.UDPConn
+	t.Cleanup(func() {
+		for _, u := range held {
+			u.Close()
+		}
+	})
+	inNetns(t, f.a.ns, func() {
+		for port := range ports {
+			u, err := net.ListenUDP("udp4", &net.UDPAddr{Port: first + port})
+			if err != nil {
+				t.Errorf("hold port %d: %v", first+port, err)
+				return
+			}
+			held = append(held, u)
+		}
+	})
+	before := f.a.counters(t)
+	u, err := dialIn(t, f.outsider, "udp", nodePort)
+	must(t, "open a socket", err)
+	_, err = u.Write([]byte("x"))
+	must(t, "send", err)
+	servicetest.Eventually(t, "nat-exhausted", func() bool {
+		return f.a.gained(t, before)[cell{event.DropNATExhausted, event.Egress}] == 1
+	})
+	for _, u := range held {
+		u.Close()
+	}
+	held = nil
+	askUDP(t, f.outsider, nodePort, 64)
+	askTCP(t, f.outsider, nodePort, 64)
+}
+
+// TestKernelOutsideFloodLeavesOthersAlone: many more new senders than there is room for
+// translations ask a service; connections that others have by services go on.
+func TestKernelOutsideFloodLeavesOthersAlone(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	n := &serviceNode{T: t, runner: f.a.runner}
+	local, away := netip.AddrPortFrom(f.a.pod.IPv4, 8080), netip.AddrPortFrom(f.b.pod.IPv4, 8080)
+	tell(t, f.a.pod.ns, local)
+	tell(t, f.b.pod.ns, away)
+	ports := []netip.AddrPort{netip.AddrPortFrom(f.a.addr4, 30080), netip.AddrPortFrom(f.a.addr4, 30081)}
+	n.lead(ports[0], feNode, local)
+	n.lead(ports[1], feNode, away)
+	vip := serviceAddr(local.Addr(), 1)
+	n.lead(vip, feAddress, away)
+	var conns []net.Conn
+	for _, c := range []struct {
+		from netns.NsHandle
+		to   netip.AddrPort
+	}{{f.outsider, ports[0]}, {f.outsider, ports[1]}, {f.a.pod.ns, vip}} {
+		conn, err := dialIn(t, c.from, "tcp", c.to)
+		must(t, "connect", err)
+		_, err = readLine(conn)
+		must(t, "read", err)
+		conns = append(conns, conn)
+	}
+	prog, _ := n.k.program(program.FromUplink), 0
+	header := [14]byte{12: 8}
+	for i := range 100_000 {
+		src := netip.AddrFrom4([4]byte{198, 18, byte(i >> 14), byte(i >> 6)})
+		in := ip4Header{src: src, dst: f.a.addr4, proto: protoUDP}.with(udp(uint16(1000+i&0x3f), ports[i&1].Port()))
+		_, err := prog.Run(&ebpf.RunOptions{Data: append(header[:], in...)})
+		must(t, "run", err)
+		if i%20_000 == 0 {
+			for j, c := range conns {
+				_, err := c.Write([]byte("on\n"))
+				must(t, "write", err)
+				if got, err := readLine(c); err != nil || got != "on" {
+					t.Fatalf("connection %d after %d strangers: %q, %v", j, i, got, err)
+				}
+			}
+		}
 	}
 }

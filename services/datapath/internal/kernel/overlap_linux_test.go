@@ -462,8 +462,8 @@ func TestKernelVerifierAcceptsTheOverlap(t *testing.T) {
 	th.reopen(t, th.k.opened.Dir, build{})
 	for _, p := range th.k.Programs.On(program.Endpoints) {
 		t.Logf("verified %s %s: %d instructions walked", pin.Release(), p.Name, p.VerifiedInstructions)
-		if p.VerifiedInstructions > 45_000 {
-			t.Errorf("%s: the verifier walked %d instructions, more than 45000", p.Name, p.VerifiedInstructions)
+		if p.VerifiedInstructions > verifierLimit {
+			t.Errorf("%s: the verifier walked %d instructions, more than %d", p.Name, p.VerifiedInstructions, verifierLimit)
 		}
 	}
 }

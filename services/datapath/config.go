@@ -117,6 +117,19 @@ func (c *Config) closedPorts() []uint16 {
 	return ports
 }
 
+// reservedPorts are the UDP ports of the node at which it takes packets of other nodes:
+// no container may have them.
+func (c *Config) reservedPorts() []uint16 {
+	ports := c.closedPorts()
+	if len(ports) == 0 {
+		ports = []uint16{kernel.DefaultTunnelPort}
+	}
+	if c.Routing.probes() {
+		ports = append(ports, c.Routing.ProbePort)
+	}
+	return ports
+}
+
 // probes says whether other nodes are probed.
 func (c RoutingConfig) probes() bool { return c.ProbePort != 0 && c.Mode != string(cluster.None) }
 

@@ -129,7 +129,7 @@ type world struct {
 	routing    RoutingConfig
 	frontends  frontendstream.Service // nil: services are not translated
 	state      frontendstream.Memory  // of them
-	cgroup     string                 // whose sockets reach them; "": all
+	cgroup     string                 // whose sockets reach services; "": none do
 	pods6      netip.Prefix
 	mtu        uint16
 }
@@ -245,7 +245,10 @@ func (w *world) run(r opened, repair bool) {
 		work = append(work, n.Fabric.Run)
 	}
 	if n.Frontends != nil {
-		work = append(work, n.Frontends.Run, n.collectServices)
+		work = append(work, n.Frontends.Run, n.collectServices, n.HostPorts.Run)
+	}
+	if w.cgroup != "" && n.Frontends != nil {
+		work = append(work, n.followSockets)
 	}
 	if n.Follower != nil {
 		work = append(work, func(ctx context.Context) error { return errors.Join(n.Follower.Run(ctx), ctx.Err()) })
@@ -297,10 +300,14 @@ func (w *world) spec(name string, ns *netns.Namespace) endpoint.Spec {
 	}
 }
 
-func (w *world) pod(name string) *pod {
+func (w *world) pod(name string) *pod { return w.podWith(name, func(*endpoint.Spec) {}) }
+
+// podWith makes a pod from a request that change has changed.
+func (w *world) podWith(name string, change func(*endpoint.Spec)) *pod {
 	w.t.Helper()
 	ns := netnstest.New(w.t)
 	p := &pod{t: w.t, ns: ns, spec: w.spec(name, ns)}
+	change(&p.spec)
 	p.owner = p.spec.Owner
 	var err error
 	if p.ep, err = w.node.Core.Create(w.t.Context(), p.spec, false); err != nil {
@@ -363,9 +370,12 @@ func abortOnClose(c net.Conn) error {
 }
 
 // echo listens on a TCP port of the pod and sends back what comes.
-func (p *pod) echo(a netip.Addr) netip.AddrPort {
+func (p *pod) echo(a netip.Addr) netip.AddrPort { return p.echoAt(netip.AddrPortFrom(a, 0)) }
+
+// echoAt is echo at a port; 0: any.
+func (p *pod) echoAt(at netip.AddrPort) netip.AddrPort {
 	p.t.Helper()
-	l := p.listen("tcp", netip.AddrPortFrom(a, 0).String()).(net.Listener)
+	a, l := at.Addr(), p.listen("tcp", at.String()).(net.Listener)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -150,7 +151,7 @@ func newServer(
 		Cluster:  n.clusterStream,
 		Called:   server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
 		NameOf:   n.Numbers.Name,
-		Warnings: func() []string { return append(n.Host.Warnings(), p.MissingLayers()...) },
+		Warnings: func() []string { return slices.Concat(n.Host.Warnings(), p.MissingLayers(), n.hostPortWarnings()) },
 	}
 	if n.Prober != nil {
 		s.Probes = n.Prober.State
@@ -206,6 +207,7 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 	if n.Frontends != nil {
 		p.Go("frontends", n.Frontends.Run)
 		p.Go("service numbers", n.collectServices)
+		p.Go("host ports", n.HostPorts.Run)
 		p.Go("sockets", n.followSockets)
 	}
 	if n.Fabric != nil {

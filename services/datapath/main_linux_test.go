@@ -538,8 +538,8 @@ func TestKernelKilledAtEveryFaultPointLeavesNothing(t *testing.T) {
 		})
 		n.t = t
 	}
-	if tested != 15 {
-		t.Errorf("%d fault points tested, want 15", tested)
+	if tested != 16 {
+		t.Errorf("%d fault points tested, want 16", tested)
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
 	"github.com/sluice-net/sluice/services/datapath/internal/guard"
 	"github.com/sluice-net/sluice/services/datapath/internal/host"
+	"github.com/sluice-net/sluice/services/datapath/internal/hostport"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
@@ -81,6 +82,7 @@ type node struct {
 	Policy    *policysync.Applier      // nil in policy mode none
 	Frontends *frontendstream.Follower // nil: services are not translated
 	Ender     *socketend.Ender         // nil: services are not translated
+	HostPorts *hostport.Ports          // nil: services are not translated
 	Kernel    *kernel.Kernel
 	Collector *conntrack.Collector // of connections; nil with validateOnly
 	timeouts  conntrack.Timeouts   // of connections
@@ -174,8 +176,12 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 		n.Ender = socketend.New(socketend.Options{
 			Sockets: n.Kernel.SocketList, Each: n.eachNamespace, Keeps: n.Kernel.Services.Keeps,
 		})
+		n.HostPorts = hostport.New(hostport.Options{
+			Kernel: n.Kernel.Frontends(), Ender: n.Ender, Own: n.isOwn, Closed: cfg.reservedPorts(), Log: n.log,
+		})
 		n.Frontends = frontendstream.New(frontendstream.Options{
-			Name: service, Service: n.frontends, Kernel: n.Kernel.Frontends(), Ender: n.Ender, Memory: n.frontendState, Log: n.log,
+			Name: service, Service: n.frontends, Kernel: n.HostPorts.Services(), Ender: n.Ender, Memory: n.frontendState,
+			Freed: n.HostPorts.Freed(), Log: n.log,
 		})
 	}
 	o := cfg.Connections.options()
@@ -184,6 +190,12 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 	o.Passed = func(began time.Time, p conntrack.Pass) { n.Numbers.Passed(began, p.Nodes) }
 	n.Collector, err = n.Kernel.Connections.NewCollector(o)
 	return err
+}
+
+// isOwn says whether an address is the node's, so that host ports may answer there.
+func (n *node) isOwn(a netip.Addr) (bool, error) {
+	own, err := n.Kernel.Endpoints.HostAddrs()
+	return slices.Contains(own, a), err
 }
 
 // openCluster prepares the exchange with other nodes.
@@ -459,6 +471,10 @@ func (n *node) openCore(cfg Config) (err error) {
 				n.unpublished.Add(1)
 			}
 		}
+	}
+	c.HostPorts = endpoint.NoHostPorts{}
+	if n.HostPorts != nil {
+		c.HostPorts = n.HostPorts
 	}
 	if n.Policy != nil {
 		c.Policies = endpointmap.Policies{Policy: n.Policy}

@@ -68,6 +68,7 @@ func (n *node) followSockets(ctx context.Context) error {
 	// Programs that found no services yet would translate nothing.
 	select {
 	case <-n.Frontends.Synced():
+	case <-n.HostPorts.Held(): // they need no sluice-loadbalancer
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -202,6 +203,20 @@ func (n *node) inNamespaceOf(e endpoint.Endpoint, fn func(endpoint.Namespace) er
 		return fmt.Errorf("sockets of %s: %w", e.Spec.Owner, err)
 	}
 	return nil
+}
+
+// hostPortWarnings name the host ports that lead nowhere.
+func (n *node) hostPortWarnings() []string {
+	if n.HostPorts != nil {
+		return n.HostPorts.Warnings()
+	}
+	var lines []string
+	for _, e := range n.Core.List() {
+		if len(e.Spec.PortMappings) > 0 {
+			lines = append(lines, fmt.Sprintf("endpoint %s: its host ports lead nowhere: loadBalancing.mode is off", e.Spec.Owner))
+		}
+	}
+	return lines
 }
 
 // numberUsers are all who name numbers of fronts and backends.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,10 +62,12 @@ type endpoint struct {
 	SourceRouted []string `json:"sourceRouted,omitempty"`
 	// Given are the labels as they were given last, unfiltered, and FromPod says
 	// that the identity comes from the Kubernetes pod instead.
-	Given      []string   `json:"givenLabels,omitempty"`
-	FromPod    bool       `json:"labelsFromPod,omitempty"`
-	NamedPorts []string   `json:"namedPorts,omitempty"`
-	Created    *time.Time `json:"createTime,omitempty"`
+	Given      []string `json:"givenLabels,omitempty"`
+	FromPod    bool     `json:"labelsFromPod,omitempty"`
+	NamedPorts []string `json:"namedPorts,omitempty"`
+	// HostPorts are ports of the node that lead to the container.
+	HostPorts []string   `json:"hostPorts,omitempty"`
+	Created   *time.Time `json:"createTime,omitempty"`
 	// Policy is what evaluates its packets; nil from a datapath that knows none.
 	Policy *policy `json:"policy,omitempty"`
 }
@@ -133,6 +136,9 @@ func shown(e *datapathv1.Endpoint) endpoint {
 	}
 	for _, p := range e.GetNamedPorts() {
 		shown.NamedPorts = append(shown.NamedPorts, namedPort(p))
+	}
+	for _, m := range e.GetPortMappings() {
+		shown.HostPorts = append(shown.HostPorts, hostPort(m))
 	}
 	return shown
 }
@@ -241,6 +247,9 @@ func printOne(ctx context.Context, inv *invocation.Invocation, name string) erro
 		output.Row(w, "MTU", e.MTU)
 		output.Row(w, "Namespace", e.Namespace)
 		output.Row(w, "Named ports", strings.Join(e.NamedPorts, " "))
+		if len(e.HostPorts) > 0 {
+			output.Row(w, "Host ports", strings.Join(e.HostPorts, " "))
+		}
 		output.Row(w, "Slot", e.Slot)
 		if p := e.Policy; p != nil {
 			output.Row(w, "Policy", p.text())
@@ -253,6 +262,15 @@ func printOne(ctx context.Context, inv *invocation.Invocation, name string) erro
 		}
 		output.Row(w, "Age", output.Since(e.Created))
 	})
+}
+
+// hostPort is "8080=80/tcp", "192.0.2.1:8080=80/tcp".
+func hostPort(m *datapathv1.PortMapping) string {
+	asked := portText(m.GetHostPort())
+	if m.GetHostIp() != "" {
+		asked = net.JoinHostPort(output.Printable(m.GetHostIp()), asked)
+	}
+	return asked + "=" + portText(m.GetContainerPort()) + "/" + output.Enum(m.GetProtocol(), "PROTOCOL_")
 }
 
 func namedPort(p *workloadv1.NamedPort) string {

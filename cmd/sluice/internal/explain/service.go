@@ -6,6 +6,7 @@ package explain
 import (
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
@@ -58,8 +59,11 @@ func explainedServiceOf(s *datapathv1.ExplainedService, protocol uint32) *explai
 	}
 	port := service.PortText(s.GetPort(), netv1.Protocol(protocol))
 	shown.frontend = service.AddressText(s.GetAddress(), s.GetPort()) + strings.TrimLeft(port, "0123456789")
-	if s.GetKind() == datapathv1.FrontendKind_FRONTEND_KIND_NODE_PORT {
-		shown.Address, shown.frontend = "", "node:"+port
+	switch s.GetKind() {
+	case datapathv1.FrontendKind_FRONTEND_KIND_NODE_PORT, datapathv1.FrontendKind_FRONTEND_KIND_HOST_PORT:
+		if a, err := netip.ParseAddr(s.GetAddress()); err != nil || a.IsUnspecified() {
+			shown.Address, shown.frontend = "", "node:"+port
+		}
 	}
 	if s.GetOutside() {
 		shown.List = "outside"
@@ -101,6 +105,9 @@ func (s *explainedService) headline(verdict string) string {
 	return "NO POLICY OF THIS NODE IS ASKED"
 }
 
+// hostPort is the kind of a frontend that is of no service.
+const hostPort = "host-port"
+
 // lines name the service, its frontend and its list of backends.
 func (s *explainedService) lines(w io.Writer) {
 	if s == nil {
@@ -118,7 +125,11 @@ func (s *explainedService) lines(w io.Writer) {
 		frontend += ", " + s.Kind
 	}
 	fmt.Fprintln(w)
-	output.Row(w, "Service", name)
+	label := "Service"
+	if s.Kind == hostPort {
+		label = "Host port of"
+	}
+	output.Row(w, label, name)
 	output.Row(w, "Frontend", frontend)
 	output.Row(w, "Backends", s.backendsText())
 }

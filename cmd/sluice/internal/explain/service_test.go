@@ -79,6 +79,12 @@ func TestExplainOfAServiceSaysWhatBecomesOfEachBackend(t *testing.T) {
 	node := web(translated, withoutPolicy("10.244.1.3", notLocal))
 	node.Service.Address, node.Service.Port = "0.0.0.0", 30080
 	node.Service.Kind = datapathv1.FrontendKind_FRONTEND_KIND_NODE_PORT
+	port := web(translated, withoutPolicy("10.244.1.3", notLocal))
+	port.Service.Service, port.Service.Address, port.Service.Port = "shop/web-1", "::", 8080
+	port.Service.Kind = datapathv1.FrontendKind_FRONTEND_KIND_HOST_PORT
+	portOfOne := web(translated, withoutPolicy("10.244.1.3", notLocal))
+	portOfOne.Service.Service, portOfOne.Service.Address = "shop/web-1", "192.0.2.1"
+	portOfOne.Service.Kind = datapathv1.FrontendKind_FRONTEND_KIND_HOST_PORT
 	adopted := web(datapathv1.ServiceOutcome_SERVICE_OUTCOME_SOURCE_RANGES)
 	adopted.Service.Service, adopted.Service.Kind, adopted.Service.BackendCount = "", 0, 0
 	outside := web(notTranslated)
@@ -105,6 +111,10 @@ func TestExplainOfAServiceSaysWhatBecomesOfEachBackend(t *testing.T) {
 				"10.244.0.4:8080: DROPPED (policy-denied)", "ingress dropped by NetworkPolicy shop/web spec.ingress[0]",
 			},
 			nil,
+		},
+		"a host port": {port, []string{"Host port of shop/web-1", "Frontend node:8080/TCP, host-port"}, nil},
+		"a host port of an address": {
+			portOfOne, []string{"Host port of shop/web-1", "Frontend 192.0.2.1:80/TCP, host-port"}, nil,
 		},
 		"the pod itself": {otherWays, []string{
 			"10.244.0.2 -> 10.96.0.10, tcp port 80: FORWARDED",

@@ -201,6 +201,7 @@ type CreateEndpointRequest struct {
 	Manager          string
 	Network          string
 	Pod              *PodReference
+	PortMappings     []*PortMapping
 }
 
 func (m *CreateEndpointRequest) fields(f *Fields) {
@@ -216,6 +217,22 @@ func (m *CreateEndpointRequest) fields(f *Fields) {
 	text(f, 10, &m.Manager)
 	text(f, 11, &m.Network)
 	one(f, 12, &m.Pod)
+	many(f, 13, &m.PortMappings)
+}
+
+// PortMapping is sluice.datapath.v1.PortMapping.
+type PortMapping struct {
+	HostPort      uint32
+	ContainerPort uint32
+	Protocol      int32
+	HostIP        string
+}
+
+func (m *PortMapping) fields(f *Fields) {
+	varint(f, 1, &m.HostPort)
+	varint(f, 2, &m.ContainerPort)
+	varint(f, 3, &m.Protocol)
+	text(f, 4, &m.HostIP)
 }
 
 // EndpointResponse is sluice.datapath.v1.CreateEndpointResponse, and

@@ -94,6 +94,8 @@ type Spec struct {
 	MAC MAC `json:"mac,omitzero"`
 	// MTU in bytes; 0 for the node's.
 	MTU uint16 `json:"mtu,omitempty"`
+	// PortMappings are ports of the node that lead to the container.
+	PortMappings []PortMapping `json:"portMappings,omitempty"`
 	// LeaseExpiry is when the lease ends, zero if not known. It is no part of
 	// the content: a caller that asks again has renewed it.
 	LeaseExpiry time.Time `json:"-"`
@@ -110,6 +112,12 @@ func (s Spec) Normalise() Spec {
 	slices.SortFunc(s.Labels, label.Label.Compare)
 	s.Ports = slices.Clone(s.Ports)
 	slices.SortFunc(s.Ports, workload.NamedPort.Compare)
+	s.PortMappings = slices.Clone(s.PortMappings)
+	for i, m := range s.PortMappings {
+		s.PortMappings[i].HostIP = m.HostIP.Unmap()
+	}
+	slices.SortFunc(s.PortMappings, PortMapping.Compare)
+	s.PortMappings = slices.Compact(s.PortMappings)
 	return s
 }
 
@@ -119,7 +127,8 @@ func (s Spec) SameContent(t Spec) bool {
 	return s.Owner == t.Owner &&
 		(s.Manager == "" || t.Manager == "" || s.Scope() == t.Scope()) &&
 		(s.Pod == workload.PodReference{} || t.Pod == workload.PodReference{} || s.Pod == t.Pod) && s.Netns == t.Netns && s.MAC == t.MAC && s.MTU == t.MTU &&
-		slices.Equal(s.Addrs, t.Addrs) && slices.Equal(s.Labels, t.Labels) && slices.Equal(s.Ports, t.Ports)
+		slices.Equal(s.Addrs, t.Addrs) && slices.Equal(s.Labels, t.Labels) && slices.Equal(s.Ports, t.Ports) &&
+		slices.Equal(s.PortMappings, t.PortMappings)
 }
 
 // Scope is the network of the manager that made the endpoint.
@@ -158,7 +167,7 @@ func (s Spec) Validate() error {
 	if s.MAC != (MAC{}) && !s.MAC.unicast() {
 		return invalid("mac", "%v is no unicast address", s.MAC)
 	}
-	return nil
+	return validateMappings("port_mappings", s.PortMappings, s.Addrs)
 }
 
 // State is where an endpoint is in its life.
@@ -283,6 +292,10 @@ var (
 	ErrSecond = errors.New("the network namespace has an attachment already")
 	// ErrNameTaken: the namespace has an interface of the wanted name.
 	ErrNameTaken = errors.New("interface name is taken")
+	// ErrHostPort: another endpoint or a service has a host port.
+	ErrHostPort = errors.New("host port is in use")
+	// ErrLoadBalancingOff: host ports are asked for, and services are not translated.
+	ErrLoadBalancingOff = errors.New("loadBalancing.mode is off")
 	// ErrAddressHeld: a live endpoint has the address.
 	ErrAddressHeld = errors.New("address belongs to a live endpoint")
 	// ErrFull: slots or map space are used up.

@@ -67,6 +67,54 @@ type Maps interface {
 	Entries() ([]Entry, error)
 }
 
+// HostPorts leads ports of the node to endpoints, as their requests have it.
+type HostPorts interface {
+	// Check says whether Claim would succeed: ErrHostPort if another endpoint or a
+	// service has a port, a *FieldError if the node cannot give one away.
+	Check(s Spec) error
+	// Claim keeps the ports for the owner, until Release. Errors as of Check; then
+	// none is kept.
+	Claim(s Spec) error
+	// Restore claims the ports of endpoints that an earlier process made. Of those that
+	// two have it keeps that of one which is ready.
+	Restore(rs []Record)
+	// Lead has all ports of the owner lead to its endpoint. ErrFull if the maps have no
+	// room; the other ports lead there.
+	Lead(ctx context.Context, o workload.Owner) error
+	// LeadAll does so for every owner. What has no room is tried again later.
+	LeadAll(ctx context.Context)
+	// Release has the ports of the owner lead nowhere and gives them up. An owner that
+	// has none is no error, and it may be repeated.
+	Release(o workload.Owner) error
+}
+
+// NoHostPorts is HostPorts of a node that translates no services: traffic to a port
+// would go elsewhere.
+type NoHostPorts struct{}
+
+// Check implements HostPorts.
+func (NoHostPorts) Check(s Spec) error {
+	if len(s.PortMappings) == 0 {
+		return nil
+	}
+	return fmt.Errorf("host port %v: %w, so that its traffic would go elsewhere", s.PortMappings[0], ErrLoadBalancingOff)
+}
+
+// Claim implements HostPorts.
+func (n NoHostPorts) Claim(s Spec) error { return n.Check(s) }
+
+// Restore implements HostPorts.
+func (NoHostPorts) Restore([]Record) {}
+
+// Lead implements HostPorts.
+func (NoHostPorts) Lead(context.Context, workload.Owner) error { return nil }
+
+// LeadAll implements HostPorts.
+func (NoHostPorts) LeadAll(context.Context) {}
+
+// Release implements HostPorts.
+func (NoHostPorts) Release(workload.Owner) error { return nil }
+
 // Policies is what evaluates endpoints. Maps gives an endpoint its tables.
 type Policies interface {
 	// Await returns when an endpoint of the identity may begin: its tables are

@@ -80,6 +80,9 @@ func (r Record) Validate() error {
 			return invalid("device.sourceRouted", "%v is no address of the endpoint", a)
 		}
 	}
+	if err := validateMappings("spec.portMappings", r.Spec.PortMappings, r.Spec.Addrs); err != nil {
+		return err
+	}
 	if r.Phase == PhaseCreating {
 		return nil
 	}

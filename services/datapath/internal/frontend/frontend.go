@@ -46,13 +46,13 @@ func (p Protocol) String() string {
 
 // Key names a frontend. Two frontends never have one key.
 type Key struct {
-	// Addr is the address that clients ask; of a node port the unspecified
-	// address of the family.
+	// Addr is the address that clients ask; of a node port, and of a host port of
+	// every address, the unspecified address of the family.
 	Addr netip.Addr
 	// Port that clients ask.
 	Port     uint16
 	Protocol Protocol
-	// Node is set for a node port: it is asked at addresses of the node.
+	// Node is set for these: they are asked at addresses of the node.
 	Node bool
 }
 
@@ -105,6 +105,8 @@ const (
 	NodePort
 	ExternalIP
 	LoadBalancer
+	// HostPort is of no service: a port of the node leads to one container.
+	HostPort
 )
 
 // Frontend is an address that a service is reached at, with what it leads to.
@@ -112,7 +114,7 @@ type Frontend struct {
 	Key  Key
 	Kind Kind
 	// Service names the port of a service: "shop/web:http". All its frontends
-	// share what affinity remembers.
+	// share what affinity remembers. Of a host port it names the endpoint.
 	Service string
 	// Inside is for the node's own pods and sockets; nil: they pass as if there
 	// were no frontend.
@@ -209,6 +211,10 @@ func (l *List) validate(ipv4 bool) error {
 // the last change of each key: a frontend that is removed and made again is
 // changed.
 type Transaction struct {
+	// Partial says that others than these frontends are not known: backends that one of
+	// them may drain stay.
+	Partial bool
+
 	changes []Change
 	at      map[Key]int
 }

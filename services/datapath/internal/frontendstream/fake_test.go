@@ -183,13 +183,14 @@ type world struct {
 	svc    *service
 	kernel *kernel
 	memory *memory
+	freed  chan struct{}
 	f      *Follower
 	stop   func()
 }
 
 func newWorld(t *testing.T) *world {
 	return &world{
-		t: t, svc: &service{subscribed: make(chan *stream)}, memory: &memory{},
+		t: t, svc: &service{subscribed: make(chan *stream)}, memory: &memory{}, freed: make(chan struct{}),
 		kernel: &kernel{have: map[frontend.Key]*frontend.Frontend{}, room: 100},
 	}
 }
@@ -199,7 +200,7 @@ func (w *world) start(e Ender) *world {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.t.Context())
 	w.f = New(Options{
-		Name: "datapath", Service: w.svc, Kernel: w.kernel, Ender: e, Memory: w.memory, Log: log.Discard(),
+		Name: "datapath", Service: w.svc, Kernel: w.kernel, Ender: e, Memory: w.memory, Freed: w.freed, Log: log.Discard(),
 	})
 	var work sync.WaitGroup
 	work.Go(func() { _ = w.f.Run(ctx) })

@@ -32,7 +32,7 @@ var (
 	errProtocol = errors.New("loadbalancer: it broke the protocol")
 	// errRecovered: the service learns from a new subscription that a frontend is
 	// enforced that had been refused.
-	errRecovered = errors.New("frontends found room that had been refused")
+	errRecovered = errors.New("frontends may be written that had been refused")
 )
 
 // Options are what a Follower works with.
@@ -47,7 +47,10 @@ type Options struct {
 	// Memory is nil if nothing keeps the name of the state: then frontends of an
 	// earlier process stay until every source of the service was listed.
 	Memory Memory
-	Log    *slog.Logger
+	// Freed receives when a frontend may be written that Kernel has refused for another
+	// reason than room; nil: there is no such reason.
+	Freed <-chan struct{}
+	Log   *slog.Logger
 }
 
 // Follower keeps a subscription open and the kernel as the service says.
@@ -239,6 +242,9 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 		case failed := <-s.ending.done:
 			s.ending.under = false
 			err = s.passed(ctx, failed)
+		case <-f.o.Freed:
+			f.reset()
+			err = errRecovered
 		}
 		if err != nil {
 			return heard, err

@@ -279,3 +279,19 @@ func TestSyncedIsAfterTheFirstSnapshot(t *testing.T) {
 	}
 	w.hears(s, ack{1, 0}, ack{1, 1})
 }
+
+// TestFreedFrontendsAreSentAgain: what the kernel refused because something else had the
+// frontend is sent by a new subscription, from which the service learns of it.
+func TestFreedFrontendsAreSentAgain(t *testing.T) {
+	w := newWorld(t)
+	w.kernel.room = 1
+	w.start(nil)
+	s := w.next()
+	w.send(s, up(1, 1), up(2, 2), end(7, snapshot))
+	w.hears(s, refusal{key(2), "map sl_fe4: 1 elements needed, 0 free, at most 0 for one list"})
+	w.freed <- struct{}{}
+	again := w.next()
+	if again.sub != (Subscription{Name: "datapath"}) {
+		t.Errorf("subscribed with %+v, want everything from the beginning", again.sub)
+	}
+}

@@ -140,6 +140,9 @@ func (r Routing) devices() []program.Devices {
 	return []program.Devices{program.Endpoints}
 }
 
+// DefaultTunnelPort is the one of Options without TunnelPorts: that of VXLAN.
+const DefaultTunnelPort = 4789
+
 // MaxTunnelPorts is the number of ports that fit into Options.TunnelPorts.
 const MaxTunnelPorts = 4
 
@@ -360,7 +363,7 @@ func (o *Options) setDefaults() error {
 		bad("TunnelPorts: 0 is not a port")
 	}
 	if len(o.TunnelPorts) == 0 {
-		o.TunnelPorts = []uint16{4789}
+		o.TunnelPorts = []uint16{DefaultTunnelPort}
 	}
 	o.EventsPerSecond = cmp.Or(o.EventsPerSecond, 64)
 	if o.Log == nil {

@@ -38,8 +38,8 @@ import (
 )
 
 // Version 2 added manager, network and pod to the request, version 3 what an update
-// has changed and whether the labels are those of the pod.
-var schema = durable.Schema{Name: "sluice.datapath.endpoint", Version: 3, Oldest: 1}
+// has changed and whether the labels are those of the pod, version 4 port mappings.
+var schema = durable.Schema{Name: "sluice.datapath.endpoint", Version: 4, Oldest: 1}
 
 const (
 	suffix = ".json"

@@ -116,6 +116,52 @@ func TestRecordOfTheVersionBeforeIsRead(t *testing.T) {
 	}
 }
 
+// TestRecordOfVersion3IsRead: it is one of version 4 without what that added.
+func TestRecordOfVersion3IsRead(t *testing.T) {
+	s, err := Open(t.TempDir(), "boot", log.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	want := sample()
+	b, err := durable.Encode(durable.Schema{Name: schema.Name, Version: 3}, want)
+	if err != nil || strings.Contains(string(b), "portMappings") {
+		t.Fatalf("a record without port mappings is %s, %v", b, err)
+	}
+	if err := os.WriteFile(s.path(want.Spec.Owner, want.Phase), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, bad, err := s.Load()
+	if err != nil || len(bad) != 0 || len(got) != 1 || !reflect.DeepEqual(got[0], want) {
+		t.Errorf("loaded %+v, %v, %v\nwant %+v", got, bad, err, want)
+	}
+}
+
+func TestHostPortsAreRemembered(t *testing.T) {
+	s, err := Open(t.TempDir(), "boot", log.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	want := sample()
+	want.Spec.PortMappings = []endpoint.PortMapping{
+		{HostPort: 8080, ContainerPort: 80, Protocol: workload.TCP},
+		{HostPort: 53, ContainerPort: 5353, Protocol: workload.UDP, HostIP: netip.MustParseAddr("192.0.2.1")},
+	}
+	if err := s.Save(want); err != nil {
+		t.Fatal(err)
+	}
+	got, bad, err := s.Load()
+	if err != nil || len(bad) != 0 || len(got) != 1 || !reflect.DeepEqual(got[0], want) {
+		t.Errorf("loaded %+v, %v, %v\nwant %+v", got, bad, err, want)
+	}
+	// One that would lead nowhere is not believed.
+	want.Spec.PortMappings[0].HostPort = 0
+	if err := want.Validate(); err == nil || !strings.Contains(err.Error(), "spec.portMappings") {
+		t.Errorf("a record with host port 0: %v", err)
+	}
+}
+
 // A record is not believed either when it says that a container is the host.
 func TestRecordOfAReservedIdentityIsRefused(t *testing.T) {
 	for number, ok := range map[uint32]bool{0: false, 1: false, 5: false, 255: false, 256: true, 0xFEFFFF: true, 0xFF0000: false, 1 << 24: false} {

@@ -11,7 +11,9 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
@@ -45,6 +47,9 @@ func specOf(r *datapathv1.CreateEndpointRequest) (endpoint.Spec, error) {
 	if s.Addrs, err = addrsOf("addresses", r.GetAddresses()); err != nil {
 		return s, err
 	}
+	if s.PortMappings, err = mappingsOf(r.GetPortMappings()); err != nil {
+		return s, err
+	}
 	s.Labels, s.Ports = wire.LabelsOf(r.GetLabels()), wire.NamedPortsOf(r.GetNamedPorts())
 	if len(r.GetMac()) > 0 {
 		mac, err := net.ParseMAC(r.GetMac())
@@ -63,6 +68,44 @@ func specOf(r *datapathv1.CreateEndpointRequest) (endpoint.Spec, error) {
 		s.LeaseExpiry = t.AsTime()
 	}
 	return s, nil
+}
+
+// mappingsOf reads port mappings. What is no port, or no protocol with ports, is left 0
+// and refused as that.
+func mappingsOf(all []*datapathv1.PortMapping) (ms []endpoint.PortMapping, err error) {
+	port := func(n uint32) uint16 {
+		if n > 65535 {
+			return 0
+		}
+		return uint16(n)
+	}
+	for i, p := range all {
+		m := endpoint.PortMapping{HostPort: port(p.GetHostPort()), ContainerPort: port(p.GetContainerPort())}
+		switch p.GetProtocol() {
+		case netv1.Protocol_PROTOCOL_TCP, netv1.Protocol_PROTOCOL_UDP, netv1.Protocol_PROTOCOL_SCTP:
+			m.Protocol = workload.Protocol(p.GetProtocol())
+		}
+		if p.GetHostIp() != "" {
+			if m.HostIP, err = wire.AddressOf(p.GetHostIp()); err != nil {
+				return nil, &endpoint.FieldError{Field: fmt.Sprintf("port_mappings[%d].host_ip", i), Reason: err.Error()}
+			}
+		}
+		ms = append(ms, m)
+	}
+	return ms, nil
+}
+
+func protoMappings(all []endpoint.PortMapping) (ms []*datapathv1.PortMapping) {
+	for _, m := range all {
+		p := &datapathv1.PortMapping{
+			HostPort: uint32(m.HostPort), ContainerPort: uint32(m.ContainerPort), Protocol: netv1.Protocol(m.Protocol),
+		}
+		if m.HostIP.IsValid() {
+			p.HostIp = wire.Address(m.HostIP)
+		}
+		ms = append(ms, p)
+	}
+	return ms
 }
 
 func protoState(s endpoint.State) datapathv1.EndpointState {
@@ -99,6 +142,7 @@ func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 	p.SourceRouted = wire.Addresses(e.Device.SourceRouted)
 	p.Pod = wire.Pod(e.Spec.Pod)
 	p.Labels, p.NamedPorts = wire.Labels(e.Identity.Labels), wire.NamedPorts(e.Ports)
+	p.PortMappings = protoMappings(e.Spec.PortMappings)
 	p.GivenLabels, p.LabelsFromPod = wire.Labels(e.Given.Labels), e.Identity.FromPod
 	for _, a := range e.Spec.Addrs {
 		gw := netdev.Gateway4

@@ -55,10 +55,12 @@ func statusOf(err error) error {
 		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_RECORD_UNREADABLE)
 	case errors.Is(err, endpoint.ErrForeign):
 		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_FOREIGN_MANAGER)
+	case errors.Is(err, endpoint.ErrHostPort):
+		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_HOST_PORT_IN_USE)
+	case errors.Is(err, endpoint.ErrLoadBalancingOff):
+		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_LOAD_BALANCING_OFF)
 	case errors.Is(err, endpoint.ErrLabelsOfPod):
 		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES)
-	case errors.Is(err, errNotTranslated):
-		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_SERVICES_NOT_TRANSLATED)
 	case errors.Is(err, endpoint.ErrExists):
 		return answer(codes.AlreadyExists, datapathv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT)
 	case errors.Is(err, endpoint.ErrAddressHeld):

@@ -52,8 +52,12 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 			datapathv1.ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES, false, "",
 		},
 		{
-			errNotTranslated, codes.FailedPrecondition,
-			datapathv1.ErrorReason_ERROR_REASON_SERVICES_NOT_TRANSLATED, false, "",
+			fmt.Errorf("%w by service shop/web", endpoint.ErrHostPort), codes.FailedPrecondition,
+			datapathv1.ErrorReason_ERROR_REASON_HOST_PORT_IN_USE, false, "",
+		},
+		{
+			endpoint.ErrLoadBalancingOff, codes.FailedPrecondition,
+			datapathv1.ErrorReason_ERROR_REASON_LOAD_BALANCING_OFF, false, "",
 		},
 		{endpoint.ErrUnreadable, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_RECORD_UNREADABLE, false, ""},
 		{endpoint.ErrAddressHeld, codes.Aborted, datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE, true, ""},

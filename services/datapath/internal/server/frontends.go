@@ -5,7 +5,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
@@ -31,7 +31,7 @@ type Backends interface {
 }
 
 // errNotTranslated says that the kernel translates no services.
-var errNotTranslated = errors.New("services are not translated: loadBalancing.mode is off")
+var errNotTranslated = fmt.Errorf("services are not translated: %w", endpoint.ErrLoadBalancingOff)
 
 // ListBackendConnections implements the API.
 func (s *Server) ListBackendConnections(

@@ -142,7 +142,7 @@ func TestConnectionsOfBackendsAreListed(t *testing.T) {
 	}
 	err := (&Server{}).ListBackendConnections(nil, &l)
 	if reason, _ := rpcerr.ReasonIn(err); status.Code(err) != codes.FailedPrecondition ||
-		reason != rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_SERVICES_NOT_TRANSLATED) {
+		reason != rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_LOAD_BALANCING_OFF) {
 		t.Errorf("without services: %v", err)
 	}
 }

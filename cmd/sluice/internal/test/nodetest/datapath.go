@@ -115,6 +115,10 @@ func (*datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest,
 			HostInterface:      &datapathv1.Interface{Name: "sl0", Index: 7, Mac: "02:00:00:00:00:01"},
 			ContainerInterface: &datapathv1.Interface{Name: "eth0", Index: 2, Mac: "02:00:00:00:00:02"},
 			NamedPorts:         []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: netv1.Protocol_PROTOCOL_TCP}},
+			PortMappings: []*datapathv1.PortMapping{
+				{HostPort: 8080, ContainerPort: 80, Protocol: netv1.Protocol_PROTOCOL_TCP},
+				{HostPort: 53, ContainerPort: 5353, Protocol: netv1.Protocol_PROTOCOL_UDP, HostIp: "2001:db8::1"},
+			},
 			Policy: &datapathv1.EndpointPolicy{
 				Revision: 6, EgressTable: verdict.TableAllow, IngressTable: 17,
 				Epoch: 9, Refusal: "no room",

@@ -14,8 +14,8 @@ package datapathv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
-	v12 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
-	v11 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	v12 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -162,7 +162,10 @@ const (
 	ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES ErrorReason = 21
 	// FAILED_PRECONDITION: services are not translated, because loadBalancing.mode is
 	// off.
-	ErrorReason_ERROR_REASON_SERVICES_NOT_TRANSLATED ErrorReason = 22
+	ErrorReason_ERROR_REASON_LOAD_BALANCING_OFF ErrorReason = 22
+	// FAILED_PRECONDITION: another endpoint or a service has a host port; the message
+	// names it.
+	ErrorReason_ERROR_REASON_HOST_PORT_IN_USE ErrorReason = 23
 )
 
 // Enum value maps for ErrorReason.
@@ -190,7 +193,8 @@ var (
 		19: "ERROR_REASON_MAP_NOT_FOUND",
 		20: "ERROR_REASON_FOREIGN_MANAGER",
 		21: "ERROR_REASON_LABELS_FROM_KUBERNETES",
-		22: "ERROR_REASON_SERVICES_NOT_TRANSLATED",
+		22: "ERROR_REASON_LOAD_BALANCING_OFF",
+		23: "ERROR_REASON_HOST_PORT_IN_USE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
@@ -215,7 +219,8 @@ var (
 		"ERROR_REASON_MAP_NOT_FOUND":              19,
 		"ERROR_REASON_FOREIGN_MANAGER":            20,
 		"ERROR_REASON_LABELS_FROM_KUBERNETES":     21,
-		"ERROR_REASON_SERVICES_NOT_TRANSLATED":    22,
+		"ERROR_REASON_LOAD_BALANCING_OFF":         22,
+		"ERROR_REASON_HOST_PORT_IN_USE":           23,
 	}
 )
 
@@ -354,6 +359,8 @@ const (
 	FrontendKind_FRONTEND_KIND_EXTERNAL_IP FrontendKind = 3
 	// An address of a load balancer.
 	FrontendKind_FRONTEND_KIND_LOAD_BALANCER FrontendKind = 4
+	// A port of the node that leads to one container; see PortMapping.
+	FrontendKind_FRONTEND_KIND_HOST_PORT FrontendKind = 5
 )
 
 // Enum value maps for FrontendKind.
@@ -364,6 +371,7 @@ var (
 		2: "FRONTEND_KIND_NODE_PORT",
 		3: "FRONTEND_KIND_EXTERNAL_IP",
 		4: "FRONTEND_KIND_LOAD_BALANCER",
+		5: "FRONTEND_KIND_HOST_PORT",
 	}
 	FrontendKind_value = map[string]int32{
 		"FRONTEND_KIND_UNSPECIFIED":   0,
@@ -371,6 +379,7 @@ var (
 		"FRONTEND_KIND_NODE_PORT":     2,
 		"FRONTEND_KIND_EXTERNAL_IP":   3,
 		"FRONTEND_KIND_LOAD_BALANCER": 4,
+		"FRONTEND_KIND_HOST_PORT":     5,
 	}
 )
 
@@ -843,6 +852,8 @@ type Endpoint struct {
 	GivenLabels []*v1.Label `protobuf:"bytes,20,rep,name=given_labels,json=givenLabels,proto3" json:"given_labels,omitempty"`
 	// The identity comes from the Kubernetes pod, and not from given_labels.
 	LabelsFromPod bool `protobuf:"varint,21,opt,name=labels_from_pod,json=labelsFromPod,proto3" json:"labels_from_pod,omitempty"`
+	// Ports of the node that lead to the container, as given at creation.
+	PortMappings  []*PortMapping `protobuf:"bytes,22,rep,name=port_mappings,json=portMappings,proto3" json:"port_mappings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1025,6 +1036,88 @@ func (x *Endpoint) GetLabelsFromPod() bool {
 	return false
 }
 
+func (x *Endpoint) GetPortMappings() []*PortMapping {
+	if x != nil {
+		return x.PortMappings
+	}
+	return nil
+}
+
+// PortMapping is a port of the node that leads to a port of a container.
+type PortMapping struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Port of the node that clients ask, 1 to 65535.
+	HostPort uint32 `protobuf:"varint,1,opt,name=host_port,json=hostPort,proto3" json:"host_port,omitempty"`
+	// Port of the container that answers, 1 to 65535.
+	ContainerPort uint32 `protobuf:"varint,2,opt,name=container_port,json=containerPort,proto3" json:"container_port,omitempty"`
+	// TCP, UDP or SCTP.
+	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
+	// Address of the node that clients ask, which the node has and which is no
+	// loopback address; empty: every address of the families that the container has;
+	// 0.0.0.0 or ::: every address of that family.
+	HostIp        string `protobuf:"bytes,4,opt,name=host_ip,json=hostIp,proto3" json:"host_ip,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PortMapping) Reset() {
+	*x = PortMapping{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PortMapping) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PortMapping) ProtoMessage() {}
+
+func (x *PortMapping) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PortMapping.ProtoReflect.Descriptor instead.
+func (*PortMapping) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *PortMapping) GetHostPort() uint32 {
+	if x != nil {
+		return x.HostPort
+	}
+	return 0
+}
+
+func (x *PortMapping) GetContainerPort() uint32 {
+	if x != nil {
+		return x.ContainerPort
+	}
+	return 0
+}
+
+func (x *PortMapping) GetProtocol() v11.Protocol {
+	if x != nil {
+		return x.Protocol
+	}
+	return v11.Protocol(0)
+}
+
+func (x *PortMapping) GetHostIp() string {
+	if x != nil {
+		return x.HostIp
+	}
+	return ""
+}
+
 // EndpointPolicy is what evaluates the packets of an endpoint.
 type EndpointPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1048,7 +1141,7 @@ type EndpointPolicy struct {
 
 func (x *EndpointPolicy) Reset() {
 	*x = EndpointPolicy{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[1]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1060,7 +1153,7 @@ func (x *EndpointPolicy) String() string {
 func (*EndpointPolicy) ProtoMessage() {}
 
 func (x *EndpointPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[1]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1073,7 +1166,7 @@ func (x *EndpointPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointPolicy.ProtoReflect.Descriptor instead.
 func (*EndpointPolicy) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{1}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *EndpointPolicy) GetRevision() uint64 {
@@ -1133,7 +1226,7 @@ type Interface struct {
 
 func (x *Interface) Reset() {
 	*x = Interface{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1145,7 +1238,7 @@ func (x *Interface) String() string {
 func (*Interface) ProtoMessage() {}
 
 func (x *Interface) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1158,7 +1251,7 @@ func (x *Interface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Interface.ProtoReflect.Descriptor instead.
 func (*Interface) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{2}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Interface) GetName() string {
@@ -1217,14 +1310,19 @@ type CreateEndpointRequest struct {
 	// the network configuration. Empty for a manager without networks.
 	Network string `protobuf:"bytes,11,opt,name=network,proto3" json:"network,omitempty"`
 	// Kubernetes pod; unset without one.
-	Pod           *v1.PodReference `protobuf:"bytes,12,opt,name=pod,proto3" json:"pod,omitempty"`
+	Pod *v1.PodReference `protobuf:"bytes,12,opt,name=pod,proto3" json:"pod,omitempty"`
+	// Ports of the node that lead to the container until it is deleted. They need
+	// loadBalancing.mode on. No two endpoints of the node have the same address, port
+	// and protocol, nor do an endpoint and a service; an empty host_ip is an address
+	// of its own.
+	PortMappings  []*PortMapping `protobuf:"bytes,13,rep,name=port_mappings,json=portMappings,proto3" json:"port_mappings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateEndpointRequest) Reset() {
 	*x = CreateEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1334,7 @@ func (x *CreateEndpointRequest) String() string {
 func (*CreateEndpointRequest) ProtoMessage() {}
 
 func (x *CreateEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1347,7 @@ func (x *CreateEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEndpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{3}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CreateEndpointRequest) GetOwner() *v1.Owner {
@@ -1336,6 +1434,13 @@ func (x *CreateEndpointRequest) GetPod() *v1.PodReference {
 	return nil
 }
 
+func (x *CreateEndpointRequest) GetPortMappings() []*PortMapping {
+	if x != nil {
+		return x.PortMappings
+	}
+	return nil
+}
+
 // CreateEndpointResponse is the answer of CreateEndpoint.
 type CreateEndpointResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1347,7 +1452,7 @@ type CreateEndpointResponse struct {
 
 func (x *CreateEndpointResponse) Reset() {
 	*x = CreateEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1359,7 +1464,7 @@ func (x *CreateEndpointResponse) String() string {
 func (*CreateEndpointResponse) ProtoMessage() {}
 
 func (x *CreateEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1372,7 +1477,7 @@ func (x *CreateEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEndpointResponse.ProtoReflect.Descriptor instead.
 func (*CreateEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{4}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CreateEndpointResponse) GetEndpoint() *Endpoint {
@@ -1393,7 +1498,7 @@ type GivenLabels struct {
 
 func (x *GivenLabels) Reset() {
 	*x = GivenLabels{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1510,7 @@ func (x *GivenLabels) String() string {
 func (*GivenLabels) ProtoMessage() {}
 
 func (x *GivenLabels) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1523,7 @@ func (x *GivenLabels) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GivenLabels.ProtoReflect.Descriptor instead.
 func (*GivenLabels) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{5}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GivenLabels) GetLabels() []*v1.Label {
@@ -1439,7 +1544,7 @@ type GivenPorts struct {
 
 func (x *GivenPorts) Reset() {
 	*x = GivenPorts{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1451,7 +1556,7 @@ func (x *GivenPorts) String() string {
 func (*GivenPorts) ProtoMessage() {}
 
 func (x *GivenPorts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1464,7 +1569,7 @@ func (x *GivenPorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GivenPorts.ProtoReflect.Descriptor instead.
 func (*GivenPorts) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{6}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GivenPorts) GetNamedPorts() []*v1.NamedPort {
@@ -1495,7 +1600,7 @@ type UpdateEndpointRequest struct {
 
 func (x *UpdateEndpointRequest) Reset() {
 	*x = UpdateEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1507,7 +1612,7 @@ func (x *UpdateEndpointRequest) String() string {
 func (*UpdateEndpointRequest) ProtoMessage() {}
 
 func (x *UpdateEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1520,7 +1625,7 @@ func (x *UpdateEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateEndpointRequest.ProtoReflect.Descriptor instead.
 func (*UpdateEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{7}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UpdateEndpointRequest) GetOwner() *v1.Owner {
@@ -1569,7 +1674,7 @@ type UpdateEndpointResponse struct {
 
 func (x *UpdateEndpointResponse) Reset() {
 	*x = UpdateEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1581,7 +1686,7 @@ func (x *UpdateEndpointResponse) String() string {
 func (*UpdateEndpointResponse) ProtoMessage() {}
 
 func (x *UpdateEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1594,7 +1699,7 @@ func (x *UpdateEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateEndpointResponse.ProtoReflect.Descriptor instead.
 func (*UpdateEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{8}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *UpdateEndpointResponse) GetEndpoint() *Endpoint {
@@ -1618,7 +1723,7 @@ type DeleteEndpointRequest struct {
 
 func (x *DeleteEndpointRequest) Reset() {
 	*x = DeleteEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1735,7 @@ func (x *DeleteEndpointRequest) String() string {
 func (*DeleteEndpointRequest) ProtoMessage() {}
 
 func (x *DeleteEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1748,7 @@ func (x *DeleteEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteEndpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{9}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeleteEndpointRequest) GetOwner() *v1.Owner {
@@ -1671,7 +1776,7 @@ type DeleteEndpointResponse struct {
 
 func (x *DeleteEndpointResponse) Reset() {
 	*x = DeleteEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1788,7 @@ func (x *DeleteEndpointResponse) String() string {
 func (*DeleteEndpointResponse) ProtoMessage() {}
 
 func (x *DeleteEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1801,7 @@ func (x *DeleteEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteEndpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{10}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeleteEndpointResponse) GetExisted() bool {
@@ -1722,7 +1827,7 @@ type CheckEndpointRequest struct {
 
 func (x *CheckEndpointRequest) Reset() {
 	*x = CheckEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1734,7 +1839,7 @@ func (x *CheckEndpointRequest) String() string {
 func (*CheckEndpointRequest) ProtoMessage() {}
 
 func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1747,7 +1852,7 @@ func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{11}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CheckEndpointRequest) GetOwner() *v1.Owner {
@@ -1782,7 +1887,7 @@ type CheckEndpointResponse struct {
 
 func (x *CheckEndpointResponse) Reset() {
 	*x = CheckEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1794,7 +1899,7 @@ func (x *CheckEndpointResponse) String() string {
 func (*CheckEndpointResponse) ProtoMessage() {}
 
 func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1807,7 +1912,7 @@ func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{12}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CheckEndpointResponse) GetDifferences() []*Difference {
@@ -1836,7 +1941,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1848,7 +1953,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1861,7 +1966,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{13}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Difference) GetSubject() string {
@@ -1912,7 +2017,7 @@ type DifferenceTarget struct {
 
 func (x *DifferenceTarget) Reset() {
 	*x = DifferenceTarget{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2029,7 @@ func (x *DifferenceTarget) String() string {
 func (*DifferenceTarget) ProtoMessage() {}
 
 func (x *DifferenceTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2042,7 @@ func (x *DifferenceTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferenceTarget.ProtoReflect.Descriptor instead.
 func (*DifferenceTarget) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{14}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DifferenceTarget) GetKind() TargetKind {
@@ -1965,7 +2070,7 @@ type GetEndpointRequest struct {
 
 func (x *GetEndpointRequest) Reset() {
 	*x = GetEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1977,7 +2082,7 @@ func (x *GetEndpointRequest) String() string {
 func (*GetEndpointRequest) ProtoMessage() {}
 
 func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1990,7 +2095,7 @@ func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointRequest.ProtoReflect.Descriptor instead.
 func (*GetEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{15}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetEndpointRequest) GetOwner() *v1.Owner {
@@ -2011,7 +2116,7 @@ type GetEndpointResponse struct {
 
 func (x *GetEndpointResponse) Reset() {
 	*x = GetEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2023,7 +2128,7 @@ func (x *GetEndpointResponse) String() string {
 func (*GetEndpointResponse) ProtoMessage() {}
 
 func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2036,7 +2141,7 @@ func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointResponse.ProtoReflect.Descriptor instead.
 func (*GetEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{16}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetEndpointResponse) GetEndpoint() *Endpoint {
@@ -2060,7 +2165,7 @@ type ListEndpointsRequest struct {
 
 func (x *ListEndpointsRequest) Reset() {
 	*x = ListEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2072,7 +2177,7 @@ func (x *ListEndpointsRequest) String() string {
 func (*ListEndpointsRequest) ProtoMessage() {}
 
 func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2085,7 +2190,7 @@ func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{17}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListEndpointsRequest) GetManager() string {
@@ -2113,7 +2218,7 @@ type ListEndpointsResponse struct {
 
 func (x *ListEndpointsResponse) Reset() {
 	*x = ListEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2230,7 @@ func (x *ListEndpointsResponse) String() string {
 func (*ListEndpointsResponse) ProtoMessage() {}
 
 func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2243,7 @@ func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{18}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListEndpointsResponse) GetEndpoint() *Endpoint {
@@ -2159,7 +2264,7 @@ type WatchEndpointsRequest struct {
 
 func (x *WatchEndpointsRequest) Reset() {
 	*x = WatchEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2276,7 @@ func (x *WatchEndpointsRequest) String() string {
 func (*WatchEndpointsRequest) ProtoMessage() {}
 
 func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2289,7 @@ func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{19}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WatchEndpointsRequest) GetResumeToken() []byte {
@@ -2213,7 +2318,7 @@ type WatchEndpointsResponse struct {
 
 func (x *WatchEndpointsResponse) Reset() {
 	*x = WatchEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2225,7 +2330,7 @@ func (x *WatchEndpointsResponse) String() string {
 func (*WatchEndpointsResponse) ProtoMessage() {}
 
 func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2238,7 +2343,7 @@ func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{20}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WatchEndpointsResponse) GetResumeToken() []byte {
@@ -2318,7 +2423,7 @@ type Bookmark struct {
 
 func (x *Bookmark) Reset() {
 	*x = Bookmark{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2330,7 +2435,7 @@ func (x *Bookmark) String() string {
 func (*Bookmark) ProtoMessage() {}
 
 func (x *Bookmark) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2343,7 +2448,7 @@ func (x *Bookmark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bookmark.ProtoReflect.Descriptor instead.
 func (*Bookmark) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{21}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Bookmark) GetSnapshotComplete() bool {
@@ -2373,7 +2478,7 @@ type ReclaimEndpointsRequest struct {
 
 func (x *ReclaimEndpointsRequest) Reset() {
 	*x = ReclaimEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2385,7 +2490,7 @@ func (x *ReclaimEndpointsRequest) String() string {
 func (*ReclaimEndpointsRequest) ProtoMessage() {}
 
 func (x *ReclaimEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2398,7 +2503,7 @@ func (x *ReclaimEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReclaimEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ReclaimEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{22}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReclaimEndpointsRequest) GetValidOwners() []*v1.Owner {
@@ -2447,7 +2552,7 @@ type ReclaimEndpointsResponse struct {
 
 func (x *ReclaimEndpointsResponse) Reset() {
 	*x = ReclaimEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2459,7 +2564,7 @@ func (x *ReclaimEndpointsResponse) String() string {
 func (*ReclaimEndpointsResponse) ProtoMessage() {}
 
 func (x *ReclaimEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2472,7 +2577,7 @@ func (x *ReclaimEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReclaimEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ReclaimEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{23}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReclaimEndpointsResponse) GetReclaimed() []*v1.Owner {
@@ -2491,7 +2596,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +2608,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +2621,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{24}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{25}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -2524,7 +2629,7 @@ type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Version, start, and the problems: why an ADD cannot be served now, if it
 	// cannot, naming the service or the kernel feature.
-	Service *v11.ServiceStatus `protobuf:"bytes,23,opt,name=service,proto3" json:"service,omitempty"`
+	Service *v12.ServiceStatus `protobuf:"bytes,23,opt,name=service,proto3" json:"service,omitempty"`
 	// Whether an ADD can be served now, whatever its labels.
 	AddReady bool `protobuf:"varint,3,opt,name=add_ready,json=addReady,proto3" json:"add_ready,omitempty"`
 	// What a container's creation waits for.
@@ -2590,7 +2695,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2707,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,10 +2720,10 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{25}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
 }
 
-func (x *GetStatusResponse) GetService() *v11.ServiceStatus {
+func (x *GetStatusResponse) GetService() *v12.ServiceStatus {
 	if x != nil {
 		return x.Service
 	}
@@ -2824,7 +2929,7 @@ type FrontendStream struct {
 
 func (x *FrontendStream) Reset() {
 	*x = FrontendStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2836,7 +2941,7 @@ func (x *FrontendStream) String() string {
 func (*FrontendStream) ProtoMessage() {}
 
 func (x *FrontendStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2849,7 +2954,7 @@ func (x *FrontendStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrontendStream.ProtoReflect.Descriptor instead.
 func (*FrontendStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FrontendStream) GetComplete() bool {
@@ -2931,7 +3036,7 @@ type ListFrontendsRequest struct {
 
 func (x *ListFrontendsRequest) Reset() {
 	*x = ListFrontendsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2943,7 +3048,7 @@ func (x *ListFrontendsRequest) String() string {
 func (*ListFrontendsRequest) ProtoMessage() {}
 
 func (x *ListFrontendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2956,7 +3061,7 @@ func (x *ListFrontendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFrontendsRequest.ProtoReflect.Descriptor instead.
 func (*ListFrontendsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
 }
 
 // ListFrontendsResponse has one frontend.
@@ -2970,7 +3075,7 @@ type ListFrontendsResponse struct {
 
 func (x *ListFrontendsResponse) Reset() {
 	*x = ListFrontendsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2982,7 +3087,7 @@ func (x *ListFrontendsResponse) String() string {
 func (*ListFrontendsResponse) ProtoMessage() {}
 
 func (x *ListFrontendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2995,7 +3100,7 @@ func (x *ListFrontendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFrontendsResponse.ProtoReflect.Descriptor instead.
 func (*ListFrontendsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListFrontendsResponse) GetFrontend() *KernelFrontend {
@@ -3014,7 +3119,7 @@ type ListBackendConnectionsRequest struct {
 
 func (x *ListBackendConnectionsRequest) Reset() {
 	*x = ListBackendConnectionsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3026,7 +3131,7 @@ func (x *ListBackendConnectionsRequest) String() string {
 func (*ListBackendConnectionsRequest) ProtoMessage() {}
 
 func (x *ListBackendConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3039,7 +3144,7 @@ func (x *ListBackendConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
 }
 
 // ListBackendConnectionsResponse has one backend.
@@ -3053,7 +3158,7 @@ type ListBackendConnectionsResponse struct {
 
 func (x *ListBackendConnectionsResponse) Reset() {
 	*x = ListBackendConnectionsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3065,7 +3170,7 @@ func (x *ListBackendConnectionsResponse) String() string {
 func (*ListBackendConnectionsResponse) ProtoMessage() {}
 
 func (x *ListBackendConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3078,7 +3183,7 @@ func (x *ListBackendConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListBackendConnectionsResponse) GetBackend() *BackendConnections {
@@ -3096,7 +3201,7 @@ type BackendConnections struct {
 	// Port of the backend.
 	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
 	// TCP, UDP or SCTP.
-	Protocol v12.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
+	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Connections of this node to the backend, at least one.
 	ConnectionCount uint32 `protobuf:"varint,4,opt,name=connection_count,json=connectionCount,proto3" json:"connection_count,omitempty"`
 	unknownFields   protoimpl.UnknownFields
@@ -3105,7 +3210,7 @@ type BackendConnections struct {
 
 func (x *BackendConnections) Reset() {
 	*x = BackendConnections{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3117,7 +3222,7 @@ func (x *BackendConnections) String() string {
 func (*BackendConnections) ProtoMessage() {}
 
 func (x *BackendConnections) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3130,7 +3235,7 @@ func (x *BackendConnections) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendConnections.ProtoReflect.Descriptor instead.
 func (*BackendConnections) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *BackendConnections) GetAddress() string {
@@ -3147,11 +3252,11 @@ func (x *BackendConnections) GetPort() uint32 {
 	return 0
 }
 
-func (x *BackendConnections) GetProtocol() v12.Protocol {
+func (x *BackendConnections) GetProtocol() v11.Protocol {
 	if x != nil {
 		return x.Protocol
 	}
-	return v12.Protocol(0)
+	return v11.Protocol(0)
 }
 
 func (x *BackendConnections) GetConnectionCount() uint32 {
@@ -3169,11 +3274,12 @@ type KernelFrontend struct {
 	// Port that clients ask.
 	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
 	// TCP, UDP or SCTP.
-	Protocol v12.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
+	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Clients ask it at addresses of the node.
 	NodePort bool `protobuf:"varint,4,opt,name=node_port,json=nodePort,proto3" json:"node_port,omitempty"`
 	// Service and port, "shop/web:http"; empty: an earlier process has enforced it,
-	// and sluice-loadbalancer has not named it since.
+	// and sluice-loadbalancer has not named it since. Of a host port the endpoint
+	// that has it: its pod, "shop/web-1", or else its container and interface.
 	Service string `protobuf:"bytes,5,opt,name=service,proto3" json:"service,omitempty"`
 	// Where connections of this node's pods and host lead; unset: they are not
 	// translated.
@@ -3191,7 +3297,7 @@ type KernelFrontend struct {
 
 func (x *KernelFrontend) Reset() {
 	*x = KernelFrontend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3203,7 +3309,7 @@ func (x *KernelFrontend) String() string {
 func (*KernelFrontend) ProtoMessage() {}
 
 func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3216,7 +3322,7 @@ func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelFrontend.ProtoReflect.Descriptor instead.
 func (*KernelFrontend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *KernelFrontend) GetAddress() string {
@@ -3233,11 +3339,11 @@ func (x *KernelFrontend) GetPort() uint32 {
 	return 0
 }
 
-func (x *KernelFrontend) GetProtocol() v12.Protocol {
+func (x *KernelFrontend) GetProtocol() v11.Protocol {
 	if x != nil {
 		return x.Protocol
 	}
-	return v12.Protocol(0)
+	return v11.Protocol(0)
 }
 
 func (x *KernelFrontend) GetNodePort() bool {
@@ -3297,7 +3403,7 @@ type KernelBackendList struct {
 
 func (x *KernelBackendList) Reset() {
 	*x = KernelBackendList{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3309,7 +3415,7 @@ func (x *KernelBackendList) String() string {
 func (*KernelBackendList) ProtoMessage() {}
 
 func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3322,7 +3428,7 @@ func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackendList.ProtoReflect.Descriptor instead.
 func (*KernelBackendList) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *KernelBackendList) GetFront() uint32 {
@@ -3361,7 +3467,7 @@ type KernelBackend struct {
 
 func (x *KernelBackend) Reset() {
 	*x = KernelBackend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3373,7 +3479,7 @@ func (x *KernelBackend) String() string {
 func (*KernelBackend) ProtoMessage() {}
 
 func (x *KernelBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3386,7 +3492,7 @@ func (x *KernelBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackend.ProtoReflect.Descriptor instead.
 func (*KernelBackend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *KernelBackend) GetAddress() string {
@@ -3431,7 +3537,7 @@ type NodeProbes struct {
 
 func (x *NodeProbes) Reset() {
 	*x = NodeProbes{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3443,7 +3549,7 @@ func (x *NodeProbes) String() string {
 func (*NodeProbes) ProtoMessage() {}
 
 func (x *NodeProbes) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3456,7 +3562,7 @@ func (x *NodeProbes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeProbes.ProtoReflect.Descriptor instead.
 func (*NodeProbes) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NodeProbes) GetNodes() uint32 {
@@ -3535,7 +3641,7 @@ type NodePath struct {
 
 func (x *NodePath) Reset() {
 	*x = NodePath{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3547,7 +3653,7 @@ func (x *NodePath) String() string {
 func (*NodePath) ProtoMessage() {}
 
 func (x *NodePath) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3560,7 +3666,7 @@ func (x *NodePath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodePath.ProtoReflect.Descriptor instead.
 func (*NodePath) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NodePath) GetNode() string {
@@ -3679,7 +3785,7 @@ type IdentityStream struct {
 
 func (x *IdentityStream) Reset() {
 	*x = IdentityStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3691,7 +3797,7 @@ func (x *IdentityStream) String() string {
 func (*IdentityStream) ProtoMessage() {}
 
 func (x *IdentityStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3704,7 +3810,7 @@ func (x *IdentityStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityStream.ProtoReflect.Descriptor instead.
 func (*IdentityStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *IdentityStream) GetComplete() bool {
@@ -3763,7 +3869,7 @@ type ClusterStream struct {
 
 func (x *ClusterStream) Reset() {
 	*x = ClusterStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3775,7 +3881,7 @@ func (x *ClusterStream) String() string {
 func (*ClusterStream) ProtoMessage() {}
 
 func (x *ClusterStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3788,7 +3894,7 @@ func (x *ClusterStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStream.ProtoReflect.Descriptor instead.
 func (*ClusterStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ClusterStream) GetComplete() bool {
@@ -3864,7 +3970,7 @@ type MapUsage struct {
 
 func (x *MapUsage) Reset() {
 	*x = MapUsage{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3876,7 +3982,7 @@ func (x *MapUsage) String() string {
 func (*MapUsage) ProtoMessage() {}
 
 func (x *MapUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3889,7 +3995,7 @@ func (x *MapUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapUsage.ProtoReflect.Descriptor instead.
 func (*MapUsage) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MapUsage) GetName() string {
@@ -3942,7 +4048,7 @@ type ConnectionCounts struct {
 
 func (x *ConnectionCounts) Reset() {
 	*x = ConnectionCounts{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3954,7 +4060,7 @@ func (x *ConnectionCounts) String() string {
 func (*ConnectionCounts) ProtoMessage() {}
 
 func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3967,7 +4073,7 @@ func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectionCounts.ProtoReflect.Descriptor instead.
 func (*ConnectionCounts) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ConnectionCounts) GetLive() uint64 {
@@ -4025,7 +4131,7 @@ type EndpointStateCount struct {
 
 func (x *EndpointStateCount) Reset() {
 	*x = EndpointStateCount{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4037,7 +4143,7 @@ func (x *EndpointStateCount) String() string {
 func (*EndpointStateCount) ProtoMessage() {}
 
 func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4050,7 +4156,7 @@ func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointStateCount.ProtoReflect.Descriptor instead.
 func (*EndpointStateCount) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EndpointStateCount) GetState() EndpointState {
@@ -4073,7 +4179,7 @@ type PacketCounter struct {
 	// Reason.
 	Reason Reason `protobuf:"varint,1,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
 	// Seen from the endpoint.
-	Direction v12.Direction `protobuf:"varint,2,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
+	Direction v11.Direction `protobuf:"varint,2,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// Whether the packets were dropped.
 	Dropped bool `protobuf:"varint,3,opt,name=dropped,proto3" json:"dropped,omitempty"`
 	// Packets.
@@ -4086,7 +4192,7 @@ type PacketCounter struct {
 
 func (x *PacketCounter) Reset() {
 	*x = PacketCounter{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4098,7 +4204,7 @@ func (x *PacketCounter) String() string {
 func (*PacketCounter) ProtoMessage() {}
 
 func (x *PacketCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4111,7 +4217,7 @@ func (x *PacketCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketCounter.ProtoReflect.Descriptor instead.
 func (*PacketCounter) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PacketCounter) GetReason() Reason {
@@ -4121,11 +4227,11 @@ func (x *PacketCounter) GetReason() Reason {
 	return Reason_REASON_UNSPECIFIED
 }
 
-func (x *PacketCounter) GetDirection() v12.Direction {
+func (x *PacketCounter) GetDirection() v11.Direction {
 	if x != nil {
 		return x.Direction
 	}
-	return v12.Direction(0)
+	return v11.Direction(0)
 }
 
 func (x *PacketCounter) GetDropped() bool {
@@ -4164,7 +4270,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4176,7 +4282,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4189,7 +4295,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Dependency) GetName() string {
@@ -4224,7 +4330,7 @@ type AuditMapsRequest struct {
 
 func (x *AuditMapsRequest) Reset() {
 	*x = AuditMapsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4236,7 +4342,7 @@ func (x *AuditMapsRequest) String() string {
 func (*AuditMapsRequest) ProtoMessage() {}
 
 func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4249,7 +4355,7 @@ func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsRequest.ProtoReflect.Descriptor instead.
 func (*AuditMapsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AuditMapsRequest) GetRepair() bool {
@@ -4274,7 +4380,7 @@ type AuditMapsResponse struct {
 
 func (x *AuditMapsResponse) Reset() {
 	*x = AuditMapsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4286,7 +4392,7 @@ func (x *AuditMapsResponse) String() string {
 func (*AuditMapsResponse) ProtoMessage() {}
 
 func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4299,7 +4405,7 @@ func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsResponse.ProtoReflect.Descriptor instead.
 func (*AuditMapsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{45}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *AuditMapsResponse) GetDifference() *Difference {
@@ -4336,7 +4442,7 @@ type DumpMapRequest struct {
 
 func (x *DumpMapRequest) Reset() {
 	*x = DumpMapRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4348,7 +4454,7 @@ func (x *DumpMapRequest) String() string {
 func (*DumpMapRequest) ProtoMessage() {}
 
 func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4361,7 +4467,7 @@ func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapRequest.ProtoReflect.Descriptor instead.
 func (*DumpMapRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{46}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DumpMapRequest) GetName() string {
@@ -4394,7 +4500,7 @@ type DumpMapResponse struct {
 
 func (x *DumpMapResponse) Reset() {
 	*x = DumpMapResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4406,7 +4512,7 @@ func (x *DumpMapResponse) String() string {
 func (*DumpMapResponse) ProtoMessage() {}
 
 func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4419,7 +4525,7 @@ func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapResponse.ProtoReflect.Descriptor instead.
 func (*DumpMapResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{47}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DumpMapResponse) GetKey() string {
@@ -4447,7 +4553,7 @@ var File_sluice_datapath_v1_datapath_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\xbd\a\n" +
+	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\x83\b\n" +
 	"\bEndpoint\x12/\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x16\n" +
 	"\x04slot\x18\x02 \x01(\rB\x02\x18\x01R\x04slot\x127\n" +
@@ -4472,7 +4578,15 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\rsource_routed\x18\x12 \x03(\tR\fsourceRouted\x12%\n" +
 	"\x0eendpoint_index\x18\x13 \x01(\rR\rendpointIndex\x12<\n" +
 	"\fgiven_labels\x18\x14 \x03(\v2\x19.sluice.workload.v1.LabelR\vgivenLabels\x12&\n" +
-	"\x0flabels_from_pod\x18\x15 \x01(\bR\rlabelsFromPod\"\xba\x01\n" +
+	"\x0flabels_from_pod\x18\x15 \x01(\bR\rlabelsFromPod\x12D\n" +
+	"\rport_mappings\x18\x16 \x03(\v2\x1f.sluice.datapath.v1.PortMappingR\fportMappings\"\xe6\x02\n" +
+	"\vPortMapping\x12(\n" +
+	"\thost_port\x18\x01 \x01(\rB\v\xbaH\b*\x06\x18\xff\xff\x03(\x01R\bhostPort\x122\n" +
+	"\x0econtainer_port\x18\x02 \x01(\rB\v\xbaH\b*\x06\x18\xff\xff\x03(\x01R\rcontainerPort\x12B\n" +
+	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolB\r\xbaH\n" +
+	"\x82\x01\a\x18\x06\x18\x11\x18\x84\x01R\bprotocol\x12'\n" +
+	"\ahost_ip\x18\x04 \x01(\tB\x0e\xbaH\v\xd8\x01\x01r\x06\xba\x01\x01%p\x01R\x06hostIp:\x8b\x01\xbaH\x87\x01\x1a\x84\x01\n" +
+	"\x0esctp_same_port\x123host_port and container_port must be equal for SCTP\x1a=this.protocol != 132 || this.host_port == this.container_port\"\xba\x01\n" +
 	"\x0eEndpointPolicy\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12!\n" +
 	"\fegress_table\x18\x02 \x01(\rR\vegressTable\x12#\n" +
@@ -4483,7 +4597,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\tInterface\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
-	"\x03mac\x18\x03 \x01(\tR\x03mac\"\xb4\x06\n" +
+	"\x03mac\x18\x03 \x01(\tR\x03mac\"\x85\a\n" +
 	"\x15CreateEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12:\n" +
 	"\x11network_namespace\x18\x02 \x01(\tB\r\xbaH\n" +
@@ -4500,7 +4614,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\amanager\x18\n" +
 	" \x01(\tB,\xbaH)r'\x18?2#^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$R\amanager\x12C\n" +
 	"\anetwork\x18\v \x01(\tB)\xbaH&r$\x18\xfd\x012\x1f^([a-zA-Z0-9][a-zA-Z0-9_.-]*)?$R\anetwork\x122\n" +
-	"\x03pod\x18\f \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\"R\n" +
+	"\x03pod\x18\f \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12O\n" +
+	"\rport_mappings\x18\r \x03(\v2\x1f.sluice.datapath.v1.PortMappingB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\fportMappings\"R\n" +
 	"\x16CreateEndpointResponse\x128\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"K\n" +
 	"\vGivenLabels\x12<\n" +
@@ -4734,7 +4849,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"!ENDPOINT_STATE_WAITING_FOR_POLICY\x10\x03\x12\x18\n" +
 	"\x14ENDPOINT_STATE_READY\x10\x04\x12 \n" +
 	"\x1cENDPOINT_STATE_DISCONNECTING\x10\x05\x12\x1a\n" +
-	"\x16ENDPOINT_STATE_DAMAGED\x10\x06*\xd1\x06\n" +
+	"\x16ENDPOINT_STATE_DAMAGED\x10\x06*\xef\x06\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12 \n" +
@@ -4758,8 +4873,9 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	" ERROR_REASON_ADDRESSES_NOT_LOCAL\x10\x12\x12\x1e\n" +
 	"\x1aERROR_REASON_MAP_NOT_FOUND\x10\x13\x12 \n" +
 	"\x1cERROR_REASON_FOREIGN_MANAGER\x10\x14\x12'\n" +
-	"#ERROR_REASON_LABELS_FROM_KUBERNETES\x10\x15\x12(\n" +
-	"$ERROR_REASON_SERVICES_NOT_TRANSLATED\x10\x16*\xd8\x02\n" +
+	"#ERROR_REASON_LABELS_FROM_KUBERNETES\x10\x15\x12#\n" +
+	"\x1fERROR_REASON_LOAD_BALANCING_OFF\x10\x16\x12!\n" +
+	"\x1dERROR_REASON_HOST_PORT_IN_USE\x10\x17*\xd8\x02\n" +
 	"\n" +
 	"TargetKind\x12\x1b\n" +
 	"\x17TARGET_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
@@ -4775,13 +4891,14 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x12TARGET_KIND_SYSCTL\x10\n" +
 	"\x12\x16\n" +
 	"\x12TARGET_KIND_RECORD\x10\v\x12!\n" +
-	"\x1dTARGET_KIND_NETWORK_NAMESPACE\x10\f*\xa8\x01\n" +
+	"\x1dTARGET_KIND_NETWORK_NAMESPACE\x10\f*\xc5\x01\n" +
 	"\fFrontendKind\x12\x1d\n" +
 	"\x19FRONTEND_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18FRONTEND_KIND_CLUSTER_IP\x10\x01\x12\x1b\n" +
 	"\x17FRONTEND_KIND_NODE_PORT\x10\x02\x12\x1d\n" +
 	"\x19FRONTEND_KIND_EXTERNAL_IP\x10\x03\x12\x1f\n" +
-	"\x1bFRONTEND_KIND_LOAD_BALANCER\x10\x04*\x8d\x01\n" +
+	"\x1bFRONTEND_KIND_LOAD_BALANCER\x10\x04\x12\x1b\n" +
+	"\x17FRONTEND_KIND_HOST_PORT\x10\x05*\x8d\x01\n" +
 	"\rNodePathState\x12\x1f\n" +
 	"\x1bNODE_PATH_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17NODE_PATH_STATE_UNKNOWN\x10\x01\x12\x1d\n" +
@@ -4885,7 +5002,7 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),                     // 0: sluice.datapath.v1.EndpointState
 	(ErrorReason)(0),                       // 1: sluice.datapath.v1.ErrorReason
@@ -4895,157 +5012,161 @@ var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(Reason)(0),                            // 5: sluice.datapath.v1.Reason
 	(PolicyMode)(0),                        // 6: sluice.datapath.v1.PolicyMode
 	(*Endpoint)(nil),                       // 7: sluice.datapath.v1.Endpoint
-	(*EndpointPolicy)(nil),                 // 8: sluice.datapath.v1.EndpointPolicy
-	(*Interface)(nil),                      // 9: sluice.datapath.v1.Interface
-	(*CreateEndpointRequest)(nil),          // 10: sluice.datapath.v1.CreateEndpointRequest
-	(*CreateEndpointResponse)(nil),         // 11: sluice.datapath.v1.CreateEndpointResponse
-	(*GivenLabels)(nil),                    // 12: sluice.datapath.v1.GivenLabels
-	(*GivenPorts)(nil),                     // 13: sluice.datapath.v1.GivenPorts
-	(*UpdateEndpointRequest)(nil),          // 14: sluice.datapath.v1.UpdateEndpointRequest
-	(*UpdateEndpointResponse)(nil),         // 15: sluice.datapath.v1.UpdateEndpointResponse
-	(*DeleteEndpointRequest)(nil),          // 16: sluice.datapath.v1.DeleteEndpointRequest
-	(*DeleteEndpointResponse)(nil),         // 17: sluice.datapath.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),           // 18: sluice.datapath.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),          // 19: sluice.datapath.v1.CheckEndpointResponse
-	(*Difference)(nil),                     // 20: sluice.datapath.v1.Difference
-	(*DifferenceTarget)(nil),               // 21: sluice.datapath.v1.DifferenceTarget
-	(*GetEndpointRequest)(nil),             // 22: sluice.datapath.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),            // 23: sluice.datapath.v1.GetEndpointResponse
-	(*ListEndpointsRequest)(nil),           // 24: sluice.datapath.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),          // 25: sluice.datapath.v1.ListEndpointsResponse
-	(*WatchEndpointsRequest)(nil),          // 26: sluice.datapath.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),         // 27: sluice.datapath.v1.WatchEndpointsResponse
-	(*Bookmark)(nil),                       // 28: sluice.datapath.v1.Bookmark
-	(*ReclaimEndpointsRequest)(nil),        // 29: sluice.datapath.v1.ReclaimEndpointsRequest
-	(*ReclaimEndpointsResponse)(nil),       // 30: sluice.datapath.v1.ReclaimEndpointsResponse
-	(*GetStatusRequest)(nil),               // 31: sluice.datapath.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),              // 32: sluice.datapath.v1.GetStatusResponse
-	(*FrontendStream)(nil),                 // 33: sluice.datapath.v1.FrontendStream
-	(*ListFrontendsRequest)(nil),           // 34: sluice.datapath.v1.ListFrontendsRequest
-	(*ListFrontendsResponse)(nil),          // 35: sluice.datapath.v1.ListFrontendsResponse
-	(*ListBackendConnectionsRequest)(nil),  // 36: sluice.datapath.v1.ListBackendConnectionsRequest
-	(*ListBackendConnectionsResponse)(nil), // 37: sluice.datapath.v1.ListBackendConnectionsResponse
-	(*BackendConnections)(nil),             // 38: sluice.datapath.v1.BackendConnections
-	(*KernelFrontend)(nil),                 // 39: sluice.datapath.v1.KernelFrontend
-	(*KernelBackendList)(nil),              // 40: sluice.datapath.v1.KernelBackendList
-	(*KernelBackend)(nil),                  // 41: sluice.datapath.v1.KernelBackend
-	(*NodeProbes)(nil),                     // 42: sluice.datapath.v1.NodeProbes
-	(*NodePath)(nil),                       // 43: sluice.datapath.v1.NodePath
-	(*IdentityStream)(nil),                 // 44: sluice.datapath.v1.IdentityStream
-	(*ClusterStream)(nil),                  // 45: sluice.datapath.v1.ClusterStream
-	(*MapUsage)(nil),                       // 46: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),               // 47: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),             // 48: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),                  // 49: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),                     // 50: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),               // 51: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),              // 52: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),                 // 53: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),                // 54: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                       // 55: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                       // 56: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),                   // 57: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),          // 58: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),                // 59: sluice.workload.v1.PodReference
-	(*v11.ServiceStatus)(nil),              // 60: sluice.status.v1.ServiceStatus
-	(v12.Protocol)(0),                      // 61: sluice.net.v1.Protocol
-	(v12.Direction)(0),                     // 62: sluice.net.v1.Direction
+	(*PortMapping)(nil),                    // 8: sluice.datapath.v1.PortMapping
+	(*EndpointPolicy)(nil),                 // 9: sluice.datapath.v1.EndpointPolicy
+	(*Interface)(nil),                      // 10: sluice.datapath.v1.Interface
+	(*CreateEndpointRequest)(nil),          // 11: sluice.datapath.v1.CreateEndpointRequest
+	(*CreateEndpointResponse)(nil),         // 12: sluice.datapath.v1.CreateEndpointResponse
+	(*GivenLabels)(nil),                    // 13: sluice.datapath.v1.GivenLabels
+	(*GivenPorts)(nil),                     // 14: sluice.datapath.v1.GivenPorts
+	(*UpdateEndpointRequest)(nil),          // 15: sluice.datapath.v1.UpdateEndpointRequest
+	(*UpdateEndpointResponse)(nil),         // 16: sluice.datapath.v1.UpdateEndpointResponse
+	(*DeleteEndpointRequest)(nil),          // 17: sluice.datapath.v1.DeleteEndpointRequest
+	(*DeleteEndpointResponse)(nil),         // 18: sluice.datapath.v1.DeleteEndpointResponse
+	(*CheckEndpointRequest)(nil),           // 19: sluice.datapath.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),          // 20: sluice.datapath.v1.CheckEndpointResponse
+	(*Difference)(nil),                     // 21: sluice.datapath.v1.Difference
+	(*DifferenceTarget)(nil),               // 22: sluice.datapath.v1.DifferenceTarget
+	(*GetEndpointRequest)(nil),             // 23: sluice.datapath.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),            // 24: sluice.datapath.v1.GetEndpointResponse
+	(*ListEndpointsRequest)(nil),           // 25: sluice.datapath.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),          // 26: sluice.datapath.v1.ListEndpointsResponse
+	(*WatchEndpointsRequest)(nil),          // 27: sluice.datapath.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),         // 28: sluice.datapath.v1.WatchEndpointsResponse
+	(*Bookmark)(nil),                       // 29: sluice.datapath.v1.Bookmark
+	(*ReclaimEndpointsRequest)(nil),        // 30: sluice.datapath.v1.ReclaimEndpointsRequest
+	(*ReclaimEndpointsResponse)(nil),       // 31: sluice.datapath.v1.ReclaimEndpointsResponse
+	(*GetStatusRequest)(nil),               // 32: sluice.datapath.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),              // 33: sluice.datapath.v1.GetStatusResponse
+	(*FrontendStream)(nil),                 // 34: sluice.datapath.v1.FrontendStream
+	(*ListFrontendsRequest)(nil),           // 35: sluice.datapath.v1.ListFrontendsRequest
+	(*ListFrontendsResponse)(nil),          // 36: sluice.datapath.v1.ListFrontendsResponse
+	(*ListBackendConnectionsRequest)(nil),  // 37: sluice.datapath.v1.ListBackendConnectionsRequest
+	(*ListBackendConnectionsResponse)(nil), // 38: sluice.datapath.v1.ListBackendConnectionsResponse
+	(*BackendConnections)(nil),             // 39: sluice.datapath.v1.BackendConnections
+	(*KernelFrontend)(nil),                 // 40: sluice.datapath.v1.KernelFrontend
+	(*KernelBackendList)(nil),              // 41: sluice.datapath.v1.KernelBackendList
+	(*KernelBackend)(nil),                  // 42: sluice.datapath.v1.KernelBackend
+	(*NodeProbes)(nil),                     // 43: sluice.datapath.v1.NodeProbes
+	(*NodePath)(nil),                       // 44: sluice.datapath.v1.NodePath
+	(*IdentityStream)(nil),                 // 45: sluice.datapath.v1.IdentityStream
+	(*ClusterStream)(nil),                  // 46: sluice.datapath.v1.ClusterStream
+	(*MapUsage)(nil),                       // 47: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),               // 48: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),             // 49: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),                  // 50: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),                     // 51: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),               // 52: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),              // 53: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),                 // 54: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),                // 55: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                       // 56: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                       // 57: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),                   // 58: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),          // 59: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),                // 60: sluice.workload.v1.PodReference
+	(v11.Protocol)(0),                      // 61: sluice.net.v1.Protocol
+	(*v12.ServiceStatus)(nil),              // 62: sluice.status.v1.ServiceStatus
+	(v11.Direction)(0),                     // 63: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	55, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	56, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	56, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
-	9,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
-	9,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	57, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	58, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
-	8,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	59, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	56, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
-	55, // 10: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	58, // 11: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	56, // 12: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	57, // 13: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	59, // 14: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
-	7,  // 15: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	56, // 16: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
-	57, // 17: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
-	55, // 18: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	12, // 19: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
-	13, // 20: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
-	7,  // 21: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	55, // 22: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	55, // 23: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	20, // 24: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
-	21, // 25: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
-	2,  // 26: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
-	55, // 27: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	7,  // 28: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	7,  // 29: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	7,  // 30: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	55, // 31: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	28, // 32: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	55, // 33: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	55, // 34: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	60, // 35: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	6,  // 36: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
-	48, // 37: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	49, // 38: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	50, // 39: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	46, // 40: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	47, // 41: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	45, // 42: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
-	44, // 43: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
-	58, // 44: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
-	42, // 45: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
-	33, // 46: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
-	39, // 47: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
-	38, // 48: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
-	61, // 49: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
-	61, // 50: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
-	40, // 51: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
-	40, // 52: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
-	3,  // 53: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
-	41, // 54: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
-	43, // 55: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
-	4,  // 56: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
-	58, // 57: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
-	58, // 58: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
-	0,  // 59: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	5,  // 60: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
-	62, // 61: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	20, // 62: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	10, // 63: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	14, // 64: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
-	16, // 65: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	18, // 66: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	22, // 67: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	24, // 68: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	26, // 69: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	29, // 70: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	31, // 71: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	51, // 72: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	53, // 73: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	34, // 74: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
-	36, // 75: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
-	11, // 76: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	15, // 77: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
-	17, // 78: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	19, // 79: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	23, // 80: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	25, // 81: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	27, // 82: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	30, // 83: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	32, // 84: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	52, // 85: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	54, // 86: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	35, // 87: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
-	37, // 88: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
-	76, // [76:89] is the sub-list for method output_type
-	63, // [63:76] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	57, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	10, // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
+	10, // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
+	58, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	59, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	9,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
+	60, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	57, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
+	8,  // 10: sluice.datapath.v1.Endpoint.port_mappings:type_name -> sluice.datapath.v1.PortMapping
+	61, // 11: sluice.datapath.v1.PortMapping.protocol:type_name -> sluice.net.v1.Protocol
+	56, // 12: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	59, // 13: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	57, // 14: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	58, // 15: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	60, // 16: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	8,  // 17: sluice.datapath.v1.CreateEndpointRequest.port_mappings:type_name -> sluice.datapath.v1.PortMapping
+	7,  // 18: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	57, // 19: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
+	58, // 20: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
+	56, // 21: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	13, // 22: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
+	14, // 23: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
+	7,  // 24: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	56, // 25: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	56, // 26: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	21, // 27: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
+	22, // 28: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
+	2,  // 29: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
+	56, // 30: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	7,  // 31: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	7,  // 32: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	7,  // 33: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
+	56, // 34: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	29, // 35: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
+	56, // 36: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	56, // 37: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	62, // 38: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	6,  // 39: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
+	49, // 40: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	50, // 41: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	51, // 42: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	47, // 43: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	48, // 44: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	46, // 45: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
+	45, // 46: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
+	59, // 47: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
+	43, // 48: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
+	34, // 49: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
+	40, // 50: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
+	39, // 51: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
+	61, // 52: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
+	61, // 53: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
+	41, // 54: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
+	41, // 55: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
+	3,  // 56: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
+	42, // 57: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
+	44, // 58: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
+	4,  // 59: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
+	59, // 60: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
+	59, // 61: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
+	0,  // 62: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	5,  // 63: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	63, // 64: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	21, // 65: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	11, // 66: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	15, // 67: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
+	17, // 68: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	19, // 69: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	23, // 70: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	25, // 71: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	27, // 72: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	30, // 73: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	32, // 74: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	52, // 75: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	54, // 76: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	35, // 77: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
+	37, // 78: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
+	12, // 79: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	16, // 80: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
+	18, // 81: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	20, // 82: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	24, // 83: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	26, // 84: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	28, // 85: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	31, // 86: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	33, // 87: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	53, // 88: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	55, // 89: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	36, // 90: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
+	38, // 91: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
+	79, // [79:92] is the sub-list for method output_type
+	66, // [66:79] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -5053,7 +5174,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 	if File_sluice_datapath_v1_datapath_proto != nil {
 		return
 	}
-	file_sluice_datapath_v1_datapath_proto_msgTypes[20].OneofWrappers = []any{
+	file_sluice_datapath_v1_datapath_proto_msgTypes[21].OneofWrappers = []any{
 		(*WatchEndpointsResponse_Upsert)(nil),
 		(*WatchEndpointsResponse_Delete)(nil),
 		(*WatchEndpointsResponse_Bookmark)(nil),
@@ -5064,7 +5185,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   48,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -60,7 +60,9 @@ type DatapathServiceClient interface {
 	// namespace also: not a network namespace, or the datapath's own.
 	// FAILED_PRECONDITION: the lease is gone, the interface name is taken in the
 	// namespace, the namespace has an interface and secondInterfaces refuses
-	// another, or the owner's record cannot be read; the details tell them apart. ABORTED: an address still belongs to a live endpoint, try
+	// another, the owner's record cannot be read, another endpoint or a service has
+	// a host port, or host ports are asked for while loadBalancing.mode is off; the
+	// details tell them apart. ABORTED: an address still belongs to a live endpoint, try
 	// again. RESOURCE_EXHAUSTED: endpoint slots or map space are used up, or too
 	// many calls wait; retry later. UNAVAILABLE: a service that this depends on
 	// does not answer; the message names it.
@@ -371,7 +373,9 @@ type DatapathServiceServer interface {
 	// namespace also: not a network namespace, or the datapath's own.
 	// FAILED_PRECONDITION: the lease is gone, the interface name is taken in the
 	// namespace, the namespace has an interface and secondInterfaces refuses
-	// another, or the owner's record cannot be read; the details tell them apart. ABORTED: an address still belongs to a live endpoint, try
+	// another, the owner's record cannot be read, another endpoint or a service has
+	// a host port, or host ports are asked for while loadBalancing.mode is off; the
+	// details tell them apart. ABORTED: an address still belongs to a live endpoint, try
 	// again. RESOURCE_EXHAUSTED: endpoint slots or map space are used up, or too
 	// many calls wait; retry later. UNAVAILABLE: a service that this depends on
 	// does not answer; the message names it.

@@ -43,12 +43,15 @@ func (c *Core) Restore(ctx context.Context, emit func(endpoint.Finding) error) e
 		return err
 	}
 	a, report := comparison{entries: entries, devices: index(devices)}, reporterTo(emit, true)
+	ofOtherBoot := func(r endpoint.Record) bool { return r.BootID != c.cfg.BootID }
+	c.cfg.HostPorts.Restore(slices.DeleteFunc(c.live(), ofOtherBoot))
 	if err := c.auditRecords(ctx, c.live(), a, true, report); err != nil {
 		return err
 	}
 	if err := c.auditStrays(entries, devices, true, report); err != nil {
 		return err
 	}
+	c.cfg.HostPorts.LeadAll(ctx)
 	c.hub.Loaded()
 	if len(c.tombstones()) > 0 {
 		wake(c.wakeReleases)

@@ -65,6 +65,8 @@ type Config struct {
 	// Published returns when other nodes can know the addresses of an endpoint whose
 	// identity was resolved, or may not for a while; nil: nobody waits for that.
 	Published func(ctx context.Context, o workload.Owner)
+	// HostPorts leads ports of the node to endpoints.
+	HostPorts endpoint.HostPorts
 	// Policies evaluate endpoints; nil: everything is allowed.
 	Policies endpoint.Policies
 	Host     endpoint.Host

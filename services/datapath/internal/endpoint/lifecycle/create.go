@@ -38,6 +38,7 @@ var (
 	faultPublish   = fault.Register("datapath/create/publish")
 	faultAttach    = fault.Register("datapath/create/attach")
 	faultActivate  = fault.Register("datapath/create/activate")
+	faultHostPorts = fault.Register("datapath/create/host-ports")
 	faultReady     = fault.Register("datapath/create/ready")
 )
 
@@ -108,7 +109,7 @@ func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (
 			endpoint.ErrLease, s.LeaseExpiry.UTC().Format("15:04:05.000Z"))
 	}
 	if validateOnly {
-		return c.endpoint(r, endpoint.WaitingForIdentity), nil
+		return c.endpoint(r, endpoint.WaitingForIdentity), c.cfg.HostPorts.Check(s)
 	}
 	return c.create(ctx, ns, r)
 }
@@ -156,23 +157,7 @@ func (c *Core) create(ctx context.Context, ns endpoint.Namespace, r endpoint.Rec
 // steps of the creation; abort ends the claims.
 func (n *creation) steps(abort context.CancelCauseFunc) []step {
 	return []step{
-		{"write the intent", func(context.Context) error {
-			var devices []endpoint.HostDevice
-			var err error
-			if n.mayShare(n.r) { // a listing costs more than the rest of the step
-				if devices, err = n.cfg.Links.Devices(); err != nil {
-					return err
-				}
-			}
-			if n.r, err = n.reserve(n.r, devices); err != nil {
-				return err
-			}
-			if err := n.cfg.Records.Save(n.r); err != nil {
-				n.forget(n.r.Spec.Owner)
-				return err
-			}
-			return nil
-		}, func() error { return n.rollBack(n.r, n.needsRelease) }, faultIntent},
+		{"write the intent", n.intend, func() error { return n.rollBack(n.r, n.needsRelease) }, faultIntent},
 
 		// The other services are asked while the device is made, which needs no
 		// answer of theirs: nothing can be sent before it is up.
@@ -246,11 +231,36 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 			return err
 		}, func() error { return n.cfg.Links.Deactivate(n.ns, n.r.Device) }, faultActivate},
 
+		{"lead the host ports to it", func(ctx context.Context) error {
+			return n.cfg.HostPorts.Lead(ctx, n.r.Spec.Owner)
+		}, func() error { return n.cfg.HostPorts.Release(n.r.Spec.Owner) }, faultHostPorts},
+
 		{"write the record", func(context.Context) error {
 			n.r.Phase, n.r.Created, n.r.Evaluated = endpoint.PhaseReady, n.cfg.Now().UTC(), n.cfg.Policies != nil
 			return n.cfg.Records.Save(n.r)
 		}, nil, faultReady},
 	}
+}
+
+// intend reserves what the node has once, and writes the record.
+func (n *creation) intend(context.Context) (err error) {
+	var devices []endpoint.HostDevice
+	if n.mayShare(n.r) { // a listing costs more than the rest of the step
+		if devices, err = n.cfg.Links.Devices(); err != nil {
+			return err
+		}
+	}
+	if n.r, err = n.reserve(n.r, devices); err != nil {
+		return err
+	}
+	if err = n.cfg.HostPorts.Claim(n.r.Spec); err == nil {
+		err = n.cfg.Records.Save(n.r)
+	}
+	if err != nil {
+		n.forget(n.r.Spec.Owner)
+		return errors.Join(err, n.cfg.HostPorts.Release(n.r.Spec.Owner))
+	}
+	return nil
 }
 
 // entry is what is published of an endpoint that begins.
@@ -385,6 +395,10 @@ func (c *Core) resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity,
 // rollBack ends a creation that was undone: with a tombstone if something has to
 // be released, else without a trace.
 func (c *Core) rollBack(r endpoint.Record, needsRelease bool) error {
+	// The record stays for as long as ports may lead to the endpoint.
+	if err := c.cfg.HostPorts.Release(r.Spec.Owner); err != nil {
+		return err
+	}
 	if !needsRelease {
 		err := c.cfg.Records.Remove(r.Spec.Owner)
 		if err == nil {

@@ -118,7 +118,7 @@ func (c *Core) dispose(ctx context.Context, r endpoint.Record) error {
 			return fmt.Errorf("cut slot %d of %s: %w", s, o, err)
 		}
 	}
-	if err := faultCut.Hit(ctx); err != nil {
+	if err := errors.Join(faultCut.Hit(ctx), c.cfg.HostPorts.Release(o)); err != nil {
 		return err
 	}
 	for _, s := range slots {

@@ -526,6 +526,7 @@ func (m *machine) config() Config {
 	return Config{
 		Instance: "test", BootID: "this boot", Ranges: podrange.Of(testCIDRs, false), MTU: 1500, ReapDelay: time.Nanosecond, RetryDelay: time.Millisecond,
 		Maps: fakeMaps{m}, Links: fakeLinks{m}, Leases: fakeLeases{m}, Identities: fakeIdentities{m}, Records: fakeRecords{m},
+		HostPorts: endpoint.NoHostPorts{},
 	}
 }
 

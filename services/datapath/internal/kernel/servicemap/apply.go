@@ -23,8 +23,9 @@ import (
 // A frontend that does not fit is refused; the others are applied. If room is
 // short and something has left, Apply waits for a grace period and tries again.
 //
-// Which backends are drained is not in the maps. So the first transaction has to name
-// every frontend that drains some: what it does not name is not drained any more.
+// Which backends are drained is not in the maps. So the first transaction that is not
+// partial has to name every frontend that drains some: what it does not name is not
+// drained any more.
 func (m *Maps) Apply(ctx context.Context, tx *frontend.Transaction) (frontend.Result, error) {
 	res, again, err := m.apply(tx)
 	if again == nil || err != nil {
@@ -71,8 +72,10 @@ func (m *Maps) apply(tx *frontend.Transaction) (_ frontend.Result, again *fronte
 		}
 	}
 	a.drainAll()
-	a.lost = append(a.lost, m.store.adopted...)
-	m.store.adopted = nil
+	if !tx.Partial {
+		a.lost = append(a.lost, m.store.adopted...)
+		m.store.adopted = nil
+	}
 	a.loseBackends()
 	frontend.SortRefusals(a.res.Refused)
 	if !m.store.left.empty() {
@@ -84,7 +87,7 @@ func (m *Maps) apply(tx *frontend.Transaction) (_ frontend.Result, again *fronte
 // expect sizes the tables of an empty store for a transaction: growing them step
 // by step takes longer than all the rest of it.
 func (s *store) expect(tx *frontend.Transaction) {
-	if len(s.entries) > 0 {
+	if len(s.entries) > 0 || tx.Partial {
 		return
 	}
 	n := [families]int{}
@@ -114,7 +117,7 @@ func (a *application) short(tx *frontend.Transaction) (again *frontend.Transacti
 			continue
 		}
 		if again == nil {
-			again = &frontend.Transaction{}
+			again = &frontend.Transaction{Partial: tx.Partial}
 		}
 		again.Upsert(c.Frontend)
 	}

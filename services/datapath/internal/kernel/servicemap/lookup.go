@@ -18,7 +18,8 @@ type Frontend struct {
 	// Service names the port of a service; empty: the frontend is that of an
 	// earlier process and was not confirmed yet.
 	Service string
-	// Kind is 0 like Service is empty, but for node ports, which their key tells.
+	// Kind is 0 like Service is empty, but where the key is that of a node port: a host
+	// port is named before anything asks for it.
 	Kind frontend.Kind
 	// Inside is nil if the node's own pods and sockets pass it by.
 	Inside, Outside *Front
@@ -65,7 +66,7 @@ func (m *Maps) List() ([]Frontend, error) {
 
 // kindKnown is the kind of the frontend, 0 if it is not known.
 func (e *entry) kindKnown() frontend.Kind {
-	if e.key.Node {
+	if e.kind == 0 && e.key.Node {
 		return frontend.NodePort
 	}
 	return e.kind
@@ -90,6 +91,20 @@ func (f *front) describe() *Front {
 
 func (b *backend) describe() Backend {
 	return Backend{AddrPort: b.addr, Number: b.number, Generation: b.gen}
+}
+
+// NameOf is what a frontend was named; "": it is that of an earlier process and was not
+// confirmed yet. false: there is none with the key.
+func (m *Maps) NameOf(k frontend.Key) (service string, ok bool, err error) {
+	if err := m.gate.RLock(); err != nil {
+		return "", false, err
+	}
+	defer m.gate.RUnlock()
+	e, ok := m.store.entries[k]
+	if !ok {
+		return "", false, nil
+	}
+	return e.service, true, nil
 }
 
 // Has says whether there is a frontend with the key.

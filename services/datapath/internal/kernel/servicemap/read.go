@@ -95,18 +95,20 @@ func (m *rawMaps) readFront(fam int, number uint32, list uint64) *Front {
 }
 
 // ServiceAt names the service whose frontend answers at an address and port, which
-// may be a node port of its family: "shop/web:http"; empty: none is known.
+// may be a node port of its family: "shop/web:http"; empty: none is known, or it is a
+// host port.
 func (m *Maps) ServiceAt(at netip.AddrPort, protocol uint8) string {
 	if m.gate.RLock() != nil {
 		return ""
 	}
 	defer m.gate.RUnlock()
 	k := frontend.Key{Addr: at.Addr(), Port: at.Port(), Protocol: frontend.Protocol(protocol)}
-	if e := m.store.entries[k]; e != nil {
-		return e.service
+	e := m.store.entries[k]
+	if e == nil {
+		e = m.store.entries[k.NodePort()]
 	}
-	if e := m.store.entries[k.NodePort()]; e != nil {
-		return e.service
+	if e == nil || e.kind == frontend.HostPort {
+		return ""
 	}
-	return ""
+	return e.service
 }

@@ -495,6 +495,10 @@ func TestKernelDrainingBackendStaysUntilItIsRemoved(t *testing.T) {
 	i.close(t)
 	i = start(t, dir, small)
 	i.collectAll(t)
+	// What is only about other frontends says nothing about who drains it.
+	partial := other(1)
+	partial.Partial = true
+	i.apply(t, partial)
 	i.apply(t, is([]int{1}, []int{2}))
 	check("after a restart", true, true)
 	drained()

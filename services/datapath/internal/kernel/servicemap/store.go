@@ -39,7 +39,8 @@ type store struct {
 	groupUses map[uint16]int    // entries that have it
 
 	// adopted are backends that no list has and that an earlier process may have
-	// drained: the first transaction says which of them are drained still. nil since.
+	// drained: the first transaction that is not partial says which of them are drained
+	// still. nil since.
 	adopted []*backend
 
 	// left is what the next grace period lets rest, resting what waits for its

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	rpcclient "github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/workload"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	loadbalancerv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/client"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/record"
+)
+
+// The addresses of the node at its uplink.
+var (
+	uplink4 = netip.MustParseAddr("192.0.2.1")
+	uplink6 = netip.MustParseAddr("2001:db8::1")
+)
+
+// newServiceWorld is a node that translates services, with addresses of its own. Nobody
+// says which services there are.
+func newServiceWorld(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.frontends, w.cgroup = silentBalancer{}, kerneltest.NewCgroup(t)
+	w.start(false)
+	t.Cleanup(func() {
+		if err := sockets.Detach(w.config().BPFDir); err != nil {
+			t.Error(err)
+		}
+	})
+	w.outside()
+	if err := w.node.Host.SyncAddrs(); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// hostPort is a port of the node that leads to a port of a pod.
+func hostPort(hostIP netip.Addr, port uint16, p workload.Protocol, to uint16) endpoint.PortMapping {
+	return endpoint.PortMapping{HostIP: hostIP, HostPort: port, Protocol: p, ContainerPort: to}
+}
+
+// podWithPorts makes a pod that has ports of the node.
+func (w *world) podWithPorts(name string, ms ...endpoint.PortMapping) *pod {
+	w.t.Helper()
+	return w.podWith(name, func(s *endpoint.Spec) { s.PortMappings = ms })
+}
+
+// attachedSockets waits until sockets are led to services.
+func (w *world) attachedSockets() {
+	w.t.Helper()
+	select {
+	case <-w.node.attached:
+	case <-time.After(patience):
+		w.t.Fatal("the programs of sockets are not attached")
+	}
+}
+
+// asks compares who is reached from a namespace at some ports of TCP.
+func asks(t *testing.T, when string, from *netns.Namespace, to ...netip.AddrPort) {
+	t.Helper()
+	for _, at := range to {
+		if err := talk(from, at, patience); err != nil {
+			t.Errorf("%s: %v is not reached: %v", when, at, err)
+		}
+	}
+}
+
+// hostPorts are the frontends of host ports that the kernel has, with what they lead to.
+func (w *world) hostPorts() (lines []string) {
+	w.t.Helper()
+	fs, err := w.node.Kernel.Services.List()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, f := range fs {
+		if f.Kind == frontend.HostPort {
+			lines = append(lines, fmt.Sprintf("%v of %s to %v and %v", f.Key, f.Service, f.Inside.Backends[0].AddrPort,
+				f.Outside.Backends[0].AddrPort))
+		}
+	}
+	return lines
+}
+
+// TestKernelHostPortsLeadToTheirPod from the node and from its pods, without
+// sluice-loadbalancer, over a restart, until the pod is deleted.
+func TestKernelHostPortsLeadToTheirPod(t *testing.T) {
+	w := newServiceWorld(t)
+	web := w.podWithPorts("web",
+		hostPort(netip.Addr{}, 8080, workload.TCP, 80), hostPort(netip.Addr{}, 8080, workload.UDP, 53))
+	one := w.podWithPorts("one", hostPort(uplink4, 8080, workload.TCP, 80))
+	asker := w.pod("asker")
+	w.attachedSockets()
+	v4, v6 := web.spec.Addrs[0], web.spec.Addrs[1]
+	web.echoAt(netip.AddrPortFrom(v4, 80))
+	web.echoAt(netip.AddrPortFrom(v6, 80))
+	udp := web.listen("udp", netip.AddrPortFrom(v4, 53).String()).(net.PacketConn)
+	t.Cleanup(func() { udp.Close() })
+	node4 := netip.AddrPortFrom(w.node.Ranges.NodeAddrs()[0], 8080)
+	node6 := netip.AddrPortFrom(uplink6, 8080)
+	local := netip.MustParseAddrPort("127.0.0.1:8080")
+	works := func(when string) {
+		t.Helper()
+		asks(t, when+", from the node", w.home, node4, node6, local, netip.MustParseAddrPort("[::1]:8080"))
+		asks(t, when+", from a pod", asker.ns, node4, node6)
+		// The pod whose port is that of one address has nothing there that listens.
+		for _, from := range []*netns.Namespace{w.home, asker.ns} {
+			err := talk(from, netip.AddrPortFrom(uplink4, 8080), patience)
+			if !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("%s: the port of one address leads elsewhere: %v", when, err)
+			}
+		}
+		if err := talk(asker.ns, local, patience); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("%s: at the loopback address of a pod: %v", when, err)
+		}
+	}
+	works("at first")
+	want := []string{
+		fmt.Sprintf("0.0.0.0:8080/tcp of web/eth0 to %[1]v:80 and %[1]v:80", v4),
+		fmt.Sprintf("0.0.0.0:8080/udp of web/eth0 to %[1]v:53 and %[1]v:53", v4),
+		fmt.Sprintf("192.0.2.1:8080/tcp of one/eth0 to %[1]v:80 and %[1]v:80", one.spec.Addrs[0]),
+		fmt.Sprintf("[::]:8080/tcp of web/eth0 to [%[1]v]:80 and [%[1]v]:80", v6),
+		fmt.Sprintf("[::]:8080/udp of web/eth0 to [%[1]v]:53 and [%[1]v]:53", v6),
+	}
+	if got := w.hostPorts(); !slices.Equal(got, want) {
+		t.Errorf("host ports\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if findings, err := w.node.Kernel.Services.Audit(false); len(findings) > 0 || err != nil {
+		t.Errorf("audit: %q, %v", findings, err)
+	}
+
+	w.stop()
+	asks(t, "without the datapath", w.home, node4, node6)
+	asks(t, "without the datapath", asker.ns, node4, node6)
+	w.start(false)
+	works("after a restart")
+	if got := w.hostPorts(); !slices.Equal(got, want) {
+		t.Errorf("after a restart: host ports\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	w.attachedSockets()
+
+	// A connected UDP socket does not go on to an address that another pod may have.
+	c := w.dial(w.home, "udp", netip.MustParseAddrPort("192.0.2.1:8080"))
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if n, _, err := udp.ReadFrom(make([]byte, 8)); n != 1 || err != nil {
+		t.Fatalf("the pod receives %d bytes, %v", n, err)
+	}
+	w.del(web)
+	if got := w.hostPorts(); !slices.Equal(got, want[2:3]) {
+		t.Errorf("after the deletion of web: host ports %q, want %q", got, want[2:3])
+	}
+	if err := talk(w.home, node4, patience); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("at a port that was given up: %v, want a refusal", err)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 8)); !errors.Is(err, unix.ECONNABORTED) {
+		t.Errorf("a connected socket reads %v, want that it was ended", err)
+	}
+	// The port is free, and begins with the restart of nothing.
+	again := w.podWithPorts("again", hostPort(netip.Addr{}, 8080, workload.TCP, 80))
+	again.echoAt(netip.AddrPortFrom(again.spec.Addrs[0], 80))
+	asks(t, "of another pod", w.home, node4)
+	asks(t, "of another pod", asker.ns, node4)
+}
+
+// TestKernelHostPortsAreRefusedThatAreTaken by another pod or by the node, and with
+// services off.
+func TestKernelHostPortsAreRefusedThatAreTaken(t *testing.T) {
+	w := newServiceWorld(t)
+	w.podWithPorts("web", hostPort(netip.Addr{}, 8080, workload.TCP, 80))
+	before := len(w.node.Core.List())
+	refused := func(name string, is error, text string, m endpoint.PortMapping) {
+		t.Helper()
+		s := w.spec(name, w.home) // it is refused before that matters
+		s.PortMappings = []endpoint.PortMapping{m}
+		s.Netns = pathOf(w.pod(name + "-ns").ns)
+		before++
+		for _, validateOnly := range []bool{true, false} {
+			_, err := w.node.Core.Create(t.Context(), s, validateOnly)
+			if !errors.Is(err, is) || !strings.Contains(err.Error(), text) {
+				t.Errorf("%s: %v, want %v with %q", name, err, is, text)
+			}
+		}
+		if n := len(w.node.Core.List()); n != before {
+			t.Errorf("%s: %d endpoints, want %d", name, n, before)
+		}
+	}
+	refused("taken", endpoint.ErrHostPort, "by endpoint web/eth0", hostPort(netip.Addr{}, 8080, workload.TCP, 80))
+	refused("tunnel", endpoint.ErrInvalid, "between nodes", hostPort(netip.Addr{}, 4789, workload.UDP, 80))
+	refused("foreign", endpoint.ErrInvalid, "no address of this node",
+		hostPort(netip.MustParseAddr("198.51.100.1"), 8080, workload.TCP, 80))
+	if lines := w.node.hostPortWarnings(); len(lines) > 0 {
+		t.Errorf("warnings %q", lines)
+	}
+
+	w.stop()
+	w.frontends, w.cgroup = nil, ""
+	w.start(false)
+	if lines := w.node.hostPortWarnings(); len(lines) != 1 || !strings.Contains(lines[0], "web/eth0") {
+		t.Errorf("with services off: warnings %q, want one about web", lines)
+	}
+	refused("off", endpoint.ErrLoadBalancingOff, "loadBalancing.mode is off",
+		hostPort(netip.Addr{}, 8081, workload.TCP, 80))
+}
+
+// TestKernelHostPortsAndServicesKeepTheirPorts: what sluice-loadbalancer names completely
+// leaves host ports alone, and a node port takes none, but gets it when it is free.
+func TestKernelHostPortsAndServicesKeepTheirPorts(t *testing.T) {
+	w := newWorld(t)
+	socket := filepath.Join(t.TempDir(), "lb.sock")
+	b := &balancer{heard: make(chan *loadbalancerv1.WatchFrontendsRequest)}
+	nodePort := &loadbalancerv1.Frontend{
+		Key: &loadbalancerv1.FrontendKey{
+			Family: loadbalancerv1.IPFamily_IP_FAMILY_IPV4, Port: 30080, Protocol: netv1.Protocol_PROTOCOL_TCP,
+		},
+		Kind: loadbalancerv1.FrontendKind_FRONTEND_KIND_NODE_PORT, Namespace: "shop", Name: "web",
+		Inside: &loadbalancerv1.BackendList{
+			Backends:  []*loadbalancerv1.Backend{{Address: "10.99.0.9", Port: 8080}},
+			WhenEmpty: loadbalancerv1.EmptyAction_EMPTY_ACTION_REJECT,
+		},
+	}
+	b.snapshot = frontendsOf("first run", 7, "10.96.0.1")
+	b.snapshot.Steps = append([]*loadbalancerv1.FrontendStep{
+		{Step: &loadbalancerv1.FrontendStep_Upsert{Upsert: nodePort}},
+	}, b.snapshot.Steps...)
+	cc, err := rpcclient.Dial(socket, rpcclient.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cc.Close() })
+	w.frontends, w.state = client.NewLoadBalancer(cc), record.OpenFrontends(filepath.Join(w.dir, "frontends.json"))
+	w.start(false)
+	mine := w.podWithPorts("mine", hostPort(netip.Addr{}, 30080, workload.TCP, 80))
+	has := func(kind frontend.Kind) func() error {
+		return func() error {
+			f, ok, err := w.node.Kernel.Services.Lookup(frontend.Key{
+				Addr: netip.IPv4Unspecified(), Port: 30080, Protocol: frontend.TCP, Node: true,
+			})
+			if err == nil && (!ok || f.Kind != kind) {
+				err = fmt.Errorf("port 30080 is %+v, %v", f, ok)
+			}
+			return err
+		}
+	}
+	stop := b.serve(t, socket)
+	var reason string
+	for m := range b.heard {
+		if r := m.GetRefused(); r != nil {
+			reason = r.GetReason()
+		}
+		if a := m.GetAck(); a.GetEnforced() == 7 && a.GetEnded() == 7 {
+			break
+		}
+	}
+	if !strings.Contains(reason, "host port of endpoint mine/eth0") {
+		t.Errorf("the node port was refused with %q", reason)
+	}
+	refused := w.node.Frontends.Status().Refused()
+	if len(refused) != 1 || !strings.HasPrefix(refused[0], "0.0.0.0:30080/tcp: ") {
+		t.Errorf("refused are %q", refused)
+	}
+	if err := has(frontend.HostPort)(); err != nil {
+		t.Error(err)
+	}
+	// The service has the cluster IP, and a pod cannot have the port at that.
+	s := w.podWithPorts("other", hostPort(netip.Addr{}, 30081, workload.TCP, 80)).spec
+	s.Owner.ContainerID, s.PortMappings[0].HostPort = "third", 30080
+	if _, err := w.node.Core.Create(t.Context(), s, true); !errors.Is(err, endpoint.ErrHostPort) {
+		t.Errorf("a port of another pod: %v", err)
+	}
+
+	w.del(mine)
+	for m := range b.heard { // by a new subscription
+		if m.GetAck().GetEnforced() == 7 {
+			break
+		}
+	}
+	go func() { // until the stream ends
+		for range b.heard { //nolint:revive // what comes is not looked at
+		}
+	}()
+	t.Cleanup(func() { stop(); close(b.heard) })
+	servicetest.EventuallyNil(t, "the service has its node port", has(frontend.NodePort))
+	if _, err := w.node.Core.Create(t.Context(), s, true); !errors.Is(err, endpoint.ErrHostPort) ||
+		!strings.Contains(err.Error(), "by service shop/web") {
+		t.Errorf("a port of a service: %v", err)
+	}
+}
+
+// TestKernelKilledWithHostPortsGivesThemUp: a process that is killed before or after a
+// frontend is written or removed leaves none that another container could not have.
+func TestKernelKilledWithHostPortsGivesThemUp(t *testing.T) {
+	n := newNode(t)
+	cgroup := kerneltest.NewCgroup(t)
+	enterable(t, cgroup)
+	for _, dir := range []string{cgroup, filepath.Dir(filepath.Dir(cgroup))} {
+		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // the service is another user
+			t.Fatal(err)
+		}
+	}
+	start := func() {
+		t.Helper()
+		n.run("--load-balancing-mode=on", "--load-balancing-cgroup="+cgroup)
+		servicetest.EventuallyNil(t, "calls are answered", func() error {
+			_, err := n.datapath.GetStatus(t.Context(), &datapathv1.GetStatusRequest{})
+			return err
+		})
+	}
+	frontends := func() (have []*datapathv1.KernelFrontend) {
+		t.Helper()
+		stream, err := n.datapath.ListFrontends(t.Context(), &datapathv1.ListFrontendsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for {
+			m, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return have
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			have = append(have, m.GetFrontend())
+		}
+	}
+	start()
+	for i, point := range []string{
+		"datapath/create/intent", "datapath/create/activate", "datapath/create/host-ports", "datapath/create/ready",
+		"datapath/delete/cut", "datapath/delete/unpublish", "datapath/delete/tombstone",
+	} {
+		r := n.request(fmt.Sprintf("killed-%d", i), byte(i+2), n.pod())
+		// The next one has the same port.
+		r.PortMappings = []*datapathv1.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: netv1.Protocol_PROTOCOL_TCP}}
+		remove := &datapathv1.DeleteEndpointRequest{Owner: r.GetOwner()}
+		n.Faults.KillAt(point, 0)
+		_, err := n.datapath.CreateEndpoint(t.Context(), r)
+		if deletes := strings.HasPrefix(point, "datapath/delete/"); deletes != (err == nil) {
+			t.Fatalf("%s: create: %v", point, err)
+		} else if deletes {
+			if got := frontends(); len(got) != 2 || got[0].GetKind() != datapathv1.FrontendKind_FRONTEND_KIND_HOST_PORT {
+				t.Errorf("%s: before it the kernel has %v, want a host port of each family", point, got)
+			}
+			_, _ = n.datapath.DeleteEndpoint(t.Context(), remove) // it is killed, or answers just before
+		}
+		n.Exit()
+		start()
+		if _, err := n.datapath.DeleteEndpoint(t.Context(), remove); err != nil {
+			t.Fatalf("%s: %v", point, err)
+		}
+		if got := frontends(); len(got) > 0 {
+			t.Errorf("%s: the kernel has %v", point, got)
+		}
+	}
+	n.nothingIsLeft()
+}

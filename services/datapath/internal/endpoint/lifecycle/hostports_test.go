@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// fakeHostPorts has ports by owner, and whether they lead to the endpoint. It lives as
+// long as a process.
+type fakeHostPorts struct {
+	*machine
+	led map[workload.Owner]bool
+}
+
+func (f fakeHostPorts) Check(endpoint.Spec) error { return f.free("check ports") }
+
+// free does an operation that changes nothing.
+func (f fakeHostPorts) free(op string) error {
+	err := f.do(op)
+	if err == nil {
+		f.mu.Unlock()
+	}
+	return err
+}
+
+func (f fakeHostPorts) Claim(s endpoint.Spec) error {
+	if len(s.PortMappings) == 0 {
+		return nil
+	}
+	if err := f.do("claim ports"); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	f.led[s.Owner] = false
+	return nil
+}
+
+func (f fakeHostPorts) Restore(rs []endpoint.Record) {
+	for _, r := range rs {
+		_ = f.Claim(r.Spec) // no test has this fail
+	}
+}
+
+func (f fakeHostPorts) Lead(_ context.Context, o workload.Owner) error {
+	if err := f.do("lead ports"); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	f.led[o] = true
+	return nil
+}
+
+func (f fakeHostPorts) LeadAll(context.Context) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for o := range f.led {
+		f.led[o] = true
+	}
+}
+
+func (f fakeHostPorts) Release(o workload.Owner) error {
+	f.mu.Lock()
+	_, ok := f.led[o]
+	f.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	if err := f.do("release ports"); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	delete(f.led, o)
+	return nil
+}
+
+// startWithPorts is start of a process that gives host ports away.
+func (m *machine) startWithPorts(t *testing.T) (*Core, fakeHostPorts) {
+	t.Helper()
+	ports := fakeHostPorts{m, map[workload.Owner]bool{}}
+	cfg := m.config()
+	cfg.HostPorts = ports
+	c := New(cfg)
+	restore(t, c)
+	return c, ports
+}
+
+// wantedWithPort is wanted of an endpoint with a host port.
+func (m *machine) wantedWithPort(name string, last byte) endpoint.Spec {
+	s := m.wanted(name, last)
+	s.PortMappings = []endpoint.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: workload.TCP}}
+	return s
+}
+
+var (
+	portOps    = []string{"save creating", "claim ports", "activate", "lead ports", "save ready"}
+	portDelOps = []string{"cut", "release ports", "unpublish", "save deleted"}
+)
+
+// only are the operations among those that were done.
+func (m *machine) only(ops []string) []string {
+	return slices.DeleteFunc(slices.Clone(m.calls), func(op string) bool { return !slices.Contains(ops, op) })
+}
+
+// TestHostPortsLeadToAWholeEndpointOnly: they begin when it can be reached, and end
+// before another endpoint can have its address.
+func TestHostPortsLeadToAWholeEndpointOnly(t *testing.T) {
+	m := newMachine()
+	c, ports := m.startWithPorts(t)
+	m.calls = nil
+	s := m.wantedWithPort("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"claim ports", "save creating", "activate", "lead ports", "save ready"}
+	if got := m.only(portOps); !slices.Equal(got, want) {
+		t.Errorf("it did %v, want %v", got, want)
+	}
+	if !ports.led[s.Owner] {
+		t.Error("its port does not lead to it")
+	}
+	m.calls = nil
+	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
+		t.Fatal(err)
+	}
+	if got := m.only(portDelOps); !slices.Equal(got, portDelOps) {
+		t.Errorf("the deletion did %v, want %v", got, portDelOps)
+	}
+	settle(t, c)
+	m.holds(t, c, 0)
+	if len(ports.led) > 0 {
+		t.Errorf("its ports are still claimed: %v", ports.led)
+	}
+}
+
+func TestFailedCreationGivesItsHostPortsUp(t *testing.T) {
+	for _, op := range append(slices.Clone(createOps), "claim ports", "lead ports") {
+		t.Run(op, func(t *testing.T) {
+			m := newMachine()
+			c, ports := m.startWithPorts(t)
+			m.setFail(op, errTest)
+			if _, err := c.Create(t.Context(), m.wantedWithPort("a", 2), false); !errors.Is(err, errTest) {
+				t.Fatalf("create: %v", err)
+			}
+			m.setFail(op, nil)
+			settle(t, c)
+			m.holds(t, c, 0)
+			if len(ports.led) > 0 {
+				t.Errorf("its ports are still claimed: %v", ports.led)
+			}
+		})
+	}
+}
+
+// TestHostPortsAreThereAgainAfterARestart of those that have an endpoint, and of no
+// other: one whose creation or deletion was killed half-way has none.
+func TestHostPortsAreThereAgainAfterARestart(t *testing.T) {
+	m := newMachine()
+	c, _ := m.startWithPorts(t)
+	stays := m.wantedWithPort("stays", 2)
+	if _, err := c.Create(t.Context(), stays, false); err != nil {
+		t.Fatal(err)
+	}
+	killed := []string{
+		"save ready", "cut", "release ports", "unpublish", "save deleted", "remove record", "remove devices",
+	}
+	for _, op := range killed {
+		m.setFail(op, errTest)
+	}
+	if _, err := c.Create(t.Context(), m.wantedWithPort("killed", 3), false); err == nil {
+		t.Fatal("create succeeded")
+	}
+	m.setFail("cut", nil)
+	if _, err := c.Delete(t.Context(), stays.Owner); err == nil {
+		t.Fatal("delete succeeded")
+	}
+	for _, op := range killed {
+		m.setFail(op, nil)
+	}
+	c, ports := m.startWithPorts(t)
+	settle(t, c)
+	m.holds(t, c, 1)
+	if want := map[workload.Owner]bool{stays.Owner: true}; !maps.Equal(ports.led, want) {
+		t.Errorf("claimed are %v, want %v", ports.led, want)
+	}
+}
+
+func TestHostPortsNeedServices(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	for _, validateOnly := range []bool{true, false} {
+		_, err := c.Create(t.Context(), m.wantedWithPort("a", 2), validateOnly)
+		if !errors.Is(err, endpoint.ErrLoadBalancingOff) {
+			t.Errorf("create: %v", err)
+		}
+	}
+	m.holds(t, c, 0)
+}
+
+func TestValidateOnlyAsksForHostPortsAndKeepsNone(t *testing.T) {
+	m := newMachine()
+	c, ports := m.startWithPorts(t)
+	s := m.wantedWithPort("a", 2)
+	if _, err := c.Create(t.Context(), s, true); err != nil {
+		t.Fatal(err)
+	}
+	m.setFail("check ports", errTest)
+	if _, err := c.Create(t.Context(), s, true); !errors.Is(err, errTest) {
+		t.Errorf("a port that is taken: %v", err)
+	}
+	m.holds(t, c, 0)
+	if len(ports.led) > 0 {
+		t.Errorf("claimed are %v", ports.led)
+	}
+}

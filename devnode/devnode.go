@@ -402,7 +402,7 @@ func (n *Node) plugin() map[string]any {
 		"runDir":  n.paths.RunDir,
 		"logFile": filepath.Join(n.paths.RunDir, "log", "cni.log"),
 		"capabilities": map[string]bool{
-			"labels": true, "ips": true, "mac": true, "io.kubernetes.cri.pod-annotations": true,
+			"labels": true, "ips": true, "mac": true, "portMappings": true, "io.kubernetes.cri.pod-annotations": true,
 		},
 	}
 }

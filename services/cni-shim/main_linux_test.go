@@ -31,6 +31,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -43,6 +44,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/spool"
@@ -213,8 +215,11 @@ func TestKernelAddPassesOnWhatTheRuntimeAsksFor(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	c := add(n, ns)
 	c.args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=prod;K8S_POD_NAME=web-0;K8S_POD_UID=u;K8S_POD_INFRA_CONTAINER_ID=c1;OTHER=x"
-	c.stdin = config(n, "1.1.0", `"mtu":1400,"capabilities":{"labels":true,"ips":true,"mac":true,"io.kubernetes.cri.pod-annotations":true},
-		"runtimeConfig":{"labels":[{"key":"app","value":"web"}],"ips":["10.244.0.77/24","fd00:244::77"],"mac":"02:11:22:33:44:55",
+	c.stdin = config(n, "1.1.0", `"mtu":1400,"capabilities":{"labels":true,"ips":true,"mac":true,"portMappings":true,
+			"io.kubernetes.cri.pod-annotations":true},
+		"runtimeConfig":{"portMappings":[{"hostPort":0,"containerPort":1},
+				{"hostPort":8443,"containerPort":443,"protocol":"TCP","hostIP":"192.0.2.1"},{"hostPort":53,"containerPort":53,"protocol":"udp"}],
+			"labels":[{"key":"app","value":"web"}],"ips":["10.244.0.77/24","fd00:244::77"],"mac":"02:11:22:33:44:55",
 			"io.kubernetes.cri.pod-annotations":{"sluice.io/labels":"tier=front, zone=a","other":"x"}},
 		"args":{"cni":{"labels":[{"key":"team","value":"a b"}]}}`)
 	out := wantCode(t, c, 0)
@@ -237,6 +242,13 @@ func TestKernelAddPassesOnWhatTheRuntimeAsksFor(t *testing.T) {
 	}
 	if p := req.GetPod(); p.GetNamespace() != "prod" || p.GetName() != "web-0" || p.GetUid() != "u" {
 		t.Errorf("pod %v, want prod/web-0 with the uid u", p)
+	}
+	wantPorts := []*datapathv1.PortMapping{
+		{HostPort: 8443, ContainerPort: 443, Protocol: netv1.Protocol_PROTOCOL_TCP, HostIp: "192.0.2.1"},
+		{HostPort: 53, ContainerPort: 53, Protocol: netv1.Protocol_PROTOCOL_UDP},
+	}
+	if !slices.EqualFunc(req.GetPortMappings(), wantPorts, func(a, b *datapathv1.PortMapping) bool { return proto.Equal(a, b) }) {
+		t.Errorf("port mappings %v, want %v", req.GetPortMappings(), wantPorts)
 	}
 	if req.GetLeaseExpireTime() == nil || req.GetMtu() != 1400 || req.GetNetworkNamespace() != ns {
 		t.Errorf("request %v", req)

@@ -143,7 +143,8 @@ func TestForeignConfigurationIsLeftAlone(t *testing.T) {
 }
 
 // TestConfigurationIsTheDeployedOne but for the plugin that opens ports, which a
-// machine may lack.
+// machine may lack: the datapath does not, because the DaemonSet leaves services to
+// kube-proxy.
 func TestConfigurationIsTheDeployedOne(t *testing.T) {
 	p, err := instance.New("")
 	if err != nil {
@@ -158,6 +159,11 @@ func TestConfigurationIsTheDeployedOne(t *testing.T) {
 	if err := errors.Join(json.Unmarshal(c.content(), &have), json.Unmarshal(deployed, &want)); err != nil {
 		t.Fatal(err)
 	}
+	capabilities := want["plugins"].([]any)[0].(map[string]any)["capabilities"].(map[string]any)
+	if capabilities["portMappings"] != true {
+		t.Errorf("the deployed configuration has the capabilities %v", capabilities)
+	}
+	delete(capabilities, "portMappings")
 	if fmt.Sprint(have) != fmt.Sprint(want) {
 		t.Errorf("the configuration is\n%v\nwant\n%v", have, want)
 	}

@@ -164,6 +164,15 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 	for _, l := range p.in.Labels {
 		req.Labels = append(req.Labels, &message.Label{Source: l.Source, Key: l.Key, Value: l.Value})
 	}
+	for _, m := range p.in.Config.PortMappings {
+		mapping := &message.PortMapping{
+			HostPort: uint32(m.HostPort), ContainerPort: uint32(m.ContainerPort), Protocol: int32(m.Protocol),
+		}
+		if m.HostIP.IsValid() {
+			mapping.HostIP = m.HostIP.String()
+		}
+		req.PortMappings = append(req.PortMappings, mapping)
+	}
 	renew := useLease(req, lease)
 	var undone error // why the datapath undid a creation
 	ask := func(ctx context.Context) (*message.EndpointResponse, error) {

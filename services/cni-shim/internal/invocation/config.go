@@ -28,6 +28,7 @@ const (
 	maxDepth         = 32
 	maxAttachments   = 16384
 	maxRuntimeLabels = 1024
+	maxPortMappings  = 256
 )
 
 // Defaults of the configuration.
@@ -39,6 +40,7 @@ const (
 
 const (
 	keyValidAttachments = "cni.dev/valid-attachments"
+	capPortMappings     = "portMappings"
 	capPodAnnotations   = "io.kubernetes.cri.pod-annotations"
 )
 
@@ -64,6 +66,8 @@ type Config struct {
 	Addresses []netip.Addr
 	// MAC that the runtime asks for, with ":" between its bytes; empty for any.
 	MAC string
+	// PortMappings are the ports of the node that lead to the container.
+	PortMappings []PortMapping
 
 	runtimeLabels []keyValue
 	argsLabels    []keyValue
@@ -245,7 +249,7 @@ func (c *Config) parseCNI(d fields) error {
 	}
 	for name, wanted := range capabilities {
 		switch name {
-		case "labels", "ips", "mac", capPodAnnotations:
+		case "labels", "ips", "mac", capPortMappings, capPodAnnotations:
 		default:
 			if wanted {
 				return unsupported("capabilities."+clip(name), []byte("true"), "the capability is not offered")
@@ -275,17 +279,21 @@ func (c *Config) parseRuntime(d fields) error {
 	var (
 		ips         []string
 		mac         string
+		mappings    []portMapping
 		annotations map[string]string
 	)
-	if err := errors.Join(r.get("labels", &c.runtimeLabels), r.get("ips", &ips), r.get("mac", &mac), r.get(capPodAnnotations, &annotations)); err != nil {
+	if err := errors.Join(
+		r.get("labels", &c.runtimeLabels), r.get("ips", &ips), r.get("mac", &mac), r.get(capPortMappings, &mappings),
+		r.get(capPodAnnotations, &annotations),
+	); err != nil {
 		return fieldError("runtimeConfig.", err)
 	}
 	for key, value := range rc {
 		switch key {
-		case "labels", "ips", "mac", capPodAnnotations:
+		case "labels", "ips", "mac", capPortMappings, capPodAnnotations:
 		default:
 			// Nobody sends what no capability asked for; to ignore it would be
-			// to promise, say, a port mapping that nobody makes.
+			// to promise, say, a bandwidth that nobody limits.
 			if string(value) != "null" {
 				return unsupported("runtimeConfig."+clip(key), value, "the capability is not offered")
 			}
@@ -305,7 +313,7 @@ func (c *Config) parseRuntime(d fields) error {
 		c.MAC = canonical
 	}
 	c.podLabels = annotations[AnnotationLabels]
-	return nil
+	return c.wantPorts(mappings)
 }
 
 func (c *Config) parseArgs(d fields) error {

@@ -58,7 +58,7 @@ func TestDefaultsAndOwnKeys(t *testing.T) {
 		t.Errorf("defaults %+v", c)
 	}
 	in, err = Parse(Add, env(), []byte(doc(`"runDir":"/tmp/x/run/sluice-b","mtu":9000,"logFile":"","timeout":"5s",
-		"capabilities":{"labels":true,"portMappings":false},"ipMasq":false,"ipam":{},"args":{"other":{"x":1},"cni":{"labels":[]}},"cni.dev/anything":1,"disableGC":true`)))
+		"capabilities":{"labels":true,"bandwidth":false},"ipMasq":false,"ipam":{},"args":{"other":{"x":1},"cni":{"labels":[]}},"cni.dev/anything":1,"disableGC":true`)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,8 +113,8 @@ func TestHostileInputHasTheRightCode(t *testing.T) {
 		"timeout is long":              {doc(`"timeout":"24h"`), 7},
 		"another IPAM":                 {doc(`"ipam":{"type":"host-local"}`), 2},
 		"masquerade":                   {doc(`"ipMasq":true`), 2},
-		"a capability we lack":         {doc(`"capabilities":{"portMappings":true}`), 2},
-		"a request for what we lack":   {doc(`"runtimeConfig":{"portMappings":[{"hostPort":1}]}`), 2},
+		"a capability we lack":         {doc(`"capabilities":{"bandwidth":true}`), 2},
+		"a request for what we lack":   {doc(`"runtimeConfig":{"bandwidth":{"ingressRate":1}}`), 2},
 		"capabilities is a list":       {doc(`"capabilities":["ips"]`), 7},
 		"labels is an object":          {doc(`"runtimeConfig":{"labels":{"app":"x"}}`), 7},
 		"a label without key":          {doc(`"runtimeConfig":{"labels":[{"value":"x"}]}`), 7},
@@ -166,7 +166,7 @@ func TestUnsupportedFieldsAreNamedWithTheirValue(t *testing.T) {
 		`"mtuu":1500`:                             {"mtuu", "1500"},
 		`"ipMasq":true`:                           {"ipMasq", "true"},
 		`"ipam":{"type":"host-local"}`:            {"ipam", "host-local"},
-		`"capabilities":{"portMappings":true}`:    {"capabilities.portMappings", "true"},
+		`"capabilities":{"bandwidth":true}`:       {"capabilities.bandwidth", "true"},
 		`"runtimeConfig":{"bandwidth":{"x":1}}`:   {"runtimeConfig.bandwidth", `{"x":1}`},
 		`"x":"` + strings.Repeat("y", 1000) + `"`: {"x", "yyy"},
 	} {
@@ -220,7 +220,7 @@ func TestDelNeedsLittle(t *testing.T) {
 	e := env(EnvNetns, "", EnvArgs, "nonsense")
 	for _, more := range []string{
 		"", `"unknown":1`, `"prevResult":[]`, `"ipam":{"type":"x"}`, `"runtimeConfig":{"ips":["x"]}`,
-		`"mtu":100`, `"mtu":"1500"`, `"dns":7`, `"capabilities":{"portMappings":true}`,
+		`"mtu":100`, `"mtu":"1500"`, `"dns":7`, `"capabilities":{"bandwidth":true}`, `"runtimeConfig":{"portMappings":7}`,
 	} {
 		in, err := Parse(Del, e, []byte(doc(more)))
 		if err != nil || len(in.Config.Ignored) > 0 {

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package invocation
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/sluice-net/sluice/model/workload"
+)
+
+// PortMapping is a port of the node that shall lead to the container.
+type PortMapping struct {
+	HostPort, ContainerPort uint16
+	Protocol                workload.Protocol
+	// HostIP is the address of the node that clients ask; zero for each.
+	HostIP netip.Addr
+}
+
+// portMapping is how a runtime writes it.
+type portMapping struct {
+	HostPort      int    `json:"hostPort"`
+	ContainerPort int    `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+	HostIP        string `json:"hostIP"`
+}
+
+// wantPorts checks the mappings. Those with host port 0 are none: runtimes pass
+// on every port that a container declares.
+func (c *Config) wantPorts(mappings []portMapping) error {
+	for i, p := range mappings {
+		bad := func(field, format string, args ...any) error {
+			return Field(fmt.Sprintf("runtimeConfig.%s[%d].%s", capPortMappings, i, field), format, args...)
+		}
+		if p.HostPort == 0 {
+			continue
+		}
+		if p.HostPort < 0 || p.HostPort > 65535 {
+			return bad("hostPort", "%d is not in 1 to 65535", p.HostPort)
+		}
+		if p.ContainerPort < 1 || p.ContainerPort > 65535 {
+			return bad("containerPort", "%d is not in 1 to 65535", p.ContainerPort)
+		}
+		m := PortMapping{HostPort: uint16(p.HostPort), ContainerPort: uint16(p.ContainerPort)}
+		switch strings.ToLower(p.Protocol) {
+		case "", "tcp":
+			m.Protocol = workload.TCP
+		case "udp":
+			m.Protocol = workload.UDP
+		case "sctp":
+			m.Protocol = workload.SCTP
+		default:
+			return bad("protocol", "%q is none of tcp, udp and sctp", clip(p.Protocol))
+		}
+		if m.Protocol == workload.SCTP && m.HostPort != m.ContainerPort {
+			return bad("containerPort", "%d is not hostPort %d, and SCTP's checksum does not follow another port",
+				m.ContainerPort, m.HostPort)
+		}
+		if p.HostIP != "" {
+			a, err := netip.ParseAddr(p.HostIP)
+			if err != nil || a.Zone() != "" || a.IsMulticast() {
+				return bad("hostIP", "%q is not the address of a node", clip(p.HostIP))
+			}
+			m.HostIP = a.Unmap()
+		}
+		c.PortMappings = append(c.PortMappings, m)
+	}
+	if len(c.PortMappings) > maxPortMappings {
+		return Field("runtimeConfig."+capPortMappings, "%d ports; at most %d are taken", len(c.PortMappings), maxPortMappings)
+	}
+	return nil
+}

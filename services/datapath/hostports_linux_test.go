@@ -29,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 )
@@ -113,6 +114,7 @@ func TestKernelHostPortsLeadToTheirPod(t *testing.T) {
 		hostPort(netip.Addr{}, 8080, workload.TCP, 80), hostPort(netip.Addr{}, 8080, workload.UDP, 53))
 	one := w.podWithPorts("one", hostPort(uplink4, 8080, workload.TCP, 80))
 	asker := w.pod("asker")
+	plain := w.podWith("plain", func(s *endpoint.Spec) { s.LeaveSockets = true })
 	w.attachedSockets()
 	v4, v6 := web.spec.Addrs[0], web.spec.Addrs[1]
 	web.echoAt(netip.AddrPortFrom(v4, 80))
@@ -126,8 +128,9 @@ func TestKernelHostPortsLeadToTheirPod(t *testing.T) {
 		t.Helper()
 		asks(t, when+", from the node", w.home, node4, node6, local, netip.MustParseAddrPort("[::1]:8080"))
 		asks(t, when+", from a pod", asker.ns, node4, node6)
+		asks(t, when+", from a pod by packets", plain.ns, node4, node6)
 		// The pod whose port is that of one address has nothing there that listens.
-		for _, from := range []*netns.Namespace{w.home, asker.ns} {
+		for _, from := range []*netns.Namespace{w.home, asker.ns, plain.ns} {
 			err := talk(from, netip.AddrPortFrom(uplink4, 8080), patience)
 			if !errors.Is(err, unix.ECONNREFUSED) {
 				t.Errorf("%s: the port of one address leads elsewhere: %v", when, err)
@@ -312,6 +315,76 @@ func TestKernelHostPortsAndServicesKeepTheirPorts(t *testing.T) {
 		!strings.Contains(err.Error(), "by service shop/web") {
 		t.Errorf("a port of a service: %v", err)
 	}
+}
+
+// TestKernelSocketsOfAPodAreLeftAsTheyAre where its request says so: its packets are led
+// to the backend instead, which a translation shows.
+func TestKernelSocketsOfAPodAreLeftAsTheyAre(t *testing.T) {
+	w := newServiceWorld(t)
+	web := w.podWithPorts("web", hostPort(netip.Addr{}, 8080, workload.TCP, 80))
+	web.echoAt(netip.AddrPortFrom(web.spec.Addrs[0], 80))
+	w.attachedSockets()
+	led, left := w.pod("led"), w.podWith("left", func(s *endpoint.Spec) { s.LeaveSockets = true })
+	at := netip.AddrPortFrom(uplink4, 8080)
+	translations := func(of *pod) (n int) {
+		t.Helper()
+		err := w.node.Kernel.Translations.Each(func(x translation.Translation) error {
+			if x.Source.Addr() == of.spec.Addrs[0] {
+				n++
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	flags := func(when string) {
+		t.Helper()
+		all, err := w.node.Kernel.Namespaces.List()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range []*pod{web, led, left} {
+			i := slices.IndexFunc(all, func(n sockets.Namespace) bool { return n.Slot == p.ep.Slot })
+			if i < 0 || all[i].Leave != p.spec.LeaveSockets {
+				t.Errorf("%s: the namespace of %s is not as it should be in %+v", when, p.owner, all)
+			}
+		}
+	}
+	for _, when := range []string{"at first", "after a restart", "after another one"} {
+		flags(when)
+		asks(t, when, led.ns, at)
+		if n := translations(led); n != 0 {
+			t.Errorf("%s: %d translations of packets of a pod whose sockets are led", when, n)
+		}
+		had := translations(left)
+		asks(t, when, left.ns, at)
+		if n := translations(left); n != had+1 {
+			t.Errorf("%s: %d translations of packets more, want 1", when, n-had)
+		}
+		if e, err := w.node.Core.Get(left.owner); err != nil || !e.Spec.LeaveSockets {
+			t.Errorf("%s: the endpoint is %+v, %v", when, e.Spec, err)
+		}
+		w.stop()
+		w.start(false)
+		w.attachedSockets()
+		if err := w.node.nameSockets(true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What somebody else has written is put right.
+	cookie, err := left.ns.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(
+		w.node.Kernel.Namespaces.Set(sockets.Namespace{Cookie: cookie, Slot: left.ep.Slot}), w.node.nameSockets(false),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags("after the audit")
 }
 
 // TestKernelKilledWithHostPortsGivesThemUp: a process that is killed before or after a

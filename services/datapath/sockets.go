@@ -118,7 +118,7 @@ func (n *node) nameSockets(cookies bool) error {
 	if err != nil {
 		return err
 	}
-	live, named := map[uint16]bool{slotmap.HostSlot: true}, map[uint16]bool{}
+	live, named, leave := map[uint16]bool{slotmap.HostSlot: true}, map[uint16]bool{}, map[uint16]bool{}
 	for _, e := range published {
 		live[e.Slot] = true
 	}
@@ -128,9 +128,12 @@ func (n *node) nameSockets(cookies bool) error {
 	if cookies {
 		errs = append(errs, n.readCookies(ready, own))
 	}
+	for _, e := range ready {
+		leave[e.Slot] = e.Spec.LeaveSockets
+	}
 	for _, k := range known {
 		if is, ok := own[k.Slot]; live[k.Slot] && (!ok || is == k.Cookie) {
-			named[k.Slot] = true
+			named[k.Slot] = k.Leave == leave[k.Slot] // else it is named again
 			continue
 		}
 		errs = append(errs, n.Kernel.Namespaces.Remove(k.Cookie, k.Slot))
@@ -163,7 +166,7 @@ func (n *node) nameSocketsOf(e endpoint.Endpoint) error {
 	return n.inNamespaceOf(e, func(ns endpoint.Namespace) error {
 		cookie, err := ns.Cookie()
 		if err == nil {
-			err = n.Kernel.Namespaces.Claim(sockets.Namespace{Cookie: cookie, Slot: e.Slot})
+			err = n.Kernel.Namespaces.Claim(sockets.Namespace{Cookie: cookie, Slot: e.Slot, Leave: e.Spec.LeaveSockets})
 		}
 		if err != nil {
 			return err

@@ -65,9 +65,11 @@ type endpoint struct {
 	Given      []string `json:"givenLabels,omitempty"`
 	FromPod    bool     `json:"labelsFromPod,omitempty"`
 	NamedPorts []string `json:"namedPorts,omitempty"`
-	// HostPorts are ports of the node that lead to the container.
-	HostPorts []string   `json:"hostPorts,omitempty"`
-	Created   *time.Time `json:"createTime,omitempty"`
+	// HostPorts are ports of the node that lead to the container, and LeaveSockets says
+	// that the calls of its sockets are left as they are.
+	HostPorts    []string   `json:"hostPorts,omitempty"`
+	LeaveSockets bool       `json:"leaveSockets,omitempty"`
+	Created      *time.Time `json:"createTime,omitempty"`
 	// Policy is what evaluates its packets; nil from a datapath that knows none.
 	Policy *policy `json:"policy,omitempty"`
 }
@@ -140,6 +142,7 @@ func shown(e *datapathv1.Endpoint) endpoint {
 	for _, m := range e.GetPortMappings() {
 		shown.HostPorts = append(shown.HostPorts, hostPort(m))
 	}
+	shown.LeaveSockets = e.GetLeaveSockets()
 	return shown
 }
 
@@ -249,6 +252,9 @@ func printOne(ctx context.Context, inv *invocation.Invocation, name string) erro
 		output.Row(w, "Named ports", strings.Join(e.NamedPorts, " "))
 		if len(e.HostPorts) > 0 {
 			output.Row(w, "Host ports", strings.Join(e.HostPorts, " "))
+		}
+		if e.LeaveSockets {
+			output.Row(w, "Sockets", "left as they are; packets are led to services")
 		}
 		output.Row(w, "Slot", e.Slot)
 		if p := e.Policy; p != nil {

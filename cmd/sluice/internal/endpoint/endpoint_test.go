@@ -62,7 +62,7 @@ func TestEndpointGetTakesTheStartOfAnID(t *testing.T) {
 	for _, name := range []string{nodetest.LongID, "0123", "0123/eth0"} {
 		out, _ := n.Want(t, 0, "endpoint", "get", name)
 		nodetest.WantLines(t, out, "Container "+nodetest.LongID, "Named ports http=80/tcp", "MTU 1500",
-			"Host ports 8080=80/tcp [2001:db8::1]:53=5353/udp")
+			"Host ports 8080=80/tcp [2001:db8::1]:53=5353/udp", "Sockets left as they are; packets are led to services")
 	}
 	n.Want(t, invocation.ExitFailed, "endpoint", "get", "9")
 	n.Want(t, invocation.ExitFailed, "endpoint", "get", "0123/eth1")

@@ -202,6 +202,7 @@ type CreateEndpointRequest struct {
 	Network          string
 	Pod              *PodReference
 	PortMappings     []*PortMapping
+	LeaveSockets     bool
 }
 
 func (m *CreateEndpointRequest) fields(f *Fields) {
@@ -218,6 +219,7 @@ func (m *CreateEndpointRequest) fields(f *Fields) {
 	text(f, 11, &m.Network)
 	one(f, 12, &m.Pod)
 	many(f, 13, &m.PortMappings)
+	boolean(f, 14, &m.LeaveSockets)
 }
 
 // PortMapping is sluice.datapath.v1.PortMapping.

@@ -96,6 +96,8 @@ type Spec struct {
 	MTU uint16 `json:"mtu,omitempty"`
 	// PortMappings are ports of the node that lead to the container.
 	PortMappings []PortMapping `json:"portMappings,omitempty"`
+	// LeaveSockets leaves the calls of its sockets as they are.
+	LeaveSockets bool `json:"leaveSockets,omitempty"`
 	// LeaseExpiry is when the lease ends, zero if not known. It is no part of
 	// the content: a caller that asks again has renewed it.
 	LeaseExpiry time.Time `json:"-"`
@@ -128,7 +130,7 @@ func (s Spec) SameContent(t Spec) bool {
 		(s.Manager == "" || t.Manager == "" || s.Scope() == t.Scope()) &&
 		(s.Pod == workload.PodReference{} || t.Pod == workload.PodReference{} || s.Pod == t.Pod) && s.Netns == t.Netns && s.MAC == t.MAC && s.MTU == t.MTU &&
 		slices.Equal(s.Addrs, t.Addrs) && slices.Equal(s.Labels, t.Labels) && slices.Equal(s.Ports, t.Ports) &&
-		slices.Equal(s.PortMappings, t.PortMappings)
+		slices.Equal(s.PortMappings, t.PortMappings) && s.LeaveSockets == t.LeaveSockets
 }
 
 // Scope is the network of the manager that made the endpoint.

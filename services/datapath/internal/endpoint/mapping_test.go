@@ -75,4 +75,7 @@ func TestEqualMappingsAreEqualContent(t *testing.T) {
 	if a.SameContent(b) {
 		t.Errorf("%v and %v are the same", a.PortMappings, b.PortMappings)
 	}
+	if a.SameContent(Spec{PortMappings: a.PortMappings, LeaveSockets: true}) {
+		t.Error("another wish about sockets is no other content")
+	}
 }

@@ -28,6 +28,8 @@ type Entry struct {
 	// Cookie is the number of the container's network namespace, by which its sockets
 	// are known; 0: nothing asks for it. Entries does not say it.
 	Cookie uint64
+	// LeaveSockets leaves the calls of its sockets as they are. Entries does not say it.
+	LeaveSockets bool
 }
 
 // String has everything that the record determines.

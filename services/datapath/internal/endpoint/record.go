@@ -157,6 +157,7 @@ func (r Record) Entry() Entry {
 	return Entry{
 		Slot: r.Slot, Ifindex: r.Device.HostIndex, Identity: r.Identity.Number, Addrs: r.Spec.Addrs,
 		MAC: r.Device.MAC, HostMAC: r.Device.HostMAC, MTU: r.Device.MTU, Forwards: true,
+		LeaveSockets: r.Spec.LeaveSockets,
 	}
 }
 

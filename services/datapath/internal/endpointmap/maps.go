@@ -45,7 +45,7 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 	if err != nil || m.Namespaces == nil || e.Cookie == 0 {
 		return slot, err
 	}
-	if err := m.Namespaces.Claim(sockets.Namespace{Cookie: e.Cookie, Slot: slot}); err != nil {
+	if err := m.Namespaces.Claim(sockets.Namespace{Cookie: e.Cookie, Slot: slot, Leave: e.LeaveSockets}); err != nil {
 		return 0, errors.Join(translate(err), m.Unpublish(slot))
 	}
 	return slot, nil

@@ -38,7 +38,8 @@ import (
 )
 
 // Version 2 added manager, network and pod to the request, version 3 what an update
-// has changed and whether the labels are those of the pod, version 4 port mappings.
+// has changed and whether the labels are those of the pod, version 4 port mappings and
+// whether sockets are left alone.
 var schema = durable.Schema{Name: "sluice.datapath.endpoint", Version: 4, Oldest: 1}
 
 const (

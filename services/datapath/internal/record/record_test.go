@@ -125,7 +125,7 @@ func TestRecordOfVersion3IsRead(t *testing.T) {
 	defer func() { _ = s.Close() }()
 	want := sample()
 	b, err := durable.Encode(durable.Schema{Name: schema.Name, Version: 3}, want)
-	if err != nil || strings.Contains(string(b), "portMappings") {
+	if err != nil || strings.Contains(string(b), "portMappings") || strings.Contains(string(b), "leaveSockets") {
 		t.Fatalf("a record without port mappings is %s, %v", b, err)
 	}
 	if err := os.WriteFile(s.path(want.Spec.Owner, want.Phase), b, 0o600); err != nil {
@@ -137,13 +137,14 @@ func TestRecordOfVersion3IsRead(t *testing.T) {
 	}
 }
 
-func TestHostPortsAreRemembered(t *testing.T) {
+func TestHostPortsAndSocketsAreRemembered(t *testing.T) {
 	s, err := Open(t.TempDir(), "boot", log.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = s.Close() }()
 	want := sample()
+	want.Spec.LeaveSockets = true
 	want.Spec.PortMappings = []endpoint.PortMapping{
 		{HostPort: 8080, ContainerPort: 80, Protocol: workload.TCP},
 		{HostPort: 53, ContainerPort: 5353, Protocol: workload.UDP, HostIP: netip.MustParseAddr("192.0.2.1")},

@@ -50,6 +50,7 @@ func specOf(r *datapathv1.CreateEndpointRequest) (endpoint.Spec, error) {
 	if s.PortMappings, err = mappingsOf(r.GetPortMappings()); err != nil {
 		return s, err
 	}
+	s.LeaveSockets = r.GetLeaveSockets()
 	s.Labels, s.Ports = wire.LabelsOf(r.GetLabels()), wire.NamedPortsOf(r.GetNamedPorts())
 	if len(r.GetMac()) > 0 {
 		mac, err := net.ParseMAC(r.GetMac())
@@ -142,7 +143,7 @@ func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 	p.SourceRouted = wire.Addresses(e.Device.SourceRouted)
 	p.Pod = wire.Pod(e.Spec.Pod)
 	p.Labels, p.NamedPorts = wire.Labels(e.Identity.Labels), wire.NamedPorts(e.Ports)
-	p.PortMappings = protoMappings(e.Spec.PortMappings)
+	p.PortMappings, p.LeaveSockets = protoMappings(e.Spec.PortMappings), e.Spec.LeaveSockets
 	p.GivenLabels, p.LabelsFromPod = wire.Labels(e.Given.Labels), e.Identity.FromPod
 	for _, a := range e.Spec.Addrs {
 		gw := netdev.Gateway4

@@ -20,11 +20,11 @@ import (
 func withPort(m *datapathv1.PortMapping) *datapathv1.CreateEndpointRequest {
 	return &datapathv1.CreateEndpointRequest{
 		Owner: &workloadv1.Owner{ContainerId: "c", InterfaceName: "eth0"}, NetworkNamespace: "/run/netns/c",
-		Addresses: []string{"10.0.0.2", "fd00::2"}, PortMappings: []*datapathv1.PortMapping{m},
+		Addresses: []string{"10.0.0.2", "fd00::2"}, PortMappings: []*datapathv1.PortMapping{m}, LeaveSockets: true,
 	}
 }
 
-func TestHostPortsAreAnsweredAsTheyWereAskedFor(t *testing.T) {
+func TestHostPortsAndSocketsAreAnsweredAsTheyWereAskedFor(t *testing.T) {
 	r := withPort(&datapathv1.PortMapping{HostPort: 53, ContainerPort: 5353, Protocol: netv1.Protocol_PROTOCOL_UDP})
 	r.PortMappings = append(r.PortMappings, &datapathv1.PortMapping{
 		HostPort: 65535, ContainerPort: 1, Protocol: netv1.Protocol_PROTOCOL_TCP, HostIp: "2001:db8::1",
@@ -38,7 +38,7 @@ func TestHostPortsAreAnsweredAsTheyWereAskedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := protoEndpoint(endpoint.Endpoint{Spec: s})
-	if len(e.GetPortMappings()) != 2 {
+	if !e.GetLeaveSockets() || len(e.GetPortMappings()) != 2 {
 		t.Fatalf("the endpoint is %v", e)
 	}
 	for i, want := range r.GetPortMappings() {

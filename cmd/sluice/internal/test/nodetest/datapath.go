@@ -119,6 +119,7 @@ func (*datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest,
 				{HostPort: 8080, ContainerPort: 80, Protocol: netv1.Protocol_PROTOCOL_TCP},
 				{HostPort: 53, ContainerPort: 5353, Protocol: netv1.Protocol_PROTOCOL_UDP, HostIp: "2001:db8::1"},
 			},
+			LeaveSockets: true,
 			Policy: &datapathv1.EndpointPolicy{
 				Revision: 6, EgressTable: verdict.TableAllow, IngressTable: 17,
 				Epoch: 9, Refusal: "no room",

@@ -853,7 +853,9 @@ type Endpoint struct {
 	// The identity comes from the Kubernetes pod, and not from given_labels.
 	LabelsFromPod bool `protobuf:"varint,21,opt,name=labels_from_pod,json=labelsFromPod,proto3" json:"labels_from_pod,omitempty"`
 	// Ports of the node that lead to the container, as given at creation.
-	PortMappings  []*PortMapping `protobuf:"bytes,22,rep,name=port_mappings,json=portMappings,proto3" json:"port_mappings,omitempty"`
+	PortMappings []*PortMapping `protobuf:"bytes,22,rep,name=port_mappings,json=portMappings,proto3" json:"port_mappings,omitempty"`
+	// The calls of its sockets are left as they are, as given at creation.
+	LeaveSockets  bool `protobuf:"varint,23,opt,name=leave_sockets,json=leaveSockets,proto3" json:"leave_sockets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1041,6 +1043,13 @@ func (x *Endpoint) GetPortMappings() []*PortMapping {
 		return x.PortMappings
 	}
 	return nil
+}
+
+func (x *Endpoint) GetLeaveSockets() bool {
+	if x != nil {
+		return x.LeaveSockets
+	}
+	return false
 }
 
 // PortMapping is a port of the node that leads to a port of a container.
@@ -1315,7 +1324,12 @@ type CreateEndpointRequest struct {
 	// loadBalancing.mode on. No two endpoints of the node have the same address, port
 	// and protocol, nor do an endpoint and a service; an empty host_ip is an address
 	// of its own.
-	PortMappings  []*PortMapping `protobuf:"bytes,13,rep,name=port_mappings,json=portMappings,proto3" json:"port_mappings,omitempty"`
+	PortMappings []*PortMapping `protobuf:"bytes,13,rep,name=port_mappings,json=portMappings,proto3" json:"port_mappings,omitempty"`
+	// Leave the calls of the container's sockets as they are: they are connected to the
+	// addresses of services, and their packets are led to backends. For containers
+	// whose own rules go by the addresses of services, such as those of a proxy that
+	// catches their connections.
+	LeaveSockets  bool `protobuf:"varint,14,opt,name=leave_sockets,json=leaveSockets,proto3" json:"leave_sockets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1439,6 +1453,13 @@ func (x *CreateEndpointRequest) GetPortMappings() []*PortMapping {
 		return x.PortMappings
 	}
 	return nil
+}
+
+func (x *CreateEndpointRequest) GetLeaveSockets() bool {
+	if x != nil {
+		return x.LeaveSockets
+	}
+	return false
 }
 
 // CreateEndpointResponse is the answer of CreateEndpoint.
@@ -4553,7 +4574,7 @@ var File_sluice_datapath_v1_datapath_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\x83\b\n" +
+	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\xa8\b\n" +
 	"\bEndpoint\x12/\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x16\n" +
 	"\x04slot\x18\x02 \x01(\rB\x02\x18\x01R\x04slot\x127\n" +
@@ -4579,7 +4600,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x0eendpoint_index\x18\x13 \x01(\rR\rendpointIndex\x12<\n" +
 	"\fgiven_labels\x18\x14 \x03(\v2\x19.sluice.workload.v1.LabelR\vgivenLabels\x12&\n" +
 	"\x0flabels_from_pod\x18\x15 \x01(\bR\rlabelsFromPod\x12D\n" +
-	"\rport_mappings\x18\x16 \x03(\v2\x1f.sluice.datapath.v1.PortMappingR\fportMappings\"\xe6\x02\n" +
+	"\rport_mappings\x18\x16 \x03(\v2\x1f.sluice.datapath.v1.PortMappingR\fportMappings\x12#\n" +
+	"\rleave_sockets\x18\x17 \x01(\bR\fleaveSockets\"\xe6\x02\n" +
 	"\vPortMapping\x12(\n" +
 	"\thost_port\x18\x01 \x01(\rB\v\xbaH\b*\x06\x18\xff\xff\x03(\x01R\bhostPort\x122\n" +
 	"\x0econtainer_port\x18\x02 \x01(\rB\v\xbaH\b*\x06\x18\xff\xff\x03(\x01R\rcontainerPort\x12B\n" +
@@ -4597,7 +4619,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\tInterface\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
-	"\x03mac\x18\x03 \x01(\tR\x03mac\"\x85\a\n" +
+	"\x03mac\x18\x03 \x01(\tR\x03mac\"\xaa\a\n" +
 	"\x15CreateEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12:\n" +
 	"\x11network_namespace\x18\x02 \x01(\tB\r\xbaH\n" +
@@ -4615,7 +4637,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	" \x01(\tB,\xbaH)r'\x18?2#^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$R\amanager\x12C\n" +
 	"\anetwork\x18\v \x01(\tB)\xbaH&r$\x18\xfd\x012\x1f^([a-zA-Z0-9][a-zA-Z0-9_.-]*)?$R\anetwork\x122\n" +
 	"\x03pod\x18\f \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12O\n" +
-	"\rport_mappings\x18\r \x03(\v2\x1f.sluice.datapath.v1.PortMappingB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\fportMappings\"R\n" +
+	"\rport_mappings\x18\r \x03(\v2\x1f.sluice.datapath.v1.PortMappingB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\fportMappings\x12#\n" +
+	"\rleave_sockets\x18\x0e \x01(\bR\fleaveSockets\"R\n" +
 	"\x16CreateEndpointResponse\x128\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"K\n" +
 	"\vGivenLabels\x12<\n" +

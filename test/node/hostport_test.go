@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/test/internal/cni"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// withPorts is a configuration of a runtime whose container has these ports.
+func (n *testNode) withPorts(t *testing.T, ports ...map[string]any) []byte {
+	t.Helper()
+	return n.config(t, "1.0.0", map[string]any{"runtimeConfig": map[string]any{"portMappings": ports}})
+}
+
+// TestHostPortsLeadToTheirContainer from its ADD to its DEL, from the node and from pods, by
+// each protocol and family; no other container gets them meanwhile.
+func TestHostPortsLeadToTheirContainer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	client := n.addPods(t, "client")[0]
+	host := pod.Pod{Name: "host", Netns: n.Netns()}
+	config := n.withPorts(t,
+		map[string]any{"hostPort": 9080, "containerPort": backendPort, "protocol": "TCP"},
+		map[string]any{"hostPort": 9080, "containerPort": backendPort, "protocol": "udp", "hostIP": ""},
+		map[string]any{"hostPort": 0, "containerPort": 1},
+	)
+	web := n.add(t, newPod(t, "web"), config)
+	serveName(t, web)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	const port = 9080
+	node4 := netip.AddrPortFrom(hostAddress(web), port)
+	node6 := netip.AddrPortFrom(netip.PrefixFrom(web.IPv6, 64).Masked().Addr().Next(), port)
+	local := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)
+	for from, addresses := range map[pod.Pod][]netip.AddrPort{host: {node4, node6, local}, client: {node4, node6}} {
+		for _, to := range addresses {
+			for protocol, ask := range asks {
+				if name, err := ask(ctx, from, to); err != nil || name != web.Name {
+					t.Errorf("%s asks %s by %s: %q, %v, want %s", from.Name, to, protocol, name, err, web.Name)
+				}
+			}
+		}
+	}
+	out := n.sluice(t, 0, "", "endpoint", "get", web.Name)
+	if !strings.Contains(strings.Join(strings.Fields(out), " "), "Host ports 9080=8080/tcp 9080=8080/udp") {
+		t.Errorf("the endpoint is\n%s", out)
+	}
+
+	other := newPod(t, "other")
+	const tryAgain = 11
+	var failure *cni.Error
+	_, err := n.call(ctx, "ADD", other, config)
+	if !errors.As(err, &failure) || failure.Code != tryAgain ||
+		!strings.Contains(failure.Message, "in use by endpoint "+web.Name) {
+		t.Errorf("ADD of another container with its ports: %v, want code %d that names %s", err, tryAgain, web.Name)
+	}
+	n.del(t, web)
+	if name, err := askTCP(ctx, host, node4); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("after DEL %s answers: %q, %v, want ECONNREFUSED", node4, name, err)
+	}
+	other = n.add(t, other, config)
+	serveName(t, other)
+	if name, err := askTCP(ctx, client, node4); err != nil || name != other.Name {
+		t.Errorf("at %s %q answers, %v, want %s", node4, name, err, other.Name)
+	}
+}

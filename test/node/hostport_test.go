@@ -9,9 +9,12 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -33,6 +36,7 @@ func TestHostPortsLeadToTheirContainer(t *testing.T) {
 		map[string]any{"hostPort": 9080, "containerPort": backendPort, "protocol": "TCP"},
 		map[string]any{"hostPort": 9080, "containerPort": backendPort, "protocol": "udp", "hostIP": ""},
 		map[string]any{"hostPort": 0, "containerPort": 1},
+		map[string]any{"hostPort": 9081, "containerPort": backendPort, "protocol": "TCP", "hostIP": "127.0.0.1"},
 	)
 	web := n.add(t, newPod(t, "web"), config)
 	serveName(t, web)
@@ -51,8 +55,18 @@ func TestHostPortsLeadToTheirContainer(t *testing.T) {
 			}
 		}
 	}
+	// of a loopback address: for the node alone
+	loopback := netip.AddrPortFrom(local.Addr(), port+1)
+	if name, err := askTCP(ctx, host, loopback); err != nil || name != web.Name {
+		t.Errorf("the node asks %s: %q, %v, want %s", loopback, name, err, web.Name)
+	}
+	for _, at := range []netip.AddrPort{loopback, netip.AddrPortFrom(node4.Addr(), port+1)} {
+		if name, err := askTCP(ctx, client, at); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("a pod asks %s: %q, %v, want ECONNREFUSED", at, name, err)
+		}
+	}
 	out := n.sluice(t, 0, "", "endpoint", "get", web.Name)
-	if !strings.Contains(strings.Join(strings.Fields(out), " "), "Host ports 9080=8080/tcp 9080=8080/udp") {
+	if !strings.Contains(strings.Join(strings.Fields(out), " "), "Host ports 9080=8080/tcp 9080=8080/udp 127.0.0.1:9081=8080/tcp") {
 		t.Errorf("the endpoint is\n%s", out)
 	}
 
@@ -72,5 +86,67 @@ func TestHostPortsLeadToTheirContainer(t *testing.T) {
 	serveName(t, other)
 	if name, err := askTCP(ctx, client, node4); err != nil || name != other.Name {
 		t.Errorf("at %s %q answers, %v, want %s", node4, name, err, other.Name)
+	}
+}
+
+// TestOutsideReachesANode whose packets travel to no other node: the host port of a
+// container, and a service's node port, whose container sees who asks, answer there from
+// the first moment, over a restart of the datapath, and until they go.
+func TestOutsideReachesANode(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(o *devnode.Options) {
+		o.Args = map[string][]string{devnode.Datapath: {"--underlay-devices=world"}}
+	})
+	world := n.outside(t)
+	web := n.add(t, newPod(t, "web"), n.withPorts(t,
+		map[string]any{"hostPort": 9080, "containerPort": backendPort, "protocol": "TCP"},
+		map[string]any{"hostPort": 9080, "containerPort": backendPort, "protocol": "UDP"},
+		map[string]any{"hostPort": 9081, "containerPort": backendPort, "protocol": "TCP", "hostIP": "127.0.0.1"},
+	))
+	serveName(t, web)
+	manifests := strings.NewReplacer(
+		"  clusterIP:", "  type: NodePort\n  clusterIP:",
+		"protocol: TCP, port: 80,", "protocol: TCP, port: 80, nodePort: 30080,",
+		"protocol: UDP, port: 80,", "protocol: UDP, port: 80, nodePort: 30080,",
+	).Replace(serviceManifests(web))
+	n.sluice(t, 0, manifests, "service", "apply", "-f", "-")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	works := func(when string) {
+		t.Helper()
+		for _, gateway := range worldGateways {
+			for _, port := range []uint16{9080, 30080} {
+				to := netip.AddrPortFrom(gateway.Addr(), port)
+				for protocol, ask := range asks {
+					if name, err := ask(ctx, world, to); err != nil || name != web.Name {
+						t.Errorf("%s, %s by %s: %q, %v, want %s", when, to, protocol, name, err, web.Name)
+					}
+				}
+			}
+		}
+	}
+	servicetest.Eventually(t, "the uplink leads to the container", func() bool {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_, err := askTCP(ctx, world, netip.AddrPortFrom(worldGateways[0].Addr(), 9080))
+		return err == nil
+	})
+	works("at first")
+	to := netip.AddrPortFrom(worldGateways[0].Addr(), 9081)
+	if name, err := askTCP(ctx, world, to); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("at %s, which is for the node, %q answers, %v, want ECONNREFUSED", to, name, err)
+	}
+	if err := n.Restart(ctx, devnode.Datapath); err != nil {
+		t.Fatal(err)
+	}
+	works("after a restart")
+	n.del(t, web)
+	for _, port := range []uint16{9080, 30080} {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		to := netip.AddrPortFrom(worldGateways[0].Addr(), port)
+		if name, err := askTCP(ctx, world, to); err == nil {
+			t.Errorf("after DEL %q answers at %s", name, to)
+		}
+		cancel()
 	}
 }

@@ -130,12 +130,16 @@ static __always_inline void read_client(struct sl_choice *c, __u16 slot)
 /* The front that answers the node's own sockets at the address, 0: there is none. */
 static __always_inline __u32 find_front(const struct sl_choice *c, __u16 slot)
 {
-	struct sl_fe *fe = frontend_of(c, SL_FE_ADDRESS);
+	bool loopback = is_loopback(c->addr, c->family);
+	struct sl_fe *fe;
 
+	/* every container has those; the frontends there are the node's */
+	if (loopback && slot != SL_SLOT_HOST)
+		return 0;
+	fe = frontend_of(c, SL_FE_ADDRESS);
 	if (fe)
 		return fe->inside;
-	if (is_loopback(c->addr, c->family) ? slot != SL_SLOT_HOST
-					    : !is_own_address(c->addr, c->family))
+	if (!loopback && !is_own_address(c->addr, c->family))
 		return 0;
 	fe = frontend_of(c, SL_FE_NODE);
 	return fe ? fe->inside : 0;

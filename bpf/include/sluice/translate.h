@@ -142,8 +142,12 @@ static __always_inline __u32 front_here(const struct sl_fe *fe)
  */
 static __always_inline __u32 front_asked(struct sl_packet *p, const struct sl_choice *c)
 {
-	struct sl_fe *fe = frontend_of(c, SL_FE_ADDRESS);
+	struct sl_fe *fe;
 
+	/* frontends of such addresses are for sockets of the node */
+	if (is_loopback(c->addr, c->family))
+		return 0;
+	fe = frontend_of(c, SL_FE_ADDRESS);
 	if (fe)
 		return front_here(fe);
 	fe = frontend_of(c, SL_FE_NODE);

@@ -73,10 +73,6 @@ func validateMappings(field string, ms []PortMapping, addrs []netip.Addr) error 
 			return invalid(field, "%v: the ports must be equal for SCTP, whose checksum does not follow another port", m)
 		case m.HostIP.Is4In6() || m.HostIP.Zone() != "" || m.HostIP.IsMulticast():
 			return invalid(field, "%v: clients cannot ask the address", m)
-		case m.HostIP.IsLoopback():
-			// Programs find a frontend by its address before they ask whose socket it is.
-			return invalid(field, "%v: a loopback address is every container's own; ports of all addresses "+
-				"answer the node's processes there", m)
 		}
 		leads := false
 		for _, a := range addrs {

@@ -153,7 +153,7 @@ func (p *Ports) check(s endpoint.Spec, fs []*frontend.Frontend) error {
 				Field: "port_mappings", Reason: fmt.Sprintf("%v: packets between nodes go to that port", m),
 			}
 		}
-		if !m.HostIP.IsValid() || m.HostIP.IsUnspecified() {
+		if !m.HostIP.IsValid() || m.HostIP.IsUnspecified() || m.HostIP.IsLoopback() {
 			continue
 		}
 		own, err := p.o.Own(m.HostIP)

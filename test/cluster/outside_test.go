@@ -7,12 +7,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -37,6 +40,9 @@ const (
 
 // balanced are the addresses of the load balancer of outsideServices.
 var balanced = []netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("2001:db8:7::7")}
+
+// clusterAddresses are those of the first service inside the cluster.
+var clusterAddresses = []netip.Addr{netip.MustParseAddr("10.96.9.10"), netip.MustParseAddr("fd00:96:9::10")}
 
 // outsideServices are two services of the same pods, the second for backends of the
 // node that is asked.
@@ -238,6 +244,35 @@ func (n *node) invalid(t *testing.T) (dropped func() uint64) {
 	}
 }
 
+// redirects is how many ICMP redirects a host has received.
+func redirects(t *testing.T, p pod.Pod) (count int) {
+	t.Helper()
+	err := pod.In(p.Netns, func() error {
+		b, err := os.ReadFile("/proc/net/snmp")
+		if err != nil {
+			return err
+		}
+		var names []string
+		for line := range strings.Lines(string(b)) {
+			words := strings.Fields(line)
+			if words[0] != "Icmp:" {
+				continue
+			}
+			if names == nil {
+				names = words
+				continue
+			}
+			count, err = strconv.Atoi(words[slices.Index(names, "InRedirects")])
+			return err
+		}
+		return errors.New("no counters of ICMP")
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return count
+}
+
 // TestOutsideReachesServices asks node ports and the addresses of a load balancer from
 // outside, in both modes and families: each backend answers, on the node that is asked
 // and on the other; policy Local keeps the source; a firewall of the node that drops
@@ -253,7 +288,8 @@ func TestOutsideReachesServices(t *testing.T) {
 			serveSource(t, near)
 			serveSource(t, far)
 			outside := c.plug(t)
-			for i, a := range balanced {
+			for i, a := range append(slices.Clone(balanced), clusterAddresses...) {
+				i %= 2
 				err := pod.In(outside.Netns, func() error {
 					return netlink.RouteAdd(&netlink.Route{
 						Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Gw: here.Addresses()[i].AsSlice(),
@@ -305,6 +341,18 @@ func TestOutsideReachesServices(t *testing.T) {
 						t.Errorf("a megabyte by node port: %v", err)
 					}
 				}
+			}
+			for _, a := range clusterAddresses {
+				to := netip.AddrPortFrom(a, outsidePort)
+				if name, _, err := ask(t.Context(), "udp", outside, to, 1); err == nil {
+					t.Errorf("%q answers outside at the cluster IP %s", name, a)
+				}
+			}
+			if got := here.counted(t, "service-inside"); got == 0 {
+				t.Error("no packet to a cluster IP was dropped")
+			}
+			if got := redirects(t, outside); got != 0 {
+				t.Errorf("the outsider was told of another way %d times", got)
 			}
 			if n := dropped(); n != 0 {
 				t.Errorf("a firewall that drops what is invalid has dropped %d packets", n)

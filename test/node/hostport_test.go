@@ -66,7 +66,8 @@ func TestHostPortsLeadToTheirContainer(t *testing.T) {
 		}
 	}
 	out := n.sluice(t, 0, "", "endpoint", "get", web.Name)
-	if !strings.Contains(strings.Join(strings.Fields(out), " "), "Host ports 9080=8080/tcp 9080=8080/udp 127.0.0.1:9081=8080/tcp") {
+	const ports = "Host ports 9080=8080/tcp 9080=8080/udp 127.0.0.1:9081=8080/tcp"
+	if !strings.Contains(strings.Join(strings.Fields(out), " "), ports) {
 		t.Errorf("the endpoint is\n%s", out)
 	}
 

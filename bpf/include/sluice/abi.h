@@ -233,6 +233,7 @@ enum sl_reason {
 	SL_DROP_SERVICE_IN_USE = 57, /* the sender's port is in use to every backend; it is told */
 	SL_DROP_NAT_EXHAUSTED = 58, /* no port of the node is free for the way to the backend */
 	SL_DROP_NAT_SOURCE = 59, /* the node has no address for the way to the backend */
+	SL_DROP_SERVICE_INSIDE = 60, /* from outside, to a service of the cluster alone */
 };
 
 /* sl_endpoint.pol: the identity is the second one. So one store changes who the

@@ -54,7 +54,7 @@ _Static_assert(sizeof(struct sl_fe_key6) == 20, "no padding");
  */
 struct sl_fe {
 	__u32 inside; /* for the node's own pods and sockets */
-	__u32 outside; /* for what comes from elsewhere */
+	__u32 outside; /* for what comes from elsewhere, which may not ask that of a cluster IP */
 };
 _Static_assert(sizeof(struct sl_fe) == 8, "one word");
 

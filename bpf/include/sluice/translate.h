@@ -130,10 +130,19 @@ static __noinline __u32 own_address_at(const struct sl_packet *p)
 	return 0;
 }
 
-/* Where the program has its packets from, the frontend leads to this front. */
+/* Instead of a front: the frontend is for this node's pods and host alone. */
+#define SL_FRONT_INSIDE 0xffffffff
+
+/*
+ * Where the program has its packets from, the frontend leads to this front. That of a
+ * cluster IP has one front for both sides, and does not answer outside; any other one has
+ * two.
+ */
 static __always_inline __u32 front_here(const struct sl_fe *fe)
 {
-	return SL_PROGRAM == SL_PROGRAM_FROM_UPLINK ? fe->outside : fe->inside;
+	if (SL_PROGRAM != SL_PROGRAM_FROM_UPLINK)
+		return fe->inside;
+	return fe->outside == fe->inside ? SL_FRONT_INSIDE : fe->outside;
 }
 
 /*
@@ -258,6 +267,8 @@ __noinline enum sl_reason choose_backend(struct sl_packet *p)
 	c.front = front_asked(p, &c);
 	if (!c.front)
 		return SL_CONTINUE;
+	if (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK && c.front == SL_FRONT_INSIDE)
+		return SL_DROP_SERVICE_INSIDE;
 	front = front_at(c.front);
 	if (!front)
 		return SL_DROP_SERVICE_CORRUPT;

@@ -506,6 +506,7 @@ const (
 	MapsSlReasonSL_DROP_SERVICE_IN_USE   MapsSlReason = 57
 	MapsSlReasonSL_DROP_NAT_EXHAUSTED    MapsSlReason = 58
 	MapsSlReasonSL_DROP_NAT_SOURCE       MapsSlReason = 59
+	MapsSlReasonSL_DROP_SERVICE_INSIDE   MapsSlReason = 60
 )
 
 type MapsSlRevoked struct {

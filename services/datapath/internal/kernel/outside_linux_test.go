@@ -430,3 +430,27 @@ func TestKernelOutsideFloodLeavesOthersAlone(t *testing.T) {
 		}
 	}
 }
+
+// TestKernelClusterIPDoesNotAnswerOutside: packets of senders outside to a cluster IP are
+// dropped, and not sent on by the node's routes.
+func TestKernelClusterIPDoesNotAnswerOutside(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		n := &serviceNode{T: t, runner: f.a.runner}
+		for _, local := range f.a.pod.Addrs() {
+			at, vip := netip.AddrPortFrom(local, 8080), serviceAddr(local, 1)
+			tell(t, f.a.pod.ns, at)
+			front := n.lead(serviceAddr(local, 2), feAddress, at)
+			putFronts(t, n.k, vip, protoUDP, feAddress, bpf.MapsSlFe{Inside: front, Outside: front})
+			askUDP(t, f.b.pod.ns, at, 16) // it works there
+			f.routeFromOutside(t, vip.Addr(), f.a)
+			before := f.a.counters(t)
+			u, err := dialIn(t, f.outsider, "udp", vip)
+			must(t, "open a socket", err)
+			_, err = u.Write([]byte("x"))
+			must(t, "send", err)
+			servicetest.Eventually(t, "the drop", func() bool {
+				return f.a.gained(t, before)[cell{event.DropServiceInside, event.Ingress}] == 1
+			})
+		}
+	})
+}

@@ -46,6 +46,9 @@ func newServiceNode(t *testing.T) *serviceNode {
 	return &serviceNode{T: t, runner: runner{openKernel(t, o)}}
 }
 
+// outsideFronts is how far the numbers of fronts for outside are from those for inside.
+const outsideFronts = 1000
+
 // lead makes an address lead to backends, by TCP, UDP and SCTP. It returns the number
 // of the front.
 func (n *serviceNode) lead(at netip.AddrPort, kind uint8, backends ...netip.AddrPort) uint32 {
@@ -67,8 +70,10 @@ func (n *serviceNode) lead(at netip.AddrPort, kind uint8, backends ...netip.Addr
 		}[at.Addr().Is4()], at.Port())
 	}
 	putFront(n, n.k, n.front, f)
+	outside := n.front + outsideFronts
+	putFront(n, n.k, outside, f)
 	for _, proto := range []uint8{protoTCP, protoUDP, syscall.IPPROTO_SCTP} {
-		putFronts(n, n.k, at, proto, kind, bpf.MapsSlFe{Inside: n.front, Outside: n.front})
+		putFronts(n, n.k, at, proto, kind, bpf.MapsSlFe{Inside: n.front, Outside: outside})
 	}
 	return n.front
 }

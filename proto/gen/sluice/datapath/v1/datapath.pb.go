@@ -591,6 +591,8 @@ const (
 	Reason_REASON_NAT_EXHAUSTED Reason = 58
 	// The node has no address for the way to a backend elsewhere.
 	Reason_REASON_NAT_NO_SOURCE Reason = 59
+	// From outside, to a cluster IP.
+	Reason_REASON_SERVICE_INSIDE Reason = 60
 )
 
 // Enum value maps for Reason.
@@ -654,6 +656,7 @@ var (
 		57: "REASON_SERVICE_PORT_IN_USE",
 		58: "REASON_NAT_EXHAUSTED",
 		59: "REASON_NAT_NO_SOURCE",
+		60: "REASON_SERVICE_INSIDE",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":              0,
@@ -714,6 +717,7 @@ var (
 		"REASON_SERVICE_PORT_IN_USE":      57,
 		"REASON_NAT_EXHAUSTED":            58,
 		"REASON_NAT_NO_SOURCE":            59,
+		"REASON_SERVICE_INSIDE":           60,
 	}
 )
 
@@ -4926,7 +4930,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1bNODE_PATH_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17NODE_PATH_STATE_UNKNOWN\x10\x01\x12\x1d\n" +
 	"\x19NODE_PATH_STATE_REACHABLE\x10\x02\x12\x1f\n" +
-	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\x99\f\n" +
+	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\xb4\f\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_FORWARDED_TO_POD\x10\x01\x12\"\n" +
@@ -4988,7 +4992,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x18REASON_SERVICE_SCTP_PORT\x108\x12\x1e\n" +
 	"\x1aREASON_SERVICE_PORT_IN_USE\x109\x12\x18\n" +
 	"\x14REASON_NAT_EXHAUSTED\x10:\x12\x18\n" +
-	"\x14REASON_NAT_NO_SOURCE\x10;*o\n" +
+	"\x14REASON_NAT_NO_SOURCE\x10;\x12\x19\n" +
+	"\x15REASON_SERVICE_INSIDE\x10<*o\n" +
 	"\n" +
 	"PolicyMode\x12\x1b\n" +
 	"\x17POLICY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +

@@ -74,6 +74,7 @@ const (
 	DropServiceInUse   = Reason(bpf.MapsSlReasonSL_DROP_SERVICE_IN_USE)
 	DropNATExhausted   = Reason(bpf.MapsSlReasonSL_DROP_NAT_EXHAUSTED)
 	DropNATSource      = Reason(bpf.MapsSlReasonSL_DROP_NAT_SOURCE)
+	DropServiceInside  = Reason(bpf.MapsSlReasonSL_DROP_SERVICE_INSIDE)
 
 	QuietARP       = Reason(bpf.MapsSlReasonSL_QUIET_ARP)
 	QuietNDP       = Reason(bpf.MapsSlReasonSL_QUIET_NDP)
@@ -145,6 +146,7 @@ var reasonNames = map[Reason]string{
 	DropServiceInUse:   "service-port-in-use",
 	DropNATExhausted:   "nat-exhausted",
 	DropNATSource:      "nat-no-source",
+	DropServiceInside:  "service-inside",
 
 	QuietARP:       "arp",
 	QuietNDP:       "ndp",

@@ -15,7 +15,7 @@
 #include <sluice/ipv6.h>
 #include <sluice/node.h>
 #include <sluice/observe.h>
-#include <sluice/restore.h>
+#include <sluice/outside.h>
 
 /* The node with the address, which the packet carries so far for an event. */
 static __always_inline enum sl_reason find_outer_node(struct sl_packet *p, __u8 family)
@@ -84,8 +84,8 @@ static __always_inline enum sl_reason pass_to_host(struct __sk_buff *skb, struct
 	if (is_tunnel_packet(p))
 		return SL_DROP_TUNNEL_PORT;
 	if (cfg_services) {
-		reason = restore_destination(skb, p);
-		if (reason)
+		reason = serve(skb, p);
+		if (reason != SL_FWD_STACK || p->translated)
 			return reason;
 	}
 	return SL_FWD_HOST;

@@ -16,11 +16,13 @@
 #include <sluice/ipv6.h>
 #include <sluice/ndp.h>
 #include <sluice/observe.h>
+#include <sluice/outside.h>
 #include <sluice/remote.h>
-#include <sluice/transit.h>
 
-/* A sender that a service has led to a pod of another node: under the node's address
- * from here on. Nobody else is let in from outside.
+/*
+ * A sender that a service has led to a pod of another node: under the node's address
+ * from here on, and so is the answer to a pod of another node that has asked for one.
+ * Nobody else is let in from outside.
  */
 static __always_inline enum sl_reason find_sender_outside(struct __sk_buff *skb,
 							  struct sl_packet *p, __u32 *identity)
@@ -31,10 +33,25 @@ static __always_inline enum sl_reason find_sender_outside(struct __sk_buff *skb,
 		return SL_DROP_TRANSIT;
 	if (reason != SL_FWD_STACK)
 		return reason;
-	if (READ_ONCE(p->reply))
-		return SL_DROP_TRANSIT;
+	if (READ_ONCE(p->reply)) {
+		*identity = SL_ID_REMOTE_NODE;
+		p->src_identity = SL_ID_HOST;
+		return SL_CONTINUE;
+	}
 	*identity = p->family == 4 ? SL_VNI_WORLD4 : SL_VNI_WORLD6;
 	p->src_identity = world_of(p->family);
+	return SL_CONTINUE;
+}
+
+/* The answer of a pod to one of another node, which has asked a service of this one. */
+static __always_inline enum sl_reason find_service_sender(struct __sk_buff *skb,
+							  struct sl_packet *p, __u32 *identity)
+{
+	enum sl_reason reason = cfg_services ? answer_outside(skb, p) : SL_CONTINUE;
+
+	if (reason != SL_FWD_STACK)
+		return reason;
+	*identity = SL_ID_REMOTE_NODE;
 	return SL_CONTINUE;
 }
 
@@ -63,7 +80,7 @@ static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct 
 	if (!src || entered_by(skb) != p->src_slot)
 		return SL_DROP_SPOOFED_IP;
 	p->src_identity = identity_of(src);
-	return SL_CONTINUE;
+	return find_service_sender(skb, p, identity);
 }
 
 static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p)

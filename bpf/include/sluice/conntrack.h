@@ -40,11 +40,14 @@
 #define SL_CT_ASKED asked_address
 #endif
 
+/* Whether the program is where senders outside of the node ask for services. */
+#define SL_FROM_OUTSIDE \
+	(SL_PROGRAM == SL_PROGRAM_FROM_UPLINK || SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
+
 /* Whether the program sees connections of SL_ZONE_TRANSIT. */
-#define SL_IN_TRANSIT                                                                   \
-	(cfg_services &&                                                                \
-	 (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK || SL_PROGRAM == SL_PROGRAM_TO_UPLINK || \
-	  SL_PROGRAM == SL_PROGRAM_TO_OVERLAY))
+#define SL_IN_TRANSIT                                                              \
+	(cfg_services && (SL_FROM_OUTSIDE || SL_PROGRAM == SL_PROGRAM_TO_UPLINK || \
+			  SL_PROGRAM == SL_PROGRAM_TO_OVERLAY))
 
 #define SL_CT_ENDED (SL_CT_FIN_I | SL_CT_FIN_R | SL_CT_RST)
 
@@ -459,9 +462,7 @@ static __always_inline long insert_connection(const struct sl_packet *p)
  */
 static __always_inline bool begins_in_stack(const struct sl_packet *p)
 {
-	if (SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
-		return false;
-	if (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK)
+	if (SL_FROM_OUTSIDE)
 		return p->translated;
 	if (SL_PROGRAM == SL_PROGRAM_FROM_POD)
 		return p->dst_slot == SL_SLOT_HOST || (p->dst_slot == SL_SLOT_NONE && !p->node);

@@ -5,7 +5,8 @@
 
 /*
  * Services that are asked from outside of the node: by node ports, external
- * addresses and those of load balancers.
+ * addresses and those of load balancers. Pods of other nodes come in the tunnel where
+ * their packets are not masqueraded.
  *
  * The uplink's ingress hook changes destinations and its egress hook changes sources,
  * so that the stack between them sees the two ends that speak to each other: the sender
@@ -46,7 +47,8 @@ answer_in_its_place(struct __sk_buff *skb, struct sl_packet *p, enum sl_reason r
 {
 	__u32 kind = SL_ANSWER_TIME_EXCEEDED;
 
-	if (!reason)
+	/* what came in a tunnel cannot be sent back: the stack answers */
+	if (!reason || SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
 		return SL_CONTINUE;
 	if (reason == SL_STACK_MTU) {
 		if (may_be_cut(skb, p))

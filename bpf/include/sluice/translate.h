@@ -140,7 +140,7 @@ static __noinline __u32 own_address_at(const struct sl_packet *p)
  */
 static __always_inline __u32 front_here(const struct sl_fe *fe)
 {
-	if (SL_PROGRAM != SL_PROGRAM_FROM_UPLINK)
+	if (!SL_FROM_OUTSIDE)
 		return fe->inside;
 	return fe->outside == fe->inside ? SL_FRONT_INSIDE : fe->outside;
 }
@@ -267,7 +267,7 @@ __noinline enum sl_reason choose_backend(struct sl_packet *p)
 	c.front = front_asked(p, &c);
 	if (!c.front)
 		return SL_CONTINUE;
-	if (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK && c.front == SL_FRONT_INSIDE)
+	if (SL_FROM_OUTSIDE && c.front == SL_FRONT_INSIDE)
 		return SL_DROP_SERVICE_INSIDE;
 	front = front_at(c.front);
 	if (!front)

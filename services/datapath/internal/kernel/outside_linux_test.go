@@ -454,3 +454,39 @@ func TestKernelClusterIPDoesNotAnswerOutside(t *testing.T) {
 		}
 	})
 }
+
+// TestKernelPodsReachNodePortsOfOtherNodes: where packets of pods are not masqueraded
+// they come to a node port as themselves, in the tunnel or as they are. A pod of that
+// node sees them, one elsewhere sees the node, and policy knows who asks.
+func TestKernelPodsReachNodePortsOfOtherNodes(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
+		n := &serviceNode{T: t, runner: f.b.runner}
+		other := f.a.newPod(t, 11)
+		for i, local := range f.b.pod.Addrs() {
+			own := []netip.Addr{f.b.addr4, f.b.addr6}[i]
+			near, away := netip.AddrPortFrom(local, 8080), netip.AddrPortFrom(other.Addrs()[i], 8080)
+			f.b.says(t, netip.PrefixFrom(away.Addr(), away.Addr().BitLen()), other.Identity, uint16(f.a.number))
+			tell(t, f.b.pod.ns, near)
+			tell(t, other.ns, away)
+			n.lead(netip.AddrPortFrom(own, 30080), feNode, near)
+			n.lead(netip.AddrPortFrom(own, 30081), feNode, away)
+			seen := own
+			if routing == RoutingOverlay {
+				seen = []netip.Addr{f.b.over4, f.b.over6}[i]
+			}
+			for at, c := range map[netip.AddrPort]struct {
+				backend netip.AddrPort
+				source  netip.Addr
+			}{
+				netip.AddrPortFrom(own, 30080): {near, f.a.pod.Addrs()[i]},
+				netip.AddrPortFrom(own, 30081): {away, seen},
+			} {
+				beforeA, beforeB := f.a.counters(t), f.b.counters(t)
+				wantServed(t, "tcp", askTCP(t, f.a.pod.ns, at, 1<<10), c.backend, c.source)
+				wantServed(t, "udp", askUDP(t, f.a.pod.ns, at, 64), c.backend, c.source)
+				wantNoDrops(t, "a", f.a.gained(t, beforeA))
+				wantNoDrops(t, "b", f.b.gained(t, beforeB))
+			}
+		}
+	})
+}

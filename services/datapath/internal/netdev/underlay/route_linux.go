@@ -45,8 +45,7 @@ func (u *Underlay) Routes() (routes map[netip.Prefix]fabric.Route, err error) {
 					routes[r.dst] = fabric.Route{Range: r.dst, Hops: r.hops, Source: r.source, MTU: mtu}
 				}
 			})
-			// A kernel without IPv6 has no such routes.
-			if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
+			if err != nil && !hasNone(err) {
 				return err
 			}
 		}
@@ -56,6 +55,12 @@ func (u *Underlay) Routes() (routes map[netip.Prefix]fabric.Route, err error) {
 		return nil, fmt.Errorf("list routes to other nodes: %w", err)
 	}
 	return routes, nil
+}
+
+// hasNone says whether a listing of a family's routes failed because there are none: of a
+// kernel without IPv6, and of a namespace that has not had any yet.
+func hasNone(err error) bool {
+	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT)
 }
 
 func (u *Underlay) ours(r fibRoute) bool {

@@ -108,7 +108,7 @@ func (u *Underlay) defaults(indices map[uint32]bool) error {
 					}
 				}
 			})
-			if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
+			if err != nil && !hasNone(err) {
 				return err
 			}
 		}

@@ -108,6 +108,8 @@ SEC("tc") int sluice_from_uplink(struct __sk_buff *skb)
 	__u32 ifindex = 0;
 	bool pod;
 
+	if (!cfg_native && is_outer(skb))
+		return TC_ACT_UNSPEC;
 	p = new_packet(SL_INGRESS);
 	if (!p)
 		return TC_ACT_SHOT;

@@ -84,6 +84,8 @@ SEC("tc") int sluice_to_uplink(struct __sk_buff *skb)
 	/* else from a pod, past the programs of its device */
 	if (!cfg_services && likely((skb->mark & SL_MARK_MASK) != SL_MARK_POD))
 		return TC_ACT_UNSPEC;
+	if (!cfg_native && !(skb->mark & SL_MARK_MASK) && is_outer(skb))
+		return TC_ACT_UNSPEC;
 	/* our own answer to a packet that came by this device */
 	if (skb->mark == mark_judged(skb->ifindex))
 		return TC_ACT_UNSPEC;

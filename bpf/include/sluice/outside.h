@@ -135,14 +135,55 @@ static __always_inline enum sl_reason lead_away(struct __sk_buff *skb, struct sl
 	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;
 }
 
-static __always_inline bool is_of_tunnel(const struct sl_packet *p)
+static __always_inline bool is_tunnel_port(__u16 port)
 {
-	if (p->proto != SL_UDP)
-		return false;
 	for (int i = 0; i < SL_TUNNEL_PORTS; i++)
-		if (cfg_tunnel_ports[i] && p->dport == cfg_tunnel_ports[i])
+		if (cfg_tunnel_ports[i] && port == cfg_tunnel_ports[i])
 			return true;
 	return false;
+}
+
+/* The first headers of a UDP packet without options. */
+struct sl_udp4 {
+	struct sl_ethernet eth;
+	struct iphdr ip;
+	__be16 sport;
+	__be16 dport;
+} __attribute__((packed, aligned(2)));
+_Static_assert(sizeof(struct sl_udp4) == 38, "as on the wire");
+
+struct sl_udp6 {
+	struct sl_ethernet eth;
+	struct ipv6hdr ip;
+	__be16 sport;
+	__be16 dport;
+} __attribute__((packed, aligned(2)));
+_Static_assert(sizeof(struct sl_udp6) == 58, "as on the wire");
+
+/*
+ * Whether the frame has a packet of the tunnel, which is of no service. Most packets
+ * between nodes are: they are not looked at any further. One whose headers are longer, or
+ * lie elsewhere, is found by is_of_tunnel.
+ */
+static __always_inline bool is_outer(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct sl_udp4 *four = data;
+	struct sl_udp6 *six = data;
+
+	if (data + sizeof(*four) > end)
+		return false;
+	if (four->eth.type == bpf_htons(ETH_P_IP))
+		return four->ip.ihl == 5 && four->ip.protocol == SL_UDP &&
+		       !(four->ip.frag_off & bpf_htons(SL_IP4_OFFSET)) &&
+		       is_tunnel_port(bpf_ntohs(four->dport));
+	return four->eth.type == bpf_htons(ETH_P_IPV6) && data + sizeof(*six) <= end &&
+	       six->ip.nexthdr == SL_UDP && is_tunnel_port(bpf_ntohs(six->dport));
+}
+
+static __always_inline bool is_of_tunnel(const struct sl_packet *p)
+{
+	return p->proto == SL_UDP && is_tunnel_port(p->dport);
 }
 
 /*

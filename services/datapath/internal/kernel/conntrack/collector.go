@@ -316,7 +316,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 				p.Nodes[conn.Value.Node] = struct{}{}
 			}
 			idle := int32(now - conn.LastSeen)
-			expired := idle >= int32(timeouts[conn.family()].Of(conn.Protocol, conn.Flags)/time.Second)
+			expired := idle >= int32(c.timeOf(conn, timeouts[conn.family()], previous, capacity)/time.Second)
 			orphaned := false
 			if !expired {
 				if orphaned, err = c.ct.orphaned(conn, present); err != nil {
@@ -477,6 +477,22 @@ func (ct *Connections) orphaned(conn *Connection, present map[slotmap.Slot]slotm
 		}
 	}
 	return false, nil
+}
+
+// halfOpenTime is how long a TCP connection from outside may be half-open while its map
+// is more than half full: a scanner holds no room for longer, and whoever means it has
+// answered by then.
+const halfOpenTime = 10 * time.Second
+
+// timeOf is the time of a connection, by how full its map was after the last pass.
+func (c *Collector) timeOf(conn *Connection, t Timeouts, last Pass, capacity [2]int) time.Duration {
+	d, f := t.Of(conn.Protocol, conn.Flags), conn.family()
+	const further = Established | PickedUp | Terminated
+	opening := conn.Flags&further == 0 && !conn.Flags.Closing()
+	if opening && conn.Protocol == unix.IPPROTO_TCP && 2*last.Live[f] > capacity[f] && conn.charged(c.ct) == Outside {
+		return min(d, halfOpenTime)
+	}
+	return d
 }
 
 // closingTime shortens the life of what has ended, which is needed for late

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 // The generated code has no preprocessor constants.
@@ -186,6 +187,41 @@ func TestClosedConnectionsGoEarlierUnderPressure(t *testing.T) {
 	} {
 		if got := closingTime(10*time.Second, live, 1000); got != want {
 			t.Errorf("%d of 1000: %s, want %s", live, got, want)
+		}
+	}
+}
+
+func TestHalfOpenFromOutsideIsShortOfRoom(t *testing.T) {
+	c := &Collector{ct: &Connections{}}
+	full, capacity := Pass{Live: [2]int{501, 0}}, [2]int{1000, 1000}
+	outside := Connection{
+		Tuple: tuple(6, "203.0.113.1:1000", "10.0.0.1:80"), From: End{Slot: slotmap.NoSlot}, To: End{Slot: 2},
+	}
+	with := func(change func(*Connection)) *Connection {
+		conn := outside
+		change(&conn)
+		return &conn
+	}
+	transit := with(func(c *Connection) { c.Transit, c.To.Slot = true, slotmap.NoSlot })
+	other := with(func(c *Connection) { c.Tuple = tuple(6, "[fd00::1]:1", "[fd00::2]:1") })
+	datagrams := with(func(c *Connection) { c.Protocol = 17 })
+	opening, established := DefaultTimeouts().TCPOpening, DefaultTimeouts().TCPEstablished
+	for name, tc := range map[string]struct {
+		conn *Connection
+		last Pass
+		want time.Duration
+	}{
+		"with room":           {&outside, Pass{Live: [2]int{500, 0}}, opening},
+		"without":             {&outside, full, halfOpenTime},
+		"after an answer":     {with(func(c *Connection) { c.Flags = SeenReply }), full, halfOpenTime},
+		"in transit":          {transit, full, halfOpenTime},
+		"established":         {with(func(c *Connection) { c.Flags = SeenReply | Established }), full, established},
+		"of a pod":            {with(func(c *Connection) { c.From.Slot = 3 }), full, opening},
+		"the other map":       {other, full, opening},
+		"UDP has its own way": {datagrams, full, DefaultTimeouts().UDPUnanswered},
+	} {
+		if got := c.timeOf(tc.conn, DefaultTimeouts(), tc.last, capacity); got != tc.want {
+			t.Errorf("%s: %v, want %v", name, got, tc.want)
 		}
 	}
 }

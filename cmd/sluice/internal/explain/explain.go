@@ -141,6 +141,8 @@ type trackedConnection struct {
 	IngressRule uint32     `json:"ingressRule,omitempty"`
 	NextVerdict string     `json:"nextVerdict"`
 	NextReason  string     `json:"nextReason"`
+	InTransit   bool       `json:"inTransit,omitempty"`
+	Source      string     `json:"source,omitempty"` // of this node, that the responder sees in transit
 }
 
 // endText is one end of a connection, "10.244.0.2:80".
@@ -215,6 +217,10 @@ func connectionOf(t *datapathv1.Connection) *trackedConnection {
 	for _, s := range t.GetStates() {
 		shown.State = append(shown.State, output.Enum(s, "CONNECTION_STATE_"))
 	}
+	shown.InTransit = t.GetInTransit()
+	if t.GetSourceAddress() != "" {
+		shown.Source = endText(t.GetSourceAddress(), t.GetSourcePort())
+	}
 	return shown
 }
 
@@ -282,8 +288,14 @@ func (p *explainedPeer) row(w io.Writer, end string) {
 }
 
 func (t *trackedConnection) lines(w io.Writer) {
-	fmt.Fprintln(w, output.Printable(fmt.Sprintf("Connection: %s -> %s %s, %s", t.Initiator, t.Responder, t.Protocol,
-		strings.Join(t.State, ", "))))
+	state := strings.Join(t.State, ", ")
+	if t.InTransit {
+		state += ", in transit"
+	}
+	fmt.Fprintln(w, output.Printable(fmt.Sprintf("Connection: %s -> %s %s, %s", t.Initiator, t.Responder, t.Protocol, state)))
+	if t.Source != "" {
+		output.Row(w, "  backend sees", t.Source)
+	}
 	output.Row(w, "  last packet", output.Since(t.LastSeen)+" ago")
 	standing := "stands: packets are not evaluated again"
 	if !t.Current {
@@ -291,6 +303,9 @@ func (t *trackedConnection) lines(w io.Writer) {
 	}
 	next := fmt.Sprintf("%s (%s)", strings.ToUpper(t.NextVerdict), t.NextReason)
 	output.Row(w, "  next packet", output.Printable(next))
+	if t.InTransit {
+		return // no policy was asked
+	}
 	output.Row(w, "  verdict", standing)
 	output.Row(w, "  rules", fmt.Sprintf("egress %s, ingress %s", ruleNumber(t.EgressRule), ruleNumber(t.IngressRule)))
 }

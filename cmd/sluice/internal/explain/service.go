@@ -44,6 +44,8 @@ type explainedBackend struct {
 	Egress     *explainedSide     `json:"egress,omitempty"`
 	Ingress    *explainedSide     `json:"ingress,omitempty"`
 	Connection *trackedConnection `json:"connection,omitempty"`
+	// Source is the address of this node that a backend elsewhere sees.
+	Source string `json:"source,omitempty"`
 }
 
 // explainedServiceOf shows a service; nil if there is none.
@@ -74,6 +76,7 @@ func explainedServiceOf(s *datapathv1.ExplainedService, protocol uint32) *explai
 			Verdict: output.Enum(b.GetVerdict(), "VERDICT_"), Reason: output.Enum(b.GetReason(), "REASON_"),
 			Peer: explainedPeerOf(b.GetPeer()), Egress: explainedSideOf(b.GetEgress()),
 			Ingress: explainedSideOf(b.GetIngress()), Connection: connectionOf(b.GetConnection()),
+			Source: b.GetSourceAddress(),
 		})
 	}
 	return shown
@@ -91,6 +94,8 @@ func (s *explainedService) headline(verdict string) string {
 		return "DROPPED (no local backend)"
 	case "source-ranges":
 		return "DROPPED (source ranges)"
+	case "inside-only":
+		return "DROPPED (service-inside)"
 	case "not-translated":
 		return "NOT TRANSLATED"
 	}
@@ -137,7 +142,7 @@ func (s *explainedService) lines(w io.Writer) {
 // backendsText says how many backends there are, and what that means.
 func (s *explainedService) backendsText() string {
 	text := fmt.Sprintf("%d, for connections from %s", s.BackendCount,
-		map[string]string{"inside": "this node", "outside": "elsewhere"}[s.List])
+		map[string]string{"inside": "this node", "outside": "outside"}[s.List])
 	switch s.Outcome {
 	case "no-backend":
 		return text + "; refused: no backend"
@@ -145,6 +150,8 @@ func (s *explainedService) backendsText() string {
 		return text + "; dropped: no local backend"
 	case "source-ranges":
 		return "dropped: the sender is in none of its source ranges"
+	case "inside-only":
+		return text + "; dropped: a cluster IP does not answer outside"
 	case "not-translated":
 		return text + "; not translated: the connection passes as if there were no service"
 	}
@@ -158,11 +165,16 @@ func (b explainedBackend) text() string { return service.AddressText(b.Address, 
 
 // headline is what becomes of the connection at the backend.
 func (b explainedBackend) headline() string {
-	switch b.Path {
-	case "own-namespace":
+	switch {
+	case b.Path == "own-namespace":
 		return "FORWARDED inside the pod, where no policy is asked"
-	case "not-local":
+	case b.Path == "not-local":
 		return "not evaluated: neither end is a pod of this node"
+	case b.Verdict == "dropped":
+	case b.Path == "in-transit":
+		return "FORWARDED in transit under " + b.Source + " of this node, which asks no policy"
+	case b.Path == "host-socket":
+		return "FORWARDED to a socket of this node, which asks no policy"
 	}
 	return fmt.Sprintf("%s (%s)", strings.ToUpper(b.Verdict), b.Reason)
 }

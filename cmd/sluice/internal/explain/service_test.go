@@ -21,6 +21,8 @@ const (
 	translated    = datapathv1.ServiceOutcome_SERVICE_OUTCOME_TRANSLATED
 	notTranslated = datapathv1.ServiceOutcome_SERVICE_OUTCOME_NOT_TRANSLATED
 	evaluated     = datapathv1.BackendPath_BACKEND_PATH_EVALUATED
+	inTransit     = datapathv1.BackendPath_BACKEND_PATH_IN_TRANSIT
+	hostSocket    = datapathv1.BackendPath_BACKEND_PATH_HOST_SOCKET
 	forwarded     = datapathv1.Verdict_VERDICT_FORWARDED
 	dropped       = datapathv1.Verdict_VERDICT_DROPPED
 )
@@ -68,6 +70,16 @@ func withoutPolicy(address string, path datapathv1.BackendPath) *datapathv1.Expl
 	return b
 }
 
+// inTransitAt is a backend that a sender outside is led to without a policy.
+func inTransitAt(address string, path datapathv1.BackendPath) *datapathv1.ExplainedBackend {
+	b := withoutPolicy(address, path)
+	b.Verdict, b.Reason = forwarded, datapathv1.Reason_REASON_FORWARDED_TO_STACK
+	if path == inTransit {
+		b.SourceAddress = "10.244.0.1"
+	}
+	return b
+}
+
 func TestExplainOfAServiceSaysWhatBecomesOfEachBackend(t *testing.T) {
 	own, notLocal := datapathv1.BackendPath_BACKEND_PATH_OWN_NAMESPACE, datapathv1.BackendPath_BACKEND_PATH_NOT_LOCAL
 	agreed := web(translated, at("10.244.0.3", forwarded), at("10.244.0.4", forwarded))
@@ -87,6 +99,11 @@ func TestExplainOfAServiceSaysWhatBecomesOfEachBackend(t *testing.T) {
 	portOfOne.Service.Kind = datapathv1.FrontendKind_FRONTEND_KIND_HOST_PORT
 	adopted := web(datapathv1.ServiceOutcome_SERVICE_OUTCOME_SOURCE_RANGES)
 	adopted.Service.Service, adopted.Service.Kind, adopted.Service.BackendCount = "", 0, 0
+	unsourced := at("10.244.1.3", dropped)
+	unsourced.Path, unsourced.Ingress, unsourced.Reason = inTransit, nil, datapathv1.Reason_REASON_NAT_NO_SOURCE
+	led := web(translated, inTransitAt("10.244.1.3", inTransit), inTransitAt("10.244.1.4", inTransit),
+		inTransitAt("192.0.2.1", hostSocket))
+	led.Service.Outside, led.Verdict, led.Reason = true, forwarded, datapathv1.Reason_REASON_FORWARDED_TO_STACK
 	outside := web(notTranslated)
 	outside.Service.Outside, outside.Service.BackendCount = true, 2
 	outside.Destination = &datapathv1.ExplainedPeer{}
@@ -135,13 +152,24 @@ func TestExplainOfAServiceSaysWhatBecomesOfEachBackend(t *testing.T) {
 			"10.244.0.2 -> 10.96.0.10, tcp port 80: DROPPED (no local backend)",
 			"Backends 0, for connections from this node; dropped: no local backend",
 		}, empty...), nil},
+		"a cluster IP from outside": {web(datapathv1.ServiceOutcome_SERVICE_OUTCOME_INSIDE_ONLY), append([]string{
+			"10.244.0.2 -> 10.96.0.10, tcp port 80: DROPPED (service-inside)",
+			"Backends 0, for connections from this node; dropped: a cluster IP does not answer outside",
+		}, empty...), nil},
 		"of an earlier process": {adopted, []string{
 			"10.244.0.2 -> 10.96.0.10, tcp port 80: DROPPED (source ranges)",
 			"Backends dropped: the sender is in none of its source ranges",
 			"Service not named by sluice-loadbalancer since sluice-datapath started", "Frontend 10.96.0.10:80/TCP",
 		}, nil},
-		"from elsewhere": {outside, []string{
-			"10.244.0.2 -> 10.96.0.10, tcp port 80: NOT TRANSLATED", "Backends 2, for connections from elsewhere; " +
+		"in transit": {led, []string{
+			"10.244.0.2 -> 10.96.0.10, tcp port 80: FORWARDED (forwarded-to-stack)",
+			"Backends 3, for connections from outside",
+			"10.244.1.3:8080, 10.244.1.4:8080: FORWARDED in transit under 10.244.0.1 of this node, which asks no policy",
+			"192.0.2.1:8080: FORWARDED to a socket of this node, which asks no policy",
+		}, nil},
+		"dropped in transit": {web(translated, unsourced), []string{"10.244.1.3:8080: DROPPED (nat-no-source)"}, nil},
+		"from outside": {outside, []string{
+			"10.244.0.2 -> 10.96.0.10, tcp port 80: NOT TRANSLATED", "Backends 2, for connections from outside; " +
 				"not translated: the connection passes as if there were no service",
 		}, []string{"Connection:"}},
 	} {
@@ -176,6 +204,17 @@ func TestExplainOfAServiceFindsTheConnectionOfABackend(t *testing.T) {
 	nodetest.WantLines(t, out, "Connection: 10.244.0.2:4000 -> 10.244.0.4:8080 tcp, established",
 		"next packet DROPPED (policy-denied)")
 
+	answer.GetService().GetBackends()[0] = inTransitAt("10.244.0.3", inTransit)
+	answer.GetService().GetBackends()[0].Connection = &datapathv1.Connection{
+		InitiatorAddress: "203.0.113.7", InitiatorPort: 4000, ResponderAddress: "10.244.0.3", ResponderPort: 8080, Protocol: 6,
+		States:       []datapathv1.ConnectionState{datapathv1.ConnectionState_CONNECTION_STATE_ESTABLISHED},
+		LastSeenTime: timestamppb.Now(), Current: true, NextVerdict: forwarded,
+		NextReason: datapathv1.Reason_REASON_FORWARDED_TO_STACK, InTransit: true, SourceAddress: "10.244.0.1", SourcePort: 24711,
+	}
+	out, _ = n.Want(t, 0, args...)
+	nodetest.WantLines(t, out, "Connection: 203.0.113.7:4000 -> 10.244.0.3:8080 tcp, established, in transit",
+		"backend sees 10.244.0.1:24711", "next packet FORWARDED (forwarded-to-stack)")
+
 	out, _ = n.Want(t, 0, append(args, "-o", "json")...)
 	var x explanation
 	if err := json.Unmarshal([]byte(out), &x); err != nil {
@@ -184,7 +223,8 @@ func TestExplainOfAServiceFindsTheConnectionOfABackend(t *testing.T) {
 	if s := x.Service; s == nil || s.Service != "shop/web" || s.PortName != "http" || s.Kind != "cluster-ip" ||
 		s.List != "inside" || s.Outcome != "translated" || s.BackendCount != 2 || len(s.Backends) != 2 || x.Dest != nil ||
 		s.Backends[1].Verdict != "dropped" || s.Backends[1].Ingress.Verdict.Rule != 2 ||
-		s.Backends[1].Connection.Responder != "10.244.0.4:8080" {
+		s.Backends[1].Connection.Responder != "10.244.0.4:8080" || s.Backends[0].Source != "10.244.0.1" ||
+		!s.Backends[0].Connection.InTransit || s.Backends[0].Connection.Source != "10.244.0.1:24711" {
 		t.Errorf("JSON\n%s", out)
 	}
 }

@@ -431,7 +431,11 @@ func connectionKey6(k *bpf.MapsSlCtKey6) string {
 }
 
 func connectionKey(t conntrack.Tuple) string {
-	return fmt.Sprintf("protocol %d %v %v", t.Protocol, t.Initiator, t.Responder)
+	words := fmt.Sprintf("protocol %d %v %v", t.Protocol, t.Initiator, t.Responder)
+	if t.Transit {
+		words += " in transit"
+	}
+	return words
 }
 
 func revokedWords(v *bpf.MapsSlRevoked) string {
@@ -464,6 +468,9 @@ func connectionWords(v *bpf.MapsSlCt) string {
 		if e.AddressEpoch != 0 {
 			s += fmt.Sprintf(" address epoch %d", e.AddressEpoch)
 		}
+	}
+	if v.NatAddress != 0 {
+		s += fmt.Sprintf(" source port %d at place %d of sl_own", v.NatPort, v.NatAddress-1)
 	}
 	return s
 }

@@ -101,6 +101,15 @@ func TestKernelDumpIsInWords(t *testing.T) {
 	})
 	k.put(t, conntrack.Connection{Tuple: tuple(17, "[fd00::1]:5", "[fd00::2]:53"), From: conntrack.End{Slot: slotmap.NoSlot}, To: conntrack.End{Slot: slotmap.NoSlot}, LastSeen: conntrack.MonotonicSeconds()})
 
+	transit := conntrack.Connection{
+		Tuple: tuple(17, "192.0.2.99:41000", "203.0.113.1:53"), From: conntrack.End{Slot: slotmap.NoSlot, Identity: 9},
+		To: conntrack.End{Slot: slotmap.NoSlot, Identity: 9}, LastSeen: conntrack.MonotonicSeconds(),
+	}
+	transit.Transit = true
+	value := conntrack.ValueOf(transit)
+	value.NatPort, value.NatAddress = 24711, 3
+	put(bpf.MapsMapSlCt4, transit.Key4(), &value)
+
 	for name, want := range map[string][]string{
 		"sl_if":    {"device 1: slot 1"},
 		"sl_ip4":   {"10.244.0.10: slot 1"},
@@ -141,9 +150,13 @@ func TestKernelDumpIsInWords(t *testing.T) {
 			`initiator identity 9 responder identity 266 slot 1 epoch 2 rule 8 address epoch 3$`,
 		"sl_ct6": `^protocol 17 \[fd00::1\]:5 \[fd00::2\]:53: begun by the first opening, idle \d+ s, initiator identity 0 responder identity 0$`,
 	} {
-		if got := dump(t, k, name); !regexp.MustCompile(want).MatchString(got[len(got)-1]) {
+		if got := dump(t, k, name); !slices.ContainsFunc(got, regexp.MustCompile(want).MatchString) {
 			t.Errorf("%s\n got %q\nwant %s", name, got, want)
 		}
+	}
+	if got, want := dump(t, k, "sl_ct4"), regexp.MustCompile(`^protocol 17 192.0.2.99:41000 203.0.113.1:53 in transit: `+
+		`.* source port 24711 at place 2 of sl_own$`); !slices.ContainsFunc(got, want.MatchString) {
+		t.Errorf("sl_ct4\n got %q\nwant %s", got, want)
 	}
 }
 

@@ -132,13 +132,20 @@ func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 	dropping.Drop = true
 	proxied := clusterAt(netip.MustParseAddrPort("10.96.0.4:80"), frontend.TCP, nil)
 	proxied.Kind, proxied.Outside = frontend.LoadBalancer, leadsTo(atB)
+	external := func(at string, protocol frontend.Protocol, list *frontend.List) *frontend.Frontend {
+		f := clusterAt(netip.MustParseAddrPort(at), protocol, list)
+		f.Kind = frontend.ExternalIP
+		return f
+	}
+	closed.Kind, open.Kind = frontend.LoadBalancer, frontend.LoadBalancer
 	r, _ := serviceStage(
 		t,
 		clusterAt(vip4, frontend.TCP, leadsTo(atB, netip.AddrPortFrom(a.IPv4, 80))),
-		clusterAt(netip.MustParseAddrPort("10.96.0.2:80"), frontend.TCP, leadsTo()),
-		clusterAt(netip.MustParseAddrPort("10.96.0.3:80"), frontend.TCP, dropping), proxied, closed, open,
-		clusterAt(netip.MustParseAddrPort("10.96.0.6:80"), frontend.SCTP, leadsTo(atB)),
-		clusterAt(netip.MustParseAddrPort("10.96.0.6:81"), frontend.SCTP, leadsTo(atB)),
+		external("10.96.0.2:80", frontend.TCP, leadsTo()),
+		external("10.96.0.3:80", frontend.TCP, dropping), proxied, closed, open,
+		external("10.96.0.6:80", frontend.SCTP, leadsTo(atB)),
+		external("10.96.0.6:81", frontend.SCTP, leadsTo(atB)),
+		clusterAt(netip.MustParseAddrPort("10.96.0.8:4789"), frontend.UDP, leadsTo(atB)),
 		&frontend.Frontend{
 			Key:  frontend.Key{Addr: netip.IPv4Unspecified(), Port: port, Protocol: frontend.TCP, Node: true},
 			Kind: frontend.NodePort, Service: "shop/web:http", Inside: leadsTo(atB),
@@ -160,7 +167,15 @@ func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 	}{
 		{"a pod", 6, a.IPv4, "10.96.0.1:80", explain.Translated, 2, false},
 		{"the host", 6, host4, "10.96.0.1:80", explain.Translated, 2, false},
-		{"from outside", 6, world4, "10.96.0.1:80", explain.NotTranslated, 2, true},
+		{"from outside", 6, world4, "10.96.0.1:80", explain.InsideOnly, 2, true},
+		{"from outside, no backend", 6, world4, "10.96.0.2:80", explain.NoBackend, 0, true},
+		{"from outside, only other nodes have", 6, world4, "10.96.0.3:80", explain.NoLocalBackend, 0, true},
+		{"from outside, not for this node's own", 6, world4, "10.96.0.4:80", explain.Translated, 1, true},
+		{"from outside, of other source ranges", 6, world4, "10.96.0.5:80", explain.SourceRanges, 1, true},
+		{"from outside, another protocol", 17, world4, "10.96.0.1:80", 0, 0, false},
+		{"from outside, the port of a tunnel", 17, world4, "10.96.0.8:4789", explain.NotTranslated, 1, true},
+		{"a pod, the port of a tunnel", 17, a.IPv4, "10.96.0.8:4789", explain.Translated, 1, false},
+		{"from outside, SCTP", 132, world4, "10.96.0.6:80", explain.Translated, 1, true},
 		{"another protocol", 17, a.IPv4, "10.96.0.1:80", 0, 0, false},
 		{"another port", 6, a.IPv4, "10.96.0.1:81", 0, 0, false},
 		{"no node has a backend", 6, a.IPv4, "10.96.0.2:80", explain.NoBackend, 0, false},
@@ -170,11 +185,14 @@ func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 		{"of its source ranges", 6, a.IPv4, "10.96.0.7:80", explain.Translated, 1, false},
 		{"source ranges, the host", 6, host4, "10.96.0.7:80", explain.SourceRanges, 1, false},
 		{"SCTP of a pod", 132, a.IPv4, "10.96.0.6:80", explain.Translated, 1, false},
-		{"SCTP to another port", 132, a.IPv4, "10.96.0.6:81", explain.NotTranslated, 1, false},
+		{"SCTP to another port", 132, a.IPv4, "10.96.0.6:81", explain.Translated, 1, false},
 		{"SCTP of the host", 132, host4, "10.96.0.6:80", explain.NotTranslated, 1, false},
 		{"a node port, a pod", 6, a.IPv4, "192.0.2.1:30080", explain.Translated, 1, false},
 		{"a node port, the host", 6, host4, "192.0.2.1:30080", explain.Translated, 1, false},
-		{"a node port, from outside", 6, world4, "192.0.2.1:30080", explain.NotTranslated, 2, true},
+		{"a node port, from outside", 6, world4, "192.0.2.1:30080", explain.Translated, 2, true},
+		{"a node port by IPv6, from outside", 6, world6, "[2001:db8::1]:30080", explain.Translated, 1, true},
+		{"a node port of another node, from outside", 6, world4, "192.0.2.2:30080", 0, 0, false},
+		{"loopback, from outside", 6, world4, "127.0.0.1:30080", 0, 0, false},
 		{"a node port by IPv6", 6, host6, "[2001:db8::1]:30080", explain.Translated, 1, false},
 		{"a node port of another node", 6, a.IPv4, "192.0.2.2:30080", 0, 0, false},
 		{"loopback, the host", 6, host4, "127.0.0.1:30080", explain.Translated, 1, false},
@@ -200,8 +218,12 @@ func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 	if x.Reason != event.ForwardOutside || x.Egress == nil {
 		t.Errorf("an address that is not translated: %+v", x)
 	}
-	if x = r.explainTo(t, 6, world4, vip4); x.Reason != 0 || x.Egress != nil || x.Ingress != nil {
-		t.Errorf("from outside to a cluster IP: %+v", x)
+	// The checksum of SCTP cannot follow a new port.
+	for _, from := range []netip.Addr{a.IPv4, world4} {
+		x = r.explainTo(t, 132, from, netip.MustParseAddrPort("10.96.0.6:81"))
+		if b := x.Service.Backends; len(b) != 1 || b[0].Explanation.Reason != event.DropServicePort {
+			t.Errorf("SCTP of %v to another port: %+v", from, b)
+		}
 	}
 }
 

@@ -267,7 +267,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	}
 	k.Explainer = &explain.Explainer{
 		Endpoints: k.Endpoints, Addresses: k.Addresses, Nodes: k.Nodes, Tables: k.Tables, Connections: k.Connections,
-		Services: k.Services,
+		Services: k.Services, TunnelPorts: o.TunnelPorts,
 		Replicas: replica.New(k.Pins, o.build.programs, o.replicaConstants()), Worlds: o.worlds(),
 	}
 	if !o.ValidateOnly {

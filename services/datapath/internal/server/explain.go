@@ -76,7 +76,10 @@ func (s *Server) explained(ctx context.Context, x explain.Explanation) *datapath
 			Protocol: netv1.Protocol(c.Protocol), States: connectionStates(c.Flags), LastSeenTime: timestamppb.New(c.Time()),
 			Current: !next.Evaluated, EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule),
 			NextVerdict: verdictOf(next.Reason, next.Egress.Audited || next.Ingress.Audited),
-			NextReason:  datapathv1.Reason(next.Reason),
+			NextReason:  datapathv1.Reason(next.Reason), InTransit: c.Transit,
+		}
+		if x.NAT.IsValid() {
+			resp.Connection.SourceAddress, resp.Connection.SourcePort = wire.Address(x.NAT.Addr()), uint32(x.NAT.Port())
 		}
 	}
 	return resp
@@ -164,11 +167,15 @@ func (s *Server) explainedService(ctx context.Context, svc *explain.Service) *da
 		if b.Path == explain.OwnNamespace {
 			x.Verdict = datapathv1.Verdict_VERDICT_FORWARDED
 		}
-		p.Backends = append(p.Backends, &datapathv1.ExplainedBackend{
+		shown := &datapathv1.ExplainedBackend{
 			Address: wire.Address(b.Addr()), Port: uint32(b.Port()), Path: datapathv1.BackendPath(b.Path),
 			Verdict: x.GetVerdict(), Reason: x.GetReason(), Peer: x.GetDestination(),
 			Egress: x.GetEgress(), Ingress: x.GetIngress(), Connection: x.GetConnection(),
-		})
+		}
+		if b.Source.IsValid() {
+			shown.SourceAddress = wire.Address(b.Source)
+		}
+		p.Backends = append(p.Backends, shown)
 	}
 	return p
 }

@@ -190,6 +190,30 @@ func TestExplainTellsWhatBecomesOfEachBackend(t *testing.T) {
 	}
 }
 
+func TestExplainTellsOfBackendsInTransit(t *testing.T) {
+	b := explainedBackend("10.244.1.3:8080", event.ForwardStack)
+	b.Path, b.Source = explain.InTransit, netip.MustParseAddr("10.244.0.1")
+	b.Explanation.Tracked, b.Explanation.Next = true, replica.Answer{Reason: event.ForwardStack}
+	b.Explanation.Connection.Tuple = conntrack.Tuple{
+		Initiator: netip.MustParseAddrPort("203.0.113.7:4000"), Responder: b.AddrPort, Protocol: 6, Transit: true,
+	}
+	b.Explanation.NAT = netip.MustParseAddrPort("10.244.0.1:24711")
+	x := serviceExplanation(explain.Translated, b)
+	x.Service.Outside = true
+	s := &Server{Explainer: &fakeMaps{answer: x}, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+	got, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{SourceAddress: "203.0.113.7", DestinationAddress: "192.0.2.1"})
+	if err != nil || !got.GetService().GetOutside() || got.GetVerdict() != datapathv1.Verdict_VERDICT_FORWARDED ||
+		got.GetReason() != datapathv1.Reason_REASON_FORWARDED_TO_STACK {
+		t.Fatalf("%v, %v", got, err)
+	}
+	at := got.GetService().GetBackends()[0]
+	if c := at.GetConnection(); at.GetPath() != datapathv1.BackendPath_BACKEND_PATH_IN_TRANSIT ||
+		at.GetSourceAddress() != "10.244.0.1" || !c.GetInTransit() || !c.GetCurrent() ||
+		c.GetSourceAddress() != "10.244.0.1" || c.GetSourcePort() != 24711 {
+		t.Errorf("the backend: %v", at)
+	}
+}
+
 func TestExplainOfAServiceSaysWhatAllBackendsAgreeOn(t *testing.T) {
 	unlocal := explainedBackend("10.0.0.5:80", 0)
 	unlocal.Path = explain.NotLocal

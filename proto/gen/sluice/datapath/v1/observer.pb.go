@@ -278,8 +278,11 @@ const (
 	// EHOSTUNREACH.
 	ServiceOutcome_SERVICE_OUTCOME_SOURCE_RANGES ServiceOutcome = 4
 	// It passes as if there were no service: the frontend has no list for such a
-	// sender, or the kernel translates nothing from there, or not this protocol.
+	// sender, or the kernel does not translate this protocol, or port, of one.
 	ServiceOutcome_SERVICE_OUTCOME_NOT_TRANSLATED ServiceOutcome = 5
+	// It is dropped: the sender is outside of this node, and a cluster IP does not
+	// answer there.
+	ServiceOutcome_SERVICE_OUTCOME_INSIDE_ONLY ServiceOutcome = 6
 )
 
 // Enum value maps for ServiceOutcome.
@@ -291,6 +294,7 @@ var (
 		3: "SERVICE_OUTCOME_NO_LOCAL_BACKEND",
 		4: "SERVICE_OUTCOME_SOURCE_RANGES",
 		5: "SERVICE_OUTCOME_NOT_TRANSLATED",
+		6: "SERVICE_OUTCOME_INSIDE_ONLY",
 	}
 	ServiceOutcome_value = map[string]int32{
 		"SERVICE_OUTCOME_UNSPECIFIED":      0,
@@ -299,6 +303,7 @@ var (
 		"SERVICE_OUTCOME_NO_LOCAL_BACKEND": 3,
 		"SERVICE_OUTCOME_SOURCE_RANGES":    4,
 		"SERVICE_OUTCOME_NOT_TRANSLATED":   5,
+		"SERVICE_OUTCOME_INSIDE_ONLY":      6,
 	}
 )
 
@@ -335,7 +340,8 @@ type BackendPath int32
 const (
 	// Never sent.
 	BackendPath_BACKEND_PATH_UNSPECIFIED BackendPath = 0
-	// Past the program of an endpoint of this node, which evaluates it.
+	// Past the program of an endpoint of this node, which evaluates it; or dropped
+	// before that, as the reason says.
 	BackendPath_BACKEND_PATH_EVALUATED BackendPath = 1
 	// The backend is the sender: the connection stays inside its network namespace,
 	// and no policy is asked.
@@ -343,6 +349,11 @@ const (
 	// Neither the sender nor the backend is an endpoint of this node: no policy of
 	// this node is asked.
 	BackendPath_BACKEND_PATH_NOT_LOCAL BackendPath = 3
+	// From outside of the node to a backend elsewhere, which sees an address of this
+	// node as the sender: no policy of this node is asked.
+	BackendPath_BACKEND_PATH_IN_TRANSIT BackendPath = 4
+	// From outside of the node to a socket of the node itself: no policy is asked.
+	BackendPath_BACKEND_PATH_HOST_SOCKET BackendPath = 5
 )
 
 // Enum value maps for BackendPath.
@@ -352,12 +363,16 @@ var (
 		1: "BACKEND_PATH_EVALUATED",
 		2: "BACKEND_PATH_OWN_NAMESPACE",
 		3: "BACKEND_PATH_NOT_LOCAL",
+		4: "BACKEND_PATH_IN_TRANSIT",
+		5: "BACKEND_PATH_HOST_SOCKET",
 	}
 	BackendPath_value = map[string]int32{
 		"BACKEND_PATH_UNSPECIFIED":   0,
 		"BACKEND_PATH_EVALUATED":     1,
 		"BACKEND_PATH_OWN_NAMESPACE": 2,
 		"BACKEND_PATH_NOT_LOCAL":     3,
+		"BACKEND_PATH_IN_TRANSIT":    4,
+		"BACKEND_PATH_HOST_SOCKET":   5,
 	}
 )
 
@@ -1935,9 +1950,10 @@ type ExplainedBackend struct {
 	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
 	// How the connection gets there.
 	Path BackendPath `protobuf:"varint,3,opt,name=path,proto3,enum=sluice.datapath.v1.BackendPath" json:"path,omitempty"`
-	// What would become of a first packet; unspecified if the path is NOT_LOCAL.
+	// What would become of a first packet on this node; unspecified if the path is
+	// NOT_LOCAL.
 	Verdict Verdict `protobuf:"varint,4,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
-	// Why; unspecified if the path is not EVALUATED.
+	// Why; unspecified if the path is OWN_NAMESPACE or NOT_LOCAL.
 	Reason Reason `protobuf:"varint,5,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
 	// The backend, as the ipcache and the endpoints know it.
 	Peer *ExplainedPeer `protobuf:"bytes,6,opt,name=peer,proto3" json:"peer,omitempty"`
@@ -1946,7 +1962,10 @@ type ExplainedBackend struct {
 	// The backend's side; likewise.
 	Ingress *ExplainedSide `protobuf:"bytes,8,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	// The tracked connection to this backend, if there is one.
-	Connection    *Connection `protobuf:"bytes,9,opt,name=connection,proto3" json:"connection,omitempty"`
+	Connection *Connection `protobuf:"bytes,9,opt,name=connection,proto3" json:"connection,omitempty"`
+	// Address of this node under which the backend sees the sender; empty unless the
+	// path is IN_TRANSIT.
+	SourceAddress string `protobuf:"bytes,10,opt,name=source_address,json=sourceAddress,proto3" json:"source_address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2042,6 +2061,13 @@ func (x *ExplainedBackend) GetConnection() *Connection {
 		return x.Connection
 	}
 	return nil
+}
+
+func (x *ExplainedBackend) GetSourceAddress() string {
+	if x != nil {
+		return x.SourceAddress
+	}
+	return ""
 }
 
 // ExplainedPeer is one end.
@@ -2285,7 +2311,15 @@ type Connection struct {
 	// What becomes of its next packet from the source to the destination.
 	NextVerdict Verdict `protobuf:"varint,11,opt,name=next_verdict,json=nextVerdict,proto3,enum=sluice.datapath.v1.Verdict" json:"next_verdict,omitempty"`
 	// Why.
-	NextReason    Reason `protobuf:"varint,12,opt,name=next_reason,json=nextReason,proto3,enum=sluice.datapath.v1.Reason" json:"next_reason,omitempty"`
+	NextReason Reason `protobuf:"varint,12,opt,name=next_reason,json=nextReason,proto3,enum=sluice.datapath.v1.Reason" json:"next_reason,omitempty"`
+	// A service leads a sender outside of the node to a backend that is no endpoint of
+	// it; no policy of this node was asked.
+	InTransit bool `protobuf:"varint,13,opt,name=in_transit,json=inTransit,proto3" json:"in_transit,omitempty"`
+	// Address of this node that the backend sees in place of the initiator's; empty if
+	// the connection is not in transit, its backend is this node or nothing was sent yet.
+	SourceAddress string `protobuf:"bytes,14,opt,name=source_address,json=sourceAddress,proto3" json:"source_address,omitempty"`
+	// Port of this node; as source_address.
+	SourcePort    uint32 `protobuf:"varint,15,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2402,6 +2436,27 @@ func (x *Connection) GetNextReason() Reason {
 		return x.NextReason
 	}
 	return Reason_REASON_UNSPECIFIED
+}
+
+func (x *Connection) GetInTransit() bool {
+	if x != nil {
+		return x.InTransit
+	}
+	return false
+}
+
+func (x *Connection) GetSourceAddress() string {
+	if x != nil {
+		return x.SourceAddress
+	}
+	return ""
+}
+
+func (x *Connection) GetSourcePort() uint32 {
+	if x != nil {
+		return x.SourcePort
+	}
+	return 0
 }
 
 var File_sluice_datapath_v1_observer_proto protoreflect.FileDescriptor
@@ -2541,7 +2596,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\aoutside\x18\x05 \x01(\bR\aoutside\x12<\n" +
 	"\aoutcome\x18\x06 \x01(\x0e2\".sluice.datapath.v1.ServiceOutcomeR\aoutcome\x12#\n" +
 	"\rbackend_count\x18\a \x01(\rR\fbackendCount\x12@\n" +
-	"\bbackends\x18\b \x03(\v2$.sluice.datapath.v1.ExplainedBackendR\bbackends\"\xcf\x03\n" +
+	"\bbackends\x18\b \x03(\v2$.sluice.datapath.v1.ExplainedBackendR\bbackends\"\xf6\x03\n" +
 	"\x10ExplainedBackend\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x123\n" +
@@ -2553,7 +2608,9 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\aingress\x18\b \x01(\v2!.sluice.datapath.v1.ExplainedSideR\aingress\x12>\n" +
 	"\n" +
 	"connection\x18\t \x01(\v2\x1e.sluice.datapath.v1.ConnectionR\n" +
-	"connection\"\x83\x03\n" +
+	"connection\x12%\n" +
+	"\x0esource_address\x18\n" +
+	" \x01(\tR\rsourceAddress\"\x83\x03\n" +
 	"\rExplainedPeer\x12\x1a\n" +
 	"\bidentity\x18\x01 \x01(\rR\bidentity\x12\x14\n" +
 	"\x05known\x18\x02 \x01(\bR\x05known\x12%\n" +
@@ -2571,7 +2628,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x0eidentity_class\x18\x02 \x01(\rR\ridentityClass\x12!\n" +
 	"\fidentity_row\x18\x03 \x01(\bR\videntityRow\x12#\n" +
 	"\raddress_class\x18\x04 \x01(\rR\faddressClass\x12%\n" +
-	"\x0eaddress_prefix\x18\x05 \x01(\tR\raddressPrefix\"\xc3\x04\n" +
+	"\x0eaddress_prefix\x18\x05 \x01(\tR\raddressPrefix\"\xaa\x05\n" +
 	"\n" +
 	"Connection\x12+\n" +
 	"\x11initiator_address\x18\x01 \x01(\tR\x10initiatorAddress\x12%\n" +
@@ -2588,7 +2645,12 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\fingress_rule\x18\b \x01(\rR\vingressRule\x12>\n" +
 	"\fnext_verdict\x18\v \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\vnextVerdict\x12;\n" +
 	"\vnext_reason\x18\f \x01(\x0e2\x1a.sluice.datapath.v1.ReasonR\n" +
-	"nextReason*\x9b\x01\n" +
+	"nextReason\x12\x1d\n" +
+	"\n" +
+	"in_transit\x18\r \x01(\bR\tinTransit\x12%\n" +
+	"\x0esource_address\x18\x0e \x01(\tR\rsourceAddress\x12\x1f\n" +
+	"\vsource_port\x18\x0f \x01(\rR\n" +
+	"sourcePort*\x9b\x01\n" +
 	"\rLabelOperator\x12\x1e\n" +
 	"\x1aLABEL_OPERATOR_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15LABEL_OPERATOR_EXISTS\x10\x01\x12\x1d\n" +
@@ -2610,19 +2672,22 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"LossSource\x12\x1b\n" +
 	"\x17LOSS_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12LOSS_SOURCE_KERNEL\x10\x01\x12\x18\n" +
-	"\x14LOSS_SOURCE_OBSERVER\x10\x02*\xde\x01\n" +
+	"\x14LOSS_SOURCE_OBSERVER\x10\x02*\xff\x01\n" +
 	"\x0eServiceOutcome\x12\x1f\n" +
 	"\x1bSERVICE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aSERVICE_OUTCOME_TRANSLATED\x10\x01\x12\x1e\n" +
 	"\x1aSERVICE_OUTCOME_NO_BACKEND\x10\x02\x12$\n" +
 	" SERVICE_OUTCOME_NO_LOCAL_BACKEND\x10\x03\x12!\n" +
 	"\x1dSERVICE_OUTCOME_SOURCE_RANGES\x10\x04\x12\"\n" +
-	"\x1eSERVICE_OUTCOME_NOT_TRANSLATED\x10\x05*\x83\x01\n" +
+	"\x1eSERVICE_OUTCOME_NOT_TRANSLATED\x10\x05\x12\x1f\n" +
+	"\x1bSERVICE_OUTCOME_INSIDE_ONLY\x10\x06*\xbe\x01\n" +
 	"\vBackendPath\x12\x1c\n" +
 	"\x18BACKEND_PATH_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16BACKEND_PATH_EVALUATED\x10\x01\x12\x1e\n" +
 	"\x1aBACKEND_PATH_OWN_NAMESPACE\x10\x02\x12\x1a\n" +
-	"\x16BACKEND_PATH_NOT_LOCAL\x10\x03*\x8a\x03\n" +
+	"\x16BACKEND_PATH_NOT_LOCAL\x10\x03\x12\x1b\n" +
+	"\x17BACKEND_PATH_IN_TRANSIT\x10\x04\x12\x1c\n" +
+	"\x18BACKEND_PATH_HOST_SOCKET\x10\x05*\x8a\x03\n" +
 	"\x0fConnectionState\x12 \n" +
 	"\x1cCONNECTION_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18CONNECTION_STATE_OPENING\x10\x01\x12 \n" +

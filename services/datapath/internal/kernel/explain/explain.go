@@ -38,6 +38,9 @@ type Peer struct {
 	Entry netip.Prefix
 	// Node is the number of the other node that has the address, 0: none.
 	Node uint16
+
+	known   ipmap.Info // of Entry; of the world without one
+	inRange bool       // in a range of another node's pods
 }
 
 // Side is what one side's table says.
@@ -63,6 +66,9 @@ type Explanation struct {
 	Connection conntrack.Connection
 	Tracked    bool
 	Next       replica.Answer
+	// NAT is what the responder of Connection sees in place of its initiator; not valid
+	// unless the connection is in transit to a backend elsewhere.
+	NAT netip.AddrPort
 	// Service is the one whose frontend the destination is; nil: of none. If it is
 	// translated, nothing else is set but Source and Destination: what becomes of a
 	// connection is said of each backend.
@@ -80,6 +86,9 @@ type Explainer struct {
 	Services    Services
 	// Worlds are the identities of addresses that the ipcache does not know.
 	Worlds [2]identity.Numeric
+	// TunnelPorts are UDP ports at nodes that no service leads to or answers at from
+	// outside.
+	TunnelPorts []uint16
 }
 
 // ErrNotLocal says that neither end is an endpoint of this node.
@@ -229,13 +238,20 @@ func isEndpoint(s slotmap.Slot) bool { return s != slotmap.NoSlot && s != slotma
 // which it is.
 func (e *Explainer) peer(all []ipmap.Entry, a netip.Addr) (Peer, error) {
 	p := Peer{Addr: a}
+	p.known.Identity = e.Worlds[0]
+	if a.Is6() {
+		p.known.Identity = e.Worlds[1]
+	}
 	var err error
 	if p.Slot, err = e.Endpoints.SlotOf(a); err != nil {
 		return p, fmt.Errorf("slot of %v: %w", a, err)
 	}
 	for _, known := range all {
+		if known.Node != 0 && !known.Prefix.IsSingleIP() && known.Prefix.Contains(a) {
+			p.inRange = true
+		}
 		if known.Prefix.Contains(a) && (!p.Entry.IsValid() || known.Prefix.Bits() > p.Entry.Bits()) {
-			p.Entry, p.Node = known.Prefix, known.Node
+			p.Entry, p.Node, p.known = known.Prefix, known.Node, known.Info
 		}
 	}
 	return p, nil

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -44,6 +46,9 @@ const (
 	SourceRanges
 	// NotTranslated: it passes as if there were no service.
 	NotTranslated
+	// InsideOnly: it is dropped, because the sender is outside and the frontend is a
+	// cluster IP.
+	InsideOnly
 )
 
 // Service is the service whose frontend a connection asks for.
@@ -71,6 +76,11 @@ const (
 	// NotLocal: neither the sender nor the backend is an endpoint of this node, and no
 	// policy of this node is asked.
 	NotLocal
+	// InTransit: from outside to a backend elsewhere, which sees an address of this node
+	// as the sender. No policy of this node is asked.
+	InTransit
+	// HostSocket: from outside to a socket of the node itself. No policy is asked.
+	HostSocket
 )
 
 // Backend is one that a connection to a service may be led to, and what becomes of
@@ -78,21 +88,22 @@ const (
 type Backend struct {
 	servicemap.Backend
 	Path Path
-	// Explanation has more than its ends if the path is Evaluated.
+	// Explanation has no verdicts of policies unless the path is Evaluated, and no reason
+	// if it is OwnNamespace or NotLocal.
 	Explanation Explanation
+	// Source is the address of this node that the backend sees, if InTransit.
+	Source netip.Addr
 }
 
-// translated says whether the kernel has a program that leads a connection to the
-// backends of a list: those of the sockets of the node's endpoints and of its host,
-// which are TCP and UDP, and SCTP of endpoints, by its packets, if the backends have
-// the port of the service.
-func translated(k frontend.Key, list *servicemap.Front, sender slotmap.Slot) bool {
-	switch {
-	case sender == slotmap.NoSlot:
-		return false
-	case k.Protocol == frontend.SCTP:
-		other := func(b servicemap.Backend) bool { return b.Port() != k.Port }
-		return sender != slotmap.HostSlot && !slices.ContainsFunc(list.Backends, other)
+// translated says whether the kernel has a program that leads a connection to backends:
+// of TCP and UDP for the sockets of the node's endpoints and of its host; of SCTP, too,
+// for packets, which those of endpoints and of senders outside are.
+func (e *Explainer) translated(k frontend.Key, sender slotmap.Slot) bool {
+	switch sender {
+	case slotmap.HostSlot:
+		return k.Protocol != frontend.SCTP
+	case slotmap.NoSlot:
+		return !e.isTunnel(k.Protocol, k.Port)
 	}
 	return true
 }
@@ -109,6 +120,9 @@ func (e *Explainer) findService(t conntrack.Tuple) (*Service, error) {
 	sender, err := e.Endpoints.SlotOf(t.Initiator.Addr())
 	if err != nil {
 		return nil, fmt.Errorf("endpoint of %v: %w", t.Initiator.Addr(), err)
+	}
+	if k.Addr.IsLoopback() && sender != slotmap.HostSlot {
+		return nil, nil // each container has that for itself
 	}
 	f, ok, err := e.Services.Lookup(k)
 	if !ok && err == nil {
@@ -130,8 +144,11 @@ func (e *Explainer) findService(t conntrack.Tuple) (*Service, error) {
 		}
 	}
 	switch {
-	case list == nil || !translated(k, list, sender):
+	case list == nil || !e.translated(k, sender):
 		s.Outcome = NotTranslated
+	// of a cluster IP alone
+	case s.Outside && f.Inside != nil && f.Inside.Number == f.Outside.Number:
+		s.Outcome = InsideOnly
 	case closed:
 		s.Outcome = SourceRanges
 	case s.Count == 0 && list.Drop:
@@ -191,22 +208,41 @@ func (e *Explainer) explainService(known []ipmap.Entry, t conntrack.Tuple, s *Se
 		b := &s.Backends[i]
 		to := t
 		to.Responder = b.AddrPort
-		if b.Explanation, err = e.explainDirect(known, to); err != nil && !errors.Is(err, ErrNotLocal) {
+		switch {
+		case t.Protocol == unix.IPPROTO_SCTP && b.Port() != t.Responder.Port():
+			// a checksum of SCTP could not follow the port
+			b.Path, b.Explanation = Evaluated, Explanation{Reason: event.DropServicePort, Source: x.Source}
+			b.Explanation.Destination, err = e.peer(known, b.Addr())
+		case s.Outside:
+			err = e.explainOutside(known, to, b)
+		default:
+			err = e.explainInside(known, to, b)
+		}
+		if err != nil {
 			return x, fmt.Errorf("backend %v: %w", b.AddrPort, err)
 		}
-		from, at := b.Explanation.Source, b.Explanation.Destination
-		switch {
-		case err != nil:
-			b.Path = NotLocal
-		case from.endpoint() && from.Slot == at.Slot:
-			b.Path = OwnNamespace
-			b.Explanation = Explanation{Source: from, Destination: at}
-		default:
-			b.Path = Evaluated
-		}
 		if x.Source.Identity == 0 {
-			x.Source = from
+			x.Source = b.Explanation.Source
 		}
 	}
 	return x, nil
+}
+
+// explainInside explains a connection of an endpoint, or of the host, to a backend.
+func (e *Explainer) explainInside(known []ipmap.Entry, t conntrack.Tuple, b *Backend) (err error) {
+	b.Explanation, err = e.explainDirect(known, t)
+	from, at := b.Explanation.Source, b.Explanation.Destination
+	switch {
+	case errors.Is(err, ErrNotLocal):
+		b.Path = NotLocal
+		return nil
+	case err != nil:
+		return err
+	case from.endpoint() && from.Slot == at.Slot:
+		b.Path = OwnNamespace
+		b.Explanation = Explanation{Source: from, Destination: at}
+	default:
+		b.Path = Evaluated
+	}
+	return nil
 }

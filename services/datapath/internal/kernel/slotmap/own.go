@@ -77,6 +77,22 @@ func (eps *Maps) OwnPlace(a netip.Addr) (uint16, error) {
 	return 0, nil
 }
 
+// OwnAt is the address at a place that OwnPlace has told, plus 1; not valid: there is none.
+func (eps *Maps) OwnAt(place uint16) (netip.Addr, error) {
+	if err := eps.gate.RLock(); err != nil {
+		return netip.Addr{}, err
+	}
+	defer eps.gate.RUnlock()
+	if place == 0 || uint32(place) > eps.own.MaxEntries() {
+		return netip.Addr{}, nil
+	}
+	var have bpf.MapsSlOwn
+	if err := eps.own.Lookup(uint32(place-1), &have); err != nil {
+		return netip.Addr{}, fmt.Errorf("read place %d: %w", place-1, err)
+	}
+	return ownAddr(&have), nil
+}
+
 // DescribeOwn puts an element of sl_own into words.
 func DescribeOwn(v *bpf.MapsSlOwn) string { return ownAddr(v).String() }
 

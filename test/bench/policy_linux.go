@@ -413,7 +413,7 @@ func (b *bench) releaseIdentities(ctx context.Context, n int) error {
 // port, from new sockets. Both take the same way, so if the second arrived and
 // the first did not, the first was dropped.
 func onlyOnePortOpen(from, to pod.Pod, closed, open int) error {
-	sender, err := datagramSocketIn(from)
+	sender, err := datagramSocketIn(from, 0)
 	if err != nil {
 		return err
 	}

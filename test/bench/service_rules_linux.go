@@ -100,6 +100,38 @@ func nftablesRules(services int, of backendsOf) string {
 	return b.String()
 }
 
+// nftablesNodePorts are the node ports of the benchmark in the same shape: those of
+// policy Local alone, or those of policy Cluster, whose packets are marked and get an
+// address of the node as their source. The rules of kube-proxy's chains of filters, which
+// each packet passes, are left out.
+func nftablesNodePorts(node, backend netip.Addr, masquerade bool) string {
+	var b, ports strings.Builder
+	fmt.Fprintf(&b, "table ip bench {\nset nodeport-ips {\n type ipv4_addr\n elements = { %s }\n}\n", node)
+	b.WriteString("chain mark-for-masquerade {\n meta mark set meta mark or 0x4000\n}\n")
+	for _, p := range []struct {
+		protocol     string
+		at, answered int
+	}{{"tcp", echoAt, echoPort}, {"udp", echoAt, echoPort}, {"tcp", connectAt, connectPort}} {
+		name := fmt.Sprintf("%s-%d", p.protocol, p.at)
+		fmt.Fprintf(&b, "chain endpoint-%s {\n ip saddr %s jump mark-for-masquerade\n meta l4proto %s dnat to %s:%d\n}\n",
+			name, backend, p.protocol, backend, p.answered)
+		fmt.Fprintf(&b, "chain service-%s {\n numgen random mod 1 vmap { 0 : goto endpoint-%s }\n}\n", name, name)
+		fmt.Fprintf(&b, "chain external-%s {\n", name)
+		if masquerade {
+			b.WriteString(" jump mark-for-masquerade\n")
+		}
+		fmt.Fprintf(&b, " goto service-%s\n}\n", name)
+		fmt.Fprintf(&ports, "%s . %d : goto external-%s,\n", p.protocol, p.at, name)
+	}
+	b.WriteString("map service-nodeports {\n type inet_proto . inet_service : verdict\n elements = {\n" + ports.String() +
+		"}\n}\nchain services {\n ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports\n}\n" +
+		"chain nat-prerouting {\n type nat hook prerouting priority dstnat; policy accept;\n jump services\n}\n" +
+		"chain masquerading {\n meta mark and 0x4000 == 0 return\n meta mark set meta mark xor 0x4000\n" +
+		" masquerade fully-random\n}\n" +
+		"chain nat-postrouting {\n type nat hook postrouting priority srcnat; policy accept;\n jump masquerading\n}\n}\n")
+	return b.String()
+}
+
 // iptablesRules are services in the shape of kube-proxy's mode iptables: a rule for each in
 // one chain, and a chain for each service and endpoint.
 func iptablesRules(services int, of backendsOf) string {

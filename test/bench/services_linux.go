@@ -27,9 +27,13 @@ type crowdedServices struct {
 	datapath datapathv1.DatapathServiceClient
 }
 
-// services measures services: from a call to the kernel, restarts, memory, and what a
-// connection through one costs beside the kernel's own ways.
+// services measures services: what a node port costs a sender outside beside the kernel's
+// own ways, from a call to the kernel, restarts, memory, and what a connection through one
+// costs.
 func (b *bench) services(ctx context.Context) (err error) {
+	if err := b.nodePorts(ctx); err != nil {
+		return err
+	}
 	var made undo
 	defer func() { err = errors.Join(err, made.all()) }()
 	up := func(suffix string, without bool) (*crowdedServices, error) {

@@ -50,12 +50,16 @@ func socketIn(p pod.Pod) (fd int, err error) {
 	return fd, err
 }
 
-// listenIn opens a listening socket inside a pod and returns its port.
-func listenIn(p pod.Pod) (fd int, port uint16, err error) {
+// listenIn opens a listening socket inside a pod, at a port or at any, and returns its port.
+func listenIn(p pod.Pod, at uint16) (fd int, port uint16, err error) {
 	if fd, err = socketIn(p); err != nil {
 		return -1, 0, err
 	}
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: p.IPv4.As4()}); err != nil {
+	// The last connection to the port may still be closing.
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return -1, 0, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: p.IPv4.As4(), Port: int(at)}); err != nil {
 		return -1, 0, err
 	}
 	if err := unix.Listen(fd, 512); err != nil {
@@ -71,11 +75,17 @@ func listenIn(p pod.Pod) (fd int, port uint16, err error) {
 // requestResponse exchanges n one-byte messages over one connection and
 // returns the time of each exchange.
 func requestResponse(p path, n int) (samples, error) {
-	listener, port, err := listenIn(p.to)
+	listener, port, err := listenIn(p.to, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(listener)
+	return exchanges(p, listener, netip.AddrPortFrom(p.to.IPv4, port), n)
+}
+
+// exchanges is requestResponse with a listener of the path's one end that the other
+// reaches at an address.
+func exchanges(p path, listener int, at netip.AddrPort, n int) (samples, error) {
 	served := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -105,7 +115,7 @@ func requestResponse(p path, n int) (samples, error) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := unix.Connect(client, sockaddr(netip.AddrPortFrom(p.to.IPv4, port))); err != nil {
+	if err := unix.Connect(client, sockaddr(at)); err != nil {
 		return nil, fmt.Errorf("%s: connect: %w", p.name, err)
 	}
 	buf := []byte{1}
@@ -129,7 +139,7 @@ func requestResponse(p path, n int) (samples, error) {
 // connects opens and aborts n connections one after the other and returns how
 // many it made in a second.
 func connects(p path, n int) (float64, error) {
-	listener, port, err := listenIn(p.to)
+	listener, port, err := listenIn(p.to, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -180,7 +190,7 @@ func connects(p path, n int) (float64, error) {
 // stream sends n bytes one way over one connection and returns how many of them
 // arrived in a second.
 func stream(p path, n int) (float64, error) {
-	listener, port, err := listenIn(p.to)
+	listener, port, err := listenIn(p.to, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -242,12 +252,12 @@ const window = 64
 // packetRate sends n datagrams of 64 bytes one way and returns how many arrived
 // in a second.
 func packetRate(p path, n int) (float64, error) {
-	receiver, err := datagramSocketIn(p.to)
+	receiver, err := datagramSocketIn(p.to, 0)
 	if err != nil {
 		return 0, err
 	}
 	defer unix.Close(receiver)
-	sender, err := datagramSocketIn(p.from)
+	sender, err := datagramSocketIn(p.from, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -267,11 +277,7 @@ func packetRate(p path, n int) (float64, error) {
 		defer runtime.UnlockOSThread()
 		buf := make([]byte, 128)
 		for range n {
-			_, err := unix.Read(receiver, buf)
-			for errors.Is(err, unix.EINTR) { // a read with a timeout is not restarted
-				_, err = unix.Read(receiver, buf)
-			}
-			if err != nil {
+			if err := readDatagram(receiver, buf); err != nil {
 				received <- fmt.Errorf("%s: datagram %d of %d: %w", p.name, arrived.Load()+1, n, err)
 				return
 			}
@@ -302,8 +308,17 @@ func packetRate(p path, n int) (float64, error) {
 	return float64(n) / time.Since(start).Seconds(), nil
 }
 
-// datagramSocketIn opens a datagram socket on a pod's address.
-func datagramSocketIn(p pod.Pod) (fd int, err error) {
+// readDatagram reads one from a socket of datagramSocketIn.
+func readDatagram(fd int, buf []byte) error {
+	_, err := unix.Read(fd, buf)
+	for errors.Is(err, unix.EINTR) { // a read with a timeout is not restarted
+		_, err = unix.Read(fd, buf)
+	}
+	return err
+}
+
+// datagramSocketIn opens a datagram socket on a pod's address, at a port or at any.
+func datagramSocketIn(p pod.Pod, port uint16) (fd int, err error) {
 	err = pod.In(p.Netns, func() error {
 		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
@@ -312,7 +327,7 @@ func datagramSocketIn(p pod.Pod) (fd int, err error) {
 		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}); err != nil {
 			return err
 		}
-		return unix.Bind(fd, &unix.SockaddrInet4{Addr: p.IPv4.As4()})
+		return unix.Bind(fd, &unix.SockaddrInet4{Addr: p.IPv4.As4(), Port: int(port)})
 	})
 	if err != nil {
 		return -1, fmt.Errorf("datagram socket in %s: %w", p.Name, err)

@@ -74,9 +74,10 @@ func (b *bench) nodePorts(ctx context.Context) (err error) {
 			}
 		}
 	}
-	fmt.Fprintf(b.out, "From outside of a node to a pod of it, over IPv4: %d exchanges of one byte by TCP and of %d bytes "+
-		"by UDP, and %d calls of connect(), of each path in each of %d rounds. Ratios are of the p5 to that of Linux routing in "+
-		"the same round, the median over the rounds.\n\n", b.sizes.exchanges, datagramSize, b.sizes.connects, b.sizes.rounds)
+	fmt.Fprintf(b.out, "From outside of a node to a pod of it, over IPv4: %d exchanges of one byte by TCP and of %d "+
+		"bytes by UDP, and %d calls of connect(), of each path in each of %d rounds. Ratios are of the p5 to that of "+
+		"Linux routing in the same round, the median over the rounds.\n\n",
+		b.sizes.exchanges, datagramSize, b.sizes.connects, b.sizes.rounds)
 	fmt.Fprintln(b.out, "| path | TCP p5 | p50 | ratio | UDP p5 | p50 | ratio | connect p5 | p50 | ratio |")
 	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|---|---|---|")
 	for _, p := range paths {
@@ -259,7 +260,8 @@ func (r routedPath) outsideAddress() netip.Addr { return r.from.IPv4.Prev() }
 // routedPair, and returns the way between them and the node's address outside.
 func (b *bench) outsideOfNode(ctx context.Context) (p path, node netip.Addr, remove func() error, err error) {
 	var made undo
-	p.from = pod.Pod{Name: b.prefix + "-out", Netns: pod.NetnsPath(b.prefix + "-out"), IPv4: netip.MustParseAddr("10.8.1.2")}
+	out := b.prefix + "-out"
+	p.from = pod.Pod{Name: out, Netns: pod.NetnsPath(out), IPv4: netip.MustParseAddr("10.8.1.2")}
 	node = p.from.IPv4.Prev()
 	if err := pod.NewNetns(p.from.Netns); err != nil {
 		return p, node, made.all, err

@@ -292,7 +292,8 @@ func (t *trackedConnection) lines(w io.Writer) {
 	if t.InTransit {
 		state += ", in transit"
 	}
-	fmt.Fprintln(w, output.Printable(fmt.Sprintf("Connection: %s -> %s %s, %s", t.Initiator, t.Responder, t.Protocol, state)))
+	line := fmt.Sprintf("Connection: %s -> %s %s, %s", t.Initiator, t.Responder, t.Protocol, state)
+	fmt.Fprintln(w, output.Printable(line))
 	if t.Source != "" {
 		output.Row(w, "  backend sees", t.Source)
 	}

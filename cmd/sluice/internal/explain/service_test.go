@@ -206,10 +206,12 @@ func TestExplainOfAServiceFindsTheConnectionOfABackend(t *testing.T) {
 
 	answer.GetService().GetBackends()[0] = inTransitAt("10.244.0.3", inTransit)
 	answer.GetService().GetBackends()[0].Connection = &datapathv1.Connection{
-		InitiatorAddress: "203.0.113.7", InitiatorPort: 4000, ResponderAddress: "10.244.0.3", ResponderPort: 8080, Protocol: 6,
+		InitiatorAddress: "203.0.113.7", InitiatorPort: 4000, ResponderAddress: "10.244.0.3", ResponderPort: 8080,
+		Protocol:     6,
 		States:       []datapathv1.ConnectionState{datapathv1.ConnectionState_CONNECTION_STATE_ESTABLISHED},
 		LastSeenTime: timestamppb.Now(), Current: true, NextVerdict: forwarded,
-		NextReason: datapathv1.Reason_REASON_FORWARDED_TO_STACK, InTransit: true, SourceAddress: "10.244.0.1", SourcePort: 24711,
+		NextReason: datapathv1.Reason_REASON_FORWARDED_TO_STACK, InTransit: true,
+		SourceAddress: "10.244.0.1", SourcePort: 24711,
 	}
 	out, _ = n.Want(t, 0, args...)
 	nodetest.WantLines(t, out, "Connection: 203.0.113.7:4000 -> 10.244.0.3:8080 tcp, established, in transit",

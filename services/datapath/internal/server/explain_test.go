@@ -201,7 +201,9 @@ func TestExplainTellsOfBackendsInTransit(t *testing.T) {
 	x := serviceExplanation(explain.Translated, b)
 	x.Service.Outside = true
 	s := &Server{Explainer: &fakeMaps{answer: x}, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
-	got, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{SourceAddress: "203.0.113.7", DestinationAddress: "192.0.2.1"})
+	got, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{
+		SourceAddress: "203.0.113.7", DestinationAddress: "192.0.2.1",
+	})
 	if err != nil || !got.GetService().GetOutside() || got.GetVerdict() != datapathv1.Verdict_VERDICT_FORWARDED ||
 		got.GetReason() != datapathv1.Reason_REASON_FORWARDED_TO_STACK {
 		t.Fatalf("%v, %v", got, err)

@@ -276,7 +276,7 @@ func redirects(t *testing.T, p pod.Pod) (count int) {
 // TestOutsideReachesServices asks node ports and the addresses of a load balancer from
 // outside, in both modes and families: each backend answers, on the node that is asked
 // and on the other; policy Local keeps the source; a firewall of the node that drops
-// what is invalid finds nothing; and a backend's policy holds.
+// what is invalid finds nothing (INV-103); and a backend's policy holds.
 func TestOutsideReachesServices(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes {

@@ -41,8 +41,10 @@ static __always_inline bool read_affinity(struct sl_choice *c, __u64 word, __u64
 					  __u32 timeout, __u32 now)
 {
 	__u32 backend = word & 0xffffff;
+	/* what was stored by a clock that is ahead of the coarse one is as of now */
+	__s32 idle = (__s32)(now - (__u32)(word >> 32));
 
-	if (now - (__u32)(word >> 32) > timeout)
+	if (idle > 0 && (__u32)idle > timeout)
 		return false;
 	if (!is_member(list, backend))
 		return false;

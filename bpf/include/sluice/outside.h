@@ -205,8 +205,9 @@ static __always_inline enum sl_reason serve(struct __sk_buff *skb, struct sl_pac
 	if (reason)
 		return reason;
 	reason = find_service(p);
+	/* a node port may lie among those that answers come to */
 	if (!p->translated && !reason)
-		return SL_FWD_STACK;
+		return lacks_claim(skb, p) ? SL_DROP_CT_INVALID : SL_FWD_STACK;
 	if (reason)
 		return reason;
 	p->dst_slot = slot_of_address(p->dst, p->family);

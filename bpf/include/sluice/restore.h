@@ -6,6 +6,7 @@
 /* Answers of backends elsewhere, which see an address of this node: see transit.h. */
 
 #include <sluice/fragment.h>
+#include <sluice/node.h>
 #include <sluice/quote.h>
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
@@ -55,15 +56,21 @@ static __noinline bool has_socket(struct __sk_buff *skb, const struct sl_packet 
 }
 
 /*
- * Whether a packet that goes on with something, at a port that is for answers, is of
- * nobody here: its claim was evicted. The stack would reset the connection; without an
- * answer the backend sends it again, and the sender's next packet makes the claim again.
+ * Whether a packet of another node's pod that goes on with something, at a port that is
+ * for answers, is of nobody here: its claim was evicted. The stack would reset the
+ * connection; without an answer the backend sends it again, and the sender's next packet
+ * makes the claim again. What others translate has no socket either: packets that come
+ * from elsewhere are the stack's.
  */
 static __always_inline bool lacks_claim(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	struct sl_end remote = { .port = p->sport }, local = { .port = p->dport };
+	struct sl_ipcache where;
 
-	if (p->proto == SL_SCTP || begins(p))
+	if (p->dst_slot != SL_SLOT_HOST || p->proto == SL_SCTP || !may_be_claimed(p) || begins(p))
+		return false;
+	where = ipcache_of(p->src, p->family);
+	if (!where.node || is_node_identity(where.identity))
 		return false;
 	__builtin_memcpy(remote.addr, p->src, sizeof(remote.addr));
 	__builtin_memcpy(local.addr, p->dst, sizeof(local.addr));
@@ -91,8 +98,7 @@ __noinline enum sl_reason restore_destination(struct __sk_buff *skb, struct sl_p
 	p->xl6.zone = SL_XL_NAT;
 	xl = find_translation(p->family);
 	if (!xl)
-		return p->dst_slot == SL_SLOT_HOST && lacks_claim(skb, p) ? SL_DROP_CT_INVALID
-									  : SL_CONTINUE;
+		return SL_CONTINUE;
 	now = now_seconds();
 	if (READ_ONCE(xl->last_s) != now)
 		*(volatile __u32 *)&xl->last_s = now;

@@ -95,10 +95,13 @@ func TestKernelOutsideReachesLocalBackends(t *testing.T) {
 			n.lead(vip, feAddress, at)
 			nodePort := netip.AddrPortFrom([]netip.Addr{f.a.addr4, f.a.addr6}[i], 30080)
 			n.lead(nodePort, feNode, at)
+			// among the ports that answers of backends elsewhere come to
+			low := netip.AddrPortFrom(nodePort.Addr(), 25080)
+			n.lead(low, feNode, at)
 			f.askInPieces(t, vip)
 			f.askInPieces(t, nodePort)
 			before := n.counters(t)
-			for _, asked := range []netip.AddrPort{vip, nodePort} {
+			for _, asked := range []netip.AddrPort{vip, nodePort, low} {
 				client := f.outsideAddrs()[i]
 				wantServed(t, "tcp", askTCP(t, f.outsider, asked, 1<<20), at, client)
 				wantServed(t, "udp", askUDP(t, f.outsider, asked, 64), at, client)

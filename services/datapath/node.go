@@ -222,7 +222,7 @@ func (n *node) openCluster(cfg Config) error {
 		if n.Prober != nil {
 			n.Follower.Known = n.probe
 		}
-		if n.Fabric != nil && cluster.Mode(cfg.Routing.Mode) != cluster.None {
+		if n.Fabric != nil && n.Fabric.State().Mode != cluster.None {
 			n.Follower.Fabric = n.Fabric
 		}
 	}
@@ -288,8 +288,11 @@ func (n *node) openFabric(cfg Config) (err error) {
 		return err
 	}
 	mode := cluster.Mode(cfg.Routing.Mode)
-	if mode == cluster.None && !cfg.LoadBalancing.on() {
-		return nil
+	if mode != cluster.Overlay && mode != cluster.Native {
+		if !cfg.LoadBalancing.on() {
+			return nil
+		}
+		mode = cluster.None // for what comes from outside for services
 	}
 	entries, err := n.Kernel.Addresses.List()
 	if err != nil {

@@ -161,7 +161,11 @@ func (m *Maps) Keeps(front uint32, v6 bool, number uint32, generation uint8) boo
 		return false
 	}
 	is := func(b *backend) bool { return b.number == number && b.gen == generation }
-	return slices.ContainsFunc(f.list.backends, is) || slices.ContainsFunc(f.draining, is)
+	// Which front drains one of an earlier process is not known before the first whole
+	// transaction: until then each keeps it.
+	adopted := func(b *backend) bool { return b.family == familyOf(f.key.Addr) && is(b) }
+	return slices.ContainsFunc(f.list.backends, is) || slices.ContainsFunc(f.draining, is) ||
+		slices.ContainsFunc(s.adopted, adopted)
 }
 
 // HasBackend says whether a front leads to the address, or drains it.

@@ -99,8 +99,7 @@ __noinline enum sl_reason answer_too_big(struct __sk_buff *skb, struct sl_packet
 		node = node_at(p->node);
 		if (!node)
 			return SL_DROP_NO_NODE;
-		p->answer_mtu = (__u16)way_mtu(p->family == 4 ? READ_ONCE(node->way4)
-							      : READ_ONCE(node->way6));
+		p->answer_mtu = (__u16)way_mtu(way_to(node, p->family));
 	} else {
 		dst = endpoint_at(p->dst_slot);
 		if (!dst)

@@ -108,7 +108,7 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 	node = p->node ? node_at(p->node) : NULL;
 	if (!node)
 		return SL_DROP_NO_NODE;
-	way = p->family == 4 ? READ_ONCE(node->way4) : READ_ONCE(node->way6);
+	way = way_to(node, p->family);
 	if (!(way_flags(way) & SL_WAY_OVERLAY))
 		return SL_DROP_NO_NODE;
 	return set_tunnel_key(skb, p, identity, way_flags(way) & SL_WAY_UNDERLAY6);

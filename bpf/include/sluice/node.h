@@ -36,6 +36,12 @@ static __always_inline __u32 way_flags(__u64 way)
 	return (__u32)(way >> 48);
 }
 
+/* How packets of a family travel to the node; 0: not at all. */
+static __always_inline __u64 way_to(const struct sl_node *node, __u8 family)
+{
+	return family == 4 ? READ_ONCE(node->way4) : READ_ONCE(node->way6);
+}
+
 /* How this node's own packets travel, and its tunnel device; 0: to no other node. */
 static __always_inline __u64 local_way(void)
 {

@@ -58,6 +58,25 @@ answer_in_its_place(struct __sk_buff *skb, struct sl_packet *p, enum sl_reason r
 	return answer_sender(skb, p, kind) ? SL_DROP_REWRITE : SL_REPLY_SERVICE;
 }
 
+/*
+ * A packet of which was found out whether it may pass ("reason") goes on to its backend,
+ * unless something keeps it from the way there ("obstacle").
+ */
+static __always_inline enum sl_reason lead_on(struct __sk_buff *skb, struct sl_packet *p,
+					      enum sl_reason reason, enum sl_reason obstacle)
+{
+	if (leads_fragments(p))
+		lead_fragments(p, reason);
+	if (reason)
+		return reason;
+	if (p->untold)
+		store_translation(p);
+	reason = answer_in_its_place(skb, p, obstacle);
+	if (reason)
+		return reason;
+	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;
+}
+
 /* To a backend that is a pod of this node. */
 static __always_inline enum sl_reason lead_to_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -68,42 +87,24 @@ static __always_inline enum sl_reason lead_to_pod(struct __sk_buff *skb, struct 
 		return SL_DROP_NO_ROUTE;
 	p->dst_identity = identity_of(dst);
 	reason = admit(skb, p);
-	if (leads_fragments(p))
-		lead_fragments(p, reason);
-	if (reason)
-		return reason;
-	if (p->untold)
-		store_translation(p);
 	p->answer_mtu = dst->mtu;
-	reason = answer_in_its_place(skb, p, needs_stack(skb, p, dst));
-	if (reason)
-		return reason;
-	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;
+	return lead_on(skb, p, reason, needs_stack(skb, p, dst));
 }
 
-/* The MTU of the way to the packet's node, 0: the stack's routes say it. */
-static __always_inline __u32 mtu_to_node(const struct sl_packet *p)
+/* What keeps the packet from the way to its backend, as far as the stack's routes do not
+ * say it.
+ */
+static __always_inline enum sl_reason obstacle_to_node(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_node *node = p->node ? node_at(p->node) : NULL;
+	__u64 way = node ? way_to(node, p->family) : 0;
 
-	if (!node)
-		return 0;
-	return way_mtu(p->family == 4 ? READ_ONCE(node->way4) : READ_ONCE(node->way6));
-}
-
-/* What keeps the packet from the way to a node, as remote_needs_stack says it. */
-static __always_inline enum sl_reason exceeds_way(struct __sk_buff *skb, struct sl_packet *p)
-{
-	__u32 mtu = mtu_to_node(p);
-
-	if (p->hops <= 1)
-		return p->dst_slot == SL_SLOT_HOST ? SL_CONTINUE : SL_STACK_TTL;
-	if (!mtu || skb->len - ETH_HLEN <= mtu)
+	if (p->dst_slot == SL_SLOT_HOST)
 		return SL_CONTINUE;
-	if (skb->gso_size && skb->gso_size + segment_headers(skb, p) <= mtu)
-		return SL_CONTINUE;
-	p->answer_mtu = (__u16)mtu;
-	return SL_STACK_MTU;
+	if (!way)
+		return p->hops <= 1 ? SL_STACK_TTL : SL_CONTINUE;
+	p->answer_mtu = (__u16)way_mtu(way);
+	return remote_needs_stack(skb, p, way);
 }
 
 /* To a backend that is no pod of this node: another node's, or a socket of this one. */
@@ -123,24 +124,7 @@ static __always_inline enum sl_reason lead_away(struct __sk_buff *skb, struct sl
 		return reason;
 	p->node = p->dst_slot == SL_SLOT_HOST ? 0 : node_past_stack(&where);
 	reason = follow_transit(p);
-	if (leads_fragments(p))
-		lead_fragments(p, reason);
-	if (reason)
-		return reason;
-	if (p->untold)
-		store_translation(p);
-	reason = answer_in_its_place(skb, p, exceeds_way(skb, p));
-	if (reason)
-		return reason;
-	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;
-}
-
-static __always_inline bool is_tunnel_port(__u16 port)
-{
-	for (int i = 0; i < SL_TUNNEL_PORTS; i++)
-		if (cfg_tunnel_ports[i] && port == cfg_tunnel_ports[i])
-			return true;
-	return false;
+	return lead_on(skb, p, reason, obstacle_to_node(skb, p));
 }
 
 /* The first headers of a UDP packet without options. */

@@ -157,6 +157,15 @@ static __always_inline bool is_tunnel_protocol(__u8 proto)
 	return false;
 }
 
+/* Whether UDP packets to the port are those of a tunnel. */
+static __always_inline bool is_tunnel_port(__u16 port)
+{
+	for (int i = 0; i < SL_TUNNEL_PORTS; i++)
+		if (cfg_tunnel_ports[i] && port == cfg_tunnel_ports[i])
+			return true;
+	return false;
+}
+
 /*
  * Whoever may send to a tunnel port of a node can forge the packets of any
  * pod: outer headers say which node sent them, and masquerading gives a pod
@@ -172,12 +181,7 @@ static __always_inline bool is_tunnel_packet(const struct sl_packet *p)
 	if (p->dst_identity != SL_ID_HOST && p->dst_identity != SL_ID_REMOTE_NODE &&
 	    p->dst_identity != SL_ID_KUBE_APISERVER && p->dst_slot != SL_SLOT_HOST)
 		return false;
-	if (!ports)
-		return true;
-	for (int i = 0; i < SL_TUNNEL_PORTS; i++)
-		if (cfg_tunnel_ports[i] && p->dport == cfg_tunnel_ports[i])
-			return true;
-	return false;
+	return !ports || is_tunnel_port(p->dport);
 }
 
 #endif

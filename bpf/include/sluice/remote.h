@@ -189,7 +189,7 @@ __noinline enum sl_reason forward_remote(struct __sk_buff *skb, struct sl_packet
 	node = node_at(p->node);
 	if (!node)
 		return SL_DROP_NO_NODE;
-	way = p->family == 4 ? READ_ONCE(node->way4) : READ_ONCE(node->way6);
+	way = way_to(node, p->family);
 	if (!way)
 		return SL_DROP_NO_NODE;
 	reason = remote_needs_stack(skb, p, way);

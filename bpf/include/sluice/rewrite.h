@@ -128,25 +128,29 @@ static __always_inline long rewrite_destination(struct __sk_buff *skb, const str
 	return rewrite_end(skb, p, &to);
 }
 
+/* The address at a place in sl_own, 0 on success. */
+static __always_inline int own_address(__u8 *addr, __u16 place, __u8 family)
+{
+	__u32 at = place - 1;
+	struct sl_own *own = bpf_map_lookup_elem(&sl_own, &at);
+
+	if (!own || own->family != family)
+		return -1;
+	__builtin_memcpy(addr, own->addr, sizeof(own->addr));
+	return 0;
+}
+
 /* Where an answer seems to come from: what the initiator has asked. */
 static __always_inline long find_asked(const struct sl_packet *p, struct sl_end *end)
 {
 	struct sl_front *front = front_at(p->front);
-	struct sl_own *own;
-	__u32 at;
 
 	if (!front)
 		return -1;
 	end->port = front->port;
-	if (!p->asked_at) {
-		__builtin_memcpy(end->addr, front->addr, sizeof(end->addr));
-		return 0;
-	}
-	at = p->asked_at - 1;
-	own = bpf_map_lookup_elem(&sl_own, &at);
-	if (!own || own->family != p->family)
-		return -1;
-	__builtin_memcpy(end->addr, own->addr, sizeof(end->addr));
+	if (p->asked_at)
+		return own_address(end->addr, p->asked_at, p->family);
+	__builtin_memcpy(end->addr, front->addr, sizeof(end->addr));
 	return 0;
 }
 

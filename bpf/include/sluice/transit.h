@@ -97,18 +97,6 @@ static __always_inline __u16 source_place(const struct sl_packet *p)
 	return local ? (__u16)(READ_ONCE(local->way6) >> 16 * (at + (p->family == 6))) : 0;
 }
 
-/* The address at a place in sl_own, 0 on success. */
-static __always_inline int own_address(__u8 *addr, __u16 place, __u8 family)
-{
-	__u32 at = place - 1;
-	struct sl_own *own = bpf_map_lookup_elem(&sl_own, &at);
-
-	if (!own || own->family != family)
-		return -1;
-	__builtin_memcpy(addr, own->addr, sizeof(own->addr));
-	return 0;
-}
-
 /* Whether a socket of the node uses the port, to the backend or as a server. */
 static __noinline bool is_port_of_host(struct __sk_buff *skb, const struct sl_packet *p,
 				       const struct sl_end *from)
@@ -146,6 +134,12 @@ static __always_inline void write_claim(struct sl_packet *p, const struct sl_end
 	p->xl.last_s = now_seconds();
 }
 
+/* Whether answers to the source are the connection's, if they are anybody's. */
+static __always_inline bool is_own_claim(const struct sl_packet *p, const struct sl_xl *xl)
+{
+	return xl && xl->port == p->sport && equal16(xl->addr, p->src);
+}
+
 /* Whether the source is the connection's, or is now. */
 static __noinline bool claim(struct __sk_buff *skb, struct sl_packet *p, const struct sl_end *from,
 			     bool fresh)
@@ -156,25 +150,23 @@ static __noinline bool claim(struct __sk_buff *skb, struct sl_packet *p, const s
 	write_claim(p, from);
 	xl = find_translation(p->family);
 	if (xl)
-		return xl->port == p->sport && equal16(xl->addr, p->src);
+		return is_own_claim(p, xl);
 	if (fresh && p->proto != SL_SCTP && is_port_of_host(skb, p, from))
 		return false;
 	err = insert_translation(p->family);
 	if (err != -SL_EEXIST)
 		return !err;
-	xl = find_translation(p->family);
-	return xl && xl->port == p->sport && equal16(xl->addr, p->src);
+	return is_own_claim(p, find_translation(p->family));
 }
 
 /* Finds a port of the node for the connection, whose entry keeps it. */
 __noinline enum sl_reason claim_source(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_end from = { .source = 1 };
-	__u32 tries = SL_NAT_TRIES, i;
-	__u64 old, new, *word;
+	__u64 hash, old, new, *word;
 	struct sl_ct *ct;
 	__u16 place;
-	__u64 hash;
+	__u32 i;
 
 	if (!p)
 		return SL_DROP_NAT_EXHAUSTED;
@@ -192,7 +184,7 @@ __noinline enum sl_reason claim_source(struct __sk_buff *skb, struct sl_packet *
 			return SL_DROP_NAT_EXHAUSTED;
 		hash = scramble(hash + 1);
 	}
-	if (i == tries)
+	if (i == SL_NAT_TRIES)
 		return SL_DROP_NAT_EXHAUSTED;
 	ct = look_up_connection(p);
 	if (!ct)

@@ -5,11 +5,11 @@
 
 /*
  * Services for packets: of pods that no hook of sockets serves, of protocols that
- * have none, and of senders outside of the node. A packet whose connection is not known, and that
- * asks for the address of a service, is evaluated as one to the backend: the rest of the program
- * sees nothing else. What was chosen stays in sl_xl4 or sl_xl6 under the packet as
- * it arrived, because the list may be another when the next one comes. The frame
- * itself changes when the packet is delivered; see rewrite.h.
+ * have none, and of senders outside of the node. A packet whose connection is not
+ * known, and that asks for the address of a service, is evaluated as one to the
+ * backend: the rest of the program sees nothing else. What was chosen stays in sl_xl4 or sl_xl6
+ * under the packet as it arrived, because the list may be another when the next one comes. The
+ * frame itself changes when the packet is delivered; see rewrite.h.
  */
 
 #include <sluice/affinity.h>

@@ -22,24 +22,18 @@ var errNoPlace = fmt.Errorf("%w: others have their places in map sl_own", pin.Er
 // connection by a node port names it. It keeps the place that it has. An address that
 // is not in want any more gives up its place to another one only.
 func (eps *Maps) placeOwn(a netip.Addr, want map[netip.Addr]bool) error {
-	size := int(eps.own.MaxEntries())
-	if size == 1 { // a node without services
+	if eps.own.MaxEntries() == 1 { // a node without services
 		return nil
 	}
-	place := -1
-	for i := range ownProbes {
-		at := (ipmap.Bucket(a) + i) % size
-		var have bpf.MapsSlOwn
-		if err := eps.own.Lookup(uint32(at), &have); err != nil {
-			return fmt.Errorf("read place %d: %w", at, err)
-		}
-		holder := ownAddr(&have)
-		if holder == a {
-			return nil
-		}
-		if place < 0 && !want[holder] {
+	place, has := -1, false
+	err := eps.probeOwn(a, func(at int, holder netip.Addr) bool {
+		if has = holder == a; !has && place < 0 && !want[holder] {
 			place = at
 		}
+		return has
+	})
+	if has || err != nil {
+		return err
 	}
 	if place < 0 {
 		return errNoPlace
@@ -60,21 +54,34 @@ func (eps *Maps) OwnPlace(a netip.Addr) (uint16, error) {
 		return 0, err
 	}
 	defer eps.gate.RUnlock()
-	size := int(eps.own.MaxEntries())
-	if size == 1 {
+	if eps.own.MaxEntries() == 1 {
 		return 0, nil
 	}
+	place := uint16(0)
+	err := eps.probeOwn(a, func(at int, holder netip.Addr) bool {
+		if holder == a {
+			place = uint16(at + 1)
+		}
+		return holder == a
+	})
+	return place, err
+}
+
+// probeOwn visits the places that an address of the host may have, with who has each,
+// until it is enough.
+func (eps *Maps) probeOwn(a netip.Addr, visit func(at int, holder netip.Addr) (enough bool)) error {
+	size := int(eps.own.MaxEntries())
 	for i := range ownProbes {
 		at := (ipmap.Bucket(a) + i) % size
 		var have bpf.MapsSlOwn
 		if err := eps.own.Lookup(uint32(at), &have); err != nil {
-			return 0, fmt.Errorf("read place %d: %w", at, err)
+			return fmt.Errorf("read place %d: %w", at, err)
 		}
-		if ownAddr(&have) == a {
-			return uint16(at + 1), nil
+		if visit(at, ownAddr(&have)) {
+			return nil
 		}
 	}
-	return 0, nil
+	return nil
 }
 
 // OwnAt is the address at a place that OwnPlace has told, plus 1; not valid: there is none.

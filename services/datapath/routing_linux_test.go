@@ -251,14 +251,18 @@ func TestKernelWayFollowsTheUplinksMTU(t *testing.T) {
 			want("a raised uplink's", 1500)
 			a.ip("route add " + b.addrs[0].String() + " dev uplink0 mtu 1350")
 			want("a route's", 1350)
-			var text string
-			if err := a.home.Do(func() error {
-				out, err := exec.CommandContext(t.Context(), "ip", "route", "get", b.pods4.Addr().Next().String()).Output()
-				text = string(out)
-				return err
-			}); err != nil || !strings.Contains(text, fmt.Sprint("mtu ", 1350-less)) {
-				t.Errorf("%v; route %s, want mtu %d", err, text, 1350-less)
-			}
+			// The map of the programs is written before the routes of the stack.
+			servicetest.EventuallyNil(t, "the stack's route follows", func() (err error) {
+				var out []byte
+				doErr := a.home.Do(func() error {
+					out, err = exec.CommandContext(t.Context(), "ip", "route", "get", b.pods4.Addr().Next().String()).Output()
+					return err
+				})
+				if doErr == nil && !strings.Contains(string(out), fmt.Sprint("mtu ", 1350-less)) {
+					doErr = fmt.Errorf("route %s, want mtu %d", out, 1350-less)
+				}
+				return doErr
+			})
 			a.ip("route del " + b.addrs[0].String())
 			want("without the route", 1500)
 		})

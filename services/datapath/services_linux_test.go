@@ -61,7 +61,7 @@ func (b *balancer) serve(t *testing.T, path string) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := grpc.NewServer()
+	srv := grpc.NewServer(grpc.WaitForHandlers(true)) // none sends to heard after stop
 	loadbalancerv1.RegisterLoadBalancerServiceServer(srv, b)
 	served := make(chan struct{})
 	go func() { defer close(served); _ = srv.Serve(l) }()

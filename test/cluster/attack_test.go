@@ -209,37 +209,71 @@ func (a *arena) fire(t *testing.T, name string, w *wire, to net.HardwareAddr, sh
 	a.fireCounted(t, name, w, to, shots, true)
 }
 
+// inFlight is how many packets are sent before they are looked for: fewer than the
+// kernel keeps for a CPU that is busy (net.core.netdev_max_backlog), which would drop
+// the rest before a program has seen it.
+const inFlight = 500
+
 func (a *arena) fireCounted(t *testing.T, name string, w *wire, to net.HardwareAddr, shots []shot, counted bool) {
 	t.Helper()
 	a.ears.take()
-	before := a.attacked.drops(t)
-	denied, heard := 0, map[string]bool{}
-	for _, s := range shots {
-		if err := w.send(to, s.packet); err != nil {
-			t.Fatalf("%s: send %s: %v", name, s.what, err)
+	o := &outcome{name: name, heard: map[string]bool{}, all: map[string]bool{}, by: map[string]uint64{}}
+	for some := range slices.Chunk(shots, inFlight) {
+		a.volley(t, o, w, to, some, counted)
+	}
+	// What passed would have been heard before this.
+	for _, address := range append(a.attacked.Addresses(), a.pods[0].Addresses()...) {
+		if _, err := a.ask(a.pods[1], address); err != nil {
+			t.Errorf("%s: an exchange afterwards: %v", name, err)
 		}
+	}
+	o.listen(t, a.ears)
+	t.Logf("%s: %d packets, %d may pass, %d were heard wrongly; drops: %v",
+		name, len(shots), len(o.heard), o.wrong, o.by)
+}
+
+// outcome is what became of packets.
+type outcome struct {
+	name  string
+	heard map[string]bool // what may be, of what was sent
+	all   map[string]bool // what was
+	wrong int             // how many were that may not
+	by    map[string]uint64
+}
+
+func (o *outcome) listen(t *testing.T, e *ears) {
+	t.Helper()
+	for who := range e.take() {
+		_, what, _ := strings.Cut(who, ": ")
+		if o.all[what] = true; !o.heard[what] {
+			if o.wrong++; o.wrong <= 20 {
+				t.Errorf("%s: heard by %s", o.name, who)
+			}
+		}
+	}
+}
+
+// volley sends packets at once and waits for what becomes of them.
+func (a *arena) volley(t *testing.T, o *outcome, w *wire, to net.HardwareAddr, shots []shot, counted bool) {
+	t.Helper()
+	before, denied := a.attacked.drops(t), uint64(0)
+	for _, s := range shots {
 		switch {
 		case s.stack:
 		case s.heard:
-			heard[s.what] = true
+			o.heard[s.what] = true
 		default:
 			denied++
 		}
 	}
-	all, wrong := map[string]bool{}, 0
-	listen := func() {
-		for who := range a.ears.take() {
-			_, what, _ := strings.Cut(who, ": ")
-			if all[what] = true; !heard[what] {
-				if wrong++; wrong <= 20 {
-					t.Errorf("%s: heard by %s", name, who)
-				}
-			}
+	for _, s := range shots {
+		if err := w.send(to, s.packet); err != nil {
+			t.Fatalf("%s: send %s: %v", o.name, s.what, err)
 		}
 	}
 	var by map[string]uint64
-	servicetest.EventuallyNil(t, name+": all is heard or counted", func() error {
-		listen()
+	servicetest.EventuallyNil(t, o.name+": all is heard or counted", func() error {
+		o.listen(t, a.ears)
 		by = map[string]uint64{}
 		sum := uint64(0)
 		for reason, count := range a.attacked.drops(t) {
@@ -249,28 +283,23 @@ func (a *arena) fireCounted(t *testing.T, name string, w *wire, to net.HardwareA
 			}
 		}
 		var missing []string
-		for what := range heard {
-			if !all[what] {
+		for what := range o.heard {
+			if !o.all[what] {
 				missing = append(missing, what)
 			}
 		}
 		if len(missing) > 0 {
 			slices.Sort(missing)
-			return fmt.Errorf("%d of %d are not heard: %q; drops: %v", len(missing), len(heard), missing, by)
+			return fmt.Errorf("%d of %d are not heard: %q; drops: %v", len(missing), len(o.heard), missing, by)
 		}
-		if counted && sum < uint64(denied) {
+		if counted && sum < denied {
 			return fmt.Errorf("%d of %d drops were counted: %v", sum, denied, by)
 		}
 		return nil
 	})
-	// What passed would have been heard before this.
-	for _, address := range append(a.attacked.Addresses(), a.pods[0].Addresses()...) {
-		if _, err := a.ask(a.pods[1], address); err != nil {
-			t.Errorf("%s: an exchange afterwards: %v", name, err)
-		}
+	for reason, count := range by {
+		o.by[reason] += count
 	}
-	listen()
-	t.Logf("%s: %d packets, %d may pass, %d were heard wrongly; drops: %v", name, len(shots), len(heard), wrong, by)
 }
 
 // ask asks ears until they answer.

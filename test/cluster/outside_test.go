@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -347,6 +348,18 @@ func TestOutsideReachesServices(t *testing.T) {
 				if name, _, err := ask(t.Context(), "udp", outside, to, 1); err == nil {
 					t.Errorf("%q answers outside at the cluster IP %s", name, a)
 				}
+			}
+			for _, a := range clusterAddresses {
+				to := netip.AddrPortFrom(a, outsidePort+1)
+				if _, _, err := ask(t.Context(), "udp", outside, to, 1); err == nil {
+					t.Errorf("%s answers outside, which no service has", to)
+				}
+				if _, _, err := ask(t.Context(), "tcp", near, to, 1); !errors.Is(err, syscall.ECONNREFUSED) {
+					t.Errorf("%s from a pod: %v, want %v", to, err, syscall.ECONNREFUSED)
+				}
+			}
+			if got := here.counted(t, "no-service-port"); got == 0 {
+				t.Error("no packet to a port that no service has was dropped")
 			}
 			if got := here.counted(t, "service-inside"); got == 0 {
 				t.Error("no packet to a cluster IP was dropped")

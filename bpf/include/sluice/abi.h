@@ -234,6 +234,7 @@ enum sl_reason {
 	SL_DROP_NAT_EXHAUSTED = 58, /* no port of the node is free for the way to the backend */
 	SL_DROP_NAT_SOURCE = 59, /* the node has no address for the way to the backend */
 	SL_DROP_SERVICE_INSIDE = 60, /* from outside, to a service of the cluster alone */
+	SL_DROP_NO_SERVICE_PORT = 61, /* at an address of services alone; a pod is told */
 };
 
 /* sl_endpoint.pol: the identity is the second one. So one store changes who the

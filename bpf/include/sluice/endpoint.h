@@ -5,9 +5,9 @@
 
 /* From devices and addresses to slots and identities. */
 
+#include <sluice/compiler.h>
 #include <sluice/config.h>
 #include <sluice/maps.h>
-#include <sluice/packet.h>
 
 static __always_inline struct sl_endpoint *endpoint_at(__u32 slot)
 {

@@ -171,6 +171,23 @@ static __always_inline bool is_of_tunnel(const struct sl_packet *p)
 }
 
 /*
+ * What becomes of a packet that asks for no service. Neighbours may look for an address
+ * of services, which this or another machine has announced.
+ */
+static __always_inline enum sl_reason pass_by(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct sl_ipcache where;
+
+	/* a node port may lie among those that answers come to */
+	if (lacks_claim(skb, p))
+		return SL_DROP_CT_INVALID;
+	if (p->dst_slot != SL_SLOT_NONE || is_ndp(p) || !is_of_services(p->dst, p->family))
+		return SL_FWD_STACK;
+	where = ipcache_of(p->dst, p->family);
+	return where.node ? SL_FWD_STACK : SL_DROP_NO_SERVICE_PORT;
+}
+
+/*
  * Leads a packet that comes from outside to the backend of the service that it asks
  * for. SL_FWD_STACK with p->translated says that it was led there, and without, that it
  * asks for none.
@@ -189,9 +206,8 @@ static __always_inline enum sl_reason serve(struct __sk_buff *skb, struct sl_pac
 	if (reason)
 		return reason;
 	reason = find_service(p);
-	/* a node port may lie among those that answers come to */
 	if (!p->translated && !reason)
-		return lacks_claim(skb, p) ? SL_DROP_CT_INVALID : SL_FWD_STACK;
+		return pass_by(skb, p);
 	if (reason)
 		return reason;
 	p->dst_slot = slot_of_address(p->dst, p->family);

@@ -15,6 +15,7 @@
 #include <sluice/endpoint.h>
 #include <sluice/node.h>
 #include <sluice/policy.h>
+#include <sluice/service.h>
 
 static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u32 known)
 {
@@ -38,7 +39,14 @@ static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u3
 	where = ipcache_of(p->dst, p->family);
 	p->dst_identity = known ? known : where.identity;
 	p->node = node_past_stack(&where);
-	return where.flags & SL_IP_POD_RANGE ? SL_DROP_NO_ROUTE : SL_CONTINUE;
+	if (where.flags & SL_IP_POD_RANGE)
+		return SL_DROP_NO_ROUTE;
+	if (!cfg_services || SL_PROGRAM != SL_PROGRAM_FROM_POD || where.node || p->translated ||
+	    !is_of_services(p->dst, p->family))
+		return SL_CONTINUE;
+	/* whom the answer comes from */
+	__builtin_memcpy(p->asked, p->dst, sizeof(p->asked));
+	return SL_DROP_NO_SERVICE_PORT;
 }
 
 /*

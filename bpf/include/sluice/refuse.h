@@ -24,10 +24,11 @@
 
 #define SL_ANSWER_TTL 64
 
-/* Cell of sl_limits for the answers, one for pods and one for what is outside, and how
- * many a CPU gives in a second.
+/* Cell of sl_limits for the answers, one for pods and one for what is outside, which is
+ * that of a reason that is never told, and how many a CPU gives in a second.
  */
-#define SL_LIMIT_ANSWERS (SL_MAX_REASONS - (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK ? 3 : 2))
+#define SL_LIMIT_ANSWERS \
+	(SL_PROGRAM == SL_PROGRAM_FROM_UPLINK ? SL_ASK_SERVICE : SL_MAX_REASONS - 2)
 #define SL_ANSWER_RATE 1000
 
 enum sl_answer_kind {
@@ -261,7 +262,8 @@ __noinline int answer_sender(struct __sk_buff *skb, struct sl_packet *p, __u32 k
 /* Whether the sender is told that its packet was dropped. */
 static __always_inline bool is_refusal(enum sl_reason reason)
 {
-	return reason == SL_DROP_NO_BACKEND || reason == SL_DROP_SERVICE_IN_USE;
+	return reason == SL_DROP_NO_BACKEND || reason == SL_DROP_SERVICE_IN_USE ||
+	       (reason == SL_DROP_NO_SERVICE_PORT && SL_PROGRAM == SL_PROGRAM_FROM_POD);
 }
 
 #endif

@@ -14,6 +14,7 @@
 
 #include <bpf/bpf_helpers.h>
 #include <sluice/compiler.h>
+#include <sluice/endpoint.h>
 #include <sluice/maps.h>
 #include <sluice/service_maps.h>
 
@@ -55,6 +56,24 @@ static __always_inline __u16 list_flags(__u64 list)
 	return (__u16)(list >> SL_FRONT_FLAGS_SHIFT);
 }
 
+/*
+ * Whether the address is of services alone. A packet to a port that none of them has
+ * must not go on to the gateway of the node, which may send it back. What else has the
+ * address (this node, another one) is looked at first.
+ */
+static __always_inline bool is_of_services(const __u8 *addr, __u8 family)
+{
+	struct sl_fe_key4 key4 = { .kind = SL_FE_ALONE };
+	struct sl_fe_key6 key6 = { .kind = SL_FE_ALONE };
+
+	if (family == 4) {
+		key4.addr = *(const __be32 *)addr;
+		return bpf_map_lookup_elem(&sl_fe4, &key4) != NULL;
+	}
+	__builtin_memcpy(key6.addr, addr, sizeof(key6.addr));
+	return bpf_map_lookup_elem(&sl_fe6, &key6) != NULL;
+}
+
 /* The fronts of an address or, with kind SL_FE_NODE, of a port of the node. */
 static __always_inline struct sl_fe *frontend_of(const struct sl_choice *c, __u8 kind)
 {
@@ -83,18 +102,7 @@ static __always_inline bool is_loopback(const __u8 *addr, __u8 family)
 /* One of the node's own addresses, which node ports answer at. */
 static __always_inline bool is_own_address(const __u8 *addr, __u8 family)
 {
-	struct sl_addr6 addr6;
-	__be32 addr4;
-	__u32 *slot;
-
-	if (family == 4) {
-		addr4 = *(const __be32 *)addr;
-		slot = bpf_map_lookup_elem(&sl_ip4, &addr4);
-	} else {
-		__builtin_memcpy(&addr6, addr, sizeof(addr6));
-		slot = bpf_map_lookup_elem(&sl_ip6, &addr6);
-	}
-	return slot && *slot == SL_SLOT_HOST;
+	return slot_of_address(addr, family) == SL_SLOT_HOST;
 }
 
 /* Reads where a backend is. False if it is free or gone. */

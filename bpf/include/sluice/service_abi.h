@@ -29,6 +29,10 @@
 /* sl_fe_key4.kind and sl_fe_key6.kind */
 #define SL_FE_ADDRESS 0 /* of an address */
 #define SL_FE_NODE 1 /* of a node port; the address is 0 */
+/* An address that is of services alone, for ports that none has; port and protocol are 0.
+ * The value says nothing.
+ */
+#define SL_FE_ALONE 2
 
 /* Keys of sl_fe4 and sl_fe6. */
 struct sl_fe_key4 {

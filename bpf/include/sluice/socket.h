@@ -266,6 +266,22 @@ static __always_inline void forget(struct bpf_sock_addr *ctx)
 }
 
 /*
+ * Whether a TCP connection would go to an address of services alone, where none has the
+ * port. A UDP socket is connected to an address also to find out the way there: its
+ * packets are refused.
+ */
+static __always_inline bool has_no_such_port(const struct sl_choice *c)
+{
+	struct sl_ipcache where;
+
+	if (c->proto != SL_IPPROTO_TCP || !is_of_services(c->addr, c->family) ||
+	    slot_of_address(c->addr, c->family) != SL_SLOT_NONE)
+		return false;
+	where = ipcache_of(c->addr, c->family);
+	return !where.node;
+}
+
+/*
  * The service behind the address of a call, whose address, port and family c has.
  * True if a backend was chosen and remembered, and the call shall be given its
  * address; else *result is what the program returns.
@@ -287,6 +303,8 @@ static __always_inline bool translate(struct bpf_sock_addr *ctx, struct sl_choic
 	if (!c->front) {
 		if (connect)
 			forget(ctx);
+		if (connect && has_no_such_port(c))
+			*result = refuse(SL_ECONNREFUSED);
 		return false;
 	}
 	__builtin_memcpy(asked, c->addr, sizeof(asked));

@@ -96,6 +96,11 @@ func (s *explainedService) headline(verdict string) string {
 		return "DROPPED (source ranges)"
 	case "inside-only":
 		return "DROPPED (service-inside)"
+	case "no-port":
+		if s.List == "outside" {
+			return "DROPPED (no-service-port)"
+		}
+		return "REFUSED (no-service-port)"
 	case "not-translated":
 		return "NOT TRANSLATED"
 	}
@@ -116,6 +121,11 @@ const hostPort = "host-port"
 // lines name the service, its frontend and its list of backends.
 func (s *explainedService) lines(w io.Writer) {
 	if s == nil {
+		return
+	}
+	if s.Outcome == "no-port" {
+		fmt.Fprintln(w)
+		output.Row(w, "Service", "none at this port; the address is of services alone")
 		return
 	}
 	name := s.Service

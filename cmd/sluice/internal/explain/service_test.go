@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
@@ -97,6 +98,10 @@ func TestExplainOfAServiceSaysWhatBecomesOfEachBackend(t *testing.T) {
 	portOfOne := web(translated, withoutPolicy("10.244.1.3", notLocal))
 	portOfOne.Service.Service, portOfOne.Service.Address = "shop/web-1", "192.0.2.1"
 	portOfOne.Service.Kind = datapathv1.FrontendKind_FRONTEND_KIND_HOST_PORT
+	noPort := web(datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_PORT)
+	noPort.Service.Service, noPort.Service.Kind = "", datapathv1.FrontendKind_FRONTEND_KIND_UNSPECIFIED
+	noPortOutside := proto.CloneOf(noPort)
+	noPortOutside.Service.Outside = true
 	adopted := web(datapathv1.ServiceOutcome_SERVICE_OUTCOME_SOURCE_RANGES)
 	adopted.Service.Service, adopted.Service.Kind, adopted.Service.BackendCount = "", 0, 0
 	unsourced := at("10.244.1.3", dropped)
@@ -156,6 +161,13 @@ func TestExplainOfAServiceSaysWhatBecomesOfEachBackend(t *testing.T) {
 			"10.244.0.2 -> 10.96.0.10, tcp port 80: DROPPED (service-inside)",
 			"Backends 0, for connections from this node; dropped: a cluster IP does not answer outside",
 		}, empty...), nil},
+		"a port that no service has": {noPort, []string{
+			"10.244.0.2 -> 10.96.0.10, tcp port 80: REFUSED (no-service-port)",
+			"Service none at this port; the address is of services alone",
+		}, []string{"Frontend", "Backends", "Egress"}},
+		"a port that no service has, from outside": {noPortOutside, []string{
+			"10.244.0.2 -> 10.96.0.10, tcp port 80: DROPPED (no-service-port)",
+		}, nil},
 		"of an earlier process": {adopted, []string{
 			"10.244.0.2 -> 10.96.0.10, tcp port 80: DROPPED (source ranges)",
 			"Backends dropped: the sender is in none of its source ranges",

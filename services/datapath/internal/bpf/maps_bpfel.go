@@ -507,6 +507,7 @@ const (
 	MapsSlReasonSL_DROP_NAT_EXHAUSTED    MapsSlReason = 58
 	MapsSlReasonSL_DROP_NAT_SOURCE       MapsSlReason = 59
 	MapsSlReasonSL_DROP_SERVICE_INSIDE   MapsSlReason = 60
+	MapsSlReasonSL_DROP_NO_SERVICE_PORT  MapsSlReason = 61
 )
 
 type MapsSlRevoked struct {

@@ -71,7 +71,16 @@ const (
 	SocketLBProgSluiceRecvmsg6     = "sluice_recvmsg6"
 	SocketLBProgSluiceSendmsg4     = "sluice_sendmsg4"
 	SocketLBProgSluiceSendmsg6     = "sluice_sendmsg6"
+	SocketLBVarCfgConnectionEvents = "cfg_connection_events"
+	SocketLBVarCfgEventRate        = "cfg_event_rate"
+	SocketLBVarCfgNative           = "cfg_native"
+	SocketLBVarCfgPrevious         = "cfg_previous"
+	SocketLBVarCfgServices         = "cfg_services"
 	SocketLBVarCfgTranslateAll     = "cfg_translate_all"
+	SocketLBVarCfgTunnelDscp       = "cfg_tunnel_dscp"
+	SocketLBVarCfgTunnelPorts      = "cfg_tunnel_ports"
+	SocketLBVarCfgWorld4           = "cfg_world4"
+	SocketLBVarCfgWorld6           = "cfg_world6"
 )
 
 // LoadSocketLB returns the embedded CollectionSpec for SocketLB.
@@ -183,7 +192,16 @@ type SocketLBMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SocketLBVariableSpecs struct {
-	CfgTranslateAll *ebpf.VariableSpec `ebpf:"cfg_translate_all"`
+	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
+	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
+	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
+	CfgServices         *ebpf.VariableSpec `ebpf:"cfg_services"`
+	CfgTranslateAll     *ebpf.VariableSpec `ebpf:"cfg_translate_all"`
+	CfgTunnelDscp       *ebpf.VariableSpec `ebpf:"cfg_tunnel_dscp"`
+	CfgTunnelPorts      *ebpf.VariableSpec `ebpf:"cfg_tunnel_ports"`
+	CfgWorld4           *ebpf.VariableSpec `ebpf:"cfg_world4"`
+	CfgWorld6           *ebpf.VariableSpec `ebpf:"cfg_world6"`
 }
 
 // SocketLBObjects contains all objects after they have been loaded into the kernel.
@@ -311,7 +329,16 @@ func (m *SocketLBMaps) Close() error {
 //
 // It can be passed to LoadSocketLBObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SocketLBVariables struct {
-	CfgTranslateAll *ebpf.Variable `ebpf:"cfg_translate_all"`
+	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
+	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
+	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
+	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
+	CfgServices         *ebpf.Variable `ebpf:"cfg_services"`
+	CfgTranslateAll     *ebpf.Variable `ebpf:"cfg_translate_all"`
+	CfgTunnelDscp       *ebpf.Variable `ebpf:"cfg_tunnel_dscp"`
+	CfgTunnelPorts      *ebpf.Variable `ebpf:"cfg_tunnel_ports"`
+	CfgWorld4           *ebpf.Variable `ebpf:"cfg_world4"`
+	CfgWorld6           *ebpf.Variable `ebpf:"cfg_world6"`
 }
 
 // SocketLBPrograms contains all programs after they have been loaded into the kernel.

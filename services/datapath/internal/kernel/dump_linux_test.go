@@ -197,7 +197,7 @@ func TestKernelDumpOfServicesIsInWords(t *testing.T) {
 		}
 	}
 	for name, want := range map[string][]string{
-		"sl_fe4": {"10.96.0.10:53/udp: inside front 1 outside front 1"},
+		"sl_fe4": {"10.96.0.10, of services alone: no front", "10.96.0.10:53/udp: inside front 1 outside front 1"},
 		"sl_fe6": {"node port [::]:30080/tcp: inside front 2 outside front 3"},
 		"sl_front": {
 			"1: port 53 address 10.96.0.10, members 0 to 1, affinity 3600 s group 1",

@@ -458,6 +458,48 @@ func TestKernelClusterIPDoesNotAnswerOutside(t *testing.T) {
 	})
 }
 
+// TestKernelPortWithoutAServiceIsDroppedOutside: what comes for an address of services, at
+// a port that none has or by another protocol, is not sent on by the node's routes.
+func TestKernelPortWithoutAServiceIsDroppedOutside(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		n := &serviceNode{T: t, runner: f.a.runner}
+		for i, local := range f.a.pod.Addrs() {
+			at, vip := netip.AddrPortFrom(local, 8080), serviceAddr(local, 2)
+			tell(t, f.a.pod.ns, at)
+			n.lead(vip, feAddress, at)
+			alone(t, n.k, vip.Addr())
+			f.routeFromOutside(t, vip.Addr(), f.a)
+			network, echo := "ip4:icmp", []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0}
+			if local.Is6() {
+				network, echo = "ip6:ipv6-icmp", []byte{128, 0, 0, 0, 0, 0, 0, 0}
+			}
+			before := f.a.counters(t)
+			for network, to := range map[string]string{
+				network: vip.Addr().String(), "udp": netip.AddrPortFrom(vip.Addr(), vip.Port()+1).String(),
+			} {
+				inNetns(t, f.outsider, func() {
+					c, err := net.Dial(network, to)
+					if err == nil {
+						_, err = c.Write(echo)
+						c.Close()
+					}
+					must(t, "send", err)
+				})
+			}
+			servicetest.Eventually(t, "both drops", func() bool {
+				return f.a.gained(t, before)[cell{event.DropNoServicePort, event.Ingress}] == 2
+			})
+			// its neighbours may find out whether it is there
+			wantServed(t, "the port that is there", askUDP(t, f.outsider, vip, 16), at, f.outsideAddrs()[i])
+			// what the node has itself is its own
+			own := []netip.Addr{f.a.addr4, f.a.addr6}[i]
+			alone(t, n.k, own)
+			tell(t, f.a.ns, netip.AddrPortFrom(own, 7777))
+			askTCP(t, f.outsider, netip.AddrPortFrom(own, 7777), 16)
+		}
+	})
+}
+
 // TestKernelPodsReachNodePortsOfOtherNodes: where packets of pods are not masqueraded
 // they come to a node port as themselves, in the tunnel or as they are. A pod of that
 // node sees them, one elsewhere sees the node, and policy knows who asks.

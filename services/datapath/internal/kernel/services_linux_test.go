@@ -339,6 +339,68 @@ func TestKernelServiceWithoutBackendsRefuses(t *testing.T) {
 	}
 }
 
+// alone has an address be of services alone.
+func alone(t *testing.T, k *Kernel, addr netip.Addr) {
+	t.Helper()
+	putFronts(t, k, netip.AddrPortFrom(addr, 0), 0, feAlone, bpf.MapsSlFe{})
+}
+
+// TestKernelPortWithoutAServiceIsRefused: what a pod sends to an address of services at a
+// port that none has, or as an echo, is refused, and does not leave by the node's
+// routes. An address that the node or another one has besides is theirs.
+func TestKernelPortWithoutAServiceIsRefused(t *testing.T) {
+	n := newServiceNode(t)
+	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	for i, local := range client.Addrs() {
+		vip := serviceAddr(local, 1)
+		at := netip.AddrPortFrom(server.Addrs()[i], 8080)
+		tell(t, server.ns, at)
+		n.lead(vip, feAddress, at)
+		other := netip.AddrPortFrom(vip.Addr(), vip.Port()+1)
+		before := n.counters(t)
+		if _, err := dialIn(t, client.ns, "udp", other); err != nil {
+			t.Errorf("the way to an address of a service: %v", err)
+		}
+		alone(t, n.k, vip.Addr())
+		askTCP(t, client.ns, vip, 16)
+		if _, err := dialIn(t, client.ns, "tcp", other); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("connect to %v: %v, want %v", other, err, syscall.ECONNREFUSED)
+		}
+		u, err := dialIn(t, client.ns, "udp", other)
+		must(t, "connect", err)
+		_, err = u.Write([]byte("hello"))
+		must(t, "send", err)
+		if _, err = u.Read(make([]byte, 16)); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("read from %v: %v, want %v", other, err, syscall.ECONNREFUSED)
+		}
+		network, echo := "ip4:icmp", []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0}
+		if local.Is6() {
+			network, echo = "ip6:ipv6-icmp", []byte{128, 0, 0, 0, 0, 0, 0, 0} // the kernel fills in the checksum
+		}
+		inNetns(t, client.ns, func() {
+			c, err := net.Dial(network, vip.Addr().String())
+			if err == nil {
+				_, err = c.Write(echo)
+				c.Close()
+			}
+			must(t, "send an echo", err)
+		})
+		gained := func(reason event.Reason) uint64 {
+			c := cell{reason, event.Egress}
+			return n.counters(t)[c].Packets - before[c].Packets
+		}
+		if got := gained(event.DropNoServicePort); got != 3 {
+			t.Errorf("%d packets are counted as %v, want 3", got, event.DropNoServicePort)
+		}
+		for _, reason := range []event.Reason{event.ForwardHost, event.ForwardOutside} {
+			if got := gained(reason); got != 0 {
+				t.Errorf("%d packets are counted as %v, want none", got, reason)
+			}
+		}
+	}
+}
+
 // TestKernelPolicySeesTheBackend: what policy says of the backend holds for the
 // service, and what it says of the service's address for nobody (INV-98).
 func TestKernelPolicySeesTheBackend(t *testing.T) {

@@ -39,13 +39,13 @@ import (
 
 // Numbers of service_abi.h, which are macros there.
 const (
-	protoTCP, protoUDP      = unix.IPPROTO_TCP, unix.IPPROTO_UDP
-	feAddress, feNode       = 0, 1
-	beActive, beGone        = 1, 2
-	frontDrop, frontSources = 0x1, 0x2
-	socketPeers             = 4
-	affinityMembers         = 1024
-	frontBytes              = 32
+	protoTCP, protoUDP         = unix.IPPROTO_TCP, unix.IPPROTO_UDP
+	feAddress, feNode, feAlone = 0, 1, 2
+	beActive, beGone           = 1, 2
+	frontDrop, frontSources    = 0x1, 0x2
+	socketPeers                = 4
+	affinityMembers            = 1024
+	frontBytes                 = 32
 )
 
 // socketNode is a namespace whose sockets are translated, with backends on its
@@ -497,6 +497,32 @@ func TestKernelRefusedConnectIsECONNREFUSEDNeverEPERM(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestKernelConnectToAPortWithoutAServiceIsRefused at once, of TCP, where the address is
+// of services alone. A UDP socket finds the way there.
+func TestKernelConnectToAPortWithoutAServiceIsRefused(t *testing.T) {
+	n := newSocketNode(t, 1)
+	for _, vip := range []netip.Addr{vip4.Addr(), vip6.Addr()} {
+		putFronts(t, n.k, netip.AddrPortFrom(vip, 0), 0, feAlone, bpf.MapsSlFe{})
+	}
+	for _, w := range []way{tcp4, tcp46, tcp6, udp4, udp46, udp6} {
+		at, other := netip.AddrPortFrom(vip4.Addr(), 81), netip.MustParseAddrPort("10.96.99.99:81")
+		if w == tcp6 || w == udp6 {
+			at, other = netip.AddrPortFrom(vip6.Addr(), 81), netip.MustParseAddrPort("[fd96:99::99]:81")
+		}
+		t.Run(w.name, func(t *testing.T) {
+			fd := w.open(t, n.ns)
+			defer unix.Close(fd)
+			err := unix.Connect(fd, sockaddr(w.domain, at))
+			if refused := errors.Is(err, unix.ECONNREFUSED); refused != (w.kind == unix.SOCK_STREAM) {
+				t.Errorf("connect to %v: %v", at, err)
+			}
+			if err := unix.Connect(fd, sockaddr(w.domain, other)); errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("connect to %v, which is of no service: %v", other, err)
+			}
+		})
 	}
 }
 

@@ -593,6 +593,9 @@ const (
 	Reason_REASON_NAT_NO_SOURCE Reason = 59
 	// From outside, to a cluster IP.
 	Reason_REASON_SERVICE_INSIDE Reason = 60
+	// To an address that is of services alone, at a port that none of them has; a pod is
+	// told.
+	Reason_REASON_NO_SERVICE_PORT Reason = 61
 )
 
 // Enum value maps for Reason.
@@ -657,6 +660,7 @@ var (
 		58: "REASON_NAT_EXHAUSTED",
 		59: "REASON_NAT_NO_SOURCE",
 		60: "REASON_SERVICE_INSIDE",
+		61: "REASON_NO_SERVICE_PORT",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":              0,
@@ -718,6 +722,7 @@ var (
 		"REASON_NAT_EXHAUSTED":            58,
 		"REASON_NAT_NO_SOURCE":            59,
 		"REASON_SERVICE_INSIDE":           60,
+		"REASON_NO_SERVICE_PORT":          61,
 	}
 )
 
@@ -4930,7 +4935,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1bNODE_PATH_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17NODE_PATH_STATE_UNKNOWN\x10\x01\x12\x1d\n" +
 	"\x19NODE_PATH_STATE_REACHABLE\x10\x02\x12\x1f\n" +
-	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\xb4\f\n" +
+	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\xd0\f\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_FORWARDED_TO_POD\x10\x01\x12\"\n" +
@@ -4993,7 +4998,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1aREASON_SERVICE_PORT_IN_USE\x109\x12\x18\n" +
 	"\x14REASON_NAT_EXHAUSTED\x10:\x12\x18\n" +
 	"\x14REASON_NAT_NO_SOURCE\x10;\x12\x19\n" +
-	"\x15REASON_SERVICE_INSIDE\x10<*o\n" +
+	"\x15REASON_SERVICE_INSIDE\x10<\x12\x1a\n" +
+	"\x16REASON_NO_SERVICE_PORT\x10=*o\n" +
 	"\n" +
 	"PolicyMode\x12\x1b\n" +
 	"\x17POLICY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +

@@ -283,6 +283,9 @@ const (
 	// It is dropped: the sender is outside of this node, and a cluster IP does not
 	// answer there.
 	ServiceOutcome_SERVICE_OUTCOME_INSIDE_ONLY ServiceOutcome = 6
+	// The address is of services alone, and none of them has the port: a connection of
+	// this node is refused, one from outside dropped.
+	ServiceOutcome_SERVICE_OUTCOME_NO_PORT ServiceOutcome = 7
 )
 
 // Enum value maps for ServiceOutcome.
@@ -295,6 +298,7 @@ var (
 		4: "SERVICE_OUTCOME_SOURCE_RANGES",
 		5: "SERVICE_OUTCOME_NOT_TRANSLATED",
 		6: "SERVICE_OUTCOME_INSIDE_ONLY",
+		7: "SERVICE_OUTCOME_NO_PORT",
 	}
 	ServiceOutcome_value = map[string]int32{
 		"SERVICE_OUTCOME_UNSPECIFIED":      0,
@@ -304,6 +308,7 @@ var (
 		"SERVICE_OUTCOME_SOURCE_RANGES":    4,
 		"SERVICE_OUTCOME_NOT_TRANSLATED":   5,
 		"SERVICE_OUTCOME_INSIDE_ONLY":      6,
+		"SERVICE_OUTCOME_NO_PORT":          7,
 	}
 )
 
@@ -2672,7 +2677,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"LossSource\x12\x1b\n" +
 	"\x17LOSS_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12LOSS_SOURCE_KERNEL\x10\x01\x12\x18\n" +
-	"\x14LOSS_SOURCE_OBSERVER\x10\x02*\xff\x01\n" +
+	"\x14LOSS_SOURCE_OBSERVER\x10\x02*\x9c\x02\n" +
 	"\x0eServiceOutcome\x12\x1f\n" +
 	"\x1bSERVICE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aSERVICE_OUTCOME_TRANSLATED\x10\x01\x12\x1e\n" +
@@ -2680,7 +2685,8 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	" SERVICE_OUTCOME_NO_LOCAL_BACKEND\x10\x03\x12!\n" +
 	"\x1dSERVICE_OUTCOME_SOURCE_RANGES\x10\x04\x12\"\n" +
 	"\x1eSERVICE_OUTCOME_NOT_TRANSLATED\x10\x05\x12\x1f\n" +
-	"\x1bSERVICE_OUTCOME_INSIDE_ONLY\x10\x06*\xbe\x01\n" +
+	"\x1bSERVICE_OUTCOME_INSIDE_ONLY\x10\x06\x12\x1b\n" +
+	"\x17SERVICE_OUTCOME_NO_PORT\x10\a*\xbe\x01\n" +
 	"\vBackendPath\x12\x1c\n" +
 	"\x18BACKEND_PATH_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16BACKEND_PATH_EVALUATED\x10\x01\x12\x1e\n" +

@@ -75,6 +75,7 @@ const (
 	DropNATExhausted   = Reason(bpf.MapsSlReasonSL_DROP_NAT_EXHAUSTED)
 	DropNATSource      = Reason(bpf.MapsSlReasonSL_DROP_NAT_SOURCE)
 	DropServiceInside  = Reason(bpf.MapsSlReasonSL_DROP_SERVICE_INSIDE)
+	DropNoServicePort  = Reason(bpf.MapsSlReasonSL_DROP_NO_SERVICE_PORT)
 
 	QuietARP       = Reason(bpf.MapsSlReasonSL_QUIET_ARP)
 	QuietNDP       = Reason(bpf.MapsSlReasonSL_QUIET_NDP)
@@ -147,6 +148,7 @@ var reasonNames = map[Reason]string{
 	DropNATExhausted:   "nat-exhausted",
 	DropNATSource:      "nat-no-source",
 	DropServiceInside:  "service-inside",
+	DropNoServicePort:  "no-service-port",
 
 	QuietARP:       "arp",
 	QuietNDP:       "ndp",

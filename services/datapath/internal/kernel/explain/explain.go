@@ -114,7 +114,7 @@ func (e *Explainer) Explain(t conntrack.Tuple) (Explanation, error) {
 	if err != nil {
 		return Explanation{}, err
 	}
-	s, err := e.findService(t)
+	s, err := e.findService(known, t)
 	if err != nil {
 		return Explanation{}, err
 	}

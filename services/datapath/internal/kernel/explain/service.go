@@ -26,6 +26,8 @@ const MaxBackends = 16
 type Services interface {
 	// Lookup reads a frontend from the maps of the kernel.
 	Lookup(k frontend.Key) (servicemap.Frontend, bool, error)
+	// IsOfServices says whether an address is of services alone.
+	IsOfServices(addr netip.Addr) (bool, error)
 	// MayAsk says whether a client may ask a front that has source ranges.
 	MayAsk(front uint32, client netip.Addr) (bool, error)
 }
@@ -49,6 +51,9 @@ const (
 	// InsideOnly: it is dropped, because the sender is outside and the frontend is a
 	// cluster IP.
 	InsideOnly
+	// NoPort: no frontend has the port, and the address is of services alone. Of this
+	// node it is refused, from outside dropped.
+	NoPort
 )
 
 // Service is the service whose frontend a connection asks for.
@@ -111,15 +116,21 @@ func (e *Explainer) translated(k frontend.Key, sender slotmap.Slot) bool {
 // findService finds the frontend that the destination is, in the order of the
 // programs: that of the address, else a node port at an address of the node. nil:
 // there is none.
-func (e *Explainer) findService(t conntrack.Tuple) (*Service, error) {
+func (e *Explainer) findService(known []ipmap.Entry, t conntrack.Tuple) (*Service, error) {
 	to := t.Responder
 	k := frontend.Key{Addr: to.Addr(), Port: to.Port(), Protocol: frontend.Protocol(t.Protocol)}
-	if k.Validate() != nil {
-		return nil, nil // no service has such an address
-	}
 	sender, err := e.Endpoints.SlotOf(t.Initiator.Addr())
 	if err != nil {
 		return nil, fmt.Errorf("endpoint of %v: %w", t.Initiator.Addr(), err)
+	}
+	switch k.Protocol {
+	case frontend.TCP, frontend.UDP, frontend.SCTP:
+	default: // no service has it
+		k.Port = 0
+		return e.findNoPort(known, k, sender)
+	}
+	if k.Validate() != nil {
+		return nil, nil // no service has such an address
 	}
 	if k.Addr.IsLoopback() && sender != slotmap.HostSlot {
 		return nil, nil // each container has that for itself
@@ -128,7 +139,10 @@ func (e *Explainer) findService(t conntrack.Tuple) (*Service, error) {
 	if !ok && err == nil {
 		f, ok, err = e.findNodePort(k, sender)
 	}
-	if err != nil || !ok {
+	if err == nil && !ok {
+		return e.findNoPort(known, k, sender)
+	}
+	if err != nil {
 		return nil, err
 	}
 	s := &Service{Frontend: f, Outside: sender == slotmap.NoSlot}
@@ -162,6 +176,20 @@ func (e *Explainer) findService(t conntrack.Tuple) (*Service, error) {
 		}
 	}
 	return s, nil
+}
+
+// findNoPort finds out whether a destination that no frontend has goes nowhere. A UDP
+// socket of the host is no concern of the programs.
+func (e *Explainer) findNoPort(known []ipmap.Entry, k frontend.Key, sender slotmap.Slot) (*Service, error) {
+	at, err := e.peer(known, k.Addr)
+	if err != nil || at.Slot != slotmap.NoSlot || at.Node != 0 ||
+		sender == slotmap.HostSlot && k.Protocol != frontend.TCP || !e.translated(k, sender) {
+		return nil, err
+	}
+	if alone, err := e.Services.IsOfServices(k.Addr); err != nil || !alone {
+		return nil, err
+	}
+	return &Service{Frontend: servicemap.Frontend{Key: k}, Outside: sender == slotmap.NoSlot, Outcome: NoPort}, nil
 }
 
 // isClosed says whether a list is for other sources. The sockets of the node itself have

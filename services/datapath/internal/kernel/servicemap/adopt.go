@@ -29,7 +29,11 @@ func (s *store) adopt() error {
 		ad.adoptBackends(fam)
 	}
 	for i, k := range keys {
-		ad.adoptKey(k, values[i])
+		if f := k.frontend(); isAddressKey(f) && rawKeyOf(f) == k {
+			s.addresses.Adopt(f.Addr)
+		} else {
+			ad.adoptKey(k, values[i])
+		}
 		s.nKeys[k.family]++
 	}
 	for _, e := range s.entries {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap/alone"
 )
 
 // Apply carries out a transaction. When it returns, every packet and every socket
@@ -53,6 +54,7 @@ func (m *Maps) apply(tx *frontend.Transaction) (_ frontend.Result, again *fronte
 	}
 	defer m.gate.Unlock()
 	a := &application{s: m.store}
+	m.store.pending = [families]int{}
 	m.store.expect(tx)
 	// those that are there come first: they know the groups of their services
 	for _, there := range []bool{true, false} {
@@ -71,6 +73,10 @@ func (m *Maps) apply(tx *frontend.Transaction) (_ frontend.Result, again *fronte
 			a.remove(c.Key)
 		}
 	}
+	if !tx.Partial {
+		m.store.addresses.Disown()
+	}
+	a.settleAddresses()
 	a.drainAll()
 	if !tx.Partial {
 		a.lost = append(a.lost, m.store.adopted...)
@@ -228,11 +234,19 @@ func (a *application) set(f *frontend.Frontend) error {
 		}
 		same = same && p.list != nil && p.front.flags == p.flags && slices.Equal(p.front.sources, p.sources)
 	}
-	if !same {
-		if err := s.makeRoom(e == nil, ps, familyOf(f.Key.Addr)); err != nil {
+	if !same || alone.Of(f) != e.claim {
+		keys := 0
+		if e == nil {
+			keys = 1
+		}
+		if s.addresses.NeedsKey(f) {
+			keys++
+		}
+		if err := s.makeRoom(e == nil, keys, ps, familyOf(f.Key.Addr)); err != nil {
 			s.freeUnused(group)
 			return err
 		}
+		s.pending[familyOf(f.Key.Addr)] += keys
 	}
 	if e == nil {
 		e = &entry{key: f.Key}
@@ -242,6 +256,7 @@ func (a *application) set(f *frontend.Frontend) error {
 		reshape = false
 	}
 	e.service, e.kind = f.Service, f.Kind
+	s.claim(e, alone.Of(f))
 	s.join(e, group)
 	e.timeout = timeout
 	a.draining = append(a.draining, draining{ps, familyOf(f.Key.Addr), !same})
@@ -292,7 +307,7 @@ func (a *application) reshape(e, was *entry) error {
 
 // makeRoom finds the lists of the parts, or the places and backends for them. If
 // something is missing, nothing is taken.
-func (s *store) makeRoom(isNew bool, ps []*part, fam int) error {
+func (s *store) makeRoom(isNew bool, keys int, ps []*part, fam int) error {
 	kept := func(size int) int {
 		if isNew {
 			return reserve(size)
@@ -326,10 +341,6 @@ func (s *store) makeRoom(isNew bool, ps []*part, fam int) error {
 				backends++
 			}
 		}
-	}
-	keys := 0
-	if isNew {
-		keys = 1
 	}
 	for _, err := range []error{
 		fits(bpf.MapsMapSlMember, members, min(largest, members), s.places.free, s.nMembers),
@@ -365,7 +376,9 @@ func (s *store) makeRoom(isNew bool, ps []*part, fam int) error {
 }
 
 // keyRoom is how many keys of a family are free.
-func (s *store) keyRoom(fam int) int { return int(s.keys[fam].MaxEntries()) - s.nKeys[fam] }
+func (s *store) keyRoom(fam int) int {
+	return int(s.keys[fam].MaxEntries()) - s.nKeys[fam] - s.pending[fam]
+}
 
 // sourceRoom is how many sources of a family are free.
 func (s *store) sourceRoom(fam int) int { return int(s.sources[fam].MaxEntries()) - s.nSources[fam] }
@@ -523,6 +536,7 @@ func (a *application) remove(k frontend.Key) {
 // drop takes an entry whose key is not in the maps from its fronts.
 func (a *application) drop(e *entry) {
 	delete(a.s.entries, e.key)
+	a.s.claim(e, alone.Nothing)
 	a.s.join(e, 0)
 	e.each(a.retire)
 }
@@ -538,28 +552,38 @@ const maxInsertBatch = 4096
 func (a *application) insertAll() {
 	s := a.s
 	for fam, es := range a.inserts {
-		for len(es) > 0 {
-			chunk := es[:min(len(es), maxInsertBatch)]
-			es = es[len(chunk):]
-			n := 0
-			if len(chunk) >= insertBatch {
-				ns := make([]numbered, len(chunk))
-				for i, e := range chunk {
-					ns[i] = numbered{e.key, e.fe()}
-				}
-				// what a batch leaves out is tried one by one
-				n, _ = s.insertKeys(fam, ns)
-				s.nKeys[fam] += n
+		ns := make([]numbered, len(es))
+		for i, e := range es {
+			ns[i] = numbered{e.key, e.fe()}
+		}
+		s.insertEach(fam, ns, func(i int, err error) {
+			if err != nil {
+				a.refuse(es[i].key, err)
+				a.res.Changed--
+				a.drop(es[i])
+				return
 			}
-			for _, e := range chunk[n:] {
-				if err := s.insertKey(numbered{e.key, e.fe()}); err != nil {
-					a.refuse(e.key, err)
-					a.res.Changed--
-					a.drop(e)
-					continue
-				}
-				s.nKeys[fam]++
+			s.nKeys[fam]++
+		})
+	}
+}
+
+// insertEach inserts keys of one family, many by one call, and says of each what came of
+// it.
+func (s *store) insertEach(fam int, ns []numbered, done func(i int, err error)) {
+	for first := 0; first < len(ns); first += maxInsertBatch {
+		chunk := ns[first:min(first+maxInsertBatch, len(ns))]
+		n := 0
+		if len(chunk) >= insertBatch {
+			// what a batch leaves out is tried one by one
+			n, _ = s.insertKeys(fam, chunk)
+		}
+		for i := range chunk {
+			var err error
+			if i >= n {
+				err = s.insertKey(chunk[i])
 			}
+			done(first+i, err)
 		}
 	}
 }
@@ -603,6 +627,12 @@ func (s *store) groupFor(e *entry, service string, timeout uint32) (uint16, erro
 	}
 	s.groups[service], s.named[uint16(g)] = uint16(g), service
 	return uint16(g), nil
+}
+
+// claim has an entry say something about its address.
+func (s *store) claim(e *entry, c alone.Claim) {
+	s.addresses.Claim(e.key.Addr, e.claim, c)
+	e.claim = c
 }
 
 // join gives an entry a group, 0: none, and frees the one it had if no other entry

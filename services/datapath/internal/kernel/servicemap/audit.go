@@ -6,9 +6,11 @@ package servicemap
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 )
 
 // maxDifferences is how many an audit names; it repairs all.
@@ -69,8 +71,8 @@ func (a *mapAudit) keys() {
 		a.errs = append(a.errs, err)
 		return
 	}
-	for key, e := range s.entries {
-		k, want := rawKeyOf(key), e.fe()
+	compare := func(key frontend.Key, want bpf.MapsSlFe) {
+		k := rawKeyOf(key)
 		v, ok := got[k]
 		delete(got, k)
 		switch {
@@ -87,6 +89,10 @@ func (a *mapAudit) keys() {
 				key, v.Inside, v.Outside, want.Inside, want.Outside)
 		}
 	}
+	for key, e := range s.entries {
+		compare(key, e.fe())
+	}
+	s.addresses.Each(func(addr netip.Addr) { compare(keyOfAddress(addr), bpf.MapsSlFe{}) })
 	for k := range got {
 		a.differs(func() error { return s.deleteKey(k) }, "frontend %v should not be there", k.frontend())
 	}
@@ -95,6 +101,10 @@ func (a *mapAudit) keys() {
 		for key := range s.entries {
 			s.nKeys[familyOf(key.Addr)]++
 		}
+		s.addresses.Each(func(addr netip.Addr) {
+			s.addresses.Written(addr)
+			s.nKeys[familyOf(addr)]++
+		})
 	}
 }
 

@@ -19,14 +19,21 @@ func DescribeKey4(k *bpf.MapsSlFeKey4) string { return describeKey(rawKey{family
 func DescribeKey6(k *bpf.MapsSlFeKey6) string { return describeKey(rawKey{family: ip6, six: *k}) }
 
 func describeKey(k rawKey) string {
-	if key := k.frontend(); !key.Node {
+	switch key := k.frontend(); {
+	case isAddressKey(key) && rawKeyOf(key) == k:
+		return fmt.Sprintf("%v, of services alone", key.Addr)
+	case key.Node:
+		return fmt.Sprintf("node port %v", key)
+	default:
 		return key.String()
 	}
-	return fmt.Sprintf("node port %v", k.frontend())
 }
 
 // DescribeFronts puts a value of sl_fe4 or sl_fe6 into words.
 func DescribeFronts(v *bpf.MapsSlFe) string {
+	if *v == (bpf.MapsSlFe{}) {
+		return "no front"
+	}
 	return fmt.Sprintf("inside front %d outside front %d", v.Inside, v.Outside)
 }
 

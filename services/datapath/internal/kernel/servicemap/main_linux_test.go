@@ -298,10 +298,32 @@ func (s state) check(t testing.TB, i *instance) {
 	if err != nil || len(keys) != len(s) {
 		t.Errorf("%d frontends (%v), want %d", len(keys), err, len(s))
 	}
-	n := 0
-	if err := i.store.eachKey(func(rawKey, bpf.MapsSlFe) { n++ }); err != nil || n != len(s) {
-		t.Errorf("%d keys in the kernel (%v), want %d", n, err, len(s))
+	n, alone := 0, s.alone()
+	for addr := range alone {
+		if ok, err := i.IsOfServices(addr); err != nil || !ok {
+			t.Errorf("%v is of services alone: %t, %v", addr, ok, err)
+		}
 	}
+	if err := i.store.eachKey(func(rawKey, bpf.MapsSlFe) { n++ }); err != nil || n != len(s)+len(alone) {
+		t.Errorf("%d keys in the kernel (%v), want %d of frontends and %d of addresses", n, err, len(s), len(alone))
+	}
+}
+
+// alone are the addresses at whose other ports nothing answers.
+func (s state) alone() map[netip.Addr]bool {
+	alone, others := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for k, f := range s {
+		switch {
+		case f.Kind == frontend.LoadBalancer && f.Inside == nil:
+			others[k.Addr] = true
+		case f.Kind == frontend.LoadBalancer, f.Kind == frontend.ClusterIP:
+			alone[k.Addr] = true
+		}
+	}
+	for addr := range others {
+		delete(alone, addr)
+	}
+	return alone
 }
 
 // image is every byte of the maps.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap/alone"
 )
 
 // store knows what is in the maps of services and what is free. It is guarded by
@@ -19,10 +20,12 @@ type store struct {
 	rawMaps
 
 	entries map[frontend.Key]*entry
-	nKeys   [families]int // of them in the maps
+	nKeys   [families]int // of them in the maps, with those of addresses
+	pending [families]int // keys that the transaction under way will insert
 	fronts  []*front      // by number, nil: free
 
-	nSources [families]int // of all fronts
+	addresses alone.Addresses
+	nSources  [families]int // of all fronts
 
 	frontNumbers   numbers
 	backendNumbers [families]numbers
@@ -60,6 +63,7 @@ type entry struct {
 
 	timeout uint32
 	group   uint16
+	claim   alone.Claim
 }
 
 // front is an element of sl_front that is in use, or rests.

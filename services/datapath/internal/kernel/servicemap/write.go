@@ -233,15 +233,19 @@ func (m *rawMaps) storeBackend(fam int, number uint32, b rawBackend) {
 	}
 }
 
-// kindAddress and kindNode are SL_FE_... of service_abi.h.
+// kindAddress, kindNode and kindAlone are SL_FE_... of service_abi.h.
 const (
 	kindAddress = 0
 	kindNode    = 1
+	kindAlone   = 2
 )
 
 func kindOf(k frontend.Key) uint8 {
-	if k.Node {
+	switch {
+	case k.Node:
 		return kindNode
+	case isAddressKey(k):
+		return kindAlone
 	}
 	return kindAddress
 }

@@ -51,6 +51,12 @@ static __always_inline __u32 list_count(__u64 list)
 	return (__u16)(list >> SL_FRONT_COUNT_SHIFT);
 }
 
+/* The binary logarithm of the slots behind the members, 0: there are none. */
+static __always_inline __u32 list_table(__u64 list)
+{
+	return list >> SL_FRONT_TABLE_SHIFT & SL_FRONT_TABLE_MASK;
+}
+
 static __always_inline __u16 list_flags(__u64 list)
 {
 	return (__u16)(list >> SL_FRONT_FLAGS_SHIFT);
@@ -197,14 +203,21 @@ __noinline int best_member(__u64 list, struct sl_choice *c)
 	return (int)best;
 }
 
-/* The backend of the member that a hash chooses in a list that is not empty, 0
- * if there is none.
+/*
+ * The backend that a hash chooses in a list that is not empty: that of its slot or,
+ * without a table, of its member. 0 if there is none.
  */
 static __always_inline __u32 member_by_hash(__u64 list, __u64 hash)
 {
-	__u32 at = list_base(list) + (__u32)(((hash & 0xffffffff) * list_count(list)) >> 32);
-	__u64 *member = bpf_map_lookup_elem(&sl_member, &at);
+	__u32 at = list_base(list), table = list_table(list);
+	__u64 *member;
 
+	hash &= 0xffffffff;
+	if (table)
+		at += list_count(list) + (__u32)(hash << table >> 32);
+	else
+		at += (__u32)(hash * list_count(list) >> 32);
+	member = bpf_map_lookup_elem(&sl_member, &at);
 	return member ? (__u32)READ_ONCE(*member) : 0;
 }
 

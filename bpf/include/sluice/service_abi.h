@@ -68,7 +68,7 @@ _Static_assert(sizeof(struct sl_fe) == 8, "one word");
  * its own word.
  */
 struct sl_front {
-	__u64 list; /* base | count << 24 | algorithm << 40 | SL_FRONT_... << 48 */
+	__u64 list; /* base | count << 24 | table << 40 | SL_FRONT_... << 48 */
 	__u32 timeout; /* of affinity, in seconds; 0: none */
 	__u16 group; /* of fronts that share what affinity remembers */
 	__u16 port; /* the frontend's, for the way back; host order */
@@ -77,7 +77,7 @@ struct sl_front {
 _Static_assert(sizeof(struct sl_front) == 32, "half a cache line");
 
 #define SL_FRONT_COUNT_SHIFT 24
-#define SL_FRONT_ALGORITHM_SHIFT 40
+#define SL_FRONT_TABLE_SHIFT 40
 #define SL_FRONT_FLAGS_SHIFT 48
 #define SL_FRONT_BASE_MASK 0xffffff
 
@@ -85,12 +85,18 @@ _Static_assert(sizeof(struct sl_front) == 32, "half a cache line");
 #define SL_FRONT_DROP 0x1 /* without a backend: dropped; else it is refused */
 #define SL_FRONT_SOURCES 0x2 /* only from prefixes in sl_src4 and sl_src6 */
 
-/* How one of a front's members is chosen. */
-enum sl_algorithm {
-	/* up to SL_RENDEZVOUS members by rendezvous, above by hash modulo their count */
-	SL_ALGORITHM_DEFAULT = 0,
-};
+/*
+ * A list has count members from base on, each backend once. With a table, which is
+ * the binary logarithm of a number of slots and 0 without one, the slots follow the
+ * members: elements of sl_member too, each the member that it belongs to. Programs
+ * that do not know tables choose among the members and are right as well.
+ */
+#define SL_FRONT_TABLE_MASK 0xff
 
+/*
+ * Up to so many members are chosen from by rendezvous, more by a hash: its slot of
+ * the table or, without one, it modulo their count.
+ */
 #define SL_RENDEZVOUS 16
 
 /*

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/elements"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 )
 
@@ -73,7 +74,7 @@ type adoption struct {
 
 type adoptedSpan struct {
 	family int
-	span   span
+	span   elements.Run
 }
 
 func (ad *adoption) adoptBackends(fam int) {
@@ -90,7 +91,7 @@ func (ad *adoption) adoptBackends(fam int) {
 			gone: r.state != backendActive,
 		}
 		b.salt = Salt(b.addr)
-		s.backendNumbers[fam].takeAt(b.number)
+		s.backendNumbers[fam].TakeAt(b.number)
 		ad.backends[fam][n] = b
 		if other := s.backends[fam][b.addr]; other == nil || other.gone {
 			s.backends[fam][b.addr] = b
@@ -106,11 +107,11 @@ func (ad *adoption) adoptKey(k rawKey, v bpf.MapsSlFe) {
 	if key.Validate() != nil || rawKeyOf(key) != k || v.Outside == 0 {
 		return
 	}
-	if !s.frontNumbers.takeAt(v.Outside) {
+	if !s.frontNumbers.TakeAt(v.Outside) {
 		return
 	}
-	if v.Inside != 0 && v.Inside != v.Outside && !s.frontNumbers.takeAt(v.Inside) {
-		s.frontNumbers.give(v.Outside)
+	if v.Inside != 0 && v.Inside != v.Outside && !s.frontNumbers.TakeAt(v.Inside) {
+		s.frontNumbers.Give(v.Outside)
 		return
 	}
 	e := &entry{key: key}
@@ -140,7 +141,7 @@ func (ad *adoption) adoptKey(k rawKey, v bpf.MapsSlFe) {
 		e.inside.timeout, e.inside.group = e.timeout, e.group
 	}
 	if e.group != 0 {
-		s.groupNumbers.takeAt(uint32(e.group))
+		s.groupNumbers.TakeAt(uint32(e.group))
 		s.groupUses[e.group]++
 	}
 	s.entries[key] = e
@@ -151,9 +152,9 @@ func (ad *adoption) adoptKey(k rawKey, v bpf.MapsSlFe) {
 func (ad *adoption) adoptList(f *front) {
 	s := ad.s
 	w := s.front(f.number)[listWord]
-	sp := span{int(w & baseMask), int(w >> countShift & maxCount)}
+	sp := elements.Run{Base: int(w & baseMask), N: int(w >> countShift & maxCount)}
 	f.list = s.empty
-	if sp.n > 0 {
+	if sp.N > 0 {
 		if l := ad.list(familyOf(f.key.Addr), sp); l != nil {
 			f.list = l
 		}
@@ -162,18 +163,18 @@ func (ad *adoption) adoptList(f *front) {
 }
 
 // list takes over a run of members, nil: it is no list.
-func (ad *adoption) list(fam int, sp span) *list {
+func (ad *adoption) list(fam int, sp elements.Run) *list {
 	s := ad.s
 	at := adoptedSpan{fam, sp}
 	if l := ad.lists[at]; l != nil {
 		return l
 	}
-	if sp.end() > s.nMembers {
+	if sp.End() > s.nMembers {
 		return nil
 	}
-	l := &list{family: fam, span: sp, backends: make([]*backend, sp.n)}
+	l := &list{family: fam, span: sp, backends: make([]*backend, sp.N)}
 	for i := range l.backends {
-		w := s.member(sp.base + i)
+		w := s.member(sp.Base + i)
 		if n := uint32(w); int64(n) < int64(s.nBackends) {
 			l.backends[i] = ad.backends[fam][n]
 		}
@@ -182,7 +183,7 @@ func (ad *adoption) list(fam int, sp span) *list {
 			return nil
 		}
 	}
-	if !s.places.takeAt(sp) {
+	if !s.places.TakeAt(sp) {
 		return nil
 	}
 	s.keep(l)
@@ -196,11 +197,11 @@ func (ad *adoption) list(fam int, sp span) *list {
 func (ad *adoption) adoptRemoved(number uint32, w frontWords) {
 	s := ad.s
 	f := &front{number: number, key: frontend.Key{}}
-	s.frontNumbers.takeAt(number)
+	s.frontNumbers.TakeAt(number)
 	s.fronts[number] = f
 	s.left.fronts = append(s.left.fronts, f)
-	sp := span{int(w[listWord] & baseMask), int(w[listWord] >> countShift & maxCount)}
-	if sp.n > 0 && s.places.takeAt(sp) {
+	sp := elements.Run{Base: int(w[listWord] & baseMask), N: int(w[listWord] >> countShift & maxCount)}
+	if sp.N > 0 && s.places.TakeAt(sp) {
 		s.left.spans = append(s.left.spans, sp)
 	}
 }

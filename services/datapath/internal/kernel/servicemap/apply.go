@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/elements"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap/alone"
 )
@@ -153,9 +154,9 @@ type part struct {
 
 	sources []netip.Prefix // from which it may be asked, with flagSources
 
-	list     *list      // nil: it has to be made, at
-	span     span       // of
-	backends []*backend // nil: it has to be made
+	list     *list        // nil: it has to be made, at
+	span     elements.Run // of
+	backends []*backend   // nil: it has to be made
 }
 
 // plan says which fronts a frontend has, and whether its key has to lead to others
@@ -343,9 +344,9 @@ func (s *store) makeRoom(isNew bool, keys int, ps []*part, fam int) error {
 		}
 	}
 	for _, err := range []error{
-		fits(bpf.MapsMapSlMember, members, min(largest, members), s.places.free, s.nMembers),
-		fits(backendMap[fam], backends, largest, s.backendNumbers[fam].free(), s.nBackends),
-		fits(bpf.MapsMapSlFront, fronts, 0, s.frontNumbers.free(), s.nFronts),
+		fits(bpf.MapsMapSlMember, members, min(largest, members), s.places.Free(), s.nMembers),
+		fits(backendMap[fam], backends, largest, s.backendNumbers[fam].Free(), s.nBackends),
+		fits(bpf.MapsMapSlFront, fronts, 0, s.frontNumbers.Free(), s.nFronts),
 		fits(sourceMap[fam], sources, sources, s.sourceRoom(fam), int(s.sources[fam].MaxEntries())),
 		fits(keyMap[fam], keys, 0, s.keyRoom(fam), int(s.keys[fam].MaxEntries())),
 	} {
@@ -354,21 +355,21 @@ func (s *store) makeRoom(isNew bool, keys int, ps []*part, fam int) error {
 		}
 	}
 	if largest > maxCount {
-		return &frontend.NoRoomError{Map: bpf.MapsMapSlMember, Need: largest, Free: s.places.free, Limit: maxCount}
+		return &frontend.NoRoomError{Map: bpf.MapsMapSlMember, Need: largest, Free: s.places.Free(), Limit: maxCount}
 	}
 	for i, p := range ps {
 		if p.list != nil {
 			continue
 		}
 		var ok bool
-		if p.span, ok = s.places.take(len(p.backends)); !ok {
+		if p.span, ok = s.places.Take(len(p.backends)); !ok {
 			for _, q := range ps[:i] {
 				if q.list == nil {
-					s.places.give(q.span)
+					s.places.Give(q.span)
 				}
 			}
 			return fmt.Errorf("%w; they are not in one piece", &frontend.NoRoomError{
-				Map: bpf.MapsMapSlMember, Need: len(p.backends), Free: s.places.free, Limit: quarter(s.nMembers),
+				Map: bpf.MapsMapSlMember, Need: len(p.backends), Free: s.places.Free(), Limit: quarter(s.nMembers),
 			})
 		}
 	}
@@ -389,13 +390,13 @@ func (a *application) write(e *entry, p *part) {
 	if p.list == nil {
 		// two parts may want equal lists
 		if p.list = s.find(familyOf(e.key.Addr), p.want.Backends); p.list != nil {
-			s.places.give(p.span)
+			s.places.Give(p.span)
 		} else {
 			p.list = a.makeList(familyOf(e.key.Addr), p)
 		}
 	}
 	if p.front == nil {
-		number, _ := s.frontNumbers.take()
+		number, _ := s.frontNumbers.Take()
 		p.front = &front{
 			number: number, key: e.key, list: p.list, flags: p.flags, timeout: e.timeout, group: e.group,
 		}
@@ -477,7 +478,7 @@ func (a *application) makeList(fam int, p *part) *list {
 		}
 		switch {
 		case b == nil:
-			number, _ := s.backendNumbers[fam].take()
+			number, _ := s.backendNumbers[fam].Take()
 			if len(fresh) == 0 {
 				fresh = make([]backend, min(len(l.backends)-i, 64))
 			}
@@ -491,7 +492,7 @@ func (a *application) makeList(fam int, p *part) *list {
 			s.storeBackend(fam, b.number, b.raw())
 		}
 		l.backends[i] = b
-		s.storeMember(l.span.base+i, memberWord(b))
+		s.storeMember(l.span.Base+i, memberWord(b))
 	}
 	s.keep(l)
 	return l
@@ -621,9 +622,9 @@ func (s *store) groupFor(e *entry, service string, timeout uint32) (uint16, erro
 		s.groups[service], s.named[e.group] = e.group, service
 		return e.group, nil
 	}
-	g, ok := s.groupNumbers.take()
+	g, ok := s.groupNumbers.Take()
 	if !ok {
-		return 0, fmt.Errorf("%d services have affinity, there is no number for another", s.groupNumbers.n)
+		return 0, fmt.Errorf("%d services have affinity, there is no number for another", s.groupNumbers.Used())
 	}
 	s.groups[service], s.named[uint16(g)] = uint16(g), service
 	return uint16(g), nil
@@ -659,5 +660,5 @@ func (s *store) freeUnused(g uint16) {
 	delete(s.groupUses, g)
 	delete(s.groups, s.named[g])
 	delete(s.named, g)
-	s.groupNumbers.give(uint32(g))
+	s.groupNumbers.Give(uint32(g))
 }

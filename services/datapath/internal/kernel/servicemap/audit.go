@@ -137,15 +137,15 @@ func (a *mapAudit) members() {
 	for _, ls := range s.lists {
 		for _, l := range ls {
 			for i, b := range l.backends {
-				want[l.span.base+i] = memberWord(b)
+				want[l.span.Base+i] = memberWord(b)
 			}
 		}
 	}
 	left := make([]bool, s.nMembers)
 	for _, d := range append(slices.Clone(s.leaving), s.left) {
 		for _, sp := range d.spans {
-			for i := range sp.n {
-				left[sp.base+i] = true
+			for i := range sp.N {
+				left[sp.Base+i] = true
 			}
 		}
 	}

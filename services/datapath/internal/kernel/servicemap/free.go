@@ -90,10 +90,10 @@ func (s *store) endBarrier(d *departed, passed bool, now time.Time) {
 		return
 	}
 	for _, sp := range d.spans {
-		for i := range sp.n {
-			s.storeMember(sp.base+i, 0)
+		for i := range sp.N {
+			s.storeMember(sp.Base+i, 0)
 		}
-		s.places.give(sp)
+		s.places.Give(sp)
 	}
 	for _, f := range d.fronts {
 		s.resting = append(s.resting, &rest{since: now, front: f})
@@ -179,7 +179,7 @@ func (s *store) free(r *rest) {
 	if f := r.front; f != nil {
 		s.clearFront(f.number)
 		s.fronts[f.number] = nil
-		s.frontNumbers.give(f.number)
+		s.frontNumbers.Give(f.number)
 		return
 	}
 	b := r.backend
@@ -187,5 +187,5 @@ func (s *store) free(r *rest) {
 	if s.backends[b.family][b.addr] == b {
 		delete(s.backends[b.family], b.addr)
 	}
-	s.backendNumbers[b.family].give(b.number)
+	s.backendNumbers[b.family].Give(b.number)
 }

@@ -77,7 +77,7 @@ func (f *front) describe() *Front {
 		return nil
 	}
 	d := &Front{
-		Number: f.number, Base: f.list.span.base, Drop: f.flags&flagDrop != 0, Sources: f.flags&flagSources != 0,
+		Number: f.number, Base: f.list.span.Base, Drop: f.flags&flagDrop != 0, Sources: f.flags&flagSources != 0,
 		Backends: make([]Backend, len(f.list.backends)),
 	}
 	for i, b := range f.list.backends {
@@ -195,8 +195,8 @@ func (m *Maps) Counts() (Counts, error) {
 	defer m.gate.RUnlock()
 	s := m.store
 	c := Counts{
-		Frontends: len(s.entries), Fronts: s.frontNumbers.n, Members: s.nMembers - s.places.free,
-		Backends: s.backendNumbers[ip4].n + s.backendNumbers[ip6].n,
+		Frontends: len(s.entries), Fronts: s.frontNumbers.Used(), Members: s.nMembers - s.places.Free(),
+		Backends: s.backendNumbers[ip4].Used() + s.backendNumbers[ip6].Used(),
 	}
 	for _, f := range s.fronts {
 		if f != nil && f.list == nil {
@@ -218,9 +218,9 @@ func (m *Maps) Usage() (map[string]int, error) {
 	defer m.gate.RUnlock()
 	s := m.store
 	return map[string]int{
-		bpf.MapsMapSlFront:  s.frontNumbers.n,
-		bpf.MapsMapSlMember: s.nMembers - s.places.free,
-		bpf.MapsMapSlBe4:    s.backendNumbers[ip4].n,
-		bpf.MapsMapSlBe6:    s.backendNumbers[ip6].n,
+		bpf.MapsMapSlFront:  s.frontNumbers.Used(),
+		bpf.MapsMapSlMember: s.nMembers - s.places.Free(),
+		bpf.MapsMapSlBe4:    s.backendNumbers[ip4].Used(),
+		bpf.MapsMapSlBe6:    s.backendNumbers[ip6].Used(),
 	}, nil
 }

@@ -353,10 +353,10 @@ func (s *store) dropRests(but Frontend) {
 	s.left = &departed{}
 	var kept departed
 	for _, sp := range d.spans {
-		for m := range sp.n {
-			s.storeMember(sp.base+m, 0)
+		for m := range sp.N {
+			s.storeMember(sp.Base+m, 0)
 		}
-		s.places.give(sp)
+		s.places.Give(sp)
 	}
 	for _, f := range d.fronts {
 		if keep(&rest{front: f}) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/elements"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap/alone"
 )
@@ -27,10 +28,10 @@ type store struct {
 	addresses alone.Addresses
 	nSources  [families]int // of all fronts
 
-	frontNumbers   numbers
-	backendNumbers [families]numbers
-	places         places
-	groupNumbers   numbers
+	frontNumbers   elements.Numbers
+	backendNumbers [families]elements.Numbers
+	places         elements.Runs
+	groupNumbers   elements.Numbers
 
 	backends [families]map[netip.AddrPort]*backend
 	gens     [families][]uint8 // of backends, by number
@@ -86,7 +87,7 @@ type front struct {
 // list is a run of members that fronts share.
 type list struct {
 	family   int
-	span     span
+	span     elements.Run
 	backends []*backend
 	sum      uint64
 	fronts   int // that have it
@@ -110,7 +111,7 @@ func (b *backend) used() bool { return b.lists > 0 || b.drains > 0 }
 
 // departed is what one grace period is for.
 type departed struct {
-	spans    []span
+	spans    []elements.Run
 	fronts   []*front
 	backends []*backend
 }
@@ -132,9 +133,9 @@ func newStore(rm rawMaps) *store {
 		rawMaps:      rm,
 		entries:      map[frontend.Key]*entry{},
 		fronts:       make([]*front, rm.nFronts),
-		frontNumbers: newNumbers(rm.nFronts - 1),
-		places:       newPlaces(rm.nMembers),
-		groupNumbers: newNumbers(1<<16 - 1),
+		frontNumbers: elements.NewNumbers(rm.nFronts - 1),
+		places:       elements.NewRuns(rm.nMembers),
+		groupNumbers: elements.NewNumbers(1<<16 - 1),
 		lists:        map[uint64][]*list{},
 		empty:        &list{},
 		groups:       map[string]uint16{},
@@ -144,7 +145,7 @@ func newStore(rm rawMaps) *store {
 	}
 	for fam := range families {
 		s.backends[fam] = map[netip.AddrPort]*backend{}
-		s.backendNumbers[fam] = newNumbers(rm.nBackends - 1)
+		s.backendNumbers[fam] = elements.NewNumbers(rm.nBackends - 1)
 		s.gens[fam] = make([]uint8, rm.nBackends)
 	}
 	return s
@@ -193,7 +194,7 @@ const (
 func (f *front) listWord() uint64 {
 	w := uint64(f.flags) << flagsShift
 	if f.list != nil {
-		w |= uint64(f.list.span.base) | uint64(f.list.span.n)<<countShift
+		w |= uint64(f.list.span.Base) | uint64(f.list.span.N)<<countShift
 	}
 	return w
 }

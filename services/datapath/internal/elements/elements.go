@@ -16,17 +16,20 @@ type Run struct{ Base, N int }
 // End is the element behind the run.
 func (s Run) End() int { return s.Base + s.N }
 
-// Runs gives out runs of elements. It looks for the next one behind the last:
-// a place rests for as long as possible, and the search is short.
+// Runs gives out runs of elements. It looks for the next one behind the last: a place
+// rests for as long as possible, and the search is short. Those of Take come from the
+// beginning, those of TakeLast from the end: short ones all over the map would leave no
+// piece for a long one.
 type Runs struct {
 	size, free int
 	spans      []Run // that are free, by base; no two touch
 	next       int   // base from where on a run is looked for
+	short      int   // where the part ends in which Take looks; it grows
 }
 
 // NewRuns has all elements of a map of a size.
 func NewRuns(size int) Runs {
-	return Runs{size: size, free: size, spans: []Run{{0, size}}}
+	return Runs{size: size, free: size, spans: []Run{{0, size}}, short: (size + 7) / 8}
 }
 
 // from is the index of the first free run that ends behind base.
@@ -37,13 +40,33 @@ func (p *Runs) from(base int) int {
 
 // Take returns a run of n elements, n above 0; false: there is none.
 func (p *Runs) Take(n int) (Run, bool) {
-	start := p.from(p.next)
-	for i := range len(p.spans) {
-		at := (start + i) % len(p.spans)
-		if f := p.spans[at]; f.N >= n {
-			s := Run{f.Base, n}
-			p.cut(at, s)
-			p.next = s.End()
+	for {
+		start := p.from(p.next)
+		for i := range len(p.spans) {
+			at := (start + i) % len(p.spans)
+			if f := p.spans[at]; f.N >= n && f.Base+n <= p.short {
+				s := Run{f.Base, n}
+				p.cut(at, s)
+				p.next = s.End()
+				return s, true
+			}
+		}
+		if p.short == p.size {
+			return Run{}, false
+		}
+		p.short = min(2*p.short, p.size)
+	}
+}
+
+// TakeLast returns the last free run of n elements, n above 0, whose distance from the end
+// is a multiple of n; false: there is none. So two runs fit exactly where one of twice their
+// length was.
+func (p *Runs) TakeLast(n int) (Run, bool) {
+	for i, f := range slices.Backward(p.spans) {
+		behind := p.size - f.End()
+		s := Run{p.size - (behind+n-1)/n*n - n, n}
+		if s.Base >= f.Base {
+			p.cut(i, s)
 			return s, true
 		}
 	}

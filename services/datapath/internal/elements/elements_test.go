@@ -26,7 +26,11 @@ func TestRunsDoNotOverlapAndComeBack(t *testing.T) {
 			taken = slices.Delete(taken, i, i+1)
 			continue
 		}
-		run, ok := p.Take(1 + r.IntN(40))
+		take := p.Take
+		if r.IntN(4) == 0 {
+			take = p.TakeLast
+		}
+		run, ok := take(1 + r.IntN(40))
 		if !ok {
 			continue
 		}
@@ -52,5 +56,27 @@ func TestRunsDoNotOverlapAndComeBack(t *testing.T) {
 	}
 	if run, ok := p.Take(size); !ok || run != (Run{0, size}) {
 		t.Errorf("with nothing in use %v, %t is to be had", run, ok)
+	}
+}
+
+// TestShortRunsLeaveRoomForLongOnes: short runs come and go for long, and stay at the
+// beginning.
+func TestShortRunsLeaveRoomForLongOnes(t *testing.T) {
+	p := NewRuns(1 << 16)
+	var taken []Run
+	for i := range 20000 {
+		run, ok := p.Take(5 + i%3)
+		if !ok {
+			t.Fatal("there is no short run")
+		}
+		if taken = append(taken, run); len(taken) > 500 {
+			p.Give(taken[0])
+			taken = taken[1:]
+		}
+	}
+	for n := range 7 {
+		if run, ok := p.TakeLast(1 << 13); !ok || run.Base != 1<<16-(n+1)<<13 {
+			t.Errorf("long run %d: %v, %t", n, run, ok)
+		}
 	}
 }

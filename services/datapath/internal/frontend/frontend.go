@@ -134,6 +134,9 @@ type List struct {
 	Backends []Backend
 	// Drop drops connections while there is no backend; else they are refused.
 	Drop bool
+	// Table asks for a rendezvous table: a hash keeps its backend while others come and
+	// go, however many there are.
+	Table bool
 	// Draining are backends that get no new connections, and keep those that the
 	// frontend has led to them. Sorted by address and port, each once, none of them in
 	// Backends.

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/elements"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/rendezvous"
 )
 
 // adopt rebuilds what is known of services from the maps alone. What a killed
@@ -73,8 +74,7 @@ type adoption struct {
 }
 
 type adoptedSpan struct {
-	family int
-	span   elements.Run
+	family, base, members, tableBits int
 }
 
 func (ad *adoption) adoptBackends(fam int) {
@@ -151,28 +151,33 @@ func (ad *adoption) adoptKey(k rawKey, v bpf.MapsSlFe) {
 // is taken for empty.
 func (ad *adoption) adoptList(f *front) {
 	s := ad.s
-	w := s.front(f.number)[listWord]
-	sp := elements.Run{Base: int(w & baseMask), N: int(w >> countShift & maxCount)}
+	base, members, bits := run(s.front(f.number)[listWord])
 	f.list = s.empty
-	if sp.N > 0 {
-		if l := ad.list(familyOf(f.key.Addr), sp); l != nil {
+	if members > 0 {
+		if l := ad.list(adoptedSpan{familyOf(f.key.Addr), base, members, bits}); l != nil {
 			f.list = l
 		}
 	}
 	f.list.fronts++
 }
 
-// list takes over a run of members, nil: it is no list.
-func (ad *adoption) list(fam int, sp elements.Run) *list {
-	s := ad.s
-	at := adoptedSpan{fam, sp}
+// list takes over a run of members, nil: it is no list. Its table is what its members
+// make it: slots that are something else, as those of another version may be, are put
+// right one by one. A table that this version does not make is left out.
+func (ad *adoption) list(at adoptedSpan) *list {
+	s, fam := ad.s, at.family
 	if l := ad.lists[at]; l != nil {
 		return l
 	}
+	bits := at.tableBits
+	if bits > rendezvous.MaxBits || at.members > rendezvous.Slots(bits)/rendezvous.LeastSlots {
+		bits = 0
+	}
+	sp := elements.Run{Base: at.base, N: runLength(at.members, bits)}
 	if sp.End() > s.nMembers {
 		return nil
 	}
-	l := &list{family: fam, span: sp, backends: make([]*backend, sp.N)}
+	l := &list{family: fam, span: sp, backends: make([]*backend, at.members)}
 	for i := range l.backends {
 		w := s.member(sp.Base + i)
 		if n := uint32(w); int64(n) < int64(s.nBackends) {
@@ -186,6 +191,7 @@ func (ad *adoption) list(fam int, sp elements.Run) *list {
 	if !s.places.TakeAt(sp) {
 		return nil
 	}
+	l.table = rendezvous.New(bits, l.addresses())
 	s.keep(l)
 	ad.lists[at] = l
 	return l
@@ -200,8 +206,11 @@ func (ad *adoption) adoptRemoved(number uint32, w frontWords) {
 	s.frontNumbers.TakeAt(number)
 	s.fronts[number] = f
 	s.left.fronts = append(s.left.fronts, f)
-	sp := elements.Run{Base: int(w[listWord] & baseMask), N: int(w[listWord] >> countShift & maxCount)}
-	if sp.N > 0 && s.places.TakeAt(sp) {
+	base, members, bits := run(w[listWord])
+	if bits > rendezvous.MaxBits {
+		bits = 0
+	}
+	if sp := (elements.Run{Base: base, N: runLength(members, bits)}); members > 0 && s.places.TakeAt(sp) {
 		s.left.spans = append(s.left.spans, sp)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/elements"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap/alone"
+	"github.com/sluice-net/sluice/services/datapath/internal/rendezvous"
 )
 
 // Apply carries out a transaction. When it returns, every packet and every socket
@@ -159,6 +160,11 @@ type part struct {
 	backends []*backend   // nil: it has to be made
 }
 
+// gainsTable says whether the part needs a table and has none that it would leave.
+func (p *part) gainsTable() bool {
+	return wantedTable(p.want) > 0 && (p.front == nil || p.front.list.table == nil)
+}
+
 // plan says which fronts a frontend has, and whether its key has to lead to others
 // than before.
 func plan(e *entry, f *frontend.Frontend) (inside, outside *part, reshape bool) {
@@ -230,7 +236,7 @@ func (a *application) set(f *frontend.Frontend) error {
 	}
 	same := e != nil && !reshape && e.timeout == timeout && e.group == group
 	for _, p := range ps {
-		if p.front != nil && p.front.list.has(p.want.Backends) {
+		if p.front != nil && p.front.list.is(p.want) {
 			p.list = p.front.list
 		}
 		same = same && p.list != nil && p.front.flags == p.flags && slices.Equal(p.front.sources, p.sources)
@@ -245,7 +251,7 @@ func (a *application) set(f *frontend.Frontend) error {
 		}
 		if err := s.makeRoom(e == nil, keys, ps, familyOf(f.Key.Addr)); err != nil {
 			s.freeUnused(group)
-			return err
+			return tableError(f, ps, err)
 		}
 		s.pending[familyOf(f.Key.Addr)] += keys
 	}
@@ -309,33 +315,41 @@ func (a *application) reshape(e, was *entry) error {
 // makeRoom finds the lists of the parts, or the places and backends for them. If
 // something is missing, nothing is taken.
 func (s *store) makeRoom(isNew bool, keys int, ps []*part, fam int) error {
-	kept := func(size int) int {
-		if isNew {
-			return reserve(size)
-		}
-		return 0
-	}
-	fits := func(mapName string, need, total, free, size int) error {
-		if free = max(free-kept(size), 0); need > free || total > quarter(size) {
+	fitsBeside := func(kept int, mapName string, need, total, free, size int) error {
+		if free = max(free-kept, 0); need > free || total > quarter(size) {
 			return &frontend.NoRoomError{Map: mapName, Need: need, Free: free, Limit: quarter(size)}
 		}
 		return nil
 	}
+	fits := func(mapName string, need, total, free, size int) error {
+		kept := 0
+		if isNew {
+			kept = reserve(size)
+		}
+		return fitsBeside(kept, mapName, need, total, free, size)
+	}
 	members, backends, fronts, largest, sources := 0, 0, 0, 0, 0
+	longest, bits, gains := 0, 0, false // of the runs, of the tables
 	for _, p := range ps {
 		sources += p.missing()
 		if p.front == nil {
 			fronts++
 		}
 		if p.list == nil {
-			p.list = s.find(fam, p.want.Backends)
+			p.list = s.find(fam, p.want)
 		}
 		if p.list != nil {
 			continue
 		}
 		n := len(p.want.Backends)
-		members += n
-		largest = max(largest, n)
+		table := wantedTable(p.want)
+		if table > 0 && n > rendezvous.MaxBackends {
+			return fmt.Errorf("%d backends, at most %d have a table", n, rendezvous.MaxBackends)
+		}
+		length := runLength(n, table)
+		members += length
+		largest, longest, bits = max(largest, n), max(longest, length), max(bits, table)
+		gains = gains || p.gainsTable()
 		p.backends = make([]*backend, n)
 		for i := range p.backends {
 			if p.backends[i] = s.backends[fam][p.want.Backends[i].AddrPort]; p.backends[i] == nil {
@@ -343,8 +357,12 @@ func (s *store) makeRoom(isNew bool, keys int, ps []*part, fam int) error {
 			}
 		}
 	}
+	keptMembers := 0
+	if isNew || gains {
+		keptMembers = s.reservedMembers(bits)
+	}
 	for _, err := range []error{
-		fits(bpf.MapsMapSlMember, members, min(largest, members), s.places.Free(), s.nMembers),
+		fitsBeside(keptMembers, bpf.MapsMapSlMember, members, longest, s.places.Free(), s.nMembers),
 		fits(backendMap[fam], backends, largest, s.backendNumbers[fam].Free(), s.nBackends),
 		fits(bpf.MapsMapSlFront, fronts, 0, s.frontNumbers.Free(), s.nFronts),
 		fits(sourceMap[fam], sources, sources, s.sourceRoom(fam), int(s.sources[fam].MaxEntries())),
@@ -357,23 +375,56 @@ func (s *store) makeRoom(isNew bool, keys int, ps []*part, fam int) error {
 	if largest > maxCount {
 		return &frontend.NoRoomError{Map: bpf.MapsMapSlMember, Need: largest, Free: s.places.Free(), Limit: maxCount}
 	}
+	free := s.places.Free()
 	for i, p := range ps {
 		if p.list != nil {
 			continue
 		}
-		var ok bool
-		if p.span, ok = s.places.Take(len(p.backends)); !ok {
+		if ok := s.place(p, gains); !ok {
 			for _, q := range ps[:i] {
 				if q.list == nil {
 					s.places.Give(q.span)
 				}
 			}
 			return fmt.Errorf("%w; they are not in one piece", &frontend.NoRoomError{
-				Map: bpf.MapsMapSlMember, Need: len(p.backends), Free: s.places.Free(), Limit: quarter(s.nMembers),
+				Map: bpf.MapsMapSlMember, Need: longest, Free: free, Limit: quarter(s.nMembers),
 			})
 		}
 	}
 	return nil
+}
+
+// place takes a run for the list of a part; false: there is none. With spare there has to
+// be another one, in which any table can be exchanged.
+func (s *store) place(p *part, spare bool) (ok bool) {
+	bits := wantedTable(p.want)
+	if bits == 0 {
+		p.span, ok = s.places.Take(len(p.backends))
+		return ok
+	}
+	if p.span, ok = s.places.TakeLast(runLength(len(p.backends), bits)); !ok || !spare {
+		return ok
+	}
+	other, ok := s.places.TakeLast(s.longest(bits))
+	if ok {
+		s.places.Give(other)
+	} else {
+		s.places.Give(p.span)
+	}
+	return ok
+}
+
+// tableError says whose table has no room, if a frontend that is refused needs one.
+func tableError(f *frontend.Frontend, ps []*part, err error) error {
+	if room, ok := errors.AsType[*frontend.NoRoomError](err); ok && room.Map != bpf.MapsMapSlMember {
+		return err
+	}
+	for _, p := range ps {
+		if slots := rendezvous.Slots(wantedTable(p.want)); slots > 0 && p.list == nil {
+			return fmt.Errorf("service %s asks for a table, of %d slots: %w", f.Service, slots, err)
+		}
+	}
+	return err
 }
 
 // keyRoom is how many keys of a family are free.
@@ -389,7 +440,7 @@ func (a *application) write(e *entry, p *part) {
 	s := a.s
 	if p.list == nil {
 		// two parts may want equal lists
-		if p.list = s.find(familyOf(e.key.Addr), p.want.Backends); p.list != nil {
+		if p.list = s.find(familyOf(e.key.Addr), p.want); p.list != nil {
 			s.places.Give(p.span)
 		} else {
 			p.list = a.makeList(familyOf(e.key.Addr), p)
@@ -492,7 +543,16 @@ func (a *application) makeList(fam int, p *part) *list {
 			s.storeBackend(fam, b.number, b.raw())
 		}
 		l.backends[i] = b
-		s.storeMember(l.span.Base+i, memberWord(b))
+	}
+	if bits := wantedTable(p.want); bits > 0 {
+		var before *rendezvous.Table
+		if p.front != nil {
+			before = p.front.list.table
+		}
+		l.table = before.Change(bits, l.addresses())
+	}
+	for i := range l.span.N {
+		s.storeMember(l.span.Base+i, l.element(i))
 	}
 	s.keep(l)
 	return l

@@ -136,8 +136,8 @@ func (a *mapAudit) members() {
 	want := make([]uint64, s.nMembers)
 	for _, ls := range s.lists {
 		for _, l := range ls {
-			for i, b := range l.backends {
-				want[l.span.Base+i] = memberWord(b)
+			for i := range l.span.N {
+				want[l.span.Base+i] = l.element(i)
 			}
 		}
 	}

@@ -112,3 +112,28 @@ func BenchmarkKernelAudit(b *testing.B) {
 	}
 	b.ReportMetric(float64(best.Microseconds())/1000, "best-ms")
 }
+
+// BenchmarkKernelTable exchanges the table of a frontend, by one backend.
+func BenchmarkKernelTable(b *testing.B) {
+	for _, n := range []int{100, 200} {
+		b.Run(fmt.Sprintf("%d backends", n), func(b *testing.B) {
+			i := start(b, kerneltest.NewBPFFS(b), sizes{})
+			var txs [2]*frontend.Transaction
+			for more := range txs {
+				txs[more] = &frontend.Transaction{}
+				txs[more].Upsert(service(1, false, tableList(false, numbersTo(n+more)...)))
+			}
+			i.apply(b, txs[0])
+			best := time.Hour
+			for round := 1; b.Loop(); round++ {
+				began := time.Now()
+				i.apply(b, txs[round%2])
+				best = min(best, time.Since(began))
+				b.StopTimer()
+				i.collectAll(b)
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(best.Nanoseconds())/1000, "best-us")
+		})
+	}
+}

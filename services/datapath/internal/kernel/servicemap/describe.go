@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/rendezvous"
 )
 
 // DescribeKey4 puts a key of sl_fe4 into words.
@@ -39,13 +40,17 @@ func DescribeFronts(v *bpf.MapsSlFe) string {
 
 // DescribeFront puts an element of sl_front into words.
 func DescribeFront(v *bpf.MapsSlFront) string {
-	base, count := v.List&baseMask, v.List>>countShift&maxCount
+	base, count, table := run(v.List)
 	words := []string{fmt.Sprintf("port %d address %s", v.Port, describeFrontAddr(v.Addr))}
 	switch count {
 	case 0:
 		words = append(words, "no backend")
 	default:
 		words = append(words, fmt.Sprintf("members %d to %d", base, base+count-1))
+	}
+	if table > 0 {
+		slots := rendezvous.Slots(min(table, rendezvous.MaxBits+1)) // larger ones are corrupt
+		words = append(words, fmt.Sprintf("table of %d slots %d to %d", slots, base+count, base+count+slots-1))
 	}
 	for _, f := range []struct {
 		bit  uint64

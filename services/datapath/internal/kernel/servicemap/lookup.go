@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/rendezvous"
 )
 
 // Frontend is a frontend as the kernel has it.
@@ -32,6 +33,7 @@ type Frontend struct {
 type Front struct {
 	Number   uint32
 	Base     int // of the members
+	Slots    int // of the table behind them; 0: there is none
 	Drop     bool
 	Sources  bool // only from its source ranges
 	Backends []Backend
@@ -78,7 +80,7 @@ func (f *front) describe() *Front {
 	}
 	d := &Front{
 		Number: f.number, Base: f.list.span.Base, Drop: f.flags&flagDrop != 0, Sources: f.flags&flagSources != 0,
-		Backends: make([]Backend, len(f.list.backends)),
+		Slots: rendezvous.Slots(f.list.table.Bits()), Backends: make([]Backend, len(f.list.backends)),
 	}
 	for i, b := range f.list.backends {
 		d.Backends[i] = b.describe()

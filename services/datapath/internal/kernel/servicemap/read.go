@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/rendezvous"
 )
 
 // Lookup reads a frontend as the programs do: from the maps, which may hold
@@ -75,11 +76,12 @@ func (m *rawMaps) lookupKey(k frontend.Key) (v bpf.MapsSlFe, err error) {
 // readFront reads the front whose list a word names.
 func (m *rawMaps) readFront(fam int, number uint32, list uint64) *Front {
 	flags := uint16(list >> flagsShift)
+	base, members, bits := run(list)
 	f := &Front{
-		Number: number, Base: int(list & baseMask), Drop: flags&flagDrop != 0, Sources: flags&flagSources != 0,
-		Backends: []Backend{},
+		Number: number, Base: base, Drop: flags&flagDrop != 0, Sources: flags&flagSources != 0,
+		Slots: rendezvous.Slots(min(bits, rendezvous.MaxBits+1)), Backends: []Backend{},
 	}
-	for i := f.Base; i < min(f.Base+int(list>>countShift&maxCount), m.nMembers); i++ {
+	for i := base; i < min(base+members, m.nMembers); i++ {
 		n := uint32(m.member(i))
 		if int64(n) >= int64(m.nBackends) {
 			continue

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/elements"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap/alone"
+	"github.com/sluice-net/sluice/services/datapath/internal/rendezvous"
 )
 
 // store knows what is in the maps of services and what is free. It is guarded by
@@ -36,7 +37,8 @@ type store struct {
 	backends [families]map[netip.AddrPort]*backend
 	gens     [families][]uint8 // of backends, by number
 	lists    map[uint64][]*list
-	empty    *list // without backends; it takes no place
+	tables   [rendezvous.MaxBits + 1]int // lists with a table of so many bits
+	empty    *list                       // without backends; it takes no place
 
 	groups    map[string]uint16 // by service port, of those known
 	named     map[uint16]string // the reverse
@@ -84,11 +86,12 @@ type front struct {
 	group   uint16
 }
 
-// list is a run of members that fronts share.
+// list is a run of members that fronts share, with the slots of its table behind them.
 type list struct {
 	family   int
 	span     elements.Run
 	backends []*backend
+	table    *rendezvous.Table // nil: there is none
 	sum      uint64
 	fronts   int // that have it
 }
@@ -185,16 +188,35 @@ const (
 	flagSources = 0x2
 
 	countShift = 24
+	tableShift = 40
 	flagsShift = 48
 	baseMask   = 1<<countShift - 1
 	maxCount   = 1<<16 - 1
+	tableMask  = 1<<8 - 1
 )
+
+// run is the members and the slots that a front's word leads to.
+func run(listWord uint64) (base, members, tableBits int) {
+	return int(listWord & baseMask), int(listWord >> countShift & maxCount), int(listWord >> tableShift & tableMask)
+}
+
+// element is what an element of the list's run is. What follows the table is not used.
+func (l *list) element(i int) uint64 {
+	if n := len(l.backends); i >= n {
+		owners := l.table.Owners()
+		if i -= n; i >= len(owners) {
+			return 0
+		}
+		i = int(owners[i])
+	}
+	return memberWord(l.backends[i])
+}
 
 // listWord is the word that leads from a front to its members.
 func (f *front) listWord() uint64 {
 	w := uint64(f.flags) << flagsShift
 	if f.list != nil {
-		w |= uint64(f.list.span.Base) | uint64(f.list.span.N)<<countShift
+		w |= uint64(f.list.span.Base) | uint64(len(f.list.backends))<<countShift | uint64(f.list.table.Bits())<<tableShift
 	}
 	return w
 }
@@ -253,8 +275,10 @@ func (e *entry) each(f func(*front)) {
 	}
 }
 
-// find returns a list of just these backends, nil: there is none.
-func (s *store) find(fam int, bs []frontend.Backend) *list {
+// find returns a list of just these backends, with a table if it should have one; nil:
+// there is none.
+func (s *store) find(fam int, want *frontend.List) *list {
+	bs := want.Backends
 	if len(bs) == 0 {
 		return s.empty
 	}
@@ -263,16 +287,25 @@ func (s *store) find(fam int, bs []frontend.Backend) *list {
 		sum = sumOf(sum, Salt(bs[i].AddrPort))
 	}
 	for _, l := range s.lists[sum] {
-		if l.family == fam && l.has(bs) {
+		if l.family == fam && l.is(want) {
 			return l
 		}
 	}
 	return nil
 }
 
-// has says whether the list is made of just these backends.
-func (l *list) has(bs []frontend.Backend) bool {
-	if l == nil || len(l.backends) != len(bs) {
+// wantedTable is the size of the table that a list should have, 0: none.
+func wantedTable(want *frontend.List) int {
+	if !want.Table {
+		return 0
+	}
+	return rendezvous.Bits(len(want.Backends))
+}
+
+// is says whether the list is what another one asks for.
+func (l *list) is(want *frontend.List) bool {
+	bs := want.Backends
+	if l == nil || len(l.backends) != len(bs) || l.table.Bits() != wantedTable(want) {
 		return false
 	}
 	for i, b := range l.backends {
@@ -302,6 +335,7 @@ func (s *store) keep(l *list) {
 		b.lists++
 	}
 	s.lists[l.sum] = append(s.lists[l.sum], l)
+	s.tables[l.table.Bits()]++
 }
 
 // forget is the reverse of keep. It returns the backends that no list has now.
@@ -319,6 +353,7 @@ func (s *store) forget(l *list) (lost []*backend) {
 	} else {
 		s.lists[l.sum] = others
 	}
+	s.tables[l.table.Bits()]--
 	for _, b := range l.backends {
 		if b.lists--; b.lists == 0 {
 			lost = append(lost, b)
@@ -327,8 +362,44 @@ func (s *store) forget(l *list) (lost []*backend) {
 	return lost
 }
 
+// addresses are those of the list's backends.
+func (l *list) addresses() []netip.AddrPort {
+	as := make([]netip.AddrPort, len(l.backends))
+	for i, b := range l.backends {
+		as[i] = b.addr
+	}
+	return as
+}
+
+// runLength is how long the run of a list is. With a table, it has room for as many members
+// as the table can have backends, whatever their number: the run of another table of that
+// size fits where one was.
+func runLength(members, tableBits int) int {
+	if slots := rendezvous.Slots(tableBits); slots > 0 {
+		return slots + slots/rendezvous.LeastSlots
+	}
+	return members
+}
+
 // quarter is what one list may have of a map.
 func quarter(size int) int { return size / 4 }
 
 // reserve is kept free for changes of frontends that are there.
 func reserve(size int) int { return (size + 9) / 10 }
+
+// reservedMembers are kept free for changes of frontends that are there: as reserve, and
+// as many as a table takes that is exchanged for the largest one.
+func (s *store) reservedMembers(tableBits int) int {
+	return max(reserve(s.nMembers), s.longest(tableBits))
+}
+
+// longest is the length of the longest run with a table, among those that are there and
+// one of so many bits; 0: there is none.
+func (s *store) longest(tableBits int) int {
+	for bits := len(s.tables) - 1; bits > tableBits; bits-- {
+		if s.tables[bits] > 0 {
+			return runLength(0, bits)
+		}
+	}
+	return runLength(0, tableBits)
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
+	"github.com/sluice-net/sluice/services/datapath/internal/rendezvous"
+)
+
+// scramble is that of service.h.
+func scramble(x uint64) uint64 {
+	x ^= x >> 33
+	x *= 0xff51afd7ed558ccd
+	x ^= x >> 33
+	x *= 0xc4ceb9fe1a85ec53
+	return x ^ x>>33
+}
+
+// memberOf is the backend of a table that a packet's first choice is, by hash_of and
+// next_member of translate.h.
+func memberOf(backends []netip.AddrPort, proto uint8, from, to netip.AddrPort) netip.AddrPort {
+	words := func(a netip.Addr) (w [2]uint64) {
+		var b [16]byte
+		copy(b[:], a.AsSlice())
+		return [2]uint64{binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])}
+	}
+	s, d := words(from.Addr()), words(to.Addr())
+	ports := uint64(from.Port())<<32 | uint64(to.Port())<<16 | uint64(proto)
+	hash := scramble(scramble(s[0]^scramble(s[1]+ports)) ^ scramble(d[0]) ^ d[1])
+	hash = scramble(hash + 1)
+	bits := rendezvous.Bits(len(backends))
+	return backends[rendezvous.New(bits, backends).Owners()[hash&0xffffffff<<bits>>32]]
+}
+
+// tableNode is a node with one service of many backends, at ports of one pod.
+type tableNode struct {
+	*serviceNode
+	client, server *pod
+	vip            netip.AddrPort
+	socks          []*net.UDPConn
+}
+
+func newTableNode(t *testing.T, i int, flows int) *tableNode {
+	t.Helper()
+	n := &tableNode{serviceNode: newServiceNode(t)}
+	n.client = newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	n.server = newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	n.vip = serviceAddr(n.server.Addrs()[i], 1)
+	inNetns(t, n.client.ns, func() {
+		for f := range flows {
+			from := netip.AddrPortFrom(n.client.Addrs()[i], uint16(40000+f))
+			c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(from))
+			if err != nil {
+				t.Errorf("listen at %v: %v", from, err)
+				return
+			}
+			n.socks = append(n.socks, c)
+			t.Cleanup(func() { c.Close() })
+		}
+	})
+	if t.Failed() {
+		t.FailNow()
+	}
+	return n
+}
+
+// backendsAt are backends at ports from 8000 on of the server, less some.
+func (n *tableNode) backendsAt(count int, but ...int) (as []netip.AddrPort) {
+	for i := range count {
+		if !slices.Contains(but, i) {
+			as = append(as, netip.AddrPortFrom(n.serverAddr(), uint16(8000+i)))
+		}
+	}
+	return as
+}
+
+func (n *tableNode) serverAddr() netip.Addr {
+	for _, a := range n.server.Addrs() {
+		if a.Is4() == n.vip.Addr().Is4() {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// leadTo makes the service's list a table of the backends.
+func (n *tableNode) leadTo(affinity time.Duration, backends []netip.AddrPort) {
+	n.Helper()
+	f := &frontend.Frontend{
+		Key:  frontend.Key{Addr: n.vip.Addr(), Port: n.vip.Port(), Protocol: frontend.UDP},
+		Kind: frontend.ClusterIP, Service: "shop/web:http", Affinity: affinity, Inside: &frontend.List{Table: true},
+	}
+	for _, b := range backends {
+		f.Inside.Backends = append(f.Inside.Backends, frontend.Backend{AddrPort: b})
+	}
+	tx := &frontend.Transaction{}
+	tx.Upsert(f)
+	res, err := n.k.Services.Apply(n.Context(), tx)
+	if err != nil || len(res.Refused) > 0 {
+		n.Fatalf("Apply: %+v, %v", res, err)
+	}
+}
+
+// forget loses the connections and the translations.
+func (n *tableNode) forget() {
+	n.Helper()
+	n.runner.forget(n)
+	for name, key := range map[string]any{bpf.MapsMapSlXl4: &bpf.MapsSlXlKey4{}, bpf.MapsMapSlXl6: &bpf.MapsSlXlKey6{}} {
+		m := n.k.Pins.Map(name)
+		for m.NextKey(nil, key) == nil {
+			if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				n.Fatalf("delete from %s: %v", name, err)
+			}
+		}
+	}
+}
+
+// ask sends a datagram of each socket to the service, and returns the backends that they
+// were led to.
+func (n *tableNode) ask() map[netip.AddrPort]netip.AddrPort {
+	n.Helper()
+	for _, c := range n.socks {
+		// an answer that says "port unreachable" fails a later call
+		if _, err := c.WriteToUDPAddrPort([]byte("ping"), n.vip); err != nil {
+			_, err = c.WriteToUDPAddrPort([]byte("ping"), n.vip)
+			must(n, "send", err)
+		}
+	}
+	led := map[netip.AddrPort]netip.AddrPort{}
+	must(n, "list translations", n.k.Translations.Each(func(x translation.Translation) error {
+		if x.Asked == n.vip {
+			led[x.Source] = x.Backend
+		}
+		return nil
+	}))
+	if len(led) != len(n.socks) {
+		n.Fatalf("%d translations, want %d", len(led), len(n.socks))
+	}
+	return led
+}
+
+// TestKernelPacketsGoWhereTheTableSays: to the backend of the hash's slot; again so when
+// the entries are lost; and a backend that goes moves only what it had itself.
+func TestKernelPacketsGoWhereTheTableSays(t *testing.T) {
+	for i, family := range []string{"IPv4", "IPv6"} {
+		t.Run(family, func(t *testing.T) {
+			n := newTableNode(t, i, 200)
+			all := n.backendsAt(100)
+			n.leadTo(0, all)
+			led := n.ask()
+			for from, to := range led {
+				if want := memberOf(all, protoUDP, from, n.vip); to != want {
+					t.Errorf("%v is led to %v, want %v", from, to, want)
+				}
+			}
+			n.forget()
+			for from, to := range n.ask() {
+				if to != led[from] {
+					t.Errorf("%v is led to %v when its entry was lost, was led to %v", from, to, led[from])
+				}
+			}
+			gone := led[netip.AddrPortFrom(n.client.Addrs()[i], 40000)]
+			fewer := slices.DeleteFunc(slices.Clone(all), func(a netip.AddrPort) bool { return a == gone })
+			n.leadTo(0, fewer)
+			n.forget()
+			for from, to := range n.ask() {
+				switch want := memberOf(fewer, protoUDP, from, n.vip); {
+				case to != want:
+					t.Errorf("%v is led to %v without %v, want %v", from, to, gone, want)
+				case led[from] != gone && to != led[from]:
+					t.Errorf("%v is led to %v, was led to %v, which has stayed", from, to, led[from])
+				}
+			}
+		})
+	}
+}
+
+// TestKernelAffinityIsRememberedBesideATable: a client keeps its backend where the table
+// would choose others, while backends come.
+func TestKernelAffinityIsRememberedBesideATable(t *testing.T) {
+	for i, family := range []string{"IPv4", "IPv6"} {
+		t.Run(family, func(t *testing.T) {
+			n := newTableNode(t, i, 20)
+			only := func(what string) (kept netip.AddrPort) {
+				t.Helper()
+				n.forget()
+				at := map[netip.AddrPort]bool{}
+				for _, to := range n.ask() {
+					at[to], kept = true, to
+				}
+				if len(at) != 1 {
+					t.Fatalf("%s: the client is led to %d backends", what, len(at))
+				}
+				return kept
+			}
+			n.leadTo(time.Hour, n.backendsAt(100))
+			kept := only("100 backends")
+			n.leadTo(time.Hour, n.backendsAt(300))
+			if got := only("300 backends"); got != kept {
+				t.Errorf("the client was led to %v, and with more backends to %v", kept, got)
+			}
+			n.leadTo(time.Hour, n.backendsAt(300, int(kept.Port())-8000))
+			if got := only("without its own"); got == kept {
+				t.Errorf("the client is led to %v, which is gone", got)
+			}
+		})
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
@@ -218,5 +219,61 @@ func TestKernelAffinityIsRememberedBesideATable(t *testing.T) {
 				t.Errorf("the client is led to %v, which is gone", got)
 			}
 		})
+	}
+}
+
+// TestKernelUDPSocketStaysInATable: a socket that is not connected chooses with each call,
+// and leaves its backend only when that goes.
+func TestKernelUDPSocketStaysInATable(t *testing.T) {
+	n := newSocketNode(t, 1)
+	var all []netip.AddrPort
+	for i := 1; i <= 40; i++ {
+		all = append(all, backend4(i))
+		serve(t, n.ns, backend4(i))
+	}
+	lead := func(backends []netip.AddrPort) {
+		t.Helper()
+		l := &frontend.List{Table: true}
+		for _, b := range backends {
+			l.Backends = append(l.Backends, frontend.Backend{AddrPort: b})
+		}
+		tx := &frontend.Transaction{}
+		tx.Upsert(&frontend.Frontend{
+			Key:  frontend.Key{Addr: vip4.Addr(), Port: vip4.Port(), Protocol: frontend.UDP},
+			Kind: frontend.ClusterIP, Service: "shop/web:http", Inside: l,
+		})
+		res, err := n.k.Services.Apply(t.Context(), tx)
+		if err != nil || len(res.Refused) > 0 {
+			t.Fatalf("Apply: %+v, %v", res, err)
+		}
+	}
+	var fds []int
+	for range 60 {
+		fd := udp4.open(t, n.ns)
+		defer unix.Close(fd)
+		fds = append(fds, fd)
+	}
+	ask := func() (at []netip.AddrPort) {
+		t.Helper()
+		for _, fd := range fds {
+			must(t, "send", udp4.send(fd, vip4))
+			at = append(at, udp4.receive(t, fd).backend)
+		}
+		return at
+	}
+	lead(all)
+	before := ask()
+	gone := before[0]
+	lead(slices.DeleteFunc(slices.Clone(all), func(a netip.AddrPort) bool { return a == gone }))
+	for i, now := range ask() {
+		if now == gone || before[i] != gone && now != before[i] {
+			t.Errorf("socket %d asks %v, asked %v, and %v has gone", i, now, before[i], gone)
+		}
+	}
+	lead(all)
+	for i, now := range ask() {
+		if now != before[i] {
+			t.Errorf("socket %d asks %v with all backends again, asked %v", i, now, before[i])
+		}
 	}
 }

@@ -234,6 +234,13 @@ func backendList(p *loadbalancerv1.BackendList) (*frontend.List, error) {
 		return nil, nil
 	}
 	l := &frontend.List{Drop: p.GetWhenEmpty() == loadbalancerv1.EmptyAction_EMPTY_ACTION_DROP}
+	switch p.GetAlgorithm() {
+	case loadbalancerv1.Algorithm_ALGORITHM_UNSPECIFIED:
+	case loadbalancerv1.Algorithm_ALGORITHM_TABLE:
+		l.Table = true
+	default:
+		return nil, fmt.Errorf("%w: algorithm %v", errMalformed, p.GetAlgorithm())
+	}
 	if len(p.GetBackends()) > 0 {
 		l.Backends = make([]frontend.Backend, len(p.GetBackends()))
 	}

@@ -121,6 +121,7 @@ func wholeFrontend() *loadbalancerv1.Frontend {
 			Backends: []*loadbalancerv1.Backend{
 				{Address: "10.244.0.1", Port: 5353}, {Address: "10.244.0.2", Port: 5353, Terminating: true},
 			},
+			Algorithm: loadbalancerv1.Algorithm_ALGORITHM_TABLE,
 		},
 		Outside: &loadbalancerv1.BackendList{
 			WhenEmpty: loadbalancerv1.EmptyAction_EMPTY_ACTION_DROP,
@@ -166,7 +167,7 @@ func TestFrontendStreamCarriesEverythingBothWays(t *testing.T) {
 			Inside: &frontend.List{Backends: []frontend.Backend{
 				{AddrPort: netip.MustParseAddrPort("10.244.0.1:5353")},
 				{AddrPort: netip.MustParseAddrPort("10.244.0.2:5353"), Terminating: true},
-			}},
+			}, Table: true},
 			Outside:      &frontend.List{Drop: true, Draining: []netip.AddrPort{netip.MustParseAddrPort("10.244.0.3:5353")}},
 			Affinity:     3 * time.Hour,
 			SourceRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")},

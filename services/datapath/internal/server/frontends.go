@@ -84,7 +84,7 @@ func protoFront(f *servicemap.Front) *datapathv1.KernelBackendList {
 	if f == nil {
 		return nil
 	}
-	l := &datapathv1.KernelBackendList{Front: f.Number, Drop: f.Drop}
+	l := &datapathv1.KernelBackendList{Front: f.Number, Drop: f.Drop, TableSlots: uint32(f.Slots)}
 	for _, b := range f.Backends {
 		l.Backends = append(
 			l.Backends,

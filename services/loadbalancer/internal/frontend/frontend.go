@@ -85,11 +85,13 @@ type List struct {
 	// Draining are the endpoints that are not in Backends and that serve or terminate:
 	// they keep the connections that they have. Sorted as Backends.
 	Draining []Backend
+	// Table asks for a rendezvous table, by which one of the backends is chosen.
+	Table bool
 }
 
 func (l *List) equal(o *List) bool {
-	return l == o || l != nil && o != nil && l.WhenEmpty == o.WhenEmpty && slices.Equal(l.Backends, o.Backends) &&
-		slices.Equal(l.Draining, o.Draining)
+	return l == o || l != nil && o != nil && l.WhenEmpty == o.WhenEmpty && l.Table == o.Table &&
+		slices.Equal(l.Backends, o.Backends) && slices.Equal(l.Draining, o.Draining)
 }
 
 // Frontend is one frontend.
@@ -405,6 +407,11 @@ func newLists(n *Node, s *service.Service, all []candidate) *lists {
 	if s.InternalLocal || s.ExternalLocal {
 		local = c.list(c.Local, all)
 	}
+	for _, l := range []*List{cluster, local} {
+		if l != nil {
+			l.Table = s.Table
+		}
+	}
 	out := &lists{internal: cluster, cluster: cluster}
 	if s.InternalLocal {
 		out.internal = local
@@ -599,6 +606,9 @@ func (f *Frontend) String() string {
 			continue
 		}
 		fmt.Fprintf(&b, " %s", l.name)
+		if l.list.Table {
+			b.WriteString(" by a table")
+		}
 		for _, x := range l.list.Backends {
 			fmt.Fprintf(&b, " %s", x.AddrPort)
 			if x.Terminating {

@@ -455,6 +455,29 @@ func TestAffinityAndNamesAreThoseOfTheService(t *testing.T) {
 	}
 }
 
+// TestEveryListOfAServiceAsksForItsTable: those for inside and for outside, and a frontend
+// whose service asks for one is another than before.
+func TestEveryListOfAServiceAsksForItsTable(t *testing.T) {
+	of := func(table bool) []*Frontend {
+		s := balanced(func(s *service.Service) { s.Table, s.ExternalLocal, s.InternalLocal = table, true, true })
+		return here.Of(View{s, []*service.Slice{slice("a", ep(t, "10.0.0.1 here", ready), ep(t, "10.0.0.2 x", ready))}}, nil)
+	}
+	plain, tables := of(false), of(true)
+	if len(tables) == 0 || len(tables) != len(plain) {
+		t.Fatalf("%d frontends with tables, %d without", len(tables), len(plain))
+	}
+	for i, f := range tables {
+		for _, l := range []*List{f.Inside, f.Outside} {
+			if l != nil && !l.Table {
+				t.Errorf("%v asks for no table in all its lists", f)
+			}
+		}
+		if f.Equal(plain[i]) {
+			t.Errorf("%v is as without a table", f)
+		}
+	}
+}
+
 // TestOrderDoesNotMatter: frontends do not depend on the order in which slices and endpoints arrive.
 func TestOrderDoesNotMatter(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))

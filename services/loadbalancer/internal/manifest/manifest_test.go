@@ -19,6 +19,7 @@ metadata:
   name: web
   namespace: shop
   creationTimestamp: 2026-01-02T03:04:05Z
+  annotations: {sluice.io/load-balancing-algorithm: table}
 spec:
   type: LoadBalancer
   clusterIP: 10.96.0.1
@@ -71,7 +72,7 @@ func TestObjectsAreReadWhole(t *testing.T) {
 			{Name: "http", Protocol: service.TCP, Port: 80, NodePort: 30080},
 			{Name: "dns", Protocol: service.UDP, Port: 53, NodePort: 30053},
 		},
-		InternalLocal: true, ExternalLocal: true, AffinitySeconds: 60, HealthCheckNodePort: 30001,
+		InternalLocal: true, ExternalLocal: true, AffinitySeconds: 60, HealthCheckNodePort: 30001, Table: true,
 	}
 	if s == nil || !s.Equal(want) || len(got[0].Notes) > 0 {
 		t.Errorf("the service is %+v, notes %q\nwant %+v", s, got[0].Notes, want)
@@ -199,6 +200,14 @@ func TestMistakesNameTheField(t *testing.T) {
 		},
 		{"Service", "  loadBalancerSourceRanges: [10.0.0.0]", "spec.loadBalancerSourceRanges[0]", "is no prefix"},
 		{"Service", "  sessionAffinity: Cookie", "spec.sessionAffinity", "is not None or ClientIP"},
+		{
+			"Service", "metadata: {name: a, annotations: {sluice.io/load-balancing-algorithm: maglev}}",
+			"metadata.annotations[sluice.io/load-balancing-algorithm]", `"maglev" is not table`,
+		},
+		{
+			"Service", `metadata: {name: a, annotations: {sluice.io/load-balancing-algorithm: ""}}`,
+			"metadata.annotations[sluice.io/load-balancing-algorithm]", `"" is not table`,
+		},
 		{"Service", "  internalTrafficPolicy: Zone", "spec.internalTrafficPolicy", "is not Cluster or Local"},
 		{"Service", "  externalTrafficPolicy: Zone", "spec.externalTrafficPolicy", "is not Cluster or Local"},
 		{"Service", "  healthCheckNodePort: 30001", "spec.healthCheckNodePort", "needs spec.type LoadBalancer"},

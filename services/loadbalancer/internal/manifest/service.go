@@ -267,6 +267,12 @@ func (d *decoder) behaviour(in *serviceObject, out *service.Service) {
 	default:
 		d.fail("spec.sessionAffinity", "%q is not None or ClientIP", shorten(in.Spec.SessionAffinity))
 	}
+	if text, ok := in.Metadata.Annotations[annotationAlgorithm]; ok {
+		out.Table = text == algorithmTable
+		if !out.Table {
+			d.fail("metadata.annotations["+annotationAlgorithm+"]", "%q is not %s", shorten(text), algorithmTable)
+		}
+	}
 	if p := in.Spec.InternalTrafficPolicy; p != nil {
 		switch *p {
 		case "Cluster":

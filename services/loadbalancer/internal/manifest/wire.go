@@ -135,6 +135,11 @@ const (
 	labelOtherProxy  = "service.kubernetes.io/service-proxy-name"
 	annotationRanges = "service.beta.kubernetes.io/load-balancer-source-ranges"
 	none             = "None" // spec.clusterIP of a headless service
+
+	// annotationAlgorithm says how one of the service's backends is chosen: "table". Without
+	// it, as the datapath chooses by default.
+	annotationAlgorithm = "sluice.io/load-balancing-algorithm"
+	algorithmTable      = "table"
 )
 
 // checkLabel says why a text is no label of DNS, as names of services are.

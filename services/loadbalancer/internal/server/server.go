@@ -289,7 +289,7 @@ func toService(l *owner.Listed) *lbv1.Service {
 		Namespace: s.Name.Namespace, Name: s.Name.Name, Source: l.Source, Origin: l.Origin, Manager: l.Manager,
 		Type:  s.Type.String(),
 		Ready: uint32(l.Ready), Endpoints: uint32(l.Endpoints), Revision: l.Revision, UpdateTime: timestamppb.New(l.Updated),
-		Notes: l.Notes, Enforced: l.Enforced,
+		Notes: l.Notes, Enforced: l.Enforced, Algorithm: toAlgorithm(s.Table),
 	}
 	if s.Headless {
 		out.Type = "Headless"

@@ -165,6 +165,33 @@ func TestServiceIsShownWithItsFrontends(t *testing.T) {
 	}
 }
 
+// TestServiceAsksForATableByAnAnnotation: applying it replaces the service, and each list
+// of each frontend has the algorithm.
+func TestServiceAsksForATableByAnAnnotation(t *testing.T) {
+	r := serve(t)
+	r.apply(web)
+	want := lbv1.Algorithm_ALGORITHM_UNSPECIFIED
+	for range 2 {
+		got, err := r.GetService(r.ctx(), &lbv1.GetServiceRequest{Namespace: "shop", Name: "web"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := got.GetService().GetAlgorithm(); a != want {
+			t.Errorf("the service has %v, want %v", a, want)
+		}
+		for _, f := range got.GetService().GetFrontends() {
+			for _, l := range []*lbv1.BackendList{f.GetInside(), f.GetOutside()} {
+				if l != nil && l.GetAlgorithm() != want {
+					t.Errorf("a list of %v has %v, want %v", f.GetKey(), l.GetAlgorithm(), want)
+				}
+			}
+		}
+		r.apply(strings.Replace(web, "metadata: {name: web, namespace: shop}",
+			"metadata: {name: web, namespace: shop, annotations: {sluice.io/load-balancing-algorithm: table}}", 1))
+		want = lbv1.Algorithm_ALGORITHM_TABLE
+	}
+}
+
 func TestListTakesFiltersAndNamesWhatIsRefused(t *testing.T) {
 	r := serve(t)
 	r.apply(web)

@@ -173,12 +173,19 @@ func toList(l *frontend.List) *lbv1.BackendList {
 	}
 	out := &lbv1.BackendList{
 		WhenEmpty: lbv1.EmptyAction_EMPTY_ACTION_REJECT,
-		Backends:  toBackends(l.Backends), Draining: toBackends(l.Draining),
+		Backends:  toBackends(l.Backends), Draining: toBackends(l.Draining), Algorithm: toAlgorithm(l.Table),
 	}
 	if l.WhenEmpty == frontend.Drop {
 		out.WhenEmpty = lbv1.EmptyAction_EMPTY_ACTION_DROP
 	}
 	return out
+}
+
+func toAlgorithm(table bool) lbv1.Algorithm {
+	if table {
+		return lbv1.Algorithm_ALGORITHM_TABLE
+	}
+	return lbv1.Algorithm_ALGORITHM_UNSPECIFIED
 }
 
 func toBackends(bs []frontend.Backend) []*lbv1.Backend {

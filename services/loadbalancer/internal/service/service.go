@@ -162,6 +162,8 @@ type Service struct {
 	Ports []Port
 	// AffinitySeconds is the time of the session affinity ClientIP; 0: none.
 	AffinitySeconds uint32
+	// Table: its lists ask for a rendezvous table.
+	Table bool
 }
 
 // Ingress is an address of a load balancer in front of the cluster.
@@ -194,7 +196,7 @@ func (s *Service) Equal(o *Service) bool {
 		slices.Equal(s.SourceRanges, o.SourceRanges) && s.IPv4 == o.IPv4 && s.IPv6 == o.IPv6 &&
 		slices.Equal(s.Ports, o.Ports) &&
 		s.InternalLocal == o.InternalLocal && s.ExternalLocal == o.ExternalLocal && s.AffinitySeconds == o.AffinitySeconds &&
-		s.HealthCheckNodePort == o.HealthCheckNodePort
+		s.HealthCheckNodePort == o.HealthCheckNodePort && s.Table == o.Table
 }
 
 // Clone returns a copy that shares nothing with what the service was decoded from.

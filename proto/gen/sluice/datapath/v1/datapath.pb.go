@@ -3426,7 +3426,9 @@ type KernelBackendList struct {
 	// Connections are dropped, not refused, while there is no backend.
 	Drop bool `protobuf:"varint,2,opt,name=drop,proto3" json:"drop,omitempty"`
 	// The backends, sorted by address and port.
-	Backends      []*KernelBackend `protobuf:"bytes,3,rep,name=backends,proto3" json:"backends,omitempty"`
+	Backends []*KernelBackend `protobuf:"bytes,3,rep,name=backends,proto3" json:"backends,omitempty"`
+	// Slots of the rendezvous table by which a backend is chosen; 0: there is no table.
+	TableSlots    uint32 `protobuf:"varint,4,opt,name=table_slots,json=tableSlots,proto3" json:"table_slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3480,6 +3482,13 @@ func (x *KernelBackendList) GetBackends() []*KernelBackend {
 		return x.Backends
 	}
 	return nil
+}
+
+func (x *KernelBackendList) GetTableSlots() uint32 {
+	if x != nil {
+		return x.TableSlots
+	}
+	return 0
 }
 
 // KernelBackend is an address that connections are sent to.
@@ -4781,11 +4790,13 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x06inside\x18\x06 \x01(\v2%.sluice.datapath.v1.KernelBackendListR\x06inside\x12?\n" +
 	"\aoutside\x18\a \x01(\v2%.sluice.datapath.v1.KernelBackendListR\aoutside\x12)\n" +
 	"\x10affinity_seconds\x18\b \x01(\rR\x0faffinitySeconds\x124\n" +
-	"\x04kind\x18\t \x01(\x0e2 .sluice.datapath.v1.FrontendKindR\x04kind\"|\n" +
+	"\x04kind\x18\t \x01(\x0e2 .sluice.datapath.v1.FrontendKindR\x04kind\"\x9d\x01\n" +
 	"\x11KernelBackendList\x12\x14\n" +
 	"\x05front\x18\x01 \x01(\rR\x05front\x12\x12\n" +
 	"\x04drop\x18\x02 \x01(\bR\x04drop\x12=\n" +
-	"\bbackends\x18\x03 \x03(\v2!.sluice.datapath.v1.KernelBackendR\bbackends\"U\n" +
+	"\bbackends\x18\x03 \x03(\v2!.sluice.datapath.v1.KernelBackendR\bbackends\x12\x1f\n" +
+	"\vtable_slots\x18\x04 \x01(\rR\n" +
+	"tableSlots\"U\n" +
 	"\rKernelBackend\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x16\n" +

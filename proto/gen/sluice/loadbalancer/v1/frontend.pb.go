@@ -194,6 +194,59 @@ func (FrontendKind) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{2}
 }
 
+// Algorithm is how one of many backends is chosen for a connection that affinity does
+// not decide. Among up to 16 it is by rendezvous hashing in any case: a backend that comes
+// or goes moves no connection between others.
+type Algorithm int32
+
+const (
+	// Above 16 backends the hash of the connection modulo their number.
+	Algorithm_ALGORITHM_UNSPECIFIED Algorithm = 0
+	// Above 16 backends by a rendezvous table: as among few, however many there are. At most
+	// 2,048 backends have one. A subscriber that has no capacity for the table refuses the
+	// frontend.
+	Algorithm_ALGORITHM_TABLE Algorithm = 1
+)
+
+// Enum value maps for Algorithm.
+var (
+	Algorithm_name = map[int32]string{
+		0: "ALGORITHM_UNSPECIFIED",
+		1: "ALGORITHM_TABLE",
+	}
+	Algorithm_value = map[string]int32{
+		"ALGORITHM_UNSPECIFIED": 0,
+		"ALGORITHM_TABLE":       1,
+	}
+)
+
+func (x Algorithm) Enum() *Algorithm {
+	p := new(Algorithm)
+	*p = x
+	return p
+}
+
+func (x Algorithm) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Algorithm) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_loadbalancer_v1_frontend_proto_enumTypes[3].Descriptor()
+}
+
+func (Algorithm) Type() protoreflect.EnumType {
+	return &file_sluice_loadbalancer_v1_frontend_proto_enumTypes[3]
+}
+
+func (x Algorithm) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Algorithm.Descriptor instead.
+func (Algorithm) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{3}
+}
+
 // EmptyAction is what becomes of a connection without a backend.
 type EmptyAction int32
 
@@ -231,11 +284,11 @@ func (x EmptyAction) String() string {
 }
 
 func (EmptyAction) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_loadbalancer_v1_frontend_proto_enumTypes[3].Descriptor()
+	return file_sluice_loadbalancer_v1_frontend_proto_enumTypes[4].Descriptor()
 }
 
 func (EmptyAction) Type() protoreflect.EnumType {
-	return &file_sluice_loadbalancer_v1_frontend_proto_enumTypes[3]
+	return &file_sluice_loadbalancer_v1_frontend_proto_enumTypes[4]
 }
 
 func (x EmptyAction) Number() protoreflect.EnumNumber {
@@ -244,7 +297,7 @@ func (x EmptyAction) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EmptyAction.Descriptor instead.
 func (EmptyAction) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{3}
+	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{4}
 }
 
 // WatchFrontendsRequest is one message of a subscriber.
@@ -998,7 +1051,9 @@ type BackendList struct {
 	// the service that serve or terminate, and that are not in backends. Sorted by
 	// address and port, each once. A backend that is in neither list is removed: no
 	// socket sends to it once the subscriber acknowledges that as ended.
-	Draining      []*Backend `protobuf:"bytes,3,rep,name=draining,proto3" json:"draining,omitempty"`
+	Draining []*Backend `protobuf:"bytes,3,rep,name=draining,proto3" json:"draining,omitempty"`
+	// How one of the backends is chosen.
+	Algorithm     Algorithm `protobuf:"varint,4,opt,name=algorithm,proto3,enum=sluice.loadbalancer.v1.Algorithm" json:"algorithm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1052,6 +1107,13 @@ func (x *BackendList) GetDraining() []*Backend {
 		return x.Draining
 	}
 	return nil
+}
+
+func (x *BackendList) GetAlgorithm() Algorithm {
+	if x != nil {
+		return x.Algorithm
+	}
+	return Algorithm_ALGORITHM_UNSPECIFIED
 }
 
 // Backend is an address that answers for a service.
@@ -1171,12 +1233,13 @@ const file_sluice_loadbalancer_v1_frontend_proto_rawDesc = "" +
 	"\x06inside\x18\x06 \x01(\v2#.sluice.loadbalancer.v1.BackendListR\x06inside\x12=\n" +
 	"\aoutside\x18\a \x01(\v2#.sluice.loadbalancer.v1.BackendListR\aoutside\x12)\n" +
 	"\x10affinity_seconds\x18\b \x01(\rR\x0faffinitySeconds\x12#\n" +
-	"\rsource_ranges\x18\t \x03(\tR\fsourceRanges\"\xcb\x01\n" +
+	"\rsource_ranges\x18\t \x03(\tR\fsourceRanges\"\x8c\x02\n" +
 	"\vBackendList\x12;\n" +
 	"\bbackends\x18\x01 \x03(\v2\x1f.sluice.loadbalancer.v1.BackendR\bbackends\x12B\n" +
 	"\n" +
 	"when_empty\x18\x02 \x01(\x0e2#.sluice.loadbalancer.v1.EmptyActionR\twhenEmpty\x12;\n" +
-	"\bdraining\x18\x03 \x03(\v2\x1f.sluice.loadbalancer.v1.BackendR\bdraining\"Y\n" +
+	"\bdraining\x18\x03 \x03(\v2\x1f.sluice.loadbalancer.v1.BackendR\bdraining\x12?\n" +
+	"\talgorithm\x18\x04 \x01(\x0e2!.sluice.loadbalancer.v1.AlgorithmR\talgorithm\"Y\n" +
 	"\aBackend\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12 \n" +
@@ -1194,7 +1257,10 @@ const file_sluice_loadbalancer_v1_frontend_proto_rawDesc = "" +
 	"\x18FRONTEND_KIND_CLUSTER_IP\x10\x01\x12\x1b\n" +
 	"\x17FRONTEND_KIND_NODE_PORT\x10\x02\x12\x1d\n" +
 	"\x19FRONTEND_KIND_EXTERNAL_IP\x10\x03\x12\x1f\n" +
-	"\x1bFRONTEND_KIND_LOAD_BALANCER\x10\x04*[\n" +
+	"\x1bFRONTEND_KIND_LOAD_BALANCER\x10\x04*;\n" +
+	"\tAlgorithm\x12\x19\n" +
+	"\x15ALGORITHM_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fALGORITHM_TABLE\x10\x01*[\n" +
 	"\vEmptyAction\x12\x1c\n" +
 	"\x18EMPTY_ACTION_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13EMPTY_ACTION_REJECT\x10\x01\x12\x15\n" +
@@ -1213,50 +1279,52 @@ func file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP() []byte {
 	return file_sluice_loadbalancer_v1_frontend_proto_rawDescData
 }
 
-var file_sluice_loadbalancer_v1_frontend_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_sluice_loadbalancer_v1_frontend_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
 var file_sluice_loadbalancer_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_sluice_loadbalancer_v1_frontend_proto_goTypes = []any{
 	(SubscriberRole)(0),            // 0: sluice.loadbalancer.v1.SubscriberRole
 	(IPFamily)(0),                  // 1: sluice.loadbalancer.v1.IPFamily
 	(FrontendKind)(0),              // 2: sluice.loadbalancer.v1.FrontendKind
-	(EmptyAction)(0),               // 3: sluice.loadbalancer.v1.EmptyAction
-	(*WatchFrontendsRequest)(nil),  // 4: sluice.loadbalancer.v1.WatchFrontendsRequest
-	(*Subscribe)(nil),              // 5: sluice.loadbalancer.v1.Subscribe
-	(*Ack)(nil),                    // 6: sluice.loadbalancer.v1.Ack
-	(*Refused)(nil),                // 7: sluice.loadbalancer.v1.Refused
-	(*WatchFrontendsResponse)(nil), // 8: sluice.loadbalancer.v1.WatchFrontendsResponse
-	(*FrontendStep)(nil),           // 9: sluice.loadbalancer.v1.FrontendStep
-	(*Barrier)(nil),                // 10: sluice.loadbalancer.v1.Barrier
-	(*FrontendKey)(nil),            // 11: sluice.loadbalancer.v1.FrontendKey
-	(*Frontend)(nil),               // 12: sluice.loadbalancer.v1.Frontend
-	(*BackendList)(nil),            // 13: sluice.loadbalancer.v1.BackendList
-	(*Backend)(nil),                // 14: sluice.loadbalancer.v1.Backend
-	(v1.Protocol)(0),               // 15: sluice.net.v1.Protocol
+	(Algorithm)(0),                 // 3: sluice.loadbalancer.v1.Algorithm
+	(EmptyAction)(0),               // 4: sluice.loadbalancer.v1.EmptyAction
+	(*WatchFrontendsRequest)(nil),  // 5: sluice.loadbalancer.v1.WatchFrontendsRequest
+	(*Subscribe)(nil),              // 6: sluice.loadbalancer.v1.Subscribe
+	(*Ack)(nil),                    // 7: sluice.loadbalancer.v1.Ack
+	(*Refused)(nil),                // 8: sluice.loadbalancer.v1.Refused
+	(*WatchFrontendsResponse)(nil), // 9: sluice.loadbalancer.v1.WatchFrontendsResponse
+	(*FrontendStep)(nil),           // 10: sluice.loadbalancer.v1.FrontendStep
+	(*Barrier)(nil),                // 11: sluice.loadbalancer.v1.Barrier
+	(*FrontendKey)(nil),            // 12: sluice.loadbalancer.v1.FrontendKey
+	(*Frontend)(nil),               // 13: sluice.loadbalancer.v1.Frontend
+	(*BackendList)(nil),            // 14: sluice.loadbalancer.v1.BackendList
+	(*Backend)(nil),                // 15: sluice.loadbalancer.v1.Backend
+	(v1.Protocol)(0),               // 16: sluice.net.v1.Protocol
 }
 var file_sluice_loadbalancer_v1_frontend_proto_depIdxs = []int32{
-	5,  // 0: sluice.loadbalancer.v1.WatchFrontendsRequest.subscribe:type_name -> sluice.loadbalancer.v1.Subscribe
-	6,  // 1: sluice.loadbalancer.v1.WatchFrontendsRequest.ack:type_name -> sluice.loadbalancer.v1.Ack
-	7,  // 2: sluice.loadbalancer.v1.WatchFrontendsRequest.refused:type_name -> sluice.loadbalancer.v1.Refused
+	6,  // 0: sluice.loadbalancer.v1.WatchFrontendsRequest.subscribe:type_name -> sluice.loadbalancer.v1.Subscribe
+	7,  // 1: sluice.loadbalancer.v1.WatchFrontendsRequest.ack:type_name -> sluice.loadbalancer.v1.Ack
+	8,  // 2: sluice.loadbalancer.v1.WatchFrontendsRequest.refused:type_name -> sluice.loadbalancer.v1.Refused
 	0,  // 3: sluice.loadbalancer.v1.Subscribe.role:type_name -> sluice.loadbalancer.v1.SubscriberRole
-	11, // 4: sluice.loadbalancer.v1.Refused.key:type_name -> sluice.loadbalancer.v1.FrontendKey
-	9,  // 5: sluice.loadbalancer.v1.WatchFrontendsResponse.steps:type_name -> sluice.loadbalancer.v1.FrontendStep
-	12, // 6: sluice.loadbalancer.v1.FrontendStep.upsert:type_name -> sluice.loadbalancer.v1.Frontend
-	11, // 7: sluice.loadbalancer.v1.FrontendStep.remove:type_name -> sluice.loadbalancer.v1.FrontendKey
-	10, // 8: sluice.loadbalancer.v1.FrontendStep.barrier:type_name -> sluice.loadbalancer.v1.Barrier
-	15, // 9: sluice.loadbalancer.v1.FrontendKey.protocol:type_name -> sluice.net.v1.Protocol
+	12, // 4: sluice.loadbalancer.v1.Refused.key:type_name -> sluice.loadbalancer.v1.FrontendKey
+	10, // 5: sluice.loadbalancer.v1.WatchFrontendsResponse.steps:type_name -> sluice.loadbalancer.v1.FrontendStep
+	13, // 6: sluice.loadbalancer.v1.FrontendStep.upsert:type_name -> sluice.loadbalancer.v1.Frontend
+	12, // 7: sluice.loadbalancer.v1.FrontendStep.remove:type_name -> sluice.loadbalancer.v1.FrontendKey
+	11, // 8: sluice.loadbalancer.v1.FrontendStep.barrier:type_name -> sluice.loadbalancer.v1.Barrier
+	16, // 9: sluice.loadbalancer.v1.FrontendKey.protocol:type_name -> sluice.net.v1.Protocol
 	1,  // 10: sluice.loadbalancer.v1.FrontendKey.family:type_name -> sluice.loadbalancer.v1.IPFamily
-	11, // 11: sluice.loadbalancer.v1.Frontend.key:type_name -> sluice.loadbalancer.v1.FrontendKey
+	12, // 11: sluice.loadbalancer.v1.Frontend.key:type_name -> sluice.loadbalancer.v1.FrontendKey
 	2,  // 12: sluice.loadbalancer.v1.Frontend.kind:type_name -> sluice.loadbalancer.v1.FrontendKind
-	13, // 13: sluice.loadbalancer.v1.Frontend.inside:type_name -> sluice.loadbalancer.v1.BackendList
-	13, // 14: sluice.loadbalancer.v1.Frontend.outside:type_name -> sluice.loadbalancer.v1.BackendList
-	14, // 15: sluice.loadbalancer.v1.BackendList.backends:type_name -> sluice.loadbalancer.v1.Backend
-	3,  // 16: sluice.loadbalancer.v1.BackendList.when_empty:type_name -> sluice.loadbalancer.v1.EmptyAction
-	14, // 17: sluice.loadbalancer.v1.BackendList.draining:type_name -> sluice.loadbalancer.v1.Backend
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	14, // 13: sluice.loadbalancer.v1.Frontend.inside:type_name -> sluice.loadbalancer.v1.BackendList
+	14, // 14: sluice.loadbalancer.v1.Frontend.outside:type_name -> sluice.loadbalancer.v1.BackendList
+	15, // 15: sluice.loadbalancer.v1.BackendList.backends:type_name -> sluice.loadbalancer.v1.Backend
+	4,  // 16: sluice.loadbalancer.v1.BackendList.when_empty:type_name -> sluice.loadbalancer.v1.EmptyAction
+	15, // 17: sluice.loadbalancer.v1.BackendList.draining:type_name -> sluice.loadbalancer.v1.Backend
+	3,  // 18: sluice.loadbalancer.v1.BackendList.algorithm:type_name -> sluice.loadbalancer.v1.Algorithm
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_sluice_loadbalancer_v1_frontend_proto_init() }
@@ -1279,7 +1347,7 @@ func file_sluice_loadbalancer_v1_frontend_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_loadbalancer_v1_frontend_proto_rawDesc), len(file_sluice_loadbalancer_v1_frontend_proto_rawDesc)),
-			NumEnums:      4,
+			NumEnums:      5,
 			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,

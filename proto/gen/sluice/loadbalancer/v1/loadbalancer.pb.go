@@ -979,7 +979,10 @@ type Service struct {
 	// Whether every connected datapath enforces the revision of this service.
 	Enforced bool `protobuf:"varint,14,opt,name=enforced,proto3" json:"enforced,omitempty"`
 	// Its frontends, if asked for, sorted by kind, address, port and protocol.
-	Frontends     []*Frontend `protobuf:"bytes,15,rep,name=frontends,proto3" json:"frontends,omitempty"`
+	Frontends []*Frontend `protobuf:"bytes,15,rep,name=frontends,proto3" json:"frontends,omitempty"`
+	// How its backends are chosen, from the annotation
+	// sluice.io/load-balancing-algorithm.
+	Algorithm     Algorithm `protobuf:"varint,16,opt,name=algorithm,proto3,enum=sluice.loadbalancer.v1.Algorithm" json:"algorithm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1117,6 +1120,13 @@ func (x *Service) GetFrontends() []*Frontend {
 		return x.Frontends
 	}
 	return nil
+}
+
+func (x *Service) GetAlgorithm() Algorithm {
+	if x != nil {
+		return x.Algorithm
+	}
+	return Algorithm_ALGORITHM_UNSPECIFIED
 }
 
 // ServicePort is a port of a service.
@@ -2189,7 +2199,7 @@ const file_sluice_loadbalancer_v1_loadbalancer_proto_rawDesc = "" +
 	"\aservice\x18\x01 \x01(\v2\x1f.sluice.loadbalancer.v1.ServiceH\x00R\aservice\x12A\n" +
 	"\arefused\x18\x02 \x01(\v2%.sluice.loadbalancer.v1.RefusedObjectH\x00R\arefused\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x04R\brevisionB\t\n" +
-	"\aelement\"\xf1\x03\n" +
+	"\aelement\"\xb2\x04\n" +
 	"\aService\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -2207,7 +2217,8 @@ const file_sluice_loadbalancer_v1_loadbalancer_proto_rawDesc = "" +
 	"updateTime\x12\x14\n" +
 	"\x05notes\x18\r \x03(\tR\x05notes\x12\x1a\n" +
 	"\benforced\x18\x0e \x01(\bR\benforced\x12>\n" +
-	"\tfrontends\x18\x0f \x03(\v2 .sluice.loadbalancer.v1.FrontendR\tfrontends\"\x87\x01\n" +
+	"\tfrontends\x18\x0f \x03(\v2 .sluice.loadbalancer.v1.FrontendR\tfrontends\x12?\n" +
+	"\talgorithm\x18\x10 \x01(\x0e2!.sluice.loadbalancer.v1.AlgorithmR\talgorithm\"\x87\x01\n" +
 	"\vServicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\bprotocol\x18\x02 \x01(\x0e2\x17.sluice.net.v1.ProtocolR\bprotocol\x12\x12\n" +
@@ -2361,10 +2372,11 @@ var file_sluice_loadbalancer_v1_loadbalancer_proto_goTypes = []any{
 	(*SubscriberStatus)(nil),        // 26: sluice.loadbalancer.v1.SubscriberStatus
 	(*timestamppb.Timestamp)(nil),   // 27: google.protobuf.Timestamp
 	(*Frontend)(nil),                // 28: sluice.loadbalancer.v1.Frontend
-	(v1.Protocol)(0),                // 29: sluice.net.v1.Protocol
-	(*v11.ServiceStatus)(nil),       // 30: sluice.status.v1.ServiceStatus
-	(*WatchFrontendsRequest)(nil),   // 31: sluice.loadbalancer.v1.WatchFrontendsRequest
-	(*WatchFrontendsResponse)(nil),  // 32: sluice.loadbalancer.v1.WatchFrontendsResponse
+	(Algorithm)(0),                  // 29: sluice.loadbalancer.v1.Algorithm
+	(v1.Protocol)(0),                // 30: sluice.net.v1.Protocol
+	(*v11.ServiceStatus)(nil),       // 31: sluice.status.v1.ServiceStatus
+	(*WatchFrontendsRequest)(nil),   // 32: sluice.loadbalancer.v1.WatchFrontendsRequest
+	(*WatchFrontendsResponse)(nil),  // 33: sluice.loadbalancer.v1.WatchFrontendsResponse
 }
 var file_sluice_loadbalancer_v1_loadbalancer_proto_depIdxs = []int32{
 	5,  // 0: sluice.loadbalancer.v1.UpsertServicesResponse.changes:type_name -> sluice.loadbalancer.v1.ObjectChange
@@ -2378,39 +2390,40 @@ var file_sluice_loadbalancer_v1_loadbalancer_proto_depIdxs = []int32{
 	13, // 8: sluice.loadbalancer.v1.Service.ports:type_name -> sluice.loadbalancer.v1.ServicePort
 	27, // 9: sluice.loadbalancer.v1.Service.update_time:type_name -> google.protobuf.Timestamp
 	28, // 10: sluice.loadbalancer.v1.Service.frontends:type_name -> sluice.loadbalancer.v1.Frontend
-	29, // 11: sluice.loadbalancer.v1.ServicePort.protocol:type_name -> sluice.net.v1.Protocol
-	2,  // 12: sluice.loadbalancer.v1.RefusedObject.key:type_name -> sluice.loadbalancer.v1.ObjectKey
-	12, // 13: sluice.loadbalancer.v1.GetServiceResponse.service:type_name -> sluice.loadbalancer.v1.Service
-	12, // 14: sluice.loadbalancer.v1.WatchServicesResponse.upsert:type_name -> sluice.loadbalancer.v1.Service
-	19, // 15: sluice.loadbalancer.v1.WatchServicesResponse.delete:type_name -> sluice.loadbalancer.v1.ServiceKey
-	20, // 16: sluice.loadbalancer.v1.WatchServicesResponse.bookmark:type_name -> sluice.loadbalancer.v1.Bookmark
-	19, // 17: sluice.loadbalancer.v1.WaitForRevisionRequest.services:type_name -> sluice.loadbalancer.v1.ServiceKey
-	30, // 18: sluice.loadbalancer.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	25, // 19: sluice.loadbalancer.v1.GetStatusResponse.sources:type_name -> sluice.loadbalancer.v1.SourceStatus
-	26, // 20: sluice.loadbalancer.v1.GetStatusResponse.subscribers:type_name -> sluice.loadbalancer.v1.SubscriberStatus
-	3,  // 21: sluice.loadbalancer.v1.LoadBalancerService.UpsertServices:input_type -> sluice.loadbalancer.v1.UpsertServicesRequest
-	6,  // 22: sluice.loadbalancer.v1.LoadBalancerService.DeleteServices:input_type -> sluice.loadbalancer.v1.DeleteServicesRequest
-	8,  // 23: sluice.loadbalancer.v1.LoadBalancerService.CompleteSource:input_type -> sluice.loadbalancer.v1.CompleteSourceRequest
-	10, // 24: sluice.loadbalancer.v1.LoadBalancerService.ListServices:input_type -> sluice.loadbalancer.v1.ListServicesRequest
-	15, // 25: sluice.loadbalancer.v1.LoadBalancerService.GetService:input_type -> sluice.loadbalancer.v1.GetServiceRequest
-	17, // 26: sluice.loadbalancer.v1.LoadBalancerService.WatchServices:input_type -> sluice.loadbalancer.v1.WatchServicesRequest
-	31, // 27: sluice.loadbalancer.v1.LoadBalancerService.WatchFrontends:input_type -> sluice.loadbalancer.v1.WatchFrontendsRequest
-	21, // 28: sluice.loadbalancer.v1.LoadBalancerService.WaitForRevision:input_type -> sluice.loadbalancer.v1.WaitForRevisionRequest
-	23, // 29: sluice.loadbalancer.v1.LoadBalancerService.GetStatus:input_type -> sluice.loadbalancer.v1.GetStatusRequest
-	4,  // 30: sluice.loadbalancer.v1.LoadBalancerService.UpsertServices:output_type -> sluice.loadbalancer.v1.UpsertServicesResponse
-	7,  // 31: sluice.loadbalancer.v1.LoadBalancerService.DeleteServices:output_type -> sluice.loadbalancer.v1.DeleteServicesResponse
-	9,  // 32: sluice.loadbalancer.v1.LoadBalancerService.CompleteSource:output_type -> sluice.loadbalancer.v1.CompleteSourceResponse
-	11, // 33: sluice.loadbalancer.v1.LoadBalancerService.ListServices:output_type -> sluice.loadbalancer.v1.ListServicesResponse
-	16, // 34: sluice.loadbalancer.v1.LoadBalancerService.GetService:output_type -> sluice.loadbalancer.v1.GetServiceResponse
-	18, // 35: sluice.loadbalancer.v1.LoadBalancerService.WatchServices:output_type -> sluice.loadbalancer.v1.WatchServicesResponse
-	32, // 36: sluice.loadbalancer.v1.LoadBalancerService.WatchFrontends:output_type -> sluice.loadbalancer.v1.WatchFrontendsResponse
-	22, // 37: sluice.loadbalancer.v1.LoadBalancerService.WaitForRevision:output_type -> sluice.loadbalancer.v1.WaitForRevisionResponse
-	24, // 38: sluice.loadbalancer.v1.LoadBalancerService.GetStatus:output_type -> sluice.loadbalancer.v1.GetStatusResponse
-	30, // [30:39] is the sub-list for method output_type
-	21, // [21:30] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	29, // 11: sluice.loadbalancer.v1.Service.algorithm:type_name -> sluice.loadbalancer.v1.Algorithm
+	30, // 12: sluice.loadbalancer.v1.ServicePort.protocol:type_name -> sluice.net.v1.Protocol
+	2,  // 13: sluice.loadbalancer.v1.RefusedObject.key:type_name -> sluice.loadbalancer.v1.ObjectKey
+	12, // 14: sluice.loadbalancer.v1.GetServiceResponse.service:type_name -> sluice.loadbalancer.v1.Service
+	12, // 15: sluice.loadbalancer.v1.WatchServicesResponse.upsert:type_name -> sluice.loadbalancer.v1.Service
+	19, // 16: sluice.loadbalancer.v1.WatchServicesResponse.delete:type_name -> sluice.loadbalancer.v1.ServiceKey
+	20, // 17: sluice.loadbalancer.v1.WatchServicesResponse.bookmark:type_name -> sluice.loadbalancer.v1.Bookmark
+	19, // 18: sluice.loadbalancer.v1.WaitForRevisionRequest.services:type_name -> sluice.loadbalancer.v1.ServiceKey
+	31, // 19: sluice.loadbalancer.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	25, // 20: sluice.loadbalancer.v1.GetStatusResponse.sources:type_name -> sluice.loadbalancer.v1.SourceStatus
+	26, // 21: sluice.loadbalancer.v1.GetStatusResponse.subscribers:type_name -> sluice.loadbalancer.v1.SubscriberStatus
+	3,  // 22: sluice.loadbalancer.v1.LoadBalancerService.UpsertServices:input_type -> sluice.loadbalancer.v1.UpsertServicesRequest
+	6,  // 23: sluice.loadbalancer.v1.LoadBalancerService.DeleteServices:input_type -> sluice.loadbalancer.v1.DeleteServicesRequest
+	8,  // 24: sluice.loadbalancer.v1.LoadBalancerService.CompleteSource:input_type -> sluice.loadbalancer.v1.CompleteSourceRequest
+	10, // 25: sluice.loadbalancer.v1.LoadBalancerService.ListServices:input_type -> sluice.loadbalancer.v1.ListServicesRequest
+	15, // 26: sluice.loadbalancer.v1.LoadBalancerService.GetService:input_type -> sluice.loadbalancer.v1.GetServiceRequest
+	17, // 27: sluice.loadbalancer.v1.LoadBalancerService.WatchServices:input_type -> sluice.loadbalancer.v1.WatchServicesRequest
+	32, // 28: sluice.loadbalancer.v1.LoadBalancerService.WatchFrontends:input_type -> sluice.loadbalancer.v1.WatchFrontendsRequest
+	21, // 29: sluice.loadbalancer.v1.LoadBalancerService.WaitForRevision:input_type -> sluice.loadbalancer.v1.WaitForRevisionRequest
+	23, // 30: sluice.loadbalancer.v1.LoadBalancerService.GetStatus:input_type -> sluice.loadbalancer.v1.GetStatusRequest
+	4,  // 31: sluice.loadbalancer.v1.LoadBalancerService.UpsertServices:output_type -> sluice.loadbalancer.v1.UpsertServicesResponse
+	7,  // 32: sluice.loadbalancer.v1.LoadBalancerService.DeleteServices:output_type -> sluice.loadbalancer.v1.DeleteServicesResponse
+	9,  // 33: sluice.loadbalancer.v1.LoadBalancerService.CompleteSource:output_type -> sluice.loadbalancer.v1.CompleteSourceResponse
+	11, // 34: sluice.loadbalancer.v1.LoadBalancerService.ListServices:output_type -> sluice.loadbalancer.v1.ListServicesResponse
+	16, // 35: sluice.loadbalancer.v1.LoadBalancerService.GetService:output_type -> sluice.loadbalancer.v1.GetServiceResponse
+	18, // 36: sluice.loadbalancer.v1.LoadBalancerService.WatchServices:output_type -> sluice.loadbalancer.v1.WatchServicesResponse
+	33, // 37: sluice.loadbalancer.v1.LoadBalancerService.WatchFrontends:output_type -> sluice.loadbalancer.v1.WatchFrontendsResponse
+	22, // 38: sluice.loadbalancer.v1.LoadBalancerService.WaitForRevision:output_type -> sluice.loadbalancer.v1.WaitForRevisionResponse
+	24, // 39: sluice.loadbalancer.v1.LoadBalancerService.GetStatus:output_type -> sluice.loadbalancer.v1.GetStatusResponse
+	31, // [31:40] is the sub-list for method output_type
+	22, // [22:31] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_sluice_loadbalancer_v1_loadbalancer_proto_init() }

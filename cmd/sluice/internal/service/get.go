@@ -39,6 +39,7 @@ type frontend struct {
 // backendList is where connections from one side lead.
 type backendList struct {
 	Backends  []backend `json:"backends"`
+	Algorithm string    `json:"algorithm,omitempty"`
 	WhenEmpty string    `json:"whenEmpty,omitempty"`
 	Draining  []backend `json:"draining,omitempty"`
 }
@@ -63,7 +64,10 @@ func backendsOf(l *lbv1.BackendList) *backendList {
 	if l == nil {
 		return nil
 	}
-	out := &backendList{Backends: []backend{}, WhenEmpty: output.Enum(l.GetWhenEmpty(), "EMPTY_ACTION_")}
+	out := &backendList{
+		Backends: []backend{}, Algorithm: algorithm(l.GetAlgorithm()),
+		WhenEmpty: output.Enum(l.GetWhenEmpty(), "EMPTY_ACTION_"),
+	}
 	for _, b := range l.GetBackends() {
 		out.Backends = append(out.Backends, backend{b.GetAddress(), b.GetPort(), b.GetTerminating()})
 	}
@@ -71,6 +75,14 @@ func backendsOf(l *lbv1.BackendList) *backendList {
 		out.Draining = append(out.Draining, backend{b.GetAddress(), b.GetPort(), b.GetTerminating()})
 	}
 	return out
+}
+
+// algorithm is how a backend is chosen; empty: as by default.
+func algorithm(a lbv1.Algorithm) string {
+	if a == lbv1.Algorithm_ALGORITHM_UNSPECIFIED {
+		return ""
+	}
+	return output.Enum(a, "ALGORITHM_")
 }
 
 // maxBackends is how many backends of a list are named to people.
@@ -149,6 +161,9 @@ func (s state) describe(w io.Writer) {
 	output.Row(w, "Ports", s.portNames())
 	output.Row(w, "Endpoints", fmt.Sprintf("%d of %d ready", s.Ready, s.Endpoints))
 	output.Row(w, "Affinity", s.affinity())
+	if s.Algorithm != "" {
+		output.Row(w, "Algorithm", s.Algorithm)
+	}
 	if ranges := s.ranges(); len(ranges) > 0 {
 		output.Row(w, "Source ranges", strings.Join(ranges, ", "))
 	}

@@ -53,6 +53,7 @@ type state struct {
 	Ready     uint32        `json:"ready"`
 	Endpoints uint32        `json:"endpoints"`
 	Enforced  bool          `json:"enforced"`
+	Algorithm string        `json:"algorithm,omitempty"`
 	Notes     []string      `json:"notes,omitempty"`
 	Source    string        `json:"source"`
 	Manager   string        `json:"manager,omitempty"`
@@ -92,7 +93,7 @@ func stateOf(s *lbv1.Service) state {
 		Addresses: append([]string{}, s.GetAddresses()...), Ports: []servicePort{},
 		Ready: s.GetReady(), Endpoints: s.GetEndpoints(), Enforced: s.GetEnforced(), Notes: s.GetNotes(),
 		Source: s.GetSource(), Manager: s.GetManager(), Origin: s.GetOrigin(), Revision: s.GetRevision(),
-		Updated: output.When(s.GetUpdateTime()),
+		Updated: output.When(s.GetUpdateTime()), Algorithm: algorithm(s.GetAlgorithm()),
 	}
 	for _, p := range s.GetPorts() {
 		out.Ports = append(out.Ports, servicePort{

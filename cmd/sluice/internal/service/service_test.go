@@ -125,7 +125,7 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 			Ports: []*lbv1.ServicePort{{
 				Name: "dns", Protocol: netv1.Protocol_PROTOCOL_UDP, Port: 53,
 				NodePort: 30053,
-			}}, Revision: 5,
+			}}, Revision: 5, Algorithm: lbv1.Algorithm_ALGORITHM_TABLE,
 			Frontends: []*lbv1.Frontend{
 				{
 					Key: &lbv1.FrontendKey{
@@ -171,7 +171,7 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 	out, _ = n.Want(t, 0, "service", "list", "--all", "-n", "shop", "-o", "json")
 	var all listing
 	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Services) != 3 ||
-		len(all.Refused) != 2 || all.Revision != 7 {
+		len(all.Refused) != 2 || all.Revision != 7 || strings.Count(out, `"algorithm": "table"`) != 1 {
 		t.Errorf("list -o json: %v, %s", err, out)
 	}
 
@@ -183,6 +183,7 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 	out, _ = n.Want(t, 0, "service", "get", "door", "-n", "shop")
 	nodetest.WantLines(t, out, "Ports dns 53:30053/UDP", "Source ranges 192.0.2.0/24",
 		"Affinity a client keeps its backend if it returns within 3h0m0s", "Revision 5, not enforced by the kernel",
+		"Algorithm table",
 		"node:30053/UDP (IPv6) node-port dns inside [fd00:244::2]:5353 (terminating)",
 		"outside none here: packets are dropped; draining [fd00:244::2]:5353",
 		"[fd00:96::1]:53/UDP load-balancer - outside none: connections are refused")

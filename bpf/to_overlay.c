@@ -167,6 +167,8 @@ SEC("tc") int sluice_to_overlay(struct __sk_buff *skb)
 		}
 	}
 	observe(skb, p, reason);
+	if (is_refusal(reason))
+		return refuse_in_transit(skb, p);
 	if (reason != SL_FWD_OVERLAY)
 		return TC_ACT_SHOT;
 	skb->mark = 0;

@@ -112,6 +112,8 @@ SEC("tc") int sluice_to_uplink(struct __sk_buff *skb)
 	if (reason == SL_FWD_STACK)
 		return TC_ACT_UNSPEC;
 	observe(skb, p, reason);
+	if (is_refusal(reason))
+		return refuse_in_transit(skb, p);
 	return reason == SL_FWD_NATIVE ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 }
 

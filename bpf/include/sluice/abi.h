@@ -231,8 +231,9 @@ enum sl_reason {
 	SL_DROP_SERVICE_PORT =
 		56, /* of SCTP: the backend has another, and no checksum could follow */
 	SL_DROP_SERVICE_IN_USE = 57, /* the sender's port is in use to every backend; it is told */
-	SL_DROP_NAT_EXHAUSTED = 58, /* no port of the node is free for the way to the backend */
-	SL_DROP_NAT_SOURCE = 59, /* the node has no address for the way to the backend */
+	SL_DROP_NAT_EXHAUSTED =
+		58, /* no port of the node is free for the way to the backend; the sender is told */
+	SL_DROP_NAT_SOURCE = 59, /* the node has no address for that way; the sender is told */
 	SL_DROP_SERVICE_INSIDE = 60, /* from outside, to a service of the cluster alone */
 	SL_DROP_NO_SERVICE_PORT = 61, /* at an address of services alone; a pod is told */
 };

@@ -241,4 +241,25 @@ static __always_inline enum sl_reason answer_outside(struct __sk_buff *skb, stru
 	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;
 }
 
+/*
+ * Tells the sender of a packet in transit that there is no source for the way to its
+ * backend, where the packet leaves for that; returns what the kernel shall do. The frame
+ * asks for the service again, is turned round, and goes out by the device that it has come
+ * by. What came in a tunnel cannot be sent back, and an error is not answered.
+ */
+static __always_inline int refuse_in_transit(struct __sk_buff *skb, struct sl_packet *p)
+{
+	__u32 ifindex = skb->ingress_ifindex;
+	struct sl_end to = {};
+
+	if (!ifindex || is_tunnel(ifindex) || is_error(p) || find_asked(p, &to) ||
+	    rewrite_end(skb, p, &to))
+		return TC_ACT_SHOT;
+	__builtin_memcpy(p->asked, to.addr, sizeof(p->asked));
+	if (answer_sender(skb, p, SL_ANSWER_REFUSED))
+		return TC_ACT_SHOT;
+	skb->mark = mark_judged(ifindex);
+	return (int)bpf_redirect_neigh((int)ifindex, NULL, 0, 0);
+}
+
 #endif

@@ -27,8 +27,7 @@
 /* Cell of sl_limits for the answers, one for pods and one for what is outside, which is
  * that of a reason that is never told, and how many a CPU gives in a second.
  */
-#define SL_LIMIT_ANSWERS \
-	(SL_PROGRAM == SL_PROGRAM_FROM_UPLINK ? SL_ASK_SERVICE : SL_MAX_REASONS - 2)
+#define SL_LIMIT_ANSWERS (SL_PROGRAM == SL_PROGRAM_FROM_POD ? SL_MAX_REASONS - 2 : SL_ASK_SERVICE)
 #define SL_ANSWER_RATE 1000
 
 enum sl_answer_kind {
@@ -262,8 +261,17 @@ __noinline int answer_sender(struct __sk_buff *skb, struct sl_packet *p, __u32 k
 /* Whether the sender is told that its packet was dropped. */
 static __always_inline bool is_refusal(enum sl_reason reason)
 {
-	return reason == SL_DROP_NO_BACKEND || reason == SL_DROP_SERVICE_IN_USE ||
-	       (reason == SL_DROP_NO_SERVICE_PORT && SL_PROGRAM == SL_PROGRAM_FROM_POD);
+	switch (reason) {
+	case SL_DROP_NO_BACKEND:
+	case SL_DROP_SERVICE_IN_USE:
+	case SL_DROP_NAT_EXHAUSTED:
+	case SL_DROP_NAT_SOURCE:
+		return true;
+	case SL_DROP_NO_SERVICE_PORT:
+		return SL_PROGRAM == SL_PROGRAM_FROM_POD;
+	default:
+		return false;
+	}
 }
 
 #endif

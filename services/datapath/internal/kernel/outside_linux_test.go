@@ -7,9 +7,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/netip"
+	"os"
+	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -349,46 +353,150 @@ func readLine(c net.Conn) (string, error) {
 	}
 }
 
-// TestKernelOutsideTakesNoPortOfTheHost: while sockets of the node have all ports for the
-// way to backends elsewhere, a sender outside gets none, and the drop says so; then it does.
-func TestKernelOutsideTakesNoPortOfTheHost(t *testing.T) {
-	f := newFabric(t, RoutingNative, false)
-	n := &serviceNode{T: t, runner: f.a.runner}
-	at := netip.AddrPortFrom(f.b.pod.IPv4, 8080)
-	tell(t, f.b.pod.ns, at)
-	nodePort := netip.AddrPortFrom(f.a.addr4, 30080)
-	n.lead(nodePort, feNode, at)
+// holdPorts has sockets of a namespace, which release closes, have all ports of a protocol
+// for the way to backends elsewhere.
+func holdPorts(t *testing.T, ns netns.NsHandle, network string) (release func()) {
+	t.Helper()
 	const first, ports = 20000, 10000
-	var held []*net.UDPConn
-	t.Cleanup(func() {
-		for _, u := range held {
-			u.Close()
+	var held []io.Closer
+	release = func() {
+		for _, c := range held {
+			c.Close()
 		}
-	})
-	inNetns(t, f.a.ns, func() {
-		for port := range ports {
-			u, err := net.ListenUDP("udp4", &net.UDPAddr{Port: first + port})
+		held = nil
+	}
+	t.Cleanup(func() { release() })
+	inNetns(t, ns, func() {
+		for port := first; port < first+ports; port++ {
+			var c io.Closer
+			var err error
+			if network == "udp" {
+				c, err = net.ListenUDP(network, &net.UDPAddr{Port: port})
+			} else {
+				c, err = net.ListenTCP(network, &net.TCPAddr{Port: port})
+			}
 			if err != nil {
-				t.Errorf("hold port %d: %v", first+port, err)
+				t.Errorf("hold port %d: %v", port, err)
 				return
 			}
-			held = append(held, u)
+			held = append(held, c)
 		}
 	})
+	return release
+}
+
+// wantRefused asks from outside, and is refused at its first packet, which is counted
+// under a reason where it would have left for the backend.
+func (f *fabric) wantRefused(t *testing.T, network string, asked netip.AddrPort, reason event.Reason) {
+	t.Helper()
 	before := f.a.counters(t)
-	u, err := dialIn(t, f.outsider, "udp", nodePort)
-	must(t, "open a socket", err)
-	_, err = u.Write([]byte("x"))
-	must(t, "send", err)
-	servicetest.Eventually(t, "nat-exhausted", func() bool {
-		return f.a.gained(t, before)[cell{event.DropNATExhausted, event.Egress}] == 1
-	})
-	for _, u := range held {
-		u.Close()
+	c, err := dialIn(t, f.outsider, network, asked)
+	if err == nil {
+		_, _ = c.Write([]byte("anybody?"))
+		_, err = c.Read(make([]byte, 1))
 	}
-	held = nil
-	askUDP(t, f.outsider, nodePort, 64)
-	askTCP(t, f.outsider, nodePort, 64)
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Fatalf("%s to %v: %v, want %v", network, asked, err, syscall.ECONNREFUSED)
+	}
+	if got := f.a.gained(t, before); got[cell{reason, event.Egress}] != 1 {
+		t.Errorf("%s to %v: counted %v, want one %v", network, asked, got, reason)
+	}
+}
+
+// TestKernelOutsideTakesNoPortOfTheHost: while sockets of the node have all ports for the
+// way to backends elsewhere, a sender outside is refused at once, and so it is while the node
+// has no address for that way; then it is served.
+func TestKernelOutsideTakesNoPortOfTheHost(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		n := &serviceNode{T: t, runner: f.a.runner}
+		var asked []netip.AddrPort
+		for i, own := range []netip.Addr{f.a.addr4, f.a.addr6} {
+			// by the tunnel, if there is one, and by the uplink
+			for j, backend := range []netip.Addr{f.b.pod.Addrs()[i], []netip.Addr{f.b.addr4, f.b.addr6}[i]} {
+				at := netip.AddrPortFrom(backend, 8080)
+				tell(t, []netns.NsHandle{f.b.pod.ns, f.b.ns}[j], at)
+				vip := serviceAddr(backend, byte(1+j))
+				f.routeFromOutside(t, vip.Addr(), f.a)
+				n.lead(vip, feAddress, at)
+				nodePort := netip.AddrPortFrom(own, 30080+uint16(j))
+				n.lead(nodePort, feNode, at)
+				asked = append(asked, vip, nodePort)
+			}
+		}
+		local, err := n.k.Nodes.Local()
+		must(t, "read the local node", err)
+		without := local
+		without.Sources = [4]uint16{}
+		for _, network := range []string{"tcp", "udp"} {
+			release := holdPorts(t, f.a.ns, network)
+			for _, a := range asked {
+				f.wantRefused(t, network, a, event.DropNATExhausted)
+			}
+			release()
+			must(t, "take the addresses away", n.k.Nodes.SetLocal(without))
+			for i, a := range asked {
+				f.wantRefused(t, network, a, event.DropNATSource)
+				s := f.a.explainTo(t, protoTCP, f.outsideAddrs()[i/4], a).Service
+				if s == nil || len(s.Backends) != 1 || s.Backends[0].Explanation.Reason != event.DropNATSource {
+					t.Errorf("explain says of %v: %+v, want %v", a, s, event.DropNATSource)
+				}
+			}
+			must(t, "give them back", n.k.Nodes.SetLocal(local))
+		}
+		for _, a := range asked {
+			askUDP(t, f.outsider, a, 64)
+			askTCP(t, f.outsider, a, 64)
+		}
+	})
+}
+
+// TestKernelOutsideRefusalsHaveABudget: however fast a sender outside asks while no port is
+// free, the node sends no more answers than a CPU may in a second.
+func TestKernelOutsideRefusalsHaveABudget(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		n := &serviceNode{T: t, runner: f.a.runner}
+		at, asked := netip.AddrPortFrom(f.b.pod.IPv6, 8080), netip.AddrPortFrom(f.a.addr6, 30080)
+		n.lead(asked, feNode, at)
+		local, err := n.k.Nodes.Local()
+		must(t, "read the local node", err)
+		local.Sources = [4]uint16{}
+		must(t, "take the addresses away", n.k.Nodes.SetLocal(local))
+		f.wantRefused(t, "udp", asked, event.DropNATSource)
+		const flood, rate = 20_000, 1000
+		one := ip6(f.outsideAddrs()[1], asked.Addr(), protoUDP, udp(40000, asked.Port()))
+		before, told := f.a.counters(t), f.toldUnreachable(t)
+		began := time.Now()
+		f.fromOutside(t, f.a, slices.Repeat([][]byte{one}, flood)...)
+		var dropped uint64
+		servicetest.Eventually(t, "the flood to be counted", func() bool {
+			was := dropped
+			dropped = f.a.gained(t, before)[cell{event.DropNATSource, event.Egress}]
+			return dropped > flood/2 && dropped == was
+		})
+		told = f.toldUnreachable(t) - told
+		seconds := uint64(time.Since(began)/time.Second) + 2 // begun ones
+		t.Logf("%d of %d packets answered in %v", told, dropped, time.Since(began))
+		if limit := rate * seconds * uint64(runtime.NumCPU()); told == 0 || told > limit {
+			t.Errorf("%d of %d packets were answered, want at most %d", told, dropped, limit)
+		}
+	})
+}
+
+// toldUnreachable is how many errors of ICMPv6 have told the outsider that something is not
+// reached.
+func (f *fabric) toldUnreachable(t *testing.T) (n uint64) {
+	t.Helper()
+	inNetns(t, f.outsider, func() {
+		b, err := os.ReadFile("/proc/thread-self/net/snmp6")
+		if err != nil {
+			t.Errorf("counters: %v", err)
+		}
+		_, text, _ := strings.Cut(string(b), "\nIcmp6InDestUnreachs")
+		if _, err := fmt.Sscan(text, &n); err != nil {
+			t.Errorf("counters: %v", err)
+		}
+	})
+	return n
 }
 
 // TestKernelOutsideFloodLeavesOthersAlone: many more new senders than there is room for

@@ -587,9 +587,9 @@ const (
 	Reason_REASON_SERVICE_SCTP_PORT Reason = 56
 	// The sender has this port in use to every backend already; it is told.
 	Reason_REASON_SERVICE_PORT_IN_USE Reason = 57
-	// No port of the node is free for the way to a backend elsewhere.
+	// No port of the node is free for the way to a backend elsewhere; the sender is told.
 	Reason_REASON_NAT_EXHAUSTED Reason = 58
-	// The node has no address for the way to a backend elsewhere.
+	// The node has no address for the way to a backend elsewhere; the sender is told.
 	Reason_REASON_NAT_NO_SOURCE Reason = 59
 	// From outside, to a cluster IP.
 	Reason_REASON_SERVICE_INSIDE Reason = 60

@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -256,6 +258,97 @@ func TestKernelOutsideTooBigQuotesWhatWasSent(t *testing.T) {
 							return len(routes) == 1 && routes[0].MTU == int(mtu)
 						})
 					}
+				}
+			}
+		}
+	})
+}
+
+// behindAHop makes a namespace behind the outsider, which takes packets of at most mtu to it.
+func (f *fabric) behindAHop(t *testing.T, mtu int) netns.NsHandle {
+	t.Helper()
+	far := newNetns(t)
+	addrs := []netip.Addr{netip.MustParseAddr("198.51.100.2"), netip.MustParseAddr("2001:db8:51::2")}
+	hop, err := netlink.NewHandleAt(f.outsider, unix.NETLINK_ROUTE)
+	must(t, "netlink", err)
+	t.Cleanup(hop.Close)
+	h, err := netlink.NewHandleAt(far, unix.NETLINK_ROUTE)
+	must(t, "netlink", err)
+	t.Cleanup(h.Close)
+	must(t, "add the link", hop.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: "far0", MTU: fabricMTU},
+		PeerName:  "eth0", PeerNamespace: netlink.NsFd(far), PeerMTU: fabricMTU,
+	}))
+	inNetns(t, f.outsider, func() {
+		for name, value := range map[string]string{
+			"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv4/icmp_ratelimit": "0", "ipv6/icmp/ratelimit": "0",
+		} {
+			if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
+				t.Errorf("sysctl: %v", err)
+			}
+		}
+	})
+	near, err := hop.LinkByName("far0")
+	must(t, "find far0", err)
+	eth0, err := h.LinkByName("eth0")
+	must(t, "find eth0", err)
+	must(t, "set far0 up", hop.LinkSetUp(near))
+	must(t, "set eth0 up", h.LinkSetUp(eth0))
+	for i, a := range addrs {
+		gateway, bits := a.Prev(), []int{24, 64}[i]
+		for _, end := range []struct {
+			h *netlink.Handle
+			l netlink.Link
+			a netip.Addr
+		}{{hop, near, gateway}, {h, eth0, a}} {
+			must(t, "add an address", end.h.AddrAdd(end.l, &netlink.Addr{
+				IPNet: &net.IPNet{IP: end.a.AsSlice(), Mask: net.CIDRMask(bits, end.a.BitLen())}, Flags: unix.IFA_F_NODAD,
+			}))
+			receives(t, end.h, end.a)
+		}
+		must(t, "route to the sender", hop.RouteReplace(&netlink.Route{
+			LinkIndex: near.Attrs().Index, Dst: ipNet(a), MTU: mtu,
+		}))
+		must(t, "route from the sender", h.RouteAdd(&netlink.Route{
+			Gw: gateway.AsSlice(), Dst: &net.IPNet{IP: make(net.IP, len(a.AsSlice())), Mask: net.CIDRMask(0, a.BitLen())},
+		}))
+		must(t, "route of the node", f.a.h.RouteAdd(&netlink.Route{Gw: f.outsideAddrs()[i].AsSlice(), Dst: ipNet(a)}))
+	}
+	return far
+}
+
+// TestKernelOutsideAnswersFitTheWayToTheSender: where a hop between the node and a sender
+// takes less than both ends think, answers of a backend of this node and of another come
+// through by TCP, because the backend's kernel learns the size.
+func TestKernelOutsideAnswersFitTheWayToTheSender(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		const mtu = 1300
+		n := &serviceNode{T: t, runner: f.a.runner}
+		far := f.behindAHop(t, mtu)
+		for j, c := range []struct {
+			what string
+			in   netns.NsHandle
+			at   []netip.Addr
+		}{
+			{"pod", f.a.pod.ns, f.a.pod.Addrs()},
+			{"pod elsewhere", f.b.pod.ns, f.b.pod.Addrs()},
+			// last: what that host learns of the node counts for its tunnel, too
+			{"host elsewhere", f.b.ns, []netip.Addr{f.b.addr4, f.b.addr6}},
+		} {
+			h, err := netlink.NewHandleAt(c.in, unix.NETLINK_ROUTE)
+			must(t, "netlink", err)
+			defer h.Close()
+			for i, own := range []netip.Addr{f.a.addr4, f.a.addr6} {
+				at := netip.AddrPortFrom(c.at[i], 9000+uint16(j))
+				tell(t, c.in, at)
+				nodePort := netip.AddrPortFrom(own, 30080+uint16(j))
+				n.lead(nodePort, feNode, at)
+				_, seen, _ := strings.Cut(askTCP(t, far, nodePort, 1<<20), " to ")
+				peer, err := netip.ParseAddrPort(seen)
+				must(t, "read whom the backend sees", err)
+				routes, err := h.RouteGet(peer.Addr().Unmap().AsSlice())
+				if err != nil || len(routes) != 1 || routes[0].MTU != mtu {
+					t.Errorf("%s: the route to %v is %v, %v, want the size %d", c.what, peer, routes, err, mtu)
 				}
 			}
 		}

@@ -111,7 +111,7 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 	way = way_to(node, p->family);
 	if (!(way_flags(way) & SL_WAY_OVERLAY))
 		return SL_DROP_NO_NODE;
-	return set_tunnel_key(skb, p, identity, way_flags(way) & SL_WAY_UNDERLAY6);
+	return set_tunnel_key(skb, p, identity, way_flags(way));
 }
 
 static __always_inline enum sl_reason to_overlay4(struct __sk_buff *skb, struct sl_packet *p)

@@ -73,6 +73,7 @@
 #define SL_WAY_HOP 0x4 /* as they are; the node is the next hop */
 #define SL_WAY_LOOKUP 0x8 /* as they are; the kernel's routes name the next hop */
 #define SL_WAY_NATIVE 0x10 /* of element 0, without SL_WAY_OVERLAY */
+#define SL_WAY_PIECES 0x20 /* packets of the tunnel may be cut on their way */
 
 /* Quarters of way6 of element 0 of sl_node, from the lowest; IPv6 is one more. */
 #define SL_SOURCE_OVERLAY 0 /* of packets into the tunnel */

@@ -101,9 +101,9 @@ static __always_inline __u8 dscp_of(struct __sk_buff *skb, const struct sl_packe
  * the packet itself do not; over IPv6 a receiver drops packets without it.
  */
 __noinline enum sl_reason set_tunnel_key(struct __sk_buff *skb, struct sl_packet *p, __u32 identity,
-					 __u32 under6)
+					 __u32 way)
 {
-	__u64 flags = BPF_F_DONT_FRAGMENT;
+	__u64 flags = way & SL_WAY_PIECES ? 0 : BPF_F_DONT_FRAGMENT;
 	struct bpf_tunnel_key key = {};
 	struct sl_node *node;
 
@@ -116,7 +116,7 @@ __noinline enum sl_reason set_tunnel_key(struct __sk_buff *skb, struct sl_packet
 	key.tunnel_ttl = SL_OUTER_TTL;
 	if (cfg_tunnel_dscp)
 		key.tunnel_tos = dscp_of(skb, p);
-	if (under6) {
+	if (way & SL_WAY_UNDERLAY6) {
 		flags |= BPF_F_TUNINFO_IPV6;
 		__builtin_memcpy(key.remote_ipv6, node->ip6, sizeof(key.remote_ipv6));
 	} else {
@@ -198,7 +198,7 @@ __noinline enum sl_reason forward_remote(struct __sk_buff *skb, struct sl_packet
 	if ((needs_rewrite(p) && p->translated && rewrite(skb, p)) || lower_hops(skb, p))
 		return SL_DROP_REWRITE;
 	if (way_flags(way) & SL_WAY_OVERLAY) {
-		reason = set_tunnel_key(skb, p, p->src_identity, way_flags(way) & SL_WAY_UNDERLAY6);
+		reason = set_tunnel_key(skb, p, p->src_identity, way_flags(way));
 		if (reason == SL_FWD_OVERLAY && bpf_redirect(way_device(way), 0) != TC_ACT_REDIRECT)
 			return SL_DROP_NO_NODE;
 		return reason;

@@ -167,6 +167,10 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 			if i == 1 {
 				w.Flags |= nodemap.Underlay6
 			}
+			w, note := narrowed(w, path, overhead)
+			if note != "" {
+				d.notes = append(d.notes, note)
+			}
 			if p.MTU != 0 {
 				w.MTU = min(w.MTU, p.MTU)
 			}
@@ -184,6 +188,25 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 	}
 	d.why = first(d.why, fmt.Sprintf("no address among %v of a family that this node has", p.Addresses))
 	return d
+}
+
+// narrowed is a way in the tunnel of a path of which the kernel has learned that it takes
+// less. Packets of pods follow that, but not below what IPv6 needs: whoever can cause
+// errors about packets between the nodes could cut it off else. The tunnel's packets go in
+// pieces then.
+func narrowed(w nodemap.Way, path Path, overhead uint16) (_ nodemap.Way, note string) {
+	if path.Learned == 0 {
+		return w, ""
+	}
+	if path.Learned >= overhead+minIPv6 {
+		w.MTU = path.Learned - overhead
+		return w, ""
+	}
+	w.MTU = min(w.MTU, minIPv6)
+	w.Flags |= nodemap.Pieces
+	return w, fmt.Sprintf(
+		"errors from the network say that the path by %s takes %d bytes: the tunnel's packets go in pieces",
+		path.Hops[0].Device, path.Learned)
 }
 
 // minMTU is less than any link has that carries IP.

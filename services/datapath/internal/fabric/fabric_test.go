@@ -103,6 +103,17 @@ func TestWaysOfAnOverlay(t *testing.T) {
 			change: only("192.0.2.2"), paths: map[string]Path{"192.0.2.2": {Err: errors.New("unreachable")}},
 			why: "unreachable",
 		},
+		"errors say less": {
+			paths: map[string]Path{"192.0.2.2": {MTU: 1500, Learned: 1330, Hops: six.Hops}}, want: way(11, 1280, overlay),
+		},
+		"errors say less than IPv6 needs": {
+			paths: map[string]Path{"192.0.2.2": {MTU: 1500, Learned: 1329, Hops: six.Hops}},
+			want:  way(11, 1280, overlay|nodemap.Pieces),
+		},
+		"errors say less of a path that is too narrow for IPv6": {
+			paths: map[string]Path{"192.0.2.2": {MTU: 1000, Learned: 100, Hops: six.Hops}},
+			want:  way(11, 950, overlay|nodemap.Pieces),
+		},
 		"a path that is too narrow": {
 			change: only("192.0.2.2"), paths: map[string]Path{"192.0.2.2": {MTU: 100, Hops: six.Hops}},
 			why: "the path to 192.0.2.2 takes packets of 100 bytes only",
@@ -154,7 +165,8 @@ func native(name string, number uint16, addresses string) cluster.Member {
 
 func TestWaysOfNativeRouting(t *testing.T) {
 	gateway := addrs("192.0.2.254")[0]
-	routed := Path{Hops: []Nexthop{{Ifindex: 2, Device: "uplink", Via: gateway}}, MTU: 1500}
+	// of packets to the node itself; those to its pods have other destinations
+	routed := Path{Hops: []Nexthop{{Ifindex: 2, Device: "uplink", Via: gateway}}, MTU: 1500, Learned: 1300}
 	two := Path{MTU: 1400, Hops: []Nexthop{
 		{Ifindex: 2, Via: gateway, Weight: 2}, {Ifindex: 3, Via: addrs("198.51.100.1")[0]},
 	}}

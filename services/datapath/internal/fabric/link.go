@@ -32,10 +32,13 @@ type Nexthop struct {
 
 // Path is how the kernel reaches an address.
 type Path struct {
-	Hops   []Nexthop  // several: each connection takes one of them
-	MTU    uint16     // largest packet, bytes: of the devices, routes and what was learned
-	Source netip.Addr // that the node uses unless it is told another
-	Err    error      // why there is none
+	Hops []Nexthop // several: each connection takes one of them
+	MTU  uint16    // largest packet, bytes: of the devices and routes
+	// Learned is what errors from the network have told the kernel, if that is less than
+	// MTU; 0: nothing. Anybody who speaks with the node may have caused them, with any size.
+	Learned uint16
+	Source  netip.Addr // that the node uses unless it is told another
+	Err     error      // why there is none
 }
 
 // Direct says that the address is on the link of one device.

@@ -35,6 +35,9 @@ const (
 	Lookup
 
 	native // of the element of this node
+
+	// Pieces: the packets of the tunnel may be cut into pieces.
+	Pieces
 )
 
 // Way is how packets for the pods of a node leave this one; zero: not at all.
@@ -378,7 +381,7 @@ func (w Way) String() string {
 		return "none"
 	}
 	s := fmt.Sprintf("device %d mtu %d", w.Ifindex, w.MTU)
-	for i, name := range []string{"overlay", "underlay-ipv6", "hop", "lookup", "native"} {
+	for i, name := range []string{"overlay", "underlay-ipv6", "hop", "lookup", "native", "pieces"} {
 		if w.Flags>>i&1 != 0 {
 			s += " " + name
 		}

@@ -46,7 +46,7 @@ const together = 256
 
 // Paths implements fabric.Links. It asks twice about each address: for the route with
 // all its hops, and for the way of one packet, which knows what was learned of the
-// path's MTU.
+// path.
 func (u *Underlay) Paths(addrs []netip.Addr) ([]fabric.Path, error) {
 	paths := make([]fabric.Path, 0, len(addrs))
 	links := map[uint32]device{}
@@ -111,12 +111,13 @@ func (u *Underlay) path(one, all rtnl.Reply, to netip.Addr, links map[uint32]dev
 			mtu = min(mtu, v6) // routers may have announced less
 		}
 	}
-	for _, m := range []uint32{way.mtu, match.mtu} {
-		if m != 0 {
-			mtu = min(mtu, m)
-		}
+	if match.mtu != 0 {
+		mtu = min(mtu, match.mtu)
 	}
 	p.MTU = uint16(mtu) //nolint:gosec // at most 65535
+	if way.mtu != 0 && way.mtu < mtu {
+		p.Learned = uint16(way.mtu) //nolint:gosec // less than that
+	}
 	return p, nil
 }
 

@@ -222,8 +222,8 @@ func TestKernelTunnelNamesTheDeviceOfOthersInItsWay(t *testing.T) {
 	}
 }
 
-// TestKernelPathHasTheLeastMTUOfDeviceRouteAndWhatWasLearned, of both families.
-func TestKernelPathHasTheLeastMTUOfDeviceRouteAndWhatWasLearned(t *testing.T) {
+// TestKernelPathHasTheLeastMTUOfDeviceAndRoute, of both families.
+func TestKernelPathHasTheLeastMTUOfDeviceAndRoute(t *testing.T) {
 	n := newNode(t)
 	for _, to := range []string{"192.0.2.2", "2001:db8::2"} {
 		addr := netip.MustParseAddr(to)

@@ -66,10 +66,9 @@ func BenchmarkService(b *testing.B) {
 		member += uint32(n)
 	}
 	type path struct {
-		k    *Kernel // nil: the harness
-		name string
-		to   netip.Addr
-		in   bool // from the host into the pod
+		k  *Kernel // nil: the harness
+		to netip.Addr
+		in bool // from the host into the pod
 	}
 	pairs := []struct {
 		name string

@@ -579,7 +579,7 @@ func echo(t *testing.T, client *pod, local netip.Addr, server *pod, addr netip.A
 	}
 }
 
-func sendRaw(t *testing.T, dev string, b []byte) {
+func sendRaw(t *testing.T, dev string, frames ...[]byte) {
 	link, err := net.InterfaceByName(dev)
 	if err != nil {
 		t.Errorf("find %s: %v", dev, err)
@@ -591,7 +591,10 @@ func sendRaw(t *testing.T, dev string, b []byte) {
 		return
 	}
 	defer unix.Close(fd)
-	if err := unix.Sendto(fd, b, 0, &unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil {
-		t.Errorf("send a frame: %v", err)
+	for _, b := range frames {
+		if err := unix.Sendto(fd, b, 0, &unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil {
+			t.Errorf("send a frame: %v", err)
+			return
+		}
 	}
 }

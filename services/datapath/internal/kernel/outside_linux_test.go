@@ -183,14 +183,16 @@ func (f *fabric) fromOutside(t *testing.T, to *fabricNode, packets ...[]byte) {
 			t.Errorf("find up0: %v", err)
 			return
 		}
+		var frames [][]byte
 		for _, p := range packets {
 			ethertype := uint16(etherIPv4)
 			if p[0]>>4 == 6 {
 				ethertype = etherIPv6
 			}
 			dst, src := [6]byte(to.uplink.Attrs().HardwareAddr), [6]byte(l.Attrs().HardwareAddr)
-			sendRaw(t, "up0", frame(dst, src, ethertype, p))
+			frames = append(frames, frame(dst, src, ethertype, p))
 		}
+		sendRaw(t, "up0", frames...)
 	})
 }
 

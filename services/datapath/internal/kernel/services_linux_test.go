@@ -744,12 +744,12 @@ func TestKernelHairpinHasABudget(t *testing.T) {
 	_, allowed := budgetCell(n.k, int(flooder.Slot))
 	*allowed = limit
 	before := n.counters(t)
-	inNetns(t, flooder.ns, func() {
-		for port := range uint16(flood) {
-			sendRaw(t, "eth0", frame(flooder.HostMAC, flooder.MAC, etherIPv4,
-				ip4Header{src: flooder.IPv4, dst: vip.Addr(), proto: protoUDP}.with(udp(10000+port, vip.Port()))))
-		}
-	})
+	var frames [][]byte
+	for port := range uint16(flood) {
+		frames = append(frames, frame(flooder.HostMAC, flooder.MAC, etherIPv4,
+			ip4Header{src: flooder.IPv4, dst: vip.Addr(), proto: protoUDP}.with(udp(10000+port, vip.Port()))))
+	}
+	inNetns(t, flooder.ns, func() { sendRaw(t, "eth0", frames...) })
 	over, let := cell{event.DropConnectionBudget, event.Egress}, cell{event.ForwardPeer, event.Egress}
 	passed := uint64(0)
 	servicetest.Eventually(t, "the flood to be counted", func() bool {

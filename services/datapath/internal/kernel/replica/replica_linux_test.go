@@ -5,6 +5,7 @@ package replica
 
 import (
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -89,7 +90,8 @@ func TestKernelReplicasTakeLittleMemory(t *testing.T) {
 		sum += bytes
 		m.Close()
 	}
-	if len(made) == 0 || sum == 0 || sum > 128<<10 {
+	// none is less than a page on older kernels
+	if len(made) == 0 || sum == 0 || sum > uint64(len(made)*os.Getpagesize()) {
 		t.Errorf("%d maps take %d bytes", len(made), sum)
 	}
 	t.Logf("%d maps, %d bytes", len(made), sum)

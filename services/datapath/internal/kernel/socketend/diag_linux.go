@@ -15,8 +15,17 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 )
 
-// sockDestroy is SOCK_DESTROY of linux/sock_diag.h.
-const sockDestroy = 21
+// Requests of linux/sock_diag.h: SOCK_DIAG_BY_FAMILY and SOCK_DESTROY.
+const (
+	sockDiagByFamily = 20
+	sockDestroy      = 21
+)
+
+// Errors of a kernel that cannot end sockets.
+var (
+	errNoDestroy = errors.New("the kernel is without CONFIG_INET_DIAG_DESTROY")
+	errNoUDPDiag = errors.New("the kernel is without udp_diag (CONFIG_INET_UDP_DIAG), or may not load it")
+)
 
 // destroy ends UDP sockets of a namespace and returns how many there were. One that
 // is closed, or has other ends by now, is none.
@@ -27,6 +36,7 @@ func destroy(ns *netns.Namespace, sockets []socketlist.Socket) (n int, err error
 	}
 	defer c.Close()
 	var errs []error
+	missing := false
 	for _, s := range sockets {
 		_, err := c.Execute(netlink.Message{
 			Header: netlink.Header{Type: sockDestroy, Flags: netlink.Request | netlink.Acknowledge},
@@ -36,12 +46,30 @@ func destroy(ns *netns.Namespace, sockets []socketlist.Socket) (n int, err error
 		case err == nil:
 			n++
 		case errors.Is(err, unix.EOPNOTSUPP):
-			return n, fmt.Errorf("end sockets: %w: the kernel is without CONFIG_INET_DIAG_DESTROY", err)
-		case !errors.Is(err, unix.ENOENT):
+			return n, fmt.Errorf("end sockets: %w: %w", err, errNoDestroy)
+		case errors.Is(err, unix.ENOENT):
+			missing = true
+		default:
 			errs = append(errs, fmt.Errorf("end the socket that is connected to %v: %w", s.Remote, err))
 		}
 	}
+	// a kernel that knows nothing of UDP sockets says of each that there is none
+	if missing && n == 0 && !lists(c, sockets[0].Family, unix.IPPROTO_UDP) {
+		errs = append(errs, fmt.Errorf("end sockets: %w", errNoUDPDiag))
+	}
 	return n, errors.Join(errs...)
+}
+
+// lists says whether the kernel can list the sockets of a protocol, by a list of none.
+func lists(c *netlink.Conn, family, protocol uint8) bool {
+	const noState = 0
+	var id socketlist.ID
+	data := binary.NativeEndian.AppendUint32([]byte{family, protocol, 0, 0}, noState)
+	_, err := c.Execute(netlink.Message{
+		Header: netlink.Header{Type: sockDiagByFamily, Flags: netlink.Request | netlink.Dump},
+		Data:   append(data, id[:]...),
+	})
+	return !errors.Is(err, unix.ENOENT)
 }
 
 // request is struct inet_diag_req_v2 of linux/inet_diag.h: of all states.

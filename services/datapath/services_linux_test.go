@@ -4,8 +4,6 @@
 package main
 
 import (
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -144,7 +142,7 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 	}
 	var dumped []string
 	err := w.node.Kernel.Dump("sl_fe4", func(key, value string) error { dumped = append(dumped, key); return nil })
-	if err != nil || len(dumped) != 2 {
+	if err != nil || len(dumped) != 4 { // each frontend, and its address
 		t.Errorf("sl_fe4 has %q, %v", dumped, err)
 	}
 	if st := w.node.Frontends.Status(); st.Revision != 7 || st.Ended != 7 || !st.Complete {
@@ -186,17 +184,30 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 		return err
 	})
 
-	// what another program removes is put back by the node's audit
-	var k, v [8]byte
+	// what another program removes is put back by the node's audit: the frontend's key and
+	// that of its address
 	m := w.node.Kernel.Pins.Map("sl_fe4")
-	if err := errors.Join(m.NextKey(nil, &k), m.Delete(&k)); err != nil {
-		t.Fatal(err)
+	removed := map[bpf.MapsSlFeKey4]bpf.MapsSlFe{}
+	var k bpf.MapsSlFeKey4
+	var v bpf.MapsSlFe
+	for it := m.Iterate(); it.Next(&k, &v); {
+		removed[k] = v
+	}
+	for k := range removed {
+		if err := m.Delete(&k); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
 		t.Errorf("audit: %v", err)
 	}
-	if err := m.Lookup(&k, &v); err != nil || binary.NativeEndian.Uint32(v[:]) != after[0].Inside.Number {
-		t.Errorf("the removed key leads to % x, %v", v, err)
+	for k, was := range removed {
+		if err := m.Lookup(&k, &v); err != nil || v != was || v.Inside != 0 && v.Inside != after[0].Inside.Number {
+			t.Errorf("the removed key %+v leads to %+v, %v", k, v, err)
+		}
+	}
+	if len(removed) != 2 {
+		t.Errorf("removed were %+v", removed)
 	}
 
 	// without services nothing is left of them

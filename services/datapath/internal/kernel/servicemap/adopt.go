@@ -31,8 +31,8 @@ func (s *store) adopt() error {
 		ad.adoptBackends(fam)
 	}
 	for i, k := range keys {
-		if f := k.frontend(); isAddressKey(f) && rawKeyOf(f) == k {
-			s.addresses.Adopt(f.Addr)
+		if k.isAddress() {
+			s.addresses.Adopt(k.frontend().Addr)
 		} else {
 			ad.adoptKey(k, values[i])
 		}

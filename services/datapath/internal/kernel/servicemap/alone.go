@@ -18,6 +18,9 @@ func keyOfAddress(addr netip.Addr) frontend.Key { return frontend.Key{Addr: addr
 
 func isAddressKey(k frontend.Key) bool { return k.Port == 0 && k.Protocol == 0 && !k.Node }
 
+// isAddress says whether the key is just that of an address.
+func (k rawKey) isAddress() bool { return isAddressKey(k.frontend()) && rawKeyOf(k.frontend()) == k }
+
 // settleAddresses writes and deletes the keys of the addresses about which frontends say
 // something else now. One that the kernel has no memory for is an error; a repair tries
 // it again.

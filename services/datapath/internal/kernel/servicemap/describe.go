@@ -21,7 +21,7 @@ func DescribeKey6(k *bpf.MapsSlFeKey6) string { return describeKey(rawKey{family
 
 func describeKey(k rawKey) string {
 	switch key := k.frontend(); {
-	case isAddressKey(key) && rawKeyOf(key) == k:
+	case k.isAddress():
 		return fmt.Sprintf("%v, of services alone", key.Addr)
 	case key.Node:
 		return fmt.Sprintf("node port %v", key)

@@ -40,7 +40,7 @@ func destroy(ns *netns.Namespace, sockets []socketlist.Socket) (n int, err error
 	for _, s := range sockets {
 		_, err := c.Execute(netlink.Message{
 			Header: netlink.Header{Type: sockDestroy, Flags: netlink.Request | netlink.Acknowledge},
-			Data:   request(s),
+			Data:   request(s.Family, unix.IPPROTO_UDP, allStates, s.ID),
 		})
 		switch {
 		case err == nil:
@@ -62,19 +62,17 @@ func destroy(ns *netns.Namespace, sockets []socketlist.Socket) (n int, err error
 
 // lists says whether the kernel can list the sockets of a protocol, by a list of none.
 func lists(c *netlink.Conn, family, protocol uint8) bool {
-	const noState = 0
-	var id socketlist.ID
-	data := binary.NativeEndian.AppendUint32([]byte{family, protocol, 0, 0}, noState)
 	_, err := c.Execute(netlink.Message{
 		Header: netlink.Header{Type: sockDiagByFamily, Flags: netlink.Request | netlink.Dump},
-		Data:   append(data, id[:]...),
+		Data:   request(family, protocol, 0, socketlist.ID{}),
 	})
 	return !errors.Is(err, unix.ENOENT)
 }
 
-// request is struct inet_diag_req_v2 of linux/inet_diag.h: of all states.
-func request(s socketlist.Socket) []byte {
-	const allStates = 0xffffffff
-	b := binary.NativeEndian.AppendUint32([]byte{s.Family, unix.IPPROTO_UDP, 0, 0}, allStates)
-	return append(b, s.ID[:]...)
+// allStates are those of every socket.
+const allStates = 0xffffffff
+
+// request is struct inet_diag_req_v2 of linux/inet_diag.h.
+func request(family, protocol uint8, states uint32, id socketlist.ID) []byte {
+	return append(binary.NativeEndian.AppendUint32([]byte{family, protocol, 0, 0}, states), id[:]...)
 }

@@ -43,6 +43,17 @@ type address struct {
 	written     bool // the map has the key
 }
 
+// count adds frontends that claim so.
+func (a *address) count(c Claim, n int) {
+	switch c {
+	case Nothing:
+	case Alone:
+		a.alone += n
+	case Open:
+		a.open += n
+	}
+}
+
 func (a *address) wanted() bool { return a.alone > 0 && a.open == 0 }
 
 // Addresses are those about which frontends say something. The zero value has none. It is
@@ -85,15 +96,8 @@ func (s *Addresses) Claim(addr netip.Addr, before, now Claim) {
 		return
 	}
 	a := s.at(addr)
-	for c, n := range map[Claim]int{before: -1, now: 1} {
-		switch c {
-		case Nothing:
-		case Alone:
-			a.alone += n
-		case Open:
-			a.open += n
-		}
-	}
+	a.count(before, -1)
+	a.count(now, 1)
 	s.change(addr)
 }
 

@@ -135,7 +135,7 @@ bin/test/sluice-k8s:
 	@cd test/k8s && GOWORK=off CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(CURDIR)/$@ .
 
 .PHONY: test-k8s-api
-test-k8s-api: bin/sluice-devetcd bin/sluice-identity bin/sluice-policy bin/test/sluice-k8s ## Test against a Kubernetes API without a cluster (the first build takes long)
+test-k8s-api: bin/sluice-devetcd bin/sluice-identity bin/sluice-ipam bin/sluice-policy bin/sluice-loadbalancer bin/test/sluice-k8s ## Test against a Kubernetes API without a cluster (the first build takes long)
 	@scripts/k8s-binaries kube-apiserver kubectl
 	@cd test/k8s && GOWORK=off go test -count=1 -v -run '^TestAPI' .
 

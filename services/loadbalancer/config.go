@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
+	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -24,6 +25,7 @@ import (
 type Config struct {
 	StateDir     string             `config:"stateDir" help:"directory of the file that survives a restart"`
 	Sources      SourcesConfig      `config:"sources"`
+	Kubernetes   kube.Settings      `config:"kubernetes"`
 	Node         NodeConfig         `config:"node"`
 	ExternalIPs  ExternalIPsConfig  `config:"externalIPs"`
 	Backends     BackendsConfig     `config:"backends"`
@@ -43,7 +45,7 @@ type SourcesConfig struct {
 // NodeConfig is about the node that the frontends are for.
 type NodeConfig struct {
 	Name string `config:"name" help:"name of the node in endpoint slices; empty: no endpoint is local"`
-	Zone string `config:"zone" help:"zone of the node, for topology hints; empty: none"`
+	Zone string `config:"zone" help:"zone of the node, for topology hints; empty: that of its Node in Kubernetes"`
 }
 
 // ExternalIPsConfig says which addresses a service may claim: whoever may write a
@@ -80,8 +82,9 @@ type SubscribersConfig struct {
 
 func defaults(p instance.Paths) Config {
 	return Config{
-		StateDir: p.ServiceStateDir("loadbalancer"),
-		Backends: BackendsConfig{Reserved: []string{"udp/4789", "udp/8472"}},
+		StateDir:   p.ServiceStateDir("loadbalancer"),
+		Kubernetes: kube.Defaults(),
+		Backends:   BackendsConfig{Reserved: []string{"udp/4789", "udp/8472"}},
 		Limits: LimitsConfig{
 			Services: 65_536, EndpointSlices: 131_072, Frontends: 65_536, Backends: 131_072, BackendsPerService: 65_536,
 			Manifests: 256 << 20,
@@ -174,7 +177,7 @@ func parseReserved(text string) (frontend.Reserved, error) {
 // Calls says what the service asks the kernel for beside what every service does:
 // health check ports come and go with services.
 func (c *Config) Calls() sandbox.Calls {
-	return sandbox.Calls{Inet: c.HealthChecks.Address != healthChecksOff}
+	return sandbox.Calls{Inet: c.HealthChecks.Address != healthChecksOff || c.Kubernetes.Enabled()}
 }
 
 func (c *Config) owner(l *slog.Logger) owner.Config {

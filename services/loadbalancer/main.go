@@ -9,16 +9,19 @@ package main
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
+	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/healthport"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/server"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/source/directory"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/source/kubernetes"
 )
 
 func main() { os.Exit(process.Run("loadbalancer", defaults, run)) }
@@ -28,6 +31,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	var sources []string
 	if cfg.Sources.Directory != "" {
 		sources = append(sources, owner.SourceFile)
+	}
+	if cfg.Kubernetes.Enabled() {
+		sources = append(sources, owner.SourceKubernetes)
 	}
 	o, err := process.Phase(p, "load state", func() (*owner.Owner, error) {
 		return owner.New(cfg.owner(p.Log), cfg.StateDir, sources)
@@ -41,7 +47,17 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err := p.Metrics.Register(server.Collector{Owner: o}); err != nil {
 		return err
 	}
-	if err := p.Confine(cfg.files()); err != nil {
+	files := cfg.files()
+	var api *kube.Client
+	if cfg.Kubernetes.Enabled() {
+		state := filepath.Join(cfg.StateDir, "kubernetes-api.json")
+		api, err = kube.New(cfg.Kubernetes, kube.Options{Name: "sluice-loadbalancer", StateFile: state, Log: p.Log})
+		if err != nil {
+			return err
+		}
+		files.Read = append(files.Read, api.Files()...)
+	}
+	if err := p.Confine(files); err != nil {
 		return err
 	}
 	service := &server.Server{Owner: o, Version: version.Get().String(), Started: started}
@@ -73,6 +89,14 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		files := directory.New(cfg.Sources.Directory, o.Feed(owner.SourceFile), failed, p.Log)
 		files.MaxBytes = int(cfg.Limits.Manifests)
 		p.Go("directory", files.Run)
+	}
+	if api != nil {
+		p.Go("kubernetes addresses", api.Run)
+		objects := &kubernetes.Source{Client: api, Sink: o.Objects(owner.SourceKubernetes), Log: p.Log, SetZone: o.SetZone}
+		if cfg.Node.Zone == "" {
+			objects.Node = cfg.Node.Name
+		}
+		p.Go("kubernetes", objects.Run)
 	}
 	p.Waiting("waiting until every source of services was listed")
 	p.Go("readiness", func(ctx context.Context) error {

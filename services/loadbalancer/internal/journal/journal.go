@@ -39,6 +39,7 @@ const (
 var (
 	keyRevision = []byte("revision")
 	keyName     = []byte("name")
+	keyZone     = []byte("zone")
 	// keyComplete begins those of the sources that were listed completely in this
 	// state.
 	keyComplete = "complete\x00"
@@ -71,6 +72,7 @@ type Change struct {
 	Puts     []Record
 	Gone     []service.ObjectKey
 	Complete []string // sources that were listed completely
+	Zone     *string  // of the node; nil: as before
 }
 
 // State is what Open found.
@@ -79,6 +81,7 @@ type State struct {
 	Name     [16]byte
 	Revision uint64
 	Complete []string
+	Zone     string // of the node, as a source said last
 }
 
 // Journal is the open state. One goroutine at a time may call Commit.
@@ -132,6 +135,7 @@ func (j *Journal) load(replay func(Record) error) (st State, err error) {
 		if len(revision) == 8 {
 			st.Revision = binary.BigEndian.Uint64(revision)
 		}
+		st.Zone = string(t.Get(bucketState, keyZone))
 		if err := t.ForEachWith(bucketState, []byte(keyComplete), func(k, _ []byte) error {
 			st.Complete = append(st.Complete, string(k[len(keyComplete):]))
 			return nil
@@ -166,6 +170,9 @@ func (j *Journal) Commit(ctx context.Context, c Change) error {
 		}
 		for _, k := range c.Gone {
 			t.Delete(bucketObjects, objectKey(k))
+		}
+		if c.Zone != nil {
+			t.Put(bucketState, keyZone, []byte(*c.Zone))
 		}
 		for _, source := range c.Complete {
 			t.Put(bucketState, []byte(keyComplete+source), []byte{1})

@@ -21,6 +21,7 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	"github.com/sluice-net/sluice/kit/yamlstream"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest/wire"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -52,6 +53,16 @@ type Object struct {
 	Slice    *service.Slice   // of an EndpointSlice
 	Dropped  []string         // fields that the kind does not have
 	Notes    []string         // what its author should know
+}
+
+// name sets the key of an object that is read.
+func (o *Object) name(kind service.Kind) {
+	o.Key.Kind = kind
+	if o.Service != nil {
+		o.Key.Name = o.Service.Name
+	} else {
+		o.Key.Name = o.Slice.Name
+	}
 }
 
 // Violation is one thing that is wrong.
@@ -178,23 +189,17 @@ func shorten(s string) string {
 	return strings.ToValidUTF8(s[:maxText], "") + "…"
 }
 
-// head is what every object has.
-type head struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-}
-
 // list is a document with several objects.
 type list struct {
-	head
+	wire.Head
 	Metadata json.RawMessage   `json:"metadata"`
 	Items    []json.RawMessage `json:"items"`
 }
 
 // kinds by their versions.
-var kinds = map[head]service.Kind{
-	{"v1", "Service"}:                        service.KindService,
-	{"discovery.k8s.io/v1", "EndpointSlice"}: service.KindSlice,
+var kinds = map[wire.Head]service.Kind{
+	{APIVersion: "v1", Kind: "Service"}:                        service.KindService,
+	{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}: service.KindSlice,
 }
 
 func (d *decoder) document(number int, text []byte) {
@@ -222,15 +227,15 @@ func (d *decoder) document(number int, text []byte) {
 		if !ok {
 			continue
 		}
-		if of != "" && ih == (head{}) { // the items of a list of one kind need not repeat it
-			ih = head{l.APIVersion, of}
+		if of != "" && ih == (wire.Head{}) { // the items of a list of one kind need not repeat it
+			ih = wire.Head{APIVersion: l.APIVersion, Kind: of}
 		}
 		d.object(ih, item)
 	}
 }
 
 // head reads version and kind.
-func (d *decoder) head(text []byte) (h head, ok bool) {
+func (d *decoder) head(text []byte) (h wire.Head, ok bool) {
 	if bytes.Equal(text, []byte("null")) || len(text) == 0 || text[0] != '{' {
 		d.fail("", "is not an object")
 		return h, false
@@ -242,7 +247,7 @@ func (d *decoder) head(text []byte) (h head, ok bool) {
 	return h, true
 }
 
-func (d *decoder) object(h head, text []byte) {
+func (d *decoder) object(h wire.Head, text []byte) {
 	d.dropped, d.notes = nil, nil
 	kind, ok := kinds[h]
 	switch {
@@ -272,13 +277,32 @@ func (d *decoder) object(h head, text []byte) {
 	if len(d.violations) > before {
 		return
 	}
-	out.Key.Kind, out.Dropped, out.Notes = kind, d.dropped, d.notes
-	if out.Service != nil {
-		out.Key.Name = out.Service.Name
-	} else {
-		out.Key.Name = out.Slice.Name
-	}
+	out.Dropped, out.Notes = d.dropped, d.notes
+	out.name(kind)
 	d.objects = append(d.objects, out)
+}
+
+// OfService reads a Service that is decoded, as Decode reads its text. The error is an
+// *Error.
+func OfService(s *wire.Service) (Object, error) {
+	d := &decoder{}
+	return d.one(service.KindService, d.serviceOf(s), nil)
+}
+
+// OfSlice reads an EndpointSlice, as OfService reads a Service.
+func OfSlice(s *wire.Slice) (Object, error) {
+	d := &decoder{}
+	return d.one(service.KindSlice, nil, d.sliceOf(s))
+}
+
+// one is the only object that was read.
+func (d *decoder) one(kind service.Kind, s *service.Service, slice *service.Slice) (Object, error) {
+	if len(d.violations) > 0 {
+		return Object{}, &Error{Violations: d.violations}
+	}
+	out := Object{Service: s, Slice: slice, Notes: d.notes}
+	out.name(kind)
+	return out, nil
 }
 
 // strict fills into, and reports whether nothing was wrong with the text.

@@ -364,3 +364,12 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+func TestOpaquePartsMayBeAnything(t *testing.T) {
+	for _, value := range []string{"null", "1", "x", "[1, {a: b}]", "{matchLabels: {a: b}}"} {
+		got, err := Options{}.Decode([]byte(manifests("Service", "  selector: "+value)))
+		if err != nil || len(got) != 1 {
+			t.Errorf("selector: %s: %d objects, %v", value, len(got), err)
+		}
+	}
+}

@@ -4,6 +4,7 @@
 package manifest
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest/wire"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -22,7 +24,7 @@ const (
 )
 
 // name checks the metadata of an object.
-func (d *decoder) name(m *metadata, check func(string) error) service.Name {
+func (d *decoder) name(m *wire.Metadata, check func(string) error) service.Name {
 	out := service.Name{Namespace: m.Namespace, Name: m.Name}
 	if out.Namespace == "" {
 		out.Namespace = d.options.Namespace
@@ -39,10 +41,14 @@ func (d *decoder) name(m *metadata, check func(string) error) service.Name {
 }
 
 func (d *decoder) service(text []byte) *service.Service {
-	var in serviceObject
+	var in wire.Service
 	if !d.strict(text, &in) {
 		return nil
 	}
+	return d.serviceOf(&in)
+}
+
+func (d *decoder) serviceOf(in *wire.Service) *service.Service {
 	out := &service.Service{Name: d.name(&in.Metadata, checkLabel), OtherProxy: in.Metadata.Labels[labelOtherProxy]}
 	if text := in.Metadata.CreationTimestamp; text != nil {
 		at, err := time.Parse(time.RFC3339, *text)
@@ -63,21 +69,24 @@ func (d *decoder) service(text []byte) *service.Service {
 	default:
 		d.fail("spec.type", "%q is not ClusterIP, NodePort, LoadBalancer or ExternalName", shorten(in.Spec.Type))
 	}
-	d.addresses(&in, out)
-	d.ports(&in, out)
-	d.behaviour(&in, out)
-	d.notesOf(&in, out)
+	d.addresses(in, out)
+	d.ports(in, out)
+	d.behaviour(in, out)
+	d.notesOf(in, out)
 	return out
 }
 
-// address reads an address that a frontend may have.
-func (d *decoder) address(path, text string) (netip.Addr, bool) {
+// parseAddress reads an address that a frontend or a backend may have.
+func parseAddress(text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
-	if err == nil {
-		err = frontend.CheckAddr(a)
-	} else {
-		err = fmt.Errorf("is no address")
+	if err != nil {
+		return a, errors.New("is no address")
 	}
+	return a, frontend.CheckAddr(a)
+}
+
+func (d *decoder) address(path, text string) (netip.Addr, bool) {
+	a, err := parseAddress(text)
 	if err != nil {
 		d.fail(path, "%q: %v", shorten(text), err)
 		return a, false
@@ -85,7 +94,7 @@ func (d *decoder) address(path, text string) (netip.Addr, bool) {
 	return a, true
 }
 
-func (d *decoder) addresses(in *serviceObject, out *service.Service) {
+func (d *decoder) addresses(in *wire.Service, out *service.Service) {
 	ips := in.Spec.ClusterIPs
 	if len(ips) == 0 && in.Spec.ClusterIP != "" {
 		ips = []string{in.Spec.ClusterIP}
@@ -166,7 +175,7 @@ func (d *decoder) distinct(path string, texts []string, take func(netip.Addr, in
 }
 
 // families are those that the service names, or those of its addresses.
-func (d *decoder) families(in *serviceObject, out *service.Service) {
+func (d *decoder) families(in *wire.Service, out *service.Service) {
 	for i, f := range in.Spec.IPFamilies {
 		switch f {
 		case "IPv4":
@@ -196,7 +205,7 @@ func (d *decoder) families(in *serviceObject, out *service.Service) {
 	}
 }
 
-func (d *decoder) ports(in *serviceObject, out *service.Service) {
+func (d *decoder) ports(in *wire.Service, out *service.Service) {
 	if len(in.Spec.Ports) == 0 && out.HasFrontends() {
 		d.fail("spec.ports", "is missing")
 	}
@@ -252,7 +261,7 @@ func (d *decoder) port(path string, p, least int32) uint16 {
 	return uint16(p)
 }
 
-func (d *decoder) behaviour(in *serviceObject, out *service.Service) {
+func (d *decoder) behaviour(in *wire.Service, out *service.Service) {
 	switch in.Spec.SessionAffinity {
 	case "", "None":
 	case "ClientIP":
@@ -296,7 +305,7 @@ func (d *decoder) behaviour(in *serviceObject, out *service.Service) {
 }
 
 // notesOf notes what the author may take for having an effect.
-func (d *decoder) notesOf(in *serviceObject, out *service.Service) {
+func (d *decoder) notesOf(in *wire.Service, out *service.Service) {
 	switch {
 	case out.OtherProxy != "":
 		d.notef("metadata.labels[%s]: %q serves this service, which has no frontend here", labelOtherProxy, out.OtherProxy)
@@ -323,6 +332,6 @@ func (d *decoder) notesOf(in *serviceObject, out *service.Service) {
 	}
 }
 
-func allocates(in *serviceObject) bool {
+func allocates(in *wire.Service) bool {
 	return in.Spec.AllocateLoadBalancerNodePorts == nil || *in.Spec.AllocateLoadBalancerNodePorts
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest/wire"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -19,10 +20,14 @@ const (
 )
 
 func (d *decoder) slice(text []byte) *service.Slice {
-	var in sliceObject
+	var in wire.Slice
 	if !d.strict(text, &in) {
 		return nil
 	}
+	return d.sliceOf(&in)
+}
+
+func (d *decoder) sliceOf(in *wire.Slice) *service.Slice {
 	out := &service.Slice{Name: d.name(&in.Metadata, checkSubdomain), Service: in.Metadata.Labels[labelServiceName]}
 	if out.Service == "" {
 		d.notef("metadata.labels[%s]: is missing: the slice belongs to no service", labelServiceName)
@@ -52,7 +57,7 @@ func (d *decoder) slice(text []byte) *service.Slice {
 		if len(e.Addresses) > 1 {
 			more++
 		}
-		d.endpoint(fmt.Sprintf("endpoints[%d]", i), e, out)
+		d.endpoint(i, e, out)
 	}
 	if more > 0 {
 		d.notef("endpoints: %d endpoints have several addresses, of which only the first is used", more)
@@ -60,7 +65,7 @@ func (d *decoder) slice(text []byte) *service.Slice {
 	return out
 }
 
-func (d *decoder) slicePorts(in []endpointPort, out *service.Slice) {
+func (d *decoder) slicePorts(in []wire.EndpointPort, out *service.Slice) {
 	if len(in) > maxSlicePorts {
 		d.fail("ports", "has %d ports, more than %d", len(in), maxSlicePorts)
 		return
@@ -95,19 +100,22 @@ func (d *decoder) slicePorts(in []endpointPort, out *service.Slice) {
 	}
 }
 
-func (d *decoder) endpoint(path string, e *endpoint, out *service.Slice) {
+func (d *decoder) endpoint(i int, e *wire.Endpoint, out *service.Slice) {
+	path := func(below string, of ...any) string { // what is right pays for none
+		return fmt.Sprintf("endpoints[%d].", i) + fmt.Sprintf(below, of...)
+	}
 	if n := len(e.Addresses); n == 0 || n > maxAddresses {
-		d.fail(path+".addresses", "has %d addresses, must have 1 to %d", n, maxAddresses)
+		d.fail(path("addresses"), "has %d addresses, must have 1 to %d", n, maxAddresses)
 		return
 	}
-	for i, text := range e.Addresses {
-		at := fmt.Sprintf("%s.addresses[%d]", path, i)
-		a, ok := d.address(at, text)
+	for j, text := range e.Addresses {
+		a, err := parseAddress(text)
 		switch {
-		case !ok:
+		case err != nil:
+			d.fail(path("addresses[%d]", j), "%q: %v", shorten(text), err)
 		case a.Is6() != out.IPv6:
-			d.fail(at, "%s is not of the family of addressType", a)
-		case i == 0:
+			d.fail(path("addresses[%d]", j), "%s is not of the family of addressType", a)
+		case j == 0:
 			out.Endpoints = append(out.Endpoints, service.NewEndpoint(a, d.about(path, e)))
 		}
 	}
@@ -115,7 +123,7 @@ func (d *decoder) endpoint(path string, e *endpoint, out *service.Slice) {
 
 // state gives the conditions the defaults of the API: an endpoint that does not say
 // whether it is ready, or whether it serves, does both.
-func state(c endpointConditions) service.State {
+func state(c wire.EndpointConditions) service.State {
 	var s service.State
 	if c.Ready == nil || *c.Ready {
 		s |= service.Ready
@@ -129,7 +137,7 @@ func state(c endpointConditions) service.State {
 	return s
 }
 
-func (d *decoder) about(path string, e *endpoint) service.About {
+func (d *decoder) about(path func(string, ...any) string, e *wire.Endpoint) service.About {
 	w := service.About{State: state(e.Conditions)}
 	if e.NodeName != nil {
 		w.Node = *e.NodeName
@@ -145,7 +153,7 @@ func (d *decoder) about(path string, e *endpoint) service.About {
 		for _, x := range e.Hints.ForZones {
 			zones = append(zones, x.Name)
 		}
-		w.ForNodes, w.ForZones = d.hints(path+".hints.forNodes", nodes), d.hints(path+".hints.forZones", zones)
+		w.ForNodes, w.ForZones = d.hints(path("hints.forNodes"), nodes), d.hints(path("hints.forZones"), zones)
 	}
 	return w
 }

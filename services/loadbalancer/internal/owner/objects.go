@@ -255,6 +255,7 @@ type edit struct {
 	// completes says that the manager, or the source, has named everything.
 	completes bool
 	listed    []string // sources to note as listed in this state
+	zone      *string  // of the node; nil: it stays where it is
 
 	content bool // what objects say changes, and the revision with it
 	touched map[service.Name]struct{}
@@ -262,10 +263,10 @@ type edit struct {
 }
 
 // writes reports whether there is something to write.
-func (e *edit) writes() bool { return len(e.puts)+len(e.gone)+len(e.listed) > 0 }
+func (e *edit) writes() bool { return len(e.puts)+len(e.gone)+len(e.listed) > 0 || e.zone != nil }
 
 func (e *edit) record() journal.Change {
-	c := journal.Change{Gone: e.gone, Complete: e.listed}
+	c := journal.Change{Gone: e.gone, Complete: e.listed, Zone: e.zone}
 	if e.content {
 		c.Revision = e.Revision + 1
 	}
@@ -356,6 +357,9 @@ func (o *Owner) plan(e *edit) error {
 		if j.object != nil {
 			e.after = append(e.after, j.object.service)
 		}
+	}
+	if e.zone != nil {
+		o.hinted(e)
 	}
 	if len(e.puts) == 0 {
 		return nil
@@ -489,6 +493,13 @@ func (o *Owner) apply(e *edit) {
 		e.Revision = o.state.Revision
 	}
 	now := o.config.Now().UnixNano()
+	if e.zone != nil {
+		o.config.Node.Zone = *e.zone
+		for _, name := range touched {
+			j := o.services[name]
+			j.revision, j.updated = o.state.Revision, now
+		}
+	}
 	for _, k := range e.gone {
 		x := o.object(k)
 		j := o.services[x.of()]

@@ -184,6 +184,9 @@ func (o *Owner) restore(dir string) error {
 	if err != nil {
 		return err
 	}
+	if o.sources[SourceKubernetes] != nil && o.config.Node.Zone == "" {
+		o.config.Node.Zone = o.state.Zone
+	}
 	for _, name := range o.state.Complete {
 		if s := o.sources[name]; s != nil {
 			s.listed = true

@@ -194,11 +194,16 @@ func randomSlice(r *rand.Rand, name, of string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s, labels: "+
 		"{kubernetes.io/service-name: %s}}\naddressType: IPv4\nports: [{port: 8080}]\nendpoints:\n", name, of)
+	hinted := r.IntN(2) == 0
 	for i := range 4 {
+		hints := ""
+		if hinted {
+			hints = fmt.Sprintf(", hints: {forZones: [{name: %s}]}", []string{"east", "west"}[r.IntN(2)])
+		}
 		if r.IntN(2) == 0 {
 			fmt.Fprintf(&b, "- {addresses: [10.0.0.%d], nodeName: %s, conditions: {ready: %v, serving: true, terminating: "+
-				"%v}}\n",
-				i, []string{"here", "there"}[r.IntN(2)], r.IntN(2) == 0, r.IntN(2) == 0)
+				"%v}%s}\n",
+				i, []string{"here", "there"}[r.IntN(2)], r.IntN(2) == 0, r.IntN(2) == 0, hints)
 		}
 	}
 	if strings.HasSuffix(b.String(), "endpoints:\n") {
@@ -215,7 +220,10 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	c := &clock{now: time.Unix(1e9, 0)}
 	dir := t.TempDir()
-	o := start(t, testConfig(c), dir)
+	config := testConfig(c)
+	config.Node.Zone = ""
+	node := config.Node
+	o := start(t, config, dir, SourceKubernetes)
 	fast, slow := o.subscribe("fast", [16]byte{}, 0), o.subscribe("slow", [16]byte{}, 0)
 	w := &world{services: make(map[string]string), slices: make(map[string]string), born: make(map[string]int)}
 	revision := uint64(0)
@@ -267,7 +275,18 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 			}
 			revision = out.Revision
 		}
-		want, backends := w.frontends(t, o.config.Node)
+		if r.IntN(5) == 0 { // the node turns out to be in another zone
+			node.Zone = []string{"", "east", "west"}[r.IntN(3)]
+			if err := o.SetZone(t.Context(), node.Zone); err != nil {
+				t.Fatal(err)
+			}
+			st, err := o.Status(t.Context())
+			if err != nil || st.Revision < revision || st.Revision > revision+1 {
+				t.Fatalf("revision %d follows %d: %v", st.Revision, revision, err)
+			}
+			revision = st.Revision
+		}
+		want, backends := w.frontends(t, node)
 		check := func(x *reader) {
 			t.Helper()
 			x.until(revision)
@@ -303,7 +322,7 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 			slow = again
 		case 1: // the process ends
 			o.stop()
-			o = start(t, testConfig(c), dir)
+			o = start(t, config, dir, SourceKubernetes)
 			fast, slow = o.subscribe("fast", fast.owner.Incarnation(), fast.barrier.Seq), o.subscribe("slow", [16]byte{}, 0)
 			check(fast)
 		}

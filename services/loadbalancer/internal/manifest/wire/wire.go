@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package wire has the objects that are read as Kubernetes writes them, with every field
+// that their kinds have: a test compares them with the types of k8s.io/api. What a field
+// means, and what it may be, is said there.
+package wire
+
+// Head is what every object has.
+type Head struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+}
+
+type (
+	// Opaque is a part that has no effect here, and may be anything.
+	Opaque struct{}
+
+	// Metadata is that of any object.
+	Metadata struct {
+		Name              string            `json:"name"`
+		Namespace         string            `json:"namespace"`
+		CreationTimestamp *string           `json:"creationTimestamp"`
+		Labels            map[string]string `json:"labels"`
+		Annotations       map[string]string `json:"annotations"`
+
+		GenerateName               Opaque `json:"generateName"`
+		SelfLink                   Opaque `json:"selfLink"`
+		UID                        Opaque `json:"uid"`
+		ResourceVersion            Opaque `json:"resourceVersion"`
+		Generation                 Opaque `json:"generation"`
+		DeletionTimestamp          Opaque `json:"deletionTimestamp"`
+		DeletionGracePeriodSeconds Opaque `json:"deletionGracePeriodSeconds"`
+		OwnerReferences            Opaque `json:"ownerReferences"`
+		Finalizers                 Opaque `json:"finalizers"`
+		ManagedFields              Opaque `json:"managedFields"`
+	}
+
+	// Service is one of v1.
+	Service struct {
+		Head
+		Metadata Metadata      `json:"metadata"`
+		Spec     ServiceSpec   `json:"spec"`
+		Status   ServiceStatus `json:"status"`
+	}
+	// ServiceSpec is what a Service shall be.
+	ServiceSpec struct {
+		Ports                         []ServicePort   `json:"ports"`
+		Selector                      Opaque          `json:"selector"`
+		ClusterIP                     string          `json:"clusterIP"`
+		ClusterIPs                    []string        `json:"clusterIPs"`
+		Type                          string          `json:"type"`
+		ExternalIPs                   []string        `json:"externalIPs"`
+		SessionAffinity               string          `json:"sessionAffinity"`
+		LoadBalancerIP                Opaque          `json:"loadBalancerIP"`
+		LoadBalancerSourceRanges      []string        `json:"loadBalancerSourceRanges"`
+		ExternalName                  Opaque          `json:"externalName"`
+		ExternalTrafficPolicy         string          `json:"externalTrafficPolicy"`
+		HealthCheckNodePort           int32           `json:"healthCheckNodePort"`
+		PublishNotReadyAddresses      Opaque          `json:"publishNotReadyAddresses"`
+		SessionAffinityConfig         *AffinityConfig `json:"sessionAffinityConfig"`
+		IPFamilies                    []string        `json:"ipFamilies"`
+		IPFamilyPolicy                *string         `json:"ipFamilyPolicy"`
+		AllocateLoadBalancerNodePorts *bool           `json:"allocateLoadBalancerNodePorts"`
+		LoadBalancerClass             Opaque          `json:"loadBalancerClass"`
+		InternalTrafficPolicy         *string         `json:"internalTrafficPolicy"`
+		TrafficDistribution           Opaque          `json:"trafficDistribution"` // it is in the hints of the slices
+	}
+	// ServicePort is a port of a Service.
+	ServicePort struct {
+		Name        string `json:"name"`
+		Protocol    string `json:"protocol"`
+		AppProtocol Opaque `json:"appProtocol"`
+		Port        int32  `json:"port"`
+		TargetPort  Opaque `json:"targetPort"` // it is in the ports of the slices
+		NodePort    int32  `json:"nodePort"`
+	}
+	// AffinityConfig goes with a session affinity.
+	AffinityConfig struct {
+		ClientIP *ClientIPConfig `json:"clientIP"`
+	}
+	// ClientIPConfig is that of the affinity ClientIP.
+	ClientIPConfig struct {
+		TimeoutSeconds *int32 `json:"timeoutSeconds"`
+	}
+	// ServiceStatus is what became of a Service.
+	ServiceStatus struct {
+		LoadBalancer LoadBalancerStatus `json:"loadBalancer"`
+		Conditions   Opaque             `json:"conditions"`
+	}
+	// LoadBalancerStatus is what a load balancer in front of the cluster says.
+	LoadBalancerStatus struct {
+		Ingress []Ingress `json:"ingress"`
+	}
+	// Ingress is an address of such a load balancer.
+	Ingress struct {
+		IP       string  `json:"ip"`
+		Hostname Opaque  `json:"hostname"`
+		IPMode   *string `json:"ipMode"`
+		Ports    Opaque  `json:"ports"`
+	}
+
+	// Slice is an EndpointSlice of discovery.k8s.io/v1.
+	Slice struct {
+		Head
+		Metadata    Metadata       `json:"metadata"`
+		AddressType string         `json:"addressType"`
+		Endpoints   []Endpoint     `json:"endpoints"`
+		Ports       []EndpointPort `json:"ports"`
+	}
+	// Endpoint is one of a Slice.
+	Endpoint struct {
+		Addresses          []string           `json:"addresses"`
+		Conditions         EndpointConditions `json:"conditions"`
+		Hostname           Opaque             `json:"hostname"`
+		TargetRef          Opaque             `json:"targetRef"`
+		DeprecatedTopology Opaque             `json:"deprecatedTopology"`
+		NodeName           *string            `json:"nodeName"`
+		Zone               *string            `json:"zone"`
+		Hints              *EndpointHints     `json:"hints"`
+	}
+	// EndpointConditions are those of an Endpoint; nil: not said.
+	EndpointConditions struct {
+		Ready       *bool `json:"ready"`
+		Serving     *bool `json:"serving"`
+		Terminating *bool `json:"terminating"`
+	}
+	// EndpointHints say for which clients an Endpoint is.
+	EndpointHints struct {
+		ForZones []Hint `json:"forZones"`
+		ForNodes []Hint `json:"forNodes"`
+	}
+	// Hint names a zone or a node.
+	Hint struct {
+		Name string `json:"name"`
+	}
+	// EndpointPort is a port of all endpoints of a Slice.
+	EndpointPort struct {
+		Name        *string `json:"name"`
+		Protocol    *string `json:"protocol"`
+		Port        *int32  `json:"port"`
+		AppProtocol Opaque  `json:"appProtocol"`
+	}
+)
+
+// UnmarshalJSON takes anything.
+func (*Opaque) UnmarshalJSON([]byte) error { return nil }

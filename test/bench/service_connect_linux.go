@@ -109,7 +109,7 @@ func (s *crowdedServices) connections(ctx context.Context) (err error) {
 	}
 	fmt.Fprintln(b.out)
 	b.wantRatio("connect through one service, p5 to direct", 1.06, median(paths[connectHot].direct5))
-	b.wantRatio(fmt.Sprintf("connect through %d services in turn, p5 to direct", b.sizes.services), 1.17,
+	b.wantRatio(fmt.Sprintf("connect through %d services in turn, p5 to direct", b.sizes.services), 1.12,
 		median(paths[connectCold].direct5))
 	for _, way := range []struct {
 		name    string

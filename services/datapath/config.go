@@ -178,7 +178,7 @@ const (
 // LoadBalancingConfig says whether addresses of services lead to their backends.
 type LoadBalancingConfig struct {
 	Mode            string `config:"mode" enum:"off,on" help:"on: addresses of services lead to the backends that sluice-loadbalancer names. off: they are not translated, and another program may do so"`
-	Cgroup          string `config:"cgroup" help:"directory of the cgroup2 hierarchy whose processes reach services; empty: its root, at /sys/fs/cgroup or /sys/fs/cgroup/unified"`
+	Cgroup          string `config:"cgroup" help:"directory of the cgroup2 hierarchy whose processes reach services, or that has one as unified; empty: /sys/fs/cgroup"`
 	OtherNamespaces string `config:"otherNamespaces" enum:"translate,leave" help:"sockets in network namespaces that are neither the node's nor those of its endpoints: translate services for them, or leave them alone"`
 }
 

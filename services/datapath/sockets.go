@@ -4,9 +4,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -23,21 +25,17 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 )
 
-// cgroups are where cgroup2 is mounted, by itself or beside the first version.
-var cgroups = []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}
-
-// cgroup is the directory at which the programs of sockets are attached.
+// cgroup is the directory at which the programs of sockets are attached. Beside the
+// first version, cgroup2 is mounted below the directory.
 func (c LoadBalancingConfig) cgroup() string {
-	if c.Cgroup != "" {
-		return c.Cgroup
-	}
-	for _, dir := range cgroups {
+	dir := cmp.Or(c.Cgroup, "/sys/fs/cgroup")
+	for _, dir := range []string{dir, filepath.Join(dir, "unified")} {
 		var st unix.Statfs_t
 		if unix.Statfs(dir, &st) == nil && uint32(st.Type) == unix.CGROUP2_SUPER_MAGIC {
 			return dir
 		}
 	}
-	return cgroups[0]
+	return dir
 }
 
 // sockets say whose sockets reach services; nil: nobody's do.

@@ -17,7 +17,7 @@ func testAccount(n sluiceNode) {
 		_, id, _ := strings.Cut(container.ContainerID, "://")
 		content, err := n.run("cat", fmt.Sprintf("/proc/%d/root/%s/token", n.task(id), dir))
 		switch container.Name {
-		case "identity", "ipam", "policy":
+		case "identity", "ipam", "policy", "loadbalancer":
 			n.must(err)
 			token = content
 		default:

@@ -34,6 +34,7 @@ func testScenarios(t *testing.T, c *cluster.Cluster) {
 		{"HostNetwork", testHostNetwork},
 		{"StaticPod", testStaticPod},
 		{"HostPort", testHostPort},
+		{"Services", testServices},
 		{"SecondInterface", testSecondInterface},
 		{"SandboxKilled", testSandboxKilled},
 		{"ContainerdKilled", testContainerdKilled},
@@ -191,9 +192,13 @@ spec:
 	n.kubectl("--namespace=static", "wait", "--for=delete", "--timeout=2m", "pod/web-node1")
 }
 
-// testHostPort: opened by portmap, which the configuration chains.
+// testHostPort: opened by the datapath, without another plugin.
 func testHostPort(n sluiceNode) {
-	const at = "10.200.0.11:18081"
+	const at = nodeAddress + ":18081"
+	content, err := n.run("cat", "/etc/cni/net.d/05-sluice.conflist")
+	if err != nil || strings.Contains(content, "portmap") {
+		n.Errorf("the CNI configuration names another plugin: %v\n%s", err, content)
+	}
 	n.namespace("ports")
 	n.apply(`
 apiVersion: v1

@@ -305,7 +305,7 @@ func TestOnlyCallersOfTheAPIHaveItsToken(t *testing.T) {
 			}
 		}
 	}
-	if want := []string{"identity", "ipam", "policy"}; !slices.Equal(have, want) {
+	if want := []string{"identity", "ipam", "policy", "loadbalancer"}; !slices.Equal(have, want) {
 		t.Errorf("%v have a token, want %v", have, want)
 	}
 }

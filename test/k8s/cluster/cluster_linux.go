@@ -52,8 +52,8 @@ type Options struct {
 	Nodes int
 	// Containerd is the daemon's program, Debian's if it is empty.
 	Containerd string
-	// NoCNI leaves the nodes without a network: they are not Ready, and Start does
-	// not wait for that.
+	// NoCNI leaves the nodes without a network and without kube-proxy: they are not
+	// Ready, and Start does not wait for that.
 	NoCNI bool
 	// Detached leaves the cluster running when this process ends.
 	Detached bool
@@ -113,7 +113,7 @@ func Start(ctx context.Context, o Options) (_ *Cluster, err error) {
 		return nil, fmt.Errorf("the cluster is there already: %w", err)
 	}
 	c := &Cluster{ended: make(chan struct{}), config: machine.Config{
-		Dir: o.Dir, Nodes: cmp.Or(o.Nodes, 1), Mounts: o.Mounts, KubeProxy: true,
+		Dir: o.Dir, Nodes: cmp.Or(o.Nodes, 1), Mounts: o.Mounts, KubeProxy: !o.NoCNI,
 		Binaries: filepath.Join(dir, "k8s"), Etcd: filepath.Join(dir, "sluice-devetcd"),
 		Containerd: cmp.Or(o.Containerd, "/usr/bin/containerd"),
 	}}
@@ -443,6 +443,11 @@ func (c *Cluster) machineChild(want string) (int, error) {
 	return 0, fs.ErrNotExist
 }
 
+// joinNode executes a command in a cgroup of the node, as every process of a real one is:
+// programs at the root of the node's cgroups see its sockets.
+const joinNode = `cgroup=/sys/fs/cgroup/unified; [ -d $cgroup ] || cgroup=/sys/fs/cgroup
+mkdir -p $cgroup/commands && echo $$ >$cgroup/commands/cgroup.procs && exec "$@"`
+
 // NodeCommand is a command in all namespaces of a node.
 func (c *Cluster) NodeCommand(ctx context.Context, index int, args ...string) (*exec.Cmd, error) {
 	pid, err := c.NodePID(index)
@@ -450,6 +455,7 @@ func (c *Cluster) NodeCommand(ctx context.Context, index int, args ...string) (*
 		return nil, err
 	}
 	enter := []string{"--target=" + strconv.Itoa(pid), "--mount", "--net", "--pid", "--uts", "--ipc", "--cgroup", "--"}
+	enter = append(enter, "sh", "-c", joinNode, "sh")
 	command := exec.CommandContext(ctx, "nsenter", append(enter, args...)...)
 	command.Env = []string{"PATH=/opt/k8s/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	return command, nil

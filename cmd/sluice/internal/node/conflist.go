@@ -25,6 +25,9 @@ type configuration struct {
 	name      string // the first name in the directory wins
 	plugins   string // directory of the plugins
 	paths     instance.Paths
+	// translates: the datapath leads ports of the machine to containers, as it does
+	// services.
+	translates bool
 }
 
 func (c configuration) path() string { return filepath.Join(c.directory, c.name) }
@@ -35,18 +38,23 @@ type network struct {
 	Plugins    []json.RawMessage `json:"plugins"`
 }
 
-// content is what the file shall be. Ports of the machine are opened by the
-// reference plugin, if the machine has it.
+// content is what the file shall be. Ports of the machine are opened by the datapath or
+// else by the reference plugin, if the machine has it.
 func (c configuration) content() []byte {
+	opener := c.opener()
+	capabilities := map[string]bool{"labels": true, "ips": true, "mac": true, "io.kubernetes.cri.pod-annotations": true}
+	if opener == openerSluice {
+		capabilities[portMappings] = true
+	}
 	own := map[string]any{
 		"type": plugin, "runDir": c.paths.RunDir, "mtu": 0, "timeout": "30s",
 		"logFile":      "/var/log/" + filepath.Base(c.paths.RunDir) + "/cni.log",
-		"capabilities": map[string]bool{"labels": true, "ips": true, "mac": true, "io.kubernetes.cri.pod-annotations": true},
+		"capabilities": capabilities,
 	}
 	n := network{CNIVersion: "1.0.0", Name: filepath.Base(c.paths.RunDir), Plugins: []json.RawMessage{encode(own)}}
-	if c.opensPorts() {
+	if opener == openerPortmap {
 		n.Plugins = append(n.Plugins, encode(map[string]any{
-			"type": "portmap", "snat": true, "capabilities": map[string]bool{"portMappings": true},
+			"type": openerPortmap, "snat": true, "capabilities": map[string]bool{portMappings: true},
 		}))
 	}
 	b, err := json.MarshalIndent(n, "", "  ")
@@ -64,10 +72,25 @@ func encode(v any) json.RawMessage {
 	return b
 }
 
-// opensPorts says whether the machine has the plugin for hostPort.
-func (c configuration) opensPorts() bool {
-	_, err := os.Stat(filepath.Join(c.plugins, "portmap"))
-	return err == nil
+// portMappings is the capability of a plugin that opens ports of the machine.
+const portMappings = "portMappings"
+
+// What opens ports of the machine.
+const (
+	openerSluice  = "sluice"
+	openerPortmap = "portmap" // the reference plugin
+	openerNone    = "none"
+)
+
+// opener says what opens ports of the machine, which is hostPort in a pod.
+func (c configuration) opener() string {
+	if c.translates {
+		return openerSluice
+	}
+	if _, err := os.Stat(filepath.Join(c.plugins, openerPortmap)); err != nil {
+		return openerNone
+	}
+	return openerPortmap
 }
 
 // errForeign: a file of the name is there, and another program wrote it.

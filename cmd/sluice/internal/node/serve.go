@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/kit/health"
 	"github.com/sluice-net/sluice/kit/log"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
 // needed are the services without which no container with new labels is
@@ -38,6 +39,7 @@ type writer struct {
 	log           *slog.Logger
 
 	written bool
+	opener  string                // of ports of the machine, as the log has it; empty: it has not yet
 	state   atomic.Pointer[error] // of the last look
 }
 
@@ -62,9 +64,6 @@ func serve(ctx context.Context, inv *invocation.Invocation, c configuration, add
 			return invocation.Usagef("--health-address: %w", err)
 		}
 		defer health.Serve(l, func() error { return *w.state.Load() }, logger)()
-	}
-	if !c.opensPorts() {
-		logger.Warn("hostPort does nothing: the plugin portmap is missing", "directory", c.plugins)
 	}
 	for {
 		w.note(w.look(ctx))
@@ -96,14 +95,23 @@ func (w *writer) look(ctx context.Context) error {
 	if err := w.serving(ctx); err != nil {
 		return err
 	}
+	if err := w.askDatapath(ctx); err != nil {
+		return err
+	}
 	changed, err := w.configuration.write()
 	if err != nil {
 		return err
 	}
 	w.written = true
+	opener := w.configuration.opener()
 	if changed {
-		w.log.Info("CNI configuration written", "file", w.configuration.path(), "hostPort", w.configuration.opensPorts())
+		w.log.Info("CNI configuration written", "file", w.configuration.path(), "hostPort", opener)
 	}
+	if opener == openerNone && w.opener != opener {
+		w.log.Warn("hostPort does nothing: the datapath translates no services, and the plugin portmap is missing",
+			"directory", w.configuration.plugins)
+	}
+	w.opener = opener
 	names, err := w.configuration.preferred()
 	if err == nil && len(names) > 0 {
 		err = fmt.Errorf("the runtime takes %s of %s before %s; rename or remove it",
@@ -125,5 +133,17 @@ func (w *writer) serving(ctx context.Context) error {
 			return fmt.Errorf("sluice-%s does not serve yet", service)
 		}
 	}
+	return nil
+}
+
+// askDatapath finds out whether the datapath opens ports of the machine.
+func (w *writer) askDatapath(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, w.timeout)
+	defer cancel()
+	st, err := datapathv1.NewDatapathServiceClient(w.services["datapath"]).GetStatus(ctx, &datapathv1.GetStatusRequest{})
+	if err != nil {
+		return fmt.Errorf("sluice-datapath does not say its status: %w", err)
+	}
+	w.configuration.translates = st.GetFrontendStream() != nil
 	return nil
 }

@@ -142,9 +142,38 @@ func TestForeignConfigurationIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestConfigurationIsTheDeployedOne but for the plugin that opens ports, which a
-// machine may lack: the datapath does not, because the DaemonSet leaves services to
-// kube-proxy.
+// TestTranslatingDatapathOpensPorts of the machine, also where the plugin that could is there.
+func TestTranslatingDatapathOpensPorts(t *testing.T) {
+	n := nodetest.New(t)
+	n.Balances = true
+	p, err := instance.New("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := configuration{directory: t.TempDir(), name: "05-sluice.conflist", plugins: t.TempDir(), paths: p}
+	nodetest.Write(t, c.plugins, "portmap", "")
+	log := &output{}
+	inv := &invocation.Invocation{RunDir: n.RunDir, Timeout: 10 * time.Second, ErrOut: log}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- serve(ctx, inv, c, "off") }()
+	want := c
+	want.translates = true
+	servicetest.EventuallyNil(t, "the file", func() error {
+		if content, err := os.ReadFile(c.path()); err != nil || !bytes.Equal(content, want.content()) {
+			return fmt.Errorf("%s, %w, want\n%s", content, err, want.content())
+		}
+		return nil
+	})
+	stop()
+	if err := <-done; err != nil || strings.Contains(log.String(), "does nothing") ||
+		!strings.Contains(log.String(), `"hostPort":"sluice"`) {
+		t.Errorf("%v\n%s", err, log)
+	}
+}
+
+// TestConfigurationIsTheDeployedOne with a datapath that translates services; with
+// another one the reference plugin opens ports, which a machine may lack.
 func TestConfigurationIsTheDeployedOne(t *testing.T) {
 	p, err := instance.New("")
 	if err != nil {
@@ -156,7 +185,15 @@ func TestConfigurationIsTheDeployedOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	var have, want map[string]any
+	c.translates = true
 	if err := errors.Join(json.Unmarshal(c.content(), &have), json.Unmarshal(deployed, &want)); err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(have) != fmt.Sprint(want) {
+		t.Errorf("the configuration is\n%v\nwant\n%v", have, want)
+	}
+	c.translates, have = false, nil
+	if err := json.Unmarshal(c.content(), &have); err != nil {
 		t.Fatal(err)
 	}
 	capabilities := want["plugins"].([]any)[0].(map[string]any)["capabilities"].(map[string]any)

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+)
+
+// Where other machines reach a node port.
+const (
+	nodeAddress = "10.200.0.11"
+	nodePort    = 30080
+)
+
+// testServices: without kube-proxy, by every kind of client; and a policy holds for the
+// pod that answers.
+func testServices(n sluiceNode) {
+	n.namespace("shop")
+	for _, name := range []string{"web-0", "web-1"} {
+		n.server("shop", name)
+		n.kubectl("--namespace=shop", "label", "pod", name, "app=web")
+	}
+	n.server("shop", "client")
+	n.apply(`
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  type: NodePort
+  ipFamilyPolicy: RequireDualStack
+  selector: {app: web}
+  ports: [{port: 80, targetPort: 8080, nodePort: %d}]
+`, nodePort)
+	client := n.ready("shop", "client")
+	for _, name := range []string{"web-0", "web-1"} {
+		n.ready("shop", name)
+	}
+	addresses := strings.Fields(n.kubectl("--namespace=shop", "get", "service", "web",
+		"--output=jsonpath={.spec.clusterIPs[*]}"))
+	if len(addresses) != 2 {
+		n.Fatalf("the service has the addresses %v", addresses)
+	}
+	curl := func(to, path string) []string {
+		return []string{"curl", "--silent", "--fail", "--globoff", "--max-time", "2", "http://" + to + path}
+	}
+	// The image has no curl: its server asks for others.
+	dial := func(to, path string) (string, error) {
+		host, port, err := net.SplitHostPort(to)
+		if err != nil {
+			return "", err
+		}
+		ask := url.Values{
+			"host": {host}, "port": {port}, "request": {strings.TrimPrefix(path, "/")}, "protocol": {"http"}, "tries": {"1"},
+		}
+		out, err := n.run(curl(client.address()+":8080", "/dial?"+ask.Encode())...)
+		if err != nil {
+			return "", err
+		}
+		var answer struct{ Responses, Errors []string }
+		if err := json.Unmarshal([]byte(out), &answer); err != nil || len(answer.Responses) != 1 {
+			return "", fmt.Errorf("%s: %w", out, cmp.Or(err, errors.New("no answer")))
+		}
+		return answer.Responses[0], nil
+	}
+	clients := map[string]func(to, path string) (string, error){
+		"a pod":    dial,
+		"the node": func(to, path string) (string, error) { return n.run(curl(to, path)...) },
+		"another machine": func(to, path string) (string, error) {
+			out, err := n.c.InMachine(n.Context(), curl(to, path)...)
+			return string(out), err
+		},
+	}
+	atNode := fmt.Sprintf("%s:%d", nodeAddress, nodePort)
+	// Both pods answer, in the end: one is chosen for each connection.
+	both := func(who, to string) {
+		n.Helper()
+		seen := map[string]int{}
+		n.eventually(fmt.Sprintf("both pods answer %s at %s", who, to), func() error {
+			name, err := clients[who](to, "/hostname")
+			if seen[name]++; err != nil {
+				return err
+			}
+			if seen["web-0"] == 0 || seen["web-1"] == 0 {
+				return fmt.Errorf("answers %v", seen)
+			}
+			return nil
+		})
+	}
+	for _, address := range addresses {
+		both("a pod", net.JoinHostPort(address, "80"))
+		both("the node", net.JoinHostPort(address, "80"))
+	}
+	for who := range clients {
+		both(who, atNode)
+	}
+
+	// The pod sees who asked, if its node may not send the connection on.
+	n.kubectl("--namespace=shop", "patch", "service", "web", `--patch={"spec":{"externalTrafficPolicy":"Local"}}`)
+	n.eventually("the pod sees the machine that asks", func() error {
+		ip, err := clients["another machine"](atNode, "/clientip")
+		if err == nil && (!strings.HasPrefix(ip, "10.200.0.") || strings.HasPrefix(ip, nodeAddress+":")) {
+			err = fmt.Errorf("it sees %s", ip)
+		}
+		return err
+	})
+
+	// The pod is judged, not the address that was asked.
+	const only = "{podSelector: {}, policyTypes: [Egress], egress: " +
+		"[{to: [{podSelector: {matchLabels: {app: %s}}}], ports: [{port: 8080}]}]}"
+	n.policy("shop", "to-web", fmt.Sprintf(only, "web"))
+	if err := n.connects(client, addresses[0]+":80"); err != nil {
+		n.Errorf("a rule for the pods of a service does not hold through its address: %v", err)
+	}
+	n.kubectl("--namespace=shop", "delete", "networkpolicy", "to-web")
+	n.policy("shop", "to-db", fmt.Sprintf(only, "db"))
+	n.denied(client, addresses[0]+":80")
+	n.kubectl("--namespace=shop", "delete", "networkpolicy", "to-db")
+
+	// Without a pod the service refuses.
+	n.kubectl("--namespace=shop", "label", "pod", "--selector=app=web", "app-")
+	n.eventually("a service without pods refuses", func() error {
+		if err := n.connects(client, addresses[0]+":80"); err == nil || !strings.Contains(err.Error(), "REFUSED") {
+			return fmt.Errorf("%v, want REFUSED", err)
+		}
+		return nil
+	})
+}

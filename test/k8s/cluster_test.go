@@ -283,9 +283,15 @@ func testRights(t *testing.T, c *cluster.Cluster, namespace, selector string, us
 	}
 }
 
-// startSluice starts a cluster with Sluice as its network, and waits until it is
-// ready with its DNS server.
+// startSluice starts a cluster of one node with Sluice as its network, and waits until
+// it is ready with its DNS server.
 func startSluice(t testing.TB, o cluster.Options) *cluster.Cluster {
+	t.Helper()
+	return startSluiceAs(t, "cluster", o)
+}
+
+// startSluiceAs has Sluice as a directory of testdata says.
+func startSluiceAs(t testing.TB, kustomization string, o cluster.Options) *cluster.Cluster {
 	t.Helper()
 	o.NoCNI = true
 	for _, name := range []string{"sluice", "sluice-devetcd"} {
@@ -293,8 +299,13 @@ func startSluice(t testing.TB, o cluster.Options) *cluster.Cluster {
 	}
 	c := start(t, o)
 	begin := time.Now()
+	if _, err := c.Kubectl(t.Context(), "apply", "--kustomize=testdata/"+kustomization); err != nil {
+		t.Fatal(err)
+	}
+	if o.Nodes > 1 {
+		shareEtcd(t, c)
+	}
 	for _, args := range [][]string{
-		{"apply", "--kustomize=testdata/cluster"},
 		{"--namespace=sluice-system", "rollout", "status", "--timeout=3m", "daemonset/sluice"},
 		{"wait", "--for=condition=Ready", "--timeout=2m", "node", "--all"},
 		{"--namespace=kube-system", "rollout", "status", "--timeout=2m", "deployment/coredns"},

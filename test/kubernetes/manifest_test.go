@@ -104,6 +104,7 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 			t.Errorf("the role may do more than read: %+v", rule)
 		}
 	}
+	settings := decode[corev1.ConfigMap](t, "base/settings.yaml")
 	policy := decode[admissionv1.ValidatingAdmissionPolicy](t, "node-restriction/policy.yaml")
 	limits := decode[admissionv1.ValidatingAdmissionPolicyBinding](t, "node-restriction/binding.yaml")
 	if limits.Spec.PolicyName != policy.Name || !slices.Equal(limits.Spec.ValidationActions,
@@ -116,8 +117,22 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 			Kind       string   `json:"kind"`
 			Namespace  string   `json:"namespace"`
 			Resources  []string `json:"resources"`
+			Patches    []struct {
+				Patch string `json:"patch"`
+			} `json:"patches"`
 		}
 		k := decode[kustomization](t, filepath.Join(dir, "kustomization.yaml"))
+		for _, p := range k.Patches {
+			var of corev1.ConfigMap
+			if err := yaml.UnmarshalStrict([]byte(p.Patch), &of); err != nil || of.Name != settings.Name {
+				t.Errorf("%s: a patch of something else than the settings: %v\n%s", dir, err, p.Patch)
+			}
+			for key := range of.Data {
+				if _, ok := settings.Data[key]; !ok {
+					t.Errorf("%s: a patch sets %q, which is no setting", dir, key)
+				}
+			}
+		}
 		named := slices.DeleteFunc(k.Resources, func(r string) bool { return r == "../base" })
 		named = append(named, "kustomization.yaml")
 		var there []string

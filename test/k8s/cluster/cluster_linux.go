@@ -253,8 +253,8 @@ func (c *Cluster) podCIDRs(ctx context.Context, node int) ([]string, error) {
 	return cidrs, nil
 }
 
-// connect gives all nodes the routes to each other's pods, and the reference
-// plugins if cni says so.
+// connect gives the machine the routes to all pods, and if cni says so, the nodes those
+// to each other's and the reference plugins.
 func (c *Cluster) connect(ctx context.Context, cni bool) error {
 	for i := range c.config.Nodes {
 		cidrs, err := c.podCIDRs(ctx, i)
@@ -262,7 +262,7 @@ func (c *Cluster) connect(ctx context.Context, cni bool) error {
 			return err
 		}
 		for family, via := range []string{machine.NodeAddress(i), machine.NodeAddress6(i)} {
-			if err := c.route(ctx, i, cidrs[family], via); err != nil {
+			if err := c.route(ctx, i, cidrs[family], via, cni); err != nil {
 				return err
 			}
 		}
@@ -280,14 +280,15 @@ func (c *Cluster) connect(ctx context.Context, cni bool) error {
 	return nil
 }
 
-// route leads to the pods of a node: from the control plane and the others.
-func (c *Cluster) route(ctx context.Context, to int, cidr, via string) error {
+// route leads to the pods of a node: from the control plane and, if it says so, the
+// other nodes.
+func (c *Cluster) route(ctx context.Context, to int, cidr, via string, nodes bool) error {
 	route := []string{"ip", "route", "replace", cidr, "via", via}
 	if _, err := c.InMachine(ctx, route...); err != nil {
 		return err
 	}
 	for i := range c.config.Nodes {
-		if i != to {
+		if nodes && i != to {
 			if _, err := c.InNode(ctx, i, route...); err != nil {
 				return err
 			}

@@ -21,31 +21,13 @@ import (
 )
 
 const (
-	pods = "[sig-network] Netpol NetworkPolicy between server and client should "
 	sctp = "[sig-network] Netpol [Feature:SCTPConnectivity] [LinuxOnly] " +
 		"NetworkPolicy between server and client using SCTP should "
 	feature = " [Feature:NetworkPolicy]"
 )
 
-// serviceAddress is why specs with egress rules fail: the servers are reached by a
-// service each.
-const serviceAddress = "egress rules see a packet before kube-proxy has translated the service's address to the pod's"
-
-// netpolFailures are the specs of Netpol that do not pass on Sluice.
-var netpolFailures = specs.Known{
-	pods + "allow egress access on one named port" + feature:       serviceAddress,
-	pods + "allow egress access to server in CIDR block" + feature: serviceAddress,
-	pods + "enforce egress policy allowing traffic to a server in a different namespace " +
-		"based on PodSelector and NamespaceSelector" + feature: serviceAddress,
-	pods + "enforce policy based on NamespaceSelector with MatchExpressions " +
-		"using default ns label" + feature: serviceAddress,
-	pods + "ensure an IP overlapping both IPBlock.CIDR and IPBlock.Except " +
-		"is allowed" + feature: serviceAddress,
-	pods + "support denying of egress traffic on the client side " +
-		"(even if the server explicitly allows this traffic)" + feature: serviceAddress,
-}
-
-// sctpFailures are those that wait five minutes each for a pod that serves SCTP.
+// sctpFailures are the specs of Netpol that do not pass. They wait five minutes each for
+// a pod that serves SCTP.
 var sctpFailures = specs.Known{
 	sctp + "support a 'default-deny-ingress' policy" + feature: noSCTP,
 	sctp + "enforce policy based on Ports" + feature:           noSCTP,
@@ -57,7 +39,7 @@ const noSCTP = "the kernel of the test machine has no SCTP sockets"
 
 // TestNetpolSpecsPassOnSluice runs Kubernetes' own specs of NetworkPolicy.
 func TestNetpolSpecsPassOnSluice(t *testing.T) {
-	known, skip := maps.Clone(netpolFailures), ""
+	known, skip := specs.Known{}, ""
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
 	switch {
 	case err == nil:

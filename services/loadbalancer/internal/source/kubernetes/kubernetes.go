@@ -134,17 +134,14 @@ type zone struct {
 // Upsert implements kube.Handler. It waits until the zone is taken: there is nothing
 // else to tell of.
 func (z *zone) Upsert(_ types.NamespacedName, name string) {
-	for {
-		err := z.set(name)
-		if err == nil {
-			return
-		}
+	for err := z.set(name); err != nil; err = z.set(name) {
 		z.joint.Failed(kindNodes, err)
 		select {
 		case <-time.After(retryMax):
 		case <-z.done:
 			return
 		}
+		z.joint.Failed(kindNodes, nil)
 	}
 }
 

@@ -500,7 +500,7 @@ func TestAPIPoliciesOfEachKindAreEnforced(t *testing.T) {
 	a.shop()
 	a.crds()
 	const admin, baseline = "policy.networking.k8s.io", "BaselineAdminNetworkPolicy"
-	a.crd("ClusterNetworkPolicy", "clusternetworkpolicies", admin, "Cluster", "v1alpha2")
+	a.crd("ClusterNetworkPolicy", "clusternetworkpolicies", admin, "Cluster", "v1beta1")
 	a.crd("AdminNetworkPolicy", "adminnetworkpolicies", admin, "Cluster", "v1alpha1")
 	a.crd("BaselineAdminNetworkPolicy", "baselineadminnetworkpolicies", admin, "Cluster", "v1alpha1")
 	n := newPolicyNode(t, a)
@@ -531,8 +531,8 @@ func TestAPIPoliciesOfEachKindAreEnforced(t *testing.T) {
 				`"ingressDeny":[{` + web + `,` + ports(port) + `}]}]`)
 			return o
 		}, false},
-		{"/apis/" + admin + "/v1alpha2/clusternetworkpolicies", "ClusterNetworkPolicy p", func(port int) object {
-			return manifest(admin+"/v1alpha2", "ClusterNetworkPolicy", "", "p", `{"tier":"Admin","priority":1,`+subject+
+		{"/apis/" + admin + "/v1beta1/clusternetworkpolicies", "ClusterNetworkPolicy p", func(port int) object {
+			return manifest(admin+"/v1beta1", "ClusterNetworkPolicy", "", "p", `{"tier":"Admin","priority":1,`+subject+
 				deny+fmt.Sprintf(`,"protocols":[{"tcp":{"destinationPort":{"number":%d}}}]}]}`, port))
 		}, false},
 		{"/apis/" + admin + "/v1alpha1/adminnetworkpolicies", "AdminNetworkPolicy p", func(port int) object {

@@ -2,8 +2,8 @@
 // Copyright 2026 The Sluice Authors
 
 // Package adminpolicy holds the cluster-wide policies of
-// policy.networking.k8s.io: ClusterNetworkPolicy (v1alpha2) and the two kinds
-// it replaced, AdminNetworkPolicy and BaselineAdminNetworkPolicy (v1alpha1).
+// policy.networking.k8s.io: ClusterNetworkPolicy (v1beta1, v1alpha2) and the two
+// kinds it replaced, AdminNetworkPolicy and BaselineAdminNetworkPolicy (v1alpha1).
 //
 // Their rules are tried in the order in which they are written; the first that
 // matches accepts, denies, or passes the decision to the next tier.

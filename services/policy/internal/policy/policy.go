@@ -79,7 +79,7 @@ var versions = map[string][]string{
 	"CiliumNetworkPolicy":            {"cilium.io/v2"},
 	"CiliumClusterwideNetworkPolicy": {"cilium.io/v2"},
 	"CiliumCIDRGroup":                {"cilium.io/v2", "cilium.io/v2alpha1"},
-	"ClusterNetworkPolicy":           {"policy.networking.k8s.io/v1alpha2"},
+	"ClusterNetworkPolicy":           {"policy.networking.k8s.io/v1beta1", "policy.networking.k8s.io/v1alpha2"},
 	"AdminNetworkPolicy":             {"policy.networking.k8s.io/v1alpha1"},
 	"BaselineAdminNetworkPolicy":     {"policy.networking.k8s.io/v1alpha1"},
 }

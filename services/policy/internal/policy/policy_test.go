@@ -5,6 +5,7 @@ package policy
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -261,6 +262,32 @@ specs:
 	want := "CiliumNetworkPolicy a/p specs[0].ingress[0].toPorts[0] CiliumNetworkPolicy a/p specs[0].ingress[0].toPorts[1] CiliumNetworkPolicy a/p specs[1].egressDeny[0]"
 	if strings.Join(got, " ") != want {
 		t.Errorf("sources %v", got)
+	}
+}
+
+func TestVersionsOfAKindMeanTheSame(t *testing.T) {
+	for kind, fields := range map[string]string{
+		"CiliumCIDRGroup": "spec: {externalCIDRs: [10.0.0.0/8, 'fd00::/8']}",
+		"ClusterNetworkPolicy": "spec: {tier: Admin, priority: 3, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {}}]}], " +
+			"egress: [{action: Accept, to: [{namespaces: {}}], protocols: [{destinationNamedPort: web}]}]}",
+	} {
+		versions := Versions(kind)
+		if len(versions) < 2 {
+			t.Errorf("%s is understood in %q alone", kind, versions)
+		}
+		var first Object
+		for i, version := range versions {
+			o, err := decodeText("apiVersion: " + version + "\nkind: " + kind + "\nmetadata: {name: p}\n" + fields)
+			if err != nil {
+				t.Fatalf("%s: %v", version, err)
+			}
+			if i == 0 {
+				first = o
+			}
+			if !reflect.DeepEqual(o.Specs, first.Specs) || !reflect.DeepEqual(o.Group, first.Group) {
+				t.Errorf("%s is read as %+v, %s as %+v", version, o, versions[0], first)
+			}
+		}
 	}
 }
 

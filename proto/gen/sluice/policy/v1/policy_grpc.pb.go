@@ -49,7 +49,7 @@ const (
 //
 // Kinds: NetworkPolicy (networking.k8s.io/v1); CiliumNetworkPolicy,
 // CiliumClusterwideNetworkPolicy and CiliumCIDRGroup (cilium.io/v2);
-// ClusterNetworkPolicy (policy.networking.k8s.io/v1alpha2);
+// ClusterNetworkPolicy (policy.networking.k8s.io/v1beta1, v1alpha2);
 // AdminNetworkPolicy and BaselineAdminNetworkPolicy
 // (policy.networking.k8s.io/v1alpha1).
 //
@@ -339,7 +339,7 @@ func (c *policyServiceClient) GetStatus(ctx context.Context, in *GetStatusReques
 //
 // Kinds: NetworkPolicy (networking.k8s.io/v1); CiliumNetworkPolicy,
 // CiliumClusterwideNetworkPolicy and CiliumCIDRGroup (cilium.io/v2);
-// ClusterNetworkPolicy (policy.networking.k8s.io/v1alpha2);
+// ClusterNetworkPolicy (policy.networking.k8s.io/v1beta1, v1alpha2);
 // AdminNetworkPolicy and BaselineAdminNetworkPolicy
 // (policy.networking.k8s.io/v1alpha1).
 //

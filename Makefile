@@ -135,9 +135,9 @@ bin/test/sluice-k8s:
 	@cd test/k8s && GOWORK=off CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(CURDIR)/$@ .
 
 .PHONY: test-k8s-api
-test-k8s-api: bin/sluice-devetcd bin/sluice-identity bin/sluice-ipam bin/sluice-policy bin/sluice-loadbalancer bin/test/sluice-k8s ## Test against a Kubernetes API without a cluster (the first build takes long)
-	@scripts/k8s-binaries kube-apiserver kubectl
-	@cd test/k8s && GOWORK=off go test -count=1 -v -run '^TestAPI' .
+test-k8s-api: bin/sluice-devetcd bin/sluice-identity bin/sluice-ipam bin/sluice-policy bin/sluice-loadbalancer bin/test/sluice-k8s ## Test against a Kubernetes API without a cluster, of 1.36 or of KUBERNETES=1.33, 1.34, 1.35 (the first build takes long)
+	@scripts/k8s-binaries kube-apiserver$(KUBERNETES:%=-%) kubectl
+	@cd test/k8s && GOWORK=off SLUICE_KUBERNETES=$(KUBERNETES) go test -count=1 -v -run '^TestAPI' .
 
 # Those of a cluster; the tests of Kubernetes and containerd 2 are built where
 # they are asked for.
@@ -162,13 +162,30 @@ k8s-down: ## End the cluster of k8s-up, and remove what is left of it
 test-k8s: k8s ## Run the tests that need a Kubernetes cluster (root; the first build takes long)
 	@scripts/k8s-binaries containerd containerd-shim-runc-v2 ctr
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(Netpol|Cyclonus)' ./...
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(Cyclonus|PolicyAPI|.*Specs)' ./...
 
-.PHONY: test-k8s-netpol
-test-k8s-netpol: k8s ## Run Kubernetes' specs of NetworkPolicy, or those that match SPECS, on a cluster with Sluice (root, 12 minutes)
+# The suites of Kubernetes' own specs, on clusters of two nodes.
+k8s_suites := netpol services conformance
+
+.PHONY: $(k8s_suites:%=test-k8s-%)
+test-k8s-netpol: ## Run Kubernetes' specs of NetworkPolicy, or those that match SPECS, in both modes of routing or in MODE (root, 30 minutes)
+test-k8s-services: ## Likewise those of Services (root)
+test-k8s-conformance: ## Likewise those of the network that a conformant cluster passes (root)
+$(k8s_suites:%=test-k8s-%): test-k8s-%: k8s
+	@scripts/deps specs
 	@scripts/k8s-binaries e2e
+	@scripts/k8s-images specs
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@cd test/k8s && GOWORK=off SLUICE_SPECS='$(SPECS)' go test -count=1 -v -timeout=90m -run '^TestNetpol' .
+	@cd test/k8s && suite=$* && GOWORK=off SLUICE_SPECS='$(SPECS)' \
+		go test -count=1 -v -timeout=180m -run "^Test$${suite^}Specs/^$(MODE)" .
+
+.PHONY: test-k8s-policyapi
+test-k8s-policyapi: k8s ## Run the conformance tests of ClusterNetworkPolicy, or those that match SPECS, in both modes of routing or in MODE (root)
+	@scripts/deps specs
+	@scripts/k8s-images specs
+	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
+	@cd test/k8s/policyapi && GOWORK=off CGO_ENABLED=0 go test -c -trimpath -buildvcs=false -o $(CURDIR)/bin/test/policyapi .
+	@cd test/k8s && GOWORK=off SLUICE_SPECS='$(SPECS)' go test -count=1 -v -timeout=90m -run '^TestPolicyAPI/^$(MODE)' .
 
 .PHONY: test-k8s-cyclonus
 test-k8s-cyclonus: k8s ## Run the cases of cyclonus without SCTP, or those that match SPECS, on a cluster with Sluice (root)

@@ -25,7 +25,7 @@ import (
 // log; one run is all of it.
 func BenchmarkCluster(b *testing.B) {
 	b.Run("sluice", func(b *testing.B) {
-		n := sluiceNode{b, startSluice(b, cluster.Options{Mounts: []string{programs()}})}
+		n := sluiceNode{b, startSluice(b, cluster.Options{Mounts: []string{programs()}}), 0}
 		n.countRequests()
 		n.memory("idle")
 		n.requests("after a start")
@@ -42,7 +42,7 @@ func BenchmarkCluster(b *testing.B) {
 		n.policies(1000)
 	})
 	b.Run("ptp", func(b *testing.B) {
-		n := sluiceNode{b, start(b, cluster.Options{})}
+		n := sluiceNode{b, start(b, cluster.Options{}), 0}
 		for _, pods := range []int{50, 100} {
 			n.burst(pods)
 			n.without()

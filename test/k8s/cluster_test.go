@@ -337,7 +337,7 @@ func TestSluiceServesACluster(t *testing.T) {
 			if program == "" {
 				testScenarios(t, c)
 			}
-			t.Run("Uninstall", func(t *testing.T) { testUninstall(sluiceNode{t, c}) })
+			t.Run("Uninstall", func(t *testing.T) { testUninstall(sluiceNode{t, c, 0}) })
 		})
 	}
 }

@@ -47,5 +47,5 @@ func TestCyclonusCasesPassOnSluice(t *testing.T) {
 		err = json.Unmarshal(content, &results)
 	}
 	judge(t, results, err, known, output)
-	sluiceNode{t, c}.exact()
+	sluiceNode{t, c, 0}.exact()
 }

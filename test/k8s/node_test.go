@@ -28,10 +28,11 @@ func programs() string {
 	return filepath.Join(os.Getenv("SLUICE_BIN"), "images", runtime.GOARCH)
 }
 
-// sluiceNode is the first node of a cluster with Sluice, in one test.
+// sluiceNode is a node of a cluster with Sluice, in one test.
 type sluiceNode struct {
 	testing.TB
-	c *cluster.Cluster
+	c     *cluster.Cluster
+	index int // from 0
 }
 
 // must ends the test if there is an error.
@@ -62,7 +63,7 @@ func (n sluiceNode) eventually(what string, try func() error) {
 
 // run runs a command on the node as root, also while the API is away.
 func (n sluiceNode) run(args ...string) (string, error) {
-	out, err := n.c.InNode(n.Context(), 0, args...)
+	out, err := n.c.InNode(n.Context(), n.index, args...)
 	return string(out), err
 }
 
@@ -73,7 +74,7 @@ func (n sluiceNode) sluice(args ...string) (string, error) {
 
 // write gives a command on the node its input.
 func (n sluiceNode) write(input string, args ...string) error {
-	cmd, err := n.c.NodeCommand(n.Context(), 0, args...)
+	cmd, err := n.c.NodeCommand(n.Context(), n.index, args...)
 	if err != nil {
 		return err
 	}
@@ -193,7 +194,8 @@ func (n sluiceNode) exact() {
 // identities and entries of maps with what kubectl sees.
 func (n sluiceNode) differences() error {
 	var pods struct{ Items []kubePod }
-	if err := n.c.Get(n.Context(), &pods, "pods", "--all-namespaces", "--field-selector=spec.nodeName=node1"); err != nil {
+	if err := n.c.Get(n.Context(), &pods, "pods", "--all-namespaces",
+		fmt.Sprintf("--field-selector=spec.nodeName=node%d", n.index+1)); err != nil {
 		return err
 	}
 	addresses := map[string]string{} // → pod
@@ -284,6 +286,11 @@ func (n sluiceNode) exactEndpoints(pods map[string]string, connected int) error 
 	return errors.Join(append(errs, n.exactDevices(devices))...)
 }
 
+// endpointDevice reports whether a device is that of an endpoint, and not the tunnel's.
+func endpointDevice(name string) bool {
+	return strings.HasPrefix(name, "sl") && !strings.HasPrefix(name, "slt")
+}
+
 // exactDevices compares devices, routes and network namespaces with those of the
 // endpoints.
 func (n sluiceNode) exactDevices(want map[string]bool) error {
@@ -300,12 +307,12 @@ func (n sluiceNode) exactDevices(want map[string]bool) error {
 	}
 	have, routed := map[string]bool{}, map[string]bool{}
 	for _, l := range links {
-		if strings.HasPrefix(l.IfName, "sl") {
+		if endpointDevice(l.IfName) {
 			have[l.IfName] = true
 		}
 	}
 	for _, r := range routes {
-		if strings.HasPrefix(r.Dev, "sl") {
+		if endpointDevice(r.Dev) {
 			routed[r.Dev] = true
 		}
 	}

@@ -18,7 +18,7 @@ func TestSluiceConnectsTwoNodes(t *testing.T) {
 	for _, mode := range []string{"overlay", "native"} {
 		t.Run(mode, func(t *testing.T) {
 			c := startSluiceAs(t, mode, cluster.Options{Nodes: 2, Mounts: []string{programs()}})
-			testTwoNodes(sluiceNode{t, c})
+			testTwoNodes(sluiceNode{t, c, 0})
 		})
 	}
 }

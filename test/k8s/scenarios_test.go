@@ -44,7 +44,7 @@ func testScenarios(t *testing.T, c *cluster.Cluster) {
 		{"EtcdAway", testEtcdAway},
 	} {
 		t.Run(s.name, func(t *testing.T) {
-			n := sluiceNode{t, c}
+			n := sluiceNode{t, c, 0}
 			begin := time.Now()
 			s.run(n)
 			// What a scenario made goes with its namespace.

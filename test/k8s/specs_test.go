@@ -37,45 +37,111 @@ var sctpFailures = specs.Known{
 
 const noSCTP = "the kernel of the test machine has no SCTP sockets"
 
-// TestNetpolSpecsPassOnSluice runs Kubernetes' own specs of NetworkPolicy.
-func TestNetpolSpecsPassOnSluice(t *testing.T) {
-	known, skip := specs.Known{}, ""
-	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
-	switch {
-	case err == nil:
-		if err := unix.Close(socket); err != nil {
-			t.Fatal(err)
-		}
-	case errors.Is(err, unix.EPROTONOSUPPORT):
-		skip = "Feature:SCTPConnectivity"
-		maps.Copy(known, sctpFailures)
-	default:
-		t.Fatal(err)
-	}
-	testSpecs(t, startSluice(t, cluster.Options{Mounts: []string{programs()}}), "Netpol", skip, known)
+// suite is a part of Kubernetes' own specs.
+type suite struct {
+	name string
+	// focus matches the beginning of the names of its specs, and skip a part of those of
+	// them that do not run; elsewhere matches the beginning of those of another suite.
+	focus, skip, elsewhere string
+	images                 []string // of scripts/k8s-images
+	known                  specs.Known
 }
 
-// testSpecs runs the upstream specs whose names contain the word and, if it is set,
-// match the expression SLUICE_SPECS, less those that match skip. Each is a subtest
-// afterwards.
-func testSpecs(t *testing.T, c *cluster.Cluster, word, skip string, known specs.Known) {
-	focus, err := regexp.Compile(word + ".*(" + os.Getenv("SLUICE_SPECS") + ")")
+// TestNetpolSpecsPassOnSluice runs Kubernetes' own specs of NetworkPolicy.
+func TestNetpolSpecsPassOnSluice(t *testing.T) {
+	s := suite{name: "Netpol", focus: `\[sig-network\] Netpol `, known: specs.Known{}}
+	if !hasSCTP(t) {
+		s.skip = "Feature:SCTPConnectivity"
+		maps.Copy(s.known, sctpFailures)
+	}
+	s.test(t)
+}
+
+// hasSCTP reports whether the kernel has sockets of SCTP.
+func hasSCTP(t *testing.T) bool {
+	t.Helper()
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	if err == nil {
+		err = unix.Close(socket)
+		if err == nil {
+			return true
+		}
+	}
+	if !errors.Is(err, unix.EPROTONOSUPPORT) {
+		t.Fatal(err)
+	}
+	return false
+}
+
+// TestServicesSpecsPassOnSluice runs Kubernetes' own specs of Services.
+func TestServicesSpecsPassOnSluice(t *testing.T) {
+	suite{
+		name: "Services", focus: `\[sig-network\] Services `, images: []string{"agnhost-2.63.0"}, known: servicesFailures,
+	}.test(t)
+}
+
+// servicesFailures are the specs of Services that do not pass.
+var servicesFailures = specs.Known{}
+
+// TestConformanceSpecsPassOnSluice runs the specs of the network that a conformant
+// cluster passes, but for those of Services.
+func TestConformanceSpecsPassOnSluice(t *testing.T) {
+	suite{
+		name: "Conformance", focus: `\[sig-network\] .*\[Conformance\]`, elsewhere: `\[sig-network\] Services `,
+		images: []string{"agnhost-2.63.0", "glibc-dns-testing-2.0.0", "nginx-1.15-4"}, known: conformanceFailures,
+	}.test(t)
+}
+
+// conformanceFailures are the specs of Conformance that do not pass.
+var conformanceFailures = specs.Known{}
+
+// test runs the specs that match the expression SLUICE_SPECS, if it is set, on two
+// nodes with each mode of routing. Each spec is a subtest afterwards.
+func (s suite) test(t *testing.T) {
+	for _, mode := range []string{"overlay", "native"} {
+		t.Run(mode, func(t *testing.T) {
+			c := startSluiceAs(t, mode, cluster.Options{Nodes: 2, Mounts: []string{programs()}, Images: specImages(s.images...)})
+			s.run(t, c, mode)
+			for i := range 2 {
+				sluiceNode{t, c, i}.exact()
+			}
+		})
+	}
+}
+
+// specImages are images that `scripts/k8s-images specs` writes.
+func specImages(names ...string) (files []string) {
+	for _, name := range names {
+		files = append(files, filepath.Join(os.Getenv("SLUICE_BIN"), "k8s", "images", "specs", name+".tar"))
+	}
+	return files
+}
+
+func (s suite) run(t *testing.T, c *cluster.Cluster, mode string) {
+	narrow, err := regexp.Compile(os.Getenv("SLUICE_SPECS"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	report := reportFile(t, word+".json")
+	focus, elsewhere := regexp.MustCompile("^"+s.focus), regexp.MustCompile("^"+s.elsewhere)
+	selected := func(name string) bool {
+		return focus.MatchString(name) && narrow.MatchString(name) && (s.elsewhere == "" || !elsewhere.MatchString(name))
+	}
+	skip := strings.Trim(s.elsewhere+"|"+s.skip, "|")
+	name := s.name + "-" + mode
+	report := reportFile(t, name+".json")
 	args := []string{
-		"--kubeconfig=" + c.Kubeconfig(), "--ginkgo.focus=" + focus.String(), "--ginkgo.json-report=" + report,
-		"--ginkgo.timeout=1h", "--ginkgo.no-color", "--ginkgo.v",
+		"--kubeconfig=" + c.Kubeconfig(), "--ginkgo.json-report=" + report,
+		"--ginkgo.focus=" + s.focus + ".*(" + narrow.String() + ")",
+		"--ginkgo.timeout=80m", "--ginkgo.no-color", "--ginkgo.v",
 	}
 	if skip != "" {
 		args = append(args, "--ginkgo.skip="+skip)
 	}
-	output := runSuite(t, c, filepath.Join(os.Getenv("SLUICE_BIN"), "k8s", "e2e"), word, args...)
-	results, err := specs.Ginkgo(report, focus.MatchString)
-	maps.DeleteFunc(known, func(name, _ string) bool { return !focus.MatchString(name) })
+	output := runSuite(t, c, filepath.Join(os.Getenv("SLUICE_BIN"), "k8s", "e2e"), name, args...)
+	results, err := specs.Ginkgo(report, selected)
+	known := maps.Clone(s.known)
+	maps.DeleteFunc(known, func(name, _ string) bool { return !selected(name) })
 	judge(t, results, err, known, output)
-	sluiceNode{t, c}.exact()
 }
 
 // reportFile is the path of a report to be written.

@@ -42,7 +42,8 @@ const (
 
 // Serve runs an API that keeps everything below dir, an existing, empty
 // directory, until ctx or stdin ends. It writes one line to stdout when the API
-// is ready. The programs are those below the directory SLUICE_BIN.
+// is ready. The programs are those below the directory SLUICE_BIN, kube-apiserver
+// in the version SLUICE_KUBERNETES, if it is set.
 func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -71,7 +72,8 @@ func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) e
 	}
 	socket := "unix://" + filepath.Join(dir, "etcd.sock")
 	plane := controlplane.Plane{
-		Binaries: filepath.Join(bin, "k8s"), Dir: dir, Address: "127.0.0.1", Port: port, Etcd: socket,
+		Binaries: filepath.Join(bin, "k8s"), Version: os.Getenv("SLUICE_KUBERNETES"),
+		Dir: dir, Address: "127.0.0.1", Port: port, Etcd: socket,
 	}
 	authority, err := pki.New(dir)
 	if err != nil {

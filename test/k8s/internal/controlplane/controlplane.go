@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/sluice-net/sluice/test/k8s/internal/pki"
@@ -36,6 +37,8 @@ const (
 type Plane struct {
 	// Binaries is the directory of the Kubernetes programs.
 	Binaries string
+	// Version of kube-apiserver, such as 1.33; empty: that of all programs.
+	Version string
 	// Dir has the certificates and kubeconfig files.
 	Dir string
 	// Address and Port serve the API.
@@ -72,7 +75,7 @@ func (p Plane) Prepare(authority *pki.Authority) error {
 // what tests use: no audit, no aggregation.
 func (p Plane) APIServer() []string {
 	return []string{
-		filepath.Join(p.Binaries, "kube-apiserver"),
+		filepath.Join(p.Binaries, strings.TrimSuffix("kube-apiserver-"+p.Version, "-")),
 		"--advertise-address=" + p.Address, "--bind-address=" + p.Address, fmt.Sprintf("--secure-port=%d", p.Port),
 		"--etcd-servers=" + p.Etcd,
 		"--service-cluster-ip-range=" + ServiceCIDRs,

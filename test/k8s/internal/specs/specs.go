@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -74,6 +75,32 @@ func Ginkgo(file string, selected func(name string) bool) ([]Result, error) {
 				return nil, fmt.Errorf("%s %s %s: %s", s.LeafNodeType, name, s.State, s.Failure.Message)
 			}
 		}
+	}
+	return results, nil
+}
+
+// goTest is how a test of Go says what became of it.
+var goTest = regexp.MustCompile(`^    --- (PASS|FAIL|SKIP): [^/ ]+/([^/ ]+) \(([0-9.]+s)\)$`)
+
+// GoTest reads the subtests of the one test of a program, from its output with
+// -test.v. What a subtest logged is not told apart.
+func GoTest(file string) ([]Result, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	states := map[string]string{"PASS": passed, "FAIL": "failed", "SKIP": "skipped"}
+	var results []Result
+	for line := range strings.Lines(string(content)) {
+		m := goTest.FindStringSubmatch(strings.TrimSuffix(line, "\n"))
+		if m == nil {
+			continue
+		}
+		took, err := time.ParseDuration(m[3])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %q: %w", file, line, err)
+		}
+		results = append(results, Result{Name: m[2], State: states[m[1]], Took: took})
 	}
 	return results, nil
 }

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package policyapi has the conformance tests of the API of ClusterNetworkPolicy
+// as one program. It finds the cluster as kubectl does.
+package policyapi
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/config"
+	"sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	"sigs.k8s.io/network-policy-api/conformance"
+	"sigs.k8s.io/network-policy-api/conformance/tests"
+	"sigs.k8s.io/network-policy-api/conformance/utils/suite"
+)
+
+// servesSCTP is a container of the suite's servers that serves SCTP.
+var servesSCTP = regexp.MustCompile(
+	` +- name: .*\n +image: .*\n +command: .*porter"]\n +env:\n +- name: SERVE_SCTP_PORT_.*\n +value: .*\n`)
+
+// TestConformance runs all tests, those of features that are optional too.
+func TestConformance(t *testing.T) {
+	rest, err := config.GetConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest.QPS, rest.Burst = 100, 200
+	clientset, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(rest, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := v1alpha2.Install(c.Scheme()); err != nil {
+		t.Fatal(err)
+	}
+	// The suite takes manifests of its own files, or of a URL by the default client.
+	servers := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(manifests(t))
+	}))
+	defer servers.Close()
+	http.DefaultClient = servers.Client()
+	s := suite.New(suite.Options{
+		Client: c, ClientSet: clientset, KubeConfig: *rest, BaseManifests: servers.URL,
+		CleanupBaseResources: true, EnableAllSupportedFeatures: true,
+	})
+	s.Setup(t)
+	s.Run(t, tests.ConformanceTests)
+}
+
+// manifests are the suite's servers, without those for SCTP on a kernel that has no
+// such sockets: their pods would not become ready.
+func manifests(t *testing.T) []byte {
+	content, err := conformance.Manifests.ReadFile("base/manifests.yaml")
+	if err != nil {
+		t.Error(err)
+	}
+	switch socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP); {
+	case err == nil:
+		if err := unix.Close(socket); err != nil {
+			t.Error(err)
+		}
+		return content
+	case !errors.Is(err, unix.EPROTONOSUPPORT):
+		t.Error(err)
+	}
+	content = servesSCTP.ReplaceAll(content, nil)
+	if bytes.Contains(content, []byte("SCTP")) || !bytes.Contains(content, []byte("serve-hostname")) {
+		t.Errorf("the servers are not those that this program knows:\n%s", content)
+	}
+	return content
+}

@@ -66,6 +66,10 @@
 #define SL_IP_OUTSIDE 0x2
 /* an address of another node itself, to which packets go by the host's stack */
 #define SL_IP_BY_STACK 0x4
+/* an address of a device of another node: what asks for a service may come from it
+ * past the tunnel
+ */
+#define SL_IP_OF_DEVICE 0x8
 
 /* In the upper 16 bits of sl_node.way4 and way6 */
 #define SL_WAY_OVERLAY 0x1 /* in the tunnel */

@@ -12,6 +12,7 @@
 
 #include <sluice/arp.h>
 #include <sluice/claim.h>
+#include <sluice/conntrack.h>
 #include <sluice/endpoint.h>
 #include <sluice/node.h>
 #include <sluice/policy.h>
@@ -50,6 +51,21 @@ static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u3
 }
 
 /*
+ * Whether the uplink's program has led the packet here for a service, from a device of
+ * another node: what it changed is known by the connection. The caller has written the
+ * key.
+ */
+static __always_inline bool was_led(const struct sl_packet *p, const struct sl_ipcache *where)
+{
+	struct sl_ct *ct;
+
+	if (!cfg_services || !(where->flags & SL_IP_OF_DEVICE))
+		return false;
+	ct = find_connection(p);
+	return ct && front_of_connection(ct);
+}
+
+/*
  * Who sent what the stack gives us, as far as claim.h lets its address say so.
  * A local pod is known by its device and has its endpoint's identity. A packet
  * under its address that came otherwise is forged.
@@ -67,7 +83,12 @@ static __always_inline enum sl_reason find_stack_source(struct __sk_buff *skb, s
 	if (p->src_slot == SL_SLOT_HOST || p->src_slot == SL_SLOT_NONE) {
 		where = ipcache_of(p->src, p->family);
 		p->src_identity = known ? known : where.identity;
-		return find_node_behind_stack(skb, p, &where);
+		if (!find_node_behind_stack(skb, p, &where))
+			return SL_CONTINUE;
+		if (!was_led(p, &where))
+			return SL_DROP_SPOOFED_NODE;
+		p->node = 0;
+		return SL_CONTINUE;
 	}
 	src = endpoint_at(p->src_slot);
 	if (!src || entered_by(skb) != p->src_slot)
@@ -90,7 +111,13 @@ static __always_inline enum sl_reason find_uplink_source(struct sl_packet *p, __
 	if (p->translated) {
 		/* answers go by the stack, also those to another node's pod */
 		p->src_identity = known ? known : where.identity;
-		return p->node && !cfg_native ? SL_DROP_SPOOFED_NODE : SL_CONTINUE;
+		if (cfg_native || !p->node)
+			return SL_CONTINUE;
+		/* its pods, and itself by its overlay address, send in the tunnel */
+		if (!(where.flags & SL_IP_OF_DEVICE))
+			return SL_DROP_SPOOFED_NODE;
+		p->node = 0;
+		return SL_CONTINUE;
 	}
 	if (!p->node)
 		return SL_FWD_STACK;

@@ -288,8 +288,9 @@ func (f *Follower) publish(k Key, item Item) error {
 	if item.On != "" {
 		number, _ = f.numbers.Of(item.On)
 	}
+	ofDevice := f.isOfNode(k.Prefix, item)
 	return f.entries.SetRemote(k.Prefix, ipcache.Remote{
-		Identity: item.Identity, Node: number, ByStack: f.NodesByStack && f.isOfNode(k.Prefix, item),
+		Identity: item.Identity, Node: number, ByStack: f.NodesByStack && ofDevice, OfDevice: ofDevice,
 	})
 }
 

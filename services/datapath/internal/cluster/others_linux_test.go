@@ -117,7 +117,8 @@ func TestAddressesOfNodesAreReachedByTheStackIfTheyAreToBe(t *testing.T) {
 		for prefix, want := range map[string]bool{
 			"192.0.2.1/32": byStack, "192.0.2.11/32": byStack, "10.1.0.1/32": false, "10.1.0.9/32": false,
 		} {
-			if got := p.remote[netip.MustParsePrefix(prefix)]; got.ByStack != want || got.Node == 0 {
+			got := p.remote[netip.MustParsePrefix(prefix)]
+			if got.ByStack != want || got.OfDevice != strings.HasPrefix(prefix, "192.") || got.Node == 0 {
 				t.Errorf("NodesByStack %v: %s is %+v", byStack, prefix, got)
 			}
 		}

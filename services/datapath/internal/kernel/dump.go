@@ -326,6 +326,9 @@ func (k *Kernel) ipcacheWords(v *bpf.MapsSlIpcache) string {
 	if ipmap.Flags(v.Flags)&ipmap.ByStack != 0 {
 		s += " by-stack"
 	}
+	if ipmap.Flags(v.Flags)&ipmap.OfDevice != 0 {
+		s += " of-device"
+	}
 	return s
 }
 

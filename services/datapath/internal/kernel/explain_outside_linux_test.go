@@ -177,6 +177,8 @@ func TestKernelExplainOfSendersOutsideSaysWhatIsDropped(t *testing.T) {
 			{"nobody in the node's range, to another", netip.MustParseAddr("10.244.1.77"), away, event.DropSpoofedIP},
 			{"a pod of the other node", f.b.pod.IPv4, local, event.DropSpoofedNode},
 			{"a pod of the other node, to itself", f.b.pod.IPv4, away, event.DropSpoofedNode},
+			{"the other node, by its overlay address", f.b.over4, local, event.DropSpoofedNode},
+			{"the other node", f.b.addr4, local, event.DropPolicyDenied},
 			{"the outsider, to a tunnel", f.outside, tunnel, event.DropTunnelPort},
 			{"the outsider, to a pod that is gone", f.outside, gone, event.DropNoRoute},
 		} {

@@ -263,7 +263,11 @@ func (n *fabricNode) join(t *testing.T, other *fabricNode, routing Routing, unde
 		}
 		must(t, "route to the other node", n.h.RouteReplace(route))
 	}
-	for _, a := range []netip.Addr{other.addr4, other.addr6, other.over4, other.over6} {
+	for _, a := range []netip.Addr{other.addr4, other.addr6} {
+		must(t, "SetRemote", n.k.IPCache.SetRemote(netip.PrefixFrom(a, a.BitLen()),
+			ipcache.Remote{Identity: identity.RemoteNode, Node: number, OfDevice: true}))
+	}
+	for _, a := range []netip.Addr{other.over4, other.over6} {
 		n.says(t, netip.PrefixFrom(a, a.BitLen()), identity.RemoteNode, number)
 	}
 	for _, a := range other.pod.Addrs() {

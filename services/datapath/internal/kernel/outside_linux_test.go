@@ -27,7 +27,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // outsideAddrs are the outsider's addresses, of both families.
@@ -115,6 +117,34 @@ func TestKernelOutsideReachesLocalBackends(t *testing.T) {
 			if got := f.a.gained(t, before)[cell{event.ForwardFromStack, event.Ingress}]; got == 0 {
 				t.Error("nothing came to the pod from the stack")
 			}
+		}
+	})
+}
+
+// TestKernelOutsideServesTheHostsOfOtherNodes: what another node asks for itself comes past
+// the tunnel, under an address of its device, which the pod sees.
+func TestKernelOutsideServesTheHostsOfOtherNodes(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		n := &serviceNode{T: t, runner: f.a.runner}
+		for i, local := range f.a.pod.Addrs() {
+			at := netip.AddrPortFrom(local, 8080)
+			tell(t, f.a.pod.ns, at)
+			nodePort := netip.AddrPortFrom([]netip.Addr{f.a.addr4, f.a.addr6}[i], 30080)
+			n.lead(nodePort, feNode, at)
+			client := []netip.Addr{f.b.addr4, f.b.addr6}[i]
+			before := n.counters(t)
+			wantServed(t, "tcp", askTCP(t, f.b.ns, nodePort, 1<<20), at, client)
+			wantServed(t, "udp", askUDP(t, f.b.ns, nodePort, 64), at, client)
+			wantNoDropsSince(t, n.runner, before)
+		}
+		setPolicy(t, f.a.k, f.a.pod.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+		before := f.a.counters(t)
+		if c, err := dialIn(t, f.b.ns, "tcp", netip.AddrPortFrom(f.a.addr4, 30080)); err == nil {
+			c.Close()
+			t.Error("a pod answers that nobody may reach")
+		}
+		if got := f.a.gained(t, before)[cell{event.DropPolicyDenied, event.Ingress}]; got == 0 {
+			t.Errorf("%v, want what the pod's policy denies", f.a.gained(t, before))
 		}
 	})
 }
@@ -262,6 +292,7 @@ func TestKernelOutsideForgedSourcesReachNoBackend(t *testing.T) {
 			{"the node, to another", f.a.addr4, away, event.DropSpoofedIP},
 			{"a pod of the other node", f.b.pod.IPv4, nodePort, event.DropSpoofedNode},
 			{"a pod of the other node, to itself", f.b.pod.IPv4, away, event.DropSpoofedNode},
+			{"the other node, by its overlay address", f.b.over4, nodePort, event.DropSpoofedNode},
 			{"the outsider, to a tunnel", f.outside, tunnel, event.DropTunnelPort},
 		} {
 			if routing == RoutingNative && c.want == event.DropSpoofedNode {

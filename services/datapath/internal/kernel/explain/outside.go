@@ -74,13 +74,14 @@ func (e *Explainer) explainOutside(known []ipmap.Entry, t conntrack.Tuple, b *Ba
 }
 
 // spoofedBy says why a packet from outside that asks for a service is dropped for its
-// source: an uplink brings none of this node, and none of another one that has a tunnel.
+// source: an uplink brings none of this node, and of another one that has a tunnel those
+// of its devices alone.
 // 0: it is not.
 func spoofedBy(local nodemap.Local, from Peer) event.Reason {
 	switch {
 	case from.known.Flags&ipmap.PodRange != 0:
 		return event.DropSpoofedIP
-	case !local.Native && nodePastStack(local, from) != 0:
+	case !local.Native && nodePastStack(local, from) != 0 && from.known.Flags&ipmap.OfDevice == 0:
 		return event.DropSpoofedNode
 	}
 	return 0

@@ -79,7 +79,7 @@ func (c *Cache) Settle(ranges []netip.Prefix, local func(netip.Addr) bool) error
 		case own:
 			continue
 		case e.Node != 0 || e.Flags&ipmap.Outside != 0:
-			r := Remote{e.Identity, e.Node, e.Flags&ipmap.ByStack != 0}
+			r := Remote{e.Identity, e.Node, e.Flags&ipmap.ByStack != 0, e.Flags&ipmap.OfDevice != 0}
 			c.remote[e.Prefix] = r
 			c.users[r.Node]++
 			if !c.covered(e.Prefix) {

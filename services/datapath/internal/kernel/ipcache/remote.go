@@ -19,13 +19,19 @@ type Remote struct {
 	// ByStack: it is an address of the node itself, to which packets go by the
 	// host's stack.
 	ByStack bool
+	// OfDevice: it is an address of a device of the node, from which packets come past
+	// the tunnel, too.
+	OfDevice bool
 }
 
-func (r Remote) flags() ipmap.Flags {
+func (r Remote) flags() (f ipmap.Flags) {
 	if r.ByStack {
-		return ipmap.ByStack
+		f |= ipmap.ByStack
 	}
-	return 0
+	if r.OfDevice {
+		f |= ipmap.OfDevice
+	}
+	return f
 }
 
 // SetRemote sets what the cluster says of a prefix. An identity that the tables
@@ -126,7 +132,8 @@ func (c *Cache) Renumber(from, to uint16) error {
 	c.mu.Lock()
 	for p, r := range c.remote {
 		if r.Node == from {
-			moved[p] = Remote{r.Identity, to, r.ByStack}
+			r.Node = to
+			moved[p] = r
 		}
 	}
 	c.mu.Unlock()

@@ -46,6 +46,10 @@ const Outside Flags = 2
 // host's stack, and under the address that the stack gives them.
 const ByStack Flags = 4
 
+// OfDevice marks an address of a device of another node: packets that ask for a
+// service of this one come from it past the tunnel.
+const OfDevice Flags = 8
+
 // Entry is one entry of the ipcache.
 type Entry struct {
 	Prefix netip.Prefix

@@ -184,7 +184,7 @@ test-k8s-policyapi: k8s ## Run the conformance tests of ClusterNetworkPolicy, or
 	@scripts/deps specs
 	@scripts/k8s-images specs
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@cd test/k8s/policyapi && GOWORK=off CGO_ENABLED=0 go test -c -trimpath -buildvcs=false -o $(CURDIR)/bin/test/policyapi .
+	@scripts/k8s-policyapi
 	@cd test/k8s && GOWORK=off SLUICE_SPECS='$(SPECS)' go test -count=1 -v -timeout=90m -run '^TestPolicyAPI/^$(MODE)' .
 
 .PHONY: test-k8s-cyclonus

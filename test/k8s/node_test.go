@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +34,18 @@ type sluiceNode struct {
 	testing.TB
 	c     *cluster.Cluster
 	index int // from 0
+}
+
+// name of the Node.
+func (n sluiceNode) name() string { return fmt.Sprintf("node%d", n.index+1) }
+
+// of is the node of a pod.
+func (n sluiceNode) of(p kubePod) sluiceNode {
+	n.Helper()
+	number, err := strconv.Atoi(strings.TrimPrefix(p.Spec.NodeName, "node"))
+	n.must(err)
+	n.index = number - 1
+	return n
 }
 
 // must ends the test if there is an error.
@@ -195,7 +208,7 @@ func (n sluiceNode) exact() {
 func (n sluiceNode) differences() error {
 	var pods struct{ Items []kubePod }
 	if err := n.c.Get(n.Context(), &pods, "pods", "--all-namespaces",
-		fmt.Sprintf("--field-selector=spec.nodeName=node%d", n.index+1)); err != nil {
+		"--field-selector=spec.nodeName="+n.name()); err != nil {
 		return err
 	}
 	addresses := map[string]string{} // → pod

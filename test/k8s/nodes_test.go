@@ -9,16 +9,37 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-net/sluice/test/k8s/cluster"
 )
 
-// TestSluiceConnectsTwoNodes by a tunnel and by routes: pods, services and policies.
+// TestSluiceConnectsTwoNodes by a tunnel and by routes: pods, services and policies,
+// and what happens to a node.
 func TestSluiceConnectsTwoNodes(t *testing.T) {
 	for _, mode := range []string{"overlay", "native"} {
 		t.Run(mode, func(t *testing.T) {
 			c := startSluiceAs(t, mode, cluster.Options{Nodes: 2, Mounts: []string{programs()}})
-			testTwoNodes(sluiceNode{t, c, 0})
+			for _, s := range []struct {
+				name string
+				run  func(sluiceNode)
+			}{
+				{"Traffic", testTwoNodes},
+				{"ContainersKilled", testContainersKilledAcrossNodes},
+				{"Rollout", testRolloutAcrossNodes},
+				{"Rejoin", testRejoin},
+			} {
+				t.Run(s.name, func(t *testing.T) {
+					n := sluiceNode{t, c, 0}
+					begin := time.Now()
+					s.run(n)
+					n.kubectl("delete", "namespace", "--selector=scenario", "--ignore-not-found", "--wait")
+					for i := range 2 {
+						sluiceNode{t, c, i}.exact()
+					}
+					t.Logf("took %.1f s", time.Since(begin).Seconds())
+				})
+			}
 		})
 	}
 }
@@ -130,4 +151,96 @@ spec:
 	n.policy("shop", "to-near", fmt.Sprintf(only, "near"))
 	n.denied(client, direct)
 	n.denied(client, through)
+}
+
+// apart makes a pod on each node, and a stream from the first to the second.
+func (n sluiceNode) apart() *stream {
+	n.Helper()
+	n.namespace("apart")
+	n.policy("apart", "within", "{podSelector: {}, policyTypes: [Ingress], ingress: [{from: [{podSelector: {}}]}]}")
+	n.serverOn("node1", "apart", "client")
+	n.serverOn("node2", "apart", "web")
+	return n.stream(n.ready("apart", "client"), n.ready("apart", "web"))
+}
+
+// testContainersKilledAcrossNodes kills each container of each node once.
+func testContainersKilledAcrossNodes(n sluiceNode) {
+	s := n.apart()
+	for ; n.index < 2; n.index++ {
+		n.killContainers(s, func(container string) {
+			name := fmt.Sprintf("after-%s-%s", n.name(), container)
+			n.serverOn(n.name(), "apart", name)
+			n.ready("apart", name)
+		})
+	}
+	s.unbroken("each container of both nodes killed")
+}
+
+// testRolloutAcrossNodes replaces the pods of Sluice while others start.
+func testRolloutAcrossNodes(n sluiceNode) {
+	s := n.apart()
+	n.kubectl("--namespace=sluice-system", "rollout", "restart", "daemonset/sluice")
+	var names []string
+	for i := range 10 {
+		names = append(names, fmt.Sprintf("during-%d", i))
+		n.serverOn(fmt.Sprintf("node%d", i%2+1), "apart", names[i])
+	}
+	n.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=3m", "daemonset/sluice")
+	for _, name := range names {
+		n.ready("apart", name)
+	}
+	client := n.ready("apart", "client")
+	for _, name := range names {
+		if err := n.connects(client, n.ready("apart", name).address()+":8080"); err != nil {
+			n.Errorf("%s, which was made during the roll: %v", name, err)
+		}
+	}
+	s.unbroken("rollout restart on both nodes")
+}
+
+// testRejoin takes the second node out of the cluster, and in again with other ranges.
+func testRejoin(n sluiceNode) {
+	n.namespace("pair")
+	ranges := func() string { return n.kubectl("get", "node", "node2", "--output=jsonpath={.spec.podCIDRs}") }
+	n.serverOn("node1", "pair", "stays")
+	stays := n.ready("pair", "stays")
+	n.serverOn("node2", "pair", "old")
+	old, before := n.ready("pair", "old"), ranges()
+	n.kubectl("drain", "node2", "--ignore-daemonsets", "--force", "--delete-emptydir-data", "--timeout=2m")
+	n.kubectl("delete", "node", "node2")
+	second := n
+	second.index = 1
+	if _, err := second.run("pkill", "-KILL", "-x", "kubelet"); err != nil {
+		n.Fatal(err)
+	}
+	n.eventually("the node is here again", func() error {
+		_, err := n.c.Kubectl(n.Context(), "wait", "--for=condition=Ready", "--timeout=5s", "node/node2")
+		return err
+	})
+	after := ranges()
+	if after == before {
+		n.Fatalf("the controller manager gave the node the ranges %s again: nothing is shown", after)
+	}
+	n.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=3m", "daemonset/sluice")
+	n.serverOn("node2", "pair", "new")
+	fresh := n.ready("pair", "new")
+	n.eventually("a pod of the other node reaches one with an address of the new range", func() error {
+		return n.connects(stays, fresh.address()+":8080")
+	})
+	if n.connects(stays, old.address()+":8080") == nil {
+		n.Errorf("somebody answers at the address of %s, which has gone with its node", old)
+	}
+	n.eventually("the node has the new ranges alone", func() error {
+		var pools []struct{ CIDR string }
+		if err := second.list(&pools, "ipam", "pools"); err != nil {
+			return err
+		}
+		for _, p := range pools {
+			if !strings.Contains(after, p.CIDR) {
+				return fmt.Errorf("the pools are %+v, the Node has %s", pools, after)
+			}
+		}
+		return nil
+	})
+	n.Logf("the ranges were %s and are %s", before, after)
 }

@@ -17,7 +17,11 @@ import (
 )
 
 // policyAPIFailures are the tests of the API of ClusterNetworkPolicy that do not pass.
-var policyAPIFailures = specs.Known{}
+var policyAPIFailures = specs.Known{
+	"CNPAdminTierEgressNodePeers": nodePeers, "CNPBaselineTierEgressNodePeers": nodePeers,
+}
+
+const nodePeers = "identities of nodes do not carry the labels of the Nodes yet"
 
 // policyAPIOfSCTP are those that do not where the kernel has no SCTP.
 var policyAPIOfSCTP = specs.Known{
@@ -47,6 +51,7 @@ func TestPolicyAPIConformsOnSluice(t *testing.T) {
 			selected := regexp.MustCompile(os.Getenv("SLUICE_SPECS"))
 			known := maps.Clone(policyAPIFailures)
 			if !hasSCTP(t) {
+				t.Setenv("SLUICE_NO_SCTP", "1") // see scripts/k8s-policyapi
 				maps.Copy(known, policyAPIOfSCTP)
 			}
 			maps.DeleteFunc(known, func(name, _ string) bool { return !selected.MatchString(name) })

@@ -385,12 +385,13 @@ func testContainerdKilled(n sluiceNode) {
 	s.unbroken("containerd killed")
 }
 
-// sluicePod is the pod of the DaemonSet that is not being deleted; zero in the
-// moment of a roll in which there is none.
+// sluicePod is the pod of the DaemonSet on the node that is not being deleted; zero
+// in the moment of a roll in which there is none.
 func (n sluiceNode) sluicePod() kubePod {
 	n.Helper()
 	var pods struct{ Items []kubePod }
-	n.must(n.c.Get(n.Context(), &pods, "pods", "--namespace=sluice-system", "--selector=app.kubernetes.io/name=sluice"))
+	n.must(n.c.Get(n.Context(), &pods, "pods", "--namespace=sluice-system",
+		"--selector=app.kubernetes.io/name=sluice", "--field-selector=spec.nodeName="+n.name()))
 	for _, p := range pods.Items {
 		if p.Metadata.DeletionTimestamp == nil {
 			return p
@@ -399,14 +400,20 @@ func (n sluiceNode) sluicePod() kubePod {
 	return kubePod{}
 }
 
-// testContainersKilled kills each container once: kubelet's pause grows with each
-// further time.
 func testContainersKilled(n sluiceNode) {
 	s := n.pair()
+	n.killContainers(s, func(name string) { n.starts("after-" + name) })
+	s.unbroken("each container killed")
+}
+
+// killContainers kills each container of the node once: kubelet's pause grows with
+// each further time.
+func (n sluiceNode) killContainers(s *stream, after func(container string)) {
+	n.Helper()
 	for _, container := range n.sluicePod().Status.ContainerStatuses {
 		_, id, _ := strings.Cut(container.ContainerID, "://")
 		n.kill(n.task(id))
-		n.starts("after-" + container.Name)
+		after(container.Name)
 		n.eventually(container.Name+" runs again", func() error {
 			for _, now := range n.sluicePod().Status.ContainerStatuses {
 				if now.Name == container.Name && (now.RestartCount == container.RestartCount || !now.Ready) {
@@ -417,7 +424,6 @@ func testContainersKilled(n sluiceNode) {
 		})
 		s.alive()
 	}
-	s.unbroken("each container killed")
 }
 
 // testRollout replaces the pod of Sluice while others start.

@@ -112,7 +112,7 @@ func (s suite) test(t *testing.T) {
 // specImages are images that `scripts/k8s-images specs` writes.
 func specImages(names ...string) (files []string) {
 	for _, name := range names {
-		files = append(files, filepath.Join(os.Getenv("SLUICE_BIN"), "k8s", "images", "specs", name+".tar"))
+		files = append(files, filepath.Join(os.Getenv("SLUICE_BIN"), "k8s", "images", "specs", "specs-"+name+".tar"))
 	}
 	return files
 }

@@ -46,9 +46,10 @@ func inNetns(path string, fn func() error) error {
 // netns is the path of a pod's network namespace, seen from here.
 func (n sluiceNode) netns(p kubePod) string {
 	n.Helper()
-	pid, err := n.c.NodePID(0)
+	at := n.of(p)
+	pid, err := n.c.NodePID(at.index)
 	n.must(err)
-	e := n.endpointOf(p)
+	e := at.endpointOf(p)
 	// /var/run is a link to another root, seen from here.
 	return fmt.Sprintf("/proc/%d/root/run/netns/%s", pid, e.NetworkNamespace[len("/var/run/netns/"):])
 }

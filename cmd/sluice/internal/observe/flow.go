@@ -20,8 +20,8 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// flow is what is shown of one packet.
-type flow struct {
+// Flow is what is shown of one packet.
+type Flow struct {
 	Time                *time.Time      `json:"time,omitempty"`
 	UUID                string          `json:"uuid,omitempty"`
 	Node                string          `json:"nodeName,omitempty"`
@@ -64,13 +64,13 @@ type flow struct {
 	LostBy string `json:"lostBy,omitempty"`
 }
 
-func flowOf(m *datapathv1.ObserveResponse) flow {
+func flowOf(m *datapathv1.ObserveResponse) Flow {
 	if l := m.GetLost(); l != nil {
-		return flow{Lost: l.GetCount(), LostBy: output.Enum(l.GetSource(), "LOSS_SOURCE_")}
+		return Flow{Lost: l.GetCount(), LostBy: output.Enum(l.GetSource(), "LOSS_SOURCE_")}
 	}
 	f := m.GetFlow()
 	source, destination := f.GetSource(), f.GetDestination()
-	shown := flow{
+	shown := Flow{
 		Time: output.When(f.GetTime()), UUID: f.GetUuid(), Node: f.GetNodeName(),
 		Type:    output.Enum(f.GetType(), "FLOW_TYPE_"),
 		Verdict: output.Enum(f.GetVerdict(), "VERDICT_"), Reason: output.Enum(f.GetReason(), "REASON_"),
@@ -137,7 +137,7 @@ func tcpFlagsText(flags uint32) string {
 // toBackend is the way to the destination past the service that the packet asked
 // for; only the destination if it asked for none. A packet that was led to no backend
 // has the address that it asked for as its destination.
-func (f flow) toBackend(destination string) string {
+func (f Flow) toBackend(destination string) string {
 	if f.Original == "" {
 		return destination
 	}
@@ -154,8 +154,8 @@ func (f flow) toBackend(destination string) string {
 	return fmt.Sprintf("%s (%s) -> %s", service.AddressText(f.Original, f.OriginalPort), name, destination)
 }
 
-// line is a flow for people. Lines come one by one, so no table aligns them.
-func (f flow) line() string {
+// Line is a flow for people. Lines come one by one, so no table aligns them.
+func (f Flow) Line() string {
 	if f.Lost > 0 {
 		return fmt.Sprintf("--- %d events were lost by the %s ---", f.Lost, f.LostBy)
 	}

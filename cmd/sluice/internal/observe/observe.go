@@ -11,12 +11,14 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
@@ -31,9 +33,10 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// flags are the criteria as given.
-type flags struct {
-	follow     bool
+// Flags are the criteria as given.
+type Flags struct {
+	Follow bool // stay and show new events
+
 	since      time.Duration
 	owners     []string
 	identities []uint
@@ -50,7 +53,8 @@ type flags struct {
 
 // Command is `observe`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	var o flags
+	var o Flags
+	untilInputEnds := false
 	cmd := &cobra.Command{
 		Use:   "observe",
 		Short: "Show what happens to packets",
@@ -69,11 +73,58 @@ one kind, one must hold. Events that were lost are shown where they are missing.
 					return err
 				}
 			}
-			return run(cmd.Context(), inv, req)
+			ctx := cmd.Context()
+			if untilInputEnds {
+				var stop func()
+				ctx, stop = endWith(ctx, cmd.InOrStdin())
+				defer stop()
+			}
+			return run(ctx, inv, req)
 		},
 	}
-	f := cmd.Flags()
-	f.BoolVarP(&o.follow, "follow", "f", false, "stay and show new events")
+	o.Add(cmd.Flags())
+	// A command that kubectl executes in a pod is not told that its caller has ended: its input ends.
+	cmd.Flags().BoolVar(&untilInputEnds, UntilInputEnds, false,
+		"end when standard input does, for a caller on another machine")
+	return cmd
+}
+
+// UntilInputEnds is the flag by which an observer ends with its caller.
+const UntilInputEnds = "until-input-ends"
+
+// abandoned is how long after the end of its input an observer may still write.
+const abandoned = 2 * time.Second
+
+// endWith ends the context when the input ends. The program ends soon after that, unless stop is called before: the
+// pipe of a command that kubectl executes in a pod stays open without a reader when kubectl is killed, and a write into
+// it would wait forever.
+func endWith(ctx context.Context, input io.Reader) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	stopped := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, input)
+		cancel()
+		select {
+		case <-stopped:
+		case <-time.After(abandoned):
+			os.Exit(invocation.ExitFailed)
+		}
+	}()
+	return ctx, func() {
+		cancel()
+		close(stopped)
+	}
+}
+
+// Check finds mistakes in the criteria.
+func (o *Flags) Check() error {
+	_, err := o.request(time.Now())
+	return err
+}
+
+// Add adds the criteria to a command.
+func (o *Flags) Add(f *pflag.FlagSet) {
+	f.BoolVarP(&o.Follow, "follow", "f", false, "stay and show new events")
 	f.DurationVar(&o.since, "since", 0, "begin with events of this long ago, for example 1m")
 	f.StringSliceVar(&o.owners, "container", nil,
 		"events about CONTAINER or CONTAINER/INTERFACE; of a container that is there, the start of its id is enough")
@@ -89,7 +140,6 @@ one kind, one must hold. Events that were lost are shown where they are missing.
 		"events of packets that asked for the service [NAMESPACE/]NAME, before they were led to a backend")
 	f.StringSliceVar(&o.verdicts, "verdict", nil, "forwarded, dropped, audited or redirected")
 	f.StringSliceVar(&o.types, "type", nil, "drop, policy-verdict or connection-closed")
-	return cmd
 }
 
 // completeOwners takes the start of a container's id for the container, where
@@ -127,8 +177,8 @@ func enumNamed[E ~int32](flag, text, prefix string, values map[string]int32) (E,
 	return 0, invocation.Usagef("%s: %q is not one of %s", flag, text, strings.Join(names, ", "))
 }
 
-func (o *flags) request(now time.Time) (*datapathv1.ObserveRequest, error) {
-	req := &datapathv1.ObserveRequest{Follow: o.follow}
+func (o *Flags) request(now time.Time) (*datapathv1.ObserveRequest, error) {
+	req := &datapathv1.ObserveRequest{Follow: o.Follow}
 	if o.since < 0 {
 		return nil, invocation.Usagef("--since: %s is negative", o.since)
 	}
@@ -285,7 +335,7 @@ func run(ctx context.Context, inv *invocation.Invocation, req *datapathv1.Observ
 		if inv.Format == "json" {
 			err = encoder.Encode(f)
 		} else {
-			_, err = fmt.Fprintln(inv.Out, f.line())
+			_, err = fmt.Fprintln(inv.Out, f.Line())
 		}
 		if err != nil {
 			return err

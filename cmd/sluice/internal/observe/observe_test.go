@@ -5,6 +5,7 @@ package observe
 
 import (
 	"encoding/json"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -57,7 +58,7 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 	}
 	out, _ = n.Want(t, 0, "observe", "-o", "json")
 	<-n.Observed
-	var f flow
+	var f Flow
 	if err := json.NewDecoder(strings.NewReader(out)).Decode(&f); err != nil || f.Type != "drop" ||
 		f.Ingress.Sources[0] != "NetworkPolicy shop/db spec" || f.TCPFlags != "SYN" {
 		t.Errorf("JSON %v %s", err, out)
@@ -111,7 +112,7 @@ func TestObserveSendsItsCriteria(t *testing.T) {
 	out, _ = n.Want(t, 0, "observe", "-o", "json")
 	<-n.Observed
 	d := json.NewDecoder(strings.NewReader(out))
-	var f, lost flow
+	var f, lost Flow
 	if err := d.Decode(&f); err != nil {
 		t.Fatal(err)
 	}
@@ -220,4 +221,18 @@ func TestObserveAsksForServices(t *testing.T) {
 	if len(n.Observed) > 0 {
 		t.Error("a service without a name was sent")
 	}
+}
+
+func TestObserverEndsWithItsInput(t *testing.T) {
+	input, caller := io.Pipe()
+	ctx, stop := endWith(t.Context(), input)
+	defer stop()
+	// What comes in is not looked at.
+	if _, err := caller.Write([]byte("x\n")); err != nil || ctx.Err() != nil {
+		t.Fatalf("%v; with an input that goes on: %v", err, ctx.Err())
+	}
+	if err := caller.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-ctx.Done()
 }

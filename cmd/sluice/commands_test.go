@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 )
 
@@ -86,6 +87,33 @@ func listCommand(t *testing.T, w *strings.Builder, cmd *cobra.Command) {
 	}
 }
 
+// TestPluginHasTheCommandsOfKubernetes: `kubectl sluice status` is `sluice kubernetes status`.
+func TestPluginHasTheCommandsOfKubernetes(t *testing.T) {
+	list := func(root *cobra.Command) string {
+		var names []string
+		for _, cmd := range root.Commands() {
+			for _, sub := range append([]*cobra.Command{cmd}, cmd.Commands()...) {
+				names = append(names, strings.TrimPrefix(sub.CommandPath(), root.CommandPath()))
+				sub.LocalFlags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
+			}
+		}
+		return strings.Join(names, "\n")
+	}
+	plugin := list(kubernetes.Plugin(&invocation.Invocation{}))
+	if own := list(kubernetes.Command(&invocation.Invocation{})); plugin != own || !strings.Contains(own, " status") {
+		t.Errorf("the plugin has\n%s\nand `sluice kubernetes`\n%s", plugin, own)
+	}
+	var out, errOut bytes.Buffer
+	if code := invocation.RunRoot([]string{"--help"}, &out, &errOut, kubernetes.Plugin); code != 0 ||
+		!strings.Contains(out.String(), "kubectl sluice [command]") {
+		t.Errorf("exit code %d, %s%s", code, out.String(), errOut.String())
+	}
+	if code := invocation.RunRoot([]string{"status", "--instance=x"}, &out, &errOut,
+		kubernetes.Plugin); code != invocation.ExitUsage {
+		t.Errorf("an instance of this machine: exit code %d", code)
+	}
+}
+
 func mustExecutable(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -106,6 +134,8 @@ func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 		{"status", "--timeout", "0s"},
 		{"dev", "nonsense"},
 		{"dev", "up"}, // with --run-dir, which dev refuses
+		{"kubernetes", "nonsense"},
+		{"kubernetes", "status"}, // likewise
 	} {
 		_, errOut := n.Want(t, invocation.ExitUsage, bad...)
 		if !strings.HasPrefix(errOut, "sluice: ") {
@@ -116,6 +146,18 @@ func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 	if code := invocation.Run([]string{"--instance", "../x", "status"}, &out, &errOut,
 		commands...); code != invocation.ExitUsage {
 		t.Errorf("a bad instance: exit code %d", code)
+	}
+	for _, bad := range [][]string{
+		{"status", "--kubectl", "/nonsense"},
+		{"status", "--kubectl", "/bin/true", "--parallel", "0"},
+		{"status", "--kubectl", "/bin/true", "--namespace", ""},
+	} {
+		out.Reset()
+		errOut.Reset()
+		if code := invocation.Run(append([]string{"kubernetes"}, bad...), &out, &errOut,
+			commands...); code != invocation.ExitUsage || !strings.HasPrefix(errOut.String(), "sluice: --") {
+			t.Errorf("%q: exit code %d, %s", bad, code, errOut.String())
+		}
 	}
 }
 

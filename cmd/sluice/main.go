@@ -7,6 +7,7 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ip"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/node"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policy"
@@ -33,6 +35,15 @@ var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, endpoint.Command, identity.Command, ip.Command, ipam.Command,
 	policy.Command, explain.Command, observe.Command, bpfmap.Command, audit.Command,
 	prepare.Command, node.Command, service.Command, backend.Command, dev.Command,
+	kubernetes.Command,
 }
 
-func main() { os.Exit(invocation.Run(os.Args[1:], os.Stdout, os.Stderr, commands...)) }
+func main() { os.Exit(run(os.Args)) }
+
+// run executes the program that args[0] names: kubectl calls its plugin by a name of its own.
+func run(args []string) int {
+	if filepath.Base(args[0]) == kubernetes.PluginName {
+		return invocation.RunRoot(args[1:], os.Stdout, os.Stderr, kubernetes.Plugin)
+	}
+	return invocation.Run(args[1:], os.Stdout, os.Stderr, commands...)
+}

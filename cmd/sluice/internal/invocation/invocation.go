@@ -29,10 +29,15 @@ import (
 
 // Run executes the program with some commands, and returns its exit code.
 func Run(args []string, stdout, stderr io.Writer, commands ...func(*Invocation) *cobra.Command) int {
+	return RunRoot(args, stdout, stderr, func(c *Invocation) *cobra.Command { return c.Root(commands...) })
+}
+
+// RunRoot executes the program with another root.
+func RunRoot(args []string, stdout, stderr io.Writer, rootOf func(*Invocation) *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	c := &Invocation{Out: stdout, ErrOut: stderr}
-	root := c.Root(commands...)
+	root := rootOf(c)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -68,12 +73,25 @@ type Invocation struct {
 
 // Root is the command that has all others.
 func (c *Invocation) Root(commands ...func(*Invocation) *cobra.Command) *cobra.Command {
-	root := &cobra.Command{
-		Use:   "sluice",
-		Short: "Show and run a Sluice node",
-		Long: `Show what the services of a Sluice node know and do, apply and explain network
+	root := c.Bare("sluice")
+	root.Short = "Show and run a Sluice node"
+	root.Long = `Show what the services of a Sluice node know and do, apply and explain network
 policies, and run a whole node for development. Every answer comes from a service's socket, which root and members
-of group 65700 may open. The group may read; what changes something, audit and map dump are for root alone.`,
+of group 65700 may open. The group may read; what changes something, audit and map dump are for root alone.`
+	flags := root.PersistentFlags()
+	flags.StringVar(&c.Instance, "instance", os.Getenv("SLUICE_INSTANCE"),
+		"name of the copy of Sluice to talk to (or SLUICE_INSTANCE); empty for the machine's own")
+	flags.StringVar(&c.RunDir, "run-dir", "", "directory of the sockets, if it is not the instance's")
+	for _, command := range commands {
+		root.AddCommand(command(c))
+	}
+	return root
+}
+
+// Bare is a root without commands, and with the flags that do not say which sockets are asked.
+func (c *Invocation) Bare(use string) *cobra.Command {
+	root := &cobra.Command{
+		Use:           use,
 		Args:          cobra.ArbitraryArgs,
 		RunE:          onlyGroups,
 		SilenceUsage:  true,
@@ -90,15 +108,9 @@ of group 65700 may open. The group may read; what changes something, audit and m
 		},
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&c.Instance, "instance", os.Getenv("SLUICE_INSTANCE"),
-		"name of the copy of Sluice to talk to (or SLUICE_INSTANCE); empty for the machine's own")
-	flags.StringVar(&c.RunDir, "run-dir", "", "directory of the sockets, if it is not the instance's")
 	flags.StringVarP(&c.Format, "output", "o", "table", "table or json")
 	flags.DurationVar(&c.Timeout, "timeout", 10*time.Second, "how long one answer may take")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &UsageError{err} })
-	for _, command := range commands {
-		root.AddCommand(command(c))
-	}
 	return root
 }
 

@@ -27,7 +27,7 @@ import (
 
 // ask fills in what one service says. What it does not say is part of the
 // answer; only a mistake of the caller is an error.
-func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus, s *nodeStatus) error {
+func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus, s *Node) error {
 	conn, err := inv.Dial(service.Name)
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func textsOf(said *statusv1.ServiceStatus) []string {
 	return texts
 }
 
-func (s *nodeStatus) askIdentity(ctx context.Context, service *serviceStatus,
+func (s *Node) askIdentity(ctx context.Context, service *serviceStatus,
 	client identityv1.IdentityServiceClient,
 ) error {
 	r, err := client.GetStatus(ctx, &identityv1.GetStatusRequest{})
@@ -106,7 +106,7 @@ func (s *nodeStatus) askIdentity(ctx context.Context, service *serviceStatus,
 	return nil
 }
 
-func (s *nodeStatus) askIPAM(ctx context.Context, service *serviceStatus, client ipamv1.IPAMServiceClient) error {
+func (s *Node) askIPAM(ctx context.Context, service *serviceStatus, client ipamv1.IPAMServiceClient) error {
 	r, err := client.GetStatus(ctx, &ipamv1.GetStatusRequest{})
 	if err != nil {
 		return err
@@ -121,7 +121,7 @@ func (s *nodeStatus) askIPAM(ctx context.Context, service *serviceStatus, client
 	return nil
 }
 
-func (s *nodeStatus) askPolicy(ctx context.Context, service *serviceStatus, client policyv1.PolicyServiceClient) error {
+func (s *Node) askPolicy(ctx context.Context, service *serviceStatus, client policyv1.PolicyServiceClient) error {
 	r, err := client.GetStatus(ctx, &policyv1.GetStatusRequest{})
 	if err != nil {
 		return err
@@ -148,7 +148,7 @@ func (s *nodeStatus) askPolicy(ctx context.Context, service *serviceStatus, clie
 	return nil
 }
 
-func (s *nodeStatus) askLoadBalancer(ctx context.Context, service *serviceStatus,
+func (s *Node) askLoadBalancer(ctx context.Context, service *serviceStatus,
 	client lbv1.LoadBalancerServiceClient,
 ) error {
 	r, err := client.GetStatus(ctx, &lbv1.GetStatusRequest{})
@@ -160,7 +160,7 @@ func (s *nodeStatus) askLoadBalancer(ctx context.Context, service *serviceStatus
 	return nil
 }
 
-func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus,
+func (s *Node) askDatapath(ctx context.Context, service *serviceStatus,
 	client datapathv1.DatapathServiceClient,
 ) error {
 	r, err := client.GetStatus(ctx, &datapathv1.GetStatusRequest{})

@@ -35,8 +35,8 @@ and if anything else is not as it should be: then there are warnings.`, invocati
 	}
 }
 
-// nodeStatus is what `status -o json` prints.
-type nodeStatus struct {
+// Node is what `status -o json` prints.
+type Node struct {
 	Ready    bool            `json:"ready"`         // an ADD with a new label set works
 	Known    bool            `json:"readyForKnown"` // one with a label set that this node has does
 	Problems []string        `json:"problems"`
@@ -168,7 +168,7 @@ type clusterStatus struct {
 func run(ctx context.Context, inv *invocation.Invocation) error {
 	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
 	defer cancel()
-	s := nodeStatus{Problems: []string{}, Services: []serviceStatus{
+	s := Node{Problems: []string{}, Services: []serviceStatus{
 		{Name: "identity"},
 		{Name: "ipam"},
 		{Name: "policy"},
@@ -217,7 +217,7 @@ func run(ctx context.Context, inv *invocation.Invocation) error {
 }
 
 // readyText says for which containers an ADD works.
-func (s *nodeStatus) readyText() string {
+func (s *Node) readyText() string {
 	switch {
 	case s.Ready:
 		return "yes"
@@ -237,7 +237,7 @@ func accessHint(services []serviceStatus) string {
 
 // dropUnused leaves out services that do not answer, and that the datapath does not
 // use.
-func (s *nodeStatus) dropUnused() {
+func (s *Node) dropUnused() {
 	if s.Datapath == nil {
 		return
 	}
@@ -275,7 +275,7 @@ func exhausted(pools []ipam.Pool) []string {
 }
 
 // warnings is what is wrong and keeps no container from being connected.
-func (s *nodeStatus) warnings() []string {
+func (s *Node) warnings() []string {
 	all := []string{}
 	if i := s.Identity; i != nil {
 		for _, problem := range i.problems {
@@ -354,7 +354,7 @@ func (s *nodeStatus) warnings() []string {
 	return slices.Compact(all)
 }
 
-func (s *nodeStatus) table(w io.Writer) {
+func (s *Node) table(w io.Writer) {
 	output.Row(w, "SERVICE", "SERVING", "UP", "VERSION")
 	for _, service := range s.Services {
 		serving := "no"

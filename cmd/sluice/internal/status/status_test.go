@@ -76,7 +76,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	n.AddReady, n.Identity.StoreError = false, ""
 	n.Stop("ipam")
 	out, _ = n.Want(t, invocation.ExitNotReady, "status", "-o", "json")
-	var s nodeStatus
+	var s Node
 	if err := json.Unmarshal([]byte(out), &s); err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +264,7 @@ func TestStatusShowsWhichNodesAnswer(t *testing.T) {
 		Trouble: "path MTU 1400 < 1500 expected",
 	}}}
 	out, _ := n.Want(t, 0, "status", "-o", "json")
-	var s nodeStatus
+	var s Node
 	if err := json.Unmarshal([]byte(out), &s); err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package kubernetes has the commands about all nodes of a cluster of Kubernetes. They run kubectl, which executes
+// `sluice` in the pod of each node, and are the commands of the plugin `kubectl sluice`, too.
+package kubernetes
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/overview"
+)
+
+// PluginName is what a link to the program is called so that `kubectl sluice` finds it.
+const PluginName = "kubectl-sluice"
+
+const long = `Show, observe and test all nodes of a Kubernetes cluster with Sluice. The
+commands run kubectl, with the access that it has, and execute ` + "`sluice`" + ` in the
+pod of each node; nodes are asked at the same time, and one that does not answer
+within --timeout and 10 s more is named. A link to this program that is called ` + PluginName + `
+and lies in PATH makes them commands of kubectl: ` + "`kubectl sluice status`" + `.`
+
+// Command is `kubernetes`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	cmd := invocation.Group("kubernetes", "Show, observe and test all nodes of a Kubernetes cluster, by kubectl")
+	cmd.Long = long
+	add(inv, cmd)
+	return cmd
+}
+
+// Plugin is the root of the same commands for kubectl.
+func Plugin(inv *invocation.Invocation) *cobra.Command {
+	cmd := inv.Bare(PluginName)
+	cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl sluice"}
+	cmd.Short, cmd.Long = "Show, observe and test all nodes of a Kubernetes cluster with Sluice", long
+	add(inv, cmd)
+	return cmd
+}
+
+func add(inv *invocation.Invocation, cmd *cobra.Command) {
+	client := &kubectl.Client{}
+	client.Flags(cmd.PersistentFlags(), inv)
+	for _, sub := range []*cobra.Command{
+		overview.Command(inv, client),
+	} {
+		cmd.AddCommand(checked(sub, client))
+	}
+}
+
+// checked finds mistakes in the shared flags before the command runs.
+func checked(cmd *cobra.Command, client *kubectl.Client) *cobra.Command {
+	for _, sub := range cmd.Commands() {
+		checked(sub, client)
+	}
+	if run := cmd.RunE; run != nil && !cmd.HasSubCommands() {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			for _, name := range []string{"instance", "run-dir"} {
+				if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
+					return invocation.Usagef("--%s: %s asks the pods of a cluster, and no socket of this machine", name,
+						cmd.CommandPath())
+				}
+			}
+			if err := client.Check(); err != nil {
+				return err
+			}
+			return run(cmd, args)
+		}
+	}
+	return cmd
+}

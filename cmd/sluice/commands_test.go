@@ -151,6 +151,7 @@ func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 		{"status", "--kubectl", "/nonsense"},
 		{"status", "--kubectl", "/bin/true", "--parallel", "0"},
 		{"status", "--kubectl", "/bin/true", "--namespace", ""},
+		{"observe", "--kubectl", "/bin/true", "--verdict", "lost"},
 	} {
 		out.Reset()
 		errOut.Reset()

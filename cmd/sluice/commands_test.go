@@ -152,6 +152,7 @@ func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 		{"status", "--kubectl", "/bin/true", "--parallel", "0"},
 		{"status", "--kubectl", "/bin/true", "--namespace", ""},
 		{"observe", "--kubectl", "/bin/true", "--verdict", "lost"},
+		{"bugreport", "--kubectl", "/bin/true", "--log-lines", "0"},
 	} {
 		out.Reset()
 		errOut.Reset()

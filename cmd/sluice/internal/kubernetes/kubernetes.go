@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/bugreport"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/flows"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/overview"
@@ -44,7 +45,7 @@ func add(inv *invocation.Invocation, cmd *cobra.Command) {
 	client := &kubectl.Client{}
 	client.Flags(cmd.PersistentFlags(), inv)
 	for _, sub := range []*cobra.Command{
-		overview.Command(inv, client), flows.Command(inv, client),
+		overview.Command(inv, client), flows.Command(inv, client), bugreport.Command(inv, client),
 	} {
 		cmd.AddCommand(checked(sub, client))
 	}

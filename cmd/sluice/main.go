@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policy"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/prepare"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/probe"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/status"
 )
@@ -35,7 +36,7 @@ var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, endpoint.Command, identity.Command, ip.Command, ipam.Command,
 	policy.Command, explain.Command, observe.Command, bpfmap.Command, audit.Command,
 	prepare.Command, node.Command, service.Command, backend.Command, dev.Command,
-	kubernetes.Command,
+	kubernetes.Command, probe.Command,
 }
 
 func main() { os.Exit(run(os.Args)) }

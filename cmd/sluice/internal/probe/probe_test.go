@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package probe
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// serving starts a server on the loopback device, and returns its address.
+func serving(t *testing.T, h http.Handler) string {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- serve(ctx, l, h) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the server ends with %v", err)
+		}
+	})
+	return l.Addr().String()
+}
+
+func TestConnectSaysWhoAnswered(t *testing.T) {
+	at := serving(t, handler("web"))
+	a := connect(t.Context(), time.Minute, at, false)
+	if host, _, err := net.SplitHostPort(a.Client); a.Outcome != Connected || a.Server != "web" || err != nil ||
+		host != "127.0.0.1" {
+		t.Errorf("got %+v", a)
+	}
+	if a := connect(t.Context(), time.Minute, at, true); a.Outcome != Connected || a.Server != "" {
+		t.Errorf("without asking: %+v", a)
+	}
+}
+
+func TestConnectTellsRefusalFromSilence(t *testing.T) {
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if a := connect(t.Context(), time.Minute, at, false); a.Outcome != Refused || a.Error == "" {
+		t.Errorf("a port without a server: %+v", a)
+	}
+	// A deadline that is over stands for a server that never answers.
+	over, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	if a := connect(over, time.Minute, at, false); a.Outcome != TimedOut {
+		t.Errorf("without an answer: %+v", a)
+	}
+}
+
+func TestAServerThatDoesNotAnswerIsNoConnection(t *testing.T) {
+	at := serving(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "?") }))
+	if a := connect(t.Context(), time.Minute, at, false); a.Outcome != Failed || a.Error == "" {
+		t.Errorf("got %+v", a)
+	}
+}

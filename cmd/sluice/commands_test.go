@@ -153,6 +153,8 @@ func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 		{"status", "--kubectl", "/bin/true", "--namespace", ""},
 		{"observe", "--kubectl", "/bin/true", "--verdict", "lost"},
 		{"bugreport", "--kubectl", "/bin/true", "--log-lines", "0"},
+		{"connectivity", "test", "--kubectl", "/bin/true", "--external", "example.com"},
+		{"connectivity", "test", "--kubectl", "/bin/true", "--host-port", "70000"},
 	} {
 		out.Reset()
 		errOut.Reset()

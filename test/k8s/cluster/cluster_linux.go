@@ -316,8 +316,9 @@ func (c *Cluster) machinePID() (int, error) {
 	return strconv.Atoi(string(content))
 }
 
-// inMachine is a command in the control plane's network namespace.
-func (c *Cluster) inMachine(ctx context.Context, args ...string) (*exec.Cmd, error) {
+// NetworkCommand is a command of the host in the control plane's network namespace, which receives the signals of its
+// process.
+func (c *Cluster) NetworkCommand(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	pid, err := c.machinePID()
 	if err != nil {
 		return nil, err
@@ -329,7 +330,7 @@ func (c *Cluster) inMachine(ctx context.Context, args ...string) (*exec.Cmd, err
 // InMachine runs a command of the host in the control plane's network namespace,
 // and returns its standard output.
 func (c *Cluster) InMachine(ctx context.Context, args ...string) ([]byte, error) {
-	command, err := c.inMachine(ctx, args...)
+	command, err := c.NetworkCommand(ctx, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -357,7 +358,7 @@ func (c *Cluster) KubectlCommand(ctx context.Context, args ...string) (*exec.Cmd
 		"--kubeconfig=" + c.Kubeconfig(),
 		"--cache-dir=" + filepath.Join(c.config.Dir, "kubectl-cache"),
 	}
-	return c.inMachine(ctx, append(all, args...)...)
+	return c.NetworkCommand(ctx, append(all, args...)...)
 }
 
 // Kubectl runs kubectl and returns its standard output.

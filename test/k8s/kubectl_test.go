@@ -43,7 +43,7 @@ func TestKubectlSluice(t *testing.T) {
 		{"NodeWithoutPod", kubectlSluice.testNodeWithoutPod},
 	} {
 		t.Run(step.name, func(t *testing.T) {
-			n := sluiceNode{t, c}
+			n := sluiceNode{t, c, 0}
 			step.test(newKubectlSluice(n))
 			n.eventually("nothing is left of it on the node", n.exactNode)
 		})

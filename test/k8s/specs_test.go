@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"maps"
@@ -43,6 +44,7 @@ type suite struct {
 	// focus matches the beginning of the names of its specs, and skip a part of those of
 	// them that do not run; elsewhere matches the beginning of those of another suite.
 	focus, skip, elsewhere string
+	nodes                  int      // 2 if it is 0
 	images                 []string // of scripts/k8s-images
 	known                  specs.Known
 }
@@ -76,12 +78,16 @@ func hasSCTP(t *testing.T) bool {
 // TestServicesSpecsPassOnSluice runs Kubernetes' own specs of Services.
 func TestServicesSpecsPassOnSluice(t *testing.T) {
 	suite{
-		name: "Services", focus: `\[sig-network\] Services `, images: []string{"agnhost-2.63.0"}, known: servicesFailures,
+		name: "Services", focus: `\[sig-network\] Services `, nodes: 3, images: []string{"agnhost-2.63.0"},
+		known: servicesFailures,
 	}.test(t)
 }
 
 // servicesFailures are the specs of Services that do not pass.
-var servicesFailures = specs.Known{}
+var servicesFailures = specs.Known{
+	"[sig-network] Services should work after restarting kube-proxy [Disruptive]": "there is no kube-proxy",
+	"[sig-network] Services should work after restarting apiserver [Disruptive]":  "that of the test bed is no pod",
+}
 
 // TestConformanceSpecsPassOnSluice runs the specs of the network that a conformant
 // cluster passes, but for those of Services.
@@ -95,14 +101,17 @@ func TestConformanceSpecsPassOnSluice(t *testing.T) {
 // conformanceFailures are the specs of Conformance that do not pass.
 var conformanceFailures = specs.Known{}
 
-// test runs the specs that match the expression SLUICE_SPECS, if it is set, on two
+// test runs the specs that match the expression SLUICE_SPECS, if it is set, on some
 // nodes with each mode of routing. Each spec is a subtest afterwards.
 func (s suite) test(t *testing.T) {
 	for _, mode := range []string{"overlay", "native"} {
 		t.Run(mode, func(t *testing.T) {
-			c := startSluiceAs(t, mode, cluster.Options{Nodes: 2, Mounts: []string{programs()}, Images: specImages(s.images...)})
+			nodes := cmp.Or(s.nodes, 2)
+			c := startSluiceAs(t, mode, cluster.Options{
+				Nodes: nodes, Mounts: []string{programs()}, Images: specImages(s.images...),
+			})
 			s.run(t, c, mode)
-			for i := range 2 {
+			for i := range nodes {
 				sluiceNode{t, c, i}.exact()
 			}
 		})

@@ -50,8 +50,8 @@ type Image struct {
 	// Architecture as GOARCH spells it.
 	Architecture string
 	Files        []File
-	// Entrypoint and Env, KEY=VALUE, of a container that names none.
-	Entrypoint, Env []string
+	// Entrypoint, its arguments, and Env, KEY=VALUE, of a container that names none.
+	Entrypoint, Cmd, Env []string
 	// Labels of the image.
 	Labels map[string]string
 }
@@ -94,6 +94,7 @@ type config struct {
 	Config struct {
 		Env        []string          `json:"Env,omitempty"`
 		Entrypoint []string          `json:"Entrypoint,omitempty"`
+		Cmd        []string          `json:"Cmd,omitempty"`
 		Labels     map[string]string `json:"Labels,omitempty"`
 	} `json:"config"`
 	RootFS struct {
@@ -112,7 +113,7 @@ func (img Image) Write(w io.Writer) error {
 		return fmt.Errorf("write image %s: %w", img.Name, err)
 	}
 	c := config{platform: platform{Architecture: img.Architecture, OS: "linux"}}
-	c.Config.Env, c.Config.Entrypoint, c.Config.Labels = img.Env, img.Entrypoint, img.Labels
+	c.Config.Env, c.Config.Entrypoint, c.Config.Cmd, c.Config.Labels = img.Env, img.Entrypoint, img.Cmd, img.Labels
 	c.RootFS.Type, c.RootFS.DiffIDs = "layers", []string{diffID}
 
 	out := archive{w: tar.NewWriter(w)}

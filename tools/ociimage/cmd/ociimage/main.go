@@ -57,6 +57,10 @@ func run(args []string) error {
 		img.Entrypoint = append(img.Entrypoint, word)
 		return nil
 	})
+	flags.Func("cmd", "`WORD` of what the command gets if a container names no arguments; may be repeated", func(word string) error {
+		img.Cmd = append(img.Cmd, word)
+		return nil
+	})
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

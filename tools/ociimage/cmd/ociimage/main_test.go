@@ -21,7 +21,7 @@ func TestCommandWritesTheSameArchiveTwice(t *testing.T) {
 		err := run([]string{
 			"-output", out, "-name", "example.org/app:v1", "-architecture", "amd64", "-file", "/usr/bin/program=" + program,
 			"-link", "/var/run=../run", "-dir", "/run", "-env", "PATH=/usr/bin", "-label", "a=b=c",
-			"-entrypoint", "/usr/bin/program", "-entrypoint", "serve",
+			"-entrypoint", "/usr/bin/program", "-entrypoint", "serve", "-cmd", "--all",
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -34,7 +34,7 @@ func TestCommandWritesTheSameArchiveTwice(t *testing.T) {
 		t.Error("two runs wrote different archives")
 	}
 	// The image's configuration lies uncompressed in the archive.
-	if want := `"Entrypoint":["/usr/bin/program","serve"]`; !bytes.Contains(archives[0], []byte(want)) {
+	if want := `"Entrypoint":["/usr/bin/program","serve"],"Cmd":["--all"]`; !bytes.Contains(archives[0], []byte(want)) {
 		t.Errorf("the archive does not hold %s", want)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {

@@ -22,7 +22,7 @@ import (
 type Config struct {
 	StateDir    string            `config:"stateDir" help:"directory of the files that survive a restart"`
 	Sources     SourcesConfig     `config:"sources"`
-	Kubernetes  kube.Settings     `config:"kubernetes"`
+	Kubernetes  KubernetesConfig  `config:"kubernetes"`
 	Cluster     ClusterConfig     `config:"cluster"`
 	Enforcement EnforcementConfig `config:"enforcement"`
 	Limits      LimitsConfig      `config:"limits"`
@@ -34,6 +34,19 @@ type Config struct {
 type SourcesConfig struct {
 	Identity  string `config:"identity" help:"unix socket of the identity service"`
 	Directory string `config:"directory" help:"directory of YAML and JSON files with policies, which is watched; empty for none"`
+}
+
+// KubernetesConfig says how the API is reached, and whether anything is written there.
+type KubernetesConfig struct {
+	kube.Settings `config:",inline"`
+	Status        StatusConfig `config:"status"`
+}
+
+// StatusConfig is of a process that serves no node.
+type StatusConfig struct {
+	Write     bool   `config:"write"     help:"write the status of policies instead of serving a node; one process of the cluster does, by a lease"`
+	Namespace string `config:"namespace" help:"namespace of the lease"`
+	Lease     string `config:"lease"     help:"name of the lease"`
 }
 
 // ClusterConfig is what manifests take for granted.
@@ -70,9 +83,11 @@ type SubscribersConfig struct {
 
 func defaults(p instance.Paths) Config {
 	return Config{
-		StateDir:    p.ServiceStateDir("policy"),
-		Sources:     SourcesConfig{Identity: p.Socket("identity")},
-		Kubernetes:  kube.Defaults(),
+		StateDir: p.ServiceStateDir("policy"),
+		Sources:  SourcesConfig{Identity: p.Socket("identity")},
+		Kubernetes: KubernetesConfig{
+			Settings: kube.Defaults(), Status: StatusConfig{Namespace: "sluice-system", Lease: "sluice-status"},
+		},
 		Cluster:     ClusterConfig{Name: "default"},
 		Enforcement: EnforcementConfig{Mode: "default", AllowHost: true},
 		Limits:      LimitsConfig{Policies: 20_000, Manifests: 256 << 20},
@@ -93,6 +108,17 @@ func (c *Config) Validate() error {
 	}
 	if d := c.Sources.Directory; d != "" && !filepath.IsAbs(d) {
 		p.Addf("sources.directory", "%q is not an absolute path", d)
+	}
+	if s := c.Kubernetes.Status; s.Write {
+		if !c.Kubernetes.Enabled() {
+			p.Addf("kubernetes.status.write", "needs kubernetes.api or kubernetes.kubeconfig")
+		}
+		if c.Sources.Directory != "" {
+			p.Addf("kubernetes.status.write", "there is sources.directory, too: a writer has the policies of the API alone")
+		}
+		if s.Namespace == "" || s.Lease == "" {
+			p.Addf("kubernetes.status", "namespace and lease are needed")
+		}
 	}
 	if c.Cluster.Name == "" || len(c.Cluster.Name) > 63 {
 		p.Addf("cluster.name", "%q is not a name of 1 to 63 characters", c.Cluster.Name)

@@ -13,6 +13,8 @@ import (
 	"runtime/debug"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
@@ -38,7 +40,10 @@ func main() {
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
-	sources := []string{owner.SourceIdentity}
+	var sources []string
+	if !cfg.Kubernetes.Status.Write { // which judges policies for all nodes, whoever runs there
+		sources = append(sources, owner.SourceIdentity)
+	}
 	if cfg.Sources.Directory != "" {
 		sources = append(sources, owner.SourceFile)
 	}
@@ -60,16 +65,18 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
-	conn, err := p.Dial(cfg.Sources.Identity, 0)
-	if err != nil {
-		return fmt.Errorf("sources.identity: %w", err)
+	var conn *grpc.ClientConn
+	if !cfg.Kubernetes.Status.Write {
+		if conn, err = p.Dial(cfg.Sources.Identity, 0); err != nil {
+			return fmt.Errorf("sources.identity: %w", err)
+		}
 	}
 
 	files := cfg.files()
 	var api *kube.Client
 	if cfg.Kubernetes.Enabled() {
 		state := filepath.Join(cfg.StateDir, "kubernetes-api.json")
-		api, err = kube.New(cfg.Kubernetes, kube.Options{Name: "sluice-policy", StateFile: state, Log: p.Log})
+		api, err = kube.New(cfg.Kubernetes.Settings, kube.Options{Name: "sluice-policy", StateFile: state, Log: p.Log})
 		if err != nil {
 			return err
 		}
@@ -85,7 +92,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	p.Go("owner", o.Run)
-	p.Go("identities", identities.NewIdentities(conn, owner.SourceIdentity, o, p.Log).Run)
+	if conn != nil {
+		p.Go("identities", identities.NewIdentities(conn, owner.SourceIdentity, o, p.Log).Run)
+	}
 	if cfg.Sources.Directory != "" {
 		failed := func(ctx context.Context, why error) error { return o.SourceFailed(ctx, owner.SourceFile, why) }
 		files := directory.New(cfg.Sources.Directory, o.Feed(owner.SourceFile), failed, p.Log)
@@ -94,7 +103,14 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	if api != nil {
 		p.Go("kubernetes addresses", api.Run)
-		p.Go("kubernetes", kubernetes.New(api.Config, o.Objects(owner.SourceKubernetes), p.Log).Run)
+		objects := o.Objects(owner.SourceKubernetes)
+		source := kubernetes.New(api.Config, objects, p.Log)
+		if cfg.Kubernetes.Status.Write {
+			if source, err = writeStatus(p, cfg.Kubernetes.Status, api, objects); err != nil {
+				return err
+			}
+		}
+		p.Go("kubernetes", source.Run)
 	}
 	p.Waiting("waiting until every source of identities and manifests is complete")
 	p.Go("readiness", func(ctx context.Context) error {

@@ -189,9 +189,22 @@ func (a *apiServer) served(resource string) {
 // crd makes a kind whose schema keeps everything.
 func (a *apiServer) crd(kind, plural, group, scope string, versions ...string) {
 	a.t.Helper()
+	a.crdOf(object{}, kind, plural, group, scope, versions...)
+}
+
+// crdWithStatus makes one whose status is a subresource.
+func (a *apiServer) crdWithStatus(kind, plural, group, scope string, versions ...string) {
+	a.t.Helper()
+	a.crdOf(object{"status": object{}}, kind, plural, group, scope, versions...)
+}
+
+func (a *apiServer) crdOf(subresources object, kind, plural, group, scope string, versions ...string) {
+	a.t.Helper()
 	var all []object
 	for i, v := range versions {
-		all = append(all, object{"name": v, "served": true, "storage": i == 0, "schema": everything})
+		all = append(all, object{
+			"name": v, "served": true, "storage": i == 0, "schema": everything, "subresources": subresources,
+		})
 	}
 	metadata := object{"name": plural + "." + group}
 	if strings.HasSuffix(group, "k8s.io") { // which the API asks of them

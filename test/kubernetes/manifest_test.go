@@ -21,6 +21,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/nodefiles"
 )
 
@@ -55,6 +56,11 @@ func daemonSet(t *testing.T) *appsv1.DaemonSet {
 func etcd(t *testing.T) *appsv1.Deployment {
 	t.Helper()
 	return decode[appsv1.Deployment](t, "etcd-dev/etcd.yaml")
+}
+
+func statusWriter(t *testing.T) *appsv1.Deployment {
+	t.Helper()
+	return decode[appsv1.Deployment](t, "base/status-deployment.yaml")
 }
 
 // environment is that of a container, as the kubelet makes it.
@@ -104,6 +110,7 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 			t.Errorf("the role may do more than read: %+v", rule)
 		}
 	}
+	statusRights(t)
 	settings := decode[corev1.ConfigMap](t, "base/settings.yaml")
 	policy := decode[admissionv1.ValidatingAdmissionPolicy](t, "node-restriction/policy.yaml")
 	limits := decode[admissionv1.ValidatingAdmissionPolicyBinding](t, "node-restriction/binding.yaml")
@@ -169,6 +176,79 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 	}
 }
 
+// statusRights: the writer of status reads, patches the status of what it reads, and
+// holds one lease in its namespace.
+func statusRights(t *testing.T) {
+	t.Helper()
+	if a := decode[corev1.ServiceAccount](t, "base/status-serviceaccount.yaml"); *a.AutomountServiceAccountToken {
+		t.Error("the writer's account gives its token to every container")
+	}
+	cluster := decode[rbacv1.ClusterRole](t, "base/status-clusterrole.yaml")
+	own := decode[rbacv1.Role](t, "base/status-role.yaml")
+	for _, rule := range cluster.Rules {
+		want := []string{"list", "watch"}
+		for _, r := range rule.Resources {
+			if strings.HasSuffix(r, "/status") {
+				want = []string{"patch"}
+			}
+		}
+		if !slices.Equal(rule.Verbs, want) || slices.Contains(rule.Resources, "*") ||
+			slices.Contains(rule.APIGroups, "*") {
+			t.Errorf("the writer's role may do %v, want %v: %+v", rule.Verbs, want, rule)
+		}
+	}
+	for _, rule := range own.Rules {
+		if !slices.Equal(rule.Resources, []string{"leases"}) ||
+			len(rule.ResourceNames) == 0 && !slices.Equal(rule.Verbs, []string{"create"}) {
+			t.Errorf("the writer may do more in its namespace than hold a lease: %+v", rule)
+		}
+	}
+	clusterwide := decode[rbacv1.ClusterRoleBinding](t, "base/status-clusterrolebinding.yaml")
+	local := decode[rbacv1.RoleBinding](t, "base/status-rolebinding.yaml")
+	if clusterwide.RoleRef.Name != cluster.Name || local.RoleRef.Name != own.Name || local.RoleRef.Kind != "Role" {
+		t.Errorf("the bindings are of %s and %s, want %s and %s",
+			clusterwide.RoleRef.Name, local.RoleRef.Name, cluster.Name, own.Name)
+	}
+	for _, subjects := range [][]rbacv1.Subject{clusterwide.Subjects, local.Subjects} {
+		if len(subjects) != 1 || subjects[0].Name != "sluice-status" || subjects[0].Namespace != "sluice-system" {
+			t.Errorf("the rights are given to %+v", subjects)
+		}
+	}
+}
+
+// TestWriterOfStatusHasNothingOfItsNode: no directory, capability or port, so that
+// two of them may share a node.
+func TestWriterOfStatusHasNothingOfItsNode(t *testing.T) {
+	d := statusWriter(t)
+	pod := d.Spec.Template.Spec
+	if *d.Spec.Replicas != 2 || len(pod.InitContainers) != 0 || len(pod.Containers) != 1 || !pod.HostNetwork ||
+		pod.HostPID || pod.HostIPC || *pod.AutomountServiceAccountToken ||
+		pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault ||
+		pod.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		t.Errorf("the pod is %+v", pod)
+	}
+	for _, v := range pod.Volumes {
+		if v.HostPath != nil {
+			t.Errorf("the volume %s is of the machine", v.Name)
+		}
+	}
+	c := pod.Containers[0]
+	if s := c.SecurityContext; *s.RunAsUser != int64(instance.StatusID) || *s.RunAsGroup != int64(instance.GroupID) ||
+		s.Capabilities.Add != nil || fmt.Sprint(s.Capabilities.Drop) != "[ALL]" || s.Privileged != nil ||
+		*s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem {
+		t.Errorf("it has rights: %+v", s)
+	}
+	if len(c.Ports) > 0 || !slices.Contains(c.Args, "--health-address=off") ||
+		!slices.Contains(c.Args, "--metrics-address=off") {
+		t.Errorf("it listens: %v, %v", c.Ports, c.Args)
+	}
+	probe := c.LivenessProbe.Exec.Command
+	run, ok := strings.CutPrefix(probe[1], "--run-dir=")
+	if !ok || !slices.Contains(c.Args, "--socket-path="+run+"/policy/policy.sock") {
+		t.Errorf("the probe %v does not ask at the socket of %v", probe, c.Args)
+	}
+}
+
 // TestRightsAreThoseOfTheServices: users, capabilities and the file system of
 // each container are what the service is documented to run with.
 func TestRightsAreThoseOfTheServices(t *testing.T) {
@@ -229,8 +309,8 @@ func TestRightsAreThoseOfTheServices(t *testing.T) {
 
 // TestEverySettingExists asks the programs themselves.
 func TestEverySettingExists(t *testing.T) {
-	pod := daemonSet(t).Spec.Template.Spec
-	for _, c := range append(pod.InitContainers, pod.Containers...) {
+	pod, status := daemonSet(t).Spec.Template.Spec, statusWriter(t).Spec.Template.Spec
+	for _, c := range slices.Concat(pod.InitContainers, pod.Containers, status.Containers) {
 		if c.ImagePullPolicy != corev1.PullIfNotPresent {
 			t.Errorf("%s: an image that was imported would be pulled", c.Name)
 		}
@@ -283,6 +363,7 @@ func TestProbesAskTheAddressThatAnswers(t *testing.T) {
 func TestVolumesAndMountsFit(t *testing.T) {
 	for name, pod := range map[string]corev1.PodSpec{
 		"sluice": daemonSet(t).Spec.Template.Spec, "etcd": etcd(t).Spec.Template.Spec,
+		"status": statusWriter(t).Spec.Template.Spec,
 	} {
 		used := map[string]bool{}
 		for _, c := range append(pod.InitContainers, pod.Containers...) {
@@ -291,7 +372,7 @@ func TestVolumesAndMountsFit(t *testing.T) {
 			}
 		}
 		for _, v := range pod.Volumes {
-			if v.HostPath == nil && v.Name != token || !used[v.Name] {
+			if v.HostPath == nil && v.EmptyDir == nil && v.Name != token || !used[v.Name] {
 				t.Errorf("%s: the volume %s is not of the machine, or not mounted", name, v.Name)
 			}
 			delete(used, v.Name)

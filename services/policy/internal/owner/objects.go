@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 )
@@ -102,6 +103,34 @@ func (f *Objects) decode(k policy.Key, object policy.Written) *file {
 		return &file{err: err}
 	}
 	return &file{docs: []reading.Decoded{{Object: decoded, Text: object.Text}}}
+}
+
+// Judged is what became of an object.
+type Judged struct {
+	InForce bool   // a policy is, of this form of the object or of an earlier one
+	Broken  string // why it is not in force as it was written, but isolates
+	Refused string // why the newest form was not taken over
+	Dropped []string
+	Notes   manifest.Notes
+}
+
+// Judged are those of objects that were applied: what ListPolicies says of them,
+// but for what depends on the endpoints of a node.
+func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key]Judged, error) {
+	return ask(ctx, f.owner, func() (map[policy.Key]Judged, error) {
+		out := make(map[policy.Key]Judged, len(keys))
+		for _, k := range keys {
+			var j Judged
+			if p := f.owner.policies[k]; p != nil && p.Source == f.name {
+				j = Judged{InForce: p.inForce(), Broken: p.Broken, Dropped: p.Dropped, Notes: p.Notes}
+			}
+			if r, ok := f.owner.sources[f.name].refusal(k.String()); ok {
+				j.Refused = r.err
+			}
+			out[k] = j
+		}
+		return out, nil
+	})
 }
 
 // Held are the policies that the source brought, in earlier runs too.

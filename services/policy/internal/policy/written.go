@@ -15,6 +15,16 @@ type Written struct {
 	Key        Key
 	APIVersion string
 	Text       []byte // JSON or YAML
+	// Record is nil of a source that was not asked for it.
+	Record *Record
+}
+
+// Record is what an API server says of an object beside its manifest.
+type Record struct {
+	UID             string
+	Generation      int64 // of the spec
+	ResourceVersion string
+	Conditions      []byte // status.conditions, in JSON; empty: the object has none
 }
 
 // Type implements Form.

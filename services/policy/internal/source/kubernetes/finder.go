@@ -170,7 +170,7 @@ func (f *finder) look(ctx context.Context) (served map[string][]string, failed m
 			}
 		}
 	}
-	if len(failed) == 0 && len(served[resource("NetworkPolicy")]) == 0 { // which every API server has
+	if len(failed) == 0 && len(served[Resource("NetworkPolicy")]) == 0 { // which every API server has
 		none(errors.New("the API server names no networkpolicies: that it has no other kind is not believed"))
 	}
 	return served, failed

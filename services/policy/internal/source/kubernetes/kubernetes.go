@@ -41,6 +41,8 @@ type Source struct {
 	config *rest.Config
 	sink   Sink
 	log    *slog.Logger
+	// Records has each object come with its record. It is set before Run.
+	Records bool
 }
 
 // New returns a source. The configuration is that of a client: the source asks
@@ -71,8 +73,8 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 	for _, kind := range policy.Kinds() {
 		k := &watched{
-			kind: kind, group: groupVersion(policy.Versions(kind)[0]).Group, resource: resource(kind),
-			joint: joint, missing: f.missing, log: s.log, keys: make(map[policy.Key]struct{}),
+			kind: kind, group: groupVersion(policy.Versions(kind)[0]).Group, resource: Resource(kind),
+			records: s.Records, joint: joint, missing: f.missing, log: s.log, keys: make(map[policy.Key]struct{}),
 		}
 		for _, key := range held {
 			if key.Kind == kind {
@@ -88,8 +90,8 @@ func (s *Source) Run(ctx context.Context) error {
 	return err
 }
 
-// resource is the name of a kind in the paths of an API server.
-func resource(kind string) string {
+// Resource is the name of a kind in the paths of an API server.
+func Resource(kind string) string {
 	name := strings.ToLower(kind)
 	if base, ok := strings.CutSuffix(name, "y"); ok {
 		return base + "ies"
@@ -100,7 +102,7 @@ func resource(kind string) string {
 // resources are those of all kinds.
 func resources() (out []string) {
 	for _, kind := range policy.Kinds() {
-		out = append(out, resource(kind))
+		out = append(out, Resource(kind))
 	}
 	return out
 }

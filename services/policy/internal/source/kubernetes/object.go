@@ -11,6 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
@@ -22,6 +23,7 @@ type object struct {
 	metav1.TypeMeta
 	metav1.ObjectMeta
 	fields map[string]json.RawMessage // but for version, kind, metadata and status
+	status json.RawMessage
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -33,6 +35,8 @@ func (o *object) UnmarshalJSON(data []byte) error {
 			Namespace       string            `json:"namespace"`
 			Labels          map[string]string `json:"labels"`
 			ResourceVersion string            `json:"resourceVersion"`
+			UID             types.UID         `json:"uid"`
+			Generation      int64             `json:"generation"`
 			Annotations     map[string]string `json:"annotations"`
 		} `json:"metadata"`
 	}
@@ -42,12 +46,14 @@ func (o *object) UnmarshalJSON(data []byte) error {
 	*o = object{TypeMeta: whole.TypeMeta}
 	m := &whole.Metadata
 	o.Name, o.Namespace, o.Labels, o.ResourceVersion = m.Name, m.Namespace, m.Labels, m.ResourceVersion
+	o.UID, o.Generation = m.UID, m.Generation
 	if v, ok := m.Annotations[metav1.InitialEventsAnnotationKey]; ok { // of a bookmark
 		o.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: v}
 	}
 	if err := json.Unmarshal(data, &o.fields); err != nil {
 		return err
 	}
+	o.status = o.fields["status"]
 	for _, name := range []string{"apiVersion", "kind", "metadata", "status"} {
 		delete(o.fields, name)
 	}
@@ -80,6 +86,18 @@ func (o *object) written(kind, version string) policy.Written {
 	}
 	key := policy.Key{Kind: kind, Namespace: o.Namespace, Name: o.Name}
 	return policy.Written{Key: key, APIVersion: version, Text: append(printable(text), '\n')}
+}
+
+// record is what the API server says of the object beside its manifest.
+func (o *object) record() *policy.Record {
+	r := &policy.Record{UID: string(o.UID), Generation: o.Generation, ResourceVersion: o.ResourceVersion}
+	var status struct {
+		Conditions json.RawMessage `json:"conditions"`
+	}
+	if json.Unmarshal(o.status, &status) == nil {
+		r.Conditions = status.Conditions
+	}
+	return r
 }
 
 // printable writes as escapes the characters of a text in JSON that a text in

@@ -26,6 +26,7 @@ import (
 // watched is one kind, and the kube.Handler of its objects.
 type watched struct {
 	kind, group, resource string
+	records               bool
 
 	joint   *source.Joint[policy.Key, policy.Written]
 	missing func() // the API server does not know the version that is watched
@@ -57,7 +58,13 @@ func (k *watched) watch(ctx context.Context, config *rest.Config, client *http.C
 		// It returns nothing but nil.
 		_ = kube.Follow(ctx, kube.Kind[policy.Written]{
 			Client: c, Resource: k.resource, Type: &object{},
-			Trim: func(o runtime.Object) policy.Written { return o.(*object).written(k.kind, version) },
+			Trim: func(o runtime.Object) policy.Written {
+				w := o.(*object).written(k.kind, version)
+				if k.records {
+					w.Record = o.(*object).record()
+				}
+				return w
+			},
 		}, k, k.log)
 	}()
 	k.version, k.stop = version, func() { cancel(); <-done }

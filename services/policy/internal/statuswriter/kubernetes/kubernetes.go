@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package kubernetes writes the status of policies to a Kubernetes API server.
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	source "github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
+	"github.com/sluice-net/sluice/services/policy/internal/statuswriter"
+)
+
+// requestTimeout is of one request.
+const requestTimeout = 10 * time.Second
+
+// API is a statuswriter.API. Its requests share the rate of its configuration, so
+// that many policies at once are no storm.
+type API struct{ client *rest.RESTClient }
+
+// New returns an API of a client's configuration.
+func New(config *rest.Config) (*API, error) {
+	c := rest.CopyConfig(config)
+	c.GroupVersion, c.APIPath = &schema.GroupVersion{}, "/apis"
+	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	c.NegotiatedSerializer = serializer.NewCodecFactory(runtime.NewScheme()).WithoutConversion()
+	client, err := rest.RESTClientFor(c)
+	if err != nil {
+		return nil, err
+	}
+	return &API{client: client}, nil
+}
+
+// SetConditions implements statuswriter.API. It is a merge patch of the whole list,
+// bound to a resource version: server-side apply would merge by type only where a
+// schema says so, and replace the conditions of others elsewhere.
+func (a *API) SetConditions(ctx context.Context, o statuswriter.Object, conditions []byte) error {
+	body, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": o.ResourceVersion, "uid": o.UID},
+		"status":   map[string]any{"conditions": json.RawMessage(conditions)},
+	})
+	if err != nil {
+		return err
+	}
+	gv, err := schema.ParseGroupVersion(o.APIVersion)
+	if err != nil {
+		return err
+	}
+	path := []string{"/apis", gv.Group, gv.Version}
+	if o.Namespace != "" {
+		path = append(path, "namespaces", o.Namespace)
+	}
+	path = append(path, source.Resource(o.Kind), o.Name, "status")
+	return explained(a.client.Patch(types.MergePatchType).AbsPath(path...).Timeout(requestTimeout).Body(body).Do(ctx).Error())
+}
+
+// explained gives the answer of an API server as an error of package statuswriter.
+func explained(err error) error {
+	status, answered := err.(apierrors.APIStatus) //nolint:errorlint // as client-go returns it
+	if err == nil || !answered {
+		return err
+	}
+	s := status.Status()
+	kind := error(nil)
+	switch {
+	case s.Code == http.StatusNotFound && (s.Details == nil || s.Details.Kind == "" || s.Details.Name == ""):
+		kind = statuswriter.ErrNoStatus // of an object, the answer names it
+	case s.Code == http.StatusNotFound:
+		kind = statuswriter.ErrGone
+	case s.Code == http.StatusConflict:
+		kind = statuswriter.ErrChanged
+	case s.Code == http.StatusTooManyRequests || s.Code >= http.StatusInternalServerError:
+		return err
+	default:
+		kind = statuswriter.ErrRefused
+	}
+	return fmt.Errorf("%w: %w", kind, err)
+}

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package statuswriter tells the authors of policies what Sluice makes of them, in
+// the objects of the Kubernetes API.
+//
+// A Writer stands between the source of objects and their owner, whose verdict on
+// each it keeps, beside what the object says already. While it leads it writes
+// what differs, and nothing else. What it writes comes back as a change of the
+// object: so a write that was lost, or that another has replaced, is repeated.
+//
+// It writes only over the resource version that it has seen. A process that has
+// lost the lease and does not know it yet can at worst write what the next leader
+// would.
+package statuswriter
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// Errors of an API.
+var (
+	// ErrChanged: the object is not in the form of the resource version any more.
+	ErrChanged = errors.New("the object has changed")
+	// ErrGone: the object does not exist.
+	ErrGone = errors.New("the object is gone")
+	// ErrNoStatus: the API server keeps no status of objects of the kind.
+	ErrNoStatus = errors.New("the kind has no status")
+	// ErrRefused: the API server answered that it does not take the request. The
+	// same request has no better answer soon.
+	ErrRefused = errors.New("the API server refuses it")
+)
+
+// Object is an object of the API in one form.
+type Object struct {
+	policy.Key
+	APIVersion string
+	policy.Record
+}
+
+// API is where the status is written. Other errors than the ones above mean that
+// there was no answer.
+type API interface {
+	// SetConditions writes status.conditions, in JSON, of the object in this form.
+	SetConditions(ctx context.Context, o Object, conditions []byte) error
+}
+
+// judge is the owner's feed of the source.
+type judge interface {
+	watch.Sink[policy.Key, policy.Written]
+	Held(ctx context.Context) ([]policy.Key, error)
+	Judged(ctx context.Context, keys []policy.Key) (map[policy.Key]owner.Judged, error)
+}
+
+// Times of a writer.
+const (
+	pauseMin  = time.Second
+	pauseMax  = 30 * time.Second
+	refusedIn = 5 * time.Minute // until a request that was refused is tried again
+)
+
+// Writer writes the status. It is the Sink of the source.
+type Writer struct {
+	judge
+	api API
+	log *slog.Logger
+	now func() time.Time
+
+	wake chan struct{} // has a token when something may be due
+
+	mu      sync.Mutex
+	leading bool
+	objects map[policy.Key]*object
+	due     map[policy.Key]time.Time // when to look whether the status is right
+	mute    map[string]time.Time     // until when kinds have no status, by APIVersion and kind
+	written uint64                   // requests that the API server has taken
+	failed  uint64                   // other requests
+}
+
+// object is one with the verdict on it.
+type object struct {
+	Object
+	verdict Verdict
+	again   bool // the owner may take it over later
+}
+
+// New returns a writer of what the owner thinks of the objects that it is told.
+func New(j *owner.Objects, api API, l *slog.Logger) *Writer { return newWriter(j, api, l) }
+
+func newWriter(j judge, api API, l *slog.Logger) *Writer {
+	return &Writer{
+		judge: j, api: api, log: l, now: time.Now, wake: make(chan struct{}, 1),
+		objects: make(map[policy.Key]*object), due: make(map[policy.Key]time.Time), mute: make(map[string]time.Time),
+	}
+}
+
+// Apply implements watch.Sink.
+func (w *Writer) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.Written]) error {
+	if err := w.judge.Apply(ctx, c); err != nil {
+		return err
+	}
+	keys := make([]policy.Key, 0, len(c.Upserts))
+	for k := range c.Upserts {
+		keys = append(keys, k)
+	}
+	if len(c.Upserts) == 0 { // which tries again what was refused
+		w.mu.Lock()
+		for k, o := range w.objects {
+			if o.again {
+				keys = append(keys, k)
+			}
+		}
+		w.mu.Unlock()
+	}
+	judged, err := w.Judged(ctx, keys)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for k := range c.Deletes {
+		w.forget(k)
+	}
+	for _, k := range keys {
+		o := w.objects[k]
+		if written, ok := c.Upserts[k]; ok && written.Record != nil {
+			o = &object{Object: Object{Key: k, APIVersion: written.APIVersion, Record: *written.Record}}
+			w.objects[k] = o
+		}
+		if o == nil {
+			continue
+		}
+		o.verdict, o.again = Judge(k.Kind, judged[k]), judged[k].Refused != ""
+		w.due[k] = time.Time{}
+	}
+	w.notify()
+	return nil
+}
+
+// Complete implements watch.Sink.
+func (w *Writer) Complete(ctx context.Context, listed map[policy.Key]struct{}) error {
+	if err := w.judge.Complete(ctx, listed); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for k := range w.objects {
+		if _, ok := listed[k]; !ok {
+			w.forget(k)
+		}
+	}
+	return nil
+}
+
+func (w *Writer) forget(k policy.Key) {
+	delete(w.objects, k)
+	delete(w.due, k)
+}
+
+func (w *Writer) notify() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Lead writes until the context ends. It looks at every object first: what the
+// last leader has written is in the objects.
+func (w *Writer) Lead(ctx context.Context) {
+	w.mu.Lock()
+	w.leading = true
+	clear(w.mute)
+	for k := range w.objects {
+		w.due[k] = time.Time{}
+	}
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.leading = false
+	}()
+	wait := pauseMin
+	for ctx.Err() == nil {
+		keys, next := w.take()
+		var failed error
+		for i, k := range keys {
+			if failed = w.write(ctx, k); failed != nil {
+				w.putBack(keys[i:])
+				break
+			}
+		}
+		var timer <-chan time.Time
+		wake := w.wake
+		switch {
+		case ctx.Err() != nil:
+			return
+		case failed != nil:
+			w.log.Warn("the status of policies is not written", log.Err(failed), "again", wait)
+			timer, wake, wait = time.After(wait), nil, min(2*wait, pauseMax)
+		case len(keys) > 0:
+			wait = pauseMin
+			continue
+		case !next.IsZero():
+			timer = time.After(max(0, next.Sub(w.now())))
+		}
+		select {
+		case <-timer:
+		case <-wake:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// take returns the keys that are due, sorted, and when the next one is.
+func (w *Writer) take() (keys []policy.Key, next time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.now()
+	for k, at := range w.due {
+		switch {
+		case !at.After(now):
+			keys = append(keys, k)
+			delete(w.due, k)
+		case next.IsZero() || at.Before(next):
+			next = at
+		}
+	}
+	slices.SortFunc(keys, policy.Key.Compare)
+	return keys, next
+}
+
+func (w *Writer) putBack(keys []policy.Key) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, k := range keys {
+		if w.objects[k] != nil {
+			w.due[k] = time.Time{}
+		}
+	}
+}
+
+// later has a key looked at again, unless that is due earlier.
+func (w *Writer) later(k policy.Key, in time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, ok := w.due[k]; !ok && w.objects[k] != nil {
+		w.due[k] = w.now().Add(in)
+	}
+}
+
+// write writes the status of one object if it differs. An error means that the API
+// server does not answer.
+func (w *Writer) write(ctx context.Context, k policy.Key) error {
+	w.mu.Lock()
+	o := w.objects[k]
+	var now object
+	if o != nil {
+		now = *o
+	}
+	kind := now.APIVersion + " " + k.Kind
+	mute := w.mute[kind]
+	w.mu.Unlock()
+	if o == nil || k.Kind == withoutStatus {
+		return nil
+	}
+	conditions, err := merge(now.Conditions, now.verdict, now.Generation, w.now())
+	if err != nil {
+		w.log.Warn("a status that is not understood is not changed", "object", k.String(), log.Err(err))
+		return nil
+	}
+	if conditions == nil {
+		return nil
+	}
+	if left := mute.Sub(w.now()); left > 0 {
+		w.later(k, left)
+		return nil
+	}
+	err = w.api.SetConditions(ctx, now.Object, conditions)
+	w.mu.Lock()
+	if err == nil {
+		w.written++
+	} else {
+		w.failed++
+	}
+	w.mu.Unlock()
+	switch {
+	case err == nil:
+		w.log.Debug("status written", "object", k.String(), "reason", now.verdict.Reason)
+	case errors.Is(err, ErrGone):
+	case errors.Is(err, ErrChanged):
+		w.later(k, pauseMin) // the newer form comes, most likely before
+	case errors.Is(err, ErrNoStatus):
+		w.mu.Lock()
+		w.mute[kind] = w.now().Add(refusedIn)
+		w.mu.Unlock()
+		w.later(k, refusedIn)
+		w.log.Warn("the API server keeps no status of a kind; its policies have none", "kind", k.Kind, "version", now.APIVersion)
+	case errors.Is(err, ErrRefused):
+		w.log.Warn("a status is not written", "object", k.String(), log.Err(err))
+		w.later(k, refusedIn)
+	default:
+		return err
+	}
+	return nil
+}
+
+// withoutStatus is the kind of which the API has no status.
+const withoutStatus = "NetworkPolicy"
+
+// Figures of a writer, for metrics.
+type Figures struct {
+	Leading         bool
+	Due             int    // objects to look at
+	Written, Failed uint64 // requests
+}
+
+// Figures are those of now.
+func (w *Writer) Figures() Figures {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return Figures{Leading: w.leading, Due: len(w.due), Written: w.written, Failed: w.failed}
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package statuswriter
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
+)
+
+// Reasons of a verdict. They are an interface: scripts and alerts name them.
+const (
+	Accepted          = "Accepted"
+	ConvertedToClosed = "ConvertedToClosed"
+	Refused           = "Refused"
+)
+
+// conditionType is Sluice's own: the types of others, such as Cilium's Valid, stay
+// as they are.
+const conditionType = "sluice.io/Accepted"
+
+// maxMessage is how many bytes a message has at most. The API server takes 32768.
+const maxMessage = 2048
+
+// Verdict is what Sluice makes of one object.
+type Verdict struct {
+	Reason  string
+	Message string // at most maxMessage bytes
+}
+
+// Judge says what the author of an object is told. The texts are those of
+// `sluice policy list`.
+func Judge(kind string, j owner.Judged) Verdict {
+	var parts []string
+	for _, n := range j.Notes {
+		if n.Kind != manifest.NoteIsolates { // Broken says it
+			parts = append(parts, n.String())
+		}
+	}
+	if n := j.Notes.Omitted(); n > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more", n))
+	}
+	for _, path := range j.Dropped {
+		parts = append(parts, path+": no such field; it is ignored")
+	}
+	switch {
+	case j.Refused != "" && kind == groupKind:
+		return verdict(Refused, "policies that name it select what it had before, or nothing", []string{j.Refused})
+	case j.Refused != "":
+		return verdict(Refused, "nodes enforce what they had of it before, or nothing", []string{j.Refused})
+	case j.Broken != "":
+		return verdict(Refused, "what it selects is isolated", append([]string{j.Broken}, parts...))
+	}
+	for _, n := range j.Notes {
+		if n.Kind == manifest.NoteUnsupported {
+			return verdict(ConvertedToClosed, "accepted, with fields that are not supported", parts)
+		}
+	}
+	if kind == groupKind {
+		return verdict(Accepted, "policies select its addresses", parts)
+	}
+	return verdict(Accepted, "enforced as written", parts)
+}
+
+// groupKind has no rules: policies name it.
+const groupKind = "CiliumCIDRGroup"
+
+func verdict(reason, what string, parts []string) Verdict {
+	text := what
+	if len(parts) > 0 {
+		text += ": " + strings.Join(parts, "; ")
+	}
+	if len(text) > maxMessage {
+		const more = "…"
+		text = strings.ToValidUTF8(text[:maxMessage-len(more)], "") + more
+	}
+	return Verdict{Reason: reason, Message: text}
+}
+
+// status of the condition with a reason.
+func (v Verdict) status() string {
+	if v.Reason == Refused {
+		return "False"
+	}
+	return "True"
+}
+
+// condition is a metav1.Condition.
+type condition struct {
+	Type               string `json:"type"`
+	Status             string `json:"status"`
+	ObservedGeneration int64  `json:"observedGeneration,omitempty"`
+	LastTransitionTime string `json:"lastTransitionTime"`
+	Reason             string `json:"reason"`
+	Message            string `json:"message"`
+}
+
+// merge returns status.conditions of an object with the verdict on its generation,
+// or nil if they say it already. The conditions of others stay byte for byte.
+func merge(conditions []byte, v Verdict, generation int64, now time.Time) ([]byte, error) {
+	var all []json.RawMessage
+	if len(conditions) > 0 {
+		if err := json.Unmarshal(conditions, &all); err != nil {
+			return nil, fmt.Errorf("status.conditions: %w", err)
+		}
+	}
+	next := condition{
+		Type: conditionType, Status: v.status(), ObservedGeneration: generation,
+		LastTransitionTime: now.UTC().Format(time.RFC3339), Reason: v.Reason, Message: v.Message,
+	}
+	at := len(all)
+	for i, raw := range all {
+		var c condition
+		if err := json.Unmarshal(raw, &c); err != nil || c.Type != conditionType {
+			continue // another's, whatever it is
+		}
+		at = i
+		if c.Status == next.Status {
+			next.LastTransitionTime = c.LastTransitionTime
+		}
+		// Cilium's schema has no observedGeneration: an API server with it drops the
+		// field, and a write for the field alone would be repeated for ever.
+		same := next
+		if c.ObservedGeneration == 0 {
+			same.ObservedGeneration = 0
+		}
+		if c == same {
+			return nil, nil
+		}
+		break
+	}
+	text, err := json.Marshal(next)
+	if err != nil {
+		return nil, err
+	}
+	if at == len(all) {
+		all = append(all, nil)
+	}
+	all[at] = text
+	out, err := json.Marshal(all)
+	if err == nil && bytes.Equal(out, conditions) {
+		return nil, nil
+	}
+	return out, err
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+
+	"github.com/sluice-net/sluice/kit/process"
+	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/server"
+	"github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
+	"github.com/sluice-net/sluice/services/policy/internal/statuswriter"
+	statuses "github.com/sluice-net/sluice/services/policy/internal/statuswriter/kubernetes"
+)
+
+// writeStatus has the process write the status of policies while it is elected. It
+// returns the source of the objects, which every process follows, so that the next
+// one that is elected knows them all.
+func writeStatus(p *process.Process, cfg StatusConfig, api *kube.Client, o *owner.Objects) (*kubernetes.Source, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("the name of a candidate for the lease: %w", err)
+	}
+	election, err := api.Election(cfg.Namespace, cfg.Lease, host+"_"+rand.Text())
+	if err != nil {
+		return nil, err
+	}
+	edge, err := statuses.New(api.Config)
+	if err != nil {
+		return nil, err
+	}
+	w := statuswriter.New(o, edge, p.Log)
+	if err := p.Metrics.Register(server.StatusCollector{Figures: w.Figures}); err != nil {
+		return nil, err
+	}
+	p.Go("status", func(ctx context.Context) error { return election.Run(ctx, w.Lead) })
+	source := kubernetes.New(api.Config, w, p.Log)
+	source.Records = true
+	return source, nil
+}

@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+// The condition of Sluice, and where the tests have their lease.
+const (
+	accepted     = "sluice.io/Accepted"
+	system       = "sluice-system"
+	leases       = "/apis/coordination.k8s.io/v1/namespaces/" + system + "/leases/sluice-status"
+	cidrGroups   = "/apis/cilium.io/v2/ciliumcidrgroups"
+	adminVersion = "policy.networking.k8s.io/v1alpha1"
+	adminPolicy  = "/apis/" + adminVersion + "/adminnetworkpolicies"
+)
+
+// statusAPI is an API with the account of the writer, which may do what
+// deploy/kubernetes/base says.
+type statusAPI struct {
+	*apiServer
+	token string // file
+}
+
+func newStatusAPI(t *testing.T) *statusAPI {
+	t.Helper()
+	a := &statusAPI{apiServer: newAPI(t)}
+	a.shop()
+	a.crds()
+	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": system}})
+	for _, file := range []string{"serviceaccount", "clusterrole", "clusterrolebinding", "role", "rolebinding"} {
+		a.kubectl("create", "-f", "../../deploy/kubernetes/base/status-"+file+".yaml")
+	}
+	a.token = filepath.Join(a.dir, "status-token")
+	secret := strings.TrimSpace(a.kubectl("create", "token", "-n", system, "sluice-status"))
+	if err := os.WriteFile(a.token, []byte(secret), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// writer is a process that writes the status while it is elected.
+type writer struct {
+	*policyNode
+	process *exec.Cmd
+	ended   chan error
+}
+
+func (a *statusAPI) writer(flags ...string) *writer {
+	a.t.Helper()
+	dir, err := os.MkdirTemp("", "sluice-status") // a short path, for sockets
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.t.Cleanup(func() { os.RemoveAll(dir) })
+	w := &writer{policyNode: &policyNode{t: a.t, dir: dir}}
+	w.process, w.ended = w.run("policy", append([]string{
+		"--kubernetes-api=" + a.ready.Server, "--kubernetes-token=" + a.token,
+		"--kubernetes-ca=" + filepath.Join(a.dir, "ca.crt"), "--kubernetes-status-write",
+	}, flags...)...)
+	a.t.Cleanup(func() {
+		if w.process.ProcessState == nil {
+			w.end(syscall.SIGTERM)
+		}
+	})
+	return w
+}
+
+func (w *writer) end(signal syscall.Signal) {
+	w.t.Helper()
+	if err := w.process.Process.Signal(signal); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := <-w.ended; err != nil && signal == syscall.SIGTERM {
+		w.t.Errorf("the end of the writer: %s", err)
+	}
+}
+
+// said counts the lines of the writer's log with a text.
+func (w *writer) said(text string) int {
+	w.t.Helper()
+	content, err := os.ReadFile(filepath.Join(w.dir, "policy.log"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return strings.Count(string(content), text)
+}
+
+type condition struct {
+	Type, Status, Reason, Message, LastTransitionTime string
+	ObservedGeneration                                int64
+}
+
+type withStatus struct {
+	Metadata struct {
+		Generation      int64
+		ResourceVersion string
+	}
+	Status struct{ Conditions []condition }
+}
+
+func (a *statusAPI) get(path string) (o withStatus) {
+	a.t.Helper()
+	if err := json.Unmarshal(a.do(http.MethodGet, path, nil), &o); err != nil {
+		a.t.Fatal(err)
+	}
+	return o
+}
+
+// says waits until the object has the condition for its generation.
+func (a *statusAPI) says(path, status, reason string, message ...string) condition {
+	a.t.Helper()
+	var c condition
+	eventually(a.t, path+" is "+reason, func() error {
+		o := a.get(path)
+		i := slices.IndexFunc(o.Status.Conditions, func(c condition) bool { return c.Type == accepted })
+		if i < 0 {
+			return fmt.Errorf("the conditions are %+v", o.Status.Conditions)
+		}
+		c = o.Status.Conditions[i]
+		wrong := c.Status != status || c.Reason != reason || c.ObservedGeneration != o.Metadata.Generation ||
+			c.LastTransitionTime == ""
+		for _, m := range message {
+			wrong = wrong || !strings.Contains(c.Message, m)
+		}
+		if wrong {
+			return fmt.Errorf("generation %d: the condition is %+v, want %s, %s and %q",
+				o.Metadata.Generation, c, status, reason, message)
+		}
+		return nil
+	})
+	return c
+}
+
+// patches counts the requests that wrote a status, or anything else, of a resource.
+func (a *statusAPI) patches(resource string) (n int) {
+	a.t.Helper()
+	for line := range strings.Lines(string(a.do(http.MethodGet, "/metrics", nil))) {
+		if strings.HasPrefix(line, "apiserver_request_total{") && strings.Contains(line, `resource="`+resource+`"`) &&
+			(strings.Contains(line, `verb="PATCH"`) || strings.Contains(line, `verb="APPLY"`)) {
+			line = strings.TrimSpace(line)
+			value, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
+			if err != nil {
+				a.t.Fatal(err)
+			}
+			n += int(value)
+		}
+	}
+	return n
+}
+
+// Specs of a CiliumNetworkPolicy: one that is enforced, one with a field that is
+// not supported, and one with a field that no version has.
+const (
+	plain   = `{"endpointSelector":{},"ingress":[{"fromEntities":["world"]}]}`
+	mutual  = `{"endpointSelector":{},"ingress":[{"fromEntities":["world"],"authentication":{"mode":"required"}}]}`
+	unknown = `{"endpointSelector":{},"ingress":[{"fromEntities":["world"],"unlessOn":["sunday"]}]}`
+)
+
+func cnp(name, spec string) object {
+	return manifest("cilium.io/v2", "CiliumNetworkPolicy", "shop", name, spec)
+}
+
+func TestAPIStatusSaysWhatBecomesOfEachKind(t *testing.T) {
+	a := newStatusAPI(t)
+	a.crdWithStatus("AdminNetworkPolicy", "adminnetworkpolicies", "policy.networking.k8s.io", "Cluster", "v1alpha1")
+	w := a.writer()
+	a.do(http.MethodPost, cilium, cnp("plain", plain))
+	a.do(http.MethodPost, cilium, cnp("mutual", mutual))
+	a.do(http.MethodPost, cilium, cnp("unknown", unknown))
+	a.do(http.MethodPost, clusterwide,
+		manifest("cilium.io/v2", "CiliumClusterwideNetworkPolicy", "", "c", unknown))
+	for name, prefix := range map[string]string{"good": "192.0.2.0/24", "bad": "192.0.2.0/64"} {
+		spec := fmt.Sprintf(`{"externalCIDRs":[%q]}`, prefix)
+		a.do(http.MethodPost, cidrGroups, manifest("cilium.io/v2", "CiliumCIDRGroup", "", name, spec))
+	}
+	a.do(http.MethodPost, adminPolicy, manifest(adminVersion, "AdminNetworkPolicy", "", "a",
+		`{"priority":1,"subject":{"namespaces":{}},"egress":[{"action":"Deny","to":[{"namespaces":{}}],"ports":7}]}`))
+	a.says(cilium+"/plain", "True", "Accepted", "enforced as written")
+	a.says(cilium+"/mutual", "True", "ConvertedToClosed",
+		"spec.ingress[0].authentication: not supported by Sluice: mutual authentication; the rule allows nothing")
+	refusal := a.says(cilium+"/unknown", "False", "Refused",
+		"what it selects is isolated", "spec.ingress[0].unlessOn: no such field")
+	a.says(clusterwide+"/c", "False", "Refused", "spec.ingress[0].unlessOn: no such field")
+	a.says(cidrGroups+"/good", "True", "Accepted")
+	a.says(cidrGroups+"/bad", "False", "Refused", "spec.externalCIDRs[0]")
+	a.says(adminPolicy+"/a", "False", "Refused", "spec.egress[0].ports")
+
+	// The text is that of `sluice policy list`, of the same process.
+	w.PolicyServiceClient = policyv1.NewPolicyServiceClient(w.dial("policy"))
+	_, listed := w.list()
+	text := listed["CiliumNetworkPolicy shop/unknown"].GetError()
+	if text == "" || !strings.Contains(refusal.Message, text) {
+		t.Errorf("the condition says %q, the list %q", refusal.Message, text)
+	}
+
+	// A correction is another generation and another verdict.
+	a.do(http.MethodPatch, cilium+"/unknown",
+		object{"spec": object{"ingress": []object{{"fromEntities": []string{"world"}}}}})
+	a.says(cilium+"/unknown", "True", "Accepted")
+	t.Logf("\n%s", a.kubectl("get", "cnp,ccnp,ccg", "-A"))
+	t.Logf("\n%s", a.kubectl("describe", "cnp", "-n", "shop", "mutual"))
+}
+
+func TestAPIStatusKeepsTheConditionsOfOthersAndIsWrittenOnce(t *testing.T) {
+	a := newStatusAPI(t)
+	a.do(http.MethodPost, cilium, cnp("p", unknown))
+	others := []object{
+		{
+			"type": "Valid", "status": "True", "message": "Policy validation succeeded",
+			"lastTransitionTime": "2026-01-01T00:00:00Z", "more": 1,
+		},
+		{"type": "example.com/Reviewed", "status": "Unknown"},
+	}
+	a.do(http.MethodPatch, cilium+"/p/status",
+		object{"status": object{"conditions": others, "derivativePolicies": object{"x": 1}}})
+	w := a.writer()
+	first := a.says(cilium+"/p", "False", "Refused")
+	look := func(what string) {
+		t.Helper()
+		var o struct {
+			Status struct {
+				Conditions         []object
+				DerivativePolicies object
+			}
+		}
+		if err := json.Unmarshal(a.do(http.MethodGet, cilium+"/p", nil), &o); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := fmt.Sprint(o.Status.Conditions[:2]), fmt.Sprint(others); got != want ||
+			len(o.Status.Conditions) != 3 || len(o.Status.DerivativePolicies) != 1 {
+			t.Errorf("%s: the status is %v, want %v kept", what, o.Status, want)
+		}
+	}
+	look("the first write")
+
+	// Another generation with the same verdict is no transition.
+	labelled := a.patches("ciliumnetworkpolicies")
+	a.do(http.MethodPatch, cilium+"/p", object{"spec": object{"description": "again"}})
+	if again := a.says(cilium+"/p", "False", "Refused"); again.LastTransitionTime != first.LastTransitionTime {
+		t.Errorf("the transition was at %s, and is at %s", first.LastTransitionTime, again.LastTransitionTime)
+	}
+	look("the second write")
+	if n := a.patches("ciliumnetworkpolicies") - labelled; n != 2 { // the test's and the writer's
+		t.Errorf("%d patches for a new generation, want 2", n)
+	}
+
+	// A condition that is taken away is written again. A restart writes nothing.
+	a.do(http.MethodPatch, cilium+"/p/status", object{"status": object{"conditions": others}})
+	a.says(cilium+"/p", "False", "Refused")
+	w.end(syscall.SIGTERM)
+	before := a.patches("ciliumnetworkpolicies")
+	second := a.writer()
+	a.do(http.MethodPost, cilium, cnp("last", plain))
+	a.says(cilium+"/last", "True", "Accepted") // which is looked at after p
+	if n := a.patches("ciliumnetworkpolicies") - before; n != 1 {
+		t.Errorf("%d patches after a restart, want one, of what is new", n)
+	}
+	if n := second.said("elected"); n != 1 {
+		t.Errorf("elected %d times", n)
+	}
+}
+
+func TestAPIStatusWriterIsElected(t *testing.T) {
+	a := newStatusAPI(t)
+	writers := []*writer{a.writer(), a.writer()}
+	var lead int
+	eventually(t, "one leads", func() error {
+		for i, w := range writers {
+			if w.said("elected") == 1 {
+				lead = i
+				return nil
+			}
+		}
+		return errors.New("none is elected")
+	})
+	a.do(http.MethodPost, cilium, cnp("p", plain))
+	a.says(cilium+"/p", "True", "Accepted")
+	if n := writers[1-lead].said("elected"); n != 0 {
+		t.Fatal("both lead")
+	}
+	before := a.patches("ciliumnetworkpolicies")
+	writers[lead].end(syscall.SIGKILL)
+	a.do(http.MethodPost, cilium, cnp("q", unknown))
+	a.says(cilium+"/q", "False", "Refused")
+	if n := writers[1-lead].said("elected"); n != 1 {
+		t.Errorf("the other was elected %d times", n)
+	}
+	if n := a.patches("ciliumnetworkpolicies") - before; n != 1 {
+		t.Errorf("%d patches by the new leader, want one", n)
+	}
+
+	// A lease of another ends the writing.
+	a.do(http.MethodPatch, leases,
+		object{"spec": object{"holderIdentity": "another", "renewTime": "2036-01-01T00:00:00.000000Z"}})
+	eventually(t, "the lease is lost", func() error {
+		if writers[1-lead].said("another process has the lease") == 0 {
+			return errors.New("it leads")
+		}
+		return nil
+	})
+	before = a.patches("ciliumnetworkpolicies")
+	a.do(http.MethodPost, cilium, cnp("r", unknown))
+	a.do(http.MethodPatch, leases, object{"spec": object{"holderIdentity": ""}})
+	a.says(cilium+"/r", "False", "Refused")
+	if n := writers[1-lead].said(`elected`); n != 2 {
+		t.Errorf("the writer was elected %d times", n)
+	}
+	if n := a.patches("ciliumnetworkpolicies") - before; n != 1 {
+		t.Errorf("%d patches, want one", n)
+	}
+
+	// A lease that is given back is taken at once; an API that was away ends nothing.
+	a.ask("kill")
+	a.ask("start")
+	a.do(http.MethodPatch, cilium+"/r", object{"spec": object{"ingress": []object{{}}}})
+	a.says(cilium+"/r", "True", "Accepted")
+	writers[1-lead].end(syscall.SIGTERM)
+	var lease struct {
+		Spec struct{ HolderIdentity string }
+	}
+	if err := json.Unmarshal(a.do(http.MethodGet, leases, nil), &lease); err != nil || lease.Spec.HolderIdentity != "" {
+		t.Errorf("the lease of a writer that has ended is %+v: %v", lease, err)
+	}
+}
+
+// TestAPIStatusOfAKindWithoutStatus: Cilium's schema of CiliumCIDRGroup has none.
+func TestAPIStatusOfAKindWithoutStatus(t *testing.T) {
+	a := newStatusAPI(t)
+	a.crd("AdminNetworkPolicy", "adminnetworkpolicies", "policy.networking.k8s.io", "Cluster", "v1alpha1")
+	w := a.writer()
+	for i := range 5 {
+		a.do(http.MethodPost, adminPolicy, manifest(adminVersion, "AdminNetworkPolicy", "", fmt.Sprint("a", i),
+			`{"priority":1,"subject":{"namespaces":{}}}`))
+	}
+	a.do(http.MethodPost, cilium, cnp("p", plain))
+	a.says(cilium+"/p", "True", "Accepted")
+	eventually(t, "the kind is named", func() error {
+		if w.said("the API server keeps no status of a kind") != 1 {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	a.do(http.MethodPost, cilium, cnp("q", plain))
+	a.says(cilium+"/q", "True", "Accepted")
+	if n := w.said("the API server keeps no status of a kind"); n != 1 {
+		t.Errorf("the kind is named %d times, want once", n)
+	}
+}
+
+func TestAPIStatusOfAThousandBadPoliciesIsBounded(t *testing.T) {
+	const many = 1000
+	a := newStatusAPI(t)
+	for i := range many {
+		a.do(http.MethodPost, cilium, cnp(fmt.Sprint("p", i), unknown))
+	}
+	w := a.writer()
+	for part := many / 5; part <= many; part += many / 5 { // the rate is limited
+		eventually(t, fmt.Sprintf("%d are written", part), func() error {
+			if n := a.patches("ciliumnetworkpolicies"); n < part {
+				return fmt.Errorf("%d are", n)
+			}
+			return nil
+		})
+	}
+	var all struct{ Items []withStatus }
+	if err := json.Unmarshal(a.do(http.MethodGet, cilium, nil), &all); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range all.Items {
+		if len(o.Status.Conditions) != 1 || o.Status.Conditions[0].Reason != "Refused" {
+			t.Errorf("a status is %+v", o.Status)
+		}
+	}
+	a.do(http.MethodPost, cilium, cnp("zz", plain)) // of a later batch
+	a.says(cilium+"/zz", "True", "Accepted")
+	if n := a.patches("ciliumnetworkpolicies"); n != many+1 {
+		t.Errorf("%d patches for %d policies", n, many)
+	}
+	if n := w.said("\n"); n > 50 {
+		t.Errorf("the log has %d lines", n)
+	}
+}
+
+// TestAPIStatusWriterMayDoNoMore asks the API server itself.
+func TestAPIStatusWriterMayDoNoMore(t *testing.T) {
+	a := newStatusAPI(t)
+	may := func(want bool, verb, resource string, more ...string) {
+		t.Helper()
+		args := append([]string{
+			"--kubeconfig=" + a.ready.Kubeconfig, "auth", "can-i", verb, resource,
+			"--as=system:serviceaccount:" + system + ":sluice-status",
+		}, more...)
+		out, _ := exec.Command(program("k8s/kubectl"), args...).Output() // it fails for a no
+		if got := strings.TrimSpace(string(out)); got != map[bool]string{true: "yes", false: "no"}[want] {
+			t.Errorf("may the account %s %s %v? %s", verb, resource, more, got)
+		}
+	}
+	may(true, "patch", "ciliumcidrgroups.cilium.io/p", "--subresource=status")
+	may(true, "patch", "ciliumnetworkpolicies.cilium.io/p", "--subresource=status", "-n", "shop")
+	may(true, "update", "leases.coordination.k8s.io/sluice-status", "-n", system)
+	may(false, "update", "leases.coordination.k8s.io/sluice-status", "-n", "shop")
+	may(false, "update", "leases.coordination.k8s.io/another", "-n", system)
+	may(false, "delete", "leases.coordination.k8s.io/sluice-status", "-n", system)
+	for _, verb := range []string{"create", "update", "patch", "delete"} {
+		may(false, verb, "ciliumnetworkpolicies.cilium.io", "-n", "shop")
+		may(false, verb, "networkpolicies.networking.k8s.io", "-n", "shop")
+		may(false, verb, "nodes")
+		may(false, verb, "pods", "-n", "shop")
+	}
+	may(false, "get", "secrets", "-n", system)
+	may(false, "list", "pods", "-n", "shop")
+}

@@ -30,7 +30,7 @@ func writeStatus(p *process.Process, cfg StatusConfig, api *kube.Client, o *owne
 	if err != nil {
 		return nil, err
 	}
-	edge, err := statuses.New(api.Config)
+	edge, err := statuses.New(api.Config, host)
 	if err != nil {
 		return nil, err
 	}

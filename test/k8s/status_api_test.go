@@ -150,16 +150,24 @@ func (a *statusAPI) says(path, status, reason string, message ...string) conditi
 // patches counts the requests that wrote a status, or anything else, of a resource.
 func (a *statusAPI) patches(resource string) (n int) {
 	a.t.Helper()
+	return a.requestsOf(resource, `verb="PATCH"`) + a.requestsOf(resource, `verb="APPLY"`)
+}
+
+// requestsOf counts the requests for a resource with all these labels.
+func (a *statusAPI) requestsOf(resource string, labels ...string) (n int) {
+	a.t.Helper()
+	labels = append(labels, `resource="`+resource+`"`)
 	for line := range strings.Lines(string(a.do(http.MethodGet, "/metrics", nil))) {
-		if strings.HasPrefix(line, "apiserver_request_total{") && strings.Contains(line, `resource="`+resource+`"`) &&
-			(strings.Contains(line, `verb="PATCH"`) || strings.Contains(line, `verb="APPLY"`)) {
-			line = strings.TrimSpace(line)
-			value, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
-			if err != nil {
-				a.t.Fatal(err)
-			}
-			n += int(value)
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "apiserver_request_total{") ||
+			slices.ContainsFunc(labels, func(l string) bool { return !strings.Contains(line, l) }) {
+			continue
 		}
+		value, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		n += int(value)
 	}
 	return n
 }
@@ -339,6 +347,99 @@ func TestAPIStatusWriterIsElected(t *testing.T) {
 	}
 }
 
+// eventsOf are the Events on a NetworkPolicy of shop, as TYPE REASON NOTE.
+func (a *statusAPI) eventsOf(name string) (out []string) {
+	a.t.Helper()
+	var all struct {
+		Items []struct {
+			Type, Reason, Note, ReportingController string
+			Regarding                               struct{ Kind, Name string }
+		}
+	}
+	if err := json.Unmarshal(a.do(http.MethodGet, shopEvents, nil), &all); err != nil {
+		a.t.Fatal(err)
+	}
+	for _, e := range all.Items {
+		if e.Regarding.Kind == "NetworkPolicy" && e.Regarding.Name == name && e.ReportingController == "sluice.io/status" {
+			out = append(out, e.Type+" "+e.Reason+" "+e.Note)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+const shopEvents = "/apis/events.k8s.io/v1/namespaces/shop/events"
+
+// hasEvents waits until the Events on a NetworkPolicy begin with these.
+func (a *statusAPI) hasEvents(name string, want ...string) {
+	a.t.Helper()
+	eventually(a.t, "the Events on "+name, func() error {
+		got := a.eventsOf(name)
+		if !slices.EqualFunc(got, want, strings.HasPrefix) {
+			return fmt.Errorf("they are %q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+func TestAPIStatusOfNetworkPoliciesIsToldByEvents(t *testing.T) {
+	a := newStatusAPI(t)
+	const small = "--limits-manifests=4KiB" // the API server refuses whatever else would be
+	w := a.writer(small)
+	large := func(ports int) object {
+		p := networkPolicy("large", 80)
+		var all []object
+		for i := range ports {
+			all = append(all, object{"protocol": "TCP", "port": 1000 + i})
+		}
+		p["spec"].(object)["ingress"] = []object{{"ports": all}}
+		return p
+	}
+	warning := "Warning PolicyRefused nodes enforce what they had of it before, or nothing: "
+	a.do(http.MethodPost, networking, networkPolicy("good", 80))
+	a.do(http.MethodPost, networking, large(200))
+	a.hasEvents("large", warning)
+	created := func() int { return a.events(http.StatusCreated) }
+	before, again := created(), a.events(http.StatusConflict)
+
+	// Neither a label nor another leader says it again; a new generation is told.
+	a.do(http.MethodPatch, networking+"/large", object{"metadata": object{"labels": object{"team": "a"}}})
+	w.end(syscall.SIGTERM)
+	w = a.writer(small)
+	eventually(t, "the new leader has looked", func() error {
+		if a.events(http.StatusConflict) == again {
+			return errors.New("it has not asked for the Event")
+		}
+		return nil
+	})
+	a.hasEvents("large", warning)
+	if n := created(); n != before {
+		t.Errorf("%d Events were made by a restart", n-before)
+	}
+	a.do(http.MethodPatch, networking+"/large", object{"spec": large(201)["spec"]})
+	a.hasEvents("large", warning, warning)
+	t.Logf("\n%s", a.kubectl("get", "events", "-n", "shop"))
+	a.do(http.MethodPatch, networking+"/large", object{"spec": large(2)["spec"]})
+	a.hasEvents("large", "Normal PolicyAccepted enforced as written", warning, warning)
+
+	// An Event that has expired is made again by the next leader, if it is still true.
+	a.do(http.MethodPatch, networking+"/large", object{"spec": large(203)["spec"]})
+	a.hasEvents("large", "Normal PolicyAccepted", warning, warning, warning)
+	a.do(http.MethodDelete, shopEvents, nil)
+	w.end(syscall.SIGTERM)
+	a.writer(small)
+	a.hasEvents("large", warning)
+	if got := a.eventsOf("good"); len(got) != 0 {
+		t.Errorf("an accepted policy has the Events %q", got)
+	}
+}
+
+// events counts the requests for an Event on a policy that ended so.
+func (a *statusAPI) events(code int) (n int) {
+	a.t.Helper()
+	return a.requestsOf("events", fmt.Sprintf(`code="%d"`, code), `group="events.k8s.io"`, `verb="POST"`)
+}
+
 // TestAPIStatusOfAKindWithoutStatus: Cilium's schema of CiliumCIDRGroup has none.
 func TestAPIStatusOfAKindWithoutStatus(t *testing.T) {
 	a := newStatusAPI(t)
@@ -423,6 +524,9 @@ func TestAPIStatusWriterMayDoNoMore(t *testing.T) {
 		may(false, verb, "nodes")
 		may(false, verb, "pods", "-n", "shop")
 	}
+	may(true, "create", "events.events.k8s.io", "-n", "shop")
+	may(false, "patch", "events.events.k8s.io", "-n", "shop")
+	may(false, "create", "events", "-n", "shop") // of the core
 	may(false, "get", "secrets", "-n", system)
 	may(false, "list", "pods", "-n", "shop")
 }

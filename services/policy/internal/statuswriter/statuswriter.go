@@ -53,6 +53,9 @@ type Object struct {
 type API interface {
 	// SetConditions writes status.conditions, in JSON, of the object in this form.
 	SetConditions(ctx context.Context, o Object, conditions []byte) error
+	// Record makes an Event on an object. One that exists by its name is kept as it
+	// is, and no error.
+	Record(ctx context.Context, o Object, e Event) error
 }
 
 // judge is the owner's feed of the source.
@@ -92,6 +95,7 @@ type object struct {
 	Object
 	verdict Verdict
 	again   bool // the owner may take it over later
+	said    Event
 }
 
 // New returns a writer of what the owner thinks of the objects that it is told.
@@ -134,7 +138,11 @@ func (w *Writer) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.W
 	for _, k := range keys {
 		o := w.objects[k]
 		if written, ok := c.Upserts[k]; ok && written.Record != nil {
-			o = &object{Object: Object{Key: k, APIVersion: written.APIVersion, Record: *written.Record}}
+			said := Event{}
+			if o != nil && o.UID == written.Record.UID {
+				said = o.said
+			}
+			o = &object{Object: Object{Key: k, APIVersion: written.APIVersion, Record: *written.Record}, said: said}
 			w.objects[k] = o
 		}
 		if o == nil {
@@ -270,22 +278,26 @@ func (w *Writer) write(ctx context.Context, k policy.Key) error {
 	kind := now.APIVersion + " " + k.Kind
 	mute := w.mute[kind]
 	w.mu.Unlock()
-	if o == nil || k.Kind == withoutStatus {
+	if o == nil {
 		return nil
 	}
-	conditions, err := merge(now.Conditions, now.verdict, now.Generation, w.now())
+	request := w.record
+	if k.Kind != withoutStatus {
+		request = w.setConditions
+	}
+	send, err := request(now)
 	if err != nil {
 		w.log.Warn("a status that is not understood is not changed", "object", k.String(), log.Err(err))
 		return nil
 	}
-	if conditions == nil {
+	if send == nil {
 		return nil
 	}
 	if left := mute.Sub(w.now()); left > 0 {
 		w.later(k, left)
 		return nil
 	}
-	err = w.api.SetConditions(ctx, now.Object, conditions)
+	err = send(ctx)
 	w.mu.Lock()
 	if err == nil {
 		w.written++
@@ -314,7 +326,36 @@ func (w *Writer) write(ctx context.Context, k policy.Key) error {
 	return nil
 }
 
-// withoutStatus is the kind of which the API has no status.
+// setConditions returns the request that an object needs; nil: none.
+func (w *Writer) setConditions(o object) (func(context.Context) error, error) {
+	conditions, err := merge(o.Conditions, o.verdict, o.Generation, w.now())
+	if err != nil || conditions == nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error { return w.api.SetConditions(ctx, o.Object, conditions) }, nil
+}
+
+// record returns the request that an object without a status needs; nil: none.
+func (w *Writer) record(o object) (func(context.Context) error, error) {
+	e := event(o.Object, o.verdict)
+	if e.Name == o.said.Name || !e.Warning && o.said.Name == "" { // an accepted policy is no news
+		return nil, nil
+	}
+	return func(ctx context.Context) error {
+		if err := w.api.Record(ctx, o.Object, e); err != nil {
+			return err
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if now := w.objects[o.Key]; now != nil && now.UID == o.UID {
+			now.said = e
+		}
+		return nil
+	}, nil
+}
+
+// withoutStatus is the kind of which the API has no status. Events say what
+// becomes of its objects.
 const withoutStatus = "NetworkPolicy"
 
 // Figures of a writer, for metrics.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
@@ -32,6 +33,9 @@ const maxMessage = 2048
 type Verdict struct {
 	Reason  string
 	Message string // at most maxMessage bytes
+	// Figures says that the message has figures of all policies together, which
+	// change without the object: another message alone is no news.
+	Figures bool
 }
 
 // Judge says what the author of an object is told. The texts are those of
@@ -50,10 +54,14 @@ func Judge(kind string, j owner.Judged) Verdict {
 		parts = append(parts, path+": no such field; it is ignored")
 	}
 	switch {
-	case j.Refused != "" && kind == groupKind:
-		return verdict(Refused, "policies that name it select what it had before, or nothing", []string{j.Refused})
 	case j.Refused != "":
-		return verdict(Refused, "nodes enforce what they had of it before, or nothing", []string{j.Refused})
+		then := "nodes enforce what they had of it before, or nothing"
+		if kind == groupKind {
+			then = "policies that name it select what it had before, or nothing"
+		}
+		v := verdict(Refused, then, []string{j.Refused})
+		v.Figures = strings.HasPrefix(j.Refused, failure.ErrLimit.Error())
+		return v
 	case j.Broken != "":
 		return verdict(Refused, "what it selects is isolated", append([]string{j.Broken}, parts...))
 	}
@@ -76,11 +84,7 @@ func verdict(reason, what string, parts []string) Verdict {
 	if len(parts) > 0 {
 		text += ": " + strings.Join(parts, "; ")
 	}
-	if len(text) > maxMessage {
-		const more = "…"
-		text = strings.ToValidUTF8(text[:maxMessage-len(more)], "") + more
-	}
-	return Verdict{Reason: reason, Message: text}
+	return Verdict{Reason: reason, Message: shorten(text, maxMessage)}
 }
 
 // status of the condition with a reason.
@@ -129,6 +133,9 @@ func merge(conditions []byte, v Verdict, generation int64, now time.Time) ([]byt
 		same := next
 		if c.ObservedGeneration == 0 {
 			same.ObservedGeneration = 0
+		}
+		if v.Figures {
+			same.Message = c.Message
 		}
 		if c == same {
 			return nil, nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
 func TestVerdictsNameTheFieldAndWhatIsDone(t *testing.T) {
@@ -27,36 +28,40 @@ func TestVerdictsNameTheFieldAndWhatIsDone(t *testing.T) {
 		judged     owner.Judged
 		want       Verdict
 	}{
-		{"as written", policies, owner.Judged{InForce: true}, Verdict{Accepted, "enforced as written"}},
-		{"a group", groups, owner.Judged{InForce: true}, Verdict{Accepted, "policies select its addresses"}},
+		{"as written", policies, owner.Judged{InForce: true}, Verdict{Reason: Accepted, Message: "enforced as written"}},
+		{"a group", groups, owner.Judged{InForce: true}, Verdict{Reason: Accepted, Message: "policies select its addresses"}},
 		{
 			"another spelling", policies,
 			owner.Judged{InForce: true, Notes: canonical},
-			Verdict{Accepted, "enforced as written: spec.ingress[0]: taken as 192.0.2.0/24"},
+			Verdict{Reason: Accepted, Message: "enforced as written: spec.ingress[0]: taken as 192.0.2.0/24"},
 		},
 		{
 			"a dropped field", policies,
 			owner.Judged{InForce: true, Dropped: []string{"extra"}},
-			Verdict{Accepted, "enforced as written: extra: no such field; it is ignored"},
+			Verdict{Reason: Accepted, Message: "enforced as written: extra: no such field; it is ignored"},
 		},
 		{"not supported", policies, owner.Judged{InForce: true, Notes: unsupported}, Verdict{
-			ConvertedToClosed,
-			"accepted, with fields that are not supported: spec.egress[0].toServices: not supported by Sluice: services as peers; the rule allows nothing",
+			Reason: ConvertedToClosed,
+			Message: "accepted, with fields that are not supported: " +
+				"spec.egress[0].toServices: not supported by Sluice: services as peers; the rule allows nothing",
 		}},
 		{
 			"isolates", policies,
 			owner.Judged{InForce: true, Broken: "spec.x: no such field", Notes: isolates},
-			Verdict{Refused, "what it selects is isolated: spec.x: no such field"},
+			Verdict{Reason: Refused, Message: "what it selects is isolated: spec.x: no such field"},
 		},
 		{
 			"no room", policies,
-			owner.Judged{InForce: true, Refused: "there would be 3 policies"},
-			Verdict{Refused, "nodes enforce what they had of it before, or nothing: there would be 3 policies"},
+			owner.Judged{InForce: true, Refused: "no room: there would be 3 policies"},
+			Verdict{
+				Reason: Refused, Figures: true,
+				Message: "nodes enforce what they had of it before, or nothing: no room: there would be 3 policies",
+			},
 		},
 		{
 			"a bad group", groups,
 			owner.Judged{Refused: "spec.externalCIDRs[0]: is no prefix"},
-			Verdict{Refused, "policies that name it select what it had before, or nothing: spec.externalCIDRs[0]: is no prefix"},
+			Verdict{Reason: Refused, Message: "policies that name it select what it had before, or nothing: spec.externalCIDRs[0]: is no prefix"},
 		},
 	} {
 		if got := Judge(c.kind, c.judged); got != c.want {
@@ -92,18 +97,46 @@ func TestConditionsAreMergedByType(t *testing.T) {
 		{"another status", `[` + as(`"True"`, `"False"`) + `]`, `[` + fresh + `]`},
 		{"another's text is kept", `[1,"text",` + valid + `]`, `[1,"text",` + valid + `,` + fresh + `]`},
 	} {
-		got, err := merge([]byte(c.have), Verdict{Accepted, "m"}, 3, now)
+		got, err := merge([]byte(c.have), Verdict{Reason: Accepted, Message: "m"}, 3, now)
 		if err != nil || string(got) != c.want {
 			t.Errorf("%s: %s gives\n%s (%v)\nwant\n%s", c.name, c.have, got, err, c.want)
+		}
+		if figures, err := merge([]byte(c.have), Verdict{Reason: Accepted, Message: "m", Figures: true}, 3, now); err != nil ||
+			(figures == nil) != (c.want == "" || c.name == "another message") {
+			t.Errorf("%s, with figures: %s gives\n%s (%v)", c.name, c.have, figures, err)
 		}
 		if len(got) == 0 {
 			continue
 		}
-		if again, err := merge(got, Verdict{Accepted, "m"}, 3, now.Add(time.Hour)); again != nil || err != nil {
+		if again, err := merge(got, Verdict{Reason: Accepted, Message: "m"}, 3, now.Add(time.Hour)); again != nil || err != nil {
 			t.Errorf("%s: written again: %s (%v)", c.name, again, err)
 		}
 	}
-	if got, err := merge([]byte(`{}`), Verdict{Accepted, "m"}, 3, now); got != nil || err == nil {
+	if got, err := merge([]byte(`{}`), Verdict{Reason: Accepted, Message: "m"}, 3, now); got != nil || err == nil {
 		t.Errorf("conditions that are no list give %s and no error", got)
+	}
+}
+
+func TestEventsAreNamedByWhatIsNews(t *testing.T) {
+	o := Object{Key: policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: strings.Repeat("a-b.", 60)}}
+	o.UID, o.Generation = "u", 3
+	v := Verdict{Reason: Refused, Message: strings.Repeat("ä", 1000)}
+	first := event(o, v)
+	if len(first.Name) > 253 || len(first.Note) > maxNote || !utf8.ValidString(first.Note) || !first.Warning ||
+		first.Reason != "PolicyRefused" {
+		t.Errorf("got %+v", first)
+	}
+	for what, change := range map[string]func(*Object, *Verdict) bool{ // which report whether it is news
+		"nothing":          func(*Object, *Verdict) bool { return false },
+		"resource version": func(o *Object, _ *Verdict) bool { o.ResourceVersion = "9"; return false },
+		"figures":          func(_ *Object, v *Verdict) bool { v.Message = "other"; return false },
+		"generation":       func(o *Object, _ *Verdict) bool { o.Generation++; return true },
+		"another object":   func(o *Object, _ *Verdict) bool { o.UID = "w"; return true },
+		"reason":           func(_ *Object, v *Verdict) bool { v.Reason = ConvertedToClosed; return true },
+	} {
+		o, v := o, v
+		if news := change(&o, &v); (event(o, v).Name != first.Name) != news {
+			t.Errorf("%s is news: %t, want %t", what, !news, news)
+		}
 	}
 }

@@ -11,7 +11,10 @@ import (
 	"net/http"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -27,10 +30,13 @@ const requestTimeout = 10 * time.Second
 
 // API is a statuswriter.API. Its requests share the rate of its configuration, so
 // that many policies at once are no storm.
-type API struct{ client *rest.RESTClient }
+type API struct {
+	client   *rest.RESTClient
+	instance string
+}
 
-// New returns an API of a client's configuration.
-func New(config *rest.Config) (*API, error) {
+// New returns an API of a client's configuration. Events name the instance.
+func New(config *rest.Config, instance string) (*API, error) {
 	c := rest.CopyConfig(config)
 	c.GroupVersion, c.APIPath = &schema.GroupVersion{}, "/apis"
 	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
@@ -39,7 +45,7 @@ func New(config *rest.Config) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &API{client: client}, nil
+	return &API{client: client, instance: instance}, nil
 }
 
 // SetConditions implements statuswriter.API. It is a merge patch of the whole list,
@@ -63,6 +69,33 @@ func (a *API) SetConditions(ctx context.Context, o statuswriter.Object, conditio
 	}
 	path = append(path, source.Resource(o.Kind), o.Name, "status")
 	return explained(a.client.Patch(types.MergePatchType).AbsPath(path...).Timeout(requestTimeout).Body(body).Do(ctx).Error())
+}
+
+// Record implements statuswriter.API.
+func (a *API) Record(ctx context.Context, o statuswriter.Object, e statuswriter.Event) error {
+	kind := corev1.EventTypeNormal
+	if e.Warning {
+		kind = corev1.EventTypeWarning
+	}
+	body, err := json.Marshal(&eventsv1.Event{
+		TypeMeta:   metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: e.Name},
+		EventTime:  metav1.NowMicro(), Type: kind, Reason: e.Reason, Note: e.Note, Action: "Judge",
+		ReportingController: "sluice.io/status", ReportingInstance: a.instance,
+		Regarding: corev1.ObjectReference{
+			APIVersion: o.APIVersion, Kind: o.Kind, Namespace: o.Namespace, Name: o.Name,
+			UID: types.UID(o.UID), ResourceVersion: o.ResourceVersion,
+		},
+	})
+	if err != nil {
+		return err
+	}
+	path := []string{"/apis/events.k8s.io/v1/namespaces", o.Namespace, "events"}
+	err = a.client.Post().AbsPath(path...).Timeout(requestTimeout).Body(body).Do(ctx).Error()
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return explained(err)
 }
 
 // explained gives the answer of an API server as an error of package statuswriter.

@@ -13,8 +13,6 @@ import (
 	"runtime/debug"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
@@ -65,11 +63,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
-	var conn *grpc.ClientConn
-	if !cfg.Kubernetes.Status.Write {
-		if conn, err = p.Dial(cfg.Sources.Identity, 0); err != nil {
-			return fmt.Errorf("sources.identity: %w", err)
-		}
+	conn, err := p.Dial(cfg.Sources.Identity, 0)
+	if err != nil {
+		return fmt.Errorf("sources.identity: %w", err)
 	}
 
 	files := cfg.files()
@@ -92,7 +88,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	p.Go("owner", o.Run)
-	if conn != nil {
+	if !cfg.Kubernetes.Status.Write {
 		p.Go("identities", identities.NewIdentities(conn, owner.SourceIdentity, o, p.Log).Run)
 	}
 	if cfg.Sources.Directory != "" {
@@ -106,7 +102,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		objects := o.Objects(owner.SourceKubernetes)
 		source := kubernetes.New(api.Config, objects, p.Log)
 		if cfg.Kubernetes.Status.Write {
-			if source, err = writeStatus(p, cfg.Kubernetes.Status, api, objects); err != nil {
+			if source, err = writeStatus(p, cfg, api, conn, objects); err != nil {
 				return err
 			}
 		}

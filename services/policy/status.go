@@ -8,9 +8,16 @@ import (
 	"crypto/rand"
 	"fmt"
 	"os"
+	"path/filepath"
+	"sync"
+
+	"google.golang.org/grpc"
 
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kube"
+	identities "github.com/sluice-net/sluice/services/policy/internal/client"
+	"github.com/sluice-net/sluice/services/policy/internal/departed"
+	nodeapi "github.com/sluice-net/sluice/services/policy/internal/departed/kubernetes"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/server"
 	"github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
@@ -18,15 +25,18 @@ import (
 	statuses "github.com/sluice-net/sluice/services/policy/internal/statuswriter/kubernetes"
 )
 
-// writeStatus has the process write the status of policies while it is elected. It
+// writeStatus has the process write the status of policies, and forget nodes whose
+// Node was deleted, while it is elected. It
 // returns the source of the objects, which every process follows, so that the next
 // one that is elected knows them all.
-func writeStatus(p *process.Process, cfg StatusConfig, api *kube.Client, o *owner.Objects) (*kubernetes.Source, error) {
+func writeStatus(
+	p *process.Process, cfg Config, api *kube.Client, conn grpc.ClientConnInterface, o *owner.Objects,
+) (*kubernetes.Source, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("the name of a candidate for the lease: %w", err)
 	}
-	election, err := api.Election(cfg.Namespace, cfg.Lease, host+"_"+rand.Text())
+	election, err := api.Election(cfg.Kubernetes.Status.Namespace, cfg.Kubernetes.Status.Lease, host+"_"+rand.Text())
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +48,24 @@ func writeStatus(p *process.Process, cfg StatusConfig, api *kube.Client, o *owne
 	if err := p.Metrics.Register(server.StatusCollector{Figures: w.Figures}); err != nil {
 		return nil, err
 	}
-	p.Go("status", func(ctx context.Context) error { return election.Run(ctx, w.Lead) })
+	nodes, err := nodeapi.New(api.Config)
+	if err != nil {
+		return nil, err
+	}
+	gone, err := departed.New(filepath.Join(cfg.StateDir, "nodes.json"), nodes, identities.NewNodes(conn), p.Log)
+	if err != nil {
+		return nil, err
+	}
+	p.Go("names of nodes", gone.Run)
+	p.Go("nodes", func(ctx context.Context) error { return nodes.Follow(ctx, gone, p.Log) })
+	p.Go("status", func(ctx context.Context) error {
+		return election.Run(ctx, func(ctx context.Context) {
+			var parts sync.WaitGroup
+			parts.Go(func() { gone.Lead(ctx) })
+			w.Lead(ctx)
+			parts.Wait()
+		})
+	})
 	source := kubernetes.New(api.Config, w, p.Log)
 	source.Records = true
 	return source, nil

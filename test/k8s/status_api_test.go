@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 	"syscall"
 	"testing"
 
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -63,11 +65,23 @@ type writer struct {
 
 func (a *statusAPI) writer(flags ...string) *writer {
 	a.t.Helper()
-	dir, err := os.MkdirTemp("", "sluice-status") // a short path, for sockets
+	return a.writerIn(shortDir(a.t), flags...)
+}
+
+// shortDir is a directory with a short path, for sockets.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sluice-status")
 	if err != nil {
-		a.t.Fatal(err)
+		t.Fatal(err)
 	}
-	a.t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// writerIn starts one whose state is in dir.
+func (a *statusAPI) writerIn(dir string, flags ...string) *writer {
+	a.t.Helper()
 	w := &writer{policyNode: &policyNode{t: a.t, dir: dir}}
 	w.process, w.ended = w.run("policy", append([]string{
 		"--kubernetes-api=" + a.ready.Server, "--kubernetes-token=" + a.token,
@@ -518,6 +532,7 @@ func TestAPIStatusWriterMayDoNoMore(t *testing.T) {
 	may(false, "update", "leases.coordination.k8s.io/sluice-status", "-n", "shop")
 	may(false, "update", "leases.coordination.k8s.io/another", "-n", system)
 	may(false, "delete", "leases.coordination.k8s.io/sluice-status", "-n", system)
+	may(true, "list", "nodes")
 	for _, verb := range []string{"create", "update", "patch", "delete"} {
 		may(false, verb, "ciliumnetworkpolicies.cilium.io", "-n", "shop")
 		may(false, verb, "networkpolicies.networking.k8s.io", "-n", "shop")
@@ -529,4 +544,115 @@ func TestAPIStatusWriterMayDoNoMore(t *testing.T) {
 	may(false, "create", "events", "-n", "shop") // of the core
 	may(false, "get", "secrets", "-n", system)
 	may(false, "list", "pods", "-n", "shop")
+}
+
+// member is a node with an identity service alone.
+type member struct {
+	*policyNode
+	cluster identityv1.ClusterServiceClient
+	process *exec.Cmd
+	ended   chan error
+}
+
+// member registers a node with a range.
+func (a *statusAPI) member(name string, number int) *member {
+	a.t.Helper()
+	m := &member{policyNode: &policyNode{t: a.t, dir: shortDir(a.t)}}
+	m.process, m.ended = m.run("identity", "--node="+name, "--etcd-alive-ttl=5s", "--etcd-lease-ttl=30s",
+		"--etcd-endpoints=unix://"+filepath.Join(a.dir, "etcd.sock"))
+	a.t.Cleanup(m.stop)
+	m.cluster = identityv1.NewClusterServiceClient(m.dial("identity"))
+	register(a.t, m.cluster, fmt.Sprintf("10.9.%d.0/24", number), fmt.Sprintf("192.0.2.%d", number))
+	return m
+}
+
+func (m *member) stop() {
+	if m.process == nil {
+		return
+	}
+	if err := m.process.Process.Signal(syscall.SIGTERM); err != nil {
+		m.t.Error(err)
+	}
+	<-m.ended
+	m.process = nil
+}
+
+// nodes are the names that the cluster knows, sorted.
+func (m *member) nodes() (names []string) {
+	m.t.Helper()
+	stream, err := m.cluster.ListNodes(m.t.Context(), &identityv1.ListNodesRequest{})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for {
+		answer, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			slices.Sort(names)
+			return names
+		}
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		names = append(names, answer.GetNode().GetName())
+	}
+}
+
+func (m *member) knows(what string, want ...string) {
+	m.t.Helper()
+	eventually(m.t, what, func() error {
+		if got := m.nodes(); !slices.Equal(got, want) {
+			return fmt.Errorf("the cluster knows %q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+func TestAPIStatusWriterForgetsNodesWhoseObjectIsDeleted(t *testing.T) {
+	const nodes = "/api/v1/nodes"
+	a := newStatusAPI(t)
+	members := make(map[string]*member)
+	for i, name := range []string{"away", "back", "later", "own", "outside"} {
+		members[name] = a.member(name, i)
+		if name != "outside" { // which shares etcd and is none of Kubernetes
+			a.do(http.MethodPost, nodes, object{"metadata": object{"name": name}})
+		}
+	}
+	own := members["own"]
+	own.knows("all are registered", "away", "back", "later", "outside", "own")
+	dir := shortDir(t)
+	identity := "--sources-identity=" + filepath.Join(own.dir, "identity.sock")
+	w := a.writerIn(dir, identity)
+	saved := func(want string) {
+		t.Helper()
+		eventually(t, "the names of the Nodes are kept", func() error {
+			content, err := os.ReadFile(filepath.Join(dir, "policy", "nodes.json"))
+			if err == nil && string(content) != want {
+				err = fmt.Errorf("they are %s, want %s", content, want)
+			}
+			return err
+		})
+	}
+	saved(`{"nodes":["away","back","later","own"]}`)
+	a.do(http.MethodPost, cilium, cnp("p", plain))
+	a.says(cilium+"/p", "True", "Accepted") // it leads
+
+	// One that is alive is forgotten once it is not, one that comes back is not.
+	members["outside"].stop()
+	members["back"].stop()
+	a.do(http.MethodDelete, nodes+"/away", nil)
+	a.do(http.MethodDelete, nodes+"/back", nil)
+	a.do(http.MethodPost, nodes, object{"metadata": object{"name": "back"}})
+	if got := own.nodes(); !slices.Contains(got, "away") {
+		t.Errorf("a node that is alive was forgotten: %q", got)
+	}
+	members["away"].stop()
+	own.knows("the deleted node is forgotten", "back", "later", "outside", "own")
+	saved(`{"nodes":["back","later","own"]}`)
+
+	// A deletion while no process runs.
+	w.end(syscall.SIGKILL)
+	members["later"].stop()
+	a.do(http.MethodDelete, nodes+"/later", nil)
+	a.writerIn(dir, identity)
+	own.knows("a deletion while no process ran", "back", "outside", "own")
 }

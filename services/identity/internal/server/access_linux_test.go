@@ -89,6 +89,8 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("WaitForPublication", err)
 	_, err = cluster.ForgetNode(ctx, &identityv1.ForgetNodeRequest{Name: "absent", ValidateOnly: true})
 	note("ForgetNode", err)
+	_, err = cluster.ForgetNode(ctx, &identityv1.ForgetNodeRequest{Name: "absent", Force: true, ValidateOnly: true})
+	note("ForgetNode force", err)
 	all, err := cluster.ListNodes(ctx, &identityv1.ListNodesRequest{})
 	if err == nil {
 		if _, err = all.Recv(); errors.Is(err, io.EOF) {
@@ -155,6 +157,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		{"datapath", 65706, 65700, denied, codes.OK, codes.OK, denied, denied},
 		{"ipam", 65702, 65700, denied, denied, denied, codes.OK, denied},
 		{"itself", 65701, 65700, denied, denied, denied, denied, denied},
+		{"the writer of status", 65707, 65700, denied, denied, denied, denied, codes.NotFound},
 		{"a reader", 65799, 65700, denied, denied, denied, denied, denied},
 	} {
 		exe, err := os.Executable()
@@ -193,6 +196,13 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 			if got[m] != want {
 				t.Errorf("%s calls %s: %s, want %s", c.name, m, got[m], want)
 			}
+		}
+		forces := c.forgets
+		if c.uid != 0 {
+			forces = denied
+		}
+		if got := got["ForgetNode force"]; got != forces {
+			t.Errorf("%s forgets by force: %s, want %s", c.name, got, forces)
 		}
 		if got := got["RegisterNode underlay"]; got != c.underlay {
 			t.Errorf("%s registers an underlay: %s, want %s", c.name, got, c.underlay)

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
@@ -389,6 +391,10 @@ func (c *Cluster) GetIPMapping(_ context.Context,
 func (c *Cluster) ForgetNode(ctx context.Context, req *identityv1.ForgetNodeRequest) (*identityv1.ForgetNodeResponse,
 	error,
 ) {
+	if cred, ok := rpc.PeerCred(ctx); ok && cred.UID == instance.StatusID && req.GetForce() {
+		return nil, rpcerr.New(codes.PermissionDenied, rpcerr.NotPermitted,
+			fmt.Errorf("uid %d may not forget a node that is alive", cred.UID))
+	}
 	k, err := c.Registry.Forget(ctx, req.GetName(), req.GetForce(), req.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)

@@ -113,7 +113,7 @@ func Methods() rpc.Methods {
 		identityv1.ClusterService_WaitForPublication_FullMethodName: {
 			Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 256},
 		},
-		identityv1.ClusterService_ForgetNode_FullMethodName:   {Access: rpc.Root(), Limit: change},
+		identityv1.ClusterService_ForgetNode_FullMethodName:   {Access: rpc.RootAnd(instance.StatusID), Limit: change},
 		identityv1.ClusterService_WatchCluster_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
 		identityv1.ClusterService_ListNodes_FullMethodName: {
 			Access: rpc.Group(),

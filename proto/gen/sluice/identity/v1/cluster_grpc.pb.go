@@ -88,7 +88,8 @@ type ClusterServiceClient interface {
 	//
 	// NOT_FOUND: no such node. FAILED_PRECONDITION: the node is alive, and force is
 	// not set. UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is
-	// neither root nor listed in socket.alsoRoot of the service.
+	// neither root, nor listed in socket.alsoRoot of the service, nor the user of the
+	// writer of status, which may not set force.
 	ForgetNode(ctx context.Context, in *ForgetNodeRequest, opts ...grpc.CallOption) (*ForgetNodeResponse, error)
 	// ClaimRange gives this node a block of the cluster's pool that no node has,
 	// and adds it to the node's record, in one transaction of etcd. The search
@@ -281,7 +282,8 @@ type ClusterServiceServer interface {
 	//
 	// NOT_FOUND: no such node. FAILED_PRECONDITION: the node is alive, and force is
 	// not set. UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is
-	// neither root nor listed in socket.alsoRoot of the service.
+	// neither root, nor listed in socket.alsoRoot of the service, nor the user of the
+	// writer of status, which may not set force.
 	ForgetNode(context.Context, *ForgetNodeRequest) (*ForgetNodeResponse, error)
 	// ClaimRange gives this node a block of the cluster's pool that no node has,
 	// and adds it to the node's record, in one transaction of etcd. The search

@@ -5,20 +5,24 @@
 package session
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
 )
 
 // Client says how to reach etcd.
@@ -26,8 +30,9 @@ type Client struct {
 	// Endpoints are all http://host:port, all https://host:port or all
 	// unix:///absolute/path.
 	Endpoints []string
-	// Files in PEM form, for https. CA is required there; Cert and Key, for
-	// clients that etcd wants to know, come together.
+	// Files in PEM form, for https, which each new connection reads again. CA is
+	// required there; Cert and Key, for clients that etcd wants to know, come
+	// together.
 	CA, Cert, Key string
 	// ServerName is what the server's certificate must say; the endpoint's
 	// host if empty.
@@ -80,41 +85,132 @@ func (c Client) Check() error {
 	return errors.Join(errs...)
 }
 
+// tls reads the files and returns what one handshake needs of them. Its errors
+// name the setting and the file.
 func (c Client) tls() (*tls.Config, error) {
-	if c.CA == "" {
-		return nil, nil
-	}
 	pem, err := os.ReadFile(c.CA)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("etcd.ca: %w", err)
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s: no certificate in it", c.CA)
+		return nil, fmt.Errorf("etcd.ca: %s: no PEM certificate in the file", c.CA)
 	}
 	t := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool, ServerName: c.ServerName}
-	if c.Cert != "" {
-		// Read at every handshake, so that renewed files need no restart.
-		load := func() (*tls.Certificate, error) {
-			cert, err := tls.LoadX509KeyPair(c.Cert, c.Key)
-			return &cert, err
-		}
-		if _, err := load(); err != nil {
-			return nil, err
-		}
-		t.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	if c.Cert == "" {
+		return t, nil
 	}
+	certPEM, err := os.ReadFile(c.Cert)
+	if err != nil {
+		return nil, fmt.Errorf("etcd.cert: %w", err)
+	}
+	keyPEM, err := os.ReadFile(c.Key)
+	if err != nil {
+		return nil, fmt.Errorf("etcd.key: %w", err)
+	}
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("etcd.cert and etcd.key: %s and %s: %w", c.Cert, c.Key, err)
+	}
+	// Also to a server that names other authorities, so that it says what it refuses.
+	t.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	return t, nil
 }
 
-// Dial returns a client that connects when it is first used.
-func (c Client) Dial() (*clientv3.Client, error) {
-	if err := c.Check(); err != nil {
-		return nil, fmt.Errorf("etcd: %w", err)
-	}
-	t, err := c.tls()
+// renewed are the credentials of a Client's connections. Each handshake reads the
+// files again, so that renewed ones, another authority's among them, need no
+// restart; a connection that exists keeps the certificate that it began with. A
+// tls.Config alone renews the client's certificate, but not RootCAs.
+type renewed struct {
+	credentials.TransportCredentials // what does not depend on the files
+	client                           Client
+	last                             *handshake
+}
+
+func (r renewed) ClientHandshake(
+	ctx context.Context, authority string, conn net.Conn,
+) (net.Conn, credentials.AuthInfo, error) {
+	server := conn.RemoteAddr().String()
+	t, err := r.client.tls()
 	if err != nil {
-		return nil, fmt.Errorf("etcd: %w", err)
+		r.last.set(server, err)
+		return nil, nil, err
+	}
+	secured, info, err := credentials.NewTLS(t).ClientHandshake(ctx, authority, conn)
+	if err != nil {
+		r.last.set(server, err)
+		return nil, nil, err
+	}
+	return &answering{Conn: secured, server: server, last: r.last}, info, nil
+}
+
+func (r renewed) Clone() credentials.TransportCredentials {
+	return renewed{r.TransportCredentials.Clone(), r.client, r.last}
+}
+
+// handshake is why the last handshake with etcd failed. The client retries by
+// itself and ends with its deadline, which says nothing of the certificates.
+type handshake struct {
+	mu  sync.Mutex
+	err error // guarded by mu; nil if there was none, or the last one succeeded
+}
+
+func (h *handshake) set(server string, err error) {
+	if err != nil {
+		err = fmt.Errorf("last TLS handshake with %s: %w", server, err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.err = err
+}
+
+func (h *handshake) failure() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.err
+}
+
+// answering is a connection until etcd's first bytes: with TLS 1.3 a server
+// refuses a client's certificate after the handshake has ended for the client.
+type answering struct {
+	net.Conn
+	server string
+	last   *handshake
+	told   bool // the connection has one reader
+}
+
+func (c *answering) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.told || n == 0 && err == nil {
+		return n, err
+	}
+	c.told = true
+	var refused *net.OpError
+	switch {
+	case n > 0:
+		c.last.set(c.server, nil)
+	case errors.As(err, &refused) && refused.Op == "remote error": // an alert of TLS
+		c.last.set(c.server, fmt.Errorf("etcd refuses the connection: %w", err))
+	}
+	return n, err
+}
+
+// dial returns a client that connects when it is first used. It reads the files
+// of TLS once, so that a file that is missing or broken ends the start; what goes
+// wrong with them later is in the handshake.
+func (c Client) dial() (*clientv3.Client, *handshake, error) {
+	if err := c.Check(); err != nil {
+		return nil, nil, fmt.Errorf("etcd: %w", err)
+	}
+	options, last := dialOptions(), &handshake{}
+	var t *tls.Config
+	if c.CA != "" {
+		var err error
+		if t, err = c.tls(); err != nil {
+			return nil, nil, err
+		}
+		// After those that the client makes of its own TLS, which these replace.
+		options = append(options, grpc.WithTransportCredentials(renewed{credentials.NewTLS(t), c, last}))
 	}
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints:            c.Endpoints,
@@ -124,15 +220,15 @@ func (c Client) Dial() (*clientv3.Client, error) {
 		DialKeepAliveTime:    10 * time.Second,
 		DialKeepAliveTimeout: 3 * time.Second,
 		PermitWithoutStream:  true,
-		DialOptions:          dialOptions(),
+		DialOptions:          options,
 		// Its retries would be logged for every attempt; failures come back as
 		// errors and are logged by who handles them.
 		Logger: zap.NewNop(),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("etcd: %w", err)
+		return nil, nil, fmt.Errorf("etcd: %w", err)
 	}
-	return client, nil
+	return client, last, nil
 }
 
 // dialOptions make a lost connection come back within seconds: gRPC's own

@@ -67,14 +67,22 @@ func TestTLSFilesAreReadAndNamed(t *testing.T) {
 	if got, err := cfg.GetClientCertificate(nil); err != nil || !bytes.Equal(got.Certificate[0], der) {
 		t.Errorf("client certificate: %v, %v", got, err)
 	}
-	for _, bad := range []Client{
-		{Endpoints: c.Endpoints, CA: filepath.Join(dir, "none.pem")},
-		{Endpoints: c.Endpoints, CA: keyFile},
-		{Endpoints: c.Endpoints, CA: cert, Cert: cert, Key: cert},
+	none := filepath.Join(dir, "none.pem")
+	for want, bad := range map[string]Client{
+		"etcd.ca: open " + none:                               {CA: none},
+		"etcd.ca: " + keyFile:                                 {CA: keyFile},
+		"etcd.cert: open " + none:                             {CA: cert, Cert: none, Key: keyFile},
+		"etcd.key: open " + none:                              {CA: cert, Cert: cert, Key: none},
+		"etcd.cert and etcd.key: " + cert + " and " + cert:    {CA: cert, Cert: cert, Key: cert},
+		"etcd.cert and etcd.key: " + keyFile + " and " + cert: {CA: cert, Cert: keyFile, Key: cert},
 	} {
-		if client, err := bad.Dial(); err == nil {
+		bad.Endpoints = c.Endpoints
+		client, _, err := bad.dial()
+		if err == nil {
 			client.Close()
 			t.Errorf("%+v is accepted", bad)
+		} else if !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want an error with %q", bad, err, want)
 		}
 	}
 }

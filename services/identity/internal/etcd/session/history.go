@@ -106,6 +106,9 @@ func (s *Session) Fault(ctx context.Context, what string, err error) error {
 	case errors.Is(err, rpctypes.ErrRequestTooLarge), errors.Is(err, rpctypes.ErrTooManyOps), status.Code(err) == codes.InvalidArgument:
 		return fmt.Errorf("%s: %w", what, err)
 	}
+	if failure := s.tls.failure(); failure != nil {
+		return fmt.Errorf("%s: %w: %w; %w", what, cluster.ErrUnavailable, err, failure)
+	}
 	return fmt.Errorf("%s: %w: %w", what, cluster.ErrUnavailable, err)
 }
 

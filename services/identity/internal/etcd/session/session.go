@@ -55,6 +55,7 @@ type Config struct {
 type Session struct {
 	cfg    Config
 	client *clientv3.Client
+	tls    *handshake      // the last one of client
 	ctx    context.Context // of what keeps leases alive; ends with Close
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // of the same
@@ -85,11 +86,11 @@ func Open(cfg Config) (*Session, error) {
 	if cfg.Incarnation == "" || strings.ContainsAny(cfg.Incarnation+cfg.Boot, " /") {
 		return nil, fmt.Errorf("incarnation %q, boot %q: want words", cfg.Incarnation, cfg.Boot)
 	}
-	client, err := cfg.Client.Dial()
+	client, handshake, err := cfg.Client.dial()
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{cfg: cfg, client: client, history: make(chan struct{})}
+	s := &Session{cfg: cfg, client: client, tls: handshake, history: make(chan struct{})}
 	s.last, _ = parseName(cfg.Last)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s, nil

@@ -11,6 +11,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"net"
 	"os"
@@ -38,20 +39,7 @@ type TLS struct {
 func StartTLS(t testing.TB) *TLS {
 	t.Helper()
 	s := &TLS{Server: &Server{t: t}, dir: t.TempDir()}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.caKey = key
-	s.ca = &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, s.ca, s.ca, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.CA = s.write("ca.pem", "CERTIFICATE", der)
+	s.newAuthority()
 	cert, keyFile := s.Files("etcd")
 	m := &Member{t: t, data: filepath.Join(s.dir, "data"), Endpoint: "https://127.0.0.1:0"}
 	m.args = []string{
@@ -62,7 +50,38 @@ func StartTLS(t testing.TB) *TLS {
 	t.Cleanup(s.Down)
 	s.Up()
 	s.Endpoint, s.endpoints = m.Endpoint, []string{m.Endpoint}
+	m.args[3] = m.Endpoint // the same port at the next start
 	return s
+}
+
+// newAuthority makes a certificate that signs all that follow, in the file CA.
+func (s *TLS) newAuthority() {
+	s.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.serials++
+	s.caKey = key
+	s.ca = &x509.Certificate{
+		SerialNumber: big.NewInt(s.serials), Subject: pkix.Name{CommonName: fmt.Sprint("authority ", s.serials)},
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, s.ca, s.ca, &key.PublicKey, key)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.CA = s.write("ca.pem", "CERTIFICATE", der)
+}
+
+// Rotate starts etcd again with another authority and certificates of it; those
+// of before are worth nothing.
+func (s *TLS) Rotate() {
+	s.t.Helper()
+	s.Down()
+	s.newAuthority()
+	s.Files("etcd")
+	s.Up()
 }
 
 // Files are those of a new certificate of a user, and its key.
@@ -74,7 +93,7 @@ func (s *TLS) Files(user string) (cert, key string) {
 	}
 	s.serials++
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(1 + s.serials), Subject: pkix.Name{CommonName: user}, NotAfter: time.Now().Add(time.Hour),
+		SerialNumber: big.NewInt(s.serials), Subject: pkix.Name{CommonName: user}, NotAfter: time.Now().Add(time.Hour),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 	}, s.ca, &pair.PublicKey, s.caKey)

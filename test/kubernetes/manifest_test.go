@@ -63,20 +63,29 @@ func statusWriter(t *testing.T) *appsv1.Deployment {
 	return decode[appsv1.Deployment](t, "base/status-deployment.yaml")
 }
 
-// environment is that of a container, as the kubelet makes it.
-func environment(t *testing.T, c corev1.Container) (env []string) {
+// environment is that of a container of the base.
+func environment(t *testing.T, c corev1.Container) []string {
 	t.Helper()
-	settings := decode[corev1.ConfigMap](t, "base/settings.yaml")
+	settings := decode[corev1.ConfigMap](t, "base/settings.yaml").Data
+	// An overlay's; without a value there is no cluster.
+	if _, ok := settings["kubernetesAPI"]; ok {
+		t.Error("the settings of the base have kubernetesAPI, which is an overlay's")
+	}
+	settings["kubernetesAPI"] = ""
+	return environmentOf(t, settings, c)
+}
+
+// environmentOf is that of a container, as the kubelet makes it.
+func environmentOf(t *testing.T, settings map[string]string, c corev1.Container) (env []string) {
+	t.Helper()
 	for _, e := range c.Env {
 		value := e.Value
 		switch from := e.ValueFrom; {
 		case from == nil:
-		case from.ConfigMapKeyRef != nil && from.ConfigMapKeyRef.Name == settings.Name:
+		case from.ConfigMapKeyRef != nil && from.ConfigMapKeyRef.Name == "sluice":
 			var ok bool
-			// An overlay's; without a value there is no cluster.
-			overlay := from.ConfigMapKeyRef.Key == "kubernetesAPI"
-			if value, ok = settings.Data[from.ConfigMapKeyRef.Key]; ok == overlay {
-				t.Errorf("%s: %s: the settings lack %q, or have what is an overlay's", c.Name, e.Name, from.ConfigMapKeyRef.Key)
+			if value, ok = settings[from.ConfigMapKeyRef.Key]; !ok {
+				t.Errorf("%s: %s: the settings lack %q", c.Name, e.Name, from.ConfigMapKeyRef.Key)
 			}
 		case from.FieldRef != nil && from.FieldRef.FieldPath == "spec.nodeName":
 			value = "node-1"

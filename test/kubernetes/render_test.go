@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kubernetes
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+// kinds are those of the objects that kustomizations of the tree render, but for
+// those of other projects, and CustomResourceDefinitions.
+var kinds = map[string]func() any{
+	"v1 Namespace":              func() any { return new(corev1.Namespace) },
+	"v1 ServiceAccount":         func() any { return new(corev1.ServiceAccount) },
+	"v1 ConfigMap":              func() any { return new(corev1.ConfigMap) },
+	"apps/v1 DaemonSet":         func() any { return new(appsv1.DaemonSet) },
+	"apps/v1 Deployment":        func() any { return new(appsv1.Deployment) },
+	rbac + "ClusterRole":        func() any { return new(rbacv1.ClusterRole) },
+	rbac + "ClusterRoleBinding": func() any { return new(rbacv1.ClusterRoleBinding) },
+	admission + "ValidatingAdmissionPolicy": func() any {
+		return new(admissionv1.ValidatingAdmissionPolicy)
+	},
+	admission + "ValidatingAdmissionPolicyBinding": func() any {
+		return new(admissionv1.ValidatingAdmissionPolicyBinding)
+	},
+}
+
+const (
+	rbac      = "rbac.authorization.k8s.io/v1 "
+	admission = "admissionregistration.k8s.io/v1 "
+)
+
+// objects are those of a kustomization, by kind and name.
+type objects map[string]any
+
+// render runs the kustomize of kubectl on a directory and decodes what comes of
+// it strictly.
+func render(t *testing.T, dir string) objects {
+	t.Helper()
+	out, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+	if err != nil {
+		t.Fatalf("kustomize %s: %v", dir, err)
+	}
+	all := objects{}
+	for _, r := range out.Resources() {
+		content, err := r.AsYAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		kind := r.GetApiVersion() + " " + r.GetKind()
+		of, ok := kinds[kind]
+		if !ok {
+			t.Fatalf("%s: %s is a kind that the test does not know", dir, kind)
+		}
+		object := of()
+		if err := yaml.UnmarshalStrict(content, object); err != nil {
+			t.Errorf("%s: %s: %v\n%s", dir, kind, err, content)
+		}
+		all[r.GetKind()+"/"+r.GetName()] = object
+	}
+	return all
+}
+
+// get returns one of the objects.
+func get[T any](t *testing.T, all objects, name string) *T {
+	t.Helper()
+	object, ok := all[name].(*T)
+	if !ok {
+		t.Fatalf("no %s of the type %T is rendered", name, object)
+	}
+	return object
+}
+
+func (all objects) settings(t *testing.T) map[string]string {
+	t.Helper()
+	return get[corev1.ConfigMap](t, all, "ConfigMap/sluice").Data
+}
+
+func (all objects) pod(t *testing.T) corev1.PodSpec {
+	t.Helper()
+	return get[appsv1.DaemonSet](t, all, "DaemonSet/sluice").Spec.Template.Spec
+}
+
+// overlay is a kustomization as an operator makes it: directories of
+// deploy/kubernetes, components of it, and settings.
+type overlay struct {
+	resources, components []string
+	settings              map[string]string
+}
+
+// render writes the kustomization, beside a copy of deploy/kubernetes, as
+// kustomize takes relative paths only.
+func (o overlay) render(t *testing.T) objects {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.CopyFS(filepath.Join(dir, "deploy"), os.DirFS(deploy)); err != nil {
+		t.Fatal(err)
+	}
+	type patch struct {
+		Patch string `json:"patch"`
+	}
+	kustomization := struct {
+		APIVersion string   `json:"apiVersion"`
+		Kind       string   `json:"kind"`
+		Resources  []string `json:"resources"`
+		Components []string `json:"components,omitempty"`
+		Patches    []patch  `json:"patches,omitempty"`
+	}{APIVersion: "kustomize.config.k8s.io/v1beta1", Kind: "Kustomization"}
+	for _, r := range o.resources {
+		kustomization.Resources = append(kustomization.Resources, filepath.Join("..", "deploy", r))
+	}
+	for _, c := range o.components {
+		kustomization.Components = append(kustomization.Components, filepath.Join("..", "deploy", "components", c))
+	}
+	if o.settings != nil {
+		settings := corev1.ConfigMap{Data: o.settings}
+		settings.APIVersion, settings.Kind, settings.Name, settings.Namespace = "v1", "ConfigMap", "sluice", "sluice-system"
+		content, err := yaml.Marshal(settings)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kustomization.Patches = []patch{{string(content)}}
+	}
+	content, err := yaml.Marshal(kustomization)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster := filepath.Join(dir, "cluster")
+	if err := os.Mkdir(cluster, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(cluster, "kustomization.yaml"), content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return render(t, cluster)
+}
+
+// configuration is what a program makes of the arguments and the environment of
+// its container: each setting with its value, as --print-config has it. It fails
+// for a setting that does not exist or is refused.
+func (all objects) configuration(t *testing.T, container string) string {
+	t.Helper()
+	pod, settings := all.pod(t), all.settings(t)
+	i := slices.IndexFunc(pod.Containers, func(c corev1.Container) bool { return c.Name == container })
+	if i < 0 {
+		t.Fatalf("no container %s", container)
+	}
+	c := pod.Containers[i]
+	args := append(slices.Clone(c.Args), "--print-config")
+	cmd := exec.Command(filepath.Join(binDir(), c.Command[0]), args...) //nolint:gosec // of the manifest
+	cmd.Env = environmentOf(t, settings, c)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v: %s", container, cmd.Env, err, out)
+	}
+	if have := strings.Count(string(out), "# environment\n"); have != len(c.Env) {
+		t.Errorf("%s: %d settings come from the environment, want %d:\n%s", container, have, len(c.Env), out)
+	}
+	return string(out)
+}
+
+// rendered are the directories of deploy/kubernetes that are applied as they are.
+var rendered = []string{"base", "etcd-dev", "node-restriction", "uninstall"}
+
+// TestEveryKustomizationRenders: those that are applied, and each component on
+// top of the base.
+func TestEveryKustomizationRenders(t *testing.T) {
+	for _, dir := range rendered {
+		if all := render(t, filepath.Join(deploy, dir)); len(all) == 0 {
+			t.Errorf("%s renders nothing", dir)
+		}
+	}
+	components, err := os.ReadDir(filepath.Join(deploy, "components"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := render(t, filepath.Join(deploy, "base"))
+	for _, c := range components {
+		all := overlay{resources: []string{"base"}, components: []string{c.Name()}}.render(t)
+		for name := range base {
+			if all[name] == nil {
+				t.Errorf("with the component %s there is no %s", c.Name(), name)
+			}
+		}
+		if fmt.Sprint(all) == fmt.Sprint(base) {
+			t.Errorf("the component %s changes nothing", c.Name())
+		}
+	}
+}
+
+// TestCertificatesOfEtcdAreForIdentityAlone: the component mounts the Secret where
+// the settings look for it, for no other container, and readable by its group.
+func TestCertificatesOfEtcdAreForIdentityAlone(t *testing.T) {
+	const endpoint = "https://192.0.2.1:2379"
+	all := overlay{
+		resources: []string{"base"}, components: []string{"etcd-tls"},
+		settings: map[string]string{"kubernetesAPI": "https://192.0.2.1:6443", "etcdEndpoints": endpoint},
+	}.render(t)
+	pod := all.pod(t)
+	group := pod.SecurityContext.FSGroup
+	if group == nil || pod.SecurityContext.SeccompProfile == nil {
+		t.Fatalf("the pod has no group for its files, or lost its seccomp profile: %+v", pod.SecurityContext)
+	}
+	var volume *corev1.SecretVolumeSource
+	for _, v := range pod.Volumes {
+		if v.Name == "etcd-tls" {
+			volume = v.Secret
+		}
+	}
+	if volume == nil || volume.SecretName != "sluice-etcd" || volume.Optional == nil || !*volume.Optional ||
+		volume.DefaultMode == nil || *volume.DefaultMode != 0o440 {
+		t.Fatalf("the volume is no optional Secret that its group alone reads: %+v", volume)
+	}
+	for _, c := range append(pod.InitContainers, pod.Containers...) {
+		i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "etcd-tls" })
+		switch {
+		case i >= 0 != (c.Name == "identity"):
+			t.Errorf("%s has the certificates: %t", c.Name, i >= 0)
+		case i >= 0:
+			m := c.VolumeMounts[i]
+			if !m.ReadOnly || m.SubPath != "" || *c.SecurityContext.RunAsGroup != *group {
+				t.Errorf("%s mounts them writable, or not as they are renewed, or is not in their group: %+v", c.Name, m)
+			}
+			configuration := all.configuration(t, c.Name)
+			for _, want := range []string{
+				endpoint, filepath.Join(m.MountPath, "ca.crt"), filepath.Join(m.MountPath, corev1.TLSCertKey),
+				filepath.Join(m.MountPath, corev1.TLSPrivateKeyKey),
+			} {
+				if !strings.Contains(configuration, want) {
+					t.Errorf("the configuration of %s has no %s:\n%s", c.Name, want, configuration)
+				}
+			}
+		}
+	}
+	// An etcd that asks for no certificate.
+	overlay{
+		resources: []string{"base"}, components: []string{"etcd-tls"},
+		settings: map[string]string{"kubernetesAPI": "", "etcdEndpoints": endpoint, "etcdCert": "", "etcdKey": ""},
+	}.render(t).configuration(t, "identity")
+	base := render(t, filepath.Join(deploy, "base")).pod(t)
+	secret := func(v corev1.Volume) bool { return v.Secret != nil }
+	if base.SecurityContext.FSGroup != nil || slices.ContainsFunc(base.Volumes, secret) {
+		t.Error("the base needs a Secret")
+	}
+}

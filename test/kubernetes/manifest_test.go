@@ -127,13 +127,18 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 		[]admissionv1.ValidationAction{admissionv1.Deny}) {
 		t.Errorf("the binding does not put %s in force: %+v", policy.Name, limits)
 	}
-	for _, dir := range []string{"base", "etcd-dev", "node-restriction", "uninstall"} {
+	for _, dir := range rendered {
 		type kustomization struct {
 			APIVersion string   `json:"apiVersion"`
 			Kind       string   `json:"kind"`
 			Namespace  string   `json:"namespace"`
 			Resources  []string `json:"resources"`
-			Patches    []struct {
+			Images     []struct {
+				Name    string `json:"name"`
+				NewName string `json:"newName"`
+				NewTag  string `json:"newTag"`
+			} `json:"images"`
+			Patches []struct {
 				Patch string `json:"patch"`
 			} `json:"patches"`
 		}
@@ -149,7 +154,7 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 				}
 			}
 		}
-		named := slices.DeleteFunc(k.Resources, func(r string) bool { return r == "../base" })
+		named := slices.DeleteFunc(k.Resources, func(r string) bool { return strings.HasPrefix(r, "../") })
 		named = append(named, "kustomization.yaml")
 		var there []string
 		files, err := os.ReadDir(filepath.Join(deploy, dir))

@@ -174,7 +174,9 @@ func (all objects) configuration(t *testing.T, container string) string {
 }
 
 // rendered are the directories of deploy/kubernetes that are applied as they are.
-var rendered = []string{"base", "etcd-dev", "node-restriction", "uninstall"}
+var rendered = []string{
+	"base", "etcd-dev", "node-restriction", "overlays/native", "overlays/overlay", "overlays/single-node", "uninstall",
+}
 
 // TestEveryKustomizationRenders: those that are applied, and each component on
 // top of the base.
@@ -190,6 +192,30 @@ func TestEveryKustomizationRenders(t *testing.T) {
 	}
 	base := render(t, filepath.Join(deploy, "base"))
 	for _, c := range components {
+		named := []string{"kustomization.yaml"}
+		component := decode[struct {
+			APIVersion string   `json:"apiVersion"`
+			Kind       string   `json:"kind"`
+			Resources  []string `json:"resources"`
+			Patches    []struct {
+				Path string `json:"path"`
+			} `json:"patches"`
+		}](t, filepath.Join("components", c.Name(), "kustomization.yaml"))
+		named = append(named, component.Resources...)
+		for _, p := range component.Patches {
+			named = append(named, p.Path)
+		}
+		slices.Sort(named)
+		files, err := filepath.Glob(filepath.Join(deploy, "components", c.Name(), "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range files {
+			files[i] = filepath.Base(files[i])
+		}
+		if !slices.Equal(named, files) {
+			t.Errorf("the component %s names %v, its directory has %v", c.Name(), named, files)
+		}
 		all := overlay{resources: []string{"base"}, components: []string{c.Name()}}.render(t)
 		for name := range base {
 			if all[name] == nil {
@@ -198,6 +224,78 @@ func TestEveryKustomizationRenders(t *testing.T) {
 		}
 		if fmt.Sprint(all) == fmt.Sprint(base) {
 			t.Errorf("the component %s changes nothing", c.Name())
+		}
+	}
+}
+
+// TestOverlaysConfigureTheServices: with what only the operator knows, each service
+// takes what the overlay sets.
+func TestOverlaysConfigureTheServices(t *testing.T) {
+	for name, want := range map[string]struct{ mode, etcd string }{
+		"overlay":     {"overlay", "https://192.0.2.1:2379"},
+		"native":      {"native", "https://192.0.2.1:2379"},
+		"single-node": {"none", ""},
+	} {
+		settings := map[string]string{"kubernetesAPI": "https://192.0.2.1:6443"}
+		components := []string{}
+		if want.etcd != "" {
+			settings["etcdEndpoints"] = want.etcd
+			components = append(components, "etcd-tls")
+		}
+		all := overlay{
+			resources: []string{"overlays/" + name}, components: components, settings: settings,
+		}.render(t)
+		for _, c := range all.pod(t).Containers {
+			if strings.HasPrefix(c.Command[0], "sluice-") {
+				all.configuration(t, c.Name)
+			}
+		}
+		var configuration struct {
+			Routing    struct{ Mode string }
+			Masquerade struct {
+				Enabled string
+				Except  []string
+			}
+			Underlay struct{ Devices []string }
+		}
+		if err := yaml.Unmarshal([]byte(all.configuration(t, "datapath")), &configuration); err != nil {
+			t.Fatal(err)
+		}
+		if configuration.Routing.Mode != want.mode || configuration.Masquerade.Enabled != "true" ||
+			len(configuration.Masquerade.Except)+len(configuration.Underlay.Devices) != 0 {
+			t.Errorf("%s: the datapath has %+v, want the mode %s, with masquerade", name, configuration, want.mode)
+		}
+		if etcd := all["Deployment/etcd-dev"] != nil; etcd != (name == "single-node") {
+			t.Errorf("%s: an etcd for development: %t", name, etcd)
+		}
+	}
+}
+
+// TestEverySettingIsDocumented: the page on installing has each key of the ConfigMap,
+// those of components too.
+func TestEverySettingIsDocumented(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "install.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	components, err := os.ReadDir(filepath.Join(deploy, "components"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := overlay{resources: []string{"base"}, settings: map[string]string{"kubernetesAPI": ""}}
+	for _, c := range components {
+		o.components = append(o.components, c.Name())
+	}
+	var rows []string
+	for line := range strings.Lines(string(page)) {
+		if strings.HasPrefix(line, "| `") {
+			keys, _, _ := strings.Cut(line[2:], " |")
+			rows = append(rows, strings.Split(keys, ", ")...)
+		}
+	}
+	for key := range o.render(t).settings(t) {
+		if !slices.Contains(rows, "`"+key+"`") {
+			t.Errorf("docs/install.md has no row for the setting %s", key)
 		}
 	}
 }

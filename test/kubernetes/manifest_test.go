@@ -173,10 +173,10 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 			if err != nil || yaml.Unmarshal(content, &object) != nil {
 				t.Fatal(f.Name(), err)
 			}
-			want := k.Namespace
+			want := "sluice-system"
 			switch object.Kind {
-			case "Namespace", "Kustomization", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy",
-				"ValidatingAdmissionPolicyBinding":
+			case "Namespace", "Kustomization", "ClusterRole", "ClusterRoleBinding", "FlowSchema",
+				"PriorityLevelConfiguration", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding":
 				want = ""
 			}
 			if object.Metadata.Namespace != want {

@@ -15,6 +15,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
@@ -31,6 +32,10 @@ var kinds = map[string]func() any{
 	"apps/v1 Deployment":        func() any { return new(appsv1.Deployment) },
 	rbac + "ClusterRole":        func() any { return new(rbacv1.ClusterRole) },
 	rbac + "ClusterRoleBinding": func() any { return new(rbacv1.ClusterRoleBinding) },
+	flowcontrol + "FlowSchema":  func() any { return new(flowcontrolv1.FlowSchema) },
+	flowcontrol + "PriorityLevelConfiguration": func() any {
+		return new(flowcontrolv1.PriorityLevelConfiguration)
+	},
 	admission + "ValidatingAdmissionPolicy": func() any {
 		return new(admissionv1.ValidatingAdmissionPolicy)
 	},
@@ -40,8 +45,9 @@ var kinds = map[string]func() any{
 }
 
 const (
-	rbac      = "rbac.authorization.k8s.io/v1 "
-	admission = "admissionregistration.k8s.io/v1 "
+	rbac        = "rbac.authorization.k8s.io/v1 "
+	flowcontrol = "flowcontrol.apiserver.k8s.io/v1 "
+	admission   = "admissionregistration.k8s.io/v1 "
 )
 
 // objects are those of a kustomization, by kind and name.
@@ -69,6 +75,13 @@ func render(t *testing.T, dir string) objects {
 		object := of()
 		if err := yaml.UnmarshalStrict(content, object); err != nil {
 			t.Errorf("%s: %s: %v\n%s", dir, kind, err, content)
+		}
+		clusterWide := []string{
+			"Namespace", "ClusterRole", "ClusterRoleBinding", "FlowSchema", "PriorityLevelConfiguration",
+			"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+		}
+		if slices.Contains(clusterWide, r.GetKind()) != (r.GetNamespace() == "") {
+			t.Errorf("%s: %s %s is in the namespace %q", dir, kind, r.GetName(), r.GetNamespace())
 		}
 		all[r.GetKind()+"/"+r.GetName()] = object
 	}
@@ -225,6 +238,23 @@ func TestEveryKustomizationRenders(t *testing.T) {
 		if fmt.Sprint(all) == fmt.Sprint(base) {
 			t.Errorf("the component %s changes nothing", c.Name())
 		}
+	}
+}
+
+// TestFlowSchemaIsOfTheAccount: what Sluice asks of the API server is of its own
+// priority level, whatever it asks for.
+func TestFlowSchemaIsOfTheAccount(t *testing.T) {
+	all := render(t, filepath.Join(deploy, "base"))
+	schema := get[flowcontrolv1.FlowSchema](t, all, "FlowSchema/sluice")
+	level := get[flowcontrolv1.PriorityLevelConfiguration](t, all, "PriorityLevelConfiguration/sluice")
+	account := get[corev1.ServiceAccount](t, all, "ServiceAccount/sluice")
+	if schema.Spec.PriorityLevelConfiguration.Name != level.Name || all.pod(t).ServiceAccountName != account.Name ||
+		len(schema.Spec.Rules) != 1 || len(schema.Spec.Rules[0].Subjects) != 1 {
+		t.Fatalf("the schema is not of the level %s and of one account: %+v", level.Name, schema.Spec)
+	}
+	of := schema.Spec.Rules[0].Subjects[0].ServiceAccount
+	if of == nil || of.Name != account.Name || of.Namespace != account.Namespace {
+		t.Errorf("the schema is of %+v, want the account %s of %s", of, account.Name, account.Namespace)
 	}
 }
 

@@ -8,6 +8,7 @@ require (
 	github.com/containernetworking/cni v1.3.0
 	github.com/moby/profiles/seccomp v0.2.4
 	github.com/opencontainers/runtime-spec v1.3.0
+	github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring v0.88.0
 	github.com/sluice-net/sluice/devnode v0.0.0
 	github.com/sluice-net/sluice/kit v0.0.0
 	github.com/sluice-net/sluice/proto v0.0.0

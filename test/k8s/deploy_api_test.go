@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -25,6 +27,31 @@ func TestAPITakesEachKustomization(t *testing.T) {
 			if !strings.Contains(line, "(server dry run)") {
 				t.Errorf("%s: %s", dir, line)
 			}
+		}
+	}
+	a.crd("PodMonitor", "podmonitors", "monitoring.coreos.com", "Namespaced", "v1")
+	a.crd("PrometheusRule", "prometheusrules", "monitoring.coreos.com", "Namespaced", "v1")
+	root, err := filepath.Abs(deploy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster := t.TempDir()
+	to, err := filepath.Rel(cluster, root) // kustomize takes relative paths only
+	if err != nil {
+		t.Fatal(err)
+	}
+	kustomization := fmt.Sprintf(`apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [%[1]s/overlays/native]
+components: [%[1]s/components/etcd-tls, %[1]s/components/monitoring]
+`, to)
+	if err := os.WriteFile(filepath.Join(cluster, "kustomization.yaml"), []byte(kustomization), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out := a.kubectl("apply", "--dry-run=server", "--kustomize="+cluster)
+	for _, want := range []string{"daemonset.apps/sluice", "podmonitor", "prometheusrule", "configmap/sluice-dashboard"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %s with the components:\n%s", want, out)
 		}
 	}
 	a.flows()

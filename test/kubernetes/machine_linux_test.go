@@ -272,26 +272,33 @@ func (k *container) ready() {
 		if content, err := os.ReadFile(k.log); err == nil && bytes.Contains(content, []byte(`"msg":"stopped"`)) {
 			k.m.t.Fatalf("%s ended:\n%s", k.id, content)
 		}
-		return pod.In(k.m.netns, func() error {
-			conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", k.port))
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
-			connected := func(context.Context, string, string) (net.Conn, error) { return conn, nil }
-			transport := &http.Transport{DisableKeepAlives: true, DialContext: connected}
-			r, err := (&http.Client{Transport: transport, Timeout: 5 * time.Second}).Get("http://127.0.0.1/readyz")
-			if err != nil {
-				return err
-			}
-			defer r.Body.Close()
-			body, err := io.ReadAll(r.Body)
-			if err == nil && r.StatusCode != http.StatusOK {
-				err = fmt.Errorf("%s: %s", r.Status, body)
-			}
-			return err
-		})
+		_, err := k.m.get(k.port, "/readyz")
+		return err
 	})
+}
+
+// get asks a port of the machine's loopback address by HTTP.
+func (m *machine) get(port int32, path string) (body []byte, err error) {
+	err = pod.In(m.netns, func() error {
+		conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		connected := func(context.Context, string, string) (net.Conn, error) { return conn, nil }
+		transport := &http.Transport{DisableKeepAlives: true, DialContext: connected}
+		r, err := (&http.Client{Transport: transport, Timeout: 5 * time.Second}).Get("http://127.0.0.1" + path)
+		if err != nil {
+			return err
+		}
+		defer r.Body.Close()
+		body, err = io.ReadAll(r.Body)
+		if err == nil && r.StatusCode != http.StatusOK {
+			err = fmt.Errorf("%s: %s", r.Status, body)
+		}
+		return err
+	})
+	return body, err
 }
 
 // plugin executes the installed plugin as a runtime of the machine does: in its

@@ -89,8 +89,15 @@ func environmentOf(t *testing.T, settings map[string]string, c corev1.Container)
 			}
 		case from.FieldRef != nil && from.FieldRef.FieldPath == "spec.nodeName":
 			value = "node-1"
+		case from.FieldRef != nil && from.FieldRef.FieldPath == "status.hostIP":
+			value = "127.0.0.1"
 		default:
 			t.Fatalf("%s: %s: a source that the test does not know", c.Name, e.Name)
+		}
+		// Only variables that come before are known to a later one.
+		for _, before := range env {
+			name, of, _ := strings.Cut(before, "=")
+			value = strings.ReplaceAll(value, "$("+name+")", of)
 		}
 		env = append(env, e.Name+"="+value)
 	}

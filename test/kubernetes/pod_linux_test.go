@@ -117,6 +117,30 @@ func TestKernelManifestsConnectPods(t *testing.T) {
 	})
 }
 
+// TestKernelMonitoringIsAnswered asks each service for its metrics where the component
+// monitoring has it listen, with the rights of the containers.
+func TestKernelMonitoringIsAnswered(t *testing.T) {
+	m := newMachine(t)
+	etcd, of := etcd(t).Spec.Template.Spec, monitored(t).pod(t)
+	m.start(etcd, etcd.Containers[0])
+	m.install(of)
+	for _, c := range of.Containers {
+		port, ok := metricsPorts[c.Name]
+		if !ok {
+			continue
+		}
+		m.start(of, c).ready()
+		body, err := m.get(port, "/metrics")
+		if want := "\nsluice_" + c.Name + "_build_info{"; err != nil || !strings.Contains(string(body), want) {
+			t.Errorf("%s: %v, no %q in %d bytes of metrics", c.Name, err, want, len(body))
+		}
+		// Profiles would show the memory of the process.
+		if _, err := m.get(port, "/debug/pprof/"); err == nil {
+			t.Errorf("%s shows profiles to everyone", c.Name)
+		}
+	}
+}
+
 // TestKernelContainerWithoutAMountEndsByItsName: none of these is seen from a
 // datapath that runs, until the first pod.
 func TestKernelContainerWithoutAMountEndsByItsName(t *testing.T) {

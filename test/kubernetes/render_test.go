@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -25,14 +26,16 @@ import (
 // kinds are those of the objects that kustomizations of the tree render, but for
 // those of other projects, and CustomResourceDefinitions.
 var kinds = map[string]func() any{
-	"v1 Namespace":              func() any { return new(corev1.Namespace) },
-	"v1 ServiceAccount":         func() any { return new(corev1.ServiceAccount) },
-	"v1 ConfigMap":              func() any { return new(corev1.ConfigMap) },
-	"apps/v1 DaemonSet":         func() any { return new(appsv1.DaemonSet) },
-	"apps/v1 Deployment":        func() any { return new(appsv1.Deployment) },
-	rbac + "ClusterRole":        func() any { return new(rbacv1.ClusterRole) },
-	rbac + "ClusterRoleBinding": func() any { return new(rbacv1.ClusterRoleBinding) },
-	flowcontrol + "FlowSchema":  func() any { return new(flowcontrolv1.FlowSchema) },
+	"v1 Namespace":                func() any { return new(corev1.Namespace) },
+	"v1 ServiceAccount":           func() any { return new(corev1.ServiceAccount) },
+	"v1 ConfigMap":                func() any { return new(corev1.ConfigMap) },
+	"apps/v1 DaemonSet":           func() any { return new(appsv1.DaemonSet) },
+	"apps/v1 Deployment":          func() any { return new(appsv1.Deployment) },
+	monitoring + "PodMonitor":     func() any { return new(monitoringv1.PodMonitor) },
+	monitoring + "PrometheusRule": func() any { return new(monitoringv1.PrometheusRule) },
+	rbac + "ClusterRole":          func() any { return new(rbacv1.ClusterRole) },
+	rbac + "ClusterRoleBinding":   func() any { return new(rbacv1.ClusterRoleBinding) },
+	flowcontrol + "FlowSchema":    func() any { return new(flowcontrolv1.FlowSchema) },
 	flowcontrol + "PriorityLevelConfiguration": func() any {
 		return new(flowcontrolv1.PriorityLevelConfiguration)
 	},
@@ -46,6 +49,7 @@ var kinds = map[string]func() any{
 
 const (
 	rbac        = "rbac.authorization.k8s.io/v1 "
+	monitoring  = "monitoring.coreos.com/v1 "
 	flowcontrol = "flowcontrol.apiserver.k8s.io/v1 "
 	admission   = "admissionregistration.k8s.io/v1 "
 )
@@ -180,8 +184,14 @@ func (all objects) configuration(t *testing.T, container string) string {
 	if err != nil {
 		t.Fatalf("%s %v: %v: %s", container, cmd.Env, err, out)
 	}
-	if have := strings.Count(string(out), "# environment\n"); have != len(c.Env) {
-		t.Errorf("%s: %d settings come from the environment, want %d:\n%s", container, have, len(c.Env), out)
+	want := 0
+	for _, e := range c.Env {
+		if strings.HasPrefix(e.Name, "SLUICE_") {
+			want++
+		}
+	}
+	if have := strings.Count(string(out), "# environment\n"); have != want {
+		t.Errorf("%s: %d settings come from the environment, want %d:\n%s", container, have, want, out)
 	}
 	return string(out)
 }
@@ -213,10 +223,19 @@ func TestEveryKustomizationRenders(t *testing.T) {
 			Patches    []struct {
 				Path string `json:"path"`
 			} `json:"patches"`
+			ConfigMapGenerator []struct {
+				Name      string         `json:"name"`
+				Namespace string         `json:"namespace"`
+				Files     []string       `json:"files"`
+				Options   map[string]any `json:"options"`
+			} `json:"configMapGenerator"`
 		}](t, filepath.Join("components", c.Name(), "kustomization.yaml"))
 		named = append(named, component.Resources...)
 		for _, p := range component.Patches {
 			named = append(named, p.Path)
+		}
+		for _, g := range component.ConfigMapGenerator {
+			named = append(named, g.Files...)
 		}
 		slices.Sort(named)
 		files, err := filepath.Glob(filepath.Join(deploy, "components", c.Name(), "*"))
@@ -266,7 +285,7 @@ func TestOverlaysConfigureTheServices(t *testing.T) {
 		"native":      {"native", "https://192.0.2.1:2379"},
 		"single-node": {"none", ""},
 	} {
-		settings := map[string]string{"kubernetesAPI": "https://192.0.2.1:6443"}
+		settings := map[string]string{"kubernetesAPI": api}
 		components := []string{}
 		if want.etcd != "" {
 			settings["etcdEndpoints"] = want.etcd
@@ -336,7 +355,7 @@ func TestCertificatesOfEtcdAreForIdentityAlone(t *testing.T) {
 	const endpoint = "https://192.0.2.1:2379"
 	all := overlay{
 		resources: []string{"base"}, components: []string{"etcd-tls"},
-		settings: map[string]string{"kubernetesAPI": "https://192.0.2.1:6443", "etcdEndpoints": endpoint},
+		settings: map[string]string{"kubernetesAPI": api, "etcdEndpoints": endpoint},
 	}.render(t)
 	pod := all.pod(t)
 	group := pod.SecurityContext.FSGroup

@@ -290,14 +290,20 @@ func startSluice(t testing.TB, o cluster.Options) *cluster.Cluster {
 	return startSluiceAs(t, "cluster", o)
 }
 
-// startSluiceAs has Sluice as a directory of testdata says.
-func startSluiceAs(t testing.TB, kustomization string, o cluster.Options) *cluster.Cluster {
+// startSluiceAs has Sluice as a directory of testdata says, on a cluster in which
+// other objects were made before.
+func startSluiceAs(
+	t testing.TB, kustomization string, o cluster.Options, before ...func(*cluster.Cluster),
+) *cluster.Cluster {
 	t.Helper()
 	o.NoCNI = true
 	for _, name := range []string{"sluice", "sluice-devetcd"} {
 		o.Images = append(o.Images, filepath.Join(os.Getenv("SLUICE_BIN"), "images", name+"-"+runtime.GOARCH+".tar"))
 	}
 	c := start(t, o)
+	for _, prepare := range before {
+		prepare(c)
+	}
 	begin := time.Now()
 	if _, err := c.Kubectl(t.Context(), "apply", "--kustomize=testdata/"+kustomization); err != nil {
 		t.Fatal(err)

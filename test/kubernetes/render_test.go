@@ -35,6 +35,8 @@ var kinds = map[string]func() any{
 	monitoring + "PrometheusRule": func() any { return new(monitoringv1.PrometheusRule) },
 	rbac + "ClusterRole":          func() any { return new(rbacv1.ClusterRole) },
 	rbac + "ClusterRoleBinding":   func() any { return new(rbacv1.ClusterRoleBinding) },
+	rbac + "Role":                 func() any { return new(rbacv1.Role) },
+	rbac + "RoleBinding":          func() any { return new(rbacv1.RoleBinding) },
 	flowcontrol + "FlowSchema":    func() any { return new(flowcontrolv1.FlowSchema) },
 	flowcontrol + "PriorityLevelConfiguration": func() any {
 		return new(flowcontrolv1.PriorityLevelConfiguration)

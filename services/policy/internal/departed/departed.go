@@ -46,8 +46,8 @@ type API interface {
 
 // Times and bounds.
 const (
-	retryMin = 2 * time.Second
-	retryMax = 5 * time.Minute
+	retryFirst = 2 * time.Second
+	retryMax   = 5 * time.Minute
 	// maxDeparted is how many nodes are remembered: a process that does not lead
 	// does not learn which were forgotten.
 	maxDeparted = 10_000
@@ -128,7 +128,7 @@ func (n *Nodes) depart(name string) {
 		n.log.Warn("too many nodes wait to be forgotten; forget this one by `sluice node forget`", "node", name)
 		return
 	}
-	n.departed[name] = &departure{wait: retryMin}
+	n.departed[name] = &departure{wait: retryFirst}
 	token(n.changed)
 	token(n.wake)
 }
@@ -173,7 +173,7 @@ func (n *Nodes) Run(ctx context.Context) error {
 		again = nil
 		if err := n.save(); err != nil {
 			n.log.Warn("the names of the Nodes are not written; it is tried again", log.Err(err))
-			again = time.After(retryMin)
+			again = time.After(retryFirst)
 		}
 	}
 }

@@ -67,9 +67,9 @@ type judge interface {
 
 // Times of a writer.
 const (
-	pauseMin  = time.Second
-	pauseMax  = 30 * time.Second
-	refusedIn = 5 * time.Minute // until a request that was refused is tried again
+	firstPause   = time.Second
+	longestPause = 30 * time.Second
+	refusedIn    = 5 * time.Minute // until a request that was refused is tried again
 )
 
 // Writer writes the status. It is the Sink of the source.
@@ -197,7 +197,7 @@ func (w *Writer) Lead(ctx context.Context) {
 		defer w.mu.Unlock()
 		w.leading = false
 	}()
-	wait := pauseMin
+	wait := firstPause
 	for ctx.Err() == nil {
 		keys, next := w.take()
 		var failed error
@@ -214,9 +214,9 @@ func (w *Writer) Lead(ctx context.Context) {
 			return
 		case failed != nil:
 			w.log.Warn("the status of policies is not written", log.Err(failed), "again", wait)
-			timer, wake, wait = time.After(wait), nil, min(2*wait, pauseMax)
+			timer, wake, wait = time.After(wait), nil, min(2*wait, longestPause)
 		case len(keys) > 0:
-			wait = pauseMin
+			wait = firstPause
 			continue
 		case !next.IsZero():
 			timer = time.After(max(0, next.Sub(w.now())))
@@ -310,7 +310,7 @@ func (w *Writer) write(ctx context.Context, k policy.Key) error {
 		w.log.Debug("status written", "object", k.String(), "reason", now.verdict.Reason)
 	case errors.Is(err, ErrGone):
 	case errors.Is(err, ErrChanged):
-		w.later(k, pauseMin) // the newer form comes, most likely before
+		w.later(k, firstPause) // the newer form comes, most likely before
 	case errors.Is(err, ErrNoStatus):
 		w.mu.Lock()
 		w.mute[kind] = w.now().Add(refusedIn)

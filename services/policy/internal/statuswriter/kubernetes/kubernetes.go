@@ -105,7 +105,7 @@ func explained(err error) error {
 		return err
 	}
 	s := status.Status()
-	kind := error(nil)
+	var kind error
 	switch {
 	case s.Code == http.StatusNotFound && (s.Details == nil || s.Details.Kind == "" || s.Details.Name == ""):
 		kind = statuswriter.ErrNoStatus // of an object, the answer names it

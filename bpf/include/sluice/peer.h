@@ -101,7 +101,7 @@ static __always_inline enum sl_reason find_stack_source(struct __sk_buff *skb, s
  * Who sent what an uplink gives us, if it is a pod of another node, or such a
  * node. All others are the stack's: their packets may need translation.
  */
-static __always_inline enum sl_reason find_uplink_source(struct sl_packet *p, __u32 known)
+static __noinline enum sl_reason find_uplink_source(struct sl_packet *p, __u32 known)
 {
 	struct sl_ipcache where = ipcache_of(p->src, p->family);
 

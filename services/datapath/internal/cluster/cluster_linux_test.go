@@ -186,10 +186,12 @@ func (p *process) expected(set map[cluster.Key]cluster.Item) func() map[netip.Pr
 	return func() map[netip.Prefix]ipmap.Info {
 		out := map[netip.Prefix]ipmap.Info{}
 		numbers := p.numbers.Names()
+		ranges := map[string][]netip.Prefix{}
 		for k, item := range set {
 			if item.Node == nil {
 				continue
 			}
+			ranges[k.Node] = item.Node.Ranges
 			for _, r := range item.Node.Ranges {
 				out[r] = ipmap.Info{Identity: identity.UnknownInCluster, Node: numbers[k.Node]}
 			}
@@ -200,7 +202,12 @@ func (p *process) expected(set map[cluster.Key]cluster.Item) func() map[netip.Pr
 			case item.On == "":
 				out[k.Prefix] = ipmap.Info{Identity: item.Identity, Flags: ipmap.Outside}
 			default:
-				out[k.Prefix] = ipmap.Info{Identity: item.Identity, Node: numbers[item.On]}
+				info := ipmap.Info{Identity: item.Identity, Node: numbers[item.On]}
+				overlay := slices.ContainsFunc(ranges[item.On], func(r netip.Prefix) bool { return r.Contains(k.Prefix.Addr()) })
+				if (info.Identity == identity.RemoteNode || info.Identity == identity.KubeAPIServer) && !overlay {
+					info.Flags = ipmap.OfDevice
+				}
+				out[k.Prefix] = info
 			}
 		}
 		maps.DeleteFunc(out, func(q netip.Prefix, _ ipmap.Info) bool { return ownRange.Contains(q.Addr()) })

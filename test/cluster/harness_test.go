@@ -325,7 +325,7 @@ func (n *node) kernelHas(t *testing.T, want ...entry) {
 		for _, e := range want {
 			value := have[netip.PrefixFrom(e.address, e.address.BitLen()).String()]
 			if e.on.Name() != n.Name() && (!strings.HasPrefix(value, fmt.Sprintf("identity %d node ", e.identity)) ||
-				!strings.HasSuffix(value, " "+e.on.Name())) {
+				!strings.HasSuffix(strings.TrimSuffix(value, " of-device"), " "+e.on.Name())) {
 				return fmt.Errorf("%s has %q, want identity %d of %s", e.address, value, e.identity, e.on.Name())
 			}
 		}

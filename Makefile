@@ -162,7 +162,7 @@ k8s-down: ## End the cluster of k8s-up, and remove what is left of it
 test-k8s: k8s ## Run the tests that need a Kubernetes cluster (root; the first build takes long)
 	@scripts/k8s-binaries containerd containerd-shim-runc-v2 ctr
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(Cyclonus|PolicyAPI|.*Specs)' ./...
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(Critest|Cyclonus|PolicyAPI|.*Specs)' ./...
 
 # The suites of Kubernetes' own specs, on clusters of two nodes.
 k8s_suites := netpol services conformance
@@ -196,6 +196,14 @@ test-k8s-cyclonus: k8s ## Run the cases of cyclonus without SCTP, or those that 
 		-name sluice.io/e2e-test-images/agnhost:2.43 -architecture $$(go env GOARCH) \
 		-file /agnhost=$$(readlink -f $(CURDIR)/bin/k8s/agnhost) -file /probe=$(CURDIR)/bin/test/probe -dir /tmp
 	@cd test/k8s && GOWORK=off SLUICE_SPECS='$(SPECS)' go test -count=1 -v -timeout=90m -run '^TestCyclonus' .
+
+.PHONY: test-k8s-critest
+test-k8s-critest: k8s ## Run the specs of critest about networks on a node whose sandboxes no API server knows (root)
+	@scripts/deps specs
+	@scripts/k8s-binaries critest
+	@scripts/k8s-images specs
+	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestCritest' .
 
 .PHONY: test-k8s-outages
 test-k8s-outages: k8s ## Stop the API server and etcd of a cluster for 2 minutes each (root)

@@ -172,17 +172,23 @@ func reportFile(t *testing.T, name string) string {
 // with its output.
 func runSuite(t *testing.T, c *cluster.Cluster, program, name string, args ...string) string {
 	t.Helper()
+	suite, err := c.MachineCommand(t.Context(), append([]string{program}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	suite.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
+	return logSuite(t, suite, name)
+}
+
+// logSuite runs a suite, and returns the file with its output.
+func logSuite(t *testing.T, suite *exec.Cmd, name string) string {
+	t.Helper()
 	output := reportFile(t, name+".log")
 	log, err := os.Create(output)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	suite, err := c.MachineCommand(t.Context(), append([]string{program}, args...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	suite.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
 	suite.Stdout, suite.Stderr = log, log
 	begin := time.Now()
 	// The report says which specs failed.

@@ -4,15 +4,23 @@
 package main
 
 import (
+	"crypto/x509/pkix"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sluice-net/sluice/test/k8s/cluster"
+	"github.com/sluice-net/sluice/test/k8s/internal/pki"
 )
+
+// hookPort is the node port of testWebhook.
+const hookPort = nodePort + 1
 
 // TestSluiceConnectsTwoNodes by a tunnel and by routes: pods, services and policies,
 // and what happens to a node.
@@ -25,6 +33,7 @@ func TestSluiceConnectsTwoNodes(t *testing.T) {
 				run  func(sluiceNode)
 			}{
 				{"Traffic", testTwoNodes},
+				{"Webhook", testWebhook},
 				{"ContainersKilled", testContainersKilledAcrossNodes},
 				{"Rollout", testRolloutAcrossNodes},
 				{"Rejoin", testRejoin},
@@ -151,6 +160,81 @@ spec:
 	n.policy("shop", "to-near", fmt.Sprintf(only, "near"))
 	n.denied(client, direct)
 	n.denied(client, through)
+}
+
+// testWebhook has the API server ask a pod that is isolated: the server runs outside of
+// both nodes, as that of most clusters with several does.
+func testWebhook(n sluiceNode) {
+	n.kubectl("apply", "--server-side", "--kustomize=../../deploy/kubernetes/crds")
+	n.namespace("hook")
+	dir := n.TempDir()
+	authority, err := pki.New(dir)
+	n.must(err)
+	n.must(authority.Issue("tls", pkix.Name{CommonName: "hook"}, nodeAddress))
+	bundle, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	n.must(err)
+	n.kubectl("--namespace=hook", "create", "secret", "generic", "tls",
+		"--from-file="+filepath.Join(dir, "tls.crt"), "--from-file="+filepath.Join(dir, "tls.key"))
+	n.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: hook, namespace: hook, labels: {app: hook}}
+spec:
+  nodeName: node1
+  terminationGracePeriodSeconds: 1
+  containers:
+    - name: agnhost
+      image: "%s"
+      args: [webhook, --port=8443, --tls-cert-file=/tls/tls.crt, --tls-private-key-file=/tls/tls.key]
+      volumeMounts: [{name: tls, mountPath: /tls}]
+  volumes: [{name: tls, secret: {secretName: tls}}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: hook, namespace: hook}
+spec:
+  type: NodePort
+  externalTrafficPolicy: Local
+  selector: {app: hook}
+  ports: [{port: 443, targetPort: 8443, nodePort: %d}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingWebhookConfiguration
+metadata: {name: hook}
+webhooks:
+  - name: hook.sluice.test
+    admissionReviewVersions: [v1]
+    sideEffects: None
+    timeoutSeconds: 2
+    failurePolicy: Fail
+    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: hook}}
+    rules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [configmaps]}]
+    clientConfig: {url: "https://%s:%d/always-deny", caBundle: %s}
+`, image, hookPort, nodeAddress, hookPort, base64.StdEncoding.EncodeToString(bundle))
+	n.ready("hook", "hook")
+	create := func(want string) func() error {
+		return func() error {
+			_, err := n.c.Kubectl(n.Context(), "--namespace=hook", "create", "configmap", "asked")
+			if err == nil || !strings.Contains(err.Error(), want) {
+				return fmt.Errorf("creating a ConfigMap says %w, want %q", err, want)
+			}
+			return nil
+		}
+	}
+	const answered, silent = "this webhook denies all requests", "failed calling webhook"
+	n.eventually("the API server asks the pod", create(answered))
+	n.policy("hook", "isolated", "{podSelector: {}, policyTypes: [Ingress]}")
+	n.eventually("the API server does not reach the pod under default deny", create(silent))
+	n.apply(`
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: api, namespace: hook}
+spec:
+  endpointSelector: {matchLabels: {app: hook}}
+  ingress: [{fromEntities: [kube-apiserver], toPorts: [{ports: [{port: "8443", protocol: TCP}]}]}]
+`)
+	n.eventually("the API server reaches the pod by a rule for it", create(answered))
+	n.kubectl("delete", "validatingwebhookconfiguration", "hook")
 }
 
 // apart makes a pod on each node, and a stream from the first to the second.

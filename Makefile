@@ -206,9 +206,17 @@ test-k8s-critest: k8s ## Run the specs of critest about networks on a node whose
 	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestCritest' .
 
 .PHONY: test-k8s-outages
-test-k8s-outages: k8s ## Stop the API server and etcd of a cluster for 2 minutes each (root)
+test-k8s-outages: k8s ## Stop the API server and etcd for 2 minutes each, of one node and of two in both modes (root)
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestSluiceServesACluster$$/1.6$$/Away$$' . -outage=2m
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestSluice(ServesACluster|ConnectsTwoNodes)$$/^(containerd_1.6|overlay|native)$$/Away$$' . -outage=2m
+
+# Two parts of about an hour each.
+k8s_shard_1 := test-k8s-netpol test-k8s-services test-k8s-critest test-k8s-outages
+k8s_shard_2 := test-k8s-conformance test-k8s-policyapi test-k8s-cyclonus
+
+.PHONY: test-k8s-full
+test-k8s-full: ## Run every suite on clusters, or those of SHARD=1 or SHARD=2; all of them, whatever fails (root)
+	@$(MAKE) --keep-going --jobs=1 $(if $(SHARD),$(or $(k8s_shard_$(SHARD)),$(error SHARD is 1 or 2)),$(k8s_shard_1) $(k8s_shard_2))
 
 .PHONY: bench-endpoints
 bench-endpoints: ## Measure restarts, creations and deletions of the datapath alone beside up to 1,000 endpoints (root)

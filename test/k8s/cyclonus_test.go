@@ -20,32 +20,44 @@ import (
 // the reason.
 var cyclonusFailures = specs.Known{}
 
-// TestCyclonusCasesPassOnSluice runs the cases of cyclonus without SCTP. The pods
-// reach each other by their addresses: 182 of the 216 cases have egress rules about
-// peers, and by the name of a service they would meet its address (serviceAddress).
+// TestCyclonusCasesPassOnSluice runs the cases of cyclonus without SCTP on two nodes. The
+// pods reach each other by their addresses, and then by the names of services: policies
+// are about pods, however those are reached.
 func TestCyclonusCasesPassOnSluice(t *testing.T) {
-	run := os.Getenv("SLUICE_SPECS")
-	selected, err := regexp.Compile(run)
+	selected, err := regexp.Compile(os.Getenv("SLUICE_SPECS"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := maps.Clone(cyclonusFailures)
-	maps.DeleteFunc(known, func(name, _ string) bool { return !selected.MatchString(name) })
-	c := startSluice(t, cluster.Options{
-		Mounts: []string{programs()},
+	c := startSluiceAs(t, "overlay", cluster.Options{
+		Nodes: 2, Mounts: []string{programs()},
 		Images: []string{filepath.Join(os.Getenv("SLUICE_BIN"), "images", "cyclonus-"+runtime.GOARCH+".tar")},
 	})
-	report := reportFile(t, "cyclonus.json")
-	args := []string{"-report=" + report, "-registry=sluice.io", "-destination=pod-ip", "-run=" + run}
+	for _, destination := range []string{"pod-ip", "service-name"} {
+		t.Run(destination, func(t *testing.T) {
+			runCyclonus(t, c, destination, selected)
+			for i := range 2 {
+				sluiceNode{t, c, i}.exact()
+			}
+		})
+	}
+}
+
+func runCyclonus(t *testing.T, c *cluster.Cluster, destination string, selected *regexp.Regexp) {
+	known := maps.Clone(cyclonusFailures)
+	maps.DeleteFunc(known, func(name, _ string) bool { return !selected.MatchString(name) })
+	name := "cyclonus-" + destination
+	report := reportFile(t, name+".json")
+	args := []string{
+		"-report=" + report, "-registry=sluice.io", "-destination=" + destination, "-run=" + selected.String(),
+	}
 	for name := range known {
 		args = append(args, "-known="+name)
 	}
-	output := runSuite(t, c, filepath.Join(os.Getenv("SLUICE_BIN"), "test", "cyclonus"), "cyclonus", args...)
+	output := runSuite(t, c, filepath.Join(os.Getenv("SLUICE_BIN"), "test", "cyclonus"), name, args...)
 	var results []specs.Result
 	content, err := os.ReadFile(report)
 	if err == nil {
 		err = json.Unmarshal(content, &results)
 	}
 	judge(t, results, err, known, output)
-	sluiceNode{t, c, 0}.exact()
 }

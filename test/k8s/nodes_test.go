@@ -4,6 +4,7 @@
 package main
 
 import (
+	"context"
 	"crypto/x509/pkix"
 	"encoding/base64"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,6 +38,8 @@ func TestSluiceConnectsTwoNodes(t *testing.T) {
 				{"Webhook", testWebhook},
 				{"ContainersKilled", testContainersKilledAcrossNodes},
 				{"Rollout", testRolloutAcrossNodes},
+				{"APIServerAway", testAPIServerAway},
+				{"EtcdAway", testEtcdAway},
 				{"Rejoin", testRejoin},
 			} {
 				t.Run(s.name, func(t *testing.T) {
@@ -61,16 +65,23 @@ func shareEtcd(t testing.TB, c *cluster.Cluster) {
 	if _, err := c.Kubectl(t.Context(), namespace, "rollout", "status", "--timeout=3m", deployment); err != nil {
 		t.Fatal(err)
 	}
-	forward, err := c.KubectlCommand(t.Context(), namespace, "port-forward", "--address=10.200.0.1", deployment, "64715")
-	if err == nil {
-		err = forward.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx, stop := context.WithCancel(t.Context())
+	var forwarding sync.WaitGroup
+	forwarding.Go(func() {
+		// It ends with the pod that it leads to.
+		for ctx.Err() == nil {
+			forward, err := c.KubectlCommand(ctx, namespace, "port-forward", "--address=10.200.0.1", deployment, "64715")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_ = forward.Run() // fails for as long as there is no pod
+			time.Sleep(500 * time.Millisecond)
+		}
+	})
 	t.Cleanup(func() {
-		_ = forward.Process.Kill()
-		_ = forward.Wait()
+		stop()
+		forwarding.Wait()
 	})
 }
 
@@ -237,24 +248,14 @@ spec:
 	n.kubectl("delete", "validatingwebhookconfiguration", "hook")
 }
 
-// apart makes a pod on each node, and a stream from the first to the second.
-func (n sluiceNode) apart() *stream {
-	n.Helper()
-	n.namespace("apart")
-	n.policy("apart", "within", "{podSelector: {}, policyTypes: [Ingress], ingress: [{from: [{podSelector: {}}]}]}")
-	n.serverOn("node1", "apart", "client")
-	n.serverOn("node2", "apart", "web")
-	return n.stream(n.ready("apart", "client"), n.ready("apart", "web"))
-}
-
 // testContainersKilledAcrossNodes kills each container of each node once.
 func testContainersKilledAcrossNodes(n sluiceNode) {
-	s := n.apart()
+	s := n.pair()
 	for ; n.index < 2; n.index++ {
 		n.killContainers(s, func(container string) {
 			name := fmt.Sprintf("after-%s-%s", n.name(), container)
-			n.serverOn(n.name(), "apart", name)
-			n.ready("apart", name)
+			n.serverOn(n.name(), "pair", name)
+			n.ready("pair", name)
 		})
 	}
 	s.unbroken("each container of both nodes killed")
@@ -262,20 +263,20 @@ func testContainersKilledAcrossNodes(n sluiceNode) {
 
 // testRolloutAcrossNodes replaces the pods of Sluice while others start.
 func testRolloutAcrossNodes(n sluiceNode) {
-	s := n.apart()
+	s := n.pair()
 	n.kubectl("--namespace=sluice-system", "rollout", "restart", "daemonset/sluice")
 	var names []string
 	for i := range 10 {
 		names = append(names, fmt.Sprintf("during-%d", i))
-		n.serverOn(fmt.Sprintf("node%d", i%2+1), "apart", names[i])
+		n.serverOn(fmt.Sprintf("node%d", i%2+1), "pair", names[i])
 	}
 	n.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=3m", "daemonset/sluice")
 	for _, name := range names {
-		n.ready("apart", name)
+		n.ready("pair", name)
 	}
-	client := n.ready("apart", "client")
+	client := n.ready("pair", "client")
 	for _, name := range names {
-		if err := n.connects(client, n.ready("apart", name).address()+":8080"); err != nil {
+		if err := n.connects(client, n.ready("pair", name).address()+":8080"); err != nil {
 			n.Errorf("%s, which was made during the roll: %v", name, err)
 		}
 	}

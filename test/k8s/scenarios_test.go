@@ -65,17 +65,18 @@ func (n sluiceNode) namespace(name string) {
 	})
 }
 
-// server makes a pod that answers at port 8080.
-func (n sluiceNode) server(namespace, name string) {
+// server makes a pod without labels that answers at port 8080, on a node if one is named.
+func (n sluiceNode) server(namespace, name string, node ...string) {
 	n.Helper()
 	n.apply(`
 apiVersion: v1
 kind: Pod
 metadata: {name: %s, namespace: %s}
 spec:
+  nodeName: "%s"
   terminationGracePeriodSeconds: 1
   containers: [{name: agnhost, image: "%s", args: [netexec, --http-port=8080]}]
-`, name, namespace, image)
+`, name, namespace, strings.Join(node, ""), image)
 }
 
 // connects tries a connection from a pod.
@@ -343,13 +344,14 @@ func testSandboxKilled(n sluiceNode) {
 	}
 }
 
-// pair makes two pods with a policy that evaluates what they say to each other.
+// pair makes two pods, on the first node and on the last, with a policy that evaluates what
+// they say to each other.
 func (n sluiceNode) pair() *stream {
 	n.Helper()
 	n.namespace("pair")
 	n.policy("pair", "within", "{podSelector: {}, policyTypes: [Ingress], ingress: [{from: [{podSelector: {}}]}]}")
-	n.server("pair", "web")
-	n.server("pair", "client")
+	n.server("pair", "client", "node1")
+	n.server("pair", "web", fmt.Sprintf("node%d", n.c.Nodes()))
 	return n.stream(n.ready("pair", "client"), n.ready("pair", "web"))
 }
 

@@ -152,6 +152,9 @@ func Open(dir string) (*Cluster, error) {
 // Dir is the run directory.
 func (c *Cluster) Dir() string { return c.config.Dir }
 
+// Nodes is how many there are.
+func (c *Cluster) Nodes() int { return c.config.Nodes }
+
 // KeeperPID is the process that ends the cluster.
 func (c *Cluster) KeeperPID() int { return c.keeper.Process.Pid }
 

@@ -100,6 +100,13 @@ func (n Numeric) Scope() Scope {
 	return ScopeInvalid
 }
 
+// OfNode says whether an address on another node with this identity is the node's
+// own, and not that of a pod there: of a node without labels, of one with an API
+// server, or of one with a label set, whose number is valid on this node only.
+func (n Numeric) OfNode() bool {
+	return n == RemoteNode || n == KubeAPIServer || n.Scope() == ScopeNodeLocal
+}
+
 // Kind is the coarse sort of a peer. A policy table has a default class per
 // kind, for the peers of that kind without an entry of their own.
 type Kind uint8

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/audit"
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
@@ -330,7 +329,7 @@ func (n *node) others() (o cluster.Others, err error) {
 		case e.Node == 0:
 		case !e.Prefix.IsSingleIP():
 			o.Ranges = append(o.Ranges, e.Prefix)
-		case e.Identity == identity.RemoteNode || e.Identity == identity.KubeAPIServer:
+		case e.Identity.OfNode():
 			o.Nodes = append(o.Nodes, e.Prefix.Addr())
 		}
 	}

@@ -30,7 +30,9 @@ type Config struct {
 	Quota    int          `config:"quota" help:"identities of the cluster that this node may hold"`
 	Etcd     EtcdConfig   `config:"etcd"`
 	Labels   LabelsConfig `config:"labels"`
-	GC       GCConfig     `config:"gc"`
+	// NodeLabels are about labels of Nodes.
+	NodeLabels LabelsConfig `config:"nodeLabels"`
+	GC         GCConfig     `config:"gc"`
 
 	Cluster    ClusterConfig `config:"cluster"`
 	Kubernetes kube.Settings `config:"kubernetes"`
@@ -129,6 +131,9 @@ func (c *Config) Validate() error {
 	if c.Cluster.Name == "" || len(c.Cluster.Name) > 63 {
 		p.Addf("cluster.name", "%q is not a name of 1 to 63 characters", c.Cluster.Name)
 	}
+	if _, err := labels.NewNodeFilter(c.NodeLabels.Include, c.NodeLabels.Exclude); err != nil {
+		p.Addf("nodeLabels", "%w", err)
+	}
 	if _, err := labels.NewFilter(c.Labels.Include, c.Labels.Exclude); err != nil {
 		p.Addf("labels", "%w", err)
 	}
@@ -157,7 +162,7 @@ func (c *Config) registry(incarnation string, l *slog.Logger) registry.Config {
 		Pause:    20 * time.Millisecond,
 		Gather:   10 * time.Millisecond,
 		RetryMin: 100 * time.Millisecond, RetryMax: 2 * time.Second,
-		RetryRanges: time.Minute, HoldLosses: time.Minute,
+		RetryRanges: time.Minute, HoldLosses: time.Minute, NodeLabels: c.Kubernetes.Enabled(),
 		Log: l,
 	}
 }

@@ -18,10 +18,10 @@ import (
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/apiserver"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
+	"github.com/sluice-net/sluice/services/identity/internal/nodes"
 	"github.com/sluice-net/sluice/services/identity/internal/pods"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 	"github.com/sluice-net/sluice/services/identity/internal/server"
@@ -35,6 +35,11 @@ func main() {
 func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
 	filter, err := labels.NewFilter(cfg.Labels.Include, cfg.Labels.Exclude)
+	if err != nil {
+		return err
+	}
+
+	nodeFilter, err := labels.NewNodeFilter(cfg.NodeLabels.Include, cfg.NodeLabels.Exclude)
 	if err != nil {
 		return err
 	}
@@ -88,7 +93,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		Allocator: alloc, Hub: hub, Endpoints: endpoints, Filter: filter,
 		Node: cfg.Node, Version: version.Get().String(), Started: started,
 		Cluster: &server.Cluster{
-			Registry: reg, Hub: nodes, Node: cfg.Node,
+			Registry: reg, Hub: nodes, Node: cfg.Node, NodeFilter: nodeFilter,
 			Connected: func() bool { up, _ := alloc.Connected(); return up },
 		},
 	}
@@ -134,9 +139,11 @@ func spread(nodes int) time.Duration {
 
 // followKubernetes starts what keeps up with the API.
 func followKubernetes(ctx context.Context, p *process.Process, client *kube.Client, s *server.Server) {
-	servers := apiserver.New(ctx, client.Servers, s.Allocator, s.Cluster.Registry, p.Log)
+	servers := nodes.NewAPIServers(ctx, client.Servers, s.Allocator, s.Cluster.Registry, p.Log)
+	labels := nodes.NewLabels(ctx, s.Allocator, s.Cluster.Registry, p.Log)
 	p.Go("addresses of the Kubernetes API", client.Run)
 	p.Go("identities of the Kubernetes API", servers.Run)
+	p.Go("identities of nodes", labels.Run)
 	p.Go("relabelling", s.Relabeler.Run)
 	p.Go("pods", func(ctx context.Context) error { return s.Pods.Follow(ctx, client, p.Log) })
 }

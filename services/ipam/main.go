@@ -209,6 +209,7 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 	}
 	p.Go("allocator", addresses.Run)
 	ready := &readiness{process: p, server: srv, why: map[string]error{}}
+	var labels edge.Labels
 	if cfg.learns() {
 		node, err := nodeobject.New(client, nodeobject.Options{
 			Name: cfg.Kubernetes.Node, Ranges: addresses, Log: p.Log, Report: ready.part("Node object"),
@@ -216,7 +217,7 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		if err != nil {
 			return err
 		}
-		service.NoRange = node.Problem
+		service.NoRange, labels = node.Problem, node.Labels
 		p.Go("addresses of the Kubernetes API", client.Run)
 		p.Go("node object", node.Run)
 	}
@@ -228,7 +229,7 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		p.OnExit(conn.Close)
 		service.Settings = cfg.agreed
 		service.Cluster = cluster.New(cluster.Options{
-			Settings: cfg.agreed, Registry: edge.New(conn, cfg.agreed), Ranges: addresses,
+			Settings: cfg.agreed, Registry: edge.New(conn, cfg.agreed, labels), Ranges: addresses,
 			Report: ready.part("cluster"), Log: p.Log,
 		})
 		p.Go("cluster", service.Cluster.Run)

@@ -112,10 +112,29 @@ func (s suite) test(t *testing.T) {
 				Nodes: nodes, Mounts: []string{programs()}, Images: specImages(s.images...),
 			})
 			s.run(t, c, mode)
+			endDeletions(t, c)
 			for i := range nodes {
 				sluiceNode{t, c, i}.exact()
 			}
 		})
+	}
+}
+
+// endDeletions has pods end at once that specs have left to end within minutes.
+func endDeletions(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	var pods struct{ Items []kubePod }
+	if err := c.Get(t.Context(), &pods, "pods", "--all-namespaces"); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pods.Items {
+		if p.Metadata.DeletionTimestamp == nil {
+			continue
+		}
+		if _, err := c.Kubectl(t.Context(), "--namespace="+p.Metadata.Namespace, "delete", "pod", p.Metadata.Name,
+			"--grace-period=1", "--ignore-not-found"); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -47,6 +47,7 @@
 #define SL_ID_HOST 1
 #define SL_ID_REMOTE_NODE 6
 #define SL_ID_KUBE_APISERVER 7 /* a remote node too */
+#define SL_NODE_LOCAL 0xff0000 /* the first identity that means something here only */
 
 /* Policy tables with a fixed meaning. A zeroed word denies everything. */
 #define SL_TABLE_DENY 0

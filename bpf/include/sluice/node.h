@@ -65,10 +65,14 @@ static __always_inline __u16 node_past_stack(const struct sl_ipcache *where)
 	return local_way() ? where->node : 0;
 }
 
-/* Whether an address is one of its node itself: of its devices, or in its range. */
+/*
+ * Whether an address on a node is one of the node itself: of its devices, or in its
+ * range. The label set of a node has a number of this node only.
+ */
 static __always_inline bool is_node_identity(__u32 identity)
 {
-	return identity == SL_ID_REMOTE_NODE || identity == SL_ID_KUBE_APISERVER;
+	return identity == SL_ID_REMOTE_NODE || identity == SL_ID_KUBE_APISERVER ||
+	       identity >= SL_NODE_LOCAL;
 }
 
 /*

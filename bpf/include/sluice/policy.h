@@ -178,8 +178,10 @@ static __always_inline bool is_tunnel_packet(const struct sl_packet *p)
 
 	if (likely(!ports && !is_tunnel_protocol(p->proto)))
 		return false;
+	/* Numbers of this node are those of label sets of nodes and of API servers. */
 	if (p->dst_identity != SL_ID_HOST && p->dst_identity != SL_ID_REMOTE_NODE &&
-	    p->dst_identity != SL_ID_KUBE_APISERVER && p->dst_slot != SL_SLOT_HOST)
+	    p->dst_identity != SL_ID_KUBE_APISERVER && p->dst_identity < SL_NODE_LOCAL &&
+	    p->dst_slot != SL_SLOT_HOST)
 		return false;
 	return !ports || is_tunnel_port(p->dport);
 }

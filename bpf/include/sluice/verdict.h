@@ -20,7 +20,6 @@
 #include <sluice/compiler.h>
 #include <sluice/maps.h>
 
-#define SL_NODE_LOCAL 0xff0000 /* the first identity that means something here only */
 #define SL_CLUSTER_WIDE 65536 /* how many lie below those in sl_id */
 
 /* A peer as a table sees it: the parts of its word. */

@@ -52,7 +52,7 @@ func TestModelRangesEqualThoseOfTheHeaders(t *testing.T) {
 		{"abi.h", "SL_ID_HOST", identity.Host},
 		{"abi.h", "SL_ID_REMOTE_NODE", identity.RemoteNode},
 		{"abi.h", "SL_ID_KUBE_APISERVER", identity.KubeAPIServer},
-		{"verdict.h", "SL_NODE_LOCAL", identity.MinNodeLocal},
+		{"abi.h", "SL_NODE_LOCAL", identity.MinNodeLocal},
 		{"verdict.h", "SL_CLUSTER_WIDE", identity.MaxCluster + 1},
 		{"abi.h", "SL_MAX_IDENTITIES", identity.MaxCluster + 1 + identity.Numeric(identity.NodeLocalSize)},
 	} {

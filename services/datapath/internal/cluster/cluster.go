@@ -297,7 +297,7 @@ func (f *Follower) publish(k Key, item Item) error {
 // isOfNode says whether an address is one of its node's devices, and not one inside a
 // range of the node.
 func (f *Follower) isOfNode(p netip.Prefix, item Item) bool {
-	if item.On == "" || item.Identity != identity.RemoteNode && item.Identity != identity.KubeAPIServer {
+	if item.On == "" || !item.Identity.OfNode() {
 		return false
 	}
 	return !slices.ContainsFunc(f.nodes[item.On].Ranges, func(r netip.Prefix) bool { return r.Contains(p.Addr()) })
@@ -309,9 +309,7 @@ func refusal(p netip.Prefix, id identity.Numeric) string {
 	switch {
 	case !p.IsValid() || !p.IsSingleIP() || p.Addr().Is4In6():
 		return fmt.Sprintf("%v is not the prefix of one address", p)
-	case id == identity.RemoteNode, id == identity.KubeAPIServer:
-		return ""
-	case id.Scope() != identity.ScopeCluster && id.Scope() != identity.ScopeNodeLocal:
+	case !id.OfNode() && id.Scope() != identity.ScopeCluster:
 		return fmt.Sprintf("no address of another node has identity %d", id)
 	}
 	return ""

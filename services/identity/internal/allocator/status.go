@@ -101,6 +101,18 @@ func (a *Allocator) lookup(n identity.Numeric) (identity.Identity, bool) {
 	return identity.Identity{}, false
 }
 
+// References are those of all holders on this node that are no endpoints.
+func (a *Allocator) References() (all []string) {
+	a.mu.Lock(opRead)
+	defer a.mu.Unlock()
+	for holder := range a.holders {
+		if name, ok := holder.Reference(); ok {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
 // Listed is an element of List.
 type Listed struct {
 	Identity identity.Identity

@@ -171,7 +171,7 @@ func TestFiveHundredNodesClaimRanges(t *testing.T) {
 			each(func(i int, _ *registry.Registry) {
 				r := claimer(t, s.Endpoint, fmt.Sprint("node", i))
 				patiently(t, func() error {
-					_, _, err := r.Register(t.Context(), nil, &[]netip.Prefix{}, &settings, false)
+					_, _, err := r.Register(t.Context(), registry.Registration{Ranges: &[]netip.Prefix{}, IPAM: &settings}, false)
 					return err
 				})
 				patiently(t, func() error { // which registers
@@ -213,7 +213,7 @@ func TestFiveHundredNodesClaimRanges(t *testing.T) {
 func (n *node) refusedRanges() (refused []registry.Refusal) {
 	n.t.Helper()
 	servicetest.Eventually(n.t, "the registration", func() bool {
-		known, registered, err := n.reg.Register(n.t.Context(), nil, nil, nil, false)
+		known, registered, err := n.reg.Register(n.t.Context(), registry.Registration{}, false)
 		refused = known.Refused
 		return err == nil && registered
 	})
@@ -320,7 +320,8 @@ func TestNodeWithOtherSettingsGetsNoRange(t *testing.T) {
 		{blocks(8), "mode pool with 10.128.0.0/21 in blocks of /24, 32 for a node, the cluster"},
 	} {
 		b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
-		if _, _, err := b.reg.Register(t.Context(), nil, &[]netip.Prefix{prefix(1)}, &c.other, false); err != nil {
+		said := registry.Registration{Ranges: &[]netip.Prefix{prefix(1)}, IPAM: &c.other}
+		if _, _, err := b.reg.Register(t.Context(), said, false); err != nil {
 			t.Fatal(err)
 		}
 		if r := b.refusedRanges(); len(r) != 1 || r[0].Range != prefix(1) || !strings.Contains(r[0].Reason, c.want) {
@@ -412,7 +413,7 @@ func TestKubernetesTakesRangesOver(t *testing.T) {
 	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
 	has := func(n *node, ranges ...netip.Prefix) {
 		t.Helper()
-		if _, _, err := n.reg.Register(t.Context(), nil, &ranges, &settings, false); err != nil {
+		if _, _, err := n.reg.Register(t.Context(), registry.Registration{Ranges: &ranges, IPAM: &settings}, false); err != nil {
 			t.Fatal(err)
 		}
 		n.refusedRanges()

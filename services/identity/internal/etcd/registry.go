@@ -29,6 +29,8 @@ const RangeQuarantine = 15 * time.Minute
 const (
 	maxRanges    = 64
 	maxAddresses = 16
+	// maxNodeLabels is that of RegisterNode.
+	maxNodeLabels = 1000
 )
 
 // Observe has Follow pass what it reads of nodes and addresses to sink, after
@@ -91,6 +93,12 @@ func (s *Store) readRecord(kv *mvccpb.KeyValue) (registry.Record, error) {
 	}
 	if err != nil {
 		return r, fmt.Errorf("%s: %w: %w", kv.Key, allocator.ErrCorrupt, err)
+	}
+	if len(r.Labels) > maxNodeLabels {
+		// Its addresses are a remote node's all the same, and its ranges its own.
+		s.cfg.Log.Error("labels of a node in etcd are ignored", "key", string(kv.Key), "labels", len(r.Labels),
+			"at most", maxNodeLabels)
+		r.Labels = nil
 	}
 	return r, nil
 }

@@ -43,7 +43,7 @@ func (n *node) register(i int, ranges ...netip.Prefix) {
 		Addresses: []netip.Addr{nodeAddress(i)}, Overlay: []netip.Addr{address(i, 1)},
 		Mode: registry.ModeOverlay, TunnelPort: 4789, MTU: 1450,
 	}
-	if _, _, err := n.reg.Register(n.t.Context(), u, &ranges, nil, false); err != nil {
+	if _, _, err := n.reg.Register(n.t.Context(), registry.Registration{Underlay: u, Ranges: &ranges}, false); err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -87,7 +87,7 @@ func (n *node) published() {
 	n.t.Helper()
 	servicetest.Eventually(n.t, "everything to be published", func() bool {
 		s := n.reg.Status()
-		_, registered, err := n.reg.Register(n.t.Context(), nil, nil, nil, false)
+		_, registered, err := n.reg.Register(n.t.Context(), registry.Registration{}, false)
 		return err == nil && registered && s.Pending == 0
 	})
 }

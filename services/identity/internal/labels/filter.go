@@ -55,8 +55,17 @@ var (
 	}
 )
 
-// NewFilter returns the default filter with more rules.
+// NewFilter returns the default filter of workloads with more rules.
 func NewFilter(include, exclude []string) (Filter, error) {
+	return newFilter(include, exclude, defaultInclude, defaultExclude)
+}
+
+// NewNodeFilter returns the filter of nodes, whose labels all count without rules.
+func NewNodeFilter(include, exclude []string) (Filter, error) {
+	return newFilter(include, exclude, nil, nil)
+}
+
+func newFilter(include, exclude, defaultInclude, defaultExclude []string) (Filter, error) {
 	var f Filter
 	for _, set := range []struct {
 		name string

@@ -47,7 +47,7 @@ func (v *view) find(a netip.Addr) (f Found, err error) {
 		n := v.nodes[name]
 		if _, ok := v.claims[a][name]; ok && claimant != name {
 			f.Refused = append(f.Refused, Mapping{
-				a, name, identity.RemoteNode,
+				a, name, v.ofNode(name, false),
 				"the address is another node's, or lies in a range of pods",
 			})
 		}
@@ -90,13 +90,14 @@ func (v *view) reason(n *nodeView, e *endpoint, a netip.Addr) string {
 
 // SetAPIServers takes the addresses of the API servers of Kubernetes, each with the
 // identity that it has outside of all nodes. Another node's address has
-// identity.KubeAPIServer, whose labels include that of a remote node; for this
-// node's see APIServerHere. The registry keeps the map.
+// identity.KubeAPIServer, whose labels include that of a remote node, or a set with the
+// labels of the node; for this node's see APIServerHere. The registry keeps the map.
 func (r *Registry) SetAPIServers(servers map[netip.Addr]identity.Numeric) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.view.setAPIServers(servers)
 	r.locate()
+	r.relabel()
 	r.publish()
 }
 

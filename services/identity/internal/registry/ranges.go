@@ -316,7 +316,7 @@ func (r *Registry) said(ctx context.Context, settings IPAM, known []netip.Prefix
 		ranges = &known
 	}
 	r.mu.Unlock()
-	_, _, err := r.Register(ctx, nil, ranges, &settings, false)
+	_, _, err := r.Register(ctx, Registration{Ranges: ranges, IPAM: &settings}, false)
 	return err
 }
 
@@ -331,7 +331,7 @@ func (r *Registry) noteClaimed(p netip.Prefix, record Record, revision int64) er
 	r.mu.Unlock()
 	if !slices.Contains(*next.Ranges, p) {
 		ranges := append(slices.Clone(*next.Ranges), p)
-		next = next.with(nil, &ranges, nil)
+		next = next.with(Registration{Ranges: &ranges})
 		if err := r.records.SaveRegistration(next); err != nil {
 			r.kick()
 			return fmt.Errorf("%w: %w", ErrRecords, err)
@@ -406,7 +406,7 @@ func (r *Registry) forgetRange(p netip.Prefix) error {
 		return nil
 	}
 	ranges := slices.DeleteFunc(slices.Clone(*last.Ranges), func(q netip.Prefix) bool { return p == q })
-	next := last.with(nil, &ranges, nil)
+	next := last.with(Registration{Ranges: &ranges})
 	if err := r.records.SaveRegistration(next); err != nil {
 		return err
 	}

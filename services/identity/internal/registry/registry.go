@@ -78,11 +78,13 @@ type Record struct {
 	Underlay    Underlay       `json:"underlay"`
 	Ranges      []netip.Prefix `json:"ranges,omitempty"`
 	Version     string         `json:"version,omitempty"`
+	// Labels of the node that count, by key; shared, must not be changed.
+	Labels map[string]string `json:"labels,omitempty"`
 }
 
 func (r Record) equal(s Record) bool {
 	return r.Incarnation == s.Incarnation && r.Underlay.equal(s.Underlay) && slices.Equal(r.Ranges, s.Ranges) &&
-		r.Version == s.Version
+		r.Version == s.Version && maps.Equal(r.Labels, s.Labels)
 }
 
 // Addresses are the addresses of one endpoint with its identity.
@@ -242,21 +244,34 @@ type Registration struct {
 	Underlay *Underlay       `json:"underlay,omitempty"`
 	Ranges   *[]netip.Prefix `json:"ranges,omitempty"` // sorted
 	IPAM     *IPAM           `json:"ipam,omitempty"`
+	// Labels that count, by key.
+	Labels *map[string]string `json:"labels,omitempty"`
 }
 
-// with is g with the parts that are not nil.
-func (g Registration) with(underlay *Underlay, ranges *[]netip.Prefix, ipam *IPAM) Registration {
-	if underlay != nil {
-		g.Underlay = underlay
+// with is g with the parts of said that are not nil.
+func (g Registration) with(said Registration) Registration {
+	if said.Underlay != nil {
+		g.Underlay = said.Underlay
 	}
-	if ranges != nil {
-		list := sorted(*ranges)
+	if said.Ranges != nil {
+		list := sorted(*said.Ranges)
 		g.Ranges = &list
 	}
-	if ipam != nil {
-		g.IPAM = ipam
+	if said.IPAM != nil {
+		g.IPAM = said.IPAM
+	}
+	if said.Labels != nil {
+		g.Labels = said.Labels
 	}
 	return g
+}
+
+// labels are those that count; nil if there are none.
+func (g Registration) labels() map[string]string {
+	if g.Labels == nil {
+		return nil
+	}
+	return *g.Labels
 }
 
 func sorted(ranges []netip.Prefix) []netip.Prefix {
@@ -265,7 +280,8 @@ func sorted(ranges []netip.Prefix) []netip.Prefix {
 
 func (g Registration) equal(h Registration) bool {
 	if (g.Underlay == nil) != (h.Underlay == nil) || (g.Ranges == nil) != (h.Ranges == nil) ||
-		(g.IPAM == nil) != (h.IPAM == nil) {
+		(g.IPAM == nil) != (h.IPAM == nil) || (g.Labels == nil) != (h.Labels == nil) ||
+		!maps.Equal(g.labels(), h.labels()) {
 		return false
 	}
 	return (g.IPAM == nil || g.IPAM.Equal(*h.IPAM)) && (g.Underlay == nil || g.Underlay.equal(*h.Underlay)) &&
@@ -288,6 +304,9 @@ type Config struct {
 	// HoldLosses is how long a listing that lacks more than half of the nodes
 	// or mappings takes nothing out of effect.
 	HoldLosses time.Duration
+	// NodeLabels says that SetNodeSets is called when Labels changes: addresses of nodes
+	// with labels wait for it.
+	NodeLabels bool
 	Log        *slog.Logger
 }
 
@@ -321,8 +340,12 @@ type Registry struct {
 	view         view                 // guarded by mu
 	// guarded by mu; the store had no record of this node at this revision; 0: it always had
 	lost        int64
+	reached     func()        // guarded by mu; tells readers how far they are; nil: they know
+	listing     bool          // guarded by mu; a complete listing came that they do not know of
 	here        bool          // guarded by mu; an API server has an address of this node
 	hereChanged chan struct{} // guarded by mu; closed when here changes
+	// guarded by mu; closed when labels of a node change, or which nodes have an API server
+	relabelled chan struct{}
 }
 
 // New returns a Registry that begins with the registration of the process before.
@@ -333,10 +356,11 @@ func New(cfg Config, store Store, records Records, pub Publisher, last Registrat
 		settled: make(chan struct{}), storing: make(chan struct{}, 1),
 		desired: map[string]Addresses{}, dirty: map[string]struct{}{}, written: map[string]int64{},
 		writing:     map[string]struct{}{},
-		hereChanged: make(chan struct{}),
+		hereChanged: make(chan struct{}), relabelled: make(chan struct{}),
 	}
 	r.view.init(cfg.Node)
 	r.view.setOwn(last.Underlay)
+	r.view.numbers = cfg.NodeLabels
 	return r
 }
 
@@ -349,7 +373,7 @@ func (r *Registry) kick() {
 
 // recordOf returns the record of this node.
 func (r *Registry) recordOf(g Registration) (rec Record) {
-	rec = Record{Incarnation: r.cfg.Incarnation, Version: r.cfg.Version}
+	rec = Record{Incarnation: r.cfg.Incarnation, Version: r.cfg.Version, Labels: g.labels()}
 	if g.Ranges != nil {
 		rec.Ranges = *g.Ranges
 	}
@@ -362,13 +386,13 @@ func (r *Registry) recordOf(g Registration) (rec Record) {
 // Register changes the record of this node; a part that is nil keeps its last
 // value. The change survives this process; the store has it once registered is
 // true, which takes ranges. With validateOnly nothing changes.
-func (r *Registry) Register(ctx context.Context, underlay *Underlay, ranges *[]netip.Prefix, ipam *IPAM,
-	validateOnly bool,
-) (n Node, registered bool, err error) {
+func (r *Registry) Register(ctx context.Context, said Registration, validateOnly bool) (n Node, registered bool,
+	err error,
+) {
 	r.registering.Lock()
 	defer r.registering.Unlock()
 	r.mu.Lock()
-	next := r.registration.with(underlay, ranges, ipam)
+	next := r.registration.with(said)
 	same := next.equal(r.registration)
 	n = Node{Name: r.cfg.Node, Record: r.recordOf(next), Refused: r.refusals()}
 	registered = same && r.revision != 0
@@ -390,6 +414,7 @@ func (r *Registry) Register(ctx context.Context, underlay *Underlay, ranges *[]n
 	r.registration, r.revision = next, 0
 	r.view.setOwn(next.Underlay)
 	r.locate()
+	r.relabel()
 	r.publish()
 	r.mu.Unlock()
 	r.kick()
@@ -720,7 +745,9 @@ func (r *Registry) Observe(u Update) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.compareOwn(u)
-	r.view.apply(u)
+	if r.view.apply(u) {
+		r.relabel()
+	}
 	if u.Complete {
 		if until, lost := r.view.holdBack(r.pub.Keys, r.cfg.HoldLosses); lost != "" {
 			r.cfg.Log.Error("the store lacks most of what it had; what is missing stays in effect for a while",
@@ -733,11 +760,15 @@ func (r *Registry) Observe(u Update) {
 			})
 		}
 	}
-	r.publish()
-	r.pub.Reach(u.Cluster, u.Revision)
-	if u.Complete {
-		r.pub.Loaded()
+	r.reached = func() {
+		r.pub.Reach(u.Cluster, u.Revision)
+		if r.listing {
+			r.listing = false
+			r.pub.Loaded()
+		}
 	}
+	r.listing = r.listing || u.Complete
+	r.publish()
 }
 
 // obey lets the losses take effect that were held for long enough.
@@ -750,7 +781,8 @@ func (r *Registry) obey() {
 	r.publish()
 }
 
-// publish runs with mu held.
+// publish passes on what counts, and how far it got once nothing waits for the numbers
+// of labels. It runs with mu held.
 func (r *Registry) publish() {
 	for _, c := range r.view.changes(r.pub.Get) {
 		if c.gone {
@@ -758,6 +790,10 @@ func (r *Registry) publish() {
 		} else {
 			r.pub.Upsert(c.key, c.item)
 		}
+	}
+	if r.reached != nil && len(r.view.touched) == 0 {
+		r.reached()
+		r.reached = nil
 	}
 }
 

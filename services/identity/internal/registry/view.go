@@ -5,6 +5,7 @@ package registry
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -22,6 +23,8 @@ type view struct {
 	claims map[netip.Addr]map[string]struct{} // nodes that have the address in their records
 
 	apiServers   map[netip.Addr]identity.Numeric // that each has outside of all nodes
+	sets         map[NodeSet]Numbered            // of nodes with labels
+	numbers      bool                            // somebody gives label sets their numbers
 	ownAddresses map[netip.Addr]struct{}         // of this node; nil: not known yet
 
 	ranges    map[netip.Prefix]string // that count → node; none overlaps another node's
@@ -77,14 +80,18 @@ func (v *view) tidy(n *nodeView) {
 	}
 }
 
-// apply takes a step.
-func (v *view) apply(u Update) {
+// apply takes a step, and reports whether the labels of a node may have changed, or its
+// addresses.
+func (v *view) apply(u Update) (labels bool) {
 	var changed []*nodeView // those whose ranges did
+	labels = u.Complete
 	if u.Complete {
 		changed = v.unlisted(u)
 	}
 	for _, k := range u.Nodes {
-		if n := v.get(k.Name); v.register(n, k) {
+		n := v.get(k.Name)
+		labels = labels || !maps.Equal(n.record.Labels, k.Record.Labels) || !n.record.Underlay.equal(k.Record.Underlay)
+		if v.register(n, k) {
 			changed = append(changed, n)
 		}
 	}
@@ -99,13 +106,17 @@ func (v *view) apply(u Update) {
 		if n := v.nodes[gone.Node]; n != nil {
 			if gone.Endpoint != "" {
 				v.drop(n, gone.Endpoint)
-			} else if v.unregister(n) {
-				changed = append(changed, n)
+			} else {
+				labels = true
+				if v.unregister(n) {
+					changed = append(changed, n)
+				}
 			}
 			v.tidy(n)
 		}
 	}
 	v.rangesChanged(changed)
+	return labels
 }
 
 // unlisted removes what a complete listing does not have, and returns the nodes
@@ -238,10 +249,8 @@ func (v *view) want(k Key) (Item, bool) {
 	switch {
 	case node == v.own && node != "", holder == v.own && holder != "":
 		return Item{}, false // the datapath knows its own
-	case node != "" && api:
-		return Item{On: node, Identity: identity.KubeAPIServer}, true
 	case node != "":
-		return Item{On: node, Identity: identity.RemoteNode}, true
+		return Item{On: node, Identity: v.ofNode(node, api)}, true
 	case holder != "":
 		n := v.nodes[holder]
 		if e := n.endpoints.last(a, n.record.Incarnation); e != nil {
@@ -270,7 +279,12 @@ type change struct {
 // nodes before mappings, and nodes that go after them.
 func (v *view) changes(published func(Key) (Item, bool)) []change {
 	var nodes, mappings, gone []change
+	undecided := map[Key]struct{}{}
 	for k := range v.touched {
+		if v.undecided(k) {
+			undecided[k] = struct{}{}
+			continue
+		}
 		want, ok := v.want(k)
 		have, had := published(k)
 		if _, held := v.held[k]; held && ok {
@@ -293,7 +307,7 @@ func (v *view) changes(published func(Key) (Item, bool)) []change {
 			gone = append(gone, c)
 		}
 	}
-	v.touched = map[Key]struct{}{} // a cleared one would keep the size of a listing
+	v.touched = undecided // a cleared map would keep the size of a listing
 	return slices.Concat(nodes, mappings, gone)
 }
 

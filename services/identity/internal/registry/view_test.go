@@ -328,7 +328,8 @@ func TestAPIServersAreNamedWhereTheyRun(t *testing.T) {
 	check("before this node is known", map[netip.Addr]Item{there: onNode})
 
 	_, changed := r.APIServerHere()
-	if _, _, err := r.Register(t.Context(), &Underlay{Addresses: []netip.Addr{here}}, nil, nil, false); err != nil {
+	said := Registration{Underlay: &Underlay{Addresses: []netip.Addr{here}}}
+	if _, _, err := r.Register(t.Context(), said, false); err != nil {
 		t.Fatal(err)
 	}
 	all := map[netip.Addr]Item{there: onNode, outside: {Identity: local}}

@@ -20,9 +20,11 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/labels"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
@@ -87,6 +89,8 @@ type Cluster struct {
 	Registry *registry.Registry
 	Hub      *ClusterHub
 	Node     string
+	// NodeFilter says which labels of this node count.
+	NodeFilter labels.Filter
 	// Connected says whether the store answers.
 	Connected func() bool
 }
@@ -106,23 +110,46 @@ func (c *Cluster) RegisterNode(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	var ranges *[]netip.Prefix
+	said := registry.Registration{Underlay: underlay, IPAM: ipam}
 	if req.PodRanges != nil {
-		ranges = &[]netip.Prefix{}
+		ranges := []netip.Prefix{}
 		for i, text := range req.GetPodRanges().GetPrefixes() {
 			p, err := prefixOf(text)
 			if err != nil {
 				return nil, invalid(fmt.Sprintf("pod_ranges.prefixes[%d]", i), err)
 			}
-			*ranges = append(*ranges, p)
+			ranges = append(ranges, p)
 		}
+		said.Ranges = &ranges
 	}
-	node, registered, err := c.Registry.Register(ctx, underlay, ranges, ipam, req.GetValidateOnly())
+	if req.Labels != nil {
+		labels, err := c.labels(req.GetLabels().GetLabels())
+		if err != nil {
+			return nil, err
+		}
+		said.Labels = &labels
+	}
+	node, registered, err := c.Registry.Register(ctx, said, req.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)
 	}
 	return &identityv1.RegisterNodeResponse{Node: toNode(node), Registered: registered, StoreConnected: c.Connected()},
 		nil
+}
+
+// labels are those of a Node that count.
+func (c *Cluster) labels(all map[string]string) (map[string]string, error) {
+	out := map[string]string{}
+	for key, value := range all {
+		l := label.Label{Source: label.SourceNode, Key: key, Value: value}
+		if err := l.Check(0); err != nil {
+			return nil, invalid(fmt.Sprintf("labels.labels[%q]", key), err)
+		}
+		if c.NodeFilter.Keeps(l) {
+			out[key] = value
+		}
+	}
+	return out, nil
 }
 
 func invalid(field string, err error) error {
@@ -207,7 +234,7 @@ func toNode(n registry.Node) *identityv1.Node {
 	u := n.Record.Underlay
 	out := &identityv1.Node{
 		Name: n.Name, Version: n.Record.Version, Incarnation: n.Record.Incarnation,
-		PodRanges: prefixes(n.Record.Ranges),
+		PodRanges: prefixes(n.Record.Ranges), Labels: n.Record.Labels,
 		Underlay: &identityv1.Underlay{
 			Addresses: wire.Addresses(u.Addresses), OverlayAddresses: wire.Addresses(u.Overlay),
 			Mode: toMode(u.Mode), TunnelPort: uint32(u.TunnelPort), Mtu: u.MTU,

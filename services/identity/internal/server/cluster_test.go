@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -173,12 +174,19 @@ func TestRegistrationIsCheckedAndWritten(t *testing.T) {
 		"underlay.addresses[0]":         {Underlay: &identityv1.Underlay{Addresses: []string{"::ffff:192.0.2.1"}}},
 		"underlay.overlay_addresses[0]": {Underlay: &identityv1.Underlay{OverlayAddresses: []string{"0.0.0.0"}}},
 		"pod_ranges.prefixes[0]":        {PodRanges: &identityv1.PodRanges{Prefixes: []string{"10.0.1.5/24"}}},
+		`labels.labels["a\nb"]`:         {Labels: &identityv1.NodeLabels{Labels: map[string]string{"a\nb": "c"}}},
 		"underlay.tunnel_port":          {Underlay: &identityv1.Underlay{TunnelPort: 65_536}},
 	} {
 		_, err := s.cluster.RegisterNode(t.Context(), req)
 		if got := violated(err); status.Code(err) != codes.InvalidArgument || got != field {
 			t.Errorf("%s: %v names %q", field, err, got)
 		}
+	}
+	labelled, err := s.cluster.RegisterNode(t.Context(), &identityv1.RegisterNodeRequest{
+		Labels: &identityv1.NodeLabels{Labels: map[string]string{"zone": "a", "left.out": "b"}}, ValidateOnly: true,
+	})
+	if err != nil || !maps.Equal(labelled.GetNode().GetLabels(), map[string]string{"zone": "a"}) {
+		t.Errorf("of the labels zone and left.out count %v, %v", labelled.GetNode().GetLabels(), err)
 	}
 	// One part alone is not what the node is.
 	if _, err := s.cluster.RegisterNode(t.Context(), &identityv1.RegisterNodeRequest{Underlay: good}); err != nil {
@@ -442,7 +450,7 @@ func TestStatusCountsTheCluster(t *testing.T) {
 func TestAddressesOfAPIServersHaveIdentities(t *testing.T) {
 	s := serve(t)
 	s.reg.Observe(registry.Update{Complete: true, Nodes: []registry.NodeKey{other()}})
-	if _, _, err := s.reg.Register(t.Context(), &registry.Underlay{}, nil, nil, false); err != nil {
+	if _, _, err := s.reg.Register(t.Context(), registry.Registration{Underlay: &registry.Underlay{}}, false); err != nil {
 		t.Fatal(err)
 	}
 	const local = identity.MinNodeLocal

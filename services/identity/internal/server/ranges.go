@@ -32,6 +32,8 @@ func mayRegister(ctx context.Context, req *identityv1.RegisterNodeRequest) error
 		part = "pod_ranges"
 	case cred.UID == instance.DatapathID && req.Ipam != nil:
 		part = "ipam"
+	case cred.UID == instance.DatapathID && req.Labels != nil:
+		part = "labels"
 	default:
 		return nil
 	}

@@ -92,6 +92,10 @@ func serve(t *testing.T, opts ...option) *service {
 	if err != nil {
 		t.Fatal(err)
 	}
+	nodeFilter, err := labels.NewNodeFilter(nil, []string{"left."})
+	if err != nil {
+		t.Fatal(err)
+	}
 	s := &service{t: t, fake: storetest.NewFake(), hub: NewHub(), socket: filepath.Join(dir, "s")}
 	cfg := allocator.Config{
 		Quota: 3, StoreTimeout: 200 * time.Millisecond, Heartbeat: 10 * time.Millisecond, Reconcile: 10 * time.Millisecond,
@@ -107,8 +111,10 @@ func serve(t *testing.T, opts ...option) *service {
 		RetryMax: 10 * time.Millisecond, RetryRanges: time.Hour, HoldLosses: time.Hour, Log: log.Discard(),
 	}, s.store, files, nodes, registry.Registration{})
 	impl := &Server{
-		Cluster: &Cluster{Registry: s.reg, Hub: nodes, Node: "n1", Connected: func() bool { return true }},
-		Hub:     s.hub, Endpoints: NewEndpointHub(), Filter: filter, Node: "n1", Version: "test", Started: time.Now(),
+		Cluster: &Cluster{
+			Registry: s.reg, Hub: nodes, Node: "n1", NodeFilter: nodeFilter, Connected: func() bool { return true },
+		},
+		Hub: s.hub, Endpoints: NewEndpointHub(), Filter: filter, Node: "n1", Version: "test", Started: time.Now(),
 	}
 	ro := rpc.Options{Register: impl.Register, Methods: Methods(), AlsoRoot: []uint32{uint32(os.Getuid())}}
 	for _, o := range opts {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package client registers the ranges of this node with the identity service,
-// which speaks to the other nodes.
+// Package client registers the ranges and labels of this node with the identity
+// service, which speaks to the other nodes.
 package client
 
 import (
@@ -24,7 +24,11 @@ import (
 type Identity struct {
 	client   identityv1.ClusterServiceClient
 	settings *identityv1.IPAMSettings
+	labels   Labels
 }
+
+// Labels are those of this node, by key; ok is false as long as they are not known.
+type Labels func() (labels map[string]string, ok bool)
 
 var modes = map[cluster.Mode]identityv1.IPAMMode{
 	cluster.Static:     identityv1.IPAMMode_IPAM_MODE_STATIC,
@@ -32,9 +36,11 @@ var modes = map[cluster.Mode]identityv1.IPAMMode{
 	cluster.Pool:       identityv1.IPAMMode_IPAM_MODE_POOL,
 }
 
-// New uses a connection to the identity service's socket.
-func New(cc grpc.ClientConnInterface, s cluster.Settings) *Identity {
+// New uses a connection to the identity service's socket. Labels are nil where nobody
+// knows any.
+func New(cc grpc.ClientConnInterface, s cluster.Settings, labels Labels) *Identity {
 	i := &Identity{
+		labels: labels,
 		client: identityv1.NewClusterServiceClient(cc),
 		settings: &identityv1.IPAMSettings{
 			Mode: modes[s.Mode], MaxBlocks: uint32(s.MaxBlocks), //nolint:gosec // checked
@@ -53,9 +59,15 @@ func New(cc grpc.ClientConnInterface, s cluster.Settings) *Identity {
 
 // Register implements cluster.Registry.
 func (i *Identity) Register(ctx context.Context, ranges []netip.Prefix) (a cluster.Answer, err error) {
-	resp, err := i.client.RegisterNode(ctx, &identityv1.RegisterNodeRequest{
+	req := &identityv1.RegisterNodeRequest{
 		PodRanges: &identityv1.PodRanges{Prefixes: texts(ranges)}, Ipam: i.settings,
-	})
+	}
+	if i.labels != nil {
+		if labels, ok := i.labels(); ok {
+			req.Labels = &identityv1.NodeLabels{Labels: labels}
+		}
+	}
+	resp, err := i.client.RegisterNode(ctx, req)
 	if err != nil {
 		return a, failed("register the ranges of this node", err)
 	}

@@ -48,6 +48,9 @@ const Field = "spec.podCIDRs"
 // error of the cluster.
 const missingFor = 30 * time.Second
 
+// maxLabels is that of identity's RegisterNode.
+const maxLabels = 1000
+
 // retryEvery is the pause after something that failed.
 const retryEvery = 2 * time.Second
 
@@ -87,6 +90,7 @@ type Node struct {
 type object struct {
 	uid, version       string
 	podCIDRs           []string
+	labels             map[string]string
 	serving, draining  string // annotations
 	networkUnavailable bool
 	taint              int // its place, -1 if there is none
@@ -106,6 +110,7 @@ func trim(o runtime.Object) *object {
 	n := o.(*corev1.Node)
 	kept := &object{
 		uid: string(n.UID), version: n.ResourceVersion, podCIDRs: n.Spec.PodCIDRs,
+		labels:  n.Labels,
 		serving: n.Annotations[servingAnnotation], draining: n.Annotations[drainingAnnotation],
 	}
 	if len(kept.podCIDRs) == 0 && n.Spec.PodCIDR != "" {
@@ -119,7 +124,13 @@ func trim(o runtime.Object) *object {
 }
 
 // Upsert implements kube.Handler.
-func (n *Node) Upsert(_ types.NamespacedName, o *object) { n.note(func() { n.object = o }) }
+func (n *Node) Upsert(_ types.NamespacedName, o *object) {
+	if len(o.labels) > maxLabels {
+		n.Log.Error("the Node has too many labels: rules do not select it by any", "labels", len(o.labels),
+			"at most", maxLabels)
+	}
+	n.note(func() { n.object = o })
+}
 
 // Delete implements kube.Handler.
 func (n *Node) Delete(types.NamespacedName) { n.note(func() { n.object, n.complete = nil, true }) }
@@ -138,6 +149,20 @@ func (n *Node) note(change func()) {
 	case n.news <- struct{}{}:
 	default:
 	}
+}
+
+// Labels are those of the object, by key; ok is false as long as nothing is known of it,
+// or it does not exist. More than identity takes count as none. They must not be changed.
+func (n *Node) Labels() (labels map[string]string, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.object == nil:
+		return nil, false
+	case len(n.object.labels) > maxLabels:
+		return nil, true // without ranges the node would have no pods for it
+	}
+	return n.object.labels, true
 }
 
 // Problem says why no range serves; nil if one does.

@@ -264,6 +264,52 @@ func (x *PodRanges) GetPrefixes() []string {
 	return nil
 }
 
+// NodeLabels are labels of a node.
+type NodeLabels struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By key, those of the Node object of Kubernetes, at most 1,000.
+	Labels        map[string]string `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeLabels) Reset() {
+	*x = NodeLabels{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeLabels) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeLabels) ProtoMessage() {}
+
+func (x *NodeLabels) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeLabels.ProtoReflect.Descriptor instead.
+func (*NodeLabels) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *NodeLabels) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 // Node is the record of a node.
 type Node struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -278,14 +324,16 @@ type Node struct {
 	// Version of its identity service.
 	Version string `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
 	// Which installation of the node it is: another state directory, another one.
-	Incarnation   string `protobuf:"bytes,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Incarnation string `protobuf:"bytes,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// Its labels that count, by key: rules select nodes by them.
+	Labels        map[string]string `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[2]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -297,7 +345,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[2]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -310,7 +358,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{2}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Node) GetName() string {
@@ -355,6 +403,13 @@ func (x *Node) GetIncarnation() string {
 	return ""
 }
 
+func (x *Node) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 // RefusedRange is a range that a node does not have although it asked for it.
 type RefusedRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -370,7 +425,7 @@ type RefusedRange struct {
 
 func (x *RefusedRange) Reset() {
 	*x = RefusedRange{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[3]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -382,7 +437,7 @@ func (x *RefusedRange) String() string {
 func (*RefusedRange) ProtoMessage() {}
 
 func (x *RefusedRange) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[3]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -395,7 +450,7 @@ func (x *RefusedRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedRange.ProtoReflect.Descriptor instead.
 func (*RefusedRange) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{3}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RefusedRange) GetPrefix() string {
@@ -430,14 +485,17 @@ type RegisterNodeRequest struct {
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	// What the cluster has to agree on about ranges: from ipam, with pod_ranges.
 	// Unset: as before. If the cluster has other settings, all ranges are refused.
-	Ipam          *IPAMSettings `protobuf:"bytes,4,opt,name=ipam,proto3" json:"ipam,omitempty"`
+	Ipam *IPAMSettings `protobuf:"bytes,4,opt,name=ipam,proto3" json:"ipam,omitempty"`
+	// Its labels: from ipam. Unset: as before. Set and empty: it has none. Those that the
+	// setting nodeLabels excludes do not count.
+	Labels        *NodeLabels `protobuf:"bytes,5,opt,name=labels,proto3" json:"labels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[4]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -449,7 +507,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[4]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -462,7 +520,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RegisterNodeRequest) GetUnderlay() *Underlay {
@@ -493,6 +551,13 @@ func (x *RegisterNodeRequest) GetIpam() *IPAMSettings {
 	return nil
 }
 
+func (x *RegisterNodeRequest) GetLabels() *NodeLabels {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 // RegisterNodeResponse is the answer of RegisterNode.
 type RegisterNodeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -509,7 +574,7 @@ type RegisterNodeResponse struct {
 
 func (x *RegisterNodeResponse) Reset() {
 	*x = RegisterNodeResponse{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[5]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +586,7 @@ func (x *RegisterNodeResponse) String() string {
 func (*RegisterNodeResponse) ProtoMessage() {}
 
 func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[5]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +599,7 @@ func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeResponse.ProtoReflect.Descriptor instead.
 func (*RegisterNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RegisterNodeResponse) GetNode() *Node {
@@ -569,7 +634,7 @@ type WatchClusterRequest struct {
 
 func (x *WatchClusterRequest) Reset() {
 	*x = WatchClusterRequest{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[6]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -581,7 +646,7 @@ func (x *WatchClusterRequest) String() string {
 func (*WatchClusterRequest) ProtoMessage() {}
 
 func (x *WatchClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[6]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -594,7 +659,7 @@ func (x *WatchClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchClusterRequest.ProtoReflect.Descriptor instead.
 func (*WatchClusterRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WatchClusterRequest) GetResumeToken() []byte {
@@ -631,7 +696,7 @@ type WatchClusterResponse struct {
 
 func (x *WatchClusterResponse) Reset() {
 	*x = WatchClusterResponse{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[7]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -643,7 +708,7 @@ func (x *WatchClusterResponse) String() string {
 func (*WatchClusterResponse) ProtoMessage() {}
 
 func (x *WatchClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[7]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -656,7 +721,7 @@ func (x *WatchClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchClusterResponse.ProtoReflect.Descriptor instead.
 func (*WatchClusterResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WatchClusterResponse) GetResumeToken() []byte {
@@ -716,8 +781,8 @@ type IPMapping struct {
 	// Node that it is on; empty for one outside, such as an API server.
 	Node string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
 	// Number of the identity, 1 to 0xFFFFFF: 6 for addresses of nodes, 7 for those
-	// of nodes with an API server of Kubernetes, one of this node only for an API
-	// server outside of all nodes.
+	// of nodes with an API server of Kubernetes, one of this node only for those of a
+	// node with labels and for an API server outside of all nodes.
 	Identity      uint32 `protobuf:"varint,3,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -725,7 +790,7 @@ type IPMapping struct {
 
 func (x *IPMapping) Reset() {
 	*x = IPMapping{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[8]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -737,7 +802,7 @@ func (x *IPMapping) String() string {
 func (*IPMapping) ProtoMessage() {}
 
 func (x *IPMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[8]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -750,7 +815,7 @@ func (x *IPMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IPMapping.ProtoReflect.Descriptor instead.
 func (*IPMapping) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *IPMapping) GetPrefix() string {
@@ -783,7 +848,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[9]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -795,7 +860,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[9]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -808,7 +873,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 // ListNodesResponse is one element of the list.
@@ -831,7 +896,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[10]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -843,7 +908,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[10]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -856,7 +921,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListNodesResponse) GetNode() *Node {
@@ -905,7 +970,7 @@ type GetIPMappingRequest struct {
 
 func (x *GetIPMappingRequest) Reset() {
 	*x = GetIPMappingRequest{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[11]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +982,7 @@ func (x *GetIPMappingRequest) String() string {
 func (*GetIPMappingRequest) ProtoMessage() {}
 
 func (x *GetIPMappingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[11]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +995,7 @@ func (x *GetIPMappingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetIPMappingRequest.ProtoReflect.Descriptor instead.
 func (*GetIPMappingRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetIPMappingRequest) GetAddress() string {
@@ -957,7 +1022,7 @@ type GetIPMappingResponse struct {
 
 func (x *GetIPMappingResponse) Reset() {
 	*x = GetIPMappingResponse{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[12]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -969,7 +1034,7 @@ func (x *GetIPMappingResponse) String() string {
 func (*GetIPMappingResponse) ProtoMessage() {}
 
 func (x *GetIPMappingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[12]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -982,7 +1047,7 @@ func (x *GetIPMappingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetIPMappingResponse.ProtoReflect.Descriptor instead.
 func (*GetIPMappingResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetIPMappingResponse) GetMapping() *IPMapping {
@@ -1026,7 +1091,7 @@ type RefusedMapping struct {
 
 func (x *RefusedMapping) Reset() {
 	*x = RefusedMapping{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[13]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1038,7 +1103,7 @@ func (x *RefusedMapping) String() string {
 func (*RefusedMapping) ProtoMessage() {}
 
 func (x *RefusedMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[13]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1051,7 +1116,7 @@ func (x *RefusedMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedMapping.ProtoReflect.Descriptor instead.
 func (*RefusedMapping) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RefusedMapping) GetMapping() *IPMapping {
@@ -1081,7 +1146,7 @@ type WaitForPublicationRequest struct {
 
 func (x *WaitForPublicationRequest) Reset() {
 	*x = WaitForPublicationRequest{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[14]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1093,7 +1158,7 @@ func (x *WaitForPublicationRequest) String() string {
 func (*WaitForPublicationRequest) ProtoMessage() {}
 
 func (x *WaitForPublicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[14]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1106,7 +1171,7 @@ func (x *WaitForPublicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForPublicationRequest.ProtoReflect.Descriptor instead.
 func (*WaitForPublicationRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WaitForPublicationRequest) GetOwner() *v1.Owner {
@@ -1135,7 +1200,7 @@ type WaitForPublicationResponse struct {
 
 func (x *WaitForPublicationResponse) Reset() {
 	*x = WaitForPublicationResponse{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[15]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1147,7 +1212,7 @@ func (x *WaitForPublicationResponse) String() string {
 func (*WaitForPublicationResponse) ProtoMessage() {}
 
 func (x *WaitForPublicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[15]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1160,7 +1225,7 @@ func (x *WaitForPublicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForPublicationResponse.ProtoReflect.Descriptor instead.
 func (*WaitForPublicationResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WaitForPublicationResponse) GetPublished() bool {
@@ -1185,7 +1250,7 @@ type ForgetNodeRequest struct {
 
 func (x *ForgetNodeRequest) Reset() {
 	*x = ForgetNodeRequest{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[16]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1197,7 +1262,7 @@ func (x *ForgetNodeRequest) String() string {
 func (*ForgetNodeRequest) ProtoMessage() {}
 
 func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[16]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1210,7 +1275,7 @@ func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeRequest.ProtoReflect.Descriptor instead.
 func (*ForgetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ForgetNodeRequest) GetName() string {
@@ -1247,7 +1312,7 @@ type ForgetNodeResponse struct {
 
 func (x *ForgetNodeResponse) Reset() {
 	*x = ForgetNodeResponse{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[17]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1324,7 @@ func (x *ForgetNodeResponse) String() string {
 func (*ForgetNodeResponse) ProtoMessage() {}
 
 func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[17]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1337,7 @@ func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeResponse.ProtoReflect.Descriptor instead.
 func (*ForgetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ForgetNodeResponse) GetNode() *Node {
@@ -1302,7 +1367,13 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"tunnelPort\x12\x1b\n" +
 	"\x03mtu\x18\x05 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\x03mtu\"8\n" +
 	"\tPodRanges\x12+\n" +
-	"\bprefixes\x18\x01 \x03(\tB\x0f\xbaH\f\x92\x01\t\x10@\"\x05r\x03\xe8\x01\x01R\bprefixes\"\xf8\x01\n" +
+	"\bprefixes\x18\x01 \x03(\tB\x0f\xbaH\f\x92\x01\t\x10@\"\x05r\x03\xe8\x01\x01R\bprefixes\"\xa6\x01\n" +
+	"\n" +
+	"NodeLabels\x12]\n" +
+	"\x06labels\x18\x01 \x03(\v2*.sluice.identity.v1.NodeLabels.LabelsEntryB\x19\xbaH\x16\x9a\x01\x13\x10\xe8\a\"\ar\x05\x10\x01\x18\xbd\x02*\x05r\x03\x18\x80 R\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf1\x02\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x128\n" +
 	"\bunderlay\x18\x02 \x01(\v2\x1c.sluice.identity.v1.UnderlayR\bunderlay\x12\x1d\n" +
@@ -1310,17 +1381,22 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"pod_ranges\x18\x03 \x03(\tR\tpodRanges\x12G\n" +
 	"\x0erefused_ranges\x18\x04 \x03(\v2 .sluice.identity.v1.RefusedRangeR\rrefusedRanges\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\tR\aversion\x12 \n" +
-	"\vincarnation\x18\x06 \x01(\tR\vincarnation\"V\n" +
+	"\vincarnation\x18\x06 \x01(\tR\vincarnation\x12<\n" +
+	"\x06labels\x18\a \x03(\v2$.sluice.identity.v1.Node.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"V\n" +
 	"\fRefusedRange\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x16\n" +
 	"\x06holder\x18\x02 \x01(\tR\x06holder\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xe8\x01\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xa0\x02\n" +
 	"\x13RegisterNodeRequest\x128\n" +
 	"\bunderlay\x18\x01 \x01(\v2\x1c.sluice.identity.v1.UnderlayR\bunderlay\x12<\n" +
 	"\n" +
 	"pod_ranges\x18\x02 \x01(\v2\x1d.sluice.identity.v1.PodRangesR\tpodRanges\x12#\n" +
 	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x124\n" +
-	"\x04ipam\x18\x04 \x01(\v2 .sluice.identity.v1.IPAMSettingsR\x04ipam\"\x8d\x01\n" +
+	"\x04ipam\x18\x04 \x01(\v2 .sluice.identity.v1.IPAMSettingsR\x04ipam\x126\n" +
+	"\x06labels\x18\x05 \x01(\v2\x1e.sluice.identity.v1.NodeLabelsR\x06labels\"\x8d\x01\n" +
 	"\x14RegisterNodeResponse\x12,\n" +
 	"\x04node\x18\x01 \x01(\v2\x18.sluice.identity.v1.NodeR\x04node\x12\x1e\n" +
 	"\n" +
@@ -1407,79 +1483,85 @@ func file_sluice_identity_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(RoutingMode)(0),                   // 0: sluice.identity.v1.RoutingMode
 	(NodeState)(0),                     // 1: sluice.identity.v1.NodeState
 	(*Underlay)(nil),                   // 2: sluice.identity.v1.Underlay
 	(*PodRanges)(nil),                  // 3: sluice.identity.v1.PodRanges
-	(*Node)(nil),                       // 4: sluice.identity.v1.Node
-	(*RefusedRange)(nil),               // 5: sluice.identity.v1.RefusedRange
-	(*RegisterNodeRequest)(nil),        // 6: sluice.identity.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),       // 7: sluice.identity.v1.RegisterNodeResponse
-	(*WatchClusterRequest)(nil),        // 8: sluice.identity.v1.WatchClusterRequest
-	(*WatchClusterResponse)(nil),       // 9: sluice.identity.v1.WatchClusterResponse
-	(*IPMapping)(nil),                  // 10: sluice.identity.v1.IPMapping
-	(*ListNodesRequest)(nil),           // 11: sluice.identity.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),          // 12: sluice.identity.v1.ListNodesResponse
-	(*GetIPMappingRequest)(nil),        // 13: sluice.identity.v1.GetIPMappingRequest
-	(*GetIPMappingResponse)(nil),       // 14: sluice.identity.v1.GetIPMappingResponse
-	(*RefusedMapping)(nil),             // 15: sluice.identity.v1.RefusedMapping
-	(*WaitForPublicationRequest)(nil),  // 16: sluice.identity.v1.WaitForPublicationRequest
-	(*WaitForPublicationResponse)(nil), // 17: sluice.identity.v1.WaitForPublicationResponse
-	(*ForgetNodeRequest)(nil),          // 18: sluice.identity.v1.ForgetNodeRequest
-	(*ForgetNodeResponse)(nil),         // 19: sluice.identity.v1.ForgetNodeResponse
-	(*IPAMSettings)(nil),               // 20: sluice.identity.v1.IPAMSettings
-	(*Bookmark)(nil),                   // 21: sluice.identity.v1.Bookmark
-	(*StoreRevision)(nil),              // 22: sluice.identity.v1.StoreRevision
-	(*v1.Owner)(nil),                   // 23: sluice.workload.v1.Owner
-	(*durationpb.Duration)(nil),        // 24: google.protobuf.Duration
-	(*ClaimRangeRequest)(nil),          // 25: sluice.identity.v1.ClaimRangeRequest
-	(*ReturnRangeRequest)(nil),         // 26: sluice.identity.v1.ReturnRangeRequest
-	(*ClaimRangeResponse)(nil),         // 27: sluice.identity.v1.ClaimRangeResponse
-	(*ReturnRangeResponse)(nil),        // 28: sluice.identity.v1.ReturnRangeResponse
+	(*NodeLabels)(nil),                 // 4: sluice.identity.v1.NodeLabels
+	(*Node)(nil),                       // 5: sluice.identity.v1.Node
+	(*RefusedRange)(nil),               // 6: sluice.identity.v1.RefusedRange
+	(*RegisterNodeRequest)(nil),        // 7: sluice.identity.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),       // 8: sluice.identity.v1.RegisterNodeResponse
+	(*WatchClusterRequest)(nil),        // 9: sluice.identity.v1.WatchClusterRequest
+	(*WatchClusterResponse)(nil),       // 10: sluice.identity.v1.WatchClusterResponse
+	(*IPMapping)(nil),                  // 11: sluice.identity.v1.IPMapping
+	(*ListNodesRequest)(nil),           // 12: sluice.identity.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),          // 13: sluice.identity.v1.ListNodesResponse
+	(*GetIPMappingRequest)(nil),        // 14: sluice.identity.v1.GetIPMappingRequest
+	(*GetIPMappingResponse)(nil),       // 15: sluice.identity.v1.GetIPMappingResponse
+	(*RefusedMapping)(nil),             // 16: sluice.identity.v1.RefusedMapping
+	(*WaitForPublicationRequest)(nil),  // 17: sluice.identity.v1.WaitForPublicationRequest
+	(*WaitForPublicationResponse)(nil), // 18: sluice.identity.v1.WaitForPublicationResponse
+	(*ForgetNodeRequest)(nil),          // 19: sluice.identity.v1.ForgetNodeRequest
+	(*ForgetNodeResponse)(nil),         // 20: sluice.identity.v1.ForgetNodeResponse
+	nil,                                // 21: sluice.identity.v1.NodeLabels.LabelsEntry
+	nil,                                // 22: sluice.identity.v1.Node.LabelsEntry
+	(*IPAMSettings)(nil),               // 23: sluice.identity.v1.IPAMSettings
+	(*Bookmark)(nil),                   // 24: sluice.identity.v1.Bookmark
+	(*StoreRevision)(nil),              // 25: sluice.identity.v1.StoreRevision
+	(*v1.Owner)(nil),                   // 26: sluice.workload.v1.Owner
+	(*durationpb.Duration)(nil),        // 27: google.protobuf.Duration
+	(*ClaimRangeRequest)(nil),          // 28: sluice.identity.v1.ClaimRangeRequest
+	(*ReturnRangeRequest)(nil),         // 29: sluice.identity.v1.ReturnRangeRequest
+	(*ClaimRangeResponse)(nil),         // 30: sluice.identity.v1.ClaimRangeResponse
+	(*ReturnRangeResponse)(nil),        // 31: sluice.identity.v1.ReturnRangeResponse
 }
 var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	0,  // 0: sluice.identity.v1.Underlay.mode:type_name -> sluice.identity.v1.RoutingMode
-	2,  // 1: sluice.identity.v1.Node.underlay:type_name -> sluice.identity.v1.Underlay
-	5,  // 2: sluice.identity.v1.Node.refused_ranges:type_name -> sluice.identity.v1.RefusedRange
-	2,  // 3: sluice.identity.v1.RegisterNodeRequest.underlay:type_name -> sluice.identity.v1.Underlay
-	3,  // 4: sluice.identity.v1.RegisterNodeRequest.pod_ranges:type_name -> sluice.identity.v1.PodRanges
-	20, // 5: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
-	4,  // 6: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
-	4,  // 7: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
-	10, // 8: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
-	21, // 9: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	22, // 10: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	4,  // 11: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
-	1,  // 12: sluice.identity.v1.ListNodesResponse.state:type_name -> sluice.identity.v1.NodeState
-	10, // 13: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
-	15, // 14: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
-	10, // 15: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
-	23, // 16: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
-	24, // 17: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
-	4,  // 18: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
-	6,  // 19: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
-	8,  // 20: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
-	11, // 21: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
-	13, // 22: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
-	16, // 23: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
-	18, // 24: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
-	25, // 25: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
-	26, // 26: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
-	7,  // 27: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
-	9,  // 28: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
-	12, // 29: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
-	14, // 30: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
-	17, // 31: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
-	19, // 32: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
-	27, // 33: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
-	28, // 34: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
-	27, // [27:35] is the sub-list for method output_type
-	19, // [19:27] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	21, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
+	2,  // 2: sluice.identity.v1.Node.underlay:type_name -> sluice.identity.v1.Underlay
+	6,  // 3: sluice.identity.v1.Node.refused_ranges:type_name -> sluice.identity.v1.RefusedRange
+	22, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
+	2,  // 5: sluice.identity.v1.RegisterNodeRequest.underlay:type_name -> sluice.identity.v1.Underlay
+	3,  // 6: sluice.identity.v1.RegisterNodeRequest.pod_ranges:type_name -> sluice.identity.v1.PodRanges
+	23, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
+	4,  // 8: sluice.identity.v1.RegisterNodeRequest.labels:type_name -> sluice.identity.v1.NodeLabels
+	5,  // 9: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
+	5,  // 10: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
+	11, // 11: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
+	24, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	25, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	5,  // 14: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
+	1,  // 15: sluice.identity.v1.ListNodesResponse.state:type_name -> sluice.identity.v1.NodeState
+	11, // 16: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
+	16, // 17: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
+	11, // 18: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
+	26, // 19: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
+	27, // 20: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
+	5,  // 21: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
+	7,  // 22: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
+	9,  // 23: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
+	12, // 24: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
+	14, // 25: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
+	17, // 26: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
+	19, // 27: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
+	28, // 28: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
+	29, // 29: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
+	8,  // 30: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
+	10, // 31: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
+	13, // 32: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
+	15, // 33: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
+	18, // 34: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
+	20, // 35: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
+	30, // 36: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
+	31, // 37: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
+	30, // [30:38] is the sub-list for method output_type
+	22, // [22:30] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_cluster_proto_init() }
@@ -1496,7 +1578,7 @@ func file_sluice_identity_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_cluster_proto_rawDesc), len(file_sluice_identity_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   18,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -132,5 +132,5 @@ func (e *Explainer) isTunnel(p frontend.Protocol, port uint16) bool {
 
 // isNode says whether an identity is that of a node, which may have a tunnel.
 func isNode(n identity.Numeric) bool {
-	return n == identity.Host || n == identity.RemoteNode || n == identity.KubeAPIServer
+	return n == identity.Host || n.OfNode()
 }

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package apiserver gives the addresses of the API servers of Kubernetes their
-// identities, so that policies can name the servers wherever they run.
+// Package nodes gives nodes and the API servers of Kubernetes their identities, so that
+// policies can name them.
 //
-// On another node it is the reserved identity kube-apiserver, which has the label
-// remote-node too. Outside of all nodes a server belongs to the world, and rules
+// An API server on another node has the reserved identity kube-apiserver, which has the
+// label remote-node too. Outside of all nodes a server belongs to the world, and rules
 // with prefixes select it: that is a set of labels with a number of this node
 // only. On this node the host's own identity has the label in addition.
-package apiserver
+//
+// Addresses of another node with labels have a set with a number of this node only:
+// that of a remote node, that of an API server where one is, and the labels of the
+// node. In a tunnel nothing changes: a node sends as a remote node, and its address
+// says which. This node's labels are the host's.
+package nodes
 
 import (
 	"context"
@@ -30,19 +35,21 @@ const retry = 2 * time.Second
 // may have changed.
 type Servers func() (addresses []netip.Addr, changed <-chan struct{})
 
-// Follower keeps the identities.
-type Follower struct {
+// APIServers keeps their identities.
+type APIServers struct {
 	servers   Servers
 	allocator *allocator.Allocator
 	registry  *registry.Registry
 	log       *slog.Logger
 }
 
-// New returns a Follower, and gives the addresses of now their identities: readers
+// NewAPIServers returns them, and gives the addresses of now their identities: readers
 // that come afterwards see no state between that of the last process and this.
 // What fails here, Run repeats.
-func New(ctx context.Context, s Servers, a *allocator.Allocator, r *registry.Registry, l *slog.Logger) *Follower {
-	f := &Follower{servers: s, allocator: a, registry: r, log: l}
+func NewAPIServers(ctx context.Context, s Servers, a *allocator.Allocator, r *registry.Registry,
+	l *slog.Logger,
+) *APIServers {
+	f := &APIServers{servers: s, allocator: a, registry: r, log: l}
 	if err := f.apply(ctx); err != nil {
 		l.Error("the API servers have no identities yet", log.Err(err))
 	}
@@ -51,8 +58,6 @@ func New(ctx context.Context, s Servers, a *allocator.Allocator, r *registry.Reg
 
 // Sets of labels.
 var (
-	host      = set(identity.NameHost)
-	hostAPI   = set(identity.NameHost, identity.NameKubeAPIServer)
 	worldAPI4 = set(identity.NameWorldIPv4, identity.NameKubeAPIServer)
 	worldAPI6 = set(identity.NameWorldIPv6, identity.NameKubeAPIServer)
 )
@@ -71,7 +76,7 @@ func set(names ...string) label.Canonical {
 
 // apply gives the addresses as they are now their identities. If a number cannot be
 // written to the disk, all keep what they had.
-func (f *Follower) apply(ctx context.Context) error {
+func (f *APIServers) apply(ctx context.Context) error {
 	all, _ := f.servers()
 	numbers := map[netip.Addr]identity.Numeric{}
 	for _, a := range all {
@@ -89,24 +94,14 @@ func (f *Follower) apply(ctx context.Context) error {
 		numbers[a] = id.Number
 	}
 	f.registry.SetAPIServers(numbers)
-	f.applyHost()
 	return nil
 }
 
-func (f *Follower) applyHost() {
-	labels := host
-	if here, _ := f.registry.APIServerHere(); here {
-		labels = hostAPI
-	}
-	f.allocator.SetHostLabels(labels)
-}
-
 // Run keeps the identities until ctx is done; it then returns nil.
-func (f *Follower) Run(ctx context.Context) error {
+func (f *APIServers) Run(ctx context.Context) error {
 	failed := false
 	for ctx.Err() == nil {
 		_, changed := f.servers()
-		_, moved := f.registry.APIServerHere()
 		var again <-chan time.Time
 		if err := f.apply(ctx); err != nil {
 			if !failed && ctx.Err() == nil {
@@ -119,7 +114,6 @@ func (f *Follower) Run(ctx context.Context) error {
 		}
 		select {
 		case <-changed:
-		case <-moved:
 		case <-again:
 		case <-ctx.Done():
 		}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package nodes
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
+)
+
+// rest is how long the number of a set that no node has is kept: until readers have
+// the numbers that came in its place.
+const rest = time.Minute
+
+// reference begins those that hold numbers of sets of nodes.
+const reference = "sluice.io/node/"
+
+// Labels keeps the identities of nodes with labels.
+type Labels struct {
+	allocator *allocator.Allocator
+	registry  *registry.Registry
+	log       *slog.Logger
+
+	unused   map[string]time.Time // references that hold a number for no node → since when
+	problems map[string]bool      // that were logged
+}
+
+// NewLabels returns Labels, and gives the nodes of now their identities.
+func NewLabels(ctx context.Context, a *allocator.Allocator, r *registry.Registry, l *slog.Logger) *Labels {
+	f := &Labels{allocator: a, registry: r, log: l, unused: map[string]time.Time{}, problems: map[string]bool{}}
+	f.apply(ctx)
+	return f
+}
+
+// Run keeps the identities until ctx is done; it then returns nil.
+func (f *Labels) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		_, _, changed := f.registry.Labels()
+		_, moved := f.registry.APIServerHere()
+		var again <-chan time.Time
+		if !f.apply(ctx) {
+			again = time.After(retry)
+		}
+		select {
+		case <-changed:
+		case <-moved:
+		case <-again:
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+// apply gives all nodes their identities, and says whether nothing is left to do.
+func (f *Labels) apply(ctx context.Context) (done bool) {
+	own, others, _ := f.registry.Labels()
+	here, _ := f.registry.APIServerHere()
+	problems := map[string]bool{}
+	problem := func(what string, err error) {
+		if ctx.Err() != nil {
+			return
+		}
+		text := what + ": " + err.Error()
+		if problems[text] = true; !f.problems[text] {
+			f.log.Error(what, log.Err(err))
+		}
+	}
+	host, err := setOf(identity.NameHost, here, own)
+	if err != nil {
+		problem("rules do not select this node by its labels", err)
+	}
+	f.allocator.SetHostLabels(host)
+
+	sets := map[registry.NodeSet]registry.Numbered{}
+	wanted := map[string]bool{}
+	for node, of := range others {
+		labels, err := setOf(identity.NameRemoteNode, node.APIServer, of)
+		var id identity.Identity
+		if err == nil {
+			name := referenceOf(labels)
+			wanted[name] = true
+			id, err = f.allocator.HoldNodeLocal(ctx, allocator.ReferenceHolder(name), labels)
+		}
+		if err != nil {
+			problem(fmt.Sprintf("rules do not select node %s by its labels", node.Node), err)
+		}
+		sets[node] = registry.Numbered{Labels: of, Number: id.Number}
+	}
+	f.registry.SetNodeSets(sets)
+	f.problems = problems
+	return f.release(ctx, wanted, problem) && len(problems) == 0
+}
+
+// release gives back numbers that no node has had for a while, and says whether none
+// is left that it will.
+func (f *Labels) release(ctx context.Context, wanted map[string]bool, problem func(string, error)) (done bool) {
+	before := f.unused
+	f.unused = map[string]time.Time{}
+	for _, name := range f.allocator.References() {
+		if !strings.HasPrefix(name, reference) || wanted[name] {
+			continue
+		}
+		since, ok := before[name]
+		if !ok {
+			since = time.Now()
+		}
+		if time.Since(since) < rest {
+			f.unused[name] = since
+			continue
+		}
+		if _, err := f.allocator.Release(ctx, allocator.ReferenceHolder(name)); err != nil {
+			f.unused[name] = since
+			problem("the number of labels that no node has was not given back", err)
+		}
+	}
+	return len(f.unused) == 0
+}
+
+// referenceOf is that which holds the number of a set.
+func referenceOf(labels label.Canonical) string {
+	sum := sha256.Sum256([]byte(labels.Text()))
+	return reference + hex.EncodeToString(sum[:16])
+}
+
+// setOf is the label set of a node. With an error it is that of one without labels.
+func setOf(name string, api bool, of map[string]string) (label.Canonical, error) {
+	reserved := []label.Label{label.Reserved(name)}
+	if api {
+		reserved = append(reserved, label.Reserved(identity.NameKubeAPIServer))
+	}
+	all := reserved
+	for key, value := range of {
+		all = append(all, label.Label{Source: label.SourceNode, Key: key, Value: value})
+	}
+	c, err := label.Canonicalize(all...)
+	if err == nil {
+		return c, nil
+	}
+	plain, failed := label.Canonicalize(reserved...)
+	if failed != nil {
+		panic(failed) // these names are short
+	}
+	return plain, err
+}

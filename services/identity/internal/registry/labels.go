@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package registry
+
+import (
+	"maps"
+
+	"github.com/sluice-net/sluice/model/identity"
+)
+
+// NodeSet names the label set of addresses of another node: those at which an API
+// server of Kubernetes is have a set of their own.
+type NodeSet struct {
+	Node      string
+	APIServer bool
+}
+
+// relabel has those look again who give sets of nodes their numbers. It runs with mu held.
+func (r *Registry) relabel() {
+	close(r.relabelled)
+	r.relabelled = make(chan struct{})
+}
+
+// Labels are those of this node, and of each other node that has some, by key, once for
+// its addresses without and once for those with an API server. They must not be changed.
+// The channel is closed when they may be others.
+func (r *Registry) Labels() (own map[string]string, others map[NodeSet]map[string]string, changed <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.registration.labels(), r.view.labels(), r.relabelled
+}
+
+func (v *view) labels() map[NodeSet]map[string]string {
+	all := map[NodeSet]map[string]string{}
+	for name, n := range v.nodes {
+		if name != v.own && n.registered && len(n.record.Labels) > 0 {
+			all[NodeSet{Node: name}] = n.record.Labels
+		}
+	}
+	for a := range v.apiServers {
+		for name := range v.claims[a] {
+			if labels, ok := all[NodeSet{Node: name}]; ok {
+				all[NodeSet{Node: name, APIServer: true}] = labels
+			}
+		}
+	}
+	return all
+}
+
+// Numbered is what became of the labels of a node.
+type Numbered struct {
+	Labels map[string]string
+	// Number of their set; 0 if they have none: the node is a remote node, or one with
+	// an API server.
+	Number identity.Numeric
+}
+
+// SetNodeSets takes the numbers of all sets that Labels returned. The registry keeps the
+// map.
+func (r *Registry) SetNodeSets(sets map[NodeSet]Numbered) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.view.setSets(sets)
+	r.publish()
+}
+
+func (v *view) setSets(sets map[NodeSet]Numbered) {
+	before := v.sets
+	v.sets = sets
+	for a := range v.claims {
+		for name := range v.claims[a] {
+			for _, api := range []bool{false, true} {
+				s := NodeSet{Node: name, APIServer: api}
+				if before[s].Number != sets[s].Number {
+					v.touch(mappingKey(a))
+				}
+			}
+		}
+	}
+}
+
+// ofNode is the identity of an address of another node, at which an API server may be.
+func (v *view) ofNode(name string, api bool) identity.Numeric {
+	if n := v.sets[NodeSet{Node: name, APIServer: api}].Number; n != 0 {
+		return n
+	}
+	if api {
+		return identity.KubeAPIServer
+	}
+	return identity.RemoteNode
+}
+
+// undecided reports whether the identity of an address depends on labels of a node whose
+// number was not said yet.
+func (v *view) undecided(k Key) bool {
+	if !v.numbers || k.Node != "" {
+		return false
+	}
+	a := k.Prefix.Addr()
+	n := v.nodes[v.claimant(a)]
+	if n == nil || n.name == v.own || len(n.record.Labels) == 0 {
+		return false
+	}
+	_, api := v.apiServers[a]
+	said, ok := v.sets[NodeSet{Node: n.name, APIServer: api}]
+	return !ok || !maps.Equal(said.Labels, n.record.Labels)
+}

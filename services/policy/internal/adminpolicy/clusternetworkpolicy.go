@@ -445,6 +445,7 @@ type converter struct {
 	priority int32
 	source   rule.Source
 	spec     rule.Spec
+	unknown  []selector.Selector // nodes of unknown labels, of the rule in work
 }
 
 func (c *converter) add(d rule.Direction, index int, action string, peers []EgressPeer, list []rule.Port) {
@@ -467,6 +468,17 @@ func (c *converter) add(d rule.Direction, index int, action string, peers []Egre
 		c.peer(r, i, p)
 	}
 	c.spec.Rules = append(c.spec.Rules, r.Seal())
+	if len(c.unknown) == 0 {
+		return
+	}
+	// Neither to pass nor to go on with the next rule is safe for a node that may be
+	// meant or not.
+	deny := &rule.Rule{
+		Source: r.Source, Direction: d, Tier: c.tier, Priority: c.priority, Index: int32(index), Action: rule.Deny,
+		Peers: rule.Peers{Selectors: c.unknown}, Ports: list, AllPorts: list == nil,
+	}
+	c.spec.Rules = append(c.spec.Rules, deny.Seal())
+	c.unknown = nil
 }
 
 func (c *converter) peer(r *rule.Rule, i int, p EgressPeer) {
@@ -482,8 +494,10 @@ func (c *converter) peer(r *rule.Rule, i int, p EgressPeer) {
 	case p.Nodes != nil:
 		for _, name := range []string{identity.NameHost, identity.NameRemoteNode} {
 			reqs := p.Nodes.Requirements(label.SourceNode, "")
-			reqs = append(reqs, selector.Requirement{Source: label.SourceReserved, Key: name, Op: selector.Exists})
-			r.Peers.Selectors = append(r.Peers.Selectors, selector.New(reqs...))
+			r.Peers.Selectors = append(r.Peers.Selectors, rule.Nodes(name, reqs, r.Action)...)
+			if r.Action == rule.Pass && len(reqs) > 0 {
+				c.unknown = append(c.unknown, rule.UnknownNodes(name))
+			}
 		}
 	case p.Networks != nil:
 		for _, s := range p.Networks {

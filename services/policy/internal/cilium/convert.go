@@ -184,12 +184,12 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 		if in.Authentication.asked() {
 			continue // who cannot prove what it is, is not let in
 		}
-		c.rules(&spec, rule.Ingress, false, p, c.ingressPeers(&in.IngressPeers), in.ToPorts, in.ICMPs)
+		c.rules(&spec, rule.Ingress, false, p, c.ingressPeers(&in.IngressPeers, false), in.ToPorts, in.ICMPs)
 	}
 	for i := range r.IngressDeny {
 		in := &r.IngressDeny[i]
 		p := path + ".ingressDeny[" + strconv.Itoa(i) + "]"
-		c.rules(&spec, rule.Ingress, true, p, c.ingressPeers(&in.IngressPeers).widen(len(in.FromGroups) > 0), denyPorts(in.ToPorts), in.ICMPs)
+		c.rules(&spec, rule.Ingress, true, p, c.ingressPeers(&in.IngressPeers, true).widen(len(in.FromGroups) > 0), denyPorts(in.ToPorts), in.ICMPs)
 	}
 	for i := range r.Egress {
 		eg := &r.Egress[i]
@@ -197,12 +197,12 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 		if eg.Authentication.asked() {
 			continue
 		}
-		c.rules(&spec, rule.Egress, false, p, c.egressPeers(&eg.EgressPeers, eg.ToFQDNs), eg.ToPorts, eg.ICMPs)
+		c.rules(&spec, rule.Egress, false, p, c.egressPeers(&eg.EgressPeers, eg.ToFQDNs, false), eg.ToPorts, eg.ICMPs)
 	}
 	for i := range r.EgressDeny {
 		eg := &r.EgressDeny[i]
 		p := path + ".egressDeny[" + strconv.Itoa(i) + "]"
-		c.rules(&spec, rule.Egress, true, p, c.egressPeers(&eg.EgressPeers, nil).widen(len(eg.ToServices)+len(eg.ToGroups) > 0), denyPorts(eg.ToPorts), eg.ICMPs)
+		c.rules(&spec, rule.Egress, true, p, c.egressPeers(&eg.EgressPeers, nil, true).widen(len(eg.ToServices)+len(eg.ToGroups) > 0), denyPorts(eg.ToPorts), eg.ICMPs)
 	}
 	spec.Selects[rule.Ingress] = len(r.Ingress)+len(r.IngressDeny) > 0
 	spec.Selects[rule.Egress] = len(r.Egress)+len(r.EgressDeny) > 0
@@ -233,24 +233,24 @@ func (p peers) widen(unknown bool) peers {
 	return p
 }
 
-func (c *converter) ingressPeers(p *IngressPeers) peers {
+func (c *converter) ingressPeers(p *IngressPeers, deny bool) peers {
 	var out peers
 	c.endpoints(&out, p.FromEndpoints)
 	c.cidrs(&out, p.FromCIDR)
 	c.cidrSet(&out, p.FromCIDRSet)
 	c.entities(&out, p.FromEntities)
-	c.nodes(&out, p.FromNodes)
+	c.nodes(&out, p.FromNodes, deny)
 	out.present = out.present || p.FromGroups != nil
 	return out
 }
 
-func (c *converter) egressPeers(p *EgressPeers, fqdns []FQDN) peers {
+func (c *converter) egressPeers(p *EgressPeers, fqdns []FQDN, deny bool) peers {
 	var out peers
 	c.endpoints(&out, p.ToEndpoints)
 	c.cidrs(&out, p.ToCIDR)
 	c.cidrSet(&out, p.ToCIDRSet)
 	c.entities(&out, p.ToEntities)
-	c.nodes(&out, p.ToNodes)
+	c.nodes(&out, p.ToNodes, deny)
 	out.present = out.present || p.ToGroups != nil || p.ToServices != nil || fqdns != nil
 	for _, f := range fqdns {
 		out.Names = append(out.Names, c.names(f)...)
@@ -309,7 +309,7 @@ func (c *converter) endpoints(out *peers, list []networkpolicy.LabelSelector) {
 }
 
 // nodes selects nodes by the labels that they have as Kubernetes objects.
-func (c *converter) nodes(out *peers, list []networkpolicy.LabelSelector) {
+func (c *converter) nodes(out *peers, list []networkpolicy.LabelSelector, deny bool) {
 	out.present = out.present || list != nil
 	for i := range list {
 		reqs := list[i].Convert(func(key string) (string, string) {
@@ -318,12 +318,12 @@ func (c *converter) nodes(out *peers, list []networkpolicy.LabelSelector) {
 			}
 			return label.SourceNode, key
 		})
-		out.Selectors = append(out.Selectors, nodeSelector(reqs, identity.NameRemoteNode))
+		action := rule.Allow
+		if deny {
+			action = rule.Deny
+		}
+		out.Selectors = append(out.Selectors, rule.Nodes(identity.NameRemoteNode, reqs, action)...)
 	}
-}
-
-func nodeSelector(reqs []selector.Requirement, name string) selector.Selector {
-	return selector.New(append(slices.Clone(reqs), selector.Requirement{Source: label.SourceReserved, Key: name, Op: selector.Exists})...)
 }
 
 // reach of a prefix with that many bits: the world and, by option, nodes. The

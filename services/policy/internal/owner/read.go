@@ -140,7 +140,7 @@ func (o *Owner) answer(ctx context.Context, q question.Question) error {
 		return ask(ctx, o, func() (l looked, err error) {
 			o.operation = opRead
 			l.complete, err = q.Begin(question.View{
-				Engine: o.engine, Identities: o.identities, Cluster: o.config.Engine.Cluster,
+				Engine: o.engine, Identities: o.identities, Cluster: o.config.Engine.Cluster, NodeLabels: o.config.Rules.NodeLabels,
 				Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store,
 			})
 			switch {

@@ -96,7 +96,7 @@ func (o *Owner) compile(policies map[policy.Key]journal.Policy, subscribers map[
 		}
 	}
 	for _, id := range o.identities {
-		change.AddIdentities = append(change.AddIdentities, id.Complete(o.config.Engine.Cluster))
+		change.AddIdentities = append(change.AddIdentities, id.Complete(o.config.Engine.Cluster).Node(o.config.Rules.NodeLabels))
 	}
 	for _, r := range names {
 		learned, wake, err := o.names.Restore(r, o.config.Now())

@@ -502,7 +502,7 @@ func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
 			continue
 		}
 		o.identities[id.Number] = id
-		c.AddIdentities = append(c.AddIdentities, id.Complete(o.config.Engine.Cluster))
+		c.AddIdentities = append(c.AddIdentities, id.Complete(o.config.Engine.Cluster).Node(o.config.Rules.NodeLabels))
 		rec.Identities = append(rec.Identities, journal.IdentityOf(id))
 		subjects = append(subjects, id.Number)
 	}

@@ -10,6 +10,7 @@ package peer
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/sluice-net/sluice/model/identity"
@@ -73,6 +74,33 @@ func (id Identity) Given() label.Set {
 		return id.given
 	}
 	return id.Labels
+}
+
+// NameUnlabelledNode is the reserved label of a node of which the labels are not
+// known: see Node.
+const NameUnlabelledNode = "unlabelled-node"
+
+// Node prepares the identity of a node for rules that select nodes by their labels;
+// labels says whether there are such rules. If so, a node that was announced without
+// labels is marked: its labels are not known, because its service for identities is
+// of an earlier version or has no number for them. If not, the labels are left out:
+// a selector of pods must not find them.
+func (id Identity) Node(labels bool) Identity {
+	if id.Kind != identity.KindHost && id.Kind != identity.KindRemoteNode {
+		return id
+	}
+	known := id.Labels.HasSource(label.SourceNode)
+	switch {
+	case labels && !known:
+		id.given = id.Labels
+		id.Labels = label.NewSet(append(slices.Clone(id.Labels.All()), label.Reserved(NameUnlabelledNode))...)
+	case !labels && known:
+		id.given = id.Labels
+		id.Labels = label.NewSet(slices.DeleteFunc(slices.Clone(id.Labels.All()), func(l label.Label) bool {
+			return l.Source == label.SourceNode
+		})...)
+	}
+	return id
 }
 
 // Complete adds the labels that policies take for granted. A workload that names

@@ -133,7 +133,7 @@ func (x *Explain) resolve(v View, field string, p Peer) (peer.Identity, error) {
 			if err != nil {
 				return id, &failure.FieldError{Field: field + ".labels", Err: err}
 			}
-			id = id.Complete(v.Cluster)
+			id = id.Complete(v.Cluster).Node(v.NodeLabels)
 			x.extra = append(x.extra, id)
 			return id, nil
 		}

@@ -22,6 +22,7 @@ type View struct {
 	Engine     *engine.Engine
 	Identities map[identity.Numeric]peer.Identity
 	Cluster    string
+	NodeLabels bool               // rules select nodes by their labels
 	Revision   uint64             // of the policies
 	Store      peer.StoreRevision // of the identities
 }

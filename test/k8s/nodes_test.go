@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509/pkix"
 	"encoding/base64"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/test/k8s/cluster"
+	"github.com/sluice-net/sluice/test/k8s/internal/machine"
 	"github.com/sluice-net/sluice/test/k8s/internal/pki"
 )
 
@@ -36,6 +38,7 @@ func TestSluiceConnectsTwoNodes(t *testing.T) {
 			}{
 				{"Traffic", testTwoNodes},
 				{"Webhook", testWebhook},
+				{"NodeLabels", testNodeLabels},
 				{"ContainersKilled", testContainersKilledAcrossNodes},
 				{"Rollout", testRolloutAcrossNodes},
 				{"APIServerAway", testAPIServerAway},
@@ -246,6 +249,58 @@ spec:
 `)
 	n.eventually("the API server reaches the pod by a rule for it", create(answered))
 	n.kubectl("delete", "validatingwebhookconfiguration", "hook")
+}
+
+// testNodeLabels has rules about the second node, which follow its labels.
+func testNodeLabels(n sluiceNode) {
+	n.kubectl("apply", "--server-side", "--kustomize=../../deploy/kubernetes/crds")
+	n.namespace("pools")
+	n.serverOn("node1", "pools", "web")
+	n.serverOn("node1", "pools", "client")
+	web, client := n.ready("pools", "web"), n.ready("pools", "client")
+	second := n
+	second.index = 1
+	// kubelet, which answers at the address of its node.
+	kubelet := machine.NodeAddress(1) + ":10250"
+	check := func(when string, let bool) {
+		n.Helper()
+		for what, try := range map[string]func() error{
+			"the second node reaches a pod": func() error {
+				_, err := second.run("curl", "--silent", "--fail", "--max-time", "2", "http://"+web.address()+":8080/hostname")
+				return err
+			},
+			"a pod reaches the second node": func() error { return n.connects(client, kubelet) },
+		} {
+			n.eventually(fmt.Sprintf("%s, %s: %t", when, what, let), func() error {
+				if err := try(); (err == nil) != let {
+					return fmt.Errorf("the answer is %w", cmp.Or(err, errors.New("one")))
+				}
+				return nil
+			})
+		}
+	}
+	check("without a policy", true)
+	n.apply(`
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: from-front, namespace: pools}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  ingress: [{fromNodes: [{matchLabels: {pool: front}}]}]
+---
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: to-front, namespace: pools}
+spec:
+  endpointSelector: {matchLabels: {app: client}}
+  egress: [{toNodes: [{matchLabels: {pool: front}}]}]
+`)
+	check("with policies about another pool", false)
+	n.kubectl("label", "node", "node2", "pool=front")
+	check("in the pool", true)
+	n.kubectl("label", "node", "node2", "pool=back", "--overwrite")
+	check("in another pool", false)
+	n.kubectl("label", "node", "node2", "pool-")
 }
 
 // testContainersKilledAcrossNodes kills each container of each node once.

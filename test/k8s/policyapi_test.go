@@ -17,11 +17,7 @@ import (
 )
 
 // policyAPIFailures are the tests of the API of ClusterNetworkPolicy that do not pass.
-var policyAPIFailures = specs.Known{
-	"CNPAdminTierEgressNodePeers": nodePeers, "CNPBaselineTierEgressNodePeers": nodePeers,
-}
-
-const nodePeers = "identities of nodes do not carry the labels of the Nodes yet"
+var policyAPIFailures = specs.Known{}
 
 // policyAPIOfSCTP are those that do not where the kernel has no SCTP.
 var policyAPIOfSCTP = specs.Known{

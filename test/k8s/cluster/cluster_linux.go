@@ -210,7 +210,11 @@ func (c *Cluster) Close() error {
 	if c.lifeline != nil {
 		_ = c.lifeline.Close()
 	}
-	return keeper.Remove(c.config.Dir)
+	err := keeper.Remove(c.config.Dir)
+	if c.keeper != nil {
+		<-c.ended
+	}
+	return err
 }
 
 func (c *Cluster) bringUp(ctx context.Context, cni bool) error {

@@ -21,7 +21,7 @@ import (
 var cyclonusFailures = specs.Known{}
 
 // TestCyclonusCasesPassOnSluice runs the cases of cyclonus without SCTP on two nodes. The
-// pods reach each other by their addresses, and then by the names of services: policies
+// pods reach each other by the names of services, and then by their addresses: policies
 // are about pods, however those are reached.
 func TestCyclonusCasesPassOnSluice(t *testing.T) {
 	selected, err := regexp.Compile(os.Getenv("SLUICE_SPECS"))
@@ -32,7 +32,7 @@ func TestCyclonusCasesPassOnSluice(t *testing.T) {
 		Nodes: 2, Mounts: []string{programs()},
 		Images: []string{filepath.Join(os.Getenv("SLUICE_BIN"), "images", "cyclonus-"+runtime.GOARCH+".tar")},
 	})
-	for _, destination := range []string{"pod-ip", "service-name"} {
+	for _, destination := range []string{"service-name", "pod-ip"} {
 		t.Run(destination, func(t *testing.T) {
 			runCyclonus(t, c, destination, selected)
 			for i := range 2 {

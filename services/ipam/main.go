@@ -31,6 +31,7 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/nodeobject"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 	"github.com/sluice-net/sluice/services/ipam/internal/server"
+	"github.com/sluice-net/sluice/services/ipam/internal/shortage"
 	"github.com/sluice-net/sluice/services/ipam/internal/store"
 )
 
@@ -199,20 +200,23 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		p.Log.Warn("addresses held outside the pools are kept until released",
 			"owner", a.Owner.String(), "addresses", a.List())
 	}
-	if err := metrics.Register(p.Metrics, addresses); err != nil {
+	short := shortage.New(addresses.Summary)
+	if err := metrics.Register(p.Metrics, addresses, short.Exhausted); err != nil {
 		return err
 	}
 	service := server.New(addresses, metrics, version.Get().String(), started)
+	service.Shortage = short
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {
 		return err
 	}
 	p.Go("allocator", addresses.Run)
+	p.Go("shortage", short.Run)
 	ready := &readiness{process: p, server: srv, why: map[string]error{}}
 	var labels edge.Labels
 	if cfg.learns() {
 		node, err := nodeobject.New(client, nodeobject.Options{
-			Name: cfg.Kubernetes.Node, Ranges: addresses, Log: p.Log, Report: ready.part("Node object"),
+			Name: cfg.Kubernetes.Node, Ranges: addresses, Addresses: short, Log: p.Log, Report: ready.part("Node object"),
 		})
 		if err != nil {
 			return err

@@ -20,13 +20,14 @@ import (
 	nodeapi "github.com/sluice-net/sluice/services/policy/internal/departed/kubernetes"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/server"
+	"github.com/sluice-net/sluice/services/policy/internal/shortage"
 	"github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
 	"github.com/sluice-net/sluice/services/policy/internal/statuswriter"
 	statuses "github.com/sluice-net/sluice/services/policy/internal/statuswriter/kubernetes"
 )
 
-// writeStatus has the process write the status of policies, and forget nodes whose
-// Node was deleted, while it is elected. It
+// writeStatus has the process write the status of policies, make Events on Nodes without
+// addresses, and forget nodes whose Node was deleted, while it is elected. It
 // returns the source of the objects, which every process follows, so that the next
 // one that is elected knows them all.
 func writeStatus(
@@ -40,7 +41,7 @@ func writeStatus(
 	if err != nil {
 		return nil, err
 	}
-	edge, err := statuses.New(api.Config, host)
+	edge, err := statuses.New(api.Config, host, p.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -56,12 +57,14 @@ func writeStatus(
 	if err != nil {
 		return nil, err
 	}
+	short := shortage.New(edge, p.Log)
 	p.Go("names of nodes", gone.Run)
-	p.Go("nodes", func(ctx context.Context) error { return nodes.Follow(ctx, gone, p.Log) })
+	p.Go("nodes", func(ctx context.Context) error { return nodes.Follow(ctx, gone, short, p.Log) })
 	p.Go("status", func(ctx context.Context) error {
 		return election.Run(ctx, func(ctx context.Context) {
 			var parts sync.WaitGroup
 			parts.Go(func() { gone.Lead(ctx) })
+			parts.Go(func() { short.Lead(ctx) })
 			w.Lead(ctx)
 			parts.Wait()
 		})

@@ -4,8 +4,12 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -13,7 +17,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -41,12 +47,18 @@ type nodeAPI struct {
 
 func newNodeAPI(t *testing.T) *nodeAPI {
 	t.Helper()
+	return nodeAPIOf(t, newAPI(t))
+}
+
+// nodeAPIOf is a sluice-ipam of an API that there is.
+func nodeAPIOf(t *testing.T, api *apiServer) *nodeAPI {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "ipam-") // t.TempDir is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	a := &nodeAPI{apiServer: newAPI(t), t: t, dir: dir}
+	a := &nodeAPI{apiServer: api, t: t, dir: dir}
 	for _, file := range []string{"namespace", "serviceaccount", "clusterrole", "clusterrolebinding"} {
 		a.kubectl("apply", "--namespace=sluice-system", "--filename=../../deploy/kubernetes/base/"+file+".yaml")
 	}
@@ -300,4 +312,142 @@ func TestAPIKillWhileRangesChange(t *testing.T) {
 		a.want(next)
 		a.stop()
 	}
+}
+
+// addressEvent is an Event about the addresses of a Node.
+type addressEvent struct{ Type, Reason, Note, Regarding string }
+
+// addressEvents are those of all Nodes, by their time.
+func (a *apiServer) addressEvents() (all []addressEvent) {
+	a.t.Helper()
+	type event struct {
+		EventTime          time.Time
+		Type, Reason, Note string
+		Regarding          struct{ Kind, Name, UID string }
+	}
+	var list struct{ Items []event }
+	answer := a.do(http.MethodGet, "/apis/events.k8s.io/v1/namespaces/default/events", nil)
+	if err := json.Unmarshal(answer, &list); err != nil {
+		a.t.Fatal(err)
+	}
+	slices.SortFunc(list.Items, func(x, y event) int { return x.EventTime.Compare(y.EventTime) })
+	for _, e := range list.Items {
+		if r := e.Regarding; strings.HasPrefix(e.Reason, "PodRange") {
+			all = append(all, addressEvent{e.Type, e.Reason, e.Note, r.Kind + " " + r.Name + " " + r.UID})
+		}
+	}
+	return all
+}
+
+// metricsOf are those that a process serves on a unix socket.
+func metricsOf(ctx context.Context, socket string) (string, error) {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: dial}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://x/metrics", nil)
+	if err != nil {
+		return "", err
+	}
+	answer, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	return string(text), err
+}
+
+// TestAPINodeWithoutAddressesSaysSo fills a /29: the Node gets an Event when a pod is
+// refused, and one when there is room again, whichever process is killed meanwhile. The
+// accounts have the rights of the manifests.
+func TestAPINodeWithoutAddressesSaysSo(t *testing.T) {
+	s := newStatusAPI(t)
+	a := nodeAPIOf(t, s.apiServer)
+	metrics := filepath.Join(a.dir, "metrics.sock")
+	a.flags = append(a.flags, "--metrics-address="+metrics)
+	w := s.writer()
+	a.node("10.11.0.0/29")
+	a.start()
+	a.want("10.11.0.0/29")
+	for i := range 5 {
+		a.wantAllocated(fmt.Sprint("held-", i), fmt.Sprintf("10.11.0.%d", i+2))
+	}
+	exhausted := func(want string) {
+		t.Helper()
+		servicetest.EventuallyNil(t, "the metric", func() error {
+			text, err := metricsOf(t.Context(), metrics)
+			if err == nil && !strings.Contains(text, "\nsluice_ipam_exhausted "+want+"\n") {
+				err = fmt.Errorf("sluice_ipam_exhausted is not %s in\n%s", want, text)
+			}
+			return err
+		})
+	}
+	exhausted("0")
+	if got := a.addressEvents(); len(got) != 0 {
+		t.Errorf("a node that is full and refused no pod has %q", got)
+	}
+	refused := func() {
+		t.Helper()
+		if _, err := a.allocate("refused"); status.Code(err) != codes.ResourceExhausted {
+			t.Fatalf("an allocation of a full range: %v", err)
+		}
+	}
+	refused()
+	exhausted("1")
+	var of struct{ Metadata struct{ UID string } }
+	if err := json.Unmarshal(a.do(http.MethodGet, nodePath, nil), &of); err != nil {
+		t.Fatal(err)
+	}
+	regarding := "Node " + ownNode + " " + of.Metadata.UID
+	want := []addressEvent{{
+		"Warning", "PodRangeExhausted", "no IPv4 address is left for new pods: 10.11.0.0/29 has 5 in use, 0 leased, " +
+			"0 in quarantine and 3 reserved of 8; run fewer pods here, or give nodes larger ranges (docs/ipam.md, " +
+			`"A node without free addresses")`, regarding,
+	}}
+	said := func(what string) {
+		t.Helper()
+		servicetest.EventuallyNil(t, what, func() error {
+			if got := a.addressEvents(); !slices.Equal(got, want) {
+				return fmt.Errorf("the Events are %q, want %q", got, want)
+			}
+			return nil
+		})
+	}
+	said("an Event of the refusal")
+	// People find it where they look.
+	described := a.kubectl("describe", "node", ownNode)
+	if strings.Count(described, "PodRangeExhausted") != 1 ||
+		!strings.Contains(described, "node.sluice.io/pod-addresses:") {
+		t.Errorf("kubectl describes the node as\n%s", described)
+	}
+
+	// More refusals, and processes that begin anew, are no news.
+	refused()
+	a.process.Kill()
+	a.process = nil
+	w.end(syscall.SIGKILL)
+	a.start()
+	exhausted("1") // which a new process has from the Node
+	refused()
+	w = s.writer()
+	servicetest.EventuallyNil(t, "another writer leads", func() error {
+		if w.said("elected") == 0 {
+			return errors.New("it does not yet")
+		}
+		return nil
+	})
+	said("no other Event")
+
+	// A minute with a free address.
+	a.release("held-3")
+	want = append(want, addressEvent{
+		"Normal", "PodRangeAvailable", "new pods find addresses again: 10.11.0.0/29 has 1 free of 8", regarding,
+	})
+	for deadline := time.Now().Add(3 * time.Minute); len(a.addressEvents()) < 2 && time.Now().Before(deadline); {
+		time.Sleep(time.Second)
+	}
+	said("an Event of the end")
+	exhausted("0")
+	a.wantAllocated("next", "10.11.0.5")
 }

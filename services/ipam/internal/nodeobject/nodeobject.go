@@ -2,9 +2,10 @@
 // Copyright 2026 The Sluice Authors
 
 // Package nodeobject takes the ranges of this machine from spec.podCIDRs of its
-// Node object, and notes on the object which ranges are in use.
+// Node object, and notes on the object which ranges are in use, and whether they have
+// addresses for new pods.
 //
-// It reads and writes no other object. Of its own it writes two annotations,
+// It reads and writes no other object. Of its own it writes three annotations,
 // sets the condition NetworkUnavailable to False where it is True, and removes
 // the taint node.sluice.io/not-ready.
 package nodeobject
@@ -30,6 +31,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/model/podrange"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
@@ -60,10 +62,19 @@ type Ranges interface {
 	Hub() *watch.Hub[netip.Prefix, ipam.Range]
 }
 
+// Addresses say whether there are any for new pods.
+type Addresses interface {
+	Note() podrange.Note
+	Changed() <-chan struct{}
+	// Adopt takes over what the object says from an earlier process.
+	Adopt(podrange.Note)
+}
+
 // Options of a Node.
 type Options struct {
-	Name   string // of the object
-	Ranges Ranges
+	Name      string // of the object
+	Ranges    Ranges
+	Addresses Addresses
 	// Report is told why no range serves, and with nil that one does, when that
 	// changes.
 	Report func(error)
@@ -92,6 +103,7 @@ type object struct {
 	podCIDRs           []string
 	labels             map[string]string
 	serving, draining  string // annotations
+	addresses          string // the annotation of package podrange
 	networkUnavailable bool
 	taint              int // its place, -1 if there is none
 }
@@ -112,6 +124,7 @@ func trim(o runtime.Object) *object {
 		uid: string(n.UID), version: n.ResourceVersion, podCIDRs: n.Spec.PodCIDRs,
 		labels:  n.Labels,
 		serving: n.Annotations[servingAnnotation], draining: n.Annotations[drainingAnnotation],
+		addresses: n.Annotations[podrange.Annotation],
 	}
 	if len(kept.podCIDRs) == 0 && n.Spec.PodCIDR != "" {
 		kept.podCIDRs = []string{n.Spec.PodCIDR}
@@ -185,7 +198,7 @@ func (n *Node) Run(ctx context.Context) error {
 		}, n, n.Log)
 	}()
 	for {
-		ranges := n.Ranges.Hub().Changed()
+		ranges, addresses := n.Ranges.Hub().Changed(), n.Addresses.Changed()
 		var again <-chan time.Time
 		if !n.step(ctx) {
 			again = time.After(retryEvery) // and the time goes on in Problem
@@ -193,6 +206,7 @@ func (n *Node) Run(ctx context.Context) error {
 		select {
 		case <-n.news:
 		case <-ranges:
+		case <-addresses:
 		case <-again:
 		case err := <-followed:
 			return err
@@ -225,7 +239,10 @@ func (n *Node) step(ctx context.Context) (done bool) {
 	if o == nil {
 		return why == nil
 	}
-	if err := n.write(ctx, o, strings.Join(serving, ","), strings.Join(draining, ",")); err != nil && ctx.Err() == nil {
+	notes := annotations{
+		serving: strings.Join(serving, ","), draining: strings.Join(draining, ","), addresses: n.addresses(o),
+	}
+	if err := n.write(ctx, o, notes); err != nil && ctx.Err() == nil {
 		n.complain(fmt.Errorf("write on Node %s: %w", n.Name, err))
 		return false
 	}
@@ -288,18 +305,37 @@ func (n *Node) complain(err error) {
 	}
 }
 
+// addresses is the annotation of package podrange that the object should have.
+func (n *Node) addresses(o *object) string {
+	note := n.Addresses.Note()
+	if note.State == "" {
+		if said, err := podrange.Parse(o.addresses); err == nil {
+			n.Addresses.Adopt(said)
+		}
+		return o.addresses
+	}
+	if note.State == podrange.Available && o.addresses == "" {
+		return "" // a new Node has had no shortage
+	}
+	return note.String()
+}
+
+// annotations are those of the object; empty: absent.
+type annotations struct{ serving, draining, addresses string }
+
 // write puts on the object what it does not say yet. Every patch names the object
 // by its uid: another one of the same name is not written.
-func (n *Node) write(ctx context.Context, o *object, serving, draining string) error {
+func (n *Node) write(ctx context.Context, o *object, notes annotations) error {
 	var errs []error
-	if serving != o.serving || draining != o.draining {
+	if notes != (annotations{o.serving, o.draining, o.addresses}) {
 		errs = append(errs, n.patch(ctx, types.MergePatchType, "", map[string]any{
 			"metadata": map[string]any{"uid": o.uid, "annotations": map[string]any{
-				servingAnnotation: orNull(serving), drainingAnnotation: orNull(draining),
+				servingAnnotation: orNull(notes.serving), drainingAnnotation: orNull(notes.draining),
+				podrange.Annotation: orNull(notes.addresses),
 			}},
 		}))
 	}
-	if serving == "" {
+	if notes.serving == "" {
 		return errors.Join(errs...)
 	}
 	if o.networkUnavailable {

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+	"github.com/sluice-net/sluice/services/ipam/internal/shortage"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -125,7 +126,9 @@ func TestNodeIsDoneOnceItsRangesServe(t *testing.T) {
 		"ipam takes no ranges": {object: &object{podCIDRs: []string{text}, taint: -1}, err: errors.New("the disk is full")},
 	} {
 		r := &ranges{watch.NewHub[netip.Prefix, ipam.Range](watch.Options[ipam.Range]{}), c.err}
-		n := &Node{Options: Options{Name: "node-a", Ranges: r, Report: func(error) {}, Log: log.Discard()}, object: c.object}
+		n := &Node{Options: Options{
+			Name: "node-a", Ranges: r, Addresses: shortage.New(nil), Report: func(error) {}, Log: log.Discard(),
+		}, object: c.object}
 		if done := n.step(t.Context()); done != c.done {
 			t.Errorf("%s: done %v, want %v; problem %v", name, done, c.done, n.Problem())
 		}

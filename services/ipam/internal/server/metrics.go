@@ -20,6 +20,7 @@ type Metrics struct {
 	expired     prometheus.Counter
 
 	addresses *prometheus.Desc
+	exhausted *prometheus.Desc
 	outside   *prometheus.Desc
 	owners    *prometheus.Desc
 	bytes     *prometheus.Desc
@@ -54,9 +55,11 @@ func NewMetrics() *Metrics {
 			Name: "sluice_ipam_expired_leases_total", Help: "Leases that nobody confirmed in time.",
 		}),
 		addresses: prometheus.NewDesc("sluice_ipam_pool_addresses", "Addresses of a pool, by state.", []string{"family", "pool", "state"}, nil),
-		outside:   prometheus.NewDesc("sluice_ipam_outside_addresses", "Addresses still held that the configured pools no longer allow.", nil, nil),
-		owners:    prometheus.NewDesc("sluice_ipam_owners", "Owners that hold addresses.", nil, nil),
-		bytes:     prometheus.NewDesc("sluice_ipam_state_bytes", "Size of the state file.", nil, nil),
+		exhausted: prometheus.NewDesc("sluice_ipam_exhausted",
+			"1 from an allocation that found no address, until each family has had a free one for a minute; else 0.", nil, nil),
+		outside: prometheus.NewDesc("sluice_ipam_outside_addresses", "Addresses still held that the configured pools no longer allow.", nil, nil),
+		owners:  prometheus.NewDesc("sluice_ipam_owners", "Owners that hold addresses.", nil, nil),
+		bytes:   prometheus.NewDesc("sluice_ipam_state_bytes", "Size of the state file.", nil, nil),
 		busy: prometheus.NewDesc("sluice_ipam_owner_busy_seconds",
 			"How long the one loop that owns the ledger was busy with each operation; a turn is all of one batch, the other operations are parts of it.", []string{"operation"}, nil),
 		longest: prometheus.NewDesc("sluice_ipam_owner_busy_longest_seconds", "The longest of them since the start.", []string{"operation"}, nil),
@@ -98,8 +101,8 @@ func (m *Metrics) allocated(err error) {
 }
 
 // Register adds everything to a registry.
-func (m *Metrics) Register(r prometheus.Registerer, a *ipam.Allocator) error {
-	for _, c := range []prometheus.Collector{m.allocations, m.commits, m.failures, m.expired, &gauges{m, a}} {
+func (m *Metrics) Register(r prometheus.Registerer, a *ipam.Allocator, exhausted func() bool) error {
+	for _, c := range []prometheus.Collector{m.allocations, m.commits, m.failures, m.expired, &gauges{m, a, exhausted}} {
 		if err := r.Register(c); err != nil {
 			return err
 		}
@@ -110,12 +113,14 @@ func (m *Metrics) Register(r prometheus.Registerer, a *ipam.Allocator) error {
 // gauges reads the figures when they are asked for.
 type gauges struct {
 	*Metrics
-	ipam *ipam.Allocator
+	ipam  *ipam.Allocator
+	short func() bool
 }
 
 // Describe implements prometheus.Collector.
 func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- g.addresses
+	ch <- g.exhausted
 	ch <- g.outside
 	ch <- g.owners
 	ch <- g.bytes
@@ -141,6 +146,11 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 			put(g.addresses, s.n, family, f.Prefix.String(), s.state)
 		}
 	}
+	exhausted := uint64(0)
+	if g.short() {
+		exhausted = 1
+	}
+	put(g.exhausted, exhausted)
 	put(g.outside, sum.Outside)
 	put(g.owners, sum.Owners)
 	put(g.bytes, uint64(g.ipam.StateBytes()))

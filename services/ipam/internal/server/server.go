@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/ipam/internal/cluster"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+	"github.com/sluice-net/sluice/services/ipam/internal/shortage"
 )
 
 // maxLists is how many listings run at once: each holds a copy of the list.
@@ -44,6 +45,8 @@ type Server struct {
 	// Cluster is the node's half of the agreement with the others; nil: the node
 	// is on its own.
 	Cluster *cluster.Agent
+	// Shortage is told how allocations went; nil: none is.
+	Shortage *shortage.Tracker
 	// Settings are those of the agreement.
 	Settings cluster.Settings
 }
@@ -77,6 +80,9 @@ func (s *Server) Allocate(ctx context.Context, req *ipamv1.AllocateRequest) (*ip
 	allocation, err := s.allocate(ctx, req)
 	if !req.GetValidateOnly() {
 		s.metrics.allocated(err)
+		if s.Shortage != nil {
+			s.Shortage.Answered(err)
+		}
 	}
 	if err != nil {
 		return nil, statusOf(err)

@@ -60,7 +60,7 @@ func serve(t *testing.T, o ipam.Options) *service {
 		t.Fatal(err)
 	}
 	s.allocator = a
-	if err := s.metrics.Register(s.registry, a); err != nil {
+	if err := s.metrics.Register(s.registry, a, func() bool { return false }); err != nil {
 		t.Fatal(err)
 	}
 	dir, err := os.MkdirTemp("", "ipam")

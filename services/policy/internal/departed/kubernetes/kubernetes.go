@@ -19,7 +19,9 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/model/podrange"
 	"github.com/sluice-net/sluice/services/policy/internal/departed"
+	"github.com/sluice-net/sluice/services/policy/internal/shortage"
 )
 
 // requestTimeout is of one request.
@@ -72,18 +74,35 @@ func (a *API) Exists(ctx context.Context, name string) (bool, error) {
 	return len(list.Items) > 0, err
 }
 
-// Follow tells n of the Nodes until ctx ends.
-func (a *API) Follow(ctx context.Context, n *departed.Nodes, l *slog.Logger) error {
-	return kube.Follow(ctx, kube.Kind[struct{}]{
-		Client: a.client, Resource: "nodes", Type: &metav1.PartialObjectMetadata{},
-		Trim: func(runtime.Object) (none struct{}) { return none },
-	}, handler{n}, l)
+// Follow tells n and s of the Nodes until ctx ends.
+func (a *API) Follow(ctx context.Context, n *departed.Nodes, s *shortage.Nodes, l *slog.Logger) error {
+	return kube.Follow(ctx, kube.Kind[node]{
+		Client: a.client, Resource: "nodes", Type: &metav1.PartialObjectMetadata{}, Trim: trim,
+	}, handler{n, s}, l)
 }
 
-type handler struct{ *departed.Nodes }
+// node is what is kept of a Node.
+type node struct{ uid, addresses string }
+
+// trim implements kube.Kind.
+func trim(o runtime.Object) node {
+	m := o.(*metav1.PartialObjectMetadata)
+	return node{uid: string(m.UID), addresses: m.Annotations[podrange.Annotation]}
+}
+
+type handler struct {
+	*departed.Nodes
+	shortage *shortage.Nodes
+}
 
 // Upsert implements kube.Handler.
-func (h handler) Upsert(name types.NamespacedName, _ struct{}) { h.Nodes.Upsert(name.Name) }
+func (h handler) Upsert(name types.NamespacedName, n node) {
+	h.Nodes.Upsert(name.Name)
+	h.shortage.Upsert(name.Name, n.uid, n.addresses)
+}
 
 // Delete implements kube.Handler.
-func (h handler) Delete(name types.NamespacedName) { h.Nodes.Delete(name.Name) }
+func (h handler) Delete(name types.NamespacedName) {
+	h.Nodes.Delete(name.Name)
+	h.shortage.Delete(name.Name)
+}

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kubernetes writes the status of policies to a Kubernetes API server.
+// Package kubernetes writes the status of policies, and Events on Nodes, to a Kubernetes
+// API server.
 package kubernetes
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -21,6 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/policy/internal/shortage"
 	source "github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
 	"github.com/sluice-net/sluice/services/policy/internal/statuswriter"
 )
@@ -33,10 +38,11 @@ const requestTimeout = 10 * time.Second
 type API struct {
 	client   *rest.RESTClient
 	instance string
+	log      *slog.Logger
 }
 
 // New returns an API of a client's configuration. Events name the instance.
-func New(config *rest.Config, instance string) (*API, error) {
+func New(config *rest.Config, instance string, l *slog.Logger) (*API, error) {
 	c := rest.CopyConfig(config)
 	c.GroupVersion, c.APIPath = &schema.GroupVersion{}, "/apis"
 	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
@@ -45,7 +51,7 @@ func New(config *rest.Config, instance string) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &API{client: client, instance: instance}, nil
+	return &API{client: client, instance: instance, log: l}, nil
 }
 
 // SetConditions implements statuswriter.API. It is a merge patch of the whole list,
@@ -77,25 +83,50 @@ func (a *API) Record(ctx context.Context, o statuswriter.Object, e statuswriter.
 	if e.Warning {
 		kind = corev1.EventTypeWarning
 	}
-	body, err := json.Marshal(&eventsv1.Event{
-		TypeMeta:   metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"},
+	return explained(a.post(ctx, &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: e.Name},
-		EventTime:  metav1.NowMicro(), Type: kind, Reason: e.Reason, Note: e.Note, Action: "Judge",
-		ReportingController: "sluice.io/status", ReportingInstance: a.instance,
+		Type:       kind, Reason: e.Reason, Note: e.Note, Action: "Judge",
 		Regarding: corev1.ObjectReference{
 			APIVersion: o.APIVersion, Kind: o.Kind, Namespace: o.Namespace, Name: o.Name,
 			UID: types.UID(o.UID), ResourceVersion: o.ResourceVersion,
 		},
-	})
+	}))
+}
+
+// RecordOnNode implements shortage.API. An Event that the API server does not take is
+// logged: it has no better answer soon.
+func (a *API) RecordOnNode(ctx context.Context, e shortage.Event) error {
+	kind := corev1.EventTypeNormal
+	if e.Warning {
+		kind = corev1.EventTypeWarning
+	}
+	err := explained(a.post(ctx, &eventsv1.Event{
+		// Where the API server wants Events on objects without a namespace.
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: e.Name},
+		Type:       kind, Reason: e.Reason, Note: e.Note, Action: "AllocateAddress",
+		Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.Node, UID: types.UID(e.UID)},
+	}))
+	if errors.Is(err, statuswriter.ErrRefused) {
+		a.log.Warn("an Event on a Node is refused", "node", e.Node, log.Err(err))
+		return nil
+	}
+	return err
+}
+
+// post makes an Event. One that exists by its name is kept as it is, and no error.
+func (a *API) post(ctx context.Context, e *eventsv1.Event) error {
+	e.TypeMeta = metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"}
+	e.EventTime, e.ReportingController, e.ReportingInstance = metav1.NowMicro(), "sluice.io/status", a.instance
+	body, err := json.Marshal(e)
 	if err != nil {
 		return err
 	}
-	path := []string{"/apis/events.k8s.io/v1/namespaces", o.Namespace, "events"}
+	path := []string{"/apis/events.k8s.io/v1/namespaces", e.Namespace, "events"}
 	err = a.client.Post().AbsPath(path...).Timeout(requestTimeout).Body(body).Do(ctx).Error()
 	if apierrors.IsAlreadyExists(err) {
 		return nil
 	}
-	return explained(err)
+	return err
 }
 
 // explained gives the answer of an API server as an error of package statuswriter.

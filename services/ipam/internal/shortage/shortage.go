@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package shortage knows whether the ranges of this node have addresses for new pods.
+//
+// They are exhausted from the first allocation on that finds no address, and until
+// each family has had a free one for a while: on a node at its limit an address that
+// comes free is taken again at once, which is no news. A node that is full and refuses
+// no pod has no shortage.
+package shortage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/model/podrange"
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+)
+
+// Times of a Tracker.
+const (
+	// freeFor is how long each family must have a free address. It bounds how often
+	// the state changes.
+	freeFor = time.Minute
+	look    = time.Second // between two looks at the figures during a shortage
+)
+
+// Tracker keeps the state.
+type Tracker struct {
+	summary func() *ipam.Summary
+	now     func() time.Time
+
+	mu      sync.Mutex
+	note    podrange.Note // guarded by mu; without a state: there was no shortage since the start
+	free    time.Time     // guarded by mu; since when each family has a free address; zero: not all have
+	changed chan struct{} // guarded by mu; closed with the next change
+}
+
+// New returns a Tracker of the figures that summary returns.
+func New(summary func() *ipam.Summary) *Tracker {
+	return &Tracker{summary: summary, now: time.Now, changed: make(chan struct{})}
+}
+
+// Note is the state, which has none before the first shortage.
+func (t *Tracker) Note() podrange.Note {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.note
+}
+
+// Exhausted reports whether there is a shortage.
+func (t *Tracker) Exhausted() bool { return t.Note().State == podrange.Exhausted }
+
+// Changed is closed when the state is not that of now any more.
+func (t *Tracker) Changed() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.changed
+}
+
+// Answered takes the outcome of an allocation.
+func (t *Tracker) Answered(err error) {
+	var e *ipam.ExhaustedError
+	if !errors.As(err, &e) {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.free = time.Time{}
+	if t.note.State != podrange.Exhausted {
+		t.set(podrange.Exhausted, exhausted(e))
+	}
+}
+
+// Adopt takes over what an earlier process of this node has said, unless this one
+// knows better by now.
+func (t *Tracker) Adopt(n podrange.Note) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.note.State == "" {
+		t.note = n
+		t.tell()
+	}
+}
+
+func (t *Tracker) set(s podrange.State, message string) {
+	t.note = podrange.Note{State: s, Since: t.now().UTC().Truncate(time.Second), Message: message}
+	t.tell()
+}
+
+func (t *Tracker) tell() {
+	close(t.changed)
+	t.changed = make(chan struct{})
+}
+
+// Run looks for the end of each shortage until ctx ends; it then returns nil.
+func (t *Tracker) Run(ctx context.Context) error {
+	for {
+		changed := t.Changed()
+		var again <-chan time.Time
+		if t.Exhausted() {
+			again = time.After(look)
+		}
+		select {
+		case <-changed:
+		case <-again:
+			t.look()
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// look ends a shortage that is over.
+func (t *Tracker) look() {
+	sum, now := t.summary(), t.now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case !allHaveRoom(sum):
+		t.free = time.Time{}
+	case t.free.IsZero():
+		t.free = now
+	case t.note.State == podrange.Exhausted && now.Sub(t.free) >= freeFor:
+		t.set(podrange.Available, available(sum))
+	}
+}
+
+// allHaveRoom reports whether each family that is served has a free address.
+func allHaveRoom(sum *ipam.Summary) bool {
+	free := map[ipam.Family]uint64{}
+	for _, p := range sum.Pools {
+		if p.Serves() {
+			free[ipam.FamilyOf(p.Prefix.Addr())] += min(p.Free, 1) // the counts may be close to 2^64
+		}
+	}
+	for _, n := range free {
+		if n == 0 {
+			return false
+		}
+	}
+	return len(free) > 0
+}
+
+// maxRanges is how many ranges a message names.
+const maxRanges = 8
+
+// exhausted says which ranges are full, and what to do.
+func exhausted(e *ipam.ExhaustedError) string {
+	text := fmt.Sprintf("no %s address is left for new pods: %s", e.Family, ranges(e.Pools, func(f ipam.Figures) string {
+		return fmt.Sprintf("%s has %d in use, %d leased, %d in quarantine and %d reserved of %d",
+			f.Prefix, f.Confirmed, f.Leased, f.Quarantined, f.Reserved, f.Size)
+	}))
+	for _, f := range e.Pools {
+		if f.Quarantined > 0 {
+			text += "; those in quarantine come back by themselves"
+			break
+		}
+	}
+	return text + `; run fewer pods here, or give nodes larger ranges (docs/ipam.md, "A node without free addresses")`
+}
+
+// available says what is free.
+func available(sum *ipam.Summary) string {
+	var serving []ipam.Figures
+	for _, f := range sum.Pools {
+		if f.Serves() {
+			serving = append(serving, f)
+		}
+	}
+	return "new pods find addresses again: " + ranges(serving, func(f ipam.Figures) string {
+		return fmt.Sprintf("%s has %d free of %d", f.Prefix, f.Free, f.Size)
+	})
+}
+
+func ranges(list []ipam.Figures, text func(ipam.Figures) string) string {
+	var all []string
+	for i, f := range list {
+		if i == maxRanges {
+			all = append(all, fmt.Sprintf("and %d more", len(list)-i))
+			break
+		}
+		all = append(all, text(f))
+	}
+	return strings.Join(all, ", ")
+}

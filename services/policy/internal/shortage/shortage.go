@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package shortage makes Events on Nodes whose pod ranges have no address for new
+// pods, and on those that have some again.
+//
+// A node says so in an annotation of its Node, which it may write anyway; this process
+// watches the metadata of all Nodes anyway, and makes Events. So no node needs the right
+// to make Events, which may be about anything.
+package shortage
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/podrange"
+)
+
+// Reasons of Events. They are an interface: scripts and alerts name them.
+const (
+	ReasonExhausted = "PodRangeExhausted"
+	ReasonAvailable = "PodRangeAvailable"
+)
+
+// Times of the Events.
+const (
+	// spacing is between two Events on one Node, whatever its annotation does.
+	spacing = 30 * time.Second
+	// newsFor is how long the end of a shortage is news. By default the API server keeps
+	// an Event as long.
+	newsFor      = time.Hour
+	firstPause   = time.Second
+	longestPause = 30 * time.Second
+)
+
+// maxMessage is how many bytes of a message are told. The API server takes 1024.
+const maxMessage = 1000
+
+// Event is what is told of a Node.
+type Event struct {
+	Node, UID string
+	// Name is the same for the same change of the same Node: a process that does not
+	// know whether it was said makes the Event again, and the API server keeps the one
+	// that there is.
+	Name    string
+	Reason  string
+	Note    string
+	Warning bool
+}
+
+// API makes Events. An error means that it may be made later; one that is refused for
+// good is none.
+type API interface {
+	RecordOnNode(ctx context.Context, e Event) error
+}
+
+// Nodes follows the annotations of Nodes.
+type Nodes struct {
+	api API
+	log *slog.Logger
+	now func() time.Time
+
+	wake chan struct{} // has a token when an Event may be due
+
+	mu    sync.Mutex
+	nodes map[string]*node // guarded by mu; those that have the annotation
+}
+
+// node is one with the annotation.
+type node struct {
+	uid     string
+	note    podrange.Note
+	said    string    // the name of the last Event
+	earlier time.Time // when that was made
+}
+
+// New returns Nodes that make their Events while they lead.
+func New(api API, l *slog.Logger) *Nodes {
+	return &Nodes{api: api, log: l, now: time.Now, wake: make(chan struct{}, 1), nodes: map[string]*node{}}
+}
+
+// Upsert says that there is a Node, and what its annotation has; empty: it has none.
+func (n *Nodes) Upsert(name, uid, annotation string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if annotation == "" {
+		delete(n.nodes, name)
+		return
+	}
+	note, err := podrange.Parse(annotation)
+	if err != nil {
+		n.log.Debug("an annotation that is not understood makes no Event", "node", name, log.Err(err))
+		return
+	}
+	x := n.nodes[name]
+	if x == nil || x.uid != uid {
+		x = &node{uid: uid}
+		n.nodes[name] = x
+	}
+	x.note = note
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Delete says that a Node was deleted.
+func (n *Nodes) Delete(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.nodes, name)
+}
+
+// Lead makes Events until ctx ends.
+func (n *Nodes) Lead(ctx context.Context) {
+	wait := firstPause
+	for ctx.Err() == nil {
+		e, next := n.due()
+		var timer <-chan time.Time
+		wake := n.wake
+		switch {
+		case e != nil:
+			err := n.api.RecordOnNode(ctx, *e)
+			if err == nil {
+				wait = firstPause
+				n.done(e)
+				continue
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			n.log.Warn("an Event on a Node is not made", "node", e.Node, log.Err(err), "again", wait)
+			timer, wake, wait = time.After(wait), nil, min(2*wait, longestPause)
+		case !next.IsZero():
+			timer = time.After(next.Sub(n.now()))
+		}
+		select {
+		case <-timer:
+		case <-wake:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// due returns an Event that is to be made now, or when the next one is.
+func (n *Nodes) due() (e *Event, next time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := n.now()
+	for name, x := range n.nodes {
+		e := event(name, x)
+		at := x.earlier.Add(spacing)
+		switch {
+		case e.Name == x.said:
+		case !e.Warning && now.Sub(x.note.Since) > newsFor:
+		case !at.After(now):
+			return &e, now
+		case next.IsZero() || at.Before(next):
+			next = at
+		}
+	}
+	return nil, next
+}
+
+func (n *Nodes) done(e *Event) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if x := n.nodes[e.Node]; x != nil && x.uid == e.UID {
+		x.said, x.earlier = e.Name, n.now()
+	}
+}
+
+// event is that of a node's annotation.
+func event(name string, x *node) Event {
+	e := Event{Node: name, UID: x.uid, Reason: ReasonAvailable, Note: shorten(x.note.Message)}
+	if x.note.State == podrange.Exhausted {
+		e.Reason, e.Warning = ReasonExhausted, true
+	}
+	if e.Note == "" {
+		e.Note = "the node does not say more"
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %d", x.uid, x.note.State, x.note.Since.Unix()))
+	const most = 200 // of the name, which has at most 253 with what follows
+	e.Name = fmt.Sprintf("%s.%x", strings.TrimRight(name[:min(len(name), most)], "-."), sum[:8])
+	return e
+}
+
+func shorten(text string) string {
+	if len(text) <= maxMessage {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxMessage], "") + "…"
+}

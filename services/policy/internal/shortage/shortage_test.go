@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package shortage
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/model/podrange"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// server is an API.
+type server struct {
+	made  []string // reasons and notes
+	names map[string]bool
+	times []time.Time
+	err   error
+}
+
+func (s *server) RecordOnNode(_ context.Context, e Event) error {
+	if s.err != nil {
+		return s.err
+	}
+	if !s.names[e.Name] { // as an API server keeps the one that there is
+		s.names[e.Name] = true
+		s.made = append(s.made, e.Node+" "+e.Reason+": "+e.Note)
+		s.times = append(s.times, time.Now())
+	}
+	return nil
+}
+
+func note(s podrange.State, since time.Time, message string) string {
+	return podrange.Note{State: s, Since: since, Message: message}.String()
+}
+
+// led runs steps while nodes lead, each followed by so much of the test's own time.
+func led(t *testing.T, s *server, steps func(n *Nodes, pass func(time.Duration))) {
+	t.Helper()
+	n := New(s, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { n.Lead(ctx); close(done) }()
+	steps(n, func(d time.Duration) { time.Sleep(d); synctest.Wait() })
+	cancel()
+	<-done
+}
+
+func TestEachChangeOfANodeIsOneEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{names: map[string]bool{}}
+		began := time.Now()
+		full := note(podrange.Exhausted, began, "full")
+		led(t, s, func(n *Nodes, pass func(time.Duration)) {
+			n.Upsert("b", "u2", "")
+			for range 5 { // as each heartbeat of a kubelet does
+				n.Upsert("a", "u1", full)
+				pass(time.Hour)
+			}
+			n.Upsert("a", "u1", note(podrange.Available, time.Now(), "room"))
+			pass(time.Minute)
+			n.Upsert("a", "u1", note(podrange.Exhausted, time.Now(), "full again"))
+			pass(time.Minute)
+			n.Upsert("c", "u3", `{"state":"full"}`)
+			n.Upsert("d", "u4", note(podrange.Available, time.Now().Add(-2*time.Hour), "long ago"))
+			pass(time.Minute)
+		})
+		want := []string{"a PodRangeExhausted: full", "a PodRangeAvailable: room", "a PodRangeExhausted: full again"}
+		if !slices.Equal(s.made, want) {
+			t.Errorf("Events %q, want %q", s.made, want)
+		}
+		// The next process that leads does not know what was said.
+		led(t, s, func(n *Nodes, pass func(time.Duration)) {
+			n.Upsert("a", "u1", full)
+			pass(time.Minute)
+			n.Upsert("a", "u5", full) // another Node of the name
+			pass(time.Minute)
+		})
+		if want = append(want, "a PodRangeExhausted: full"); !slices.Equal(s.made, want) {
+			t.Errorf("Events %q, want %q", s.made, want)
+		}
+	})
+}
+
+func TestAnnotationThatChangesAllTheTimeMakesFewEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{names: map[string]bool{}}
+		led(t, s, func(n *Nodes, pass func(time.Duration)) {
+			for i := range 600 {
+				state := podrange.Exhausted
+				if i%2 == 1 {
+					state = podrange.Available
+				}
+				n.Upsert("a", "u1", note(state, time.Now(), "text"))
+				pass(time.Second)
+			}
+		})
+		if len(s.made) < 15 || len(s.made) > 21 { // one in 30 s
+			t.Errorf("%d Events in ten minutes", len(s.made))
+		}
+	})
+}
+
+func TestEventIsMadeOnceTheServerTakesIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{names: map[string]bool{}, err: errors.New("away")}
+		led(t, s, func(n *Nodes, pass func(time.Duration)) {
+			n.Upsert("a", "u1", note(podrange.Exhausted, time.Now(), "full"))
+			n.Upsert("gone", "u2", note(podrange.Exhausted, time.Now(), "full"))
+			pass(time.Hour)
+			n.Delete("gone")
+			s.err = nil
+			pass(time.Minute)
+		})
+		if want := []string{"a PodRangeExhausted: full"}; !slices.Equal(s.made, want) {
+			t.Errorf("Events %q, want %q", s.made, want)
+		}
+	})
+}
+
+func TestEventFitsTheLimitsOfTheServer(t *testing.T) {
+	x := &node{uid: "u", note: podrange.Note{State: podrange.Exhausted, Since: time.Now(), Message: strings.Repeat("ä", 2000)}}
+	e := event(strings.Repeat("a-b.", 63), x)
+	if len(e.Name) > 253 || len(e.Note) > 1024 || !strings.HasSuffix(e.Note, "…") {
+		t.Errorf("a name of %d bytes and a note of %d", len(e.Name), len(e.Note))
+	}
+	x.note.Message = ""
+	if event("a", x).Note == "" {
+		t.Error("a note that the server refuses: it is empty")
+	}
+}

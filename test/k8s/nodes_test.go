@@ -39,6 +39,8 @@ func TestSluiceConnectsTwoNodes(t *testing.T) {
 				{"Traffic", testTwoNodes},
 				{"Webhook", testWebhook},
 				{"NodeLabels", testNodeLabels},
+				{"ServiceAddresses", testServiceAddresses},
+				{"ServicePolicies", testServicePolicies},
 				{"ContainersKilled", testContainersKilledAcrossNodes},
 				{"Rollout", testRolloutAcrossNodes},
 				{"APIServerAway", testAPIServerAway},

@@ -4,12 +4,8 @@
 package main
 
 import (
-	"cmp"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
-	"net/url"
 	"strings"
 )
 
@@ -47,35 +43,10 @@ spec:
 	if len(addresses) != 2 {
 		n.Fatalf("the service has the addresses %v", addresses)
 	}
-	curl := func(to, path string) []string {
-		return []string{"curl", "--silent", "--fail", "--globoff", "--max-time", "2", "http://" + to + path}
-	}
-	// The image has no curl: its server asks for others.
-	dial := func(to, path string) (string, error) {
-		host, port, err := net.SplitHostPort(to)
-		if err != nil {
-			return "", err
-		}
-		ask := url.Values{
-			"host": {host}, "port": {port}, "request": {strings.TrimPrefix(path, "/")}, "protocol": {"http"}, "tries": {"1"},
-		}
-		out, err := n.run(curl(client.address()+":8080", "/dial?"+ask.Encode())...)
-		if err != nil {
-			return "", err
-		}
-		var answer struct{ Responses, Errors []string }
-		if err := json.Unmarshal([]byte(out), &answer); err != nil || len(answer.Responses) != 1 {
-			return "", fmt.Errorf("%s: %w", out, cmp.Or(err, errors.New("no answer")))
-		}
-		return answer.Responses[0], nil
-	}
 	clients := map[string]func(to, path string) (string, error){
-		"a pod":    dial,
-		"the node": func(to, path string) (string, error) { return n.run(curl(to, path)...) },
-		"another machine": func(to, path string) (string, error) {
-			out, err := n.c.InMachine(n.Context(), curl(to, path)...)
-			return string(out), err
-		},
+		"a pod":           func(to, path string) (string, error) { return n.dial(client, to, path) },
+		"the node":        func(to, path string) (string, error) { return n.run(curlOf(to, path)...) },
+		"another machine": n.machine,
 	}
 	atNode := fmt.Sprintf("%s:%d", nodeAddress, nodePort)
 	// Both pods answer, in the end: one is chosen for each connection.

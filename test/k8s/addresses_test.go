@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Addresses of the machine beside the nodes, and those that services get here.
+const (
+	machineAddress, machineAddress6   = "10.200.0.1", "fd00:200::1"
+	balancerAddress, balancerAddress6 = "192.0.2.10", "2001:db8::10"
+	externalAddress                   = "203.0.113.10" // of the prefix that testdata allows
+	proxyAddress                      = "192.0.2.20"
+)
+
+// curlOf is the command that asks a server for a path.
+func curlOf(to, path string) []string {
+	return []string{"curl", "--silent", "--fail", "--globoff", "--max-time", "2", "http://" + to + path}
+}
+
+// dial has a server's pod ask another server for a path: its image has no curl. The pod
+// is on the node.
+func (n sluiceNode) dial(from kubePod, to, path string) (string, error) {
+	host, port, err := net.SplitHostPort(to)
+	if err != nil {
+		return "", err
+	}
+	ask := url.Values{
+		"host": {host}, "port": {port}, "request": {strings.TrimPrefix(path, "/")}, "protocol": {"http"}, "tries": {"1"},
+	}
+	out, err := n.run(curlOf(from.address()+":8080", "/dial?"+ask.Encode())...)
+	if err != nil {
+		return "", err
+	}
+	var answer struct{ Responses, Errors []string }
+	if err := json.Unmarshal([]byte(out), &answer); err != nil || len(answer.Responses) != 1 {
+		return "", fmt.Errorf("%s: %w", out, cmp.Or(err, errors.New("no answer")))
+	}
+	return answer.Responses[0], nil
+}
+
+// machine asks from the machine beside the nodes.
+func (n sluiceNode) machine(to, path string) (string, error) {
+	out, err := n.c.InMachine(n.Context(), curlOf(to, path)...)
+	return string(out), err
+}
+
+// via has the machine reach addresses by a node, until the test ends.
+func (n sluiceNode) via(node int, addresses ...string) {
+	n.Helper()
+	for _, a := range addresses {
+		gateway := fmt.Sprintf("10.200.0.%d", 11+node)
+		if strings.Contains(a, ":") {
+			gateway = fmt.Sprintf("fd00:200::%d", 11+node)
+		}
+		_, err := n.c.InMachine(n.Context(), "ip", "route", "replace", a, "via", gateway)
+		n.must(err)
+		n.Cleanup(func() { _, _ = n.c.InMachine(contextOf(n), "ip", "route", "del", a) })
+	}
+}
+
+// answers waits until each of these has answered a question, and nobody else since the
+// first of them did.
+func (n sluiceNode) answers(what string, ask func() (string, error), want ...string) {
+	n.Helper()
+	missing := map[string]bool{}
+	anew := func() {
+		for _, w := range want {
+			missing[w] = true
+		}
+	}
+	anew()
+	n.eventually(what, func() error {
+		got, err := ask()
+		if err != nil {
+			return err
+		}
+		if delete(missing, got); !slices.Contains(want, got) {
+			anew() // a change was not enforced yet
+			return fmt.Errorf("%q answers, want %q", got, want)
+		}
+		if len(missing) > 0 {
+			return fmt.Errorf("%v did not answer yet", missing)
+		}
+		return nil
+	})
+}
+
+// silent waits until a question has no answer.
+func (n sluiceNode) silent(what string, ask func() (string, error)) {
+	n.Helper()
+	n.eventually(what, func() error {
+		if got, err := ask(); err == nil {
+			return fmt.Errorf("%q answers", got)
+		}
+		return nil
+	})
+}
+
+// patch changes a service.
+func (n sluiceNode) patch(namespace, name, patch string, args ...string) {
+	n.Helper()
+	n.kubectl(append([]string{
+		"--namespace=" + namespace, "patch", "service", name, "--type=merge", "--patch=" + patch,
+	}, args...)...)
+}
+
+// testServiceAddresses has another machine ask the addresses that a service has beside
+// its cluster IPs, by a node that has a pod of it and by one that has none; and pods by
+// those and by the cluster IP. A controller of load balancers would write the status.
+func testServiceAddresses(n sluiceNode) {
+	n.namespace("lb")
+	n.serverOn("node1", "lb", "client")
+	n.serverOn("node2", "lb", "far")
+	n.apply(`
+apiVersion: v1
+kind: Service
+metadata: {name: lb, namespace: lb}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: example.com/by-hand
+  allocateLoadBalancerNodePorts: false
+  ipFamilyPolicy: RequireDualStack
+  externalIPs: [%s]
+  selector: {app: far}
+  ports: [{port: 80, targetPort: 8080}]
+`, externalAddress)
+	client := n.ready("lb", "client")
+	n.ready("lb", "far")
+	ingress := func(entries string) {
+		n.Helper()
+		n.patch("lb", "lb", `{"status":{"loadBalancer":{"ingress":[`+entries+`]}}}`, "--subresource=status")
+	}
+	ingress(fmt.Sprintf(`{"ip":%q},{"ip":%q}`, balancerAddress, balancerAddress6))
+	addresses := []string{balancerAddress, balancerAddress6}
+	balancers := []string{net.JoinHostPort(balancerAddress, "80"), net.JoinHostPort(balancerAddress6, "80")}
+	external := net.JoinHostPort(externalAddress, "80")
+	ask := func(to, path string) func() (string, error) {
+		return func() (string, error) { return n.machine(to, path) }
+	}
+	all := append(balancers, external)
+
+	// Policy Cluster: each node leads to the pod, which may be elsewhere.
+	for node := range 2 {
+		n.via(node, append(addresses, externalAddress)...)
+		for _, to := range all {
+			n.answers(fmt.Sprintf("%s by node %d, Cluster", to, node+1), ask(to, "/hostname"), "far")
+		}
+	}
+	for _, to := range all {
+		n.answers("a pod at "+to, func() (string, error) { return n.dial(client, to, "/hostname") }, "far")
+		n.answers("the node at "+to, func() (string, error) { return n.run(curlOf(to, "/hostname")...) }, "far")
+	}
+
+	// Local: the node of the pod alone, and the pod sees the machine.
+	n.patch("lb", "lb", `{"spec":{"externalTrafficPolicy":"Local"}}`)
+	for i, to := range all {
+		n.eventually(to+" shows the pod the machine, Local", func() error {
+			got, err := n.machine(to, "/clientip")
+			host, _, _ := net.SplitHostPort(got)
+			if err == nil && host != []string{machineAddress, machineAddress6, machineAddress}[i] {
+				err = fmt.Errorf("it sees %s", got)
+			}
+			return err
+		})
+		// In the cluster the policy does not hold.
+		n.answers("a pod of the other node at "+to+", Local", func() (string, error) {
+			return n.dial(client, to, "/hostname")
+		}, "far")
+	}
+	port := n.kubectl("--namespace=lb", "get", "service", "lb", "--output=jsonpath={.spec.healthCheckNodePort}")
+	n.answers("the health check of the node with the pod", func() (string, error) {
+		_, err := n.machine("10.200.0.12:"+port, "/healthz")
+		return "healthy", err
+	}, "healthy")
+	n.silent("the health check of the node without", ask("10.200.0.11:"+port, "/healthz"))
+	n.via(0, append(addresses, externalAddress)...)
+	for _, to := range all {
+		n.silent(to+" by a node without a pod, Local", ask(to, "/hostname"))
+	}
+	n.patch("lb", "lb", `{"spec":{"externalTrafficPolicy":"Cluster"}}`)
+
+	// Source ranges hold at the addresses of load balancers alone.
+	n.patch("lb", "lb", `{"spec":{"loadBalancerSourceRanges":["198.51.100.0/24","10.244.0.0/16","fd00:244::/48"]}}`)
+	for _, to := range balancers {
+		n.silent(to+" for a machine outside of the ranges", ask(to, "/hostname"))
+		n.answers("a pod in the ranges at "+to, func() (string, error) { return n.dial(client, to, "/hostname") }, "far")
+	}
+	n.answers(external+" has no ranges", ask(external, "/hostname"), "far")
+	n.patch("lb", "lb", fmt.Sprintf(
+		`{"spec":{"loadBalancerSourceRanges":["%s/32","%s/128"]}}`, machineAddress, machineAddress6))
+	for _, to := range balancers {
+		n.answers(to+" for a machine in the ranges", ask(to, "/hostname"), "far")
+		n.silent("a pod outside of the ranges at "+to, func() (string, error) { return n.dial(client, to, "/hostname") })
+	}
+	n.patch("lb", "lb", `{"spec":{"loadBalancerSourceRanges":null}}`)
+
+	// ipMode Proxy: what is in the cluster goes to the load balancer, and not past it.
+	n.balancer()
+	proxy := net.JoinHostPort(proxyAddress, "80")
+	inside := map[string]func() (string, error){
+		"a pod at " + proxy:    func() (string, error) { return n.dial(client, proxy, "/hostname") },
+		"the node at " + proxy: func() (string, error) { return n.run(curlOf(proxy, "/hostname")...) },
+	}
+	for _, mode := range []struct{ name, answers string }{{"VIP", "far"}, {"Proxy", "balancer"}, {"VIP", "far"}} {
+		ingress(fmt.Sprintf(`{"ip":%q,"ipMode":%q}`, proxyAddress, mode.name))
+		for what, ask := range inside {
+			n.answers(what+", ipMode "+mode.name, ask, mode.answers)
+		}
+	}
+	n.silent("an address that the service has no more", ask(balancers[0], "/hostname"))
+}
+
+// balancer answers at the proxy's address as a load balancer does that is a machine.
+func (n sluiceNode) balancer() {
+	n.Helper()
+	pid, err := os.ReadFile(filepath.Join(n.c.Dir(), "machine.pid"))
+	n.must(err)
+	_, err = n.c.InMachine(n.Context(), "ip", "address", "replace", proxyAddress+"/32", "dev", "lo")
+	n.must(err)
+	var l net.Listener
+	n.must(inNetns(fmt.Sprintf("/proc/%s/ns/net", strings.TrimSpace(string(pid))), func() (err error) {
+		l, err = net.Listen("tcp", net.JoinHostPort(proxyAddress, "80"))
+		return err
+	}))
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(
+		func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("balancer")) },
+	)}
+	done := make(chan struct{})
+	go func() { _ = server.Serve(l); close(done) }()
+	n.Cleanup(func() {
+		_ = server.Close()
+		<-done
+		_, _ = n.c.InMachine(contextOf(n), "ip", "address", "del", proxyAddress+"/32", "dev", "lo")
+	})
+}
+
+// testServicePolicies has a pod on each node behind one service.
+func testServicePolicies(n sluiceNode) {
+	n.namespace("policies")
+	n.serverOn("node1", "policies", "client")
+	for i, name := range []string{"near", "far"} {
+		n.serverOn(fmt.Sprintf("node%d", i+1), "policies", name)
+		n.kubectl("--namespace=policies", "label", "pod", name, "tier=web")
+	}
+	n.apply(`
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: policies}
+spec:
+  type: NodePort
+  selector: {tier: web}
+  ports: [{port: 80, targetPort: 8080, nodePort: %d}]
+`, nodePort)
+	client := n.ready("policies", "client")
+	n.ready("policies", "near")
+	n.ready("policies", "far")
+	service := n.kubectl("--namespace=policies", "get", "service", "web", "--output=jsonpath={.spec.clusterIP}") + ":80"
+	atNode := fmt.Sprintf("%s:%d", nodeAddress, nodePort)
+	inside := func() (string, error) { return n.dial(client, service, "/hostname") }
+	outside := func() (string, error) { return n.machine(atNode, "/hostname") }
+	n.answers("a pod at the service", inside, "near", "far")
+	n.answers("another machine at a node port", outside, "near", "far")
+
+	// A client keeps its backend, whichever node that is on.
+	n.patch("policies", "web", `{"spec":{"sessionAffinity":"ClientIP"}}`)
+	for who, ask := range map[string]func() (string, error){"a pod": inside, "another machine": outside} {
+		n.eventually(who+" keeps its backend", func() error {
+			first, err := ask()
+			for range 20 {
+				next, failed := ask()
+				if err = errors.Join(err, failed); err != nil {
+					return err
+				}
+				if next != first {
+					return fmt.Errorf("%s answers after %s", next, first)
+				}
+			}
+			return nil
+		})
+	}
+	n.patch("policies", "web", `{"spec":{"sessionAffinity":"None"}}`)
+	n.answers("a pod without affinity", inside, "near", "far")
+
+	// internalTrafficPolicy: Local holds for the pods and the host of each node.
+	n.patch("policies", "web", `{"spec":{"internalTrafficPolicy":"Local"}}`)
+	for i, name := range []string{"near", "far"} {
+		at := n
+		at.index = i
+		n.answers(fmt.Sprintf("node %d with a pod of its own, Local", i+1), func() (string, error) {
+			return at.run(curlOf(service, "/hostname")...)
+		}, name)
+	}
+	only := func(want string) {
+		n.Helper()
+		n.eventually("only "+want+" answers", func() error {
+			for range 20 {
+				if got, err := inside(); err != nil || got != want {
+					return fmt.Errorf("%s answers, %w", got, err)
+				}
+			}
+			return nil
+		})
+	}
+	only("near")
+	n.kubectl("--namespace=policies", "label", "pod", "near", "tier-")
+	n.silent("a node without a pod of its own, Local", inside)
+	n.answers("the node port leads everywhere", outside, "far")
+	n.patch("policies", "web", `{"spec":{"internalTrafficPolicy":"Cluster"}}`)
+	only("far")
+}

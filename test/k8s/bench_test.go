@@ -24,6 +24,13 @@ import (
 // BenchmarkCluster measures what a user of a cluster waits for. It reports by its
 // log; one run is all of it.
 func BenchmarkCluster(b *testing.B) {
+	for _, mode := range []string{"overlay", "native"} {
+		b.Run("two nodes "+mode, func(b *testing.B) {
+			n := sluiceNode{b, startSluiceAs(b, mode, cluster.Options{Nodes: 2, Mounts: []string{programs()}}), 0}
+			n.changes("node2", "node1")
+			n.scaling()
+		})
+	}
 	b.Run("sluice", func(b *testing.B) {
 		n := sluiceNode{b, startSluice(b, cluster.Options{Mounts: []string{programs()}}), 0}
 		n.countRequests()
@@ -38,7 +45,7 @@ func BenchmarkCluster(b *testing.B) {
 			n.without()
 			n.requests(fmt.Sprintf("after two bursts of %d pods", pods))
 		}
-		n.changes()
+		n.changes("node1", "node1")
 		n.policies(1000)
 	})
 	b.Run("ptp", func(b *testing.B) {
@@ -191,7 +198,11 @@ spec:
 // requests tells how many they were.
 func (n sluiceNode) requests(when string) {
 	n.Helper()
-	total := 0
+	n.Logf("requests to the API server %s: %d", when, n.requestCount())
+}
+
+func (n sluiceNode) requestCount() (total int) {
+	n.Helper()
 	for line := range strings.Lines(n.kubectl("get", "--raw=/metrics")) {
 		const counter = "apiserver_flowcontrol_dispatched_requests_total{"
 		if labels, count, ok := strings.Cut(line, "} "); ok && strings.HasPrefix(labels, counter) &&
@@ -201,7 +212,7 @@ func (n sluiceNode) requests(when string) {
 			total += some
 		}
 	}
-	n.Logf("requests to the API server %s: %d", when, total)
+	return total
 }
 
 // apiClient calls the API without a process for each call.
@@ -211,12 +222,12 @@ type apiClient struct {
 	token string
 }
 
-func (n sluiceNode) client() apiClient {
+func (n sluiceNode) client(account string) apiClient {
 	n.Helper()
-	n.kubectl("--namespace=kube-system", "create", "serviceaccount", "bench")
-	n.kubectl("create", "clusterrolebinding", "bench", "--clusterrole=cluster-admin",
-		"--serviceaccount=kube-system:bench")
-	token := n.kubectl("--namespace=kube-system", "create", "token", "bench")
+	n.kubectl("--namespace=kube-system", "create", "serviceaccount", account)
+	n.kubectl("create", "clusterrolebinding", account, "--clusterrole=cluster-admin",
+		"--serviceaccount=kube-system:"+account)
+	token := n.kubectl("--namespace=kube-system", "create", "token", account)
 	pid, err := n.c.NodePID(0)
 	n.must(err)
 	dial := func(ctx context.Context, network, address string) (conn net.Conn, err error) {
@@ -236,43 +247,46 @@ func (n sluiceNode) client() apiClient {
 
 func (c apiClient) call(method, kind, path, body string) {
 	c.n.Helper()
+	c.n.must(c.try(method, kind, path, body))
+}
+
+func (c apiClient) try(method, kind, path, body string) error {
 	r, err := http.NewRequestWithContext(c.n.Context(), method, "https://10.200.0.1:6443"+path, strings.NewReader(body))
-	c.n.must(err)
+	if err != nil {
+		return err
+	}
 	r.Header.Set("Authorization", "Bearer "+c.token)
 	r.Header.Set("Content-Type", kind)
 	answer, err := c.http.Do(r)
-	c.n.must(err)
+	if err != nil {
+		return err
+	}
 	defer answer.Body.Close()
 	content, err := io.ReadAll(answer.Body)
-	c.n.must(err)
-	if answer.StatusCode >= 300 {
-		c.n.Fatalf("%s %s: %s: %s", method, path, answer.Status, content)
+	if err == nil && answer.StatusCode >= 300 {
+		err = fmt.Errorf("%s %s: %s: %s", method, path, answer.Status, content)
 	}
+	return err
 }
 
-// probe sends a datagram every 200 µs from one pod to another.
+// probe is about the datagrams that arrive at a pod.
 type probe struct {
 	mu   sync.Mutex
 	last time.Time // the last one that came, guarded by mu
 }
 
+// probe sends a datagram every 200 µs from one pod to another.
 func (n sluiceNode) probe(from, to kubePod) *probe {
 	n.Helper()
-	var receiver net.PacketConn
-	n.must(inNetns(n.netns(to), func() (err error) {
-		receiver, err = net.ListenPacket("udp", net.JoinHostPort(to.address(), "9000"))
-		return err
-	}))
+	p := n.receive(to)
 	var sender net.Conn
 	n.must(inNetns(n.netns(from), func() (err error) {
-		sender, err = net.Dial("udp", receiver.LocalAddr().String())
+		sender, err = net.Dial("udp", net.JoinHostPort(to.address(), probePort))
 		return err
 	}))
-	p := &probe{}
 	var wait sync.WaitGroup
 	n.Cleanup(func() {
 		_ = sender.Close()
-		_ = receiver.Close()
 		wait.Wait()
 	})
 	wait.Go(func() {
@@ -281,6 +295,26 @@ func (n sluiceNode) probe(from, to kubePod) *probe {
 				return
 			}
 		}
+	})
+	return p
+}
+
+// probePort is where datagrams arrive.
+const probePort = "9000"
+
+// receive notes when datagrams arrive at a pod.
+func (n sluiceNode) receive(at kubePod) *probe {
+	n.Helper()
+	var receiver net.PacketConn
+	n.must(inNetns(n.netns(at), func() (err error) {
+		receiver, err = net.ListenPacket("udp", net.JoinHostPort(at.address(), probePort))
+		return err
+	}))
+	p := &probe{}
+	var wait sync.WaitGroup
+	n.Cleanup(func() {
+		_ = receiver.Close()
+		wait.Wait()
 	})
 	wait.Go(func() {
 		for buffer := make([]byte, 16); ; {
@@ -319,16 +353,19 @@ func (p *probe) ends() time.Time {
 	}
 }
 
+// rounds of each change.
+const rounds = 50
+
 // changes tells how long it takes from a write to the API to the first packet that
-// is evaluated anew.
-func (n sluiceNode) changes() {
+// is evaluated anew, from a pod of one node to one of another, or the same. The node of
+// the server evaluates them.
+func (n sluiceNode) changes(client, server string) {
 	n.Helper()
-	const rounds = 50
 	n.namespace("changes")
-	n.server("changes", "web")
-	n.server("changes", "client")
+	n.serverOn(server, "changes", "web")
+	n.serverOn(client, "changes", "client")
 	web, from := n.ready("changes", "web"), n.ready("changes", "client")
-	c, p := n.client(), n.probe(from, web)
+	c, p := n.client("changes"), n.probe(from, web)
 	const (
 		merge = "application/merge-patch+json"
 		write = "application/json"
@@ -342,18 +379,8 @@ func (n sluiceNode) changes() {
 	}
 	label := func(value string) string { return fmt.Sprintf(`{"metadata":{"labels":{"may":%q}}}`, value) }
 	measure := func(what string, allow, deny func()) {
-		var allowed, denied []time.Duration
-		p.ends()
-		for range rounds {
-			begin := time.Now()
-			allow()
-			allowed = append(allowed, p.arrives(begin).Sub(begin))
-			begin = time.Now()
-			deny()
-			denied = append(denied, max(0, p.ends().Sub(begin)))
-		}
-		n.Logf("%s, from the call to the packet: allowed %s; denied %s",
-			what, percentiles(allowed), percentiles(denied))
+		n.Helper()
+		p.measure(n, what+": allowed, denied", allow, deny)
 	}
 	c.call("POST", write, rules, policy("isolate", ""))
 	measure("NetworkPolicy created and deleted",
@@ -365,4 +392,98 @@ func (n sluiceNode) changes() {
 	c.call("POST", write, rules, policy("by-namespace", `{"from":[{"namespaceSelector":{"matchLabels":{"may":"yes"}}}]}`))
 	measure("label of a namespace",
 		func() { c.call("PATCH", merge, space, label("yes")) }, func() { c.call("PATCH", merge, space, label("no")) })
+}
+
+// measure tells the times from a call that lets datagrams arrive to the first one, and
+// from one that stops them to the last.
+func (p *probe) measure(n sluiceNode, what string, begins, ends func()) {
+	n.Helper()
+	var first, last []time.Duration
+	p.ends()
+	for range rounds {
+		begin := time.Now()
+		begins()
+		first = append(first, p.arrives(begin).Sub(begin))
+		begin = time.Now()
+		ends()
+		last = append(last, max(0, p.ends().Sub(begin)))
+	}
+	n.Logf("%s, from the call to the packet: %s; %s", what, percentiles(first), percentiles(last))
+}
+
+// scaling tells how long it takes from a write of the endpoints of a service until a new
+// one has its first datagram, and one that is removed its last. The pods are on the
+// second node, the client on the first.
+func (n sluiceNode) scaling() {
+	n.Helper()
+	n.namespace("scaling")
+	n.serverOn("node1", "scaling", "client")
+	n.serverOn("node2", "scaling", "stays")
+	n.serverOn("node2", "scaling", "comes")
+	from, stays, comes := n.ready("scaling", "client"), n.ready("scaling", "stays"), n.ready("scaling", "comes")
+	n.apply(`
+apiVersion: v1
+kind: Service
+metadata: {name: scaled, namespace: scaling}
+spec: {ports: [{port: %s, protocol: UDP}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: scaled, namespace: scaling, labels: {kubernetes.io/service-name: scaled}}
+addressType: IPv4
+ports: [{port: %[1]s, protocol: UDP}]
+endpoints: [{addresses: ["%s"]}]
+`, probePort, stays.address())
+	service := n.kubectl("--namespace=scaling", "get", "service", "scaled", "--output=jsonpath={.spec.clusterIP}")
+	there, p := n.receive(stays), n.receive(comes)
+	n.flows(from, net.JoinHostPort(service, probePort))
+	there.arrives(time.Now())
+	c := n.client("scaling")
+	endpoints := func(pods ...kubePod) func() {
+		var all []string
+		for _, pod := range pods {
+			all = append(all, fmt.Sprintf(`{"addresses":[%q]}`, pod.address()))
+		}
+		return func() {
+			c.call("PATCH", "application/merge-patch+json", "/apis/discovery.k8s.io/v1/namespaces/scaling/endpointslices/scaled",
+				`{"endpoints":[`+strings.Join(all, ",")+`]}`)
+		}
+	}
+	p.measure(n, "endpoint of a service: added, removed", endpoints(stays, comes), endpoints(stays))
+}
+
+// flows sends datagrams from a pod, four of each socket, because a service keeps its
+// choice for a socket.
+func (n sluiceNode) flows(from kubePod, to string) {
+	n.Helper()
+	path := n.netns(from)
+	stop, done := make(chan struct{}), make(chan error, 1)
+	n.Cleanup(func() {
+		close(stop)
+		if err := <-done; err != nil {
+			n.Error(err)
+		}
+	})
+	go func() {
+		done <- inNetns(path, func() error {
+			for {
+				conn, err := net.Dial("udp", to)
+				if err != nil {
+					return err
+				}
+				for range 4 {
+					_, _ = conn.Write([]byte("probe"))
+					time.Sleep(500 * time.Microsecond)
+				}
+				if err := conn.Close(); err != nil {
+					return err
+				}
+				select {
+				case <-stop:
+					return nil
+				default:
+				}
+			}
+		})
+	}()
 }

@@ -223,7 +223,7 @@ bench-endpoints: ## Measure restarts, creations and deletions of the datapath al
 	@nice -n -10 go -C services/datapath test -run '^$$' -bench '^Benchmark(Restart|Life)$$' -benchtime 3x .
 
 .PHONY: bench-k8s
-bench-k8s: k8s ## Measure bursts of pods beside ptp and portmap, changes from the API to the packet, and memory, on clusters (root)
+bench-k8s: k8s ## Measure bursts of pods beside ptp and portmap, changes from the API to the packet, starts and memory, on clusters (root)
 	@scripts/k8s-binaries containerd containerd-shim-runc-v2 ctr
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
 	@cd test/k8s && GOWORK=off go test -v -timeout=60m -run '^$$' -bench '^BenchmarkCluster$$' -benchtime=1x .

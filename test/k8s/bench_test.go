@@ -31,6 +31,9 @@ func BenchmarkCluster(b *testing.B) {
 			n.scaling()
 		})
 	}
+	b.Run("thousands", func(b *testing.B) {
+		thousands(sluiceNode{b, startSluice(b, cluster.Options{Mounts: []string{programs()}}), 0})
+	})
 	b.Run("sluice", func(b *testing.B) {
 		n := sluiceNode{b, startSluice(b, cluster.Options{Mounts: []string{programs()}}), 0}
 		n.countRequests()

@@ -29,6 +29,9 @@ var needed = []string{"identity", "ipam", "datapath"}
 const (
 	soon  = 200 * time.Millisecond
 	later = 5 * time.Second
+	// askAgain is how long an answer of the datapath holds, which is that of its settings:
+	// a status takes it a look at every map. It is asked at once after a failed look.
+	askAgain = time.Minute
 )
 
 // writer keeps the CNI configuration in place.
@@ -39,6 +42,7 @@ type writer struct {
 	log           *slog.Logger
 
 	written bool
+	asked   time.Time             // when the datapath answered last; zero: it has to be asked
 	opener  string                // of ports of the machine, as the log has it; empty: it has not yet
 	state   atomic.Pointer[error] // of the last look
 }
@@ -93,10 +97,14 @@ func (w *writer) note(err error) {
 
 func (w *writer) look(ctx context.Context) error {
 	if err := w.serving(ctx); err != nil {
+		w.asked = time.Time{}
 		return err
 	}
-	if err := w.askDatapath(ctx); err != nil {
-		return err
+	if now := time.Now(); now.Sub(w.asked) >= askAgain {
+		if err := w.askDatapath(ctx); err != nil {
+			return err
+		}
+		w.asked = now
 	}
 	changed, err := w.configuration.write()
 	if err != nil {

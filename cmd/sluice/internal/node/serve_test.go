@@ -20,12 +20,15 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/servicetest"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
 // output may be read while it is written.
@@ -170,6 +173,63 @@ func TestTranslatingDatapathOpensPorts(t *testing.T) {
 		!strings.Contains(log.String(), `"hostPort":"sluice"`) {
 		t.Errorf("%v\n%s", err, log)
 	}
+}
+
+// statuses counts how often a datapath was asked for its status.
+type statuses struct {
+	grpc.ClientConnInterface
+	asked int
+}
+
+func (s *statuses) Invoke(ctx context.Context, method string, in, out any, o ...grpc.CallOption) error {
+	if method == datapathv1.DatapathService_GetStatus_FullMethodName {
+		s.asked++
+	}
+	return s.ClientConnInterface.Invoke(ctx, method, in, out, o...)
+}
+
+// TestDatapathIsAskedAgainAfterItWasAway, and not with every look: a status is a look at
+// all of its maps.
+func TestDatapathIsAskedAgainAfterItWasAway(t *testing.T) {
+	n := nodetest.New(t)
+	p, err := instance.New("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inv := &invocation.Invocation{RunDir: n.RunDir, Timeout: 10 * time.Second}
+	w := &writer{
+		configuration: configuration{
+			directory: t.TempDir(), name: "05-sluice.conflist", plugins: t.TempDir(), paths: p,
+		},
+		services: map[string]grpc.ClientConnInterface{}, timeout: inv.Timeout, log: log.Discard(),
+	}
+	for _, service := range needed {
+		conn, err := inv.Dial(service)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		w.services[service] = conn
+	}
+	datapath := &statuses{ClientConnInterface: w.services["datapath"]}
+	w.services["datapath"] = datapath
+	look := func(good bool, asked int) {
+		t.Helper()
+		if err := w.look(t.Context()); (err == nil) != good || datapath.asked != asked {
+			t.Errorf("a look: %v, after %d questions, want %d", err, datapath.asked, asked)
+		}
+	}
+	for range 3 {
+		look(true, 1)
+	}
+	n.Health["datapath"].SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	look(false, 1)
+	n.Health["datapath"].SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
+	for range 3 {
+		look(true, 2)
+	}
+	w.asked = time.Now().Add(-askAgain)
+	look(true, 3)
 }
 
 // TestConfigurationIsTheDeployedOne with a datapath that translates services; with

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -30,6 +31,7 @@ type Connections struct {
 	overlap  overlap
 	removers [2]remover         // of the maps of IPv4 and IPv6
 	states   map[string]stateAt // of the maps of connections, by name
+	batches  [2]sync.Pool       // of *batch, for the maps of IPv4 and IPv6
 }
 
 // Options say what is needed to understand a connection.

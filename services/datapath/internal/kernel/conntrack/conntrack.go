@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -303,7 +304,9 @@ func (ct *Connections) Remove(cs ...Connection) (deleted uint32, err error) {
 // until it returns an error. The slice is reused. Connections that come or go
 // meanwhile may be missing; one that stays is listed once.
 func (ct *Connections) Each(visit func([]Connection) error) error {
-	err := eachBatch(ct, bpf.MapsMapSlCt4, func(keys []bpf.MapsSlCtKey4, values []bpf.MapsSlCt, cs []Connection) error {
+	err := eachBatch(ct, bpf.MapsMapSlCt4, &ct.batches[0], func(
+		keys []bpf.MapsSlCtKey4, values []bpf.MapsSlCt, cs []Connection,
+	) error {
 		for i := range keys {
 			cs = append(cs, Of(Tuple4(&keys[i], values[i].Flags), &values[i]))
 		}
@@ -312,7 +315,9 @@ func (ct *Connections) Each(visit func([]Connection) error) error {
 	if err != nil {
 		return err
 	}
-	return eachBatch(ct, bpf.MapsMapSlCt6, func(keys []bpf.MapsSlCtKey6, values []bpf.MapsSlCt, cs []Connection) error {
+	return eachBatch(ct, bpf.MapsMapSlCt6, &ct.batches[1], func(
+		keys []bpf.MapsSlCtKey6, values []bpf.MapsSlCt, cs []Connection,
+	) error {
 		for i := range keys {
 			cs = append(cs, Of(Tuple6(&keys[i], values[i].Flags), &values[i]))
 		}
@@ -323,9 +328,12 @@ func (ct *Connections) Each(visit func([]Connection) error) error {
 // eachBatch reads a hash by batches: the kernel copies whole buckets under
 // their lock, so that nothing that stays is missed or seen twice. The lock of k
 // is not held while visit runs.
-func eachBatch[K any](ct *Connections, name string, visit func([]K, []bpf.MapsSlCt, []Connection) error) error {
-	keys, values := make([]K, pin.BatchSize), make([]bpf.MapsSlCt, pin.BatchSize)
-	cs := make([]Connection, 0, pin.BatchSize)
+func eachBatch[K any](
+	ct *Connections, name string, batches *sync.Pool, visit func([]K, []bpf.MapsSlCt, []Connection) error,
+) error {
+	b, done := borrowBatch[K](batches)
+	defer done()
+	keys, values, cs := b.keys, b.values, b.connections
 	var cursor ebpf.MapBatchCursor
 	for {
 		if err := ct.gate.RLock(); err != nil {

@@ -46,7 +46,8 @@ func (ct *Connections) collectRevoked(now, life uint32) (remain [2]int, err erro
 }
 
 func collectRecords[K any](ct *Connections, name string, now, life uint32) (remain int, err error) {
-	keys, values := make([]K, pin.BatchSize), make([]bpf.MapsSlRevoked, pin.BatchSize)
+	const some = 512 // of at most 16,384, and there are few as a rule
+	keys, values := make([]K, some), make([]bpf.MapsSlRevoked, some)
 	var cursor ebpf.MapBatchCursor
 	for end := false; !end; {
 		if err := ct.gate.RLock(); err != nil {

@@ -93,6 +93,10 @@ func EachPerCPU[V any](m *ebpf.Map, visit func(key uint32, perCPU []V)) error {
 	return nil
 }
 
+// countSize is how many elements are counted by one call: a status counts those of
+// dozens of maps, most of which have few.
+const countSize = 512
+
 // countEntries counts the keys of a map that has them, all of an array, none
 // of a ring.
 func countEntries(m *ebpf.Map) (int, error) {
@@ -103,7 +107,7 @@ func countEntries(m *ebpf.Map) (int, error) {
 	default:
 		return int(m.MaxEntries()), nil
 	}
-	chunk := min(BatchSize, int(m.MaxEntries()))
+	chunk := min(countSize, int(m.MaxEntries()))
 	room := func(size uint32) any {
 		return reflect.MakeSlice(reflect.SliceOf(reflect.ArrayOf(int(size), reflect.TypeFor[byte]())), chunk, chunk).Interface()
 	}

@@ -20,6 +20,18 @@ func TestScopesCoverExactlyTheirRanges(t *testing.T) {
 	}
 }
 
+func TestNodesAreReservedOnesAndLabelSetsOfThisNode(t *testing.T) {
+	for n, want := range map[Numeric]bool{
+		0: false, Host: false, RemoteNode: true, KubeAPIServer: true, Ingress: false, UnknownInCluster: false,
+		MinCluster: false, MaxCluster: false, MinNodeLocal - 1: false, MinNodeLocal: true, MaxNodeLocal: true,
+		MaxNodeLocal + 1: false, Max: false,
+	} {
+		if got := n.OfNode(); got != want {
+			t.Errorf("%#x: OfNode is %t, want %t", uint32(n), got, want)
+		}
+	}
+}
+
 func TestKindsAndPeerScopesHaveNames(t *testing.T) {
 	for k := range Kinds + 1 {
 		if got := k.String(); got == "" || (k == Kinds) != (got == "Kind(8)") {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
@@ -347,10 +348,10 @@ func TestKernelPodsOfTwoNodesExchangePackets(t *testing.T) {
 	})
 }
 
-// TestKernelHostIsRemoteNode shows that the host of one node is a remote node to pods
+// TestKernelHostOfNode shows that the host of one node is a remote node to pods
 // of the other, from its overlay address and from those of its devices, and is
 // answered.
-func TestKernelHostIsRemoteNode(t *testing.T) {
+func TestKernelHostOfNode(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		(&theatre{runner: f.b.runner}).putTables(t)
 		update(t, f.b.k, "sl_id", uint32(identity.RemoteNode), knownWord(7, 4, 1))
@@ -364,6 +365,73 @@ func TestKernelHostIsRemoteNode(t *testing.T) {
 				}
 			}
 		}
+	})
+}
+
+// TestKernelHostsAreToldApartByTheirLabels shows that a pod lets in the host of a node
+// by the identity that its labels have, and no other host: a packet in a tunnel names
+// a node alone, and its address says which. A pod with the address of a host gets
+// nowhere.
+func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
+	const east, west = identity.MinNodeLocal, identity.MaxNodeLocal
+	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
+		(&theatre{runner: f.b.runner}).putTables(t)
+		const clusterWide = uint32(identity.MaxCluster) + 1
+		update(t, f.b.k, bpf.MapsMapSlId, clusterWide+uint32(east-identity.MinNodeLocal), knownWord(7, 4, 1))
+		update(t, f.b.k, bpf.MapsMapSlId, clusterWide+uint32(west-identity.MinNodeLocal), knownWord(8, 4, 1))
+		update(t, f.b.k, bpf.MapsMapSlId, uint32(identity.RemoteNode), knownWord(8, 4, 1))
+		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: friends})
+		addresses := [][]netip.Addr{{f.a.addr4, f.a.over4}, {f.a.addr6, f.a.over6}}
+		relabel := func(id identity.Numeric) {
+			for _, list := range addresses {
+				for i, a := range list {
+					must(t, "SetRemote", f.b.k.IPCache.SetRemote(netip.PrefixFrom(a, a.BitLen()),
+						ipcache.Remote{Identity: id, Node: uint16(f.a.number), OfDevice: i == 0}))
+				}
+			}
+		}
+		for _, step := range []struct {
+			id   identity.Numeric
+			want bool
+		}{{west, false}, {east, true}, {identity.RemoteNode, false}, {east, true}, {west, false}} {
+			relabel(step.id)
+			for i, addr := range f.b.pod.Addrs() {
+				for _, local := range addresses[i] {
+					before := f.b.counters(t)
+					err := exchange(t, f.a.ns, local, f.b.pod.ns, addr)
+					if (err == nil) != step.want {
+						t.Errorf("host %v with identity %#x to pod %v: %v, want it let in: %t", local, uint32(step.id), addr,
+							err, step.want)
+					}
+					gained := f.b.gained(t, before)
+					if denied := gained[cell{event.DropPolicyDenied, event.Ingress}] > 0; denied == step.want {
+						t.Errorf("host %v with identity %#x to pod %v: counted %v", local, uint32(step.id), addr, gained)
+					}
+				}
+			}
+		}
+		relabel(east)
+		if routing == RoutingOverlay { // the tunnel names a's pod, with an address of a's host
+			inner := ip4Header{src: f.a.over4, dst: f.b.pod.IPv4, proto: 17}.with(udp(4000, 53, 1))
+			forged := vxlan(uint32(f.a.pod.Identity), frame(f.b.pod.MAC, f.a.pod.MAC, etherIPv4, inner))
+			named := vxlan(uint32(east), frame(f.b.pod.MAC, f.a.pod.MAC, etherIPv4, inner))
+			before := f.b.counters(t)
+			f.forge(t, f.a.ns, f.b.addr4, forged, named)
+			c := cell{event.DropSpoofedIdentity, event.Ingress}
+			servicetest.Eventually(t, "both to be dropped", func() bool { return f.b.gained(t, before)[c] == 2 })
+		}
+		// Through a tunnel to a labelled node a pod could be anyone.
+		before := f.b.counters(t)
+		inNetns(t, f.b.pod.ns, func() {
+			c, err := net.Dial("udp", netip.AddrPortFrom(f.a.addr4, 4789).String())
+			must(t, "dial", err)
+			defer c.Close()
+			c.Write(vxlan(uint32(f.b.pod.Identity), nil)) //nolint:errcheck // the kernel drops it
+		})
+		c := cell{event.DropTunnelPort, event.Egress}
+		servicetest.Eventually(t, "the tunnel packet of the pod to be dropped", func() bool {
+			return f.b.gained(t, before)[c] == 1
+		})
 	})
 }
 

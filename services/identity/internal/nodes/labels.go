@@ -73,7 +73,7 @@ func (f *Labels) apply(ctx context.Context) (done bool) {
 		}
 		text := what + ": " + err.Error()
 		if problems[text] = true; !f.problems[text] {
-			f.log.Error(what, log.Err(err))
+			f.log.Error("policies do not see labels of nodes as they are", "what", what, log.Err(err))
 		}
 	}
 	host, err := setOf(identity.NameHost, here, own)

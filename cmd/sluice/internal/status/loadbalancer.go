@@ -69,8 +69,9 @@ func loadBalancerOf(r *lbv1.GetStatusResponse) *loadBalancerStatus {
 	return s
 }
 
-// rows are the services, where they lead, and where they come from.
-func (s *loadBalancerStatus) rows(w io.Writer) {
+// rows are the services, where they lead, and where they come from; off says that the
+// datapath is set to translate none.
+func (s *loadBalancerStatus) rows(w io.Writer, off bool) {
 	text := fmt.Sprintf("%d with %d endpoint slices, revision %d", s.Services, s.EndpointSlices, s.Revision)
 	if s.OrphanedSlices > 0 {
 		text += fmt.Sprintf("; %d slices wait for their service", s.OrphanedSlices)
@@ -85,6 +86,9 @@ func (s *loadBalancerStatus) rows(w io.Writer) {
 			}
 		}
 	}
+	if off {
+		text += "; the datapath translates none (loadBalancing.mode is off)"
+	}
 	output.Row(w, "Frontends", text)
 	var sources []string
 	for _, x := range s.Sources {
@@ -97,8 +101,9 @@ func (s *loadBalancerStatus) rows(w io.Writer) {
 	output.Row(w, "Service sources", strings.Join(sources, ", "))
 }
 
-// warnings is what is wrong with services.
-func (s *loadBalancerStatus) warnings() (all []string) {
+// warnings is what is wrong with services; off says that the datapath is set to
+// translate none.
+func (s *loadBalancerStatus) warnings(off bool) (all []string) {
 	for _, problem := range s.problems {
 		all = append(all, "sluice-loadbalancer: "+problem)
 	}
@@ -119,9 +124,9 @@ func (s *loadBalancerStatus) warnings() (all []string) {
 					x.Name, x.Revision))
 		}
 	}
-	if s.Frontends > 0 && !slices.ContainsFunc(s.Subscribers, func(x serviceSubscriber) bool { return x.Enforces }) {
-		all = append(all, "sluice-loadbalancer: no datapath takes the services; with its setting loadBalancing.mode=off it "+
-			"translates none")
+	enforces := func(x serviceSubscriber) bool { return x.Enforces }
+	if s.Frontends > 0 && !off && !slices.ContainsFunc(s.Subscribers, enforces) {
+		all = append(all, "sluice-loadbalancer: no datapath takes the services")
 	}
 	return all
 }

@@ -243,7 +243,7 @@ func (s *Node) dropUnused() {
 	}
 	s.Services = slices.DeleteFunc(s.Services, func(service serviceStatus) bool {
 		unused := service.Name == "policy" && s.Datapath.PolicyMode == "none" ||
-			service.Name == "loadbalancer" && s.Datapath.Frontends == nil
+			service.Name == "loadbalancer" && s.translatesNone()
 		return unused && service.Error != "" && service.Version == ""
 	})
 }
@@ -273,6 +273,9 @@ func exhausted(pools []ipam.Pool) []string {
 	}
 	return problems
 }
+
+// translatesNone says that the datapath is set to leave services to others.
+func (s *Node) translatesNone() bool { return s.Datapath != nil && s.Datapath.Frontends == nil }
 
 // warnings is what is wrong and keeps no container from being connected.
 func (s *Node) warnings() []string {
@@ -320,7 +323,7 @@ func (s *Node) warnings() []string {
 		all = append(all, fmt.Sprintf("sluice-policy: %d identities are unknown to a table that has no room", p.WaitingIdentities))
 	}
 	if b := s.LoadBalancer; b != nil {
-		all = append(all, b.warnings()...)
+		all = append(all, b.warnings(s.translatesNone())...)
 	}
 	for _, service := range s.Services {
 		switch {
@@ -392,7 +395,7 @@ func (s *Node) table(w io.Writer) {
 		p.rows(w)
 	}
 	if b := s.LoadBalancer; b != nil {
-		b.rows(w)
+		b.rows(w, s.translatesNone())
 	}
 	if d := s.Datapath; d != nil {
 		d.rows(w, s.Policy)

@@ -189,6 +189,11 @@ func TestStatusTellsOfServices(t *testing.T) {
 	if !strings.Contains(out, "Warning: sluice-loadbalancer: no datapath takes the services") {
 		t.Errorf("without a datapath\n%s", out)
 	}
+	// With mode off that is as it should be.
+	n.Balances = false
+	out, _ = n.Want(t, 0, "status")
+	nodetest.WantLines(t, out, "Frontends 1 to 2 backends; the datapath translates none (loadBalancing.mode is off)")
+	n.Balances = true
 	n.Stop("loadbalancer")
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	if !strings.Contains(out, "Warning: sluice-loadbalancer: services stay as they are: ") ||

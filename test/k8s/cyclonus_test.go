@@ -35,6 +35,9 @@ func TestCyclonusCasesPassOnSluice(t *testing.T) {
 	for _, destination := range []string{"service-name", "pod-ip"} {
 		t.Run(destination, func(t *testing.T) {
 			runCyclonus(t, c, destination, selected)
+			if _, err := c.Kubectl(t.Context(), "delete", "namespace", "x", "y", "z", "--ignore-not-found"); err != nil {
+				t.Fatal(err)
+			}
 			for i := range 2 {
 				sluiceNode{t, c, i}.exact()
 			}

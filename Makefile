@@ -79,6 +79,7 @@ test-faults: build ## Kill every process at every step of ADD and DEL, all by al
 
 # The last commit without traffic between nodes.
 FROM ?= 4eb52c1
+K8S_FROM ?= 7b0f05f
 .PHONY: test-upgrade
 test-upgrade: build ## Upgrade a node with open connections from the programs of the commit FROM (4eb52c1) to these, and back (root)
 	@scripts/test-upgrade $(FROM)
@@ -162,7 +163,7 @@ k8s-down: ## End the cluster of k8s-up, and remove what is left of it
 test-k8s: k8s ## Run the tests that need a Kubernetes cluster (root; the first build takes long)
 	@scripts/k8s-binaries containerd containerd-shim-runc-v2 ctr
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(Critest|Cyclonus|PolicyAPI|.*Specs)' ./...
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(ClusterIsUpgraded|Critest|Cyclonus|PolicyAPI|.*Specs)' ./...
 
 # The suites of Kubernetes' own specs, on clusters of two nodes.
 k8s_suites := netpol services conformance
@@ -205,6 +206,11 @@ test-k8s-critest: k8s ## Run the specs of critest about networks on a node whose
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
 	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestCritest' .
 
+.PHONY: test-k8s-upgrade
+test-k8s-upgrade: k8s ## Upgrade a cluster from the images of the commit K8S_FROM (7b0f05f) to these, and back (root)
+	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
+	@scripts/test-k8s-upgrade $(K8S_FROM)
+
 .PHONY: test-k8s-outages
 test-k8s-outages: k8s ## Stop the API server and etcd for 2 minutes each, of one node and of two in both modes (root)
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
@@ -212,7 +218,7 @@ test-k8s-outages: k8s ## Stop the API server and etcd for 2 minutes each, of one
 
 # Two parts of about an hour each.
 k8s_shard_1 := test-k8s-netpol test-k8s-services test-k8s-critest test-k8s-outages
-k8s_shard_2 := test-k8s-conformance test-k8s-policyapi test-k8s-cyclonus
+k8s_shard_2 := test-k8s-conformance test-k8s-policyapi test-k8s-cyclonus test-k8s-upgrade
 
 .PHONY: test-k8s-full
 test-k8s-full: ## Run every suite on clusters, or those of SHARD=1 or SHARD=2; all of them, whatever fails (root)

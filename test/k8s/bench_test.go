@@ -476,7 +476,7 @@ func (n sluiceNode) flows(from kubePod, to string) {
 				}
 				for range 4 {
 					_, _ = conn.Write([]byte("probe"))
-					time.Sleep(500 * time.Microsecond)
+					time.Sleep(500 * time.Microsecond) // the rate of datagrams
 				}
 				if err := conn.Close(); err != nil {
 					return err

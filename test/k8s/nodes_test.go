@@ -80,8 +80,8 @@ func shareEtcd(t testing.TB, c *cluster.Cluster) {
 				t.Error(err)
 				return
 			}
-			_ = forward.Run() // fails for as long as there is no pod
-			time.Sleep(500 * time.Millisecond)
+			_ = forward.Run()                  // fails for as long as there is no pod
+			time.Sleep(500 * time.Millisecond) // a pod takes longer
 		}
 	})
 	t.Cleanup(func() {

@@ -444,8 +444,9 @@ func TestAPINodeWithoutAddressesSaysSo(t *testing.T) {
 	want = append(want, addressEvent{
 		"Normal", "PodRangeAvailable", "new pods find addresses again: 10.11.0.0/29 has 1 free of 8", regarding,
 	})
-	for deadline := time.Now().Add(3 * time.Minute); len(a.addressEvents()) < 2 && time.Now().Before(deadline); {
-		time.Sleep(time.Second)
+	late := time.Now().Add(3 * time.Minute)
+	for len(a.addressEvents()) < 2 && time.Now().Before(late) {
+		time.Sleep(time.Second) // between two looks
 	}
 	said("an Event of the end")
 	exhausted("0")

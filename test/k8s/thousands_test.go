@@ -49,7 +49,7 @@ func thousands(n sluiceNode) {
 	n.Logf("a thousand Services and policies were made in %.1f s, and enforced %.1f s after the first request",
 		made.Seconds(), time.Since(begin).Seconds())
 	n.memory("as they came")
-	time.Sleep(quiet)
+	time.Sleep(quiet) // until nothing happens any more
 	n.memory("a minute after they came")
 	n.restarts("with a thousand Services and policies")
 	n.enforced()
@@ -160,7 +160,7 @@ spec:
 		when, ready.Seconds(), runs.Seconds(), time.Since(begin).Seconds(), strings.Join(starts, ", "),
 		n.requestCount()-before)
 	n.memory("right after the restart " + when)
-	time.Sleep(quiet)
+	time.Sleep(quiet) // until nothing happens any more
 	n.memory("a minute after the restart " + when)
 }
 

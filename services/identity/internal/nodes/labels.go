@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"time"
 
@@ -32,8 +33,15 @@ type Labels struct {
 	registry  *registry.Registry
 	log       *slog.Logger
 
-	unused   map[string]time.Time // references that hold a number for no node → since when
-	problems map[string]bool      // that were logged
+	sets     map[registry.NodeSet]held // by the last apply
+	unused   map[string]time.Time      // references that hold a number for no node → since when
+	problems map[string]bool           // that were logged
+}
+
+// held is a number that a set of labels has, and the reference that holds it.
+type held struct {
+	registry.Numbered
+	reference string
 }
 
 // NewLabels returns Labels, and gives the nodes of now their identities.
@@ -82,24 +90,36 @@ func (f *Labels) apply(ctx context.Context) (done bool) {
 	}
 	f.allocator.SetHostLabels(host)
 
-	sets := map[registry.NodeSet]registry.Numbered{}
+	sets, numbers := map[registry.NodeSet]held{}, map[registry.NodeSet]registry.Numbered{}
 	wanted := map[string]bool{}
 	for node, of := range others {
-		labels, err := setOf(identity.NameRemoteNode, node.APIServer, of)
-		var id identity.Identity
-		if err == nil {
-			name := referenceOf(labels)
-			wanted[name] = true
-			id, err = f.allocator.HoldNodeLocal(ctx, allocator.ReferenceHolder(name), labels)
+		// Most are as they were: a change of one node costs little more than that node.
+		h := f.sets[node]
+		if h.Number == 0 || !maps.Equal(h.Labels, of) {
+			var err error
+			if h, err = f.hold(ctx, node, of); err != nil {
+				problem(fmt.Sprintf("rules do not select node %s by its labels", node.Node), err)
+			}
 		}
-		if err != nil {
-			problem(fmt.Sprintf("rules do not select node %s by its labels", node.Node), err)
-		}
-		sets[node] = registry.Numbered{Labels: of, Number: id.Number}
+		sets[node], numbers[node], wanted[h.reference] = h, h.Numbered, true
 	}
-	f.registry.SetNodeSets(sets)
+	f.sets = sets
+	f.registry.SetNodeSets(numbers)
 	f.problems = problems
 	return f.release(ctx, wanted, problem) && len(problems) == 0
+}
+
+// hold gives the labels of a node a number; 0 with an error.
+func (f *Labels) hold(ctx context.Context, node registry.NodeSet, of map[string]string) (held, error) {
+	h := held{Numbered: registry.Numbered{Labels: of}}
+	labels, err := setOf(identity.NameRemoteNode, node.APIServer, of)
+	if err != nil {
+		return h, err
+	}
+	h.reference = referenceOf(labels)
+	id, err := f.allocator.HoldNodeLocal(ctx, allocator.ReferenceHolder(h.reference), labels)
+	h.Number = id.Number
+	return h, err
 }
 
 // release gives back numbers that no node has had for a while, and says whether none

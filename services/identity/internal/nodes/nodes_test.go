@@ -316,7 +316,7 @@ func TestNodesHaveTheirLabels(t *testing.T) {
 	})
 }
 
-// TestAddressWaitsForTheNumberOfItsLabels and is what it was until then: neither of a node
+// TestAddressWaitsForTheNumberOfItsLabels (INV-106) and is what it was until then: neither of a node
 // without labels, nor of nobody.
 func TestAddressWaitsForTheNumberOfItsLabels(t *testing.T) {
 	r := &records{}

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels shows that a rule opens
+// TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels (INV-106) shows that a rule opens
 // nothing for a node whose labels are not known, whether it would have selected the node
 // or not.
 func TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels(t *testing.T) {

@@ -45,6 +45,12 @@ func TestEveryChangeCanBeTried(t *testing.T) {
 	}
 }
 
+// bounded says whether a text has a rule that bounds its length.
+func bounded(s *validate.StringRules) bool {
+	return s.GetMaxLen()+s.GetMaxBytes()+s.GetLen() > 0 || s.GetIp() || s.GetIpPrefix() || s.GetPattern() != "" ||
+		len(s.GetIn()) > 0
+}
+
 // TestEveryFieldOfARequestIsBounded: a field that a caller fills has a rule for
 // its length, its number of items, or that its enum is a defined one, so that
 // servers refuse what is too large before a handler sees it.
@@ -65,11 +71,16 @@ func TestEveryFieldOfARequestIsBounded(t *testing.T) {
 				}
 				rules = rules.GetRepeated().GetItems()
 			}
+			if f.IsMap() { // of strings
+				m := rules.GetMap()
+				if m.GetMaxPairs() == 0 || !bounded(m.GetKeys().GetString()) || !bounded(m.GetValues().GetString()) {
+					t.Errorf("%s: no bound of its pairs, its keys or its values", f.FullName())
+				}
+				continue
+			}
 			switch f.Kind() {
 			case protoreflect.StringKind:
-				s := rules.GetString()
-				if s.GetMaxLen()+s.GetMaxBytes()+s.GetLen() == 0 && !s.GetIp() && !s.GetIpPrefix() && s.GetPattern() == "" &&
-					len(s.GetIn()) == 0 {
+				if !bounded(rules.GetString()) {
 					t.Errorf("%s: no bound of its length", f.FullName())
 				}
 			case protoreflect.BytesKind:

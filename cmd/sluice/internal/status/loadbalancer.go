@@ -86,7 +86,8 @@ func (s *loadBalancerStatus) rows(w io.Writer, off bool) {
 			}
 		}
 	}
-	if off {
+	enforces := func(x serviceSubscriber) bool { return x.Enforces }
+	if off && !slices.ContainsFunc(s.Subscribers, enforces) {
 		text += "; the datapath translates none (loadBalancing.mode is off)"
 	}
 	output.Row(w, "Frontends", text)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -39,8 +40,9 @@ func refused(quarantined uint64) error {
 
 func TestShortageBeginsWithARefusalAndEndsWhenThereWasRoomForAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		now := pools(0, 1)
-		k := New(func() *ipam.Summary { return now })
+		var now atomic.Pointer[ipam.Summary]
+		now.Store(pools(0, 1))
+		k := New(now.Load)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- k.Run(ctx) }()
@@ -73,14 +75,14 @@ func TestShortageBeginsWithARefusalAndEndsWhenThereWasRoomForAMinute(t *testing.
 
 		// What comes free is taken again, for an hour: that is no change.
 		for range 60 {
-			now = pools(1, 1)
+			now.Store(pools(1, 1))
 			state(30*time.Second, podrange.Exhausted, "an address came free")
-			now = pools(0, 1)
+			now.Store(pools(0, 1))
 			state(30*time.Second, podrange.Exhausted, "and was taken")
 		}
-		now = pools(1, 0)
+		now.Store(pools(1, 0))
 		state(time.Hour, podrange.Exhausted, "the other family is full")
-		now = pools(2, 1)
+		now.Store(pools(2, 1))
 		state(50*time.Second, podrange.Exhausted, "room for less than a minute")
 		k.Answered(refused(0)) // as figures that are older than the refusal may allow
 		state(50*time.Second, podrange.Exhausted, "a refusal in between")
@@ -95,7 +97,7 @@ func TestShortageBeginsWithARefusalAndEndsWhenThereWasRoomForAMinute(t *testing.
 		if changes != 1 { // the first was made before
 			t.Errorf("%d changes after the first, want 1", changes)
 		}
-		now = pools(0, 0)
+		now.Store(pools(0, 0))
 		state(time.Hour, podrange.Available, "full again, and nobody was refused")
 		k.Answered(refused(1))
 		state(0, podrange.Exhausted, "refused again")

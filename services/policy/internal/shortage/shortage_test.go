@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,12 +25,12 @@ type server struct {
 	made  []string // reasons and notes
 	names map[string]bool
 	times []time.Time
-	err   error
+	away  atomic.Bool
 }
 
 func (s *server) RecordOnNode(_ context.Context, e Event) error {
-	if s.err != nil {
-		return s.err
+	if s.away.Load() {
+		return errors.New("away")
 	}
 	if !s.names[e.Name] { // as an API server keeps the one that there is
 		s.names[e.Name] = true
@@ -112,13 +113,14 @@ func TestAnnotationThatChangesAllTheTimeMakesFewEvents(t *testing.T) {
 
 func TestEventIsMadeOnceTheServerTakesIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &server{names: map[string]bool{}, err: errors.New("away")}
+		s := &server{names: map[string]bool{}}
+		s.away.Store(true)
 		led(t, s, func(n *Nodes, pass func(time.Duration)) {
 			n.Upsert("a", "u1", note(podrange.Exhausted, time.Now(), "full"))
 			n.Upsert("gone", "u2", note(podrange.Exhausted, time.Now(), "full"))
 			pass(time.Hour)
 			n.Delete("gone")
-			s.err = nil
+			s.away.Store(false)
 			pass(time.Minute)
 		})
 		if want := []string{"a PodRangeExhausted: full"}; !slices.Equal(s.made, want) {

@@ -163,7 +163,7 @@ k8s-down: ## End the cluster of k8s-up, and remove what is left of it
 test-k8s: k8s ## Run the tests that need a Kubernetes cluster (root; the first build takes long)
 	@scripts/k8s-binaries containerd containerd-shim-runc-v2 ctr
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(ClusterIsUpgraded|Critest|Cyclonus|PolicyAPI|.*Specs)' ./...
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(ClusterIsUpgraded|Migration|Critest|Cyclonus|PolicyAPI|.*Specs)' ./...
 
 # The suites of Kubernetes' own specs, on clusters of two nodes.
 k8s_suites := netpol services conformance
@@ -211,6 +211,11 @@ test-k8s-upgrade: k8s ## Upgrade a cluster from the images of the commit K8S_FRO
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
 	@scripts/test-k8s-upgrade $(K8S_FROM)
 
+.PHONY: test-k8s-migrate
+test-k8s-migrate: k8s ## Migrate two nodes from the reference plugins and kube-proxy to Sluice (root)
+	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestMigration$$' .
+
 .PHONY: test-k8s-outages
 test-k8s-outages: k8s ## Stop the API server and etcd for 2 minutes each, of one node and of two in both modes (root)
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
@@ -218,7 +223,7 @@ test-k8s-outages: k8s ## Stop the API server and etcd for 2 minutes each, of one
 
 # Two parts of about an hour each.
 k8s_shard_1 := test-k8s-netpol test-k8s-services test-k8s-critest test-k8s-outages
-k8s_shard_2 := test-k8s-conformance test-k8s-policyapi test-k8s-cyclonus test-k8s-upgrade
+k8s_shard_2 := test-k8s-conformance test-k8s-policyapi test-k8s-cyclonus test-k8s-upgrade test-k8s-migrate
 
 .PHONY: test-k8s-full
 test-k8s-full: ## Run every suite on clusters, or those of SHARD=1 or SHARD=2; all of them, whatever fails (root)

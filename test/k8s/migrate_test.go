@@ -35,6 +35,9 @@ func (n sluiceNode) askPorts(ports ...string) *prober {
 		_, err := n.c.InMachine(n.Context(), "curl", "--silent", "--fail", "--max-time", "1", "http://"+at+"/hostname")
 		return err
 	}
+	for _, at := range ports {
+		n.eventually("kube-proxy leads "+at+" to the pods", func() error { return ask(at) })
+	}
 	var asking sync.WaitGroup
 	asking.Go(func() {
 		last := time.Now()

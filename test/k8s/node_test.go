@@ -121,6 +121,7 @@ func (n sluiceNode) policy(namespace, name, spec string) {
 type kubePod struct {
 	Metadata struct {
 		Namespace, Name, UID string
+		CreationTimestamp    time.Time
 		DeletionTimestamp    *time.Time
 	}
 	Spec struct {
@@ -130,12 +131,33 @@ type kubePod struct {
 	Status struct {
 		Phase             string
 		PodIPs            []struct{ IP string }
+		Conditions        []podCondition
 		ContainerStatuses []struct {
 			Name, ContainerID string
 			RestartCount      int
 			Ready             bool
 		}
 	}
+}
+
+type podCondition struct {
+	Type, Status       string
+	LastTransitionTime time.Time
+}
+
+// times says after how many seconds of its life each condition of a pod became
+// true, to the second, as the API has it: a pod waits for the scheduler
+// (PodScheduled), for kubelet and its network (PodReadyToStartContainers), and
+// for its containers.
+func (p kubePod) times() string {
+	var said []string
+	for _, c := range p.Status.Conditions {
+		if c.Status == "True" {
+			after := c.LastTransitionTime.Sub(p.Metadata.CreationTimestamp)
+			said = append(said, fmt.Sprintf("%s %.0f s", c.Type, after.Seconds()))
+		}
+	}
+	return strings.Join(said, ", ")
 }
 
 func (p kubePod) String() string { return p.Metadata.Namespace + "/" + p.Metadata.Name }

@@ -360,8 +360,8 @@ func (n sluiceNode) starts(name string) {
 	n.Helper()
 	begin := time.Now()
 	n.server("pair", name)
-	n.ready("pair", name)
-	n.Logf("pod %s was Ready after %.1f s", name, time.Since(begin).Seconds())
+	p := n.ready("pair", name)
+	n.Logf("pod %s was Ready after %.1f s (%s)", name, time.Since(begin).Seconds(), p.times())
 }
 
 func testContainerdKilled(n sluiceNode) {

@@ -66,7 +66,7 @@ demo: build ## Show two pods on a real datapath with a real container runtime (r
 	@scripts/demo
 
 .PHONY: test
-test: build ## Run every test, with the race detector but for those of kernel maps, files and parsers; no test may be skipped (root)
+test: build ## Run every test, with the race detector but for those of kernel maps, files and parsers; every test has to run (root)
 	@scripts/deps test demo
 	@scripts/tools gotestsum cnitool grpcurl
 	@scripts/test

@@ -46,9 +46,6 @@ func fresh(t testing.TB, config Config, s *scenario.State) *Engine {
 // in a plain run. POLICY_RANDOM, a number, is a factor for longer runs.
 func runs(t *testing.T, n int) int {
 	t.Helper()
-	if testing.Short() {
-		return max(n/10, 1)
-	}
 	if text := os.Getenv("POLICY_RANDOM"); text != "" {
 		factor, err := strconv.Atoi(text)
 		if err != nil || factor < 1 {

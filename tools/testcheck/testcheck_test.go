@@ -61,7 +61,7 @@ func TestWhatATestFileHidesIsFound(t *testing.T) {
 			name: "a skip in a subtest", file: "p/a_test.go",
 			source: "package p\n\nimport \"testing\"\n\n" +
 				"func TestSub(t *testing.T) { t.Run(\"x\", func(t *testing.T) { t.SkipNow() }) }\n",
-			want:   map[string][]string{"TestNoTestIsSkipped": {pkg + "TestSub/x"}},
+			want: map[string][]string{"TestNoTestIsSkipped": {pkg + "TestSub/x"}},
 		},
 		{
 			name: "a skip in a fuzz target", file: "p/a_test.go",
@@ -157,7 +157,8 @@ func TestFindingsAreEventsOfFailedTests(t *testing.T) {
 		got = append(got, strings.TrimSpace(e.Action+" "+e.Test+" "+strings.TrimSpace(e.Output)))
 	}
 	want := []string{
-		"run TestOne", "pass TestOne", "run TestTwo", "output TestTwo p TestX", "output TestTwo p TestY", "fail TestTwo", "fail",
+		"run TestOne", "pass TestOne",
+		"run TestTwo", "output TestTwo p TestX", "output TestTwo p TestY", "fail TestTwo", "fail",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("events %q, want %q", got, want)

@@ -375,8 +375,11 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, event.Reason, error) 
 		if ret == shot {
 			return verdict{}, 0, errElsewhere // quietly
 		}
-		// it passed, and begins no connection
-		return verdict{action: policyv1.Action_ACTION_ALLOW}, 0, nil
+		v := verdict{action: policyv1.Action_ACTION_ALLOW}
+		if opensConnection(uint8(q.GetProtocol()), uint16(q.GetPort())) {
+			return v, 0, errors.New("it passed without an event")
+		}
+		return v, 0, nil
 	}
 	side, other := e.Egress, identity.Numeric(e.DstIdentity)
 	if !egress {
@@ -455,6 +458,19 @@ func hasPorts(proto uint8) bool {
 		return true
 	}
 	return false
+}
+
+// opensConnection reports whether a packet that passes makes an entry, and with it an event: of ICMP, only an
+// echo request does. The port holds type and code.
+func opensConnection(proto uint8, port uint16) bool {
+	const echo, echoV6 = 8 << 8, 128 << 8
+	switch proto {
+	case protoICMP:
+		return port == echo
+	case protoICMPv6:
+		return port == echoV6
+	}
+	return true
 }
 
 func (n *node) forget(tuple conntrack.Tuple) error {

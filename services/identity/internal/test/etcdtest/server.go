@@ -16,7 +16,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -40,8 +39,10 @@ func build() (string, error) {
 	if dir := os.Getenv("SLUICE_BIN"); dir != "" {
 		return filepath.Join(dir, "sluice-devetcd"), nil
 	}
-	_, self, _, _ := runtime.Caller(0)
-	root := filepath.Join(filepath.Dir(self), "..", "..", "..", "..", "..")
+	root, err := checkout()
+	if err != nil {
+		return "", err
+	}
 	built := filepath.Join(root, "bin", "sluice-devetcd")
 	if _, err := os.Stat(built); err == nil {
 		return built, nil
@@ -60,6 +61,23 @@ func build() (string, error) {
 	}
 	temporary = dir
 	return path, nil
+}
+
+// checkout is the root of the tree. A test runs in the directory of its package; what
+// the compiler knows of that is no path with -trimpath.
+func checkout() (string, error) {
+	start, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for dir := start; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.work")); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("no go.work above %s", start)
+		}
+	}
 }
 
 var temporary string // set once by build

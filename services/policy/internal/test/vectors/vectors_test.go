@@ -5,10 +5,15 @@ package vectors
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
@@ -19,7 +24,8 @@ import (
 
 // TestVectors runs every file of the directory in POLICY_VECTORS, by default
 // the module's own copy. It prints figures per file and the names of the
-// failed cases, and fails if a file holds no case.
+// failed cases, and fails if a file holds other numbers of cases and probes than
+// the README of the directory says, or no case where there is no README.
 func TestVectors(t *testing.T) {
 	dir := os.Getenv("POLICY_VECTORS")
 	if dir == "" {
@@ -33,6 +39,15 @@ func TestVectors(t *testing.T) {
 		t.Fatalf("no *.jsonl.gz in %s", dir)
 	}
 	slices.Sort(files)
+	want, err := listed(filepath.Join(dir, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range want {
+		if !slices.Contains(files, filepath.Join(dir, name+".jsonl.gz")) {
+			t.Errorf("%s.jsonl.gz is listed, and not there", name)
+		}
+	}
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
@@ -60,11 +75,42 @@ func TestVectors(t *testing.T) {
 			if cases == 0 {
 				t.Errorf("%s holds no case", file)
 			}
+			got, name := [2]int{cases, probes}, strings.TrimSuffix(filepath.Base(file), ".jsonl.gz")
+			if want != nil && got != want[name] {
+				t.Errorf("%d cases and %d probes, the README lists %v", cases, probes, want[name])
+			}
 			if len(failed) > 0 {
 				t.Errorf("%d of %d cases failed: %q", len(failed), cases, failed)
 			}
 		})
 	}
+}
+
+// listed reads how many cases and probes each file has, from the table of a README; nil if there is no README.
+func listed(readme string) (map[string][2]int, error) {
+	text, err := os.ReadFile(readme)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	counts := map[string][2]int{}
+	for _, row := range regexp.MustCompile(`(?m)^\| ([a-z-]+) \| (\d+) \| (\d+) \|`).FindAllStringSubmatch(string(text), -1) {
+		cases, err := strconv.Atoi(row[2])
+		if err != nil {
+			return nil, err
+		}
+		probes, err := strconv.Atoi(row[3])
+		if err != nil {
+			return nil, err
+		}
+		counts[row[1]] = [2]int{cases, probes}
+	}
+	if len(counts) == 0 {
+		return nil, fmt.Errorf("%s has no table of files", readme)
+	}
+	return counts, nil
 }
 
 // runCase returns the number of probes and what went wrong.

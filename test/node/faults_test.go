@@ -65,8 +65,8 @@ var scenarios = []scenario{
 // TestFaultKillEveryServiceAtEveryPoint proves INV-20 to INV-23 and INV-10:
 // each service is killed with SIGKILL at each of its fault points in ADD and
 // DEL. Afterwards the runtime does what runtimes do, DEL again and GC, and
-// nothing is leaked, no address is held twice, the other pod never noticed and
-// a new pod can be made.
+// nothing is leaked, no address is held twice and a new pod can be made. Two other
+// pods talk all the time, also while the service is dead, and lose nothing.
 func TestFaultKillEveryServiceAtEveryPoint(t *testing.T) {
 	t.Parallel()
 	for _, service := range []string{devnode.IPAM, devnode.Identity, devnode.Datapath} {
@@ -74,6 +74,7 @@ func TestFaultKillEveryServiceAtEveryPoint(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, shortLease)
 			bystanders := n.addPods(t, "bystander", "neighbour")
+			others := newWitness(t, bystanders[0], bystanders[1])
 			points := n.faultPoints(t, service)
 			if len(points) == 0 {
 				t.Fatalf("%s has no fault points", service)
@@ -86,7 +87,7 @@ func TestFaultKillEveryServiceAtEveryPoint(t *testing.T) {
 						continue
 					}
 					ok := t.Run(strings.ReplaceAll(point, "/", ".")+"/"+s.name, func(t *testing.T) {
-						if n.killServiceAt(t, service, point, s, bystanders) {
+						if n.killServiceAt(t, service, point, s, bystanders, others) {
 							reached[point] = true
 						}
 					})
@@ -100,7 +101,7 @@ func TestFaultKillEveryServiceAtEveryPoint(t *testing.T) {
 					t.Errorf("fault point %s is in neither ADD nor DEL", point)
 				}
 			}
-			exchange(t, bystanders[0], bystanders[1])
+			others.stop(t)
 			for _, p := range bystanders {
 				n.del(t, p)
 			}
@@ -130,6 +131,7 @@ func TestFaultKillShimAtEveryPoint(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, shortLease)
 	bystanders := n.addPods(t, "bystander", "neighbour")
+	others := newWitness(t, bystanders[0], bystanders[1])
 	points := n.shimFaultPoints(t)
 	reached := make(map[string]bool)
 	for _, point := range points {
@@ -140,7 +142,10 @@ func TestFaultKillShimAtEveryPoint(t *testing.T) {
 			ok := t.Run(strings.ReplaceAll(point, "/", ".")+"/"+s.name, func(t *testing.T) {
 				controller, files := newController(t)
 				controller.KillAt(point, 0)
-				n.during(t, s, bystanders, files, func() { controller.Started() })
+				n.during(t, s, bystanders, files, func() {
+					controller.Started()
+					others.progress(t, "after "+point)
+				})
 				reached[point] = reached[point] || controller.Hits(point) > 0
 			})
 			if !ok {
@@ -169,6 +174,7 @@ func TestFaultKillShimAtEveryPoint(t *testing.T) {
 				if _, err := n.call(t.Context(), "DEL", p, config); err != nil {
 					t.Errorf("DEL without datapath: %v", err)
 				}
+				others.progress(t, "without datapath")
 				if err := n.Start(t.Context(), devnode.Datapath); err != nil {
 					t.Fatal(err)
 				}
@@ -179,6 +185,7 @@ func TestFaultKillShimAtEveryPoint(t *testing.T) {
 			}
 		}
 	}
+	others.stop(t)
 	for _, p := range bystanders {
 		n.del(t, p)
 	}
@@ -187,7 +194,8 @@ func TestFaultKillShimAtEveryPoint(t *testing.T) {
 
 // killServiceAt runs a scenario while the service dies at a point, and says
 // whether it did.
-func (n *testNode) killServiceAt(t *testing.T, service, point string, s scenario, bystanders []pod.Pod) bool {
+func (n *testNode) killServiceAt(t *testing.T, service, point string, s scenario, bystanders []pod.Pod, others *witness,
+) bool {
 	t.Helper()
 	var controller *faulttest.Controller
 	arm := func() {
@@ -216,6 +224,7 @@ func (n *testNode) killServiceAt(t *testing.T, service, point string, s scenario
 		if err := n.Kill(t.Context(), service); err != nil {
 			t.Fatal(err)
 		}
+		others.progress(t, "while "+service+" is dead after "+point)
 		if err := n.Start(t.Context(), service); err != nil {
 			t.Fatal(err)
 		}

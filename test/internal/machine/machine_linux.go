@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package machine gives the tests of whole nodes a machine of their own, as far as the kernel has namespaces for it,
+// and compares it with what it was when they end:
+//
+//	func TestMain(m *testing.M) { machine.Main(m) }
+//
+// The network and mount namespaces are theirs alone, and so is /run: what other copies of Sluice or other tests do
+// meanwhile is not seen, and what is left of them there was left by these tests.
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+)
+
+// ownEnv marks the copy of the test binary that runs in the namespaces.
+const ownEnv = "SLUICE_TEST_MACHINE"
+
+// Main runs the tests of a package.
+func Main(m *testing.M) {
+	if os.Geteuid() != 0 { // the tests say that they need root
+		os.Exit(m.Run())
+	}
+	if os.Getenv(ownEnv) == "" {
+		os.Exit(inNamespaces())
+	}
+	if err := prepare(); err != nil {
+		fmt.Fprintln(os.Stderr, "a machine for the tests:", err)
+		os.Exit(1)
+	}
+	leaktest.Main(m, Resources()...)
+}
+
+// inNamespaces executes this binary again.
+func inNamespaces() int {
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), ownEnv+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &unix.SysProcAttr{Unshareflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL}
+	if err := cmd.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "tests on a machine of their own:", err)
+		return 1
+	}
+	return 0
+}
+
+// prepare makes what a machine has when it has booted.
+func prepare() error {
+	if err := unix.Mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
+		return fmt.Errorf("mount /run: %w", err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(lo)
+}
+
+// Resources are what nodes could leave on the machine.
+func Resources() []leaktest.Resource {
+	return []leaktest.Resource{
+		{Name: "network devices and their addresses", List: links},
+		{Name: "routes", List: routes},
+		{Name: "routing rules", List: rules},
+		{Name: "lines of nftables", List: ruleset},
+		{Name: "mounts", List: mounts},
+		{Name: "files in /run", List: runFiles},
+		{Name: "processes", List: processes},
+	}
+}
+
+// mostDumps is how often whole repeats a dump.
+const mostDumps = 100
+
+// whole repeats a dump of the kernel that changed while it was read.
+func whole[T any](dump func() ([]T, error)) (all []T, err error) {
+	for range mostDumps {
+		if all, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return all, err
+		}
+	}
+	return nil, err
+}
+
+func links() (out []string, err error) {
+	all, err := whole(netlink.LinkList)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range all {
+		out = append(out, l.Attrs().Name)
+	}
+	addresses, err := whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	for _, a := range addresses {
+		out = append(out, a.String())
+	}
+	return out, err
+}
+
+func routes() (out []string, err error) {
+	all, err := whole(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
+	for _, r := range all {
+		out = append(out, r.String())
+	}
+	return out, err
+}
+
+func rules() (out []string, err error) {
+	all, err := whole(func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_ALL) })
+	for _, r := range all {
+		out = append(out, r.String())
+	}
+	return out, err
+}
+
+func ruleset() ([]string, error) {
+	out, err := exec.Command("nft", "list", "ruleset").Output()
+	if err != nil {
+		return nil, fmt.Errorf("nft list ruleset: %w", err)
+	}
+	return strings.FieldsFunc(string(out), func(r rune) bool { return r == '\n' }), nil
+}
+
+func mounts() (out []string, err error) {
+	lines, err := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(lines)) {
+		if fields := strings.Fields(line); len(fields) > 4 {
+			out = append(out, fields[4])
+		}
+	}
+	return out, err
+}
+
+func runFiles() (out []string, err error) {
+	err = filepath.WalkDir("/run", func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		// containerd keeps its directories, and /run/netns is everybody's.
+		kept := path == "/run" || path == "/run/netns" || strings.HasPrefix(path, "/run/containerd") && entry.IsDir()
+		if err == nil && !kept {
+			out = append(out, path)
+		}
+		return err
+	})
+	return out, err
+}
+
+// processes lists those in this mount namespace, to which every process belongs that the tests start.
+func processes() (out []string, err error) {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return nil, err
+	}
+	all, err := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range all {
+		if ns, err := os.Readlink(filepath.Join(dir, "ns", "mnt")); err != nil || ns != own {
+			continue // of others, or gone
+		}
+		name, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+		if err == nil && len(name) > 0 { // of a zombie it is empty
+			out = append(out, filepath.Base(dir)+" "+strings.ReplaceAll(strings.TrimRight(string(name), "\x00"), "\x00", " "))
+		}
+	}
+	return out, err
+}

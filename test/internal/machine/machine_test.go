@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package machine
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+)
+
+func TestMain(m *testing.M) { Main(m) }
+
+// ip runs a command of iproute2 or nftables.
+func ip(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%q: %v\n%s", args, err, out)
+	}
+}
+
+// Whatever is left of a kind is among what its list has more than before.
+func TestKernelLeftoversOfEachKindAreSeen(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("this test needs root")
+	}
+	dir := t.TempDir()
+	for _, test := range []struct {
+		kind  string // a Resource
+		leave func(t *testing.T)
+		clear func(t *testing.T)
+	}{
+		{
+			"network devices and their addresses",
+			func(t *testing.T) { ip(t, "ip", "link", "add", "left", "type", "veth", "peer", "left2") },
+			func(t *testing.T) { ip(t, "ip", "link", "del", "left") },
+		},
+		{
+			"network devices and their addresses",
+			func(t *testing.T) { ip(t, "ip", "address", "add", "192.0.2.1/32", "dev", "lo") },
+			func(t *testing.T) { ip(t, "ip", "address", "del", "192.0.2.1/32", "dev", "lo") },
+		},
+		{
+			"routes",
+			func(t *testing.T) { ip(t, "ip", "-6", "route", "add", "blackhole", "2001:db8::/64", "table", "77") },
+			func(t *testing.T) { ip(t, "ip", "-6", "route", "del", "blackhole", "2001:db8::/64", "table", "77") },
+		},
+		{
+			"routing rules",
+			func(t *testing.T) { ip(t, "ip", "-6", "rule", "add", "from", "2001:db8::1", "table", "77") },
+			func(t *testing.T) { ip(t, "ip", "-6", "rule", "del", "from", "2001:db8::1", "table", "77") },
+		},
+		{
+			"lines of nftables",
+			func(t *testing.T) { ip(t, "nft", "add", "table", "inet", "left") },
+			func(t *testing.T) { ip(t, "nft", "delete", "table", "inet", "left") },
+		},
+		{
+			"mounts",
+			func(t *testing.T) {
+				if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
+					t.Fatal(err)
+				}
+			},
+			func(t *testing.T) {
+				if err := unix.Unmount(dir, 0); err != nil {
+					t.Error(err)
+				}
+			},
+		},
+		{
+			"files in /run",
+			func(t *testing.T) {
+				if err := os.MkdirAll("/run/sluice-left/bpf", 0o700); err != nil {
+					t.Fatal(err)
+				}
+			},
+			func(t *testing.T) {
+				if err := os.RemoveAll("/run/sluice-left"); err != nil {
+					t.Error(err)
+				}
+			},
+		},
+		{
+			"processes",
+			func(t *testing.T) {
+				cmd := exec.CommandContext(t.Context(), "sleep", "600")
+				if err := cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() {
+					_ = cmd.Process.Kill()
+					_ = cmd.Wait()
+				})
+			},
+			func(*testing.T) {},
+		},
+	} {
+		t.Run(test.kind, func(t *testing.T) {
+			resources := Resources()
+			i := slices.IndexFunc(resources, func(r leaktest.Resource) bool { return r.Name == test.kind })
+			before, err := resources[i].List()
+			if err != nil {
+				t.Fatal(err)
+			}
+			test.leave(t)
+			after, err := resources[i].List()
+			test.clear(t)
+			if err != nil || len(after) <= len(before) {
+				t.Errorf("%q before, %q and %v after", before, after, err)
+			}
+		})
+	}
+}
+
+// The machine's own /run is not that of these tests.
+func TestKernelRunIsTheTestsOwn(t *testing.T) {
+	if found, err := filepath.Glob("/run/*"); err != nil || len(found) > 0 {
+		t.Errorf("%q, %v: want an empty directory", found, err)
+	}
+}

@@ -40,6 +40,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -93,7 +94,8 @@ type Effective struct {
 	Entries []Entry
 	// Ignored are variables with the service's prefix that no key has. They
 	// are not refused: Kubernetes puts such names into containers.
-	Ignored []string
+	Ignored  []string
+	misspelt []string // of them those that Kubernetes does not put there
 }
 
 // LogValue makes the whole configuration one log attribute.
@@ -179,6 +181,11 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 	}
 	ignored, more := overlay(o.Service, fields, env, given)
 	eff.Ignored = ignored
+	for _, name := range ignored {
+		if !ofServices.MatchString(strings.TrimPrefix(name, prefix(o.Service))) {
+			eff.misspelt = append(eff.misspelt, name)
+		}
+	}
 	problems = append(problems, more...)
 	// A rule over several values would mislead while one of them was not read.
 	if len(problems) == 0 {
@@ -233,9 +240,16 @@ func overlay(
 	return ignored, problems
 }
 
-// Log writes the effective configuration as one record.
+// ofServices are the variables that Kubernetes puts into containers for a Service by the name of this one, without
+// the prefix.
+var ofServices = regexp.MustCompile(`^(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
+
+// Log writes the effective configuration as one record, and another about variables that are misspelt, it seems.
 func (e *Effective) Log(ctx context.Context, l *slog.Logger) {
 	l.InfoContext(ctx, "configuration", "config", e)
+	if len(e.misspelt) > 0 {
+		l.WarnContext(ctx, "environment variables that no setting has are ignored", "variables", e.misspelt)
+	}
 }
 
 // Problem is one thing that is wrong, with the key that it is about.

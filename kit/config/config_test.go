@@ -389,6 +389,29 @@ func TestHelpVersionAndReferenceComeFromTheStruct(t *testing.T) {
 	}
 }
 
+// A misspelt variable is a warning, and what Kubernetes puts into containers is none.
+func TestVariablesThatNoSettingHasAreWarnedOf(t *testing.T) {
+	env := []string{
+		"SLUICE_DEMO_LEASES=2s", "SLUICE_DEMO_SERVICE_HOST=10.0.0.1", "SLUICE_DEMO_SERVICE_PORT=80", "SLUICE_DEMO_PORT=tcp://x",
+		"SLUICE_DEMO_SERVICE_PORT_HTTP=80", "SLUICE_DEMO_PORT_80_TCP=tcp://x", "SLUICE_DEMO_PORT_80_TCP_ADDR=10.0.0.1",
+	}
+	for _, test := range []struct {
+		env  []string
+		want bool
+	}{{env, true}, {env[1:], false}} {
+		_, eff, err := load(t, "", test.env)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		eff.Log(t.Context(), slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn})))
+		got := out.String()
+		if strings.Contains(got, `"variables":["SLUICE_DEMO_LEASES"]`) != test.want || !test.want && got != "" {
+			t.Errorf("%q: logged %q", test.env, got)
+		}
+	}
+}
+
 func TestSecretsAreNotLogged(t *testing.T) {
 	_, eff, err := load(t, "token: hunter2\n", nil)
 	if err != nil {

@@ -223,7 +223,8 @@ func TestMethodsOfOthersAreDeniedAndHealthIsNot(t *testing.T) {
 	}
 }
 
-// A peer with another uid is a child that runs this test binary's client.
+// A peer with another uid is a child that runs this test binary's client. Uid 0 of a user namespace is the user that
+// it is mapped to.
 func TestKernelPeersAreToldApartByTheirUID(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test needs root")
@@ -245,12 +246,27 @@ func TestKernelPeersAreToldApartByTheirUID(t *testing.T) {
 	if err := os.Chmod(filepath.Dir(f.path), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for uid, want := range map[uint32]string{0: "OK", 65702: "PermissionDenied"} {
+	as := func(uid uint32) *syscall.SysProcAttr {
+		return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	}
+	mapped := as(0)
+	mapped.Cloneflags = syscall.CLONE_NEWUSER
+	mapped.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: 165702, Size: 1}}
+	mapped.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: 165702, Size: 1}}
+	for _, caller := range []struct {
+		name string
+		attr *syscall.SysProcAttr
+		want string
+	}{
+		{"root", as(0), "OK"},
+		{"uid 65702", as(65702), "PermissionDenied"},
+		{"root of a user namespace", mapped, "PermissionDenied"},
+	} {
 		cmd := exec.Command("/proc/self/exe", callArg, f.path)
 		cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-		if out, err := cmd.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != want {
-			t.Errorf("uid %d got %q, %v; want %q", uid, out, err, want)
+		cmd.SysProcAttr = caller.attr
+		if out, err := cmd.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != caller.want {
+			t.Errorf("%s got %q, %v; want %q", caller.name, out, err, caller.want)
 		}
 	}
 	mu.Lock()

@@ -9,8 +9,6 @@ package cluster
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/test/internal/cni"
+	"github.com/sluice-net/sluice/test/internal/machine"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -58,11 +57,7 @@ type testCluster struct {
 }
 
 // random makes a name that no other test and no other copy of it uses.
-func random(prefix string) string {
-	b := make([]byte, 4)
-	rand.Read(b) //nolint:errcheck // never fails
-	return prefix + hex.EncodeToString(b)
-}
+func random(prefix string) string { return machine.Name(prefix) }
 
 // newCluster brings a cluster up, and takes it down at the end of the test, which
 // fails if anything is left on the machine.

@@ -8,7 +8,6 @@ package node
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -27,6 +26,7 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	"github.com/sluice-net/sluice/test/internal/cni"
+	"github.com/sluice-net/sluice/test/internal/machine"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -53,11 +53,7 @@ type testNode struct {
 // name makes a name that no other test and no other copy of it uses.
 func name(t testing.TB, prefix string) string {
 	t.Helper()
-	random := make([]byte, 4)
-	if _, err := rand.Read(random); err != nil {
-		t.Fatal(err)
-	}
-	return prefix + hex.EncodeToString(random)
+	return machine.Name(prefix)
 }
 
 // newNode brings a node up, and takes it down at the end of the test, which

@@ -7,17 +7,22 @@
 //	func TestMain(m *testing.M) { machine.Main(m) }
 //
 // The network and mount namespaces are theirs alone, and so is /run: what other copies of Sluice or other tests do
-// meanwhile is not seen, and what is left of them there was left by these tests.
+// meanwhile is not seen, and what is left of them there was left by these tests. Control groups are everybody's; those
+// that bear a Name are looked for.
 package machine
 
 import (
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -77,9 +82,45 @@ func Resources() []leaktest.Resource {
 		{Name: "routing rules", List: rules},
 		{Name: "lines of nftables", List: ruleset},
 		{Name: "mounts", List: mounts},
+		{Name: "control groups", List: cgroups},
 		{Name: "files in /run", List: runFiles},
 		{Name: "processes", List: processes},
 	}
+}
+
+// names are those that Name has made.
+var names struct {
+	sync.Mutex
+	all []string
+}
+
+// Name makes a name for something on the machine that no other test and no other copy of it uses.
+func Name(prefix string) string {
+	random := make([]byte, 4)
+	rand.Read(random) //nolint:errcheck // never fails
+	name := prefix + hex.EncodeToString(random)
+	names.Lock()
+	defer names.Unlock()
+	names.all = append(names.all, name)
+	return name
+}
+
+// cgroups lists those of the first two levels, where a hierarchy or a group of these tests can be.
+func cgroups() (out []string, err error) {
+	for _, pattern := range []string{"/sys/fs/cgroup/*", "/sys/fs/cgroup/*/*"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, err
+		}
+		names.Lock()
+		for _, path := range found {
+			if slices.ContainsFunc(names.all, func(n string) bool { return strings.Contains(path, n) }) {
+				out = append(out, path)
+			}
+		}
+		names.Unlock()
+	}
+	return out, nil
 }
 
 // mostDumps is how often whole repeats a dump.

@@ -31,6 +31,15 @@ func TestKernelLeftoversOfEachKindAreSeen(t *testing.T) {
 		t.Fatal("this test needs root")
 	}
 	dir := t.TempDir()
+	// The hierarchy of the process: with version 1 one of several.
+	hierarchies, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cgroup := filepath.Join("/sys/fs/cgroup", Name("sluice-test-"))
+	if len(hierarchies) > 0 {
+		cgroup = filepath.Join(filepath.Dir(hierarchies[0]), filepath.Base(cgroup))
+	}
 	for _, test := range []struct {
 		kind  string // a Resource
 		leave func(t *testing.T)
@@ -70,6 +79,19 @@ func TestKernelLeftoversOfEachKindAreSeen(t *testing.T) {
 			},
 			func(t *testing.T) {
 				if err := unix.Unmount(dir, 0); err != nil {
+					t.Error(err)
+				}
+			},
+		},
+		{
+			"control groups",
+			func(t *testing.T) {
+				if err := os.Mkdir(cgroup, 0o700); err != nil {
+					t.Fatal(err)
+				}
+			},
+			func(t *testing.T) {
+				if err := os.Remove(cgroup); err != nil {
 					t.Error(err)
 				}
 			},

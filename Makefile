@@ -67,7 +67,7 @@ demo: build ## Show two pods on a real datapath with a real container runtime (r
 
 .PHONY: test
 test: build ## Run every test, with the race detector but for those of kernel maps, files and parsers; every test has to run (root)
-	@scripts/deps test demo
+	@scripts/deps test demo examples
 	@scripts/tools gotestsum cnitool grpcurl
 	@scripts/test
 

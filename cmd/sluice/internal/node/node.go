@@ -193,6 +193,10 @@ func install(p instance.Paths, o options) (changes []string, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return changes, err
 	}
+	// No package of a runtime may have made it yet.
+	if err := os.MkdirAll(o.plugins, 0o755); err != nil { //nolint:gosec // the runtime's user reads it
+		return changes, err
+	}
 	// The runtime may execute it at any moment: the old one or the new one.
 	if err := durable.WriteFile(target, content, 0o755, durable.SyncAll); err != nil {
 		return changes, err

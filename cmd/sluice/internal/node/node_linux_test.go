@@ -92,6 +92,10 @@ func TestKernelInstallAndUninstallAreWholeAndRepeatable(t *testing.T) {
 	if got := m.problems(); len(got) < 10 {
 		t.Errorf("an empty machine lacks only %q", got)
 	}
+	// No runtime has made the directory of the plugins.
+	if err := os.Remove(m.o.plugins); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := install(m.paths, m.o); err != nil {
 		t.Fatal(err)
 	}

@@ -30,8 +30,13 @@ import (
 const loadGCPercent = 100
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == "validate" {
-		os.Exit(validate(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "validate":
+			os.Exit(validate(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+		case "fields":
+			os.Exit(listFields(os.Args[2:], os.Stdout, os.Stderr))
+		}
 	}
 	os.Exit(process.Run("policy", defaults, run))
 }

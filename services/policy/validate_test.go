@@ -68,3 +68,18 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 		t.Errorf("a file as argument: exit code %d, %s", code, errOut.String())
 	}
 }
+
+func TestFieldsAreOneLineEach(t *testing.T) {
+	var out, errOut bytes.Buffer
+	if code := listFields(nil, &out, &errOut); code != 0 || errOut.Len() > 0 {
+		t.Fatalf("exit code %d: %s", code, errOut.String())
+	}
+	const want = `{"kind":"CiliumNetworkPolicy","versions":["cilium.io/v2"],"path":"spec.ingress.fromGroups","type":"list of any","required":false,` +
+		`"support":"converted","becomes":"the rule allows nothing","about":"Groups of a cloud provider."}` + "\n"
+	if !strings.Contains(out.String(), want) {
+		t.Errorf("no %s", want)
+	}
+	if code := listFields([]string{"x"}, &out, &errOut); code != 2 || !strings.Contains(errOut.String(), `not "x"`) {
+		t.Errorf("with an argument: exit code %d, %s", code, errOut.String())
+	}
+}

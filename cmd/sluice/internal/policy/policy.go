@@ -22,7 +22,7 @@ import (
 func Command(inv *invocation.Invocation) *cobra.Command {
 	return invocation.Group("policy", "Apply, check and explain network policies",
 		applyCommand(inv), deleteCommand(inv), confirmCommand(inv), listCommand(inv), getCommand(inv),
-		explainCommand(inv), diffCommand(inv), validateCommand(inv), tableCommand(inv))
+		explainCommand(inv), explainFieldCommand(inv), diffCommand(inv), validateCommand(inv), tableCommand(inv))
 }
 
 // client is the policy service's, for the calls of invocation.

@@ -616,3 +616,79 @@ func TestValidateNeedsNoService(t *testing.T) {
 		t.Errorf("a program of another mind: exit code %d", code)
 	}
 }
+
+// listed is what the stand-in for `sluice-policy fields` prints.
+const listed = `{"kind":"NetworkPolicy","versions":["networking.k8s.io/v1"],"path":"spec","type":"object","required":true,"support":"enforced","about":"All."}
+{"kind":"NetworkPolicy","versions":["networking.k8s.io/v1"],"path":"spec.ingress","type":"list of object","required":false,"support":"enforced","about":"Rules."}
+{"kind":"NetworkPolicy","versions":["networking.k8s.io/v1"],"path":"spec.ingress.nodes","type":"object","required":false,"support":"enforced","setting":"cluster.nodeLabels","about":"Nodes."}
+{"kind":"NetworkPolicy","versions":["networking.k8s.io/v1"],"path":"spec.ingress.nodes.matchLabels","type":"map of strings","required":false,"support":"enforced","about":"Labels."}
+{"kind":"CiliumNetworkPolicy","versions":["cilium.io/v2"],"path":"spec","type":"object","required":false,"support":"converted","becomes":"it allows nothing","values":["a","b"],"about":"All."}
+`
+
+func TestFieldsAreExplainedWithoutAService(t *testing.T) {
+	bin := t.TempDir()
+	t.Setenv("PATH", bin)
+	sluice := func(want int, args ...string) (string, string) {
+		t.Helper()
+		var out, errOut bytes.Buffer
+		args = append([]string{"--run-dir", "/nonexistent", "policy", "explain-field"}, args...)
+		if code := invocation.Run(args, &out, &errOut, Command); code != want {
+			t.Errorf("%q: exit code %d, want %d\n%s%s", args, code, want, out.String(), errOut.String())
+		}
+		return out.String(), errOut.String()
+	}
+	if _, errOut := sluice(invocation.ExitFailed, "netpol"); !strings.Contains(errOut, "sluice-policy, which checks manifests, is neither ") {
+		t.Errorf("without the program: %s", errOut)
+	}
+	nodetest.Write(t, bin, "listed", listed)
+	program := filepath.Join(bin, "sluice-policy")
+	script := "#!/bin/sh\n[ \"$*\" = 'fields' ] || exit 2\n/bin/cat " + filepath.Join(bin, "listed") + "\n"
+	if err := os.WriteFile(program, []byte(script), 0o700); err != nil { //nolint:gosec // executable
+		t.Fatal(err)
+	}
+	out, _ := sluice(0)
+	nodetest.WantLines(t, out, "NetworkPolicy networking.k8s.io/v1 4 0 0 0", "CiliumNetworkPolicy cilium.io/v2 0 1 0 0")
+	out, _ = sluice(0, "netpol")
+	nodetest.WantLines(t, out, "Kind: NetworkPolicy (networking.k8s.io/v1)", "spec* object enforced All.")
+	if strings.Contains(out, "ingress") {
+		t.Errorf("fields of fields without --recursive:\n%s", out)
+	}
+	out, _ = sluice(0, "netpol", "--recursive")
+	nodetest.WantLines(t, out, "spec.ingress.nodes.matchLabels map of strings enforced Labels.")
+	out, _ = sluice(0, "NetworkPolicies.spec.ingress[0].nodes")
+	nodetest.WantLines(t, out, "Field: spec.ingress.nodes", "Required: false",
+		"Support: enforced; refused without the setting cluster.nodeLabels of sluice-policy", "matchLabels map of strings enforced Labels.")
+	out, _ = sluice(0, "netpol.spec.ingress[0].nodes.matchLabels.example.com/x")
+	nodetest.WantLines(t, out, "Field: spec.ingress.nodes.matchLabels")
+	out, _ = sluice(0, "cnp.spec")
+	nodetest.WantLines(t, out, "Support: converted, it allows nothing", "Values: a, b")
+	out, _ = sluice(0, "cnp.spec", "-o", "json")
+	var decoded []map[string]any
+	if err := json.Unmarshal([]byte(out), &decoded); err != nil || len(decoded) != 1 || decoded[0]["becomes"] != "it allows nothing" {
+		t.Errorf("%v, %s", err, out)
+	}
+	for text, want := range map[string]string{
+		"netpol.spec.ingress[0].form":            "NetworkPolicy has no field spec.ingress.form: such a policy is refused; there are in spec.ingress: nodes",
+		"netpol.x.y.z":                           "has no field x.y.z: such a policy is refused; there are: spec",
+		"pod":                                    `"pod" is not a kind of policy; there are NetworkPolicy (netpol)`,
+		"":                                       `"" is not a kind of policy`,
+		"ccg":                                    "sluice-policy does not know CiliumCIDRGroup; is it of another version?",
+		"netpol.\x1b[31m":                        "has no field",
+		"netpol." + strings.Repeat("x.", 10_000): "has no field",
+	} {
+		code := invocation.ExitUsage
+		if text == "ccg" {
+			code = invocation.ExitFailed
+		}
+		if _, errOut := sluice(code, text); !strings.Contains(errOut, want) || strings.Contains(errOut, "\x1b") {
+			t.Errorf("%q: %q", text, errOut)
+		}
+	}
+	sluice(invocation.ExitUsage, "--recursive")
+	if err := os.WriteFile(filepath.Join(bin, "listed"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, errOut := sluice(invocation.ExitFailed, "netpol"); !strings.Contains(errOut, "fields: ") {
+		t.Errorf("a program that says something else: %s", errOut)
+	}
+}

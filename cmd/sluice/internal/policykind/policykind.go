@@ -31,6 +31,15 @@ var kinds = []Kind{
 	{"BaselineAdminNetworkPolicy", "baselineadminnetworkpolicies", "banp", false, "policy.networking.k8s.io"},
 }
 
+// Names are the names of all kinds.
+func Names() []string {
+	names := make([]string, 0, len(kinds))
+	for _, k := range kinds {
+		names = append(names, k.Name)
+	}
+	return names
+}
+
 // IsPolicy reports whether objects of a group and kind are policies. Whether
 // they are of a version that is known is for the policy service to check.
 func IsPolicy(group, kind string) bool {

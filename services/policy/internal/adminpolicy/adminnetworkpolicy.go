@@ -118,6 +118,9 @@ func (p *OldPolicy) Validate(baseline bool, o rule.Options) manifest.Problems {
 		if p.Metadata.Name != "" && p.Metadata.Name != "default" {
 			v.Add("metadata.name", "must be \"default\": there is one BaselineAdminNetworkPolicy")
 		}
+		if p.Spec.Priority != nil {
+			v.Add("spec.priority", "a BaselineAdminNetworkPolicy has no such field")
+		}
 	} else {
 		v.priority(p.Spec.Priority)
 	}

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -93,6 +94,24 @@ func Versions(kind string) []string { return slices.Clone(versions[kind]) }
 
 // IsKind reports whether objects of this version and kind can be decoded.
 func IsKind(apiVersion, kind string) bool { return slices.Contains(versions[kind], apiVersion) }
+
+// Struct is what Decode reads objects of a kind into; nil of a kind that is not
+// known.
+func Struct(kind string) reflect.Type {
+	switch kind {
+	case "NetworkPolicy":
+		return reflect.TypeFor[networkpolicy.NetworkPolicy]()
+	case "CiliumNetworkPolicy", "CiliumClusterwideNetworkPolicy":
+		return reflect.TypeFor[cilium.NetworkPolicy]()
+	case "CiliumCIDRGroup":
+		return reflect.TypeFor[cilium.CIDRGroup]()
+	case "ClusterNetworkPolicy":
+		return reflect.TypeFor[adminpolicy.Policy]()
+	case "AdminNetworkPolicy", "BaselineAdminNetworkPolicy":
+		return reflect.TypeFor[adminpolicy.OldPolicy]()
+	}
+	return nil
+}
 
 // Form is an object as its source has it: a manifest.Document, or a Written.
 type Form interface {

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
+)
+
+func explainFieldCommand(inv *invocation.Invocation) *cobra.Command {
+	var recursive bool
+	cmd := &cobra.Command{
+		Use:   "explain-field [KIND[.PATH]]",
+		Short: "Say what a field of a kind of policy does here: enforced, converted or refused",
+		Long: `Say what Sluice does with a field of a kind of policy, and what it is for; of an
+object, also with each field in it. PATH has a name for each level, such as
+cnp.spec.ingress.toPorts; positions in lists, as in spec.ingress[0], are left out.
+Without KIND, the kinds are listed. No service is asked: the program
+` + program + ` is executed for it, from the directory of this program or from PATH.
+
+  enforced   the field decides which packets pass, as its kind defines
+  converted  it is not supported: the policy is accepted with a note, and its rule
+             allows less than it says, or denies more
+  refused    a policy with the field is refused
+  no effect  it is accepted, and no verdict depends on it`,
+		Args: cobra.MaximumNArgs(1),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return policykind.Names(), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+		},
+		RunE: func(cmd *cobra.Command, a []string) error {
+			if len(a) == 0 {
+				if recursive {
+					return invocation.Usagef("--recursive needs a kind, such as %s", policykind.Names()[0])
+				}
+				return explainKinds(cmd.Context(), inv)
+			}
+			return explainField(cmd.Context(), inv, a[0], recursive)
+		},
+	}
+	cmd.Flags().BoolVar(&recursive, "recursive", false, "list all fields below, not only the next level")
+	return cmd
+}
+
+// field is a line of what `sluice-policy fields` prints, and what
+// `policy explain-field -o json` prints of one field.
+type field struct {
+	Kind     string   `json:"kind"`
+	Versions []string `json:"versions"`
+	Path     string   `json:"path"`
+	Type     string   `json:"type"`
+	Required bool     `json:"required"`
+	Support  string   `json:"support"`
+	Becomes  string   `json:"becomes,omitempty"`
+	Setting  string   `json:"setting,omitempty"`
+	Values   []string `json:"values,omitempty"`
+	About    string   `json:"about"`
+}
+
+// fields has the policy service's program list all fields.
+func fields(ctx context.Context) ([]field, error) {
+	program, err := findProgram()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, program, "fields")
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s fields: %w: %s", program, err, strings.TrimSpace(errOut.String()))
+	}
+	var all []field
+	for decoder := json.NewDecoder(&out); ; {
+		var one field
+		err := decoder.Decode(&one)
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s fields: %w", program, err)
+		}
+		all = append(all, one)
+	}
+}
+
+// kindFields is what `policy explain-field -o json` prints of one kind.
+type kindFields struct {
+	Kind     string         `json:"kind"`
+	Versions []string       `json:"versions"`
+	Fields   map[string]int `json:"fields"` // how many, by support
+}
+
+// supports are the values of field.Support.
+var supports = []string{"enforced", "converted", "refused", "no effect"}
+
+func explainKinds(ctx context.Context, inv *invocation.Invocation) error {
+	all, err := fields(ctx)
+	if err != nil {
+		return err
+	}
+	var kinds []kindFields
+	for _, f := range all {
+		if n := len(kinds); n == 0 || kinds[n-1].Kind != f.Kind {
+			kinds = append(kinds, kindFields{Kind: f.Kind, Versions: f.Versions, Fields: map[string]int{}})
+		}
+		kinds[len(kinds)-1].Fields[f.Support]++
+	}
+	return inv.Show(kinds, func(w io.Writer) {
+		output.Row(w, "KIND", "VERSIONS", "ENFORCED", "CONVERTED", "REFUSED", "NO EFFECT")
+		for _, k := range kinds {
+			cells := []any{k.Kind, strings.Join(k.Versions, ",")}
+			for _, s := range supports {
+				cells = append(cells, k.Fields[s])
+			}
+			output.Row(w, cells...)
+		}
+	})
+}
+
+// position is one in a list, as paths in messages have it: [0].
+var position = regexp.MustCompile(`\[[0-9*]*\]`)
+
+func explainField(ctx context.Context, inv *invocation.Invocation, text string, recursive bool) error {
+	name, path, _ := strings.Cut(text, ".")
+	kind, err := policykind.Named(name)
+	if err != nil {
+		return err
+	}
+	path = strings.Trim(position.ReplaceAllString(path, ""), ".")
+	all, err := fields(ctx)
+	if err != nil {
+		return err
+	}
+	all = slices.DeleteFunc(all, func(f field) bool { return f.Kind != kind.Name })
+	if len(all) == 0 {
+		return fmt.Errorf("%s does not know %s; is it of another version?", program, kind.Name)
+	}
+	path = withContent(all, path)
+	shown, found := []field{}, path == ""
+	for _, f := range all {
+		switch rest, below := strings.CutPrefix(f.Path, path+"."); {
+		case path == "":
+			if recursive || !strings.Contains(f.Path, ".") {
+				shown = append(shown, f)
+			}
+		case f.Path == path:
+			found = true
+			shown = append(shown, f)
+		case below && (recursive || !strings.Contains(rest, ".")):
+			shown = append(shown, f)
+		}
+	}
+	if !found {
+		return invocation.Usagef("%s has no field %s: such a policy is refused%s", kind.Name, path, near(all, path))
+	}
+	return inv.Show(shown, func(w io.Writer) { writeFields(w, kind.Name, path, shown) })
+}
+
+// withContent is the path of the field that holds what a path leads to, if its keys
+// are the author's, such as a label in matchLabels.
+func withContent(all []field, path string) string {
+	for _, f := range all {
+		if strings.HasPrefix(path, f.Path+".") && (f.Type == "map of strings" || strings.HasSuffix(f.Type, "any")) {
+			return f.Path
+		}
+	}
+	return path
+}
+
+// near names the fields of the closest object around a path that there is not.
+func near(all []field, path string) string {
+	for path != "" {
+		at := strings.LastIndexByte(path, '.')
+		path = path[:max(at, 0)]
+		var names []string
+		for _, f := range all {
+			rest := f.Path
+			if path != "" {
+				below := false
+				if rest, below = strings.CutPrefix(f.Path, path+"."); !below {
+					continue
+				}
+			}
+			if !strings.Contains(rest, ".") {
+				names = append(names, rest)
+			}
+		}
+		if len(names) > 0 {
+			if path != "" {
+				path = " in " + path
+			}
+			return "; there are" + path + ": " + strings.Join(names, ", ")
+		}
+	}
+	return ""
+}
+
+func writeFields(w io.Writer, kind, path string, shown []field) {
+	fmt.Fprintf(w, "Kind:\t%s (%s)\n", kind, strings.Join(shown[0].Versions, ", "))
+	children := shown
+	if path != "" {
+		f := shown[0]
+		children = shown[1:]
+		fmt.Fprintf(w, "Field:\t%s\nType:\t%s\nRequired:\t%t\nSupport:\t%s\nAbout:\t%s\n", f.Path, f.Type, f.Required, f.supportText(), f.About)
+		if len(f.Values) > 0 {
+			fmt.Fprintf(w, "Values:\t%s\n", strings.Join(f.Values, ", "))
+		}
+	}
+	if len(children) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	output.Row(w, "FIELD", "TYPE", "SUPPORT", "ABOUT")
+	for _, f := range children {
+		name := strings.TrimPrefix(strings.TrimPrefix(f.Path, path), ".")
+		if f.Required {
+			name += "*"
+		}
+		output.Row(w, name, f.Type, f.Support, f.About)
+	}
+}
+
+// supportText is the support with what it depends on.
+func (f field) supportText() string {
+	text := f.Support
+	if f.Becomes != "" {
+		text += ", " + f.Becomes
+	}
+	if f.Setting != "" {
+		text += "; refused without the setting " + f.Setting + " of " + program
+	}
+	return text
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package fields
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+const head = `# Fields of policies
+
+What Sluice does with every field of every kind of policy that it reads. ` + "`sluice policy explain-field KIND[.PATH]`" + ` says the same of
+one field, without any service; [policy.md](policy.md#supported-fields) says how unsupported fields are converted, and what becomes of
+objects of an API server. This page is written by a test from what the decoder reads, and each row is tested with a manifest that has
+the field.
+
+| support | meaning |
+|---|---|
+| enforced | the field decides which packets pass, as its kind defines |
+| converted | the field is not supported: the policy is accepted with a note, and its rule allows less than it says, or denies more |
+| refused | a policy with the field is refused |
+| no effect | the field is accepted, and no verdict depends on it |
+
+A field marked * is required. Any other field is one that the kind does not have: a policy with it is refused, unless
+` + "`--allow-unknown-fields`" + ` is given.
+`
+
+// Markdown is docs/policy-fields.md.
+func Markdown() string {
+	var b strings.Builder
+	b.WriteString(head)
+	table := func(title, text string, of []Field) {
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| field | type | support | what it says |\n|---|---|---|---|\n", title, text)
+		for _, f := range of {
+			b.WriteString(f.line())
+		}
+	}
+	common := Of("NetworkPolicy")
+	table("Metadata", "Of all kinds; what differs stands with the kind.", where(common, func(f Field) bool { return !inSpec(f) }))
+	var selectors []Field
+	for _, f := range where(common, func(f Field) bool { return strings.HasPrefix(f.Path, "spec.podSelector.") }) {
+		f.Path = strings.TrimPrefix(f.Path, "spec.podSelector.")
+		selectors = append(selectors, f)
+	}
+	table("Label selectors", "Below every field whose type is selector.", selectors)
+	for _, kind := range policy.Kinds() {
+		like, text := "", versionsText(kind)
+		switch kind {
+		case "CiliumClusterwideNetworkPolicy":
+			like = "CiliumNetworkPolicy"
+		case "BaselineAdminNetworkPolicy":
+			like = "AdminNetworkPolicy"
+		}
+		if like != "" {
+			text += " The fields are those of " + like + ", but for these:"
+		}
+		known := map[string]string{}
+		for _, f := range append(where(common, func(f Field) bool { return !inSpec(f) }), Of(like)...) {
+			known[f.Path] = f.line()
+		}
+		table(kind, text, where(Of(kind), func(f Field) bool {
+			repeated := strings.HasPrefix(f.Path, "specs.") // as below spec
+			return !repeated && !f.selector && known[f.Path] != f.line()
+		}))
+	}
+	return b.String()
+}
+
+// versionsText says of which group and versions a kind is.
+func versionsText(kind string) string {
+	return "`" + strings.Join(policy.Versions(kind), "`, `") + "`."
+}
+
+func inSpec(f Field) bool { return strings.HasPrefix(f.Path, "spec") }
+
+func where(of []Field, keep func(Field) bool) (out []Field) {
+	for _, f := range of {
+		if keep(f) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// line is the row of a table.
+func (f Field) line() string {
+	mark, kind := "", f.Type
+	if f.Required {
+		mark = "*"
+	}
+	if f.field.Of != nil && strings.HasSuffix(f.field.Of.String(), ".LabelSelector") {
+		kind = strings.Replace(kind, "object", "selector", 1)
+	}
+	return fmt.Sprintf("| `%s`%s | %s | %s | %s |\n", f.Path, mark, kind, f.support(), f.text())
+}
+
+// support is what Sluice does with the field, and what that depends on.
+func (f Field) support() string {
+	text := string(f.Support)
+	switch {
+	case f.of != nil:
+		text += ", as a part of " + f.of.field.Name
+	case f.Becomes != "":
+		text += ": " + f.Becomes
+	}
+	if f.Setting != "" {
+		text += fmt.Sprintf("; refused without the setting %s of sluice-policy", f.Setting)
+	}
+	return text
+}
+
+// text is what the field is for, with its values.
+func (f Field) text() string {
+	if len(f.Values) == 0 {
+		return f.About
+	}
+	return f.About + " Values: " + strings.Join(f.Values, ", ") + "."
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package fields
+
+import (
+	"flag"
+	"os"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write docs/policy-fields.md")
+
+// TestThePageOfFieldsIsThatOfTheDecoder compares docs/policy-fields.md with the
+// rows. -update writes it anew.
+func TestThePageOfFieldsIsThatOfTheDecoder(t *testing.T) {
+	const page = "../../../../docs/policy-fields.md"
+	want := Markdown()
+	if *update {
+		if err := os.WriteFile(page, []byte(want), 0o644); err != nil { //nolint:gosec // a page of the documentation
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Error("docs/policy-fields.md is not what the rows say; `go test ./internal/fields -update` in services/policy writes it anew")
+	}
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package fields
+
+const (
+	allowsNothing = "the rule allows nothing"
+	deniesAll     = "the rule denies all peers, on the ports that it names"
+	dropped       = "packets that match are redirected to no proxy, and dropped"
+	cNodes        = "Other nodes by the labels of their Node objects. A node whose labels are not known is denied, and not allowed, by a rule that names labels."
+	port80        = "ports: [{port: '80', protocol: TCP}]"
+)
+
+// entities are the values of fromEntities and toEntities.
+var entities = []string{
+	"all", "world", "cluster", "cluster-mesh", "host", "init", "ingress", "unmanaged", "remote-node", "health", "none", "kube-apiserver",
+}
+
+// ciliumRows are of CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy and
+// CiliumCIDRGroup.
+var ciliumRows = map[string]row{
+	"cilium.NetworkPolicy.spec": {
+		about:   "What the policy says. It, or specs, is required.",
+		example: "{endpointSelector: {matchLabels: {app: db}}, ingress: [{}]}", other: "{endpointSelector: {}, ingress: [{}]}",
+	},
+	"cilium.NetworkPolicy.specs": {
+		about:   "Several of what spec is one of.",
+		example: "[{endpointSelector: {matchLabels: {app: db}}, ingress: [{}]}]", other: "[]",
+	},
+	"cilium.Rule.endpointSelector": {
+		required: true, about: "Pods that the rules are for, by their labels; of the policy's namespace if it has one. Empty: all.",
+		beside: "ingress: [{}]", example: "{matchLabels: {app: db}}", other: "{}",
+	},
+	"cilium.Rule.nodeSelector": {
+		support: Refused, becomes: "rules for nodes (the host firewall) are not supported",
+		about: "Nodes that the rules are for, in place of pods.", beside: "ingress: [{}]", example: "{}",
+	},
+	"cilium.Rule.ingress": {about: "What the pods may receive.", beside: "egress: [{}]", example: "[{fromEntities: [world]}]"},
+	"cilium.Rule.ingressDeny": {
+		about: "What the pods may not receive, whatever else allows it.", beside: "egress: [{}]", example: "[{fromEntities: [world]}]",
+	},
+	"cilium.Rule.egress":     {about: "What the pods may send.", beside: "ingress: [{}]", example: "[{toEntities: [world]}]"},
+	"cilium.Rule.egressDeny": {about: "What the pods may not send, whatever else allows it.", beside: "ingress: [{}]", example: "[{toEntities: [world]}]"},
+	"cilium.Rule.labels": {
+		support: NoEffect, about: "Labels of the rule itself.", beside: "ingress: [{}]", example: "[{key: a, value: b, source: k8s}]",
+	},
+	"cilium.Rule.enableDefaultDeny": {
+		about: "Whether what no rule decides is denied. Without it: in the directions that have rules.", beside: "ingress: [{}]", example: "{ingress: false}",
+	},
+	"cilium.Rule.description":    {support: NoEffect, about: "A text for people.", beside: "ingress: [{}]", example: "x"},
+	"cilium.Rule.log":            {support: NoEffect, about: "A text for flow logs. A note says that it is not used.", beside: "ingress: [{}]", example: "{value: x}"},
+	"cilium.DefaultDeny.ingress": {about: "For what the pods receive.", example: "false", other: "true"},
+	"cilium.DefaultDeny.egress":  {about: "For what the pods send.", example: "true", other: "false"},
+	"cilium.Label.key":           {required: true, about: "Key of the label.", example: "a"},
+	"cilium.Label.value":         {about: "Value of the label.", beside: "key: a", example: "b"},
+	"cilium.Label.source":        {about: "Source of the label.", beside: "key: a", example: "k8s"},
+	"cilium.Log.value":           {about: "The text, at most 32 characters.", example: "x"},
+
+	"cilium.IngressPeers.fromEndpoints": {
+		about:   "Pods by their labels, of the policy's namespace unless the selector names one. Empty: none.",
+		example: "[{matchLabels: {app: web}}]", other: "[{}]",
+	},
+	"cilium.IngressPeers.fromCIDR": {about: "Prefixes outside of the cluster.", example: "[10.9.8.0/24]", other: "[10.9.7.0/24]"},
+	"cilium.IngressPeers.fromCIDRSet": {
+		about: "Prefixes with exceptions, and groups of prefixes.", example: "[{cidr: 10.9.8.0/24}]", other: "[{cidr: 10.9.7.0/24}]",
+	},
+	"cilium.IngressPeers.fromEntities": {
+		about: "Peers by what they are.", values: entities, example: "[world]", other: "[cluster]",
+	},
+	"cilium.IngressPeers.fromNodes": {
+		setting: nodeLabels, about: cNodes, example: "[{matchLabels: {a: b}}]", other: "[{}]",
+	},
+	"cilium.IngressPeers.fromRequires": {
+		support: Refused, becomes: "Cilium has withdrawn it; an empty list is accepted", about: "Labels that peers need besides.",
+		example: "[{matchLabels: {a: b}}]",
+	},
+	"cilium.IngressRule.fromGroups": {
+		support: Converted, becomes: allowsNothing, about: "Groups of a cloud provider.", example: "[{aws: {securityGroupsIds: [x]}}]",
+	},
+	"cilium.IngressDenyRule.fromGroups": {
+		support: Converted, becomes: deniesAll, about: "Groups of a cloud provider.", example: "[{aws: {securityGroupsIds: [x]}}]",
+	},
+	"cilium.IngressRule.toPorts": {about: "Ports, and what is allowed on layer 7. Absent: all.", beside: "fromEntities: [world]", example: "[{" + port80 + "}]"},
+	"cilium.IngressRule.icmps":   {about: "Types of ICMP.", beside: "fromEntities: [world]", example: "[{fields: [{type: 8}]}]"},
+	"cilium.IngressRule.authentication": {
+		support: Converted, becomes: allowsNothing + ", but for mode disabled", about: "Mutual authentication of the peer.",
+		beside: "fromEntities: [world]", example: "{mode: required}",
+	},
+	"cilium.IngressDenyRule.toPorts": {about: "Ports. Absent: all.", beside: "fromEntities: [world]", example: "[{" + port80 + "}]"},
+	"cilium.IngressDenyRule.icmps":   {about: "Types of ICMP.", beside: "fromEntities: [world]", example: "[{fields: [{type: 8}]}]"},
+
+	"cilium.EgressPeers.toEndpoints": {
+		about:   "Pods by their labels, of the policy's namespace unless the selector names one. Empty: none.",
+		example: "[{matchLabels: {app: web}}]", other: "[{}]",
+	},
+	"cilium.EgressPeers.toCIDR": {about: "Prefixes outside of the cluster.", example: "[10.9.8.0/24]", other: "[10.9.7.0/24]"},
+	"cilium.EgressPeers.toCIDRSet": {
+		about: "Prefixes with exceptions, and groups of prefixes.", example: "[{cidr: 10.9.8.0/24}]", other: "[{cidr: 10.9.7.0/24}]",
+	},
+	"cilium.EgressPeers.toEntities": {about: "Peers by what they are.", values: entities, example: "[world]", other: "[cluster]"},
+	"cilium.EgressPeers.toNodes": {
+		setting: nodeLabels, about: cNodes, example: "[{matchLabels: {a: b}}]", other: "[{}]",
+	},
+	"cilium.EgressPeers.toRequires": {
+		support: Refused, becomes: "Cilium has withdrawn it; an empty list is accepted", about: "Labels that peers need besides.",
+		example: "[{matchLabels: {a: b}}]",
+	},
+	"cilium.EgressRule.toServices": {
+		support: Converted, becomes: allowsNothing, about: "Backends of services.", example: "[{k8sService: {serviceName: db, namespace: shop}}]",
+	},
+	"cilium.EgressRule.toGroups": {
+		support: Converted, becomes: allowsNothing, about: "Groups of a cloud provider.", example: "[{aws: {securityGroupsIds: [x]}}]",
+	},
+	"cilium.EgressDenyRule.toServices": {
+		support: Converted, becomes: deniesAll, about: "Backends of services.", example: "[{k8sService: {serviceName: db, namespace: shop}}]",
+	},
+	"cilium.EgressDenyRule.toGroups": {
+		support: Converted, becomes: deniesAll, about: "Groups of a cloud provider.", example: "[{aws: {securityGroupsIds: [x]}}]",
+	},
+	"cilium.EgressRule.toFQDNs": {
+		support: Converted, becomes: learned, about: "DNS names and patterns.", example: "[{matchName: a.example.com}]",
+	},
+	"cilium.EgressRule.toPorts": {about: "Ports, and what is allowed on layer 7. Absent: all.", beside: "toEntities: [world]", example: "[{" + port80 + "}]"},
+	"cilium.EgressRule.icmps":   {about: "Types of ICMP.", beside: "toEntities: [world]", example: "[{fields: [{type: 8}]}]"},
+	"cilium.EgressRule.authentication": {
+		support: Converted, becomes: allowsNothing + ", but for mode disabled", about: "Mutual authentication of the peer.",
+		beside: "toEntities: [world]", example: "{mode: required}",
+	},
+	"cilium.EgressDenyRule.toPorts": {about: "Ports. Absent: all.", beside: "toEntities: [world]", example: "[{" + port80 + "}]"},
+	"cilium.EgressDenyRule.icmps":   {about: "Types of ICMP.", beside: "toEntities: [world]", example: "[{fields: [{type: 8}]}]"},
+	"cilium.Authentication.mode": {
+		required: true, about: "How; disabled asks for none.", values: []string{"disabled", "required", "test-always-fail"}, example: "required",
+	},
+
+	"cilium.CIDRRule.cidr":         {about: "A prefix; it, cidrGroupRef or cidrGroupSelector.", example: "10.9.8.0/24", other: "10.9.7.0/24"},
+	"cilium.CIDRRule.cidrGroupRef": {about: "Name of a CiliumCIDRGroup.", example: "a", other: "b"},
+	"cilium.CIDRRule.cidrGroupSelector": {
+		about: "CiliumCIDRGroups by their labels.", example: "{matchLabels: {a: b}}", other: "{matchLabels: {a: c}}",
+	},
+	"cilium.CIDRRule.except":            {about: "Prefixes that are left out.", beside: "cidr: 10.9.8.0/24", example: "[10.9.8.1/32]"},
+	"cilium.Service.k8sService":         {about: "A service by its name.", example: "{serviceName: db, namespace: shop}"},
+	"cilium.Service.k8sServiceSelector": {about: "Services by their labels.", example: "{selector: {matchLabels: {a: b}}}"},
+	"cilium.ServiceName.namespace":      {about: "Namespace of the service.", beside: "serviceName: db", example: "shop"},
+	"cilium.ServiceName.serviceName":    {about: "Name of the service.", example: "db"},
+	"cilium.ServiceSelector.namespace":  {about: "Namespace of the services.", beside: "selector: {}", example: "shop"},
+	"cilium.ServiceSelector.selector":   {required: true, about: "Labels of the services.", example: "{matchLabels: {a: b}}"},
+	"cilium.FQDN.matchName":             {about: "A DNS name.", example: "a.example.com"},
+	"cilium.FQDN.matchPattern":          {about: "A pattern: * is any part of one label, **. any labels before.", example: "'*.example.com'"},
+	"cilium.PortRule.ports":             {about: "Ports.", example: "[{port: '80', protocol: TCP}]", other: "[{port: '81', protocol: TCP}]"},
+	"cilium.PortRule.terminatingTLS":    proxied("Material to end TLS of the client with.", "{secret: {name: x, namespace: y}}"),
+	"cilium.PortRule.originatingTLS":    proxied("Material to begin TLS to the server with.", "{secret: {name: x, namespace: y}}"),
+	"cilium.PortRule.serverNames":       proxied("Names of TLS servers that are allowed.", "[a.example.com]"),
+	"cilium.PortRule.listener":          proxied("A proxy of the user.", "{envoyConfig: {name: x}, name: y}"),
+	"cilium.PortRule.listener@ingress": {
+		support: Refused, becomes: forEgress, about: "A proxy of the user.", beside: port80, example: "{envoyConfig: {name: x}, name: y}",
+	},
+	"cilium.PortRule.rules":        proxied("Requests that are allowed; http or dns.", "{http: [{path: /}]}"),
+	"cilium.PortDenyRule.ports":    {about: "Ports.", example: "[{port: '80', protocol: TCP}]", other: "[{port: '81', protocol: TCP}]"},
+	"cilium.PortProtocol.port":     {about: "A number, 0 for all, or the name of a port that the receiving pod has. Protocols without ports need none.", beside: "protocol: TCP", example: "'80'", other: "http"},
+	"cilium.PortProtocol.endPort":  {about: "Last port of a range that begins with port.", beside: "port: '80', protocol: TCP", example: "90"},
+	"cilium.PortProtocol.protocol": {about: "Without it: ANY, which is TCP, UDP and SCTP.", values: []string{"TCP", "UDP", "SCTP", "VRRP", "IGMP", "GRE", "IPIP", "IPV6", "ESP", "AH", "ANY"}, beside: "port: '80'", example: "UDP"},
+	"cilium.TLS.secret":            {required: true, about: "A Kubernetes secret.", example: "{name: x, namespace: y}"},
+	"cilium.TLS.trustedCA":         {about: "Key of the certificate authority in the secret.", beside: "secret: {name: x}", example: "ca.crt"},
+	"cilium.TLS.certificate":       {about: "Key of the certificate in the secret.", beside: "secret: {name: x}", example: "tls.crt"},
+	"cilium.TLS.privateKey":        {about: "Key of the private key in the secret.", beside: "secret: {name: x}", example: "tls.key"},
+	"cilium.Secret.namespace":      {about: "Namespace of the secret.", beside: "name: x", example: "y"},
+	"cilium.Secret.name":           {required: true, about: "Name of the secret.", example: "x"},
+	"cilium.Listener.envoyConfig":  {required: true, about: "Configuration of the proxy.", beside: "name: y", example: "{name: x}"},
+	"cilium.Listener.name":         {required: true, about: "Name of the listener in it.", beside: "envoyConfig: {name: x}", example: "y"},
+	"cilium.Listener.priority":     {about: "Order among listeners, from 1 to 100.", beside: "envoyConfig: {name: x}, name: y", example: "1"},
+	"cilium.EnvoyConfig.kind":      {about: "Kind of the configuration.", values: []string{"CiliumEnvoyConfig", "CiliumClusterwideEnvoyConfig"}, beside: "name: x", example: "CiliumEnvoyConfig"},
+	"cilium.EnvoyConfig.name":      {required: true, about: "Name of the configuration.", example: "x"},
+	"cilium.L7Rules.http":          {about: "HTTP requests.", example: "[{path: /}]"},
+	"cilium.L7Rules.dns":           {about: "DNS questions.", example: "[{matchName: a.example.com}]"},
+	"cilium.L7Rules.dns@ingress": {
+		support: Refused, becomes: forEgress, instead: "http: [{path: /}]", about: "DNS questions.", example: "[{matchName: a.example.com}]",
+	},
+	"cilium.HTTPRule.path":               {about: "Regular expression of the path.", example: "/"},
+	"cilium.HTTPRule.method":             {about: "Regular expression of the method.", example: "GET"},
+	"cilium.HTTPRule.host":               {about: "Regular expression of the host.", example: "a.example.com"},
+	"cilium.HTTPRule.headers":            {about: "Headers that must be there.", example: "[X-A]"},
+	"cilium.HTTPRule.headerMatches":      {about: "Headers with their values.", example: "[{name: X-A, value: b}]"},
+	"cilium.HeaderMatch.mismatch":        {about: "What is done where the value differs.", values: []string{"LOG", "ADD", "DELETE", "REPLACE"}, beside: "name: X-A", example: "LOG"},
+	"cilium.HeaderMatch.name":            {required: true, about: "Name of the header.", example: "X-A"},
+	"cilium.HeaderMatch.secret":          {about: "Secret with the value.", beside: "name: X-A", example: "{name: x}"},
+	"cilium.HeaderMatch.value":           {about: "The value.", beside: "name: X-A", example: "b"},
+	"cilium.ICMPRule.fields":             {about: "Types, at most 40.", example: "[{type: 8}]", other: "[{type: 0}]"},
+	"cilium.ICMPField.family":            {about: "Without it: IPv4.", values: []string{"IPv4", "IPv6"}, beside: "type: 128", example: "IPv6"},
+	"cilium.ICMPField.type":              {required: true, about: "A number or a name such as EchoRequest; 0 is every type.", example: "8", other: "EchoReply"},
+	"cilium.CIDRGroup.spec":              {required: true, about: "The prefixes.", example: "{externalCIDRs: [10.9.8.0/24]}", other: "{externalCIDRs: []}"},
+	"cilium.CIDRGroupSpec.externalCIDRs": {required: true, about: "Prefixes of the group.", example: "[10.9.8.0/24]", other: "[]"},
+}
+
+// proxied is of what a proxy would do.
+func proxied(about, example string) row {
+	return row{support: Converted, becomes: dropped, about: about, beside: port80, example: example}
+}

@@ -103,7 +103,11 @@ func TestOutputsAreThoseListed(t *testing.T) {
 
 	var got strings.Builder
 	for _, line := range []string{
-		"status", "endpoint list", "endpoint get 0123", "endpoint get x", "identity list", "identity list --all",
+		"status", "endpoint list", "endpoint get 0123", "endpoint get x",
+		"endpoint check 0123", "endpoint check evil", "endpoint check x", "endpoint delete 0123",
+		"endpoint delete 0123 --force", "endpoint delete evil --dry-run", 
+		"endpoint delete unreadable/eth0", "endpoint delete x",
+		"identity list", "identity list --all",
 		"identity get 300", "identity get 301", "identity get x", "identity top-labels",
 		"ip get 10.244.0.2", "ip get 10.244.0.9", "ip get 192.0.2.7", "ip get 203.0.113.1", "ip get x",
 		"node list", "node get node-a", "node get node-b", "node get x", "node forget node-a", "node forget node-a --force",

@@ -6,7 +6,6 @@ package endpoint
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -27,7 +26,7 @@ import (
 
 // Command is `endpoint`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("endpoint", "Show the connected containers, and change their labels",
+	return invocation.Group("endpoint", "Show, check, change and delete the connections of containers",
 		&cobra.Command{
 			Use: "list", Short: "List every endpoint of the node", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printList(cmd.Context(), inv) },
@@ -38,6 +37,9 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 			RunE: func(cmd *cobra.Command, a []string) error { return printOne(cmd.Context(), inv, a[0]) },
 		},
 		labelCommand(inv),
+		checkCommand(inv),
+		deleteCommand(inv),
+		eventsCommand(inv),
 	)
 }
 
@@ -185,7 +187,7 @@ func Find(ctx context.Context, inv *invocation.Invocation, name string) (*datapa
 	}
 	found, err := Match(all, name)
 	if err == nil && found == nil {
-		err = errors.New("no endpoint of container " + output.Printable(name) + "; see `sluice endpoint list`")
+		err = noEndpoint(name)
 	}
 	return found, err
 }

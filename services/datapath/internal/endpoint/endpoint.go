@@ -286,6 +286,8 @@ var (
 	ErrPodUnknown = errors.New("the pod is not known")
 	// ErrExists: the owner has an endpoint with other content.
 	ErrExists = errors.New("already exists with other content")
+	// ErrInUse: the container of the endpoint is still there.
+	ErrInUse = errors.New("it is in use")
 	// ErrNotFound: the owner has no endpoint.
 	ErrNotFound = errors.New("no such endpoint")
 	// ErrLease: ipam says that the owner's lease is gone, or is another one.

@@ -157,15 +157,16 @@ func (s *Server) UpdateEndpoint(
 
 // DeleteEndpoint implements the API.
 func (s *Server) DeleteEndpoint(ctx context.Context, r *datapathv1.DeleteEndpointRequest) (*datapathv1.DeleteEndpointResponse, error) {
-	remove := s.Core.Delete
-	if r.GetValidateOnly() {
-		remove = s.Core.ValidateDelete
-	}
-	existed, err := remove(ctx, wire.OwnerOf(r.GetOwner()))
+	how := lifecycle.Removal{UnlessInUse: r.GetUnlessInUse(), ValidateOnly: r.GetValidateOnly()}
+	was, existed, err := s.Core.Remove(ctx, wire.OwnerOf(r.GetOwner()), how)
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &datapathv1.DeleteEndpointResponse{Existed: existed}, nil
+	answer := &datapathv1.DeleteEndpointResponse{Existed: existed}
+	if was.Spec.Owner != (workload.Owner{}) {
+		answer.Endpoint = protoEndpoint(was)
+	}
+	return answer, nil
 }
 
 // CheckEndpoint implements the API.

@@ -106,30 +106,35 @@ func (*datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest,
 	s grpc.ServerStreamingServer[datapathv1.ListEndpointsResponse],
 ) error {
 	for i, id := range []string{LongID, "evil\x1b[2J"} {
-		e := &datapathv1.Endpoint{
-			Owner: &workloadv1.Owner{ContainerId: id, InterfaceName: "eth0"}, EndpointIndex: uint32(i + 1),
-			State:    datapathv1.EndpointState_ENDPOINT_STATE_READY,
-			Identity: 300, Labels: []*workloadv1.Label{Label("app", "web\x1b]0;x\a")}, Mtu: 1500,
-			NetworkNamespace:   "/run/netns/x",
-			Addresses:          []string{fmt.Sprintf("10.244.0.%d", i+2), "fd00:244::2"},
-			HostInterface:      &datapathv1.Interface{Name: "sl0", Index: 7, Mac: "02:00:00:00:00:01"},
-			ContainerInterface: &datapathv1.Interface{Name: "eth0", Index: 2, Mac: "02:00:00:00:00:02"},
-			NamedPorts:         []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: netv1.Protocol_PROTOCOL_TCP}},
-			PortMappings: []*datapathv1.PortMapping{
-				{HostPort: 8080, ContainerPort: 80, Protocol: netv1.Protocol_PROTOCOL_TCP},
-				{HostPort: 53, ContainerPort: 5353, Protocol: netv1.Protocol_PROTOCOL_UDP, HostIp: "2001:db8::1"},
-			},
-			LeaveSockets: true,
-			Policy: &datapathv1.EndpointPolicy{
-				Revision: 6, EgressTable: verdict.TableAllow, IngressTable: 17,
-				Epoch: 9, Refusal: "no room",
-			},
-		}
+		e := endpointOf(&workloadv1.Owner{ContainerId: id, InterfaceName: "eth0"}, i+1)
 		if err := s.Send(&datapathv1.ListEndpointsResponse{Endpoint: e}); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// endpointOf is an endpoint of the node.
+func endpointOf(o *workloadv1.Owner, index int) *datapathv1.Endpoint {
+	return &datapathv1.Endpoint{
+		Owner: o, EndpointIndex: uint32(index),
+		State:    datapathv1.EndpointState_ENDPOINT_STATE_READY,
+		Identity: 300, Labels: []*workloadv1.Label{Label("app", "web\x1b]0;x\a")}, Mtu: 1500,
+		NetworkNamespace:   "/run/netns/x",
+		Addresses:          []string{fmt.Sprintf("10.244.0.%d", index+1), "fd00:244::2"},
+		HostInterface:      &datapathv1.Interface{Name: "sl0", Index: 7, Mac: "02:00:00:00:00:01"},
+		ContainerInterface: &datapathv1.Interface{Name: "eth0", Index: 2, Mac: "02:00:00:00:00:02"},
+		NamedPorts:         []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: netv1.Protocol_PROTOCOL_TCP}},
+		PortMappings: []*datapathv1.PortMapping{
+			{HostPort: 8080, ContainerPort: 80, Protocol: netv1.Protocol_PROTOCOL_TCP},
+			{HostPort: 53, ContainerPort: 5353, Protocol: netv1.Protocol_PROTOCOL_UDP, HostIp: "2001:db8::1"},
+		},
+		LeaveSockets: true,
+		Policy: &datapathv1.EndpointPolicy{
+			Revision: 6, EgressTable: verdict.TableAllow, IngressTable: 17,
+			Epoch: 9, Refusal: "no room",
+		},
+	}
 }
 
 func (*datapath) UpdateEndpoint(_ context.Context, r *datapathv1.UpdateEndpointRequest,
@@ -143,6 +148,54 @@ func (*datapath) UpdateEndpoint(_ context.Context, r *datapathv1.UpdateEndpointR
 	return &datapathv1.UpdateEndpointResponse{Endpoint: e}, nil
 }
 
+func (f *datapath) CheckEndpoint(_ context.Context, r *datapathv1.CheckEndpointRequest,
+) (*datapathv1.CheckEndpointResponse, error) {
+	if r.GetOwner().GetContainerId() != LongID {
+		return &datapathv1.CheckEndpointResponse{}, nil
+	}
+	return &datapathv1.CheckEndpointResponse{Differences: f.node.Differences}, nil
+}
+
+// DeleteEndpoint knows LongID, whose container is there, another that has ended, and "unreadable".
+func (f *datapath) DeleteEndpoint(_ context.Context, r *datapathv1.DeleteEndpointRequest,
+) (*datapathv1.DeleteEndpointResponse, error) {
+	f.node.Deleted = r
+	switch id := r.GetOwner().GetContainerId(); {
+	case id == LongID && r.GetUnlessInUse():
+		return nil, rpcerr.New(codes.FailedPrecondition, rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_IN_USE),
+			errors.New("endpoint of x: it is in use: its network namespace /run/netns/x is there"))
+	case id == "unreadable":
+		return &datapathv1.DeleteEndpointResponse{Existed: true}, nil
+	case id == "missing":
+		return &datapathv1.DeleteEndpointResponse{}, nil
+	}
+	return &datapathv1.DeleteEndpointResponse{Existed: true, Endpoint: endpointOf(r.GetOwner(), 1)}, nil
+}
+
+// WatchEndpoints gives the next of the node's EndpointStreams; when there is none any more, it waits.
+func (f *datapath) WatchEndpoints(r *datapathv1.WatchEndpointsRequest,
+	s grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse],
+) error {
+	f.node.mu.Lock()
+	f.node.Watched = append(f.node.Watched, r)
+	var next EndpointStream
+	last := len(f.node.EndpointStreams) == 0
+	if !last {
+		next, f.node.EndpointStreams = f.node.EndpointStreams[0], f.node.EndpointStreams[1:]
+	}
+	f.node.mu.Unlock()
+	if last {
+		<-s.Context().Done()
+		return nil
+	}
+	for _, m := range next.Messages {
+		if err := s.Send(m); err != nil {
+			return err
+		}
+	}
+	return next.End
+}
+
 func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*datapathv1.GetStatusResponse, error) {
 	r := &datapathv1.GetStatusResponse{
 		Service: serviceStatus(), AddReady: f.node.AddReady, KnownAddReady: f.node.KnownReady,
@@ -151,7 +204,9 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 		PolicyRefusals: []string{"identity 300: no room"},
 		Warnings:       []string{"a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113"},
 		Connections:    &datapathv1.ConnectionCounts{Live: 7, Created: 9, Revoked: 1, Expired: 1},
-		IdentityStream: &datapathv1.IdentityStream{Complete: f.node.StreamError == "", Error: f.node.StreamError, Changed: 4, Pending: 1},
+		IdentityStream: &datapathv1.IdentityStream{
+			Complete: f.node.StreamError == "", Error: f.node.StreamError, Changed: 4, Pending: 1,
+		},
 		Maps: []*datapathv1.MapUsage{
 			{Name: "sl_ct", Entries: -1, MaxEntries: 65536, Bytes: 1024},
 			{Name: "sl_peer", Entries: 3, MaxEntries: 16, Bytes: 512},

@@ -9,7 +9,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/spf13/cobra"
@@ -73,6 +75,25 @@ type Node struct {
 	Explained     map[string]*datapathv1.ExplainResponse // by the destination, before the usual answers
 	Differences   []*datapathv1.Difference
 	Flows         []*datapathv1.Flow
+	Deleted       *datapathv1.DeleteEndpointRequest // the last
+
+	mu sync.Mutex
+	// EndpointStreams are what WatchEndpoints gives, one after the other, and Watched what it was asked.
+	EndpointStreams []EndpointStream                    // guarded by mu
+	Watched         []*datapathv1.WatchEndpointsRequest // guarded by mu
+}
+
+// EndpointStream is one watch of endpoints, and how it ends.
+type EndpointStream struct {
+	Messages []*datapathv1.WatchEndpointsResponse
+	End      error
+}
+
+// WatchedEndpoints is what WatchEndpoints was asked.
+func (n *Node) WatchedEndpoints() []*datapathv1.WatchEndpointsRequest {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.Watched)
 }
 
 // server is a fake service.

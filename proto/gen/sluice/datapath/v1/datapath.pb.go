@@ -166,6 +166,9 @@ const (
 	// FAILED_PRECONDITION: another endpoint or a service has a host port; the message
 	// names it.
 	ErrorReason_ERROR_REASON_HOST_PORT_IN_USE ErrorReason = 23
+	// FAILED_PRECONDITION: the container of the endpoint is still there, and the
+	// caller wants nothing deleted that is in use; the message says what is there.
+	ErrorReason_ERROR_REASON_ENDPOINT_IN_USE ErrorReason = 24
 )
 
 // Enum value maps for ErrorReason.
@@ -195,6 +198,7 @@ var (
 		21: "ERROR_REASON_LABELS_FROM_KUBERNETES",
 		22: "ERROR_REASON_LOAD_BALANCING_OFF",
 		23: "ERROR_REASON_HOST_PORT_IN_USE",
+		24: "ERROR_REASON_ENDPOINT_IN_USE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
@@ -221,6 +225,7 @@ var (
 		"ERROR_REASON_LABELS_FROM_KUBERNETES":     21,
 		"ERROR_REASON_LOAD_BALANCING_OFF":         22,
 		"ERROR_REASON_HOST_PORT_IN_USE":           23,
+		"ERROR_REASON_ENDPOINT_IN_USE":            24,
 	}
 )
 
@@ -1746,7 +1751,12 @@ type DeleteEndpointRequest struct {
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Say whether there is one, but delete nothing. A creation that is under way
 	// goes on.
-	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// Refuse, with FAILED_PRECONDITION, to delete what is in use: the network
+	// namespace of the endpoint or its device is still there, or its creation is under
+	// way. For callers other than the manager of the endpoint, which knows that the
+	// container has ended.
+	UnlessInUse   bool `protobuf:"varint,3,opt,name=unless_in_use,json=unlessInUse,proto3" json:"unless_in_use,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1795,11 +1805,20 @@ func (x *DeleteEndpointRequest) GetValidateOnly() bool {
 	return false
 }
 
+func (x *DeleteEndpointRequest) GetUnlessInUse() bool {
+	if x != nil {
+		return x.UnlessInUse
+	}
+	return false
+}
+
 // DeleteEndpointResponse is the answer of DeleteEndpoint.
 type DeleteEndpointResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether there was one.
-	Existed       bool `protobuf:"varint,1,opt,name=existed,proto3" json:"existed,omitempty"`
+	Existed bool `protobuf:"varint,1,opt,name=existed,proto3" json:"existed,omitempty"`
+	// The endpoint as it was; unset if there was none, or its record cannot be read.
+	Endpoint      *Endpoint `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1839,6 +1858,13 @@ func (x *DeleteEndpointResponse) GetExisted() bool {
 		return x.Existed
 	}
 	return false
+}
+
+func (x *DeleteEndpointResponse) GetEndpoint() *Endpoint {
+	if x != nil {
+		return x.Endpoint
+	}
+	return nil
 }
 
 // CheckEndpointRequest is the input of CheckEndpoint.
@@ -4674,12 +4700,14 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\rvalidate_only\x18\x05 \x01(\bR\fvalidateOnly:f\xbaHc\x1aa\n" +
 	"\x11something_changes\x12!labels or named_ports must be set\x1a)has(this.labels) || has(this.named_ports)\"R\n" +
 	"\x16UpdateEndpointResponse\x128\n" +
-	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"u\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"\x99\x01\n" +
 	"\x15DeleteEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12#\n" +
-	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\"2\n" +
+	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\x12\"\n" +
+	"\runless_in_use\x18\x03 \x01(\bR\vunlessInUse\"l\n" +
 	"\x16DeleteEndpointResponse\x12\x18\n" +
-	"\aexisted\x18\x01 \x01(\bR\aexisted\"\xb8\x01\n" +
+	"\aexisted\x18\x01 \x01(\bR\aexisted\x128\n" +
+	"\bendpoint\x18\x02 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"\xb8\x01\n" +
 	"\x14CheckEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x125\n" +
 	"\x11network_namespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xff\x1fR\x10networkNamespace\x120\n" +
@@ -4892,7 +4920,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"!ENDPOINT_STATE_WAITING_FOR_POLICY\x10\x03\x12\x18\n" +
 	"\x14ENDPOINT_STATE_READY\x10\x04\x12 \n" +
 	"\x1cENDPOINT_STATE_DISCONNECTING\x10\x05\x12\x1a\n" +
-	"\x16ENDPOINT_STATE_DAMAGED\x10\x06*\xef\x06\n" +
+	"\x16ENDPOINT_STATE_DAMAGED\x10\x06*\x91\a\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12 \n" +
@@ -4918,7 +4946,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1cERROR_REASON_FOREIGN_MANAGER\x10\x14\x12'\n" +
 	"#ERROR_REASON_LABELS_FROM_KUBERNETES\x10\x15\x12#\n" +
 	"\x1fERROR_REASON_LOAD_BALANCING_OFF\x10\x16\x12!\n" +
-	"\x1dERROR_REASON_HOST_PORT_IN_USE\x10\x17*\xd8\x02\n" +
+	"\x1dERROR_REASON_HOST_PORT_IN_USE\x10\x17\x12 \n" +
+	"\x1cERROR_REASON_ENDPOINT_IN_USE\x10\x18*\xd8\x02\n" +
 	"\n" +
 	"TargetKind\x12\x1b\n" +
 	"\x17TARGET_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
@@ -5141,77 +5170,78 @@ var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
 	14, // 23: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
 	7,  // 24: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
 	56, // 25: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	56, // 26: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	21, // 27: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
-	22, // 28: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
-	2,  // 29: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
-	56, // 30: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	7,  // 31: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	7,  // 32: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	7,  // 33: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	56, // 34: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	29, // 35: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	56, // 36: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	56, // 37: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	62, // 38: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	6,  // 39: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
-	49, // 40: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	50, // 41: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	51, // 42: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	47, // 43: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	48, // 44: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	46, // 45: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
-	45, // 46: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
-	59, // 47: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
-	43, // 48: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
-	34, // 49: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
-	40, // 50: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
-	39, // 51: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
-	61, // 52: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
-	61, // 53: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
-	41, // 54: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
-	41, // 55: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
-	3,  // 56: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
-	42, // 57: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
-	44, // 58: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
-	4,  // 59: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
-	59, // 60: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
-	59, // 61: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
-	0,  // 62: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	5,  // 63: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
-	63, // 64: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	21, // 65: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	11, // 66: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	15, // 67: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
-	17, // 68: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	19, // 69: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	23, // 70: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	25, // 71: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	27, // 72: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	30, // 73: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	32, // 74: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	52, // 75: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	54, // 76: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	35, // 77: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
-	37, // 78: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
-	12, // 79: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	16, // 80: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
-	18, // 81: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	20, // 82: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	24, // 83: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	26, // 84: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	28, // 85: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	31, // 86: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	33, // 87: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	53, // 88: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	55, // 89: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	36, // 90: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
-	38, // 91: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
-	79, // [79:92] is the sub-list for method output_type
-	66, // [66:79] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	7,  // 26: sluice.datapath.v1.DeleteEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	56, // 27: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	21, // 28: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
+	22, // 29: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
+	2,  // 30: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
+	56, // 31: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	7,  // 32: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	7,  // 33: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	7,  // 34: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
+	56, // 35: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	29, // 36: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
+	56, // 37: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	56, // 38: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	62, // 39: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	6,  // 40: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
+	49, // 41: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	50, // 42: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	51, // 43: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	47, // 44: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	48, // 45: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	46, // 46: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
+	45, // 47: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
+	59, // 48: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
+	43, // 49: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
+	34, // 50: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
+	40, // 51: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
+	39, // 52: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
+	61, // 53: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
+	61, // 54: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
+	41, // 55: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
+	41, // 56: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
+	3,  // 57: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
+	42, // 58: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
+	44, // 59: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
+	4,  // 60: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
+	59, // 61: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
+	59, // 62: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
+	0,  // 63: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	5,  // 64: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	63, // 65: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	21, // 66: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	11, // 67: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	15, // 68: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
+	17, // 69: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	19, // 70: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	23, // 71: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	25, // 72: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	27, // 73: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	30, // 74: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	32, // 75: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	52, // 76: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	54, // 77: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	35, // 78: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
+	37, // 79: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
+	12, // 80: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	16, // 81: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
+	18, // 82: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	20, // 83: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	24, // 84: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	26, // 85: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	28, // 86: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	31, // 87: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	33, // 88: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	53, // 89: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	55, // 90: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	36, // 91: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
+	38, // 92: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
+	80, // [80:93] is the sub-list for method output_type
+	67, // [67:80] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }

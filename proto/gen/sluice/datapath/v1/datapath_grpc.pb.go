@@ -94,6 +94,8 @@ type DatapathServiceClient interface {
 	// too. The device goes with the namespace. Deleting what does not exist
 	// succeeds; so the call may be repeated.
 	//
+	// FAILED_PRECONDITION: unless_in_use is set, and the container is still there.
+	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	DeleteEndpoint(ctx context.Context, in *DeleteEndpointRequest, opts ...grpc.CallOption) (*DeleteEndpointResponse, error)
@@ -406,6 +408,8 @@ type DatapathServiceServer interface {
 	// identity are released afterwards, retried until it succeeds, over restarts
 	// too. The device goes with the namespace. Deleting what does not exist
 	// succeeds; so the call may be repeated.
+	//
+	// FAILED_PRECONDITION: unless_in_use is set, and the container is still there.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.

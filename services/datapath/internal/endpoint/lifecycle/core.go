@@ -31,6 +31,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/places"
 	"github.com/sluice-net/sluice/services/datapath/internal/reaper"
 )
 
@@ -103,7 +104,7 @@ type Core struct {
 	records    map[workload.Owner]endpoint.Record // guarded by mu; tombstones too
 	states     map[workload.Owner]endpoint.State  // guarded by mu; of those that are no tombstones
 	holders    map[netip.Addr]workload.Owner      // guarded by mu; of live endpoints
-	places     places                             // guarded by mu; of records
+	places     places.Places                      // guarded by mu; of records
 	byIndex    map[uint32]workload.Owner          // guarded by mu; host ends of ready endpoints
 	unclaimed  map[workload.Owner]error           // guarded by mu; live endpoints that ipam refuses to confirm again
 	unreadable map[string]endpoint.Unreadable     // guarded by mu; files that are no records, by name
@@ -148,7 +149,7 @@ func New(cfg Config) *Core {
 		records: map[workload.Owner]endpoint.Record{}, states: map[workload.Owner]endpoint.State{},
 		holders:    map[netip.Addr]workload.Owner{},
 		byIndex:    map[uint32]workload.Owner{},
-		places:     newPlaces(),
+		places:     places.New(),
 		unrepaired: map[workload.Owner]unrepaired{}, unreadable: map[string]endpoint.Unreadable{},
 		wishes: map[workload.Owner]wish{}, differing: map[workload.Owner]error{},
 		wakeReleases: make(chan struct{}, 1), wakeRelabels: make(chan struct{}, 1),
@@ -189,7 +190,7 @@ func (c *Core) List() []endpoint.Endpoint {
 func (c *Core) SpecOfSlot(slot uint16) (endpoint.Spec, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	o, ok := c.places.slots[slot]
+	o, ok := c.places.Slots[slot]
 	return c.records[o].Spec, ok
 }
 
@@ -310,7 +311,7 @@ func (c *Core) PolicyChanged(slots []uint16) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range slots {
-		if o, ok := c.places.slots[s]; ok {
+		if o, ok := c.places.Slots[s]; ok {
 			c.hub.Upsert(o, c.endpoint(c.records[o], c.states[o]))
 		}
 	}
@@ -337,7 +338,7 @@ func (c *Core) setLocked(r endpoint.Record, s endpoint.State) {
 	o := r.Spec.Owner
 	c.forgetLocked(o)
 	c.records[o] = r
-	c.places.add(r)
+	c.places.Add(r)
 	if r.Phase == endpoint.PhaseDeleted {
 		delete(c.unrepaired, o)
 		delete(c.differing, o)
@@ -369,7 +370,7 @@ func (c *Core) forgetLocked(o workload.Owner) {
 		return
 	}
 	delete(c.records, o)
-	c.places.remove(r)
+	c.places.Remove(r)
 	delete(c.states, o)
 	for _, a := range r.Spec.Addrs {
 		if c.holders[a] == o {
@@ -403,7 +404,7 @@ func (c *Core) reserve(r endpoint.Record, devices []endpoint.HostDevice) (endpoi
 			return r, fmt.Errorf("address %v: %w: %s", a, endpoint.ErrAddressHeld, holder)
 		}
 	}
-	for o := range c.places.namespaces[r.Namespace] {
+	for o := range c.places.Namespaces[r.Namespace] {
 		other := c.records[o]
 		if o == r.Spec.Owner || !other.Shares(r, devices) {
 			continue
@@ -457,7 +458,7 @@ func (c *Core) CloseRange(p netip.Prefix) bool {
 func (c *Core) mayShare(r endpoint.Record) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for o := range c.places.namespaces[r.Namespace] {
+	for o := range c.places.Namespaces[r.Namespace] {
 		if o != r.Spec.Owner && c.records[o].Phase == endpoint.PhaseReady {
 			return true
 		}
@@ -483,7 +484,7 @@ func (c *Core) live() []endpoint.Record {
 func (c *Core) tombstones() []workload.Owner {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Collect(maps.Keys(c.places.tombstones))
+	return slices.Collect(maps.Keys(c.places.Tombstones))
 }
 
 // device derives the pair's names and addresses.

@@ -25,42 +25,77 @@ var (
 	faultForget          = fault.Register("datapath/delete/forget")
 )
 
-// Delete stops the owner's traffic, frees its map state and writes a
-// tombstone; the rest happens afterwards (see Releases and Reaper). A creation
-// of the same owner that is under way is undone first. existed says whether
-// there was an endpoint.
+// Delete is Remove for the manager of an endpoint, which knows that it is no longer
+// needed.
 func (c *Core) Delete(ctx context.Context, o workload.Owner) (existed bool, err error) {
-	if err := endpoint.ValidateOwner(o); err != nil {
-		return false, err
-	}
-	c.turns.Interrupt(o, endpoint.ErrDeleted)
-	leave, err := c.turns.Lock(ctx, o)
-	if err != nil {
-		return false, err
-	}
-	defer leave()
-	r, ok := c.record(o)
-	if !ok {
-		if _, bad := c.unreadableOf(o); bad {
-			return true, c.disposeUnreadable(ctx, o)
-		}
-	}
-	if !ok || r.Phase == endpoint.PhaseDeleted {
-		return false, nil
-	}
-	return true, c.dispose(ctx, r)
+	_, existed, err = c.Remove(ctx, o, Removal{})
+	return existed, err
 }
 
-// ValidateDelete says what Delete would answer, and changes nothing.
-func (c *Core) ValidateDelete(_ context.Context, o workload.Owner) (existed bool, err error) {
+// Removal says how Remove goes about it.
+type Removal struct {
+	// UnlessInUse refuses, with endpoint.ErrInUse, what a container still has.
+	UnlessInUse bool
+	// ValidateOnly changes nothing.
+	ValidateOnly bool
+}
+
+// Remove stops the owner's traffic, frees its map state and writes a
+// tombstone; the rest happens afterwards (see Releases and Reaper). A creation
+// of the same owner that is under way is undone first. existed says whether
+// there was an endpoint, and was is what it was, zero if its record cannot be read.
+func (c *Core) Remove(
+	ctx context.Context, o workload.Owner, how Removal,
+) (was endpoint.Endpoint, existed bool, err error) {
 	if err := endpoint.ValidateOwner(o); err != nil {
-		return false, err
+		return was, false, err
 	}
-	if r, ok := c.record(o); ok {
-		return r.Phase != endpoint.PhaseDeleted, nil
+	switch {
+	case how.UnlessInUse:
+		// its turn would only come when the creation is over
+		if r, ok := c.record(o); ok && r.Phase == endpoint.PhaseCreating {
+			return was, true, fmt.Errorf("endpoint of %s: %w: it is being created", o, endpoint.ErrInUse)
+		}
+	case !how.ValidateOnly:
+		c.turns.Interrupt(o, endpoint.ErrDeleted)
 	}
+	if !how.ValidateOnly {
+		leave, err := c.turns.Lock(ctx, o)
+		if err != nil {
+			return was, false, err
+		}
+		defer leave()
+	}
+	r, ok := c.record(o)
 	_, bad := c.unreadableOf(o)
-	return bad, nil
+	switch {
+	case ok && r.Phase == endpoint.PhaseDeleted, !ok && !bad:
+		return was, false, nil
+	case ok:
+		was = c.asItIs(r)
+	default: // what follows from the owner is all that is known
+		r.Spec.Owner = o
+		r.Device = c.device(r.Spec)
+	}
+	if how.UnlessInUse {
+		if err := r.InUse(c.cfg.Links); err != nil {
+			return was, true, err
+		}
+	}
+	switch {
+	case how.ValidateOnly:
+		return was, true, nil
+	case !ok:
+		return was, true, c.disposeUnreadable(ctx, o)
+	}
+	return was, true, c.dispose(ctx, r)
+}
+
+// asItIs is the endpoint of a record as others see it now.
+func (c *Core) asItIs(r endpoint.Record) endpoint.Endpoint {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.endpoint(r, c.states[r.Spec.Owner])
 }
 
 // DeleteSpooled deletes the owner's endpoint as Delete does, and takes the

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/places"
 )
 
 // TestPlacesAreThoseOfTheRecords after any changes of the records.
@@ -33,9 +34,9 @@ func TestPlacesAreThoseOfTheRecords(t *testing.T) {
 			}
 			c.set(r, endpoint.Ready)
 		}
-		want := newPlaces()
+		want := places.New()
 		for _, r := range c.records {
-			want.add(r)
+			want.Add(r)
 		}
 		if !reflect.DeepEqual(c.places, want) {
 			t.Fatalf("seed %d, after %d changes: %+v, want %+v", seed, i+1, c.places, want)

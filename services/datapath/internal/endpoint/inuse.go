@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"errors"
+	"fmt"
+)
+
+// InUse is ErrInUse if a container still has the endpoint: its device is there, which
+// goes with the network namespace, or that namespace is, without the device.
+func (r Record) InUse(links Links) error {
+	o := r.Spec.Owner
+	devices, err := links.Devices()
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	for _, d := range devices {
+		if d.Name == r.Device.HostName && (r.Device.HostIndex == 0 || r.Device.HostIndex == d.Index) {
+			return fmt.Errorf("endpoint of %s: %w: its device %s is there, so something keeps the network namespace",
+				o, ErrInUse, d.Name)
+		}
+	}
+	if r.Spec.Netns == "" {
+		return nil
+	}
+	ns, err := links.OpenNamespace(r.Spec.Netns)
+	switch {
+	case errors.Is(err, ErrNamespaceGone), errors.Is(err, ErrNamespace):
+		return nil // it is gone, or another kind of file by now
+	case err != nil:
+		return fmt.Errorf("look for the network namespace of %s: %w", o, err)
+	}
+	defer ns.Close()
+	if ns.ID() != r.Namespace {
+		return nil
+	}
+	return fmt.Errorf("endpoint of %s: %w: its network namespace %s is there", o, ErrInUse, r.Spec.Netns)
+}

@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/hostport"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/socketend"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
@@ -554,7 +555,11 @@ func (n *node) compare(ctx context.Context) error {
 
 // observe moves the programs' events into the ring.
 func (n *node) observe(ctx context.Context) error {
-	return n.Kernel.Events.Observe(ctx, n.Core, n.Kernel.Services, n.Ring)
+	names := event.Names{Owners: n.Core, Services: n.Kernel.Services}
+	if n.Policy != nil {
+		names.Policies = &n.Policy.History
+	}
+	return n.Kernel.Events.Observe(ctx, names, n.Ring)
 }
 
 // spoolInterval is how often the spool is looked at while the process serves.

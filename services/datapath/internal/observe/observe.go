@@ -14,12 +14,9 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"net/netip"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
@@ -59,6 +56,12 @@ type Side struct {
 	Epoch   uint32
 	// Slot of the endpoint whose policy it is.
 	Slot uint16
+	// Revision of the policy, Sources of the rule and its Proxy when the event was
+	// read; zero if they were not known. Whoever remembers policies forgets them
+	// before the ring forgets the event.
+	Revision uint64
+	Sources  []string
+	Proxy    uint16
 }
 
 // End is an endpoint of this node at one end of a packet; zero if the end is none.
@@ -135,10 +138,10 @@ func NewRing() *Ring {
 }
 
 // id is a UUID of version 8 (RFC 9562): which ring, and the number of the event.
-func (r *Ring) id() (id [16]byte) {
+func (r *Ring) id(number uint64) (id [16]byte) {
 	copy(id[:], r.run[:])
 	id[6] = 0x80 | id[6]&0x0f
-	binary.BigEndian.PutUint64(id[8:], 1<<63|r.next)
+	binary.BigEndian.PutUint64(id[8:], 1<<63|number)
 	return id
 }
 
@@ -146,7 +149,7 @@ func (r *Ring) id() (id [16]byte) {
 func (r *Ring) Add(e Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e.ID = r.id()
+	e.ID = r.id(r.next)
 	if len(r.events) < Size {
 		r.events = append(r.events, e)
 	} else {
@@ -169,6 +172,13 @@ func (r *Ring) AddRepair(e endpoint.Endpoint, d endpoint.Difference, err error) 
 		o.Repair.Err = err.Error()
 	}
 	r.Add(o)
+}
+
+// Next is the number of the next event.
+func (r *Ring) Next() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.next
 }
 
 // Lost is how many events the kernel left out.
@@ -198,6 +208,19 @@ func (r *Ring) Read(since time.Time) *Reader {
 	return &Reader{ring: r, next: n}
 }
 
+// After returns a reader that begins with the event after the one with an id. known is
+// false if that is no event of this ring: the reader begins with the oldest then.
+func (r *Ring) After(id [16]byte) (rd *Reader, known bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := binary.BigEndian.Uint64(id[8:]) &^ (1 << 63)
+	// A number can be of this ring only if the id is what the ring makes of it.
+	if n >= r.next || r.id(n) != id {
+		return &Reader{ring: r, next: r.oldest()}, false
+	}
+	return &Reader{ring: r, next: n + 1}, true
+}
+
 // Tail returns a reader that begins with the next event.
 func (r *Ring) Tail() *Reader {
 	r.mu.Lock()
@@ -212,6 +235,9 @@ func (r *Ring) oldest() uint64 {
 	}
 	return 0
 }
+
+// Before says whether the reader has not come to the event with a number.
+func (rd *Reader) Before(number uint64) bool { return rd.next < number }
 
 // Next returns the next event, and how many were missed right before it. ok is
 // false if there is none yet and wait is false; with wait it waits until ctx
@@ -240,62 +266,4 @@ func (rd *Reader) Next(ctx context.Context, wait bool) (e Event, missed uint64, 
 			return Event{}, missed, false, ctx.Err()
 		}
 	}
-}
-
-// Filter says which events a reader wants. Criteria of different kinds must
-// all hold, of one kind one; an empty kind always holds. A repair is about an
-// endpoint and no packet: criteria that only a packet can meet leave it out.
-type Filter struct {
-	Owners     map[workload.Owner]bool
-	Identities map[uint32]bool
-	Prefixes   []netip.Prefix
-	Reasons    map[uint32]bool
-	Egress     *bool
-	Protocols  map[uint8]bool
-	Ports      map[uint16]bool
-	Verdicts   map[Verdict]bool
-	Types      map[Type]bool
-	Selectors  []Selector
-	// Services are "shop/web", for all ports of the service.
-	Services map[string]bool
-}
-
-// Match says whether e passes. labels gives those of an identity; what is not
-// known matches no selector. It is asked only if everything else holds.
-func (f Filter) Match(e Event, labels func(identity uint32) ([]label.Label, bool)) bool {
-	either := func(n int, a, b bool) bool { return n == 0 || a || b }
-	inAny := func(a netip.Addr) bool {
-		return slices.ContainsFunc(f.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
-	}
-	selected := func(identity uint32) bool {
-		ls, ok := labels(identity)
-		return ok && slices.ContainsFunc(f.Selectors, func(s Selector) bool { return s.Matches(ls) })
-	}
-	return either(len(f.Owners), f.Owners[e.From.Owner], f.Owners[e.To.Owner]) &&
-		either(len(f.Identities), f.Identities[e.SourceIdentity], f.Identities[e.DestinationIdentity]) &&
-		either(len(f.Prefixes), inAny(e.Source.Addr()), inAny(e.Destination.Addr()) || inAny(e.Original.Addr())) &&
-		either(len(f.Reasons), f.Reasons[e.Reason], false) &&
-		(f.Egress == nil || e.Type != Repair && *f.Egress == e.Egress) &&
-		either(len(f.Protocols), e.Type != Repair && f.Protocols[e.Protocol], false) &&
-		either(len(f.Ports), e.hasPorts() && f.Ports[e.Source.Port()], e.hasPorts() && f.Ports[e.Destination.Port()] ||
-			e.Original.IsValid() && f.Ports[e.Original.Port()]) &&
-		either(len(f.Services), e.Service != "" && f.Services[e.serviceName()], false) &&
-		either(len(f.Verdicts), f.Verdicts[e.Verdict], false) &&
-		either(len(f.Types), f.Types[e.Type], false) &&
-		(len(f.Selectors) == 0 || selected(e.SourceIdentity) || selected(e.DestinationIdentity))
-}
-
-// serviceName is the service without its port.
-func (e Event) serviceName() string {
-	name, _, _ := strings.Cut(e.Service, ":")
-	return name
-}
-
-// hasPorts is false where the ports hold something else, or nothing.
-func (e Event) hasPorts() bool {
-	switch e.Protocol {
-	case 6, 17, 33, 132, 136: // TCP, UDP, DCCP, SCTP, UDP-Lite
-		return true
-	}
-	return false
 }

@@ -5,6 +5,7 @@ package observe
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"net/netip"
 	"testing"
@@ -90,20 +91,22 @@ func TestFilterForPacketsLeavesRepairsOut(t *testing.T) {
 	e := Event{Type: Repair, From: End{Owner: owner("a")}, SourceIdentity: 300}
 	nobody := func(uint32) ([]label.Label, bool) { return nil, false }
 	for name, c := range map[string]struct {
-		f    Filter
+		f    Criteria
 		want bool
 	}{
-		"empty":     {Filter{}, true},
-		"owner":     {Filter{Owners: map[workload.Owner]bool{owner("a"): true}}, true},
-		"identity":  {Filter{Identities: map[uint32]bool{300: true}}, true},
-		"type":      {Filter{Types: map[Type]bool{Drop: true}}, false},
-		"verdict":   {Filter{Verdicts: map[Verdict]bool{Dropped: true}}, false},
-		"reason":    {Filter{Reasons: map[uint32]bool{30: true}}, false},
-		"direction": {Filter{Egress: &yes}, false},
-		"protocol":  {Filter{Protocols: map[uint8]bool{0: true}}, false},
-		"port":      {Filter{Ports: map[uint16]bool{0: true}}, false},
-		"prefix":    {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}, false},
-		"service":   {Filter{Services: map[string]bool{"": true}}, false},
+		"empty":     {Criteria{}, true},
+		"owner":     {Criteria{Owners: map[workload.Owner]bool{owner("a"): true}}, true},
+		"identity":  {Criteria{Identities: map[uint32]bool{300: true}}, true},
+		"type":      {Criteria{Types: map[Type]bool{Drop: true}}, false},
+		"verdict":   {Criteria{Verdicts: map[Verdict]bool{Dropped: true}}, false},
+		"reason":    {Criteria{Reasons: map[uint32]bool{30: true}}, false},
+		"direction": {Criteria{Egress: &yes}, false},
+		"protocol":  {Criteria{Protocols: map[uint8]bool{0: true}}, false},
+		"port":      {Criteria{Ports: map[uint16]bool{0: true}}, false},
+		"prefix":    {Criteria{Prefixes: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}, false},
+		"service":   {Criteria{Services: map[string]bool{"": true}}, false},
+		"source":    {Criteria{Source: &EndCriteria{Owners: map[workload.Owner]bool{owner("a"): true}}}, false},
+		"target":    {Criteria{Destination: &EndCriteria{Owners: map[workload.Owner]bool{{}: true}}}, false},
 	} {
 		if got := c.f.Match(e, nobody); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
@@ -112,7 +115,7 @@ func TestFilterForPacketsLeavesRepairsOut(t *testing.T) {
 }
 
 func TestPortOfAProtocolWithoutPortsMatchesNothing(t *testing.T) {
-	f := Filter{Ports: map[uint16]bool{0x0800: true}}
+	f := Criteria{Ports: map[uint16]bool{0x0800: true}}
 	e := Event{Type: Drop, Protocol: 1, Destination: netip.MustParseAddrPort("10.0.0.1:2048")} // echo request
 	nobody := func(uint32) ([]label.Label, bool) { return nil, false }
 	if f.Match(e, nobody) {
@@ -126,7 +129,8 @@ func TestPortOfAProtocolWithoutPortsMatchesNothing(t *testing.T) {
 func TestFilterNeedsOneOfEachKind(t *testing.T) {
 	yes, no := true, false
 	e := Event{
-		Type: Drop, Verdict: Dropped, Reason: 20, Egress: true, From: End{Owner: owner("a")}, To: End{Owner: owner("b")},
+		Type: Drop, Verdict: Dropped, Reason: 20, Egress: true, From: End{Owner: owner("a")},
+		To:       End{Owner: owner("b"), Pod: workload.PodReference{Namespace: "shop", Name: "web-0"}},
 		Protocol: 6,
 		Source:   netip.MustParseAddrPort("10.0.0.2:1000"), Destination: netip.MustParseAddrPort("10.0.0.3:80"),
 		SourceIdentity: 300, DestinationIdentity: 400,
@@ -139,36 +143,59 @@ func TestFilterNeedsOneOfEachKind(t *testing.T) {
 		return nil, false
 	}
 	for name, c := range map[string]struct {
-		f    Filter
+		f    Criteria
 		want bool
 	}{
-		"empty":           {Filter{}, true},
-		"owner":           {Filter{Owners: map[workload.Owner]bool{owner("a"): true}}, true},
-		"other side":      {Filter{Owners: map[workload.Owner]bool{owner("b"): true}}, true},
-		"stranger":        {Filter{Owners: map[workload.Owner]bool{owner("c"): true}}, false},
-		"identity":        {Filter{Identities: map[uint32]bool{400: true, 1: true}}, true},
-		"no identity":     {Filter{Identities: map[uint32]bool{1: true}}, false},
-		"prefix":          {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.3/32")}}, true},
-		"no prefix":       {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}, false},
-		"prefix asked":    {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}, true},
-		"port asked":      {Filter{Ports: map[uint16]bool{8000: true}}, true},
-		"service":         {Filter{Services: map[string]bool{"shop/web": true, "shop/db": true}}, true},
-		"other service":   {Filter{Services: map[string]bool{"shop/db": true, "web": true}}, false},
-		"reason":          {Filter{Reasons: map[uint32]bool{20: true}}, true},
-		"other reason":    {Filter{Reasons: map[uint32]bool{16: true}}, false},
-		"direction":       {Filter{Egress: &yes}, true},
-		"other direction": {Filter{Egress: &no}, false},
-		"port":            {Filter{Ports: map[uint16]bool{80: true}}, true},
-		"no port":         {Filter{Ports: map[uint16]bool{81: true}}, false},
-		"verdict":         {Filter{Verdicts: map[Verdict]bool{Dropped: true, Audited: true}}, true},
-		"other verdict":   {Filter{Verdicts: map[Verdict]bool{Forwarded: true}}, false},
-		"type":            {Filter{Types: map[Type]bool{Drop: true}}, true},
-		"other type":      {Filter{Types: map[Type]bool{Closed: true}}, false},
-		"selector":        {Filter{Selectors: []Selector{{is("", "app", "db")}, {is("", "app", "web")}}}, true},
-		"no selector":     {Filter{Selectors: []Selector{{is("", "app", "db")}}}, false},
+		"empty":           {Criteria{}, true},
+		"owner":           {Criteria{Owners: map[workload.Owner]bool{owner("a"): true}}, true},
+		"other side":      {Criteria{Owners: map[workload.Owner]bool{owner("b"): true}}, true},
+		"stranger":        {Criteria{Owners: map[workload.Owner]bool{owner("c"): true}}, false},
+		"identity":        {Criteria{Identities: map[uint32]bool{400: true, 1: true}}, true},
+		"no identity":     {Criteria{Identities: map[uint32]bool{1: true}}, false},
+		"prefix":          {Criteria{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.3/32")}}, true},
+		"no prefix":       {Criteria{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}, false},
+		"prefix asked":    {Criteria{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}, true},
+		"port asked":      {Criteria{Ports: map[uint16]bool{8000: true}}, true},
+		"service":         {Criteria{Services: map[string]bool{"shop/web": true, "shop/db": true}}, true},
+		"other service":   {Criteria{Services: map[string]bool{"shop/db": true, "web": true}}, false},
+		"reason":          {Criteria{Reasons: map[uint32]bool{20: true}}, true},
+		"other reason":    {Criteria{Reasons: map[uint32]bool{16: true}}, false},
+		"direction":       {Criteria{Egress: &yes}, true},
+		"other direction": {Criteria{Egress: &no}, false},
+		"port":            {Criteria{Ports: map[uint16]bool{80: true}}, true},
+		"no port":         {Criteria{Ports: map[uint16]bool{81: true}}, false},
+		"verdict":         {Criteria{Verdicts: map[Verdict]bool{Dropped: true, Audited: true}}, true},
+		"other verdict":   {Criteria{Verdicts: map[Verdict]bool{Forwarded: true}}, false},
+		"type":            {Criteria{Types: map[Type]bool{Drop: true}}, true},
+		"other type":      {Criteria{Types: map[Type]bool{Closed: true}}, false},
+		"selector":        {Criteria{Selectors: []Selector{{is("", "app", "db")}, {is("", "app", "web")}}}, true},
+		"no selector":     {Criteria{Selectors: []Selector{{is("", "app", "db")}}}, false},
+		"pod":             {Criteria{Pods: map[Pod]bool{{"shop", "web-0"}: true}}, true},
+		"no pod":          {Criteria{Pods: map[Pod]bool{{"shop", "web-1"}: true}}, false},
+		"from owner":      {Criteria{Source: &EndCriteria{Owners: map[workload.Owner]bool{owner("a"): true}}}, true},
+		"from the other":  {Criteria{Source: &EndCriteria{Owners: map[workload.Owner]bool{owner("b"): true}}}, false},
+		"to owner":        {Criteria{Destination: &EndCriteria{Owners: map[workload.Owner]bool{owner("b"): true}}}, true},
+		"from one of two names": {Criteria{Source: &EndCriteria{
+			Owners: map[workload.Owner]bool{owner("c"): true}, Identities: map[uint32]bool{300: true},
+		}}, true},
+		"from a pod":  {Criteria{Source: &EndCriteria{Pods: map[Pod]bool{{"shop", "web-0"}: true}}}, false},
+		"to a pod":    {Criteria{Destination: &EndCriteria{Pods: map[Pod]bool{{"shop", "web-0"}: true}}}, true},
+		"from labels": {Criteria{Source: &EndCriteria{Selectors: []Selector{{is("", "app", "web")}}}}, false},
+		"to labels":   {Criteria{Destination: &EndCriteria{Selectors: []Selector{{is("", "app", "web")}}}}, true},
+		"from prefix": {Criteria{Source: &EndCriteria{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.2/31")}}}, true},
+		"to what was asked": {Criteria{Destination: &EndCriteria{
+			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, Ports: map[uint16]bool{8000: true},
+		}}, true},
+		"from what was asked": {Criteria{Source: &EndCriteria{
+			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+		}}, false},
+		"from port":         {Criteria{Source: &EndCriteria{Ports: map[uint16]bool{1000: true}}}, true},
+		"from the to port":  {Criteria{Source: &EndCriteria{Ports: map[uint16]bool{80: true}}}, false},
+		"name but not port": {Criteria{Source: &EndCriteria{Identities: map[uint32]bool{300: true}, Ports: map[uint16]bool{1: true}}}, false},
+		"from and to":       {Criteria{Source: &EndCriteria{Identities: map[uint32]bool{300: true}}, Destination: &EndCriteria{Identities: map[uint32]bool{300: true}}}, false},
 		// whose labels nobody knows is not without them
-		"unknown labels":   {Filter{Selectors: []Selector{{isNot("", "app")}}}, false},
-		"one of two kinds": {Filter{Ports: map[uint16]bool{80: true}, Protocols: map[uint8]bool{17: true}}, false},
+		"unknown labels":   {Criteria{Selectors: []Selector{{isNot("", "app")}}}, false},
+		"one of two kinds": {Criteria{Ports: map[uint16]bool{80: true}, Protocols: map[uint8]bool{17: true}}, false},
 	} {
 		if got := c.f.Match(e, labels); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
@@ -206,5 +233,72 @@ func TestEventsHaveIdsOfTheirOwn(t *testing.T) {
 	}
 	if len(seen) != 2*Size {
 		t.Errorf("%d ids, want %d", len(seen), 2*Size)
+	}
+}
+
+func TestFilterLeavesOutWhatIsExcludedAndWhatIsLater(t *testing.T) {
+	e := Event{
+		Type: Drop, Verdict: Dropped, Time: time.Unix(50, 0), Protocol: 6, SourceIdentity: 300, DestinationIdentity: 400,
+		Source: netip.MustParseAddrPort("10.0.0.2:1000"), Destination: netip.MustParseAddrPort("10.0.0.3:80"),
+	}
+	labels := func(identity uint32) ([]label.Label, bool) {
+		return []label.Label{{Source: "k8s", Key: "app", Value: "web"}}, identity == 400
+	}
+	drops := Criteria{Types: map[Type]bool{Drop: true}}
+	for name, c := range map[string]struct {
+		f    Filter
+		want bool
+	}{
+		"another port":   {Filter{Criteria: drops, Excluded: []Criteria{{Ports: map[uint16]bool{81: true}}}}, true},
+		"its port":       {Filter{Criteria: drops, Excluded: []Criteria{{Ports: map[uint16]bool{81: true}}, {Ports: map[uint16]bool{80: true}}}}, false},
+		"half of it":     {Filter{Excluded: []Criteria{{Ports: map[uint16]bool{80: true}, Protocols: map[uint8]bool{17: true}}}}, true},
+		"its labels":     {Filter{Excluded: []Criteria{{Destination: &EndCriteria{Selectors: []Selector{{is("", "app", "web")}}}}}}, false},
+		"unknown labels": {Filter{Excluded: []Criteria{{Source: &EndCriteria{Selectors: []Selector{{isNot("", "app")}}}}}}, true},
+		"until now":      {Filter{Until: time.Unix(50, 0)}, true},
+		"until before":   {Filter{Until: time.Unix(49, 999)}, false},
+	} {
+		if got := c.f.Match(e, labels); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+func TestReaderGoesOnAfterAnEvent(t *testing.T) {
+	r := NewRing()
+	add(r, 0, 10)
+	var ids [][16]byte
+	for rd := r.Read(time.Time{}); len(ids) < 10; {
+		e, _, _, err := rd.Next(t.Context(), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, e.ID)
+	}
+	rd, known := r.After(ids[4])
+	if e, _, ok, _ := rd.Next(t.Context(), false); !known || !ok || e.Length != 5 {
+		t.Errorf("known %v, then event %d, want 5", known, e.Length)
+	}
+	if rd, known = r.After(ids[9]); !known {
+		t.Error("the last event is not known")
+	}
+	if _, _, ok, _ := rd.Next(t.Context(), false); ok {
+		t.Error("an event after the last")
+	}
+	// What was overwritten in between is missed, and counted.
+	rd, _ = r.After(ids[9])
+	add(r, 10, Size+20)
+	if e, missed, _, _ := rd.Next(t.Context(), false); missed != 10 || e.Length != 20 {
+		t.Errorf("event %d after %d missed, want 20 after 10", e.Length, missed)
+	}
+	// An event of another run, and ids that no event has, are none of this ring.
+	other := NewRing()
+	add(other, 100, 103)
+	future := ids[3]
+	binary.BigEndian.PutUint64(future[8:], 1<<63|1<<40)
+	for name, id := range map[string][16]byte{"another run": ids[2], "the future": future, "nothing": {}} {
+		rd, known := other.After(id)
+		if e, _, _, _ := rd.Next(t.Context(), false); known || e.Length != 100 {
+			t.Errorf("%s: known %v, begins with event %d, want the oldest, 100", name, known, e.Length)
+		}
 	}
 }

@@ -5,9 +5,11 @@ package server
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -20,132 +22,166 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 )
 
 // Observe implements the API.
 func (s *Server) Observe(r *datapathv1.ObserveRequest, stream grpc.ServerStreamingServer[datapathv1.ObserveResponse]) error {
-	filter, err := s.filterOf(r)
+	filter, err := filterOf(r)
 	if err != nil {
 		return statusOf(err)
 	}
-	var reader *observe.Reader
-	switch {
-	case r.GetSince() != nil:
-		reader = s.Ring.Read(r.GetSince().AsTime())
-	case r.GetFollow():
-		reader = s.Ring.Tail()
-	default:
-		reader = s.Ring.Read(time.Time{})
+	reader, known, err := s.readerOf(r)
+	if err != nil {
+		return statusOf(err)
+	}
+	if !known {
+		if err := stream.Send(lost(datapathv1.LossSource_LOSS_SOURCE_RESTART, 0)); err != nil {
+			return err
+		}
+	}
+	o := observing{Server: s, filter: filter, reader: reader, stream: stream}
+	if last := int(r.GetLast()); last > 0 {
+		if err := o.remembered(last); err != nil {
+			return statusOf(err)
+		}
+		if !r.GetFollow() {
+			return nil
+		}
+	}
+	ctx := stream.Context()
+	if r.GetFollow() && !filter.Until.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, filter.Until)
+		defer cancel()
 	}
 	for {
-		// Next looks at the context only where it waits, and who is slower than
-		// the events never does.
-		if err := stream.Context().Err(); err != nil {
+		n, ok, err := o.next(ctx, r.GetFollow())
+		switch {
+		case err != nil && stream.Context().Err() == nil && ctx.Err() != nil:
+			return nil // nothing later is asked for
+		case err != nil:
 			return statusOf(err)
+		case ctx.Err() != nil && n.event.Time.After(filter.Until):
+			return nil // events that never pause are not waited for
 		}
-		e, missed, ok, err := reader.Next(stream.Context(), r.GetFollow())
-		if err != nil {
-			return statusOf(err)
-		}
-		if missed > 0 {
-			if err := stream.Send(lost(datapathv1.LossSource_LOSS_SOURCE_OBSERVER, missed)); err != nil {
-				return err
-			}
+		if err := o.send(n); err != nil {
+			return err
 		}
 		if !ok {
 			return nil
 		}
-		if e.KernelLost > 0 {
-			if err := stream.Send(lost(datapathv1.LossSource_LOSS_SOURCE_KERNEL, uint64(e.KernelLost))); err != nil {
-				return err
-			}
+	}
+}
+
+// readerOf is where a caller begins. known is false if the event that it has last is
+// none of this process.
+func (s *Server) readerOf(r *datapathv1.ObserveRequest) (reader *observe.Reader, known bool, err error) {
+	switch {
+	case r.GetAfterUuid() != "":
+		id, err := hex.DecodeString(strings.ReplaceAll(r.GetAfterUuid(), "-", ""))
+		if err != nil || len(id) != 16 {
+			return nil, false, &endpoint.FieldError{Field: "after_uuid", Reason: "is not a UUID"}
 		}
-		if e.Type == 0 {
-			continue // nothing but a loss
-		}
-		if !filter.Match(e, func(id uint32) ([]label.Label, bool) { return s.labels(stream.Context(), id) }) {
-			continue
-		}
-		if err := stream.Send(s.observed(stream.Context(), e)); err != nil {
+		reader, known = s.Ring.After([16]byte(id))
+		return reader, known, nil
+	case r.GetSince() != nil:
+		return s.Ring.Read(r.GetSince().AsTime()), true, nil
+	case r.GetFollow() && r.GetLast() == 0:
+		return s.Ring.Tail(), true, nil
+	default:
+		return s.Ring.Read(time.Time{}), true, nil
+	}
+}
+
+// observing is one call of Observe.
+type observing struct {
+	*Server
+
+	filter observe.Filter
+	reader *observe.Reader
+	stream grpc.ServerStreamingServer[datapathv1.ObserveResponse]
+}
+
+// noted is an event that may pass, and what is missing right before it.
+type noted struct {
+	event        observe.Event
+	passes       bool
+	missed, lost uint64
+}
+
+// next is the next event, or what is missing; ok is false if there is neither, and the
+// caller does not wait.
+func (o *observing) next(ctx context.Context, wait bool) (n noted, ok bool, err error) {
+	// Next looks at the context only where it waits, and who is slower than the
+	// events never does.
+	if err := o.stream.Context().Err(); err != nil {
+		return n, false, err
+	}
+	n.event, n.missed, ok, err = o.reader.Next(ctx, wait)
+	if err != nil || !ok {
+		return n, ok, err
+	}
+	n.lost = uint64(n.event.KernelLost)
+	// Without a type it is nothing but a loss.
+	n.passes = n.event.Type != 0 && o.filter.Match(n.event,
+		func(id uint32) ([]label.Label, bool) { return o.labels(o.stream.Context(), id) })
+	return n, true, nil
+}
+
+// send sends an event that passes, after what is missing before it.
+func (o *observing) send(n noted) error {
+	if n.missed > 0 {
+		if err := o.stream.Send(lost(datapathv1.LossSource_LOSS_SOURCE_OBSERVER, n.missed)); err != nil {
 			return err
 		}
 	}
+	if n.lost > 0 {
+		if err := o.stream.Send(lost(datapathv1.LossSource_LOSS_SOURCE_KERNEL, n.lost)); err != nil {
+			return err
+		}
+	}
+	if !n.passes {
+		return nil
+	}
+	return o.stream.Send(o.observed(o.stream.Context(), n.event))
+}
+
+// remembered sends the latest of what is remembered and passes, with what is missing in
+// between and after.
+func (o *observing) remembered(most int) error {
+	var kept []noted
+	missed, lost, end := uint64(0), uint64(0), o.Ring.Next()
+	for o.reader.Before(end) {
+		n, ok, err := o.next(o.stream.Context(), false)
+		if err != nil {
+			return err
+		}
+		missed, lost = missed+n.missed, lost+n.lost
+		if !ok || !n.passes {
+			continue
+		}
+		n.missed, n.lost, missed, lost = missed, lost, 0, 0
+		if kept = append(kept, n); len(kept) > most {
+			kept = kept[1:]
+		}
+	}
+	for i, n := range kept {
+		if i == 0 {
+			n.missed, n.lost = 0, 0 // that is before the first of the latest
+		}
+		if err := o.send(n); err != nil {
+			return err
+		}
+	}
+	return o.send(noted{missed: missed, lost: lost})
 }
 
 func lost(source datapathv1.LossSource, count uint64) *datapathv1.ObserveResponse {
 	return &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Lost{
 		Lost: &datapathv1.LostEvents{Source: source, Count: count},
 	}}
-}
-
-func (s *Server) filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) {
-	f := observe.Filter{
-		Owners: map[workload.Owner]bool{}, Identities: map[uint32]bool{}, Reasons: map[uint32]bool{},
-		Protocols: map[uint8]bool{}, Ports: map[uint16]bool{},
-		Verdicts: map[observe.Verdict]bool{}, Types: map[observe.Type]bool{},
-	}
-	for _, o := range r.GetOwners() {
-		f.Owners[wire.OwnerOf(o)] = true
-	}
-	for _, id := range r.GetIdentities() {
-		f.Identities[id] = true
-	}
-	for i, text := range r.GetPrefixes() {
-		p, err := netip.ParsePrefix(text)
-		if err != nil {
-			return f, &endpoint.FieldError{Field: fmt.Sprintf("prefixes[%d]", i), Reason: err.Error()}
-		}
-		f.Prefixes = append(f.Prefixes, p)
-	}
-	for _, reason := range r.GetReasons() {
-		f.Reasons[uint32(reason)] = true
-	}
-	for _, p := range r.GetProtocols() {
-		f.Protocols[uint8(p)] = true
-	}
-	for _, p := range r.GetPorts() {
-		f.Ports[uint16(p)] = true
-	}
-	if d := r.GetDirection(); d != netv1.Direction_DIRECTION_UNSPECIFIED {
-		egress := d == netv1.Direction_DIRECTION_EGRESS
-		f.Egress = &egress
-	}
-	for _, v := range r.GetVerdicts() {
-		f.Verdicts[verdicts[v]] = true
-	}
-	for _, t := range r.GetTypes() {
-		f.Types[types[t]] = true
-	}
-	if len(r.GetServices()) > 0 {
-		f.Services = map[string]bool{}
-	}
-	for _, key := range r.GetServices() {
-		f.Services[key.GetNamespace()+"/"+key.GetName()] = true
-	}
-	for _, sel := range r.GetSelectors() {
-		f.Selectors = append(f.Selectors, selectorOf(sel))
-	}
-	return f, nil
-}
-
-func selectorOf(sel *datapathv1.LabelSelector) observe.Selector {
-	var out observe.Selector
-	for _, r := range sel.GetRequirements() {
-		one := observe.Requirement{Source: r.GetSource(), Key: r.GetKey()}
-		switch r.GetOperator() {
-		case datapathv1.LabelOperator_LABEL_OPERATOR_NOT_EXISTS, datapathv1.LabelOperator_LABEL_OPERATOR_NOT_IN:
-			one.Not = true
-		}
-		if len(r.GetValues()) > 0 {
-			one.Values = make(map[string]bool, len(r.GetValues()))
-			for _, v := range r.GetValues() {
-				one.Values[v] = true
-			}
-		}
-		out = append(out, one)
-	}
-	return out
 }
 
 var (
@@ -179,16 +215,7 @@ func protoType(t observe.Type) datapathv1.FlowType {
 
 // Rules knows what numbers of rules and epochs mean. An epoch that
 // was replaced long ago may be forgotten.
-type Rules interface {
-	// Revision of the policy that the epoch of a slot enforces.
-	Revision(slot uint16, epoch uint32) (revision uint64, ok bool)
-	// RuleSources are the places of a rule of the table that the slot had in
-	// that direction in that epoch; empty if not known.
-	RuleSources(slot uint16, epoch uint32, egress bool, rule uint16) []string
-	// Proxy is the kind of proxy that the rule redirects to, 0 if it does not,
-	// or that is not known.
-	Proxy(slot uint16, epoch uint32, egress bool, rule uint16) uint16
-}
+type Rules = event.Policies
 
 // labels of an identity, if anybody knows them.
 func (s *Server) labels(ctx context.Context, identity uint32) ([]label.Label, bool) {
@@ -278,15 +305,17 @@ func (s *Server) side(o observe.Side, egress bool) *datapathv1.SideVerdict {
 	}
 	v := &datapathv1.SideVerdict{
 		Verdict: protoVerdict(o.Verdict), Rule: uint32(o.Rule), Table: uint32(o.Table), Epoch: o.Epoch,
-		DecidedBy: netv1.DecidedBy(o.By),
+		DecidedBy: netv1.DecidedBy(o.By), Revision: o.Revision, RuleSources: o.Sources, Proxy: netv1.Proxy(o.Proxy),
 	}
+	// What was not known when the event was read may be by now: the policy service
+	// names rules only after a restart of the datapath has taken them over.
 	if s.Rules == nil {
 		return v
 	}
-	if revision, ok := s.Rules.Revision(o.Slot, o.Epoch); ok {
+	if revision, ok := s.Rules.Revision(o.Slot, o.Epoch); ok && v.Revision == 0 {
 		v.Revision = revision
 	}
-	if o.Rule != 0 {
+	if o.Rule != 0 && len(v.RuleSources) == 0 {
 		v.RuleSources = s.Rules.RuleSources(o.Slot, o.Epoch, egress, o.Rule)
 		v.Proxy = netv1.Proxy(s.Rules.Proxy(o.Slot, o.Epoch, egress, o.Rule))
 	}

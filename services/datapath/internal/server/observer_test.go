@@ -28,11 +28,15 @@ import (
 )
 
 func TestObserveRefusesWhatNoEventHas(t *testing.T) {
-	s := &Server{}
 	for want, r := range map[string]*datapathv1.ObserveRequest{
-		"prefixes[0]": {Prefixes: []string{"10.0.0.1"}},
+		"prefixes[0]":             {Prefixes: []string{"10.0.0.1"}},
+		"source.prefixes[0]":      {Source: &datapathv1.FlowEndCriteria{Prefixes: []string{"x"}}},
+		"excluded[0].prefixes[0]": {Excluded: []*datapathv1.FlowCriteria{{Prefixes: []string{"x"}}}},
+		"excluded[1]: has no criterion": {Excluded: []*datapathv1.FlowCriteria{
+			{Ports: []uint32{1}}, {Source: &datapathv1.FlowEndCriteria{}},
+		}},
 	} {
-		_, err := s.filterOf(r)
+		_, err := filterOf(r)
 		st := status.Convert(statusOf(err))
 		if st.Code() != codes.InvalidArgument || !strings.Contains(st.Message(), want) {
 			t.Errorf("%s: %v", want, st)
@@ -41,8 +45,7 @@ func TestObserveRefusesWhatNoEventHas(t *testing.T) {
 }
 
 func TestObserveFilterHasEveryCriterion(t *testing.T) {
-	s := &Server{}
-	f, err := s.filterOf(&datapathv1.ObserveRequest{
+	f, err := filterOf(&datapathv1.ObserveRequest{
 		Owners:     []*workloadv1.Owner{{ContainerId: "a", InterfaceName: "eth0"}},
 		Identities: []uint32{300}, Prefixes: []string{"10.0.0.0/8"},
 		Reasons:   []datapathv1.Reason{datapathv1.Reason_REASON_NO_ROUTE},
@@ -55,9 +58,20 @@ func TestObserveFilterHasEveryCriterion(t *testing.T) {
 			{Key: "canary", Operator: datapathv1.LabelOperator_LABEL_OPERATOR_NOT_EXISTS},
 			{Key: "tier", Operator: datapathv1.LabelOperator_LABEL_OPERATOR_NOT_IN, Values: []string{"back"}},
 		}}},
+		Pods:        []*datapathv1.PodName{{Namespace: "shop", Name: "web-0"}},
+		Source:      &datapathv1.FlowEndCriteria{Identities: []uint32{301}, Ports: []uint32{81}},
+		Destination: &datapathv1.FlowEndCriteria{Prefixes: []string{"10.1.0.0/16"}, Pods: []*datapathv1.PodName{{Namespace: "a", Name: "b"}}},
+		Excluded:    []*datapathv1.FlowCriteria{{Ports: []uint32{82}}, {Verdicts: []datapathv1.Verdict{datapathv1.Verdict_VERDICT_FORWARDED}}},
+		Until:       timestamppb.New(time.Unix(9, 0)),
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !f.Pods[observe.Pod{Namespace: "shop", Name: "web-0"}] || !f.Source.Identities[301] || !f.Source.Ports[81] ||
+		f.Destination.Prefixes[0] != netip.MustParsePrefix("10.1.0.0/16") ||
+		!f.Destination.Pods[observe.Pod{Namespace: "a", Name: "b"}] || len(f.Excluded) != 2 || !f.Excluded[0].Ports[82] ||
+		!f.Excluded[1].Verdicts[observe.Forwarded] || !f.Until.Equal(time.Unix(9, 0)) {
+		t.Errorf("%+v", f)
 	}
 	if !f.Owners[workload.Owner{ContainerID: "a", Interface: "eth0"}] || !f.Identities[300] ||
 		f.Prefixes[0] != netip.MustParsePrefix("10.0.0.0/8") ||
@@ -90,12 +104,17 @@ func TestRulesOfTheProtoFileBoundObserveAndExplain(t *testing.T) {
 	app := &datapathv1.LabelRequirement{Key: "app", Operator: exists}
 	four := "10.0.0.1"
 	web := []*datapathv1.ServiceName{{Namespace: "shop", Name: "web"}}
+	pod := []*datapathv1.PodName{{Namespace: "shop", Name: "web-0"}}
 	for name, m := range map[string]proto.Message{
 		"a requirement":        selector(app),
 		"the empty value":      selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn, Values: []string{""}}),
 		"as much as is taken":  selector(slices.Repeat([]*datapathv1.LabelRequirement{app}, 16)...),
 		"a service":            &datapathv1.ObserveRequest{Services: web},
 		"a verdict and a type": &datapathv1.ObserveRequest{Verdicts: []datapathv1.Verdict{1}, Types: []datapathv1.FlowType{1}},
+		"an end":               &datapathv1.ObserveRequest{Source: &datapathv1.FlowEndCriteria{Ports: []uint32{65535}, Pods: pod}},
+		"what is left out":     &datapathv1.ObserveRequest{Excluded: []*datapathv1.FlowCriteria{{Pods: pod}}},
+		"the latest":           &datapathv1.ObserveRequest{Last: 4096},
+		"an event":             &datapathv1.ObserveRequest{AfterUuid: "01000000-0000-8f00-8000-000000000009"},
 		"a connection":         &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four, Protocol: 255, SourcePort: 65535, DestinationPort: 65535},
 	} {
 		if err := validator.Validate(m); err != nil {
@@ -112,6 +131,12 @@ func TestRulesOfTheProtoFileBoundObserveAndExplain(t *testing.T) {
 		"no namespace":            &datapathv1.ObserveRequest{Services: []*datapathv1.ServiceName{{Name: "web"}}},
 		"no name":                 &datapathv1.ObserveRequest{Services: []*datapathv1.ServiceName{{Namespace: "shop"}}},
 		"65 services":             &datapathv1.ObserveRequest{Services: slices.Repeat(web, 65)},
+		"65 exclusions":           &datapathv1.ObserveRequest{Excluded: make([]*datapathv1.FlowCriteria, 65)},
+		"a pod without a name":    &datapathv1.ObserveRequest{Pods: []*datapathv1.PodName{{Namespace: "shop"}}},
+		"a prefix of an end":      &datapathv1.ObserveRequest{Destination: &datapathv1.FlowEndCriteria{Prefixes: []string{"10.0.0.1"}}},
+		"65 ports of an end":      &datapathv1.ObserveRequest{Source: &datapathv1.FlowEndCriteria{Ports: make([]uint32, 65)}},
+		"more than remembered":    &datapathv1.ObserveRequest{Last: 4097},
+		"what is no UUID":         &datapathv1.ObserveRequest{AfterUuid: "x"},
 		"no operator":             selector(&datapathv1.LabelRequirement{Key: "app"}),
 		"an unknown operator":     selector(&datapathv1.LabelRequirement{Key: "app", Operator: 5, Values: []string{"web"}}),
 		"NOT_IN without values":   selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn}),
@@ -200,6 +225,14 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 	}
 	if !proto.Equal(got, want) {
 		t.Errorf("flow\n got %v\nwant %v", got, want)
+	}
+	// What was known when the event was read stays, whatever the numbers mean now.
+	side := s.side(observe.Side{
+		By: uint8(event.ByRule), Rule: 7, Epoch: 20, Slot: 1, Revision: 41, Sources: []string{"NetworkPolicy shop/old"}, Proxy: 1,
+	}, true)
+	if side.GetRevision() != 41 || !slices.Equal(side.GetRuleSources(), []string{"NetworkPolicy shop/old"}) ||
+		side.GetProxy() != netv1.Proxy_PROXY_DNS {
+		t.Errorf("side %v", side)
 	}
 	// who was not asked said nothing
 	f := s.observed(t.Context(), observe.Event{Type: observe.Drop, Verdict: observe.Dropped}).GetFlow()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
@@ -65,11 +66,44 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 		"one reason": {&datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{datapathv1.Reason_REASON_NO_ROUTE}}, []string{
 			"flow 1", "LOSS_SOURCE_KERNEL 7", "LOSS_SOURCE_KERNEL 9", "flow 3", "LOSS_SOURCE_KERNEL 5",
 		}},
+		"the last two": {&datapathv1.ObserveRequest{Last: 2}, []string{
+			"repair", "LOSS_SOURCE_KERNEL 9", "flow 3", "LOSS_SOURCE_KERNEL 5",
+		}},
+		"the last two of a reason": {
+			&datapathv1.ObserveRequest{Last: 2, Reasons: []datapathv1.Reason{datapathv1.Reason_REASON_NO_ROUTE}},
+			[]string{"flow 1", "LOSS_SOURCE_KERNEL 16", "flow 3", "LOSS_SOURCE_KERNEL 5"},
+		},
+		"more than there are": {
+			&datapathv1.ObserveRequest{Last: 4096, Until: timestamppb.New(time.Unix(1, 0))}, []string{"flow 1", "LOSS_SOURCE_KERNEL 21"},
+		},
+		"with an end": {&datapathv1.ObserveRequest{Until: timestamppb.New(time.Unix(2, 0)), Follow: true, Last: 4096}, []string{
+			"flow 1", "LOSS_SOURCE_KERNEL 7", "flow 2", "repair", "LOSS_SOURCE_KERNEL 14",
+		}},
+		"of another run": {&datapathv1.ObserveRequest{
+			AfterUuid: "01000000-0000-8f00-8000-000000000009", Types: []datapathv1.FlowType{datapathv1.FlowType_FLOW_TYPE_DROP},
+		}, []string{
+			"LOSS_SOURCE_RESTART 0", "flow 1", "LOSS_SOURCE_KERNEL 7", "flow 2", "LOSS_SOURCE_KERNEL 9", "flow 3",
+			"LOSS_SOURCE_KERNEL 5",
+		}},
 	} {
 		stream := &observeStream{ctx: t.Context()}
 		if err := s.Observe(c.r, stream); err != nil || !slices.Equal(stream.got, c.want) {
 			t.Errorf("%s: %v, %v, want %v", name, stream.got, err, c.want)
 		}
+	}
+
+	// Who has an event goes on after it.
+	rd := ring.Read(time.Time{})
+	first, _, _, err := rd.Next(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := &observeStream{ctx: t.Context()}
+	if err := s.Observe(&datapathv1.ObserveRequest{AfterUuid: uuid(first.ID)}, after); err != nil ||
+		!slices.Equal(after.got, []string{
+			"LOSS_SOURCE_KERNEL 7", "flow 2", "repair", "LOSS_SOURCE_KERNEL 9", "flow 3", "LOSS_SOURCE_KERNEL 5",
+		}) {
+		t.Errorf("after the first: %v, %v", after.got, err)
 	}
 
 	// a reader that sleeps over more than the ring holds
@@ -89,6 +123,29 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 	want := []string{"flow 1", "LOSS_SOURCE_OBSERVER 14", "flow 1010"}
 	if len(stream.got) != observe.Size+2 || !slices.Equal(stream.got[:3], want) {
 		t.Errorf("%d messages, the first %v, want %v", len(stream.got), stream.got[:3], want)
+	}
+}
+
+// TestObserveEndsThoughEventsNeverPause: a caller that follows until a time is not kept
+// by events that are later.
+func TestObserveEndsThoughEventsNeverPause(t *testing.T) {
+	ring := observe.NewRing()
+	s := &Server{Ring: ring}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.Observe(&datapathv1.ObserveRequest{Follow: true, Until: timestamppb.New(time.Unix(100, 0))},
+			&observeStream{ctx: t.Context()})
+	}()
+	for n := int64(200); ; n++ {
+		ring.Add(observe.Event{Type: observe.Drop, Time: time.Unix(n, 0)})
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		default:
+		}
 	}
 }
 

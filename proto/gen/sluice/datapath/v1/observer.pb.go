@@ -218,6 +218,10 @@ const (
 	LossSource_LOSS_SOURCE_KERNEL LossSource = 1
 	// The caller read too slowly.
 	LossSource_LOSS_SOURCE_OBSERVER LossSource = 2
+	// The datapath was restarted since the event of after_uuid: what it remembered
+	// and had not sent is lost. The count is 0, because it is not known. What the
+	// programs reported meanwhile waited in the kernel and is not lost by this.
+	LossSource_LOSS_SOURCE_RESTART LossSource = 3
 )
 
 // Enum value maps for LossSource.
@@ -226,11 +230,13 @@ var (
 		0: "LOSS_SOURCE_UNSPECIFIED",
 		1: "LOSS_SOURCE_KERNEL",
 		2: "LOSS_SOURCE_OBSERVER",
+		3: "LOSS_SOURCE_RESTART",
 	}
 	LossSource_value = map[string]int32{
 		"LOSS_SOURCE_UNSPECIFIED": 0,
 		"LOSS_SOURCE_KERNEL":      1,
 		"LOSS_SOURCE_OBSERVER":    2,
+		"LOSS_SOURCE_RESTART":     3,
 	}
 )
 
@@ -529,7 +535,28 @@ type ObserveRequest struct {
 	// Label selectors of which one must select the workload on either side.
 	Selectors []*LabelSelector `protobuf:"bytes,13,rep,name=selectors,proto3" json:"selectors,omitempty"`
 	// Events of packets that asked for one of these services, as Flow.service names it.
-	Services      []*ServiceName `protobuf:"bytes,14,rep,name=services,proto3" json:"services,omitempty"`
+	Services []*ServiceName `protobuf:"bytes,14,rep,name=services,proto3" json:"services,omitempty"`
+	// Events about these Kubernetes pods of the node, on either side.
+	Pods []*PodName `protobuf:"bytes,15,rep,name=pods,proto3" json:"pods,omitempty"`
+	// What the sender must be. The sender of a reply is the other end of the
+	// connection.
+	Source *FlowEndCriteria `protobuf:"bytes,16,opt,name=source,proto3" json:"source,omitempty"`
+	// What the receiver must be.
+	Destination *FlowEndCriteria `protobuf:"bytes,17,opt,name=destination,proto3" json:"destination,omitempty"`
+	// Events that meet one of these are left out, whatever else holds.
+	Excluded []*FlowCriteria `protobuf:"bytes,18,rep,name=excluded,proto3" json:"excluded,omitempty"`
+	// Leave out events later than this; with follow, the stream ends then. Unset:
+	// no end. An end in the past with follow ends the stream after what is
+	// remembered.
+	Until *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=until,proto3" json:"until,omitempty"`
+	// Of the remembered events that pass, only so many of the latest; 0: all.
+	Last uint32 `protobuf:"varint,20,opt,name=last,proto3" json:"last,omitempty"`
+	// Begin after the event with this id, instead of at since; empty: not used. If
+	// the datapath was restarted in between, or the id is not one of its own, a
+	// LostEvents of LOSS_SOURCE_RESTART comes first, and then all that is remembered
+	// and passes. A caller whose stream broke goes on with the id of the last event
+	// that it received, and receives none twice.
+	AfterUuid     string `protobuf:"bytes,21,opt,name=after_uuid,json=afterUuid,proto3" json:"after_uuid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -655,6 +682,369 @@ func (x *ObserveRequest) GetServices() []*ServiceName {
 	return nil
 }
 
+func (x *ObserveRequest) GetPods() []*PodName {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+func (x *ObserveRequest) GetSource() *FlowEndCriteria {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *ObserveRequest) GetDestination() *FlowEndCriteria {
+	if x != nil {
+		return x.Destination
+	}
+	return nil
+}
+
+func (x *ObserveRequest) GetExcluded() []*FlowCriteria {
+	if x != nil {
+		return x.Excluded
+	}
+	return nil
+}
+
+func (x *ObserveRequest) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *ObserveRequest) GetLast() uint32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *ObserveRequest) GetAfterUuid() string {
+	if x != nil {
+		return x.AfterUuid
+	}
+	return ""
+}
+
+// FlowCriteria are criteria as those of ObserveRequest with the same names, of
+// which at least one is given: those of different kinds must all hold, of one kind
+// one. A selector does not hold for labels that are not known.
+type FlowCriteria struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Endpoints, on either side.
+	Owners []*v1.Owner `protobuf:"bytes,1,rep,name=owners,proto3" json:"owners,omitempty"`
+	// Kubernetes pods of the node, on either side.
+	Pods []*PodName `protobuf:"bytes,2,rep,name=pods,proto3" json:"pods,omitempty"`
+	// Identities, on either side.
+	Identities []uint32 `protobuf:"varint,3,rep,packed,name=identities,proto3" json:"identities,omitempty"`
+	// Prefixes of an address on either side, or of the original destination.
+	Prefixes []string `protobuf:"bytes,4,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
+	// Reasons.
+	Reasons []Reason `protobuf:"varint,5,rep,packed,name=reasons,proto3,enum=sluice.datapath.v1.Reason" json:"reasons,omitempty"`
+	// Direction, seen from the endpoint.
+	Direction v11.Direction `protobuf:"varint,6,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
+	// IP protocols.
+	Protocols []v11.Protocol `protobuf:"varint,7,rep,packed,name=protocols,proto3,enum=sluice.net.v1.Protocol" json:"protocols,omitempty"`
+	// Source, destination or original destination ports.
+	Ports []uint32 `protobuf:"varint,8,rep,packed,name=ports,proto3" json:"ports,omitempty"`
+	// Verdicts.
+	Verdicts []Verdict `protobuf:"varint,9,rep,packed,name=verdicts,proto3,enum=sluice.datapath.v1.Verdict" json:"verdicts,omitempty"`
+	// Kinds of events.
+	Types []FlowType `protobuf:"varint,10,rep,packed,name=types,proto3,enum=sluice.datapath.v1.FlowType" json:"types,omitempty"`
+	// Label selectors, for the workload on either side.
+	Selectors []*LabelSelector `protobuf:"bytes,11,rep,name=selectors,proto3" json:"selectors,omitempty"`
+	// Services that were asked for.
+	Services []*ServiceName `protobuf:"bytes,12,rep,name=services,proto3" json:"services,omitempty"`
+	// What the sender is.
+	Source *FlowEndCriteria `protobuf:"bytes,13,opt,name=source,proto3" json:"source,omitempty"`
+	// What the receiver is.
+	Destination   *FlowEndCriteria `protobuf:"bytes,14,opt,name=destination,proto3" json:"destination,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FlowCriteria) Reset() {
+	*x = FlowCriteria{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FlowCriteria) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FlowCriteria) ProtoMessage() {}
+
+func (x *FlowCriteria) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FlowCriteria.ProtoReflect.Descriptor instead.
+func (*FlowCriteria) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *FlowCriteria) GetOwners() []*v1.Owner {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
+func (x *FlowCriteria) GetPods() []*PodName {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+func (x *FlowCriteria) GetIdentities() []uint32 {
+	if x != nil {
+		return x.Identities
+	}
+	return nil
+}
+
+func (x *FlowCriteria) GetPrefixes() []string {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+func (x *FlowCriteria) GetReasons() []Reason {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
+func (x *FlowCriteria) GetDirection() v11.Direction {
+	if x != nil {
+		return x.Direction
+	}
+	return v11.Direction(0)
+}
+
+func (x *FlowCriteria) GetProtocols() []v11.Protocol {
+	if x != nil {
+		return x.Protocols
+	}
+	return nil
+}
+
+func (x *FlowCriteria) GetPorts() []uint32 {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *FlowCriteria) GetVerdicts() []Verdict {
+	if x != nil {
+		return x.Verdicts
+	}
+	return nil
+}
+
+func (x *FlowCriteria) GetTypes() []FlowType {
+	if x != nil {
+		return x.Types
+	}
+	return nil
+}
+
+func (x *FlowCriteria) GetSelectors() []*LabelSelector {
+	if x != nil {
+		return x.Selectors
+	}
+	return nil
+}
+
+func (x *FlowCriteria) GetServices() []*ServiceName {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *FlowCriteria) GetSource() *FlowEndCriteria {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *FlowCriteria) GetDestination() *FlowEndCriteria {
+	if x != nil {
+		return x.Destination
+	}
+	return nil
+}
+
+// FlowEndCriteria say what one end of a flow is: one of the owners, pods,
+// identities, prefixes and selectors must hold if there is any, and one of the
+// ports if there is any.
+type FlowEndCriteria struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Endpoints of the node.
+	Owners []*v1.Owner `protobuf:"bytes,1,rep,name=owners,proto3" json:"owners,omitempty"`
+	// Kubernetes pods of the node.
+	Pods []*PodName `protobuf:"bytes,2,rep,name=pods,proto3" json:"pods,omitempty"`
+	// Identities.
+	Identities []uint32 `protobuf:"varint,3,rep,packed,name=identities,proto3" json:"identities,omitempty"`
+	// Prefixes of the address; of a receiver also of the original destination.
+	Prefixes []string `protobuf:"bytes,4,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
+	// Label selectors.
+	Selectors []*LabelSelector `protobuf:"bytes,5,rep,name=selectors,proto3" json:"selectors,omitempty"`
+	// Ports; of a receiver also of the original destination. Protocols without ports
+	// have none.
+	Ports         []uint32 `protobuf:"varint,6,rep,packed,name=ports,proto3" json:"ports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FlowEndCriteria) Reset() {
+	*x = FlowEndCriteria{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FlowEndCriteria) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FlowEndCriteria) ProtoMessage() {}
+
+func (x *FlowEndCriteria) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FlowEndCriteria.ProtoReflect.Descriptor instead.
+func (*FlowEndCriteria) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *FlowEndCriteria) GetOwners() []*v1.Owner {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
+func (x *FlowEndCriteria) GetPods() []*PodName {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+func (x *FlowEndCriteria) GetIdentities() []uint32 {
+	if x != nil {
+		return x.Identities
+	}
+	return nil
+}
+
+func (x *FlowEndCriteria) GetPrefixes() []string {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+func (x *FlowEndCriteria) GetSelectors() []*LabelSelector {
+	if x != nil {
+		return x.Selectors
+	}
+	return nil
+}
+
+func (x *FlowEndCriteria) GetPorts() []uint32 {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+// PodName names a Kubernetes pod.
+type PodName struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Namespace of the pod.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Name of the pod.
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodName) Reset() {
+	*x = PodName{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodName) ProtoMessage() {}
+
+func (x *PodName) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodName.ProtoReflect.Descriptor instead.
+func (*PodName) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PodName) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PodName) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // ServiceName names a service.
 type ServiceName struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -668,7 +1058,7 @@ type ServiceName struct {
 
 func (x *ServiceName) Reset() {
 	*x = ServiceName{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -680,7 +1070,7 @@ func (x *ServiceName) String() string {
 func (*ServiceName) ProtoMessage() {}
 
 func (x *ServiceName) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -693,7 +1083,7 @@ func (x *ServiceName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceName.ProtoReflect.Descriptor instead.
 func (*ServiceName) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{1}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ServiceName) GetNamespace() string {
@@ -721,7 +1111,7 @@ type LabelSelector struct {
 
 func (x *LabelSelector) Reset() {
 	*x = LabelSelector{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -733,7 +1123,7 @@ func (x *LabelSelector) String() string {
 func (*LabelSelector) ProtoMessage() {}
 
 func (x *LabelSelector) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -746,7 +1136,7 @@ func (x *LabelSelector) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelSelector.ProtoReflect.Descriptor instead.
 func (*LabelSelector) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{2}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *LabelSelector) GetRequirements() []*LabelRequirement {
@@ -775,7 +1165,7 @@ type LabelRequirement struct {
 
 func (x *LabelRequirement) Reset() {
 	*x = LabelRequirement{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -787,7 +1177,7 @@ func (x *LabelRequirement) String() string {
 func (*LabelRequirement) ProtoMessage() {}
 
 func (x *LabelRequirement) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -800,7 +1190,7 @@ func (x *LabelRequirement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelRequirement.ProtoReflect.Descriptor instead.
 func (*LabelRequirement) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *LabelRequirement) GetSource() string {
@@ -848,7 +1238,7 @@ type ObserveResponse struct {
 
 func (x *ObserveResponse) Reset() {
 	*x = ObserveResponse{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -860,7 +1250,7 @@ func (x *ObserveResponse) String() string {
 func (*ObserveResponse) ProtoMessage() {}
 
 func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -873,7 +1263,7 @@ func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveResponse.ProtoReflect.Descriptor instead.
 func (*ObserveResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ObserveResponse) GetEvent() isObserveResponse_Event {
@@ -937,7 +1327,8 @@ func (*ObserveResponse_Repair) isObserveResponse_Event() {}
 
 // AttachmentRepair says that somebody had taken a program off an endpoint's
 // device. Criteria that only a packet can meet leave repairs out: addresses,
-// reasons, direction, protocols, ports, verdicts, types and services.
+// reasons, direction, protocols, ports, verdicts, types, services, source and
+// destination.
 type AttachmentRepair struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When, by the node's clock.
@@ -969,7 +1360,7 @@ type AttachmentRepair struct {
 
 func (x *AttachmentRepair) Reset() {
 	*x = AttachmentRepair{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1372,7 @@ func (x *AttachmentRepair) String() string {
 func (*AttachmentRepair) ProtoMessage() {}
 
 func (x *AttachmentRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,7 +1385,7 @@ func (x *AttachmentRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentRepair.ProtoReflect.Descriptor instead.
 func (*AttachmentRepair) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AttachmentRepair) GetTime() *timestamppb.Timestamp {
@@ -1128,7 +1519,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1531,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1544,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Flow) GetTime() *timestamppb.Timestamp {
@@ -1336,7 +1727,7 @@ type FlowEnd struct {
 
 func (x *FlowEnd) Reset() {
 	*x = FlowEnd{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1348,7 +1739,7 @@ func (x *FlowEnd) String() string {
 func (*FlowEnd) ProtoMessage() {}
 
 func (x *FlowEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1361,7 +1752,7 @@ func (x *FlowEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEnd.ProtoReflect.Descriptor instead.
 func (*FlowEnd) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{7}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *FlowEnd) GetAddress() string {
@@ -1433,7 +1824,7 @@ type IcmpHeader struct {
 
 func (x *IcmpHeader) Reset() {
 	*x = IcmpHeader{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1445,7 +1836,7 @@ func (x *IcmpHeader) String() string {
 func (*IcmpHeader) ProtoMessage() {}
 
 func (x *IcmpHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1458,7 +1849,7 @@ func (x *IcmpHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IcmpHeader.ProtoReflect.Descriptor instead.
 func (*IcmpHeader) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *IcmpHeader) GetType() uint32 {
@@ -1486,10 +1877,10 @@ type SideVerdict struct {
 	Table uint32 `protobuf:"varint,3,opt,name=table,proto3" json:"table,omitempty"`
 	// Epoch of the endpoint's word.
 	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Policy revision of that epoch; 0 if not known any more.
+	// Policy revision of that epoch; 0 if it was not known when the packet was seen.
 	Revision uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Places of the rule, "NetworkPolicy shop/web spec.ingress[0]"; empty if not
-	// known.
+	// Places of the rule when the packet was seen, "NetworkPolicy shop/web
+	// spec.ingress[0]"; empty if they were not known.
 	RuleSources []string `protobuf:"bytes,6,rep,name=rule_sources,json=ruleSources,proto3" json:"rule_sources,omitempty"`
 	// What decided.
 	DecidedBy v11.DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
@@ -1502,7 +1893,7 @@ type SideVerdict struct {
 
 func (x *SideVerdict) Reset() {
 	*x = SideVerdict{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1514,7 +1905,7 @@ func (x *SideVerdict) String() string {
 func (*SideVerdict) ProtoMessage() {}
 
 func (x *SideVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1527,7 +1918,7 @@ func (x *SideVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SideVerdict.ProtoReflect.Descriptor instead.
 func (*SideVerdict) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{9}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SideVerdict) GetVerdict() Verdict {
@@ -1591,7 +1982,7 @@ type LostEvents struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where they were lost.
 	Source LossSource `protobuf:"varint,1,opt,name=source,proto3,enum=sluice.datapath.v1.LossSource" json:"source,omitempty"`
-	// How many.
+	// How many; 0 if that is not known.
 	Count         uint64 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1599,7 +1990,7 @@ type LostEvents struct {
 
 func (x *LostEvents) Reset() {
 	*x = LostEvents{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +2002,7 @@ func (x *LostEvents) String() string {
 func (*LostEvents) ProtoMessage() {}
 
 func (x *LostEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +2015,7 @@ func (x *LostEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LostEvents.ProtoReflect.Descriptor instead.
 func (*LostEvents) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{10}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *LostEvents) GetSource() LossSource {
@@ -1660,7 +2051,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1672,7 +2063,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1685,7 +2076,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{11}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExplainRequest) GetSourceAddress() string {
@@ -1750,7 +2141,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1762,7 +2153,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1775,7 +2166,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{12}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExplainResponse) GetVerdict() Verdict {
@@ -1862,7 +2253,7 @@ type ExplainedService struct {
 
 func (x *ExplainedService) Reset() {
 	*x = ExplainedService{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +2265,7 @@ func (x *ExplainedService) String() string {
 func (*ExplainedService) ProtoMessage() {}
 
 func (x *ExplainedService) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +2278,7 @@ func (x *ExplainedService) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedService.ProtoReflect.Descriptor instead.
 func (*ExplainedService) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{13}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExplainedService) GetService() string {
@@ -1977,7 +2368,7 @@ type ExplainedBackend struct {
 
 func (x *ExplainedBackend) Reset() {
 	*x = ExplainedBackend{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1989,7 +2380,7 @@ func (x *ExplainedBackend) String() string {
 func (*ExplainedBackend) ProtoMessage() {}
 
 func (x *ExplainedBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2002,7 +2393,7 @@ func (x *ExplainedBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedBackend.ProtoReflect.Descriptor instead.
 func (*ExplainedBackend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{14}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExplainedBackend) GetAddress() string {
@@ -2107,7 +2498,7 @@ type ExplainedPeer struct {
 
 func (x *ExplainedPeer) Reset() {
 	*x = ExplainedPeer{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2119,7 +2510,7 @@ func (x *ExplainedPeer) String() string {
 func (*ExplainedPeer) ProtoMessage() {}
 
 func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2132,7 +2523,7 @@ func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedPeer.ProtoReflect.Descriptor instead.
 func (*ExplainedPeer) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{15}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExplainedPeer) GetIdentity() uint32 {
@@ -2225,7 +2616,7 @@ type ExplainedSide struct {
 
 func (x *ExplainedSide) Reset() {
 	*x = ExplainedSide{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2628,7 @@ func (x *ExplainedSide) String() string {
 func (*ExplainedSide) ProtoMessage() {}
 
 func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2641,7 @@ func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedSide.ProtoReflect.Descriptor instead.
 func (*ExplainedSide) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{16}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExplainedSide) GetVerdict() *SideVerdict {
@@ -2331,7 +2722,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2343,7 +2734,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2356,7 +2747,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{17}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Connection) GetInitiatorAddress() string {
@@ -2468,7 +2859,7 @@ var File_sluice_datapath_v1_observer_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a\x17sluice/net/v1/net.proto\x1a!sluice/workload/v1/workload.proto\"\xe5\x06\n" +
+	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a\x17sluice/net/v1/net.proto\x1a!sluice/workload/v1/workload.proto\"\xe9\t\n" +
 	"\x0eObserveRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12<\n" +
@@ -2487,7 +2878,49 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	" \x03(\x0e2\x1b.sluice.datapath.v1.VerdictB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\bverdicts\x12E\n" +
 	"\x05types\x18\v \x03(\x0e2\x1c.sluice.datapath.v1.FlowTypeB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\x05types\x12I\n" +
 	"\tselectors\x18\r \x03(\v2!.sluice.datapath.v1.LabelSelectorB\b\xbaH\x05\x92\x01\x02\x10@R\tselectors\x12E\n" +
-	"\bservices\x18\x0e \x03(\v2\x1f.sluice.datapath.v1.ServiceNameB\b\xbaH\x05\x92\x01\x02\x10@R\bservicesJ\x04\b\f\x10\rR\x0flabel_selectors\"V\n" +
+	"\bservices\x18\x0e \x03(\v2\x1f.sluice.datapath.v1.ServiceNameB\b\xbaH\x05\x92\x01\x02\x10@R\bservices\x12:\n" +
+	"\x04pods\x18\x0f \x03(\v2\x1b.sluice.datapath.v1.PodNameB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\x04pods\x12;\n" +
+	"\x06source\x18\x10 \x01(\v2#.sluice.datapath.v1.FlowEndCriteriaR\x06source\x12E\n" +
+	"\vdestination\x18\x11 \x01(\v2#.sluice.datapath.v1.FlowEndCriteriaR\vdestination\x12F\n" +
+	"\bexcluded\x18\x12 \x03(\v2 .sluice.datapath.v1.FlowCriteriaB\b\xbaH\x05\x92\x01\x02\x10@R\bexcluded\x120\n" +
+	"\x05until\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1c\n" +
+	"\x04last\x18\x14 \x01(\rB\b\xbaH\x05*\x03\x18\x80 R\x04last\x12*\n" +
+	"\n" +
+	"after_uuid\x18\x15 \x01(\tB\v\xbaH\b\xd8\x01\x01r\x03\xb0\x01\x01R\tafterUuidJ\x04\b\f\x10\rR\x0flabel_selectors\"\xc2\a\n" +
+	"\fFlowCriteria\x12<\n" +
+	"\x06owners\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\x06owners\x12:\n" +
+	"\x04pods\x18\x02 \x03(\v2\x1b.sluice.datapath.v1.PodNameB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\x04pods\x12)\n" +
+	"\n" +
+	"identities\x18\x03 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\n" +
+	"identities\x12,\n" +
+	"\bprefixes\x18\x04 \x03(\tB\x10\xbaH\r\x92\x01\n" +
+	"\x10\x80\x02\"\x05r\x03\xe8\x01\x01R\bprefixes\x12G\n" +
+	"\areasons\x18\x05 \x03(\x0e2\x1a.sluice.datapath.v1.ReasonB\x11\xbaH\x0e\x92\x01\v\x10@\"\a\x82\x01\x04\x10\x01 \x00R\areasons\x12@\n" +
+	"\tdirection\x18\x06 \x01(\x0e2\x18.sluice.net.v1.DirectionB\b\xbaH\x05\x82\x01\x02\x10\x01R\tdirection\x12\x81\x01\n" +
+	"\tprotocols\x18\a \x03(\x0e2\x17.sluice.net.v1.ProtocolBJ\xbaHG\x92\x01D\x10\x80\x02\"?\xba\x01<\n" +
+	"\x0eprotocol_range\x12\x10must be 1 to 255\x1a\x18this >= 1 && this <= 255R\tprotocols\x12'\n" +
+	"\x05ports\x18\b \x03(\rB\x11\xbaH\x0e\x92\x01\v\x10\x80\x02\"\x06*\x04\x18\xff\xff\x03R\x05ports\x12J\n" +
+	"\bverdicts\x18\t \x03(\x0e2\x1b.sluice.datapath.v1.VerdictB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\bverdicts\x12E\n" +
+	"\x05types\x18\n" +
+	" \x03(\x0e2\x1c.sluice.datapath.v1.FlowTypeB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\x05types\x12I\n" +
+	"\tselectors\x18\v \x03(\v2!.sluice.datapath.v1.LabelSelectorB\b\xbaH\x05\x92\x01\x02\x10@R\tselectors\x12E\n" +
+	"\bservices\x18\f \x03(\v2\x1f.sluice.datapath.v1.ServiceNameB\b\xbaH\x05\x92\x01\x02\x10@R\bservices\x12;\n" +
+	"\x06source\x18\r \x01(\v2#.sluice.datapath.v1.FlowEndCriteriaR\x06source\x12E\n" +
+	"\vdestination\x18\x0e \x01(\v2#.sluice.datapath.v1.FlowEndCriteriaR\vdestination\"\xd3\x02\n" +
+	"\x0fFlowEndCriteria\x12;\n" +
+	"\x06owners\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerB\b\xbaH\x05\x92\x01\x02\x10@R\x06owners\x129\n" +
+	"\x04pods\x18\x02 \x03(\v2\x1b.sluice.datapath.v1.PodNameB\b\xbaH\x05\x92\x01\x02\x10@R\x04pods\x12(\n" +
+	"\n" +
+	"identities\x18\x03 \x03(\rB\b\xbaH\x05\x92\x01\x02\x10@R\n" +
+	"identities\x12+\n" +
+	"\bprefixes\x18\x04 \x03(\tB\x0f\xbaH\f\x92\x01\t\x10@\"\x05r\x03\xe8\x01\x01R\bprefixes\x12I\n" +
+	"\tselectors\x18\x05 \x03(\v2!.sluice.datapath.v1.LabelSelectorB\b\xbaH\x05\x92\x01\x02\x10@R\tselectors\x12&\n" +
+	"\x05ports\x18\x06 \x03(\rB\x10\xbaH\r\x92\x01\n" +
+	"\x10@\"\x06*\x04\x18\xff\xff\x03R\x05ports\"R\n" +
+	"\aPodName\x12'\n" +
+	"\tnamespace\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\tnamespace\x12\x1e\n" +
+	"\x04name\x18\x02 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\xfd\x01R\x04name\"V\n" +
 	"\vServiceName\x12'\n" +
 	"\tnamespace\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\tnamespace\x12\x1e\n" +
 	"\x04name\x18\x02 \x01(\tB\n" +
@@ -2672,12 +3105,13 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x11VERDICT_FORWARDED\x10\x01\x12\x13\n" +
 	"\x0fVERDICT_DROPPED\x10\x02\x12\x13\n" +
 	"\x0fVERDICT_AUDITED\x10\x03\x12\x16\n" +
-	"\x12VERDICT_REDIRECTED\x10\x04*[\n" +
+	"\x12VERDICT_REDIRECTED\x10\x04*t\n" +
 	"\n" +
 	"LossSource\x12\x1b\n" +
 	"\x17LOSS_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12LOSS_SOURCE_KERNEL\x10\x01\x12\x18\n" +
-	"\x14LOSS_SOURCE_OBSERVER\x10\x02*\x9c\x02\n" +
+	"\x14LOSS_SOURCE_OBSERVER\x10\x02\x12\x17\n" +
+	"\x13LOSS_SOURCE_RESTART\x10\x03*\x9c\x02\n" +
 	"\x0eServiceOutcome\x12\x1f\n" +
 	"\x1bSERVICE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aSERVICE_OUTCOME_TRANSLATED\x10\x01\x12\x1e\n" +
@@ -2726,7 +3160,7 @@ func file_sluice_datapath_v1_observer_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_observer_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_sluice_datapath_v1_observer_proto_goTypes = []any{
 	(LabelOperator)(0),            // 0: sluice.datapath.v1.LabelOperator
 	(FlowType)(0),                 // 1: sluice.datapath.v1.FlowType
@@ -2736,109 +3170,131 @@ var file_sluice_datapath_v1_observer_proto_goTypes = []any{
 	(BackendPath)(0),              // 5: sluice.datapath.v1.BackendPath
 	(ConnectionState)(0),          // 6: sluice.datapath.v1.ConnectionState
 	(*ObserveRequest)(nil),        // 7: sluice.datapath.v1.ObserveRequest
-	(*ServiceName)(nil),           // 8: sluice.datapath.v1.ServiceName
-	(*LabelSelector)(nil),         // 9: sluice.datapath.v1.LabelSelector
-	(*LabelRequirement)(nil),      // 10: sluice.datapath.v1.LabelRequirement
-	(*ObserveResponse)(nil),       // 11: sluice.datapath.v1.ObserveResponse
-	(*AttachmentRepair)(nil),      // 12: sluice.datapath.v1.AttachmentRepair
-	(*Flow)(nil),                  // 13: sluice.datapath.v1.Flow
-	(*FlowEnd)(nil),               // 14: sluice.datapath.v1.FlowEnd
-	(*IcmpHeader)(nil),            // 15: sluice.datapath.v1.IcmpHeader
-	(*SideVerdict)(nil),           // 16: sluice.datapath.v1.SideVerdict
-	(*LostEvents)(nil),            // 17: sluice.datapath.v1.LostEvents
-	(*ExplainRequest)(nil),        // 18: sluice.datapath.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 19: sluice.datapath.v1.ExplainResponse
-	(*ExplainedService)(nil),      // 20: sluice.datapath.v1.ExplainedService
-	(*ExplainedBackend)(nil),      // 21: sluice.datapath.v1.ExplainedBackend
-	(*ExplainedPeer)(nil),         // 22: sluice.datapath.v1.ExplainedPeer
-	(*ExplainedSide)(nil),         // 23: sluice.datapath.v1.ExplainedSide
-	(*Connection)(nil),            // 24: sluice.datapath.v1.Connection
-	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
-	(*v1.Owner)(nil),              // 26: sluice.workload.v1.Owner
-	(Reason)(0),                   // 27: sluice.datapath.v1.Reason
-	(v11.Direction)(0),            // 28: sluice.net.v1.Direction
-	(v11.Protocol)(0),             // 29: sluice.net.v1.Protocol
-	(*Difference)(nil),            // 30: sluice.datapath.v1.Difference
-	(*v1.PodReference)(nil),       // 31: sluice.workload.v1.PodReference
-	(*v1.Label)(nil),              // 32: sluice.workload.v1.Label
-	(v11.DecidedBy)(0),            // 33: sluice.net.v1.DecidedBy
-	(v11.Proxy)(0),                // 34: sluice.net.v1.Proxy
-	(FrontendKind)(0),             // 35: sluice.datapath.v1.FrontendKind
+	(*FlowCriteria)(nil),          // 8: sluice.datapath.v1.FlowCriteria
+	(*FlowEndCriteria)(nil),       // 9: sluice.datapath.v1.FlowEndCriteria
+	(*PodName)(nil),               // 10: sluice.datapath.v1.PodName
+	(*ServiceName)(nil),           // 11: sluice.datapath.v1.ServiceName
+	(*LabelSelector)(nil),         // 12: sluice.datapath.v1.LabelSelector
+	(*LabelRequirement)(nil),      // 13: sluice.datapath.v1.LabelRequirement
+	(*ObserveResponse)(nil),       // 14: sluice.datapath.v1.ObserveResponse
+	(*AttachmentRepair)(nil),      // 15: sluice.datapath.v1.AttachmentRepair
+	(*Flow)(nil),                  // 16: sluice.datapath.v1.Flow
+	(*FlowEnd)(nil),               // 17: sluice.datapath.v1.FlowEnd
+	(*IcmpHeader)(nil),            // 18: sluice.datapath.v1.IcmpHeader
+	(*SideVerdict)(nil),           // 19: sluice.datapath.v1.SideVerdict
+	(*LostEvents)(nil),            // 20: sluice.datapath.v1.LostEvents
+	(*ExplainRequest)(nil),        // 21: sluice.datapath.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 22: sluice.datapath.v1.ExplainResponse
+	(*ExplainedService)(nil),      // 23: sluice.datapath.v1.ExplainedService
+	(*ExplainedBackend)(nil),      // 24: sluice.datapath.v1.ExplainedBackend
+	(*ExplainedPeer)(nil),         // 25: sluice.datapath.v1.ExplainedPeer
+	(*ExplainedSide)(nil),         // 26: sluice.datapath.v1.ExplainedSide
+	(*Connection)(nil),            // 27: sluice.datapath.v1.Connection
+	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
+	(*v1.Owner)(nil),              // 29: sluice.workload.v1.Owner
+	(Reason)(0),                   // 30: sluice.datapath.v1.Reason
+	(v11.Direction)(0),            // 31: sluice.net.v1.Direction
+	(v11.Protocol)(0),             // 32: sluice.net.v1.Protocol
+	(*Difference)(nil),            // 33: sluice.datapath.v1.Difference
+	(*v1.PodReference)(nil),       // 34: sluice.workload.v1.PodReference
+	(*v1.Label)(nil),              // 35: sluice.workload.v1.Label
+	(v11.DecidedBy)(0),            // 36: sluice.net.v1.DecidedBy
+	(v11.Proxy)(0),                // 37: sluice.net.v1.Proxy
+	(FrontendKind)(0),             // 38: sluice.datapath.v1.FrontendKind
 }
 var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
-	25, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
-	26, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
-	27, // 2: sluice.datapath.v1.ObserveRequest.reasons:type_name -> sluice.datapath.v1.Reason
-	28, // 3: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
-	29, // 4: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
+	28, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
+	29, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
+	30, // 2: sluice.datapath.v1.ObserveRequest.reasons:type_name -> sluice.datapath.v1.Reason
+	31, // 3: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
+	32, // 4: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
 	2,  // 5: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
 	1,  // 6: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
-	9,  // 7: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
-	8,  // 8: sluice.datapath.v1.ObserveRequest.services:type_name -> sluice.datapath.v1.ServiceName
-	10, // 9: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
-	0,  // 10: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
-	13, // 11: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
-	17, // 12: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
-	12, // 13: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
-	25, // 14: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
-	26, // 15: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
-	30, // 16: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
-	31, // 17: sluice.datapath.v1.AttachmentRepair.pod:type_name -> sluice.workload.v1.PodReference
-	25, // 18: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
-	1,  // 19: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
-	2,  // 20: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
-	27, // 21: sluice.datapath.v1.Flow.reason:type_name -> sluice.datapath.v1.Reason
-	28, // 22: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
-	14, // 23: sluice.datapath.v1.Flow.source:type_name -> sluice.datapath.v1.FlowEnd
-	14, // 24: sluice.datapath.v1.Flow.destination:type_name -> sluice.datapath.v1.FlowEnd
-	29, // 25: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
-	15, // 26: sluice.datapath.v1.Flow.icmp:type_name -> sluice.datapath.v1.IcmpHeader
-	16, // 27: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
-	16, // 28: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
-	32, // 29: sluice.datapath.v1.FlowEnd.labels:type_name -> sluice.workload.v1.Label
-	26, // 30: sluice.datapath.v1.FlowEnd.owner:type_name -> sluice.workload.v1.Owner
-	31, // 31: sluice.datapath.v1.FlowEnd.pod:type_name -> sluice.workload.v1.PodReference
-	2,  // 32: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
-	33, // 33: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
-	34, // 34: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
-	3,  // 35: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
-	29, // 36: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	2,  // 37: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
-	27, // 38: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
-	22, // 39: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
-	22, // 40: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
-	23, // 41: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	23, // 42: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	24, // 43: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
-	20, // 44: sluice.datapath.v1.ExplainResponse.service:type_name -> sluice.datapath.v1.ExplainedService
-	35, // 45: sluice.datapath.v1.ExplainedService.kind:type_name -> sluice.datapath.v1.FrontendKind
-	4,  // 46: sluice.datapath.v1.ExplainedService.outcome:type_name -> sluice.datapath.v1.ServiceOutcome
-	21, // 47: sluice.datapath.v1.ExplainedService.backends:type_name -> sluice.datapath.v1.ExplainedBackend
-	5,  // 48: sluice.datapath.v1.ExplainedBackend.path:type_name -> sluice.datapath.v1.BackendPath
-	2,  // 49: sluice.datapath.v1.ExplainedBackend.verdict:type_name -> sluice.datapath.v1.Verdict
-	27, // 50: sluice.datapath.v1.ExplainedBackend.reason:type_name -> sluice.datapath.v1.Reason
-	22, // 51: sluice.datapath.v1.ExplainedBackend.peer:type_name -> sluice.datapath.v1.ExplainedPeer
-	23, // 52: sluice.datapath.v1.ExplainedBackend.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	23, // 53: sluice.datapath.v1.ExplainedBackend.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	24, // 54: sluice.datapath.v1.ExplainedBackend.connection:type_name -> sluice.datapath.v1.Connection
-	26, // 55: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
-	32, // 56: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
-	31, // 57: sluice.datapath.v1.ExplainedPeer.pod:type_name -> sluice.workload.v1.PodReference
-	16, // 58: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
-	29, // 59: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
-	6,  // 60: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
-	25, // 61: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
-	2,  // 62: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
-	27, // 63: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
-	7,  // 64: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	18, // 65: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
-	11, // 66: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	19, // 67: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
-	66, // [66:68] is the sub-list for method output_type
-	64, // [64:66] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	12, // 7: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	11, // 8: sluice.datapath.v1.ObserveRequest.services:type_name -> sluice.datapath.v1.ServiceName
+	10, // 9: sluice.datapath.v1.ObserveRequest.pods:type_name -> sluice.datapath.v1.PodName
+	9,  // 10: sluice.datapath.v1.ObserveRequest.source:type_name -> sluice.datapath.v1.FlowEndCriteria
+	9,  // 11: sluice.datapath.v1.ObserveRequest.destination:type_name -> sluice.datapath.v1.FlowEndCriteria
+	8,  // 12: sluice.datapath.v1.ObserveRequest.excluded:type_name -> sluice.datapath.v1.FlowCriteria
+	28, // 13: sluice.datapath.v1.ObserveRequest.until:type_name -> google.protobuf.Timestamp
+	29, // 14: sluice.datapath.v1.FlowCriteria.owners:type_name -> sluice.workload.v1.Owner
+	10, // 15: sluice.datapath.v1.FlowCriteria.pods:type_name -> sluice.datapath.v1.PodName
+	30, // 16: sluice.datapath.v1.FlowCriteria.reasons:type_name -> sluice.datapath.v1.Reason
+	31, // 17: sluice.datapath.v1.FlowCriteria.direction:type_name -> sluice.net.v1.Direction
+	32, // 18: sluice.datapath.v1.FlowCriteria.protocols:type_name -> sluice.net.v1.Protocol
+	2,  // 19: sluice.datapath.v1.FlowCriteria.verdicts:type_name -> sluice.datapath.v1.Verdict
+	1,  // 20: sluice.datapath.v1.FlowCriteria.types:type_name -> sluice.datapath.v1.FlowType
+	12, // 21: sluice.datapath.v1.FlowCriteria.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	11, // 22: sluice.datapath.v1.FlowCriteria.services:type_name -> sluice.datapath.v1.ServiceName
+	9,  // 23: sluice.datapath.v1.FlowCriteria.source:type_name -> sluice.datapath.v1.FlowEndCriteria
+	9,  // 24: sluice.datapath.v1.FlowCriteria.destination:type_name -> sluice.datapath.v1.FlowEndCriteria
+	29, // 25: sluice.datapath.v1.FlowEndCriteria.owners:type_name -> sluice.workload.v1.Owner
+	10, // 26: sluice.datapath.v1.FlowEndCriteria.pods:type_name -> sluice.datapath.v1.PodName
+	12, // 27: sluice.datapath.v1.FlowEndCriteria.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	13, // 28: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
+	0,  // 29: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
+	16, // 30: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
+	20, // 31: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
+	15, // 32: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
+	28, // 33: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
+	29, // 34: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
+	33, // 35: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
+	34, // 36: sluice.datapath.v1.AttachmentRepair.pod:type_name -> sluice.workload.v1.PodReference
+	28, // 37: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	1,  // 38: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
+	2,  // 39: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
+	30, // 40: sluice.datapath.v1.Flow.reason:type_name -> sluice.datapath.v1.Reason
+	31, // 41: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
+	17, // 42: sluice.datapath.v1.Flow.source:type_name -> sluice.datapath.v1.FlowEnd
+	17, // 43: sluice.datapath.v1.Flow.destination:type_name -> sluice.datapath.v1.FlowEnd
+	32, // 44: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
+	18, // 45: sluice.datapath.v1.Flow.icmp:type_name -> sluice.datapath.v1.IcmpHeader
+	19, // 46: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
+	19, // 47: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
+	35, // 48: sluice.datapath.v1.FlowEnd.labels:type_name -> sluice.workload.v1.Label
+	29, // 49: sluice.datapath.v1.FlowEnd.owner:type_name -> sluice.workload.v1.Owner
+	34, // 50: sluice.datapath.v1.FlowEnd.pod:type_name -> sluice.workload.v1.PodReference
+	2,  // 51: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
+	36, // 52: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
+	37, // 53: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
+	3,  // 54: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
+	32, // 55: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	2,  // 56: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
+	30, // 57: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
+	25, // 58: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
+	25, // 59: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
+	26, // 60: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	26, // 61: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	27, // 62: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
+	23, // 63: sluice.datapath.v1.ExplainResponse.service:type_name -> sluice.datapath.v1.ExplainedService
+	38, // 64: sluice.datapath.v1.ExplainedService.kind:type_name -> sluice.datapath.v1.FrontendKind
+	4,  // 65: sluice.datapath.v1.ExplainedService.outcome:type_name -> sluice.datapath.v1.ServiceOutcome
+	24, // 66: sluice.datapath.v1.ExplainedService.backends:type_name -> sluice.datapath.v1.ExplainedBackend
+	5,  // 67: sluice.datapath.v1.ExplainedBackend.path:type_name -> sluice.datapath.v1.BackendPath
+	2,  // 68: sluice.datapath.v1.ExplainedBackend.verdict:type_name -> sluice.datapath.v1.Verdict
+	30, // 69: sluice.datapath.v1.ExplainedBackend.reason:type_name -> sluice.datapath.v1.Reason
+	25, // 70: sluice.datapath.v1.ExplainedBackend.peer:type_name -> sluice.datapath.v1.ExplainedPeer
+	26, // 71: sluice.datapath.v1.ExplainedBackend.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	26, // 72: sluice.datapath.v1.ExplainedBackend.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	27, // 73: sluice.datapath.v1.ExplainedBackend.connection:type_name -> sluice.datapath.v1.Connection
+	29, // 74: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
+	35, // 75: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
+	34, // 76: sluice.datapath.v1.ExplainedPeer.pod:type_name -> sluice.workload.v1.PodReference
+	19, // 77: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
+	32, // 78: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
+	6,  // 79: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
+	28, // 80: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
+	2,  // 81: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
+	30, // 82: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
+	7,  // 83: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	21, // 84: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	14, // 85: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	22, // 86: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	85, // [85:87] is the sub-list for method output_type
+	83, // [83:85] is the sub-list for method input_type
+	83, // [83:83] is the sub-list for extension type_name
+	83, // [83:83] is the sub-list for extension extendee
+	0,  // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }
@@ -2847,7 +3303,7 @@ func file_sluice_datapath_v1_observer_proto_init() {
 		return
 	}
 	file_sluice_datapath_v1_datapath_proto_init()
-	file_sluice_datapath_v1_observer_proto_msgTypes[4].OneofWrappers = []any{
+	file_sluice_datapath_v1_observer_proto_msgTypes[7].OneofWrappers = []any{
 		(*ObserveResponse_Flow)(nil),
 		(*ObserveResponse_Lost)(nil),
 		(*ObserveResponse_Repair)(nil),
@@ -2858,7 +3314,7 @@ func file_sluice_datapath_v1_observer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_observer_proto_rawDesc), len(file_sluice_datapath_v1_observer_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   18,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

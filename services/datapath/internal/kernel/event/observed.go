@@ -50,10 +50,31 @@ type Services interface {
 	ServiceAt(at netip.AddrPort, protocol uint8) string
 }
 
-// Observe moves the programs' events into the ring until ctx ends. What the
+// Policies know what the numbers of rules and epochs mean.
+type Policies interface {
+	// Revision of the policy that the epoch of a slot enforces.
+	Revision(slot uint16, epoch uint32) (revision uint64, ok bool)
+	// RuleSources are the places of a rule of the table that the slot had in that
+	// direction in that epoch; empty if not known.
+	RuleSources(slot uint16, epoch uint32, egress bool, rule uint16) []string
+	// Proxy is the kind of proxy that the rule redirects to, 0 if it does not, or that
+	// is not known.
+	Proxy(slot uint16, epoch uint32, egress bool, rule uint16) uint16
+}
+
+// Names give names to the numbers of events.
+type Names struct {
+	Owners   Owners
+	Services Services
+	Policies Policies // nil: there are none
+}
+
+// Observe moves the programs' events into the ring until ctx ends. Each has the names
+// of that time: whoever reads it later sees the rule that decided, also when that is
+// gone. What the
 // kernel has left out is told with the next event that knows of a loss, and
 // without one after a while: a flood may end with what was left out.
-func (es *Events) Observe(ctx context.Context, owners Owners, services Services, ring *observe.Ring) error {
+func (es *Events) Observe(ctx context.Context, names Names, ring *observe.Ring) error {
 	reader, err := es.Read()
 	if err != nil {
 		return err
@@ -84,7 +105,7 @@ func (es *Events) Observe(ctx context.Context, owners Owners, services Services,
 		}
 		o := observe.Event{Time: time.Now()}
 		if !quiet {
-			o = e.observed(owners, services)
+			o = e.observed(names)
 		}
 		o.KernelLost = uint32(min(lost, math.MaxUint32))
 		if !quiet || lost > 0 {
@@ -99,7 +120,7 @@ func readWithin(ctx context.Context, r *Reader, d time.Duration) (Event, error) 
 	return r.Read(ctx)
 }
 
-func (e Event) observed(owners Owners, services Services) observe.Event {
+func (e Event) observed(names Names) observe.Event {
 	o := observe.Event{
 		Type: observe.Type(e.Type), Time: e.Time, Reason: uint32(e.Reason), Egress: e.Direction == Egress,
 		Verdict: e.verdict(),
@@ -108,15 +129,31 @@ func (e Event) observed(owners Owners, services Services) observe.Event {
 		Length: e.Length, SourceMAC: e.SourceMAC, Ifindex: e.Ifindex, EtherType: e.EtherType, Reply: e.Reply, Node: e.Node,
 	}
 	if e.Original.IsValid() {
-		o.Original, o.Service = e.Original, services.ServiceAt(e.Original, e.Protocol)
+		o.Original, o.Service = e.Original, names.Services.ServiceAt(e.Original, e.Protocol)
 	}
 	sender, receiver := e.SourceSlot, e.DestinationSlot
 	if e.Reply {
 		sender, receiver = receiver, sender
 	}
-	o.Sender, o.Receiver = e.Egress.Observed(sender), e.Ingress.Observed(receiver)
-	o.From, o.To = endOf(owners, e.SourceSlot), endOf(owners, e.DestinationSlot)
+	o.Sender = names.side(e.Egress.Observed(sender), true)
+	o.Receiver = names.side(e.Ingress.Observed(receiver), false)
+	o.From, o.To = endOf(names.Owners, e.SourceSlot), endOf(names.Owners, e.DestinationSlot)
 	return o
+}
+
+// side adds the names of the policy and the rule.
+func (n Names) side(s observe.Side, egress bool) observe.Side {
+	if n.Policies == nil || s.By == 0 {
+		return s
+	}
+	if revision, ok := n.Policies.Revision(s.Slot, s.Epoch); ok {
+		s.Revision = revision
+	}
+	if s.Rule != 0 {
+		s.Sources = n.Policies.RuleSources(s.Slot, s.Epoch, egress, s.Rule)
+		s.Proxy = n.Policies.Proxy(s.Slot, s.Epoch, egress, s.Rule)
+	}
+	return s
 }
 
 func endOf(owners Owners, slot slotmap.Slot) observe.End {

@@ -11,6 +11,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/big"
 	"net"
@@ -26,6 +27,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sluice-net/sluice/kit/config"
@@ -154,6 +156,34 @@ func TestServersAreAskedInTurn(t *testing.T) {
 	if err := get(t, c); err == nil || !strings.Contains(err.Error(), a.Listener.Addr().String()) ||
 		!strings.Contains(err.Error(), b.Listener.Addr().String()) {
 		t.Errorf("without any server: %v, want both addresses", err)
+	}
+}
+
+// TestWriteWithoutAnAnswerIsSentToNoOtherServer: a write whose answer is lost may have been carried out: it is the
+// caller's to repeat.
+func TestWriteWithoutAnAnswerIsSentToNoOtherServer(t *testing.T) {
+	a, settings, askedA := api(t, func(w http.ResponseWriter, r *http.Request) {
+		if _, err := io.Copy(io.Discard, r.Body); err != nil {
+			t.Error(err)
+		}
+		panic(http.ErrAbortHandler) // closes the connection
+	})
+	b, _, askedB := api(t, ok)
+	settings.API = []string{a.URL, b.URL}
+	c := newClient(t, settings, nil)
+	c.addresses.current = a.URL
+	r, err := c.REST(corev1.SchemeGroupVersion, corev1.AddToScheme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Client.CloseIdleConnections)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "p"}}
+	err = r.Post().Namespace("n").Resource("pods").Body(pod).MaxRetries(0).Do(t.Context()).Error()
+	if err == nil || askedA.Load() != 1 || askedB.Load() != 0 {
+		t.Errorf("the servers were asked %d and %d times, want 1 and 0: %v", askedA.Load(), askedB.Load(), err)
+	}
+	if err := get(t, c); err != nil || askedB.Load() != 1 {
+		t.Errorf("the next request: %v; the second server was asked %d times", err, askedB.Load())
 	}
 }
 

@@ -242,7 +242,8 @@ func overlay(
 
 // ofServices are the variables that Kubernetes puts into containers for a Service by the name of this one, without
 // the prefix.
-var ofServices = regexp.MustCompile(`^(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
+var ofServices = regexp.MustCompile(
+	`^(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
 // Log writes the effective configuration as one record, and another about variables that are misspelt, it seems.
 func (e *Effective) Log(ctx context.Context, l *slog.Logger) {

@@ -389,11 +389,12 @@ func TestHelpVersionAndReferenceComeFromTheStruct(t *testing.T) {
 	}
 }
 
-// A misspelt variable is a warning, and what Kubernetes puts into containers is none.
+// TestVariablesThatNoSettingHasAreWarnedOf: a misspelt variable is a warning, and what Kubernetes puts into
+// containers is none.
 func TestVariablesThatNoSettingHasAreWarnedOf(t *testing.T) {
 	env := []string{
-		"SLUICE_DEMO_LEASES=2s", "SLUICE_DEMO_SERVICE_HOST=10.0.0.1", "SLUICE_DEMO_SERVICE_PORT=80", "SLUICE_DEMO_PORT=tcp://x",
-		"SLUICE_DEMO_SERVICE_PORT_HTTP=80", "SLUICE_DEMO_PORT_80_TCP=tcp://x", "SLUICE_DEMO_PORT_80_TCP_ADDR=10.0.0.1",
+		"SLUICE_DEMO_LEASES=2s", "SLUICE_DEMO_SERVICE_HOST=10.0.0.1", "SLUICE_DEMO_SERVICE_PORT=80",
+		"SLUICE_DEMO_PORT=tcp://x", "SLUICE_DEMO_SERVICE_PORT_HTTP=80", "SLUICE_DEMO_PORT_80_TCP=tcp://x", "SLUICE_DEMO_PORT_80_TCP_ADDR=10.0.0.1",
 	}
 	for _, test := range []struct {
 		env  []string

@@ -153,7 +153,8 @@ func links() (out []string, err error) {
 
 func routes() (out []string, err error) {
 	all, err := whole(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		ofAll := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, ofAll, netlink.RT_FILTER_TABLE)
 	})
 	for _, r := range all {
 		out = append(out, r.String())

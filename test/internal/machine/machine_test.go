@@ -25,7 +25,7 @@ func ip(t *testing.T, args ...string) {
 	}
 }
 
-// Whatever is left of a kind is among what its list has more than before.
+// TestKernelLeftoversOfEachKindAreSeen: whatever is left of a kind is among what its list has more than before.
 func TestKernelLeftoversOfEachKindAreSeen(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test needs root")
@@ -141,7 +141,7 @@ func TestKernelLeftoversOfEachKindAreSeen(t *testing.T) {
 	}
 }
 
-// The machine's own /run is not that of these tests.
+// TestKernelRunIsTheTestsOwn: the machine's own /run is not that of these tests.
 func TestKernelRunIsTheTestsOwn(t *testing.T) {
 	if found, err := filepath.Glob("/run/*"); err != nil || len(found) > 0 {
 		t.Errorf("%q, %v: want an empty directory", found, err)

@@ -295,6 +295,37 @@ func TestAddressOfANodeIsNoPodOfAnother(t *testing.T) {
 	}
 }
 
+// TestMappingOfAnotherIncarnationDoesNotCount: what another incarnation of a node has said of an address does not
+// count, whatever was written last (INV-80).
+func TestMappingOfAnotherIncarnationDoesNotCount(t *testing.T) {
+	said := func(n int, incarnation string, id identity.Numeric, revision int64) AddressesKey {
+		k := at("a", n, "10.0.1.5")
+		k.Value.Incarnation, k.Value.Identity, k.Revision = incarnation, id, revision
+		return k
+	}
+	now, again := node("a", 1, "10.0.1.0/24"), node("a", 1, "10.0.1.0/24")
+	again.Record.Incarnation = "next"
+	r, got := newRegistry(t, time.Hour)
+	for _, step := range []struct {
+		what string
+		u    Update
+		want identity.Numeric // 0: the address is nobody's
+	}{
+		{"of another incarnation alone", Update{
+			Complete: true, Nodes: []NodeKey{now}, Addresses: []AddressesKey{said(1, "before", 300, 10)},
+		}, 0},
+		{"of this one beside it", Update{Addresses: []AddressesKey{said(2, "i", 301, 9)}}, 301},
+		{"of another one that was written later", Update{Addresses: []AddressesKey{said(1, "next", 302, 11)}}, 301},
+		{"of the one that the node has become", Update{Nodes: []NodeKey{again}}, 302},
+		{"of none", Update{Removed: []Removal{{Node: "a", Endpoint: "1"}}}, 0},
+	} {
+		r.Observe(step.u)
+		if item := got.items[mappingKey(netip.MustParseAddr("10.0.1.5"))]; item.Identity != step.want {
+			t.Errorf("%s: %+v, want identity %d", step.what, item, step.want)
+		}
+	}
+}
+
 func TestAPIServersAreNamedWhereTheyRun(t *testing.T) {
 	const local = identity.MinNodeLocal
 	here, there, outside := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"),

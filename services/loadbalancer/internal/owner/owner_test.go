@@ -602,6 +602,61 @@ func TestCompleteSourceDeletesWhatWasNotNamed(t *testing.T) {
 	}
 }
 
+// TestListingsAndDeletionsSpareWhatIsOfOthers: a listing of one manager or source is about its own objects, and so is
+// what a source says is gone.
+func TestListingsAndDeletionsSpareWhatIsOfOthers(t *testing.T) {
+	dir := t.TempDir()
+	config := testConfig(&clock{now: time.Unix(1e9, 0)})
+	o := start(t, config, dir, SourceKubernetes)
+	upsert := func(manager, text string) {
+		t.Helper()
+		if _, err := o.Upsert(t.Context(), Request{Caller: Caller{Manager: manager}, Manifests: []byte(text)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := func(when string) {
+		t.Helper()
+		if st, err := o.Status(t.Context()); err != nil || st.Services != 2 || st.Slices != 1 {
+			t.Errorf("%s: %d services and %d slices, %v; want 2 and 1", when, st.Services, st.Slices, err)
+		}
+	}
+	upsert("m", web)
+	upsert("other", end)
+	objects, err := manifest.Options{}.Decode([]byte(api))
+	if err != nil || len(objects) != 1 {
+		t.Fatal(err)
+	}
+	own := objects[0].Key
+	slices, err := manifest.Options{}.Decode([]byte(end))
+	if err != nil || len(slices) != 1 {
+		t.Fatal(err)
+	}
+	f := o.Objects(SourceKubernetes)
+	apply := func(c watch.Changes[service.ObjectKey, Given]) {
+		t.Helper()
+		if err := f.Apply(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply(watch.Changes[service.ObjectKey, Given]{Upserts: map[service.ObjectKey]Given{own: {Object: objects[0]}}})
+	all("at the beginning")
+	apply(watch.Changes[service.ObjectKey, Given]{
+		Deletes: map[service.ObjectKey]struct{}{serviceKey("web"): {}, slices[0].Key: {}},
+	})
+	all("after a source has said that objects of managers are gone")
+	if err := f.Complete(t.Context(), map[service.ObjectKey]struct{}{own: {}}); err != nil {
+		t.Fatal(err)
+	}
+	all("after the listing of a source")
+	o.stop()
+	o = start(t, config, dir, SourceKubernetes)
+	upsert("m", web)
+	if _, err := o.Complete(t.Context(), Caller{Manager: "m"}, o.Incarnation()); err != nil {
+		t.Fatal(err)
+	}
+	all("after the listing of a manager")
+}
+
 func TestConditionsAndTrials(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
 	revision := uint64(7)

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package statuswriter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// same is an owner with one opinion of every object.
+type same struct{ opinion owner.Judged }
+
+func (*same) Apply(context.Context, watch.Changes[policy.Key, policy.Written]) error { return nil }
+func (*same) Complete(context.Context, map[policy.Key]struct{}) error                { return nil }
+func (*same) Failed(context.Context, error) error                                    { return nil }
+func (*same) Held(context.Context) ([]policy.Key, error)                             { return nil, nil }
+
+func (s *same) Judged(_ context.Context, keys []policy.Key) (map[policy.Key]owner.Judged, error) {
+	out := map[policy.Key]owner.Judged{}
+	for _, k := range keys {
+		out[k] = s.opinion
+	}
+	return out, nil
+}
+
+// server notes what is written, and answers as it is told, by the object's name.
+type server struct {
+	answers map[string]error
+	written []string
+}
+
+func (s *server) note(what string, o Object, more string) error {
+	s.written = append(s.written, fmt.Sprintf("%s %s@%s%s", what, o.Name, o.ResourceVersion, more))
+	return s.answers[o.Name]
+}
+
+func (s *server) SetConditions(_ context.Context, o Object, _ []byte) error {
+	return s.note("status", o, "")
+}
+
+func (s *server) Record(_ context.Context, o Object, e Event) error {
+	return s.note("event", o, " "+e.Reason)
+}
+
+// told is a change of one object.
+func told(kind, name, uid, version string, conditions string) watch.Changes[policy.Key, policy.Written] {
+	k := policy.Key{Kind: kind, Namespace: "shop", Name: name}
+	return watch.Changes[policy.Key, policy.Written]{Upserts: map[policy.Key]policy.Written{k: {
+		Key: k, APIVersion: "v1",
+		Record: &policy.Record{UID: uid, Generation: 1, ResourceVersion: version, Conditions: []byte(conditions)},
+	}}}
+}
+
+// steps runs a writer with a server, and wants after each step what was written in it.
+func steps(t *testing.T, opinion owner.Judged, answers map[string]error,
+	run func(t *testing.T, w *Writer, wrote func(...string)),
+) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		api := &server{answers: answers}
+		w := newWriter(&same{opinion}, api, slog.New(slog.DiscardHandler))
+		run(t, w, func(want ...string) {
+			t.Helper()
+			synctest.Wait()
+			if !slices.Equal(api.written, want) {
+				t.Errorf("written %q, want %q", api.written, want)
+			}
+			api.written = nil
+		})
+	})
+}
+
+// lead has a writer lead until the function that it returns is called.
+func lead(t *testing.T, w *Writer) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.Lead(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+func apply(t *testing.T, w *Writer, c watch.Changes[policy.Key, policy.Written]) {
+	t.Helper()
+	if err := w.Apply(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const ciliumPolicy = "CiliumNetworkPolicy"
+
+// TestOnlyALeaderWritesWhatDiffers: a process writes while it leads, over the form that it has seen, and nothing that
+// the object says already.
+func TestOnlyALeaderWritesWhatDiffers(t *testing.T) {
+	steps(t, owner.Judged{InForce: true}, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
+		apply(t, w, told(ciliumPolicy, "web", "u", "7", ""))
+		wrote()
+		stop := lead(t, w)
+		wrote("status web@7")
+		said, err := merge(nil, Judge(ciliumPolicy, owner.Judged{InForce: true}), 1, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply(t, w, told(ciliumPolicy, "web", "u", "8", string(said)))
+		wrote()
+		apply(t, w, told(ciliumPolicy, "web", "u", "9", "[]")) // another has replaced it
+		wrote("status web@9")
+		stop()
+		apply(t, w, told(ciliumPolicy, "web", "u", "10", ""))
+		wrote()
+		stop = lead(t, w)
+		wrote("status web@10")
+		k := policy.Key{Kind: ciliumPolicy, Namespace: "shop", Name: "web"}
+		apply(t, w, watch.Changes[policy.Key, policy.Written]{Deletes: map[policy.Key]struct{}{k: {}}})
+		time.Sleep(2 * refusedIn)
+		wrote()
+		stop()
+	})
+}
+
+// TestEventsAreMadeOncePerObject: a refusal is said once of each object; an accepted one is no news.
+func TestEventsAreMadeOncePerObject(t *testing.T) {
+	const kind = withoutStatus
+	steps(t, owner.Judged{Refused: "it has no room"}, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
+		stop := lead(t, w)
+		apply(t, w, told(kind, "web", "u", "7", ""))
+		wrote("event web@7 PolicyRefused")
+		apply(t, w, told(kind, "web", "u", "8", ""))
+		wrote()
+		apply(t, w, told(kind, "web", "another", "9", ""))
+		wrote("event web@9 PolicyRefused")
+		w.judge.(*same).opinion = owner.Judged{InForce: true}
+		apply(t, w, told(kind, "web", "another", "10", ""))
+		wrote("event web@10 PolicyAccepted")
+		apply(t, w, told(kind, "web", "third", "11", ""))
+		wrote()
+		stop()
+	})
+}
+
+// TestAnswersAreTriedAgainWhenThatHelps: what an API server answers to one object holds up no other, and is repeated
+// no sooner than it helps.
+func TestAnswersAreTriedAgainWhenThatHelps(t *testing.T) {
+	for what, c := range map[string]struct {
+		answer error
+		again  time.Duration // 0: not by itself
+		other  bool          // the other object is written nevertheless
+	}{
+		"a newer form":   {ErrChanged, firstPause, true},
+		"gone":           {ErrGone, 0, true},
+		"refused":        {ErrRefused, refusedIn, true},
+		"without status": {ErrNoStatus, refusedIn, false}, // of the kind
+		"no answer":      {errors.New("connection refused"), firstPause, false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			answers := map[string]error{"a": c.answer}
+			steps(t, owner.Judged{InForce: true}, answers, func(t *testing.T, w *Writer, wrote func(...string)) {
+				apply(t, w, told(ciliumPolicy, "a", "u", "1", ""))
+				apply(t, w, told(ciliumPolicy, "b", "u", "1", ""))
+				stop := lead(t, w)
+				first := []string{"status a@1"}
+				if c.other {
+					first = append(first, "status b@1")
+				}
+				wrote(first...)
+				if c.again == 0 {
+					time.Sleep(2 * refusedIn)
+					wrote()
+					stop()
+					return
+				}
+				time.Sleep(c.again - time.Millisecond)
+				wrote()
+				time.Sleep(2 * time.Millisecond)
+				wrote("status a@1")
+				stop()
+			})
+		})
+	}
+}

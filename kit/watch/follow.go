@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/rpc/client"
 )
 
 // Source is a set that is kept elsewhere and can be watched.
@@ -58,7 +59,9 @@ type FollowOptions struct {
 	// the sink has of it stays.
 	Max int
 	// RetryMin and RetryMax bound the pause after a failure. It doubles up to
-	// RetryMax, and begins anew after a watch that lasted for longer than that.
+	// RetryMax, and begins anew after a watch that lasted for longer than that. A
+	// server whose socket cannot be connected to is asked every absentPause: one
+	// system call says whether it is back.
 	RetryMin, RetryMax time.Duration
 	Log                *slog.Logger
 }
@@ -66,6 +69,9 @@ type FollowOptions struct {
 // followBatch is how many changes Follow hands on at once, and how many events
 // it reads ahead of the sink.
 const followBatch = 512
+
+// absentPause is the longest pause while the source has no socket that answers.
+const absentPause = 100 * time.Millisecond
 
 // Follow keeps a sink equal to a source until ctx is done. It then returns nil.
 func Follow[K comparable, V any](ctx context.Context, source Source[K, V], sink Sink[K, V], o FollowOptions) error {
@@ -95,6 +101,9 @@ func Follow[K comparable, V any](ctx context.Context, source Source[K, V], sink 
 		}
 		if time.Since(began) > o.RetryMax {
 			pause = o.RetryMin
+		}
+		if absent := (*client.AbsentError)(nil); errors.As(err, &absent) {
+			pause = min(pause, absentPause)
 		}
 		select {
 		case <-time.After(pause/2 + rand.N(pause/2+1)):

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,6 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/rpc/client"
 )
 
 // remote is a Source over a hub, as a service is that serves it.
@@ -452,6 +454,29 @@ func TestFollowPausesLongerAfterEachFailureAndNeverAllAtOnce(t *testing.T) {
 			dead.Store(false)
 			after(time.Minute)
 			k.want(t, h, 1)
+		})
+	})
+}
+
+// A server that is started again is followed at once, however long it was away, and
+// is not asked all the time until then.
+func TestFollowFindsAServerThatIsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := hubOf(Options[int]{}, "a")
+		back := time.Now().Add(time.Minute)
+		r := remoteOf(h, func(int, int) error {
+			if time.Now().Before(back) {
+				return &client.AbsentError{Socket: "/x.sock", Err: syscall.ECONNREFUSED}
+			}
+			return nil
+		})
+		k := &keeper{}
+		followed(t, r, k, func() {
+			after(time.Minute + absentPause)
+			k.want(t, h, 1)
+			if n := len(r.opened); n > 1300 {
+				t.Errorf("asked %d times in a minute", n)
+			}
 		})
 	})
 }

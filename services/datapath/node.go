@@ -245,7 +245,7 @@ func (n *node) openCluster(cfg Config) error {
 	}, n.log)
 	n.Host.Changed = n.Registrar.Changed
 	if n.Follower != nil {
-		n.Follower.Away = n.Registrar.Lost
+		n.Follower.Away, n.Follower.Back = n.Registrar.Lost, n.Registrar.Changed
 	}
 	return nil
 }

@@ -113,8 +113,9 @@ type Follower struct {
 	numbers *Numbers
 	log     *slog.Logger
 
-	// Away is called when the source fails; nil: it is not.
-	Away func()
+	// Away is called when the source fails, Back when it answers after that; nil: they
+	// are not.
+	Away, Back func()
 
 	// NodesByStack says that packets to other nodes themselves go by the host's
 	// stack, which gives them the address of this one.
@@ -451,6 +452,7 @@ func (f *Follower) Complete(_ context.Context, listed map[Key]struct{}) error {
 		}
 	}
 	f.save()
+	f.back()
 	f.complete, f.err = true, nil
 	f.Earlier = Others{}
 	if f.Fabric != nil {
@@ -464,11 +466,21 @@ func (f *Follower) Complete(_ context.Context, listed map[Key]struct{}) error {
 func (f *Follower) Failed(_ context.Context, why error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if why == nil {
+		f.back()
+	}
 	f.complete, f.err = why == nil, why
 	if why != nil && f.Away != nil {
 		f.Away()
 	}
 	return nil
+}
+
+// back tells that the source answers if it has failed before. It runs with mu held.
+func (f *Follower) back() {
+	if f.err != nil && f.Back != nil {
+		f.Back()
+	}
 }
 
 // State is what a follower has.

@@ -120,6 +120,36 @@ func TestAbsentServerIsNamedInTheKernelsWords(t *testing.T) {
 	}
 }
 
+// A stopped process leaves its connections in the queue of the kernel; one that ends
+// meanwhile resets them. What gRPC says of either is in words of its own.
+func TestServerThatAnswersNothingIsNamed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	cc, err := Dial(path, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	_, err = grpc_health_v1.NewHealthClient(cc).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	want := "unix " + path + ": it accepts connections and answers none"
+	if status.Code(err) != codes.Unavailable || status.Convert(err).Message() != want {
+		t.Errorf("%v, want %q", err, want)
+	}
+}
+
 // TestHeavyPackagesAreNotImported: a command pays for every package at each start.
 func TestHeavyPackagesAreNotImported(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()

@@ -5,7 +5,9 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"net"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -18,10 +20,10 @@ import (
 )
 
 // AbsentError says that a call was not sent, because the socket could not be
-// connected to. Its code is UNAVAILABLE, and no server gave it a reason.
+// connected to, or nothing came from behind it: the process was stopped, or hangs. Its code is UNAVAILABLE, and no server gave it a reason.
 type AbsentError struct {
 	Socket string
-	Err    error // the kernel's, for example a syscall.ECONNREFUSED
+	Err    error // the kernel's, for example a syscall.ECONNREFUSED, if it refused
 }
 
 func (e *AbsentError) Error() string { return e.Err.Error() }
@@ -55,6 +57,9 @@ func (s *socket) dial(ctx context.Context) (net.Conn, error) {
 // explain gives an error of gRPC's the kernel's words, where gRPC has put its own
 // around them.
 func (s *socket) explain(err error) error {
+	if err != nil && strings.Contains(status.Convert(err).Message(), "error reading server preface") {
+		return &AbsentError{Socket: s.path, Err: fmt.Errorf("unix %s: it accepts connections and answers none", s.path)}
+	}
 	absent := s.last.Load()
 	if _, decided := rpcerr.ReasonIn(err); absent == nil || decided || status.Code(err) != codes.Unavailable {
 		return err

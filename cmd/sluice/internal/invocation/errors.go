@@ -113,7 +113,7 @@ func (c *Invocation) explain(err error) string {
 		if reason, ok := rpcerr.ReasonIn(err); ok { // the service answered
 			return fmt.Sprintf("%s\nThe reason is %s; `sluice status` shows what the services report.", text, reason)
 		}
-		if dir, err := c.socket("ipam"); err == nil {
+		if dir, err := c.Socket("ipam"); err == nil {
 			return fmt.Sprintf("%s\n%sDoes it run? Its sockets are expected under %s; `sluice status` shows which "+
 				"services answer.", text, c.OtherNodes(), filepath.Dir(filepath.Dir(dir)))
 		}

@@ -142,8 +142,8 @@ func Args(n int, what string) cobra.PositionalArgs {
 	}
 }
 
-// socket is the path of a service's socket.
-func (c *Invocation) socket(service string) (string, error) {
+// Socket is the path of a service's socket.
+func (c *Invocation) Socket(service string) (string, error) {
 	paths, err := instance.New(c.Instance)
 	if err != nil {
 		return "", Usagef("--instance: %w", err)
@@ -159,7 +159,7 @@ func (c *Invocation) socket(service string) (string, error) {
 // Dial connects to a service. A call fails at once if nobody answers: a person
 // waits for it.
 func (c *Invocation) Dial(service string) (*grpc.ClientConn, error) {
-	path, err := c.socket(service)
+	path, err := c.Socket(service)
 	if err != nil {
 		return nil, err
 	}

@@ -266,14 +266,15 @@ func (d *Dir) openHolds(node incarnationRecord, damaged error) (err error) {
 		}
 		if len(others) == 0 {
 			file := filepath.Join(d.dir.Path(), IncarnationFile)
-			return fmt.Errorf("%w; it may have said that %s was created in this boot, and that is absent; %s: mv %s %[4]s.refused",
-				damaged, path, "without it the cluster may reuse numbers of running endpoints: restore both, or, when this node has no endpoints, begin without them", file)
+			return fmt.Errorf("%w; it may have said that %s was created in this boot, and that is absent; without it the "+
+				"cluster may reuse numbers of running endpoints: restore both, or, when this node has no endpoints, begin without "+
+				"them: mv %s %[3]s.refused", damaged, path, file)
 		}
 	}
 	if absent && node.Boot == d.boot {
-		return fmt.Errorf("state file %s is %w: %s says that it was created in this boot, and it is absent; %s: mv %s %[4]s.refused",
-			path, store.ErrCorrupt, IncarnationFile, "without it the cluster may reuse numbers of running endpoints: restore it, or, when this node has no endpoints, begin without it",
-			filepath.Join(d.dir.Path(), IncarnationFile))
+		return fmt.Errorf("state file %s is %w: %s says that it was created in this boot, and it is absent; without it the cluster may "+
+			"reuse numbers of running endpoints: restore it, or, when this node has no endpoints, begin without it: mv %s %[4]s.refused",
+			path, store.ErrCorrupt, IncarnationFile, filepath.Join(d.dir.Path(), IncarnationFile))
 	}
 	d.holds, err = d.dir.Open(store.Options{
 		Name: holdsName, Boot: true,

@@ -17,6 +17,11 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
+// NewLabelSets is the name under which grpc.health.v1.Health of sluice-identity says
+// whether a label set that no node has gets a number now. The service itself serves
+// also while etcd is away: it answers known label sets.
+const NewLabelSets = "new-label-sets"
+
 // Owner is an owner as a message.
 func Owner(o workload.Owner) *workloadv1.Owner {
 	return &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.Interface}

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
@@ -115,8 +116,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("readiness", func(ctx context.Context) error {
 		told := sync.OnceFunc(p.Ready)
 		for {
-			ready, changed := alloc.Ready()
+			ready, _ := alloc.Ready()
+			numbers, changed := alloc.Numbers()
 			srv.SetAllServing(ready)
+			srv.SetServing(wire.NewLabelSets, numbers)
 			if ready {
 				told()
 			}

@@ -393,5 +393,16 @@ func (i *Identity) Ready(ctx context.Context) error {
 	if err == nil && resp.GetStatus() != healthpb.HealthCheckResponse_SERVING {
 		return errors.New("identity: it is not ready; new label sets get no number")
 	}
+	if err != nil {
+		return i.translate(err)
+	}
+	resp, err = i.health.Check(ctx, &healthpb.HealthCheckRequest{Service: wire.NewLabelSets})
+	switch {
+	case status.Code(err) == codes.NotFound: // of an earlier version, which does not say
+		return nil
+	case err == nil && resp.GetStatus() != healthpb.HealthCheckResponse_SERVING:
+		return errors.New("identity: new label sets get no number, because etcd is away or takes no writes; " +
+			"`sluice status` says why")
+	}
 	return i.translate(err)
 }

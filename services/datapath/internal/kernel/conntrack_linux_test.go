@@ -436,6 +436,9 @@ func TestKernelEvictedConnectionsAreCounted(t *testing.T) {
 			t.Errorf("%d begun, %d there: %d evicted", total, live, p.Evicted)
 		}
 	}
+	if p := col.Last(); p.EvictedAt.IsZero() {
+		t.Error("the pass does not say when it found them")
+	}
 	if p := col.Last(); p.Evicted < uint64(total-131072) {
 		t.Errorf("%d evicted of %d, and 131,072 fit", p.Evicted, total)
 	}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -21,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 )
 
 // probeTimeout bounds what GetStatus asks other services.
@@ -64,6 +66,7 @@ type Connections struct {
 	Reevaluated, Related, Unremembered           uint64
 	PickUpStopped                                int           // endpoints of which none is picked up
 	Collected                                    time.Duration // how long the last collection took
+	EvictedAt                                    time.Time     // when more were last found evicted; zero: not in this run
 }
 
 // ClusterStream is what the process knows of other nodes.
@@ -112,6 +115,24 @@ func (c ClusterStream) warnings() (all []string) {
 	return all
 }
 
+// evictionNews is how long an eviction is worth a warning after it was found.
+const evictionNews = 5 * time.Minute
+
+// warnings are what an operator has to look at.
+func (c Connections) warnings(now time.Time) (all []string) {
+	if !c.EvictedAt.IsZero() && now.Sub(c.EvictedAt) < evictionNews {
+		all = append(all, fmt.Sprintf("connections were evicted because the map is full, found at %s, %d in all: answers "+
+			"that come late to UDP may be dropped, and TCP goes on; `sluice map list` shows how full it is, `sluice observe "+
+			"--reason connection-budget` which containers use it up", c.EvictedAt.UTC().Format(time.RFC3339), c.Evicted))
+	}
+	if c.PickUpStopped > 0 {
+		all = append(all, fmt.Sprintf("more connections were ended by policy than the node can remember, %d so far: TCP "+
+			"connections of %d endpoints that it does not know are not picked up, and have to begin anew", c.Unremembered,
+			c.PickUpStopped))
+	}
+	return all
+}
+
 // Counts are the kernel's, read when they are asked for.
 type Counts interface {
 	Packets() ([]event.Counter, error)
@@ -141,7 +162,8 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	of, warnings := s.readiness(ctx), slices.Concat(s.Warnings(), n.BadRecords, n.Unrepaired, n.Waiting)
+	of := s.readiness(ctx)
+	warnings := slices.Concat(s.Warnings(), n.BadRecords, n.Unrepaired, n.Waiting, conns.warnings(time.Now()))
 	resp := &datapathv1.GetStatusResponse{
 		PolicyMode:        datapathv1.PolicyMode(datapathv1.PolicyMode_value["POLICY_MODE_"+strings.ToUpper(s.Facts.PolicyMode)]),
 		AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
@@ -248,18 +270,26 @@ func (r readiness) all() []*statusv1.Problem { return slices.Concat(r.every, r.f
 // readiness asks the services that an ADD needs.
 func (s *Server) readiness(ctx context.Context) (r readiness) {
 	const service = statusv1.ProblemReason_PROBLEM_REASON_SERVICE
-	r.every = s.problems(ctx)
-	err := s.Called.Identity.Ping(ctx)
-	if r.identity = err; err == nil {
-		err = s.Called.Identity.Ready(ctx)
+	// At once: one that hangs until the deadline says nothing of the others.
+	var asked sync.WaitGroup
+	asked.Go(func() { r.every = s.problems(ctx) })
+	var numbers error // why new label sets get none
+	asked.Go(func() {
+		if r.identity = s.Called.Identity.Ping(ctx); r.identity == nil {
+			numbers = s.Called.Identity.Ready(ctx)
+		}
+	})
+	var p policysync.Status
+	if s.Policy != nil {
+		p = s.Policy.Status()
+		if r.policy = p.Err; r.policy == nil {
+			asked.Go(func() { r.policy = s.Called.Policy.Ping(ctx) })
+		}
 	}
-	r.fresh = appendError(r.fresh, service, err)
+	asked.Wait()
+	r.fresh = appendError(appendError(r.fresh, service, r.identity), service, numbers)
 	if s.Policy == nil {
 		return r
-	}
-	p := s.Policy.Status()
-	if r.policy = p.Err; r.policy == nil {
-		r.policy = s.Called.Policy.Ping(ctx)
 	}
 	if s.Facts.PolicyRequired {
 		r.fresh = appendError(r.fresh, service, r.policy)

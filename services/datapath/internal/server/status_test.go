@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
@@ -131,6 +132,24 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		}
 		if st.GetAddReady() != (len(c.want) == 0) || st.GetKnownAddReady() != c.known || st.GetService().GetVersion() != "v1" {
 			t.Errorf("%s: ready %t, for known labels %t, want %t and %t", name, st.GetAddReady(), st.GetKnownAddReady(), len(c.want) == 0, c.known)
+		}
+	}
+}
+
+func TestStatusWarnsOfConnectionsThatWereLost(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		conns Connections
+		want  string
+	}{
+		{Connections{Evicted: 7}, ""}, // of an earlier run
+		{Connections{Evicted: 7, EvictedAt: now.Add(-time.Hour)}, ""},
+		{Connections{Evicted: 7, EvictedAt: now.Add(-2 * time.Second)}, ", 7 in all"},
+		{Connections{PickUpStopped: 3, Unremembered: 9}, "9 so far: TCP connections of 3 endpoints"},
+	} {
+		got := strings.Join(c.conns.warnings(now), "\n")
+		if !strings.Contains(got, c.want) || (c.want == "") != (got == "") {
+			t.Errorf("%+v: %q, want %q", c.conns, got, c.want)
 		}
 	}
 }

@@ -106,6 +106,7 @@ type Allocator struct {
 	heardKept    time.Time                       // guarded by mu; what the cache has of heard
 	connected    bool                            // guarded by mu
 	refused      bool                            // guarded by mu; another node has this node's name
+	refusedNow   bool                            // guarded by mu; the last answer of the store was that
 	joined       string                          // guarded by mu; the session of the store
 	sessions     uint64                          // guarded by mu; how many sessions were up
 	changed      chan struct{}                   // guarded by mu; closed when connected or ready changes
@@ -231,6 +232,15 @@ func (a *Allocator) Ready() (bool, <-chan struct{}) {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	return a.ready && !a.refused, a.changed
+}
+
+// Numbers says whether a label set that no node has gets a number now: the store
+// is reached and takes writes. The channel is closed when that, or what Ready says,
+// may have changed.
+func (a *Allocator) Numbers() (bool, <-chan struct{}) {
+	a.mu.Lock(opRead)
+	defer a.mu.Unlock()
+	return a.ready && !a.refused && a.connected && a.problem == nil, a.changed
 }
 
 // becomeReady runs with mu held.
@@ -410,7 +420,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	if claim.Revision == 0 {
 		a.counters.Offline++
 	} else {
-		a.problem = nil
+		a.tookWrite()
 		a.learn(id, claim.Revision)
 	}
 	if claim.Created {

@@ -901,6 +901,33 @@ func TestALateLossOfAnOldSessionDoesNotEndTheNewOne(t *testing.T) {
 	a.connected()
 }
 
+// A closed connection is noticed by itself: here no heartbeat and no call comes.
+func TestAClosedConnectionIsToldWithoutAHeartbeat(t *testing.T) {
+	f := storetest.NewFake()
+	cfg := quick()
+	cfg.Heartbeat, cfg.Reconcile = time.Hour, time.Hour
+	a := start(t, f.Node("a"), &memory{}, cfg)
+	a.connected()
+	servicetest.Eventually(t, "numbers for new label sets", func() bool {
+		numbers, _ := a.Numbers()
+		return numbers
+	})
+	f.Cut()
+	a.disconnected()
+	if s := a.Summary(); !strings.Contains(s.StoreError, "connection refused") || !s.Ready {
+		t.Errorf("%+v, want ready for known label sets, and why the store is away", s)
+	}
+	if numbers, _ := a.Numbers(); numbers {
+		t.Error("new label sets get numbers without a store")
+	}
+	f.Up()
+	a.connected()
+	servicetest.Eventually(t, "numbers for new label sets again", func() bool {
+		numbers, _ := a.Numbers()
+		return numbers
+	})
+}
+
 // steps records how much a store is asked to collect at once.
 type steps struct {
 	allocator.Store

@@ -128,7 +128,7 @@ func (a *Allocator) disconnected(err error) {
 	} else if a.refused {
 		err = a.storeErr // until a session is up, the name is what matters
 	}
-	a.connected, a.storeErr = false, err
+	a.connected, a.storeErr, a.refusedNow = false, err, taken
 	a.notify()
 }
 
@@ -137,9 +137,18 @@ func (a *Allocator) noSpace(err error) {
 	a.mu.Lock(opSession)
 	defer a.mu.Unlock()
 	if a.problem == nil {
+		defer a.notify()
 		a.cfg.Log.Error("the store has no space: new label sets get no number until its operator makes room", "endpoints", a.store.Endpoints(), log.Err(err))
 	}
 	a.problem = err
+}
+
+// tookWrite notes that the store has space. It runs with mu held.
+func (a *Allocator) tookWrite() {
+	if a.problem != nil {
+		a.problem = nil
+		a.notify()
+	}
 }
 
 // reconnected notes that there is a session whose references are equal to
@@ -148,7 +157,7 @@ func (a *Allocator) reconnected() {
 	a.mu.Lock(opSession)
 	defer a.mu.Unlock()
 	if !a.connected {
-		a.connected, a.storeErr, a.refused = true, nil, false
+		a.connected, a.storeErr, a.refused, a.refusedNow = true, nil, false, false
 		a.notify()
 	}
 }
@@ -232,6 +241,12 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 	a.mu.Unlock()
 	a.cfg.Log.Info("store session is up", "endpoints", a.store.Endpoints(), "held", held, "new_session", fresh)
 
+	var watcher sync.WaitGroup
+	defer watcher.Wait()
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	severed := make(chan error, 1)
+	watcher.Go(func() { severed <- a.store.Severed(watching) })
 	heartbeat := time.NewTicker(a.cfg.Heartbeat)
 	defer heartbeat.Stop()
 	compare := time.NewTicker(a.cfg.Reconcile)
@@ -248,6 +263,7 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 			}
 		case <-heartbeat.C:
 			err = a.alive(ctx)
+		case err = <-severed:
 		case <-a.kick:
 			err = a.flush(ctx)
 		case <-compare.C:
@@ -464,7 +480,7 @@ func (a *Allocator) restored(id identity.Identity, claim Claim) {
 		return
 	}
 	h.ref = max(h.ref, claim.Revision)
-	a.problem = nil
+	a.tookWrite()
 	a.counters.Restored++
 	a.learn(id, claim.Revision)
 	if claim.Created {

@@ -163,7 +163,8 @@ func (a *Allocator) Status() Status {
 func (a *Allocator) Summary() Status {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
-	s := Status{Connected: a.connected, Ready: a.ready && !a.refused, Heard: a.heard, Known: len(a.known), PendingWrites: len(a.releases)}
+	// A store that has refused the name has answered.
+	s := Status{Connected: a.connected || a.refusedNow, Ready: a.ready && !a.refused, Heard: a.heard, Known: len(a.known), PendingWrites: len(a.releases)}
 	for n, h := range a.holds {
 		if n.Scope() == identity.ScopeCluster {
 			s.Held++
@@ -176,7 +177,7 @@ func (a *Allocator) Summary() Status {
 		s.StoreError = noSpace(a.store.Endpoints(), a.problem)
 	}
 	if !a.connected {
-		s.StoreError = "not connected yet"
+		s.StoreError = "there is no connection yet"
 		if a.storeErr != nil {
 			s.StoreError = a.storeErr.Error()
 		}

@@ -129,6 +129,10 @@ type Store interface {
 	// Ping looks whether the session is what it was: nil, ErrSessionLost,
 	// ErrNameTaken or ErrUnavailable. The store keeps it alive by itself.
 	Ping(ctx context.Context) error
+	// Severed returns once the store has no connection, with ErrUnavailable and why,
+	// or with ctx's error. A store that is connected and does not answer is found by
+	// Ping.
+	Severed(ctx context.Context) error
 	// Claim refers to the number of a label set, in one step that either
 	// happens wholly or not at all. known is the number it probably has, or 0.
 	// If it has none, it gets candidate: ErrOccupied if that is not free.

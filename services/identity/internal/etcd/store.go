@@ -90,6 +90,9 @@ func (s *Store) Join(ctx context.Context) (fresh bool, err error) {
 // Ping implements allocator.Store.
 func (s *Store) Ping(ctx context.Context) error { return s.session.Ping(ctx) }
 
+// Severed implements allocator.Store.
+func (s *Store) Severed(ctx context.Context) error { return s.session.Severed(ctx) }
+
 // Session implements allocator.Store.
 func (s *Store) Session() string { return s.session.Name() }
 

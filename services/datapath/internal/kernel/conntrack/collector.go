@@ -126,6 +126,8 @@ type Pass struct {
 	// created, and neither removed nor is there. It is a lower bound while
 	// connections come and go, and never decreases.
 	Evicted uint64
+	// EvictedAt is when a pass of this process last found more of them; zero: none has.
+	EvictedAt time.Time
 	// Endpoints that are charged with connections which are still open.
 	Endpoints int
 	// Nodes are the numbers of the nodes that connections are with, those that
@@ -353,7 +355,10 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	if gone := after.Deleted + after.Expired + uint64(p.Live[0]+p.Live[1]+drained.Left); before.Created > gone {
 		p.Evicted = before.Created - gone
 	}
-	p.Evicted = max(p.Evicted, previous.Evicted)
+	p.Evicted, p.EvictedAt = max(p.Evicted, previous.Evicted), previous.EvictedAt
+	if previous.Took > 0 && p.Evicted > previous.Evicted { // the first pass counts those of earlier processes
+		p.EvictedAt = start
+	}
 	p.Endpoints = c.renew(s.owned, s.open)
 	p.Took = time.Since(start)
 	c.mu.Lock()

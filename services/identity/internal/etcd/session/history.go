@@ -109,6 +109,10 @@ func (s *Session) Fault(ctx context.Context, what string, err error) error {
 	if failure := s.tls.failure(); failure != nil {
 		return fmt.Errorf("%s: %w: %w; %w", what, cluster.ErrUnavailable, err, failure)
 	}
+	if why := s.why(ctx); why != nil {
+		// The client tries to connect until the deadline, which is all that its error says.
+		return fmt.Errorf("%s: %w: %w", what, cluster.ErrUnavailable, why)
+	}
 	return fmt.Errorf("%s: %w: %w", what, cluster.ErrUnavailable, err)
 }
 

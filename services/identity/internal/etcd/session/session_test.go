@@ -96,6 +96,36 @@ func TestCopiesOfOneDiskDoNotTakeTurns(t *testing.T) {
 	}
 }
 
+// The kernel closes the connections of a server that ends. What the session says then
+// is the kernel's word, and comes without a request.
+func TestAClosedConnectionIsNoticedAndExplained(t *testing.T) {
+	server := etcdtest.Start(t)
+	s := open(t, server, "a")
+	if _, err := s.Join(t.Context(), prepared); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Severed(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("of a connection that is there: %v, want the context's error", err)
+	}
+	severed := make(chan error, 1)
+	go func() { severed <- s.Severed(t.Context()) }()
+	server.Down()
+	want := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, cluster.ErrUnavailable) || !strings.Contains(err.Error(), "connect: ") {
+			t.Errorf("%s: %v, want ErrUnavailable and what the kernel says", what, err)
+		}
+	}
+	want("closed", <-severed)
+	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := s.Alive(short, "a")
+	want("a request", err)
+	server.Up()
+}
+
 func TestWatchFromACompactedRevisionIsAGap(t *testing.T) {
 	server := etcdtest.Start(t)
 	s := open(t, server, "a")

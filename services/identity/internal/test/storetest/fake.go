@@ -7,6 +7,7 @@ package storetest
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strconv"
 	"sync"
@@ -31,6 +32,7 @@ type Fake struct {
 	log      []fakeEvent                           // what was not compacted
 	first    int64                                 // oldest revision that Follow can continue from
 	down     bool                                  //
+	cut      bool                                  // down, and without connections
 	changed  chan struct{}                         // closed at every change
 }
 
@@ -69,15 +71,18 @@ func NewFake() *Fake {
 func (f *Fake) Node(name string) allocator.Store { return &fakeStore{Fake: f, node: name} }
 
 // Down makes the cluster answer nobody until Up.
-func (f *Fake) Down() { f.set(true) }
+func (f *Fake) Down() { f.set(true, false) }
 
-// Up ends Down.
-func (f *Fake) Up() { f.set(false) }
+// Cut is Down, and closes the connections.
+func (f *Fake) Cut() { f.set(true, true) }
 
-func (f *Fake) set(down bool) {
+// Up ends Down and Cut.
+func (f *Fake) Up() { f.set(false, false) }
+
+func (f *Fake) set(down, cut bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.down = down
+	f.down, f.cut = down, cut
 	f.notify()
 }
 
@@ -162,6 +167,22 @@ func (s *fakeStore) Ping(ctx context.Context) error {
 		return allocator.ErrSessionLost
 	}
 	return nil
+}
+
+func (s *fakeStore) Severed(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		cut, changed := s.cut, s.changed
+		s.mu.Unlock()
+		if cut {
+			return fmt.Errorf("%w: connection refused", allocator.ErrUnavailable)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 func (s *fakeStore) refer(l label.Canonical) allocator.Claim {

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"time"
+
+	"google.golang.org/grpc/connectivity"
+
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
+)
+
+// Times of a connection that was closed.
+const (
+	// severedGrace is how long the client may take to connect again before etcd
+	// counts as away: a member that is restarted, or that hands its clients to
+	// others, is back sooner.
+	severedGrace = 500 * time.Millisecond
+	// probeTime bounds the attempt to connect that says why there is no connection.
+	probeTime = 200 * time.Millisecond
+)
+
+// Severed returns once the client has no connection to any member of etcd for
+// severedGrace. The error wraps cluster.ErrUnavailable and has the kernel's words;
+// it is the context's when that is done. A member that is connected and does not
+// answer is not its subject: requests have deadlines.
+func (s *Session) Severed(ctx context.Context) error {
+	conn := s.client.ActiveConnection()
+	for {
+		state := conn.GetState()
+		if state == connectivity.Ready {
+			if !conn.WaitForStateChange(ctx, state) {
+				return ctx.Err()
+			}
+			continue
+		}
+		grace, cancel := context.WithTimeout(ctx, severedGrace)
+		for state != connectivity.Ready && grace.Err() == nil {
+			conn.WaitForStateChange(grace, state)
+			state = conn.GetState()
+		}
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case state != connectivity.Ready:
+			return fmt.Errorf("%w: %w", cluster.ErrUnavailable, s.why(ctx))
+		}
+	}
+}
+
+// why says why etcd cannot be connected to, as the kernel says it of the first
+// endpoint that refuses; nil if the client is connected.
+func (s *Session) why(ctx context.Context) error {
+	if s.client.ActiveConnection().GetState() == connectivity.Ready {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTime)
+	defer cancel()
+	for _, endpoint := range s.cfg.Client.Endpoints {
+		u, err := url.Parse(endpoint)
+		if err != nil {
+			continue
+		}
+		network, address := "tcp", u.Host
+		if u.Scheme == "unix" {
+			network, address = "unix", u.Path
+		}
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, network, address)
+		if err != nil {
+			return err
+		}
+		conn.Close()
+	}
+	return errors.New("the connection was closed")
+}

@@ -946,6 +946,54 @@ func TestWithoutIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T) {
 	m.holds(t, c, 2)
 }
 
+// A stopped process accepts connections and answers nothing: the time of the clock in
+// the bubble goes on until the creation gives it up.
+func TestWithoutAnAnswerOfIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		c := m.start(t)
+		first := m.wanted("a", 2)
+		if _, err := c.Create(t.Context(), first, false); err != nil {
+			t.Fatal(err)
+		}
+		m.mu.Lock()
+		m.block["resolve"] = make(chan struct{})
+		m.mu.Unlock()
+		equal := m.wanted("b", 3)
+		equal.Labels = first.Labels
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		began := time.Now()
+		e, err := c.Create(ctx, equal, false)
+		if err != nil || e.Identity.Number != 1000 || !c.RefreshDue() || time.Since(began) != standInAfter {
+			t.Errorf("an equal one: %+v, %v, refresh due %v, after %s", e.Identity, err, c.RefreshDue(), time.Since(began))
+		}
+	})
+}
+
+// The caller reads what the creation waited for, because the answer comes before the
+// caller's deadline.
+func TestCreationAnswersBeforeTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		p := &fakePolicies{await: func(ctx context.Context, _ uint32) error {
+			<-ctx.Done()
+			return fmt.Errorf("%w: the policy service is away", endpoint.ErrUnavailable)
+		}}
+		c := m.evaluated(t, p)
+		for _, timeout := range []time.Duration{time.Second, 30 * time.Second} {
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
+			_, err := c.Create(ctx, m.wanted("a", 2), false)
+			if !errors.Is(err, endpoint.ErrUnavailable) || !strings.Contains(err.Error(), "the policy service is away") ||
+				ctx.Err() != nil {
+				t.Errorf("within %s: %v, context %v, want the reason before the deadline", timeout, err, ctx.Err())
+			}
+			cancel()
+			settle(t, c)
+		}
+	})
+}
+
 func TestRefreshHoldsIdentitiesAndAdoptsNewNumbers(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -344,6 +345,7 @@ type claim struct {
 // a confirmed address. The releases come one after the other, the identity first.
 func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 	cl := &claim{done: make(chan struct{})}
+	ctx, cancel := answerable(ctx)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		if err := c.cfg.Leases.Confirm(ctx, s.Owner, s.Addrs); err != nil {
@@ -366,30 +368,61 @@ func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 	})
 	go func() {
 		defer close(cl.done)
+		defer cancel()
 		cl.err = g.Wait()
 	}()
 	return cl
 }
 
+// answerTime is what of a caller's time is left for the answer, at most: when the
+// caller's deadline has passed, nobody reads what was waited for.
+const answerTime = 500 * time.Millisecond
+
+// answerable ends a little before the deadline of ctx.
+func answerable(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, deadline.Add(-min(answerTime, time.Until(deadline)/8)))
+}
+
+// standInAfter is how long the identity service may take to answer where the
+// identity of an equal endpoint could stand in: it knows the label set, and answers
+// from memory. A process that was stopped accepts connections and answers nothing.
+const standInAfter = 3 * time.Second
+
 // resolve asks for the identity. While the service is away, the identity of a
 // live endpoint with the same labels and ports stands in: that endpoint holds
 // the number, and Refresh takes a hold for this one as soon as it can.
 func (c *Core) resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
-	id, err := c.cfg.Identities.Resolve(ctx, s)
-	if !errors.Is(err, endpoint.ErrUnavailable) || errors.Is(err, endpoint.ErrPodUnknown) || ctx.Err() != nil {
+	equal, ok := c.equal(s)
+	if !ok {
+		return c.cfg.Identities.Resolve(ctx, s)
+	}
+	asked, cancel := context.WithTimeout(ctx, standInAfter)
+	defer cancel()
+	id, err := c.cfg.Identities.Resolve(asked, s)
+	away := errors.Is(err, endpoint.ErrUnavailable) || err != nil && asked.Err() != nil
+	if !away || errors.Is(err, endpoint.ErrPodUnknown) || ctx.Err() != nil {
 		return id, err
 	}
+	c.refreshDue.Store(true)
+	c.log.WarnContext(ctx, "identity taken from an equal endpoint",
+		"owner", s.Owner.String(), "identity", equal.Number, log.Err(err))
+	return equal, nil
+}
+
+// equal is the identity of a live endpoint with the same labels and ports.
+func (c *Core) equal(s endpoint.Spec) (endpoint.Identity, bool) {
 	for _, r := range c.live() {
 		// what a pod's labels are now, only the service knows
 		if r.Phase == endpoint.PhaseReady && !r.Identity.FromPod &&
 			r.LastGiven().Equal(endpoint.Given{Labels: s.Labels, Ports: s.Ports}) {
-			c.refreshDue.Store(true)
-			c.log.WarnContext(ctx, "identity taken from an equal endpoint",
-				"owner", s.Owner.String(), "identity", r.Identity.Number, log.Err(err))
-			return r.Identity, nil
+			return r.Identity, true
 		}
 	}
-	return id, err
+	return endpoint.Identity{}, false
 }
 
 // rollBack ends a creation that was undone: with a tombstone if something has to

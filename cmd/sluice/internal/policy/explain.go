@@ -148,14 +148,23 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 		x.Ingress.Subject = 0
 	}
 	return inv.Show(x, func(w io.Writer) {
-		fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s by policy revision %d", x.From, x.To,
-			ports.ServiceText(conn.Protocol, conn.Port), strings.ToUpper(x.Verdict), x.Revision)))
+		fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s by policy revision %d%s", x.From, x.To,
+			ports.ServiceText(conn.Protocol, conn.Port), strings.ToUpper(x.Verdict), x.Revision, x.outcome())))
 		x.Egress.lines(w, "Egress", "what %s may send")
 		x.Ingress.lines(w, "Ingress", "what %s may receive")
 		if x.Egress == nil && x.Ingress == nil {
 			fmt.Fprintln(w, "\nNeither end is a workload, so no policy has a say.")
 		}
 	})
+}
+
+// outcome is what becomes of the packets where the verdict alone does not say it: `sluice
+// explain` asks the programs, and says the same.
+func (x *explanation) outcome() string {
+	if x.Verdict != verdictWords["redirect"] {
+		return ""
+	}
+	return ", and DROPPED (no-proxy): there is no proxy yet"
 }
 
 func (s *sideExplanation) lines(w io.Writer, title, what string) {

@@ -49,8 +49,13 @@ func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus
 			err = s.askDatapath(ctx, service, datapathv1.NewDatapathServiceClient(conn))
 		}
 	}
-	if err != nil {
-		service.Error, service.denied = status.Convert(err).Message(), errors.Is(err, syscall.EACCES)
+	if err == nil {
+		return nil
+	}
+	service.Error, service.denied, service.away = status.Convert(err).Message(), errors.Is(err, syscall.EACCES), true
+	if ctx.Err() != nil {
+		// It is connected, or is not: the process accepts and does not read.
+		service.Error = fmt.Sprintf("no answer within %s; it may hang, or have been stopped", inv.Timeout)
 	}
 	return nil
 }
@@ -115,7 +120,16 @@ func (s *Node) askIPAM(ctx context.Context, service *serviceStatus, client ipamv
 	for _, p := range r.GetPools() {
 		s.Pools = append(s.Pools, ipam.PoolOf(p))
 	}
-	if problems := textsOf(r.GetService()); len(problems) > 0 {
+	var problems []string
+	for _, p := range r.GetService().GetProblems() {
+		if p.GetReason() == statusv1.ProblemReason_PROBLEM_REASON_STORE {
+			// What the cluster has of the ranges changes; addresses are given out of those that there are.
+			s.poolProblems = append(s.poolProblems, p.GetText())
+			continue
+		}
+		problems = append(problems, p.GetText())
+	}
+	if len(problems) > 0 {
 		service.Error = "no container can be connected now: " + strings.Join(problems, "; ")
 	}
 	return nil
@@ -169,7 +183,7 @@ func (s *Node) askDatapath(ctx context.Context, service *serviceStatus,
 	}
 	service.about(r.GetService())
 	d := &datapathStatus{
-		AddReady: r.GetAddReady(), PolicyMode: output.Enum(r.GetPolicyMode(), "POLICY_MODE_"), Kernel: r.GetKernelRelease(),
+		AddReady: r.GetAddReady(), KnownAddReady: r.GetAddReady() || r.GetKnownAddReady(), PolicyMode: output.Enum(r.GetPolicyMode(), "POLICY_MODE_"), Kernel: r.GetKernelRelease(),
 		PodCIDRs: r.GetPodPrefixes(), NodeAddresses: r.GetNodeAddresses(),
 		Endpoints: map[string]uint32{}, PendingReleases: r.GetPendingReleases(),
 		AttachmentRepair: r.GetAttachmentRepairs(), EventsLost: r.GetEventsLost(), Packets: []packets{},

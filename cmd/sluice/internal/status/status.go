@@ -24,31 +24,52 @@ import (
 
 // Command is `status`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return &cobra.Command{
+	var watch bool
+	var wait waiting
+	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show whether every service answers and a container could be connected",
 		Long: fmt.Sprintf(`Show whether every service answers and a container could be connected now, also
 one with labels that no container of this node has. The exit code is %d if not,
-and if anything else is not as it should be: then there are warnings.`, invocation.ExitNotReady),
+and if anything else is not as it should be: then there are warnings. Lines that
+begin with Meanwhile say what works while a service is away, and what to do.`, invocation.ExitNotReady),
 		Args: invocation.Args(0, ""),
-		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), inv) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case watch && wait.limit > 0:
+				return invocation.Usagef("--watch and --wait exclude each other")
+			case watch:
+				return follow(cmd.Context(), inv)
+			case wait.limit > 0:
+				return await(cmd.Context(), inv, wait.limit)
+			}
+			return once(cmd.Context(), inv)
+		},
 	}
+	cmd.Flags().BoolVar(&watch, "watch", false,
+		"go on, and show what changes: on a terminal the whole status, else one line for each change")
+	wait.flag(cmd)
+	return cmd
 }
 
 // Node is what `status -o json` prints.
 type Node struct {
-	Ready    bool            `json:"ready"`         // an ADD with a new label set works
-	Known    bool            `json:"readyForKnown"` // one with a label set that this node has does
-	Problems []string        `json:"problems"`
-	Warnings []string        `json:"warnings"`
-	Services []serviceStatus `json:"services"`
-	Datapath *datapathStatus `json:"datapath,omitempty"`
-	Identity *identityStatus `json:"identity,omitempty"`
-	Pools    []ipam.Pool     `json:"pools,omitempty"`
-	Policy   *policyStatus   `json:"policy,omitempty"`
-	Cluster  *clusterStatus  `json:"cluster,omitempty"`
+	Ready    bool     `json:"ready"`         // an ADD with a new label set works
+	Known    bool     `json:"readyForKnown"` // one with a label set that this node has does
+	Problems []string `json:"problems"`
+	Warnings []string `json:"warnings"`
+	// Meanwhile says what works without the services that are away, and what to do.
+	Meanwhile []string        `json:"meanwhile"`
+	Services  []serviceStatus `json:"services"`
+	Datapath  *datapathStatus `json:"datapath,omitempty"`
+	Identity  *identityStatus `json:"identity,omitempty"`
+	Pools     []ipam.Pool     `json:"pools,omitempty"`
+	Policy    *policyStatus   `json:"policy,omitempty"`
+	Cluster   *clusterStatus  `json:"cluster,omitempty"`
 
 	LoadBalancer *loadBalancerStatus `json:"loadBalancer,omitempty"`
+
+	poolProblems []string // of ipam, that keep no container from being connected
 }
 
 type serviceStatus struct {
@@ -58,11 +79,13 @@ type serviceStatus struct {
 	Version string     `json:"version,omitempty"`
 	Started *time.Time `json:"startTime,omitempty"`
 	denied  bool       // the caller may not open the socket
+	away    bool       // it did not answer at all
 	known   bool       // Error is about label sets that this node does not have
 }
 
 type datapathStatus struct {
 	AddReady         bool              `json:"addReady"`
+	KnownAddReady    bool              `json:"knownAddReady"`
 	PolicyMode       string            `json:"policyMode"`
 	Kernel           string            `json:"kernel"`
 	PodCIDRs         []string          `json:"podCidrs"`
@@ -165,47 +188,11 @@ type clusterStatus struct {
 	PublicationError string `json:"publicationError,omitempty"`
 }
 
-func run(ctx context.Context, inv *invocation.Invocation) error {
-	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
-	defer cancel()
-	s := Node{Problems: []string{}, Services: []serviceStatus{
-		{Name: "identity"},
-		{Name: "ipam"},
-		{Name: "policy"},
-		{Name: "loadbalancer"},
-		{Name: "datapath"},
-	}}
-	var wg errgroup.Group
-	for i := range s.Services {
-		service := &s.Services[i]
-		wg.Go(func() error { return ask(ctx, inv, service, &s) })
-	}
-	if err := wg.Wait(); err != nil {
+// once shows the status.
+func once(ctx context.Context, inv *invocation.Invocation) error {
+	s, err := look(ctx, inv)
+	if err != nil {
 		return err
-	}
-	s.dropUnused()
-	s.Problems = append(s.Problems, exhausted(s.Pools)...)
-	s.Known = len(s.Problems) == 0
-	for _, service := range s.Services {
-		switch {
-		case service.Name == "loadbalancer":
-			// Containers are connected without it: the kernel has the services.
-		case service.Error != "":
-			s.Problems = append(s.Problems, "sluice-"+service.Name+": "+service.Error)
-			s.Known = s.Known && service.known
-		case !service.Serving:
-			s.Problems = append(s.Problems, "sluice-"+service.Name+" is not ready")
-			s.Known = false
-		}
-	}
-	s.Ready = len(s.Problems) == 0
-	s.Warnings = s.warnings()
-	if hint := inv.OtherNodes(); hint != "" && !slices.ContainsFunc(s.Services,
-		func(service serviceStatus) bool { return service.Serving }) {
-		s.Warnings = append(s.Warnings, strings.TrimSpace(hint))
-	}
-	if hint := accessHint(s.Services); hint != "" {
-		s.Warnings = append(s.Warnings, hint)
 	}
 	if err := inv.Show(s, s.table); err != nil {
 		return err
@@ -215,6 +202,65 @@ func run(ctx context.Context, inv *invocation.Invocation) error {
 	}
 	return nil
 }
+
+// look asks every service.
+func look(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
+	defer cancel()
+	s := &Node{Problems: []string{}, Meanwhile: []string{}, Services: []serviceStatus{
+		{Name: "identity"},
+		{Name: "ipam"},
+		{Name: "policy"},
+		{Name: "loadbalancer"},
+		{Name: "datapath"},
+	}}
+	var wg errgroup.Group
+	for i := range s.Services {
+		service := &s.Services[i]
+		wg.Go(func() error { return ask(ctx, inv, service, s) })
+	}
+	if err := wg.Wait(); err != nil {
+		return nil, err
+	}
+	s.dropUnused()
+	s.judge()
+	s.Warnings = s.warnings()
+	if hint := inv.OtherNodes(); hint != "" && !slices.ContainsFunc(s.Services,
+		func(service serviceStatus) bool { return service.Serving }) {
+		s.Warnings = append(s.Warnings, strings.TrimSpace(hint))
+	}
+	if hint := accessHint(s.Services); hint != "" {
+		s.Warnings = append(s.Warnings, hint)
+	}
+	s.Meanwhile = s.meanwhile(inv)
+	return s, nil
+}
+
+// judge says for which containers an ADD works, and why for no others.
+func (s *Node) judge() {
+	s.Problems = append(s.Problems, exhausted(s.Pools)...)
+	s.Known = len(s.Problems) == 0
+	// While identity or policy are away, the datapath knows what it needs of them for
+	// the label sets of this node.
+	stands := s.Datapath != nil && s.Datapath.KnownAddReady
+	for _, service := range s.Services {
+		switch {
+		case service.Name == "loadbalancer":
+			// Containers are connected without it: the kernel has the services.
+		case service.Error != "":
+			s.Problems = append(s.Problems, "sluice-"+service.Name+": "+service.Error)
+			s.Known = s.Known && (service.known || service.away && stands && service.standsIn())
+		case !service.Serving:
+			s.Problems = append(s.Problems, "sluice-"+service.Name+" is not ready")
+			s.Known = s.Known && stands && service.standsIn()
+		}
+	}
+	s.Ready = len(s.Problems) == 0
+}
+
+// standsIn says that the datapath connects containers with labels that this node has
+// without the service.
+func (s *serviceStatus) standsIn() bool { return s.Name == "identity" || s.Name == "policy" }
 
 // readyText says for which containers an ADD works.
 func (s *Node) readyText() string {
@@ -284,6 +330,9 @@ func (s *Node) warnings() []string {
 		for _, problem := range i.problems {
 			all = append(all, "sluice-identity: "+problem)
 		}
+	}
+	for _, problem := range s.poolProblems {
+		all = append(all, "sluice-ipam: "+problem)
 	}
 	if c := s.Cluster; c != nil {
 		if !c.Registered && s.Identity.StoreReached {
@@ -374,7 +423,7 @@ func (s *Node) table(w io.Writer) {
 		case !i.StoreReached:
 			store = "away: " + i.StoreError
 		case i.StoreError != "":
-			store = "takes no writes"
+			store = "reached; it refuses what this node writes"
 		}
 		output.Row(w, "etcd", store)
 		output.Row(w, "Node", i.Node)
@@ -408,6 +457,9 @@ func (s *Node) table(w io.Writer) {
 	}
 	for _, warning := range s.Warnings {
 		fmt.Fprintln(w, "Warning: "+output.Printable(warning))
+	}
+	for _, text := range s.Meanwhile {
+		fmt.Fprintln(w, "Meanwhile: "+output.Printable(text))
 	}
 }
 
@@ -453,7 +505,7 @@ func (p *policyStatus) rows(w io.Writer) {
 // rows are the endpoints, what evaluates them, and the kernel.
 func (d *datapathStatus) rows(w io.Writer, p *policyStatus) {
 	states := []string{}
-	for _, state := range []string{"ready", "waiting-for-identity", "waiting-for-policy", "restoring", "disconnecting"} {
+	for _, state := range []string{"ready", "damaged", "waiting-for-identity", "waiting-for-policy", "restoring", "disconnecting"} {
 		if n := d.Endpoints[state]; n > 0 {
 			states = append(states, fmt.Sprintf("%d %s", n, state))
 		}

@@ -111,7 +111,7 @@ func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
 	n.StreamError = ""
 
 	n.Identity.StoreFull = "etcd (e) has no space left; compact and defragment it, then disarm its alarm: no space"
-	want(invocation.ExitNotReady, "Ready only for label sets that this node has", "etcd takes no writes",
+	want(invocation.ExitNotReady, "Ready only for label sets that this node has", "etcd reached; it refuses what this node writes",
 		"Problem: sluice-identity: new label sets cannot be connected: "+n.Identity.StoreFull)
 	n.Identity.StoreFull, n.Identity.StoreError = "", "connection refused"
 	want(invocation.ExitNotReady, "Ready only for label sets that this node has", "etcd away: connection refused")
@@ -121,6 +121,61 @@ func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
 
 // TestStatusShowsTheCluster: nodes and mappings, and as warnings what of this
 // node or of others does not count.
+// Identity and policy may be away: the datapath says whether containers with labels that
+// the node has can be connected.
+func TestStatusSaysWhatWorksMeanwhile(t *testing.T) {
+	const known = "Ready only for label sets that this node has"
+	for service, c := range map[string]struct {
+		knownReady bool
+		ready      string
+		problem    string
+		meanwhile  string
+	}{
+		"identity": {true, known, "Problem: sluice-identity: ", "ADD of containers with the labels of one that is here"},
+		"policy":   {true, known, "Problem: sluice-policy: ", "Policies cannot be changed"},
+		"ipam":     {false, "Ready no", "Problem: sluice-ipam: ", "whose addresses are released later. No ADD"},
+		"loadbalancer": {
+			true, "Ready yes", "Warning: sluice-loadbalancer: services stay as they are: ", "Services do not change",
+		},
+		"datapath": {false, "Ready no", "Problem: sluice-datapath: ", "DEL, which is written down and carried out later"},
+	} {
+		n := nodetest.New(t, Command)
+		n.Healthy, n.Policy.Healthy, n.Balances = true, true, true
+		n.PolicyMode = datapathv1.PolicyMode_POLICY_MODE_REQUIRED
+		out, _ := n.Want(t, 0, "status")
+		if strings.Contains(out, "Meanwhile") {
+			t.Errorf("%s answers:\n%s", service, out)
+		}
+		n.AddReady, n.KnownReady = service == "loadbalancer", c.knownReady
+		n.Stop(service)
+		out, _ = n.Want(t, invocation.ExitNotReady, "status")
+		nodetest.WantLines(t, out, c.ready)
+		for _, want := range []string{
+			c.problem, "Meanwhile: without sluice-" + service + ": ", c.meanwhile, "`journalctl -u sluice-" + service + "`",
+		} {
+			if !strings.Contains(out, want) {
+				t.Errorf("without %s the status does not say %q:\n%s", service, want, out)
+			}
+		}
+	}
+	n := nodetest.New(t, Command)
+	n.Healthy, n.Policy.Healthy, n.Identity.StoreError = true, true, "connection refused"
+	out, _ := n.Want(t, invocation.ExitNotReady, "status")
+	if nodetest.WantLines(t, out, known); !strings.Contains(out, "Meanwhile: without etcd: ") {
+		t.Errorf("without etcd:\n%s", out)
+	}
+}
+
+// What the cluster does not know of the ranges keeps no address from being given out.
+func TestStatusOfRangesThatAreNotRegisteredIsAWarning(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Healthy, n.Policy.Healthy = true, true
+	n.IPAM.StoreProblems = []string{"register the ranges of this node: connection refused"}
+	out, _ := n.Want(t, invocation.ExitNotReady, "status")
+	nodetest.WantLines(t, out, "Ready yes",
+		"Warning: sluice-ipam: register the ranges of this node: connection refused")
+}
+
 func TestStatusShowsTheCluster(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Healthy, n.Policy.Healthy = true, true

@@ -11,12 +11,14 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 type ipam struct {
 	ipamv1.UnimplementedIPAMServiceServer
-	Problems []string
+	Problems      []string
+	StoreProblems []string // of the cluster's registry
 }
 
 func (*ipam) pools() []*ipamv1.Pool {
@@ -56,6 +58,10 @@ func (*ipam) ListAllocations(_ *ipamv1.ListAllocationsRequest,
 }
 
 func (f *ipam) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.GetStatusResponse, error) {
-	return &ipamv1.GetStatusResponse{Service: serviceStatus(f.Problems...), Pools: f.pools()},
-		nil
+	service := serviceStatus(f.Problems...)
+	for _, text := range f.StoreProblems {
+		p := &statusv1.Problem{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: text}
+		service.Problems = append(service.Problems, p)
+	}
+	return &ipamv1.GetStatusResponse{Service: service, Pools: f.pools()}, nil
 }

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package status
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+)
+
+// works is what goes on without a service. docs/failures.md has the same as a table, and
+// a test of whole nodes holds both.
+var works = map[string]string{
+	"etcd": "packets, services, policies and their changes, DEL, and ADD of label sets that are known here. " +
+		"Nothing on this node has to be restarted: it goes on by itself when etcd is back",
+	"identity": "packets, services, policies and their changes, DEL, and ADD of containers with the labels of one that is " +
+		"here. Labels of live containers do not change",
+	"ipam": "packets, services, policies and their changes, and DEL, whose addresses are released later. No ADD",
+	"policy": "packets under the policies that the kernel enforces, services, DEL, and ADD of containers with the labels of " +
+		"one that is here. Policies cannot be changed",
+	"loadbalancer": "packets, policies and their changes, ADD and DEL, and services as they are. Services do not change",
+	"datapath": "packets under the policies and services that the kernel has, and DEL, which is written down and carried " +
+		"out later. No ADD; changes of policies and services are stored and enforced when it is back",
+}
+
+// meanwhile says of each service that is away what works without it, and where its log is.
+func (s *Node) meanwhile(inv *invocation.Invocation) []string {
+	all := []string{}
+	if i := s.Identity; i != nil && !i.StoreReached {
+		all = append(all, "without etcd: "+works["etcd"])
+	}
+	for _, service := range s.Services {
+		if !service.away || service.denied {
+			continue
+		}
+		all = append(all, fmt.Sprintf("without sluice-%s: %s. %s", service.Name, works[service.Name],
+			whereToLook(inv, service.Name)))
+	}
+	return all
+}
+
+// whereToLook names the log of a service that is away, and how it is started again if
+// that is known.
+func whereToLook(inv *invocation.Invocation, service string) string {
+	if socket, err := inv.Socket(service); err == nil {
+		file := filepath.Join(filepath.Dir(filepath.Dir(socket)), "log", service+".log")
+		if _, err := os.Stat(file); err == nil { // a node for development
+			return fmt.Sprintf("Its log is %s; `sluice dev restart %s --instance %s` starts it", file, service, inv.Instance)
+		}
+	}
+	return fmt.Sprintf("`journalctl -u sluice-%s`, or in Kubernetes the log of the container %s, says why", service, service)
+}

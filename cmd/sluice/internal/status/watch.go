@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package status
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+)
+
+// Pauses between two looks at the node.
+const (
+	watchPause = time.Second
+	waitPause  = 200 * time.Millisecond
+)
+
+// waiting is the value of --wait.
+type waiting struct{ limit time.Duration }
+
+func (w *waiting) flag(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.Var(w, "wait", "wait until the node is ready, so long at most")
+	f.Lookup("wait").NoOptDefVal = "1m"
+}
+
+// String implements pflag.Value.
+func (w *waiting) String() string {
+	if w.limit == 0 {
+		return ""
+	}
+	return w.limit.String()
+}
+
+// Set implements pflag.Value.
+func (w *waiting) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return errors.New("want a time such as 30s")
+	}
+	w.limit = d
+	return nil
+}
+
+// Type implements pflag.Value.
+func (*waiting) Type() string { return "duration" }
+
+// await looks again and again until the node is ready, and shows how it is then, or how
+// it is at the end of the time.
+func await(ctx context.Context, inv *invocation.Invocation, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	began := time.Now()
+	var last *Node
+	for {
+		s, err := look(ctx, inv)
+		if err != nil {
+			return err
+		}
+		// A look that the end of the time cut short says less than the one before it.
+		if ctx.Err() == nil || last == nil {
+			last = s
+		}
+		if s.Ready {
+			return inv.Show(s, s.table)
+		}
+		if !pause(ctx, waitPause) {
+			break
+		}
+	}
+	if err := inv.Show(last, last.table); err != nil {
+		return err
+	}
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return ctx.Err()
+	}
+	return &invocation.ExitError{
+		Code: invocation.ExitNotReady,
+		Err:  fmt.Errorf("the node is not ready after %s", time.Since(began).Round(time.Second)),
+	}
+}
+
+// pause waits, and says whether ctx goes on.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// follow shows the node until ctx is done: the whole status again and again on a
+// terminal, else what has changed.
+func follow(ctx context.Context, inv *invocation.Invocation) error {
+	show := changes(inv.Out)
+	switch {
+	case inv.Format == "json":
+		show = objects(inv.Out)
+	case isTerminal(inv.Out):
+		show = redraw(inv.Out)
+	}
+	for {
+		s, err := look(ctx, inv)
+		if err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err := show(s); err != nil {
+			return err
+		}
+		if !pause(ctx, watchPause) {
+			return nil
+		}
+	}
+}
+
+// redraw shows the whole status in the place of the one before.
+func redraw(w io.Writer) func(*Node) error {
+	var last []byte
+	return func(s *Node) error {
+		var text bytes.Buffer
+		t := tabwriter.NewWriter(&text, 0, 4, 2, ' ', 0)
+		s.table(t)
+		if err := t.Flush(); err != nil {
+			return err
+		}
+		if bytes.Equal(text.Bytes(), last) {
+			return nil
+		}
+		last = bytes.Clone(text.Bytes())
+		_, err := fmt.Fprintf(w, "\x1b[H\x1b[2J%s", last) // to the corner, and clear
+		return err
+	}
+}
+
+// verdictOf is what counts as a change: whether the node is ready, and what is not as it
+// should be. Counters are not part of it.
+func verdictOf(s *Node) []string {
+	all := []string{}
+	for _, problem := range s.Problems {
+		all = append(all, "Problem: "+problem)
+	}
+	for _, warning := range s.Warnings {
+		all = append(all, "Warning: "+warning)
+	}
+	return all
+}
+
+// changes writes a line for each thing that has changed, with the time; at first for all
+// that there is.
+func changes(w io.Writer) func(*Node) error {
+	var ready string
+	var last []string
+	return func(s *Node) error {
+		now, verdict := time.Now().Format("15:04:05"), verdictOf(s)
+		var lines []string
+		if r := s.readyText(); r != ready {
+			ready = r
+			lines = append(lines, "Ready: "+r)
+		}
+		for _, text := range last {
+			if !slices.Contains(verdict, text) {
+				lines = append(lines, "over: "+text)
+			}
+		}
+		for _, text := range verdict {
+			if !slices.Contains(last, text) {
+				lines = append(lines, text)
+			}
+		}
+		last = verdict
+		for _, line := range lines {
+			if _, err := fmt.Fprintln(w, now+"  "+output.Printable(line)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// objects writes the whole status as one line of JSON whenever something has changed
+// that changes would write.
+func objects(w io.Writer) func(*Node) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	var last []string
+	return func(s *Node) error {
+		verdict := append(verdictOf(s), s.readyText())
+		if last != nil && slices.Equal(verdict, last) {
+			return nil
+		}
+		last = verdict
+		return e.Encode(s)
+	}
+}
+
+// isTerminal says whether somebody sees what is written as a screen.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}

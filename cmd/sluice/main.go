@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/dev"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/explain"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/fqdn"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/identity"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ip"
@@ -34,7 +35,7 @@ import (
 // commands are those of the program, in the order in which they were added.
 var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, endpoint.Command, identity.Command, ip.Command, ipam.Command,
-	policy.Command, explain.Command, observe.Command, bpfmap.Command, audit.Command,
+	policy.Command, fqdn.Command, explain.Command, observe.Command, bpfmap.Command, audit.Command,
 	prepare.Command, node.Command, service.Command, backend.Command, dev.Command,
 	kubernetes.Command, probe.Command,
 }

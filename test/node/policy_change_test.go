@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -383,6 +384,46 @@ spec:
 	other := world
 	other.IPv4, other.IPv6 = world.IPv4.Next(), world.IPv6.Next()
 	n.wantDenied(t, flows, client, other, 7003)
+	n.forgetLearnedAddress(t, policies, flows, client, world)
+}
+
+// forgetLearnedAddress: what a connection to a learned address sends next after the
+// answer of ForgetNames is dropped, as is a new connection.
+func (n *testNode) forgetLearnedAddress(
+	t *testing.T, policies policyv1.PolicyServiceClient, flows *flowLog, client, world pod.Pod,
+) {
+	t.Helper()
+	var open []*net.UDPConn
+	for _, address := range world.Addresses() {
+		socket, err := client.DialUDP(netip.AddrPortFrom(address, 7003))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer socket.Close()
+		if _, err := socket.Write([]byte("open")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := socket.Read(make([]byte, 16)); err != nil {
+			t.Fatalf("to %s before it is forgotten: %v", address, err)
+		}
+		open = append(open, socket)
+	}
+	ctx, cancel := deadline(t)
+	defer cancel()
+	answer, err := policies.ForgetNames(ctx, &policyv1.ForgetNamesRequest{Pattern: "*.service.example"})
+	if err != nil || answer.GetNameCount() != 1 || int(answer.GetAddressCount()) != len(open) {
+		t.Fatalf("ForgetNames: %v, %v, want 1 name with %d addresses", answer, err, len(open))
+	}
+	for i, socket := range open {
+		address, mark := world.Addresses()[i], flows.mark()
+		if _, err := socket.Write([]byte("more")); err != nil && !errors.Is(err, syscall.EPERM) {
+			t.Fatal(err)
+		}
+		flows.waitFrom(t, mark, "the next datagram to "+address.String()+" is dropped", func(f *datapathv1.Flow) bool {
+			return f.GetDestination().GetAddress() == address.String()
+		})
+	}
+	n.wantDenied(t, flows, client, world, 7003)
 }
 
 // A new pod that gets the address of another inherits none of its connections.

@@ -247,6 +247,10 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 			})
 			return !r.GetUsed(), err
 		},
+		"ForgetNames": func() (bool, error) {
+			r, err := policies.ForgetNames(ctx, &policyv1.ForgetNamesRequest{Pattern: "*", ValidateOnly: true})
+			return r.GetNameCount() == 0, err
+		},
 	} {
 		said, err := call()
 		if err != nil || !said {

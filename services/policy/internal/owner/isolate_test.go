@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/question"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
 // pods makes the owner know pods of a namespace: 300 is app=web, 301 app=db.
@@ -77,8 +78,8 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 			t.Errorf("%s: accepted %t, %q, web to db %t, db to web %t", what, p.Accepted, p.Error, passes(t, o, 300, 301), passes(t, o, 301, 300))
 		}
 		st, err := o.Status(t.Context())
-		said := slices.ContainsFunc(st.Problems, func(p Problem) bool {
-			return p.Kind == ProblemPolicy && strings.HasPrefix(p.Text, "NetworkPolicy shop/db cannot be converted, and what it selects is isolated: ")
+		said := slices.ContainsFunc(st.Problems, func(p summary.Problem) bool {
+			return p.Kind == summary.ProblemPolicy && strings.HasPrefix(p.Text, "NetworkPolicy shop/db cannot be converted, and what it selects is isolated: ")
 		})
 		if err != nil || said == accepted {
 			t.Errorf("%s: problems %v, %v", what, st.Problems, err)

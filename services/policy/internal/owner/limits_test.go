@@ -29,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/question"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
+	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
 func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
@@ -202,7 +203,7 @@ func TestStatusNamesSomeOfManyProblems(t *testing.T) {
 	if st.Refused != len(files) {
 		t.Errorf("%d are refused, want %d", st.Refused, len(files))
 	}
-	if last := st.Problems[len(st.Problems)-1]; len(st.Problems) != MaxProblems+1 || !strings.HasPrefix(last.Text, "and 2900 more") || st.Problems[0].Text != "file 0000.yaml is refused: not a regular file" {
+	if last := st.Problems[len(st.Problems)-1]; len(st.Problems) != summary.MaxProblems+1 || !strings.HasPrefix(last.Text, "and 2900 more") || st.Problems[0].Text != "file 0000.yaml is refused: not a regular file" {
 		t.Errorf("%d problems, from %v to %v", len(st.Problems), st.Problems[0], last)
 	}
 	if st.ProblemCount != 3000 {
@@ -452,7 +453,7 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 		t.Fatalf("%+v, %v; want that the policy stays", list, err)
 	}
 	st, err := o.Status(t.Context())
-	if want := "the source file is not configured, and 1 of its policies are in force: delete them, or configure it again"; err != nil || len(st.Problems) != 1 || st.Problems[0] != (Problem{ProblemSettings, want}) {
+	if want := "the source file is not configured, and 1 of its policies are in force: delete them, or configure it again"; err != nil || len(st.Problems) != 1 || st.Problems[0] != (summary.Problem{Kind: summary.ProblemSettings, Text: want}) {
 		t.Errorf("problems %v, %v; want %q", st.Problems, err, want)
 	}
 	stop()

@@ -7,11 +7,15 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
+	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/names"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -73,11 +77,18 @@ func (o *Owner) learn(name string, addrs []netip.Addr, ttl time.Duration) error 
 
 // forget drops addresses that the table of names has no more.
 func (o *Owner) forget(gone []engine.Name) {
-	for _, n := range gone {
-		o.barrier.Address++
-		o.problem("learned addresses", o.apply(engine.Change{Forget: []engine.Name{n}}))
-		o.save(o.names.Record(n.Name))
+	if len(gone) == 0 {
+		return
 	}
+	o.barrier.Address++
+	o.problem("learned addresses", o.apply(engine.Change{Forget: gone}))
+	var record journal.Change
+	for _, n := range gone {
+		r := o.names.Record(n.Name)
+		record.Names = append(record.Names, r.Names...)
+		record.GoneNames = append(record.GoneNames, r.GoneNames...)
+	}
+	o.save(record)
 }
 
 // sweepNames drops addresses whose time and grace are over.
@@ -85,4 +96,71 @@ func (o *Owner) sweepNames(now time.Time) {
 	gone, wake := o.names.Expire(now)
 	o.forget(gone)
 	o.wakeAt(wake)
+}
+
+// Names lists learned names with the rules that select them, sorted. The owner
+// copies them; which rules select them is found in the caller's goroutine.
+func (o *Owner) Names(ctx context.Context, f names.Filter) ([]names.Used, error) {
+	match, err := f.Match()
+	if err != nil {
+		return nil, &failure.FieldError{Field: "pattern", Err: err}
+	}
+	var objects []policy.Object
+	list, err := ask(ctx, o, func() ([]names.Learned, error) {
+		o.operation = opRead
+		for _, p := range o.policies {
+			if p.inForce() {
+				objects = append(objects, p.object)
+			}
+		}
+		return o.names.List(match, f.Address), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return names.WithUses(ctx, list, objects)
+}
+
+// forgetAtOnce is how many names are forgotten in one turn.
+const forgetAtOnce = 256
+
+// Forget forgets the names, or the address of the filter of each, and says how
+// many addresses each had. When it returns, the kernel of every connected
+// subscriber that enforces has forgotten them. Other calls are served between its
+// turns.
+func (o *Owner) Forget(ctx context.Context, f names.Filter, validateOnly bool) (gone []engine.Name, err error) {
+	match, err := f.Match()
+	if err != nil {
+		return nil, &failure.FieldError{Field: "pattern", Err: err}
+	}
+	list, err := ask(ctx, o, func() ([]names.Learned, error) {
+		o.operation = opRead
+		return o.names.List(match, f.Address), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if validateOnly {
+		return names.Would(list, f.Address), nil
+	}
+	for chunk := range slices.Chunk(list, forgetAtOnce) {
+		some, err := ask(ctx, o, func() (some []engine.Name, _ error) {
+			o.operation = opLearn
+			for _, l := range chunk {
+				some = append(some, o.names.Forget(l.Name, f.Address)...)
+			}
+			o.forget(some)
+			return some, nil
+		})
+		if err != nil {
+			return gone, err
+		}
+		gone = append(gone, some...)
+	}
+	// Also if there was nothing: a call before may have ended before its answer.
+	_, err = o.await(ctx, nil, func() (stream.Barrier, error) {
+		o.operation = opLearn
+		return stream.Barrier{Address: o.barrier.Address}, nil
+	})
+	return gone, err
 }

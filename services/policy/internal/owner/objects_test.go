@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
 // deltas is a feed of objects under test, with what it takes.
@@ -134,7 +135,7 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if i := slices.IndexFunc(st.Sources, func(s SourceStatus) bool { return s.Name == SourceKubernetes }); st.Sources[i].Synced || st.Sources[i].Error != "groups are forbidden" {
+	if i := slices.IndexFunc(st.Sources, func(s summary.SourceStatus) bool { return s.Name == SourceKubernetes }); st.Sources[i].Synced || st.Sources[i].Error != "groups are forbidden" {
 		t.Errorf("the source is %+v", st.Sources[i])
 	}
 	all := object("cilium.io/v2", cluster, `"spec":{"endpointSelector":{},"ingress":[{"fromEntities":["all"]}]}`)

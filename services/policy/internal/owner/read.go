@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -19,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/question"
-	"github.com/sluice-net/sluice/services/policy/internal/turns"
+	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
 // Filter says which policies are listed; its zero value takes all.
@@ -231,75 +230,11 @@ func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take f
 	return compared.Each(ctx, take)
 }
 
-// Status is a summary.
-type Status struct {
-	Revision    uint64
-	Store       peer.StoreRevision // of the identities
-	Policies    int
-	Refused     int
-	Unsupported int // policies in force with a field that is not supported
-	Identities  int
-	Waiting     int
-	Size        engine.Size
-	Counters    engine.Counters
-	Names       int
-	Addresses   int
-	Journal     int64
-	Busy        []turns.Busy
-	Sources     []SourceStatus
-	Subscribers []SubscriberStatus
-	// Problems are the first of them, and a line about the rest.
-	Problems     []Problem
-	ProblemCount int
-}
-
-// ProblemKind says where to look.
-type ProblemKind uint8
-
-// The kinds of problems.
-const (
-	ProblemPolicy   ProblemKind = iota + 1 // one is refused, or is not enforced as it should be
-	ProblemStorage                         // the disk takes no writes
-	ProblemSettings                        // they contradict the state
-)
-
-// Problem is one thing that needs an operator.
-type Problem struct {
-	Kind ProblemKind
-	Text string // one line
-}
-
-// MaxProblems is how many are listed: every file of a directory can be one, and
-// a status has to fit into a message.
-const MaxProblems = 100
-
-// SourceStatus is the state of a source.
-type SourceStatus struct {
-	Name     string
-	Manager  string // of SourceGRPC
-	Synced   bool
-	Error    string
-	Policies int // in force
-}
-
-// SubscriberStatus is the state of a subscriber.
-type SubscriberStatus struct {
-	Name      string
-	Connected bool
-	Enforces  bool
-	Revision  uint64
-	Store     peer.StoreRevision // of the identities that it enforces
-	Behind    uint64
-	Refusals  []string
-	Held      string    // why it goes on enforcing an earlier state
-	Forgotten time.Time // when, unless it comes back
-}
-
 // Status looks at everything.
-func (o *Owner) Status(ctx context.Context) (Status, error) {
-	return ask(ctx, o, func() (Status, error) {
+func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
+	return ask(ctx, o, func() (summary.Status, error) {
 		o.operation = opRead
-		s := Status{
+		s := summary.Status{
 			Busy:     o.turns.All(),
 			Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store, Policies: len(o.policies), Identities: len(o.identities), Waiting: o.engine.Waiting(),
 			Size: o.engine.Size(), Counters: o.engine.Counters(), Names: o.names.Len(), Addresses: o.names.Addresses(), Journal: o.journal.Size(),
@@ -315,19 +250,19 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 				if p.inForce() {
 					what = "cannot be converted, and what it selects is isolated"
 				}
-				s.Problems = append(s.Problems, Problem{ProblemPolicy, fmt.Sprintf("%s %s: %s", p.Key, what, p.Broken)})
+				s.Note(summary.ProblemPolicy, "%s %s: %s", p.Key, what, p.Broken)
 			}
 		}
 		s.Sources = o.sourceStates()
 		for name, src := range o.sources {
 			s.Refused += len(src.refused)
 			for origin, r := range src.refused {
-				s.Problems = append(s.Problems, Problem{ProblemPolicy, fmt.Sprintf("%s %s is refused: %s", name, origin, r.err)})
+				s.Note(summary.ProblemPolicy, "%s %s is refused: %s", name, origin, r.err)
 			}
 		}
 		states, _ := o.stream.States()
 		for name, sub := range o.subscribers {
-			st := SubscriberStatus{Name: name, Enforces: sub.enforces, Forgotten: sub.until}
+			st := summary.SubscriberStatus{Name: name, Enforces: sub.enforces, Forgotten: sub.until}
 			for _, state := range states {
 				if state.Name != name {
 					continue
@@ -344,13 +279,13 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 			}
 			s.Subscribers = append(s.Subscribers, st)
 		}
-		slices.SortFunc(s.Subscribers, func(a, b SubscriberStatus) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortFunc(s.Subscribers, func(a, b summary.SubscriberStatus) int { return strings.Compare(a.Name, b.Name) })
 		for what, text := range o.problems {
-			kind := ProblemPolicy
+			kind := summary.ProblemPolicy
 			if what == partStorage {
-				kind = ProblemStorage
+				kind = summary.ProblemStorage
 			}
-			s.Problems = append(s.Problems, Problem{kind, what + ": " + text})
+			s.Note(kind, "%s: %s", what, text)
 		}
 		orphans := make(map[string]int)
 		for _, p := range o.policies {
@@ -359,13 +294,14 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 			}
 		}
 		for name, count := range orphans {
-			s.Problems = append(s.Problems, Problem{
-				ProblemSettings, fmt.Sprintf("the source %s is not configured, and %d of its policies are in force: delete them, or configure it again", name, count),
-			})
+			s.Note(summary.ProblemSettings, "the source %s is not configured, and %d of its policies are in force: "+
+				"delete them, or configure it again", name, count)
 		}
-		slices.SortFunc(s.Problems, func(a, b Problem) int { return strings.Compare(a.Text, b.Text) })
-		if s.ProblemCount = len(s.Problems); s.ProblemCount > MaxProblems {
-			s.Problems = append(s.Problems[:MaxProblems], Problem{ProblemPolicy, fmt.Sprintf("and %d more: the refused ones are in the list of policies", s.ProblemCount-MaxProblems)})
+		slices.SortFunc(s.Problems, func(a, b summary.Problem) int { return strings.Compare(a.Text, b.Text) })
+		if s.ProblemCount = len(s.Problems); s.ProblemCount > summary.MaxProblems {
+			s.Problems = s.Problems[:summary.MaxProblems]
+			s.Note(summary.ProblemPolicy, "and %d more: the refused ones are in the list of policies",
+				s.ProblemCount-summary.MaxProblems)
 		}
 		return s, nil
 	})
@@ -373,16 +309,16 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 
 // sourceStates are the states of all sources, and of each manager of
 // SourceGRPC that has policies or has completed.
-func (o *Owner) sourceStates() []SourceStatus {
+func (o *Owner) sourceStates() []summary.SourceStatus {
 	type place struct{ source, manager string }
-	states := make(map[place]*SourceStatus)
+	states := make(map[place]*summary.SourceStatus)
 	for name, src := range o.sources {
-		states[place{source: name}] = &SourceStatus{Name: name, Synced: src.synced, Error: src.err}
+		states[place{source: name}] = &summary.SourceStatus{Name: name, Synced: src.synced, Error: src.err}
 	}
-	manager := func(name string) *SourceStatus {
+	manager := func(name string) *summary.SourceStatus {
 		at := place{SourceGRPC, name}
 		if states[at] == nil {
-			states[at] = &SourceStatus{Name: SourceGRPC, Manager: name, Synced: o.managers[name]}
+			states[at] = &summary.SourceStatus{Name: SourceGRPC, Manager: name, Synced: o.managers[name]}
 		}
 		return states[at]
 	}
@@ -398,11 +334,11 @@ func (o *Owner) sourceStates() []SourceStatus {
 			st.Policies++
 		}
 	}
-	out := make([]SourceStatus, 0, len(states))
+	out := make([]summary.SourceStatus, 0, len(states))
 	for _, st := range states {
 		out = append(out, *st)
 	}
-	slices.SortFunc(out, func(a, b SourceStatus) int {
+	slices.SortFunc(out, func(a, b summary.SourceStatus) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Manager, b.Manager))
 	})
 	return out

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
+	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
 // onDisk runs an owner that writes to the disk, and calls f beside it. It
@@ -58,7 +59,7 @@ func storageProblem(t *testing.T, o *Owner) string {
 		return ""
 	}
 	for _, p := range st.Problems {
-		if p.Kind == ProblemStorage {
+		if p.Kind == summary.ProblemStorage {
 			return p.Text
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
 // portPrefixes is a policy of namespace shop with as many address classes as it
@@ -57,7 +58,7 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := slices.ContainsFunc(st.Problems, func(p Problem) bool {
+		if got := slices.ContainsFunc(st.Problems, func(p summary.Problem) bool {
 			return strings.Contains(p.Text, "identity 300") && strings.Contains(p.Text, "1025 address classes, the limit is 1024")
 		}); got != want {
 			t.Errorf("%s: the problem is shown: %t, want %t; all: %v", when, got, want, st.Problems)

@@ -82,6 +82,15 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("ConfirmPolicies", err)
 	_, err = c.LearnNames(ctx, &policyv1.LearnNamesRequest{Name: "example.com", Addresses: []string{"192.0.2.1"}})
 	note("LearnNames", err)
+	_, err = c.ForgetNames(ctx, &policyv1.ForgetNamesRequest{Pattern: "example.com"})
+	note("ForgetNames", err)
+	names, err := c.ListNames(ctx, &policyv1.ListNamesRequest{})
+	if err == nil {
+		if _, err = names.Recv(); errors.Is(err, io.EOF) {
+			err = nil
+		}
+	}
+	note("ListNames", err)
 	w, err := c.WatchPolicyTables(ctx)
 	if err == nil {
 		w.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: subscribe(fmt.Sprint("u", os.Getuid()))}}) //nolint:errcheck // Recv says it
@@ -130,8 +139,8 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 	if err := os.Chmod(s.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	reads := []string{"ListPolicies", "GetPolicyTable", "WaitForRevision", "Explain", "Diff", "GetStatus"}
-	changes := []string{"UpsertPolicies", "DeletePolicies", "ReplacePolicies", "CompleteSource", "ConfirmPolicies", "LearnNames", "WatchPolicyTables"}
+	reads := []string{"ListNames", "ListPolicies", "GetPolicyTable", "WaitForRevision", "Explain", "Diff", "GetStatus"}
+	changes := []string{"UpsertPolicies", "DeletePolicies", "ReplacePolicies", "CompleteSource", "ConfirmPolicies", "LearnNames", "ForgetNames", "WatchPolicyTables"}
 	if n := len(policyv1.PolicyService_ServiceDesc.Methods) + len(policyv1.PolicyService_ServiceDesc.Streams); n != len(reads)+len(changes) {
 		t.Fatalf("the service has %d methods, this test knows %d", n, len(reads)+len(changes))
 	}

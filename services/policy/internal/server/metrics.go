@@ -10,12 +10,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/summary"
 	"github.com/sluice-net/sluice/services/policy/internal/turns"
 )
 
 // figures are what the metrics are taken from.
 type figures struct {
-	owner.Status
+	summary.Status
 	weight int
 	cut    uint64
 }

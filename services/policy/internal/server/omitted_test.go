@@ -13,6 +13,7 @@ import (
 
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
 func TestTableSaysHowManyRulesHaveNoSourceLocation(t *testing.T) {
@@ -74,7 +75,7 @@ func TestManyProblemsAreCounted(t *testing.T) {
 	s.sources = []string{owner.SourceFile}
 	s.start()
 	feed := s.owner.Feed(owner.SourceFile)
-	const most = owner.MaxProblems
+	const most = summary.MaxProblems
 	for _, c := range []struct{ files, listed, omitted int }{{most, most, 0}, {3000, most + 1, 3000 - most}} {
 		var files []owner.File
 		for i := range c.files {

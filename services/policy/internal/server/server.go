@@ -34,6 +34,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/question"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/summary"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
 
@@ -64,6 +65,8 @@ func Methods() rpc.Methods {
 		policyv1.PolicyService_ConfirmPolicies_FullMethodName:   {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_WatchPolicyTables_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 32}},
 		policyv1.PolicyService_LearnNames_FullMethodName:        {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 256, Waiting: 1024}},
+		policyv1.PolicyService_ForgetNames_FullMethodName:       {Access: rpc.Root(), Limit: change},
+		policyv1.PolicyService_ListNames_FullMethodName:         {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 4, Waiting: 32}},
 		policyv1.PolicyService_ListPolicies_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
 		policyv1.PolicyService_GetPolicyTable_FullMethodName:    {Access: rpc.Group(), Limit: costly},
 		policyv1.PolicyService_WaitForRevision_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64, Waiting: 64}},
@@ -257,11 +260,11 @@ func (s *Server) Diff(req *policyv1.DiffRequest, stream grpc.ServerStreamingServ
 }
 
 // problems have the reasons of the API.
-func problems(all []owner.Problem) []*statusv1.Problem {
-	reasons := map[owner.ProblemKind]statusv1.ProblemReason{
-		owner.ProblemPolicy:   statusv1.ProblemReason_PROBLEM_REASON_POLICY,
-		owner.ProblemStorage:  statusv1.ProblemReason_PROBLEM_REASON_STORAGE,
-		owner.ProblemSettings: statusv1.ProblemReason_PROBLEM_REASON_SETTINGS,
+func problems(all []summary.Problem) []*statusv1.Problem {
+	reasons := map[summary.ProblemKind]statusv1.ProblemReason{
+		summary.ProblemPolicy:   statusv1.ProblemReason_PROBLEM_REASON_POLICY,
+		summary.ProblemStorage:  statusv1.ProblemReason_PROBLEM_REASON_STORAGE,
+		summary.ProblemSettings: statusv1.ProblemReason_PROBLEM_REASON_SETTINGS,
 	}
 	out := make([]*statusv1.Problem, 0, len(all))
 	for _, p := range all {
@@ -279,7 +282,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 	out := &policyv1.GetStatusResponse{
 		Service: &statusv1.ServiceStatus{
 			Version: s.Version, StartTime: timestamppb.New(s.Started), Problems: problems(st.Problems),
-			OmittedProblemCount: uint32(max(0, st.ProblemCount-owner.MaxProblems)),
+			OmittedProblemCount: uint32(max(0, st.ProblemCount-summary.MaxProblems)),
 		},
 		Revision: st.Revision,
 		Policies: uint32(st.Policies), Refused: uint32(st.Refused), Identities: uint32(st.Identities),

@@ -47,6 +47,11 @@ type policy struct {
 	Table        *policyv1.GetPolicyTableResponse
 
 	SelectsNothing bool
+
+	Names    []*policyv1.LearnedName
+	Listed   *policyv1.ListNamesRequest
+	Forgot   *policyv1.ForgetNamesRequest
+	ForgetOf error
 }
 
 func newPolicy() *policy {
@@ -305,4 +310,33 @@ func (f *policy) GetStatus(context.Context, *policyv1.GetStatusRequest) (*policy
 		r.Refused, r.Sources[1] = 0, &policyv1.SourceStatus{Name: "file", Synced: true}
 	}
 	return r, nil
+}
+
+// ListNames implements the service.
+func (p *policy) ListNames(req *policyv1.ListNamesRequest,
+	stream grpc.ServerStreamingServer[policyv1.ListNamesResponse],
+) error {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	p.Listed = req
+	for _, n := range p.Names {
+		if err := stream.Send(&policyv1.ListNamesResponse{Name: n}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ForgetNames implements the service.
+func (p *policy) ForgetNames(
+	_ context.Context, req *policyv1.ForgetNamesRequest,
+) (*policyv1.ForgetNamesResponse, error) {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	p.Forgot = req
+	out := &policyv1.ForgetNamesResponse{NameCount: uint32(len(p.Names))}
+	for _, n := range p.Names {
+		out.AddressCount += uint32(len(n.GetAddresses()))
+	}
+	return out, p.ForgetOf
 }

@@ -1963,6 +1963,368 @@ func (x *LearnNamesResponse) GetUsed() bool {
 	return false
 }
 
+// ListNamesRequest is the input of ListNames.
+type ListNamesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// DNS name or pattern, as matchPattern of a policy: "*" stands for characters
+	// of one label, "**." at the start for one or more labels, and "*" alone for
+	// every name. Empty: every name.
+	Pattern string `protobuf:"bytes,1,opt,name=pattern,proto3" json:"pattern,omitempty"`
+	// Only names that have this address; empty: all.
+	Address       string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNamesRequest) Reset() {
+	*x = ListNamesRequest{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNamesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNamesRequest) ProtoMessage() {}
+
+func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNamesRequest.ProtoReflect.Descriptor instead.
+func (*ListNamesRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ListNamesRequest) GetPattern() string {
+	if x != nil {
+		return x.Pattern
+	}
+	return ""
+}
+
+func (x *ListNamesRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+// ListNamesResponse is one message of the answer of ListNames.
+type ListNamesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One name.
+	Name          *LearnedName `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNamesResponse) Reset() {
+	*x = ListNamesResponse{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNamesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNamesResponse) ProtoMessage() {}
+
+func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNamesResponse.ProtoReflect.Descriptor instead.
+func (*ListNamesResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ListNamesResponse) GetName() *LearnedName {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+// LearnedName is a DNS name with the addresses that were learned for it.
+type LearnedName struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name in lower case, with the final dot.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Its addresses, at most 1,024, sorted.
+	Addresses []*LearnedAddress `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Rules of policies in force that select the name, whether or not they select
+	// an endpoint of this node; the first 16, sorted by their policy.
+	UsedBy []*RuleSource `protobuf:"bytes,3,rep,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
+	// How many more such rules there are.
+	OmittedUseCount uint32 `protobuf:"varint,4,opt,name=omitted_use_count,json=omittedUseCount,proto3" json:"omitted_use_count,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *LearnedName) Reset() {
+	*x = LearnedName{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LearnedName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LearnedName) ProtoMessage() {}
+
+func (x *LearnedName) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LearnedName.ProtoReflect.Descriptor instead.
+func (*LearnedName) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *LearnedName) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LearnedName) GetAddresses() []*LearnedAddress {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *LearnedName) GetUsedBy() []*RuleSource {
+	if x != nil {
+		return x.UsedBy
+	}
+	return nil
+}
+
+func (x *LearnedName) GetOmittedUseCount() uint32 {
+	if x != nil {
+		return x.OmittedUseCount
+	}
+	return 0
+}
+
+// LearnedAddress is an address of a name.
+type LearnedAddress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// When its time is over, by the ttl of the last LearnNames that had it. Past:
+	// it stays for connections that use it, and makes room for others.
+	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	// When it is forgotten: expire_time and the setting names.grace.
+	ForgetTime    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=forget_time,json=forgetTime,proto3" json:"forget_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LearnedAddress) Reset() {
+	*x = LearnedAddress{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LearnedAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LearnedAddress) ProtoMessage() {}
+
+func (x *LearnedAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LearnedAddress.ProtoReflect.Descriptor instead.
+func (*LearnedAddress) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *LearnedAddress) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *LearnedAddress) GetExpireTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpireTime
+	}
+	return nil
+}
+
+func (x *LearnedAddress) GetForgetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ForgetTime
+	}
+	return nil
+}
+
+// ForgetNamesRequest is the input of ForgetNames.
+type ForgetNamesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names, as in ListNamesRequest; "*" for all. Empty: all, and address has to be
+	// set.
+	Pattern string `protobuf:"bytes,1,opt,name=pattern,proto3" json:"pattern,omitempty"`
+	// Forget this address of them alone; empty: all of their addresses.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// Say what would be forgotten, and forget nothing.
+	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetNamesRequest) Reset() {
+	*x = ForgetNamesRequest{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetNamesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetNamesRequest) ProtoMessage() {}
+
+func (x *ForgetNamesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetNamesRequest.ProtoReflect.Descriptor instead.
+func (*ForgetNamesRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ForgetNamesRequest) GetPattern() string {
+	if x != nil {
+		return x.Pattern
+	}
+	return ""
+}
+
+func (x *ForgetNamesRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ForgetNamesRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+// ForgetNamesResponse is the answer of ForgetNames.
+type ForgetNamesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many names had such addresses.
+	NameCount uint32 `protobuf:"varint,1,opt,name=name_count,json=nameCount,proto3" json:"name_count,omitempty"`
+	// How many addresses were forgotten, of all names together.
+	AddressCount  uint32 `protobuf:"varint,2,opt,name=address_count,json=addressCount,proto3" json:"address_count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetNamesResponse) Reset() {
+	*x = ForgetNamesResponse{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetNamesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetNamesResponse) ProtoMessage() {}
+
+func (x *ForgetNamesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetNamesResponse.ProtoReflect.Descriptor instead.
+func (*ForgetNamesResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ForgetNamesResponse) GetNameCount() uint32 {
+	if x != nil {
+		return x.NameCount
+	}
+	return 0
+}
+
+func (x *ForgetNamesResponse) GetAddressCount() uint32 {
+	if x != nil {
+		return x.AddressCount
+	}
+	return 0
+}
+
 // Peer is one end of a connection.
 type Peer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1980,7 +2342,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1992,7 +2354,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2005,7 +2367,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{22}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Peer) GetIdentity() uint32 {
@@ -2047,7 +2409,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2059,7 +2421,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2072,7 +2434,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{23}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExplainRequest) GetFrom() *Peer {
@@ -2121,7 +2483,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2133,7 +2495,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2146,7 +2508,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{24}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExplainResponse) GetVerdict() Action {
@@ -2206,7 +2568,7 @@ type SideExplanation struct {
 
 func (x *SideExplanation) Reset() {
 	*x = SideExplanation{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2218,7 +2580,7 @@ func (x *SideExplanation) String() string {
 func (*SideExplanation) ProtoMessage() {}
 
 func (x *SideExplanation) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2231,7 +2593,7 @@ func (x *SideExplanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SideExplanation.ProtoReflect.Descriptor instead.
 func (*SideExplanation) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{25}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SideExplanation) GetSubject() uint32 {
@@ -2325,7 +2687,7 @@ type MatchingRule struct {
 
 func (x *MatchingRule) Reset() {
 	*x = MatchingRule{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2699,7 @@ func (x *MatchingRule) String() string {
 func (*MatchingRule) ProtoMessage() {}
 
 func (x *MatchingRule) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2712,7 @@ func (x *MatchingRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchingRule.ProtoReflect.Descriptor instead.
 func (*MatchingRule) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{26}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MatchingRule) GetNumber() uint32 {
@@ -2412,7 +2774,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2424,7 +2786,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2437,7 +2799,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{27}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DiffRequest) GetManifests() []byte {
@@ -2487,7 +2849,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2499,7 +2861,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2512,7 +2874,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{28}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DiffResponse) GetSubject() uint32 {
@@ -2566,7 +2928,7 @@ type DiffPeer struct {
 
 func (x *DiffPeer) Reset() {
 	*x = DiffPeer{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2578,7 +2940,7 @@ func (x *DiffPeer) String() string {
 func (*DiffPeer) ProtoMessage() {}
 
 func (x *DiffPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2591,7 +2953,7 @@ func (x *DiffPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffPeer.ProtoReflect.Descriptor instead.
 func (*DiffPeer) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{29}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DiffPeer) GetIdentity() uint32 {
@@ -2636,7 +2998,7 @@ type DiffPorts struct {
 
 func (x *DiffPorts) Reset() {
 	*x = DiffPorts{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2648,7 +3010,7 @@ func (x *DiffPorts) String() string {
 func (*DiffPorts) ProtoMessage() {}
 
 func (x *DiffPorts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2661,7 +3023,7 @@ func (x *DiffPorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffPorts.ProtoReflect.Descriptor instead.
 func (*DiffPorts) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{30}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DiffPorts) GetFirstProtocol() uint32 {
@@ -2715,7 +3077,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +3089,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +3102,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{31}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{37}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -2780,7 +3142,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2792,7 +3154,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2805,7 +3167,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{32}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetStatusResponse) GetService() *v13.ServiceStatus {
@@ -2922,7 +3284,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2934,7 +3296,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2947,7 +3309,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{33}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -3018,7 +3380,7 @@ type SubscriberStatus struct {
 
 func (x *SubscriberStatus) Reset() {
 	*x = SubscriberStatus{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3030,7 +3392,7 @@ func (x *SubscriberStatus) String() string {
 func (*SubscriberStatus) ProtoMessage() {}
 
 func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3043,7 +3405,7 @@ func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriberStatus.ProtoReflect.Descriptor instead.
 func (*SubscriberStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{34}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SubscriberStatus) GetName() string {
@@ -3231,7 +3593,31 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12#\n" +
 	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"(\n" +
 	"\x12LearnNamesResponse\x12\x12\n" +
-	"\x04used\x18\x01 \x01(\bR\x04used\"\x96\x01\n" +
+	"\x04used\x18\x01 \x01(\bR\x04used\"`\n" +
+	"\x10ListNamesRequest\x12\"\n" +
+	"\apattern\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xff\x01R\apattern\x12(\n" +
+	"\aaddress\x18\x02 \x01(\tB\x0e\xbaH\v\xd8\x01\x01r\x06\xba\x01\x01%p\x01R\aaddress\"F\n" +
+	"\x11ListNamesResponse\x121\n" +
+	"\x04name\x18\x01 \x01(\v2\x1d.sluice.policy.v1.LearnedNameR\x04name\"\xc4\x01\n" +
+	"\vLearnedName\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12>\n" +
+	"\taddresses\x18\x02 \x03(\v2 .sluice.policy.v1.LearnedAddressR\taddresses\x125\n" +
+	"\aused_by\x18\x03 \x03(\v2\x1c.sluice.policy.v1.RuleSourceR\x06usedBy\x12*\n" +
+	"\x11omitted_use_count\x18\x04 \x01(\rR\x0fomittedUseCount\"\xa4\x01\n" +
+	"\x0eLearnedAddress\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12;\n" +
+	"\vexpire_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"expireTime\x12;\n" +
+	"\vforget_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"forgetTime\"\x87\x01\n" +
+	"\x12ForgetNamesRequest\x12\"\n" +
+	"\apattern\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xff\x01R\apattern\x12(\n" +
+	"\aaddress\x18\x02 \x01(\tB\x0e\xbaH\v\xd8\x01\x01r\x06\xba\x01\x01%p\x01R\aaddress\x12#\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"Y\n" +
+	"\x13ForgetNamesResponse\x12\x1d\n" +
+	"\n" +
+	"name_count\x18\x01 \x01(\rR\tnameCount\x12#\n" +
+	"\raddress_count\x18\x02 \x01(\rR\faddressCount\"\x96\x01\n" +
 	"\x04Peer\x12&\n" +
 	"\bidentity\x18\x01 \x01(\rB\n" +
 	"\xbaH\a*\x05\x18\xff\xff\xff\aR\bidentity\x12<\n" +
@@ -3370,7 +3756,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x14SOURCE_KIND_IDENTITY\x10\x01\x12\x14\n" +
 	"\x10SOURCE_KIND_GRPC\x10\x02\x12\x14\n" +
 	"\x10SOURCE_KIND_FILE\x10\x03\x12\x1a\n" +
-	"\x16SOURCE_KIND_KUBERNETES\x10\x042\xf6\t\n" +
+	"\x16SOURCE_KIND_KUBERNETES\x10\x042\xaa\v\n" +
 	"\rPolicyService\x12c\n" +
 	"\x0eUpsertPolicies\x12'.sluice.policy.v1.UpsertPoliciesRequest\x1a(.sluice.policy.v1.UpsertPoliciesResponse\x12c\n" +
 	"\x0eDeletePolicies\x12'.sluice.policy.v1.DeletePoliciesRequest\x1a(.sluice.policy.v1.DeletePoliciesResponse\x12f\n" +
@@ -3382,7 +3768,9 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x11WatchPolicyTables\x12*.sluice.policy.v1.WatchPolicyTablesRequest\x1a+.sluice.policy.v1.WatchPolicyTablesResponse(\x010\x01\x12f\n" +
 	"\x0fWaitForRevision\x12(.sluice.policy.v1.WaitForRevisionRequest\x1a).sluice.policy.v1.WaitForRevisionResponse\x12W\n" +
 	"\n" +
-	"LearnNames\x12#.sluice.policy.v1.LearnNamesRequest\x1a$.sluice.policy.v1.LearnNamesResponse\x12N\n" +
+	"LearnNames\x12#.sluice.policy.v1.LearnNamesRequest\x1a$.sluice.policy.v1.LearnNamesResponse\x12V\n" +
+	"\tListNames\x12\".sluice.policy.v1.ListNamesRequest\x1a#.sluice.policy.v1.ListNamesResponse0\x01\x12Z\n" +
+	"\vForgetNames\x12$.sluice.policy.v1.ForgetNamesRequest\x1a%.sluice.policy.v1.ForgetNamesResponse\x12N\n" +
 	"\aExplain\x12 .sluice.policy.v1.ExplainRequest\x1a!.sluice.policy.v1.ExplainResponse\x12G\n" +
 	"\x04Diff\x12\x1d.sluice.policy.v1.DiffRequest\x1a\x1e.sluice.policy.v1.DiffResponse0\x01\x12T\n" +
 	"\tGetStatus\x12\".sluice.policy.v1.GetStatusRequest\x1a#.sluice.policy.v1.GetStatusResponseB\xc7\x01\n" +
@@ -3401,7 +3789,7 @@ func file_sluice_policy_v1_policy_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(ErrorReason)(0),                  // 0: sluice.policy.v1.ErrorReason
 	(PolicyNoteKind)(0),               // 1: sluice.policy.v1.PolicyNoteKind
@@ -3429,35 +3817,41 @@ var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(*WaitForRevisionResponse)(nil),   // 23: sluice.policy.v1.WaitForRevisionResponse
 	(*LearnNamesRequest)(nil),         // 24: sluice.policy.v1.LearnNamesRequest
 	(*LearnNamesResponse)(nil),        // 25: sluice.policy.v1.LearnNamesResponse
-	(*Peer)(nil),                      // 26: sluice.policy.v1.Peer
-	(*ExplainRequest)(nil),            // 27: sluice.policy.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 28: sluice.policy.v1.ExplainResponse
-	(*SideExplanation)(nil),           // 29: sluice.policy.v1.SideExplanation
-	(*MatchingRule)(nil),              // 30: sluice.policy.v1.MatchingRule
-	(*DiffRequest)(nil),               // 31: sluice.policy.v1.DiffRequest
-	(*DiffResponse)(nil),              // 32: sluice.policy.v1.DiffResponse
-	(*DiffPeer)(nil),                  // 33: sluice.policy.v1.DiffPeer
-	(*DiffPorts)(nil),                 // 34: sluice.policy.v1.DiffPorts
-	(*GetStatusRequest)(nil),          // 35: sluice.policy.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 36: sluice.policy.v1.GetStatusResponse
-	(*SourceStatus)(nil),              // 37: sluice.policy.v1.SourceStatus
-	(*SubscriberStatus)(nil),          // 38: sluice.policy.v1.SubscriberStatus
-	(*timestamppb.Timestamp)(nil),     // 39: google.protobuf.Timestamp
-	(*PolicyTable)(nil),               // 40: sluice.policy.v1.PolicyTable
-	(*RuleSources)(nil),               // 41: sluice.policy.v1.RuleSources
-	(*v1.StoreRevision)(nil),          // 42: sluice.identity.v1.StoreRevision
-	(*durationpb.Duration)(nil),       // 43: google.protobuf.Duration
-	(*v11.Label)(nil),                 // 44: sluice.workload.v1.Label
-	(v12.Protocol)(0),                 // 45: sluice.net.v1.Protocol
-	(Action)(0),                       // 46: sluice.policy.v1.Action
-	(v12.Proxy)(0),                    // 47: sluice.net.v1.Proxy
-	(v12.DecidedBy)(0),                // 48: sluice.net.v1.DecidedBy
-	(Tier)(0),                         // 49: sluice.policy.v1.Tier
+	(*ListNamesRequest)(nil),          // 26: sluice.policy.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),         // 27: sluice.policy.v1.ListNamesResponse
+	(*LearnedName)(nil),               // 28: sluice.policy.v1.LearnedName
+	(*LearnedAddress)(nil),            // 29: sluice.policy.v1.LearnedAddress
+	(*ForgetNamesRequest)(nil),        // 30: sluice.policy.v1.ForgetNamesRequest
+	(*ForgetNamesResponse)(nil),       // 31: sluice.policy.v1.ForgetNamesResponse
+	(*Peer)(nil),                      // 32: sluice.policy.v1.Peer
+	(*ExplainRequest)(nil),            // 33: sluice.policy.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 34: sluice.policy.v1.ExplainResponse
+	(*SideExplanation)(nil),           // 35: sluice.policy.v1.SideExplanation
+	(*MatchingRule)(nil),              // 36: sluice.policy.v1.MatchingRule
+	(*DiffRequest)(nil),               // 37: sluice.policy.v1.DiffRequest
+	(*DiffResponse)(nil),              // 38: sluice.policy.v1.DiffResponse
+	(*DiffPeer)(nil),                  // 39: sluice.policy.v1.DiffPeer
+	(*DiffPorts)(nil),                 // 40: sluice.policy.v1.DiffPorts
+	(*GetStatusRequest)(nil),          // 41: sluice.policy.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 42: sluice.policy.v1.GetStatusResponse
+	(*SourceStatus)(nil),              // 43: sluice.policy.v1.SourceStatus
+	(*SubscriberStatus)(nil),          // 44: sluice.policy.v1.SubscriberStatus
+	(*timestamppb.Timestamp)(nil),     // 45: google.protobuf.Timestamp
+	(*PolicyTable)(nil),               // 46: sluice.policy.v1.PolicyTable
+	(*RuleSources)(nil),               // 47: sluice.policy.v1.RuleSources
+	(*v1.StoreRevision)(nil),          // 48: sluice.identity.v1.StoreRevision
+	(*durationpb.Duration)(nil),       // 49: google.protobuf.Duration
 	(*RuleSource)(nil),                // 50: sluice.policy.v1.RuleSource
-	(v12.Direction)(0),                // 51: sluice.net.v1.Direction
-	(*v13.ServiceStatus)(nil),         // 52: sluice.status.v1.ServiceStatus
-	(*WatchPolicyTablesRequest)(nil),  // 53: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 54: sluice.policy.v1.WatchPolicyTablesResponse
+	(*v11.Label)(nil),                 // 51: sluice.workload.v1.Label
+	(v12.Protocol)(0),                 // 52: sluice.net.v1.Protocol
+	(Action)(0),                       // 53: sluice.policy.v1.Action
+	(v12.Proxy)(0),                    // 54: sluice.net.v1.Proxy
+	(v12.DecidedBy)(0),                // 55: sluice.net.v1.DecidedBy
+	(Tier)(0),                         // 56: sluice.policy.v1.Tier
+	(v12.Direction)(0),                // 57: sluice.net.v1.Direction
+	(*v13.ServiceStatus)(nil),         // 58: sluice.status.v1.ServiceStatus
+	(*WatchPolicyTablesRequest)(nil),  // 59: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchPolicyTablesResponse)(nil), // 60: sluice.policy.v1.WatchPolicyTablesResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	11, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
@@ -3471,76 +3865,85 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	11, // 8: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
 	19, // 9: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
 	4,  // 10: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
-	39, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
+	45, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
 	12, // 12: sluice.policy.v1.Policy.notes:type_name -> sluice.policy.v1.PolicyNote
-	40, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.PolicyTable
-	40, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
-	41, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
-	41, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
-	42, // 17: sluice.policy.v1.GetPolicyTableResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	42, // 18: sluice.policy.v1.WaitForRevisionResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	43, // 19: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
-	44, // 20: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
-	26, // 21: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
-	26, // 22: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
-	45, // 23: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	46, // 24: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
-	29, // 25: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
-	29, // 26: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
-	44, // 27: sluice.policy.v1.SideExplanation.subject_labels:type_name -> sluice.workload.v1.Label
-	44, // 28: sluice.policy.v1.SideExplanation.peer_labels:type_name -> sluice.workload.v1.Label
-	46, // 29: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	47, // 30: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
-	48, // 31: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
-	30, // 32: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	46, // 33: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	49, // 34: sluice.policy.v1.MatchingRule.tier:type_name -> sluice.policy.v1.Tier
-	50, // 35: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
-	4,  // 36: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	44, // 37: sluice.policy.v1.DiffResponse.subject_labels:type_name -> sluice.workload.v1.Label
-	51, // 38: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
-	33, // 39: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
-	34, // 40: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	44, // 41: sluice.policy.v1.DiffPeer.labels:type_name -> sluice.workload.v1.Label
-	46, // 42: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	46, // 43: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	52, // 44: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	37, // 45: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
-	38, // 46: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
-	42, // 47: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	3,  // 48: sluice.policy.v1.SourceStatus.kind:type_name -> sluice.policy.v1.SourceKind
-	42, // 49: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	5,  // 50: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
-	13, // 51: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
-	7,  // 52: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
-	9,  // 53: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
-	15, // 54: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
-	17, // 55: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
-	20, // 56: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	53, // 57: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
-	22, // 58: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
-	24, // 59: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
-	27, // 60: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
-	31, // 61: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
-	35, // 62: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	6,  // 63: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	14, // 64: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	8,  // 65: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	10, // 66: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	16, // 67: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
-	18, // 68: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	21, // 69: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	54, // 70: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	23, // 71: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	25, // 72: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	28, // 73: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	32, // 74: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	36, // 75: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	63, // [63:76] is the sub-list for method output_type
-	50, // [50:63] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	46, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.PolicyTable
+	46, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
+	47, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
+	47, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
+	48, // 17: sluice.policy.v1.GetPolicyTableResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	48, // 18: sluice.policy.v1.WaitForRevisionResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	49, // 19: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
+	28, // 20: sluice.policy.v1.ListNamesResponse.name:type_name -> sluice.policy.v1.LearnedName
+	29, // 21: sluice.policy.v1.LearnedName.addresses:type_name -> sluice.policy.v1.LearnedAddress
+	50, // 22: sluice.policy.v1.LearnedName.used_by:type_name -> sluice.policy.v1.RuleSource
+	45, // 23: sluice.policy.v1.LearnedAddress.expire_time:type_name -> google.protobuf.Timestamp
+	45, // 24: sluice.policy.v1.LearnedAddress.forget_time:type_name -> google.protobuf.Timestamp
+	51, // 25: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
+	32, // 26: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
+	32, // 27: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
+	52, // 28: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	53, // 29: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
+	35, // 30: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
+	35, // 31: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
+	51, // 32: sluice.policy.v1.SideExplanation.subject_labels:type_name -> sluice.workload.v1.Label
+	51, // 33: sluice.policy.v1.SideExplanation.peer_labels:type_name -> sluice.workload.v1.Label
+	53, // 34: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
+	54, // 35: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
+	55, // 36: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
+	36, // 37: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
+	53, // 38: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	56, // 39: sluice.policy.v1.MatchingRule.tier:type_name -> sluice.policy.v1.Tier
+	50, // 40: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	4,  // 41: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
+	51, // 42: sluice.policy.v1.DiffResponse.subject_labels:type_name -> sluice.workload.v1.Label
+	57, // 43: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
+	39, // 44: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
+	40, // 45: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
+	51, // 46: sluice.policy.v1.DiffPeer.labels:type_name -> sluice.workload.v1.Label
+	53, // 47: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	53, // 48: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	58, // 49: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	43, // 50: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
+	44, // 51: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
+	48, // 52: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	3,  // 53: sluice.policy.v1.SourceStatus.kind:type_name -> sluice.policy.v1.SourceKind
+	48, // 54: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	5,  // 55: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
+	13, // 56: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
+	7,  // 57: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
+	9,  // 58: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
+	15, // 59: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
+	17, // 60: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
+	20, // 61: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
+	59, // 62: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	22, // 63: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
+	24, // 64: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
+	26, // 65: sluice.policy.v1.PolicyService.ListNames:input_type -> sluice.policy.v1.ListNamesRequest
+	30, // 66: sluice.policy.v1.PolicyService.ForgetNames:input_type -> sluice.policy.v1.ForgetNamesRequest
+	33, // 67: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
+	37, // 68: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
+	41, // 69: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
+	6,  // 70: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	14, // 71: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	8,  // 72: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	10, // 73: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	16, // 74: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
+	18, // 75: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	21, // 76: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	60, // 77: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	23, // 78: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	25, // 79: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	27, // 80: sluice.policy.v1.PolicyService.ListNames:output_type -> sluice.policy.v1.ListNamesResponse
+	31, // 81: sluice.policy.v1.PolicyService.ForgetNames:output_type -> sluice.policy.v1.ForgetNamesResponse
+	34, // 82: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	38, // 83: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	42, // 84: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	70, // [70:85] is the sub-list for method output_type
+	55, // [55:70] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_policy_proto_init() }
@@ -3559,7 +3962,7 @@ func file_sluice_policy_v1_policy_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_policy_proto_rawDesc), len(file_sluice_policy_v1_policy_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   35,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

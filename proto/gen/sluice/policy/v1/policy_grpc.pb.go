@@ -35,6 +35,8 @@ const (
 	PolicyService_WatchPolicyTables_FullMethodName = "/sluice.policy.v1.PolicyService/WatchPolicyTables"
 	PolicyService_WaitForRevision_FullMethodName   = "/sluice.policy.v1.PolicyService/WaitForRevision"
 	PolicyService_LearnNames_FullMethodName        = "/sluice.policy.v1.PolicyService/LearnNames"
+	PolicyService_ListNames_FullMethodName         = "/sluice.policy.v1.PolicyService/ListNames"
+	PolicyService_ForgetNames_FullMethodName       = "/sluice.policy.v1.PolicyService/ForgetNames"
 	PolicyService_Explain_FullMethodName           = "/sluice.policy.v1.PolicyService/Explain"
 	PolicyService_Diff_FullMethodName              = "/sluice.policy.v1.PolicyService/Diff"
 	PolicyService_GetStatus_FullMethodName         = "/sluice.policy.v1.PolicyService/GetStatus"
@@ -160,6 +162,29 @@ type PolicyServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	LearnNames(ctx context.Context, in *LearnNamesRequest, opts ...grpc.CallOption) (*LearnNamesResponse, error)
+	// ListNames streams the names that LearnNames was called with and that are
+	// remembered, sorted by name, as of one moment, with the rules that select
+	// them. One message holds one name. It changes nothing. INVALID_ARGUMENT: the
+	// pattern is none.
+	ListNames(ctx context.Context, in *ListNamesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListNamesResponse], error)
+	// ForgetNames forgets learned names, or an address of them, and answers when
+	// the kernel of every connected subscriber that enforces has forgotten them
+	// too. It takes permissions away and gives none: names occur in rules that
+	// allow alone. An address that another name has, which a rule allows, stays
+	// allowed. A connection to an address that no rule allows any more ends with
+	// its next packet, also one that the grace period of an expired address kept.
+	// The next LearnNames has the name again.
+	//
+	// Forgetting what is not remembered succeeds, so the call may be repeated. Many
+	// names are forgotten in parts; a call that ends before its answer
+	// (DEADLINE_EXCEEDED, CANCELLED) may have forgotten some. INVALID_ARGUMENT: the
+	// pattern is none, or neither pattern nor address is set.
+	// FAILED_PRECONDITION: a subscriber has refused a table that this needs, or
+	// holds an earlier state; the service has forgotten the names.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	ForgetNames(ctx context.Context, in *ForgetNamesRequest, opts ...grpc.CallOption) (*ForgetNamesResponse, error)
 	// Explain evaluates a connection on both sides by the compiled tables and lists
 	// every rule that matches it, with the place it was written in. NOT_FOUND:
 	// an identity is not known.
@@ -291,6 +316,35 @@ func (c *policyServiceClient) LearnNames(ctx context.Context, in *LearnNamesRequ
 	return out, nil
 }
 
+func (c *policyServiceClient) ListNames(ctx context.Context, in *ListNamesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListNamesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &PolicyService_ServiceDesc.Streams[2], PolicyService_ListNames_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListNamesRequest, ListNamesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PolicyService_ListNamesClient = grpc.ServerStreamingClient[ListNamesResponse]
+
+func (c *policyServiceClient) ForgetNames(ctx context.Context, in *ForgetNamesRequest, opts ...grpc.CallOption) (*ForgetNamesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForgetNamesResponse)
+	err := c.cc.Invoke(ctx, PolicyService_ForgetNames_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *policyServiceClient) Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ExplainResponse)
@@ -303,7 +357,7 @@ func (c *policyServiceClient) Explain(ctx context.Context, in *ExplainRequest, o
 
 func (c *policyServiceClient) Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DiffResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &PolicyService_ServiceDesc.Streams[2], PolicyService_Diff_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &PolicyService_ServiceDesc.Streams[3], PolicyService_Diff_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -450,6 +504,29 @@ type PolicyServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	LearnNames(context.Context, *LearnNamesRequest) (*LearnNamesResponse, error)
+	// ListNames streams the names that LearnNames was called with and that are
+	// remembered, sorted by name, as of one moment, with the rules that select
+	// them. One message holds one name. It changes nothing. INVALID_ARGUMENT: the
+	// pattern is none.
+	ListNames(*ListNamesRequest, grpc.ServerStreamingServer[ListNamesResponse]) error
+	// ForgetNames forgets learned names, or an address of them, and answers when
+	// the kernel of every connected subscriber that enforces has forgotten them
+	// too. It takes permissions away and gives none: names occur in rules that
+	// allow alone. An address that another name has, which a rule allows, stays
+	// allowed. A connection to an address that no rule allows any more ends with
+	// its next packet, also one that the grace period of an expired address kept.
+	// The next LearnNames has the name again.
+	//
+	// Forgetting what is not remembered succeeds, so the call may be repeated. Many
+	// names are forgotten in parts; a call that ends before its answer
+	// (DEADLINE_EXCEEDED, CANCELLED) may have forgotten some. INVALID_ARGUMENT: the
+	// pattern is none, or neither pattern nor address is set.
+	// FAILED_PRECONDITION: a subscriber has refused a table that this needs, or
+	// holds an earlier state; the service has forgotten the names.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	ForgetNames(context.Context, *ForgetNamesRequest) (*ForgetNamesResponse, error)
 	// Explain evaluates a connection on both sides by the compiled tables and lists
 	// every rule that matches it, with the place it was written in. NOT_FOUND:
 	// an identity is not known.
@@ -498,6 +575,12 @@ func (UnimplementedPolicyServiceServer) WaitForRevision(context.Context, *WaitFo
 }
 func (UnimplementedPolicyServiceServer) LearnNames(context.Context, *LearnNamesRequest) (*LearnNamesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method LearnNames not implemented")
+}
+func (UnimplementedPolicyServiceServer) ListNames(*ListNamesRequest, grpc.ServerStreamingServer[ListNamesResponse]) error {
+	return status.Error(codes.Unimplemented, "method ListNames not implemented")
+}
+func (UnimplementedPolicyServiceServer) ForgetNames(context.Context, *ForgetNamesRequest) (*ForgetNamesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForgetNames not implemented")
 }
 func (UnimplementedPolicyServiceServer) Explain(context.Context, *ExplainRequest) (*ExplainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Explain not implemented")
@@ -691,6 +774,35 @@ func _PolicyService_LearnNames_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PolicyService_ListNames_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListNamesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(PolicyServiceServer).ListNames(m, &grpc.GenericServerStream[ListNamesRequest, ListNamesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PolicyService_ListNamesServer = grpc.ServerStreamingServer[ListNamesResponse]
+
+func _PolicyService_ForgetNames_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForgetNamesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PolicyServiceServer).ForgetNames(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PolicyService_ForgetNames_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PolicyServiceServer).ForgetNames(ctx, req.(*ForgetNamesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PolicyService_Explain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ExplainRequest)
 	if err := dec(in); err != nil {
@@ -778,6 +890,10 @@ var PolicyService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _PolicyService_LearnNames_Handler,
 		},
 		{
+			MethodName: "ForgetNames",
+			Handler:    _PolicyService_ForgetNames_Handler,
+		},
+		{
 			MethodName: "Explain",
 			Handler:    _PolicyService_Explain_Handler,
 		},
@@ -797,6 +913,11 @@ var PolicyService_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _PolicyService_WatchPolicyTables_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "ListNames",
+			Handler:       _PolicyService_ListNames_Handler,
+			ServerStreams: true,
 		},
 		{
 			StreamName:    "Diff",

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	enginepolicy "github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
+	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -335,7 +336,7 @@ func (p *place) fileError() string {
 	p.t.Helper()
 	st, err := p.owner.Status(p.t.Context())
 	p.do(err)
-	i := slices.IndexFunc(st.Sources, func(s owner.SourceStatus) bool { return s.Name == owner.SourceFile })
+	i := slices.IndexFunc(st.Sources, func(s summary.SourceStatus) bool { return s.Name == owner.SourceFile })
 	return st.Sources[i].Error
 }
 

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package fqdn
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+func names() []*policyv1.LearnedName {
+	now := time.Now()
+	return []*policyv1.LearnedName{
+		{
+			Name: "api.example.com.",
+			Addresses: []*policyv1.LearnedAddress{
+				{
+					Address: "192.0.2.7", ExpireTime: timestamppb.New(now.Add(3*time.Hour + time.Second)),
+					ForgetTime: timestamppb.New(now.Add(4*time.Hour + time.Second)),
+				},
+				{
+					Address: "2001:db8::7", ExpireTime: timestamppb.New(now.Add(-time.Minute)),
+					ForgetTime: timestamppb.New(now.Add(-time.Second)),
+				},
+			},
+			UsedBy: []*policyv1.RuleSource{
+				{Kind: "CiliumNetworkPolicy", Namespace: "shop", Name: "web", Path: "spec.egress[0]"},
+				{Kind: "AdminNetworkPolicy", Name: "all", Path: "spec.egress[1]"},
+			},
+			OmittedUseCount: 3,
+		},
+		{Name: "x\x1b[31m.", Addresses: []*policyv1.LearnedAddress{{Address: "192.0.2.8"}}},
+	}
+}
+
+func TestLearnedNamesAreShown(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Policy.Names = names()
+	out, _ := n.Want(t, 0, "fqdn", "list")
+	nodetest.WantLines(t, out, "NAME ADDRESS VALID FOR FORGOTTEN IN USED BY",
+		"- 2001:db8::7 over now -", `x\x1b[31m. 192.0.2.8 - - -`)
+	const uses = "CiliumNetworkPolicy shop/web spec.egress[0], AdminNetworkPolicy all spec.egress[1], 3 more"
+	if !strings.Contains(out, uses) || strings.Contains(out, "\x1b") {
+		t.Errorf("printed\n%s", out)
+	}
+	out, _ = n.Want(t, 0, "fqdn", "list", "*.example.com", "--address", "192.0.2.7", "-o", "json")
+	var decoded []learned
+	if err := json.Unmarshal([]byte(out), &decoded); err != nil || len(decoded) != 2 || len(decoded[0].UsedBy) != 2 ||
+		decoded[0].OmittedUses != 3 || decoded[0].Addresses[0].Address != "192.0.2.7" {
+		t.Errorf("%v, %s", err, out)
+	}
+	if r := n.Policy.Listed; r.GetPattern() != "*.example.com" || r.GetAddress() != "192.0.2.7" {
+		t.Errorf("asked for %v", r)
+	}
+	n.Policy.Names = nil
+	if out, _ := n.Want(t, 0, "fqdn", "list", "-o", "json"); strings.TrimSpace(out) != "[]" {
+		t.Errorf("of none: %s", out)
+	}
+}
+
+func TestLearnedNamesAreForgotten(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Policy.Names = names()
+	out, _ := n.Want(t, 0, "fqdn", "delete", "*", "--dry-run")
+	nodetest.WantLines(t, out, "Nothing was forgotten: --dry-run. Names that would be: 2, with 3 addresses.")
+	if !n.Policy.Forgot.GetValidateOnly() {
+		t.Error("--dry-run was not asked for")
+	}
+	out, _ = n.Want(t, 0, "fqdn", "delete", "--address", "192.0.2.7")
+	nodetest.WantLines(t, out, "Names forgotten, by the kernel too: 2, with 3 addresses.")
+	if r := n.Policy.Forgot; r.GetPattern() != "" || r.GetAddress() != "192.0.2.7" || r.GetValidateOnly() {
+		t.Errorf("asked for %v", r)
+	}
+	n.Policy.Forgot = nil
+	for _, bad := range [][]string{{}, {""}, {"a", "b"}, {"", "--address", "192.0.2.7"}, {"--dry-run"}} {
+		n.Want(t, invocation.ExitUsage, append([]string{"fqdn", "delete"}, bad...)...)
+	}
+	if n.Policy.Forgot != nil {
+		t.Errorf("a mistake asked for %v", n.Policy.Forgot)
+	}
+	n.Policy.ForgetOf = status.Error(codes.PermissionDenied, "uid 65534 may not call ForgetNames")
+	_, errOut := n.Want(t, invocation.ExitFailed, "fqdn", "delete", "*")
+	if !strings.Contains(errOut, "Only root may do this") {
+		t.Errorf("of another user: %s", errOut)
+	}
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package names
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// Filter says which learned names are meant; its zero value is all.
+type Filter struct {
+	Pattern string     // as dnsname.Parse takes it; empty: every name
+	Address netip.Addr // that they have; not valid: whatever they have
+}
+
+// Match is the filter's pattern.
+func (f Filter) Match() (func(name string) bool, error) {
+	if f.Pattern == "" {
+		return func(string) bool { return true }, nil
+	}
+	p, err := dnsname.Parse(f.Pattern)
+	return p.Matches, err
+}
+
+// Learned is a name with its addresses.
+type Learned struct {
+	Name      string
+	Addresses []Address // sorted
+}
+
+// Address is an address of a name.
+type Address struct {
+	Addr    netip.Addr
+	Expires time.Time // when its time is over
+	Forget  time.Time // when its grace is over too
+}
+
+// List is a copy of the names that match, in no order, with all of their
+// addresses; with a valid address, of those that have it.
+func (t *Table) List(match func(name string) bool, has netip.Addr) []Learned {
+	var out []Learned
+	for name, addrs := range t.names {
+		if _, ok := addrs[has]; has.IsValid() && !ok || !match(name) {
+			continue
+		}
+		l := Learned{Name: name, Addresses: make([]Address, 0, len(addrs))}
+		for a, until := range addrs {
+			l.Addresses = append(l.Addresses, Address{Addr: a, Expires: until, Forget: until.Add(t.limits.Grace)})
+		}
+		out = append(out, l)
+	}
+	return out
+}
+
+// Forget drops an address of a name, or all of them if it is not valid. It says
+// what is gone.
+func (t *Table) Forget(name string, addr netip.Addr) (gone []engine.Name) {
+	var addrs []netip.Addr
+	for a := range t.names[name] {
+		if !addr.IsValid() || a == addr {
+			addrs = append(addrs, a)
+		}
+	}
+	if len(addrs) == 0 {
+		return nil
+	}
+	gone = append(gone, t.forget(name, addrs))
+	t.noteTimes(name)
+	return gone
+}
+
+// Would is what Forget would drop of names that List gave for the same address.
+func Would(list []Learned, addr netip.Addr) []engine.Name {
+	out := make([]engine.Name, 0, len(list))
+	for _, l := range list {
+		n := engine.Name{Name: l.Name}
+		for _, a := range l.Addresses {
+			if !addr.IsValid() || a.Addr == addr {
+				n.Addrs = append(n.Addrs, a.Addr)
+			}
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// Used is a learned name with the rules that select it.
+type Used struct {
+	Learned
+	By      []rule.Source // the first of them, by their policy
+	Omitted int           // how many more there are
+}
+
+// maxUses is how many rules are listed of one name.
+const maxUses = 16
+
+// WithUses sorts the names and adds the rules of the policies that select each. It
+// ends with the context: both may be many.
+func WithUses(ctx context.Context, list []Learned, policies []policy.Object) ([]Used, error) {
+	slices.SortFunc(list, func(a, b Learned) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(policies, func(a, b policy.Object) int { return a.Key.Compare(b.Key) })
+	uses := usesOf(policies)
+	out := make([]Used, 0, len(list))
+	for _, l := range list {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		slices.SortFunc(l.Addresses, func(a, b Address) int { return a.Addr.Compare(b.Addr) })
+		one := Used{Learned: l}
+		for _, u := range uses {
+			switch {
+			case !u.pattern.Matches(l.Name):
+			case len(one.By) < maxUses:
+				one.By = append(one.By, u.source)
+			default:
+				one.Omitted++
+			}
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+// use is a rule that selects names.
+type use struct {
+	pattern dnsname.Pattern
+	source  rule.Source
+}
+
+// usesOf has a place in a manifest once for each pattern there: a rule with
+// several sets of ports is several.
+func usesOf(policies []policy.Object) (out []use) {
+	seen := make(map[use]bool)
+	for _, ob := range policies {
+		for _, spec := range ob.Specs {
+			for _, r := range spec.Rules {
+				for _, n := range r.Peers.Names {
+					if u := (use{n.Pattern, r.Source}); !seen[u] {
+						seen[u] = true
+						out = append(out, u)
+					}
+				}
+			}
+		}
+	}
+	return out
+}

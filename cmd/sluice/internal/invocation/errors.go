@@ -156,3 +156,14 @@ const (
 	WhoMay   = "Be root, or a member of group 65700."
 	rootOnly = "Only root may do this; the group may only read."
 )
+
+// Note says something on standard error that is no error, in the format that was asked for.
+func (c *Invocation) Note(text string) {
+	if c.Format == "json" {
+		encoder := json.NewEncoder(c.ErrOut)
+		encoder.SetEscapeHTML(false)
+		_ = encoder.Encode(map[string]string{"note": text})
+		return
+	}
+	fmt.Fprintln(c.ErrOut, output.Printable("sluice: note: "+text))
+}

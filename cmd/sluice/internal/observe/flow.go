@@ -59,14 +59,41 @@ type Flow struct {
 	DestinationLabels []string      `json:"destinationLabels,omitempty"`
 	TCPFlags          string        `json:"tcpFlags,omitempty"`
 	Reply             bool          `json:"reply,omitempty"`
-	// Lost is how many events are missing here; the rest is empty then.
+	// Repair is a program that was put back on an endpoint's device; the packet is empty then.
+	Repair *repair `json:"repair,omitempty"`
+	// Lost is how many events are missing here, 0 with LostBy if that is not known; the rest is empty then.
 	Lost   uint64 `json:"lost,omitempty"`
 	LostBy string `json:"lostBy,omitempty"`
+	// Note says what became of the stream; besides the time the rest is empty then.
+	Note string `json:"note,omitempty"`
+}
+
+// repair is what was wrong with the programs of an endpoint.
+type repair struct {
+	Device string `json:"device"`
+	Want   string `json:"want,omitempty"`
+	Have   string `json:"have,omitempty"`
+	Error  string `json:"error,omitempty"` // why it could not be put back
+}
+
+func repairOf(r *datapathv1.AttachmentRepair) Flow {
+	owner := workload.OwnerOf(r.GetOwner())
+	return Flow{
+		Time: output.When(r.GetTime()), UUID: r.GetUuid(), Node: r.GetNodeName(), Type: "repair", Owner: &owner,
+		Slot: r.GetEndpointIndex(), SourceIdentity: r.GetIdentity(), SourcePod: podText(r.GetPod()),
+		Repair: &repair{
+			Device: r.GetDifference().GetKey(), Want: r.GetDifference().GetWant(), Have: r.GetDifference().GetHave(),
+			Error: r.GetError(),
+		},
+	}
 }
 
 func flowOf(m *datapathv1.ObserveResponse) Flow {
 	if l := m.GetLost(); l != nil {
 		return Flow{Lost: l.GetCount(), LostBy: output.Enum(l.GetSource(), "LOSS_SOURCE_")}
+	}
+	if r := m.GetRepair(); r != nil {
+		return repairOf(r)
 	}
 	f := m.GetFlow()
 	source, destination := f.GetSource(), f.GetDestination()
@@ -154,15 +181,40 @@ func (f Flow) toBackend(destination string) string {
 	return fmt.Sprintf("%s (%s) -> %s", service.AddressText(f.Original, f.OriginalPort), name, destination)
 }
 
+// at is the time of an event. The date is there if it is not that of a day.
+func (f Flow) at(today time.Time) string {
+	if f.Time == nil {
+		return ""
+	}
+	t := f.Time.Local()
+	if t.Format(time.DateOnly) != today.Local().Format(time.DateOnly) {
+		return t.Format("2006-01-02 15:04:05.000")
+	}
+	return t.Format("15:04:05.000")
+}
+
 // Line is a flow for people. Lines come one by one, so no table aligns them.
-func (f Flow) Line() string {
-	if f.Lost > 0 {
+func (f Flow) Line(today time.Time) string {
+	switch at := f.at(today); {
+	case f.LostBy == "restart":
+		return "--- events from before the restart of the datapath may be missing ---"
+	case f.LostBy != "":
 		return fmt.Sprintf("--- %d events were lost by the %s ---", f.Lost, f.LostBy)
+	case f.Note != "":
+		return output.Printable(fmt.Sprintf("--- %s %s ---", at, f.Note))
+	case f.Repair != nil:
+		line := fmt.Sprintf("%s  %-9s %s  program of %s: want %s, have %s", at, "repaired", f.Owner, f.Repair.Device,
+			f.Repair.Want, f.Repair.Have)
+		if f.Repair.Error != "" {
+			line += "; not repaired: " + f.Repair.Error
+		}
+		return output.Printable(line)
 	}
-	at := ""
-	if f.Time != nil {
-		at = f.Time.Local().Format("15:04:05.000")
-	}
+	return output.Printable(f.packetLine(f.at(today)))
+}
+
+// packetLine is a flow with its time.
+func (f Flow) packetLine(at string) string {
 	who := "-"
 	if f.Owner != nil {
 		who = f.Owner.String()
@@ -225,5 +277,5 @@ func (f Flow) Line() string {
 			line += fmt.Sprintf("; %s %s %s", s.name, s.said.Verdict, s.said.Because())
 		}
 	}
-	return output.Printable(line)
+	return line
 }

@@ -86,20 +86,30 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 func TestObserveSendsItsCriteria(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "observe", "--since", "1m", "--reason", "spoofed-ip", "--container", "c1", "--container",
-		"c2/net1", "--identity", "300",
+		"c2/net1", "--identity", "300", "--pod", "shop/web-0,db",
 		"--address", "10.0.0.7/8", "--address", "fd00::1", "--direction", "egress", "--protocol", "udp,47", "--port", "53")
 	r := <-n.Observed
 	if r.GetFollow() || r.GetSince() == nil || len(r.GetOwners()) != 2 || r.GetOwners()[0].GetInterfaceName() != "eth0" ||
 		r.GetOwners()[1].GetInterfaceName() != "net1" ||
+		r.GetPods()[0].GetNamespace() != "shop" || r.GetPods()[1].GetNamespace() != "default" ||
+		r.GetPods()[1].GetName() != "db" ||
 		r.GetPrefixes()[0] != "10.0.0.0/8" || r.GetPrefixes()[1] != "fd00::1/128" ||
 		r.GetDirection() != netv1.Direction_DIRECTION_EGRESS ||
 		r.GetProtocols()[0] != 17 || r.GetProtocols()[1] != 47 || r.GetPorts()[0] != 53 || r.GetIdentities()[0] != 300 ||
 		r.GetReasons()[0] != datapathv1.Reason_REASON_SPOOFED_IP {
 		t.Errorf("request %v", r)
 	}
-	n.Want(t, 0, "observe", "--container", "0123")
-	if r := <-n.Observed; r.GetOwners()[0].GetContainerId() != nodetest.LongID {
-		t.Errorf("the start of an id is asked for as %v", r.GetOwners())
+	_, errOut := n.Want(t, 0, "observe", "--container", "0123")
+	if r := <-n.Observed; r.GetOwners()[0].GetContainerId() != nodetest.LongID || errOut != "" {
+		t.Errorf("the start of an id is asked for as %v, %s", r.GetOwners(), errOut)
+	}
+	// A name that nothing has may have gone, or come; the person learns that nothing has it.
+	_, errOut = n.Want(t, 0, "observe", "--container", "nope", "--to", "shop/gone")
+	if r := <-n.Observed; r.GetOwners()[0].GetContainerId() != "nope" ||
+		r.GetDestination().GetPods()[0].GetName() != "gone" ||
+		!strings.Contains(errOut, "sluice: note: --container nope: no container of this node is called so now") ||
+		!strings.Contains(errOut, "sluice: note: --to shop/gone: no container or pod of this node is called so now") {
+		t.Errorf("request %v, standard error %s", r, errOut)
 	}
 	for _, want := range []string{
 		"spoofed-ip", "198.51.100.7:1234 (identity 300) -> 10.244.0.2:53",
@@ -131,6 +141,22 @@ func TestObserveSendsItsCriteria(t *testing.T) {
 		{"--port", "70000"},
 		{"--identity", "0"},
 		{"--since", "-1s"},
+		{"--since", "yesterday"},
+		{"--until", "25:00"},
+		{"--since", "1m", "--until", "2m"},
+		{"--last", "4097"},
+		{"--not"},
+		{"--port", "80", "--not"},
+		{"--from", ""},
+		{"--from", "10.0.0.1:80"},
+		{"--to", "a/b/c"},
+		{"--to", "app in ("},
+		{"--from-port", "70000"},
+		{"--to-port", "x"},
+		{"--to", "99999999"},
+		{"--pod", "a/b/c"},
+		{"--output-file", "x", "--max-size", "1K"},
+		{"--output-file", "x", "--max-files", "0"},
 	} {
 		n.Want(t, invocation.ExitUsage, append([]string{"observe"}, bad...)...)
 	}
@@ -235,4 +261,87 @@ func TestObserverEndsWithItsInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-ctx.Done()
+}
+
+func TestObserveSendsTheCriteriaOfEachEnd(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Want(t, 0, "observe", "--from", "0123", "--from", "app=web,tier in (a,b)", "--from", "10.0.0.7/8", "--from", "300",
+		"--from-port", "80,81", "--to", "fd00::1", "--to", "reserved:host", "--to", "k8s:app", "--to", "!x", "--to-port",
+		"53",
+		"--until", "2099-01-01T00:00:00Z", "--last", "7")
+	r := <-n.Observed
+	from, to := r.GetSource(), r.GetDestination()
+	if from.GetOwners()[0].GetContainerId() != nodetest.LongID || len(from.GetSelectors()[0].GetRequirements()) != 2 ||
+		from.GetPrefixes()[0] != "10.0.0.0/8" || from.GetIdentities()[0] != 300 || len(from.GetPorts()) != 2 {
+		t.Errorf("source %v", from)
+	}
+	if to.GetPrefixes()[0] != "fd00::1/128" || len(to.GetSelectors()) != 3 || len(to.GetOwners()) != 0 ||
+		to.GetSelectors()[0].GetRequirements()[0].GetSource() != "reserved" || to.GetPorts()[0] != 53 {
+		t.Errorf("destination %v", to)
+	}
+	if r.GetLast() != 7 || r.GetUntil().AsTime().Year() != 2099 || len(r.GetExcluded()) != 0 {
+		t.Errorf("request %v", r)
+	}
+}
+
+// TestNotIsOfTheNextCriterionAlone: each is left out for itself, and what follows without --not must hold.
+func TestNotIsOfTheNextCriterionAlone(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Want(t, 0, "observe", "--not", "--port", "53,80", "--verdict", "dropped", "--not", "--from", "10.0.0.0/8", "--not",
+		"--direction=egress", "--port", "443")
+	r := <-n.Observed
+	x := r.GetExcluded()
+	if len(x) != 3 || len(x[0].GetPorts()) != 2 || x[0].GetSource() != nil ||
+		x[1].GetSource().GetPrefixes()[0] != "10.0.0.0/8" ||
+		x[1].GetPorts() != nil || x[2].GetDirection() != netv1.Direction_DIRECTION_EGRESS {
+		t.Errorf("excluded %v", x)
+	}
+	if len(r.GetPorts()) != 1 || r.GetPorts()[0] != 443 || len(r.GetVerdicts()) != 1 || r.GetSource() != nil ||
+		r.GetDirection() != 0 {
+		t.Errorf("request %v", r)
+	}
+}
+
+func TestTimesAreOfThisMachine(t *testing.T) {
+	zone := time.FixedZone("x", 2*3600)
+	now := time.Date(2026, 11, 28, 0, 10, 0, 0, zone)
+	for text, want := range map[string]time.Time{
+		"1m":                        now.Add(-time.Minute),
+		"0s":                        now,
+		"2026-11-27T10:00:00Z":      time.Date(2026, 11, 27, 12, 0, 0, 0, zone),
+		"2026-11-27T10:00:00+02:00": time.Date(2026, 11, 27, 10, 0, 0, 0, zone),
+		"2026-11-27 10:00:00.250":   time.Date(2026, 11, 27, 10, 0, 0, 250e6, zone),
+		"2026-11-27":                time.Date(2026, 11, 27, 0, 0, 0, 0, zone),
+		"00:05:01.5":                time.Date(2026, 11, 28, 0, 5, 1, 5e8, zone),
+		"00:05":                     time.Date(2026, 11, 28, 0, 5, 0, 0, zone),
+	} {
+		if got, err := timeOf("--since", text, now); err != nil || !got.Equal(want) {
+			t.Errorf("%s: %v, %v, want %v", text, got, err, want)
+		}
+	}
+}
+
+func TestLinesHaveADateWhereTheDayDiffers(t *testing.T) {
+	at := time.Date(2026, 11, 27, 23, 59, 59, 0, time.Local)
+	f := Flow{Time: &at, Verdict: "dropped", Protocol: "udp"}
+	if got := f.Line(at); !strings.HasPrefix(got, "23:59:59.000  dropped") {
+		t.Errorf("on the day: %s", got)
+	}
+	if got := f.Line(at.Add(time.Minute)); !strings.HasPrefix(got, "2026-11-27 23:59:59.000  dropped") {
+		t.Errorf("on the next day: %s", got)
+	}
+}
+
+func TestARepairIsShownAsOne(t *testing.T) {
+	f := flowOf(&datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Repair{Repair: &datapathv1.AttachmentRepair{
+		Time: timestamppb.New(time.Unix(1e9, 0)), Owner: &workloadv1.Owner{ContainerId: "c1", InterfaceName: "eth0"},
+		Uuid: "u", Difference: &datapathv1.Difference{
+			Subject: "filter", Key: "sl1\x1b", Want: "sluice_from_pod", Have: "nothing",
+		}, Error: "no room",
+	}}})
+	got := f.Line(time.Unix(1e9, 0))
+	if f.UUID != "u" || !strings.Contains(got,
+		`repaired  c1/eth0  program of sl1\x1b: want sluice_from_pod, have nothing; not repaired: no room`) {
+		t.Errorf("%+v: %s", f, got)
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/model/label"
@@ -35,6 +36,10 @@ func (s *Server) Observe(r *datapathv1.ObserveRequest, stream grpc.ServerStreami
 	reader, known, err := s.readerOf(r)
 	if err != nil {
 		return statusOf(err)
+	}
+	// A caller that comes back learns that it is here again, although nothing happens.
+	if err := stream.SendHeader(metadata.MD{}); err != nil {
+		return err
 	}
 	if !known {
 		if err := stream.Send(lost(datapathv1.LossSource_LOSS_SOURCE_RESTART, 0)); err != nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -27,6 +28,8 @@ type observeStream struct {
 }
 
 func (s *observeStream) Context() context.Context { return s.ctx }
+
+func (s *observeStream) SendHeader(metadata.MD) error { return nil }
 
 func (s *observeStream) Send(r *datapathv1.ObserveResponse) error {
 	switch {

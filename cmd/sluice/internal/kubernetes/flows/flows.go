@@ -7,13 +7,13 @@ package flows
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
@@ -39,8 +39,6 @@ const (
 // Command is `kubernetes observe`.
 func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command {
 	var criteria observe.Flags
-	own := pflag.NewFlagSet("observe", pflag.ContinueOnError)
-	criteria.Add(own)
 	cmd := &cobra.Command{
 		Use:   "observe",
 		Short: "Show what happens to packets on all nodes, by time",
@@ -50,40 +48,26 @@ what the nodes remember and ends; a node that does not answer is named, and the
 exit code is 1 then. With --follow it stays until it is interrupted, follows a node
 whose pod is replaced to the new pod, and says so: what happens in between is
 missing. Times are those of the nodes' clocks; an event that comes half a second
-late, or 3 s at the start, is shown out of order.`,
+late, or 3 s at the start, is shown out of order. --last is of all nodes together,
+without --follow. A pod that --pod, --from or --to name is known at its own node
+alone: give its address or its labels for what other nodes report.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := criteria.Check(); err != nil {
 				return err
 			}
-			o := &observer{inv: inv, client: client, args: append(given(own), "--output=json")}
-			if criteria.Follow {
-				return o.follow(cmd.Context())
+			o, err := newObserver(inv, client, &criteria)
+			if err != nil {
+				return err
 			}
-			return o.remembered(cmd.Context())
+			if criteria.Follow {
+				return errors.Join(o.follow(cmd.Context()), o.close())
+			}
+			return errors.Join(o.remembered(cmd.Context()), o.close())
 		},
 	}
-	cmd.Flags().AddFlagSet(own)
+	criteria.Add(cmd.Flags())
 	return cmd
-}
-
-// given are the arguments that set the flags as they are set here.
-func given(flags *pflag.FlagSet) []string {
-	args := []string{"observe"}
-	// Visit knows only what was set through this set, and not through that of the command.
-	flags.VisitAll(func(f *pflag.Flag) {
-		if !f.Changed {
-			return
-		}
-		values := []string{f.Value.String()}
-		if list, ok := f.Value.(pflag.SliceValue); ok {
-			values = list.GetSlice()
-		}
-		for _, value := range values {
-			args = append(args, "--"+f.Name+"="+value)
-		}
-	})
-	return args
 }
 
 // observer runs `sluice observe` on nodes.
@@ -91,8 +75,37 @@ type observer struct {
 	inv    *invocation.Invocation
 	client *kubectl.Client
 	args   []string // of the command in the pods
+	last   int      // events of all nodes together that are remembered; 0: all
+	until  time.Time
+	file   observe.Output // nil: standard output
+	today  time.Time
 
 	width int // of the column with the node
+}
+
+func newObserver(inv *invocation.Invocation, client *kubectl.Client, criteria *observe.Flags) (*observer, error) {
+	args, err := criteria.Args()
+	if err != nil {
+		return nil, err
+	}
+	o := &observer{
+		inv: inv, client: client, args: append(append([]string{"observe"}, args...), "--output=json"),
+		last: int(criteria.Last), today: time.Now(),
+	}
+	if o.until, _, err = criteria.Until(o.today); err != nil {
+		return nil, err
+	}
+	if criteria.ToFile() {
+		o.file, err = criteria.Open(inv)
+	}
+	return o, err
+}
+
+func (o *observer) close() error {
+	if o.file == nil {
+		return nil
+	}
+	return o.file.Close()
 }
 
 // remembered shows what all nodes remember.
@@ -133,6 +146,9 @@ func (o *observer) remembered(ctx context.Context) error {
 	}
 	o.setWidth(cluster.Nodes)
 	byTime(all)
+	if o.last > 0 && len(all) > o.last {
+		all = all[len(all)-o.last:]
+	}
 	if err := o.show(all); err != nil {
 		return err
 	}
@@ -160,6 +176,12 @@ func (o *observer) setWidth(nodes []kubectl.Node) {
 // show prints events, each with its node.
 func (o *observer) show(events []*event) error {
 	for _, e := range events {
+		if o.file != nil {
+			if err := o.file.Write(e.flow); err != nil {
+				return err
+			}
+			continue
+		}
 		if o.inv.Format == "json" {
 			encoder := json.NewEncoder(o.inv.Out)
 			encoder.SetEscapeHTML(false)
@@ -168,7 +190,7 @@ func (o *observer) show(events []*event) error {
 			}
 			continue
 		}
-		if _, err := fmt.Fprintf(o.inv.Out, "%-*s  %s\n", o.width, e.node, e.flow.Line()); err != nil {
+		if _, err := fmt.Fprintf(o.inv.Out, "%-*s  %s\n", o.width, e.node, e.flow.Line(o.today)); err != nil {
 			return err
 		}
 	}
@@ -214,6 +236,9 @@ func (o *observer) follow(ctx context.Context) error {
 			"%d at most by --node", len(cluster.Nodes), followed)
 	}
 	ctx, cancel := context.WithCancel(ctx)
+	if !o.until.IsZero() {
+		ctx, cancel = context.WithDeadline(ctx, o.until.Add(hold)) // the streams end then, and events wait for others
+	}
 	f := following{
 		observer: o, events: make(chan *event, 1024), ends: make(chan ended), clock: clock{},
 		pods: map[string]string{}, before: map[string]string{}, said: map[string]string{},
@@ -318,6 +343,9 @@ func (f *following) stream(ctx context.Context, node string, after time.Time, ar
 func (f *following) end(e ended) {
 	f.before[e.node] = f.pods[e.node]
 	delete(f.pods, e.node)
+	if !f.until.IsZero() && !time.Now().Before(f.until) {
+		return // as it was asked to
+	}
 	text := "the stream has ended"
 	if e.err != nil {
 		text += ": " + e.err.Error()

@@ -99,39 +99,42 @@ func TestMergerOrdersAsSortingDoes(t *testing.T) {
 }
 
 func TestCriteriaReachThePodsAsTheyWereGiven(t *testing.T) {
-	var criteria observe.Flags
-	flags := pflag.NewFlagSet("observe", pflag.ContinueOnError)
-	criteria.Add(flags)
-	// As a command does, which has further flags.
-	command := pflag.NewFlagSet("command", pflag.ContinueOnError)
-	command.AddFlagSet(flags)
-	if err := command.Parse([]string{
-		"-f", "--since=1m", "--label", "app in (a,b),!x", "--label=tier", "--port", "80,53", "--verdict=dropped",
-		"--direction=egress",
-	}); err != nil {
-		t.Fatal(err)
-	}
-	got := given(flags)
-	// A second parse gives the same criteria, in whatever order they are.
-	var again observe.Flags
-	second := pflag.NewFlagSet("observe", pflag.ContinueOnError)
-	again.Add(second)
-	if err := second.Parse(got[1:]); err != nil {
-		t.Fatal(err)
-	}
-	if text := given(second); !slices.Equal(text, got) {
-		t.Errorf("got %q, and from these %q", got, text)
-	}
-	for _, want := range []string{
-		"--follow=true", "--since=1m0s", "--label=app in (a,b),!x", "--label=tier", "--port=80", "--port=53",
-		"--verdict=dropped", "--direction=egress",
-	} {
-		if !slices.Contains(got, want) {
-			t.Errorf("no %q in %q", want, got)
+	parse := func(args ...string) []string {
+		var criteria observe.Flags
+		flags := pflag.NewFlagSet("observe", pflag.ContinueOnError)
+		criteria.Add(flags)
+		if err := flags.Parse(args); err != nil {
+			t.Fatal(err)
 		}
+		if err := criteria.Check(); err != nil {
+			t.Fatal(err)
+		}
+		given, err := criteria.Args()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return given
 	}
-	if len(got) != 9 || got[0] != "observe" {
-		t.Errorf("got %q", got)
+	got := parse(
+		"-f", "--since=1m", "--label", "app in (a,b),!x", "--not", "--label=tier", "--port", "80,53", "--verdict=dropped",
+		"--direction=egress", "--not", "--from", "shop/web-0", "--last", "5", "--until", "2099-01-02T03:04:05+01:00",
+		"--output-file", "/tmp/x", "--max-files=3")
+	want := []string{
+		"--follow", "--last=5", "--since=1m", "--until=2099-01-02T03:04:05+01:00", "--label=app in (a,b),!x", "--not",
+		"--label=tier", "--port=80,53", "--verdict=dropped", "--direction=egress", "--not", "--from=shop/web-0",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	// A second parse gives the same criteria.
+	if again := parse(got...); !slices.Equal(again, got) {
+		t.Errorf("got %q, and from these %q", got, again)
+	}
+	// A time of day is one of this machine.
+	day := parse("--since", "10:15")[0]
+	at, err := time.Parse(time.RFC3339, strings.TrimPrefix(day, "--since="))
+	if err != nil || at.In(time.Local).Format("15:04:05") != "10:15:00" {
+		t.Errorf("%q: %v", day, err)
 	}
 }
 
@@ -155,6 +158,14 @@ func TestLinesNameTheirNode(t *testing.T) {
 	if !strings.HasPrefix(lines[0], "node1     ") || !strings.Contains(lines[0], "policy-denied") ||
 		lines[1] != "node2     --- 12 events were lost by the kernel ---" {
 		t.Errorf("got %q", lines)
+	}
+	// Of another day the date is shown, and what a stream says of itself.
+	out.Reset()
+	at := time.Date(2026, 11, 26, 10, 0, 0, 0, time.Local)
+	noted := &event{node: "node1", flow: observe.Flow{Time: &at, Note: "datapath is away"}}
+	if err := o.show([]*event{noted}); err != nil ||
+		out.String() != "node1     --- 2026-11-26 10:00:00.000 datapath is away ---\n" {
+		t.Errorf("got %q, %v", out.String(), err)
 	}
 	out.Reset()
 	o.inv.Format = "json"

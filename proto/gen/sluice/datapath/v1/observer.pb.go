@@ -2859,7 +2859,7 @@ var File_sluice_datapath_v1_observer_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a\x17sluice/net/v1/net.proto\x1a!sluice/workload/v1/workload.proto\"\xe9\t\n" +
+	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a\x17sluice/net/v1/net.proto\x1a!sluice/workload/v1/workload.proto\"\xeb\t\n" +
 	"\x0eObserveRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12<\n" +
@@ -2884,9 +2884,10 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\vdestination\x18\x11 \x01(\v2#.sluice.datapath.v1.FlowEndCriteriaR\vdestination\x12F\n" +
 	"\bexcluded\x18\x12 \x03(\v2 .sluice.datapath.v1.FlowCriteriaB\b\xbaH\x05\x92\x01\x02\x10@R\bexcluded\x120\n" +
 	"\x05until\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1c\n" +
-	"\x04last\x18\x14 \x01(\rB\b\xbaH\x05*\x03\x18\x80 R\x04last\x12*\n" +
+	"\x04last\x18\x14 \x01(\rB\b\xbaH\x05*\x03\x18\x80 R\x04last\x12,\n" +
 	"\n" +
-	"after_uuid\x18\x15 \x01(\tB\v\xbaH\b\xd8\x01\x01r\x03\xb0\x01\x01R\tafterUuidJ\x04\b\f\x10\rR\x0flabel_selectors\"\xc2\a\n" +
+	"after_uuid\x18\x15 \x01(\tB\r\xbaH\n" +
+	"\xd8\x01\x01r\x05\x18$\xb0\x01\x01R\tafterUuidJ\x04\b\f\x10\rR\x0flabel_selectors\"\xc2\a\n" +
 	"\fFlowCriteria\x12<\n" +
 	"\x06owners\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\x06owners\x12:\n" +
 	"\x04pods\x18\x02 \x03(\v2\x1b.sluice.datapath.v1.PodNameB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\x04pods\x12)\n" +

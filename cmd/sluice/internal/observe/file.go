@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package observe
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+)
+
+// Output takes events.
+type Output interface {
+	Write(f Flow) error
+	Close() error
+}
+
+// minFileSize has room for some events with long labels.
+const minFileSize = 64 << 10
+
+func (o *Flags) addFile(f *pflag.FlagSet) {
+	o.fileSize, o.files = 64<<20, 4
+	f.StringVar(&o.file, "output-file", "",
+		"write the events to FILE, one JSON object a line, instead of to standard output; readable for its owner alone")
+	f.Var(&o.fileSize, "max-size",
+		"begin a new output file at this size; the one before is FILE.1 then, older ones FILE.2 and so on")
+	f.UintVar(&o.files, "max-files", 4, "keep so many output files at most, with the one that is written")
+}
+
+func (o *Flags) checkFile() error {
+	switch {
+	case o.file == "":
+	case o.fileSize < minFileSize:
+		return invocation.Usagef("--max-size: %s is less than %s", o.fileSize, invocation.Size(minFileSize))
+	case o.files == 0 || o.files > 1000:
+		return invocation.Usagef("--max-files: %d is not from 1 to 1000", o.files)
+	}
+	return nil
+}
+
+// Open opens what the events go to. The caller closes it.
+func (o *Flags) Open(inv *invocation.Invocation) (Output, error) {
+	if o.file == "" {
+		return newLines(inv), nil
+	}
+	f := &file{path: o.file, most: int64(o.fileSize), keep: int(o.files), note: inv.Note}
+	if err := f.open(); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// ToFile says whether the events go to a file.
+func (o *Flags) ToFile() bool { return o.file != "" }
+
+// lines writes events to standard output as they come.
+type lines struct {
+	out   io.Writer
+	json  *json.Encoder // nil: for people
+	today time.Time
+}
+
+func newLines(inv *invocation.Invocation) *lines {
+	l := &lines{out: inv.Out, today: time.Now()}
+	// JSON comes one object a line: a stream has no end to close a list at.
+	if inv.Format == "json" {
+		l.json = json.NewEncoder(inv.Out)
+		l.json.SetEscapeHTML(false)
+	}
+	return l
+}
+
+func (l *lines) Write(f Flow) error {
+	if l.json != nil {
+		return l.json.Encode(f)
+	}
+	_, err := fmt.Fprintln(l.out, f.Line(l.today))
+	return err
+}
+
+func (*lines) Close() error { return nil }
+
+// file writes events into a file of bounded size, one line of JSON each, and keeps some of those before. An event that
+// cannot be written is counted; nothing waits for a full disk.
+type file struct {
+	path string
+	most int64 // bytes of one file
+	keep int   // files
+	note func(text string)
+
+	f       *os.File // nil: it could not be opened again
+	size    int64
+	lost    uint64 // since the last event that was written
+	dropped uint64 // in total
+}
+
+// open opens the file, which belongs to this process alone: a second one would take files away from the first.
+func (w *file) open() error {
+	f, err := os.OpenFile(w.path, os.O_RDWR|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	if err != nil {
+		return err
+	}
+	w.size, err = w.prepare(f)
+	if err != nil {
+		f.Close()
+		return err
+	}
+	w.f = f
+	return nil
+}
+
+// prepare gives the size of a file that was opened.
+func (w *file) prepare(f *os.File) (int64, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	if !info.Mode().IsRegular() {
+		return 0, fmt.Errorf("%s is no regular file", w.path)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return 0, fmt.Errorf("another process writes %s", w.path)
+		}
+		return 0, fmt.Errorf("lock %s: %w", w.path, err)
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		if err := f.Chmod(0o600); err != nil {
+			return 0, err
+		}
+	}
+	size := info.Size()
+	if size == 0 {
+		return 0, nil
+	}
+	// The end of a machine may have left half a line.
+	last := make([]byte, 1)
+	if _, err := f.ReadAt(last, size-1); err != nil {
+		return 0, fmt.Errorf("read %s: %w", w.path, err)
+	}
+	if last[0] == '\n' {
+		return size, nil
+	}
+	n, err := f.Write([]byte{'\n'})
+	return size + int64(n), err
+}
+
+// Write implements Output. It gives no error: what is lost is counted, and said.
+func (w *file) Write(f Flow) error {
+	var line bytes.Buffer
+	encoder := json.NewEncoder(&line)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(f); err != nil {
+		return err
+	}
+	err := w.append(line.Bytes())
+	switch {
+	case err != nil:
+		if w.lost == 0 {
+			w.note(fmt.Sprintf("events are lost: %v", err))
+		}
+		w.lost++
+		w.dropped++
+	case w.lost > 0:
+		w.note(fmt.Sprintf("%s is written again; %d events were lost", w.path, w.lost))
+		w.lost = 0
+	}
+	return nil
+}
+
+// append writes a line, after one that says what was lost before it.
+func (w *file) append(line []byte) error {
+	if w.lost > 0 {
+		line = append(fmt.Appendf(nil, "{\"lost\":%d,\"lostBy\":\"file\"}\n", w.lost), line...)
+	}
+	if w.f == nil {
+		if err := w.open(); err != nil {
+			return err
+		}
+	}
+	if w.size > 0 && w.size+int64(len(line)) > w.most {
+		if err := w.rotate(); err != nil {
+			return err
+		}
+	}
+	n, err := w.f.Write(line)
+	if err == nil {
+		w.size += int64(n)
+		return nil
+	}
+	if n > 0 {
+		// Half a line is none.
+		if terr := w.f.Truncate(w.size); terr != nil {
+			w.size += int64(n)
+			err = errors.Join(err, terr)
+		}
+	}
+	return err
+}
+
+// rotate gives the file the name of an older one, and begins it anew.
+func (w *file) rotate() error {
+	if w.keep == 1 {
+		if err := w.f.Truncate(0); err != nil {
+			return err
+		}
+		w.size = 0
+		return nil
+	}
+	older := func(n int) string { return w.path + "." + strconv.Itoa(n) }
+	for n := w.keep - 1; n > 1; n-- {
+		if err := os.Rename(older(n-1), older(n)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	if err := os.Rename(w.path, older(1)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	err := w.f.Close()
+	w.f = nil
+	return errors.Join(err, w.open())
+}
+
+// Close implements Output.
+func (w *file) Close() error {
+	var err error
+	if w.f != nil {
+		err = w.f.Close()
+	}
+	if w.dropped > 0 {
+		err = errors.Join(err, fmt.Errorf("%d events were not written to %s", w.dropped, w.path))
+	}
+	return err
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package observe
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
+)
+
+// newFile opens an output file, and collects its notes.
+func newFile(t *testing.T, path string, most int64, keep int) (*file, *[]string) {
+	t.Helper()
+	var notes []string
+	w := &file{path: path, most: most, keep: keep, note: func(text string) { notes = append(notes, text) }}
+	if err := w.open(); err != nil {
+		t.Fatal(err)
+	}
+	return w, &notes
+}
+
+// numbers are those of the events in a file, in which every line must be one.
+func numbers(t *testing.T, path string) (slots []uint32, lost uint64) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		var flow Flow
+		if err := json.Unmarshal(s.Bytes(), &flow); err != nil {
+			t.Fatalf("%s: %q: %v", path, s.Text(), err)
+		}
+		if flow.LostBy != "" {
+			lost += flow.Lost
+			continue
+		}
+		slots = append(slots, flow.Slot)
+	}
+	return slots, lost
+}
+
+func TestOutputFilesAreBoundedAndInOrder(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "flows.json")
+	w, _ := newFile(t, path, 2000, 3)
+	for n := range uint32(1000) {
+		if err := w.Write(Flow{Slot: n + 1, Reason: "policy-denied"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	found, err := filepath.Glob(path + "*")
+	if err != nil || len(found) != 3 {
+		t.Fatalf("files %q, %v", found, err)
+	}
+	next := uint32(0)
+	for _, name := range []string{path + ".2", path + ".1", path} {
+		info, err := os.Stat(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Size() > 2000 || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has %d bytes and mode %v", name, info.Size(), info.Mode())
+		}
+		slots, _ := numbers(t, name)
+		for _, n := range slots {
+			if next != 0 && n != next {
+				t.Fatalf("%s: event %d, want %d", name, n, next)
+			}
+			next = n + 1
+		}
+	}
+	if next != 1001 {
+		t.Errorf("the last event is %d, want 1000", next-1)
+	}
+}
+
+func TestOneOutputFileBeginsAnew(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "flows.json")
+	w, _ := newFile(t, path, 300, 1)
+	for n := range uint32(100) {
+		if err := w.Write(Flow{Slot: n + 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found, _ := filepath.Glob(path + "*"); len(found) != 1 {
+		t.Errorf("files %q", found)
+	}
+	if slots, _ := numbers(t, path); len(slots) == 0 || slots[len(slots)-1] != 100 {
+		t.Errorf("events %v, want 100 at the end", slots)
+	}
+}
+
+// TestEventsOfAFullDiskAreCounted writes to a disk of 64 KiB, which fills up and has room again.
+func TestEventsOfAFullDiskAreCounted(t *testing.T) {
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	ballast := filepath.Join(dir, "ballast")
+	if err := os.WriteFile(ballast, make([]byte, 32<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "flows.json")
+	w, notes := newFile(t, path, 1<<20, 2)
+	for n := range uint32(10000) {
+		if err := w.Write(Flow{Slot: n + 1, Reason: "policy-denied"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w.lost == 0 || len(*notes) != 1 || !strings.Contains((*notes)[0], "no space left on device") {
+		t.Fatalf("%d lost, notes %q", w.lost, *notes)
+	}
+	lost := w.lost
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	for n := range uint32(10) {
+		if err := w.Write(Flow{Slot: 20000 + n}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(*notes) != 2 || !strings.Contains((*notes)[1], "is written again") {
+		t.Errorf("notes %q", *notes)
+	}
+	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "events were not written to") {
+		t.Errorf("closed with %v", err)
+	}
+	slots, said := numbers(t, path)
+	if said != lost || uint64(len(slots)) != 10010-lost || slots[len(slots)-1] != 20009 {
+		t.Errorf("%d events and %d lost in the file, want %d and %d", len(slots), said, 10010-lost, lost)
+	}
+}
+
+func TestOutputFileIsOnesOwn(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "flows.json")
+	if err := os.WriteFile(path, []byte(`{"slot":1}`+"\n"+`{"slo`), 0o644); err != nil { //nolint:gosec // meant
+		t.Fatal(err)
+	}
+	w, _ := newFile(t, path, 1<<20, 2)
+	if err := w.Write(Flow{Slot: 2}); err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(path)
+	if err != nil || string(content) != "{\"slot\":1}\n{\"slo\n{\"slot\":2}\n" {
+		t.Errorf("after half a line: %q, %v", content, err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	second := &file{path: path, most: 1 << 20, keep: 2}
+	if err := second.open(); err == nil || !strings.Contains(err.Error(), "another process writes") {
+		t.Errorf("a second writer: %v", err)
+	}
+	link, fifo := filepath.Join(dir, "link"), filepath.Join(dir, "fifo")
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{link, fifo, dir, "/dev/null", filepath.Join(dir, "no", "such")} {
+		if err := (&file{path: bad, most: 1 << 20, keep: 2}).open(); err == nil {
+			t.Errorf("%s was opened", bad)
+		}
+	}
+}
+
+func TestObserveWritesToAFile(t *testing.T) {
+	n := nodetest.New(t, Command)
+	path := filepath.Join(t.TempDir(), "flows.json")
+	out, _ := n.Want(t, 0, "observe", "--output-file", path)
+	<-n.Observed
+	content, err := os.ReadFile(path)
+	if err != nil || out != "" || strings.Count(string(content), "\n") != 2 ||
+		!strings.Contains(string(content), `"reason":"spoofed-ip"`) {
+		t.Errorf("standard output %q, file %q, %v", out, content, err)
+	}
+	for line := range strings.Lines(string(content)) {
+		var f Flow
+		if err := json.Unmarshal([]byte(line), &f); err != nil || f.Time != nil && f.Time.Before(time.Unix(1, 0)) {
+			t.Errorf("%q: %v", line, err)
+		}
+	}
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package observe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+)
+
+// How long a follower waits before it asks for the datapath again.
+const (
+	againFirst = 50 * time.Millisecond
+	againMost  = time.Second
+)
+
+// watch shows the events of the datapath, and with follow stays while that is away.
+type watch struct {
+	inv *invocation.Invocation
+	out Output
+
+	last  string    // id of the last event that was shown
+	begun time.Time // when the first stream began
+}
+
+// errEnded: the datapath has ended the stream.
+var errEnded = errors.New("the datapath has ended the stream")
+
+// run shows events until there are no more, or ctx ends.
+func (w *watch) run(ctx context.Context, req *datapathv1.ObserveRequest) error {
+	conn, err := w.inv.Dial("datapath")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	client := datapathv1.NewObserverServiceClient(conn)
+	w.begun = time.Now()
+	if !req.GetFollow() {
+		ctx, cancel := context.WithTimeout(ctx, w.inv.Timeout)
+		defer cancel()
+		_, err := w.stream(ctx, client, req, time.Time{})
+		return err
+	}
+	user := ctx
+	if req.GetUntil() != nil {
+		// The datapath ends the stream then, unless it is away.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, req.GetUntil().AsTime().Add(againMost))
+		defer cancel()
+	}
+	over := func() bool {
+		return user.Err() != nil || req.GetUntil() != nil && !time.Now().Before(req.GetUntil().AsTime())
+	}
+	var away time.Time // zero: the datapath is there
+	pause := againFirst
+	for {
+		there, err := w.stream(ctx, client, w.resume(req, away), away)
+		var out *outputError
+		switch {
+		case errors.As(err, &out):
+			return out.err
+		case over():
+			return nil // all that was asked for, or the person has seen enough
+		case err == nil:
+			err = errEnded
+		}
+		if !there && away.IsZero() || isFinal(err) {
+			return err
+		}
+		if there {
+			away, pause = time.Now(), againFirst
+			if err := w.out.Write(noteOf("datapath is away: " + reasonOf(err) + "; waiting for it")); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, againMost)
+	}
+}
+
+// resume is the request that goes on where the last stream ended.
+func (w *watch) resume(req *datapathv1.ObserveRequest, away time.Time) *datapathv1.ObserveRequest {
+	if away.IsZero() {
+		return req
+	}
+	again := proto.CloneOf(req)
+	switch {
+	case w.last != "":
+		again.AfterUuid, again.Since, again.Last = w.last, nil, 0
+	case again.GetSince() == nil && again.GetLast() == 0:
+		again.Since = timestamppb.New(w.begun)
+	}
+	return again
+}
+
+// stream shows the events of one stream. there is false if the datapath did not answer.
+func (w *watch) stream(ctx context.Context, client datapathv1.ObserverServiceClient, req *datapathv1.ObserveRequest,
+	away time.Time,
+) (there bool, err error) {
+	stream, err := client.Observe(ctx, req)
+	if err != nil {
+		return false, inFlags(err)
+	}
+	// An answer without headers is an error, which Recv has. A datapath of an earlier version sends them with its
+	// first event.
+	if md, err := stream.Header(); err != nil {
+		return false, err
+	} else if md != nil && !away.IsZero() {
+		there = true
+		text := fmt.Sprintf("datapath is back after %s", time.Since(away).Round(100*time.Millisecond))
+		if w.last == "" {
+			text += "; events may be missing"
+		}
+		if err := w.out.Write(noteOf(text)); err != nil {
+			return there, &outputError{err}
+		}
+	} else {
+		there = md != nil
+	}
+	return there, w.show(stream)
+}
+
+// outputError says that what is shown could not be written.
+type outputError struct{ err error }
+
+func (e *outputError) Error() string { return e.err.Error() }
+
+func (w *watch) show(stream grpc.ServerStreamingClient[datapathv1.ObserveResponse]) error {
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return inFlags(err)
+		}
+		f := flowOf(m)
+		if err := w.out.Write(f); err != nil {
+			return &outputError{err}
+		}
+		if f.UUID != "" {
+			w.last = f.UUID
+		}
+	}
+}
+
+// isFinal says that asking again would give the same error.
+func isFinal(err error) bool {
+	var usage *invocation.UsageError
+	if errors.As(err, &usage) {
+		return true
+	}
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented:
+		return true
+	}
+	return false
+}
+
+// reasonOf is the end of a stream in a few words.
+func reasonOf(err error) string {
+	if st, ok := status.FromError(err); ok && st.Code() == codes.Unavailable {
+		return st.Message()
+	}
+	return err.Error()
+}
+
+// noteOf is a line about the stream and no packet.
+func noteOf(text string) Flow {
+	now := time.Now()
+	return Flow{Time: &now, Note: text}
+}

@@ -88,7 +88,8 @@ func (c *Criteria) Match(e Event, labels LabelsOf) bool {
 		either(len(c.Services), e.Service != "" && c.Services[e.serviceName()], false) &&
 		either(len(c.Verdicts), c.Verdicts[e.Verdict], false) &&
 		either(len(c.Types), c.Types[e.Type], false) &&
-		(c.Source == nil || e.Type != Repair && c.Source.match(e, e.From, e.Source, netip.AddrPort{}, e.SourceIdentity, labels)) &&
+		(c.Source == nil || e.Type != Repair && c.Source.match(e, e.From, e.Source, netip.AddrPort{}, e.SourceIdentity,
+			labels)) &&
 		(c.Destination == nil || e.Type != Repair &&
 			c.Destination.match(e, e.To, e.Destination, e.Original, e.DestinationIdentity, labels)) &&
 		(len(c.Selectors) == 0 || selects(c.Selectors, e.SourceIdentity, labels) ||

@@ -189,10 +189,16 @@ func TestFilterNeedsOneOfEachKind(t *testing.T) {
 		"from what was asked": {Criteria{Source: &EndCriteria{
 			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 		}}, false},
-		"from port":         {Criteria{Source: &EndCriteria{Ports: map[uint16]bool{1000: true}}}, true},
-		"from the to port":  {Criteria{Source: &EndCriteria{Ports: map[uint16]bool{80: true}}}, false},
-		"name but not port": {Criteria{Source: &EndCriteria{Identities: map[uint32]bool{300: true}, Ports: map[uint16]bool{1: true}}}, false},
-		"from and to":       {Criteria{Source: &EndCriteria{Identities: map[uint32]bool{300: true}}, Destination: &EndCriteria{Identities: map[uint32]bool{300: true}}}, false},
+		"from port":        {Criteria{Source: &EndCriteria{Ports: map[uint16]bool{1000: true}}}, true},
+		"from the to port": {Criteria{Source: &EndCriteria{Ports: map[uint16]bool{80: true}}}, false},
+		"name but not port": {Criteria{Source: &EndCriteria{
+			Identities: map[uint32]bool{300: true},
+			Ports:      map[uint16]bool{1: true},
+		}}, false},
+		"from and to": {Criteria{
+			Source:      &EndCriteria{Identities: map[uint32]bool{300: true}},
+			Destination: &EndCriteria{Identities: map[uint32]bool{300: true}},
+		}, false},
 		// whose labels nobody knows is not without them
 		"unknown labels":   {Criteria{Selectors: []Selector{{isNot("", "app")}}}, false},
 		"one of two kinds": {Criteria{Ports: map[uint16]bool{80: true}, Protocols: map[uint8]bool{17: true}}, false},
@@ -249,13 +255,23 @@ func TestFilterLeavesOutWhatIsExcludedAndWhatIsLater(t *testing.T) {
 		f    Filter
 		want bool
 	}{
-		"another port":   {Filter{Criteria: drops, Excluded: []Criteria{{Ports: map[uint16]bool{81: true}}}}, true},
-		"its port":       {Filter{Criteria: drops, Excluded: []Criteria{{Ports: map[uint16]bool{81: true}}, {Ports: map[uint16]bool{80: true}}}}, false},
-		"half of it":     {Filter{Excluded: []Criteria{{Ports: map[uint16]bool{80: true}, Protocols: map[uint8]bool{17: true}}}}, true},
-		"its labels":     {Filter{Excluded: []Criteria{{Destination: &EndCriteria{Selectors: []Selector{{is("", "app", "web")}}}}}}, false},
-		"unknown labels": {Filter{Excluded: []Criteria{{Source: &EndCriteria{Selectors: []Selector{{isNot("", "app")}}}}}}, true},
-		"until now":      {Filter{Until: time.Unix(50, 0)}, true},
-		"until before":   {Filter{Until: time.Unix(49, 999)}, false},
+		"another port": {Filter{Criteria: drops, Excluded: []Criteria{{Ports: map[uint16]bool{81: true}}}}, true},
+		"its port": {Filter{Criteria: drops, Excluded: []Criteria{
+			{Ports: map[uint16]bool{81: true}},
+			{Ports: map[uint16]bool{80: true}},
+		}}, false},
+		"half of it": {Filter{Excluded: []Criteria{{
+			Ports:     map[uint16]bool{80: true},
+			Protocols: map[uint8]bool{17: true},
+		}}}, true},
+		"its labels": {Filter{Excluded: []Criteria{{Destination: &EndCriteria{Selectors: []Selector{{is("", "app",
+			"web")}}}}}}, false},
+		"unknown labels": {
+			Filter{Excluded: []Criteria{{Source: &EndCriteria{Selectors: []Selector{{isNot("", "app")}}}}}},
+			true,
+		},
+		"until now":    {Filter{Until: time.Unix(50, 0)}, true},
+		"until before": {Filter{Until: time.Unix(49, 999)}, false},
 	} {
 		if got := c.f.Match(e, labels); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)

@@ -58,11 +58,17 @@ func TestObserveFilterHasEveryCriterion(t *testing.T) {
 			{Key: "canary", Operator: datapathv1.LabelOperator_LABEL_OPERATOR_NOT_EXISTS},
 			{Key: "tier", Operator: datapathv1.LabelOperator_LABEL_OPERATOR_NOT_IN, Values: []string{"back"}},
 		}}},
-		Pods:        []*datapathv1.PodName{{Namespace: "shop", Name: "web-0"}},
-		Source:      &datapathv1.FlowEndCriteria{Identities: []uint32{301}, Ports: []uint32{81}},
-		Destination: &datapathv1.FlowEndCriteria{Prefixes: []string{"10.1.0.0/16"}, Pods: []*datapathv1.PodName{{Namespace: "a", Name: "b"}}},
-		Excluded:    []*datapathv1.FlowCriteria{{Ports: []uint32{82}}, {Verdicts: []datapathv1.Verdict{datapathv1.Verdict_VERDICT_FORWARDED}}},
-		Until:       timestamppb.New(time.Unix(9, 0)),
+		Pods:   []*datapathv1.PodName{{Namespace: "shop", Name: "web-0"}},
+		Source: &datapathv1.FlowEndCriteria{Identities: []uint32{301}, Ports: []uint32{81}},
+		Destination: &datapathv1.FlowEndCriteria{
+			Prefixes: []string{"10.1.0.0/16"},
+			Pods:     []*datapathv1.PodName{{Namespace: "a", Name: "b"}},
+		},
+		Excluded: []*datapathv1.FlowCriteria{
+			{Ports: []uint32{82}},
+			{Verdicts: []datapathv1.Verdict{datapathv1.Verdict_VERDICT_FORWARDED}},
+		},
+		Until: timestamppb.New(time.Unix(9, 0)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -111,29 +117,39 @@ func TestRulesOfTheProtoFileBoundObserveAndExplain(t *testing.T) {
 		"as much as is taken":  selector(slices.Repeat([]*datapathv1.LabelRequirement{app}, 16)...),
 		"a service":            &datapathv1.ObserveRequest{Services: web},
 		"a verdict and a type": &datapathv1.ObserveRequest{Verdicts: []datapathv1.Verdict{1}, Types: []datapathv1.FlowType{1}},
-		"an end":               &datapathv1.ObserveRequest{Source: &datapathv1.FlowEndCriteria{Ports: []uint32{65535}, Pods: pod}},
-		"what is left out":     &datapathv1.ObserveRequest{Excluded: []*datapathv1.FlowCriteria{{Pods: pod}}},
-		"the latest":           &datapathv1.ObserveRequest{Last: 4096},
-		"an event":             &datapathv1.ObserveRequest{AfterUuid: "01000000-0000-8f00-8000-000000000009"},
-		"a connection":         &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four, Protocol: 255, SourcePort: 65535, DestinationPort: 65535},
+		"an end": &datapathv1.ObserveRequest{Source: &datapathv1.FlowEndCriteria{
+			Ports: []uint32{65535},
+			Pods:  pod,
+		}},
+		"what is left out": &datapathv1.ObserveRequest{Excluded: []*datapathv1.FlowCriteria{{Pods: pod}}},
+		"the latest":       &datapathv1.ObserveRequest{Last: 4096},
+		"an event":         &datapathv1.ObserveRequest{AfterUuid: "01000000-0000-8f00-8000-000000000009"},
+		"a connection": &datapathv1.ExplainRequest{
+			SourceAddress: four, DestinationAddress: four, Protocol: 255,
+			SourcePort: 65535, DestinationPort: 65535,
+		},
 	} {
 		if err := validator.Validate(m); err != nil {
 			t.Errorf("%s is refused: %v", name, err)
 		}
 	}
 	for name, m := range map[string]proto.Message{
-		"no requirement":          selector(),
-		"17 requirements":         selector(slices.Repeat([]*datapathv1.LabelRequirement{app}, 17)...),
-		"65 selectors":            &datapathv1.ObserveRequest{Selectors: slices.Repeat(selector(app).GetSelectors(), 65)},
-		"no key":                  selector(&datapathv1.LabelRequirement{Operator: exists}),
-		"a key too long":          selector(&datapathv1.LabelRequirement{Key: strings.Repeat("k", 318), Operator: exists}),
-		"a source too long":       selector(&datapathv1.LabelRequirement{Source: strings.Repeat("s", 64), Key: "app", Operator: exists}),
-		"no namespace":            &datapathv1.ObserveRequest{Services: []*datapathv1.ServiceName{{Name: "web"}}},
-		"no name":                 &datapathv1.ObserveRequest{Services: []*datapathv1.ServiceName{{Namespace: "shop"}}},
-		"65 services":             &datapathv1.ObserveRequest{Services: slices.Repeat(web, 65)},
-		"65 exclusions":           &datapathv1.ObserveRequest{Excluded: make([]*datapathv1.FlowCriteria, 65)},
-		"a pod without a name":    &datapathv1.ObserveRequest{Pods: []*datapathv1.PodName{{Namespace: "shop"}}},
-		"a prefix of an end":      &datapathv1.ObserveRequest{Destination: &datapathv1.FlowEndCriteria{Prefixes: []string{"10.0.0.1"}}},
+		"no requirement":  selector(),
+		"17 requirements": selector(slices.Repeat([]*datapathv1.LabelRequirement{app}, 17)...),
+		"65 selectors":    &datapathv1.ObserveRequest{Selectors: slices.Repeat(selector(app).GetSelectors(), 65)},
+		"no key":          selector(&datapathv1.LabelRequirement{Operator: exists}),
+		"a key too long":  selector(&datapathv1.LabelRequirement{Key: strings.Repeat("k", 318), Operator: exists}),
+		"a source too long": selector(&datapathv1.LabelRequirement{
+			Source: strings.Repeat("s", 64), Key: "app", Operator: exists,
+		}),
+		"no namespace":         &datapathv1.ObserveRequest{Services: []*datapathv1.ServiceName{{Name: "web"}}},
+		"no name":              &datapathv1.ObserveRequest{Services: []*datapathv1.ServiceName{{Namespace: "shop"}}},
+		"65 services":          &datapathv1.ObserveRequest{Services: slices.Repeat(web, 65)},
+		"65 exclusions":        &datapathv1.ObserveRequest{Excluded: make([]*datapathv1.FlowCriteria, 65)},
+		"a pod without a name": &datapathv1.ObserveRequest{Pods: []*datapathv1.PodName{{Namespace: "shop"}}},
+		"a prefix of an end": &datapathv1.ObserveRequest{
+			Destination: &datapathv1.FlowEndCriteria{Prefixes: []string{"10.0.0.1"}},
+		},
 		"65 ports of an end":      &datapathv1.ObserveRequest{Source: &datapathv1.FlowEndCriteria{Ports: make([]uint32, 65)}},
 		"more than remembered":    &datapathv1.ObserveRequest{Last: 4097},
 		"what is no UUID":         &datapathv1.ObserveRequest{AfterUuid: "x"},
@@ -228,7 +244,8 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 	}
 	// What was known when the event was read stays, whatever the numbers mean now.
 	side := s.side(observe.Side{
-		By: uint8(event.ByRule), Rule: 7, Epoch: 20, Slot: 1, Revision: 41, Sources: []string{"NetworkPolicy shop/old"}, Proxy: 1,
+		By: uint8(event.ByRule), Rule: 7, Epoch: 20, Slot: 1, Revision: 41, Sources: []string{"NetworkPolicy shop/old"},
+		Proxy: 1,
 	}, true)
 	if side.GetRevision() != 41 || !slices.Equal(side.GetRuleSources(), []string{"NetworkPolicy shop/old"}) ||
 		side.GetProxy() != netv1.Proxy_PROXY_DNS {

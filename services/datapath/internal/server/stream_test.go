@@ -77,11 +77,17 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 			[]string{"flow 1", "LOSS_SOURCE_KERNEL 16", "flow 3", "LOSS_SOURCE_KERNEL 5"},
 		},
 		"more than there are": {
-			&datapathv1.ObserveRequest{Last: 4096, Until: timestamppb.New(time.Unix(1, 0))}, []string{"flow 1", "LOSS_SOURCE_KERNEL 21"},
+			&datapathv1.ObserveRequest{Last: 4096, Until: timestamppb.New(time.Unix(1, 0))}, []string{
+				"flow 1",
+				"LOSS_SOURCE_KERNEL 21",
+			},
 		},
-		"with an end": {&datapathv1.ObserveRequest{Until: timestamppb.New(time.Unix(2, 0)), Follow: true, Last: 4096}, []string{
-			"flow 1", "LOSS_SOURCE_KERNEL 7", "flow 2", "repair", "LOSS_SOURCE_KERNEL 14",
-		}},
+		"with an end": {
+			&datapathv1.ObserveRequest{Until: timestamppb.New(time.Unix(2, 0)), Follow: true, Last: 4096},
+			[]string{
+				"flow 1", "LOSS_SOURCE_KERNEL 7", "flow 2", "repair", "LOSS_SOURCE_KERNEL 14",
+			},
+		},
 		"of another run": {&datapathv1.ObserveRequest{
 			AfterUuid: "01000000-0000-8f00-8000-000000000009", Types: []datapathv1.FlowType{datapathv1.FlowType_FLOW_TYPE_DROP},
 		}, []string{

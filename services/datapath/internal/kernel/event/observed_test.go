@@ -78,7 +78,10 @@ func TestEventsHaveTheRuleOfTheirTime(t *testing.T) {
 		t.Errorf("receiver %+v, which nothing evaluated", o.Receiver)
 	}
 	// Without a rule there is nothing to name, and without policies nobody is asked.
-	o = Event{SourceSlot: 1, Egress: SideVerdict{By: ByDefault, Epoch: 21}}.observed(Names{Owners: nobody{}, Services: nobody{}})
+	o = Event{SourceSlot: 1, Egress: SideVerdict{By: ByDefault, Epoch: 21}}.observed(Names{
+		Owners:   nobody{},
+		Services: nobody{},
+	})
 	if o.Sender.Revision != 0 || o.Sender.Sources != nil || o.Sender.By == 0 {
 		t.Errorf("sender %+v", o.Sender)
 	}

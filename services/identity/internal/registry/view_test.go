@@ -326,6 +326,39 @@ func TestMappingOfAnotherIncarnationDoesNotCount(t *testing.T) {
 	}
 }
 
+// TestNodeThatComesBackHasNoLabelsOfBefore (INV-106): a node that was forgotten and registers with other labels has no
+// identity until those have a number, least of all the one that it had.
+func TestNodeThatComesBackHasNoLabelsOfBefore(t *testing.T) {
+	labelled := func(zone string) NodeKey {
+		k := node("a", 1, "10.0.1.0/24")
+		k.Record.Labels = map[string]string{"zone": zone}
+		k.Record.Underlay.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+		return k
+	}
+	r, got := newRegistry(t, time.Hour)
+	r.view.numbers = true
+	number := func(zone string, id identity.Numeric) {
+		r.SetNodeSets(map[NodeSet]Numbered{{Node: "a"}: {Labels: map[string]string{"zone": zone}, Number: id}})
+	}
+	const first, second = identity.MinNodeLocal, identity.MinNodeLocal + 1
+	is := func(when string, want identity.Numeric) {
+		t.Helper()
+		if item := got.items[mappingKey(netip.MustParseAddr("192.0.2.1"))]; item.Identity != want {
+			t.Errorf("%s: %+v, want identity %#x", when, item, uint32(want))
+		}
+	}
+	r.Observe(Update{Complete: true, Nodes: []NodeKey{labelled("east")}})
+	is("before the labels have a number", 0)
+	number("east", first)
+	is("with one", first)
+	r.Observe(Update{Removed: []Removal{{Node: "a"}}})
+	is("when the node was forgotten", 0)
+	r.Observe(Update{Nodes: []NodeKey{labelled("west")}})
+	is("when it is back with other labels", 0)
+	number("west", second)
+	is("when those have a number", second)
+}
+
 func TestAPIServersAreNamedWhereTheyRun(t *testing.T) {
 	const local = identity.MinNodeLocal
 	here, there, outside := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"),

@@ -86,8 +86,8 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 // Methods says who may call what. Root changes everything, the datapath's user
 // the identities of its endpoints; nobody else has endpoints.
 func Methods() rpc.Methods {
-	// More changes at once than the store answers gain nothing; who waits too
-	// long hears RESOURCE_EXHAUSTED instead of filling memory.
+	// More changes at once than the store answers gain nothing; a caller
+	// that waits too long gets RESOURCE_EXHAUSTED instead of filling memory.
 	change := rpc.Limit{InFlight: 64, Waiting: 1024}
 	read := rpc.Limit{InFlight: 32, Waiting: 256}
 	return rpc.Methods{

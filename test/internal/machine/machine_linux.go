@@ -31,18 +31,19 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 )
 
-// ownEnv marks the copy of the test binary that runs in the namespaces.
-const ownEnv = "SLUICE_TEST_MACHINE"
+// outsideEnv tells the copy of the test binary that runs in the namespaces which mount namespace it has left.
+const outsideEnv = "SLUICE_TEST_MACHINE_OUTSIDE"
 
 // Main runs the tests of a package.
 func Main(m *testing.M) {
 	if os.Geteuid() != 0 { // the tests say that they need root
 		os.Exit(m.Run())
 	}
-	if os.Getenv(ownEnv) == "" {
+	outside := os.Getenv(outsideEnv)
+	if outside == "" {
 		os.Exit(inNamespaces())
 	}
-	if err := prepare(); err != nil {
+	if err := prepare(outside); err != nil {
 		fmt.Fprintln(os.Stderr, "a machine for the tests:", err)
 		os.Exit(1)
 	}
@@ -51,8 +52,13 @@ func Main(m *testing.M) {
 
 // inNamespaces executes this binary again.
 func inNamespaces() int {
+	here, err := os.Readlink(mountNamespace)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "tests on a machine of their own:", err)
+		return 1
+	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), ownEnv+"=1")
+	cmd.Env = append(os.Environ(), outsideEnv+"="+here)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &unix.SysProcAttr{Unshareflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL}
 	if err := cmd.Run(); err != nil {
@@ -62,8 +68,17 @@ func inNamespaces() int {
 	return 0
 }
 
-// prepare makes what a machine has when it has booted.
-func prepare() error {
+const mountNamespace = "/proc/self/ns/mnt"
+
+// prepare makes what a machine has when it has booted. Outside is the mount namespace of others, whose /run stays.
+func prepare(outside string) error {
+	here, err := os.Readlink(mountNamespace)
+	if err != nil {
+		return err
+	}
+	if here == outside {
+		return fmt.Errorf("%s is set, and this is still %s", outsideEnv, here)
+	}
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
 		return fmt.Errorf("mount /run: %w", err)
 	}
@@ -205,7 +220,7 @@ func runFiles() (out []string, err error) {
 
 // processes lists those in this mount namespace, to which every process belongs that the tests start.
 func processes() (out []string, err error) {
-	own, err := os.Readlink("/proc/self/ns/mnt")
+	own, err := os.Readlink(mountNamespace)
 	if err != nil {
 		return nil, err
 	}

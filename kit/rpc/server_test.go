@@ -773,7 +773,9 @@ func TestShutdownCutsWhatDoesNotEnd(t *testing.T) {
 
 func TestTooLargeMessagesAreRefused(t *testing.T) {
 	f := serve(t, &testService{}, table())
-	c := pb.NewTestServiceClient(f.dial(t, client.Options{MaxSend: 64 << 20}))
+	c := pb.NewTestServiceClient(f.dial(t, client.Options{
+		Dial: []grpc.DialOption{grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(64 << 20))},
+	}))
 	_, err := c.UnaryCall(t.Context(), &pb.SimpleRequest{Payload: &pb.Payload{Body: make([]byte, MaxRecv+1)}})
 	wantCode(t, err, codes.ResourceExhausted, "larger than max")
 }

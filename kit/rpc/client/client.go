@@ -31,10 +31,12 @@ type Options struct {
 	// WaitForReady makes calls wait for an absent server until their deadline,
 	// instead of failing with UNAVAILABLE.
 	WaitForReady bool
-	MaxSend      int // bytes of a request; 4 MiB if 0
 	// Dial is added at the end.
 	Dial []grpc.DialOption
 }
+
+// maxRequest is how many bytes a request has at most.
+const maxRequest = 4 << 20
 
 // Dial returns a connection to the socket at path. It connects on the first
 // call and again whenever the server came back, so it succeeds while nothing
@@ -66,7 +68,7 @@ func Dial(path string, o Options) (*grpc.ClientConn, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 		grpc.WithDefaultCallOptions(
 			grpc.MaxCallRecvMsgSize(16<<20),
-			grpc.MaxCallSendMsgSize(cmp.Or(o.MaxSend, 4<<20)),
+			grpc.MaxCallSendMsgSize(maxRequest),
 			grpc.WaitForReady(o.WaitForReady),
 		),
 		grpc.WithChainUnaryInterceptor(rpcid.UnaryClient(), deadline(o.Timeout), reconnectUnary(to)),

@@ -136,7 +136,7 @@ type NamePeer struct {
 // empty means that it matches nobody.
 type Peers struct {
 	Any       bool // everybody, known or not
-	ExceptOwn bool // with Any: everybody but the subject's local node
+	ExceptOwn bool // with Any: all peers except the subject's local node
 	Selectors []selector.Selector
 	Networks  []Network
 	Groups    []GroupPeer

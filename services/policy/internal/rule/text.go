@@ -28,9 +28,9 @@ func (r *Rule) Text() string {
 	}
 	var peers []string
 	if r.Peers.Any {
-		who := "everybody"
+		who := "all peers"
 		if r.Peers.ExceptOwn {
-			who = "everybody but the local node"
+			who = "all peers except the local node"
 		}
 		peers = append(peers, who)
 	}
@@ -51,7 +51,7 @@ func (r *Rule) Text() string {
 		peers = append(peers, "the addresses of "+n.Pattern.String())
 	}
 	if len(peers) == 0 {
-		peers = []string{"nobody"}
+		peers = []string{"no peer"}
 	}
 	b.WriteString(list(len(peers), func(i int) string { return peers[i] }))
 	b.WriteString(" on ")

@@ -37,7 +37,7 @@ var metrics = []metric{
 		func(f figures) float64 { return float64(f.Refused) }),
 	newMetric("policy_revision", "Revision of the policies.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Revision) }),
 	newMetric("identities", "Identities known.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Identities) }),
-	newMetric("waiting_identities", "Identities that are kept unknown because a table has no room for them.", prometheus.GaugeValue,
+	newMetric("waiting_identities", "Identities that are kept unknown because a table has no capacity for them.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Waiting) }),
 	newMetric("subjects", "Identities that have tables here.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Subjects) }),
 	newMetric("tables", "Tables; subjects with equal policy share them.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Tables) }),

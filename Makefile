@@ -41,6 +41,17 @@ $(binaries:%=bin/%):
 bin/sluice-devetcd:
 	@cd tools/devetcd && GOWORK=off $(go_build) -o $(CURDIR)/$@ .
 
+# Where `make install` puts the files of a machine with systemd.
+DESTDIR ?=
+.PHONY: install
+install: $(binaries:%=bin/%) ## Copy programs, units, sysusers.d and tmpfiles.d to where they belong below DESTDIR (root)
+	@install -d $(DESTDIR)/usr/bin $(DESTDIR)/usr/lib/systemd/system $(DESTDIR)/usr/lib/sysusers.d $(DESTDIR)/usr/lib/tmpfiles.d $(DESTDIR)/usr/share/sluice
+	@install -m 0755 $(binaries:%=bin/%) $(DESTDIR)/usr/bin
+	@install -m 0644 deploy/systemd/* $(DESTDIR)/usr/lib/systemd/system
+	@install -m 0644 deploy/sysusers.d/sluice.conf $(DESTDIR)/usr/lib/sysusers.d
+	@install -m 0644 deploy/tmpfiles.d/sluice.conf $(DESTDIR)/usr/lib/tmpfiles.d
+	@install -m 0644 deploy/cni/10-sluice.conflist $(DESTDIR)/usr/share/sluice
+
 # What an image is called, and for which machines there is one.
 IMAGE ?= sluice.io/sluice:$(VERSION)
 architectures := amd64 arm64
@@ -60,7 +71,7 @@ images: ## Write bin/images/*.tar: OCI archives of one image with every program 
 	@ls bin/images/*.tar
 
 .PHONY: demo
-demo: build ## Show two pods on a real datapath with a real container runtime (root)
+demo: build ## Show three pods of a real container runtime on a real datapath, then three nodes (root)
 	@scripts/deps demo
 	@scripts/tools grpcurl
 	@scripts/demo
@@ -83,6 +94,12 @@ K8S_FROM ?= 7b0f05f
 .PHONY: test-upgrade
 test-upgrade: build ## Upgrade a node with open connections from the programs of the commit FROM (4eb52c1) to these, and back (root)
 	@scripts/test-upgrade $(FROM)
+
+.PHONY: test-install
+test-install: build ## Execute docs/operations/install-host.md on a minimal Debian with systemd, made by debootstrap (root)
+	@scripts/deps install
+	@go build -o bin/test/install ./test/install
+	@bin/test/install
 
 .PHONY: test-vectors
 test-vectors: ## Run the policy vectors (of the directory POLICY_VECTORS, if set) and print figures per file

@@ -70,6 +70,7 @@ var differs = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[\d:.]+Z`), "TIME"},
 	{regexp.MustCompile(`([0-9a-f]{2}:){5}[0-9a-f]{2}`), "MAC"},
 	{regexp.MustCompile(`sl[0-9a-f]{11}`), "DEVICE"},
+	{regexp.MustCompile(`\b[0-9a-f]{11,64}\b`), "HASH"},
 	{regexp.MustCompile(`"(resumeToken|incarnation)": "[^"]*"`), `"$1": "BYTES"`},
 	{regexp.MustCompile(`\d+`), "0"},
 }
@@ -84,7 +85,7 @@ func shape(line string) string {
 
 // SameShape compares what a command printed with what a document says: a line with
 // … alone stands for any number of lines that the document leaves out. Numbers,
-// times and the like may differ.
+// times and the like may differ, and empty lines do not count.
 func SameShape(want []string, printed string) error {
 	var have []string
 	for _, line := range strings.Split(printed, "\n") {
@@ -92,6 +93,7 @@ func SameShape(want []string, printed string) error {
 			have = append(have, s)
 		}
 	}
+	want = slices.DeleteFunc(slices.Clone(want), func(line string) bool { return strings.TrimSpace(line) == "" })
 	anywhere := false // the part may stand further down
 	for len(want) > 0 {
 		end := slices.IndexFunc(want, func(line string) bool { return strings.TrimSpace(line) == "…" })

@@ -14,7 +14,7 @@ import (
 // TestOutputsAreComparedByShape: another word, line or order is a difference, another
 // number is none.
 func TestOutputsAreComparedByShape(t *testing.T) {
-	if err := SameShape([]string{"a 1", "…", "c 10.244.0.2"}, "a 2\nb\nc 10.244.7.3\n"); err != nil {
+	if err := SameShape([]string{"a 1", "", "…", "c 10.244.0.2"}, "a 2\nb\n\nc 10.244.7.3\n"); err != nil {
 		t.Error(err)
 	}
 	for what, c := range map[string]struct {

@@ -45,7 +45,8 @@ func deps(t *testing.T, group string, commands ...string) (calls []string) {
 	if err := os.WriteFile(policy, []byte(own), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	script := exec.CommandContext(t.Context(), filepath.Join(dir, "bash"), "../../scripts/deps", group) //nolint:gosec // of the repository
+	bash := filepath.Join(dir, "bash")
+	script := exec.CommandContext(t.Context(), bash, "../../scripts/deps", group) //nolint:gosec // of the repository
 	script.Env = []string{"PATH=" + dir, "SLUICE_POLICY_RC_D=" + policy, "TMPDIR=" + dir}
 	if out, err := script.CombinedOutput(); err != nil {
 		t.Fatalf("scripts/deps %s: %v: %s", group, err, out)
@@ -60,7 +61,8 @@ func deps(t *testing.T, group string, commands ...string) (calls []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if asked, err := os.ReadFile(filepath.Join(dir, "policy")); err != nil || !strings.Contains(string(asked), "exit 101") {
+	asked, err := os.ReadFile(filepath.Join(dir, "policy"))
+	if err != nil || !strings.Contains(string(asked), "exit 101") {
 		t.Errorf("apt-get starts daemons: %q, %v", asked, err)
 	}
 	return strings.Split(strings.TrimSpace(string(content)), "\n")

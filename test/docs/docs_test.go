@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package docs tests the documents as a whole.
+package docs
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const root = "../.."
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`^#{1,6} +(.*)$`)
+	// What stands in an anchor of GitHub: letters, digits, '-', '_' and, for spaces, '-'.
+	dropped = regexp.MustCompile(`[^\p{L}\p{N}\-_ ]`)
+)
+
+// document is what links lead from and to.
+type document struct {
+	links   []string
+	anchors map[string]bool
+}
+
+func read(t *testing.T, path string) document {
+	t.Helper()
+	content, err := os.ReadFile(path) //nolint:gosec // a document of the repository
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := document{anchors: map[string]bool{}}
+	code := false
+	for line := range strings.Lines(string(content)) {
+		line = strings.TrimRight(line, "\n")
+		if strings.HasPrefix(strings.TrimSpace(line), "```") {
+			code = !code
+		}
+		if code {
+			continue
+		}
+		if h := heading.FindStringSubmatch(line); h != nil {
+			d.anchors[anchor(h[1])] = true
+		}
+		for _, l := range link.FindAllStringSubmatch(line, -1) {
+			d.links = append(d.links, l[1])
+		}
+	}
+	return d
+}
+
+// anchor is the name that GitHub gives a heading.
+func anchor(heading string) string {
+	return strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
+}
+
+// documents are all documents of the repository, less what others wrote.
+func documents(t *testing.T) (paths []string) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && slices.Contains([]string{".git", "third_party", "bin", "node_modules"}, d.Name()):
+			return fs.SkipDir
+		case filepath.Ext(path) == ".md":
+			paths = append(paths, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+// TestLinksLeadSomewhere: the file that a link of a document names exists, and so
+// does the heading.
+func TestLinksLeadSomewhere(t *testing.T) {
+	paths := documents(t)
+	if len(paths) < 40 {
+		t.Fatalf("there are %d documents: %v", len(paths), paths)
+	}
+	links := 0
+	for _, path := range paths {
+		for _, l := range read(t, path).links {
+			if strings.Contains(l, "://") || strings.HasPrefix(l, "mailto:") {
+				continue
+			}
+			links++
+			file, name, _ := strings.Cut(l, "#")
+			target := path
+			if file != "" {
+				target = filepath.Join(filepath.Dir(path), file)
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s links to %s: %v", path, l, err)
+				continue
+			}
+			if name != "" && !read(t, target).anchors[name] {
+				t.Errorf("%s links to %s: no such heading", path, l)
+			}
+		}
+	}
+	if links < 300 {
+		t.Errorf("the documents have %d links", links)
+	}
+}
+
+// TestEveryDocumentIsInTheIndex: docs/README.md leads to each page.
+func TestEveryDocumentIsInTheIndex(t *testing.T) {
+	index := read(t, filepath.Join(root, "docs", "README.md"))
+	for _, pattern := range []string{"docs/*.md", "docs/operations/*.md"} {
+		pages, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil || len(pages) == 0 {
+			t.Fatalf("%s: %v, %v", pattern, pages, err)
+		}
+		for _, page := range pages {
+			name, err := filepath.Rel(filepath.Join(root, "docs"), page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			listed := func(l string) bool { return l == name || strings.HasPrefix(l, name+"#") }
+			if name != "README.md" && !slices.ContainsFunc(index.links, listed) {
+				t.Errorf("docs/README.md does not lead to %s", name)
+			}
+		}
+	}
+}

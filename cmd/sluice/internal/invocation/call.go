@@ -34,6 +34,16 @@ var (
 	Observer     = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
 )
 
+// Connect is a client for many calls, with the connection that its user closes.
+func Connect[C any](inv *Invocation, s Service[C]) (*grpc.ClientConn, C, error) {
+	conn, err := inv.Dial(s.name)
+	if err != nil {
+		var none C
+		return nil, none, err
+	}
+	return conn, s.client(conn), nil
+}
+
 // Ask makes one call and returns its answer. It takes no longer than --timeout, unless ctx has another deadline.
 func Ask[C, Q, R any](ctx context.Context, inv *Invocation, s Service[C],
 	call func(C, context.Context, *Q, ...grpc.CallOption) (R, error), request *Q,

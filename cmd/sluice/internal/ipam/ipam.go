@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package ipam shows the pools of addresses and their owners.
+// Package ipam shows the pools of addresses and their owners, compares them with
+// the endpoints, and releases what no endpoint has.
 package ipam
 
 import (
@@ -21,7 +22,7 @@ import (
 
 // Command is `ipam`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("ipam", "Show the addresses of the node",
+	return invocation.Group("ipam", "Show, check and release the addresses of the node",
 		&cobra.Command{
 			Use: "pools", Short: "Show the ranges and how full they are", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printPools(cmd.Context(), inv) },
@@ -30,6 +31,7 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 			Use: "list", Short: "List who holds which addresses", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printAllocations(cmd.Context(), inv) },
 		},
+		checkCommand(inv), releaseCommand(inv),
 	)
 }
 
@@ -91,20 +93,16 @@ type allocation struct {
 }
 
 func printAllocations(ctx context.Context, inv *invocation.Invocation) error {
-	all := []allocation{}
-	call, request := ipamv1.IPAMServiceClient.ListAllocations, &ipamv1.ListAllocationsRequest{}
-	if err := invocation.Each(ctx, inv, invocation.IPAM, call, request, func(m *ipamv1.ListAllocationsResponse) {
-		a := m.GetAllocation()
-		shown := allocation{
-			Owner: workload.OwnerOf(a.GetOwner()), State: output.Enum(a.GetState(), "ALLOCATION_STATE_"),
-			Expires: output.When(a.GetLeaseExpireTime()),
-		}
-		for _, address := range a.GetAddresses() {
-			shown.Addresses = append(shown.Addresses, address.GetAddress())
-		}
-		all = append(all, shown)
-	}); err != nil {
+	held, err := allocations(ctx, inv)
+	if err != nil {
 		return err
+	}
+	all := []allocation{}
+	for _, a := range held {
+		all = append(all, allocation{
+			Owner: workload.OwnerOf(a.GetOwner()), State: output.Enum(a.GetState(), "ALLOCATION_STATE_"),
+			Addresses: addressesOf(a), Expires: output.When(a.GetLeaseExpireTime()),
+		})
 	}
 	return inv.Show(all, func(w io.Writer) {
 		output.Row(w, "CONTAINER", "STATE", "ADDRESSES", "LEASE ENDS IN")

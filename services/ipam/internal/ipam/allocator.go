@@ -573,8 +573,11 @@ func (a *Allocator) ValidateConfirm(ctx context.Context, o workload.Owner, addrs
 }
 
 // ValidateRelease says what Release would answer, and changes nothing.
-func (a *Allocator) ValidateRelease(ctx context.Context, o workload.Owner) (*Allocation, error) {
+func (a *Allocator) ValidateRelease(ctx context.Context, o workload.Owner, only ...netip.Addr) (*Allocation, error) {
 	got, err := a.do(ctx, verbList, func(l *ledger, _ time.Time) (answer, error) {
+		if err := l.mayRelease(o, only); err != nil {
+			return answer{}, err
+		}
 		if e := l.held[o]; e != nil {
 			return answer{allocation: e.Allocation}, nil
 		}
@@ -584,9 +587,13 @@ func (a *Allocator) ValidateRelease(ctx context.Context, o workload.Owner) (*All
 }
 
 // Release takes everything from an owner and returns what that was; nil if it
-// held nothing, which is not an error.
-func (a *Allocator) Release(ctx context.Context, o workload.Owner) (*Allocation, error) {
+// held nothing, which is not an error. If addresses are given and it holds others,
+// it keeps them, and the error is ErrMismatch.
+func (a *Allocator) Release(ctx context.Context, o workload.Owner, only ...netip.Addr) (*Allocation, error) {
 	got, err := a.do(ctx, verbRelease, func(l *ledger, now time.Time) (answer, error) {
+		if err := l.mayRelease(o, only); err != nil {
+			return answer{}, err
+		}
 		return answer{allocation: l.release(now, o)}, nil
 	})
 	return got.allocation, err

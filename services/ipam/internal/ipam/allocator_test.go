@@ -278,6 +278,41 @@ func confirm(t testing.TB, a *ipam.Allocator, got *ipam.Allocation) {
 	}
 }
 
+// TestReleaseTakesNoOtherAddressesThanThoseGiven: an owner that went and came again
+// meanwhile keeps what it has got.
+func TestReleaseTakesNoOtherAddressesThanThoseGiven(t *testing.T) {
+	m := ipamtest.NewMemory()
+	a, stop := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/24", "fd00::/64"), Quarantine: time.Minute})
+	defer stop() //nolint:errcheck // the test is over
+	first := allocate(t, a, ipam.Request{Owner: owner("a")})
+	confirm(t, a, first)
+	if _, err := a.Release(t.Context(), owner("a")); err != nil {
+		t.Fatal(err)
+	}
+	second := allocate(t, a, ipam.Request{Owner: owner("a")})
+	confirm(t, a, second)
+	for _, wrong := range [][]netip.Addr{addresses(first), addresses(second)[:1], {netip.MustParseAddr("10.9.9.9")}} {
+		for _, release := range []func(context.Context, workload.Owner, ...netip.Addr) (*ipam.Allocation, error){
+			a.Release, a.ValidateRelease,
+		} {
+			if _, err := release(t.Context(), owner("a"), wrong...); !errors.Is(err, ipam.ErrMismatch) {
+				t.Errorf("release of %v: %v, want ErrMismatch", wrong, err)
+			}
+		}
+	}
+	if got := allocate(t, a, ipam.Request{Owner: owner("a")}); got.List() != second.List() || got.State != ipam.Confirmed {
+		t.Errorf("the owner holds %s, %s", got.List(), got.State)
+	}
+	back := addresses(second)
+	slices.Reverse(back)
+	if got, err := a.Release(t.Context(), owner("a"), back...); err != nil || got.List() != second.List() {
+		t.Errorf("release of what it holds: %v, %v", got, err)
+	}
+	if got, err := a.Release(t.Context(), owner("a"), back...); err != nil || got != nil {
+		t.Errorf("once more: %v, %v", got, err)
+	}
+}
+
 // TestReleasedAddressRests proves INV-12.
 func TestReleasedAddressRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -55,8 +55,9 @@ var (
 	// ErrNotHeld says that the owner holds nothing: it never did, or its lease has
 	// ended, by time or with the process.
 	ErrNotHeld = errors.New("the owner holds no address")
-	// ErrMismatch says that an owner confirms other addresses than it holds.
-	ErrMismatch = errors.New("the owner holds other addresses than those to confirm")
+	// ErrMismatch says that an owner confirms, or is to lose, other addresses than it
+	// holds.
+	ErrMismatch = errors.New("the owner holds other addresses than those given")
 	// ErrBusy says that too many calls wait already. Trying again helps.
 	ErrBusy = errors.New("too many calls are waiting")
 	// ErrStopped says that the service is going down.

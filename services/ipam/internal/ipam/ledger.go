@@ -606,6 +606,15 @@ func (l *ledger) release(now time.Time, o workload.Owner) *Allocation {
 	return e.Allocation
 }
 
+// mayRelease refuses to take other addresses from an owner than those it is to
+// lose; none are given: whatever it holds. One that holds nothing loses nothing.
+func (l *ledger) mayRelease(o workload.Owner, only []netip.Addr) error {
+	if e := l.held[o]; e != nil && len(only) > 0 && !sameAddresses(e.Addresses, only) {
+		return fmt.Errorf("release %s: it holds %s, given were %v: %w", o, e.List(), only, ErrMismatch)
+	}
+	return nil
+}
+
 // drop ends an allocation whose addresses need no rest.
 func (l *ledger) drop(e *entry) {
 	l.leave(e)

@@ -164,11 +164,15 @@ func (s *Server) ConfirmAllocation(ctx context.Context, req *ipamv1.ConfirmAlloc
 
 // Release implements the RPC.
 func (s *Server) Release(ctx context.Context, req *ipamv1.ReleaseRequest) (*ipamv1.ReleaseResponse, error) {
+	only, err := toAddrs("addresses", req.GetAddresses())
+	if err != nil {
+		return nil, statusOf(err)
+	}
 	release := s.ipam.Release
 	if req.GetValidateOnly() {
 		release = s.ipam.ValidateRelease
 	}
-	released, err := release(ctx, wire.OwnerOf(req.GetOwner()))
+	released, err := release(ctx, wire.OwnerOf(req.GetOwner()), only...)
 	if err != nil {
 		return nil, statusOf(err)
 	}

@@ -87,6 +87,10 @@ type cluster struct {
 	identityv1.UnimplementedClusterServiceServer
 	node      *Node
 	Forgotten *identityv1.ForgetNodeRequest // the last one
+	// Mapped is the node whose mapping of an address counts, and MappedHere how many
+	// count of this node; nil: the usual ones.
+	Mapped     map[string]string
+	MappedHere uint32
 }
 
 func (c *cluster) nodes() []*identityv1.ListNodesResponse {
@@ -111,6 +115,9 @@ func (c *cluster) nodes() []*identityv1.ListNodesResponse {
 			},
 		},
 	}
+	if c.Mapped != nil {
+		nodes[0].MappingCount = c.MappedHere
+	}
 	if c.node.Identity.StoreError != "" {
 		for _, n := range nodes {
 			n.State = identityv1.NodeState_NODE_STATE_UNSPECIFIED
@@ -130,9 +137,16 @@ func (c *cluster) ListNodes(_ *identityv1.ListNodesRequest,
 	return nil
 }
 
-func (*cluster) GetIPMapping(_ context.Context, r *identityv1.GetIPMappingRequest) (
+func (c *cluster) GetIPMapping(_ context.Context, r *identityv1.GetIPMappingRequest) (
 	*identityv1.GetIPMappingResponse, error,
 ) {
+	if c.Mapped != nil {
+		node, ok := c.Mapped[r.GetAddress()]
+		if !ok {
+			return nil, status.Error(codes.NotFound, "nothing is known of the address: "+r.GetAddress())
+		}
+		return &identityv1.GetIPMappingResponse{Mapping: &identityv1.IPMapping{Node: node}}, nil
+	}
 	mapping := func(node string, number uint32) *identityv1.IPMapping {
 		return &identityv1.IPMapping{Prefix: r.GetAddress() + "/32", Node: node, Identity: number}
 	}

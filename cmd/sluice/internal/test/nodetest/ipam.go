@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -19,6 +20,11 @@ type ipam struct {
 	ipamv1.UnimplementedIPAMServiceServer
 	Problems      []string
 	StoreProblems []string // of the cluster's registry
+	// Allocations are those that are listed, one look after the other; the last
+	// stays. Empty: the usual one.
+	Allocations [][]*ipamv1.Allocation
+	Released    *ipamv1.ReleaseRequest
+	ReleaseOf   error
 }
 
 func (*ipam) pools() []*ipamv1.Pool {
@@ -46,15 +52,35 @@ func (f *ipam) ListPools(context.Context, *ipamv1.ListPoolsRequest) (*ipamv1.Lis
 	return &ipamv1.ListPoolsResponse{Pools: f.pools()}, nil
 }
 
-func (*ipam) ListAllocations(_ *ipamv1.ListAllocationsRequest,
+func (f *ipam) ListAllocations(_ *ipamv1.ListAllocationsRequest,
 	s grpc.ServerStreamingServer[ipamv1.ListAllocationsResponse],
 ) error {
+	if len(f.Allocations) > 0 {
+		for _, a := range f.Allocations[0] {
+			if err := s.Send(&ipamv1.ListAllocationsResponse{Allocation: a}); err != nil {
+				return err
+			}
+		}
+		f.Allocations = f.Allocations[min(1, len(f.Allocations)-1):]
+		return nil
+	}
 	return s.Send(&ipamv1.ListAllocationsResponse{Allocation: &ipamv1.Allocation{
 		Owner:           &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"},
 		Addresses:       []*ipamv1.Address{{Address: "10.244.0.2"}},
 		State:           ipamv1.AllocationState_ALLOCATION_STATE_LEASED,
 		LeaseExpireTime: timestamppb.New(time.Now().Add(time.Minute)),
 	}})
+}
+
+// Release implements the service.
+func (f *ipam) Release(_ context.Context, r *ipamv1.ReleaseRequest) (*ipamv1.ReleaseResponse, error) {
+	f.Released = r
+	for _, a := range f.Allocations[0] {
+		if proto.Equal(a.GetOwner(), r.GetOwner()) {
+			return &ipamv1.ReleaseResponse{Released: a}, f.ReleaseOf
+		}
+	}
+	return &ipamv1.ReleaseResponse{}, f.ReleaseOf
 }
 
 func (f *ipam) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.GetStatusResponse, error) {

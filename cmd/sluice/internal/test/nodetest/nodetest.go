@@ -74,8 +74,10 @@ type Node struct {
 	Evaluated     *datapathv1.ExplainRequest
 	Explained     map[string]*datapathv1.ExplainResponse // by the destination, before the usual answers
 	Differences   []*datapathv1.Difference
-	Flows         []*datapathv1.Flow
-	Deleted       *datapathv1.DeleteEndpointRequest // the last
+	// Endpoints are those that are listed; nil: the usual two.
+	Endpoints []*datapathv1.Endpoint
+	Flows     []*datapathv1.Flow
+	Deleted   *datapathv1.DeleteEndpointRequest // the last
 
 	mu sync.Mutex
 	// EndpointStreams are what WatchEndpoints gives, one after the other, and Watched what it was asked.

@@ -219,7 +219,8 @@ const (
 	// FAILED_PRECONDITION: a requested address is in use, in quarantine or
 	// reserved.
 	ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE ErrorReason = 6
-	// FAILED_PRECONDITION: the owner confirms other addresses than it holds.
+	// FAILED_PRECONDITION: the owner confirms, or is to lose, other addresses than
+	// it holds.
 	ErrorReason_ERROR_REASON_ADDRESSES_DIFFER ErrorReason = 7
 	// NOT_FOUND: the owner holds nothing.
 	ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND ErrorReason = 8
@@ -698,7 +699,11 @@ type ReleaseRequest struct {
 	// Whose addresses are released.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Say what would be answered, but release nothing.
-	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// Release them only if the owner holds exactly these, in any order: what a
+	// caller decided by may be gone, and the owner have others. Empty: whatever it
+	// holds.
+	Addresses     []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -745,6 +750,13 @@ func (x *ReleaseRequest) GetValidateOnly() bool {
 		return x.ValidateOnly
 	}
 	return false
+}
+
+func (x *ReleaseRequest) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
 }
 
 // ReleaseResponse is the answer of Release.
@@ -1660,10 +1672,11 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x19ConfirmAllocationResponse\x12:\n" +
 	"\n" +
 	"allocation\x18\x01 \x01(\v2\x1a.sluice.ipam.v1.AllocationR\n" +
-	"allocation\"n\n" +
+	"allocation\"\xa0\x01\n" +
 	"\x0eReleaseRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12#\n" +
-	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\"I\n" +
+	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\x120\n" +
+	"\taddresses\x18\x03 \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x02\"\br\x06\xba\x01\x01%p\x01R\taddresses\"I\n" +
 	"\x0fReleaseResponse\x126\n" +
 	"\breleased\x18\x01 \x01(\v2\x1a.sluice.ipam.v1.AllocationR\breleased\"\x18\n" +
 	"\x16ListAllocationsRequest\"U\n" +

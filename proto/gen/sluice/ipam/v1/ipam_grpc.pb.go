@@ -73,7 +73,8 @@ type IPAMServiceClient interface {
 	// Release takes all addresses from the owner. Confirmed ones rest for the
 	// configured time before another owner gets them; those of a lease are free
 	// at once. Releasing what is already gone succeeds; so the call may be
-	// repeated.
+	// repeated. FAILED_PRECONDITION: the owner holds other addresses than those of
+	// the request, if it names any.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -234,7 +235,8 @@ type IPAMServiceServer interface {
 	// Release takes all addresses from the owner. Confirmed ones rest for the
 	// configured time before another owner gets them; those of a lease are free
 	// at once. Releasing what is already gone succeeds; so the call may be
-	// repeated.
+	// repeated. FAILED_PRECONDITION: the owner holds other addresses than those of
+	// the request, if it names any.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.

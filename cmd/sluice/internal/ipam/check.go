@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package ipam
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+)
+
+func checkCommand(inv *invocation.Invocation) *cobra.Command {
+	settle := 2 * time.Second
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Compare the addresses of ipam with live endpoints, and with what the cluster says",
+		Long: `Compare the addresses that ipam holds with those of the datapath's endpoints and, if the
+node is registered in the cluster, with what it has published. What does not fit is
+looked at twice, because containers come and go meanwhile. The exit code is 1 if
+something differs. Nothing is changed.
+
+  leaked       ipam holds it for an owner that has no endpoint
+  missing      an endpoint has it, and ipam holds it for nobody
+  held-twice   two owners have it
+  unpublished  an endpoint has it, and the cluster does not say so
+  published    the cluster says that this node has it, and no endpoint does`,
+		Args: invocation.Args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error { return check(cmd.Context(), inv, settle) },
+	}
+	cmd.Flags().DurationVar(&settle, "settle", settle, "how long until what does not fit is looked at again")
+	return cmd
+}
+
+// finding is an address that does not fit.
+type finding struct {
+	Kind    string          `json:"kind"`
+	Address string          `json:"address,omitempty"`
+	Owner   *workload.Owner `json:"owner,omitempty"`
+	Text    string          `json:"text"`
+}
+
+func (f finding) ofWhom() string {
+	if f.Owner == nil {
+		return ""
+	}
+	return f.Owner.String()
+}
+
+// Kinds of findings.
+const (
+	leaked      = "leaked"
+	missing     = "missing"
+	heldTwice   = "held-twice"
+	unpublished = "unpublished"
+	published   = "published"
+)
+
+// seen is what the services say.
+type seen struct {
+	allocations []*ipamv1.Allocation
+	endpoints   []*datapathv1.Endpoint
+	cluster     *clusterView // nil: the node is on its own, or cannot say
+}
+
+// clusterView is what the cluster says of addresses.
+type clusterView struct {
+	node     string
+	count    uint32            // mappings of this node that count
+	mappings map[string]string // by address, the node whose mapping of it counts
+}
+
+// report is what `ipam check -o json` prints.
+type report struct {
+	Allocations int       `json:"allocations"`
+	Endpoints   int       `json:"endpoints"`
+	Cluster     bool      `json:"comparedWithCluster"`
+	Findings    []finding `json:"findings"`
+}
+
+func check(ctx context.Context, inv *invocation.Invocation, settle time.Duration) error {
+	if settle < 0 {
+		return invocation.Usagef("--settle: %s is negative", settle)
+	}
+	s, err := look(ctx, inv)
+	if err != nil {
+		return err
+	}
+	found := s.compare()
+	if len(found) > 0 {
+		select {
+		case <-time.After(settle):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if s, err = look(ctx, inv); err != nil {
+			return err
+		}
+		found = lasting(found, s.compare())
+	}
+	r := report{len(s.allocations), len(s.endpoints), s.cluster != nil, found}
+	if err := inv.Show(r, r.table); err != nil {
+		return err
+	}
+	if len(found) > 0 {
+		return invocation.ErrReported
+	}
+	return nil
+}
+
+// lasting are the findings of the second look that the first had, too.
+func lasting(first, second []finding) []finding {
+	same := func(a, b finding) bool {
+		return a.Kind == b.Kind && a.Address == b.Address &&
+			(a.Owner == nil) == (b.Owner == nil) && (a.Owner == nil || *a.Owner == *b.Owner)
+	}
+	return slices.DeleteFunc(second, func(b finding) bool {
+		return !slices.ContainsFunc(first, func(a finding) bool { return same(a, b) })
+	})
+}
+
+func (r report) table(w io.Writer) {
+	if len(r.Findings) > 0 {
+		output.Row(w, "FINDING", "ADDRESS", "CONTAINER", "WHAT")
+		for _, f := range r.Findings {
+			output.Row(w, f.Kind, f.Address, f.ofWhom(), f.Text)
+		}
+		fmt.Fprintln(w)
+	}
+	with := ""
+	if !r.Cluster {
+		with = "; the cluster was not asked, because the node is not registered or etcd is away"
+	}
+	fmt.Fprintf(w, "Compared %d allocations and %d endpoints%s. Findings: %d.\n", r.Allocations, r.Endpoints, with,
+		len(r.Findings))
+}
+
+// look asks ipam before the datapath: an owner is in the datapath's records before
+// its addresses are confirmed, so one that ipam lists as confirmed has an endpoint
+// in the listing that follows, or had one, or never will.
+func look(ctx context.Context, inv *invocation.Invocation) (s seen, err error) {
+	if s.allocations, err = allocations(ctx, inv); err != nil {
+		return s, err
+	}
+	if s.endpoints, err = endpoint.List(ctx, inv); err != nil {
+		return s, err
+	}
+	s.cluster, err = s.askCluster(ctx, inv)
+	return s, err
+}
+
+// allocations are what ipam lists.
+func allocations(ctx context.Context, inv *invocation.Invocation) (all []*ipamv1.Allocation, err error) {
+	err = invocation.Each(ctx, inv, invocation.IPAM, ipamv1.IPAMServiceClient.ListAllocations,
+		&ipamv1.ListAllocationsRequest{}, func(m *ipamv1.ListAllocationsResponse) { all = append(all, m.GetAllocation()) })
+	return all, err
+}
+
+// askCluster asks what the cluster says of each address; nil if this node has no
+// record there.
+func (s *seen) askCluster(ctx context.Context, inv *invocation.Invocation) (*clusterView, error) {
+	c := &clusterView{mappings: map[string]string{}}
+	err := invocation.Each(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.ListNodes,
+		&identityv1.ListNodesRequest{}, func(m *identityv1.ListNodesResponse) {
+			if m.GetLocal() && m.GetState() != identityv1.NodeState_NODE_STATE_UNSPECIFIED {
+				c.node, c.count = m.GetNode().GetName(), m.GetMappingCount()
+			}
+		})
+	if err != nil || c.node == "" {
+		return nil, err
+	}
+	conn, client, err := invocation.Connect(inv, invocation.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	ask := func(address string) error {
+		if _, asked := c.mappings[address]; asked {
+			return nil
+		}
+		r, err := client.GetIPMapping(ctx, &identityv1.GetIPMappingRequest{Address: address})
+		if err != nil && status.Code(err) != codes.NotFound {
+			return err
+		}
+		c.mappings[address] = r.GetMapping().GetNode()
+		return nil
+	}
+	for _, a := range s.allocations {
+		for _, x := range a.GetAddresses() {
+			if err := ask(x.GetAddress()); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, e := range s.endpoints {
+		for _, x := range e.GetAddresses() {
+			if err := ask(x); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return c, nil
+}
+
+// compare finds what does not fit, sorted by kind and address.
+func (s *seen) compare() []finding {
+	found := []finding{}
+	add := func(kind, address string, owner *workloadv1.Owner, format string, args ...any) {
+		f := finding{Kind: kind, Address: address, Text: fmt.Sprintf(format, args...)}
+		if owner != nil {
+			o := workload.OwnerOf(owner)
+			f.Owner = &o
+		}
+		found = append(found, f)
+	}
+	live := map[workload.Owner]bool{}
+	user := map[string]workload.Owner{} // the endpoint that has an address
+	for _, e := range s.endpoints {
+		o := workload.OwnerOf(e.GetOwner())
+		live[o] = true
+		for _, a := range e.GetAddresses() {
+			if other, ok := user[a]; ok && other != o {
+				add(heldTwice, a, e.GetOwner(), "the endpoint %s has it too", other)
+			}
+			user[a] = o
+		}
+	}
+	holder := map[string]workload.Owner{} // whom ipam says that an address belongs to
+	for _, a := range s.allocations {
+		o := workload.OwnerOf(a.GetOwner())
+		confirmed := a.GetState() == ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED
+		for _, x := range a.GetAddresses() {
+			address := x.GetAddress()
+			holder[address] = o
+			switch who, used := user[address]; {
+			case used && who != o:
+				add(heldTwice, address, a.GetOwner(), "ipam holds it for this container, and the endpoint %s has it", who)
+			case confirmed && a.GetManager() == "" && !live[o]:
+				add(leaked, address, a.GetOwner(), "confirmed, and no endpoint has it; `sluice ipam release %s` frees it",
+					address)
+			}
+		}
+	}
+	for _, e := range s.endpoints {
+		for _, a := range e.GetAddresses() {
+			if _, held := holder[a]; !held {
+				add(missing, a, e.GetOwner(), "the endpoint has it, and ipam holds it for nobody; "+
+					"after a restart of sluice-ipam the datapath claims it again")
+			}
+		}
+	}
+	if s.cluster != nil {
+		s.comparePublished(user, add)
+	}
+	slices.SortStableFunc(found, func(a, b finding) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), compareAddresses(a.Address, b.Address),
+			cmp.Compare(a.ofWhom(), b.ofWhom()))
+	})
+	return found
+}
+
+func (s *seen) comparePublished(
+	user map[string]workload.Owner, add func(kind, address string, owner *workloadv1.Owner, format string, args ...any),
+) {
+	c, ours := s.cluster, uint32(0)
+	for _, e := range s.endpoints {
+		for _, a := range e.GetAddresses() {
+			switch node := c.mappings[a]; {
+			case node == "" && e.GetState() == datapathv1.EndpointState_ENDPOINT_STATE_READY:
+				add(unpublished, a, e.GetOwner(), "other nodes do not know whose it is; `sluice ip get %s` says more", a)
+			case node != "" && node != c.node:
+				add(heldTwice, a, e.GetOwner(), "in the cluster it counts as of node %s", node)
+			}
+		}
+	}
+	for a, node := range c.mappings {
+		if node != c.node {
+			continue
+		}
+		if ours++; user[a] == (workload.Owner{}) {
+			add(published, a, nil, "the cluster says that this node has it, and no endpoint does")
+		}
+	}
+	if c.count > ours {
+		add(published, "", nil, "%d more addresses are published by this node, of no endpoint and no allocation",
+			c.count-ours)
+	}
+}
+
+// compareAddresses orders addresses as numbers.
+func compareAddresses(a, b string) int {
+	x, errX := netip.ParseAddr(a)
+	y, errY := netip.ParseAddr(b)
+	if errX != nil || errY != nil {
+		return strings.Compare(a, b)
+	}
+	return x.Compare(y)
+}

@@ -157,8 +157,8 @@ func TestAddressesAreComparedWithEndpointsAndTheCluster(t *testing.T) {
 		t.Errorf("with etcd away: %q, %v", got, r)
 	}
 	out, _ := n.Want(t, 0, "ipam", "check")
-	nodetest.WantLines(t, out, "Compared 2 allocations and 2 endpoints; the cluster was not asked, because the node is not "+
-		"registered or etcd is away. Findings: 0.")
+	nodetest.WantLines(t, out, "Compared 2 allocations and 2 endpoints; the cluster was not asked, "+
+		"because the node is not registered or etcd is away. Findings: 0.")
 	good()
 	n.IPAM.Allocations[0] = append(n.IPAM.Allocations[0], held("x\x1b[2J", "10.244.0.9"))
 	out, _ = n.Want(t, invocation.ExitFailed, "ipam", "check", "--settle", "0s")

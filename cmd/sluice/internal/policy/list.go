@@ -95,19 +95,31 @@ func stateOf(p *policyv1.Policy) state {
 
 // state is what became of a policy, in a word or two.
 func (p state) state() string {
-	notes := len(p.remarks())
 	switch {
 	case p.Accepted && p.Error != "":
 		return "outdated" // a newer form was refused
-	case p.Accepted && notes == 1:
-		return "accepted, 1 note"
-	case p.Accepted && notes > 1:
-		return fmt.Sprintf("accepted, %d notes", notes)
-	case p.Accepted:
-		return "accepted"
-	default:
+	case !p.Accepted:
 		return "refused"
 	}
+	converted := 0
+	for _, n := range p.Notes {
+		if n.Kind == noteUnsupported {
+			converted++
+		}
+	}
+	parts := []string{"accepted"}
+	add := func(n int, one, many string) {
+		switch {
+		case n == 1:
+			parts = append(parts, "1 "+one)
+		case n > 1:
+			parts = append(parts, fmt.Sprintf("%d %s", n, many))
+		}
+	}
+	add(converted, "field converted", "fields converted")
+	add(len(p.Dropped), "field ignored", "fields ignored")
+	add(len(p.remarks())-converted-len(p.Dropped), "note", "notes")
+	return strings.Join(parts, ", ")
 }
 
 // remarks are the notes on a policy, and the fields that it lost. That it selects

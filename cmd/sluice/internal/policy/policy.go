@@ -86,8 +86,12 @@ func (n note) label() string {
 	return "warning: "
 }
 
-// noteSelectsNothing is the kind of a note on a policy without an endpoint.
-const noteSelectsNothing = "selects-nothing"
+// Kinds of notes: on a policy without an endpoint, and on a field that is converted
+// to what allows less.
+const (
+	noteSelectsNothing = "selects-nothing"
+	noteUnsupported    = "unsupported"
+)
 
 // notesOf are the notes of the service, with one on those that it left out.
 func notesOf(list []*policyv1.PolicyNote, omitted uint32) []note {

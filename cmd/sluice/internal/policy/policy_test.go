@@ -161,7 +161,7 @@ func TestUnsupportedFieldsStayInSight(t *testing.T) {
 	_, errOut := n.Want(t, 0, "policy", "apply", "-f", file)
 	nodetest.WantLines(t, errOut, "warning: "+file+": document 1 (line 1): "+text)
 	out, _ := n.Want(t, 0, "policy", "list")
-	nodetest.WantLines(t, out, "NetworkPolicy shop/web accepted, 1 note 7 1 identity 2 0s grpc", text)
+	nodetest.WantLines(t, out, "NetworkPolicy shop/web accepted, 1 field converted 7 1 identity 2 0s grpc", text)
 	out, _ = n.Want(t, 0, "policy", "list", "-o", "json")
 	var all []state
 	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 1 || len(all[0].Notes) != 1 ||

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 // How long a follower waits before it asks for the datapath again.
@@ -184,4 +185,12 @@ func reasonOf(err error) string {
 func noteOf(text string) Flow {
 	now := time.Now()
 	return Flow{Time: &now, Note: text}
+}
+
+// Drops shows what is dropped of one endpoint's packets, until ctx ends.
+func Drops(ctx context.Context, inv *invocation.Invocation, owner *workloadv1.Owner) error {
+	w := watch{inv: inv, out: newLines(inv)}
+	return w.run(ctx, &datapathv1.ObserveRequest{
+		Follow: true, Owners: []*workloadv1.Owner{owner}, Verdicts: []datapathv1.Verdict{datapathv1.Verdict_VERDICT_DROPPED},
+	})
 }

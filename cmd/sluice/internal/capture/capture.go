@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package capture takes the packets of one container, as they are at its interface: what it sends, also if Sluice drops
+// it then, and what reaches it. It enters the network namespace itself, as root: the datapath has no right to read
+// packets (docs/decisions/capture-by-root.md).
+package capture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	"github.com/sluice-net/sluice/kit/version"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+)
+
+const (
+	whole     = 256 << 10 // bytes of a packet: no GSO packet is larger
+	flushSize = 64 << 10  // bytes that wait to be written, while packets keep coming
+	mostKinds = 64        // values of one criterion
+)
+
+// flags are those of the command.
+type flags struct {
+	file      string
+	addresses []string
+	ports     []uint
+	protocols []string
+	count     uint64
+	duration  time.Duration
+	snaplen   uint32
+	maxSize   invocation.Size
+	buffer    invocation.Size
+	drops     bool
+}
+
+// Command is `capture`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	o := flags{maxSize: 1 << 30, buffer: 8 << 20}
+	cmd := &cobra.Command{
+		Use:   "capture CONTAINER[/INTERFACE]",
+		Short: "Capture the packets of one container, as pcapng",
+		Long: `Capture the packets of one container at its interface, in both directions, as
+pcapng, which tcpdump and Wireshark read. What the container sends is there also if
+Sluice drops it afterwards; what Sluice drops on the way to the container is not:
+--drops prints on standard error what is dropped in both directions, as observe does.
+Packets that the kernel has not yet cut into segments are there whole, and checksums
+that it has not yet computed are wrong.
+
+It enters the container's network namespace, so it must run as root on the machine.
+It ends with an interrupt, or with one of --count, --duration and --max-size; the last
+line on standard error says how many packets there are and how many were lost.`,
+		Example: `  sluice capture web -w /tmp/web.pcapng --duration 30s
+  sluice capture web --port 80 | tcpdump -nr -
+  sluice capture web --address 10.244.1.7 --drops | wireshark -ki -`,
+		Args: invocation.Args(1, "a container's id"),
+		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), inv, args[0]) },
+	}
+	f := cmd.Flags()
+	f.StringVarP(&o.file, "write", "w", "",
+		"write to FILE, readable for its owner alone; without it to standard output, which must not be a terminal")
+	f.StringSliceVar(&o.addresses, "address", nil, "only packets with an address in this prefix on either side")
+	f.UintSliceVar(&o.ports, "port", nil, "only packets with this port on either side")
+	f.StringSliceVar(&o.protocols, "protocol", nil,
+		"only packets of tcp, udp, sctp, icmp, icmpv6 or a number; of IPv6 without extension headers")
+	f.Uint64VarP(&o.count, "count", "c", 0, "end after so many packets; 0: do not")
+	f.DurationVar(&o.duration, "duration", 0, "end after this time; 0: do not")
+	f.Uint32VarP(&o.snaplen, "snaplen", "s", 0, "bytes of each packet; 0: the whole packet")
+	f.Var(&o.maxSize, "max-size", "end before the output is larger; 0: do not")
+	f.Var(&o.buffer, "buffer",
+		"what the kernel keeps of packets that are not yet written; what does not fit is lost, and counted")
+	f.BoolVar(&o.drops, "drops", false,
+		"print on standard error which packets of the container are dropped meanwhile, and why")
+	return cmd
+}
+
+// filter is what is captured.
+func (o *flags) filter() (f filter, err error) {
+	if len(o.addresses) > mostKinds || len(o.ports) > mostKinds || len(o.protocols) > mostKinds {
+		return f, invocation.Usagef("more than %d values of one flag", mostKinds)
+	}
+	for _, text := range o.addresses {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			a, err := netip.ParseAddr(text)
+			if err != nil || a.Zone() != "" {
+				return f, invocation.Usagef("--address: %q is neither an address nor a prefix", text)
+			}
+			p = netip.PrefixFrom(a, a.BitLen())
+		}
+		f.prefixes = append(f.prefixes, p.Masked())
+	}
+	for _, p := range o.ports {
+		if p > 65535 {
+			return f, invocation.Usagef("--port: %d is not a port", p)
+		}
+		f.ports = append(f.ports, uint16(p))
+	}
+	for _, text := range o.protocols {
+		n, ok := ports.Protocols[strings.ToLower(text)]
+		if !ok {
+			v, err := strconv.ParseUint(text, 10, 8)
+			if err != nil {
+				return f, invocation.Usagef("--protocol: %q is not a protocol", text)
+			}
+			n = uint32(v)
+		}
+		f.protocols = append(f.protocols, uint8(n))
+	}
+	switch {
+	case o.snaplen > whole:
+		return f, invocation.Usagef("--snaplen: %d is more than %d", o.snaplen, whole)
+	case o.duration < 0:
+		return f, invocation.Usagef("--duration: %s is negative", o.duration)
+	case o.buffer < 2*blockSize || o.buffer > 1<<30:
+		return f, invocation.Usagef("--buffer: %s is not from 2MiB to 1GiB", o.buffer)
+	}
+	if o.snaplen == 0 {
+		o.snaplen = whole
+	}
+	return f, nil
+}
+
+func (o *flags) run(ctx context.Context, inv *invocation.Invocation, name string) error {
+	f, err := o.filter()
+	if err != nil {
+		return err
+	}
+	program, err := f.compile(o.snaplen)
+	if err != nil {
+		return fmt.Errorf("compile the filter: %w", err)
+	}
+	if o.file == "" && isTerminal(inv.Out) {
+		return invocation.Usagef("packets are not for a terminal: name a file with -w, or pipe them, as in "+
+			"`sluice capture %s | tcpdump -nr -`", name)
+	}
+	e, err := endpoint.Find(ctx, inv, name)
+	if err != nil {
+		return err
+	}
+	c := e.GetContainerInterface()
+	s, err := openSocket(device{e.GetNetworkNamespace(), c.GetName(), int(c.GetIndex()), c.GetMac()}, program,
+		int(o.buffer))
+	if errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("%w; only root on the machine may capture", err)
+	}
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	w, err := o.open(inv.Out)
+	if err != nil {
+		return err
+	}
+	if o.duration > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.duration)
+		defer cancel()
+	}
+	if o.drops {
+		stop := showDrops(ctx, inv, e)
+		defer stop()
+	}
+	w.add(fileHeader(nil, version.Get().String(), c.GetName(), describe(e), o.snaplen))
+	end, err := o.copy(ctx, s, w)
+	if cerr := s.count(); err == nil {
+		err = cerr
+	}
+	w.add(statisticsBlock(nil, time.Now(), s.seen, s.lost))
+	err = errors.Join(err, w.close())
+	fmt.Fprintf(inv.ErrOut, "%d packets captured, %d lost%s\n", w.packets, s.lost, end)
+	return err
+}
+
+// describe names the endpoint in the file.
+func describe(e *datapathv1.Endpoint) string {
+	text := "container " + workload.OwnerOf(e.GetOwner()).String()
+	if p := e.GetPod(); p.GetName() != "" {
+		text = "pod " + p.GetNamespace() + "/" + p.GetName() + ", " + text
+	}
+	return text
+}
+
+// showDrops prints what is dropped until it is stopped.
+func showDrops(ctx context.Context, inv *invocation.Invocation, e *datapathv1.Endpoint) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		errOut := *inv
+		errOut.Out = inv.ErrOut
+		if err := observe.Drops(ctx, &errOut, e.GetOwner()); err != nil && ctx.Err() == nil {
+			inv.Note(fmt.Sprintf("drops are not shown: %v", err))
+		}
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// copy writes packets until one of the bounds is met, and says which if nobody asked for the end.
+func (o *flags) copy(ctx context.Context, s *socket, w *writer) (end string, err error) {
+	var ended time.Time // zero: not yet
+	for {
+		if ended.IsZero() && ctx.Err() != nil {
+			ended = time.Now()
+		}
+		p, ok := s.receive()
+		if !ok {
+			// Whoever reads a pipe sees packets as they come.
+			if err := w.flush(); err != nil {
+				return "", err
+			}
+			// What came until the end lies in a block that the kernel hands over after a while.
+			if !ended.IsZero() && time.Since(ended) > 2*blockRetire*time.Millisecond {
+				return "", nil
+			}
+			switch err := s.wait(blockRetire * time.Millisecond); {
+			case errors.Is(err, unix.ENETDOWN), errors.Is(err, unix.ENXIO):
+				return "; the interface is gone, or down", nil
+			case err != nil:
+				return "", fmt.Errorf("wait for packets: %w", err)
+			}
+			continue
+		}
+		if !ended.IsZero() && p.time.After(ended) {
+			return "", nil
+		}
+		before := len(w.waiting)
+		w.waiting = packetBlock(w.waiting, p)
+		if o.maxSize > 0 && w.size+int64(len(w.waiting))+statisticsSize > int64(o.maxSize) {
+			w.waiting = w.waiting[:before]
+			return "; the output has its size", nil
+		}
+		if w.packets++; o.count > 0 && w.packets >= o.count {
+			return "", nil
+		}
+		if len(w.waiting) >= flushSize {
+			if err := w.flush(); err != nil {
+				return "", err
+			}
+		}
+	}
+}
+
+// statisticsSize has room for the block that ends a file.
+const statisticsSize = 64
+
+// writer writes whole blocks.
+type writer struct {
+	out     io.Writer
+	file    *os.File // nil: standard output
+	waiting []byte
+	size    int64 // that was written
+	packets uint64
+}
+
+func (o *flags) open(stdout io.Writer) (*writer, error) {
+	if o.file == "" {
+		return &writer{out: stdout}, nil
+	}
+	f, err := os.OpenFile(o.file, os.O_WRONLY|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular():
+		err = fmt.Errorf("%s is no regular file", o.file)
+	default:
+		err = errors.Join(f.Chmod(0o600), f.Truncate(0))
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return &writer{out: f, file: f}, nil
+}
+
+func (w *writer) add(block []byte) { w.waiting = append(w.waiting, block...) }
+
+// flush writes what waits. After an error the file ends with the last whole block.
+func (w *writer) flush() error {
+	if len(w.waiting) == 0 {
+		return nil
+	}
+	_, err := w.out.Write(w.waiting)
+	if err != nil && w.file != nil {
+		err = errors.Join(err, w.file.Truncate(w.size))
+	}
+	if err == nil {
+		w.size += int64(len(w.waiting))
+	}
+	w.waiting = w.waiting[:0]
+	return err
+}
+
+func (w *writer) close() error {
+	err := w.flush()
+	if w.file != nil {
+		err = errors.Join(err, w.file.Close())
+	}
+	return err
+}
+
+// isTerminal says whether bytes would appear on somebody's screen.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/backend"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/bpfmap"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/capture"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/completion"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/dev"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/explain"
@@ -48,5 +49,12 @@ func run(args []string) int {
 	if filepath.Base(args[0]) == kubernetes.PluginName {
 		return invocation.RunRoot(args[1:], os.Stdout, os.Stderr, kubernetes.Plugin)
 	}
-	return invocation.Run(args[1:], os.Stdout, os.Stderr, commands...)
+	return invocation.RunRoot(args[1:], os.Stdout, os.Stderr, rootOf)
+}
+
+// rootOf is the command with all others, completed by the shell.
+func rootOf(inv *invocation.Invocation) *cobra.Command {
+	root := inv.Root(commands...)
+	completion.Add(inv, root)
+	return root
 }

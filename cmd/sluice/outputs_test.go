@@ -105,7 +105,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	for _, line := range []string{
 		"status", "endpoint list", "endpoint get 0123", "endpoint get x",
 		"endpoint check 0123", "endpoint check evil", "endpoint check x", "endpoint delete 0123",
-		"endpoint delete 0123 --force", "endpoint delete evil --dry-run", 
+		"endpoint delete 0123 --force", "endpoint delete evil --dry-run",
 		"endpoint delete unreadable/eth0", "endpoint delete x",
 		"identity list", "identity list --all",
 		"identity get 300", "identity get 301", "identity get x", "identity top-labels",

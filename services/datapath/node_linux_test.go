@@ -11,8 +11,10 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -371,6 +373,95 @@ func TestKernelRemovedWallsAreRebuilt(t *testing.T) {
 	}
 	if err := talk(w.home, p.echo(p.spec.Addrs[0]), patience); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestKernelAlteredRulesAreSeen puts rules in the places of those that stop what no program has marked which differ in
+// one thing: the check misses the right ones, and the repair adds them.
+func TestKernelAlteredRulesAreSeen(t *testing.T) {
+	w := newWorld(t)
+	w.start(false) // nobody repairs
+	missing := func() (rules int) {
+		t.Helper()
+		diffs, err := w.node.Host.Check()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range diffs {
+			if d.Subject == "rule" {
+				rules++
+			}
+		}
+		return rules
+	}
+	if err := w.node.Host.Repair(); err != nil {
+		t.Fatal(err)
+	}
+	if n := missing(); n != 0 {
+		t.Fatalf("%d rules are missing at the beginning", n)
+	}
+	for i, p := range w.node.Ranges.All() {
+		version, elsewhere := "-4", "192.0.2.0/24"
+		if p.Addr().Is6() {
+			version, elsewhere = "-6", "2001:db8::/64"
+		}
+		ip := func(args ...string) {
+			t.Helper()
+			args = append([]string{version, "rule"}, args...)
+			if err := w.home.Do(func() error {
+				out, err := exec.CommandContext(t.Context(), "ip", args...).CombinedOutput()
+				if err != nil {
+					err = fmt.Errorf("%w: %s", err, out)
+				}
+				return err
+			}); err != nil {
+				t.Fatalf("ip %q: %v", args, err)
+			}
+		}
+		// A range that goes leaves what the others of its family need: all jump to one rule.
+		gone := netip.MustParsePrefix(elsewhere)
+		if err := w.node.dev.RemoveRange(gone); err != nil {
+			t.Errorf("remove %v: %v", gone, err)
+		}
+		if n := missing(); n != 0 {
+			t.Errorf("%d rules are missing when %v has gone", n, gone)
+		}
+		from, node := p.String(), w.node.Ranges.NodeAddrs()[i].String()
+		for _, rule := range []struct {
+			pref, altered string
+		}{
+			{"9", "from " + from + " fwmark 0/0xf000 prohibit"},
+			{"9", "from " + from + " fwmark 0x100/0xf00 prohibit"},
+			{"9", "not from " + from + " fwmark 0/0xf00 prohibit"},
+			{"9", "from " + from + " iif lo fwmark 0/0xf00 prohibit"},
+			{"9", "from " + from + " oif lo fwmark 0/0xf00 prohibit"},
+			{"9", "from " + from + " to " + elsewhere + " fwmark 0/0xf00 prohibit"},
+			{"9", "from " + from + " fwmark 0/0xf00 lookup main"},
+			{"9", "from " + elsewhere + " fwmark 0/0xf00 prohibit"},
+			{"8", "from " + node + " goto 10"},
+			{"8", "from " + from + " iif lo goto 10"},
+			{"10", "from " + from + " prohibit"},
+		} {
+			altered := append([]string{"pref", rule.pref}, strings.Fields(rule.altered)...)
+			if altered[2] == "not" {
+				altered = append([]string{"not", "pref", rule.pref}, altered[3:]...)
+			}
+			ip("del", "pref", rule.pref)
+			ip(append([]string{"add"}, altered...)...)
+			if n := missing(); n != 1 {
+				t.Errorf("with %q: %d rules are missing, want 1", altered, n)
+			}
+			if err := w.node.Host.Repair(); err != nil {
+				t.Fatal(err)
+			}
+			if n := missing(); n != 0 {
+				t.Errorf("with %q: %d rules are missing after the repair", altered, n)
+			}
+			ip(append([]string{"del"}, altered...)...)
+			if n := missing(); n != 0 {
+				t.Fatalf("without %q: %d rules are missing", altered, n)
+			}
+		}
 	}
 }
 

@@ -394,7 +394,8 @@ func TestHelpVersionAndReferenceComeFromTheStruct(t *testing.T) {
 func TestVariablesThatNoSettingHasAreWarnedOf(t *testing.T) {
 	env := []string{
 		"SLUICE_DEMO_LEASES=2s", "SLUICE_DEMO_SERVICE_HOST=10.0.0.1", "SLUICE_DEMO_SERVICE_PORT=80",
-		"SLUICE_DEMO_PORT=tcp://x", "SLUICE_DEMO_SERVICE_PORT_HTTP=80", "SLUICE_DEMO_PORT_80_TCP=tcp://x", "SLUICE_DEMO_PORT_80_TCP_ADDR=10.0.0.1",
+		"SLUICE_DEMO_PORT=tcp://x", "SLUICE_DEMO_SERVICE_PORT_HTTP=80", "SLUICE_DEMO_PORT_80_TCP=tcp://x",
+		"SLUICE_DEMO_PORT_80_TCP_ADDR=10.0.0.1",
 	}
 	for _, test := range []struct {
 		env  []string

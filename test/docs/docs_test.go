@@ -80,36 +80,28 @@ func documents(t *testing.T) (paths []string) {
 	return paths
 }
 
-// TestLinksLeadSomewhere: the file that a link of a document names exists, and so
-// does the heading.
-func TestLinksLeadSomewhere(t *testing.T) {
-	paths := documents(t)
-	if len(paths) < 40 {
-		t.Fatalf("there are %d documents: %v", len(paths), paths)
-	}
+// TestLinksLeadToHeadings: the heading that a link between documents names exists.
+// That the files do, cmd/sluice tests.
+func TestLinksLeadToHeadings(t *testing.T) {
 	links := 0
-	for _, path := range paths {
+	for _, path := range documents(t) {
 		for _, l := range read(t, path).links {
-			if strings.Contains(l, "://") || strings.HasPrefix(l, "mailto:") {
+			file, name, found := strings.Cut(l, "#")
+			if !found || strings.Contains(l, "://") {
 				continue
 			}
 			links++
-			file, name, _ := strings.Cut(l, "#")
 			target := path
 			if file != "" {
 				target = filepath.Join(filepath.Dir(path), file)
 			}
-			if _, err := os.Stat(target); err != nil {
-				t.Errorf("%s links to %s: %v", path, l, err)
-				continue
-			}
-			if name != "" && !read(t, target).anchors[name] {
+			if filepath.Ext(target) == ".md" && !read(t, target).anchors[name] {
 				t.Errorf("%s links to %s: no such heading", path, l)
 			}
 		}
 	}
-	if links < 300 {
-		t.Errorf("the documents have %d links", links)
+	if links < 100 {
+		t.Errorf("the documents have %d links to headings", links)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -134,11 +135,20 @@ func (p *Past) Note(b policytable.Barrier) {
 	}
 }
 
-// Save saves what Note noted, until ctx ends; then once more.
+// saveAgain is the pause after a save that failed: a disk that was full has space again.
+const saveAgain = 2 * time.Second
+
+// Save saves what Note noted, until ctx ends; then once more. What could not be saved is
+// tried again.
 func (p *Past) Save(ctx context.Context) {
 	for done := false; !done; {
+		var again <-chan time.Time
+		if p.Unsaved() != "" {
+			again = time.After(saveAgain)
+		}
 		select {
 		case <-p.due:
+		case <-again:
 		case <-ctx.Done():
 			select {
 			case <-p.due:
@@ -151,8 +161,7 @@ func (p *Past) Save(ctx context.Context) {
 	}
 }
 
-// save saves what is enforced now. It reports a state that was not saved; the next
-// change tries again.
+// save saves what is enforced now, and reports a state that was not saved.
 func (p *Past) save() {
 	p.saving.Lock()
 	defer p.saving.Unlock()
@@ -161,7 +170,9 @@ func (p *Past) save() {
 	p.mu.Unlock()
 	text := ""
 	if err := p.memory.Save(e); err != nil {
-		p.log.Error("enforced policy revision not saved", log.Err(err))
+		if p.Unsaved() == "" {
+			p.log.Error("enforced policy revision not saved; it is tried again", log.Err(err))
+		}
 		text = fmt.Sprintf("the enforced policy revision is not on stable storage: %v", err)
 	}
 	p.mu.Lock()

@@ -5,9 +5,12 @@ package policystream
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -59,4 +62,50 @@ func TestAnotherStateIsSavedBehindTheRevisionThatIsBeingSaved(t *testing.T) {
 	if d.last.State != "b" || d.last.Revision != 3 {
 		t.Errorf("saved last is %+v, want revision 3 of state b", d.last)
 	}
+}
+
+// fullDisk takes nothing until it has space.
+type fullDisk struct {
+	space time.Time
+	saves int
+}
+
+func (d *fullDisk) Load() (Enforced, error) { return Enforced{}, nil }
+
+func (d *fullDisk) Save(Enforced) error {
+	if d.saves++; time.Now().Before(d.space) {
+		return errors.New("no space left on device")
+	}
+	return nil
+}
+
+// The status said that the disk is full until the next change of policies, which may
+// be the next day.
+func TestWhatCouldNotBeSavedIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &fullDisk{space: time.Now().Add(time.Minute)}
+		p := NewPast(d, log.Discard())
+		ctx, cancel := context.WithCancel(t.Context())
+		var work sync.WaitGroup
+		work.Go(func() { p.Save(ctx) })
+		for revision := range uint64(2) {
+			p.Note(policytable.Barrier{State: "a", PolicyRevision: revision, Sources: []string{"grpc"}})
+		}
+		time.Sleep(time.Minute - time.Second) // of the bubble
+		if p.Unsaved() == "" {
+			t.Error("it is saved on a full disk")
+		}
+		time.Sleep(time.Second + saveAgain) // of the bubble
+		synctest.Wait()
+		saves := d.saves
+		if p.Unsaved() != "" || saves > 35 {
+			t.Errorf("with space again: %q after %d saves", p.Unsaved(), saves)
+		}
+		time.Sleep(time.Minute) // of the bubble
+		if synctest.Wait(); d.saves != saves {
+			t.Errorf("%d saves of what is saved", d.saves-saves)
+		}
+		cancel()
+		work.Wait()
+	})
 }

@@ -100,7 +100,11 @@ func (s *Node) askIdentity(ctx context.Context, service *serviceStatus,
 		}
 	}
 	for _, p := range r.GetService().GetProblems() {
-		if p.GetReason() != statusv1.ProblemReason_PROBLEM_REASON_STORE { // which is an error of the service already
+		switch p.GetReason() {
+		case statusv1.ProblemReason_PROBLEM_REASON_STORE: // which is an error of the service already
+		case statusv1.ProblemReason_PROBLEM_REASON_STORAGE:
+			service.Error, service.known = "new label sets cannot be connected: "+p.GetText(), true
+		default:
 			s.Identity.problems = append(s.Identity.problems, p.GetText())
 		}
 	}

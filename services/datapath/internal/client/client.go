@@ -401,8 +401,8 @@ func (i *Identity) Ready(ctx context.Context) error {
 	case status.Code(err) == codes.NotFound: // of an earlier version, which does not say
 		return nil
 	case err == nil && resp.GetStatus() != healthpb.HealthCheckResponse_SERVING:
-		return errors.New("identity: new label sets get no number, because etcd is away or takes no writes; " +
-			"`sluice status` says why")
+		return errors.New("identity: new label sets get no number now; what sluice-identity says of etcd and its disk " +
+			"is the reason")
 	}
 	return i.translate(err)
 }

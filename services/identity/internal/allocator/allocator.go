@@ -118,6 +118,8 @@ type Allocator struct {
 	host         identity.Identity               // guarded by mu; this node's own
 
 	saver      saver
+	diskErr    error         // guarded by mu; why the records of this node are not written
+	unwritten  chan struct{} // the records were not written; capacity 1
 	knownDirty chan struct{} // capacity 1
 	uncached   bool          // there was no cache
 }
@@ -166,9 +168,10 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		lost:      make(chan error, 1),
 
 		knownDirty: make(chan struct{}, 1),
+		unwritten:  make(chan struct{}, 1),
 		uncached:   !cached,
 	}
-	a.saver.init(a.saveHolds)
+	a.saver.init(a.saveHolds, a.noteRecords)
 	if holds.NextNodeLocal.Scope() == identity.ScopeNodeLocal {
 		a.localNext = holds.NextNodeLocal
 	}
@@ -235,12 +238,12 @@ func (a *Allocator) Ready() (bool, <-chan struct{}) {
 }
 
 // Numbers says whether a label set that no node has gets a number now: the store
-// is reached and takes writes. The channel is closed when that, or what Ready says,
-// may have changed.
+// is reached and takes writes, and so does the disk. The channel is closed when that,
+// or what Ready says, may have changed.
 func (a *Allocator) Numbers() (bool, <-chan struct{}) {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
-	return a.ready && !a.refused && a.connected && a.problem == nil, a.changed
+	return a.ready && !a.refused && a.connected && a.problem == nil && a.diskErr == nil, a.changed
 }
 
 // becomeReady runs with mu held.

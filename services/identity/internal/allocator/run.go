@@ -27,6 +27,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 	wg.Go(func() { a.runSession(ctx) })
 	wg.Go(func() { a.runFollow(ctx) })
 	wg.Go(func() { a.runKnown(ctx) })
+	wg.Go(func() { a.runRecords(ctx) })
 	wg.Go(func() { a.runCollect(ctx) })
 	wg.Wait()
 	return nil
@@ -91,6 +92,43 @@ func (a *Allocator) runKnown(ctx context.Context) {
 		// An unfinished listing must not be taken for the cluster.
 		if ready, _ := a.Ready(); ready {
 			save()
+		}
+	}
+}
+
+// recordsAgain is the pause after records that could not be written.
+const recordsAgain = time.Second
+
+// runRecords writes records again that a full disk did not take, so that what is said of
+// the disk is true also while nobody calls.
+func (a *Allocator) runRecords(ctx context.Context) {
+	for {
+		select {
+		case <-a.unwritten:
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-time.After(recordsAgain):
+		case <-ctx.Done():
+			return
+		}
+		_ = a.saver.wait(ctx) // noteRecords has its error
+	}
+}
+
+// noteRecords notes how a write of the records ended.
+func (a *Allocator) noteRecords(err error) {
+	a.mu.Lock(opSave)
+	defer a.mu.Unlock()
+	if (err == nil) != (a.diskErr == nil) {
+		defer a.notify()
+	}
+	a.diskErr = err
+	if err != nil {
+		select {
+		case a.unwritten <- struct{}{}:
+		default:
 		}
 	}
 }

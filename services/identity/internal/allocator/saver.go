@@ -13,6 +13,7 @@ import (
 // write runs is served by the next one.
 type saver struct {
 	save func() error // writes the state as it is when called
+	told func(error)  // takes how each write ended
 
 	mu      sync.Mutex
 	changed uint64       // guarded by mu; number of the last change
@@ -26,7 +27,7 @@ type savingRound struct {
 	err  error // set before done is closed
 }
 
-func (s *saver) init(save func() error) { s.save = save }
+func (s *saver) init(save func() error, told func(error)) { s.save, s.told = save, told }
 
 // dirty notes a change. It must be called before the lock is given up under
 // which the change was made.
@@ -68,6 +69,7 @@ func (s *saver) wait(ctx context.Context) error {
 
 func (s *saver) round(r *savingRound) {
 	r.err = s.save()
+	s.told(r.err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r.err == nil {

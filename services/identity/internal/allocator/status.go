@@ -19,6 +19,7 @@ import (
 type Status struct {
 	Connected     bool
 	StoreError    string // why not, or what the store refuses although it answers
+	Unsaved       error  // why this node's own records are not written; nil: they are
 	Ready         bool
 	Heard         time.Time // the mirror has everything up to then; zero: never
 	Known         int       // cluster identities
@@ -164,7 +165,7 @@ func (a *Allocator) Summary() Status {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	// A store that has refused the name has answered.
-	s := Status{Connected: a.connected || a.refusedNow, Ready: a.ready && !a.refused, Heard: a.heard, Known: len(a.known), PendingWrites: len(a.releases)}
+	s := Status{Connected: a.connected || a.refusedNow, Unsaved: a.diskErr, Ready: a.ready && !a.refused, Heard: a.heard, Known: len(a.known), PendingWrites: len(a.releases)}
 	for n, h := range a.holds {
 		if n.Scope() == identity.ScopeCluster {
 			s.Held++

@@ -25,6 +25,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/machine"
 	"github.com/sluice-net/sluice/test/internal/pod"
@@ -46,6 +47,7 @@ type testNode struct {
 	*devnode.Node
 	ipam     ipamv1.IPAMServiceClient
 	identity identityv1.IdentityServiceClient
+	policy   policyv1.PolicyServiceClient
 	datapath datapathv1.DatapathServiceClient
 	observer datapathv1.ObserverServiceClient
 }
@@ -89,6 +91,7 @@ func newNode(t *testing.T, options ...func(*devnode.Options)) *testNode {
 	})
 	node.ipam = ipamv1.NewIPAMServiceClient(dial(t, n, devnode.IPAM))
 	node.identity = identityv1.NewIdentityServiceClient(dial(t, n, devnode.Identity))
+	node.policy = policyv1.NewPolicyServiceClient(dial(t, n, devnode.Policy))
 	conn := dial(t, n, devnode.Datapath)
 	node.datapath = datapathv1.NewDatapathServiceClient(conn)
 	node.observer = datapathv1.NewObserverServiceClient(conn)

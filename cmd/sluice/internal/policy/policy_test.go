@@ -441,6 +441,15 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 	nodetest.WantLines(t, errOut, "sluice: identity 999 is not known")
 }
 
+// `sluice explain` asks the programs, which drop it: there is no proxy.
+func TestExplainOfARedirectSaysThatItIsDropped(t *testing.T) {
+	n := nodetest.New(t, Command)
+	out, _ := n.Want(t, 0, "policy", "explain", "--from", "300", "--to", "301", "--port", "8080")
+	if !strings.Contains(out, ": REDIRECTED by policy revision 6, and DROPPED (no-proxy): there is no proxy yet\n") {
+		t.Errorf("policy explain\n%s", out)
+	}
+}
+
 func TestPolicyExplainShowsBothSidesAndEveryRule(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "policy", "explain", "--from", "0123", "--to", "301", "--port", "80")

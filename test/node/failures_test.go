@@ -1,0 +1,588 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/test/internal/cni"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// failuresDocument has the tables that this file holds.
+const failuresDocument = "../../docs/failures.md"
+
+var updateDocument = flag.Bool("update-failures", false, "write the tables of docs/failures.md anew")
+
+// failure is one row: what is away, and what is seen then.
+type failure struct {
+	away string
+	take func(t *testing.T, n *testNode) // away it goes
+	give func(t *testing.T, n *testNode) // and comes back
+
+	// What the columns say, in the order of columns.
+	connections, begun, enforced, apply, known, fresh, check, del, status, gc, shown string
+	// Parts of what `sluice-cni` says of an ADD with new labels, if it fails.
+	says []string
+	// Parts of what `sluice status` prints.
+	prints []string
+}
+
+// columns are those of the first table.
+var columns = []string{
+	"away", "connections", "new connections", "enforced policies", "`policy apply`", "ADD, known labels",
+	"ADD, new labels", "CHECK", "DEL", "STATUS", "GC", "`sluice status`",
+}
+
+func (f *failure) cells() []string {
+	return []string{
+		f.away, f.connections, f.begun, f.enforced, f.apply, f.known, f.fresh, f.check, f.del, f.status, f.gc, f.shown,
+	}
+}
+
+// killed kills a process, and starts it at the end.
+func killed(service string) (take, give func(*testing.T, *testNode)) {
+	take = func(t *testing.T, n *testNode) {
+		ctx, cancel := deadline(t)
+		defer cancel()
+		if err := n.Kill(ctx, service); err != nil {
+			t.Fatal(err)
+		}
+	}
+	give = func(t *testing.T, n *testNode) {
+		ctx, cancel := deadline(t)
+		defer cancel()
+		if err := n.Start(ctx, service); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return take, give
+}
+
+// filled fills the file system under the state of a service until a change of it fails,
+// for a store has free pages of its own, and makes space at the end.
+func filled(service string, change, back func(ctx context.Context, n *testNode, i int) error,
+) (take, give func(*testing.T, *testNode)) {
+	changed := 0
+	take = func(t *testing.T, n *testNode) {
+		ctx, cancel := deadline(t)
+		defer cancel()
+		n.smallDisk(t, service)()
+		for change != nil && change(ctx, n, changed) == nil {
+			if changed++; changed == 2000 {
+				t.Fatal("2,000 changes went to a full disk")
+			}
+		}
+	}
+	give = func(t *testing.T, n *testNode) {
+		ctx, cancel := deadline(t)
+		defer cancel()
+		if err := os.Remove(filepath.Join(n.Paths().ServiceStateDir(service), "filler")); err != nil {
+			t.Fatal(err)
+		}
+		for i := range changed + 1 { // the last one was refused, and may have left something
+			if back == nil {
+				break
+			}
+			servicetest.EventuallyNil(t, "the change is taken back", func() error { return back(ctx, n, i) })
+		}
+	}
+	return take, give
+}
+
+// fullOwner is one of those that fill the stores.
+func fullOwner(i int) *workloadv1.Owner {
+	return &workloadv1.Owner{ContainerId: fmt.Sprintf("%0100d", i), InterfaceName: "eth0"}
+}
+
+// fills change and take back what each service keeps.
+var fills = map[string][2]func(ctx context.Context, n *testNode, i int) error{
+	devnode.IPAM: {
+		func(ctx context.Context, n *testNode, i int) error { return n.confirmed(ctx, fullOwner(i)) },
+		func(ctx context.Context, n *testNode, i int) error {
+			_, err := n.ipam.Release(ctx, &ipamv1.ReleaseRequest{Owner: fullOwner(i)})
+			return err
+		},
+	},
+	devnode.Identity: {
+		func(ctx context.Context, n *testNode, i int) error {
+			_, err := n.identity.AllocateIdentity(ctx, &identityv1.AllocateIdentityRequest{
+				Labels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "full"}}, Reference: fmt.Sprintf("%0250d", i),
+				Scope: identityv1.Scope_SCOPE_NODE_LOCAL,
+			})
+			return err
+		},
+		func(ctx context.Context, n *testNode, i int) error {
+			_, err := n.identity.ReleaseIdentity(ctx, &identityv1.ReleaseIdentityRequest{
+				Holder: &identityv1.ReleaseIdentityRequest_Reference{Reference: fmt.Sprintf("%0250d", i)},
+			})
+			return err
+		},
+	},
+	devnode.Policy: {
+		func(ctx context.Context, n *testNode, i int) error {
+			_, err := n.policy.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{
+				Manifests: fmt.Appendf(nil, "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n"+
+					"metadata: {name: full%d, annotations: {a: %s}}\nspec: {podSelector: {matchLabels: {app: full}}}\n", i,
+					strings.Repeat("x", 2000)),
+				DefaultNamespace: "test",
+			})
+			return err
+		},
+		func(ctx context.Context, n *testNode, i int) error {
+			_, err := n.policy.DeletePolicies(ctx, &policyv1.DeletePoliciesRequest{
+				Keys: []*policyv1.PolicyKey{{Kind: "NetworkPolicy", Namespace: "test", Name: fmt.Sprintf("full%d", i)}},
+			})
+			return err
+		},
+	},
+	devnode.Datapath: {nil, nil}, // each record is a file of its own
+}
+
+// failures are the rows. docs/failures.md has them, too.
+func failures() []failure {
+	row := func(f failure, take, give func(*testing.T, *testNode)) failure {
+		f.take, f.give = take, give
+		return f
+	}
+	etcdTake, etcdGive := killed(devnode.Etcd)
+	identityTake, identityGive := killed(devnode.Identity)
+	ipamTake, ipamGive := killed(devnode.IPAM)
+	policyTake, policyGive := killed(devnode.Policy)
+	balancerTake, balancerGive := killed(devnode.LoadBalancer)
+	datapathTake, datapathGive := killed(devnode.Datapath)
+	ipamFull, ipamSpace := filled(devnode.IPAM, fills[devnode.IPAM][0], fills[devnode.IPAM][1])
+	policyFull, policySpace := filled(devnode.Policy, fills[devnode.Policy][0], fills[devnode.Policy][1])
+	identityFull, identitySpace := filled(devnode.Identity, fills[devnode.Identity][0], fills[devnode.Identity][1])
+	datapathFull, datapathSpace := filled(devnode.Datapath, fills[devnode.Datapath][0], fills[devnode.Datapath][1])
+	return []failure{
+		row(failure{
+			away: "etcd", connections: "go on", begun: "work", enforced: "enforced",
+			apply: "0", known: "0", fresh: "11",
+			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready for known labels",
+			says: []string{
+				"is not known on this node and etcd (",
+				") does not answer: ",
+				"connect: connection refused",
+				"STORE_UNAVAILABLE",
+			},
+			prints: []string{"new label sets cannot be connected: etcd is away: ", "Meanwhile: without etcd: "},
+		}, etcdTake, etcdGive),
+		row(failure{
+			away: "sluice-identity", connections: "go on", begun: "work", enforced: "enforced",
+			apply: "0", known: "0", fresh: "11",
+			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready for known labels",
+			says:   []string{"resolve the identity: identity: unavailable: dial unix ", "SERVICE_UNAVAILABLE"},
+			prints: []string{"Problem: sluice-identity: dial unix ", "Meanwhile: without sluice-identity: "},
+		}, identityTake, identityGive),
+		row(failure{
+			away: "sluice-ipam", connections: "go on", begun: "work", enforced: "enforced",
+			apply: "0", known: "11", fresh: "11",
+			check: "0", del: "0", status: "0", gc: "0", shown: "3, not ready",
+			says:   []string{"allocate addresses: no answer on ", "ipam.sock"},
+			prints: []string{"Problem: sluice-ipam: dial unix ", "Meanwhile: without sluice-ipam: "},
+		}, ipamTake, ipamGive),
+		row(failure{
+			away: "sluice-policy", connections: "go on", begun: "work", enforced: "enforced",
+			apply: "1", known: "0", fresh: "11",
+			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready for known labels",
+			says: []string{
+				"await the policy: unavailable: ",
+				"policy service away: policy: unavailable: dial unix ",
+				"POLICY_UNAVAILABLE",
+			},
+			prints: []string{"Problem: sluice-policy: dial unix ", "Meanwhile: without sluice-policy: "},
+		}, policyTake, policyGive),
+		row(failure{
+			away: "sluice-loadbalancer", connections: "go on", begun: "work", enforced: "enforced",
+			apply: "0", known: "0", fresh: "0",
+			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready",
+			prints: []string{
+				"Warning: sluice-loadbalancer: services stay as they are: ", "Meanwhile: without sluice-loadbalancer: ",
+			},
+		}, balancerTake, balancerGive),
+		row(failure{
+			away: "sluice-datapath", connections: "go on", begun: "work", enforced: "enforced",
+			apply: "3", known: "11", fresh: "11",
+			check: "11", del: "0", status: "0", gc: "11", shown: "3, not ready",
+			says:   []string{"create the endpoint: no answer on ", "datapath.sock"},
+			prints: []string{"Problem: sluice-datapath: dial unix ", "Meanwhile: without sluice-datapath: "},
+		}, datapathTake, datapathGive),
+		row(failure{
+			away: "disk of sluice-identity full", connections: "go on", begun: "work", enforced: "enforced",
+			apply: "0", known: "0", fresh: "11",
+			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready for known labels",
+			says: []string{
+				"resolve the identity: identity: unavailable: state was not written: ",
+				"no space left on device",
+			},
+			prints: []string{"sluice-identity: new label sets cannot be connected: ", "no space left on device"},
+		}, identityFull, identitySpace),
+		row(failure{
+			away: "disk of sluice-ipam full", connections: "go on", begun: "work", enforced: "enforced",
+			apply: "0", known: "11", fresh: "11",
+			check: "0", del: "0", status: "0", gc: "0", shown: "3, not ready",
+			says:   []string{"no space left on device", "STORAGE_FAILED"},
+			prints: []string{"sluice-ipam: no container can be connected now: ", "no space left on device"},
+		}, ipamFull, ipamSpace),
+		row(failure{
+			away: "disk of sluice-policy full", connections: "go on", begun: "work", enforced: "enforced",
+			apply: "1", known: "0", fresh: "0",
+			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready",
+			prints: []string{"Warning: sluice-policy: ", "no space left on device"},
+		}, policyFull, policySpace),
+		row(failure{
+			away: "disk of sluice-datapath full", connections: "go on", begun: "work", enforced: "enforced",
+			apply: "0", known: "11", fresh: "11",
+			check: "0", del: "11", status: "0", gc: "11", shown: "3, not ready",
+			says:   []string{"no space left on device"},
+			prints: []string{"sluice-datapath: no container can be connected now: ", "no space left on device"},
+		}, datapathFull, datapathSpace),
+	}
+}
+
+// documented are the tables as the document has them.
+func documented() string {
+	var b strings.Builder
+	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
+	line(columns)
+	line(slices.Repeat([]string{"---"}, len(columns)))
+	for _, f := range failures() {
+		line(f.cells())
+	}
+	b.WriteString("\n")
+	line([]string{"away", "ADD with new labels says", "`sluice status` says"})
+	line(slices.Repeat([]string{"---"}, 3))
+	code := func(parts []string) string {
+		if len(parts) == 0 {
+			return "–"
+		}
+		return "`" + strings.Join(parts, "…`, `") + "…`"
+	}
+	for _, f := range failures() {
+		line([]string{f.away, code(f.says), code(f.prints)})
+	}
+	return b.String()
+}
+
+// TestFailuresAreThoseOfTheDocument: what TestKernelFailuresOfANode wants is what the
+// document says.
+func TestFailuresAreThoseOfTheDocument(t *testing.T) {
+	content, err := os.ReadFile(failuresDocument)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const begin, end = "<!-- failures of a node -->\n", "<!-- end -->\n"
+	before, rest, ok := strings.Cut(string(content), begin)
+	have, after, closed := strings.Cut(rest, end)
+	if !ok || !closed {
+		t.Fatalf("%s has no place for the tables", failuresDocument)
+	}
+	want := documented()
+	if *updateDocument {
+		if err := os.WriteFile(failuresDocument, []byte(before+begin+want+end+after), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		have = want
+	}
+	if have != want {
+		t.Errorf("the tables are not those of the test; `go test ./test/node -run Document -update-failures` writes them\n"+
+			"got\n%s\nwant\n%s", have, want)
+	}
+}
+
+// TestFailuresNameTestsThatExist holds what the document cites.
+func TestFailuresNameTestsThatExist(t *testing.T) {
+	content, err := os.ReadFile(failuresDocument)
+	if err != nil {
+		t.Fatal(err)
+	}
+	missing := map[string]bool{}
+	for _, name := range regexp.MustCompile("`(Test[A-Za-z]+)").FindAllStringSubmatch(string(content), -1) {
+		missing[name[1]] = true
+	}
+	if len(missing) < 10 {
+		t.Errorf("%d tests are named", len(missing))
+	}
+	err = filepath.WalkDir("../..", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for name := range missing {
+			if strings.Contains(string(source), "\nfunc "+name+"(") {
+				delete(missing, name)
+			}
+		}
+		return err
+	})
+	if err != nil || len(missing) > 0 {
+		t.Errorf("%v; there are no tests of these names: %v", err, slices.Sorted(maps.Keys(missing)))
+	}
+}
+
+// TestKernelFailuresOfANode takes one thing away after the other, looks at every column,
+// gives it back, and wants the node as it was.
+func TestKernelFailuresOfANode(t *testing.T) {
+	t.Parallel()
+	for _, f := range failures() {
+		t.Run(f.away, func(t *testing.T) {
+			t.Parallel()
+			b := newFailing(t)
+			f.take(t, b.testNode)
+			seen := b.look(t, f)
+			for i, want := range f.cells() {
+				if seen[i] != want {
+					t.Errorf("%s: %q, want %q", columns[i], seen[i], want)
+				}
+			}
+			f.give(t, b.testNode)
+			b.wantAsBefore(t)
+		})
+	}
+}
+
+// failing is a node with pods under a policy, and what was there before the failure.
+type failing struct {
+	*testNode
+	web, client, denied, checked, gone pod.Pod
+	kept                               []pod.Pod
+	result                             []byte // of the ADD of checked
+	old                                connected
+}
+
+const (
+	allowedPort = 8080 // of web, which the policy allows to the client
+	laterPort   = 8081 // which a change of it does
+)
+
+func policyOfPorts(ports ...int) string {
+	var list []string
+	for _, port := range ports {
+		list = append(list, fmt.Sprintf("{protocol: TCP, port: %d}", port))
+	}
+	return fmt.Sprintf(`apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web, namespace: test}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  ingress:
+  - from: [{podSelector: {matchLabels: {app: client}}}]
+    ports: [%s]
+`, strings.Join(list, ", "))
+}
+
+func newFailing(t *testing.T) *failing {
+	b := &failing{testNode: newNode(t)}
+	pods := b.addPods(t, "web", "client", "denied", "gone")
+	b.web, b.client, b.denied, b.gone = pods[0], pods[1], pods[2], pods[3]
+	b.checked = newPod(t, "checked")
+	ctx, cancel := deadline(t)
+	defer cancel()
+	var err error
+	if b.result, err = b.call(ctx, "ADD", b.checked, b.config(t, "1.1.0", labels("app", "client"))); err != nil {
+		t.Fatal(err)
+	}
+	b.kept = []pod.Pod{b.web, b.client, b.denied, b.checked}
+	enforce(t, b.policies(t), policyOfPorts(allowedPort))
+	b.old = connect(t, b.client, b.web, b.web.IPv4, allowedPort)
+	push(t, b.old.client, b.old.server, "before")
+	return b
+}
+
+// look fills the columns.
+func (b *failing) look(t *testing.T, f failure) []string {
+	t.Helper()
+	seen := []string{f.away, "go on", "work", "enforced"}
+	push(t, b.old.client, b.old.server, "there")
+	push(t, b.old.server, b.old.client, "and back")
+	if err := b.reaches(t, b.client, allowedPort); err != nil {
+		seen[2] = err.Error()
+	}
+	if b.reaches(t, b.denied, allowedPort) == nil {
+		seen[3] = "not enforced"
+	}
+	seen = append(seen, b.apply(t, policyOfPorts(allowedPort, laterPort)))
+
+	known, fresh := newPod(t, "known"), newPod(t, "fresh")
+	short := func(extra map[string]any) map[string]any { extra["timeout"] = "4s"; return extra }
+	code, _ := b.verb(t, "ADD", known, b.config(t, "1.0.0", short(labels("app", "client"))))
+	seen = append(seen, code)
+	code, text := b.verb(t, "ADD", fresh, b.config(t, "1.0.0", short(labels("app", "fresh"))))
+	if seen = append(seen, code); code != "0" {
+		wantAll(t, "ADD", text, f.says...)
+	}
+	prev := short(labels("app", "client"))
+	prev["prevResult"] = json.RawMessage(b.result)
+	code, _ = b.verb(t, "CHECK", b.checked, b.config(t, "1.1.0", prev))
+	seen = append(seen, code)
+	code, text = b.verb(t, "DEL", b.gone, b.config(t, "1.0.0", short(map[string]any{})))
+	if seen = append(seen, code); code != "0" {
+		wantAll(t, "DEL", text, "no space left on device")
+	}
+	for _, p := range []pod.Pod{known, fresh} { // a runtime does so after an ADD, whatever its answer was
+		if code, text := b.verb(t, "DEL", p, b.config(t, "1.0.0", short(map[string]any{}))); code != "0" {
+			t.Errorf("DEL %s: %s %s", p.Name, code, text)
+		}
+	}
+	code, _ = b.verb(t, "STATUS", pod.Pod{}, b.config(t, "1.1.0", short(map[string]any{})))
+	seen = append(seen, code)
+	var valid []map[string]string
+	for _, p := range b.kept {
+		valid = append(valid, map[string]string{"containerID": p.Name, "ifname": "eth0"})
+	}
+	code, _ = b.verb(t, "GC", pod.Pod{}, b.config(t, "1.1.0", short(map[string]any{"cni.dev/valid-attachments": valid})))
+	seen = append(seen, code)
+
+	var shown, printed string
+	servicetest.EventuallyNil(t, "the status that is wanted", func() error {
+		exit, out := b.sluice(t, "status")
+		shown, printed = fmt.Sprintf("%d, %s", exit, readiness(out)), out
+		for _, part := range f.prints {
+			if !strings.Contains(out, part) {
+				return fmt.Errorf("it does not say %q:\n%s", part, out)
+			}
+		}
+		if shown != f.shown {
+			return fmt.Errorf("%s:\n%s", shown, out)
+		}
+		return nil
+	})
+	wantAll(t, "sluice status", printed, f.prints...)
+	return append(seen, shown)
+}
+
+// readiness reads the row Ready of the status.
+func readiness(out string) string {
+	for line := range strings.Lines(out) {
+		if rest, ok := strings.CutPrefix(line, "Ready "); ok {
+			switch strings.TrimSpace(rest) {
+			case "yes":
+				return "ready"
+			case "no":
+				return "not ready"
+			}
+			return "ready for known labels"
+		}
+	}
+	return "no row Ready"
+}
+
+// reaches connects to web. Whoever may not waits in vain: there is no answer at all.
+func (b *failing) reaches(t *testing.T, from pod.Pod, port uint16) error {
+	t.Helper()
+	l, err := b.web.Listen(netip.AddrPortFrom(b.web.IPv4, port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	limit := patience
+	if from.Name == b.denied.Name {
+		limit = 300 * time.Millisecond
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	c, err := from.Dial(ctx, netip.AddrPortFrom(b.web.IPv4, port))
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+// sluice runs the command against the node.
+func (b *failing) sluice(t *testing.T, args ...string) (exit int, out string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	output, err := exec.CommandContext(ctx, filepath.Join(binDir(), "sluice"),
+		append([]string{"--instance", b.Instance()}, args...)...).CombinedOutput()
+	var ended *exec.ExitError
+	switch {
+	case errors.As(err, &ended):
+		return ended.ExitCode(), string(output)
+	case err != nil:
+		t.Fatalf("sluice %q: %v", args, err)
+	}
+	return 0, string(output)
+}
+
+// apply is the exit code of `policy apply`, which must tell the truth: with 0 the change
+// is enforced.
+func (b *failing) apply(t *testing.T, manifest string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	exit, out := b.sluice(t, "policy", "apply", "-f", file, "--wait=2s")
+	if exit == 0 {
+		if err := b.reaches(t, b.client, laterPort); err != nil {
+			t.Errorf("applied with exit code 0, and not enforced: %v\n%s", err, out)
+		}
+	}
+	return fmt.Sprint(exit)
+}
+
+// verb executes the plugin and gives the code of CNI, 0 for success, and its text.
+func (b *failing) verb(t *testing.T, command string, p pod.Pod, config []byte) (code, text string) {
+	t.Helper()
+	ctx, cancel := deadline(t)
+	defer cancel()
+	_, err := b.call(ctx, command, p, config)
+	var refused *cni.Error
+	switch {
+	case errors.As(err, &refused):
+		return fmt.Sprint(refused.Code), refused.Message + "; " + refused.Details
+	case err != nil:
+		t.Fatalf("%s: %v", command, err)
+	}
+	return "0", ""
+}
+
+// wantAsBefore wants a node that works, and holds nothing of what was deleted meanwhile.
+func (b *failing) wantAsBefore(t *testing.T) {
+	t.Helper()
+	servicetest.EventuallyNil(t, "the status is that of a node of which nothing is wrong", func() error {
+		if exit, out := b.sluice(t, "status"); exit != 0 {
+			return errors.New(out)
+		}
+		return nil
+	})
+	push(t, b.old.client, b.old.server, "after")
+	fresh := b.add(t, newPod(t, "after"), b.config(t, "1.0.0", labels("app", "after")))
+	b.del(t, fresh)
+	if got := b.apply(t, policyOfPorts(allowedPort, laterPort)); got != "0" {
+		t.Errorf("policy apply ends with %s", got)
+	}
+	b.del(t, b.gone) // a runtime repeats a DEL that failed
+	if exit, out := b.sluice(t, "audit"); exit != 0 {
+		t.Errorf("audit: %s", out)
+	}
+	for _, p := range b.kept {
+		b.del(t, p)
+	}
+	b.old.client.Close()
+	b.wantNothingHeld(t)
+}

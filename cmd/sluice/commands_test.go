@@ -5,6 +5,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -161,6 +162,43 @@ func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 		if code := invocation.Run(append([]string{"kubernetes"}, bad...), &out, &errOut,
 			commands...); code != invocation.ExitUsage || !strings.HasPrefix(errOut.String(), "sluice: --") {
 			t.Errorf("%q: exit code %d, %s", bad, code, errOut.String())
+		}
+	}
+}
+
+// TestMistakesAreJSONWhereThatIsAskedFor: also those that keep --output from being read.
+func TestMistakesAreJSONWhereThatIsAskedFor(t *testing.T) {
+	n := nodetest.New(t, commands...)
+	n.Stop("datapath")
+	for _, bad := range [][]string{
+		{"--nonsense", "-o", "json"},
+		{"nonsense", "-o", "json"},
+		{"observe", "--last", "x", "--output=json"},
+		{"-ojson", "endpoint", "nonsense"},
+		{"status", "-o", "json", "--timeout", "x"},
+		{"policy", "apply", "--wait=x", "-o=json"},
+		{"identity", "get", "--output", "json"},
+		{"policy", "explain", "-o", "json"},
+		{"observe", "--port", "1,x", "-o", "json"},
+		{"endpoint", "list", "-o", "json"}, // a service that is away
+	} {
+		code, out, errOut := n.Sluice(bad...)
+		var got struct {
+			Error string `json:"error"`
+		}
+		want := invocation.ExitUsage
+		if bad[1] == "list" {
+			want = invocation.ExitFailed
+		}
+		if err := json.Unmarshal([]byte(errOut), &got); err != nil || got.Error == "" || code != want || out != "" ||
+			strings.Count(errOut, "\n") != 1 {
+			t.Errorf("%q: exit code %d, standard error %q, output %q", bad, code, errOut, out)
+		}
+	}
+	// What is no value of --output is said in words, and so is everything after "--".
+	for _, bad := range [][]string{{"status", "-o", "yaml"}, {"nonsense", "--", "-o", "json"}} {
+		if _, errOut := n.Want(t, invocation.ExitUsage, bad...); !strings.HasPrefix(errOut, "sluice: ") {
+			t.Errorf("%q: %s", bad, errOut)
 		}
 	}
 }

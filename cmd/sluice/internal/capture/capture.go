@@ -146,7 +146,7 @@ func (o *flags) run(ctx context.Context, inv *invocation.Invocation, name string
 	if err != nil {
 		return fmt.Errorf("compile the filter: %w", err)
 	}
-	if o.file == "" && isTerminal(inv.Out) {
+	if o.file == "" && invocation.IsTerminal(inv.Out) {
 		return invocation.Usagef("packets are not for a terminal: name a file with -w, or pipe them, as in "+
 			"`sluice capture %s | tcpdump -nr -`", name)
 	}
@@ -319,14 +319,4 @@ func (w *writer) close() error {
 		err = errors.Join(err, w.file.Close())
 	}
 	return err
-}
-
-// isTerminal says whether bytes would appear on somebody's screen.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
 }

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -149,8 +150,11 @@ func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o de
 		o.BinDir = filepath.Dir(self)
 	}
 	began := time.Now()
+	done := sync.OnceFunc(inv.Progress(func() string { return "starting " + inv.Instance }))
+	defer done()
 	if o.Nodes > 1 {
 		c, err := devnode.UpCluster(ctx, o)
+		done()
 		if err != nil {
 			return running(inv, err)
 		}
@@ -161,6 +165,7 @@ func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o de
 		return inv.Show(d, func(w io.Writer) { d.welcome(w, time.Since(began)) })
 	}
 	node, err := devnode.Up(ctx, o.Options)
+	done()
 	if err != nil {
 		return running(inv, err)
 	}
@@ -330,7 +335,10 @@ func restart(ctx context.Context, inv *invocation.Invocation, number int, servic
 		return invocation.Usagef("%q is not one of %s", service, strings.Join(node.Services(), ", "))
 	}
 	began := time.Now()
-	if err := node.Restart(ctx, service); err != nil {
+	done := inv.Progress(func() string { return "restarting " + service })
+	err = node.Restart(ctx, service)
+	done()
+	if err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(inv.ErrOut, "%s serves again after %.2f s.\n", service, time.Since(began).Seconds())

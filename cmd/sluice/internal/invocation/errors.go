@@ -68,6 +68,29 @@ func (c *Invocation) complain(err error) {
 	}
 }
 
+// wantsJSON says whether arguments ask for JSON, wherever a mistake in them is. The last one counts.
+func wantsJSON(args []string) (wants bool) {
+	for i, a := range args {
+		value, given := "", true
+		switch {
+		case a == "--":
+			return wants
+		case (a == "--output" || a == "-o") && i+1 < len(args):
+			value = args[i+1]
+		case strings.HasPrefix(a, "--output="):
+			value = strings.TrimPrefix(a, "--output=")
+		case strings.HasPrefix(a, "-o"):
+			value = strings.TrimPrefix(strings.TrimPrefix(a, "-o"), "=")
+		default:
+			given = false
+		}
+		if given {
+			wants = value == "json"
+		}
+	}
+	return wants
+}
+
 // object is an error as JSON. What follows the text is there if a service
 // decided on it, and what a program branches on.
 type object struct {

@@ -42,6 +42,9 @@ func RunRoot(args []string, stdout, stderr io.Writer, rootOf func(*Invocation) *
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
+	if err != nil && wantsJSON(args) {
+		c.Format = "json" // also if a mistake kept the flag from being read
+	}
 	var exit *ExitError
 	var usage *UsageError
 	switch {

@@ -272,6 +272,7 @@ func awaitRevision(ctx context.Context, inv *invocation.Invocation, revision uin
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	request := &policyv1.WaitForRevisionRequest{Revision: revision}
+	defer inv.Progress(func() string { return fmt.Sprintf("waiting until the kernel enforces revision %d", revision) })()
 	r, err := invocation.Ask(ctx, inv, invocation.Policy, client.WaitForRevision, request)
 	if err != nil {
 		st, _ := status.FromError(err)

@@ -327,6 +327,10 @@ func await(ctx context.Context, inv *invocation.Invocation, o changeFlags, done 
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	request := &lbv1.WaitForRevisionRequest{Revision: done.Revision, Services: concerned(done, docs), Ended: o.ended}
+	defer inv.Progress(func() string {
+		return fmt.Sprintf("waiting until the kernel enforces revision %d",
+			done.Revision)
+	})()
 	r, err := invocation.Ask(ctx, inv, invocation.LoadBalancer, client.WaitForRevision, request)
 	if err != nil {
 		st, _ := status.FromError(err)

@@ -17,6 +17,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -179,11 +180,17 @@ func (c *Client) SluiceArgs(n Node, stdin bool, args ...string) ([]string, error
 
 // Each calls f for every node, --parallel of them at once, and waits for all.
 func (c *Client) Each(nodes []Node, f func(i int, n Node)) {
+	var answered atomic.Int64
+	defer c.inv.Progress(func() string {
+		return fmt.Sprintf("%d of %d nodes have answered", answered.Load(),
+			len(nodes))
+	})()
 	var group errgroup.Group
 	group.SetLimit(c.Parallel)
 	for i, n := range nodes {
 		group.Go(func() error {
 			f(i, n)
+			answered.Add(1)
 			return nil
 		})
 	}

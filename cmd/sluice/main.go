@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/bpfmap"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/capture"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/completion"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/conntrack"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/dev"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/explain"
@@ -37,7 +38,8 @@ import (
 // commands are those of the program, in the order in which they were added.
 var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, endpoint.Command, identity.Command, ip.Command, ipam.Command,
-	policy.Command, fqdn.Command, explain.Command, observe.Command, capture.Command, bpfmap.Command, audit.Command,
+	policy.Command, fqdn.Command, explain.Command, observe.Command, capture.Command, conntrack.Command,
+	bpfmap.Command, audit.Command,
 	prepare.Command, node.Command, service.Command, backend.Command, dev.Command,
 	kubernetes.Command, probe.Command,
 }

@@ -142,7 +142,7 @@ func newServer(
 	}
 	s := &server.Server{
 		Core: n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy,
-		Services: n.Kernel.Services, Records: records, Ranges: n.Ranges, Keeper: n.Keeper,
+		Services: n.Kernel.Services, Tracked: n.Kernel.Tracked, Records: records, Ranges: n.Ranges, Keeper: n.Keeper,
 		Facts: server.Facts{
 			Version: version.Get().String(), NodeName: cfg.Node, Start: started, KernelRelease: release,
 			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,

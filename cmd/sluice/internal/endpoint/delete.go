@@ -61,7 +61,7 @@ func remove(ctx context.Context, inv *invocation.Invocation, name string, force,
 	if found == nil {
 		id, ifname, both := strings.Cut(name, "/")
 		if !both {
-			return noEndpoint(name)
+			return NotFound(name)
 		}
 		owner = &workloadv1.Owner{ContainerId: id, InterfaceName: ifname}
 	}
@@ -74,7 +74,7 @@ func remove(ctx context.Context, inv *invocation.Invocation, name string, force,
 	case err != nil:
 		return err
 	case !resp.GetExisted():
-		return noEndpoint(name)
+		return NotFound(name)
 	}
 	gone := removal{Owner: workload.OwnerOf(owner), Deleted: !validate}
 	if e := resp.GetEndpoint(); e != nil {
@@ -110,6 +110,7 @@ func (r removal) text(validate bool) string {
 	return text + ": " + strings.Join(parts, ", ") + "."
 }
 
-func noEndpoint(name string) error {
+// NotFound says that no endpoint has the name.
+func NotFound(name string) error {
 	return errors.New("no endpoint of container " + output.Printable(name) + "; see `sluice endpoint list`")
 }

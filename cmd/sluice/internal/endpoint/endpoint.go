@@ -187,7 +187,7 @@ func Find(ctx context.Context, inv *invocation.Invocation, name string) (*datapa
 	}
 	found, err := Match(all, name)
 	if err == nil && found == nil {
-		err = noEndpoint(name)
+		err = NotFound(name)
 	}
 	return found, err
 }

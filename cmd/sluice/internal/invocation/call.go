@@ -31,6 +31,7 @@ var (
 	Policy       = Service[policyv1.PolicyServiceClient]{"policy", policyv1.NewPolicyServiceClient}
 	LoadBalancer = Service[lbv1.LoadBalancerServiceClient]{"loadbalancer", lbv1.NewLoadBalancerServiceClient}
 	Datapath     = Service[datapathv1.DatapathServiceClient]{"datapath", datapathv1.NewDatapathServiceClient}
+	Connections  = Service[datapathv1.ConnectionServiceClient]{"datapath", datapathv1.NewConnectionServiceClient}
 	Observer     = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
 )
 

@@ -49,6 +49,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/socketlist"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/tracked"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
 )
 
@@ -176,6 +177,8 @@ type Kernel struct {
 
 	// Explainer reads all of them.
 	Explainer *explain.Explainer
+	// Tracked describes connections by all of them.
+	Tracked *tracked.Table
 
 	closed atomic.Bool
 }
@@ -269,6 +272,9 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		Endpoints: k.Endpoints, Addresses: k.Addresses, Nodes: k.Nodes, Tables: k.Tables, Connections: k.Connections,
 		Services: k.Services, TunnelPorts: o.TunnelPorts,
 		Replicas: replica.New(k.Pins, o.build.programs, o.replicaConstants()), Worlds: o.worlds(),
+	}
+	k.Tracked = &tracked.Table{
+		Connections: k.Connections, Endpoints: k.Endpoints, Addresses: k.Addresses, Services: k.Services,
 	}
 	if !o.ValidateOnly {
 		if err := k.settle(ctx, o.PodCIDRs); err != nil {

@@ -28,7 +28,8 @@ func TestKernelRootChangesAndTheGroupReads(t *testing.T) {
 	}
 	socket := serveAll(t)
 	changes := []string{
-		"AuditMaps", "CreateEndpoint", "DeleteEndpoint", "DumpMap", "ReclaimEndpoints", "UpdateEndpoint",
+		"AuditMaps", "CreateEndpoint", "DeleteEndpoint", "DumpMap", "FlushConnections",
+		"ReclaimEndpoints", "UpdateEndpoint",
 	}
 	for uid, refused := range map[uintptr][]string{
 		0:     nil,
@@ -39,7 +40,9 @@ func TestKernelRootChangesAndTheGroupReads(t *testing.T) {
 	} {
 		conn := dialAs(t, socket, uid)
 		called := 0
-		for _, service := range []grpc.ServiceDesc{datapathv1.DatapathService_ServiceDesc, datapathv1.ObserverService_ServiceDesc} {
+		for _, service := range []grpc.ServiceDesc{
+			datapathv1.ConnectionService_ServiceDesc, datapathv1.DatapathService_ServiceDesc, datapathv1.ObserverService_ServiceDesc,
+		} {
 			names := map[string]func(string) error{}
 			for _, m := range service.Methods {
 				names[m.MethodName] = func(method string) error {
@@ -90,6 +93,7 @@ func serveAll(t *testing.T) (socket string) {
 		t.Fatal(err)
 	}
 	s, err := rpc.NewServer(rpc.Options{Methods: Methods(), Register: func(r grpc.ServiceRegistrar) {
+		datapathv1.RegisterConnectionServiceServer(r, &datapathv1.UnimplementedConnectionServiceServer{})
 		datapathv1.RegisterDatapathServiceServer(r, &datapathv1.UnimplementedDatapathServiceServer{})
 		datapathv1.RegisterObserverServiceServer(r, &datapathv1.UnimplementedObserverServiceServer{})
 	}})

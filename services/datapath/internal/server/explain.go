@@ -8,13 +8,10 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"strings"
 
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
@@ -70,14 +67,11 @@ func (s *Server) explained(ctx context.Context, x explain.Explanation) *datapath
 	}
 	if x.Tracked {
 		c, next := x.Connection, x.Next
-		resp.Connection = &datapathv1.Connection{
-			InitiatorAddress: wire.Address(c.Initiator.Addr()), InitiatorPort: uint32(c.Initiator.Port()),
-			ResponderAddress: wire.Address(c.Responder.Addr()), ResponderPort: uint32(c.Responder.Port()),
-			Protocol: netv1.Protocol(c.Protocol), States: connectionStates(c.Flags), LastSeenTime: timestamppb.New(c.Time()),
-			Current: !next.Evaluated, EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule),
-			NextVerdict: verdictOf(next.Reason, next.Egress.Audited || next.Ingress.Audited),
-			NextReason:  datapathv1.Reason(next.Reason), InTransit: c.Transit,
-		}
+		p := connectionOf(&c)
+		p.Current = !next.Evaluated
+		p.NextVerdict = verdictOf(next.Reason, next.Egress.Audited || next.Ingress.Audited)
+		p.NextReason = datapathv1.Reason(next.Reason)
+		resp.Connection = p
 		if x.NAT.IsValid() {
 			resp.Connection.SourceAddress, resp.Connection.SourcePort = wire.Address(x.NAT.Addr()), uint32(x.NAT.Port())
 		}
@@ -112,15 +106,6 @@ func tupleOf(r *datapathv1.ExplainRequest) (conntrack.Tuple, error) {
 		Initiator: netip.AddrPortFrom(src, uint16(r.GetSourcePort())), Responder: netip.AddrPortFrom(dst, uint16(r.GetDestinationPort())),
 		Protocol: uint8(r.GetProtocol()),
 	}, nil
-}
-
-func connectionStates(f conntrack.Flags) []datapathv1.ConnectionState {
-	var all []datapathv1.ConnectionState
-	for _, word := range f.Words() {
-		name := "CONNECTION_STATE_" + strings.ToUpper(strings.ReplaceAll(word, "-", "_"))
-		all = append(all, datapathv1.ConnectionState(datapathv1.ConnectionState_value[name]))
-	}
-	return all
 }
 
 func (s *Server) explainedPeer(ctx context.Context, p explain.Peer) *datapathv1.ExplainedPeer {

@@ -27,8 +27,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/probe"
 )
 
-// Server implements both services of the datapath.
+// Server implements the services of the datapath.
 type Server struct {
+	datapathv1.UnimplementedConnectionServiceServer
 	datapathv1.UnimplementedDatapathServiceServer
 	datapathv1.UnimplementedObserverServiceServer
 
@@ -65,6 +66,8 @@ type Server struct {
 	Warnings func() []string
 	// Explainer answers Explain.
 	Explainer Explainer
+	// Tracked are the connections of the kernel.
+	Tracked Tracked
 	// Maps are what DumpMap looks at.
 	Maps Maps
 	// Labels are those of identities; nil: none are known.
@@ -80,6 +83,7 @@ type Server struct {
 
 // Register adds the services.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
+	datapathv1.RegisterConnectionServiceServer(r, s)
 	datapathv1.RegisterDatapathServiceServer(r, s)
 	datapathv1.RegisterObserverServiceServer(r, s)
 }
@@ -112,9 +116,15 @@ func Methods() rpc.Methods {
 		datapathv1.DatapathService_WatchEndpoints_FullMethodName: streams,
 		datapathv1.DatapathService_GetStatus_FullMethodName:      look,
 		datapathv1.DatapathService_ListFrontends_FullMethodName:  look,
-		// each call reads the whole table of connections
+		// each call of the next three reads the whole table of connections
 		datapathv1.DatapathService_ListBackendConnections_FullMethodName: {
 			Access: rpc.Group(), Limit: rpc.Limit{InFlight: 2, Waiting: 16},
+		},
+		datapathv1.ConnectionService_ListConnections_FullMethodName: {
+			Access: rpc.Group(), Limit: rpc.Limit{InFlight: 4, Waiting: 16},
+		},
+		datapathv1.ConnectionService_FlushConnections_FullMethodName: {
+			Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 8},
 		},
 		datapathv1.DatapathService_DumpMap_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 2, Waiting: 8}},
 		datapathv1.ObserverService_Observe_FullMethodName: streams,

@@ -77,7 +77,9 @@ type Node struct {
 	// Endpoints are those that are listed; nil: the usual two.
 	Endpoints []*datapathv1.Endpoint
 	Flows     []*datapathv1.Flow
-	Deleted   *datapathv1.DeleteEndpointRequest // the last
+	Deleted   *datapathv1.DeleteEndpointRequest   // the last
+	Listed    *datapathv1.ListConnectionsRequest  // the last
+	Flushed   *datapathv1.FlushConnectionsRequest // the last
 
 	mu sync.Mutex
 	// EndpointStreams are what WatchEndpoints gives, one after the other, and Watched what it was asked.
@@ -152,6 +154,7 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		case "datapath":
 			datapathv1.RegisterDatapathServiceServer(s, &datapath{node: n})
 			datapathv1.RegisterObserverServiceServer(s, &observer{node: n})
+			datapathv1.RegisterConnectionServiceServer(s, &connections{node: n})
 		}
 		n.Health[service] = health.NewServer()
 		grpc_health_v1.RegisterHealthServer(s, n.Health[service])

@@ -336,7 +336,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		return s.flush()
 	})
 	if n := uint64(p.Expired + p.Orphaned); n > 0 {
-		err = errors.Join(err, c.count(n))
+		err = errors.Join(err, c.ct.countExpired(n))
 	}
 	if err != nil {
 		return p, err
@@ -447,14 +447,6 @@ func (s *sorting) flush() error {
 	}
 	s.over, s.lapsed = s.over[:0], 0
 	return nil
-}
-
-func (c *Collector) count(n uint64) error {
-	if err := c.ct.gate.RLock(); err != nil {
-		return err
-	}
-	defer c.ct.gate.RUnlock()
-	return c.ct.addExpired(n)
 }
 
 // orphaned says whether a local end of the connection belongs to no endpoint

@@ -32,6 +32,8 @@ type Connections struct {
 	removers [2]remover         // of the maps of IPv4 and IPv6
 	states   map[string]stateAt // of the maps of connections, by name
 	batches  [2]sync.Pool       // of *batch, for the maps of IPv4 and IPv6
+	expired  sync.Mutex         // held while their count changes
+	flushing chan struct{}      // has a token while Flush runs
 }
 
 // Options say what is needed to understand a connection.
@@ -47,6 +49,7 @@ type Options struct {
 func Open(pm *pin.Maps, o Options) (*Connections, error) {
 	ct := &Connections{
 		log: o.Log, pins: pm, endpoints: o.Endpoints, worlds: o.Worlds, gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
+		flushing: make(chan struct{}, 1),
 	}
 	return ct, ct.findStates()
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
@@ -133,6 +134,23 @@ type Connection struct {
 	EgressRule, IngressRule uint16
 
 	Value bpf.MapsSlCt // as it was read
+	// Earlier is set for one in the map of the version before, which no packet has
+	// moved yet: Value is what that would make of it.
+	Earlier *bpf.MapsSlCtPrev
+}
+
+// Words are those of its flags; a protocol without a handshake is established once both
+// ends have sent.
+func (c *Connection) Words() []string {
+	flags := c.Flags
+	switch c.Protocol {
+	case unix.IPPROTO_TCP, unix.IPPROTO_SCTP:
+	default:
+		if flags&SeenReply != 0 {
+			flags |= Established
+		}
+	}
+	return flags.Words()
 }
 
 // Time is LastSeen by the wall clock, to a second.
@@ -303,23 +321,34 @@ func (ct *Connections) Remove(cs ...Connection) (deleted uint32, err error) {
 // Each hands all tracked connections to visit, some thousand at a time,
 // until it returns an error. The slice is reused. Connections that come or go
 // meanwhile may be missing; one that stays is listed once.
-func (ct *Connections) Each(visit func([]Connection) error) error {
-	err := eachBatch(ct, bpf.MapsMapSlCt4, &ct.batches[0], func(
-		keys []bpf.MapsSlCtKey4, values []bpf.MapsSlCt, cs []Connection,
-	) error {
-		for i := range keys {
-			cs = append(cs, Of(Tuple4(&keys[i], values[i].Flags), &values[i]))
+func (ct *Connections) Each(visit func([]Connection) error) error { return ct.eachOf([2]bool{}, visit) }
+
+// eachOf is Each without the connections of a family.
+func (ct *Connections) eachOf(without [2]bool, visit func([]Connection) error) error {
+	if !without[0] {
+		if err := ct.each4(visit); err != nil {
+			return err
 		}
-		return visit(cs)
-	})
-	if err != nil {
-		return err
+	}
+	if without[1] {
+		return nil
 	}
 	return eachBatch(ct, bpf.MapsMapSlCt6, &ct.batches[1], func(
 		keys []bpf.MapsSlCtKey6, values []bpf.MapsSlCt, cs []Connection,
 	) error {
 		for i := range keys {
 			cs = append(cs, Of(Tuple6(&keys[i], values[i].Flags), &values[i]))
+		}
+		return visit(cs)
+	})
+}
+
+func (ct *Connections) each4(visit func([]Connection) error) error {
+	return eachBatch(ct, bpf.MapsMapSlCt4, &ct.batches[0], func(
+		keys []bpf.MapsSlCtKey4, values []bpf.MapsSlCt, cs []Connection,
+	) error {
+		for i := range keys {
+			cs = append(cs, Of(Tuple4(&keys[i], values[i].Flags), &values[i]))
 		}
 		return visit(cs)
 	})
@@ -373,7 +402,7 @@ type Counters struct {
 	// is kept, because the map of revoked ones was full: until their time is
 	// over, nothing is picked up for the endpoints concerned.
 	Unremembered uint64
-	// Expired were removed by the collector.
+	// Expired were removed by the collector, or flushed.
 	Expired uint64
 }
 
@@ -405,15 +434,21 @@ func (ct *Connections) Counters() (Counters, error) {
 	return c, nil
 }
 
-// addExpired counts what the collector removed. There is one collector.
-func (ct *Connections) addExpired(n uint64) error {
+// countExpired counts what the collector removed, or a flush.
+func (ct *Connections) countExpired(n uint64) error {
+	if err := ct.gate.RLock(); err != nil {
+		return err
+	}
+	defer ct.gate.RUnlock()
+	ct.expired.Lock()
+	defer ct.expired.Unlock()
 	m := ct.pins.Map(bpf.MapsMapSlCtStats)
 	var perCPU []uint64
 	if err := m.Lookup(uint32(StatExpired), &perCPU); err != nil {
 		return fmt.Errorf("read the count of expired connections: %w", err)
 	}
 	perCPU[0] += n
-	// in place: the collector alone writes this counter
+	// in place: this process alone writes the counter, one at a time
 	if err := m.Put(uint32(StatExpired), perCPU); err != nil {
 		return fmt.Errorf("count expired connections: %w", err)
 	}

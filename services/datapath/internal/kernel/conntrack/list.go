@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// List hands the connections that pass a filter to visit, until it returns an error
+// or ctx ends. Those of the layout of the version before come first: what a packet
+// moves meanwhile is then found in the map of this version. No lock is held while
+// visit runs.
+func (ct *Connections) List(ctx context.Context, f Filter, visit func(*Connection) error) error {
+	each := func(cs []Connection) error {
+		for i := range cs {
+			if f.matches(&cs[i]) {
+				if err := visit(&cs[i]); err != nil {
+					return err
+				}
+			}
+		}
+		return ctx.Err()
+	}
+	if err := ct.eachPrevious(f, func(cs []Connection) error {
+		kept := cs[:0]
+		for _, c := range cs {
+			_, moved, err := ct.Lookup(c.Tuple)
+			if err != nil {
+				return err
+			}
+			if !moved {
+				kept = append(kept, c)
+			}
+		}
+		return each(kept)
+	}); err != nil {
+		return err
+	}
+	return ct.eachOf(f.Without, each)
+}
+
+// eachPrevious is Each for the maps of the version before, whose connections are
+// converted as the programs do; flags that only packets can tell are missing.
+func (ct *Connections) eachPrevious(f Filter, visit func([]Connection) error) error {
+	if m := ct.pins.Previous(bpf.MapsMapSlPrev4); m != nil && !f.Without[0] {
+		if err := eachOlder(ct, m, func(k *bpf.MapsSlCtKey4, flags uint32) Tuple { return Tuple4(k, flags) }, visit); err != nil {
+			return err
+		}
+	}
+	if m := ct.pins.Previous(bpf.MapsMapSlPrev6); m != nil && !f.Without[1] {
+		return eachOlder(ct, m, func(k *bpf.MapsSlCtKey6, flags uint32) Tuple { return Tuple6(k, flags) }, visit)
+	}
+	return nil
+}
+
+// eachOlder reads a map of the version before by batches, and visits each without a
+// lock.
+func eachOlder[K any](ct *Connections, m *ebpf.Map, tuple func(*K, uint32) Tuple, visit func([]Connection) error) error {
+	keys, values := make([]K, pin.BatchSize), make([]bpf.MapsSlCtPrev, pin.BatchSize)
+	cs := make([]Connection, 0, pin.BatchSize)
+	var cursor ebpf.MapBatchCursor
+	for end := false; !end; {
+		n := 0
+		if err := ct.gate.Look(func() (err error) {
+			n, err = m.BatchLookup(&cursor, keys, values, nil)
+			if end = errors.Is(err, ebpf.ErrKeyNotExist); err != nil && !end {
+				return fmt.Errorf("list connections of the version before: %w", err)
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		cs = cs[:0]
+		for i := range n {
+			cs = append(cs, ofPrevious(tuple(&keys[i], values[i].Flags), &values[i]))
+		}
+		if err := visit(cs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ofPrevious reads an entry of the version before, as bpf/include/sluice/previous.h
+// converts it.
+func ofPrevious(t Tuple, v *bpf.MapsSlCtPrev) Connection {
+	flags := previousFlags(t.Protocol, v.Flags)
+	if t.tcp() && flags&CloseReported != 0 && flags&Reset == 0 && !flags.Closing() {
+		flags |= Terminated
+	}
+	c := Of(t, &bpf.MapsSlCt{
+		Epochs: v.Epochs, Where: v.Where, IdInit: v.IdInit, IdResp: v.IdResp, RuleEg: v.RuleEg, RuleIn: v.RuleIn,
+		LastS: v.LastS, Flags: uint32(flags),
+	})
+	c.Earlier = v
+	return c
+}

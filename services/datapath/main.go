@@ -146,6 +146,7 @@ func newServer(
 		Facts: server.Facts{
 			Version: version.Get().String(), NodeName: cfg.Node, Start: started, KernelRelease: release,
 			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,
+			PolicyAudit: cfg.Policy.Mode != policyNone && cfg.Policy.Audit,
 		},
 		Owners:   called.owners,
 		Cluster:  n.clusterStream,
@@ -163,6 +164,7 @@ func newServer(
 	if n.Policy != nil {
 		s.Rules = &n.Policy.History
 	}
+	s.Modes = n.AuditModes
 	if err := p.Metrics.Register(s.Metrics()); err != nil {
 		return nil, nil, err
 	}
@@ -203,6 +205,9 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 	}
 	if n.Policy != nil {
 		p.Go("policy", n.Policy.Run)
+	}
+	if n.AuditModes != nil {
+		p.Go("audit modes", n.AuditModes.Run)
 	}
 	if n.Frontends != nil {
 		p.Go("frontends", n.Frontends.Run)
@@ -296,6 +301,9 @@ func openState(p *process.Process, cfg Config, called services) (*record.Store, 
 	enforced := record.OpenPolicy(filepath.Join(cfg.StateDir, "policy.json"))
 	if cfg.Policy.Mode != policyNone {
 		a.policies, a.enforced = called.policy, enforced
+		if !cfg.ValidateOnly {
+			a.audits = record.OpenAuditModes(filepath.Join(cfg.StateDir, "audit-mode.json"))
+		}
 	} else if !cfg.ValidateOnly {
 		// Without policies nothing is enforced, which is what the operator wants then.
 		if err := enforced.Forget(); err != nil {

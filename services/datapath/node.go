@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/audit"
+	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
@@ -37,6 +38,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync/unenforce"
 	"github.com/sluice-net/sluice/services/datapath/internal/probe"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
@@ -69,6 +71,7 @@ type around struct {
 
 	policies      policystream.Service   // nil in policy mode none
 	enforced      policystream.Memory    // nil: nothing keeps it
+	audits        auditmode.Store        // nil in policy mode none, and with validateOnly
 	frontends     frontendstream.Service // nil: services are not translated
 	frontendState frontendstream.Memory  // nil: nothing keeps it
 
@@ -84,18 +87,20 @@ type node struct {
 	Ender     *socketend.Ender         // nil: services are not translated
 	HostPorts *hostport.Ports          // nil: services are not translated
 	Kernel    *kernel.Kernel
-	Collector *conntrack.Collector // of connections; nil with validateOnly
-	timeouts  conntrack.Timeouts   // of connections
-	Ring      *observe.Ring
-	Host      *host.Host
-	Auditor   *audit.Auditor
-	Ranges    *podrange.Set
-	Keeper    *podrange.Keeper // nil: the ranges are those of the configuration
-	Numbers   *cluster.Numbers
-	Follower  *cluster.Follower  // nil without a source
-	Registrar *cluster.Registrar // nil without a registry
-	Prober    *probe.Prober      // nil: other nodes are not probed
-	Fabric    *fabric.Fabric     // nil if no packets travel to other nodes
+	// AuditModes says which endpoints are in audit mode; nil without policies.
+	AuditModes *auditmode.Modes
+	Collector  *conntrack.Collector // of connections; nil with validateOnly
+	timeouts   conntrack.Timeouts   // of connections
+	Ring       *observe.Ring
+	Host       *host.Host
+	Auditor    *audit.Auditor
+	Ranges     *podrange.Set
+	Keeper     *podrange.Keeper // nil: the ranges are those of the configuration
+	Numbers    *cluster.Numbers
+	Follower   *cluster.Follower  // nil without a source
+	Registrar  *cluster.Registrar // nil without a registry
+	Prober     *probe.Prober      // nil: other nodes are not probed
+	Fabric     *fabric.Fabric     // nil if no packets travel to other nodes
 
 	unpublished atomic.Uint64 // creations that ended before others could know the addresses
 
@@ -409,7 +414,7 @@ func (n *node) openPolicy(cfg Config) error {
 		if err := record.ForgetEvaluated(n.records); err != nil {
 			return err
 		}
-		if err := policysync.Unenforce(n.Kernel.Policies()); err != nil {
+		if err := unenforce.Policies(n.Kernel.Policies()); err != nil {
 			return fmt.Errorf("remove policies: %w", err)
 		}
 		return nil
@@ -427,10 +432,31 @@ func (n *node) openPolicy(cfg Config) error {
 	if err != nil {
 		return err
 	}
-	if err := n.Policy.Adopt(func(slot uint16) bool { return evaluated[slot] }); err != nil {
+	audited, err := n.openAuditModes()
+	if err != nil {
+		return err
+	}
+	if err := n.Policy.Adopt(func(slot uint16) bool { return evaluated[slot] }, audited); err != nil {
 		return fmt.Errorf("take over policies: %w", err)
 	}
 	return nil
+}
+
+// openAuditModes finds what was in audit mode when the process before ended, and still
+// is.
+func (n *node) openAuditModes() (auditmode.Audited, error) {
+	if n.audits == nil {
+		return auditmode.Audited{}, nil
+	}
+	n.AuditModes = auditmode.New(auditmode.Config{
+		Store: n.audits, Log: n.log, Endpoints: func() []endpoint.Endpoint { return n.Core.List() },
+		Apply: n.Policy.SetAudit,
+	})
+	was, err := record.Endpoints(n.records, n.bootID)
+	if err != nil {
+		return auditmode.Audited{}, err
+	}
+	return n.AuditModes.Audited(was), nil
 }
 
 // defaultMTU is what pods can send to others by the default route, in a tunnel if

@@ -272,7 +272,8 @@ static __always_inline enum sl_reason ask(const struct sl_question *q, struct sl
 
 /*
  * The verdict of one side: SL_CONTINUE, or why not. In audit mode what the
- * policy, or its absence, denies passes and says so; damage does not pass.
+ * policy, or its absence, denies passes and says so; damage does not pass, nor
+ * what is for an endpoint that is cut off, which no policy denies.
  */
 __noinline enum sl_reason judge_side(const struct sl_question *q, struct sl_side *side)
 {
@@ -286,7 +287,7 @@ __noinline enum sl_reason judge_side(const struct sl_question *q, struct sl_side
 	case SL_DROP_POLICY_DENIED:
 	case SL_DROP_POLICY_PENDING:
 	case SL_DROP_IDENTITY_UNKNOWN:
-		if (!(q->flags & SL_EP_AUDIT))
+		if (!(q->flags & SL_EP_AUDIT) || q->table == SL_TABLE_DENY)
 			return reason;
 		side->audited = 1;
 		return SL_CONTINUE;

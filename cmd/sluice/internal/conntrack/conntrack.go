@@ -42,7 +42,8 @@ type filter struct {
 func (o *filter) add(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.containers, "container", nil,
 		"connections of CONTAINER or CONTAINER/INTERFACE, whichever end it is; the start of its id is enough")
-	f.StringSliceVar(&o.addresses, "address", nil, "connections with an address in this prefix at either end, or asked for")
+	f.StringSliceVar(&o.addresses, "address", nil,
+		"connections with an address in this prefix at either end, or asked for")
 	f.UintSliceVar(&o.ports, "port", nil, "connections with this port at either end, or asked for")
 	f.StringSliceVar(&o.protocols, "protocol", nil, "tcp, udp, sctp, icmp, icmpv6 or a number")
 	f.StringSliceVar(&o.states, "state", nil, "opening, established, half-closed, closing, reset or revoked; or what is "+

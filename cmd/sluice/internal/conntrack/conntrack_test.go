@@ -43,7 +43,8 @@ func TestCriteriaOfConnectionsAreThoseOfTheFlags(t *testing.T) {
 		"--protocol", "UDP,47", "--state", "half-closed", "-4")
 	want := &datapathv1.ListConnectionsRequest{Limit: listedAtOnce, Filter: &datapathv1.ConnectionFilter{
 		Owners:   []*workloadv1.Owner{{ContainerId: nodetest.LongID, InterfaceName: "eth0"}},
-		Prefixes: []string{"10.0.0.0/8", "::1/128"}, Ports: []uint32{53}, Family: datapathv1.AddressFamily_ADDRESS_FAMILY_IPV4,
+		Prefixes: []string{"10.0.0.0/8", "::1/128"}, Ports: []uint32{53},
+		Family: datapathv1.AddressFamily_ADDRESS_FAMILY_IPV4,
 		States: []datapathv1.ConnectionState{datapathv1.ConnectionState_CONNECTION_STATE_HALF_CLOSED},
 	}}
 	want.Filter.Protocols = append(want.Filter.Protocols, 17, 47)
@@ -79,7 +80,8 @@ func TestFlushSaysWhatStays(t *testing.T) {
 		t.Errorf("%q after %v", out, n.Flushed)
 	}
 	out, _ = n.Want(t, 0, "conntrack", "flush", "--all")
-	nodetest.WantLines(t, out, "9 connections flushed.", "Not flushed: 1 connection, because a policy has terminated them.",
+	nodetest.WantLines(t, out, "9 connections flushed.",
+		"Not flushed: 1 connection, because a policy has terminated them.",
 		"Not flushed: 2 connections, because the direction of no more TCP connections can be remembered; flush again later.",
 		"Not flushed: 3 connections, because packets change them all the time; flush again.")
 	out, _ = n.Want(t, 0, "conntrack", "flush", "--all", "-o", "json")

@@ -88,6 +88,40 @@ func TestEndpointDeleteTakesAWholeNameThatIsNotListed(t *testing.T) {
 	}
 }
 
+func TestAuditModeEndsByItself(t *testing.T) {
+	n := nodetest.New(t, Command)
+	out, _ := n.Want(t, 0, "endpoint", "audit-mode", "0123", "on")
+	until := time.Unix(1e9, 0).Local().Format("2006-01-02 15:04:05 MST")
+	nodetest.WantLines(t, out,
+		"0123456789abc/eth0 is in audit mode until "+until+": what policies deny passes and is reported.",
+		"Containers in audit mode: 1.")
+	if r := n.Audited; r.GetDuration().AsDuration() != time.Hour || r.GetOwner().GetContainerId() != nodetest.LongID {
+		t.Errorf("asked %v", r)
+	}
+	out, _ = n.Want(t, 0, "endpoint", "audit-mode", "--node", "on", "--for", "10m", "--dry-run")
+	if !strings.Contains(out, "The node is in audit mode until "+until) || !n.Audited.GetNode() ||
+		!n.Audited.GetValidateOnly() || n.Audited.GetDuration().AsDuration() != 10*time.Minute {
+		t.Errorf("%q after %v", out, n.Audited)
+	}
+	out, _ = n.Want(t, 0, "endpoint", "audit-mode", "0123", "off")
+	nodetest.WantLines(t, out, "0123456789abc/eth0 is not in audit mode: its policies are enforced.")
+	if n.Audited.GetDuration() != nil || n.Audited.GetEnabled() {
+		t.Errorf("asked %v", n.Audited)
+	}
+	for _, wrong := range [][]string{
+		{},
+		{"0123"},
+		{"on"},
+		{"0123", "yes"},
+		{"0123", "on", "--node"},
+		{"--node"},
+		{"0123", "off", "--for", "1m"},
+		{"0123", "on", "--for", "0s"},
+	} {
+		n.Want(t, invocation.ExitUsage, append([]string{"endpoint", "audit-mode"}, wrong...)...)
+	}
+}
+
 func upsert(id string, identity uint32, state datapathv1.EndpointState) *datapathv1.WatchEndpointsResponse {
 	return &datapathv1.WatchEndpointsResponse{
 		ResumeToken: fmt.Appendf(nil, "%s %d", id, identity),

@@ -37,6 +37,7 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 			RunE: func(cmd *cobra.Command, a []string) error { return printOne(cmd.Context(), inv, a[0]) },
 		},
 		labelCommand(inv),
+		auditModeCommand(inv),
 		checkCommand(inv),
 		deleteCommand(inv),
 		eventsCommand(inv),
@@ -88,7 +89,10 @@ type policy struct {
 	IngressTable uint32 `json:"ingressTable"`
 	Epoch        uint32 `json:"epoch"`
 	Refusal      string `json:"refusal,omitempty"`
-	Audit        bool   `json:"audit,omitempty"`
+	// Audit says that what the policy denies passes, and AuditUntil when that ends by
+	// itself.
+	Audit      bool       `json:"audit,omitempty"`
+	AuditUntil *time.Time `json:"auditExpireTime,omitempty"`
 }
 
 // text is the state of an endpoint's policy, for a table.
@@ -96,6 +100,8 @@ func (p *policy) text() string {
 	switch {
 	case p == nil:
 		return ""
+	case p.Refusal != "" && p.Audit:
+		return fmt.Sprintf("revision %d, newer refused, audit only", p.Revision)
 	case p.Refusal != "":
 		return fmt.Sprintf("revision %d, newer refused", p.Revision)
 	case p.Audit:
@@ -135,7 +141,7 @@ func shown(e *datapathv1.Endpoint) endpoint {
 	if p := e.GetPolicy(); p != nil {
 		shown.Policy = &policy{
 			Revision: p.GetRevision(), EgressTable: p.GetEgressTable(), IngressTable: p.GetIngressTable(),
-			Epoch: p.GetEpoch(), Refusal: p.GetRefusal(), Audit: p.GetAudit(),
+			Epoch: p.GetEpoch(), Refusal: p.GetRefusal(), Audit: p.GetAudit(), AuditUntil: output.When(p.GetAuditExpireTime()),
 		}
 	}
 	for _, p := range e.GetNamedPorts() {
@@ -261,6 +267,9 @@ func printOne(ctx context.Context, inv *invocation.Invocation, name string) erro
 		output.Row(w, "Slot", e.Slot)
 		if p := e.Policy; p != nil {
 			output.Row(w, "Policy", p.text())
+			if p.AuditUntil != nil {
+				output.Row(w, "Audit mode", "until "+output.Moment(*p.AuditUntil))
+			}
 			output.Row(w, "Egress table", verdict.TableText(p.EgressTable))
 			output.Row(w, "Ingress table", verdict.TableText(p.IngressTable))
 			output.Row(w, "Epoch", p.Epoch)

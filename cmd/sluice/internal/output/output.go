@@ -82,6 +82,9 @@ func When(t *timestamppb.Timestamp) *time.Time {
 	return &at
 }
 
+// Moment is a time of this machine, for people.
+func Moment(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05 MST") }
+
 // Since is how long ago t was, for people.
 func Since(t *time.Time) string {
 	if t == nil {

@@ -23,6 +23,7 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
@@ -126,7 +127,7 @@ func (n *node) begin(ctx context.Context) (*state, error) {
 	s.applier = policysync.New(policysync.Config{
 		Name: "equivalence", Kernel: kernelOf{n.k.Policies()}, Service: client.NewPolicy(s.service),
 	})
-	if err := s.applier.Adopt(func(uint16) bool { return false }); err != nil {
+	if err := s.applier.Adopt(func(uint16) bool { return false }, auditmode.Audited{}); err != nil {
 		return nil, fmt.Errorf("adopt: %w", err)
 	}
 	go func() { s.done <- s.applier.Run(s.ctx) }()

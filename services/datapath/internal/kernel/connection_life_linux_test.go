@@ -450,7 +450,9 @@ func bumpEpoch(who string) act {
 }
 
 func audit(who string, on bool) act {
-	return change(func(t *testing.T, th *theatre) { must(t, "SetAudit", th.k.Endpoints.SetAudit(th.pods[who].Slot, on)) })
+	return change(func(t *testing.T, th *theatre) {
+		must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), on, th.pods[who].Slot))
+	})
 }
 
 // budgetOf is the cell of a pod in sl_budget.
@@ -1463,13 +1465,13 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 	if got := drain(t, events); len(got) != 0 {
 		t.Errorf("events %+v, want none", got)
 	}
-	setPolicy(t, k, one.Slot, slotmap.Policy{})
-	must(t, "SetAudit", k.Endpoints.SetAudit(one.Slot, true))
+	setPolicy(t, k, one.Slot, slotmap.Policy{Egress: policytable.Pending, Ingress: policytable.Pending})
+	must(t, "SetAudit", k.Endpoints.SetAudit(t.Context(), true, one.Slot))
 	r.run(t, program.FromPod, from4(world4, 6, tcp(4001, 80, flagSYN)), skbContext{}, 0)
 	if got := drain(t, events); len(got) != 1 || got[0].Type != event.ConnectionEvaluated || !got[0].Egress.Audited {
 		t.Errorf("events %+v, want one of an audited connection", got)
 	}
-	must(t, "SetAudit", k.Endpoints.SetAudit(one.Slot, false))
+	must(t, "SetAudit", k.Endpoints.SetAudit(t.Context(), false, one.Slot))
 	r.run(t, program.FromPod, from4(world4, 6, tcp(4001, 80, flagACK)), skbContext{}, 0)
 	if got := drain(t, events); len(got) != 1 || got[0].Type != event.PacketDropped {
 		t.Errorf("events %+v, want one of a drop", got)

@@ -173,7 +173,7 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 		side   bpf.MapsSlSide
 	}{
 		{name: "table 0 denies", table: policytable.Deny, peer: web, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byTable}},
-		{name: "table 0 passes in audit mode", table: policytable.Deny, peer: web, audit: true, side: bpf.MapsSlSide{By: byTable, Audited: 1}},
+		{name: "table 0, which cuts off, denies in audit mode", table: policytable.Deny, peer: web, audit: true, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byTable}},
 		{name: "table 1 allows", table: policytable.Allow, peer: lost, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
 		{name: "pending lets the host in", table: policytable.Pending, peer: identity.Host, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
 		{name: "pending lets nobody else in", table: policytable.Pending, peer: web, reason: event.DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},

@@ -150,7 +150,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	if x.Reason != event.ForwardFromStack || x.Ingress.By != event.ByHostAllow || x.Source.Slot != slotmap.HostSlot {
 		t.Errorf("the local host: %v, %+v, %+v", x.Reason, x.Ingress, x.Source)
 	}
-	must(t, "SetAudit", r.k.Endpoints.SetAudit(cast["a"].Slot, true))
+	must(t, "SetAudit", r.k.Endpoints.SetAudit(t.Context(), true, cast["a"].Slot))
 	x = ask(6, from, netip.MustParseAddrPort("198.51.9.9:80"))
 	if x.Reason != event.ForwardOutside || !x.Egress.Audited || x.Egress.Action != event.ActionDeny {
 		t.Errorf("in audit mode: %v, %+v", x.Reason, x.Egress)
@@ -228,7 +228,7 @@ func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: id, Ingress: policytable.Allow})
 	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
 	for _, audit := range []bool{false, true} {
-		must(t, "SetAudit", r.k.Endpoints.SetAudit(cast["a"].Slot, audit))
+		must(t, "SetAudit", r.k.Endpoints.SetAudit(t.Context(), audit, cast["a"].Slot))
 		x, err := r.k.Explainer.Explain(conntrack.Tuple{
 			Initiator: netip.AddrPortFrom(a.IPv4, 1), Responder: netip.AddrPortFrom(b.IPv4, 12), Protocol: 6,
 		})
@@ -262,7 +262,7 @@ func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
 		for _, audit := range []bool{false, true} {
 			for _, who := range []string{"a", "b", "shaped"} {
 				setPolicy(t, r.k, cast[who].Slot, slotmap.Policy{Egress: e, Ingress: in})
-				must(t, "SetAudit", r.k.Endpoints.SetAudit(cast[who].Slot, audit))
+				must(t, "SetAudit", r.k.Endpoints.SetAudit(t.Context(), audit, cast[who].Slot))
 			}
 			var cs []firstPacket
 			for _, addr := range places {

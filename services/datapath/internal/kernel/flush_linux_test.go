@@ -166,7 +166,8 @@ func TestKernelAFlushEndsWithItsCaller(t *testing.T) {
 		t.Errorf("%d are left of %d, and %d were flushed", left, n, done.Removed)
 	}
 	seen := 0
-	if err := k.Tracked.List(ctx, conntrack.Filter{}, func(*tracked.Connection) error { seen++; return nil }); !errors.Is(err, context.Canceled) || seen > pin.BatchSize {
+	err = k.Tracked.List(ctx, conntrack.Filter{}, func(*tracked.Connection) error { seen++; return nil })
+	if !errors.Is(err, context.Canceled) || seen > pin.BatchSize {
 		t.Errorf("listed %d, %v, want a batch at most and context.Canceled", seen, err)
 	}
 }
@@ -247,7 +248,8 @@ func TestKernelAFlushKnowsTheVersionBefore(t *testing.T) {
 		}
 	}
 	if earlier == 0 || earlier != previous || len(list) != all {
-		t.Errorf("%d connections are listed, of which %d are in the previous map, want %d and %d", len(list), earlier, all, previous)
+		t.Errorf("%d connections are listed, of which %d are in the previous map, want %d and %d",
+			len(list), earlier, all, previous)
 	}
 	done := th.k.flush(t, conntrack.Filter{})
 	current, previous := th.held(t)

@@ -91,7 +91,7 @@ func TestKernelAuditModeAndEpochsChangeOneEntry(t *testing.T) {
 		}
 	}
 	for _, on := range []bool{true, true, false} {
-		if err := k.Endpoints.SetAudit(one.Slot, on); err != nil {
+		if err := k.Endpoints.SetAudit(t.Context(), on, one.Slot); err != nil {
 			t.Fatal(err)
 		}
 		e, err := k.Endpoints.At(one.Slot)
@@ -100,9 +100,12 @@ func TestKernelAuditModeAndEpochsChangeOneEntry(t *testing.T) {
 			t.Errorf("audit %t: %+v", on, e)
 		}
 	}
-	for _, err := range []error{k.Endpoints.BumpEpochs(77), k.Endpoints.SetAudit(77, true)} {
-		if err == nil {
-			t.Error("a slot without an endpoint is no error")
-		}
+	if err := k.Endpoints.BumpEpochs(77); err == nil {
+		t.Error("a slot without an endpoint is no error")
+	}
+	// it was deleted meanwhile
+	must(t, "SetAudit of a slot that nobody has", k.Endpoints.SetAudit(t.Context(), true, 77))
+	if e, err := k.Endpoints.At(77); err != nil || e.Audit {
+		t.Errorf("a slot that nobody has: %+v, %v", e, err)
 	}
 }

@@ -4,20 +4,24 @@
 package policysync
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Adopt reads what the kernel holds: tables, classes, identities, endpoints and
 // their words, all of which stay in force until the service speaks. trusted
 // says whether an endpoint's tables came from a policy service, so that a new
-// endpoint of the same identity may have them too.
-func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
+// endpoint of the same identity may have them too. audited says which endpoints are in
+// audit mode.
+func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audited) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.past.Recall()
@@ -57,16 +61,17 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
 		if e.Blocked() {
 			continue // whoever publishes it again attaches it
 		}
-		a.slots[e.Slot] = &slot{e}
+		a.slots[e.Slot] = &slot{Binding: e}
 		s := a.subject(e.Identity)
 		s.users++
 		if a.evaluated(e.Egress) && a.evaluated(e.Ingress) && trusted(e.Slot) {
 			s.ready, s.egress, s.ingress = true, e.Egress, e.Ingress
 		}
-		a.History.Set(e.Slot, a.policyOf(e.Slot), a.cfg.Now())
-		if err := a.cfg.Kernel.SetAudit(e.Slot, a.cfg.Audit); err != nil {
-			return fmt.Errorf("audit mode of slot %d: %w", e.Slot, err)
-		}
+	}
+	// of every endpoint: what the process before has left is not known
+	a.auditAll = audited.All
+	if err := a.enforceAudit(context.Background(), audited, slices.Sorted(maps.Keys(a.slots))); err != nil {
+		return err
 	}
 	a.left()
 	return nil

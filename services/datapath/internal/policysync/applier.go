@@ -30,7 +30,8 @@ type Config struct {
 	Wait bool
 	// Timeout is how long it waits at most. 0: 10 s.
 	Timeout time.Duration
-	// Audit lets pass what the policies of this node's endpoints would deny.
+	// Audit lets pass what the policies of this node's endpoints would deny, whatever
+	// SetAudit says.
 	Audit bool
 	// Linger is how long the tables of a subject stay after its last endpoint.
 	// 0: one minute.
@@ -89,6 +90,9 @@ type Applier struct {
 	// that this process does not know.
 	refused string // guarded by mu
 
+	// auditAll lets pass what the policies of all endpoints would deny.
+	auditAll bool // guarded by mu
+
 	subjects        map[uint32]*subject // guarded by mu
 	changed         chan struct{}       // guarded by mu; closed and replaced when subjects change
 	synced          chan struct{}       // closed after the first snapshot
@@ -119,6 +123,7 @@ type kernelTable struct {
 // slot is an endpoint.
 type slot struct {
 	policytable.Binding
+	audit bool // as it is in the kernel
 }
 
 // subject is an identity of endpoints.

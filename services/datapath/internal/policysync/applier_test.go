@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -77,7 +78,7 @@ func scene() *fakeKernel {
 func start(t *testing.T, k *fakeKernel) *Applier {
 	t.Helper()
 	a := New(Config{Name: "test", Kernel: k, Wait: true})
-	if err := a.Adopt(func(uint16) bool { return true }); err != nil {
+	if err := a.Adopt(func(uint16) bool { return true }, auditmode.Audited{}); err != nil {
 		t.Fatal(err)
 	}
 	return a

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 )
 
@@ -34,7 +35,7 @@ func TestServiceThatIsBackIsSubscribedToAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &away{script: script{subscribed: make(chan *scripted)}, back: time.Now().Add(time.Minute)}
 		a := New(Config{Name: "test", Kernel: newFakeKernel(), Service: s, Now: time.Now})
-		if err := a.Adopt(func(uint16) bool { return true }); err != nil {
+		if err := a.Adopt(func(uint16) bool { return true }, auditmode.Audited{}); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -57,7 +58,7 @@ func TestServiceThatEndsSubscriptionsIsAskedLessOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{subscribed: make(chan *scripted)}
 		a := New(Config{Name: "test", Kernel: newFakeKernel(), Service: s, Now: time.Now})
-		if err := a.Adopt(func(uint16) bool { return true }); err != nil {
+		if err := a.Adopt(func(uint16) bool { return true }, auditmode.Audited{}); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())

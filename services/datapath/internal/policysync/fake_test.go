@@ -22,14 +22,15 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // fakeKernel has maps with limits, and refuses what the real one refuses. One
 // write is one call, but for words, of which each is one.
 type fakeKernel struct {
-	tables    map[policytable.ID]*policytable.Content
-	next      policytable.ID
-	numbers   map[policytable.ClassKey]policytable.IdentityClass
-	entries   map[uint32]policytable.Identity
-	endpoints map[uint16]*policytable.Binding
-	epoch     uint32
-	retired   map[policytable.ID]bool
-	audit     map[uint16]bool
+	tables     map[policytable.ID]*policytable.Content
+	next       policytable.ID
+	numbers    map[policytable.ClassKey]policytable.IdentityClass
+	entries    map[uint32]policytable.Identity
+	endpoints  map[uint16]*policytable.Binding
+	epoch      uint32
+	retired    map[policytable.ID]bool
+	auditError error // of SetAudit
+	audit      map[uint16]bool
 
 	maxTables, maxRows, maxClasses int
 	maxNumbers                     int // of identity classes; 0: any
@@ -327,8 +328,13 @@ func (k *fakeKernel) BumpEpochs(slots ...uint16) error {
 	return nil
 }
 
-func (k *fakeKernel) SetAudit(slot uint16, on bool) error {
-	k.audit[slot] = on
+func (k *fakeKernel) SetAudit(_ context.Context, on bool, slots ...uint16) error {
+	if k.auditError != nil {
+		return k.auditError
+	}
+	for _, s := range slots {
+		k.audit[s] = on
+	}
 	return nil
 }
 

@@ -152,7 +152,7 @@ func refused(d policytable.Direction, b binding) string {
 // policyOf is what evaluates a slot.
 func (a *Applier) policyOf(n uint16) policyhistory.Policy {
 	e := a.slots[n]
-	p := policyhistory.Policy{Egress: e.Egress, Ingress: e.Ingress, Epoch: e.Epoch, Audit: a.cfg.Audit}
+	p := policyhistory.Policy{Egress: e.Egress, Ingress: e.Ingress, Epoch: e.Epoch, Audit: e.audit}
 	if s := a.subjects[e.Identity]; s != nil {
 		p.Refusal = s.refusal
 		if s.ready && s.egress == e.Egress && s.ingress == e.Ingress {

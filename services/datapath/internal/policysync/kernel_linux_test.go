@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
@@ -146,7 +147,7 @@ func (s *stage) adopt() {
 	s.t.Helper()
 	s.maps = &watched{Policies: s.kernel.Policies(), left: -1}
 	s.policies = policysync.New(policysync.Config{Name: "test", Kernel: s.maps, Addresses: s.kernel.IPCache, Wait: true})
-	if err := s.policies.Adopt(func(uint16) bool { return true }); err != nil {
+	if err := s.policies.Adopt(func(uint16) bool { return true }, auditmode.Audited{}); err != nil {
 		s.t.Fatal(err)
 	}
 }

@@ -64,8 +64,9 @@ type Kernel interface {
 	// BumpEpochs has the connections of endpoints evaluated again; without a slot
 	// those of all.
 	BumpEpochs(slots ...uint16) error
-	// SetAudit lets pass, and reports, what the endpoint's policy would deny.
-	SetAudit(slot uint16, on bool) error
+	// SetAudit lets pass, and reports, what the endpoints' policies would deny, or ends
+	// that. Slots that nobody has are left alone.
+	SetAudit(ctx context.Context, on bool, slots ...uint16) error
 	// Bindings lists the endpoints with their tables.
 	Bindings() ([]policytable.Binding, error)
 	// Barrier returns when no program runs any more that began before.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -95,7 +96,7 @@ func playWith(ctx context.Context, t *testing.T, k *fakeKernel, c Config) (*runn
 	s := &script{subscribed: make(chan *scripted)}
 	c.Name, c.Kernel, c.Service = "test", k, s
 	a := New(c)
-	if err := a.Adopt(func(uint16) bool { return true }); err != nil {
+	if err := a.Adopt(func(uint16) bool { return true }, auditmode.Audited{}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -322,6 +323,45 @@ func TestAuditModeIsThatOfTheConfiguration(t *testing.T) {
 	}
 }
 
+// TestAuditModeOfSomeIsThatOfThose, of new endpoints that of the node, and none is taken
+// for changed that could not be.
+func TestAuditModeOfSomeIsThatOfThose(t *testing.T) {
+	k := scene()
+	var changed []uint16
+	a, _ := play(t, k, Config{Changed: func(slots []uint16) { changed = slots }})
+	set := func(d auditmode.Audited, want error) {
+		t.Helper()
+		changed = nil
+		if err := a.SetAudit(t.Context(), d); !errors.Is(err, want) {
+			t.Errorf("SetAudit: %v, want %v", err, want)
+		}
+	}
+	set(auditmode.Audited{Slots: map[uint16]bool{1: true, 77: true}}, nil)
+	if p, _ := a.Of(1); !k.audit[1] || k.audit[2] || k.audit[77] || !p.Audit || !slices.Equal(changed, []uint16{1}) {
+		t.Errorf("audited %v, changed %v, %+v", k.audit, changed, p)
+	}
+	set(auditmode.Audited{All: true}, nil)
+	_, err := a.Publish(300, nil, func(policytable.ID, policytable.ID) (uint16, uint32, error) {
+		k.endpoint(9, 300, "10.0.0.9")
+		return 9, 1, nil
+	})
+	if p, _ := a.Of(9); err != nil || !k.audit[9] || !p.Audit || !k.audit[2] {
+		t.Errorf("a new endpoint: %v, %v", k.audit, err)
+	}
+	k.auditError = errors.New("no")
+	set(auditmode.Audited{}, k.auditError)
+	if p, _ := a.Of(1); !p.Audit {
+		t.Error("said to be off, and the kernel has it on")
+	}
+	k.auditError = nil
+	set(auditmode.Audited{}, nil)
+	for slot, on := range k.audit {
+		if on {
+			t.Errorf("slot %d is still in audit mode", slot)
+		}
+	}
+}
+
 func TestCreationFailsInTimeWithoutItsTables(t *testing.T) {
 	k := newFakeKernel()
 	a, sc := play(t, k, Config{Wait: true, Timeout: 20 * time.Millisecond})
@@ -530,7 +570,7 @@ func BenchmarkKnownSubjectBegins(b *testing.B) {
 		k.endpoint(n+1, 300+uint32(n%2), netip.AddrFrom4([4]byte{10, 0, 1, byte(n)}).String())
 	}
 	a := New(Config{Kernel: k, Wait: true})
-	if err := a.Adopt(func(uint16) bool { return true }); err != nil {
+	if err := a.Adopt(func(uint16) bool { return true }, auditmode.Audited{}); err != nil {
 		b.Fatal(err)
 	}
 	a.mu.Lock()
@@ -560,7 +600,7 @@ func TestSubjectsThatLingerGiveWayToThoseWithEndpoints(t *testing.T) {
 	k := newFakeKernel()
 	k.endpoint(1, 300, "10.0.0.1")
 	a := New(Config{Kernel: k, Now: func() time.Time { now = now.Add(time.Millisecond); return now }})
-	if err := a.Adopt(func(uint16) bool { return true }); err != nil {
+	if err := a.Adopt(func(uint16) bool { return true }, auditmode.Audited{}); err != nil {
 		t.Fatal(err)
 	}
 	for id := uint32(1000); id < 1000+maxSubjects+5; id++ {

@@ -151,16 +151,21 @@ func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFu
 		}
 		return 0, err
 	}
-	a.slots[n] = &slot{policytable.Binding{Slot: n, Identity: identity, Addrs: addrs, Egress: egress, Ingress: ingress, Epoch: epoch}}
+	e := &slot{Binding: policytable.Binding{
+		Slot: n, Identity: identity, Addrs: addrs, Egress: egress, Ingress: ingress, Epoch: epoch,
+	}}
+	a.slots[n] = e
 	s.users++
 	s.until = time.Time{}
-	a.History.Set(n, a.policyOf(n), a.cfg.Now())
-	a.subscriptionChanged()
-	if a.cfg.Audit {
-		if err := a.cfg.Kernel.SetAudit(n, true); err != nil {
+	if a.cfg.Audit || a.auditAll {
+		if err := a.cfg.Kernel.SetAudit(context.Background(), true, n); err != nil {
 			a.log.Error("audit mode not set", "slot", n, log.Err(err))
+		} else {
+			e.audit = true
 		}
 	}
+	a.History.Set(n, a.policyOf(n), a.cfg.Now())
+	a.subscriptionChanged()
 	return n, nil
 }
 

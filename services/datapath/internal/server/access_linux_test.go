@@ -29,7 +29,7 @@ func TestKernelRootChangesAndTheGroupReads(t *testing.T) {
 	socket := serveAll(t)
 	changes := []string{
 		"AuditMaps", "CreateEndpoint", "DeleteEndpoint", "DumpMap", "FlushConnections",
-		"ReclaimEndpoints", "UpdateEndpoint",
+		"ReclaimEndpoints", "SetAuditMode", "UpdateEndpoint",
 	}
 	for uid, refused := range map[uintptr][]string{
 		0:     nil,
@@ -41,7 +41,8 @@ func TestKernelRootChangesAndTheGroupReads(t *testing.T) {
 		conn := dialAs(t, socket, uid)
 		called := 0
 		for _, service := range []grpc.ServiceDesc{
-			datapathv1.ConnectionService_ServiceDesc, datapathv1.DatapathService_ServiceDesc, datapathv1.ObserverService_ServiceDesc,
+			datapathv1.ConnectionService_ServiceDesc, datapathv1.DatapathService_ServiceDesc,
+			datapathv1.ObserverService_ServiceDesc,
 		} {
 			names := map[string]func(string) error{}
 			for _, m := range service.Methods {

@@ -137,8 +137,8 @@ func TestConnectionsAreCutToTheLimitAndCounted(t *testing.T) {
 	f := &table{}
 	for i := range 5 {
 		f.connections = append(f.connections, tracked.Connection{Connection: &conntrack.Connection{Tuple: conntrack.Tuple{
-			Initiator: netip.MustParseAddrPort(fmt.Sprintf("10.0.0.1:%d", i+1)), Responder: netip.MustParseAddrPort("10.0.0.2:53"),
-			Protocol: 17,
+			Initiator: netip.MustParseAddrPort(fmt.Sprintf("10.0.0.1:%d", i+1)),
+			Responder: netip.MustParseAddrPort("10.0.0.2:53"), Protocol: 17,
 		}, Flags: conntrack.SeenReply}, Asked: netip.MustParseAddrPort("10.96.0.1:53"), Service: "a/b:c"})
 	}
 	s := &Server{Tracked: f, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
@@ -154,8 +154,8 @@ func TestConnectionsAreCutToTheLimitAndCounted(t *testing.T) {
 		for i, m := range stream.sent {
 			omitted += m.GetOmittedConnectionCount()
 			c := m.GetConnection()
-			if c.GetConnection().GetInitiatorPort() != uint32(i+1) || c.GetAskedAddress() != "10.96.0.1" || c.GetService() != "a/b:c" ||
-				c.GetConnection().GetStates()[0] != datapathv1.ConnectionState_CONNECTION_STATE_ESTABLISHED {
+			if c.GetConnection().GetInitiatorPort() != uint32(i+1) || c.GetAskedAddress() != "10.96.0.1" ||
+				c.GetService() != "a/b:c" || c.GetConnection().GetStates()[0] != datapathv1.ConnectionState_CONNECTION_STATE_ESTABLISHED {
 				t.Errorf("limit %d: %v", limit, m)
 			}
 		}

@@ -55,6 +55,8 @@ func statusOf(err error) error {
 		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_RECORD_UNREADABLE)
 	case errors.Is(err, endpoint.ErrForeign):
 		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_FOREIGN_MANAGER)
+	case errors.Is(err, errNoPolicies):
+		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_POLICY_MODE_NONE)
 	case errors.Is(err, endpoint.ErrInUse):
 		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_IN_USE)
 	case errors.Is(err, endpoint.ErrHostPort):

@@ -46,6 +46,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{endpoint.ErrLease, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST, false, ""},
 		{endpoint.ErrNameTaken, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_INTERFACE_NAME_TAKEN, false, ""},
 		{endpoint.ErrSecond, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_SECOND_INTERFACE_REFUSED, false, ""},
+		{errNoPolicies, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_POLICY_MODE_NONE, false, ""},
 		{endpoint.ErrInUse, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_IN_USE, false, ""},
 		{endpoint.ErrForeign, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_FOREIGN_MANAGER, false, ""},
 		{

@@ -26,7 +26,7 @@ type metrics struct {
 
 	live, capacity, begun, ended, evicted, pickedUp, reevaluated, related, unremembered, stopped, collecting *prometheus.Desc
 
-	used, size, revision, refusals, unknown *prometheus.Desc
+	used, size, revision, refusals, unknown, audited *prometheus.Desc
 
 	frontends, backends, serviceRevision, serviceEnded       *prometheus.Desc
 	refusedFrontends, restingServices, earlier, endedSockets *prometheus.Desc
@@ -52,6 +52,8 @@ func newMetrics(s *Server) *metrics {
 		waiting:       desc("pending_identity_changes", "Endpoints that shall have another identity and do not yet."),
 
 		clusterComplete: desc("cluster_stream_complete", "1 if other nodes were all received and the stream is open."),
+		audited: desc("audited_endpoints",
+			"Endpoints in audit mode, for which passes what their policies deny."),
 		unpublished: desc("endpoints_unpublished_total",
 			"Creations that ended before other nodes could know the addresses, with native routing."),
 		clusterNodes:    desc("cluster_nodes", "Other nodes of the cluster."),
@@ -105,7 +107,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 		m.changed, m.waiting, m.clusterComplete, m.clusterNodes, m.clusterPrefixes, m.clusterWaiting, m.resting,
 		m.unpublished,
 		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.reevaluated, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
-		m.revision, m.refusals, m.unknown,
+		m.revision, m.refusals, m.unknown, m.audited,
 		m.frontends, m.backends, m.serviceRevision, m.serviceEnded, m.refusedFrontends, m.restingServices, m.earlier,
 		m.endedSockets,
 	}, m.probes.all()...) {
@@ -176,6 +178,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(m.revision, prometheus.GaugeValue, float64(st.Revision))
 		ch <- prometheus.MustNewConstMetric(m.refusals, prometheus.GaugeValue, float64(len(st.Refusals)))
 		ch <- prometheus.MustNewConstMetric(m.unknown, prometheus.GaugeValue, float64(st.Waiting))
+		ch <- prometheus.MustNewConstMetric(m.audited, prometheus.GaugeValue, float64(m.server.auditedEndpoints()))
 	}
 }
 

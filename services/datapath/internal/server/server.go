@@ -18,6 +18,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
@@ -58,6 +59,8 @@ type Server struct {
 	Ranges *podrange.Set
 	// Keeper changes them; nil: they are those of the configuration.
 	Keeper *podrange.Keeper
+	// Modes are the audit modes; nil if nothing evaluates policies.
+	Modes *auditmode.Modes
 	// Policy keeps the tables; nil if nothing evaluates policies.
 	Policy *policysync.Applier
 	// Records say whether they can be written.
@@ -106,7 +109,10 @@ func Methods() rpc.Methods {
 		datapathv1.DatapathService_UpdateEndpoint_FullMethodName: {
 			Access: rpc.Root(), Limit: rpc.Limit{InFlight: 64, Waiting: 1024},
 		},
-		datapathv1.DatapathService_DeleteEndpoint_FullMethodName:   root,
+		datapathv1.DatapathService_DeleteEndpoint_FullMethodName: root,
+		datapathv1.DatapathService_SetAuditMode_FullMethodName: {
+			Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 64},
+		},
 		datapathv1.DatapathService_ReclaimEndpoints_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},
 		// repairing is asked for in the request, so the method is root's
 		datapathv1.DatapathService_AuditMaps_FullMethodName:      {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},
@@ -142,7 +148,7 @@ func (s *Server) CreateEndpoint(ctx context.Context, r *datapathv1.CreateEndpoin
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &datapathv1.CreateEndpointResponse{Endpoint: protoEndpoint(e)}, nil
+	return &datapathv1.CreateEndpointResponse{Endpoint: s.endpoint(e)}, nil
 }
 
 // UpdateEndpoint implements the API.
@@ -162,7 +168,7 @@ func (s *Server) UpdateEndpoint(
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &datapathv1.UpdateEndpointResponse{Endpoint: protoEndpoint(e)}, nil
+	return &datapathv1.UpdateEndpointResponse{Endpoint: s.endpoint(e)}, nil
 }
 
 // DeleteEndpoint implements the API.
@@ -174,7 +180,7 @@ func (s *Server) DeleteEndpoint(ctx context.Context, r *datapathv1.DeleteEndpoin
 	}
 	answer := &datapathv1.DeleteEndpointResponse{Existed: existed}
 	if was.Spec.Owner != (workload.Owner{}) {
-		answer.Endpoint = protoEndpoint(was)
+		answer.Endpoint = s.endpoint(was)
 	}
 	return answer, nil
 }
@@ -202,7 +208,7 @@ func (s *Server) GetEndpoint(_ context.Context, r *datapathv1.GetEndpointRequest
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &datapathv1.GetEndpointResponse{Endpoint: protoEndpoint(e)}, nil
+	return &datapathv1.GetEndpointResponse{Endpoint: s.endpoint(e)}, nil
 }
 
 // ListEndpoints implements the API.
@@ -214,7 +220,7 @@ func (s *Server) ListEndpoints(r *datapathv1.ListEndpointsRequest, stream grpc.S
 		if n := r.GetNetwork(); n != "" && n != e.Spec.Network {
 			continue
 		}
-		if err := stream.Send(&datapathv1.ListEndpointsResponse{Endpoint: protoEndpoint(e)}); err != nil {
+		if err := stream.Send(&datapathv1.ListEndpointsResponse{Endpoint: s.endpoint(e)}); err != nil {
 			return err
 		}
 	}
@@ -227,7 +233,7 @@ func (s *Server) WatchEndpoints(r *datapathv1.WatchEndpointsRequest, stream grpc
 		m := &datapathv1.WatchEndpointsResponse{ResumeToken: e.Token}
 		switch e.Kind {
 		case watch.Upsert:
-			m.Event = &datapathv1.WatchEndpointsResponse_Upsert{Upsert: protoEndpoint(e.Value)}
+			m.Event = &datapathv1.WatchEndpointsResponse_Upsert{Upsert: s.endpoint(e.Value)}
 		case watch.Delete:
 			m.Event = &datapathv1.WatchEndpointsResponse_Delete{Delete: wire.Owner(e.Key)}
 		case watch.Bookmark:

@@ -33,6 +33,7 @@ type Facts struct {
 	Version, NodeName, PolicyMode, KernelRelease string
 	Start                                        time.Time
 	PolicyRequired                               bool // an ADD needs the policy service
+	PolicyAudit                                  bool // every endpoint is in audit mode, by a setting
 }
 
 // Called are the services that the datapath calls; GetStatus asks them.
@@ -223,6 +224,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		if p.Unsaved != "" {
 			warnings = append(warnings, "policy: "+p.Unsaved)
 		}
+		resp.AuditMode, warnings = s.auditMode(), append(warnings, s.auditWarnings()...)
 	}
 	if s.Frontends != nil {
 		depend("loadbalancer", s.Frontends.Status().Err)

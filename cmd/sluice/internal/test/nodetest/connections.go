@@ -31,7 +31,8 @@ func (f *connections) ListConnections(r *datapathv1.ListConnectionsRequest,
 	seen := timestamppb.New(time.Now().Add(-3 * time.Second))
 	all := []*datapathv1.TrackedConnection{{
 		Connection: &datapathv1.Connection{
-			InitiatorAddress: "10.244.0.2", InitiatorPort: 4000, ResponderAddress: "10.244.0.3", ResponderPort: 8080, Protocol: 6,
+			InitiatorAddress: "10.244.0.2", InitiatorPort: 4000, ResponderAddress: "10.244.0.3", ResponderPort: 8080,
+			Protocol:     6,
 			States:       []datapathv1.ConnectionState{datapathv1.ConnectionState_CONNECTION_STATE_ESTABLISHED},
 			LastSeenTime: seen, Current: true,
 		},
@@ -52,7 +53,8 @@ func (f *connections) ListConnections(r *datapathv1.ListConnectionsRequest,
 		Responder: &datapathv1.ConnectionEnd{Identity: 1, LocalNode: true},
 	}, {
 		Connection: &datapathv1.Connection{
-			InitiatorAddress: "198.51.100.7", InitiatorPort: 5000, ResponderAddress: "10.244.1.3", ResponderPort: 8080, Protocol: 6,
+			InitiatorAddress: "198.51.100.7", InitiatorPort: 5000, ResponderAddress: "10.244.1.3", ResponderPort: 8080,
+			Protocol:     6,
 			States:       []datapathv1.ConnectionState{datapathv1.ConnectionState_CONNECTION_STATE_ESTABLISHED},
 			LastSeenTime: seen, Current: true, InTransit: true, SourceAddress: "10.244.0.1", SourcePort: 20000,
 		},
@@ -81,7 +83,9 @@ func (f *connections) FlushConnections(_ context.Context, r *datapathv1.FlushCon
 			errors.New("filter: has no criterion"), rpcerr.Field("filter", "has no criterion, which means every connection"))
 	}
 	if r.GetAll() {
-		return &datapathv1.FlushConnectionsResponse{FlushedCount: 9, TerminatedCount: 1, UnrememberedCount: 2, BusyCount: 3}, nil
+		return &datapathv1.FlushConnectionsResponse{
+			FlushedCount: 9, TerminatedCount: 1, UnrememberedCount: 2, BusyCount: 3,
+		}, nil
 	}
 	return &datapathv1.FlushConnectionsResponse{FlushedCount: 1}, nil
 }

@@ -180,6 +180,24 @@ func (f *datapath) DeleteEndpoint(_ context.Context, r *datapathv1.DeleteEndpoin
 	return &datapathv1.DeleteEndpointResponse{Existed: true, Endpoint: endpointOf(r.GetOwner(), 1)}, nil
 }
 
+// SetAuditMode says what it was asked, with an end at a fixed time.
+func (f *datapath) SetAuditMode(_ context.Context, r *datapathv1.SetAuditModeRequest,
+) (*datapathv1.SetAuditModeResponse, error) {
+	f.node.Audited = r
+	answer := &datapathv1.SetAuditModeResponse{Mode: &datapathv1.AuditMode{}}
+	var until *timestamppb.Timestamp
+	if r.GetEnabled() {
+		until, answer.Mode.EndpointCount = timestamppb.New(time.Unix(1e9, 0)), 1
+	}
+	if r.GetNode() {
+		answer.Mode.NodeExpireTime = until
+		return answer, nil
+	}
+	answer.Endpoint = endpointOf(r.GetOwner(), 1)
+	answer.Endpoint.Policy.Audit, answer.Endpoint.Policy.AuditExpireTime = r.GetEnabled(), until
+	return answer, nil
+}
+
 // WatchEndpoints gives the next of the node's EndpointStreams; when there is none any more, it waits.
 func (f *datapath) WatchEndpoints(r *datapathv1.WatchEndpointsRequest,
 	s grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse],

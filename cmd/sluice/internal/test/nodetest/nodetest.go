@@ -80,6 +80,7 @@ type Node struct {
 	Deleted   *datapathv1.DeleteEndpointRequest   // the last
 	Listed    *datapathv1.ListConnectionsRequest  // the last
 	Flushed   *datapathv1.FlushConnectionsRequest // the last
+	Audited   *datapathv1.SetAuditModeRequest     // the last
 
 	mu sync.Mutex
 	// EndpointStreams are what WatchEndpoints gives, one after the other, and Watched what it was asked.

@@ -19,6 +19,7 @@ import (
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -169,6 +170,8 @@ const (
 	// FAILED_PRECONDITION: the container of the endpoint is still there, and the
 	// caller wants nothing deleted that is in use; the message says what is there.
 	ErrorReason_ERROR_REASON_ENDPOINT_IN_USE ErrorReason = 24
+	// FAILED_PRECONDITION: no policies are enforced, because policy.mode is none.
+	ErrorReason_ERROR_REASON_POLICY_MODE_NONE ErrorReason = 25
 )
 
 // Enum value maps for ErrorReason.
@@ -199,6 +202,7 @@ var (
 		22: "ERROR_REASON_LOAD_BALANCING_OFF",
 		23: "ERROR_REASON_HOST_PORT_IN_USE",
 		24: "ERROR_REASON_ENDPOINT_IN_USE",
+		25: "ERROR_REASON_POLICY_MODE_NONE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
@@ -226,6 +230,7 @@ var (
 		"ERROR_REASON_LOAD_BALANCING_OFF":         22,
 		"ERROR_REASON_HOST_PORT_IN_USE":           23,
 		"ERROR_REASON_ENDPOINT_IN_USE":            24,
+		"ERROR_REASON_POLICY_MODE_NONE":           25,
 	}
 )
 
@@ -1157,9 +1162,11 @@ type EndpointPolicy struct {
 	// Why a newer revision could not be enforced; empty if it could.
 	Refusal string `protobuf:"bytes,5,opt,name=refusal,proto3" json:"refusal,omitempty"`
 	// What a policy would deny is let through and reported.
-	Audit         bool `protobuf:"varint,6,opt,name=audit,proto3" json:"audit,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Audit bool `protobuf:"varint,6,opt,name=audit,proto3" json:"audit,omitempty"`
+	// When that ends by itself; unset: it is so configured, or audit is not set.
+	AuditExpireTime *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=audit_expire_time,json=auditExpireTime,proto3" json:"audit_expire_time,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *EndpointPolicy) Reset() {
@@ -1232,6 +1239,13 @@ func (x *EndpointPolicy) GetAudit() bool {
 		return x.Audit
 	}
 	return false
+}
+
+func (x *EndpointPolicy) GetAuditExpireTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AuditExpireTime
+	}
+	return nil
 }
 
 // Interface is a network device.
@@ -1867,6 +1881,239 @@ func (x *DeleteEndpointResponse) GetEndpoint() *Endpoint {
 	return nil
 }
 
+// SetAuditModeRequest is the input of SetAuditMode.
+type SetAuditModeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose policies are audited.
+	//
+	// Types that are valid to be assigned to Target:
+	//
+	//	*SetAuditModeRequest_Owner
+	//	*SetAuditModeRequest_Node
+	Target isSetAuditModeRequest_Target `protobuf_oneof:"target"`
+	// Whether the mode begins, or ends.
+	Enabled bool `protobuf:"varint,3,opt,name=enabled,proto3" json:"enabled,omitempty"`
+	// How long it lasts, a second to 30 days; unset: one hour.
+	Duration *durationpb.Duration `protobuf:"bytes,4,opt,name=duration,proto3" json:"duration,omitempty"`
+	// Check everything that can be checked, and answer with what is in force.
+	ValidateOnly  bool `protobuf:"varint,5,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetAuditModeRequest) Reset() {
+	*x = SetAuditModeRequest{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetAuditModeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetAuditModeRequest) ProtoMessage() {}
+
+func (x *SetAuditModeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetAuditModeRequest.ProtoReflect.Descriptor instead.
+func (*SetAuditModeRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *SetAuditModeRequest) GetTarget() isSetAuditModeRequest_Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *SetAuditModeRequest) GetOwner() *v1.Owner {
+	if x != nil {
+		if x, ok := x.Target.(*SetAuditModeRequest_Owner); ok {
+			return x.Owner
+		}
+	}
+	return nil
+}
+
+func (x *SetAuditModeRequest) GetNode() bool {
+	if x != nil {
+		if x, ok := x.Target.(*SetAuditModeRequest_Node); ok {
+			return x.Node
+		}
+	}
+	return false
+}
+
+func (x *SetAuditModeRequest) GetEnabled() bool {
+	if x != nil {
+		return x.Enabled
+	}
+	return false
+}
+
+func (x *SetAuditModeRequest) GetDuration() *durationpb.Duration {
+	if x != nil {
+		return x.Duration
+	}
+	return nil
+}
+
+func (x *SetAuditModeRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+type isSetAuditModeRequest_Target interface {
+	isSetAuditModeRequest_Target()
+}
+
+type SetAuditModeRequest_Owner struct {
+	// The endpoint of an owner.
+	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3,oneof"`
+}
+
+type SetAuditModeRequest_Node struct {
+	// Every endpoint of the node, and those that come; must be true.
+	Node bool `protobuf:"varint,2,opt,name=node,proto3,oneof"`
+}
+
+func (*SetAuditModeRequest_Owner) isSetAuditModeRequest_Target() {}
+
+func (*SetAuditModeRequest_Node) isSetAuditModeRequest_Target() {}
+
+// SetAuditModeResponse is the answer of SetAuditMode.
+type SetAuditModeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is in force for the node.
+	Mode *AuditMode `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	// The endpoint; unset for the node. It may be in audit mode because the node is.
+	Endpoint      *Endpoint `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetAuditModeResponse) Reset() {
+	*x = SetAuditModeResponse{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetAuditModeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetAuditModeResponse) ProtoMessage() {}
+
+func (x *SetAuditModeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetAuditModeResponse.ProtoReflect.Descriptor instead.
+func (*SetAuditModeResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SetAuditModeResponse) GetMode() *AuditMode {
+	if x != nil {
+		return x.Mode
+	}
+	return nil
+}
+
+func (x *SetAuditModeResponse) GetEndpoint() *Endpoint {
+	if x != nil {
+		return x.Endpoint
+	}
+	return nil
+}
+
+// AuditMode says what of the node is in audit mode.
+type AuditMode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Every endpoint is, by the setting policy.audit, without an end.
+	Configured bool `protobuf:"varint,1,opt,name=configured,proto3" json:"configured,omitempty"`
+	// When the mode of every endpoint ends; unset: there is none.
+	NodeExpireTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=node_expire_time,json=nodeExpireTime,proto3" json:"node_expire_time,omitempty"`
+	// Endpoints that are in audit mode, for whatever reason.
+	EndpointCount uint32 `protobuf:"varint,3,opt,name=endpoint_count,json=endpointCount,proto3" json:"endpoint_count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditMode) Reset() {
+	*x = AuditMode{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditMode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditMode) ProtoMessage() {}
+
+func (x *AuditMode) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditMode.ProtoReflect.Descriptor instead.
+func (*AuditMode) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *AuditMode) GetConfigured() bool {
+	if x != nil {
+		return x.Configured
+	}
+	return false
+}
+
+func (x *AuditMode) GetNodeExpireTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NodeExpireTime
+	}
+	return nil
+}
+
+func (x *AuditMode) GetEndpointCount() uint32 {
+	if x != nil {
+		return x.EndpointCount
+	}
+	return 0
+}
+
 // CheckEndpointRequest is the input of CheckEndpoint.
 type CheckEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1883,7 +2130,7 @@ type CheckEndpointRequest struct {
 
 func (x *CheckEndpointRequest) Reset() {
 	*x = CheckEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +2142,7 @@ func (x *CheckEndpointRequest) String() string {
 func (*CheckEndpointRequest) ProtoMessage() {}
 
 func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +2155,7 @@ func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{12}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CheckEndpointRequest) GetOwner() *v1.Owner {
@@ -1943,7 +2190,7 @@ type CheckEndpointResponse struct {
 
 func (x *CheckEndpointResponse) Reset() {
 	*x = CheckEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +2202,7 @@ func (x *CheckEndpointResponse) String() string {
 func (*CheckEndpointResponse) ProtoMessage() {}
 
 func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2215,7 @@ func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{13}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CheckEndpointResponse) GetDifferences() []*Difference {
@@ -1997,7 +2244,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +2256,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +2269,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{14}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Difference) GetSubject() string {
@@ -2073,7 +2320,7 @@ type DifferenceTarget struct {
 
 func (x *DifferenceTarget) Reset() {
 	*x = DifferenceTarget{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2085,7 +2332,7 @@ func (x *DifferenceTarget) String() string {
 func (*DifferenceTarget) ProtoMessage() {}
 
 func (x *DifferenceTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2098,7 +2345,7 @@ func (x *DifferenceTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferenceTarget.ProtoReflect.Descriptor instead.
 func (*DifferenceTarget) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{15}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DifferenceTarget) GetKind() TargetKind {
@@ -2126,7 +2373,7 @@ type GetEndpointRequest struct {
 
 func (x *GetEndpointRequest) Reset() {
 	*x = GetEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2385,7 @@ func (x *GetEndpointRequest) String() string {
 func (*GetEndpointRequest) ProtoMessage() {}
 
 func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2398,7 @@ func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointRequest.ProtoReflect.Descriptor instead.
 func (*GetEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{16}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetEndpointRequest) GetOwner() *v1.Owner {
@@ -2172,7 +2419,7 @@ type GetEndpointResponse struct {
 
 func (x *GetEndpointResponse) Reset() {
 	*x = GetEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2184,7 +2431,7 @@ func (x *GetEndpointResponse) String() string {
 func (*GetEndpointResponse) ProtoMessage() {}
 
 func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2197,7 +2444,7 @@ func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointResponse.ProtoReflect.Descriptor instead.
 func (*GetEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{17}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetEndpointResponse) GetEndpoint() *Endpoint {
@@ -2221,7 +2468,7 @@ type ListEndpointsRequest struct {
 
 func (x *ListEndpointsRequest) Reset() {
 	*x = ListEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2233,7 +2480,7 @@ func (x *ListEndpointsRequest) String() string {
 func (*ListEndpointsRequest) ProtoMessage() {}
 
 func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2246,7 +2493,7 @@ func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{18}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListEndpointsRequest) GetManager() string {
@@ -2274,7 +2521,7 @@ type ListEndpointsResponse struct {
 
 func (x *ListEndpointsResponse) Reset() {
 	*x = ListEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2533,7 @@ func (x *ListEndpointsResponse) String() string {
 func (*ListEndpointsResponse) ProtoMessage() {}
 
 func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2546,7 @@ func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{19}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListEndpointsResponse) GetEndpoint() *Endpoint {
@@ -2320,7 +2567,7 @@ type WatchEndpointsRequest struct {
 
 func (x *WatchEndpointsRequest) Reset() {
 	*x = WatchEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2332,7 +2579,7 @@ func (x *WatchEndpointsRequest) String() string {
 func (*WatchEndpointsRequest) ProtoMessage() {}
 
 func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2345,7 +2592,7 @@ func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{20}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WatchEndpointsRequest) GetResumeToken() []byte {
@@ -2374,7 +2621,7 @@ type WatchEndpointsResponse struct {
 
 func (x *WatchEndpointsResponse) Reset() {
 	*x = WatchEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2386,7 +2633,7 @@ func (x *WatchEndpointsResponse) String() string {
 func (*WatchEndpointsResponse) ProtoMessage() {}
 
 func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2399,7 +2646,7 @@ func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{21}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WatchEndpointsResponse) GetResumeToken() []byte {
@@ -2479,7 +2726,7 @@ type Bookmark struct {
 
 func (x *Bookmark) Reset() {
 	*x = Bookmark{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2491,7 +2738,7 @@ func (x *Bookmark) String() string {
 func (*Bookmark) ProtoMessage() {}
 
 func (x *Bookmark) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2504,7 +2751,7 @@ func (x *Bookmark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bookmark.ProtoReflect.Descriptor instead.
 func (*Bookmark) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{22}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Bookmark) GetSnapshotComplete() bool {
@@ -2534,7 +2781,7 @@ type ReclaimEndpointsRequest struct {
 
 func (x *ReclaimEndpointsRequest) Reset() {
 	*x = ReclaimEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2793,7 @@ func (x *ReclaimEndpointsRequest) String() string {
 func (*ReclaimEndpointsRequest) ProtoMessage() {}
 
 func (x *ReclaimEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2559,7 +2806,7 @@ func (x *ReclaimEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReclaimEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ReclaimEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{23}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReclaimEndpointsRequest) GetValidOwners() []*v1.Owner {
@@ -2608,7 +2855,7 @@ type ReclaimEndpointsResponse struct {
 
 func (x *ReclaimEndpointsResponse) Reset() {
 	*x = ReclaimEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2620,7 +2867,7 @@ func (x *ReclaimEndpointsResponse) String() string {
 func (*ReclaimEndpointsResponse) ProtoMessage() {}
 
 func (x *ReclaimEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2633,7 +2880,7 @@ func (x *ReclaimEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReclaimEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ReclaimEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{24}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReclaimEndpointsResponse) GetReclaimed() []*v1.Owner {
@@ -2652,7 +2899,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2664,7 +2911,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2677,7 +2924,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{25}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -2745,13 +2992,15 @@ type GetStatusResponse struct {
 	// The stream by which sluice-loadbalancer says what services there are; unset in
 	// a process that translates none.
 	FrontendStream *FrontendStream `protobuf:"bytes,43,opt,name=frontend_stream,json=frontendStream,proto3" json:"frontend_stream,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// What is in audit mode; unset without policies.
+	AuditMode     *AuditMode `protobuf:"bytes,50,opt,name=audit_mode,json=auditMode,proto3" json:"audit_mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2763,7 +3012,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2776,7 +3025,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetStatusResponse) GetService() *v12.ServiceStatus {
@@ -2954,6 +3203,13 @@ func (x *GetStatusResponse) GetFrontendStream() *FrontendStream {
 	return nil
 }
 
+func (x *GetStatusResponse) GetAuditMode() *AuditMode {
+	if x != nil {
+		return x.AuditMode
+	}
+	return nil
+}
+
 // FrontendStream is how far the frontends of sluice-loadbalancer are in the kernel.
 type FrontendStream struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2985,7 +3241,7 @@ type FrontendStream struct {
 
 func (x *FrontendStream) Reset() {
 	*x = FrontendStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2997,7 +3253,7 @@ func (x *FrontendStream) String() string {
 func (*FrontendStream) ProtoMessage() {}
 
 func (x *FrontendStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3010,7 +3266,7 @@ func (x *FrontendStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrontendStream.ProtoReflect.Descriptor instead.
 func (*FrontendStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *FrontendStream) GetComplete() bool {
@@ -3092,7 +3348,7 @@ type ListFrontendsRequest struct {
 
 func (x *ListFrontendsRequest) Reset() {
 	*x = ListFrontendsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3104,7 +3360,7 @@ func (x *ListFrontendsRequest) String() string {
 func (*ListFrontendsRequest) ProtoMessage() {}
 
 func (x *ListFrontendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3117,7 +3373,7 @@ func (x *ListFrontendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFrontendsRequest.ProtoReflect.Descriptor instead.
 func (*ListFrontendsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
 }
 
 // ListFrontendsResponse has one frontend.
@@ -3131,7 +3387,7 @@ type ListFrontendsResponse struct {
 
 func (x *ListFrontendsResponse) Reset() {
 	*x = ListFrontendsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3399,7 @@ func (x *ListFrontendsResponse) String() string {
 func (*ListFrontendsResponse) ProtoMessage() {}
 
 func (x *ListFrontendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3412,7 @@ func (x *ListFrontendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFrontendsResponse.ProtoReflect.Descriptor instead.
 func (*ListFrontendsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListFrontendsResponse) GetFrontend() *KernelFrontend {
@@ -3175,7 +3431,7 @@ type ListBackendConnectionsRequest struct {
 
 func (x *ListBackendConnectionsRequest) Reset() {
 	*x = ListBackendConnectionsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3187,7 +3443,7 @@ func (x *ListBackendConnectionsRequest) String() string {
 func (*ListBackendConnectionsRequest) ProtoMessage() {}
 
 func (x *ListBackendConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3200,7 +3456,7 @@ func (x *ListBackendConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
 }
 
 // ListBackendConnectionsResponse has one backend.
@@ -3214,7 +3470,7 @@ type ListBackendConnectionsResponse struct {
 
 func (x *ListBackendConnectionsResponse) Reset() {
 	*x = ListBackendConnectionsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3226,7 +3482,7 @@ func (x *ListBackendConnectionsResponse) String() string {
 func (*ListBackendConnectionsResponse) ProtoMessage() {}
 
 func (x *ListBackendConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3239,7 +3495,7 @@ func (x *ListBackendConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListBackendConnectionsResponse) GetBackend() *BackendConnections {
@@ -3266,7 +3522,7 @@ type BackendConnections struct {
 
 func (x *BackendConnections) Reset() {
 	*x = BackendConnections{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3278,7 +3534,7 @@ func (x *BackendConnections) String() string {
 func (*BackendConnections) ProtoMessage() {}
 
 func (x *BackendConnections) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3291,7 +3547,7 @@ func (x *BackendConnections) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendConnections.ProtoReflect.Descriptor instead.
 func (*BackendConnections) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *BackendConnections) GetAddress() string {
@@ -3353,7 +3609,7 @@ type KernelFrontend struct {
 
 func (x *KernelFrontend) Reset() {
 	*x = KernelFrontend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3365,7 +3621,7 @@ func (x *KernelFrontend) String() string {
 func (*KernelFrontend) ProtoMessage() {}
 
 func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3378,7 +3634,7 @@ func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelFrontend.ProtoReflect.Descriptor instead.
 func (*KernelFrontend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *KernelFrontend) GetAddress() string {
@@ -3461,7 +3717,7 @@ type KernelBackendList struct {
 
 func (x *KernelBackendList) Reset() {
 	*x = KernelBackendList{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3473,7 +3729,7 @@ func (x *KernelBackendList) String() string {
 func (*KernelBackendList) ProtoMessage() {}
 
 func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3486,7 +3742,7 @@ func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackendList.ProtoReflect.Descriptor instead.
 func (*KernelBackendList) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *KernelBackendList) GetFront() uint32 {
@@ -3532,7 +3788,7 @@ type KernelBackend struct {
 
 func (x *KernelBackend) Reset() {
 	*x = KernelBackend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3544,7 +3800,7 @@ func (x *KernelBackend) String() string {
 func (*KernelBackend) ProtoMessage() {}
 
 func (x *KernelBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3557,7 +3813,7 @@ func (x *KernelBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackend.ProtoReflect.Descriptor instead.
 func (*KernelBackend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *KernelBackend) GetAddress() string {
@@ -3602,7 +3858,7 @@ type NodeProbes struct {
 
 func (x *NodeProbes) Reset() {
 	*x = NodeProbes{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3614,7 +3870,7 @@ func (x *NodeProbes) String() string {
 func (*NodeProbes) ProtoMessage() {}
 
 func (x *NodeProbes) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3627,7 +3883,7 @@ func (x *NodeProbes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeProbes.ProtoReflect.Descriptor instead.
 func (*NodeProbes) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *NodeProbes) GetNodes() uint32 {
@@ -3706,7 +3962,7 @@ type NodePath struct {
 
 func (x *NodePath) Reset() {
 	*x = NodePath{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3718,7 +3974,7 @@ func (x *NodePath) String() string {
 func (*NodePath) ProtoMessage() {}
 
 func (x *NodePath) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3731,7 +3987,7 @@ func (x *NodePath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodePath.ProtoReflect.Descriptor instead.
 func (*NodePath) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *NodePath) GetNode() string {
@@ -3850,7 +4106,7 @@ type IdentityStream struct {
 
 func (x *IdentityStream) Reset() {
 	*x = IdentityStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3862,7 +4118,7 @@ func (x *IdentityStream) String() string {
 func (*IdentityStream) ProtoMessage() {}
 
 func (x *IdentityStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3875,7 +4131,7 @@ func (x *IdentityStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityStream.ProtoReflect.Descriptor instead.
 func (*IdentityStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *IdentityStream) GetComplete() bool {
@@ -3934,7 +4190,7 @@ type ClusterStream struct {
 
 func (x *ClusterStream) Reset() {
 	*x = ClusterStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3946,7 +4202,7 @@ func (x *ClusterStream) String() string {
 func (*ClusterStream) ProtoMessage() {}
 
 func (x *ClusterStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3959,7 +4215,7 @@ func (x *ClusterStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStream.ProtoReflect.Descriptor instead.
 func (*ClusterStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ClusterStream) GetComplete() bool {
@@ -4035,7 +4291,7 @@ type MapUsage struct {
 
 func (x *MapUsage) Reset() {
 	*x = MapUsage{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4047,7 +4303,7 @@ func (x *MapUsage) String() string {
 func (*MapUsage) ProtoMessage() {}
 
 func (x *MapUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4060,7 +4316,7 @@ func (x *MapUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapUsage.ProtoReflect.Descriptor instead.
 func (*MapUsage) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *MapUsage) GetName() string {
@@ -4113,7 +4369,7 @@ type ConnectionCounts struct {
 
 func (x *ConnectionCounts) Reset() {
 	*x = ConnectionCounts{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4125,7 +4381,7 @@ func (x *ConnectionCounts) String() string {
 func (*ConnectionCounts) ProtoMessage() {}
 
 func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4138,7 +4394,7 @@ func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectionCounts.ProtoReflect.Descriptor instead.
 func (*ConnectionCounts) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ConnectionCounts) GetLive() uint64 {
@@ -4196,7 +4452,7 @@ type EndpointStateCount struct {
 
 func (x *EndpointStateCount) Reset() {
 	*x = EndpointStateCount{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4208,7 +4464,7 @@ func (x *EndpointStateCount) String() string {
 func (*EndpointStateCount) ProtoMessage() {}
 
 func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4221,7 +4477,7 @@ func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointStateCount.ProtoReflect.Descriptor instead.
 func (*EndpointStateCount) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *EndpointStateCount) GetState() EndpointState {
@@ -4257,7 +4513,7 @@ type PacketCounter struct {
 
 func (x *PacketCounter) Reset() {
 	*x = PacketCounter{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4269,7 +4525,7 @@ func (x *PacketCounter) String() string {
 func (*PacketCounter) ProtoMessage() {}
 
 func (x *PacketCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4282,7 +4538,7 @@ func (x *PacketCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketCounter.ProtoReflect.Descriptor instead.
 func (*PacketCounter) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PacketCounter) GetReason() Reason {
@@ -4335,7 +4591,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4347,7 +4603,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4360,7 +4616,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Dependency) GetName() string {
@@ -4395,7 +4651,7 @@ type AuditMapsRequest struct {
 
 func (x *AuditMapsRequest) Reset() {
 	*x = AuditMapsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4407,7 +4663,7 @@ func (x *AuditMapsRequest) String() string {
 func (*AuditMapsRequest) ProtoMessage() {}
 
 func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4420,7 +4676,7 @@ func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsRequest.ProtoReflect.Descriptor instead.
 func (*AuditMapsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{45}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *AuditMapsRequest) GetRepair() bool {
@@ -4445,7 +4701,7 @@ type AuditMapsResponse struct {
 
 func (x *AuditMapsResponse) Reset() {
 	*x = AuditMapsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4457,7 +4713,7 @@ func (x *AuditMapsResponse) String() string {
 func (*AuditMapsResponse) ProtoMessage() {}
 
 func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4470,7 +4726,7 @@ func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsResponse.ProtoReflect.Descriptor instead.
 func (*AuditMapsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{46}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *AuditMapsResponse) GetDifference() *Difference {
@@ -4507,7 +4763,7 @@ type DumpMapRequest struct {
 
 func (x *DumpMapRequest) Reset() {
 	*x = DumpMapRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4519,7 +4775,7 @@ func (x *DumpMapRequest) String() string {
 func (*DumpMapRequest) ProtoMessage() {}
 
 func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4532,7 +4788,7 @@ func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapRequest.ProtoReflect.Descriptor instead.
 func (*DumpMapRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{47}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DumpMapRequest) GetName() string {
@@ -4565,7 +4821,7 @@ type DumpMapResponse struct {
 
 func (x *DumpMapResponse) Reset() {
 	*x = DumpMapResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4577,7 +4833,7 @@ func (x *DumpMapResponse) String() string {
 func (*DumpMapResponse) ProtoMessage() {}
 
 func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4590,7 +4846,7 @@ func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapResponse.ProtoReflect.Descriptor instead.
 func (*DumpMapResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{48}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DumpMapResponse) GetKey() string {
@@ -4618,7 +4874,7 @@ var File_sluice_datapath_v1_datapath_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\xa8\b\n" +
+	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\xa8\b\n" +
 	"\bEndpoint\x12/\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x16\n" +
 	"\x04slot\x18\x02 \x01(\rB\x02\x18\x01R\x04slot\x127\n" +
@@ -4652,14 +4908,15 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolB\r\xbaH\n" +
 	"\x82\x01\a\x18\x06\x18\x11\x18\x84\x01R\bprotocol\x12'\n" +
 	"\ahost_ip\x18\x04 \x01(\tB\x0e\xbaH\v\xd8\x01\x01r\x06\xba\x01\x01%p\x01R\x06hostIp:\x8b\x01\xbaH\x87\x01\x1a\x84\x01\n" +
-	"\x0esctp_same_port\x123host_port and container_port must be equal for SCTP\x1a=this.protocol != 132 || this.host_port == this.container_port\"\xba\x01\n" +
+	"\x0esctp_same_port\x123host_port and container_port must be equal for SCTP\x1a=this.protocol != 132 || this.host_port == this.container_port\"\x82\x02\n" +
 	"\x0eEndpointPolicy\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12!\n" +
 	"\fegress_table\x18\x02 \x01(\rR\vegressTable\x12#\n" +
 	"\ringress_table\x18\x03 \x01(\rR\fingressTable\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x18\n" +
 	"\arefusal\x18\x05 \x01(\tR\arefusal\x12\x14\n" +
-	"\x05audit\x18\x06 \x01(\bR\x05audit\"G\n" +
+	"\x05audit\x18\x06 \x01(\bR\x05audit\x12F\n" +
+	"\x11audit_expire_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x0fauditExpireTime\"G\n" +
 	"\tInterface\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
@@ -4707,7 +4964,23 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\runless_in_use\x18\x03 \x01(\bR\vunlessInUse\"l\n" +
 	"\x16DeleteEndpointResponse\x12\x18\n" +
 	"\aexisted\x18\x01 \x01(\bR\aexisted\x128\n" +
-	"\bendpoint\x18\x02 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"\xb8\x01\n" +
+	"\bendpoint\x18\x02 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"\x81\x02\n" +
+	"\x13SetAuditModeRequest\x121\n" +
+	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerH\x00R\x05owner\x12\x1d\n" +
+	"\x04node\x18\x02 \x01(\bB\a\xbaH\x04j\x02\b\x01H\x00R\x04node\x12\x18\n" +
+	"\aenabled\x18\x03 \x01(\bR\aenabled\x12H\n" +
+	"\bduration\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\x11\xbaH\x0e\xaa\x01\v\"\x05\b\x80\x9a\x9e\x012\x02\b\x01R\bduration\x12#\n" +
+	"\rvalidate_only\x18\x05 \x01(\bR\fvalidateOnlyB\x0f\n" +
+	"\x06target\x12\x05\xbaH\x02\b\x01\"\x83\x01\n" +
+	"\x14SetAuditModeResponse\x121\n" +
+	"\x04mode\x18\x01 \x01(\v2\x1d.sluice.datapath.v1.AuditModeR\x04mode\x128\n" +
+	"\bendpoint\x18\x02 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"\x98\x01\n" +
+	"\tAuditMode\x12\x1e\n" +
+	"\n" +
+	"configured\x18\x01 \x01(\bR\n" +
+	"configured\x12D\n" +
+	"\x10node_expire_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x0enodeExpireTime\x12%\n" +
+	"\x0eendpoint_count\x18\x03 \x01(\rR\rendpointCount\"\xb8\x01\n" +
 	"\x14CheckEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x125\n" +
 	"\x11network_namespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xff\x1fR\x10networkNamespace\x120\n" +
@@ -4753,8 +5026,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\rvalidate_only\x18\x05 \x01(\bR\fvalidateOnly\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
-	"\x10GetStatusRequest\"\xe6\n" +
-	"\n" +
+	"\x10GetStatusRequest\"\xa4\v\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\x17 \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1b\n" +
 	"\tadd_ready\x18\x03 \x01(\bR\baddReady\x12?\n" +
@@ -4784,7 +5056,9 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x11add_unready_since\x18) \x01(\v2\x1a.google.protobuf.TimestampR\x0faddUnreadySince\x12?\n" +
 	"\vnode_probes\x18* \x01(\v2\x1e.sluice.datapath.v1.NodeProbesR\n" +
 	"nodeProbes\x12K\n" +
-	"\x0ffrontend_stream\x18+ \x01(\v2\".sluice.datapath.v1.FrontendStreamR\x0efrontendStreamJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
+	"\x0ffrontend_stream\x18+ \x01(\v2\".sluice.datapath.v1.FrontendStreamR\x0efrontendStream\x12<\n" +
+	"\n" +
+	"audit_mode\x182 \x01(\v2\x1d.sluice.datapath.v1.AuditModeR\tauditModeJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
 	"start_timeR\bproblems\"\xd4\x02\n" +
 	"\x0eFrontendStream\x12\x1a\n" +
 	"\bcomplete\x18\x01 \x01(\bR\bcomplete\x12\x14\n" +
@@ -4920,7 +5194,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"!ENDPOINT_STATE_WAITING_FOR_POLICY\x10\x03\x12\x18\n" +
 	"\x14ENDPOINT_STATE_READY\x10\x04\x12 \n" +
 	"\x1cENDPOINT_STATE_DISCONNECTING\x10\x05\x12\x1a\n" +
-	"\x16ENDPOINT_STATE_DAMAGED\x10\x06*\x91\a\n" +
+	"\x16ENDPOINT_STATE_DAMAGED\x10\x06*\xb4\a\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12 \n" +
@@ -4947,7 +5221,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"#ERROR_REASON_LABELS_FROM_KUBERNETES\x10\x15\x12#\n" +
 	"\x1fERROR_REASON_LOAD_BALANCING_OFF\x10\x16\x12!\n" +
 	"\x1dERROR_REASON_HOST_PORT_IN_USE\x10\x17\x12 \n" +
-	"\x1cERROR_REASON_ENDPOINT_IN_USE\x10\x18*\xd8\x02\n" +
+	"\x1cERROR_REASON_ENDPOINT_IN_USE\x10\x18\x12!\n" +
+	"\x1dERROR_REASON_POLICY_MODE_NONE\x10\x19*\xd8\x02\n" +
 	"\n" +
 	"TargetKind\x12\x1b\n" +
 	"\x17TARGET_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
@@ -5045,12 +5320,12 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x17POLICY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10POLICY_MODE_NONE\x10\x01\x12\x18\n" +
 	"\x14POLICY_MODE_REQUIRED\x10\x02\x12\x14\n" +
-	"\x10POLICY_MODE_INIT\x10\x032\xcc\n" +
-	"\n" +
+	"\x10POLICY_MODE_INIT\x10\x032\xaf\v\n" +
 	"\x0fDatapathService\x12g\n" +
 	"\x0eCreateEndpoint\x12).sluice.datapath.v1.CreateEndpointRequest\x1a*.sluice.datapath.v1.CreateEndpointResponse\x12g\n" +
 	"\x0eUpdateEndpoint\x12).sluice.datapath.v1.UpdateEndpointRequest\x1a*.sluice.datapath.v1.UpdateEndpointResponse\x12g\n" +
-	"\x0eDeleteEndpoint\x12).sluice.datapath.v1.DeleteEndpointRequest\x1a*.sluice.datapath.v1.DeleteEndpointResponse\x12d\n" +
+	"\x0eDeleteEndpoint\x12).sluice.datapath.v1.DeleteEndpointRequest\x1a*.sluice.datapath.v1.DeleteEndpointResponse\x12a\n" +
+	"\fSetAuditMode\x12'.sluice.datapath.v1.SetAuditModeRequest\x1a(.sluice.datapath.v1.SetAuditModeResponse\x12d\n" +
 	"\rCheckEndpoint\x12(.sluice.datapath.v1.CheckEndpointRequest\x1a).sluice.datapath.v1.CheckEndpointResponse\x12^\n" +
 	"\vGetEndpoint\x12&.sluice.datapath.v1.GetEndpointRequest\x1a'.sluice.datapath.v1.GetEndpointResponse\x12f\n" +
 	"\rListEndpoints\x12(.sluice.datapath.v1.ListEndpointsRequest\x1a).sluice.datapath.v1.ListEndpointsResponse0\x01\x12i\n" +
@@ -5076,7 +5351,7 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),                     // 0: sluice.datapath.v1.EndpointState
 	(ErrorReason)(0),                       // 1: sluice.datapath.v1.ErrorReason
@@ -5097,151 +5372,164 @@ var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(*UpdateEndpointResponse)(nil),         // 16: sluice.datapath.v1.UpdateEndpointResponse
 	(*DeleteEndpointRequest)(nil),          // 17: sluice.datapath.v1.DeleteEndpointRequest
 	(*DeleteEndpointResponse)(nil),         // 18: sluice.datapath.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),           // 19: sluice.datapath.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),          // 20: sluice.datapath.v1.CheckEndpointResponse
-	(*Difference)(nil),                     // 21: sluice.datapath.v1.Difference
-	(*DifferenceTarget)(nil),               // 22: sluice.datapath.v1.DifferenceTarget
-	(*GetEndpointRequest)(nil),             // 23: sluice.datapath.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),            // 24: sluice.datapath.v1.GetEndpointResponse
-	(*ListEndpointsRequest)(nil),           // 25: sluice.datapath.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),          // 26: sluice.datapath.v1.ListEndpointsResponse
-	(*WatchEndpointsRequest)(nil),          // 27: sluice.datapath.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),         // 28: sluice.datapath.v1.WatchEndpointsResponse
-	(*Bookmark)(nil),                       // 29: sluice.datapath.v1.Bookmark
-	(*ReclaimEndpointsRequest)(nil),        // 30: sluice.datapath.v1.ReclaimEndpointsRequest
-	(*ReclaimEndpointsResponse)(nil),       // 31: sluice.datapath.v1.ReclaimEndpointsResponse
-	(*GetStatusRequest)(nil),               // 32: sluice.datapath.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),              // 33: sluice.datapath.v1.GetStatusResponse
-	(*FrontendStream)(nil),                 // 34: sluice.datapath.v1.FrontendStream
-	(*ListFrontendsRequest)(nil),           // 35: sluice.datapath.v1.ListFrontendsRequest
-	(*ListFrontendsResponse)(nil),          // 36: sluice.datapath.v1.ListFrontendsResponse
-	(*ListBackendConnectionsRequest)(nil),  // 37: sluice.datapath.v1.ListBackendConnectionsRequest
-	(*ListBackendConnectionsResponse)(nil), // 38: sluice.datapath.v1.ListBackendConnectionsResponse
-	(*BackendConnections)(nil),             // 39: sluice.datapath.v1.BackendConnections
-	(*KernelFrontend)(nil),                 // 40: sluice.datapath.v1.KernelFrontend
-	(*KernelBackendList)(nil),              // 41: sluice.datapath.v1.KernelBackendList
-	(*KernelBackend)(nil),                  // 42: sluice.datapath.v1.KernelBackend
-	(*NodeProbes)(nil),                     // 43: sluice.datapath.v1.NodeProbes
-	(*NodePath)(nil),                       // 44: sluice.datapath.v1.NodePath
-	(*IdentityStream)(nil),                 // 45: sluice.datapath.v1.IdentityStream
-	(*ClusterStream)(nil),                  // 46: sluice.datapath.v1.ClusterStream
-	(*MapUsage)(nil),                       // 47: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),               // 48: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),             // 49: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),                  // 50: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),                     // 51: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),               // 52: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),              // 53: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),                 // 54: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),                // 55: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                       // 56: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                       // 57: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),                   // 58: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),          // 59: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),                // 60: sluice.workload.v1.PodReference
-	(v11.Protocol)(0),                      // 61: sluice.net.v1.Protocol
-	(*v12.ServiceStatus)(nil),              // 62: sluice.status.v1.ServiceStatus
-	(v11.Direction)(0),                     // 63: sluice.net.v1.Direction
+	(*SetAuditModeRequest)(nil),            // 19: sluice.datapath.v1.SetAuditModeRequest
+	(*SetAuditModeResponse)(nil),           // 20: sluice.datapath.v1.SetAuditModeResponse
+	(*AuditMode)(nil),                      // 21: sluice.datapath.v1.AuditMode
+	(*CheckEndpointRequest)(nil),           // 22: sluice.datapath.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),          // 23: sluice.datapath.v1.CheckEndpointResponse
+	(*Difference)(nil),                     // 24: sluice.datapath.v1.Difference
+	(*DifferenceTarget)(nil),               // 25: sluice.datapath.v1.DifferenceTarget
+	(*GetEndpointRequest)(nil),             // 26: sluice.datapath.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),            // 27: sluice.datapath.v1.GetEndpointResponse
+	(*ListEndpointsRequest)(nil),           // 28: sluice.datapath.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),          // 29: sluice.datapath.v1.ListEndpointsResponse
+	(*WatchEndpointsRequest)(nil),          // 30: sluice.datapath.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),         // 31: sluice.datapath.v1.WatchEndpointsResponse
+	(*Bookmark)(nil),                       // 32: sluice.datapath.v1.Bookmark
+	(*ReclaimEndpointsRequest)(nil),        // 33: sluice.datapath.v1.ReclaimEndpointsRequest
+	(*ReclaimEndpointsResponse)(nil),       // 34: sluice.datapath.v1.ReclaimEndpointsResponse
+	(*GetStatusRequest)(nil),               // 35: sluice.datapath.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),              // 36: sluice.datapath.v1.GetStatusResponse
+	(*FrontendStream)(nil),                 // 37: sluice.datapath.v1.FrontendStream
+	(*ListFrontendsRequest)(nil),           // 38: sluice.datapath.v1.ListFrontendsRequest
+	(*ListFrontendsResponse)(nil),          // 39: sluice.datapath.v1.ListFrontendsResponse
+	(*ListBackendConnectionsRequest)(nil),  // 40: sluice.datapath.v1.ListBackendConnectionsRequest
+	(*ListBackendConnectionsResponse)(nil), // 41: sluice.datapath.v1.ListBackendConnectionsResponse
+	(*BackendConnections)(nil),             // 42: sluice.datapath.v1.BackendConnections
+	(*KernelFrontend)(nil),                 // 43: sluice.datapath.v1.KernelFrontend
+	(*KernelBackendList)(nil),              // 44: sluice.datapath.v1.KernelBackendList
+	(*KernelBackend)(nil),                  // 45: sluice.datapath.v1.KernelBackend
+	(*NodeProbes)(nil),                     // 46: sluice.datapath.v1.NodeProbes
+	(*NodePath)(nil),                       // 47: sluice.datapath.v1.NodePath
+	(*IdentityStream)(nil),                 // 48: sluice.datapath.v1.IdentityStream
+	(*ClusterStream)(nil),                  // 49: sluice.datapath.v1.ClusterStream
+	(*MapUsage)(nil),                       // 50: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),               // 51: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),             // 52: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),                  // 53: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),                     // 54: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),               // 55: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),              // 56: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),                 // 57: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),                // 58: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                       // 59: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                       // 60: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),                   // 61: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),          // 62: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),                // 63: sluice.workload.v1.PodReference
+	(v11.Protocol)(0),                      // 64: sluice.net.v1.Protocol
+	(*durationpb.Duration)(nil),            // 65: google.protobuf.Duration
+	(*v12.ServiceStatus)(nil),              // 66: sluice.status.v1.ServiceStatus
+	(v11.Direction)(0),                     // 67: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	56, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	59, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	57, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	60, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
 	10, // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
 	10, // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	58, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	59, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	61, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	62, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
 	9,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	60, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	57, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
+	63, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	60, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
 	8,  // 10: sluice.datapath.v1.Endpoint.port_mappings:type_name -> sluice.datapath.v1.PortMapping
-	61, // 11: sluice.datapath.v1.PortMapping.protocol:type_name -> sluice.net.v1.Protocol
-	56, // 12: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	59, // 13: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	57, // 14: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	58, // 15: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	60, // 16: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
-	8,  // 17: sluice.datapath.v1.CreateEndpointRequest.port_mappings:type_name -> sluice.datapath.v1.PortMapping
-	7,  // 18: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	57, // 19: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
-	58, // 20: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
-	56, // 21: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	13, // 22: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
-	14, // 23: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
-	7,  // 24: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	56, // 25: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	7,  // 26: sluice.datapath.v1.DeleteEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	56, // 27: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	21, // 28: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
-	22, // 29: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
-	2,  // 30: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
-	56, // 31: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	7,  // 32: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	7,  // 33: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	7,  // 34: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	56, // 35: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	29, // 36: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	56, // 37: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	56, // 38: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	62, // 39: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	6,  // 40: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
-	49, // 41: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	50, // 42: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	51, // 43: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	47, // 44: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	48, // 45: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	46, // 46: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
-	45, // 47: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
-	59, // 48: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
-	43, // 49: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
-	34, // 50: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
-	40, // 51: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
-	39, // 52: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
-	61, // 53: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
-	61, // 54: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
-	41, // 55: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
-	41, // 56: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
-	3,  // 57: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
-	42, // 58: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
-	44, // 59: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
-	4,  // 60: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
-	59, // 61: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
-	59, // 62: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
-	0,  // 63: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	5,  // 64: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
-	63, // 65: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	21, // 66: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	11, // 67: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	15, // 68: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
-	17, // 69: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	19, // 70: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	23, // 71: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	25, // 72: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	27, // 73: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	30, // 74: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	32, // 75: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	52, // 76: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	54, // 77: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	35, // 78: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
-	37, // 79: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
-	12, // 80: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	16, // 81: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
-	18, // 82: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	20, // 83: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	24, // 84: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	26, // 85: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	28, // 86: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	31, // 87: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	33, // 88: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	53, // 89: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	55, // 90: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	36, // 91: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
-	38, // 92: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
-	80, // [80:93] is the sub-list for method output_type
-	67, // [67:80] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	64, // 11: sluice.datapath.v1.PortMapping.protocol:type_name -> sluice.net.v1.Protocol
+	62, // 12: sluice.datapath.v1.EndpointPolicy.audit_expire_time:type_name -> google.protobuf.Timestamp
+	59, // 13: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	62, // 14: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	60, // 15: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	61, // 16: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	63, // 17: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	8,  // 18: sluice.datapath.v1.CreateEndpointRequest.port_mappings:type_name -> sluice.datapath.v1.PortMapping
+	7,  // 19: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	60, // 20: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
+	61, // 21: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
+	59, // 22: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	13, // 23: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
+	14, // 24: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
+	7,  // 25: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	59, // 26: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	7,  // 27: sluice.datapath.v1.DeleteEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	59, // 28: sluice.datapath.v1.SetAuditModeRequest.owner:type_name -> sluice.workload.v1.Owner
+	65, // 29: sluice.datapath.v1.SetAuditModeRequest.duration:type_name -> google.protobuf.Duration
+	21, // 30: sluice.datapath.v1.SetAuditModeResponse.mode:type_name -> sluice.datapath.v1.AuditMode
+	7,  // 31: sluice.datapath.v1.SetAuditModeResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	62, // 32: sluice.datapath.v1.AuditMode.node_expire_time:type_name -> google.protobuf.Timestamp
+	59, // 33: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	24, // 34: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
+	25, // 35: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
+	2,  // 36: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
+	59, // 37: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	7,  // 38: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	7,  // 39: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	7,  // 40: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
+	59, // 41: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	32, // 42: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
+	59, // 43: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	59, // 44: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	66, // 45: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	6,  // 46: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
+	52, // 47: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	53, // 48: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	54, // 49: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	50, // 50: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	51, // 51: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	49, // 52: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
+	48, // 53: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
+	62, // 54: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
+	46, // 55: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
+	37, // 56: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
+	21, // 57: sluice.datapath.v1.GetStatusResponse.audit_mode:type_name -> sluice.datapath.v1.AuditMode
+	43, // 58: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
+	42, // 59: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
+	64, // 60: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
+	64, // 61: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
+	44, // 62: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
+	44, // 63: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
+	3,  // 64: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
+	45, // 65: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
+	47, // 66: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
+	4,  // 67: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
+	62, // 68: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
+	62, // 69: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
+	0,  // 70: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	5,  // 71: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	67, // 72: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	24, // 73: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	11, // 74: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	15, // 75: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
+	17, // 76: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	19, // 77: sluice.datapath.v1.DatapathService.SetAuditMode:input_type -> sluice.datapath.v1.SetAuditModeRequest
+	22, // 78: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	26, // 79: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	28, // 80: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	30, // 81: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	33, // 82: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	35, // 83: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	55, // 84: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	57, // 85: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	38, // 86: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
+	40, // 87: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
+	12, // 88: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	16, // 89: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
+	18, // 90: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	20, // 91: sluice.datapath.v1.DatapathService.SetAuditMode:output_type -> sluice.datapath.v1.SetAuditModeResponse
+	23, // 92: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	27, // 93: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	29, // 94: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	31, // 95: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	34, // 96: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	36, // 97: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	56, // 98: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	58, // 99: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	39, // 100: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
+	41, // 101: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
+	88, // [88:102] is the sub-list for method output_type
+	74, // [74:88] is the sub-list for method input_type
+	74, // [74:74] is the sub-list for extension type_name
+	74, // [74:74] is the sub-list for extension extendee
+	0,  // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -5249,7 +5537,11 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 	if File_sluice_datapath_v1_datapath_proto != nil {
 		return
 	}
-	file_sluice_datapath_v1_datapath_proto_msgTypes[21].OneofWrappers = []any{
+	file_sluice_datapath_v1_datapath_proto_msgTypes[12].OneofWrappers = []any{
+		(*SetAuditModeRequest_Owner)(nil),
+		(*SetAuditModeRequest_Node)(nil),
+	}
+	file_sluice_datapath_v1_datapath_proto_msgTypes[24].OneofWrappers = []any{
 		(*WatchEndpointsResponse_Upsert)(nil),
 		(*WatchEndpointsResponse_Delete)(nil),
 		(*WatchEndpointsResponse_Bookmark)(nil),
@@ -5260,7 +5552,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   49,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

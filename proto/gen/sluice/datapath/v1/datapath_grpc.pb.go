@@ -28,6 +28,7 @@ const (
 	DatapathService_CreateEndpoint_FullMethodName         = "/sluice.datapath.v1.DatapathService/CreateEndpoint"
 	DatapathService_UpdateEndpoint_FullMethodName         = "/sluice.datapath.v1.DatapathService/UpdateEndpoint"
 	DatapathService_DeleteEndpoint_FullMethodName         = "/sluice.datapath.v1.DatapathService/DeleteEndpoint"
+	DatapathService_SetAuditMode_FullMethodName           = "/sluice.datapath.v1.DatapathService/SetAuditMode"
 	DatapathService_CheckEndpoint_FullMethodName          = "/sluice.datapath.v1.DatapathService/CheckEndpoint"
 	DatapathService_GetEndpoint_FullMethodName            = "/sluice.datapath.v1.DatapathService/GetEndpoint"
 	DatapathService_ListEndpoints_FullMethodName          = "/sluice.datapath.v1.DatapathService/ListEndpoints"
@@ -99,6 +100,22 @@ type DatapathServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	DeleteEndpoint(ctx context.Context, in *DeleteEndpointRequest, opts ...grpc.CallOption) (*DeleteEndpointResponse, error)
+	// SetAuditMode has an endpoint, or every endpoint of the node, be in audit mode for a
+	// time, or ends that: packets that their policies deny are forwarded and reported with
+	// the verdict VERDICT_AUDITED. What is not policy is dropped as before: spoofed
+	// addresses, corrupt tables, what is for an endpoint that is being deleted. The mode
+	// ends by itself and outlives restarts of the datapath; while that does not run, it
+	// does not end. An endpoint that is deleted takes it along. The call answers when the
+	// kernel enforces it; connections that audit mode alone has let pass are terminated
+	// when it ends. To repeat it begins a new time.
+	//
+	// NOT_FOUND: the owner has no endpoint that is published. FAILED_PRECONDITION: no
+	// policies are enforced, because policy.mode is none. UNAVAILABLE: the state could
+	// not be written; the message says what is in force.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	SetAuditMode(ctx context.Context, in *SetAuditModeRequest, opts ...grpc.CallOption) (*SetAuditModeResponse, error)
 	// CheckEndpoint compares an endpoint with the kernel, as CNI CHECK wants:
 	// devices, addresses, routes, neighbours, programs and map entries. It
 	// changes nothing. NOT_FOUND: no such endpoint.
@@ -195,6 +212,16 @@ func (c *datapathServiceClient) DeleteEndpoint(ctx context.Context, in *DeleteEn
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteEndpointResponse)
 	err := c.cc.Invoke(ctx, DatapathService_DeleteEndpoint_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *datapathServiceClient) SetAuditMode(ctx context.Context, in *SetAuditModeRequest, opts ...grpc.CallOption) (*SetAuditModeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetAuditModeResponse)
+	err := c.cc.Invoke(ctx, DatapathService_SetAuditMode_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -414,6 +441,22 @@ type DatapathServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	DeleteEndpoint(context.Context, *DeleteEndpointRequest) (*DeleteEndpointResponse, error)
+	// SetAuditMode has an endpoint, or every endpoint of the node, be in audit mode for a
+	// time, or ends that: packets that their policies deny are forwarded and reported with
+	// the verdict VERDICT_AUDITED. What is not policy is dropped as before: spoofed
+	// addresses, corrupt tables, what is for an endpoint that is being deleted. The mode
+	// ends by itself and outlives restarts of the datapath; while that does not run, it
+	// does not end. An endpoint that is deleted takes it along. The call answers when the
+	// kernel enforces it; connections that audit mode alone has let pass are terminated
+	// when it ends. To repeat it begins a new time.
+	//
+	// NOT_FOUND: the owner has no endpoint that is published. FAILED_PRECONDITION: no
+	// policies are enforced, because policy.mode is none. UNAVAILABLE: the state could
+	// not be written; the message says what is in force.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	SetAuditMode(context.Context, *SetAuditModeRequest) (*SetAuditModeResponse, error)
 	// CheckEndpoint compares an endpoint with the kernel, as CNI CHECK wants:
 	// devices, addresses, routes, neighbours, programs and map entries. It
 	// changes nothing. NOT_FOUND: no such endpoint.
@@ -494,6 +537,9 @@ func (UnimplementedDatapathServiceServer) UpdateEndpoint(context.Context, *Updat
 }
 func (UnimplementedDatapathServiceServer) DeleteEndpoint(context.Context, *DeleteEndpointRequest) (*DeleteEndpointResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteEndpoint not implemented")
+}
+func (UnimplementedDatapathServiceServer) SetAuditMode(context.Context, *SetAuditModeRequest) (*SetAuditModeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetAuditMode not implemented")
 }
 func (UnimplementedDatapathServiceServer) CheckEndpoint(context.Context, *CheckEndpointRequest) (*CheckEndpointResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CheckEndpoint not implemented")
@@ -596,6 +642,24 @@ func _DatapathService_DeleteEndpoint_Handler(srv interface{}, ctx context.Contex
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(DatapathServiceServer).DeleteEndpoint(ctx, req.(*DeleteEndpointRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _DatapathService_SetAuditMode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetAuditModeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DatapathServiceServer).SetAuditMode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DatapathService_SetAuditMode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DatapathServiceServer).SetAuditMode(ctx, req.(*SetAuditModeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -756,6 +820,10 @@ var DatapathService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteEndpoint",
 			Handler:    _DatapathService_DeleteEndpoint_Handler,
+		},
+		{
+			MethodName: "SetAuditMode",
+			Handler:    _DatapathService_SetAuditMode_Handler,
 		},
 		{
 			MethodName: "CheckEndpoint",

@@ -51,19 +51,21 @@ func (ct *Connections) List(ctx context.Context, f Filter, visit func(*Connectio
 // converted as the programs do; flags that only packets can tell are missing.
 func (ct *Connections) eachPrevious(f Filter, visit func([]Connection) error) error {
 	if m := ct.pins.Previous(bpf.MapsMapSlPrev4); m != nil && !f.Without[0] {
-		if err := eachOlder(ct, m, func(k *bpf.MapsSlCtKey4, flags uint32) Tuple { return Tuple4(k, flags) }, visit); err != nil {
+		if err := eachOlder(ct, m, Tuple4, visit); err != nil {
 			return err
 		}
 	}
 	if m := ct.pins.Previous(bpf.MapsMapSlPrev6); m != nil && !f.Without[1] {
-		return eachOlder(ct, m, func(k *bpf.MapsSlCtKey6, flags uint32) Tuple { return Tuple6(k, flags) }, visit)
+		return eachOlder(ct, m, Tuple6, visit)
 	}
 	return nil
 }
 
 // eachOlder reads a map of the version before by batches, and visits each without a
 // lock.
-func eachOlder[K any](ct *Connections, m *ebpf.Map, tuple func(*K, uint32) Tuple, visit func([]Connection) error) error {
+func eachOlder[K any](
+	ct *Connections, m *ebpf.Map, tuple func(*K, uint32) Tuple, visit func([]Connection) error,
+) error {
 	keys, values := make([]K, pin.BatchSize), make([]bpf.MapsSlCtPrev, pin.BatchSize)
 	cs := make([]Connection, 0, pin.BatchSize)
 	var cursor ebpf.MapBatchCursor

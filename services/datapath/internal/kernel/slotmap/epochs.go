@@ -4,9 +4,12 @@
 package slotmap
 
 import (
+	"context"
+	"errors"
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
@@ -47,35 +50,81 @@ func (eps *Maps) bumpEpoch(s Slot) {
 func (eps *Maps) policyAt(s Slot) Policy { return policyOf(atomic.LoadUint64(eps.word(s))) }
 
 // AuditBit is SL_EP_AUDIT, in the byte behind mtu and deliver; a test compares it
-// with the header.
-const AuditBit = 1
+// with the header. endingBit says that audit mode was switched off, and that what it has
+// let pass may still have a verdict; no program reads it.
+const (
+	AuditBit  = 1
+	endingBit = 0x80
+)
 
 // flagsWord is the 32-bit word whose last byte the flags are.
 func (eps *Maps) flagsWord(s Slot) *uint32 {
 	return pin.Word32(eps.mem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Mtu)))
 }
 
-// SetAudit switches audit mode for an endpoint: what its policy denies passes
-// and is reported. What has begun meanwhile is evaluated again.
-func (eps *Maps) SetAudit(s Slot, on bool) error {
+// SetAudit switches audit mode for endpoints: what their policies deny passes and is
+// reported. Slots that nobody has are left alone.
+//
+// What began while it was on is evaluated again when it is off: the epochs are bumped
+// when no program runs that may still think that it is on. A process that is killed in
+// between leaves a mark, by which the next call for the endpoint does the same.
+func (eps *Maps) SetAudit(ctx context.Context, on bool, slots ...Slot) error {
+	if len(slots) == 0 {
+		return nil
+	}
+	var changed []Slot
+	if err := eps.change(slots, func(s Slot) {
+		w := eps.flagsWord(s)
+		was := atomic.LoadUint32(w)
+		const audit, ending = AuditBit << 24, endingBit << 24
+		now := was | audit
+		if !on {
+			now = was &^ audit
+			if was&audit != 0 {
+				now |= ending
+			}
+		}
+		atomic.StoreUint32(w, now)
+		if now != was || !on && now&ending != 0 {
+			changed = append(changed, s)
+		}
+	}); err != nil || len(changed) == 0 {
+		return err
+	}
+	if err := faultAuditFlag.Hit(ctx); err != nil {
+		return err
+	}
+	if !on {
+		if err := pin.GracePeriod(ctx); err != nil {
+			return err
+		}
+	}
+	return eps.change(changed, func(s Slot) {
+		eps.bumpEpoch(s)
+		if !on {
+			atomic.AndUint32(eps.flagsWord(s), ^uint32(endingBit<<24))
+		}
+	})
+}
+
+// faultAuditFlag is between the flags and the epochs of a change of audit mode.
+var faultAuditFlag = fault.Register("datapath/audit-mode/flag")
+
+// change runs f for the slots that endpoints have.
+func (eps *Maps) change(slots []Slot, f func(Slot)) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err
 	}
 	defer eps.gate.Unlock()
-	if err := eps.mustLead(s); err != nil {
-		return err
+	for _, s := range slots {
+		switch err := eps.mustLead(s); {
+		case errors.Is(err, ErrNotFound):
+		case err != nil:
+			return err
+		default:
+			f(s)
+		}
 	}
-	w := eps.flagsWord(s)
-	was := atomic.LoadUint32(w)
-	now := was &^ (AuditBit << 24)
-	if on {
-		now |= AuditBit << 24
-	}
-	if now == was {
-		return nil
-	}
-	atomic.StoreUint32(w, now)
-	eps.bumpEpoch(s)
 	return nil
 }
 

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package policysync
+// Package unenforce takes policies out of the kernel where none is wanted any more.
+package unenforce
 
 import (
 	"errors"
 	"fmt"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// Unenforce gives every endpoint the table that allows everything and removes
+// Policies gives every endpoint the table that allows everything and removes
 // what a policy service had brought: no policy is wanted any more.
-func Unenforce(k Kernel) error {
+func Policies(k policysync.Kernel) error {
 	bindings, err := k.Bindings()
 	if err != nil {
 		return fmt.Errorf("list endpoints: %w", err)

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+)
+
+func auditModeCommand(inv *invocation.Invocation) *cobra.Command {
+	var node, validate bool
+	lasts := time.Hour
+	cmd := &cobra.Command{
+		Use:   "audit-mode CONTAINER[/INTERFACE] on|off, or --node on|off",
+		Short: "Forward and report what policies deny, for a time",
+		Long: `Have packets that the policies of a container deny be forwarded and reported, or with
+--node those of every container of the node. What is not policy is dropped as before,
+such as spoofed addresses. The mode ends by itself; it outlives a restart of the
+datapath. "sluice observe --verdict audited" shows what would have been denied.`,
+		Example: "  sluice endpoint audit-mode 5f0c on --for 10m\n  sluice endpoint audit-mode --node off",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			name := ""
+			if !node && len(a) > 0 {
+				name, a = a[0], a[1:]
+			}
+			if len(a) != 1 || a[0] != "on" && a[0] != "off" || !node && name == "" {
+				return invocation.Usagef("%s wants a container's id, or --node, and on or off", cmd.CommandPath())
+			}
+			on := a[0] == "on"
+			if !on && cmd.Flags().Changed("for") {
+				return invocation.Usagef("--for is for on")
+			}
+			if lasts < time.Second {
+				return invocation.Usagef("--for: %s is less than a second", lasts)
+			}
+			return setAuditMode(cmd.Context(), inv, name, on, lasts, validate)
+		},
+	}
+	cmd.Flags().BoolVar(&node, "node", false, "every container of the node, and those that come")
+	cmd.Flags().DurationVar(&lasts, "for", lasts, "how long it is on, at most 720h")
+	invocation.ValidateFlag(cmd, &validate, "check everything, but change nothing")
+	return cmd
+}
+
+// auditMode is what is in force after a change.
+type auditMode struct {
+	// Endpoint is nil for the node.
+	Endpoint   *endpoint  `json:"endpoint,omitempty"`
+	Configured bool       `json:"configured"`
+	NodeUntil  *time.Time `json:"nodeExpireTime,omitempty"`
+	Endpoints  uint32     `json:"auditedEndpoints"`
+}
+
+func setAuditMode(
+	ctx context.Context, inv *invocation.Invocation, name string, on bool, lasts time.Duration, validate bool,
+) error {
+	req := &datapathv1.SetAuditModeRequest{
+		Target: &datapathv1.SetAuditModeRequest_Node{Node: true}, Enabled: on, ValidateOnly: validate,
+	}
+	if on {
+		req.Duration = durationpb.New(lasts)
+	}
+	if name != "" {
+		e, err := Find(ctx, inv, name)
+		if err != nil {
+			return err
+		}
+		req.Target = &datapathv1.SetAuditModeRequest_Owner{Owner: e.GetOwner()}
+	}
+	resp, err := invocation.Ask(ctx, inv, invocation.Datapath, datapathv1.DatapathServiceClient.SetAuditMode, req)
+	if err != nil {
+		return err
+	}
+	mode := auditMode{
+		Configured: resp.GetMode().GetConfigured(), NodeUntil: output.When(resp.GetMode().GetNodeExpireTime()),
+		Endpoints: resp.GetMode().GetEndpointCount(),
+	}
+	if e := resp.GetEndpoint(); e != nil {
+		was := shown(e)
+		mode.Endpoint = &was
+	}
+	return inv.Show(mode, func(w io.Writer) {
+		if validate {
+			fmt.Fprint(w, "Nothing was changed: --validate-only. ")
+		}
+		mode.lines(w)
+	})
+}
+
+// lines say what is in force.
+func (m auditMode) lines(w io.Writer) {
+	const passes, denies = "what policies deny passes and is reported", "policies are enforced"
+	switch e := m.Endpoint; {
+	case e == nil && m.NodeUntil != nil:
+		fmt.Fprintf(w, "The node is in audit mode until %s: %s.\n", output.Moment(*m.NodeUntil), passes)
+	case e == nil:
+		fmt.Fprintf(w, "The node is not in audit mode: %s, but for what is named below.\n", denies)
+	case e.Policy == nil || !e.Policy.Audit:
+		fmt.Fprintf(w, "%s is not in audit mode: its %s.\n", output.Printable(e.Owner.String()), denies)
+	case e.Policy.AuditUntil != nil:
+		fmt.Fprintf(w, "%s is in audit mode until %s: %s.\n", output.Printable(e.Owner.String()),
+			output.Moment(*e.Policy.AuditUntil), passes)
+	default:
+		fmt.Fprintf(w, "%s is in audit mode: %s.\n", output.Printable(e.Owner.String()), passes)
+	}
+	if m.Configured {
+		fmt.Fprintln(w, "The setting policy.audit has every container in audit mode, without an end.")
+	}
+	if m.Endpoint != nil && m.NodeUntil != nil {
+		fmt.Fprintf(w, "The node is in audit mode until %s.\n", output.Moment(*m.NodeUntil))
+	}
+	fmt.Fprintf(w, "Containers in audit mode: %d.\n", m.Endpoints)
+}

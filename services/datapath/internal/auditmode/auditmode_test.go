@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package auditmode
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// node is what Modes is about.
+type node struct {
+	state     State
+	saveError error
+	loadError error
+	endpoints []endpoint.Endpoint
+	applied   Audited
+	applyErr  error
+	steps     []string
+	now       time.Time
+}
+
+func (n *node) Load() (State, error) { return n.state, n.loadError }
+
+func (n *node) Save(s State) error {
+	n.steps = append(n.steps, "save")
+	if n.saveError != nil {
+		return n.saveError
+	}
+	n.state = s
+	return nil
+}
+
+func (n *node) modes() *Modes {
+	return New(Config{
+		Store: n, Endpoints: func() []endpoint.Endpoint { return n.endpoints }, Now: func() time.Time { return n.now },
+		Apply: func(_ context.Context, a Audited) error {
+			n.steps = append(n.steps, "apply")
+			if n.applyErr == nil {
+				n.applied = a
+			}
+			return n.applyErr
+		},
+	})
+}
+
+func named(id string, slot uint16, created time.Time) endpoint.Endpoint {
+	return endpoint.Endpoint{
+		Spec: endpoint.Spec{Owner: workload.Owner{ContainerID: id, Interface: "eth0"}}, Slot: slot, Created: created,
+	}
+}
+
+var start = time.Date(2026, 11, 28, 0, 0, 0, 0, time.UTC)
+
+func newNode() *node {
+	return &node{now: start, endpoints: []endpoint.Endpoint{named("a", 1, start), named("b", 2, start)}}
+}
+
+func (n *node) wants(t *testing.T, all bool, slots ...uint16) {
+	t.Helper()
+	want := Audited{All: all, Slots: map[uint16]bool{}}
+	for _, s := range slots {
+		want.Slots[s] = true
+	}
+	if !reflect.DeepEqual(n.applied, want) {
+		t.Errorf("the kernel has %+v, want %+v", n.applied, want)
+	}
+}
+
+// TestModesAreWrittenBeforeTheyBeginAndAfterTheyEnd: a process that is killed between
+// leaves a mode that ends by itself, never one that nobody knows of.
+func TestModesAreWrittenBeforeTheyBeginAndAfterTheyEnd(t *testing.T) {
+	n := newNode()
+	m := n.modes()
+	for _, c := range []struct {
+		do    func() error
+		steps string
+		all   bool
+		slots []uint16
+	}{
+		{func() error { return m.Set(t.Context(), n.endpoints[0], true, 0) }, "save apply", false, []uint16{1}},
+		{func() error { return m.SetNode(t.Context(), true, time.Minute) }, "save apply", true, []uint16{1}},
+		{func() error { return m.Set(t.Context(), n.endpoints[0], false, 0) }, "apply save", true, nil},
+		{func() error { return m.SetNode(t.Context(), false, 0) }, "apply save", false, nil},
+	} {
+		n.steps = nil
+		if err := c.do(); err != nil || strings.Join(n.steps, " ") != c.steps {
+			t.Errorf("%v, steps %v, want %s", err, n.steps, c.steps)
+		}
+		n.wants(t, c.all, c.slots...)
+	}
+	if lines := m.Warnings(); len(lines) > 0 {
+		t.Errorf("nothing is in audit mode, and %q", lines)
+	}
+}
+
+func TestModesEndByThemselvesAndWithTheirEndpoint(t *testing.T) {
+	n := newNode()
+	m := n.modes()
+	for _, err := range []error{
+		m.Set(t.Context(), n.endpoints[0], true, time.Minute), m.Set(t.Context(), n.endpoints[1], true, 0),
+		m.SetNode(t.Context(), true, 2*time.Minute),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if lines := strings.Join(m.Warnings(), "\n"); !strings.Contains(lines, "2026-11-28T00:02:00Z") ||
+		!strings.Contains(lines, "a/eth0 until 2026-11-28T00:01:00Z, b/eth0 until 2026-11-28T01:00:00Z") {
+		t.Errorf("warnings %q", lines)
+	}
+	n.now = start.Add(time.Minute)
+	m.tend(t.Context())
+	n.wants(t, true, 2)
+	n.now = start.Add(2 * time.Minute)
+	m.tend(t.Context())
+	n.wants(t, false, 2)
+	n.endpoints[1].Slot = 7 // it was published anew
+	m.tend(t.Context())
+	n.wants(t, false, 7)
+	n.endpoints[1] = named("b", 7, start.Add(time.Second)) // the owner's next one
+	m.tend(t.Context())
+	n.wants(t, false)
+	if m.tend(t.Context()) || len(n.state.Endpoints) > 0 || n.state.Node != nil {
+		t.Errorf("left: %+v", n.state)
+	}
+}
+
+func TestModesOutliveAProcessAndNoClock(t *testing.T) {
+	n := newNode()
+	if err := n.modes().Set(t.Context(), n.endpoints[0], true, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	n.now = start.Add(30 * time.Minute)
+	if a := n.modes().Audited(n.endpoints); a.All || !a.Slots[1] || a.Slots[2] {
+		t.Errorf("after a restart: %+v", a)
+	}
+	n.now = start.Add(-100 * time.Hour) // the clock was set back
+	m := n.modes()
+	if until := m.Until(n.endpoints[0]); until.After(n.now.Add(time.Hour)) {
+		t.Errorf("a clock that was set back prolongs it until %v", until)
+	}
+	n.now = start.Add(time.Hour)
+	if a := n.modes().Audited(n.endpoints); a.Slots[1] {
+		t.Errorf("it has ended while no process ran: %+v", a)
+	}
+}
+
+func TestModesThatCannotBeWrittenDoNotBeginAndDoEnd(t *testing.T) {
+	n := newNode()
+	m := n.modes()
+	n.saveError = errors.New("disk full")
+	if err := m.Set(t.Context(), n.endpoints[0], true, 0); !errors.Is(err, endpoint.ErrStorage) {
+		t.Errorf("on: %v, want ErrStorage", err)
+	}
+	n.wants2(t, Audited{})
+	n.saveError = nil
+	if err := m.Set(t.Context(), n.endpoints[0], true, 0); err != nil {
+		t.Fatal(err)
+	}
+	n.saveError = errors.New("disk full")
+	if err := m.Set(t.Context(), n.endpoints[0], false, 0); !errors.Is(err, endpoint.ErrStorage) {
+		t.Errorf("off: %v, want ErrStorage", err)
+	}
+	n.wants(t, false)
+	if lines := m.Warnings(); len(lines) != 1 || !strings.Contains(lines[0], "disk full") {
+		t.Errorf("warnings %q", lines)
+	}
+	n.saveError = nil
+	if !m.tend(t.Context()) || len(n.state.Endpoints) > 0 || len(m.Warnings()) > 0 {
+		t.Errorf("not written later: %+v, %q", n.state, m.Warnings())
+	}
+}
+
+func (n *node) wants2(t *testing.T, want Audited) {
+	t.Helper()
+	if !reflect.DeepEqual(n.applied, want) {
+		t.Errorf("the kernel has %+v, want %+v", n.applied, want)
+	}
+}
+
+func TestModesAreTriedAgainUntilTheKernelHasThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode()
+		m := n.modes()
+		if err := m.SetNode(t.Context(), true, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		n.applyErr = errors.New("no")
+		if err := m.SetNode(t.Context(), false, 0); err == nil {
+			t.Error("off, although the kernel has it on")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- m.Run(ctx) }()
+		synctest.Wait()
+		m.mu.Lock()
+		n.applyErr = nil
+		m.mu.Unlock()
+		time.Sleep(2 * look) // the clock of the bubble
+		synctest.Wait()
+		m.mu.Lock()
+		n.wants(t, false)
+		m.mu.Unlock()
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
+func TestStateThatCannotBeReadIsNoMode(t *testing.T) {
+	n := newNode()
+	n.state = State{Node: &Mode{Until: start.Add(time.Hour), Lasts: time.Hour}}
+	n.loadError = errors.New("audit-mode.json: corrupt")
+	m := n.modes()
+	if a := m.Audited(n.endpoints); a.All {
+		t.Errorf("%+v", a)
+	}
+	if lines := m.Warnings(); len(lines) != 1 || !strings.Contains(lines[0], "audit-mode.json") {
+		t.Errorf("warnings %q", lines)
+	}
+	for _, lasts := range []time.Duration{-1, time.Millisecond, Longest + 1} {
+		if err := m.SetNode(t.Context(), true, lasts); !errors.Is(err, endpoint.ErrInvalid) {
+			t.Errorf("%v: %v", lasts, err)
+		}
+	}
+}

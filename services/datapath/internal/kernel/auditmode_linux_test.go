@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+)
+
+// denying is a policy that lets nothing of other pods in or out.
+var denying = slotmap.Policy{Egress: policytable.Pending, Ingress: policytable.Pending}
+
+// audited has b, whose policy denies, be in audit mode, and a connection of a to it.
+func audited(t *testing.T) *theatre {
+	t.Helper()
+	th := newTheatre(t, false)
+	slot := th.pods["b"].Slot
+	setPolicy(t, th.k, slot, denying)
+	must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), true, slot))
+	for _, a := range handshake(4000, 80) {
+		th.expect(t, a)
+	}
+	return th
+}
+
+func (th *theatre) expectDenied(t *testing.T, want event.Reason) {
+	t.Helper()
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), want))
+	th.expect(t, say("b", "a", segment(80, 4000, flagACK|flagPSH), want))
+}
+
+// TestKernelAuditModeEndsWithWhatItLetPass: what it alone has let pass is terminated.
+func TestKernelAuditModeEndsWithWhatItLetPass(t *testing.T) {
+	th := audited(t)
+	slot := th.pods["b"].Slot
+	must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), false, slot))
+	th.expectDenied(t, event.DropPolicyPending)
+	if e, err := th.k.Endpoints.At(slot); err != nil || e.Audit {
+		t.Errorf("%+v, %v", e, err)
+	}
+}
+
+// TestKernelAuditModeThatWasEndingEndsAtTheNextStart: the process before has cleared the
+// flag, and was killed before it bumped the epoch.
+func TestKernelAuditModeThatWasEndingEndsAtTheNextStart(t *testing.T) {
+	th := audited(t)
+	slot := th.pods["b"].Slot
+	at := int(slot)*int(unsafe.Sizeof(bpf.MapsSlEndpoint{})) + int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Flags))
+	flags := &th.k.Pins.Memory(bpf.MapsMapSlEp)[at]
+	*flags = 0x80
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.ForwardPeer)) // its verdict still stands
+	must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), false, slot))
+	th.expectDenied(t, event.DropPolicyPending)
+	if *flags != 0 {
+		t.Errorf("flags %#x are left", *flags)
+	}
+}
+
+// TestKernelAuditModeOpensNothingThatIsCut: what deletes an endpoint is no policy.
+func TestKernelAuditModeOpensNothingThatIsCut(t *testing.T) {
+	th := audited(t)
+	must(t, "Cut", th.k.Endpoints.Cut(th.pods["b"].Slot))
+	th.expectDenied(t, event.DropPolicyDenied)
+	th.expect(t, say("a", "b", segment(4001, 80, flagSYN), event.DropPolicyDenied))
+}
+
+// TestKernelNothingPassesAfterAuditMode: it goes on and off, and another CPU sends packets
+// of the connection all the time. After each end nothing passes.
+func TestKernelNothingPassesAfterAuditMode(t *testing.T) {
+	th := audited(t)
+	slot := th.pods["b"].Slot
+	prog, in, frame := th.frame(say("a", "b", segment(4000, 80, flagACK|flagPSH), 0))
+	send := func() {
+		o := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: in, ContextOut: &skbContext{}}
+		if _, err := th.k.program(prog).Run(o); err != nil {
+			t.Errorf("run %s: %v", prog, err)
+		}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var traffic sync.WaitGroup
+	traffic.Go(func() {
+		for ctx.Err() == nil {
+			send()
+		}
+	})
+	for range 40 {
+		must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), true, slot))
+		send()
+		must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), false, slot))
+		c, found, err := th.k.Connections.Lookup(tuple(6, a.IPv4.String()+":4000", b.IPv4.String()+":80"))
+		must(t, "Lookup", err)
+		now, err := th.k.Endpoints.At(slot)
+		must(t, "At", err)
+		if found && c.To.Epoch == now.Policy.Epoch {
+			t.Fatalf("the verdict of audit mode stands: %+v under epoch %d", c, now.Policy.Epoch)
+		}
+	}
+	stop()
+	traffic.Wait()
+	th.expectDenied(t, event.DropPolicyPending)
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// errNoPolicies says that nothing evaluates policies.
+var errNoPolicies = errors.New("no policies are enforced: policy.mode is none")
+
+// SetAuditMode implements the API.
+func (s *Server) SetAuditMode(
+	ctx context.Context, r *datapathv1.SetAuditModeRequest,
+) (*datapathv1.SetAuditModeResponse, error) {
+	if s.Modes == nil {
+		return nil, statusOf(errNoPolicies)
+	}
+	lasts := r.GetDuration().AsDuration()
+	if err := auditmode.CheckDuration(lasts); err != nil {
+		return nil, statusOf(err)
+	}
+	var of *endpoint.Endpoint
+	switch {
+	case r.GetOwner() != nil:
+		e, err := s.Core.Get(wire.OwnerOf(r.GetOwner()))
+		if err == nil && (e.Slot == 0 || e.Created.IsZero()) {
+			err = fmt.Errorf("%s: %w that is published", e.Spec.Owner, endpoint.ErrNotFound)
+		}
+		if err != nil {
+			return nil, statusOf(err)
+		}
+		of = &e
+	case !r.GetNode():
+		return nil, statusOf(&endpoint.FieldError{Field: "target", Reason: "is neither an owner nor the node"})
+	}
+	var err error
+	switch {
+	case r.GetValidateOnly():
+	case of == nil:
+		err = s.Modes.SetNode(ctx, r.GetEnabled(), lasts)
+	default:
+		err = s.Modes.Set(ctx, *of, r.GetEnabled(), lasts)
+	}
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	answer := &datapathv1.SetAuditModeResponse{Mode: s.auditMode()}
+	if of != nil {
+		now, err := s.Core.Get(of.Spec.Owner)
+		if err != nil {
+			return nil, statusOf(err) // deleted meanwhile, and the mode with it
+		}
+		answer.Endpoint = s.endpoint(now)
+	}
+	return answer, nil
+}
+
+// auditMode is what of the node is in audit mode; nil without policies.
+func (s *Server) auditMode() *datapathv1.AuditMode {
+	if s.Modes == nil {
+		return nil
+	}
+	mode := &datapathv1.AuditMode{Configured: s.Facts.PolicyAudit, EndpointCount: uint32(s.auditedEndpoints())}
+	if until := s.Modes.Node(); !until.IsZero() {
+		mode.NodeExpireTime = timestamppb.New(until)
+	}
+	return mode
+}
+
+func (s *Server) auditedEndpoints() (n int) {
+	for _, e := range s.Core.List() {
+		if e.Policy.Audit {
+			n++
+		}
+	}
+	return n
+}
+
+// auditWarnings name what policies do not enforce.
+func (s *Server) auditWarnings() (lines []string) {
+	if s.Facts.PolicyAudit {
+		lines = append(lines, "audit mode: what policies deny passes for every endpoint, because policy.audit is set")
+	}
+	if s.Modes != nil {
+		lines = append(lines, s.Modes.Warnings()...)
+	}
+	return lines
+}
+
+// endpoint is an endpoint with its audit mode.
+func (s *Server) endpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
+	p := protoEndpoint(e)
+	if s.Modes == nil || p.GetPolicy() == nil || !e.Policy.Audit || s.Facts.PolicyAudit {
+		return p
+	}
+	if until := s.Modes.Until(e); !until.IsZero() {
+		p.Policy.AuditExpireTime = timestamppb.New(until)
+	}
+	return p
+}

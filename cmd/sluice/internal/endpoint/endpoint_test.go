@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
@@ -92,6 +93,20 @@ func TestEndpointLabelChangesWhatWasGiven(t *testing.T) {
 		{"0123", "--named-port", "http=80/igmpp"},
 	} {
 		n.Want(t, invocation.ExitUsage, append([]string{"endpoint", "label"}, wrong...)...)
+	}
+}
+
+// TestLabelsHaveTheSourceOfTheirContainer: podman names a pod in CNI_ARGS, and no
+// namespace; the plugin gives such a container labels of the source cni.
+func TestLabelsHaveTheSourceOfTheirContainer(t *testing.T) {
+	for want, pods := range map[string][]*workloadv1.PodReference{
+		"cni": {nil, {Name: "client"}}, "k8s": {{Namespace: "shop"}, {Namespace: "shop", Name: "client", Uid: "1"}},
+	} {
+		for _, pod := range pods {
+			if got := sourceOf(&datapathv1.Endpoint{Pod: pod}); got != want {
+				t.Errorf("of %v: %s, want %s", pod, got, want)
+			}
+		}
 	}
 }
 

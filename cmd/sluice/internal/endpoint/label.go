@@ -56,6 +56,15 @@ type change struct {
 	validate  bool
 }
 
+// sourceOf is the source of a label that names none: that which the CNI plugin gives
+// the container's labels. podman gives a pod's name, and no namespace.
+func sourceOf(e *datapathv1.Endpoint) string {
+	if e.GetPod().GetNamespace() != "" {
+		return "k8s"
+	}
+	return "cni"
+}
+
 func changeLabels(ctx context.Context, inv *invocation.Invocation, name string, c change) error {
 	e, err := Find(ctx, inv, name)
 	if err != nil {
@@ -63,11 +72,7 @@ func changeLabels(ctx context.Context, inv *invocation.Invocation, name string, 
 	}
 	req := &datapathv1.UpdateEndpointRequest{Owner: e.GetOwner(), Manager: e.GetManager(), ValidateOnly: c.validate}
 	if len(c.labels) > 0 {
-		source := "cni"
-		if e.GetPod() != nil {
-			source = "k8s"
-		}
-		labels, err := changed(e.GetGivenLabels(), c.labels, source)
+		labels, err := changed(e.GetGivenLabels(), c.labels, sourceOf(e))
 		if err != nil {
 			return err
 		}

@@ -82,6 +82,17 @@ func prepare(outside string) error {
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
 		return fmt.Errorf("mount /run: %w", err)
 	}
+	// What the first `ip netns add` makes, and leaves for good.
+	const netns = "/run/netns"
+	if err := os.Mkdir(netns, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(netns, netns, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", netns, err)
+	}
+	if err := unix.Mount("", netns, "", unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("share %s: %w", netns, err)
+	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/bpfmap"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/capture"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/completion"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/config"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/conntrack"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/dev"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
@@ -41,7 +42,7 @@ var commands = []func(*invocation.Invocation) *cobra.Command{
 	policy.Command, fqdn.Command, explain.Command, observe.Command, capture.Command, conntrack.Command,
 	bpfmap.Command, audit.Command,
 	prepare.Command, node.Command, service.Command, backend.Command, dev.Command,
-	kubernetes.Command, probe.Command,
+	kubernetes.Command, probe.Command, config.Command,
 }
 
 func main() { os.Exit(run(os.Args)) }

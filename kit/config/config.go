@@ -98,6 +98,13 @@ type Effective struct {
 	misspelt []string // of them those that Kubernetes does not put there
 }
 
+// Each yields every setting in order, as text: its key, its value and its source.
+func (e *Effective) Each(yield func(key, value, source string)) {
+	for _, entry := range e.Entries {
+		yield(entry.Key, entry.Value, string(entry.Source))
+	}
+}
+
 // LogValue makes the whole configuration one log attribute.
 func (e *Effective) LogValue() slog.Value {
 	attrs := make([]slog.Attr, 0, len(e.Entries)+3)

@@ -70,7 +70,9 @@ type Process struct {
 	Service string
 	Paths   instance.Paths
 	Config  Config
-	Log     *slog.Logger
+	// Effective are all settings, the service's own too, without secrets.
+	Effective *config.Effective
+	Log       *slog.Logger
 	// Metrics takes the service's own metrics: sluice_<service>_<noun>_<unit>.
 	Metrics *prometheus.Registry
 
@@ -185,7 +187,7 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	defer context.AfterFunc(ctx, stop)()
 
 	p := &Process{
-		Service: service, Paths: effective.Paths, Config: cfg.Process, Log: logger,
+		Service: service, Paths: effective.Paths, Config: cfg.Process, Effective: effective, Log: logger,
 		Metrics: prometheus.NewRegistry(), started: started, failed: make(chan error, 1),
 	}
 	p.work, p.endWork = context.WithCancelCause(context.WithoutCancel(ctx))

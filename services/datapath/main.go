@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
+	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -141,7 +142,8 @@ func newServer(
 		return nil, nil, err
 	}
 	s := &server.Server{
-		Core: n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy,
+		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each),
+		Core:    n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy,
 		Services: n.Kernel.Services, Tracked: n.Kernel.Tracked, Records: records, Ranges: n.Ranges, Keeper: n.Keeper,
 		Facts: server.Facts{
 			Version: version.Get().String(), NodeName: cfg.Node, Start: started, KernelRelease: release,

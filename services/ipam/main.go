@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/proto/wire"
 	edge "github.com/sluice-net/sluice/services/ipam/internal/client"
 	"github.com/sluice-net/sluice/services/ipam/internal/cluster"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
@@ -205,6 +206,7 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		return err
 	}
 	service := server.New(addresses, metrics, version.Get().String(), started)
+	service.Process = wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each)
 	service.Shortage = short
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/healthport"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/server"
@@ -61,6 +62,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	service := &server.Server{Owner: o, Version: version.Get().String(), Started: started}
+	service.Process = wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each)
 	var ports *healthport.Ports
 	if cfg.HealthChecks.Address != healthChecksOff {
 		ports = healthport.New(o, cfg.HealthChecks.Address, p.Log)

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
+	"strings"
 
 	"google.golang.org/grpc"
 
@@ -15,6 +17,7 @@ import (
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
 // Service is a gRPC service of the node: the name of its socket, and how a client of it is made.
@@ -43,6 +46,16 @@ func Connect[C any](inv *Invocation, s Service[C]) (*grpc.ClientConn, C, error) 
 		return nil, none, err
 	}
 	return conn, s.client(conn), nil
+}
+
+// Services are the names of those with a socket.
+var Services = []string{"identity", "ipam", "policy", "loadbalancer", "datapath"}
+
+// ProcessOf is the service by which the process of a name, with or without "sluice-",
+// says how it runs.
+func ProcessOf(name string) (s Service[statusv1.ProcessServiceClient], ok bool) {
+	name = strings.TrimPrefix(name, "sluice-")
+	return Service[statusv1.ProcessServiceClient]{name, statusv1.NewProcessServiceClient}, slices.Contains(Services, name)
 }
 
 // Ask makes one call and returns its answer. It takes no longer than --timeout, unless ctx has another deadline.

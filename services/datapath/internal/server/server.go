@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -82,6 +83,8 @@ type Server struct {
 
 	mu      sync.Mutex
 	unready time.Time // guarded by mu; since when no ADD can be served
+	// Process says what this process runs with.
+	Process wire.Process
 }
 
 // Register adds the services.
@@ -89,6 +92,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	datapathv1.RegisterConnectionServiceServer(r, s)
 	datapathv1.RegisterDatapathServiceServer(r, s)
 	datapathv1.RegisterObserverServiceServer(r, s)
+	statusv1.RegisterProcessServiceServer(r, s.Process)
 }
 
 // More creations at once gain nothing: the kernel serialises them.
@@ -103,6 +107,7 @@ func Methods() rpc.Methods {
 	streams := rpc.Method{Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}}
 	look := rpc.Method{Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}}
 	return rpc.Methods{
+		statusv1.ProcessService_GetConfig_FullMethodName: {Access: rpc.Group()},
 		datapathv1.DatapathService_CreateEndpoint_FullMethodName: {
 			Access: rpc.Root(), Limit: rpc.Limit{InFlight: creating, Waiting: waiting}, Prepared: true,
 		},

@@ -907,7 +907,7 @@ func TestALateLossOfAnOldSessionDoesNotEndTheNewOne(t *testing.T) {
 	a.connected()
 }
 
-// A closed connection is noticed by itself: here no heartbeat and no call comes.
+// TestAClosedConnectionIsToldWithoutAHeartbeat: here no heartbeat and no call comes.
 func TestAClosedConnectionIsToldWithoutAHeartbeat(t *testing.T) {
 	f := storetest.NewFake()
 	cfg := quick()
@@ -934,8 +934,8 @@ func TestAClosedConnectionIsToldWithoutAHeartbeat(t *testing.T) {
 	})
 }
 
-// A full disk is told for as long as it takes no records, and no call is needed to find
-// that it has space again.
+// TestRecordsThatAreNotWrittenAreTold for as long as the disk takes none; no call is
+// needed to find that it has space again.
 func TestRecordsThatAreNotWrittenAreTold(t *testing.T) {
 	m := &memory{}
 	a := start(t, storetest.NewFake().Node("a"), m, quick())

@@ -75,12 +75,15 @@ type Server struct {
 	Relabeler *pods.Relabeler
 
 	Cluster *Cluster
+	// Process says what this process runs with.
+	Process wire.Process
 }
 
 // Register adds the services.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	identityv1.RegisterIdentityServiceServer(r, s)
 	identityv1.RegisterClusterServiceServer(r, s.Cluster)
+	statusv1.RegisterProcessServiceServer(r, s.Process)
 }
 
 // Methods says who may call what. Root changes everything, the datapath's user
@@ -91,6 +94,7 @@ func Methods() rpc.Methods {
 	change := rpc.Limit{InFlight: 64, Waiting: 1024}
 	read := rpc.Limit{InFlight: 32, Waiting: 256}
 	return rpc.Methods{
+		statusv1.ProcessService_GetConfig_FullMethodName:           {Access: rpc.Group()},
 		identityv1.IdentityService_AllocateIdentity_FullMethodName: {Access: rpc.Root(), Limit: change},
 		identityv1.IdentityService_ReleaseIdentity_FullMethodName:  {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
 		identityv1.IdentityService_ResolveEndpoint_FullMethodName: {

@@ -49,6 +49,8 @@ type Server struct {
 	Shortage *shortage.Tracker
 	// Settings are those of the agreement.
 	Settings cluster.Settings
+	// Process says what this process runs with.
+	Process wire.Process
 }
 
 // New returns the service for an allocator.
@@ -57,7 +59,10 @@ func New(a *ipam.Allocator, m *Metrics, version string, started time.Time) *Serv
 }
 
 // Register adds the service to a server.
-func (s *Server) Register(r grpc.ServiceRegistrar) { ipamv1.RegisterIPAMServiceServer(r, s) }
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	ipamv1.RegisterIPAMServiceServer(r, s)
+	statusv1.RegisterProcessServiceServer(r, s.Process)
+}
 
 // Methods says who may call what: root, as which the plug-in runs, and the
 // datapath's user change allocations; reading is for the group.
@@ -65,6 +70,7 @@ func Methods() rpc.Methods {
 	datapath := rpc.Method{Access: rpc.RootAnd(instance.DatapathID), Prepared: true}
 	read := rpc.Method{Access: rpc.Group()}
 	return rpc.Methods{
+		statusv1.ProcessService_GetConfig_FullMethodName:    {Access: rpc.Group()},
 		ipamv1.IPAMService_Allocate_FullMethodName:          datapath,
 		ipamv1.IPAMService_ConfirmAllocation_FullMethodName: datapath,
 		ipamv1.IPAMService_Release_FullMethodName:           datapath,

@@ -32,6 +32,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/ipam/internal/cluster"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
@@ -438,23 +439,32 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		t.Fatal("this test needs root, to become somebody else")
 	}
 	s := serve(t, small())
-	connectAs := func(uid uintptr) ipamv1.IPAMServiceClient {
-		return ipamv1.NewIPAMServiceClient(dial(t, s.socket, servicetest.DialerAs(s.socket, uid)))
+	type client struct {
+		ipamv1.IPAMServiceClient
+		statusv1.ProcessServiceClient
 	}
-	calls := map[string]func(ipamv1.IPAMServiceClient) error{
-		"Allocate": func(c ipamv1.IPAMServiceClient) error {
+	connectAs := func(uid uintptr) client {
+		conn := dial(t, s.socket, servicetest.DialerAs(s.socket, uid))
+		return client{ipamv1.NewIPAMServiceClient(conn), statusv1.NewProcessServiceClient(conn)}
+	}
+	calls := map[string]func(client) error{
+		"GetConfig": func(c client) error {
+			_, err := c.GetConfig(t.Context(), &statusv1.GetConfigRequest{})
+			return err
+		},
+		"Allocate": func(c client) error {
 			_, err := c.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner("a")})
 			return err
 		},
-		"ConfirmAllocation": func(c ipamv1.IPAMServiceClient) error {
+		"ConfirmAllocation": func(c client) error {
 			_, err := c.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner("a"), Addresses: []string{"10.0.0.2"}})
 			return err
 		},
-		"Release": func(c ipamv1.IPAMServiceClient) error {
+		"Release": func(c client) error {
 			_, err := c.Release(t.Context(), &ipamv1.ReleaseRequest{Owner: owner("a")})
 			return err
 		},
-		"ListAllocations": func(c ipamv1.IPAMServiceClient) error {
+		"ListAllocations": func(c client) error {
 			stream, err := c.ListAllocations(t.Context(), &ipamv1.ListAllocationsRequest{})
 			if err == nil {
 				if _, err = stream.Recv(); errors.Is(err, io.EOF) {
@@ -463,18 +473,18 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 			}
 			return err
 		},
-		"ListPools": func(c ipamv1.IPAMServiceClient) error {
+		"ListPools": func(c client) error {
 			_, err := c.ListPools(t.Context(), &ipamv1.ListPoolsRequest{})
 			return err
 		},
-		"WatchPools": func(c ipamv1.IPAMServiceClient) error {
+		"WatchPools": func(c client) error {
 			stream, err := c.WatchPools(t.Context(), &ipamv1.WatchPoolsRequest{})
 			if err == nil {
 				_, err = stream.Recv()
 			}
 			return err
 		},
-		"GetStatus": func(c ipamv1.IPAMServiceClient) error {
+		"GetStatus": func(c client) error {
 			_, err := c.GetStatus(t.Context(), &ipamv1.GetStatusRequest{})
 			return err
 		},

@@ -35,16 +35,22 @@ type Server struct {
 	Started time.Time
 	// HealthPorts is how many health check ports are served.
 	HealthPorts func() int
+	// Process says what this process runs with.
+	Process words.Process
 }
 
 // Register adds the service.
-func (s *Server) Register(r grpc.ServiceRegistrar) { lbv1.RegisterLoadBalancerServiceServer(r, s) }
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	lbv1.RegisterLoadBalancerServiceServer(r, s)
+	statusv1.RegisterProcessServiceServer(r, s.Process)
+}
 
 // Methods says who may call what. Root changes services, the datapath's user gets
 // the frontends to enforce, the group reads.
 func Methods() rpc.Methods {
 	change := rpc.Limit{InFlight: 4, Waiting: 64}
 	return rpc.Methods{
+		statusv1.ProcessService_GetConfig_FullMethodName:       {Access: rpc.Group()},
 		lbv1.LoadBalancerService_UpsertServices_FullMethodName: {Access: rpc.Root(), Limit: change},
 		lbv1.LoadBalancerService_DeleteServices_FullMethodName: {Access: rpc.Root(), Limit: change},
 		lbv1.LoadBalancerService_CompleteSource_FullMethodName: {Access: rpc.Root(), Limit: change},

@@ -45,10 +45,15 @@ type Server struct {
 	Owner   *owner.Owner
 	Version string
 	Started time.Time
+	// Process says what this process runs with.
+	Process words.Process
 }
 
 // Register adds the service.
-func (s *Server) Register(r grpc.ServiceRegistrar) { policyv1.RegisterPolicyServiceServer(r, s) }
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	policyv1.RegisterPolicyServiceServer(r, s)
+	statusv1.RegisterProcessServiceServer(r, s.Process)
+}
 
 // Methods says who may call what. Root changes policies, the datapath's user
 // gets the tables to enforce, the group reads.
@@ -58,6 +63,7 @@ func Methods() rpc.Methods {
 	// These compile for the answer alone.
 	costly := rpc.Limit{InFlight: 2, Waiting: 16}
 	return rpc.Methods{
+		statusv1.ProcessService_GetConfig_FullMethodName:        {Access: rpc.Group()},
 		policyv1.PolicyService_UpsertPolicies_FullMethodName:    {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_DeletePolicies_FullMethodName:    {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_ReplacePolicies_FullMethodName:   {Access: rpc.Root(), Limit: change},

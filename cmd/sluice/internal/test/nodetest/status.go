@@ -4,6 +4,8 @@
 package nodetest
 
 import (
+	"context"
+
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
@@ -16,4 +18,20 @@ func serviceStatus(problems ...string) *statusv1.ServiceStatus {
 		s.Problems = append(s.Problems, &statusv1.Problem{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORAGE, Text: text})
 	}
 	return s
+}
+
+// process is any of the services.
+type process struct {
+	statusv1.UnimplementedProcessServiceServer
+}
+
+func (process) GetConfig(context.Context, *statusv1.GetConfigRequest) (*statusv1.GetConfigResponse, error) {
+	return &statusv1.GetConfigResponse{
+		Instance: "x", File: "/etc/sluice/x.yaml", IgnoredVariables: []string{"SLUICE_X_PORT"},
+		Settings: []*statusv1.Setting{
+			{Key: "log.level", Value: "info", Source: statusv1.SettingSource_SETTING_SOURCE_DEFAULT},
+			{Key: "etcd.password", Value: "(secret)", Source: statusv1.SettingSource_SETTING_SOURCE_FILE},
+			{Key: "node", Value: "a\x1b[2J", Source: statusv1.SettingSource_SETTING_SOURCE_FLAG},
+		},
+	}, nil
 }

@@ -7,8 +7,8 @@
 // 	protoc        (unknown)
 // source: sluice/status/v1/status.proto
 
-// Package sluice.status.v1 holds what every service says of itself in its
-// GetStatus.
+// Package sluice.status.v1 holds what every service says of itself: in its
+// GetStatus, and in the calls of ProcessService, which each of them serves.
 
 package statusv1
 
@@ -27,6 +27,67 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
+
+// SettingSource is where a value came from, from the weakest to the strongest.
+type SettingSource int32
+
+const (
+	// Never sent.
+	SettingSource_SETTING_SOURCE_UNSPECIFIED SettingSource = 0
+	// Nothing set it.
+	SettingSource_SETTING_SOURCE_DEFAULT SettingSource = 1
+	// The configuration file.
+	SettingSource_SETTING_SOURCE_FILE SettingSource = 2
+	// An environment variable.
+	SettingSource_SETTING_SOURCE_ENVIRONMENT SettingSource = 3
+	// A flag on the command line.
+	SettingSource_SETTING_SOURCE_FLAG SettingSource = 4
+)
+
+// Enum value maps for SettingSource.
+var (
+	SettingSource_name = map[int32]string{
+		0: "SETTING_SOURCE_UNSPECIFIED",
+		1: "SETTING_SOURCE_DEFAULT",
+		2: "SETTING_SOURCE_FILE",
+		3: "SETTING_SOURCE_ENVIRONMENT",
+		4: "SETTING_SOURCE_FLAG",
+	}
+	SettingSource_value = map[string]int32{
+		"SETTING_SOURCE_UNSPECIFIED": 0,
+		"SETTING_SOURCE_DEFAULT":     1,
+		"SETTING_SOURCE_FILE":        2,
+		"SETTING_SOURCE_ENVIRONMENT": 3,
+		"SETTING_SOURCE_FLAG":        4,
+	}
+)
+
+func (x SettingSource) Enum() *SettingSource {
+	p := new(SettingSource)
+	*p = x
+	return p
+}
+
+func (x SettingSource) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SettingSource) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_status_v1_status_proto_enumTypes[0].Descriptor()
+}
+
+func (SettingSource) Type() protoreflect.EnumType {
+	return &file_sluice_status_v1_status_proto_enumTypes[0]
+}
+
+func (x SettingSource) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SettingSource.Descriptor instead.
+func (SettingSource) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{0}
+}
 
 // ProblemReason is where to look.
 type ProblemReason int32
@@ -77,11 +138,11 @@ func (x ProblemReason) String() string {
 }
 
 func (ProblemReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_status_v1_status_proto_enumTypes[0].Descriptor()
+	return file_sluice_status_v1_status_proto_enumTypes[1].Descriptor()
 }
 
 func (ProblemReason) Type() protoreflect.EnumType {
-	return &file_sluice_status_v1_status_proto_enumTypes[0]
+	return &file_sluice_status_v1_status_proto_enumTypes[1]
 }
 
 func (x ProblemReason) Number() protoreflect.EnumNumber {
@@ -90,7 +151,182 @@ func (x ProblemReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ProblemReason.Descriptor instead.
 func (ProblemReason) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{1}
+}
+
+// GetConfigRequest asks for all settings.
+type GetConfigRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetConfigRequest) Reset() {
+	*x = GetConfigRequest{}
+	mi := &file_sluice_status_v1_status_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetConfigRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetConfigRequest) ProtoMessage() {}
+
+func (x *GetConfigRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_status_v1_status_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetConfigRequest.ProtoReflect.Descriptor instead.
+func (*GetConfigRequest) Descriptor() ([]byte, []int) {
 	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{0}
+}
+
+// GetConfigResponse has the settings of a process.
+type GetConfigResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the instance; empty for the machine's own.
+	Instance string `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	// Path of the configuration file that was read; empty if none was.
+	File string `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
+	// All settings, the common ones first, in the order of the documentation.
+	Settings []*Setting `protobuf:"bytes,3,rep,name=settings,proto3" json:"settings,omitempty"`
+	// Names of environment variables with the service's prefix that no setting has.
+	IgnoredVariables []string `protobuf:"bytes,4,rep,name=ignored_variables,json=ignoredVariables,proto3" json:"ignored_variables,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *GetConfigResponse) Reset() {
+	*x = GetConfigResponse{}
+	mi := &file_sluice_status_v1_status_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetConfigResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetConfigResponse) ProtoMessage() {}
+
+func (x *GetConfigResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_status_v1_status_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetConfigResponse.ProtoReflect.Descriptor instead.
+func (*GetConfigResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *GetConfigResponse) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *GetConfigResponse) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *GetConfigResponse) GetSettings() []*Setting {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+func (x *GetConfigResponse) GetIgnoredVariables() []string {
+	if x != nil {
+		return x.IgnoredVariables
+	}
+	return nil
+}
+
+// Setting is one setting of a process.
+type Setting struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its key, for example "etcd.timeout".
+	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Its value as the documentation writes it, for example "3s" or, of a list,
+	// "a,b"; "(secret)" for a secret that is set.
+	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// Where the value came from.
+	Source        SettingSource `protobuf:"varint,3,opt,name=source,proto3,enum=sluice.status.v1.SettingSource" json:"source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Setting) Reset() {
+	*x = Setting{}
+	mi := &file_sluice_status_v1_status_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Setting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Setting) ProtoMessage() {}
+
+func (x *Setting) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_status_v1_status_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Setting.ProtoReflect.Descriptor instead.
+func (*Setting) Descriptor() ([]byte, []int) {
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Setting) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Setting) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *Setting) GetSource() SettingSource {
+	if x != nil {
+		return x.Source
+	}
+	return SettingSource_SETTING_SOURCE_UNSPECIFIED
 }
 
 // ServiceStatus is what a service says of itself.
@@ -110,7 +346,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_sluice_status_v1_status_proto_msgTypes[0]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -122,7 +358,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_status_v1_status_proto_msgTypes[0]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -135,7 +371,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{0}
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ServiceStatus) GetVersion() string {
@@ -179,7 +415,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_sluice_status_v1_status_proto_msgTypes[1]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -191,7 +427,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_status_v1_status_proto_msgTypes[1]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -204,7 +440,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{1}
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Problem) GetReason() ProblemReason {
@@ -225,7 +461,17 @@ var File_sluice_status_v1_status_proto protoreflect.FileDescriptor
 
 const file_sluice_status_v1_status_proto_rawDesc = "" +
 	"\n" +
-	"\x1dsluice/status/v1/status.proto\x12\x10sluice.status.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcf\x01\n" +
+	"\x1dsluice/status/v1/status.proto\x12\x10sluice.status.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
+	"\x10GetConfigRequest\"\xa7\x01\n" +
+	"\x11GetConfigResponse\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\x12\x12\n" +
+	"\x04file\x18\x02 \x01(\tR\x04file\x125\n" +
+	"\bsettings\x18\x03 \x03(\v2\x19.sluice.status.v1.SettingR\bsettings\x12+\n" +
+	"\x11ignored_variables\x18\x04 \x03(\tR\x10ignoredVariables\"j\n" +
+	"\aSetting\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x127\n" +
+	"\x06source\x18\x03 \x01(\x0e2\x1f.sluice.status.v1.SettingSourceR\x06source\"\xcf\x01\n" +
 	"\rServiceStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -234,14 +480,22 @@ const file_sluice_status_v1_status_proto_rawDesc = "" +
 	"\x15omitted_problem_count\x18\x04 \x01(\rR\x13omittedProblemCount\"V\n" +
 	"\aProblem\x127\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x1f.sluice.status.v1.ProblemReasonR\x06reason\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text*\xb9\x01\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text*\x9d\x01\n" +
+	"\rSettingSource\x12\x1e\n" +
+	"\x1aSETTING_SOURCE_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16SETTING_SOURCE_DEFAULT\x10\x01\x12\x17\n" +
+	"\x13SETTING_SOURCE_FILE\x10\x02\x12\x1e\n" +
+	"\x1aSETTING_SOURCE_ENVIRONMENT\x10\x03\x12\x17\n" +
+	"\x13SETTING_SOURCE_FLAG\x10\x04*\xb9\x01\n" +
 	"\rProblemReason\x12\x1e\n" +
 	"\x1aPROBLEM_REASON_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16PROBLEM_REASON_STORAGE\x10\x01\x12\x18\n" +
 	"\x14PROBLEM_REASON_STORE\x10\x02\x12\x1a\n" +
 	"\x16PROBLEM_REASON_SERVICE\x10\x03\x12\x1b\n" +
 	"\x17PROBLEM_REASON_SETTINGS\x10\x04\x12\x19\n" +
-	"\x15PROBLEM_REASON_POLICY\x10\x05B\xc7\x01\n" +
+	"\x15PROBLEM_REASON_POLICY\x10\x052f\n" +
+	"\x0eProcessService\x12T\n" +
+	"\tGetConfig\x12\".sluice.status.v1.GetConfigRequest\x1a#.sluice.status.v1.GetConfigResponseB\xc7\x01\n" +
 	"\x14com.sluice.status.v1B\vStatusProtoP\x01Z@github.com/sluice-net/sluice/proto/gen/sluice/status/v1;statusv1\xa2\x02\x03SSX\xaa\x02\x10Sluice.Status.V1\xca\x02\x10Sluice\\Status\\V1\xe2\x02\x1cSluice\\Status\\V1\\GPBMetadata\xea\x02\x12Sluice::Status::V1b\x06proto3"
 
 var (
@@ -256,23 +510,31 @@ func file_sluice_status_v1_status_proto_rawDescGZIP() []byte {
 	return file_sluice_status_v1_status_proto_rawDescData
 }
 
-var file_sluice_status_v1_status_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_sluice_status_v1_status_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_sluice_status_v1_status_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_sluice_status_v1_status_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_sluice_status_v1_status_proto_goTypes = []any{
-	(ProblemReason)(0),            // 0: sluice.status.v1.ProblemReason
-	(*ServiceStatus)(nil),         // 1: sluice.status.v1.ServiceStatus
-	(*Problem)(nil),               // 2: sluice.status.v1.Problem
-	(*timestamppb.Timestamp)(nil), // 3: google.protobuf.Timestamp
+	(SettingSource)(0),            // 0: sluice.status.v1.SettingSource
+	(ProblemReason)(0),            // 1: sluice.status.v1.ProblemReason
+	(*GetConfigRequest)(nil),      // 2: sluice.status.v1.GetConfigRequest
+	(*GetConfigResponse)(nil),     // 3: sluice.status.v1.GetConfigResponse
+	(*Setting)(nil),               // 4: sluice.status.v1.Setting
+	(*ServiceStatus)(nil),         // 5: sluice.status.v1.ServiceStatus
+	(*Problem)(nil),               // 6: sluice.status.v1.Problem
+	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
 }
 var file_sluice_status_v1_status_proto_depIdxs = []int32{
-	3, // 0: sluice.status.v1.ServiceStatus.start_time:type_name -> google.protobuf.Timestamp
-	2, // 1: sluice.status.v1.ServiceStatus.problems:type_name -> sluice.status.v1.Problem
-	0, // 2: sluice.status.v1.Problem.reason:type_name -> sluice.status.v1.ProblemReason
-	3, // [3:3] is the sub-list for method output_type
-	3, // [3:3] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	4, // 0: sluice.status.v1.GetConfigResponse.settings:type_name -> sluice.status.v1.Setting
+	0, // 1: sluice.status.v1.Setting.source:type_name -> sluice.status.v1.SettingSource
+	7, // 2: sluice.status.v1.ServiceStatus.start_time:type_name -> google.protobuf.Timestamp
+	6, // 3: sluice.status.v1.ServiceStatus.problems:type_name -> sluice.status.v1.Problem
+	1, // 4: sluice.status.v1.Problem.reason:type_name -> sluice.status.v1.ProblemReason
+	2, // 5: sluice.status.v1.ProcessService.GetConfig:input_type -> sluice.status.v1.GetConfigRequest
+	3, // 6: sluice.status.v1.ProcessService.GetConfig:output_type -> sluice.status.v1.GetConfigResponse
+	6, // [6:7] is the sub-list for method output_type
+	5, // [5:6] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_sluice_status_v1_status_proto_init() }
@@ -285,10 +547,10 @@ func file_sluice_status_v1_status_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_status_v1_status_proto_rawDesc), len(file_sluice_status_v1_status_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   2,
+			NumEnums:      2,
+			NumMessages:   5,
 			NumExtensions: 0,
-			NumServices:   0,
+			NumServices:   1,
 		},
 		GoTypes:           file_sluice_status_v1_status_proto_goTypes,
 		DependencyIndexes: file_sluice_status_v1_status_proto_depIdxs,

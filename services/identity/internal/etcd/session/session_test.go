@@ -96,8 +96,9 @@ func TestCopiesOfOneDiskDoNotTakeTurns(t *testing.T) {
 	}
 }
 
-// The kernel closes the connections of a server that ends. What the session says then
-// is the kernel's word, and comes without a request.
+// TestAClosedConnectionIsNoticedAndExplained: the kernel closes the connections of a
+// server that ends. What the session says then is the kernel's word, and comes without
+// a request.
 func TestAClosedConnectionIsNoticedAndExplained(t *testing.T) {
 	server := etcdtest.Start(t)
 	s := open(t, server, "a")

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package config
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
+)
+
+func TestConfigShowsWhatAProcessUses(t *testing.T) {
+	n := nodetest.New(t, Command)
+	for _, name := range append([]string{"sluice-policy"}, invocation.Services...) {
+		out, _ := n.Want(t, 0, "config", name)
+		nodetest.WantLines(t, out, "log.level info default", "etcd.password (secret) /etc/sluice/x.yaml", `node a\x1b[2J flag`,
+			"Ignored: SLUICE_X_PORT names no setting")
+	}
+	out, _ := n.Want(t, 0, "config", "ipam", "--changed", "-o", "json")
+	var c Config
+	if err := json.Unmarshal([]byte(out), &c); err != nil || c.Service != "ipam" || c.Instance != "x" ||
+		len(c.Settings) != 2 || c.Settings[0] != (setting{"etcd.password", "(secret)", "file"}) {
+		t.Errorf("%v: %+v", err, c)
+	}
+	for _, bad := range [][]string{{"config"}, {"config", "etcd"}, {"config", "ipam", "policy"}, {"config", "../ipam"}} {
+		if _, errOut := n.Want(t, invocation.ExitUsage, bad...); !strings.Contains(errOut, "loadbalancer") {
+			t.Errorf("%q: %q does not say which there are", bad, errOut)
+		}
+	}
+}

@@ -103,7 +103,8 @@ func TestOutputsAreThoseListed(t *testing.T) {
 
 	var got strings.Builder
 	for _, line := range []string{
-		"status", "config ipam", "config ipam --changed", "config x", "endpoint list", "endpoint get 0123", "endpoint get x",
+		"status", "config ipam", "config ipam --changed", "config x",
+		"endpoint list", "endpoint get 0123", "endpoint get x",
 		"endpoint check 0123", "endpoint check evil", "endpoint check x", "endpoint delete 0123",
 		"endpoint delete 0123 --force", "endpoint delete evil --dry-run",
 		"endpoint delete unreadable/eth0", "endpoint delete x",

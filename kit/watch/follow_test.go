@@ -458,8 +458,8 @@ func TestFollowPausesLongerAfterEachFailureAndNeverAllAtOnce(t *testing.T) {
 	})
 }
 
-// A server that is started again is followed at once, however long it was away, and
-// is not asked all the time until then.
+// TestFollowFindsAServerThatIsBack: a server that is started again is followed at once, however
+// long it was away, and is not asked all the time until then.
 func TestFollowFindsAServerThatIsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := hubOf(Options[int]{}, "a")

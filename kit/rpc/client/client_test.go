@@ -120,8 +120,9 @@ func TestAbsentServerIsNamedInTheKernelsWords(t *testing.T) {
 	}
 }
 
-// A stopped process leaves its connections in the queue of the kernel; one that ends
-// meanwhile resets them. What gRPC says of either is in words of its own.
+// TestServerThatAnswersNothingIsNamed: a stopped process leaves its connections in the queue of
+// the kernel; one that ends meanwhile resets them. What gRPC says of either is in words of its
+// own.
 func TestServerThatAnswersNothingIsNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.sock")
 	l, err := net.Listen("unix", path)

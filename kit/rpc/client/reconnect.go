@@ -57,7 +57,7 @@ func (s *socket) dial(ctx context.Context) (net.Conn, error) {
 // explain gives an error of gRPC's the kernel's words, where gRPC has put its own
 // around them.
 func (s *socket) explain(err error) error {
-	if err != nil && strings.Contains(status.Convert(err).Message(), "error reading server preface") {
+	if err != nil && silentServer(status.Convert(err).Message()) {
 		return &AbsentError{Socket: s.path, Err: fmt.Errorf("unix %s: it accepts connections and answers none", s.path)}
 	}
 	absent := s.last.Load()
@@ -65,6 +65,13 @@ func (s *socket) explain(err error) error {
 		return err
 	}
 	return absent
+}
+
+// silentServer says whether gRPC's words are about a connection that ended before the
+// first bytes from the other side: reading or writing what both begin with.
+func silentServer(message string) bool {
+	return strings.Contains(message, "error reading server preface") ||
+		strings.Contains(message, "failed to write client preface")
 }
 
 // A server that listens is connected to in a fraction of these. One that closes

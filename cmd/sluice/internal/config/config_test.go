@@ -16,8 +16,8 @@ func TestConfigShowsWhatAProcessUses(t *testing.T) {
 	n := nodetest.New(t, Command)
 	for _, name := range append([]string{"sluice-policy"}, invocation.Services...) {
 		out, _ := n.Want(t, 0, "config", name)
-		nodetest.WantLines(t, out, "log.level info default", "etcd.password (secret) /etc/sluice/x.yaml", `node a\x1b[2J flag`,
-			"Ignored: SLUICE_X_PORT names no setting")
+		nodetest.WantLines(t, out, "log.level info default", "etcd.password (secret) /etc/sluice/x.yaml",
+			`node a\x1b[2J flag`, "Ignored: SLUICE_X_PORT names no setting")
 	}
 	out, _ := n.Want(t, 0, "config", "ipam", "--changed", "-o", "json")
 	var c Config

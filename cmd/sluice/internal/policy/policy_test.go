@@ -441,7 +441,8 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 	nodetest.WantLines(t, errOut, "sluice: identity 999 is not known")
 }
 
-// `sluice explain` asks the programs, which drop it: there is no proxy.
+// TestExplainOfARedirectSaysThatItIsDropped: `sluice explain` asks the programs, which drop it:
+// there is no proxy.
 func TestExplainOfARedirectSaysThatItIsDropped(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "policy", "explain", "--from", "300", "--to", "301", "--port", "8080")

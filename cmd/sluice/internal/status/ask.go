@@ -187,7 +187,8 @@ func (s *Node) askDatapath(ctx context.Context, service *serviceStatus,
 	}
 	service.about(r.GetService())
 	d := &datapathStatus{
-		AddReady: r.GetAddReady(), KnownAddReady: r.GetAddReady() || r.GetKnownAddReady(), PolicyMode: output.Enum(r.GetPolicyMode(), "POLICY_MODE_"), Kernel: r.GetKernelRelease(),
+		AddReady: r.GetAddReady(), KnownAddReady: r.GetAddReady() || r.GetKnownAddReady(),
+		PolicyMode: output.Enum(r.GetPolicyMode(), "POLICY_MODE_"), Kernel: r.GetKernelRelease(),
 		PodCIDRs: r.GetPodPrefixes(), NodeAddresses: r.GetNodeAddresses(),
 		Endpoints: map[string]uint32{}, PendingReleases: r.GetPendingReleases(),
 		AttachmentRepair: r.GetAttachmentRepairs(), EventsLost: r.GetEventsLost(), Packets: []packets{},

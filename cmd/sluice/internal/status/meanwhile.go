@@ -16,14 +16,15 @@ import (
 var works = map[string]string{
 	"etcd": "packets, services, policies and their changes, DEL, and ADD of label sets that are known here. " +
 		"Nothing on this node has to be restarted: it goes on by itself when etcd is back",
-	"identity": "packets, services, policies and their changes, DEL, and ADD of containers with the labels of one that is " +
-		"here. Labels of live containers do not change",
+	"identity": "packets, services, policies and their changes, DEL, and ADD of containers with the labels of one that " +
+		"is here. Labels of live containers do not change",
 	"ipam": "packets, services, policies and their changes, and DEL, whose addresses are released later. No ADD",
-	"policy": "packets under the policies that the kernel enforces, services, DEL, and ADD of containers with the labels of " +
-		"one that is here. Policies cannot be changed",
-	"loadbalancer": "packets, policies and their changes, ADD and DEL, and services as they are. Services do not change",
-	"datapath": "packets under the policies and services that the kernel has, and DEL, which is written down and carried " +
-		"out later. No ADD; changes of policies and services are stored and enforced when it is back",
+	"policy": "packets under the policies that the kernel enforces, services, DEL, and ADD of containers with the " +
+		"labels of one that is here. Policies cannot be changed",
+	"loadbalancer": "packets, policies and their changes, ADD and DEL, and services as they are. Services do not " +
+		"change",
+	"datapath": "packets under the policies and services that the kernel has, and DEL, which is written down and " +
+		"carried out later. No ADD; changes of policies and services are stored and enforced when it is back",
 }
 
 // meanwhile says of each service that is away what works without it, and where its log is.
@@ -48,8 +49,10 @@ func whereToLook(inv *invocation.Invocation, service string) string {
 	if socket, err := inv.Socket(service); err == nil {
 		file := filepath.Join(filepath.Dir(filepath.Dir(socket)), "log", service+".log")
 		if _, err := os.Stat(file); err == nil { // a node for development
-			return fmt.Sprintf("Its log is %s; `sluice dev restart %s --instance %s` starts it", file, service, inv.Instance)
+			return fmt.Sprintf("Its log is %s; `sluice dev restart %s --instance %s` starts it", file, service,
+				inv.Instance)
 		}
 	}
-	return fmt.Sprintf("`journalctl -u sluice-%s`, or in Kubernetes the log of the container %s, says why", service, service)
+	return fmt.Sprintf("`journalctl -u sluice-%s`, or in Kubernetes the log of the container %s, says why", service,
+		service)
 }

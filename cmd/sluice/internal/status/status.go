@@ -369,7 +369,8 @@ func (s *Node) warnings() []string {
 		}
 	}
 	if p := s.Policy; p != nil && p.WaitingIdentities > 0 {
-		all = append(all, fmt.Sprintf("sluice-policy: %d identities are unknown to a table that has no room", p.WaitingIdentities))
+		all = append(all,
+			fmt.Sprintf("sluice-policy: %d identities are unknown to a table that has no room", p.WaitingIdentities))
 	}
 	if b := s.LoadBalancer; b != nil {
 		all = append(all, b.warnings(s.translatesNone())...)
@@ -505,7 +506,9 @@ func (p *policyStatus) rows(w io.Writer) {
 // rows are the endpoints, what evaluates them, and the kernel.
 func (d *datapathStatus) rows(w io.Writer, p *policyStatus) {
 	states := []string{}
-	for _, state := range []string{"ready", "damaged", "waiting-for-identity", "waiting-for-policy", "restoring", "disconnecting"} {
+	for _, state := range []string{
+		"ready", "damaged", "waiting-for-identity", "waiting-for-policy", "restoring", "disconnecting",
+	} {
 		if n := d.Endpoints[state]; n > 0 {
 			states = append(states, fmt.Sprintf("%d %s", n, state))
 		}

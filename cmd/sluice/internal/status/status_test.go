@@ -111,7 +111,8 @@ func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
 	n.StreamError = ""
 
 	n.Identity.StoreFull = "etcd (e) has no space left; compact and defragment it, then disarm its alarm: no space"
-	want(invocation.ExitNotReady, "Ready only for label sets that this node has", "etcd reached; it refuses what this node writes",
+	want(invocation.ExitNotReady, "Ready only for label sets that this node has",
+		"etcd reached; it refuses what this node writes",
 		"Problem: sluice-identity: new label sets cannot be connected: "+n.Identity.StoreFull)
 	n.Identity.StoreFull, n.Identity.StoreError = "", "connection refused"
 	want(invocation.ExitNotReady, "Ready only for label sets that this node has", "etcd away: connection refused")
@@ -119,10 +120,9 @@ func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
 	want(invocation.ExitNotReady, "Ready no")
 }
 
-// TestStatusShowsTheCluster: nodes and mappings, and as warnings what of this
-// node or of others does not count.
-// Identity and policy may be away: the datapath says whether containers with labels that
-// the node has can be connected.
+// TestStatusSaysWhatWorksMeanwhile: testStatusShowsTheCluster: nodes and mappings, and as
+// warnings what of this node or of others does not count. Identity and policy may be away: the
+// datapath says whether containers with labels that the node has can be connected.
 func TestStatusSaysWhatWorksMeanwhile(t *testing.T) {
 	const known = "Ready only for label sets that this node has"
 	for service, c := range map[string]struct {
@@ -166,7 +166,8 @@ func TestStatusSaysWhatWorksMeanwhile(t *testing.T) {
 	}
 }
 
-// What the cluster does not know of the ranges keeps no address from being given out.
+// TestStatusOfRangesThatAreNotRegisteredIsAWarning: what the cluster does not know of the
+// ranges keeps no address from being given out.
 func TestStatusOfRangesThatAreNotRegisteredIsAWarning(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Healthy, n.Policy.Healthy = true, true

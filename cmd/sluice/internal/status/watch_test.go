@@ -114,7 +114,8 @@ func TestWatchTellsWhatIsOver(t *testing.T) {
 	}
 }
 
-// A terminal shows the whole status, again only if something of it is another.
+// TestWatchRedrawsATerminal: a terminal shows the whole status, again only if something of it
+// is another.
 func TestWatchRedrawsATerminal(t *testing.T) {
 	var out bytes.Buffer
 	show := redraw(&out)
@@ -165,7 +166,8 @@ func TestWaitEndsWhenTheNodeIsReady(t *testing.T) {
 	nodetest.WantLines(t, out.String(), "Ready yes")
 }
 
-// A warning is no reason to wait: a refused policy would stay for ever.
+// TestWaitIsForReadinessAlone: a warning is no reason to wait: a refused policy would stay for
+// ever.
 func TestWaitIsForReadinessAlone(t *testing.T) {
 	n := healthy(t)
 	n.Healthy = false

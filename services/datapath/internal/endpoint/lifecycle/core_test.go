@@ -76,10 +76,9 @@ func TestCreateUndoesEverythingWhicheverStepFails(t *testing.T) {
 	}
 }
 
-// A process that is killed leaves what its steps have made so far. The fake
-// cannot be killed, but it can refuse everything from some point on, undoing
-// included, which leaves the same.
-// It proves INV-22.
+// TestRestoreFindsWhatAKilledCreationLeft: a process that is killed leaves what its steps
+// have made so far. The fake cannot be killed, but it can refuse everything from some point
+// on, undoing included, which leaves the same. It proves INV-22.
 func TestRestoreFindsWhatAKilledCreationLeft(t *testing.T) {
 	for i, op := range createOps {
 		t.Run(op, func(t *testing.T) {
@@ -946,8 +945,9 @@ func TestWithoutIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T) {
 	m.holds(t, c, 2)
 }
 
-// A stopped process accepts connections and answers nothing: the time of the clock in
-// the bubble goes on until the creation gives it up.
+// TestWithoutAnAnswerOfIdentityTheNumberOfAnEqualEndpointIsTaken: a stopped process accepts
+// connections and answers nothing: the time of the clock in the bubble goes on until the
+// creation gives it up.
 func TestWithoutAnAnswerOfIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -971,8 +971,8 @@ func TestWithoutAnAnswerOfIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T
 	})
 }
 
-// The caller reads what the creation waited for, because the answer comes before the
-// caller's deadline.
+// TestCreationAnswersBeforeTheDeadline: the caller reads what the creation waited for, because
+// the answer comes before the caller's deadline.
 func TestCreationAnswersBeforeTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()

@@ -120,7 +120,7 @@ func shortLease(o *devnode.Options) {
 // causes at once; the service's own tests reach those.
 func background(point string) bool {
 	parts := strings.Split(point, "/")
-	return applying(point) || relabelling(point) || slices.ContainsFunc(parts, func(part string) bool {
+	return applying(point) || relabelling(point) || auditing(point) || slices.ContainsFunc(parts, func(part string) bool {
 		return slices.Contains([]string{"expire", "ranges", "claim", "return", "register"}, part)
 	})
 }

@@ -552,7 +552,7 @@ type FlushConnectionsResponse struct {
 	// their entries keep them from being taken for new ones.
 	TerminatedCount uint64 `protobuf:"varint,2,opt,name=terminated_count,json=terminatedCount,proto3" json:"terminated_count,omitempty"`
 	// TCP connections that pass the filter and stay, because no capacity is left to
-	// remember their direction: at most 8,192 of each family, less those that are
+	// remember their direction: at most 6,144 of each family, less those that are
 	// remembered already, for which no packet has come since.
 	UnrememberedCount uint64 `protobuf:"varint,3,opt,name=unremembered_count,json=unrememberedCount,proto3" json:"unremembered_count,omitempty"`
 	// Connections that pass the filter and stay, because packets changed them at each

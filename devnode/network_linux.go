@@ -167,7 +167,12 @@ func (n *Node) routePods(device string, ipv4, ipv6 netip.Addr) error {
 		return nil
 	}
 	if len(n.state.PodCIDRs) > 0 {
-		return add(n.state.PodCIDRs)
+		err := add(n.state.PodCIDRs)
+		if errors.Is(err, unix.EEXIST) {
+			err = fmt.Errorf("%w: the range is in use, by another development node or a network of this machine; `ip route` "+
+				"and `ip -6 route` name the device that it is routed to", err)
+		}
+		return err
 	}
 	for {
 		prefixes, err := freePodCIDRs()

@@ -180,13 +180,22 @@ func (n *Node) waitUntilServing(ctx context.Context, service string, exited <-ch
 		}
 		select {
 		case exit := <-exited:
-			return fmt.Errorf("%s ended before it served (%v); its log %s ends with:\n%s", service, exit, n.Log(service), n.logTail(service)) //nolint:errorlint // nil after status 0
+			return fmt.Errorf("%s ended before it served (%v); %s", service, exit,
+				n.logText(service)) //nolint:errorlint // nil after status 0
 		case <-ctx.Done():
-			return fmt.Errorf("%s does not serve: %w (%w); its log %s ends with:\n%s", service, ctx.Err(), err, n.Log(service),
-				n.logTail(service))
+			return fmt.Errorf("%s does not serve: %w (%w); %s", service, ctx.Err(), err, n.logText(service))
 		case <-tick.C:
 		}
 	}
+}
+
+// logText is the end of a log in a message, which outlives the log of a node that is taken down again.
+func (n *Node) logText(service string) string {
+	tail := n.logTail(service)
+	if len(tail) == 0 {
+		return "it has logged nothing"
+	}
+	return fmt.Sprintf("its log %s ends with:\n%s", n.Log(service), tail)
 }
 
 // Serving says, with nil, that a service serves now.

@@ -166,6 +166,31 @@ func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 	}
 }
 
+// TestHelpOfNoCommandIsAMistake: the library prints the help of what comes before.
+func TestHelpOfNoCommandIsAMistake(t *testing.T) {
+	n := nodetest.New(t, commands...)
+	for _, bad := range [][]string{{"nonsense", "--help"}, {"policy", "nonsense", "--help"}, {
+		"policy", "nonsense",
+		"-h",
+	}} {
+		out, errOut := n.Want(t, invocation.ExitUsage, bad...)
+		if out != "" || !strings.Contains(errOut, `has no command "nonsense"`) {
+			t.Errorf("%q: %s%s", bad, out, errOut)
+		}
+	}
+	for _, good := range [][]string{
+		{"--help"},
+		{"policy", "--help"},
+		{"policy", "apply", "--help"},
+		{"help", "policy"},
+		{"help"},
+		{"--version"},
+		{"version"},
+	} {
+		n.Want(t, 0, good...)
+	}
+}
+
 // TestMistakesAreJSONWhereThatIsAskedFor: also those that keep --output from being read.
 func TestMistakesAreJSONWhereThatIsAskedFor(t *testing.T) {
 	n := nodetest.New(t, commands...)

@@ -42,7 +42,7 @@ var commands = []func(*invocation.Invocation) *cobra.Command{
 	policy.Command, fqdn.Command, explain.Command, observe.Command, capture.Command, conntrack.Command,
 	bpfmap.Command, audit.Command,
 	prepare.Command, node.Command, service.Command, backend.Command, dev.Command,
-	kubernetes.Command, probe.Command, config.Command,
+	kubernetes.Command, probe.Command, config.Command, invocation.VersionCommand,
 }
 
 func main() { os.Exit(run(os.Args)) }

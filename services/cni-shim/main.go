@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/requestid"
+	built "github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/attachment"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
@@ -32,7 +33,31 @@ func main() {
 	// A runtime that has gone must not kill an ADD that has to be undone: the
 	// write of the result fails instead.
 	signal.Ignore(syscall.SIGPIPE)
+	if text, ok := about(os.Args[1:]); ok {
+		fmt.Println(text)
+		return
+	}
 	os.Exit(run(os.Getenv, os.Stdin, os.Stdout, os.Stderr))
+}
+
+// about answers a person: a runtime passes no arguments.
+func about(args []string) (text string, ok bool) {
+	if len(args) != 1 {
+		return "", false
+	}
+	switch args[0] {
+	case "--version":
+		return "sluice-cni " + built.Get().String(), true
+	case "--help", "-h":
+		return "sluice-cni " + built.Get().String() + `
+
+The CNI plugin of Sluice. A container runtime executes it with the variables CNI_COMMAND,
+CNI_CONTAINERID, CNI_IFNAME, CNI_NETNS and CNI_PATH, and the configuration on standard input.
+
+  sluice-cni --version   print the version
+  sluice-cni --help      print this`, true
+	}
+	return "", false
 }
 
 // run is the process without its globals. It returns the exit code.

@@ -89,7 +89,11 @@ addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 			return invocation.Usagef("--run-dir: a development node is named by --instance")
 		}
 		inv.Instance = cmp.Or(inv.Instance, defaultInstance)
-		if os.Geteuid() != 0 {
+		switch {
+		case os.Geteuid() == 0:
+		case cmd.Name() == "status":
+			return errors.New("dev status must run as root: the node's files are root's; `sluice status` is for the group too")
+		default:
 			return errors.New("dev must run as root: it makes network namespaces and starts the datapath")
 		}
 		return nil
@@ -175,10 +179,28 @@ func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o de
 // running says what to do if err is that the instance runs.
 func running(inv *invocation.Invocation, err error) error {
 	if errors.Is(err, devnode.ErrRunning) {
+		if missing := ended(inv.Instance); len(missing) > 0 {
+			return fmt.Errorf("%w; %s has ended: start it again with `sluice dev restart %s --instance %s`", err,
+				strings.Join(missing, ", "), missing[0], inv.Instance)
+		}
 		return fmt.Errorf("%w; see `sluice dev status --instance %s`, end it with `sluice dev down --instance %s`", err,
 			inv.Instance, inv.Instance)
 	}
 	return err
+}
+
+// ended are the services of an instance that do not run.
+func ended(instance string) (names []string) {
+	node, err := devnode.Open(instance)
+	if err != nil {
+		return nil
+	}
+	for _, name := range node.Services() {
+		if _, err := node.PID(name); err != nil {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // shownNode is what `dev up -o json` and `dev status -o json` print.

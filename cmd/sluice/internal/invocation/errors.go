@@ -155,7 +155,7 @@ func (c *Invocation) explain(err error) string {
 // probably meant if no instance was named, or one that has several nodes.
 func (c *Invocation) OtherNodes() string {
 	which := "*"
-	if c.Instance != "" {
+	if _, err := os.Stat("/run/sluice-" + c.Instance); c.Instance != "" && err == nil {
 		which = c.Instance + "-*"
 		if _, err := os.Stat("/run/sluice-" + c.Instance + "/cluster.json"); err != nil {
 			return ""

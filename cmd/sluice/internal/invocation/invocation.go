@@ -41,7 +41,12 @@ func RunRoot(args []string, stdout, stderr io.Writer, rootOf func(*Invocation) *
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	var mistake error
+	root.SetHelpFunc(helpOrMistake(root.HelpFunc(), &mistake))
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = mistake
+	}
 	if err != nil && wantsJSON(args) {
 		c.Format = "json" // also if a mistake kept the flag from being read
 	}
@@ -115,6 +120,31 @@ func (c *Invocation) Bare(use string) *cobra.Command {
 	flags.DurationVar(&c.Timeout, "timeout", 10*time.Second, "how long one answer may take")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &UsageError{err} })
 	return root
+}
+
+// VersionCommand is `version`.
+func VersionCommand(c *Invocation) *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Show the version of this program", Args: Args(0, ""),
+		RunE: func(*cobra.Command, []string) error {
+			v := version.Get().String()
+			return c.Show(map[string]string{"version": v}, func(w io.Writer) { fmt.Fprintln(w, v) })
+		},
+	}
+}
+
+// helpOrMistake prints the help of a command, or says that there is none of a name: the library prints the help of the
+// root for whatever was typed.
+func helpOrMistake(help func(*cobra.Command, []string), mistake *error) func(*cobra.Command, []string) {
+	return func(cmd *cobra.Command, args []string) {
+		if cmd.HasSubCommands() {
+			if rest := cmd.Flags().Args(); len(rest) > 0 && cmd.Name() != "help" {
+				*mistake = onlyGroups(cmd, rest)
+				return
+			}
+		}
+		help(cmd, args)
+	}
 }
 
 // Group is a command that only has subcommands.

@@ -27,6 +27,24 @@ func (w *Wait) Flag(cmd *cobra.Command) {
 	f.Lookup("wait").DefValue = ""
 }
 
+// WithoutWait are the arguments of a command without the time that its --wait was given as a word of its own: a flag
+// that needs no value has it after "=" alone.
+func WithoutWait(cmd *cobra.Command, args []string) []string {
+	f := cmd.Flags().Lookup("wait")
+	if f == nil || !f.Changed || len(args) == 0 {
+		return args
+	}
+	w, ok := f.Value.(*Wait)
+	if !ok || w.off || w.limit != 0 {
+		return args
+	}
+	if d, err := time.ParseDuration(args[0]); err != nil || d <= 0 {
+		return args
+	}
+	_ = w.Set(args[0]) // it is a time
+	return args[1:]
+}
+
 // Off says that the command does not wait.
 func (w *Wait) Off() bool { return w.off }
 

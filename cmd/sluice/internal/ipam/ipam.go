@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -40,12 +41,12 @@ type Pool struct {
 	CIDR        string `json:"cidr"`
 	State       string `json:"state"`
 	Gateway     string `json:"gateway"`
-	Size        uint64 `json:"size"`
+	Size        amount `json:"size"`
 	Reserved    uint64 `json:"reserved"`
 	Leased      uint64 `json:"leased"`
 	Confirmed   uint64 `json:"confirmed"`
 	Quarantined uint64 `json:"quarantined"`
-	Free        uint64 `json:"free"`
+	Free        amount `json:"free"`
 	// RefusedReason says why the cluster refuses the range; empty if it does not.
 	RefusedReason string `json:"refusedReason,omitempty"`
 }
@@ -54,9 +55,9 @@ type Pool struct {
 func PoolOf(p *ipamv1.Pool) Pool {
 	return Pool{
 		CIDR: p.GetPrefix(), State: output.Enum(p.GetState(), "RANGE_STATE_"), Gateway: p.GetGateway(),
-		Size: p.GetAddressCount(), Reserved: p.GetReservedCount(),
+		Size: amount(p.GetAddressCount()), Reserved: p.GetReservedCount(),
 		Leased: p.GetLeasedCount(), Confirmed: p.GetConfirmedCount(),
-		Quarantined: p.GetQuarantinedCount(), Free: p.GetFreeCount(),
+		Quarantined: p.GetQuarantinedCount(), Free: amount(p.GetFreeCount()),
 		RefusedReason: p.GetRefusedReason(),
 	}
 }
@@ -73,9 +74,9 @@ func printPools(ctx context.Context, inv *invocation.Invocation) error {
 	return inv.Show(all, func(w io.Writer) {
 		output.Row(w, "POOL", "STATE", "GATEWAY", "SIZE", "RESERVED", "LEASED", "CONFIRMED", "QUARANTINE", "FREE")
 		for _, p := range all {
-			output.Row(w, p.CIDR, p.State, p.Gateway, output.Count(p.Size), output.Count(p.Reserved),
+			output.Row(w, p.CIDR, p.State, p.Gateway, output.Count(uint64(p.Size)), output.Count(p.Reserved),
 				p.Leased, p.Confirmed, p.Quarantined,
-				output.Count(p.Free))
+				output.Count(uint64(p.Free)))
 		}
 		for _, p := range all {
 			if p.RefusedReason != "" {
@@ -114,4 +115,13 @@ func printAllocations(ctx context.Context, inv *invocation.Invocation) error {
 			output.Row(w, a.Owner, a.State, strings.Join(a.Addresses, ","), left)
 		}
 	})
+}
+
+// amount is a number of addresses. In JSON it is at most the largest one that readers with floating point, such as jq,
+// know exactly: a /64 has more addresses than anything counts.
+type amount uint64
+
+// MarshalJSON implements json.Marshaler.
+func (n amount) MarshalJSON() ([]byte, error) {
+	return strconv.AppendUint(nil, uint64(min(n, 1<<53-1)), 10), nil
 }

@@ -248,3 +248,13 @@ func TestAnOwnerWithoutAnEndpointIsReleased(t *testing.T) {
 	}
 	n.Want(t, 0, "ipam", "release", "ghost", "--force")
 }
+
+// TestSizesInJSONAreKnownExactly: jq and JavaScript read 18446744073709551615 as 18446744073709552000.
+func TestSizesInJSONAreKnownExactly(t *testing.T) {
+	n := nodetest.New(t, Command)
+	out, _ := n.Want(t, 0, "ipam", "pools", "-o", "json")
+	if strings.Contains(out, "1844674407370955") || !strings.Contains(out, `"size": 9007199254740991`) ||
+		!strings.Contains(out, `"size": 256`) {
+		t.Errorf("pools\n%s", out)
+	}
+}

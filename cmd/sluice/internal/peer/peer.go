@@ -6,6 +6,8 @@ package peer
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -63,6 +65,9 @@ func Resolve(ctx context.Context, inv *invocation.Invocation, text string) (Peer
 		return p, err
 	}
 	e, err := endpoint.Find(ctx, inv, text)
+	if err != nil && strings.Contains(text, ".") && !errors.As(err, new(*invocation.UsageError)) {
+		err = fmt.Errorf("%w; names of DNS are not taken, give an address", err)
+	}
 	if err != nil {
 		return p, err
 	}

@@ -149,7 +149,7 @@ succeeds. The exit code is %d if they are gone from the policy service, but not
 (yet) from the kernel.`, invocation.ExitNotReady),
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, a []string) error {
-			return deletePolicies(cmd.Context(), inv, cmd.InOrStdin(), a, o)
+			return deletePolicies(cmd.Context(), inv, cmd.InOrStdin(), invocation.WithoutWait(cmd, a), o)
 		},
 	}
 	o.add(cmd, "file, directory or - for standard input that names the policies; may be repeated")

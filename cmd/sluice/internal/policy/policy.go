@@ -56,7 +56,7 @@ func readPolicies(inv *invocation.Invocation, files []string, stdin io.Reader, s
 
 // onlyFiles refuses arguments where files are named with -f.
 func onlyFiles(cmd *cobra.Command, a []string) error {
-	if len(a) > 0 {
+	if a = invocation.WithoutWait(cmd, a); len(a) > 0 {
 		return invocation.Usagef("%s takes no argument; name files with -f, as in `%s -f %s`", cmd.CommandPath(),
 			cmd.CommandPath(), a[0])
 	}

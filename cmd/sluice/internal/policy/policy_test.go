@@ -702,3 +702,21 @@ func TestFieldsAreExplainedWithoutAService(t *testing.T) {
 		t.Errorf("a program that says something else: %s", errOut)
 	}
 }
+
+// TestTimeOfWaitMayBeAWordOfItsOwn: people write it as they write that of --timeout.
+func TestTimeOfWaitMayBeAWordOfItsOwn(t *testing.T) {
+	n := nodetest.New(t, Command)
+	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
+	n.Want(t, 0, "policy", "apply", "-f", file, "--wait", "30s")
+	n.Want(t, 0, "policy", "apply", "--wait=30s", "-f", file)
+	n.Want(t, 0, "policy", "delete", "--wait", "30s", "netpol", "shop/web")
+	for _, bad := range [][]string{
+		{"apply", "-f", file, "--wait", "web.yaml"},
+		{"apply", "-f", file, "30s"},
+		{"apply", "-f", file, "--wait=5s", "30s"},
+		{"apply", "-f", file, "--wait", "30s", "x"},
+		{"apply", "-f", file, "--wait", "-1s"},
+	} {
+		n.Want(t, invocation.ExitUsage, append([]string{"policy"}, bad...)...)
+	}
+}

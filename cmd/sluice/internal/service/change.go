@@ -77,7 +77,7 @@ func (o *changeFlags) revision() *uint64 {
 
 // onlyFiles refuses arguments where files are named with -f.
 func onlyFiles(cmd *cobra.Command, a []string) error {
-	if len(a) > 0 {
+	if a = invocation.WithoutWait(cmd, a); len(a) > 0 {
 		return invocation.Usagef("%s takes no argument; name files with -f, as in `%s -f %s`", cmd.CommandPath(),
 			cmd.CommandPath(), a[0])
 	}
@@ -127,7 +127,7 @@ that is deleted by name stay, and wait for a service of that name. The exit code
 if the services are gone from the load balancer, but not (yet) from the kernel.`, invocation.ExitNotReady),
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, a []string) error {
-			return deleteServices(cmd.Context(), inv, cmd.InOrStdin(), a, o)
+			return deleteServices(cmd.Context(), inv, cmd.InOrStdin(), invocation.WithoutWait(cmd, a), o)
 		},
 	}
 	o.add(cmd, "file, directory or - for standard input that names the objects; may be repeated")

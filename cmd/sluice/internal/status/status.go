@@ -434,7 +434,7 @@ func (s *Node) table(w io.Writer) {
 		output.Row(w, "Cluster", c.text())
 	}
 	for _, p := range s.Pools {
-		free := output.Count(p.Free) + " free"
+		free := output.Count(uint64(p.Free)) + " free"
 		if p.State == "draining" || p.State == "refused" {
 			free = p.State
 		}

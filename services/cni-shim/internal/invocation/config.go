@@ -12,6 +12,7 @@ import (
 	"maps"
 	"net/netip"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -444,11 +445,44 @@ func (d fields) get(key string, v any) error {
 			if wrong.Field != "" {
 				key += "." + wrong.Field
 			}
-			return fmt.Errorf("%s: cannot be a %s", clip(key), clip(wrong.Value))
+			return fmt.Errorf("%s: must be %s, and is %s", clip(key), wanted(wrong.Type), given(wrong.Value))
 		}
 		return fmt.Errorf("%s: %w", clip(key), err)
 	}
 	return nil
+}
+
+// wanted names a type as JSON does.
+func wanted(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Map, reflect.Struct:
+		return "an object"
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	default:
+		return "a number"
+	}
+}
+
+// given names what is there; the decoder adds the value of some numbers.
+func given(value string) string {
+	kind, _, _ := strings.Cut(value, " ")
+	switch kind {
+	case "array":
+		return "a list"
+	case "object":
+		return "an object"
+	case "bool":
+		return "true or false"
+	case "number", "string":
+		return "a " + kind
+	default:
+		return clip(value)
+	}
 }
 
 // fieldError is the CNI error for the first of what fields.get complained of.

@@ -52,8 +52,8 @@ func TestWrongPortMappingsNameTheirField(t *testing.T) {
 		`{"hostPort":1,"containerPort":1,"hostIP":"node"}`:                        `[1].hostIP: "node"`,
 		`{"hostPort":1,"containerPort":1,"hostIP":"fe80::1%eth0"}`:                "[1].hostIP",
 		`{"hostPort":1,"containerPort":1,"hostIP":"224.0.0.1"}`:                   "[1].hostIP",
-		`{"hostPort":"1","containerPort":1}`:                                      ".hostPort: cannot be a string",
-		`7`:                                                                       ": cannot be a number",
+		`{"hostPort":"1","containerPort":1}`:                                      ".hostPort: must be a number, and is a string",
+		`7`:                                                                       ": must be an object, and is a number",
 		strings.Repeat(`{"hostPort":1,"containerPort":1},`, 255) + ok[:len(ok)-1]: ": 257 ports",
 	} {
 		_, err := Parse(Add, env(), []byte(doc(`"runtimeConfig":{"portMappings":[`+ok+mapping+`]}`)))

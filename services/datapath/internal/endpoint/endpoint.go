@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-net/sluice/model/identity"
@@ -125,12 +126,28 @@ func (s Spec) Normalise() Spec {
 
 // SameContent says whether two normalised requests ask for the same. A manager
 // or a pod that only one of them names is no difference.
-func (s Spec) SameContent(t Spec) bool {
-	return s.Owner == t.Owner &&
-		(s.Manager == "" || t.Manager == "" || s.Scope() == t.Scope()) &&
-		(s.Pod == workload.PodReference{} || t.Pod == workload.PodReference{} || s.Pod == t.Pod) && s.Netns == t.Netns && s.MAC == t.MAC && s.MTU == t.MTU &&
-		slices.Equal(s.Addrs, t.Addrs) && slices.Equal(s.Labels, t.Labels) && slices.Equal(s.Ports, t.Ports) &&
-		slices.Equal(s.PortMappings, t.PortMappings) && s.LeaveSockets == t.LeaveSockets
+func (s Spec) SameContent(t Spec) bool { return s.Owner == t.Owner && len(s.Differs(t)) == 0 }
+
+// Differs names the fields of CreateEndpoint in which t is another request of the
+// owner.
+func (s Spec) Differs(t Spec) (fields []string) {
+	note := func(same bool, field string) {
+		if !same {
+			fields = append(fields, field)
+		}
+	}
+	note(s.Manager == "" || t.Manager == "" || s.Manager == t.Manager, "manager")
+	note(s.Manager == "" || t.Manager == "" || s.Network == t.Network, "network")
+	note(s.Pod == workload.PodReference{} || t.Pod == workload.PodReference{} || s.Pod == t.Pod, "pod")
+	note(s.Netns == t.Netns, "network_namespace")
+	note(s.MAC == t.MAC, "mac")
+	note(s.MTU == t.MTU, "mtu")
+	note(slices.Equal(s.Addrs, t.Addrs), "addresses")
+	note(slices.Equal(s.Labels, t.Labels), "labels")
+	note(slices.Equal(s.Ports, t.Ports), "named_ports")
+	note(slices.Equal(s.PortMappings, t.PortMappings), "port_mappings")
+	note(s.LeaveSockets == t.LeaveSockets, "leave_sockets")
+	return fields
 }
 
 // Scope is the network of the manager that made the endpoint.
@@ -341,3 +358,39 @@ func clip(s string) string {
 	}
 	return s
 }
+
+// ExistsError is an ErrExists with the fields in which the request differs.
+type ExistsError struct {
+	Owner  workload.Owner
+	Fields []string
+}
+
+func (e *ExistsError) Error() string {
+	return fmt.Sprintf("endpoint of %s: %v: %s", e.Owner, ErrExists, strings.Join(e.Fields, ", "))
+}
+
+// Unwrap returns ErrExists.
+func (e *ExistsError) Unwrap() error { return ErrExists }
+
+// Exists is the error of a request t of an owner that has an endpoint made from s.
+// Without a difference there is another namespace at the same path.
+func (s Spec) Exists(t Spec) error {
+	e := &ExistsError{Owner: s.Owner, Fields: s.Differs(t)}
+	if len(e.Fields) == 0 {
+		e.Fields = []string{"network_namespace"}
+	}
+	return e
+}
+
+// HeldError is an ErrAddressHeld with the endpoint that has the address.
+type HeldError struct {
+	Addr   netip.Addr
+	Holder workload.Owner
+}
+
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("address %v: %v: %s", e.Addr, ErrAddressHeld, e.Holder)
+}
+
+// Unwrap returns ErrAddressHeld.
+func (e *HeldError) Unwrap() error { return ErrAddressHeld }

@@ -6,6 +6,7 @@ package server
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -23,6 +24,28 @@ import (
 // retryAfter is when a caller may repeat a call for which something was away or
 // in use.
 const retryAfter = 100 * time.Millisecond
+
+// existing are the details of an error that another endpoint, or another content of
+// it, is in the way: which, and in what.
+func existing(err error) []protoadapt.MessageV1 {
+	var (
+		exists *endpoint.ExistsError
+		held   *endpoint.HeldError
+	)
+	switch {
+	case errors.As(err, &exists):
+		return []protoadapt.MessageV1{
+			rpcerr.Resource("endpoint", exists.Owner.String(), err.Error()),
+			rpcerr.Metadata(map[string]string{"fields": strings.Join(exists.Fields, ",")}),
+		}
+	case errors.As(err, &held):
+		return []protoadapt.MessageV1{
+			rpcerr.Resource("endpoint", held.Holder.String(), err.Error()),
+			rpcerr.Metadata(map[string]string{"address": held.Addr.String(), "holder": held.Holder.String()}),
+		}
+	}
+	return nil
+}
 
 // statusOf is the one place where errors of the core get code and reason. What
 // ipam, identity or policy answered keeps its own reason and details.
@@ -66,9 +89,9 @@ func statusOf(err error) error {
 	case errors.Is(err, endpoint.ErrLabelsOfPod):
 		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES)
 	case errors.Is(err, endpoint.ErrExists):
-		return answer(codes.AlreadyExists, datapathv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT)
+		return answer(codes.AlreadyExists, datapathv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT, existing(err)...)
 	case errors.Is(err, endpoint.ErrAddressHeld):
-		return answer(codes.Aborted, datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE, again)
+		return answer(codes.Aborted, datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE, append(existing(err), again)...)
 	case errors.Is(err, endpoint.ErrLease):
 		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST)
 	case errors.Is(err, endpoint.ErrSecond):

@@ -7,13 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
 	"testing"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
@@ -93,5 +97,35 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	}
 	if statusOf(nil) != nil {
 		t.Error("no error has a status")
+	}
+}
+
+func TestErrorsNameTheEndpointThatIsInTheWay(t *testing.T) {
+	o := workload.Owner{ContainerID: "a", Interface: "eth0"}
+	for _, c := range []struct {
+		err  error
+		want map[string]string
+	}{
+		{
+			&endpoint.ExistsError{Owner: o, Fields: []string{"mtu", "labels"}}, map[string]string{"fields": "mtu,labels"},
+		},
+		{
+			&endpoint.HeldError{Addr: netip.MustParseAddr("10.244.0.2"), Holder: o},
+			map[string]string{"address": "10.244.0.2", "holder": "a/eth0"},
+		},
+	} {
+		got := statusOf(fmt.Errorf("some step: %w", c.err))
+		if facts := rpcerr.Facts(got); !maps.Equal(facts, c.want) {
+			t.Errorf("%v has the facts %v, want %v", c.err, facts, c.want)
+		}
+		named := ""
+		for _, d := range status.Convert(got).Details() {
+			if r, ok := d.(*errdetails.ResourceInfo); ok {
+				named = r.GetResourceType() + " " + r.GetResourceName()
+			}
+		}
+		if named != "endpoint a/eth0" {
+			t.Errorf("%v names %q", c.err, named)
+		}
 	}
 }

@@ -124,11 +124,13 @@ const (
 	ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED ErrorReason = 4
 	// NOT_FOUND: the owner has no endpoint.
 	ErrorReason_ERROR_REASON_ENDPOINT_NOT_FOUND ErrorReason = 5
-	// ALREADY_EXISTS: the owner has an endpoint with other content.
+	// ALREADY_EXISTS: the owner has an endpoint with other content. The metadata's
+	// "fields" names the fields of the request that differ, separated by commas.
 	ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT ErrorReason = 6
 	// ABORTED: the endpoint was deleted while it was created.
 	ErrorReason_ERROR_REASON_ENDPOINT_DELETED ErrorReason = 7
-	// ABORTED: a live endpoint has the address; RetryInfo says when to come back.
+	// ABORTED: a live endpoint has the address; the metadata's "address" and "holder"
+	// say which, RetryInfo when to come back.
 	ErrorReason_ERROR_REASON_ADDRESS_IN_USE ErrorReason = 8
 	// FAILED_PRECONDITION: ipam leased other addresses to the owner, or none. A
 	// new lease cures it.
@@ -1325,7 +1327,8 @@ type CreateEndpointRequest struct {
 	// Addresses that the owner has leased, at most one per family.
 	Addresses []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// When the lease ends. The call is refused if it cannot confirm the lease
-	// before.
+	// before. Unset: whenever the lease can be confirmed; one that has ended is
+	// refused by ipam.
 	LeaseExpireTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=lease_expire_time,json=leaseExpireTime,proto3" json:"lease_expire_time,omitempty"`
 	// Labels that the runtime gives, unfiltered.
 	Labels []*v1.Label `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty"`

@@ -126,10 +126,16 @@ type DatapathServiceClient interface {
 	// endpoint index; those of one manager or network if the request names it.
 	ListEndpoints(ctx context.Context, in *ListEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListEndpointsResponse], error)
 	// WatchEndpoints sends every endpoint, then a bookmark with
-	// snapshot_complete, then changes as they happen. Idle bookmarks carry newer
-	// tokens. OUT_OF_RANGE: the resume token is too old or of another run; watch
-	// again without one. RESOURCE_EXHAUSTED: the caller reads too slowly and was
-	// cut.
+	// snapshot_complete (what was not listed does not exist), then changes as they
+	// happen. Idle bookmarks carry newer tokens.
+	//
+	// A caller that was away continues with the resume token of the last message:
+	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
+	// old or of another run of the service; watch again without one, and drop what is
+	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
+	// caller reads too slowly and was disconnected; watch again with the last token,
+	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
+	// is stopping; watch again with the last token.
 	WatchEndpoints(ctx context.Context, in *WatchEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEndpointsResponse], error)
 	// ReclaimEndpoints deletes the endpoints of one manager and network whose
 	// owners are not in the list, as CNI GC wants. Endpoints of other managers
@@ -467,10 +473,16 @@ type DatapathServiceServer interface {
 	// endpoint index; those of one manager or network if the request names it.
 	ListEndpoints(*ListEndpointsRequest, grpc.ServerStreamingServer[ListEndpointsResponse]) error
 	// WatchEndpoints sends every endpoint, then a bookmark with
-	// snapshot_complete, then changes as they happen. Idle bookmarks carry newer
-	// tokens. OUT_OF_RANGE: the resume token is too old or of another run; watch
-	// again without one. RESOURCE_EXHAUSTED: the caller reads too slowly and was
-	// cut.
+	// snapshot_complete (what was not listed does not exist), then changes as they
+	// happen. Idle bookmarks carry newer tokens.
+	//
+	// A caller that was away continues with the resume token of the last message:
+	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
+	// old or of another run of the service; watch again without one, and drop what is
+	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
+	// caller reads too slowly and was disconnected; watch again with the last token,
+	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
+	// is stopping; watch again with the last token.
 	WatchEndpoints(*WatchEndpointsRequest, grpc.ServerStreamingServer[WatchEndpointsResponse]) error
 	// ReclaimEndpoints deletes the endpoints of one manager and network whose
 	// owners are not in the list, as CNI GC wants. Endpoints of other managers

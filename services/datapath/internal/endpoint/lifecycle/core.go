@@ -401,7 +401,7 @@ func (c *Core) reserve(r endpoint.Record, devices []endpoint.HostDevice) (endpoi
 	}
 	for _, a := range r.Spec.Addrs {
 		if holder, ok := c.holders[a]; ok && holder != r.Spec.Owner {
-			return r, fmt.Errorf("address %v: %w: %s", a, endpoint.ErrAddressHeld, holder)
+			return r, &endpoint.HeldError{Addr: a, Holder: holder}
 		}
 	}
 	for o := range c.places.Namespaces[r.Namespace] {

@@ -344,16 +344,18 @@ func TestSameContentAgainIsTheSameAndOtherContentIsRefused(t *testing.T) {
 		t.Errorf("the same in another order: %+v, %v", e, err)
 	}
 	for name, change := range map[string]func(*endpoint.Spec){
-		"addresses": func(s *endpoint.Spec) { s.Addrs = s.Addrs[:1] },
-		"labels":    func(s *endpoint.Spec) { s.Labels = s.Labels[:1] },
-		"ports":     func(s *endpoint.Spec) { s.Ports = nil },
-		"mtu":       func(s *endpoint.Spec) { s.MTU = 1400 },
-		"mac":       func(s *endpoint.Spec) { s.MAC = endpoint.MAC{2, 0, 0, 0, 0, 1} },
+		"addresses":   func(s *endpoint.Spec) { s.Addrs = s.Addrs[:1] },
+		"labels":      func(s *endpoint.Spec) { s.Labels = s.Labels[:1] },
+		"named_ports": func(s *endpoint.Spec) { s.Ports = nil },
+		"mtu":         func(s *endpoint.Spec) { s.MTU = 1400 },
+		"mac":         func(s *endpoint.Spec) { s.MAC = endpoint.MAC{2, 0, 0, 0, 0, 1} },
 	} {
 		other := s
 		change(&other)
-		if _, err := c.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrExists) {
-			t.Errorf("other %s: %v, want ErrExists", name, err)
+		var exists *endpoint.ExistsError
+		if _, err := c.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrExists) ||
+			!errors.As(err, &exists) || !slices.Equal(exists.Fields, []string{name}) {
+			t.Errorf("other %s: %v, want ErrExists that names it", name, err)
 		}
 	}
 	m.holds(t, c, 1)

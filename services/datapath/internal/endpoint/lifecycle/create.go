@@ -94,7 +94,7 @@ func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (
 			}
 			return c.Get(s.Owner)
 		case !c.orphaned(old):
-			return endpoint.Endpoint{}, fmt.Errorf("endpoint of %s: %w", s.Owner, endpoint.ErrExists)
+			return endpoint.Endpoint{}, old.Spec.Exists(s)
 		case validateOnly:
 		default:
 			if err := c.dispose(ctx, old); err != nil {

@@ -5,12 +5,15 @@ package main
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
 // reference is docs/reference.md without its rows.
@@ -68,4 +71,43 @@ func message(m protoreflect.MessageDescriptor, stream bool) string {
 		return fmt.Sprintf("stream of `%s`", m.Name())
 	}
 	return fmt.Sprintf("`%s`", m.Name())
+}
+
+// resume is how every watch with a token is continued.
+const resume = "A caller that was away continues with the resume token of the last message: what was deleted " +
+	"meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too old or of another run of the service; watch " +
+	"again without one, and drop what is not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: " +
+	"the caller reads too slowly and was disconnected; watch again with the last token, which is still good unless " +
+	"the answer is OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token."
+
+// TestEveryWatchIsContinuedInOneWay: a client that follows one watch can follow all.
+func TestEveryWatchIsContinuedInOneWay(t *testing.T) {
+	watches := 0
+	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
+		for i := range f.Services().Len() {
+			s := f.Services().Get(i)
+			if !strings.HasPrefix(string(s.FullName()), "sluice.") {
+				continue
+			}
+			comments := servicetest.Comments(t, filepath.Join("../../proto", filepath.Dir(f.Path())))
+			for j := range s.Methods().Len() {
+				m := s.Methods().Get(j)
+				if m.Input().Fields().ByName("resume_token") == nil {
+					continue
+				}
+				watches++
+				name := fmt.Sprintf("%s/%s", s.Name(), m.Name())
+				if !strings.Contains(comments[name], resume) {
+					t.Errorf("%s says %q, want in it %q", name, comments[name], resume)
+				}
+				if m.Output().Fields().ByName("bookmark") == nil || m.Output().Fields().ByName("resume_token") == nil {
+					t.Errorf("%s answers without bookmarks or tokens", name)
+				}
+			}
+		}
+		return true
+	})
+	if watches < 6 {
+		t.Errorf("%d watches were looked at", watches)
+	}
 }

@@ -62,9 +62,13 @@ type ClusterServiceClient interface {
 	// identity is not known yet may come; WatchIdentities has it, or will.
 	// Changes of one node or prefix are merged. Idle bookmarks carry newer tokens.
 	//
-	// OUT_OF_RANGE: the resume token is too old or of another run of the
-	// service; watch again without one. RESOURCE_EXHAUSTED: the caller reads
-	// too slowly and was disconnected; watch again with the last token.
+	// A caller that was away continues with the resume token of the last message:
+	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
+	// old or of another run of the service; watch again without one, and drop what is
+	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
+	// caller reads too slowly and was disconnected; watch again with the last token,
+	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
+	// is stopping; watch again with the last token.
 	WatchCluster(ctx context.Context, in *WatchClusterRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchClusterResponse], error)
 	// ListNodes streams all nodes, this one too, sorted by name. Their state is
 	// read from etcd; while etcd is away it is NODE_STATE_UNSPECIFIED.
@@ -256,9 +260,13 @@ type ClusterServiceServer interface {
 	// identity is not known yet may come; WatchIdentities has it, or will.
 	// Changes of one node or prefix are merged. Idle bookmarks carry newer tokens.
 	//
-	// OUT_OF_RANGE: the resume token is too old or of another run of the
-	// service; watch again without one. RESOURCE_EXHAUSTED: the caller reads
-	// too slowly and was disconnected; watch again with the last token.
+	// A caller that was away continues with the resume token of the last message:
+	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
+	// old or of another run of the service; watch again without one, and drop what is
+	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
+	// caller reads too slowly and was disconnected; watch again with the last token,
+	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
+	// is stopping; watch again with the last token.
 	WatchCluster(*WatchClusterRequest, grpc.ServerStreamingServer[WatchClusterResponse]) error
 	// ListNodes streams all nodes, this one too, sorted by name. Their state is
 	// read from etcd; while etcd is away it is NODE_STATE_UNSPECIFIED.

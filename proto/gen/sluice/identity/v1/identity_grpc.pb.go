@@ -81,9 +81,13 @@ type IdentityServiceClient interface {
 	// snapshot_complete (what was not listed does not exist), then changes as
 	// they happen. Idle bookmarks carry newer tokens.
 	//
-	// OUT_OF_RANGE: the resume token is too old or of another run of the
-	// service; watch again without one. RESOURCE_EXHAUSTED: the caller reads
-	// too slowly and was cut; watch again with the last token.
+	// A caller that was away continues with the resume token of the last message:
+	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
+	// old or of another run of the service; watch again without one, and drop what is
+	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
+	// caller reads too slowly and was disconnected; watch again with the last token,
+	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
+	// is stopping; watch again with the last token.
 	WatchIdentities(ctx context.Context, in *WatchIdentitiesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchIdentitiesResponse], error)
 	// ResolveEndpoint gives the identity of a workload from what its runtime
 	// says about it: filters the labels, adds the hidden label of its named
@@ -110,9 +114,13 @@ type IdentityServiceClient interface {
 	// to ResolveEndpoint, and releases. Changes of one owner are merged. Idle
 	// bookmarks carry newer tokens.
 	//
-	// OUT_OF_RANGE: the resume token is too old or of another run of the
-	// service; watch again without one. RESOURCE_EXHAUSTED: the caller reads
-	// too slowly and was disconnected; watch again with the last token.
+	// A caller that was away continues with the resume token of the last message:
+	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
+	// old or of another run of the service; watch again without one, and drop what is
+	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
+	// caller reads too slowly and was disconnected; watch again with the last token,
+	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
+	// is stopping; watch again with the last token.
 	WatchEndpoints(ctx context.Context, in *WatchEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEndpointsResponse], error)
 	// ConfirmEndpoint says that the packets of an owner carry a number that
 	// WatchEndpoints announced with confirm set. Until then the service holds the
@@ -297,9 +305,13 @@ type IdentityServiceServer interface {
 	// snapshot_complete (what was not listed does not exist), then changes as
 	// they happen. Idle bookmarks carry newer tokens.
 	//
-	// OUT_OF_RANGE: the resume token is too old or of another run of the
-	// service; watch again without one. RESOURCE_EXHAUSTED: the caller reads
-	// too slowly and was cut; watch again with the last token.
+	// A caller that was away continues with the resume token of the last message:
+	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
+	// old or of another run of the service; watch again without one, and drop what is
+	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
+	// caller reads too slowly and was disconnected; watch again with the last token,
+	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
+	// is stopping; watch again with the last token.
 	WatchIdentities(*WatchIdentitiesRequest, grpc.ServerStreamingServer[WatchIdentitiesResponse]) error
 	// ResolveEndpoint gives the identity of a workload from what its runtime
 	// says about it: filters the labels, adds the hidden label of its named
@@ -326,9 +338,13 @@ type IdentityServiceServer interface {
 	// to ResolveEndpoint, and releases. Changes of one owner are merged. Idle
 	// bookmarks carry newer tokens.
 	//
-	// OUT_OF_RANGE: the resume token is too old or of another run of the
-	// service; watch again without one. RESOURCE_EXHAUSTED: the caller reads
-	// too slowly and was disconnected; watch again with the last token.
+	// A caller that was away continues with the resume token of the last message:
+	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
+	// old or of another run of the service; watch again without one, and drop what is
+	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
+	// caller reads too slowly and was disconnected; watch again with the last token,
+	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
+	// is stopping; watch again with the last token.
 	WatchEndpoints(*WatchEndpointsRequest, grpc.ServerStreamingServer[WatchEndpointsResponse]) error
 	// ConfirmEndpoint says that the packets of an owner carry a number that
 	// WatchEndpoints announced with confirm set. Until then the service holds the

@@ -90,10 +90,13 @@ type IPAMServiceClient interface {
 	// have to learn first; a range that serves is announced before an address of
 	// it is answered, and one that drains until no owner holds an address of it.
 	//
-	// A caller that was away continues with the token of the last message.
-	// OUT_OF_RANGE: the token cannot be continued from; watch again without one.
-	// RESOURCE_EXHAUSTED: the caller read too slowly; watch again with the last
-	// token.
+	// A caller that was away continues with the resume token of the last message:
+	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
+	// old or of another run of the service; watch again without one, and drop what is
+	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
+	// caller reads too slowly and was disconnected; watch again with the last token,
+	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
+	// is stopping; watch again with the last token.
 	WatchPools(ctx context.Context, in *WatchPoolsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchPoolsResponse], error)
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
@@ -252,10 +255,13 @@ type IPAMServiceServer interface {
 	// have to learn first; a range that serves is announced before an address of
 	// it is answered, and one that drains until no owner holds an address of it.
 	//
-	// A caller that was away continues with the token of the last message.
-	// OUT_OF_RANGE: the token cannot be continued from; watch again without one.
-	// RESOURCE_EXHAUSTED: the caller read too slowly; watch again with the last
-	// token.
+	// A caller that was away continues with the resume token of the last message:
+	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
+	// old or of another run of the service; watch again without one, and drop what is
+	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
+	// caller reads too slowly and was disconnected; watch again with the last token,
+	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
+	// is stopping; watch again with the last token.
 	WatchPools(*WatchPoolsRequest, grpc.ServerStreamingServer[WatchPoolsResponse]) error
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)

@@ -96,9 +96,16 @@ type LoadBalancerServiceClient interface {
 	// GetService gives one service with its frontends. NOT_FOUND: there is none of
 	// that name.
 	GetService(ctx context.Context, in *GetServiceRequest, opts ...grpc.CallOption) (*GetServiceResponse, error)
-	// WatchServices streams the services, then changes of them. OUT_OF_RANGE: the
-	// resume token is of another run or too old; begin without one.
-	// RESOURCE_EXHAUSTED: the caller read too slowly and was disconnected; resume.
+	// WatchServices sends every service, then a bookmark with snapshot_complete (what
+	// was not listed does not exist), then changes as they happen.
+	//
+	// A caller that was away continues with the resume token of the last message:
+	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
+	// old or of another run of the service; watch again without one, and drop what is
+	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
+	// caller reads too slowly and was disconnected; watch again with the last token,
+	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
+	// is stopping; watch again with the last token.
 	WatchServices(ctx context.Context, in *WatchServicesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchServicesResponse], error)
 	// WatchFrontends is how a datapath gets its frontends: whole ones, each replacing
 	// that of its key. What a slow reader has not taken is merged by key, so that it
@@ -118,6 +125,10 @@ type LoadBalancerServiceClient interface {
 	// FAILED_PRECONDITION: a subscriber has refused a frontend of a service that the
 	// request names, or of any if it names none. OUT_OF_RANGE: there is no such
 	// revision yet.
+	//
+	// It waits as long as the caller does. DEADLINE_EXCEEDED: not every subscriber has
+	// the revision yet; the call may be repeated. UNAVAILABLE: the service is
+	// stopping; the revision is on stable storage.
 	WaitForRevision(ctx context.Context, in *WaitForRevisionRequest, opts ...grpc.CallOption) (*WaitForRevisionResponse, error)
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
@@ -302,9 +313,16 @@ type LoadBalancerServiceServer interface {
 	// GetService gives one service with its frontends. NOT_FOUND: there is none of
 	// that name.
 	GetService(context.Context, *GetServiceRequest) (*GetServiceResponse, error)
-	// WatchServices streams the services, then changes of them. OUT_OF_RANGE: the
-	// resume token is of another run or too old; begin without one.
-	// RESOURCE_EXHAUSTED: the caller read too slowly and was disconnected; resume.
+	// WatchServices sends every service, then a bookmark with snapshot_complete (what
+	// was not listed does not exist), then changes as they happen.
+	//
+	// A caller that was away continues with the resume token of the last message:
+	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
+	// old or of another run of the service; watch again without one, and drop what is
+	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
+	// caller reads too slowly and was disconnected; watch again with the last token,
+	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
+	// is stopping; watch again with the last token.
 	WatchServices(*WatchServicesRequest, grpc.ServerStreamingServer[WatchServicesResponse]) error
 	// WatchFrontends is how a datapath gets its frontends: whole ones, each replacing
 	// that of its key. What a slow reader has not taken is merged by key, so that it
@@ -324,6 +342,10 @@ type LoadBalancerServiceServer interface {
 	// FAILED_PRECONDITION: a subscriber has refused a frontend of a service that the
 	// request names, or of any if it names none. OUT_OF_RANGE: there is no such
 	// revision yet.
+	//
+	// It waits as long as the caller does. DEADLINE_EXCEEDED: not every subscriber has
+	// the revision yet; the call may be repeated. UNAVAILABLE: the service is
+	// stopping; the revision is on stable storage.
 	WaitForRevision(context.Context, *WaitForRevisionRequest) (*WaitForRevisionResponse, error)
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)

@@ -74,6 +74,10 @@ type PolicyServiceClient interface {
 	// policy with the largest share and the figures, and everything stays as it
 	// was.
 	//
+	// UNAVAILABLE: the state could not be written, or the service is stopping.
+	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
+	// repeated.
+	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	UpsertPolicies(ctx context.Context, in *UpsertPoliciesRequest, opts ...grpc.CallOption) (*UpsertPoliciesResponse, error)
@@ -82,6 +86,10 @@ type PolicyServiceClient interface {
 	// FAILED_PRECONDITION: a policy belongs to another source or manager. ABORTED:
 	// the revision is not if_revision. RESOURCE_EXHAUSTED: as above; without one
 	// policy another may need more room.
+	//
+	// UNAVAILABLE: the state could not be written, or the service is stopping.
+	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
+	// repeated.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -94,6 +102,10 @@ type PolicyServiceClient interface {
 	// allow_empty is not set. A set that is larger than one request is listed by
 	// UpsertPolicies and CompleteSource.
 	//
+	// UNAVAILABLE: the state could not be written, or the service is stopping.
+	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
+	// repeated.
+	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ReplacePolicies(ctx context.Context, in *ReplacePoliciesRequest, opts ...grpc.CallOption) (*ReplacePoliciesResponse, error)
@@ -105,6 +117,10 @@ type PolicyServiceClient interface {
 	// again, then repeat the call. FAILED_PRECONDITION: the manager has named
 	// nothing, has policies, and allow_empty is not set. RESOURCE_EXHAUSTED: as
 	// for DeletePolicies.
+	//
+	// UNAVAILABLE: the state could not be written, or the service is stopping.
+	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
+	// repeated.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -151,13 +167,21 @@ type PolicyServiceClient interface {
 	// that enforce, connected and not: without a connected one nothing says that
 	// the kernel has the revision. FAILED_PRECONDITION: a subscriber has refused a
 	// table that this needs, and the message names subject and policy; or it holds
-	// an earlier state, until ConfirmPolicies. OUT_OF_RANGE: there is no such revision yet.
+	// an earlier state, until ConfirmPolicies. OUT_OF_RANGE: there is no such revision
+	// yet.
+	//
+	// It waits as long as the caller does. DEADLINE_EXCEEDED: not every subscriber has
+	// the revision yet; the call may be repeated. UNAVAILABLE: the service is
+	// stopping; the revision is on stable storage.
 	WaitForRevision(ctx context.Context, in *WaitForRevisionRequest, opts ...grpc.CallOption) (*WaitForRevisionResponse, error)
 	// LearnNames says which addresses a DNS name was resolved to. It answers when
 	// the kernel of every connected subscriber that enforces knows them, so that
 	// a proxy may hold back the DNS answer until then. Repeating it extends the life.
 	// RESOURCE_EXHAUSTED: too many names or addresses are remembered, or a table
 	// has no room.
+	//
+	// DEADLINE_EXCEEDED: a subscriber has not acknowledged yet; the addresses are
+	// remembered, and the call may be repeated. UNAVAILABLE: the service is stopping.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -416,6 +440,10 @@ type PolicyServiceServer interface {
 	// policy with the largest share and the figures, and everything stays as it
 	// was.
 	//
+	// UNAVAILABLE: the state could not be written, or the service is stopping.
+	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
+	// repeated.
+	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	UpsertPolicies(context.Context, *UpsertPoliciesRequest) (*UpsertPoliciesResponse, error)
@@ -424,6 +452,10 @@ type PolicyServiceServer interface {
 	// FAILED_PRECONDITION: a policy belongs to another source or manager. ABORTED:
 	// the revision is not if_revision. RESOURCE_EXHAUSTED: as above; without one
 	// policy another may need more room.
+	//
+	// UNAVAILABLE: the state could not be written, or the service is stopping.
+	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
+	// repeated.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -436,6 +468,10 @@ type PolicyServiceServer interface {
 	// allow_empty is not set. A set that is larger than one request is listed by
 	// UpsertPolicies and CompleteSource.
 	//
+	// UNAVAILABLE: the state could not be written, or the service is stopping.
+	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
+	// repeated.
+	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ReplacePolicies(context.Context, *ReplacePoliciesRequest) (*ReplacePoliciesResponse, error)
@@ -447,6 +483,10 @@ type PolicyServiceServer interface {
 	// again, then repeat the call. FAILED_PRECONDITION: the manager has named
 	// nothing, has policies, and allow_empty is not set. RESOURCE_EXHAUSTED: as
 	// for DeletePolicies.
+	//
+	// UNAVAILABLE: the state could not be written, or the service is stopping.
+	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
+	// repeated.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -493,13 +533,21 @@ type PolicyServiceServer interface {
 	// that enforce, connected and not: without a connected one nothing says that
 	// the kernel has the revision. FAILED_PRECONDITION: a subscriber has refused a
 	// table that this needs, and the message names subject and policy; or it holds
-	// an earlier state, until ConfirmPolicies. OUT_OF_RANGE: there is no such revision yet.
+	// an earlier state, until ConfirmPolicies. OUT_OF_RANGE: there is no such revision
+	// yet.
+	//
+	// It waits as long as the caller does. DEADLINE_EXCEEDED: not every subscriber has
+	// the revision yet; the call may be repeated. UNAVAILABLE: the service is
+	// stopping; the revision is on stable storage.
 	WaitForRevision(context.Context, *WaitForRevisionRequest) (*WaitForRevisionResponse, error)
 	// LearnNames says which addresses a DNS name was resolved to. It answers when
 	// the kernel of every connected subscriber that enforces knows them, so that
 	// a proxy may hold back the DNS answer until then. Repeating it extends the life.
 	// RESOURCE_EXHAUSTED: too many names or addresses are remembered, or a table
 	// has no room.
+	//
+	// DEADLINE_EXCEEDED: a subscriber has not acknowledged yet; the addresses are
+	// remembered, and the call may be repeated. UNAVAILABLE: the service is stopping.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.

@@ -190,10 +190,11 @@ func near(all []field, path string) string {
 		for _, f := range all {
 			rest := f.Path
 			if path != "" {
-				below := false
-				if rest, below = strings.CutPrefix(f.Path, path+"."); !below {
+				after, below := strings.CutPrefix(f.Path, path+".")
+				if !below {
 					continue
 				}
+				rest = after
 			}
 			if !strings.Contains(rest, ".") {
 				names = append(names, rest)
@@ -215,7 +216,8 @@ func writeFields(w io.Writer, kind, path string, shown []field) {
 	if path != "" {
 		f := shown[0]
 		children = shown[1:]
-		fmt.Fprintf(w, "Field:\t%s\nType:\t%s\nRequired:\t%t\nSupport:\t%s\nAbout:\t%s\n", f.Path, f.Type, f.Required, f.supportText(), f.About)
+		fmt.Fprintf(w, "Field:\t%s\nType:\t%s\nRequired:\t%t\nSupport:\t%s\nAbout:\t%s\n",
+			f.Path, f.Type, f.Required, f.supportText(), f.About)
 		if len(f.Values) > 0 {
 			fmt.Fprintf(w, "Values:\t%s\n", strings.Join(f.Values, ", "))
 		}

@@ -628,12 +628,14 @@ func TestValidateNeedsNoService(t *testing.T) {
 }
 
 // listed is what the stand-in for `sluice-policy fields` prints.
-const listed = `{"kind":"NetworkPolicy","versions":["networking.k8s.io/v1"],"path":"spec","type":"object","required":true,"support":"enforced","about":"All."}
-{"kind":"NetworkPolicy","versions":["networking.k8s.io/v1"],"path":"spec.ingress","type":"list of object","required":false,"support":"enforced","about":"Rules."}
-{"kind":"NetworkPolicy","versions":["networking.k8s.io/v1"],"path":"spec.ingress.nodes","type":"object","required":false,"support":"enforced","setting":"cluster.nodeLabels","about":"Nodes."}
-{"kind":"NetworkPolicy","versions":["networking.k8s.io/v1"],"path":"spec.ingress.nodes.matchLabels","type":"map of strings","required":false,"support":"enforced","about":"Labels."}
-{"kind":"CiliumNetworkPolicy","versions":["cilium.io/v2"],"path":"spec","type":"object","required":false,"support":"converted","becomes":"it allows nothing","values":["a","b"],"about":"All."}
-`
+var listed = strings.ReplaceAll(`
+{HEAD,"path":"spec","type":"object","required":true,"support":"enforced","about":"All."}
+{HEAD,"path":"spec.ingress","type":"list of object","support":"enforced","about":"Rules."}
+{HEAD,"path":"spec.ingress.nodes","type":"object","support":"enforced","setting":"cluster.nodeLabels","about":"Nodes."}
+{HEAD,"path":"spec.ingress.nodes.matchLabels","type":"map of strings","support":"enforced","about":"Labels."}
+`, "HEAD", `"kind":"NetworkPolicy","versions":["networking.k8s.io/v1"]`) +
+	`{"kind":"CiliumNetworkPolicy","versions":["cilium.io/v2"],"path":"spec","type":"object","support":"converted",` +
+	`"becomes":"it allows nothing","values":["a","b"],"about":"All."}` + "\n"
 
 func TestFieldsAreExplainedWithoutAService(t *testing.T) {
 	bin := t.TempDir()
@@ -647,7 +649,8 @@ func TestFieldsAreExplainedWithoutAService(t *testing.T) {
 		}
 		return out.String(), errOut.String()
 	}
-	if _, errOut := sluice(invocation.ExitFailed, "netpol"); !strings.Contains(errOut, "sluice-policy, which checks manifests, is neither ") {
+	const absent = "sluice-policy, which checks manifests, is neither "
+	if _, errOut := sluice(invocation.ExitFailed, "netpol"); !strings.Contains(errOut, absent) {
 		t.Errorf("without the program: %s", errOut)
 	}
 	nodetest.Write(t, bin, "listed", listed)
@@ -667,18 +670,21 @@ func TestFieldsAreExplainedWithoutAService(t *testing.T) {
 	nodetest.WantLines(t, out, "spec.ingress.nodes.matchLabels map of strings enforced Labels.")
 	out, _ = sluice(0, "NetworkPolicies.spec.ingress[0].nodes")
 	nodetest.WantLines(t, out, "Field: spec.ingress.nodes", "Required: false",
-		"Support: enforced; refused without the setting cluster.nodeLabels of sluice-policy", "matchLabels map of strings enforced Labels.")
+		"Support: enforced; refused without the setting cluster.nodeLabels of sluice-policy",
+		"matchLabels map of strings enforced Labels.")
 	out, _ = sluice(0, "netpol.spec.ingress[0].nodes.matchLabels.example.com/x")
 	nodetest.WantLines(t, out, "Field: spec.ingress.nodes.matchLabels")
 	out, _ = sluice(0, "cnp.spec")
 	nodetest.WantLines(t, out, "Support: converted, it allows nothing", "Values: a, b")
 	out, _ = sluice(0, "cnp.spec", "-o", "json")
 	var decoded []map[string]any
-	if err := json.Unmarshal([]byte(out), &decoded); err != nil || len(decoded) != 1 || decoded[0]["becomes"] != "it allows nothing" {
+	if err := json.Unmarshal([]byte(out), &decoded); err != nil || len(decoded) != 1 ||
+		decoded[0]["becomes"] != "it allows nothing" {
 		t.Errorf("%v, %s", err, out)
 	}
 	for text, want := range map[string]string{
-		"netpol.spec.ingress[0].form":            "NetworkPolicy has no field spec.ingress.form: such a policy is refused; there are in spec.ingress: nodes",
+		"netpol.spec.ingress[0].form": "NetworkPolicy has no field spec.ingress.form: such a policy is refused; " +
+			"there are in spec.ingress: nodes",
 		"netpol.x.y.z":                           "has no field x.y.z: such a policy is refused; there are: spec",
 		"pod":                                    `"pod" is not a kind of policy; there are NetworkPolicy (netpol)`,
 		"":                                       `"" is not a kind of policy`,

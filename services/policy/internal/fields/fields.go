@@ -107,7 +107,8 @@ func below(kind, path string, t reflect.Type, parent *Field, out *[]Field) {
 		at := strings.TrimPrefix(path+"."+f.Name, ".")
 		r := find(kind, at, f)
 		one := Field{
-			Kind: kind, Versions: policy.Versions(kind), Path: at, Type: f.Type, Required: r.required, Support: r.support, Becomes: r.becomes,
+			Kind: kind, Versions: policy.Versions(kind), Path: at, Type: f.Type, Required: r.required,
+			Support: r.support, Becomes: r.becomes,
 			Setting: r.setting, Values: r.values, About: r.about, row: r, field: f, around: parent,
 			selector: parent != nil && (parent.selector || strings.HasSuffix(t.String(), ".LabelSelector")),
 		}

@@ -71,7 +71,8 @@ func manifestWith(t *testing.T, f *Field, v any) string {
 			add("priority: 1")
 		}
 		if f.around == nil {
-			add(fmt.Sprintf("apiVersion: %s, kind: %s, metadata: {name: %s}", policy.Versions(f.Kind)[0], f.Kind, nameOf(f.Kind)))
+			add(fmt.Sprintf("apiVersion: %s, kind: %s, metadata: {name: %s}",
+				policy.Versions(f.Kind)[0], f.Kind, nameOf(f.Kind)))
 			top := find(f.Kind, "spec", manifest.Field{Name: "spec", Owners: f.field.Owners[:1]})
 			add("spec: " + top.example)
 			if f.Path == "specs" {
@@ -108,7 +109,8 @@ func manifestWith(t *testing.T, f *Field, v any) string {
 
 func (f *Field) example(t *testing.T) any {
 	t.Helper()
-	return value(t, strings.NewReplacer("VERSION", policy.Versions(f.Kind)[0], "KIND", f.Kind, "NAME", nameOf(f.Kind)).Replace(f.row.example))
+	names := strings.NewReplacer("VERSION", policy.Versions(f.Kind)[0], "KIND", f.Kind, "NAME", nameOf(f.Kind))
+	return value(t, names.Replace(f.row.example))
 }
 
 // at is the path of the field in the manifests of manifestWith.
@@ -123,8 +125,8 @@ func (f *Field) at() string {
 	}
 	slices.Reverse(names)
 	// What is spelled as in version 0.1.0 of the API is checked in the place of today's.
-	return strings.NewReplacer(".pods.namespaces.namespaceSelector", ".pods.namespaceSelector", ".pods.namespaces", ".pods.namespaceSelector",
-		".namespaces.namespaceSelector", ".namespaces").
+	return strings.NewReplacer(".pods.namespaces.namespaceSelector", ".pods.namespaceSelector",
+		".pods.namespaces", ".pods.namespaceSelector", ".namespaces.namespaceSelector", ".namespaces").
 		Replace(strings.Join(names, "."))
 }
 
@@ -191,11 +193,13 @@ func TestEveryFieldOfTheDecoderHasARow(t *testing.T) {
 	used := map[string]bool{}
 	for _, f := range All() {
 		if f.About == "" || f.row.example == "" {
-			t.Errorf("%s.%s, a field of %s, has no row with a text and an example: add one to rows", f.Kind, f.Path, f.field.Owners[0])
+			t.Errorf("%s.%s, a field of %s, has no row with a text and an example: add one to rows",
+				f.Kind, f.Path, f.field.Owners[0])
 		}
 		for _, owner := range f.field.Owners {
 			for _, context := range append(strings.Split(f.Path, "."), f.Kind, "") {
-				if key := keyOf(owner, f.field.Name, context); rows[key].about != "" && rows[key].about == f.About && rows[key].support == f.row.support {
+				key := keyOf(owner, f.field.Name, context)
+				if r := rows[key]; r.about != "" && r.about == f.About && r.support == f.row.support {
 					used[key] = true
 				}
 			}
@@ -273,7 +277,8 @@ func TestEachFieldDoesWhatItsRowSays(t *testing.T) {
 				}
 			}
 			if f.Required {
-				if without := decode(manifestWith(t, &f, absent{}), options); !without.concerns(f.at()) && (f.Path != "apiVersion" || without.err == nil) {
+				without := decode(manifestWith(t, &f, absent{}), options)
+				if !without.concerns(f.at()) && (f.Path != "apiVersion" || without.err == nil) {
 					t.Errorf("required, and without it there are problems at %q (%v)", without.problems, without.err)
 				}
 			}
@@ -300,7 +305,7 @@ func checkEnforced(t *testing.T, f *Field, got outcome, text string, options rul
 	}
 	elsewhere := manifestWith(t, f, other)
 	o := decode(elsewhere, options)
-	top := f.Path == "apiVersion" || f.Path == "kind" || f.Path == "metadata" || f.Path == "metadata.name" && strings.HasPrefix(f.Kind, "Baseline")
+	top := slices.Contains([]string{"apiVersion", "kind", "metadata"}, f.Path) || f.Path == "metadata.name" && len(f.Values) > 0
 	if o.err != nil && !top && f.row.other != "" {
 		t.Errorf("the other value is refused: %v\n%s", o.err, elsewhere)
 	}
@@ -336,7 +341,8 @@ func checkConverted(t *testing.T, f *Field, got outcome, text string) {
 				continue
 			}
 			found++
-			switch names := len(r.Peers.Names) > 0 && !r.Peers.Any && len(r.Peers.Selectors)+len(r.Peers.Networks)+len(r.Peers.Groups) == 0; {
+			others := len(r.Peers.Selectors) + len(r.Peers.Networks) + len(r.Peers.Groups)
+			switch names := len(r.Peers.Names) > 0 && !r.Peers.Any && others == 0; {
 			case r.Action == rule.Deny && r.Peers.Any && strings.HasPrefix(whole.row.becomes, deniesAll):
 			case r.Action == rule.Redirect && whole.row.becomes == dropped:
 			case whole.row.becomes == learned && (names || r.Action == rule.Redirect && r.Proxy == rule.ProxyDNS):

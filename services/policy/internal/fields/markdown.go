@@ -5,6 +5,7 @@ package fields
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -12,15 +13,16 @@ import (
 
 const head = `# Fields of policies
 
-What Sluice does with every field of every kind of policy that it reads. ` + "`sluice policy explain-field KIND[.PATH]`" + ` says the same of
-one field, without any service; [policy.md](policy.md#supported-fields) says how unsupported fields are converted, and what becomes of
-objects of an API server. This page is written by a test from what the decoder reads, and each row is tested with a manifest that has
-the field.
+What Sluice does with every field of every kind of policy that it reads.
+` + "`sluice policy explain-field KIND[.PATH]`" + ` says the same of one field, without any service;
+[policy.md](policy.md#supported-fields) says how unsupported fields are converted, and what becomes of
+objects of an API server. This page is written by a test from what the decoder reads, and each row is
+tested with a manifest that has the field.
 
 | support | meaning |
 |---|---|
 | enforced | the field decides which packets pass, as its kind defines |
-| converted | the field is not supported: the policy is accepted with a note, and its rule allows less than it says, or denies more |
+| converted | not supported: the policy is accepted with a note, and its rule allows less than it says, or denies more |
 | refused | a policy with the field is refused |
 | no effect | the field is accepted, and no verdict depends on it |
 
@@ -39,7 +41,8 @@ func Markdown() string {
 		}
 	}
 	common := Of("NetworkPolicy")
-	table("Metadata", "Of all kinds; what differs stands with the kind.", where(common, func(f Field) bool { return !inSpec(f) }))
+	outside := where(common, func(f Field) bool { return !inSpec(f) })
+	table("Metadata", "Of all kinds; what differs stands with the kind.", outside)
 	var selectors []Field
 	for _, f := range where(common, func(f Field) bool { return strings.HasPrefix(f.Path, "spec.podSelector.") }) {
 		f.Path = strings.TrimPrefix(f.Path, "spec.podSelector.")
@@ -58,7 +61,7 @@ func Markdown() string {
 			text += " The fields are those of " + like + ", but for these:"
 		}
 		known := map[string]string{}
-		for _, f := range append(where(common, func(f Field) bool { return !inSpec(f) }), Of(like)...) {
+		for _, f := range slices.Concat(outside, Of(like)) {
 			known[f.Path] = f.line()
 		}
 		table(kind, text, where(Of(kind), func(f Field) bool {

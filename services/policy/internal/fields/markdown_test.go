@@ -26,6 +26,7 @@ func TestThePageOfFieldsIsThatOfTheDecoder(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Error("docs/policy-fields.md is not what the rows say; `go test ./internal/fields -update` in services/policy writes it anew")
+		t.Error("docs/policy-fields.md is not what the rows say; " +
+			"`go test ./internal/fields -update` in services/policy writes it anew")
 	}
 }

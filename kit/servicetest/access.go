@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/sluice-net/sluice/kit/rpc"
 )
 
 // Comments are the comments of the calls in .proto files of a directory, by
@@ -43,22 +41,4 @@ func Comments(t testing.TB, dir string) map[string]string {
 		}
 	}
 	return out
-}
-
-// AccessIsDocumented fails the test unless the comments of the calls in .proto files
-// of a directory say PERMISSION_DENIED where the group may not call, and only there.
-func AccessIsDocumented(t testing.TB, methods rpc.Methods, dir string) {
-	t.Helper()
-	comments := Comments(t, dir)
-	for full, m := range methods {
-		name := full[strings.LastIndexByte(full[:strings.LastIndexByte(full, '/')], '.')+1:]
-		comment, ok := comments[name]
-		if !ok {
-			t.Errorf("no comment of %s in %s", name, dir)
-			continue
-		}
-		if says := strings.Contains(comment, "PERMISSION_DENIED"); says == m.Access.Group {
-			t.Errorf("the group may call %s: %t; its comment says PERMISSION_DENIED: %t", name, m.Access.Group, says)
-		}
-	}
 }

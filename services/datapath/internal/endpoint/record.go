@@ -220,3 +220,14 @@ type Unreadable struct {
 	Key string
 	Err error // names the file
 }
+
+// StandsInFor says whether the identity of r is that of s, too, as far as labels and
+// ports can tell: what the labels of a pod are now, only the identity service knows.
+func (r Record) StandsInFor(s Spec) bool {
+	return r.Phase == PhaseReady && !r.Identity.FromPod && r.LastGiven().Equal(Given{Labels: s.Labels, Ports: s.Ports})
+}
+
+// HostDevice is the host end, by name and index.
+func (r Record) HostDevice() HostDevice {
+	return HostDevice{Name: r.Device.HostName, Index: r.Device.HostIndex}
+}

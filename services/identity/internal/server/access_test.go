@@ -6,9 +6,9 @@ package server
 import (
 	"testing"
 
-	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/kit/rpc/rpctest"
 )
 
 func TestCommentsSayWhoMayNotCall(t *testing.T) {
-	servicetest.AccessIsDocumented(t, Methods(), "../../../../proto/sluice/identity/v1")
+	rpctest.AccessIsDocumented(t, Methods(), "../../../../proto")
 }

@@ -146,10 +146,6 @@ func index(devices []endpoint.HostDevice) map[endpoint.HostDevice]bool {
 	return m
 }
 
-func hostDevice(r endpoint.Record) endpoint.HostDevice {
-	return endpoint.HostDevice{Name: r.Device.HostName, Index: r.Device.HostIndex}
-}
-
 // soundHosts looks at the host ends of all records at once, which costs a fraction
 // of a look at each, and gives those that are as they should be. The others may have
 // been changed by a call meanwhile: they are looked at again under their owner's turn.
@@ -366,7 +362,7 @@ func (c *Core) auditRecord(
 	case c.disconnecting(o):
 		return report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "half-done deletion"},
 			func() error { return c.dispose(ctx, now) })
-	case !a.devices[hostDevice(r)] && c.orphaned(r):
+	case !a.devices[r.HostDevice()] && c.orphaned(r):
 		return report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "its network namespace is gone"},
 			func() error { return c.dispose(ctx, r) })
 	}
@@ -395,7 +391,7 @@ func (c *Core) auditRecord(
 	if !a.hostEnds {
 		return nil
 	}
-	if err := c.auditHostEnd(r, a.sound[hostDevice(r)], repair, report); err != nil {
+	if err := c.auditHostEnd(r, a.sound[r.HostDevice()], repair, report); err != nil {
 		return err
 	}
 	if repair {

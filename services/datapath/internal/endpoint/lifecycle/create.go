@@ -345,7 +345,7 @@ type claim struct {
 // a confirmed address. The releases come one after the other, the identity first.
 func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 	cl := &claim{done: make(chan struct{})}
-	ctx, cancel := answerable(ctx)
+	ctx, cancel := endpoint.Answerable(ctx)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		if err := c.cfg.Leases.Confirm(ctx, s.Owner, s.Addrs); err != nil {
@@ -372,19 +372,6 @@ func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 		cl.err = g.Wait()
 	}()
 	return cl
-}
-
-// answerTime is what of a caller's time is left for the answer, at most: when the
-// caller's deadline has passed, nobody reads what was waited for.
-const answerTime = 500 * time.Millisecond
-
-// answerable ends a little before the deadline of ctx.
-func answerable(ctx context.Context) (context.Context, context.CancelFunc) {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return context.WithCancel(ctx)
-	}
-	return context.WithDeadline(ctx, deadline.Add(-min(answerTime, time.Until(deadline)/8)))
 }
 
 // standInAfter is how long the identity service may take to answer where the
@@ -416,9 +403,7 @@ func (c *Core) resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity,
 // equal is the identity of a live endpoint with the same labels and ports.
 func (c *Core) equal(s endpoint.Spec) (endpoint.Identity, bool) {
 	for _, r := range c.live() {
-		// what a pod's labels are now, only the service knows
-		if r.Phase == endpoint.PhaseReady && !r.Identity.FromPod &&
-			r.LastGiven().Equal(endpoint.Given{Labels: s.Labels, Ports: s.Ports}) {
+		if r.StandsInFor(s) {
 			return r.Identity, true
 		}
 	}

@@ -55,6 +55,8 @@ func TestShellCompletesNamesOfTheNode(t *testing.T) {
 		"endpoint get ":                        nodetest.LongID,
 		"endpoint get x ":                      "",
 		"capture ":                             nodetest.LongID,
+		"endpoint audit-mode x ":               "on off",
+		"ipam release ":                        nodetest.LongID,
 		"identity get ":                        "300 1",
 		"map dump sl_p":                        "sl_peer",
 		"node get node-":                       "node-a node-b",

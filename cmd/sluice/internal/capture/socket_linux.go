@@ -63,7 +63,7 @@ func openSocket(d device, program []bpf.RawInstruction, buffer int) (*socket, er
 	if err := unix.Fstatfs(int(ns.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("look at %s: %w", d.namespace, err)
 	}
-	if int64(st.Type) != unix.NSFS_MAGIC {
+	if st.Type != unix.NSFS_MAGIC {
 		return nil, fmt.Errorf("%s is no namespace", d.namespace)
 	}
 	type opened struct {

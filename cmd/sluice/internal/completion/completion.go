@@ -68,7 +68,8 @@ var (
 // it, if the command takes more.
 var argumentValues = map[string][]values{
 	"endpoint get": {containers}, "endpoint label": {containers, nothing}, "endpoint check": {containers},
-	"endpoint delete": {containers}, "capture": {containers}, "identity get": {identities}, "map dump": {mapNames},
+	"endpoint delete": {containers}, "endpoint audit-mode": {containers, words("on", "off")}, "ipam release": {containers},
+	"capture": {containers}, "identity get": {identities}, "map dump": {mapNames},
 	"node get": {nodes}, "node forget": {nodes}, "service get": {services}, "service delete": {services},
 	"policy get": {kinds, policies}, "policy delete": {kinds, policies}, "policy table": {ends},
 }

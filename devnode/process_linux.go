@@ -180,8 +180,8 @@ func (n *Node) waitUntilServing(ctx context.Context, service string, exited <-ch
 		}
 		select {
 		case exit := <-exited:
-			return fmt.Errorf("%s ended before it served (%v); %s", service, exit,
-				n.logText(service)) //nolint:errorlint // nil after status 0
+			//nolint:errorlint // nil after status 0
+			return fmt.Errorf("%s ended before it served (%v); %s", service, exit, n.logText(service))
 		case <-ctx.Done():
 			return fmt.Errorf("%s does not serve: %w (%w); %s", service, ctx.Err(), err, n.logText(service))
 		case <-tick.C:

@@ -316,13 +316,13 @@ func (f *policy) GetStatus(context.Context, *policyv1.GetStatusRequest) (*policy
 }
 
 // ListNames implements the service.
-func (p *policy) ListNames(req *policyv1.ListNamesRequest,
+func (f *policy) ListNames(req *policyv1.ListNamesRequest,
 	stream grpc.ServerStreamingServer[policyv1.ListNamesResponse],
 ) error {
-	p.Mu.Lock()
-	defer p.Mu.Unlock()
-	p.Listed = req
-	for _, n := range p.Names {
+	f.Mu.Lock()
+	defer f.Mu.Unlock()
+	f.Listed = req
+	for _, n := range f.Names {
 		if err := stream.Send(&policyv1.ListNamesResponse{Name: n}); err != nil {
 			return err
 		}
@@ -331,15 +331,15 @@ func (p *policy) ListNames(req *policyv1.ListNamesRequest,
 }
 
 // ForgetNames implements the service.
-func (p *policy) ForgetNames(
+func (f *policy) ForgetNames(
 	_ context.Context, req *policyv1.ForgetNamesRequest,
 ) (*policyv1.ForgetNamesResponse, error) {
-	p.Mu.Lock()
-	defer p.Mu.Unlock()
-	p.Forgot = req
-	out := &policyv1.ForgetNamesResponse{NameCount: uint32(len(p.Names))}
-	for _, n := range p.Names {
+	f.Mu.Lock()
+	defer f.Mu.Unlock()
+	f.Forgot = req
+	out := &policyv1.ForgetNamesResponse{NameCount: uint32(len(f.Names))}
+	for _, n := range f.Names {
 		out.AddressCount += uint32(len(n.GetAddresses()))
 	}
-	return out, p.ForgetOf
+	return out, f.ForgetOf
 }

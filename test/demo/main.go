@@ -183,7 +183,7 @@ func (d *demo) startNode(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		fmt.Printf("   sluice-%-9s pid %-7d %s\n", service, pid, node.Socket(service))
+		fmt.Printf("   sluice-%-12s  pid %-7d %s\n", service, pid, node.Socket(service))
 	}
 	return nil
 }

@@ -72,6 +72,14 @@ func (f Filter) Match(e Event, labels LabelsOf) bool {
 		!slices.ContainsFunc(f.Excluded, func(c Criteria) bool { return c.Match(e, labels) })
 }
 
+// MayHaveLost says whether what the kernel left out before e may have passed. It counts
+// by reason, and the ends of connections apart; an event without a type is nothing but a
+// loss, of any reason.
+func (f Filter) MayHaveLost(e Event) bool {
+	return e.KernelLost > 0 && (e.Type == 0 ||
+		(len(f.Reasons) == 0 || f.Reasons[e.Reason]) && (e.Type != Closed || len(f.Types) == 0 || f.Types[Closed]))
+}
+
 // Match says whether e meets the criteria, as Filter.Match does.
 func (c *Criteria) Match(e Event, labels LabelsOf) bool {
 	either := func(n int, a, b bool) bool { return n == 0 || a || b }

@@ -318,3 +318,29 @@ func TestReaderGoesOnAfterAnEvent(t *testing.T) {
 		}
 	}
 }
+
+// TestLossOfWhatWouldNotPassIsNoLoss: the kernel counts what it leaves out by reason, and the ends of connections apart.
+func TestLossOfWhatWouldNotPassIsNoLoss(t *testing.T) {
+	reasons := Filter{Criteria: Criteria{Reasons: map[uint32]bool{7: true}}}
+	closed := Filter{Criteria: Criteria{Types: map[Type]bool{Closed: true}}}
+	drops := Filter{Criteria: Criteria{Types: map[Type]bool{Drop: true}}}
+	ports := Filter{Criteria: Criteria{Ports: map[uint16]bool{80: true}}}
+	for name, c := range map[string]struct {
+		filter Filter
+		event  Event
+		want   bool
+	}{
+		"nothing is lost":                {Filter{}, Event{Type: Drop, Reason: 7}, false},
+		"no criteria":                    {Filter{}, Event{Type: Closed, Reason: 3, KernelLost: 2}, true},
+		"the reason":                     {reasons, Event{Type: Drop, Reason: 7, KernelLost: 2}, true},
+		"another reason":                 {reasons, Event{Type: Drop, Reason: 8, KernelLost: 2}, false},
+		"of any reason":                  {reasons, Event{KernelLost: 2}, true},
+		"ends, which are asked for":      {closed, Event{Type: Closed, KernelLost: 2}, true},
+		"ends, which are not":            {drops, Event{Type: Closed, KernelLost: 2}, false},
+		"another port than is asked for": {ports, Event{Type: Drop, KernelLost: 2}, true},
+	} {
+		if got := c.filter.MayHaveLost(c.event); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}

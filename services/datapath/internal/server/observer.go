@@ -128,7 +128,9 @@ func (o *observing) next(ctx context.Context, wait bool) (n noted, ok bool, err 
 	if err != nil || !ok {
 		return n, ok, err
 	}
-	n.lost = uint64(n.event.KernelLost)
+	if o.filter.MayHaveLost(n.event) {
+		n.lost = uint64(n.event.KernelLost)
+	}
 	// Without a type it is nothing but a loss.
 	n.passes = n.event.Type != 0 && o.filter.Match(n.event,
 		func(id uint32) ([]label.Label, bool) { return o.labels(o.stream.Context(), id) })

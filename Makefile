@@ -206,14 +206,14 @@ test-k8s-policyapi: k8s ## Run the conformance tests of ClusterNetworkPolicy, or
 	@cd test/k8s && GOWORK=off SLUICE_SPECS='$(SPECS)' go test -count=1 -v -timeout=90m -run '^TestPolicyAPI/^$(MODE)' .
 
 .PHONY: test-k8s-cyclonus
-test-k8s-cyclonus: k8s ## Run the cases of cyclonus without SCTP, or those that match SPECS, on a cluster with Sluice (root)
+test-k8s-cyclonus: k8s ## Run the cases of cyclonus without SCTP, or those that match SPECS, in both modes of routing or in MODE (root)
 	@cd test/k8s/cyclonus && GOWORK=off CGO_ENABLED=0 go test ./...
 	@cd test/k8s/cyclonus && GOWORK=off CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(CURDIR)/bin/test/ . ./probe
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
 	@cd tools/ociimage && GOWORK=off go run ./cmd/ociimage -output $(CURDIR)/bin/images/cyclonus-$$(go env GOARCH).tar \
 		-name sluice.io/e2e-test-images/agnhost:2.43 -architecture $$(go env GOARCH) \
 		-file /agnhost=$$(readlink -f $(CURDIR)/bin/k8s/agnhost) -file /probe=$(CURDIR)/bin/test/probe -dir /tmp
-	@cd test/k8s && GOWORK=off SLUICE_SPECS='$(SPECS)' go test -count=1 -v -timeout=90m -run '^TestCyclonus' .
+	@cd test/k8s && GOWORK=off SLUICE_SPECS='$(SPECS)' go test -count=1 -v -timeout=90m -run '^TestCyclonus/^$(MODE)' .
 
 .PHONY: test-k8s-critest
 test-k8s-critest: k8s ## Run the specs of critest about networks on a node whose sandboxes no API server knows (root)

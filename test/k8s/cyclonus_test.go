@@ -20,35 +20,39 @@ import (
 // the reason.
 var cyclonusFailures = specs.Known{}
 
-// TestCyclonusCasesPassOnSluice runs the cases of cyclonus without SCTP on two nodes. The
-// pods reach each other by the names of services, and then by their addresses: policies
-// are about pods, however those are reached.
+// TestCyclonusCasesPassOnSluice runs the cases of cyclonus without SCTP on two nodes, in
+// each mode of routing. The pods reach each other by the names of services, and then by
+// their addresses: policies are about pods, however those are reached.
 func TestCyclonusCasesPassOnSluice(t *testing.T) {
 	selected, err := regexp.Compile(os.Getenv("SLUICE_SPECS"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := startSluiceAs(t, "overlay", cluster.Options{
-		Nodes: 2, Mounts: []string{programs()},
-		Images: []string{filepath.Join(os.Getenv("SLUICE_BIN"), "images", "cyclonus-"+runtime.GOARCH+".tar")},
-	})
-	for _, destination := range []string{"service-name", "pod-ip"} {
-		t.Run(destination, func(t *testing.T) {
-			runCyclonus(t, c, destination, selected)
-			if _, err := c.Kubectl(t.Context(), "delete", "namespace", "x", "y", "z", "--ignore-not-found"); err != nil {
-				t.Fatal(err)
-			}
-			for i := range 2 {
-				sluiceNode{t, c, i}.exact()
+	for _, mode := range []string{"overlay", "native"} {
+		t.Run(mode, func(t *testing.T) {
+			c := startSluiceAs(t, mode, cluster.Options{
+				Nodes: 2, Mounts: []string{programs()},
+				Images: []string{filepath.Join(os.Getenv("SLUICE_BIN"), "images", "cyclonus-"+runtime.GOARCH+".tar")},
+			})
+			for _, destination := range []string{"service-name", "pod-ip"} {
+				t.Run(destination, func(t *testing.T) {
+					runCyclonus(t, c, mode, destination, selected)
+					if _, err := c.Kubectl(t.Context(), "delete", "namespace", "x", "y", "z", "--ignore-not-found"); err != nil {
+						t.Fatal(err)
+					}
+					for i := range 2 {
+						sluiceNode{t, c, i}.exact()
+					}
+				})
 			}
 		})
 	}
 }
 
-func runCyclonus(t *testing.T, c *cluster.Cluster, destination string, selected *regexp.Regexp) {
+func runCyclonus(t *testing.T, c *cluster.Cluster, mode, destination string, selected *regexp.Regexp) {
 	known := maps.Clone(cyclonusFailures)
 	maps.DeleteFunc(known, func(name, _ string) bool { return !selected.MatchString(name) })
-	name := "cyclonus-" + destination
+	name := "cyclonus-" + mode + "-" + destination
 	report := reportFile(t, name+".json")
 	args := []string{
 		"-report=" + report, "-registry=sluice.io", "-destination=" + destination, "-run=" + selected.String(),

@@ -197,7 +197,7 @@ type messages = []*datapathv1.WatchEndpointsResponse
 // known.
 func TestEndpointEventsGoOnOverARestart(t *testing.T) {
 	n := nodetest.New(t, Command)
-	n.EndpointStreams = []nodetest.EndpointStream{
+	n.GiveEndpointStreams([]nodetest.EndpointStream{
 		{Messages: messages{
 			upsert("a", 300, ready), upsert("b", 300, ready), complete("t1"), upsert("c", 301, waiting),
 			upsert("c", 301, waiting), upsert("c", 301, ready), removed("b"), removed("never"),
@@ -205,7 +205,7 @@ func TestEndpointEventsGoOnOverARestart(t *testing.T) {
 		{End: status.Error(codes.OutOfRange, "another run")},
 		{Messages: messages{upsert("a", 302, ready)}, End: status.Error(codes.Unavailable, "within the listing")},
 		{Messages: messages{upsert("a", 302, ready), upsert("d", 300, ready), complete("t2"), removed("a")}},
-	}
+	}...)
 	got := events(t, n, 11)
 	want := []string{
 		"created c/eth0 waiting-for-policy identity 301 10.244.0.2",
@@ -234,7 +234,7 @@ func TestEndpointEventsGoOnOverARestart(t *testing.T) {
 
 func TestEndpointEventsMayBeginWithWhatExists(t *testing.T) {
 	n := nodetest.New(t, Command)
-	n.EndpointStreams = []nodetest.EndpointStream{{Messages: messages{upsert("a", 300, ready), complete("t1")}}}
+	n.GiveEndpointStreams(nodetest.EndpointStream{Messages: messages{upsert("a", 300, ready), complete("t1")}})
 	if got := events(t, n, 1, "--existing"); got[0] != "existing a/eth0 ready identity 300 10.244.0.2" {
 		t.Errorf("got %q", got)
 	}
@@ -247,7 +247,7 @@ func TestEndpointEventsFailAtTheBeginning(t *testing.T) {
 	if !strings.Contains(errOut, "not answered within 50ms") {
 		t.Errorf("a service that says nothing: %q", errOut)
 	}
-	n.EndpointStreams = []nodetest.EndpointStream{{End: status.Error(codes.PermissionDenied, "no")}}
+	n.GiveEndpointStreams(nodetest.EndpointStream{End: status.Error(codes.PermissionDenied, "no")})
 	n.Want(t, invocation.ExitFailed, "endpoint", "events")
 	n.Stop("datapath")
 	_, errOut = n.Want(t, invocation.ExitFailed, "endpoint", "events")
@@ -265,7 +265,7 @@ var errPipe = errors.New("broken pipe")
 // TestEndpointEventsEndWhenNothingReadsThem and do not connect again.
 func TestEndpointEventsEndWhenNothingReadsThem(t *testing.T) {
 	n := nodetest.New(t, Command)
-	n.EndpointStreams = []nodetest.EndpointStream{{Messages: messages{complete("t1"), upsert("a", 300, ready)}}}
+	n.GiveEndpointStreams(nodetest.EndpointStream{Messages: messages{complete("t1"), upsert("a", 300, ready)}})
 	inv := &invocation.Invocation{RunDir: n.RunDir, Format: "json", Timeout: 10 * time.Second, Out: brokenPipe{}}
 	cmd := Command(inv)
 	cmd.SetArgs([]string{"events"})

@@ -138,11 +138,13 @@ func (m *AllocateResponse) fields(f *Fields) { one(f, 1, &m.Allocation) }
 type ReleaseRequest struct {
 	Owner        *Owner
 	ValidateOnly bool
+	Addresses    []string
 }
 
 func (m *ReleaseRequest) fields(f *Fields) {
 	one(f, 1, &m.Owner)
 	boolean(f, 2, &m.ValidateOnly)
+	texts(f, 3, &m.Addresses)
 }
 
 // Empty is an answer of which nothing is read, or a request that says nothing:
@@ -252,11 +254,13 @@ func (m *GetEndpointRequest) fields(f *Fields) { one(f, 1, &m.Owner) }
 type DeleteEndpointRequest struct {
 	Owner        *Owner
 	ValidateOnly bool
+	UnlessInUse  bool
 }
 
 func (m *DeleteEndpointRequest) fields(f *Fields) {
 	one(f, 1, &m.Owner)
 	boolean(f, 2, &m.ValidateOnly)
+	boolean(f, 3, &m.UnlessInUse)
 }
 
 // DeleteEndpointResponse is sluice.datapath.v1.DeleteEndpointResponse.

@@ -135,7 +135,7 @@ func TestOneNodeHasAName(t *testing.T) {
 	first.stop()
 	first = startNode(t, s.Endpoint, "a", first.dir, cfg)
 	first.connected()
-	if s := second.Summary(); s.Connected {
+	if up, _ := second.Connected(); up {
 		t.Error("the second node took the name while the first restarted")
 	}
 	// Once the first is off, its name is free.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,7 +20,16 @@ import (
 )
 
 // same is an owner with one opinion of every object.
-type same struct{ opinion owner.Judged }
+type same struct {
+	mu      sync.Mutex
+	opinion owner.Judged // guarded by mu
+}
+
+func (s *same) say(opinion owner.Judged) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opinion = opinion
+}
 
 func (*same) Apply(context.Context, watch.Changes[policy.Key, policy.Written]) error { return nil }
 func (*same) Complete(context.Context, map[policy.Key]struct{}) error                { return nil }
@@ -27,6 +37,8 @@ func (*same) Failed(context.Context, error) error                               
 func (*same) Held(context.Context) ([]policy.Key, error)                             { return nil, nil }
 
 func (s *same) Judged(_ context.Context, keys []policy.Key) (map[policy.Key]owner.Judged, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	out := map[policy.Key]owner.Judged{}
 	for _, k := range keys {
 		out[k] = s.opinion
@@ -37,10 +49,23 @@ func (s *same) Judged(_ context.Context, keys []policy.Key) (map[policy.Key]owne
 // server notes what is written, and answers as it is told, by the object's name.
 type server struct {
 	answers map[string]error
-	written []string
+
+	mu      sync.Mutex
+	written []string // guarded by mu
+}
+
+// take is what was written since the last time.
+func (s *server) take() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	written := s.written
+	s.written = nil
+	return written
 }
 
 func (s *server) note(what string, o Object, more string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.written = append(s.written, fmt.Sprintf("%s %s@%s%s", what, o.Name, o.ResourceVersion, more))
 	return s.answers[o.Name]
 }
@@ -69,14 +94,13 @@ func steps(t *testing.T, opinion owner.Judged, answers map[string]error,
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		api := &server{answers: answers}
-		w := newWriter(&same{opinion}, api, slog.New(slog.DiscardHandler))
+		w := newWriter(&same{opinion: opinion}, api, slog.New(slog.DiscardHandler))
 		run(t, w, func(want ...string) {
 			t.Helper()
 			synctest.Wait()
-			if !slices.Equal(api.written, want) {
-				t.Errorf("written %q, want %q", api.written, want)
+			if written := api.take(); !slices.Equal(written, want) {
+				t.Errorf("written %q, want %q", written, want)
 			}
-			api.written = nil
 		})
 	})
 }
@@ -145,7 +169,7 @@ func TestEventsAreMadeOncePerObject(t *testing.T) {
 		wrote()
 		apply(t, w, told(kind, "web", "another", "9", ""))
 		wrote("event web@9 PolicyRefused")
-		w.judge.(*same).opinion = owner.Judged{InForce: true}
+		w.judge.(*same).say(owner.Judged{InForce: true})
 		apply(t, w, told(kind, "web", "another", "10", ""))
 		wrote("event web@10 PolicyAccepted")
 		apply(t, w, told(kind, "web", "third", "11", ""))

@@ -198,16 +198,16 @@ func (f *datapath) SetAuditMode(_ context.Context, r *datapathv1.SetAuditModeReq
 	return answer, nil
 }
 
-// WatchEndpoints gives the next of the node's EndpointStreams; when there is none any more, it waits.
+// WatchEndpoints gives the next of the node's streams; when there is none any more, it waits.
 func (f *datapath) WatchEndpoints(r *datapathv1.WatchEndpointsRequest,
 	s grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse],
 ) error {
 	f.node.mu.Lock()
 	f.node.Watched = append(f.node.Watched, r)
 	var next EndpointStream
-	last := len(f.node.EndpointStreams) == 0
+	last := len(f.node.endpointStreams) == 0
 	if !last {
-		next, f.node.EndpointStreams = f.node.EndpointStreams[0], f.node.EndpointStreams[1:]
+		next, f.node.endpointStreams = f.node.endpointStreams[0], f.node.endpointStreams[1:]
 	}
 	f.node.mu.Unlock()
 	if last {

@@ -84,8 +84,8 @@ type Node struct {
 	Audited   *datapathv1.SetAuditModeRequest     // the last
 
 	mu sync.Mutex
-	// EndpointStreams are what WatchEndpoints gives, one after the other, and Watched what it was asked.
-	EndpointStreams []EndpointStream                    // guarded by mu
+	// endpointStreams are what WatchEndpoints gives, one after the other, and Watched what it was asked.
+	endpointStreams []EndpointStream                    // guarded by mu
 	Watched         []*datapathv1.WatchEndpointsRequest // guarded by mu
 }
 
@@ -93,6 +93,13 @@ type Node struct {
 type EndpointStream struct {
 	Messages []*datapathv1.WatchEndpointsResponse
 	End      error
+}
+
+// GiveEndpointStreams sets what WatchEndpoints gives from now on.
+func (n *Node) GiveEndpointStreams(streams ...EndpointStream) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.endpointStreams = streams
 }
 
 // WatchedEndpoints is what WatchEndpoints was asked.

@@ -50,7 +50,10 @@ func (s *Session) Severed(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case state != connectivity.Ready:
-			return fmt.Errorf("%w: %w", cluster.ErrUnavailable, s.why(ctx))
+			// nil: it is there again
+			if why := s.why(ctx); why != nil {
+				return fmt.Errorf("%w: %w", cluster.ErrUnavailable, why)
+			}
 		}
 	}
 }

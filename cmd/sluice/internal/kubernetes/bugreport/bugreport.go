@@ -5,35 +5,25 @@
 package bugreport
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
-	"github.com/sluice-net/sluice/kit/version"
+	archive "github.com/sluice-net/sluice/cmd/sluice/internal/report"
 )
 
-const (
-	// fileLimit bounds each file, beside what a log is bounded to by its flags.
-	fileLimit = 16 << 20
-	// silent is how many commands in a row a node may leave without an answer before it is asked no more.
-	silent = 2
-)
+// silent is how many commands in a row a node may leave without an answer before it is asked no more.
+const silent = 2
 
 // onNode are the commands whose answers are collected of each node, by the names of the files.
 var onNode = []struct {
@@ -78,7 +68,7 @@ the exit code is 1 then.`,
 			return r.run(cmd.Context(), time.Now().UTC())
 		},
 	}
-	cmd.Flags().StringVar(&r.file, "file", "", "the archive (default: sluice-bugreport-TIME.tar.gz in this directory)")
+	archive.Flag(cmd.Flags(), &r.file, "sluice-bugreport-TIME.tar.gz")
 	cmd.Flags().IntVar(&r.logLines, "log-lines", 5000, "how many lines of each log are collected, from its end")
 	return cmd
 }
@@ -89,36 +79,7 @@ type report struct {
 	client   *kubectl.Client
 	file     string
 	logLines int
-
-	mu       sync.Mutex
-	spool    spool    // guarded by mu
-	manifest manifest // guarded by mu
-}
-
-// manifest is what `manifest.json` says.
-type manifest struct {
-	Created time.Time `json:"created"`
-	Program string    `json:"program"` // version of the command that made the report
-	Nodes   []string  `json:"nodes"`
-	Files   []entry   `json:"files"`
-	Missing []missing `json:"missing"`
-}
-
-// entry is a file and where it comes from.
-type entry struct {
-	Name    string `json:"name"`
-	Command string `json:"command"`
-	Bytes   int    `json:"bytes"`
-	// Truncated says that the end of what the command printed is missing.
-	Truncated bool `json:"truncated,omitempty"`
-	// Error is how the command ended, if what it printed is here all the same.
-	Error string `json:"error,omitempty"`
-}
-
-// missing is a file that could not be had.
-type missing struct {
-	Name   string `json:"name"`
-	Reason string `json:"reason"`
+	archive  *archive.Archive
 }
 
 func (r *report) run(ctx context.Context, now time.Time) (err error) {
@@ -126,27 +87,32 @@ func (r *report) run(ctx context.Context, now time.Time) (err error) {
 	if r.file == "" {
 		r.file = name + ".tar.gz"
 	}
-	if r.spool.dir, err = os.MkdirTemp("", "sluice-bugreport-"); err != nil {
+	if r.file == archive.Stdout && invocation.IsTerminal(r.inv.Out) {
+		return invocation.Usagef("an archive is not for a terminal: name a file with -w, or pipe it")
+	}
+	target, err := archive.Open(r.file, r.inv.Out)
+	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(r.spool.dir)) }()
-	r.manifest = manifest{
-		Created: now, Program: version.Get().String(), Nodes: []string{}, Files: []entry{}, Missing: []missing{},
+	defer func() { err = errors.Join(err, target.Discard()) }()
+	if r.archive, err = archive.New(now, 0); err != nil {
+		return err
 	}
+	defer func() { err = errors.Join(err, r.archive.Close()) }()
 	r.ofCluster(ctx)
 	cluster, err := r.client.Cluster(ctx)
 	if err != nil {
 		// What the API gave is worth an archive.
-		r.miss("nodes", err)
+		r.archive.Miss("nodes", err)
 	}
 	for _, n := range cluster.Nodes {
-		r.manifest.Nodes = append(r.manifest.Nodes, n.Name)
+		r.archive.Node(n.Name)
 	}
 	r.client.Each(cluster.Nodes, func(_ int, n kubectl.Node) { r.ofNode(ctx, n) })
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return r.finish(name)
+	return r.finish(target, name)
 }
 
 // ofCluster collects what the API says.
@@ -164,28 +130,28 @@ func (r *report) ofCluster(ctx context.Context) {
 		{"version.json", []string{"version", "--output=json"}},
 	} {
 		out, err := r.client.Run(ctx, c.args...)
-		r.keep("cluster/"+c.file, r.client.Text(c.args...), out, err)
+		r.archive.Keep("cluster/"+c.file, r.client.Text(c.args...), out, err)
 	}
 }
 
 // ofNode collects what the commands of a node print, and its logs.
 func (r *report) ofNode(ctx context.Context, n kubectl.Node) {
-	dir := "nodes/" + fileName(n.Name) + "/"
+	dir := "nodes/" + archive.FileName(n.Name) + "/"
 	if n.Pod == nil {
-		r.miss(dir, errors.New(cmp.Or(n.NoPod, "no pod of Sluice is on the node")))
+		r.archive.Miss(dir, errors.New(cmp.Or(n.NoPod, "no pod of Sluice is on the node")))
 		return
 	}
 	unanswered := 0
 	collect := func(name, command string, run func() ([]byte, error)) {
 		if unanswered >= silent {
-			r.miss(name, fmt.Errorf("not asked: %d commands before it had no answer", silent))
+			r.archive.Miss(name, fmt.Errorf("not asked: %d commands before it had no answer", silent))
 			return
 		}
 		out, err := run()
 		if unanswered++; !errors.Is(err, kubectl.ErrNoAnswer) {
 			unanswered = 0
 		}
-		r.keep(name, command, out, err)
+		r.archive.Keep(name, command, out, err)
 	}
 	for _, c := range onNode {
 		args := c.args
@@ -199,9 +165,9 @@ func (r *report) ofNode(ctx context.Context, n kubectl.Node) {
 	log := func(container, suffix string, more ...string) {
 		args := append([]string{
 			"--namespace=" + r.client.Namespace, "logs", n.Pod.Name, "--container=" + container, "--timestamps",
-			"--tail=" + strconv.Itoa(r.logLines), "--limit-bytes=" + strconv.Itoa(fileLimit),
+			"--tail=" + strconv.Itoa(r.logLines), "--limit-bytes=" + strconv.Itoa(archive.FileLimit),
 		}, more...)
-		collect(dir+"logs/"+fileName(container)+suffix, r.client.Text(args...), func() ([]byte, error) {
+		collect(dir+"logs/"+archive.FileName(container)+suffix, r.client.Text(args...), func() ([]byte, error) {
 			return r.client.Run(ctx, args...)
 		})
 	}
@@ -216,82 +182,13 @@ func (r *report) ofNode(ctx context.Context, n kubectl.Node) {
 	}
 }
 
-// fileName keeps a name of the API from leading elsewhere.
-func fileName(name string) string {
-	return strings.TrimLeft(strings.Map(func(c rune) rune {
-		if c == '/' || c == '\\' || c < ' ' {
-			return '_'
-		}
-		return c
-	}, name), ".")
-}
-
-// keep adds what a command printed, without secrets. One that failed may have printed what is worth keeping: the exit
-// code of `sluice status` says what is in its output.
-func (r *report) keep(name, command string, out []byte, err error) {
-	if err != nil && len(bytes.TrimSpace(out)) == 0 {
-		r.miss(name, err)
-		return
-	}
-	e := entry{Name: name, Command: redactText(command)}
-	if err != nil {
-		e.Error = redactText(err.Error())
-	}
-	out = redactOutput(out)
-	if len(out) > fileLimit {
-		out, e.Truncated = out[:fileLimit], true
-	}
-	e.Bytes = len(out)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.spool.add(name, out); err != nil {
-		r.manifest.Missing = append(r.manifest.Missing, missing{name, err.Error()})
-		return
-	}
-	r.manifest.Files = append(r.manifest.Files, e)
-	if e.Error != "" && !answered(err) {
-		r.manifest.Missing = append(r.manifest.Missing, missing{name, "incomplete: " + e.Error})
-	}
-}
-
-// answered says that a command ended by itself: its exit code is part of its answer.
-func answered(err error) bool {
-	var failed *kubectl.Error
-	return errors.As(err, &failed)
-}
-
-func (r *report) miss(name string, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.manifest.Missing = append(r.manifest.Missing, missing{name, redactText(err.Error())})
-}
-
-// finish writes the manifest and the archive.
-func (r *report) finish(directory string) error {
-	m := &r.manifest
-	slices.SortFunc(m.Files, func(a, b entry) int { return strings.Compare(a.Name, b.Name) })
-	slices.SortFunc(m.Missing, func(a, b missing) int {
-		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Reason, b.Reason))
-	})
-	content, err := json.MarshalIndent(m, "", "  ")
-	if err != nil {
+// finish writes the archive, and says what it has and what is missing.
+func (r *report) finish(target *archive.Target, directory string) error {
+	if err := target.Write(r.archive, directory); err != nil {
 		return err
 	}
-	if err := r.spool.add("manifest.json", append(content, '\n')); err != nil {
-		return err
-	}
-	if err := r.spool.write(r.file, directory, m.Created); err != nil {
-		return fmt.Errorf("write %s: %w", r.file, err)
-	}
-	if err := r.inv.Show(struct {
-		Archive string `json:"archive"`
-		*manifest
-	}{r.file, m}, func(w io.Writer) {
-		fmt.Fprintf(w, "%s: %d files of %d nodes\n", r.file, len(m.Files), len(m.Nodes))
-		for _, x := range m.Missing {
-			fmt.Fprintln(w, output.Printable(fmt.Sprintf("missing: %s: %s", x.Name, x.Reason)))
-		}
-	}); err != nil {
+	m := r.archive.Manifest()
+	if err := archive.Show(r.inv, r.file, m, fmt.Sprintf("%d files of %d nodes", len(m.Files), len(m.Nodes))); err != nil {
 		return err
 	}
 	if len(m.Missing) > 0 {

@@ -113,6 +113,9 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("%s (exit code %d)", e.Text, e.Code) }
 
+// ExitCode says that the command ended by itself, and how.
+func (e *Error) ExitCode() int { return e.Code }
+
 // Run runs kubectl and returns its standard output, which is there also if it fails.
 func (c *Client) Run(ctx context.Context, args ...string) ([]byte, error) {
 	return c.RunFor(ctx, c.limit(), nil, args...)

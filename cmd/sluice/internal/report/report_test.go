@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package report
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+)
+
+// private is in every secret of the tests.
+const private = "hunter2"
+
+func TestSecretsAreReplaced(t *testing.T) {
+	for name, text := range map[string]string{
+		"the user of a URL":       `dial https://root:` + private + `@10.0.0.1:2379: refused`,
+		"a user without password": `https://` + private + `@10.0.0.1`,
+		"one of several URLs":     `"etcdEndpoints":"http://a:1,http://root:` + private + `@b:1"`,
+		"a header":                `Authorization: Bearer ` + private + private,
+		"a token":                 `token eyJhbGciOiJSUzI1NiJ9.eyJ` + private + `.` + private + ` was refused`,
+		"an argument":             `--etcd-password=` + private + ` --x`,
+		"a setting":               `SLUICE_IDENTITY_ETCD_TOKEN=` + private,
+		"JSON in a log":           `2026-11-27T10:00:00Z {"msg":"x","password":"` + private + `"} {`,
+		"JSON in JSON in a log":   `last-applied: {\"clientSecret\":\"` + private + `\",\"a\":1} {`,
+		"a key":                   "-----BEGIN EC PRIVATE KEY-----\n" + private + "\n-----END EC PRIVATE KEY-----\n",
+		"half of a key":           "-----BEGIN PRIVATE KEY-----\n" + private,
+		"a member":                `{"metadata":{"annotations":{"bearerToken":"` + private + `"}}}`,
+		"members of a list":       `{"passwords":["x"],"password":["` + private + `"]}`,
+		"a variable":              `{"env":[{"name":"ETCD_PASSWORD","value":"` + private + `"}]}`,
+		"an annotation":           `{"a":"{\"kind\":\"X\",\"password\":\"` + private + `\"}"}`,
+		"the second of two":       "{\"a\":1}\n{\"token\":\"" + private + "\"}\n",
+	} {
+		got := string(Output([]byte(text)))
+		if strings.Contains(got, private) || !strings.Contains(got, redacted) {
+			t.Errorf("%s: %s\nbecomes %s", name, text, got)
+		}
+	}
+}
+
+func TestWhatIsNoSecretStays(t *testing.T) {
+	for _, text := range []string{
+		`dial https://10.0.0.1:2379: refused, see https://a.example/b?mail=x@y`,
+		`{"automountServiceAccountToken":false,"imagePullSecrets":[{"name":"registry"}],"secretName":"registry"}` + "\n",
+		"{\"serviceAccountToken\":{\"expirationSeconds\":3607,\"path\":\"token\"}}\n",
+		"{\n  \"a\": [\n    1\n  ]\n}\n",
+		"{\"a\":1}\n{\"b\":18446744073709551615}\n",
+		"half {\"a\":",
+		`the policy of token-service selects no pod`,
+		"",
+	} {
+		if got := string(Output([]byte(text))); got != text {
+			t.Errorf("%s\nbecomes %s", text, got)
+		}
+	}
+	got := string(Output([]byte(`{"metadata":{"managedFields":[{"manager":"x"}],"name":"y"}}`)))
+	if strings.Contains(got, "manager") || !strings.Contains(got, `"name":"y"`) {
+		t.Errorf("managed fields: %s", got)
+	}
+}
+
+// newArchive is one whose files are removed with the test.
+func newArchive(t *testing.T, limit int64) *Archive {
+	t.Helper()
+	a, err := New(time.Unix(1e9, 0).UTC(), limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return a
+}
+
+// write writes an archive into a directory of the test.
+func write(t *testing.T, a *Archive) (file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "report.tar.gz")
+	target, err := Open(file, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(target.Write(a, "report"), target.Discard()); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// contents reads an archive.
+func contents(t *testing.T, file string) (names []string, files map[string]string) {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compressed, err := gzip.NewReader(bytes.NewReader(content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = map[string]string{}
+	for archive := tar.NewReader(compressed); ; {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return names, files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names, files[header.Name] = append(names, header.Name), string(text)
+	}
+}
+
+// exit is how a command ended that says something by that.
+type exit int
+
+func (e exit) Error() string { return fmt.Sprintf("x (exit code %d)", int(e)) }
+func (e exit) ExitCode() int { return int(e) }
+
+var errNoAnswer = errors.New("no answer")
+
+func TestArchiveSaysWhatIsMissing(t *testing.T) {
+	a := newArchive(t, 0)
+	a.Keep("nodes/b/status.json", "sluice status", []byte(`{"ready":false}`), exit(3))
+	a.Keep("nodes/a/status.json", "sluice status", nil, errNoAnswer)
+	a.Keep("nodes/a/logs/cni.log", "kubectl logs", []byte("begin of a log"), errNoAnswer)
+	a.Keep("cluster/pods.json", "kubectl get pods", []byte(`{"items":[]}`), nil)
+	file := write(t, a)
+	names, files := contents(t, file)
+	if want := []string{
+		"report/cluster/pods.json", "report/manifest.json", "report/nodes/a/logs/cni.log", "report/nodes/b/status.json",
+	}; !slices.Equal(names, want) {
+		t.Errorf("the archive has %q, want %q", names, want)
+	}
+	for _, want := range []string{
+		`"name": "nodes/a/status.json"`, `"reason": "no answer"`, `"reason": "incomplete: no answer"`,
+		`"error": "x (exit code 3)"`,
+	} {
+		if !strings.Contains(files["report/manifest.json"], want) {
+			t.Errorf("no %s in %s", want, files["report/manifest.json"])
+		}
+	}
+	var out, errOut bytes.Buffer
+	inv := &invocation.Invocation{Format: "table", Out: &out, ErrOut: &errOut}
+	if err := Show(inv, file, a.Manifest(), "3 files"); err != nil || out.String() != file+": 3 files\n" {
+		t.Errorf("printed %s, %v", out.String(), err)
+	}
+	if !strings.Contains(errOut.String(), "missing: nodes/a/status.json: no answer\n") ||
+		strings.Contains(errOut.String(), "nodes/b/status.json") {
+		t.Errorf("printed %s", errOut.String())
+	}
+	left, err := os.ReadDir(filepath.Dir(file))
+	if err != nil || len(left) != 1 {
+		t.Errorf("beside the archive there is %v, %v", left, err)
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode() != 0o600 {
+		t.Errorf("the archive is %v, %v", info, err)
+	}
+}
+
+func TestReportsOfTheSameAnswersAreTheSame(t *testing.T) {
+	var archives [][]byte
+	answers := []string{"nodes/a/status.json", "nodes/b/status.json", "cluster/pods.json"}
+	for range 2 {
+		a := newArchive(t, 0)
+		slices.Reverse(answers) // parts come in any order
+		for _, name := range answers {
+			a.Keep(name, "x", []byte(`{}`), nil)
+		}
+		content, err := os.ReadFile(write(t, a))
+		if err != nil {
+			t.Fatal(err)
+		}
+		archives = append(archives, content)
+	}
+	if !bytes.Equal(archives[0], archives[1]) {
+		t.Error("the order of the answers shows in the archive")
+	}
+}
+
+func TestAnArchiveThatCannotBeWrittenLeavesNothing(t *testing.T) {
+	a := newArchive(t, 0)
+	a.Keep("a.json", "x", []byte(`{}`), nil)
+	if err := os.Remove(filepath.Join(a.dir, "a.json")); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	target, err := Open(filepath.Join(dir, "x"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := target.Write(a, "report"); err == nil {
+		t.Error("the archive was written")
+	}
+	if err := target.Discard(); err != nil {
+		t.Error(err)
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 0 {
+		t.Errorf("there is %v, %v", left, err)
+	}
+}
+
+// TestOnlyARegularFileIsReplaced: root may write into a directory where others make links.
+func TestOnlyARegularFileIsReplaced(t *testing.T) {
+	dir := t.TempDir()
+	other := filepath.Join(dir, "other")
+	if err := os.WriteFile(other, []byte("precious"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	link, dangling := filepath.Join(dir, "link"), filepath.Join(dir, "dangling")
+	if err := errors.Join(os.Symlink(other, link), os.Symlink(filepath.Join(dir, "none"), dangling)); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{link, dangling, dir, "/dev/null", filepath.Join(dir, "no", "such"), filepath.Join(other, "x")} {
+		if _, err := Open(file, nil); err == nil || !strings.Contains(err.Error(), file) {
+			t.Errorf("%s: %v, want an error that names it", file, err)
+		}
+	}
+	if content, err := os.ReadFile(other); err != nil || string(content) != "precious" {
+		t.Errorf("behind the link there is %q, %v", content, err)
+	}
+	target, err := Open(other, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := target.Write(newArchive(t, 0), "report"); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(other); err != nil || info.Mode() != 0o600 {
+		t.Errorf("what replaces a file that all may read is %v, %v", info, err)
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 3 {
+		t.Errorf("there is %v, %v", left, err)
+	}
+}
+
+func TestReportsAreBounded(t *testing.T) {
+	a := newArchive(t, 100)
+	a.Keep("a.txt", "x", bytes.Repeat([]byte("x"), 80), nil)
+	a.Keep("b.txt", "x", bytes.Repeat([]byte("x"), 30), nil)
+	a.Keep("c.txt", "x", bytes.Repeat([]byte("x"), 20), nil)
+	m := a.Manifest()
+	if len(m.Files) != 2 || len(m.Missing) != 1 || m.Missing[0].Name != "b.txt" {
+		t.Errorf("got %+v", m)
+	}
+	large := newArchive(t, 0)
+	large.Keep("a.txt", "x", bytes.Repeat([]byte("x"), FileLimit+1), nil)
+	if e := large.Manifest().Files[0]; e.Bytes != FileLimit || !e.Truncated {
+		t.Errorf("a large file is %+v", e)
+	}
+}
+
+// TestAFileTalksToNoTerminal: labels, names of containers and lines of logs have any characters.
+func TestAFileTalksToNoTerminal(t *testing.T) {
+	for text, want := range map[string]string{
+		"a\x1b[2Jb\r\n\tc\u009b1m\xffd\u00e4": `a\u001b[2Jb\u000d` + "\n\tc" + `\u009b1m\xffd` + "\u00e4",
+		"{\"a\":\"\u009b\U000e0001\"}\n":      `{"a":"\u009b\udb40\udc01"}` + "\n",
+		"{\"a\":\"\\u001b\"}\n":               `{"a":"\u001b"}` + "\n",
+	} {
+		if got := string(Output([]byte(text))); got != want {
+			t.Errorf("%q becomes %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestNamesOfTheAPILeadNowhereElse(t *testing.T) {
+	for name, want := range map[string]string{
+		"node1": "node1", "../../etc": "_.._etc", "a/b": "a_b", ".": "",
+	} {
+		if got := FileName(name); got != want {
+			t.Errorf("%q: got %q, want %q", name, got, want)
+		}
+	}
+}

@@ -1043,6 +1043,30 @@ func TestKernelCheckFindsDifferences(t *testing.T) {
 	wantCode(t, check, 11)
 }
 
+// TestStatusSaysWhatSuffersThoughTheClockWasSetBack: the time of the first failure is
+// in a file. One that has not come yet would keep STATUS silent until it comes.
+func TestStatusSaysWhatSuffersThoughTheClockWasSetBack(t *testing.T) {
+	n := nodetest.New(t)
+	c := call{command: "STATUS", stdin: config(n, "1.1.0", "")}
+	n.Stop("ipam")
+	wantCode(t, c, 0)
+	path := filepath.Join(n.RunDir, "cni-unable")
+	ahead := time.Now().Add(10 * 365 * 24 * time.Hour)
+	if err := os.Chtimes(path, ahead, ahead); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, c, 0)
+	st, err := os.Stat(path)
+	if err != nil || st.ModTime().After(time.Now()) {
+		t.Fatalf("since when no ADD works: %v, %v; not before now", st, err)
+	}
+	ago := st.ModTime().Add(-61 * time.Second)
+	if err := os.Chtimes(path, ago, ago); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, c, 50)
+}
+
 func TestStatusSaysWhatSuffers(t *testing.T) {
 	n := nodetest.New(t)
 	c := call{command: "STATUS", stdin: config(n, "1.1.0", "")}

@@ -124,7 +124,11 @@ func (p *Plugin) unableSince(unable bool) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	return st.ModTime(), nil
+	now := time.Now()
+	if since := st.ModTime(); !since.After(now) {
+		return since, nil
+	}
+	return now, os.Chtimes(path, now, now) // the clock was set back since
 }
 
 // status says whether an ADD would be served, if only one with labels that the node

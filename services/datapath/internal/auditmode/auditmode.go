@@ -106,19 +106,30 @@ func New(cfg Config) *Modes {
 		m.state = State{}
 		m.log.Error("audit mode is off, for its state cannot be read", log.Err(m.lost))
 	}
-	now := cfg.Now()
-	bound := func(mode *Mode) {
-		if latest := now.Add(min(mode.Lasts, Longest)); mode.Until.After(latest) {
-			mode.Until = latest
-		}
+	m.begin(cfg.Now())
+	return m
+}
+
+// begin counts what is left of the modes that were read from now on: their ends have
+// only a wall clock, which may have been set since and may be set again. What ends later
+// than it may was written under another clock; its new end is written, so that a process
+// that starts often does not prolong it.
+func (m *Modes) begin(now time.Time) {
+	cut := false
+	count := func(mode *Mode) {
+		left, most := mode.Until.Sub(now), min(mode.Lasts, Longest)
+		cut = cut || left > most
+		mode.Until = now.Add(min(left, most))
 	}
 	if m.state.Node != nil {
-		bound(m.state.Node)
+		count(m.state.Node)
 	}
 	for i := range m.state.Endpoints {
-		bound(&m.state.Endpoints[i].Mode)
+		count(&m.state.Endpoints[i].Mode)
 	}
-	return m
+	if cut {
+		m.unsaved = m.cfg.Store.Save(m.state) // Run tries it again
+	}
 }
 
 // Audited is what the kernel shall enforce now, for those endpoints.

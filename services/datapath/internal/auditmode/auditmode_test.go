@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -28,7 +29,15 @@ type node struct {
 	now       time.Time
 }
 
-func (n *node) Load() (State, error) { return n.state, n.loadError }
+// Load gives a copy, as a file does.
+func (n *node) Load() (State, error) {
+	s := State{Endpoints: slices.Clone(n.state.Endpoints)}
+	if n.state.Node != nil {
+		mode := *n.state.Node
+		s.Node = &mode
+	}
+	return s, n.loadError
+}
 
 func (n *node) Save(s State) error {
 	n.steps = append(n.steps, "save")
@@ -148,9 +157,49 @@ func TestModesOutliveAProcessAndNoClock(t *testing.T) {
 	if until := m.Until(n.endpoints[0]); until.After(n.now.Add(time.Hour)) {
 		t.Errorf("a clock that was set back prolongs it until %v", until)
 	}
-	n.now = start.Add(time.Hour)
+	// A process that starts again and again under that clock prolongs nothing.
+	n.now = n.now.Add(time.Hour)
 	if a := n.modes().Audited(n.endpoints); a.Slots[1] {
-		t.Errorf("it has ended while no process ran: %+v", a)
+		t.Errorf("an hour after the clock was set back: %+v", a)
+	}
+}
+
+// TestModesEndWhileNoProcessRuns, and however far the clock was set forward.
+func TestModesEndWhileNoProcessRuns(t *testing.T) {
+	for _, later := range []time.Duration{time.Hour, tenYears} {
+		n := newNode()
+		if err := n.modes().Set(t.Context(), n.endpoints[0], true, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		n.now = start.Add(later)
+		if a := n.modes().Audited(n.endpoints); a.Slots[1] {
+			t.Errorf("%v later: %+v", later, a)
+		}
+	}
+}
+
+const tenYears = 10 * 365 * 24 * time.Hour
+
+// TestModesEndByTheRunningClock: the end of a mode that was read has a reading of the
+// monotonic clock again, so that a wall clock which is set while the process runs moves
+// it no more than that of a mode which begins.
+func TestModesEndByTheRunningClock(t *testing.T) {
+	n := newNode()
+	n.now = time.Now()
+	if err := n.modes().SetNode(t.Context(), true, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	for name, stored := range map[string]time.Time{
+		"as it was written": n.state.Node.Until, "under a clock that was ahead": n.now.Add(tenYears),
+	} {
+		n.state.Node.Until = stored.Round(0) // a file has no reading of it
+		until := n.modes().Node()
+		if !strings.Contains(until.String(), " m=+") {
+			t.Errorf("%s: it ends at %v, by the wall clock alone", name, until)
+		}
+		if left := until.Sub(n.now); left != time.Hour {
+			t.Errorf("%s: %v are left", name, left)
+		}
 	}
 }
 

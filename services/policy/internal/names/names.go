@@ -148,8 +148,9 @@ func (t *Table) Add(name string, addrs []netip.Addr, ttl time.Duration, now time
 // Restore takes a record over. It says which addresses the name has, and when
 // Expire has something to do for them.
 func (t *Table) Restore(r journal.Name, now time.Time) (learned engine.Name, wake time.Time, err error) {
-	// Nothing is valid for longer, unless the clock was ahead when it was learned.
-	latest := now.Add(MaxTTL)
+	// What is left of its time counts from now on, so that a wall clock which is set
+	// while the process runs moves nothing. Nothing is valid for longer than MaxTTL,
+	// unless the clock was ahead when it was learned.
 	learned.Name = r.Name
 	known := make(map[netip.Addr]time.Time, len(r.Addresses))
 	for _, a := range r.Addresses {
@@ -157,9 +158,7 @@ func (t *Table) Restore(r journal.Name, now time.Time) (learned engine.Name, wak
 		if err != nil {
 			return learned, wake, fmt.Errorf("stored name %s: %w", r.Name, err)
 		}
-		if known[addr] = time.Unix(a.Expires, 0); known[addr].After(latest) {
-			known[addr] = latest
-		}
+		known[addr] = now.Add(min(time.Unix(a.Expires, 0).Sub(now), MaxTTL))
 		learned.Addrs = append(learned.Addrs, addr)
 	}
 	t.names[r.Name] = known

@@ -8,10 +8,12 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/journal"
 )
 
 // clocked is a table with the time that the test gives it.
@@ -203,6 +205,27 @@ func BenchmarkNamesThatEndOneByOne(b *testing.B) {
 		for len(o.names) > 0 {
 			o.now = o.wake
 			o.sweep()
+		}
+	}
+}
+
+// TestRestoredAddressesEndByTheRunningClock: what was read from the journal has a reading
+// of the monotonic clock again, so that a wall clock which is set while the process runs
+// keeps no address for years.
+func TestRestoredAddressesEndByTheRunningClock(t *testing.T) {
+	now := time.Now()
+	const tenYears = 10 * 365 * 24 * time.Hour
+	for ends, want := range map[time.Duration]time.Duration{
+		time.Hour: time.Hour, tenYears: MaxTTL, -tenYears: -tenYears,
+	} {
+		table := newTable(1, 1)
+		at := journal.Address{Address: "192.0.2.1", Expires: now.Add(ends).Unix()}
+		if _, _, err := table.Restore(journal.Name{Name: "a.example", Addresses: []journal.Address{at}}, now); err != nil {
+			t.Fatal(err)
+		}
+		until := table.names["a.example"][netip.MustParseAddr("192.0.2.1")]
+		if left := until.Sub(now); left > want || left <= want-time.Second || !strings.Contains(until.String(), " m=") {
+			t.Errorf("stored to end in %v: it ends in %v, at %v", ends, left, until)
 		}
 	}
 }

@@ -37,6 +37,7 @@ import (
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/nodefiles"
+	"github.com/sluice-net/sluice/kit/tasks"
 )
 
 // Services of a node, by the names of their sockets.
@@ -247,8 +248,13 @@ func (n *Node) makePlace() error {
 
 // startAll starts every service of the instance, all at once.
 func (n *Node) startAll(ctx context.Context) error {
+	services := n.Services()
+	need := threads + threadsEach*(len(services)-1)
+	if err := tasks.Need(need, fmt.Sprintf("a node of %d services", len(services))); err != nil {
+		return err
+	}
 	group, groupCtx := errgroup.WithContext(ctx)
-	for _, service := range n.Services() {
+	for _, service := range services {
 		group.Go(func() error { return n.Start(groupCtx, service) })
 	}
 	return group.Wait()
@@ -303,6 +309,10 @@ func (n *Node) Restart(ctx context.Context, service string) error {
 		return err
 	}
 	defer unlock()
+	// What cannot be started again is not ended.
+	if err := tasks.Need(threads, "the start of a service"); err != nil {
+		return fmt.Errorf("restart %s: %w", service, err)
+	}
 	if err := n.Stop(ctx, service); err != nil {
 		return err
 	}

@@ -27,6 +27,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/nodefiles"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/tasks"
 )
 
 func isEtcd(service string) bool { return service == Etcd || strings.HasPrefix(service, Etcd+"-") }
@@ -89,9 +90,20 @@ func (n *Node) arguments(service string) []string {
 	return append(args, n.state.Args[service]...)
 }
 
+// Threads that services have: one of them when it begins to serve, with what its starter
+// takes meanwhile, and each of several beside it. The cgroup of the caller is that of the
+// services, too.
+const (
+	threads     = 20
+	threadsEach = 12
+)
+
 // Start starts a service that does not run, exactly as Up did, and waits until
 // it serves. The service inherits the files, from descriptor 3 on.
 func (n *Node) Start(ctx context.Context, service string, files ...*os.File) error {
+	if err := tasks.Need(threads, "the start of a service"); err != nil {
+		return fmt.Errorf("start %s: %w", service, err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, n.state.Timeout)
 	defer cancel()
 	// The state of a node that an earlier version brought up may belong to the

@@ -197,6 +197,10 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	if also := cfg.Process.Socket.AlsoRoot; len(also) > 0 {
 		logger.Warn("users beside root may call what only root may", "users", also)
 	}
+	if err := roomForThreads(logger); err != nil {
+		logger.Error("start", log.Err(err))
+		return ExitFailed
+	}
 	o, ok := any(&cfg.Service).(OneShot)
 	stopServing, err := p.start(env.rights, &cfg.Service, !ok || !o.OneShot())
 	defer stopServing()

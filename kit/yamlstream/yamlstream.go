@@ -28,8 +28,8 @@ type Error struct {
 	Err      error
 }
 
-// Error names the document.
-func (e *Error) Error() string { return fmt.Sprintf("document %d: %v", e.Document, e.Err) }
+// Error names the document, of which the first is number 1 for people.
+func (e *Error) Error() string { return fmt.Sprintf("document %d: %v", e.Document+1, e.Err) }
 
 // Unwrap gives the reason, which names a line of the stream.
 func (e *Error) Unwrap() error { return e.Err }

@@ -42,8 +42,8 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 		{
 			"the same twice", good + "---\n" + good, 0, strings.Repeat(`{"problems":["metadata.name: another document has the same kind and name"]}`+"\n", 2),
 		},
-		{"no YAML", "{", 2, "sluice-policy validate: document 0: "},
-		{"too large", strings.Repeat("#", 3<<20+1), 2, "sluice-policy validate: document 0: manifest of "},
+		{"no YAML", "{", 2, "sluice-policy validate: document 1: "},
+		{"too large", strings.Repeat("#", 3<<20+1), 2, "sluice-policy validate: document 1: manifest of "},
 	} {
 		var out, errOut bytes.Buffer
 		code := validate([]string{"--namespace=shop"}, strings.NewReader(c.in), &out, &errOut)

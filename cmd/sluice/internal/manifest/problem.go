@@ -45,8 +45,12 @@ func InDocuments(err error, docs []Document) error {
 				text = match[2] + ": " + text
 			}
 			n, err := strconv.Atoi(match[1])
-			if err != nil || n >= len(docs) {
-				lines = append(lines, "document "+match[1]+": "+text)
+			switch {
+			case err != nil:
+				lines = append(lines, v.GetField()+": "+text)
+				continue
+			case n >= len(docs):
+				lines = append(lines, "document "+strconv.Itoa(n+1)+": "+text)
 				continue
 			}
 			lines = append(lines, docs[n].Problem(text))

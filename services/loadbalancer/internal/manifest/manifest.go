@@ -87,7 +87,7 @@ func (e *Error) Error() string {
 	}
 	var parts []string
 	for _, v := range e.Violations {
-		text := fmt.Sprintf("document %d: ", v.Document)
+		text := fmt.Sprintf("document %d: ", v.Document+1)
 		if v.Path != "" {
 			text += v.Path + ": "
 		}

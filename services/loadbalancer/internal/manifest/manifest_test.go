@@ -278,7 +278,7 @@ func TestItemsOfListsNameTheField(t *testing.T) {
 	text := "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Service, metadata: {name: a}, spec: " +
 		"{clusterIP: None}}\n- {apiVersion: v1, kind: Service, metadata: {name: b}, spec: {typ: x}}\n"
 	_, err := Options{}.Decode([]byte(text))
-	if err == nil || err.Error() != "document 0: items[1].spec.typ: no such field" {
+	if err == nil || err.Error() != "document 1: items[1].spec.typ: no such field" {
 		t.Errorf("%v", err)
 	}
 }

@@ -95,7 +95,7 @@ func distinct(docs []manifest.Object) error {
 	for _, d := range docs {
 		if first, ok := seen[d.Key]; ok {
 			return &manifest.Error{Violations: []manifest.Violation{{
-				Document: d.Document, Path: "metadata.name", Text: fmt.Sprintf("%s is in document %d already", d.Key, first),
+				Document: d.Document, Path: "metadata.name", Text: fmt.Sprintf("%s is in document %d already", d.Key, first+1),
 			}}}
 		}
 		seen[d.Key] = d.Document

@@ -21,7 +21,7 @@ func Each(data []byte, take func(d Document, text []byte) error) error {
 	return yamlstream.Each(data, Check, func(y yamlstream.Document) error {
 		d, err := newDocument(y.Root)
 		if err != nil {
-			return fmt.Errorf("document %d: %w", y.Number, err)
+			return fmt.Errorf("document %d: %w", y.Number+1, err)
 		}
 		return take(d, y.Text)
 	})

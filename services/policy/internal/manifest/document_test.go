@@ -161,10 +161,10 @@ func TestBoundsOfEachAreThoseOfADocument(t *testing.T) {
 		t.Errorf("%d documents, %v", len(docs), err)
 	}
 	for what, text := range map[string]string{
-		"document 1: manifest of":   "a: 1\n---\n# " + strings.Repeat("c", MaxBytes) + "\nb: 2\n",
-		"document 2: manifest has":  "a: 1\n---\nb: 1\n---\nc: [" + strings.Repeat("[],", maxMarks) + "]\n",
+		"document 2: manifest of":   "a: 1\n---\n# " + strings.Repeat("c", MaxBytes) + "\nb: 2\n",
+		"document 3: manifest has":  "a: 1\n---\nb: 1\n---\nc: [" + strings.Repeat("[],", maxMarks) + "]\n",
 		"line 1004":                 "a: 1\n---\n" + "b: 1\n" + strings.Repeat("# \n", 1001) + "b: [}\n",
-		"document 1: is not an obj": "a: 1\n---\n- b\n---\n" + line,
+		"document 2: is not an obj": "a: 1\n---\n- b\n---\n" + line,
 	} {
 		if _, _, err := split([]byte(text)); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%.200v, want %s", err, what)
@@ -178,7 +178,7 @@ func TestBoundsOfEachAreThoseOfADocument(t *testing.T) {
 // An alias of another document would leave a text that cannot be read alone.
 func TestDocumentsHaveNoAnchorsInCommon(t *testing.T) {
 	t.Parallel()
-	if _, _, err := split([]byte("a: &a {kind: G}\n---\nb: *a\n")); err == nil || !strings.Contains(err.Error(), "document 1: yaml: unknown anchor 'a'") {
+	if _, _, err := split([]byte("a: &a {kind: G}\n---\nb: *a\n")); err == nil || !strings.Contains(err.Error(), "document 2: yaml: unknown anchor 'a'") {
 		t.Errorf("%v, want a refusal", err)
 	}
 }

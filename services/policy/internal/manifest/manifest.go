@@ -159,12 +159,12 @@ func Parse(data []byte) ([]Document, error) {
 	}
 	roots, err := yamlstream.Parse(data)
 	if err != nil {
-		return nil, fmt.Errorf("document %d: %w", len(roots), err)
+		return nil, fmt.Errorf("document %d: %w", len(roots)+1, err)
 	}
 	docs := make([]Document, len(roots))
 	for i, root := range roots {
 		if docs[i], err = newDocument(root); err != nil {
-			return nil, fmt.Errorf("document %d: %w", i, err)
+			return nil, fmt.Errorf("document %d: %w", i+1, err)
 		}
 	}
 	return docs, nil

@@ -61,7 +61,7 @@ func (e *Error) Error() string {
 		if i > 0 {
 			b.WriteString("; ")
 		}
-		fmt.Fprintf(&b, "document %d", v.Document)
+		fmt.Fprintf(&b, "document %d", v.Document+1)
 		if v.Name != "" {
 			fmt.Fprintf(&b, " (%s)", v.Name)
 		}

@@ -358,7 +358,7 @@ func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 		wantCode(t, err, codes.ResourceExhausted, "ingress of identity 301: table needs 4203 intervals in one class, the limit is 4096; the largest share is from NetworkPolicy shop/big")
 		// One that fits no table, whatever it selects.
 		_, err = s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(named("small", allowWeb) + "---\n" + ports("big", 0, 2100)), ValidateOnly: dry})
-		wantCode(t, err, codes.InvalidArgument, "document 1 (NetworkPolicy shop/big): spec: the ingress rules alone, for any subject: table needs 4201 intervals in one rule, the limit is 4096")
+		wantCode(t, err, codes.InvalidArgument, "document 2 (NetworkPolicy shop/big): spec: the ingress rules alone, for any subject: table needs 4201 intervals in one rule, the limit is 4096")
 	}
 	if got := s.list(); len(got) != 1 {
 		t.Errorf("there are %d policies", len(got))
@@ -390,7 +390,7 @@ func TestUnknownFieldsAreErrorsUnlessTheyAreAllowed(t *testing.T) {
 		wantCode(t, err, codes.InvalidArgument, "spec.ingress[0].form: no such field")
 	}
 	_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(strings.Replace(misspelt, "port: 5432", "port: 543210", 1))})
-	wantCode(t, err, codes.InvalidArgument, "spec.ingress[0].form: no such field; document 0 (NetworkPolicy shop/db): spec.ingress[0].ports[0].port")
+	wantCode(t, err, codes.InvalidArgument, "spec.ingress[0].form: no such field; document 1 (NetworkPolicy shop/db): spec.ingress[0].ports[0].port")
 	if len(s.list()) > 0 {
 		t.Errorf("taken were %v", s.list())
 	}
@@ -441,9 +441,9 @@ items:
 		}
 	}
 	for manifests, want := range map[string]string{
-		strings.Replace(list, `"podSelector": {}`, `"podSelecter": {}`, 1):                                             "document 0 (NetworkPolicy shop/a): items[0].spec.podSelecter: no such field",
-		strings.Replace(list, `"b"`, `"a"`, 1):                                                                         "items[0].metadata.name: another document has the same kind and name; document 0 (NetworkPolicy shop/a): items[1].metadata.name: another document has",
-		`{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Service"}, {"kind": "Secret"}]}`: "items[0].kind: v1 Service is not a kind of policy; document 0: items[1].kind: Secret without an apiVersion is not",
+		strings.Replace(list, `"podSelector": {}`, `"podSelecter": {}`, 1):                                             "document 1 (NetworkPolicy shop/a): items[0].spec.podSelecter: no such field",
+		strings.Replace(list, `"b"`, `"a"`, 1):                                                                         "items[0].metadata.name: another document has the same kind and name; document 1 (NetworkPolicy shop/a): items[1].metadata.name: another document has",
+		`{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Service"}, {"kind": "Secret"}]}`: "items[0].kind: v1 Service is not a kind of policy; document 1: items[1].kind: Secret without an apiVersion is not",
 		"apiVersion: v1\nkind: List\nitems: {a: b}\n":                                                                  "items: must be a list, is an object",
 		"apiVersion: v1\nkind: List\nitems: [a]\n":                                                                     "items[0]: must be an object",
 		"apiVersion: v1\nkind: List\nitem: []\n":                                                                       "item: no such field of a list",

@@ -77,7 +77,7 @@ func TestFileOfThousandsOfPolicies(t *testing.T) {
 	matches := func() bool {
 		state := p.state()
 		return len(state) == 903 && state[0] == "a.yaml: a 1" && strings.HasPrefix(state[901], "large.yaml: !no room: there would be 20901 policies") &&
-			strings.HasPrefix(state[902], "values.yaml: !document 1: manifest has ")
+			strings.HasPrefix(state[902], "values.yaml: !document 2: manifest has ")
 	}
 	servicetest.EventuallyNil(t, "the state of the files", func() error {
 		if !matches() {

@@ -168,15 +168,15 @@ func TestBadFileIsReportedAndItsLastGoodStateStays(t *testing.T) {
 	p.write("a.yaml", policy("a", 1)+"---\n"+policy("b", 2))
 	p.want("good", "a.yaml: a 1", "a.yaml: b 2")
 	p.write("a.yaml", policy("a", 3)+"---\n"+policy("b", 70000))
-	const why = " !document 1 (NetworkPolicy default/b): spec.ingress[0].ports[0].port…"
+	const why = " !document 2 (NetworkPolicy default/b): spec.ingress[0].ports[0].port…"
 	p.want("bad", "a.yaml: a 1"+why, "a.yaml: b 2"+why)
 	p.write("a.yaml", strings.Replace(policy("a", 3), "ports", "prots", 1))
-	const misspelt = " !document 0 (NetworkPolicy default/a): spec.ingress[0].prots: no such field"
+	const misspelt = " !document 1 (NetworkPolicy default/a): spec.ingress[0].prots: no such field"
 	p.want("misspelt", "a.yaml: a 1"+misspelt, "a.yaml: b 2"+misspelt)
 	p.write("a.yaml", policy("a", 3)+"---\n"+policy("b", 70000))
 	p.want("bad again", "a.yaml: a 1"+why, "a.yaml: b 2"+why)
 	p.write("new.yaml", "{")
-	p.want("another, without policies", "a.yaml: a 1"+why, "a.yaml: b 2"+why, "new.yaml: !document 0…")
+	p.want("another, without policies", "a.yaml: a 1"+why, "a.yaml: b 2"+why, "new.yaml: !document 1…")
 	p.write("a.yaml", policy("a", 4))
 	p.do(os.Remove(p.path("new.yaml")))
 	p.want("good again", "a.yaml: a 4")
@@ -194,7 +194,7 @@ func TestListInAFileIsItsItems(t *testing.T) {
 	p.ready(map[string]string{"l.yaml": list, "c.yaml": policy("c", 3)})
 	p.want("a list", "c.yaml: c 3", "l.yaml: a 1", "l.yaml: b 2")
 	p.write("l.yaml", list+"- {apiVersion: v1, kind: Service}\n")
-	const why = " !document 0: items[2].kind: v1 Service is not a kind of policy"
+	const why = " !document 1: items[2].kind: v1 Service is not a kind of policy"
 	p.want("another kind in it", "c.yaml: c 3", "l.yaml: a 1"+why, "l.yaml: b 2"+why)
 }
 
@@ -429,7 +429,7 @@ func TestFileOfLimitIsRefusedAndTheOthersAreTaken(t *testing.T) {
 	p.do(os.Mkdir(p.path(""), 0o755))
 	p.write("big.yaml", policy("big", 1)+"# "+strings.Repeat("x", 4<<20))
 	p.write("a.yaml", policy("a", 1))
-	p.want("too large", "a.yaml: a 1", "big.yaml: !document 0: manifest of 4194439 bytes is larger than 3145728")
+	p.want("too large", "a.yaml: a 1", "big.yaml: !document 1: manifest of 4194439 bytes is larger than 3145728")
 }
 
 func TestFileWithTheSizeAndTimeOfBeforeIsRead(t *testing.T) {

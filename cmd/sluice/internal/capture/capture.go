@@ -11,10 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -22,9 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/flagvalue"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	"github.com/sluice-net/sluice/kit/version"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -96,15 +93,11 @@ func (o *flags) filter() (f filter, err error) {
 		return f, invocation.Usagef("more than %d values of one flag", mostKinds)
 	}
 	for _, text := range o.addresses {
-		p, err := netip.ParsePrefix(text)
+		p, err := flagvalue.Prefix("--address", text)
 		if err != nil {
-			a, err := netip.ParseAddr(text)
-			if err != nil || a.Zone() != "" {
-				return f, invocation.Usagef("--address: %q is neither an address nor a prefix", text)
-			}
-			p = netip.PrefixFrom(a, a.BitLen())
+			return f, err
 		}
-		f.prefixes = append(f.prefixes, p.Masked())
+		f.prefixes = append(f.prefixes, p)
 	}
 	for _, p := range o.ports {
 		if p > 65535 {
@@ -113,15 +106,11 @@ func (o *flags) filter() (f filter, err error) {
 		f.ports = append(f.ports, uint16(p))
 	}
 	for _, text := range o.protocols {
-		n, ok := ports.Protocols[strings.ToLower(text)]
-		if !ok {
-			v, err := strconv.ParseUint(text, 10, 8)
-			if err != nil {
-				return f, invocation.Usagef("--protocol: %q is not a protocol", text)
-			}
-			n = uint32(v)
+		n, err := flagvalue.Protocol("--protocol", text)
+		if err != nil {
+			return f, err
 		}
-		f.protocols = append(f.protocols, uint8(n))
+		f.protocols = append(f.protocols, n)
 	}
 	switch {
 	case o.snaplen > whole:

@@ -6,17 +6,15 @@ package conntrack
 
 import (
 	"context"
-	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/flagvalue"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
@@ -90,15 +88,11 @@ func (o *filter) request(ctx context.Context, inv *invocation.Invocation) (*data
 		req.Family = datapathv1.AddressFamily_ADDRESS_FAMILY_IPV6
 	}
 	for _, s := range o.addresses {
-		p, err := netip.ParsePrefix(s)
+		p, err := flagvalue.Prefix("--address", s)
 		if err != nil {
-			a, aerr := netip.ParseAddr(s)
-			if aerr != nil || a.Zone() != "" {
-				return nil, invocation.Usagef("--address: %q is neither an address nor a prefix", s)
-			}
-			p = netip.PrefixFrom(a, a.BitLen())
+			return nil, err
 		}
-		req.Prefixes = append(req.Prefixes, p.Masked().String())
+		req.Prefixes = append(req.Prefixes, p.String())
 	}
 	for _, p := range o.ports {
 		if p > 65535 {
@@ -107,13 +101,9 @@ func (o *filter) request(ctx context.Context, inv *invocation.Invocation) (*data
 		req.Ports = append(req.Ports, uint32(p))
 	}
 	for _, s := range o.protocols {
-		n, ok := ports.Protocols[strings.ToLower(s)]
-		if !ok {
-			v, err := strconv.ParseUint(s, 10, 8)
-			if err != nil {
-				return nil, invocation.Usagef("--protocol: %q is not a protocol", s)
-			}
-			n = uint32(v)
+		n, err := flagvalue.Protocol("--protocol", s)
+		if err != nil {
+			return nil, err
 		}
 		req.Protocols = append(req.Protocols, netv1.Protocol(n))
 	}

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/flagvalue"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/selector"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
@@ -132,12 +132,9 @@ var kinds = []kind{
 	{
 		"address", true, "events with an address in this prefix on either side, or asked for",
 		func(c *datapathv1.FlowCriteria, value string, _ *names) error {
-			p, ok := prefixOf(value)
-			if !ok {
-				return invocation.Usagef("--address: %q is neither an address nor a prefix", value)
-			}
-			c.Prefixes = append(c.Prefixes, p)
-			return nil
+			p, err := flagvalue.Prefix("--address", value)
+			c.Prefixes = append(c.Prefixes, p.String())
+			return err
 		},
 	},
 	{"reason", true, "events with this reason, for example spoofed-ip", addReason},
@@ -326,8 +323,8 @@ func destinationOf(c *datapathv1.FlowCriteria) *datapathv1.FlowEndCriteria {
 
 // addEnd adds what a person calls one end of a flow.
 func addEnd(to *datapathv1.FlowEndCriteria, flag, value string, n *names) error {
-	if p, ok := prefixOf(value); ok {
-		to.Prefixes = append(to.Prefixes, p)
+	if p, err := flagvalue.Prefix(flag, value); err == nil {
+		to.Prefixes = append(to.Prefixes, p.String())
 		return nil
 	}
 	if _, err := netip.ParseAddrPort(value); err == nil {
@@ -365,12 +362,9 @@ func addPod(c *datapathv1.FlowCriteria, value string, n *names) error {
 }
 
 func addPort(to *[]uint32, flag, value string) error {
-	p, err := strconv.ParseUint(value, 10, 16)
-	if err != nil {
-		return invocation.Usagef("%s: %q is not a port", flag, value)
-	}
+	p, err := flagvalue.Port(flag, value)
 	*to = append(*to, uint32(p))
-	return nil
+	return err
 }
 
 func identityOf(flag, value string) (uint32, error) {
@@ -379,19 +373,6 @@ func identityOf(flag, value string) (uint32, error) {
 		return 0, invocation.Usagef("%s: %q is not an identity", flag, value)
 	}
 	return uint32(n), nil
-}
-
-// prefixOf is the prefix, or that of one address, that a text gives.
-func prefixOf(text string) (string, bool) {
-	p, err := netip.ParsePrefix(text)
-	if err != nil {
-		a, err := netip.ParseAddr(text)
-		if err != nil || a.Zone() != "" {
-			return "", false
-		}
-		p = netip.PrefixFrom(a, a.BitLen())
-	}
-	return p.Masked().String(), true
 }
 
 func addDirection(c *datapathv1.FlowCriteria, value string, _ *names) error {
@@ -407,16 +388,9 @@ func addDirection(c *datapathv1.FlowCriteria, value string, _ *names) error {
 }
 
 func addProtocol(c *datapathv1.FlowCriteria, value string, _ *names) error {
-	n, ok := ports.Protocols[strings.ToLower(value)]
-	if !ok {
-		v, err := strconv.ParseUint(value, 10, 8)
-		if err != nil {
-			return invocation.Usagef("--protocol: %q is not a protocol", value)
-		}
-		n = uint32(v)
-	}
+	n, err := flagvalue.Protocol("--protocol", value)
 	c.Protocols = append(c.Protocols, netv1.Protocol(n))
-	return nil
+	return err
 }
 
 func addLabel(c *datapathv1.FlowCriteria, value string, _ *names) error {

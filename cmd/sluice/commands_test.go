@@ -133,6 +133,8 @@ func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 		{"--nonsense"},
 		{"status", "-o", "yaml"},
 		{"status", "--timeout", "0s"},
+		{"bugreport", "x"},
+		{"bugreport", "--log-lines", "0"},
 		{"dev", "nonsense"},
 		{"dev", "up"}, // with --run-dir, which dev refuses
 		{"kubernetes", "nonsense"},

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/audit"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/backend"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/bpfmap"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/bugreport"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/capture"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/completion"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/config"
@@ -42,7 +43,7 @@ var commands = []func(*invocation.Invocation) *cobra.Command{
 	policy.Command, fqdn.Command, explain.Command, observe.Command, capture.Command, conntrack.Command,
 	bpfmap.Command, audit.Command,
 	prepare.Command, node.Command, service.Command, backend.Command, dev.Command,
-	kubernetes.Command, probe.Command, config.Command, invocation.VersionCommand,
+	kubernetes.Command, probe.Command, config.Command, bugreport.Command, invocation.VersionCommand,
 }
 
 func main() { os.Exit(run(os.Args)) }

@@ -139,6 +139,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		"service list --address 10.96.0.9", "service list --address x", "service get shop/web", "service get web",
 		"backend list", "backend list --service shop/web", "backend list --service web",
 		"service delete shop/web web", "service delete", "service delete -f " + web,
+		"bugreport --log-lines 0", "bugreport -w " + dir, "bugreport -w " + file + "/x",
 		"prepare", "dev up", "nonsense", "endpoint nonsense", "--timeout 0s status", "-o yaml status", "--nonsense",
 		"endpoint", "policy apply x",
 	} {

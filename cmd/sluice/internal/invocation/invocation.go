@@ -36,6 +36,13 @@ func Run(args []string, stdout, stderr io.Writer, commands ...func(*Invocation) 
 func RunRoot(args []string, stdout, stderr io.Writer, rootOf func(*Invocation) *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	return RunContext(ctx, args, stdout, stderr, rootOf)
+}
+
+// RunContext executes the program with another root until a context ends, as a part of a command that does more.
+func RunContext(ctx context.Context, args []string, stdout, stderr io.Writer,
+	rootOf func(*Invocation) *cobra.Command,
+) int {
 	c := &Invocation{Out: stdout, ErrOut: stderr}
 	root := rootOf(c)
 	root.SetArgs(args)
@@ -77,6 +84,8 @@ type Invocation struct {
 	RunDir   string // overrides the instance's
 	Format   string // "table" or "json"
 	Timeout  time.Duration
+	// AnswerLimit bounds the bytes of all messages of one answer that a service streams; 0: no bound.
+	AnswerLimit int
 }
 
 // Root is the command that has all others.
@@ -196,7 +205,11 @@ func (c *Invocation) Dial(service string) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return client.Dial(path, client.Options{Timeout: c.Timeout})
+	o := client.Options{Timeout: c.Timeout}
+	if c.AnswerLimit > 0 {
+		o.Dial = []grpc.DialOption{grpc.WithChainStreamInterceptor(limitAnswers(c.AnswerLimit))}
+	}
+	return client.Dial(path, o)
 }
 
 // Show prints v as JSON, or what table writes.

@@ -9,6 +9,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"cmp"
+	"compress/flate"
 	"compress/gzip"
 	"encoding/json"
 	"errors"
@@ -56,27 +57,36 @@ type Missing struct {
 // Archive holds the files of a report until they are written in order: parts come in any. Its methods may be called by
 // several goroutines at once, but for Close and WriteTo.
 type Archive struct {
-	dir   string // the files, by their names
+	dir   string // the files, by their names; empty: they are in memory
 	limit int64  // bytes of all files; 0: no bound
 
 	mu       sync.Mutex
-	manifest Manifest // guarded by mu
-	size     int64    // guarded by mu
+	manifest Manifest          // guarded by mu
+	size     int64             // guarded by mu
+	files    map[string][]byte // compressed; guarded by mu
 }
 
-// New makes an archive whose files together have limit bytes at most; 0: no bound. The caller closes it.
+// New makes an archive whose files together have limit bytes at most. They are in memory, compressed: a report may be
+// made because a disk is full. Without a bound, 0, they lie in a temporary directory. The caller closes the archive.
 func New(now time.Time, limit int64) (*Archive, error) {
-	dir, err := os.MkdirTemp("", "sluice-bugreport-") // mode 0700
-	if err != nil {
-		return nil, err
-	}
-	return &Archive{dir: dir, limit: limit, manifest: Manifest{
+	a := &Archive{limit: limit, files: map[string][]byte{}, manifest: Manifest{
 		Created: now, Program: version.Get().String(), Nodes: []string{}, Files: []Entry{}, Missing: []Missing{},
-	}}, nil
+	}}
+	if limit > 0 {
+		return a, nil
+	}
+	var err error
+	a.dir, err = os.MkdirTemp("", "sluice-bugreport-") // mode 0700
+	return a, err
 }
 
 // Close removes what the archive held.
-func (a *Archive) Close() error { return os.RemoveAll(a.dir) }
+func (a *Archive) Close() error {
+	if a.dir == "" {
+		return nil
+	}
+	return os.RemoveAll(a.dir)
+}
 
 // Node adds the name of a node that the report is about.
 func (a *Archive) Node(name string) {
@@ -136,15 +146,40 @@ func (a *Archive) add(name string, content []byte) error {
 	if a.limit > 0 && a.size+int64(len(content)) > a.limit {
 		return fmt.Errorf("with %d bytes more the report would be larger than %d MiB", len(content), a.limit>>20)
 	}
-	path := filepath.Join(a.dir, filepath.FromSlash(name))
+	a.size += int64(len(content))
+	if a.dir == "" {
+		var b bytes.Buffer
+		w, err := flate.NewWriter(&b, flate.BestSpeed)
+		if err != nil {
+			return err
+		}
+		_, err = w.Write(content)
+		if err := errors.Join(err, w.Close()); err != nil {
+			return err
+		}
+		a.files[name] = b.Bytes()
+		return nil
+	}
+	path := a.path(name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		return errors.Join(err, os.RemoveAll(path))
 	}
-	a.size += int64(len(content))
 	return nil
+}
+
+func (a *Archive) path(name string) string { return filepath.Join(a.dir, filepath.FromSlash(name)) }
+
+// read returns a file that was added.
+func (a *Archive) read(name string) ([]byte, error) {
+	if a.dir != "" {
+		return os.ReadFile(a.path(name))
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return io.ReadAll(flate.NewReader(bytes.NewReader(a.files[name])))
 }
 
 // Manifest is what the archive has, in order.
@@ -178,7 +213,7 @@ func (a *Archive) write(w io.Writer, directory string) error {
 	for _, name := range names {
 		content := append(escape(manifest), '\n')
 		if name != index {
-			if content, err = os.ReadFile(filepath.Join(a.dir, filepath.FromSlash(name))); err != nil {
+			if content, err = a.read(name); err != nil {
 				return err
 			}
 		}

@@ -136,7 +136,13 @@ func (e exit) ExitCode() int { return int(e) }
 var errNoAnswer = errors.New("no answer")
 
 func TestArchiveSaysWhatIsMissing(t *testing.T) {
-	a := newArchive(t, 0)
+	for _, limit := range []int64{0, 1 << 20} { // in a directory, and in memory
+		saysWhatIsMissing(t, newArchive(t, limit))
+	}
+}
+
+func saysWhatIsMissing(t *testing.T, a *Archive) {
+	t.Helper()
 	a.Keep("nodes/b/status.json", "sluice status", []byte(`{"ready":false}`), exit(3))
 	a.Keep("nodes/a/status.json", "sluice status", nil, errNoAnswer)
 	a.Keep("nodes/a/logs/cni.log", "kubectl logs", []byte("begin of a log"), errNoAnswer)
@@ -155,6 +161,9 @@ func TestArchiveSaysWhatIsMissing(t *testing.T) {
 		if !strings.Contains(files["report/manifest.json"], want) {
 			t.Errorf("no %s in %s", want, files["report/manifest.json"])
 		}
+	}
+	if got := files["report/nodes/a/logs/cni.log"]; got != "begin of a log" {
+		t.Errorf("a log is %q", got)
 	}
 	var out, errOut bytes.Buffer
 	inv := &invocation.Invocation{Format: "table", Out: &out, ErrOut: &errOut}
@@ -228,7 +237,9 @@ func TestOnlyARegularFileIsReplaced(t *testing.T) {
 	if err := errors.Join(os.Symlink(other, link), os.Symlink(filepath.Join(dir, "none"), dangling)); err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range []string{link, dangling, dir, "/dev/null", filepath.Join(dir, "no", "such"), filepath.Join(other, "x")} {
+	for _, file := range []string{
+		link, dangling, dir, "/dev/null", filepath.Join(dir, "no", "such"), filepath.Join(other, "x"),
+	} {
 		if _, err := Open(file, nil); err == nil || !strings.Contains(err.Error(), file) {
 			t.Errorf("%s: %v, want an error that names it", file, err)
 		}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package bugreport
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/audit"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/backend"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/bpfmap"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/config"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/fqdn"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/identity"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/node"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/policy"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/status"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
+)
+
+// commands are those whose answers are collected.
+var commands = []func(*invocation.Invocation) *cobra.Command{
+	status.Command, invocation.VersionCommand, node.Command, endpoint.Command, identity.Command, ipam.Command,
+	policy.Command, fqdn.Command, service.Command, backend.Command, bpfmap.Command, audit.Command, observe.Command,
+	config.Command,
+}
+
+// answersOf are the commands about each service, by the names of the files.
+var answersOf = map[string][]struct{ file, args string }{
+	"identity":     {{"identities.json", "identity list"}, {"nodes.json", "node list"}},
+	"ipam":         {{"pools.json", "ipam pools"}, {"allocations.json", "ipam list"}},
+	"policy":       {{"policies.json", "policy list"}, {"learned-names.json", "fqdn list"}},
+	"loadbalancer": {{"services.json", "service list"}, {"backends.json", "backend list"}},
+	"datapath": {
+		{"endpoints.json", "endpoint list"},
+		{"maps.json", "map list"},
+		{"events.json", "observe --last 4096"},
+		{"audit.json", "audit"},
+	},
+}
+
+// groups are the parts of the report.
+func (r *report) groups(ctx context.Context) []group {
+	all := []group{{parts: []part{r.sluice("status.json", "status"), r.sluice("version.json", "version")}}}
+	for _, name := range invocation.Services {
+		all = append(all, r.ofService(name))
+	}
+	return append(all, r.ofMachine(ctx)...)
+}
+
+// ofService are the parts that one process answers.
+func (r *report) ofService(name string) group {
+	g := group{telling: true}
+	for _, a := range answersOf[name] {
+		g.parts = append(g.parts, r.sluice(a.file, a.args))
+	}
+	g.parts = append(g.parts, r.sluice("settings/"+name+".json", "config "+name), part{
+		name: "metrics/" + name + ".txt", command: "curl --unix-socket .../metrics.sock http://localhost/metrics",
+		take: func(ctx context.Context, w *content) error { return r.metrics(ctx, w, name) },
+	})
+	switch {
+	case name == "datapath":
+		g.parts = append(g.parts, part{
+			name: "connections.json", command: "sluice conntrack list --limit 1", take: r.connections,
+		})
+	case name == "policy" && !r.bare:
+		g.parts = append(g.parts, part{
+			name: "manifests.json", command: "sluice policy get, of all policies", take: r.manifests,
+		})
+	}
+	return g
+}
+
+// sluice is the answer of a command of this program as JSON.
+func (r *report) sluice(file, args string) part {
+	return part{name: file, command: "sluice " + args, take: func(ctx context.Context, w *content) error {
+		var errOut content
+		errOut.limit = 64 << 10
+		all := append([]string{
+			"--instance=" + r.inv.Instance, "--run-dir=" + r.inv.RunDir, "--timeout=" + r.inv.Timeout.String(), "--output=json",
+		}, strings.Fields(args)...)
+		code := invocation.RunContext(ctx, all, w, &errOut, func(inv *invocation.Invocation) *cobra.Command {
+			inv.AnswerLimit = r.answerLimit
+			return inv.Root(commands...)
+		})
+		said, _ := errOut.close()
+		return failure(code, said)
+	}}
+}
+
+// exitCode is how a command ended whose output says why.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// ExitCode says that the command ended by itself, and how.
+func (e exitCode) ExitCode() int { return int(e) }
+
+// failure is why a command failed, by its standard error.
+func failure(code int, said []byte) error {
+	if code == 0 {
+		return nil
+	}
+	var texts []string
+	for line := range bytes.Lines(said) {
+		var printed struct{ Error, Note string }
+		switch {
+		case json.Unmarshal(line, &printed) != nil:
+			texts = append(texts, oneLine(string(line)))
+		case printed.Error != "":
+			texts = append(texts, oneLine(printed.Error))
+		}
+	}
+	if len(texts) == 0 {
+		return exitCode(code)
+	}
+	return errors.New(strings.Join(texts, "; "))
+}
+
+// connections counts those that the kernel tracks.
+func (r *report) connections(ctx context.Context, w *content) error {
+	count := uint64(0)
+	err := invocation.Stream(ctx, r.inv, invocation.Connections, datapathv1.ConnectionServiceClient.ListConnections,
+		&datapathv1.ListConnectionsRequest{Limit: 1}, func(m *datapathv1.ListConnectionsResponse) error {
+			count += 1 + m.GetOmittedConnectionCount()
+			return nil
+		})
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(w).Encode(map[string]uint64{"connections": count})
+}
+
+// manifests writes each policy as it came, one object a line. A manifest is written by its structure, in which names
+// of secrets are found; one that has none is left out.
+func (r *report) manifests(ctx context.Context, w *content) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	return invocation.Stream(ctx, r.inv, invocation.Policy, policyv1.PolicyServiceClient.ListPolicies,
+		&policyv1.ListPoliciesRequest{WithManifests: true}, func(m *policyv1.ListPoliciesResponse) error {
+			p := m.GetPolicy()
+			if p == nil {
+				return nil
+			}
+			shown := struct {
+				Kind      string `json:"kind"`
+				Namespace string `json:"namespace,omitempty"`
+				Name      string `json:"name"`
+				Manifest  any    `json:"manifest,omitempty"`
+				Omitted   string `json:"omitted,omitempty"`
+			}{Kind: p.GetKey().GetKind(), Namespace: p.GetKey().GetNamespace(), Name: p.GetKey().GetName()}
+			var text bytes.Buffer
+			if err := yaml.Unmarshal(p.GetManifest(), &shown.Manifest); err != nil {
+				shown.Manifest, shown.Omitted = nil, "the manifest cannot be read: "+err.Error()
+			} else if err := json.NewEncoder(&text).Encode(shown.Manifest); err != nil {
+				shown.Manifest, shown.Omitted = nil, "the manifest is not written as JSON: "+err.Error()
+			}
+			return encoder.Encode(shown)
+		})
+}
+
+// metrics writes what a process counts.
+func (r *report) metrics(ctx context.Context, w *content, name string) error {
+	network, address := "unix", filepath.Join(r.runDir, name, "metrics.sock")
+	process, _ := invocation.ProcessOf(name)
+	settings, err := invocation.Ask(ctx, r.inv, process, statusv1.ProcessServiceClient.GetConfig,
+		&statusv1.GetConfigRequest{})
+	for _, s := range settings.GetSettings() {
+		if s.GetKey() == "metrics.address" {
+			address = s.GetValue()
+		}
+	}
+	switch {
+	case address == "off":
+		return errors.New("the setting metrics.address is off")
+	case !filepath.IsAbs(address):
+		network = "tcp"
+		if space, err := r.namespace(ctx); err != nil || space.file != nil {
+			return fmt.Errorf("%s is an address of another network namespace", address)
+		}
+	}
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, network, address)
+		},
+	}}
+	request, rerr := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/metrics", http.NoBody)
+	if rerr != nil {
+		return rerr
+	}
+	answer, gerr := client.Do(request)
+	if gerr != nil {
+		return errors.Join(gerr, err)
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answers %s", address, answer.Status)
+	}
+	_, err = io.Copy(w, answer.Body)
+	return err
+}

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package bugreport
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/policy"
+	archive "github.com/sluice-net/sluice/cmd/sluice/internal/report"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+)
+
+// private is in every secret of the tests.
+const private = "hunter2"
+
+// newNode is one whose command is that of the report, and `policy`.
+func newNode(t *testing.T) *nodetest.Node {
+	t.Helper()
+	t.Setenv("SLUICE_INSTANCE", "")
+	return nodetest.New(t, Command, policy.Command)
+}
+
+// report makes a report and returns its files by their names.
+func reportOf(t *testing.T, n *nodetest.Node, args ...string) (files map[string]string, m archive.Manifest, stderr string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "r.tar.gz")
+	stdout, stderr := n.Want(t, 0, append([]string{"bugreport", "-w", file}, args...)...)
+	for len(n.Observed) > 0 {
+		<-n.Observed // the fake has one place
+	}
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(stdout, file+": ") {
+		t.Errorf("printed %q", stdout)
+	}
+	files, m = unpack(t, content)
+	return files, m, stderr
+}
+
+func unpack(t *testing.T, content []byte) (files map[string]string, m archive.Manifest) {
+	t.Helper()
+	compressed, err := gzip.NewReader(bytes.NewReader(content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = map[string]string{}
+	for a := tar.NewReader(compressed); ; {
+		header, err := a.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, name, _ := strings.Cut(header.Name, "/")
+		files[name] = string(text)
+	}
+	if err := json.Unmarshal([]byte(files["manifest.json"]), &m); err != nil {
+		t.Fatal(err)
+	}
+	return files, m
+}
+
+// reason is why a file is missing; empty if it is not.
+func reason(m archive.Manifest, name string) string {
+	for _, x := range m.Missing {
+		if x.Name == name {
+			return x.Reason
+		}
+	}
+	return ""
+}
+
+func TestReportHasWhatServicesAnswer(t *testing.T) {
+	n := newNode(t)
+	files, m, _ := reportOf(t, n)
+	for name, want := range map[string]string{
+		"status.json":                `"identity"`,
+		"version.json":               `"version"`,
+		"endpoints.json":             nodetest.LongID,
+		"identities.json":            `k8s:app=web`,
+		"nodes.json":                 `"node-b"`,
+		"pools.json":                 `10.244.0.0/`,
+		"allocations.json":           `10.244.0.`,
+		"policies.json":              `[`,
+		"services.json":              `{`,
+		"backends.json":              `[`,
+		"maps.json":                  `sl_peer`,
+		"audit.json":                 `[`,
+		"connections.json":           `{"connections":3}`,
+		"settings/ipam.json":         `"log.level"`,
+		"settings/datapath.json":     `(secret)`,
+		"processes/datapath.txt":     "VmRSS:",
+		"network/namespace.txt":      "that of this command",
+		"network/sysctls.txt":        "net/ipv4/ip_forward = ",
+		"machine/kernel.txt":         "Linux version",
+		"machine/mounts.txt":         "blocks of",
+		"processes/loadbalancer.txt": "Max open files",
+	} {
+		if !strings.Contains(files[name], want) {
+			t.Errorf("%s has no %q: %.300q; missing: %q", name, want, files[name], reason(m, name))
+		}
+	}
+	for _, e := range m.Files {
+		if e.Command == "" || len(files[e.Name]) != e.Bytes {
+			t.Errorf("%+v has %d bytes", e, len(files[e.Name]))
+		}
+	}
+}
+
+func TestReportNamesWhatIsMissing(t *testing.T) {
+	n := newNode(t)
+	n.Stop("ipam")
+	// A process that was stopped: its socket takes connections, and nothing answers.
+	n.Stop("datapath")
+	l, err := net.Listen("unix", filepath.Join(n.RunDir, "datapath", "datapath.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	files, m, stderr := reportOf(t, n, "--timeout=200ms")
+	for name, want := range map[string]string{
+		"pools.json":             "ipam.sock",
+		"metrics/identity.txt":   "metrics.sock",
+		"processes/ipam.txt":     "ipam.sock",
+		"endpoints.json":         "no answer within 200ms",
+		"maps.json":              "no answer within 200ms",
+		"audit.json":             "not asked: 2 parts before it had no answer",
+		"settings/datapath.json": "not asked",
+		"status.json":            "",
+	} {
+		if got := reason(m, name); !strings.Contains(got, want) || (got == "") != (want == "") {
+			t.Errorf("%s is missing because of %q, want %q", name, got, want)
+		}
+		if want != "" && !strings.Contains(stderr, "missing: "+name+": ") {
+			t.Errorf("standard error does not name %s: %s", name, stderr)
+		}
+	}
+	if !strings.Contains(files["status.json"], "no answer within 200ms") {
+		t.Errorf("the status does not name who gave no answer: %s", files["status.json"])
+	}
+	if !strings.Contains(files["processes/datapath.txt"], "VmRSS:") {
+		t.Error("the process without an answer is not described")
+	}
+}
+
+func TestReportOfNoNodeFails(t *testing.T) {
+	n := newNode(t)
+	for _, service := range invocation.Services {
+		n.Stop(service)
+	}
+	file := filepath.Join(t.TempDir(), "r.tar.gz")
+	_, stderr := n.Want(t, invocation.ExitFailed, "bugreport", "-w", file)
+	if !strings.Contains(stderr, "no service answered") || !strings.Contains(stderr, n.RunDir) {
+		t.Errorf("standard error: %s", stderr)
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err) // what the machine says may be worth something
+	}
+}
+
+func TestReportHasManifestsUnlessTheyAreLeftOut(t *testing.T) {
+	n := newNode(t)
+	manifest := strings.Replace(nodetest.WebPolicy, "{name: web,",
+		"{name: web, annotations: {example.com/password: "+private+"},", 1)
+	n.Want(t, 0, "policy", "apply", "-f", nodetest.Write(t, t.TempDir(), "web.yaml", manifest))
+	files, m, _ := reportOf(t, n)
+	var shown struct {
+		Kind, Name string
+		Manifest   struct{ Spec map[string]any }
+	}
+	if err := json.Unmarshal([]byte(files["manifests.json"]), &shown); err != nil || shown.Kind != "NetworkPolicy" ||
+		shown.Name != "web" || shown.Manifest.Spec["podSelector"] == nil {
+		t.Errorf("%s %s, %v", files["manifests.json"], reason(m, "manifests.json"), err)
+	}
+	for name, text := range files {
+		if strings.Contains(text, private) {
+			t.Errorf("%s has the secret: %s", name, text)
+		}
+	}
+	files, m, _ = reportOf(t, n, "--without-manifests")
+	if _, ok := files["manifests.json"]; ok || reason(m, "manifests.json") != "" {
+		t.Error("the manifests are not left out")
+	}
+	if !strings.Contains(files["policies.json"], `"web"`) {
+		t.Errorf("no state of the policy: %s", files["policies.json"])
+	}
+}
+
+// TestReportTakesLogsThatAreFiles: the directory of logs is root's, but a report is made when things are not in order.
+func TestReportTakesLogsThatAreFiles(t *testing.T) {
+	n := newNode(t)
+	dir := filepath.Join(n.RunDir, "log")
+	if err := os.Mkdir(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	log := strings.Repeat("line\n", 10) + "token=" + private + " \x1b[2J\nlast\n"
+	nodetest.Write(t, dir, "policy.log", log)
+	if err := errors.Join(syscall.Mkfifo(filepath.Join(dir, "pipe.log"), 0o600),
+		os.Symlink("/etc/passwd", filepath.Join(dir, "link.log"))); err != nil {
+		t.Fatal(err)
+	}
+	files, m, _ := reportOf(t, n, "--log-lines=3")
+	if want := "line\ntoken=REDACTED \\u001b[2J\nlast\n"; files["logs/policy.log"] != want {
+		t.Errorf("the log is %q, want %q", files["logs/policy.log"], want)
+	}
+	for _, name := range []string{"logs/pipe.log", "logs/link.log"} {
+		if _, ok := files[name]; ok || reason(m, name) == "" {
+			t.Errorf("%s is taken", name)
+		}
+	}
+}
+
+func TestReportTalksToNoTerminal(t *testing.T) {
+	n := newNode(t)
+	n.Endpoints = []*datapathv1.Endpoint{{
+		Owner:  &workloadv1.Owner{ContainerId: "evil\x1b[2J", InterfaceName: "eth0"},
+		Labels: []*workloadv1.Label{nodetest.Label("app", "\u009b2J\x07")},
+	}}
+	files, _, stderr := reportOf(t, n)
+	files["standard error"] = stderr
+	for name, text := range files {
+		if i := strings.IndexFunc(text, func(r rune) bool { return r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 }); i >= 0 {
+			t.Errorf("%s has %q", name, text[i:min(len(text), i+20)])
+		}
+	}
+	if !strings.Contains(files["endpoints.json"], "evil") {
+		t.Errorf("endpoints: %s", files["endpoints.json"])
+	}
+}
+
+// TestFloodOfAnswersIsCut: neither memory nor the archive grows with what a service sends.
+func TestFloodOfAnswersIsCut(t *testing.T) {
+	const fileLimit, answerLimit = 1 << 20, 2 << 20
+	n := nodetest.New(t, func(inv *invocation.Invocation) *cobra.Command { return command(inv, fileLimit, answerLimit) })
+	long := strings.Repeat("x", 4000)
+	flow := &datapathv1.Flow{Source: &datapathv1.FlowEnd{Address: "10.0.0.1", Labels: []*workloadv1.Label{
+		nodetest.Label("app", long),
+	}}}
+	n.Flows = slices.Repeat([]*datapathv1.Flow{flow}, 3*fileLimit/2/len(long))
+	n.Endpoints = slices.Repeat([]*datapathv1.Endpoint{{
+		Owner:  &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"},
+		Labels: []*workloadv1.Label{nodetest.Label("app", long)},
+	}}, 3*answerLimit/2/len(long))
+	files, m, _ := reportOf(t, n, "--timeout=2m")
+	if got := len(files["events.json"]); got > fileLimit || got < fileLimit/2 ||
+		!strings.Contains(reason(m, "events.json"), "cut at 1 MiB") {
+		t.Errorf("%d bytes of events, %q", got, reason(m, "events.json"))
+	}
+	if got := reason(m, "endpoints.json"); files["endpoints.json"] != "" || !strings.Contains(got, "longer than") {
+		t.Errorf("%d bytes of endpoints, %q", len(files["endpoints.json"]), got)
+	}
+	if files["connections.json"] == "" {
+		t.Error("the flood kept the rest from coming")
+	}
+}
+
+func TestReportGoesToStandardOutput(t *testing.T) {
+	n := newNode(t)
+	stdout, stderr := n.Want(t, 0, "bugreport", "-w", "-")
+	files, m := unpack(t, []byte(stdout))
+	if files["status.json"] == "" || len(m.Nodes) != 1 || !strings.Contains(stderr, "-: ") {
+		t.Errorf("%d files, nodes %q, standard error %q", len(files), m.Nodes, stderr)
+	}
+	_, stderr = n.Want(t, invocation.ExitFailed, "bugreport", "-w", "/dev/full")
+	if !strings.Contains(stderr, "no regular file") {
+		t.Errorf("a device: %s", stderr)
+	}
+	n.Want(t, invocation.ExitUsage, "bugreport", "--log-lines=0")
+}
+
+func TestReportOfAFullDiskLeavesNothing(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	n, temporary := newNode(t), t.TempDir()
+	t.Setenv("TMPDIR", temporary)
+	var errOut bytes.Buffer
+	code := invocation.Run([]string{"--run-dir", n.RunDir, "bugreport", "-w", "-"}, full, &errOut, Command)
+	if code != invocation.ExitFailed || !strings.Contains(errOut.String(), "no space left") {
+		t.Errorf("exit code %d, %s", code, errOut.String())
+	}
+	left, err := os.ReadDir(temporary)
+	if err != nil || len(left) > 0 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+}
+
+// TestPanicOfACommandIsAMissingPart: a report is made of a state that was not foreseen.
+func TestPanicOfACommandIsAMissingPart(t *testing.T) {
+	r := &report{inv: &invocation.Invocation{Timeout: 1e9}, fileLimit: 100, answerLimit: 100}
+	before := commands
+	t.Cleanup(func() { commands = before })
+	commands = []func(*invocation.Invocation) *cobra.Command{func(*invocation.Invocation) *cobra.Command {
+		return &cobra.Command{Use: "x", Run: func(*cobra.Command, []string) { panic("at the disco") }}
+	}}
+	if _, err := r.within(t.Context(), r.sluice("x.json", "x")); err == nil || !strings.Contains(err.Error(), "disco") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestTailHasWholeLines(t *testing.T) {
+	for _, c := range []struct {
+		text  string
+		lines int
+		part  bool
+		want  string
+	}{
+		{"", 3, false, ""},
+		{"a\nb\nc\n", 2, false, "b\nc\n"},
+		{"a\nb\nc", 2, false, "b\nc"},
+		{"a\nb\n", 5, false, "a\nb\n"},
+		{"art\nb\nc\n", 5, true, "b\nc\n"},
+		{"art\nb\nc\n", 1, true, "c\n"},
+		{"art", 5, true, ""},
+		{"\n\n\n", 2, false, "\n\n"},
+	} {
+		if got := string(lastLines([]byte(c.text), c.lines, c.part)); got != c.want {
+			t.Errorf("%q, %d lines, part %v: got %q, want %q", c.text, c.lines, c.part, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package bugreport
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	archive "github.com/sluice-net/sluice/cmd/sluice/internal/report"
+)
+
+// own says whether the report is about the machine's own installation, and no other instance.
+func (r *report) own() bool { return r.inv.Instance == "" && r.inv.RunDir == "" }
+
+// ofMachine are the parts that no service answers.
+func (r *report) ofMachine(ctx context.Context) []group {
+	all := []group{r.network(ctx), {parts: []part{
+		{name: "machine/kernel.txt", command: "cat /proc/version ...", take: kernel},
+		{name: "machine/mounts.txt", command: "cat /proc/self/mountinfo; df", take: r.mounts},
+	}}}
+	if r.own() {
+		all[1].parts = append(all[1].parts, r.sluice("machine/files.json", "node status"))
+	}
+	for _, name := range append([]string{"etcd"}, invocation.Services...) {
+		socket := filepath.Join(r.runDir, name, name+".sock")
+		if _, err := os.Lstat(socket); name == "etcd" && err != nil {
+			continue // it is one of development nodes alone
+		}
+		all = append(all, group{parts: []part{{
+			name: "processes/" + name + ".txt", command: "cat /proc/PID/status ...",
+			take: func(ctx context.Context, w *content) error { return process(ctx, w, socket) },
+		}}})
+	}
+	return append(all, r.logs(), r.journal())
+}
+
+// logs are those of a development node, and the plugin's.
+func (r *report) logs() group {
+	g := group{telling: true}
+	paths, err := filepath.Glob(filepath.Join(r.runDir, "log", "*.log"))
+	if _, rerr := os.ReadDir(filepath.Join(r.runDir, "log")); err == nil && !errors.Is(rerr, fs.ErrNotExist) {
+		err = rerr
+	}
+	if err != nil {
+		r.archive.Miss("logs", err)
+	}
+	if r.own() {
+		if path := "/var/log/sluice/cni.log"; exists(path) {
+			paths = append(paths, path)
+		}
+	}
+	for _, path := range paths[:min(len(paths), 64)] {
+		g.parts = append(g.parts, part{
+			name: "logs/" + archive.FileName(filepath.Base(path)), command: fmt.Sprintf("tail -n %d %s", r.logLines, path),
+			take: func(_ context.Context, w *content) error { return tail(w, path, r.logLines) },
+		})
+	}
+	return g
+}
+
+// exists says whether a file is there, or may be.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// journal is what systemd keeps of the units.
+func (r *report) journal() group {
+	g := group{telling: true}
+	if !r.own() {
+		return g
+	}
+	for _, unit := range append([]string{"prepare"}, invocation.Services...) {
+		args := []string{
+			"journalctl", "--unit=sluice-" + unit + ".service", "--lines=" + strconv.Itoa(r.logLines), "--no-pager",
+			"--output=short-iso-precise", "--quiet",
+		}
+		g.parts = append(g.parts, part{
+			name: "logs/sluice-" + unit + ".journal", command: strings.Join(args, " "),
+			take: func(ctx context.Context, w *content) error {
+				if err := run(ctx, w, args...); err != nil {
+					return err
+				}
+				if w.empty() {
+					return errors.New("the journal has nothing of the unit")
+				}
+				return nil
+			},
+		})
+	}
+	return g
+}
+
+func (c *content) empty() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.bytes) == 0
+}
+
+// run writes what another program prints, and kills it when the context ends.
+func run(ctx context.Context, w io.Writer, args ...string) error {
+	errOut := content{limit: 4 << 10}
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	// A program that writes more than the limit ends with the pipe.
+	cmd.Stdout, cmd.Stderr = w, &errOut
+	cmd.WaitDelay = 500 * time.Millisecond // what it started may have its output open
+	err := cmd.Run()
+	if said, _ := errOut.close(); err != nil && len(bytes.TrimSpace(said)) > 0 {
+		return fmt.Errorf("%w: %s", err, oneLine(string(said)))
+	}
+	return err
+}
+
+// kernel writes what the machine is.
+func kernel(_ context.Context, w *content) error {
+	paths := []string{
+		"/proc/version", "/proc/cmdline", "/proc/uptime", "/proc/loadavg", "/proc/meminfo", "/proc/pressure/cpu",
+		"/proc/pressure/io", "/proc/pressure/memory", "/proc/modules", "/proc/cgroups", "/proc/softirqs",
+		"/sys/kernel/security/lsm", "/sys/fs/cgroup/cgroup.controllers",
+	}
+	for _, name := range []string{
+		"kernel/unprivileged_bpf_disabled", "kernel/bpf_stats_enabled", "kernel/pid_max", "kernel/threads-max",
+		"kernel/tainted", "fs/file-nr", "fs/file-max", "fs/inotify/max_user_watches", "fs/inotify/max_user_instances",
+	} {
+		paths = append(paths, "/proc/sys/"+name)
+	}
+	for _, path := range []string{"/etc/os-release", "/usr/lib/os-release"} {
+		// The first is a link on most systems.
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			paths = append(paths, real)
+			break
+		}
+	}
+	return sections(w, paths)
+}
+
+// sections writes files of the kernel. Those that may not be read are named.
+func sections(w io.Writer, paths []string) error {
+	var errs []string
+	for _, path := range paths {
+		err := section(w, path)
+		if errors.Is(err, errFull) || errors.Is(err, os.ErrClosed) {
+			return err
+		}
+		if err != nil {
+			errs = append(errs, err.Error())
+		}
+	}
+	if len(errs) > 0 {
+		return errors.New(strings.Join(errs, "; "))
+	}
+	return nil
+}
+
+// mounts writes what is mounted, and how full the file systems are that Sluice writes to.
+func (r *report) mounts(_ context.Context, w *content) error {
+	err := section(w, "/proc/thread-self/mountinfo")
+	state := "/var/lib/sluice"
+	if r.inv.Instance != "" {
+		state += "-" + r.inv.Instance
+	}
+	fmt.Fprintln(w, "==> file systems <==")
+	for _, dir := range []string{r.runDir, filepath.Join(r.runDir, "bpf"), state, "/tmp", "/var/log"} {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil {
+			fmt.Fprintf(w, "%s: %v\n", dir, err)
+			continue
+		}
+		fmt.Fprintf(w, "%s: type %#x, %d of %d blocks of %d bytes available, %d of %d inodes free\n", dir, st.Type,
+			st.Bavail, st.Blocks, st.Bsize, st.Ffree, st.Files)
+	}
+	return err
+}
+
+// process writes what the kernel says of the process that listens at a socket. Its environment is not read.
+func process(ctx context.Context, w *content, socket string) error {
+	pid, err := listener(ctx, socket)
+	if err != nil {
+		return err
+	}
+	dir := fmt.Sprintf("/proc/%d/", pid)
+	var errs []error
+	if text, err := readSmall(dir + "cmdline"); err != nil {
+		errs = append(errs, err)
+	} else {
+		fmt.Fprintf(w, "==> %scmdline <==\n%s\n\n", dir, strings.TrimSpace(strings.ReplaceAll(string(text), "\x00", " ")))
+	}
+	var paths []string
+	for _, name := range []string{
+		"status", "limits", "cgroup", "stat", "sched", "wchan", "stack", "oom_score", "oom_score_adj", "smaps_rollup",
+		"mountinfo",
+	} {
+		paths = append(paths, dir+name)
+	}
+	errs = append(errs, sections(w, paths))
+	fmt.Fprintf(w, "==> links <==\n")
+	for _, name := range []string{"exe", "ns/net", "ns/mnt", "ns/pid", "ns/cgroup", "ns/user"} {
+		to, err := os.Readlink(dir + name)
+		fmt.Fprintf(w, "%s -> %s\n", name, cmp.Or(to, fmt.Sprint(err)))
+	}
+	if fds, err := os.ReadDir(dir + "fd"); err != nil {
+		errs = append(errs, err)
+	} else {
+		fmt.Fprintf(w, "%d file descriptors\n\n", len(fds))
+	}
+	errs = append(errs, sections(w, cgroupFiles(dir+"cgroup")))
+	return joined(errs)
+}
+
+// joined is one line with all errors.
+func joined(errs []error) error {
+	if err := errors.Join(errs...); err != nil {
+		return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return nil
+}
+
+// listener is the process that listens at a socket. A stopped one is found, too: the kernel knows it.
+func listener(ctx context.Context, socket string) (int, error) {
+	conn, err := dialSocket(ctx, socket)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var peer *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(cerr, err); err != nil {
+		return 0, fmt.Errorf("ask who listens at %s: %w", socket, err)
+	}
+	if peer.Pid == 0 {
+		return 0, fmt.Errorf("who listens at %s is a process of another PID namespace", socket)
+	}
+	return int(peer.Pid), nil
+}
+
+// cgroupFiles are those of the control group of a process that say what it may use and uses.
+func cgroupFiles(path string) (files []string) {
+	text, err := readSmall(path)
+	if err != nil {
+		return nil // which was said
+	}
+	for line := range strings.Lines(string(text)) {
+		hierarchy, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
+		controllers, group, ok := strings.Cut(rest, ":")
+		if !ok {
+			continue
+		}
+		if hierarchy == "0" {
+			for _, name := range unifiedFiles {
+				files = append(files, filepath.Join("/sys/fs/cgroup", group, name),
+					filepath.Join("/sys/fs/cgroup/unified", group, name))
+			}
+		}
+		for controller := range strings.SplitSeq(controllers, ",") {
+			for _, name := range controllerFiles[controller] {
+				files = append(files, filepath.Join("/sys/fs/cgroup", controller, group, name))
+			}
+		}
+	}
+	return files
+}
+
+// unifiedFiles are those of a control group of version 2.
+var unifiedFiles = []string{
+	"cgroup.events", "cpu.max", "cpu.pressure", "cpu.stat", "io.pressure", "memory.current", "memory.events",
+	"memory.high", "memory.max", "memory.peak", "memory.pressure", "memory.stat", "memory.swap.current",
+	"pids.current", "pids.max",
+}
+
+// controllerFiles are those of version 1, by controller.
+var controllerFiles = map[string][]string{
+	"cpu":    {"cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.stat"},
+	"memory": {"memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.failcnt"},
+	"pids":   {"pids.current", "pids.max"},
+}
+
+// network are the parts of the network namespace of the node.
+func (r *report) network(ctx context.Context) group {
+	g := group{parts: []part{{
+		name: "network/namespace.txt", command: "readlink /proc/PID/ns/net",
+		take: func(ctx context.Context, w *content) error {
+			space, err := r.namespace(ctx)
+			if err != nil {
+				return err
+			}
+			_, werr := fmt.Fprintln(w, space.text)
+			return errors.Join(space.doubt, werr)
+		},
+	}}}
+	for _, c := range []struct{ file, command string }{
+		{"links", "ip -d -s link"},
+		{"addresses", "ip -d addr"},
+		{"routes4", "ip -4 -d route show table all"},
+		{"routes6", "ip -6 -d route show table all"},
+		{"rules4", "ip -4 -d rule"},
+		{"rules6", "ip -6 -d rule"},
+		{"neighbours", "ip -d neigh"},
+		{"nftables", "nft list ruleset"},
+		{"sockets", "ss -s"},
+	} {
+		args := strings.Fields(c.command)
+		g.parts = append(g.parts, part{
+			name: "network/" + c.file + ".txt", command: c.command,
+			take: func(ctx context.Context, w *content) error {
+				return r.inNamespace(ctx, func() error { return run(ctx, w, args...) })
+			},
+		})
+	}
+	g.parts = append(g.parts, part{
+		name: "network/sysctls.txt", command: "sysctl -a --pattern ^net",
+		take: func(ctx context.Context, w *content) error {
+			return r.inNamespace(ctx, func() error { return sysctls(ctx, w) })
+		},
+	})
+	for _, file := range []string{"snmp", "snmp6", "netstat", "softnet_stat", "sockstat", "sockstat6"} {
+		g.parts = append(g.parts, part{
+			name: "network/" + file + ".txt", command: "cat /proc/net/" + file,
+			take: func(ctx context.Context, w *content) error {
+				return r.inNamespace(ctx, func() error { return section(w, "/proc/thread-self/net/"+file) })
+			},
+		})
+	}
+	return g
+}
+
+// secretSysctls are keys.
+var secretSysctls = []string{"tcp_fastopen_key", "stable_secret"}
+
+// sysctls writes those of the network namespace of the thread.
+func sysctls(ctx context.Context, w io.Writer) error {
+	const root = "/proc/sys/net"
+	denied := 0
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, fs.ErrPermission):
+			denied++
+			return nil
+		case errors.Is(err, fs.ErrNotExist): // a device that went
+			return nil
+		case err != nil:
+			return err
+		case d.IsDir() || slices.Contains(secretSysctls, d.Name()):
+			return nil
+		}
+		info, err := d.Info()
+		if err != nil || info.Mode().Perm()&0o444 == 0 {
+			return nil // one that is only written
+		}
+		text, err := readSmall(path)
+		if errors.Is(err, fs.ErrPermission) {
+			denied++
+		}
+		if err != nil {
+			return nil
+		}
+		_, err = fmt.Fprintf(w, "%s = %s\n", strings.TrimPrefix(path, "/proc/sys/"), oneLine(string(text)))
+		return err
+	})
+	if err == nil && denied > 0 {
+		err = fmt.Errorf("%d may not be read", denied)
+	}
+	return err
+}

@@ -143,7 +143,8 @@ func (r *report) run(ctx context.Context, now time.Time) (err error) {
 		return err
 	}
 	m := r.archive.Manifest()
-	if err := archive.Show(r.inv, r.file, m, fmt.Sprintf("%d files, %d missing", len(m.Files), len(m.Missing))); err != nil {
+	summary := fmt.Sprintf("%d files, %d missing", len(m.Files), len(m.Missing))
+	if err := archive.Show(r.inv, r.file, m, summary); err != nil {
 		return err
 	}
 	if !r.came.Load() {

@@ -765,7 +765,7 @@ func TestMapsAreWrittenInFewPlacesOnly(t *testing.T) {
 		"pin/write.go":           {"ebpf.UpdateAny": 1, "ebpf.UpdateNoExist": 1, ".Delete(": 1, "BatchUpdate(": 1},
 		"policymap/write.go":     {"BatchUpdate(": 1},
 		"conntrack/conntrack.go": {".Put(": 1},
-		"conntrack/batch.go":     {".Put(": 1}, // into a pool of memory
+		"conntrack/batch.go":     {".Put(": 1},    // into a pool of memory
 		"conntrack/flush.go":     {".Delete(": 1}, // of the version before, which is only emptied
 		"conntrack/remover.go":   {"FnMapDeleteElem": 1},
 		"replica/replica.go":     {".Put(": 2, ".Delete(": 1},

@@ -288,10 +288,11 @@ Look at it:
   sluice service list --instance %[8]s
   sluice observe --follow --instance %[8]s
 
-Connect a network namespace by hand, as a container runtime would:
+Connect a network namespace by hand, as a container runtime would, with the label app=pod1 in the namespace default:
   ip netns add pod1
-  CNI_COMMAND=ADD CNI_CONTAINERID=pod1 CNI_IFNAME=eth0 CNI_NETNS=/run/netns/pod1 CNI_PATH=%[9]s \
-    %[10]s < %[11]s
+  sed '1s/{/{"args":{"cni":{"labels":[{"key":"app","value":"pod1"}]}},/' %[11]s |
+    CNI_COMMAND=ADD CNI_CONTAINERID=pod1 CNI_IFNAME=eth0 CNI_NETNS=/run/netns/pod1 CNI_PATH=%[9]s \
+    CNI_ARGS='K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod1' %[10]s
 
 End it:
   sluice dev down --instance %[8]s

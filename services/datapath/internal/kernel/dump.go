@@ -44,6 +44,10 @@ func (k *Kernel) Dump(name string, visit func(key, value string) error) error {
 	}
 	defer m.Close()
 	switch name {
+	case bpf.MapsMapSlEp:
+		if visit, err = k.withoutEndpoint(visit); err != nil {
+			return err
+		}
 	case bpf.MapsMapSlIpc4:
 		d = entries(prefix4, k.ipcacheWords)
 	case bpf.MapsMapSlIpc6:
@@ -332,8 +336,28 @@ func (k *Kernel) ipcacheWords(v *bpf.MapsSlIpcache) string {
 	return s
 }
 
-// endpointWords are an endpoint's record. A slot that was given back keeps its record
-// and denies everything.
+// withoutEndpoint marks the records of sl_ep that no device leads to: a slot that was
+// given back keeps the record of the endpoint that it had, and denies everything.
+func (k *Kernel) withoutEndpoint(visit func(key, value string) error) (func(key, value string) error, error) {
+	devices, err := k.Pins.Borrow(bpf.MapsMapSlIf)
+	if err != nil {
+		return nil, err
+	}
+	defer devices.Close()
+	host := uint32(0) // of the node's own processes, without a device
+	used := map[string]bool{number(&host): true}
+	if err := entries(device, number)(devices, func(_, slot string) error { used[slot] = true; return nil }); err != nil {
+		return nil, err
+	}
+	return func(key, value string) error {
+		if !used[key] {
+			value = "deleted: " + value
+		}
+		return visit(key, value)
+	}, nil
+}
+
+// endpointWords are an endpoint's record.
 func endpointWords(r *bpf.MapsSlEndpoint) string {
 	e := slotmap.EndpointOf(0, r)
 	s := fmt.Sprintf("egress table %d ingress table %d epoch %d device %d identity %d",

@@ -40,7 +40,7 @@ func dump(t testing.TB, k *Kernel, name string) []string {
 
 func TestKernelEveryMapCanBeDumped(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	publish(t, k, a)
+	e := publish(t, k, a)
 	for _, name := range k.MapNames() {
 		dump(t, k, name)
 	}
@@ -50,6 +50,13 @@ func TestKernelEveryMapCanBeDumped(t *testing.T) {
 	err := k.Dump("sl_nothing", func(string, string) error { return nil })
 	if !errors.Is(err, pin.ErrNoMap) || !strings.Contains(err.Error(), "sl_ct4, sl_ct6") {
 		t.Errorf("a map that does not exist: %v", err)
+	}
+	if err := k.Endpoints.Unpublish(e.Slot); err != nil {
+		t.Fatal(err)
+	}
+	got := dump(t, k, "sl_ep")
+	if len(got) != 2 || !strings.HasPrefix(got[0], "0: egress") || !strings.HasPrefix(got[1], "1: deleted: egress table 0 ingress table 0") {
+		t.Errorf("the slot of a deleted endpoint: %q", got)
 	}
 	if err := k.Close(); err != nil {
 		t.Fatal(err)

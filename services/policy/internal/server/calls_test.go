@@ -296,6 +296,37 @@ func TestListTakesWhatTheFilterSays(t *testing.T) {
 	}
 }
 
+// TestDiffNamesWorkloadsWithoutLabels as the list of identities does.
+func TestDiffNamesWorkloadsWithoutLabels(t *testing.T) {
+	s := serve(t)
+	s.know(map[uint32]string{300: "k8s:app=web " + namespaceLabel + "shop", 301: town[301], 302: "generated:no-labels="})
+	s.watch(subscribe("datapath", 301)).snapshot()
+	stream, err := s.Diff(s.ctx(), &policyv1.DiffRequest{Manifests: []byte(allowWeb)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range m.GetPeers() {
+			for _, l := range p.GetLabels() {
+				if p.GetIdentity() == 302 {
+					got = append(got, l.GetSource()+":"+l.GetKey())
+				}
+			}
+		}
+	}
+	if !slices.Equal(got, []string{"generated:no-labels"}) {
+		t.Errorf("labels of the peer 302: %q", got)
+	}
+}
+
 func TestDiffChangesNothingAndNamesPortsAndPeers(t *testing.T) {
 	s := serve(t)
 	s.know(town)

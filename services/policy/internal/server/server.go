@@ -385,9 +385,10 @@ func fromPeer(field string, p *policyv1.Peer) (question.Peer, error) {
 	return out, nil
 }
 
+// labels are those of a workload, or the one that says that it has none.
 func labels(id peer.Identity) []*workloadv1.Label {
 	return words.Labels(slices.DeleteFunc(slices.Clone(id.Given().All()), func(l label.Label) bool {
-		return l.Source == label.SourceGenerated
+		return l.Source == label.SourceGenerated && l.Key != label.KeyNoLabels
 	}))
 }
 

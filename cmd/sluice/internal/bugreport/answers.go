@@ -211,7 +211,7 @@ func (r *report) metrics(ctx context.Context, w *content, name string) error {
 	}
 	answer, gerr := client.Do(request)
 	if gerr != nil {
-		return errors.Join(gerr, err)
+		return joined([]error{gerr, err})
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {

@@ -148,8 +148,8 @@ func (r *report) run(ctx context.Context, now time.Time) (err error) {
 		return err
 	}
 	if !r.came.Load() {
-		return fmt.Errorf("no service answered, and there are no logs: the report has the machine alone\n%sThe sockets are "+
-			"expected under %s.", r.inv.OtherNodes(), r.runDir)
+		return fmt.Errorf("no service answered at the sockets under %s, and there are no logs: the report has the machine "+
+			"alone\n%sBe root, and name the node by --instance", r.runDir, r.inv.OtherNodes())
 	}
 	return nil
 }

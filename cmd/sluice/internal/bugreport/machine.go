@@ -143,8 +143,8 @@ func kernel(_ context.Context, w *content) error {
 	}
 	for _, path := range []string{"/etc/os-release", "/usr/lib/os-release"} {
 		// The first is a link on most systems.
-		if real, err := filepath.EvalSymlinks(path); err == nil {
-			paths = append(paths, real)
+		if target, err := filepath.EvalSymlinks(path); err == nil {
+			paths = append(paths, target)
 			break
 		}
 	}

@@ -95,19 +95,19 @@ func check(data []byte, as reading.Options) ([]verdict, error) {
 			}
 			all[v.Document].Problems = append(all[v.Document].Problems, text)
 		}
+		decoded = bad.Others
 	case err != nil:
 		return nil, err
-	default:
-		for _, d := range decoded {
-			i := d.Document
-			all[i].Dropped = append(all[i].Dropped, d.Object.Unknown...)
-			for _, n := range d.Object.Notes {
-				all[i].Notes = append(all[i].Notes, note{n.Kind.String(), n.Path, n.Text})
-			}
-			if n := d.Object.Notes.Omitted(); n > 0 {
-				text := fmt.Sprintf("%d more notes are left out", n)
-				all[i].Notes = append(all[i].Notes, note{Kind: "omitted", Text: text})
-			}
+	}
+	for _, d := range decoded {
+		i := d.Document
+		all[i].Dropped = append(all[i].Dropped, d.Object.Unknown...)
+		for _, n := range d.Object.Notes {
+			all[i].Notes = append(all[i].Notes, note{n.Kind.String(), n.Path, n.Text})
+		}
+		if n := d.Object.Notes.Omitted(); n > 0 {
+			text := fmt.Sprintf("%d more notes are left out", n)
+			all[i].Notes = append(all[i].Notes, note{Kind: "omitted", Text: text})
 		}
 	}
 	return all, nil

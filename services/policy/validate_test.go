@@ -38,6 +38,12 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 			"more than a table holds, though no pod is here", "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web}\nspec: {podSelector: {}, ingress: [" + large.String() + "]}\n",
 			0, `{"problems":["spec: the ingress rules alone, for any subject: table needs 1025 address classes, the limit is 1024"]}`,
 		},
+		{
+			"notes beside one that is refused",
+			"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\n" +
+				"spec: {endpointSelector: {}, egress: [{toGroups: [{}]}]}\n---\napiVersion: v1\nkind: Pod\n",
+			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec.egress[0].toGroups","text":"not supported by Sluice: `,
+		},
 		{"no kind of policy", "apiVersion: v1\nkind: Pod\n", 0, `{"problems":["kind: `},
 		{
 			"the same twice", good + "---\n" + good, 0, strings.Repeat(`{"problems":["metadata.name: another document has the same kind and name"]}`+"\n", 2),

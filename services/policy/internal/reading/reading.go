@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/sluice-net/sluice/kit/yamlstream"
@@ -38,7 +39,8 @@ type Violation struct {
 // Error says what is wrong with manifests.
 type Error struct {
 	Violations []Violation
-	Whole      error // the text as such cannot be read
+	Others     []Decoded // of the documents that have none
+	Whole      error     // the text as such cannot be read
 }
 
 // ErrEmpty: as a file is whose policies were all removed.
@@ -177,6 +179,11 @@ func (r Options) Decode(data []byte) ([]Decoded, error) {
 		return nil, &Error{Whole: err}
 	}
 	if len(bad.Violations) > 0 {
+		refused := map[int]bool{}
+		for _, v := range bad.Violations {
+			refused[v.Document] = true
+		}
+		bad.Others = slices.DeleteFunc(out, func(d Decoded) bool { return refused[d.Document] })
 		return nil, &bad
 	}
 	if len(out) == 0 {

@@ -389,7 +389,8 @@ func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 		wantCode(t, err, codes.ResourceExhausted, "ingress of identity 301: table needs 4203 intervals in one class, the limit is 4096; the largest share is from NetworkPolicy shop/big")
 		// One that fits no table, whatever it selects.
 		_, err = s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(named("small", allowWeb) + "---\n" + ports("big", 0, 2100)), ValidateOnly: dry})
-		wantCode(t, err, codes.InvalidArgument, "document 2 (NetworkPolicy shop/big): spec: the ingress rules alone, for any subject: table needs 4201 intervals in one rule, the limit is 4096")
+		wantCode(t, err, codes.InvalidArgument, "document 2 (NetworkPolicy shop/big): spec: the ingress rules alone, "+
+			"for any subject: table needs 4201 intervals in one rule, the limit is 4096")
 	}
 	if got := s.list(); len(got) != 1 {
 		t.Errorf("there are %d policies", len(got))

@@ -41,6 +41,8 @@ type failure struct {
 	away string
 	take func(t *testing.T, n *testNode) // away it goes
 	give func(t *testing.T, n *testNode) // and comes back
+	// refill takes what a deletion meanwhile has made free in a full store; nil: nothing is.
+	refill func(t *testing.T, n *testNode)
 
 	// What the columns say, in the order of columns.
 	connections, begun, enforced, apply, known, fresh, check, del, status, gc, shown string
@@ -54,6 +56,12 @@ type failure struct {
 var columns = []string{
 	"away", "connections", "new connections", "enforced policies", "`policy apply`", "ADD, known labels",
 	"ADD, new labels", "CHECK", "DEL", "STATUS", "GC", "`sluice status`",
+}
+
+// refilled is f with its refill.
+func (f failure) refilled(refill func(*testing.T, *testNode)) failure {
+	f.refill = refill
+	return f
 }
 
 func (f *failure) cells() []string {
@@ -84,17 +92,20 @@ func killed(service string) (take, give func(*testing.T, *testNode)) {
 // filled fills the file system under the state of a service until a change of it fails,
 // for a store has free pages of its own, and makes space at the end.
 func filled(service string, change, back func(ctx context.Context, n *testNode, i int) error,
-) (take, give func(*testing.T, *testNode)) {
+) (take, refill, give func(*testing.T, *testNode)) {
 	changed := 0
-	take = func(t *testing.T, n *testNode) {
+	refill = func(t *testing.T, n *testNode) {
 		ctx, cancel := deadline(t)
 		defer cancel()
-		n.smallDisk(t, service)()
 		for change != nil && change(ctx, n, changed) == nil {
 			if changed++; changed == 2000 {
 				t.Fatal("2,000 changes went to a full disk")
 			}
 		}
+	}
+	take = func(t *testing.T, n *testNode) {
+		n.smallDisk(t, service)()
+		refill(t, n)
 	}
 	give = func(t *testing.T, n *testNode) {
 		ctx, cancel := deadline(t)
@@ -109,7 +120,7 @@ func filled(service string, change, back func(ctx context.Context, n *testNode, 
 			servicetest.EventuallyNil(t, "the change is taken back", func() error { return back(ctx, n, i) })
 		}
 	}
-	return take, give
+	return take, refill, give
 }
 
 // fullOwner is one of those that fill the stores.
@@ -173,10 +184,10 @@ func failures() []failure {
 	policyTake, policyGive := killed(devnode.Policy)
 	balancerTake, balancerGive := killed(devnode.LoadBalancer)
 	datapathTake, datapathGive := killed(devnode.Datapath)
-	ipamFull, ipamSpace := filled(devnode.IPAM, fills[devnode.IPAM][0], fills[devnode.IPAM][1])
-	policyFull, policySpace := filled(devnode.Policy, fills[devnode.Policy][0], fills[devnode.Policy][1])
-	identityFull, identitySpace := filled(devnode.Identity, fills[devnode.Identity][0], fills[devnode.Identity][1])
-	datapathFull, datapathSpace := filled(devnode.Datapath, fills[devnode.Datapath][0], fills[devnode.Datapath][1])
+	ipamFull, ipamRefill, ipamSpace := filled(devnode.IPAM, fills[devnode.IPAM][0], fills[devnode.IPAM][1])
+	policyFull, policyRefill, policySpace := filled(devnode.Policy, fills[devnode.Policy][0], fills[devnode.Policy][1])
+	identityFull, identityRefill, identitySpace := filled(devnode.Identity, fills[devnode.Identity][0], fills[devnode.Identity][1])
+	datapathFull, datapathRefill, datapathSpace := filled(devnode.Datapath, fills[devnode.Datapath][0], fills[devnode.Datapath][1])
 	return []failure{
 		row(failure{
 			away: "etcd", connections: "go on", begun: "work", enforced: "enforced",
@@ -239,27 +250,27 @@ func failures() []failure {
 				"no space left on device",
 			},
 			prints: []string{"sluice-identity: new label sets cannot be connected: ", "no space left on device"},
-		}, identityFull, identitySpace),
+		}, identityFull, identitySpace).refilled(identityRefill),
 		row(failure{
 			away: "disk of sluice-ipam full", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "0", known: "11", fresh: "11",
 			check: "0", del: "0", status: "0", gc: "0", shown: "3, not ready",
 			says:   []string{"no space left on device", "STORAGE_FAILED"},
 			prints: []string{"sluice-ipam: no container can be connected now: ", "no space left on device"},
-		}, ipamFull, ipamSpace),
+		}, ipamFull, ipamSpace).refilled(ipamRefill),
 		row(failure{
 			away: "disk of sluice-policy full", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "1", known: "0", fresh: "0",
 			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready",
 			prints: []string{"Warning: sluice-policy: ", "no space left on device"},
-		}, policyFull, policySpace),
+		}, policyFull, policySpace).refilled(policyRefill),
 		row(failure{
 			away: "disk of sluice-datapath full", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "0", known: "11", fresh: "11",
 			check: "0", del: "11", status: "0", gc: "11", shown: "3, not ready",
 			says:   []string{"no space left on device"},
 			prints: []string{"sluice-datapath: no container can be connected now: ", "no space left on device"},
-		}, datapathFull, datapathSpace),
+		}, datapathFull, datapathSpace).refilled(datapathRefill),
 	}
 }
 
@@ -424,12 +435,20 @@ func (b *failing) look(t *testing.T, f failure) []string {
 	if b.reaches(t, b.denied, allowedPort) == nil {
 		seen[3] = "not enforced"
 	}
+	full := func() {
+		if f.refill != nil {
+			f.refill(t, b.testNode)
+		}
+	}
+	full()
 	seen = append(seen, b.apply(t, policyOfPorts(allowedPort, laterPort)))
 
 	known, fresh := newPod(t, "known"), newPod(t, "fresh")
 	short := func(extra map[string]any) map[string]any { extra["timeout"] = "4s"; return extra }
+	full()
 	code, _ := b.verb(t, "ADD", known, b.config(t, "1.0.0", short(labels("app", "client"))))
 	seen = append(seen, code)
+	full()
 	code, text := b.verb(t, "ADD", fresh, b.config(t, "1.0.0", short(labels("app", "fresh"))))
 	if seen = append(seen, code); code != "0" {
 		wantAll(t, "ADD", text, f.says...)
@@ -458,6 +477,7 @@ func (b *failing) look(t *testing.T, f failure) []string {
 
 	var shown, printed string
 	servicetest.EventuallyNil(t, "the status that is wanted", func() error {
+		full()
 		exit, out := b.sluice(t, "status")
 		shown, printed = fmt.Sprintf("%d, %s", exit, readiness(out)), out
 		for _, part := range f.prints {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -186,8 +187,10 @@ func failures() []failure {
 	datapathTake, datapathGive := killed(devnode.Datapath)
 	ipamFull, ipamRefill, ipamSpace := filled(devnode.IPAM, fills[devnode.IPAM][0], fills[devnode.IPAM][1])
 	policyFull, policyRefill, policySpace := filled(devnode.Policy, fills[devnode.Policy][0], fills[devnode.Policy][1])
-	identityFull, identityRefill, identitySpace := filled(devnode.Identity, fills[devnode.Identity][0], fills[devnode.Identity][1])
-	datapathFull, datapathRefill, datapathSpace := filled(devnode.Datapath, fills[devnode.Datapath][0], fills[devnode.Datapath][1])
+	identityFull, identityRefill, identitySpace := filled(devnode.Identity,
+		fills[devnode.Identity][0], fills[devnode.Identity][1])
+	datapathFull, datapathRefill, datapathSpace := filled(devnode.Datapath,
+		fills[devnode.Datapath][0], fills[devnode.Datapath][1])
 	return []failure{
 		row(failure{
 			away: "etcd", connections: "go on", begun: "work", enforced: "enforced",
@@ -513,10 +516,11 @@ func readiness(out string) string {
 // reaches connects to web. Whoever may not waits in vain: there is no answer at all.
 func (b *failing) reaches(t *testing.T, from pod.Pod, port uint16) error {
 	t.Helper()
-	l, err := b.web.Listen(netip.AddrPortFrom(b.web.IPv4, port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	var l *net.TCPListener
+	servicetest.EventuallyNil(t, "the port of the last connection is free", func() (err error) {
+		l, err = b.web.Listen(netip.AddrPortFrom(b.web.IPv4, port))
+		return err
+	})
 	defer l.Close()
 	limit := patience
 	if from.Name == b.denied.Name {

@@ -59,12 +59,6 @@ var columns = []string{
 	"ADD, new labels", "CHECK", "DEL", "STATUS", "GC", "`sluice status`",
 }
 
-// refilled is f with its refill.
-func (f failure) refilled(refill func(*testing.T, *testNode)) failure {
-	f.refill = refill
-	return f
-}
-
 func (f *failure) cells() []string {
 	return []string{
 		f.away, f.connections, f.begun, f.enforced, f.apply, f.known, f.fresh, f.check, f.del, f.status, f.gc, f.shown,
@@ -175,24 +169,16 @@ var fills = map[string][2]func(ctx context.Context, n *testNode, i int) error{
 
 // failures are the rows. docs/failures.md has them, too.
 func failures() []failure {
-	row := func(f failure, take, give func(*testing.T, *testNode)) failure {
-		f.take, f.give = take, give
+	gone := func(service string, f failure) failure {
+		f.take, f.give = killed(service)
 		return f
 	}
-	etcdTake, etcdGive := killed(devnode.Etcd)
-	identityTake, identityGive := killed(devnode.Identity)
-	ipamTake, ipamGive := killed(devnode.IPAM)
-	policyTake, policyGive := killed(devnode.Policy)
-	balancerTake, balancerGive := killed(devnode.LoadBalancer)
-	datapathTake, datapathGive := killed(devnode.Datapath)
-	ipamFull, ipamRefill, ipamSpace := filled(devnode.IPAM, fills[devnode.IPAM][0], fills[devnode.IPAM][1])
-	policyFull, policyRefill, policySpace := filled(devnode.Policy, fills[devnode.Policy][0], fills[devnode.Policy][1])
-	identityFull, identityRefill, identitySpace := filled(devnode.Identity,
-		fills[devnode.Identity][0], fills[devnode.Identity][1])
-	datapathFull, datapathRefill, datapathSpace := filled(devnode.Datapath,
-		fills[devnode.Datapath][0], fills[devnode.Datapath][1])
+	full := func(service string, f failure) failure {
+		f.take, f.refill, f.give = filled(service, fills[service][0], fills[service][1])
+		return f
+	}
 	return []failure{
-		row(failure{
+		gone(devnode.Etcd, failure{
 			away: "etcd", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "0", known: "0", fresh: "11",
 			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready for known labels",
@@ -203,22 +189,22 @@ func failures() []failure {
 				"STORE_UNAVAILABLE",
 			},
 			prints: []string{"new label sets cannot be connected: etcd is away: ", "Meanwhile: without etcd: "},
-		}, etcdTake, etcdGive),
-		row(failure{
+		}),
+		gone(devnode.Identity, failure{
 			away: "sluice-identity", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "0", known: "0", fresh: "11",
 			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready for known labels",
 			says:   []string{"resolve the identity: identity: unavailable: dial unix ", "SERVICE_UNAVAILABLE"},
 			prints: []string{"Problem: sluice-identity: dial unix ", "Meanwhile: without sluice-identity: "},
-		}, identityTake, identityGive),
-		row(failure{
+		}),
+		gone(devnode.IPAM, failure{
 			away: "sluice-ipam", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "0", known: "11", fresh: "11",
 			check: "0", del: "0", status: "0", gc: "0", shown: "3, not ready",
 			says:   []string{"allocate addresses: no answer on ", "ipam.sock"},
 			prints: []string{"Problem: sluice-ipam: dial unix ", "Meanwhile: without sluice-ipam: "},
-		}, ipamTake, ipamGive),
-		row(failure{
+		}),
+		gone(devnode.Policy, failure{
 			away: "sluice-policy", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "1", known: "0", fresh: "11",
 			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready for known labels",
@@ -228,23 +214,23 @@ func failures() []failure {
 				"POLICY_UNAVAILABLE",
 			},
 			prints: []string{"Problem: sluice-policy: dial unix ", "Meanwhile: without sluice-policy: "},
-		}, policyTake, policyGive),
-		row(failure{
+		}),
+		gone(devnode.LoadBalancer, failure{
 			away: "sluice-loadbalancer", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "0", known: "0", fresh: "0",
 			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready",
 			prints: []string{
 				"Warning: sluice-loadbalancer: services stay as they are: ", "Meanwhile: without sluice-loadbalancer: ",
 			},
-		}, balancerTake, balancerGive),
-		row(failure{
+		}),
+		gone(devnode.Datapath, failure{
 			away: "sluice-datapath", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "3", known: "11", fresh: "11",
 			check: "11", del: "0", status: "0", gc: "11", shown: "3, not ready",
 			says:   []string{"create the endpoint: no answer on ", "datapath.sock"},
 			prints: []string{"Problem: sluice-datapath: dial unix ", "Meanwhile: without sluice-datapath: "},
-		}, datapathTake, datapathGive),
-		row(failure{
+		}),
+		full(devnode.Identity, failure{
 			away: "disk of sluice-identity full", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "0", known: "0", fresh: "11",
 			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready for known labels",
@@ -253,27 +239,27 @@ func failures() []failure {
 				"no space left on device",
 			},
 			prints: []string{"sluice-identity: new label sets cannot be connected: ", "no space left on device"},
-		}, identityFull, identitySpace).refilled(identityRefill),
-		row(failure{
+		}),
+		full(devnode.IPAM, failure{
 			away: "disk of sluice-ipam full", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "0", known: "11", fresh: "11",
 			check: "0", del: "0", status: "0", gc: "0", shown: "3, not ready",
 			says:   []string{"no space left on device", "STORAGE_FAILED"},
 			prints: []string{"sluice-ipam: no container can be connected now: ", "no space left on device"},
-		}, ipamFull, ipamSpace).refilled(ipamRefill),
-		row(failure{
+		}),
+		full(devnode.Policy, failure{
 			away: "disk of sluice-policy full", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "1", known: "0", fresh: "0",
 			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready",
 			prints: []string{"Warning: sluice-policy: ", "no space left on device"},
-		}, policyFull, policySpace).refilled(policyRefill),
-		row(failure{
+		}),
+		full(devnode.Datapath, failure{
 			away: "disk of sluice-datapath full", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "0", known: "11", fresh: "11",
 			check: "0", del: "11", status: "0", gc: "11", shown: "3, not ready",
 			says:   []string{"no space left on device"},
 			prints: []string{"sluice-datapath: no container can be connected now: ", "no space left on device"},
-		}, datapathFull, datapathSpace).refilled(datapathRefill),
+		}),
 	}
 }
 

@@ -119,6 +119,9 @@ func TestOneNodeHasAName(t *testing.T) {
 	if ready, _ := second.Ready(); ready || second.Summary().Ready {
 		t.Error("the second node calls itself ready")
 	}
+	if up, _ := second.Connected(); up || !second.Summary().Connected {
+		t.Errorf("a session: %t, etcd reached: %t; want no session with an etcd that has answered", up, second.Summary().Connected)
+	}
 	for _, app := range []string{"web", "new"} { // known, and not
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		_, err := second.Hold(ctx, holder(1), storetest.Labels(t, app), false)

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/busy"
+	"github.com/sluice-net/sluice/kit/deadline"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/keymutex"
 	"github.com/sluice-net/sluice/model/identity"
@@ -456,6 +457,8 @@ const maxAttempts = 64
 
 // claim gets the number of a label set from the store.
 func (a *Allocator) claim(ctx context.Context, labels label.Canonical, known identity.Numeric) (Claim, error) {
+	ctx, answer := deadline.Answerable(ctx)
+	defer answer()
 	bounded, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
 	defer cancel()
 	if err := a.awaitStore(bounded); err != nil {

@@ -546,6 +546,23 @@ func TestHangingStoreLeavesTimeForTheAnswerFromMemory(t *testing.T) {
 	})
 }
 
+// TestHangingStoreIsNamedBeforeTheCallerIsGone: a caller that gives less time than a
+// request to the store may take reads that it is the store which does not answer.
+func TestHangingStoreIsNamedBeforeTheCallerIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := quick()
+		cfg.StoreTimeout = time.Hour
+		a := start(t, hanging{storetest.NewFake().Node("a")}, &memory{}, cfg)
+		a.connected()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := a.Hold(ctx, allocator.EndpointHolder("c1", "eth0"), storetest.Labels(t, "web"), true)
+		if store := (*allocator.StoreError)(nil); !errors.As(err, &store) || ctx.Err() != nil {
+			t.Errorf("hold: %v, the context %v, want a StoreError while the caller waits", err, ctx.Err())
+		}
+	})
+}
+
 // damaged has one identity that cannot be restored.
 type damaged struct {
 	allocator.Store

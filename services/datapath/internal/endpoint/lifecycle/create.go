@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sluice-net/sluice/kit/deadline"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
@@ -345,7 +346,7 @@ type claim struct {
 // a confirmed address. The releases come one after the other, the identity first.
 func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 	cl := &claim{done: make(chan struct{})}
-	ctx, cancel := endpoint.Answerable(ctx)
+	ctx, cancel := deadline.Answerable(ctx)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		if err := c.cfg.Leases.Confirm(ctx, s.Owner, s.Addrs); err != nil {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package endpoint
+// Package deadline keeps a part of a caller's time for the answer to it.
+package deadline
 
 import (
 	"context"
@@ -12,7 +13,9 @@ import (
 // caller's deadline has passed, nobody reads what was waited for.
 const answerTime = 500 * time.Millisecond
 
-// Answerable ends a little before the deadline of ctx.
+// Answerable ends a little before the deadline of ctx: half a second, or an eighth of
+// what is left if that is less. What a service waits for ends with it, so that the
+// caller reads what that was and not that its time has passed.
 func Answerable(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {

@@ -120,7 +120,11 @@ func udp(from, to netip.AddrPort, payload []byte) []byte {
 	b = append(append(b, 0, 0), payload...)
 	pseudo := append(append([]byte{}, from.Addr().AsSlice()...), to.Addr().AsSlice()...)
 	pseudo = append(pseudo, 0, unix.IPPROTO_UDP, byte(len(b)>>8), byte(len(b)))
-	binary.BigEndian.PutUint16(b[6:], checksum(append(pseudo, b...), 0))
+	sum := checksum(append(pseudo, b...), 0)
+	if sum == 0 {
+		sum = 0xffff // zero means no checksum, which a stack refuses with IPv6 (RFC 8200, 8.1)
+	}
+	binary.BigEndian.PutUint16(b[6:], sum)
 	return b
 }
 

@@ -41,6 +41,7 @@ const (
 
 const (
 	keyValidAttachments = "cni.dev/valid-attachments"
+	keyLabelsFromArgs   = "labelsFromArgs"
 	capPortMappings     = "portMappings"
 	capPodAnnotations   = "io.kubernetes.cri.pod-annotations"
 )
@@ -72,7 +73,8 @@ type Config struct {
 
 	runtimeLabels []keyValue
 	argsLabels    []keyValue
-	podLabels     string // the annotation sluice.io/labels
+	podLabels     string            // the annotation sluice.io/labels
+	argumentOf    map[string]string // by label key, the key of CNI_ARGS that has its value
 }
 
 type keyValue struct {
@@ -93,7 +95,9 @@ func parseConfig(command Command, stdin []byte) (Config, error) {
 	if err := d.get("cniVersion", &c.CNIVersion); err != nil {
 		return Config{}, fieldError("", err)
 	}
-	steps := []func(fields) error{c.parseName, c.parseDirs, c.parseMTU, c.parseLogFile, c.parseTimeout, c.parseCNI}
+	steps := []func(fields) error{
+		c.parseName, c.parseDirs, c.parseMTU, c.parseLogFile, c.parseTimeout, c.parseLabelsFromArgs, c.parseCNI,
+	}
 	switch command {
 	case Add:
 		steps = append(steps, c.parseRuntime, c.parseArgs, c.parsePrevResult)
@@ -126,7 +130,7 @@ func parseConfig(command Command, stdin []byte) (Config, error) {
 // Keys of the plugin first, then those that CNI defines for a plugin or for
 // the list that a lone configuration stands for.
 var knownKeys = []string{
-	"runDir", "stateDir", "mtu", "logFile", "timeout",
+	"runDir", "stateDir", "mtu", "logFile", "timeout", keyLabelsFromArgs,
 	"cniVersion", "cniVersions", "name", "type", "capabilities", "runtimeConfig", "args", "dns", "ipam", "ipMasq", "prevResult",
 	"disableCheck", "disableGC", "loadOnlyInlinedPlugins",
 }
@@ -236,6 +240,25 @@ func (c *Config) parseTimeout(d fields) error {
 		return Field("timeout", "%s is not in 1s to 10m", t)
 	}
 	c.Timeout = t
+	return nil
+}
+
+// parseLabelsFromArgs reads which labels have their values in CNI_ARGS.
+func (c *Config) parseLabelsFromArgs(d fields) error {
+	if err := d.get(keyLabelsFromArgs, &c.argumentOf); err != nil {
+		return fieldError("", err)
+	}
+	if len(c.argumentOf) > maxRuntimeLabels {
+		return Field(keyLabelsFromArgs, "%d labels; at most %d are taken", len(c.argumentOf), maxRuntimeLabels)
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.argumentOf)) {
+		if why := checkLabel(keyValue{Key: key}); why != "" {
+			return Field(keyLabelsFromArgs, "%s", why)
+		}
+		if c.argumentOf[key] == "" {
+			return Field(keyLabelsFromArgs, "label %q names no key of CNI_ARGS", clip(key))
+		}
+	}
 	return nil
 }
 

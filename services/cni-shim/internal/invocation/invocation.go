@@ -57,6 +57,8 @@ type Invocation struct {
 	Pod workload.PodReference
 	// Labels of the workload, sorted, without duplicates.
 	Labels []label.Label
+
+	args map[string]string // CNI_ARGS
 }
 
 // The environment variables that CNI defines and the plugin reads.
@@ -141,7 +143,7 @@ func Parse(command Command, getenv func(string) string, stdin []byte) (Invocatio
 	}
 	switch command {
 	case Add:
-		if in.Labels, err = workloadLabels(config, in.Pod.Namespace); err != nil {
+		if in.Labels, err = workloadLabels(config, in.args); err != nil {
 			return Invocation{}, err
 		}
 	case Check:
@@ -188,6 +190,7 @@ func (in *Invocation) parseEnvironment(getenv func(string) string) error {
 	if err != nil {
 		return err
 	}
+	in.args = args
 	in.Pod = workload.PodReference{Namespace: args[argPodNamespace], Name: args[argPodName], UID: args[argPodUID]}
 	// Not only names that Kubernetes would allow: podman, for one, says the
 	// container's name here.

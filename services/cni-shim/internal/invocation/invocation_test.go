@@ -125,6 +125,10 @@ func TestHostileInputHasTheRightCode(t *testing.T) {
 		"a label with a NUL":           {doc(`"args":{"cni":{"labels":[{"key":"a","value":"\u0000"}]}}`), 7},
 		"a long label":                 {doc(`"args":{"cni":{"labels":[{"key":"` + strings.Repeat("a", 64) + `"}]}}`), 7},
 		"too many labels":              {doc(`"args":{"cni":{"labels":[` + strings.Repeat(`{"key":"a"},`, 1024) + `{"key":"a"}]}}`), 7},
+		"labelsFromArgs is a list":     {doc(`"labelsFromArgs":["A"]`), 7},
+		"a label from no argument":     {doc(`"labelsFromArgs":{"job":""}`), 7},
+		"a derived label from one":     {doc(`"labelsFromArgs":{"io.kubernetes.pod.namespace":"A"}`), 7},
+		"a reserved label from one":    {doc(`"labelsFromArgs":{"reserved:host":"A"}`), 7},
 		"an annotation that is none":   {doc(`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"sluice.io/labels":"app"}}`), 7},
 		"annotations are text":         {doc(`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":"app"}`), 7},
 		"an address that is none":      {doc(`"runtimeConfig":{"ips":["10.0.0"]}`), 7},
@@ -316,6 +320,44 @@ func TestLabelsHaveTheirSourceAndOrder(t *testing.T) {
 		if !slices.Equal(in.Labels, want) {
 			t.Errorf("args %q: labels %v, want %v", args, in.Labels, want)
 		}
+	}
+}
+
+// TestLabelsFromArgsAreThereOrADDFails: a policy that selects by such a label
+// would not select a container without it.
+func TestLabelsFromArgsAreThereOrADDFails(t *testing.T) {
+	body := doc(`"labelsFromArgs":{"job":"NOMAD_JOB_ID","example.com/group":"NOMAD_GROUP_NAME"},
+		"args":{"cni":{"labels":[{"key":"job","value":"web/1"}]}}`)
+	args := "IgnoreUnknown=true;NOMAD_JOB_ID=web/1;NOMAD_GROUP_NAME=cache;NOMAD_REGION=global"
+	in, err := Parse(Add, env(EnvArgs, args), []byte(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []label.Label{
+		{Source: "cni", Key: "example.com/group", Value: "cache"},
+		{Source: "cni", Key: "job", Value: "web/1"},
+	}
+	if !slices.Equal(in.Labels, want) {
+		t.Errorf("labels %v, want %v", in.Labels, want)
+	}
+	for args, c := range map[string]struct {
+		code uint
+		says string
+	}{
+		"IgnoreUnknown=1;NOMAD_GROUP_NAME=cache":               {4, "NOMAD_JOB_ID"},
+		"IgnoreUnknown=1;NOMAD_JOB_ID=web/1;NOMAD_GROUP_NAME=": {4, "NOMAD_GROUP_NAME"},
+		"": {4, "NOMAD_GROUP_NAME"},
+		"IgnoreUnknown=1;NOMAD_JOB_ID=other;NOMAD_GROUP_NAME=cache": {7, `"web/1" and "other"`},
+		"IgnoreUnknown=1;NOMAD_JOB_ID=web/1;NOMAD_GROUP_NAME=\x01;": {4, "CNI_ARGS"},
+	} {
+		_, err := Parse(Add, env(EnvArgs, args), []byte(body))
+		if code(t, err) != c.code || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("args %q: %v, want code %d and %q", args, err, c.code, c.says)
+		}
+	}
+	// CHECK and DEL change no labels, and need no arguments for them.
+	if _, err := Parse(Del, env(), []byte(body)); err != nil {
+		t.Errorf("DEL: %v", err)
 	}
 }
 

@@ -4,6 +4,7 @@
 package invocation
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"unicode"
@@ -22,8 +23,9 @@ var derived = []string{label.PrefixKubernetes, label.PrefixDerived}
 const maxLabelName = 63
 
 // workloadLabels joins the labels of every place they may come from, gives
-// them their source and refuses what a caller may not say.
-func workloadLabels(c Config, podNamespace string) ([]label.Label, error) {
+// them their source and refuses what a caller may not say. args are CNI_ARGS.
+func workloadLabels(c Config, args map[string]string) ([]label.Label, error) {
+	podNamespace := args[argPodNamespace]
 	source := label.SourceCNI
 	if podNamespace != "" {
 		source = label.SourceKubernetes
@@ -51,6 +53,18 @@ func workloadLabels(c Config, podNamespace string) ([]label.Label, error) {
 	}
 	for _, kv := range c.argsLabels {
 		if err := add("args.cni.labels", kv); err != nil {
+			return nil, err
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.argumentOf)) {
+		// A container that came without the label would be selected by no policy for it.
+		argument := c.argumentOf[key]
+		value := args[argument]
+		if value == "" {
+			return nil, environment(EnvArgs, "%q is missing, of which %s.%s makes a label",
+				clip(argument), keyLabelsFromArgs, clip(key))
+		}
+		if err := add(keyLabelsFromArgs, keyValue{key, value}); err != nil {
 			return nil, err
 		}
 	}

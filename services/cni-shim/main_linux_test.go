@@ -296,6 +296,27 @@ func TestKernelAddWorksBehindOtherPlugins(t *testing.T) {
 	wantHeld(t, n, 1, 1)
 }
 
+// TestKernelAddWorksBehindTheLoopbackPlugin: chains of Nomad begin with it, and its
+// answer names a device of the container.
+func TestKernelAddWorksBehindTheLoopbackPlugin(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	c := add(n, ns)
+	c.stdin = config(n, "1.0.0", fmt.Sprintf(`"prevResult":{"cniVersion":"1.0.0",
+		"interfaces":[{"name":"lo","mac":"00:00:00:00:00:00","sandbox":%q}],
+		"ips":[{"address":"127.0.0.1/8","interface":0},{"address":"::1/128","interface":0}]}`, ns))
+	answer := wantCode(t, c, 0)
+	var result types100.Result
+	if err := json.Unmarshal([]byte(answer), &result); err != nil {
+		t.Fatal(err)
+	}
+	if d := result.Interfaces; len(d) != 3 || d[0].Name != "lo" || d[2].Name != "eth0" || len(result.IPs) != 4 {
+		t.Errorf("interfaces %v, ips %v", result.Interfaces, result.IPs)
+	}
+	c.command, c.stdin = "CHECK", config(n, "1.0.0", `"prevResult":`+answer)
+	wantCode(t, c, 0)
+	wantHeld(t, n, 1, 1)
+}
+
 // withDetails is a status as our servers make them.
 func withDetails(code codes.Code, text string, details ...protoadapt.MessageV1) func(context.Context) error {
 	st, err := status.New(code, text).WithDetails(details...)

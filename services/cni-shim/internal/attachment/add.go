@@ -113,6 +113,10 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	return nil
 }
 
+// loopback is the name of the device that every network namespace begins with. A
+// chain may set it up first, as Nomad's do: it has no routes to contend for.
+const loopback = "lo"
+
 // notAttached refuses a chain in which another plugin has already given the
 // container an interface: two would contend for its routes.
 func (p *Plugin) notAttached() error {
@@ -121,7 +125,7 @@ func (p *Plugin) notAttached() error {
 		return nil
 	}
 	for i, dev := range prev.Interfaces {
-		if dev.Sandbox == "" {
+		if dev.Sandbox == "" || dev.Name == loopback {
 			continue
 		}
 		if filepath.Clean(dev.Sandbox) == filepath.Clean(p.in.Netns) || netns.Same(dev.Sandbox, p.in.Netns) {

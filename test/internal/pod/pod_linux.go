@@ -99,12 +99,21 @@ func ExchangeTCP(ctx context.Context, from, to Pod, address netip.Addr, message 
 	if err != nil {
 		return err
 	}
-	defer l.Close()
-	echoed := make(chan error, 1)
+	ctx, leave := context.WithCancel(ctx)
+	echoed, ended := make(chan error, 1), make(chan struct{})
+	defer func() {
+		leave()
+		_ = l.Close()
+		<-ended
+	}()
 	go func() {
+		defer close(ended)
 		c, err := l.AcceptTCP()
 		if err == nil {
+			// The other end may be gone without a packet that says so.
+			stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 			_, err = io.Copy(c, c)
+			stop()
 			_ = c.Close()
 		}
 		echoed <- err

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -327,6 +328,97 @@ func TestPanicOfACommandIsAMissingPart(t *testing.T) {
 	}}
 	if _, err := r.within(t.Context(), r.sluice("x.json", "x")); err == nil || !strings.Contains(err.Error(), "disco") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// withJournalctl makes a report of the machine's own installation whose journalctl is a shell script.
+func withJournalctl(t *testing.T, script string, timeout time.Duration) *report {
+	t.Helper()
+	t.Setenv("PATH", t.TempDir()+":"+os.Getenv("PATH"))
+	program := filepath.Join(strings.Split(os.Getenv("PATH"), ":")[0], "journalctl")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\n"+script), 0o755); err != nil { //nolint:gosec // executed
+		t.Fatal(err)
+	}
+	a, err := archive.New(time.Now(), together)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close() })
+	return &report{
+		inv: &invocation.Invocation{Timeout: timeout}, logLines: 7, fileLimit: 1 << 20, answerLimit: 1 << 20, archive: a,
+	}
+}
+
+func TestReportTakesTheJournalOfTheUnits(t *testing.T) {
+	r := withJournalctl(t, `case "$1" in
+--unit=sluice-ipam.service) exit 0 ;;
+--unit=sluice-policy.service) echo "Failed to search journal" >&2; exit 1 ;;
+esac
+echo "2026-11-28T03:20:10+0000 node $1: $* password: `+private+`"
+`, time.Minute)
+	r.take(t.Context(), r.journal())
+	var b bytes.Buffer
+	target, err := archive.Open(archive.Stdout, &b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := target.Write(r.archive, "x"); err != nil {
+		t.Fatal(err)
+	}
+	files, m := unpack(t, b.Bytes())
+	for _, unit := range []string{"prepare", "identity", "loadbalancer", "datapath"} {
+		text := files["logs/sluice-"+unit+".journal"]
+		for _, want := range []string{
+			"--unit=sluice-" + unit + ".service", "--lines=7", "--no-pager", "password: REDACTED",
+		} {
+			if !strings.Contains(text, want) {
+				t.Errorf("the journal of %s has no %q: %q", unit, want, text)
+			}
+		}
+	}
+	for unit, want := range map[string]string{
+		"ipam": "the journal has nothing of the unit", "policy": "exit status 1: Failed to search journal",
+	} {
+		if got := reason(m, "logs/sluice-"+unit+".journal"); got != want {
+			t.Errorf("the journal of %s is missing because of %q, want %q", unit, got, want)
+		}
+	}
+	if !r.came.Load() {
+		t.Error("a report with a journal counts as one without logs")
+	}
+}
+
+// TestJournalThatHangsIsLeftOut: journalctl hangs, ignores signals to end, and what it has started has its output.
+func TestJournalThatHangsIsLeftOut(t *testing.T) {
+	children := filepath.Join(t.TempDir(), "children")
+	script := "trap '' TERM INT\nsleep 1000 & echo $! >> " + children + "\nwait; wait\n"
+	r := withJournalctl(t, script, 10*time.Millisecond)
+	r.take(t.Context(), r.journal())
+	pids, err := os.ReadFile(children)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pid := range strings.FieldsSeq(string(pids)) {
+		n, err := strconv.Atoi(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(n, syscall.SIGKILL); err != nil {
+			t.Errorf("what the stub has started: %v", err)
+		}
+	}
+	m := r.archive.Manifest()
+	for i, unit := range append([]string{"prepare"}, invocation.Services...) {
+		want := "no answer within 10ms"
+		if i >= silent {
+			want = "not asked: 2 parts before it had no answer"
+		}
+		if got := reason(m, "logs/sluice-"+unit+".journal"); !strings.Contains(got, want) {
+			t.Errorf("the journal of %s is missing because of %q, want %q", unit, got, want)
+		}
+	}
+	if r.came.Load() {
+		t.Error("a journal without an answer counts as a log")
 	}
 }
 

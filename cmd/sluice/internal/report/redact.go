@@ -18,21 +18,22 @@ import (
 // redacted stands for what was taken out.
 const redacted = "REDACTED"
 
-// sensitive is a name whose value is a secret. Names of names are none: secretName, tokenRef.
-var sensitive = regexp.MustCompile(
-	`(?i)(passw(or)?d|passphrase|secret|token|credentials?|api[-_]?key|private[-_]?key|authorization|cookie)$`)
+// secretName is how the name of a secret ends.
+const secretName = `passw(?:or)?d|passphrase|secret|token|credentials?|(?:api|private|access|secret)[-_ ]?key`
 
-// patterns are those of secrets in text, with what replaces them. A text that has none of the words, in lower case, is
-// not searched: it costs a second for a few MiB.
+// sensitive is a name whose value is a secret. Names of names are none: secretName, tokenRef.
+var sensitive = regexp.MustCompile(`(?i)(` + secretName + `|authorization|cookie)$`)
+
+// privateKey is one that is written as PEM, of several lines.
+var privateKey = regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(-----END [A-Z ]*PRIVATE KEY-----)?`)
+
+// patterns are those of secrets in a line of text, with what replaces them. A line that has none of the words, in lower
+// case, is not searched: the search takes a second for a MiB.
 var patterns = []struct {
 	words   []string
 	find    *regexp.Regexp
 	replace string
 }{
-	{
-		[]string{"-----begin "},
-		regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(-----END [A-Z ]*PRIVATE KEY-----)?`), redacted,
-	},
 	// The user of a URL, with or without a password.
 	{
 		[]string{"://"},
@@ -47,28 +48,61 @@ var patterns = []struct {
 	// In quotes, which may be escaped: JSON in JSON.
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)((?:passw(?:or)?d|passphrase|secret|token|credentials?|api[-_]?key|private[-_]?key|` +
-			`authorization)\\*"\s*:\s*\\*")(?:[^"\\]|\\+[^"\\])+`), "${1}" + redacted,
+		regexp.MustCompile(`(?i)((?:` + secretName + `|authorization|cookie)\\*"\s*:\s*\\*")(?:[^"\\]|\\+[^"\\])+`),
+		"${1}" + redacted,
 	},
+	// A header, which may have several words, to the end of its line or string.
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)((?:passw(?:or)?d|passphrase|secret|token|credentials?|api[-_]?key|private[-_]?key)=)` +
-			`[^\s"'&,;\\]+`), "${1}" + redacted,
+		regexp.MustCompile(`(?i)((?:authorization|cookie):[ \t]*)[^ \t\r\n"\\][^\r\n"\\]*`), "${1}" + redacted,
+	},
+	// A value in quotes behind the name: YAML, or a log of key=value.
+	{
+		secretWords,
+		regexp.MustCompile(`(?i)((?:` + secretName + `)[ \t]*[:=][ \t]*(?:"|'))(?:[^"'\\\r\n]|\\.)+`), "${1}" + redacted,
+	},
+	// One word: an assignment, a line of YAML, an argument. A value with blanks and without quotes has no end.
+	{
+		secretWords,
+		regexp.MustCompile(`(?i)((?:` + secretName + `)[ \t]*[:=][ \t]*|--?[a-z-]*(?:` + secretName + `)[ \t]+)` +
+			`(?:[^\s"'&;\\]|\\[^\s"])+`), "${1}" + redacted,
 	},
 }
 
 // secretWords are in every name of a secret that the patterns know.
-var secretWords = []string{"passw", "passphrase", "secret", "token", "credential", "key", "authorization"}
+var secretWords = []string{"passw", "passphrase", "secret", "token", "credential", "key", "authorization", "cookie"}
 
 // Text replaces what looks like a secret in text.
 func Text(text string) string {
-	lower := strings.ToLower(text)
+	if strings.Contains(text, "-----BEGIN ") {
+		text = privateKey.ReplaceAllString(text, redacted)
+	}
+	var b strings.Builder
+	kept := 0 // how much of text is in b
+	at := 0
+	for line := range strings.Lines(text) {
+		if clean := textLine(line); clean != line {
+			b.WriteString(text[kept:at])
+			b.WriteString(clean)
+			kept = at + len(line)
+		}
+		at += len(line)
+	}
+	if kept == 0 {
+		return text
+	}
+	b.WriteString(text[kept:])
+	return b.String()
+}
+
+func textLine(line string) string {
+	lower := strings.ToLower(line)
 	for _, p := range patterns {
 		if slices.ContainsFunc(p.words, func(word string) bool { return strings.Contains(lower, word) }) {
-			text = p.find.ReplaceAllString(text, p.replace)
+			line = p.find.ReplaceAllString(line, p.replace)
 		}
 	}
-	return text
+	return line
 }
 
 // Output redacts what a program printed: JSON by its structure, several values after each other, too, and

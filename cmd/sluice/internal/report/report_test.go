@@ -40,6 +40,17 @@ func TestSecretsAreReplaced(t *testing.T) {
 		"members of a list":       `{"passwords":["x"],"password":["` + private + `"]}`,
 		"a variable":              `{"env":[{"name":"ETCD_PASSWORD","value":"` + private + `"}]}`,
 		"an annotation":           `{"a":"{\"kind\":\"X\",\"password\":\"` + private + `\"}"}`,
+		"a line of YAML":          "user: root\npassword: " + private + "\nport: 1\n",
+		"a password with signs":   "password=a,b$c\\d" + private + "\n",
+		"words in quotes":         `level=info password="my ` + private + `" token='a ` + private + `'`,
+		"blanks around the sign":  `api key = ` + private,
+		"a map that Go prints":    `map[user:x password:` + private + `]`,
+		"a field that Go prints":  `{User:root Password:` + private + ` Port:1}`,
+		"an argument of two":      `exec etcdctl --password ` + private + ` get x`,
+		"a key of a cloud":        `AWS_SECRET_ACCESS_KEY=` + private,
+		"a header of its own":     "> Authorization: Custom a " + private + "\n> Accept: x",
+		"a cookie":                "set-cookie: a=b; session=" + private + "; Path=/\n",
+		"a line in JSON":          `{"msg":"retry with password: ` + private + ` now"} {`,
 		"the second of two":       "{\"a\":1}\n{\"token\":\"" + private + "\"}\n",
 	} {
 		got := string(Output([]byte(text)))
@@ -58,6 +69,9 @@ func TestWhatIsNoSecretStays(t *testing.T) {
 		"{\"a\":1}\n{\"b\":18446744073709551615}\n",
 		"half {\"a\":",
 		`the policy of token-service selects no pod`,
+		"tokens: 3, secrets: 4, keys: 5, tokenRef: a, the token\nis: new",
+		"token:\n  path: /x\npassword=\nuser=x\n",
+		`level=info keyspace=12 monkey=2 token-bucket full, -token-`,
 		"",
 	} {
 		if got := string(Output([]byte(text))); got != text {

@@ -80,16 +80,17 @@ func (n note) String() string {
 
 // label is how much attention a note wants.
 func (n note) label() string {
-	if n.Kind == noteSelectsNothing {
+	if n.Kind == noteSelectsNothing || n.Kind == noteNoEffect {
 		return "note: "
 	}
 	return "warning: "
 }
 
-// Kinds of notes: on a policy without an endpoint, and on a field that is converted
-// to what allows less.
+// Kinds of notes: on a policy without an endpoint, on a field on which no verdict
+// depends, and on one that is converted to what allows less.
 const (
 	noteSelectsNothing = "selects-nothing"
+	noteNoEffect       = "no-effect"
 	noteUnsupported    = "unsupported"
 )
 

@@ -153,6 +153,18 @@ func TestProblemsNameFileDocumentAndField(t *testing.T) {
 	n.Want(t, invocation.ExitUsage, "policy", "apply")
 }
 
+// TestFieldsWithoutEffectAreNotes: a field on which no verdict depends is neither converted nor a warning.
+func TestFieldsWithoutEffectAreNotes(t *testing.T) {
+	without := note{Kind: noteNoEffect, Field: "spec.log", Text: "has no effect"}
+	p := state{Accepted: true, Notes: []note{without, {Kind: noteUnsupported, Field: "spec.x", Text: "not supported"}}}
+	if got := p.state(); got != "accepted, 1 field converted, 1 note" {
+		t.Errorf("the state is %q", got)
+	}
+	if without.label() != "note: " || p.Notes[1].label() != "warning: " {
+		t.Errorf("labels are %q and %q", without.label(), p.Notes[1].label())
+	}
+}
+
 func TestUnsupportedFieldsStayInSight(t *testing.T) {
 	n := nodetest.New(t, Command, statuscommand.Command)
 	file := nodetest.Write(t, t.TempDir(), "a.yaml",

@@ -63,7 +63,9 @@ func (r *Rule) notes(path string, ns *manifest.Notes) {
 		note(len(eg.ToServices) > 0, p+".toServices", services, deniesEveryone)
 		note(len(eg.ToGroups) > 0, p+".toGroups", groups, deniesEveryone)
 	}
-	note(r.Log.Value != "", path+".log", "texts of flow logs", "; verdicts are the same without it")
+	if r.Log.Value != "" {
+		ns.Add(manifest.NoteNoEffect, path+".log", "has no effect: events of Sluice carry no texts of policies")
+	}
 }
 
 func layer7Notes(path string, rules []PortRule, ns *manifest.Notes) {

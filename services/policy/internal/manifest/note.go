@@ -19,11 +19,13 @@ const (
 	NoteIsolates
 	// NoteSelectsNothing: no endpoint is selected.
 	NoteSelectsNothing
+	// NoteNoEffect: a field of the kind that is not supported, and on which no verdict depends.
+	NoteNoEffect
 )
 
 // String is the name of the kind in messages.
 func (k NoteKind) String() string {
-	return [...]string{"", "unsupported", "canonical", "isolates", "selects-nothing"}[k]
+	return [...]string{"", "unsupported", "canonical", "isolates", "selects-nothing", "no-effect"}[k]
 }
 
 // Note is something about an accepted manifest that its author should know.

@@ -202,7 +202,7 @@ func TestUnsupportedFieldsAreNamedAndNeverWiden(t *testing.T) {
 		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], serverNames: [a.b]}]}]`, "spec.egress[0].toPorts[0].serverNames: not supported by Sluice: TLS server names; packets that match are redirected to no proxy, and dropped", "redirect any"},
 		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], originatingTLS: {secret: {name: x}}}]}]`, "spec.egress[0].toPorts[0].originatingTLS: not supported by Sluice: TLS origination; packets that match are redirected to no proxy, and dropped", "redirect any"},
 		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], listener: {name: x, envoyConfig: {name: y}}}]}]`, "spec.egress[0].toPorts[0].listener: not supported by Sluice: proxies of the user; packets that match are redirected to no proxy, and dropped", "redirect any"},
-		{`ingress: [{fromEntities: [all]}], log: {value: x}`, "spec.log: not supported by Sluice: texts of flow logs; verdicts are the same without it", "allow any"},
+		{`ingress: [{fromEntities: [all]}], log: {value: x}`, "spec.log: has no effect: events of Sluice carry no texts of policies", "allow any"},
 	} {
 		o, err := decodeText(head + c.spec + "}")
 		if err != nil {

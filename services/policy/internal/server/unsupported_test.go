@@ -78,6 +78,25 @@ func TestUnsupportedConditionsAllowNothingAndDenyAll(t *testing.T) {
 	}
 }
 
+// TestFieldWithoutEffectIsNotConverted: a text for flow logs changes no rule, so nothing warns of the policy.
+func TestFieldWithoutEffectIsNotConverted(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.watch(subscribe("datapath", 301)).snapshot()
+	s.apply("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: shop}\nspec:\n" +
+		"  endpointSelector: {matchLabels: {app: db}}\n  log: {value: x}\n  ingress: [{fromEntities: [all]}]\n")
+	n := s.list()["p"].GetNotes()
+	const noEffect = policyv1.PolicyNoteKind_POLICY_NOTE_KIND_NO_EFFECT
+	if len(n) != 1 || n[0].GetKind() != noEffect || n[0].GetField() != "spec.log" {
+		t.Errorf("listed with %v", n)
+	}
+	st, err := s.GetStatus(s.ctx(), &policyv1.GetStatusRequest{})
+	if err != nil || st.GetPoliciesWithUnsupportedFields() != 0 {
+		t.Errorf("status: %v, %v", st, err)
+	}
+	s.wantVerdict(300, 301, 80, allowed)
+}
+
 func TestPolicyThatSelectsNothingIsAcceptedWithANote(t *testing.T) {
 	s := serve(t)
 	s.know(town)

@@ -15,9 +15,10 @@ import (
 )
 
 func TestVerdictsNameTheFieldAndWhatIsDone(t *testing.T) {
-	var unsupported, canonical, many manifest.Notes
+	var unsupported, canonical, without, many manifest.Notes
 	unsupported.Unsupported("spec.egress[0].toServices", "services as peers; the rule allows nothing")
 	canonical.Add(manifest.NoteCanonical, "spec.ingress[0]", "taken as 192.0.2.0/24")
+	without.Add(manifest.NoteNoEffect, "spec.log", "has no effect")
 	for range 100 {
 		many.Unsupported("spec.egress[0].toServices", "%s", strings.Repeat("ä", 100))
 	}
@@ -34,6 +35,11 @@ func TestVerdictsNameTheFieldAndWhatIsDone(t *testing.T) {
 			"another spelling", policies,
 			owner.Judged{InForce: true, Notes: canonical},
 			Verdict{Reason: Accepted, Message: "enforced as written: spec.ingress[0]: taken as 192.0.2.0/24"},
+		},
+		{
+			"a field without effect", policies,
+			owner.Judged{InForce: true, Notes: without},
+			Verdict{Reason: Accepted, Message: "enforced as written: spec.log: has no effect"},
 		},
 		{
 			"a dropped field", policies,

@@ -175,6 +175,8 @@ const (
 	PolicyNoteKind_POLICY_NOTE_KIND_ISOLATES PolicyNoteKind = 3
 	// The policy selects no endpoint.
 	PolicyNoteKind_POLICY_NOTE_KIND_SELECTS_NOTHING PolicyNoteKind = 4
+	// The field has no effect here, and no verdict would be another with it.
+	PolicyNoteKind_POLICY_NOTE_KIND_NO_EFFECT PolicyNoteKind = 5
 )
 
 // Enum value maps for PolicyNoteKind.
@@ -185,6 +187,7 @@ var (
 		2: "POLICY_NOTE_KIND_CANONICAL",
 		3: "POLICY_NOTE_KIND_ISOLATES",
 		4: "POLICY_NOTE_KIND_SELECTS_NOTHING",
+		5: "POLICY_NOTE_KIND_NO_EFFECT",
 	}
 	PolicyNoteKind_value = map[string]int32{
 		"POLICY_NOTE_KIND_UNSPECIFIED":     0,
@@ -192,6 +195,7 @@ var (
 		"POLICY_NOTE_KIND_CANONICAL":       2,
 		"POLICY_NOTE_KIND_ISOLATES":        3,
 		"POLICY_NOTE_KIND_SELECTS_NOTHING": 4,
+		"POLICY_NOTE_KIND_NO_EFFECT":       5,
 	}
 )
 
@@ -3735,13 +3739,14 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x1bERROR_REASON_STORAGE_FAILED\x10\x0f\x12\x19\n" +
 	"\x15ERROR_REASON_STOPPING\x10\x10\x12\x1d\n" +
 	"\x19ERROR_REASON_TABLE_FORMAT\x10\x11\x12\x1a\n" +
-	"\x16ERROR_REASON_SET_EMPTY\x10\x12*\xb9\x01\n" +
+	"\x16ERROR_REASON_SET_EMPTY\x10\x12*\xd9\x01\n" +
 	"\x0ePolicyNoteKind\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSUPPORTED\x10\x01\x12\x1e\n" +
 	"\x1aPOLICY_NOTE_KIND_CANONICAL\x10\x02\x12\x1d\n" +
 	"\x19POLICY_NOTE_KIND_ISOLATES\x10\x03\x12$\n" +
-	" POLICY_NOTE_KIND_SELECTS_NOTHING\x10\x04*\xa8\x01\n" +
+	" POLICY_NOTE_KIND_SELECTS_NOTHING\x10\x04\x12\x1e\n" +
+	"\x1aPOLICY_NOTE_KIND_NO_EFFECT\x10\x05*\xa8\x01\n" +
 	"\n" +
 	"ChangeType\x12\x1b\n" +
 	"\x17CHANGE_TYPE_UNSPECIFIED\x10\x00\x12\x17\n" +

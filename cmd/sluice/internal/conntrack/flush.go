@@ -25,7 +25,12 @@ func flushCommand(inv *invocation.Invocation) *cobra.Command {
 TCP connection goes on with the next segment of either end, if the policies allow it as
 the connection that it was. The next packet of another protocol is evaluated in its own
 direction: an answer may be dropped until the initiator sends again. What a policy has
-terminated stays, so that it cannot go on as another connection.`,
+terminated stays, so that it cannot go on as another connection.
+
+The direction of 6,144 flushed TCP connections of each family is remembered, of each
+until its next packet or the end of its idle time. More of them stay as they are, are
+counted, and end the command with exit code 1: flush again when those that were
+flushed have sent something, or leave out by criteria what need not be flushed.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return flush(cmd.Context(), inv, &o, all, validate)
@@ -63,7 +68,7 @@ func flush(ctx context.Context, inv *invocation.Invocation, o *filter, all, vali
 		return inFlags(err)
 	}
 	done := flushed{r.GetFlushedCount(), r.GetTerminatedCount(), r.GetUnrememberedCount(), r.GetBusyCount(), validate}
-	return inv.Show(done, func(w io.Writer) {
+	if err := inv.Show(done, func(w io.Writer) {
 		if validate {
 			fmt.Fprintf(w, "Nothing was flushed: --validate-only. %s would be.\n", counted(done.Flushed))
 		} else {
@@ -74,14 +79,21 @@ func flush(ctx context.Context, inv *invocation.Invocation, o *filter, all, vali
 			why   string
 		}{
 			{done.Terminated, "a policy has terminated them"},
-			{done.Unremembered, "the direction of no more TCP connections can be remembered; flush again later"},
+			{done.Unremembered, "the direction of no more TCP connections of the family can be remembered until their next " +
+				"packet; they stay as they were; flush again later"},
 			{done.Busy, "packets change them all the time; flush again"},
 		} {
 			if stays.count > 0 {
 				fmt.Fprintf(w, "Not flushed: %s, because %s.\n", counted(stays.count), stays.why)
 			}
 		}
-	})
+	}); err != nil {
+		return err
+	}
+	if !validate && done.Unremembered+done.Busy > 0 {
+		return invocation.ErrReported
+	}
+	return nil
 }
 
 func counted(n uint64) string {

@@ -178,6 +178,9 @@ func prepareDir(dir string, mode fs.FileMode, uid, gid int) error {
 				return fmt.Errorf("give %s to uid %d, gid %d: %w", dir, uid, gid, err)
 			}
 		}
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		// Services have no right to make what is above it, and would not know whose it is.
+		return fmt.Errorf("%w: `sluice prepare` makes the directories of the services", err)
 	case !errors.Is(err, fs.ErrExist):
 		return err
 	}
@@ -190,7 +193,8 @@ func prepareDir(dir string, mode fs.FileMode, uid, gid int) error {
 	}
 	st := fi.Sys().(*syscall.Stat_t)
 	if st.Uid != 0 && st.Uid != uint32(os.Geteuid()) && (uid < 0 || st.Uid != uint32(uid)) {
-		return fmt.Errorf("directory %s belongs to uid %d, who could replace the socket", dir, st.Uid)
+		return fmt.Errorf("directory %s belongs to uid %d, who could replace the socket: run the service as that user", dir,
+			st.Uid)
 	}
 	if open := fi.Mode().Perm() & 0o022; open != 0 && fi.Mode()&fs.ModeSticky == 0 && (open&0o002 != 0 || st.Gid != 0) {
 		return fmt.Errorf("directory %s has mode %#o: others could replace the socket; run: chmod go-w %s", dir, fi.Mode().Perm(), dir)

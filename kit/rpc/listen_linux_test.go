@@ -229,7 +229,7 @@ func TestListenRefusesWhatItMustNotTouch(t *testing.T) {
 		open + "/s.sock":      "others could replace the socket",
 		group + "/s.sock":     "others could replace the socket",
 		file + "/s.sock":      "not a directory",
-		dir + "/a/b/c/s.sock": "no such file",
+		dir + "/a/b/c/s.sock": "no such file or directory: `sluice prepare` makes the directories",
 		"relative.sock":       "not absolute",
 		long:                  fmt.Sprintf("is %d bytes long; at most %d fit", len(long), MaxPath),
 	} {

@@ -500,6 +500,18 @@ func TestKernelNodesRunSideBySide(t *testing.T) {
 	wantNothing(t, b.Instance)
 }
 
+func TestKernelRangeInUseIsNamed(t *testing.T) {
+	bin := programs(t)
+	a, b := options(t, bin), options(t, bin)
+	n := up(t, a)
+	b.PodCIDRs = n.PodCIDRs()
+	if _, err := Up(t.Context(), b); err == nil || !strings.Contains(err.Error(), n.PodCIDRs()[0].String()) ||
+		!strings.Contains(err.Error(), "is in use, by another development node") {
+		t.Errorf("a range of another node: %v", err)
+	}
+	wantNothing(t, b.Instance)
+}
+
 // TestKernelNodesStartedAtOnceHaveRangesOfTheirOwn: nodes that start at the same moment see the same ranges as free.
 func TestKernelNodesStartedAtOnceHaveRangesOfTheirOwn(t *testing.T) {
 	bin := programs(t)

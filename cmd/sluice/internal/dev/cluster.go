@@ -67,13 +67,13 @@ func (d shownCluster) welcome(w io.Writer, took time.Duration) {
 Policies of all nodes  %[1]s
 
 Look at them:
-  sluice node list --instance %[2]s
-  sluice status --instance %[2]s
-  sluice dev status --instance %[3]s
+  %[4]s node list --instance %[2]s
+  %[4]s status --instance %[2]s
+  %[4]s dev status --instance %[3]s
 
 End them:
-  sluice dev down --instance %[3]s
-`, d.PolicyDir, first.Instance, d.Instance)
+  %[4]s dev down --instance %[3]s
+`, d.PolicyDir, first.Instance, d.Instance, program())
 }
 
 func members(n int) string {

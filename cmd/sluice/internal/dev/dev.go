@@ -13,6 +13,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -282,11 +283,11 @@ Services        %s
 Logs            %s
 
 Look at it:
-  sluice status --instance %[8]s
-  sluice endpoint list --instance %[8]s
-  sluice policy list --instance %[8]s
-  sluice service list --instance %[8]s
-  sluice observe --follow --instance %[8]s
+  %[12]s status --instance %[8]s
+  %[12]s endpoint list --instance %[8]s
+  %[12]s policy list --instance %[8]s
+  %[12]s service list --instance %[8]s
+  %[12]s observe --follow --instance %[8]s
 
 Connect a network namespace by hand, as a container runtime would, with the label app=pod1 in the namespace default:
   ip netns add pod1
@@ -295,11 +296,20 @@ Connect a network namespace by hand, as a container runtime would, with the labe
     CNI_ARGS='K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod1' %[10]s
 
 End it:
-  sluice dev down --instance %[8]s
+  %[12]s dev down --instance %[8]s
 `, strings.Join(prefixTexts(node.PodCIDRs()), ", "), node.Netns(), node.CNIConfDir(), node.PolicyDir(),
 		node.PolicyMode(),
 		servicesText(node), filepath.Dir(node.Log("ipam")),
-		node.Instance(), filepath.Dir(node.Plugin()), node.Plugin(), node.PluginConfig())
+		node.Instance(), filepath.Dir(node.Plugin()), node.Plugin(), node.PluginConfig(), program())
+}
+
+// program is how this program is called again: by its name, or as it was called if PATH does not lead to it.
+func program() string {
+	const name = "sluice"
+	if _, err := exec.LookPath(name); err == nil || len(os.Args) == 0 || strings.ContainsAny(os.Args[0], " \t\"'") {
+		return name
+	}
+	return os.Args[0]
 }
 
 // servicesText says where manifests of services may be put.
@@ -319,14 +329,20 @@ func prefixTexts(prefixes []netip.Prefix) []string {
 }
 
 func down(ctx context.Context, inv *invocation.Invocation) error {
-	what := "Node " + inv.Instance + " is"
+	what := "Node " + inv.Instance + " is down."
 	if _, err := devnode.OpenCluster(inv.Instance); err == nil {
-		what = "The nodes of " + inv.Instance + " are"
+		what = "The nodes of " + inv.Instance + " are down."
+	} else if _, err := devnode.Open(inv.Instance); errors.Is(err, devnode.ErrNotRunning) {
+		// What an interrupted start left is removed all the same.
+		what = fmt.Sprintf("No node %s was up; nothing of one is left.", inv.Instance)
+		if others := inv.OtherNodes(); others != "" {
+			what += "\n" + strings.TrimSuffix(others, "\n")
+		}
 	}
 	if err := devnode.Down(ctx, inv.Instance); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(inv.ErrOut, "%s down.\n", what)
+	_, err := fmt.Fprintln(inv.ErrOut, what)
 	return err
 }
 

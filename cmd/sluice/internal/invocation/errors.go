@@ -154,17 +154,22 @@ func (c *Invocation) explain(err error) string {
 // OtherNodes names the development nodes of this machine, of which one was
 // probably meant if no instance was named, or one that has several nodes.
 func (c *Invocation) OtherNodes() string {
-	which := "*"
-	if _, err := os.Stat("/run/sluice-" + c.Instance); c.Instance != "" && err == nil {
-		which = c.Instance + "-*"
-		if _, err := os.Stat("/run/sluice-" + c.Instance + "/cluster.json"); err != nil {
-			return ""
-		}
-	}
 	if c.RunDir != "" {
 		return ""
 	}
-	found, err := filepath.Glob("/run/sluice-" + which + "/dev.json")
+	return otherNodes("/run", c.Instance)
+}
+
+func otherNodes(run, instance string) string {
+	prefix := filepath.Join(run, "sluice-")
+	which := "*"
+	if _, err := os.Stat(prefix + instance); instance != "" && err == nil {
+		which = instance + "-*"
+		if _, err := os.Stat(prefix + instance + "/cluster.json"); err != nil {
+			return ""
+		}
+	}
+	found, err := filepath.Glob(prefix + which + "/dev.json")
 	if err != nil || len(found) == 0 || len(found) > 16 {
 		return ""
 	}

@@ -6,9 +6,11 @@ package invocation
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"syscall"
@@ -20,6 +22,26 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
+
+func TestNodesThatWereMeantAreNamed(t *testing.T) {
+	run := t.TempDir()
+	for _, name := range []string{"sluice-dev/dev.json", "sluice-lab/cluster.json", "sluice-lab-1/dev.json", "sluice/x"} {
+		path := filepath.Join(run, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for instance, want := range map[string]string{
+		"":       "There are development nodes: --instance dev, --instance lab-1.\n",
+		"nosuch": "There are development nodes: --instance dev, --instance lab-1.\n",
+		"lab":    "There are development nodes: --instance lab-1.\n",
+		"dev":    "",
+	} {
+		if got := otherNodes(run, instance); got != want {
+			t.Errorf("for %q: %q, want %q", instance, got, want)
+		}
+	}
+}
 
 func TestASocketThatMayNotBeOpenedIsExplained(t *testing.T) {
 	c := &Invocation{RunDir: "/run/x"}

@@ -451,6 +451,10 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 	}
 	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "300", "--to", "999", "--port", "80")
 	nodetest.WantLines(t, errOut, "sluice: identity 999 is not known")
+	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "300", "--to", "a.example",
+		"--port", "80")
+	nodetest.WantLines(t, errOut, "sluice: no endpoint of container a.example; see `sluice endpoint list`; "+
+		"names of DNS are not taken, give an address")
 }
 
 // TestExplainOfARedirectSaysThatItIsDropped: `sluice explain` asks the programs, which drop it:

@@ -135,6 +135,7 @@ func TestRulesOfTheProtoFileBoundObserveAndExplain(t *testing.T) {
 	}
 	for name, m := range map[string]proto.Message{
 		"no requirement":  selector(),
+		"no prefix":       &datapathv1.ObserveRequest{Prefixes: []string{"x"}},
 		"17 requirements": selector(slices.Repeat([]*datapathv1.LabelRequirement{app}, 17)...),
 		"65 selectors":    &datapathv1.ObserveRequest{Selectors: slices.Repeat(selector(app).GetSelectors(), 65)},
 		"no key":          selector(&datapathv1.LabelRequirement{Operator: exists}),

@@ -67,6 +67,46 @@ func (v *view) find(a netip.Addr) (f Found, err error) {
 	return f, nil
 }
 
+// EachMapping gives the mappings of endpoints that count, of one node or, without a name, of all, until take returns an
+// error: node by node in the order of their names, each node's sorted by address, as of one moment.
+func (r *Registry) EachMapping(node string, take func([]Mapping) error) error {
+	names := []string{node}
+	if node == "" {
+		r.mu.Lock()
+		names = slices.Sorted(maps.Keys(r.view.nodes))
+		r.mu.Unlock()
+	}
+	for _, name := range names {
+		r.mu.Lock()
+		all := r.view.mappings(name)
+		r.mu.Unlock()
+		if len(all) == 0 {
+			continue
+		}
+		if err := take(all); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mappings are those of a node's endpoints that count, sorted by address.
+func (v *view) mappings(node string) (all []Mapping) {
+	n := v.nodes[node]
+	if n == nil {
+		return nil
+	}
+	for _, e := range n.endpoints.byName {
+		for _, a := range e.addresses {
+			if v.counts(n, e, a) {
+				all = append(all, Mapping{Address: a, Node: node, Identity: e.identity})
+			}
+		}
+	}
+	slices.SortFunc(all, func(x, y Mapping) int { return x.Address.Compare(y.Address) })
+	return all
+}
+
 // reason is why the mapping of an address by an endpoint does not count; "" if
 // it counts.
 func (v *view) reason(n *nodeView, e *endpoint, a netip.Addr) string {

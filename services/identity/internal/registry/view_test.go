@@ -5,6 +5,7 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -262,6 +263,49 @@ func TestListingThatLosesHalfIsHeld(t *testing.T) {
 		synctest.Wait()
 		check("after the time", 1+1, "10.0.1.9", "10.0.1.3")
 	})
+}
+
+// TestMappingsThatCountAreListed: of endpoints of each node, this one too, without those of hosts and those that do not
+// count, node by node.
+func TestMappingsThatCountAreListed(t *testing.T) {
+	r, _ := newRegistry(t, time.Hour)
+	a := node("a", 1, "10.0.1.0/24")
+	a.Record.Underlay.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	old := at("a", 7, "10.0.1.7")
+	old.Value.Incarnation = "before"
+	r.Observe(Update{
+		Complete: true, Nodes: []NodeKey{node("own", 2, "10.0.2.0/24"), a, node("empty", 3, "10.0.3.0/24")},
+		Addresses: []AddressesKey{
+			at("own", 1, "10.0.2.9"), at("own", 2, "10.0.2.10"), at("a", 1, "10.0.1.5"), at("a", 2, "10.0.2.5"), old,
+			at("unregistered", 1, "10.0.4.5"),
+		},
+	})
+	list := func(node string) (got []string) {
+		if err := r.EachMapping(node, func(all []Mapping) error {
+			for _, m := range all {
+				got = append(got, fmt.Sprint(m.Node, " ", m.Address, " ", m.Identity))
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+		return got
+	}
+	for node, want := range map[string][]string{
+		"":       {"a 10.0.1.5 300", "own 10.0.2.9 300", "own 10.0.2.10 300"},
+		"own":    {"own 10.0.2.9 300", "own 10.0.2.10 300"},
+		"a":      {"a 10.0.1.5 300"},
+		"empty":  nil,
+		"absent": nil,
+	} {
+		if got := list(node); !slices.Equal(got, want) {
+			t.Errorf("of %q: %q, want %q", node, got, want)
+		}
+	}
+	full := errors.New("full")
+	if err := r.EachMapping("", func([]Mapping) error { return full }); !errors.Is(err, full) {
+		t.Errorf("a reader that ends: %v", err)
+	}
 }
 
 func TestAddressOfANodeIsNoPodOfAnother(t *testing.T) {

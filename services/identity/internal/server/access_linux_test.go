@@ -98,6 +98,13 @@ func calls(socket string) (map[string]codes.Code, error) {
 		}
 	}
 	note("ListNodes", err)
+	mapped, err := cluster.ListIPMappings(ctx, &identityv1.ListIPMappingsRequest{})
+	if err == nil {
+		if _, err = mapped.Recv(); errors.Is(err, io.EOF) {
+			err = nil
+		}
+	}
+	note("ListIPMappings", err)
 	changes, err := cluster.WatchCluster(ctx, &identityv1.WatchClusterRequest{})
 	if err == nil {
 		_, err = changes.Recv()
@@ -128,6 +135,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 	reads := map[string]codes.Code{
 		"GetIdentity": codes.OK, "GetStatus": codes.OK, "ListIdentities": codes.OK, "WatchEndpoints": codes.OK,
 		"WatchIdentities": codes.OK, "WatchCluster": codes.OK, "ListNodes": codes.OK, "GetIPMapping": codes.NotFound,
+		"ListIPMappings": codes.OK,
 	}
 	changes := []string{
 		"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode", "WaitForPublication",

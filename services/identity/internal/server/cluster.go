@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -79,7 +80,7 @@ func endpointName(h allocator.Holder) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// mostEvents is how many changes one message of WatchCluster has.
+// mostEvents is how many changes one message of WatchCluster has, and mappings one of ListIPMappings.
 const mostEvents = 1000
 
 // Cluster implements identityv1.ClusterServiceServer.
@@ -412,6 +413,25 @@ func (c *Cluster) GetIPMapping(_ context.Context,
 		out.Refused = append(out.Refused, &identityv1.RefusedMapping{Mapping: mapping(m), Reason: m.Reason})
 	}
 	return out, nil
+}
+
+// ListIPMappings implements the service.
+func (c *Cluster) ListIPMappings(req *identityv1.ListIPMappingsRequest,
+	stream grpc.ServerStreamingServer[identityv1.ListIPMappingsResponse],
+) error {
+	return c.Registry.EachMapping(req.GetNode(), func(all []registry.Mapping) error {
+		for part := range slices.Chunk(all, mostEvents) {
+			m := &identityv1.ListIPMappingsResponse{}
+			for _, x := range part {
+				m.Mappings = append(m.Mappings,
+					toMapping(netip.PrefixFrom(x.Address, x.Address.BitLen()), x.Node, x.Identity))
+			}
+			if err := stream.Send(m); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // ForgetNode implements the service.

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -326,6 +327,9 @@ func TestClusterIsWatchedInFewMessages(t *testing.T) {
 	if len(st.mappings) != endpoints+1 {
 		t.Errorf("%d mappings", len(st.mappings))
 	}
+	if n := len(listMappings(t, s.cluster, "other")); n != endpoints-1 {
+		t.Errorf("%d mappings are listed of %d endpoints without the one that went", n, endpoints)
+	}
 }
 
 func TestNodesAndAddressesAreShown(t *testing.T) {
@@ -360,6 +364,11 @@ func TestNodesAndAddressesAreShown(t *testing.T) {
 	if m := list(); m.GetState() != identityv1.NodeState_NODE_STATE_UNSPECIFIED {
 		t.Errorf("listed without a store: %v", m)
 	}
+	for node, want := range map[string]string{"": "10.0.2.5/32", "other": "10.0.2.5/32", "absent": "", "node": ""} {
+		if got := listMappings(t, s.cluster, node); strings.Join(got, " ") != want {
+			t.Errorf("mappings of %q: %q, want %q", node, got, want)
+		}
+	}
 	m, err := s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: "10.0.2.5"})
 	if err != nil || m.GetMapping().GetIdentity() != 300 || m.GetRange() != "10.0.2.0/24" ||
 		m.GetRangeNode() != "other" {
@@ -391,6 +400,30 @@ func TestNodesAndAddressesAreShown(t *testing.T) {
 		Force: true,
 	}); err != nil || m.GetMappingCount() != 1 || m.GetNode().GetName() != "other" {
 		t.Errorf("forget by force: %v, %v", m, err)
+	}
+}
+
+// listMappings are the prefixes that ListIPMappings has of a node.
+func listMappings(t *testing.T, client identityv1.ClusterServiceClient, node string) (prefixes []string) {
+	t.Helper()
+	stream, err := client.ListIPMappings(t.Context(), &identityv1.ListIPMappingsRequest{Node: node})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return prefixes
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(m.GetMappings()); n == 0 || n > mostEvents {
+			t.Errorf("a message of %d mappings", n)
+		}
+		for _, x := range m.GetMappings() {
+			prefixes = append(prefixes, x.GetPrefix())
+		}
 	}
 }
 

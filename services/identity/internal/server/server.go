@@ -124,6 +124,10 @@ func Methods() rpc.Methods {
 			Limit:  rpc.Limit{InFlight: 8, Waiting: 32},
 		},
 		identityv1.ClusterService_GetIPMapping_FullMethodName: {Access: rpc.Group(), Limit: read},
+		identityv1.ClusterService_ListIPMappings_FullMethodName: {
+			Access: rpc.Group(),
+			Limit:  rpc.Limit{InFlight: 8, Waiting: 32},
+		},
 	}
 }
 

@@ -1078,6 +1078,99 @@ func (x *GetIPMappingResponse) GetRefused() []*RefusedMapping {
 	return nil
 }
 
+// ListIPMappingsRequest is the input of ListIPMappings.
+type ListIPMappingsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the node whose mappings are listed; empty: of all. A node that is not
+	// known has none.
+	Node          string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListIPMappingsRequest) Reset() {
+	*x = ListIPMappingsRequest{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListIPMappingsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListIPMappingsRequest) ProtoMessage() {}
+
+func (x *ListIPMappingsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListIPMappingsRequest.ProtoReflect.Descriptor instead.
+func (*ListIPMappingsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ListIPMappingsRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+// ListIPMappingsResponse is a part of the list.
+type ListIPMappingsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Mappings of one node, at most 1,000.
+	Mappings      []*IPMapping `protobuf:"bytes,1,rep,name=mappings,proto3" json:"mappings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListIPMappingsResponse) Reset() {
+	*x = ListIPMappingsResponse{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListIPMappingsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListIPMappingsResponse) ProtoMessage() {}
+
+func (x *ListIPMappingsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListIPMappingsResponse.ProtoReflect.Descriptor instead.
+func (*ListIPMappingsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ListIPMappingsResponse) GetMappings() []*IPMapping {
+	if x != nil {
+		return x.Mappings
+	}
+	return nil
+}
+
 // RefusedMapping is a mapping that does not count.
 type RefusedMapping struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1091,7 +1184,7 @@ type RefusedMapping struct {
 
 func (x *RefusedMapping) Reset() {
 	*x = RefusedMapping{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[14]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1103,7 +1196,7 @@ func (x *RefusedMapping) String() string {
 func (*RefusedMapping) ProtoMessage() {}
 
 func (x *RefusedMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[14]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1116,7 +1209,7 @@ func (x *RefusedMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedMapping.ProtoReflect.Descriptor instead.
 func (*RefusedMapping) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RefusedMapping) GetMapping() *IPMapping {
@@ -1146,7 +1239,7 @@ type WaitForPublicationRequest struct {
 
 func (x *WaitForPublicationRequest) Reset() {
 	*x = WaitForPublicationRequest{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[15]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1251,7 @@ func (x *WaitForPublicationRequest) String() string {
 func (*WaitForPublicationRequest) ProtoMessage() {}
 
 func (x *WaitForPublicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[15]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1264,7 @@ func (x *WaitForPublicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForPublicationRequest.ProtoReflect.Descriptor instead.
 func (*WaitForPublicationRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WaitForPublicationRequest) GetOwner() *v1.Owner {
@@ -1200,7 +1293,7 @@ type WaitForPublicationResponse struct {
 
 func (x *WaitForPublicationResponse) Reset() {
 	*x = WaitForPublicationResponse{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[16]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1305,7 @@ func (x *WaitForPublicationResponse) String() string {
 func (*WaitForPublicationResponse) ProtoMessage() {}
 
 func (x *WaitForPublicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[16]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1318,7 @@ func (x *WaitForPublicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForPublicationResponse.ProtoReflect.Descriptor instead.
 func (*WaitForPublicationResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WaitForPublicationResponse) GetPublished() bool {
@@ -1250,7 +1343,7 @@ type ForgetNodeRequest struct {
 
 func (x *ForgetNodeRequest) Reset() {
 	*x = ForgetNodeRequest{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[17]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1262,7 +1355,7 @@ func (x *ForgetNodeRequest) String() string {
 func (*ForgetNodeRequest) ProtoMessage() {}
 
 func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[17]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1275,7 +1368,7 @@ func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeRequest.ProtoReflect.Descriptor instead.
 func (*ForgetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ForgetNodeRequest) GetName() string {
@@ -1312,7 +1405,7 @@ type ForgetNodeResponse struct {
 
 func (x *ForgetNodeResponse) Reset() {
 	*x = ForgetNodeResponse{}
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[18]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1324,7 +1417,7 @@ func (x *ForgetNodeResponse) String() string {
 func (*ForgetNodeResponse) ProtoMessage() {}
 
 func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[18]
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1337,7 +1430,7 @@ func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeResponse.ProtoReflect.Descriptor instead.
 func (*ForgetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ForgetNodeResponse) GetNode() *Node {
@@ -1431,7 +1524,11 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\x05range\x18\x02 \x01(\tR\x05range\x12\x1d\n" +
 	"\n" +
 	"range_node\x18\x03 \x01(\tR\trangeNode\x12<\n" +
-	"\arefused\x18\x04 \x03(\v2\".sluice.identity.v1.RefusedMappingR\arefused\"a\n" +
+	"\arefused\x18\x04 \x03(\v2\".sluice.identity.v1.RefusedMappingR\arefused\"5\n" +
+	"\x15ListIPMappingsRequest\x12\x1c\n" +
+	"\x04node\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x04node\"S\n" +
+	"\x16ListIPMappingsResponse\x129\n" +
+	"\bmappings\x18\x01 \x03(\v2\x1d.sluice.identity.v1.IPMappingR\bmappings\"a\n" +
 	"\x0eRefusedMapping\x127\n" +
 	"\amapping\x18\x01 \x01(\v2\x1d.sluice.identity.v1.IPMappingR\amapping\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x97\x01\n" +
@@ -1456,12 +1553,13 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10NODE_STATE_ALIVE\x10\x01\x12\x15\n" +
-	"\x11NODE_STATE_SILENT\x10\x022\xa6\x06\n" +
+	"\x11NODE_STATE_SILENT\x10\x022\x91\a\n" +
 	"\x0eClusterService\x12a\n" +
 	"\fRegisterNode\x12'.sluice.identity.v1.RegisterNodeRequest\x1a(.sluice.identity.v1.RegisterNodeResponse\x12c\n" +
 	"\fWatchCluster\x12'.sluice.identity.v1.WatchClusterRequest\x1a(.sluice.identity.v1.WatchClusterResponse0\x01\x12Z\n" +
 	"\tListNodes\x12$.sluice.identity.v1.ListNodesRequest\x1a%.sluice.identity.v1.ListNodesResponse0\x01\x12a\n" +
-	"\fGetIPMapping\x12'.sluice.identity.v1.GetIPMappingRequest\x1a(.sluice.identity.v1.GetIPMappingResponse\x12s\n" +
+	"\fGetIPMapping\x12'.sluice.identity.v1.GetIPMappingRequest\x1a(.sluice.identity.v1.GetIPMappingResponse\x12i\n" +
+	"\x0eListIPMappings\x12).sluice.identity.v1.ListIPMappingsRequest\x1a*.sluice.identity.v1.ListIPMappingsResponse0\x01\x12s\n" +
 	"\x12WaitForPublication\x12-.sluice.identity.v1.WaitForPublicationRequest\x1a..sluice.identity.v1.WaitForPublicationResponse\x12[\n" +
 	"\n" +
 	"ForgetNode\x12%.sluice.identity.v1.ForgetNodeRequest\x1a&.sluice.identity.v1.ForgetNodeResponse\x12[\n" +
@@ -1483,7 +1581,7 @@ func file_sluice_identity_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(RoutingMode)(0),                   // 0: sluice.identity.v1.RoutingMode
 	(NodeState)(0),                     // 1: sluice.identity.v1.NodeState
@@ -1501,67 +1599,72 @@ var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(*ListNodesResponse)(nil),          // 13: sluice.identity.v1.ListNodesResponse
 	(*GetIPMappingRequest)(nil),        // 14: sluice.identity.v1.GetIPMappingRequest
 	(*GetIPMappingResponse)(nil),       // 15: sluice.identity.v1.GetIPMappingResponse
-	(*RefusedMapping)(nil),             // 16: sluice.identity.v1.RefusedMapping
-	(*WaitForPublicationRequest)(nil),  // 17: sluice.identity.v1.WaitForPublicationRequest
-	(*WaitForPublicationResponse)(nil), // 18: sluice.identity.v1.WaitForPublicationResponse
-	(*ForgetNodeRequest)(nil),          // 19: sluice.identity.v1.ForgetNodeRequest
-	(*ForgetNodeResponse)(nil),         // 20: sluice.identity.v1.ForgetNodeResponse
-	nil,                                // 21: sluice.identity.v1.NodeLabels.LabelsEntry
-	nil,                                // 22: sluice.identity.v1.Node.LabelsEntry
-	(*IPAMSettings)(nil),               // 23: sluice.identity.v1.IPAMSettings
-	(*Bookmark)(nil),                   // 24: sluice.identity.v1.Bookmark
-	(*StoreRevision)(nil),              // 25: sluice.identity.v1.StoreRevision
-	(*v1.Owner)(nil),                   // 26: sluice.workload.v1.Owner
-	(*durationpb.Duration)(nil),        // 27: google.protobuf.Duration
-	(*ClaimRangeRequest)(nil),          // 28: sluice.identity.v1.ClaimRangeRequest
-	(*ReturnRangeRequest)(nil),         // 29: sluice.identity.v1.ReturnRangeRequest
-	(*ClaimRangeResponse)(nil),         // 30: sluice.identity.v1.ClaimRangeResponse
-	(*ReturnRangeResponse)(nil),        // 31: sluice.identity.v1.ReturnRangeResponse
+	(*ListIPMappingsRequest)(nil),      // 16: sluice.identity.v1.ListIPMappingsRequest
+	(*ListIPMappingsResponse)(nil),     // 17: sluice.identity.v1.ListIPMappingsResponse
+	(*RefusedMapping)(nil),             // 18: sluice.identity.v1.RefusedMapping
+	(*WaitForPublicationRequest)(nil),  // 19: sluice.identity.v1.WaitForPublicationRequest
+	(*WaitForPublicationResponse)(nil), // 20: sluice.identity.v1.WaitForPublicationResponse
+	(*ForgetNodeRequest)(nil),          // 21: sluice.identity.v1.ForgetNodeRequest
+	(*ForgetNodeResponse)(nil),         // 22: sluice.identity.v1.ForgetNodeResponse
+	nil,                                // 23: sluice.identity.v1.NodeLabels.LabelsEntry
+	nil,                                // 24: sluice.identity.v1.Node.LabelsEntry
+	(*IPAMSettings)(nil),               // 25: sluice.identity.v1.IPAMSettings
+	(*Bookmark)(nil),                   // 26: sluice.identity.v1.Bookmark
+	(*StoreRevision)(nil),              // 27: sluice.identity.v1.StoreRevision
+	(*v1.Owner)(nil),                   // 28: sluice.workload.v1.Owner
+	(*durationpb.Duration)(nil),        // 29: google.protobuf.Duration
+	(*ClaimRangeRequest)(nil),          // 30: sluice.identity.v1.ClaimRangeRequest
+	(*ReturnRangeRequest)(nil),         // 31: sluice.identity.v1.ReturnRangeRequest
+	(*ClaimRangeResponse)(nil),         // 32: sluice.identity.v1.ClaimRangeResponse
+	(*ReturnRangeResponse)(nil),        // 33: sluice.identity.v1.ReturnRangeResponse
 }
 var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	0,  // 0: sluice.identity.v1.Underlay.mode:type_name -> sluice.identity.v1.RoutingMode
-	21, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
+	23, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
 	2,  // 2: sluice.identity.v1.Node.underlay:type_name -> sluice.identity.v1.Underlay
 	6,  // 3: sluice.identity.v1.Node.refused_ranges:type_name -> sluice.identity.v1.RefusedRange
-	22, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
+	24, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
 	2,  // 5: sluice.identity.v1.RegisterNodeRequest.underlay:type_name -> sluice.identity.v1.Underlay
 	3,  // 6: sluice.identity.v1.RegisterNodeRequest.pod_ranges:type_name -> sluice.identity.v1.PodRanges
-	23, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
+	25, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
 	4,  // 8: sluice.identity.v1.RegisterNodeRequest.labels:type_name -> sluice.identity.v1.NodeLabels
 	5,  // 9: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
 	5,  // 10: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
 	11, // 11: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
-	24, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	25, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	26, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	27, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	5,  // 14: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
 	1,  // 15: sluice.identity.v1.ListNodesResponse.state:type_name -> sluice.identity.v1.NodeState
 	11, // 16: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
-	16, // 17: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
-	11, // 18: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
-	26, // 19: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
-	27, // 20: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
-	5,  // 21: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
-	7,  // 22: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
-	9,  // 23: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
-	12, // 24: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
-	14, // 25: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
-	17, // 26: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
-	19, // 27: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
-	28, // 28: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
-	29, // 29: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
-	8,  // 30: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
-	10, // 31: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
-	13, // 32: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
-	15, // 33: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
-	18, // 34: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
-	20, // 35: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
-	30, // 36: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
-	31, // 37: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
-	30, // [30:38] is the sub-list for method output_type
-	22, // [22:30] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	18, // 17: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
+	11, // 18: sluice.identity.v1.ListIPMappingsResponse.mappings:type_name -> sluice.identity.v1.IPMapping
+	11, // 19: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
+	28, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
+	29, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
+	5,  // 22: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
+	7,  // 23: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
+	9,  // 24: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
+	12, // 25: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
+	14, // 26: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
+	16, // 27: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
+	19, // 28: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
+	21, // 29: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
+	30, // 30: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
+	31, // 31: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
+	8,  // 32: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
+	10, // 33: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
+	13, // 34: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
+	15, // 35: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
+	17, // 36: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
+	20, // 37: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
+	22, // 38: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
+	32, // 39: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
+	33, // 40: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
+	32, // [32:41] is the sub-list for method output_type
+	23, // [23:32] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_cluster_proto_init() }
@@ -1578,7 +1681,7 @@ func file_sluice_identity_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_cluster_proto_rawDesc), len(file_sluice_identity_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

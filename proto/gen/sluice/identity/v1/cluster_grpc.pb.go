@@ -26,6 +26,7 @@ const (
 	ClusterService_WatchCluster_FullMethodName       = "/sluice.identity.v1.ClusterService/WatchCluster"
 	ClusterService_ListNodes_FullMethodName          = "/sluice.identity.v1.ClusterService/ListNodes"
 	ClusterService_GetIPMapping_FullMethodName       = "/sluice.identity.v1.ClusterService/GetIPMapping"
+	ClusterService_ListIPMappings_FullMethodName     = "/sluice.identity.v1.ClusterService/ListIPMappings"
 	ClusterService_WaitForPublication_FullMethodName = "/sluice.identity.v1.ClusterService/WaitForPublication"
 	ClusterService_ForgetNode_FullMethodName         = "/sluice.identity.v1.ClusterService/ForgetNode"
 	ClusterService_ClaimRange_FullMethodName         = "/sluice.identity.v1.ClusterService/ClaimRange"
@@ -77,6 +78,11 @@ type ClusterServiceClient interface {
 	// the reason why a mapping of it does not count. NOT_FOUND: the address lies
 	// in no range of a node, and no node wrote a mapping of it.
 	GetIPMapping(ctx context.Context, in *GetIPMappingRequest, opts ...grpc.CallOption) (*GetIPMappingResponse, error)
+	// ListIPMappings streams the mappings of endpoints that count, this node's too,
+	// sorted by node and prefix. Each node's are of one moment, those of two nodes
+	// need not be. What follows from the records of nodes, as the addresses of hosts
+	// do, is not in the list. It changes nothing.
+	ListIPMappings(ctx context.Context, in *ListIPMappingsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListIPMappingsResponse], error)
 	// WaitForPublication returns when etcd has the addresses of an endpoint of this
 	// node, which are written at once and not gathered with others, or when it is
 	// clear that they will not be there soon. It changes nothing and may be repeated;
@@ -190,6 +196,25 @@ func (c *clusterServiceClient) GetIPMapping(ctx context.Context, in *GetIPMappin
 	return out, nil
 }
 
+func (c *clusterServiceClient) ListIPMappings(ctx context.Context, in *ListIPMappingsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListIPMappingsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ClusterService_ServiceDesc.Streams[2], ClusterService_ListIPMappings_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListIPMappingsRequest, ListIPMappingsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ClusterService_ListIPMappingsClient = grpc.ServerStreamingClient[ListIPMappingsResponse]
+
 func (c *clusterServiceClient) WaitForPublication(ctx context.Context, in *WaitForPublicationRequest, opts ...grpc.CallOption) (*WaitForPublicationResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(WaitForPublicationResponse)
@@ -275,6 +300,11 @@ type ClusterServiceServer interface {
 	// the reason why a mapping of it does not count. NOT_FOUND: the address lies
 	// in no range of a node, and no node wrote a mapping of it.
 	GetIPMapping(context.Context, *GetIPMappingRequest) (*GetIPMappingResponse, error)
+	// ListIPMappings streams the mappings of endpoints that count, this node's too,
+	// sorted by node and prefix. Each node's are of one moment, those of two nodes
+	// need not be. What follows from the records of nodes, as the addresses of hosts
+	// do, is not in the list. It changes nothing.
+	ListIPMappings(*ListIPMappingsRequest, grpc.ServerStreamingServer[ListIPMappingsResponse]) error
 	// WaitForPublication returns when etcd has the addresses of an endpoint of this
 	// node, which are written at once and not gathered with others, or when it is
 	// clear that they will not be there soon. It changes nothing and may be repeated;
@@ -341,6 +371,9 @@ func (UnimplementedClusterServiceServer) ListNodes(*ListNodesRequest, grpc.Serve
 }
 func (UnimplementedClusterServiceServer) GetIPMapping(context.Context, *GetIPMappingRequest) (*GetIPMappingResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetIPMapping not implemented")
+}
+func (UnimplementedClusterServiceServer) ListIPMappings(*ListIPMappingsRequest, grpc.ServerStreamingServer[ListIPMappingsResponse]) error {
+	return status.Error(codes.Unimplemented, "method ListIPMappings not implemented")
 }
 func (UnimplementedClusterServiceServer) WaitForPublication(context.Context, *WaitForPublicationRequest) (*WaitForPublicationResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method WaitForPublication not implemented")
@@ -432,6 +465,17 @@ func _ClusterService_GetIPMapping_Handler(srv interface{}, ctx context.Context, 
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _ClusterService_ListIPMappings_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListIPMappingsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ClusterServiceServer).ListIPMappings(m, &grpc.GenericServerStream[ListIPMappingsRequest, ListIPMappingsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ClusterService_ListIPMappingsServer = grpc.ServerStreamingServer[ListIPMappingsResponse]
 
 func _ClusterService_WaitForPublication_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(WaitForPublicationRequest)
@@ -546,6 +590,11 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "ListNodes",
 			Handler:       _ClusterService_ListNodes_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ListIPMappings",
+			Handler:       _ClusterService_ListIPMappings_Handler,
 			ServerStreams: true,
 		},
 	},

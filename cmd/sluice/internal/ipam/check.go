@@ -83,8 +83,7 @@ type seen struct {
 // clusterView is what the cluster says of addresses.
 type clusterView struct {
 	node     string
-	count    uint32            // mappings of this node that count
-	mappings map[string]string // by address, the node whose mapping of it counts
+	mappings map[string]string // by address, the node whose mapping of it counts: of all of this node, and those asked for
 }
 
 // report is what `ipam check -o json` prints.
@@ -180,10 +179,21 @@ func (s *seen) askCluster(ctx context.Context, inv *invocation.Invocation) (*clu
 	err := invocation.Each(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.ListNodes,
 		&identityv1.ListNodesRequest{}, func(m *identityv1.ListNodesResponse) {
 			if m.GetLocal() && m.GetState() != identityv1.NodeState_NODE_STATE_UNSPECIFIED {
-				c.node, c.count = m.GetNode().GetName(), m.GetMappingCount()
+				c.node = m.GetNode().GetName()
 			}
 		})
 	if err != nil || c.node == "" {
+		return nil, err
+	}
+	err = invocation.Each(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.ListIPMappings,
+		&identityv1.ListIPMappingsRequest{Node: c.node}, func(m *identityv1.ListIPMappingsResponse) {
+			for _, x := range m.GetMappings() {
+				if p, err := netip.ParsePrefix(x.GetPrefix()); err == nil {
+					c.mappings[p.Addr().String()] = x.GetNode()
+				}
+			}
+		})
+	if err != nil {
 		return nil, err
 	}
 	conn, client, err := invocation.Connect(inv, invocation.Cluster)
@@ -279,7 +289,7 @@ func (s *seen) compare() []finding {
 func (s *seen) comparePublished(
 	user map[string]workload.Owner, add func(kind, address string, owner *workloadv1.Owner, format string, args ...any),
 ) {
-	c, ours := s.cluster, uint32(0)
+	c := s.cluster
 	for _, e := range s.endpoints {
 		for _, a := range e.GetAddresses() {
 			switch node := c.mappings[a]; {
@@ -291,16 +301,9 @@ func (s *seen) comparePublished(
 		}
 	}
 	for a, node := range c.mappings {
-		if node != c.node {
-			continue
-		}
-		if ours++; user[a] == (workload.Owner{}) {
+		if _, used := user[a]; node == c.node && !used {
 			add(published, a, nil, "the cluster says that this node has it, and no endpoint does")
 		}
-	}
-	if c.count > ours {
-		add(published, "", nil, "%d more addresses are published by this node, of no endpoint and no allocation",
-			c.count-ours)
 	}
 }
 

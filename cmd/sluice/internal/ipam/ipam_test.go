@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
@@ -84,7 +85,7 @@ func TestAddressesAreComparedWithEndpointsAndTheCluster(t *testing.T) {
 		n.IPAM.Allocations = [][]*ipamv1.Allocation{{held("a", "10.244.0.2", "fd00:244::2"), held("b", "10.244.0.3")}}
 		n.Endpoints = []*datapathv1.Endpoint{live("a", "10.244.0.2", "fd00:244::2"), live("b", "10.244.0.3")}
 		n.Cluster.Mapped = map[string]string{"10.244.0.2": "node-a", "fd00:244::2": "node-a", "10.244.0.3": "node-a"}
-		n.Cluster.MappedHere = 3
+		n.Cluster.Listed = nil
 	}
 	for name, c := range map[string]struct {
 		change func()
@@ -117,30 +118,36 @@ func TestAddressesAreComparedWithEndpointsAndTheCluster(t *testing.T) {
 			[]string{"held-twice 10.244.0.3 b/eth0", "held-twice 10.244.0.3 c/eth0"},
 		},
 		"not published": {
-			func() { delete(n.Cluster.Mapped, "10.244.0.3"); n.Cluster.MappedHere = 2 },
+			func() { delete(n.Cluster.Mapped, "10.244.0.3") },
 			[]string{"unpublished 10.244.0.3 b/eth0"},
 		},
 		"not published yet": {
 			func() {
-				n.Cluster.Mapped["10.244.0.3"], n.Cluster.MappedHere = "", 2
+				n.Cluster.Mapped["10.244.0.3"] = ""
 				n.Endpoints[1].State = datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY
 			}, nil,
 		},
 		"of another node": {
-			func() { n.Cluster.Mapped["10.244.0.3"] = "node-b"; n.Cluster.MappedHere = 2 },
+			func() { n.Cluster.Mapped["10.244.0.3"] = "node-b" },
 			[]string{"held-twice 10.244.0.3 b/eth0"},
 		},
 		"published, and gone": {
 			func() {
 				n.IPAM.Allocations[0] = append(n.IPAM.Allocations[0], held("c", "10.244.0.9"))
 				n.Cluster.Mapped["10.244.0.9"] = "node-a"
-				n.Cluster.MappedHere = 6
-			}, []string{"leaked 10.244.0.9 c/eth0", "published ", "published 10.244.0.9"},
+				n.Cluster.Listed = []*identityv1.IPMapping{
+					{Prefix: "10.244.0.77/32", Node: "node-a"},
+					{Prefix: "fd00:244::77/128", Node: "node-a"},
+					{Prefix: "10.244.1.7/32", Node: "node-b"},
+				}
+			}, []string{
+				"leaked 10.244.0.9 c/eth0", "published 10.244.0.9", "published 10.244.0.77", "published fd00:244::77",
+			},
 		},
 		"nothing at all": {
 			func() {
 				n.IPAM.Allocations[0], n.Endpoints = nil, []*datapathv1.Endpoint{}
-				n.Cluster.Mapped, n.Cluster.MappedHere = map[string]string{}, 0
+				n.Cluster.Mapped = map[string]string{}
 			}, nil,
 		},
 	} {

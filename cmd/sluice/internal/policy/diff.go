@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	"github.com/sluice-net/sluice/model/identity"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -77,6 +79,9 @@ type diffPeer struct {
 	Identity uint32   `json:"identity,omitempty"`
 	Labels   []string `json:"labels,omitempty"`
 	Prefix   string   `json:"prefix,omitempty"`
+	// Addresses is, of an identity that no endpoint of this node has, how many addresses of the cluster have it; unset if
+	// that is not known.
+	Addresses *int `json:"addresses,omitempty"`
 }
 
 type diffPorts struct {
@@ -188,6 +193,7 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, file
 	}); err != nil {
 		return manifest.InDocuments(err, docs)
 	}
+	locate(ctx, inv, all)
 	if err := inv.Show(all, func(w io.Writer) { differencesTable(w, all) }); err != nil {
 		return err
 	}
@@ -195,6 +201,46 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, file
 		return warnWithoutSubjects(ctx, inv)
 	}
 	return invocation.ErrReported
+}
+
+// locateTimeout is how long the differences wait for a service that hangs.
+const locateTimeout = 3 * time.Second
+
+// locate counts the addresses of identities that the policy service knows none of: it knows those of this node. A node
+// that is not registered, or whose service of identities is away, does not know what others have.
+func locate(ctx context.Context, inv *invocation.Invocation, all []difference) {
+	var unknown []*diffPeer
+	for i := range all {
+		for j := range all[i].Peers {
+			p := &all[i].Peers[j]
+			if p.Prefix == "" && identity.Numeric(p.Identity).Scope() == identity.ScopeCluster {
+				unknown = append(unknown, p)
+			}
+		}
+	}
+	if len(unknown) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(inv.Timeout, locateTimeout))
+	defer cancel()
+	s, err := invocation.Ask(ctx, inv, invocation.Identity, identityv1.IdentityServiceClient.GetStatus,
+		&identityv1.GetStatusRequest{})
+	if err != nil || !s.GetCluster().GetRegistered() || !s.GetStoreConnected() {
+		return
+	}
+	count := map[uint32]int{}
+	if err := invocation.Each(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.ListIPMappings,
+		&identityv1.ListIPMappingsRequest{}, func(m *identityv1.ListIPMappingsResponse) {
+			for _, x := range m.GetMappings() {
+				count[x.GetIdentity()]++
+			}
+		}); err != nil {
+		return // the differences do not depend on it
+	}
+	for _, p := range unknown {
+		n := count[p.Identity]
+		p.Addresses = &n
+	}
 }
 
 // warnWithoutSubjects says that no difference means nothing, where nothing was
@@ -266,8 +312,16 @@ func peerLines(peers []diffPeer) []string {
 		if n := len(at); n > maxPlaces {
 			at = append(at[:maxPlaces:maxPlaces], fmt.Sprintf("%d more", n-maxPlaces))
 		}
-		if len(at) > 0 {
+		switch {
+		case len(at) > 0:
 			line += " at " + strings.Join(at, ", ")
+		case p.Addresses == nil:
+		case *p.Addresses == 0:
+			line += ", which no endpoint has now"
+		case *p.Addresses == 1:
+			line += " at one address of the cluster"
+		default:
+			line += fmt.Sprintf(" at %d addresses of the cluster", *p.Addresses)
 		}
 		workloads = append(workloads, line)
 	}

@@ -22,6 +22,7 @@ import (
 	statuscommand "github.com/sluice-net/sluice/cmd/sluice/internal/status"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	"github.com/sluice-net/sluice/model/identity"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -486,6 +487,52 @@ func TestPolicyExplainShowsBothSidesAndEveryRule(t *testing.T) {
 	}
 }
 
+// TestDiffSaysWhichPeersNoEndpointHas: an identity that rests in its grace, or of another node, has no address that the
+// policy service knows.
+func TestDiffSaysWhichPeersNoEndpointHas(t *testing.T) {
+	n := nodetest.New(t, Command)
+	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
+	peer := func(number uint32, app, prefix string) *policyv1.DiffPeer {
+		return &policyv1.DiffPeer{Identity: number, Labels: []*workloadv1.Label{nodetest.Label("app", app)}, Prefix: prefix}
+	}
+	n.Policy.Differences = []*policyv1.DiffResponse{{
+		Subject: 300, Direction: netv1.Direction_DIRECTION_INGRESS,
+		Peers: []*policyv1.DiffPeer{
+			peer(301, "here", "10.244.0.7/32"), peer(302, "one", ""), peer(303, "two", ""), peer(304, "ghost", ""),
+			peer(1<<16, "local", ""),
+			{Identity: 1, Labels: []*workloadv1.Label{{Source: "reserved", Key: "host"}}},
+		},
+		Ports: []*policyv1.DiffPorts{{
+			LastProtocol: 65535, LastPort: 65535, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_DENY,
+		}},
+	}}
+	n.Cluster.Listed = []*identityv1.IPMapping{
+		{Prefix: "10.244.1.2/32", Identity: 302},
+		{Prefix: "10.244.1.3/32", Identity: 303},
+		{Prefix: "fd00:244:1::3/128", Identity: 303},
+	}
+	out, _ := n.Want(t, exitDiffers, "policy", "diff", "-f", file)
+	nodetest.WantLines(t, out, "from app=here (301) at 10.244.0.7", "from app=one (302) at one address of the cluster",
+		"from app=two (303) at 2 addresses of the cluster", "from app=ghost (304), which no endpoint has now",
+		"from app=local (65536)", "from reserved:host")
+	out, _ = n.Want(t, exitDiffers, "policy", "diff", "-f", file, "-o", "json")
+	var all []difference
+	if err := json.Unmarshal([]byte(out), &all); err != nil || *all[0].Peers[3].Addresses != 0 ||
+		*all[0].Peers[2].Addresses != 2 || all[0].Peers[0].Addresses != nil || all[0].Peers[4].Addresses != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+
+	n.Identity.StoreError = "away"
+	out, _ = n.Want(t, exitDiffers, "policy", "diff", "-f", file)
+	nodetest.WantLines(t, out, "from app=ghost (304)")
+	n.Stop("identity")
+	out, errOut := n.Want(t, exitDiffers, "policy", "diff", "-f", file)
+	nodetest.WantLines(t, out, "from app=ghost (304)")
+	if errOut != "" {
+		t.Errorf("without identity: %s", errOut)
+	}
+}
+
 func TestDiffExitsAsDiffDoes(t *testing.T) {
 	n := nodetest.New(t, Command)
 	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
@@ -536,7 +583,8 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 		"ccnp/all")
 	nodetest.WantLines(t, out, "What app=web (300) may receive", "everything but tcp 80: allowed -> denied",
 		"tcp 80: allowed -> redirected",
-		"from app=client (301)", "from identity 302 at ::/0, 10.0.0.7", "from reserved:host, reserved:a+reserved:b",
+		"from app=client (301), which no endpoint has now",
+		"from identity 302 at ::/0, 10.0.0.7", "from reserved:host, reserved:a+reserved:b",
 		"from 192.0.2.0/24, every other address outside")
 	if strings.Count(out, "What ") != 1 {
 		t.Errorf("one subject and direction is said more than once:\n%s", out)

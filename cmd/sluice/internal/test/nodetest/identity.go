@@ -5,6 +5,8 @@ package nodetest
 
 import (
 	"context"
+	"net/netip"
+	"slices"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -87,10 +89,10 @@ type cluster struct {
 	identityv1.UnimplementedClusterServiceServer
 	node      *Node
 	Forgotten *identityv1.ForgetNodeRequest // the last one
-	// Mapped is the node whose mapping of an address counts, and MappedHere how many
-	// count of this node; nil: the usual ones.
-	Mapped     map[string]string
-	MappedHere uint32
+	// Mapped is the node whose mapping of an address counts; nil: the usual ones.
+	Mapped map[string]string
+	// Listed are the mappings that are listed beside those in Mapped.
+	Listed []*identityv1.IPMapping
 }
 
 func (c *cluster) nodes() []*identityv1.ListNodesResponse {
@@ -115,9 +117,6 @@ func (c *cluster) nodes() []*identityv1.ListNodesResponse {
 			},
 		},
 	}
-	if c.Mapped != nil {
-		nodes[0].MappingCount = c.MappedHere
-	}
 	if c.node.Identity.StoreError != "" {
 		for _, n := range nodes {
 			n.State = identityv1.NodeState_NODE_STATE_UNSPECIFIED
@@ -131,6 +130,27 @@ func (c *cluster) ListNodes(_ *identityv1.ListNodesRequest,
 ) error {
 	for _, n := range c.nodes() {
 		if err := s.Send(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *cluster) ListIPMappings(r *identityv1.ListIPMappingsRequest,
+	s grpc.ServerStreamingServer[identityv1.ListIPMappingsResponse],
+) error {
+	all := slices.Clone(c.Listed)
+	for a, node := range c.Mapped {
+		if node != "" {
+			p := netip.MustParseAddr(a)
+			all = append(all, &identityv1.IPMapping{Prefix: netip.PrefixFrom(p, p.BitLen()).String(), Node: node})
+		}
+	}
+	for _, m := range all {
+		if r.GetNode() != "" && m.GetNode() != r.GetNode() {
+			continue
+		}
+		if err := s.Send(&identityv1.ListIPMappingsResponse{Mappings: []*identityv1.IPMapping{m}}); err != nil {
 			return err
 		}
 	}

@@ -204,20 +204,28 @@ func TestCallersAreToldOfAHeldState(t *testing.T) {
 	s.complete()
 	sub := before(make([]byte, 16), 7, "grpc")
 	sub.Subjects = []uint32{300, 301}
+	var holds atomic.Int64
 	f := s.watch(sub, func(f *follower, m *policyv1.WatchPolicyTablesResponse) bool {
 		for _, step := range m.GetSteps() {
 			if b := step.GetBarrier(); len(b.GetIncomplete()) > 0 {
 				f.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Hold{Hold: &policyv1.Hold{ //nolint:errcheck // Recv says it
 					Seq: m.GetSeq(), Revision: 7, Reason: "the state is another one",
 				}}})
+				holds.Add(1)
 				return false
 			}
 		}
 		return true
 	}).snapshot()
+	s.eventually("held before the changes", func(st *policyv1.GetStatusResponse) bool {
+		return st.GetSubscribers()[0].GetHeld() != ""
+	})
 	var revision uint64
-	for i := range 12 { // more than may be unacknowledged
+	first := holds.Load()
+	for i := range int64(12) { // more than may be unacknowledged
 		revision = s.apply(named(string(rune('a'+i)), allowWeb)).GetRevision()
+		// Changes that come faster than the follower reads would leave more than four barriers without a word of it.
+		servicetest.Eventually(t, "the subscriber says that it holds", func() bool { return holds.Load() > first+i })
 	}
 	_, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: revision})
 	wantCode(t, err, codes.FailedPrecondition, "an earlier state stays enforced: datapath: the state is another one")

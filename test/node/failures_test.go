@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -28,14 +27,9 @@ import (
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
-	"github.com/sluice-net/sluice/test/internal/cni"
+	"github.com/sluice-net/sluice/test/internal/failures"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
-
-// failuresDocument has the tables that this file holds.
-const failuresDocument = "../../docs/failures.md"
-
-var updateDocument = flag.Bool("update-failures", false, "write the tables of docs/failures.md anew")
 
 // failure is one row: what is away, and what is seen then.
 type failure struct {
@@ -59,10 +53,10 @@ var columns = []string{
 	"ADD, new labels", "CHECK", "DEL", "STATUS", "GC", "`sluice status`",
 }
 
-func (f *failure) cells() []string {
-	return []string{
+func (f *failure) row() failures.Row {
+	return failures.Row{Cells: []string{
 		f.away, f.connections, f.begun, f.enforced, f.apply, f.known, f.fresh, f.check, f.del, f.status, f.gc, f.shown,
-	}
+	}, Says: [][]string{f.says, f.prints}}
 }
 
 // killed kills a process, and starts it at the end.
@@ -167,8 +161,8 @@ var fills = map[string][2]func(ctx context.Context, n *testNode, i int) error{
 	devnode.Datapath: {nil, nil}, // each record is a file of its own
 }
 
-// failures are the rows. docs/failures.md has them, too.
-func failures() []failure {
+// rows are those of the tables in docs/failures.md.
+func rows() []failure {
 	gone := func(service string, f failure) failure {
 		f.take, f.give = killed(service)
 		return f
@@ -263,59 +257,24 @@ func failures() []failure {
 	}
 }
 
-// documented are the tables as the document has them.
-func documented() string {
-	var b strings.Builder
-	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
-	line(columns)
-	line(slices.Repeat([]string{"---"}, len(columns)))
-	for _, f := range failures() {
-		line(f.cells())
+// tables are those of the document.
+func tables() failures.Tables {
+	s := failures.Tables{
+		Place: "failures of a node", Columns: columns, Says: []string{"ADD with new labels says", "`sluice status` says"},
 	}
-	b.WriteString("\n")
-	line([]string{"away", "ADD with new labels says", "`sluice status` says"})
-	line(slices.Repeat([]string{"---"}, 3))
-	code := func(parts []string) string {
-		if len(parts) == 0 {
-			return "–"
-		}
-		return "`" + strings.Join(parts, "…`, `") + "…`"
+	for _, f := range rows() {
+		s.Rows = append(s.Rows, f.row())
 	}
-	for _, f := range failures() {
-		line([]string{f.away, code(f.says), code(f.prints)})
-	}
-	return b.String()
+	return s
 }
 
 // TestFailuresAreThoseOfTheDocument: what TestKernelFailuresOfANode wants is what the
 // document says.
-func TestFailuresAreThoseOfTheDocument(t *testing.T) {
-	content, err := os.ReadFile(failuresDocument)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const begin, end = "<!-- failures of a node -->\n", "<!-- end -->\n"
-	before, rest, ok := strings.Cut(string(content), begin)
-	have, after, closed := strings.Cut(rest, end)
-	if !ok || !closed {
-		t.Fatalf("%s has no place for the tables", failuresDocument)
-	}
-	want := documented()
-	if *updateDocument {
-		if err := os.WriteFile(failuresDocument, []byte(before+begin+want+end+after), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		have = want
-	}
-	if have != want {
-		t.Errorf("the tables are not those of the test; `go test ./test/node -run Document -update-failures` writes them\n"+
-			"got\n%s\nwant\n%s", have, want)
-	}
-}
+func TestFailuresAreThoseOfTheDocument(t *testing.T) { tables().Compare(t) }
 
 // TestFailuresNameTestsThatExist holds what the document cites.
 func TestFailuresNameTestsThatExist(t *testing.T) {
-	content, err := os.ReadFile(failuresDocument)
+	content, err := os.ReadFile(failures.Document)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -347,17 +306,12 @@ func TestFailuresNameTestsThatExist(t *testing.T) {
 // gives it back, and wants the node as it was.
 func TestKernelFailuresOfANode(t *testing.T) {
 	t.Parallel()
-	for _, f := range failures() {
+	for _, f := range rows() {
 		t.Run(f.away, func(t *testing.T) {
 			t.Parallel()
 			b := newFailing(t)
 			f.take(t, b.testNode)
-			seen := b.look(t, f)
-			for i, want := range f.cells() {
-				if seen[i] != want {
-					t.Errorf("%s: %q, want %q", columns[i], seen[i], want)
-				}
-			}
+			tables().Want(t, f.row(), b.look(t, f))
 			f.give(t, b.testNode)
 			b.wantAsBefore(t)
 		})
@@ -468,7 +422,7 @@ func (b *failing) look(t *testing.T, f failure) []string {
 	servicetest.EventuallyNil(t, "the status that is wanted", func() error {
 		full()
 		exit, out := b.sluice(t, "status")
-		shown, printed = fmt.Sprintf("%d, %s", exit, readiness(out)), out
+		shown, printed = failures.Shown(exit, out), out
 		for _, part := range f.prints {
 			if !strings.Contains(out, part) {
 				return fmt.Errorf("it does not say %q:\n%s", part, out)
@@ -481,22 +435,6 @@ func (b *failing) look(t *testing.T, f failure) []string {
 	})
 	wantAll(t, "sluice status", printed, f.prints...)
 	return append(seen, shown)
-}
-
-// readiness reads the row Ready of the status.
-func readiness(out string) string {
-	for line := range strings.Lines(out) {
-		if rest, ok := strings.CutPrefix(line, "Ready "); ok {
-			switch strings.TrimSpace(rest) {
-			case "yes":
-				return "ready"
-			case "no":
-				return "not ready"
-			}
-			return "ready for known labels"
-		}
-	}
-	return "no row Ready"
 }
 
 // reaches connects to web. Whoever may not waits in vain: there is no answer at all.
@@ -561,14 +499,10 @@ func (b *failing) verb(t *testing.T, command string, p pod.Pod, config []byte) (
 	ctx, cancel := deadline(t)
 	defer cancel()
 	_, err := b.call(ctx, command, p, config)
-	var refused *cni.Error
-	switch {
-	case errors.As(err, &refused):
-		return fmt.Sprint(refused.Code), refused.Message + "; " + refused.Details
-	case err != nil:
+	if code, text, err = failures.Code(err); err != nil {
 		t.Fatalf("%s: %v", command, err)
 	}
-	return "0", ""
+	return code, text
 }
 
 // wantAsBefore wants a node that works, and holds nothing of what was deleted meanwhile.

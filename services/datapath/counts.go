@@ -61,7 +61,7 @@ func (c counts) Connections() (server.Connections, error) {
 	return server.Connections{
 		LiveIPv4: uint64(last.Live[0]), LiveIPv6: uint64(last.Live[1]), Created: k.Created, Revoked: k.Revoked, Expired: k.Expired,
 		Evicted: last.Evicted, PickedUp: k.PickedUp, Reevaluated: k.Reevaluated, Related: k.Related, Unremembered: k.Unremembered,
-		PickUpStopped: stopped, Collected: last.Took, EvictedAt: last.EvictedAt,
+		PickUpStopped: stopped, Collected: last.Took, EvictedAt: last.EvictedAt, OutsideSpent: last.OutsideSpent,
 	}, nil
 }
 

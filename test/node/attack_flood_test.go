@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -108,6 +109,7 @@ func TestKernelAnAllowedFloodFromOutsideHasABudget(t *testing.T) {
 	serve(t, web, 8080)
 	enforce(t, policies, isolatedVictim)
 	q := ask(t, victim, web, 25)
+	n.sluice(t, 0, "", "status")
 	const count = 400_000
 	n.newWire(t, world, false).flood(t, count, 1, func(i int) segment {
 		// of the network of worldHosts
@@ -127,5 +129,17 @@ func TestKernelAnAllowedFloodFromOutsideHasABudget(t *testing.T) {
 	})
 	if got := n.connections(t).GetEvicted(); got != 0 {
 		t.Errorf("%d connections were evicted", got)
+	}
+	const warning = "\nWarning: sluice-datapath: more connections from outside than their budget, last at "
+	servicetest.EventuallyNil(t, "the status tells of the flood", func() error {
+		if exit, out := n.command(t, "status"); exit != 3 || !strings.Contains(out, warning) ||
+			strings.Contains(out, "\nProblem: ") {
+			return fmt.Errorf("exit code %d:\n%s", exit, out)
+		}
+		return nil
+	})
+	// The command that the warning names.
+	if seen := n.sluice(t, 0, "", "observe", "--reason", "connection-budget"); !strings.Contains(seen, " 203.0.113.") {
+		t.Errorf("observe does not show who floods:\n%s", seen)
 	}
 }

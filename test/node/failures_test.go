@@ -421,7 +421,7 @@ func (b *failing) look(t *testing.T, f failure) []string {
 	var shown, printed string
 	servicetest.EventuallyNil(t, "the status that is wanted", func() error {
 		full()
-		exit, out := b.sluice(t, "status")
+		exit, out := b.command(t, "status")
 		shown, printed = failures.Shown(exit, out), out
 		for _, part := range f.prints {
 			if !strings.Contains(out, part) {
@@ -459,13 +459,13 @@ func (b *failing) reaches(t *testing.T, from pod.Pod, port uint16) error {
 	return c.Close()
 }
 
-// sluice runs the command against the node.
-func (b *failing) sluice(t *testing.T, args ...string) (exit int, out string) {
+// command runs `sluice` against the node.
+func (n *testNode) command(t *testing.T, args ...string) (exit int, out string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	output, err := exec.CommandContext(ctx, filepath.Join(binDir(), "sluice"),
-		append([]string{"--instance", b.Instance()}, args...)...).CombinedOutput()
+		append([]string{"--instance", n.Instance()}, args...)...).CombinedOutput()
 	var ended *exec.ExitError
 	switch {
 	case errors.As(err, &ended):
@@ -484,7 +484,7 @@ func (b *failing) apply(t *testing.T, manifest string) string {
 	if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	exit, out := b.sluice(t, "policy", "apply", "-f", file, "--wait=2s")
+	exit, out := b.command(t, "policy", "apply", "-f", file, "--wait=2s")
 	if exit == 0 {
 		if err := b.reaches(t, b.client, laterPort); err != nil {
 			t.Errorf("applied with exit code 0, and not enforced: %v\n%s", err, out)
@@ -509,7 +509,7 @@ func (b *failing) verb(t *testing.T, command string, p pod.Pod, config []byte) (
 func (b *failing) wantAsBefore(t *testing.T) {
 	t.Helper()
 	servicetest.EventuallyNil(t, "the status is that of a node of which nothing is wrong", func() error {
-		if exit, out := b.sluice(t, "status"); exit != 0 {
+		if exit, out := b.command(t, "status"); exit != 0 {
 			return errors.New(out)
 		}
 		return nil
@@ -521,7 +521,7 @@ func (b *failing) wantAsBefore(t *testing.T) {
 		t.Errorf("policy apply ends with %s", got)
 	}
 	b.del(t, b.gone) // a runtime repeats a DEL that failed
-	if exit, out := b.sluice(t, "audit"); exit != 0 {
+	if exit, out := b.command(t, "audit"); exit != 0 {
 		t.Errorf("audit: %s", out)
 	}
 	for _, p := range b.kept {

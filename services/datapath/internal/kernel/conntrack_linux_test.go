@@ -635,6 +635,11 @@ func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 		atomic.StoreUint64(begun, 0)
 		atomic.StoreUint64(cell, limit)
 	}
+	cl.now.Store(conntrack.MonotonicSeconds())
+	if at := collect(t, col).OutsideSpent; !at.IsZero() {
+		t.Errorf("the budget was used up at %s, before anything was sent", at)
+	}
+	began := time.Now()
 	set(2)
 	th.expect(t, say("world", "a", datagram(1, 53), event.ForwardFromStack))
 	th.expect(t, say("host", "a", datagram(1, 53), event.ForwardFromStack).forwarded())
@@ -644,6 +649,15 @@ func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 	th.expect(t, say("world", "a", datagram(1, 53), event.ForwardFromStack))
 	th.expect(t, say("host", "a", datagram(2, 53), event.ForwardFromStack))
 	th.expect(t, say("a", "world", datagram(2, 53), event.ForwardOutside))
+	cl.now.Store(conntrack.MonotonicSeconds())
+	const second = time.Second // what the programs write is whole seconds
+	spent := collect(t, col).OutsideSpent
+	if spent.Before(began.Add(-second)) || spent.After(time.Now().Add(second)) {
+		t.Errorf("the budget was used up at %s, want after %s", spent, began)
+	}
+	if again := collect(t, col).OutsideSpent; again != spent {
+		t.Errorf("the budget was used up at %s, and a pass later at %s", spent, again)
+	}
 	set(0)
 
 	e := th.pods["a"]

@@ -68,6 +68,7 @@ type Connections struct {
 	PickUpStopped                                int           // endpoints of which none is picked up
 	Collected                                    time.Duration // how long the last collection took
 	EvictedAt                                    time.Time     // when more were last found evicted; zero: not in this run
+	OutsideSpent                                 time.Time     // when outside last had no budget left; zero: not in this run
 }
 
 // ClusterStream is what the process knows of other nodes.
@@ -116,15 +117,20 @@ func (c ClusterStream) warnings() (all []string) {
 	return all
 }
 
-// evictionNews is how long an eviction is worth a warning after it was found.
-const evictionNews = 5 * time.Minute
+// lossNews is how long it is worth a warning after it was found that connections were evicted, or not let begin.
+const lossNews = 5 * time.Minute
 
 // warnings are what an operator has to look at.
 func (c Connections) warnings(now time.Time) (all []string) {
-	if !c.EvictedAt.IsZero() && now.Sub(c.EvictedAt) < evictionNews {
+	if !c.EvictedAt.IsZero() && now.Sub(c.EvictedAt) < lossNews {
 		all = append(all, fmt.Sprintf("connections were evicted because the map is full, found at %s, %d in all: answers "+
 			"that come late to UDP may be dropped, and TCP goes on; `sluice map list` shows how full it is, `sluice observe "+
 			"--reason connection-budget` which containers use it up", c.EvictedAt.UTC().Format(time.RFC3339), c.Evicted))
+	}
+	if !c.OutsideSpent.IsZero() && now.Sub(c.OutsideSpent) < lossNews {
+		all = append(all, fmt.Sprintf("more connections from outside than their budget, last at %s: new ones from outside were "+
+			"dropped, also those that policies allow; open connections and new ones of containers are not affected; `sluice "+
+			"observe --reason connection-budget` shows who begins them", c.OutsideSpent.UTC().Format(time.RFC3339)))
 	}
 	if c.PickUpStopped > 0 {
 		all = append(all, fmt.Sprintf("more connections were ended by policy than the node can remember, %d so far: TCP "+

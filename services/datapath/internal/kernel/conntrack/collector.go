@@ -128,6 +128,9 @@ type Pass struct {
 	Evicted uint64
 	// EvictedAt is when a pass of this process last found more of them; zero: none has.
 	EvictedAt time.Time
+	// OutsideSpent is when what comes from outside last had no budget left, so that a packet
+	// of it was dropped; zero: never while this process collects.
+	OutsideSpent time.Time
 	// Endpoints that are charged with connections which are still open.
 	Endpoints int
 	// Nodes are the numbers of the nodes that connections are with, those that
@@ -359,7 +362,10 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	if previous.Took > 0 && p.Evicted > previous.Evicted { // the first pass counts those of earlier processes
 		p.EvictedAt = start
 	}
-	p.Endpoints = c.renew(s.owned, s.open)
+	spent, wasSpent := c.renew(&p, s.owned, s.open)
+	if p.OutsideSpent = previous.OutsideSpent; wasSpent {
+		p.OutsideSpent = time.Now().Add(-time.Duration(int32(c.o.Now()-spent)) * time.Second)
+	}
 	p.Took = time.Since(start)
 	c.mu.Lock()
 	c.last = p
@@ -517,21 +523,22 @@ func budgetOf(capacity, open, owned, sharers int) int {
 	return max(LeastBudget, fair, unused)
 }
 
-// renew begins a new period of all budgets, and says how many endpoints have
-// begun connections that are open. The host has no limit: whoever runs there
+// renew begins a new period of all budgets, counts the endpoints that have begun
+// connections which are open, and returns when outside has used up its budget in
+// this period, if it has. The host has no limit: whoever runs there
 // can do worse. What comes from outside has one for all of it, the share of half
 // of a map; while it has open connections, the endpoints share the other half.
 // A free slot has the budget of an endpoint without connections, so that an
 // endpoint is limited from its first packet. A connection that is begun between
 // the two stores counts for neither period.
-func (c *Collector) renew(owned [][2]int, open [2]int) (sharers int) {
+func (c *Collector) renew(p *Pass, owned [][2]int, open [2]int) (spent uint32, wasSpent bool) {
 	var sharing [2]int
 	for s, n := range owned {
 		if s == int(slotmap.HostSlot) || s == Outside {
 			continue
 		}
 		if n != [2]int{} {
-			sharers++
+			p.Endpoints++
 		}
 		for f := range n {
 			sharing[f] += min(n[f], 1)
@@ -553,8 +560,11 @@ func (c *Collector) renew(owned [][2]int, open [2]int) (sharers int) {
 			}
 			begunCell, limitCell := c.cell(s, f)
 			atomic.StoreUint64(limitCell, uint64(limit))
-			atomic.StoreUint64(begunCell, 0)
+			begun := atomic.SwapUint64(begunCell, 0)
+			if at := uint32(begun >> 32); s == Outside && at != 0 {
+				spent, wasSpent = at, true
+			}
 		}
 	}
-	return sharers
+	return spent, wasSpent
 }

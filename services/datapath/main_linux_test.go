@@ -187,6 +187,10 @@ func (i ipamOnly) ListPools(ctx context.Context, r *ipamv1.ListPoolsRequest) (*i
 	return i.s.ListPools(ctx, r)
 }
 
+func (i ipamOnly) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.GetStatusResponse, error) {
+	return &ipamv1.GetStatusResponse{}, nil
+}
+
 // testNode is a machine with one datapath.
 type testNode struct {
 	*servicetest.Process // nil: none

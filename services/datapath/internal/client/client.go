@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -223,6 +224,20 @@ func (i *IPAM) Pools(ctx context.Context) ([]endpoint.Pool, error) {
 		pools = append(pools, endpoint.Pool{CIDR: cidr, Gateway: gw})
 	}
 	return pools, nil
+}
+
+// Writable says why ipam cannot write its state, and so gives no address: the disk, in its words.
+func (i *IPAM) Writable(ctx context.Context) error {
+	resp, err := i.client.GetStatus(ctx, &ipamv1.GetStatusRequest{})
+	if err != nil {
+		return i.translate(err)
+	}
+	for _, p := range resp.GetService().GetProblems() {
+		if p.GetReason() == statusv1.ProblemReason_PROBLEM_REASON_STORAGE {
+			return errors.New("ipam: " + p.GetText())
+		}
+	}
+	return nil
 }
 
 // Watch implements podrange.Source.

@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
@@ -36,8 +37,36 @@ import (
 // confirmed, and has pools.
 type ipam struct {
 	ipamv1.IPAMServiceClient
-	count int
-	pools []*ipamv1.Pool
+	count    int
+	pools    []*ipamv1.Pool
+	problems []*statusv1.Problem
+}
+
+func (i ipam) GetStatus(context.Context, *ipamv1.GetStatusRequest, ...grpc.CallOption) (
+	*ipamv1.GetStatusResponse, error,
+) {
+	return &ipamv1.GetStatusResponse{Service: &statusv1.ServiceStatus{Problems: i.problems}}, nil
+}
+
+func TestOnlyTheDiskOfIPAMKeepsItFromGivingAddresses(t *testing.T) {
+	problem := func(reason statusv1.ProblemReason, text string) []*statusv1.Problem {
+		return []*statusv1.Problem{{Reason: reason, Text: text}}
+	}
+	for _, c := range []struct {
+		problems []*statusv1.Problem
+		want     string
+	}{
+		{nil, ""},
+		{problem(statusv1.ProblemReason_PROBLEM_REASON_SETTINGS, "a range is refused"), ""},
+		{problem(statusv1.ProblemReason_PROBLEM_REASON_STORE, "etcd is away"), ""},
+		{problem(statusv1.ProblemReason_PROBLEM_REASON_STORAGE, "no space left on device"), "ipam: no space left on device"},
+	} {
+		i := &IPAM{Health: Health{Name: "ipam"}, client: ipam{problems: c.problems}}
+		err := i.Writable(t.Context())
+		if c.want == "" && err != nil || c.want != "" && (err == nil || err.Error() != c.want) {
+			t.Errorf("%v: %v, want %q", c.problems, err, c.want)
+		}
+	}
 }
 
 type listing struct {

@@ -40,6 +40,8 @@ type Facts struct {
 type Called struct {
 	IPAM interface {
 		Pools(ctx context.Context) ([]endpoint.Pool, error)
+		// Writable says why no address is given out: the state cannot be written.
+		Writable(ctx context.Context) error
 		Err() error // of the last call
 	}
 	Identity interface {
@@ -352,6 +354,7 @@ func (s *Server) problems(ctx context.Context) []*statusv1.Problem {
 	if err != nil {
 		return appendError(all, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, err)
 	}
+	all = appendError(all, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, s.Called.IPAM.Writable(ctx))
 	var texts []string
 	if s.Keeper != nil {
 		texts = s.Keeper.Problems()

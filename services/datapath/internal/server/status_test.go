@@ -26,7 +26,7 @@ import (
 type surroundings struct {
 	pools               []endpoint.Pool
 	ipam, identity, own error
-	store               error // of identity
+	store, ipamDisk     error // of identity, of ipam
 }
 
 func (s *surroundings) Pools(context.Context) ([]endpoint.Pool, error) { return s.pools, s.ipam }
@@ -36,6 +36,8 @@ func (s *surroundings) Err() error { return s.own }
 func (s *surroundings) State() (bool, error) { return s.identity == nil, s.identity }
 
 func (s *surroundings) Ping(context.Context) error { return s.identity }
+
+func (s *surroundings) Writable(context.Context) error { return s.ipamDisk }
 
 func (s *surroundings) Ready(context.Context) error { return s.store }
 
@@ -72,8 +74,13 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 			[]statusv1.ProblemReason{service},
 			true, "identity: not ready",
 		},
-		"ipam is away":           {surroundings{ipam: errors.New("ipam: away")}, []statusv1.ProblemReason{service}, false, "ipam: away"},
-		"the disk is full":       {surroundings{pools: []endpoint.Pool{good}, own: errors.New("no space left")}, []statusv1.ProblemReason{storage}, false, "no space left"},
+		"ipam is away":     {surroundings{ipam: errors.New("ipam: away")}, []statusv1.ProblemReason{service}, false, "ipam: away"},
+		"the disk is full": {surroundings{pools: []endpoint.Pool{good}, own: errors.New("no space left")}, []statusv1.ProblemReason{storage}, false, "no space left"},
+		"the disk of ipam is full": {
+			surroundings{pools: []endpoint.Pool{good}, ipamDisk: errors.New("ipam: no space left")},
+			[]statusv1.ProblemReason{service},
+			false, "ipam: no space left",
+		},
 		"another gateway":        {surroundings{pools: []endpoint.Pool{{CIDR: own, Gateway: netip.MustParseAddr("10.1.0.9")}}}, []statusv1.ProblemReason{settings}, false, "10.1.0.9"},
 		"one pool too many":      {surroundings{pools: []endpoint.Pool{good, other}}, []statusv1.ProblemReason{settings}, false, "10.2.0.0/24"},
 		"a range without a pool": {surroundings{pools: nil}, []statusv1.ProblemReason{settings}, false, "no pool 10.1.0.0/24"},

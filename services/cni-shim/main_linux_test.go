@@ -971,6 +971,26 @@ func TestKernelFailedDelKeepsTheNamespace(t *testing.T) {
 	}
 }
 
+// TestDelSaysWhyItWasRefusedThoughTheLastCallIsLate: the last of several calls ends with the time that the verb has,
+// and the answer is what the datapath said before.
+func TestDelSaysWhyItWasRefusedThoughTheLastCallIsLate(t *testing.T) {
+	n := nodetest.New(t)
+	refuse := withDetails(codes.Unavailable, "no space left on device",
+		&errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
+	calls := 0
+	n.Fail("DeleteEndpoint", func(ctx context.Context) error {
+		if calls++; calls == 1 {
+			return refuse(ctx)
+		}
+		<-ctx.Done()
+		return status.FromContextError(ctx.Err()).Err()
+	})
+	c := call{command: "DEL", container: "c1", ifname: "eth0", stdin: config(n, "1.0.0", `"timeout":"1s"`)}
+	if out := wantCode(t, c, 11); !strings.Contains(out, "no space left on device") || calls != 2 {
+		t.Errorf("after %d calls: %s", calls, out)
+	}
+}
+
 // A runDir that no datapath serves: the deletion must be repeated.
 func TestDelWithAWrongRunDirIsNotLost(t *testing.T) {
 	n := nodetest.New(t)

@@ -45,6 +45,7 @@ func (p *Plugin) unbind(owner string) error {
 }
 
 func (p *Plugin) deleteOrSpool(ctx context.Context) error {
+	var cause error // why the call was repeated last
 	for refused := 0; ; {
 		existed, err := p.deleteEndpoint(ctx)
 		if err == nil {
@@ -52,8 +53,12 @@ func (p *Plugin) deleteOrSpool(ctx context.Context) error {
 			p.did("endpoint deleted", slog.Bool("existed", existed))
 			return nil
 		}
+		if cause != nil && unary.CodeOf(err) == unary.DeadlineExceeded {
+			return cause // says more than that the time has passed
+		}
 		if delay, ok := retryDelay(err); ok {
 			refused++
+			cause = err
 			if wait, ok := pause(ctx, delay, refused); !ok || !p.waits.sleep(ctx, wait) {
 				return err
 			}

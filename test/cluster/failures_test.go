@@ -36,8 +36,8 @@ type failure struct {
 	link      bool // the first node's port between the nodes is down
 
 	// What the columns say, in the order of failureColumns.
-	connections, begun, enforced, apply, known, fresh, elsewhere, learns, learned, check, del, status, gc, shown,
-	shownElsewhere string
+	connections, begun, enforced, apply, known, fresh, elsewhere, learns, learned, check, del, status, later, gc,
+	shown, shownElsewhere string
 	// Parts of what `sluice-cni` says of an ADD with new labels, if it fails.
 	says []string
 	// Parts of what `sluice status` prints, of the first and of the second node.
@@ -47,14 +47,14 @@ type failure struct {
 var failureColumns = []string{
 	"away", "connections", "new connections", "policies about other nodes' pods", "`policy apply`", "ADD, known labels",
 	"ADD, new labels", "ADD, new labels, at another node", "new pods of others reached from here",
-	"new pods of here reached from others", "CHECK", "DEL", "STATUS", "GC", "`sluice status`",
+	"new pods of here reached from others", "CHECK", "DEL", "STATUS", "STATUS after 60 s", "GC", "`sluice status`",
 	"`sluice status` of another node",
 }
 
 func (f *failure) row() failures.Row {
 	return failures.Row{Cells: []string{
 		f.away, f.connections, f.begun, f.enforced, f.apply, f.known, f.fresh, f.elsewhere, f.learns, f.learned, f.check,
-		f.del, f.status, f.gc, f.shown, f.shownElsewhere,
+		f.del, f.status, f.later, f.gc, f.shown, f.shownElsewhere,
 	}, Says: [][]string{f.says, f.prints, f.printsElsewhere}}
 }
 
@@ -86,6 +86,7 @@ func (f failure) as() failure {
 		{&f.check, "0"},
 		{&f.del, "0"},
 		{&f.status, "0"},
+		{&f.later, "0"},
 		{&f.gc, "0"},
 		{&f.shown, well},
 		{&f.shownElsewhere, well},
@@ -134,7 +135,7 @@ func failureGroups() []failureGroup {
 			},
 			{
 				away: "sluice-ipam of a node", processes: []string{devnode.IPAM},
-				known: "11", fresh: "11", learned: none, shown: notReady,
+				known: "11", fresh: "11", learned: none, later: "50", shown: notReady,
 				says:   []string{"allocate addresses: no answer on ", "ipam.sock"},
 				prints: []string{"Problem: sluice-ipam: dial unix ", "Meanwhile: without sluice-ipam: "},
 			},
@@ -156,7 +157,7 @@ func failureGroups() []failureGroup {
 			{
 				away: "sluice-datapath of a node", processes: []string{devnode.Datapath},
 				apply: "3", known: "11", fresh: "11", learns: after, learned: none, check: "11", gc: "11",
-				shown: notReady, shownElsewhere: ready,
+				later: "50", shown: notReady, shownElsewhere: ready,
 				says:            []string{"create the endpoint: no answer on ", "datapath.sock"},
 				prints:          []string{"Problem: sluice-datapath: dial unix ", "Meanwhile: without sluice-datapath: "},
 				printsElsewhere: silent,
@@ -164,7 +165,7 @@ func failureGroups() []failureGroup {
 			{
 				away: "every process of a node", processes: everything,
 				apply: "1", known: "11", fresh: "11", learns: after, learned: none, check: "11", gc: "11",
-				shown: notReady, shownElsewhere: ready,
+				later: "50", shown: notReady, shownElsewhere: ready,
 				says:            []string{"allocate addresses: no answer on ", "ipam.sock"},
 				prints:          []string{"Problem: sluice-datapath: dial unix ", "Meanwhile: without sluice-datapath: "},
 				printsElsewhere: silent,
@@ -175,7 +176,7 @@ func failureGroups() []failureGroup {
 				away: "a node: its processes and its link", link: true, processes: everything,
 				connections: standStill, begun: fail, enforced: none,
 				apply: "1", known: "11", fresh: "11", learns: after, learned: none, check: "11", gc: "11",
-				shown: notReady, shownElsewhere: ready,
+				later: "50", shown: notReady, shownElsewhere: ready,
 				says:            []string{"allocate addresses: no answer on ", "ipam.sock"},
 				prints:          []string{"Problem: sluice-datapath: dial unix ", "Meanwhile: without sluice-datapath: "},
 				printsElsewhere: silent,
@@ -661,13 +662,16 @@ func (b *failing) verbs(t *testing.T, seen *failure) {
 		{"CHECK", b.at[b.here]["client"], prev, b.want.check, &seen.check},
 		{"DEL", b.gone, map[string]any{}, b.want.del, &seen.del},
 		{"STATUS", pod.Pod{}, map[string]any{}, b.want.status, &seen.status},
+		{"STATUS", pod.Pod{}, map[string]any{}, b.want.later, &seen.later},
 		{"GC", pod.Pod{}, map[string]any{"cni.dev/valid-attachments": valid}, b.want.gc, &seen.gc},
 	} {
 		did, err := b.verb(t.Context(), b.here, v.command, v.p, v.want, v.extra)
 		if err != nil {
 			t.Fatalf("%s: %v", v.command, err)
 		}
-		*v.seen = did.code
+		if *v.seen = did.code; v.command == "STATUS" {
+			failures.AgeUnable(t, b.here.Paths().RunDir)
+		}
 	}
 }
 
@@ -768,6 +772,10 @@ func (b *failing) wantAsBefore(t *testing.T) {
 	t.Helper()
 	for _, n := range b.nodes {
 		b.shown(t, n, well, nil)
+	}
+	did, err := b.verb(t.Context(), b.here, "STATUS", pod.Pod{}, "0", map[string]any{})
+	if err != nil || did.code != "0" {
+		t.Errorf("STATUS afterwards: %s %s %v", did.code, did.text, err)
 	}
 	if got := speak(append(b.flows, b.others...), goOn); got != goOn {
 		t.Errorf("connections afterwards: %s", got)

@@ -4,13 +4,16 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -18,6 +21,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -40,23 +44,27 @@ type failure struct {
 	refill func(t *testing.T, n *testNode)
 
 	// What the columns say, in the order of columns.
-	connections, begun, enforced, apply, known, fresh, check, del, status, gc, shown string
+	connections, begun, enforced, apply, known, fresh, state, check, del, status, later, gc, shown, unready string
 	// Parts of what `sluice-cni` says of an ADD with new labels, if it fails.
 	says []string
 	// Parts of what `sluice status` prints.
 	prints []string
+	// Parts of what /readyz of a process that is not ready says.
+	probes []string
 }
 
 // columns are those of the first table.
 var columns = []string{
 	"away", "connections", "new connections", "enforced policies", "`policy apply`", "ADD, known labels",
-	"ADD, new labels", "CHECK", "DEL", "STATUS", "GC", "`sluice status`",
+	"ADD, new labels", "`endpoint events` of it", "CHECK", "DEL", "STATUS", "STATUS after 60 s", "GC", "`sluice status`",
+	"`/readyz` is 503 of",
 }
 
 func (f *failure) row() failures.Row {
 	return failures.Row{Cells: []string{
-		f.away, f.connections, f.begun, f.enforced, f.apply, f.known, f.fresh, f.check, f.del, f.status, f.gc, f.shown,
-	}, Says: [][]string{f.says, f.prints}}
+		f.away, f.connections, f.begun, f.enforced, f.apply, f.known, f.fresh, f.state, f.check, f.del, f.status, f.later,
+		f.gc, f.shown, f.unready,
+	}, Says: [][]string{f.says, f.prints, f.probes}}
 }
 
 // killed kills a process, and starts it at the end.
@@ -174,8 +182,9 @@ func rows() []failure {
 	return []failure{
 		gone(devnode.Etcd, failure{
 			away: "etcd", connections: "go on", begun: "work", enforced: "enforced",
-			apply: "0", known: "0", fresh: "11",
-			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready for known labels",
+			apply: "0", known: "0", fresh: "11", state: "waiting-for-identity",
+			check: "0", del: "0", status: "0", later: "0", gc: "0",
+			shown: "3, ready for known labels", unready: "sluice-datapath",
 			says: []string{
 				"is not known on this node and etcd (",
 				") does not answer: ",
@@ -183,76 +192,92 @@ func rows() []failure {
 				"STORE_UNAVAILABLE",
 			},
 			prints: []string{"new label sets cannot be connected: etcd is away: ", "Meanwhile: without etcd: "},
+			probes: []string{"identity: new label sets get no number now; "},
 		}),
 		gone(devnode.Identity, failure{
 			away: "sluice-identity", connections: "go on", begun: "work", enforced: "enforced",
-			apply: "0", known: "0", fresh: "11",
-			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready for known labels",
+			apply: "0", known: "0", fresh: "11", state: "waiting-for-identity",
+			check: "0", del: "0", status: "0", later: "0", gc: "0",
+			shown: "3, ready for known labels", unready: "sluice-datapath",
 			says:   []string{"resolve the identity: identity: unavailable: dial unix ", "SERVICE_UNAVAILABLE"},
 			prints: []string{"Problem: sluice-identity: dial unix ", "Meanwhile: without sluice-identity: "},
+			probes: []string{"identity: unavailable: dial unix "},
 		}),
 		gone(devnode.IPAM, failure{
 			away: "sluice-ipam", connections: "go on", begun: "work", enforced: "enforced",
-			apply: "0", known: "11", fresh: "11",
-			check: "0", del: "0", status: "0", gc: "0", shown: "3, not ready",
+			apply: "0", known: "11", fresh: "11", state: "–",
+			check: "0", del: "0", status: "0", later: "50", gc: "0",
+			shown: "3, not ready", unready: "sluice-datapath",
 			says:   []string{"allocate addresses: no answer on ", "ipam.sock"},
 			prints: []string{"Problem: sluice-ipam: dial unix ", "Meanwhile: without sluice-ipam: "},
+			probes: []string{"ipam: unavailable: dial unix "},
 		}),
 		gone(devnode.Policy, failure{
 			away: "sluice-policy", connections: "go on", begun: "work", enforced: "enforced",
-			apply: "1", known: "0", fresh: "11",
-			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready for known labels",
+			apply: "1", known: "0", fresh: "11", state: "waiting-for-policy",
+			check: "0", del: "0", status: "0", later: "0", gc: "0",
+			shown: "3, ready for known labels", unready: "sluice-datapath",
 			says: []string{
 				"await the policy: unavailable: ",
 				"policy service away: policy: unavailable: dial unix ",
 				"POLICY_UNAVAILABLE",
 			},
 			prints: []string{"Problem: sluice-policy: dial unix ", "Meanwhile: without sluice-policy: "},
+			probes: []string{"policy: unavailable: dial unix "},
 		}),
 		gone(devnode.LoadBalancer, failure{
 			away: "sluice-loadbalancer", connections: "go on", begun: "work", enforced: "enforced",
-			apply: "0", known: "0", fresh: "0",
-			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready",
+			apply: "0", known: "0", fresh: "0", state: "ready",
+			check: "0", del: "0", status: "0", later: "0", gc: "0",
+			shown: "3, ready", unready: "–",
 			prints: []string{
 				"Warning: sluice-loadbalancer: services stay as they are: ", "Meanwhile: without sluice-loadbalancer: ",
 			},
 		}),
 		gone(devnode.Datapath, failure{
 			away: "sluice-datapath", connections: "go on", begun: "work", enforced: "enforced",
-			apply: "3", known: "11", fresh: "11",
-			check: "11", del: "0", status: "0", gc: "11", shown: "3, not ready",
+			apply: "3", known: "11", fresh: "11", state: "no answer",
+			check: "11", del: "0", status: "0", later: "50", gc: "11",
+			shown: "3, not ready", unready: "–",
 			says:   []string{"create the endpoint: no answer on ", "datapath.sock"},
 			prints: []string{"Problem: sluice-datapath: dial unix ", "Meanwhile: without sluice-datapath: "},
 		}),
 		full(devnode.Identity, failure{
 			away: "disk of sluice-identity full", connections: "go on", begun: "work", enforced: "enforced",
-			apply: "0", known: "0", fresh: "11",
-			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready for known labels",
+			apply: "0", known: "0", fresh: "11", state: "waiting-for-identity",
+			check: "0", del: "0", status: "0", later: "0", gc: "0",
+			shown: "3, ready for known labels", unready: "sluice-datapath",
 			says: []string{
 				"resolve the identity: identity: unavailable: state was not written: ",
 				"no space left on device",
 			},
 			prints: []string{"sluice-identity: new label sets cannot be connected: ", "no space left on device"},
+			probes: []string{"identity: new label sets get no number now; "},
 		}),
 		full(devnode.IPAM, failure{
 			away: "disk of sluice-ipam full", connections: "go on", begun: "work", enforced: "enforced",
-			apply: "0", known: "11", fresh: "11",
-			check: "0", del: "0", status: "0", gc: "0", shown: "3, not ready",
+			apply: "0", known: "11", fresh: "11", state: "–",
+			check: "0", del: "0", status: "0", later: "50", gc: "0",
+			shown: "3, not ready", unready: "sluice-datapath",
 			says:   []string{"no space left on device", "STORAGE_FAILED"},
 			prints: []string{"sluice-ipam: no container can be connected now: ", "no space left on device"},
+			probes: []string{"ipam: ", "no space left on device"},
 		}),
 		full(devnode.Policy, failure{
 			away: "disk of sluice-policy full", connections: "go on", begun: "work", enforced: "enforced",
-			apply: "1", known: "0", fresh: "0",
-			check: "0", del: "0", status: "0", gc: "0", shown: "3, ready",
+			apply: "1", known: "0", fresh: "0", state: "ready",
+			check: "0", del: "0", status: "0", later: "0", gc: "0",
+			shown: "3, ready", unready: "–",
 			prints: []string{"Warning: sluice-policy: ", "no space left on device"},
 		}),
 		full(devnode.Datapath, failure{
 			away: "disk of sluice-datapath full", connections: "go on", begun: "work", enforced: "enforced",
-			apply: "0", known: "11", fresh: "11",
-			check: "0", del: "11", status: "0", gc: "11", shown: "3, not ready",
+			apply: "0", known: "11", fresh: "11", state: "waiting-for-identity",
+			check: "0", del: "11", status: "0", later: "50", gc: "11",
+			shown: "3, not ready", unready: "sluice-datapath",
 			says:   []string{"no space left on device"},
 			prints: []string{"sluice-datapath: no container can be connected now: ", "no space left on device"},
+			probes: []string{"no space left on device"},
 		}),
 	}
 }
@@ -260,7 +285,8 @@ func rows() []failure {
 // tables are those of the document.
 func tables() failures.Tables {
 	s := failures.Tables{
-		Place: "failures of a node", Columns: columns, Says: []string{"ADD with new labels says", "`sluice status` says"},
+		Place: "failures of a node", Columns: columns,
+		Says: []string{"ADD with new labels says", "`sluice status` says", "`/readyz` says"},
 	}
 	for _, f := range rows() {
 		s.Rows = append(s.Rows, f.row())
@@ -349,7 +375,12 @@ spec:
 }
 
 func newFailing(t *testing.T) *failing {
-	b := &failing{testNode: newNode(t)}
+	b := &failing{testNode: newNode(t, func(o *devnode.Options) {
+		o.Args = map[string][]string{}
+		for _, service := range probed {
+			o.Args[service] = servicetest.ProbeFlags
+		}
+	})}
 	pods := b.addPods(t, "web", "client", "denied", "gone")
 	b.web, b.client, b.denied, b.gone = pods[0], pods[1], pods[2], pods[3]
 	b.checked = newPod(t, "checked")
@@ -387,6 +418,7 @@ func (b *failing) look(t *testing.T, f failure) []string {
 	seen = append(seen, b.apply(t, policyOfPorts(allowedPort, laterPort)))
 
 	known, fresh := newPod(t, "known"), newPod(t, "fresh")
+	events := b.events(t)
 	short := func(extra map[string]any) map[string]any { extra["timeout"] = "4s"; return extra }
 	full()
 	code, _ := b.verb(t, "ADD", known, b.config(t, "1.0.0", short(labels("app", "client"))))
@@ -396,6 +428,7 @@ func (b *failing) look(t *testing.T, f failure) []string {
 	if seen = append(seen, code); code != "0" {
 		wantAll(t, "ADD", text, f.says...)
 	}
+	seen = append(seen, events.stateOf(t, fresh, f.state))
 	prev := short(labels("app", "client"))
 	prev["prevResult"] = json.RawMessage(b.result)
 	code, _ = b.verb(t, "CHECK", b.checked, b.config(t, "1.1.0", prev))
@@ -409,8 +442,11 @@ func (b *failing) look(t *testing.T, f failure) []string {
 			t.Errorf("DEL %s: %s %s", p.Name, code, text)
 		}
 	}
-	code, _ = b.verb(t, "STATUS", pod.Pod{}, b.config(t, "1.1.0", short(map[string]any{})))
-	seen = append(seen, code)
+	for range 2 {
+		code, _ = b.verb(t, "STATUS", pod.Pod{}, b.config(t, "1.1.0", short(map[string]any{})))
+		seen = append(seen, code)
+		failures.AgeUnable(t, b.Paths().RunDir)
+	}
 	var valid []map[string]string
 	for _, p := range b.kept {
 		valid = append(valid, map[string]string{"containerID": p.Name, "ifname": "eth0"})
@@ -434,7 +470,150 @@ func (b *failing) look(t *testing.T, f failure) []string {
 		return nil
 	})
 	wantAll(t, "sluice status", printed, f.prints...)
-	return append(seen, shown)
+	return append(seen, shown, b.unready(t, f, full))
+}
+
+// probed are the processes that answer probes.
+var probed = []string{devnode.Identity, devnode.IPAM, devnode.Policy, devnode.LoadBalancer, devnode.Datapath}
+
+// unready are the processes whose /readyz is 503. Those that are not away are alive.
+func (b *failing) unready(t *testing.T, f failure, before func()) (seen string) {
+	t.Helper()
+	servicetest.EventuallyNil(t, "the probes that are wanted", func() error {
+		before()
+		var names, texts []string
+		for _, service := range probed {
+			if "sluice-"+service == f.away {
+				continue
+			}
+			if code, text, err := b.probe(t, service, "/livez"); err != nil || code != http.StatusOK {
+				t.Fatalf("/livez of %s: %d %q %v", service, code, text, err)
+			}
+			code, text, err := b.probe(t, service, "/readyz")
+			switch {
+			case err != nil:
+				return err
+			case code == http.StatusServiceUnavailable:
+				names, texts = append(names, "sluice-"+service), append(texts, text)
+			case code != http.StatusOK:
+				return fmt.Errorf("/readyz of %s: %d %q", service, code, text)
+			}
+		}
+		seen = cmp.Or(strings.Join(names, ", "), "–")
+		if missing := failures.Lacks(strings.Join(texts, "\n"), f.probes); seen != f.unready || len(missing) > 0 {
+			return fmt.Errorf("%s, want %s; it does not say %q: %q", seen, f.unready, missing, texts)
+		}
+		return nil
+	})
+	return seen
+}
+
+// probe asks a process as kubelet does, at the address that the log of its last start says.
+func (b *failing) probe(t *testing.T, service, path string) (code int, text string, err error) {
+	t.Helper()
+	content, err := os.ReadFile(b.Log(service))
+	if err != nil {
+		return 0, "", err
+	}
+	var address string
+	for line := range strings.Lines(string(content)) {
+		var l struct{ Msg, Address string }
+		if json.Unmarshal([]byte(line), &l) == nil && l.Msg == "health" {
+			address = l.Address
+		}
+	}
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return 0, "", fmt.Errorf("the log of %s says no address of health: %w", service, err)
+	}
+	pid, err := b.PID(service)
+	if err != nil {
+		return 0, "", err
+	}
+	in := pod.Pod{Name: service, Netns: fmt.Sprintf("/proc/%d/ns/net", pid)} // some have one of their own
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return in.Dial(ctx, to) },
+	}
+	r, err := (&http.Client{Transport: transport, Timeout: patience}).Get("http://" + address + path)
+	if err != nil {
+		return 0, "", err
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	return r.StatusCode, string(body), err
+}
+
+// eventLog is what `sluice endpoint events` prints until the test ends.
+type eventLog struct {
+	mu    sync.Mutex
+	text  strings.Builder // guarded by mu
+	ended chan struct{}
+}
+
+func (e *eventLog) Write(p []byte) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.text.Write(p)
+}
+
+func (e *eventLog) String() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.text.String()
+}
+
+// events begins to watch endpoints, and returns when those that exist are there, or the command has ended.
+func (b *failing) events(t *testing.T) *eventLog {
+	t.Helper()
+	e := &eventLog{ended: make(chan struct{})}
+	cmd := exec.CommandContext(t.Context(), filepath.Join(binDir(), "sluice"), //nolint:gosec // ours
+		"--instance", b.Instance(), "endpoint", "events", "--existing")
+	cmd.Stdout, cmd.Stderr = e, e
+	must(t, cmd.Start())
+	go func() {
+		defer close(e.ended)
+		_ = cmd.Wait() // the end of the test kills it
+	}()
+	t.Cleanup(func() { <-e.ended })
+	servicetest.Eventually(t, "endpoint events shows what exists", func() bool {
+		select {
+		case <-e.ended:
+			return true
+		default:
+			return strings.Contains(e.String(), b.denied.Name)
+		}
+	})
+	return e
+}
+
+// stateOf is the last state in which an endpoint was seen that was created after the log began.
+func (e *eventLog) stateOf(t *testing.T, p pod.Pod, want string) (state string) {
+	t.Helper()
+	select {
+	case <-e.ended:
+		return "no answer"
+	default:
+	}
+	servicetest.EventuallyNil(t, "the events that are wanted", func() error {
+		state = "–"
+		for line := range strings.Lines(e.String()) {
+			words := strings.Fields(line)
+			if len(words) < 4 || !strings.HasPrefix(words[2], p.Name) {
+				continue
+			}
+			for _, s := range []string{"waiting-for-identity", "waiting-for-policy", "ready"} {
+				if words[1] == "created" && words[3] == s || strings.Contains(line, "-> "+s) {
+					state = s
+				}
+			}
+		}
+		if state != want {
+			return fmt.Errorf("%s, want %s:\n%s", state, want, e)
+		}
+		return nil
+	})
+	return state
 }
 
 // reaches connects to web. Whoever may not waits in vain: there is no answer at all.
@@ -514,6 +693,9 @@ func (b *failing) wantAsBefore(t *testing.T) {
 		}
 		return nil
 	})
+	if code, text := b.verb(t, "STATUS", pod.Pod{}, b.config(t, "1.1.0", map[string]any{})); code != "0" {
+		t.Errorf("STATUS afterwards: %s %s", code, text)
+	}
 	push(t, b.old.client, b.old.server, "after")
 	fresh := b.add(t, newPod(t, "after"), b.config(t, "1.0.0", labels("app", "after")))
 	b.del(t, fresh)

@@ -9,10 +9,13 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-net/sluice/test/internal/cni"
 )
@@ -120,6 +123,17 @@ func Code(err error) (code, text string, other error) {
 		return "", "", err
 	}
 	return "0", "", nil
+}
+
+// AgeUnable makes what a STATUS of the plugin remembered, that no ADD works, older than it tolerates. It remembers
+// nothing if one works.
+func AgeUnable(t testing.TB, runDir string) {
+	t.Helper()
+	ago := time.Now().Add(-61 * time.Second)
+	err := os.Chtimes(filepath.Join(runDir, "cni-unable"), ago, ago)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
 }
 
 // Shown is the exit code of `sluice status` and what its row Ready says.

@@ -458,6 +458,21 @@ func TestAddressThatIsNotRegisteredIsAWarning(t *testing.T) {
 	}
 }
 
+// TestNodeThatHasNoAddressYetIsNoDifference: a node is registered with its ranges before its datapath says its
+// addresses, and a look in between finds nothing that a repair could put right.
+func TestNodeThatHasNoAddressYetIsNoDifference(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.join(member("two", 2, ""))
+	if diffs, err := r.Check(); err != nil || len(diffs) > 0 {
+		t.Errorf("differences %v, %v, want none", diffs, err)
+	}
+	r.join(member("two", 2, "192.0.2.2"))
+	delete(r.maps.nodes, 2)
+	if diffs, err := r.Check(); err != nil || len(diffs) == 0 {
+		t.Errorf("differences %v, %v, want its entry", diffs, err)
+	}
+}
+
 func TestRepairPutsRightWhatCheckFinds(t *testing.T) {
 	for name, damage := range map[string]func(*rig){
 		"entry removed":   func(r *rig) { delete(r.maps.nodes, 2) },

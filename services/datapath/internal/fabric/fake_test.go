@@ -51,7 +51,9 @@ func (m *fakeMaps) SetNode(number uint16, n nodemap.Node) error {
 		}
 		e.Addrs = append(e.Addrs, a)
 	}
-	m.nodes[number] = e
+	if m.nodes[number] = e; empty(e) { // the maps do not list what is nothing but a number
+		delete(m.nodes, number)
+	}
 	return err
 }
 

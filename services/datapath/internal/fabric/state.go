@@ -158,11 +158,12 @@ func (f *Fabric) checkMaps() (diffs []endpoint.Difference, err error) {
 		wanted[p.Number] = true
 		e, ok := have[p.Number]
 		key := fmt.Sprintf("node %s, number %d", p.Name, p.Number)
-		switch want := f.node(p); {
+		switch want := (nodemap.Entry{Node: f.node(p), Ways: p.ways}); {
+		case !ok && empty(want): // its datapath has not said its addresses yet
 		case !ok:
-			add(key, describe(nodemap.Entry{Node: want, Ways: p.ways}), "")
-		case !sameNode(e.Node, want) || e.Ways != p.ways:
-			add(key, describe(nodemap.Entry{Node: want, Ways: p.ways}), describe(e))
+			add(key, describe(want), "")
+		case !sameNode(e.Node, want.Node) || e.Ways != want.Ways:
+			add(key, describe(want), describe(e))
 		}
 	}
 	local, err := f.o.Maps.Local()
@@ -180,6 +181,11 @@ func (f *Fabric) checkMaps() (diffs []endpoint.Difference, err error) {
 		}
 	}
 	return diffs, nil
+}
+
+// empty says that the maps have nothing of an entry, and do not list it.
+func empty(e nodemap.Entry) bool {
+	return sameNode(e.Node, nodemap.Node{}) && e.Ways == [2]nodemap.Way{}
 }
 
 func describe(e nodemap.Entry) string {

@@ -305,8 +305,12 @@ func TestFailuresNameTestsThatExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	missing := map[string]bool{}
-	for _, name := range regexp.MustCompile("`(Test[A-Za-z]+)").FindAllStringSubmatch(string(content), -1) {
-		missing[name[1]] = true
+	parts := map[string][]string{} // by test, names in its list of subtests
+	named := regexp.MustCompile("`(Test[A-Za-z]+)([^`]*/([A-Za-z]+))?")
+	for _, name := range named.FindAllStringSubmatch(string(content), -1) {
+		if missing[name[1]] = true; name[3] != "" {
+			parts[name[1]] = append(parts[name[1]], name[3])
+		}
 	}
 	if len(missing) < 10 {
 		t.Errorf("%d tests are named", len(missing))
@@ -319,6 +323,11 @@ func TestFailuresNameTestsThatExist(t *testing.T) {
 		for name := range missing {
 			if strings.Contains(string(source), "\nfunc "+name+"(") {
 				delete(missing, name)
+				for _, part := range parts[name] {
+					if !listed(t, filepath.Dir(path), part) {
+						t.Errorf("%s has no part %s", name, part)
+					}
+				}
 			}
 		}
 		return err
@@ -326,6 +335,18 @@ func TestFailuresNameTestsThatExist(t *testing.T) {
 	if err != nil || len(missing) > 0 {
 		t.Errorf("%v; there are no tests of these names: %v", err, slices.Sorted(maps.Keys(missing)))
 	}
+}
+
+// listed says whether a test of a directory has a part of this name in a list.
+func listed(t *testing.T, dir, part string) bool {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	must(t, err)
+	return slices.ContainsFunc(files, func(file string) bool {
+		source, err := os.ReadFile(file)
+		must(t, err)
+		return strings.Contains(string(source), `{"`+part+`", `)
+	})
 }
 
 // TestKernelFailuresOfANode takes one thing away after the other, looks at every column,

@@ -5,10 +5,7 @@
 package observe
 
 import (
-	"context"
 	"errors"
-	"io"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -54,7 +51,7 @@ repeated; the sender of a reply is the other end of the connection.`,
 			}
 			if untilInputEnds {
 				var stop func()
-				ctx, stop = endWith(ctx, cmd.InOrStdin())
+				ctx, stop = invocation.EndWith(ctx, cmd.InOrStdin())
 				defer stop()
 			}
 			out, err := o.Open(inv)
@@ -66,35 +63,6 @@ repeated; the sender of a reply is the other end of the connection.`,
 		},
 	}
 	o.Add(cmd.Flags())
-	// A command that kubectl executes in a pod is not told that its caller has ended: its input ends.
-	cmd.Flags().BoolVar(&untilInputEnds, UntilInputEnds, false,
-		"end when standard input does, for a caller on another machine")
+	invocation.UntilInputEndsFlag(cmd, &untilInputEnds)
 	return cmd
-}
-
-// UntilInputEnds is the flag by which an observer ends with its caller.
-const UntilInputEnds = "until-input-ends"
-
-// abandoned is how long after the end of its input an observer may still write.
-const abandoned = 2 * time.Second
-
-// endWith ends the context when the input ends. The program ends soon after that, unless stop is called before: the
-// pipe of a command that kubectl executes in a pod stays open without a reader when kubectl is killed, and a write into
-// it would wait forever.
-func endWith(ctx context.Context, input io.Reader) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	stopped := make(chan struct{})
-	go func() {
-		_, _ = io.Copy(io.Discard, input)
-		cancel()
-		select {
-		case <-stopped:
-		case <-time.After(abandoned):
-			os.Exit(invocation.ExitFailed)
-		}
-	}()
-	return ctx, func() {
-		cancel()
-		close(stopped)
-	}
 }

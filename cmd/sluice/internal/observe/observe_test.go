@@ -5,7 +5,6 @@ package observe
 
 import (
 	"encoding/json"
-	"io"
 	"strings"
 	"testing"
 	"time"
@@ -247,20 +246,6 @@ func TestObserveAsksForServices(t *testing.T) {
 	if len(n.Observed) > 0 {
 		t.Error("a service without a name was sent")
 	}
-}
-
-func TestObserverEndsWithItsInput(t *testing.T) {
-	input, caller := io.Pipe()
-	ctx, stop := endWith(t.Context(), input)
-	defer stop()
-	// What comes in is not looked at.
-	if _, err := caller.Write([]byte("x\n")); err != nil || ctx.Err() != nil {
-		t.Fatalf("%v; with an input that goes on: %v", err, ctx.Err())
-	}
-	if err := caller.Close(); err != nil {
-		t.Fatal(err)
-	}
-	<-ctx.Done()
 }
 
 func TestObserveSendsTheCriteriaOfEachEnd(t *testing.T) {

@@ -296,7 +296,7 @@ func (f *following) reconcile(ctx context.Context, cluster kubectl.Cluster) {
 		if f.pods[n.Name] != "" || n.Pod == nil && !n.Selected {
 			continue
 		}
-		args, err := f.client.SluiceArgs(n, true, append(f.args, "--"+observe.UntilInputEnds)...)
+		args, err := f.client.SluiceArgs(n, true, append(f.args, "--"+invocation.UntilInputEnds)...)
 		if err != nil {
 			f.tell(n.Name, err.Error())
 			continue

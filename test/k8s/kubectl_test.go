@@ -334,6 +334,8 @@ func (p kubectlSluice) testObserve() {
 		p.Errorf("of node2 alone: exit code %d: %s", code, out)
 	}
 
+	p.observeCriteria(client, drop)
+
 	// An interrupt ends it, and what it runs on the nodes.
 	following, events, notes := p.follow("--reason=policy-denied", "--address="+client.address())
 	seesDrops := func() {
@@ -381,6 +383,91 @@ func (p kubectlSluice) testObserve() {
 	p.Log(notes)
 	p.kubectl("delete", "namespace", "shop")
 	p.healthy()
+}
+
+// observeCriteria: what the pod client, of node1, is denied by its neighbour near and by web of node2.
+func (p kubectlSluice) observeCriteria(client kubePod, drop func()) {
+	p.Helper()
+	observe := func(args ...string) string {
+		p.Helper()
+		out, errOut, code := p.plugin(append([]string{"observe", "--reason=policy-denied", "--output=json"}, args...)...)
+		if code != 0 || errOut != "" {
+			p.Errorf("%q: exit code %d: %s", args, code, errOut)
+		}
+		return out
+	}
+	const fromClient = "--from=shop/client"
+	for _, c := range []struct {
+		want string // the nodes that report
+		args []string
+	}{
+		{"node1 node2", []string{fromClient}},
+		{"node2", []string{fromClient, "--to=shop/web"}},
+		{"node1", []string{fromClient, "--to=shop/near", "--to-port=8080", "--protocol=tcp"}},
+		{"node1", []string{fromClient, "--not", "--to=shop/web"}},
+		{"node2", []string{fromClient, "--to=app in (near,web)", "--not", "--to=shop/near"}},
+		{"", []string{fromClient, "--not", "--to-port=8080"}},
+		{"", []string{"--to=shop/client"}},
+		{"node1 node2", []string{"--pod=shop/client"}},
+		{"node2", []string{"--pod=shop/client", "--not", "--pod=shop/near"}},
+		{"node2", []string{"--pod=shop/web", "--from=" + client.address()}},
+		{"node1", []string{"--not", "--pod=shop/web", fromClient}},
+	} {
+		seen := p.dropsOf(observe(c.args...))
+		if got := strings.Join(slices.Sorted(maps.Keys(seen)), " "); got != c.want {
+			p.Errorf("%q: events of %q, want those of %q", c.args, got, c.want)
+		}
+	}
+
+	all := observe(fromClient)
+	lines := slices.Collect(strings.Lines(all))
+	if got, want := observe(fromClient, "--last=2"), strings.Join(lines[len(lines)-2:], ""); got != want {
+		p.Errorf("the last two are %s, want %s", got, want)
+	}
+	before := time.Now().Format(time.RFC3339Nano)
+	drop()
+	if got := observe(fromClient, "--until="+before); got != all {
+		p.Errorf("until %s there is %s, want %s", before, got, all)
+	}
+	if seen := p.dropsOf(observe(fromClient, "--since="+before)); len(seen) != 2 {
+		p.Errorf("since %s there are %v", before, seen)
+	}
+
+	// A file has what standard output would have.
+	file := filepath.Join(p.home, "flows.json")
+	if out := observe(fromClient, "--until="+before, "--output-file="+file); out != "" {
+		p.Errorf("beside the file there is %s", out)
+	}
+	p.fileIs(file, all)
+	// It follows until a time, with both nodes in the file.
+	end := time.Now().Add(5 * time.Second).Format(time.RFC3339)
+	if out := observe(fromClient, "--follow", "--since="+before, "--until="+end, "--output-file="+file+".new"); out != "" {
+		p.Errorf("beside the file there is %s", out)
+	}
+	content, err := os.ReadFile(file + ".new")
+	p.must(err)
+	if seen := p.dropsOf(string(content)); len(seen) != 2 {
+		p.Errorf("the file has %s", content)
+	}
+	p.noObservers("the end of what was asked for")
+
+	// A pod that the API does not know is looked for by its name.
+	out, errOut, code := p.plugin("observe", "--from=shop/nobody")
+	if code != 0 || out != "" || !strings.Contains(errOut, "the API has no pod shop/nobody") {
+		p.Errorf("of no pod: exit code %d: %s%s", code, out, errOut)
+	}
+}
+
+// fileIs wants a file that only its owner may read.
+func (p kubectlSluice) fileIs(name, want string) {
+	p.Helper()
+	info, err := os.Stat(name)
+	p.must(err)
+	content, err := os.ReadFile(name)
+	p.must(err)
+	if string(content) != want || info.Mode().Perm() != 0o600 {
+		p.Errorf("%s has mode %v and %s, want %s", name, info.Mode(), content, want)
+	}
 }
 
 // dropsOf are the destinations of drops by the node that reports them.

@@ -179,8 +179,112 @@ func (o *Flags) Add(f *pflag.FlagSet) {
 	o.addFile(f)
 }
 
+// PodPlace is where a pod is, and what other nodes know it by.
+type PodPlace struct {
+	Node      string
+	Addresses []string
+}
+
+// PodNames are the pods NAMESPACE/NAME that the criteria name, each once. What --from and --to name may be the
+// interface of a container as well.
+func (o *Flags) PodNames() []string {
+	var names []string
+	for _, c := range o.criteria {
+		for _, value := range c.values() {
+			if name := c.podName(value); name != "" && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// podName is the pod NAMESPACE/NAME that a value may be; empty if it is none.
+func (c criterion) podName(value string) string {
+	value = strings.TrimSpace(value)
+	namespace, name, found := strings.Cut(value, "/")
+	switch {
+	case c.name == "pod" && !found:
+		namespace, name = "default", value
+	case c.name != "pod" && c.name != "from" && c.name != "to", !found, strings.ContainsAny(value, "=!(,: "):
+		return ""
+	}
+	if namespace == "" || name == "" || strings.Contains(name, "/") {
+		return ""
+	}
+	if _, err := flagvalue.Prefix("", value); err == nil {
+		return ""
+	}
+	return namespace + "/" + name
+}
+
 // Args are the arguments that give the same criteria on another machine, or later.
 func (o *Flags) Args() ([]string, error) {
+	args, err := o.otherArgs()
+	for _, c := range o.criteria {
+		args = c.appendTo(args)
+	}
+	return args, err
+}
+
+// ArgsOn are the arguments that give the same criteria on a node of a cluster: a pod of another node is known there by
+// its addresses alone. The name stays beside them, because a pod that was called so may have been there before. The
+// names of --pod stay alone where one of the pods is, or with --address: criteria of two kinds must both hold.
+func (o *Flags) ArgsOn(node string, pods map[string]PodPlace) ([]string, error) {
+	args, err := o.otherArgs()
+	byAddress := o.podsByAddress(node, pods)
+	for _, c := range o.criteria {
+		name := c.name
+		if name == "pod" {
+			name = "address"
+		}
+		// Of --pod it is one or the other, of --from and --to, which take both, and of what is left out it may be both.
+		either := c.name == "pod" && !c.not
+		if !either || !byAddress {
+			args = c.appendTo(args)
+		}
+		if either && !byAddress {
+			continue
+		}
+		for _, value := range c.values() {
+			if p := pods[c.podName(value)]; p.Node != node {
+				for _, a := range p.Addresses {
+					args = criterion{c.not, name, a}.appendTo(args)
+				}
+			}
+		}
+	}
+	return args, err
+}
+
+// podsByAddress says that the pods of --pod are all of other nodes, and can be asked for by their addresses.
+func (o *Flags) podsByAddress(node string, pods map[string]PodPlace) bool {
+	for _, c := range o.criteria {
+		switch {
+		case c.not:
+		case c.name == "address":
+			return false
+		case c.name == "pod":
+			for _, value := range c.values() {
+				if p := pods[c.podName(value)]; p.Node == node || len(p.Addresses) == 0 {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// appendTo adds the flag.
+func (c criterion) appendTo(args []string) []string {
+	if c.not {
+		args = append(args, "--not")
+	}
+	return append(args, "--"+c.name+"="+c.value)
+}
+
+// otherArgs are the arguments beside the criteria.
+func (o *Flags) otherArgs() ([]string, error) {
 	var args []string
 	if o.Follow {
 		args = append(args, "--follow")
@@ -200,12 +304,6 @@ func (o *Flags) Args() ([]string, error) {
 		if f.text != "" {
 			args = append(args, f.name+"="+f.text)
 		}
-	}
-	for _, c := range o.criteria {
-		if c.not {
-			args = append(args, "--not")
-		}
-		args = append(args, "--"+c.name+"="+c.value)
 	}
 	return args, nil
 }

@@ -49,14 +49,15 @@ exit code is 1 then. With --follow it stays until it is interrupted, follows a n
 whose pod is replaced to the new pod, and says so: what happens in between is
 missing. Times are those of the nodes' clocks; an event that comes half a second
 late, or 3 s at the start, is shown out of order. --last is of all nodes together,
-without --follow. A pod that --pod, --from or --to name is known at its own node
-alone: give its address or its labels for what other nodes report.`,
+without --follow. A pod NAMESPACE/NAME of --pod, --from or --to is known by its name
+at its own node; at others kubectl's answer gives the addresses that it has when the
+command begins.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := criteria.Check(); err != nil {
 				return err
 			}
-			o, err := newObserver(inv, client, &criteria)
+			o, err := newObserver(cmd.Context(), inv, client, &criteria)
 			if err != nil {
 				return err
 			}
@@ -74,8 +75,8 @@ alone: give its address or its labels for what other nodes report.`,
 type observer struct {
 	inv    *invocation.Invocation
 	client *kubectl.Client
-	args   []string // of the command in the pods
-	last   int      // events of all nodes together that are remembered; 0: all
+	args   func(node string) ([]string, error) // of the command in the pod of a node
+	last   int                                 // events of all nodes together that are remembered; 0: all
 	until  time.Time
 	file   observe.Output // nil: standard output
 	today  time.Time
@@ -83,14 +84,21 @@ type observer struct {
 	width int // of the column with the node
 }
 
-func newObserver(inv *invocation.Invocation, client *kubectl.Client, criteria *observe.Flags) (*observer, error) {
-	args, err := criteria.Args()
+func newObserver(
+	ctx context.Context, inv *invocation.Invocation, client *kubectl.Client, criteria *observe.Flags,
+) (*observer, error) {
+	o := &observer{inv: inv, client: client, last: int(criteria.Last), today: time.Now()}
+	pods, err := o.places(ctx, criteria.PodNames())
 	if err != nil {
 		return nil, err
 	}
-	o := &observer{
-		inv: inv, client: client, args: append(append([]string{"observe"}, args...), "--output=json"),
-		last: int(criteria.Last), today: time.Now(),
+	o.args = func(node string) ([]string, error) {
+		args, err := criteria.ArgsOn(node, pods)
+		return append(append([]string{"observe"}, args...), "--output=json"), err
+	}
+	// A mistake is the same for every node.
+	if _, err := o.args(""); err != nil {
+		return nil, err
 	}
 	if o.until, _, err = criteria.Until(o.today); err != nil {
 		return nil, err
@@ -99,6 +107,26 @@ func newObserver(inv *invocation.Invocation, client *kubectl.Client, criteria *o
 		o.file, err = criteria.Open(inv)
 	}
 	return o, err
+}
+
+// places asks the API where pods are. One that it does not know may have gone, and is left to the nodes.
+func (o *observer) places(ctx context.Context, names []string) (map[string]observe.PodPlace, error) {
+	places := map[string]observe.PodPlace{}
+	for _, name := range names {
+		p, err := o.client.Pod(ctx, name)
+		switch {
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case err != nil:
+			o.inv.Note(fmt.Sprintf("%v; only the node of a pod that is called so has it in its events", err))
+		case p.HostNetwork:
+			o.inv.Note(fmt.Sprintf("the pod %s has the addresses of its node and is in no event by its name: name an "+
+				"address, or %s", name, "reserved:host"))
+		default:
+			places[name] = observe.PodPlace{Node: p.Node, Addresses: p.Addresses}
+		}
+	}
+	return places, nil
 }
 
 func (o *observer) close() error {
@@ -122,7 +150,8 @@ func (o *observer) remembered(ctx context.Context) error {
 		if n.Pod == nil && !n.Selected {
 			return
 		}
-		out, err := o.client.Sluice(ctx, n, append(o.args, "--timeout="+o.client.Timeout().String())...)
+		args, _ := o.args(n.Name) // newObserver found the mistakes
+		out, err := o.client.Sluice(ctx, n, append(args, "--timeout="+o.client.Timeout().String())...)
 		mu.Lock()
 		defer mu.Unlock()
 		for line := range strings.Lines(string(out)) {
@@ -296,7 +325,8 @@ func (f *following) reconcile(ctx context.Context, cluster kubectl.Cluster) {
 		if f.pods[n.Name] != "" || n.Pod == nil && !n.Selected {
 			continue
 		}
-		args, err := f.client.SluiceArgs(n, true, append(f.args, "--"+invocation.UntilInputEnds)...)
+		args, _ := f.observer.args(n.Name) // newObserver found the mistakes
+		args, err := f.client.SluiceArgs(n, true, append(args, "--"+invocation.UntilInputEnds)...)
 		if err != nil {
 			f.tell(n.Name, err.Error())
 			continue

@@ -138,6 +138,68 @@ func TestCriteriaReachThePodsAsTheyWereGiven(t *testing.T) {
 	}
 }
 
+func TestPodsOfOtherNodesAreAskedForByTheirAddresses(t *testing.T) {
+	pods := map[string]observe.PodPlace{
+		"shop/web":  {Node: "n1", Addresses: []string{"10.0.0.1", "fd00::1"}},
+		"shop/db":   {Node: "n2", Addresses: []string{"10.0.0.2"}},
+		"default/x": {Node: "n2", Addresses: []string{"10.0.0.3"}},
+	}
+	for _, c := range []struct{ given, want1, want2 string }{
+		{
+			"--from=shop/web --to=shop/db", "--from=shop/web --to=shop/db --to=10.0.0.2",
+			"--from=shop/web --from=10.0.0.1 --from=fd00::1 --to=shop/db",
+		},
+		{"--not --to=shop/web", "--not --to=shop/web", "--not --to=shop/web --not --to=10.0.0.1 --not --to=fd00::1"},
+		{"--pod=shop/web", "--pod=shop/web", "--address=10.0.0.1 --address=fd00::1"},
+		{"--pod=x,shop/db", "--address=10.0.0.3 --address=10.0.0.2", "--pod=x,shop/db"},
+		{
+			"--not --pod=x,shop/web", "--not --pod=x,shop/web --not --address=10.0.0.3",
+			"--not --pod=x,shop/web --not --address=10.0.0.1 --not --address=fd00::1",
+		},
+		// Both of --pod and --address must hold.
+		{"--pod=shop/web --address=10.0.0.9", "--pod=shop/web --address=10.0.0.9", "--pod=shop/web --address=10.0.0.9"},
+		// What the API does not know, or is no pod.
+		{"--pod=shop/gone --pod=shop/db", "--pod=shop/gone --pod=shop/db", "--pod=shop/gone --pod=shop/db"},
+		{
+			"--from=shop/gone --from=app --from=10.0.0.0/8 --from=a=b --to=7",
+			"--from=shop/gone --from=app --from=10.0.0.0/8 --from=a=b --to=7",
+			"--from=shop/gone --from=app --from=10.0.0.0/8 --from=a=b --to=7",
+		},
+	} {
+		var criteria observe.Flags
+		flags := pflag.NewFlagSet("observe", pflag.ContinueOnError)
+		criteria.Add(flags)
+		if err := flags.Parse(strings.Fields(c.given)); err != nil {
+			t.Fatal(err)
+		}
+		for node, want := range map[string]string{"n1": c.want1, "n2": c.want2} {
+			got, err := criteria.ArgsOn(node, pods)
+			if err != nil || strings.Join(got, " ") != want {
+				t.Errorf("%s on %s: %q, %v, want %s", c.given, node, got, err, want)
+			}
+			// The pods understand them.
+			var again observe.Flags
+			flags := pflag.NewFlagSet("observe", pflag.ContinueOnError)
+			again.Add(flags)
+			if err := flags.Parse(got); err != nil || again.Check() != nil {
+				t.Errorf("%q: %v, %v", got, err, again.Check())
+			}
+		}
+	}
+	var criteria observe.Flags
+	flags := pflag.NewFlagSet("observe", pflag.ContinueOnError)
+	criteria.Add(flags)
+	if err := flags.Parse([]string{
+		"--pod=web,shop/db", "--from=10.0.0.0/8", "--from=id", "--to=k in (a/b)", "--to=shop/db", "--to=fd00::/64",
+		"--service=shop/svc", "--not", "--to=x/y/z", "--from=/a",
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if got := criteria.PodNames(); !slices.Equal(got, []string{"default/web", "shop/db"}) {
+		t.Errorf("pods %q", got)
+	}
+}
+
 func TestLinesNameTheirNode(t *testing.T) {
 	var out, errOut bytes.Buffer
 	o := observer{inv: &invocation.Invocation{Format: "table", Out: &out, ErrOut: &errOut}, width: 8}

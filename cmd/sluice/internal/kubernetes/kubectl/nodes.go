@@ -71,6 +71,46 @@ type DaemonSet struct {
 	Desired, Ready, Updated int
 }
 
+// Workload is a pod of a person's.
+type Workload struct {
+	Namespace, Name string
+	Node            string // empty: none yet
+	Phase           string
+	HostNetwork     bool
+	Addresses       []string
+}
+
+// Pod asks the API for the pod NAMESPACE/NAME.
+func (c *Client) Pod(ctx context.Context, name string) (Workload, error) {
+	w := Workload{}
+	w.Namespace, w.Name, _ = strings.Cut(name, "/")
+	var found list[struct {
+		Spec struct {
+			NodeName    string `json:"nodeName"`
+			HostNetwork bool   `json:"hostNetwork"`
+		} `json:"spec"`
+		Status struct {
+			Phase  string `json:"phase"`
+			PodIPs []struct {
+				IP string `json:"ip"`
+			} `json:"podIPs"`
+		} `json:"status"`
+	}]
+	err := c.Get(ctx, &found, "pods", "--namespace="+w.Namespace, "--field-selector=metadata.name="+w.Name)
+	if err != nil {
+		return w, err
+	}
+	if len(found.Items) == 0 {
+		return w, fmt.Errorf("the API has no pod %s", name)
+	}
+	p := found.Items[0]
+	w.Node, w.Phase, w.HostNetwork = p.Spec.NodeName, p.Status.Phase, p.Spec.HostNetwork
+	for _, a := range p.Status.PodIPs {
+		w.Addresses = append(w.Addresses, a.IP)
+	}
+	return w, nil
+}
+
 // Ready says of each container whether kubelet found it ready.
 func (p *Pod) Ready() map[string]bool {
 	ready := map[string]bool{}

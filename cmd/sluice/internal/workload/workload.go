@@ -52,15 +52,18 @@ func LabelTextsInOrder(labels []*workloadv1.Label) []string {
 	return texts
 }
 
-// The labels that say the namespace of a pod of Kubernetes: the pod's own, and
-// the one of the namespace that holds its name.
+// The labels that say the namespace of a pod of Kubernetes, those of the namespace itself, and those that a pod has
+// unless something else is written.
 const (
-	namespaceLabel     = "k8s:io.kubernetes.pod.namespace="
-	namespaceNameLabel = "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name="
+	namespaceLabel   = "k8s:io.kubernetes.pod.namespace="
+	ofNamespace      = "k8s:io.cilium.k8s.namespace.labels."
+	defaultCluster   = "k8s:io.cilium.k8s.policy.cluster=default"
+	defaultOfAccount = "k8s:io.cilium.k8s.policy.serviceaccount=default"
 )
 
 // Text shortens labels for people: "shop/app=web,tier=front" are labels
-// of Kubernetes in the namespace shop. Those of other sources are written out.
+// of Kubernetes in the namespace shop. What follows from the namespace, or is as for most pods, is left out. Labels of
+// other sources are written out.
 func Text(labels []string) string {
 	namespace := ""
 	for _, l := range labels {
@@ -70,7 +73,8 @@ func Text(labels []string) string {
 	}
 	short := make([]string, 0, len(labels))
 	for _, l := range labels {
-		if namespace != "" && (l == namespaceLabel+namespace || l == namespaceNameLabel+namespace) {
+		if namespace != "" && (l == namespaceLabel+namespace || strings.HasPrefix(l, ofNamespace) || l == defaultCluster ||
+			l == defaultOfAccount) {
 			continue
 		}
 		short = append(short, strings.TrimPrefix(strings.TrimSuffix(l, "="), "k8s:"))

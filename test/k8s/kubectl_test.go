@@ -38,6 +38,7 @@ func TestKubectlSluice(t *testing.T) {
 		{"Status", kubectlSluice.testStatus},
 		{"Connectivity", kubectlSluice.testConnectivity},
 		{"Observe", kubectlSluice.testObserve},
+		{"Capture", kubectlSluice.testCapture},
 		{"Bugreport", kubectlSluice.testBugreport},
 		{"NodeThatHangs", kubectlSluice.testNodeThatHangs},
 		{"NodeWithoutPod", kubectlSluice.testNodeWithoutPod},
@@ -259,8 +260,14 @@ func (b *safeBuffer) contains(text string) error {
 // observers are the commands on a node that `kubectl sluice observe` runs there.
 func (p kubectlSluice) observers(node int) []string {
 	p.Helper()
-	// A bracket keeps the shell from finding itself.
-	const find = "grep -la until-input-[e]nds /proc/[0-9]*/cmdline 2>/dev/null || true"
+	return p.processes(node, "until-input-[e]nds")
+}
+
+// processes are those on a node whose arguments, with a byte between them, match. A bracket in the expression keeps the
+// shell from finding itself.
+func (p kubectlSluice) processes(node int, expression string) []string {
+	p.Helper()
+	find := "grep -la '" + expression + "' /proc/[0-9]*/cmdline 2>/dev/null || true"
 	out, err := p.c.InNode(p.Context(), node, "sh", "-c", find)
 	p.must(err)
 	return strings.Fields(string(out))

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
@@ -33,8 +34,8 @@ const (
 	mostKinds = 64        // values of one criterion
 )
 
-// flags are those of the command.
-type flags struct {
+// Flags are those of the command, and of the one that runs it on a node of a cluster.
+type Flags struct {
 	file      string
 	addresses []string
 	ports     []uint
@@ -49,7 +50,8 @@ type flags struct {
 
 // Command is `capture`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	o := flags{maxSize: 1 << 30, buffer: 8 << 20}
+	var o Flags
+	untilInputEnds := false
 	cmd := &cobra.Command{
 		Use:   "capture CONTAINER[/INTERFACE]",
 		Short: "Capture the packets of one container, as pcapng",
@@ -60,16 +62,32 @@ Sluice drops it afterwards; what Sluice drops on the way to the container is not
 Packets that the kernel has not yet cut into segments are there whole, and checksums
 that it has not yet computed are wrong.
 
-It enters the container's network namespace, so it must run as root on the machine.
+It enters the container's network namespace, so it must run as root on the machine;
+of a Kubernetes cluster, ` + "`kubectl sluice capture`" + ` takes the packets of any pod.
 It ends with an interrupt, or with one of --count, --duration and --max-size; the last
 line on standard error says how many packets there are and how many were lost.`,
 		Example: `  sluice capture web -w /tmp/web.pcapng --duration 30s
   sluice capture web --port 80 | tcpdump -nr -
   sluice capture web --address 10.244.1.7 --drops | wireshark -ki -`,
 		Args: invocation.Args(1, "a container's id"),
-		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), inv, args[0]) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			if untilInputEnds {
+				var stop func()
+				ctx, stop = invocation.EndWith(ctx, cmd.InOrStdin())
+				defer stop()
+			}
+			return o.run(ctx, inv, args[0])
+		},
 	}
-	f := cmd.Flags()
+	o.Add(cmd.Flags())
+	invocation.UntilInputEndsFlag(cmd, &untilInputEnds)
+	return cmd
+}
+
+// Add adds the flags to a command.
+func (o *Flags) Add(f *pflag.FlagSet) {
+	o.maxSize, o.buffer = 1<<30, 8<<20
 	f.StringVarP(&o.file, "write", "w", "",
 		"write to FILE, readable for its owner alone; without it to standard output, which must not be a terminal")
 	f.StringSliceVar(&o.addresses, "address", nil, "only packets with an address in this prefix on either side")
@@ -84,11 +102,43 @@ line on standard error says how many packets there are and how many were lost.`,
 		"what the kernel keeps of packets that are not yet written; what does not fit is lost, and counted")
 	f.BoolVar(&o.drops, "drops", false,
 		"print on standard error which packets of the container are dropped meanwhile, and why")
-	return cmd
+}
+
+// Check finds mistakes in the flags.
+func (o *Flags) Check(stdout io.Writer, command string) error {
+	if _, err := o.filter(); err != nil {
+		return err
+	}
+	if o.file == "" && invocation.IsTerminal(stdout) {
+		return invocation.Usagef("packets are not for a terminal: name a file with -w, or pipe them, as in "+
+			"`%s | tcpdump -nr -`", command)
+	}
+	return nil
+}
+
+// Args are the arguments that capture the same packets on another machine, to its standard output.
+func (o *Flags) Args() []string {
+	args := []string{
+		fmt.Sprintf("--count=%d", o.count), "--duration=" + o.duration.String(), fmt.Sprintf("--snaplen=%d", o.snaplen),
+		"--max-size=" + o.maxSize.String(), "--buffer=" + o.buffer.String(),
+	}
+	for _, a := range o.addresses {
+		args = append(args, "--address="+a)
+	}
+	for _, p := range o.ports {
+		args = append(args, fmt.Sprintf("--port=%d", p))
+	}
+	for _, p := range o.protocols {
+		args = append(args, "--protocol="+p)
+	}
+	if o.drops {
+		args = append(args, "--drops")
+	}
+	return args
 }
 
 // filter is what is captured.
-func (o *flags) filter() (f filter, err error) {
+func (o *Flags) filter() (f filter, err error) {
 	if len(o.addresses) > mostKinds || len(o.ports) > mostKinds || len(o.protocols) > mostKinds {
 		return f, invocation.Usagef("more than %d values of one flag", mostKinds)
 	}
@@ -126,7 +176,10 @@ func (o *flags) filter() (f filter, err error) {
 	return f, nil
 }
 
-func (o *flags) run(ctx context.Context, inv *invocation.Invocation, name string) error {
+func (o *Flags) run(ctx context.Context, inv *invocation.Invocation, name string) error {
+	if err := o.Check(inv.Out, "sluice capture "+name); err != nil {
+		return err
+	}
 	f, err := o.filter()
 	if err != nil {
 		return err
@@ -134,10 +187,6 @@ func (o *flags) run(ctx context.Context, inv *invocation.Invocation, name string
 	program, err := f.compile(o.snaplen)
 	if err != nil {
 		return fmt.Errorf("compile the filter: %w", err)
-	}
-	if o.file == "" && invocation.IsTerminal(inv.Out) {
-		return invocation.Usagef("packets are not for a terminal: name a file with -w, or pipe them, as in "+
-			"`sluice capture %s | tcpdump -nr -`", name)
 	}
 	e, err := endpoint.Find(ctx, inv, name)
 	if err != nil {
@@ -205,7 +254,7 @@ func showDrops(ctx context.Context, inv *invocation.Invocation, e *datapathv1.En
 }
 
 // copy writes packets until one of the bounds is met, and says which if nobody asked for the end.
-func (o *flags) copy(ctx context.Context, s *socket, w *writer) (end string, err error) {
+func (o *Flags) copy(ctx context.Context, s *socket, w *writer) (end string, err error) {
 	var ended time.Time // zero: not yet
 	for {
 		if ended.IsZero() && ctx.Err() != nil {
@@ -261,7 +310,7 @@ type writer struct {
 	packets uint64
 }
 
-func (o *flags) open(stdout io.Writer) (*writer, error) {
+func (o *Flags) open(stdout io.Writer) (*writer, error) {
 	if o.file == "" {
 		return &writer{out: stdout}, nil
 	}

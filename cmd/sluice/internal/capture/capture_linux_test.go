@@ -127,7 +127,7 @@ func up(name string) error {
 }
 
 // captured runs a capture around what the test does.
-func captured(t *testing.T, o flags, f filter, d device, do func()) (parsed, string) {
+func captured(t *testing.T, o Flags, f filter, d device, do func()) (parsed, string) {
 	t.Helper()
 	program, err := f.compile(o.snaplen)
 	if err != nil {
@@ -167,7 +167,7 @@ var udp = filter{protocols: []uint8{17}}
 func TestKernelCaptureHasBothDirections(t *testing.T) {
 	d, send := namespace(t)
 	before := time.Now()
-	got, _ := captured(t, flags{snaplen: 60, buffer: 2 * blockSize}, filter{ports: []uint16{53}}, d, func() {
+	got, _ := captured(t, Flags{snaplen: 60, buffer: 2 * blockSize}, filter{ports: []uint16{53}}, d, func() {
 		send(53, 1000)
 		send(54, 1000)
 		send(53, 10)
@@ -187,7 +187,7 @@ func TestKernelCaptureHasBothDirections(t *testing.T) {
 
 func TestKernelCaptureCountsWhatItLoses(t *testing.T) {
 	d, send := namespace(t)
-	got, _ := captured(t, flags{snaplen: whole, buffer: 2 * blockSize}, udp, d, func() {
+	got, _ := captured(t, Flags{snaplen: whole, buffer: 2 * blockSize}, udp, d, func() {
 		for range 10000 {
 			send(53, 1000)
 		}
@@ -204,11 +204,11 @@ func TestKernelCaptureEndsAtItsBounds(t *testing.T) {
 			send(53, 1000)
 		}
 	}
-	o := flags{snaplen: whole, buffer: 2 * blockSize, count: 3}
+	o := Flags{snaplen: whole, buffer: 2 * blockSize, count: 3}
 	if got, _ := captured(t, o, udp, d, some); len(got.packets) != 3 {
 		t.Errorf("%d packets, want 3", len(got.packets))
 	}
-	o = flags{snaplen: whole, buffer: 2 * blockSize, maxSize: 5000}
+	o = Flags{snaplen: whole, buffer: 2 * blockSize, maxSize: 5000}
 	if got, end := captured(t, o, udp, d, some); len(got.packets) != 4 || !strings.Contains(end, "size") {
 		t.Errorf("%d packets and %q, want 4", len(got.packets), end)
 	}
@@ -282,7 +282,7 @@ func TestCaptureFileIsOnesOwnAndEndsWithAWholeBlock(t *testing.T) {
 	if err := os.WriteFile(path, []byte("old"), 0o644); err != nil { //nolint:gosec // meant
 		t.Fatal(err)
 	}
-	w, err := (&flags{file: path}).open(nil)
+	w, err := (&Flags{file: path}).open(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,7 +313,7 @@ func TestCaptureFileIsOnesOwnAndEndsWithAWholeBlock(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, bad := range []string{link, dir, "/dev/null"} {
-		if _, err := (&flags{file: bad}).open(nil); err == nil {
+		if _, err := (&Flags{file: bad}).open(nil); err == nil {
 			t.Errorf("%s was opened", bad)
 		}
 	}

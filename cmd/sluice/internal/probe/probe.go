@@ -90,7 +90,19 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 			return show(inv, resolve(cmd.Context(), inv.Timeout, args[0]))
 		},
 	}
-	cmd := invocation.Group("probe", "Be an end of the connectivity test", serving, connecting, resolving)
+	var idle time.Duration
+	holding := &cobra.Command{
+		Use:   "hold",
+		Short: "Stay as the first process of a container while commands are executed in it",
+		Long: `Stay as long as other processes run in the container, and end when there has been
+none for --idle: a pod that was made for a command ends then, also if whoever made
+it is gone.`,
+		Args: invocation.Args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error { return hold(cmd.Context(), "/proc", idle, time.Second) },
+	}
+	holding.Flags().DurationVar(&idle, "idle", 30*time.Second, "how long no other process may run")
+	cmd := invocation.Group("probe", "Be a process of a pod that a command about a cluster makes", serving, connecting,
+		resolving, holding)
 	cmd.Hidden = true
 	return cmd
 }
@@ -185,6 +197,30 @@ func resolve(ctx context.Context, timeout time.Duration, name string) Attempt {
 	}
 	slices.Sort(addresses)
 	return Attempt{Target: name, Outcome: Resolved, Addresses: addresses}
+}
+
+// hold returns when no process but this one has been there for a time, or ctx ends.
+func hold(ctx context.Context, proc string, idle, every time.Duration) error {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for last := time.Now(); time.Since(last) < idle; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		entries, err := os.ReadDir(proc)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+			pid, err := strconv.Atoi(e.Name())
+			return err == nil && pid != os.Getpid()
+		}) {
+			last = time.Now()
+		}
+	}
+	return nil
 }
 
 // outcome puts an error into a word.

@@ -8,6 +8,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -67,5 +70,32 @@ func TestAServerThatDoesNotAnswerIsNoConnection(t *testing.T) {
 	at := serving(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "?") }))
 	if a := connect(t.Context(), time.Minute, at, false); a.Outcome != Failed || a.Error == "" {
 		t.Errorf("got %+v", a)
+	}
+}
+
+func TestHoldEndsWhenNoOtherProcessIsThere(t *testing.T) {
+	dir := t.TempDir()
+	process := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"self", "net", strconv.Itoa(os.Getpid()), "9999999"} {
+		if err := os.Mkdir(process(name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done := make(chan error, 1)
+	go func() { done <- hold(t.Context(), dir, 50*time.Millisecond, time.Millisecond) }()
+	select {
+	case err := <-done:
+		t.Fatalf("it has ended beside another process: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	if err := os.Remove(process("9999999")); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	// Without a directory it does not stay.
+	if err := hold(t.Context(), process("none"), time.Hour, time.Millisecond); err == nil {
+		t.Error("no error")
 	}
 }

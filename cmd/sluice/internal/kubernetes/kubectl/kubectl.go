@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -216,6 +217,41 @@ func (c *Client) Stream(ctx context.Context, line func([]byte) error, args ...st
 	err = cmd.Run()
 	if ctx.Err() != nil {
 		return ctx.Err()
+	}
+	if err != nil {
+		return failure(err, stderr.Bytes())
+	}
+	return nil
+}
+
+// Pipe is Stream for output that has no lines, with standard error. An interrupt of the terminal does not reach
+// kubectl, so that what the command in the pod prints at its end still comes; the end of ctx is no error then.
+func (c *Client) Pipe(ctx context.Context, out, errOut io.Writer, args ...string) error {
+	cmd := exec.CommandContext(ctx, c.Program, c.args(args)...)
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	defer input.Close()
+	stderr := &bounded{limit: 64 << 10}
+	said := &lines{each: func(line []byte) error {
+		_, _ = stderr.Write(append(line, '\n'))
+		if !strings.HasPrefix(string(line), "command terminated with exit code") {
+			_, _ = errOut.Write(append(line, '\n'))
+		}
+		return nil
+	}}
+	cmd.Stdout, cmd.Stderr = out, said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	ended := false
+	cmd.Cancel = func() error {
+		ended = true
+		return input.Close()
+	}
+	cmd.WaitDelay = endDelay
+	err = cmd.Run()
+	if ended && errors.Is(err, context.Canceled) {
+		return nil
 	}
 	if err != nil {
 		return failure(err, stderr.Bytes())

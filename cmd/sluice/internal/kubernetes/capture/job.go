@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package capture
+
+import (
+	"cmp"
+	"strings"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
+)
+
+// The label of what the command makes: not that of the DaemonSet's pods.
+const (
+	labelKey      = "app.kubernetes.io/name"
+	labelValue    = "sluice-capture"
+	containerName = "capture"
+)
+
+// group is the group of the services' sockets.
+const group = 65700
+
+type object = map[string]any
+
+// jobOf is the Job whose pod has what the command in it needs: the datapath's socket, the network namespaces of the
+// node's pods, the right to enter one (SYS_ADMIN) and to open a packet socket there (NET_RAW). It has no other right,
+// no token, and no network but the node's, so that it needs none that may be broken.
+func jobOf(namespace, name, node string, set kubectl.DaemonSet) object {
+	labels := object{labelKey: labelValue}
+	mount := func(name, path string) object {
+		return object{"name": name, "mountPath": path, "mountPropagation": "HostToContainer", "readOnly": true}
+	}
+	hostPath := func(name, path string) object {
+		return object{"name": name, "hostPath": object{"path": path, "type": "Directory"}}
+	}
+	container := object{
+		"name": containerName, "image": set.Image, "command": []string{"sluice", "probe", "hold"},
+		"securityContext": object{
+			"runAsUser": 0, "runAsGroup": group, "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
+			"capabilities": object{"drop": []string{"ALL"}, "add": []string{"NET_RAW", "SYS_ADMIN"}},
+		},
+		// A node without room for more runs it all the same.
+		"resources": object{
+			"requests": object{"cpu": "0", "memory": "0"}, "limits": object{"memory": "128Mi"},
+		},
+		"volumeMounts": []object{mount("run", "/run/sluice"), mount("netns", "/run/netns")},
+	}
+	if set.PullPolicy != "" {
+		container["imagePullPolicy"] = set.PullPolicy
+	}
+	var secrets []object
+	for _, s := range set.PullSecrets {
+		secrets = append(secrets, object{"name": s})
+	}
+	pod := object{
+		"nodeName":                      node,
+		"restartPolicy":                 "Never",
+		"hostNetwork":                   true,
+		"automountServiceAccountToken":  false,
+		"enableServiceLinks":            false,
+		"terminationGracePeriodSeconds": 1,
+		"tolerations":                   []object{{"operator": "Exists"}},
+		"securityContext":               object{"seccompProfile": object{"type": "RuntimeDefault"}},
+		"imagePullSecrets":              secrets,
+		"containers":                    []object{container},
+		"volumes":                       []object{hostPath("run", "/run/sluice"), hostPath("netns", "/run/netns")},
+	}
+	return object{
+		"apiVersion": "batch/v1", "kind": "Job",
+		"metadata": object{"name": name, "namespace": namespace, "labels": labels},
+		"spec": object{
+			"backoffLimit": 0, "ttlSecondsAfterFinished": 30,
+			"template": object{"metadata": object{"labels": labels}, "spec": pod},
+		},
+	}
+}
+
+// jobPod is what is read of the pod of the Job.
+type jobPod struct {
+	Metadata struct{ Name string }
+	Status   struct {
+		Phase, Reason, Message string
+		ContainerStatuses      []struct {
+			State struct {
+				Waiting *struct{ Reason, Message string }
+			}
+		}
+	}
+}
+
+// why is what keeps the pod from running.
+func (p jobPod) why() string {
+	words := []string{"its pod " + p.Metadata.Name + " is " + cmp.Or(p.Status.Phase, "new")}
+	words = append(words, p.Status.Reason, p.Status.Message)
+	for _, s := range p.Status.ContainerStatuses {
+		if s.State.Waiting != nil {
+			words = append(words, s.State.Waiting.Reason, s.State.Waiting.Message)
+		}
+	}
+	return strings.Join(slicesWithoutEmpty(words), ": ")
+}
+
+func slicesWithoutEmpty(words []string) []string {
+	var some []string
+	for _, w := range words {
+		if w != "" {
+			some = append(some, w)
+		}
+	}
+	return some
+}

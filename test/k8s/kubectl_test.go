@@ -537,18 +537,21 @@ func (p kubectlSluice) testBugreport() {
 	// Nothing reads these keys, and a person may have put a password into the right one.
 	p.kubectl("--namespace=sluice-system", "patch", "configmap", "sluice",
 		`--patch={"data":{"old":"https://root:hunter2@10.0.0.1:2379","etcdPassword":"hunter2"}}`)
+	p.apply(`{apiVersion: v1, kind: Secret, metadata: {name: etcd, namespace: sluice-system}, stringData: {key: hunter2}}`)
 	files, code := p.bugreport()
 	if code != 0 {
 		p.Errorf("exit code %d: %s", code, files["manifest.json"])
 	}
 	want := []string{
 		"manifest.json", "cluster/pods.json", "cluster/nodes.json", "cluster/events.json", "cluster/settings.json",
-		"cluster/daemonset.json",
+		"cluster/daemonset.json", "cluster/version.json",
 	}
 	for _, node := range []string{"node1", "node2"} {
 		for _, name := range []string{
-			"status.json", "endpoints.json", "policies.json", "flows.json", "audit.json", "version.txt", "logs/datapath.log",
-			"logs/cni.log",
+			"status.json", "endpoints.json", "identities.json", "cluster-nodes.json", "node-files.json", "pools.json",
+			"allocations.json", "policies.json", "services.json", "backends.json", "maps.json", "audit.json", "flows.json",
+			"version.txt", "logs/identity.log", "logs/ipam.log", "logs/policy.log", "logs/loadbalancer.log",
+			"logs/datapath.log", "logs/cni.log",
 		} {
 			want = append(want, "nodes/"+node+"/"+name)
 		}
@@ -563,8 +566,11 @@ func (p kubectlSluice) testBugreport() {
 		p.Error("the report has no logs of the init container")
 	}
 	for name, text := range files {
-		if strings.Contains(text, "hunter2") {
-			p.Errorf("%s has the password: %s", name, text)
+		// As it is, encoded as in a Secret; the beginning of a token of a service account, and of a private key.
+		for _, secret := range []string{"hunter2", "aHVudGVyMg", "eyJhbGciOi", "PRIVATE KEY"} {
+			if strings.Contains(text, secret) {
+				p.Errorf("%s has %q: %s", name, secret, text)
+			}
 		}
 	}
 	if !strings.Contains(files["cluster/settings.json"], "https://REDACTED@10.0.0.1:2379") {
@@ -572,6 +578,7 @@ func (p kubectlSluice) testBugreport() {
 	}
 	p.kubectl("--namespace=sluice-system", "patch", "configmap", "sluice",
 		`--patch={"data":{"old":null,"etcdPassword":null}}`)
+	p.kubectl("--namespace=sluice-system", "delete", "secret", "etcd")
 
 	// A process that hangs is what a report is made for.
 	resume := p.stop(p.processOf("ipam"))
@@ -590,6 +597,21 @@ func (p kubectlSluice) testBugreport() {
 	if code != 3 || nodes[0].Status == nil || nodes[1].Status == nil ||
 		!strings.Contains(strings.Join(nodes[0].Status.Problems, "\n"), "sluice-ipam") {
 		p.Errorf("with a process that hangs: exit code %d, nodes %+v", code, nodes)
+	}
+	resume()
+	p.healthy()
+
+	// The datapath has most of what is asked for. What others have is there, and the logs.
+	resume = p.stop(p.processOf("datapath"))
+	files, code = p.bugreport("--timeout=1s")
+	for _, name := range []string{"policies.json", "pools.json", "logs/datapath.log", "logs/cni.log"} {
+		if files["nodes/node1/"+name] == "" {
+			p.Errorf("with a datapath that hangs the report has no %s", name)
+		}
+	}
+	if code != 1 || files["nodes/node1/endpoints.json"] != "" || files["nodes/node2/endpoints.json"] == "" ||
+		!strings.Contains(files["manifest.json"], "nodes/node1/endpoints.json") {
+		p.Errorf("with a datapath that hangs: exit code %d: %s", code, files["manifest.json"])
 	}
 	resume()
 	p.healthy()

@@ -91,6 +91,8 @@ test-faults: build ## Kill every process at every step of ADD and DEL, all by al
 # The last commit without traffic between nodes.
 FROM ?= 4eb52c1
 K8S_FROM ?= 7b0f05f
+# The first that connects pods of several nodes of a cluster.
+K8S_NODES_FROM ?= d5dfbc5a
 .PHONY: test-upgrade
 test-upgrade: build ## Upgrade a node with open connections from the programs of the commit FROM (4eb52c1) to these, and back (root)
 	@scripts/test-upgrade $(FROM)
@@ -180,7 +182,7 @@ k8s-down: ## End the cluster of k8s-up, and remove what is left of it
 test-k8s: k8s ## Run the tests that need a Kubernetes cluster (root; the first build takes long)
 	@scripts/k8s-binaries containerd containerd-shim-runc-v2 ctr
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(ClusterIsUpgraded|Migration|Critest|Cyclonus|PolicyAPI|.*Specs)' ./...
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(ClusterIsUpgraded|NodesOfTwoVersions|Migration|Critest|Cyclonus|PolicyAPI|.*Specs)' ./...
 
 # The suites of Kubernetes' own specs, on clusters of two nodes.
 k8s_suites := netpol services conformance
@@ -224,9 +226,9 @@ test-k8s-critest: k8s ## Run the specs of critest about networks on a node whose
 	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestCritest' .
 
 .PHONY: test-k8s-upgrade
-test-k8s-upgrade: k8s ## Upgrade a cluster from the images of the commit K8S_FROM (7b0f05f) to these, and back (root)
+test-k8s-upgrade: k8s ## Upgrade a cluster of one node from the images of the commit K8S_FROM (7b0f05f) to these, and one of two from K8S_NODES_FROM (d5dfbc5a), and back (root)
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@scripts/test-k8s-upgrade $(K8S_FROM)
+	@scripts/test-k8s-upgrade $(K8S_FROM) $(K8S_NODES_FROM)
 
 .PHONY: test-k8s-migrate
 test-k8s-migrate: k8s ## Migrate two nodes from the reference plugins and kube-proxy to Sluice (root)

@@ -517,13 +517,19 @@ func (p kubectlSluice) bugreport(args ...string) (map[string]string, int) {
 	_, _, code := p.plugin(append([]string{"bugreport", "--file=" + file}, args...)...)
 	content, err := os.ReadFile(file)
 	p.must(err)
+	return p.unpack(content), code
+}
+
+// unpack returns the files of a report by their names below its directory.
+func (p kubectlSluice) unpack(content []byte) map[string]string {
+	p.Helper()
 	compressed, err := gzip.NewReader(bytes.NewReader(content))
 	p.must(err)
 	files := map[string]string{}
 	for archive := tar.NewReader(compressed); ; {
 		header, err := archive.Next()
 		if errors.Is(err, io.EOF) {
-			return files, code
+			return files
 		}
 		p.must(err)
 		text, err := io.ReadAll(archive)
@@ -579,6 +585,7 @@ func (p kubectlSluice) testBugreport() {
 	p.kubectl("--namespace=sluice-system", "patch", "configmap", "sluice",
 		`--patch={"data":{"old":null,"etcdPassword":null}}`)
 	p.kubectl("--namespace=sluice-system", "delete", "secret", "etcd")
+	p.nodeReport()
 
 	// A process that hangs is what a report is made for.
 	resume := p.stop(p.processOf("ipam"))
@@ -615,6 +622,31 @@ func (p kubectlSluice) testBugreport() {
 	}
 	resume()
 	p.healthy()
+}
+
+// nodeReport: a container with the sockets makes the report of its node, with what it sees.
+func (p kubectlSluice) nodeReport() {
+	p.Helper()
+	var pods struct{ Items []kubePod }
+	p.must(p.c.Get(p.Context(), &pods, "pods", "--namespace=sluice-system", "--selector=app.kubernetes.io/name=sluice",
+		"--field-selector=spec.nodeName=node1"))
+	out := p.kubectl("--namespace=sluice-system", "exec", pods.Items[0].Metadata.Name, "--container=cni", "--", "sluice",
+		"bugreport", "--file=-")
+	files := p.unpack([]byte(out))
+	for _, name := range []string{
+		"status.json", "manifests.json", "settings/datapath.json", "settings/ipam.json", "endpoints.json",
+		"machine/kernel.txt",
+	} {
+		if files[name] == "" {
+			p.Errorf("the report of a node has no %s: %s", name, slices.Sorted(maps.Keys(files)))
+		}
+	}
+	for name, text := range files {
+		if strings.Contains(text, "eyJhbGciOi") {
+			p.Errorf("%s of the report of a node has a token: %s", name, text)
+		}
+	}
+	p.Logf("the report of a node: %s", files["manifest.json"])
 }
 
 // processOf is the process of a container of Sluice's pod on the first node.

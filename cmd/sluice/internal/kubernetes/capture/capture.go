@@ -101,12 +101,12 @@ func (c *capture) run(ctx context.Context, namespace, name string) error {
 	broken := make(chan os.Signal, 1)
 	signal.Notify(broken, syscall.SIGPIPE)
 	defer signal.Stop(broken)
-	stream, err := c.OpenStream(c.inv.Out)
-	if err != nil {
+	job := fmt.Sprintf("%s-%08x", labelValue, rand.Uint32())
+	if err := c.create(ctx, job, node); err != nil {
+		_ = c.remove(ctx, job) // it may be there all the same, if the answer was lost
 		return err
 	}
-	job := fmt.Sprintf("%s-%08x", labelValue, rand.Uint32())
-	return errors.Join(c.onNode(ctx, node, job, container, stream), stream.Close(), c.remove(ctx, job))
+	return errors.Join(c.onNode(ctx, node, job, container), c.remove(ctx, job))
 }
 
 // endpoint is what is read of `sluice endpoint list`.
@@ -184,8 +184,8 @@ func choose(all []endpoint, namespace, name, ifname string) (string, error) {
 	return containers[0], nil
 }
 
-// onNode captures on a node.
-func (c *capture) onNode(ctx context.Context, node, job, container string, to *local.Stream) error {
+// create creates the Job.
+func (c *capture) create(ctx context.Context, job, node string) error {
 	content, err := json.Marshal(jobOf(c.client.Namespace, job, node, c.set))
 	if err != nil {
 		return err
@@ -193,16 +193,30 @@ func (c *capture) onNode(ctx context.Context, node, job, container string, to *l
 	if _, err := c.client.RunFor(ctx, c.inv.Timeout+removal, content, "create", "--filename=-"); err != nil {
 		return fmt.Errorf("create the Job %s: %w", job, err)
 	}
+	return nil
+}
+
+// onNode captures on a node. What is in the file stays until there is a capture.
+func (c *capture) onNode(ctx context.Context, node, job, container string) error {
 	pod, err := c.started(ctx, job)
 	if err != nil {
 		return err
 	}
+	stream, err := c.OpenStream(c.inv.Out)
+	if err != nil {
+		return err
+	}
+	c.inv.Note(fmt.Sprintf("captured on %s by the pod %s/%s", node, c.client.Namespace, pod))
+	return errors.Join(c.copy(ctx, pod, container, stream), stream.Close())
+}
+
+// copy executes the capture in a pod, and writes what it prints.
+func (c *capture) copy(ctx context.Context, pod, container string, to *local.Stream) error {
 	args := []string{
 		"--namespace=" + c.client.Namespace, "exec", pod, "--container=" + containerName, "--stdin", "--",
 		"sluice", "capture", container, "--" + invocation.UntilInputEnds,
 	}
-	c.inv.Note(fmt.Sprintf("captured on %s by the pod %s/%s", node, c.client.Namespace, pod))
-	err = c.client.Pipe(ctx, to, c.inv.ErrOut, append(args, c.Args()...)...)
+	err := c.client.Pipe(ctx, to, c.inv.ErrOut, append(args, c.Args()...)...)
 	var failed *kubectl.Error
 	switch {
 	case errors.Is(to.Err(), syscall.EPIPE):
@@ -236,6 +250,10 @@ func (c *capture) started(ctx context.Context, job string) (pod string, err erro
 				return p.Metadata.Name, nil
 			}
 			why = p.why()
+			if p.ended() {
+				return "", fmt.Errorf("the Job %s/%s: %s; with an image of an earlier version, %s, there is no capture",
+					c.client.Namespace, job, why, c.set.Image)
+			}
 		}
 		select {
 		case <-ctx.Done():

@@ -106,6 +106,14 @@ func TestPodThatDoesNotStartIsExplained(t *testing.T) {
 	if got := p.why(); got != "its pod x is Pending: ErrImagePull: no such image" {
 		t.Errorf("got %q", got)
 	}
+	p = jobPod{}
+	if err := json.Unmarshal([]byte(`{"metadata": {"name": "x"}, "status": {"phase": "Failed", "containerStatuses": [
+		{"state": {"terminated": {"reason": "Error", "exitCode": 2}}}]}}`), &p); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.why(); got != "its pod x is Failed: Error, exit code 2" || !p.ended() {
+		t.Errorf("got %q, ended %v", got, p.ended())
+	}
 	if got := (jobPod{}).why(); got != "its pod  is new" {
 		t.Errorf("got %q", got)
 	}

@@ -5,6 +5,7 @@ package capture
 
 import (
 	"cmp"
+	"fmt"
 	"strings"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
@@ -82,30 +83,37 @@ type jobPod struct {
 		Phase, Reason, Message string
 		ContainerStatuses      []struct {
 			State struct {
-				Waiting *struct{ Reason, Message string }
+				Waiting    *struct{ Reason, Message string }
+				Terminated *struct {
+					Reason   string
+					ExitCode int
+				}
 			}
 		}
 	}
 }
 
+// ended says that the pod will not run any more.
+func (p jobPod) ended() bool { return p.Status.Phase == "Failed" || p.Status.Phase == "Succeeded" }
+
 // why is what keeps the pod from running.
 func (p jobPod) why() string {
 	words := []string{"its pod " + p.Metadata.Name + " is " + cmp.Or(p.Status.Phase, "new")}
-	words = append(words, p.Status.Reason, p.Status.Message)
+	add := func(some ...string) {
+		for _, w := range some {
+			if w != "" {
+				words = append(words, w)
+			}
+		}
+	}
+	add(p.Status.Reason, p.Status.Message)
 	for _, s := range p.Status.ContainerStatuses {
-		if s.State.Waiting != nil {
-			words = append(words, s.State.Waiting.Reason, s.State.Waiting.Message)
+		if w := s.State.Waiting; w != nil {
+			add(w.Reason, w.Message)
+		}
+		if t := s.State.Terminated; t != nil {
+			add(fmt.Sprintf("%s, exit code %d", t.Reason, t.ExitCode))
 		}
 	}
-	return strings.Join(slicesWithoutEmpty(words), ": ")
-}
-
-func slicesWithoutEmpty(words []string) []string {
-	var some []string
-	for _, w := range words {
-		if w != "" {
-			some = append(some, w)
-		}
-	}
-	return some
+	return strings.Join(words, ": ")
 }

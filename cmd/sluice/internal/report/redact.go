@@ -5,8 +5,11 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,17 +21,27 @@ import (
 // redacted stands for what was taken out.
 const redacted = "REDACTED"
 
-// secretName is how the name of a secret ends.
-const secretName = `passw(?:or)?d|passphrase|secret|token|credentials?|(?:api|private|access|secret)[-_ ]?key`
+// names are the ends of names whose values are secrets, headers are those of headers, whose values may have several
+// words. Names of names have none of them: secretName, tokenRef.
+const (
+	names   = `(?:passw(?:or)?d|passphrase|pwd|secret|token|credentials?|(?:api|private|access|secret)[-_ ]?key)`
+	headers = `(?:authorization|cookie)`
+)
 
-// sensitive is a name whose value is a secret. Names of names are none: secretName, tokenRef.
-var sensitive = regexp.MustCompile(`(?i)(` + secretName + `|authorization|cookie)$`)
+var (
+	// sensitive is a name whose value is a secret.
+	sensitive = regexp.MustCompile(`(?i)(?:` + names + `|` + headers + `)$`)
+	// sensitiveFlag is a flag whose value is the next argument.
+	sensitiveFlag = regexp.MustCompile(`(?i)^--?[A-Za-z0-9._-]*` + names + `$`)
+)
 
-// privateKey is one that is written as PEM, of several lines.
-var privateKey = regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(-----END [A-Z ]*PRIVATE KEY-----)?`)
+// privateKey is one in PEM, with the lines before it that say how it is encrypted. The ends of lines may be escaped: PEM
+// in JSON.
+var privateKey = regexp.MustCompile(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?:\s|\\+[nr])*` +
+	`(?:[A-Za-z0-9-]+: [^\n\\]*(?:\s|\\+[nr])+)*[^-]*(?:-----END [A-Z0-9 ]*PRIVATE KEY-----)?`)
 
-// patterns are those of secrets in a line of text, with what replaces them. A line that has none of the words, in lower
-// case, is not searched: the search takes a second for a MiB.
+// patterns are those of secrets in a line, with what replaces them. A line that has none of the words, in lower case, is
+// not searched: that costs seconds for a few MiB.
 var patterns = []struct {
 	words   []string
 	find    *regexp.Regexp
@@ -48,29 +61,39 @@ var patterns = []struct {
 	// In quotes, which may be escaped: JSON in JSON.
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)((?:` + secretName + `|authorization|cookie)\\*"\s*:\s*\\*")(?:[^"\\]|\\+[^"\\])+`),
+		regexp.MustCompile(`(?i)((?:` + names + `|` + headers + `)\\*"\s*:\s*\\*")(?:[^"\\]|\\+[^"\\])+`),
 		"${1}" + redacted,
 	},
-	// A header, which may have several words, to the end of its line or string.
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)((?:authorization|cookie):[ \t]*)[^ \t\r\n"\\][^\r\n"\\]*`), "${1}" + redacted,
+		regexp.MustCompile(`(?i)(` + names + `=\\+")(?:[^"\\]|\\+[^"\\])+`), "${1}" + redacted,
+	},
+	// A header, to the end of its line or string.
+	{
+		secretWords,
+		regexp.MustCompile(`(?i)(` + headers + `:[ \t]*)[^ \t\r\n"\\][^\r\n"\\]*`), "${1}" + redacted,
 	},
 	// A value in quotes behind the name: YAML, or a log of key=value.
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)((?:` + secretName + `)[ \t]*[:=][ \t]*(?:"|'))(?:[^"'\\\r\n]|\\.)+`), "${1}" + redacted,
+		regexp.MustCompile(`(?i)(` + names + `["']?[ \t]*[:=][ \t]*")(?:[^"\\\r\n]|\\.)+`), "${1}" + redacted,
+	},
+	{
+		secretWords,
+		regexp.MustCompile(`(?i)(` + names + `["']?[ \t]*[:=][ \t]*')[^'\r\n]+`), "${1}" + redacted,
 	},
 	// One word: an assignment, a line of YAML, an argument. A value with blanks and without quotes has no end.
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)((?:` + secretName + `)[ \t]*[:=][ \t]*|--?[a-z-]*(?:` + secretName + `)[ \t]+)` +
+		regexp.MustCompile(`(?i)(` + names + `[ \t]*[:=][ \t]*|--?[a-z0-9._-]*` + names + `[ \t]+)` +
 			`(?:[^\s"'&;\\]|\\[^\s"])+`), "${1}" + redacted,
 	},
 }
 
 // secretWords are in every name of a secret that the patterns know.
-var secretWords = []string{"passw", "passphrase", "secret", "token", "credential", "key", "authorization", "cookie"}
+var secretWords = []string{
+	"passw", "passphrase", "pwd", "secret", "token", "credential", "key", "authorization", "cookie",
+}
 
 // Text replaces what looks like a secret in text.
 func Text(text string) string {
@@ -78,62 +101,68 @@ func Text(text string) string {
 		text = privateKey.ReplaceAllString(text, redacted)
 	}
 	var b strings.Builder
-	kept := 0 // how much of text is in b
-	at := 0
 	for line := range strings.Lines(text) {
-		if clean := textLine(line); clean != line {
-			b.WriteString(text[kept:at])
-			b.WriteString(clean)
-			kept = at + len(line)
+		lower := strings.ToLower(line)
+		for _, p := range patterns {
+			if slices.ContainsFunc(p.words, func(word string) bool { return strings.Contains(lower, word) }) {
+				line = p.find.ReplaceAllString(line, p.replace)
+			}
 		}
-		at += len(line)
+		b.WriteString(line)
 	}
-	if kept == 0 {
-		return text
-	}
-	b.WriteString(text[kept:])
 	return b.String()
-}
-
-func textLine(line string) string {
-	lower := strings.ToLower(line)
-	for _, p := range patterns {
-		if slices.ContainsFunc(p.words, func(word string) bool { return strings.Contains(lower, word) }) {
-			line = p.find.ReplaceAllString(line, p.replace)
-		}
-	}
-	return line
 }
 
 // Output redacts what a program printed: JSON by its structure, several values after each other, too, and
 // anything else as text. What a terminal would not print is escaped: a label or a log line may have any characters.
 func Output(content []byte) []byte { return escape(redactOutput(content)) }
 
+// maxBroken is how many lines may begin as JSON and be none before the rest is text: each costs a look at what follows.
+const maxBroken = 100
+
 func redactOutput(content []byte) []byte {
-	var b bytes.Buffer
+	var b, text bytes.Buffer // text: lines that are no JSON, until the next value
+	indented := bytes.HasPrefix(content, []byte("{\n")) || bytes.HasPrefix(content, []byte("[\n"))
+	for broken := 0; len(content) > 0; {
+		if broken < maxBroken && (content[0] == '{' || content[0] == '[') {
+			if value, size, err := redactJSON(content, indented); err == nil {
+				b.WriteString(Text(text.String()))
+				text.Reset()
+				b.Write(value)
+				content = bytes.TrimLeft(content[size:], " \t\r\n")
+				continue
+			} else if errors.Is(err, io.ErrUnexpectedEOF) {
+				broken = maxBroken // the end is cut off
+			}
+			broken++
+		}
+		end := bytes.IndexByte(content, '\n') + 1
+		if end == 0 {
+			end = len(content)
+		}
+		text.Write(content[:end])
+		content = content[end:]
+	}
+	b.WriteString(Text(text.String()))
+	return b.Bytes()
+}
+
+// redactJSON redacts the value that content begins with, and gives its size there.
+func redactJSON(content []byte, indented bool) (value []byte, size int64, err error) {
 	decoder := json.NewDecoder(bytes.NewReader(content))
 	decoder.UseNumber()
-	values := 0
-	indented := bytes.HasPrefix(content, []byte("{\n")) || bytes.HasPrefix(content, []byte("[\n"))
-	for {
-		var v any
-		err := decoder.Decode(&v)
-		if err != nil {
-			if values > 0 && decoder.InputOffset() >= int64(len(bytes.TrimRight(content, " \t\r\n"))) {
-				return b.Bytes()
-			}
-			return []byte(Text(string(content)))
-		}
-		values++
-		encoder := json.NewEncoder(&b)
-		encoder.SetEscapeHTML(false)
-		if indented {
-			encoder.SetIndent("", "  ")
-		}
-		if encoder.Encode(redactValue("", v)) != nil {
-			return []byte(Text(string(content)))
-		}
+	var v any
+	if err := decoder.Decode(&v); err != nil {
+		return nil, 0, err
 	}
+	var b bytes.Buffer
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	if indented {
+		encoder.SetIndent("", "  ")
+	}
+	err = encoder.Encode(redactValue("", v))
+	return b.Bytes(), decoder.InputOffset(), err
 }
 
 // redactValue redacts a value of JSON, which has a name in an object.
@@ -144,9 +173,18 @@ func redactValue(name string, v any) any {
 			return redacted
 		}
 		return Text(v)
+	case json.Number:
+		if sensitive.MatchString(name) {
+			return redacted
+		}
 	case []any:
+		flag := "" // an argument before the value: ["--password", "…"]
 		for i := range v {
-			v[i] = redactValue(name, v[i])
+			argument, _ := v[i].(string)
+			v[i] = redactValue(cmp.Or(flag, name), v[i])
+			if flag = ""; sensitiveFlag.MatchString(argument) {
+				flag = argument
+			}
 		}
 	case map[string]any:
 		// An environment variable: {"name": "ETCD_PASSWORD", "value": "…"}.

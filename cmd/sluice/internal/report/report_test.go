@@ -44,6 +44,7 @@ func TestSecretsAreReplaced(t *testing.T) {
 		"a password with signs":   "password=a,b$c\\d" + private + "\n",
 		"words in quotes":         `level=info password="my ` + private + `" token='a ` + private + `'`,
 		"blanks around the sign":  `api key = ` + private,
+		"a quote in quotes":       `password="it's ` + private + `"`,
 		"a map that Go prints":    `map[user:x password:` + private + `]`,
 		"a field that Go prints":  `{User:root Password:` + private + ` Port:1}`,
 		"an argument of two":      `exec etcdctl --password ` + private + ` get x`,
@@ -51,7 +52,22 @@ func TestSecretsAreReplaced(t *testing.T) {
 		"a header of its own":     "> Authorization: Custom a " + private + "\n> Accept: x",
 		"a cookie":                "set-cookie: a=b; session=" + private + "; Path=/\n",
 		"a line in JSON":          `{"msg":"retry with password: ` + private + ` now"} {`,
-		"the second of two":       "{\"a\":1}\n{\"token\":\"" + private + "\"}\n",
+		"an attribute":            `level=INFO msg=x password="a \"` + private + `" y=z`,
+		"an attribute, quoted":    `x password='` + private + `'`,
+		"an attribute in JSON":    `{"msg":"x token=\"` + private + `\" y"}`,
+		"a line of YAML, deeper":  "a: 1\n  etcd.password: '" + private + "'\nb: 2",
+		"a header of a cookie":    "Cookie: a=" + private,
+		"a header in a list":      `{"headers":["X-Token: ` + private + `"]}`,
+		"an argument behind":      `sluice-identity --etcd-password ` + private + ` --x`,
+		"arguments":               `{"args":["--etcd-password","` + private + `","--x"]}`,
+		"a key with a password": "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00-11\n\n" +
+			private + "\n-----END RSA PRIVATE KEY-----\n",
+		"a key with a password in JSON": `{"a":"-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\n` + private +
+			`\n-----END RSA PRIVATE KEY-----\n"}`,
+		"an access key":          `{"secretAccessKey":"` + private + `"}`,
+		"JSON that is cut":       `{"env":{"name":"A_TOKEN","value":"` + private + `"}}` + "\n" + `{"env":{"na`,
+		"JSON between two lines": "begin\n" + `{"name":"A_TOKEN","value":"` + private + `"}` + "\nend\n",
+		"the second of two":      "{\"a\":1}\n{\"token\":\"" + private + "\"}\n",
 	} {
 		got := string(Output([]byte(text)))
 		if strings.Contains(got, private) || !strings.Contains(got, redacted) {
@@ -72,11 +88,18 @@ func TestWhatIsNoSecretStays(t *testing.T) {
 		"tokens: 3, secrets: 4, keys: 5, tokenRef: a, the token\nis: new",
 		"token:\n  path: /x\npassword=\nuser=x\n",
 		`level=info keyspace=12 monkey=2 token-bucket full, -token-`,
+		"read a/tokens: no such file\nthen {\n{ and [\n",
+		"line\n{\"a\":1}\nline\n",
+		"[1,2\n[3]\n",
 		"",
 	} {
 		if got := string(Output([]byte(text))); got != text {
 			t.Errorf("%s\nbecomes %s", text, got)
 		}
+	}
+	// A number is none by its name alone in the middle of a value, and is one where the name says so.
+	if got := string(Output([]byte(`{"tokens":5,"token":5}`))); got != `{"token":"REDACTED","tokens":5}`+"\n" {
+		t.Errorf("numbers: %s", got)
 	}
 	got := string(Output([]byte(`{"metadata":{"managedFields":[{"manager":"x"}],"name":"y"}}`)))
 	if strings.Contains(got, "manager") || !strings.Contains(got, `"name":"y"`) {

@@ -4,6 +4,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -240,11 +241,17 @@ func TestTenThousandNamesAreListedAndForgotten(t *testing.T) {
 	s.watch(subscribe("datapath", 300)).snapshot()
 	next := make(chan int)
 	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancelCause(t.Context()) // without a time: under load all of them take minutes
+	defer cancel(nil)
 	for range 64 {
 		wg.Go(func() {
-			for i := range next {
+			for i := range next { // to the end, whatever fails: the test waits to send them
 				addr := netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)})
-				s.learn(fmt.Sprintf("n%d.example.com", i), time.Hour, addr.String())
+				if _, err := s.LearnNames(ctx, &policyv1.LearnNamesRequest{
+					Name: fmt.Sprintf("n%d.example.com", i), Addresses: []string{addr.String()}, Ttl: durationpb.New(time.Hour),
+				}); err != nil {
+					cancel(fmt.Errorf("name %d: %w", i, err))
+				}
 			}
 		})
 	}
@@ -253,6 +260,9 @@ func TestTenThousandNamesAreListedAndForgotten(t *testing.T) {
 	}
 	close(next)
 	wg.Wait()
+	if err := context.Cause(ctx); err != nil {
+		t.Fatal(err)
+	}
 	began := time.Now()
 	if got := s.learned(&policyv1.ListNamesRequest{}); len(got) != count || len(got[0].GetUsedBy()) != 1 {
 		t.Errorf("%d are listed", len(got))

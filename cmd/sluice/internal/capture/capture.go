@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/flagvalue"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	"github.com/sluice-net/sluice/kit/version"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -324,6 +325,10 @@ func (o *Flags) open(stdout io.Writer) (*writer, error) {
 	case !info.Mode().IsRegular():
 		err = fmt.Errorf("%s is no regular file", o.file)
 	default:
+		if err = output.CheckOwner(info); err != nil {
+			err = fmt.Errorf("write %s: %w", o.file, err)
+			break
+		}
 		err = errors.Join(f.Chmod(0o600), f.Truncate(0))
 	}
 	if err != nil {

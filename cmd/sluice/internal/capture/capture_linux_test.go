@@ -312,7 +312,11 @@ func TestCaptureFileIsOnesOwnAndEndsWithAWholeBlock(t *testing.T) {
 	if err := os.Symlink(path, link); err != nil {
 		t.Fatal(err)
 	}
-	for _, bad := range []string{link, dir, "/dev/null"} {
+	foreign, twice := filepath.Join(dir, "foreign"), filepath.Join(dir, "twice")
+	if err := errors.Join(os.WriteFile(foreign, nil, 0o600), os.Chown(foreign, 65534, 0), os.Link(path, twice)); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{link, dir, "/dev/null", foreign, twice} {
 		if _, err := (&Flags{file: bad}).open(nil); err == nil {
 			t.Errorf("%s was opened", bad)
 		}

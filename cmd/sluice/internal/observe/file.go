@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 )
 
 // Output takes events.
@@ -127,6 +128,9 @@ func (w *file) prepare(f *os.File) (int64, error) {
 	}
 	if !info.Mode().IsRegular() {
 		return 0, fmt.Errorf("%s is no regular file", w.path)
+	}
+	if err := output.CheckOwner(info); err != nil {
+		return 0, fmt.Errorf("write %s: %w", w.path, err)
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		if errors.Is(err, syscall.EWOULDBLOCK) {

@@ -6,6 +6,7 @@ package observe
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -176,7 +177,11 @@ func TestOutputFileIsOnesOwn(t *testing.T) {
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, bad := range []string{link, fifo, dir, "/dev/null", filepath.Join(dir, "no", "such")} {
+	foreign := filepath.Join(dir, "foreign")
+	if err := errors.Join(os.WriteFile(foreign, nil, 0o600), os.Chown(foreign, 65534, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{link, fifo, dir, foreign, "/dev/null", filepath.Join(dir, "no", "such")} {
 		if err := (&file{path: bad, most: 1 << 20, keep: 2}).open(); err == nil {
 			t.Errorf("%s was opened", bad)
 		}

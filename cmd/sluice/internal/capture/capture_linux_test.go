@@ -313,7 +313,8 @@ func TestCaptureFileIsOnesOwnAndEndsWithAWholeBlock(t *testing.T) {
 		t.Fatal(err)
 	}
 	foreign, twice := filepath.Join(dir, "foreign"), filepath.Join(dir, "twice")
-	if err := errors.Join(os.WriteFile(foreign, nil, 0o600), os.Chown(foreign, 65534, 0), os.Link(path, twice)); err != nil {
+	err = errors.Join(os.WriteFile(foreign, nil, 0o600), os.Chown(foreign, 65534, 0), os.Link(path, twice))
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, bad := range []string{link, dir, "/dev/null", foreign, twice} {

@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// CheckOwner refuses a file that another user could read or change whatever its mode becomes: its owner, who may have made
-// it beforehand in a directory like /tmp, and all who see it under another name.
+// CheckOwner refuses a file that another user could read or change whatever its mode becomes: its owner, who may
+// have made it beforehand in a directory like /tmp, and all who see it under another name.
 func CheckOwner(info fs.FileInfo) error {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	switch {

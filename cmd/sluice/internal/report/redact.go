@@ -35,13 +35,13 @@ var (
 	sensitiveFlag = regexp.MustCompile(`(?i)^--?[A-Za-z0-9._-]*` + names + `$`)
 )
 
-// privateKey is one in PEM, with the lines before it that say how it is encrypted. The ends of lines may be escaped: PEM
-// in JSON.
+// privateKey is one in PEM, with the lines before it that say how it is encrypted. The ends of lines may be escaped:
+// PEM in JSON.
 var privateKey = regexp.MustCompile(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?:\s|\\+[nr])*` +
 	`(?:[A-Za-z0-9-]+: [^\n\\]*(?:\s|\\+[nr])+)*[^-]*(?:-----END [A-Z0-9 ]*PRIVATE KEY-----)?`)
 
-// patterns are those of secrets in a line, with what replaces them. A line that has none of the words, in lower case, is
-// not searched: that costs seconds for a few MiB.
+// patterns are those of secrets in a line, with what replaces them. A line that has none of the words, in lower case,
+// is not searched: that costs seconds for a few MiB.
 var patterns = []struct {
 	words   []string
 	find    *regexp.Regexp

@@ -977,17 +977,17 @@ func TestDelSaysWhyItWasRefusedThoughTheLastCallIsLate(t *testing.T) {
 	n := nodetest.New(t)
 	refuse := withDetails(codes.Unavailable, "no space left on device",
 		&errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
-	calls := 0
+	var calls atomic.Int32
 	n.Fail("DeleteEndpoint", func(ctx context.Context) error {
-		if calls++; calls == 1 {
+		if calls.Add(1) == 1 {
 			return refuse(ctx)
 		}
 		<-ctx.Done()
 		return status.FromContextError(ctx.Err()).Err()
 	})
-	c := call{command: "DEL", container: "c1", ifname: "eth0", stdin: config(n, "1.0.0", `"timeout":"1s"`)}
-	if out := wantCode(t, c, 11); !strings.Contains(out, "no space left on device") || calls != 2 {
-		t.Errorf("after %d calls: %s", calls, out)
+	c := call{command: "DEL", container: "c1", ifname: "eth0", stdin: config(n, "1.0.0", `"timeout":"2s"`)}
+	if out := wantCode(t, c, 11); !strings.Contains(out, "no space left on device") || calls.Load() != 2 {
+		t.Errorf("after %d calls: %s", calls.Load(), out)
 	}
 }
 

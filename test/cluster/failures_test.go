@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -720,17 +719,7 @@ func (b *failing) verb(ctx context.Context, n *node, command string, p pod.Pod, 
 // text runs the command against a node.
 func (n *node) text(t *testing.T, args ...string) (exit int, out string) {
 	t.Helper()
-	args = append([]string{"--instance", n.Instance()}, args...)
-	sluice := filepath.Join(binDir(), "sluice")
-	output, err := exec.CommandContext(servicetest.Context(t), sluice, args...).CombinedOutput() //nolint:gosec // ours
-	var ended *exec.ExitError
-	switch {
-	case errors.As(err, &ended):
-		return ended.ExitCode(), string(output)
-	case err != nil:
-		t.Fatalf("sluice %q: %v", args, err)
-	}
-	return 0, string(output)
+	return failures.Command(servicetest.Context(t), t, filepath.Join(binDir(), "sluice"), n.Instance(), args...)
 }
 
 // shown waits for the status that is wanted.

@@ -664,16 +664,7 @@ func (n *testNode) command(t *testing.T, args ...string) (exit int, out string) 
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	output, err := exec.CommandContext(ctx, filepath.Join(binDir(), "sluice"),
-		append([]string{"--instance", n.Instance()}, args...)...).CombinedOutput()
-	var ended *exec.ExitError
-	switch {
-	case errors.As(err, &ended):
-		return ended.ExitCode(), string(output)
-	case err != nil:
-		t.Fatalf("sluice %q: %v", args, err)
-	}
-	return 0, string(output)
+	return failures.Command(ctx, t, filepath.Join(binDir(), "sluice"), n.Instance(), args...)
 }
 
 // apply is the exit code of `policy apply`, which must tell the truth: with 0 the change

@@ -6,11 +6,13 @@
 package failures
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -40,6 +42,21 @@ type Tables struct {
 	// Columns are those of the first table, Says those of the second one, without what is away.
 	Columns, Says []string
 	Rows          []Row
+}
+
+// Command executes a `sluice` against an instance, and returns its exit code and what it prints.
+func Command(ctx context.Context, t testing.TB, sluice, instance string, args ...string) (exit int, out string) {
+	t.Helper()
+	args = append([]string{"--instance", instance}, args...)
+	output, err := exec.CommandContext(ctx, sluice, args...).CombinedOutput() //nolint:gosec // ours
+	var ended *exec.ExitError
+	switch {
+	case errors.As(err, &ended):
+		return ended.ExitCode(), string(output)
+	case err != nil:
+		t.Fatalf("sluice %q: %v", args, err)
+	}
+	return 0, string(output)
 }
 
 // Want reports each cell of a row that is not as it was seen, and returns whether there was none.

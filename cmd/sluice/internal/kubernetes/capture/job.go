@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
+	"github.com/sluice-net/sluice/kit/instance"
 )
 
 // The label of what the command makes: not that of the DaemonSet's pods.
@@ -17,9 +18,6 @@ const (
 	labelValue    = "sluice-capture"
 	containerName = "capture"
 )
-
-// group is the group of the services' sockets.
-const group = 65700
 
 type object = map[string]any
 
@@ -37,7 +35,8 @@ func jobOf(namespace, name, node string, set kubectl.DaemonSet) object {
 	container := object{
 		"name": containerName, "image": set.Image, "command": []string{"sluice", "probe", "hold"},
 		"securityContext": object{
-			"runAsUser": 0, "runAsGroup": group, "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
+			"runAsUser": 0, "runAsGroup": instance.GroupID,
+			"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
 			"capabilities": object{"drop": []string{"ALL"}, "add": []string{"NET_RAW", "SYS_ADMIN"}},
 		},
 		// A node without room for more runs it all the same.

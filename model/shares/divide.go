@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package shares
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Order says which of a tenant's objects is admitted first: the one that was created
+// first. The other fields make the order total.
+type Order struct {
+	Created              time.Time
+	Namespace, Name, UID string
+	// Index orders the parts of one object, such as the frontends of a Service, where
+	// each part is asked for by itself.
+	Index int
+}
+
+// Compare orders objects by creation time, namespace, name, uid and index.
+func (o Order) Compare(p Order) int {
+	return cmp.Or(o.Created.Compare(p.Created), strings.Compare(o.Namespace, p.Namespace),
+		strings.Compare(o.Name, p.Name), strings.Compare(o.UID, p.UID), cmp.Compare(o.Index, p.Index))
+}
+
+// Ask is what one object needs of one limit.
+type Ask struct {
+	Tenant Tenant
+	Order  Order
+	Units  int
+}
+
+// Share is what a tenant asked of a limit and got.
+type Share struct {
+	Asked     int
+	Admitted  int
+	Guarantee int
+	// Allotment is what the tenant may use: all that it asked for, or what the level
+	// of its group leaves it.
+	Allotment int
+}
+
+// Division is the result of dividing a limit.
+type Division struct {
+	// Admitted has one element for each ask.
+	Admitted []bool
+	Shares   map[Tenant]Share
+	// Tenants is the part of the limit that all tenants but system share.
+	Tenants int
+	// Levels are what a tenant without a guarantee may use at least, by group:
+	// labelled tenants, and namespaces without the label.
+	Levels [2]int
+}
+
+const (
+	groupLabelled = iota
+	groupOthers
+	groups
+)
+
+func (t Tenant) group() int {
+	if t.labelled() {
+		return groupLabelled
+	}
+	return groupOthers
+}
+
+// Divide divides a limit among the tenants that ask for it. The result depends on
+// nothing but the arguments, and not on the order of asks.
+//
+// System gets what it asks for, up to half of the limit. The others share what is
+// left, but never the last tenth of the limit, which is kept for system. Guarantees
+// are served next. Of what then remains, labelled tenants and namespaces without the
+// label each have one half, and what the other group leaves. Within a group, the level
+// L is the largest number for which the sum of min(asked, L) fits. A tenant that asks
+// for more gets its oldest objects up to L; what is left over after that goes to the
+// oldest objects that fit.
+//
+// used is what earlier divisions of the same limit admitted, by tenant; it is not
+// taken away again. Objects of an API server are divided first and alone, with used
+// nil, so that all nodes with the same limit find the same result.
+func Divide(limit int, asks []Ask, s Settings, used map[Tenant]int) Division {
+	d := Division{Admitted: make([]bool, len(asks)), Shares: make(map[Tenant]Share)}
+	tenants := make(map[Tenant]*tenant)
+	for i, a := range asks {
+		t := tenants[a.Tenant]
+		if t == nil {
+			t = &tenant{id: a.Tenant}
+			tenants[a.Tenant] = t
+		}
+		t.asks = append(t.asks, i)
+		t.asked += a.Units
+	}
+	usedBySystem, usedByOthers := used[System], 0
+	for t, n := range used {
+		if t != System {
+			usedByOthers += n
+		}
+	}
+
+	free := max(0, limit-usedBySystem-usedByOthers)
+	system := 0
+	if t := tenants[System]; t != nil {
+		system = min(t.asked, max(0, limit/2-usedBySystem), free)
+		t.served = system
+	}
+	whole := limit - max(limit/10, usedBySystem+system) // what the others share, used included
+	d.Tenants = max(0, whole)
+	left := max(0, whole-usedByOthers)
+	for id, t := range tenants {
+		if percent := s.Guarantees[id.name]; id.kind == kindLabel && percent > 0 {
+			t.guarantee = d.Tenants * percent / 100
+			t.served = min(t.asked, max(0, t.guarantee-used[id]))
+		}
+	}
+	// Guarantees are at most 80 % together, but earlier divisions may have used what
+	// is guaranteed now: serve them in the order of tenants while there is something.
+	members := make([]*tenant, 0, len(tenants))
+	for _, t := range tenants {
+		members = append(members, t)
+	}
+	slices.SortFunc(members, func(a, b *tenant) int { return a.id.Compare(b.id) })
+	for _, t := range members {
+		if t.id != System {
+			t.served = min(t.served, left)
+			left -= t.served
+		}
+	}
+
+	var asked [groups]int
+	for _, t := range members {
+		asked[t.id.group()] += t.asked - t.served
+	}
+	halves := [groups]int{left - left/2, left / 2}
+	var room [groups]int
+	for g := range groups {
+		room[g] = min(asked[g], max(halves[g], left-asked[1-g]))
+	}
+	for g := range groups {
+		var of []*tenant
+		for _, t := range members {
+			if t.id.group() == g {
+				of = append(of, t)
+			}
+		}
+		all := left - room[1-g] // what the group could have if it asked for more
+		d.Levels[g] = level(of, all)
+		admit(of, asks, d.Admitted, room[g], d.Levels[g])
+	}
+	for _, t := range members {
+		d.Shares[t.id] = Share{Asked: t.asked, Admitted: t.got, Guarantee: t.guarantee, Allotment: t.allotment}
+	}
+	return d
+}
+
+type tenant struct {
+	id        Tenant
+	asks      []int // indexes
+	asked     int
+	guarantee int
+	served    int // before the level: system's half, or the guarantee
+	allotment int
+	got       int
+	own       int         // of served, what nobody else may use
+	next      int         // index into asks of the first that is not decided
+	take      func(i int) // admits an ask
+}
+
+// level returns the largest L for which the sum of min(asked - served, L) fits into
+// room. If all of it fits, that is what one more tenant could ask for, or the largest
+// ask if that is more.
+func level(of []*tenant, room int) int {
+	rest := make([]int, 0, len(of))
+	for _, t := range of {
+		rest = append(rest, t.asked-t.served)
+	}
+	slices.Sort(rest)
+	for i, r := range rest {
+		if l := room / (len(rest) - i); l < r {
+			return l
+		}
+		room -= r
+	}
+	most := room
+	if len(rest) > 0 {
+		most = max(most, rest[len(rest)-1])
+	}
+	return most
+}
+
+// admit admits the objects of the tenants of a group, which have room for what they
+// ask beyond what was served before.
+func admit(of []*tenant, asks []Ask, admitted []bool, room, level int) {
+	var waiting []*tenant
+	for _, t := range of {
+		t.allotment = t.served + min(t.asked-t.served, level)
+		if t.id == System {
+			t.own = t.served // no other tenant uses what is left of it
+		} else {
+			room += t.served
+		}
+		take := func(i int) {
+			admitted[i] = true
+			n := asks[i].Units
+			t.got += n
+			room -= max(0, n-t.own)
+			t.own = max(0, t.own-n)
+		}
+		if t.allotment == t.asked {
+			for _, i := range t.asks {
+				take(i)
+			}
+			continue
+		}
+		slices.SortFunc(t.asks, func(a, b int) int { return asks[a].Order.Compare(asks[b].Order) })
+		for ; t.next < len(t.asks); t.next++ {
+			i := t.asks[t.next]
+			if asks[i].Units > t.allotment {
+				continue // alone too large: passed over
+			}
+			if t.got+asks[i].Units > t.allotment {
+				t.take = take
+				waiting = append(waiting, t)
+				break
+			}
+			take(i)
+		}
+	}
+	for len(waiting) > 0 {
+		oldest := slices.MinFunc(waiting, func(a, b *tenant) int {
+			return cmp.Or(asks[a.asks[a.next]].Order.Compare(asks[b.asks[b.next]].Order), a.id.Compare(b.id))
+		})
+		i := oldest.asks[oldest.next]
+		oldest.next++
+		fits := asks[i].Units <= room+oldest.own
+		if fits {
+			oldest.take(i)
+		}
+		if !fits || oldest.next == len(oldest.asks) {
+			waiting = slices.DeleteFunc(waiting, func(t *tenant) bool { return t == oldest })
+		}
+	}
+}

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package shares
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// LevelInterval is the least time between two computations of the levels.
+const LevelInterval = 10 * time.Second
+
+// Before the first computation of the levels, a tenant may use one part in firstPart of
+// what all tenants share.
+const firstPart = 8
+
+// maxRounds bounds how often the limits are divided anew because objects that another
+// limit refuses leave room.
+const maxRounds = 8
+
+// Limit is a limit that tenants share.
+type Limit struct {
+	Name string // as in docs/reference/bounds.md, for example "policies"
+	Size int
+}
+
+// Object is what a ledger knows of an object.
+type Object struct {
+	Tenant Tenant
+	Order  Order
+	// Local says that the object is from a file or a call, not from an API server.
+	// Local objects share what objects of the API server leave on this node.
+	Local bool
+	// Units is what the object needs of each limit, in the order of NewLedger.
+	Units []int
+}
+
+// Ledger keeps what the objects of one process ask of its limits, and decides which
+// objects are admitted. An object is admitted if it fits into every limit that it needs;
+// what it asks of the other limits does not count otherwise.
+//
+// The levels are computed from complete listings only, by Level. Until then, and between
+// two computations, Put admits objects by the last levels. A Ledger is not safe for
+// concurrent use.
+type Ledger[K comparable] struct {
+	settings Settings
+	limits   []Limit
+	objects  map[K]*entry
+
+	asked    []map[Tenant]int // by limit, of all objects
+	admitted []map[Tenant]int
+	total    []int // asked, by limit
+	used     []int // admitted
+
+	divisions []Division // of the last computation; nil before the first
+	computed  time.Time
+	dirty     bool
+}
+
+type entry struct {
+	Object
+	refused int // 1 + index of the limit that refuses the object; 0 if it is admitted
+}
+
+// NewLedger returns an empty ledger of limits that objects need together.
+func NewLedger[K comparable](s Settings, limits ...Limit) *Ledger[K] {
+	l := &Ledger[K]{settings: s, limits: slices.Clone(limits), objects: make(map[K]*entry)}
+	l.total, l.used = make([]int, len(limits)), make([]int, len(limits))
+	for range limits {
+		l.asked = append(l.asked, make(map[Tenant]int))
+		l.admitted = append(l.admitted, make(map[Tenant]int))
+	}
+	return l
+}
+
+// Put adds or replaces an object and reports whether it is admitted. A refused object
+// stays in the ledger, and may be admitted by a later Level.
+func (l *Ledger[K]) Put(k K, o Object) bool {
+	l.remove(k)
+	e := l.add(k, o)
+	for i, n := range o.Units {
+		if !l.fits(i, o.Tenant, n) {
+			e.refused = i + 1
+			break
+		}
+	}
+	l.use(e, 1)
+	return e.refused == 0
+}
+
+// Restore adds an object that was admitted, or refused, before the process started. It
+// stays so until the next Level.
+func (l *Ledger[K]) Restore(k K, o Object, admitted bool) {
+	l.remove(k)
+	e := l.add(k, o)
+	if !admitted {
+		e.refused = 1
+	}
+	l.use(e, 1)
+}
+
+// add adds an object that is not there, without a decision.
+func (l *Ledger[K]) add(k K, o Object) *entry {
+	e := &entry{Object: o}
+	l.objects[k] = e
+	for i, n := range o.Units {
+		l.asked[i][o.Tenant] += n
+		l.total[i] += n
+	}
+	l.dirty = true
+	return e
+}
+
+// Delete removes an object, if it is there.
+func (l *Ledger[K]) Delete(k K) {
+	if l.remove(k) {
+		l.dirty = true
+	}
+}
+
+func (l *Ledger[K]) remove(k K) bool {
+	e := l.objects[k]
+	if e == nil {
+		return false
+	}
+	l.use(e, -1)
+	for i, n := range e.Units {
+		l.total[i] -= n
+		if l.asked[i][e.Tenant] -= n; l.asked[i][e.Tenant] == 0 {
+			delete(l.asked[i], e.Tenant)
+		}
+	}
+	delete(l.objects, k)
+	return true
+}
+
+// use counts an admitted object, or with -1 counts it no more.
+func (l *Ledger[K]) use(e *entry, by int) {
+	if e.refused != 0 {
+		return
+	}
+	for i, n := range e.Units {
+		l.used[i] += by * n
+		if l.admitted[i][e.Tenant] += by * n; l.admitted[i][e.Tenant] == 0 {
+			delete(l.admitted[i], e.Tenant)
+		}
+	}
+}
+
+// fits reports whether a tenant may use n more units of a limit by the last levels. All
+// objects are counted in asked already.
+func (l *Ledger[K]) fits(limit int, t Tenant, n int) bool {
+	size := l.limits[limit].Size
+	system, used := l.admitted[limit][System], l.used[limit]
+	if t == System {
+		return used+n <= size && (system+n <= size/2 || l.allFit(limit))
+	}
+	tenants := size - max(size/10, system)
+	if used-system+n > tenants {
+		return false
+	}
+	switch {
+	case l.divisions == nil:
+		return l.admitted[limit][t]+n <= tenants/firstPart
+	case l.allFit(limit):
+		return true
+	}
+	d := &l.divisions[limit]
+	most := d.Levels[t.group()]
+	if s, ok := d.Shares[t]; ok {
+		most = max(most, s.Allotment)
+	}
+	if t.kind == kindLabel {
+		most = max(most, d.Tenants*l.settings.Guarantees[t.name]/100)
+	}
+	return l.admitted[limit][t]+n <= most
+}
+
+// allFit reports whether everything that is asked of a limit can be admitted.
+func (l *Ledger[K]) allFit(limit int) bool {
+	size, system := l.limits[limit].Size, l.asked[limit][System]
+	return l.total[limit]-min(system, size/2) <= size-max(size/10, min(system, size/2))
+}
+
+// Next returns when Level is due: the zero time if nothing has changed since the last
+// computation.
+func (l *Ledger[K]) Next() time.Time {
+	if !l.dirty {
+		return time.Time{}
+	}
+	return l.computed.Add(LevelInterval)
+}
+
+// Reassign makes of the tenant of each object the one that tenantOf returns. It changes no
+// admission; the next Level does.
+func (l *Ledger[K]) Reassign(tenantOf func(k K) Tenant) {
+	for k, e := range l.objects {
+		if t := tenantOf(k); t != e.Tenant {
+			o, admitted := e.Object, e.refused == 0
+			o.Tenant = t
+			l.Restore(k, o, admitted)
+		}
+	}
+}
+
+// Level computes the levels anew and returns the objects that lose their admission and
+// those that gain it. The caller withdraws the former before it applies the latter. It
+// must be called only while every source of objects, and the list of Namespaces, have
+// been complete once.
+func (l *Ledger[K]) Level(now time.Time) (withdrawn, admitted []K) {
+	l.computed, l.dirty = now, false
+	keys := make([]K, 0, len(l.objects))
+	entries := make([]*entry, 0, len(l.objects))
+	for k, e := range l.objects {
+		keys, entries = append(keys, k), append(entries, e)
+	}
+	refused, divisions := l.divide(entries)
+	l.divisions = divisions
+	for i, e := range entries {
+		if (refused[i] == 0) == (e.refused == 0) {
+			e.refused = refused[i]
+			continue
+		}
+		l.use(e, -1)
+		if e.refused = refused[i]; e.refused != 0 {
+			withdrawn = append(withdrawn, keys[i])
+		} else {
+			admitted = append(admitted, keys[i])
+		}
+		l.use(e, 1)
+	}
+	return withdrawn, admitted
+}
+
+// divide divides every limit: first among the objects of API servers, then what they
+// leave among the local ones. refused has 1 + the index of a limit that refuses the
+// object, or 0.
+func (l *Ledger[K]) divide(entries []*entry) (refused []int, divisions []Division) {
+	refused = make([]int, len(entries))
+	used := make([]map[Tenant]int, len(l.limits))
+	for _, local := range []bool{false, true} {
+		var of []int
+		for i, e := range entries {
+			if e.Local == local {
+				of = append(of, i)
+			}
+		}
+		if local && len(of) == 0 {
+			break
+		}
+		next := l.divideAmong(entries, of, refused, used)
+		for i, d := range next {
+			if divisions == nil {
+				break
+			}
+			for t, s := range divisions[i].Shares { // of the API server's objects
+				n, ok := d.Shares[t]
+				n.Asked, n.Admitted, n.Allotment = n.Asked+s.Asked, n.Admitted+s.Admitted, n.Allotment+s.Allotment
+				if !ok {
+					n.Guarantee = s.Guarantee
+				}
+				d.Shares[t] = n
+			}
+		}
+		divisions = next
+		for i := range used {
+			used[i] = make(map[Tenant]int)
+			for t, s := range divisions[i].Shares {
+				used[i][t] = s.Admitted
+			}
+		}
+	}
+	return refused, divisions
+}
+
+// divideAmong divides the limits one after the other among the objects that no other limit
+// refuses, until nothing changes.
+func (l *Ledger[K]) divideAmong(entries []*entry, of, refused []int, used []map[Tenant]int) []Division {
+	divisions := make([]Division, len(l.limits))
+	for round := 0; ; round++ {
+		changed := false
+		for limit := range l.limits {
+			var asks []Ask
+			var who []int
+			for _, i := range of {
+				// In the last round nothing that is refused comes back, so that the
+				// result fits into every limit.
+				if r := refused[i]; r == 0 || r == limit+1 && round < maxRounds {
+					asks = append(asks, Ask{Tenant: entries[i].Tenant, Order: entries[i].Order, Units: entries[i].Units[limit]})
+					who = append(who, i)
+				}
+			}
+			divisions[limit] = Divide(l.limits[limit].Size, asks, l.settings, used[limit])
+			for n, i := range who {
+				r := 0
+				if !divisions[limit].Admitted[n] {
+					r = limit + 1
+				}
+				changed = changed || r != refused[i]
+				refused[i] = r
+			}
+		}
+		if !changed || round == maxRounds {
+			break
+		}
+	}
+	// What a limit admitted before a later one refused it does not use it.
+	for limit := range divisions {
+		for t, s := range divisions[limit].Shares {
+			s.Admitted, s.Asked = 0, 0
+			divisions[limit].Shares[t] = s
+		}
+		for _, i := range of {
+			t := entries[i].Tenant
+			s := divisions[limit].Shares[t]
+			if s.Asked += entries[i].Units[limit]; refused[i] == 0 {
+				s.Admitted += entries[i].Units[limit]
+			}
+			divisions[limit].Shares[t] = s
+		}
+	}
+	return divisions
+}
+
+// Admitted reports whether the ledger has the object and it is admitted.
+func (l *Ledger[K]) Admitted(k K) bool {
+	e := l.objects[k]
+	return e != nil && e.refused == 0
+}
+
+// Refused returns the limit that refuses an object, and what the object's tenant has of
+// it. ok is false if the object is admitted or not in the ledger.
+func (l *Ledger[K]) Refused(k K) (limit Limit, tenant Tenant, share Share, ok bool) {
+	e := l.objects[k]
+	if e == nil || e.refused == 0 {
+		return Limit{}, Tenant{}, Share{}, false
+	}
+	limit = l.limits[e.refused-1]
+	return limit, e.Tenant, l.share(e.refused-1, e.Tenant), true
+}
+
+// Usage is what the tenants have of one limit.
+type Usage struct {
+	Limit   Limit
+	Used    int // admitted
+	Asked   int
+	Tenants []TenantUsage // in the order of Tenant.Compare
+}
+
+// TenantUsage is what one tenant has of a limit.
+type TenantUsage struct {
+	Tenant Tenant
+	Share
+}
+
+// Usage returns the usage of every limit, in the order of NewLedger.
+func (l *Ledger[K]) Usage() []Usage {
+	out := make([]Usage, len(l.limits))
+	for i, limit := range l.limits {
+		out[i] = Usage{Limit: limit, Used: l.used[i], Asked: l.total[i]}
+		for _, t := range slices.SortedFunc(maps.Keys(l.asked[i]), Tenant.Compare) {
+			out[i].Tenants = append(out[i].Tenants, TenantUsage{Tenant: t, Share: l.share(i, t)})
+		}
+	}
+	return out
+}
+
+// share is what a tenant has now, and its allotment by the last levels.
+func (l *Ledger[K]) share(limit int, t Tenant) Share {
+	s := Share{Asked: l.asked[limit][t], Admitted: l.admitted[limit][t]}
+	if l.divisions != nil {
+		d := l.divisions[limit].Shares[t]
+		s.Guarantee, s.Allotment = d.Guarantee, d.Allotment
+	}
+	return s
+}

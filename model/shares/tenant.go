@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package shares divides limits among tenants by max-min fairness, so that one
+// tenant cannot use up a limit that others need.
+//
+// A tenant is a namespace, or all namespaces whose Namespace object carries the
+// same value of one label. Cluster-wide objects and the namespaces of the cluster
+// itself belong to the tenant system, which is served first. docs/shares.md has
+// the rule for users.
+package shares
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// DefaultTenantLabel is the label of a Namespace that names its tenant.
+const DefaultTenantLabel = "sluice.io/tenant"
+
+// MaxGuarantees bounds the sum of all guarantees, in percent.
+const MaxGuarantees = 80
+
+type kind uint8
+
+const (
+	kindNamespace kind = iota // a namespace without the label
+	kindLabel                 // all namespaces with one value of the label
+	kindTogether              // all namespaces without the label
+	kindSystem
+)
+
+// Tenant identifies who asks for a part of a limit. Tenants are comparable; the
+// zero value is no tenant.
+type Tenant struct {
+	kind kind
+	name string
+}
+
+// System is the tenant of cluster-wide objects and of the cluster's own namespaces.
+var System = Tenant{kind: kindSystem, name: "system"}
+
+// Labelled returns the tenant of the namespaces whose tenant label has this value.
+func Labelled(value string) Tenant { return Tenant{kind: kindLabel, name: value} }
+
+// Namespace returns the tenant of a namespace without the tenant label.
+func Namespace(name string) Tenant { return Tenant{kind: kindNamespace, name: name} }
+
+// unlabelled is the one tenant of all namespaces without the tenant label.
+var unlabelled = Tenant{kind: kindTogether, name: "unlabelled"}
+
+// String returns "system", "tenant NAME", "namespace NAME" or "namespaces without a
+// tenant".
+func (t Tenant) String() string {
+	switch t.kind {
+	case kindSystem:
+		return "system"
+	case kindLabel:
+		return "tenant " + t.name
+	case kindTogether:
+		return "namespaces without a tenant"
+	}
+	return "namespace " + t.name
+}
+
+// Name returns the value of the label, or the name of the namespace.
+func (t Tenant) Name() string { return t.name }
+
+// labelled reports whether the tenant belongs to the group of labelled tenants. What
+// system asks beyond its own half competes in that group.
+func (t Tenant) labelled() bool { return t.kind == kindLabel || t.kind == kindSystem }
+
+// Compare orders tenants: system, labelled tenants, then the others, each by name.
+func (t Tenant) Compare(u Tenant) int {
+	if t.kind != u.kind {
+		return int(u.kind) - int(t.kind)
+	}
+	return strings.Compare(t.name, u.name)
+}
+
+// Settings say who the tenants of a cluster are. All processes of a cluster need the
+// same ones.
+type Settings struct {
+	// TenantLabel is the label of a Namespace that names its tenant. Empty means
+	// DefaultTenantLabel.
+	TenantLabel string
+	// Together makes one tenant of all namespaces without the label. Otherwise each
+	// of them is a tenant of its own, so that a user who creates namespaces gains
+	// shares.
+	Together bool
+	// Guarantees is the part of a limit, in percent, that a labelled tenant has for
+	// itself. A namespace without the label has no guarantee, whatever its name is.
+	Guarantees map[string]int
+	// SystemNamespaces belong to the tenant system, besides kube-system.
+	SystemNamespaces []string
+}
+
+// Validate returns an error that names the first setting that is not usable.
+func (s Settings) Validate() error {
+	sum := 0
+	for _, name := range slices.Sorted(maps.Keys(s.Guarantees)) {
+		percent := s.Guarantees[name]
+		if name == "" {
+			return fmt.Errorf("shares.guarantees: a tenant has no name")
+		}
+		if percent < 1 || percent > MaxGuarantees {
+			return fmt.Errorf("shares.guarantees: %s: %d is not a percentage from 1 to %d", name, percent, MaxGuarantees)
+		}
+		sum += percent
+	}
+	if sum > MaxGuarantees {
+		return fmt.Errorf("shares.guarantees: the guarantees add up to %d %%, at most %d %% can be guaranteed", sum, MaxGuarantees)
+	}
+	return nil
+}
+
+// Label returns the key of the tenant label.
+func (s Settings) Label() string {
+	if s.TenantLabel == "" {
+		return DefaultTenantLabel
+	}
+	return s.TenantLabel
+}
+
+// Tenants maps namespaces to tenants. It is not safe for concurrent use.
+type Tenants struct {
+	settings Settings
+	values   map[string]string // of the tenant label, by namespace
+}
+
+// NewTenants returns the tenants of a cluster of which no Namespace is known yet.
+func NewTenants(s Settings) *Tenants {
+	return &Tenants{settings: s, values: make(map[string]string)}
+}
+
+// Settings returns the settings that NewTenants was given.
+func (t *Tenants) Settings() Settings { return t.settings }
+
+// Set notes the labels of a Namespace and reports whether its tenant changed.
+func (t *Tenants) Set(namespace string, labels map[string]string) bool {
+	before := t.Of(namespace)
+	if value := labels[t.settings.Label()]; value != "" {
+		t.values[namespace] = value
+	} else {
+		delete(t.values, namespace)
+	}
+	return t.Of(namespace) != before
+}
+
+// Delete forgets a Namespace and reports whether its tenant changed.
+func (t *Tenants) Delete(namespace string) bool { return t.Set(namespace, nil) }
+
+// Of returns the tenant of the objects in a namespace. The empty namespace is that of
+// cluster-wide objects.
+func (t *Tenants) Of(namespace string) Tenant {
+	if namespace == "" || namespace == "kube-system" || slices.Contains(t.settings.SystemNamespaces, namespace) {
+		return System
+	}
+	if value, ok := t.values[namespace]; ok {
+		return Labelled(value)
+	}
+	if t.settings.Together {
+		return unlabelled
+	}
+	return Namespace(namespace)
+}

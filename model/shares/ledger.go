@@ -12,8 +12,8 @@ import (
 // LevelInterval is the least time between two computations of the levels.
 const LevelInterval = 10 * time.Second
 
-// Before the first computation of the levels, a tenant may use one part in firstPart of
-// what all tenants share.
+// firstPart divides what all tenants share: before the first computation of the levels, each
+// of them may use one part.
 const firstPart = 8
 
 // maxRounds bounds how often the limits are divided anew because objects that another

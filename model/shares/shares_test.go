@@ -32,24 +32,64 @@ func TestDivide(t *testing.T) {
 		used     map[Tenant]int
 		want     map[Tenant]int
 	}{
-		{name: "everything fits", asks: slices.Concat(some(a, 40, 1, 0), some(c, 50, 1, 0)), want: map[Tenant]int{a: 40, c: 50}},
+		{
+			name: "everything fits",
+			asks: slices.Concat(some(a, 40, 1, 0), some(c, 50, 1, 0)),
+			want: map[Tenant]int{a: 40, c: 50},
+		},
 		{name: "a tenth is kept for system", asks: some(c, 100, 1, 0), want: map[Tenant]int{c: 90}},
-		{name: "system has up to half", asks: slices.Concat(some(System, 80, 1, 0), some(a, 100, 1, 0)), want: map[Tenant]int{System: 75, a: 25}},
-		{name: "system beyond half competes as a labelled tenant", asks: slices.Concat(some(System, 100, 1, 0), some(a, 100, 1, 0), some(c, 100, 1, 0)), want: map[Tenant]int{System: 62, a: 13, c: 25}},
-		{name: "what asks for little gets it", asks: slices.Concat(some(a, 1000, 1, 0), some(b, 10, 1, 9000)), want: map[Tenant]int{a: 80, b: 10}},
-		{name: "both groups have half", asks: slices.Concat(some(a, 1000, 1, 0), some(c, 1000, 1, 0)), want: map[Tenant]int{a: 45, c: 45}},
-		{name: "a group leaves what it does not ask for", asks: slices.Concat(some(a, 10, 1, 0), some(c, 1000, 1, 0)), want: map[Tenant]int{a: 10, c: 80}},
-		{name: "an object that is too large alone is passed over", asks: append(some(a, 45, 1, 10), Ask{a, at(0), 60}, Ask{c, at(0), 90}), want: map[Tenant]int{a: 45}},
+		{
+			name: "system has up to half",
+			asks: slices.Concat(some(System, 80, 1, 0), some(a, 100, 1, 0)),
+			want: map[Tenant]int{System: 75, a: 25},
+		},
+		{
+			name: "system beyond half competes as a labelled tenant",
+			asks: slices.Concat(some(System, 100, 1, 0), some(a, 100, 1, 0), some(c, 100, 1, 0)),
+			want: map[Tenant]int{System: 62, a: 13, c: 25},
+		},
+		{
+			name: "what asks for little gets it",
+			asks: slices.Concat(some(a, 1000, 1, 0), some(b, 10, 1, 9000)),
+			want: map[Tenant]int{a: 80, b: 10},
+		},
+		{
+			name: "both groups have half",
+			asks: slices.Concat(some(a, 1000, 1, 0), some(c, 1000, 1, 0)),
+			want: map[Tenant]int{a: 45, c: 45},
+		},
+		{
+			name: "a group leaves what it does not ask for",
+			asks: slices.Concat(some(a, 10, 1, 0), some(c, 1000, 1, 0)),
+			want: map[Tenant]int{a: 10, c: 80},
+		},
+		{
+			name: "an object that is too large alone is passed over",
+			asks: append(some(a, 45, 1, 10), Ask{a, at(0), 60}, Ask{c, at(0), 90}),
+			want: map[Tenant]int{a: 45},
+		},
 		{
 			name: "guarantees come first", settings: Settings{Guarantees: map[string]int{"a": 50}},
-			asks: slices.Concat(some(a, 100, 1, 0), some(b, 100, 1, 0)), want: map[Tenant]int{a: 67, b: 23},
+			asks: slices.Concat(some(a, 100, 1, 0), some(b, 100, 1, 0)),
+			want: map[Tenant]int{a: 67, b: 23},
 		},
 		{
 			name: "a namespace has no guarantee by its name", settings: Settings{Guarantees: map[string]int{"c": 80}},
-			asks: slices.Concat(some(a, 100, 1, 0), some(c, 100, 1, 0)), want: map[Tenant]int{a: 45, c: 45},
+			asks: slices.Concat(some(a, 100, 1, 0), some(c, 100, 1, 0)),
+			want: map[Tenant]int{a: 45, c: 45},
 		},
-		{name: "what earlier divisions left", asks: some(a, 100, 1, 0), used: map[Tenant]int{System: 20, c: 50}, want: map[Tenant]int{a: 30}},
-		{name: "the reserve of system is not left over", asks: some(a, 100, 1, 0), used: map[Tenant]int{c: 90}, want: map[Tenant]int{}},
+		{
+			name: "what earlier divisions left",
+			asks: some(a, 100, 1, 0),
+			used: map[Tenant]int{System: 20, c: 50},
+			want: map[Tenant]int{a: 30},
+		},
+		{
+			name: "the reserve of system is not left over",
+			asks: some(a, 100, 1, 0),
+			used: map[Tenant]int{c: 90},
+			want: map[Tenant]int{},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := Divide(100, tt.asks, tt.settings, tt.used)
@@ -68,7 +108,7 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// One tenant's oldest objects are admitted, whatever the order of the asks.
+// TestDivideAdmitsTheOldest shows that a tenant's oldest objects are admitted, whatever the order of the asks.
 func TestDivideAdmitsTheOldest(t *testing.T) {
 	asks := some(Labelled("a"), 200, 1, 0)
 	rand.New(rand.NewPCG(1, 1)).Shuffle(len(asks), func(i, j int) { asks[i], asks[j] = asks[j], asks[i] })
@@ -80,8 +120,8 @@ func TestDivideAdmitsTheOldest(t *testing.T) {
 	}
 }
 
-// No matter what others ask for, and in how many namespaces, a tenant gets what it asks
-// for up to its fair part of its group.
+// TestDivideGuaranteesAFairPart shows that a tenant gets what it asks for up to the fair part of
+// its group, whatever others ask for and in however many namespaces.
 func TestDivideGuaranteesAFairPart(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 7))
 	for round := range 1000 {
@@ -147,7 +187,8 @@ func TestDivideGuaranteesAFairPart(t *testing.T) {
 				least += whole * s.Guarantees[who.name] / 100
 			}
 			if n <= least && admitted[who] != n {
-				t.Fatalf("round %d: %s has %d of %d, and its fair part of %d is at least %d", round, who, admitted[who], n, limit, least)
+				t.Fatalf("round %d: %s has %d of %d, and its fair part of %d is at least %d",
+					round, who, admitted[who], n, limit, least)
 			}
 		}
 		slices.Reverse(asks)
@@ -184,7 +225,9 @@ func TestGuaranteesAreChecked(t *testing.T) {
 
 func TestTenants(t *testing.T) {
 	n := NewTenants(Settings{SystemNamespaces: []string{"sluice-system"}})
-	for ns, want := range map[string]Tenant{"": System, "kube-system": System, "sluice-system": System, "shop": Namespace("shop")} {
+	for ns, want := range map[string]Tenant{
+		"": System, "kube-system": System, "sluice-system": System, "shop": Namespace("shop"),
+	} {
 		if got := n.Of(ns); got != want {
 			t.Errorf("%q is of %s, want %s", ns, got, want)
 		}
@@ -263,7 +306,7 @@ func TestLedger(t *testing.T) {
 			}
 		}
 		limit, who, share, ok := l.Refused(object{a, 99})
-		if !ok || limit.Name != "policies" || who != a || share.Asked != 100 || share.Admitted != 60 || share.Allotment != 60 {
+		if !ok || limit.Name != "policies" || who != a || share != (Share{Asked: 100, Admitted: 60, Allotment: 60}) {
 			t.Errorf("refused by %v of %s, %+v, %t", limit, who, share, ok)
 		}
 	})
@@ -312,13 +355,14 @@ func TestLedger(t *testing.T) {
 			return a
 		})
 		withdrawn, admitted := l.Level(now)
-		if u := l.Usage()[0]; len(withdrawn)+len(admitted) != 0 || u.Tenants[0].Tenant != Labelled("b") || u.Tenants[0].Admitted != 45 {
+		u := l.Usage()[0]
+		if len(withdrawn)+len(admitted) != 0 || u.Tenants[0].Tenant != Labelled("b") || u.Tenants[0].Admitted != 45 {
 			t.Errorf("%d withdrawn, %d admitted, %+v", len(withdrawn), len(admitted), u.Tenants)
 		}
 	})
 }
 
-// The ledger's sums are those of its objects, and its limits hold, whatever comes.
+// TestLedgerKeepsItsSums compares the ledger's sums with its objects after random changes.
 func TestLedgerKeepsItsSums(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	l := NewLedger[object](Settings{}, Limit{"x", 300}, Limit{"y", 500})
@@ -333,7 +377,9 @@ func TestLedgerKeepsItsSums(t *testing.T) {
 			l.Delete(k)
 			delete(all, k)
 		default:
-			o := Object{Tenant: k.tenant, Order: at(r.IntN(1e6)), Units: []int{r.IntN(12), r.IntN(12)}, Local: r.IntN(4) == 0}
+			o := Object{
+				Tenant: k.tenant, Order: at(r.IntN(1e6)), Units: []int{r.IntN(12), r.IntN(12)}, Local: r.IntN(4) == 0,
+			}
 			l.Put(k, o)
 			all[k] = o
 		}
@@ -346,7 +392,8 @@ func TestLedgerKeepsItsSums(t *testing.T) {
 				}
 			}
 			if u.Asked != asked || u.Used != admitted || u.Used > u.Limit.Size {
-				t.Fatalf("step %d: %s: asked %d, counted %d; used %d, counted %d", step, u.Limit.Name, asked, u.Asked, admitted, u.Used)
+				t.Fatalf("step %d: %s: asked %d, counted %d; used %d, counted %d",
+					step, u.Limit.Name, asked, u.Asked, admitted, u.Used)
 			}
 		}
 	}

@@ -111,7 +111,8 @@ func (s Settings) Validate() error {
 		sum += percent
 	}
 	if sum > MaxGuarantees {
-		return fmt.Errorf("shares.guarantees: the guarantees add up to %d %%, at most %d %% can be guaranteed", sum, MaxGuarantees)
+		return fmt.Errorf("shares.guarantees: the guarantees add up to %d %%, at most %d %% can be guaranteed",
+			sum, MaxGuarantees)
 	}
 	return nil
 }

@@ -2,8 +2,7 @@
 // Copyright 2026 The Sluice Authors
 
 // Style judges what no linter here does: a doc comment begins with the name of
-// what it documents, a line ends at 120 columns, of which a tab takes one, and in
-// what is no test a package has at most 3,000 lines and a function 100. It reads
+// what it documents, and a line ends at 120 columns, of which a tab takes one. It reads
 // the names of Go files from standard input.
 //
 // What a directory with all below it still has of the first two stands in its line of the
@@ -29,9 +28,6 @@ const (
 	allowList = "scripts/style/allowed.txt"
 	columns   = 120
 	shown     = 20 // places of a directory that are named
-
-	packageLines  = 3000
-	functionLines = 100
 )
 
 // found are the places below one directory, as "FILE:LINE: what".
@@ -50,7 +46,6 @@ func run(shrink bool) error {
 		return err
 	}
 	all := map[string]*found{}
-	lengths := lengths{packages: map[string]int{}}
 	for names := bufio.NewScanner(os.Stdin); names.Scan(); {
 		dir := filepath.Dir(names.Text())
 		for _, listed := allowed[dir]; !listed && dir != "."; _, listed = allowed[dir] {
@@ -59,14 +54,14 @@ func run(shrink bool) error {
 		if all[dir] == nil {
 			all[dir] = &found{}
 		}
-		if err := all[dir].judge(names.Text(), &lengths); err != nil {
+		if err := all[dir].judge(names.Text()); err != nil {
 			return err
 		}
 	}
 	if shrink {
 		return writeAllowed(allowed, all)
 	}
-	excess := lengths.excess()
+	var excess []string
 	for dir, f := range all {
 		for kind, places := range [][]string{f.long, f.unnamed} {
 			if len(places) > allowed[dir][kind] {
@@ -85,7 +80,7 @@ func run(shrink bool) error {
 }
 
 // judge looks at one file.
-func (f *found) judge(name string, lengths *lengths) error {
+func (f *found) judge(name string) error {
 	content, err := os.ReadFile(name)
 	if err != nil {
 		return err
@@ -102,7 +97,6 @@ func (f *found) judge(name string, lengths *lengths) error {
 	if err != nil {
 		return err
 	}
-	lengths.add(name, line, files, file)
 	for _, decl := range file.Decls {
 		documented := ""
 		var doc *ast.CommentGroup
@@ -128,39 +122,6 @@ func (f *found) judge(name string, lengths *lengths) error {
 		}
 	}
 	return nil
-}
-
-// lengths are those of what is no test and was not generated.
-type lengths struct {
-	packages  map[string]int // lines by directory
-	functions []string       // that are too long
-}
-
-// add adds a file that has so many lines.
-func (l *lengths) add(name string, lines int, files *token.FileSet, file *ast.File) {
-	dir := filepath.Dir(name)
-	if strings.HasSuffix(name, "_test.go") || slices.Contains(strings.Split(dir, "/"), "test") || ast.IsGenerated(file) {
-		return
-	}
-	l.packages[dir] += lines
-	for _, decl := range file.Decls {
-		at, end := files.Position(decl.Pos()), files.Position(decl.End())
-		if f, ok := decl.(*ast.FuncDecl); ok && end.Line-at.Line >= functionLines {
-			l.functions = append(l.functions, fmt.Sprintf("%s:%d: %s has %d lines, more than %d",
-				name, at.Line, f.Name.Name, end.Line-at.Line+1, functionLines))
-		}
-	}
-}
-
-// excess is what is too long.
-func (l *lengths) excess() []string {
-	out := slices.Clone(l.functions)
-	for dir, n := range l.packages {
-		if n > packageLines {
-			out = append(out, fmt.Sprintf("%s: the package has %d lines, more than %d", dir, n, packageLines))
-		}
-	}
-	return out
 }
 
 // begins reports whether a comment, if there is one, begins with a name or an

@@ -6,9 +6,13 @@
 // failed tests:
 //
 //	testcheck [-all DIR] EVENTS
+//	testcheck -merge STREAM...
 //
 // A test that was skipped is a finding. With -all, so is each test that is declared below DIR and did not run, and
 // each build constraint of a test file that no known run satisfies.
+//
+// With -merge it copies the lines of several streams, such as those of two runs at the same time, to standard
+// output, each line whole.
 package main
 
 import (
@@ -19,7 +23,15 @@ import (
 
 func main() {
 	all := flag.String("all", "", "the `directory` of the tree whose tests must all have run")
+	merging := flag.Bool("merge", false, "copy the lines of several streams to standard output")
 	flag.Parse()
+	if *merging {
+		if err := merge(os.Stdout, flag.Args()); err != nil {
+			fmt.Fprintln(os.Stderr, "testcheck:", err)
+			os.Exit(2)
+		}
+		return
+	}
 	if flag.NArg() != 1 {
 		flag.Usage()
 		os.Exit(2)

@@ -164,3 +164,32 @@ func TestFindingsAreEventsOfFailedTests(t *testing.T) {
 		t.Errorf("events %q, want %q", got, want)
 	}
 }
+
+func TestMergedStreamsKeepTheirLines(t *testing.T) {
+	dir := t.TempDir()
+	var names []string
+	want := make(map[string]int)
+	for i, letter := range []string{"a", "b", "c"} {
+		line := strings.Repeat(letter, 10_000*(i+1))
+		want[line] = 200
+		names = append(names, filepath.Join(dir, letter))
+		if err := os.WriteFile(names[i], []byte(strings.Repeat(line+"\n", 200)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out bytes.Buffer
+	if err := merge(&out, names); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		want[strings.TrimSuffix(line, "\n")]--
+	}
+	for line, left := range want {
+		if left != 0 {
+			t.Errorf("a line of %d bytes that begins with %.3s: %d too few", len(line), line, left)
+		}
+	}
+	if err := merge(&out, []string{filepath.Join(dir, "absent")}); err == nil {
+		t.Error("a stream that is not there is no error")
+	}
+}

@@ -231,6 +231,9 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 	p.Go("identity stream", called.owners.Run)
 	p.Go("events", n.observe)
 	p.Go("connections", n.Collector.Run)
+	if n.Learned != nil {
+		p.Go("learned addresses", n.Learned.Run)
+	}
 	p.Go("kernel changes", func(ctx context.Context) error {
 		// Their events wait: what changes while everything is compared is looked at afterwards.
 		if err := p.Phase("compare devices", func() error { return n.compare(ctx) }); err != nil {
@@ -302,7 +305,7 @@ func openState(p *process.Process, cfg Config, called services) (*record.Store, 
 	a.records = records
 	enforced := record.OpenPolicy(filepath.Join(cfg.StateDir, "policy.json"))
 	if cfg.Policy.Mode != policyNone {
-		a.policies, a.enforced = called.policy, enforced
+		a.policies, a.enforced, a.names = called.policy, enforced, called.policy
 		if !cfg.ValidateOnly {
 			a.audits = record.OpenAuditModes(filepath.Join(cfg.StateDir, "audit-mode.json"))
 		}

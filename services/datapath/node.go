@@ -31,6 +31,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/socketend"
+	"github.com/sluice-net/sluice/services/datapath/internal/learned"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev/underlay"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
@@ -70,6 +71,7 @@ type around struct {
 	records    endpoint.Records
 
 	policies      policystream.Service   // nil in policy mode none
+	names         learned.Service        // nil in policy mode none
 	enforced      policystream.Memory    // nil: nothing keeps it
 	audits        auditmode.Store        // nil in policy mode none, and with validateOnly
 	frontends     frontendstream.Service // nil: services are not translated
@@ -90,6 +92,7 @@ type node struct {
 	// AuditModes says which endpoints are in audit mode; nil without policies.
 	AuditModes *auditmode.Modes
 	Collector  *conntrack.Collector // of connections; nil with validateOnly
+	Learned    *learned.Reporter    // nil in policy mode none
 	timeouts   conntrack.Timeouts   // of connections
 	Ring       *observe.Ring
 	Host       *host.Host
@@ -193,6 +196,10 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 	o.Log = n.log
 	n.timeouts = o.Timeouts
 	o.Passed = func(began time.Time, p conntrack.Pass) { n.Numbers.Passed(began, p.Nodes) }
+	if n.names != nil {
+		n.Learned = learned.New(n.names, n.log)
+		o.Wanted = n.Learned.Wanted
+	}
 	n.Collector, err = n.Kernel.Connections.NewCollector(o)
 	return err
 }

@@ -73,7 +73,7 @@ type LimitsConfig struct {
 type NamesConfig struct {
 	Max       int           `config:"max" help:"DNS names that are remembered"`
 	Addresses int           `config:"addresses" help:"addresses that are remembered for all names together"`
-	Grace     time.Duration `config:"grace" help:"how long an address stays after its time, for connections that still use it"`
+	Grace     time.Duration `config:"grace" help:"how long an address stays after its time, and after the last report of a connection to it"`
 }
 
 // SubscribersConfig is about datapaths.

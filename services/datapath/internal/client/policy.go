@@ -12,12 +12,15 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/sluice-net/sluice/model/identity"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/datapath/internal/learned"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -37,6 +40,26 @@ func NewPolicy(cc grpc.ClientConnInterface) *Policy {
 func (p *Policy) Ping(ctx context.Context) error {
 	_, err := p.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
 	return p.translate(err)
+}
+
+// HoldAddresses implements learned.Service.
+func (p *Policy) HoldAddresses(ctx context.Context, inUse []netip.Addr) ([]netip.Addr, error) {
+	out, err := p.client.HoldAddresses(ctx, &policyv1.HoldAddressesRequest{InUse: wire.Addresses(inUse)})
+	if status.Code(err) == codes.Unimplemented {
+		return nil, learned.ErrUnsupported
+	}
+	if err := p.translate(err); err != nil {
+		return nil, err
+	}
+	expiring := make([]netip.Addr, 0, len(out.GetExpiring()))
+	for i, text := range out.GetExpiring() {
+		a, err := wire.AddressOf(text)
+		if err != nil {
+			return nil, malformed("expiring[%d]: %v", i, err)
+		}
+		expiring = append(expiring, a)
+	}
+	return expiring, nil
 }
 
 // Subscribe implements policystream.Service.

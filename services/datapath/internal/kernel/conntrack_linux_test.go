@@ -391,6 +391,52 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 	}
 }
 
+func TestKernelCollectorFindsConnectionsToAddresses(t *testing.T) {
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
+	e := publish(t, k, a)
+	at := func(last byte) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, last}), 443)
+	}
+	world := netip.AddrPortFrom(world6, 443)
+	wanted := map[netip.Addr]struct{}{world.Addr(): {}}
+	for last := byte(1); last <= 6; last++ {
+		wanted[at(last).Addr()] = struct{}{}
+	}
+	var found []netip.Addr
+	col, cl := newCollector(t, k, conntrack.CollectorOptions{
+		Wanted: func() (map[netip.Addr]struct{}, func([]netip.Addr)) {
+			return wanted, func(inUse []netip.Addr) { found = inUse }
+		},
+	})
+	put := func(local netip.Addr, port uint16, peer netip.AddrPort, flags conntrack.Flags, idle uint32, inbound bool) {
+		c := conntrack.Connection{
+			Tuple: conntrack.Tuple{Initiator: netip.AddrPortFrom(local, port), Responder: peer, Protocol: 6},
+			From:  conntrack.End{Slot: e.Slot, Epoch: e.Policy.Epoch}, To: conntrack.End{Slot: slotmap.NoSlot},
+			LastSeen: cl.now.Load() - idle, Flags: flags,
+		}
+		if inbound {
+			c.Initiator, c.Responder, c.From, c.To = c.Responder, c.Initiator, c.To, c.From
+		}
+		k.put(t, c)
+	}
+	open := conntrack.Established | conntrack.SeenReply
+	put(e.IPv4, 1, at(1), open, 100, false)
+	put(e.IPv4, 2, at(1), open, 0, false)
+	put(e.IPv4, 3, at(2), open|conntrack.Reset, 0, false)      // closed
+	put(e.IPv4, 4, at(3), open|conntrack.Terminated, 0, false) // by a policy
+	put(e.IPv4, 5, at(4), open, 9000, false)                   // idle for too long
+	put(e.IPv4, 6, at(5), open, 0, true)
+	put(e.IPv6, 7, world, open, 0, false)
+	put(e.IPv4, 8, at(9), open, 0, false) // nobody asked
+	if _, err := col.Collect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := []netip.Addr{at(1).Addr(), at(5).Addr(), world.Addr()}
+	if slices.SortFunc(found, netip.Addr.Compare); !slices.Equal(found, want) {
+		t.Errorf("connections to %v, want %v", found, want)
+	}
+}
+
 func TestKernelCollectorReadsManyByBatches(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, a)

@@ -41,7 +41,7 @@ type Learned struct {
 type Address struct {
 	Addr    netip.Addr
 	Expires time.Time // when its time is over
-	Forget  time.Time // when its grace is over too
+	Forget  time.Time // when it is forgotten, unless a connection to it is reported until then
 }
 
 // List is a copy of the names that match, in no order, with all of their
@@ -54,7 +54,7 @@ func (t *Table) List(match func(name string) bool, has netip.Addr) []Learned {
 		}
 		l := Learned{Name: name, Addresses: make([]Address, 0, len(addrs))}
 		for a, until := range addrs {
-			l.Addresses = append(l.Addresses, Address{Addr: a, Expires: until, Forget: until.Add(t.limits.Grace)})
+			l.Addresses = append(l.Addresses, Address{Addr: a, Expires: until, Forget: t.end(a, until).Add(t.grace())})
 		}
 		out = append(out, l)
 	}

@@ -3,13 +3,14 @@
 
 // Package names has the table of the DNS names that were learned: until when each
 // of their addresses is valid, and which go when there is no room, or when their
-// time and grace are over.
+// time and grace are over and no connection uses them.
 //
 // It changes nothing but the table. The caller takes what it answers to the engine
 // and to stable storage.
 package names
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -31,6 +32,14 @@ const (
 // addresses change all the time does not use up the room of all others.
 const maxPerName = 1024
 
+// HoldFor is how long an address at least stays after its time, and after each report of
+// a connection to it, once datapaths report. It covers several reports and a restart of the
+// datapath.
+const HoldFor = 5 * time.Minute
+
+// maxExpiring bounds the addresses that one Hold returns.
+const maxExpiring = 16_384
+
 // Limits are fixed for the life of a table.
 type Limits struct {
 	Names     int
@@ -46,11 +55,18 @@ type Table struct {
 	ending    agenda.Agenda                       // names by the time of the address that ends first
 	ended     agenda.Agenda                       // names by the time of the address that ends last
 	addresses int
+	// used says when a connection to an address was last reported, of addresses whose
+	// time is over. asked are the addresses of the last answer of Hold; nil: it was never
+	// called.
+	used  map[netip.Addr]time.Time
+	asked map[netip.Addr]struct{}
 }
 
 // New returns an empty table.
 func New(l Limits) *Table {
-	return &Table{limits: l, names: make(map[string]map[netip.Addr]time.Time)}
+	return &Table{
+		limits: l, names: make(map[string]map[netip.Addr]time.Time), used: make(map[netip.Addr]time.Time),
+	}
 }
 
 // Len is how many names there are.
@@ -74,14 +90,20 @@ func (t *Table) Room(name string, addrs []netip.Addr, now time.Time) (
 		}
 		seen[a] = true
 	}
-	// Addresses that are only kept for old connections make room.
+	// Addresses that are only kept for old connections make room: first those that no
+	// connection is known to use, the oldest first.
 	evict := func(name string, need int) {
 		var over []netip.Addr
-		for a, until := range t.names[name] {
-			if len(over) < need && until.Before(now) && !seen[a] {
+		known := t.names[name]
+		for a, until := range known {
+			if until.Before(now) && !seen[a] {
 				over = append(over, a)
 			}
 		}
+		slices.SortFunc(over, func(a, b netip.Addr) int {
+			return cmp.Or(t.used[a].Compare(t.used[b]), known[a].Compare(known[b]), a.Compare(b))
+		})
+		over = over[:max(0, min(need, len(over)))]
 		if len(over) > 0 {
 			gone = append(gone, t.forget(name, over))
 		}
@@ -142,7 +164,7 @@ func (t *Table) Add(name string, addrs []netip.Addr, ttl time.Duration, now time
 	}
 	t.addresses += len(known) - before
 	t.noteTimes(name)
-	return until.Add(t.limits.Grace), changed
+	return until.Add(t.grace()), changed
 }
 
 // Restore takes a record over. It says which addresses the name has, and when
@@ -159,13 +181,16 @@ func (t *Table) Restore(r journal.Name, now time.Time) (learned engine.Name, wak
 			return learned, wake, fmt.Errorf("stored name %s: %w", r.Name, err)
 		}
 		known[addr] = now.Add(min(time.Unix(a.Expires, 0).Sub(now), MaxTTL))
+		if known[addr].Before(now) {
+			t.used[addr] = now // perhaps: no datapath has reported to this process yet
+		}
 		learned.Addrs = append(learned.Addrs, addr)
 	}
 	t.names[r.Name] = known
 	t.addresses += len(known)
 	t.noteTimes(r.Name)
 	if at, ok := t.endsFirst(r.Name); ok {
-		wake = at.Add(t.limits.Grace)
+		wake = at.Add(t.grace())
 	}
 	return learned, wake, nil
 }
@@ -183,25 +208,73 @@ func (t *Table) Record(name string) journal.Change {
 	return journal.Change{Names: []journal.Name{r}}
 }
 
-// Expire drops the addresses whose time and grace are over. It says what is gone,
-// and when it has to be called again; zero: never.
+// Expire drops the addresses whose time and grace are over and which no connection
+// holds. It returns what is gone, and when it has to be called again; zero: never.
 func (t *Table) Expire(now time.Time) (gone []engine.Name, wake time.Time) {
+	grace := t.grace()
+	defer maps.DeleteFunc(t.used, func(_ netip.Addr, used time.Time) bool { return !used.Add(grace).After(now) })
 	for {
 		name, at, ok := t.ending.First(t.endsFirst)
 		if !ok {
 			return gone, time.Time{}
 		}
-		if end := at.Add(t.limits.Grace); end.After(now) {
+		if end := at.Add(grace); end.After(now) {
 			return gone, end
 		}
 		var over []netip.Addr
 		for a, until := range t.names[name] {
-			if !until.Add(t.limits.Grace).After(now) {
+			if !t.end(a, until).Add(grace).After(now) {
 				over = append(over, a)
 			}
 		}
 		gone = append(gone, t.forget(name, over))
 	}
+}
+
+// Hold keeps addresses that connections use, of those that the call before returned,
+// for HoldFor. It returns the addresses whose time is over, those that end first
+// first, so that the caller looks for connections to them.
+func (t *Table) Hold(inUse []netip.Addr, now time.Time) (expiring []netip.Addr) {
+	for _, a := range inUse {
+		a = a.Unmap()
+		if _, ok := t.asked[a]; ok {
+			t.used[a] = now
+		}
+	}
+	ends := make(map[netip.Addr]time.Time)
+	for _, addrs := range t.names {
+		for a, until := range addrs {
+			if end := t.end(a, until); until.Before(now) && ends[a].Before(end) {
+				ends[a] = end
+			}
+		}
+	}
+	expiring = slices.Collect(maps.Keys(ends))
+	slices.SortFunc(expiring, func(a, b netip.Addr) int { return cmp.Or(ends[a].Compare(ends[b]), a.Compare(b)) })
+	expiring = expiring[:min(len(expiring), maxExpiring)]
+	maps.DeleteFunc(t.used, func(a netip.Addr, _ time.Time) bool { _, ok := ends[a]; return !ok })
+	t.asked = make(map[netip.Addr]struct{}, len(expiring))
+	for _, a := range expiring {
+		t.asked[a] = struct{}{}
+	}
+	return expiring
+}
+
+// end returns when the grace of an address begins: when its time is over, or when a
+// connection to it was last reported.
+func (t *Table) end(a netip.Addr, until time.Time) time.Time {
+	if used := t.used[a]; used.After(until) {
+		return used
+	}
+	return until
+}
+
+// grace returns how long addresses stay after their end.
+func (t *Table) grace() time.Duration {
+	if t.asked == nil && len(t.used) == 0 {
+		return t.limits.Grace
+	}
+	return max(t.limits.Grace, HoldFor)
 }
 
 // endsFirst is when the first address of a name ends.
@@ -215,9 +288,9 @@ func (t *Table) endsLast(name string) (time.Time, bool) {
 }
 
 func (t *Table) ends(name string, better func(a, b time.Time) bool) (at time.Time, ok bool) {
-	for _, until := range t.names[name] {
-		if !ok || better(until, at) {
-			at, ok = until, true
+	for a, until := range t.names[name] {
+		if end := t.end(a, until); !ok || better(end, at) {
+			at, ok = end, true
 		}
 	}
 	return at, ok

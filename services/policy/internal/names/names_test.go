@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -133,6 +134,134 @@ func TestFullMemoryOfNamesLooksOnlyAtNamesThatEnd(t *testing.T) {
 		}
 		if visits, most := o.ending.Visits+o.ended.Visits, 8*names; visits > most {
 			t.Errorf("%s: %d calls looked at %d names, want at most %d", what, names+names/2, visits, most)
+		}
+	}
+}
+
+// hold reports connections to some of the addresses that the call before returned.
+func (c *clocked) hold(inUse ...netip.Addr) []netip.Addr { return c.Hold(inUse, c.now) }
+
+func (c *clocked) after(d time.Duration) {
+	c.now = c.now.Add(d)
+	c.sweep()
+}
+
+func TestAddressStaysWhileAConnectionUsesIt(t *testing.T) {
+	busy, idle := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	fresh := netip.MustParseAddr("192.0.2.3")
+	for _, grace := range []time.Duration{time.Second, 10 * time.Minute} {
+		t.Run(grace.String(), func(t *testing.T) {
+			c := newTable(10, 10)
+			c.limits.Grace = grace
+			if got := c.hold(busy); len(got) != 0 {
+				t.Fatalf("asks about %v, and nothing was learned", got)
+			}
+			for _, a := range []netip.Addr{busy, idle} {
+				if err := c.learn("a.example.com", []netip.Addr{a}, time.Minute); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := c.learn("b.example.com", []netip.Addr{busy}, 24*time.Hour); err != nil {
+				t.Fatal(err)
+			}
+			c.after(61 * time.Second)
+			if err := c.learn("c.example.com", []netip.Addr{fresh}, 24*time.Hour); err != nil {
+				t.Fatal(err)
+			}
+			for range 100 { // reports come once in a minute at least
+				if got := c.hold(busy, fresh); !slices.Contains(got, busy) || slices.Contains(got, fresh) {
+					t.Fatalf("asks about %v, want %s among them and not %s", got, busy, fresh)
+				}
+				c.after(time.Minute)
+			}
+			if !c.told[place{"a.example.com", busy}] || c.told[place{"a.example.com", idle}] {
+				t.Errorf("left: %v, want %s and not %s", c.told, busy, idle)
+			}
+			// The connection has ended.
+			for range int(max(grace, HoldFor)/time.Minute) + 1 {
+				c.hold()
+				c.after(time.Minute)
+			}
+			if c.told[place{"a.example.com", busy}] || !c.told[place{"b.example.com", busy}] {
+				t.Errorf("left after the end of the connection: %v", c.told)
+			}
+			if len(c.used) != 0 {
+				t.Errorf("%d addresses are noted as used", len(c.used))
+			}
+		})
+	}
+}
+
+func TestOnlyAddressesThatWereAskedAboutAreHeld(t *testing.T) {
+	c := newTable(10, 10)
+	a := netip.MustParseAddr("192.0.2.1")
+	c.hold()
+	if err := c.learn("a.example.com", []netip.Addr{a}, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	c.hold(a, netip.MustParseAddr("192.0.2.77"))
+	if len(c.used) != 0 {
+		t.Errorf("%v are held, and the table asked about none", c.used)
+	}
+}
+
+// TestAddressesOfARestartWaitForAReport restores addresses whose time was over before the
+// process began.
+func TestAddressesOfARestartWaitForAReport(t *testing.T) {
+	a := netip.MustParseAddr("192.0.2.1")
+	c := newTable(10, 10)
+	_, wake, err := c.Restore(journal.Name{Name: "a.example.com", Addresses: []journal.Address{
+		{Address: a.String(), Expires: c.now.Add(-time.Hour).Unix()},
+	}}, c.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.told[place{"a.example.com", a}] = true
+	c.wakeAt(wake)
+	c.after(time.Minute)
+	if len(c.told) != 1 {
+		t.Fatal("forgotten before a datapath could report")
+	}
+	c.hold()
+	c.hold(a)
+	c.after(9*time.Minute + time.Second)
+	if len(c.told) != 1 {
+		t.Error("forgotten although a connection uses it")
+	}
+	c.after(time.Minute)
+	if len(c.told) != 0 || len(c.used) != 0 {
+		t.Errorf("still there without a connection: %v", c.told)
+	}
+}
+
+func TestRoomIsMadeByAddressesWithoutAConnectionFirst(t *testing.T) {
+	c := newTable(10, 4)
+	var addrs []netip.Addr
+	for i := range 4 {
+		addrs = append(addrs, netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}))
+		c.now = c.now.Add(time.Second)
+		if err := c.learn("a.example.com", addrs[i:], time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.after(2 * time.Minute)
+	c.hold()
+	c.hold(addrs[0], addrs[2])
+	for i := range 4 {
+		c.now = c.now.Add(time.Second)
+		next := netip.AddrFrom4([4]byte{198, 51, 100, byte(i)})
+		if err := c.learn("b.example.com", []netip.Addr{next}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		var left []netip.Addr
+		for _, a := range addrs {
+			if c.told[place{"a.example.com", a}] {
+				left = append(left, a)
+			}
+		}
+		want := [][]netip.Addr{{addrs[0], addrs[2], addrs[3]}, {addrs[0], addrs[2]}, {addrs[2]}, nil}[i]
+		if !slices.Equal(left, want) {
+			t.Errorf("after %d new addresses %v are left, want %v", i+1, left, want)
 		}
 	}
 }

@@ -91,6 +91,15 @@ func (o *Owner) forget(gone []engine.Name) {
 	o.save(record)
 }
 
+// HoldAddresses keeps addresses whose time is over and that connections use, of those that
+// the call before returned. It returns the addresses whose time is over now.
+func (o *Owner) HoldAddresses(ctx context.Context, inUse []netip.Addr) (expiring []netip.Addr, err error) {
+	return ask(ctx, o, func() ([]netip.Addr, error) {
+		o.operation = opLearn
+		return o.names.Hold(inUse, o.config.Now()), nil
+	})
+}
+
 // sweepNames drops addresses whose time and grace are over.
 func (o *Owner) sweepNames(now time.Time) {
 	gone, wake := o.names.Expire(now)

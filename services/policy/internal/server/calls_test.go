@@ -84,6 +84,8 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("LearnNames", err)
 	_, err = c.ForgetNames(ctx, &policyv1.ForgetNamesRequest{Pattern: "example.com"})
 	note("ForgetNames", err)
+	_, err = c.HoldAddresses(ctx, &policyv1.HoldAddressesRequest{})
+	note("HoldAddresses", err)
 	names, err := c.ListNames(ctx, &policyv1.ListNamesRequest{})
 	if err == nil {
 		if _, err = names.Recv(); errors.Is(err, io.EOF) {
@@ -140,7 +142,7 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	reads := []string{"ListNames", "ListPolicies", "GetPolicyTable", "WaitForRevision", "Explain", "Diff", "GetStatus"}
-	changes := []string{"UpsertPolicies", "DeletePolicies", "ReplacePolicies", "CompleteSource", "ConfirmPolicies", "LearnNames", "ForgetNames", "WatchPolicyTables"}
+	changes := []string{"UpsertPolicies", "DeletePolicies", "ReplacePolicies", "CompleteSource", "ConfirmPolicies", "LearnNames", "ForgetNames", "WatchPolicyTables", "HoldAddresses"}
 	if n := len(policyv1.PolicyService_ServiceDesc.Methods) + len(policyv1.PolicyService_ServiceDesc.Streams); n != len(reads)+len(changes) {
 		t.Fatalf("the service has %d methods, this test knows %d", n, len(reads)+len(changes))
 	}
@@ -148,7 +150,7 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		name    string
 		uid     uint32
 		changes codes.Code
-		tables  codes.Code // of WatchPolicyTables
+		tables  codes.Code // of WatchPolicyTables and HoldAddresses
 	}{
 		{"root", 0, codes.OK, codes.OK},
 		{"datapath", 65706, codes.PermissionDenied, codes.OK},
@@ -181,7 +183,7 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		}
 		for _, m := range changes {
 			want := c.changes
-			if m == "WatchPolicyTables" {
+			if m == "WatchPolicyTables" || m == "HoldAddresses" {
 				want = c.tables
 			}
 			if got[m] != want {

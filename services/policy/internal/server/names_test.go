@@ -275,3 +275,30 @@ func TestTenThousandNamesAreListedAndForgotten(t *testing.T) {
 		t.Errorf("%d are left", len(got))
 	}
 }
+
+func TestLearnedAddressStaysWhileItsConnectionIsReported(t *testing.T) {
+	clock := &fakeClock{now: time.Unix(1_700_000_000, 0)}
+	s := serve(t, func(c *owner.Config) { c.Now = clock.Now })
+	hold := func(inUse ...string) []string {
+		t.Helper()
+		out, err := s.HoldAddresses(s.ctx(), &policyv1.HoldAddressesRequest{InUse: inUse})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out.GetExpiring()
+	}
+	hold()
+	s.learn("api.example.com", time.Minute, "192.0.2.1", "192.0.2.2", "2001:db8::1")
+	for range 30 {
+		clock.Add(time.Minute)
+		hold("192.0.2.1", "2001:db8::1")
+	}
+	s.poke()
+	s.poke() // the first one looked at the clock, and has been served
+	got := texts(s.learned(&policyv1.ListNamesRequest{}))
+	if want := []string{"api.example.com. 192.0.2.1,2001:db8::1"}; !slices.Equal(got, want) {
+		t.Errorf("remembers %v, want %v", got, want)
+	}
+	_, err := s.HoldAddresses(s.ctx(), &policyv1.HoldAddressesRequest{InUse: []string{"192.0.2"}})
+	wantCode(t, err, codes.InvalidArgument, "in_use")
+}

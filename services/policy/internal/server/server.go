@@ -71,6 +71,7 @@ func Methods() rpc.Methods {
 		policyv1.PolicyService_ConfirmPolicies_FullMethodName:   {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_WatchPolicyTables_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 32}},
 		policyv1.PolicyService_LearnNames_FullMethodName:        {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 256, Waiting: 1024}},
+		policyv1.PolicyService_HoldAddresses_FullMethodName:     {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
 		policyv1.PolicyService_ForgetNames_FullMethodName:       {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_ListNames_FullMethodName:         {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 4, Waiting: 32}},
 		policyv1.PolicyService_ListPolicies_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
@@ -201,19 +202,14 @@ func (s *Server) WaitForRevision(ctx context.Context, req *policyv1.WaitForRevis
 
 // LearnNames implements the service.
 func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest) (*policyv1.LearnNamesResponse, error) {
-	addrs := make([]netip.Addr, 0, len(req.GetAddresses()))
-	for i, text := range req.GetAddresses() {
-		a, err := words.AddressOf(text)
-		if err != nil {
-			return nil, statusOf(&failure.FieldError{Field: fmt.Sprintf("addresses[%d]", i), Err: err})
-		}
-		addrs = append(addrs, a)
+	addrs, err := addresses("addresses", req.GetAddresses())
+	if err != nil {
+		return nil, statusOf(err)
 	}
 	if err := req.GetTtl().CheckValid(); req.GetTtl() != nil && err != nil {
 		return nil, statusOf(&failure.FieldError{Field: "ttl", Err: err})
 	}
 	var used bool
-	var err error
 	if req.GetValidateOnly() {
 		used, err = s.Owner.ValidateLearn(ctx, req.GetName())
 	} else {
@@ -223,6 +219,34 @@ func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest
 		return nil, statusOf(err)
 	}
 	return &policyv1.LearnNamesResponse{Used: used}, nil
+}
+
+// HoldAddresses implements the service.
+func (s *Server) HoldAddresses(
+	ctx context.Context, req *policyv1.HoldAddressesRequest,
+) (*policyv1.HoldAddressesResponse, error) {
+	inUse, err := addresses("in_use", req.GetInUse())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	expiring, err := s.Owner.HoldAddresses(ctx, inUse)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &policyv1.HoldAddressesResponse{Expiring: words.Addresses(expiring)}, nil
+}
+
+// addresses reads the addresses of a field.
+func addresses(field string, texts []string) ([]netip.Addr, error) {
+	addrs := make([]netip.Addr, 0, len(texts))
+	for i, text := range texts {
+		a, err := words.AddressOf(text)
+		if err != nil {
+			return nil, &failure.FieldError{Field: fmt.Sprintf("%s[%d]", field, i), Err: err}
+		}
+		addrs = append(addrs, a)
+	}
+	return addrs, nil
 }
 
 // Explain implements the service.

@@ -2152,7 +2152,8 @@ type LearnedAddress struct {
 	// When its time is over, by the ttl of the last LearnNames that had it. Past:
 	// it stays for connections that use it, and makes room for others.
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
-	// When it is forgotten: expire_time and the setting names.grace.
+	// When it is forgotten unless a connection is reported until then: names.grace after
+	// expire_time, or after the last report of a connection.
 	ForgetTime    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=forget_time,json=forgetTime,proto3" json:"forget_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3468,6 +3469,99 @@ func (x *SubscriberStatus) GetStoreRevision() *v1.StoreRevision {
 	return nil
 }
 
+// HoldAddressesRequest is the input of HoldAddresses.
+type HoldAddressesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Addresses of the last answer that a connection uses.
+	InUse         []string `protobuf:"bytes,1,rep,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HoldAddressesRequest) Reset() {
+	*x = HoldAddressesRequest{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HoldAddressesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HoldAddressesRequest) ProtoMessage() {}
+
+func (x *HoldAddressesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HoldAddressesRequest.ProtoReflect.Descriptor instead.
+func (*HoldAddressesRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *HoldAddressesRequest) GetInUse() []string {
+	if x != nil {
+		return x.InUse
+	}
+	return nil
+}
+
+// HoldAddressesResponse is the answer of HoldAddresses.
+type HoldAddressesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Addresses whose time is over, at most 16,384: those that are forgotten first come
+	// first.
+	Expiring      []string `protobuf:"bytes,1,rep,name=expiring,proto3" json:"expiring,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HoldAddressesResponse) Reset() {
+	*x = HoldAddressesResponse{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HoldAddressesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HoldAddressesResponse) ProtoMessage() {}
+
+func (x *HoldAddressesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HoldAddressesResponse.ProtoReflect.Descriptor instead.
+func (*HoldAddressesResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *HoldAddressesResponse) GetExpiring() []string {
+	if x != nil {
+		return x.Expiring
+	}
+	return nil
+}
+
 var File_sluice_policy_v1_policy_proto protoreflect.FileDescriptor
 
 const file_sluice_policy_v1_policy_proto_rawDesc = "" +
@@ -3718,7 +3812,11 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\brefusals\x18\x05 \x03(\tR\brefusals\x12\x1a\n" +
 	"\benforces\x18\x06 \x01(\bR\benforces\x12\x12\n" +
 	"\x04held\x18\a \x01(\tR\x04held\x12H\n" +
-	"\x0estore_revision\x18\b \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision*\x86\x05\n" +
+	"\x0estore_revision\x18\b \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\"C\n" +
+	"\x14HoldAddressesRequest\x12+\n" +
+	"\x06in_use\x18\x01 \x03(\tB\x14\xbaH\x11\x92\x01\x0e\x10\x80\x80\x01\"\br\x06\xba\x01\x01%p\x01R\x05inUse\"3\n" +
+	"\x15HoldAddressesResponse\x12\x1a\n" +
+	"\bexpiring\x18\x01 \x03(\tR\bexpiring*\x86\x05\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12!\n" +
@@ -3761,7 +3859,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x14SOURCE_KIND_IDENTITY\x10\x01\x12\x14\n" +
 	"\x10SOURCE_KIND_GRPC\x10\x02\x12\x14\n" +
 	"\x10SOURCE_KIND_FILE\x10\x03\x12\x1a\n" +
-	"\x16SOURCE_KIND_KUBERNETES\x10\x042\xaa\v\n" +
+	"\x16SOURCE_KIND_KUBERNETES\x10\x042\x8c\f\n" +
 	"\rPolicyService\x12c\n" +
 	"\x0eUpsertPolicies\x12'.sluice.policy.v1.UpsertPoliciesRequest\x1a(.sluice.policy.v1.UpsertPoliciesResponse\x12c\n" +
 	"\x0eDeletePolicies\x12'.sluice.policy.v1.DeletePoliciesRequest\x1a(.sluice.policy.v1.DeletePoliciesResponse\x12f\n" +
@@ -3778,7 +3876,8 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\vForgetNames\x12$.sluice.policy.v1.ForgetNamesRequest\x1a%.sluice.policy.v1.ForgetNamesResponse\x12N\n" +
 	"\aExplain\x12 .sluice.policy.v1.ExplainRequest\x1a!.sluice.policy.v1.ExplainResponse\x12G\n" +
 	"\x04Diff\x12\x1d.sluice.policy.v1.DiffRequest\x1a\x1e.sluice.policy.v1.DiffResponse0\x01\x12T\n" +
-	"\tGetStatus\x12\".sluice.policy.v1.GetStatusRequest\x1a#.sluice.policy.v1.GetStatusResponseB\xc7\x01\n" +
+	"\tGetStatus\x12\".sluice.policy.v1.GetStatusRequest\x1a#.sluice.policy.v1.GetStatusResponse\x12`\n" +
+	"\rHoldAddresses\x12&.sluice.policy.v1.HoldAddressesRequest\x1a'.sluice.policy.v1.HoldAddressesResponseB\xc7\x01\n" +
 	"\x14com.sluice.policy.v1B\vPolicyProtoP\x01Z@github.com/sluice-net/sluice/proto/gen/sluice/policy/v1;policyv1\xa2\x02\x03SPX\xaa\x02\x10Sluice.Policy.V1\xca\x02\x10Sluice\\Policy\\V1\xe2\x02\x1cSluice\\Policy\\V1\\GPBMetadata\xea\x02\x12Sluice::Policy::V1b\x06proto3"
 
 var (
@@ -3794,7 +3893,7 @@ func file_sluice_policy_v1_policy_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(ErrorReason)(0),                  // 0: sluice.policy.v1.ErrorReason
 	(PolicyNoteKind)(0),               // 1: sluice.policy.v1.PolicyNoteKind
@@ -3841,22 +3940,24 @@ var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(*GetStatusResponse)(nil),         // 42: sluice.policy.v1.GetStatusResponse
 	(*SourceStatus)(nil),              // 43: sluice.policy.v1.SourceStatus
 	(*SubscriberStatus)(nil),          // 44: sluice.policy.v1.SubscriberStatus
-	(*timestamppb.Timestamp)(nil),     // 45: google.protobuf.Timestamp
-	(*PolicyTable)(nil),               // 46: sluice.policy.v1.PolicyTable
-	(*RuleSources)(nil),               // 47: sluice.policy.v1.RuleSources
-	(*v1.StoreRevision)(nil),          // 48: sluice.identity.v1.StoreRevision
-	(*durationpb.Duration)(nil),       // 49: google.protobuf.Duration
-	(*RuleSource)(nil),                // 50: sluice.policy.v1.RuleSource
-	(*v11.Label)(nil),                 // 51: sluice.workload.v1.Label
-	(v12.Protocol)(0),                 // 52: sluice.net.v1.Protocol
-	(Action)(0),                       // 53: sluice.policy.v1.Action
-	(v12.Proxy)(0),                    // 54: sluice.net.v1.Proxy
-	(v12.DecidedBy)(0),                // 55: sluice.net.v1.DecidedBy
-	(Tier)(0),                         // 56: sluice.policy.v1.Tier
-	(v12.Direction)(0),                // 57: sluice.net.v1.Direction
-	(*v13.ServiceStatus)(nil),         // 58: sluice.status.v1.ServiceStatus
-	(*WatchPolicyTablesRequest)(nil),  // 59: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 60: sluice.policy.v1.WatchPolicyTablesResponse
+	(*HoldAddressesRequest)(nil),      // 45: sluice.policy.v1.HoldAddressesRequest
+	(*HoldAddressesResponse)(nil),     // 46: sluice.policy.v1.HoldAddressesResponse
+	(*timestamppb.Timestamp)(nil),     // 47: google.protobuf.Timestamp
+	(*PolicyTable)(nil),               // 48: sluice.policy.v1.PolicyTable
+	(*RuleSources)(nil),               // 49: sluice.policy.v1.RuleSources
+	(*v1.StoreRevision)(nil),          // 50: sluice.identity.v1.StoreRevision
+	(*durationpb.Duration)(nil),       // 51: google.protobuf.Duration
+	(*RuleSource)(nil),                // 52: sluice.policy.v1.RuleSource
+	(*v11.Label)(nil),                 // 53: sluice.workload.v1.Label
+	(v12.Protocol)(0),                 // 54: sluice.net.v1.Protocol
+	(Action)(0),                       // 55: sluice.policy.v1.Action
+	(v12.Proxy)(0),                    // 56: sluice.net.v1.Proxy
+	(v12.DecidedBy)(0),                // 57: sluice.net.v1.DecidedBy
+	(Tier)(0),                         // 58: sluice.policy.v1.Tier
+	(v12.Direction)(0),                // 59: sluice.net.v1.Direction
+	(*v13.ServiceStatus)(nil),         // 60: sluice.status.v1.ServiceStatus
+	(*WatchPolicyTablesRequest)(nil),  // 61: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchPolicyTablesResponse)(nil), // 62: sluice.policy.v1.WatchPolicyTablesResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	11, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
@@ -3870,50 +3971,50 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	11, // 8: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
 	19, // 9: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
 	4,  // 10: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
-	45, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
+	47, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
 	12, // 12: sluice.policy.v1.Policy.notes:type_name -> sluice.policy.v1.PolicyNote
-	46, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.PolicyTable
-	46, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
-	47, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
-	47, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
-	48, // 17: sluice.policy.v1.GetPolicyTableResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	48, // 18: sluice.policy.v1.WaitForRevisionResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	49, // 19: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
+	48, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.PolicyTable
+	48, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
+	49, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
+	49, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
+	50, // 17: sluice.policy.v1.GetPolicyTableResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	50, // 18: sluice.policy.v1.WaitForRevisionResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	51, // 19: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
 	28, // 20: sluice.policy.v1.ListNamesResponse.name:type_name -> sluice.policy.v1.LearnedName
 	29, // 21: sluice.policy.v1.LearnedName.addresses:type_name -> sluice.policy.v1.LearnedAddress
-	50, // 22: sluice.policy.v1.LearnedName.used_by:type_name -> sluice.policy.v1.RuleSource
-	45, // 23: sluice.policy.v1.LearnedAddress.expire_time:type_name -> google.protobuf.Timestamp
-	45, // 24: sluice.policy.v1.LearnedAddress.forget_time:type_name -> google.protobuf.Timestamp
-	51, // 25: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
+	52, // 22: sluice.policy.v1.LearnedName.used_by:type_name -> sluice.policy.v1.RuleSource
+	47, // 23: sluice.policy.v1.LearnedAddress.expire_time:type_name -> google.protobuf.Timestamp
+	47, // 24: sluice.policy.v1.LearnedAddress.forget_time:type_name -> google.protobuf.Timestamp
+	53, // 25: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
 	32, // 26: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
 	32, // 27: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
-	52, // 28: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	53, // 29: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
+	54, // 28: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	55, // 29: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
 	35, // 30: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
 	35, // 31: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
-	51, // 32: sluice.policy.v1.SideExplanation.subject_labels:type_name -> sluice.workload.v1.Label
-	51, // 33: sluice.policy.v1.SideExplanation.peer_labels:type_name -> sluice.workload.v1.Label
-	53, // 34: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	54, // 35: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
-	55, // 36: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
+	53, // 32: sluice.policy.v1.SideExplanation.subject_labels:type_name -> sluice.workload.v1.Label
+	53, // 33: sluice.policy.v1.SideExplanation.peer_labels:type_name -> sluice.workload.v1.Label
+	55, // 34: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
+	56, // 35: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
+	57, // 36: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
 	36, // 37: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	53, // 38: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	56, // 39: sluice.policy.v1.MatchingRule.tier:type_name -> sluice.policy.v1.Tier
-	50, // 40: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	55, // 38: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	58, // 39: sluice.policy.v1.MatchingRule.tier:type_name -> sluice.policy.v1.Tier
+	52, // 40: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
 	4,  // 41: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	51, // 42: sluice.policy.v1.DiffResponse.subject_labels:type_name -> sluice.workload.v1.Label
-	57, // 43: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
+	53, // 42: sluice.policy.v1.DiffResponse.subject_labels:type_name -> sluice.workload.v1.Label
+	59, // 43: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
 	39, // 44: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
 	40, // 45: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	51, // 46: sluice.policy.v1.DiffPeer.labels:type_name -> sluice.workload.v1.Label
-	53, // 47: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	53, // 48: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	58, // 49: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	53, // 46: sluice.policy.v1.DiffPeer.labels:type_name -> sluice.workload.v1.Label
+	55, // 47: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	55, // 48: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	60, // 49: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	43, // 50: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
 	44, // 51: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
-	48, // 52: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	50, // 52: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	3,  // 53: sluice.policy.v1.SourceStatus.kind:type_name -> sluice.policy.v1.SourceKind
-	48, // 54: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	50, // 54: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	5,  // 55: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
 	13, // 56: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
 	7,  // 57: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
@@ -3921,7 +4022,7 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	15, // 59: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
 	17, // 60: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
 	20, // 61: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	59, // 62: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	61, // 62: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
 	22, // 63: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
 	24, // 64: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
 	26, // 65: sluice.policy.v1.PolicyService.ListNames:input_type -> sluice.policy.v1.ListNamesRequest
@@ -3929,23 +4030,25 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	33, // 67: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
 	37, // 68: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
 	41, // 69: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	6,  // 70: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	14, // 71: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	8,  // 72: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	10, // 73: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	16, // 74: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
-	18, // 75: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	21, // 76: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	60, // 77: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	23, // 78: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	25, // 79: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	27, // 80: sluice.policy.v1.PolicyService.ListNames:output_type -> sluice.policy.v1.ListNamesResponse
-	31, // 81: sluice.policy.v1.PolicyService.ForgetNames:output_type -> sluice.policy.v1.ForgetNamesResponse
-	34, // 82: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	38, // 83: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	42, // 84: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	70, // [70:85] is the sub-list for method output_type
-	55, // [55:70] is the sub-list for method input_type
+	45, // 70: sluice.policy.v1.PolicyService.HoldAddresses:input_type -> sluice.policy.v1.HoldAddressesRequest
+	6,  // 71: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	14, // 72: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	8,  // 73: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	10, // 74: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	16, // 75: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
+	18, // 76: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	21, // 77: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	62, // 78: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	23, // 79: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	25, // 80: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	27, // 81: sluice.policy.v1.PolicyService.ListNames:output_type -> sluice.policy.v1.ListNamesResponse
+	31, // 82: sluice.policy.v1.PolicyService.ForgetNames:output_type -> sluice.policy.v1.ForgetNamesResponse
+	34, // 83: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	38, // 84: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	42, // 85: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	46, // 86: sluice.policy.v1.PolicyService.HoldAddresses:output_type -> sluice.policy.v1.HoldAddressesResponse
+	71, // [71:87] is the sub-list for method output_type
+	55, // [55:71] is the sub-list for method input_type
 	55, // [55:55] is the sub-list for extension type_name
 	55, // [55:55] is the sub-list for extension extendee
 	0,  // [0:55] is the sub-list for field type_name
@@ -3967,7 +4070,7 @@ func file_sluice_policy_v1_policy_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_policy_proto_rawDesc), len(file_sluice_policy_v1_policy_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   41,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

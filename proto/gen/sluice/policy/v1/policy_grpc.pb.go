@@ -40,6 +40,7 @@ const (
 	PolicyService_Explain_FullMethodName           = "/sluice.policy.v1.PolicyService/Explain"
 	PolicyService_Diff_FullMethodName              = "/sluice.policy.v1.PolicyService/Diff"
 	PolicyService_GetStatus_FullMethodName         = "/sluice.policy.v1.PolicyService/GetStatus"
+	PolicyService_HoldAddresses_FullMethodName     = "/sluice.policy.v1.PolicyService/HoldAddresses"
 )
 
 // PolicyServiceClient is the client API for PolicyService service.
@@ -218,6 +219,14 @@ type PolicyServiceClient interface {
 	Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DiffResponse], error)
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
+	// HoldAddresses keeps learned addresses whose time is over while connections use
+	// them. A datapath calls it again and again: it reports for which of the addresses
+	// of the last answer it has found a connection, and looks for connections to those of
+	// this answer. An address that was reported stays for at least 5 minutes more.
+	// Addresses that the service did not ask about are ignored.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor the datapath.
+	HoldAddresses(ctx context.Context, in *HoldAddressesRequest, opts ...grpc.CallOption) (*HoldAddressesResponse, error)
 }
 
 type policyServiceClient struct {
@@ -408,6 +417,16 @@ func (c *policyServiceClient) GetStatus(ctx context.Context, in *GetStatusReques
 	return out, nil
 }
 
+func (c *policyServiceClient) HoldAddresses(ctx context.Context, in *HoldAddressesRequest, opts ...grpc.CallOption) (*HoldAddressesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HoldAddressesResponse)
+	err := c.cc.Invoke(ctx, PolicyService_HoldAddresses_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PolicyServiceServer is the server API for PolicyService service.
 // All implementations must embed UnimplementedPolicyServiceServer
 // for forward compatibility.
@@ -584,6 +603,14 @@ type PolicyServiceServer interface {
 	Diff(*DiffRequest, grpc.ServerStreamingServer[DiffResponse]) error
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
+	// HoldAddresses keeps learned addresses whose time is over while connections use
+	// them. A datapath calls it again and again: it reports for which of the addresses
+	// of the last answer it has found a connection, and looks for connections to those of
+	// this answer. An address that was reported stays for at least 5 minutes more.
+	// Addresses that the service did not ask about are ignored.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor the datapath.
+	HoldAddresses(context.Context, *HoldAddressesRequest) (*HoldAddressesResponse, error)
 	mustEmbedUnimplementedPolicyServiceServer()
 }
 
@@ -638,6 +665,9 @@ func (UnimplementedPolicyServiceServer) Diff(*DiffRequest, grpc.ServerStreamingS
 }
 func (UnimplementedPolicyServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
+}
+func (UnimplementedPolicyServiceServer) HoldAddresses(context.Context, *HoldAddressesRequest) (*HoldAddressesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method HoldAddresses not implemented")
 }
 func (UnimplementedPolicyServiceServer) mustEmbedUnimplementedPolicyServiceServer() {}
 func (UnimplementedPolicyServiceServer) testEmbeddedByValue()                       {}
@@ -898,6 +928,24 @@ func _PolicyService_GetStatus_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PolicyService_HoldAddresses_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HoldAddressesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PolicyServiceServer).HoldAddresses(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PolicyService_HoldAddresses_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PolicyServiceServer).HoldAddresses(ctx, req.(*HoldAddressesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PolicyService_ServiceDesc is the grpc.ServiceDesc for PolicyService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -948,6 +996,10 @@ var PolicyService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetStatus",
 			Handler:    _PolicyService_GetStatus_Handler,
+		},
+		{
+			MethodName: "HoldAddresses",
+			Handler:    _PolicyService_HoldAddresses_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -9,6 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -84,6 +87,9 @@ type CollectorOptions struct {
 	Log                      *slog.Logger // nil discards
 	// Passed is called after each whole pass with when it began; nil: it is not.
 	Passed func(began time.Time, p Pass)
+	// Wanted returns addresses that a pass looks for, and what is called with those that
+	// live connections have, after the whole pass; nil: it looks for none.
+	Wanted func() (addresses map[netip.Addr]struct{}, passed func(inUse []netip.Addr))
 
 	Now func() uint32 // tests have a clock of their own
 }
@@ -307,6 +313,11 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		timeouts[f].TCPClosing = closingTime(c.o.Timeouts.TCPClosing, previous.Live[f], capacity[f])
 	}
 	s := sorting{ct: c.ct, pass: &p, owned: make([][2]int, Outside+1)}
+	var passed func([]netip.Addr)
+	if c.o.Wanted != nil {
+		s.wanted, passed = c.o.Wanted()
+		s.inUse = make(map[netip.Addr]struct{})
+	}
 	err = c.ct.Each(func(cs []Connection) error {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -373,6 +384,9 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	if c.o.Passed != nil {
 		c.o.Passed(start, p)
 	}
+	if passed != nil {
+		passed(slices.Collect(maps.Keys(s.inUse)))
+	}
 	return p, nil
 }
 
@@ -407,6 +421,8 @@ type sorting struct {
 	// each that is idle or closed, and none for an orphan.
 	over   []Connection
 	lapsed uint32
+	// wanted are addresses that are looked for, inUse those that connections have.
+	wanted, inUse map[netip.Addr]struct{}
 }
 
 func (s *sorting) stays(conn *Connection) {
@@ -414,6 +430,13 @@ func (s *sorting) stays(conn *Connection) {
 	s.pass.Live[f]++
 	if conn.Flags.Closing() {
 		return // it may go at any moment and needs no room
+	}
+	if len(s.wanted) > 0 && !conn.Flags.Revoked() {
+		for _, a := range [...]netip.Addr{conn.Initiator.Addr(), conn.Responder.Addr()} {
+			if _, ok := s.wanted[a]; ok {
+				s.inUse[a] = struct{}{}
+			}
+		}
 	}
 	s.open[f]++
 	s.owned[conn.charged(s.ct)][f]++

@@ -108,6 +108,40 @@ func TestRefusedCallComesBackWhenTheServerSaid(t *testing.T) {
 	}
 }
 
+// TestPatienceBeginsWhenTheServerGoesAway lets the server refuse between two absences, which
+// are together longer than the patience.
+func TestPatienceBeginsWhenTheServerGoesAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		took, err := endOf(t, invocation.Add, func(since time.Duration) error {
+			switch {
+			case since < 10*time.Second, since > 12*time.Second && since < 25*time.Second:
+				return without(unary.Unavailable, "connection refused")
+			case since <= 12*time.Second:
+				return refusal(unary.ResourceExhausted, 100*time.Millisecond)
+			}
+			return nil
+		})
+		if err != nil || took < 25*time.Second {
+			t.Errorf("%v after %s, want no error after 25s", err, took)
+		}
+	})
+}
+
+// TestRefusedCallLeavesTimeForAnotherTry draws pauses near the deadline.
+func TestRefusedCallLeavesTimeForAnotherTry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const left, delay = 4 * time.Second, time.Second
+		ctx, cancel := context.WithTimeout(t.Context(), left)
+		defer cancel()
+		for range 1000 {
+			wait, ok := pause(ctx, delay, 10*mostSpread)
+			if most := delay + (left-delay)/2; !ok || wait < delay || wait > most {
+				t.Fatalf("pause of %s, %t, want one from %s to %s", wait, ok, delay, most)
+			}
+		}
+	})
+}
+
 func TestOtherRefusalsAreFinal(t *testing.T) {
 	for _, code := range []unary.Code{unary.ResourceExhausted, unary.InvalidArgument, unary.FailedPrecondition, unary.Internal, unary.Aborted} {
 		calls := 0

@@ -391,6 +391,16 @@ func TestRefusedCallIsUnsent(t *testing.T) {
 			t.Errorf("%s: %v, unsent %v", name, err, e.Unsent)
 		}
 	}
+	// A reset with another code says nothing about what the server has done.
+	for _, code := range []byte{0, 2, 8} {
+		path := socket(t)
+		reset := newScript().frame(http2.FrameRSTStream, 0, 1, []byte{0, 0, 0, code})
+		play(t, path, func(w io.Writer) { w.Write(reset.Bytes()) }, true) //nolint:errcheck // the client looks
+		_, err := reclaim(patience(t), client(t, path))
+		if e := asError(t, err); e.Unsent {
+			t.Errorf("reset with code %d: %v is taken for a call that was not sent", code, err)
+		}
+	}
 	// One that closes each connection at once has read nothing, or may have.
 	path := socket(t)
 	l, err := net.Listen("unix", path)

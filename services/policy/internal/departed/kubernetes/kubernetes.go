@@ -8,13 +8,10 @@ package kubernetes
 import (
 	"context"
 	"log/slog"
-	"net/http"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
@@ -32,37 +29,11 @@ type API struct{ client *rest.RESTClient }
 
 // New returns an API of a client's configuration.
 func New(config *rest.Config) (*API, error) {
-	gv := schema.GroupVersion{Version: "v1"}
-	s := runtime.NewScheme()
-	if err := metav1.AddMetaToScheme(s); err != nil {
-		return nil, err
-	}
-	metav1.AddToGroupVersion(s, gv)
-	c := rest.CopyConfig(config)
-	c.GroupVersion, c.APIPath = &gv, "/api"
-	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
-	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return metadata{next} })
-	c.NegotiatedSerializer = serializer.NewCodecFactory(s).WithoutConversion()
-	client, err := rest.RESTClientFor(c)
+	client, err := kube.MetadataClient(config)
 	if err != nil {
 		return nil, err
 	}
 	return &API{client: client}, nil
-}
-
-// metadata asks for the metadata of objects: of a list, or of each object of a watch.
-// An API server refuses the one for the other.
-type metadata struct{ next http.RoundTripper }
-
-// RoundTrip implements http.RoundTripper.
-func (m metadata) RoundTrip(r *http.Request) (*http.Response, error) {
-	kind := "PartialObjectMetadataList"
-	if r.URL.Query().Get("watch") != "" {
-		kind = "PartialObjectMetadata"
-	}
-	r = r.Clone(r.Context())
-	r.Header.Set("Accept", "application/json;as="+kind+";g=meta.k8s.io;v=v1")
-	return m.next.RoundTrip(r)
 }
 
 // Exists implements departed.API. It lists, which the account may do anyway, from

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package tenants
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/model/shares"
+)
+
+// Values of Config.Unlabelled.
+const (
+	Each     = "each"
+	Together = "together"
+)
+
+// Config says who the tenants of a cluster are. Services that divide limits among
+// tenants have it as the group "shares", with the same values in the whole cluster.
+type Config struct {
+	TenantLabel      string            `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
+	Unlabelled       string            `config:"unlabelled" help:"each: every namespace without the label is a tenant; together: all of them are one"`
+	Guarantees       map[string]string `config:"guarantees" help:"part of each limit, in percent, that a tenant has for itself"`
+	SystemNamespaces []string          `config:"systemNamespaces" help:"namespaces of the tenant system, besides kube-system"`
+}
+
+// Defaults returns the settings of a cluster without guarantees.
+func Defaults() Config {
+	return Config{
+		TenantLabel: shares.DefaultTenantLabel, Unlabelled: Each, SystemNamespaces: []string{"sluice-system"},
+	}
+}
+
+// Settings returns the settings in the form of package shares. c must be valid.
+func (c *Config) Settings() shares.Settings {
+	s := shares.Settings{
+		TenantLabel: c.TenantLabel, Together: c.Unlabelled == Together, SystemNamespaces: slices.Clone(c.SystemNamespaces),
+	}
+	for name, percent := range c.Guarantees {
+		if s.Guarantees == nil {
+			s.Guarantees = make(map[string]int, len(c.Guarantees))
+		}
+		s.Guarantees[name], _ = strconv.Atoi(strings.TrimSuffix(percent, "%"))
+	}
+	return s
+}
+
+// Validate implements the check of kit/config.
+func (c *Config) Validate() error {
+	var p config.Problems
+	if c.Unlabelled != Each && c.Unlabelled != Together {
+		p.Addf("unlabelled", "%q is not %s or %s", c.Unlabelled, Each, Together)
+	}
+	if c.TenantLabel == "" {
+		p.Addf("tenantLabel", "the label has no name")
+	}
+	numbers := true
+	for _, name := range slices.Sorted(maps.Keys(c.Guarantees)) {
+		if _, err := strconv.Atoi(strings.TrimSuffix(c.Guarantees[name], "%")); err != nil {
+			p.Addf("guarantees", "%s: %q is not a percentage", name, c.Guarantees[name])
+			numbers = false
+		}
+	}
+	if numbers {
+		if err := c.Settings().Validate(); err != nil {
+			p.Addf("guarantees", "%s", strings.TrimPrefix(err.Error(), "shares.guarantees: "))
+		}
+	}
+	return p.Err()
+}

@@ -183,7 +183,11 @@ func (n *Node) Of(v View, notes *Notes) []*Frontend {
 		at := pool{f.port, f.Key.IPv6}
 		l := lists[at]
 		if l == nil {
-			l = newLists(n, v.Service, n.merge(v, f.port, f.Key.IPv6, notes))
+			var all []candidate
+			if !v.Service.Closed {
+				all = n.merge(v, f.port, f.Key.IPv6, notes)
+			}
+			l = newLists(n, v.Service, all)
 			lists[at] = l
 		}
 		l.give(f)
@@ -525,7 +529,7 @@ func (c *Categories) list(of, all []candidate) *List {
 // Backends are the distinct addresses and ports that the frontends of a service may
 // lead to on any node, or drain, sorted.
 func (n *Node) Backends(v View) []netip.AddrPort {
-	if v.Service == nil || !v.Service.HasFrontends() {
+	if v.Service == nil || !v.Service.HasFrontends() || v.Service.Closed {
 		return nil
 	}
 	var out []netip.AddrPort

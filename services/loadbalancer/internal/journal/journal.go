@@ -250,6 +250,7 @@ type (
 		Affinity      uint32          `json:"affinity,omitempty"`
 		HealthCheck   uint16          `json:"healthCheck,omitempty"`
 		Table         bool            `json:"table,omitempty"`
+		Closed        bool            `json:"closed,omitempty"`
 	}
 	ingressRecord struct {
 		Addr  netip.Addr `json:"addr"`
@@ -262,6 +263,7 @@ type (
 		NodePort uint16           `json:"nodePort,omitempty"`
 	}
 	sliceRecord struct {
+		Created   int64            `json:"created,omitempty"`
 		Service   string           `json:"service,omitempty"`
 		IPv6      bool             `json:"ipv6,omitempty"`
 		Ports     []portRecord     `json:"ports,omitempty"`
@@ -291,7 +293,7 @@ func encode(r Record) []byte {
 			Created: s.Created, Type: s.Type.String(), Headless: s.Headless, OtherProxy: s.OtherProxy, ClusterIPs: s.ClusterIPs,
 			ExternalIPs: s.ExternalIPs, SourceRanges: s.SourceRanges, IPv4: s.IPv4, IPv6: s.IPv6,
 			InternalLocal: s.InternalLocal, ExternalLocal: s.ExternalLocal, Affinity: s.AffinitySeconds,
-			HealthCheck: s.HealthCheckNodePort, Table: s.Table,
+			HealthCheck: s.HealthCheckNodePort, Table: s.Table, Closed: s.Closed,
 		}
 		for _, in := range s.Ingress {
 			x.Ingress = append(x.Ingress, ingressRecord(in))
@@ -302,7 +304,7 @@ func encode(r Record) []byte {
 		out.Service = x
 	}
 	if s := r.Slice; s != nil {
-		x := &sliceRecord{Service: s.Service, IPv6: s.IPv6}
+		x := &sliceRecord{Created: s.Created, Service: s.Service, IPv6: s.IPv6}
 		for _, p := range s.Ports {
 			x.Ports = append(x.Ports, portRecord{Name: p.Name, Protocol: p.Protocol, Port: p.Port})
 		}
@@ -365,7 +367,7 @@ func (x *serviceRecord) service(name service.Name) (*service.Service, error) {
 		ExternalIPs:  x.ExternalIPs,
 		SourceRanges: x.SourceRanges, IPv4: x.IPv4, IPv6: x.IPv6, InternalLocal: x.InternalLocal,
 		ExternalLocal:   x.ExternalLocal,
-		AffinitySeconds: x.Affinity, HealthCheckNodePort: x.HealthCheck, Table: x.Table,
+		AffinitySeconds: x.Affinity, HealthCheckNodePort: x.HealthCheck, Table: x.Table, Closed: x.Closed,
 	}
 	for out.Type.String() != x.Type {
 		if out.Type++; out.Type > service.ExternalName {
@@ -383,7 +385,7 @@ func (x *serviceRecord) service(name service.Name) (*service.Service, error) {
 }
 
 func (x *sliceRecord) slice(name service.Name) (*service.Slice, error) {
-	out := &service.Slice{Name: name, Service: x.Service, IPv6: x.IPv6}
+	out := &service.Slice{Name: name, Created: x.Created, Service: x.Service, IPv6: x.IPv6}
 	for _, p := range x.Ports {
 		out.Ports = append(out.Ports, service.SlicePort{Name: shared(p.Name), Protocol: p.Protocol, Port: p.Port})
 	}

@@ -34,7 +34,7 @@ func records() []Record {
 			Key:    service.ObjectKey{Kind: service.KindSlice, Name: slice},
 			Source: "file", Origin: "web.yaml", Revision: 7, Updated: 1, Created: 2,
 			Slice: &service.Slice{
-				Name: slice, Service: "web", IPv6: true, Ports: []service.SlicePort{{
+				Name: slice, Created: 5, Service: "web", IPv6: true, Ports: []service.SlicePort{{
 					Name: "http", Protocol: service.TCP,
 					Port: 8080,
 				}},
@@ -57,7 +57,7 @@ func records() []Record {
 				}},
 				SourceRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, IPv4: true, IPv6: true,
 				Ports:         []service.Port{{Name: "http", Protocol: service.SCTP, Port: 80, NodePort: 30080}},
-				InternalLocal: true, ExternalLocal: true, AffinitySeconds: 60, HealthCheckNodePort: 30001, Table: true,
+				InternalLocal: true, ExternalLocal: true, AffinitySeconds: 60, HealthCheckNodePort: 30001, Table: true, Closed: true,
 			},
 		},
 	}

@@ -4,10 +4,14 @@
 // Package manifest reads Services and EndpointSlices from YAML and JSON, and says
 // where something is wrong.
 //
-// It is strict: an unknown field, a field that is given twice, a value of another
-// type and a value that makes no sense are refused with the document and the path
-// of the field. A field that is known and has no effect here is a note. A document
+// Texts are read strictly: an unknown field, a field that is given twice, a value of
+// another type and a value that makes no sense are refused with the document and the
+// path of the field. A field that is known and has no effect here is a note. A document
 // may be a list of objects.
+//
+// Objects of an API server (OfService, OfSlice) are facts: the API server has accepted
+// them. A part that Sluice does not support is left out with a note, and the rest of the
+// object is used. Only an object without a name is refused.
 package manifest
 
 import (
@@ -34,6 +38,7 @@ const (
 
 	maxViolations = 50
 	maxDropped    = 20
+	maxRemarks    = 20  // notes about parts of an object of an API server
 	maxText       = 300 // bytes of a text in a message
 )
 
@@ -157,8 +162,12 @@ type decoder struct {
 	objects    []Object
 	violations []Violation
 
+	// lenient: the object is one of an API server.
+	lenient bool
+
 	// Of the object that is read.
 	number  int
+	remarks int // of remark
 	path    string // in the document, such as "items[3]."
 	dropped []string
 	notes   []string
@@ -175,6 +184,34 @@ func (d *decoder) fail(path, format string, args ...any) {
 	}
 	text := strings.ToValidUTF8(fmt.Sprintf(format, args...), "\uFFFD")
 	d.violations = append(d.violations, Violation{d.number, shorten(strings.TrimSuffix(d.path+path, ".")), shorten(text)})
+}
+
+// part reports a part of an object that cannot be used: of a text it is a violation. Of
+// an object of an API server the part is left out with a note, and the caller goes on
+// without it.
+func (d *decoder) part(path, format string, args ...any) {
+	if !d.lenient {
+		d.fail(path, format, args...)
+		return
+	}
+	d.remark(path, fmt.Sprintf(format, args...)+": it is left out")
+}
+
+// remark adds one of a bounded number of notes about parts of an object.
+func (d *decoder) remark(path, text string) {
+	if d.remarks++; d.remarks <= maxRemarks {
+		d.notef("%s: %s", path, strings.ToValidUTF8(text, "\uFFFD"))
+	}
+}
+
+// odd reports what contradicts another part: of a text it is a violation, of an object of
+// an API server a note.
+func (d *decoder) odd(path, format string, args ...any) {
+	if d.lenient {
+		d.remark(path, fmt.Sprintf(format, args...))
+		return
+	}
+	d.fail(path, format, args...)
 }
 
 func (d *decoder) notef(format string, args ...any) {
@@ -282,16 +319,16 @@ func (d *decoder) object(h wire.Head, text []byte) {
 	d.objects = append(d.objects, out)
 }
 
-// OfService reads a Service that is decoded, as Decode reads its text. The error is an
-// *Error.
+// OfService reads a Service of an API server. Parts that Sluice does not support are left
+// out with notes. The error is an *Error: the Service has no name or no namespace.
 func OfService(s *wire.Service) (Object, error) {
-	d := &decoder{}
+	d := &decoder{lenient: true}
 	return d.one(service.KindService, d.serviceOf(s), nil)
 }
 
-// OfSlice reads an EndpointSlice, as OfService reads a Service.
+// OfSlice reads an EndpointSlice of an API server, as OfService reads a Service.
 func OfSlice(s *wire.Slice) (Object, error) {
-	d := &decoder{}
+	d := &decoder{lenient: true}
 	return d.one(service.KindSlice, nil, d.sliceOf(s))
 }
 
@@ -299,6 +336,9 @@ func OfSlice(s *wire.Slice) (Object, error) {
 func (d *decoder) one(kind service.Kind, s *service.Service, slice *service.Slice) (Object, error) {
 	if len(d.violations) > 0 {
 		return Object{}, &Error{Violations: d.violations}
+	}
+	if n := d.remarks - maxRemarks; n > 0 {
+		d.notef("%d more notes are left out", n)
 	}
 	out := Object{Service: s, Slice: slice, Notes: d.notes}
 	out.name(kind)

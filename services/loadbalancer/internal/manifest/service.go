@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Limits of the API server, which an object from a file has to keep too.
+// Limits of the API server, which an object from a file has to keep too. The number of a
+// Service's ports is bounded by the size of the object alone.
 const (
-	maxPorts        = 1000
 	maxAffinity     = 86_400 // seconds
 	defaultAffinity = 10_800
 )
@@ -28,6 +28,15 @@ func (d *decoder) name(m *wire.Metadata, check func(string) error) service.Name 
 	out := service.Name{Namespace: m.Namespace, Name: m.Name}
 	if out.Namespace == "" {
 		out.Namespace = d.options.Namespace
+	}
+	if d.lenient { // the API server has checked them
+		if out.Name == "" {
+			d.fail("metadata.name", "is missing")
+		}
+		if out.Namespace == "" {
+			d.fail("metadata.namespace", "is missing")
+		}
+		return out
 	}
 	if out.Name == "" {
 		d.fail("metadata.name", "is missing")
@@ -40,6 +49,21 @@ func (d *decoder) name(m *wire.Metadata, check func(string) error) service.Name 
 	return out
 }
 
+// created returns when an object was created, in nanoseconds since 1970; 0: it does not say.
+func (d *decoder) created(m *wire.Metadata) int64 {
+	if m.CreationTimestamp == nil {
+		return 0
+	}
+	at, err := time.Parse(time.RFC3339, *m.CreationTimestamp)
+	switch {
+	case err != nil:
+		d.part("metadata.creationTimestamp", "%q is no time of RFC 3339", shorten(*m.CreationTimestamp))
+	case !at.IsZero():
+		return at.UnixNano()
+	}
+	return 0
+}
+
 func (d *decoder) service(text []byte) *service.Service {
 	var in wire.Service
 	if !d.strict(text, &in) {
@@ -50,14 +74,7 @@ func (d *decoder) service(text []byte) *service.Service {
 
 func (d *decoder) serviceOf(in *wire.Service) *service.Service {
 	out := &service.Service{Name: d.name(&in.Metadata, checkLabel), OtherProxy: in.Metadata.Labels[labelOtherProxy]}
-	if text := in.Metadata.CreationTimestamp; text != nil {
-		at, err := time.Parse(time.RFC3339, *text)
-		if err != nil {
-			d.fail("metadata.creationTimestamp", "%q is no time of RFC 3339", shorten(*text))
-		} else if !at.IsZero() {
-			out.Created = at.UnixNano()
-		}
-	}
+	out.Created = d.created(&in.Metadata)
 	switch in.Spec.Type {
 	case "", service.ClusterIP.String():
 	case service.NodePort.String():
@@ -67,7 +84,7 @@ func (d *decoder) serviceOf(in *wire.Service) *service.Service {
 	case service.ExternalName.String():
 		out.Type = service.ExternalName
 	default:
-		d.fail("spec.type", "%q is not ClusterIP, NodePort, LoadBalancer or ExternalName", shorten(in.Spec.Type))
+		d.part("spec.type", "%q is not ClusterIP, NodePort, LoadBalancer or ExternalName", shorten(in.Spec.Type))
 	}
 	d.addresses(in, out)
 	d.ports(in, out)
@@ -88,7 +105,7 @@ func parseAddress(text string) (netip.Addr, error) {
 func (d *decoder) address(path, text string) (netip.Addr, bool) {
 	a, err := parseAddress(text)
 	if err != nil {
-		d.fail(path, "%q: %v", shorten(text), err)
+		d.part(path, "%q: %v", shorten(text), err)
 		return a, false
 	}
 	return a, true
@@ -99,16 +116,16 @@ func (d *decoder) addresses(in *wire.Service, out *service.Service) {
 	if len(ips) == 0 && in.Spec.ClusterIP != "" {
 		ips = []string{in.Spec.ClusterIP}
 	} else if len(ips) > 0 && ips[0] != in.Spec.ClusterIP && in.Spec.ClusterIP != "" {
-		d.fail("spec.clusterIPs[0]", "%q is not spec.clusterIP, %q", shorten(ips[0]), shorten(in.Spec.ClusterIP))
+		d.odd("spec.clusterIPs[0]", "%q is not spec.clusterIP, %q", shorten(ips[0]), shorten(in.Spec.ClusterIP))
 	}
 	switch {
 	case len(ips) == 1 && ips[0] == none:
 		out.Headless = true
 		if out.Type != service.ClusterIP {
-			d.fail("spec.clusterIP", "None needs spec.type ClusterIP")
+			d.odd("spec.clusterIP", "None needs spec.type ClusterIP")
 		}
 	case out.Type == service.ExternalName && len(ips) > 0:
-		d.fail("spec.clusterIPs", "a service of type ExternalName has none")
+		d.part("spec.clusterIPs", "a service of type ExternalName has none")
 	default:
 		for i, text := range ips {
 			path := fmt.Sprintf("spec.clusterIPs[%d]", i)
@@ -117,7 +134,7 @@ func (d *decoder) addresses(in *wire.Service, out *service.Service) {
 				continue
 			}
 			if slices.ContainsFunc(out.ClusterIPs, func(o netip.Addr) bool { return o.Is6() == a.Is6() }) {
-				d.fail(path, "is the second address of its family")
+				d.part(path, "is the second address of its family")
 				continue
 			}
 			out.ClusterIPs = append(out.ClusterIPs, a)
@@ -136,7 +153,8 @@ func (d *decoder) addresses(in *wire.Service, out *service.Service) {
 			continue // a name, which is for DNS
 		case x.IPMode == nil, *x.IPMode == "VIP", *x.IPMode == "Proxy":
 		default:
-			d.fail(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "%q is not VIP or Proxy", shorten(*x.IPMode))
+			d.part(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "%q is not VIP or Proxy", shorten(*x.IPMode))
+			continue
 		}
 		texts, at = append(texts, x.IP), append(at, i)
 	}
@@ -149,15 +167,21 @@ func (d *decoder) addresses(in *wire.Service, out *service.Service) {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))
 		switch {
 		case err != nil:
-			d.fail(path, "%q is no prefix", shorten(text))
+			d.part(path, "%q is no prefix", shorten(text))
 		case p.Addr().Is4In6():
-			d.fail(path, "%q is an IPv4 prefix in IPv6 form", shorten(text))
+			d.part(path, "%q is an IPv4 prefix in IPv6 form", shorten(text))
 		default:
 			out.SourceRanges = append(out.SourceRanges, p.Masked())
 		}
 	}
+	if len(in.Spec.LoadBalancerSourceRanges) > 0 && len(out.SourceRanges) == 0 && d.lenient {
+		// No range means all clients. Here none of the ranges can be read, so that no
+		// client may use the addresses.
+		out.SourceRanges = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 32)}
+		d.notef("spec.loadBalancerSourceRanges: none can be read: no client may use the load balancer addresses")
+	}
 	if len(in.Spec.LoadBalancerSourceRanges) > 0 && out.Type != service.LoadBalancer {
-		d.fail("spec.loadBalancerSourceRanges", "needs spec.type LoadBalancer")
+		d.part("spec.loadBalancerSourceRanges", "needs spec.type LoadBalancer")
 	}
 	slices.SortFunc(out.SourceRanges, netip.Prefix.Compare)
 	out.SourceRanges = slices.Compact(out.SourceRanges)
@@ -183,14 +207,14 @@ func (d *decoder) families(in *wire.Service, out *service.Service) {
 		case "IPv6":
 			out.IPv6 = true
 		default:
-			d.fail(fmt.Sprintf("spec.ipFamilies[%d]", i), "%q is not IPv4 or IPv6", shorten(f))
+			d.part(fmt.Sprintf("spec.ipFamilies[%d]", i), "%q is not IPv4 or IPv6", shorten(f))
 		}
 	}
 	for _, a := range out.ClusterIPs {
-		if len(in.Spec.IPFamilies) == 0 {
+		if len(in.Spec.IPFamilies) == 0 || d.lenient && !out.IPv4 && !out.IPv6 {
 			out.IPv4, out.IPv6 = out.IPv4 || a.Is4(), out.IPv6 || a.Is6()
 		} else if a.Is4() && !out.IPv4 || a.Is6() && !out.IPv6 {
-			d.fail("spec.clusterIPs", "%s is of a family that spec.ipFamilies does not name", a)
+			d.odd("spec.clusterIPs", "%s is of a family that spec.ipFamilies does not name", a)
 		}
 	}
 	if !out.IPv4 && !out.IPv6 {
@@ -200,65 +224,81 @@ func (d *decoder) families(in *wire.Service, out *service.Service) {
 		switch *p {
 		case "SingleStack", "PreferDualStack", "RequireDualStack":
 		default:
-			d.fail("spec.ipFamilyPolicy", "%q is not SingleStack, PreferDualStack or RequireDualStack", shorten(*p))
+			d.part("spec.ipFamilyPolicy", "%q is not SingleStack, PreferDualStack or RequireDualStack", shorten(*p))
 		}
 	}
 }
 
 func (d *decoder) ports(in *wire.Service, out *service.Service) {
 	if len(in.Spec.Ports) == 0 && out.HasFrontends() {
-		d.fail("spec.ports", "is missing")
-	}
-	if len(in.Spec.Ports) > maxPorts {
-		d.fail("spec.ports", "has %d ports, more than %d", len(in.Spec.Ports), maxPorts)
-		return
+		d.part("spec.ports", "is missing")
 	}
 	type socket struct {
 		protocol service.Protocol
 		port     uint16
 	}
 	names, ports, nodePorts := make(map[string]bool), make(map[socket]bool), make(map[socket]bool)
-	for i, p := range in.Spec.Ports {
-		path := fmt.Sprintf("spec.ports[%d]", i)
-		protocol := d.protocol(path+".protocol", p.Protocol)
-		port := d.port(path+".port", p.Port, 1)
-		node := d.port(path+".nodePort", p.NodePort, 0)
-		switch {
-		case p.Name == "" && len(in.Spec.Ports) > 1:
-			d.fail(path+".name", "is missing, and the service has several ports")
-		case p.Name != "" && checkLabel(p.Name) != nil:
-			d.fail(path+".name", "%q: %v", shorten(p.Name), checkLabel(p.Name))
-		case names[p.Name]:
-			d.fail(path+".name", "%q is given twice", p.Name)
-		case ports[socket{protocol, port}]:
-			d.fail(path+".port", "%d/%s is given twice", port, protocol)
-		case node != 0 && nodePorts[socket{protocol, node}]:
-			d.fail(path+".nodePort", "%d/%s is given twice", node, protocol)
-		case node != 0 && (out.Type == service.ClusterIP || out.Type == service.ExternalName):
-			d.fail(path+".nodePort", "needs spec.type NodePort or LoadBalancer")
+	out.Ports = make([]service.Port, 0, len(in.Spec.Ports))
+	for i := range in.Spec.Ports {
+		p := &in.Spec.Ports[i]
+		path := func(field string) string { return fmt.Sprintf("spec.ports[%d].%s", i, field) }
+		protocol, known := d.protocol(path, p.Protocol)
+		port, inRange := d.port(path, "port", p.Port, 1)
+		node, _ := d.port(path, "nodePort", p.NodePort, 0)
+		if d.lenient && !(known && inRange) {
+			continue // nothing can be sent to it
 		}
-		names[p.Name], ports[socket{protocol, port}], nodePorts[socket{protocol, node}] = true, true, true
+		if ports[socket{protocol, port}] {
+			d.part(path("port"), "%d/%s is given twice", port, protocol)
+			continue
+		}
+		d.portName(path, p.Name, len(in.Spec.Ports), names)
+		switch {
+		case node == 0:
+		case nodePorts[socket{protocol, node}]:
+			d.part(path("nodePort"), "%d/%s is given twice", node, protocol)
+			node = 0
+		case out.Type == service.ClusterIP || out.Type == service.ExternalName:
+			d.part(path("nodePort"), "needs spec.type NodePort or LoadBalancer")
+			node = 0
+		}
+		ports[socket{protocol, port}], nodePorts[socket{protocol, node}] = true, true
 		out.Ports = append(out.Ports, service.Port{Name: p.Name, Protocol: protocol, Port: port, NodePort: node})
 	}
 }
 
-func (d *decoder) protocol(path, p string) service.Protocol {
+// portName checks the name of a port. names are those of the ports before it.
+func (d *decoder) portName(path func(string) string, name string, ports int, names map[string]bool) {
+	switch {
+	case name == "" && ports > 1:
+		d.odd(path("name"), "is missing, and the service has several ports")
+	case name != "" && checkLabel(name) != nil:
+		d.odd(path("name"), "%q: %v", shorten(name), checkLabel(name))
+	case names[name]:
+		d.odd(path("name"), "%q is given twice", name)
+	}
+	names[name] = true
+}
+
+// protocol reads the protocol of a port; false: it is not supported.
+func (d *decoder) protocol(path func(string) string, p string) (service.Protocol, bool) {
 	if p == "" {
-		return service.TCP
+		return service.TCP, true
 	}
 	out := service.ProtocolOf(p)
 	if out == 0 {
-		d.fail(path, "%q is not TCP, UDP or SCTP", shorten(p))
+		d.part(path("protocol"), "%q is not TCP, UDP or SCTP", shorten(p))
 	}
-	return out
+	return out, out != 0
 }
 
-func (d *decoder) port(path string, p, least int32) uint16 {
+// port reads the number of a port; false: it is none.
+func (d *decoder) port(path func(string) string, field string, p, least int32) (uint16, bool) {
 	if p < least || p > 65_535 {
-		d.fail(path, "%d is not between %d and 65535", p, least)
-		return 0
+		d.part(path(field), "%d is not between %d and 65535", p, least)
+		return 0, false
 	}
-	return uint16(p)
+	return uint16(p), true
 }
 
 func (d *decoder) behaviour(in *wire.Service, out *service.Service) {
@@ -268,18 +308,18 @@ func (d *decoder) behaviour(in *wire.Service, out *service.Service) {
 		out.AffinitySeconds = defaultAffinity
 		if c := in.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
 			if t := *c.ClientIP.TimeoutSeconds; t < 1 || t > maxAffinity {
-				d.fail("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not between 1 and %d", t, maxAffinity)
+				d.part("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not between 1 and %d", t, maxAffinity)
 			} else {
 				out.AffinitySeconds = uint32(t)
 			}
 		}
 	default:
-		d.fail("spec.sessionAffinity", "%q is not None or ClientIP", shorten(in.Spec.SessionAffinity))
+		d.part("spec.sessionAffinity", "%q is not None or ClientIP", shorten(in.Spec.SessionAffinity))
 	}
 	if text, ok := in.Metadata.Annotations[annotationAlgorithm]; ok {
 		out.Table = text == algorithmTable
 		if !out.Table {
-			d.fail("metadata.annotations["+annotationAlgorithm+"]", "%q is not %s", shorten(text), algorithmTable)
+			d.part("metadata.annotations["+annotationAlgorithm+"]", "%q is not %s", shorten(text), algorithmTable)
 		}
 	}
 	if p := in.Spec.InternalTrafficPolicy; p != nil {
@@ -288,7 +328,7 @@ func (d *decoder) behaviour(in *wire.Service, out *service.Service) {
 		case "Local":
 			out.InternalLocal = true
 		default:
-			d.fail("spec.internalTrafficPolicy", "%q is not Cluster or Local", shorten(*p))
+			d.part("spec.internalTrafficPolicy", "%q is not Cluster or Local", shorten(*p))
 		}
 	}
 	switch in.Spec.ExternalTrafficPolicy {
@@ -296,11 +336,13 @@ func (d *decoder) behaviour(in *wire.Service, out *service.Service) {
 	case "Local":
 		out.ExternalLocal = true
 	default:
-		d.fail("spec.externalTrafficPolicy", "%q is not Cluster or Local", shorten(in.Spec.ExternalTrafficPolicy))
+		d.part("spec.externalTrafficPolicy", "%q is not Cluster or Local", shorten(in.Spec.ExternalTrafficPolicy))
 	}
-	out.HealthCheckNodePort = d.port("spec.healthCheckNodePort", in.Spec.HealthCheckNodePort, 0)
+	spec := func(field string) string { return "spec." + field }
+	out.HealthCheckNodePort, _ = d.port(spec, "healthCheckNodePort", in.Spec.HealthCheckNodePort, 0)
 	if out.HealthCheckNodePort != 0 && (out.Type != service.LoadBalancer || !out.ExternalLocal) {
-		d.fail("spec.healthCheckNodePort", "needs spec.type LoadBalancer and spec.externalTrafficPolicy Local")
+		d.part("spec.healthCheckNodePort", "needs spec.type LoadBalancer and spec.externalTrafficPolicy Local")
+		out.HealthCheckNodePort = 0
 	}
 }
 

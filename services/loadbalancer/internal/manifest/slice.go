@@ -14,7 +14,7 @@ import (
 // Limits of the API server.
 const (
 	maxEndpoints  = 1000
-	maxSlicePorts = 100
+	maxSlicePorts = 20_000
 	maxAddresses  = 100
 	maxHints      = 8
 )
@@ -29,10 +29,11 @@ func (d *decoder) slice(text []byte) *service.Slice {
 
 func (d *decoder) sliceOf(in *wire.Slice) *service.Slice {
 	out := &service.Slice{Name: d.name(&in.Metadata, checkSubdomain), Service: in.Metadata.Labels[labelServiceName]}
+	out.Created = d.created(&in.Metadata)
 	if out.Service == "" {
 		d.notef("metadata.labels[%s]: is missing: the slice belongs to no service", labelServiceName)
 	} else if err := checkLabel(out.Service); err != nil {
-		d.fail("metadata.labels["+labelServiceName+"]", "%q: %v", shorten(out.Service), err)
+		d.odd("metadata.labels["+labelServiceName+"]", "%q: %v", shorten(out.Service), err)
 	}
 	switch in.AddressType {
 	case "IPv4":
@@ -42,11 +43,11 @@ func (d *decoder) sliceOf(in *wire.Slice) *service.Slice {
 		d.notef("addressType: FQDN is not supported: the slice has no endpoints here")
 		return out
 	default:
-		d.fail("addressType", "%q is not IPv4, IPv6 or FQDN", shorten(in.AddressType))
+		d.part("addressType", "%q is not IPv4, IPv6 or FQDN", shorten(in.AddressType))
 		return out
 	}
 	d.slicePorts(in.Ports, out)
-	if len(in.Endpoints) > maxEndpoints {
+	if len(in.Endpoints) > maxEndpoints && !d.lenient {
 		d.fail("endpoints", "has %d endpoints, more than %d", len(in.Endpoints), maxEndpoints)
 		return out
 	}
@@ -66,7 +67,7 @@ func (d *decoder) sliceOf(in *wire.Slice) *service.Slice {
 }
 
 func (d *decoder) slicePorts(in []wire.EndpointPort, out *service.Slice) {
-	if len(in) > maxSlicePorts {
+	if len(in) > maxSlicePorts && !d.lenient {
 		d.fail("ports", "has %d ports, more than %d", len(in), maxSlicePorts)
 		return
 	}
@@ -74,29 +75,31 @@ func (d *decoder) slicePorts(in []wire.EndpointPort, out *service.Slice) {
 		d.notef("ports: is empty: the endpoints are no backends")
 	}
 	names := make(map[string]bool, len(in))
+	out.Ports = make([]service.SlicePort, 0, len(in))
 	for i, p := range in {
-		path := fmt.Sprintf("ports[%d]", i)
+		path := func(field string) string { return fmt.Sprintf("ports[%d].%s", i, field) }
 		var name string
 		if p.Name != nil {
 			name = *p.Name
 		}
-		if name != "" && checkLabel(name) != nil {
-			d.fail(path+".name", "%q: %v", shorten(name), checkLabel(name))
-		} else if names[name] {
-			d.fail(path+".name", "%q is given twice", name)
+		if name != "" || names[name] {
+			d.portName(path, name, 1, names)
 		}
 		names[name] = true
 		var protocol string
 		if p.Protocol != nil {
 			protocol = *p.Protocol
 		}
-		sp := service.SlicePort{Name: name, Protocol: d.protocol(path+".protocol", protocol)}
+		number, known := d.protocol(path, protocol)
 		if p.Port == nil {
-			d.notef("%s.port: is missing: a port that stands for all is not supported, and leads nowhere", path)
+			d.notef("%s: is missing: a port that stands for all is not supported, and leads nowhere", path("port"))
 			continue
 		}
-		sp.Port = d.port(path+".port", *p.Port, 1)
-		out.Ports = append(out.Ports, sp)
+		port, inRange := d.port(path, "port", *p.Port, 1)
+		if d.lenient && !(known && inRange) {
+			continue
+		}
+		out.Ports = append(out.Ports, service.SlicePort{Name: name, Protocol: number, Port: port})
 	}
 }
 
@@ -104,17 +107,21 @@ func (d *decoder) endpoint(i int, e *wire.Endpoint, out *service.Slice) {
 	path := func(below string, of ...any) string { // what is right pays for none
 		return fmt.Sprintf("endpoints[%d].", i) + fmt.Sprintf(below, of...)
 	}
-	if n := len(e.Addresses); n == 0 || n > maxAddresses {
-		d.fail(path("addresses"), "has %d addresses, must have 1 to %d", n, maxAddresses)
+	if n := len(e.Addresses); n == 0 || n > maxAddresses && !d.lenient {
+		d.part(path("addresses"), "has %d addresses, must have 1 to %d", n, maxAddresses)
 		return
 	}
-	for j, text := range e.Addresses {
+	addresses := e.Addresses
+	if d.lenient {
+		addresses = addresses[:1] // the others are not used
+	}
+	for j, text := range addresses {
 		a, err := parseAddress(text)
 		switch {
 		case err != nil:
-			d.fail(path("addresses[%d]", j), "%q: %v", shorten(text), err)
+			d.part(path("addresses[%d]", j), "%q: %v", shorten(text), err)
 		case a.Is6() != out.IPv6:
-			d.fail(path("addresses[%d]", j), "%s is not of the family of addressType", a)
+			d.part(path("addresses[%d]", j), "%s is not of the family of addressType", a)
 		case j == 0:
 			out.Endpoints = append(out.Endpoints, service.NewEndpoint(a, d.about(path, e)))
 		}
@@ -159,15 +166,17 @@ func (d *decoder) about(path func(string, ...any) string, e *wire.Endpoint) serv
 }
 
 func (d *decoder) hints(path string, names []string) string {
-	if len(names) > maxHints {
+	if len(names) > maxHints && !d.lenient {
 		d.fail(path, "has %d names, more than %d", len(names), maxHints)
 		return ""
 	}
+	usable := names[:0]
 	for i, name := range names {
 		if name == "" || strings.Contains(name, ",") || len(name) > 253 {
-			d.fail(fmt.Sprintf("%s[%d].name", path, i), "%q is no name", shorten(name))
-			return ""
+			d.part(fmt.Sprintf("%s[%d].name", path, i), "%q is no name", shorten(name))
+			continue
 		}
+		usable = append(usable, name)
 	}
-	return service.JoinHints(names)
+	return service.JoinHints(usable)
 }

@@ -19,7 +19,7 @@ import (
 // Given is an object as a source that watches gives it.
 type Given struct {
 	Object manifest.Object
-	Err    error // it is not understood; what was in force of it stays
+	Err    error // it cannot be read; what was in force of it goes
 }
 
 // Objects takes the objects of a source that says what changes, one object at a
@@ -82,11 +82,16 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 		for _, k := range slices.SortedFunc(maps.Keys(upserts), service.ObjectKey.Compare) {
 			g := upserts[k]
 			x := o.object(k)
+			unreadable := g.Err
+			if unreadable == nil && g.Object.Key != k {
+				unreadable = fmt.Errorf("is %s, and the source calls it %s", g.Object.Key, k)
+			}
 			switch {
-			case g.Err != nil:
-				refused[k] = g.Err.Error()
-			case g.Object.Key != k:
-				refused[k] = fmt.Sprintf("is %s, and the source calls it %s", g.Object.Key, k)
+			case unreadable != nil:
+				refused[k] = unreadable.Error()
+				if x != nil && x.by.source == f.name {
+					e.close(x, unreadable)
+				}
 			case x != nil && x.by.source != f.name && (x.by.source == SourceGRPC || o.sources[x.by.source] != nil):
 				refused[k] = fmt.Sprintf("%s belongs to the source %s", k, x.by.source)
 			default:
@@ -125,6 +130,23 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 	return nil
 }
 
+// close ends what is in force of an object whose source has replaced it by one that cannot
+// be read: endpoints may have gone. A slice is deleted. A Service keeps its addresses, which
+// refuse connections.
+func (e *edit) close(x *object, why error) {
+	if x.slice != nil {
+		e.gone = append(e.gone, x.key())
+		return
+	}
+	if x.service.Closed {
+		return
+	}
+	closed := x.service.Clone()
+	closed.Closed, closed.HealthCheckNodePort = true, 0
+	note := fmt.Sprintf("the API server has another Service of this name, which cannot be read: %v: connections are refused", why)
+	e.puts = append(e.puts, &object{by: x.by, remarks: newRemarks([]string{note}, nil), service: closed})
+}
+
 // refuse notes that there is no room for an object.
 func (f *Objects) refuse(ctx context.Context, k service.ObjectKey, g Given, why error) error {
 	f.refused[k] = g
@@ -137,7 +159,7 @@ func (f *Objects) refuse(ctx context.Context, k service.ObjectKey, g Given, why 
 func (o *Owner) noteRefused(r Refused) {
 	src := o.sources[r.Source]
 	if before, ok := src.refused[r.Origin]; !ok || before != r {
-		o.config.Log.Warn("an object is refused; what was in force of it stays", "source", r.Source, "origin", r.Origin,
+		o.config.Log.Warn("an object or a file is refused", "source", r.Source, "origin", r.Origin,
 			"reason", r.Err)
 	}
 	src.refused[r.Origin] = r

@@ -25,7 +25,7 @@ type object struct {
 	remarks  *remarks // nil: there are none
 	revision uint64
 	updated  int64 // nanoseconds since 1970
-	created  int64 // likewise; of a service
+	created  int64 // likewise: by its author, or when it was first accepted
 	service  *service.Service
 	slice    *service.Slice
 
@@ -73,6 +73,15 @@ func (x *object) of() service.Name {
 		return x.slice.Of()
 	}
 	return x.service.Name
+}
+
+// createdByAuthor returns what the object says of its creation, in nanoseconds since 1970; 0:
+// it does not say.
+func (x *object) createdByAuthor() int64 {
+	if x.slice != nil {
+		return x.slice.Created
+	}
+	return x.service.Created
 }
 
 // says reports whether two objects say the same.
@@ -341,8 +350,8 @@ func (o *Owner) plan(e *edit) error {
 		if old != nil {
 			x.created = old.created
 		}
-		if x.service != nil && x.service.Created != 0 {
-			x.created = x.service.Created
+		if at := x.createdByAuthor(); at != 0 {
+			x.created = at
 		}
 		if old != nil && old.says(x) {
 			x.revision, x.updated = old.revision, old.updated // only its owner or its notes are others

@@ -164,6 +164,9 @@ type Service struct {
 	AffinitySeconds uint32
 	// Table: its lists ask for a rendezvous table.
 	Table bool
+	// Closed: its source has replaced the service by one that cannot be read. Its
+	// frontends refuse connections.
+	Closed bool
 }
 
 // Ingress is an address of a load balancer in front of the cluster.
@@ -196,7 +199,7 @@ func (s *Service) Equal(o *Service) bool {
 		slices.Equal(s.SourceRanges, o.SourceRanges) && s.IPv4 == o.IPv4 && s.IPv6 == o.IPv6 &&
 		slices.Equal(s.Ports, o.Ports) &&
 		s.InternalLocal == o.InternalLocal && s.ExternalLocal == o.ExternalLocal && s.AffinitySeconds == o.AffinitySeconds &&
-		s.HealthCheckNodePort == o.HealthCheckNodePort && s.Table == o.Table
+		s.HealthCheckNodePort == o.HealthCheckNodePort && s.Table == o.Table && s.Closed == o.Closed
 }
 
 // Clone returns a copy that shares nothing with what the service was decoded from.
@@ -221,6 +224,9 @@ func shared(s string) string { return unique.Make(s).Value() }
 // Slice is what an EndpointSlice says.
 type Slice struct {
 	Name Name
+	// Created is when the slice was created, in nanoseconds since 1970; 0: its author
+	// does not say.
+	Created int64
 	// Service is the label kubernetes.io/service-name; empty: it belongs to none.
 	Service string
 	// IPv6 is the family of its addresses. A slice of domain names has no endpoints
@@ -254,7 +260,7 @@ func (s *Slice) Of() Name { return Name{s.Name.Namespace, s.Service} }
 
 // Equal reports whether two slices say the same.
 func (s *Slice) Equal(o *Slice) bool {
-	return s.Name == o.Name && s.Service == o.Service && s.IPv6 == o.IPv6 && slices.Equal(s.Ports, o.Ports) &&
+	return s.Name == o.Name && s.Created == o.Created && s.Service == o.Service && s.IPv6 == o.IPv6 && slices.Equal(s.Ports, o.Ports) &&
 		slices.Equal(s.Endpoints, o.Endpoints)
 }
 

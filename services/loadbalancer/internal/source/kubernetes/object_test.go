@@ -82,7 +82,8 @@ func fill(r *rand.Rand, v reflect.Value, field string) {
 	}
 }
 
-// TestObjectsOfTheAPIAreThoseOfTheirTexts: whatever they say, right or wrong.
+// TestObjectsOfTheAPIAreThoseOfTheirTexts: an object whose text is accepted means the same
+// as its text. Of any other one only parts are left out.
 func TestObjectsOfTheAPIAreThoseOfTheirTexts(t *testing.T) {
 	const tries = 20_000
 	r := rand.New(rand.NewPCG(1, 2))
@@ -109,10 +110,13 @@ func TestObjectsOfTheAPIAreThoseOfTheirTexts(t *testing.T) {
 			t.Fatal(fails)
 		}
 		all, want := manifest.Options{}.Decode(data)
-		if (err == nil) != (want == nil) || err != nil && err.Error() != want.Error() {
-			t.Fatalf("%s\ngot  %v\nwant %v", data, err, want)
-		}
 		if err != nil {
+			t.Fatalf("%s\nis refused: %v", data, err)
+		}
+		if want != nil {
+			if len(got.Notes) == 0 {
+				t.Fatalf("%s\nhas no note of %v", data, want)
+			}
 			continue
 		}
 		understood[got.Key.Kind]++

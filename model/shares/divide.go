@@ -5,6 +5,7 @@ package shares
 
 import (
 	"cmp"
+	"container/heap"
 	"slices"
 	"strings"
 	"time"
@@ -83,6 +84,18 @@ func (t Tenant) group() int {
 // taken away again. Objects of an API server are divided first and alone, with used
 // nil, so that all nodes with the same limit find the same result.
 func Divide(limit int, asks []Ask, s Settings, used map[Tenant]int) Division {
+	return divide(limit, asks, nil, s, used)
+}
+
+// DivideParts divides a limit as Divide does, among objects that can use a part of what they
+// ask for: an ask of n units is n asks of one unit, which follow each other in the order.
+// parts has the units that each ask gets.
+func DivideParts(limit int, asks []Ask, s Settings, used map[Tenant]int) (d Division, parts []int) {
+	parts = make([]int, len(asks))
+	return divide(limit, asks, parts, s, used), parts
+}
+
+func divide(limit int, asks []Ask, parts []int, s Settings, used map[Tenant]int) Division {
 	d := Division{Admitted: make([]bool, len(asks)), Shares: make(map[Tenant]Share)}
 	tenants := make(map[Tenant]*tenant)
 	for i, a := range asks {
@@ -148,7 +161,7 @@ func Divide(limit int, asks []Ask, s Settings, used map[Tenant]int) Division {
 		}
 		all := left - room[1-g] // what the group could have if it asked for more
 		d.Levels[g] = level(of, all)
-		admit(of, asks, d.Admitted, room[g], d.Levels[g])
+		admit(of, asks, d.Admitted, parts, room[g], d.Levels[g])
 	}
 	for _, t := range members {
 		d.Shares[t.id] = Share{Asked: t.asked, Admitted: t.got, Guarantee: t.guarantee, Allotment: t.allotment}
@@ -165,8 +178,8 @@ type tenant struct {
 	allotment int
 	got       int
 	own       int         // of served, what nobody else may use
-	next      int         // index into asks of the first that is not decided
-	take      func(i int) // admits an ask
+	next      int            // index into asks of the first that is not decided
+	take      func(i, n int) // admits n units of an ask
 }
 
 // level returns the largest L for which the sum of min(asked - served, L) fits into
@@ -192,9 +205,9 @@ func level(of []*tenant, room int) int {
 }
 
 // admit admits the objects of the tenants of a group, which have room for what they
-// ask beyond what was served before.
-func admit(of []*tenant, asks []Ask, admitted []bool, room, level int) {
-	var waiting []*tenant
+// ask beyond what was served before. parts is nil if objects are admitted as a whole.
+func admit(of []*tenant, asks []Ask, admitted []bool, parts []int, room, level int) {
+	waiting := &byOldest{asks: asks}
 	for _, t := range of {
 		t.allotment = t.served + min(t.asked-t.served, level)
 		if t.id == System {
@@ -202,45 +215,86 @@ func admit(of []*tenant, asks []Ask, admitted []bool, room, level int) {
 		} else {
 			room += t.served
 		}
-		take := func(i int) {
-			admitted[i] = true
-			n := asks[i].Units
+		take := func(i, n int) {
+			if parts != nil {
+				parts[i] += n
+			}
+			admitted[i] = parts == nil || parts[i] == asks[i].Units
 			t.got += n
 			room -= max(0, n-t.own)
 			t.own = max(0, t.own-n)
 		}
 		if t.allotment == t.asked {
 			for _, i := range t.asks {
-				take(i)
+				take(i, asks[i].Units)
 			}
 			continue
 		}
 		slices.SortFunc(t.asks, func(a, b int) int { return asks[a].Order.Compare(asks[b].Order) })
 		for ; t.next < len(t.asks); t.next++ {
 			i := t.asks[t.next]
-			if asks[i].Units > t.allotment {
+			if asks[i].Units > t.allotment && (parts == nil || t.allotment == 0) {
 				continue // alone too large: passed over
 			}
 			if t.got+asks[i].Units > t.allotment {
+				if parts != nil {
+					take(i, t.allotment-t.got)
+				}
 				t.take = take
-				waiting = append(waiting, t)
+				waiting.of = append(waiting.of, t)
 				break
 			}
-			take(i)
+			take(i, asks[i].Units)
 		}
 	}
-	for len(waiting) > 0 {
-		oldest := slices.MinFunc(waiting, func(a, b *tenant) int {
-			return cmp.Or(asks[a.asks[a.next]].Order.Compare(asks[b.asks[b.next]].Order), a.id.Compare(b.id))
-		})
+	heap.Init(waiting)
+	for waiting.Len() > 0 {
+		oldest := waiting.of[0]
 		i := oldest.asks[oldest.next]
-		oldest.next++
-		fits := asks[i].Units <= room+oldest.own
-		if fits {
-			oldest.take(i)
+		need := asks[i].Units
+		if parts != nil {
+			need -= parts[i]
 		}
-		if !fits || oldest.next == len(oldest.asks) {
-			waiting = slices.DeleteFunc(waiting, func(t *tenant) bool { return t == oldest })
+		fits := need <= room+oldest.own
+		switch {
+		case fits:
+			oldest.take(i, need)
+		case parts != nil:
+			oldest.take(i, room+oldest.own)
+		}
+		if oldest.next++; !fits || oldest.next == len(oldest.asks) {
+			heap.Pop(waiting)
+		} else {
+			heap.Fix(waiting, 0)
 		}
 	}
+}
+
+// byOldest is a heap of tenants by their next object.
+type byOldest struct {
+	asks []Ask
+	of   []*tenant
+}
+
+// Len implements heap.Interface.
+func (h *byOldest) Len() int { return len(h.of) }
+
+// Less implements heap.Interface.
+func (h *byOldest) Less(i, j int) bool {
+	a, b := h.of[i], h.of[j]
+	order := h.asks[a.asks[a.next]].Order.Compare(h.asks[b.asks[b.next]].Order)
+	return cmp.Or(order, a.id.Compare(b.id)) < 0
+}
+
+// Swap implements heap.Interface.
+func (h *byOldest) Swap(i, j int) { h.of[i], h.of[j] = h.of[j], h.of[i] }
+
+// Push implements heap.Interface.
+func (h *byOldest) Push(x any) { h.of = append(h.of, x.(*tenant)) }
+
+// Pop implements heap.Interface.
+func (h *byOldest) Pop() any {
+	last := h.of[len(h.of)-1]
+	h.of = h.of[:len(h.of)-1]
+	return last
 }

@@ -167,7 +167,7 @@ type decoder struct {
 
 	// Of the object that is read.
 	number  int
-	remarks int // of remark
+	remarks int    // of remark
 	path    string // in the document, such as "items[3]."
 	dropped []string
 	notes   []string

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package shares
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// Part is what an object asks of the limit of Parts.
+type Part struct {
+	Tenant Tenant
+	Order  Order
+	// Local says that the object is from a file or a call, not from an API server.
+	// Local objects share what objects of the API server leave on this node.
+	Local bool
+	Units int
+	// Reserved is how many elements the object needs beside its units while it does not
+	// get all of them. They are set aside from the limit.
+	Reserved func(got int) int
+}
+
+// Parts keeps what objects ask of one limit, and how much of it each gets. Unlike the
+// objects of a Ledger, an object can use a part of what it asks for. Levels are computed as
+// those of a Ledger. A Parts is not safe for concurrent use.
+type Parts[K comparable] struct {
+	settings Settings
+	limit    Limit
+	objects  map[K]*part
+	asked    map[Tenant]int
+	got      map[Tenant]int
+	total    int // asked
+	used     int // got
+
+	division *Division // of the last computation; nil before the first
+	aside    int       // of the last computation
+	computed time.Time
+	dirty    bool
+}
+
+type part struct {
+	Part
+	got int
+}
+
+// NewParts returns an empty ledger of one limit.
+func NewParts[K comparable](s Settings, limit Limit) *Parts[K] {
+	return &Parts[K]{
+		settings: s, limit: limit, objects: make(map[K]*part), asked: make(map[Tenant]int), got: make(map[Tenant]int),
+	}
+}
+
+// Limit returns the limit.
+func (p *Parts[K]) Limit() Limit { return p.limit }
+
+// Resize sets the size of the limit. The next Level divides it.
+func (p *Parts[K]) Resize(size int) {
+	if p.limit.Size != size {
+		p.limit.Size, p.dirty = size, true
+	}
+}
+
+// Put adds or replaces an object and returns how many units it gets until the next Level:
+// those that it had, and more if the last levels leave room for them.
+func (p *Parts[K]) Put(k K, x Part) int {
+	e := p.objects[k]
+	had := 0
+	if e != nil {
+		if e.Tenant == x.Tenant {
+			had = min(e.got, x.Units)
+		}
+		p.dirty = p.dirty || e.Tenant != x.Tenant || e.Order != x.Order || e.Local != x.Local || e.Units != x.Units
+		p.count(e, -1)
+	} else {
+		p.dirty = true
+	}
+	e = &part{Part: x, got: had}
+	p.objects[k] = e
+	p.count(e, 1)
+	if more := min(x.Units-had, p.room(x.Tenant)); more > 0 {
+		e.got += more
+		p.use(e.Tenant, more)
+	}
+	return e.got
+}
+
+// Delete removes an object, if it is there.
+func (p *Parts[K]) Delete(k K) {
+	if e := p.objects[k]; e != nil {
+		p.count(e, -1)
+		delete(p.objects, k)
+		p.dirty = true
+	}
+}
+
+// Try calls f, which may call Put and Delete for the keys, and then makes everything what it
+// was before.
+func (p *Parts[K]) Try(keys []K, f func()) {
+	before := make(map[K]*part, len(keys))
+	for _, k := range keys {
+		before[k] = p.objects[k]
+	}
+	dirty := p.dirty
+	f()
+	for k, old := range before {
+		if e := p.objects[k]; e != nil {
+			p.count(e, -1)
+			delete(p.objects, k)
+		}
+		if old != nil {
+			p.objects[k] = old
+			p.count(old, 1)
+		}
+	}
+	p.dirty = dirty
+}
+
+// Got returns how many units an object has.
+func (p *Parts[K]) Got(k K) int {
+	if e := p.objects[k]; e != nil {
+		return e.got
+	}
+	return 0
+}
+
+func (p *Parts[K]) count(e *part, by int) {
+	p.total += by * e.Units
+	add(p.asked, e.Tenant, by*e.Units)
+	p.use(e.Tenant, by*e.got)
+}
+
+func (p *Parts[K]) use(t Tenant, n int) {
+	p.used += n
+	add(p.got, t, n)
+}
+
+func add(m map[Tenant]int, t Tenant, n int) {
+	if m[t] += n; m[t] == 0 {
+		delete(m, t)
+	}
+}
+
+// size is the limit without what is set aside.
+func (p *Parts[K]) size() int { return max(0, p.limit.Size-p.aside) }
+
+// room returns how many more units a tenant may use by the last levels. Everything that is
+// asked for is counted already.
+func (p *Parts[K]) room(t Tenant) int {
+	size, system := p.size(), p.got[System]
+	if t == System {
+		room := size - p.used
+		if !p.allFit() {
+			room = min(room, size/2-system)
+		}
+		return room
+	}
+	tenants := size - max(size/10, system)
+	room := tenants - (p.used - system)
+	switch {
+	case p.division == nil:
+		// Small limits cannot be divided by firstPart.
+		return min(room, max(1, tenants/firstPart)-p.got[t])
+	case p.allFit():
+		return room
+	}
+	most := p.division.Levels[t.group()]
+	if s, ok := p.division.Shares[t]; ok {
+		most = max(most, s.Allotment)
+	}
+	if t.kind == kindLabel {
+		most = max(most, p.division.Tenants*p.settings.Guarantees[t.name]/100)
+	}
+	return min(room, most-p.got[t])
+}
+
+// allFit reports whether everything that is asked for can be admitted.
+func (p *Parts[K]) allFit() bool {
+	size, system := p.size(), p.asked[System]
+	return p.total-min(system, size/2) <= size-max(size/10, min(system, size/2))
+}
+
+// Next returns when Level is due: the zero time if nothing has changed since the last
+// computation.
+func (p *Parts[K]) Next() time.Time {
+	if !p.dirty {
+		return time.Time{}
+	}
+	return p.computed.Add(LevelInterval)
+}
+
+// Due reports whether Level is due.
+func (p *Parts[K]) Due(now time.Time) bool { return p.dirty && !now.Before(p.computed.Add(LevelInterval)) }
+
+// Reassign makes of the tenant of each object the one that tenantOf returns. Each object
+// keeps what it has until the next Level.
+func (p *Parts[K]) Reassign(tenantOf func(k K) Tenant) {
+	for k, e := range p.objects {
+		if t := tenantOf(k); t != e.Tenant {
+			p.count(e, -1)
+			e.Tenant, p.dirty = t, true
+			p.count(e, 1)
+		}
+	}
+}
+
+// Plan is a computation of the levels that is not in force yet.
+type Plan[K comparable] struct {
+	// Changed has the objects that get another number of units than they have.
+	Changed map[K]int
+
+	division Division
+	aside    int
+	now      time.Time
+}
+
+// maxAside is how often a division is computed anew because more has to be set aside.
+const maxAside = 4
+
+// Plan computes the levels and changes nothing. It must be called only while every source of
+// objects, and the list of Namespaces, have been complete once.
+func (p *Parts[K]) Plan(now time.Time) *Plan[K] {
+	keys := make([]K, 0, len(p.objects))
+	entries := make([]*part, 0, len(p.objects))
+	most := 0 // that may have to be set aside
+	for k, e := range p.objects {
+		keys, entries = append(keys, k), append(entries, e)
+		if e.Reserved != nil {
+			most += e.Reserved(0)
+		}
+	}
+	plan := &Plan[K]{Changed: make(map[K]int), now: now}
+	var parts []int
+	for round := 0; ; round++ {
+		parts, plan.division = p.divide(entries, max(0, p.limit.Size-plan.aside))
+		need := 0
+		for i, e := range entries {
+			if e.Reserved != nil && parts[i] < e.Units {
+				need += e.Reserved(parts[i])
+			}
+		}
+		if need <= plan.aside {
+			break
+		}
+		if plan.aside = need; round == maxAside {
+			plan.aside = most
+		}
+	}
+	for i, e := range entries {
+		if parts[i] != e.got {
+			plan.Changed[keys[i]] = parts[i]
+		}
+	}
+	return plan
+}
+
+// divide divides a size among the objects of API servers, then what they leave among the
+// local ones.
+func (p *Parts[K]) divide(entries []*part, size int) ([]int, Division) {
+	parts := make([]int, len(entries))
+	var out Division
+	used := make(map[Tenant]int)
+	for _, local := range []bool{false, true} {
+		var asks []Ask
+		var who []int
+		for i, e := range entries {
+			if e.Local == local {
+				asks = append(asks, Ask{Tenant: e.Tenant, Order: e.Order, Units: e.Units})
+				who = append(who, i)
+			}
+		}
+		if local && len(asks) == 0 {
+			break
+		}
+		d, got := DivideParts(size, asks, p.settings, used)
+		for n, i := range who {
+			parts[i] = got[n]
+		}
+		for t, s := range out.Shares { // of the API server's objects
+			n, ok := d.Shares[t]
+			n.Asked, n.Admitted, n.Allotment = n.Asked+s.Asked, n.Admitted+s.Admitted, n.Allotment+s.Allotment
+			if !ok {
+				n.Guarantee = s.Guarantee
+			}
+			d.Shares[t] = n
+		}
+		out = d
+		for t, s := range d.Shares {
+			used[t] = s.Admitted
+		}
+	}
+	return parts, out
+}
+
+// Enforce puts a plan into force: each object gets what the plan says, if it asks for it
+// still.
+func (p *Parts[K]) Enforce(plan *Plan[K]) {
+	p.division, p.aside, p.computed, p.dirty = &plan.division, plan.aside, plan.now, false
+	for k, n := range plan.Changed {
+		if e := p.objects[k]; e != nil {
+			n = min(n, e.Units)
+			p.use(e.Tenant, n-e.got)
+			e.got = n
+		}
+	}
+}
+
+// Of returns what an object's tenant is and has of the limit, and how many units the object
+// asks for and gets.
+func (p *Parts[K]) Of(k K) (t Tenant, s Share, asked, got int) {
+	e := p.objects[k]
+	if e == nil {
+		return Tenant{}, Share{}, 0, 0
+	}
+	return e.Tenant, p.share(e.Tenant), e.Units, e.got
+}
+
+// Usage returns the usage of the limit.
+func (p *Parts[K]) Usage() Usage {
+	out := Usage{Limit: p.limit, Used: p.used, Asked: p.total}
+	for _, t := range slices.SortedFunc(maps.Keys(p.asked), Tenant.Compare) {
+		out.Tenants = append(out.Tenants, TenantUsage{Tenant: t, Share: p.share(t)})
+	}
+	return out
+}
+
+// Exceeds reports whether a tenant asks for more than it gets.
+func (p *Parts[K]) Exceeds(t Tenant) bool { return p.asked[t] > p.got[t] }
+
+// Refused returns how many units are asked for and not admitted.
+func (p *Parts[K]) Refused() int { return p.total - p.used }
+
+func (p *Parts[K]) share(t Tenant) Share {
+	s := Share{Asked: p.asked[t], Admitted: p.got[t]}
+	if p.division != nil {
+		d := p.division.Shares[t]
+		s.Guarantee, s.Allotment = d.Guarantee, d.Allotment
+	}
+	return s
+}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,6 +40,8 @@ programs evaluate a first packet on the live maps, and the next packet of the
 connection that --source-port names; nothing is changed and no packet is sent.
 If the destination is the frontend of a service, such as a cluster IP, each of its
 backends is evaluated, because policies see the backend and not the service.
+Only this node is asked. If an end is a pod of another node, the first line says
+that the other node, which enforces the policies of that pod, was not asked.
 ` + "`sluice policy explain`" + ` asks the policy service instead, which knows the rules'
 text.
 
@@ -61,11 +64,28 @@ or labels of exactly one pod of this node.`,
 	return cmd
 }
 
-// resolveLocal finds a peer that has an address.
-func resolveLocal(ctx context.Context, inv *invocation.Invocation, text string) (peer.Peer, error) {
-	p, err := peer.Resolve(ctx, inv, text)
-	if err != nil || len(p.Addresses) > 0 {
-		return p, err
+// resolveLocal finds a peer that has an address. Who has an address is left to the kernel's tables.
+func resolveLocal(ctx context.Context, inv *invocation.Invocation, text, namespace string) (peer.Peer, error) {
+	p := peer.Peer{Text: text}
+	switch {
+	case peer.IsAddress(text):
+		a, err := netip.ParseAddr(text)
+		if err != nil || a.Zone() != "" {
+			return p, invocation.Usagef("%q: an address of a peer has no zone", text)
+		}
+		p.Addresses = []netip.Addr{a.Unmap()}
+		return p, nil
+	case peer.IsLabels(text):
+		labels, err := peer.ParseLabels(text, namespace)
+		if err != nil {
+			return p, err
+		}
+		p.Labels = labels
+	default:
+		var err error
+		if p, err = peer.Resolve(ctx, inv, text, namespace); err != nil || len(p.Addresses) > 0 {
+			return p, err
+		}
 	}
 	endpoints, err := endpoint.List(ctx, inv)
 	if err != nil {
@@ -109,6 +129,8 @@ type explanation struct {
 	Ingress    *explainedSide     `json:"ingress,omitempty"`
 	Connection *trackedConnection `json:"connection,omitempty"`
 	Service    *explainedService  `json:"service,omitempty"`
+	// NotAsked are the other nodes that decide on a side.
+	NotAsked []peer.NotAsked `json:"notAsked,omitempty"`
 }
 
 type explainedPeer struct {
@@ -199,6 +221,9 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 		Egress: explainedSideOf(r.GetEgress()), Ingress: explainedSideOf(r.GetIngress()),
 		Connection: connectionOf(r.GetConnection()), Service: explainedServiceOf(r.GetService(), conn.Protocol),
 	}
+	if x.Verdict == "forwarded" || x.Verdict == "audited" {
+		x.NotAsked = peer.NotAskedOf(x.Source.otherNode(), x.Dest.otherNode())
+	}
 	return inv.Show(x, func(w io.Writer) { x.lines(w, ports.ServiceText(conn.Protocol, conn.Port), conn.SourcePort) })
 }
 
@@ -259,7 +284,21 @@ func (x explanation) headline() string {
 	if x.Service != nil && x.Reason == "" {
 		return x.Service.headline(x.Verdict)
 	}
+	if len(x.NotAsked) > 0 {
+		return fmt.Sprintf("%s by this node (%s)%s", strings.ToUpper(x.Verdict), x.Reason, peer.NotAskedText(x.NotAsked))
+	}
 	return fmt.Sprintf("%s (%s)", strings.ToUpper(x.Verdict), x.Reason)
+}
+
+// otherNode is the other node that enforces the policies of the end; empty: this node does, or the end is no pod.
+func (p *explainedPeer) otherNode() string {
+	if p == nil || p.Owner != nil {
+		return ""
+	}
+	if id := identity.Numeric(p.Identity); id.OfNode() || id == identity.UnknownInCluster {
+		return ""
+	}
+	return p.Node
 }
 
 // row is a line of the table of ends.

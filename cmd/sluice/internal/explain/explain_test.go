@@ -9,6 +9,9 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
+	"github.com/sluice-net/sluice/model/identity"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 func TestExplainShowsEveryStepOfTheKernel(t *testing.T) {
@@ -46,4 +49,48 @@ func TestExplainWantsAddresses(t *testing.T) {
 	}
 	_, errOut = n.Want(t, invocation.ExitFailed, "explain", "--from", "0123", "--to", "192.0.2.1", "--port", "80")
 	nodetest.WantLines(t, errOut, "sluice: neither address belongs to an endpoint of this node")
+}
+
+// TestExplainNamesTheNodeThatItDidNotAsk holds that the first line speaks for this node alone if another one has an end.
+func TestExplainNamesTheNodeThatItDidNotAsk(t *testing.T) {
+	n := nodetest.New(t, Command)
+	pod := &datapathv1.ExplainedPeer{Identity: 300, Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}}
+	there := &datapathv1.ExplainedPeer{Identity: 301, NodeName: "node-b"}
+	answer := func(from, to *datapathv1.ExplainedPeer, v datapathv1.Verdict, r datapathv1.Reason) *datapathv1.ExplainResponse {
+		return &datapathv1.ExplainResponse{Verdict: v, Reason: r, Source: from, Destination: to}
+	}
+	forwarded, dropped := datapathv1.Verdict_VERDICT_FORWARDED, datapathv1.Verdict_VERDICT_DROPPED
+	n.Explained = map[string]*datapathv1.ExplainResponse{
+		"10.244.1.2": answer(pod, there, forwarded, datapathv1.Reason_REASON_FORWARDED_OVERLAY),
+		"10.244.0.2": answer(there, pod, datapathv1.Verdict_VERDICT_AUDITED, datapathv1.Reason_REASON_FORWARDED_FROM_STACK),
+		"10.244.1.3": answer(pod, there, dropped, datapathv1.Reason_REASON_POLICY_DENIED),
+		"192.0.2.2": answer(pod, &datapathv1.ExplainedPeer{Identity: uint32(identity.RemoteNode), NodeName: "node-b"},
+			forwarded, datapathv1.Reason_REASON_FORWARDED_OVERLAY),
+		"10.96.0.10": {
+			Verdict: forwarded, Reason: datapathv1.Reason_REASON_FORWARDED_OVERLAY, Source: pod,
+			Service: &datapathv1.ExplainedService{
+				Service: "shop/web", Outcome: datapathv1.ServiceOutcome_SERVICE_OUTCOME_TRANSLATED, BackendCount: 1,
+				Backends: []*datapathv1.ExplainedBackend{{
+					Address: "10.244.1.2", Port: 8080, Path: datapathv1.BackendPath_BACKEND_PATH_EVALUATED, Peer: there,
+					Verdict: forwarded, Reason: datapathv1.Reason_REASON_FORWARDED_OVERLAY,
+				}},
+			},
+		},
+	}
+	for to, want := range map[string]string{
+		"10.244.1.2": "FORWARDED by this node (forwarded-overlay); node-b, which has the receiver, was not asked",
+		"10.244.0.2": "AUDITED by this node (forwarded-from-stack); node-b, which has the sender, was not asked",
+		"10.244.1.3": "DROPPED (policy-denied)",
+		"192.0.2.2":  "FORWARDED (forwarded-overlay)", // no policies are enforced for a node itself
+		"10.96.0.10": "FORWARDED (forwarded-overlay)",
+	} {
+		out, _ := n.Want(t, 0, "explain", "--from", "10.244.0.9", "--to", to, "--port", "80")
+		nodetest.WantLines(t, out, "10.244.0.9 -> "+to+", tcp port 80: "+want)
+		if to == "10.96.0.10" {
+			nodetest.WantLines(t, out,
+				"10.244.1.2:8080: FORWARDED by this node (forwarded-overlay); node-b, which has the backend, was not asked")
+		}
+	}
+	n.Stop("identity") // who has an address is asked of the kernel's tables
+	n.Want(t, 0, "explain", "--from", "10.244.0.9", "--to", "10.244.1.2", "--port", "80")
 }

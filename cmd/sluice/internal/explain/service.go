@@ -186,7 +186,12 @@ func (b explainedBackend) headline() string {
 	case b.Path == "host-socket":
 		return "FORWARDED to a socket of this node, which asks no policy"
 	}
-	return fmt.Sprintf("%s (%s)", strings.ToUpper(b.Verdict), b.Reason)
+	text := fmt.Sprintf("%s (%s)", strings.ToUpper(b.Verdict), b.Reason)
+	if node := b.Peer.otherNode(); node != "" && b.Verdict != "dropped" {
+		text = fmt.Sprintf("%s by this node (%s); %s, which has the backend, was not asked", strings.ToUpper(b.Verdict),
+			b.Reason, node)
+	}
+	return text
 }
 
 // because is what decided on a side.

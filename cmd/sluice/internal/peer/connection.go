@@ -6,6 +6,8 @@ package peer
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -26,9 +28,9 @@ type Connection struct {
 
 // Flags are a connection as given.
 type Flags struct {
-	from, to, port, icmp, protocol string
-	SourcePort                     uint
-	v6                             bool
+	from, to, port, icmp, protocol, namespace string
+	SourcePort                                uint
+	v6                                        bool
 }
 
 // Add defines the flags of a connection.
@@ -36,6 +38,7 @@ func (o *Flags) Add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.from, "from", "", "who begins the connection: "+Forms)
 	f.StringVar(&o.to, "to", "", "who is called, likewise")
+	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the pods whose labels are given")
 	f.StringVar(&o.port, "port", "", "destination port, as 80, 80/tcp, 53/udp or 5000/sctp")
 	f.StringVar(&o.icmp, "icmp", "", "ICMP type or TYPE/CODE instead of a port, or \"echo\"; of ICMPv6 for IPv6")
 	f.StringVar(&o.protocol, "protocol", "", "another protocol by its number instead of a port")
@@ -43,9 +46,7 @@ func (o *Flags) Add(cmd *cobra.Command) {
 }
 
 // ResolveConnection finds the ends and checks that they can talk to each other.
-func ResolveConnection(ctx context.Context, inv *invocation.Invocation, o Flags,
-	resolve func(context.Context, *invocation.Invocation, string) (Peer, error),
-) (Connection, error) {
+func ResolveConnection(ctx context.Context, inv *invocation.Invocation, o Flags, resolve Resolver) (Connection, error) {
 	var conn Connection
 	for _, end := range []struct {
 		flag, text string
@@ -54,7 +55,7 @@ func ResolveConnection(ctx context.Context, inv *invocation.Invocation, o Flags,
 		if end.text == "" {
 			return conn, invocation.Usagef("%s is missing: want %s", end.flag, Forms)
 		}
-		p, err := resolve(ctx, inv, end.text)
+		p, err := resolve(ctx, inv, end.text, o.namespace)
 		if _, ok := errors.AsType[*invocation.UsageError](err); ok {
 			return conn, invocation.Usagef("%s: %w", end.flag, err)
 		}
@@ -75,6 +76,47 @@ func ResolveConnection(ctx context.Context, inv *invocation.Invocation, o Flags,
 	}
 	conn.SourcePort = uint32(o.SourcePort)
 	return conn, nil
+}
+
+// Notes say how the ends were found.
+func (c Connection) Notes() (notes []string) {
+	for _, p := range []Peer{c.From, c.To} {
+		if p.Note != "" && !slices.Contains(notes, p.Note) {
+			notes = append(notes, p.Note)
+		}
+	}
+	return notes
+}
+
+// NotAsked is another node that has one end of a connection, and enforces its own policies there.
+type NotAsked struct {
+	Node string `json:"node"`
+	Has  string `json:"has"` // "sender", "receiver" or "sender and receiver"
+}
+
+// NotAsked returns the other nodes that have an end of the connection.
+func (c Connection) NotAsked() []NotAsked { return NotAskedOf(c.From.OtherNode(), c.To.OtherNode()) }
+
+// NotAskedOf returns the nodes of the sender and the receiver; an empty name is not another node.
+func NotAskedOf(sender, receiver string) (nodes []NotAsked) {
+	switch {
+	case sender != "" && sender == receiver:
+		return []NotAsked{{sender, "sender and receiver"}}
+	case sender != "":
+		nodes = append(nodes, NotAsked{sender, "sender"})
+	}
+	if receiver != "" {
+		nodes = append(nodes, NotAsked{receiver, "receiver"})
+	}
+	return nodes
+}
+
+// NotAskedText continues a headline: "; node-b, which has the receiver, was not asked".
+func NotAskedText(nodes []NotAsked) (text string) {
+	for _, n := range nodes {
+		text += fmt.Sprintf("; %s, which has the %s, was not asked", n.Node, n.Has)
+	}
+	return text
 }
 
 // family chooses IPv4 or IPv6. Peers without an address have both.

@@ -13,12 +13,17 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	"github.com/sluice-net/sluice/model/identity"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/proto/wire"
@@ -31,20 +36,32 @@ const Forms = "a pod (start of its container's id), an address, an identity numb
 // Peer is one end of a connection.
 type Peer struct {
 	Text      string // as the person named it
-	Identity  uint32 // 0: not known
+	Identity  uint32 // 0: by its labels, or an address outside of the cluster
 	Labels    []*workloadv1.Label
 	Addresses []netip.Addr
 	Owner     *workload.Owner // of an endpoint of this node
+	// Node is the other node that has the address; empty: it is of this node, outside, or the peer has none.
+	Node string
+	// Note says how the identity was found, where the name alone does not; may be empty.
+	Note string
 }
 
-// Resolve finds out what a person means.
-func Resolve(ctx context.Context, inv *invocation.Invocation, text string) (Peer, error) {
+// Resolver finds out which peer a person means; labels get those of the namespace, unless it is empty.
+type Resolver func(ctx context.Context, inv *invocation.Invocation, text, namespace string) (Peer, error)
+
+// Resolve finds the peer and its identity. It asks the datapath about this node, and sluice-identity about the rest of
+// the cluster; if the service that knows does not answer, Resolve fails.
+func Resolve(ctx context.Context, inv *invocation.Invocation, text, namespace string) (Peer, error) {
 	p := Peer{Text: text}
 	if text == "" {
 		return p, invocation.Usagef("an empty name: want %s", Forms)
 	}
-	if a, err := netip.ParseAddr(text); err == nil {
-		p.Addresses = []netip.Addr{a.Unmap()}
+	if IsAddress(text) {
+		a, err := ParseAddress(text)
+		if err != nil {
+			return p, err
+		}
+		p.Addresses = []netip.Addr{a}
 		return resolveAddress(ctx, inv, p)
 	}
 	// Digits alone are an identity. The start of an id that has only digits has
@@ -57,12 +74,15 @@ func Resolve(ctx context.Context, inv *invocation.Invocation, text string) (Peer
 		return p, nil
 	}
 	switch {
-	case strings.HasPrefix(text, "reserved:") && !strings.ContainsAny(text, "=,"):
+	case isReserved(text):
 		return resolveReserved(ctx, inv, p)
-	case strings.ContainsAny(text, "=:,"):
-		labels, err := parseLabels(text)
+	case IsLabels(text):
+		labels, err := ParseLabels(text, namespace)
+		if err != nil {
+			return p, err
+		}
 		p.Labels = labels
-		return p, err
+		return resolveLabels(ctx, inv, p)
 	}
 	e, err := endpoint.Find(ctx, inv, text)
 	if err != nil && strings.Contains(text, ".") && !errors.As(err, new(*invocation.UsageError)) {
@@ -86,8 +106,29 @@ func (p Peer) At(e *datapathv1.Endpoint) Peer {
 	return p
 }
 
-// resolveAddress says whose address it is: a pod's of this node, the node's, or
-// that of something outside.
+// IsAddress reports whether the text is an address, with or without a zone.
+func IsAddress(text string) bool {
+	_, err := netip.ParseAddr(text)
+	return err == nil
+}
+
+// ParseAddress reads an address that a packet can have beyond one machine's loopback device.
+func ParseAddress(text string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(text)
+	switch a = a.Unmap(); {
+	case err != nil:
+		return a, invocation.Usagef("%q is not an address", text)
+	case a.Zone() != "":
+		return a, invocation.Usagef("%q: an address of a peer has no zone", text)
+	case a.IsLoopback(), a.IsMulticast(), a.IsUnspecified():
+		return a, invocation.Usagef("%s is a loopback, multicast or unspecified address; the datapath drops its packets "+
+			"(martian-address, multicast) before it asks policies", text)
+	}
+	return a, nil
+}
+
+// resolveAddress finds the identity of an address as the kernel has it: the datapath knows the addresses of this node,
+// sluice-identity those of the cluster.
 func resolveAddress(ctx context.Context, inv *invocation.Invocation, p Peer) (Peer, error) {
 	a := p.Addresses[0]
 	endpoints, err := endpoint.List(ctx, inv)
@@ -113,9 +154,55 @@ func resolveAddress(ctx context.Context, inv *invocation.Invocation, p Peer) (Pe
 	for _, text := range node.GetPodPrefixes() {
 		if cidr, err := netip.ParsePrefix(text); err == nil && cidr.Contains(a) {
 			p.Identity = uint32(identity.UnknownInCluster)
+			p.Note = fmt.Sprintf("no pod has %s, which lies in %s of this node", a, cidr)
+			return p, nil
 		}
 	}
+	r, err := invocation.Ask(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.GetIPMapping,
+		&identityv1.GetIPMappingRequest{Address: a.String()})
+	switch {
+	case status.Code(err) == codes.NotFound:
+		host, err := isHost(ctx, inv, endpoints, a)
+		if host {
+			p.Identity = uint32(identity.Host)
+		}
+		return p, err
+	case err != nil:
+		return p, fmt.Errorf("cannot find the identity of %s: %w", a, err)
+	case r.GetMapping() != nil:
+		if p.Identity = r.GetMapping().GetIdentity(); p.Identity != uint32(identity.Host) {
+			p.Node = r.GetMapping().GetNode()
+		}
+	case r.GetRangeNode() != "":
+		p.Identity, p.Node = uint32(identity.UnknownInCluster), r.GetRangeNode()
+		p.Note = fmt.Sprintf("no pod has %s, which lies in %s of node %s", a, r.GetRange(), r.GetRangeNode())
+	}
 	return p, nil
+}
+
+// isHost reports whether the kernel has the address for one of this node's own. It has all that the interfaces of the
+// node have; the cluster knows those by which other nodes reach it. Without a pod of the family no table says anything.
+func isHost(ctx context.Context, inv *invocation.Invocation, endpoints []*datapathv1.Endpoint, a netip.Addr) (bool, error) {
+	for _, e := range endpoints {
+		p := Peer{}.At(e)
+		source, ok := p.Address(a.Is6())
+		if !ok {
+			continue
+		}
+		echo := &datapathv1.ExplainRequest{
+			SourceAddress: source.String(), DestinationAddress: a.String(), Protocol: netv1.Protocol(ports.Protocols["icmp"]),
+			DestinationPort: 8 << 8,
+		}
+		if a.Is6() {
+			echo.Protocol, echo.DestinationPort = netv1.Protocol(ports.Protocols["icmpv6"]), 128<<8
+		}
+		r, err := invocation.Ask(ctx, inv, invocation.Observer, datapathv1.ObserverServiceClient.Explain, echo)
+		if err != nil {
+			return false, fmt.Errorf("cannot find out whether %s is an address of this node: %w", a, err)
+		}
+		return r.GetDestination().GetIdentity() == uint32(identity.Host), nil
+	}
+	return false, nil
 }
 
 func resolveReserved(ctx context.Context, inv *invocation.Invocation, p Peer) (Peer, error) {
@@ -136,29 +223,6 @@ func resolveReserved(ctx context.Context, inv *invocation.Invocation, p Peer) (P
 	return p, err
 }
 
-// parseLabels reads "k8s:app=web,tier". A label without a source is of
-// Kubernetes.
-func parseLabels(text string) ([]*workloadv1.Label, error) {
-	var labels []*workloadv1.Label
-	for one := range strings.SplitSeq(text, ",") {
-		one = strings.TrimSpace(one)
-		name, value, _ := strings.Cut(one, "=")
-		source, key, found := strings.Cut(name, ":")
-		if !found {
-			source, key = "k8s", name
-		}
-		if source == "" || key == "" {
-			return nil, invocation.Usagef("%q is not a label: want [SOURCE:]KEY[=VALUE]", one)
-		}
-		if slices.ContainsFunc(labels,
-			func(l *workloadv1.Label) bool { return l.GetSource() == source && l.GetKey() == key }) {
-			return nil, invocation.Usagef("%q: the label %s:%s is there twice", text, source, key)
-		}
-		labels = append(labels, &workloadv1.Label{Source: source, Key: key, Value: value})
-	}
-	return labels, nil
-}
-
 // Proto is the peer for the policy service, with an address of the family.
 func (p Peer) Proto(v6 bool) *policyv1.Peer {
 	out := &policyv1.Peer{Identity: p.Identity, Labels: p.Labels}
@@ -176,6 +240,14 @@ func (p Peer) Address(v6 bool) (netip.Addr, bool) {
 		}
 	}
 	return netip.Addr{}, false
+}
+
+// OtherNode is the other node that enforces the policies of the peer; empty: this node does, or the peer is no pod.
+func (p Peer) OtherNode() string {
+	if id := identity.Numeric(p.Identity); id.OfNode() || id == identity.UnknownInCluster {
+		return ""
+	}
+	return p.Node
 }
 
 // Name is the peer with the address that is asked about.

@@ -31,9 +31,14 @@ every rule that matches it with the place that it was written in. No packet is
 sent. ` + "`sluice explain`" + ` asks the kernel's tables instead.
 
 A peer is ` + peer.Forms + `.
-Labels need not be those of a pod that exists.`,
+An address is evaluated as the identity that the cluster gives it. Labels are those of
+the only identity that has them; otherwise they are evaluated as given, as those of a
+pod that does not exist, and a note names the nearest identity.
+
+Both sides are evaluated by the policies of this node. If a pod is on another node,
+that node enforces its own, and the first line says that it was not asked.`,
 		Example: `  sluice policy explain --from 4caf --to 10.244.0.2 --port 80
-  sluice policy explain --from k8s:app=client,k8s:io.kubernetes.pod.namespace=shop --to 4caf --port 53/udp
+  sluice policy explain -n shop --from app=client --to 4caf --port 53/udp
   sluice policy explain --from 4caf --to 192.0.2.7 --icmp echo`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -58,6 +63,9 @@ type explanation struct {
 	Egress   *sideExplanation `json:"egress,omitempty"`
 	Ingress  *sideExplanation `json:"ingress,omitempty"`
 	Revision uint64           `json:"revision"`
+	// NotAsked are the other nodes that enforce a side by their own policies.
+	NotAsked []peer.NotAsked `json:"notAsked,omitempty"`
+	Notes    []string        `json:"notes,omitempty"` // how the peers were found
 }
 
 type sideExplanation struct {
@@ -126,6 +134,9 @@ func verdictWord(action string) string {
 }
 
 func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) error {
+	if err := peer.RefuseService(ctx, inv, conn); err != nil {
+		return err
+	}
 	r, err := invocation.Ask(ctx, inv, invocation.Policy, client.Explain, &policyv1.ExplainRequest{
 		From: conn.From.Proto(conn.V6), To: conn.To.Proto(conn.V6),
 		Protocol: netv1.Protocol(conn.Protocol), Port: conn.Port,
@@ -137,7 +148,14 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 		From: conn.From.Name(conn.V6), To: conn.To.Name(conn.V6), Protocol: ports.ProtocolText(conn.Protocol),
 		Port:    conn.Port,
 		Verdict: verdictWord(output.Enum(r.GetVerdict(), "ACTION_")), Egress: sideExplanationOf(r.GetEgress()),
-		Ingress: sideExplanationOf(r.GetIngress()), Revision: r.GetRevision(),
+		Ingress: sideExplanationOf(r.GetIngress()), Revision: r.GetRevision(), Notes: conn.Notes(),
+	}
+	// What this node denies no other node allows.
+	if e := x.Egress; conn.From.OtherNode() != "" || e == nil || e.Action != "deny" {
+		x.NotAsked = conn.NotAsked()
+	}
+	if i := x.Ingress; conn.To.OtherNode() == "" && i != nil && i.Action == "deny" {
+		x.NotAsked = nil
 	}
 	// Labels that nobody has stand for an identity that exists for the answer
 	// alone.
@@ -148,8 +166,12 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 		x.Ingress.Subject = 0
 	}
 	return inv.Show(x, func(w io.Writer) {
-		fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s by policy revision %d%s", x.From, x.To,
-			ports.ServiceText(conn.Protocol, conn.Port), strings.ToUpper(x.Verdict), x.Revision, x.outcome())))
+		fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s by policy revision %d%s%s", x.From, x.To,
+			ports.ServiceText(conn.Protocol, conn.Port), strings.ToUpper(x.Verdict), x.Revision, x.outcome(),
+			peer.NotAskedText(x.NotAsked))))
+		for _, note := range x.Notes {
+			fmt.Fprintln(w, output.Printable("Note: "+note))
+		}
 		x.Egress.lines(w, "Egress", "what %s may send")
 		x.Ingress.lines(w, "Ingress", "what %s may receive")
 		if x.Egress == nil && x.Ingress == nil {
@@ -199,7 +221,7 @@ func (s *sideExplanation) because() string {
 	case "host-allow":
 		return ", because the local node may"
 	case "unknown-identity":
-		return fmt.Sprintf(", because nobody has announced identity %d", s.Peer)
+		return fmt.Sprintf(", because sluice-policy does not know identity %d yet", s.Peer)
 	case "no-policy":
 		return ", because no policy selects it"
 	default:

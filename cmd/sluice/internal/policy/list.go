@@ -39,12 +39,15 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 				req.Kind = k.Name
 			}
 			if subject != "" {
-				p, err := peer.Resolve(cmd.Context(), inv, subject)
+				p, err := peer.Resolve(cmd.Context(), inv, subject, "")
 				if err != nil {
 					return err
 				}
 				if p.Identity == 0 {
 					return invocation.Usagef("--subject: %q is not a pod or an identity", subject)
+				}
+				if p.Note != "" {
+					inv.Note(p.Note)
 				}
 				req.Subject = p.Identity
 			}

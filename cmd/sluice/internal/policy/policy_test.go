@@ -22,6 +22,7 @@ import (
 	statuscommand "github.com/sluice-net/sluice/cmd/sluice/internal/status"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	"github.com/sluice-net/sluice/model/identity"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
@@ -410,10 +411,16 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 		{"0123456789ab/eth0", want{300, "10.244.0.2", 0}},
 		{"10.244.0.3", want{300, "10.244.0.3", 0}},
 		{"300", want{300, "", 0}},
-		{"192.0.2.7", want{0, "192.0.2.7", 0}},
+		{"10.244.1.2", want{301, "10.244.1.2", 0}}, // a pod of another node
+		{"10.244.1.9", want{uint32(identity.UnknownInCluster), "10.244.1.9", 0}},
+		{"192.0.2.2", want{uint32(identity.RemoteNode), "192.0.2.2", 0}},
+		{"192.0.2.7", want{uint32(identity.KubeAPIServer), "192.0.2.7", 0}},
+		{"203.0.113.9", want{0, "203.0.113.9", 0}}, // outside
 		{"10.244.0.1", want{uint32(identity.Host), "10.244.0.1", 0}},
 		{"10.244.0.99", want{uint32(identity.UnknownInCluster), "10.244.0.99", 0}},
-		{"k8s:app=web,tier", want{0, "", 2}},
+		{"k8s:app=web,tier", want{300, "", 2}}, // exactly
+		{"app=web", want{300, "", 1}},          // among others, of one identity
+		{"app=new", want{0, "", 1}},
 		{"reserved:host", want{1, "", 0}},
 	} {
 		n.Want(t, 0, "policy", "explain", "--from", c.text, "--to", "301", "--port", "80")
@@ -444,6 +451,10 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 		{"--from", "k8s:=x", "--to", "301", "--port", "80"},
 		{"--from", "reserved:nobody", "--to", "301", "--port", "80"},
 		{"--from", "a=b,a=c", "--to", "301", "--port", "80"},
+		{"--from", "127.0.0.1", "--to", "301", "--port", "80"},
+		{"--from", "300", "--to", "ff02::1", "--port", "80"},
+		{"--from", "fe80::1%eth0", "--to", "301", "--port", "80"},
+		{"-n", "shop", "--from", "a=b,io.kubernetes.pod.namespace=other", "--to", "301", "--port", "80"},
 		{"--from", "16777216", "--to", "301", "--port", "80"},
 		{"--from", "192.0.2.7", "--to", "fd00::1", "--port", "80"},
 		{"--from", "192.0.2.7", "--to", "192.0.2.8", "--port", "80", "-6"},
@@ -456,6 +467,125 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 		"--port", "80")
 	nodetest.WantLines(t, errOut, "sluice: no endpoint of container a.example; see `sluice endpoint list`; "+
 		"names of DNS are not taken, give an address")
+}
+
+// TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster holds that labels are those of one identity, or that a note
+// says what they are evaluated as.
+func TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster(t *testing.T) {
+	n := nodetest.New(t, Command)
+	namespace := func(name string) []*workloadv1.Label {
+		return []*workloadv1.Label{
+			nodetest.Label("io.kubernetes.pod.namespace", name),
+			nodetest.Label("io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name", name),
+		}
+	}
+	n.Identity.More = [][]*workloadv1.Label{
+		append(namespace("shop"), nodetest.Label("app", "client")),
+		append(namespace("shop"), nodetest.Label("app", "cart"), nodetest.Label("version", "1"),
+			&workloadv1.Label{Source: "generated", Key: "named-ports", Value: "http.TCP.80"}),
+		append(namespace("blog"), nodetest.Label("app", "cart"), nodetest.Label("version", "2")),
+	}
+	for _, c := range []struct {
+		labels, note string
+		identity     uint32
+		given        int
+		flags        []string
+	}{
+		{"app=client", "app=client is the identity shop/app=client (302), the only one with these labels", 302, 1, nil},
+		{"app=client", "", 302, 3, []string{"-n", "shop"}},
+		{"app=client,io.kubernetes.pod.namespace=shop", "", 302, 3, nil},
+		{"app=cart", "2 identities of the cluster have the labels app=cart among others; they are evaluated as given; " +
+			"nearest: shop/app=cart,version=1 (303)", 0, 1, nil},
+		{"app=cart", "app=cart is the identity blog/app=cart,version=2 (304), the only one with these labels", 304, 3,
+			[]string{"--namespace", "blog"}},
+		{"app=client", "no identity of the cluster has exactly the labels app=client; they are evaluated as given; " +
+			"nearest: blog/app=cart,version=2 (304)", 0, 3, []string{"-n", "blog"}},
+		{"app=nobody", "no identity of the cluster has any of the labels app=nobody; they are evaluated as given", 0, 1, nil},
+	} {
+		out, _ := n.Want(t, 0, append([]string{"policy", "explain", "--from", c.labels, "--to", "301", "--port", "80"}, c.flags...)...)
+		from := n.Policy.Explained.GetFrom()
+		if from.GetIdentity() != c.identity || len(from.GetLabels()) != c.given {
+			t.Errorf("%s %v is asked as %v, want identity %d, %d labels", c.labels, c.flags, from, c.identity, c.given)
+		}
+		if note := "Note: " + c.note + "\n"; strings.Contains(out, "Note: ") != (c.note != "") || c.note != "" &&
+			!strings.Contains(out, note) {
+			t.Errorf("%s %v: want the note %q in\n%s", c.labels, c.flags, c.note, out)
+		}
+	}
+	n.Stop("identity")
+	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "app=client", "--to", "301", "--port", "80")
+	if !strings.Contains(errOut, "cannot find the identities with the labels app=client") {
+		t.Errorf("while sluice-identity is away: %s", errOut)
+	}
+	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "203.0.113.9", "--to", "301", "--port", "80")
+	if !strings.Contains(errOut, "cannot find the identity of 203.0.113.9") {
+		t.Errorf("while sluice-identity is away: %s", errOut)
+	}
+}
+
+// TestPolicyExplainNamesTheNodesThatItDidNotAsk holds that the first line does not speak for another node.
+func TestPolicyExplainNamesTheNodesThatItDidNotAsk(t *testing.T) {
+	n := nodetest.New(t, Command)
+	for _, c := range []struct{ from, to, suffix string }{
+		{"10.244.1.2", "0123", "; node-b, which has the sender, was not asked"}, // denied by this node's side
+		{"0123", "10.244.1.2", "; node-b, which has the receiver, was not asked"},
+		{"10.244.1.2", "10.244.1.3", "; node-b, which has the sender and receiver, was not asked"},
+		{"0123", "192.0.2.2", ""}, {"0123", "10.244.0.3", ""}, {"0123", "10.244.1.9", ""},
+	} {
+		out, _ := n.Want(t, 0, "policy", "explain", "--from", c.from, "--to", c.to, "--port", "80")
+		line, _, _ := strings.Cut(out, "\n")
+		suffix := c.suffix
+		if c.to == "0123" {
+			suffix = "" // what this node's side denies no other node allows
+		}
+		if !strings.HasSuffix(line, "DENIED by policy revision 6"+suffix) {
+			t.Errorf("%s -> %s: %s, want it to end with %q", c.from, c.to, line, suffix)
+		}
+	}
+}
+
+// TestPolicyExplainRefusesAddressesOfServices holds that no verdict is given about an address that no packet has once it
+// is translated.
+func TestPolicyExplainRefusesAddressesOfServices(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Explained = map[string]*datapathv1.ExplainResponse{
+		"10.96.0.10": {Service: &datapathv1.ExplainedService{
+			Service: "shop/web:http", Outcome: datapathv1.ServiceOutcome_SERVICE_OUTCOME_TRANSLATED, BackendCount: 3,
+			Backends: []*datapathv1.ExplainedBackend{{Address: "10.244.0.3", Port: 8080}, {Address: "10.244.1.2", Port: 8080}},
+		}},
+		"10.96.0.11": {Service: &datapathv1.ExplainedService{Outcome: datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_PORT}},
+		"10.96.0.12": {Service: &datapathv1.ExplainedService{
+			Service: "shop/db", Outcome: datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_BACKEND,
+		}},
+		"203.0.113.9": {Service: &datapathv1.ExplainedService{
+			Service: "shop/web", Outcome: datapathv1.ServiceOutcome_SERVICE_OUTCOME_NOT_TRANSLATED,
+		}},
+	}
+	for address, want := range map[string]string{
+		"10.96.0.10": "10.96.0.10, tcp port 80, is an address of Service shop/web, and policies see its backends: ask about one " +
+			"of them (10.244.0.3:8080, 10.244.1.2:8080 and 1 more), or use `sluice explain`",
+		"10.96.0.11": "10.96.0.11 is an address of Services, and none of them has tcp port 80: the connection is refused before " +
+			"policies are asked",
+		"10.96.0.12": "10.96.0.12, tcp port 80, is an address of Service shop/db, and policies see its backends: none is " +
+			"evaluated; `sluice explain` says what happens to the connection",
+	} {
+		_, errOut := n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "0123", "--to", address, "--port", "80")
+		nodetest.WantLines(t, errOut, "sluice: "+want)
+	}
+	n.Want(t, 0, "policy", "explain", "--from", "0123", "--to", "203.0.113.9", "--port", "80")
+	n.Want(t, 0, "policy", "explain", "--from", "0123", "--to", "10.96.0.10", "--icmp", "echo")
+	// A sender without an address has no path through the kernel; its frontends are listed.
+	n.Frontends = []*datapathv1.KernelFrontend{{
+		Address: "10.96.0.20", Port: 80, Protocol: netv1.Protocol_PROTOCOL_TCP, Service: "shop/web:http",
+		Inside: &datapathv1.KernelBackendList{Backends: []*datapathv1.KernelBackend{{Address: "10.244.0.3", Port: 8080}}},
+	}}
+	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "300", "--to", "10.96.0.20", "--port", "80")
+	nodetest.WantLines(t, errOut, "sluice: 10.96.0.20, tcp port 80, is an address of Service shop/web, and policies see its "+
+		"backends: ask about one of them (10.244.0.3:8080), or use `sluice explain`")
+	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "300", "--to", "10.96.0.20", "--port", "81")
+	if !strings.Contains(errOut, "none of them has tcp port 81") {
+		t.Errorf("another port: %s", errOut)
+	}
 }
 
 // TestExplainOfARedirectSaysThatItIsDropped: `sluice explain` asks the programs, which drop it:

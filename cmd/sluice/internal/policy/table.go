@@ -29,12 +29,15 @@ each decides. Of Admin rules, which are asked first, and of the others the best
 one is given.`,
 		Args: invocation.Args(1, "a pod or an identity number"),
 		RunE: func(cmd *cobra.Command, a []string) error {
-			p, err := peer.Resolve(cmd.Context(), inv, a[0])
+			p, err := peer.Resolve(cmd.Context(), inv, a[0], "")
 			if err != nil {
 				return err
 			}
 			if p.Identity == 0 {
 				return invocation.Usagef("%q is not a pod or an identity", a[0])
+			}
+			if p.Note != "" {
+				inv.Note(p.Note)
 			}
 			return printTables(cmd.Context(), inv, p.Identity)
 		},

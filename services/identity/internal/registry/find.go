@@ -28,7 +28,8 @@ type Found struct {
 	Refused   []Mapping
 }
 
-// Find returns what is known of an address: ErrNoMapping if that is nothing.
+// Find returns what is known of an address. It returns ErrNoMapping if the address belongs to no node, and
+// ErrUnlisted if the registry cannot know that yet.
 func (r *Registry) Find(a netip.Addr) (Found, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -62,6 +63,9 @@ func (v *view) find(a netip.Addr) (f Found, err error) {
 		}
 	}
 	if f.Mapping.Identity == 0 && f.RangeNode == "" && len(f.Refused) == 0 {
+		if !v.listed || v.ownAddresses == nil {
+			return Found{}, fmt.Errorf("%w: %s", ErrUnlisted, a)
+		}
 		return Found{}, fmt.Errorf("%w: %s", ErrNoMapping, a)
 	}
 	return f, nil

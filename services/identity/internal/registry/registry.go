@@ -46,6 +46,9 @@ var (
 	// ErrNoMapping: no range of a node has the address, and no node wrote a
 	// mapping of it.
 	ErrNoMapping = errors.New("nothing is known of the address")
+	// ErrUnlisted: the nodes of the cluster were not listed yet, or this node did not
+	// register its addresses yet, so an address without a mapping may be anybody's.
+	ErrUnlisted = errors.New("the addresses of the cluster are not known yet")
 )
 
 // RoutingMode is how packets to the pods of a node travel.

@@ -383,10 +383,6 @@ func TestNodesAndAddressesAreShown(t *testing.T) {
 	if err != nil || m.Mapping != nil || m.GetRangeNode() != "other" {
 		t.Errorf("10.0.2.77: %v, %v", m, err)
 	}
-	if _, err := s.cluster.GetIPMapping(t.Context(),
-		&identityv1.GetIPMappingRequest{Address: "198.51.100.1"}); status.Code(err) != codes.NotFound {
-		t.Errorf("198.51.100.1: %v", err)
-	}
 	if _, err := s.cluster.ForgetNode(t.Context(),
 		&identityv1.ForgetNodeRequest{Name: "absent"}); status.Code(err) != codes.NotFound {
 		t.Errorf("forget a node that is not registered: %v", err)
@@ -478,6 +474,30 @@ func TestStatusCountsTheCluster(t *testing.T) {
 		Registered: true, Nodes: 2, Mappings: 1, RefusedMappings: 1, PendingPublications: 1,
 		PublicationError: "publish 1 endpoints: away",
 	})
+}
+
+// TestAnAddressIsOutsideOnlyOnceTheClusterIsKnown holds that no address is called unknown while it may still turn out to
+// be another node's, or this node's own.
+func TestAnAddressIsOutsideOnlyOnceTheClusterIsKnown(t *testing.T) {
+	s := serve(t)
+	want := func(when, address string, code codes.Code) {
+		t.Helper()
+		_, err := s.cluster.GetIPMapping(t.Context(), &identityv1.GetIPMappingRequest{Address: address})
+		if status.Code(err) != code {
+			t.Errorf("%s, %s: %v, want %s", when, address, err, code)
+		}
+	}
+	want("before anything is known", "10.0.2.5", codes.Unavailable)
+	underlay := &registry.Underlay{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
+	if _, _, err := s.reg.Register(t.Context(), registry.Registration{Underlay: underlay}, false); err != nil {
+		t.Fatal(err)
+	}
+	want("before the nodes were listed", "10.0.2.5", codes.Unavailable)
+	s.reg.Observe(registry.Update{
+		Complete: true, Nodes: []registry.NodeKey{other()}, Addresses: []registry.AddressesKey{mappingOf(5, 300)},
+	})
+	want("once the nodes were listed", "10.0.2.5", codes.OK)
+	want("once the nodes were listed", "198.51.100.1", codes.NotFound)
 }
 
 func TestAddressesOfAPIServersHaveIdentities(t *testing.T) {

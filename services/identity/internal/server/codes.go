@@ -91,7 +91,7 @@ func statusOf(err error) error {
 		return unavailable(identityv1.ErrorReason_ERROR_REASON_SESSION_LOST)
 	case errors.Is(err, allocator.ErrRecords), errors.Is(err, registry.ErrRecords):
 		return unavailable(identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED)
-	case errors.Is(err, allocator.ErrUnavailable):
+	case errors.Is(err, allocator.ErrUnavailable), errors.Is(err, registry.ErrUnlisted):
 		return unavailable(identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE)
 	case errors.Is(err, pods.ErrNotFound):
 		return unavailable(identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND)

@@ -745,6 +745,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{allocator.ErrSessionLost, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_SESSION_LOST},
 		{allocator.ErrRecords, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
 		{registry.ErrRecords, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
+		{registry.ErrUnlisted, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE},
 		{registry.ErrNoNode, codes.NotFound, identityv1.ErrorReason_ERROR_REASON_NODE_NOT_FOUND},
 		{registry.ErrAlive, codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_NODE_ALIVE},
 		{registry.ErrIPAMDiffers, codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_IPAM_SETTINGS_DIFFER},

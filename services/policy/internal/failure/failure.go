@@ -11,6 +11,9 @@ import "errors"
 var (
 	// ErrNotFound: the identity is not known.
 	ErrNotFound = errors.New("not found")
+	// ErrUnresolved: an address is given without an identity, and sluice-identity does
+	// not say which one it has.
+	ErrUnresolved = errors.New("sluice-identity does not say who has the address")
 	// ErrOwned: another source or manager has the policy.
 	ErrOwned = errors.New("another source has the policy")
 	// ErrForeign: the policy is not the caller's to delete.

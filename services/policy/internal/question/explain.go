@@ -18,9 +18,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// Peer is one end of a connection in a question.
+// Peer is one end of a connection in a question. An address without identity and labels lies outside of the cluster:
+// the caller has resolved the others.
 type Peer struct {
-	Identity identity.Numeric // 0: by labels or address
+	Identity identity.Numeric // 0: by labels, or outside of the cluster
 	Labels   []label.Label
 	Addr     netip.Addr
 }

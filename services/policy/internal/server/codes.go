@@ -42,6 +42,8 @@ func statusOf(err error) error {
 		return answer(codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Err.Error()))
 	case errors.Is(err, failure.ErrNotFound):
 		return answer(codes.NotFound, policyv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND, rpcerr.Resource("identity", "", err.Error()))
+	case errors.Is(err, failure.ErrUnresolved):
+		return answer(codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_ADDRESS_NOT_RESOLVED, rpcerr.Retry(retryAfter))
 	case errors.Is(err, failure.ErrOwned):
 		return answer(codes.AlreadyExists, policyv1.ErrorReason_ERROR_REASON_POLICY_OWNED)
 	case errors.Is(err, failure.ErrForeign):

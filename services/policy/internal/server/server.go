@@ -47,6 +47,15 @@ type Server struct {
 	Started time.Time
 	// Process says what this process runs with.
 	Process words.Process
+	// Addresses resolves peers that are given by their address alone.
+	Addresses Addresses
+}
+
+// Addresses knows the addresses of the cluster.
+type Addresses interface {
+	// IdentityOf returns the identity of an address; 0: the address lies outside of
+	// the cluster. It returns failure.ErrUnresolved if that cannot be found out.
+	IdentityOf(ctx context.Context, a netip.Addr) (identity.Numeric, error)
 }
 
 // Register adds the service.
@@ -255,11 +264,11 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 	if p := port.Protocol(req.GetProtocol()); !p.HasPorts() && p != port.ICMP && p != port.ICMPv6 {
 		q = port.At(p, 0) // evaluated by number alone
 	}
-	from, err := fromPeer("from", req.GetFrom())
+	from, err := s.peerOf(ctx, "from", req.GetFrom())
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	to, err := fromPeer("to", req.GetTo())
+	to, err := s.peerOf(ctx, "to", req.GetTo())
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -397,7 +406,9 @@ func toPolicy(l *owner.Listed) *policyv1.Policy {
 	return p
 }
 
-func fromPeer(field string, p *policyv1.Peer) (question.Peer, error) {
+// peerOf is a peer of the API. An address alone is resolved: the identity stays 0 only if the address lies outside of
+// the cluster.
+func (s *Server) peerOf(ctx context.Context, field string, p *policyv1.Peer) (question.Peer, error) {
 	out := question.Peer{Identity: identity.Numeric(p.GetIdentity()), Labels: words.LabelsOf(p.GetLabels())}
 	if p.GetAddress() == "" {
 		return out, nil
@@ -405,6 +416,11 @@ func fromPeer(field string, p *policyv1.Peer) (question.Peer, error) {
 	var err error
 	if out.Addr, err = words.AddressOf(p.GetAddress()); err != nil {
 		return out, &failure.FieldError{Field: field + ".address", Err: err}
+	}
+	if out.Identity == 0 && len(out.Labels) == 0 {
+		if out.Identity, err = s.Addresses.IdentityOf(ctx, out.Addr); err != nil {
+			return out, fmt.Errorf("%s.address %s: %w", field, out.Addr, err)
+		}
 	}
 	return out, nil
 }

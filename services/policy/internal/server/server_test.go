@@ -5,6 +5,8 @@ package server
 
 import (
 	"context"
+	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,6 +29,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
@@ -41,6 +44,20 @@ type service struct {
 	state   string
 	stop    func()
 	sources []string // beside the identities
+	cluster addresses
+}
+
+// addresses are those of a cluster; ErrUnresolved for all if away.
+type addresses struct {
+	known map[string]identity.Numeric
+	away  bool
+}
+
+func (a *addresses) IdentityOf(_ context.Context, x netip.Addr) (identity.Numeric, error) {
+	if a.away {
+		return 0, failure.ErrUnresolved
+	}
+	return a.known[x.String()], nil
 }
 
 type option func(*owner.Config)
@@ -77,7 +94,7 @@ func (s *service) start(opts ...option) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	impl := &Server{Owner: o, Version: "test", Started: time.Now()}
+	impl := &Server{Owner: o, Version: "test", Started: time.Now(), Addresses: &s.cluster}
 	srv, err := rpc.NewServer(rpc.Options{Register: impl.Register, Methods: Methods(), AlsoRoot: []uint32{uint32(os.Getuid())}})
 	if err != nil {
 		s.t.Fatal(err)
@@ -284,4 +301,51 @@ func TestExplainNamesTheRuleAndItsText(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "from: neither identity, labels nor address")
 	_, err = s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 77}, To: &policyv1.Peer{Identity: 301}, Protocol: 6})
 	wantCode(t, err, codes.NotFound, "identity 77")
+}
+
+// TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster asks with addresses alone, on both sides, and while
+// sluice-identity is away.
+func TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster(t *testing.T) {
+	s := serve(t)
+	known := maps.Clone(town)
+	known[uint32(identity.UnknownInCluster)] = "reserved:unknown-in-cluster="
+	s.know(known)
+	s.apply(allowWeb)
+	s.cluster.known = map[string]identity.Numeric{
+		"10.244.1.2": 300, "10.244.1.3": 301, "10.244.1.9": identity.UnknownInCluster,
+	}
+	explain := func(from, to string) (*policyv1.ExplainResponse, error) {
+		return s.Explain(s.ctx(), &policyv1.ExplainRequest{
+			From: &policyv1.Peer{Address: from}, To: &policyv1.Peer{Address: to}, Protocol: 6, Port: 5432,
+		})
+	}
+	for _, c := range []struct {
+		from string
+		peer uint32
+		want policyv1.Action
+	}{
+		{"10.244.1.2", 300, policyv1.Action_ACTION_ALLOW},
+		{"10.244.1.9", uint32(identity.UnknownInCluster), policyv1.Action_ACTION_DENY},
+		{"192.0.2.1", uint32(identity.WorldIPv4), policyv1.Action_ACTION_DENY},
+	} {
+		x, err := explain(c.from, "10.244.1.3")
+		if err != nil || x.GetVerdict() != c.want || x.GetIngress().GetPeer() != c.peer ||
+			x.GetIngress().GetSubject() != 301 {
+			t.Errorf("from %s: %v, %v; want %s of peer %d", c.from, x, err, c.want, c.peer)
+		}
+	}
+	if x, err := explain("10.244.1.2", "192.0.2.1"); err != nil || x.GetEgress().GetSubject() != 300 {
+		t.Errorf("to the world: %v, %v", x, err)
+	}
+	s.cluster.away = true
+	for _, ends := range [][2]string{{"10.244.1.2", "10.244.1.3"}, {"192.0.2.1", "10.244.1.3"}} {
+		_, err := explain(ends[0], ends[1])
+		wantCode(t, err, codes.Unavailable, "from.address "+ends[0]+": sluice-identity does not say who has the address")
+	}
+	x, err := s.Explain(s.ctx(), &policyv1.ExplainRequest{
+		From: &policyv1.Peer{Identity: 300, Address: "10.244.1.2"}, To: &policyv1.Peer{Identity: 301}, Protocol: 6, Port: 5432,
+	})
+	if err != nil || x.GetVerdict() != policyv1.Action_ACTION_ALLOW {
+		t.Errorf("with identities sluice-identity is not asked: %v, %v", x, err)
+	}
 }

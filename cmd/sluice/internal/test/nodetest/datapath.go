@@ -262,6 +262,17 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 	return r, nil
 }
 
+func (f *datapath) ListFrontends(_ *datapathv1.ListFrontendsRequest,
+	s grpc.ServerStreamingServer[datapathv1.ListFrontendsResponse],
+) error {
+	for _, frontend := range f.node.Frontends {
+		if err := s.Send(&datapathv1.ListFrontendsResponse{Frontend: frontend}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (f *datapath) ListBackendConnections(_ *datapathv1.ListBackendConnectionsRequest,
 	s grpc.ServerStreamingServer[datapathv1.ListBackendConnectionsResponse],
 ) error {

@@ -180,6 +180,14 @@ func (c *cluster) GetIPMapping(_ context.Context, r *identityv1.GetIPMappingRequ
 		}, nil
 	case "10.244.0.9":
 		return &identityv1.GetIPMappingResponse{Range: "10.244.0.0/24", RangeNode: "node-a"}, nil
+	case "10.244.1.2", "10.244.1.3":
+		return &identityv1.GetIPMappingResponse{
+			Mapping: mapping("node-b", 301), Range: "10.244.1.0/24", RangeNode: "node-b",
+		}, nil
+	case "10.244.1.9":
+		return &identityv1.GetIPMappingResponse{Range: "10.244.1.0/24", RangeNode: "node-b"}, nil
+	case "192.0.2.2":
+		return &identityv1.GetIPMappingResponse{Mapping: mapping("node-b", 6)}, nil
 	case "192.0.2.7":
 		return &identityv1.GetIPMappingResponse{Mapping: mapping("", 7)}, nil
 	}

@@ -74,6 +74,7 @@ type Node struct {
 	PolicyMode    datapathv1.PolicyMode
 	Evaluated     *datapathv1.ExplainRequest
 	Explained     map[string]*datapathv1.ExplainResponse // by the destination, before the usual answers
+	Frontends     []*datapathv1.KernelFrontend           // that the kernel has
 	Differences   []*datapathv1.Difference
 	// Endpoints are those that are listed; nil: the usual two.
 	Endpoints []*datapathv1.Endpoint

@@ -76,7 +76,8 @@ type ClusterServiceClient interface {
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListNodesResponse], error)
 	// GetIPMapping returns the identity that an address has in the cluster, and
 	// the reason why a mapping of it does not count. NOT_FOUND: the address lies
-	// in no range of a node, and no node wrote a mapping of it.
+	// in no range of a node, and no node wrote a mapping of it. UNAVAILABLE: the
+	// nodes of the cluster, or the addresses of this node, are not known yet.
 	GetIPMapping(ctx context.Context, in *GetIPMappingRequest, opts ...grpc.CallOption) (*GetIPMappingResponse, error)
 	// ListIPMappings streams the mappings of endpoints that count, this node's too,
 	// sorted by node and prefix. Each node's are of one moment, those of two nodes
@@ -298,7 +299,8 @@ type ClusterServiceServer interface {
 	ListNodes(*ListNodesRequest, grpc.ServerStreamingServer[ListNodesResponse]) error
 	// GetIPMapping returns the identity that an address has in the cluster, and
 	// the reason why a mapping of it does not count. NOT_FOUND: the address lies
-	// in no range of a node, and no node wrote a mapping of it.
+	// in no range of a node, and no node wrote a mapping of it. UNAVAILABLE: the
+	// nodes of the cluster, or the addresses of this node, are not known yet.
 	GetIPMapping(context.Context, *GetIPMappingRequest) (*GetIPMappingResponse, error)
 	// ListIPMappings streams the mappings of endpoints that count, this node's too,
 	// sorted by node and prefix. Each node's are of one moment, those of two nodes

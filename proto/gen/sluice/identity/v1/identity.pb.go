@@ -118,7 +118,7 @@ const (
 	// ABORTED: other nodes took every number that was tried; repeat the call.
 	ErrorReason_ERROR_REASON_CONTENDED ErrorReason = 9
 	// UNAVAILABLE: the label set is new, or too long unconfirmed, and etcd does
-	// not answer.
+	// not answer; or the addresses of the cluster were not read from etcd yet.
 	ErrorReason_ERROR_REASON_STORE_UNAVAILABLE ErrorReason = 10
 	// UNAVAILABLE: etcd has no space left and takes no writes.
 	ErrorReason_ERROR_REASON_STORE_FULL ErrorReason = 11

@@ -84,30 +84,34 @@ const (
 	// FAILED_PRECONDITION: every policy of the manager would be deleted, and
 	// allow_empty does not say that this is meant.
 	ErrorReason_ERROR_REASON_SET_EMPTY ErrorReason = 18
+	// UNAVAILABLE: a peer is given by its address alone, and sluice-identity, which
+	// knows the addresses of the cluster, does not answer.
+	ErrorReason_ERROR_REASON_ADDRESS_NOT_RESOLVED ErrorReason = 120
 )
 
 // Enum value maps for ErrorReason.
 var (
 	ErrorReason_name = map[int32]string{
-		0:  "ERROR_REASON_UNSPECIFIED",
-		1:  "ERROR_REASON_INTERNAL",
-		2:  "ERROR_REASON_INVALID_MANIFEST",
-		3:  "ERROR_REASON_INVALID_REQUEST",
-		4:  "ERROR_REASON_IDENTITY_NOT_FOUND",
-		5:  "ERROR_REASON_POLICY_OWNED",
-		6:  "ERROR_REASON_POLICY_FOREIGN",
-		7:  "ERROR_REASON_STATE_CHANGED",
-		8:  "ERROR_REASON_LIMIT_EXCEEDED",
-		9:  "ERROR_REASON_REFUSED_BY_SUBSCRIBER",
-		10: "ERROR_REASON_EARLIER_STATE_ENFORCED",
-		11: "ERROR_REASON_UNKNOWN_REVISION",
-		12: "ERROR_REASON_SUBSCRIBER_TOO_SLOW",
-		13: "ERROR_REASON_SUBSCRIBER_REPLACED",
-		14: "ERROR_REASON_UNKNOWN_ACK",
-		15: "ERROR_REASON_STORAGE_FAILED",
-		16: "ERROR_REASON_STOPPING",
-		17: "ERROR_REASON_TABLE_FORMAT",
-		18: "ERROR_REASON_SET_EMPTY",
+		0:   "ERROR_REASON_UNSPECIFIED",
+		1:   "ERROR_REASON_INTERNAL",
+		2:   "ERROR_REASON_INVALID_MANIFEST",
+		3:   "ERROR_REASON_INVALID_REQUEST",
+		4:   "ERROR_REASON_IDENTITY_NOT_FOUND",
+		5:   "ERROR_REASON_POLICY_OWNED",
+		6:   "ERROR_REASON_POLICY_FOREIGN",
+		7:   "ERROR_REASON_STATE_CHANGED",
+		8:   "ERROR_REASON_LIMIT_EXCEEDED",
+		9:   "ERROR_REASON_REFUSED_BY_SUBSCRIBER",
+		10:  "ERROR_REASON_EARLIER_STATE_ENFORCED",
+		11:  "ERROR_REASON_UNKNOWN_REVISION",
+		12:  "ERROR_REASON_SUBSCRIBER_TOO_SLOW",
+		13:  "ERROR_REASON_SUBSCRIBER_REPLACED",
+		14:  "ERROR_REASON_UNKNOWN_ACK",
+		15:  "ERROR_REASON_STORAGE_FAILED",
+		16:  "ERROR_REASON_STOPPING",
+		17:  "ERROR_REASON_TABLE_FORMAT",
+		18:  "ERROR_REASON_SET_EMPTY",
+		120: "ERROR_REASON_ADDRESS_NOT_RESOLVED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":            0,
@@ -129,6 +133,7 @@ var (
 		"ERROR_REASON_STOPPING":               16,
 		"ERROR_REASON_TABLE_FORMAT":           17,
 		"ERROR_REASON_SET_EMPTY":              18,
+		"ERROR_REASON_ADDRESS_NOT_RESOLVED":   120,
 	}
 )
 
@@ -2337,9 +2342,13 @@ type Peer struct {
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Labels of a workload, which need not exist; only without an identity.
 	Labels []*v11.Label `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
-	// Address. Without identity and labels the peer is the world
-	// at this address; with neither address, identity nor labels the peer is
-	// refused. Address rules match a peer without address by no prefix.
+	// Address, as policies see it: of the backend, not of the Service. Without
+	// identity and labels the service asks sluice-identity which identity it has. An
+	// address that belongs to no node, pod or API server is the world's. The datapath
+	// alone knows this node's addresses by which other nodes do not reach it, such as
+	// those of a bridge; callers give the identity of the host with them. With neither
+	// address, identity nor labels the peer is refused. Address rules match a peer
+	// without address by no prefix.
 	Address       string `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3816,7 +3825,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x14HoldAddressesRequest\x12+\n" +
 	"\x06in_use\x18\x01 \x03(\tB\x14\xbaH\x11\x92\x01\x0e\x10\x80\x80\x01\"\br\x06\xba\x01\x01%p\x01R\x05inUse\"3\n" +
 	"\x15HoldAddressesResponse\x12\x1a\n" +
-	"\bexpiring\x18\x01 \x03(\tR\bexpiring*\x86\x05\n" +
+	"\bexpiring\x18\x01 \x03(\tR\bexpiring*\xad\x05\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12!\n" +
@@ -3837,7 +3846,8 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x1bERROR_REASON_STORAGE_FAILED\x10\x0f\x12\x19\n" +
 	"\x15ERROR_REASON_STOPPING\x10\x10\x12\x1d\n" +
 	"\x19ERROR_REASON_TABLE_FORMAT\x10\x11\x12\x1a\n" +
-	"\x16ERROR_REASON_SET_EMPTY\x10\x12*\xd9\x01\n" +
+	"\x16ERROR_REASON_SET_EMPTY\x10\x12\x12%\n" +
+	"!ERROR_REASON_ADDRESS_NOT_RESOLVED\x10x*\xd9\x01\n" +
 	"\x0ePolicyNoteKind\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSUPPORTED\x10\x01\x12\x1e\n" +

@@ -212,7 +212,8 @@ type PolicyServiceClient interface {
 	ForgetNames(ctx context.Context, in *ForgetNamesRequest, opts ...grpc.CallOption) (*ForgetNamesResponse, error)
 	// Explain evaluates a connection on both sides by the compiled tables and lists
 	// every rule that matches it, with the place it was written in. NOT_FOUND:
-	// an identity is not known.
+	// an identity is not known. UNAVAILABLE: an address is given without an identity,
+	// and sluice-identity does not answer.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 	// Diff says which verdicts would change if policies were applied or deleted.
 	// It changes nothing. Errors as for UpsertPolicies.
@@ -596,7 +597,8 @@ type PolicyServiceServer interface {
 	ForgetNames(context.Context, *ForgetNamesRequest) (*ForgetNamesResponse, error)
 	// Explain evaluates a connection on both sides by the compiled tables and lists
 	// every rule that matches it, with the place it was written in. NOT_FOUND:
-	// an identity is not known.
+	// an identity is not known. UNAVAILABLE: an address is given without an identity,
+	// and sluice-identity does not answer.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	// Diff says which verdicts would change if policies were applied or deleted.
 	// It changes nothing. Errors as for UpsertPolicies.

@@ -38,6 +38,7 @@ func TestKubectlSluice(t *testing.T) {
 		{"Status", kubectlSluice.testStatus},
 		{"Connectivity", kubectlSluice.testConnectivity},
 		{"Observe", kubectlSluice.testObserve},
+		{"Explain", kubectlSluice.testExplain},
 		{"Capture", kubectlSluice.testCapture},
 		{"Bugreport", kubectlSluice.testBugreport},
 		{"NodeThatHangs", kubectlSluice.testNodeThatHangs},
@@ -393,6 +394,67 @@ func (p kubectlSluice) testObserve() {
 }
 
 // observeCriteria: what the pod client, of node1, is denied by its neighbour near and by web of node2.
+// testExplain asks about pods of two nodes, before and after a policy of the receiver denies the sender: both nodes are
+// asked, and the verdict is what the connection meets. The commands on one node name the node that they did not ask.
+func (p kubectlSluice) testExplain() {
+	p.namespace("shop")
+	p.Cleanup(func() { _, _ = p.c.Kubectl(contextOf(p), "delete", "namespace", "shop") })
+	p.serverOn("node1", "shop", "client")
+	p.serverOn("node2", "shop", "web")
+	p.apply(`{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, spec: {selector: {app: web}, ports: [{port: 80,
+		targetPort: 8080}]}}`)
+	client, web := p.ready("shop", "client"), p.ready("shop", "web")
+	service := p.kubectl("--namespace=shop", "get", "service", "web", "--output=jsonpath={.spec.clusterIP}")
+
+	type explained struct {
+		Verdict string
+		Answers []struct{ Node, Has, To, Error string }
+	}
+	explain := func(to, port string) (x explained) {
+		p.Helper()
+		out, errOut, code := p.plugin("explain", "--from=shop/client", "--to="+to, "--port="+port, "--output=json")
+		if err := json.Unmarshal([]byte(out), &x); err != nil || code != 0 {
+			p.Fatalf("exit code %d, %v: %s%s", code, err, out, errOut)
+		}
+		return x
+	}
+	want := func(to, port, verdict, last string) {
+		p.Helper()
+		p.eventually(fmt.Sprintf("the connection to %s is %s", to, verdict), func() error {
+			x := explain(to, port)
+			if x.Verdict != verdict || len(x.Answers) != 2 || x.Answers[0].Node != "node1" || x.Answers[0].Has != "sender" ||
+				x.Answers[1].Node != "node2" || x.Answers[1].Has != last || x.Answers[1].To != web.address() {
+				return fmt.Errorf("explained as %+v", x)
+			}
+			return nil
+		})
+	}
+	want("shop/web", "8080", "forwarded", "receiver")
+	want(web.address(), "8080", "forwarded", "receiver")
+	want(service, "80", "forwarded", "backend")
+	p.must(p.connects(client, web.address()+":8080"))
+
+	p.policy("shop", "closed", "{podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]}")
+	want("shop/web", "8080", "dropped", "receiver")
+	want(service, "80", "dropped", "backend")
+	if err := p.connects(client, web.address()+":8080"); err == nil || !strings.Contains(err.Error(), "TIMEOUT") {
+		p.Errorf("the connection: %v, want TIMEOUT", err)
+	}
+	out, _, _ := p.plugin("explain", "--from=shop/client", "--to=shop/web", "--port=8080")
+	if !strings.Contains(out, ": DROPPED by node2 (policy-denied)\n") || !strings.Contains(out, "NetworkPolicy shop/closed") {
+		p.Errorf("explained as %s", out)
+	}
+	alone, err := p.sluice("explain", "--from", client.address(), "--to", web.address(), "--port", "8080")
+	if err != nil || !strings.Contains(alone, "; node2, which has the receiver, was not asked\n") {
+		p.Errorf("on the sender's node: %v: %s", err, alone)
+	}
+	// Both nodes follow the same API, so the sender's node knows what the receiver's policy denies.
+	alone, err = p.sluice("policy", "explain", "--from", client.address(), "--to", web.address(), "--port", "8080")
+	if err != nil || !strings.Contains(alone, ": DENIED by policy revision ") || !strings.Contains(alone, "NetworkPolicy shop/closed") {
+		p.Errorf("by the policies of the sender's node: %v: %s", err, alone)
+	}
+}
+
 func (p kubectlSluice) observeCriteria(client kubePod, drop func()) {
 	p.Helper()
 	observe := func(args ...string) string {

@@ -59,8 +59,7 @@ or labels of exactly one pod of this node.`,
 		},
 	}
 	o.Add(cmd)
-	cmd.Flags().UintVar(&o.SourcePort, "source-port", 0,
-		"source port (ICMP: identifier), to find the state of one connection")
+	o.AddSourcePort(cmd.Flags())
 	return cmd
 }
 
@@ -115,8 +114,8 @@ func resolveLocal(ctx context.Context, inv *invocation.Invocation, text, namespa
 	}
 }
 
-// explanation is what `explain` prints.
-type explanation struct {
+// Explanation is what `explain` prints of one node.
+type Explanation struct {
 	From       string             `json:"from"`
 	To         string             `json:"to"`
 	Protocol   string             `json:"protocol"`
@@ -214,7 +213,7 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 	if err != nil {
 		return err
 	}
-	x := explanation{
+	x := Explanation{
 		From: from.String(), To: to.String(), Protocol: ports.ProtocolText(conn.Protocol), Port: conn.Port,
 		Verdict: output.Enum(r.GetVerdict(), "VERDICT_"), Reason: output.Enum(r.GetReason(), "REASON_"),
 		Source: *explainedPeerOf(r.GetSource()), Dest: explainedPeerOf(r.GetDestination()),
@@ -249,14 +248,14 @@ func connectionOf(t *datapathv1.Connection) *trackedConnection {
 	return shown
 }
 
-func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
-	fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s", x.From, x.To, service, x.headline())))
+func (x Explanation) lines(w io.Writer, service string, sourcePort uint32) {
+	fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s", x.From, x.To, service, x.Headline())))
 	x.Service.lines(w)
 	fmt.Fprintln(w)
 	output.Row(w, "END", "POD", "IDENTITY", "IDENTITY CLASS", "IPCACHE", "LABELS")
 	x.Source.row(w, "from")
 	x.Dest.row(w, "to")
-	if x.Service.translated() {
+	if x.Service.Translated() {
 		for _, b := range x.Service.Backends {
 			b.Peer.row(w, "to "+b.text())
 		}
@@ -279,8 +278,8 @@ func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
 	}
 }
 
-// headline is what becomes of the connection.
-func (x explanation) headline() string {
+// Headline is what becomes of the connection, as far as the node knows.
+func (x Explanation) Headline() string {
 	if x.Service != nil && x.Reason == "" {
 		return x.Service.headline(x.Verdict)
 	}

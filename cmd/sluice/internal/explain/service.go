@@ -82,8 +82,8 @@ func explainedServiceOf(s *datapathv1.ExplainedService, protocol uint32) *explai
 	return shown
 }
 
-// translated says whether the connection goes to one of the backends.
-func (s *explainedService) translated() bool { return s != nil && s.Outcome == "translated" }
+// Translated reports whether the connection goes to one of the backends.
+func (s *explainedService) Translated() bool { return s != nil && s.Outcome == "translated" }
 
 // headline is what becomes of a connection of which the reasons do not tell it.
 func (s *explainedService) headline(verdict string) string {
@@ -173,8 +173,8 @@ func (s *explainedService) backendsText() string {
 
 func (b explainedBackend) text() string { return service.AddressText(b.Address, b.Port) }
 
-// headline is what becomes of the connection at the backend.
-func (b explainedBackend) headline() string {
+// Headline is what becomes of the connection at the backend, as far as the node knows.
+func (b explainedBackend) Headline() string {
 	switch {
 	case b.Path == "own-namespace":
 		return "FORWARDED inside the pod, where no policy is asked"
@@ -194,8 +194,12 @@ func (b explainedBackend) headline() string {
 	return text
 }
 
-// because is what decided on a side.
-func (s *explainedSide) because() string {
+// OtherNode is the other node that enforces the policies of the backend; empty: the node that answers does, or the
+// backend is no pod.
+func (b explainedBackend) OtherNode() string { return b.Peer.otherNode() }
+
+// Because is what decided on a side; empty if the side was not evaluated.
+func (s *explainedSide) Because() string {
 	if s == nil {
 		return ""
 	}
@@ -209,7 +213,7 @@ func (s *explainedService) verdicts(w io.Writer, connections bool) {
 	var order []outcome
 	groups := map[outcome][]explainedBackend{}
 	for _, b := range s.Backends {
-		o := outcome{b.headline(), b.Egress.because(), b.Ingress.because()}
+		o := outcome{b.Headline(), b.Egress.Because(), b.Ingress.Because()}
 		if groups[o] == nil {
 			order = append(order, o)
 		}

@@ -230,7 +230,7 @@ func TestExplainOfAServiceFindsTheConnectionOfABackend(t *testing.T) {
 		"backend sees 10.244.0.1:24711", "next packet FORWARDED (forwarded-to-stack)")
 
 	out, _ = n.Want(t, 0, append(args, "-o", "json")...)
-	var x explanation
+	var x Explanation
 	if err := json.Unmarshal([]byte(out), &x); err != nil {
 		t.Fatal(err)
 	}

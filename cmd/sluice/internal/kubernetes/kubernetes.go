@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/bugreport"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/capture"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/connectivity"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/explain"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/flows"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/overview"
@@ -48,7 +49,7 @@ func add(inv *invocation.Invocation, cmd *cobra.Command) {
 	client.Flags(cmd.PersistentFlags(), inv)
 	for _, sub := range []*cobra.Command{
 		overview.Command(inv, client), flows.Command(inv, client), bugreport.Command(inv, client),
-		connectivity.Command(inv, client), capture.Command(inv, client),
+		connectivity.Command(inv, client), capture.Command(inv, client), explain.Command(inv, client),
 	} {
 		cmd.AddCommand(checked(sub, client))
 	}

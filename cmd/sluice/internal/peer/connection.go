@@ -4,6 +4,7 @@
 package peer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
@@ -39,10 +41,20 @@ func (o *Flags) Add(cmd *cobra.Command) {
 	f.StringVar(&o.from, "from", "", "who begins the connection: "+Forms)
 	f.StringVar(&o.to, "to", "", "who is called, likewise")
 	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the pods whose labels are given")
+	o.AddService(f)
+}
+
+// AddService defines the flags of the protocol and the port alone.
+func (o *Flags) AddService(f *pflag.FlagSet) {
 	f.StringVar(&o.port, "port", "", "destination port, as 80, 80/tcp, 53/udp or 5000/sctp")
 	f.StringVar(&o.icmp, "icmp", "", "ICMP type or TYPE/CODE instead of a port, or \"echo\"; of ICMPv6 for IPv6")
 	f.StringVar(&o.protocol, "protocol", "", "another protocol by its number instead of a port")
 	f.BoolVarP(&o.v6, "ipv6", "6", false, "take the IPv6 addresses of pods that have both")
+}
+
+// AddSourcePort defines the flag of the source port.
+func (o *Flags) AddSourcePort(f *pflag.FlagSet) {
+	f.UintVar(&o.SourcePort, "source-port", 0, "source port (ICMP: identifier), to find the state of one connection")
 }
 
 // ResolveConnection finds the ends and checks that they can talk to each other.
@@ -64,18 +76,39 @@ func ResolveConnection(ctx context.Context, inv *invocation.Invocation, o Flags,
 		}
 		*end.into = p
 	}
-	var err error
+	return conn, o.Complete(&conn)
+}
+
+// Complete chooses the family of a connection whose ends are known, and sets its protocol and ports.
+func (o Flags) Complete(conn *Connection) (err error) {
 	if conn.V6, err = family(conn.From, conn.To, o.v6); err != nil {
-		return conn, err
+		return err
 	}
 	if conn.Protocol, conn.Port, err = o.service(conn.V6); err != nil {
-		return conn, err
+		return err
 	}
 	if o.SourcePort > 65535 {
-		return conn, invocation.Usagef("--source-port: %d is not a port", o.SourcePort)
+		return invocation.Usagef("--source-port: %d is not a port", o.SourcePort)
 	}
 	conn.SourcePort = uint32(o.SourcePort)
-	return conn, nil
+	return nil
+}
+
+// ServiceArgs are the flags that name the protocol and the ports of the connection; port replaces the destination port
+// unless it is 0.
+func (c Connection) ServiceArgs(port uint32) (args []string) {
+	switch {
+	case ports.HasPorts(c.Protocol):
+		args = []string{fmt.Sprintf("--port=%d/%s", cmp.Or(port, c.Port), ports.ProtocolText(c.Protocol))}
+	case ports.IsICMP(c.Protocol):
+		args = []string{fmt.Sprintf("--icmp=%d/%d", c.Port>>8, c.Port&0xff)}
+	default:
+		args = []string{fmt.Sprintf("--protocol=%d", c.Protocol)}
+	}
+	if c.SourcePort != 0 {
+		args = append(args, fmt.Sprintf("--source-port=%d", c.SourcePort))
+	}
+	return args
 }
 
 // Notes say how the ends were found.

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package explain asks the nodes of both ends of a connection what becomes of it.
+package explain
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	nodeexplain "github.com/sluice-net/sluice/cmd/sluice/internal/explain"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/peer"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
+)
+
+const forms = "a pod NAMESPACE/NAME, or an address"
+
+// Command is `kubernetes explain`.
+func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command {
+	var from, to string
+	var service peer.Flags
+	cmd := &cobra.Command{
+		Use:   "explain --from POD --to POD|ADDRESS --port PORT",
+		Short: "Show how the nodes of both ends would handle a connection",
+		Long: `Show how the nodes of both ends would handle a connection, by ` + "`sluice explain`" + ` on
+each of them: the sender's node evaluates the egress policies, the receiver's node
+the ingress policies, each by the tables of its own kernel. No packet is sent. Of a
+Service, the sender's node names the backends, and the node of each backend is asked
+about the connection to it.
+
+At least one end is a pod NAMESPACE/NAME; the other one may be an address. The first
+line says what both nodes together do. If a node does not answer, its line says why,
+and the exit code is 1.`,
+		Example: `  kubectl sluice explain --from shop/client --to shop/web --port 8080
+  kubectl sluice explain --from shop/client --to 10.96.0.10 --port 53/udp`,
+		Args: invocation.Args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			q := query{inv: inv, client: client}
+			if err := q.resolve(cmd.Context(), from, to, service); err != nil {
+				return err
+			}
+			return q.run(cmd.Context())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&from, "from", "", "who begins the connection: "+forms)
+	f.StringVar(&to, "to", "", "who is called, likewise")
+	service.AddService(f)
+	service.AddSourcePort(f)
+	return cmd
+}
+
+// Explanation is what `kubernetes explain -o json` prints.
+type Explanation struct {
+	From     string `json:"from"`
+	To       string `json:"to"`
+	Protocol string `json:"protocol"`
+	Port     uint32 `json:"port"`
+	// Verdict is what all nodes together do: forwarded, audited, dropped, depends (on the backend) or unknown.
+	Verdict string   `json:"verdict"`
+	Answers []Answer `json:"answers"` // the sender's node first
+}
+
+// Answer is what one node says.
+type Answer struct {
+	Node        string                   `json:"node"`
+	Has         string                   `json:"has"` // sender, receiver, sender and receiver, or backend
+	From        string                   `json:"from"`
+	To          string                   `json:"to"`
+	Explanation *nodeexplain.Explanation `json:"explanation,omitempty"`
+	Error       string                   `json:"error,omitempty"` // why there is none
+}
+
+// question is what one node is asked.
+type question struct {
+	node, has string
+	from, to  string
+	port      uint32 // 0: that of the connection
+}
+
+type query struct {
+	inv    *invocation.Invocation
+	client *kubectl.Client
+
+	conn      peer.Connection
+	nodes     map[string]kubectl.Node
+	from, to  kubectl.Workload // zero for an address
+	questions []question       // all that were asked
+}
+
+// resolve finds both ends, and the nodes that have them.
+func (q *query) resolve(ctx context.Context, from, to string, service peer.Flags) (err error) {
+	pods := 0
+	for _, end := range []struct {
+		flag, text string
+		peer       *peer.Peer
+		pod        *kubectl.Workload
+	}{{"--from", from, &q.conn.From, &q.from}, {"--to", to, &q.conn.To, &q.to}} {
+		end.peer.Text = end.text
+		switch namespace, name, slash := strings.Cut(end.text, "/"); {
+		case peer.IsAddress(end.text):
+			a, err := peer.ParseAddress(end.text)
+			if err != nil {
+				return err
+			}
+			end.peer.Addresses = []netip.Addr{a}
+			continue
+		case !slash || namespace == "" || name == "" || strings.Contains(name, "/"):
+			return invocation.Usagef("%s: %q is not %s", end.flag, end.text, forms)
+		}
+		pods++
+		if *end.pod, err = q.client.Pod(ctx, end.text); err != nil {
+			return err
+		}
+		for _, text := range end.pod.Addresses {
+			if a, err := netip.ParseAddr(text); err == nil {
+				end.peer.Addresses = append(end.peer.Addresses, a.Unmap())
+			}
+		}
+		if end.pod.Node == "" || len(end.peer.Addresses) == 0 {
+			return fmt.Errorf("the pod %s has no address yet: it is %s", end.text, end.pod.Phase)
+		}
+		if end.pod.HostNetwork {
+			q.inv.Note(fmt.Sprintf("the pod %s has the network of its node %s, whose policies do not select it", end.text,
+				end.pod.Node))
+		}
+	}
+	if pods == 0 {
+		return invocation.Usagef("one end has to be a pod NAMESPACE/NAME: nodes are asked about their own pods")
+	}
+	if err := service.Complete(&q.conn); err != nil {
+		return err
+	}
+	cluster, err := q.client.Cluster(ctx)
+	if err != nil {
+		return err
+	}
+	q.nodes = map[string]kubectl.Node{}
+	for _, n := range cluster.Nodes {
+		q.nodes[n.Name] = n
+	}
+	return nil
+}
+
+// run asks the nodes of the ends, and then those that their answers name.
+func (q *query) run(ctx context.Context) error {
+	a, _ := q.conn.From.Address(q.conn.V6)
+	b, _ := q.conn.To.Address(q.conn.V6)
+	from, to := a.String(), b.String()
+	sender, receiver := node(q.from), node(q.to)
+	for _, n := range peer.NotAskedOf(sender, receiver) {
+		q.add(question{node: n.Node, has: n.Has, from: from, to: to})
+	}
+	x := Explanation{
+		From: q.name(q.conn.From, from), To: q.name(q.conn.To, to), Protocol: ports.ProtocolText(q.conn.Protocol),
+		Port: q.conn.Port,
+	}
+	for asked := 0; asked < len(q.questions); {
+		round := q.questions[asked:]
+		asked = len(q.questions)
+		nodes := make([]kubectl.Node, len(round))
+		for i := range round {
+			nodes[i] = q.nodes[round[i].node]
+		}
+		answers := make([]Answer, len(round))
+		q.client.Each(nodes, func(i int, n kubectl.Node) { answers[i] = q.ask(ctx, n, round[i]) })
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		for i, answer := range answers {
+			x.Answers = append(x.Answers, answer)
+			q.follow(round[i], answer)
+		}
+	}
+	x.order()
+	x.Verdict = x.verdict()
+	if err := q.inv.Show(x, func(w io.Writer) { x.lines(w, ports.ServiceText(q.conn.Protocol, q.conn.Port)) }); err != nil {
+		return err
+	}
+	return x.failed()
+}
+
+// node is the node that enforces the policies of a pod; empty if none does.
+func node(w kubectl.Workload) string {
+	if w.HostNetwork {
+		return ""
+	}
+	return w.Node
+}
+
+func (q *query) name(p peer.Peer, address string) string {
+	if p.Text == address {
+		return address
+	}
+	return p.Text + " " + address
+}
+
+func (q *query) add(one question) {
+	if !slices.ContainsFunc(q.questions, func(had question) bool {
+		return had.node == one.node && had.from == one.from && had.to == one.to && had.port == one.port
+	}) {
+		q.questions = append(q.questions, one)
+	}
+}
+
+// ask runs `sluice explain` on a node.
+func (q *query) ask(ctx context.Context, n kubectl.Node, one question) Answer {
+	answer := Answer{Node: one.node, Has: one.has, From: one.from, To: one.to}
+	fail := func(err error) Answer {
+		answer.Error = err.Error()
+		return answer
+	}
+	if n.Name == "" {
+		return fail(errors.New("the cluster, or --node, has no such node"))
+	}
+	args := append([]string{"explain", "--from=" + one.from, "--to=" + one.to}, q.conn.ServiceArgs(one.port)...)
+	out, err := q.client.Sluice(ctx, n, append(args, "--output=json", "--timeout="+q.client.Timeout().String())...)
+	if err != nil {
+		return fail(err)
+	}
+	if err := json.Unmarshal(out, &answer.Explanation); err != nil {
+		return fail(fmt.Errorf("the answer is no explanation: %w", err))
+	}
+	return answer
+}
+
+// follow adds the questions to other nodes that an answer leads to.
+func (q *query) follow(one question, answer Answer) {
+	x := answer.Explanation
+	if x == nil {
+		return
+	}
+	for _, n := range x.NotAsked {
+		q.add(question{node: n.Node, has: n.Has, from: one.from, to: one.to, port: one.port})
+	}
+	if !x.Service.Translated() || one.has == "backend" {
+		return
+	}
+	for _, b := range x.Service.Backends {
+		if node := b.OtherNode(); node != "" && b.Verdict != "dropped" {
+			q.add(question{node: node, has: "backend", from: one.from, to: b.Address, port: b.Port})
+		}
+	}
+}
+
+// order puts the sender's node first, and backends last.
+func (x *Explanation) order() {
+	slices.SortStableFunc(x.Answers, func(a, b Answer) int { return rank(a.Has) - rank(b.Has) })
+}
+
+func rank(has string) int {
+	return slices.Index([]string{"sender and receiver", "sender", "receiver", "backend"}, has)
+}
+
+// row is what one node does with the connection to one destination.
+type row struct {
+	node, has, to, verdict, text, because string
+}
+
+func (x *Explanation) rows() (rows []row) {
+	for _, a := range x.Answers {
+		e := a.Explanation
+		switch {
+		case e == nil:
+			rows = append(rows, row{a.Node, a.Has, a.To, "unknown", "NO ANSWER", a.Error})
+		case e.Service.Translated():
+			for _, b := range e.Service.Backends {
+				rows = append(rows, row{
+					a.Node, a.Has, b.Address, b.Verdict, word(b.Verdict, b.Reason, b.Headline()),
+					because(b.Egress.Because(), b.Ingress.Because()),
+				})
+			}
+		default:
+			rows = append(rows, row{
+				a.Node, a.Has, a.To, e.Verdict, word(e.Verdict, e.Reason, e.Headline()),
+				because(e.Egress.Because(), e.Ingress.Because()),
+			})
+		}
+	}
+	return rows
+}
+
+// word is a verdict with its reason; without a verdict the headline says more.
+func word(verdict, reason, headline string) string {
+	if verdict == "" || reason == "" {
+		return headline
+	}
+	return fmt.Sprintf("%s (%s)", strings.ToUpper(verdict), reason)
+}
+
+func because(egress, ingress string) string {
+	var parts []string
+	for _, side := range []struct{ name, text string }{{"egress", egress}, {"ingress", ingress}} {
+		if side.text != "" {
+			parts = append(parts, side.name+" "+side.text)
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+// verdict is what becomes of the connection past all nodes: a drop at one of them is one.
+func (x *Explanation) verdict() string {
+	severity := []string{"", "forwarded", "audited", "unknown", "dropped"}
+	worst := map[string]string{} // by destination
+	for _, r := range x.rows() {
+		v := r.verdict
+		if !slices.Contains(severity, v) {
+			v = "unknown"
+		}
+		if slices.Index(severity, v) >= slices.Index(severity, worst[r.to]) {
+			worst[r.to] = v
+		}
+	}
+	all := ""
+	for _, v := range worst {
+		switch {
+		case all == "":
+			all = v
+		case v != "" && v != all:
+			return "depends"
+		}
+	}
+	if all == "" {
+		return "unknown"
+	}
+	return all
+}
+
+func (x *Explanation) lines(w io.Writer, service string) {
+	headline := map[string]string{
+		"forwarded": "FORWARDED", "audited": "AUDITED", "dropped": "DROPPED", "depends": "DEPENDS ON THE BACKEND",
+		"unknown": "UNKNOWN",
+	}[x.Verdict]
+	var droppedBy, nodes []string
+	for _, r := range x.rows() {
+		if !slices.Contains(nodes, r.node) {
+			nodes = append(nodes, r.node)
+		}
+		if text := r.node + " " + strings.TrimPrefix(r.text, "DROPPED "); r.verdict == "dropped" && !slices.Contains(droppedBy, text) {
+			droppedBy = append(droppedBy, text)
+		}
+	}
+	switch {
+	case x.Verdict == "dropped":
+		headline += " by " + strings.Join(droppedBy, ", ")
+	case x.Verdict == "forwarded" || x.Verdict == "audited":
+		headline += " by " + strings.Join(nodes, " and ")
+	case len(x.rows()) == 1 && x.Answers[0].Explanation != nil:
+		headline = x.rows()[0].text // of a Service without a backend
+	}
+	fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s", x.From, x.To, service, headline)))
+	fmt.Fprintln(w)
+	output.Row(w, "NODE", "HAS", "TO", "VERDICT", "BECAUSE")
+	for _, r := range x.rows() {
+		output.Row(w, r.node, r.has, r.to, r.text, r.because)
+	}
+}
+
+// failed names the nodes that did not answer.
+func (x *Explanation) failed() error {
+	var errs []error
+	for _, a := range x.Answers {
+		if a.Explanation == nil {
+			errs = append(errs, fmt.Errorf("%s: sluice explain: %s", a.Node, a.Error))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -70,7 +70,7 @@ a cluster there is ` + "`sluice kubernetes bugreport`" + `.`,
 			return r.run(cmd.Context(), time.Now().UTC())
 		},
 	}
-	archive.Flag(cmd.Flags(), &r.file, "sluice-bugreport-NODE-TIME.tar.gz")
+	archive.Flag(cmd.Flags(), &r.file, &r.force, "sluice-bugreport-NODE-TIME.tar.gz")
 	cmd.Flags().IntVar(&r.logLines, "log-lines", 5000, "how many lines of each log are collected, from its end")
 	cmd.Flags().BoolVar(&r.bare, "without-manifests", false, "leave the manifests of policies out")
 	return cmd
@@ -80,6 +80,7 @@ a cluster there is ` + "`sluice kubernetes bugreport`" + `.`,
 type report struct {
 	inv      *invocation.Invocation
 	file     string
+	force    bool // replaces a file of any kind
 	logLines int
 	bare     bool // without manifests
 
@@ -125,7 +126,7 @@ func (r *report) run(ctx context.Context, now time.Time) (err error) {
 	if r.file == archive.Stdout && invocation.IsTerminal(r.inv.Out) {
 		return invocation.Usagef("an archive is not for a terminal: name a file with -w, or pipe it")
 	}
-	target, err := archive.Open(r.file, r.inv.Out)
+	target, err := archive.Open(r.file, r.inv.Out, r.force)
 	if err != nil {
 		return err
 	}

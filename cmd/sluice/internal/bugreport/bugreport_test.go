@@ -358,7 +358,7 @@ echo "2026-11-28T03:20:10+0000 node $1: $* password: `+private+`"
 `, time.Minute)
 	r.take(t.Context(), r.journal())
 	var b bytes.Buffer
-	target, err := archive.Open(archive.Stdout, &b)
+	target, err := archive.Open(archive.Stdout, &b, false)
 	if err != nil {
 		t.Fatal(err)
 	}

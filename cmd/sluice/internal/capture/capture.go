@@ -38,6 +38,7 @@ const (
 // Flags are those of the command, and of the one that runs it on a node of a cluster.
 type Flags struct {
 	file      string
+	force     bool // writes over a file of any kind
 	addresses []string
 	ports     []uint
 	protocols []string
@@ -91,6 +92,7 @@ func (o *Flags) Add(f *pflag.FlagSet) {
 	o.maxSize, o.buffer = 1<<30, 8<<20
 	f.StringVarP(&o.file, "write", "w", "",
 		"write to FILE, readable for its owner alone; without it to standard output, which must not be a terminal")
+	f.BoolVar(&o.force, "force", false, "write to FILE even if it has something else than a pcapng capture")
 	f.StringSliceVar(&o.addresses, "address", nil, "only packets with an address in this prefix on either side")
 	f.UintSliceVar(&o.ports, "port", nil, "only packets with this port on either side")
 	f.StringSliceVar(&o.protocols, "protocol", nil,
@@ -311,11 +313,14 @@ type writer struct {
 	packets uint64
 }
 
+// sectionBegin is how a pcapng file begins.
+var sectionBegin = []byte{0x0a, 0x0d, 0x0d, 0x0a}
+
 func (o *Flags) open(stdout io.Writer) (*writer, error) {
 	if o.file == "" {
 		return &writer{out: stdout}, nil
 	}
-	f, err := os.OpenFile(o.file, os.O_WRONLY|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	f, err := os.OpenFile(o.file, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -328,6 +333,12 @@ func (o *Flags) open(stdout io.Writer) (*writer, error) {
 		if err = output.CheckOwner(info); err != nil {
 			err = fmt.Errorf("write %s: %w", o.file, err)
 			break
+		}
+		if !o.force {
+			if err = output.CheckKind(f, "a pcapng capture", sectionBegin); err != nil {
+				err = fmt.Errorf("write %s: %w", o.file, err)
+				break
+			}
 		}
 		err = errors.Join(f.Chmod(0o600), f.Truncate(0))
 	}

@@ -279,7 +279,8 @@ func TestCaptureFileIsOnesOwnAndEndsWithAWholeBlock(t *testing.T) {
 		}
 	})
 	path := filepath.Join(dir, "f")
-	if err := os.WriteFile(path, []byte("old"), 0o644); err != nil { //nolint:gosec // meant
+	old := fileHeader(nil, "test", "eth0", "an earlier test", whole)
+	if err := os.WriteFile(path, old, 0o644); err != nil { //nolint:gosec // meant
 		t.Fatal(err)
 	}
 	w, err := (&Flags{file: path}).open(nil)
@@ -321,5 +322,35 @@ func TestCaptureFileIsOnesOwnAndEndsWithAWholeBlock(t *testing.T) {
 		if _, err := (&Flags{file: bad}).open(nil); err == nil {
 			t.Errorf("%s was opened", bad)
 		}
+	}
+}
+
+// TestACaptureReplacesOnlyCaptures holds that a file of another kind keeps its content and its mode, unless --force says
+// otherwise.
+func TestACaptureReplacesOnlyCaptures(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "precious.conf")
+	for _, text := range []string{"key = value\n", "\n", "\x0a\x0d\x0d"} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil { //nolint:gosec // meant
+			t.Fatal(err)
+		}
+		_, err := (&Flags{file: path}).open(nil)
+		if err == nil || !strings.Contains(err.Error(), path+": it is there, and is not a pcapng capture") {
+			t.Errorf("%q: %v", text, err)
+		}
+		content, rerr := os.ReadFile(path)
+		info, serr := os.Stat(path)
+		if err := errors.Join(rerr, serr); err != nil || string(content) != text || info.Mode().Perm() != 0o644 {
+			t.Errorf("after the refusal: %q, %v, %v", content, info.Mode(), err)
+		}
+	}
+	w, err := (&Flags{file: path, force: true}).open(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.close(); err != nil {
+		t.Error(err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Size() != 0 || info.Mode().Perm() != 0o600 {
+		t.Errorf("with --force: %v, %v", info, err)
 	}
 }

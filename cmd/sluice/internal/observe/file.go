@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"strconv"
 	"syscall"
 	"time"
@@ -32,7 +33,8 @@ const minFileSize = 64 << 10
 func (o *Flags) addFile(f *pflag.FlagSet) {
 	o.fileSize, o.files = 64<<20, 4
 	f.StringVar(&o.file, "output-file", "",
-		"write the events to FILE, one JSON object a line, instead of to standard output; readable for its owner alone")
+		"write the events to FILE, one JSON object a line, instead of to standard output; readable for its owner alone; "+
+			"it must be new, empty or begin with an event")
 	f.Var(&o.fileSize, "max-size",
 		"begin a new output file at this size; the one before is FILE.1 then, older ones FILE.2 and so on")
 	f.UintVar(&o.files, "max-files", 4, "keep so many output files at most, with the one that is written")
@@ -55,6 +57,9 @@ func (o *Flags) Open(inv *invocation.Invocation) (Output, error) {
 		return newLines(inv), nil
 	}
 	f := &file{path: o.file, most: int64(o.fileSize), keep: int(o.files), note: inv.Note}
+	if err := f.checkOlder(); err != nil {
+		return nil, err
+	}
 	if err := f.open(); err != nil {
 		return nil, err
 	}
@@ -138,6 +143,9 @@ func (w *file) prepare(f *os.File) (int64, error) {
 		}
 		return 0, fmt.Errorf("lock %s: %w", w.path, err)
 	}
+	if err := w.checkOwn(f, info.Size()); err != nil {
+		return 0, err
+	}
 	if info.Mode().Perm()&0o077 != 0 {
 		if err := f.Chmod(0o600); err != nil {
 			return 0, err
@@ -158,6 +166,71 @@ func (w *file) prepare(f *os.File) (int64, error) {
 	n, err := f.Write([]byte{'\n'})
 	return size + int64(n), err
 }
+
+// beginning has room for the first event of a file.
+const beginning = 64 << 10
+
+// checkOwn refuses a file that does not begin with an event: it is somebody else's. An empty file is nobody's.
+func (w *file) checkOwn(f *os.File, size int64) error {
+	if size == 0 {
+		return nil
+	}
+	text := make([]byte, min(size, beginning))
+	if _, err := f.ReadAt(text, 0); err != nil {
+		return fmt.Errorf("read %s: %w", f.Name(), err)
+	}
+	line, _, whole := bytes.Cut(text, []byte{'\n'})
+	if !isEvent(line, whole) {
+		return fmt.Errorf("write %s: it is there, and does not begin with an event; remove it or take another name", f.Name())
+	}
+	return nil
+}
+
+// isEvent reports whether a line is an event of this or another release, or, if it is not whole, can begin one.
+func isEvent(line []byte, whole bool) bool {
+	if !whole {
+		return bytes.HasPrefix(line, []byte(`{"time":"`)) || bytes.HasPrefix(line, []byte(`{"lost`)) ||
+			bytes.HasPrefix([]byte(`{"time":"`), line)
+	}
+	var f Flow
+	if json.Unmarshal(line, &f) == nil && (f.UUID != "" || f.LostBy != "" || f.Verdict != "" && f.Reason != "") {
+		return true
+	}
+	// Events without these have no field that events do not have: logs of others have a time and a note, too.
+	strict := json.NewDecoder(bytes.NewReader(line))
+	strict.DisallowUnknownFields()
+	f = Flow{}
+	return strict.Decode(&f) == nil && !reflect.ValueOf(f).IsZero()
+}
+
+// checkOlder refuses older files that are somebody else's, which a rotation would rename or replace.
+func (w *file) checkOlder() error {
+	for n := 1; n < w.keep; n++ {
+		f, err := os.OpenFile(w.older(n), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		info, err := f.Stat()
+		switch {
+		case err != nil:
+		case !info.Mode().IsRegular():
+			err = fmt.Errorf("%s is no regular file", f.Name())
+		default:
+			err = w.checkOwn(f, info.Size())
+		}
+		f.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// older is the name of the n-th file before the one that is written.
+func (w *file) older(n int) string { return w.path + "." + strconv.Itoa(n) }
 
 // Write implements Output. It gives no error: what is lost is counted, and said.
 func (w *file) Write(f Flow) error {
@@ -221,13 +294,15 @@ func (w *file) rotate() error {
 		w.size = 0
 		return nil
 	}
-	older := func(n int) string { return w.path + "." + strconv.Itoa(n) }
+	if err := w.checkOlder(); err != nil {
+		return err
+	}
 	for n := w.keep - 1; n > 1; n-- {
-		if err := os.Rename(older(n-1), older(n)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := os.Rename(w.older(n-1), w.older(n)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}
-	if err := os.Rename(w.path, older(1)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Rename(w.path, w.older(1)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	err := w.f.Close()

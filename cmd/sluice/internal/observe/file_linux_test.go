@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 )
 
@@ -185,6 +186,67 @@ func TestOutputFileIsOnesOwn(t *testing.T) {
 		if err := (&file{path: bad, most: 1 << 20, keep: 2}).open(); err == nil {
 			t.Errorf("%s was opened", bad)
 		}
+	}
+}
+
+// TestOutputFileIsNobodyElses holds that a file that does not begin with an event keeps its content, its mode and its
+// name, whether it is the output file or has the name of an older one.
+func TestOutputFileIsNobodyElses(t *testing.T) {
+	n := nodetest.New(t, Command)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "precious.conf")
+	for _, name := range []string{"precious.conf", "precious.conf.1", "precious.conf.3"} {
+		for _, text := range []string{
+			"key = value\n", "\n", "{}\n", "[1]\n", `{"level":"info"`, `{"time":"2026-11-28T13:00:00Z","level":"INFO","msg":"x"}` + "\n",
+		} {
+			other := filepath.Join(dir, name)
+			if err := os.WriteFile(other, []byte(text), 0o644); err != nil { //nolint:gosec // meant
+				t.Fatal(err)
+			}
+			_, errOut := n.Want(t, invocation.ExitFailed, "observe", "--output-file", path, "--max-files=4")
+			if !strings.Contains(errOut, other+": it is there, and does not begin with an event") {
+				t.Errorf("%s with %q: %s", name, text, errOut)
+			}
+			content, rerr := os.ReadFile(other)
+			info, serr := os.Stat(other)
+			if err := errors.Join(rerr, serr); err != nil || string(content) != text || info.Mode().Perm() != 0o644 {
+				t.Errorf("%s: %q, %v, %v", name, content, info.Mode(), err)
+			}
+			if err := os.Remove(other); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	// Its own files are taken, also of a release with other fields, or with half of the first event.
+	for _, text := range []string{
+		`{"time":"2026-11-28T13:00:00Z","uuid":"0a","nodeName":"a","later":1}` + "\n", `{"lost":3,"lostBy":"file"}` + "\n",
+		`{"time":"2026-11-28T13:00:00Z","note":"restarted"}` + "\n", `{"time":"2026-11-`, `{"ti`, "",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		n.Want(t, 0, "observe", "--output-file", path)
+		<-n.Observed
+	}
+	// One that comes to the name of an older file later is not replaced by a rotation.
+	w, _ := newFile(t, path, 200, 2)
+	for range 2 {
+		if err := w.Write(Flow{UUID: strings.Repeat("a", 150)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	late := path + ".1"
+	if err := os.WriteFile(late, []byte("precious"), 0o644); err != nil { //nolint:gosec // meant
+		t.Fatal(err)
+	}
+	if err := w.Write(Flow{UUID: strings.Repeat("b", 150)}); err != nil {
+		t.Fatal(err)
+	}
+	if content, err := os.ReadFile(late); err != nil || string(content) != "precious" {
+		t.Errorf("the file that came meanwhile has %q, %v", content, err)
+	}
+	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "1 events were not written") {
+		t.Errorf("closed with %v", err)
 	}
 }
 

@@ -4,11 +4,28 @@
 package output
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"syscall"
 )
+
+// CheckKind refuses a file that is neither empty nor begins with the bytes by which files of one kind, for example "a
+// gzip archive", are known: somebody else's file is not replaced.
+func CheckKind(f io.ReaderAt, kind string, begin []byte) error {
+	have := make([]byte, len(begin))
+	n, err := f.ReadAt(have, 0)
+	switch {
+	case err != nil && !errors.Is(err, io.EOF):
+		return err
+	case n > 0 && (n < len(begin) || !bytes.Equal(have, begin)):
+		return fmt.Errorf("it is there, and is not %s; remove it, take another name, or use --force", kind)
+	}
+	return nil
+}
 
 // CheckOwner refuses a file that another user could read or change whatever its mode becomes: its owner, who may
 // have made it beforehand in a directory like /tmp, and all who see it under another name.

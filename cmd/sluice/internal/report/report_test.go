@@ -126,7 +126,7 @@ func newArchive(t *testing.T, limit int64) *Archive {
 func write(t *testing.T, a *Archive) (file string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "report.tar.gz")
-	target, err := Open(file, nil)
+	target, err := Open(file, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +247,7 @@ func TestAnArchiveThatCannotBeWrittenLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	target, err := Open(filepath.Join(dir, "x"), nil)
+	target, err := Open(filepath.Join(dir, "x"), nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,22 +277,45 @@ func TestOnlyARegularFileIsReplaced(t *testing.T) {
 	for _, file := range []string{
 		link, dangling, dir, "/dev/null", filepath.Join(dir, "no", "such"), filepath.Join(other, "x"),
 	} {
-		if _, err := Open(file, nil); err == nil || !strings.Contains(err.Error(), file) {
+		if _, err := Open(file, nil, false); err == nil || !strings.Contains(err.Error(), file) {
 			t.Errorf("%s: %v, want an error that names it", file, err)
 		}
 	}
 	if content, err := os.ReadFile(other); err != nil || string(content) != "precious" {
 		t.Errorf("behind the link there is %q, %v", content, err)
 	}
-	target, err := Open(other, nil)
+	// A file of another kind stays, unless force is set; also one that comes while the report is collected.
+	if _, err := Open(other, nil, false); err == nil || !strings.Contains(err.Error(), other+": it is there, and is not a gzip archive") {
+		t.Errorf("a file of another kind: %v", err)
+	}
+	late := filepath.Join(dir, "late")
+	target, err := Open(late, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := target.Write(newArchive(t, 0), "report"); err != nil {
+	if err := os.WriteFile(late, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := os.Stat(other); err != nil || info.Mode() != 0o600 {
-		t.Errorf("what replaces a file that all may read is %v, %v", info, err)
+	if err := target.Write(newArchive(t, 0), "report"); err == nil || !strings.Contains(err.Error(), "is not a gzip archive") {
+		t.Errorf("a file that came meanwhile: %v", err)
+	}
+	if content, err := os.ReadFile(late); err != nil || string(content) != "precious" {
+		t.Errorf("the file that came meanwhile has %q, %v", content, err)
+	}
+	if err := errors.Join(target.Discard(), os.Remove(late)); err != nil {
+		t.Error(err)
+	}
+	for _, force := range []bool{true, false} { // the second one replaces an archive
+		target, err := Open(other, nil, force)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := target.Write(newArchive(t, 0), "report"); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(other); err != nil || info.Mode() != 0o600 {
+			t.Errorf("what replaces a file that all may read is %v, %v", info, err)
+		}
 	}
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 3 {

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/spf13/pflag"
 
@@ -20,37 +21,61 @@ import (
 // Stdout is the name of a file that stands for standard output.
 const Stdout = "-"
 
-// Flag adds the name of the archive to a command.
-func Flag(f *pflag.FlagSet, to *string, name string) {
+// Flag adds the name of the archive to a command, and whether it replaces a file of any kind.
+func Flag(f *pflag.FlagSet, to *string, force *bool, name string) {
 	f.StringVarP(to, "file", "w", "",
 		"the archive, readable for its owner alone; - for standard output (default: "+name+" in this directory)")
+	f.BoolVar(force, "force", false, "replace the file even if it is not a gzip archive")
 }
+
+// gzipBegin is how a gzip archive begins.
+var gzipBegin = []byte{0x1f, 0x8b}
 
 // Target is where an archive goes. A file appears under its name when it is complete.
 type Target struct {
 	file      string
+	force     bool // replaces a file of any kind
 	out       io.Writer
 	temporary *os.File // nil: standard output, or it is written
 }
 
-// Open finds out whether an archive can be written to a file, before anything is collected for it. The caller discards
-// the target at the end.
-func Open(file string, stdout io.Writer) (*Target, error) {
+// Open finds out whether an archive can be written to a file, before anything is collected for it. It replaces only an
+// empty file or a gzip archive, with force every regular file. The caller discards the target at the end.
+func Open(file string, stdout io.Writer, force bool) (*Target, error) {
+	t := &Target{file: file, out: stdout, force: force}
 	if file == Stdout {
-		return &Target{file: file, out: stdout}, nil
+		return t, nil
 	}
-	// A link, a device or a pipe is never replaced, and no link is followed.
-	switch info, err := os.Lstat(file); {
-	case err == nil && !info.Mode().IsRegular():
-		return nil, fmt.Errorf("write %s: it is there, and is no regular file", file)
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
+	if err := t.replaceable(); err != nil {
 		return nil, fmt.Errorf("write %s: %w", file, err)
 	}
 	temporary, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*.tmp") // mode 0600
 	if err != nil {
 		return nil, fmt.Errorf("write %s: %w", file, err)
 	}
-	return &Target{file: file, out: temporary, temporary: temporary}, nil
+	t.out, t.temporary = temporary, temporary
+	return t, nil
+}
+
+// replaceable returns why what has the name of the target must stay; nil if nothing has it.
+func (t *Target) replaceable() error {
+	// A link, a device or a pipe is never replaced, and no link is followed.
+	switch info, err := os.Lstat(t.file); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return errors.New("it is there, and is no regular file")
+	case t.force:
+		return nil
+	}
+	f, err := os.OpenFile(t.file, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return output.CheckKind(f, "a gzip archive", gzipBegin)
 }
 
 // Write writes an archive whose files lie below a directory.
@@ -62,6 +87,9 @@ func (t *Target) Write(a *Archive, directory string) error {
 		return nil
 	}
 	if err := t.temporary.Close(); err != nil {
+		return fmt.Errorf("write %s: %w", t.file, err)
+	}
+	if err := t.replaceable(); err != nil { // it came meanwhile
 		return fmt.Errorf("write %s: %w", t.file, err)
 	}
 	if err := os.Rename(t.temporary.Name(), t.file); err != nil {

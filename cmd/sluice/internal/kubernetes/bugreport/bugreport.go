@@ -68,7 +68,7 @@ the exit code is 1 then.`,
 			return r.run(cmd.Context(), time.Now().UTC())
 		},
 	}
-	archive.Flag(cmd.Flags(), &r.file, "sluice-bugreport-TIME.tar.gz")
+	archive.Flag(cmd.Flags(), &r.file, &r.force, "sluice-bugreport-TIME.tar.gz")
 	cmd.Flags().IntVar(&r.logLines, "log-lines", 5000, "how many lines of each log are collected, from its end")
 	return cmd
 }
@@ -78,6 +78,7 @@ type report struct {
 	inv      *invocation.Invocation
 	client   *kubectl.Client
 	file     string
+	force    bool // replaces a file of any kind
 	logLines int
 	archive  *archive.Archive
 }
@@ -90,7 +91,7 @@ func (r *report) run(ctx context.Context, now time.Time) (err error) {
 	if r.file == archive.Stdout && invocation.IsTerminal(r.inv.Out) {
 		return invocation.Usagef("an archive is not for a terminal: name a file with -w, or pipe it")
 	}
-	target, err := archive.Open(r.file, r.inv.Out)
+	target, err := archive.Open(r.file, r.inv.Out, r.force)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,9 @@
 // works, credentials, and objects of a kind as they change.
 //
 // The API may be away at any time and for any time. That ends no process, and
-// deletes nothing: what was listed stays until the API says otherwise.
+// deletes nothing: listed objects stay until the API deletes them. A server that was
+// restored from an older backup, or belongs to another cluster, sends no event to a
+// watch of the former state. Run compares revisions to notice it.
 package kube
 
 import (
@@ -18,8 +20,10 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -57,6 +61,7 @@ type Client struct {
 	// Config is for clients of the API. Copy it before changing it.
 	Config    *rest.Config
 	addresses *addresses
+	monitor   *monitor
 	log       *slog.Logger
 }
 
@@ -80,6 +85,11 @@ func New(s Settings, o Options) (*Client, error) {
 	cfg.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
 	c := &Client{Config: cfg, log: o.Log, addresses: newAddresses(configured, o.StateFile, o.Log)}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &failover{next: next, addresses: c.addresses} })
+	core, err := c.REST(schema.GroupVersion{Version: "v1"}, metav1.AddMetaToScheme)
+	if err != nil {
+		return nil, err
+	}
+	c.monitor = newMonitor(apiProber{core}, o.Log)
 	return c, nil
 }
 
@@ -150,11 +160,17 @@ func (c *Client) Servers() (addresses []netip.Addr, changed <-chan struct{}) {
 	return c.addresses.hosts()
 }
 
-// Run keeps the addresses of the servers until ctx is done; it then returns nil.
+// Run keeps the addresses of the servers, and makes every Follow of the client list
+// again after a server was restored from an older backup, until ctx is done; it then
+// returns nil.
 func (c *Client) Run(ctx context.Context) error {
 	slices, err := c.apiServers()
 	if err != nil {
 		return err
 	}
-	return Follow(ctx, slices, &servers{addresses: c.addresses}, c.log)
+	var checks sync.WaitGroup
+	checks.Go(func() { c.monitor.run(ctx) })
+	err = Follow(ctx, c, slices, &servers{addresses: c.addresses}, c.log)
+	checks.Wait()
+	return err
 }

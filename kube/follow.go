@@ -36,6 +36,11 @@ type Kind[V any] struct {
 	Type      runtime.Object
 	// Trim returns what is kept of an object of Type. Nothing else keeps it.
 	Trim func(runtime.Object) V
+	// First says that the kind is listed before the others when the API server was
+	// restored from an older backup.
+	First bool
+
+	deferred bool // it is listed long after the others then
 }
 
 // Handler gets the objects of a kind. Its methods are called one after the other.
@@ -48,8 +53,9 @@ type Handler[V any] interface {
 	// does. It may be called again.
 	Complete()
 	// Failed says why the kind cannot be listed or watched, and with nil that it
-	// can again. It is called at any time, also beside the other methods. What
-	// was told stays.
+	// can again. It may run concurrently with the other methods. Objects stay. A
+	// RestoredError says that the API server has an earlier state or belongs to another
+	// cluster; Follow lists the kind again.
 	Failed(error)
 }
 
@@ -61,42 +67,74 @@ var backoff = wait.Backoff{
 
 // Follow tells h of every object of a kind, as a stream where the server has
 // that, and then of every change, until ctx is done; it then returns nil. After a
-// gap everything is listed again and h gets what differs.
+// gap everything is listed again and h gets what differs, also when the server was
+// restored from an older backup, which the client notices while its Run runs.
 //
 // A kind that cannot be listed, because the API is away or forbids it, is tried
 // again for ever. Its failure is logged when it begins, changes or ends.
-func Follow[V any](ctx context.Context, k Kind[V], h Handler[V], l *slog.Logger) error {
+func Follow[V any](ctx context.Context, c *Client, k Kind[V], h Handler[V], l *slog.Logger) error {
 	lw := cache.NewFilteredListWatchFromClient(k.Client, k.Resource, k.Namespace, func(o *metav1.ListOptions) {
 		o.FieldSelector, o.LabelSelector = k.Fields, k.Labels
 	})
-	return follow(ctx, lw, k, h, l)
+	return follow(ctx, c.monitor, lw, k, h, l)
 }
 
-func follow[V any](ctx context.Context, lw *cache.ListWatch, k Kind[V], h Handler[V], l *slog.Logger) error {
+func follow[V any](
+	ctx context.Context, m *monitor, lw *cache.ListWatch, k Kind[V], h Handler[V], l *slog.Logger,
+) error {
 	s := &store[V]{kind: k, handler: h, log: l.With("kind", k.Resource), names: map[types.NamespacedName]struct{}{}}
+	s.follower = &follower{kind: k.Resource, first: k.First, deferred: k.deferred, restored: s.restored}
+	m.follow(s.follower)
+	defer s.follower.leave()
+	for ctx.Err() == nil {
+		round, end := context.WithCancel(ctx)
+		var ended sync.WaitGroup
+		ended.Go(func() {
+			select {
+			case <-s.follower.relist:
+				end()
+			case <-round.Done():
+			}
+		})
+		s.follow(round, lw)
+		end()
+		ended.Wait()
+	}
+	return nil
+}
+
+// follow lists the kind, and watches it until ctx is done.
+func (s *store[V]) follow(ctx context.Context, lw *cache.ListWatch) {
+	s.follower.begin()
+	s.ends(time.Time{})
 	noted := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			if o.ResourceVersion == "0" {
 				o.ResourceVersion = "" // not any state that a server remembers: what an old one lacks would be deleted
 			}
+			s.broken()
 			list, err := lw.ListWithContext(ctx, o)
 			s.note(ctx, "list", err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			s.broken()
+			begin := time.Now()
 			w, err := lw.WatchWithContext(ctx, o)
 			if o.SendInitialEvents == nil || !apierrors.IsInvalid(err) { // else the server has no streams: it is listed
 				s.note(ctx, "watch", err)
+			}
+			if err == nil && o.TimeoutSeconds != nil {
+				s.ends(begin.Add(time.Duration(*o.TimeoutSeconds) * time.Second))
 			}
 			return w, err
 		},
 	}
 	// What the reflector would log is noted above.
 	quiet := logr.Discard()
-	cache.NewReflectorWithOptions(noted, k.Type, s, cache.ReflectorOptions{
-		Logger: &quiet, Name: k.Resource, Backoff: &backoff, Clock: endingClock{clock.RealClock{}, ctx},
+	cache.NewReflectorWithOptions(noted, s.kind.Type, s, cache.ReflectorOptions{
+		Logger: &quiet, Name: s.kind.Resource, Backoff: &backoff, Clock: endingClock{clock.RealClock{}, ctx},
 	}).RunWithContext(klog.NewContext(ctx, quiet))
-	return nil
 }
 
 // endingClock ends the reflector's pauses with ctx: some do not look at it
@@ -117,15 +155,37 @@ func (c endingClock) After(d time.Duration) <-chan time.Time {
 	return fired
 }
 
+// watchSlack is how much earlier than asked for a server may end a watch in order.
+const watchSlack = 5 * time.Second
+
 // store implements cache.ReflectorStore. It keeps the names alone.
 type store[V any] struct {
-	kind    Kind[V]
-	handler Handler[V]
-	log     *slog.Logger
-	names   map[types.NamespacedName]struct{} // the reflector's goroutine's
+	kind     Kind[V]
+	handler  Handler[V]
+	follower *follower
+	log      *slog.Logger
+	names    map[types.NamespacedName]struct{} // the reflector's goroutine's
 
 	mu      sync.Mutex
-	failure string // guarded by mu; what was told last
+	until   time.Time      // guarded by mu; when the watch ends in order
+	failure error          // guarded by mu; why the kind cannot be listed or watched
+	stale   *RestoredError // guarded by mu; why it has to be listed again
+	told    string         // guarded by mu; what the handler was told last
+}
+
+// broken is called before a request: a watch that should still run has ended.
+func (s *store[V]) broken() {
+	if time.Now().Before(s.ends(time.Time{}).Add(-watchSlack)) {
+		s.follower.monitor.disturbed()
+	}
+}
+
+// ends notes when a watch ends in order, and returns when the one before did.
+func (s *store[V]) ends(until time.Time) (before time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before, s.until = s.until, until
+	return before
 }
 
 // note tells of a failure when it begins, changes or ends.
@@ -133,23 +193,60 @@ func (s *store[V]) note(ctx context.Context, verb string, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	text := ""
 	if err != nil {
 		err = fmt.Errorf("%s %s: %w", verb, s.kind.Resource, err)
-		text = err.Error()
+		s.follower.monitor.disturbed()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if text == s.failure {
+	if text(err) == text(s.failure) {
 		return
 	}
-	s.failure = text
+	s.failure = err
 	if err != nil {
 		s.log.Warn("the Kubernetes API does not give a kind", log.Err(err))
 	} else {
 		s.log.Info("the Kubernetes API gives a kind again")
 	}
-	s.handler.Failed(err)
+	s.tell()
+}
+
+// restored tells the handler that the kind has to be listed again; with nil, that
+// it was.
+func (s *store[V]) restored(why *RestoredError) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stale = why
+	s.tell()
+}
+
+// tell tells the handler what is wrong now. Called with mu held.
+func (s *store[V]) tell() {
+	err := s.failure
+	if s.stale != nil {
+		err = s.stale.because(s.failure)
+	}
+	if text(err) != s.told {
+		s.told = text(err)
+		s.handler.Failed(err)
+	}
+}
+
+// repeat tells the handler again what is wrong: it takes Complete for the end of it.
+func (s *store[V]) repeat() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.told != "" {
+		s.told = ""
+		s.tell()
+	}
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 func (s *store[V]) name(object any) (types.NamespacedName, runtime.Object, error) {
@@ -189,7 +286,7 @@ func (s *store[V]) Delete(object any) error {
 }
 
 // Replace implements cache.ReflectorStore: objects are everything that exists.
-func (s *store[V]) Replace(objects []any, _ string) error {
+func (s *store[V]) Replace(objects []any, revision string) error {
 	before := s.names
 	s.names = make(map[types.NamespacedName]struct{}, len(objects))
 	for _, object := range objects {
@@ -203,8 +300,14 @@ func (s *store[V]) Replace(objects []any, _ string) error {
 		}
 	}
 	s.handler.Complete()
+	s.follower.sees(revision)
+	s.follower.listed()
+	s.repeat()
 	return nil
 }
+
+// UpdateResourceVersion implements cache.ResourceVersionUpdater: every event has one.
+func (s *store[V]) UpdateResourceVersion(revision string) { s.follower.sees(revision) }
 
 // Resync implements cache.ReflectorStore.
 func (s *store[V]) Resync() error { return nil }

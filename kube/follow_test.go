@@ -4,10 +4,10 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
@@ -29,6 +29,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
 )
 
 func TestMain(m *testing.M) {
@@ -44,11 +45,83 @@ type server struct {
 	mu       sync.Mutex
 	revision int               // guarded by mu
 	values   map[string]string // guarded by mu
-	watchers []*watch.FakeWatcher
-	listErr  error // guarded by mu
-	watchErr error // guarded by mu
-	streams  bool  // guarded by mu; it knows sendInitialEvents
-	calls    int   // guarded by mu
+	watchers []*watcher        // guarded by mu
+	history  []watch.Event     // guarded by mu
+	listErr  error             // guarded by mu
+	watchErr error             // guarded by mu
+	streams  bool              // guarded by mu; it knows sendInitialEvents
+	calls    int               // guarded by mu
+	behind   int               // guarded by mu; by how much the revision of Namespaces is lower
+	kindErr  error             // guarded by mu; of the kind, while the server answers
+	uid      types.UID         // guarded by mu; of kube-system
+	size     int               // guarded by mu; number of Nodes
+	asked    []time.Time       // guarded by mu; when origin was asked
+	listed   []time.Time       // guarded by mu; when a listing began
+}
+
+// watcher gets the events of later revisions.
+type watcher struct {
+	server *server
+	events chan watch.Event
+	from   int
+	ended  bool // guarded by server.mu
+}
+
+// ResultChan implements watch.Interface.
+func (w *watcher) ResultChan() <-chan watch.Event { return w.events }
+
+// Stop implements watch.Interface.
+func (w *watcher) Stop() {
+	w.server.mu.Lock()
+	defer w.server.mu.Unlock()
+	w.end()
+}
+
+func (w *watcher) end() {
+	if !w.ended {
+		w.ended = true
+		close(w.events)
+	}
+}
+
+func (w *watcher) send(events ...watch.Event) {
+	for _, e := range events {
+		if p, ok := e.Object.(*corev1.Pod); !w.ended && (!ok || e.Type == watch.Bookmark || revision(p) > w.from) {
+			w.events <- e
+		}
+	}
+}
+
+// origin implements prober.
+func (s *server) origin(context.Context) (origin, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked = append(s.asked, time.Now())
+	return origin{uint64(s.revision - s.behind), s.uid}, s.listErr
+}
+
+// nodes implements prober.
+func (s *server) nodes(context.Context) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.size, s.listErr
+}
+
+// restore replaces the store. As with an API server, open watches go on and stay
+// silent until set passes their revision.
+func (s *server) restore(to int, values map[string]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.revision, s.values = to, values
+	s.history = slices.DeleteFunc(s.history, func(e watch.Event) bool { return revision(e.Object) > to })
+}
+
+func revision(o runtime.Object) int {
+	n, err := strconv.Atoi(o.(*corev1.Pod).ResourceVersion)
+	if err != nil {
+		panic(err)
+	}
+	return n
 }
 
 func (s *server) pod(name string) *corev1.Pod {
@@ -61,9 +134,10 @@ func (s *server) list(_ context.Context, o metav1.ListOptions) (runtime.Object, 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.calls++
-	if s.listErr != nil {
-		return nil, s.listErr
+	if err := cmp.Or(s.kindErr, s.listErr); err != nil {
+		return nil, err
 	}
+	s.listed = append(s.listed, time.Now())
 	if o.ResourceVersion == "0" {
 		return nil, errors.New("any state is asked for, also one that is older than what was told")
 	}
@@ -82,19 +156,33 @@ func (s *server) watch(_ context.Context, o metav1.ListOptions) (watch.Interface
 	switch {
 	case s.watchErr != nil:
 		return nil, s.watchErr
+	case s.kindErr != nil:
+		return nil, s.kindErr
 	case initial && !s.streams:
 		return nil, apierrors.NewInvalid(schema.GroupKind{}, "", nil)
 	}
-	w := watch.NewFakeWithChanSize(100, false)
+	w := &watcher{server: s, events: make(chan watch.Event, 1000)}
 	if initial {
+		s.listed = append(s.listed, time.Now())
 		for name := range s.values {
-			w.Add(s.pod(name))
+			w.send(watch.Event{Type: watch.Added, Object: s.pod(name)})
 		}
-		w.Action(watch.Bookmark, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		w.send(watch.Event{Type: watch.Bookmark, Object: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 			ResourceVersion: strconv.Itoa(s.revision), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
-		}})
+		}}})
+		w.from = s.revision
+	} else {
+		from, err := strconv.Atoi(o.ResourceVersion)
+		if err != nil {
+			return nil, err
+		}
+		w.from = from
+		w.send(s.history...)
 	}
 	s.watchers = append(s.watchers, w)
+	if o.TimeoutSeconds != nil {
+		time.AfterFunc(time.Duration(*o.TimeoutSeconds)*time.Second, w.Stop)
+	}
 	return w, nil
 }
 
@@ -109,15 +197,16 @@ func (s *server) set(name, value string) {
 	if value != "" {
 		s.values[name] = value
 	}
+	event := watch.Event{Type: watch.Added, Object: s.pod(name)}
+	switch {
+	case value == "":
+		event = watch.Event{Type: watch.Deleted, Object: before}
+	case had:
+		event.Type = watch.Modified
+	}
+	s.history = append(s.history, event)
 	for _, w := range s.watchers {
-		switch {
-		case value == "":
-			w.Delete(before)
-		case had:
-			w.Modify(s.pod(name))
-		default:
-			w.Add(s.pod(name))
-		}
+		w.send(event)
 	}
 }
 
@@ -127,9 +216,9 @@ func (s *server) end(last *metav1.Status) {
 	defer s.mu.Unlock()
 	for _, w := range s.watchers {
 		if last != nil {
-			w.Error(last)
+			w.send(watch.Event{Type: watch.Error, Object: last})
 		}
-		w.Stop()
+		w.end()
 	}
 	s.watchers = nil
 }
@@ -138,6 +227,13 @@ func (s *server) fail(list, watch error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listErr, s.watchErr = list, watch
+}
+
+// failKinds makes the server refuse the kind and go on to answer.
+func (s *server) failKinds(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kindErr = err
 }
 
 // seen is a Handler.
@@ -204,7 +300,7 @@ func following(t *testing.T, f func(*testing.T, *server, *seen)) {
 	for _, streams := range []bool{true, false} {
 		t.Run(fmt.Sprintf("streams=%t", streams), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := &server{revision: 10, values: map[string]string{"a": "1", "b": "1"}, streams: streams}
+				s := &server{revision: 10, uid: "1", size: 1, values: map[string]string{"a": "1", "b": "1"}, streams: streams}
 				h := &seen{set: map[string]string{}}
 				k := Kind[string]{
 					Resource: "pods", Type: &corev1.Pod{}, Trim: func(o runtime.Object) string { return o.(*corev1.Pod).Labels["v"] },
@@ -212,13 +308,17 @@ func following(t *testing.T, f func(*testing.T, *server, *seen)) {
 				lw := &cache.ListWatch{ListWithContextFunc: s.list, WatchFuncWithContext: s.watch}
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan error, 1)
-				go func() { ended <- follow(ctx, lw, k, h, slog.New(slog.DiscardHandler)) }()
+				m := newMonitor(s, log.Discard())
+				go func() { ended <- follow(ctx, m, lw, k, h, log.Discard()) }()
+				checks := make(chan struct{})
+				go func() { defer close(checks); m.run(ctx) }()
 				f(t, s, h)
 				begin := time.Now()
 				cancel()
 				if err := <-ended; err != nil {
 					t.Errorf("it ended with %v", err)
 				}
+				<-checks
 				if d := time.Since(begin); d != 0 {
 					t.Errorf("it ended %v after its context", d)
 				}
@@ -283,7 +383,7 @@ func TestStartWithoutAPICompletesLater(t *testing.T) {
 		go func() {
 			defer close(ended)
 			lw := &cache.ListWatch{ListWithContextFunc: s.list, WatchFuncWithContext: s.watch}
-			follow(ctx, lw, k, h, slog.New(slog.DiscardHandler)) //nolint:errcheck // nil
+			follow(ctx, newMonitor(s, log.Discard()), lw, k, h, log.Discard()) //nolint:errcheck // nil
 		}()
 		time.Sleep(time.Hour)
 		h.want(t, "an hour without API", "")
@@ -308,10 +408,12 @@ func TestExpiredWatchIsListedAgainAndTellsTheDifference(t *testing.T) {
 		s.set("a", "")
 		s.set("b", "2")
 		gone := apierrors.NewResourceExpired("too old resource version").Status()
+		s.mu.Lock()
 		for _, w := range expired {
-			w.Error(&gone)
-			w.Stop()
+			w.send(watch.Event{Type: watch.Error, Object: &gone})
+			w.end()
 		}
+		s.mu.Unlock()
 		time.Sleep(time.Minute)
 		h.want(t, "after 410 Gone", "b=2")
 		if !slices.Equal(h.deleted, []string{"a"}) {

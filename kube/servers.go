@@ -12,14 +12,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// apiServers is the kind of the slices of the Service "kubernetes", which the
-// servers write.
+// apiServers is the EndpointSlice that the servers write. Other slices with the label
+// of the Service "kubernetes" do not count: a user who may create slices in the
+// namespace could give any address the identity of an API server.
 func (c *Client) apiServers() (Kind[[]string], error) {
 	client, err := c.REST(discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme)
 	return Kind[[]string]{
 		Client: client, Resource: "endpointslices", Namespace: "default",
-		Labels: discoveryv1.LabelServiceName + "=kubernetes",
-		Type:   &discoveryv1.EndpointSlice{}, Trim: slice,
+		Fields: "metadata.name=kubernetes",
+		Type:   &discoveryv1.EndpointSlice{}, Trim: slice, deferred: true,
 	}, err
 }
 

@@ -78,7 +78,7 @@ func (s *Set) Follow(ctx context.Context, c *kube.Client, l *slog.Logger) error 
 		return err
 	}
 	label := s.Settings().Label()
-	return kube.Follow(ctx, kube.Kind[string]{
+	return kube.Follow(ctx, c, kube.Kind[string]{
 		Client: client, Resource: "namespaces", Type: &metav1.PartialObjectMetadata{},
 		Trim: func(o runtime.Object) string { return o.(*metav1.PartialObjectMetadata).Labels[label] },
 	}, handler{s, label}, l)

@@ -223,7 +223,7 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		if err != nil {
 			return err
 		}
-		service.NoRange, labels = node.Problem, node.Labels
+		service.NoRange, service.Restored, labels = node.Problem, node.Restored, node.Labels
 		p.Go("addresses of the Kubernetes API", client.Run)
 		p.Go("node object", node.Run)
 	}

@@ -109,7 +109,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if api != nil {
 		p.Go("kubernetes addresses", api.Run)
 		objects := o.Objects(owner.SourceKubernetes)
-		source := kubernetes.New(api.Config, objects, p.Log)
+		source := kubernetes.New(api, objects, p.Log)
 		if cfg.Kubernetes.Status.Write {
 			if source, err = writeStatus(p, cfg, api, conn, objects); err != nil {
 				return err

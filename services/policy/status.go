@@ -49,7 +49,7 @@ func writeStatus(
 	if err := p.Metrics.Register(server.StatusCollector{Figures: w.Figures}); err != nil {
 		return nil, err
 	}
-	nodes, err := nodeapi.New(api.Config)
+	nodes, err := nodeapi.New(api)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func writeStatus(
 			parts.Wait()
 		})
 	})
-	source := kubernetes.New(api.Config, w, p.Log)
+	source := kubernetes.New(api, w, p.Log)
 	source.Records = true
 	return source, nil
 }

@@ -123,12 +123,12 @@ func (v *clusterView) host() (now string, all []string) {
 	return v.identities[1], append([]string(nil), v.hosts...)
 }
 
-// servedAt writes a slice of the Service "kubernetes" with one address, beside the one
-// that the server writes itself.
-func (a *apiServer) servedAt(address string) {
+// servedAt writes a slice of the Service "kubernetes" with one address. API servers write
+// the slice "kubernetes", except the server of this test, whose address is on loopback.
+func (a *apiServer) servedAt(name, address string) {
 	a.t.Helper()
 	a.do(http.MethodPost, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", object{
-		"metadata":    object{"name": "more", "labels": object{"kubernetes.io/service-name": "kubernetes"}},
+		"metadata":    object{"name": name, "labels": object{"kubernetes.io/service-name": "kubernetes"}},
 		"addressType": "IPv4", "ports": []object{{"name": "https", "port": 6443}},
 		"endpoints": []object{{"addresses": []string{address}}},
 	})
@@ -216,8 +216,13 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 	k.may("the policy is in force", &policyv1.Peer{Address: nowhere}, false)
 	k.may("no node before it serves", &policyv1.Peer{Identity: 1}, false)
 
-	a.servedAt(servedAt)
+	// A slice of another name gives no address the identity of an API server.
+	a.servedAt("more", nowhere)
+	a.servedAt("kubernetes", servedAt)
 	outside := mapped("outside of all nodes", ": kube-apiserver world-ipv4")
+	if text, _ := v.of(nowhere); text != "" {
+		t.Errorf("the address of another slice is %q", text)
+	}
 	if outside < 0xFF0000 {
 		t.Errorf("the number outside of all nodes is %d, which leaves this node", outside)
 	}
@@ -279,7 +284,7 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 	a.ask(apitest.Start)
 	s.problem("")
 	// A listing without any address would be no news.
-	a.do(http.MethodPatch, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/more", object{
+	a.do(http.MethodPatch, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes", object{
 		"endpoints": []object{{"addresses": []string{"192.0.2.8"}}},
 	})
 	hostIs("the server has moved", "host")

@@ -32,12 +32,19 @@ type identities struct {
 	*policyNode
 	a       *apiServer
 	cluster identityv1.ClusterServiceClient
+	etcd    string // its URL
 
 	mu   sync.Mutex
 	have map[string]*identityv1.EndpointIdentity // guarded by mu; by container, as WatchEndpoints says
 }
 
 func newIdentities(t testing.TB, a *apiServer, access ...string) *identities {
+	t.Helper()
+	return newIdentitiesOf(t, a, "unix://"+filepath.Join(a.dir, "etcd.sock"), access...)
+}
+
+// newIdentitiesOf is newIdentities with another etcd.
+func newIdentitiesOf(t testing.TB, a *apiServer, etcd string, access ...string) *identities {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sluice-node") // a short path, for sockets
 	if err != nil {
@@ -47,7 +54,7 @@ func newIdentities(t testing.TB, a *apiServer, access ...string) *identities {
 	if access == nil {
 		access = []string{"--kubernetes-kubeconfig=" + a.ready.Kubeconfig}
 	}
-	s := &identities{policyNode: &policyNode{t: t, dir: dir, api: access}, a: a}
+	s := &identities{policyNode: &policyNode{t: t, dir: dir, api: access}, a: a, etcd: etcd}
 	conn := s.dial("identity")
 	s.IdentityServiceClient = identityv1.NewIdentityServiceClient(conn)
 	s.cluster = identityv1.NewClusterServiceClient(conn)
@@ -65,7 +72,7 @@ func newIdentities(t testing.TB, a *apiServer, access ...string) *identities {
 func (s *identities) start() {
 	s.t.Helper()
 	s.process, s.ended = s.run("identity", append([]string{
-		"--node=n1", "--etcd-endpoints=unix://" + filepath.Join(s.a.dir, "etcd.sock"),
+		"--node=n1", "--etcd-endpoints=" + s.etcd,
 	}, s.api...)...)
 }
 

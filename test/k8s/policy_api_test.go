@@ -97,13 +97,13 @@ func (a *apiServer) wait() {
 	}
 }
 
-// ask has the API killed or started.
+// ask asks for one of the constants of package apitest, and waits until it is done.
 func (a *apiServer) ask(what string) {
 	a.t.Helper()
 	if _, err := fmt.Fprintln(a.stdin, what); err != nil {
 		a.t.Fatal(err)
 	}
-	if what == apitest.Start {
+	if what != apitest.Kill {
 		a.wait()
 		a.http.CloseIdleConnections()
 	}

@@ -33,11 +33,19 @@ type Ready struct {
 	Server string `json:"server"`
 }
 
-// What a line of stdin may ask of Serve: the end of kube-apiserver, by SIGKILL,
-// and its start, after which another line of Ready is written.
+// Lines of stdin that Serve understands.
 const (
-	Kill  = "kill"
+	// Kill ends kube-apiserver by SIGKILL.
+	Kill = "kill"
+	// Start starts kube-apiserver, after which another line of Ready is written.
 	Start = "start"
+	// Save keeps a copy of etcd's data, after which another line of Ready is written.
+	Save = "save"
+	// Restore kills kube-apiserver and etcd, and starts both with the copy. Another line
+	// of Ready is written.
+	Restore = "restore"
+	// Empty is Restore without data.
+	Empty = "empty"
 )
 
 // Serve runs an API that keeps everything below dir, an existing, empty
@@ -84,12 +92,15 @@ func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) e
 	}
 	// The children end with the thread that starts them.
 	runtime.LockOSThread()
-	etcd, err := start(ctx, dir, "etcd",
-		filepath.Join(bin, "sluice-devetcd"), "--data-dir="+filepath.Join(dir, "etcd"), "--listen="+socket)
+	data, copied := filepath.Join(dir, "etcd"), filepath.Join(dir, "etcd-copy")
+	store := func() (*child, error) {
+		return start(ctx, dir, "etcd", filepath.Join(bin, "sluice-devetcd"), "--data-dir="+data, "--listen="+socket)
+	}
+	etcd, err := store()
 	if err != nil {
 		return err
 	}
-	defer etcd.end()
+	defer func() { etcd.end() }()
 	args := plane.APIServer()
 	serve := func() (*child, error) {
 		return start(ctx, dir, "kube-apiserver", args[0], append(args[1:], "--cert-dir="+dir)...)
@@ -108,6 +119,9 @@ func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) e
 		}
 	}
 	go wait()
+	answer := func() error {
+		return json.NewEncoder(stdout).Encode(Ready{Kubeconfig: filepath.Join(dir, "admin.kubeconfig"), Server: plane.Server()})
+	}
 	ended := api.ended
 	for {
 		select {
@@ -115,8 +129,7 @@ func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) e
 			if err != nil {
 				return err
 			}
-			line := Ready{Kubeconfig: filepath.Join(dir, "admin.kubeconfig"), Server: plane.Server()}
-			if err := json.NewEncoder(stdout).Encode(line); err != nil {
+			if err := answer(); err != nil {
 				return err
 			}
 		case what := <-asked:
@@ -131,8 +144,34 @@ func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) e
 				}
 				ended = api.ended
 				go wait()
+			case Save:
+				if err := etcd.save(data, copied); err != nil {
+					return err
+				}
+				if err := answer(); err != nil {
+					return err
+				}
+			case Restore, Empty:
+				api.end()
+				etcd.end()
+				if err := os.RemoveAll(data); err != nil {
+					return err
+				}
+				if what == Restore {
+					if err := os.CopyFS(data, os.DirFS(copied)); err != nil {
+						return err
+					}
+				}
+				if etcd, err = store(); err != nil {
+					return err
+				}
+				if api, err = serve(); err != nil {
+					return err
+				}
+				ended = api.ended
+				go wait()
 			default:
-				return fmt.Errorf("%q is not %s or %s", what, Kill, Start)
+				return fmt.Errorf("%q is nothing that Serve does", what)
 			}
 		case <-etcd.ended:
 			return etcd.failure(ctx)
@@ -174,6 +213,14 @@ func start(ctx context.Context, dir, name, program string, args ...string) (*chi
 func (c *child) end() {
 	_ = c.command.Process.Kill()
 	<-c.ended
+}
+
+// save copies the data of the program while it is stopped.
+func (c *child) save(data, to string) error {
+	if err := c.command.Process.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	return errors.Join(os.RemoveAll(to), os.CopyFS(to, os.DirFS(data)), c.command.Process.Signal(syscall.SIGCONT))
 }
 
 func (c *child) failure(ctx context.Context) error {

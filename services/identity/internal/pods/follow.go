@@ -32,12 +32,12 @@ func (s *Set) Follow(ctx context.Context, c *kube.Client, l *slog.Logger) error 
 	pods, namespaces := s.sinks()
 	both, ctx := errgroup.WithContext(ctx)
 	both.Go(func() error {
-		return kube.Follow(ctx, kube.Kind[Pod]{
+		return kube.Follow(ctx, c, kube.Kind[Pod]{
 			Client: client, Resource: kindPods, Fields: "spec.nodeName=" + s.node, Type: &corev1.Pod{}, Trim: trim,
 		}, pods, l)
 	})
 	both.Go(func() error {
-		return kube.Follow(ctx, kube.Kind[map[string]string]{
+		return kube.Follow(ctx, c, kube.Kind[map[string]string]{
 			Client: client, Resource: kindNamespaces, Type: &corev1.Namespace{},
 			Trim: func(o runtime.Object) map[string]string { return o.(*corev1.Namespace).Labels },
 		}, namespaces, l)

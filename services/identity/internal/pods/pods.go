@@ -113,8 +113,12 @@ func (s *Set) Problem() error {
 		return errListing
 	}
 	var all []error
+	said := map[string]bool{} // a restore is told of each kind
 	for _, kind := range slices.Sorted(maps.Keys(s.failures)) {
-		all = append(all, s.failures[kind])
+		if err := s.failures[kind]; !said[err.Error()] {
+			said[err.Error()] = true
+			all = append(all, err)
+		}
 	}
 	return errors.Join(all...)
 }

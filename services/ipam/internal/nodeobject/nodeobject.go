@@ -84,6 +84,7 @@ type Options struct {
 // Node follows the object.
 type Node struct {
 	Options
+	api    *kube.Client
 	client *rest.RESTClient
 	news   chan struct{}
 
@@ -114,7 +115,7 @@ func New(c *kube.Client, o Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Node{Options: o, client: client, news: make(chan struct{}, 1), missing: time.Now()}, nil
+	return &Node{Options: o, api: c, client: client, news: make(chan struct{}, 1), missing: time.Now()}, nil
 }
 
 // trim implements kube.Kind.
@@ -189,11 +190,23 @@ func (n *Node) Problem() error {
 		n.problem, time.Since(n.missing).Truncate(time.Second))
 }
 
+// Restored says that the API server was restored from an older backup and the
+// object has not been read since; nil if that is not so.
+func (n *Node) Restored() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var restored *kube.RestoredError
+	if errors.As(n.away, &restored) {
+		return restored
+	}
+	return nil
+}
+
 // Run follows the object until ctx ends.
 func (n *Node) Run(ctx context.Context) error {
 	followed := make(chan error, 1)
 	go func() {
-		followed <- kube.Follow(ctx, kube.Kind[*object]{
+		followed <- kube.Follow(ctx, n.api, kube.Kind[*object]{
 			Client: n.client, Resource: "nodes", Fields: "metadata.name=" + n.Name, Type: &corev1.Node{}, Trim: trim,
 		}, n, n.Log)
 	}()

@@ -42,6 +42,9 @@ type Server struct {
 
 	// NoRange says why no range serves; nil: there are always some.
 	NoRange func() error
+	// Restored returns an error while the API server was restored and the Node was
+	// not read since. It is nil unless the mode is kubernetes.
+	Restored func() error
 	// Cluster is the node's half of the agreement with the others; nil: the node
 	// is on its own.
 	Cluster *cluster.Agent
@@ -268,6 +271,13 @@ func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.G
 		if err := s.NoRange(); err != nil {
 			service.Problems = append(service.Problems,
 				&statusv1.Problem{Reason: statusv1.ProblemReason_PROBLEM_REASON_SETTINGS, Text: err.Error()})
+		}
+	}
+	if s.Restored != nil {
+		if err := s.Restored(); err != nil {
+			service.Problems = append(service.Problems, &statusv1.Problem{
+				Reason: statusv1.ProblemReason_PROBLEM_REASON_SERVICE, Text: "Kubernetes: " + err.Error(),
+			})
 		}
 	}
 	return &ipamv1.GetStatusResponse{

@@ -72,13 +72,13 @@ func (s *Source) Run(ctx context.Context) error {
 	all, ctx := errgroup.WithContext(ctx)
 	all.Go(func() error { return joint.Run(ctx) })
 	all.Go(func() error {
-		return kube.Follow(ctx, kube.Kind[owner.Given]{
+		return kube.Follow(ctx, s.Client, kube.Kind[owner.Given]{
 			Client: core, Resource: kindServices, Labels: ours, Type: &corev1.Service{},
 			Trim: func(o runtime.Object) owner.Given { return given(manifest.OfService(serviceOf(o.(*corev1.Service)))) },
 		}, &handler{kindServices, service.KindService, joint}, s.Log)
 	})
 	all.Go(func() error {
-		return kube.Follow(ctx, kube.Kind[owner.Given]{
+		return kube.Follow(ctx, s.Client, kube.Kind[owner.Given]{
 			Client: discovery, Resource: kindSlices, Labels: ours, Type: &discoveryv1.EndpointSlice{},
 			Trim: func(o runtime.Object) owner.Given {
 				return given(manifest.OfSlice(sliceOf(o.(*discoveryv1.EndpointSlice))))
@@ -87,7 +87,7 @@ func (s *Source) Run(ctx context.Context) error {
 	})
 	if s.Node != "" {
 		all.Go(func() error {
-			return kube.Follow(ctx, kube.Kind[string]{
+			return kube.Follow(ctx, s.Client, kube.Kind[string]{
 				Client: core, Resource: kindNodes, Fields: "metadata.name=" + s.Node, Type: &corev1.Node{},
 				Trim: func(o runtime.Object) string { return o.(*corev1.Node).Labels[corev1.LabelTopologyZone] },
 			}, &zone{joint: joint, set: func(zone string) error { return s.SetZone(ctx, zone) }, done: ctx.Done()}, s.Log)

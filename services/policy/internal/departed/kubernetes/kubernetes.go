@@ -25,15 +25,18 @@ import (
 const requestTimeout = 10 * time.Second
 
 // API is a departed.API.
-type API struct{ client *rest.RESTClient }
+type API struct {
+	api    *kube.Client
+	client *rest.RESTClient
+}
 
-// New returns an API of a client's configuration.
-func New(config *rest.Config) (*API, error) {
-	client, err := kube.MetadataClient(config)
+// New returns an API that a client reaches.
+func New(api *kube.Client) (*API, error) {
+	client, err := kube.MetadataClient(api.Config)
 	if err != nil {
 		return nil, err
 	}
-	return &API{client: client}, nil
+	return &API{api: api, client: client}, nil
 }
 
 // Exists implements departed.API. It lists, which the account may do anyway, from
@@ -47,7 +50,7 @@ func (a *API) Exists(ctx context.Context, name string) (bool, error) {
 
 // Follow tells n and s of the Nodes until ctx ends.
 func (a *API) Follow(ctx context.Context, n *departed.Nodes, s *shortage.Nodes, l *slog.Logger) error {
-	return kube.Follow(ctx, kube.Kind[node]{
+	return kube.Follow(ctx, a.api, kube.Kind[node]{
 		Client: a.client, Resource: "nodes", Type: &metav1.PartialObjectMetadata{}, Trim: trim,
 	}, handler{n, s}, l)
 }

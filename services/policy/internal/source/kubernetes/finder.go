@@ -101,7 +101,7 @@ func (f *finder) settle(ctx context.Context, k *watched, served []string) {
 			return
 		}
 		f.source.log.Info("policies are watched", "resource", k.resource, "version", version)
-		if err := k.watch(ctx, f.source.config, f.client, version); err != nil {
+		if err := k.watch(ctx, f.source.api, f.client, version); err != nil {
 			k.joint.Failed(k.resource, err)
 		}
 		return

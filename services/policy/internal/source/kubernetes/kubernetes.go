@@ -26,6 +26,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/source"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
@@ -38,17 +39,16 @@ type Sink interface {
 
 // Source watches an API server.
 type Source struct {
-	config *rest.Config
-	sink   Sink
-	log    *slog.Logger
+	api  *kube.Client
+	sink Sink
+	log  *slog.Logger
 	// Records has each object come with its record. It is set before Run.
 	Records bool
 }
 
-// New returns a source. The configuration is that of a client: the source asks
-// for JSON.
-func New(config *rest.Config, sink Sink, l *slog.Logger) *Source {
-	return &Source{config: config, sink: sink, log: l}
+// New returns a source. It reads objects as JSON.
+func New(api *kube.Client, sink Sink, l *slog.Logger) *Source {
+	return &Source{api: api, sink: sink, log: l}
 }
 
 // Run watches until the context ends. It then returns nil.
@@ -60,7 +60,7 @@ func (s *Source) Run(ctx context.Context) error {
 		}
 		return err
 	}
-	client, err := rest.HTTPClientFor(s.config)
+	client, err := rest.HTTPClientFor(s.api.Config)
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (s *Source) Run(ctx context.Context) error {
 		RetryMin: 50 * time.Millisecond, RetryMax: 5 * time.Second, Refresh: 30 * time.Second, Log: s.log,
 	})
 	f := &finder{source: s, client: client, wake: make(chan struct{}, 1)}
-	if f.rest, err = restFor(s.config, client, policy.Versions("NetworkPolicy")[0], "NetworkPolicy"); err != nil {
+	if f.rest, err = restFor(s.api.Config, client, policy.Versions("NetworkPolicy")[0], "NetworkPolicy"); err != nil {
 		return err
 	}
 	for _, kind := range policy.Kinds() {

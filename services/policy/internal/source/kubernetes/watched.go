@@ -44,9 +44,9 @@ type watched struct {
 }
 
 // watch watches a version instead of another.
-func (k *watched) watch(ctx context.Context, config *rest.Config, client *http.Client, version string) error {
+func (k *watched) watch(ctx context.Context, api *kube.Client, client *http.Client, version string) error {
 	k.end()
-	c, err := restFor(config, client, version, k.kind)
+	c, err := restFor(api.Config, client, version, k.kind)
 	if err != nil {
 		return err
 	}
@@ -56,8 +56,8 @@ func (k *watched) watch(ctx context.Context, config *rest.Config, client *http.C
 	go func() {
 		defer close(done)
 		// It returns nothing but nil.
-		_ = kube.Follow(ctx, kube.Kind[policy.Written]{
-			Client: c, Resource: k.resource, Type: &object{},
+		_ = kube.Follow(ctx, api, kube.Kind[policy.Written]{
+			Client: c, Resource: k.resource, Type: &object{}, First: true,
 			Trim: func(o runtime.Object) policy.Written {
 				w := o.(*object).written(k.kind, version)
 				if k.records {
@@ -132,8 +132,9 @@ func (k *watched) Failed(err error) {
 // plain leaves out the URL, which differs from kind to kind, of what is the same
 // for all.
 func plain(err error) error {
+	var restored *kube.RestoredError
 	var u *url.Error
-	if errors.As(err, &u) {
+	if !errors.As(err, &restored) && errors.As(err, &u) {
 		return u.Err
 	}
 	return err

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/sluice-net/sluice/kit/log"
+)
+
+// warned reports whether Failed was called for a restore since the last call of
+// warned, and fails unless the last call of Failed was with nil.
+func (s *seen) warned(t *testing.T) (restored bool) {
+	t.Helper()
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.failures {
+		restored = restored || strings.Contains(f, "everything is listed again")
+	}
+	if n := len(s.failures); n > 0 && s.failures[n-1] != "<nil>" {
+		t.Errorf("the last failure is %s", s.failures[n-1])
+	}
+	s.failures = nil
+	return restored
+}
+
+func TestRestoredServerIsListedAgain(t *testing.T) {
+	const (
+		soon  = 12 * time.Second // for a check and a listing
+		later = checkEvery + soon
+	)
+	for name, c := range map[string]struct {
+		do   func(*server)
+		wait time.Duration
+	}{
+		"the watches ended": {func(s *server) {
+			s.restore(20, map[string]string{"b": "0", "old": "1"})
+			s.end(nil)
+		}, 2*soon + 10*time.Second},
+		"the watches go on": {func(s *server) { s.restore(20, map[string]string{"b": "0", "old": "1"}) }, later},
+		"the revision is passed before the listing": {func(s *server) {
+			s.restore(20, map[string]string{"b": "0", "old": "0"})
+			for {
+				time.Sleep(time.Second)
+				s.mu.Lock()
+				asked := s.asked[len(s.asked)-1]
+				s.mu.Unlock()
+				if time.Since(asked) < time.Second {
+					break
+				}
+			}
+			for range 200 {
+				s.set("old", "1")
+			}
+		}, soon},
+		"another cluster with a higher revision": {func(s *server) {
+			s.restore(5000, map[string]string{"b": "0", "old": "1"})
+			s.mu.Lock()
+			s.uid = "2"
+			s.mu.Unlock()
+		}, later},
+		"another cluster without kube-system yet": {func(s *server) {
+			s.restore(5000, map[string]string{"b": "0", "old": "1"})
+			s.mu.Lock()
+			s.uid = ""
+			s.mu.Unlock()
+		}, later},
+		"twice, the second time while the first is listed": {func(s *server) {
+			s.restore(100, map[string]string{"a": "3"})
+			time.Sleep(checkEvery)
+			s.restore(20, map[string]string{"b": "0", "old": "1"})
+			s.end(nil)
+		}, later},
+		"while the API is away": {func(s *server) {
+			s.fail(refused, refused)
+			s.end(nil)
+			time.Sleep(time.Hour)
+			s.restore(20, map[string]string{"b": "0", "old": "1"})
+			s.fail(nil, nil)
+		}, time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			following(t, func(t *testing.T, s *server, h *seen) {
+				for i := range 110 {
+					s.set("b", fmt.Sprint(i))
+				}
+				time.Sleep(3 * checkEvery)
+				h.want(t, "before", "a=1 b=109")
+				if h.warned(t) {
+					t.Error("Failed was called for a restore that did not happen")
+				}
+				c.do(s)
+				time.Sleep(c.wait)
+				h.want(t, "afterwards", "b=0 old=1")
+				if !h.warned(t) {
+					t.Error("Failed was not called for the restore")
+				}
+				s.set("b", "2")
+				s.set("old", "")
+				h.want(t, "a change of afterwards", "b=2")
+				time.Sleep(24 * time.Hour)
+				if h.warned(t) {
+					t.Error("Failed was called for the restore twice")
+				}
+			})
+		})
+	}
+}
+
+func TestNothingIsListedAgainWithoutARestore(t *testing.T) {
+	following(t, func(t *testing.T, s *server, h *seen) {
+		synctest.Wait()
+		s.mu.Lock()
+		before := len(s.listed)
+		s.mu.Unlock()
+		for range 1000 {
+			time.Sleep(time.Minute)
+			s.set("b", fmt.Sprint(rand.IntN(10)))
+			if rand.IntN(10) == 0 {
+				s.end(nil)
+			}
+		}
+		if h.warned(t) {
+			t.Error("Failed was called for a restore that did not happen")
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.streams && len(s.listed) != before {
+			t.Errorf("there were %d listings more than the first", len(s.listed)-before)
+		}
+	})
+}
+
+func TestKindInAStoreOfItsOwnIsNotListedForEver(t *testing.T) {
+	following(t, func(t *testing.T, s *server, h *seen) {
+		s.mu.Lock()
+		s.behind = 5 // the store of Namespaces is behind
+		s.mu.Unlock()
+		time.Sleep(3 * checkEvery)
+		h.warned(t)
+		s.mu.Lock()
+		before := len(s.listed)
+		s.mu.Unlock()
+		time.Sleep(24 * time.Hour)
+		if h.warned(t) {
+			t.Error("every check calls Failed")
+		}
+		s.mu.Lock()
+		if len(s.listed) > before {
+			t.Errorf("it is listed %d times more", len(s.listed)-before)
+		}
+		s.mu.Unlock()
+		s.restore(8, map[string]string{"c": "1"})
+		time.Sleep(2 * checkEvery)
+		h.want(t, "both stores were restored", "c=1")
+	})
+}
+
+// TestChecksAreSpread looks at the requests of one process, of which there are four on
+// each node.
+func TestChecksAreSpread(t *testing.T) {
+	const nodes, processes = 5000, 4 * 5000
+	run := func(disturb time.Duration) (perSecond float64, shortest time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			s := &server{revision: 10, uid: "1", size: nodes}
+			m := newMonitor(s, log.Discard())
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() { defer close(ended); m.run(ctx) }()
+			const long = 10 * 24 * time.Hour
+			for end := time.Now().Add(long); time.Now().Before(end); time.Sleep(disturb) {
+				m.disturbed()
+			}
+			cancel()
+			<-ended
+			perSecond = float64(len(s.asked)*processes) / long.Seconds()
+			shortest = long
+			for i := range s.asked[2:] {
+				shortest = min(shortest, s.asked[i+2].Sub(s.asked[i+1]))
+			}
+		})
+		return perSecond, shortest
+	}
+	if rate, shortest := run(10 * 24 * time.Hour); rate > 90 || shortest < 4*time.Minute {
+		t.Errorf("%.0f requests in a second, the shortest pause is %s", rate, shortest)
+	}
+	if rate, shortest := run(time.Second); rate > 100 || shortest < 200*time.Second {
+		t.Errorf("while watches end all the time: %.0f requests in a second, the shortest pause is %s", rate, shortest)
+	}
+}
+
+func TestListingsAreSpreadAndPoliciesAreFirst(t *testing.T) {
+	var firsts, all []time.Duration
+	for range 200 {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMonitor(&server{revision: 10, uid: "1", size: 5000}, log.Discard())
+			ctx, cancel := context.WithCancel(t.Context())
+			var parts sync.WaitGroup
+			parts.Go(func() { m.run(ctx) })
+			synctest.Wait()
+			begin := time.Now()
+			at := map[string]time.Duration{}
+			var mu sync.Mutex
+			for name, f := range map[string]*follower{
+				"policies": {first: true}, "more policies": {first: true}, "nodes": {}, "servers": {deferred: true},
+			} {
+				f.restored = func(*RestoredError) {}
+				m.follow(f)
+				parts.Go(func() {
+					select {
+					case <-f.relist:
+					case <-ctx.Done():
+						return
+					}
+					mu.Lock()
+					at[name] = time.Since(begin)
+					mu.Unlock()
+					f.begin()
+					time.Sleep(time.Second)
+					f.listed()
+				})
+			}
+			m.mu.Lock()
+			started := m.restored("test")
+			m.mu.Unlock()
+			if !started {
+				t.Fatal("no round was started")
+			}
+			m.listAgain(ctx)
+			cancel()
+			parts.Wait()
+			if at["nodes"] < at["policies"]+time.Second || at["nodes"] > at["policies"]+firstFor ||
+				at["policies"] != at["more policies"] || at["servers"] < at["nodes"] {
+				t.Errorf("listed at %v", at)
+			}
+			firsts, all = append(firsts, at["policies"]), append(all, at["servers"])
+		})
+	}
+	slices.Sort(firsts)
+	slices.Sort(all)
+	if last := firsts[len(firsts)-1]; firsts[0] > 30*time.Second || last < 220*time.Second || last > 250*time.Second {
+		t.Errorf("the first kinds were listed from %s to %s after the restore, want 0 to 250 s", firsts[0], last)
+	}
+	if last := all[len(all)-1]; last > 5*250*time.Second+firstFor {
+		t.Errorf("the last listing began %s after the restore", last)
+	}
+}
+
+// The caller ends Follow of a kind that the restored server does not have.
+func TestKindThatTheRestoredServerLacksIsNotFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{revision: 100, uid: "1", size: 1, values: map[string]string{"a": "1"}, streams: true}
+		m := newMonitor(s, log.Discard())
+		var last error
+		h := &failing{seen: seen{set: map[string]string{}}, failed: func(err error) { last = err }}
+		ctx, cancel := context.WithCancel(t.Context())
+		var parts sync.WaitGroup
+		parts.Go(func() { m.run(ctx) })
+		kind := Kind[string]{Resource: "pods", Type: &corev1.Pod{}, Trim: func(runtime.Object) string { return "x" }}
+		lw := &cache.ListWatch{ListWithContextFunc: s.list, WatchFuncWithContext: s.watch}
+		following, leave := context.WithCancel(ctx)
+		left := make(chan struct{})
+		parts.Go(func() {
+			defer close(left)
+			follow(following, m, lw, kind, h, log.Discard()) //nolint:errcheck // nil
+		})
+		time.Sleep(time.Hour)
+		gone := apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "")
+		s.restore(20, nil)
+		s.failKinds(gone)
+		s.end(nil)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		var restored *RestoredError
+		if !apierrors.IsNotFound(last) || !errors.As(last, &restored) {
+			t.Errorf("the failure is %v, want a restore and NotFound", last)
+		}
+		leave()
+		<-left
+		time.Sleep(time.Minute)
+		m.mu.Lock()
+		if m.listing != nil {
+			t.Error("the listing of a kind that nothing follows is waited for")
+		}
+		m.mu.Unlock()
+		cancel()
+		parts.Wait()
+	})
+}
+
+// failing is a Handler that hands on failures.
+type failing struct {
+	seen
+	failed func(error)
+}
+
+func (f *failing) Failed(err error) { f.failed(err) }
+
+func TestProbeAsksTheStoreForItsRevision(t *testing.T) {
+	var asked []string
+	answers := map[string]string{
+		"/api/v1/namespaces?fieldSelector=metadata.name%3Dkube-system": `{"kind":"PartialObjectMetadataList",
+			"apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"1485"},"items":[{"metadata":{"name":"kube-system","uid":"u-1"}}]}`,
+		"/api/v1/nodes?limit=1": `{"metadata":{"continue":"x","remainingItemCount":41},"items":[{}]}`,
+	}
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.URL.String())
+		answer, ok := answers[r.URL.String()]
+		w.Header().Set("Content-Type", "application/json")
+		if !ok {
+			w.WriteHeader(http.StatusForbidden)
+			answer = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","message":"may not list","code":403}`
+		}
+		fmt.Fprint(w, answer)
+	}))
+	defer api.Close()
+	c := &Client{Config: &rest.Config{Host: api.URL}}
+	client, err := c.REST(schema.GroupVersion{Version: "v1"}, metav1.AddMetaToScheme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := apiProber{client}
+	if o, err := p.origin(t.Context()); err != nil || o != (origin{1485, "u-1"}) {
+		t.Errorf("the store is %v, %v", o, err)
+	}
+	if n, err := p.nodes(t.Context()); err != nil || n != 42 {
+		t.Errorf("there are %d Nodes, %v, want 42", n, err)
+	}
+	if want := slices.Collect(maps.Keys(answers)); len(asked) != len(want) {
+		t.Errorf("it asked %q, want %q", asked, want)
+	}
+	for body, want := range map[string]int{
+		`{"metadata":{},"items":[]}`:                   0,
+		`{"metadata":{},"items":[{}]}`:                 1,
+		`{"metadata":{"continue":"x"},"items":[{}]}`:   -1,
+		`{"metadata":{"continue":"x"},"items":"what"}`: -1,
+	} {
+		answers["/api/v1/nodes?limit=1"] = body
+		if n, err := p.nodes(t.Context()); (err != nil) != (want < 0) || err == nil && n != want {
+			t.Errorf("%s: %d Nodes, %v, want %d", body, n, err, want)
+		}
+	}
+	clear(answers)
+	if _, err := p.origin(t.Context()); !apierrors.IsForbidden(err) {
+		t.Errorf("a forbidden list fails with %v", err)
+	}
+}

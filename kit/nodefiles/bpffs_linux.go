@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/mountinfo"
 )
 
 // FormerBPFDir is where earlier versions pinned the maps and programs of an
@@ -56,8 +57,9 @@ func RemoveBPFFS(p instance.Paths) (removed bool, err error) {
 }
 
 // RemoveState removes the directories of sockets, state and logs of an instance,
-// whose bpffs is gone, and says which were there. Namespaces of containers that the
-// CNI plugin has mounted there are unmounted.
+// whose bpffs is gone, and returns what it changed. It unmounts the namespaces of
+// containers that the CNI plugin has mounted there. A directory that is a mount point is
+// emptied and stays, with the directories above it.
 func RemoveState(p instance.Paths) (changes []string, err error) {
 	bound, err := filepath.Glob(filepath.Join(p.RunDir, "netns", "*"))
 	if err != nil {
@@ -74,12 +76,51 @@ func RemoveState(p instance.Paths) (changes []string, err error) {
 		if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err := os.RemoveAll(dir); err != nil {
+		before, err := bare(dir)
+		if err != nil {
+			return changes, err
+		}
+		err = os.RemoveAll(dir)
+		if errors.Is(err, unix.EBUSY) {
+			var now bool
+			if now, err = bare(dir); err == nil && now {
+				if !before {
+					changes = append(changes, "emptied "+dir+", which has a mount point")
+				}
+				continue
+			}
+			if err == nil {
+				err = fmt.Errorf("remove %s: %w", dir, unix.EBUSY)
+			}
+		}
+		if err != nil {
 			return changes, err
 		}
 		changes = append(changes, "removed "+dir)
 	}
 	return changes, nil
+}
+
+// bare reports whether a directory holds mount points alone: each is empty, and so is
+// everything else but the way to them.
+func bare(dir string) (bool, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return false, err
+	}
+	if len(entries) == 0 {
+		m, err := mountinfo.Of(dir)
+		return m.Point == dir, err
+	}
+	for _, entry := range entries {
+		if !entry.IsDir() {
+			return false, nil
+		}
+		if is, err := bare(filepath.Join(dir, entry.Name())); err != nil || !is {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 func mountBPF(dir string, mounted bool) (changes []string, err error) {

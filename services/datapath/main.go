@@ -334,14 +334,11 @@ func openRecords(cfg Config, bootID string, logger *slog.Logger) (*record.Store,
 	return record.Open(dir, bootID, logger)
 }
 
-// uninstall removes what the process made in the kernel, but for the pins, whose
-// bpffs somebody else mounted. A process that runs keeps it from that.
+// uninstall removes devices, rules, routes and the firewall table. The pins stay: another
+// program mounted their bpffs. It fails beside a running process, makes nothing, and
+// succeeds again when nothing is left.
 func uninstall(p *process.Process, cfg Config) error {
-	bootID, err := durable.BootID()
-	if err != nil {
-		return err
-	}
-	records, err := openRecords(cfg, bootID, p.Log)
+	release, err := record.Exclude(filepath.Join(cfg.StateDir, "endpoints"))
 	if err != nil {
 		return err
 	}
@@ -349,7 +346,7 @@ func uninstall(p *process.Process, cfg Config) error {
 	if len(ranges) == 0 {
 		ranges, err = kernel.PinnedRanges(cfg.BPFDir)
 	}
-	return errors.Join(err, uninstallNode(p.Paths.Name, ranges), records.Close())
+	return errors.Join(err, uninstallNode(p.Paths.Name, ranges), release())
 }
 
 // validate says what a start would put right.

@@ -58,6 +58,7 @@ func TestSluiceConnectsTwoNodes(t *testing.T) {
 					t.Logf("took %.1f s", time.Since(begin).Seconds())
 				})
 			}
+			t.Run("Uninstall", func(t *testing.T) { testUninstall(sluiceNode{t, c, 0}, sluiceNode{t, c, 1}) })
 		})
 	}
 }

@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
-// testUninstall takes Sluice off the node as docs/install.md says, beside another
-// network's files, while pods are connected.
-func testUninstall(n sluiceNode) {
+// testUninstall takes Sluice off the nodes as docs/install.md says, beside another
+// network's files, while pods are connected. The directory of state of the last node is a
+// file system of its own, if there are several.
+func testUninstall(nodes ...sluiceNode) {
+	n := nodes[0]
 	const foreign = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "loopback"}]}`
 	n.must(n.write(foreign, "sh", "-c", "cat >/etc/cni/net.d/10-other.conflist"))
 	plugins := strings.Fields(n.look("ls", "/opt/cni/bin"))
@@ -22,17 +25,44 @@ func testUninstall(n sluiceNode) {
 		n.Fatalf("of a running Sluice is seen only %q", got)
 	}
 
+	const mountPoint = "/var/lib/sluice"
+	if last := nodes[len(nodes)-1]; len(nodes) > 1 {
+		last.look("mount", "--bind", mountPoint, mountPoint)
+		n.Cleanup(func() { _, _ = last.c.InNode(contextOf(n.TB), last.index, "umount", mountPoint) })
+	}
 	const ours = "--namespace=sluice-system"
 	n.kubectl(ours, "delete", "daemonset", "sluice", "--cascade=foreground")
 	n.kubectl("apply", "--kustomize=../../deploy/kubernetes/uninstall")
 	n.kubectl(ours, "rollout", "status", "--timeout=2m", "daemonset/sluice-uninstall")
 	n.Logf("uninstall printed\n%s", n.kubectl(ours, "logs", "daemonset/sluice-uninstall", "--container=uninstall"))
+	// Ready stays: the second look has found nothing that it cannot remove.
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Second) {
+		var pods struct{ Items []kubePod }
+		n.must(n.c.Get(n.Context(), &pods, "pods", ours, "--selector=app.kubernetes.io/name=sluice-uninstall"))
+		if len(pods.Items) != len(nodes) {
+			n.Fatalf("%d pods run, want one on each of %d nodes", len(pods.Items), len(nodes))
+		}
+		for _, p := range pods.Items {
+			for _, s := range p.Status.ContainerStatuses {
+				if s.RestartCount > 0 || !s.Ready {
+					n.Fatalf("%s: container %s: ready %t, %d restarts", p, s.Name, s.Ready, s.RestartCount)
+				}
+			}
+		}
+	}
 	n.kubectl("delete", "--kustomize=../../deploy/kubernetes/uninstall", "--wait")
 	n.kubectl("delete", "--kustomize=testdata/cluster", "--ignore-not-found", "--wait")
 
-	n.eventually("nothing of Sluice is left on the node", func() error {
-		return none(n.leftovers())
-	})
+	for i, node := range nodes {
+		n.eventually("nothing of Sluice is left on "+node.name(), func() error {
+			left := node.leftovers()
+			if len(nodes) > 1 && i == len(nodes)-1 {
+				left = slices.DeleteFunc(left, func(l string) bool { return l == "ls /var/lib: sluice" })
+				left = append(left, strings.Fields(node.look("ls", "-A", mountPoint))...)
+			}
+			return none(left)
+		})
+	}
 	if got := n.look("cat", "/etc/cni/net.d/10-other.conflist"); got != foreign {
 		n.Errorf("the other network's configuration is %s", got)
 	}

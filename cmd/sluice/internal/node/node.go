@@ -6,20 +6,27 @@
 package node
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/cluster"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/kit/health"
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/mountinfo"
 	"github.com/sluice-net/sluice/kit/nodefiles"
 )
@@ -74,7 +81,7 @@ without --state. It runs as root, after the services have ended.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := report(inv, func(p instance.Paths) ([]string, error) { return uninstall(cmd, p, o) })
 			if err == nil && o.stay {
-				<-cmd.Context().Done()
+				return stay(cmd.Context(), inv, o.health)
 			}
 			return err
 		},
@@ -83,6 +90,8 @@ without --state. It runs as root, after the services have ended.`,
 		"remove the directories of state, sockets and logs as well: addresses, identities and policies that are kept")
 	uninstalling.Flags().BoolVar(&o.stay, "stay", false,
 		"do not end afterwards, for a DaemonSet, which starts again what ends")
+	uninstalling.Flags().StringVar(&o.health, "health-address", "off",
+		"with --stay, loopback ip:port that answers /livez and /readyz over HTTP once everything is removed, or off")
 	writing := directories(&cobra.Command{
 		Use:   "cni",
 		Short: "Keep the CNI configuration in place while this runs",
@@ -243,7 +252,7 @@ func uninstall(cmd *cobra.Command, p instance.Paths, o options) (changes []strin
 	}
 	run := exec.CommandContext(cmd.Context(), datapath, args...) //nolint:gosec // the program that was built with this one
 	if out, err := run.CombinedOutput(); err != nil {
-		return changes, fmt.Errorf("%s %v: %w: %s", datapath, args, err, out)
+		return changes, fmt.Errorf("%s %v: %w: %s", datapath, args, err, failure(out))
 	}
 	changes = append(changes, "removed devices, rules, routes and firewall table of "+filepath.Base(p.RunDir))
 	removed, err = nodefiles.RemoveBPFFS(p)
@@ -263,4 +272,35 @@ func uninstall(cmd *cobra.Command, p instance.Paths, o options) (changes []strin
 	}
 	state, err := nodefiles.RemoveState(p)
 	return append(changes, state...), err
+}
+
+// stay answers probes until ctx ends.
+func stay(ctx context.Context, inv *invocation.Invocation, address string) error {
+	if address != "off" {
+		l, err := health.Listen(address)
+		if err != nil {
+			return invocation.Usagef("--health-address: %w", err)
+		}
+		logger := log.New(inv.ErrOut, log.Level(slog.LevelInfo)).With(log.KeyService, "uninstall")
+		defer health.Serve(l, func() error { return nil }, logger)()
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// failure returns the errors in the log of a service, without its other lines. Without
+// any it returns the end of the output.
+func failure(out []byte) string {
+	var all []string
+	for line := range bytes.Lines(out) {
+		var entry struct{ Level, Msg, Error string }
+		if json.Unmarshal(line, &entry) == nil && entry.Level == "ERROR" {
+			all = append(all, entry.Msg+": "+entry.Error)
+		}
+	}
+	if len(all) > 0 {
+		return strings.Join(all, "; ")
+	}
+	const most = 1000
+	return string(bytes.TrimSpace(out[max(0, len(out)-most):]))
 }

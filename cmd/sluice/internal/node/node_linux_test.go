@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -178,6 +179,75 @@ func TestKernelUninstallWithStateLeavesNoDirectory(t *testing.T) {
 	}
 }
 
+// TestKernelUninstallEmptiesMountPoints, of which one is the directory of state and one
+// lies below it, and changes nothing when it runs again.
+func TestKernelUninstallEmptiesMountPoints(t *testing.T) {
+	m := newMachine(t)
+	logs := filepath.Join(filepath.Dir(filepath.Dir(m.paths.StateDir)), "log", "sluice")
+	for _, dir := range []string{m.paths.StateDir, logs} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mount := func(dir string) {
+		t.Helper()
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	mount(m.paths.StateDir)
+	if _, err := install(m.paths, m.o); err != nil {
+		t.Fatal(err)
+	}
+	below := filepath.Join(m.paths.StateDir, "policy")
+	mount(below)
+	m.write(filepath.Join(below, "policies.db"), "state", 0o600)
+	cmd := &cobra.Command{}
+	cmd.SetContext(t.Context())
+	m.o.state = true
+	changes, err := uninstall(cmd, m.paths, m.o)
+	if err != nil {
+		t.Fatal(changes, err)
+	}
+	if want := "emptied " + m.paths.StateDir; !strings.Contains(strings.Join(changes, "\n"), want) {
+		t.Errorf("the changes are %q, want %q", changes, want)
+	}
+	var left []string
+	if err := filepath.WalkDir(m.paths.StateDir, func(path string, _ fs.DirEntry, err error) error {
+		left = append(left, path)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{m.paths.StateDir, below}; !slices.Equal(left, want) {
+		t.Errorf("there is still %q, want the mount points %q", left, want)
+	}
+	if _, err := os.Lstat(logs); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the logs: %v", err)
+	}
+	again, err := uninstall(cmd, m.paths, m.o)
+	if err != nil || slices.ContainsFunc(again, func(c string) bool { return strings.Contains(c, m.paths.StateDir) }) {
+		t.Errorf("once more: %q, %v", again, err)
+	}
+	// A file that cannot be removed is an error still.
+	busy := filepath.Join(below, "busy")
+	m.write(busy, "", 0o600)
+	if err := unix.Mount("/proc/self/ns/net", busy, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	if changes, err := uninstall(cmd, m.paths, m.o); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("with a busy file: %q, %v", changes, err)
+	}
+	if err := unix.Unmount(busy, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestKernelUninstallThatFailsSaysWhy: what it did before that is done, and the
 // rest is repeated.
 func TestKernelUninstallThatFailsSaysWhy(t *testing.T) {
@@ -193,6 +263,16 @@ func TestKernelUninstallThatFailsSaysWhy(t *testing.T) {
 	}
 	if got := m.content(filepath.Join(m.o.plugins, plugin)); got != "the plugin" {
 		t.Errorf("the plugin is %q", got)
+	}
+	// Of the log only what failed is shown, not the configuration.
+	m.write(filepath.Join(m.bin, "sluice-datapath"), `#!/bin/sh
+echo '{"level":"INFO","msg":"starting","config":{"instance":"u"}}' >&2
+echo '{"level":"ERROR","msg":"stopped","error":"another process runs"}' >&2
+exit 1
+`, 0o755)
+	_, err := uninstall(cmd, m.paths, m.o)
+	if err == nil || !strings.HasSuffix(err.Error(), "exit status 1: stopped: another process runs") {
+		t.Errorf("the error is %v", err)
 	}
 }
 

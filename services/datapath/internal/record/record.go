@@ -95,6 +95,24 @@ func open(dir, bootID string, logger *slog.Logger, wait time.Duration) (*Store, 
 	return s, nil
 }
 
+// Exclude keeps other processes from opening the directory until release is called. It
+// makes nothing: without the directory that holds it, no process has it open. The error
+// wraps durable.ErrLocked if one has.
+func Exclude(dir string) (release func() error, err error) {
+	return exclude(dir, lockWait)
+}
+
+func exclude(dir string, wait time.Duration) (release func() error, err error) {
+	lock, err := durable.Lock(dir+".lock", wait)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return func() error { return nil }, nil
+	case err != nil:
+		return nil, fmt.Errorf("lock the records: %w", err)
+	}
+	return lock.Close, nil
+}
+
 // Close lets another process open the directory.
 func (s *Store) Close() error {
 	if s.lock == nil {

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// uninstallTwice installs Sluice on a machine of its own mount and network namespace,
+// whose directories only root may write, and uninstalls it twice. Its arguments are the
+// directory of the programs, one for plugins and configurations, and a command that
+// prepares the machine.
+const uninstallTwice = `set -eu
+mount -n -t tmpfs -o mode=0755 none /run
+mount -n -t tmpfs -o mode=0755 none /var/lib
+mount -n -t tmpfs -o mode=0755 none /var/log
+mkdir -p /var/log/sluice-u
+eval "$3"
+flags="--plugin-directory=$2 --cni-directory=$2"
+"$1/sluice" --instance u node install --plugin-directory="$2" >/dev/null
+echo data >/var/lib/sluice-u/policy/policies.db
+for run in first second third; do
+	echo "run: $run"
+	"$1/sluice" --instance u node uninstall --state $flags
+	find /run /var/lib /var/log "$2" -mindepth 1 -path '*sluice*' -printf 'left: %p\n'
+done
+`
+
+// TestUninstallSucceedsAgain runs the real programs, of which sluice-datapath drops its
+// rights before it looks at its directory.
+func TestUninstallSucceedsAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		prepare string
+		left    []string
+	}{
+		"a directory":   {":", nil},
+		"a mount point": {"mkdir /var/lib/sluice-u && mount -n -t tmpfs -o mode=0755 none /var/lib/sluice-u", []string{"/var/lib/sluice-u"}},
+		"a mount point below": {
+			"mkdir -p /var/lib/sluice-u/policy && mount -n -t tmpfs -o mode=0755 none /var/lib/sluice-u/policy",
+			[]string{"/var/lib/sluice-u", "/var/lib/sluice-u/policy"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bin, err := filepath.Abs(binDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			out, err := exec.Command("unshare", "-mn", "sh", "-c", uninstallTwice, "sh", bin, dir, c.prepare).CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			runs := strings.Split(string(out), "run: ")[1:]
+			if len(runs) != 3 || !strings.Contains(runs[0], dir+"/sluice-cni\n") {
+				t.Fatalf("the runs printed\n%s", out)
+			}
+			for i, run := range runs {
+				var left []string
+				for line := range strings.Lines(run) {
+					if path, ok := strings.CutPrefix(strings.TrimSpace(line), "left: "); ok {
+						left = append(left, path)
+					}
+					if i > 0 && (strings.HasPrefix(line, "emptied") || strings.HasPrefix(line, "removed /")) {
+						t.Errorf("run %d still says %s", i+1, line)
+					}
+				}
+				if strings.Join(left, " ") != strings.Join(c.left, " ") {
+					t.Errorf("after run %d there is %q, want %q", i+1, left, c.left)
+				}
+			}
+		})
+	}
+}

@@ -18,7 +18,7 @@ import (
 const (
 	MaxLabels = 256       // labels in a set
 	MaxSource = 63        // bytes
-	MaxKey    = 317       // bytes: a DNS prefix of 253, '/', a name of 63
+	MaxKey    = 348       // bytes: a DNS prefix of 253, '/', a name of 63, behind the prefix of labels of a namespace
 	MaxValue  = 4096      // bytes
 	MaxText   = 256 << 10 // bytes of the canonical text, well below etcd's limit of a request
 )

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -65,6 +66,9 @@ func (p NamedPort) Compare(q NamedPort) int {
 // two workloads with equal labels and different ports must be two identities.
 const KeyNamedPorts = "named-ports"
 
+// MaxNamedPorts is how many named ports an endpoint may have.
+const MaxNamedPorts = 256
+
 // ErrNamedPort is in every error about a named port.
 var ErrNamedPort = errors.New("invalid named port")
 
@@ -104,6 +108,30 @@ func NamedPortsLabel(ports []NamedPort) (l label.Label, ok bool, err error) {
 		return bad("named_ports: %d bytes together, at most %d are allowed", len(value), label.MaxValue)
 	}
 	return label.Label{Source: label.SourceGenerated, Key: KeyNamedPorts, Value: value}, true, nil
+}
+
+// FitNamedPorts returns the named ports that NamedPortsLabel takes together: those that
+// are valid, in the order of the label, up to MaxNamedPorts and to the length that a
+// label may have. Equal ports give equal results. left is how many are left out.
+func FitNamedPorts(ports []NamedPort) (kept []NamedPort, left int) {
+	texts := make(map[string]NamedPort, len(ports))
+	for _, p := range ports {
+		if _, _, err := NamedPortsLabel([]NamedPort{p}); err == nil {
+			texts[NamedPortsText([]NamedPort{p})] = p
+		} else {
+			left++
+		}
+	}
+	length := 0
+	for _, text := range slices.Sorted(maps.Keys(texts)) {
+		if length += len(text); length > label.MaxValue || len(kept) == MaxNamedPorts {
+			left += len(texts) - len(kept)
+			break
+		}
+		length++ // the separator
+		kept = append(kept, texts[text])
+	}
+	return kept, left
 }
 
 // NamedPortsText is the value of the label, of ports that are valid.

@@ -5,6 +5,7 @@ package workload
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -95,4 +96,45 @@ func FuzzNamedPorts(f *testing.F) {
 			t.Fatalf("%q is written %q, and that is %v, %v", value, l.Value, again, err)
 		}
 	})
+}
+
+func TestNamedPortsThatFitAreThoseOfTheLabel(t *testing.T) {
+	for _, v := range []struct {
+		name       string
+		ports      int
+		all        bool
+		mostLength int
+	}{
+		{"p", 100, true, 4096},
+		{"p", 300, false, 4096}, // too many
+		{"a-long-name", 200, false, 4096},
+	} {
+		var ports []NamedPort
+		for i := range v.ports {
+			ports = append(ports, NamedPort{fmt.Sprint(v.name, i), uint16(i + 1), UDP})
+		}
+		kept, left := FitNamedPorts(append(ports, ports[0]))
+		l, ok, err := NamedPortsLabel(kept)
+		if !ok || err != nil || len(l.Value) > v.mostLength || len(kept) > MaxNamedPorts || len(kept)+left != v.ports ||
+			(left == 0) != v.all || len(kept) < v.ports/2 {
+			t.Errorf("%s: %d kept and %d left of %d; %t, %v", v.name, len(kept), left, v.ports, ok, err)
+		}
+		again, _ := FitNamedPorts(reversed(ports))
+		if NamedPortsText(again) != l.Value {
+			t.Errorf("%s: the same ports in another order give others", v.name)
+		}
+	}
+	kept, left := FitNamedPorts([]NamedPort{{"UPPER", 1, TCP}, {"web", 0, TCP}, {"web", 80, 1}, {"web", 80, TCP}})
+	if left != 3 || !slices.Equal(kept, []NamedPort{{"web", 80, TCP}}) {
+		t.Errorf("of one valid port %v is kept, and %d left", kept, left)
+	}
+	if kept, left := FitNamedPorts(nil); kept != nil || left != 0 {
+		t.Errorf("without ports: %v, %d", kept, left)
+	}
+}
+
+func reversed(ports []NamedPort) []NamedPort {
+	ports = slices.Clone(ports)
+	slices.Reverse(ports)
+	return ports
 }

@@ -68,6 +68,9 @@ func (t Tenant) String() string {
 // Name returns the value of the label, or the name of the namespace.
 func (t Tenant) Name() string { return t.name }
 
+// HasLabel reports whether the tenant is that of namespaces with the tenant label.
+func (t Tenant) HasLabel() bool { return t.kind == kindLabel }
+
 // labelled reports whether the tenant belongs to the group of labelled tenants. What
 // system asks beyond its own half competes in that group.
 func (t Tenant) labelled() bool { return t.kind == kindLabel || t.kind == kindSystem }

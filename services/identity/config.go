@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
@@ -34,8 +35,9 @@ type Config struct {
 	NodeLabels LabelsConfig `config:"nodeLabels"`
 	GC         GCConfig     `config:"gc"`
 
-	Cluster    ClusterConfig `config:"cluster"`
-	Kubernetes kube.Settings `config:"kubernetes"`
+	Cluster    ClusterConfig  `config:"cluster"`
+	Kubernetes kube.Settings  `config:"kubernetes"`
+	Shares     tenants.Config `config:"shares"`
 }
 
 // ClusterConfig is what pods of Kubernetes have in common.
@@ -94,6 +96,7 @@ func defaults(p instance.Paths) Config {
 		GC:         GCConfig{Grace: 15 * time.Minute, Quarantine: time.Hour, Interval: time.Minute},
 		Cluster:    ClusterConfig{Name: "default"},
 		Kubernetes: kube.Defaults(),
+		Shares:     tenants.Defaults(),
 	}
 }
 

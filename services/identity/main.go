@@ -101,6 +101,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	if kubernetes != nil {
 		service.Pods = pods.New(cfg.Node, cfg.Cluster.Name, filter)
+		service.Pods.SetShares(cfg.Shares.Settings())
 		service.Relabeler = pods.NewRelabeler(service.Pods, alloc, endpoints, p.Log)
 	}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})

@@ -368,7 +368,7 @@ func identityOf(m resolved) (endpoint.Identity, error) {
 // What is believed of an identity: as much as an endpoint may have.
 const (
 	maxLabels = 1024
-	maxPorts  = 256
+	maxPorts  = workload.MaxNamedPorts
 )
 
 // Labels implements observe.LabelSource. That the number is nobody's is

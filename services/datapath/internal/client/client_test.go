@@ -152,7 +152,7 @@ func (l labelled) ResolveEndpoint(context.Context, *identityv1.ResolveEndpointRe
 // pass, whichever policies there are.
 func TestReservedIdentitiesAreRefusedForEndpoints(t *testing.T) {
 	for number, ok := range map[uint32]bool{
-		0: false, 1: false, 2: false, 4: false, 5: false, 6: false, 255: false, 256: true, 65_535: true, 65_536: true,
+		0: false, 1: false, 2: false, 4: false, 5: true, 6: false, 255: false, 256: true, 65_535: true, 65_536: true,
 		0xFEFFFF: true, 0xFF0000: false, 0xFF0FFF: false, 0xFFFFFF: false, 0x1000000: false,
 	} {
 		i := &Identity{Health: Health{Name: "identity"}, client: labelled{number: number}}

@@ -265,11 +265,15 @@ func (i Identity) Equal(j Identity) bool {
 
 // Validate says whether an endpoint may have the identity. Below are the reserved
 // ones: 1 is the host, which every policy lets in. Above are those that never
-// leave a node. Between are those of this cluster and of others.
+// leave a node. Between are those of this cluster and of others. The one reserved
+// identity of endpoints is init, which every policy isolates: an endpoint has it
+// while the labels of its pod have no number.
 func (i Identity) Validate() error {
 	switch n := identity.Numeric(i.Number); {
 	case n == 0 || n > identity.Max:
 		return invalid("identity.number", "%d is no identity", n)
+	case n == identity.Init:
+		return nil
 	case n < identity.MinCluster || n >= identity.MinNodeLocal:
 		return invalid("identity.number", "%d is reserved or local to the node; an endpoint has %d to %d",
 			n, identity.MinCluster, identity.MinNodeLocal-1)

@@ -184,7 +184,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 	}
 	// Without the lock: it is not shared yet. What is held comes first: where the cache says something else, it is older.
 	for _, r := range holds.Holders {
-		if s := r.Identity.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal {
+		if !holdable(r.Identity) {
 			return nil, fmt.Errorf("holder %s: %d is not a number that can be held", r.Holder, r.Identity.Number)
 		}
 		if h := a.holds[r.Identity.Number]; h != nil && h.labels.Text() != r.Identity.Labels.Text() {
@@ -197,10 +197,11 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		if !r.Workload.equal(Workload{}) {
 			a.workloads[r.Holder] = r.Workload
 		}
-		if r.Identity.Number.Scope() == identity.ScopeNodeLocal {
+		switch r.Identity.Number.Scope() {
+		case identity.ScopeNodeLocal:
 			a.localText[r.Identity.Labels.Text()] = r.Identity.Number
 			pub.Upsert(r.Identity.Number, r.Identity)
-		} else {
+		case identity.ScopeCluster:
 			a.learn(r.Identity, 0)
 		}
 	}
@@ -292,7 +293,7 @@ func (a *Allocator) hold(ctx context.Context, holder Holder, labels label.Canoni
 	n, held := a.holders[holder]
 	if held {
 		h := a.holds[n]
-		if n.Scope() == identity.ScopeCluster && h.labels.Text() == labels.Text() {
+		if n.Scope() != identity.ScopeNodeLocal && h.labels.Text() == labels.Text() {
 			a.describe(holder, w)
 			a.mu.Unlock()
 			return a.answer(ctx, identity.Identity{Number: n, Labels: labels})
@@ -351,6 +352,9 @@ func (a *Allocator) answer(ctx context.Context, id identity.Identity) (identity.
 // set is locked.
 func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.Canonical, keep bool,
 ) (identity.Identity, error) {
+	if IsIsolated(labels) {
+		return a.isolate(holder, keep), nil
+	}
 	a.mu.Lock(opHold)
 	number, isKnown := a.byText[labels.Text()]
 	if h := a.holds[number]; isKnown && h != nil && h.labels.Text() == labels.Text() {
@@ -602,7 +606,7 @@ func (a *Allocator) move(holder Holder, id identity.Identity, ref int64, keep bo
 	}
 	a.addHolder(holder, id, ref)
 	a.saver.dirty()
-	if a.holds[id.Number].ref == 0 || len(a.releases) > 0 {
+	if id.Number.Scope() == identity.ScopeCluster && a.holds[id.Number].ref == 0 || len(a.releases) > 0 {
 		a.wake()
 	}
 }
@@ -643,14 +647,16 @@ func (a *Allocator) dropHolder(holder Holder) identity.Numeric {
 // dropHold runs with mu held.
 func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 	delete(a.holds, n)
-	a.taken.unset(n)
-	if n.Scope() == identity.ScopeCluster {
+	switch n.Scope() {
+	case identity.ScopeCluster:
+		a.taken.unset(n)
 		a.heldCluster--
-	}
-	if n.Scope() == identity.ScopeNodeLocal {
+	case identity.ScopeNodeLocal:
 		delete(a.localText, h.labels.Text())
 		a.pub.Delete(n)
 		return
+	default:
+		return // reserved: it exists without holders
 	}
 	if h.ref != 0 {
 		a.releases[n] = h.ref

@@ -113,3 +113,61 @@ func TestRelabelWithoutStoreLeavesEverythingAsItWas(t *testing.T) {
 	f.Up()
 	a.refersTo(web)
 }
+
+// TestIsolatedEndpointNeedsNeitherStoreNorNumber: with the store away and the quota used up.
+// Its former number stays held until it confirms, also over a restart.
+func TestIsolatedEndpointNeedsNeitherStoreNorNumber(t *testing.T) {
+	f, records := storetest.NewFake(), &memory{}
+	a := startFake(t, f, "a", records)
+	web := a.hold("c1", "web")
+	f.Down()
+	if err := a.Relabel(t.Context(), c1, allocator.Isolated()); err != nil {
+		t.Fatal(err)
+	}
+	a.sees(identity.Init, web)
+	a.stop()
+	f.Up()
+	a = startFake(t, f, "a", records)
+	a.sees(identity.Init, web)
+	a.refersTo(web)
+	if err := a.Confirm(t.Context(), c1, identity.Init); err != nil {
+		t.Fatal(err)
+	}
+	a.sees(identity.Init, 0)
+	a.refersTo()
+	a.stop()
+	a = startFake(t, f, "a", records)
+	a.sees(identity.Init, 0)
+	if _, holders, err := a.Get(identity.Init); err != nil || len(holders) != 1 {
+		t.Errorf("holders of init: %v, %v", holders, err)
+	}
+	listed := 0
+	for _, l := range a.List() {
+		if l.Identity.Number == identity.Init {
+			if listed++; l.Holders != 1 {
+				t.Errorf("init has %d holders", l.Holders)
+			}
+		}
+	}
+	if listed != 1 {
+		t.Errorf("init is listed %d times", listed)
+	}
+	// Back to a number, then gone: init stays an identity.
+	if err := a.relabel("web"); err != nil {
+		t.Fatal(err)
+	}
+	a.sees(web, identity.Init)
+	if err := a.Confirm(t.Context(), c1, web); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.HoldEndpoint(t.Context(), c1, allocator.Isolated(), allocator.Workload{}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := a.Release(t.Context(), c1); err != nil || n != identity.Init {
+		t.Errorf("released %d, %v", n, err)
+	}
+	a.sees(0, 0)
+	if _, _, err := a.Get(identity.Init); err != nil {
+		t.Error(err)
+	}
+}

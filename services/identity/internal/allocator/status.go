@@ -136,7 +136,11 @@ func (a *Allocator) list() []Listed {
 		if id.Number == identity.Host {
 			id = a.host
 		}
-		out = append(out, Listed{Identity: id})
+		l := Listed{Identity: id}
+		if h := a.holds[id.Number]; h != nil {
+			l.Holders = len(h.holders)
+		}
+		out = append(out, l)
 	}
 	for n, e := range a.known {
 		l := Listed{Identity: identity.Identity{Number: n, Labels: e.labels}}
@@ -146,7 +150,7 @@ func (a *Allocator) list() []Listed {
 		out = append(out, l)
 	}
 	for n, h := range a.holds {
-		if _, ok := a.known[n]; !ok {
+		if _, ok := a.known[n]; !ok && n.Scope() != identity.ScopeReserved {
 			out = append(out, Listed{Identity: identity.Identity{Number: n, Labels: h.labels}, Holders: len(h.holders)})
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -47,8 +48,12 @@ func (s *Set) Follow(ctx context.Context, c *kube.Client, l *slog.Logger) error 
 
 func trim(o runtime.Object) Pod {
 	p := o.(*corev1.Pod)
+	controller := ""
+	if owner := metav1.GetControllerOfNoCopy(p); owner != nil {
+		controller = string(owner.UID)
+	}
 	return Pod{
-		UID: string(p.UID), StaticUID: p.Annotations[staticUID],
+		UID: string(p.UID), StaticUID: p.Annotations[staticUID], Controller: controller,
 		ServiceAccount: p.Spec.ServiceAccountName, Labels: p.Labels, Ports: namedPorts(p),
 	}
 }
@@ -81,12 +86,16 @@ type sink[V any] struct {
 	kind  string
 	all   map[Name]V // guarded by set.mu
 	equal func(a, b V) bool
+	note  func(name string, v V) // of what changed; guarded by set.mu
 }
 
 // sinks are what pods and namespaces are handed to.
 func (s *Set) sinks() (sink[Pod], sink[map[string]string]) {
-	return sink[Pod]{s, kindPods, s.pods, Pod.equal},
-		sink[map[string]string]{s, kindNamespaces, s.namespaces, maps.Equal[map[string]string, map[string]string]}
+	return sink[Pod]{s, kindPods, s.pods, Pod.equal, func(string, Pod) {}},
+		sink[map[string]string]{
+			s, kindNamespaces, s.namespaces, maps.Equal[map[string]string, map[string]string],
+			func(name string, labels map[string]string) { s.tenants.Set(name, labels) },
+		}
 }
 
 // Upsert implements kube.Handler.
@@ -94,6 +103,7 @@ func (s sink[V]) Upsert(n types.NamespacedName, v V) {
 	s.set.change(func() bool {
 		had, ok := s.all[Name(n)]
 		s.all[Name(n)] = v
+		s.note(n.Name, v)
 		return !ok || !s.equal(had, v) // most changes are of a status
 	})
 }
@@ -101,7 +111,9 @@ func (s sink[V]) Upsert(n types.NamespacedName, v V) {
 // Delete implements kube.Handler.
 func (s sink[V]) Delete(n types.NamespacedName) {
 	s.set.change(func() bool {
+		var none V
 		delete(s.all, Name(n))
+		s.note(n.Name, none)
 		return true
 	})
 }

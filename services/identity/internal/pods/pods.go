@@ -19,7 +19,9 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 )
 
@@ -46,12 +48,15 @@ type Pod struct {
 	// StaticUID is what kubelet calls a pod from a file; in the API it has another.
 	StaticUID      string
 	ServiceAccount string
-	Labels         map[string]string
-	Ports          []workload.NamedPort // sorted
+	// Controller is the UID of the object that controls the pod, such as a ReplicaSet.
+	Controller string
+	Labels     map[string]string
+	Ports      []workload.NamedPort // sorted
 }
 
 func (p Pod) equal(q Pod) bool {
 	return p.UID == q.UID && p.StaticUID == q.StaticUID && p.ServiceAccount == q.ServiceAccount &&
+		p.Controller == q.Controller &&
 		maps.Equal(p.Labels, q.Labels) && slices.Equal(p.Ports, q.Ports)
 }
 
@@ -70,6 +75,7 @@ type Set struct {
 	mu         sync.Mutex
 	pods       map[Name]Pod               // guarded by mu
 	namespaces map[Name]map[string]string // guarded by mu; labels
+	tenants    *shares.Tenants            // guarded by mu
 	unlisted   map[string]struct{}        // guarded by mu; kinds that were not listed since the start
 	failures   map[string]error           // guarded by mu; by kind, why it is not up to date
 	changed    chan struct{}              // guarded by mu; closed with the next change
@@ -80,6 +86,7 @@ type Set struct {
 func New(node, cluster string, filter labels.Filter) *Set {
 	return &Set{
 		node: node, cluster: cluster, filter: filter, pods: map[Name]Pod{}, namespaces: map[Name]map[string]string{},
+		tenants:  shares.NewTenants(shares.Settings{}),
 		unlisted: map[string]struct{}{kindPods: {}, kindNamespaces: {}},
 		failures: map[string]error{}, changed: make(chan struct{}),
 	}
@@ -131,7 +138,7 @@ func Named(ref workload.PodReference) bool {
 
 // Find returns the label set of a pod, and waits until it is known: ADD may be
 // faster than the API. While the API fails, what last says that the pod had is
-// the answer.
+// the answer. A pod whose labels are not those of an identity gets reserved:init.
 func (s *Set) Find(ctx context.Context, ref workload.PodReference,
 	last func() (label.Canonical, bool),
 ) (label.Canonical, error) {
@@ -143,9 +150,8 @@ func (s *Set) Find(ctx context.Context, ref workload.PodReference,
 	defer timer.Stop()
 	for {
 		changed := s.Changed()
-		set, ok, err := s.Labels(ref)
-		if ok || err != nil {
-			return set, err
+		if l, ok := s.Labels(ref); ok {
+			return l.Set, nil
 		}
 		problem := s.Problem()
 		if problem != nil && !errors.Is(problem, errListing) {
@@ -167,19 +173,33 @@ func (s *Set) Find(ctx context.Context, ref workload.PodReference,
 	}
 }
 
-// Labels returns the label set of a pod; ok is false while the pod or its
-// namespace is not known, or another pod has the name.
-func (s *Set) Labels(ref workload.PodReference) (set label.Canonical, ok bool, err error) {
+// Labels are those of a pod as they count for its identity.
+type Labels struct {
+	Set label.Canonical
+	// Isolated says why Set is that of reserved:init: the pod's labels are not those of
+	// an identity. Nil: they are.
+	Isolated error
+	// Ports says why Set lacks named ports of the pod; rules that name them match
+	// nothing. Nil: it has all.
+	Ports error
+	// Tenant and Controller say whose share of the rates a change of labels uses.
+	Tenant     shares.Tenant
+	Controller string // UID; empty: the pod has none
+}
+
+// Labels returns the labels of a pod; ok is false while the pod or its namespace is
+// not known, or another pod has the name.
+func (s *Set) Labels(ref workload.PodReference) (l Labels, ok bool) {
 	s.mu.Lock()
 	pod, known := s.pods[Name{ref.Namespace, ref.Name}]
 	namespace, also := s.namespaces[Name{Name: ref.Namespace}]
+	l.Tenant, l.Controller = s.tenants.Of(ref.Namespace), pod.Controller
 	s.mu.Unlock()
 	if !known || !also || ref.UID != pod.UID && ref.UID != pod.StaticUID {
-		return label.Canonical{}, false, nil
+		return Labels{}, false
 	}
-	all := []label.Label{
-		label.Kubernetes(label.KeyNamespace, ref.Namespace), label.Kubernetes(label.KeyCluster, s.cluster),
-	}
+	all := make([]label.Label, 0, 4+len(namespace)+len(pod.Labels))
+	all = append(all, label.Kubernetes(label.KeyNamespace, ref.Namespace), label.Kubernetes(label.KeyCluster, s.cluster))
 	if pod.ServiceAccount != "" {
 		all = append(all, label.Kubernetes(label.KeyServiceAccount, pod.ServiceAccount))
 	}
@@ -192,9 +212,31 @@ func (s *Set) Labels(ref workload.PodReference) (set label.Canonical, ok bool, e
 			all = append(all, label.Kubernetes(key, value))
 		}
 	}
-	set, err = labels.Workload(s.filter, all, pod.Ports)
-	if err != nil {
-		return set, false, fmt.Errorf("pod %s/%s: %w", ref.Namespace, ref.Name, err)
+	ports, left := workload.FitNamedPorts(pod.Ports)
+	if left > 0 {
+		l.Ports = fmt.Errorf("pod %s/%s: %d of %d named ports are left out, because an identity has at most %d bytes of them; "+
+			"rules that name those ports match nothing", ref.Namespace, ref.Name, left, len(pod.Ports), label.MaxValue)
 	}
-	return set, true, nil
+	set, err := labels.Workload(s.filter, all, ports)
+	if err != nil {
+		l.Set = allocator.Isolated()
+		l.Isolated = fmt.Errorf("pod %s/%s: %w", ref.Namespace, ref.Name, err)
+		return l, true
+	}
+	l.Set = set
+	return l, true
+}
+
+// SetShares says who the tenants are. It is called before Follow.
+func (s *Set) SetShares(settings shares.Settings) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tenants = shares.NewTenants(settings)
+}
+
+// Tenant returns the tenant of a namespace.
+func (s *Set) Tenant(namespace string) shares.Tenant {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.tenants.Of(namespace)
 }

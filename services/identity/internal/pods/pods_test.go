@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -18,7 +19,9 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 )
 
@@ -48,6 +51,15 @@ func (s told) pod(name, uid string, l map[string]string) {
 
 func (s told) namespace(l map[string]string) {
 	s.namespaces.Upsert(types.NamespacedName{Name: "prod"}, l)
+}
+
+// Labels returns the label set of a pod. Its error is that of a set that is none.
+func (s told) Labels(ref workload.PodReference) (label.Canonical, bool, error) {
+	l, ok := s.Set.Labels(ref)
+	if ok && l.Set.IsZero() {
+		return l.Set, ok, errors.New("the set is empty")
+	}
+	return l.Set, ok, nil
 }
 
 func (s told) complete() {
@@ -203,18 +215,141 @@ func TestPodCannotClaimWhatIsDerived(t *testing.T) {
 	}
 }
 
-func TestUnfitPodNamesTheLabel(t *testing.T) {
+// TestPodWhoseLabelsAreTooManyIsIsolated: the API server takes any number of labels. Such
+// a pod starts, and is reserved:init until it has fewer.
+func TestPodWhoseLabelsAreTooManyIsIsolated(t *testing.T) {
+	for _, n := range []int{20, 200, 253, 254, 400, 5000} {
+		s := newSet(t)
+		s.complete()
+		namespace, labels := map[string]string{}, map[string]string{}
+		for i := range n {
+			of := namespace
+			if i%2 == 0 {
+				of = labels
+			}
+			of[fmt.Sprint("key-", i)] = "v"
+		}
+		s.namespace(namespace)
+		s.pod("web-0", "u1", labels)
+		l, ok := s.Set.Labels(web0)
+		if isolated := n+3 > label.MaxLabels; !ok || (l.Isolated != nil) != isolated || allocator.IsIsolated(l.Set) != isolated {
+			t.Errorf("%d labels: %.60s, %t, %v", n, l.Set, ok, l.Isolated)
+		}
+		if l.Isolated != nil && (!errors.Is(l.Isolated, label.ErrInvalid) || !strings.Contains(l.Isolated.Error(), "prod/web-0")) {
+			t.Errorf("%d labels: %v; want an error about the labels of prod/web-0", n, l.Isolated)
+		}
+	}
+}
+
+// TestLongestKeysOfNamespacesCount: the longest key that the API server takes, behind
+// the prefix that labels of namespaces get.
+func TestLongestKeysOfNamespacesCount(t *testing.T) {
 	s := newSet(t)
-	s.namespace(nil)
-	many := map[string]string{}
-	for i := range 300 {
-		many[fmt.Sprint("key-", i)] = "x"
+	long := strings.Repeat(strings.Repeat("a", 62)+".", 4) + "b/" + strings.Repeat("c", 63)
+	if len(long) != 253+1+63 {
+		t.Fatalf("%d bytes", len(long))
 	}
-	s.pod("web-0", "u1", many)
-	_, ok, err := s.Labels(web0)
-	if ok || !errors.Is(err, label.ErrInvalid) || !strings.Contains(err.Error(), "prod/web-0") {
-		t.Errorf("%t, %v; want an error about the labels of prod/web-0", ok, err)
+	s.namespace(map[string]string{long: strings.Repeat("v", 63)})
+	s.pod("web-0", "u1", map[string]string{long: strings.Repeat("v", 63)})
+	if l, ok := s.Set.Labels(web0); !ok || l.Isolated != nil || len(l.Set.All()) != 5 {
+		t.Errorf("%d labels, %t, %v", len(l.Set.All()), ok, l.Isolated)
 	}
+}
+
+// TestPodWithManyNamedPortsHasAnIdentity: media servers have hundreds of named ports. The
+// names that fit count, the same ones for equal pods, and the others are reported.
+func TestPodWithManyNamedPortsHasAnIdentity(t *testing.T) {
+	for _, n := range []int{100, 200, 300, 1000} {
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "web-0", Namespace: "prod", UID: "u1", Labels: map[string]string{"app": "media"}},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}},
+		}
+		for i := range n {
+			pod.Spec.Containers[0].Ports = append(pod.Spec.Containers[0].Ports, corev1.ContainerPort{
+				Name: fmt.Sprint("rtp-", 10_000+i), ContainerPort: int32(10_000 + i), Protocol: corev1.ProtocolUDP,
+			})
+		}
+		var sets []string
+		for range 2 {
+			s := newSet(t)
+			s.complete()
+			s.namespace(nil)
+			s.pods.Upsert(types.NamespacedName{Namespace: "prod", Name: "web-0"}, trim(pod))
+			l, ok := s.Set.Labels(web0)
+			ports, err := workload.NamedPortsOf(l.Set.Set())
+			if !ok || l.Isolated != nil || err != nil || len(ports) == 0 || (l.Ports == nil) != (len(ports) == n) {
+				t.Errorf("%d named ports: %t, %v, %v; %d are left, %v", n, ok, l.Isolated, err, len(ports), l.Ports)
+			}
+			sets = append(sets, l.Set.Text())
+			slices.Reverse(pod.Spec.Containers[0].Ports)
+		}
+		if sets[0] != sets[1] {
+			t.Errorf("%d named ports: equal pods have different sets", n)
+		}
+	}
+}
+
+// TestPodsHaveTheTenantOfTheirNamespace: also after the namespace has got another label.
+func TestPodsHaveTheTenantOfTheirNamespace(t *testing.T) {
+	s := newSet(t)
+	s.pod("web-0", "u1", nil)
+	for _, v := range []struct {
+		labels map[string]string
+		want   shares.Tenant
+	}{
+		{nil, shares.Namespace("prod")},
+		{map[string]string{shares.DefaultTenantLabel: "shop"}, shares.Labelled("shop")},
+		{map[string]string{}, shares.Namespace("prod")},
+	} {
+		s.namespace(v.labels)
+		if l, ok := s.Set.Labels(web0); !ok || l.Tenant != v.want || s.Tenant("prod") != v.want {
+			t.Errorf("labels %v: %v, %v, %t", v.labels, l.Tenant, s.Tenant("prod"), ok)
+		}
+	}
+	s.namespace(map[string]string{shares.DefaultTenantLabel: "shop"})
+	s.namespaces.Delete(types.NamespacedName{Name: "prod"})
+	if got := s.Tenant("prod"); got != shares.Namespace("prod") {
+		t.Errorf("a namespace that is gone is of %s", got)
+	}
+}
+
+// TestAnAPIThatAnswersAgainIsNoProblem: after a failure of one kind, or of both.
+func TestAnAPIThatAnswersAgainIsNoProblem(t *testing.T) {
+	s := newSet(t)
+	s.complete()
+	s.pods.Failed(errors.New("list pods: refused"))
+	s.namespaces.Failed(errors.New("list namespaces: refused"))
+	for _, back := range []func(error){s.pods.Failed, s.namespaces.Failed} {
+		if s.Problem() == nil {
+			t.Error("the API fails, and there is no problem")
+		}
+		back(nil)
+	}
+	if err := s.Problem(); err != nil {
+		t.Errorf("the API answers again: %v", err)
+	}
+}
+
+// TestAPodIsWaitedForWhilePodsAreListed: a restart must not give a pod what an endpoint of
+// it had before the API has said what it has now.
+func TestAPodIsWaitedForWhilePodsAreListed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSet(t)
+		s.namespace(map[string]string{"team": "red"})
+		answer := s.find(t.Context(), "k8s:app=held;")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		select {
+		case got := <-answer:
+			t.Errorf("while pods are listed: %+v", got)
+			return
+		default:
+		}
+		s.pod("web-0", "u1", map[string]string{"app": "web"})
+		if got := <-answer; got.text != web0Text || got.after != time.Second {
+			t.Errorf("%+v, want what the API says", got)
+		}
+	})
 }
 
 func TestNamedPortsAreThoseOfContainersThatStay(t *testing.T) {

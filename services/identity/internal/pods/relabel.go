@@ -8,11 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/time/rate"
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
@@ -29,48 +30,62 @@ const (
 	inFlight = 8
 	// firstPause and longestPause bound the pause after a failure; it doubles.
 	firstPause, longestPause = time.Second, 30 * time.Second
+	// patience is how long an endpoint keeps its former identity while its new one
+	// waits for its rate or for the store. After that it is isolated.
+	patience = 15 * time.Second
 )
 
-// Labels that change all the time would use up the numbers of the cluster. A
-// node may ask for a number of its own for each of its pods at once, and after
-// that for one each second.
-const (
-	newNumbers      = 256
-	newNumbersEvery = time.Second
+// Reasons why an endpoint waits for its identity.
+var (
+	errRate = fmt.Errorf("labels change too often: a pod has %d changes at once and one more each %s, those of one controller "+
+		"have %d and one more each %s, and this node has %d new label sets and one more each %s",
+		podRate.burst, podRate.every, controllerRate.burst, controllerRate.every, nodeRate.burst, nodeRate.every)
+	errStore = errors.New("etcd is away, and the label set is new to this node")
 )
-
-// errMany: the node has asked for too many new numbers.
-var errMany = fmt.Errorf("more than %d new label sets, and one more each %s", newNumbers, newNumbersEvery)
 
 // Allocator is what a Relabeler needs of an allocator.Allocator.
 type Allocator interface {
 	Find(labels label.Canonical, nodeLocal bool) identity.Identity
 	Relabel(context.Context, allocator.Holder, label.Canonical) error
+	Connected() (bool, <-chan struct{})
 }
 
 // Relabeler moves endpoints to the label set that their pod has now. It compares
 // all of them after each change: what it missed, or could not do, it finds then.
+//
+// An endpoint whose new label set cannot have a number, or does not get one within
+// patience, is isolated until it has one: it never keeps what its former labels allow.
 type Relabeler struct {
 	set       *Set
 	allocator Allocator
 	endpoints *watch.Hub[allocator.Holder, allocator.Endpoint]
 	log       *slog.Logger
-	limit     *rate.Limiter
+	turns     *turns                           // Run's alone
+	waiting   map[allocator.Holder]waitingMove // Run's alone
 
 	mu      sync.Mutex
-	unused  int   // guarded by mu; what the limit allowed and no number was made for
 	problem error // guarded by mu; of the last comparison
+}
+
+// waitingMove is an endpoint whose pod has other labels than it.
+type waitingMove struct {
+	since time.Time     // it has waited without a move
+	err   error         // of the last attempt
+	again time.Time     // not before this time
+	pause time.Duration // after the next failure
 }
 
 // NewRelabeler returns a Relabeler; endpoints are those that the allocator publishes.
 func NewRelabeler(s *Set, a Allocator, endpoints *watch.Hub[allocator.Holder, allocator.Endpoint], l *slog.Logger,
 ) *Relabeler {
 	return &Relabeler{
-		set: s, allocator: a, endpoints: endpoints, log: l, limit: rate.NewLimiter(rate.Every(newNumbersEvery), newNumbers),
+		set: s, allocator: a, endpoints: endpoints, log: l, turns: newTurns(time.Now),
+		waiting: map[allocator.Holder]waitingMove{},
 	}
 }
 
-// Problem says why endpoints have another identity than their pod; nil if none has.
+// Problem says why endpoints have another identity than their pod, or not all of its
+// named ports; nil if none has.
 func (r *Relabeler) Problem() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,18 +94,17 @@ func (r *Relabeler) Problem() error {
 
 // Run compares until ctx is done; it then returns nil.
 func (r *Relabeler) Run(ctx context.Context) error {
-	pause := firstPause
 	for {
 		pods, endpoints := r.set.Changed(), r.endpoints.Changed()
+		_, store := r.allocator.Connected()
 		var again <-chan time.Time
-		if r.compare(ctx) {
-			again, pause = time.After(pause), min(2*pause, longestPause)
-		} else {
-			pause = firstPause
+		if at := r.compare(ctx); !at.IsZero() {
+			again = time.After(time.Until(at))
 		}
 		select {
 		case <-pods:
 		case <-endpoints:
+		case <-store:
 		case <-again:
 		case <-ctx.Done():
 			return nil
@@ -102,92 +116,197 @@ func (r *Relabeler) Run(ctx context.Context) error {
 	}
 }
 
-// compare moves every endpoint whose pod has another label set, and says whether
-// something is to be tried again. An endpoint that owes a confirmation comes later.
-func (r *Relabeler) compare(ctx context.Context) (retry bool) {
+// outcome is what a comparison did and found.
+type outcome struct {
+	isolated []error // reasons, one for each endpoint that is isolated
+	kept     []error // reasons, one for each endpoint that keeps its former identity
+	ports    []error // one for each endpoint without all named ports
+}
+
+// compare moves every endpoint whose pod has another label set, and returns when to
+// compare again; zero: with the next change. An endpoint that owes a confirmation
+// comes later.
+func (r *Relabeler) compare(ctx context.Context) (next time.Time) {
+	now := time.Now()
+	connected, _ := r.allocator.Connected()
 	var (
-		mu       sync.Mutex
-		failures []error // guarded by mu
-		moved    int     // guarded by mu
-	)
-	note := func(err error) {
-		mu.Lock()
-		defer mu.Unlock()
-		if err == nil {
-			moved++
-		} else {
-			failures = append(failures, err)
+		out     outcome
+		moves   []move
+		wants   []want
+		differ  = map[allocator.Holder]waitingMove{}
+		soonest = func(t time.Time) {
+			if next.IsZero() || t.Before(next) {
+				next = t
+			}
 		}
-	}
-	var moves errgroup.Group
-	moves.SetLimit(inFlight)
+	)
+	endpoints := map[allocator.Holder]allocator.Endpoint{}
 	for _, holder := range r.endpoints.Keys() {
 		e, held := r.endpoints.Get(holder)
-		if !held || e.Former != 0 || !Named(e.Workload.Pod) {
+		if !held || !Named(e.Workload.Pod) {
 			continue
 		}
-		set, known, err := r.set.Labels(e.Workload.Pod)
+		l, known := r.set.Labels(e.Workload.Pod)
+		if !known {
+			continue
+		}
+		if l.Ports != nil {
+			out.ports = append(out.ports, l.Ports)
+		}
+		if l.Isolated != nil {
+			out.isolated = append(out.isolated, l.Isolated)
+		}
+		if l.Set.Text() == e.Identity.Labels.Text() {
+			continue
+		}
+		w, waits := r.waiting[holder]
+		if !waits {
+			w = waitingMove{since: now, pause: firstPause}
+		}
+		differ[holder], endpoints[holder] = w, e
 		switch {
-		case err != nil:
-			note(err)
-		case known && set.Text() != e.Identity.Labels.Text():
-			moves.Go(func() error {
-				if err := r.move(ctx, holder, set); !errors.Is(err, allocator.ErrUnconfirmed) {
-					note(err)
-				}
-				return nil
-			})
+		case e.Former != 0:
+			// The datapath comes first; there is no number that could be given up.
+		case l.Isolated != nil:
+			moves = append(moves, move{want: want{holder: holder, labels: l}, to: l.Set})
+		case now.Before(w.again):
+			soonest(w.again)
+		default:
+			fresh := r.allocator.Find(l.Set, false).Number == 0
+			if fresh && !connected {
+				w.err = errStore
+				differ[holder] = w
+				continue
+			}
+			wants = append(wants, want{holder: holder, labels: l, fresh: fresh})
 		}
 	}
-	_ = moves.Wait() // they note
+	r.waiting = differ
+	for _, w := range wants {
+		d := differ[w.holder]
+		d.err = errRate // unless its turn has come
+		differ[w.holder] = d
+	}
+	allowed, later := r.turns.take(wants)
+	if !later.IsZero() {
+		soonest(later)
+	}
+	for _, w := range allowed {
+		d := differ[w.holder]
+		d.err = nil
+		differ[w.holder] = d
+		moves = append(moves, move{want: w, to: w.labels.Set})
+	}
+	r.carryOut(ctx, moves, endpoints, soonest)
+	r.isolate(ctx, endpoints, soonest)
+	for _, holder := range slices.Sorted(maps.Keys(r.waiting)) {
+		switch w := r.waiting[holder]; {
+		case w.err == nil:
+		case allocator.IsIsolated(endpoints[holder].Identity.Labels):
+			out.isolated = append(out.isolated, w.err)
+		default:
+			out.kept = append(out.kept, w.err)
+		}
+	}
+	r.report(ctx, out)
+	return next
+}
+
+// move is one change of an endpoint's label set.
+type move struct {
+	want
+	to label.Canonical
+}
+
+// carryOut moves endpoints, some at once. Those that were moved wait no longer.
+func (r *Relabeler) carryOut(ctx context.Context, moves []move, endpoints map[allocator.Holder]allocator.Endpoint,
+	soonest func(time.Time),
+) {
+	errs := make([]error, len(moves))
+	var group errgroup.Group
+	group.SetLimit(inFlight)
+	for i, m := range moves {
+		group.Go(func() error {
+			errs[i] = r.allocator.Relabel(ctx, m.holder, m.to)
+			return nil
+		})
+	}
+	_ = group.Wait() // the errors are in errs
+	moved := 0
+	for i, m := range moves {
+		switch err := errs[i]; {
+		case errors.Is(err, allocator.ErrUnconfirmed):
+		case err != nil:
+			r.turns.giveBack(m.want)
+			w := r.waiting[m.holder]
+			w.err, w.again = err, time.Now().Add(w.pause)
+			w.pause = min(2*w.pause, longestPause)
+			r.waiting[m.holder] = w
+			soonest(w.again)
+		default:
+			moved++
+			delete(r.waiting, m.holder)
+		}
+	}
 	if moved > 0 {
 		r.log.Info("endpoints were moved to the labels that their pods have now", "endpoints", moved)
 	}
-	r.report(ctx, failures)
-	return len(failures) > 0
 }
 
-// move moves an endpoint, within the limit on new numbers.
-func (r *Relabeler) move(ctx context.Context, holder allocator.Holder, set label.Canonical) error {
-	fresh := r.allocator.Find(set, false).Number == 0
-	if fresh && !r.allow() {
-		return errMany
+// isolate isolates endpoints that cannot have the label set of their pod: at once if
+// there is no number for it, and after patience if it waits.
+func (r *Relabeler) isolate(ctx context.Context, endpoints map[allocator.Holder]allocator.Endpoint,
+	soonest func(time.Time),
+) {
+	now := time.Now()
+	for _, holder := range slices.Sorted(maps.Keys(r.waiting)) {
+		w, e := r.waiting[holder], endpoints[holder]
+		if w.err == nil || e.Former != 0 || allocator.IsIsolated(e.Identity.Labels) {
+			continue
+		}
+		_, full := errors.AsType[*allocator.QuotaError](w.err)
+		if end := w.since.Add(patience); !full && now.Before(end) {
+			soonest(end)
+			continue
+		}
+		if err := r.allocator.Relabel(ctx, holder, allocator.Isolated()); err != nil {
+			if !errors.Is(err, allocator.ErrUnconfirmed) {
+				w.err = fmt.Errorf("%w (it cannot be isolated either: %w)", w.err, err)
+				r.waiting[holder] = w
+				soonest(now.Add(firstPause))
+			}
+			continue
+		}
+		r.log.WarnContext(ctx, "an endpoint is isolated until its pod's labels have a number",
+			"endpoint", holder.String(), "pod", e.Workload.Pod.Namespace+"/"+e.Workload.Pod.Name, log.Err(w.err))
+		e.Identity.Labels = allocator.Isolated()
+		endpoints[holder] = e
 	}
-	err := r.allocator.Relabel(ctx, holder, set)
-	if fresh && err != nil {
-		r.mu.Lock()
-		r.unused++
-		r.mu.Unlock()
-	}
-	return err
-}
-
-// allow says whether a new number may be asked for now.
-func (r *Relabeler) allow() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.unused > 0 {
-		r.unused--
-		return true
-	}
-	return r.limit.Allow()
 }
 
 // report keeps what went wrong, and logs it when it begins or changes.
-func (r *Relabeler) report(ctx context.Context, failures []error) {
+func (r *Relabeler) report(ctx context.Context, out outcome) {
 	if ctx.Err() != nil {
 		return
 	}
-	var problem error
-	if len(failures) > 0 {
-		problem = fmt.Errorf("%d endpoints do not have the identity of their pod's labels; the first: %w",
-			len(failures), failures[0])
+	var all []error
+	if len(out.isolated) > 0 {
+		all = append(all, fmt.Errorf("%d endpoints are isolated, because the labels of their pods have no identity; the first: %w",
+			len(out.isolated), out.isolated[0]))
 	}
+	if len(out.kept) > 0 {
+		all = append(all, fmt.Errorf("%d endpoints do not have the identity of their pod's labels; the first: %w",
+			len(out.kept), out.kept[0]))
+	}
+	if len(out.ports) > 0 {
+		all = append(all, fmt.Errorf("%d endpoints do not have all named ports; the first: %w", len(out.ports), out.ports[0]))
+	}
+	problem := errors.Join(all...)
 	r.mu.Lock()
 	before := r.problem
 	r.problem = problem
 	r.mu.Unlock()
 	if problem != nil && (before == nil || before.Error() != problem.Error()) {
-		r.log.Warn("endpoints keep their former identity; they are tried again", log.Err(problem))
+		r.log.Warn("endpoints do not have what their pods say; they are tried again", log.Err(problem))
 	}
 }

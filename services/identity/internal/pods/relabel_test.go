@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,6 +18,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
@@ -43,13 +47,16 @@ type node struct {
 }
 
 // relabelling runs f in a bubble with a node that runs.
-func relabelling(t *testing.T, f func(*node)) {
+func relabelling(t *testing.T, f func(*node)) { relabellingWith(t, 4096, f) }
+
+// relabellingWith is relabelling with a node that may hold so many numbers.
+func relabellingWith(t *testing.T, quota int, f func(*node)) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{t: t, told: newSet(t), store: storetest.NewFake()}
 		n.endpoints = watch.NewHub[allocator.Holder](watch.Options[allocator.Endpoint]{Equal: allocator.Endpoint.Equal})
 		var err error
 		n.alloc, err = allocator.New(allocator.Config{
-			Quota: 4096, StoreTimeout: time.Second, Heartbeat: 5 * time.Second, Reconcile: time.Minute, Grace: 15 * time.Minute,
+			Quota: quota, StoreTimeout: time.Second, Heartbeat: 5 * time.Second, Reconcile: time.Minute, Grace: 15 * time.Minute,
 			Quarantine: time.Hour, KnownDelay: time.Second, RetryMin: 100 * time.Millisecond, RetryMax: time.Second,
 			Log: slog.New(slog.DiscardHandler),
 		}, n.store.Node("n1"), nothing{}, nothing{}, n.endpoints, allocator.Holds{}, allocator.Known{}, false)
@@ -76,8 +83,19 @@ func relabelling(t *testing.T, f func(*node)) {
 // add makes a pod, and its endpoint as ADD does.
 func (n *node) add(i int, app string) {
 	n.t.Helper()
-	n.pod(fmt.Sprint("web-", i), fmt.Sprint("u", i), map[string]string{"app": app})
-	ref := workload.PodReference{Namespace: "prod", Name: fmt.Sprint("web-", i), UID: fmt.Sprint("u", i)}
+	n.hold(i, map[string]string{"app": app})
+}
+
+// hold is add with all labels.
+func (n *node) hold(i int, labels map[string]string) {
+	n.t.Helper()
+	n.holdIn("prod", i, labels)
+}
+
+func (n *node) holdIn(namespace string, i int, labels map[string]string) {
+	n.t.Helper()
+	n.podIn(namespace, i, labels)
+	ref := workload.PodReference{Namespace: namespace, Name: fmt.Sprint("web-", i), UID: fmt.Sprint("u", i)}
 	set, ok, err := n.Labels(ref)
 	if err != nil || !ok {
 		n.t.Fatalf("pod %d: %t, %v", i, ok, err)
@@ -85,6 +103,11 @@ func (n *node) add(i int, app string) {
 	if _, err := n.alloc.HoldEndpoint(n.t.Context(), holder(i), set, allocator.Workload{Pod: ref}); err != nil {
 		n.t.Fatal(err)
 	}
+}
+
+func (n *node) podIn(namespace string, i int, labels map[string]string) {
+	n.pods.Upsert(types.NamespacedName{Namespace: namespace, Name: fmt.Sprint("web-", i)},
+		Pod{UID: fmt.Sprint("u", i), ServiceAccount: "robot", Labels: labels})
 }
 
 func holder(i int) allocator.Holder { return allocator.EndpointHolder(fmt.Sprint("c", i), "eth0") }
@@ -168,54 +191,269 @@ func TestNamespaceMovesAllItsPodsWithFewNumbers(t *testing.T) {
 	})
 }
 
-func TestChangesWithoutStoreAreMadeLater(t *testing.T) {
+// isIsolated fails unless an endpoint is reserved:init, or is not.
+func (n *node) isIsolated(what string, i int, want bool) {
+	n.t.Helper()
+	time.Sleep(time.Second)
+	synctest.Wait()
+	e, ok := n.endpoints.Get(holder(i))
+	if got := ok && e.Identity.Number == identity.Init && allocator.IsIsolated(e.Identity.Labels); got != want {
+		n.t.Errorf("%s: endpoint %d has %d %s; isolated: %t, want %t", what, i, e.Identity.Number, e.Identity.Labels, got, want)
+	}
+}
+
+// TestChangesWithoutStoreIsolateUntilItIsBack: a change of labels cannot get a number while
+// the store is away. The pod keeps what it had for a short time, not for an hour.
+func TestChangesWithoutStoreIsolateUntilItIsBack(t *testing.T) {
 	relabelling(t, func(n *node) {
 		n.namespace(nil)
 		n.add(1, "web")
+		n.add(2, "other")
 		n.store.Down()
+		time.Sleep(10 * time.Second)
 		n.pod("web-1", "u1", map[string]string{"app": "db"})
-		time.Sleep(time.Hour)
-		n.want("without store", 1, "app=web", false)
-		if err := n.Relabeler.Problem(); err == nil || !strings.Contains(err.Error(), "1 endpoints") {
+		n.want("in a short time without store", 1, "app=web", false)
+		time.Sleep(patience)
+		n.isIsolated("after that", 1, true)
+		if err := n.Relabeler.Problem(); err == nil || !strings.Contains(err.Error(), "1 endpoints are isolated") {
 			t.Errorf("problem %v, want one about 1 endpoint", err)
 		}
+		n.confirm(1)
+		time.Sleep(30 * time.Minute)
+		n.isIsolated("after half an hour", 1, true)
+		// What this node has needs no store.
+		n.pod("web-1", "u1", map[string]string{"app": "other"})
+		n.want("with labels that the node has", 1, "app=other", true)
+		n.confirm(1)
+		n.pod("web-1", "u1", map[string]string{"app": "db"})
+		time.Sleep(2 * patience)
+		n.isIsolated("with labels that are new again", 1, true)
+		n.confirm(1)
 		n.store.Up()
 		time.Sleep(2 * longestPause)
 		n.want("with store", 1, "app=db", true)
+		n.confirm(1)
+		time.Sleep(time.Second)
 		if err := n.Relabeler.Problem(); err != nil {
 			t.Errorf("problem %v", err)
 		}
+		n.want("who did not change", 2, "app=other", false)
+	})
+}
+
+// TestPodThatGetsTooManyLabelsIsIsolated: the author of a pod gives it as many labels as
+// there may be. A label of an administrator must not be the one that has no effect.
+func TestPodThatGetsTooManyLabelsIsIsolated(t *testing.T) {
+	for _, of := range []string{"pod", "namespace"} {
+		t.Run(of, func(t *testing.T) {
+			relabelling(t, func(n *node) {
+				n.namespace(nil)
+				labels := map[string]string{"app": "web"}
+				for i := range label.MaxLabels - 4 {
+					labels[fmt.Sprintf("filler-%03d", i)] = "x"
+				}
+				n.hold(1, labels)
+				n.want("as many as there may be", 1, "app=web", false)
+				n.store.Down() // it needs none
+				if of == "pod" {
+					more := maps.Clone(labels)
+					more["quarantine"] = "true"
+					n.pod("web-1", "u1", more)
+				} else {
+					n.namespace(map[string]string{"quarantine": "true"})
+				}
+				n.isIsolated("one more", 1, true)
+				if err := n.Relabeler.Problem(); err == nil || !strings.Contains(err.Error(), "pod prod/web-1: labels: 257 labels") {
+					t.Errorf("problem %v, want one about 257 labels", err)
+				}
+				n.confirm(1)
+				n.store.Up()
+				n.namespace(nil)
+				n.pod("web-1", "u1", labels)
+				time.Sleep(2 * longestPause)
+				n.want("one less", 1, "app=web", true)
+				n.confirm(1)
+				n.isIsolated("at the end", 1, false)
+				if err := n.Relabeler.Problem(); err != nil {
+					t.Errorf("problem %v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestChangeWithoutNumberIsolatesAtOnce: this node holds as many numbers as it may.
+func TestChangeWithoutNumberIsolatesAtOnce(t *testing.T) {
+	relabellingWith(t, 2, func(n *node) {
+		n.namespace(nil)
+		n.add(1, "web")
+		n.add(2, "web")
+		n.add(3, "other")
+		n.pod("web-1", "u1", map[string]string{"app": "web", "quarantine": "true"})
+		n.isIsolated("without a number", 1, true)
+		n.confirm(1)
+		if err := n.Relabeler.Problem(); err == nil || !strings.Contains(err.Error(), "quota") {
+			t.Errorf("problem %v, want one about the quota", err)
+		}
+		n.isIsolated("another pod", 2, false)
+		if _, err := n.alloc.Release(n.t.Context(), holder(3)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * longestPause)
+		n.want("once there is a number", 1, "quarantine=true", true)
 	})
 }
 
 // TestLabelsThatNeverRestTakeFewNumbers of the cluster: numbers that are given up
 // are not free for more than an hour.
 func TestLabelsThatNeverRestTakeFewNumbers(t *testing.T) {
-	relabelling(t, func(n *node) {
-		n.namespace(nil)
-		const pods, rounds = 10, 600
-		for i := range pods {
-			n.add(i, "web")
-		}
-		for round := range rounds {
-			for i := range pods {
-				n.pod(fmt.Sprint("web-", i), fmt.Sprint("u", i), map[string]string{"app": "web", "at": fmt.Sprint(round, "-", i)})
-			}
-			time.Sleep(time.Second)
-			synctest.Wait()
-			for i := range pods {
-				n.confirm(i)
-			}
-		}
-		if c := n.alloc.Counters(); c.Allocated > newNumbers+rounds+inFlight+1 || c.Allocated < newNumbers {
-			t.Errorf("%d new numbers in %d s, want at most %d and one a second", c.Allocated, rounds, newNumbers)
-		}
-		time.Sleep(time.Minute)
-		for i := range pods {
-			e, _ := n.endpoints.Get(holder(i))
-			n.want("at rest", i, fmt.Sprint("at=", rounds-1, "-", i), e.Former != 0)
-		}
-	})
+	for pods, rounds := range map[int]int{1: 3600, 10: 600} {
+		t.Run(fmt.Sprint(pods), func(t *testing.T) {
+			relabelling(t, func(n *node) {
+				n.namespace(nil)
+				for i := range pods {
+					n.add(i, "web")
+				}
+				before := n.alloc.Counters().Allocated
+				for round := range rounds {
+					n.flip(pods, round, "prod")
+				}
+				most := pods * (podRate.burst + int(time.Duration(rounds)*time.Second/podRate.every) + 1)
+				if c := int(n.alloc.Counters().Allocated - before); c > most || c < most/2 {
+					t.Errorf("%d new numbers in %d s, want at most %d", c, rounds, most)
+				}
+				time.Sleep(time.Minute)
+				for i := range pods {
+					n.confirm(i)
+					e, _ := n.endpoints.Get(holder(i))
+					n.want("at rest", i, fmt.Sprint("at=", rounds-1, "-", i), e.Former != 0)
+				}
+			})
+		})
+	}
+}
+
+// flip changes a label of the first pods and lets a second go by. They are in the
+// namespaces that are given, in turn.
+func (n *node) flip(pods, round int, namespaces ...string) {
+	for i := range pods {
+		n.podIn(namespaces[i%len(namespaces)], i, map[string]string{"app": "web", "at": fmt.Sprint(round, "-", i)})
+	}
+	time.Sleep(time.Second)
+	synctest.Wait()
+	for i := range pods {
+		n.confirm(i)
+	}
+}
+
+// TestPodsThatFlipTheirLabelsDelayNoOtherTenant: whoever may write pods of one namespace
+// changes their labels all the time. A pod of another namespace on the node is put into
+// quarantine, and moves in seconds, however many pods flip.
+func TestPodsThatFlipTheirLabelsDelayNoOtherTenant(t *testing.T) {
+	many := make([]string, 500)
+	for i := range many {
+		many[i] = fmt.Sprint("made-", i)
+	}
+	for _, v := range []struct {
+		name         string
+		flip, rounds int
+		of           []string // namespaces of those that flip
+		namespace    string   // of the other one
+	}{
+		{"10 pods, another namespace", 10, 60, []string{"prod"}, "shop"},
+		{"10 pods, the same namespace", 10, 60, []string{"prod"}, "prod"},
+		{"10,000 pods, another namespace", 10_000, 20, []string{"prod"}, "shop"},
+		{"1,000 pods of 500 namespaces without a tenant", 1000, 60, many, "shop"},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			relabelling(t, func(n *node) {
+				n.namespace(nil)
+				n.namespaces.Upsert(types.NamespacedName{Name: "shop"}, map[string]string{shares.DefaultTenantLabel: "shop"})
+				for i := range v.flip {
+					n.namespaces.Upsert(types.NamespacedName{Name: v.of[i%len(v.of)]}, nil)
+					n.holdIn(v.of[i%len(v.of)], i, map[string]string{"app": "web"})
+				}
+				victim := v.flip
+				n.holdIn(v.namespace, victim, map[string]string{"app": "web"})
+				for round := range v.rounds {
+					n.flip(v.flip, round, v.of...)
+				}
+				began := time.Now()
+				n.podIn(v.namespace, victim, map[string]string{"app": "web", "quarantine": "true"})
+				for round := v.rounds; ; round++ {
+					e, _ := n.endpoints.Get(holder(victim))
+					if strings.Contains(e.Identity.Labels.Text(), "quarantine") {
+						break
+					}
+					if time.Since(began) > patience {
+						t.Fatalf("it has %s after %s", e.Identity.Labels, time.Since(began))
+					}
+					n.flip(v.flip, round, v.of...)
+				}
+				if most := 5 * time.Second; time.Since(began) > most {
+					t.Errorf("it moved after %s, want at most %s", time.Since(began), most)
+				}
+			})
+		})
+	}
+}
+
+// TestEveryEndpointHasItsPodsLabelsOrIsIsolated: whatever fails, and for how long. What an
+// endpoint had before may stay for a short time only.
+func TestEveryEndpointHasItsPodsLabelsOrIsIsolated(t *testing.T) {
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 0))
+			relabellingWith(t, 6, func(n *node) {
+				const pods = 8
+				n.namespace(nil)
+				for i := range pods {
+					n.add(i, fmt.Sprint("app-", i%3))
+				}
+				up := true
+				for range 60 {
+					switch random.IntN(6) {
+					case 0:
+						if up = !up; up {
+							n.store.Up()
+						} else {
+							n.store.Down()
+						}
+					case 1:
+						n.namespace(map[string]string{"team": fmt.Sprint(random.IntN(2))})
+					default:
+						i := random.IntN(pods)
+						labels := map[string]string{"app": fmt.Sprint("app-", random.IntN(5))}
+						if random.IntN(4) == 0 {
+							for k := range 300 {
+								labels[fmt.Sprint("key-", k)] = "x"
+							}
+						}
+						n.pod(fmt.Sprint("web-", i), fmt.Sprint("u", i), labels)
+					}
+					if random.IntN(3) != 0 {
+						continue
+					}
+					for range 3 { // a move that was under way, and the one after it
+						time.Sleep(patience)
+						synctest.Wait()
+						for i := range pods {
+							n.confirm(i)
+						}
+					}
+					time.Sleep(patience)
+					synctest.Wait()
+					for i := range pods {
+						want, _, _ := n.Labels(workload.PodReference{Namespace: "prod", Name: fmt.Sprint("web-", i), UID: fmt.Sprint("u", i)})
+						e, _ := n.endpoints.Get(holder(i))
+						if !allocator.IsIsolated(e.Identity.Labels) && e.Identity.Labels.Text() != want.Text() {
+							t.Errorf("endpoint %d has %s, its pod %s; store up: %t; %v", i, e.Identity.Labels, want, up, n.Relabeler.Problem())
+						}
+					}
+				}
+			})
+		})
+	}
 }
 
 func TestEndpointsOfNoPodStayAsTheyAre(t *testing.T) {

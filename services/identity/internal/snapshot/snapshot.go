@@ -83,6 +83,11 @@ var (
 	keyRegistration = []byte("registration")
 )
 
+// isolatedPrefix begins keys of bucketState for holders of reserved:init: the prefix,
+// then the holder → holderRecord. Earlier versions refuse such a number in
+// bucketHolders, and leave keys of bucketState alone that they do not know.
+const isolatedPrefix = "isolated "
+
 // ErrOtherNode: the state belongs to a node of another name.
 var ErrOtherNode = errors.New("state of another node")
 
@@ -312,6 +317,17 @@ func (d *Dir) loadHolds(recent map[identity.Numeric]string, registration *regist
 		if next := t.Get(bucketState, keyNext); len(next) == 4 {
 			h.NextNodeLocal = identity.Numeric(binary.BigEndian.Uint32(next))
 		}
+		if err := t.ForEachWith(bucketState, []byte(isolatedPrefix), func(k, v []byte) error {
+			r, _, err := parseWorkload(k[len(isolatedPrefix):], v)
+			if err != nil {
+				return d.holds.Refuse(err)
+			}
+			r.Identity = identity.Identity{Number: identity.Init, Labels: allocator.Isolated()}
+			h.Holders = append(h.Holders, r)
+			return nil
+		}); err != nil {
+			return err
+		}
 		if err := t.ForEach(bucketHolders, func(k, v []byte) error {
 			r, err := parseHolder(k, v)
 			if err != nil {
@@ -338,26 +354,35 @@ func (d *Dir) loadHolds(recent map[identity.Numeric]string, registration *regist
 }
 
 func parseHolder(key, value []byte) (allocator.HolderRecord, error) {
+	holder, r, err := parseWorkload(key, value)
+	if err != nil {
+		return allocator.HolderRecord{}, err
+	}
+	holder.Identity, err = parseIdentity(r.Number, r.Labels)
+	if err != nil {
+		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %w", errRecord, holder.Holder, err)
+	}
+	if s := holder.Identity.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal {
+		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %d is no number that can be held", errRecord, holder.Holder, r.Number)
+	}
+	return holder, nil
+}
+
+// parseWorkload reads a record without its identity.
+func parseWorkload(key, value []byte) (allocator.HolderRecord, holderRecord, error) {
+	var r holderRecord
 	holder, err := allocator.ParseHolder(string(key))
 	if err != nil {
-		return allocator.HolderRecord{}, fmt.Errorf("%w: %w", errRecord, err)
+		return allocator.HolderRecord{}, r, fmt.Errorf("%w: %w", errRecord, err)
 	}
-	var r holderRecord
 	if err := json.Unmarshal(value, &r); err != nil {
-		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %w", errRecord, holder, err)
-	}
-	id, err := parseIdentity(r.Number, r.Labels)
-	if err != nil {
-		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %w", errRecord, holder, err)
-	}
-	if s := id.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal {
-		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %d is no number that can be held", errRecord, holder, r.Number)
+		return allocator.HolderRecord{}, r, fmt.Errorf("%w: %s: %w", errRecord, holder, err)
 	}
 	namespace, pod, _ := strings.Cut(r.Pod, "/")
-	return allocator.HolderRecord{Holder: holder, Identity: id, Workload: allocator.Workload{
+	return allocator.HolderRecord{Holder: holder, Workload: allocator.Workload{
 		Manager: r.Manager, Network: r.Network, Addresses: r.Addresses,
 		Pod: workload.PodReference{Namespace: namespace, Name: pod, UID: r.PodUID},
-	}}, nil
+	}}, r, nil
 }
 
 func parseIdentity(number uint32, text string) (identity.Identity, error) {
@@ -559,6 +584,7 @@ func (d *Dir) SaveHolds(c allocator.HoldsChange) error {
 func putHolds(t *store.Tx, c allocator.HoldsChange) error {
 	for _, holder := range c.Drop {
 		t.Delete(bucketHolders, []byte(holder))
+		t.Delete(bucketState, []byte(isolatedPrefix+holder))
 	}
 	for _, r := range c.Put {
 		w := r.Workload
@@ -573,7 +599,14 @@ func putHolds(t *store.Tx, c allocator.HoldsChange) error {
 		if err != nil {
 			return err
 		}
-		t.Put(bucketHolders, []byte(r.Holder), value)
+		isolated, other := []byte(isolatedPrefix+r.Holder), []byte(r.Holder)
+		if r.Identity.Number == identity.Init {
+			t.Put(bucketState, isolated, value)
+			t.Delete(bucketHolders, other)
+		} else {
+			t.Put(bucketHolders, other, value)
+			t.Delete(bucketState, isolated)
+		}
 	}
 	t.Put(bucketState, keyNext, key(c.NextNodeLocal))
 	t.Put(bucketState, keySession, []byte(c.Session))

@@ -457,3 +457,45 @@ func BenchmarkSaves(b *testing.B) {
 		}
 	})
 }
+
+// TestIsolatedHoldersAreLoaded: and the part of the file that earlier versions read has no
+// number that they refuse.
+func TestIsolatedHoldersAreLoaded(t *testing.T) {
+	path := stateDir(t)
+	d, _, err := opened(t, path, "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	isolated := allocator.HolderRecord{
+		Holder: allocator.EndpointHolder("c1", "eth0"), Identity: identity.Identity{Number: identity.Init, Labels: allocator.Isolated()},
+		Workload: allocator.Workload{Manager: "kubernetes", Pod: workload.PodReference{Namespace: "shop", Name: "web-0", UID: "u"}},
+	}
+	former := allocator.HolderRecord{Holder: "former:c1/eth0", Identity: id(t, 300, "web")}
+	moved := isolated
+	moved.Identity = id(t, 301, "db")
+	step := func(c allocator.HoldsChange, want ...allocator.HolderRecord) {
+		t.Helper()
+		if err := errors.Join(d.SaveHolds(c), d.Close()); err != nil {
+			t.Fatal(err)
+		}
+		var l Loaded
+		if d, l, err = opened(t, path, "n1"); err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(l.Holds.Holders, want) {
+			t.Errorf("loaded %+v, want %+v", l.Holds.Holders, want)
+		}
+		if err := d.holds.View(func(tx *store.Tx) error {
+			return tx.ForEach(bucketHolders, func(k, v []byte) error { _, err := parseHolder(k, v); return err })
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	step(allocator.HoldsChange{Put: []allocator.HolderRecord{isolated, former}}, isolated, former)
+	step(allocator.HoldsChange{Put: []allocator.HolderRecord{moved}, Drop: []allocator.Holder{former.Holder}}, moved)
+	step(allocator.HoldsChange{Put: []allocator.HolderRecord{isolated}}, isolated)
+	step(allocator.HoldsChange{Drop: []allocator.Holder{isolated.Holder}})
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -191,8 +191,12 @@ func (e Endpoint) validate() error {
 }
 
 // ofEndpoint says whether an endpoint may have the identity. Reserved ones mean
-// the host or the world to every table; node-local ones are those of addresses.
+// the host or the world to every table, except init, which is that of isolated
+// endpoints; node-local ones are those of addresses.
 func ofEndpoint(id identity.Numeric) error {
+	if id == identity.Init {
+		return nil
+	}
 	if id < 256 || id >= identity.MinNodeLocal {
 		return fmt.Errorf("%w: Identity: %d is not between 256 and %d", pin.ErrInvalid, id, identity.MinNodeLocal-1)
 	}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"slices"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+)
+
+// isolated is the identity reserved:init.
+var isolated = func() identity.Identity {
+	all := identity.Reserved()
+	return all[slices.IndexFunc(all, func(id identity.Identity) bool { return id.Number == identity.Init })]
+}()
+
+// Isolated returns the label set of an endpoint whose own labels have no number:
+// reserved:init. Policies always isolate that identity, and only policies that name
+// reserved:init allow it anything. Its number needs neither the store nor a free
+// number, so a change of labels that fails can always be closed.
+func Isolated() label.Canonical { return isolated.Labels }
+
+// IsIsolated reports whether a label set is that of Isolated.
+func IsIsolated(labels label.Canonical) bool { return labels.Text() == isolated.Labels.Text() }
+
+// isolate puts a holder onto reserved:init; with keep the number that it had stays held.
+func (a *Allocator) isolate(holder Holder, keep bool) identity.Identity {
+	a.mu.Lock(opHold)
+	defer a.mu.Unlock()
+	a.move(holder, isolated, 0, keep)
+	return isolated
+}
+
+// holdable reports whether a holder may hold an identity.
+func holdable(id identity.Identity) bool {
+	switch id.Number.Scope() {
+	case identity.ScopeCluster, identity.ScopeNodeLocal:
+		return true
+	}
+	return id.Equal(isolated)
+}

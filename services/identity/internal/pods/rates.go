@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package pods
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+)
+
+// rate is how many changes of labels may come: burst at once, then one each every.
+type rate struct {
+	every time.Duration
+	burst int
+}
+
+// Each change of the labels of a pod uses the rate of the pod and that of its
+// controller. A change to a label set that has no number yet also uses the rate of the
+// node, which the tenants that wait share.
+var (
+	podRate        = rate{10 * time.Second, 5}
+	controllerRate = rate{time.Second, 256}
+	nodeRate       = rate{time.Second, 256}
+)
+
+// bucket is a token bucket. The zero value is full.
+type bucket struct {
+	used float64 // tokens that were taken and have not come back, as of at
+	at   time.Time
+}
+
+// fill brings the bucket up to date.
+func (b *bucket) fill(r rate, now time.Time) {
+	b.used = max(0, b.used-float64(now.Sub(b.at))/float64(r.every))
+	b.at = now
+}
+
+// wait returns how long it takes until the bucket has a token; 0: it has one.
+func (b *bucket) wait(r rate, now time.Time) time.Duration {
+	b.fill(r, now)
+	missing := b.used + 1 - float64(r.burst)
+	if missing <= 0 {
+		return 0
+	}
+	return max(1, time.Duration(math.Ceil(missing*float64(r.every))))
+}
+
+// want is an endpoint that has other labels than its pod.
+type want struct {
+	holder allocator.Holder
+	labels Labels
+	fresh  bool // the label set has no number yet
+}
+
+// owner is what the rate of a controller is counted by.
+type owner struct{ namespace, controller string }
+
+// turns says whose change of labels comes next. Groups of tenants take turns, then the
+// tenants of a group, then the pods of a tenant: a pod waits for one change of each
+// other tenant, however many pods those have.
+type turns struct {
+	now func() time.Time
+
+	node        bucket
+	pods        map[allocator.Holder]*bucket
+	controllers map[owner]*bucket
+
+	served  uint64 // changes so far; the values of the maps are of it
+	groups  [2]uint64
+	tenants map[shares.Tenant]uint64
+	last    map[allocator.Holder]uint64 // by endpoint
+}
+
+func newTurns(now func() time.Time) *turns {
+	return &turns{
+		now: now, pods: map[allocator.Holder]*bucket{}, controllers: map[owner]*bucket{},
+		tenants: map[shares.Tenant]uint64{}, last: map[allocator.Holder]uint64{},
+	}
+}
+
+// group is that of a tenant: 0 for tenants with the label and system, 1 for the others.
+func group(t shares.Tenant) int {
+	if t.HasLabel() || t == shares.System {
+		return 0
+	}
+	return 1
+}
+
+// take returns those of the changes that the rates allow now, the next one first, and
+// when the first of the others may come; zero if none waits.
+func (t *turns) take(all []want) (now []want, next time.Time) {
+	at := t.now()
+	t.forget(at)
+	waiting := map[shares.Tenant][]want{}
+	for _, w := range all {
+		waiting[w.labels.Tenant] = append(waiting[w.labels.Tenant], w)
+		// Who comes new has its turn behind those that wait already.
+		if _, ok := t.tenants[w.labels.Tenant]; !ok {
+			t.tenants[w.labels.Tenant] = t.served
+		}
+		if _, ok := t.last[w.holder]; !ok {
+			t.last[w.holder] = t.served
+		}
+	}
+	var order []shares.Tenant
+	for tenant, of := range waiting {
+		order = append(order, tenant)
+		slices.SortFunc(of, func(a, b want) int {
+			return cmp.Or(cmp.Compare(t.last[a.holder], t.last[b.holder]), cmp.Compare(a.holder, b.holder))
+		})
+	}
+	later := func(d time.Duration) {
+		if when := at.Add(d); next.IsZero() || when.Before(next) {
+			next = when
+		}
+	}
+	for len(order) > 0 {
+		i := 0
+		for j := range order {
+			if t.before(order[j], order[i]) {
+				i = j
+			}
+		}
+		tenant := order[i]
+		// Of the tenant the pod whose turn it is and that may change now.
+		taken := false
+		of := waiting[tenant]
+		for k, w := range of {
+			if wait := t.wait(w, at); wait > 0 {
+				later(wait)
+				continue
+			}
+			t.use(w)
+			now = append(now, w)
+			waiting[tenant] = slices.Concat(of[k+1:]) // those before wait for their own rate
+			taken = true
+			break
+		}
+		if !taken || len(waiting[tenant]) == 0 {
+			order = slices.Delete(order, i, i+1)
+		}
+	}
+	return now, next
+}
+
+// before reports whether it is a tenant's turn before another's.
+func (t *turns) before(a, b shares.Tenant) bool {
+	return cmp.Or(cmp.Compare(t.groups[group(a)], t.groups[group(b)]),
+		cmp.Compare(t.tenants[a], t.tenants[b]), a.Compare(b)) < 0
+}
+
+// wait returns how long a change has to wait for its rates; 0: it may come now.
+func (t *turns) wait(w want, now time.Time) time.Duration {
+	pod, controller := t.buckets(w)
+	d := pod.wait(podRate, now)
+	if controller != nil {
+		d = max(d, controller.wait(controllerRate, now))
+	}
+	if w.fresh {
+		d = max(d, t.node.wait(nodeRate, now))
+	}
+	return d
+}
+
+// use takes the tokens of a change that may come now.
+func (t *turns) use(w want) {
+	pod, controller := t.buckets(w)
+	pod.used++
+	if controller != nil {
+		controller.used++
+	}
+	if w.fresh {
+		t.node.used++
+	}
+	t.served++
+	t.groups[group(w.labels.Tenant)] = t.served
+	t.tenants[w.labels.Tenant] = t.served
+	t.last[w.holder] = t.served
+}
+
+// giveBack returns the node's token of a change that made no number.
+func (t *turns) giveBack(w want) {
+	if w.fresh {
+		t.node.used = max(0, t.node.used-1)
+	}
+}
+
+func (t *turns) buckets(w want) (pod, controller *bucket) {
+	if pod = t.pods[w.holder]; pod == nil {
+		pod = &bucket{}
+		t.pods[w.holder] = pod
+	}
+	if w.labels.Controller == "" {
+		return pod, nil
+	}
+	// Whoever writes a pod chooses its controller, so it counts within the namespace.
+	ns, _ := w.labels.Set.Set().Value(label.SourceKubernetes, label.KeyNamespace)
+	key := owner{ns, w.labels.Controller}
+	if controller = t.controllers[key]; controller == nil {
+		controller = &bucket{}
+		t.controllers[key] = controller
+	}
+	return pod, controller
+}
+
+// forgetLength is how many buckets there may be before those that are full again are
+// forgotten.
+const forgetLength = 1024
+
+// forget drops what says no more than an entry that is not there.
+func (t *turns) forget(now time.Time) {
+	if len(t.pods)+len(t.controllers)+len(t.tenants) < forgetLength {
+		return
+	}
+	for holder, b := range t.pods {
+		if b.fill(podRate, now); b.used == 0 {
+			delete(t.pods, holder)
+			delete(t.last, holder)
+		}
+	}
+	for key, b := range t.controllers {
+		if b.fill(controllerRate, now); b.used == 0 {
+			delete(t.controllers, key)
+		}
+	}
+	if len(t.tenants) > forgetLength/2 {
+		clear(t.tenants)
+	}
+}

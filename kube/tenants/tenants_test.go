@@ -6,13 +6,14 @@ package tenants
 import (
 	"context"
 	"encoding/json"
+	"encoding/pem"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
-
-	"k8s.io/client-go/rest"
 
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/leaktest"
@@ -52,7 +53,7 @@ type event struct {
 // api is a server that lists Namespaces once let is closed, and then streams events.
 func api(t *testing.T, let <-chan struct{}, events <-chan event, list ...object) *kube.Client {
 	t.Helper()
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/api/v1/namespaces" || !strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata") {
 			t.Errorf("%s with %q is requested, want the metadata of Namespaces", r.URL, r.Header.Get("Accept"))
 		}
@@ -85,7 +86,21 @@ func api(t *testing.T, let <-chan struct{}, events <-chan event, list ...object)
 		}
 	}))
 	t.Cleanup(s.Close)
-	return &kube.Client{Config: &rest.Config{Host: s.URL}}
+	dir := t.TempDir()
+	settings := kube.Settings{API: []string{s.URL}, Token: filepath.Join(dir, "token"), CA: filepath.Join(dir, "ca.crt")}
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+	for file, content := range map[string][]byte{settings.Token: []byte("secret\n"), settings.CA: certificate} {
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := kube.New(settings, kube.Options{
+		Name: "sluice-test", StateFile: filepath.Join(dir, "state"), Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
 func TestTenantsFollowTheLabelsOfNamespaces(t *testing.T) {

@@ -34,6 +34,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/prepare"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/probe"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/shares"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/status"
 )
 
@@ -42,7 +43,7 @@ var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, endpoint.Command, identity.Command, ip.Command, ipam.Command,
 	policy.Command, fqdn.Command, explain.Command, observe.Command, capture.Command, conntrack.Command,
 	bpfmap.Command, audit.Command,
-	prepare.Command, node.Command, service.Command, backend.Command, dev.Command,
+	prepare.Command, node.Command, service.Command, backend.Command, shares.Command, dev.Command,
 	kubernetes.Command, probe.Command, config.Command, bugreport.Command, invocation.VersionCommand,
 }
 

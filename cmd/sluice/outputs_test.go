@@ -137,7 +137,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		"service apply -f " + web, "service apply -f " + web + " --wait=false", "service apply -f " + wrong,
 		"service apply -f " + web + " --if-revision 5", "service diff -f " + web, "service diff -f " + wrong, "service list",
 		"service list --address 10.96.0.9", "service list --address x", "service get shop/web", "service get web",
-		"backend list", "backend list --service shop/web", "backend list --service web",
+		"backend list", "backend list --service shop/web", "backend list --service web", "shares", "shares acme",
 		"service delete shop/web web", "service delete", "service delete -f " + web,
 		"bugreport --log-lines 0", "bugreport -w " + dir, "bugreport -w " + file + "/x",
 		"prepare", "dev up", "nonsense", "endpoint nonsense", "--timeout 0s status", "-o yaml status", "--nonsense",

@@ -124,7 +124,7 @@ func divide(limit int, asks []Ask, parts []int, s Settings, used map[Tenant]int)
 	d.Tenants = max(0, whole)
 	left := max(0, whole-usedByOthers)
 	for id, t := range tenants {
-		if percent := s.Guarantees[id.name]; id.kind == kindLabel && percent > 0 {
+		if percent := s.Guarantees[id.name]; id.kind == KindLabelled && percent > 0 {
 			t.guarantee = d.Tenants * percent / 100
 			t.served = min(t.asked, max(0, t.guarantee-used[id]))
 		}
@@ -177,7 +177,7 @@ type tenant struct {
 	served    int // before the level: system's half, or the guarantee
 	allotment int
 	got       int
-	own       int         // of served, what nobody else may use
+	own       int            // of served, what nobody else may use
 	next      int            // index into asks of the first that is not decided
 	take      func(i, n int) // admits n units of an ask
 }

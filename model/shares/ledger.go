@@ -172,7 +172,7 @@ func (l *Ledger[K]) fits(limit int, t Tenant, n int) bool {
 	if s, ok := d.Shares[t]; ok {
 		most = max(most, s.Allotment)
 	}
-	if t.kind == kindLabel {
+	if t.kind == KindLabelled {
 		most = max(most, d.Tenants*l.settings.Guarantees[t.name]/100)
 	}
 	return l.admitted[limit][t]+n <= most

@@ -169,7 +169,7 @@ func (p *Parts[K]) room(t Tenant) int {
 	if s, ok := p.division.Shares[t]; ok {
 		most = max(most, s.Allotment)
 	}
-	if t.kind == kindLabel {
+	if t.kind == KindLabelled {
 		most = max(most, p.division.Tenants*p.settings.Guarantees[t.name]/100)
 	}
 	return min(room, most-p.got[t])
@@ -191,7 +191,9 @@ func (p *Parts[K]) Next() time.Time {
 }
 
 // Due reports whether Level is due.
-func (p *Parts[K]) Due(now time.Time) bool { return p.dirty && !now.Before(p.computed.Add(LevelInterval)) }
+func (p *Parts[K]) Due(now time.Time) bool {
+	return p.dirty && !now.Before(p.computed.Add(LevelInterval))
+}
 
 // Reassign makes of the tenant of each object the one that tenantOf returns. Each object
 // keeps what it has until the next Level.

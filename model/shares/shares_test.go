@@ -174,7 +174,7 @@ func TestDivideGuaranteesAFairPart(t *testing.T) {
 		left, groups := whole, [2]int{}
 		for who := range asked {
 			groups[who.group()]++
-			if who.kind == kindLabel {
+			if who.kind == KindLabelled {
 				left -= whole * s.Guarantees[who.name] / 100
 			}
 		}
@@ -183,7 +183,7 @@ func TestDivideGuaranteesAFairPart(t *testing.T) {
 				continue
 			}
 			least := left / 2 / groups[who.group()]
-			if who.kind == kindLabel {
+			if who.kind == KindLabelled {
 				least += whole * s.Guarantees[who.name] / 100
 			}
 			if n <= least && admitted[who] != n {

@@ -23,57 +23,68 @@ const DefaultTenantLabel = "sluice.io/tenant"
 // MaxGuarantees bounds the sum of all guarantees, in percent.
 const MaxGuarantees = 80
 
-type kind uint8
+// Kind is the kind of a tenant.
+type Kind uint8
 
+// The kinds.
 const (
-	kindNamespace kind = iota // a namespace without the label
-	kindLabel                 // all namespaces with one value of the label
-	kindTogether              // all namespaces without the label
-	kindSystem
+	KindNamespace  Kind = iota // a namespace without the label
+	KindLabelled               // all namespaces with one value of the label
+	KindUnlabelled             // all namespaces without the label
+	KindSystem
 )
 
 // Tenant identifies who asks for a part of a limit. Tenants are comparable; the
 // zero value is no tenant.
 type Tenant struct {
-	kind kind
+	kind Kind
 	name string
 }
 
 // System is the tenant of cluster-wide objects and of the cluster's own namespaces.
-var System = Tenant{kind: kindSystem, name: "system"}
+var System = Tenant{kind: KindSystem, name: "system"}
 
 // Labelled returns the tenant of the namespaces whose tenant label has this value.
-func Labelled(value string) Tenant { return Tenant{kind: kindLabel, name: value} }
+func Labelled(value string) Tenant { return Tenant{kind: KindLabelled, name: value} }
 
 // Namespace returns the tenant of a namespace without the tenant label.
-func Namespace(name string) Tenant { return Tenant{kind: kindNamespace, name: name} }
+func Namespace(name string) Tenant { return Tenant{kind: KindNamespace, name: name} }
 
 // unlabelled is the one tenant of all namespaces without the tenant label.
-var unlabelled = Tenant{kind: kindTogether, name: "unlabelled"}
+var unlabelled = Tenant{kind: KindUnlabelled, name: "unlabelled"}
 
 // String returns "system", "tenant NAME", "namespace NAME" or "namespaces without a
 // tenant".
 func (t Tenant) String() string {
 	switch t.kind {
-	case kindSystem:
+	case KindSystem:
 		return "system"
-	case kindLabel:
+	case KindLabelled:
 		return "tenant " + t.name
-	case kindTogether:
+	case KindUnlabelled:
 		return "namespaces without a tenant"
 	}
 	return "namespace " + t.name
 }
 
-// Name returns the value of the label, or the name of the namespace.
-func (t Tenant) Name() string { return t.name }
+// Kind returns the kind of the tenant.
+func (t Tenant) Kind() Kind { return t.kind }
+
+// Name returns the value of the label, or the name of the namespace; empty for the other
+// kinds.
+func (t Tenant) Name() string {
+	if t.kind == KindSystem || t.kind == KindUnlabelled {
+		return ""
+	}
+	return t.name
+}
 
 // HasLabel reports whether the tenant is that of namespaces with the tenant label.
-func (t Tenant) HasLabel() bool { return t.kind == kindLabel }
+func (t Tenant) HasLabel() bool { return t.kind == KindLabelled }
 
 // labelled reports whether the tenant belongs to the group of labelled tenants. What
 // system asks beyond its own half competes in that group.
-func (t Tenant) labelled() bool { return t.kind == kindLabel || t.kind == kindSystem }
+func (t Tenant) labelled() bool { return t.kind == KindLabelled || t.kind == KindSystem }
 
 // Compare orders tenants: system, labelled tenants, then the others, each by name.
 func (t Tenant) Compare(u Tenant) int {

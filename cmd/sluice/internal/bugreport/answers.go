@@ -31,6 +31,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policy"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/shares"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/status"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
@@ -40,7 +41,7 @@ import (
 // commands are those whose answers are collected.
 var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, invocation.VersionCommand, node.Command, endpoint.Command, identity.Command, ipam.Command,
-	policy.Command, fqdn.Command, service.Command, backend.Command, bpfmap.Command, audit.Command, observe.Command,
+	policy.Command, fqdn.Command, service.Command, backend.Command, shares.Command, bpfmap.Command, audit.Command, observe.Command,
 	config.Command,
 }
 

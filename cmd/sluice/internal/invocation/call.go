@@ -17,6 +17,7 @@ import (
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
@@ -35,8 +36,15 @@ var (
 	LoadBalancer = Service[lbv1.LoadBalancerServiceClient]{"loadbalancer", lbv1.NewLoadBalancerServiceClient}
 	Datapath     = Service[datapathv1.DatapathServiceClient]{"datapath", datapathv1.NewDatapathServiceClient}
 	Connections  = Service[datapathv1.ConnectionServiceClient]{"datapath", datapathv1.NewConnectionServiceClient}
-	Observer     = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
+	Shares       = []Service[sharesv1.SharesServiceClient]{
+		{"policy", sharesv1.NewSharesServiceClient}, {"loadbalancer", sharesv1.NewSharesServiceClient},
+		{"identity", sharesv1.NewSharesServiceClient},
+	}
+	Observer = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
 )
+
+// Name is the process of the service, without "sluice-".
+func (s Service[C]) Name() string { return s.name }
 
 // Connect is a client for many calls, with the connection that its user closes.
 func Connect[C any](inv *Invocation, s Service[C]) (*grpc.ClientConn, C, error) {

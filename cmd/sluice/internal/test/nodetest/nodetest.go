@@ -25,6 +25,7 @@ import (
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
@@ -168,6 +169,9 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		}
 		n.Health[service] = health.NewServer()
 		statusv1.RegisterProcessServiceServer(s, process{})
+		if slices.Contains([]string{"policy", "loadbalancer", "identity"}, service) {
+			sharesv1.RegisterSharesServiceServer(s, tenants{process: service})
+		}
 		grpc_health_v1.RegisterHealthServer(s, n.Health[service])
 		n.servers[service] = &server{Server: s, served: make(chan struct{})}
 		go n.servers[service].serve(l)

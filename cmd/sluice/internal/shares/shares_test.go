@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package shares
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
+)
+
+func TestSharesOfEveryProcessAreListed(t *testing.T) {
+	n := nodetest.New(t, Command)
+	out, _ := n.Want(t, 0, "shares")
+	nodetest.WantLines(t, out, "LIMIT SIZE TENANT ASKS FOR HAS GUARANTEED MAY USE",
+		"policy/policies 100 all 140 90 - -", "policy/policies 100 system 10 10 0 10",
+		"policy/policies 100 acme 20 20 10 20", "policy/policies 100 namespace shop 110 60 0 -",
+		"loadbalancer/frontends 100 all 140 90 - -", "identity/numbers 100 all 140 90 - -")
+
+	out, _ = n.Want(t, 0, "shares", "acme", "-o", "json")
+	var all limits
+	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Items) != 3 || len(all.Items[0].Tenants) != 1 ||
+		all.Items[0].Tenants[0] != (share{"labelled", "acme", 20, 20, 10, 20}) {
+		t.Errorf("shares of acme: %v, %s", err, out)
+	}
+	out, _ = n.Want(t, 0, "shares", "--exceeded")
+	if strings.Contains(out, "acme") || !strings.Contains(out, "shop") {
+		t.Errorf("--exceeded lists\n%s", out)
+	}
+}
+
+// TestSharesAreListedWithoutOneProcess stops a process: the others answer, and the exit code says that
+// something is missing.
+func TestSharesAreListedWithoutOneProcess(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Stop("policy")
+	out, errOut := n.Want(t, invocation.ExitFailed, "shares")
+	if !strings.Contains(out, "frontends") || !strings.Contains(errOut, "policy") {
+		t.Errorf("without sluice-policy:\n%s%s", out, errOut)
+	}
+}

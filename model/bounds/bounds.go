@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package bounds lists the limits that several tenants use, with what happens to the tenant
+// that reaches one. docs/reference/bounds.md is generated from the list; scripts/check holds
+// every limit of the settings and the page to it.
+package bounds
+
+// Divided says among whom a limit is divided.
+type Divided string
+
+// The ways to divide a limit.
+const (
+	// ByTenant divides by the rule of package shares.
+	ByTenant Divided = "tenant"
+	// PerObject is a limit of one object: no tenant can use up what another needs.
+	PerObject Divided = "object"
+	// Undivided is a limit of the node or the cluster that has no shares yet.
+	Undivided Divided = "not divided"
+)
+
+// Bound is one limit.
+type Bound struct {
+	Name    string
+	Process string
+	// Setting is the key that changes the limit; empty: it is fixed.
+	Setting string
+	// Default is the limit without a setting, with its unit.
+	Default string
+	Divided Divided
+	// Beyond says what happens to what does not fit.
+	Beyond string
+	// Shown says where an operator sees it.
+	Shown string
+	// Tests exhaust the limit by one tenant while another goes on, or show what happens at
+	// a limit of one object. A limit that is not divided may have none.
+	Tests []string
+}
+
+// All lists the limits by process.
+var All = []Bound{
+	{
+		Name: "policies", Process: "sluice-policy", Setting: "limits.policies", Default: "20,000", Divided: Undivided,
+		Beyond: "a policy is refused", Shown: "`sluice status`, `policy list`",
+	},
+	{
+		Name: "bytes of policies", Process: "sluice-policy", Setting: "limits.manifests", Default: "256 MiB", Divided: Undivided,
+		Beyond: "a policy is refused", Shown: "`sluice status`, `policy list`",
+	},
+	{
+		Name: "DNS names", Process: "sluice-policy", Setting: "names.max", Default: "4,096", Divided: Undivided,
+		Beyond: "a name makes room whose addresses are over, else LearnNames is refused", Shown: "error of the call",
+	},
+	{
+		Name: "addresses of DNS names", Process: "sluice-policy", Setting: "names.addresses", Default: "65,536",
+		Divided: Undivided,
+		Beyond:  "addresses whose time is over make room, else LearnNames is refused", Shown: "error of the call",
+	},
+	{
+		Name: "Services", Process: "sluice-loadbalancer", Setting: "limits.services", Default: "65,536", Divided: Undivided,
+		Beyond: "a Service is refused", Shown: "`sluice status`, `service list`",
+	},
+	{
+		Name: "EndpointSlices", Process: "sluice-loadbalancer", Setting: "limits.endpointSlices", Default: "131,072",
+		Divided: Undivided, Beyond: "a slice is refused", Shown: "`sluice status`",
+	},
+	{
+		Name: "frontends", Process: "sluice-loadbalancer", Setting: "limits.frontends", Default: "65,536", Divided: Undivided,
+		Beyond: "a Service is refused", Shown: "`sluice status`, `service list`",
+	},
+	{
+		Name: "backends", Process: "sluice-loadbalancer", Setting: "limits.backends", Default: "131,072", Divided: Undivided,
+		Beyond: "a slice is refused", Shown: "`sluice status`",
+	},
+	{
+		Name: "backends of one Service", Process: "sluice-loadbalancer", Setting: "limits.backendsPerService", Default: "65,536",
+		Divided: Undivided, Beyond: "a slice is refused", Shown: "`sluice status`",
+	},
+	{
+		Name: "bytes of files", Process: "sluice-loadbalancer", Setting: "limits.manifests", Default: "256 MiB",
+		Divided: Undivided, Beyond: "a file is refused", Shown: "`sluice status`",
+	},
+}

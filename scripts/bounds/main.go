@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Bounds writes docs/reference/bounds.md from model/bounds:
+//
+//	go run scripts/bounds/main.go            writes the page
+//	go run scripts/bounds/main.go -check     compares it, and the list with settings and tests
+//
+// It runs in the root of the tree.
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/model/bounds"
+)
+
+const page = "docs/reference/bounds.md"
+
+const head = `# Limits
+
+This page is generated from model/bounds. It lists the limits that several tenants use. [shares.md](../shares.md) explains
+tenants and how a limit is divided. "Divided by" says who has a guarantee: each *tenant*; or each *object*, because the limit
+is one of a single object. A limit that is *not divided* can be used up by one tenant.
+
+`
+
+func main() {
+	check := flag.Bool("check", false, "compare, and write nothing")
+	flag.Parse()
+	if err := run(*check); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(check bool) error {
+	want := render()
+	if !check {
+		if err := os.MkdirAll(filepath.Dir(page), 0o755); err != nil { //nolint:gosec // documents are for all
+			return err
+		}
+		return os.WriteFile(page, want, 0o644) //nolint:gosec // documents are for all
+	}
+	have, err := os.ReadFile(page)
+	if err == nil && !bytes.Equal(have, want) {
+		err = fmt.Errorf("%s differs from model/bounds: run `go run scripts/bounds/main.go`", page)
+	}
+	return errors.Join(err, settings(), tests())
+}
+
+func render() []byte {
+	var b bytes.Buffer
+	b.WriteString(head)
+	process := ""
+	for _, x := range bounds.All {
+		if x.Process != process {
+			process = x.Process
+			fmt.Fprintf(&b, "## %s\n\n", process)
+			b.WriteString("| limit | setting | default | divided by | beyond it | shown by | tests |\n|---|---|---|---|---|---|---|\n")
+		}
+		setting := "fixed"
+		if x.Setting != "" {
+			setting = "`" + x.Setting + "`"
+		}
+		var tests []string
+		for _, t := range x.Tests {
+			tests = append(tests, "`"+t+"`")
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", x.Name, setting, x.Default, x.Divided, x.Beyond, x.Shown,
+			strings.Join(tests, ", "))
+		if next := slices.Index(names(), x.Name) + 1; next == len(bounds.All) || bounds.All[next].Process != process {
+			b.WriteString("\n")
+		}
+	}
+	return append(bytes.TrimRight(b.Bytes(), "\n"), '\n')
+}
+
+func names() (all []string) {
+	for _, x := range bounds.All {
+		all = append(all, x.Name)
+	}
+	return all
+}
+
+// row is a setting in a table of a document.
+var row = regexp.MustCompile("(?m)^\\| `((?:limits|shares|names)\\.[A-Za-z.]+)` \\|")
+
+// settings returns an error for each limit of the settings without a row in the list.
+func settings() error {
+	listed := make(map[string]bool)
+	for _, x := range bounds.All {
+		listed[x.Process+" "+x.Setting] = true
+	}
+	var errs []error
+	for document, process := range map[string]string{
+		"docs/policy.md": "sluice-policy", "docs/loadbalancer.md": "sluice-loadbalancer",
+	} {
+		text, err := os.ReadFile(document) //nolint:gosec // one of the two
+		if err != nil {
+			return err
+		}
+		for _, m := range row.FindAllSubmatch(text, -1) {
+			setting := string(m[1])
+			if setting == "names.grace" || strings.HasPrefix(setting, "shares.") {
+				continue // no limits
+			}
+			if !listed[process+" "+setting] {
+				errs = append(errs, fmt.Errorf("model/bounds has no row for the setting %s of %s", setting, process))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// tests returns an error for each named test that is not declared, and for each divided limit
+// without a test.
+func tests() error {
+	declared := make(map[string]bool)
+	out, err := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard", "*_test.go").Output()
+	if err != nil {
+		return err
+	}
+	function := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	for _, name := range strings.Fields(string(out)) {
+		text, err := os.ReadFile(name) //nolint:gosec // of the tree
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for _, m := range function.FindAllSubmatch(text, -1) {
+			declared[string(m[1])] = true
+		}
+	}
+	var errs []error
+	for _, x := range bounds.All {
+		if len(x.Tests) == 0 && x.Divided != bounds.Undivided {
+			errs = append(errs, fmt.Errorf("model/bounds: %q of %s has no test", x.Name, x.Process))
+		}
+		for _, t := range x.Tests {
+			if name, _, _ := strings.Cut(t, "/"); !declared[name] {
+				errs = append(errs, fmt.Errorf("model/bounds: %q of %s names %s, which is not declared", x.Name, x.Process, t))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -24,8 +24,12 @@ const redacted = "REDACTED"
 // names are the ends of names whose values are secrets, headers are those of headers, whose values may have several
 // words. Names of names have none of them: secretName, tokenRef.
 const (
-	names   = `(?:passw(?:or)?d|passphrase|pwd|secret|token|credentials?|(?:api|private|access|secret)[-_ ]?key)`
+	names = `(?:passw(?:or)?d|passphrase|passcode|pwd|secret|token|credentials?|psk|pre[-_ ]?shared[-_ ]?key|key-data|` +
+		`\.dockerconfigjson|\.dockercfg|` +
+		`(?:api|private|access|secret|shared|session|signing|encryption|account|master)[-_ ]?key)`
 	headers = `(?:authorization|cookie)`
+	// keyFile are names of files with private keys, which are keys of Secrets, too. In settings they have paths.
+	keyFile = `(?:\b(?:[a-z0-9_-]+\.key|(?:tls|ssl|ca|server|client)[-_]key|id_(?:rsa|dsa|ecdsa|ed25519)|auth))`
 )
 
 var (
@@ -33,12 +37,14 @@ var (
 	sensitive = regexp.MustCompile(`(?i)(?:` + names + `|` + headers + `)$`)
 	// sensitiveFlag is a flag whose value is the next argument.
 	sensitiveFlag = regexp.MustCompile(`(?i)^--?[A-Za-z0-9._-]*` + names + `$`)
+	// sensitiveFile is a name whose value is a secret, unless it is a path.
+	sensitiveFile = regexp.MustCompile(`(?i)^` + keyFile + `$`)
 )
 
-// privateKey is one in PEM, with the lines before it that say how it is encrypted. The ends of lines may be escaped:
-// PEM in JSON.
-var privateKey = regexp.MustCompile(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?:\s|\\+[nr])*` +
-	`(?:[A-Za-z0-9-]+: [^\n\\]*(?:\s|\\+[nr])+)*[^-]*(?:-----END [A-Z0-9 ]*PRIVATE KEY-----)?`)
+// privateKey is one in armor, of PEM, OpenSSH, SSH2 or PGP, with the lines before it that say how it is encrypted. The
+// ends of lines may be escaped: PEM in JSON.
+var privateKey = regexp.MustCompile(`-----?[ ]?BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?[ ]?-----?(?:\s|\\+[nr])*` +
+	`(?:[A-Za-z0-9-]+: [^\n\\]*(?:\s|\\+[nr])+)*[^-]*(?:-----?[ ]?END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?[ ]?-----?)?`)
 
 // patterns are those of secrets in a line, with what replaces them. A line that has none of the words, in lower case,
 // is not searched: that costs seconds for a few MiB.
@@ -52,12 +58,32 @@ var patterns = []struct {
 		[]string{"://"},
 		regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#"'\\<>@]+(?:@[^\s/?#"'\\<>@]+)*@`), "${1}" + redacted + "@",
 	},
+	// The signature of a URL, and a key of an API in it.
+	{
+		[]string{"sig", "key=", "code="},
+		regexp.MustCompile(`(?i)([?&](?:sig|key|code|apikey|(?:[a-z0-9-]+-)?signature)=)[^\s&#"'\\]+`), "${1}" + redacted,
+	},
 	{
 		[]string{"bearer", "basic"},
 		regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`), "${1} " + redacted,
 	},
 	// A token of a service account is one.
 	{[]string{"eyj"}, regexp.MustCompile(`\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`), redacted},
+	// Tokens of forges, registries and clouds, which say what they are.
+	{
+		[]string{"glpat-", "glptt-", "gldt-", "glrt-", "glft-", "glcbt-", "glsoat-", "glimt-", "glagent-", "gloas-", "glffct-"},
+		regexp.MustCompile(`\b(?:glpat|glptt|gldt|glrt|glft|glcbt|glsoat|glimt|glagent|gloas|glffct)-[A-Za-z0-9_.=-]{8,}`), redacted,
+	},
+	{
+		[]string{"ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "dckr_", "npm_", "pypi-", "hvs.", "hvb.", "hvr.", "xox", "xapp-"},
+		regexp.MustCompile(`\b(?:gh[pousr]_|github_pat_|dckr_(?:pat|oat)_|npm_|pypi-|hv[sbr]\.|xox[abeoprs]-|xapp-)[A-Za-z0-9_-]{12,}`),
+		redacted,
+	},
+	{
+		[]string{"aiza", "ya29.", "_live_", "_test_", "atatt", "atbb", "do", "age-secret-key-"},
+		regexp.MustCompile(`\b(?:AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{16,}|[rs]k_(?:live|test)_[A-Za-z0-9]{12,}|` +
+			`AT(?:ATT|BB)[A-Za-z0-9_=-]{16,}|do[opr]_v1_[a-f0-9]{32,}|AGE-SECRET-KEY-1[A-Z0-9]{16,})`), redacted,
+	},
 	// In quotes, which may be escaped: JSON in JSON.
 	{
 		secretWords,
@@ -65,8 +91,18 @@ var patterns = []struct {
 		"${1}" + redacted,
 	},
 	{
+		fileWords,
+		regexp.MustCompile(`(?i)(` + keyFile + `\\*"\s*:\s*\\*")[^"\\/.~$](?:[^"\\]|\\+[^"\\])*`), "${1}" + redacted,
+	},
+	{
 		secretWords,
 		regexp.MustCompile(`(?i)(` + names + `=\\+")(?:[^"\\]|\\+[^"\\])+`), "${1}" + redacted,
+	},
+	// A block of YAML whose lines have escaped ends.
+	{
+		secretWords,
+		regexp.MustCompile(`(?i)(` + names + `["']?\s*:\s*[|>][0-9+-]*)(?:(?:\\+[nr])+[ \t]+(?:[^\\"]|\\+[^nr"\\])*)+`),
+		"${1} " + redacted,
 	},
 	// A header, to the end of its line or string.
 	{
@@ -82,35 +118,229 @@ var patterns = []struct {
 		secretWords,
 		regexp.MustCompile(`(?i)(` + names + `["']?[ \t]*[:=][ \t]*')[^'\r\n]+`), "${1}" + redacted,
 	},
-	// One word: an assignment, a line of YAML, an argument. A value with blanks and without quotes has no end.
+	// A key of IPsec.
+	{[]string{"psk", "eap", "xauth"}, regexp.MustCompile(`(?i)(:[ \t]*(?:psk|eap|xauth)[ \t]+["'])[^"'\r\n]+`), "${1}" + redacted},
+	// The user of a command, with a password.
+	{
+		[]string{"-u ", "--user"},
+		regexp.MustCompile(`((?:^|\s)(?:-u|--user)[ =]['"]?[^\s:'"]+:)[^\s'"]+`), "${1}" + redacted,
+	},
+	// A flag, whose value is one word.
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)(` + names + `[ \t]*[:=][ \t]*|--?[a-z0-9._-]*` + names + `[ \t]+)` +
-			`(?:[^\s"'&;\\]|\\[^\s"])+`), "${1}" + redacted,
+		regexp.MustCompile(`(?i)((?:^|[\s"'\[])--?[a-z0-9._-]*` + names + `(?:[ \t]+|=))(?:[^\s"'&;\\]|\\[^\s"])+`),
+		"${1}" + redacted,
+	},
+	// The value of a file's name, unless it is a path, or a word of an error about the file.
+	{
+		fileWords,
+		regexp.MustCompile(`(?i)(` + keyFile + `["']?[ \t]*[:=][ \t]*["']?)` +
+			`(?:[A-Za-z+/=_-]*[0-9][A-Za-z0-9+/=_-]{4,}|[A-Za-z0-9+/=_-]{40,})`), "${1}" + redacted,
 	},
 }
 
-// secretWords are in every name of a secret that the patterns know.
-var secretWords = []string{
-	"passw", "passphrase", "pwd", "secret", "token", "credential", "key", "authorization", "cookie",
-}
+// secretWords are in every name of a secret that the patterns know, fileWords in every name of a file.
+var (
+	secretWords = []string{
+		"passw", "passphrase", "passcode", "pwd", "secret", "token", "credential", "key", "authorization", "cookie", "psk",
+		".dockerc",
+	}
+	fileWords = []string{"key", "id_", "auth"}
+)
+
+var (
+	// assignment is a name with its sign, before a value without quotes: an assignment, a line of YAML, an attribute.
+	assignment = regexp.MustCompile(`(?i)([a-z0-9_./\[\]-]*` + names + `[ \t]*[:=][ \t]*)((?:[^\s"'&;\\]|\\[^\s"])+)`)
+	// nextWord is one more word of a value; nextName begins what follows a value.
+	nextWord = regexp.MustCompile(`^[ \t]+((?:[^\s"'&;\\]|\\[^\s"])+)`)
+	nextName = regexp.MustCompile(`^(?:[A-Za-z0-9_./\[\]-]+[:=]|--?[A-Za-z]|[|{\[(\x00-\x1f])`)
+	// yamlName is a line of YAML, or of JSON that is broken, whose value is a secret that may go on in the next lines.
+	yamlName = regexp.MustCompile(`(?i)^([ \t]*(?:- )*)["']?[a-z0-9_./-]*` + names + `["']?[ \t]*:[ \t]*(.*)$`)
+	yamlFile = regexp.MustCompile(`(?i)^([ \t]*(?:- )*)["']?` + keyFile + `["']?[ \t]*:[ \t]*([|>].*)$`)
+)
 
 // Text replaces what looks like a secret in text.
 func Text(text string) string {
-	if strings.Contains(text, "-----BEGIN ") {
+	if strings.Contains(text, "BEGIN ") {
 		text = privateKey.ReplaceAllString(text, redacted)
 	}
+	text = encodedKeys(text)
 	var b strings.Builder
+	value := follower{}
 	for line := range strings.Lines(text) {
+		if value.has(line) {
+			if !value.said {
+				end := line[len(strings.TrimRight(line, "\r\n")):]
+				b.WriteString(line[:indentOf(line)] + redacted + end)
+			}
+			value.said = true
+			continue
+		}
 		lower := strings.ToLower(line)
 		for _, p := range patterns {
 			if slices.ContainsFunc(p.words, func(word string) bool { return strings.Contains(lower, word) }) {
 				line = p.find.ReplaceAllString(line, p.replace)
 			}
 		}
+		if slices.ContainsFunc(secretWords, func(word string) bool { return strings.Contains(lower, word) }) {
+			value = followerOf(line)
+			line = assignments(line)
+		} else if slices.ContainsFunc(fileWords, func(word string) bool { return strings.Contains(lower, word) }) {
+			value = followerOf(line)
+		}
 		b.WriteString(line)
 	}
 	return b.String()
+}
+
+// assignments replaces values without quotes. Of a flag a value is one word; else it ends where another name begins.
+func assignments(line string) string {
+	var b strings.Builder
+	for {
+		m := assignment.FindStringSubmatchIndex(line)
+		if m == nil {
+			b.WriteString(line)
+			return b.String()
+		}
+		name, end := line[m[2]:m[3]], m[1]
+		if !strings.HasPrefix(name, "-") && !strings.HasPrefix(name, "/") {
+			for {
+				next := nextWord.FindStringSubmatchIndex(line[end:])
+				if next == nil || nextName.MatchString(line[end+next[2]:end+next[3]]) {
+					break
+				}
+				end += next[1]
+			}
+		}
+		b.WriteString(line[:m[3]])
+		if value := line[m[4]:m[5]]; strings.Trim(value, "|>+-0123456789") == "" && strings.HasSuffix(strings.TrimRight(name, " \t"), ":") {
+			b.WriteString(line[m[4]:end]) // a number, or a block of YAML follows
+		} else {
+			b.WriteString(redacted)
+		}
+		line = line[end:]
+	}
+}
+
+// follower says which lines after a name belong to its value, which is a secret.
+type follower struct {
+	active bool
+	indent int  // of the name
+	begun  bool // the value began in the line of the name
+	quoted bool // the name is in quotes, as in JSON
+	said   bool
+}
+
+// followerOf looks for a line that ends with a name whose value goes on in the next lines.
+func followerOf(line string) follower {
+	line = strings.TrimRight(line, " \t\r\n")
+	m := yamlName.FindStringSubmatch(line)
+	if m == nil {
+		m = yamlFile.FindStringSubmatch(line)
+	}
+	if m == nil {
+		return follower{}
+	}
+	rest := m[2]
+	block := rest != "" && (rest[0] == '|' || rest[0] == '>')
+	if rest != "" && !block && strings.ContainsAny(rest[:1], `"'{[&*`) {
+		return follower{} // in quotes, or a structure
+	}
+	indent := indentOf(line)
+	return follower{active: true, indent: indent, begun: rest != "", quoted: strings.ContainsAny(line[indent:indent+1], `"'`)}
+}
+
+// indentOf is the column of the first character that is no blank.
+func indentOf(line string) int {
+	return len(line) - len(strings.TrimLeft(line, " \t"))
+}
+
+// has reports whether a line belongs to the value.
+func (f *follower) has(line string) bool {
+	if !f.active {
+		return false
+	}
+	text := strings.TrimSpace(line)
+	switch {
+	case text == "" && f.begun:
+		return true
+	case f.begun && indentOf(line) > f.indent:
+		return true
+	case !f.begun && text != "" && f.first(text, indentOf(line)):
+		f.begun = true
+		return true
+	}
+	f.active = false
+	return false
+}
+
+// first reports whether a line that follows a name without a value is that value, and not a mapping below it.
+func (f *follower) first(text string, indent int) bool {
+	item := strings.HasPrefix(text, "- ")
+	if indent < f.indent || indent == f.indent && !item {
+		return false
+	}
+	if f.quoted && strings.ContainsAny(text[:1], `"'`) {
+		return true // a string of JSON
+	}
+	text = strings.TrimPrefix(text, "- ")
+	return !strings.Contains(text, ": ") && !strings.HasSuffix(text, ":") && !strings.ContainsAny(text[:min(len(text), 1)], "{}[],")
+}
+
+// armor is how "-----BEGIN" begins in base64, by its place in the text that was encoded.
+var armor = regexp.MustCompile(`LS0tLS1CRUdJTi|tLS0tLUJFR0lO|0tLS0tQkVHSU4`)
+
+// encodedKeys replaces base64 of PEM and PGP, in one line or in several. Certificates are no secrets, but a key may
+// follow them in the same text.
+func encodedKeys(text string) string {
+	var b strings.Builder
+	written := 0
+	for _, m := range armor.FindAllStringIndex(text, -1) {
+		start := m[0]
+		if start < written {
+			continue // of the one before
+		}
+		for start > written && isBase64(text[start-1]) {
+			start--
+		}
+		b.WriteString(text[written:start] + redacted)
+		written = encodedEnd(text, start)
+	}
+	b.WriteString(text[written:])
+	return b.String()
+}
+
+// encodedEnd is where base64 ends that may be wrapped: lines of 40 characters and more go on, and a shorter one is the
+// last, unless it is the name of what follows.
+func encodedEnd(text string, start int) int {
+	word := func(from int) (end int) {
+		for end = from; end < len(text) && isBase64(text[end]); end++ {
+		}
+		return end
+	}
+	end := word(start)
+	for length := end - start; length >= 40; {
+		next := end
+		for next < len(text) && (strings.IndexByte(" \t\r\n", text[next]) >= 0 || isEscapedEnd(text[next:])) {
+			if next++; text[next-1] == '\\' {
+				next++
+			}
+		}
+		last := word(next)
+		if last == next || next == end || last < len(text) && strings.IndexByte(":.-({[", text[last]) >= 0 {
+			break
+		}
+		end, length = last, last-next
+	}
+	return end
+}
+
+func isEscapedEnd(text string) bool {
+	return strings.HasPrefix(text, `\n`) || strings.HasPrefix(text, `\r`)
+}
+
+func isBase64(c byte) bool {
+	return c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '+' || c == '/' || c == '=' || c == '_'
 }
 
 // Output redacts what a program printed: JSON by its structure, several values after each other, too, and
@@ -169,7 +399,7 @@ func redactJSON(content []byte, indented bool) (value []byte, size int64, err er
 func redactValue(name string, v any) any {
 	switch v := v.(type) {
 	case string:
-		if v != "" && sensitive.MatchString(name) {
+		if v != "" && (sensitive.MatchString(name) || sensitiveFile.MatchString(name) && !isPath(v)) {
 			return redacted
 		}
 		return Text(v)
@@ -187,10 +417,15 @@ func redactValue(name string, v any) any {
 			}
 		}
 	case map[string]any:
-		// An environment variable: {"name": "ETCD_PASSWORD", "value": "…"}.
+		// An environment variable: {"name": "ETCD_PASSWORD", "value": "…"}. A setting: {"etcd.password": {"value": "…"}}.
 		variable, _ := v["name"].(string)
+		kind, _ := v["kind"].(string)
 		for key, value := range v {
 			switch {
+			case kind == "Secret" && (key == "data" || key == "stringData"):
+				v[key] = redactAll(value)
+			case key == "value" && sensitive.MatchString(name):
+				v[key] = redactValue(name, value)
 			case key == "managedFields":
 				delete(v, key)
 			case key == "value" && sensitive.MatchString(variable):
@@ -203,6 +438,30 @@ func redactValue(name string, v any) any {
 		}
 	}
 	return v
+}
+
+// redactAll replaces all strings of an object of JSON, whatever their names are.
+func redactAll(v any) any {
+	switch v := v.(type) {
+	case string:
+		if v != "" {
+			return redacted
+		}
+	case map[string]any:
+		for key, value := range v {
+			v[key] = redactAll(value)
+		}
+	case []any:
+		for i := range v {
+			v[i] = redactAll(v[i])
+		}
+	}
+	return v
+}
+
+// isPath reports whether the value of a setting is the path of a file, and no secret itself.
+func isPath(v string) bool {
+	return strings.ContainsAny(v[:1], "/.~$") && !strings.ContainsAny(v, "\n")
 }
 
 // escape replaces characters that do not print, as JSON escapes them in a string, and bytes that are no characters.

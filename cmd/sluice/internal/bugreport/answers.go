@@ -9,10 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
-	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -35,7 +31,6 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/status"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
 // commands are those whose answers are collected.
@@ -177,47 +172,4 @@ func (r *report) manifests(ctx context.Context, w *content) error {
 			}
 			return encoder.Encode(shown)
 		})
-}
-
-// metrics writes what a process counts.
-func (r *report) metrics(ctx context.Context, w *content, name string) error {
-	network, address := "unix", filepath.Join(r.runDir, name, "metrics.sock")
-	process, _ := invocation.ProcessOf(name)
-	settings, err := invocation.Ask(ctx, r.inv, process, statusv1.ProcessServiceClient.GetConfig,
-		&statusv1.GetConfigRequest{})
-	for _, s := range settings.GetSettings() {
-		if s.GetKey() == "metrics.address" {
-			address = s.GetValue()
-		}
-	}
-	switch {
-	case address == "off":
-		return errors.New("the setting metrics.address is off")
-	case !filepath.IsAbs(address):
-		network = "tcp"
-		if space, err := r.namespace(ctx); err != nil || space.file != nil {
-			return fmt.Errorf("%s is an address of another network namespace", address)
-		}
-	}
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, network, address)
-		},
-	}}
-	request, rerr := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/metrics", http.NoBody)
-	if rerr != nil {
-		return rerr
-	}
-	answer, gerr := client.Do(request)
-	if gerr != nil {
-		return joined([]error{gerr, err})
-	}
-	defer answer.Body.Close()
-	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s answers %s", address, answer.Status)
-	}
-	_, err = io.Copy(w, answer.Body)
-	return err
 }

@@ -87,10 +87,11 @@ type report struct {
 	fileLimit   int // bytes of a file
 	answerLimit int // bytes that a service may send as one answer
 
-	runDir  string
-	archive *archive.Archive
-	taken   atomic.Int64 // groups
-	came    atomic.Bool  // an answer of a service, or a log
+	runDir    string
+	configDir string // of the processes; empty: that of the instance
+	archive   *archive.Archive
+	taken     atomic.Int64 // groups
+	came      atomic.Bool  // an answer of a service, or a log
 
 	space    sync.Once
 	found    namespace // written by space

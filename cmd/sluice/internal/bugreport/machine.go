@@ -234,7 +234,7 @@ func joined(errs []error) error {
 
 // listener is the process that listens at a socket. A stopped one is found, too: the kernel knows it.
 func listener(ctx context.Context, socket string) (int, error) {
-	conn, err := dialSocket(ctx, socket)
+	conn, err := dialOwn(ctx, filepath.Dir(socket), filepath.Base(socket))
 	if err != nil {
 		return 0, err
 	}

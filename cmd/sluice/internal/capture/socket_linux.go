@@ -54,7 +54,7 @@ type socket struct {
 // openSocket opens a packet socket in the namespace of a device. The thread that goes there ends with it if it cannot
 // come back.
 func openSocket(d device, program []bpf.RawInstruction, buffer int) (*socket, error) {
-	ns, err := os.Open(d.namespace)
+	ns, err := os.OpenFile(d.namespace, os.O_RDONLY|unix.O_NONBLOCK, 0) // the datapath says where; a pipe would block
 	if err != nil {
 		return nil, err
 	}

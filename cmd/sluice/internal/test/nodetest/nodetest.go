@@ -55,6 +55,8 @@ type Node struct {
 	// KnownReady: labels that an endpoint has can be connected all the same.
 	KnownReady bool
 	Healthy    bool // the datapath has no warnings
+	// MetricsAddress is where each process says that its metrics are; empty: it does not say.
+	MetricsAddress string
 	// StreamError is why the datapath does not hear identity; empty if it does.
 	StreamError string
 	// Probes is what the datapath found of other nodes; nil: it sends none.
@@ -168,7 +170,7 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 			datapathv1.RegisterConnectionServiceServer(s, &connections{node: n})
 		}
 		n.Health[service] = health.NewServer()
-		statusv1.RegisterProcessServiceServer(s, process{})
+		statusv1.RegisterProcessServiceServer(s, process{node: n})
 		if slices.Contains([]string{"policy", "loadbalancer", "identity"}, service) {
 			sharesv1.RegisterSharesServiceServer(s, tenants{process: service})
 		}

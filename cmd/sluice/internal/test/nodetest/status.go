@@ -23,15 +23,20 @@ func serviceStatus(problems ...string) *statusv1.ServiceStatus {
 // process is any of the services.
 type process struct {
 	statusv1.UnimplementedProcessServiceServer
+	node *Node
 }
 
-func (process) GetConfig(context.Context, *statusv1.GetConfigRequest) (*statusv1.GetConfigResponse, error) {
-	return &statusv1.GetConfigResponse{
+func (p process) GetConfig(context.Context, *statusv1.GetConfigRequest) (*statusv1.GetConfigResponse, error) {
+	r := &statusv1.GetConfigResponse{
 		Instance: "x", File: "/etc/sluice/x.yaml", IgnoredVariables: []string{"SLUICE_X_PORT"},
 		Settings: []*statusv1.Setting{
 			{Key: "log.level", Value: "info", Source: statusv1.SettingSource_SETTING_SOURCE_DEFAULT},
 			{Key: "etcd.password", Value: "(secret)", Source: statusv1.SettingSource_SETTING_SOURCE_FILE},
 			{Key: "node", Value: "a\x1b[2J", Source: statusv1.SettingSource_SETTING_SOURCE_FLAG},
 		},
-	}, nil
+	}
+	if p.node.MetricsAddress != "" {
+		r.Settings = append(r.Settings, &statusv1.Setting{Key: "metrics.address", Value: p.node.MetricsAddress})
+	}
+	return r, nil
 }

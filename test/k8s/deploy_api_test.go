@@ -20,7 +20,7 @@ func TestAPITakesEachKustomization(t *testing.T) {
 	a := newAPI(t)
 	a.kubectl("apply", "--kustomize="+deploy+"base")
 	for _, dir := range []string{
-		"etcd-dev", "node-restriction", "overlays/native", "overlays/overlay", "overlays/single-node", "uninstall",
+		"etcd-dev", "overlays/native", "overlays/overlay", "overlays/single-node", "uninstall",
 	} {
 		out := a.kubectl("apply", "--dry-run=server", "--kustomize="+deploy+dir)
 		for line := range strings.Lines(out) {

@@ -59,12 +59,9 @@ func nodeAPIOf(t *testing.T, api *apiServer) *nodeAPI {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	a := &nodeAPI{apiServer: api, t: t, dir: dir}
-	for _, file := range []string{"namespace", "serviceaccount", "clusterrole", "clusterrolebinding"} {
-		a.kubectl("apply", "--namespace=sluice-system", "--filename=../../deploy/kubernetes/base/"+file+".yaml")
-	}
+	a.account()
 	token := filepath.Join(dir, "token")
-	secret := a.kubectl("create", "token", "sluice", "--namespace=sluice-system")
-	if err := os.WriteFile(token, []byte(secret), 0o600); err != nil {
+	if err := os.WriteFile(token, []byte(a.tokenOn(ownNode)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	a.flags = []string{
@@ -74,6 +71,29 @@ func nodeAPIOf(t *testing.T, api *apiServer) *nodeAPI {
 		"--socket-also-root=" + strconv.Itoa(os.Getuid()), "--metrics-address=off", "--health-address=127.0.0.1:0",
 	}
 	return a
+}
+
+// account makes the account of Sluice, with the rights of the manifests.
+func (a *apiServer) account() {
+	a.t.Helper()
+	for _, file := range []string{
+		"namespace", "serviceaccount", "clusterrole", "clusterrolebinding", "node-restriction", "node-restriction-binding",
+	} {
+		a.kubectl("apply", "--namespace=sluice-system", "--filename=../../deploy/kubernetes/base/"+file+".yaml")
+	}
+}
+
+// tokenOn is the token of the account for a pod on a node.
+func (a *apiServer) tokenOn(node string) string {
+	a.t.Helper()
+	a.do(http.MethodPost, "/api/v1/namespaces/sluice-system/pods", object{
+		"metadata": object{"name": "sluice-" + node},
+		"spec": object{
+			"nodeName": node, "serviceAccountName": "sluice", "containers": []object{{"name": "c", "image": "none"}},
+		},
+	})
+	return strings.TrimSpace(a.kubectl("create", "token", "sluice", "--namespace=sluice-system",
+		"--bound-object-kind=Pod", "--bound-object-name=sluice-"+node))
 }
 
 func (a *nodeAPI) socket() string { return filepath.Join(a.dir, "run", "ipam.sock") }

@@ -128,8 +128,8 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 	}
 	statusRights(t)
 	settings := decode[corev1.ConfigMap](t, "base/settings.yaml")
-	policy := decode[admissionv1.ValidatingAdmissionPolicy](t, "node-restriction/policy.yaml")
-	limits := decode[admissionv1.ValidatingAdmissionPolicyBinding](t, "node-restriction/binding.yaml")
+	policy := decode[admissionv1.ValidatingAdmissionPolicy](t, "base/node-restriction.yaml")
+	limits := decode[admissionv1.ValidatingAdmissionPolicyBinding](t, "base/node-restriction-binding.yaml")
 	if limits.Spec.PolicyName != policy.Name || !slices.Equal(limits.Spec.ValidationActions,
 		[]admissionv1.ValidationAction{admissionv1.Deny}) {
 		t.Errorf("the binding does not put %s in force: %+v", policy.Name, limits)

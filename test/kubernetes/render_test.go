@@ -200,7 +200,7 @@ func (all objects) configuration(t *testing.T, container string) string {
 
 // rendered are the directories of deploy/kubernetes that are applied as they are.
 var rendered = []string{
-	"base", "etcd-dev", "node-restriction", "overlays/native", "overlays/overlay", "overlays/single-node", "uninstall",
+	"base", "etcd-dev", "overlays/native", "overlays/overlay", "overlays/single-node", "uninstall",
 }
 
 // TestEveryKustomizationRenders: those that are applied, and each component on

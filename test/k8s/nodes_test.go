@@ -43,6 +43,7 @@ func TestSluiceConnectsTwoNodes(t *testing.T) {
 				{"ServicePolicies", testServicePolicies},
 				{"ContainersKilled", testContainersKilledAcrossNodes},
 				{"Rollout", testRolloutAcrossNodes},
+				{"Drain", testDrain},
 				{"APIServerAway", testAPIServerAway},
 				{"EtcdAway", testEtcdAway},
 				{"Rejoin", testRejoin},
@@ -339,6 +340,30 @@ func testRolloutAcrossNodes(n sluiceNode) {
 		}
 	}
 	s.unbroken("rollout restart on both nodes")
+}
+
+// testDrain drains the second node: nothing but DaemonSets is left there, and the writers
+// of status do not come back.
+func testDrain(n sluiceNode) {
+	const writers = "--selector=app.kubernetes.io/name=sluice-status"
+	n.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=2m", "deployment/sluice-status")
+	n.kubectl("drain", "node2", "--ignore-daemonsets", "--force", "--delete-emptydir-data", "--timeout=2m")
+	defer n.kubectl("uncordon", "node2")
+	n.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=2m", "deployment/sluice-status")
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(time.Second) {
+		var pods struct{ Items []kubePod }
+		n.must(n.c.Get(n.Context(), &pods, "pods", "--namespace=sluice-system", writers, "--field-selector=spec.nodeName=node2"))
+		for _, p := range pods.Items {
+			if p.Metadata.DeletionTimestamp == nil {
+				n.Fatalf("%s is on the node that was drained", p)
+			}
+		}
+	}
+	var pods struct{ Items []kubePod }
+	n.must(n.c.Get(n.Context(), &pods, "pods", "--namespace=sluice-system", writers))
+	if len(pods.Items) != 2 {
+		n.Errorf("there are %d writers of status, want both on the other node", len(pods.Items))
+	}
 }
 
 // testRejoin takes the second node out of the cluster, and in again with other ranges.

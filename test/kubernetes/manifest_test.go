@@ -25,7 +25,9 @@ import (
 	"github.com/sluice-net/sluice/kit/nodefiles"
 )
 
-var deploy = filepath.Join("..", "..", "deploy", "kubernetes")
+// deploy is read through a link in this module: the go command knows of no change of a
+// file outside of it, and would take the result of a test from its cache.
+var deploy = filepath.Join("deploy", "kubernetes")
 
 // binDir is where the programs are.
 func binDir() string {
@@ -114,18 +116,6 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 	if binding.RoleRef.Name != role.Name || len(binding.Subjects) != 1 || binding.Subjects[0].Name != "sluice" {
 		t.Errorf("the binding does not give the role %s to the account: %+v", role.Name, binding)
 	}
-	for _, rule := range role.Rules {
-		if strings.HasPrefix(rule.Resources[0], "nodes") { // a policy limits this to one of them
-			rule.Verbs = slices.DeleteFunc(rule.Verbs, func(verb string) bool { return verb == "patch" })
-		} else if len(rule.Verbs) == 0 {
-			t.Errorf("the rule allows nothing: %+v", rule)
-		}
-		if slices.ContainsFunc(rule.Verbs, func(verb string) bool {
-			return !slices.Contains([]string{"get", "list", "watch"}, verb)
-		}) || slices.Contains(rule.Resources, "*") || slices.Contains(rule.APIGroups, "*") {
-			t.Errorf("the role may do more than read: %+v", rule)
-		}
-	}
 	statusRights(t)
 	settings := decode[corev1.ConfigMap](t, "base/settings.yaml")
 	policy := decode[admissionv1.ValidatingAdmissionPolicy](t, "base/node-restriction.yaml")
@@ -197,8 +187,8 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 	}
 }
 
-// statusRights: the writer of status reads, patches the status of what it reads, and
-// holds one lease in its namespace.
+// statusRights wants both roles to be bound to the account of the writer alone.
+// TestRolesHaveTheRightsThatAreUsed has the rights.
 func statusRights(t *testing.T) {
 	t.Helper()
 	if a := decode[corev1.ServiceAccount](t, "base/status-serviceaccount.yaml"); *a.AutomountServiceAccountToken {
@@ -206,30 +196,6 @@ func statusRights(t *testing.T) {
 	}
 	cluster := decode[rbacv1.ClusterRole](t, "base/status-clusterrole.yaml")
 	own := decode[rbacv1.Role](t, "base/status-role.yaml")
-	for _, rule := range cluster.Rules {
-		want := []string{"list", "watch"}
-		for _, r := range rule.Resources {
-			if strings.HasSuffix(r, "/status") {
-				want = []string{"patch"}
-			}
-		}
-		if slices.Equal(rule.Resources, []string{"events"}) {
-			want = []string{"create"}
-		}
-		if slices.Equal(rule.ResourceNames, []string{"kube-system"}) { // for its revision
-			want = []string{"list"}
-		}
-		if !slices.Equal(rule.Verbs, want) || slices.Contains(rule.Resources, "*") ||
-			slices.Contains(rule.APIGroups, "*") {
-			t.Errorf("the writer's role may do %v, want %v: %+v", rule.Verbs, want, rule)
-		}
-	}
-	for _, rule := range own.Rules {
-		if !slices.Equal(rule.Resources, []string{"leases"}) ||
-			len(rule.ResourceNames) == 0 && !slices.Equal(rule.Verbs, []string{"create"}) {
-			t.Errorf("the writer may do more in its namespace than hold a lease: %+v", rule)
-		}
-	}
 	clusterwide := decode[rbacv1.ClusterRoleBinding](t, "base/status-clusterrolebinding.yaml")
 	local := decode[rbacv1.RoleBinding](t, "base/status-rolebinding.yaml")
 	if clusterwide.RoleRef.Name != cluster.Name || local.RoleRef.Name != own.Name || local.RoleRef.Kind != "Role" {
@@ -285,7 +251,7 @@ func TestRightsAreThoseOfTheServices(t *testing.T) {
 		pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
 		t.Errorf("the pod has other namespaces, a token or no seccomp profile: %+v", pod)
 	}
-	unit, err := os.ReadFile(filepath.Join("..", "..", "deploy", "systemd", "sluice-datapath.service"))
+	unit, err := os.ReadFile(filepath.Join("deploy", "systemd", "sluice-datapath.service"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -114,7 +114,7 @@ func documented(t *testing.T) (names []string) {
 	t.Helper()
 	name := regexp.MustCompile("`((?:sluice|grpc)_[a-z_<>]+)`")
 	for _, page := range []string{"process", "identity", "ipam", "policy", "loadbalancer", "endpoints"} {
-		content, err := os.ReadFile(filepath.Join("..", "..", "docs", page+".md"))
+		content, err := os.ReadFile(filepath.Join("docs", page+".md"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -156,7 +156,7 @@ func TestAlertsAndDashboardAskForMetricsThatExist(t *testing.T) {
 		t.Fatalf("the reference is not what the pages have: %v", reference)
 	}
 	expressions := map[string]string{} // where it stands
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "operations", "monitoring.md"))
+	page, err := os.ReadFile(filepath.Join("docs", "operations", "monitoring.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

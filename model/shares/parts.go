@@ -19,7 +19,7 @@ type Part struct {
 	Units int
 	// Reserved is how many elements the object needs beside its units while it does not
 	// get all of them. They are set aside from the limit.
-	Reserved func(got int) int
+	Reserved int
 }
 
 // Parts keeps what objects ask of one limit, and how much of it each gets. Unlike the
@@ -68,9 +68,7 @@ func (p *Parts[K]) Put(k K, x Part) int {
 	e := p.objects[k]
 	had := 0
 	if e != nil {
-		if e.Tenant == x.Tenant {
-			had = min(e.got, x.Units)
-		}
+		had = min(e.got, x.Units)
 		p.dirty = p.dirty || e.Tenant != x.Tenant || e.Order != x.Order || e.Local != x.Local || e.Units != x.Units
 		p.count(e, -1)
 	} else {
@@ -190,6 +188,9 @@ func (p *Parts[K]) Next() time.Time {
 	return p.computed.Add(LevelInterval)
 }
 
+// Computed returns when the levels were computed last; zero: never.
+func (p *Parts[K]) Computed() time.Time { return p.computed }
+
 // Due reports whether Level is due.
 func (p *Parts[K]) Due(now time.Time) bool {
 	return p.dirty && !now.Before(p.computed.Add(LevelInterval))
@@ -211,6 +212,8 @@ func (p *Parts[K]) Reassign(tenantOf func(k K) Tenant) {
 type Plan[K comparable] struct {
 	// Changed has the objects that get another number of units than they have.
 	Changed map[K]int
+	// Got has what each object gets; nil: all that it asks for, as before.
+	Got map[K]int
 
 	division Division
 	aside    int
@@ -223,23 +226,24 @@ const maxAside = 4
 // Plan computes the levels and changes nothing. It must be called only while every source of
 // objects, and the list of Namespaces, have been complete once.
 func (p *Parts[K]) Plan(now time.Time) *Plan[K] {
+	if p.allFit() && p.used == p.total && p.limit.Size >= p.aside {
+		return &Plan[K]{division: p.divideTenants(), now: now}
+	}
 	keys := make([]K, 0, len(p.objects))
 	entries := make([]*part, 0, len(p.objects))
 	most := 0 // that may have to be set aside
 	for k, e := range p.objects {
 		keys, entries = append(keys, k), append(entries, e)
-		if e.Reserved != nil {
-			most += e.Reserved(0)
-		}
+		most += e.Reserved
 	}
-	plan := &Plan[K]{Changed: make(map[K]int), now: now}
+	plan := &Plan[K]{Changed: make(map[K]int), Got: make(map[K]int, len(p.objects)), now: now}
 	var parts []int
 	for round := 0; ; round++ {
 		parts, plan.division = p.divide(entries, max(0, p.limit.Size-plan.aside))
 		need := 0
 		for i, e := range entries {
-			if e.Reserved != nil && parts[i] < e.Units {
-				need += e.Reserved(parts[i])
+			if parts[i] < e.Units {
+				need += e.Reserved
 			}
 		}
 		if need <= plan.aside {
@@ -250,11 +254,22 @@ func (p *Parts[K]) Plan(now time.Time) *Plan[K] {
 		}
 	}
 	for i, e := range entries {
+		plan.Got[keys[i]] = parts[i]
 		if parts[i] != e.got {
 			plan.Changed[keys[i]] = parts[i]
 		}
 	}
 	return plan
+}
+
+// divideTenants divides the limit among the tenants, if everything fits.
+func (p *Parts[K]) divideTenants() Division {
+	asks := make([]Ask, 0, len(p.asked))
+	for t, n := range p.asked {
+		asks = append(asks, Ask{Tenant: t, Units: n})
+	}
+	d, _ := DivideParts(p.limit.Size, asks, p.settings, nil)
+	return d
 }
 
 // divide divides a size among the objects of API servers, then what they leave among the
@@ -299,7 +314,7 @@ func (p *Parts[K]) divide(entries []*part, size int) ([]int, Division) {
 // still.
 func (p *Parts[K]) Enforce(plan *Plan[K]) {
 	p.division, p.aside, p.computed, p.dirty = &plan.division, plan.aside, plan.now, false
-	for k, n := range plan.Changed {
+	for k, n := range plan.Got { // nil: each has what it asks for
 		if e := p.objects[k]; e != nil {
 			n = min(n, e.Units)
 			p.use(e.Tenant, n-e.got)

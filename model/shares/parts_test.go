@@ -114,14 +114,11 @@ func TestPartsKeepWhatTheyHaveUntilTheNextLevel(t *testing.T) {
 func TestReservedElementsAreSetAside(t *testing.T) {
 	p := NewParts[string](Settings{}, Limit{Name: "frontends", Size: 100})
 	flood, shop := Namespace("flood"), Namespace("shop")
-	p.Put("f", Part{
-		Tenant: flood, Order: order(1, "f"), Units: 120,
-		Reserved: func(got int) int { return (120 - got) / 4 },
-	})
+	p.Put("f", Part{Tenant: flood, Order: order(1, "f"), Units: 120, Reserved: 12})
 	p.Put("s", Part{Tenant: shop, Order: order(2, "s"), Units: 10})
 	now := time.Unix(1000, 0)
 	p.Enforce(p.Plan(now))
-	// 12 are set aside for the 50 units that flood does not get, and a tenth of the other 88
+	// 12 are set aside because flood does not get all of its units, and a tenth of the other 88
 	// is kept for system.
 	if got, shop := p.Got("f"), p.Got("s"); got != 70 || shop != 10 {
 		t.Errorf("flood has %d units, shop %d", got, shop)

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -31,6 +32,7 @@ type Config struct {
 	Backends     BackendsConfig     `config:"backends"`
 	HealthChecks HealthChecksConfig `config:"healthChecks"`
 	Limits       LimitsConfig       `config:"limits"`
+	Shares       tenants.Config     `config:"shares"`
 	Subscribers  SubscribersConfig  `config:"subscribers"`
 
 	external []netip.Prefix      // set by Validate
@@ -65,12 +67,13 @@ type HealthChecksConfig struct {
 	Address string `config:"address" help:"address that their ports are served on; empty: every one; off: none is"`
 }
 
-// LimitsConfig bounds what is kept. The defaults are what the kernel's maps take.
+// LimitsConfig bounds what is kept. Of frontends and backends the smaller of these limits
+// and of what the datapath can hold counts.
 type LimitsConfig struct {
 	Services           int             `config:"services" help:"services that are kept"`
 	EndpointSlices     int             `config:"endpointSlices" help:"endpoint slices that are kept"`
-	Frontends          int             `config:"frontends" help:"frontends of all services together"`
-	Backends           int             `config:"backends" help:"addresses and ports of all endpoints"`
+	Frontends          int             `config:"frontends" help:"frontends of all services together, which tenants share"`
+	Backends           int             `config:"backends" help:"addresses and ports of all endpoints, which tenants share"`
 	BackendsPerService int             `config:"backendsPerService" help:"those of the endpoints of one service"`
 	Manifests          config.ByteSize `config:"manifests" help:"size of all files together"`
 }
@@ -89,6 +92,7 @@ func defaults(p instance.Paths) Config {
 			Services: 65_536, EndpointSlices: 131_072, Frontends: 65_536, Backends: 131_072, BackendsPerService: 65_536,
 			Manifests: 256 << 20,
 		},
+		Shares:      tenants.Defaults(),
 		Subscribers: SubscribersConfig{Linger: 10 * time.Minute},
 	}
 }
@@ -187,7 +191,7 @@ func (c *Config) owner(l *slog.Logger) owner.Config {
 			Services: c.Limits.Services, Slices: c.Limits.EndpointSlices, Frontends: c.Limits.Frontends,
 			Backends: c.Limits.Backends, BackendsPerService: c.Limits.BackendsPerService,
 		},
-		Linger: c.Subscribers.Linger, Log: l,
+		Shares: c.Shares.Settings(), Linger: c.Subscribers.Linger, Log: l,
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/healthport"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
@@ -24,6 +25,10 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/source/directory"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/source/kubernetes"
 )
+
+// systemInterval is how often the process looks whether the cluster's own services are in
+// force, without which it is not ready.
+const systemInterval = 5 * time.Second
 
 func main() { os.Exit(process.Run("loadbalancer", defaults, run)) }
 
@@ -36,8 +41,20 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if cfg.Kubernetes.Enabled() {
 		sources = append(sources, owner.SourceKubernetes)
 	}
+	of := tenants.WithoutKubernetes(cfg.Shares.Settings())
+	changed := make(chan struct{}, 1)
+	if cfg.Kubernetes.Enabled() {
+		of = tenants.New(cfg.Shares.Settings(), func() {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		})
+	}
 	o, err := process.Phase(p, "load state", func() (*owner.Owner, error) {
-		return owner.New(cfg.owner(p.Log), cfg.StateDir, sources)
+		config := cfg.owner(p.Log)
+		config.Tenants = of
+		return owner.New(config, cfg.StateDir, sources)
 	})
 	if err != nil {
 		return err
@@ -99,6 +116,19 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			objects.Node = cfg.Node.Name
 		}
 		p.Go("kubernetes", objects.Run)
+		p.Go("tenants", func(ctx context.Context) error { return of.Follow(ctx, api, p.Log) })
+		p.Go("changes of tenants", func(ctx context.Context) error {
+			for {
+				select {
+				case <-changed:
+					if err := o.TenantsChanged(ctx); err != nil && ctx.Err() == nil {
+						return err
+					}
+				case <-ctx.Done():
+					return nil
+				}
+			}
+		})
 	}
 	p.Waiting("waiting until every source of services was listed")
 	p.Go("readiness", func(ctx context.Context) error {
@@ -107,9 +137,22 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			srv.SetAllServing(true)
 			p.Ready()
 		case <-ctx.Done():
+			return nil
 		}
-		<-ctx.Done()
-		return nil
+		look := time.NewTicker(systemInterval)
+		defer look.Stop()
+		for {
+			why := o.SystemRefused(ctx)
+			if ctx.Err() != nil {
+				return nil
+			}
+			p.Unready(why)
+			select {
+			case <-look.C:
+			case <-ctx.Done():
+				return nil
+			}
+		}
 	})
 	return p.Serve(ctx, srv)
 }

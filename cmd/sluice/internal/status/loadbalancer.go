@@ -27,8 +27,20 @@ type loadBalancerStatus struct {
 	HealthCheckPorts uint32              `json:"healthCheckPorts"`
 	Sources          []serviceSource     `json:"sources"`
 	Subscribers      []serviceSubscriber `json:"subscribers"`
+	Limits           []sharedLimit       `json:"limits,omitempty"`
+	// SystemRefused says why frontends of the cluster's own services are not in force.
+	SystemRefused string `json:"systemRefused,omitempty"`
 
 	problems []string // as the service words them
+}
+
+// sharedLimit is a limit that tenants share.
+type sharedLimit struct {
+	Name      string `json:"name"`
+	Size      uint32 `json:"size"`
+	Used      uint32 `json:"used"`
+	Asked     uint32 `json:"asked"`
+	Exceeding uint32 `json:"exceedingTenants"`
 }
 
 type serviceSource struct {
@@ -60,6 +72,12 @@ func loadBalancerOf(r *lbv1.GetStatusResponse) *loadBalancerStatus {
 	}
 	for _, x := range r.GetSources() {
 		s.Sources = append(s.Sources, serviceSource{x.GetName(), x.GetManager(), x.GetSynced(), x.GetError(), x.GetObjects()})
+	}
+	s.SystemRefused = r.GetSystemRefused()
+	for _, x := range r.GetLimits() {
+		s.Limits = append(s.Limits, sharedLimit{
+			x.GetName(), x.GetSize(), x.GetUsed(), x.GetAsked(), x.GetExceedingTenants(),
+		})
 	}
 	for _, x := range r.GetSubscribers() {
 		s.Subscribers = append(s.Subscribers, serviceSubscriber{

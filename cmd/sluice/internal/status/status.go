@@ -239,6 +239,10 @@ func look(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
 // judge says for which containers an ADD works, and why for no others.
 func (s *Node) judge() {
 	s.Problems = append(s.Problems, exhausted(s.Pools)...)
+	if b := s.LoadBalancer; b != nil && b.SystemRefused != "" {
+		// A container would start without the cluster's DNS or API server.
+		s.Problems = append(s.Problems, "sluice-loadbalancer: "+b.SystemRefused)
+	}
 	s.Known = len(s.Problems) == 0
 	// While identity or policy are away, the datapath knows what it needs of them for
 	// the label sets of this node.

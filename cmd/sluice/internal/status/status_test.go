@@ -5,6 +5,7 @@ package status
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
@@ -335,5 +336,15 @@ func TestStatusShowsWhichNodesAnswer(t *testing.T) {
 	}
 	if p := s.Datapath.NodeProbes; p == nil || len(p.Paths) != 1 || p.Paths[0] != want {
 		t.Errorf("probes %+v, want %+v", p, want)
+	}
+}
+
+// TestNodeIsNotReadyWithoutTheServicesOfTheCluster: a container would start without its DNS.
+func TestNodeIsNotReadyWithoutTheServicesOfTheCluster(t *testing.T) {
+	why := "datapath does not enforce 10.96.0.10:53/UDP of service kube-system/kube-dns: no room"
+	n := &Node{LoadBalancer: loadBalancerOf(&lbv1.GetStatusResponse{SystemRefused: why})}
+	n.judge()
+	if n.Ready || n.Known || !slices.Equal(n.Problems, []string{"sluice-loadbalancer: " + why}) {
+		t.Errorf("ready: %t, for known label sets: %t, problems %q", n.Ready, n.Known, n.Problems)
 	}
 }

@@ -107,12 +107,15 @@ type Frontend struct {
 	Outside         *List
 	AffinitySeconds uint32
 	SourceRanges    []netip.Prefix
+	// ExceedsShare: the frontend has no backends, because the service's tenant asks for
+	// more frontends than its share. Connections are refused.
+	ExceedsShare bool
 }
 
 // Equal reports whether the kernel would be told the same of both.
 func (f *Frontend) Equal(o *Frontend) bool {
 	return f.Key == o.Key && f.Kind == o.Kind && f.Service == o.Service && f.PortName == o.PortName &&
-		f.AffinitySeconds == o.AffinitySeconds &&
+		f.AffinitySeconds == o.AffinitySeconds && f.ExceedsShare == o.ExceedsShare &&
 		f.Inside.equal(o.Inside) && f.Outside.equal(o.Outside) && slices.Equal(f.SourceRanges, o.SourceRanges)
 }
 
@@ -130,6 +133,9 @@ type Node struct {
 	// Reserved are ports that no backend may have: a packet that the node sends
 	// there on behalf of a client would be taken for one of the node's own.
 	Reserved []Reserved
+	// CountElements: shares count elements of the maps of a datapath, which has said how
+	// many it has, instead of frontends.
+	CountElements bool
 }
 
 // Reserved is a port that backends may not have.
@@ -145,6 +151,9 @@ type View struct {
 	Slices  []*service.Slice
 }
 
+// maxNotes bounds the notes of one service.
+const maxNotes = 1000
+
 // notesAtMost is how many endpoints notes name one by one.
 const notesAtMost = 10
 
@@ -152,15 +161,20 @@ const notesAtMost = 10
 type Notes []string
 
 func (n *Notes) addf(format string, args ...any) {
-	if n != nil {
+	if n != nil && len(*n) < maxNotes {
 		*n = append(*n, fmt.Sprintf(format, args...))
 	}
 }
 
 // Keys are those of the frontends that the service wants, sorted.
-func (n *Node) Keys(s *service.Service) []Key {
+func (n *Node) Keys(s *service.Service) []Key { return n.KeysWithin(s, nil) }
+
+// KeysWithin are those of the frontends that the service has within a share, as Needs
+// counts it, and of those that refuse connections because they exceed it, sorted. share is
+// nil if nothing bounds the service.
+func (n *Node) KeysWithin(s *service.Service, share *int) []Key {
 	var out []Key
-	for _, f := range n.plain(s, nil) {
+	for _, f := range n.plain(s, share, nil) {
 		out = append(out, f.Key)
 	}
 	slices.SortFunc(out, Key.Compare)
@@ -169,23 +183,33 @@ func (n *Node) Keys(s *service.Service) []Key {
 
 // Of returns the frontends of a service for the node, sorted, each key once.
 // Notes, unless nil, gets what its author should know.
-func (n *Node) Of(v View, notes *Notes) []*Frontend {
+func (n *Node) Of(v View, notes *Notes) []*Frontend { return n.Within(v, nil, notes) }
+
+// Within returns the frontends that a service has within a share, as Needs counts it, and
+// those that refuse connections because they exceed it, as Of does. share is nil if nothing
+// bounds the service.
+func (n *Node) Within(v View, share *int, notes *Notes) []*Frontend {
 	if v.Service == nil {
 		return nil
 	}
-	out := n.plain(v.Service, notes)
+	out := n.plain(v.Service, share, notes)
+	ends := v.index()
 	type pool struct {
 		port int
 		ipv6 bool
 	}
 	lists := make(map[pool]*lists)
 	for _, f := range out {
+		if f.ExceedsShare {
+			f.Inside = &List{WhenEmpty: Reject}
+			continue
+		}
 		at := pool{f.port, f.Key.IPv6}
 		l := lists[at]
 		if l == nil {
 			var all []candidate
 			if !v.Service.Closed {
-				all = n.merge(v, f.port, f.Key.IPv6, notes)
+				all = n.merge(ends, v.Service.Ports[f.port], f.Key.IPv6, notes)
 			}
 			l = newLists(n, v.Service, all)
 			lists[at] = l
@@ -216,50 +240,80 @@ type planned struct {
 	proxy bool // inside does not use it
 }
 
-// plain are the frontends of a service without their lists.
-func (n *Node) plain(s *service.Service, notes *Notes) []*planned {
-	if s == nil || !s.HasFrontends() {
+// plain are the frontends of a service without their lists, in the order of its ports and
+// then of its addresses. Of a service that exceeds its share they are the first ones that
+// fit, and behind them those that refuse connections.
+func (n *Node) plain(s *service.Service, share *int, notes *Notes) []*planned {
+	if s == nil || !s.HasFrontends() || len(s.Ports) == 0 {
 		return nil
 	}
-	external := s.Type == service.NodePort || s.Type == service.LoadBalancer
+	if notes != nil {
+		n.explain(s, notes)
+	}
+	externals := n.external(s)
 	var out []*planned
+	add := func(i int, kind Kind, addr netip.Addr, port uint16, ipv6 bool) *planned {
+		p := &s.Ports[i]
+		f := &planned{port: i, Frontend: Frontend{
+			Key: Key{addr, port, p.Protocol, ipv6}, Kind: kind, Service: s.Name, PortName: p.Name,
+			AffinitySeconds: s.AffinitySeconds,
+		}}
+		out = append(out, f)
+		return f
+	}
+	budget := n.budget(s, share)
 	for i, p := range s.Ports {
-		add := func(kind Kind, addr netip.Addr, port uint16, ipv6 bool) *planned {
-			f := &planned{port: i, Frontend: Frontend{
-				Key: Key{addr, port, p.Protocol, ipv6}, Kind: kind, Service: s.Name, PortName: p.Name,
-				AffinitySeconds: s.AffinitySeconds,
-			}}
-			out = append(out, f)
-			return f
+		if i > 0 && budget.full && !hasNodePorts(s) {
+			break
 		}
 		for _, a := range s.ClusterIPs {
-			add(ClusterIP, a, p.Port, a.Is6())
-		}
-		if external && p.NodePort != 0 {
-			if s.IPv4 {
-				add(NodePort, netip.Addr{}, p.NodePort, false)
-			}
-			if s.IPv6 {
-				add(NodePort, netip.Addr{}, p.NodePort, true)
+			if take, refuse := budget.next(alone, a.Is6(), i == 0); take || refuse {
+				add(i, ClusterIP, a, p.Port, a.Is6()).refuse(refuse)
+			} else if budget.full && i > 0 {
+				break
 			}
 		}
-		for _, a := range s.ExternalIPs {
-			if n.allows(a) {
-				add(ExternalIP, a, p.Port, a.Is6())
+		if hasNodePorts(s) && p.NodePort != 0 {
+			for _, ipv6 := range []bool{false, true} {
+				if ipv6 && s.IPv6 || !ipv6 && s.IPv4 {
+					_, refuse := budget.next(ofNode, ipv6, i == 0)
+					add(i, NodePort, netip.Addr{}, p.NodePort, ipv6).refuse(refuse)
+				}
+			}
+		}
+		if budget.full && i > 0 {
+			continue
+		}
+		for _, a := range externals {
+			if take, _ := budget.next(ofOthers, a.Is6(), i == 0); take {
+				add(i, ExternalIP, a, p.Port, a.Is6())
 			}
 		}
 		if s.Type != service.LoadBalancer {
 			continue
 		}
 		for _, in := range s.Ingress {
-			f := add(LoadBalancer, in.Addr, p.Port, in.Addr.Is6())
-			f.proxy, f.SourceRanges = in.Proxy, sourceRanges(s.SourceRanges, in.Addr.Is6())
+			kind := alone2
+			if in.Proxy {
+				kind = ofProxy
+			}
+			if take, refuse := budget.next(kind, in.Addr.Is6(), i == 0); take || refuse {
+				f := add(i, LoadBalancer, in.Addr, p.Port, in.Addr.Is6())
+				f.proxy, f.SourceRanges = in.Proxy, sourceRanges(s.SourceRanges, in.Addr.Is6())
+				f.refuse(refuse)
+			} else if budget.full && i > 0 {
+				break
+			}
 		}
 	}
-	if notes != nil {
-		n.explain(s, notes)
-	}
 	return out
+}
+
+// refuse makes a frontend one that refuses connections.
+func (f *planned) refuse(yes bool) {
+	if yes {
+		f.ExceedsShare, f.SourceRanges, f.AffinitySeconds = true, nil, 0
+	}
 }
 
 // explain notes what a service says without effect.
@@ -309,31 +363,47 @@ type candidate struct {
 	service.About
 }
 
+// portID is what ports of services and slices have in common.
+type portID struct {
+	name     string
+	protocol service.Protocol
+	ipv6     bool
+}
+
+// source is a port of a slice.
+type source struct {
+	slice *service.Slice
+	port  uint16
+}
+
+// index finds the ports of the slices by what ports of services say.
+func (v View) index() map[portID][]source {
+	out := make(map[portID][]source)
+	for _, s := range v.Slices {
+		for _, p := range s.Ports {
+			id := portID{p.Name, p.Protocol, s.IPv6}
+			out[id] = append(out[id], source{s, p.Port})
+		}
+	}
+	return out
+}
+
 // merge returns the endpoints of a port of a service in one family, sorted, each
 // address and port once: where several slices have it, a ready one is taken
 // first, then one that is draining, then that of the first slice.
-func (n *Node) merge(v View, port int, ipv6 bool, notes *Notes) []candidate {
-	p := v.Service.Ports[port]
+func (n *Node) merge(ends map[portID][]source, p service.Port, ipv6 bool, notes *Notes) []candidate {
 	var out []candidate
 	refused := 0
-	for _, s := range v.Slices {
-		if s.IPv6 != ipv6 {
-			continue
-		}
-		for _, sp := range s.Ports {
-			if sp.Name != p.Name || sp.Protocol != p.Protocol {
+	for _, x := range ends[portID{p.Name, p.Protocol, ipv6}] {
+		for _, e := range x.slice.Endpoints {
+			at := netip.AddrPortFrom(e.Addr(), x.port)
+			if err := n.Usable(at, p.Protocol, ipv6); err != nil {
+				if refused++; refused <= notesAtMost {
+					notes.addf("EndpointSlice %s: the endpoint %s is left out: %v", x.slice.Name, at, err)
+				}
 				continue
 			}
-			for _, e := range s.Endpoints {
-				at := netip.AddrPortFrom(e.Addr(), sp.Port)
-				if err := n.Usable(at, p.Protocol, ipv6); err != nil {
-					if refused++; refused <= notesAtMost {
-						notes.addf("EndpointSlice %s: the endpoint %s is left out: %v", s.Name, at, err)
-					}
-					continue
-				}
-				out = append(out, candidate{at, e.About()})
-			}
+			out = append(out, candidate{at, e.About()})
 		}
 	}
 	if refused > notesAtMost {
@@ -533,9 +603,10 @@ func (n *Node) Backends(v View) []netip.AddrPort {
 		return nil
 	}
 	var out []netip.AddrPort
-	for i := range v.Service.Ports {
+	ends := v.index()
+	for _, p := range v.Service.Ports {
 		for _, ipv6 := range []bool{false, true} {
-			for _, c := range n.merge(v, i, ipv6, nil) {
+			for _, c := range n.merge(ends, p, ipv6, nil) {
 				if c.State.Ready() || c.State.Keeps() {
 					out = append(out, c.at)
 				}
@@ -553,13 +624,10 @@ func (v View) Named() (frontends, backends int) {
 	if s == nil || !s.HasFrontends() {
 		return 0, 0
 	}
-	ports := make(map[string]service.Protocol, len(s.Ports))
-	for _, p := range s.Ports {
-		ports[p.Name] = p.Protocol
-	}
+	ports := PortsOf(s)
 	for _, x := range v.Slices {
 		for _, p := range x.Ports {
-			if protocol, ok := ports[p.Name]; ok && protocol == p.Protocol {
+			if ports.has(p) {
 				backends += len(x.Endpoints)
 			}
 		}
@@ -602,6 +670,9 @@ func Count(slices []*service.Slice) (all, ready int) {
 func (f *Frontend) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s of %s", f.Key, f.Service)
+	if f.ExceedsShare {
+		b.WriteString(" exceeds the share")
+	}
 	for _, l := range []struct {
 		name string
 		list *List

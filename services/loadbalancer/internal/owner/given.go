@@ -218,4 +218,5 @@ func (o *Owner) synced(src *source) {
 	src.listed = true
 	o.mark(nil) // a barrier says so
 	o.checkReady()
+	o.wakeLevels(o.config.Now())
 }

@@ -30,6 +30,10 @@ type object struct {
 	slice    *service.Slice
 
 	named bool // by its manager in this run
+	// share is how many of the slice's backends are within the share of its tenant;
+	// meaningful with cut.
+	share int
+	cut   bool // some of them exceed it
 }
 
 // bringer is who brought an object. Equal ones may be shared.
@@ -113,6 +117,9 @@ type joined struct {
 	// localSince is the revision from which on the node has ready endpoints of it; 0:
 	// it has none. Only of a service with a health check port.
 	localSince uint64
+	// share bounds the service's frontends, because some exceed the share of its tenant;
+	// nil: all are within it.
+	share *int
 }
 
 // checked reports whether the service has a health check port.
@@ -120,7 +127,8 @@ func (j *joined) checked() bool {
 	return j.object != nil && j.object.service.HasFrontends() && j.object.service.HealthCheckNodePort != 0
 }
 
-func (j *joined) view() frontend.View {
+// whole is the service with all that its slices say.
+func (j *joined) whole() frontend.View {
 	v := frontend.View{}
 	if j.object == nil {
 		return v
@@ -131,6 +139,37 @@ func (j *joined) view() frontend.View {
 		v.Slices[i] = x.slice
 	}
 	return v
+}
+
+// view is the service with those backends of its slices that are within the share.
+func (j *joined) view() frontend.View {
+	v := j.whole()
+	if !slices.ContainsFunc(j.slices, func(x *object) bool { return x.cut }) || v.Service == nil {
+		return v
+	}
+	ports := frontend.PortsOf(v.Service)
+	v.Slices = v.Slices[:0]
+	for _, x := range j.slices {
+		if x.cut {
+			v.Slices = append(v.Slices, ports.Cut(x.slice, x.share)...)
+		} else {
+			v.Slices = append(v.Slices, x.slice)
+		}
+	}
+	return v
+}
+
+// keys are those of the frontends that the kernel has to have.
+func (o *Owner) keys(j *joined) []frontend.Key {
+	if j.object == nil {
+		return nil
+	}
+	return o.config.Node.KeysWithin(j.object.service, j.share)
+}
+
+// frontends are the frontends that the kernel has to have, if no older service has them.
+func (o *Owner) frontends(j *joined, notes *frontend.Notes) []*frontend.Frontend {
+	return o.config.Node.Within(j.view(), j.share, notes)
 }
 
 // older orders services that want one frontend: the first has it.
@@ -265,14 +304,16 @@ type edit struct {
 	completes bool
 	listed    []string // sources to note as listed in this state
 	zone      *string  // of the node; nil: it stays where it is
+	levels    *levels  // of the shares; nil: they stay as they are
 
 	content bool // what objects say changes, and the revision with it
 	touched map[service.Name]struct{}
-	after   []*service.Service // those that are touched, as they will be
 }
 
 // writes reports whether there is something to write.
-func (e *edit) writes() bool { return len(e.puts)+len(e.gone)+len(e.listed) > 0 || e.zone != nil }
+func (e *edit) writes() bool {
+	return len(e.puts)+len(e.gone)+len(e.listed) > 0 || e.zone != nil || e.levels != nil
+}
 
 func (e *edit) record() journal.Change {
 	c := journal.Change{Gone: e.gone, Complete: e.listed, Zone: e.zone}
@@ -361,11 +402,14 @@ func (o *Owner) plan(e *edit) error {
 	}
 	after := o.changed(e)
 	e.touched = make(map[service.Name]struct{}, len(after))
-	for name, j := range after {
+	for name := range after {
 		e.touched[name] = struct{}{}
-		if j.object != nil {
-			e.after = append(e.after, j.object.service)
+	}
+	if e.levels != nil {
+		for name := range e.levels.touched {
+			e.touched[name] = struct{}{}
 		}
+		e.content = true
 	}
 	if e.zone != nil {
 		o.hinted(e)
@@ -382,7 +426,13 @@ func (o *Owner) plan(e *edit) error {
 		return fmt.Errorf("%w: there would be %d endpoint slices with %s, the limit is %d (limits.endpointSlices)",
 			failure.ErrLimit, count, last(e, service.KindSlice), l.Slices)
 	}
-	return o.findRoom(after)
+	if e.puts[0].by.source != SourceGRPC {
+		return nil // what exceeds a share is left out
+	}
+	if err := o.findRoom(after); err != nil {
+		return err
+	}
+	return o.findShare(after)
 }
 
 // last is the last object of a kind that an edit adds, for a message.
@@ -397,8 +447,7 @@ func last(e *edit, kind service.Kind) service.ObjectKey {
 
 // enter adds what a service wants to the frontends and the backends.
 func (o *Owner) enter(j *joined) {
-	v := j.view()
-	for _, k := range o.config.Node.Keys(v.Service) {
+	for _, k := range o.keys(j) {
 		first := o.winners[k]
 		if first == nil {
 			o.winners[k] = j
@@ -412,15 +461,14 @@ func (o *Owner) enter(j *joined) {
 		slices.SortFunc(all, older)
 		o.contested[k], o.winners[k] = all, all[0]
 	}
-	for _, at := range o.config.Node.Backends(v) {
+	for _, at := range o.config.Node.Backends(j.view()) {
 		o.backends.add(at)
 	}
 }
 
 // leave is the opposite of enter.
 func (o *Owner) leave(j *joined) {
-	v := j.view()
-	for _, k := range o.config.Node.Keys(v.Service) {
+	for _, k := range o.keys(j) {
 		all := o.contested[k]
 		if all == nil {
 			delete(o.winners, k)
@@ -432,7 +480,7 @@ func (o *Owner) leave(j *joined) {
 			delete(o.contested, k)
 		}
 	}
-	for _, at := range o.config.Node.Backends(v) {
+	for _, at := range o.config.Node.Backends(j.view()) {
 		o.backends.remove(at)
 	}
 }
@@ -451,7 +499,7 @@ func (o *Owner) held(keys map[frontend.Key]struct{}, touched []service.Name) map
 		if j == nil {
 			continue
 		}
-		for _, f := range o.config.Node.Of(j.view(), nil) {
+		for _, f := range o.frontends(j, nil) {
 			if o.winners[f.Key] == j {
 				of[f.Key] = f
 			}
@@ -477,16 +525,14 @@ func (h held) same(o held) bool {
 // apply makes an edit, and marks the frontends that it changes for the subscribers.
 func (o *Owner) apply(e *edit) {
 	touched := sorted(e.touched, service.Name.Compare)
+	admitted := o.admit(e)
 	keys := make(map[frontend.Key]struct{})
-	for _, v := range e.after {
-		for _, k := range o.config.Node.Keys(v) {
-			keys[k] = struct{}{}
-		}
-	}
 	for _, name := range touched {
-		if j := o.services[name]; j != nil {
-			for _, k := range o.config.Node.Keys(j.view().Service) {
-				keys[k] = struct{}{}
+		for _, j := range []*joined{o.services[name], admitted.after[name]} {
+			if j != nil {
+				for _, k := range o.keys(j) {
+					keys[k] = struct{}{}
+				}
 			}
 		}
 	}
@@ -504,9 +550,12 @@ func (o *Owner) apply(e *edit) {
 	now := o.config.Now().UnixNano()
 	if e.zone != nil {
 		o.config.Node.Zone = *e.zone
+	}
+	if e.zone != nil || e.levels != nil {
 		for _, name := range touched {
-			j := o.services[name]
-			j.revision, j.updated = o.state.Revision, now
+			if j := o.services[name]; j != nil {
+				j.revision, j.updated = o.state.Revision, now
+			}
 		}
 	}
 	for _, k := range e.gone {
@@ -522,6 +571,7 @@ func (o *Owner) apply(e *edit) {
 		}
 		o.put(x)
 	}
+	admitted.set(o)
 	for _, name := range touched {
 		if j := o.services[name]; j != nil {
 			o.enter(j)

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/journal"
@@ -60,16 +61,35 @@ type Limits struct {
 type Config struct {
 	Node   frontend.Node
 	Limits Limits
+	// Shares and Tenants say who shares the limits; without Tenants each namespace is a
+	// tenant.
+	Shares  shares.Settings
+	Tenants Tenants
 	// Linger is how long a subscriber that has gone may resume its stream.
 	Linger time.Duration
 	Log    *slog.Logger
 	Now    func() time.Time
 }
 
+// Tenants knows the tenants of namespaces.
+type Tenants interface {
+	Of(namespace string) shares.Tenant
+	// Complete reports whether all Namespaces were listed once. Until then no levels are
+	// computed.
+	Complete() bool
+}
+
+// everyNamespace is the Tenants of a node without an API server.
+type everyNamespace struct{ *shares.Tenants }
+
+// Complete implements Tenants.
+func (everyNamespace) Complete() bool { return true }
+
 // Operations that the owner's time is counted by.
 const (
 	opDecide = "decide on a change"
 	opApply  = "apply a change"
+	opLevel  = "level the shares"
 	opStream = "fill a message"
 	opRead   = "read"
 	opOther  = "other"
@@ -112,6 +132,7 @@ type Owner struct {
 	winners   map[frontend.Key]*joined   // who has a frontend
 	contested map[frontend.Key][]*joined // everyone who wants it, where there are several
 	backends  backends                   // that services lead to
+	places    *places                    // that services and slices have
 
 	sources  map[string]*source // that are configured
 	managers map[string]bool    // those of SourceGRPC that completed in this run
@@ -126,6 +147,7 @@ type Owner struct {
 	unsettle map[service.Name]struct{}        // that were watched as not enforced
 	problems map[string]error
 	fatal    error
+	level    chan struct{} // has a token when levels are due
 	local    chan struct{} // has a token when Locals may be others
 	changes  int           // ticks since the last change, from 1; 0: there was none, or it is noted
 	garbage  chan struct{} // has a token when much of what was in memory is gone
@@ -150,9 +172,13 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		subscribers: make(map[string]*stream.Subscriber), sessions: make(map[string]*Session), progress: make(chan struct{}),
 		watch: watch.NewHub[service.Name,
 			uint64](watch.Options[uint64]{Pending: 2 * config.Limits.Services}), unsettle: make(map[service.Name]struct{}),
-		problems: make(map[string]error), local: make(chan struct{}, 1), garbage: make(chan struct{},
+		problems: make(map[string]error), level: make(chan struct{}, 1), local: make(chan struct{}, 1), garbage: make(chan struct{},
 			1), readied: make(chan struct{}),
 	}
+	if o.config.Tenants == nil {
+		o.config.Tenants = everyNamespace{shares.NewTenants(config.Shares)}
+	}
+	o.places = newPlaces(o)
 	rand.Read(o.incarnation[:]) //nolint:errcheck // it never fails
 	for _, s := range sources {
 		o.sources[s] = &source{refused: make(map[string]Refused)}
@@ -192,6 +218,7 @@ func (o *Owner) restore(dir string) error {
 			s.listed = true
 		}
 	}
+	o.admitAll(touched)
 	for name := range touched {
 		j := o.services[name]
 		o.enter(j)
@@ -224,6 +251,14 @@ const pause = time.Second
 func (o *Owner) Run(ctx context.Context) error {
 	defer close(o.done)
 	defer o.watch.Close()
+	levels, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		o.runLevels(levels)
+	}()
+	defer func() { <-ended }()
+	defer stop()
 	tick := time.NewTicker(pause)
 	defer tick.Stop()
 	for o.fatal == nil {
@@ -284,9 +319,11 @@ func (o *Owner) do(ctx context.Context, operation string, f func()) error {
 // write.
 func (o *Owner) sweep() {
 	now := o.config.Now()
+	o.wakeLevels(now)
 	for name, s := range o.subscribers {
 		if s.Session == 0 && !s.Until.After(now) {
 			delete(o.subscribers, name)
+			o.places.forget(name)
 			o.moved()
 		}
 	}

@@ -32,6 +32,8 @@ type Listed struct {
 	Notes     []string
 	Enforced  bool
 	Frontends []*frontend.Frontend // if asked for; only those that the service has
+	// Frontends and backends that exceed the share of the service's tenant.
+	ExceedingFrontends, ExceedingBackends int
 }
 
 // Filter says which services to list. Empty fields take all.
@@ -48,8 +50,7 @@ func (f *Filter) takes(j *joined, n *frontend.Node) bool {
 		f.Manager != nil && (x.by.source != SourceGRPC || x.by.manager != *f.Manager) {
 		return false
 	}
-	return !f.Address.IsValid() || slices.ContainsFunc(n.Keys(x.service),
-		func(k frontend.Key) bool { return k.Addr == f.Address })
+	return !f.Address.IsValid() || n.HasAddress(x.service, f.Address)
 }
 
 // List gives the services that the filter takes, sorted, and what is not in force
@@ -104,12 +105,13 @@ func (o *Owner) listed(j *joined, frontends bool) Listed {
 		Updated: time.Unix(0, j.updated),
 		Notes:   o.notes(j), Enforced: o.enforced(j.name, j.revision),
 	}
-	v := j.view()
-	out.Endpoints, out.Ready = frontend.Count(v.Slices)
+	exceeding := o.exceeding(j)
+	out.ExceedingFrontends, out.ExceedingBackends = exceeding.frontends, exceeding.backends
+	out.Endpoints, out.Ready = frontend.Count(j.whole().Slices)
 	if !frontends {
 		return out
 	}
-	for _, f := range o.config.Node.Of(v, nil) {
+	for _, f := range o.frontends(j, nil) {
 		if o.winners[f.Key] == j {
 			out.Frontends = append(out.Frontends, f)
 		}
@@ -123,8 +125,9 @@ const maxNotes = 50
 // notes are what the author of a service should know.
 func (o *Owner) notes(j *joined) []string {
 	notes := frontend.Notes(slices.Clone(j.object.remarks.get().notes))
-	o.config.Node.Of(j.view(), &notes)
-	for _, k := range o.config.Node.Keys(j.object.service) {
+	o.frontends(j, &notes)
+	notes = append(notes, o.exceeding(j).notes...)
+	for _, k := range o.keys(j) {
 		if w := o.winners[k]; w != j {
 			notes = append(notes, fmt.Sprintf("%s is that of service %s, which is older", k, w.name))
 		}
@@ -224,6 +227,10 @@ type Status struct {
 	Journal      int64 // bytes
 	Contested    int   // frontends that several services want
 	HealthChecks int   // health check ports that services ask for
+	Limits       []SharedLimit
+	// SystemRefused says why frontends of the cluster's own services are not in force; empty:
+	// all are.
+	SystemRefused string
 }
 
 // SourceStatus is the state of a source, or of a manager.
@@ -308,6 +315,16 @@ func (o *Owner) status() Status {
 		out.Subscribers = append(out.Subscribers, s)
 	}
 	out.HealthChecks = len(o.checked)
+	out.Limits = o.sharedLimits()
+	for _, l := range out.Limits {
+		if l.Asked > l.Used {
+			problem(ProblemService, "%s: %d tenants ask for %d of %d %s (limits.%s), and %d are not in force: see `sluice service list`",
+				ExceedsShare, l.Exceeding, l.Asked, l.Size, l.Name, l.Name, l.Asked-l.Used)
+		}
+	}
+	if out.SystemRefused = o.systemRefused(); out.SystemRefused != "" {
+		problem(ProblemService, "%s", out.SystemRefused)
+	}
 	return out
 }
 

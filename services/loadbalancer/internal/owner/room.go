@@ -44,13 +44,13 @@ func (o *Owner) findRoom(after map[service.Name]*joined) error {
 	before, keys, backends := make([]frontend.View, len(names)), make([]int, len(names)), make([]int, len(names))
 	for i, name := range names {
 		if now := o.services[name]; now != nil {
-			before[i] = now.view()
+			before[i] = now.whole()
 		}
 		keys[i], backends[i] = r.add(before[i], -1)
 	}
 	var most, mostBackends grown
 	for i, name := range names {
-		then := after[name].view()
+		then := after[name].whole()
 		if err := o.countNamed(name, before[i], then); err != nil {
 			return err
 		}

@@ -5,10 +5,14 @@ package owner
 
 import (
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -68,4 +72,305 @@ func (r *running) frontendOf(ip string) string {
 	x.until(st.Revision)
 	addr := netip.MustParseAddr(ip)
 	return x.has[frontend.Key{Addr: addr, Port: 80, Protocol: service.TCP, IPv6: addr.Is6()}]
+}
+
+// apiSource gives objects to an owner of few places.
+type apiSource struct {
+	*running
+	*Objects
+	clock *clock
+}
+
+func startShared(t *testing.T, limits Limits) *apiSource {
+	t.Helper()
+	c := &clock{now: time.Unix(1e9, 0)}
+	config := testConfig(c)
+	config.Limits = limits
+	o := start(t, config, t.TempDir(), SourceKubernetes)
+	return &apiSource{running: o, Objects: o.Objects(SourceKubernetes), clock: c}
+}
+
+func (s *apiSource) give(texts ...string) {
+	s.t.Helper()
+	c := watch.Changes[service.ObjectKey, Given]{Upserts: givenOf(s.t, texts...)}
+	if err := s.Objects.Apply(s.t.Context(), c); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *apiSource) remove(keys ...service.ObjectKey) {
+	s.t.Helper()
+	c := watch.Changes[service.ObjectKey, Given]{Deletes: make(map[service.ObjectKey]struct{})}
+	for _, k := range keys {
+		c.Deletes[k] = struct{}{}
+	}
+	if err := s.Objects.Apply(s.t.Context(), c); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// complete says that everything is listed, and computes the levels.
+func (s *apiSource) complete() {
+	s.t.Helper()
+	held, err := s.Held(s.t.Context())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	listed := make(map[service.ObjectKey]struct{})
+	for _, k := range held {
+		listed[k] = struct{}{}
+	}
+	if err := s.Objects.Complete(s.t.Context(), listed); err != nil {
+		s.t.Fatal(err)
+	}
+	s.level()
+}
+
+func (s *apiSource) level() {
+	s.t.Helper()
+	if err := s.computeLevels(s.t.Context()); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// allFrontends are what the kernel gets, by key.
+func (r *running) allFrontends() map[frontend.Key]string {
+	r.t.Helper()
+	x := r.subscribe("allFrontends", [16]byte{}, 0)
+	defer x.Close()
+	st, err := r.Status(r.t.Context())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	x.until(st.Revision)
+	return x.has
+}
+
+// count says how many frontends of a service lead somewhere or are within the share, and how
+// many refuse connections because they exceed it.
+func count(all map[frontend.Key]string, of string) (within, exceed int) {
+	for _, text := range all {
+		switch {
+		case !strings.Contains(text, " of "+of):
+		case strings.Contains(text, "exceeds the share"):
+			exceed++
+		default:
+			within++
+		}
+	}
+	return within, exceed
+}
+
+func keyOf(kind service.Kind, namespace, name string) service.ObjectKey {
+	return service.ObjectKey{Kind: kind, Name: service.Name{Namespace: namespace, Name: name}}
+}
+
+// TestFloodOfFrontendsKeepsNoServiceOfOthersOut: one namespace asks for more frontends than
+// there are. The services of others have all of theirs, before and after the first levels. The
+// flood loses its newest ones, whose addresses refuse connections, and gets places again when
+// there are some.
+func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
+	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 100, Backends: 1000, BackendsPerService: 500})
+	for i := range 10 {
+		o.give(serviceText("evil", fmt.Sprint("s", i), fmt.Sprint("10.96.1.", i+1), 10))
+	}
+	served := func(what string) {
+		t.Helper()
+		const want = "10.96.0.1:80/TCP of shop/web inside 10.244.0.5:8080"
+		if got := o.frontendOf("10.96.0.1"); got != want {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	o.give(serviceText("shop", "web", "10.96.0.1", 1), sliceText("shop", "web", 1, "10.244.0.5"))
+	served("before the first levels")
+	o.complete()
+	served("after the first levels")
+	all := o.allFrontends()
+	// The others have 90 of the 100, of which shop has one.
+	if within, exceed := count(all, "evil/"); within != 89 || exceed != 0 {
+		t.Errorf("the flood has %d frontends, and %d that refuse", within, exceed)
+	}
+	// The address of each comes first, and then the oldest.
+	for name, want := range map[string]int{"s0": 10, "s7": 10, "s8": 8, "s9": 1} {
+		if within, _ := count(all, "evil/"+name); within != want {
+			t.Errorf("the service %s of the flood has %d frontends of 10, want %d", name, within, want)
+		}
+	}
+	// More of it: the newest services have an address that refuses, as far as there are places.
+	for i := range 4 {
+		o.give(serviceText("evil", fmt.Sprint("t", i), fmt.Sprint("10.96.2.", i+1), 10))
+	}
+	o.level()
+	if within, exceed := count(o.allFrontends(), "evil/"); within+exceed != 89 {
+		t.Errorf("the flood has %d frontends, and %d that refuse", within, exceed)
+	}
+	l, _, err := o.Get(t.Context(), service.Name{Namespace: "evil", Name: "t1"})
+	if err != nil || len(l.Notes) == 0 || !strings.HasPrefix(l.Notes[0], "ExceedsShare: 9 of 10 frontends") {
+		t.Errorf("the notes of a service beyond the share: %q, %v", l.Notes, err)
+	}
+	o.give(serviceText("shop", "more", "10.96.0.2", 20))
+	o.level()
+	if within, exceed := count(o.allFrontends(), "shop/more"); within != 20 || exceed != 0 {
+		t.Errorf("a new service has %d of 20 frontends, %d refuse", within, exceed)
+	}
+	for i := range 10 {
+		o.remove(keyOf(service.KindService, "evil", fmt.Sprint("s", i)))
+	}
+	o.level()
+	if within, exceed := count(o.allFrontends(), "evil/"); within != 40 || exceed != 0 {
+		t.Errorf("when the flood is deleted, what is left of it has %d frontends of 40, %d refuse", within, exceed)
+	}
+	l, _, err = o.Get(t.Context(), service.Name{Namespace: "evil", Name: "t1"})
+	if err != nil || len(l.Notes) != 0 {
+		t.Errorf("notes of a service within the share: %q, %v", l.Notes, err)
+	}
+}
+
+// TestFrontendsBeyondTheShareRefuseConnections: an address keeps one frontend, by which it
+// refuses connections at all ports. Node ports refuse each. External addresses pass as
+// before.
+func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
+	limits := Limits{Services: 1000, Slices: 1000, Frontends: 20, Backends: 1000, BackendsPerService: 500}
+	o := startShared(t, limits)
+	text := strings.Replace(serviceText("evil", "s", "10.96.1.1", 10), "spec:\n", "spec:\n  type: LoadBalancer\n  externalIPs: "+
+		"[198.51.100.1]\n", 1) + "status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {ip: 203.0.113.2, ipMode: Proxy}]}}\n"
+	for i := range 10 {
+		text = strings.Replace(text, fmt.Sprintf("port: %d}", 80+i), fmt.Sprintf("port: %d, nodePort: %d}", 80+i, 30080+i), 1)
+	}
+	ends := sliceText("evil", "s", 10, "10.244.9.1")
+	o.config.Node.ExternalIPs = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
+	o.give(serviceText("evil", "a", "10.96.1.9", 15), text, ends)
+	o.complete()
+	// The tenant has nine of the ten that are left when the 10 node ports are set aside. Three
+	// of them are for the addresses.
+	all := o.allFrontends()
+	if within, exceed := count(all, "evil/a"); within != 7 || exceed != 0 {
+		t.Errorf("the older service has %d frontends, %d refuse", within, exceed)
+	}
+	within, exceed := count(all, "evil/s")
+	if within != 1 || exceed != 11 {
+		t.Errorf("the newer service has %d frontends, %d refuse", within, exceed)
+	}
+	o.remove(keyOf(service.KindService, "evil", "a"))
+	o.level()
+	all = o.allFrontends()
+	has := func(addr string, port uint16) string {
+		k := frontend.Key{Port: port, Protocol: service.TCP}
+		if addr != "" {
+			k.Addr = netip.MustParseAddr(addr)
+		}
+		return all[k]
+	}
+	// Its 50 frontends get 9 places: two addresses stand, and the first frontends by port are
+	// in force.
+	for _, c := range []struct {
+		addr string
+		port uint16
+		want string
+	}{
+		{"10.96.1.1", 80, "10.96.1.1:80/TCP of evil/s inside 10.244.9.1:8080"},
+		{"", 30080, "port 30080/TCP of the IPv4 node addresses of evil/s inside 10.244.9.1:8080"},
+		{"198.51.100.1", 80, "198.51.100.1:80/TCP of evil/s inside 10.244.9.1:8080"},
+		{"203.0.113.1", 80, "203.0.113.1:80/TCP of evil/s inside 10.244.9.1:8080"},
+		{"10.96.1.1", 82, ""},
+		{"198.51.100.1", 82, ""},
+		{"203.0.113.1", 82, ""},
+		{"203.0.113.2", 82, ""},
+		{"", 30082, "port 30082/TCP of the IPv4 node addresses of evil/s exceeds the share inside reject"},
+		{"", 30089, "port 30089/TCP of the IPv4 node addresses of evil/s exceeds the share inside reject"},
+	} {
+		if got := has(c.addr, c.port); got != c.want {
+			t.Errorf("%s port %d: %q, want %q", c.addr, c.port, got, c.want)
+		}
+	}
+}
+
+// TestFirstListingIsDividedWhateverItsOrder: the objects of a first listing come in batches
+// in any order. Which of them have places does not depend on it, nor on a restart, and the
+// services of the cluster itself have theirs.
+func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
+	limits := Limits{Services: 1000, Slices: 1000, Frontends: 40, Backends: 60, BackendsPerService: 500}
+	var texts []string
+	for i := range 12 {
+		name := fmt.Sprintf("flood%02d", i)
+		texts = append(texts, serviceText("acme", name, fmt.Sprint("10.96.9.", i+1), 4),
+			sliceText("acme", name, 4, fmt.Sprintf("10.244.9.%d", 2*i), fmt.Sprintf("10.244.9.%d", 2*i+1)))
+	}
+	texts = append(texts, serviceText("kube-system", "kube-dns", "10.96.0.10", 3),
+		sliceText("kube-system", "kube-dns", 3, "10.244.0.2", "10.244.0.3"),
+		serviceText("default", "kubernetes", "10.96.0.1", 1), serviceText("shop", "web", "10.96.0.9", 2),
+		sliceText("shop", "web", 2, "10.244.0.9"))
+	var want map[frontend.Key]string
+	for try := range 5 {
+		c := &clock{now: time.Unix(1e9, 0)}
+		config := testConfig(c)
+		config.Limits = limits
+		dir := t.TempDir()
+		o := &apiSource{running: start(t, config, dir, SourceKubernetes)}
+		o.Objects = o.running.Objects(SourceKubernetes)
+		order := rand.Perm(len(texts))
+		for i, n := range order {
+			// They are all as old: the order of names decides.
+			text := strings.Replace(texts[n], "metadata: {", "metadata: {creationTimestamp: '2026-01-01T00:00:00Z', ", 1)
+			o.give(text)
+			if i == len(order)/2 {
+				if _, exceed := count(o.allFrontends(), "kube-system/"); exceed != 0 {
+					t.Error("a service of the cluster has no place before the first levels")
+				}
+			}
+		}
+		o.complete()
+		got := o.allFrontends()
+		if want == nil {
+			want = got
+			for _, of := range []string{"kube-system/kube-dns", "default/kubernetes", "shop/web"} {
+				if within, exceed := count(got, of); within == 0 || exceed != 0 {
+					t.Errorf("%s has %d frontends, and %d that refuse", of, within, exceed)
+				}
+			}
+			if !strings.Contains(got[frontend.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Protocol: service.TCP}],
+				"10.244.0.2:8080 10.244.0.3:8080") {
+				t.Error("the cluster's DNS has not all of its backends")
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Fatalf("try %d: %d frontends, want %d:\n%v\n%v", try, len(got), len(want), got, want)
+		}
+		o.stop()
+		o.running = start(t, config, dir, SourceKubernetes)
+		if got := o.allFrontends(); !maps.Equal(got, want) {
+			t.Fatalf("after a restart: %d frontends, want %d:\n%v\n%v", len(got), len(want), got, want)
+		}
+	}
+}
+
+// TestRemovedBackendsLeaveThoughNewOnesExceedTheShare: a rolling update of a tenant that has
+// its share. The pods that the API server has no more must not stay backends: their addresses
+// are given to other pods, of other namespaces too.
+func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
+	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 1000, Backends: 10, BackendsPerService: 100})
+	o.give(serviceText("shop", "web", "10.96.0.1", 1), sliceText("shop", "web", 1, "10.244.0.5", "10.244.0.6", "10.244.0.7"),
+		serviceText("evil", "s", "10.96.1.1", 2), sliceText("evil", "s", 2, "10.244.9.1", "10.244.9.2", "10.244.9.3"))
+	o.complete()
+	is := func(want string) {
+		t.Helper()
+		want = "10.96.0.1:80/TCP of shop/web inside" + want
+		if got := o.frontendOf("10.96.0.1"); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	is(" 10.244.0.5:8080 10.244.0.6:8080 10.244.0.7:8080")
+	// Six replace three, and the nine places are used.
+	o.give(sliceText("shop", "web", 1, "10.244.0.15", "10.244.0.16", "10.244.0.17", "10.244.0.18", "10.244.0.19", "10.244.0.20"))
+	is(" 10.244.0.15:8080 10.244.0.16:8080 10.244.0.17:8080")
+	l, _, err := o.Get(t.Context(), service.Name{Namespace: "shop", Name: "web"})
+	if err != nil || len(l.Notes) != 1 || !strings.HasPrefix(l.Notes[0], "ExceedsShare: 3 of 6 backends") {
+		t.Errorf("notes %q, %v", l.Notes, err)
+	}
+	o.level()
+	// Each has four, and the oldest of those that want a fifth gets it.
+	is(" 10.244.0.15:8080 10.244.0.16:8080 10.244.0.17:8080 10.244.0.18:8080")
+	o.remove(keyOf(service.KindSlice, "evil", "s-x"))
+	o.level()
+	is(" 10.244.0.15:8080 10.244.0.16:8080 10.244.0.17:8080 10.244.0.18:8080 10.244.0.19:8080 10.244.0.20:8080")
 }

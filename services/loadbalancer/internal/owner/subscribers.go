@@ -25,6 +25,8 @@ type Subscription struct {
 	// The last barrier that it carried out; zero: none.
 	Incarnation [16]byte
 	Seq         uint64
+	// Capacity is what the subscriber's kernel can hold; nil: the subscriber does not say.
+	Capacity *Capacity
 }
 
 // Session is one connection of a subscriber. Its methods may be called from any
@@ -57,7 +59,7 @@ func (v view) Frontend(k frontend.Key) *frontend.Frontend {
 	}
 	all, ok := v.of[w]
 	if !ok {
-		list := v.config.Node.Of(w.view(), nil)
+		list := v.frontends(w, nil)
 		all = make(map[frontend.Key]*frontend.Frontend, len(list))
 		for _, f := range list {
 			all[f.Key] = f
@@ -93,6 +95,7 @@ func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*Session, err
 			o.end(s.Name, stream.ErrReplaced)
 		}
 		s.Enforces = want.Enforces
+		o.places.connected(want)
 		o.session++
 		seq := want.Seq
 		if want.Incarnation != o.incarnation {
@@ -118,6 +121,7 @@ func (o *Owner) forgetOne() bool {
 	}
 	if oldest != nil {
 		delete(o.subscribers, oldest.Name)
+		o.places.forget(oldest.Name)
 	}
 	return oldest != nil
 }
@@ -232,6 +236,7 @@ func (x *Session) Close() {
 		delete(o.sessions, x.name)
 		if s.Disconnect(o.config.Now().Add(o.config.Linger)); !s.Enforces {
 			delete(o.subscribers, x.name) // it looks, and is not missed
+			o.places.forget(x.name)
 		}
 		o.moved()
 	})

@@ -87,6 +87,17 @@ var metrics = []metric{
 	newMetric("problems", "Problems in the status.", func(st owner.Status) float64 { return float64(st.ProblemCount) }),
 }
 
+// Limits that tenants share; the label limit is "frontends" or "backends".
+var (
+	limitDesc = prometheus.NewDesc("sluice_loadbalancer_limit",
+		"Size of a limit that tenants share: the smaller of the setting and of what the datapath can hold.",
+		[]string{"limit"}, nil)
+	limitUsedDesc = prometheus.NewDesc("sluice_loadbalancer_limit_used", "Units of the limit that are in use.",
+		[]string{"limit"}, nil)
+	exceedsDesc = prometheus.NewDesc("sluice_loadbalancer_exceeds_share",
+		"Units that tenants ask for beyond their share of the limit; they are not in force.", []string{"limit"}, nil)
+)
+
 // The owner's time; the label operation is one of those that package owner lists.
 var (
 	busyDesc = prometheus.NewDesc("sluice_loadbalancer_owner_busy_seconds",
@@ -104,6 +115,9 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range metrics {
 		ch <- m.desc
 	}
+	ch <- limitDesc
+	ch <- limitUsedDesc
+	ch <- exceedsDesc
 	ch <- busyDesc
 	ch <- longestDesc
 }
@@ -122,6 +136,11 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, m := range metrics {
 		ch <- prometheus.MustNewConstMetric(m.desc, prometheus.GaugeValue, m.value(st))
+	}
+	for _, l := range st.Limits {
+		ch <- prometheus.MustNewConstMetric(limitDesc, prometheus.GaugeValue, float64(l.Size), l.Name)
+		ch <- prometheus.MustNewConstMetric(limitUsedDesc, prometheus.GaugeValue, float64(l.Used), l.Name)
+		ch <- prometheus.MustNewConstMetric(exceedsDesc, prometheus.GaugeValue, float64(l.Asked-l.Used), l.Name)
 	}
 	for _, b := range c.Owner.Times() {
 		ch <- prometheus.MustNewConstHistogram(busyDesc, b.Count, b.Sum.Seconds(), b.Cumulative(), b.Operation)

@@ -9,6 +9,7 @@ package server
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"google.golang.org/grpc"
@@ -246,6 +247,13 @@ func (s *Server) GetStatus(ctx context.Context, _ *lbv1.GetStatusRequest) (*lbv1
 	if s.HealthPorts != nil {
 		out.HealthCheckPorts = uint32(s.HealthPorts())
 	}
+	out.SystemRefused = st.SystemRefused
+	for _, l := range st.Limits {
+		out.Limits = append(out.Limits, &lbv1.SharedLimit{
+			Name: l.Name, Size: uint32(l.Size), Used: uint32(l.Used), Asked: clamp(l.Asked),
+			ExceedingTenants: uint32(l.Exceeding), ExceedsSystem: l.System,
+		})
+	}
 	for _, x := range st.Sources {
 		out.Sources = append(out.Sources, &lbv1.SourceStatus{
 			Name: x.Name, Manager: x.Manager, Synced: x.Synced,
@@ -260,6 +268,9 @@ func (s *Server) GetStatus(ctx context.Context, _ *lbv1.GetStatusRequest) (*lbv1
 	}
 	return out, nil
 }
+
+// clamp is the largest number that the field can say, at most n.
+func clamp(n int) uint32 { return uint32(min(n, math.MaxUint32)) }
 
 // problems have the reasons of the API.
 func problems(all []owner.Problem) []*statusv1.Problem {
@@ -296,6 +307,7 @@ func toService(l *owner.Listed) *lbv1.Service {
 		Type:  s.Type.String(),
 		Ready: uint32(l.Ready), Endpoints: uint32(l.Endpoints), Revision: l.Revision, UpdateTime: timestamppb.New(l.Updated),
 		Notes: l.Notes, Enforced: l.Enforced, Algorithm: toAlgorithm(s.Table),
+		ExceedingFrontends: clamp(l.ExceedingFrontends), ExceedingBackends: clamp(l.ExceedingBackends),
 	}
 	if s.Headless {
 		out.Type = "Headless"

@@ -37,6 +37,12 @@ func (s *Server) WatchFrontends(conn frontends) error {
 		Name:     sub.GetName(),
 		Enforces: sub.GetRole() == lbv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Seq: sub.GetSeq(),
 	}
+	if c := sub.GetCapacity(); c != nil {
+		want.Capacity = &owner.Capacity{
+			Frontends: int(c.GetFrontends()), Backends: int(c.GetBackends()), Members: int(c.GetMembers()),
+			BackendsPerList: int(c.GetBackendsPerList()),
+		}
+	}
 	if b := sub.GetIncarnation(); len(b) == len(want.Incarnation) {
 		copy(want.Incarnation[:], b)
 	}
@@ -160,6 +166,7 @@ func toFrontend(f *frontend.Frontend) *lbv1.Frontend {
 		Key: toFrontendKey(f.Key), Kind: kinds[f.Kind], Namespace: f.Service.Namespace, Name: f.Service.Name,
 		PortName: f.PortName,
 		Inside:   toList(f.Inside), Outside: toList(f.Outside), AffinitySeconds: f.AffinitySeconds,
+		ExceedsShare: f.ExceedsShare,
 	}
 	for _, p := range f.SourceRanges {
 		out.SourceRanges = append(out.SourceRanges, p.String())

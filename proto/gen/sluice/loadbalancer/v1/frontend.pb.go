@@ -418,7 +418,11 @@ type Subscribe struct {
 	// Seq of the last barrier that was carried out. Of this run of the service, it
 	// resumes the stream behind that barrier; else the stream begins with every
 	// frontend.
-	Seq           uint64 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
+	Seq uint64 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
+	// What the subscriber's kernel can hold. The service names no more than the smaller of
+	// this and its own limits, of all subscribers that enforce. Unset: its own limits alone
+	// count.
+	Capacity      *Capacity `protobuf:"bytes,60,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -481,6 +485,89 @@ func (x *Subscribe) GetSeq() uint64 {
 	return 0
 }
 
+func (x *Subscribe) GetCapacity() *Capacity {
+	if x != nil {
+		return x.Capacity
+	}
+	return nil
+}
+
+// Capacity is what the kernel of a subscriber can hold. A change needs some more for a
+// moment, which is not part of it.
+type Capacity struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Elements of each map of frontends: of the fronts, and of the keys of each family. A
+	// frontend of a cluster IP has one front, another one up to two; each has a key, and so has
+	// each address that only services use.
+	Frontends uint32 `protobuf:"varint,1,opt,name=frontends,proto3" json:"frontends,omitempty"`
+	// Backends of each family.
+	Backends uint32 `protobuf:"varint,2,opt,name=backends,proto3" json:"backends,omitempty"`
+	// Members of all lists together.
+	Members uint32 `protobuf:"varint,3,opt,name=members,proto3" json:"members,omitempty"`
+	// Backends of one list.
+	BackendsPerList uint32 `protobuf:"varint,4,opt,name=backends_per_list,json=backendsPerList,proto3" json:"backends_per_list,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Capacity) Reset() {
+	*x = Capacity{}
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Capacity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Capacity) ProtoMessage() {}
+
+func (x *Capacity) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
+func (*Capacity) Descriptor() ([]byte, []int) {
+	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Capacity) GetFrontends() uint32 {
+	if x != nil {
+		return x.Frontends
+	}
+	return 0
+}
+
+func (x *Capacity) GetBackends() uint32 {
+	if x != nil {
+		return x.Backends
+	}
+	return 0
+}
+
+func (x *Capacity) GetMembers() uint32 {
+	if x != nil {
+		return x.Members
+	}
+	return 0
+}
+
+func (x *Capacity) GetBackendsPerList() uint32 {
+	if x != nil {
+		return x.BackendsPerList
+	}
+	return 0
+}
+
 // Ack says how far a subscriber has come. Acknowledgements are cumulative, and
 // each field keeps the highest value that was sent.
 type Ack struct {
@@ -498,7 +585,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[2]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -510,7 +597,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[2]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -523,7 +610,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{2}
+	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Ack) GetEnforced() uint64 {
@@ -540,8 +627,9 @@ func (x *Ack) GetEnded() uint64 {
 	return 0
 }
 
-// Refused says that a frontend stays as it was, or absent. It holds until the
-// frontend is sent again.
+// Refused says that a frontend is not enforced as it was sent. Where there was one, what
+// was removed from its lists is removed, and nothing was added. It holds until the frontend
+// is sent again.
 type Refused struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which.
@@ -554,7 +642,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[3]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -566,7 +654,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[3]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -579,7 +667,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{3}
+	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Refused) GetKey() *FrontendKey {
@@ -609,7 +697,7 @@ type WatchFrontendsResponse struct {
 
 func (x *WatchFrontendsResponse) Reset() {
 	*x = WatchFrontendsResponse{}
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[4]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -621,7 +709,7 @@ func (x *WatchFrontendsResponse) String() string {
 func (*WatchFrontendsResponse) ProtoMessage() {}
 
 func (x *WatchFrontendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[4]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -634,7 +722,7 @@ func (x *WatchFrontendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchFrontendsResponse.ProtoReflect.Descriptor instead.
 func (*WatchFrontendsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{4}
+	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *WatchFrontendsResponse) GetSteps() []*FrontendStep {
@@ -661,7 +749,7 @@ type FrontendStep struct {
 
 func (x *FrontendStep) Reset() {
 	*x = FrontendStep{}
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[5]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -673,7 +761,7 @@ func (x *FrontendStep) String() string {
 func (*FrontendStep) ProtoMessage() {}
 
 func (x *FrontendStep) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[5]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -686,7 +774,7 @@ func (x *FrontendStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrontendStep.ProtoReflect.Descriptor instead.
 func (*FrontendStep) Descriptor() ([]byte, []int) {
-	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{5}
+	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *FrontendStep) GetStep() isFrontendStep_Step {
@@ -774,7 +862,7 @@ type Barrier struct {
 
 func (x *Barrier) Reset() {
 	*x = Barrier{}
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[6]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -786,7 +874,7 @@ func (x *Barrier) String() string {
 func (*Barrier) ProtoMessage() {}
 
 func (x *Barrier) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[6]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -799,7 +887,7 @@ func (x *Barrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Barrier.ProtoReflect.Descriptor instead.
 func (*Barrier) Descriptor() ([]byte, []int) {
-	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{6}
+	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Barrier) GetIncarnation() []byte {
@@ -861,7 +949,7 @@ type FrontendKey struct {
 
 func (x *FrontendKey) Reset() {
 	*x = FrontendKey{}
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[7]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -873,7 +961,7 @@ func (x *FrontendKey) String() string {
 func (*FrontendKey) ProtoMessage() {}
 
 func (x *FrontendKey) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[7]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -886,7 +974,7 @@ func (x *FrontendKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrontendKey.ProtoReflect.Descriptor instead.
 func (*FrontendKey) Descriptor() ([]byte, []int) {
-	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{7}
+	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *FrontendKey) GetAddress() string {
@@ -941,14 +1029,18 @@ type Frontend struct {
 	AffinitySeconds uint32 `protobuf:"varint,8,opt,name=affinity_seconds,json=affinitySeconds,proto3" json:"affinity_seconds,omitempty"`
 	// Clients that may use the frontend, as prefixes; others' packets are dropped.
 	// Empty: all.
-	SourceRanges  []string `protobuf:"bytes,9,rep,name=source_ranges,json=sourceRanges,proto3" json:"source_ranges,omitempty"`
+	SourceRanges []string `protobuf:"bytes,9,rep,name=source_ranges,json=sourceRanges,proto3" json:"source_ranges,omitempty"`
+	// The service's tenant asks for more frontends than its share, so this one has no backend
+	// and refuses connections. Of an address that only services use, the other ports refuse
+	// them too, and have no frontend.
+	ExceedsShare  bool `protobuf:"varint,60,opt,name=exceeds_share,json=exceedsShare,proto3" json:"exceeds_share,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Frontend) Reset() {
 	*x = Frontend{}
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[8]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -960,7 +1052,7 @@ func (x *Frontend) String() string {
 func (*Frontend) ProtoMessage() {}
 
 func (x *Frontend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[8]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -973,7 +1065,7 @@ func (x *Frontend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Frontend.ProtoReflect.Descriptor instead.
 func (*Frontend) Descriptor() ([]byte, []int) {
-	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{8}
+	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Frontend) GetKey() *FrontendKey {
@@ -1039,6 +1131,13 @@ func (x *Frontend) GetSourceRanges() []string {
 	return nil
 }
 
+func (x *Frontend) GetExceedsShare() bool {
+	if x != nil {
+		return x.ExceedsShare
+	}
+	return false
+}
+
 // BackendList is a list of backends, and how one of them is chosen.
 type BackendList struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1060,7 +1159,7 @@ type BackendList struct {
 
 func (x *BackendList) Reset() {
 	*x = BackendList{}
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[9]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +1171,7 @@ func (x *BackendList) String() string {
 func (*BackendList) ProtoMessage() {}
 
 func (x *BackendList) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[9]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +1184,7 @@ func (x *BackendList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendList.ProtoReflect.Descriptor instead.
 func (*BackendList) Descriptor() ([]byte, []int) {
-	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{9}
+	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *BackendList) GetBackends() []*Backend {
@@ -1132,7 +1231,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[10]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1243,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[10]
+	mi := &file_sluice_loadbalancer_v1_frontend_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1256,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{10}
+	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Backend) GetAddress() string {
@@ -1190,13 +1289,19 @@ const file_sluice_loadbalancer_v1_frontend_proto_rawDesc = "" +
 	"\tsubscribe\x18\x01 \x01(\v2!.sluice.loadbalancer.v1.SubscribeH\x00R\tsubscribe\x12/\n" +
 	"\x03ack\x18\x02 \x01(\v2\x1b.sluice.loadbalancer.v1.AckH\x00R\x03ack\x12;\n" +
 	"\arefused\x18\x03 \x01(\v2\x1f.sluice.loadbalancer.v1.RefusedH\x00R\arefusedB\x10\n" +
-	"\amessage\x12\x05\xbaH\x02\b\x01\"\xaf\x01\n" +
+	"\amessage\x12\x05\xbaH\x02\b\x01\"\xed\x01\n" +
 	"\tSubscribe\x12\x1d\n" +
 	"\x04name\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04name\x12F\n" +
 	"\x04role\x18\x02 \x01(\x0e2&.sluice.loadbalancer.v1.SubscriberRoleB\n" +
 	"\xbaH\a\x82\x01\x04\x10\x01 \x00R\x04role\x12)\n" +
 	"\vincarnation\x18\x03 \x01(\fB\a\xbaH\x04z\x02\x18\x10R\vincarnation\x12\x10\n" +
-	"\x03seq\x18\x04 \x01(\x04R\x03seq\"7\n" +
+	"\x03seq\x18\x04 \x01(\x04R\x03seq\x12<\n" +
+	"\bcapacity\x18< \x01(\v2 .sluice.loadbalancer.v1.CapacityR\bcapacity\"\xc2\x01\n" +
+	"\bCapacity\x12*\n" +
+	"\tfrontends\x18\x01 \x01(\rB\f\xbaH\t*\a\x18\x80\x80\x80\b(\x01R\tfrontends\x12(\n" +
+	"\bbackends\x18\x02 \x01(\rB\f\xbaH\t*\a\x18\x80\x80\x80\b(\x01R\bbackends\x12&\n" +
+	"\amembers\x18\x03 \x01(\rB\f\xbaH\t*\a\x18\x80\x80\x80\b(\x01R\amembers\x128\n" +
+	"\x11backends_per_list\x18\x04 \x01(\rB\f\xbaH\t*\a\x18\x80\x80\x80\b(\x01R\x0fbackendsPerList\"7\n" +
 	"\x03Ack\x12\x1a\n" +
 	"\benforced\x18\x01 \x01(\x04R\benforced\x12\x14\n" +
 	"\x05ended\x18\x02 \x01(\x04R\x05ended\"l\n" +
@@ -1223,7 +1328,7 @@ const file_sluice_loadbalancer_v1_frontend_proto_rawDesc = "" +
 	"\x04port\x18\x02 \x01(\rB\v\xbaH\b*\x06\x18\xff\xff\x03(\x01R\x04port\x12B\n" +
 	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolB\r\xbaH\n" +
 	"\x82\x01\a\x18\x06\x18\x11\x18\x84\x01R\bprotocol\x12B\n" +
-	"\x06family\x18\x04 \x01(\x0e2 .sluice.loadbalancer.v1.IPFamilyB\b\xbaH\x05\x82\x01\x02\x10\x01R\x06family\"\x96\x03\n" +
+	"\x06family\x18\x04 \x01(\x0e2 .sluice.loadbalancer.v1.IPFamilyB\b\xbaH\x05\x82\x01\x02\x10\x01R\x06family\"\xbb\x03\n" +
 	"\bFrontend\x125\n" +
 	"\x03key\x18\x01 \x01(\v2#.sluice.loadbalancer.v1.FrontendKeyR\x03key\x128\n" +
 	"\x04kind\x18\x02 \x01(\x0e2$.sluice.loadbalancer.v1.FrontendKindR\x04kind\x12\x1c\n" +
@@ -1233,7 +1338,8 @@ const file_sluice_loadbalancer_v1_frontend_proto_rawDesc = "" +
 	"\x06inside\x18\x06 \x01(\v2#.sluice.loadbalancer.v1.BackendListR\x06inside\x12=\n" +
 	"\aoutside\x18\a \x01(\v2#.sluice.loadbalancer.v1.BackendListR\aoutside\x12)\n" +
 	"\x10affinity_seconds\x18\b \x01(\rR\x0faffinitySeconds\x12#\n" +
-	"\rsource_ranges\x18\t \x03(\tR\fsourceRanges\"\x8c\x02\n" +
+	"\rsource_ranges\x18\t \x03(\tR\fsourceRanges\x12#\n" +
+	"\rexceeds_share\x18< \x01(\bR\fexceedsShare\"\x8c\x02\n" +
 	"\vBackendList\x12;\n" +
 	"\bbackends\x18\x01 \x03(\v2\x1f.sluice.loadbalancer.v1.BackendR\bbackends\x12B\n" +
 	"\n" +
@@ -1280,7 +1386,7 @@ func file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_loadbalancer_v1_frontend_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sluice_loadbalancer_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_sluice_loadbalancer_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_sluice_loadbalancer_v1_frontend_proto_goTypes = []any{
 	(SubscriberRole)(0),            // 0: sluice.loadbalancer.v1.SubscriberRole
 	(IPFamily)(0),                  // 1: sluice.loadbalancer.v1.IPFamily
@@ -1289,42 +1395,44 @@ var file_sluice_loadbalancer_v1_frontend_proto_goTypes = []any{
 	(EmptyAction)(0),               // 4: sluice.loadbalancer.v1.EmptyAction
 	(*WatchFrontendsRequest)(nil),  // 5: sluice.loadbalancer.v1.WatchFrontendsRequest
 	(*Subscribe)(nil),              // 6: sluice.loadbalancer.v1.Subscribe
-	(*Ack)(nil),                    // 7: sluice.loadbalancer.v1.Ack
-	(*Refused)(nil),                // 8: sluice.loadbalancer.v1.Refused
-	(*WatchFrontendsResponse)(nil), // 9: sluice.loadbalancer.v1.WatchFrontendsResponse
-	(*FrontendStep)(nil),           // 10: sluice.loadbalancer.v1.FrontendStep
-	(*Barrier)(nil),                // 11: sluice.loadbalancer.v1.Barrier
-	(*FrontendKey)(nil),            // 12: sluice.loadbalancer.v1.FrontendKey
-	(*Frontend)(nil),               // 13: sluice.loadbalancer.v1.Frontend
-	(*BackendList)(nil),            // 14: sluice.loadbalancer.v1.BackendList
-	(*Backend)(nil),                // 15: sluice.loadbalancer.v1.Backend
-	(v1.Protocol)(0),               // 16: sluice.net.v1.Protocol
+	(*Capacity)(nil),               // 7: sluice.loadbalancer.v1.Capacity
+	(*Ack)(nil),                    // 8: sluice.loadbalancer.v1.Ack
+	(*Refused)(nil),                // 9: sluice.loadbalancer.v1.Refused
+	(*WatchFrontendsResponse)(nil), // 10: sluice.loadbalancer.v1.WatchFrontendsResponse
+	(*FrontendStep)(nil),           // 11: sluice.loadbalancer.v1.FrontendStep
+	(*Barrier)(nil),                // 12: sluice.loadbalancer.v1.Barrier
+	(*FrontendKey)(nil),            // 13: sluice.loadbalancer.v1.FrontendKey
+	(*Frontend)(nil),               // 14: sluice.loadbalancer.v1.Frontend
+	(*BackendList)(nil),            // 15: sluice.loadbalancer.v1.BackendList
+	(*Backend)(nil),                // 16: sluice.loadbalancer.v1.Backend
+	(v1.Protocol)(0),               // 17: sluice.net.v1.Protocol
 }
 var file_sluice_loadbalancer_v1_frontend_proto_depIdxs = []int32{
 	6,  // 0: sluice.loadbalancer.v1.WatchFrontendsRequest.subscribe:type_name -> sluice.loadbalancer.v1.Subscribe
-	7,  // 1: sluice.loadbalancer.v1.WatchFrontendsRequest.ack:type_name -> sluice.loadbalancer.v1.Ack
-	8,  // 2: sluice.loadbalancer.v1.WatchFrontendsRequest.refused:type_name -> sluice.loadbalancer.v1.Refused
+	8,  // 1: sluice.loadbalancer.v1.WatchFrontendsRequest.ack:type_name -> sluice.loadbalancer.v1.Ack
+	9,  // 2: sluice.loadbalancer.v1.WatchFrontendsRequest.refused:type_name -> sluice.loadbalancer.v1.Refused
 	0,  // 3: sluice.loadbalancer.v1.Subscribe.role:type_name -> sluice.loadbalancer.v1.SubscriberRole
-	12, // 4: sluice.loadbalancer.v1.Refused.key:type_name -> sluice.loadbalancer.v1.FrontendKey
-	10, // 5: sluice.loadbalancer.v1.WatchFrontendsResponse.steps:type_name -> sluice.loadbalancer.v1.FrontendStep
-	13, // 6: sluice.loadbalancer.v1.FrontendStep.upsert:type_name -> sluice.loadbalancer.v1.Frontend
-	12, // 7: sluice.loadbalancer.v1.FrontendStep.remove:type_name -> sluice.loadbalancer.v1.FrontendKey
-	11, // 8: sluice.loadbalancer.v1.FrontendStep.barrier:type_name -> sluice.loadbalancer.v1.Barrier
-	16, // 9: sluice.loadbalancer.v1.FrontendKey.protocol:type_name -> sluice.net.v1.Protocol
-	1,  // 10: sluice.loadbalancer.v1.FrontendKey.family:type_name -> sluice.loadbalancer.v1.IPFamily
-	12, // 11: sluice.loadbalancer.v1.Frontend.key:type_name -> sluice.loadbalancer.v1.FrontendKey
-	2,  // 12: sluice.loadbalancer.v1.Frontend.kind:type_name -> sluice.loadbalancer.v1.FrontendKind
-	14, // 13: sluice.loadbalancer.v1.Frontend.inside:type_name -> sluice.loadbalancer.v1.BackendList
-	14, // 14: sluice.loadbalancer.v1.Frontend.outside:type_name -> sluice.loadbalancer.v1.BackendList
-	15, // 15: sluice.loadbalancer.v1.BackendList.backends:type_name -> sluice.loadbalancer.v1.Backend
-	4,  // 16: sluice.loadbalancer.v1.BackendList.when_empty:type_name -> sluice.loadbalancer.v1.EmptyAction
-	15, // 17: sluice.loadbalancer.v1.BackendList.draining:type_name -> sluice.loadbalancer.v1.Backend
-	3,  // 18: sluice.loadbalancer.v1.BackendList.algorithm:type_name -> sluice.loadbalancer.v1.Algorithm
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	7,  // 4: sluice.loadbalancer.v1.Subscribe.capacity:type_name -> sluice.loadbalancer.v1.Capacity
+	13, // 5: sluice.loadbalancer.v1.Refused.key:type_name -> sluice.loadbalancer.v1.FrontendKey
+	11, // 6: sluice.loadbalancer.v1.WatchFrontendsResponse.steps:type_name -> sluice.loadbalancer.v1.FrontendStep
+	14, // 7: sluice.loadbalancer.v1.FrontendStep.upsert:type_name -> sluice.loadbalancer.v1.Frontend
+	13, // 8: sluice.loadbalancer.v1.FrontendStep.remove:type_name -> sluice.loadbalancer.v1.FrontendKey
+	12, // 9: sluice.loadbalancer.v1.FrontendStep.barrier:type_name -> sluice.loadbalancer.v1.Barrier
+	17, // 10: sluice.loadbalancer.v1.FrontendKey.protocol:type_name -> sluice.net.v1.Protocol
+	1,  // 11: sluice.loadbalancer.v1.FrontendKey.family:type_name -> sluice.loadbalancer.v1.IPFamily
+	13, // 12: sluice.loadbalancer.v1.Frontend.key:type_name -> sluice.loadbalancer.v1.FrontendKey
+	2,  // 13: sluice.loadbalancer.v1.Frontend.kind:type_name -> sluice.loadbalancer.v1.FrontendKind
+	15, // 14: sluice.loadbalancer.v1.Frontend.inside:type_name -> sluice.loadbalancer.v1.BackendList
+	15, // 15: sluice.loadbalancer.v1.Frontend.outside:type_name -> sluice.loadbalancer.v1.BackendList
+	16, // 16: sluice.loadbalancer.v1.BackendList.backends:type_name -> sluice.loadbalancer.v1.Backend
+	4,  // 17: sluice.loadbalancer.v1.BackendList.when_empty:type_name -> sluice.loadbalancer.v1.EmptyAction
+	16, // 18: sluice.loadbalancer.v1.BackendList.draining:type_name -> sluice.loadbalancer.v1.Backend
+	3,  // 19: sluice.loadbalancer.v1.BackendList.algorithm:type_name -> sluice.loadbalancer.v1.Algorithm
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_sluice_loadbalancer_v1_frontend_proto_init() }
@@ -1337,7 +1445,7 @@ func file_sluice_loadbalancer_v1_frontend_proto_init() {
 		(*WatchFrontendsRequest_Ack)(nil),
 		(*WatchFrontendsRequest_Refused)(nil),
 	}
-	file_sluice_loadbalancer_v1_frontend_proto_msgTypes[5].OneofWrappers = []any{
+	file_sluice_loadbalancer_v1_frontend_proto_msgTypes[6].OneofWrappers = []any{
 		(*FrontendStep_Upsert)(nil),
 		(*FrontendStep_Remove)(nil),
 		(*FrontendStep_Barrier)(nil),
@@ -1348,7 +1456,7 @@ func file_sluice_loadbalancer_v1_frontend_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_loadbalancer_v1_frontend_proto_rawDesc), len(file_sluice_loadbalancer_v1_frontend_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

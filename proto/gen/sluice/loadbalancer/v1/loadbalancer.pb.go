@@ -982,9 +982,13 @@ type Service struct {
 	Frontends []*Frontend `protobuf:"bytes,15,rep,name=frontends,proto3" json:"frontends,omitempty"`
 	// How its backends are chosen, from the annotation
 	// sluice.io/load-balancing-algorithm.
-	Algorithm     Algorithm `protobuf:"varint,16,opt,name=algorithm,proto3,enum=sluice.loadbalancer.v1.Algorithm" json:"algorithm,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Algorithm Algorithm `protobuf:"varint,16,opt,name=algorithm,proto3,enum=sluice.loadbalancer.v1.Algorithm" json:"algorithm,omitempty"`
+	// Frontends that exceed the share of the service's tenant; notes say which share.
+	ExceedingFrontends uint32 `protobuf:"varint,60,opt,name=exceeding_frontends,json=exceedingFrontends,proto3" json:"exceeding_frontends,omitempty"`
+	// Backends that exceed the share and are not used.
+	ExceedingBackends uint32 `protobuf:"varint,61,opt,name=exceeding_backends,json=exceedingBackends,proto3" json:"exceeding_backends,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Service) Reset() {
@@ -1127,6 +1131,20 @@ func (x *Service) GetAlgorithm() Algorithm {
 		return x.Algorithm
 	}
 	return Algorithm_ALGORITHM_UNSPECIFIED
+}
+
+func (x *Service) GetExceedingFrontends() uint32 {
+	if x != nil {
+		return x.ExceedingFrontends
+	}
+	return 0
+}
+
+func (x *Service) GetExceedingBackends() uint32 {
+	if x != nil {
+		return x.ExceedingBackends
+	}
+	return 0
 }
 
 // ServicePort is a port of a service.
@@ -1838,8 +1856,13 @@ type GetStatusResponse struct {
 	Incarnation []byte `protobuf:"bytes,11,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Health check node ports that are served.
 	HealthCheckPorts uint32 `protobuf:"varint,12,opt,name=health_check_ports,json=healthCheckPorts,proto3" json:"health_check_ports,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Limits that tenants share.
+	Limits []*SharedLimit `protobuf:"bytes,60,rep,name=limits,proto3" json:"limits,omitempty"`
+	// Why a service of the cluster itself (the tenant system, such as its DNS) has frontends
+	// that are not in force; empty: all are. Until then the node is not ready.
+	SystemRefused string `protobuf:"bytes,61,opt,name=system_refused,json=systemRefused,proto3" json:"system_refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -1956,6 +1979,111 @@ func (x *GetStatusResponse) GetHealthCheckPorts() uint32 {
 	return 0
 }
 
+func (x *GetStatusResponse) GetLimits() []*SharedLimit {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetSystemRefused() string {
+	if x != nil {
+		return x.SystemRefused
+	}
+	return ""
+}
+
+// SharedLimit is the state of a limit that tenants share.
+type SharedLimit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "frontends" or "backends", as in the settings below "limits".
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The smaller of the setting and of what the datapath can hold.
+	Size uint32 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	// Units that are in use.
+	Used uint32 `protobuf:"varint,3,opt,name=used,proto3" json:"used,omitempty"`
+	// Units that all tenants ask for.
+	Asked uint32 `protobuf:"varint,4,opt,name=asked,proto3" json:"asked,omitempty"`
+	// Tenants that ask for more than they get.
+	ExceedingTenants uint32 `protobuf:"varint,5,opt,name=exceeding_tenants,json=exceedingTenants,proto3" json:"exceeding_tenants,omitempty"`
+	// The tenant system asks for more than it gets.
+	ExceedsSystem bool `protobuf:"varint,6,opt,name=exceeds_system,json=exceedsSystem,proto3" json:"exceeds_system,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SharedLimit) Reset() {
+	*x = SharedLimit{}
+	mi := &file_sluice_loadbalancer_v1_loadbalancer_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SharedLimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SharedLimit) ProtoMessage() {}
+
+func (x *SharedLimit) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_loadbalancer_v1_loadbalancer_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SharedLimit.ProtoReflect.Descriptor instead.
+func (*SharedLimit) Descriptor() ([]byte, []int) {
+	return file_sluice_loadbalancer_v1_loadbalancer_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SharedLimit) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SharedLimit) GetSize() uint32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *SharedLimit) GetUsed() uint32 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *SharedLimit) GetAsked() uint32 {
+	if x != nil {
+		return x.Asked
+	}
+	return 0
+}
+
+func (x *SharedLimit) GetExceedingTenants() uint32 {
+	if x != nil {
+		return x.ExceedingTenants
+	}
+	return 0
+}
+
+func (x *SharedLimit) GetExceedsSystem() bool {
+	if x != nil {
+		return x.ExceedsSystem
+	}
+	return false
+}
+
 // SourceStatus is the state of a source.
 type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1977,7 +2105,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_sluice_loadbalancer_v1_loadbalancer_proto_msgTypes[23]
+	mi := &file_sluice_loadbalancer_v1_loadbalancer_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1989,7 +2117,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_loadbalancer_v1_loadbalancer_proto_msgTypes[23]
+	mi := &file_sluice_loadbalancer_v1_loadbalancer_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2002,7 +2130,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_loadbalancer_v1_loadbalancer_proto_rawDescGZIP(), []int{23}
+	return file_sluice_loadbalancer_v1_loadbalancer_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -2063,7 +2191,7 @@ type SubscriberStatus struct {
 
 func (x *SubscriberStatus) Reset() {
 	*x = SubscriberStatus{}
-	mi := &file_sluice_loadbalancer_v1_loadbalancer_proto_msgTypes[24]
+	mi := &file_sluice_loadbalancer_v1_loadbalancer_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2075,7 +2203,7 @@ func (x *SubscriberStatus) String() string {
 func (*SubscriberStatus) ProtoMessage() {}
 
 func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_loadbalancer_v1_loadbalancer_proto_msgTypes[24]
+	mi := &file_sluice_loadbalancer_v1_loadbalancer_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2088,7 +2216,7 @@ func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriberStatus.ProtoReflect.Descriptor instead.
 func (*SubscriberStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_loadbalancer_v1_loadbalancer_proto_rawDescGZIP(), []int{24}
+	return file_sluice_loadbalancer_v1_loadbalancer_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SubscriberStatus) GetName() string {
@@ -2199,7 +2327,7 @@ const file_sluice_loadbalancer_v1_loadbalancer_proto_rawDesc = "" +
 	"\aservice\x18\x01 \x01(\v2\x1f.sluice.loadbalancer.v1.ServiceH\x00R\aservice\x12A\n" +
 	"\arefused\x18\x02 \x01(\v2%.sluice.loadbalancer.v1.RefusedObjectH\x00R\arefused\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x04R\brevisionB\t\n" +
-	"\aelement\"\xb2\x04\n" +
+	"\aelement\"\x92\x05\n" +
 	"\aService\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -2218,7 +2346,9 @@ const file_sluice_loadbalancer_v1_loadbalancer_proto_rawDesc = "" +
 	"\x05notes\x18\r \x03(\tR\x05notes\x12\x1a\n" +
 	"\benforced\x18\x0e \x01(\bR\benforced\x12>\n" +
 	"\tfrontends\x18\x0f \x03(\v2 .sluice.loadbalancer.v1.FrontendR\tfrontends\x12?\n" +
-	"\talgorithm\x18\x10 \x01(\x0e2!.sluice.loadbalancer.v1.AlgorithmR\talgorithm\"\x87\x01\n" +
+	"\talgorithm\x18\x10 \x01(\x0e2!.sluice.loadbalancer.v1.AlgorithmR\talgorithm\x12/\n" +
+	"\x13exceeding_frontends\x18< \x01(\rR\x12exceedingFrontends\x12-\n" +
+	"\x12exceeding_backends\x18= \x01(\rR\x11exceedingBackends\"\x87\x01\n" +
 	"\vServicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\bprotocol\x18\x02 \x01(\x0e2\x17.sluice.net.v1.ProtocolR\bprotocol\x12\x12\n" +
@@ -2259,7 +2389,7 @@ const file_sluice_loadbalancer_v1_loadbalancer_proto_rawDesc = "" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\"\n" +
 	"\fdisconnected\x18\x02 \x03(\tR\fdisconnected\x12\x1c\n" +
 	"\tenforcing\x18\x03 \x03(\tR\tenforcing\"\x12\n" +
-	"\x10GetStatusRequest\"\x88\x04\n" +
+	"\x10GetStatusRequest\"\xec\x04\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\x01 \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x1a\n" +
@@ -2273,7 +2403,16 @@ const file_sluice_loadbalancer_v1_loadbalancer_proto_rawDesc = "" +
 	"\vsubscribers\x18\n" +
 	" \x03(\v2(.sluice.loadbalancer.v1.SubscriberStatusR\vsubscribers\x12 \n" +
 	"\vincarnation\x18\v \x01(\fR\vincarnation\x12,\n" +
-	"\x12health_check_ports\x18\f \x01(\rR\x10healthCheckPorts\"\x84\x01\n" +
+	"\x12health_check_ports\x18\f \x01(\rR\x10healthCheckPorts\x12;\n" +
+	"\x06limits\x18< \x03(\v2#.sluice.loadbalancer.v1.SharedLimitR\x06limits\x12%\n" +
+	"\x0esystem_refused\x18= \x01(\tR\rsystemRefused\"\xb3\x01\n" +
+	"\vSharedLimit\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\rR\x04size\x12\x12\n" +
+	"\x04used\x18\x03 \x01(\rR\x04used\x12\x14\n" +
+	"\x05asked\x18\x04 \x01(\rR\x05asked\x12+\n" +
+	"\x11exceeding_tenants\x18\x05 \x01(\rR\x10exceedingTenants\x12%\n" +
+	"\x0eexceeds_system\x18\x06 \x01(\bR\rexceedsSystem\"\x84\x01\n" +
 	"\fSourceStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06synced\x18\x02 \x01(\bR\x06synced\x12\x14\n" +
@@ -2341,7 +2480,7 @@ func file_sluice_loadbalancer_v1_loadbalancer_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_loadbalancer_v1_loadbalancer_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_loadbalancer_v1_loadbalancer_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_sluice_loadbalancer_v1_loadbalancer_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_sluice_loadbalancer_v1_loadbalancer_proto_goTypes = []any{
 	(ErrorReason)(0),                // 0: sluice.loadbalancer.v1.ErrorReason
 	(ChangeType)(0),                 // 1: sluice.loadbalancer.v1.ChangeType
@@ -2368,15 +2507,16 @@ var file_sluice_loadbalancer_v1_loadbalancer_proto_goTypes = []any{
 	(*WaitForRevisionResponse)(nil), // 22: sluice.loadbalancer.v1.WaitForRevisionResponse
 	(*GetStatusRequest)(nil),        // 23: sluice.loadbalancer.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 24: sluice.loadbalancer.v1.GetStatusResponse
-	(*SourceStatus)(nil),            // 25: sluice.loadbalancer.v1.SourceStatus
-	(*SubscriberStatus)(nil),        // 26: sluice.loadbalancer.v1.SubscriberStatus
-	(*timestamppb.Timestamp)(nil),   // 27: google.protobuf.Timestamp
-	(*Frontend)(nil),                // 28: sluice.loadbalancer.v1.Frontend
-	(Algorithm)(0),                  // 29: sluice.loadbalancer.v1.Algorithm
-	(v1.Protocol)(0),                // 30: sluice.net.v1.Protocol
-	(*v11.ServiceStatus)(nil),       // 31: sluice.status.v1.ServiceStatus
-	(*WatchFrontendsRequest)(nil),   // 32: sluice.loadbalancer.v1.WatchFrontendsRequest
-	(*WatchFrontendsResponse)(nil),  // 33: sluice.loadbalancer.v1.WatchFrontendsResponse
+	(*SharedLimit)(nil),             // 25: sluice.loadbalancer.v1.SharedLimit
+	(*SourceStatus)(nil),            // 26: sluice.loadbalancer.v1.SourceStatus
+	(*SubscriberStatus)(nil),        // 27: sluice.loadbalancer.v1.SubscriberStatus
+	(*timestamppb.Timestamp)(nil),   // 28: google.protobuf.Timestamp
+	(*Frontend)(nil),                // 29: sluice.loadbalancer.v1.Frontend
+	(Algorithm)(0),                  // 30: sluice.loadbalancer.v1.Algorithm
+	(v1.Protocol)(0),                // 31: sluice.net.v1.Protocol
+	(*v11.ServiceStatus)(nil),       // 32: sluice.status.v1.ServiceStatus
+	(*WatchFrontendsRequest)(nil),   // 33: sluice.loadbalancer.v1.WatchFrontendsRequest
+	(*WatchFrontendsResponse)(nil),  // 34: sluice.loadbalancer.v1.WatchFrontendsResponse
 }
 var file_sluice_loadbalancer_v1_loadbalancer_proto_depIdxs = []int32{
 	5,  // 0: sluice.loadbalancer.v1.UpsertServicesResponse.changes:type_name -> sluice.loadbalancer.v1.ObjectChange
@@ -2388,42 +2528,43 @@ var file_sluice_loadbalancer_v1_loadbalancer_proto_depIdxs = []int32{
 	12, // 6: sluice.loadbalancer.v1.ListServicesResponse.service:type_name -> sluice.loadbalancer.v1.Service
 	14, // 7: sluice.loadbalancer.v1.ListServicesResponse.refused:type_name -> sluice.loadbalancer.v1.RefusedObject
 	13, // 8: sluice.loadbalancer.v1.Service.ports:type_name -> sluice.loadbalancer.v1.ServicePort
-	27, // 9: sluice.loadbalancer.v1.Service.update_time:type_name -> google.protobuf.Timestamp
-	28, // 10: sluice.loadbalancer.v1.Service.frontends:type_name -> sluice.loadbalancer.v1.Frontend
-	29, // 11: sluice.loadbalancer.v1.Service.algorithm:type_name -> sluice.loadbalancer.v1.Algorithm
-	30, // 12: sluice.loadbalancer.v1.ServicePort.protocol:type_name -> sluice.net.v1.Protocol
+	28, // 9: sluice.loadbalancer.v1.Service.update_time:type_name -> google.protobuf.Timestamp
+	29, // 10: sluice.loadbalancer.v1.Service.frontends:type_name -> sluice.loadbalancer.v1.Frontend
+	30, // 11: sluice.loadbalancer.v1.Service.algorithm:type_name -> sluice.loadbalancer.v1.Algorithm
+	31, // 12: sluice.loadbalancer.v1.ServicePort.protocol:type_name -> sluice.net.v1.Protocol
 	2,  // 13: sluice.loadbalancer.v1.RefusedObject.key:type_name -> sluice.loadbalancer.v1.ObjectKey
 	12, // 14: sluice.loadbalancer.v1.GetServiceResponse.service:type_name -> sluice.loadbalancer.v1.Service
 	12, // 15: sluice.loadbalancer.v1.WatchServicesResponse.upsert:type_name -> sluice.loadbalancer.v1.Service
 	19, // 16: sluice.loadbalancer.v1.WatchServicesResponse.delete:type_name -> sluice.loadbalancer.v1.ServiceKey
 	20, // 17: sluice.loadbalancer.v1.WatchServicesResponse.bookmark:type_name -> sluice.loadbalancer.v1.Bookmark
 	19, // 18: sluice.loadbalancer.v1.WaitForRevisionRequest.services:type_name -> sluice.loadbalancer.v1.ServiceKey
-	31, // 19: sluice.loadbalancer.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	25, // 20: sluice.loadbalancer.v1.GetStatusResponse.sources:type_name -> sluice.loadbalancer.v1.SourceStatus
-	26, // 21: sluice.loadbalancer.v1.GetStatusResponse.subscribers:type_name -> sluice.loadbalancer.v1.SubscriberStatus
-	3,  // 22: sluice.loadbalancer.v1.LoadBalancerService.UpsertServices:input_type -> sluice.loadbalancer.v1.UpsertServicesRequest
-	6,  // 23: sluice.loadbalancer.v1.LoadBalancerService.DeleteServices:input_type -> sluice.loadbalancer.v1.DeleteServicesRequest
-	8,  // 24: sluice.loadbalancer.v1.LoadBalancerService.CompleteSource:input_type -> sluice.loadbalancer.v1.CompleteSourceRequest
-	10, // 25: sluice.loadbalancer.v1.LoadBalancerService.ListServices:input_type -> sluice.loadbalancer.v1.ListServicesRequest
-	15, // 26: sluice.loadbalancer.v1.LoadBalancerService.GetService:input_type -> sluice.loadbalancer.v1.GetServiceRequest
-	17, // 27: sluice.loadbalancer.v1.LoadBalancerService.WatchServices:input_type -> sluice.loadbalancer.v1.WatchServicesRequest
-	32, // 28: sluice.loadbalancer.v1.LoadBalancerService.WatchFrontends:input_type -> sluice.loadbalancer.v1.WatchFrontendsRequest
-	21, // 29: sluice.loadbalancer.v1.LoadBalancerService.WaitForRevision:input_type -> sluice.loadbalancer.v1.WaitForRevisionRequest
-	23, // 30: sluice.loadbalancer.v1.LoadBalancerService.GetStatus:input_type -> sluice.loadbalancer.v1.GetStatusRequest
-	4,  // 31: sluice.loadbalancer.v1.LoadBalancerService.UpsertServices:output_type -> sluice.loadbalancer.v1.UpsertServicesResponse
-	7,  // 32: sluice.loadbalancer.v1.LoadBalancerService.DeleteServices:output_type -> sluice.loadbalancer.v1.DeleteServicesResponse
-	9,  // 33: sluice.loadbalancer.v1.LoadBalancerService.CompleteSource:output_type -> sluice.loadbalancer.v1.CompleteSourceResponse
-	11, // 34: sluice.loadbalancer.v1.LoadBalancerService.ListServices:output_type -> sluice.loadbalancer.v1.ListServicesResponse
-	16, // 35: sluice.loadbalancer.v1.LoadBalancerService.GetService:output_type -> sluice.loadbalancer.v1.GetServiceResponse
-	18, // 36: sluice.loadbalancer.v1.LoadBalancerService.WatchServices:output_type -> sluice.loadbalancer.v1.WatchServicesResponse
-	33, // 37: sluice.loadbalancer.v1.LoadBalancerService.WatchFrontends:output_type -> sluice.loadbalancer.v1.WatchFrontendsResponse
-	22, // 38: sluice.loadbalancer.v1.LoadBalancerService.WaitForRevision:output_type -> sluice.loadbalancer.v1.WaitForRevisionResponse
-	24, // 39: sluice.loadbalancer.v1.LoadBalancerService.GetStatus:output_type -> sluice.loadbalancer.v1.GetStatusResponse
-	31, // [31:40] is the sub-list for method output_type
-	22, // [22:31] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	32, // 19: sluice.loadbalancer.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	26, // 20: sluice.loadbalancer.v1.GetStatusResponse.sources:type_name -> sluice.loadbalancer.v1.SourceStatus
+	27, // 21: sluice.loadbalancer.v1.GetStatusResponse.subscribers:type_name -> sluice.loadbalancer.v1.SubscriberStatus
+	25, // 22: sluice.loadbalancer.v1.GetStatusResponse.limits:type_name -> sluice.loadbalancer.v1.SharedLimit
+	3,  // 23: sluice.loadbalancer.v1.LoadBalancerService.UpsertServices:input_type -> sluice.loadbalancer.v1.UpsertServicesRequest
+	6,  // 24: sluice.loadbalancer.v1.LoadBalancerService.DeleteServices:input_type -> sluice.loadbalancer.v1.DeleteServicesRequest
+	8,  // 25: sluice.loadbalancer.v1.LoadBalancerService.CompleteSource:input_type -> sluice.loadbalancer.v1.CompleteSourceRequest
+	10, // 26: sluice.loadbalancer.v1.LoadBalancerService.ListServices:input_type -> sluice.loadbalancer.v1.ListServicesRequest
+	15, // 27: sluice.loadbalancer.v1.LoadBalancerService.GetService:input_type -> sluice.loadbalancer.v1.GetServiceRequest
+	17, // 28: sluice.loadbalancer.v1.LoadBalancerService.WatchServices:input_type -> sluice.loadbalancer.v1.WatchServicesRequest
+	33, // 29: sluice.loadbalancer.v1.LoadBalancerService.WatchFrontends:input_type -> sluice.loadbalancer.v1.WatchFrontendsRequest
+	21, // 30: sluice.loadbalancer.v1.LoadBalancerService.WaitForRevision:input_type -> sluice.loadbalancer.v1.WaitForRevisionRequest
+	23, // 31: sluice.loadbalancer.v1.LoadBalancerService.GetStatus:input_type -> sluice.loadbalancer.v1.GetStatusRequest
+	4,  // 32: sluice.loadbalancer.v1.LoadBalancerService.UpsertServices:output_type -> sluice.loadbalancer.v1.UpsertServicesResponse
+	7,  // 33: sluice.loadbalancer.v1.LoadBalancerService.DeleteServices:output_type -> sluice.loadbalancer.v1.DeleteServicesResponse
+	9,  // 34: sluice.loadbalancer.v1.LoadBalancerService.CompleteSource:output_type -> sluice.loadbalancer.v1.CompleteSourceResponse
+	11, // 35: sluice.loadbalancer.v1.LoadBalancerService.ListServices:output_type -> sluice.loadbalancer.v1.ListServicesResponse
+	16, // 36: sluice.loadbalancer.v1.LoadBalancerService.GetService:output_type -> sluice.loadbalancer.v1.GetServiceResponse
+	18, // 37: sluice.loadbalancer.v1.LoadBalancerService.WatchServices:output_type -> sluice.loadbalancer.v1.WatchServicesResponse
+	34, // 38: sluice.loadbalancer.v1.LoadBalancerService.WatchFrontends:output_type -> sluice.loadbalancer.v1.WatchFrontendsResponse
+	22, // 39: sluice.loadbalancer.v1.LoadBalancerService.WaitForRevision:output_type -> sluice.loadbalancer.v1.WaitForRevisionResponse
+	24, // 40: sluice.loadbalancer.v1.LoadBalancerService.GetStatus:output_type -> sluice.loadbalancer.v1.GetStatusResponse
+	32, // [32:41] is the sub-list for method output_type
+	23, // [23:32] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_sluice_loadbalancer_v1_loadbalancer_proto_init() }
@@ -2450,7 +2591,7 @@ func file_sluice_loadbalancer_v1_loadbalancer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_loadbalancer_v1_loadbalancer_proto_rawDesc), len(file_sluice_loadbalancer_v1_loadbalancer_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   25,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -112,7 +112,8 @@ type LoadBalancerServiceClient interface {
 	// gets the latest of each and is never disconnected for being slow.
 	//
 	// The first message of the caller is Subscribe, as it describes. A frontend that
-	// the datapath refuses leaves the kernel with what it had for that key.
+	// the datapath refuses leaves the kernel with what it had for that key, without the
+	// backends that were removed.
 	// UNAVAILABLE: the service is going down. ABORTED: a newer connection has the
 	// subscriber's name.
 	//
@@ -329,7 +330,8 @@ type LoadBalancerServiceServer interface {
 	// gets the latest of each and is never disconnected for being slow.
 	//
 	// The first message of the caller is Subscribe, as it describes. A frontend that
-	// the datapath refuses leaves the kernel with what it had for that key.
+	// the datapath refuses leaves the kernel with what it had for that key, without the
+	// backends that were removed.
 	// UNAVAILABLE: the service is going down. ABORTED: a newer connection has the
 	// subscriber's name.
 	//

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package frontend
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// units are what frontends need of the limit of frontends: one each, or the elements of a
+// datapath's maps.
+//
+// A frontend uses elements of two kinds of maps: fronts, which both families share, and
+// keys, of which each family has a map. Each address that only services use has a key of its
+// own beside those of its frontends, so that its other ports refuse connections. The maps
+// have the same size. So what a service needs of them is the largest of the three sums, and
+// if the sum over all services fits, each map has room for its part.
+type units struct {
+	elements bool
+	fronts   int
+	keys     [2]int // IPv4, IPv6
+}
+
+func (u units) most() int { return max(u.fronts, u.keys[0], u.keys[1]) }
+
+// frontends adds n frontends.
+func (u *units) frontends(k need, n int, ipv6 bool) {
+	if !u.elements {
+		u.fronts += n
+		return
+	}
+	u.fronts += n * k.fronts()
+	u.keys[family(ipv6)] += n
+}
+
+// address adds the key of an address that only services use.
+func (u *units) address(ipv6 bool) {
+	if u.elements {
+		u.keys[family(ipv6)]++
+	}
+}
+
+// standing adds an address with a frontend that refuses connections, which has one front.
+func (u *units) standing(ipv6 bool) {
+	u.address(ipv6)
+	u.frontends(alone, 1, ipv6)
+}
+
+// admit makes of a standing frontend one that is within the share.
+func (u *units) admit(k need) {
+	if u.elements {
+		u.fronts += k.fronts() - 1
+	}
+}
+
+func family(ipv6 bool) int {
+	if ipv6 {
+		return 1
+	}
+	return 0
+}
+
+// need is how many fronts a frontend has.
+type need int
+
+const (
+	alone    need = iota // of a cluster IP
+	alone2               // of a load balancer's address, which only services use
+	ofProxy              // of a load balancer's address that it answers at itself
+	ofNode               // of a node port
+	ofOthers             // of an external address
+)
+
+func (n need) fronts() int {
+	switch n {
+	case alone, ofProxy:
+		return 1
+	}
+	return 2 // one for inside, one for outside
+}
+
+// reserved reports whether the address keeps an element whatever the share is. Frontends of
+// the first port stand for the address: if they exceed the share, they refuse connections,
+// and the address does so at every other port.
+func (n need) reserved() bool { return n == alone || n == alone2 }
+
+// hasNodePorts reports whether the type of the service has node ports.
+func hasNodePorts(s *service.Service) bool {
+	return s.Type == service.NodePort || s.Type == service.LoadBalancer
+}
+
+// external are the external addresses that the configuration allows.
+func (n *Node) external(s *service.Service) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range s.ExternalIPs {
+		if n.allows(a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// addresses are the elements that the addresses of a service need without any share.
+func addresses(s *service.Service) []bool {
+	var out []bool // whether it is IPv6
+	for _, a := range s.ClusterIPs {
+		out = append(out, a.Is6())
+	}
+	if s.Type == service.LoadBalancer {
+		for _, in := range s.Ingress {
+			if !in.Proxy {
+				out = append(out, in.Addr.Is6())
+			}
+		}
+	}
+	return out
+}
+
+// Needs are the units of the limit of frontends that a service asks for.
+type Needs struct {
+	All int
+	// Addresses is how many of them its addresses need to refuse connections at every port.
+	Addresses int
+	// NodePorts is how many elements its node ports need if they are refused. They are not
+	// among All.
+	NodePorts int
+}
+
+// Needs returns what a service asks for.
+func (n *Node) Needs(s *service.Service) (out Needs) {
+	if s == nil || !s.HasFrontends() || len(s.Ports) == 0 {
+		return out
+	}
+	e, standing := units{elements: n.CountElements}, units{elements: n.CountElements}
+	for _, ipv6 := range addresses(s) {
+		e.address(ipv6)
+		standing.standing(ipv6)
+	}
+	each := func(k need, ipv6 bool) { e.frontends(k, len(s.Ports), ipv6) }
+	for _, a := range s.ClusterIPs {
+		each(alone, a.Is6())
+	}
+	for _, a := range n.external(s) {
+		each(ofOthers, a.Is6())
+	}
+	if s.Type == service.LoadBalancer {
+		for _, in := range s.Ingress {
+			if in.Proxy {
+				each(ofProxy, in.Addr.Is6())
+			} else {
+				each(alone2, in.Addr.Is6())
+			}
+		}
+	}
+	if hasNodePorts(s) {
+		for _, p := range s.Ports {
+			for _, ipv6 := range []bool{false, true} {
+				if p.NodePort != 0 && (ipv6 && s.IPv6 || !ipv6 && s.IPv4) {
+					e.frontends(ofNode, 1, ipv6)
+					out.NodePorts++
+				}
+			}
+		}
+	}
+	out.All, out.Addresses = e.most(), standing.most()
+	return out
+}
+
+// Count returns how many frontends a service asks for.
+func (n *Node) Count(s *service.Service) int {
+	node := *n
+	node.CountElements = false
+	return node.Needs(s).All
+}
+
+// budget decides which frontends of a service fit into its share.
+type budget struct {
+	share    *int // nil: all fit
+	used     units
+	standing int  // addresses that have an element whatever comes
+	full     bool // nothing fits any more
+}
+
+func (n *Node) budget(s *service.Service, share *int) *budget {
+	b := &budget{share: share, used: units{elements: n.CountElements}}
+	if share == nil {
+		return b
+	}
+	for _, ipv6 := range addresses(s) {
+		more := b.used
+		more.standing(ipv6)
+		if more.most() > *share {
+			b.full = true
+			break
+		}
+		b.used = more
+		b.standing++
+	}
+	return b
+}
+
+// next decides on the next frontend: it is taken, refuses connections, or does not exist.
+// first says that it is one of the first port.
+func (b *budget) next(k need, ipv6, first bool) (take, refuse bool) {
+	if b.share == nil {
+		return true, false
+	}
+	stands := first && k.reserved() && b.standing > 0
+	if first && k.reserved() {
+		b.standing--
+	}
+	if !b.full {
+		more := b.used
+		if stands {
+			more.admit(k)
+		} else {
+			more.frontends(k, 1, ipv6)
+		}
+		if more.most() <= *b.share {
+			b.used = more
+			return true, false
+		}
+		b.full = true
+	}
+	return false, stands || k == ofNode
+}
+
+// HasAddress reports whether a service has an address that may have frontends.
+func (n *Node) HasAddress(s *service.Service, a netip.Addr) bool {
+	if s == nil || !s.HasFrontends() || len(s.Ports) == 0 {
+		return false
+	}
+	return slices.Contains(s.ClusterIPs, a) || slices.Contains(s.ExternalIPs, a) && n.allows(a) ||
+		s.Type == service.LoadBalancer && slices.ContainsFunc(s.Ingress, func(in service.Ingress) bool { return in.Addr == a })
+}
+
+// Ports are the names and protocols of a service's ports.
+type Ports map[service.SlicePort]struct{}
+
+// PortsOf are those of a service.
+func PortsOf(s *service.Service) Ports {
+	out := make(Ports, len(s.Ports))
+	for _, p := range s.Ports {
+		out[service.SlicePort{Name: p.Name, Protocol: p.Protocol}] = struct{}{}
+	}
+	return out
+}
+
+func (p Ports) has(x service.SlicePort) bool {
+	x.Port = 0
+	_, ok := p[x]
+	return ok
+}
+
+// counts reports whether an endpoint may be a backend.
+func counts(s *service.Slice, e service.Endpoint) bool {
+	st := e.State()
+	return (st.Ready() || st.Keeps()) && e.Addr().Is6() == s.IPv6 && CheckAddr(e.Addr()) == nil
+}
+
+// Count returns how many backends a slice names for the ports of a service.
+func (p Ports) Count(s *service.Slice) int {
+	ports, endpoints := 0, 0
+	for _, x := range s.Ports {
+		if p.has(x) {
+			ports++
+		}
+	}
+	if ports == 0 {
+		return 0
+	}
+	for _, e := range s.Endpoints {
+		if counts(s, e) {
+			endpoints++
+		}
+	}
+	return ports * endpoints
+}
+
+// Cut returns the first n backends of a slice for the ports of a service, as slices.
+func (p Ports) Cut(s *service.Slice, n int) []*service.Slice {
+	part := *s
+	part.Ports, part.Endpoints = nil, nil
+	for _, x := range s.Ports {
+		if p.has(x) {
+			part.Ports = append(part.Ports, x)
+		}
+	}
+	if len(part.Ports) == 0 || n <= 0 {
+		return nil
+	}
+	whole, rest := n/len(part.Ports), n%len(part.Ports)
+	var out []*service.Slice
+	for _, e := range s.Endpoints {
+		if !counts(s, e) {
+			continue
+		}
+		if len(part.Endpoints) == whole {
+			if rest > 0 {
+				last := part
+				last.Ports, last.Endpoints = part.Ports[:rest], []service.Endpoint{e}
+				out = append(out, &last)
+			}
+			break
+		}
+		part.Endpoints = append(part.Endpoints, e)
+	}
+	if len(part.Endpoints) > 0 {
+		out = append(out, &part)
+	}
+	return out
+}

@@ -1,0 +1,590 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// Names of the limits that tenants share.
+const (
+	LimitFrontends = "frontends"
+	LimitBackends  = "backends"
+)
+
+// ExceedsShare is the reason of what a tenant asks for beyond its share.
+const ExceedsShare = "ExceedsShare"
+
+// place is what a service asks of the limit of frontends. What its addresses need to refuse
+// connections is asked for by itself, and is given to all services of a tenant before any
+// other frontend: an address without it would be no address of a service.
+type place struct {
+	of        service.Name
+	addresses bool
+}
+
+// Capacity is what the kernel of a subscriber can hold.
+type Capacity struct {
+	Frontends       int // elements of each of the maps of frontends
+	Backends        int // of each family
+	Members         int // of all lists together
+	BackendsPerList int
+}
+
+// places divides the frontends and backends that the kernel can hold among tenants.
+type places struct {
+	limits   Limits
+	settings shares.Settings
+	tenants  Tenants
+
+	frontends *shares.Parts[place]
+	backends  *shares.Parts[service.Name] // by slice
+	elements  bool                        // frontends counts elements of maps
+
+	reported map[string]Capacity // by subscriber
+	moved    bool                // namespaces may have other tenants
+	counting bool                // elements has to change
+}
+
+func newPlaces(o *Owner) *places {
+	p := &places{
+		limits: o.config.Limits, settings: o.config.Shares, tenants: o.config.Tenants, reported: make(map[string]Capacity),
+	}
+	p.frontends = shares.NewParts[place](p.settings, shares.Limit{Name: LimitFrontends, Size: p.limits.Frontends})
+	p.backends = shares.NewParts[service.Name](p.settings, shares.Limit{Name: LimitBackends, Size: p.limits.Backends})
+	return p
+}
+
+// connected notes what a subscriber can hold. One that does not say so counts as one that
+// can hold what the configuration says.
+func (p *places) connected(s Subscription) {
+	if !s.Enforces || s.Capacity == nil {
+		p.forget(s.Name)
+		return
+	}
+	p.reported[s.Name] = *s.Capacity
+	p.resize()
+}
+
+// forget forgets what a subscriber can hold.
+func (p *places) forget(name string) {
+	if _, ok := p.reported[name]; ok {
+		delete(p.reported, name)
+		p.resize()
+	}
+}
+
+// resize sets the limits to the smallest of what the configuration and the subscribers say.
+// The next levels divide them.
+func (p *places) resize() {
+	f, b := p.limits.Frontends, p.limits.Backends
+	for _, c := range p.reported {
+		f = min(f, c.Frontends)
+		// Each backend is in up to two lists of a service's port: of all backends, and of
+		// those of the node.
+		b = min(b, c.Backends, c.Members/2)
+	}
+	p.frontends.Resize(f)
+	p.backends.Resize(b)
+	p.counting = p.elements != (len(p.reported) > 0)
+}
+
+// perService is how many backends one service can have.
+func (p *places) perService() int {
+	n := p.limits.BackendsPerService
+	for _, c := range p.reported {
+		n = min(n, c.BackendsPerList)
+	}
+	return n
+}
+
+// tenant is the tenant of a service or a slice.
+func (p *places) tenant(n service.Name) shares.Tenant {
+	if n == (service.Name{Namespace: "default", Name: "kubernetes"}) {
+		return shares.System
+	}
+	return p.tenants.Of(n.Namespace)
+}
+
+func orderOf(x *object, n service.Name) shares.Order {
+	return shares.Order{Created: time.Unix(0, x.created), Namespace: n.Namespace, Name: n.Name}
+}
+
+func (p *places) part(x *object, n service.Name, units, reserved int) shares.Part {
+	return shares.Part{
+		Tenant: p.tenant(n), Order: orderOf(x, n), Local: x.by.source != SourceKubernetes, Units: units, Reserved: reserved,
+	}
+}
+
+// shared is what of a service is within the share of its tenant.
+type shared struct {
+	share  *int // of joined
+	slices map[*object]int
+}
+
+// ask asks for the places of a service and its slices.
+func (p *places) ask(n *frontend.Node, j *joined) shared {
+	out := shared{slices: make(map[*object]int)}
+	if j.object == nil || !j.object.service.HasFrontends() {
+		p.deleteFrontends(j.name)
+		for _, x := range j.slices {
+			p.backends.Delete(x.slice.Name)
+		}
+		return out
+	}
+	s := j.object.service
+	if got, all := p.askFrontends(p.frontends, n, j); got < all {
+		out.share = &got
+	}
+	ports := frontend.PortsOf(s)
+	left := p.perService()
+	for _, x := range byAge(j.slices) {
+		all := ports.Count(x.slice)
+		units := min(all, left)
+		left -= units
+		if units == 0 {
+			p.backends.Delete(x.slice.Name)
+			if all > 0 {
+				out.slices[x] = 0
+			}
+			continue
+		}
+		if got := p.backends.Put(x.slice.Name, p.part(x, x.slice.Name, units, 0)); got < all {
+			out.slices[x] = got
+		}
+	}
+	return out
+}
+
+// century puts the addresses of all services before everything else of a tenant.
+const century = 100
+
+// askFrontends asks for the frontends of a service, and returns how many units it gets.
+func (p *places) askFrontends(ledger *shares.Parts[place], n *frontend.Node, j *joined) (got, all int) {
+	needs := n.Needs(j.object.service)
+	if needs.All == 0 {
+		p.deleteFrontends(j.name)
+		return 0, 0
+	}
+	addresses := p.part(j.object, j.name, needs.Addresses, 0)
+	addresses.Order.Created = addresses.Order.Created.AddDate(-century, 0, 0)
+	first := ledger.Put(place{j.name, true}, addresses)
+	rest := ledger.Put(place{j.name, false}, p.part(j.object, j.name, needs.All-needs.Addresses, needs.NodePorts))
+	return within(first, rest, needs), needs.All
+}
+
+// within returns how many units the frontends of a service may use.
+func within(addresses, rest int, n frontend.Needs) int {
+	if addresses < n.Addresses {
+		return addresses
+	}
+	return addresses + rest
+}
+
+func (p *places) deleteFrontends(of service.Name) {
+	p.frontends.Delete(place{of, true})
+	p.frontends.Delete(place{of, false})
+}
+
+// byAge are the slices of a service, the oldest first.
+func byAge(all []*object) []*object {
+	out := slices.Clone(all)
+	slices.SortFunc(out, func(a, b *object) int { return cmp.Or(cmp.Compare(a.created, b.created), byName(a, b)) })
+	return out
+}
+
+// set notes what is within the share.
+func (s shared) set(j *joined) {
+	j.share = s.share
+	for _, x := range j.slices {
+		x.share, x.cut = s.slices[x]
+	}
+}
+
+// admission is what an edit changes of what is within shares.
+type admission struct {
+	after map[service.Name]*joined // services that are touched, as they will be
+	got   map[service.Name]shared
+}
+
+// admit finds out what of the services of an edit is within shares when the edit is made.
+func (o *Owner) admit(e *edit) *admission {
+	a := &admission{after: o.changed(e), got: make(map[service.Name]shared)}
+	if e.levels != nil {
+		e.levels.enforce(o)
+	}
+	for name := range e.touched {
+		if a.after[name] == nil && o.services[name] != nil {
+			j := *o.services[name]
+			a.after[name] = &j
+		}
+	}
+	for _, k := range e.gone {
+		if k.Kind == service.KindSlice {
+			o.places.backends.Delete(k.Name)
+		} else {
+			o.places.deleteFrontends(k.Name)
+		}
+	}
+	for _, j := range o.byOrder(a.after) {
+		got := o.places.ask(&o.config.Node, j)
+		j.share = got.share
+		a.got[j.name] = got
+	}
+	return a
+}
+
+// byOrder are services in the order in which they get places: those of the cluster itself
+// first, then the oldest.
+func (o *Owner) byOrder(all map[service.Name]*joined) []*joined {
+	out := make([]*joined, 0, len(all))
+	for _, j := range all {
+		out = append(out, j)
+	}
+	created := func(j *joined) int64 {
+		if j.object == nil {
+			return 0
+		}
+		return j.object.created
+	}
+	system := func(j *joined) int {
+		if o.places.tenant(j.name) == shares.System {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(out, func(a, b *joined) int {
+		return cmp.Or(cmp.Compare(system(a), system(b)), cmp.Compare(created(a), created(b)), a.name.Compare(b.name))
+	})
+	return out
+}
+
+// set makes the services what the admission says. The edit is made.
+func (a *admission) set(o *Owner) {
+	for name, got := range a.got {
+		if j := o.services[name]; j != nil {
+			got.set(j)
+		}
+	}
+}
+
+// admitAll asks for the places of all services at the start. If everything was listed in an
+// earlier run, the levels are those of then: they depend on nothing else.
+func (o *Owner) admitAll(names map[service.Name]struct{}) {
+	all := make(map[service.Name]*joined, len(names))
+	for name := range names {
+		all[name] = o.services[name]
+	}
+	for _, j := range o.byOrder(all) {
+		o.places.ask(&o.config.Node, j).set(j)
+	}
+	if !o.levelled() {
+		return
+	}
+	l := o.planLevels(o.config.Now())
+	l.enforce(o)
+	for name := range l.touched {
+		if j := o.services[name]; j != nil {
+			o.places.ask(&o.config.Node, j).set(j)
+		}
+	}
+}
+
+// levels are levels that are computed and not in force yet.
+type levels struct {
+	touched   map[service.Name]struct{} // services of which something changes
+	frontends *shares.Plan[place]
+	backends  *shares.Plan[service.Name]
+	counted   *shares.Parts[place] // frontends by another unit; nil: by the same
+}
+
+// levelled reports whether levels can be computed: every source was complete once, and so
+// was the list of Namespaces.
+func (o *Owner) levelled() bool { return o.complete() && o.config.Tenants.Complete() }
+
+// planLevels computes the levels.
+func (o *Owner) planLevels(now time.Time) *levels {
+	p := o.places
+	l := &levels{touched: make(map[service.Name]struct{})}
+	if p.moved {
+		p.frontends.Reassign(func(x place) shares.Tenant { return p.tenant(x.of) })
+		p.backends.Reassign(p.tenant)
+		p.moved = false
+	}
+	frontends := p.frontends
+	if p.counting {
+		node := o.config.Node
+		node.CountElements = !p.elements
+		l.counted = shares.NewParts[place](p.settings, p.frontends.Limit())
+		frontends = l.counted
+		for _, j := range o.services {
+			if j.object != nil && node.Needs(j.object.service).All > 0 {
+				p.askFrontends(l.counted, &node, j)
+			}
+		}
+	}
+	l.frontends, l.backends = frontends.Plan(now), p.backends.Plan(now)
+	for x := range l.frontends.Changed {
+		l.touched[x.of] = struct{}{}
+	}
+	if l.counted != nil {
+		clear(l.touched)
+		for name, j := range o.services {
+			if j.share != nil {
+				l.touched[name] = struct{}{}
+			}
+		}
+		for x, got := range l.frontends.Got {
+			if _, _, asked, _ := l.counted.Of(x); got < asked {
+				l.touched[x.of] = struct{}{}
+			}
+		}
+	}
+	for name := range l.backends.Changed {
+		if x := o.slices[name]; x != nil {
+			l.touched[x.of()] = struct{}{}
+		}
+	}
+	return l
+}
+
+// enforce puts the levels into force. What is within them is set by the caller.
+func (l *levels) enforce(o *Owner) {
+	if l.counted != nil {
+		o.places.frontends, o.places.elements, o.places.counting = l.counted, !o.places.elements, false
+		o.config.Node.CountElements = o.places.elements
+	}
+	o.places.frontends.Enforce(l.frontends)
+	o.places.backends.Enforce(l.backends)
+	o.places.resize() // a subscriber may have come since
+}
+
+// wakeLevels wakes who computes the levels if they are due.
+func (o *Owner) wakeLevels(now time.Time) {
+	p := o.places
+	if !o.levelled() || !p.frontends.Due(now) && !p.backends.Due(now) && !p.counting && !p.moved {
+		return
+	}
+	if last := p.frontends.Computed(); !last.IsZero() && now.Before(last.Add(shares.LevelInterval)) {
+		return
+	}
+	select {
+	case o.level <- struct{}{}:
+	default:
+	}
+}
+
+// runLevels computes the levels when they are due, until ctx is done.
+func (o *Owner) runLevels(ctx context.Context) {
+	for {
+		select {
+		case <-o.level:
+		case <-ctx.Done():
+			return
+		}
+		err := o.computeLevels(ctx)
+		if err != nil && ctx.Err() == nil {
+			o.config.Log.Warn("levels of the shares are not in force, and are computed again", "error", err)
+		}
+	}
+}
+
+// computeLevels computes the levels and changes the frontends by them.
+func (o *Owner) computeLevels(ctx context.Context) error {
+	_, err := o.revise(ctx, func() (*edit, error) {
+		if !o.levelled() {
+			return &edit{}, nil
+		}
+		began := time.Now()
+		l := o.planLevels(o.config.Now())
+		o.times.Add(opLevel, time.Since(began))
+		if len(l.touched) == 0 && l.counted == nil {
+			l.enforce(o)
+			return &edit{}, nil
+		}
+		return &edit{levels: l}, nil
+	}, func(*edit) {})
+	return err
+}
+
+// TenantsChanged says that namespaces may have other tenants, or that all Namespaces are
+// listed now.
+func (o *Owner) TenantsChanged(ctx context.Context) error {
+	return o.do(ctx, opOther, func() {
+		o.places.moved = true
+		o.wakeLevels(o.config.Now())
+	})
+}
+
+// findShare refuses a call whose services would not be within the share of their tenant.
+func (o *Owner) findShare(after map[service.Name]*joined) error {
+	p := o.places
+	var services, parts []service.Name
+	for name, j := range after {
+		services = append(services, name)
+		for _, x := range j.slices {
+			parts = append(parts, x.slice.Name)
+		}
+		if now := o.services[name]; now != nil {
+			for _, x := range now.slices {
+				parts = append(parts, x.slice.Name)
+			}
+		}
+	}
+	var wanted []place
+	for _, name := range services {
+		wanted = append(wanted, place{name, true}, place{name, false})
+	}
+	var err error
+	refuse := func(of service.Name, limit string, asked, got int, tenant shares.Tenant, share shares.Share) {
+		if err == nil {
+			err = fmt.Errorf("%w: service %s asks for %d %s (limits.%s) and could have %d: %s asks for %d, and its share is %d",
+				failure.ErrLimit, of, asked, limit, limit, got, tenant, share.Asked, share.Admitted)
+		}
+	}
+	p.frontends.Try(wanted, func() {
+		p.backends.Try(parts, func() {
+			before := make(map[service.Name]int)
+			for _, x := range wanted {
+				_, _, asked, _ := p.frontends.Of(x)
+				before[x.of] += asked
+			}
+			beforeParts := make(map[service.Name]int)
+			for _, name := range parts {
+				_, _, beforeParts[name], _ = p.backends.Of(name)
+			}
+			for _, j := range o.byOrder(after) {
+				p.ask(&o.config.Node, j)
+			}
+			for _, x := range wanted {
+				tenant, share, asked, got := p.frontends.Of(x)
+				if got < asked && asked > before[x.of] {
+					refuse(x.of, LimitFrontends, asked, got, tenant, share)
+				}
+			}
+			for name, j := range after {
+				for _, x := range j.slices {
+					tenant, share, asked, got := p.backends.Of(x.slice.Name)
+					if got < asked && asked > beforeParts[x.slice.Name] {
+						refuse(name, LimitBackends, asked, got, tenant, share)
+					}
+				}
+			}
+		})
+	})
+	return err
+}
+
+// exceeding is what of a service exceeds the share of its tenant.
+type exceeding struct {
+	frontends, backends int
+	notes               []string
+}
+
+// exceeding finds what of a service exceeds the share of its tenant.
+func (o *Owner) exceeding(j *joined) (out exceeding) {
+	if j.share != nil {
+		tenant, share, _, _ := o.places.frontends.Of(place{j.name, false})
+		all, within := o.config.Node.Count(j.object.service), 0
+		for _, f := range o.config.Node.Within(frontend.View{Service: j.object.service}, j.share, nil) {
+			if !f.ExceedsShare {
+				within++
+			}
+		}
+		out.frontends = max(0, all-within)
+		out.notes = append(out.notes, fmt.Sprintf("%s: %d of %d frontends exceed the share: %s asks for %d of %d "+
+			"(limits.frontends) and gets %d. Cluster IPs, load balancer addresses and node ports refuse connections there; "+
+			"external addresses are not served", ExceedsShare, out.frontends, all, tenant, share.Asked,
+			o.places.frontends.Limit().Size, share.Admitted))
+	}
+	for _, x := range j.slices {
+		if !x.cut || j.object == nil {
+			continue
+		}
+		all := frontend.PortsOf(j.object.service).Count(x.slice)
+		out.backends += all - x.share
+		why := fmt.Sprintf("a service can have %d (limits.backendsPerService)", o.places.perService())
+		if tenant, share, asked, _ := o.places.backends.Of(x.slice.Name); asked == all {
+			why = fmt.Sprintf("%s asks for %d of %d (limits.backends) and gets %d", tenant, share.Asked,
+				o.places.backends.Limit().Size, share.Admitted)
+		}
+		out.notes = append(out.notes, fmt.Sprintf("%s: %d of %d backends of %s are not used: %s", ExceedsShare, all-x.share, all,
+			x.key(), why))
+	}
+	return out
+}
+
+// Usage returns what the tenants have of the limits that they share.
+func (o *Owner) Usage(ctx context.Context) ([]shares.Usage, error) {
+	return ask(ctx, o, opRead, func() ([]shares.Usage, error) {
+		return []shares.Usage{o.places.frontends.Usage(), o.places.backends.Usage()}, nil
+	})
+}
+
+// SharedLimit is the state of a limit that tenants share.
+type SharedLimit struct {
+	Name              string
+	Size, Used, Asked int
+	Exceeding         int  // tenants that ask for more than they get
+	System            bool // the tenant system is one of them
+}
+
+func (o *Owner) sharedLimits() []SharedLimit {
+	var out []SharedLimit
+	for _, u := range []shares.Usage{o.places.frontends.Usage(), o.places.backends.Usage()} {
+		l := SharedLimit{Name: u.Limit.Name, Size: u.Limit.Size, Used: u.Used, Asked: u.Asked}
+		for _, t := range u.Tenants {
+			if t.Asked > t.Admitted {
+				l.Exceeding++
+				l.System = l.System || t.Tenant == shares.System
+			}
+		}
+		out = append(out, l)
+	}
+	return out
+}
+
+// systemRefused says why frontends of the cluster's own services are not in force; empty:
+// all are.
+func (o *Owner) systemRefused() string {
+	for _, l := range o.sharedLimits() {
+		if l.System {
+			return fmt.Sprintf("services of the cluster itself exceed their share of the limit of %s, %d (limits.%s)", l.Name,
+				l.Size, l.Name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
+		s := o.subscribers[name]
+		if !s.Enforces {
+			continue
+		}
+		for k, r := range s.Progress().Refusals {
+			if o.places.tenant(r.Service) == shares.System {
+				return fmt.Sprintf("%s does not enforce %s of service %s: %s", name, k, r.Service, r.Reason)
+			}
+		}
+	}
+	return ""
+}
+
+// SystemRefused says why frontends of the cluster's own services are not in force; nil: all
+// are.
+func (o *Owner) SystemRefused(ctx context.Context) error {
+	text, err := ask(ctx, o, opRead, func() (string, error) { return o.systemRefused(), nil })
+	if err == nil && text != "" {
+		err = errors.New(text)
+	}
+	return err
+}

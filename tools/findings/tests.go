@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// declarations are the test functions of the tree and what may name their subtests.
+type declarations struct {
+	// packages has the directories that declare a function, relative to the root.
+	packages map[string][]string
+	// literals has the string literals of the test files of a directory, as `go test` writes the names of subtests.
+	literals map[string]map[string]bool
+}
+
+// readTests reads every test file below root, outside of third_party, bin and hidden directories.
+func readTests(root string) (*declarations, error) {
+	d := &declarations{packages: map[string][]string{}, literals: map[string]map[string]bool{}}
+	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := e.Name()
+		if e.IsDir() {
+			if path != root && (name == "third_party" || name == "bin" || strings.HasPrefix(name, ".")) {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(name, "_test.go") {
+			return nil
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		return d.add(filepath.ToSlash(dir), path)
+	})
+	return d, err
+}
+
+func (d *declarations) add(dir, path string) error {
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+	if err != nil {
+		return err
+	}
+	if d.literals[dir] == nil {
+		d.literals[dir] = map[string]bool{}
+	}
+	for _, decl := range file.Decls {
+		fn, ok := decl.(*ast.FuncDecl)
+		if !ok || fn.Recv != nil || !isTest(fn.Name.Name) || slices.Contains(d.packages[fn.Name.Name], dir) {
+			continue
+		}
+		d.packages[fn.Name.Name] = append(d.packages[fn.Name.Name], dir)
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING {
+			if text, err := strconv.Unquote(l.Value); err == nil {
+				d.literals[dir][strings.ReplaceAll(text, " ", "_")] = true
+			}
+		}
+		return true
+	})
+	return nil
+}
+
+func isTest(name string) bool {
+	return strings.HasPrefix(name, "Test") || strings.HasPrefix(name, "Fuzz") || strings.HasPrefix(name, "Benchmark")
+}
+
+// missing says why there is no test of this name, or nothing if there is one. The last
+// element of the name of a subtest must be a string literal of the package.
+func (d *declarations) missing(name string) string {
+	function, sub, isSub := strings.Cut(name, "/")
+	dirs := d.packages[function]
+	if len(dirs) == 0 {
+		return "no such test function"
+	}
+	if isSub {
+		last := sub[strings.LastIndex(sub, "/")+1:]
+		if !slices.ContainsFunc(dirs, func(dir string) bool { return d.literals[dir][last] }) {
+			return fmt.Sprintf("no string of its package names the subtest %s", last)
+		}
+	}
+	return ""
+}
+
+// show writes the findings and attacks with these ids, and the commands that run their tests.
+func show(w io.Writer, r *record, d *declarations, ids []string) error {
+	for _, id := range ids {
+		var t tests
+		if i := slices.IndexFunc(r.findings, func(f finding) bool { return f.id == id }); i >= 0 {
+			f := r.findings[i]
+			fmt.Fprintf(w, "%s  %s, %s\n%s\n", f.id, f.severity, f.cause, f.title)
+			for _, c := range f.commits {
+				fmt.Fprintf(w, "  commit  %s\n", c)
+			}
+			t = f.tests
+		} else if i := slices.IndexFunc(r.attacks, func(a attack) bool { return a.id == id }); i >= 0 {
+			a := r.attacks[i]
+			fmt.Fprintf(w, "%s\n%s\n  result  %s\n", a.id, a.attack, a.result)
+			t = a.tests
+		} else {
+			return fmt.Errorf("no finding or attack is called %s", id)
+		}
+		for _, name := range t.names {
+			function, _, _ := strings.Cut(name, "/")
+			for _, dir := range d.packages[function] {
+				fmt.Fprintf(w, "  test    go test -count=1 ./%s -run '%s'\n", dir, pattern(name))
+			}
+		}
+		if t.none != "" {
+			fmt.Fprintf(w, "  no test: %s\n", t.none)
+		}
+	}
+	return nil
+}
+
+// pattern returns the argument of -run that selects one test.
+func pattern(name string) string {
+	elements := strings.Split(name, "/")
+	for i, e := range elements {
+		// A quote would end the argument in a shell.
+		elements[i] = "^" + strings.ReplaceAll(e, "'", ".") + "$"
+	}
+	return strings.Join(elements, "/")
+}

@@ -153,6 +153,7 @@ func TestMistakesAreNamed(t *testing.T) {
 			"unknown example", "docs/causes.md", "F001", "F009",
 			`docs/causes.md: section "A shared limit": F009 has not the cause limit`,
 		},
+		{"unknown attack", "docs/causes.md", "F001.", "F001, A009.", `docs/causes.md: section "A shared limit": no attack`},
 		{"marker", "docs/causes.md", "<!-- causes -->", "", "docs/causes.md: no block from <!-- causes --> to <!-- end -->"},
 		{"figure", "docs/causes.md", "3 times", "4 times", `docs/causes.md: the block "found: limit" differs`},
 	} {

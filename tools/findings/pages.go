@@ -157,10 +157,13 @@ func times(n int) string {
 	return fmt.Sprintf("%d times", n)
 }
 
-var findingID = regexp.MustCompile(`\bF[0-9]{3,}\b`)
+var (
+	findingID = regexp.MustCompile(`\bF[0-9]{3,}\b`)
+	attackID  = regexp.MustCompile(`\bA[0-9]{3,}\b`)
+)
 
-// causeSections returns the causes without a section, and the findings that a section names although they have
-// another cause.
+// causeSections returns the causes without a section, the findings that a section names although they have another
+// cause, and the attacks that it names and that are not in the record.
 func causeSections(r *record, content string) []string {
 	var problems []string
 	sections := map[string]string{}
@@ -181,6 +184,11 @@ func causeSections(r *record, content string) []string {
 		for _, id := range ids {
 			if !slices.ContainsFunc(r.findings, func(f finding) bool { return f.id == id && f.cause == c.id }) {
 				problems = append(problems, fmt.Sprintf("docs/causes.md: section %q: %s has not the cause %s", c.title, id, c.id))
+			}
+		}
+		for _, id := range attackID.FindAllString(body, -1) {
+			if !slices.ContainsFunc(r.attacks, func(a attack) bool { return a.id == id }) {
+				problems = append(problems, fmt.Sprintf("docs/causes.md: section %q: no attack is called %s", c.title, id))
 			}
 		}
 	}

@@ -193,7 +193,7 @@ func TestShowNamesTheCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	if err := show(&out, rec, declared, []string{"F001", "F002", "A001"}); err != nil {
+	if err := show(&out, rec, declared, []string{"F001", "F002", "A001", "limit"}); err != nil {
 		t.Fatal(err)
 	}
 	want := `F001  high, limit
@@ -208,6 +208,9 @@ A001
 A flood
   result  Dropped
   test    go test -count=1 ./pod -run '^TestPod$'
+F001  high         One pod fills the map
+F002  low          One pod fills the log
+F003  high         One pod fills the disk
 `
 	if out.String() != want {
 		t.Errorf("printed\n%s\nwant\n%s", out.String(), want)

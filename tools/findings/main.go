@@ -4,11 +4,11 @@
 // Findings checks the record of findings and attacks in docs/record, and the tables that docs/robustness.md and
 // docs/causes.md contain of it:
 //
-//	findings [-root DIR] [-write] [FINDING…]
+//	findings [-root DIR] [-write] [ID…]
 //
 // Without arguments it prints each mistake in the record and each table that differs from it, and exits with 1 if
-// there is one. With -write it writes the tables first. With the ids of findings or attacks it prints these, and
-// the commands that run their tests.
+// there is one. With -write it writes the tables first. With the ids of findings or attacks it prints these and the
+// commands that run their tests, with the id of a cause its findings.
 package main
 
 import (

@@ -56,7 +56,7 @@ func (p page) compare(root string, r *record, write bool) ([]string, error) {
 	}
 	slices.Sort(problems)
 	if text != string(content) {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil { //nolint:gosec // a document that everybody reads
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			return nil, err
 		}
 	}

@@ -97,7 +97,8 @@ func (d *declarations) missing(name string) string {
 	return ""
 }
 
-// show writes the findings and attacks with these ids, and the commands that run their tests.
+// show writes the findings and attacks with these ids and the commands that run their tests. For the id of a cause
+// it writes a line for each of its findings.
 func show(w io.Writer, r *record, d *declarations, ids []string) error {
 	for _, id := range ids {
 		var t tests
@@ -112,8 +113,12 @@ func show(w io.Writer, r *record, d *declarations, ids []string) error {
 			a := r.attacks[i]
 			fmt.Fprintf(w, "%s\n%s\n  result  %s\n", a.id, a.attack, a.result)
 			t = a.tests
+		} else if in := r.of(func(f finding) bool { return f.cause == id }); len(in) > 0 {
+			for _, f := range in {
+				fmt.Fprintf(w, "%s  %-11s  %s\n", f.id, f.severity, f.title)
+			}
 		} else {
-			return fmt.Errorf("no finding or attack is called %s", id)
+			return fmt.Errorf("no finding, attack or cause is called %s", id)
 		}
 		for _, name := range t.names {
 			function, _, _ := strings.Cut(name, "/")

@@ -14,16 +14,13 @@ import (
 
 // tree is a small repository without a mistake, after its tables were written.
 var tree = map[string]string{
-	causesFile: "id\ttitle\nlimit\tA shared limit\n",
-	roundsFile: "round\tdates\ttitle\twhat\n" +
-		"1\t2026-11-21\tFirst\tthe whole\n" +
-		"2\t2026-11-22\tSecond\tthe rest\n",
-	findingsFile: "id\tround\tseverity\ttitle\tcause\tcommits\ttests\n" +
-		"F001\t1\thigh\tOne pod fills the map\tlimit\tbpf: count each pod\tTestMap TestPod/one_pod's_turn\n" +
-		"F002\t2\tlow\tOne pod fills the log\tlimit\t-\tnone: by construction\n" +
-		"F003\t2\thigh\tOne pod fills the disk\tlimit\tkit: bound; kit: say so\tTestMap\n",
-	attacksFile: "id\tround\tattack\tpackets\tresult\ttests\n" +
-		"A001\t1\tA flood\t1,000\tDropped\tTestPod\n",
+	causesFile: table("id|title", "limit|A shared limit"),
+	roundsFile: table("round|dates|title|what", "1|2026-11-21|First|the whole", "2|2026-11-22|Second|the rest"),
+	findingsFile: table("id|round|severity|title|cause|commits|tests",
+		"F001|1|high|One pod fills the map|limit|bpf: count each pod|TestMap TestPod/one_pod's_turn",
+		"F002|2|low|One pod fills the log|limit|-|none: by construction",
+		"F003|2|high|One pod fills the disk|limit|kit: bound; kit: say so|TestMap"),
+	attacksFile: table("id|round|attack|packets|result|tests", "A001|1|A flood|1,000|Dropped|TestPod"),
 	"docs/robustness.md": "# Robustness\n<!-- rounds -->\n<!-- end -->\n<!-- latest findings -->\n<!-- end -->\n",
 	"docs/causes.md": "# Causes\n<!-- causes -->\n<!-- end -->\n" +
 		"## A shared limit\n<!-- found: limit -->\n<!-- end -->\nExample: F001.\n",
@@ -33,6 +30,11 @@ var tree = map[string]string{
 	// These are in no table.
 	"third_party/x_test.go": "package broken",
 	"bin/copy/x_test.go":    "not Go",
+}
+
+// table returns lines of cells in the form of the record.
+func table(lines ...string) string {
+	return strings.ReplaceAll(strings.Join(lines, "\n")+"\n", "|", "\t")
 }
 
 // write makes the files of a tree in a new directory.

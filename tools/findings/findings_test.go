@@ -20,7 +20,7 @@ var tree = map[string]string{
 		"F001|1|high|One pod fills the map|limit|bpf: count each pod|TestMap TestPod/one_pod's_turn",
 		"F002|2|low|One pod fills the log|limit|-|none: by construction",
 		"F003|2|high|One pod fills the disk|limit|kit: bound; kit: say so|TestMap"),
-	attacksFile: table("id|round|attack|packets|result|tests", "A001|1|A flood|1,000|Dropped|TestPod"),
+	attacksFile:          table("id|round|attack|packets|result|tests", "A001|1|A flood|1,000|Dropped|TestPod"),
 	"docs/robustness.md": "# Robustness\n<!-- rounds -->\n<!-- end -->\n<!-- latest findings -->\n<!-- end -->\n",
 	"docs/causes.md": "# Causes\n<!-- causes -->\n<!-- end -->\n" +
 		"## A shared limit\n<!-- found: limit -->\n<!-- end -->\nExample: F001.\n",

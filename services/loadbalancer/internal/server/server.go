@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	words "github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
@@ -30,6 +31,7 @@ import (
 // Server implements lbv1.LoadBalancerServiceServer.
 type Server struct {
 	lbv1.UnimplementedLoadBalancerServiceServer
+	sharesv1.UnimplementedSharesServiceServer
 
 	Owner   *owner.Owner
 	Version string
@@ -44,6 +46,7 @@ type Server struct {
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	lbv1.RegisterLoadBalancerServiceServer(r, s)
 	statusv1.RegisterProcessServiceServer(r, s.Process)
+	sharesv1.RegisterSharesServiceServer(r, s)
 }
 
 // Methods says who may call what. Root changes services, the datapath's user gets
@@ -75,6 +78,10 @@ func Methods() rpc.Methods {
 		lbv1.LoadBalancerService_GetStatus_FullMethodName: {
 			Access: rpc.Group(),
 			Limit:  rpc.Limit{InFlight: 16, Waiting: 128},
+		},
+		sharesv1.SharesService_ListShares_FullMethodName: {
+			Access: rpc.Group(),
+			Limit:  rpc.Limit{InFlight: 4, Waiting: 32},
 		},
 	}
 }
@@ -226,6 +233,17 @@ func (s *Server) WaitForRevision(ctx context.Context,
 		Revision: out.Revision, Disconnected: out.Disconnected,
 		Enforcing: out.Enforcing,
 	}, nil
+}
+
+// ListShares implements SharesService.
+func (s *Server) ListShares(
+	req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
+) error {
+	all, err := s.Owner.Usage(stream.Context())
+	if err != nil {
+		return statusOf(err)
+	}
+	return words.SendShares(all, req, stream)
 }
 
 // GetStatus implements the service.

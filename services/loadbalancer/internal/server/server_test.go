@@ -6,6 +6,7 @@ package server
 import (
 	"context"
 	"errors"
+	"io"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
+	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
@@ -38,8 +40,9 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // running is the real server on a real socket.
 type running struct {
 	lbv1.LoadBalancerServiceClient
-	t     *testing.T
-	owner *owner.Owner
+	t      *testing.T
+	owner  *owner.Owner
+	shares sharesv1.SharesServiceClient
 }
 
 func serve(t *testing.T) *running {
@@ -87,7 +90,7 @@ func serve(t *testing.T) *running {
 			t.Error(err)
 		}
 	})
-	return &running{lbv1.NewLoadBalancerServiceClient(conn), t, o}
+	return &running{lbv1.NewLoadBalancerServiceClient(conn), t, o, sharesv1.NewSharesServiceClient(conn)}
 }
 
 func (r *running) ctx() context.Context { return servicetest.Context(r.t) }
@@ -440,5 +443,40 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 		if v := got["sluice_loadbalancer_"+name]; v != want {
 			t.Errorf("%s is %v, want %v", name, v, want)
 		}
+	}
+}
+
+func TestSharesAreThoseOfTheNamespaces(t *testing.T) {
+	r := serve(t)
+	r.apply(web)
+	used := func(tenant string) map[string]uint64 {
+		t.Helper()
+		stream, err := r.shares.ListShares(r.ctx(), &sharesv1.ListSharesRequest{Tenant: tenant})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := make(map[string]uint64)
+		for {
+			m, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return out
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			out[m.GetLimit().GetName()] += 0
+			for _, s := range m.GetTenants() {
+				if s.GetKind() != sharesv1.TenantKind_TENANT_KIND_NAMESPACE || s.GetAdmitted() != s.GetAsked() {
+					t.Errorf("%v", s)
+				}
+				out[m.GetLimit().GetName()] += s.GetAdmitted()
+			}
+		}
+	}
+	if got := used("shop"); got["frontends"] == 0 || len(got) < 2 {
+		t.Errorf("shop uses %v, want frontends", got)
+	}
+	if got := used("other"); got["frontends"] != 0 || len(got) < 2 {
+		t.Errorf("other uses %v, want nothing of each limit", got)
 	}
 }

@@ -37,7 +37,8 @@ var (
 	Datapath     = Service[datapathv1.DatapathServiceClient]{"datapath", datapathv1.NewDatapathServiceClient}
 	Connections  = Service[datapathv1.ConnectionServiceClient]{"datapath", datapathv1.NewConnectionServiceClient}
 	Shares       = []Service[sharesv1.SharesServiceClient]{
-		{"policy", sharesv1.NewSharesServiceClient}, {"loadbalancer", sharesv1.NewSharesServiceClient},
+		{"policy", sharesv1.NewSharesServiceClient},
+		{"loadbalancer", sharesv1.NewSharesServiceClient},
 		{"identity", sharesv1.NewSharesServiceClient},
 	}
 	Observer = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}

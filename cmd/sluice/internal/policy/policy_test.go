@@ -496,8 +496,10 @@ func TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster(t *testing.T) {
 		{"app=client,io.kubernetes.pod.namespace=shop", "", 302, 3, nil},
 		{"app=cart", "2 identities of the cluster have the labels app=cart among others; they are evaluated as given; " +
 			"nearest: shop/app=cart,version=1 (303)", 0, 1, nil},
-		{"app=cart", "app=cart is the identity blog/app=cart,version=2 (304), the only one with these labels", 304, 3,
-			[]string{"--namespace", "blog"}},
+		{
+			"app=cart", "app=cart is the identity blog/app=cart,version=2 (304), the only one with these labels", 304, 3,
+			[]string{"--namespace", "blog"},
+		},
 		{"app=client", "no identity of the cluster has exactly the labels app=client; they are evaluated as given; " +
 			"nearest: blog/app=cart,version=2 (304)", 0, 3, []string{"-n", "blog"}},
 		{"app=nobody", "no identity of the cluster has any of the labels app=nobody; they are evaluated as given", 0, 1, nil},
@@ -530,7 +532,9 @@ func TestPolicyExplainNamesTheNodesThatItDidNotAsk(t *testing.T) {
 		{"10.244.1.2", "0123", "; node-b, which has the sender, was not asked"}, // denied by this node's side
 		{"0123", "10.244.1.2", "; node-b, which has the receiver, was not asked"},
 		{"10.244.1.2", "10.244.1.3", "; node-b, which has the sender and receiver, was not asked"},
-		{"0123", "192.0.2.2", ""}, {"0123", "10.244.0.3", ""}, {"0123", "10.244.1.9", ""},
+		{"0123", "192.0.2.2", ""},
+		{"0123", "10.244.0.3", ""},
+		{"0123", "10.244.1.9", ""},
 	} {
 		out, _ := n.Want(t, 0, "policy", "explain", "--from", c.from, "--to", c.to, "--port", "80")
 		line, _, _ := strings.Cut(out, "\n")

@@ -136,8 +136,10 @@ func TestServicesUseNoMoreThanTheirShare(t *testing.T) {
 func TestCutKeepsTheFirstBackends(t *testing.T) {
 	s := &service.Service{Ports: []service.Port{{Name: "a", Protocol: service.TCP}, {Name: "b", Protocol: service.UDP}}}
 	x := &service.Slice{Ports: []service.SlicePort{
-		{Name: "a", Protocol: service.TCP, Port: 1}, {Name: "other", Protocol: service.TCP, Port: 2},
-		{Name: "b", Protocol: service.UDP, Port: 3}, {Name: "b", Protocol: service.TCP, Port: 4},
+		{Name: "a", Protocol: service.TCP, Port: 1},
+		{Name: "other", Protocol: service.TCP, Port: 2},
+		{Name: "b", Protocol: service.UDP, Port: 3},
+		{Name: "b", Protocol: service.TCP, Port: 4},
 	}}
 	for i := range 4 {
 		about := service.About{State: service.Ready}

@@ -211,7 +211,7 @@ func (s *Server) WaitForRevision(ctx context.Context, req *policyv1.WaitForRevis
 
 // LearnNames implements the service.
 func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest) (*policyv1.LearnNamesResponse, error) {
-	addrs, err := addresses("addresses", req.GetAddresses())
+	addrs, err := addressesOf("addresses", req.GetAddresses())
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -234,7 +234,7 @@ func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest
 func (s *Server) HoldAddresses(
 	ctx context.Context, req *policyv1.HoldAddressesRequest,
 ) (*policyv1.HoldAddressesResponse, error) {
-	inUse, err := addresses("in_use", req.GetInUse())
+	inUse, err := addressesOf("in_use", req.GetInUse())
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -245,8 +245,8 @@ func (s *Server) HoldAddresses(
 	return &policyv1.HoldAddressesResponse{Expiring: words.Addresses(expiring)}, nil
 }
 
-// addresses reads the addresses of a field.
-func addresses(field string, texts []string) ([]netip.Addr, error) {
+// addressesOf reads the addresses of a field.
+func addressesOf(field string, texts []string) ([]netip.Addr, error) {
 	addrs := make([]netip.Addr, 0, len(texts))
 	for i, text := range texts {
 		a, err := words.AddressOf(text)

@@ -43,7 +43,7 @@ func (s *Store) Resume(k cluster.Keys) {
 	if k.Of != s.nodesPrefix() {
 		return // nothing was kept, or of another cluster's place in etcd
 	}
-	s.at, s.resumes = k.At, k.At
+	s.at, s.resumes, s.resumedIPAM = k.At, k.At, false
 	u := registry.Update{Complete: true, Cluster: k.At.Cluster, Revision: k.At.Revision}
 	for _, key := range k.All {
 		if key.Modified > s.witness.Modified {
@@ -52,6 +52,7 @@ func (s *Store) Resume(k cluster.Keys) {
 		s.nodeUpdate(&u, &mvccpb.KeyValue{
 			Key: []byte(key.Name), Value: key.Value, CreateRevision: key.Created, ModRevision: key.Modified,
 		}, false)
+		s.resumedIPAM = s.resumedIPAM || key.Name == s.ipamKey()
 	}
 	u.Removed = nil
 	s.observe(u)
@@ -76,11 +77,21 @@ func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
 	// Only what Resume had comes with a witness. Without one, an etcd that was emptied
 	// and has come as far again could be taken for the one before.
 	from := s.resumes
+	if from.Revision != 0 && !s.resumedIPAM {
+		// An earlier version did not save the settings.
+		if err := s.readIPAM(ctx); err != nil {
+			return err
+		}
+	}
 	s.resumes = cluster.Point{}
 	return s.session.Follow(ctx, session.Reader{
-		Prefix: s.cfg.Prefix + "/id/", End: clientv3.GetPrefixRangeEnd(s.nodesPrefix()), From: from, Witness: s.witness,
-		Spread:  s.spread,
-		Resumed: func() { f.of = s.session.History() },
+		// From id/ to ipam; ip/ lies between.
+		Prefix: s.cfg.Prefix + "/id/", End: s.ipamKey() + "\x00", From: from, Witness: s.witness,
+		Spread: s.spread,
+		Resumed: func() {
+			f.of = s.session.History()
+			s.followed.Store(f.of)
+		},
 		Begin: func() {
 			f.now = s.session.History()
 			f.u, f.nodes, f.keys = allocator.Update{Complete: true}, registry.Update{Complete: true}, nil
@@ -138,6 +149,7 @@ func (f *following) deliver(keep func() error) {
 	if f.observe != nil {
 		f.observe(f.nodes)
 	}
+	f.followed.Store(f.of)
 	f.u, f.nodes, f.changed, f.keys = allocator.Update{}, registry.Update{}, cluster.Change{}, nil
 }
 
@@ -145,8 +157,21 @@ func keyOf(kv *mvccpb.KeyValue) cluster.Key {
 	return cluster.Key{Name: string(kv.Key), Value: kv.Value, Created: kv.CreateRevision, Modified: kv.ModRevision}
 }
 
+// isNode reports whether a key is one of nodes, or has the settings of their ranges.
 func (s *Store) isNode(kv *mvccpb.KeyValue) bool {
-	return strings.HasPrefix(string(kv.Key), s.nodesPrefix())
+	return strings.HasPrefix(string(kv.Key), s.nodesPrefix()) || string(kv.Key) == s.ipamKey()
+}
+
+// readIPAM passes on the settings of ipam.
+func (s *Store) readIPAM(ctx context.Context) error {
+	have, err := s.getAll(ctx, "read settings of ipam", s.ipamKey())
+	if err != nil || have[0] == nil || s.observe == nil {
+		return err
+	}
+	var u registry.Update
+	s.nodeUpdate(&u, have[0], false)
+	s.observe(u)
+	return nil
 }
 
 // update turns the events of one answer into changes. Of several events of a

@@ -4,11 +4,12 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
@@ -35,49 +37,112 @@ func (s *Store) holder(incarnation string) rangeHolder {
 	return rangeHolder{Node: s.cfg.Node, Incarnation: incarnation}
 }
 
-// agree compares the settings of the node with those of the cluster, which
-// become the node's if there are none. If they differ, all ranges are refused.
-func (b *claiming) agree(have *mvccpb.KeyValue) bool {
-	if b.ipam == nil {
-		return true
-	}
-	key := b.s.ipamKey()
-	b.unchanged = append(b.unchanged, session.Unchanged(key, have))
-	if have == nil {
-		b.ops = append(b.ops, clientv3.OpPut(key, toJSON(b.ipam)))
-		return true
-	}
-	if string(have.Value) == toJSON(b.ipam) {
-		return true
-	}
-	for _, p := range b.rec.Ranges {
-		b.refuse(p, "", differ(*b.ipam, have))
-	}
-	return false
+// readSettings decodes settings of ipam. Fields that this version does not know are left
+// out.
+func readSettings(kv *mvccpb.KeyValue) (registry.IPAM, error) {
+	settings, err := read[registry.IPAM](kv)
+	slices.SortFunc(settings.Pool, netip.Prefix.Compare)
+	return settings, err
 }
 
-// differ says which settings the cluster has, and which the node.
-func differ(mine registry.IPAM, have *mvccpb.KeyValue) string {
-	theirs := fmt.Sprintf("%q", have.Value)
-	var other registry.IPAM
-	if json.Unmarshal(have.Value, &other) == nil {
-		theirs = other.String()
+// agree compares the settings of the node with those of the cluster, which become the
+// node's if there are none. A node with other settings keeps the ranges that it has and
+// gets no other one.
+func (b *claiming) agree(have *mvccpb.KeyValue) {
+	if b.ipam == nil {
+		return
 	}
-	return fmt.Sprintf("this node's ipam has %s, the cluster (%s) %s", mine, have.Key, theirs)
+	b.unchanged = append(b.unchanged, session.Unchanged(b.s.ipamKey(), have))
+	if have == nil {
+		b.ops = append(b.ops, clientv3.OpPut(b.s.ipamKey(), toJSON(b.ipam)))
+		return
+	}
+	b.differs = differ(*b.ipam, have)
+}
+
+// differ names both settings if those of the cluster are not those of the node; "" if
+// they are.
+func differ(mine registry.IPAM, have *mvccpb.KeyValue) string {
+	other, err := readSettings(have)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("this node's ipam has %s, the cluster (%s) %q, which cannot be read", mine, have.Key, have.Value)
+	case other.Equal(mine):
+		return ""
+	}
+	return fmt.Sprintf("this node's ipam has %s, the cluster (%s) %s", mine, have.Key, other)
 }
 
 // Agrees implements registry.Store.
 func (s *Store) Agrees(ctx context.Context, mine registry.IPAM) error {
 	have, err := s.getAll(ctx, "read settings of ipam", s.ipamKey())
-	if err == nil && have[0] != nil && string(have[0].Value) != toJSON(mine) {
-		err = fmt.Errorf("%w: %s", registry.ErrIPAMDiffers, differ(mine, have[0]))
+	if err != nil || have[0] == nil {
+		return err
 	}
-	return err
+	if text := differ(mine, have[0]); text != "" {
+		return fmt.Errorf("%w: %s", registry.ErrIPAMDiffers, text)
+	}
+	return nil
+}
+
+// seen returns the revision up to which the ranges of all nodes are known. It is
+// registry.ErrNotListed while what is known may be of another history than etcd's.
+func (s *Store) seen(known registry.Ranges) (int64, error) {
+	at := known.Seen()
+	if at.Revision != 0 && s.followed.Load() != s.session.History() {
+		return 0, registry.ErrNotListed
+	}
+	return at.Revision, nil
+}
+
+// ownKeys are keys that this node writes, as they were read or written last.
+type ownKeys struct {
+	slots map[registry.Slot]netip.Prefix
+	ipam  *mvccpb.KeyValue // nil: the cluster has no settings
+}
+
+// readOwn reads the slots of this node; ipam are the settings as they were read.
+func (s *Store) readOwn(ctx context.Context, ipam *mvccpb.KeyValue) error {
+	prefix := s.slotsPrefix(s.cfg.Node)
+	resp, err := s.session.Get(ctx, "read claims", prefix, clientv3.WithPrefix())
+	if err != nil {
+		return err
+	}
+	s.own = ownKeys{slots: map[registry.Slot]netip.Prefix{}, ipam: ipam}
+	for _, kv := range resp.Kvs {
+		slot, ok := registry.ParseSlot(strings.TrimPrefix(string(kv.Key), prefix))
+		if !ok {
+			continue
+		}
+		c, err := s.readClaim(kv, slot)
+		if err != nil {
+			s.cfg.Log.Error("an unreadable claim of this node in etcd is written anew", log.Err(err))
+		}
+		s.own.slots[slot] = c.Range
+	}
+	return nil
+}
+
+func sortedSlots(all map[registry.Slot]netip.Prefix) []registry.Slot {
+	return slices.SortedFunc(maps.Keys(all), func(a, b registry.Slot) int { return cmp.Compare(a.Number, b.Number) })
+}
+
+// freeSlot returns the first slot of a family that is not used.
+func freeSlot(ipv6 bool, used map[registry.Slot]bool) (registry.Slot, bool) {
+	for n := range registry.MostRanges {
+		if slot := (registry.Slot{IPv6: ipv6, Number: n}); !used[slot] {
+			return slot, true
+		}
+	}
+	return registry.Slot{}, false
 }
 
 // Own implements registry.Store.
 func (s *Store) Own(ctx context.Context) (r registry.Record, revision int64, err error) {
-	have, err := s.getAll(ctx, "read node", s.nodeKey(s.cfg.Node))
+	have, err := s.getAll(ctx, "read node", s.nodeKey(s.cfg.Node), s.ipamKey())
+	if err == nil {
+		err = s.readOwn(ctx, have[1])
+	}
 	if err != nil || have[0] == nil {
 		return r, 0, err
 	}
@@ -89,28 +154,46 @@ func (s *Store) Own(ctx context.Context) (r registry.Record, revision int64, err
 // to, so that nodes that come at once try different ones; only when all of them
 // are taken does it list what is.
 func (s *Store) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.Prefix, revision int64, err error) {
+	if s.own.ipam != nil {
+		if text := differ(c.IPAM, s.own.ipam); text != "" {
+			return p, 0, fmt.Errorf("%w: %s", registry.ErrIPAMDiffers, text)
+		}
+	}
+	used := map[registry.Slot]bool{}
+	for slot := range s.own.slots {
+		used[slot] = true
+	}
+	slot, ok := freeSlot(c.IPv6, used)
+	if !ok || slot.Number >= c.IPAM.MaxBlocks {
+		return p, 0, fmt.Errorf("%w: %d", registry.ErrMaxRanges, c.IPAM.MaxBlocks)
+	}
 	var taken map[netip.Prefix]*mvccpb.KeyValue // nil: not listed yet
 	for range maxRaces {
-		blocks, err := s.candidates(c, taken)
+		seen, err := s.seen(c.Cluster) // before etcd is read
 		if err != nil {
 			return p, 0, err
 		}
-		resp, err := s.session.Commit(ctx, "claim range", s.claimTxn(ctx, c, blocks, taken))
+		blocks, err := s.candidates(c, taken, seen)
+		if err != nil {
+			return p, 0, err
+		}
+		resp, err := s.session.Commit(ctx, "claim range", s.claimTxn(ctx, c, slot, blocks, taken))
 		if err != nil {
 			return p, 0, err
 		}
 		if !resp.Succeeded {
 			return p, 0, s.claimRefused(ctx, c, resp.Responses)
 		}
-		at, i := resp.Responses[0].GetResponseTxn(), 0
-		for ; !at.Succeeded && i < len(blocks)-1; i++ {
-			at = at.Responses[0].GetResponseTxn()
-		}
-		if at.Succeeded {
-			return blocks[i], resp.Header.Revision, nil
+		answer := resp.Responses[0]
+		for _, p := range blocks {
+			if answer.GetResponseTxn().Succeeded {
+				s.own.slots[slot] = p
+				return p, resp.Header.Revision, nil
+			}
+			answer = answer.GetResponseTxn().Responses[0]
 		}
 		taken = map[netip.Prefix]*mvccpb.KeyValue{}
-		for _, kv := range at.Responses[0].GetResponseRange().Kvs {
+		for _, kv := range answer.GetResponseRange().Kvs {
 			if p, err := netip.ParsePrefix(strings.TrimPrefix(string(kv.Key), s.rangesPrefix())); err == nil {
 				taken[p] = kv
 			}
@@ -121,7 +204,7 @@ func (s *Store) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.
 
 // claimTxn takes the first of the blocks that is as it was read, and else lists
 // the ranges.
-func (s *Store) claimTxn(ctx context.Context, c registry.RangeClaim, blocks []netip.Prefix,
+func (s *Store) claimTxn(ctx context.Context, c registry.RangeClaim, slot registry.Slot, blocks []netip.Prefix,
 	taken map[netip.Prefix]*mvccpb.KeyValue,
 ) clientv3.Txn {
 	next := clientv3.OpGet(s.rangesPrefix(), clientv3.WithPrefix())
@@ -133,20 +216,25 @@ func (s *Store) claimTxn(ctx context.Context, c registry.RangeClaim, blocks []ne
 			[]clientv3.Op{
 				clientv3.OpPut(s.rangeKey(p), toJSON(s.holder(rec.Incarnation))),
 				clientv3.OpPut(s.nodeKey(s.cfg.Node), toJSON(rec)),
+				clientv3.OpPut(s.slotKey(slot), toJSON(registry.Claim{Range: p})),
+				clientv3.OpDelete(s.restKey(s.cfg.Node, p)),
 			},
 			[]clientv3.Op{next})
 	}
 	return s.session.Txn(ctx).If(
 		s.session.Named(),
 		clientv3.Compare(clientv3.ModRevision(s.nodeKey(s.cfg.Node)), "=", c.Revision),
-		clientv3.Compare(clientv3.Value(s.ipamKey()), "=", toJSON(c.IPAM)),
+		session.Unchanged(s.slotKey(slot), nil),
+		session.Unchanged(s.ipamKey(), s.own.ipam),
 	).Then(next).Else(clientv3.OpGet(s.ipamKey()), clientv3.OpGet(s.nodeKey(s.cfg.Node)))
 }
 
 // claimRefused is why the conditions of a claim do not hold.
 func (s *Store) claimRefused(ctx context.Context, c registry.RangeClaim, have []*etcdserverpb.ResponseOp) error {
-	if kvs := have[0].GetResponseRange().Kvs; len(kvs) > 0 && string(kvs[0].Value) != toJSON(c.IPAM) {
-		return fmt.Errorf("%w: %s", registry.ErrIPAMDiffers, differ(c.IPAM, kvs[0]))
+	if kvs := have[0].GetResponseRange().Kvs; len(kvs) > 0 {
+		if text := differ(c.IPAM, kvs[0]); text != "" {
+			return fmt.Errorf("%w: %s", registry.ErrIPAMDiffers, text)
+		}
 	}
 	if err := s.session.Ping(ctx); err != nil {
 		return err
@@ -155,60 +243,69 @@ func (s *Store) claimRefused(ctx context.Context, c registry.RangeClaim, have []
 }
 
 // candidates are the blocks that a claim tries. Without a listing they are those
-// that the node's name leads to; with one they are free, and if none is, in this
-// node's own quarantine.
-func (s *Store) candidates(c registry.RangeClaim, taken map[netip.Prefix]*mvccpb.KeyValue) (blocks []netip.Prefix,
-	err error,
-) {
+// that the node's name leads to. With one they are those that no node has and that are
+// not in quarantine, those without a key first, and if there is none, those in this
+// node's own quarantine. seen is the revision up to which the claims of all nodes are
+// known.
+func (s *Store) candidates(c registry.RangeClaim, taken map[netip.Prefix]*mvccpb.KeyValue, seen int64,
+) (blocks []netip.Prefix, err error) {
 	n := c.IPAM.Blocks(c.IPv6)
 	if n == 0 {
 		return nil, &registry.FullError{IPAM: c.IPAM, IPv6: c.IPv6}
 	}
+	held := func(p netip.Prefix) bool { node, _ := c.Cluster.Holder(p); return node != "" }
 	if taken == nil {
 		for i := range 4 * maxCandidates {
 			p := c.IPAM.Block(c.IPv6, s.place(i)%n)
-			if !slices.Contains(blocks, p) && !slices.Contains(c.Record.Ranges, p) {
+			if !slices.Contains(blocks, p) && !slices.Contains(c.Record.Ranges, p) && !held(p) {
 				blocks = append(blocks, p)
 			}
 			if len(blocks) == maxCandidates {
 				break
 			}
 		}
-		if len(blocks) == 0 { // a small pool, of which the node has much
-			blocks = append(blocks, c.IPAM.Block(c.IPv6, s.place(0)%n))
-		}
-		return blocks, nil
+		return blocks, nil // none in a small pool, of which nodes have much: then all ranges are listed
 	}
-	// Each block that is passed over is one of the keys.
-	for i := range min(n, uint64(len(taken)+maxCandidates)) {
-		if p := c.IPAM.Block(c.IPv6, (s.place(maxCandidates)+i)%n); taken[p] == nil {
+	// Each block that is passed over is one of the keys, or overlaps a range that a node has.
+	var stray []netip.Prefix
+	full := &registry.FullError{IPAM: c.IPAM, IPv6: c.IPv6, Blocks: n}
+	var own []netip.Prefix
+	for i := range min(n, uint64(len(taken)+mostPassed)) {
+		p := c.IPAM.Block(c.IPv6, (s.place(maxCandidates)+i)%n)
+		kv := taken[p]
+		switch {
+		case held(p) || slices.Contains(c.Record.Ranges, p):
+			full.Held++
+		case kv == nil:
 			blocks = append(blocks, p)
+		default:
+			holder, err := read[rangeHolder](kv)
+			switch {
+			case kv.ModRevision > seen && !holder.Quarantine:
+				full.Held++ // perhaps: it is not known yet
+			case err == nil && holder.Quarantine && holder.Node == s.cfg.Node:
+				own = append(own, p)
+			case err == nil && holder.Quarantine && (kv.ModRevision > seen || c.Cluster.Resting(p) == holder.Node):
+				full.Resting++
+			default:
+				stray = append(stray, p) // no node has it: a node wrote the key alone
+			}
 		}
 		if len(blocks) == maxCandidates {
 			break
 		}
 	}
-	if len(blocks) > 0 {
-		return blocks, nil
-	}
-	full := &registry.FullError{IPAM: c.IPAM, IPv6: c.IPv6, Blocks: n}
-	for p, kv := range taken {
-		holder, err := read[rangeHolder](kv)
-		switch {
-		case !c.IPAM.Has(c.IPv6, p):
-		case err != nil || !holder.Quarantine:
-			full.Held++
-		case holder.Node == s.cfg.Node && len(blocks) < maxCandidates:
-			blocks = append(blocks, p)
-		default:
-			full.Resting++
+	for _, some := range [][]netip.Prefix{blocks, stray, own} {
+		if len(some) > 0 {
+			return some[:min(len(some), maxCandidates)], nil
 		}
 	}
-	if len(blocks) == 0 {
-		return nil, full
-	}
-	return blocks, nil
+	return nil, full
 }
+
+// mostPassed bounds how many blocks without a key are passed over because they overlap
+// ranges of other sizes.
+const mostPassed = 4096
 
 // place is where the node's name leads to at the i-th attempt.
 func (s *Store) place(i int) uint64 {

@@ -71,11 +71,13 @@ func claimer(t *testing.T, endpoint, name string) *registry.Registry {
 		_, err := store.Join(t.Context())
 		return err
 	})
-	return registry.New(registry.Config{
+	r := registry.New(registry.Config{
 		Node: name, Incarnation: "of-" + name, Version: "test", Timeout: time.Minute,
 		Log: log.Discard(),
 	},
 		store, inMemory{}, silent{}, registry.Registration{})
+	r.Observe(registry.Update{Complete: true})
+	return r
 }
 
 // patiently calls f until etcd, which may have many clients and little time, serves

@@ -45,6 +45,17 @@ func (s *Store) endpointKey(endpoint string) string {
 	return s.nodePrefix(s.cfg.Node) + "ep/" + endpoint
 }
 
+// slotsPrefix begins the keys of the claims of a node.
+func (s *Store) slotsPrefix(node string) string { return s.nodePrefix(node) + "range/" }
+
+func (s *Store) slotKey(slot registry.Slot) string { return s.slotsPrefix(s.cfg.Node) + slot.String() }
+
+// restKey is below the node that may have a range in quarantine, so that no other node can
+// write it.
+func (s *Store) restKey(node string, p netip.Prefix) string {
+	return s.nodePrefix(node) + "rest/" + strings.ReplaceAll(p.String(), "/", "_")
+}
+
 func (s *Store) rangeKey(p netip.Prefix) string { return s.cfg.Prefix + "/range/default/" + p.String() }
 
 // rangeHolder is the value of a range.
@@ -122,17 +133,44 @@ func (s *Store) readAddresses(kv *mvccpb.KeyValue) (registry.Addresses, error) {
 	return a, nil
 }
 
-// nodeUpdate adds a key below ip/ to a step. An unreadable one is reported, and
+// nodeUpdate adds a key below ip/, or the settings of ipam, to a step. An unreadable one is reported, and
 // counts as removed: one bad key must not hide all others.
 func (s *Store) nodeUpdate(u *registry.Update, kv *mvccpb.KeyValue, removed bool) {
+	if string(kv.Key) == s.ipamKey() {
+		s.settingsUpdate(u, kv, removed)
+		return
+	}
 	node, kind, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), s.nodesPrefix()), "/")
 	endpoint, isEndpoint := strings.CutPrefix(kind, "ep/")
 	if !isEndpoint {
 		endpoint = ""
 	}
+	slot, isSlot := strings.CutPrefix(kind, "range/")
+	if !isSlot {
+		slot = ""
+	}
+	rest, isRest := strings.CutPrefix(kind, "rest/")
 	var err error
 	switch {
-	case node == "" || kind != "node" && (!isEndpoint || endpoint == ""):
+	case node == "":
+		return
+	case isSlot:
+		place, ok := registry.ParseSlot(slot)
+		if !ok {
+			return
+		}
+		var c registry.Claim
+		if removed {
+			break
+		}
+		if c, err = s.readClaim(kv, place); err == nil {
+			u.Claims = append(u.Claims, registry.ClaimKey{Node: node, Slot: place, Claim: c, Revision: kv.ModRevision})
+			return
+		}
+	case isRest:
+		s.restUpdate(u, node, rest, kv, removed)
+		return
+	case kind != "node" && (!isEndpoint || endpoint == ""):
 		return // of a later version
 	case removed:
 	case isEndpoint:
@@ -157,7 +195,48 @@ func (s *Store) nodeUpdate(u *registry.Update, kv *mvccpb.KeyValue, removed bool
 	if err != nil {
 		s.cfg.Log.Error("unreadable node or endpoint in etcd is ignored", log.Err(err))
 	}
-	u.Removed = append(u.Removed, registry.Removal{Node: node, Endpoint: endpoint, Revision: kv.ModRevision})
+	u.Removed = append(u.Removed,
+		registry.Removal{Node: node, Endpoint: endpoint, Slot: slot, Revision: kv.ModRevision})
+}
+
+// settingsUpdate adds the settings of ipam to a step. Without readable settings a node
+// may have any range that no other node has.
+func (s *Store) settingsUpdate(u *registry.Update, kv *mvccpb.KeyValue, removed bool) {
+	u.IPAM = &registry.IPAMKey{}
+	if removed {
+		return
+	}
+	settings, err := readSettings(kv)
+	if err != nil {
+		s.cfg.Log.Error("unreadable settings of ipam in etcd are ignored", log.Err(err))
+		return
+	}
+	u.IPAM = &registry.IPAMKey{Settings: settings, Revision: kv.ModRevision}
+}
+
+// restUpdate adds a range in quarantine to a step.
+func (s *Store) restUpdate(u *registry.Update, node, rest string, kv *mvccpb.KeyValue, removed bool) {
+	p, err := netip.ParsePrefix(strings.ReplaceAll(rest, "_", "/"))
+	switch {
+	case err != nil || s.restKey(node, p) != string(kv.Key):
+		return
+	case removed:
+		u.Removed = append(u.Removed, registry.Removal{Node: node, Rest: p, Revision: kv.ModRevision})
+	default:
+		u.Resting = append(u.Resting, registry.RestKey{Node: node, Range: p})
+	}
+}
+
+// readClaim reads a slot.
+func (s *Store) readClaim(kv *mvccpb.KeyValue, slot registry.Slot) (registry.Claim, error) {
+	c, err := read[registry.Claim](kv)
+	if err != nil {
+		return c, err
+	}
+	if p := c.Range; !p.IsValid() || p != p.Masked() || p.Addr().Is4In6() || p.Addr().Is6() != slot.IPv6 {
+		return c, fmt.Errorf("%s: %w: range %v", kv.Key, allocator.ErrCorrupt, p)
+	}
+	return c, nil
 }
 
 // getAll reads keys in one step; nil for one that does not exist.
@@ -182,17 +261,22 @@ func (s *Store) getAll(ctx context.Context, what string, keys ...string) ([]*mvc
 // Register implements registry.Store.
 func (s *Store) Register(ctx context.Context, statement registry.Statement) (registry.Written, error) {
 	for range maxRaces {
-		txn, written, err := s.registration(ctx, statement)
+		b, err := s.registration(ctx, statement)
 		if err != nil {
 			return registry.Written{}, err
 		}
-		resp, err := s.session.Commit(ctx, "register node", txn)
+		resp, err := s.session.Commit(ctx, "register node", s.session.Txn(ctx).If(b.unchanged...).Then(b.ops...))
 		if err != nil {
 			return registry.Written{}, err
 		}
 		if resp.Succeeded {
-			written.Revision = resp.Header.Revision
-			return written, nil
+			s.own.slots = b.slots
+			if s.own.ipam == nil && b.ipam != nil {
+				s.own.ipam = &mvccpb.KeyValue{
+					Key: []byte(s.ipamKey()), Value: []byte(toJSON(b.ipam)), ModRevision: resp.Header.Revision,
+				}
+			}
+			return registry.Written{Record: b.rec, Revision: resp.Header.Revision, Refused: b.refused}, nil
 		}
 		// Another node changed what was read; or this one lost its name.
 		if err := s.session.Ping(ctx); err != nil {
@@ -202,14 +286,15 @@ func (s *Store) Register(ctx context.Context, statement registry.Statement) (reg
 	return registry.Written{}, fmt.Errorf("%w: the ranges of this node change all the time", allocator.ErrUnavailable)
 }
 
-// registration is the transaction of Register, from what etcd has now.
-func (s *Store) registration(ctx context.Context, statement registry.Statement) (txn clientv3.Txn, w registry.Written,
-	err error,
-) {
+// registration prepares the transaction of Register, from what etcd has now.
+func (s *Store) registration(ctx context.Context, statement registry.Statement) (*claiming, error) {
 	key, rec := s.nodeKey(s.cfg.Node), statement.Record
 	have, err := s.getAll(ctx, "read node", key, s.ipamKey())
 	if err != nil {
-		return nil, w, err
+		return nil, err
+	}
+	if err := s.readOwn(ctx, have[1]); err != nil {
+		return nil, err
 	}
 	var before registry.Record
 	if have[0] != nil {
@@ -221,23 +306,22 @@ func (s *Store) registration(ctx context.Context, statement registry.Statement) 
 	if statement.KeepUnderlay && same {
 		rec.Underlay = before.Underlay
 	}
-	b := &claiming{s: s, rec: rec, ipam: statement.IPAM}
+	b := &claiming{s: s, rec: rec, ipam: statement.IPAM, before: before.Ranges, cluster: statement.Cluster}
 	b.unchanged = []clientv3.Cmp{s.session.Named(), session.Unchanged(key, have[0])}
-	if !b.agree(have[1]) {
-		b.rec.Ranges = nil
-	} else if err := b.claim(ctx); err != nil {
-		return nil, w, err
+	b.agree(have[1])
+	if err := b.claim(ctx); err != nil {
+		return nil, err
 	}
-	if err := b.giveBack(ctx, before.Ranges); err != nil {
-		return nil, w, err
+	if err := b.giveBack(ctx); err != nil {
+		return nil, err
 	}
+	b.writeSlots()
 	if !same {
 		// The mappings of another installation of this node go with its record.
 		b.ops = append(b.ops, clientv3.OpDelete(s.nodePrefix(s.cfg.Node)+"ep/", clientv3.WithPrefix()))
 	}
 	b.ops = append(b.ops, clientv3.OpPut(key, toJSON(b.rec)))
-	return s.session.Txn(ctx).If(b.unchanged...).Then(b.ops...), registry.Written{Record: b.rec, Refused: b.refused},
-		nil
+	return b, nil
 }
 
 // claiming gathers the transaction of a registration.
@@ -245,9 +329,20 @@ type claiming struct {
 	s         *Store
 	rec       registry.Record // with the ranges that the node gets
 	ipam      *registry.IPAM  // of the node; nil: not said
+	before    []netip.Prefix  // ranges of the record that etcd has
+	cluster   registry.Ranges
+	differs   string                         // why the node gets no further range; "": it may
+	slots     map[registry.Slot]netip.Prefix // of the node after the transaction
 	unchanged []clientv3.Cmp
 	ops       []clientv3.Op
 	refused   []registry.Refusal
+}
+
+// mine reports whether the node has a range already: no other node can write its record
+// and its slots, unless it took the range over from a silent node and removed it there.
+func (b *claiming) mine(p netip.Prefix) bool {
+	had, _ := b.cluster.Mine(p)
+	return had || slices.Contains(b.before, p)
 }
 
 // claim takes the ranges that are free, that this node has, or that a silent
@@ -261,6 +356,10 @@ func (b *claiming) claim(ctx context.Context) error {
 	if len(keys) == 0 {
 		return nil
 	}
+	seen, err := s.seen(b.cluster) // before etcd is read
+	if err != nil {
+		return err
+	}
 	have, err := s.getAll(ctx, "read ranges", keys...)
 	if err != nil {
 		return err
@@ -272,47 +371,85 @@ func (b *claiming) claim(ctx context.Context) error {
 	for i, p := range wanted {
 		var holder rangeHolder
 		if have[i] != nil {
-			if holder, err = read[rangeHolder](have[i]); err != nil {
-				b.refuse(p, "", err.Error())
+			if holder, err = read[rangeHolder](have[i]); err != nil && have[i].ModRevision > seen {
+				b.refuse(registry.Refusal{Range: p, Reason: err.Error()})
 				continue
 			}
 		}
-		switch {
-		case have[i] == nil, holder.Node == s.cfg.Node:
-		case holder.Quarantine && b.ipam != nil && b.ipam.Mode == registry.IPAMKubernetes:
-			// Kubernetes has given the range to this node; it does not wait.
-		case holder.Quarantine:
-			b.refuse(p, holder.Node, "node "+holder.Node+" had it until a short time ago, and it is in quarantine")
+		loser, refused, err := b.mayHave(ctx, p, holder, have[i], seen)
+		if err != nil {
+			return err
+		}
+		if refused != nil {
+			b.refuse(*refused)
 			continue
-		default:
-			alive, err := s.session.Alive(ctx, holder.Node)
-			if err != nil {
-				return err
-			}
-			if alive != nil {
-				b.refuse(p, holder.Node, "node "+holder.Node+" has it and is alive")
-				continue
-			}
-			b.unchanged = append(b.unchanged, session.Unchanged(s.session.AliveKey(holder.Node), nil))
-			losers[holder.Node] = append(losers[holder.Node], p)
+		}
+		if loser != "" {
+			b.unchanged = append(b.unchanged, session.Unchanged(s.session.AliveKey(loser), nil))
+			losers[loser] = append(losers[loser], p)
 		}
 		b.unchanged = append(b.unchanged, session.Unchanged(keys[i], have[i]))
 		b.rec.Ranges = append(b.rec.Ranges, p)
 		if holder != mine {
 			b.ops = append(b.ops, clientv3.OpPut(keys[i], toJSON(mine)))
 		}
+		if holder.Quarantine {
+			b.ops = append(b.ops, clientv3.OpDelete(s.restKey(s.cfg.Node, p)))
+		}
 	}
 	return b.takeOver(ctx, losers)
 }
 
-func (b *claiming) refuse(p netip.Prefix, holder, reason string) {
-	b.refused = append(b.refused, registry.Refusal{Range: p, Holder: holder, Reason: reason})
+// mayHave decides whether this node may have a range, of which etcd has that holder. loser
+// is a silent node that it is taken from.
+func (b *claiming) mayHave(ctx context.Context, p netip.Prefix, holder rangeHolder, have *mvccpb.KeyValue,
+	seen int64,
+) (loser string, refused *registry.Refusal, err error) {
+	other, held := b.cluster.Holder(p)
+	mine := b.mine(p)
+	switch {
+	case other != "":
+		// Another node's record overlaps it, whatever the key of the range says.
+	case b.differs != "" && mine:
+		b.refuse(registry.Refusal{Range: p, Reason: b.differs, Kept: true})
+		return "", nil, nil
+	case b.differs != "":
+		return "", &registry.Refusal{Range: p, Reason: b.differs}, nil
+	case mine, have == nil, holder.Node == b.s.cfg.Node:
+		return "", nil, nil
+	case holder.Quarantine && b.ipam != nil && b.ipam.Mode == registry.IPAMKubernetes:
+		return "", nil, nil // Kubernetes has given the range to this node; it does not wait.
+	case holder.Quarantine && (have.ModRevision > seen || b.cluster.Resting(p) == holder.Node):
+		return "", &registry.Refusal{
+			Range: p, Holder: holder.Node,
+			Reason: "node " + holder.Node + " had it until a short time ago, and it is in quarantine",
+		}, nil
+	case holder.Quarantine, have.ModRevision <= seen:
+		return "", nil, nil // no record has it: a node wrote the key alone
+	default:
+		other, held = holder.Node, p // claimed so recently that this node has not heard of it
+	}
+	alive, err := b.s.session.Alive(ctx, other)
+	if err != nil {
+		return "", nil, err
+	}
+	if alive == nil {
+		return other, nil, nil
+	}
+	refused = &registry.Refusal{Range: p, Holder: other, Reason: "node " + other + " has it and is alive"}
+	if held != p {
+		refused.Reason = fmt.Sprintf("node %s has %s, which overlaps it, and is alive", other, held)
+	}
+	return "", refused, nil
 }
 
-// takeOver takes ranges out of the records of silent nodes: they registered
-// earlier, so their mappings would count.
+func (b *claiming) refuse(r registry.Refusal) { b.refused = append(b.refused, r) }
+
+// takeOver ends the claims of silent nodes that overlap ranges of this node: they are
+// older, so they would count.
 func (b *claiming) takeOver(ctx context.Context, losers map[string][]netip.Prefix) error {
 	for node, lost := range losers {
+		overlaps := func(p netip.Prefix) bool { return slices.ContainsFunc(lost, p.Overlaps) }
 		key := b.s.nodeKey(node)
 		have, err := b.s.getAll(ctx, "read node", key)
 		if err != nil {
@@ -326,40 +463,90 @@ func (b *claiming) takeOver(ctx context.Context, losers map[string][]netip.Prefi
 		if err != nil {
 			continue // it counts for nothing
 		}
-		rec.Ranges = slices.DeleteFunc(rec.Ranges, func(p netip.Prefix) bool { return slices.Contains(lost, p) })
+		for _, p := range rec.Ranges {
+			if overlaps(p) && !slices.Contains(lost, p) {
+				b.ops = append(b.ops, clientv3.OpDelete(b.s.rangeKey(p)))
+			}
+		}
+		rec.Ranges = slices.DeleteFunc(rec.Ranges, overlaps)
 		b.ops = append(b.ops, clientv3.OpPut(key, toJSON(rec)))
+		resp, err := b.s.session.Get(ctx, "read claims of a node", b.s.slotsPrefix(node), clientv3.WithPrefix())
+		if err != nil {
+			return err
+		}
+		for _, kv := range resp.Kvs {
+			if c, err := read[registry.Claim](kv); err == nil && overlaps(c.Range) {
+				b.ops = append(b.ops, clientv3.OpDelete(string(kv.Key)))
+			}
+		}
 		b.s.cfg.Log.Warn("ranges of a silent node are taken over", "node", node, "ranges", lost)
 	}
 	return nil
 }
 
 // giveBack puts ranges that the node had and does not want any more into quarantine.
-func (b *claiming) giveBack(ctx context.Context, before []netip.Prefix) error {
-	var keys []string
-	for _, p := range before {
+func (b *claiming) giveBack(ctx context.Context) error {
+	var gone []netip.Prefix
+	for _, p := range b.before {
 		if !slices.Contains(b.rec.Ranges, p) && !slices.ContainsFunc(b.refused,
 			func(r registry.Refusal) bool { return r.Range == p }) {
-			keys = append(keys, b.s.rangeKey(p))
+			gone = append(gone, p)
 		}
 	}
-	ops, err := b.s.quarantine(ctx, b.s.cfg.Node, keys)
+	ops, err := b.s.quarantine(ctx, b.s.cfg.Node, gone)
 	b.ops = append(b.ops, ops...)
 	return err
 }
 
+// writeSlots makes the slots of the node those of its ranges. A slot that has its range
+// already is not written: its revision says since when the node has the range.
+func (b *claiming) writeSlots() {
+	own := b.s.own.slots
+	used := map[registry.Slot]bool{}
+	place := map[netip.Prefix]registry.Slot{}
+	for _, slot := range sortedSlots(own) {
+		p := own[slot]
+		if _, again := place[p]; !again && slices.Contains(b.rec.Ranges, p) {
+			used[slot], place[p] = true, slot
+		}
+	}
+	for _, p := range b.rec.Ranges {
+		if _, ok := place[p]; ok {
+			continue
+		}
+		slot, ok := freeSlot(p.Addr().Is6(), used)
+		if !ok {
+			continue // it does not count, and the node sees that as all others do
+		}
+		used[slot], place[p] = true, slot
+		_, former := b.cluster.Mine(p)
+		b.ops = append(b.ops, clientv3.OpPut(b.s.slotKey(slot), toJSON(registry.Claim{Range: p, Former: former})))
+	}
+	for _, slot := range sortedSlots(own) {
+		if !used[slot] {
+			b.ops = append(b.ops, clientv3.OpDelete(b.s.slotKey(slot)))
+		}
+	}
+	b.slots = map[registry.Slot]netip.Prefix{}
+	for p, slot := range place {
+		b.slots[slot] = p
+	}
+}
+
 // quarantine are the writes that put ranges of a node into quarantine.
-func (s *Store) quarantine(ctx context.Context, node string, keys []string) ([]clientv3.Op, error) {
-	if len(keys) == 0 {
+func (s *Store) quarantine(ctx context.Context, node string, ranges []netip.Prefix) ([]clientv3.Op, error) {
+	if len(ranges) == 0 {
 		return nil, nil
 	}
 	lease, err := s.session.Grant(ctx, RangeQuarantine)
 	if err != nil {
 		return nil, err
 	}
+	rests := toJSON(rangeHolder{Node: node, Quarantine: true})
 	var ops []clientv3.Op
-	for _, key := range keys {
-		ops = append(ops, clientv3.OpPut(key, toJSON(rangeHolder{Node: node, Quarantine: true}),
-			clientv3.WithLease(lease)))
+	for _, p := range ranges {
+		ops = append(ops, clientv3.OpPut(s.rangeKey(p), rests, clientv3.WithLease(lease)),
+			clientv3.OpPut(s.restKey(node, p), rests, clientv3.WithLease(lease)))
 	}
 	return ops, nil
 }
@@ -410,11 +597,7 @@ func (s *Store) Forget(ctx context.Context, node string, force, validateOnly boo
 		if validateOnly {
 			return rec, nil
 		}
-		var ranges []string
-		for _, p := range rec.Ranges {
-			ranges = append(ranges, s.rangeKey(p))
-		}
-		ops, err := s.quarantine(ctx, node, ranges)
+		ops, err := s.quarantine(ctx, node, rec.Ranges)
 		if err != nil {
 			return registry.Record{}, err
 		}
@@ -422,7 +605,9 @@ func (s *Store) Forget(ctx context.Context, node string, force, validateOnly boo
 		if !force {
 			unchanged = append(unchanged, session.Unchanged(s.session.AliveKey(node), nil))
 		}
-		ops = append(ops, clientv3.OpDelete(s.nodePrefix(node), clientv3.WithPrefix()))
+		// All but what begins to rest.
+		ops = append(ops, clientv3.OpDelete(key), clientv3.OpDelete(s.slotsPrefix(node), clientv3.WithPrefix()),
+			clientv3.OpDelete(s.nodePrefix(node)+"ep/", clientv3.WithPrefix()))
 		resp, err := s.session.Commit(ctx, "forget node", s.session.Txn(ctx).If(unchanged...).Then(ops...))
 		if err != nil {
 			return registry.Record{}, err

@@ -129,10 +129,8 @@ func TestNodesKnowEachOthersAddresses(t *testing.T) {
 	}
 	b.seesMapping(address(1, 5), "")
 	a.published()
-	for key := range keysBelow(t, s.Client(), "/ip/a/") {
-		if key != "node" {
-			t.Errorf("%s is left of a", key)
-		}
+	for key := range keysBelow(t, s.Client(), "/ip/a/ep/") {
+		t.Errorf("endpoint %s is left of a", key)
 	}
 }
 
@@ -486,8 +484,8 @@ func TestAddressesOutliveEtcd(t *testing.T) {
 	s.Wipe()
 	s.Up()
 	servicetest.Eventually(t, "the keys to come back", func() bool {
-		keys := keysBelow(t, s.Client(), "/ip/a/")
-		return len(keys) == 3
+		keys := keysBelow(t, s.Client(), "/ip/a/ep/")
+		return len(keys) == 2
 	})
 	b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
 	b.seesMapping(address(1, 7), fmt.Sprint("a ", web.Number))

@@ -16,6 +16,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
@@ -86,6 +87,11 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 	etcdctl(t, admin, []string{"role", "add", "root"})
 	etcdctl(t, admin, []string{"user", "add", "root"})
 	etcdctl(t, admin, []string{"user", "grant-role", "root", "root"})
+	for key, value := range map[string]string{"/layout": "2", "/ipam": `{"mode":"static"}`} { // which exist beforehand
+		if _, err := admin.Put(t.Context(), testPrefix+key, value); err != nil {
+			t.Fatal(err)
+		}
+	}
 	nodes := map[string]*node{}
 	for _, name := range []string{"a", "b"} {
 		for _, call := range documentedRoles(t, name) {
@@ -102,6 +108,10 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 		n := startNode(t, s.Endpoint, name, t.TempDir(), cfg)
 		n.connected()
 		n.register(i, prefix(i))
+		said := registry.Registration{IPAM: &registry.IPAM{Mode: registry.IPAMStatic}}
+		if _, _, err := n.reg.Register(t.Context(), said, false); err != nil {
+			t.Fatal(err)
+		}
 		n.endpoint("pod", "app-"+name, address(i, 5))
 		n.published()
 		nodes[name] = n
@@ -111,7 +121,10 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 	nodes["a"].seesMapping(address(1, 6), fmt.Sprint("b ", id.Number))
 
 	a := s.As("a")
-	for _, key := range []string{"/ip/b/node", "/ip/b/ep/x", "/ref/b/300", "/alive/b", "/other", "x"} {
+	for _, key := range []string{
+		"/ip/b/node", "/ip/b/ep/x", "/ip/b/range/ipv4-0", "/ip/b/rest/10.0.1.0_24", "/ref/b/300", "/alive/b", "/layout", "/ipam",
+		"/other", "x",
+	} {
 		if _, err := a.Put(t.Context(), testPrefix+key, "x"); !errors.Is(err, rpctypes.ErrPermissionDenied) {
 			t.Errorf("node a writes %s: %v", key, err)
 		}

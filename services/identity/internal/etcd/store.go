@@ -17,6 +17,8 @@
 //	alive/<node>         of the session: who has the node's name
 //	ip/<node>/node       the record of that node; see package registry
 //	ip/<node>/ep/<hash>  the addresses and the identity of one of its endpoints
+//	ip/<node>/range/<slot>  one of the ranges that the node claims; see package registry
+//	ip/<node>/rest/<cidr>   a range in quarantine, which only that node may have; expires
 //	range/<pool>/<cidr>  the node that has that range of addresses
 //	ipam                 the settings of ranges that all nodes agree on
 //
@@ -26,8 +28,12 @@
 // the revision of that key is the one it saw when it saw no reference. Only id/
 // and ip/ are watched by every node, so this costs the other nodes nothing.
 //
-// id/ and ip/ are neighbours, and one watch brings both: a node receives an
+// id/, ip/ and ipam are neighbours, and one watch brings them: a node receives an
 // identity before any address that has it.
+//
+// range/ keeps two nodes from claiming one range at the same time. Every node can write
+// all of it, so no reader believes it: whose a range is, the slots below ip/ say, and
+// their revisions say since when.
 //
 // In layout 1 labels/<sha256> is "<number> <canonical text>", and the fence
 // itself. As long as nodes of that version may run, identities are made in
@@ -68,6 +74,11 @@ type Store struct {
 	witness cluster.Key           // the last one written of those that Resume had
 	resumes cluster.Point         // from which the first Follow goes on; zero: it lists
 	at      cluster.Point         // up to which sink and observe have everything; Follow's alone once it runs
+	// resumedIPAM says that Resume had the settings of ipam.
+	resumedIPAM bool
+	// followed is the history that the reader of Observe has.
+	followed atomicHistory
+	own      ownKeys // used by one call of Register, Own or ClaimRange at a time
 
 	listings atomic.Uint64 // that Follow made
 
@@ -189,4 +200,14 @@ func (s *Store) References(ctx context.Context) ([]allocator.Reference, error) {
 		refs = append(refs, allocator.Reference{Number: n, Revision: kv.ModRevision, Present: kv.Lease != 0 && clientv3.LeaseID(kv.Lease) == lease})
 	})
 	return refs, err
+}
+
+// atomicHistory is a history of the session that one goroutine sets and others read.
+type atomicHistory struct{ v atomic.Value }
+
+func (a *atomicHistory) Store(h <-chan struct{}) { a.v.Store(h) }
+
+func (a *atomicHistory) Load() <-chan struct{} {
+	h, _ := a.v.Load().(<-chan struct{})
+	return h
 }

@@ -46,7 +46,7 @@ func (v *view) find(a netip.Addr) (f Found, err error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
 		n := v.nodes[name]
-		if _, ok := v.claims[a][name]; ok && claimant != name {
+		if _, ok := v.claimed[a][name]; ok && claimant != name {
 			f.Refused = append(f.Refused, Mapping{
 				a, name, v.ofNode(name, false),
 				"the address is another node's, or lies in a range of pods",

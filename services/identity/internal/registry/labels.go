@@ -39,7 +39,7 @@ func (v *view) labels() map[NodeSet]map[string]string {
 		}
 	}
 	for a := range v.apiServers {
-		for name := range v.claims[a] {
+		for name := range v.claimed[a] {
 			if labels, ok := all[NodeSet{Node: name}]; ok {
 				all[NodeSet{Node: name, APIServer: true}] = labels
 			}
@@ -68,8 +68,8 @@ func (r *Registry) SetNodeSets(sets map[NodeSet]Numbered) {
 func (v *view) setSets(sets map[NodeSet]Numbered) {
 	before := v.sets
 	v.sets = sets
-	for a := range v.claims {
-		for name := range v.claims[a] {
+	for a := range v.claimed {
+		for name := range v.claimed[a] {
 			for _, api := range []bool{false, true} {
 				s := NodeSet{Node: name, APIServer: api}
 				if before[s].Number != sets[s].Number {

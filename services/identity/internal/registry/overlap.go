@@ -7,12 +7,11 @@ import (
 	"cmp"
 	"fmt"
 	"iter"
-	"maps"
 	"net/netip"
 	"slices"
 )
 
-// wider are the prefixes around a range, but for itself.
+// wider yields the prefixes that contain p, from the longest to /0, without p itself.
 func wider(p netip.Prefix) iter.Seq[netip.Prefix] {
 	return func(yield func(netip.Prefix) bool) {
 		for bits := p.Bits() - 1; bits >= 0; bits-- {
@@ -23,7 +22,7 @@ func wider(p netip.Prefix) iter.Seq[netip.Prefix] {
 	}
 }
 
-// accept has a range count.
+// accept marks a range as the node's.
 func (v *view) accept(p netip.Prefix, node string) {
 	v.ranges[p] = node
 	for around := range wider(p) {
@@ -32,7 +31,7 @@ func (v *view) accept(p netip.Prefix, node string) {
 	v.lengths[p.Addr().Is6()][p.Bits()]++
 }
 
-// withdraw takes back accept.
+// withdraw reverts accept.
 func (v *view) withdraw(p netip.Prefix) {
 	delete(v.ranges, p)
 	for around := range wider(p) {
@@ -46,7 +45,7 @@ func (v *view) withdraw(p netip.Prefix) {
 	}
 }
 
-// free reports whether a range overlaps none that counts.
+// free reports whether no accepted range overlaps p.
 func (v *view) free(p netip.Prefix) bool {
 	if _, ok := v.ranges[p]; ok || v.around[p] > 0 {
 		return false
@@ -59,14 +58,157 @@ func (v *view) free(p netip.Prefix) bool {
 	return true
 }
 
-// rangesChanged decides which ranges count after those of some nodes changed.
+// heldByOther returns an accepted or pinned range that overlaps p and belongs to another
+// node than the given one, and that node; "" if there is none.
+func (v *view) heldByOther(p netip.Prefix, node string) (holder string, held netip.Prefix) {
+	for _, ranges := range []map[netip.Prefix]string{v.ranges, v.pins} {
+		for around := range wider(p) {
+			if name, ok := ranges[around]; ok && name != node {
+				return name, around
+			}
+		}
+		if name, ok := ranges[p]; ok && name != node {
+			return name, p
+		}
+	}
+	if v.around[p] == 0 && len(v.pins) == 0 {
+		return "", netip.Prefix{}
+	}
+	for _, ranges := range []map[netip.Prefix]string{v.ranges, v.pins} {
+		for q, name := range ranges {
+			if name != node && p.Overlaps(q) {
+				return name, q
+			}
+		}
+	}
+	return "", netip.Prefix{}
+}
+
+// claim is one range that a node claims.
+type claim struct {
+	node   *nodeView
+	prefix netip.Prefix
+	// age is the revision of the store at which the node claimed the range.
+	age    int64
+	former *Former
+	slot   int // number of its key below the node; -1 for a node that writes none
+}
+
+// compare orders claims of different nodes: the older one first.
+func (c claim) compare(d claim) int {
+	return cmp.Or(cmp.Compare(c.age, d.age), cmp.Compare(c.node.created, d.node.created),
+		cmp.Compare(c.node.name, d.node.name), cmp.Compare(c.slot, d.slot), c.prefix.Compare(d.prefix))
+}
+
+// beats reports whether a claim precedes an older one: both were made when the store was
+// rebuilt, and this one was the older claim before that.
+func (c claim) beats(d claim) bool {
+	return c.former != nil && d.former != nil && c.former.Cluster == d.former.Cluster &&
+		c.former.Revision < d.former.Revision
+}
+
+// claims returns the ranges that a node claims, oldest first.
+//
+// The store itself says how old a claim is: by the revision at which its slot was written,
+// which the node cannot change afterwards. The slots of a node that deletes its record and
+// writes another are as old as that record. A node of an earlier version has no slots; its
+// ranges are as old as its record was when this process first saw them in it.
+func (v *view) claims(n *nodeView) (all []claim) {
+	if !n.registered {
+		return nil
+	}
+	for _, k := range n.slots {
+		all = append(all, claim{
+			node: n, prefix: k.Claim.Range, age: max(k.Revision, n.created), former: k.Claim.Former, slot: k.Slot.Number,
+		})
+	}
+	if len(n.slots) == 0 {
+		for _, p := range n.record.Ranges {
+			age := n.revision
+			if since, ok := n.since[p]; ok {
+				age = min(age, since)
+			}
+			all = append(all, claim{node: n, prefix: p, age: age, slot: -1})
+		}
+	}
+	slices.SortFunc(all, claim.compare)
+	seen := make(map[netip.Prefix]struct{}, len(all))
+	return slices.DeleteFunc(all, func(c claim) bool { // one range in two slots
+		_, again := seen[c.prefix]
+		seen[c.prefix] = struct{}{}
+		return again
+	})
+}
+
+// MostRanges is how many ranges of a node count at most.
+const MostRanges = 64
+
+// excess returns why a claim does not count, whoever else claims the range: a node has
+// only blocks of the cluster's pool, and no more than the settings allow. Claims that are
+// older than the settings keep counting. before is how many claims of the node in this
+// family precede it.
+func (v *view) excess(c claim, before int) string {
+	if before >= MostRanges {
+		return fmt.Sprintf("a node has at most %d ranges of a family", MostRanges)
+	}
+	s := v.ipam.Settings
+	if v.ipam.Revision == 0 || s.Mode != IPAMPool || c.age < v.ipam.Revision {
+		return ""
+	}
+	if !s.Has(c.prefix.Addr().Is6(), c.prefix) {
+		return "it is not a block of the cluster's pool"
+	}
+	// A slot beyond the limit counts neither now nor when an earlier one is given up: its
+	// claim would be older than that of the node which has the block meanwhile.
+	if max(before, c.slot) >= s.MaxBlocks {
+		return fmt.Sprintf("a node has at most %d blocks of a family", s.MaxBlocks)
+	}
+	return ""
+}
+
+// permitted returns the claims of a node that count unless another node has the range,
+// and the others with the reason.
+func (v *view) permitted(n *nodeView) (all []claim, refused []Refusal) {
+	count := map[bool]int{}
+	for _, c := range v.claims(n) {
+		ipv6 := c.prefix.Addr().Is6()
+		if why := v.excess(c, count[ipv6]); why != "" {
+			refused = append(refused, Refusal{Range: c.prefix, Reason: why})
+			continue
+		}
+		count[ipv6]++
+		all = append(all, c)
+	}
+	return all, refused
+}
+
+// prefixesOf returns the ranges of claims, sorted.
+func prefixesOf(all []claim) (out []netip.Prefix) {
+	for _, c := range all {
+		out = append(out, c.prefix)
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return out
+}
+
+// take records the claims of a node that count.
+func (n *nodeView) take(all []claim, refused []Refusal) {
+	n.ranges, n.refused = prefixesOf(all), refused
+	n.since = make(map[netip.Prefix]int64, len(all))
+	for _, c := range all {
+		n.since[c.prefix] = c.age
+	}
+}
+
+// rangesChanged decides which ranges count after claims of some nodes changed.
 // Where no range of any node overlaps another node's, as it should be, that
 // costs what changed; else all are resolved.
 func (v *view) rangesChanged(changed []*nodeView) {
 	if len(changed) == 0 {
 		return
 	}
-	simple := !v.contested && (len(changed) == 1 || 4*len(changed) < len(v.nodes))
+	v.unpin()
+	simple := !v.contested && len(v.pins) == 0 && (len(changed) == 1 || 4*len(changed) < len(v.nodes))
 	var moved []netip.Prefix
 	for _, n := range changed {
 		v.touch(Key{Node: n.name})
@@ -80,17 +222,19 @@ func (v *view) rangesChanged(changed []*nodeView) {
 		}
 	}
 	for _, n := range changed {
-		wanted := n.record.Ranges
-		if simple && slices.Equal(wanted, n.ranges) {
+		wanted, refused := v.permitted(n)
+		if simple && len(refused) == 0 && slices.Equal(prefixesOf(wanted), n.ranges) {
+			n.take(wanted, nil)
 			continue
 		}
-		if simple = simple && !slices.ContainsFunc(wanted, func(p netip.Prefix) bool { return !v.free(p) }); !simple {
+		taken := func(c claim) bool { return !v.free(c.prefix) }
+		if simple = simple && !slices.ContainsFunc(wanted, taken) && !overlapping(wanted); !simple {
 			v.resolve()
 			return
 		}
-		n.ranges, n.refused = slices.Clone(wanted), nil
-		moved = append(moved, wanted...)
-		for _, p := range wanted {
+		n.take(wanted, refused)
+		moved = append(moved, n.ranges...)
+		for _, p := range n.ranges {
 			v.accept(p, n.name)
 		}
 	}
@@ -98,7 +242,7 @@ func (v *view) rangesChanged(changed []*nodeView) {
 	within := func(a netip.Addr) bool {
 		return slices.ContainsFunc(moved, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
-	for a := range v.claims {
+	for a := range v.claimed {
 		if within(a) {
 			v.touch(mappingKey(a))
 		}
@@ -110,42 +254,51 @@ func (v *view) rangesChanged(changed []*nodeView) {
 	}
 }
 
-// resolve decides which ranges count: those of nodes that registered earlier
-// before those of nodes that registered later.
+// overlapping reports whether two claims of one node overlap each other.
+func overlapping(all []claim) bool {
+	for i, c := range all {
+		if slices.ContainsFunc(all[:i], func(d claim) bool { return c.prefix.Overlaps(d.prefix) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// resolve decides which ranges count. Of claims of different nodes that overlap, the one
+// that was made first counts, whichever node registered first. After the store was
+// rebuilt the nodes that had ranges before keep them.
 func (v *view) resolve() {
+	before := map[*nodeView]*nodeView{}
+	var all []claim
+	for _, n := range v.nodes {
+		before[n] = &nodeView{ranges: n.ranges, refused: n.refused}
+		claims, refused := v.permitted(n)
+		n.ranges, n.refused = nil, refused
+		all = append(all, claims...)
+	}
+	slices.SortFunc(all, claim.compare)
+	r := resolution{view: v, accepted: map[netip.Prefix]claim{}, around: map[netip.Prefix]map[netip.Prefix]struct{}{}}
+	for _, c := range all {
+		r.decide(c)
+	}
 	v.ranges, v.around, v.lengths = map[netip.Prefix]string{}, map[netip.Prefix]int{},
 		map[bool]map[int]int{false: {}, true: {}}
-	v.contested = false
-	inside := map[netip.Prefix]string{} // around a range that counts → the first node that has one
-	for _, n := range slices.SortedFunc(maps.Values(v.nodes), func(a, b *nodeView) int {
-		return cmp.Or(cmp.Compare(a.created, b.created), cmp.Compare(a.name, b.name))
-	}) {
-		before, refused := n.ranges, n.refused
-		n.ranges, n.refused = nil, nil
-		for _, p := range n.record.Ranges {
-			if holder := holderOf(v.ranges, inside, p, n.name); holder != "" {
-				n.refused = append(n.refused, Refusal{
-					Range: p, Holder: holder,
-					Reason: fmt.Sprintf("node %s had addresses of it before", holder),
-				})
-				v.contested = true
-				continue
-			}
-			v.accept(p, n.name)
-			for around := range wider(p) {
-				if _, ok := inside[around]; !ok {
-					inside[around] = n.name
-				}
-			}
-			n.ranges = append(n.ranges, p)
-		}
-		if !slices.Equal(before, n.ranges) || !slices.Equal(refused, n.refused) {
+	v.contested = r.contested
+	counted := map[*nodeView][]claim{}
+	for p, c := range r.accepted {
+		v.accept(p, c.node.name)
+		counted[c.node] = append(counted[c.node], c)
+	}
+	for n, was := range before {
+		slices.SortFunc(n.refused, func(a, b Refusal) int { return a.Range.Compare(b.Range) })
+		n.take(counted[n], n.refused)
+		if !slices.Equal(was.ranges, n.ranges) || !slices.Equal(was.refused, n.refused) {
 			v.touch(Key{Node: n.name})
 			v.touchAll(n)
 		}
 	}
 	// An address of a node does not count inside another node's range.
-	for a := range v.claims {
+	for a := range v.claimed {
 		v.touch(mappingKey(a))
 	}
 	for a := range v.apiServers {
@@ -153,16 +306,149 @@ func (v *view) resolve() {
 	}
 }
 
-// holderOf is the other node of which an accepted range overlaps p; "" if none does.
-func holderOf(accepted, inside map[netip.Prefix]string, p netip.Prefix, node string) string {
-	for bits := p.Bits(); bits >= 0; bits-- {
-		around, _ := p.Addr().Prefix(bits)
-		if holder, ok := accepted[around]; ok && holder != node {
-			return holder
+// resolution is one pass of resolve.
+type resolution struct {
+	view      *view
+	accepted  map[netip.Prefix]claim
+	around    map[netip.Prefix]map[netip.Prefix]struct{} // prefix → accepted ranges inside it
+	contested bool
+}
+
+// decide accepts a claim, or refuses it because of those before it.
+func (r *resolution) decide(c claim) {
+	if holder, held := r.view.pinned(c); holder != "" {
+		r.refuse(c, Refusal{
+			Range: c.prefix, Holder: holder, Differs: true,
+			Reason: fmt.Sprintf("node %s had %s before the store was rebuilt and has not given it up", holder, held),
+		})
+		return
+	}
+	rivals := r.rivals(c)
+	isPinned := r.view.pins[c.prefix] == c.node.name && c.node.name != ""
+	for _, d := range rivals {
+		if d.node == c.node || isPinned || c.beats(d) {
+			continue
+		}
+		r.refuse(c, Refusal{
+			Range: c.prefix, Holder: d.node.name, Reason: fmt.Sprintf("node %s claimed %s before", d.node.name, d.prefix),
+		})
+		return
+	}
+	for _, d := range rivals {
+		if d.node == c.node {
+			continue // a node may have a range inside another one of its own
+		}
+		r.remove(d)
+		r.refuse(d, Refusal{
+			Range: d.prefix, Holder: c.node.name, Differs: isPinned,
+			Reason: fmt.Sprintf("node %s claimed %s before the store was rebuilt", c.node.name, c.prefix),
+		})
+	}
+	r.accepted[c.prefix] = c
+	for around := range wider(c.prefix) {
+		if r.around[around] == nil {
+			r.around[around] = map[netip.Prefix]struct{}{}
+		}
+		r.around[around][c.prefix] = struct{}{}
+	}
+}
+
+// rivals returns the accepted claims that overlap a claim.
+func (r *resolution) rivals(c claim) (all []claim) {
+	if d, ok := r.accepted[c.prefix]; ok {
+		all = append(all, d)
+	}
+	for around := range wider(c.prefix) {
+		if d, ok := r.accepted[around]; ok {
+			all = append(all, d)
 		}
 	}
-	if holder := inside[p]; holder != node {
-		return holder
+	for p := range r.around[c.prefix] {
+		all = append(all, r.accepted[p])
 	}
-	return ""
+	slices.SortFunc(all, claim.compare)
+	return all
+}
+
+func (r *resolution) remove(c claim) {
+	delete(r.accepted, c.prefix)
+	for around := range wider(c.prefix) {
+		delete(r.around[around], c.prefix)
+	}
+}
+
+func (r *resolution) refuse(c claim, why Refusal) {
+	c.node.refused = append(c.node.refused, why)
+	r.contested = true
+}
+
+// pinned returns the pin of another node that a claim overlaps, and that node.
+func (v *view) pinned(c claim) (holder string, held netip.Prefix) {
+	if len(v.pins) == 0 || v.pins[c.prefix] == c.node.name {
+		return "", netip.Prefix{}
+	}
+	for p, name := range v.pins {
+		if name != c.node.name && p.Overlaps(c.prefix) && (holder == "" || p.Compare(held) < 0) {
+			holder, held = name, p
+		}
+	}
+	return holder, held
+}
+
+// pin keeps all ranges that count for the nodes that have them, because the store was
+// rebuilt: all revisions are new, so the ages of claims say nothing about who had a range.
+func (v *view) pin(cluster uint64) {
+	if v.pins == nil {
+		v.pins = map[netip.Prefix]string{}
+	}
+	for _, p := range v.wrote {
+		if node, _ := v.heldByOther(p, v.own); node == "" {
+			v.pins[p] = v.own
+		}
+	}
+	for p, node := range v.ranges {
+		v.pins[p] = node
+		if node == v.own && cluster != 0 {
+			v.former[p] = Former{Cluster: cluster, Revision: v.nodes[node].since[p]}
+		}
+	}
+	for _, n := range v.nodes {
+		n.since = nil
+	}
+}
+
+// unpin forgets the pins of ranges that their nodes have given up: they are registered in
+// the rebuilt store without them.
+func (v *view) unpin() {
+	for p, node := range v.pins {
+		n := v.nodes[node]
+		if n == nil || !n.registered {
+			continue
+		}
+		if !slices.ContainsFunc(v.claims(n), func(c claim) bool { return c.prefix == p }) {
+			delete(v.pins, p)
+		}
+	}
+}
+
+// forgotten ends all pins of a node.
+func (v *view) forgotten(node string) (any bool) {
+	for p, name := range v.pins {
+		if name == node {
+			delete(v.pins, p)
+			any = true
+		}
+	}
+	return any
+}
+
+// missing returns the pinned ranges that their nodes have not claimed again, sorted.
+func (v *view) missing() (out []netip.Prefix) {
+	for p, node := range v.pins {
+		if v.ranges[p] != node {
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return out
 }

@@ -17,10 +17,12 @@ import (
 
 // Errors of claims.
 var (
-	// ErrIPAMDiffers: the cluster has other settings of ipam.
+	// ErrIPAMDiffers: the cluster has other settings of ipam, so the node gets no further range.
 	ErrIPAMDiffers = errors.New("the settings of ipam are not those of the cluster")
 	// ErrNoFreeRange: no block of the pool is free. It is always a *FullError.
 	ErrNoFreeRange = errors.New("no block of the cluster's pool is free")
+	// ErrMaxRanges: the node has as many blocks of a family as the settings allow.
+	ErrMaxRanges = errors.New("the node has as many blocks of the cluster's pool as it may have")
 	// ErrLastRange: the last block of a family is not returned.
 	ErrLastRange = errors.New("the node's last block of a family is not returned")
 )
@@ -206,6 +208,7 @@ type RangeClaim struct {
 	Revision int64  // of that record
 	IPAM     IPAM
 	IPv6     bool
+	Cluster  Ranges
 }
 
 // ClaimRange gives this node a block of the cluster's pool. A block of the pool
@@ -234,7 +237,9 @@ func (r *Registry) ClaimRange(ctx context.Context, settings IPAM, ipv6 bool, kno
 		if err != nil {
 			return netip.Prefix{}, err
 		}
-		claim := RangeClaim{Record: record, Revision: revision, IPAM: settings, IPv6: ipv6}
+		claim := RangeClaim{
+			Record: record, Revision: revision, IPAM: settings, IPv6: ipv6, Cluster: knownRanges{r},
+		}
 		p, again := unknown(claim, known)
 		if !again {
 			p, revision, err = r.store.ClaimRange(ctx, claim)
@@ -361,8 +366,11 @@ func (r *Registry) ReturnRange(ctx context.Context, p netip.Prefix, validateOnly
 		return false, err
 	}
 	r.mu.Lock()
-	have := r.record.Ranges
+	have, known := r.record.Ranges, r.revision != 0
 	r.mu.Unlock()
+	if !known {
+		return false, fmt.Errorf("return a block: %w: this node is not registered yet", cluster.ErrUnavailable)
+	}
 	others := slices.DeleteFunc(slices.Clone(have), func(q netip.Prefix) bool {
 		return p == q ||
 			p.Addr().Is6() != q.Addr().Is6()

@@ -26,10 +26,13 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
 // Errors of the registry and of a Store.
@@ -43,6 +46,9 @@ var (
 	ErrAlive = errors.New("the node is alive")
 	// ErrRecords: what the node is could not be written to its disk.
 	ErrRecords = errors.New("the registration was not written to this node's disk")
+	// ErrNotListed: the nodes of the store, which has another history than before, are not
+	// known yet.
+	ErrNotListed = fmt.Errorf("%w: the nodes in etcd are not listed yet", cluster.ErrUnavailable)
 	// ErrNoMapping: no range of a node has the address, and no node wrote a
 	// mapping of it.
 	ErrNoMapping = errors.New("nothing is known of the address")
@@ -106,6 +112,12 @@ type Refusal struct {
 	Range  netip.Prefix
 	Holder string // node that has it, or addresses of it
 	Reason string // for people
+	// Kept says that the node keeps the range with all endpoints in it, and gives out no
+	// new address of it.
+	Kept bool
+	// Differs says that by the store alone the claim would count: this process goes on
+	// with the node that had the range before the store was rebuilt.
+	Differs bool
 }
 
 // Node is a node as it counts.
@@ -162,6 +174,66 @@ type NodeKey struct {
 	Revision int64
 }
 
+// Claim is a range that a node claims.
+type Claim struct {
+	Range  netip.Prefix `json:"range"`
+	Former *Former      `json:"former,omitempty"` // nil: the node did not have it in an earlier store
+}
+
+// Former is when a node claimed a range, in the store before it was rebuilt.
+type Former struct {
+	Cluster  uint64 `json:"cluster,string"`
+	Revision int64  `json:"revision"`
+}
+
+// Slot is a place for one claim of a node. The store notes the revision at which it was
+// written.
+type Slot struct {
+	IPv6   bool
+	Number int
+}
+
+// String is the name of the slot below its node.
+func (s Slot) String() string {
+	if s.IPv6 {
+		return fmt.Sprint("ipv6-", s.Number)
+	}
+	return fmt.Sprint("ipv4-", s.Number)
+}
+
+// ParseSlot reads a name of a slot below MostRanges.
+func ParseSlot(name string) (s Slot, ok bool) {
+	digits, ipv4 := strings.CutPrefix(name, "ipv4-")
+	if !ipv4 {
+		if digits, s.IPv6 = strings.CutPrefix(name, "ipv6-"); !s.IPv6 {
+			return s, false
+		}
+	}
+	n, err := strconv.Atoi(digits)
+	s.Number = n
+	return s, err == nil && n >= 0 && n < MostRanges && s.String() == name
+}
+
+// ClaimKey is a claim as the store has it.
+type ClaimKey struct {
+	Node     string
+	Slot     Slot
+	Claim    Claim
+	Revision int64 // of the write of the slot: the age of the claim
+}
+
+// IPAMKey are the settings of ipam as the store has them.
+type IPAMKey struct {
+	Settings IPAM
+	Revision int64
+}
+
+// RestKey is a range that only one node may have for a while.
+type RestKey struct {
+	Node  string
+	Range netip.Prefix
+}
+
 // AddressesKey are the addresses of an endpoint as the store has them.
 type AddressesKey struct {
 	Node     string
@@ -170,10 +242,12 @@ type AddressesKey struct {
 	Revision int64 // of the last write
 }
 
-// Removal is a key that is no longer there; Endpoint is empty for a record.
+// Removal is a key that is no longer there: that of an endpoint, of a slot, of a range in
+// quarantine or, if none is set, of the node's record.
 type Removal struct {
-	Node, Endpoint string
-	Revision       int64
+	Node, Endpoint, Slot string
+	Rest                 netip.Prefix
+	Revision             int64
 }
 
 // Update is a listing of the store or a change of it.
@@ -182,6 +256,9 @@ type Update struct {
 	Cluster   uint64
 	Revision  int64
 	Nodes     []NodeKey
+	Claims    []ClaimKey
+	Resting   []RestKey
+	IPAM      *IPAMKey // nil: unchanged; in a complete update: the cluster has none
 	Addresses []AddressesKey
 	Removed   []Removal
 }
@@ -197,6 +274,21 @@ type Statement struct {
 	Record       Record
 	KeepUnderlay bool  // that of the record in the store stays: none was said
 	IPAM         *IPAM // nil: was not said
+	Cluster      Ranges
+}
+
+// Ranges tells a Store what this node knows of the ranges of all nodes.
+type Ranges interface {
+	// Holder returns a range that overlaps p and counts for another node, and that node;
+	// "" if there is none.
+	Holder(p netip.Prefix) (node string, held netip.Prefix)
+	// Mine reports whether this node had a range before the store was rebuilt, and when it
+	// claimed it then; nil: that is not known.
+	Mine(p netip.Prefix) (had bool, former *Former)
+	// Resting returns the node whose quarantine a range is in; "" if it is in none.
+	Resting(p netip.Prefix) string
+	// Seen is the point up to which this node knows all of that.
+	Seen() cluster.Point
 }
 
 // Written is what Register wrote.
@@ -398,6 +490,9 @@ func (r *Registry) Register(ctx context.Context, said Registration, validateOnly
 	next := r.registration.with(said)
 	same := next.equal(r.registration)
 	n = Node{Name: r.cfg.Node, Record: r.recordOf(next), Refused: r.refusals()}
+	if !same {
+		n.Refused = r.overlaps(n)
+	}
 	registered = same && r.revision != 0
 	r.mu.Unlock()
 	if same && !registered && !validateOnly {
@@ -435,6 +530,52 @@ func (r *Registry) refusals() []Refusal {
 		out = append(out, own.refused...)
 	}
 	return out
+}
+
+// overlaps returns what is refused of a node that says other ranges than before, by what
+// is known of the ranges of others. It runs with mu held.
+func (r *Registry) overlaps(n Node) []Refusal {
+	out := n.Refused
+	for _, p := range n.Record.Ranges {
+		holder, held := r.view.heldByOther(p, r.cfg.Node)
+		if holder == "" || slices.ContainsFunc(out, func(f Refusal) bool { return f.Range == p }) {
+			continue
+		}
+		out = append(out, Refusal{Range: p, Holder: holder, Reason: fmt.Sprintf("node %s has %s", holder, held)})
+	}
+	return out
+}
+
+// knownRanges implements Ranges.
+type knownRanges struct{ r *Registry }
+
+func (k knownRanges) Holder(p netip.Prefix) (string, netip.Prefix) {
+	k.r.mu.Lock()
+	defer k.r.mu.Unlock()
+	return k.r.view.heldByOther(p, k.r.cfg.Node)
+}
+
+func (k knownRanges) Mine(p netip.Prefix) (bool, *Former) {
+	k.r.mu.Lock()
+	defer k.r.mu.Unlock()
+	v := &k.r.view
+	had := v.pins[p] == k.r.cfg.Node
+	if former, ok := v.former[p]; had && ok {
+		return had, &former
+	}
+	return had, nil
+}
+
+func (k knownRanges) Resting(p netip.Prefix) string {
+	k.r.mu.Lock()
+	defer k.r.mu.Unlock()
+	return k.r.view.resting[p]
+}
+
+func (k knownRanges) Seen() cluster.Point {
+	k.r.mu.Lock()
+	defer k.r.mu.Unlock()
+	return k.r.view.at
 }
 
 // Set gives an endpoint of this node addresses and an identity. Without an
@@ -551,7 +692,7 @@ func (r *Registry) claimAgain() {
 func (r *Registry) noteProblem(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err != nil && r.problem == nil {
+	if err != nil && r.problem == nil && !errors.Is(err, ErrNotListed) {
 		r.cfg.Log.Warn("the record or the mappings of this node do not reach etcd; the service tries again", "error",
 			err)
 	}
@@ -682,9 +823,12 @@ func (r *Registry) writeRecord(ctx context.Context) error {
 	r.mu.Lock()
 	said := r.registration
 	r.mu.Unlock()
-	s := Statement{Record: r.recordOf(said), KeepUnderlay: said.Underlay == nil, IPAM: said.IPAM}
+	s := Statement{
+		Record: r.recordOf(said), KeepUnderlay: said.Underlay == nil, IPAM: said.IPAM, Cluster: knownRanges{r},
+	}
 	r.mu.Lock()
-	done := r.revision != 0 || said.Ranges == nil
+	// Before a listing it is not known whose the ranges are.
+	done := r.revision != 0 || said.Ranges == nil || !r.view.listed
 	r.mu.Unlock()
 	if done {
 		return nil
@@ -713,6 +857,7 @@ func (r *Registry) writeRecord(ctx context.Context) error {
 	if r.registration.equal(said) {
 		r.record, r.revision = written.Record, written.Revision
 	}
+	r.view.wrote = written.Record.Ranges
 	return nil
 }
 
@@ -887,7 +1032,16 @@ type Status struct {
 	Refused    int  // mappings that do not count
 	Pending    int  // endpoints that wait to be written
 	Ranges     []Refusal
-	Problem    error // why they wait; nil if they do not
+	Overlaps   []Overlap // of other nodes
+	Problem    error     // why they wait; nil if they do not
+}
+
+// Overlap is a range that another node claims and does not have, or, without Claimed, one
+// that it had before the store was rebuilt and has not claimed again.
+type Overlap struct {
+	Node    string
+	Claimed bool
+	Refusal
 }
 
 // Status returns a summary.
@@ -897,6 +1051,7 @@ func (r *Registry) Status() Status {
 	s := r.view.status()
 	s.Registered = r.revision != 0
 	s.Pending, s.Problem, s.Ranges = len(r.dirty)+len(r.writing), r.problem, r.refusals()
+	s.Overlaps = r.view.overlaps()
 	return s
 }
 
@@ -914,7 +1069,11 @@ func (r *Registry) Nodes() []Known {
 	for _, name := range slices.Sorted(maps.Keys(r.view.nodes)) {
 		if n := r.view.nodes[name]; n.registered {
 			counted, refused := r.view.count(n)
-			out = append(out, Known{Node: r.view.node(n), Mappings: counted, Refused: refused})
+			k := Known{Node: r.view.node(n), Mappings: counted, Refused: refused}
+			if name == r.cfg.Node {
+				k.Node.Refused = r.refusals()
+			}
+			out = append(out, k)
 		}
 	}
 	return out

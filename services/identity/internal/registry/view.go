@@ -4,6 +4,7 @@
 package registry
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -12,15 +13,17 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
 // view holds the records and mappings of all nodes, and which of them count. It
 // decides that for the keys that a change touches, so that a change costs only
 // what it changes; only a change of ranges compares the ranges of all nodes.
 type view struct {
-	own    string
-	nodes  map[string]*nodeView
-	claims map[netip.Addr]map[string]struct{} // nodes that have the address in their records
+	own   string
+	nodes map[string]*nodeView
+	// claimed are the nodes that have an address in their records.
+	claimed map[netip.Addr]map[string]struct{}
 
 	apiServers   map[netip.Addr]identity.Numeric // that each has outside of all nodes
 	sets         map[NodeSet]Numbered            // of nodes with labels
@@ -31,6 +34,14 @@ type view struct {
 	around    map[netip.Prefix]int    // prefixes with ranges that count inside → how many
 	lengths   map[bool]map[int]int    // IPv6? → lengths of ranges → how many
 	contested bool                    // some range does not count, because it overlaps another node's
+	// pins are the ranges that nodes had before the store was rebuilt, until they give them up.
+	pins   map[netip.Prefix]string
+	former map[netip.Prefix]Former // when this node had claimed its pinned ranges
+	wrote  []netip.Prefix          // ranges of this node's record as it was written last
+	ipam   IPAMKey                 // zero: the cluster has no settings
+	// resting are the ranges in quarantine by the node that may have them.
+	resting map[netip.Prefix]string
+	at      cluster.Point // of the last update; zero: none came
 
 	touched map[Key]struct{} // to be compared with what was published
 	counted map[string]int   // node → mappings of its endpoints that are published
@@ -45,14 +56,18 @@ type nodeView struct {
 	registered bool
 	record     Record
 	created    int64 // revision of its registration
+	revision   int64 // of the last write of the record
 	endpoints  endpoints
-	ranges     []netip.Prefix // that count
+	slots      map[string]ClaimKey    // by the name of the slot
+	ranges     []netip.Prefix         // that count, sorted
+	since      map[netip.Prefix]int64 // ages of those
 	refused    []Refusal
 }
 
 func (v *view) init(own string) {
 	*v = view{
-		own: own, nodes: map[string]*nodeView{}, claims: map[netip.Addr]map[string]struct{}{},
+		own: own, nodes: map[string]*nodeView{}, claimed: map[netip.Addr]map[string]struct{}{},
+		former: map[netip.Prefix]Former{}, resting: map[netip.Prefix]string{},
 		ranges: map[netip.Prefix]string{}, around: map[netip.Prefix]int{},
 		lengths: map[bool]map[int]int{false: {}, true: {}}, touched: map[Key]struct{}{},
 		counted: map[string]int{}, held: map[Key]struct{}{},
@@ -67,7 +82,7 @@ func (v *view) touch(k Key) { v.touched[k] = struct{}{} }
 func (v *view) get(name string) *nodeView {
 	n := v.nodes[name]
 	if n == nil {
-		n = &nodeView{name: strings.Clone(name), endpoints: newEndpoints()}
+		n = &nodeView{name: strings.Clone(name), endpoints: newEndpoints(), slots: map[string]ClaimKey{}}
 		v.nodes[n.name] = n
 	}
 	return n
@@ -75,7 +90,7 @@ func (v *view) get(name string) *nodeView {
 
 // tidy forgets a node of which nothing is left.
 func (v *view) tidy(n *nodeView) {
-	if !n.registered && len(n.endpoints.byName) == 0 {
+	if !n.registered && len(n.endpoints.byName) == 0 && len(n.slots) == 0 {
 		delete(v.nodes, n.name)
 	}
 }
@@ -83,16 +98,44 @@ func (v *view) tidy(n *nodeView) {
 // apply takes a step, and reports whether the labels of a node may have changed, or its
 // addresses.
 func (v *view) apply(u Update) (labels bool) {
-	var changed []*nodeView // those whose ranges did
+	changed := map[*nodeView]struct{}{} // those whose ranges did
 	labels = u.Complete
 	if u.Complete {
-		changed = v.unlisted(u)
+		if v.rebuilt(u) {
+			v.pin(v.at.Cluster)
+		}
+		for _, n := range v.unlisted(u) {
+			changed[n] = struct{}{}
+		}
+		clear(v.resting)
+		if u.IPAM == nil {
+			v.ipam = IPAMKey{}
+		}
+	}
+	if u.Revision != 0 {
+		v.at = cluster.Point{Cluster: u.Cluster, Revision: u.Revision}
+	}
+	if u.IPAM != nil && v.ipam.Revision != u.IPAM.Revision {
+		v.ipam = *u.IPAM
+		for _, n := range v.nodes {
+			changed[n] = struct{}{} // what its settings allow it may be different
+		}
+	}
+	for _, k := range u.Resting {
+		v.resting[k.Range] = k.Node
+	}
+	for _, k := range u.Claims {
+		n := v.get(k.Node)
+		if was, ok := n.slots[k.Slot.String()]; !ok || was != k {
+			n.slots[k.Slot.String()] = k
+			changed[n] = struct{}{}
+		}
 	}
 	for _, k := range u.Nodes {
 		n := v.get(k.Name)
 		labels = labels || !maps.Equal(n.record.Labels, k.Record.Labels) || !n.record.Underlay.equal(k.Record.Underlay)
 		if v.register(n, k) {
-			changed = append(changed, n)
+			changed[n] = struct{}{}
 		}
 	}
 	for _, k := range u.Addresses {
@@ -103,20 +146,48 @@ func (v *view) apply(u Update) (labels bool) {
 		}
 	}
 	for _, gone := range u.Removed {
-		if n := v.nodes[gone.Node]; n != nil {
-			if gone.Endpoint != "" {
-				v.drop(n, gone.Endpoint)
-			} else {
-				labels = true
-				if v.unregister(n) {
-					changed = append(changed, n)
-				}
+		if gone.Rest.IsValid() {
+			delete(v.resting, gone.Rest)
+			continue
+		}
+		n := v.nodes[gone.Node]
+		if record := gone.Endpoint == "" && gone.Slot == ""; record && v.forgotten(gone.Node) {
+			for _, other := range v.nodes {
+				changed[other] = struct{}{} // which may claim its ranges
 			}
+		}
+		if n == nil {
+			continue
+		}
+		switch {
+		case gone.Endpoint != "":
+			v.drop(n, gone.Endpoint)
+		case gone.Slot != "":
+			delete(n.slots, gone.Slot)
+			changed[n] = struct{}{}
+		default:
+			labels = true
+			if v.unregister(n) {
+				changed[n] = struct{}{}
+			}
+		}
+	}
+	v.rangesChanged(slices.SortedFunc(maps.Keys(changed), func(a, b *nodeView) int { return cmp.Compare(a.name, b.name) }))
+	for _, gone := range u.Removed {
+		if n := v.nodes[gone.Node]; n != nil {
 			v.tidy(n)
 		}
 	}
-	v.rangesChanged(changed)
 	return labels
+}
+
+// rebuilt reports whether a listing is of a store that was emptied, replaced, or put back
+// to an older state since the last update: its revisions say nothing about those before.
+func (v *view) rebuilt(u Update) bool {
+	if v.at == (cluster.Point{}) || u.Revision == 0 {
+		return false
+	}
+	return u.Cluster != v.at.Cluster || u.Revision < v.at.Revision
 }
 
 // unlisted removes what a complete listing does not have, and returns the nodes
@@ -131,8 +202,20 @@ func (v *view) unlisted(u Update) (changed []*nodeView) {
 	for _, k := range u.Addresses {
 		endpoints[endpoint{k.Node, k.Endpoint}] = true
 	}
+	type slot struct{ node, name string }
+	slots := make(map[slot]bool, len(u.Claims))
+	for _, k := range u.Claims {
+		slots[slot{k.Node, k.Slot.String()}] = true
+	}
 	for _, n := range v.nodes {
-		if n.registered && !nodes[n.name] && v.unregister(n) {
+		lost := n.registered && !nodes[n.name] && v.unregister(n)
+		for name := range n.slots {
+			if !slots[slot{n.name, name}] {
+				delete(n.slots, name)
+				lost = true
+			}
+		}
+		if lost {
 			changed = append(changed, n)
 		}
 		for e := range n.endpoints.byName {
@@ -147,12 +230,12 @@ func (v *view) unlisted(u Update) (changed []*nodeView) {
 
 // register takes the record of a node, and reports whether ranges changed.
 func (v *view) register(n *nodeView, k NodeKey) (ranges bool) {
-	ranges = !n.registered || n.created != k.Created || !slices.Equal(n.record.Ranges, k.Record.Ranges)
+	ranges = !n.registered || n.created != k.Created || len(n.slots) == 0 && !slices.Equal(n.record.Ranges, k.Record.Ranges)
 	if n.record.Incarnation != k.Record.Incarnation {
 		v.touchAll(n)
 	}
 	v.claim(n, false)
-	n.registered, n.record, n.created = true, k.Record, k.Created
+	n.registered, n.record, n.created, n.revision = true, k.Record, k.Created, k.Revision
 	v.claim(n, true)
 	v.touch(Key{Node: n.name})
 	return ranges
@@ -161,8 +244,8 @@ func (v *view) register(n *nodeView, k NodeKey) (ranges bool) {
 // unregister forgets the record of a node, and reports whether ranges changed.
 func (v *view) unregister(n *nodeView) (ranges bool) {
 	v.claim(n, false)
-	ranges = len(n.record.Ranges) > 0
-	n.registered, n.record, n.created = false, Record{}, 0
+	ranges = len(n.ranges) > 0 || len(n.refused) > 0
+	n.registered, n.record, n.created, n.revision = false, Record{}, 0, 0
 	v.touch(Key{Node: n.name})
 	v.touchAll(n)
 	return ranges
@@ -174,14 +257,14 @@ func (v *view) claim(n *nodeView, add bool) {
 		v.touch(mappingKey(a))
 		switch {
 		case !add:
-			delete(v.claims[a], n.name)
-			if len(v.claims[a]) == 0 {
-				delete(v.claims, a)
+			delete(v.claimed[a], n.name)
+			if len(v.claimed[a]) == 0 {
+				delete(v.claimed, a)
 			}
-		case v.claims[a] == nil:
-			v.claims[a] = map[string]struct{}{n.name: {}}
+		case v.claimed[a] == nil:
+			v.claimed[a] = map[string]struct{}{n.name: {}}
 		default:
-			v.claims[a][n.name] = struct{}{}
+			v.claimed[a][n.name] = struct{}{}
 		}
 	}
 }
@@ -215,7 +298,7 @@ func (v *view) rangeOf(a netip.Addr) (netip.Prefix, string) {
 func (v *view) claimant(a netip.Addr) string {
 	_, holder := v.rangeOf(a)
 	var first *nodeView
-	for name := range v.claims[a] {
+	for name := range v.claimed[a] {
 		n := v.nodes[name]
 		// Inside a range only the node of the range has an address, and only as
 		// its overlay address; outside of all only addresses of the underlay count.
@@ -413,4 +496,25 @@ func (v *view) status() (s Status) {
 		s.Mappings, s.Refused = s.Mappings+counted, s.Refused+refused
 	}
 	return s
+}
+
+// overlaps returns the claims of other nodes that do not count, and the ranges that they
+// had before the store was rebuilt and have not claimed again.
+func (v *view) overlaps() (out []Overlap) {
+	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
+		if name == v.own {
+			continue
+		}
+		for _, f := range v.nodes[name].refused {
+			out = append(out, Overlap{Node: name, Claimed: true, Refusal: f})
+		}
+	}
+	for _, p := range v.missing() {
+		if node := v.pins[p]; node != v.own {
+			out = append(out, Overlap{Node: node, Refusal: Refusal{
+				Range: p, Differs: true, Reason: "the node had it before the store was rebuilt, and has not claimed it again",
+			}})
+		}
+	}
+	return out
 }

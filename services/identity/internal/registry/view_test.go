@@ -70,13 +70,14 @@ func newRegistry(t *testing.T, holdLosses time.Duration) (*Registry, *recorder) 
 // keys is what a store has.
 type keys struct {
 	nodes     map[string]NodeKey
+	claims    map[Removal]ClaimKey // by node and slot
 	addresses map[Removal]AddressesKey
 	disjoint  bool // each node has ranges of its own
 }
 
 func (s keys) listing() Update {
 	return Update{
-		Complete: true, Nodes: slices.Collect(maps.Values(s.nodes)),
+		Complete: true, Nodes: slices.Collect(maps.Values(s.nodes)), Claims: slices.Collect(maps.Values(s.claims)),
 		Addresses: slices.Collect(maps.Values(s.addresses)),
 	}
 }
@@ -122,12 +123,27 @@ func random(rng *rand.Rand, revision int64, s keys) (u Update) {
 				i := slices.Index(nodes, name)
 				ranges = []string{fmt.Sprintf("10.0.%d.0/24", i), fmt.Sprintf("fd00:0:0:%d::/64", i)}
 			}
-			for _, p := range some(ranges) {
-				k.Record.Ranges = append(k.Record.Ranges, netip.MustParsePrefix(p))
-			}
+			k.Revision = revision
 			s.nodes[name] = k
 			u.Nodes = append(u.Nodes, k)
+			for i, p := range some(ranges) {
+				p := netip.MustParsePrefix(p)
+				c := ClaimKey{Node: name, Slot: Slot{p.Addr().Is6(), i}, Claim: Claim{Range: p}, Revision: revision}
+				at := Removal{Node: name, Slot: c.Slot.String()}
+				if was, ok := s.claims[at]; ok && was.Claim.Range == p {
+					continue // its node does not write it again
+				}
+				s.claims[at] = c
+				u.Claims = append(u.Claims, c)
+			}
 		case 1:
+			if slot := (Slot{rng.IntN(2) == 0, rng.IntN(3)}).String(); rng.IntN(2) == 0 {
+				at := Removal{Node: name, Slot: slot}
+				delete(s.claims, at)
+				at.Revision = revision
+				u.Removed = append(u.Removed, at)
+				break
+			}
 			delete(s.nodes, name)
 			u.Removed = append(u.Removed, Removal{Node: name, Revision: revision})
 		case 2:
@@ -157,11 +173,16 @@ func TestViewDependsOnTheStoreAlone(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		r, got := newRegistry(t, time.Hour)
 		r.Observe(Update{Complete: true})
-		store := keys{nodes: map[string]NodeKey{}, addresses: map[Removal]AddressesKey{}, disjoint: seed%2 == 0}
+		store := keys{
+			nodes: map[string]NodeKey{}, claims: map[Removal]ClaimKey{}, addresses: map[Removal]AddressesKey{},
+			disjoint: seed%2 == 0,
+		}
 		for step := range 60 {
-			before := keys{maps.Clone(store.nodes), maps.Clone(store.addresses), store.disjoint}
+			before := keys{
+				maps.Clone(store.nodes), maps.Clone(store.claims), maps.Clone(store.addresses), store.disjoint,
+			}
 			u := random(rng, int64(10*step), store)
-			if len(u.Nodes)+len(u.Addresses)+len(u.Removed) == 0 || clash(u) {
+			if len(u.Nodes)+len(u.Claims)+len(u.Addresses)+len(u.Removed) == 0 || clash(u) {
 				store = before
 				continue
 			}
@@ -202,6 +223,9 @@ func clash(u Update) bool {
 	}
 	for _, a := range u.Addresses {
 		see(Removal{Node: a.Node, Endpoint: a.Endpoint})
+	}
+	for _, c := range u.Claims {
+		see(Removal{Node: c.Node, Slot: c.Slot.String()})
 	}
 	for _, r := range u.Removed {
 		see(r)

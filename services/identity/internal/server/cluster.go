@@ -228,7 +228,43 @@ func toClusterStatus(s registry.Status) *identityv1.ClusterStatus {
 	if s.Problem != nil {
 		out.PublicationError = s.Problem.Error()
 	}
+	out.RangeOverlapCount = uint32(len(s.Overlaps))
+	for _, o := range s.Overlaps[:min(len(s.Overlaps), mostOverlaps)] {
+		out.RangeOverlaps = append(out.RangeOverlaps, &identityv1.RangeOverlap{
+			Node: o.Node, Claimed: o.Claimed, Prefix: o.Range.String(), Holder: o.Holder, Reason: o.Reason,
+			DiffersFromStore: o.Differs,
+		})
+	}
 	return out
+}
+
+// mostOverlaps is how many ranges of other nodes a status names.
+const mostOverlaps = 32
+
+// rangeProblems say which ranges this node does not have as it wants them, and of which
+// ranges of other nodes that is so.
+func rangeProblems(s registry.Status) (all []string) {
+	for _, r := range s.Ranges {
+		what := "does not count in the cluster"
+		if r.Kept {
+			what = "gives no new address"
+		}
+		all = append(all, fmt.Sprintf("the range %s of this node %s: %s", r.Range, what, r.Reason))
+	}
+	const most = 8 // of other nodes
+	for i, o := range s.Overlaps {
+		switch {
+		case i == most:
+			return append(all, fmt.Sprintf("%d more ranges of other nodes do not count", len(s.Overlaps)-most))
+		case o.Claimed && o.Differs:
+			all = append(all, fmt.Sprintf("etcd and this node differ about the range %s of node %s: %s", o.Range, o.Node, o.Reason))
+		case o.Claimed:
+			all = append(all, fmt.Sprintf("the range %s of node %s does not count: %s", o.Range, o.Node, o.Reason))
+		default:
+			all = append(all, fmt.Sprintf("the range %s waits for node %s: %s", o.Range, o.Node, o.Reason))
+		}
+	}
+	return all
 }
 
 func toNode(n registry.Node) *identityv1.Node {
@@ -244,7 +280,7 @@ func toNode(n registry.Node) *identityv1.Node {
 	for _, r := range n.Refused {
 		out.RefusedRanges = append(out.RefusedRanges, &identityv1.RefusedRange{
 			Prefix: r.Range.String(),
-			Holder: r.Holder, Reason: r.Reason,
+			Holder: r.Holder, Reason: r.Reason, Kept: r.Kept, DiffersFromStore: r.Differs,
 		})
 	}
 	return out

@@ -341,10 +341,9 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 	}
 	cluster := s.Cluster.Registry.Status()
 	resp.Cluster = toClusterStatus(cluster)
-	for _, r := range cluster.Ranges {
+	for _, text := range rangeProblems(cluster) {
 		resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
-			Reason: statusv1.ProblemReason_PROBLEM_REASON_SERVICE,
-			Text:   fmt.Sprintf("the range %s of this node does not count in the cluster: %s", r.Range, r.Reason),
+			Reason: statusv1.ProblemReason_PROBLEM_REASON_SERVICE, Text: text,
 		})
 	}
 	if s.Pods != nil {

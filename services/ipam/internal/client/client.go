@@ -77,7 +77,7 @@ func (i *Identity) Register(ctx context.Context, ranges []netip.Prefix) (a clust
 		if err != nil {
 			return a, fmt.Errorf("a refused range: %w", err)
 		}
-		a.Refused = append(a.Refused, ipam.Refusal{Prefix: p, Reason: r.GetReason()})
+		a.Refused = append(a.Refused, ipam.Refusal{Prefix: p, Reason: r.GetReason(), Kept: r.GetKept()})
 		if r.GetHolder() != "" {
 			a.Taken = append(a.Taken, p)
 		}

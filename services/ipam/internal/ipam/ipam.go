@@ -203,6 +203,8 @@ type Range struct {
 type Refusal struct {
 	Prefix netip.Prefix
 	Reason string // for people
+	// Kept says that the node has the range all the same, and gives no new address of it.
+	Kept bool
 }
 
 // Figures are the fill of one pool. Counts are at most 2^64 - 1.

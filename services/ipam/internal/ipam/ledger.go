@@ -36,6 +36,7 @@ type poolState struct {
 	*pool.Pool
 	draining                       bool
 	refused                        string     // why the cluster refuses it; empty: it does not
+	kept                           bool       // it is the node's although it is refused
 	stored                         netip.Addr // the cursor in the store
 	leased, confirmed, quarantined uint64
 }
@@ -75,7 +76,7 @@ func newLedger(
 		s := &poolState{Pool: p, draining: i >= len(serving), stored: p.Cursor()}
 		for _, r := range c.Refused {
 			if r.Prefix == p.Prefix() {
-				s.refused = r.Reason
+				s.refused, s.kept = r.Reason, r.Kept
 			}
 		}
 		l.pools = append(l.pools, s)
@@ -203,9 +204,9 @@ func (l *ledger) choosePrimary() {
 	var next []netip.Prefix
 	for _, f := range []Family{IPv4, IPv6} {
 		i := slices.IndexFunc(l.primary, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == f })
-		kept := func(p *poolState) bool { return i >= 0 && p.Prefix() == l.primary[i] && p.refused == "" }
+		kept := func(p *poolState) bool { return i >= 0 && p.Prefix() == l.primary[i] && !p.lost() }
 		serves := func(p *poolState) bool { return p.serves(f) }
-		drains := func(p *poolState) bool { return p.Is4() == (f == IPv4) && p.refused == "" }
+		drains := func(p *poolState) bool { return p.Is4() == (f == IPv4) && !p.lost() }
 		at := -1
 		for _, good := range []func(*poolState) bool{kept, serves, drains} {
 			if at < 0 {
@@ -230,7 +231,7 @@ func (l *ledger) setRefused(list []Refusal) {
 	same := func(p *poolState) bool {
 		for _, r := range list {
 			if r.Prefix == p.Prefix() {
-				return p.refused == r.Reason
+				return p.refused == r.Reason && p.kept == r.Kept
 			}
 		}
 		return p.refused == ""
@@ -665,9 +666,12 @@ func (p *poolState) serves(f Family) bool {
 	return !p.draining && p.refused == "" && p.Is4() == (f == IPv4)
 }
 
-// hidden says whether the range is none of the node's: the cluster refuses it, and
-// no owner holds an address of it.
-func (p *poolState) hidden() bool { return p.refused != "" && p.held() == 0 }
+// lost reports whether the range is not the node's any more.
+func (p *poolState) lost() bool { return p.refused != "" && !p.kept }
+
+// hidden reports whether the datapath is not to know of the range: it is lost, and no owner
+// holds an address of it.
+func (p *poolState) hidden() bool { return p.lost() && p.held() == 0 }
 
 // held counts the addresses that owners hold.
 func (p *poolState) held() uint64 { return p.leased + p.confirmed }

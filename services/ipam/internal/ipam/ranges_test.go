@@ -439,3 +439,40 @@ func TestThePrimaryRangeStaysWhileTheNodeHasIt(t *testing.T) {
 	setRanges(t, a, "10.7.0.0/24", "10.1.0.0/24")
 	want("10.1.0.0/24")
 }
+
+// TestAKeptRangeGivesNoNewAddressAndStays: a node whose settings differ from the cluster's keeps its ranges, their
+// gateways among them, over a restart, also the ranges in which no owner holds an address.
+func TestAKeptRangeGivesNoNewAddressAndStays(t *testing.T) {
+	m := ipamtest.NewMemory()
+	o := ipam.Options{Stored: true, Quarantine: time.Hour}
+	a, stop := start(t, m, o)
+	setRanges(t, a, "10.1.0.0/24", "10.2.0.0/24")
+	if err := a.SetRefused(t.Context(), []ipam.Refusal{
+		{Prefix: prefixes("10.1.0.0/24")[0], Reason: "other settings", Kept: true},
+		{Prefix: prefixes("10.2.0.0/24")[0], Reason: "node c has it"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, when := range []string{"at first", "after a restart"} {
+		if got := ranges(a); got != "10.1.0.0/24 drains" {
+			t.Errorf("%s the ranges are %q", when, got)
+		}
+		if r, _ := a.Hub().Get(prefixes("10.1.0.0/24")[0]); !r.Primary {
+			t.Errorf("%s the range that the node keeps is not its primary one: %+v", when, r)
+		}
+		if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("new")}); !errors.Is(err, ipam.ErrNoRange) ||
+			!strings.Contains(err.Error(), "10.1.0.0/24 is refused: other settings") {
+			t.Errorf("%s a new owner: %v", when, err)
+		}
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		a, stop = start(t, m, o)
+	}
+	if err := a.SetRefused(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := allocate(t, a, ipam.Request{Owner: owner("new")}); got.Addresses[0].Addr != addrs("10.1.0.2")[0] {
+		t.Errorf("when the settings agree again a new owner has %s", got.List())
+	}
+}

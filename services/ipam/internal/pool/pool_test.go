@@ -6,6 +6,7 @@ package pool
 import (
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -379,4 +380,32 @@ func BenchmarkTakeNext(b *testing.B) {
 	b.Run("v4/16 60000 taken", func(b *testing.B) { benchmarkNext(b, "10.0.0.0/16", 60000) })
 	b.Run("v6/64 empty", func(b *testing.B) { benchmarkNext(b, "fd00::/64", 0) })
 	b.Run("v6/64 60000 taken", func(b *testing.B) { benchmarkNext(b, "fd00::/64", 60000) })
+}
+
+// TestFormerRangesThatOverlapAreOne: of former ranges that overlap the largest is kept, so that every address that
+// was taken from one of them has a pool.
+func TestFormerRangesThatOverlapAreOne(t *testing.T) {
+	list := func(texts ...string) (out []netip.Prefix) {
+		for _, s := range texts {
+			out = append(out, netip.MustParsePrefix(s))
+		}
+		return out
+	}
+	var got []netip.Prefix
+	for _, p := range Former(list("10.1.1.0/26", "10.1.0.0/16", "10.1.1.0/24", "10.2.0.0/24", "10.3.0.0/25"),
+		list("10.3.0.0/24"), nil) {
+		got = append(got, p.Prefix())
+	}
+	if want := list("10.1.0.0/16", "10.2.0.0/24"); !slices.Equal(got, want) {
+		t.Errorf("the former ranges are %v, want %v", got, want)
+	}
+}
+
+// TestExclusionAroundARangeReservesTheRange and no more than that.
+func TestExclusionAroundARangeReservesTheRange(t *testing.T) {
+	p := Former([]netip.Prefix{netip.MustParsePrefix("10.1.1.0/24")}, nil,
+		[]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})[0]
+	if p.NumReserved() != 256 || p.NumFree() != 0 {
+		t.Errorf("%d addresses of %s are reserved and %d free", p.NumReserved(), p.Prefix(), p.NumFree())
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/sluice-net/sluice/model/workload"
@@ -30,7 +31,8 @@ import (
 //	             value  1, address of the range (4 or 16 bytes), prefix length
 //	primary      as serving
 //	refused      key    place in the list (1 byte)
-//	             value  1, length of what follows (1 byte), address of the range, prefix length, reason
+//	             value  1, length of what follows (1 byte), address of the range, prefix length, reason; for a
+//	                    range that the node keeps, 0 behind the reason
 //
 // Times are nanoseconds of the wall clock since 1970, big-endian; 0 is none.
 const recordVersion = 1
@@ -171,14 +173,19 @@ func decodeServing(key, value []byte) (netip.Prefix, error) {
 
 func encodeRefused(r ipam.Refusal) []byte {
 	key := cursorKey(r.Prefix)
-	return append(append([]byte{recordVersion, byte(len(key))}, key...), r.Reason...)
+	b := append(append([]byte{recordVersion, byte(len(key))}, key...), r.Reason...)
+	if r.Kept {
+		b = append(b, 0)
+	}
+	return b
 }
 
 func decodeRefused(key, value []byte) (ipam.Refusal, error) {
 	if len(key) == 1 && len(value) > 2 && value[0] == recordVersion && value[1] > 0 && len(value) >= 2+int(value[1]) {
 		at := 2 + int(value[1])
 		if p, ok := parsePrefix(value[2:at]); ok {
-			return ipam.Refusal{Prefix: p, Reason: string(value[at:])}, nil
+			reason, kept := strings.CutSuffix(string(value[at:]), "\x00")
+			return ipam.Refusal{Prefix: p, Reason: reason, Kept: kept}, nil
 		}
 	}
 	return ipam.Refusal{}, fmt.Errorf("%w: the refused range %x", errRecord, key)

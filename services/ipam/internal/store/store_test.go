@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -196,4 +197,30 @@ func FuzzRecords(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestRefusedRangesAreReadAsTheyWereWritten with what the node keeps and what it does not.
+func TestRefusedRangesAreReadAsTheyWereWritten(t *testing.T) {
+	path := filled(t, 1)
+	want := []ipam.Refusal{
+		{Prefix: netip.MustParsePrefix("10.1.0.0/24"), Reason: "node b has it"},
+		{Prefix: netip.MustParsePrefix("fd01::/64"), Reason: "other settings", Kept: true},
+		{Prefix: netip.MustParsePrefix("10.2.0.0/24"), Kept: true},
+	}
+	s, err := Open(filepath.Dir(path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Load(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Commit(&ipam.Changes{Refused: want}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := load(path); err != nil || !slices.Equal(got.Refused, want) {
+		t.Errorf("read are %+v, %v, want %+v", got.Refused, err, want)
+	}
 }

@@ -418,9 +418,15 @@ type RefusedRange struct {
 	// Node that has the range, or addresses of it.
 	Holder string `protobuf:"bytes,2,opt,name=holder,proto3" json:"holder,omitempty"`
 	// Why, for people.
-	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The node keeps the range with all endpoints in it, and gives out no new address
+	// of it: only its settings of ipam differ from those of the cluster.
+	Kept bool `protobuf:"varint,60,opt,name=kept,proto3" json:"kept,omitempty"`
+	// The answering node goes on with the node that had the range before the store was
+	// rebuilt, although the store has the other claim.
+	DiffersFromStore bool `protobuf:"varint,61,opt,name=differs_from_store,json=differsFromStore,proto3" json:"differs_from_store,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *RefusedRange) Reset() {
@@ -474,6 +480,20 @@ func (x *RefusedRange) GetReason() string {
 	return ""
 }
 
+func (x *RefusedRange) GetKept() bool {
+	if x != nil {
+		return x.Kept
+	}
+	return false
+}
+
+func (x *RefusedRange) GetDiffersFromStore() bool {
+	if x != nil {
+		return x.DiffersFromStore
+	}
+	return false
+}
+
 // RegisterNodeRequest is the input of RegisterNode.
 type RegisterNodeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -484,7 +504,8 @@ type RegisterNodeRequest struct {
 	// Check the request and return what would be registered, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	// What the cluster has to agree on about ranges: from ipam, with pod_ranges.
-	// Unset: as before. If the cluster has other settings, all ranges are refused.
+	// Unset: as before. If the cluster has other settings, the node keeps the ranges
+	// that it has, gets no other one, and gives out no new address.
 	Ipam *IPAMSettings `protobuf:"bytes,4,opt,name=ipam,proto3" json:"ipam,omitempty"`
 	// Its labels: from ipam. Unset: as before. Set and empty: it has none. Those that the
 	// setting nodeLabels excludes do not count.
@@ -1478,11 +1499,13 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\x06labels\x18\a \x03(\v2$.sluice.identity.v1.Node.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"V\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\x01\n" +
 	"\fRefusedRange\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x16\n" +
 	"\x06holder\x18\x02 \x01(\tR\x06holder\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xa0\x02\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x12\n" +
+	"\x04kept\x18< \x01(\bR\x04kept\x12,\n" +
+	"\x12differs_from_store\x18= \x01(\bR\x10differsFromStore\"\xa0\x02\n" +
 	"\x13RegisterNodeRequest\x128\n" +
 	"\bunderlay\x18\x01 \x01(\v2\x1c.sluice.identity.v1.UnderlayR\bunderlay\x12<\n" +
 	"\n" +

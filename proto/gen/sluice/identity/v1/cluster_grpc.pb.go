@@ -43,14 +43,16 @@ const (
 // of IdentityService.ResolveEndpoint; no RPC writes mappings.
 //
 // A mapping counts only inside a range of the node that wrote it. Where ranges
-// of two nodes overlap, the node that was registered first has the addresses.
+// of two nodes overlap, the node that claimed its range first has the addresses.
 // No node or mapping is removed because a node is silent: only ForgetNode,
 // another registration under the same name, or the node itself removes them.
 type ClusterServiceClient interface {
 	// RegisterNode changes the record of this node, which all other nodes read.
 	// Parts that the request does not have keep their last value. The service
 	// writes the record to etcd once etcd answers, and again after etcd lost it;
-	// the call does not wait for etcd. It may be repeated.
+	// the call does not wait for etcd. It may be repeated. A range that overlaps one of
+	// another node is refused: it is among the refused ranges of the answer, and the
+	// service tries again once a minute.
 	//
 	// INVALID_ARGUMENT: an address or range is malformed. UNAVAILABLE: it could not
 	// be written to this node's disk. PERMISSION_DENIED: the caller is neither
@@ -266,14 +268,16 @@ func (c *clusterServiceClient) ReturnRange(ctx context.Context, in *ReturnRangeR
 // of IdentityService.ResolveEndpoint; no RPC writes mappings.
 //
 // A mapping counts only inside a range of the node that wrote it. Where ranges
-// of two nodes overlap, the node that was registered first has the addresses.
+// of two nodes overlap, the node that claimed its range first has the addresses.
 // No node or mapping is removed because a node is silent: only ForgetNode,
 // another registration under the same name, or the node itself removes them.
 type ClusterServiceServer interface {
 	// RegisterNode changes the record of this node, which all other nodes read.
 	// Parts that the request does not have keep their last value. The service
 	// writes the record to etcd once etcd answers, and again after etcd lost it;
-	// the call does not wait for etcd. It may be repeated.
+	// the call does not wait for etcd. It may be repeated. A range that overlaps one of
+	// another node is refused: it is among the refused ranges of the answer, and the
+	// service tries again once a minute.
 	//
 	// INVALID_ARGUMENT: an address or range is malformed. UNAVAILABLE: it could not
 	// be written to this node's disk. PERMISSION_DENIED: the caller is neither

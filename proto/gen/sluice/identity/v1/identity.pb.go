@@ -1798,8 +1798,13 @@ type ClusterStatus struct {
 	// Why this node, or endpoints of it, wait for the store; empty if the last
 	// write succeeded, or none was tried.
 	PublicationError string `protobuf:"bytes,7,opt,name=publication_error,json=publicationError,proto3" json:"publication_error,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Ranges that other nodes claim and do not have, and ranges that other nodes had
+	// before the store was rebuilt and have not claimed again; at most 32.
+	RangeOverlaps []*RangeOverlap `protobuf:"bytes,60,rep,name=range_overlaps,json=rangeOverlaps,proto3" json:"range_overlaps,omitempty"`
+	// How many there are.
+	RangeOverlapCount uint32 `protobuf:"varint,61,opt,name=range_overlap_count,json=rangeOverlapCount,proto3" json:"range_overlap_count,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ClusterStatus) Reset() {
@@ -1881,6 +1886,115 @@ func (x *ClusterStatus) GetPublicationError() string {
 	return ""
 }
 
+func (x *ClusterStatus) GetRangeOverlaps() []*RangeOverlap {
+	if x != nil {
+		return x.RangeOverlaps
+	}
+	return nil
+}
+
+func (x *ClusterStatus) GetRangeOverlapCount() uint32 {
+	if x != nil {
+		return x.RangeOverlapCount
+	}
+	return 0
+}
+
+// RangeOverlap is a range of another node about which this node and the store, or that
+// node, differ.
+type RangeOverlap struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The other node.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The node claims the range in the store. Otherwise it had the range before the store
+	// was rebuilt.
+	Claimed bool `protobuf:"varint,2,opt,name=claimed,proto3" json:"claimed,omitempty"`
+	// The range.
+	Prefix string `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	// The node that this node takes for the holder of the range, or of a range that
+	// overlaps it.
+	Holder string `protobuf:"bytes,4,opt,name=holder,proto3" json:"holder,omitempty"`
+	// Why, for people.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// By the store alone the node would have the range: this node goes on with the node
+	// that had it before the store was rebuilt.
+	DiffersFromStore bool `protobuf:"varint,6,opt,name=differs_from_store,json=differsFromStore,proto3" json:"differs_from_store,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *RangeOverlap) Reset() {
+	*x = RangeOverlap{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RangeOverlap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RangeOverlap) ProtoMessage() {}
+
+func (x *RangeOverlap) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RangeOverlap.ProtoReflect.Descriptor instead.
+func (*RangeOverlap) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *RangeOverlap) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *RangeOverlap) GetClaimed() bool {
+	if x != nil {
+		return x.Claimed
+	}
+	return false
+}
+
+func (x *RangeOverlap) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *RangeOverlap) GetHolder() string {
+	if x != nil {
+		return x.Holder
+	}
+	return ""
+}
+
+func (x *RangeOverlap) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RangeOverlap) GetDiffersFromStore() bool {
+	if x != nil {
+		return x.DiffersFromStore
+	}
+	return false
+}
+
 // LabelKeyCount is a label key and how many values of it identities carry.
 type LabelKeyCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1894,7 +2008,7 @@ type LabelKeyCount struct {
 
 func (x *LabelKeyCount) Reset() {
 	*x = LabelKeyCount{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[23]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +2020,7 @@ func (x *LabelKeyCount) String() string {
 func (*LabelKeyCount) ProtoMessage() {}
 
 func (x *LabelKeyCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[23]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +2033,7 @@ func (x *LabelKeyCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelKeyCount.ProtoReflect.Descriptor instead.
 func (*LabelKeyCount) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{23}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LabelKeyCount) GetKey() string {
@@ -2043,7 +2157,7 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x0etop_label_keys\x18\t \x03(\v2!.sluice.identity.v1.LabelKeyCountR\ftopLabelKeys\x12H\n" +
 	"\x0estore_revision\x18\v \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\x12;\n" +
 	"\acluster\x18\f \x01(\v2!.sluice.identity.v1.ClusterStatusR\aclusterJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03R\aversionR\n" +
-	"start_time\"\x93\x02\n" +
+	"start_time\"\x8c\x03\n" +
 	"\rClusterStatus\x12\x1e\n" +
 	"\n" +
 	"registered\x18\x01 \x01(\bR\n" +
@@ -2053,7 +2167,16 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x10refused_mappings\x18\x04 \x01(\rR\x0frefusedMappings\x12%\n" +
 	"\x0erefused_ranges\x18\x05 \x01(\rR\rrefusedRanges\x121\n" +
 	"\x14pending_publications\x18\x06 \x01(\rR\x13pendingPublications\x12+\n" +
-	"\x11publication_error\x18\a \x01(\tR\x10publicationError\"J\n" +
+	"\x11publication_error\x18\a \x01(\tR\x10publicationError\x12G\n" +
+	"\x0erange_overlaps\x18< \x03(\v2 .sluice.identity.v1.RangeOverlapR\rrangeOverlaps\x12.\n" +
+	"\x13range_overlap_count\x18= \x01(\rR\x11rangeOverlapCount\"\xb2\x01\n" +
+	"\fRangeOverlap\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
+	"\aclaimed\x18\x02 \x01(\bR\aclaimed\x12\x16\n" +
+	"\x06prefix\x18\x03 \x01(\tR\x06prefix\x12\x16\n" +
+	"\x06holder\x18\x04 \x01(\tR\x06holder\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12,\n" +
+	"\x12differs_from_store\x18\x06 \x01(\bR\x10differsFromStore\"J\n" +
 	"\rLabelKeyCount\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12'\n" +
 	"\x0fdistinct_values\x18\x02 \x01(\rR\x0edistinctValues*[\n" +
@@ -2113,7 +2236,7 @@ func file_sluice_identity_v1_identity_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_sluice_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(Scope)(0),                       // 0: sluice.identity.v1.Scope
 	(ErrorReason)(0),                 // 1: sluice.identity.v1.ErrorReason
@@ -2140,71 +2263,73 @@ var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 22: sluice.identity.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 23: sluice.identity.v1.GetStatusResponse
 	(*ClusterStatus)(nil),            // 24: sluice.identity.v1.ClusterStatus
-	(*LabelKeyCount)(nil),            // 25: sluice.identity.v1.LabelKeyCount
-	(*v1.Label)(nil),                 // 26: sluice.workload.v1.Label
-	(*v1.Owner)(nil),                 // 27: sluice.workload.v1.Owner
-	(*v1.PodReference)(nil),          // 28: sluice.workload.v1.PodReference
-	(*StoreRevision)(nil),            // 29: sluice.identity.v1.StoreRevision
-	(*v1.NamedPort)(nil),             // 30: sluice.workload.v1.NamedPort
-	(*v11.ServiceStatus)(nil),        // 31: sluice.status.v1.ServiceStatus
+	(*RangeOverlap)(nil),             // 25: sluice.identity.v1.RangeOverlap
+	(*LabelKeyCount)(nil),            // 26: sluice.identity.v1.LabelKeyCount
+	(*v1.Label)(nil),                 // 27: sluice.workload.v1.Label
+	(*v1.Owner)(nil),                 // 28: sluice.workload.v1.Owner
+	(*v1.PodReference)(nil),          // 29: sluice.workload.v1.PodReference
+	(*StoreRevision)(nil),            // 30: sluice.identity.v1.StoreRevision
+	(*v1.NamedPort)(nil),             // 31: sluice.workload.v1.NamedPort
+	(*v11.ServiceStatus)(nil),        // 32: sluice.status.v1.ServiceStatus
 }
 var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
-	26, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
+	27, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
 	0,  // 1: sluice.identity.v1.Identity.scope:type_name -> sluice.identity.v1.Scope
-	26, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
+	27, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
 	0,  // 3: sluice.identity.v1.AllocateIdentityRequest.scope:type_name -> sluice.identity.v1.Scope
 	2,  // 4: sluice.identity.v1.AllocateIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
-	27, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
+	28, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
 	2,  // 6: sluice.identity.v1.GetIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
 	9,  // 7: sluice.identity.v1.GetIdentityResponse.endpoints:type_name -> sluice.identity.v1.HoldingEndpoint
-	27, // 8: sluice.identity.v1.HoldingEndpoint.owner:type_name -> sluice.workload.v1.Owner
-	28, // 9: sluice.identity.v1.HoldingEndpoint.pod:type_name -> sluice.workload.v1.PodReference
+	28, // 8: sluice.identity.v1.HoldingEndpoint.owner:type_name -> sluice.workload.v1.Owner
+	29, // 9: sluice.identity.v1.HoldingEndpoint.pod:type_name -> sluice.workload.v1.PodReference
 	0,  // 10: sluice.identity.v1.ListIdentitiesRequest.scopes:type_name -> sluice.identity.v1.Scope
 	2,  // 11: sluice.identity.v1.ListIdentitiesResponse.identity:type_name -> sluice.identity.v1.Identity
 	2,  // 12: sluice.identity.v1.WatchIdentitiesResponse.upsert:type_name -> sluice.identity.v1.Identity
 	14, // 13: sluice.identity.v1.WatchIdentitiesResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	29, // 14: sluice.identity.v1.WatchIdentitiesResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	27, // 15: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	26, // 16: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	30, // 17: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	28, // 18: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	30, // 14: sluice.identity.v1.WatchIdentitiesResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	28, // 15: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	27, // 16: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	31, // 17: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	29, // 18: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
 	2,  // 19: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
-	30, // 20: sluice.identity.v1.ResolveEndpointResponse.named_ports:type_name -> sluice.workload.v1.NamedPort
+	31, // 20: sluice.identity.v1.ResolveEndpointResponse.named_ports:type_name -> sluice.workload.v1.NamedPort
 	19, // 21: sluice.identity.v1.WatchEndpointsResponse.upsert:type_name -> sluice.identity.v1.EndpointIdentity
-	27, // 22: sluice.identity.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	28, // 22: sluice.identity.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
 	14, // 23: sluice.identity.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	27, // 24: sluice.identity.v1.EndpointIdentity.owner:type_name -> sluice.workload.v1.Owner
+	28, // 24: sluice.identity.v1.EndpointIdentity.owner:type_name -> sluice.workload.v1.Owner
 	2,  // 25: sluice.identity.v1.EndpointIdentity.identity:type_name -> sluice.identity.v1.Identity
-	30, // 26: sluice.identity.v1.EndpointIdentity.named_ports:type_name -> sluice.workload.v1.NamedPort
-	28, // 27: sluice.identity.v1.EndpointIdentity.pod:type_name -> sluice.workload.v1.PodReference
-	27, // 28: sluice.identity.v1.ConfirmEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	31, // 29: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	25, // 30: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
-	29, // 31: sluice.identity.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	31, // 26: sluice.identity.v1.EndpointIdentity.named_ports:type_name -> sluice.workload.v1.NamedPort
+	29, // 27: sluice.identity.v1.EndpointIdentity.pod:type_name -> sluice.workload.v1.PodReference
+	28, // 28: sluice.identity.v1.ConfirmEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	32, // 29: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	26, // 30: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
+	30, // 31: sluice.identity.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	24, // 32: sluice.identity.v1.GetStatusResponse.cluster:type_name -> sluice.identity.v1.ClusterStatus
-	3,  // 33: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
-	5,  // 34: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
-	7,  // 35: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
-	10, // 36: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
-	12, // 37: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
-	15, // 38: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
-	17, // 39: sluice.identity.v1.IdentityService.WatchEndpoints:input_type -> sluice.identity.v1.WatchEndpointsRequest
-	20, // 40: sluice.identity.v1.IdentityService.ConfirmEndpoint:input_type -> sluice.identity.v1.ConfirmEndpointRequest
-	22, // 41: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
-	4,  // 42: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
-	6,  // 43: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
-	8,  // 44: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
-	11, // 45: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
-	13, // 46: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
-	16, // 47: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
-	18, // 48: sluice.identity.v1.IdentityService.WatchEndpoints:output_type -> sluice.identity.v1.WatchEndpointsResponse
-	21, // 49: sluice.identity.v1.IdentityService.ConfirmEndpoint:output_type -> sluice.identity.v1.ConfirmEndpointResponse
-	23, // 50: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
-	42, // [42:51] is the sub-list for method output_type
-	33, // [33:42] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	25, // 33: sluice.identity.v1.ClusterStatus.range_overlaps:type_name -> sluice.identity.v1.RangeOverlap
+	3,  // 34: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
+	5,  // 35: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
+	7,  // 36: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
+	10, // 37: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
+	12, // 38: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
+	15, // 39: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
+	17, // 40: sluice.identity.v1.IdentityService.WatchEndpoints:input_type -> sluice.identity.v1.WatchEndpointsRequest
+	20, // 41: sluice.identity.v1.IdentityService.ConfirmEndpoint:input_type -> sluice.identity.v1.ConfirmEndpointRequest
+	22, // 42: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
+	4,  // 43: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
+	6,  // 44: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
+	8,  // 45: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
+	11, // 46: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
+	13, // 47: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
+	16, // 48: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
+	18, // 49: sluice.identity.v1.IdentityService.WatchEndpoints:output_type -> sluice.identity.v1.WatchEndpointsResponse
+	21, // 50: sluice.identity.v1.IdentityService.ConfirmEndpoint:output_type -> sluice.identity.v1.ConfirmEndpointResponse
+	23, // 51: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
+	43, // [43:52] is the sub-list for method output_type
+	34, // [34:43] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_identity_proto_init() }
@@ -2233,7 +2358,7 @@ func file_sluice_identity_v1_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_identity_proto_rawDesc), len(file_sluice_identity_v1_identity_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -58,16 +58,12 @@ func statusOf(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &field):
-		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Reason))
 	case errors.Is(err, endpoint.ErrDeleted):
 		return answer(codes.Aborted, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_DELETED)
 	case errors.Is(err, endpoint.ErrNamespace):
 		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE, rpcerr.Field("network_namespace", err.Error()))
 	case errors.Is(err, endpoint.ErrNamespaceGone):
 		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED, rpcerr.Field("network_namespace", err.Error()))
-	case errors.Is(err, endpoint.ErrInvalid):
-		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST)
 	case errors.Is(err, endpoint.ErrNotFound):
 		return answer(codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_NOT_FOUND)
 	case errors.Is(err, explain.ErrNotLocal):
@@ -108,6 +104,10 @@ func statusOf(err error) error {
 		return answer(codes.Unavailable, datapathv1.ErrorReason_ERROR_REASON_POLICY_UNAVAILABLE, again)
 	case errors.Is(err, endpoint.ErrUnavailable):
 		return answer(codes.Unavailable, datapathv1.ErrorReason_ERROR_REASON_SERVICE_UNAVAILABLE, again)
+	case errors.As(err, &field): // after all that say more
+		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Reason))
+	case errors.Is(err, endpoint.ErrInvalid):
+		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return status.FromContextError(err).Err()
 	}

@@ -43,6 +43,10 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{endpoint.ErrInvalid, codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, false, ""},
 		{endpoint.ErrNamespace, codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE, false, "network_namespace"},
 		{endpoint.ErrNamespaceGone, codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED, false, "network_namespace"},
+		{
+			fmt.Errorf("%w: %w", &endpoint.FieldError{Field: "network_namespace", Reason: "x"}, endpoint.ErrNamespaceGone),
+			codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED, false, "network_namespace",
+		},
 		{endpoint.ErrExists, codes.AlreadyExists, datapathv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT, false, ""},
 		{endpoint.ErrNotFound, codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_NOT_FOUND, false, ""},
 		{explain.ErrNotLocal, codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_ADDRESSES_NOT_LOCAL, false, ""},

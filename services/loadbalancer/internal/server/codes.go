@@ -38,9 +38,6 @@ func statusOf(err error) error {
 		return nil
 	case errors.As(err, &bad):
 		return answer(codes.InvalidArgument, lbv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST, violations(bad))
-	case errors.As(err, &field):
-		return answer(codes.InvalidArgument, lbv1.ErrorReason_ERROR_REASON_INVALID_REQUEST,
-			rpcerr.Field(field.Field, field.Err.Error()))
 	case errors.Is(err, failure.ErrNotFound):
 		return answer(codes.NotFound, lbv1.ErrorReason_ERROR_REASON_SERVICE_NOT_FOUND,
 			rpcerr.Resource("service", "", err.Error()))
@@ -70,6 +67,9 @@ func statusOf(err error) error {
 		return answer(codes.Unavailable, lbv1.ErrorReason_ERROR_REASON_STORAGE_FAILED, rpcerr.Retry(retryAfter))
 	case errors.Is(err, failure.ErrStopped):
 		return answer(codes.Unavailable, lbv1.ErrorReason_ERROR_REASON_STOPPING)
+	case errors.As(err, &field): // after all that say more
+		return answer(codes.InvalidArgument, lbv1.ErrorReason_ERROR_REASON_INVALID_REQUEST,
+			rpcerr.Field(field.Field, field.Err.Error()))
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
 	}

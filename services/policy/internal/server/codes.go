@@ -38,8 +38,6 @@ func statusOf(err error) error {
 		return nil
 	case errors.As(err, &manifest):
 		return answer(codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST, violations(manifest))
-	case errors.As(err, &field):
-		return answer(codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Err.Error()))
 	case errors.Is(err, failure.ErrNotFound):
 		return answer(codes.NotFound, policyv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND, rpcerr.Resource("identity", "", err.Error()))
 	case errors.Is(err, failure.ErrUnresolved):
@@ -72,6 +70,8 @@ func statusOf(err error) error {
 		return answer(codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STORAGE_FAILED, rpcerr.Retry(retryAfter))
 	case errors.Is(err, failure.ErrStopped):
 		return answer(codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STOPPING)
+	case errors.As(err, &field): // after all that say more
+		return answer(codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Err.Error()))
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
 	}

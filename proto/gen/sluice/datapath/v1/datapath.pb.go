@@ -132,8 +132,9 @@ const (
 	// ABORTED: a live endpoint has the address; the metadata's "address" and "holder"
 	// say which, RetryInfo when to come back.
 	ErrorReason_ERROR_REASON_ADDRESS_IN_USE ErrorReason = 8
-	// FAILED_PRECONDITION: ipam leased other addresses to the owner, or none. A
-	// new lease cures it.
+	// FAILED_PRECONDITION: the lease of the addresses has ended, by
+	// lease_expire_time, or ipam gives no reason for refusing it. A new lease cures
+	// it, as it does ADDRESSES_DIFFER and ALLOCATION_NOT_FOUND of ipam.sluice.io.
 	ErrorReason_ERROR_REASON_LEASE_LOST ErrorReason = 9
 	// FAILED_PRECONDITION: the network namespace has an attachment, and
 	// secondInterfaces refuses another one.

@@ -272,8 +272,9 @@ static __always_inline enum sl_reason ask(const struct sl_question *q, struct sl
 
 /*
  * The verdict of one side: SL_CONTINUE, or why not. In audit mode what the
- * policy, or its absence, denies passes and says so; damage does not pass, nor
- * what is for an endpoint that is cut off, which no policy denies.
+ * policy, or its absence, denies passes and says so, and so does what it would
+ * redirect to a proxy that is not there; damage does not pass, nor what is for an
+ * endpoint that is cut off, which no policy denies.
  */
 __noinline enum sl_reason judge_side(const struct sl_question *q, struct sl_side *side)
 {
@@ -287,6 +288,7 @@ __noinline enum sl_reason judge_side(const struct sl_question *q, struct sl_side
 	case SL_DROP_POLICY_DENIED:
 	case SL_DROP_POLICY_PENDING:
 	case SL_DROP_IDENTITY_UNKNOWN:
+	case SL_DROP_NO_PROXY:
 		if (!(q->flags & SL_EP_AUDIT) || q->table == SL_TABLE_DENY)
 			return reason;
 		side->audited = 1;

@@ -23,9 +23,10 @@ func auditModeCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "audit-mode CONTAINER[/INTERFACE] on|off, or --node on|off",
 		Short: "Forward and report what policies deny, for a time",
-		Long: `Have packets that the policies of a container deny be forwarded and reported, or with
---node those of every container of the node. What is not policy is dropped as before,
-such as spoofed addresses. The mode ends by itself; it outlives a restart of the
+		Long: `Forward and report packets that the policies of a container would deny, or with --node
+those of every container of the node. Packets that layer 7 and DNS rules redirect are
+among them: there is no proxy yet. What is not policy is dropped as before, such as
+spoofed addresses. The mode ends by itself; it outlives a restart of the
 datapath. "sluice observe --verdict audited" shows what would have been denied.`,
 		Example: "  sluice endpoint audit-mode 5f0c on --for 10m\n  sluice endpoint audit-mode --node off",
 		RunE: func(cmd *cobra.Command, a []string) error {

@@ -50,6 +50,27 @@ func TestKernelAuditModeEndsWithWhatItLetPass(t *testing.T) {
 	}
 }
 
+// TestKernelAuditModeLetsRedirectsPassUntilItEnds has a policy of the receiver that wants a proxy: audit mode forwards the
+// connection and reports it, and its end terminates the connection.
+func TestKernelAuditModeLetsRedirectsPassUntilItEnds(t *testing.T) {
+	const redirected = 12 // the port of a rule that redirects
+	th := newTheatre(t, false)
+	id, slot := policytable.ID(16), th.pods["b"].Slot
+	everyRule(id, 0).put(t, th.k)
+	update(t, th.k, bpf.MapsMapSlId, identityIndex(a.Identity), knownWord(7, 0, 0))
+	update(t, th.k, bpf.MapsMapSlPeer, bpf.MapsSlPeerKey{PeerSet: uint32(id), NodeClass: 7}, uint32(1))
+	setPolicy(t, th.k, slot, slotmap.Policy{Egress: policytable.Allow, Ingress: id})
+	th.expect(t, say("a", "b", segment(4000, redirected, flagSYN), event.DropNoProxy))
+	must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), true, slot))
+	for _, a := range handshake(4000, redirected) {
+		th.expect(t, a)
+	}
+	must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), false, slot))
+	th.expect(t, say("a", "b", segment(4000, redirected, flagACK|flagPSH), event.DropNoProxy))
+	th.expect(t, say("b", "a", segment(redirected, 4000, flagACK|flagPSH), event.DropNoProxy))
+	th.expect(t, say("a", "b", segment(4001, redirected, flagSYN), event.DropNoProxy))
+}
+
 // TestKernelAuditModeThatWasEndingEndsAtTheNextStart: the process before has cleared the
 // flag, and was killed before it bumped the epoch.
 func TestKernelAuditModeThatWasEndingEndsAtTheNextStart(t *testing.T) {

@@ -216,10 +216,9 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, false, event.DropPolicyDenied)
 }
 
-// TestKernelExplainSaysThatARedirectIsDropped has a policy that wants a proxy:
-// the packet is dropped for want of one, also in audit mode, and its side says
-// why. The other side is told all the same.
-func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
+// TestKernelExplainSaysThatARedirectIsDroppedUnlessAudited has a policy that wants a proxy: without one the packet is
+// dropped, in audit mode it passes that side, and the side names the rule. The other side is evaluated in both cases.
+func TestKernelExplainSaysThatARedirectIsDroppedUnlessAudited(t *testing.T) {
 	r, cast := newStage(t)
 	id := policytable.ID(16)
 	everyRule(id, 0).put(t, r.k)
@@ -233,7 +232,11 @@ func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 			Initiator: netip.AddrPortFrom(a.IPv4, 1), Responder: netip.AddrPortFrom(b.IPv4, 12), Protocol: 6,
 		})
 		must(t, "Explain", err)
-		if x.Reason != event.DropNoProxy || x.Egress == nil || !x.Egress.Redirects() || x.Egress.Rule != 4 {
+		want := event.DropNoProxy
+		if audit {
+			want = event.DropPolicyDenied // by the other side
+		}
+		if x.Reason != want || x.Egress == nil || !x.Egress.Redirects() || x.Egress.Rule != 4 || x.Egress.Audited != audit {
 			t.Errorf("audit %v: %v, %+v", audit, x.Reason, x.Egress)
 		}
 		if x.Ingress == nil || x.Ingress.Action != event.ActionDeny || x.Ingress.Table != policytable.Deny {

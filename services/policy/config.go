@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -26,6 +27,7 @@ type Config struct {
 	Cluster     ClusterConfig     `config:"cluster"`
 	Enforcement EnforcementConfig `config:"enforcement"`
 	Limits      LimitsConfig      `config:"limits"`
+	Shares      tenants.Config    `config:"shares"`
 	Names       NamesConfig       `config:"names"`
 	Subscribers SubscribersConfig `config:"subscribers"`
 }
@@ -63,10 +65,10 @@ type EnforcementConfig struct {
 	AllowHost bool   `config:"allowHost" help:"the local node may reach its pods where no rule denies it"`
 }
 
-// LimitsConfig bounds what is kept.
+// LimitsConfig has the limits that tenants share.
 type LimitsConfig struct {
-	Policies  int             `config:"policies" help:"policies that are kept"`
-	Manifests config.ByteSize `config:"manifests" help:"size of all manifests together"`
+	Policies  int             `config:"policies" help:"policies that are enforced as written; those beyond a tenant's share isolate what they select"`
+	Manifests config.ByteSize `config:"manifests" help:"size of their manifests together"`
 }
 
 // NamesConfig is about addresses that were learned for DNS names.
@@ -90,7 +92,8 @@ func defaults(p instance.Paths) Config {
 		},
 		Cluster:     ClusterConfig{Name: "default"},
 		Enforcement: EnforcementConfig{Mode: "default", AllowHost: true},
-		Limits:      LimitsConfig{Policies: 20_000, Manifests: 256 << 20},
+		Limits:      LimitsConfig{Policies: 40_000, Manifests: 256 << 20},
+		Shares:      tenants.Defaults(),
 		Names:       NamesConfig{Max: 4096, Addresses: 65_536, Grace: 10 * time.Minute},
 		Subscribers: SubscribersConfig{Linger: 10 * time.Minute},
 	}
@@ -149,9 +152,10 @@ func (c *Config) Validate() error {
 // Calls says what the service asks the kernel for beside what every service does.
 func (c *Config) Calls() sandbox.Calls { return sandbox.Calls{Inet: c.Kubernetes.Enabled()} }
 
-func (c *Config) owner(l *slog.Logger) owner.Config {
+func (c *Config) owner(l *slog.Logger, t *tenants.Set) owner.Config {
 	return owner.Config{
-		Engine: engine.Config{Cluster: c.Cluster.Name, Enforcement: modes[c.Enforcement.Mode], AllowHost: c.Enforcement.AllowHost},
+		Tenants: t,
+		Engine:  engine.Config{Cluster: c.Cluster.Name, Enforcement: modes[c.Enforcement.Mode], AllowHost: c.Enforcement.AllowHost},
 		Rules: rule.Options{
 			Cluster: c.Cluster.Name, LocalClusterOnly: c.Cluster.LocalOnly,
 			CIDRSelectsNodes: c.Cluster.CIDRSelectsNodes, NodeLabels: c.Cluster.NodeLabels,

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/proto/wire"
 	identities "github.com/sluice-net/sluice/services/policy/internal/client"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
@@ -54,14 +55,20 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if cfg.Kubernetes.Enabled() {
 		sources = append(sources, owner.SourceKubernetes)
 	}
-	o, err := process.Phase(p, "load state", func() (*owner.Owner, error) {
+	var o *owner.Owner
+	set := tenants.WithoutKubernetes(cfg.Shares.Settings())
+	if cfg.Kubernetes.Enabled() {
+		set = tenants.New(cfg.Shares.Settings(), func() { o.TenantsChanged() }) // once Follow runs
+	}
+	loaded, err := process.Phase(p, "load state", func() (*owner.Owner, error) {
 		// Nearly everything that is made here stays, or is gone with the phase.
 		defer debug.SetGCPercent(debug.SetGCPercent(loadGCPercent))
-		return owner.New(cfg.owner(p.Log), cfg.StateDir, sources)
+		return owner.New(cfg.owner(p.Log, set), cfg.StateDir, sources)
 	})
 	if err != nil {
 		return err
 	}
+	o = loaded
 	p.OnExit(o.Close)
 	debug.FreeOSMemory() // what loading took
 
@@ -108,6 +115,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	if api != nil {
 		p.Go("kubernetes addresses", api.Run)
+		p.Go("kubernetes namespaces", func(ctx context.Context) error { return set.Follow(ctx, api, p.Log) })
 		objects := o.Objects(owner.SourceKubernetes)
 		source := kubernetes.New(api, objects, p.Log)
 		if cfg.Kubernetes.Status.Write {

@@ -80,6 +80,7 @@ type Program struct {
 	grouped       bool            // a rule has peers by groups
 	groups        []*policy.Group // that matter to a rule
 	groupsDigest  rule.Digest     // of what of them matters
+	closedLabels  label.Set       // of groups of which is not known who is in them
 	namedPrefixes bool
 }
 
@@ -128,6 +129,13 @@ func New(in Input) (*Program, error) {
 	}
 	if p.grouped {
 		p.groups, p.groupsDigest = p.matter(in.Groups)
+		var closed []label.Label
+		for _, g := range p.groups {
+			if g.Closed {
+				closed = append(closed, g.Labels.All()...)
+			}
+		}
+		p.closedLabels = label.NewSet(closed...)
 	}
 	p.hash()
 	return p, nil
@@ -621,11 +629,11 @@ func (p *Program) reached(active []int, groups []*policy.Group, entries []entry)
 		e := entries[id]
 		reach := e.reach
 		if e.group != nil {
-			if !e.group.Selector.Matches(union) {
+			if !p.groupMatches(e.number, e.group, union) {
 				continue
 			}
 			reach = rule.ReachOutside
-			if e.group.NodesToo && narrow {
+			if e.group.NodesToo && (narrow || p.closedLabels.Len() > 0 && p.rules[e.number-1].Action == rule.Deny) {
 				reach |= rule.ReachNode
 			}
 		}
@@ -640,6 +648,20 @@ func (p *Program) reached(active []int, groups []*policy.Group, entries []entry)
 		out[s] = slices.Compact(out[s])
 	}
 	return out
+}
+
+// groupMatches reports whether a rule's peer by groups matches an address in groups with
+// these labels.
+func (p *Program) groupMatches(number uint16, g *rule.GroupPeer, labels label.Set) bool {
+	matches := g.Selector.Matches(labels)
+	if p.closedLabels.Len() == 0 {
+		return matches
+	}
+	with := g.Selector.Matches(label.NewSet(append(slices.Clone(labels.All()), p.closedLabels.All()...)...))
+	if p.rules[number-1].Action == rule.Deny {
+		return matches || with
+	}
+	return matches && with
 }
 
 // Where returns the rules whose address peers cover an address, by reading the
@@ -670,10 +692,10 @@ func (p *Program) Where(addr netip.Addr, scope identity.PeerScope, places []Plac
 			return n.Reach&bit != 0 && n.Prefix.Contains(addr) && !in(n.Except)
 		}) || slices.ContainsFunc(r.Peers.Groups, func(g rule.GroupPeer) bool {
 			reach := rule.ReachOutside
-			if g.NodesToo && covered {
+			if g.NodesToo && (covered || p.closedLabels.Len() > 0 && r.Action == rule.Deny) {
 				reach |= rule.ReachNode
 			}
-			return reach&bit != 0 && g.Selector.Matches(labels) && !in(g.Except)
+			return reach&bit != 0 && p.groupMatches(r.number, &g, labels) && !in(g.Except)
 		}) || slices.ContainsFunc(r.Peers.Names, func(n rule.NamePeer) bool {
 			return n.Reach&bit != 0 && slices.ContainsFunc(names, n.Pattern.Matches)
 		})

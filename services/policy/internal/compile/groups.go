@@ -53,6 +53,9 @@ func (gs *Groups) Set(in *policy.Group) {
 		list = slices.SortedFunc(slices.Values(list), netip.Prefix.Compare)
 	}
 	h := sha256.New()
+	if in.Closed {
+		h.Write([]byte("closed"))
+	}
 	var buf []byte
 	for _, x := range list {
 		buf, _ = x.AppendBinary(append(buf[:0], byte(x.Addr().BitLen()))) // it never fails

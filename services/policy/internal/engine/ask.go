@@ -42,10 +42,8 @@ func (e *Engine) Draft() Draft {
 	for a, n := range e.located {
 		d.change.Locate = append(d.change.Locate, Location{a, n})
 	}
-	for n, s := range e.subjects {
-		if e.stuck[s] == nil { // else there is no room for it
-			d.subjects = append(d.subjects, n)
-		}
+	for n := range e.subjects {
+		d.subjects = append(d.subjects, n)
 	}
 	return d
 }
@@ -82,6 +80,7 @@ func (d Draft) Try(c Change) error {
 	if err != nil {
 		return err
 	}
+	c.Refuse = true
 	if err := other.Apply(c); err != nil {
 		return err
 	}

@@ -31,7 +31,8 @@ func Check(o policy.Object) error {
 			}
 			p, err := compile.New(in)
 			if err == nil {
-				_, _, err = New(Config{}).build([]*compile.Program{p})
+				_, failed := New(Config{}).build([]*compile.Program{p})
+				err = failed[p.Hash]
 			}
 			if err != nil {
 				return fmt.Errorf("the %s rules alone, for any subject: %w", d, err)
@@ -75,11 +76,11 @@ func (d Draft) trySelected(other *Engine, c Change) error {
 			continue
 		}
 		tried++
-		err := other.Apply(Change{AddSubjects: []identity.Numeric{id.Number}})
+		err := other.Apply(Change{Refuse: true, AddSubjects: []identity.Numeric{id.Number}})
 		if err == nil {
 			continue
 		}
-		if _, before := d.Fork(nil, id.Number); before == nil { // else it is not for this change
+		if before, ferr := d.Fork(nil, id.Number); ferr == nil && len(before.Reduced()) == 0 { // else it is not for this change
 			return fmt.Errorf("for an identity that has no endpoint here: %w", err)
 		}
 	}

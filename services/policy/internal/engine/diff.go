@@ -59,7 +59,7 @@ func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) (*Comparison, e
 			changed[b.Subject] = struct{}{}
 		}
 	}
-	if err := after.Apply(Change{UpsertPolicies: upsert, DeletePolicies: remove}); err != nil {
+	if err := after.Apply(Change{Refuse: true, UpsertPolicies: upsert, DeletePolicies: remove}); err != nil {
 		return nil, err
 	}
 	numbers := slices.Sorted(maps.Keys(changed))

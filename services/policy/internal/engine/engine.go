@@ -12,6 +12,7 @@ package engine
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -66,6 +67,10 @@ type Location struct {
 // Change is a set of changes that take effect together. Each field may be
 // empty. Removals come before additions, so a name in both is replaced.
 type Change struct {
+	// Refuse makes Apply fail if a table that the change alters is too large. Without it
+	// the subjects of such a table get the rules that fit.
+	Refuse bool
+
 	DeletePolicies   []policy.Key
 	UpsertPolicies   []policy.Object
 	RemoveIdentities []identity.Numeric
@@ -115,8 +120,10 @@ type Engine struct {
 	namesOf  map[netip.Addr]map[string]struct{}
 	located  map[netip.Addr]identity.Numeric
 	placesOf map[identity.Numeric]map[netip.Addr]struct{} // the reverse of located
-	waiting  map[*member]struct{}                         // kept unknown for want of room
-	stuck    map[*subject]error                           // without room for the tables of their labels
+	waiting  map[*member]struct{}                         // kept unknown, since a table has no place for another row
+	reduced  map[*subject][2]*Reduction                   // whose tables do not have all rules
+	crowded  map[*live]struct{}                           // tables without a class for some peers
+	large    map[compile.Hash]error                       // programs that are too large for a table, whatever peers there are
 	freed    int                                          // counts what made room in tables
 	coarse   bool                                         // every table is, for tests
 
@@ -145,7 +152,9 @@ func New(config Config) *Engine {
 		located:     make(map[netip.Addr]identity.Numeric),
 		placesOf:    make(map[identity.Numeric]map[netip.Addr]struct{}),
 		waiting:     make(map[*member]struct{}),
-		stuck:       make(map[*subject]error),
+		reduced:     make(map[*subject][2]*Reduction),
+		crowded:     make(map[*live]struct{}),
+		large:       make(map[compile.Hash]error),
 	}
 	for k := range e.wide {
 		e.wide[k] = make(map[*live]struct{})
@@ -169,12 +178,14 @@ func sameSources(a, b [][]rule.Source) bool {
 // Counters returns the work done so far.
 func (e *Engine) Counters() Counters { return e.counters }
 
-// Apply makes a change. When a table would exceed a limit, none of the policies
-// and none of the new subjects in the change take effect, while the rest does,
-// and the error names the subject and the policy with the largest share. A
-// subject that new labels leave without room keeps its tables and is no error
-// of the change: Stuck names it until it fits, and it is tried again when there
-// is room or something that concerns it changes.
+// Apply makes a change. A subject whose table would exceed a limit gets the rules that
+// fit, which allow nothing that all of its rules do not allow: Reduced names it. With
+// Refuse, Apply fails instead if the subject's table had all rules before: then none of
+// the policies and none of the new subjects in the change take effect, while the rest
+// does, and the error names the subject and the policy with the largest share.
+//
+// A learned address for which a table has no place is left out of that table, and the
+// error says so.
 func (e *Engine) Apply(c Change) error {
 	dirty := make(map[*subject]struct{})
 	room := e.freed + e.counters.Tables
@@ -182,14 +193,7 @@ func (e *Engine) Apply(c Change) error {
 	e.applyIdentities(c, dirty)
 	added := e.applySubjects(c, dirty)
 	addresses := e.applyNames(c)
-	again := maps.Clone(e.stuck)
-	if e.freed+e.counters.Tables == room {
-		maps.DeleteFunc(again, func(s *subject, _ error) bool { _, ok := dirty[s]; return !ok })
-	}
-	for s := range again {
-		delete(dirty, s)
-	}
-	err := e.commit(dirty)
+	err := e.commit(dirty, c.Refuse)
 	if err != nil {
 		undo()
 		for _, s := range added {
@@ -198,19 +202,10 @@ func (e *Engine) Apply(c Change) error {
 		}
 		err = fmt.Errorf("apply policies: %w", err)
 		// What else has changed still has to be evaluated by the old policies.
-		if e.commit(dirty) != nil {
-			for s := range dirty {
-				again[s] = nil
-			}
-			if len(added)+len(c.UpsertPolicies)+len(c.DeletePolicies) == 0 {
-				err = nil
-			}
+		if again := e.commit(dirty, false); again != nil {
+			err = errors.Join(err, again)
 		}
 	}
-	if e.freed+e.counters.Tables != room {
-		maps.Copy(again, e.stuck)
-	}
-	e.commitEach(again)
 	for _, l := range inOrder(addresses) {
 		if l.refs == 0 {
 			continue
@@ -220,34 +215,10 @@ func (e *Engine) Apply(c Change) error {
 		}
 	}
 	if e.freed+e.counters.Tables != room {
+		e.retryCrowded()
 		e.retryWaiting()
 	}
 	return err
-}
-
-// commitEach compiles subjects one by one, and notes those without room.
-func (e *Engine) commitEach(list map[*subject]error) {
-	for _, s := range slices.SortedFunc(maps.Keys(list), func(a, b *subject) int { return cmp.Compare(a.number, b.number) }) {
-		delete(e.stuck, s)
-		if err := e.commit(map[*subject]struct{}{s: {}}); err != nil {
-			e.stuck[s] = err
-		}
-	}
-}
-
-// Stuck says which subjects have the tables of their former labels, since those
-// of the new ones have no room; nil if there are none.
-func (e *Engine) Stuck() error {
-	var first *subject
-	for s := range e.stuck {
-		if first == nil || s.number < first.number {
-			first = s
-		}
-	}
-	if first == nil {
-		return nil
-	}
-	return fmt.Errorf("%d subjects keep the tables of their former labels, for example identity %d: %w", len(e.stuck), first.number, e.stuck[first])
 }
 
 // applyObjects stores policies and groups and marks the subjects they concern.
@@ -397,7 +368,7 @@ func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*
 		delete(e.subjects, n)
 		e.enlist(s, false)
 		delete(dirty, s)
-		delete(e.stuck, s)
+		delete(e.reduced, s)
 		e.emit(RemoveSubject{n})
 		var dropped []*live
 		for d := range s.bound {
@@ -515,11 +486,18 @@ func exclude[M ~map[K]map[E]V, K, E comparable, V any](m M, k K, e E) {
 	}
 }
 
-// program builds the rule set of a subject in one direction; nil when nothing
-// is enforced.
-func (e *Engine) program(s *subject, d rule.Direction) (*compile.Program, error) {
+// program is the rule set of a subject in one direction, with its rules.
+type program struct {
+	*compile.Program // nil: nothing is enforced
+	in               compile.Input
+	reduction        *Reduction // nil: the program has all rules
+}
+
+// input returns the rules of a subject in one direction. enforced is false when nothing
+// is.
+func (e *Engine) input(s *subject, d rule.Direction) (in compile.Input, enforced bool) {
 	ns, _ := e.peers[s.number].id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
-	return e.programOf(s, d, e.groups, func(visit func(*rule.Spec)) {
+	return e.inputOf(s, d, e.groups, func(visit func(*rule.Spec)) {
 		for _, specs := range []map[*rule.Spec]policy.Key{e.byNamespace[ns], e.clusterwide} {
 			for spec := range specs {
 				visit(spec)
@@ -528,13 +506,12 @@ func (e *Engine) program(s *subject, d rule.Direction) (*compile.Program, error)
 	})
 }
 
-// programOf is program with given address groups and specs that may select the
-// subject.
-func (e *Engine) programOf(s *subject, d rule.Direction, groups *compile.Groups, specs func(visit func(*rule.Spec))) (*compile.Program, error) {
+// inputOf is input with given address groups and specs that may select the subject.
+func (e *Engine) inputOf(s *subject, d rule.Direction, groups *compile.Groups, specs func(visit func(*rule.Spec))) (in compile.Input, enforced bool) {
 	p := e.peers[s.number]
-	in := compile.Input{Direction: d, Ports: p.id.Ports, Groups: groups}
+	in = compile.Input{Direction: d, Ports: p.id.Ports, Groups: groups}
 	if e.config.Enforcement == EnforceNever {
-		return nil, nil
+		return in, false
 	}
 	always := e.config.Enforcement == EnforceAlways || p.id.Labels.Has(label.Reserved(identity.NameInit))
 	enforced, deny, selected := always, always, false
@@ -550,9 +527,6 @@ func (e *Engine) programOf(s *subject, d rule.Direction, groups *compile.Groups,
 			}
 		}
 	})
-	if !enforced {
-		return nil, nil
-	}
 	if !deny {
 		in.Flags |= table.DefaultAllow
 	}
@@ -561,27 +535,39 @@ func (e *Engine) programOf(s *subject, d rule.Direction, groups *compile.Groups,
 	if d == rule.Ingress && e.config.AllowHost && selected && p.id.Kind != identity.KindHost {
 		in.Flags |= table.HostAllow
 	}
+	return in, enforced
+}
+
+// compiled returns a program of these rules; nil if it allows everything.
+func (e *Engine) compiled(in compile.Input) (*compile.Program, error) {
 	e.counters.Programs++
 	prog, err := compile.New(in)
-	if err != nil {
-		return nil, tooLarge(s, d, in.Rules, err)
-	}
-	if prog.AllowsAll() {
-		return nil, nil
+	if err != nil || prog.AllowsAll() {
+		return nil, err
 	}
 	return prog, nil
 }
 
-// tooLarge names the policy with the largest share of a table.
+// tooLarge names the policy with the largest share of a table: of the policies of the
+// namespace that has most, the largest.
 func tooLarge(s *subject, d rule.Direction, rules []*rule.Rule, err error) error {
-	count := make(map[string]int)
+	return fmt.Errorf("%s of identity %d: %w; the largest share is from %s", d, s.number, err, largest(rules))
+}
+
+// largest is the policy with the largest share of rules, among the policies of the
+// namespace with the largest share.
+func largest(rules []*rule.Rule) string {
+	namespaces, policies := make(map[string]int), make(map[string]map[string]int)
 	for _, r := range rules {
 		src := r.Source
 		src.Path = ""
-		name := strings.TrimSpace(src.String())
-		count[name] += 1 + len(r.Peers.Networks) + len(r.Peers.Groups) + len(r.Peers.Selectors) + len(r.Ports)
+		namespaces[src.Namespace] += r.Weight()
+		if policies[src.Namespace] == nil {
+			policies[src.Namespace] = make(map[string]int)
+		}
+		policies[src.Namespace][strings.TrimSpace(src.String())] += r.Weight()
 	}
-	return fmt.Errorf("%s of identity %d: %w; the largest share is from %s", d, s.number, err, most(count))
+	return most(policies[most(namespaces)])
 }
 
 // most is the name with the highest count, of several the first one; empty if there is none.
@@ -594,9 +580,17 @@ func most(count map[string]int) (name string) {
 	return name
 }
 
+// binding is what a direction of a subject is going to be bound to.
+type binding struct {
+	s *subject
+	d rule.Direction
+	program
+}
+
 // commit compiles the tables of the dirty subjects, then points the subjects
-// at them. Nothing is pointed anywhere before everything is compiled.
-func (e *Engine) commit(dirty map[*subject]struct{}) error {
+// at them. Nothing is pointed anywhere before everything is compiled. It fails only if
+// refuse is set, see Apply.
+func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 	order := make([]*subject, 0, len(dirty))
 	for s := range dirty {
 		if e.subjects[s.number] == s && e.peers[s.number] != nil {
@@ -605,46 +599,43 @@ func (e *Engine) commit(dirty map[*subject]struct{}) error {
 	}
 	slices.SortFunc(order, func(a, b *subject) int { return cmp.Compare(a.number, b.number) })
 
-	type binding struct {
-		s       *subject
-		d       rule.Direction
-		program *compile.Program
-	}
-	var binds []binding
-	fresh := make(map[compile.Hash]*compile.Program)
-	var freshOrder []*compile.Program
+	binds := make([]binding, 0, 2*len(order))
 	for _, s := range order {
 		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
-			p, err := e.program(s, d)
-			if err != nil {
-				return err
+			b := binding{s: s, d: d}
+			if in, enforced := e.input(s, d); enforced {
+				b.in = in
+				var err error
+				if b.Program, err = e.compiled(in); err != nil {
+					b.reduction = &Reduction{Err: err}
+				}
 			}
-			binds = append(binds, binding{s, d, p})
-			if p != nil && e.tables[p.Hash] == nil && fresh[p.Hash] == nil {
-				fresh[p.Hash] = p
-				freshOrder = append(freshOrder, p)
-			}
+			binds = append(binds, b)
 		}
 	}
-	built, failed, err := e.build(freshOrder)
+	built, err := e.buildAll(binds, refuse)
 	if err != nil {
-		i := slices.IndexFunc(binds, func(b binding) bool { return b.program != nil && b.program.Hash == failed.Hash })
-		return tooLarge(binds[i].s, binds[i].d, failed.Rules(), err)
+		return err
 	}
 	var dropped []*live
-	for _, b := range binds {
+	for i := range binds {
+		b := &binds[i]
 		var l *live
 		sources := b.s.sources[b.d]
-		if b.program != nil {
-			if l = e.tables[b.program.Hash]; l == nil {
-				l = built[b.program.Hash]
-				e.tables[b.program.Hash] = l
+		if b.Program != nil {
+			if l = e.tables[b.Hash]; l == nil {
+				l = built[b.Hash]
+				e.tables[b.Hash] = l
 			}
 			l.refs++
-			b.s.sources[b.d] = b.program.Sources
+			if len(l.crowded) > 0 {
+				e.crowded[l] = struct{}{}
+			}
+			b.s.sources[b.d] = b.Sources
 		} else {
 			b.s.sources[b.d] = nil
 		}
+		e.noteReduction(b)
 		before := b.s.bound[b.d]
 		b.s.bound[b.d] = l
 		if before != l || !b.s.told[b.d] || !sameSources(sources, b.s.sources[b.d]) {

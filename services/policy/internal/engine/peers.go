@@ -35,6 +35,7 @@ type identityClass struct {
 	selectors []*liveSelector // by id
 	members   map[*member]struct{}
 	rows      map[*live]struct{} // tables with a row of this class
+	crowded   map[*live]struct{} // tables that treat the class as unknown; nil: none
 }
 
 // liveSelector is a selector in use by tables.
@@ -187,6 +188,11 @@ func (e *Engine) dropClass(c *identityClass) {
 	for _, l := range inOrder(c.rows) {
 		e.deleteRow(l, c)
 	}
+	for l := range c.crowded {
+		if delete(l.crowded, c); len(l.crowded) == 0 {
+			delete(e.crowded, l)
+		}
+	}
 	for _, s := range c.selectors {
 		delete(s.classes, c)
 	}
@@ -209,8 +215,8 @@ func (e *Engine) enter(p *member, c *identityClass) {
 	}
 }
 
-// addPeer classifies a peer. A class that does not fit into a table leaves the
-// peer unknown.
+// addPeer classifies a peer. A table that has no class for the peer treats it as unknown.
+// Only if a table has no place for another row, every table does.
 func (e *Engine) addPeer(p *member) error {
 	sels := e.matching(p.id.Labels)
 	key := classKey(p.id.Kind, p.ports, sels)
@@ -250,7 +256,9 @@ func (e *Engine) addRow(l *live, c *identityClass, matched []uint16) error {
 		if l.refs > 0 && e.renew(l) {
 			return nil
 		}
-		return err
+		class = l.table.Default[identity.KindUnknown]
+		e.crowd(l, c)
+		l.crowding = cmp.Or(l.crowding, err)
 	}
 	if class == l.table.Default[c.kind] {
 		return nil
@@ -260,6 +268,27 @@ func (e *Engine) addRow(l *live, c *identityClass, matched []uint16) error {
 	}
 	e.setRow(l, c, class)
 	return nil
+}
+
+// crowd notes that a table treats the peers of a class as unknown ones.
+func (e *Engine) crowd(l *live, c *identityClass) {
+	if c.crowded == nil {
+		c.crowded = make(map[*live]struct{})
+	}
+	c.crowded[l], l.crowded[c] = struct{}{}, struct{}{}
+	if l.refs > 0 {
+		e.crowded[l] = struct{}{}
+	}
+}
+
+// retryCrowded renews tables that have no class for some peers, if classes are left in
+// them that no peer is in any more.
+func (e *Engine) retryCrowded() {
+	for _, l := range inOrder(e.crowded) {
+		if l.refs > 0 {
+			e.renew(l)
+		}
+	}
 }
 
 // applyIdentities adds and removes peers.
@@ -272,9 +301,6 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 		e.index(p, false)
 		delete(e.peers, n)
 		delete(e.waiting, p)
-		if s := e.subjects[n]; s != nil {
-			delete(e.stuck, s)
-		}
 		e.setEntry(n)
 		if p.class != nil {
 			delete(p.class.members, p)
@@ -321,9 +347,19 @@ func (e *Engine) suspend(p *member) {
 	e.waiting[p] = struct{}{}
 }
 
-// Waiting is the number of identities that are kept unknown because a table
-// had no room for them.
-func (e *Engine) Waiting() int { return len(e.waiting) }
+// Waiting is the number of identities that a table treats as unknown ones, since it has
+// no capacity for them.
+func (e *Engine) Waiting() int {
+	classes := make(map[*identityClass]struct{})
+	for l := range e.crowded {
+		maps.Copy(classes, l.crowded)
+	}
+	n := len(e.waiting)
+	for c := range classes {
+		n += len(c.members)
+	}
+	return n
+}
 
 // retryWaiting tries again.
 func (e *Engine) retryWaiting() {
@@ -417,6 +453,9 @@ func (e *Engine) move(p *member, sels []*liveSelector) {
 		c = e.newClass(key, old.kind, old.ports, old.portsText, sels)
 		for _, l := range inOrder(old.rows) {
 			e.setRow(l, c, l.table.Peers[old.number])
+		}
+		for l := range old.crowded {
+			e.crowd(l, c)
 		}
 	}
 	e.enter(p, c)

@@ -29,13 +29,14 @@ type Preparation struct {
 	grouped  []identity.Numeric      // subjects whose tables may depend on them, that are left to mark
 	subjects []identity.Numeric      // that are left
 	held     map[compile.Hash]struct{}
+	refuse   bool
 }
 
 // Prepare begins with what the change says of policies. Nothing is looked at yet.
 func (e *Engine) Prepare(c Change) *Preparation {
 	return &Preparation{
 		engine: e, groups: e.groups, change: c, replaced: make(map[policy.Key]struct{}), specs: make(map[string][]*rule.Spec),
-		dirty: make(map[identity.Numeric]struct{}), held: make(map[compile.Hash]struct{}),
+		dirty: make(map[identity.Numeric]struct{}), held: make(map[compile.Hash]struct{}), refuse: c.Refuse,
 	}
 }
 
@@ -132,25 +133,32 @@ func (p *Preparation) Step(subjects int) bool {
 	for ; subjects > 0 && len(p.subjects) > 0; subjects-- {
 		s := p.engine.subjects[p.subjects[0]]
 		p.subjects = p.subjects[1:]
-		if s == nil || p.engine.peers[s.number] == nil || p.engine.stuck[s] != nil {
+		if s == nil || p.engine.peers[s.number] == nil {
 			continue
 		}
 		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
 			if l := s.bound[d]; l != nil {
 				p.hold(l)
 			}
-			prog, err := p.engine.programOf(s, d, p.groups, p.rules(s))
-			if err == nil && prog != nil && p.engine.tables[prog.Hash] == nil {
-				var built map[compile.Hash]*live
-				if built, _, err = p.engine.build([]*compile.Program{prog}); err == nil {
-					p.engine.tables[prog.Hash] = built[prog.Hash]
-				}
+			in, enforced := p.engine.inputOf(s, d, p.groups, p.rules(s))
+			if !enforced {
+				continue
 			}
-			switch {
-			case err != nil:
+			b := binding{s: s, d: d, program: program{in: in}}
+			var err error
+			if b.Program, err = p.engine.compiled(in); err != nil {
+				b.reduction = &Reduction{Err: err}
+			}
+			list := []binding{b}
+			built, err := p.engine.buildAll(list, p.refuse)
+			if err != nil {
 				p.subjects = nil // the change will say why it cannot be made
 				return false
-			case prog != nil:
+			}
+			if prog := list[0].Program; prog != nil {
+				if l := built[prog.Hash]; l != nil {
+					p.engine.tables[prog.Hash] = l
+				}
 				p.hold(p.engine.tables[prog.Hash])
 			}
 		}

@@ -40,6 +40,10 @@ type live struct {
 	// its classes.
 	defined     bool
 	sentClasses int
+	// crowded are the identity classes that the table has no class for: their peers are
+	// treated as unknown ones.
+	crowded  map[*identityClass]struct{}
+	crowding error // why there was none for the first of them
 }
 
 // memoKey stands for a rule set, resolved for a peer's ports.
@@ -132,26 +136,37 @@ func (l *live) leftovers() bool {
 	return len(used) < len(l.identityClasses)
 }
 
-// build compiles programs into tables that nobody uses yet.
-func (e *Engine) build(programs []*compile.Program) (_ map[compile.Hash]*live, failed *compile.Program, err error) {
+// build compiles programs into tables that nobody uses yet. failed are those that are too
+// large.
+func (e *Engine) build(programs []*compile.Program) (built map[compile.Hash]*live, failed map[compile.Hash]error) {
 	var sels []selector.Selector
 	for _, p := range programs {
 		sels = append(sels, p.Selectors...)
 	}
 	e.acquire(sels)
-	built := make(map[compile.Hash]*live, len(programs))
+	built, failed = make(map[compile.Hash]*live, len(programs)), make(map[compile.Hash]error)
 	for _, p := range programs {
-		l, err := e.compile(p)
-		built[p.Hash] = l
-		if err != nil {
-			for _, l := range built {
-				e.remove(l)
-			}
-			e.sweep(sels)
-			return nil, p, err
+		if err := e.large[p.Hash]; err != nil {
+			failed[p.Hash] = err
+			continue
 		}
+		l, err := e.compile(p)
+		if err != nil {
+			e.remove(l)
+			if failed[p.Hash] = err; !p.NeedsPodAddresses() && len(p.Names()) == 0 {
+				if len(e.large) >= maxLarge {
+					clear(e.large)
+				}
+				e.large[p.Hash] = err
+			}
+			continue
+		}
+		built[p.Hash] = l
 	}
-	return built, nil, nil
+	if len(failed) > 0 {
+		e.sweep(sels)
+	}
+	return built, failed
 }
 
 // sweep retires those of the selectors that no table came to use.
@@ -191,6 +206,7 @@ func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
 		program: p, table: p.NewTable(), builder: table.NewBuilder(),
 		brings: make(map[*liveSelector][]uint16, len(p.Selectors)), memo: make(map[string]table.Class),
 		identityClasses: make(map[table.Class]struct{}), addressClasses: make(map[table.Class]struct{}),
+		crowded: make(map[*identityClass]struct{}),
 	}
 	for _, s := range p.Selectors {
 		ls := e.selectors.byText[s.String()]
@@ -220,13 +236,16 @@ func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
 			e.wide[k][l] = struct{}{}
 		}
 	}
+	// The rows come last: which peers there are decides about them alone.
+	if _, err := e.prefixes(l); err != nil {
+		return l, err
+	}
 	for _, r := range e.rowsOf(l) {
 		if err := e.addRow(l, r.class, r.matched); err != nil {
 			return l, err
 		}
 	}
-	_, err := e.prefixes(l)
-	return l, err
+	return l, nil
 }
 
 // row is an identity class that may need a row, with its rule set.
@@ -336,42 +355,81 @@ func (l *live) addressClass(numbers []uint16, ports []workload.NamedPort) (table
 // lies inside a single address, so no other entry depends on it.
 func (e *Engine) updateAddresses(l *live, addrs map[netip.Addr]struct{}) error {
 	for _, a := range slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare) {
-		place := e.place(l, a)
-		var classes [identity.PeerScopes]table.Class
-		for s := range identity.PeerScopes {
-			numbers, ports := l.program.Where(a, s, []compile.Place{place})
-			c, err := l.addressClass(l.program.WithEverywhere(numbers), ports)
-			if err != nil { // perhaps only for classes that are not used any more
-				return e.rebuildPrefixes(l)
-			}
-			classes[s] = c
+		err := e.updateAddress(l, a)
+		if errors.As(err, new(*manyClasses)) { // perhaps only for classes that are not used any more
+			return e.rebuildPrefixes(l)
 		}
-		prefix := netip.PrefixFrom(a, a.BitLen())
-		outer, ok := l.table.Prefixes.Around(a)
-		if !ok {
-			outer = l.table.Address
-		}
-		now, present := l.table.Prefixes.Exact(prefix)
-		switch {
-		case classes == outer && present:
-			l.table.Prefixes.Delete(prefix)
-			e.counters.Prefixes++
-			e.emitFor(l, DeletePrefix{l.id, prefix})
-		case classes != outer && !present && l.table.Prefixes.Full(a):
-			return &table.ErrTooLarge{What: "prefixes", Got: table.MaxPrefixes + 1, Limit: table.MaxPrefixes}
-		case classes != outer && (!present || now != classes):
-			l.table.Prefixes.Set(prefix, classes)
-			e.counters.Prefixes++
-			e.emitFor(l, SetPrefix{l.id, prefix, classes})
+		if err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// prefixes computes the address side of a table and puts it in place.
+// updateAddress brings one address of a table up to date.
+func (e *Engine) updateAddress(l *live, a netip.Addr) error {
+	place := e.place(l, a)
+	var classes [identity.PeerScopes]table.Class
+	for s := range identity.PeerScopes {
+		numbers, ports := l.program.Where(a, s, []compile.Place{place})
+		c, err := l.addressClass(l.program.WithEverywhere(numbers), ports)
+		if err != nil {
+			return err
+		}
+		classes[s] = c
+	}
+	prefix := netip.PrefixFrom(a, a.BitLen())
+	outer, ok := l.table.Prefixes.Around(a)
+	if !ok {
+		outer = l.table.Address
+	}
+	now, present := l.table.Prefixes.Exact(prefix)
+	switch {
+	case classes == outer && present:
+		l.table.Prefixes.Delete(prefix)
+		e.counters.Prefixes++
+		e.emitFor(l, DeletePrefix{l.id, prefix})
+	case classes != outer && !present && l.table.Prefixes.Full(a):
+		return &table.ErrTooLarge{What: "prefixes", Got: table.MaxPrefixes + 1, Limit: table.MaxPrefixes}
+	case classes != outer && (!present || now != classes):
+		l.table.Prefixes.Set(prefix, classes)
+		e.counters.Prefixes++
+		e.emitFor(l, SetPrefix{l.id, prefix, classes})
+	}
+	return nil
+}
+
+// prefixes computes the address side of a table and puts it in place. Learned addresses
+// that do not fit are left out.
 func (e *Engine) prefixes(l *live) (changed int, err error) {
+	places := e.places(l)
+	changed, err = e.prefixesWith(l, places)
+	learned := slices.ContainsFunc(places, func(p compile.Place) bool { return len(p.Names) > 0 })
+	if err == nil || !learned || !l.coarse && errors.As(err, new(*manyClasses)) { // which coarse classes may avoid
+		return changed, err
+	}
+	var names []netip.Addr
+	for i := range places {
+		if len(places[i].Names) > 0 {
+			names = append(names, places[i].Addr)
+			places[i].Names = nil
+		}
+	}
+	if changed, err = e.prefixesWith(l, places); err != nil {
+		return 0, err
+	}
+	for _, a := range names {
+		if e.updateAddress(l, a) != nil {
+			break
+		}
+	}
+	return changed, nil
+}
+
+// prefixesWith is prefixes with given places.
+func (e *Engine) prefixesWith(l *live, places []compile.Place) (changed int, err error) {
 	clear(l.addressClasses)
-	def, list, err := l.program.Prefixes(e.places(l), l.addressClass)
+	def, list, err := l.program.Prefixes(places, l.addressClass)
 	if err != nil {
 		return 0, err
 	}
@@ -436,6 +494,9 @@ func (e *Engine) replaceTable(l *live) bool {
 		return false
 	}
 	next.refs = l.refs
+	if len(next.crowded) > 0 {
+		e.crowded[next] = struct{}{}
+	}
 	e.tables[l.program.Hash] = next
 	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {
 		s := e.subjects[n]
@@ -482,6 +543,10 @@ func (l *live) sources(of [][]rule.Source) [][]rule.Source {
 // not used any more.
 func (e *Engine) remove(l *live) (unused []*liveSelector) {
 	e.freed++
+	delete(e.crowded, l)
+	for c := range l.crowded {
+		delete(c.crowded, l)
+	}
 	for n := range l.table.Peers {
 		if c := e.byNumber[n]; c != nil {
 			delete(c.rows, l)

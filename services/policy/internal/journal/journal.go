@@ -86,6 +86,8 @@ type Policy struct {
 	Manifest []byte `json:"manifest"`
 	Revision uint64 `json:"revision"`
 	Updated  int64  `json:"updated"` // seconds since 1970
+	// Place is what decides about the policy's place in the limits.
+	Place Place `json:"-"`
 }
 
 // Identity is a number with its labels as source, key, value.

@@ -59,13 +59,14 @@ func splitKey(key []byte) (policy string, number uint64, err error) {
 type part struct {
 	policies []string // keys
 	records  [][]byte
+	places   []*Policy // nil: the policy is removed
 }
 
 // divide makes parts of a change, at least one.
 func divide(c Change) []part {
 	parts := []part{{}}
 	size := 0
-	add := func(k Key, record []byte) {
+	add := func(k Key, record []byte, p *Policy) {
 		last := &parts[len(parts)-1]
 		if n := len(last.records); n == partRecords || n > 0 && size+len(record) > partBytes {
 			parts = append(parts, part{})
@@ -73,12 +74,14 @@ func divide(c Change) []part {
 		}
 		size += len(record)
 		last.policies, last.records = append(last.policies, policyKey(k)), append(last.records, record)
+		last.places = append(last.places, p)
 	}
-	for _, p := range c.Policies {
-		add(p.Key, encodePolicy(p))
+	for i := range c.Policies {
+		p := &c.Policies[i]
+		add(p.Key, encodePolicy(*p), p)
 	}
 	for _, k := range c.GonePolicies {
-		add(k, removal)
+		add(k, removal, nil)
 	}
 	return parts
 }
@@ -136,6 +139,9 @@ func (s *Staged) Small() bool { return len(s.written) == 0 }
 func (j *Journal) put(t *store.Tx, p part) {
 	for i, policy := range p.policies {
 		t.Put(bucketPolicies, recordKey(policy, j.number+1), p.records[i])
+		if p.places[i] != nil {
+			putPlace(t, policy, p.places[i])
+		}
 	}
 }
 
@@ -236,6 +242,9 @@ func (j *Journal) clean(t *store.Tx, policies []string, number uint64) error {
 		}
 		if removed {
 			drop = append(drop, current)
+			if key := placeKey(policy); t.Get(bucketState, key) != nil {
+				t.Delete(bucketState, key)
+			}
 		}
 		for _, k := range drop {
 			t.Delete(bucketPolicies, k)
@@ -281,6 +290,7 @@ func (j *Journal) replayPolicies(t *store.Tx, replay func(Change) error) error {
 		if err != nil {
 			return j.policies.Refuse(fmt.Errorf("%s %.100q: %w", bucketPolicies, policy, err))
 		}
+		p.Place = placeOf(t, policy, &p)
 		return replay(Change{Policies: []Policy{p}})
 	}
 	if err := t.ForEach(bucketPolicies, func(k, v []byte) error {

@@ -177,7 +177,7 @@ func (o *Owner) upsert(manager string, docs []reading.Decoded) (edit, error) {
 				return e, fmt.Errorf("%w: %s is of %s", failure.ErrOwned, old.Key, owner)
 			}
 			c.Type = Replaced
-			if old.Broken == "" && bytes.Equal(old.Manifest, d.Text) {
+			if old.Broken == "" && old.Exceeds == "" && bytes.Equal(old.Manifest, d.Text) {
 				c.Type = Unchanged
 			}
 		}
@@ -239,7 +239,9 @@ func (o *Owner) changed(ctx context.Context, c Caller, find func() (edit, error)
 			return edit{}, fmt.Errorf("%w: the policy revision is %d, not %d",
 				failure.ErrChanged, o.barrier.Policy, *c.IfRevision)
 		}
-		return find()
+		e, err := find()
+		e.answers = true
+		return e, err
 	}
 	if !c.ValidateOnly {
 		return o.revise(ctx, opChange, look, func(e *edit) {
@@ -264,7 +266,10 @@ func (o *Owner) changed(ctx context.Context, c Caller, find func() (edit, error)
 			if err != nil {
 				return trial{}, err
 			}
-			p, err := o.plan(e.puts, e.gone)
+			p, err := o.plan(&e)
+			if err == nil {
+				o.takeBack(p.places)
+			}
 			e.Revision = o.barrier.Policy
 			return trial{e.Outcome, p.change, o.engine.Draft()}, err
 		})

@@ -4,15 +4,12 @@
 package owner
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 )
@@ -113,7 +110,7 @@ func (f *Feed) inForce(ctx context.Context) (map[string][]reading.Decoded, error
 	return ask(ctx, f.owner, func() (map[string][]reading.Decoded, error) {
 		out := make(map[string][]reading.Decoded)
 		for _, p := range f.owner.policies {
-			if p.Source == f.name && p.Broken == "" && len(p.Dropped) == 0 {
+			if p.Source == f.name && p.Broken == "" && p.Exceeds == "" && len(p.Dropped) == 0 {
 				out[p.Origin] = append(out[p.Origin], reading.Decoded{Object: p.object, Text: p.Manifest})
 			}
 		}
@@ -136,7 +133,6 @@ type listing struct {
 
 	fresh []puts // of the files that are taken over
 	gone  []policy.Key
-	stuck error // why those that are gone stay
 	bad   map[string]refused
 }
 
@@ -153,15 +149,14 @@ func (o *Owner) takeOver(ctx context.Context, l *listing) error {
 		return err
 	}
 	defer release()
-	done := func(*edit) { o.took(l) }
-	_, err = o.reviseHeld(ctx, opFiles, func() (edit, error) { o.compare(l); return l.edit(), nil }, done)
-	if errors.Is(err, failure.ErrLimit) {
-		if err = o.fit(ctx, l); err == nil {
-			_, err = o.reviseHeld(ctx, opFiles, func() (edit, error) { return l.edit(), nil }, done)
-		}
-	}
+	_, err = o.reviseHeld(ctx, opFiles, func() (edit, error) {
+		o.compare(l)
+		e := l.edit()
+		e.levels = l.complete() && o.listedWith(l.source)
+		return e, nil
+	}, func(*edit) { o.took(l) })
 	if err != nil && ctx.Err() == nil {
-		return errors.Join(err, o.SourceFailed(ctx, l.source, err))
+		return errors.Join(err, o.closeChanged(ctx, l, err))
 	}
 	return err
 }
@@ -173,99 +168,6 @@ func (l *listing) edit() edit {
 		e.puts = append(e.puts, f.policies...)
 	}
 	return e
-}
-
-// maxTries is how many parts of a listing may have no room before the rest is
-// not tried: each compiles.
-const maxTries = 1000
-
-// fit leaves of a listing that has no room as a whole the files that have. It
-// finds them beside the owner, on a copy of the engine: all of them are tried at
-// once, and halves if that is too much, so that few files without room cost few
-// tries.
-func (o *Owner) fit(ctx context.Context, l *listing) error {
-	return o.aside(ctx, func() error {
-		draft, err := ask(ctx, o, func() (engine.Draft, error) {
-			o.operation = opDraft
-			return o.engine.Draft(), nil
-		})
-		if err != nil {
-			return err
-		}
-		copied, err := draft.Copy()
-		if err != nil {
-			return fmt.Errorf("%w: %w", failure.ErrLimit, err)
-		}
-		if err := copied.Apply(engine.Change{DeletePolicies: l.gone}); err != nil {
-			l.gone, l.stuck = nil, err
-		}
-		f := &fitting{owner: o, engine: copied, gone: l.gone, tries: maxTries, refuse: func(origin string, why error) { l.bad[origin] = refused{err: why.Error()} }}
-		err = f.try(ctx, l.fresh)
-		l.fresh = f.taken
-		return err
-	})
-}
-
-// fitting looks for the files that have room.
-type fitting struct {
-	owner  *Owner
-	engine *engine.Engine // a copy, which has the files that are taken
-	gone   []policy.Key
-	taken  []puts
-	tries  int
-	refuse func(origin string, why error)
-}
-
-func (f *fitting) try(ctx context.Context, files []puts) error {
-	if len(files) == 0 {
-		return nil
-	}
-	if f.tries == 0 {
-		for _, x := range files {
-			f.refuse(x.origin, fmt.Errorf("%w: not tried, after %d changes that had none", failure.ErrLimit, maxTries))
-		}
-		return nil
-	}
-	why, err := f.room(ctx, files)
-	switch {
-	case err != nil:
-		return err
-	case why == nil:
-		f.taken = append(f.taken, files...)
-		return nil
-	}
-	f.tries--
-	if len(files) == 1 {
-		f.refuse(files[0].origin, why)
-		return nil
-	}
-	if err := f.try(ctx, files[:len(files)/2]); err != nil {
-		return err
-	}
-	return f.try(ctx, files[len(files)/2:])
-}
-
-// room says why there is none for files beside those that are taken.
-func (f *fitting) room(ctx context.Context, files []puts) (why, err error) {
-	all := (&listing{fresh: slices.Concat(f.taken, files)}).edit().puts
-	if _, err := ask(ctx, f.owner, func() (plan, error) {
-		f.owner.operation = opPrepare
-		return f.owner.plan(all, f.gone)
-	}); errors.Is(err, failure.ErrLimit) {
-		return err, nil
-	} else if err != nil {
-		return nil, err
-	}
-	var c engine.Change
-	for _, x := range files {
-		for _, p := range x.policies {
-			c.UpsertPolicies = append(c.UpsertPolicies, p.object)
-		}
-	}
-	if err := f.engine.Apply(c); err != nil {
-		return fmt.Errorf("%w: %w", failure.ErrLimit, err), nil
-	}
-	return nil, nil
 }
 
 // compare finds out what the listing changes.
@@ -334,10 +236,11 @@ func (o *Owner) compare(l *listing) {
 		f := puts{origin: origin}
 		for i, d := range l.files[origin].docs {
 			p := o.policies[d.Object.Key]
-			if p == nil || p.Source != l.source || p.Origin != origin || p.Broken != d.Object.Isolates || !bytes.Equal(p.Manifest, d.Text) {
+			switch {
+			case p == nil || p.Source != l.source || p.Origin != origin || !o.says(p, d):
 				f.policies = append(f.policies, o.policy(d, l.source, origin))
-			} else {
-				l.files[origin].docs[i] = reading.Decoded{Object: p.object, Text: p.Manifest} // kept once
+			case p.Exceeds == "":
+				l.files[origin].docs[i] = reading.Decoded{Object: p.object, Text: p.Manifest, Created: d.Created, UID: d.UID} // kept once
 			}
 		}
 		if len(f.policies) > 0 {
@@ -372,17 +275,19 @@ func (l *listing) without(origin string) bool {
 	return !l.deltas || removed || l.listed != nil && !listed
 }
 
+// complete reports whether the listing completes the source.
+func (l *listing) complete() bool { return !l.deltas || l.listed != nil }
+
 // took notes what became of a listing that is taken over.
 func (o *Owner) took(l *listing) {
 	src := o.sources[l.source]
-	o.problem("policies that are gone from "+l.source, l.stuck)
 	for origin, r := range l.bad {
 		if before, ok := src.refused[origin]; !ok || before.err != r.err {
 			o.config.Log.Warn("policies refused; what was in force of them stays", "source", l.source, "origin", origin, "reason", r.err)
 		}
 	}
 	src.refused = l.bad
-	if !l.deltas || l.listed != nil {
+	if l.complete() {
 		src.synced, src.err = true, ""
 		o.stateChanged = true
 		if l.source == SourceKubernetes {

@@ -85,8 +85,8 @@ func (f *Objects) same(ctx context.Context, objects map[policy.Key]policy.Writte
 		out := make(map[policy.Key]*file)
 		for k, object := range objects {
 			p := f.owner.policies[k]
-			if p != nil && p.Source == f.name && p.Broken == "" && bytes.Equal(p.Manifest, object.Text) {
-				out[k] = &file{docs: []reading.Decoded{{Object: p.object, Text: p.Manifest}}}
+			if p != nil && p.Source == f.name && p.Broken == "" && p.Exceeds == "" && bytes.Equal(p.Manifest, object.Text) {
+				out[k] = &file{docs: []reading.Decoded{{Object: p.object, Text: p.Manifest, Created: object.Created, UID: object.UID}}}
 			}
 		}
 		return out, nil
@@ -102,12 +102,13 @@ func (f *Objects) decode(k policy.Key, object policy.Written) *file {
 	if err != nil {
 		return &file{err: err}
 	}
-	return &file{docs: []reading.Decoded{{Object: decoded, Text: object.Text}}}
+	return &file{docs: []reading.Decoded{{Object: decoded, Text: object.Text, Created: object.Created, UID: object.UID}}}
 }
 
 // Judged is what became of an object.
 type Judged struct {
 	InForce bool   // a policy is, of this form of the object or of an earlier one
+	Exceeds string // why it has no place in the limits, and isolates
 	Broken  string // why it is not in force as it was written, but isolates
 	Refused string // why the newest form was not taken over
 	Dropped []string
@@ -122,7 +123,7 @@ func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key
 		for _, k := range keys {
 			var j Judged
 			if p := f.owner.policies[k]; p != nil && p.Source == f.name {
-				j = Judged{InForce: p.inForce(), Broken: p.Broken, Dropped: p.Dropped, Notes: p.Notes}
+				j = Judged{InForce: p.inForce(), Broken: p.Broken, Exceeds: p.Exceeds, Dropped: p.Dropped, Notes: p.Notes}
 			}
 			if r, ok := f.owner.sources[f.name].refusal(k.String()); ok {
 				j.Refused = r.err

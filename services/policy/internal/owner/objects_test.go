@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
@@ -211,8 +212,12 @@ func TestEachRefusedObjectIsReportedAndTheOthersAreTaken(t *testing.T) {
 	d.want("less", "kubernetes NetworkPolicy shop/db: spec.policyTypes[0]…", "kubernetes NetworkPolicy shop/web: …")
 }
 
-func TestObjectWithoutRoomIsTakenWhenThereIsSome(t *testing.T) {
-	d, _ := objects(t, t.TempDir(), func(c *Config) { c.MaxPolicies = 3 })
+func TestObjectBeyondTheShareIsEnforcedWhenThereIsRoom(t *testing.T) {
+	c := &clock{now: time.Now()}
+	d, _ := objects(t, t.TempDir(), func(cfg *Config) { cfg.MaxPolicies, cfg.Now = 3, c.Now })
+	if err := d.owner.Feed(SourceFile).Set(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
 	all := make(map[policy.Key]policy.Written)
 	var keys []policy.Key
 	for i := range 5 {
@@ -221,36 +226,57 @@ func TestObjectWithoutRoomIsTakenWhenThereIsSome(t *testing.T) {
 	}
 	d.apply(all)
 	d.complete(keys...)
-	count := func() (taken, refused int) {
+	taken := func(what string, want ...string) {
+		t.Helper()
 		list, _, err := d.owner.List(t.Context(), Filter{})
 		if err != nil {
 			t.Fatal(err)
 		}
+		var got []string
 		for _, l := range list {
-			if l.Error != "" {
-				refused++
-			} else {
-				taken++
+			if l.Accepted {
+				got = append(got, l.Key.Name)
 			}
 		}
-		return taken, refused
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q are enforced as written, want %q", what, got, want)
+		}
 	}
-	if taken, refused := count(); taken != 3 || refused != 2 {
-		t.Fatalf("%d are taken and %d refused, want 3 and 2", taken, refused)
-	}
-	for range 2 {
-		list, _, err := d.owner.List(t.Context(), Filter{})
+	taken("three fit", "p0", "p1", "p2")
+	d.apply(nil, network("p0"))
+	taken("one was deleted", "p1", "p2")
+	settle(t, d.owner, c)
+	taken("the next levels", "p1", "p2", "p3")
+	d.apply(nil, network("p1"), network("p2"))
+	settle(t, d.owner, c)
+	taken("two more were deleted", "p3", "p4")
+}
+
+// settle lets time pass until the limits are divided anew.
+func settle(t *testing.T, o *Owner, c *clock) {
+	t.Helper()
+	for {
+		done, err := ask(t.Context(), o, func() (<-chan struct{}, error) {
+			if o.leveling || !o.levelAt().IsZero() {
+				return o.leveled, nil
+			}
+			return nil, nil
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		i := slices.IndexFunc(list, func(l Listed) bool { return l.Error == "" })
-		d.apply(nil, list[i].Key)
-	}
-	if taken, refused := count(); taken != 3 || refused != 0 {
-		t.Errorf("%d are taken and %d refused after two were deleted, want 3 and none", taken, refused)
-	}
-	if len(d.refused) != 0 {
-		t.Errorf("%d objects are kept", len(d.refused))
+		if done == nil {
+			return
+		}
+		c.add(shares.LevelInterval)
+		if _, err := o.Shares(t.Context()); err != nil { // which makes the owner look at the clock
+			t.Fatal(err)
+		}
+		select {
+		case <-done:
+		case <-t.Context().Done():
+			t.Fatal("the limits are not divided")
+		}
 	}
 }
 

@@ -15,6 +15,7 @@ const (
 	opRead      = "read"
 	opDraft     = "copy references"
 	opSweep     = "sweep"
+	opLevel     = "divide limits"
 	opOther     = "other"
 	// opCommit is the write of a change with its sync, a part of opChange and opFiles.
 	opCommit = "commit"

@@ -19,11 +19,14 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/gate"
@@ -57,10 +60,15 @@ type Config struct {
 	Engine engine.Config // without Events
 	Rules  rule.Options
 
-	MaxPolicies      int // that are kept
-	MaxManifestBytes int // of all policies together
-	MaxNames         int // DNS names that are remembered
-	MaxAddresses     int // learned for all names together
+	// Tenants share MaxPolicies, which are enforced as written, and MaxManifestBytes, the
+	// size of their manifests together.
+	MaxPolicies      int
+	MaxManifestBytes int
+	// Tenants knows the tenant of each namespace; nil: each namespace is a tenant.
+	Tenants *tenants.Set
+
+	MaxNames     int // DNS names that are remembered
+	MaxAddresses int // learned for all names together
 	// NameGrace is how long an address stays after its time, for connections
 	// that still use it.
 	NameGrace time.Duration
@@ -116,14 +124,21 @@ type Owner struct {
 	published stream.Barrier
 	pending   []engine.Event
 
-	policies    map[policy.Key]*Policy
-	bytes       int // of all manifests
+	policies map[policy.Key]*Policy
+	// closed are policies of which the engine has another form than policies says, since
+	// a change of them could not be stored: they isolate until it is.
+	closed      map[policy.Key]*closedForm
+	ledger      *shares.Ledger[policy.Key]
+	again       map[policy.Key]struct{} // admitted policies that the source has to deliver again
+	tenants     chan struct{}           // has a token when the tenants of namespaces may be others
+	leveling    bool                    // the limits are being divided
+	leveled     chan struct{}           // closed and replaced when they were
+	tasks       sync.WaitGroup          // goroutines of Run
 	sources     map[string]*source
 	managers    map[string]bool // those of SourceGRPC that completed in this run
 	identities  map[identity.Numeric]peer.Identity
 	subscribers map[string]*subscriber
 	names       *names.Table
-	overLimit   map[identity.Numeric]error // subjects without room for their tables
 	problems    map[string]string
 	sweepAt     time.Time
 	retryAt     time.Time // when to write the state again; zero if all is written
@@ -149,14 +164,18 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	if config.Now == nil {
 		config.Now = time.Now
 	}
+	if config.Tenants == nil {
+		config.Tenants = withoutTenants()
+	}
 	o := &Owner{
 		config: config, stream: stream.NewLog(config.Stream), calls: make(chan func(), 64), done: make(chan struct{}), ctx: context.Background(),
 		questions: make(chan struct{}, 1), revising: make(chan struct{}, 1),
 		policies: make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}}, managers: make(map[string]bool),
 		identities: make(map[identity.Numeric]peer.Identity), subscribers: make(map[string]*subscriber),
-		names:     names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
-		overLimit: make(map[identity.Numeric]error),
-		problems:  make(map[string]string), readied: make(chan struct{}), turns: turns.NewRecord(config.Processor),
+		names:  names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
+		closed: make(map[policy.Key]*closedForm), ledger: newLedger(&config), again: make(map[policy.Key]struct{}),
+		tenants: make(chan struct{}, 1), leveled: make(chan struct{}),
+		problems: make(map[string]string), readied: make(chan struct{}), turns: turns.NewRecord(config.Processor),
 	}
 	for _, s := range sources {
 		o.sources[s] = &source{refused: make(map[string]refused)}
@@ -181,6 +200,7 @@ func (o *Owner) Close() error { return o.journal.Close() }
 
 // Run owns the state until the context ends.
 func (o *Owner) Run(ctx context.Context) error {
+	defer o.tasks.Wait()
 	defer close(o.done)
 	o.ctx = ctx
 	for o.fatal == nil {
@@ -192,6 +212,9 @@ func (o *Owner) Run(ctx context.Context) error {
 		case <-time.After(o.pause()):
 			t, o.operation = o.turns.Begin(), opSweep
 			o.sweep()
+		case <-o.tenants:
+			t, o.operation = o.turns.Begin(), opLevel
+			o.assign()
 		case <-ctx.Done():
 			o.saveSubscribers()
 			return nil
@@ -206,7 +229,7 @@ func (o *Owner) Run(ctx context.Context) error {
 // pause is the time until something has to be done without being asked.
 func (o *Owner) pause() time.Duration {
 	next := time.Hour
-	for _, at := range []time.Time{o.retryAt, o.sweepAt} {
+	for _, at := range []time.Time{o.retryAt, o.sweepAt, o.levelAt()} {
 		if !at.IsZero() {
 			next = min(next, max(0, at.Sub(o.config.Now())))
 		}
@@ -261,7 +284,7 @@ func (o *Owner) publish() {
 // apply gives a change to the engine. What it refuses has no room.
 func (o *Owner) apply(c engine.Change) error {
 	err := o.engine.Apply(c)
-	o.problem("relabelled subjects", o.engine.Stuck())
+	o.noteReduced()
 	if err != nil {
 		return fmt.Errorf("%w: %w", failure.ErrLimit, err)
 	}
@@ -335,6 +358,10 @@ func (o *Owner) sweep() {
 	now := o.config.Now()
 	if !o.retryAt.IsZero() && !o.retryAt.After(now) {
 		o.stored(o.journal.Flush())
+	}
+	if at := o.levelAt(); !at.IsZero() && !at.After(now) {
+		o.leveling = true
+		o.tasks.Go(func() { o.level(o.ctx) })
 	}
 	if o.sweepAt.IsZero() || o.sweepAt.After(now) {
 		return

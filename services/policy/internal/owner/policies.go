@@ -6,16 +6,14 @@ package owner
 import (
 	"bytes"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // Policy is a policy in force, or one of an earlier run that is not understood
@@ -34,9 +32,21 @@ type Policy struct {
 	// Broken is why the policy is not in force as it was written. What it selects
 	// is isolated, unless that is not known.
 	Broken string
+	// Exceeds is why the policy has no place in the limits. What it selects is isolated.
+	Exceeds string
+	// Created and UID order the policies of a tenant. UID is empty for a policy of a
+	// file or a call.
+	Created time.Time
+	UID     string
 
 	object policy.Object
 	named  bool // by its manager in this run
+	// size and sum are those of the whole manifest if Manifest is reduced.
+	size int
+	sum  []byte
+	// held are the rules that isolate what the last admitted form selects, if the policy
+	// has no place.
+	held []rule.Spec
 }
 
 // inForce reports whether the engine has the policy, as written or isolating.
@@ -72,6 +82,7 @@ func (o *Owner) policy(d reading.Decoded, source, origin string) *Policy {
 	p := &Policy{
 		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: o.config.Now(),
 		Dropped: d.Object.Unknown, Notes: d.Object.Notes, Broken: d.Object.Isolates, object: d.Object,
+		Created: d.Created, UID: d.UID,
 	}
 	for i := range d.Object.Specs {
 		p.Rules += len(d.Object.Specs[i].Rules)
@@ -79,48 +90,56 @@ func (o *Owner) policy(d reading.Decoded, source, origin string) *Policy {
 	return p
 }
 
-// plan looks whether there is room for a change.
-func (o *Owner) plan(puts []*Policy, gone []policy.Key) (plan, error) {
-	out := plan{puts: puts, gone: gone, change: engine.Change{DeletePolicies: gone}, bytes: o.bytes, content: len(gone) > 0}
-	count := len(o.policies)
-	for _, p := range puts {
+// plan decides which policies of a change have a place in the limits. The ledger has the
+// change when plan returns without an error; takeBack undoes that.
+func (o *Owner) plan(e *edit) (plan, error) {
+	out := plan{
+		puts: e.puts, gone: e.gone, change: engine.Change{DeletePolicies: e.gone, Refuse: e.answers}, content: len(e.gone) > 0,
+	}
+	if err := o.divide(e, &out); err != nil {
+		o.takeBack(out.places)
+		return plan{}, err
+	}
+	for _, p := range out.puts {
 		old := o.policies[p.Key]
-		out.bytes += len(p.Manifest)
-		if old != nil {
-			out.bytes -= len(old.Manifest)
-		} else {
-			count++
-		}
 		p.Revision = o.barrier.Policy + 1
-		if old != nil && old.inForce() && old.Broken == p.Broken && bytes.Equal(old.Manifest, p.Manifest) {
+		if old != nil && old.inForce() && old.same(p) && o.closed[p.Key] == nil {
 			p.Revision, p.Updated = old.Revision, old.Updated // only its origin is another
 			continue
 		}
 		out.content = true
 		out.change.UpsertPolicies = append(out.change.UpsertPolicies, p.object)
-		if old == nil || !old.inForce() {
-			out.back.DeletePolicies = append(out.back.DeletePolicies, p.Key)
-		} else {
-			out.back.UpsertPolicies = append(out.back.UpsertPolicies, old.object)
-		}
+		out.putBack(p.Key, o.enforced(p.Key))
 	}
-	for _, k := range gone {
-		old := o.policies[k]
-		out.bytes -= len(old.Manifest)
-		count--
-		if old.inForce() {
-			out.back.UpsertPolicies = append(out.back.UpsertPolicies, old.object)
-		}
-	}
-	switch {
-	case len(puts) > 0 && count > o.config.MaxPolicies:
-		return plan{}, fmt.Errorf("%w: there would be %d policies, the limit is %d",
-			failure.ErrLimit, count, o.config.MaxPolicies)
-	case len(puts) > 0 && out.bytes > o.config.MaxManifestBytes:
-		return plan{}, fmt.Errorf("%w: there would be %d bytes of manifests, the limit is %d",
-			failure.ErrLimit, out.bytes, o.config.MaxManifestBytes)
+	for _, k := range e.gone {
+		out.putBack(k, o.enforced(k))
 	}
 	return out, nil
+}
+
+// same reports whether two forms of a policy do the same and say the same.
+func (p *Policy) same(q *Policy) bool {
+	return p.Broken == q.Broken && p.Exceeds == q.Exceeds && bytes.Equal(p.Manifest, q.Manifest) && bytes.Equal(p.sum, q.sum)
+}
+
+// enforced is what the engine has of a policy; nil: nothing.
+func (o *Owner) enforced(k policy.Key) *policy.Object {
+	if closed := o.closed[k]; closed != nil {
+		return &closed.Object
+	}
+	if p := o.policies[k]; p != nil && p.inForce() {
+		return &p.object
+	}
+	return nil
+}
+
+// putBack adds a policy to the change that takes the plan back.
+func (p *plan) putBack(k policy.Key, before *policy.Object) {
+	if before == nil {
+		p.back.DeletePolicies = append(p.back.DeletePolicies, k)
+	} else {
+		p.back.UpsertPolicies = append(p.back.UpsertPolicies, *before)
+	}
 }
 
 // change replaces and deletes policies, all of it or nothing. The records are
@@ -147,8 +166,6 @@ func (o *Owner) change(p plan, staged *journal.Staged) error {
 		removed[i] = o.policies[k]
 		delete(o.policies, k)
 	}
-	before := o.bytes
-	o.bytes = p.bytes
 	if p.content {
 		o.barrier.Policy++
 	}
@@ -167,7 +184,6 @@ func (o *Owner) change(p plan, staged *journal.Staged) error {
 		for i, k := range gone {
 			o.policies[k] = removed[i]
 		}
-		o.bytes = before
 		if p.content {
 			o.barrier.Policy--
 		}
@@ -176,14 +192,13 @@ func (o *Owner) change(p plan, staged *journal.Staged) error {
 		}
 		return err
 	}
-	o.retryCrowded()
-	return beforeAnswer.Hit(o.ctx)
-}
-
-// retryCrowded tries again to give tables to subjects that had no room.
-func (o *Owner) retryCrowded() {
-	if len(o.overLimit) == 0 {
-		return
+	for _, x := range puts {
+		delete(o.closed, x.Key)
+		delete(o.again, x.Key)
 	}
-	o.addSubjects(slices.Sorted(maps.Keys(o.overLimit)))
+	for _, k := range gone {
+		delete(o.closed, k)
+		delete(o.again, k)
+	}
+	return beforeAnswer.Hit(o.ctx)
 }

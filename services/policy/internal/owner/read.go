@@ -58,7 +58,7 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 			if !takes(k) || f.Manager != nil && (p.Source != SourceGRPC || p.Manager != *f.Manager) {
 				continue
 			}
-			l := Listed{Policy: *p, Accepted: p.Broken == "", Error: p.Broken}
+			l := Listed{Policy: *p, Accepted: p.Broken == "" && p.Exceeds == "", Error: cmp.Or(p.Broken, p.Exceeds)}
 			if r, ok := o.sources[p.Source].refusal(p.Origin); ok {
 				l.Error = r.err
 			}
@@ -243,6 +243,11 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 			if slices.ContainsFunc(p.Notes, func(note manifest.Note) bool { return note.Kind == manifest.NoteUnsupported }) {
 				s.Unsupported++
 			}
+			if p.Exceeds != "" {
+				s.Policies--
+				s.Exceeding++
+				s.Note(summary.ProblemPolicy, "%s %s, and what it selects is isolated", p.Key, p.Exceeds)
+			}
 			if p.Broken != "" {
 				s.Policies--
 				s.Refused++
@@ -253,6 +258,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 				s.Note(summary.ProblemPolicy, "%s %s: %s", p.Key, what, p.Broken)
 			}
 		}
+		s.Limits = o.ledger.Usage()
 		s.Sources = o.sourceStates()
 		for name, src := range o.sources {
 			s.Refused += len(src.refused)
@@ -330,7 +336,7 @@ func (o *Owner) sourceStates() []summary.SourceStatus {
 		if p.Source == SourceGRPC {
 			st = manager(p.Manager)
 		}
-		if st != nil && p.Broken == "" {
+		if st != nil && p.Broken == "" && p.Exceeds == "" {
 			st.Policies++
 		}
 	}

@@ -29,6 +29,12 @@ type edit struct {
 	named []policy.Key // that the caller named, changed or not
 	// completes says that the manager has named everything.
 	completes bool
+	// answers says that the caller gets an error, and nothing changes, if a policy has no
+	// place or a table of it does not fit. Without it such a policy isolates.
+	answers bool
+	// levels says that the change includes what new levels of the limits change, if they
+	// are due.
+	levels bool
 }
 
 // revision is a change of policies on its way. Only the caller that holds
@@ -79,7 +85,7 @@ func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() 
 	r := &revision{owner: o, operation: operation, decide: decide, done: done}
 	out, err := ask(ctx, o, r.begin)
 	if err != nil || r.ended {
-		return out, err
+		return out, err // begin has undone it
 	}
 	// Also without a caller that waits: what is staged and prepared goes again.
 	last := context.WithoutCancel(ctx)
@@ -87,6 +93,10 @@ func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() 
 		if err = r.prepare(ctx); err == nil {
 			out, err = ask(last, o, r.finish)
 		}
+	}
+	if err != nil {
+		// An owner that has ended has no ledger.
+		ask(last, o, func() (struct{}, error) { o.takeBack(r.plan.places); return struct{}{}, nil }) //nolint:errcheck // above
 	}
 	if serr := r.clear(last, err != nil); serr != nil {
 		_, terr := ask(last, o, func() (struct{}, error) { o.stored(serr); return struct{}{}, nil })
@@ -104,9 +114,14 @@ func (r *revision) begin() (out Outcome, err error) {
 	if r.edit, err = r.decide(); err != nil {
 		return r.edit.Outcome, err
 	}
-	if r.plan, err = o.plan(r.edit.puts, r.edit.gone); err != nil {
+	if r.plan, err = o.plan(&r.edit); err != nil {
 		return r.edit.Outcome, err
 	}
+	defer func() {
+		if err != nil {
+			o.takeBack(r.plan.places)
+		}
+	}()
 	r.record = r.plan.record(o.barrier.Policy)
 	r.prepared = o.engine.Prepare(r.plan.change)
 	if r.prepared.Mark(policiesAtOnce) || r.prepared.Subjects() > subjectsAtOnce || !o.journal.Fits(r.record) {
@@ -191,8 +206,8 @@ type plan struct {
 	puts         []*Policy
 	gone         []policy.Key
 	change, back engine.Change
-	bytes        int  // of all manifests afterwards
-	content      bool // what policies say changes
+	content      bool    // what policies say changes
+	places       []place // of all of them before the change
 }
 
 // record is what the journal keeps of the change.

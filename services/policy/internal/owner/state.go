@@ -22,9 +22,14 @@ import (
 )
 
 func policyRecord(p *Policy) journal.Policy {
-	return journal.Policy{
+	r := journal.Policy{
 		Key: journal.Key(p.Key), Source: p.Source, Origin: p.Origin, Manager: p.Manager, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
+		Place: journal.Place{Exceeds: p.Exceeds, Size: p.size, Sum: p.sum},
 	}
+	if at := p.Created.Unix(); p.Source != SourceKubernetes && at != r.Updated { // an API server says it again
+		r.Place.Created = at
+	}
+	return r
 }
 
 func subscriberRecord(name string, s *subscriber) journal.Subscriber {
@@ -87,7 +92,7 @@ func (o *Owner) compile(policies map[policy.Key]journal.Policy, subscribers map[
 	var change engine.Change
 	for _, p := range o.decodeAll(policies) {
 		o.policies[p.Key] = p
-		o.bytes += len(p.Manifest)
+		o.ledger.Restore(p.Key, o.asks(p), p.Exceeds == "")
 		if p.inForce() {
 			change.UpsertPolicies = append(change.UpsertPolicies, p.object)
 		}
@@ -174,6 +179,18 @@ func (o *Owner) decode(r journal.Policy) *Policy {
 	p.Key, p.Manager, p.Manifest, p.Revision, p.Updated = policy.Key(r.Key), r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)
 	if err != nil {
 		p.Broken = err.Error()
+	}
+	if p.Source != SourceKubernetes {
+		p.Created = p.Updated
+		if r.Place.Created != 0 {
+			p.Created = time.Unix(r.Place.Created, 0)
+		}
+	}
+	if r.Place.Exceeds != "" {
+		p.isolate(r.Place.Exceeds)
+		if r.Place.Size > 0 {
+			p.size, p.sum = r.Place.Size, r.Place.Sum
+		}
 	}
 	return p
 }

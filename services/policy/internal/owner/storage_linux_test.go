@@ -126,7 +126,7 @@ func TestFullDiskUndoesALargeChange(t *testing.T) {
 	}
 	root := t.TempDir()
 	dir := filepath.Join(root, "policy")
-	o, stop := run(t, dir, func(c *Config) { c.MaxPolicies, c.MaxManifestBytes = 2000, 64<<20 })
+	o, stop := run(t, dir, func(c *Config) { c.MaxPolicies, c.MaxManifestBytes = 20_000, 64<<20 })
 	disk := disktest.New(t, root)
 	disk.Run(t, func() {
 		if _, err := o.Upsert(t.Context(), []byte(text("shop", "one", 80)), "", false); err != nil {
@@ -159,7 +159,7 @@ func TestFullDiskUndoesALargeChange(t *testing.T) {
 		}
 	})
 	stop()
-	o, _ = run(t, dir, func(c *Config) { c.MaxPolicies, c.MaxManifestBytes = 2000, 64<<20 })
+	o, _ = run(t, dir, func(c *Config) { c.MaxPolicies, c.MaxManifestBytes = 20_000, 64<<20 })
 	if list, revision, err := o.List(t.Context(), Filter{}); err != nil || len(list) != 901 || revision != 2 {
 		t.Errorf("after a restart %d policies at revision %d, %v", len(list), revision, err)
 	}

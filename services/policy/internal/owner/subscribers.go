@@ -279,10 +279,8 @@ func (o *Owner) interest(s *subscriber, add, remove []identity.Numeric, locate [
 	for _, x := range remove {
 		if !o.wanted(x) {
 			c.RemoveSubjects = append(c.RemoveSubjects, x)
-			delete(o.overLimit, x)
 		}
 	}
-	o.problem("subjects", o.overLimitError())
 	for _, a := range vacate {
 		if _, ok := s.locations[a]; !ok {
 			continue
@@ -327,9 +325,8 @@ func (o *Owner) located(a netip.Addr) (identity.Numeric, bool) {
 	return 0, false
 }
 
-// addSubjects compiles subjects whose identities are known. One whose tables
-// have no room gets none, is shown, and tried again with each change of
-// policies; it keeps no other from theirs.
+// addSubjects compiles subjects whose identities are known. A table that is too large has
+// the rules that fit.
 func (o *Owner) addSubjects(list []identity.Numeric) {
 	var fresh []identity.Numeric
 	for _, x := range list {
@@ -337,36 +334,19 @@ func (o *Owner) addSubjects(list []identity.Numeric) {
 			fresh = append(fresh, x)
 		}
 	}
-	if len(fresh) == 0 {
-		return
+	if len(fresh) > 0 {
+		o.problem("subjects", o.apply(engine.Change{AddSubjects: fresh}))
 	}
-	if err := o.apply(engine.Change{AddSubjects: fresh}); err == nil {
-		for _, x := range fresh {
-			delete(o.overLimit, x)
-		}
-	} else {
-		for _, x := range fresh {
-			delete(o.overLimit, x)
-			if err := o.apply(engine.Change{AddSubjects: []identity.Numeric{x}}); err != nil {
-				o.overLimit[x] = err
-			}
-		}
-	}
-	o.problem("subjects", o.overLimitError())
 }
 
-// overLimitError is what is wrong with subjects that have no tables.
-func (o *Owner) overLimitError() error {
-	if len(o.overLimit) == 0 {
-		return nil
+// noteReduced notes which subjects have tables without all of their rules.
+func (o *Owner) noteReduced() {
+	list := o.engine.Reduced()
+	if len(list) == 0 {
+		o.problem("tables", nil)
+		return
 	}
-	first := identity.Numeric(0)
-	for x := range o.overLimit {
-		if first == 0 || x < first {
-			first = x
-		}
-	}
-	return fmt.Errorf("%d subjects have no tables, for example identity %d: %w", len(o.overLimit), first, o.overLimit[first])
+	o.problem("tables", fmt.Errorf("%d do not have all rules: %s", len(list), list[0]))
 }
 
 // Refuse notes that a subscriber did not take a table. It keeps the one before
@@ -512,9 +492,6 @@ func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
 	o.barrier.Identity += uint64(len(c.AddIdentities) + len(c.RemoveIdentities))
 	o.problem("identities", o.apply(c))
 	o.addSubjects(subjects)
-	if len(c.RemoveIdentities) > 0 {
-		o.retryCrowded() // their classes were room
-	}
 	o.save(rec)
 }
 

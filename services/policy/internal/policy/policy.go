@@ -51,6 +51,9 @@ type Group struct {
 	Name     string
 	Labels   label.Set
 	Prefixes []netip.Prefix
+	// Closed says that it is not known which addresses are in the group: a deny rule
+	// applies as if all were, and other rules as if none were.
+	Closed bool
 }
 
 // Object is one policy or one group.

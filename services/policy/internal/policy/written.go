@@ -5,6 +5,7 @@ package policy
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 )
@@ -15,6 +16,9 @@ type Written struct {
 	Key        Key
 	APIVersion string
 	Text       []byte // JSON or YAML
+	// Created and UID are those of the object. They order the objects of a tenant.
+	Created time.Time
+	UID     string
 	// Record is nil of a source that was not asked for it.
 	Record *Record
 }

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/yamlstream"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -26,6 +27,9 @@ type Decoded struct {
 	Object   policy.Object
 	Text     []byte
 	Document int // that it is, or is an item of; from 0
+	// Created and UID are those of the object of an API server.
+	Created time.Time
+	UID     string
 }
 
 // Violation is one thing that is wrong with a document.
@@ -156,7 +160,7 @@ func (r Options) Decode(data []byte) ([]Decoded, error) {
 				other.refused = true
 				bad.Violations = append(bad.Violations, its.Violation)
 			}
-			out = append(out, Decoded{object, trim(text), i})
+			out = append(out, Decoded{Object: object, Text: trim(text), Document: i})
 		}
 	}
 	i := 0

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 	"github.com/sluice-net/sluice/services/policy/internal/turns"
@@ -35,9 +36,11 @@ var metrics = []metric{
 	newMetric("policies", "Policies in force.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Policies) }),
 	newMetric("refused_sources", "Files and objects that were refused, and stored policies that are not in force. Each needs a look.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Refused) }),
+	newMetric("policies_exceeding_shares", "Policies that isolate what they select, since they exceed the share of their tenant.", prometheus.GaugeValue,
+		func(f figures) float64 { return float64(f.Exceeding) }),
 	newMetric("policy_revision", "Revision of the policies.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Revision) }),
 	newMetric("identities", "Identities known.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Identities) }),
-	newMetric("waiting_identities", "Identities that are kept unknown because a table has no capacity for them.", prometheus.GaugeValue,
+	newMetric("waiting_identities", "Identities that a table treats as unknown because it has no capacity for them.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Waiting) }),
 	newMetric("subjects", "Identities that have tables here.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Subjects) }),
 	newMetric("tables", "Tables; subjects with equal policy share them.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Tables) }),
@@ -101,6 +104,29 @@ func collectBusy(ch chan<- prometheus.Metric, b turns.Busy) {
 	ch <- prometheus.MustNewConstMetric(longestDesc, prometheus.GaugeValue, b.Longest.Seconds(), b.Operation)
 }
 
+// The limits that tenants share; the label limit is its name in the settings.
+var (
+	limitDesc      = prometheus.NewDesc("sluice_policy_limit", "Size of a limit that tenants share.", []string{"limit"}, nil)
+	limitAsked     = prometheus.NewDesc("sluice_policy_limit_asked", "What all tenants ask of the limit.", []string{"limit"}, nil)
+	limitUsed      = prometheus.NewDesc("sluice_policy_limit_used", "What is admitted of it.", []string{"limit"}, nil)
+	limitExceeding = prometheus.NewDesc("sluice_policy_limit_exceeding_tenants", "Tenants that ask for more than they get.", []string{"limit"}, nil)
+)
+
+func collectLimit(ch chan<- prometheus.Metric, u shares.Usage) {
+	exceeding := 0
+	for _, t := range u.Tenants {
+		if t.Admitted < t.Asked {
+			exceeding++
+		}
+	}
+	for _, x := range []struct {
+		desc  *prometheus.Desc
+		value int
+	}{{limitDesc, u.Limit.Size}, {limitAsked, u.Asked}, {limitUsed, u.Used}, {limitExceeding, exceeding}} {
+		ch <- prometheus.MustNewConstMetric(x.desc, prometheus.GaugeValue, float64(x.value), u.Limit.Name)
+	}
+}
+
 // Collector gives the owner's figures to Prometheus.
 type Collector struct{ Owner *owner.Owner }
 
@@ -109,8 +135,9 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range metrics {
 		ch <- m.desc
 	}
-	ch <- busyDesc
-	ch <- longestDesc
+	for _, d := range []*prometheus.Desc{busyDesc, longestDesc, limitDesc, limitAsked, limitUsed, limitExceeding} {
+		ch <- d
+	}
 }
 
 // collectTimeout is how long a scrape waits for the owner's turn.
@@ -129,6 +156,9 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	f.weight, f.cut = c.Owner.Figures()
 	for _, m := range metrics {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(f))
+	}
+	for _, u := range f.Limits {
+		collectLimit(ch, u)
 	}
 	for _, b := range f.Busy {
 		collectBusy(ch, b)

@@ -4,6 +4,7 @@
 package statuswriter
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"strings"
@@ -26,7 +27,7 @@ type Event struct {
 
 // event is that of a verdict.
 func event(o Object, v Verdict) Event {
-	e := Event{Reason: "Policy" + v.Reason, Note: shorten(v.Message, maxNote), Warning: v.Reason != Accepted}
+	e := Event{Reason: cmp.Or(map[string]string{ExceedsShare: ExceedsShare}[v.Reason], "Policy"+v.Reason), Note: shorten(v.Message, maxNote), Warning: v.Reason != Accepted}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %s", o.UID, o.Generation, v.Reason))
 	const most = 200 // of the name, which has at most 253 with what follows
 	e.Name = fmt.Sprintf("%s.%x", strings.TrimRight(o.Name[:min(len(o.Name), most)], "-."), sum[:8])

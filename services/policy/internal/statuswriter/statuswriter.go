@@ -94,7 +94,6 @@ type Writer struct {
 type object struct {
 	Object
 	verdict Verdict
-	again   bool // the owner may take it over later
 	said    Event
 }
 
@@ -117,12 +116,10 @@ func (w *Writer) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.W
 	for k := range c.Upserts {
 		keys = append(keys, k)
 	}
-	if len(c.Upserts) == 0 { // which tries again what was refused
+	if len(c.Upserts) == 0 { // which tries again what was refused; shares may be others, too
 		w.mu.Lock()
-		for k, o := range w.objects {
-			if o.again {
-				keys = append(keys, k)
-			}
+		for k := range w.objects {
+			keys = append(keys, k)
 		}
 		w.mu.Unlock()
 	}
@@ -148,7 +145,11 @@ func (w *Writer) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.W
 		if o == nil {
 			continue
 		}
-		o.verdict, o.again = Judge(k.Kind, judged[k]), judged[k].Refused != ""
+		v := Judge(k.Kind, judged[k])
+		if _, ok := c.Upserts[k]; !ok && v == o.verdict {
+			continue
+		}
+		o.verdict = v
 		w.due[k] = time.Time{}
 	}
 	w.notify()
@@ -281,11 +282,21 @@ func (w *Writer) write(ctx context.Context, k policy.Key) error {
 	if o == nil {
 		return nil
 	}
-	request := w.record
+	requests := []func(object) (func(context.Context) error, error){w.record}
 	if k.Kind != withoutStatus {
-		request = w.setConditions
+		requests = requests[:0]
+		if now.verdict.Reason == ExceedsShare || now.said.Reason == ExceedsShare { // an Event beside the condition
+			requests = append(requests, w.record)
+		}
+		requests = append(requests, w.setConditions)
 	}
-	send, err := request(now)
+	var send func(context.Context) error
+	var err error
+	for _, request := range requests {
+		if send, err = request(now); send != nil || err != nil {
+			break
+		}
+	}
 	if err != nil {
 		w.log.Warn("a status that is not understood is not changed", "object", k.String(), log.Err(err))
 		return nil
@@ -307,6 +318,9 @@ func (w *Writer) write(ctx context.Context, k policy.Key) error {
 	w.mu.Unlock()
 	switch {
 	case err == nil:
+		if len(requests) > 1 {
+			w.later(k, 0) // the condition after the Event
+		}
 		w.log.Debug("status written", "object", k.String(), "reason", now.verdict.Reason)
 	case errors.Is(err, ErrGone):
 	case errors.Is(err, ErrChanged):

@@ -20,6 +20,7 @@ const (
 	Accepted          = "Accepted"
 	ConvertedToClosed = "ConvertedToClosed"
 	Refused           = "Refused"
+	ExceedsShare      = "ExceedsShare"
 )
 
 // conditionType is Sluice's own: the types of others, such as Cilium's Valid, stay
@@ -62,6 +63,8 @@ func Judge(kind string, j owner.Judged) Verdict {
 		v := verdict(Refused, then, []string{j.Refused})
 		v.Figures = strings.HasPrefix(j.Refused, failure.ErrLimit.Error())
 		return v
+	case j.Exceeds != "":
+		return verdict(ExceedsShare, "what it selects is isolated", append([]string{j.Exceeds}, parts...))
 	case j.Broken != "":
 		return verdict(Refused, "what it selects is isolated", append([]string{j.Broken}, parts...))
 	}
@@ -89,7 +92,7 @@ func verdict(reason, what string, parts []string) Verdict {
 
 // status of the condition with a reason.
 func (v Verdict) status() string {
-	if v.Reason == Refused {
+	if v.Reason == Refused || v.Reason == ExceedsShare {
 		return "False"
 	}
 	return "True"

@@ -57,6 +57,11 @@ func TestVerdictsNameTheFieldAndWhatIsDone(t *testing.T) {
 			Verdict{Reason: Refused, Message: "what it selects is isolated: spec.x: no such field"},
 		},
 		{
+			"exceeds a share", policies,
+			owner.Judged{InForce: true, Exceeds: "exceeds the share of namespace shop of limits.policies (3)", Notes: isolates},
+			Verdict{Reason: ExceedsShare, Message: "what it selects is isolated: exceeds the share of namespace shop of limits.policies (3)"},
+		},
+		{
 			"no room", policies,
 			owner.Judged{InForce: true, Refused: "no room: there would be 3 policies"},
 			Verdict{

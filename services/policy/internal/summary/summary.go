@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/turns"
@@ -21,6 +22,8 @@ type Status struct {
 	Policies    int
 	Refused     int
 	Unsupported int // policies in force with a field that is not supported
+	Exceeding   int // policies that isolate, since they exceed the share of their tenant
+	Limits      []shares.Usage
 	Identities  int
 	Waiting     int
 	Size        engine.Size

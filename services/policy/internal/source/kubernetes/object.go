@@ -38,6 +38,8 @@ func (o *object) UnmarshalJSON(data []byte) error {
 			UID             types.UID         `json:"uid"`
 			Generation      int64             `json:"generation"`
 			Annotations     map[string]string `json:"annotations"`
+
+			CreationTimestamp metav1.Time `json:"creationTimestamp"`
 		} `json:"metadata"`
 	}
 	if err := json.Unmarshal(data, &whole); err != nil {
@@ -46,7 +48,7 @@ func (o *object) UnmarshalJSON(data []byte) error {
 	*o = object{TypeMeta: whole.TypeMeta}
 	m := &whole.Metadata
 	o.Name, o.Namespace, o.Labels, o.ResourceVersion = m.Name, m.Namespace, m.Labels, m.ResourceVersion
-	o.UID, o.Generation = m.UID, m.Generation
+	o.UID, o.Generation, o.CreationTimestamp = m.UID, m.Generation, m.CreationTimestamp
 	if v, ok := m.Annotations[metav1.InitialEventsAnnotationKey]; ok { // of a bookmark
 		o.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: v}
 	}
@@ -85,7 +87,10 @@ func (o *object) written(kind, version string) policy.Written {
 		text = nil // which the text of JSON never makes, and isolates what it may select
 	}
 	key := policy.Key{Kind: kind, Namespace: o.Namespace, Name: o.Name}
-	return policy.Written{Key: key, APIVersion: version, Text: append(printable(text), '\n')}
+	return policy.Written{
+		Key: key, APIVersion: version, Text: append(printable(text), '\n'),
+		Created: o.CreationTimestamp.UTC(), UID: string(o.UID),
+	}
 }
 
 // record is what the API server says of the object beside its manifest.

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package journal
+
+import (
+	"bytes"
+	"encoding/json"
+
+	"github.com/sluice-net/sluice/kit/store"
+)
+
+// Place is what the journal keeps of a policy for the limits. The zero value is that of
+// a policy that is in force as written and was not replaced since it was created.
+type Place struct {
+	// Created is when the policy was first accepted, in seconds since 1970; 0: at its
+	// last update.
+	Created int64 `json:"created,omitempty"`
+	// Exceeds is why the policy isolates what it selects instead of being enforced.
+	Exceeds string `json:"exceeds,omitempty"`
+	// Size is that of the whole manifest, if the record has less than that; Sum is its
+	// SHA-256.
+	Size int    `json:"size,omitempty"`
+	Sum  []byte `json:"sum,omitempty"`
+	// Revision is that of the policy that the place was written for.
+	Revision uint64 `json:"revision,omitempty"`
+}
+
+// zero reports whether nothing needs to be written.
+func (p *Place) zero() bool { return p.Created == 0 && p.Exceeds == "" && p.Size == 0 }
+
+// placePrefix begins the key of a place in the bucket of the state. Earlier versions read
+// their own keys of that bucket and leave others alone, and refuse a record of a policy
+// with a field that they do not know. So a place has a key of its own.
+const placePrefix = "place\x00"
+
+func placeKey(policy string) []byte { return []byte(placePrefix + policy) }
+
+// putPlace writes the place of a policy, or removes it if there is nothing to write.
+func putPlace(t *store.Tx, policy string, p *Policy) {
+	key := placeKey(policy)
+	if p.Place.zero() {
+		if t.Get(bucketState, key) != nil {
+			t.Delete(bucketState, key)
+		}
+		return
+	}
+	place := p.Place
+	place.Revision = p.Revision
+	t.Put(bucketState, key, encode(place))
+}
+
+// placeOf returns the place of a stored policy. A place that belongs to a change which was
+// not committed, or that cannot be read, is left out, but for the time of creation.
+func placeOf(t *store.Tx, policy string, p *Policy) Place {
+	var place Place
+	text := t.Get(bucketState, placeKey(policy))
+	if text == nil || json.NewDecoder(bytes.NewReader(text)).Decode(&place) != nil {
+		return Place{}
+	}
+	if place.Revision != p.Revision {
+		return Place{Created: place.Created}
+	}
+	return place
+}

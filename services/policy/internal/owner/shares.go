@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/kube/tenants"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
+	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/reading"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// Names of the limits that tenants share.
+const (
+	LimitPolicies  = "policies"
+	LimitManifests = "manifests"
+)
+
+// maxReduced is how many bytes are kept of the manifest of a policy of an API server that
+// exceeds its tenant's share. A longer one is reduced to its selectors, and the source has
+// to deliver it again once there is room.
+const maxReduced = 4 << 10
+
+// newLedger returns the ledger of policies. All fields of the configuration are set.
+func newLedger(c *Config) *shares.Ledger[policy.Key] {
+	return shares.NewLedger[policy.Key](c.Tenants.Settings(),
+		shares.Limit{Name: LimitPolicies, Size: c.MaxPolicies},
+		shares.Limit{Name: LimitManifests, Size: c.MaxManifestBytes})
+}
+
+// asks is what a policy needs of the limits.
+func (o *Owner) asks(p *Policy) shares.Object {
+	return shares.Object{
+		Tenant: o.config.Tenants.Of(p.Key.Namespace),
+		Order: shares.Order{
+			Created: p.Created, Namespace: p.Key.Namespace, Name: p.Key.Name, UID: cmp.Or(p.UID, p.Key.Kind),
+		},
+		Local: p.Source != SourceKubernetes,
+		Units: []int{1, cmp.Or(p.size, len(p.Manifest))},
+	}
+}
+
+// divide gives the policies of a change their places in the ledger, and computes the levels
+// anew if the change says so. A policy without a place isolates what it selects, or the
+// call that brought it fails.
+func (o *Owner) divide(e *edit, p *plan) error {
+	if len(o.policies) == 0 && o.listed() && o.ledger.Next().IsZero() {
+		o.ledger.Level(o.config.Now()) // of nothing, so that the first call can use a whole share
+	}
+	named := make(map[policy.Key]bool, len(e.puts))
+	for _, k := range e.gone {
+		p.places = append(p.places, o.placed(k))
+		o.ledger.Delete(k)
+	}
+	for _, x := range e.puts {
+		named[x.Key] = true
+		p.places = append(p.places, o.placed(x.Key))
+		old := o.policies[x.Key]
+		x.Created = o.created(x, old)
+		if asks := o.asks(x); o.stays(asks, old) {
+			o.ledger.Restore(x.Key, asks, true)
+		} else {
+			o.ledger.Put(x.Key, asks)
+		}
+	}
+	if next := o.ledger.Next(); e.levels && !next.IsZero() && !next.After(o.config.Now()) {
+		withdrawn, admitted := o.ledger.Level(o.config.Now())
+		for i, k := range slices.Concat(withdrawn, admitted) {
+			old := o.policies[k]
+			if named[k] || old == nil {
+				continue
+			}
+			was := i < len(withdrawn)
+			p.places = append(p.places, place{k, o.asks(old), true, was})
+			switch {
+			case was:
+				p.puts = append(p.puts, old.copy())
+			case old.sum == nil:
+				p.puts = append(p.puts, o.decode(old.record()))
+			default: // the source has to deliver it again
+				o.again[k] = struct{}{}
+			}
+		}
+	}
+	for _, x := range p.puts {
+		switch {
+		case o.ledger.Admitted(x.Key):
+		case x.object.Group != nil: // what names it would not know whether an address is in it
+			o.ledger.Restore(x.Key, o.asks(x), true)
+		case e.answers:
+			return fmt.Errorf("%w: %s %s", failure.ErrLimit, x.Key, o.exceeds(x.Key))
+		default:
+			o.exceed(x, o.policies[x.Key])
+		}
+	}
+	return nil
+}
+
+// created is when a policy was created: for one of a file or a call, when its first form
+// was accepted.
+func (o *Owner) created(p, old *Policy) time.Time {
+	switch {
+	case p.Source == SourceKubernetes:
+		return p.Created
+	case old != nil && old.Source != SourceKubernetes:
+		return old.Created
+	}
+	return p.Updated.Truncate(time.Second)
+}
+
+// stays reports whether a policy keeps the place that its former form has: it does if it
+// needs no more of any limit.
+func (o *Owner) stays(asks shares.Object, old *Policy) bool {
+	if old == nil || !o.ledger.Admitted(old.Key) {
+		return false
+	}
+	before := o.asks(old)
+	for i, n := range asks.Units {
+		if n > before.Units[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// exceeds says which limit has no place for a policy.
+func (o *Owner) exceeds(k policy.Key) string {
+	limit, tenant, _, _ := o.ledger.Refused(k)
+	return fmt.Sprintf("exceeds the share of %s of limits.%s (%d)", tenant, limit.Name, limit.Size)
+}
+
+// exceed makes a policy isolate what it selects, and what its last admitted form selects.
+func (o *Owner) exceed(p, old *Policy) {
+	why := o.exceeds(p.Key)
+	p.isolate(why)
+	if old != nil && old.inForce() {
+		p.held = old.held
+		if old.Exceeds == "" {
+			p.held = isolationOf(old.object.Specs)
+		}
+	}
+	p.object.Specs = append(p.object.Specs, p.held...)
+}
+
+// isolate replaces what a policy does by the isolation of what it selects.
+func (p *Policy) isolate(why string) {
+	p.Exceeds = why
+	if p.Source == SourceKubernetes && len(p.Manifest) > maxReduced {
+		sum := sha256.Sum256(p.Manifest)
+		p.size, p.sum = len(p.Manifest), sum[:]
+		p.Manifest = policy.Reduced(p.Key, p.Manifest, maxReduced)
+	}
+	p.object = reading.Isolated(p.Key, p.Manifest, errors.New(why))
+	p.Rules, p.Dropped, p.Notes, p.Broken = 0, nil, p.object.Notes, ""
+	for i := range p.object.Specs {
+		p.Rules += len(p.object.Specs[i].Rules)
+	}
+}
+
+// is reports whether the policy has this text.
+func (p *Policy) is(text []byte) bool {
+	if p.sum == nil {
+		return string(p.Manifest) == string(text)
+	}
+	sum := sha256.Sum256(text)
+	return len(text) == p.size && string(p.sum) == string(sum[:])
+}
+
+// isolationOf returns rules for the subjects of specs that allow nothing which the specs do
+// not allow.
+func isolationOf(specs []rule.Spec) []rule.Spec {
+	out := make([]rule.Spec, 0, len(specs))
+	for i := range specs {
+		s := &specs[i]
+		closed := rule.Spec{
+			Subject: s.Subject, Namespace: s.Namespace, Host: s.Host, Selects: s.Selects, DefaultDeny: s.DefaultDeny,
+		}
+		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+			var first *rule.Rule // that may take something away
+			for _, r := range s.Rules {
+				if r.Direction == d && (r.Action == rule.Deny || r.Action == rule.Pass) &&
+					(first == nil || cmp.Or(cmp.Compare(r.Tier, first.Tier), cmp.Compare(r.Priority, first.Priority), cmp.Compare(r.Index, first.Index)) < 0) {
+					first = r
+				}
+			}
+			if first == nil {
+				continue
+			}
+			r := &rule.Rule{
+				Source: first.Source, Direction: d, Tier: first.Tier, Priority: first.Priority, Index: first.Index, Action: rule.Deny,
+				Peers: rule.Peers{Any: true, ExceptOwn: first.Tier == rule.Isolation && first.Peers.ExceptOwn}, AllPorts: true,
+			}
+			r.Source.Path = "isolation"
+			closed.Rules = append(closed.Rules, r.Seal())
+		}
+		out = append(out, closed)
+	}
+	return out
+}
+
+// place is the place of a policy in the ledger before a change.
+type place struct {
+	key      policy.Key
+	object   shares.Object
+	there    bool
+	admitted bool
+}
+
+// placed notes the place of a policy before a change.
+func (o *Owner) placed(k policy.Key) place {
+	old := o.policies[k]
+	if old == nil {
+		return place{key: k}
+	}
+	return place{k, o.asks(old), true, o.ledger.Admitted(k)}
+}
+
+// takeBack gives policies the places that they had before a change that is not made.
+func (o *Owner) takeBack(places []place) {
+	for _, x := range places {
+		if x.there {
+			o.ledger.Restore(x.key, x.object, x.admitted)
+		} else {
+			o.ledger.Delete(x.key)
+		}
+	}
+}
+
+// listed reports whether every source of policies, and the list of Namespaces, were
+// complete once.
+func (o *Owner) listed() bool { return o.listedWith("") }
+
+// listedWith is listed for the time when a source is complete, too.
+func (o *Owner) listedWith(source string) bool {
+	for name, s := range o.sources {
+		if name != SourceIdentity && name != source && !s.synced {
+			return false
+		}
+	}
+	return o.config.Tenants.Complete()
+}
+
+// levelAt returns when the levels of the limits are due; the zero time: they are not.
+func (o *Owner) levelAt() time.Time {
+	if o.leveling || !o.listed() {
+		return time.Time{}
+	}
+	return o.ledger.Next()
+}
+
+// level divides the limits anew, beside the owner, and changes the policies that gain or
+// lose their place.
+func (o *Owner) level(ctx context.Context) {
+	_, err := o.revise(ctx, opLevel, func() (edit, error) { return edit{levels: true}, nil }, func(*edit) {})
+	if ctx.Err() != nil {
+		return
+	}
+	// The owner answers, or is gone, and then nothing matters.
+	ask(ctx, o, func() (struct{}, error) { //nolint:errcheck // above
+		o.leveling = false
+		o.problem("shares of limits", err)
+		close(o.leveled)
+		o.leveled = make(chan struct{})
+		return struct{}{}, nil
+	})
+}
+
+// copy returns a policy that can be changed.
+func (p *Policy) copy() *Policy {
+	c := *p
+	return &c
+}
+
+// record is the policy as a journal has it that was in force.
+func (p *Policy) record() journal.Policy {
+	r := policyRecord(p)
+	r.Place = journal.Place{Created: p.Created.Unix()}
+	return r
+}
+
+// TenantsChanged says that namespaces may belong to other tenants, or that the list of
+// Namespaces is complete. It does not block.
+func (o *Owner) TenantsChanged() {
+	select {
+	case o.tenants <- struct{}{}:
+	default:
+	}
+}
+
+// assign gives each policy to the tenant that its namespace belongs to now.
+func (o *Owner) assign() {
+	o.ledger.Reassign(func(k policy.Key) shares.Tenant { return o.config.Tenants.Of(k.Namespace) })
+}
+
+// Shares returns what the tenants have of each limit.
+func (o *Owner) Shares(ctx context.Context) ([]shares.Usage, error) {
+	return ask(ctx, o, func() ([]shares.Usage, error) {
+		o.operation = opRead
+		return o.ledger.Usage(), nil
+	})
+}
+
+// withoutTenants is the set of a node that no API server tells about namespaces.
+func withoutTenants() *tenants.Set { return tenants.WithoutKubernetes(shares.Settings{}) }
+
+// says reports whether a policy is what a source delivers, and nothing needs to change for
+// it. It notes when the object was created, and its UID, which change no rule.
+func (o *Owner) says(p *Policy, d reading.Decoded) bool {
+	switch {
+	case !p.is(d.Text) || o.closed[p.Key] != nil:
+		return false
+	case p.sum != nil && o.ledger.Admitted(p.Key): // the source delivers it again
+		return false
+	case p.Exceeds == "" && p.Broken != d.Object.Isolates:
+		return false
+	}
+	if p.Source == SourceKubernetes && (!p.Created.Equal(d.Created) || p.UID != d.UID) {
+		p.Created, p.UID = d.Created, d.UID
+		o.ledger.Restore(p.Key, o.asks(p), o.ledger.Admitted(p.Key))
+	}
+	return true
+}
+
+// closedForm is a policy that could not be stored, as the engine has it meanwhile.
+type closedForm struct {
+	policy.Object
+	of *Policy // that was to be stored; nil: the policy was to be removed
+}
+
+// closeChanged isolates what the former and the new forms of changed policies select, and
+// notes that the source failed: the change could not be stored, so the new forms cannot be
+// in force, and the former ones may allow what the new ones deny. The next change of the
+// policies that is stored ends it.
+func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
+	_, err := ask(ctx, o, func() (struct{}, error) {
+		o.sources[l.source].err = why.Error()
+		var c engine.Change
+		shut := func(k policy.Key, p *Policy) {
+			if before := o.closed[k]; before != nil && (before.of == nil) == (p == nil) && (p == nil || before.of.same(p)) {
+				return
+			}
+			form := &closedForm{Object: policy.Object{Key: k}, of: p}
+			add := func(x *policy.Object) {
+				form.Specs = append(form.Specs, isolationOf(x.Specs)...)
+				if x.Group != nil {
+					labels := x.Group.Labels.All()
+					if form.Group != nil {
+						labels = append(labels, form.Group.Labels.All()...)
+					}
+					form.Group = &policy.Group{Name: x.Group.Name, Labels: label.NewSet(labels...), Closed: true}
+				}
+			}
+			if old := o.policies[k]; old != nil && old.inForce() {
+				add(&old.object)
+			}
+			if p != nil {
+				add(&p.object)
+			}
+			o.closed[k] = form
+			c.UpsertPolicies = append(c.UpsertPolicies, form.Object)
+		}
+		for _, f := range l.fresh {
+			for _, p := range f.policies {
+				shut(p.Key, p)
+			}
+		}
+		for _, k := range l.gone {
+			shut(k, nil)
+		}
+		if len(c.UpsertPolicies) == 0 {
+			return struct{}{}, nil
+		}
+		o.barrier.Policy++
+		return struct{}{}, o.apply(c)
+	})
+	return err
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"bytes"
+	"encoding/json"
+)
+
+// kept are the fields of a spec that decide what a policy selects, and present are those
+// of which only matters whether they have an element.
+var (
+	kept = []string{
+		"podSelector", "policyTypes", "endpointSelector", "nodeSelector", "subject", "tier", "priority", "enableDefaultDeny",
+	}
+	present = []string{"ingress", "egress", "ingressDeny", "egressDeny"}
+)
+
+// Reduced returns a manifest in JSON of the same object, of which only what decides about
+// its isolation is left. The result has at most limit bytes if the kind is namespaced: if the
+// selectors are longer, it selects the whole namespace.
+func Reduced(key Key, text []byte, limit int) []byte {
+	known := Versions(key.Kind)
+	out := map[string]any{"kind": key.Kind, "metadata": map[string]any{"name": key.Name}}
+	if len(known) > 0 {
+		out["apiVersion"] = known[0]
+	}
+	if key.Namespace != "" {
+		out["metadata"] = map[string]any{"name": key.Name, "namespace": key.Namespace}
+	}
+	whole := make(map[string]any)
+	read := json.NewDecoder(bytes.NewReader(text))
+	read.UseNumber()
+	if err := read.Decode(&whole); err != nil {
+		clear(whole) // without selectors the policy selects all that it may
+	}
+	if version, ok := whole["apiVersion"].(string); ok && IsKind(version, key.Kind) {
+		out["apiVersion"] = version
+	}
+	if spec, ok := whole["spec"].(map[string]any); ok {
+		out["spec"] = reducedSpec(spec)
+	}
+	if specs, ok := whole["specs"].([]any); ok {
+		var list []any
+		for _, x := range specs {
+			if spec, ok := x.(map[string]any); ok {
+				list = append(list, reducedSpec(spec))
+			}
+		}
+		out["specs"] = list
+	}
+	short, err := json.Marshal(out)
+	if err != nil || Namespaced(key.Kind) && len(short) > limit {
+		delete(out, "specs")
+		out["spec"] = everything(key.Kind)
+		short, _ = json.Marshal(out) // nothing but texts is left
+	}
+	return append(short, '\n')
+}
+
+// everything is a spec that isolates a namespace in both directions, against allow rules
+// too if the kind has deny rules.
+func everything(kind string) map[string]any {
+	some := []any{map[string]any{}}
+	if kind == "NetworkPolicy" {
+		return map[string]any{"podSelector": map[string]any{}, "policyTypes": []any{"Ingress", "Egress"}}
+	}
+	return map[string]any{"endpointSelector": map[string]any{}, "ingressDeny": some, "egressDeny": some}
+}
+
+func reducedSpec(spec map[string]any) map[string]any {
+	out := make(map[string]any)
+	for _, name := range kept {
+		if v, ok := spec[name]; ok {
+			out[name] = v
+		}
+	}
+	for _, name := range present {
+		if list, ok := spec[name].([]any); ok && len(list) > 0 {
+			out[name] = []any{map[string]any{}}
+		} else if v, ok := spec[name]; ok {
+			out[name] = v
+		}
+	}
+	return out
+}

@@ -187,9 +187,13 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 		n.HostPorts = hostport.New(hostport.Options{
 			Kernel: n.Kernel.Frontends(), Ender: n.Ender, Own: n.isOwn, Closed: cfg.reservedPorts(), Log: n.log,
 		})
+		var capacity frontendstream.Capacity
+		if c, ok := n.Kernel.Services.Capacity(); ok {
+			capacity = frontendstream.Capacity(c)
+		}
 		n.Frontends = frontendstream.New(frontendstream.Options{
 			Name: service, Service: n.frontends, Kernel: n.HostPorts.Services(), Ender: n.Ender, Memory: n.frontendState,
-			Freed: n.HostPorts.Freed(), Log: n.log,
+			Freed: n.HostPorts.Freed(), Capacity: capacity, Log: n.log,
 		})
 	}
 	o := cfg.Connections.options()

@@ -46,13 +46,23 @@ func (l *LoadBalancer) Subscribe(ctx context.Context, s frontendstream.Subscript
 	err = st.send(&loadbalancerv1.WatchFrontendsRequest{Message: &loadbalancerv1.WatchFrontendsRequest_Subscribe{
 		Subscribe: &loadbalancerv1.Subscribe{
 			Name: s.Name, Role: loadbalancerv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES,
-			Incarnation: []byte(s.Incarnation), Seq: s.Seq,
+			Incarnation: []byte(s.Incarnation), Seq: s.Seq, Capacity: capacityProto(s.Capacity),
 		},
 	}})
 	if err != nil {
 		return nil, err
 	}
 	return st, nil
+}
+
+func capacityProto(c frontendstream.Capacity) *loadbalancerv1.Capacity {
+	if c == (frontendstream.Capacity{}) {
+		return nil
+	}
+	return &loadbalancerv1.Capacity{
+		Frontends: uint32(c.Frontends), Backends: uint32(c.Backends), Members: uint32(c.Members),
+		BackendsPerList: uint32(c.BackendsPerList),
+	}
 }
 
 // frontendStream implements frontendstream.Stream.

@@ -112,7 +112,7 @@ const (
 // Frontend is an address that a service is reached at, with what it leads to.
 type Frontend struct {
 	Key  Key
-	Kind Kind
+	Kind Kind // 0: of Closed
 	// Service names the port of a service: "shop/web:http". All its frontends
 	// share what affinity remembers. Of a host port it names the endpoint.
 	Service string
@@ -127,6 +127,10 @@ type Frontend struct {
 	// SourceRanges are the clients that may use it; empty: all.
 	SourceRanges []netip.Prefix
 }
+
+// Closed returns a frontend that refuses connections. Its kind and its service are those of
+// the frontend that the kernel has of the key; without one there is nothing to close.
+func Closed(k Key) *Frontend { return &Frontend{Key: k, Inside: &List{}} }
 
 // List is a list of backends, and what becomes of connections without one.
 type List struct {
@@ -256,7 +260,8 @@ func (t *Transaction) Has(k Key) bool {
 	return ok
 }
 
-// Refusal says that a frontend stays as it was, or absent.
+// Refusal says that a frontend is not what it should be. One that was absent is absent. Of
+// another one the backends are removed that it should not have, and none is added.
 type Refusal struct {
 	Key Key
 	Err error
@@ -266,8 +271,8 @@ type Refusal struct {
 type Result struct {
 	// Changed is the number of frontends that were written or removed.
 	Changed int
-	// Refused are the frontends that stay as they were, or absent; those closed
-	// for their source ranges too.
+	// Refused are the frontends that are not what they should be; those closed for their
+	// source ranges too.
 	Refused []Refusal
 }
 

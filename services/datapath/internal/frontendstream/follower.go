@@ -50,7 +50,9 @@ type Options struct {
 	// Freed receives when a frontend may be written that Kernel has refused for another
 	// reason than room; nil: there is no such reason.
 	Freed <-chan struct{}
-	Log   *slog.Logger
+	// Capacity of the kernel, which the service is told of; zero: it is not known.
+	Capacity Capacity
+	Log      *slog.Logger
 }
 
 // Follower keeps a subscription open and the kernel as the service says.
@@ -200,7 +202,7 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 		// by which to say that it ended.
 		f.reset()
 	}
-	sub := Subscription{Name: f.o.Name, Incarnation: f.incarnation, Seq: f.seq}
+	sub := Subscription{Name: f.o.Name, Incarnation: f.incarnation, Seq: f.seq, Capacity: f.o.Capacity}
 	stream, err := f.o.Service.Subscribe(ctx, sub)
 	if err != nil {
 		cancel()
@@ -395,12 +397,15 @@ func (f *Follower) complete(
 	bad map[frontend.Key]error,
 	b Barrier,
 ) (map[frontend.Key]struct{}, error) {
-	var keys []frontend.Key
-	if b.SnapshotComplete {
+	var keys, there []frontend.Key
+	if b.SnapshotComplete || len(bad) > 0 {
 		var err error
-		if keys, err = f.o.Kernel.Keys(); err != nil {
+		if there, err = f.o.Kernel.Keys(); err != nil {
 			return nil, err
 		}
+	}
+	if b.SnapshotComplete {
+		keys = there
 	}
 	if b.State != f.state {
 		clear(f.earlier)
@@ -415,8 +420,14 @@ func (f *Follower) complete(
 	for _, c := range tx.Changes() {
 		named[c.Key] = struct{}{}
 	}
+	for _, k := range there {
+		if _, ok := bad[k]; ok {
+			// Its backends may have gone, and it cannot be read which are left.
+			tx.Upsert(frontend.Closed(k))
+		}
+	}
 	for k := range bad {
-		named[k] = struct{}{} // it stays as it was
+		named[k] = struct{}{}
 	}
 	for k := range named {
 		delete(f.earlier, k)

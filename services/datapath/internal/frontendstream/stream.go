@@ -18,6 +18,15 @@ type Subscription struct {
 	Name        string
 	Incarnation string // of the last barrier that was carried out; empty: none
 	Seq         uint64
+	Capacity    Capacity // zero: it is not known
+}
+
+// Capacity is what the kernel can hold, as the service wants to know it.
+type Capacity struct {
+	Frontends       int // elements of each of the maps of frontends
+	Backends        int // of each family
+	Members         int // of all lists together
+	BackendsPerList int
 }
 
 // Step is one change: one of its fields is set.

@@ -43,24 +43,17 @@ func (u *units) address(ipv6 bool) {
 	}
 }
 
-// standing adds an address with a frontend that refuses connections, which has one front.
-func (u *units) standing(ipv6 bool) {
-	u.address(ipv6)
-	u.frontends(alone, 1, ipv6)
-}
-
-// admit makes of a standing frontend one that is within the share.
-func (u *units) admit(k need) {
-	if u.elements {
-		u.fronts += k.fronts() - 1
-	}
-}
-
 func family(ipv6 bool) int {
 	if ipv6 {
 		return 1
 	}
 	return 0
+}
+
+// standing adds an address with a frontend, which may refuse connections.
+func (u *units) standing(k need, ipv6 bool) {
+	u.address(ipv6)
+	u.frontends(k, 1, ipv6)
 }
 
 // need is how many fronts a frontend has.
@@ -103,16 +96,22 @@ func (n *Node) external(s *service.Service) []netip.Addr {
 	return out
 }
 
-// addresses are the elements that the addresses of a service need without any share.
-func addresses(s *service.Service) []bool {
-	var out []bool // whether it is IPv6
+// standing is an address that only services use.
+type standing struct {
+	need
+	ipv6 bool
+}
+
+// addresses are those of a service that only services use.
+func addresses(s *service.Service) []standing {
+	var out []standing
 	for _, a := range s.ClusterIPs {
-		out = append(out, a.Is6())
+		out = append(out, standing{alone, a.Is6()})
 	}
 	if s.Type == service.LoadBalancer {
 		for _, in := range s.Ingress {
 			if !in.Proxy {
-				out = append(out, in.Addr.Is6())
+				out = append(out, standing{alone2, in.Addr.Is6()})
 			}
 		}
 	}
@@ -134,10 +133,10 @@ func (n *Node) Needs(s *service.Service) (out Needs) {
 	if s == nil || !s.HasFrontends() || len(s.Ports) == 0 {
 		return out
 	}
-	e, standing := units{elements: n.CountElements}, units{elements: n.CountElements}
-	for _, ipv6 := range addresses(s) {
-		e.address(ipv6)
-		standing.standing(ipv6)
+	e, least := units{elements: n.CountElements}, units{elements: n.CountElements}
+	for _, a := range addresses(s) {
+		e.address(a.ipv6)
+		least.standing(a.need, a.ipv6)
 	}
 	each := func(k need, ipv6 bool) { e.frontends(k, len(s.Ports), ipv6) }
 	for _, a := range s.ClusterIPs {
@@ -161,11 +160,14 @@ func (n *Node) Needs(s *service.Service) (out Needs) {
 				if p.NodePort != 0 && (ipv6 && s.IPv6 || !ipv6 && s.IPv4) {
 					e.frontends(ofNode, 1, ipv6)
 					out.NodePorts++
+					if n.CountElements { // it keeps both of its fronts
+						out.NodePorts++
+					}
 				}
 			}
 		}
 	}
-	out.All, out.Addresses = e.most(), standing.most()
+	out.All, out.Addresses = e.most(), least.most()
 	return out
 }
 
@@ -189,9 +191,9 @@ func (n *Node) budget(s *service.Service, share *int) *budget {
 	if share == nil {
 		return b
 	}
-	for _, ipv6 := range addresses(s) {
+	for _, a := range addresses(s) {
 		more := b.used
-		more.standing(ipv6)
+		more.standing(a.need, a.ipv6)
 		if more.most() > *share {
 			b.full = true
 			break
@@ -214,9 +216,7 @@ func (b *budget) next(k need, ipv6, first bool) (take, refuse bool) {
 	}
 	if !b.full {
 		more := b.used
-		if stands {
-			more.admit(k)
-		} else {
+		if !stands {
 			more.frontends(k, 1, ipv6)
 		}
 		if more.most() <= *b.share {

@@ -213,7 +213,7 @@ func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) err
 		if w == nil {
 			return struct{}{}, nil
 		}
-		x.owner.config.Log.Error("a subscriber refused a frontend and keeps what it had",
+		x.owner.config.Log.Error("a subscriber refused a frontend, and only removes backends from it",
 			"subscriber", x.name, "frontend", k.String(), "service", w.name.String(), "reason", reason)
 		s.Refuse(k, w.name, reason)
 		x.owner.unsettle[w.name] = struct{}{}

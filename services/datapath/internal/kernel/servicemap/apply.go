@@ -23,7 +23,8 @@ import (
 // excepted. What was removed is still in use by those that asked before: see
 // Barrier.
 //
-// A frontend that does not fit is refused; the others are applied. If room is
+// A frontend that does not fit is refused; the others are applied. Of one that is there, the
+// backends and clients that it should not have any more are removed nevertheless. If room is
 // short and something has left, Apply waits for a grace period and tries again.
 //
 // Which backends are drained is not in the maps. So the first transaction that is not
@@ -59,15 +60,25 @@ func (m *Maps) apply(tx *frontend.Transaction) (_ frontend.Result, again *fronte
 	m.store.pending = [families]int{}
 	m.store.expect(tx)
 	// those that are there come first: they know the groups of their services
-	for _, there := range []bool{true, false} {
-		for _, c := range tx.Changes() {
-			if _, ok := m.store.entries[c.Key]; c.Frontend == nil || ok != there {
-				continue
-			}
-			if err := a.set(c.Frontend); err != nil {
-				a.refuse(c.Key, err)
-			}
+	var fresh []*frontend.Frontend
+	set := func(f *frontend.Frontend) {
+		if err := a.set(f); err != nil {
+			a.refuse(f.Key, err)
+			a.reduce(f)
 		}
+	}
+	for _, c := range tx.Changes() {
+		if c.Frontend == nil {
+			continue
+		}
+		if _, there := m.store.entries[c.Key]; there {
+			set(c.Frontend)
+		} else {
+			fresh = append(fresh, c.Frontend)
+		}
+	}
+	for _, f := range fresh {
+		set(f)
 	}
 	a.insertAll()
 	for _, c := range tx.Changes() {
@@ -227,6 +238,12 @@ func (a *application) set(f *frontend.Frontend) error {
 	}
 	s := a.s
 	e := s.entries[f.Key]
+	if f.Kind == 0 { // of frontend.Closed
+		if e == nil {
+			return nil
+		}
+		f = e.closed()
+	}
 	inside, outside, reshape := plan(e, f)
 	ps := parts(inside, outside)
 	timeout := uint32(f.Affinity / time.Second)
@@ -241,7 +258,11 @@ func (a *application) set(f *frontend.Frontend) error {
 		}
 		same = same && p.list != nil && p.front.flags == p.flags && slices.Equal(p.front.sources, p.sources)
 	}
-	if !same || alone.Of(f) != e.claim {
+	claim := alone.Of(f)
+	if f.Kind == 0 && s.addresses.Has(f.Key.Addr) {
+		claim = alone.Alone // as an earlier process has it
+	}
+	if !same || claim != e.claim {
 		keys := 0
 		if e == nil {
 			keys = 1
@@ -263,7 +284,7 @@ func (a *application) set(f *frontend.Frontend) error {
 		reshape = false
 	}
 	e.service, e.kind = f.Service, f.Kind
-	s.claim(e, alone.Of(f))
+	s.claim(e, claim)
 	s.join(e, group)
 	e.timeout = timeout
 	a.draining = append(a.draining, draining{ps, familyOf(f.Key.Addr), !same})

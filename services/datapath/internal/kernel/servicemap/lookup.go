@@ -211,6 +211,31 @@ func (m *Maps) Counts() (Counts, error) {
 	return c, nil
 }
 
+// Capacity is how many elements the maps have for frontends and lists that come. A tenth of
+// each map is kept for changes of those that are there.
+type Capacity struct {
+	Frontends       int // elements of each of the maps of keys and of fronts
+	Backends        int // of each family
+	Members         int // of all lists together
+	BackendsPerList int
+}
+
+// Capacity returns what the maps hold; false: the node has no services.
+func (m *Maps) Capacity() (Capacity, bool) {
+	s := m.store
+	usable := func(size int) int { return size - reserve(size) }
+	c := Capacity{
+		Frontends: usable(s.nFronts) - 1, Backends: usable(s.nBackends) - 1, Members: usable(s.nMembers),
+		BackendsPerList: min(quarter(s.nMembers), quarter(s.nBackends), maxCount),
+	}
+	for fam := range families {
+		if n := int(s.keys[fam].MaxEntries()); n > 1 { // else the node has no services of the family
+			c.Frontends = min(c.Frontends, usable(n))
+		}
+	}
+	return c, c.Frontends > 0 && c.Backends > 0 && c.BackendsPerList > 0
+}
+
 // Usage is how many elements of the maps are in use, by name, where that is not
 // the number of their keys.
 func (m *Maps) Usage() (map[string]int, error) {

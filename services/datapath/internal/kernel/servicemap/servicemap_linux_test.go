@@ -856,7 +856,9 @@ func TestKernelSourceRangesBeyondTheRoomAreRefused(t *testing.T) {
 	if err != nil || len(res.Refused) != 1 || !errors.As(res.Refused[0].Err, &room) || room.Map != sourceMap[ip4] {
 		t.Fatalf("%+v, %v", res, err)
 	}
-	state{f.Key: f}.check(t, i)
+	// It is closed: as it was, every client could use it.
+	closed := service(1, false, listOf(false))
+	state{f.Key: closed}.check(t, i)
 	i.sound(t)
 }
 

@@ -139,6 +139,12 @@ func (s *Addresses) Changed() (insert, remove []netip.Addr) {
 // Written says that the map has the key of an address.
 func (s *Addresses) Written(addr netip.Addr) { s.at(addr).written = true }
 
+// Has reports whether the map has the key of an address.
+func (s *Addresses) Has(addr netip.Addr) bool {
+	a := s.known[addr]
+	return a != nil && a.written
+}
+
 // Removed says that it has not.
 func (s *Addresses) Removed(addr netip.Addr) {
 	a := s.at(addr)

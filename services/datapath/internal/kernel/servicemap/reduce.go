@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package servicemap
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+)
+
+// reduce removes from a frontend that is there what f does not have, because f as a whole was
+// refused. What the frontend allows then, it allowed before and f allows too.
+func (a *application) reduce(f *frontend.Frontend) {
+	e := a.s.entries[f.Key]
+	if e == nil {
+		return
+	}
+	for _, less := range e.reductions(f) {
+		if a.set(less) == nil {
+			return
+		}
+	}
+}
+
+// reductions are frontends that allow no more than e and f do, the one that allows most first.
+// The last one fits whatever room there is.
+func (e *entry) reductions(f *frontend.Frontend) []*frontend.Frontend {
+	closed := e.closed()
+	if closed.Kind == 0 {
+		closed.Kind, closed.Service = f.Kind, f.Service // an earlier process has not said what it was
+	}
+	if f.Validate() != nil {
+		return []*frontend.Frontend{closed}
+	}
+	inside, outside, reshape := plan(e, f)
+	if reshape || outside.front == nil || inside != nil && inside.front == nil {
+		return []*frontend.Frontend{closed}
+	}
+	less := *f
+	less.SourceRanges = outside.front.narrowed(f)
+	if f.Inside != nil {
+		less.Inside = inside.front.common(f.Inside)
+	}
+	switch {
+	case f.Outside != nil:
+		less.Outside = outside.front.common(f.Outside)
+	case outside != inside:
+		less.Outside = outside.front.common(f.Inside)
+	}
+	out := []*frontend.Frontend{&less}
+	if wantedTable(orEmpty(less.Inside)) > 0 || wantedTable(orEmpty(less.Outside)) > 0 {
+		plain := less
+		plain.Inside, plain.Outside = withoutTable(less.Inside), withoutTable(less.Outside)
+		out = append(out, &plain)
+	}
+	return append(out, closed)
+}
+
+// closed is the entry without backends: connections are refused.
+func (e *entry) closed() *frontend.Frontend {
+	f := &frontend.Frontend{Key: e.key, Kind: e.kindKnown(), Service: e.service, Affinity: time.Duration(e.timeout) * time.Second}
+	if e.service == "" {
+		f.Affinity = 0 // the group of an adopted frontend is not known
+	}
+	if e.inside != nil {
+		f.Inside = &frontend.List{}
+	}
+	if e.outside != e.inside && e.outside != nil {
+		f.Outside = &frontend.List{}
+	}
+	return f
+}
+
+// common is a list of the backends that the front has and that want has too.
+func (f *front) common(want *frontend.List) *frontend.List {
+	less := *want
+	less.Backends = nil
+	for _, b := range want.Backends {
+		if f.list != nil && slices.ContainsFunc(f.list.backends, func(x *backend) bool { return x.addr == b.AddrPort }) {
+			less.Backends = append(less.Backends, b)
+		}
+	}
+	return &less
+}
+
+// narrowed are the clients that the front allows and f allows too; empty: all.
+func (f *front) narrowed(want *frontend.Frontend) []netip.Prefix {
+	if f.flags&flagSources == 0 {
+		return want.SourceRanges
+	}
+	wanted := sourcesOf(want)
+	if len(want.SourceRanges) == 0 {
+		wanted = []netip.Prefix{netip.PrefixFrom(frontend.Unspecified(want.Key.Addr), 0)}
+	}
+	var out []netip.Prefix
+	for _, p := range f.sources {
+		for _, q := range wanted {
+			switch {
+			case q.Bits() <= p.Bits() && q.Contains(p.Addr()):
+				out = append(out, p)
+			case p.Contains(q.Addr()):
+				out = append(out, q)
+			}
+		}
+	}
+	if len(out) == 0 { // no client: a prefix of the other family has none
+		other := netip.IPv6Unspecified()
+		if want.Key.Addr.Is6() {
+			other = netip.IPv4Unspecified()
+		}
+		out = append(out, netip.PrefixFrom(other, other.BitLen()))
+	}
+	return out
+}
+
+func orEmpty(l *frontend.List) *frontend.List {
+	if l == nil {
+		return &frontend.List{}
+	}
+	return l
+}
+
+func withoutTable(l *frontend.List) *frontend.List {
+	if l == nil {
+		return nil
+	}
+	less := *l
+	less.Table = false
+	return &less
+}

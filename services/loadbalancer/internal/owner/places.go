@@ -56,6 +56,7 @@ type places struct {
 	reported map[string]Capacity // by subscriber
 	moved    bool                // namespaces may have other tenants
 	counting bool                // elements has to change
+	asked    int                 // perService by which backends are asked for
 }
 
 func newPlaces(o *Owner) *places {
@@ -64,6 +65,7 @@ func newPlaces(o *Owner) *places {
 	}
 	p.frontends = shares.NewParts[place](p.settings, shares.Limit{Name: LimitFrontends, Size: p.limits.Frontends})
 	p.backends = shares.NewParts[service.Name](p.settings, shares.Limit{Name: LimitBackends, Size: p.limits.Backends})
+	p.asked = p.perService()
 	return p
 }
 
@@ -144,12 +146,18 @@ func (p *places) ask(n *frontend.Node, j *joined) shared {
 		}
 		return out
 	}
-	s := j.object.service
 	if got, all := p.askFrontends(p.frontends, n, j); got < all {
 		out.share = &got
 	}
-	ports := frontend.PortsOf(s)
-	left := p.perService()
+	p.askBackends(j, out.slices)
+	return out
+}
+
+// askBackends asks for the backends of a service, and notes which slices do not get all of
+// theirs.
+func (p *places) askBackends(j *joined, cut map[*object]int) {
+	ports := frontend.PortsOf(j.object.service)
+	left := p.asked
 	for _, x := range byAge(j.slices) {
 		all := ports.Count(x.slice)
 		units := min(all, left)
@@ -157,15 +165,35 @@ func (p *places) ask(n *frontend.Node, j *joined) shared {
 		if units == 0 {
 			p.backends.Delete(x.slice.Name)
 			if all > 0 {
-				out.slices[x] = 0
+				cut[x] = 0
 			}
 			continue
 		}
 		if got := p.backends.Put(x.slice.Name, p.part(x, x.slice.Name, units, 0)); got < all {
-			out.slices[x] = got
+			cut[x] = got
 		}
 	}
-	return out
+}
+
+// askAgain asks for the backends of the services that are bound by the number of backends of
+// one service, or were, and notes them.
+func (o *Owner) askAgain(touched map[service.Name]struct{}) {
+	p := o.places
+	least := min(p.asked, p.perService())
+	p.asked = p.perService()
+	for name, j := range o.services {
+		if j.object == nil || !j.object.service.HasFrontends() || len(j.slices) == 0 {
+			continue
+		}
+		ports, all := frontend.PortsOf(j.object.service), 0
+		for _, x := range j.slices {
+			all += ports.Count(x.slice)
+		}
+		if all > least {
+			p.askBackends(j, make(map[*object]int))
+			touched[name] = struct{}{}
+		}
+	}
 }
 
 // century puts the addresses of all services before everything else of a tenant.
@@ -323,6 +351,10 @@ func (o *Owner) planLevels(now time.Time) *levels {
 		p.backends.Reassign(p.tenant)
 		p.moved = false
 	}
+	bound := make(map[service.Name]struct{})
+	if p.asked != p.perService() {
+		o.askAgain(bound)
+	}
 	frontends := p.frontends
 	if p.counting {
 		node := o.config.Node
@@ -352,6 +384,7 @@ func (o *Owner) planLevels(now time.Time) *levels {
 			}
 		}
 	}
+	maps.Copy(l.touched, bound)
 	for name := range l.backends.Changed {
 		if x := o.slices[name]; x != nil {
 			l.touched[x.of()] = struct{}{}
@@ -374,7 +407,7 @@ func (l *levels) enforce(o *Owner) {
 // wakeLevels wakes who computes the levels if they are due.
 func (o *Owner) wakeLevels(now time.Time) {
 	p := o.places
-	if !o.levelled() || !p.frontends.Due(now) && !p.backends.Due(now) && !p.counting && !p.moved {
+	if !o.levelled() || !p.frontends.Due(now) && !p.backends.Due(now) && !p.counting && !p.moved && p.asked == p.perService() {
 		return
 	}
 	if last := p.frontends.Computed(); !last.IsZero() && now.Before(last.Add(shares.LevelInterval)) {

@@ -4,6 +4,7 @@
 package owner
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -374,3 +377,167 @@ func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 	o.level()
 	is(" 10.244.0.15:8080 10.244.0.16:8080 10.244.0.17:8080 10.244.0.18:8080 10.244.0.19:8080 10.244.0.20:8080")
 }
+
+// TestLimitsAreThoseOfTheDatapath: what its kernel can hold is divided, in elements of its
+// maps, if that is less than the configuration says. A datapath that does not say so counts as
+// one that can hold what the configuration says.
+func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
+	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 100, Backends: 1000, BackendsPerService: 500})
+	for i := range 5 {
+		o.give(serviceText("evil", fmt.Sprint("s", i), fmt.Sprint("10.96.1.", i+1), 10),
+			sliceText("evil", fmt.Sprint("s", i), 10, fmt.Sprintf("10.244.9.%d", i+1)))
+	}
+	o.complete()
+	connect := func(c *Capacity) *reader {
+		t.Helper()
+		s, err := o.Subscribe(t.Context(), Subscription{Name: "datapath", Enforces: true, Capacity: c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &reader{Session: s, t: t, has: make(map[frontend.Key]string)}
+	}
+	is := func(what string, wantFrontends, wantBackends int) {
+		t.Helper()
+		o.level()
+		all := o.allFrontends()
+		within, _ := count(all, "evil/")
+		backends := make(map[string]bool)
+		for _, text := range all {
+			for _, word := range strings.Fields(text) {
+				if strings.HasPrefix(word, "10.244.") {
+					backends[word] = true
+				}
+			}
+		}
+		if within != wantFrontends || len(backends) != wantBackends {
+			t.Errorf("%s: %d frontends and %d backends, want %d and %d", what, within, len(backends), wantFrontends, wantBackends)
+		}
+	}
+	is("without a datapath", 50, 50)
+	// 36 of 40 elements: two for each address with its first port, and one for each other
+	// frontend. 18 of 20 backends: two members for each.
+	x := connect(&Capacity{Frontends: 40, Backends: 1000, Members: 40, BackendsPerList: 100})
+	is("with a small datapath", 31, 18)
+	st, err := o.Status(t.Context())
+	if err != nil || len(st.Limits) != 2 || st.Limits[0].Size != 40 || st.Limits[0].Asked != 55 || st.Limits[0].Used != 36 ||
+		st.Limits[1].Size != 20 || st.Limits[0].Exceeding != 1 || st.Limits[0].System || st.ProblemCount != 2 {
+		t.Errorf("the status has %+v, %+v, %v", st.Limits, st.Problems, err)
+	}
+	// A new service of another tenant has what it needs.
+	o.give(serviceText("shop", "web", "10.96.0.1", 2), sliceText("shop", "web", 2, "10.244.0.5"))
+	o.level()
+	if within, exceed := count(o.allFrontends(), "shop/"); within != 2 || exceed != 0 {
+		t.Errorf("a new service has %d frontends, %d refuse", within, exceed)
+	}
+	o.remove(keyOf(service.KindService, "shop", "web"), keyOf(service.KindSlice, "shop", "web-x"))
+	x.Close()
+	x = connect(&Capacity{Frontends: 1000, Backends: 1000, Members: 2000, BackendsPerList: 4})
+	is("with lists of four backends", 50, 20)
+	x.Close()
+	connect(nil)
+	is("with a datapath that does not say what it holds", 50, 50)
+}
+
+// TestServicesOfTheClusterThatHaveNoPlaceAreNamed: the node is not ready without them.
+func TestServicesOfTheClusterThatHaveNoPlaceAreNamed(t *testing.T) {
+	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 10, Backends: 1000, BackendsPerService: 500})
+	o.give(serviceText("kube-system", "kube-dns", "10.96.0.10", 3))
+	o.complete()
+	if err := o.SystemRefused(t.Context()); err != nil {
+		t.Errorf("everything is in force: %v", err)
+	}
+	x := o.subscribe("datapath", [16]byte{}, 0)
+	x.until(1)
+	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 81, Protocol: service.TCP}
+	if err := x.Refuse(t.Context(), k, "no room"); err != nil {
+		t.Fatal(err)
+	}
+	const want = "datapath does not enforce 10.96.0.10:81/TCP of service kube-system/kube-dns: no room"
+	if err := o.SystemRefused(t.Context()); err == nil || err.Error() != want {
+		t.Errorf("a refusal of the datapath: %v, want %s", err, want)
+	}
+	x.Close()
+	o.give(serviceText("kube-system", "more", "10.96.0.11", 12))
+	o.level()
+	err := o.SystemRefused(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "exceed their share of the limit of frontends, 10") {
+		t.Errorf("more than there is: %v", err)
+	}
+	st, serr := o.Status(t.Context())
+	if serr != nil || st.SystemRefused != err.Error() {
+		t.Errorf("the status has %q, %v", st.SystemRefused, serr)
+	}
+}
+
+// TestCallsBeyondTheShareAreRefused: objects of calls share what objects of the API server
+// leave, and lose it to them.
+func TestCallsBeyondTheShareAreRefused(t *testing.T) {
+	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 100, Backends: 1000, BackendsPerService: 500})
+	o.give(serviceText("a", "web", "10.96.0.1", 40))
+	o.complete()
+	text := serviceText("b", "mine", "10.96.0.2", 50)
+	o.apply(text)
+	_, err := o.Upsert(t.Context(), Request{Manifests: []byte(serviceText("c", "more", "10.96.0.3", 5))})
+	if !errors.Is(err, failure.ErrLimit) || !strings.Contains(err.Error(), "service c/more asks for") {
+		t.Errorf("a call beyond the share: %v", err)
+	}
+	if within, exceed := count(o.allFrontends(), "c/more"); within+exceed != 0 {
+		t.Errorf("a call that is refused has %d frontends", within+exceed)
+	}
+	o.give(serviceText("a", "later", "10.96.0.4", 20))
+	o.level()
+	all := o.allFrontends()
+	if within, exceed := count(all, "a/later"); within != 20 || exceed != 0 {
+		t.Errorf("a later service of the API server has %d frontends, %d refuse", within, exceed)
+	}
+	if within, _ := count(all, "b/mine"); within != 30 {
+		t.Errorf("the service of the call has %d frontends, want what is left: 30", within)
+	}
+	// It may shrink.
+	o.apply(serviceText("b", "mine", "10.96.0.2", 35))
+	o.apply(serviceText("b", "mine", "10.96.0.2", 10))
+}
+
+// TestNamespacesOfOneTenantShare: with the label several namespaces are one tenant, and levels
+// wait for the list of Namespaces.
+func TestNamespacesOfOneTenantShare(t *testing.T) {
+	c := &clock{now: time.Unix(1e9, 0)}
+	config := testConfig(c)
+	config.Limits.Frontends = 100
+	tenants := &listedTenants{Tenants: shares.NewTenants(shares.Settings{})}
+	config.Tenants = tenants
+	o := &apiSource{running: start(t, config, t.TempDir(), SourceKubernetes), clock: c}
+	o.Objects = o.running.Objects(SourceKubernetes)
+	for i := range 8 {
+		o.give(serviceText(fmt.Sprint("evil", i), "s", fmt.Sprint("10.96.1.", i+1), 20))
+	}
+	o.give(serviceText("shop", "web", "10.96.0.1", 40))
+	o.complete()
+	if within, _ := count(o.allFrontends(), "shop/web"); within > 11 {
+		t.Errorf("before the Namespaces are listed a tenant has %d of 90", within)
+	}
+	if err := o.do(t.Context(), opOther, func() {
+		for i := range 8 {
+			tenants.Set(fmt.Sprint("evil", i), map[string]string{shares.DefaultTenantLabel: "evil"})
+		}
+		tenants.Set("shop", map[string]string{shares.DefaultTenantLabel: "shop"})
+		tenants.complete = true
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.TenantsChanged(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	o.level()
+	if within, exceed := count(o.allFrontends(), "shop/web"); within != 40 || exceed != 0 {
+		t.Errorf("the other tenant has %d frontends of 40, %d refuse", within, exceed)
+	}
+}
+
+// listedTenants are tenants whose Namespaces are listed later.
+type listedTenants struct {
+	*shares.Tenants
+	complete bool
+}
+
+func (l *listedTenants) Complete() bool { return l.complete }

@@ -51,6 +51,7 @@ type Ports struct {
 	address  string
 	log      *slog.Logger
 	open     map[uint16]*port
+	retry    time.Duration     // after which ports are tried again
 	failed   map[uint16]string // what was reported, of ports that are not open
 	count    atomic.Int64
 }
@@ -66,7 +67,7 @@ type port struct {
 func New(services Services, address string, l *slog.Logger) *Ports {
 	return &Ports{
 		services: services, address: address, log: l, open: make(map[uint16]*port),
-		failed: make(map[uint16]string),
+		failed: make(map[uint16]string), retry: retry,
 	}
 }
 
@@ -96,7 +97,7 @@ func (p *Ports) Run(ctx context.Context) error {
 			return err
 		}
 		if len(p.failed) > 0 {
-			timer.Reset(retry)
+			timer.Reset(p.retry)
 		}
 	}
 }

@@ -300,6 +300,9 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 	// ErrForeign: another manager made the endpoint.
 	ErrForeign = errors.New("the endpoint is another manager's")
+	// ErrPoliciesHeld: the tables are not there because the policies of the policy service
+	// are not taken over. It is always an ErrUnavailable too.
+	ErrPoliciesHeld = errors.New("policies are held")
 	// ErrLabelsOfPod: the labels of the endpoint are those of a Kubernetes pod.
 	ErrLabelsOfPod = errors.New("its labels come from Kubernetes")
 	// ErrPodUnknown: the identity service answers and does not know the pod whose

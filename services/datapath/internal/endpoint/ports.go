@@ -65,6 +65,11 @@ type Maps interface {
 	// It waits for the tables; on ErrUnavailable and ErrFull nothing has changed. It
 	// may be repeated. ErrNotFound if the slot is nobody's.
 	SetIdentity(ctx context.Context, slot uint16, identity uint32) error
+	// SetIdentityOrIsolate is SetIdentity for a change that the endpoint may not be
+	// spared. Where SetIdentity returns ErrFull or ErrPoliciesHeld, the endpoint gets the
+	// identity and is isolated, in the directions that lack a table, until that is there;
+	// reason says why. ErrUnavailable: nothing has changed.
+	SetIdentityOrIsolate(ctx context.Context, slot uint16, identity uint32) (reason string, err error)
 	// Entries lists what the maps hold, by slot.
 	Entries() ([]Entry, error)
 }

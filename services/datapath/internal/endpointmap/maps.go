@@ -142,6 +142,21 @@ func (m Maps) SetIdentity(ctx context.Context, slot uint16, id uint32) error {
 	return translate(errors.Join(err, m.Endpoints.Settled(ctx, slot)))
 }
 
+// SetIdentityOrIsolate implements endpoint.Maps.
+func (m Maps) SetIdentityOrIsolate(ctx context.Context, slot uint16, id uint32) (reason string, err error) {
+	if m.Policy == nil {
+		return "", m.SetIdentity(ctx, slot, id)
+	}
+	// an earlier change that its caller has not awaited
+	if err := m.Endpoints.Settled(ctx, slot); err != nil {
+		return "", translate(err)
+	}
+	reason, err = m.Policy.SetIdentityOrIsolate(ctx, slot, id, func(egress, ingress policytable.ID) (uint32, error) {
+		return m.Endpoints.SetIdentity(ctx, slot, identity.Numeric(id), egress, ingress)
+	})
+	return reason, translate(errors.Join(err, m.Endpoints.Settled(ctx, slot)))
+}
+
 // Entries implements endpoint.Maps.
 func (m Maps) Entries() ([]endpoint.Entry, error) {
 	list, err := m.Endpoints.List()
@@ -175,6 +190,8 @@ func translate(err error) error {
 		return fmt.Errorf("%w: %w", endpoint.ErrNotFound, err)
 	case errors.Is(err, policytable.ErrNoCapacity), errors.Is(err, pin.ErrFull):
 		return fmt.Errorf("%w: %w", endpoint.ErrFull, err)
+	case errors.Is(err, policysync.ErrHeld):
+		return fmt.Errorf("%w: %w: %w", endpoint.ErrUnavailable, endpoint.ErrPoliciesHeld, err)
 	case errors.Is(err, policysync.ErrUnavailable):
 		return fmt.Errorf("%w: %w", endpoint.ErrUnavailable, err)
 	}

@@ -34,8 +34,8 @@ type Hold struct {
 	Reason   string
 }
 
-// Nack says that a subject stays on the tables it had; without a subject, that
-// the message is refused as a whole.
+// Nack says that a subject is closed in the direction of a table that has no room;
+// without a subject, that the message is refused as a whole.
 type Nack struct {
 	Seq     uint64
 	Subject uint32

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -426,5 +427,96 @@ func TestAnEndpointTakesAnotherIdentityOnlyWithItsTables(t *testing.T) {
 		if n := a.subjects[id].users; n != want {
 			t.Errorf("subject %d has %d users, want %d", id, n, want)
 		}
+	}
+}
+
+// TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated until there is room: what its
+// former identity is allowed does not stay. A change that may be refused changes nothing.
+//
+// INV-70
+func TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated(t *testing.T) {
+	states := testStates()
+	k := scene()
+	a, s := start(t, k), newService(1)
+	a.cfg.Timeout = time.Millisecond
+	if _, err := a.load(s.snapshot(states[0])); err != nil {
+		t.Fatal(err)
+	}
+	k.maxTables = 0
+	change := states[3]
+	change.policies = map[uint32][2]testPolicy{300: {}, 301: states[3].policies[301]}
+	if _, err := a.apply(t.Context(), s.change(change)); err != nil {
+		t.Fatal(err)
+	}
+	qs := questions(k)
+	set := func(egress, ingress policytable.ID) (uint32, error) {
+		e := k.endpoints[1]
+		e.Identity = 301
+		k.endpoints[1] = e
+		return k.SetPolicy(1, egress, ingress)
+	}
+	before := k.answers(qs)
+	if err := a.SetIdentity(t.Context(), 1, 301, set); !errors.Is(err, policytable.ErrNoCapacity) {
+		t.Errorf("a change that may be refused: %v", err)
+	}
+	same(t, "refused", qs, k.answers(qs), before)
+	reason, err := a.SetIdentityOrIsolate(t.Context(), 1, 301, set)
+	if err != nil || !strings.Contains(reason, "map tables: 1 needed, 0 free") {
+		t.Fatalf("%q, %v", reason, err)
+	}
+	for i, got := range k.answers(qs) {
+		if qs[i].slot == 1 && got {
+			t.Fatalf("%+v is allowed", qs[i])
+		}
+	}
+	if e := a.slots[1]; e.Identity != 301 || a.subjects[301].users != 2 || a.subjects[300].users != 1 {
+		t.Errorf("slot %+v, users %d and %d", e, a.subjects[301].users, a.subjects[300].users)
+	}
+	k.maxTables = 100
+	if err := a.again(t.Context()); !errors.Is(err, errRecovered) {
+		t.Fatalf("with room: %v", err)
+	}
+	same(t, "with room", qs, k.answers(qs), change.answers(k, qs))
+	if reason, err := a.SetIdentityOrIsolate(t.Context(), 1, 301, set); err != nil || reason != "" {
+		t.Errorf("with room: %q, %v", reason, err)
+	}
+}
+
+// TestAnEndpointIsIsolatedWhilePoliciesAreHeld: the service says what is not taken over, so
+// the tables of the new identity are not known. While it is away, nothing changes.
+func TestAnEndpointIsIsolatedWhilePoliciesAreHeld(t *testing.T) {
+	k, st := scene(), testStates()[3]
+	a, s := start(t, k), newService(1)
+	a.cfg.Timeout = time.Millisecond
+	if _, err := a.load(s.snapshot(st)); err != nil {
+		t.Fatal(err)
+	}
+	set := func(egress, ingress policytable.ID) (uint32, error) {
+		k.endpoints[1].Identity = 305
+		return k.SetPolicy(1, egress, ingress)
+	}
+	if _, err := a.SetIdentityOrIsolate(t.Context(), 1, 305, set); !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrHeld) {
+		t.Errorf("while the service is silent: %v", err)
+	}
+	if k.endpoints[1].Identity != 300 {
+		t.Error("it changed")
+	}
+	s.seq++
+	if _, err := a.apply(t.Context(), policytable.Message{
+		Incarnation: s.run, Seq: s.seq, Steps: []policytable.Step{policytable.UnknownStep{Field: 99}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	reason, err := a.SetIdentityOrIsolate(t.Context(), 1, 305, set)
+	if e := k.endpoints[1]; err != nil || reason == "" || e.Egress != policytable.Pending || e.Ingress != policytable.Pending {
+		t.Errorf("%q, %v; endpoint %+v", reason, err, e)
+	}
+	// One whose tables are there gets them.
+	reason, err = a.SetIdentityOrIsolate(t.Context(), 1, 301, func(egress, ingress policytable.ID) (uint32, error) {
+		k.endpoints[1].Identity = 301
+		return k.SetPolicy(1, egress, ingress)
+	})
+	if e := k.endpoints[1]; err != nil || reason != "" || e.Egress != a.subjects[301].egress || e.Ingress != a.subjects[301].ingress {
+		t.Errorf("%q, %v; endpoint %+v", reason, err, e)
 	}
 }

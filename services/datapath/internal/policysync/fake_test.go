@@ -33,6 +33,7 @@ type fakeKernel struct {
 	audit      map[uint16]bool
 
 	maxTables, maxRows, maxClasses int
+	maxPrefixes                    int // of a table, for SetPrefix
 	maxNumbers                     int // of identity classes; 0: any
 	writes                         int
 	bumps                          int
@@ -47,7 +48,7 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		tables: map[policytable.ID]*policytable.Content{}, next: policytable.First, numbers: map[policytable.ClassKey]policytable.IdentityClass{}, entries: map[uint32]policytable.Identity{},
 		endpoints: map[uint16]*policytable.Binding{}, retired: map[policytable.ID]bool{}, audit: map[uint16]bool{},
-		maxTables: 100, maxRows: 1000, maxClasses: 1000,
+		maxTables: 100, maxRows: 1000, maxClasses: 1000, maxPrefixes: 1000,
 	}
 }
 
@@ -172,6 +173,9 @@ func (k *fakeKernel) SetPrefix(t policytable.ID, p netip.Prefix, classes policyt
 	}
 	if err := c.ValidatePrefix(p, classes); err != nil {
 		return err
+	}
+	if _, ok := c.Prefixes[p]; !ok && len(c.Prefixes) >= k.maxPrefixes {
+		return fmt.Errorf("map prefixes: 1 needed, 0 free: %w", policytable.ErrNoCapacity)
 	}
 	if err := k.write(); err != nil {
 		return err

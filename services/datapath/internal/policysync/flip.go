@@ -36,35 +36,33 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 		return nil
 	}
 	refusal := ""
+	var tables [2]policytable.ID
 	for d, b := range list {
 		if b.table != nil && a.model.tables[b.id] != b.table {
 			return nil // it has ended: the subject is about to be bound anew, or to go
 		}
-		if b.table == nil || b.table.kernel != nil {
+		if b.table == nil || b.table.kernel != nil && !b.table.allowsTooMuch() {
+			tables[d] = kernelID(b)
+			s.rules[d], s.proxies[d] = b.rules, b.proxies()
 			continue
 		}
+		// The table that the subject had may allow what the new one denies.
+		tables[d] = policytable.Pending
+		s.rules[d], s.proxies[d] = nil, nil
 		reason := refused(policytable.Direction(d), b) //nolint:gosec // 0 or 1
 		w.nacks = append(w.nacks, policystream.Nack{Seq: b.seq, Subject: id, Table: b.id, Reason: reason})
 		refusal = reason
 	}
-	if refusal != "" {
-		if s.refusal != refusal {
-			a.log.Warn("policy refused, the old one stays", "subject", id, "reason", refusal)
-		}
-		s.refusal = refusal
-		a.refreshView(w, id)
-		return nil
-	}
-	if s.refusal != "" {
+	switch {
+	case refusal != "" && s.refusal != refusal:
+		a.log.Warn("policy refused: its endpoints are isolated in that direction", "subject", id, "reason", refusal)
+	case refusal == "" && s.refusal != "":
 		a.log.Info("policy in force that had been refused", "subject", id)
 	}
 	w.checks = true
-	s.refusal, s.ready = "", true
-	s.egress, s.ingress = kernelID(list[policytable.Egress]), kernelID(list[policytable.Ingress])
+	s.refusal, s.ready = refusal, refusal == ""
+	s.egress, s.ingress = tables[policytable.Egress], tables[policytable.Ingress]
 	s.revision = max(list[policytable.Egress].revision, list[policytable.Ingress].revision)
-	for d := range list {
-		s.rules[d], s.proxies[d] = list[d].rules, list[d].proxies()
-	}
 	for _, n := range slices.Sorted(maps.Keys(a.slots)) {
 		e := a.slots[n]
 		if e.Identity != id {
@@ -155,8 +153,11 @@ func (a *Applier) policyOf(n uint16) policyhistory.Policy {
 	p := policyhistory.Policy{Egress: e.Egress, Ingress: e.Ingress, Epoch: e.Epoch, Audit: e.audit}
 	if s := a.subjects[e.Identity]; s != nil {
 		p.Refusal = s.refusal
-		if s.ready && s.egress == e.Egress && s.ingress == e.Ingress {
-			p.Revision, p.Rules, p.Proxies = s.revision, s.rules, s.proxies
+		if (s.ready || s.refusal != "") && s.egress == e.Egress && s.ingress == e.Ingress {
+			p.Rules, p.Proxies = s.rules, s.proxies
+			if s.ready {
+				p.Revision = s.revision
+			}
 		}
 	}
 	return p

@@ -87,10 +87,22 @@ type serviceTable struct {
 	// that the kernel has not.
 	classes []uint16
 	same    bool // classes and nodes are numbered alike
-	// missing rows and prefixes had no room.
+	// missing rows and prefixes had no room. Of a prefix the value says whether the
+	// table allows something without it that it denies with it.
 	missing         map[policytable.IdentityClass]struct{}
-	missingPrefixes map[netip.Prefix]struct{}
+	missingPrefixes map[netip.Prefix]bool
 	err             error // why it is not in the kernel, or not wholly
+}
+
+// allowsTooMuch reports whether the table in the kernel allows what the service's denies,
+// because a prefix had no room.
+func (t *serviceTable) allowsTooMuch() bool {
+	for _, denies := range t.missingPrefixes {
+		if denies {
+			return true
+		}
+	}
+	return false
 }
 
 func newModel() *model {

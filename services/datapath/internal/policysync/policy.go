@@ -7,9 +7,9 @@
 // one set of tables to the next, and after each of them every verdict is that
 // of before or that of after. The Applier keeps that property while it adds
 // what the service cannot know: numbers of the kernel's own, so that a restart
-// of either side rewrites nothing; what did not fit, which leaves the subject
-// on the tables it had; and which endpoints have to look at their connections
-// again.
+// of either side rewrites nothing; what did not fit, which closes the direction
+// of the subject that lacks its table; and which endpoints have to look at their
+// connections again.
 //
 // It owns the policy entry of every endpoint, the tables, and the words of
 // identities. It refuses steps that make no sense, before any of them is
@@ -86,6 +86,11 @@ type Addresses interface {
 
 // ErrUnavailable says that the tables of a subject did not come in time.
 var ErrUnavailable = errors.New("unavailable")
+
+// ErrHeld says that the tables of a subject did not come in time because the policies of
+// the service are not taken over: the service is behind what the kernel enforces, or
+// sends what this datapath does not know. It is always an ErrUnavailable too.
+var ErrHeld = errors.New("policies are not taken over")
 
 // ErrNoEndpoint says that no endpoint has the slot.
 var ErrNoEndpoint = errors.New("no such endpoint")

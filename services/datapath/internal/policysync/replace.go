@@ -292,7 +292,7 @@ func (a *Applier) retryTable(w *work, t *serviceTable) error {
 		}
 	}
 	for _, p := range slices.SortedFunc(maps.Keys(t.missingPrefixes), netip.Prefix.Compare) {
-		if err := a.prefix(w, t, p, false); err != nil {
+		if err := a.prefix(w, t, p, !t.missingPrefixes[p]); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -16,11 +17,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// A table that finds no room leaves its subjects on what they had, whoever
-// comes meanwhile, until there is room.
+// TestRefusedTableClosesItsDirectionUntilThereIsRoom: whatever the former table allows, the
+// new one may deny. The other direction has its new table.
 //
 // INV-54
-func TestRefusedTableLeavesTheOldOneBitForBit(t *testing.T) {
+func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 	states := testStates()
 	for i, from := range states[1:] {
 		for j, to := range states {
@@ -35,59 +36,57 @@ func TestRefusedTableLeavesTheOldOneBitForBit(t *testing.T) {
 			if _, err := a.apply(t.Context(), s.change(state{both, from.policies})); err != nil {
 				t.Fatal(err)
 			}
-			before := k.answers(qs)
-			endpoints := map[uint16]policytable.Binding{}
-			for n, e := range k.endpoints {
-				endpoints[n] = *e
-			}
+			before, epochs := k.answers(qs), k.epochs()
 			k.maxTables = len(k.tables)
-			// No write may change a verdict of a subject that stays.
-			stays := map[uint32]bool{}
+			closed := map[uint32][2]bool{}
+			any := false
 			for subject, list := range to.policies {
-				for _, p := range list {
+				var c [2]bool
+				for d, p := range list {
 					_, there := s.tables[p.text()]
-					stays[subject] = stays[subject] || p.enforce && !there
+					c[d] = p.enforce && !there
+				}
+				closed[subject] = c
+				any = any || c[0] || c[1]
+			}
+			want := state{both, to.policies}.answers(k, qs)
+			for n, q := range qs {
+				if closed[k.endpoints[q.slot].Identity][q.d] {
+					want[n] = false
 				}
 			}
-			k.after = func(what string) {
-				for n, got := range k.answers(qs) {
-					if stays[k.endpoints[qs[n].slot].Identity] && got != before[n] {
-						t.Fatalf("%d to %d: %q changed %+v to %v", i, j, what, qs[n], got)
-					}
-				}
-			}
+			oldOrNew(t, k, qs, before, want)
 			nacks, err := a.apply(t.Context(), s.change(state{both, to.policies}))
 			if err != nil {
 				t.Fatalf("%d to %d: %v", i, j, err)
 			}
-			for subject, refused := range stays {
+			same(t, fmt.Sprintf("%d to %d: without room", i, j), qs, k.answers(qs), want)
+			evaluatedAgain(t, k, qs, before, want, epochs)
+			for subject, c := range closed {
 				said := slices.ContainsFunc(nacks, func(n policystream.Nack) bool { return n.Subject == subject })
-				if said != refused {
-					t.Errorf("%d to %d: nacks %+v for subject %d, refused %v", i, j, nacks, subject, refused)
+				if said != (c[0] || c[1]) {
+					t.Errorf("%d to %d: nacks %+v for subject %d, refused %v", i, j, nacks, subject, c)
 				}
-				for n, e := range k.endpoints {
-					if old := endpoints[n]; refused && e.Identity == subject && (e.Egress != old.Egress || e.Ingress != old.Ingress) {
-						t.Errorf("%d to %d: slot %d has %d and %d, had %d and %d", i, j, n, e.Egress, e.Ingress, old.Egress, old.Ingress)
-					}
+				err := a.Await(t.Context(), subject)
+				if refused := errors.Is(err, policytable.ErrNoCapacity); refused != (c[0] || c[1]) {
+					t.Errorf("%d to %d: another endpoint of %d: %v", i, j, subject, err)
 				}
 			}
-			// To tables that stay although the service gave them up, somebody new
-			// is what he was before; those that it still has know him.
+			// Who comes meanwhile changes only what has its table.
 			after := maps.Clone(both)
 			after[306] = 5
-			truth := state{after, to.policies}.answers(k, qs)
-			k.after = func(what string) {
-				for n, got := range k.answers(qs) {
-					if got != before[n] && (qs[n].peer != 306 || got != truth[n]) && stays[k.endpoints[qs[n].slot].Identity] {
-						t.Fatalf("%d to %d: %q changed %+v to %v", i, j, what, qs[n], got)
-					}
+			want = state{after, to.policies}.answers(k, qs)
+			for n, q := range qs {
+				if closed[k.endpoints[q.slot].Identity][q.d] {
+					want[n] = false
 				}
 			}
+			oldOrNew(t, k, qs, k.answers(qs), want)
 			if _, err := a.apply(t.Context(), s.change(state{after, to.policies})); err != nil {
 				t.Fatalf("%d to %d: %v", i, j, err)
 			}
 			k.after = nil
-			if len(nacks) == 0 {
+			if !any {
 				continue
 			}
 			if st := a.Status(); len(st.Refusals) == 0 || !strings.Contains(st.Refusals[0], "needed") || st.Revision == s.seq {
@@ -102,16 +101,85 @@ func TestRefusedTableLeavesTheOldOneBitForBit(t *testing.T) {
 			if err := a.again(t.Context()); !errors.Is(err, errRecovered) {
 				t.Fatalf("%d to %d: with room again: %v", i, j, err)
 			}
-			want := state{after, to.policies}
-			same(t, "with room", qs, k.answers(qs), want.answers(k, qs))
-			if _, err := a.load(newService(5).snapshot(want)); err != nil {
+			want = state{after, to.policies}.answers(k, qs)
+			same(t, "with room", qs, k.answers(qs), want)
+			if _, err := a.load(newService(5).snapshot(state{after, to.policies})); err != nil {
 				t.Fatal(err)
 			}
-			nothingLeft(t, k, want)
+			nothingLeft(t, k, state{after, to.policies})
 			if st := a.Status(); len(st.Refusals) != 0 {
 				t.Errorf("%d to %d: still refused: %q", i, j, st.Refusals)
 			}
 		}
+	}
+}
+
+// TestPrefixWithoutRoomClosesWhatItWouldDeny: a table that lacks the prefix of a denial
+// allows it. One that lacks the prefix of an allowance denies it, and stays.
+func TestPrefixWithoutRoomClosesWhatItWouldDeny(t *testing.T) {
+	ten, block, other := netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("192.0.2.0/24")
+	allow, deny := policytable.ActionAllow, policytable.ActionDeny
+	for _, v := range []struct {
+		name   string
+		has    map[netip.Prefix]policytable.Action
+		denies bool
+	}{
+		{"a denial", map[netip.Prefix]policytable.Action{ten: allow, other: deny}, true},
+		{"an allowance", map[netip.Prefix]policytable.Action{ten: deny, other: allow}, false},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			k := scene()
+			a, s := start(t, k), newService(1)
+			p := testPolicy{enforce: true, prefixes: v.has}
+			if _, err := a.load(s.snapshot(state{
+				map[uint32]props{300: 1, 301: 2}, map[uint32][2]testPolicy{300: {p, {}}, 301: {}},
+			})); err != nil {
+				t.Fatal(err)
+			}
+			qs := questions(k)
+			before := k.answers(qs)
+			var id uint64
+			for id = range a.model.tables {
+			}
+			classes := a.model.tables[id].content.Prefixes[other] // block gets the verdict of other
+			k.maxPrefixes = len(a.model.tables[id].content.Prefixes)
+			step := func() policytable.Message {
+				s.seq++
+				return policytable.Message{Incarnation: s.run, Seq: s.seq, Steps: []policytable.Step{
+					policytable.SetPrefix{Table: id, Prefix: block, Classes: classes}, policytable.Barrier{PolicyRevision: s.seq},
+				}}
+			}
+			nacks, err := a.apply(t.Context(), step())
+			if err != nil {
+				t.Fatal(err)
+			}
+			closed := 0
+			for i, got := range k.answers(qs) {
+				if q := qs[i]; q.d == policytable.Egress && k.endpoints[q.slot].Identity == 300 && before[i] && !got {
+					closed++
+				} else if got && !before[i] {
+					t.Fatalf("%+v is allowed", q)
+				}
+			}
+			if (len(nacks) > 0) != v.denies || (closed > 0) != v.denies {
+				t.Errorf("nacks %+v, %d questions are denied that were not", nacks, closed)
+			}
+			k.maxPrefixes = 100
+			if err := a.again(t.Context()); v.denies && !errors.Is(err, errRecovered) {
+				t.Errorf("with room: %v", err)
+			}
+			if len(k.tables) != 1 {
+				t.Fatalf("%d tables", len(k.tables))
+			}
+			for _, c := range k.tables {
+				if len(c.Prefixes) != 3 {
+					t.Errorf("prefixes %v", c.Prefixes)
+				}
+			}
+			if b := k.endpoints[1]; b.Egress < policytable.First {
+				t.Errorf("with room slot 1 has table %d", b.Egress)
+			}
+		})
 	}
 }
 

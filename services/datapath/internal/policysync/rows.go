@@ -153,6 +153,18 @@ func (a *Applier) peer(w *work, t *serviceTable, nc policytable.IdentityClass, r
 	return faultRows.Hit(w.ctx)
 }
 
+// flipUsers makes the subjects of a table dirty.
+func (a *Applier) flipUsers(t *serviceTable) {
+	if a.model == nil {
+		return // a snapshot is taken over: it flips all
+	}
+	for id, list := range a.model.binds {
+		if s := a.subjects[id]; s != nil && (list[policytable.Egress].table == t || list[policytable.Ingress].table == t) {
+			s.dirty = true
+		}
+	}
+}
+
 // addRow writes a row, unless it is there.
 func (a *Applier) addRow(k *kernelTable, nc policytable.IdentityClass, class uint16) error {
 	if class == policytable.Absent {
@@ -192,6 +204,12 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 	if k == nil {
 		return nil
 	}
+	// Its subjects are flipped when it begins or ends to allow too much.
+	defer func(before bool) {
+		if before != t.allowsTooMuch() {
+			a.flipUsers(t)
+		}
+	}(t.allowsTooMuch())
 	delete(t.missingPrefixes, p)
 	want, wanted := t.content.Prefixes[p]
 	have, there := k.content.Prefixes[p]
@@ -220,9 +238,9 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 	}
 	if lacks || errors.Is(err, policytable.ErrNoCapacity) {
 		if t.missingPrefixes == nil {
-			t.missingPrefixes = map[netip.Prefix]struct{}{}
+			t.missingPrefixes = map[netip.Prefix]bool{}
 		}
-		t.missingPrefixes[p] = struct{}{}
+		t.missingPrefixes[p] = !grants
 		if err != nil {
 			t.err = err
 		}

@@ -91,7 +91,7 @@ func (a *Applier) await(ctx context.Context, identity uint32, wait bool) error {
 				return fmt.Errorf("policy of identity %d: %w: %w", identity, ErrUnavailable, err)
 			}
 			if why := cmp.Or(a.held, a.refused); why != "" {
-				return fmt.Errorf("policy of identity %d: %w: %s", identity, ErrUnavailable, why)
+				return fmt.Errorf("policy of identity %d: %w: %w: %s", identity, ErrUnavailable, ErrHeld, why)
 			}
 			return fmt.Errorf("policy of identity %d: %w: the policy service has not sent its tables", identity, ErrUnavailable)
 		}
@@ -204,6 +204,38 @@ func (a *Applier) SetIdentity(ctx context.Context, n uint16, identity uint32, se
 	if err := a.await(ctx, identity, true); err != nil {
 		return err
 	}
+	s := a.subject(identity)
+	return a.setIdentity(n, identity, s.egress, s.ingress, set)
+}
+
+// SetIdentityOrIsolate is SetIdentity for a change that the endpoint may not be spared:
+// if the tables of the identity do not fit, or policies are not taken over, the endpoint
+// gets the identity with tables that are closed in the directions that lack one. It gets
+// the missing tables as soon as they are there. reason is empty if nothing is missing.
+func (a *Applier) SetIdentityOrIsolate(ctx context.Context, n uint16, identity uint32, set SetIdentityFunc,
+) (reason string, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.subject(identity)
+	if reason = cmp.Or(s.refusal, a.held, a.refused); reason == "" || a.enforceable(identity, s) {
+		reason = ""
+		err = a.await(ctx, identity, true)
+		s = a.subject(identity)
+		if s.refusal != "" { // it came while this waited
+			reason, err = s.refusal, nil
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	egress, ingress := policytable.Pending, policytable.Pending
+	if s.ready || s.refusal != "" {
+		egress, ingress = s.egress, s.ingress
+	}
+	return reason, a.setIdentity(n, identity, egress, ingress, set)
+}
+
+func (a *Applier) setIdentity(n uint16, identity uint32, egress, ingress policytable.ID, set SetIdentityFunc) error {
 	e, s := a.slots[n], a.subject(identity)
 	if e == nil {
 		return fmt.Errorf("slot %d: %w", n, ErrNoEndpoint)
@@ -213,12 +245,12 @@ func (a *Applier) SetIdentity(ctx context.Context, n uint16, identity uint32, se
 	s.until = time.Time{}
 	var after error
 	err := a.History.Flip(n, a.cfg.Now(), func() (p policyhistory.Policy, err error) {
-		epoch, err := set(s.egress, s.ingress)
+		epoch, err := set(egress, ingress)
 		if epoch == 0 {
 			return p, err
 		}
 		after = err
-		e.Identity, e.Egress, e.Ingress, e.Epoch = identity, s.egress, s.ingress, epoch
+		e.Identity, e.Egress, e.Ingress, e.Epoch = identity, egress, ingress, epoch
 		return a.policyOf(n), nil
 	})
 	if err != nil {

@@ -139,7 +139,7 @@ func TestRulesOfTheProtoFileBoundObserveAndExplain(t *testing.T) {
 		"17 requirements": selector(slices.Repeat([]*datapathv1.LabelRequirement{app}, 17)...),
 		"65 selectors":    &datapathv1.ObserveRequest{Selectors: slices.Repeat(selector(app).GetSelectors(), 65)},
 		"no key":          selector(&datapathv1.LabelRequirement{Operator: exists}),
-		"a key too long":  selector(&datapathv1.LabelRequirement{Key: strings.Repeat("k", 318), Operator: exists}),
+		"a key too long":  selector(&datapathv1.LabelRequirement{Key: strings.Repeat("k", 349), Operator: exists}),
 		"a source too long": selector(&datapathv1.LabelRequirement{
 			Source: strings.Repeat("s", 64), Key: "app", Operator: exists,
 		}),

@@ -153,8 +153,8 @@ type PolicyServiceClient interface {
 	// of this run of the service and not too old, the stream continues behind
 	// them; else it begins with everything there is, then SnapshotComplete:
 	// what was not named until then is gone. Acknowledgements are cumulative and
-	// mean that the kernel enforces everything up to there. A refused table
-	// leaves its subjects on the tables they had.
+	// mean that the kernel enforces everything up to there. The
+	// direction of a refused table is closed for its subjects.
 	//
 	// RESOURCE_EXHAUSTED: the caller is too far behind, or took or acknowledged
 	// nothing for 30 s, and was disconnected; subscribe again. UNAVAILABLE: the service is going down.
@@ -538,8 +538,8 @@ type PolicyServiceServer interface {
 	// of this run of the service and not too old, the stream continues behind
 	// them; else it begins with everything there is, then SnapshotComplete:
 	// what was not named until then is gone. Acknowledgements are cumulative and
-	// mean that the kernel enforces everything up to there. A refused table
-	// leaves its subjects on the tables they had.
+	// mean that the kernel enforces everything up to there. The
+	// direction of a refused table is closed for its subjects.
 	//
 	// RESOURCE_EXHAUSTED: the caller is too far behind, or took or acknowledged
 	// nothing for 30 s, and was disconnected; subscribe again. UNAVAILABLE: the service is going down.

@@ -894,9 +894,9 @@ func (x *Hold) GetReason() string {
 	return ""
 }
 
-// Nack says that a subject stays on the tables it had. Without a subject it
-// refuses the message as a whole, because it has a step that the subscriber does
-// not know: the subscriber goes on enforcing what it enforced and carries out
+// Nack says that a subject is closed in the direction of a table that the
+// datapath has no room for. Without a subject it refuses the message as a whole,
+// because it has a step that the subscriber does not know: the subscriber goes on enforcing what it enforced and carries out
 // nothing of this stream from there on, so it refuses every later message too.
 // WaitForRevision and LearnNames answer FAILED_PRECONDITION meanwhile.
 type Nack struct {

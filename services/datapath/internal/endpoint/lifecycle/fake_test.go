@@ -48,6 +48,10 @@ type machine struct {
 	calls  []string
 	open   int    // namespaces that are open
 	number uint32 // that Resolve gives
+
+	halfway  error           // of the next SetIdentity, which has changed the identity
+	isolates string          // why SetIdentityOrIsolate isolates; empty: it does not
+	isolated map[uint16]bool // slots
 }
 
 type namespace struct {
@@ -72,6 +76,7 @@ type lease struct {
 
 func newMachine() *machine {
 	return &machine{
+		isolated:   map[uint16]bool{},
 		number:     1000,
 		namespaces: map[string]*namespace{}, devices: map[uint32]*device{}, nextIndex: 10, slots: map[uint16]endpoint.Entry{}, nextSlot: 1,
 		leases: map[workload.Owner]lease{}, identities: map[workload.Owner]bool{}, confirmed: map[workload.Owner]uint32{},
@@ -363,7 +368,23 @@ func (f fakeMaps) SetIdentity(_ context.Context, slot uint16, identity uint32) e
 	e := f.slots[slot]
 	e.Identity = identity
 	f.slots[slot] = e
-	return nil
+	err := f.halfway
+	f.halfway = nil
+	return err
+}
+
+func (f fakeMaps) SetIdentityOrIsolate(ctx context.Context, slot uint16, identity uint32) (string, error) {
+	if err := f.SetIdentity(ctx, slot, identity); err != nil {
+		return "", err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.isolates != "" {
+		f.isolated[slot] = true
+	} else {
+		delete(f.isolated, slot)
+	}
+	return f.isolates, nil
 }
 
 func (f fakeMaps) Entries() ([]endpoint.Entry, error) {

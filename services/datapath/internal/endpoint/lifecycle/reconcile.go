@@ -199,7 +199,7 @@ func (c *Core) refresh(ctx context.Context, o workload.Owner) (bool, error) {
 	next := r
 	next.Identity, err = c.cfg.Identities.Resolve(ctx, r.Workload())
 	if err == nil {
-		err = c.relabel(ctx, r, next)
+		err = c.relabel(ctx, r, next, true)
 	}
 	if err != nil && errors.Is(context.Cause(ctx), endpoint.ErrDeleted) {
 		return false, nil

@@ -81,7 +81,7 @@ func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (endpoin
 		return c.endpoint(next, endpoint.Ready), nil
 	}
 	if next.Identity, err = c.cfg.Identities.Resolve(ctx, wanted); err == nil {
-		err = c.relabel(ctx, r, next)
+		err = c.relabel(ctx, r, next, false)
 	}
 	if err != nil {
 		// Perhaps the identity service holds what was wanted and no longer what the
@@ -111,18 +111,23 @@ func (c *Core) steady(o workload.Owner) (endpoint.Record, bool) {
 // endpoint, another one. It is the one place where that happens; the caller has the
 // owner's turn. In this order:
 //
-//  1. the tables of the identity are in the kernel, and other tables know it;
+//  1. the tables of the identity are in the kernel, and other tables know it. With
+//     isolate, tables that cannot be made or are not taken over are not waited for: the
+//     endpoint is isolated at 3 until they are there;
 //  2. the record says the identity. A process that is killed from here on finds that
 //     record and kernel differ, and goes on at 1;
 //  3. one store changes identity and tables of the endpoint, then the ipcache follows.
 //
-// Until 3 the endpoint is evaluated as before, also while policies are not there.
-func (c *Core) relabel(ctx context.Context, r, next endpoint.Record) error {
+// Until 3 the endpoint is evaluated as before, also while the policy service is away.
+// isolate is set for what the identity service says: that a label set changed is known
+// then, so what the former one allows may not stay. A caller that gets the error of its
+// own request leaves the endpoint as it was.
+func (c *Core) relabel(ctx context.Context, r, next endpoint.Record, isolate bool) error {
 	o := r.Spec.Owner
 	if r.Identity.Equal(next.Identity) && r.LastGiven().Equal(next.LastGiven()) && !c.differs(o) {
 		return nil
 	}
-	if err := c.prepare(ctx, next.Identity.Number, r.Identity.Number); err != nil {
+	if err := c.prepare(ctx, next.Identity.Number, r.Identity.Number); err != nil && !(isolate && isolates(err)) {
 		return err
 	}
 	if err := faultRelabelTables.Hit(ctx); err != nil {
@@ -138,7 +143,12 @@ func (c *Core) relabel(ctx context.Context, r, next endpoint.Record) error {
 	// From here on it is done, or done again: the record says so.
 	c.setDiffers(o, true)
 	err := faultRelabelRecord.Hit(ctx)
-	if err == nil {
+	reason := ""
+	switch {
+	case err != nil:
+	case isolate:
+		reason, err = c.cfg.Maps.SetIdentityOrIsolate(ctx, r.Slot, next.Identity.Number)
+	default:
 		err = c.cfg.Maps.SetIdentity(ctx, r.Slot, next.Identity.Number)
 	}
 	if err != nil {
@@ -154,6 +164,10 @@ func (c *Core) relabel(ctx context.Context, r, next endpoint.Record) error {
 	c.setDiffers(o, false)
 	c.set(next, endpoint.Ready)
 	c.relabels.Add(1)
+	if reason != "" {
+		c.log.WarnContext(ctx, "an endpoint is isolated until the tables of its identity are there",
+			"owner", o.String(), "identity", next.Identity.Number, "reason", reason)
+	}
 	c.log.InfoContext(ctx, "identity changed",
 		"owner", o.String(), "old", r.Identity.Number, "new", next.Identity.Number)
 	return faultRelabelDone.Hit(ctx)
@@ -169,6 +183,12 @@ func (c *Core) prepare(ctx context.Context, identity, old uint32) error {
 		return fmt.Errorf("await the policy of identity %d: %w", identity, err)
 	}
 	return nil
+}
+
+// isolates reports whether an error of prepare says that the tables of an identity cannot
+// be made, or are not taken over. While the policy service is away it says neither.
+func isolates(err error) bool {
+	return errors.Is(err, endpoint.ErrFull) || errors.Is(err, endpoint.ErrPoliciesHeld)
 }
 
 // enforces says whether the maps have the identity of a record.
@@ -316,7 +336,7 @@ func (c *Core) pursue(ctx context.Context, o workload.Owner, places chan struct{
 // It waits for the tables without the owner's turn, which others may need.
 func (c *Core) grant(ctx context.Context, o workload.Owner, w wish, places chan struct{}) error {
 	if r, ok := c.steady(o); ok && (r.Identity.Number != w.identity.Number || c.differs(o)) {
-		if err := c.prepare(ctx, w.identity.Number, 0); err != nil {
+		if err := c.prepare(ctx, w.identity.Number, 0); err != nil && !isolates(err) {
 			return err
 		}
 	}
@@ -342,7 +362,7 @@ func (c *Core) grant(ctx context.Context, o workload.Owner, w wish, places chan 
 	if w.confirm { // else the record says it, which may have changed since
 		next.Identity = w.identity
 	}
-	if err := c.relabel(ctx, r, next); err != nil {
+	if err := c.relabel(ctx, r, next, true); err != nil {
 		return causeOf(ctx, err)
 	}
 	if !w.confirm {

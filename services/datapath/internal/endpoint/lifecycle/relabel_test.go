@@ -438,3 +438,189 @@ func TestRefreshGoesOnBehindAPodThatIsNotKnown(t *testing.T) {
 		before = m.called("resolve")
 	}
 }
+
+// TestAWishWhoseTablesCannotBeMadeIsolates: the identity service has said that the labels
+// changed, so the endpoint may not keep what the former ones allow.
+//
+// INV-70
+func TestAWishWhoseTablesCannotBeMadeIsolates(t *testing.T) {
+	for _, want := range []error{endpoint.ErrFull, fmt.Errorf("%w: %w", endpoint.ErrUnavailable, endpoint.ErrPoliciesHeld)} {
+		m := newMachine()
+		p := &fakePolicies{}
+		c := m.evaluated(t, p)
+		s := m.wanted("a", 2)
+		e, err := c.Create(t.Context(), s, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.mu.Lock()
+		p.await = func(context.Context, uint32) error { return want }
+		p.mu.Unlock()
+		// Who asks for it is answered, and nothing changes.
+		m.number = 2000
+		if _, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: web("b")}, false); !errors.Is(err, want) {
+			t.Errorf("%v: update: %v", want, err)
+		}
+		if m.entry(e.Slot).Identity != 1000 {
+			t.Errorf("%v: an update that was refused changed %+v", want, m.entry(e.Slot))
+		}
+		m.isolates = "no room"
+		relabelling(t, c)
+		c.Wishes(map[workload.Owner]endpoint.Identity{s.Owner: {Number: 2000}}, nil)
+		m.await(t, c, s.Owner, func(e endpoint.Endpoint) bool { return e.Identity.Number == 2000 })
+		for c.Counts().PendingRelabels > 0 {
+			if err := pause(t.Context(), c.cfg.RetryDelay); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m.mu.Lock()
+		if !m.isolated[e.Slot] || m.confirmed[s.Owner] != 2000 || m.records[s.Owner].Identity.Number != 2000 {
+			t.Errorf("%v: isolated %v, confirmed %v, record %+v", want, m.isolated, m.confirmed, m.records[s.Owner].Identity)
+		}
+		m.mu.Unlock()
+	}
+}
+
+// TestARefreshWhoseTablesCannotBeMadeIsolates: as a wish does.
+func TestARefreshWhoseTablesCannotBeMadeIsolates(t *testing.T) {
+	m := newMachine()
+	p := &fakePolicies{}
+	c := m.evaluated(t, p)
+	s := m.wanted("a", 2)
+	e, err := c.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.await = func(context.Context, uint32) error { return endpoint.ErrFull }
+	m.number, m.isolates = 5, "no room"
+	if n, err := c.Refresh(t.Context()); n != 1 || err != nil || !m.isolated[e.Slot] || m.entry(e.Slot).Identity != 5 {
+		t.Errorf("%d, %v; isolated %v, %+v", n, err, m.isolated, m.entry(e.Slot))
+	}
+}
+
+// TestAWithdrawnWishIsNotGranted: neither one that waits, nor one that is being granted.
+func TestAWithdrawnWishIsNotGranted(t *testing.T) {
+	m := newMachine()
+	p := &fakePolicies{}
+	c := m.evaluated(t, p)
+	one, two := m.wanted("a", 2), m.wanted("b", 3)
+	for _, s := range []endpoint.Spec{one, two} {
+		if _, err := c.Create(t.Context(), s, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tried, goes := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	p.mu.Lock()
+	p.await = func(ctx context.Context, id uint32) error {
+		if id != 2000 {
+			return nil
+		}
+		once.Do(func() { close(tried) })
+		select {
+		case <-goes:
+			return endpoint.ErrUnavailable
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	p.mu.Unlock()
+	relabelling(t, c)
+	c.Wishes(map[workload.Owner]endpoint.Identity{one.Owner: {Number: 2000}}, nil)
+	<-tried
+	c.Wishes(nil, map[workload.Owner]struct{}{one.Owner: {}})
+	if n := c.Counts().PendingRelabels; n != 0 {
+		t.Errorf("%d wishes are left", n)
+	}
+	close(goes)
+	// The next wish of another owner is granted behind it.
+	c.Wishes(map[workload.Owner]endpoint.Identity{two.Owner: {Number: 3000}}, nil)
+	m.await(t, c, two.Owner, func(e endpoint.Endpoint) bool { return e.Identity.Number == 3000 })
+	if e, err := c.Get(one.Owner); err != nil || e.Identity.Number != 1000 || m.entry(e.Slot).Identity != 1000 {
+		t.Errorf("withdrawn, and granted: %+v, %v", e.Identity, err)
+	}
+}
+
+// TestAWishThatChangesWhileTheEarlierOneIsGrantedIsGrantedToo: the later one is not taken
+// for done with the earlier one.
+func TestAWishThatChangesWhileTheEarlierOneIsGrantedIsGrantedToo(t *testing.T) {
+	m := newMachine()
+	c := m.evaluated(t, &fakePolicies{})
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	goes := make(chan struct{})
+	m.mu.Lock()
+	m.block["set identity"] = goes
+	m.mu.Unlock()
+	relabelling(t, c)
+	c.Wishes(map[workload.Owner]endpoint.Identity{s.Owner: {Number: 2000}}, nil)
+	for !c.differs(s.Owner) {
+		if err := pause(t.Context(), c.cfg.RetryDelay); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Wishes(map[workload.Owner]endpoint.Identity{s.Owner: {Number: 3000}}, nil)
+	close(goes)
+	m.await(t, c, s.Owner, func(e endpoint.Endpoint) bool { return e.Identity.Number == 3000 })
+}
+
+// TestARecordIsTakenBackOnlyIfTheMapsHaveTheFormerIdentity: a change that failed half-way
+// may have reached the maps. Then the record keeps the new identity, and the change goes on
+// by itself.
+func TestARecordIsTakenBackOnlyIfTheMapsHaveTheFormerIdentity(t *testing.T) {
+	m := newMachine()
+	c := m.evaluated(t, &fakePolicies{})
+	s := m.wanted("a", 2)
+	e, err := c.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	relabelling(t, c)
+	c.Wishes(map[workload.Owner]endpoint.Identity{s.Owner: {Number: 1500}}, nil)
+	for m.entry(e.Slot).Identity != 1500 || c.Counts().PendingRelabels > 0 { // then it waits for news
+		if err := pause(t.Context(), c.cfg.RetryDelay); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.mu.Lock()
+	m.number, m.halfway = 2000, errTest
+	m.mu.Unlock()
+	if _, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: web("b")}, false); !errors.Is(err, errTest) {
+		t.Fatal(err)
+	}
+	m.await(t, c, s.Owner, func(e endpoint.Endpoint) bool { return e.Identity.Number == 2000 })
+	for c.Counts().PendingRelabels > 0 {
+		if err := pause(t.Context(), c.cfg.RetryDelay); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := m.recordOf(s.Owner); r.Identity.Number != 2000 || m.entry(e.Slot).Identity != 2000 {
+		t.Errorf("record %d, maps %+v", r.Identity.Number, m.entry(e.Slot))
+	}
+}
+
+// TestAnEndpointThatIsBeingDeletedIsNotChanged: its device may be half gone.
+func TestAnEndpointThatIsBeingDeletedIsNotChanged(t *testing.T) {
+	m := newMachine()
+	c := m.evaluated(t, &fakePolicies{})
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	c.mu.Lock()
+	c.states[s.Owner] = endpoint.Disconnecting
+	c.mu.Unlock()
+	if _, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: web("b")}, false); !errors.Is(err, endpoint.ErrNotFound) {
+		t.Errorf("update: %v, want ErrNotFound", err)
+	}
+	c.setDiffers(s.Owner, true)
+	w := wish{identity: endpoint.Identity{Number: 2000}, confirm: true}
+	if err := c.grant(t.Context(), s.Owner, w, make(chan struct{}, 1)); err != nil || m.called("set identity") != 0 {
+		t.Errorf("grant: %v, %d calls", err, m.called("set identity"))
+	}
+	if c.differs(s.Owner) {
+		t.Error("an endpoint that goes is pursued for ever")
+	}
+}

@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// as makes one request as a user.
-func (a *apiServer) as(user, method, path string, body object) (status int, answer string) {
+// impersonate makes one request as a user.
+func (a *apiServer) impersonate(user, method, path string, body object) (status int, answer string) {
 	a.t.Helper()
 	data, err := json.Marshal(body)
 	if err != nil {
@@ -73,7 +73,7 @@ func TestAPITenantLabelNeedsItsVerb(t *testing.T) {
 	tries := 0
 	eventually(t, "the policy", func() error {
 		tries++
-		status, answer := a.as("alice", http.MethodPost, namespaces, named(fmt.Sprint("try-", tries), tenant("shop")))
+		status, answer := a.impersonate("alice", http.MethodPost, namespaces, named(fmt.Sprint("try-", tries), tenant("shop")))
 		if status != http.StatusForbidden || !strings.Contains(answer, "tenants.sluice.io") {
 			return fmt.Errorf("%d: %s", status, answer)
 		}
@@ -97,7 +97,7 @@ func TestAPITenantLabelNeedsItsVerb(t *testing.T) {
 		{"bob", http.MethodPost, namespaces, named("third", tenant("shop")), true},
 		{"alice", http.MethodDelete, namespaces + "/third", nil, true},
 	} {
-		status, answer := a.as(v.user, v.method, v.path, v.body)
+		status, answer := a.impersonate(v.user, v.method, v.path, v.body)
 		if allowed := status/100 == 2; allowed != v.allowed || !allowed && status != http.StatusForbidden {
 			t.Errorf("%s %s %s %v: %d: %s", v.user, v.method, v.path, v.body, status, answer)
 		}

@@ -36,8 +36,8 @@ var metrics = []metric{
 	newMetric("policies", "Policies in force.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Policies) }),
 	newMetric("refused_sources", "Files and objects that were refused, and stored policies that are not in force. Each needs a look.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Refused) }),
-	newMetric("policies_exceeding_shares", "Policies that isolate what they select, since they exceed the share of their tenant.", prometheus.GaugeValue,
-		func(f figures) float64 { return float64(f.Exceeding) }),
+	newMetric("reduced_tables", "Tables that do not have all rules of their subjects, since these exceed a limit. Each needs a look.", prometheus.GaugeValue,
+		func(f figures) float64 { return float64(f.Reduced) }),
 	newMetric("policy_revision", "Revision of the policies.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Revision) }),
 	newMetric("identities", "Identities known.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Identities) }),
 	newMetric("waiting_identities", "Identities that a table treats as unknown because it has no capacity for them.", prometheus.GaugeValue,
@@ -106,24 +106,15 @@ func collectBusy(ch chan<- prometheus.Metric, b turns.Busy) {
 
 // The limits that tenants share; the label limit is its name in the settings.
 var (
-	limitDesc      = prometheus.NewDesc("sluice_policy_limit", "Size of a limit that tenants share.", []string{"limit"}, nil)
-	limitAsked     = prometheus.NewDesc("sluice_policy_limit_asked", "What all tenants ask of the limit.", []string{"limit"}, nil)
-	limitUsed      = prometheus.NewDesc("sluice_policy_limit_used", "What is admitted of it.", []string{"limit"}, nil)
-	limitExceeding = prometheus.NewDesc("sluice_policy_limit_exceeding_tenants", "Tenants that ask for more than they get.", []string{"limit"}, nil)
+	limitDesc     = prometheus.NewDesc("sluice_policy_limit", "Size of a limit that tenants share.", []string{"limit"}, nil)
+	limitUsedDesc = prometheus.NewDesc("sluice_policy_limit_used", "Units of the limit that are in use.", []string{"limit"}, nil)
+	exceedsDesc   = prometheus.NewDesc("sluice_policy_exceeds_share",
+		"Units that tenants ask for beyond their share of the limit; policies that need them isolate.", []string{"limit"}, nil)
 )
 
 func collectLimit(ch chan<- prometheus.Metric, u shares.Usage) {
-	exceeding := 0
-	for _, t := range u.Tenants {
-		if t.Admitted < t.Asked {
-			exceeding++
-		}
-	}
-	for _, x := range []struct {
-		desc  *prometheus.Desc
-		value int
-	}{{limitDesc, u.Limit.Size}, {limitAsked, u.Asked}, {limitUsed, u.Used}, {limitExceeding, exceeding}} {
-		ch <- prometheus.MustNewConstMetric(x.desc, prometheus.GaugeValue, float64(x.value), u.Limit.Name)
+	for desc, v := range map[*prometheus.Desc]int{limitDesc: u.Limit.Size, limitUsedDesc: u.Used, exceedsDesc: u.Asked - u.Used} {
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(v), u.Limit.Name)
 	}
 }
 
@@ -135,7 +126,7 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range metrics {
 		ch <- m.desc
 	}
-	for _, d := range []*prometheus.Desc{busyDesc, longestDesc, limitDesc, limitAsked, limitUsed, limitExceeding} {
+	for _, d := range []*prometheus.Desc{busyDesc, longestDesc, limitDesc, limitUsedDesc, exceedsDesc} {
 		ch <- d
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	words "github.com/sluice-net/sluice/proto/wire"
@@ -41,6 +42,7 @@ import (
 // Server implements policyv1.PolicyServiceServer.
 type Server struct {
 	policyv1.UnimplementedPolicyServiceServer
+	sharesv1.UnimplementedSharesServiceServer
 
 	Owner   *owner.Owner
 	Version string
@@ -61,6 +63,7 @@ type Addresses interface {
 // Register adds the service.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	policyv1.RegisterPolicyServiceServer(r, s)
+	sharesv1.RegisterSharesServiceServer(r, s)
 	statusv1.RegisterProcessServiceServer(r, s.Process)
 }
 
@@ -83,6 +86,7 @@ func Methods() rpc.Methods {
 		policyv1.PolicyService_HoldAddresses_FullMethodName:     {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
 		policyv1.PolicyService_ForgetNames_FullMethodName:       {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_ListNames_FullMethodName:         {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 4, Waiting: 32}},
+		sharesv1.SharesService_ListShares_FullMethodName:        {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 4, Waiting: 32}},
 		policyv1.PolicyService_ListPolicies_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
 		policyv1.PolicyService_GetPolicyTable_FullMethodName:    {Access: rpc.Group(), Limit: costly},
 		policyv1.PolicyService_WaitForRevision_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64, Waiting: 64}},
@@ -500,4 +504,15 @@ func diffPeer(p question.DifferentPeer) *policyv1.DiffPeer {
 		}
 	}
 	return out
+}
+
+// ListShares implements SharesService.
+func (s *Server) ListShares(
+	req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
+) error {
+	all, err := s.Owner.Shares(stream.Context())
+	if err != nil {
+		return statusOf(err)
+	}
+	return words.SendShares(all, req, stream)
 }

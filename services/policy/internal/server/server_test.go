@@ -5,6 +5,9 @@ package server
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"maps"
 	"net/netip"
 	"os"
@@ -27,6 +30,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
@@ -38,6 +42,7 @@ import (
 // service is the real server on a real socket.
 type service struct {
 	policyv1.PolicyServiceClient
+	shares  sharesv1.SharesServiceClient
 	t       *testing.T
 	owner   *owner.Owner
 	dir     string
@@ -120,7 +125,7 @@ func (s *service) start(opts ...option) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.PolicyServiceClient, s.owner = policyv1.NewPolicyServiceClient(conn), o
+	s.PolicyServiceClient, s.shares, s.owner = policyv1.NewPolicyServiceClient(conn), sharesv1.NewSharesServiceClient(conn), o
 	s.stop = sync.OnceFunc(func() {
 		conn.Close()
 		srv.Stop()
@@ -347,5 +352,32 @@ func TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster(t *testing.T) 
 	})
 	if err != nil || x.GetVerdict() != policyv1.Action_ACTION_ALLOW {
 		t.Errorf("with identities sluice-identity is not asked: %v, %v", x, err)
+	}
+}
+
+func TestSharesAreThoseOfTheNamespaces(t *testing.T) {
+	s := serve(t)
+	if _, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(allowWeb)}); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := s.shares.ListShares(s.ctx(), &sharesv1.ListSharesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range m.GetTenants() {
+			got = append(got, fmt.Sprintf("%s of %s: all admitted %t", m.GetLimit().GetName(), x.GetName(), x.GetAdmitted() == x.GetAsked()))
+		}
+	}
+	if want := []string{"policies of shop: all admitted true", "manifests of shop: all admitted true"}; !slices.Equal(got, want) {
+		t.Errorf("shares %q, want %q", got, want)
 	}
 }

@@ -24,6 +24,7 @@ type Status struct {
 	Unsupported int // policies in force with a field that is not supported
 	Exceeding   int // policies that isolate, since they exceed the share of their tenant
 	Limits      []shares.Usage
+	Reduced     int // tables that do not have all rules of their subjects
 	Identities  int
 	Waiting     int
 	Size        engine.Size

@@ -56,7 +56,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 	n, err := owner.New(owner.Config{
 		Engine: engine.Config{Cluster: synthetic.Name, AllowHost: true},
 		Rules:  rule.Options{Cluster: synthetic.Name, LocalClusterOnly: true},
-		Linger: time.Minute, MaxPolicies: 20_000, MaxManifestBytes: 256 << 20, MaxNames: 4096, MaxAddresses: 65_536,
+		Linger: time.Minute, MaxPolicies: 40_000, MaxManifestBytes: 256 << 20, MaxNames: 4096, MaxAddresses: 65_536,
 		Stream: tables.Defaults(), Log: slog.New(slog.DiscardHandler), Processor: processorTime,
 	}, dir, []string{owner.SourceIdentity, owner.SourceFile})
 	if err != nil {

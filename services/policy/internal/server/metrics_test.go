@@ -56,7 +56,7 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	for _, m := range regexp.MustCompile("`(sluice_policy_[a-z_]+)`").FindAllStringSubmatch(string(doc), -1) {
 		documented[m[1]] = true
 	}
-	ch := make(chan *prometheus.Desc, len(metrics)+2+len(statusMetrics))
+	ch := make(chan *prometheus.Desc, len(metrics)+5+len(statusMetrics))
 	Collector{}.Describe(ch)
 	StatusCollector{}.Describe(ch)
 	close(ch)

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/log"
@@ -150,11 +151,22 @@ func newServer(
 			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,
 			PolicyAudit: cfg.Policy.Mode != policyNone && cfg.Policy.Audit,
 		},
-		Owners:   called.owners,
-		Cluster:  n.clusterStream,
-		Called:   server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
-		NameOf:   n.Numbers.Name,
-		Warnings: func() []string { return slices.Concat(n.Host.Warnings(), p.MissingLayers(), n.hostPortWarnings()) },
+		Owners:  called.owners,
+		Cluster: n.clusterStream,
+		Called:  server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
+		NameOf:  n.Numbers.Name,
+		Named:   called.cluster.NodeName,
+	}
+	set := slices.ContainsFunc(p.Effective.Entries, func(e config.Entry) bool {
+		return e.Key == "node" && e.Source != config.FromDefault
+	})
+	s.Warnings = func() []string {
+		all := slices.Concat(n.Host.Warnings(), p.MissingLayers(), n.hostPortWarnings())
+		if name := called.cluster.NodeName(); set && name != "" && name != cfg.Node {
+			all = append(all, fmt.Sprintf("the setting node is %q, and sluice-identity has this node as %q, which events name; "+
+				"remove the setting, or make the two equal", cfg.Node, name))
+		}
+		return all
 	}
 	if n.Prober != nil {
 		s.Probes = n.Prober.State

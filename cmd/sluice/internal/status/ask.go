@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
@@ -41,10 +42,12 @@ func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus
 			err = s.askIdentity(ctx, service, identityv1.NewIdentityServiceClient(conn))
 		case "ipam":
 			err = s.askIPAM(ctx, service, ipamv1.NewIPAMServiceClient(conn))
+			service.askNode(ctx, conn)
 		case "policy":
 			err = s.askPolicy(ctx, service, policyv1.NewPolicyServiceClient(conn))
 		case "loadbalancer":
 			err = s.askLoadBalancer(ctx, service, lbv1.NewLoadBalancerServiceClient(conn))
+			service.askNode(ctx, conn)
 		case "datapath":
 			err = s.askDatapath(ctx, service, datapathv1.NewDatapathServiceClient(conn))
 		}
@@ -58,6 +61,25 @@ func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus
 		service.Error = fmt.Sprintf("no answer within %s; it may hang, or have been stopped", inv.Timeout)
 	}
 	return nil
+}
+
+// askNode reads which node the settings of a service name; what cannot be read names none. In ipam the name counts in
+// one mode alone.
+func (s *serviceStatus) askNode(ctx context.Context, conn grpc.ClientConnInterface) {
+	r, err := statusv1.NewProcessServiceClient(conn).GetConfig(ctx, &statusv1.GetConfigRequest{})
+	if err != nil {
+		return
+	}
+	settings := map[string]string{}
+	for _, x := range r.GetSettings() {
+		settings[x.GetKey()] = x.GetValue()
+	}
+	switch {
+	case s.Name == "loadbalancer":
+		s.node, s.nodeKey = settings["node.name"], "node.name"
+	case settings["mode"] == "kubernetes":
+		s.node, s.nodeKey = settings["kubernetes.node"], "kubernetes.node"
+	}
 }
 
 // about takes what every service says of itself.

@@ -81,6 +81,8 @@ type serviceStatus struct {
 	denied  bool       // the caller may not open the socket
 	away    bool       // it did not answer at all
 	known   bool       // Error is about label sets that this node does not have
+	node    string     // that its settings name; empty: none
+	nodeKey string     // of that setting
 }
 
 type datapathStatus struct {
@@ -380,6 +382,10 @@ func (s *Node) warnings() []string {
 		all = append(all, b.warnings(s.translatesNone())...)
 	}
 	for _, service := range s.Services {
+		if s.Identity != nil && service.node != "" && s.Identity.Node != "" && service.node != s.Identity.Node {
+			all = append(all, fmt.Sprintf("sluice-%s: the setting %s is %q, and sluice-identity has this node as %q: make the "+
+				"two equal", service.Name, service.nodeKey, service.node, s.Identity.Node))
+		}
 		switch {
 		case service.Name != "loadbalancer":
 		case service.Error != "":

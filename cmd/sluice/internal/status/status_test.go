@@ -348,3 +348,30 @@ func TestNodeIsNotReadyWithoutTheServicesOfTheCluster(t *testing.T) {
 		t.Errorf("ready: %t, for known label sets: %t, problems %q", n.Ready, n.Known, n.Problems)
 	}
 }
+
+// TestStatusComparesTheNamesOfTheNode holds that settings that name the node agree with the name in the cluster.
+func TestStatusComparesTheNamesOfTheNode(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Healthy = true
+	for _, c := range []struct {
+		settings map[string]string
+		want     string
+	}{
+		{map[string]string{"node.name": "node-a", "kubernetes.node": "other"}, ""}, // ipam does not use it
+		{map[string]string{"node.name": ""}, ""},
+		{
+			map[string]string{"node.name": "node-A"},
+			`Warning: sluice-loadbalancer: the setting node.name is "node-A", and sluice-identity has this node as "node-a"`,
+		},
+		{
+			map[string]string{"mode": "kubernetes", "kubernetes.node": "other"},
+			`Warning: sluice-ipam: the setting kubernetes.node is "other", and sluice-identity has this node as "node-a"`,
+		},
+	} {
+		n.Settings = c.settings
+		_, out, _ := n.Sluice("status")
+		if strings.Contains(out, "make the two equal") != (c.want != "") || !strings.Contains(out, c.want) {
+			t.Errorf("%v: want %q in\n%s", c.settings, c.want, out)
+		}
+	}
+}

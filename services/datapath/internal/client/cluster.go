@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -27,6 +28,15 @@ type Cluster struct {
 	Health
 	client identityv1.ClusterServiceClient
 	log    *slog.Logger
+	name   atomic.Pointer[string] // of this node; nil: not known yet
+}
+
+// NodeName is the name of this node as identity has it; empty until this node was registered.
+func (c *Cluster) NodeName() string {
+	if name := c.name.Load(); name != nil {
+		return *name
+	}
+	return ""
 }
 
 // NewCluster uses a connection to identity's socket.
@@ -130,9 +140,12 @@ func (c *Cluster) Published(ctx context.Context, o workload.Owner, atMost time.D
 
 // Register implements cluster.Registry.
 func (c *Cluster) Register(ctx context.Context, u cluster.Underlay) error {
-	_, err := c.client.RegisterNode(ctx, &identityv1.RegisterNodeRequest{Underlay: &identityv1.Underlay{
+	r, err := c.client.RegisterNode(ctx, &identityv1.RegisterNodeRequest{Underlay: &identityv1.Underlay{
 		Addresses: wire.Addresses(u.Addresses), OverlayAddresses: wire.Addresses(u.Overlay), Mtu: uint32(u.MTU),
 		Mode: modes[u.Mode], TunnelPort: uint32(u.Port),
 	}})
+	if name := r.GetNode().GetName(); err == nil && name != "" {
+		c.name.Store(&name)
+	}
 	return c.translate(err)
 }

@@ -73,7 +73,7 @@ func (s *scriptedCluster) RegisterNode(
 		return nil, s.refuse
 	}
 	s.registered = append(s.registered, r)
-	return &identityv1.RegisterNodeResponse{Registered: true}, nil
+	return &identityv1.RegisterNodeResponse{Registered: true, Node: &identityv1.Node{Name: "n"}}, nil
 }
 
 func serveCluster(t *testing.T) (*scriptedCluster, *Cluster) {
@@ -278,6 +278,9 @@ func TestWhatANodeRegistersIsWhatOthersHear(t *testing.T) {
 	} {
 		if err := c.Register(t.Context(), u); err != nil {
 			t.Fatal(err)
+		}
+		if name := c.NodeName(); name != "n" {
+			t.Errorf("this node is named %q", name)
 		}
 		s.mu.Lock()
 		n := &identityv1.Node{Name: "n", Underlay: s.registered[i].GetUnderlay()}

@@ -4,6 +4,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"fmt"
@@ -237,10 +238,18 @@ func (s *Server) labelsOf(ctx context.Context, identity uint32) []*workloadv1.La
 	return wire.Labels(labels)
 }
 
+// nodeName is the name of this node in events: as identity has it, or as it is set until identity was asked.
+func (s *Server) nodeName() string {
+	if s.Named != nil {
+		return cmp.Or(s.Named(), s.Facts.NodeName)
+	}
+	return s.Facts.NodeName
+}
+
 func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.ObserveResponse {
 	if e.Type == observe.Repair {
 		return &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Repair{Repair: &datapathv1.AttachmentRepair{
-			Time: timestamppb.New(e.Time), Uuid: uuid(e.ID), NodeName: s.Facts.NodeName,
+			Time: timestamppb.New(e.Time), Uuid: uuid(e.ID), NodeName: s.nodeName(),
 			EndpointIndex: uint32(e.From.Slot), Slot: uint32(e.From.Slot), //nolint:staticcheck // callers of the earlier name read it
 			Identity: e.SourceIdentity, Error: e.Repair.Err, Owner: wire.Owner(e.From.Owner), Pod: wire.Pod(e.From.Pod),
 			Difference: protoDifference(endpoint.Difference{
@@ -249,7 +258,7 @@ func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.Obse
 		}}}
 	}
 	f := &datapathv1.Flow{
-		Time: timestamppb.New(e.Time), Uuid: uuid(e.ID), NodeName: s.Facts.NodeName, Type: protoType(e.Type),
+		Time: timestamppb.New(e.Time), Uuid: uuid(e.ID), NodeName: s.nodeName(), Type: protoType(e.Type),
 		Verdict: protoVerdict(e.Verdict), Reason: datapathv1.Reason(e.Reason), Direction: direction(e.Egress), Reply: e.Reply,
 		Source:      s.end(ctx, e.From, e.Source, e.SourceIdentity),
 		Destination: s.end(ctx, e.To, e.Destination, e.DestinationIdentity),

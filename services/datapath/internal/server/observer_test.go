@@ -287,3 +287,18 @@ func TestRepairIsAMessageOfItsOwn(t *testing.T) {
 		t.Errorf("repair\n got %v\nwant %v", got, want)
 	}
 }
+
+// TestEventsNameTheNodeAsIdentityDoes holds that events have the name that other nodes have for this one.
+func TestEventsNameTheNodeAsIdentityDoes(t *testing.T) {
+	name := ""
+	s := &Server{Rules: rules{}, Labels: labelled(), Facts: Facts{NodeName: "host"}, Named: func() string { return name }}
+	for _, want := range []string{"host", "node-1"} { // as it is set until identity has answered
+		if got := s.observed(t.Context(), observe.Event{}).GetFlow().GetNodeName(); got != want {
+			t.Errorf("a flow has %q, want %q", got, want)
+		}
+		if got := s.observed(t.Context(), observe.Event{Type: observe.Repair}).GetRepair().GetNodeName(); got != want {
+			t.Errorf("a repair has %q, want %q", got, want)
+		}
+		name = "node-1"
+	}
+}

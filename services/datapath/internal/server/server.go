@@ -44,6 +44,8 @@ type Server struct {
 	Owners interface {
 		State() (complete bool, err error)
 	}
+	// Named is the name that identity has for this node, empty while it is not known; nil: identity is not asked.
+	Named func() string
 	// Cluster is the state of the stream of other nodes; nil: none are followed.
 	Cluster func() ClusterStream
 	// Probes is what probes of other nodes found; nil: none are sent.

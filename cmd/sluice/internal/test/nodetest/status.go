@@ -35,6 +35,9 @@ func (p process) GetConfig(context.Context, *statusv1.GetConfigRequest) (*status
 			{Key: "node", Value: "a\x1b[2J", Source: statusv1.SettingSource_SETTING_SOURCE_FLAG},
 		},
 	}
+	for key, value := range p.node.Settings {
+		r.Settings = append(r.Settings, &statusv1.Setting{Key: key, Value: value})
+	}
 	if p.node.MetricsAddress != "" {
 		r.Settings = append(r.Settings, &statusv1.Setting{Key: "metrics.address", Value: p.node.MetricsAddress})
 	}

@@ -127,7 +127,7 @@ func (c *Invocation) Bare(use string) *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVarP(&c.Format, "output", "o", "table", "table or json")
 	flags.DurationVar(&c.Timeout, "timeout", 10*time.Second, "how long one answer may take")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &UsageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	return root
 }
 

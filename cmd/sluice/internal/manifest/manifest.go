@@ -36,6 +36,8 @@ type Document struct {
 	Key   *policyv1.PolicyKey // as written: the namespace may be missing
 	// Service is the service that an endpoint slice says it is of.
 	Service string
+	// Selector says that spec has a selector.
+	Selector bool
 }
 
 // Place is how a message names the document.
@@ -234,6 +236,9 @@ func (d *Document) describe(object *yaml.Node, before int) {
 	}
 	if at := yamlstream.Field(meta, "labels"); at >= 0 {
 		d.Service = scalar(meta.Content[at], "kubernetes.io/service-name")
+	}
+	if at := yamlstream.Field(object, "spec"); at >= 0 {
+		d.Selector = yamlstream.Field(object.Content[at], "selector") >= 0
 	}
 	d.group, _, _ = strings.Cut(scalar(object, "apiVersion"), "/")
 }

@@ -52,6 +52,7 @@ type changeFlags struct {
 	validate   bool
 	wait       invocation.Wait
 	ended      bool
+	hints      bool // add notes about what is valid and probably not meant
 }
 
 func (o *changeFlags) add(cmd *cobra.Command, files string) {
@@ -109,6 +110,7 @@ func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o c
 	if err != nil {
 		return err
 	}
+	o.hints = true
 	return makeChange(ctx, inv, o, docs, client.UpsertServices, &lbv1.UpsertServicesRequest{
 		Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate,
 		AllowUnknownFields: o.allowUnknown, Manager: o.manager, IfRevision: o.revision(),
@@ -271,6 +273,9 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 		done.Enforced = &enforced
 	}
 	done.Took = time.Since(began).Round(time.Millisecond).String()
+	if o.hints {
+		addHints(ctx, inv, done, docs)
+	}
 	warn(inv, done, docs)
 	if err := inv.Show(done, done.table); err != nil {
 		return err

@@ -228,3 +228,47 @@ func TestDeleteByNameLeavesSlices(t *testing.T) {
 	out, _ = n.Want(t, 0, "service", "delete", "-f", file)
 	nodetest.WantLines(t, out, "Service shop/web absent", "EndpointSlice shop/web-1 deleted")
 }
+
+// TestApplyNotesWhatIsProbablyNotMeant has Services that are valid: one whose selector nobody turns into endpoint slices,
+// and one whose address pods get.
+func TestApplyNotesWhatIsProbablyNotMeant(t *testing.T) {
+	n := nodetest.New(t, Command)
+	dir := t.TempDir()
+	selects := "apiVersion: v1\nkind: Service\nmetadata: {name: sel, namespace: shop}\n" +
+		"spec: {clusterIP: 10.96.0.11, port: 80, selector: {app: web}}\n"
+	slice := "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: sel-1, namespace: shop, " +
+		"labels: {kubernetes.io/service-name: sel}}\nspec: {addresses: []}\n"
+	const noted = "NOTE Service shop/sel: its selector selects no pod by itself, because there is no Kubernetes: apply an " +
+		"EndpointSlice with the label kubernetes.io/service-name: sel"
+	notes := func(text string) string {
+		t.Helper()
+		file := nodetest.Write(t, dir, "s.yaml", text)
+		_, errOut := n.Want(t, 0, "service", "apply", "-f", file)
+		place := "note: " + file + ": document 1 (line 1): "
+		return strings.ReplaceAll(errOut, place, "NOTE ")
+	}
+	if got := notes(selects); got != noted+"\n" {
+		t.Errorf("a selector without a slice: %q", got)
+	}
+	if got := notes(selects + slice); got != "" {
+		t.Errorf("with a slice: %q", got)
+	}
+	if got := notes(nodetest.WebService); got != "" {
+		t.Errorf("without a selector: %q", got)
+	}
+	n.Balancer.Sources = append(n.Balancer.Sources, &lbv1.SourceStatus{Name: "kubernetes"})
+	if got := notes(selects); got != "" {
+		t.Errorf("with Kubernetes: %q", got)
+	}
+	for _, address := range []string{"10.244.0.2", "10.244.0.9"} { // a pod has it, or may get it
+		got := notes(strings.Replace(nodetest.WebService, "10.96.0.10", address, 1))
+		if want := "NOTE Service shop/web: its address " + address + " lies in the pod range 10.244.0.0/24 of node node-a, so " +
+			"a pod may have the same address\n"; got != want {
+			t.Errorf("a cluster IP of pods: %q, want %q", got, want)
+		}
+	}
+	n.Stop("identity") // the notes are missing, and the change is made
+	if got := notes(strings.Replace(nodetest.WebService, "10.96.0.10", "10.244.0.2", 1)); got != "" {
+		t.Errorf("without sluice-identity: %q", got)
+	}
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package invocation
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// wanted is what a flag takes, by its type, where the parser would answer with a text of Go.
+var wanted = map[string]string{
+	"uint": "a whole number from 0 on", "int": "a whole number", "float": "a number", "bool": "true or false",
+	"duration": "a duration with a unit, such as 10s or 5m",
+}
+
+// flagError is a mistake in the value of a flag, in words of the command line.
+func flagError(err error) error {
+	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return &UsageError{err}
+	}
+	kind := strings.TrimRight(strings.TrimSuffix(bad.GetFlag().Value.Type(), "Slice"), "0123456789")
+	want := wanted[kind]
+	switch number, parsed := errors.AsType[*strconv.NumError](bad.Unwrap()); {
+	case want == "":
+		return &UsageError{err}
+	case parsed && errors.Is(number.Err, strconv.ErrRange):
+		return Usagef("--%s: %q is out of range", bad.GetFlag().Name, bad.GetValue())
+	case parsed || kind == "duration":
+		return Usagef("--%s: %q is not %s", bad.GetFlag().Name, bad.GetValue(), want)
+	}
+	return &UsageError{err}
+}

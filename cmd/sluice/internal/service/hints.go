@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package service
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
+)
+
+// sourceKubernetes is the source that makes endpoint slices of selectors.
+const sourceKubernetes = "kubernetes"
+
+// addHints adds notes about Services that are valid and probably not what their author means. A service that does not
+// answer costs the notes alone: the change is made.
+func addHints(ctx context.Context, inv *invocation.Invocation, done *changes, docs []manifest.Document) {
+	if len(docs) != len(done.Changes) {
+		return
+	}
+	for i := range done.Changes {
+		ch := &done.Changes[i]
+		if ch.Kind != kindService {
+			continue
+		}
+		r, err := invocation.Ask(ctx, inv, invocation.LoadBalancer, client.GetService,
+			&lbv1.GetServiceRequest{Namespace: ch.Namespace, Name: ch.Name})
+		if err != nil {
+			continue // nothing was stored, or nothing answers
+		}
+		if docs[i].Selector && r.GetService().GetEndpoints() == 0 && !hasSlice(done, docs, ch) && !withKubernetes(ctx, inv) {
+			ch.Notes = append(ch.Notes, "its selector selects no pod by itself, because there is no Kubernetes: apply an "+
+				"EndpointSlice with the label kubernetes.io/service-name: "+ch.Name)
+		}
+		for _, address := range r.GetService().GetAddresses() {
+			m, err := invocation.Ask(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.GetIPMapping,
+				&identityv1.GetIPMappingRequest{Address: address})
+			switch {
+			case err != nil: // nobody's, or not known
+			case m.GetRangeNode() != "":
+				ch.Notes = append(ch.Notes, fmt.Sprintf("its address %s lies in the pod range %s of node %s, so a pod may have the "+
+					"same address", address, m.GetRange(), m.GetRangeNode()))
+			}
+		}
+	}
+}
+
+// hasSlice reports whether an endpoint slice of the same change is the Service's.
+func hasSlice(done *changes, docs []manifest.Document, service *change) bool {
+	for i, ch := range done.Changes {
+		if ch.Kind == kindSlice && ch.Namespace == service.Namespace && docs[i].Service == service.Name {
+			return true
+		}
+	}
+	return false
+}
+
+// withKubernetes reports whether the load balancer follows an API server; so it does if it does not say.
+func withKubernetes(ctx context.Context, inv *invocation.Invocation) bool {
+	r, err := invocation.Ask(ctx, inv, invocation.LoadBalancer, client.GetStatus, &lbv1.GetStatusRequest{})
+	return err != nil || slices.ContainsFunc(r.GetSources(), func(s *lbv1.SourceStatus) bool {
+		return s.GetName() == sourceKubernetes
+	})
+}

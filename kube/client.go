@@ -160,6 +160,14 @@ func (c *Client) Servers() (addresses []netip.Addr, changed <-chan struct{}) {
 	return c.addresses.hosts()
 }
 
+// Nodes returns the number of Nodes. While it is not known, which needs Run, the number
+// is one of a large cluster.
+func (c *Client) Nodes() int {
+	c.monitor.mu.Lock()
+	defer c.monitor.mu.Unlock()
+	return c.monitor.size()
+}
+
 // Run keeps the addresses of the servers, and makes every Follow of the client list
 // again after a server was restored from an older backup, until ctx is done; it then
 // returns nil.

@@ -89,7 +89,7 @@ type origin struct {
 type prober interface {
 	// origin returns the state of the store, not of a server's cache.
 	origin(ctx context.Context) (origin, error)
-	// nodes returns the number of Nodes; 0 if the server does not say it.
+	// nodes returns the number of Nodes.
 	nodes(ctx context.Context) (int, error)
 }
 
@@ -244,9 +244,9 @@ func (m *monitor) recount(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	n, err := m.prober.nodes(ctx)
-	if err == nil && n > 0 {
+	if err == nil {
 		m.mu.Lock()
-		m.count = n
+		m.count = max(n, 1)
 		m.mu.Unlock()
 	}
 	return err

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
+	"github.com/sluice-net/sluice/services/identity/internal/kinds"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 	"github.com/sluice-net/sluice/services/identity/internal/nodes"
 	"github.com/sluice-net/sluice/services/identity/internal/pods"
@@ -97,6 +98,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		Cluster: &server.Cluster{
 			Registry: reg, Hub: nodes, Node: cfg.Node, NodeFilter: nodeFilter,
 			Connected: func() bool { up, _ := alloc.Connected(); return up },
+			Kinds:     kinds.New(store, p.Log),
 		},
 	}
 	if kubernetes != nil {
@@ -111,6 +113,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("allocator", alloc.Run)
 	p.Go("registry", func(ctx context.Context) error { return reg.Run(ctx, alloc.Connected) })
 	p.Go("state", dir.Watch)
+	p.Go("kinds of policy", service.Cluster.Kinds.Run)
 	if kubernetes != nil {
 		followKubernetes(ctx, p, kubernetes, service)
 	}

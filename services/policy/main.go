@@ -118,6 +118,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		p.Go("kubernetes namespaces", func(ctx context.Context) error { return set.Follow(ctx, api, p.Log) })
 		objects := o.Objects(owner.SourceKubernetes)
 		source := kubernetes.New(api, objects, p.Log)
+		source.Kinds = identities.NewKinds(conn, p.Log)
 		if cfg.Kubernetes.Status.Write {
 			if source, err = writeStatus(p, cfg, api, conn, objects); err != nil {
 				return err

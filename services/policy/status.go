@@ -58,6 +58,8 @@ func writeStatus(
 		return nil, err
 	}
 	short := shortage.New(edge, p.Log)
+	source := kubernetes.New(api, w, p.Log)
+	source.Records, source.Kinds = true, identities.NewKinds(conn, p.Log)
 	p.Go("names of nodes", gone.Run)
 	p.Go("nodes", func(ctx context.Context) error { return nodes.Follow(ctx, gone, short, p.Log) })
 	p.Go("status", func(ctx context.Context) error {
@@ -65,11 +67,10 @@ func writeStatus(
 			var parts sync.WaitGroup
 			parts.Go(func() { gone.Lead(ctx) })
 			parts.Go(func() { short.Lead(ctx) })
+			parts.Go(func() { source.Lead(ctx) })
 			w.Lead(ctx)
 			parts.Wait()
 		})
 	})
-	source := kubernetes.New(api, w, p.Log)
-	source.Records = true
 	return source, nil
 }

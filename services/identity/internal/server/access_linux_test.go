@@ -91,6 +91,13 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("ForgetNode", err)
 	_, err = cluster.ForgetNode(ctx, &identityv1.ForgetNodeRequest{Name: "absent", Force: true, ValidateOnly: true})
 	note("ForgetNode force", err)
+	_, err = cluster.PublishKinds(ctx, &identityv1.PublishKindsRequest{Kinds: []string{"group/v1/kinds"}})
+	note("PublishKinds", err)
+	published, err := cluster.WatchKinds(ctx, &identityv1.WatchKindsRequest{})
+	if err == nil {
+		_, err = published.Recv()
+	}
+	note("WatchKinds", err)
 	all, err := cluster.ListNodes(ctx, &identityv1.ListNodesRequest{})
 	if err == nil {
 		if _, err = all.Recv(); errors.Is(err, io.EOF) {
@@ -135,11 +142,11 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 	reads := map[string]codes.Code{
 		"GetIdentity": codes.OK, "GetStatus": codes.OK, "ListIdentities": codes.OK, "WatchEndpoints": codes.OK,
 		"WatchIdentities": codes.OK, "WatchCluster": codes.OK, "ListNodes": codes.OK, "GetIPMapping": codes.NotFound,
-		"ListIPMappings": codes.OK,
+		"ListIPMappings": codes.OK, "WatchKinds": codes.OK,
 	}
 	changes := []string{
 		"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode", "WaitForPublication",
-		"ForgetNode", "ClaimRange", "ReturnRange",
+		"ForgetNode", "ClaimRange", "ReturnRange", "PublishKinds",
 	}
 	methods := 0
 	for _, s := range []grpc.ServiceDesc{
@@ -200,6 +207,10 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 				want = c.ranges
 			case "ForgetNode":
 				want = c.forgets
+			case "PublishKinds":
+				if want = c.forgets; want == codes.NotFound {
+					want = codes.OK
+				}
 			}
 			if got[m] != want {
 				t.Errorf("%s calls %s: %s, want %s", c.name, m, got[m], want)

@@ -25,6 +25,7 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/kinds"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
@@ -94,6 +95,8 @@ type Cluster struct {
 	NodeFilter labels.Filter
 	// Connected says whether the store answers.
 	Connected func() bool
+	// Kinds has the kinds of policy that the API server has.
+	Kinds *kinds.Board
 }
 
 // RegisterNode implements the service.

@@ -124,6 +124,8 @@ func Methods() rpc.Methods {
 			Limit:  rpc.Limit{InFlight: 8, Waiting: 32},
 		},
 		identityv1.ClusterService_GetIPMapping_FullMethodName: {Access: rpc.Group(), Limit: read},
+		identityv1.ClusterService_PublishKinds_FullMethodName: {Access: rpc.RootAnd(instance.StatusID), Limit: change},
+		identityv1.ClusterService_WatchKinds_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
 		identityv1.ClusterService_ListIPMappings_FullMethodName: {
 			Access: rpc.Group(),
 			Limit:  rpc.Limit{InFlight: 8, Waiting: 32},

@@ -113,6 +113,7 @@ func serve(t *testing.T, opts ...option) *service {
 	impl := &Server{
 		Cluster: &Cluster{
 			Registry: s.reg, Hub: nodes, Node: "n1", NodeFilter: nodeFilter, Connected: func() bool { return true },
+			Kinds: kindsBoard(t),
 		},
 		Hub: s.hub, Endpoints: NewEndpointHub(), Filter: filter, Node: "n1", Version: "test", Started: time.Now(),
 	}

@@ -1468,6 +1468,181 @@ func (x *ForgetNodeResponse) GetMappingCount() uint32 {
 	return 0
 }
 
+// PublishKindsRequest is the input of PublishKinds.
+type PublishKindsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The kinds, as group/version/resource: "cilium.io/v2/ciliumnetworkpolicies".
+	Kinds         []string `protobuf:"bytes,1,rep,name=kinds,proto3" json:"kinds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishKindsRequest) Reset() {
+	*x = PublishKindsRequest{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishKindsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishKindsRequest) ProtoMessage() {}
+
+func (x *PublishKindsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishKindsRequest.ProtoReflect.Descriptor instead.
+func (*PublishKindsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *PublishKindsRequest) GetKinds() []string {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
+// PublishKindsResponse is the answer of PublishKinds.
+type PublishKindsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishKindsResponse) Reset() {
+	*x = PublishKindsResponse{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishKindsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishKindsResponse) ProtoMessage() {}
+
+func (x *PublishKindsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishKindsResponse.ProtoReflect.Descriptor instead.
+func (*PublishKindsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{22}
+}
+
+// WatchKindsRequest is the input of WatchKinds.
+type WatchKindsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchKindsRequest) Reset() {
+	*x = WatchKindsRequest{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchKindsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchKindsRequest) ProtoMessage() {}
+
+func (x *WatchKindsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchKindsRequest.ProtoReflect.Descriptor instead.
+func (*WatchKindsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{23}
+}
+
+// WatchKindsResponse is a message of WatchKinds.
+type WatchKindsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// PublishKinds was called once in this cluster. Unset: there are no kinds yet.
+	Published bool `protobuf:"varint,1,opt,name=published,proto3" json:"published,omitempty"`
+	// The kinds, as group/version/resource, sorted.
+	Kinds         []string `protobuf:"bytes,2,rep,name=kinds,proto3" json:"kinds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchKindsResponse) Reset() {
+	*x = WatchKindsResponse{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchKindsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchKindsResponse) ProtoMessage() {}
+
+func (x *WatchKindsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchKindsResponse.ProtoReflect.Descriptor instead.
+func (*WatchKindsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *WatchKindsResponse) GetPublished() bool {
+	if x != nil {
+		return x.Published
+	}
+	return false
+}
+
+func (x *WatchKindsResponse) GetKinds() []string {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
 var File_sluice_identity_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
@@ -1568,7 +1743,14 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"g\n" +
 	"\x12ForgetNodeResponse\x12,\n" +
 	"\x04node\x18\x01 \x01(\v2\x18.sluice.identity.v1.NodeR\x04node\x12#\n" +
-	"\rmapping_count\x18\x02 \x01(\rR\fmappingCount*^\n" +
+	"\rmapping_count\x18\x02 \x01(\rR\fmappingCount\"@\n" +
+	"\x13PublishKindsRequest\x12)\n" +
+	"\x05kinds\x18\x01 \x03(\tB\x13\xbaH\x10\x92\x01\r\x10@\x18\x01\"\ar\x05\x10\x01\x18\xfd\x01R\x05kinds\"\x16\n" +
+	"\x14PublishKindsResponse\"\x13\n" +
+	"\x11WatchKindsRequest\"H\n" +
+	"\x12WatchKindsResponse\x12\x1c\n" +
+	"\tpublished\x18\x01 \x01(\bR\tpublished\x12\x14\n" +
+	"\x05kinds\x18\x02 \x03(\tR\x05kinds*^\n" +
 	"\vRoutingMode\x12\x1c\n" +
 	"\x18ROUTING_MODE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ROUTING_MODE_OVERLAY\x10\x01\x12\x17\n" +
@@ -1576,7 +1758,7 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10NODE_STATE_ALIVE\x10\x01\x12\x15\n" +
-	"\x11NODE_STATE_SILENT\x10\x022\x91\a\n" +
+	"\x11NODE_STATE_SILENT\x10\x022\xd3\b\n" +
 	"\x0eClusterService\x12a\n" +
 	"\fRegisterNode\x12'.sluice.identity.v1.RegisterNodeRequest\x1a(.sluice.identity.v1.RegisterNodeResponse\x12c\n" +
 	"\fWatchCluster\x12'.sluice.identity.v1.WatchClusterRequest\x1a(.sluice.identity.v1.WatchClusterResponse0\x01\x12Z\n" +
@@ -1588,7 +1770,10 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"ForgetNode\x12%.sluice.identity.v1.ForgetNodeRequest\x1a&.sluice.identity.v1.ForgetNodeResponse\x12[\n" +
 	"\n" +
 	"ClaimRange\x12%.sluice.identity.v1.ClaimRangeRequest\x1a&.sluice.identity.v1.ClaimRangeResponse\x12^\n" +
-	"\vReturnRange\x12&.sluice.identity.v1.ReturnRangeRequest\x1a'.sluice.identity.v1.ReturnRangeResponseB\xd6\x01\n" +
+	"\vReturnRange\x12&.sluice.identity.v1.ReturnRangeRequest\x1a'.sluice.identity.v1.ReturnRangeResponse\x12a\n" +
+	"\fPublishKinds\x12'.sluice.identity.v1.PublishKindsRequest\x1a(.sluice.identity.v1.PublishKindsResponse\x12]\n" +
+	"\n" +
+	"WatchKinds\x12%.sluice.identity.v1.WatchKindsRequest\x1a&.sluice.identity.v1.WatchKindsResponse0\x01B\xd6\x01\n" +
 	"\x16com.sluice.identity.v1B\fClusterProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/identity/v1;identityv1\xa2\x02\x03SIX\xaa\x02\x12Sluice.Identity.V1\xca\x02\x12Sluice\\Identity\\V1\xe2\x02\x1eSluice\\Identity\\V1\\GPBMetadata\xea\x02\x14Sluice::Identity::V1b\x06proto3"
 
 var (
@@ -1604,7 +1789,7 @@ func file_sluice_identity_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(RoutingMode)(0),                   // 0: sluice.identity.v1.RoutingMode
 	(NodeState)(0),                     // 1: sluice.identity.v1.NodeState
@@ -1629,41 +1814,45 @@ var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(*WaitForPublicationResponse)(nil), // 20: sluice.identity.v1.WaitForPublicationResponse
 	(*ForgetNodeRequest)(nil),          // 21: sluice.identity.v1.ForgetNodeRequest
 	(*ForgetNodeResponse)(nil),         // 22: sluice.identity.v1.ForgetNodeResponse
-	nil,                                // 23: sluice.identity.v1.NodeLabels.LabelsEntry
-	nil,                                // 24: sluice.identity.v1.Node.LabelsEntry
-	(*IPAMSettings)(nil),               // 25: sluice.identity.v1.IPAMSettings
-	(*Bookmark)(nil),                   // 26: sluice.identity.v1.Bookmark
-	(*StoreRevision)(nil),              // 27: sluice.identity.v1.StoreRevision
-	(*v1.Owner)(nil),                   // 28: sluice.workload.v1.Owner
-	(*durationpb.Duration)(nil),        // 29: google.protobuf.Duration
-	(*ClaimRangeRequest)(nil),          // 30: sluice.identity.v1.ClaimRangeRequest
-	(*ReturnRangeRequest)(nil),         // 31: sluice.identity.v1.ReturnRangeRequest
-	(*ClaimRangeResponse)(nil),         // 32: sluice.identity.v1.ClaimRangeResponse
-	(*ReturnRangeResponse)(nil),        // 33: sluice.identity.v1.ReturnRangeResponse
+	(*PublishKindsRequest)(nil),        // 23: sluice.identity.v1.PublishKindsRequest
+	(*PublishKindsResponse)(nil),       // 24: sluice.identity.v1.PublishKindsResponse
+	(*WatchKindsRequest)(nil),          // 25: sluice.identity.v1.WatchKindsRequest
+	(*WatchKindsResponse)(nil),         // 26: sluice.identity.v1.WatchKindsResponse
+	nil,                                // 27: sluice.identity.v1.NodeLabels.LabelsEntry
+	nil,                                // 28: sluice.identity.v1.Node.LabelsEntry
+	(*IPAMSettings)(nil),               // 29: sluice.identity.v1.IPAMSettings
+	(*Bookmark)(nil),                   // 30: sluice.identity.v1.Bookmark
+	(*StoreRevision)(nil),              // 31: sluice.identity.v1.StoreRevision
+	(*v1.Owner)(nil),                   // 32: sluice.workload.v1.Owner
+	(*durationpb.Duration)(nil),        // 33: google.protobuf.Duration
+	(*ClaimRangeRequest)(nil),          // 34: sluice.identity.v1.ClaimRangeRequest
+	(*ReturnRangeRequest)(nil),         // 35: sluice.identity.v1.ReturnRangeRequest
+	(*ClaimRangeResponse)(nil),         // 36: sluice.identity.v1.ClaimRangeResponse
+	(*ReturnRangeResponse)(nil),        // 37: sluice.identity.v1.ReturnRangeResponse
 }
 var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	0,  // 0: sluice.identity.v1.Underlay.mode:type_name -> sluice.identity.v1.RoutingMode
-	23, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
+	27, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
 	2,  // 2: sluice.identity.v1.Node.underlay:type_name -> sluice.identity.v1.Underlay
 	6,  // 3: sluice.identity.v1.Node.refused_ranges:type_name -> sluice.identity.v1.RefusedRange
-	24, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
+	28, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
 	2,  // 5: sluice.identity.v1.RegisterNodeRequest.underlay:type_name -> sluice.identity.v1.Underlay
 	3,  // 6: sluice.identity.v1.RegisterNodeRequest.pod_ranges:type_name -> sluice.identity.v1.PodRanges
-	25, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
+	29, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
 	4,  // 8: sluice.identity.v1.RegisterNodeRequest.labels:type_name -> sluice.identity.v1.NodeLabels
 	5,  // 9: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
 	5,  // 10: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
 	11, // 11: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
-	26, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	27, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	30, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	31, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	5,  // 14: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
 	1,  // 15: sluice.identity.v1.ListNodesResponse.state:type_name -> sluice.identity.v1.NodeState
 	11, // 16: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
 	18, // 17: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
 	11, // 18: sluice.identity.v1.ListIPMappingsResponse.mappings:type_name -> sluice.identity.v1.IPMapping
 	11, // 19: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
-	28, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
-	29, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
+	32, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
+	33, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
 	5,  // 22: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
 	7,  // 23: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
 	9,  // 24: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
@@ -1672,19 +1861,23 @@ var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	16, // 27: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
 	19, // 28: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
 	21, // 29: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
-	30, // 30: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
-	31, // 31: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
-	8,  // 32: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
-	10, // 33: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
-	13, // 34: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
-	15, // 35: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
-	17, // 36: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
-	20, // 37: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
-	22, // 38: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
-	32, // 39: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
-	33, // 40: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
-	32, // [32:41] is the sub-list for method output_type
-	23, // [23:32] is the sub-list for method input_type
+	34, // 30: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
+	35, // 31: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
+	23, // 32: sluice.identity.v1.ClusterService.PublishKinds:input_type -> sluice.identity.v1.PublishKindsRequest
+	25, // 33: sluice.identity.v1.ClusterService.WatchKinds:input_type -> sluice.identity.v1.WatchKindsRequest
+	8,  // 34: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
+	10, // 35: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
+	13, // 36: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
+	15, // 37: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
+	17, // 38: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
+	20, // 39: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
+	22, // 40: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
+	36, // 41: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
+	37, // 42: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
+	24, // 43: sluice.identity.v1.ClusterService.PublishKinds:output_type -> sluice.identity.v1.PublishKindsResponse
+	26, // 44: sluice.identity.v1.ClusterService.WatchKinds:output_type -> sluice.identity.v1.WatchKindsResponse
+	34, // [34:45] is the sub-list for method output_type
+	23, // [23:34] is the sub-list for method input_type
 	23, // [23:23] is the sub-list for extension type_name
 	23, // [23:23] is the sub-list for extension extendee
 	0,  // [0:23] is the sub-list for field type_name
@@ -1704,7 +1897,7 @@ func file_sluice_identity_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_cluster_proto_rawDesc), len(file_sluice_identity_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   23,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -31,6 +31,8 @@ const (
 	ClusterService_ForgetNode_FullMethodName         = "/sluice.identity.v1.ClusterService/ForgetNode"
 	ClusterService_ClaimRange_FullMethodName         = "/sluice.identity.v1.ClusterService/ClaimRange"
 	ClusterService_ReturnRange_FullMethodName        = "/sluice.identity.v1.ClusterService/ReturnRange"
+	ClusterService_PublishKinds_FullMethodName       = "/sluice.identity.v1.ClusterService/PublishKinds"
+	ClusterService_WatchKinds_FullMethodName         = "/sluice.identity.v1.ClusterService/WatchKinds"
 )
 
 // ClusterServiceClient is the client API for ClusterService service.
@@ -131,6 +133,20 @@ type ClusterServiceClient interface {
 	// addresses are in it. UNAVAILABLE: etcd does not answer, or it could not be
 	// written to this node's disk. PERMISSION_DENIED: as ClaimRange.
 	ReturnRange(ctx context.Context, in *ReturnRangeRequest, opts ...grpc.CallOption) (*ReturnRangeResponse, error)
+	// PublishKinds writes to etcd which kinds of policy the API server has, for
+	// WatchKinds of every node. It may be repeated, and writes nothing if etcd has
+	// the same.
+	//
+	// INVALID_ARGUMENT: a kind is malformed. UNAVAILABLE: etcd does not answer.
+	// PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of
+	// the service, nor the user of the writer of status.
+	PublishKinds(ctx context.Context, in *PublishKindsRequest, opts ...grpc.CallOption) (*PublishKindsResponse, error)
+	// WatchKinds sends the kinds that PublishKinds wrote last, on any node, and then
+	// every change. The first message comes when etcd has been read once; while etcd
+	// is away the kinds stay. Changes that the caller is too slow for are merged.
+	//
+	// UNAVAILABLE: the service is stopping; watch again.
+	WatchKinds(ctx context.Context, in *WatchKindsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchKindsResponse], error)
 }
 
 type clusterServiceClient struct {
@@ -258,6 +274,35 @@ func (c *clusterServiceClient) ReturnRange(ctx context.Context, in *ReturnRangeR
 	return out, nil
 }
 
+func (c *clusterServiceClient) PublishKinds(ctx context.Context, in *PublishKindsRequest, opts ...grpc.CallOption) (*PublishKindsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PublishKindsResponse)
+	err := c.cc.Invoke(ctx, ClusterService_PublishKinds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterServiceClient) WatchKinds(ctx context.Context, in *WatchKindsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchKindsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ClusterService_ServiceDesc.Streams[3], ClusterService_WatchKinds_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchKindsRequest, WatchKindsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ClusterService_WatchKindsClient = grpc.ServerStreamingClient[WatchKindsResponse]
+
 // ClusterServiceServer is the server API for ClusterService service.
 // All implementations must embed UnimplementedClusterServiceServer
 // for forward compatibility.
@@ -356,6 +401,20 @@ type ClusterServiceServer interface {
 	// addresses are in it. UNAVAILABLE: etcd does not answer, or it could not be
 	// written to this node's disk. PERMISSION_DENIED: as ClaimRange.
 	ReturnRange(context.Context, *ReturnRangeRequest) (*ReturnRangeResponse, error)
+	// PublishKinds writes to etcd which kinds of policy the API server has, for
+	// WatchKinds of every node. It may be repeated, and writes nothing if etcd has
+	// the same.
+	//
+	// INVALID_ARGUMENT: a kind is malformed. UNAVAILABLE: etcd does not answer.
+	// PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of
+	// the service, nor the user of the writer of status.
+	PublishKinds(context.Context, *PublishKindsRequest) (*PublishKindsResponse, error)
+	// WatchKinds sends the kinds that PublishKinds wrote last, on any node, and then
+	// every change. The first message comes when etcd has been read once; while etcd
+	// is away the kinds stay. Changes that the caller is too slow for are merged.
+	//
+	// UNAVAILABLE: the service is stopping; watch again.
+	WatchKinds(*WatchKindsRequest, grpc.ServerStreamingServer[WatchKindsResponse]) error
 	mustEmbedUnimplementedClusterServiceServer()
 }
 
@@ -392,6 +451,12 @@ func (UnimplementedClusterServiceServer) ClaimRange(context.Context, *ClaimRange
 }
 func (UnimplementedClusterServiceServer) ReturnRange(context.Context, *ReturnRangeRequest) (*ReturnRangeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReturnRange not implemented")
+}
+func (UnimplementedClusterServiceServer) PublishKinds(context.Context, *PublishKindsRequest) (*PublishKindsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PublishKinds not implemented")
+}
+func (UnimplementedClusterServiceServer) WatchKinds(*WatchKindsRequest, grpc.ServerStreamingServer[WatchKindsResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchKinds not implemented")
 }
 func (UnimplementedClusterServiceServer) mustEmbedUnimplementedClusterServiceServer() {}
 func (UnimplementedClusterServiceServer) testEmbeddedByValue()                        {}
@@ -555,6 +620,35 @@ func _ClusterService_ReturnRange_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClusterService_PublishKinds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PublishKindsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServiceServer).PublishKinds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClusterService_PublishKinds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServiceServer).PublishKinds(ctx, req.(*PublishKindsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ClusterService_WatchKinds_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchKindsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ClusterServiceServer).WatchKinds(m, &grpc.GenericServerStream[WatchKindsRequest, WatchKindsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ClusterService_WatchKindsServer = grpc.ServerStreamingServer[WatchKindsResponse]
+
 // ClusterService_ServiceDesc is the grpc.ServiceDesc for ClusterService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -586,6 +680,10 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "ReturnRange",
 			Handler:    _ClusterService_ReturnRange_Handler,
 		},
+		{
+			MethodName: "PublishKinds",
+			Handler:    _ClusterService_PublishKinds_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -601,6 +699,11 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "ListIPMappings",
 			Handler:       _ClusterService_ListIPMappings_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchKinds",
+			Handler:       _ClusterService_WatchKinds_Handler,
 			ServerStreams: true,
 		},
 	},

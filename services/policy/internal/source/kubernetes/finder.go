@@ -12,10 +12,12 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/client-go/rest"
 
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
@@ -24,11 +26,15 @@ import (
 // all its kinds at once.
 const absences = 3
 
-// Times of a finder.
+// Times of a finder. Between two looks at kinds that may appear are at least
 const (
 	lookTimeout = 10 * time.Second // of one look
-	again       = 5 * time.Second  // between two looks at a kind that is missing, at least
-	rescan      = 30 * time.Second // between two looks for kinds that may appear, at least
+	again       = 5 * time.Second  // after a failure, or when a kind is missing
+	leading     = 3 * time.Second  // in the process that looks for all
+	rescan      = 30 * time.Second // as long as no process looks for all, and longer in clusters of more than 300 nodes
+	published   = 20 * time.Minute // otherwise
+	// announcements is the shortest time between two changes that others published.
+	announcements = time.Second
 )
 
 // finder looks which kinds the API server has, until each is watched in its best
@@ -39,6 +45,19 @@ type finder struct {
 	rest   *rest.RESTClient
 	kinds  []*watched
 	wake   chan struct{} // has a token when a kind is missing
+
+	looked   time.Time
+	jitter   float64  // of the pause after the last look
+	found    []string // kinds of the last look without a failure
+	complete bool     // there was such a look
+	unspoken string   // why the kinds were not published
+
+	news chan struct{} // has a token when announced has changed
+	mu   sync.Mutex
+	// announced are the kinds that were published last; known is false as long as no
+	// process has published.
+	announced []string // guarded by mu
+	known     bool     // guarded by mu
 }
 
 func (f *finder) run(ctx context.Context) {
@@ -47,31 +66,117 @@ func (f *finder) run(ctx context.Context) {
 			k.end()
 		}
 	}()
-	for {
-		served, failed := f.look(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		for _, k := range f.kinds {
-			if err := failed[k.group]; err == nil {
-				f.settle(ctx, k, served[k.resource])
-			} else if k.absent = 0; k.version == "" {
-				k.joint.Failed(k.resource, plain(err))
-			}
-		}
+	if kinds := f.source.Kinds; kinds != nil {
+		var watching sync.WaitGroup
+		defer watching.Wait()
+		watching.Go(func() { kinds.Watch(ctx, f.told) })
+	}
+	failing := f.again(ctx)
+	var quiet <-chan time.Time
+	for ctx.Err() == nil {
 		var due <-chan time.Time
-		wake := f.wake
-		if wait := f.pause(len(failed) > 0); wait > 0 {
-			due = time.After(wait + rand.N(wait/2))
-			if wait == again {
+		wake, news := f.wake, f.news
+		if quiet != nil {
+			news = nil
+		}
+		if wait := f.pause(failing); wait > 0 {
+			wait += time.Duration(f.jitter * float64(wait/2))
+			due = time.After(time.Until(f.looked.Add(wait))) // what others publish does not delay it
+			if wait < again*2 {
 				wake = nil
 			}
 		}
 		select {
 		case <-due:
+			failing = f.again(ctx)
 		case <-wake:
+			failing = f.again(ctx)
+		case <-f.source.elected:
+			failing = f.again(ctx)
+		case <-news:
+			f.adopt(ctx)
+			quiet = time.After(announcements)
+		case <-quiet:
+			quiet = nil
 		case <-ctx.Done():
-			return
+		}
+	}
+}
+
+// again looks, and watches what there is. It reports whether something could not be
+// looked at.
+func (f *finder) again(ctx context.Context) (failing bool) {
+	served, failed := f.look(ctx)
+	f.looked, f.jitter = time.Now(), rand.Float64()
+	if ctx.Err() != nil {
+		return false
+	}
+	for _, k := range f.kinds {
+		if err := failed[k.group]; err == nil {
+			f.settle(ctx, k, served[k.resource])
+		} else if k.absent = 0; k.version == "" {
+			k.joint.Failed(k.resource, plain(err))
+		}
+	}
+	if len(failed) == 0 {
+		f.found, f.complete = nil, true
+		for _, k := range f.kinds {
+			for _, version := range served[k.resource] {
+				f.found = append(f.found, version+"/"+k.resource)
+			}
+		}
+		slices.Sort(f.found)
+		f.publish(ctx)
+	}
+	return len(failed) > 0
+}
+
+// publish passes on what was found, if this process looks for all, unless that was
+// published last.
+func (f *finder) publish(ctx context.Context) {
+	f.mu.Lock()
+	same := f.known && slices.Equal(f.announced, f.found)
+	f.mu.Unlock()
+	if !f.source.leads.Load() || f.source.Kinds == nil || !f.complete || same {
+		return
+	}
+	text := ""
+	if err := f.source.Kinds.Publish(ctx, f.found); err != nil {
+		if text = err.Error(); text != f.unspoken && ctx.Err() == nil {
+			f.source.log.Warn("nodes find new kinds of policy late", log.Err(err))
+		}
+	}
+	f.unspoken = text
+}
+
+// told takes what was published last.
+func (f *finder) told(kinds []string, known bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.announced, f.known = kinds, known
+	select {
+	case f.news <- struct{}{}:
+	default:
+	}
+}
+
+// adopt watches kinds that were published in a better version than the watched one. A
+// kind that was not published may exist nevertheless: only the API server takes it away.
+func (f *finder) adopt(ctx context.Context) {
+	f.publish(ctx) // again, if something else was published
+	f.mu.Lock()
+	announced := f.announced
+	f.mu.Unlock()
+	for _, k := range f.kinds {
+		for _, version := range policy.Versions(k.kind) {
+			if version == k.version {
+				break
+			}
+			if slices.Contains(announced, version+"/"+k.resource) {
+				f.source.log.Info("a kind of policy was published", "resource", k.resource, "version", version)
+				f.settle(ctx, k, []string{version})
+				break
+			}
 		}
 	}
 }
@@ -84,10 +189,26 @@ func (f *finder) pause(failed bool) time.Duration {
 		case failed, k.absent > 0 && k.absent < absences:
 			return again
 		case k.version != policy.Versions(k.kind)[0]:
-			wait = rescan
+			wait = f.rescan()
 		}
 	}
+	if f.unspoken != "" {
+		wait = leading
+	}
 	return wait
+}
+
+// rescan is the pause between two looks at kinds that may appear.
+func (f *finder) rescan() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.source.leads.Load():
+		return leading
+	case f.known:
+		return published
+	}
+	return max(rescan, time.Duration(f.source.api.Nodes())*time.Second/10)
 }
 
 // settle watches the kind in the best version that is served.
@@ -115,6 +236,7 @@ func (f *finder) settle(ctx context.Context, k *watched, served []string) {
 	}
 	// What was never here is not waited for: nothing is deleted for it.
 	if k.absent++; k.absent >= absences || k.version == "" && len(k.keys) == 0 {
+		k.absent = absences
 		if n := k.gone(); n > 0 {
 			f.source.log.Warn("the API server has a kind of policy no more; its policies are deleted",
 				"resource", k.resource, "policies", n)

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kubernetes
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// api is an API server with kinds without objects.
+type api struct {
+	*httptest.Server
+	mu    sync.Mutex
+	kinds []string // guarded by mu; group/version/resource
+	looks int      // guarded by mu
+}
+
+func (a *api) set(kinds ...string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.kinds = append(kinds, "networking.k8s.io/v1/networkpolicies")
+}
+
+func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	kinds := slices.Clone(a.kinds)
+	if r.URL.Path == "/apis" {
+		a.looks++
+	}
+	a.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	answer := func(v any) {
+		if err := json.NewEncoder(w).Encode(v); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	type object = map[string]any
+	path := strings.TrimPrefix(r.URL.Path, "/apis/")
+	switch {
+	case r.URL.Path == "/apis":
+		var groups []object
+		for _, k := range kinds {
+			parts := strings.Split(k, "/")
+			groups = append(groups, object{"name": parts[0], "versions": []object{{"groupVersion": parts[0] + "/" + parts[1]}}})
+		}
+		answer(object{"groups": groups})
+	case strings.Count(path, "/") == 1:
+		var all []object
+		for _, k := range kinds {
+			if rest, ok := strings.CutPrefix(k, path+"/"); ok {
+				all = append(all, object{"name": rest})
+			}
+		}
+		answer(object{"resources": all})
+	case r.URL.Query().Get("sendInitialEvents") != "":
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		answer(object{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422})
+	case r.URL.Query().Get("watch") != "":
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	default:
+		if slices.Contains(kinds, path) {
+			answer(object{"metadata": object{"resourceVersion": "1"}, "items": []object{}})
+			return
+		}
+		w.WriteHeader(http.StatusNotFound)
+		answer(object{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404})
+	}
+}
+
+// board is a Kinds of one cluster.
+type board struct {
+	mu        sync.Mutex
+	kinds     []string                     // guarded by mu
+	published bool                         // guarded by mu
+	readers   map[int]func([]string, bool) // guarded by mu
+	next      int                          // guarded by mu
+	fault     error                        // guarded by mu
+	calls     int                          // guarded by mu
+}
+
+func (b *board) Watch(ctx context.Context, told func([]string, bool)) {
+	b.mu.Lock()
+	id := b.next
+	b.next++
+	b.readers[id] = told
+	told(b.kinds, b.published)
+	b.mu.Unlock()
+	<-ctx.Done()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.readers, id)
+}
+
+func (b *board) Publish(_ context.Context, kinds []string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.calls++
+	if b.fault != nil {
+		return b.fault
+	}
+	b.set(kinds, true)
+	return nil
+}
+
+// set is called with mu held.
+func (b *board) set(kinds []string, published bool) {
+	b.kinds, b.published = kinds, published
+	for _, told := range b.readers {
+		told(kinds, published)
+	}
+}
+
+func (b *board) have() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return fmt.Sprint(b.published, b.kinds)
+}
+
+// nothing is a Sink of policies that there are not.
+type nothing struct{}
+
+func (nothing) Apply(context.Context, watch.Changes[policy.Key, policy.Written]) error { return nil }
+func (nothing) Complete(context.Context, map[policy.Key]struct{}) error                { return nil }
+func (nothing) Failed(context.Context, error) error                                    { return nil }
+func (nothing) Held(context.Context) ([]policy.Key, error)                             { return nil, nil }
+
+// logged keeps the lines of a log.
+type logged struct {
+	mu    sync.Mutex
+	lines bytes.Buffer // guarded by mu
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lines.Write(b)
+}
+
+func (l *logged) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
+// has reports whether a line has all words.
+func (l *logged) has(words ...string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.lines.String()) {
+		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// client is one of an API server; nil: of none.
+func client(t *testing.T, server *httptest.Server) *kube.Client {
+	t.Helper()
+	dir, url, ca := t.TempDir(), "https://192.0.2.1:6443", []byte(nil)
+	if server != nil {
+		url = server.URL
+		ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	}
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"] = &clientcmdapi.Cluster{Server: url, CertificateAuthorityData: ca}
+	config.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: "t"}
+	config.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
+	config.CurrentContext = "x"
+	file := filepath.Join(dir, "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, file); err != nil {
+		t.Fatal(err)
+	}
+	c, err := kube.New(kube.Settings{Kubeconfig: file}, kube.Options{
+		Name: "test", StateFile: filepath.Join(dir, "addresses"), Log: log.Discard(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestKindsThatOneProcessFindsAreWatchedByTheOthers runs the one that leads and one of a
+// node, which looks at the API server once.
+func TestKindsThatOneProcessFindsAreWatchedByTheOthers(t *testing.T) {
+	const groups, networks = "cilium.io/v2/ciliumcidrgroups", "networking.k8s.io/v1/networkpolicies"
+	a := &api{}
+	a.set()
+	a.Server = httptest.NewTLSServer(a)
+	defer a.Close()
+	b := &board{readers: map[int]func([]string, bool){}, fault: errors.New("away")}
+	ctx, cancel := context.WithCancel(t.Context())
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	defer cancel()
+	clients := []*kube.Client{client(t, a.Server), client(t, a.Server)} // before any runs: the library has one log
+	start := func(of *kube.Client) (*Source, *logged) {
+		t.Helper()
+		l := &logged{}
+		s := New(of, nothing{}, l.logger())
+		s.Kinds = b
+		parts.Go(func() {
+			if err := s.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		return s, l
+	}
+	_, node := start(clients[0])
+	servicetest.Eventually(t, "the node watches what there is", func() bool { return node.has("watched", "networkpolicies") })
+	leader, _ := start(clients[1])
+	parts.Go(func() { leader.Lead(ctx) })
+	servicetest.Eventually(t, "a publication fails", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.calls > 0
+	})
+	b.mu.Lock()
+	b.fault = nil
+	b.mu.Unlock()
+	servicetest.Eventually(t, "the kinds are published", func() bool { return b.have() == "true ["+networks+"]" })
+	a.mu.Lock()
+	a.looks = 0
+	a.mu.Unlock()
+	a.set(groups)
+	servicetest.Eventually(t, "the new kind is published", func() bool { return b.have() == "true ["+groups+" "+networks+"]" })
+	servicetest.Eventually(t, "the node watches it", func() bool { return node.has("watched", "ciliumcidrgroups") })
+	if !node.has("published", "ciliumcidrgroups") {
+		t.Error("the node has found the kind by itself")
+	}
+	// What etcd lost, or another process wrote, is written again.
+	b.mu.Lock()
+	b.set(nil, false)
+	b.mu.Unlock()
+	servicetest.Eventually(t, "the kinds are published again", func() bool { return b.have() == "true ["+groups+" "+networks+"]" })
+}
+
+func TestPauseBetweenLooksFitsTheCluster(t *testing.T) {
+	s := New(client(t, nil), nothing{}, log.Discard())
+	missing := &watched{kind: "CiliumCIDRGroup"}
+	f := &finder{source: s, kinds: []*watched{missing}}
+	want := func(what string, failed bool, want time.Duration) {
+		t.Helper()
+		if got := f.pause(failed); got != want {
+			t.Errorf("%s: %s, want %s", what, got, want)
+		}
+	}
+	// The number of Nodes is not known: it may be 5,000.
+	want("no process looks for all", false, 500*time.Second)
+	want("a look failed", true, again)
+	f.told([]string{"g/v1/k"}, true)
+	want("one looks for all", false, published)
+	s.leads.Store(true)
+	want("this one does", false, leading)
+	missing.version = policy.Versions("CiliumCIDRGroup")[0]
+	want("every kind is watched", false, 0)
+	f.unspoken = "away"
+	want("and not published", false, leading)
+}

@@ -118,7 +118,7 @@ func TestServersAreAskedInTurn(t *testing.T) {
 	var sick atomic.Bool
 	b, _, askedB := api(t, func(w http.ResponseWriter, r *http.Request) {
 		if sick.Load() {
-			http.Error(w, "etcd is away", http.StatusServiceUnavailable)
+			http.Error(w, "etcd is away", http.StatusInternalServerError)
 			return
 		}
 		ok(w, r)
@@ -156,6 +156,21 @@ func TestServersAreAskedInTurn(t *testing.T) {
 	if err := get(t, c); err == nil || !strings.Contains(err.Error(), a.Listener.Addr().String()) ||
 		!strings.Contains(err.Error(), b.Listener.Addr().String()) {
 		t.Errorf("without any server: %v, want both addresses", err)
+	}
+}
+
+// A request that fails late, at a server that others have left, moves nothing.
+func TestLateFailureLeavesTheCurrentServer(t *testing.T) {
+	a := newAddresses([]string{"https://a:1", "https://b:1", "https://c:1"}, filepath.Join(t.TempDir(), "file"), log.Discard())
+	a.current = "https://a:1"
+	for _, step := range []struct{ failed, current string }{
+		{"https://a:1", "https://b:1"}, {"https://a:1", "https://b:1"}, {"https://b:1", "https://c:1"},
+		{"https://a:1", "https://c:1"}, {"https://c:1", "https://a:1"},
+	} {
+		a.failed(step.failed)
+		if current, n := a.now(); current != step.current || n != 3 {
+			t.Errorf("after a failure of %s, %s of %d is asked, want %s", step.failed, current, n, step.current)
+		}
 	}
 }
 

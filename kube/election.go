@@ -153,7 +153,7 @@ func (e *Election) hold(
 			e.release(lease)
 		}
 	}()
-	for pause(ctx, leaseRetry) {
+	for pauseUntil(ctx, leaseRetry, renewed.Add(renewDeadline)) {
 		began := time.Now()
 		left := renewDeadline - began.Sub(renewed)
 		if left <= 0 {
@@ -235,7 +235,17 @@ func answered(lease *coordinationv1.Lease, what string, err error) (*coordinatio
 
 // pause waits about so long. It returns false when ctx has ended.
 func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d + rand.N(d/5))
+	return sleep(ctx, d+rand.N(d/5))
+}
+
+// pauseUntil is pause, but ends at a time.
+func pauseUntil(ctx context.Context, d time.Duration, end time.Time) bool {
+	return sleep(ctx, min(d+rand.N(d/5), time.Until(end)))
+}
+
+// sleep waits. It returns false when ctx has ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:

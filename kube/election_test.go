@@ -33,6 +33,8 @@ type leases struct {
 	lease    *coordinationv1.Lease // guarded by mu
 	revision int                   // guarded by mu
 	away     map[string]bool       // guarded by mu; processes that it does not answer
+	slow     time.Duration         // guarded by mu; between a write and its answer
+	written  time.Time             // guarded by mu; when the last write with a slow answer began
 }
 
 // answers says whether a process reaches the server.
@@ -52,10 +54,20 @@ type transport struct {
 
 // RoundTrip implements http.RoundTripper.
 func (c transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, slow, err := c.answer(r)
+	select {
+	case <-time.After(slow):
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+	return response, err
+}
+
+func (c transport) answer(r *http.Request) (_ *http.Response, slow time.Duration, _ error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.away[c.identity] {
-		return nil, errors.New("no route to host")
+		return nil, 0, errors.New("no route to host")
 	}
 	code, reason := http.StatusOK, metav1.StatusReason("")
 	switch r.Method {
@@ -66,7 +78,7 @@ func (c transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	case http.MethodPost, http.MethodPut:
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		next := &coordinationv1.Lease{}
 		if err := json.Unmarshal(body, next); err != nil {
@@ -81,6 +93,9 @@ func (c transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			c.revision++
 			next.ResourceVersion = strconv.Itoa(c.revision)
 			c.lease = next
+			if slow = c.slow; slow > 0 {
+				c.written = time.Now()
+			}
 		}
 	}
 	var answer any = c.lease
@@ -96,7 +111,7 @@ func (c transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{
 		StatusCode: code, Request: r, Header: http.Header{"Content-Type": {"application/json"}},
 		Body: io.NopCloser(bytes.NewReader(text)),
-	}, err
+	}, slow, err
 }
 
 // process takes part in the election until stop is called.
@@ -179,6 +194,52 @@ func TestOneProcessLeads(t *testing.T) {
 		after(2*leaseRetry, "after b has ended", true, false)
 		a.stop()
 	})
+}
+
+// TestSlowRenewalMakesNoSecondLeader: a renewal counts from its beginning. Another process
+// sees it when it is written, and counts from there.
+func TestSlowRenewalMakesNoSecondLeader(t *testing.T) {
+	for range 20 { // other pauses
+		synctest.Test(t, func(t *testing.T) {
+			l := &leases{t: t, away: map[string]bool{}}
+			a := l.process(t, "a")
+			synctest.Wait()
+			b := l.process(t, "b")
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if !a.leading.Load() {
+				t.Fatal("the first process does not lead")
+			}
+			l.mu.Lock()
+			l.slow = 7 * time.Second
+			l.mu.Unlock()
+			var written time.Time
+			for written.IsZero() {
+				time.Sleep(10 * time.Millisecond)
+				synctest.Wait()
+				l.mu.Lock()
+				written = l.written
+				l.mu.Unlock()
+			}
+			l.answers("a", false) // but the renewal, which is on its way
+			l.mu.Lock()
+			l.slow = 0
+			l.mu.Unlock()
+			for time.Since(written) < 3*leaseDuration {
+				time.Sleep(10 * time.Millisecond)
+				synctest.Wait()
+				if a.leading.Load() && (b.leading.Load() || time.Since(written) > renewDeadline+time.Second) {
+					t.Fatalf("%s after its last renewal began the first process leads; the other: %t",
+						time.Since(written), b.leading.Load())
+				}
+			}
+			if !b.leading.Load() {
+				t.Error("no process leads")
+			}
+			b.stop()
+			a.stop()
+		})
+	}
 }
 
 // TestLeaseEndsByTheTimeThatItWasNotRenewed: a clock that goes wrong on one machine gives the lease to no other

@@ -427,18 +427,6 @@ func (m *monitor) listedOf(ctx context.Context, err *RestoredError, which func(*
 	}
 }
 
-// sleep waits; it returns false when ctx has ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // apiProber asks by a client of the core group.
 type apiProber struct{ client *rest.RESTClient }
 

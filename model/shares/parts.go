@@ -212,9 +212,6 @@ func (p *Parts[K]) Reassign(tenantOf func(k K) Tenant) {
 type Plan[K comparable] struct {
 	// Changed has the objects that get another number of units than they have.
 	Changed map[K]int
-	// Got has what each object gets; nil: all that it asks for, as before.
-	Got map[K]int
-
 	division Division
 	aside    int
 	now      time.Time
@@ -236,7 +233,7 @@ func (p *Parts[K]) Plan(now time.Time) *Plan[K] {
 		keys, entries = append(keys, k), append(entries, e)
 		most += e.Reserved
 	}
-	plan := &Plan[K]{Changed: make(map[K]int), Got: make(map[K]int, len(p.objects)), now: now}
+	plan := &Plan[K]{Changed: make(map[K]int), now: now}
 	var parts []int
 	for round := 0; ; round++ {
 		parts, plan.division = p.divide(entries, max(0, p.limit.Size-plan.aside))
@@ -254,7 +251,6 @@ func (p *Parts[K]) Plan(now time.Time) *Plan[K] {
 		}
 	}
 	for i, e := range entries {
-		plan.Got[keys[i]] = parts[i]
 		if parts[i] != e.got {
 			plan.Changed[keys[i]] = parts[i]
 		}
@@ -314,7 +310,7 @@ func (p *Parts[K]) divide(entries []*part, size int) ([]int, Division) {
 // still.
 func (p *Parts[K]) Enforce(plan *Plan[K]) {
 	p.division, p.aside, p.computed, p.dirty = &plan.division, plan.aside, plan.now, false
-	for k, n := range plan.Got { // nil: each has what it asks for
+	for k, n := range plan.Changed {
 		if e := p.objects[k]; e != nil {
 			n = min(n, e.Units)
 			p.use(e.Tenant, n-e.got)

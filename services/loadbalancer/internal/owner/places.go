@@ -374,13 +374,16 @@ func (o *Owner) planLevels(now time.Time) *levels {
 	if l.counted != nil {
 		clear(l.touched)
 		for name, j := range o.services {
-			if j.share != nil {
-				l.touched[name] = struct{}{}
+			exceeds := j.share != nil
+			for _, x := range []place{{name, true}, {name, false}} {
+				_, _, asked, got := l.counted.Of(x)
+				if n, ok := l.frontends.Changed[x]; ok {
+					got = n
+				}
+				exceeds = exceeds || got < asked
 			}
-		}
-		for x, got := range l.frontends.Got {
-			if _, _, asked, _ := l.counted.Of(x); got < asked {
-				l.touched[x.of] = struct{}{}
+			if exceeds {
+				l.touched[name] = struct{}{}
 			}
 		}
 	}

@@ -7,9 +7,11 @@ package yamlstream
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"unicode/utf16"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -18,26 +20,19 @@ import (
 type Document struct {
 	Number int        // from 0; empty documents are not counted
 	Before int        // lines of the stream before those that Root counts
+	Line   int        // of the stream at which the document begins, 1 first
 	Text   []byte     // as it came, with its marker
-	Root   *yaml.Node // not null
+	Root   *yaml.Node // not null; nil if Err is set
+	// Err is why the document cannot be read. It names a line of the stream.
+	Err error
 }
 
-// Error says which document cannot be read.
-type Error struct {
-	Document int // from 0
-	Err      error
-}
-
-// Error names the document, of which the first is number 1 for people.
-func (e *Error) Error() string { return fmt.Sprintf("document %d: %v", e.Document+1, e.Err) }
-
-// Unwrap gives the reason, which names a line of the stream.
-func (e *Error) Unwrap() error { return e.Err }
-
-// Each parses the documents of a stream one by one and gives each to take, whose
-// error ends it. It asks check, if there is one, before it parses a text. A
-// document that cannot be read is an *Error.
+// Each parses the documents of a stream one by one and passes each to take, whose
+// error ends it. It calls check, if there is one, before it parses a text. A
+// document that cannot be read is passed with Err, and those behind it are read.
+// Text in UTF-16 is converted, and byte order marks are removed.
 func Each(data []byte, check func(text []byte) error, take func(Document) error) error {
+	data = clean(data)
 	n, directives := 0, -1
 	for _, c := range divide(data) {
 		text := data[c.begin:c.end]
@@ -50,46 +45,105 @@ func Each(data []byte, check func(text []byte) error, take func(Document) error)
 			}
 			continue
 		}
+		d := Document{Number: n, Line: c.line + blank(text), Text: text}
 		if check != nil {
-			if err := check(text); err != nil {
-				return &Error{n, err}
-			}
+			d.Err = check(text)
 		}
-		whole, line := text, c.line
-		if directives >= 0 {
-			whole, line = data[directives:c.end], 1+bytes.Count(data[:directives], []byte("\n"))
-		} else if bytes.HasPrefix(text, []byte("...")) {
-			if end := bytes.IndexByte(text, '\n'); end >= 0 { // without it, the text is no end but a document
-				if empty, _ := nothing(text[:end]); empty {
-					whole, line = text[end+1:], line+1
+		if d.Err == nil {
+			whole, line := text, c.line
+			if directives >= 0 {
+				whole, line = data[directives:c.end], 1+bytes.Count(data[:directives], []byte("\n"))
+			} else if bytes.HasPrefix(text, []byte("...")) {
+				if end := bytes.IndexByte(text, '\n'); end >= 0 { // without it, the text is no end but a document
+					if empty, _ := nothing(text[:end]); empty {
+						whole, line = text[end+1:], line+1
+					}
 				}
 			}
+			d.read(whole, line)
 		}
 		directives = -1
-		roots, err := Parse(whole)
-		if err != nil && line > 1 { // once more, for the lines in the message
-			_, err = Parse(append(bytes.Repeat([]byte("\n"), line-1), whole...))
+		if d.Err == nil && d.Root == nil {
+			continue
 		}
-		switch {
-		case err != nil:
-			return &Error{n, err}
-		case len(roots) > 1:
-			return &Error{n + 1, errors.New("has no marker of its own (a line of ---) before it")}
-		case len(roots) == 1:
-			if err := take(Document{n, line - 1, text, roots[0]}); err != nil {
-				return err
-			}
-			n++
+		if err := take(d); err != nil {
+			return err
 		}
+		n++
 	}
 	return nil
+}
+
+// read parses the text of a document, which begins at a line of the stream.
+func (d *Document) read(text []byte, line int) {
+	roots, err := Parse(text)
+	if err != nil && line > 1 { // once more, for the lines in the message
+		_, err = Parse(append(bytes.Repeat([]byte("\n"), line-1), text...))
+	}
+	d.Before = line - 1
+	switch {
+	case err != nil:
+		d.Err = err
+	case len(roots) > 1:
+		d.Err = fmt.Errorf("line %d: a second document begins without a marker (a line of ---) before it",
+			d.Before+roots[1].Line)
+	case len(roots) == 1:
+		d.Root, d.Line = roots[0], d.Before+roots[0].Line
+	}
+}
+
+// blank counts the lines before the first one that has more than a marker or a
+// comment.
+func blank(text []byte) (n int) {
+	for line := range bytes.Lines(text) {
+		if empty, _ := nothing(line); !empty {
+			return n
+		}
+		n++
+	}
+	return 0
+}
+
+// byteOrderMark begins a text in UTF-8 that some editors write.
+var byteOrderMark = []byte("\ufeff")
+
+// clean converts UTF-16 to UTF-8, and removes the byte order marks at the
+// beginning of the stream and of each document: files with marks may have been
+// joined.
+func clean(data []byte) []byte {
+	var order binary.ByteOrder
+	switch {
+	case bytes.HasPrefix(data, []byte{0xff, 0xfe}):
+		order = binary.LittleEndian
+	case bytes.HasPrefix(data, []byte{0xfe, 0xff}):
+		order = binary.BigEndian
+	}
+	if order != nil {
+		units := make([]uint16, 0, len(data)/2)
+		for i := 2; i+1 < len(data); i += 2 {
+			units = append(units, order.Uint16(data[i:]))
+		}
+		data = []byte(string(utf16.Decode(units)))
+	}
+	if !bytes.Contains(data, byteOrderMark) {
+		return data
+	}
+	out, begins := make([]byte, 0, len(data)), true
+	for line := range bytes.Lines(data) {
+		rest := bytes.TrimPrefix(line, byteOrderMark)
+		if begins || marker(rest) {
+			line = rest
+		}
+		out, begins = append(out, line...), marker(line)
+	}
+	return out
 }
 
 // Parse returns the values of the documents of a stream. Empty documents are
 // skipped.
 func Parse(data []byte) ([]*yaml.Node, error) {
 	var roots []*yaml.Node
-	for dec := yaml.NewDecoder(bytes.NewReader(data)); ; {
+	for dec := yaml.NewDecoder(bytes.NewReader(clean(data))); ; {
 		var doc yaml.Node
 		switch err := dec.Decode(&doc); {
 		case errors.Is(err, io.EOF):
@@ -132,6 +186,7 @@ func WithDefaults(n *yaml.Node, pairs ...string) *yaml.Node {
 // Chunks are the parts of a stream of which each has a document at most.
 func Chunks(data []byte) [][]byte {
 	var out [][]byte
+	data = clean(data)
 	for _, c := range divide(data) {
 		out = append(out, data[c.begin:c.end])
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"unicode/utf16"
 )
 
 func TestDocumentsKnowTheirLines(t *testing.T) {
@@ -22,11 +23,51 @@ func TestDocumentsKnowTheirLines(t *testing.T) {
 	}
 }
 
-func TestUnreadableDocumentIsNamed(t *testing.T) {
-	err := Each([]byte("a: 1\n---\nb: [\n"), nil, func(Document) error { return nil })
-	bad, ok := errors.AsType[*Error](err)
-	if !ok || bad.Document != 1 || bad.Err.Error() != "yaml: line 3: did not find expected node content" {
-		t.Errorf("%v, want document 1, line 3", err)
+func TestUnreadableDocumentHidesNoOther(t *testing.T) {
+	var got []string
+	err := Each([]byte("a: 1\n---\nb: [\n---\n{c: 1} {d: 1}\n---\n# e\ne: 1\n"), nil, func(d Document) error {
+		got = append(got, fmt.Sprintf("%d line %d: %v", d.Number, d.Line, d.Err))
+		return nil
+	})
+	want := []string{
+		"0 line 1: <nil>", "1 line 3: yaml: line 3: did not find expected node content",
+		"2 line 5: yaml: line 4: did not find expected <document start>", "3 line 8: <nil>",
+	}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+}
+
+// Editors of Windows write byte order marks, and its shell redirects in UTF-16.
+// Files with marks that are joined have them in the middle.
+func TestByteOrderMarksAreNoText(t *testing.T) {
+	sixteen := func(big bool, text string) string {
+		var b []byte
+		for _, u := range utf16.Encode([]rune("\ufeff" + text)) {
+			if big {
+				b = append(b, byte(u>>8), byte(u))
+			} else {
+				b = append(b, byte(u), byte(u>>8))
+			}
+		}
+		return string(b)
+	}
+	const text = "a: é\n---\nb: x\ufeffy\n"
+	for what, data := range map[string]string{
+		"first": "\ufeff" + text, "in front of a marker": "a: é\n\ufeff---\nb: x\ufeffy\n",
+		"behind a marker": "---\n\ufeffa: é\n---\n\ufeffb: x\ufeffy\n",
+		"UTF-16, little endian": sixteen(false, text), "UTF-16, big endian": sixteen(true, text),
+	} {
+		var got []string
+		err := Each([]byte(data), nil, func(d Document) error {
+			if d.Err == nil {
+				got = append(got, d.Root.Content[0].Value+"="+d.Root.Content[1].Value)
+			}
+			return d.Err
+		})
+		if want := []string{"a=é", "b=x\ufeffy"}; err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %q, %v, want %q", what, got, err, want)
+		}
 	}
 }
 

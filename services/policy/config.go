@@ -4,8 +4,11 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/config"
@@ -34,8 +37,9 @@ type Config struct {
 
 // SourcesConfig says where identities and policies come from.
 type SourcesConfig struct {
-	Identity  string `config:"identity" help:"unix socket of the identity service"`
-	Directory string `config:"directory" help:"directory of YAML and JSON files with policies, which is watched; empty for none"`
+	Identity  string   `config:"identity" help:"unix socket of the identity service"`
+	Directory string   `config:"directory" help:"directory of YAML and JSON files with policies, which is watched; empty for none"`
+	Managers  []string `config:"managers" help:"managers of calls that have to name all of their policies once, by ReplacePolicies or CompleteSource, before containers are connected"`
 }
 
 // KubernetesConfig says how the API is reached, and whether anything is written there.
@@ -103,6 +107,9 @@ var modes = map[string]engine.Enforcement{
 	"default": engine.EnforceDefault, "always": engine.EnforceAlways, "never": engine.EnforceNever,
 }
 
+// managerName is how the API has names of managers.
+var managerName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
+
 // Validate implements the check of kit/config.
 func (c *Config) Validate() error {
 	var p config.Problems
@@ -111,6 +118,13 @@ func (c *Config) Validate() error {
 	}
 	if d := c.Sources.Directory; d != "" && !filepath.IsAbs(d) {
 		p.Addf("sources.directory", "%q is not an absolute path", d)
+	}
+	for i, m := range c.Sources.Managers {
+		if key := fmt.Sprintf("sources.managers[%d]", i); !managerName.MatchString(m) || len(m) > 63 {
+			p.Addf(key, "%q is not a name of 1 to 63 lower-case letters, digits, '-' and '.'", m)
+		} else if slices.Index(c.Sources.Managers, m) < i {
+			p.Addf(key, "%q is there twice", m)
+		}
 	}
 	if s := c.Kubernetes.Status; s.Write {
 		if !c.Kubernetes.Enabled() {
@@ -162,6 +176,7 @@ func (c *Config) owner(l *slog.Logger, t *tenants.Set) owner.Config {
 		},
 		MaxPolicies: c.Limits.Policies, MaxManifestBytes: int(c.Limits.Manifests),
 		MaxNames: c.Names.Max, MaxAddresses: c.Names.Addresses, NameGrace: c.Names.Grace,
+		Directory: c.Sources.Directory, Managers: c.Sources.Managers,
 		Linger: c.Subscribers.Linger, Stream: stream.Defaults(), Log: l,
 	}
 }

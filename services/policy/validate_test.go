@@ -48,8 +48,10 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 		{
 			"the same twice", good + "---\n" + good, 0, strings.Repeat(`{"problems":["metadata.name: another document has the same kind and name"]}`+"\n", 2),
 		},
-		{"no YAML", "{", 2, "sluice-policy validate: document 1: "},
-		{"too large", strings.Repeat("#", 3<<20+1), 2, "sluice-policy validate: document 1: manifest of "},
+		{"no YAML hides no other", "{\n---\n" + good, 0, `{"problems":["yaml: line 1: did not find expected node content"]}` + "\n" + `{"problems":[]}` + "\n"},
+		{"too large hides no other", strings.Repeat("#", 3<<20+1) + "\n---\n- a list\n---\n" + good, 0, `{"problems":["is not an object but a list"]}` + "\n" + `{"problems":[]}` + "\n"},
+		{"a key twice hides no other", good + "spec: {}\n---\n" + good, 0, `{"problems":["spec: is given twice"]}` + "\n" + `{"problems":[]}` + "\n"},
+		{"too large", "a: " + strings.Repeat("x", 3<<20), 0, `{"problems":["manifest of 3145731 bytes is larger than 3145728"]}` + "\n"},
 	} {
 		var out, errOut bytes.Buffer
 		code := validate([]string{"--namespace=shop"}, strings.NewReader(c.in), &out, &errOut)

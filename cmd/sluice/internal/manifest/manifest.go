@@ -25,6 +25,9 @@ import (
 // MaxBytes is what a service takes in one call, in bytes.
 const MaxBytes = 3 << 20
 
+// maxInput bounds what is read of all files together, in bytes.
+const maxInput = 256 << 20
+
 // Document is one object of a stream of YAML or JSON documents.
 type Document struct {
 	File  string // as the person named it; "-" is standard input
@@ -56,14 +59,26 @@ func fileText(file string) string {
 	return file
 }
 
-// FileError is why a file cannot be read as manifests.
+// FileError is why a file, or a document of it, cannot be read as manifests.
 type FileError struct {
-	File string
-	Err  error // names the file
+	File     string
+	Document int   // 1 first; 0: the whole file
+	Line     int   // at which the document begins
+	Err      error // names the file, the document and its line
 }
 
-// FileErrors are the files that cannot be read, beside others that can.
+// FileErrors are the files and documents that cannot be read, beside others that
+// can.
 type FileErrors []FileError
+
+// Files counts the files of which not everything can be read.
+func (e FileErrors) Files() int {
+	names := make(map[string]struct{})
+	for _, f := range e {
+		names[f.File] = struct{}{}
+	}
+	return len(names)
+}
 
 // Error has a line for each.
 func (e FileErrors) Error() string {
@@ -77,7 +92,7 @@ func (e FileErrors) Error() string {
 // Read reads files, directories and standard input, in the order
 // given. It looks no deeper than at the name of each object; what is in it is
 // for the service to check. With an error of the type FileErrors it
-// returns the documents of the other files.
+// returns the documents that can be read.
 func Read(paths []string, stdin io.Reader) ([]Document, error) {
 	var (
 		all    []Document
@@ -87,25 +102,21 @@ func Read(paths []string, stdin io.Reader) ([]Document, error) {
 	for _, path := range paths {
 		files, err := manifestFiles(path)
 		if err != nil {
-			broken = append(broken, FileError{path, err})
+			broken = append(broken, FileError{File: path, Err: err})
 			continue
 		}
 		for _, file := range files {
 			content, err := readFile(file, stdin)
 			if err != nil {
-				broken = append(broken, FileError{file, err})
+				broken = append(broken, FileError{File: file, Err: err})
 				continue
 			}
-			if size += len(content); size > MaxBytes {
-				return nil, fmt.Errorf("%s: the manifests are larger than %d bytes together, which is all that the "+
-					"service takes at once", fileText(file), MaxBytes)
+			if size += len(content); size > maxInput {
+				return nil, fmt.Errorf("%s: the files are larger than %d bytes together: divide them", fileText(file),
+					maxInput)
 			}
-			docs, err := documents(file, content)
-			if err != nil {
-				broken = append(broken, FileError{file, err})
-				continue
-			}
-			all = append(all, docs...)
+			docs, bad := documents(file, content)
+			all, broken = append(all, docs...), append(broken, bad...)
 		}
 	}
 	if len(broken) > 0 {
@@ -121,13 +132,30 @@ func Read(paths []string, stdin io.Reader) ([]Document, error) {
 	return all, nil
 }
 
+// Fits returns an error if the documents are more than a service takes in one call.
+func Fits(docs []Document) error {
+	size := 0
+	for _, d := range docs {
+		if size += len(d.text) + len(marker) + 1; size > MaxBytes {
+			return fmt.Errorf("%s: the manifests up to here are larger than %d bytes together, which is all that the "+
+				"service takes at once", d.Place(), MaxBytes)
+		}
+	}
+	return nil
+}
+
 // Only leaves out objects whose group and kind are not wanted, and names them. what
-// is what they are not: "no policy".
+// is what they are not: "no policy". An object without version or kind may be
+// wanted: it is kept, for the service to refuse.
 func Only(docs []Document, wanted func(group, kind string) bool, what string) (kept []Document, others []string) {
 	for _, d := range docs {
-		if wanted(d.group, d.Key.GetKind()) {
+		switch {
+		case d.Key.GetKind() == "" || d.group == "", wanted(d.group, d.Key.GetKind()):
 			kept = append(kept, d)
-		} else {
+		case d.group == "cilium.io":
+			others = append(others, d.Problem("is a kind of Cilium that Sluice does not implement, and left out; "+
+				"what it asks for does not happen"))
+		default:
 			others = append(others, d.Problem("is "+what+", and left out"))
 		}
 	}
@@ -176,7 +204,7 @@ func readFile(file string, stdin io.Reader) ([]byte, error) {
 		in = f
 	}
 	// One byte more than is taken, so that a file too large is noticed.
-	content, err := io.ReadAll(io.LimitReader(in, MaxBytes+1))
+	content, err := io.ReadAll(io.LimitReader(in, maxInput+1))
 	var perr *fs.PathError
 	if err != nil && !errors.As(err, &perr) {
 		err = fmt.Errorf("read %s: %w", fileText(file), err)
@@ -184,10 +212,18 @@ func readFile(file string, stdin io.Reader) ([]byte, error) {
 	return content, err
 }
 
-// documents are the objects of a file; those of a list stand for it.
-func documents(file string, content []byte) (docs []Document, err error) {
-	err = yamlstream.Each(content, nil, func(y yamlstream.Document) error {
-		d := Document{File: file, Index: y.Number + 1, text: y.Text}
+// documents are the objects of a file; those of a list stand for it. broken are the
+// documents that cannot be read.
+func documents(file string, content []byte) (docs []Document, broken FileErrors) {
+	_ = yamlstream.Each(content, nil, func(y yamlstream.Document) error { // it returns no error
+		d := Document{File: file, Index: y.Number + 1, Line: y.Line, text: y.Text}
+		fail := func(d Document, err error) {
+			broken = append(broken, FileError{file, d.Index, d.Line, fmt.Errorf("%s: %w", d.Place(), err)})
+		}
+		if y.Err != nil {
+			fail(d, y.Err)
+			return nil
+		}
 		d.describe(y.Root, y.Before)
 		kind, isList := strings.CutSuffix(d.Key.GetKind(), "List")
 		at := yamlstream.Field(y.Root, "items")
@@ -201,19 +237,30 @@ func documents(file string, content []byte) (docs []Document, err error) {
 			if kind != "" && node.Kind == yaml.MappingNode { // items of a typed list need not say it
 				node = yamlstream.WithDefaults(node, "kind", kind, "apiVersion", scalar(y.Root, "apiVersion"))
 			}
-			var err error
-			if one.text, err = yaml.Marshal(node); err != nil {
-				return fmt.Errorf("%s: %w", d.Place(), err)
-			}
 			one.describe(node, y.Before)
+			var err error
+			if one.text, err = itemText(node); err != nil {
+				fail(one, err)
+				continue
+			}
 			docs = append(docs, one)
 		}
 		return nil
 	})
-	if bad, ok := errors.AsType[*yamlstream.Error](err); ok {
-		err = fmt.Errorf("%s: %w", fileText(file), bad.Err)
+	return docs, broken
+}
+
+// itemText is an item of a list as a document of its own.
+func itemText(node *yaml.Node) ([]byte, error) {
+	if refers(node) {
+		return nil, errors.New("has an anchor or an alias, which an object of a list may not have")
 	}
-	return docs, err
+	return yaml.Marshal(node)
+}
+
+// refers reports whether a value, or one within it, is shared with others.
+func refers(n *yaml.Node) bool {
+	return n.Kind == yaml.AliasNode || n.Anchor != "" || slices.ContainsFunc(n.Content, refers)
 }
 
 // scalar is the text of a key that has one.
@@ -243,13 +290,16 @@ func (d *Document) describe(object *yaml.Node, before int) {
 	d.group, _, _ = strings.Cut(scalar(object, "apiVersion"), "/")
 }
 
+// marker stands before each document of a stream.
+const marker = "---\n"
+
 // Join makes one stream of documents again, in which they have the numbers
 // that they have in the list.
 func Join(docs []Document) []byte {
 	var b bytes.Buffer
 	for _, d := range docs {
 		if !bytes.HasPrefix(d.text, []byte("---")) {
-			b.WriteString("---\n")
+			b.WriteString(marker)
 		}
 		b.Write(d.text)
 		if !bytes.HasSuffix(d.text, []byte("\n")) {

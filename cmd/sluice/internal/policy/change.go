@@ -123,8 +123,11 @@ func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o c
 		return invocation.Usagef("--prune deletes what else a program brought: name it with --manager NAME")
 	}
 	docs, err := readPolicies(inv, o.files, stdin, o.skipOthers)
+	if err == nil {
+		err = manifest.Fits(docs)
+	}
 	if err != nil {
-		return err
+		return alsoRefused(ctx, inv, err, docs, o.namespace, o.allowUnknown)
 	}
 	if o.prune {
 		return makeChange(ctx, inv, o, docs, client.ReplacePolicies, &policyv1.ReplacePoliciesRequest{
@@ -136,6 +139,23 @@ func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o c
 		Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate,
 		AllowUnknownFields: o.allowUnknown, Manager: o.manager, IfRevision: o.revision(),
 	})
+}
+
+// alsoRefused adds to an error about documents that cannot be read what the policy
+// service says against the others. It changes nothing.
+func alsoRefused(ctx context.Context, inv *invocation.Invocation, err error, docs []manifest.Document, namespace string,
+	allowUnknown bool,
+) error {
+	if _, ok := errors.AsType[manifest.FileErrors](err); !ok || len(docs) == 0 || manifest.Fits(docs) != nil {
+		return err
+	}
+	_, refused := invocation.Ask(ctx, inv, invocation.Policy, client.UpsertPolicies, &policyv1.UpsertPoliciesRequest{
+		Manifests: manifest.Join(docs), DefaultNamespace: namespace, ValidateOnly: true, AllowUnknownFields: allowUnknown,
+	})
+	if status.Code(refused) != codes.InvalidArgument { // it has none, or is away
+		return err
+	}
+	return fmt.Errorf("%w\n%w", err, manifest.InDocuments(refused, docs))
 }
 
 func deleteCommand(inv *invocation.Invocation) *cobra.Command {

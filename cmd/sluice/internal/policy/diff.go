@@ -168,8 +168,11 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, file
 	var docs []manifest.Document
 	if len(files) > 0 {
 		var err error
-		if docs, err = readPolicies(inv, files, stdin, skipOthers); err != nil {
-			return err
+		if docs, err = readPolicies(inv, files, stdin, skipOthers); err == nil {
+			err = manifest.Fits(docs)
+		}
+		if err != nil {
+			return alsoRefused(ctx, inv, err, docs, namespace, allowUnknown)
 		}
 		req.Manifests = manifest.Join(docs)
 	}

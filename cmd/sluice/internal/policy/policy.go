@@ -21,7 +21,7 @@ import (
 // Command is `policy`.
 func Command(inv *invocation.Invocation) *cobra.Command {
 	return invocation.Group("policy", "Apply, check and explain network policies",
-		applyCommand(inv), deleteCommand(inv), confirmCommand(inv), listCommand(inv), getCommand(inv),
+		applyCommand(inv), deleteCommand(inv), confirmCommand(inv), sourceCommand(inv), listCommand(inv), getCommand(inv),
 		explainCommand(inv), explainFieldCommand(inv), diffCommand(inv), validateCommand(inv), tableCommand(inv))
 }
 

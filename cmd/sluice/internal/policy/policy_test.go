@@ -319,7 +319,7 @@ func TestApplyTakesDirectoriesAndStandardInput(t *testing.T) {
 		t.Errorf("standard input: %+v, %v", docs, err)
 	}
 	if _, err := manifest.Read([]string{"-"}, strings.NewReader("{")); err == nil ||
-		!strings.HasPrefix(err.Error(), "standard input: yaml: ") {
+		!strings.HasPrefix(err.Error(), "standard input: document 1 (line 1): yaml: ") {
 		t.Errorf("no YAML on standard input: %v", err)
 	}
 	if _, err := manifest.Read([]string{t.TempDir()}, nil); err == nil ||

@@ -114,7 +114,9 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 	}
 	shown := all
 	for _, f := range broken {
-		shown = append(shown, checked{File: f.File, Problems: []string{f.Err.Error()}})
+		shown = append(shown, checked{
+			File: f.File, Document: f.Document, Line: f.Line, Problems: []string{f.Err.Error()},
+		})
 	}
 	if err := inv.Show(shown, func(w io.Writer) {
 		for _, f := range broken {
@@ -134,7 +136,7 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 		switch {
 		case len(broken) > 0:
 			fmt.Fprintf(w, "%d of %d policies would be refused; files that cannot be read: %d.\n", refused, len(all),
-				len(broken))
+				broken.Files())
 		case refused > 0:
 			fmt.Fprintf(w, "%d of %d policies would be refused.\n", refused, len(all))
 		case len(all) == 1:
@@ -171,7 +173,10 @@ func checkOffline(ctx context.Context, manifests []byte, namespace string, allow
 	var out, errOut bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(manifests), &out, &errOut
 	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("%s validate: %w: %s", program, err, strings.TrimSpace(errOut.String()))
+		if text := strings.TrimSpace(errOut.String()); text != "" {
+			return nil, errors.New(text) // which names the program
+		}
+		return nil, fmt.Errorf("%s validate: %w", program, err)
 	}
 	var all []verdictOnDocument
 	for decoder := json.NewDecoder(&out); ; {

@@ -41,9 +41,11 @@ func Names() []string {
 }
 
 // IsPolicy reports whether objects of a group and kind are policies. Whether
-// they are of a version that is known is for the policy service to check.
+// they are of a version that is known is for the policy service to check, which
+// refuses the group that Kubernetes had before.
 func IsPolicy(group, kind string) bool {
-	return slices.ContainsFunc(kinds, func(k Kind) bool { return k.group == group && k.Name == kind })
+	return group == "extensions" && kind == "NetworkPolicy" ||
+		slices.ContainsFunc(kinds, func(k Kind) bool { return k.group == group && k.Name == kind })
 }
 
 // defaultNamespace is where objects are that name no namespace.

@@ -5,6 +5,7 @@
 package service
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -52,7 +53,7 @@ func readManifests(inv *invocation.Invocation, files []string, stdin io.Reader, 
 ) {
 	docs, err := manifest.Read(files, stdin)
 	if !skipOthers {
-		return docs, err
+		return docs, cmp.Or(err, manifest.Fits(docs))
 	}
 	kept, others := manifest.Only(docs, isOurs, "no service and no endpoint slice")
 	for _, text := range others {
@@ -61,7 +62,7 @@ func readManifests(inv *invocation.Invocation, files []string, stdin io.Reader, 
 	if err == nil && len(kept) == 0 {
 		err = errors.New("there is no service and no endpoint slice among the objects")
 	}
-	return kept, err
+	return kept, cmp.Or(err, manifest.Fits(kept))
 }
 
 // Named is the service of [NAMESPACE/]NAME.

@@ -36,10 +36,17 @@ func NewPolicy(cc grpc.ClientConnInterface) *Policy {
 	return &Policy{Health: Health{Name: "policy"}, client: policyv1.NewPolicyServiceClient(cc)}
 }
 
-// Ping asks whether the service answers.
+// Ping asks whether the service answers, and sends tables: the error is
+// policystream.ErrWaits if it waits for policies.
 func (p *Policy) Ping(ctx context.Context) error {
-	_, err := p.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
-	return p.translate(err)
+	st, err := p.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
+	if err != nil {
+		return p.translate(err)
+	}
+	if why := st.GetWaitingFor(); len(why) > 0 {
+		return fmt.Errorf("policy: %w: %s", policystream.ErrWaits, strings.Join(why, "; "))
+	}
+	return nil
 }
 
 // HoldAddresses implements learned.Service.

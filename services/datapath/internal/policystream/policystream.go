@@ -113,6 +113,9 @@ func (h *Health) Set(connected bool, err error) (changed bool) {
 	return changed
 }
 
+// ErrWaits: the service sends no tables before it has every policy once.
+var ErrWaits = errors.New("no endpoint gets its policies yet")
+
 // Received is what Recv of a stream returned.
 type Received struct {
 	Message policytable.Message

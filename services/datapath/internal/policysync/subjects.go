@@ -6,6 +6,7 @@ package policysync
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -93,9 +95,27 @@ func (a *Applier) await(ctx context.Context, identity uint32, wait bool) error {
 			if why := cmp.Or(a.held, a.refused); why != "" {
 				return fmt.Errorf("policy of identity %d: %w: %w: %s", identity, ErrUnavailable, ErrHeld, why)
 			}
-			return fmt.Errorf("policy of identity %d: %w: the policy service has not sent its tables", identity, ErrUnavailable)
+			return fmt.Errorf("policy of identity %d: %w: %w", identity, ErrUnavailable, a.silence(ctx))
 		}
 	}
+}
+
+// silenceTime is how long the service is asked why it has sent nothing.
+const silenceTime = 500 * time.Millisecond
+
+// silence is why the service has not sent tables. It is called with the lock held,
+// and asks without it.
+func (a *Applier) silence(ctx context.Context) error {
+	a.mu.Unlock()
+	defer a.mu.Lock()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), silenceTime)
+	defer cancel()
+	if p, ok := a.cfg.Service.(interface{ Ping(context.Context) error }); ok {
+		if err := p.Ping(ctx); errors.Is(err, policystream.ErrWaits) {
+			return err
+		}
+	}
+	return errors.New("the policy service has not sent its tables")
 }
 
 // enforceable says whether an endpoint of the identity may begin: its tables

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 )
 
@@ -302,7 +303,12 @@ func (s *Server) readiness(ctx context.Context) (r readiness) {
 		return r
 	}
 	if s.Facts.PolicyRequired {
-		r.fresh = appendError(r.fresh, service, r.policy)
+		if errors.Is(r.policy, policystream.ErrWaits) && s.Core.Counts().ByState[endpoint.Ready] == 0 {
+			// No label set has tables from before.
+			r.every = appendError(r.every, statusv1.ProblemReason_PROBLEM_REASON_POLICY, r.policy)
+		} else {
+			r.fresh = appendError(r.fresh, service, r.policy)
+		}
 		if p.Held != "" {
 			r.fresh = append(r.fresh, problem(statusv1.ProblemReason_PROBLEM_REASON_POLICY, "policy: "+p.Held))
 		}

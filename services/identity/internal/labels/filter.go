@@ -4,31 +4,18 @@
 package labels
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
-	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/labelfilter"
 )
 
 // Filter says which labels count. Labels that differ per pod, or that no
-// policy selects, would make a number per pod.
-//
-// A rule is "[source:]prefix" and matches keys that begin with the prefix;
-// a prefix that begins with "*." matches every key whose domain (what stands
-// before '/') ends in the rest. The longest matching rule decides, a
-// configured one before a default of the same length; what no rule matches is
-// kept.
-type Filter struct {
-	rules []rule // configured ones first
-}
-
-type rule struct {
-	source string // empty: any
-	prefix string
-	domain bool // prefix is the end of a domain, "." included
-	keep   bool
-}
+// policy selects, would make a number per pod. Of rules of one length a configured
+// one decides before a default.
+type Filter = labelfilter.Filter
 
 // Defaults of the filter. Kept: what names the namespace and the app. Dropped:
 // what Kubernetes puts on pods for its own use, some of it different per pod.
@@ -66,7 +53,8 @@ func NewNodeFilter(include, exclude []string) (Filter, error) {
 }
 
 func newFilter(include, exclude, defaultInclude, defaultExclude []string) (Filter, error) {
-	var f Filter
+	var rules []labelfilter.Rule
+	var names []string
 	for _, set := range []struct {
 		name string
 		text []string
@@ -78,79 +66,21 @@ func newFilter(include, exclude, defaultInclude, defaultExclude []string) (Filte
 		{"default exclude", defaultExclude, false},
 	} {
 		for i, t := range set.text {
-			r, err := parseRule(t)
-			if err != nil {
-				return Filter{}, fmt.Errorf("%s[%d]: %w", set.name, i, err)
-			}
-			r.keep = set.keep
-			f.rules = append(f.rules, r)
+			rules, names = append(rules, labelfilter.Rule{Text: t, Counts: set.keep}), append(names, fmt.Sprintf("%s[%d]", set.name, i))
 		}
 	}
-	own := f.rules[:len(include)+len(exclude)]
-	for i, r := range own[:len(include)] {
-		r.keep = false
-		if j := slices.Index(own[len(include):], r); j >= 0 {
+	f, err := labelfilter.New(rules)
+	var bad *labelfilter.RuleError
+	if errors.As(err, &bad) {
+		return Filter{}, fmt.Errorf("%s: %w", names[bad.Index], bad.Err)
+	}
+	same := func(a, b string) bool { // a domain may end in '/'
+		return a == b || strings.Contains(a, "*.") && strings.TrimSuffix(a, "/") == strings.TrimSuffix(b, "/")
+	}
+	for i, t := range include {
+		if j := slices.IndexFunc(exclude, func(x string) bool { return same(t, x) }); j >= 0 {
 			return Filter{}, fmt.Errorf("%q is both included (include[%d]) and excluded (exclude[%d])", include[i], i, j)
 		}
 	}
-	return f, nil
-}
-
-func parseRule(text string) (rule, error) {
-	var r rule
-	prefix := text
-	if source, rest, ok := strings.Cut(text, ":"); ok {
-		if !label.IsSource(source) {
-			return rule{}, fmt.Errorf("%q: %q is no label source", text, source)
-		}
-		r.source, prefix = source, rest
-	}
-	if rest, ok := strings.CutPrefix(prefix, "*."); ok {
-		if rest = strings.TrimSuffix(rest, "/"); rest == "" {
-			return rule{}, fmt.Errorf("%q: a domain follows \"*.\"", text)
-		}
-		r.domain, prefix = true, "."+rest
-	}
-	if prefix == "" || len(prefix) > label.MaxKey || !label.IsText(prefix) {
-		return rule{}, fmt.Errorf("%q: want [source:]prefix", text)
-	}
-	r.prefix = prefix
-	return r, nil
-}
-
-func (r rule) matches(l label.Label) bool {
-	if r.source != "" && r.source != l.Source {
-		return false
-	}
-	if !r.domain {
-		return strings.HasPrefix(l.Key, r.prefix)
-	}
-	domain, _, ok := strings.Cut(l.Key, "/")
-	return ok && strings.HasSuffix(domain, r.prefix)
-}
-
-// Keeps says whether a label counts.
-func (f Filter) Keeps(l label.Label) bool {
-	keep, longest := true, -1
-	for _, r := range f.rules {
-		n := len(r.prefix)
-		if r.source != "" {
-			n++ // a rule with a source is the more exact one
-		}
-		if n > longest && r.matches(l) {
-			keep, longest = r.keep, n
-		}
-	}
-	return keep
-}
-
-// Apply returns the labels that count, in a new slice.
-func (f Filter) Apply(labels []label.Label) []label.Label {
-	out := make([]label.Label, 0, len(labels)+2)
-	for _, l := range labels {
-		if f.Keeps(l) {
-			out = append(out, l)
-		}
-	}
-	return out
+	return f, err
 }

@@ -142,7 +142,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 	reads := map[string]codes.Code{
 		"GetIdentity": codes.OK, "GetStatus": codes.OK, "ListIdentities": codes.OK, "WatchEndpoints": codes.OK,
 		"WatchIdentities": codes.OK, "WatchCluster": codes.OK, "ListNodes": codes.OK, "GetIPMapping": codes.NotFound,
-		"ListIPMappings": codes.OK, "WatchKinds": codes.OK,
+		"ListIPMappings": codes.OK, "WatchKinds": codes.OK, "GetLabelFilter": codes.OK,
 	}
 	changes := []string{
 		"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode", "WaitForPublication",

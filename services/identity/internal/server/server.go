@@ -108,6 +108,7 @@ func Methods() rpc.Methods {
 		identityv1.IdentityService_WatchIdentities_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
 		identityv1.IdentityService_WatchEndpoints_FullMethodName:  {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
 		identityv1.IdentityService_ConfirmEndpoint_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
+		identityv1.IdentityService_GetLabelFilter_FullMethodName:  {Access: rpc.Group()},
 		identityv1.IdentityService_GetStatus_FullMethodName:       {Access: rpc.Group(), Limit: read},
 
 		identityv1.ClusterService_RegisterNode_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID,
@@ -420,4 +421,15 @@ func toScope(s identity.Scope) identityv1.Scope {
 		return identityv1.Scope_SCOPE_NODE_LOCAL
 	}
 	return identityv1.Scope_SCOPE_UNSPECIFIED
+}
+
+// GetLabelFilter implements the service.
+func (s *Server) GetLabelFilter(
+	context.Context, *identityv1.GetLabelFilterRequest,
+) (*identityv1.GetLabelFilterResponse, error) {
+	out := &identityv1.GetLabelFilterResponse{}
+	for _, r := range s.Filter.Rules() {
+		out.Rules = append(out.Rules, &identityv1.LabelFilterRule{Rule: r.Text, Counts: r.Counts})
+	}
+	return out, nil
 }

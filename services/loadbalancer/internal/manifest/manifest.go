@@ -112,17 +112,21 @@ func (o Options) Decode(data []byte) ([]Object, error) {
 		for i, text := range texts {
 			d.document(i, text)
 		}
-	} else if err := yamlstream.Each(data, check, func(y yamlstream.Document) error {
-		text, err := toJSON(y.Root)
-		if err != nil {
-			d.number = y.Number
-			d.fail(err.path, "%s", err.text)
+	} else {
+		_ = yamlstream.Each(data, check, func(y yamlstream.Document) error { // it returns no error
+			d.number, d.path = y.Number, ""
+			if y.Err != nil {
+				d.fail("", "%v", y.Err)
+				return nil
+			}
+			text, err := toJSON(y.Root)
+			if err != nil {
+				d.fail(err.path, "%s", err.text)
+				return nil
+			}
+			d.document(y.Number, text)
 			return nil
-		}
-		d.document(y.Number, text)
-		return nil
-	}); err != nil {
-		return nil, &Error{Whole: err}
+		})
 	}
 	if len(d.violations) > 0 {
 		return nil, &Error{Violations: d.violations}

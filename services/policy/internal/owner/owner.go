@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -78,6 +77,11 @@ type Config struct {
 	Stream stream.Limits
 	Log    *slog.Logger
 	Now    func() time.Time
+	// Directory is where the files of SourceFile are. Subscribers wait until they were
+	// read once, unless it is empty.
+	Directory string
+	// Managers of SourceGRPC have to complete once before subscribers are served.
+	Managers []string
 	// Processor is the processor time of the thread that Run is locked to; nil: that
 	// is not measured.
 	Processor func() time.Duration
@@ -88,6 +92,12 @@ type source struct {
 	synced  bool
 	err     string
 	refused map[string]refused // by origin
+	// Of a source of files: those that are partly in force, the documents that are no
+	// policies, by file, and what was never read, with the reason.
+	partly  map[string]bool
+	skipped map[string][]string
+	missing map[string]string
+	told    string // what the log has of missing
 }
 
 // refused is a file or object that was not taken over.
@@ -186,7 +196,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		return nil, err
 	}
 	var err error
-	if o.gate, err = gate.New(dir, o.stateID, slices.Contains(sources, SourceKubernetes)); err != nil {
+	if o.gate, err = gate.New(dir, o.stateID, o.awaited(sources)); err != nil {
 		return nil, errors.Join(err, o.journal.Close())
 	}
 	o.stateChanged = true
@@ -396,6 +406,9 @@ func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error 
 		s.err = ""
 		if why != nil {
 			s.err = why.Error()
+		}
+		if name == SourceFile {
+			o.directoryFailed(s)
 		}
 		return struct{}{}, nil
 	})

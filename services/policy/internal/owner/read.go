@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/question"
+	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
@@ -55,10 +56,16 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 			c.subject = &id
 		}
 		for k, p := range o.policies {
+			if k.Kind == policy.KindDocument {
+				if key, ok := reading.KeyOf(p.Manifest); ok {
+					k = key // its place says less
+				}
+			}
 			if !takes(k) || f.Manager != nil && (p.Source != SourceGRPC || p.Manager != *f.Manager) {
 				continue
 			}
 			l := Listed{Policy: *p, Accepted: p.Broken == "" && p.Exceeds == "", Error: cmp.Or(p.Broken, p.Exceeds)}
+			l.Key = k
 			if r, ok := o.sources[p.Source].refusal(p.Origin); ok {
 				l.Error = r.err
 			}
@@ -266,6 +273,13 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 				s.Note(summary.ProblemPolicy, "%s %s is refused: %s", name, origin, r.err)
 			}
 		}
+		s.WaitsFor, s.Skipped = o.waitsFor(), o.skipped()
+		for _, text := range s.WaitsFor {
+			s.Note(summary.ProblemPolicy, "no new endpoint is connected: %s", text)
+		}
+		for _, text := range o.acceptedWithout() {
+			s.Note(summary.ProblemSettings, "%s", text)
+		}
 		states, _ := o.stream.States()
 		for name, sub := range o.subscribers {
 			st := summary.SubscriberStatus{Name: name, Enforces: sub.enforces, Forgotten: sub.until}
@@ -319,7 +333,7 @@ func (o *Owner) sourceStates() []summary.SourceStatus {
 	type place struct{ source, manager string }
 	states := make(map[place]*summary.SourceStatus)
 	for name, src := range o.sources {
-		states[place{source: name}] = &summary.SourceStatus{Name: name, Synced: src.synced, Error: src.err}
+		states[place{source: name}] = &summary.SourceStatus{Name: name, Synced: src.synced, Error: src.state()}
 	}
 	manager := func(name string) *summary.SourceStatus {
 		at := place{SourceGRPC, name}

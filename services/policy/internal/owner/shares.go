@@ -145,7 +145,7 @@ func (o *Owner) exceeds(k policy.Key) string {
 // exceed makes a policy isolate what it selects, and what its last admitted form selects.
 func (o *Owner) exceed(p, old *Policy) {
 	why := o.exceeds(p.Key)
-	p.isolate(why)
+	o.isolate(p, why)
 	if old != nil && old.inForce() {
 		p.held = old.held
 		if old.Exceeds == "" {
@@ -156,14 +156,14 @@ func (o *Owner) exceed(p, old *Policy) {
 }
 
 // isolate replaces what a policy does by the isolation of what it selects.
-func (p *Policy) isolate(why string) {
+func (o *Owner) isolate(p *Policy, why string) {
 	p.Exceeds = why
 	if p.Source == SourceKubernetes && len(p.Manifest) > maxReduced {
 		sum := sha256.Sum256(p.Manifest)
 		p.size, p.sum = len(p.Manifest), sum[:]
 		p.Manifest = policy.Reduced(p.Key, p.Manifest, maxReduced)
 	}
-	p.object = reading.Isolated(p.Key, p.Manifest, errors.New(why))
+	p.object = reading.Options{Rules: o.config.Rules}.Isolated(p.Key, p.Manifest, errors.New(why))
 	p.Rules, p.Dropped, p.Notes, p.Broken = 0, nil, p.object.Notes, ""
 	for i := range p.object.Specs {
 		p.Rules += len(p.object.Specs[i].Rules)

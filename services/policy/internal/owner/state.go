@@ -169,11 +169,14 @@ func (o *Owner) decode(r journal.Policy) *Policy {
 	// What an earlier version took stays as that version took it.
 	as := reading.Options{Rules: o.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true, Held: r.Source == SourceKubernetes}
 	docs, err := as.Decode(r.Manifest)
+	if why, ok := reading.Isolating(r.Manifest); ok && r.Source == SourceFile {
+		err = errors.New(why)
+	}
 	if err == nil && (len(docs) != 1 || docs[0].Object.Key != policy.Key(r.Key)) {
 		err = fmt.Errorf("the text is not that of %s", policy.Key(r.Key))
 	}
 	if err != nil {
-		docs = []reading.Decoded{{Object: reading.Isolated(policy.Key(r.Key), r.Manifest, err)}}
+		docs = []reading.Decoded{{Object: as.Isolated(policy.Key(r.Key), r.Manifest, err)}}
 	}
 	p := o.policy(docs[0], r.Source, r.Origin)
 	p.Key, p.Manager, p.Manifest, p.Revision, p.Updated = policy.Key(r.Key), r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)
@@ -187,7 +190,7 @@ func (o *Owner) decode(r journal.Policy) *Policy {
 		}
 	}
 	if r.Place.Exceeds != "" {
-		p.isolate(r.Place.Exceeds)
+		o.isolate(p, r.Place.Exceeds)
 		if r.Place.Size > 0 {
 			p.size, p.sum = r.Place.Size, r.Place.Sum
 		}

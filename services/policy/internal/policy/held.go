@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
 // DecodeHeld converts an object that an API server holds, which cannot be
@@ -93,6 +94,75 @@ func Isolate(form Form, why error) (Object, error) {
 	ob.Specs = specs()
 	ob.Notes.Add(manifest.NoteIsolates, "", "cannot be converted; what it selects is isolated: %v", why)
 	return ob, nil
+}
+
+// KindDocument is the kind of the key of a document of a file that has none of its
+// own: its name is its place.
+const KindDocument = "Document"
+
+// IsolateAs isolates what another object selects, which is understood and cannot be
+// in force.
+func IsolateAs(key Key, of Object, why error) Object {
+	ob := isolated(key, why)
+	for _, spec := range of.Specs {
+		if spec.Host {
+			continue // no pod
+		}
+		tier := rule.Isolation
+		priority := int32(0)
+		for _, r := range spec.Rules {
+			if r.Action == rule.Deny && r.Tier < tier { // no other policy allows it
+				tier, priority = r.Tier, min(priority, r.Priority)
+			}
+		}
+		selects := spec.Selects
+		for _, r := range spec.Rules {
+			selects[r.Direction] = true
+		}
+		out := rule.Spec{Namespace: spec.Namespace, Subject: spec.Subject}
+		ob.Specs = append(ob.Specs, isolate(out, key, selects, tier, priority))
+	}
+	return ob
+}
+
+// IsolateNamespace isolates every pod of the key's namespace, or every pod if it
+// has none: an object of that kind could select any of them.
+func IsolateNamespace(key Key, kind string, why error) Object {
+	ob := isolated(key, why)
+	spec := rule.Spec{Namespace: key.Namespace, Subject: selector.New()}
+	if key.Namespace != "" {
+		spec.Subject = selector.New(networkpolicy.InNamespace(key.Namespace))
+	}
+	tier := rule.Normal // where it denies, no other policy allows
+	switch kind {
+	case "NetworkPolicy":
+		tier = rule.Isolation
+	case "ClusterNetworkPolicy", "AdminNetworkPolicy":
+		tier = rule.Admin
+	case "BaselineAdminNetworkPolicy":
+		tier = rule.Baseline
+	}
+	ob.Specs = []rule.Spec{isolate(spec, key, [2]bool{true, true}, tier, 0)}
+	return ob
+}
+
+// isolated is an object of that key without rules.
+func isolated(key Key, why error) Object {
+	ob := Object{Key: key, Isolates: why.Error()}
+	ob.Notes.Add(manifest.NoteIsolates, "", "cannot be applied; what it selects is isolated: %v", why)
+	return ob
+}
+
+// isolate adds the rules that deny all traffic of a subject in some directions.
+func isolate(spec rule.Spec, key Key, selects [2]bool, tier rule.Tier, priority int32) rule.Spec {
+	source := rule.Source{Kind: key.Kind, Namespace: key.Namespace, Name: key.Name}
+	for i, has := range selects {
+		if d := rule.Direction(i); has {
+			spec.Selects[d], spec.DefaultDeny[d] = true, tier == rule.Isolation || tier == rule.Normal
+			spec.Rules = append(spec.Rules, rule.Isolate(source, d, tier, priority))
+		}
+	}
+	return spec
 }
 
 // Namespaced reports whether objects of a kind belong to a namespace.

@@ -10,6 +10,7 @@ package policy
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -132,10 +133,7 @@ type Form interface {
 func Decode(form Form, o rule.Options) (Object, error) {
 	version, kind := form.Type()
 	if !IsKind(version, kind) {
-		if version == "" {
-			return Object{}, fmt.Errorf("%s without an apiVersion is not a kind of policy", kind)
-		}
-		return Object{}, fmt.Errorf("%s %s is not a kind of policy", version, kind)
+		return Object{}, notAPolicy(form)
 	}
 	switch kind {
 	case "NetworkPolicy":
@@ -172,6 +170,43 @@ func Decode(form Form, o rule.Options) (Object, error) {
 			func() manifest.Problems { return p.Validate(baseline, o) },
 			func(ob *Object) { ob.Specs, ob.Notes = []rule.Spec{p.Rules(baseline, o)}, p.Notes() })
 	}
+}
+
+// notAPolicy is why an object of another version or kind is none.
+func notAPolicy(form Form) error {
+	version, kind := form.Type()
+	if version == "" || kind == "" { // missing, or of another type
+		var head struct {
+			APIVersion string `json:"apiVersion"`
+			Kind       string `json:"kind"`
+		}
+		_, err := form.Decode(&head)
+		var problems manifest.Problems
+		errors.As(err, &problems) //nolint:errcheck // Decode returns nothing else
+		problems = slices.DeleteFunc(problems, func(p manifest.Problem) bool {
+			return !p.Stops && p.Path != "apiVersion" && p.Path != "kind"
+		})
+		if len(problems) > 0 {
+			return problems
+		}
+	}
+	group, _, _ := strings.Cut(version, "/")
+	switch {
+	case version == "" && kind == "":
+		return manifest.Problems{{Text: "apiVersion and kind are missing"}}
+	case kind == "":
+		return manifest.Problems{{Path: "kind", Text: "is missing; apiVersion is " + version}}
+	case version == "" && versions[kind] != nil:
+		return manifest.Problems{{Path: "apiVersion", Text: "is missing; that of " + kind + " is " + versions[kind][0]}}
+	case version == "":
+		return manifest.Problems{{Path: "apiVersion", Text: "is missing; kind is " + kind}}
+	case versions[kind] != nil:
+		return fmt.Errorf("%s is not known in the version %s, but in %s", kind, version, strings.Join(versions[kind], ", "))
+	case group == "cilium.io":
+		return fmt.Errorf("%s %s is a kind of Cilium that Sluice does not implement; what it asks for does not happen",
+			version, kind)
+	}
+	return fmt.Errorf("%s %s is not a kind of policy", version, kind)
 }
 
 func decode(form Form, into any, meta *networkpolicy.Meta, validate func() manifest.Problems, convert func(*Object)) (Object, error) {

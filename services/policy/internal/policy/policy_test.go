@@ -84,7 +84,17 @@ func TestErrorsNameTheField(t *testing.T) {
 		{"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}", `spec: is required`},
 		{"apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: g}", `spec.externalCIDRs: is required`},
 		{"apiVersion: v1\nkind: Pod\nmetadata: {name: p}", `v1 Pod is not a kind of policy`},
-		{"kind: NetworkPolicy\nmetadata: {name: p}", `NetworkPolicy without an apiVersion is not a kind of policy`},
+		{"metadata: {name: p}", `apiVersion and kind are missing`},
+		{"apiVersion: v1\nmetadata: {name: p}", `kind: is missing; apiVersion is v1`},
+		{"kind: Pod\nmetadata: {name: p}", `apiVersion: is missing; kind is Pod`},
+		{"apiVersion: v1\nkind: 5\n", `kind: must be a string, is the number 5`},
+		{"apiVersion: v1\nkind: yes\n", `kind: must be a string, is the truth value yes, as kubectl and YAML 1.1 read it: put it into quotes to have it as text`},
+		{"apiVersion: extensions/v1beta1\nkind: NetworkPolicy\n", `NetworkPolicy is not known in the version extensions/v1beta1, but in networking.k8s.io/v1`},
+		{
+			"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\n",
+			`cilium.io/v2 CiliumEgressGatewayPolicy is a kind of Cilium that Sluice does not implement; what it asks for does not happen`,
+		},
+		{"kind: NetworkPolicy\nmetadata: {name: p}", `apiVersion: is missing; that of NetworkPolicy is networking.k8s.io/v1`},
 	} {
 		_, err := decodeText(tc.text)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -201,7 +211,7 @@ func TestUnsupportedFieldsAreNamedAndNeverWiden(t *testing.T) {
 		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*"}]}}]}]`, "spec.egress[0].toPorts[0].rules.dns: not supported by Sluice: DNS rules; packets that match are redirected to no proxy, and dropped", "redirect any"},
 		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], serverNames: [a.b]}]}]`, "spec.egress[0].toPorts[0].serverNames: not supported by Sluice: TLS server names; packets that match are redirected to no proxy, and dropped", "redirect any"},
 		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], originatingTLS: {secret: {name: x}}}]}]`, "spec.egress[0].toPorts[0].originatingTLS: not supported by Sluice: TLS origination; packets that match are redirected to no proxy, and dropped", "redirect any"},
-		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], listener: {name: x, envoyConfig: {name: y}}}]}]`, "spec.egress[0].toPorts[0].listener: not supported by Sluice: proxies of the user; packets that match are redirected to no proxy, and dropped", "redirect any"},
+		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], listener: {name: x, envoyConfig: {name: z}}}]}]`, "spec.egress[0].toPorts[0].listener: not supported by Sluice: proxies of the user; packets that match are redirected to no proxy, and dropped", "redirect any"},
 		{`ingress: [{fromEntities: [all]}], log: {value: x}`, "spec.log: has no effect: events of Sluice carry no texts of policies", "allow any"},
 	} {
 		o, err := decodeText(head + c.spec + "}")

@@ -8,11 +8,24 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// Isolated is what becomes of a stored policy that is not understood, and why. It has
-// no key if it selects nothing that is known.
-func Isolated(key policy.Key, text []byte, why error) policy.Object {
+// Isolated is what becomes of a stored policy that is not understood, and of a
+// document of a file that cannot be applied, and why. It has no key if it selects
+// nothing that is known.
+func (r Options) Isolated(key policy.Key, text []byte, why error) policy.Object {
+	docs, err := manifest.Parse(text)
+	read := err == nil && len(docs) == 1
+	if key.Kind == policy.KindDocument {
+		if read {
+			doc := docs[0].WithNamespace(key.Namespace)
+			if ob, err := policy.Decode(doc, r.Rules); err == nil {
+				return policy.IsolateAs(key, ob, why)
+			}
+			return policy.IsolateNamespace(key, docs[0].Kind, why)
+		}
+		return policy.IsolateNamespace(key, "", why)
+	}
 	var form policy.Form
-	if docs, err := manifest.Parse(text); err == nil && len(docs) == 1 {
+	if read {
 		doc := docs[0]
 		if policy.Namespaced(doc.Kind) {
 			doc = doc.WithNamespace(key.Namespace)

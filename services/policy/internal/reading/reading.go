@@ -30,21 +30,37 @@ type Decoded struct {
 	// Created and UID are those of the object of an API server.
 	Created time.Time
 	UID     string
+	Line    int // at which it begins; 0: that is not known
+
+	item string // its path in a list, with a dot
 }
 
 // Violation is one thing that is wrong with a document.
 type Violation struct {
 	Document int // from 0, empty documents not counted
+	Line     int // at which the document, or the item of a list, begins; 1 first
 	Name     string
 	Path     string
 	Text     string
+}
+
+// String is "document 2 (line 9): kind name: path: text".
+func (v Violation) String() string {
+	text := fmt.Sprintf("document %d (line %d): ", v.Document+1, v.Line)
+	if v.Line == 0 {
+		text = fmt.Sprintf("document %d: ", v.Document+1)
+	}
+	if v.Name != "" {
+		text += v.Name + ": "
+	}
+	return text + manifest.Problem{Path: v.Path, Text: v.Text}.String()
 }
 
 // Error says what is wrong with manifests.
 type Error struct {
 	Violations []Violation
 	Others     []Decoded // of the documents that have none
-	Whole      error     // the text as such cannot be read
+	Whole      error     // the text as a whole is too large, or has no document
 }
 
 // ErrEmpty: as a file is whose policies were all removed.
@@ -67,15 +83,7 @@ func (e *Error) Error() string {
 		if i > 0 {
 			b.WriteString("; ")
 		}
-		fmt.Fprintf(&b, "document %d", v.Document+1)
-		if v.Name != "" {
-			fmt.Fprintf(&b, " (%s)", v.Name)
-		}
-		b.WriteString(": ")
-		if v.Path != "" {
-			b.WriteString(v.Path + ": ")
-		}
-		b.WriteString(v.Text)
+		b.WriteString(v.String())
 	}
 	return b.String()
 }
@@ -106,6 +114,55 @@ type named struct {
 	refused bool // another has it
 }
 
+// one is a document, or an item of one that is a list.
+type one struct {
+	manifest.Document
+	path string // of the item in its document, with a dot; empty: it is the document
+}
+
+// violation is one of the document.
+func (d one) violation(name, path, text string) Violation {
+	return Violation{d.Number, d.Line, name, strings.TrimSuffix(d.path+path, "."), text}
+}
+
+// policy decodes one document. name is empty if it could not be read.
+func (r Options) policy(d one) (object policy.Object, name string, bad []Violation) {
+	doc := d.Document
+	if policy.Namespaced(doc.Kind) {
+		doc = doc.WithNamespace(cmp.Or(r.Namespace, "default"))
+	}
+	if r.Stored {
+		doc = doc.PlainWords()
+	}
+	decode := policy.Decode
+	if r.Held {
+		decode = policy.DecodeHeld
+	}
+	object, err := decode(doc, r.Rules)
+	if object.Key.Name != "" {
+		name = object.Key.String()
+	}
+	if !r.AllowUnknown && !r.Held {
+		for _, path := range object.Unknown {
+			bad = append(bad, d.violation(name, path, "no such field"))
+		}
+	}
+	var problems manifest.Problems
+	switch {
+	case errors.As(err, &problems):
+		for _, p := range problems {
+			bad = append(bad, d.violation(name, p.Path, p.Text))
+		}
+	case err != nil:
+		bad = append(bad, d.violation(name, "kind", err.Error()))
+	case !r.Stored && !r.Held: // as a pod that a held one selects cannot start
+		if err := engine.Check(object); err != nil {
+			bad = append(bad, d.violation(name, "spec", err.Error()))
+		}
+	}
+	return object, name, bad
+}
+
 // Decode understands documents, all of them or none.
 func (r Options) Decode(data []byte) ([]Decoded, error) {
 	if !r.Large {
@@ -113,75 +170,50 @@ func (r Options) Decode(data []byte) ([]Decoded, error) {
 			return nil, &Error{Whole: err}
 		}
 	}
-	namespace := r.Namespace
-	namespace = cmp.Or(namespace, "default")
 	var out []Decoded
 	var bad Error
 	seen := make(map[policy.Key]*named)
-	one := func(i int, at string, doc manifest.Document, text []byte) {
-		if policy.Namespaced(doc.Kind) {
-			doc = doc.WithNamespace(namespace)
+	take := func(d one) {
+		object, name, wrong := r.policy(d)
+		bad.Violations = append(bad.Violations, wrong...)
+		if len(wrong) > 0 && object.Specs == nil && object.Group == nil {
+			return
 		}
-		decode := policy.Decode
-		if r.Held {
-			decode = policy.DecodeHeld
-		}
-		object, err := decode(doc, r.Rules)
-		name := ""
-		if object.Key.Name != "" {
-			name = object.Key.String()
-		}
-		var problems manifest.Problems
-		if !r.AllowUnknown && !r.Held {
-			for _, path := range object.Unknown {
-				bad.Violations = append(bad.Violations, Violation{i, name, at + path, "no such field"})
+		its := &named{Violation: d.violation(name, "metadata.name", "another document has the same kind and name")}
+		if other := seen[object.Key]; other == nil {
+			seen[object.Key] = its
+		} else {
+			if !other.refused {
+				bad.Violations = append(bad.Violations, other.Violation)
 			}
+			other.refused = true
+			bad.Violations = append(bad.Violations, its.Violation)
 		}
-		switch {
-		case errors.As(err, &problems):
-			for _, p := range problems {
-				bad.Violations = append(bad.Violations, Violation{i, name, strings.TrimSuffix(at+p.Path, "."), p.Text})
-			}
-		case err != nil:
-			bad.Violations = append(bad.Violations, Violation{i, name, at + "kind", err.Error()})
-		default:
-			if !r.Stored && !r.Held { // as a pod that a held one selects cannot start
-				if err := engine.Check(object); err != nil {
-					bad.Violations = append(bad.Violations, Violation{i, name, "spec", err.Error()})
-				}
-			}
-			its := &named{Violation: Violation{i, name, at + "metadata.name", "another document has the same kind and name"}}
-			if other := seen[object.Key]; other == nil {
-				seen[object.Key] = its
-			} else {
-				if !other.refused {
-					bad.Violations = append(bad.Violations, other.Violation)
-				}
-				other.refused = true
-				bad.Violations = append(bad.Violations, its.Violation)
-			}
-			out = append(out, Decoded{Object: object, Text: trim(text), Document: i})
-		}
+		out = append(out, Decoded{Object: object, Text: trim(d.Text), Document: d.Number, Line: d.Line, item: d.path})
 	}
-	i := 0
-	if err := manifest.Each(data, func(doc manifest.Document, text []byte) error {
+	manifest.Each(data, func(doc manifest.Document) {
+		if doc.Err != nil {
+			bad.Violations = append(bad.Violations, one{Document: doc}.violation("", "", doc.Err.Error()))
+			return
+		}
 		items, err := doc.Items()
 		var problems manifest.Problems
 		errors.As(err, &problems) //nolint:errcheck // Items returns nothing else
 		for _, p := range problems {
-			bad.Violations = append(bad.Violations, Violation{i, "", p.Path, p.Text})
+			bad.Violations = append(bad.Violations, one{Document: doc}.violation("", p.Path, p.Text))
 		}
 		if items == nil && err == nil {
-			one(i, "", doc, text)
+			take(one{Document: doc})
 		}
-		for k, item := range items {
-			one(i, fmt.Sprintf("items[%d].", k), item.Document, item.Text)
+		for _, item := range items {
+			d := one{item.Document, item.Path + "."}
+			if item.Err != nil {
+				bad.Violations = append(bad.Violations, d.violation("", "", item.Err.Error()))
+				continue
+			}
+			take(d)
 		}
-		i++
-		return nil
-	}); err != nil {
-		return nil, &Error{Whole: err}
-	}
+	})
 	if len(bad.Violations) > 0 {
 		refused := map[int]bool{}
 		for _, v := range bad.Violations {
@@ -218,6 +250,7 @@ func Same(data []byte, known []Decoded) []Decoded {
 		left[string(d.Text)] = d
 	}
 	var out []Decoded
+	n := 0
 	for _, chunk := range yamlstream.Chunks(data) {
 		text := string(trim(chunk))
 		if text == "\n" {
@@ -228,6 +261,8 @@ func Same(data []byte, known []Decoded) []Decoded {
 			return nil
 		}
 		delete(left, text)
+		d.Document = n
+		n++
 		out = append(out, d)
 	}
 	if len(left) > 0 {

@@ -48,6 +48,8 @@ func statusOf(err error) error {
 		return answer(codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_POLICY_FOREIGN)
 	case errors.Is(err, failure.ErrEmpty):
 		return answer(codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_SET_EMPTY)
+	case errors.Is(err, failure.ErrNotMissing):
+		return answer(codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_FILE_NOT_MISSING)
 	case errors.Is(err, failure.ErrRefused):
 		return answer(codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER)
 	case errors.Is(err, failure.ErrHeld):

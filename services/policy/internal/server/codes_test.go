@@ -36,6 +36,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{failure.ErrOwned, codes.AlreadyExists, policyv1.ErrorReason_ERROR_REASON_POLICY_OWNED},
 		{failure.ErrForeign, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_POLICY_FOREIGN},
 		{failure.ErrEmpty, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_SET_EMPTY},
+		{failure.ErrNotMissing, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_FILE_NOT_MISSING},
 		{failure.ErrRefused, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER},
 		{failure.ErrHeld, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_EARLIER_STATE_ENFORCED},
 		{failure.ErrLimit, codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED},

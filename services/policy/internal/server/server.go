@@ -81,6 +81,7 @@ func Methods() rpc.Methods {
 		policyv1.PolicyService_ReplacePolicies_FullMethodName:   {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_CompleteSource_FullMethodName:    {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_ConfirmPolicies_FullMethodName:   {Access: rpc.Root(), Limit: change},
+		policyv1.PolicyService_AcceptWithoutFile_FullMethodName: {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_WatchPolicyTables_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 32}},
 		policyv1.PolicyService_LearnNames_FullMethodName:        {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 256, Waiting: 1024}},
 		policyv1.PolicyService_HoldAddresses_FullMethodName:     {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
@@ -153,6 +154,17 @@ func (s *Server) ConfirmPolicies(
 		return nil, statusOf(err)
 	}
 	return &policyv1.ConfirmPoliciesResponse{Revision: out.Revision, Policies: uint32(out.Policies), Held: out.Held}, nil
+}
+
+// AcceptWithoutFile implements the service.
+func (s *Server) AcceptWithoutFile(
+	ctx context.Context, req *policyv1.AcceptWithoutFileRequest,
+) (*policyv1.AcceptWithoutFileResponse, error) {
+	out, err := s.Owner.AcceptWithout(ctx, req.GetFile(), req.GetValidateOnly())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &policyv1.AcceptWithoutFileResponse{File: out.File, Reason: out.Why, WaitingFor: out.Waiting}, nil
 }
 
 // ListPolicies implements the service.
@@ -331,6 +343,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 		Policies: uint32(st.Policies), Refused: uint32(st.Refused), Identities: uint32(st.Identities),
 		WaitingIdentities: uint32(st.Waiting), Subjects: uint32(st.Size.Subjects), Tables: uint32(st.Size.Tables),
 		PoliciesWithUnsupportedFields: uint32(st.Unsupported), StoreRevision: storeRevision(st.Store),
+		WaitingFor: st.WaitsFor, SkippedDocuments: st.Skipped,
 	}
 	run := s.Owner.Incarnation()
 	out.Incarnation = run[:]

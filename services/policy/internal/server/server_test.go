@@ -243,7 +243,7 @@ func TestUpsertIsAllOrNothingAndRepeatable(t *testing.T) {
 	}
 	bad := named("db3", allowWeb) + "---\n" + strings.Replace(allowWeb, "5432", "123456", 1)
 	_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(bad)})
-	wantCode(t, err, codes.InvalidArgument, "document 2 (NetworkPolicy shop/db): spec.ingress[0].ports[0].port")
+	wantCode(t, err, codes.InvalidArgument, "document 2 (line 10): NetworkPolicy shop/db: spec.ingress[0].ports[0].port")
 	var fields []string
 	for _, d := range status.Convert(err).Details() {
 		if br, ok := d.(*errdetails.BadRequest); ok {

@@ -38,6 +38,10 @@ type Status struct {
 	// Problems are the first of them, and a line about the rest.
 	Problems     []Problem
 	ProblemCount int
+	// WaitsFor says why subscribers are not served yet.
+	WaitsFor []string
+	// Skipped are documents of files that are no policies.
+	Skipped []string
 }
 
 // ProblemKind says where to look.

@@ -2050,6 +2050,146 @@ func (x *LabelKeyCount) GetDistinctValues() uint32 {
 	return 0
 }
 
+// GetLabelFilterRequest is the input of GetLabelFilter.
+type GetLabelFilterRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetLabelFilterRequest) Reset() {
+	*x = GetLabelFilterRequest{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetLabelFilterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetLabelFilterRequest) ProtoMessage() {}
+
+func (x *GetLabelFilterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetLabelFilterRequest.ProtoReflect.Descriptor instead.
+func (*GetLabelFilterRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{25}
+}
+
+// GetLabelFilterResponse is the answer of GetLabelFilter.
+type GetLabelFilterResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The rules, of which the longest that matches decides; of several of one length,
+	// the first. A label that no rule matches counts.
+	Rules         []*LabelFilterRule `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetLabelFilterResponse) Reset() {
+	*x = GetLabelFilterResponse{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetLabelFilterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetLabelFilterResponse) ProtoMessage() {}
+
+func (x *GetLabelFilterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetLabelFilterResponse.ProtoReflect.Descriptor instead.
+func (*GetLabelFilterResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *GetLabelFilterResponse) GetRules() []*LabelFilterRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+// LabelFilterRule is a rule of the filter of labels.
+type LabelFilterRule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "[source:]prefix", which matches keys that begin with the prefix; a prefix that
+	// begins with "*." matches every key whose domain ends in the rest.
+	Rule string `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
+	// Whether labels that it matches count.
+	Counts        bool `protobuf:"varint,2,opt,name=counts,proto3" json:"counts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LabelFilterRule) Reset() {
+	*x = LabelFilterRule{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LabelFilterRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LabelFilterRule) ProtoMessage() {}
+
+func (x *LabelFilterRule) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LabelFilterRule.ProtoReflect.Descriptor instead.
+func (*LabelFilterRule) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *LabelFilterRule) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *LabelFilterRule) GetCounts() bool {
+	if x != nil {
+		return x.Counts
+	}
+	return false
+}
+
 var File_sluice_identity_v1_identity_proto protoreflect.FileDescriptor
 
 const file_sluice_identity_v1_identity_proto_rawDesc = "" +
@@ -2179,7 +2319,13 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x12differs_from_store\x18\x06 \x01(\bR\x10differsFromStore\"J\n" +
 	"\rLabelKeyCount\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12'\n" +
-	"\x0fdistinct_values\x18\x02 \x01(\rR\x0edistinctValues*[\n" +
+	"\x0fdistinct_values\x18\x02 \x01(\rR\x0edistinctValues\"\x17\n" +
+	"\x15GetLabelFilterRequest\"S\n" +
+	"\x16GetLabelFilterResponse\x129\n" +
+	"\x05rules\x18\x01 \x03(\v2#.sluice.identity.v1.LabelFilterRuleR\x05rules\"=\n" +
+	"\x0fLabelFilterRule\x12\x12\n" +
+	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x16\n" +
+	"\x06counts\x18\x02 \x01(\bR\x06counts*[\n" +
 	"\x05Scope\x12\x15\n" +
 	"\x11SCOPE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eSCOPE_RESERVED\x10\x01\x12\x11\n" +
@@ -2210,7 +2356,7 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x1cERROR_REASON_ADDRESS_UNKNOWN\x10\x14\x12%\n" +
 	"!ERROR_REASON_IPAM_SETTINGS_DIFFER\x10\x15\x12\x1e\n" +
 	"\x1aERROR_REASON_NO_FREE_RANGE\x10\x16\x12\x1b\n" +
-	"\x17ERROR_REASON_LAST_RANGE\x10\x172\xc2\a\n" +
+	"\x17ERROR_REASON_LAST_RANGE\x10\x172\xab\b\n" +
 	"\x0fIdentityService\x12m\n" +
 	"\x10AllocateIdentity\x12+.sluice.identity.v1.AllocateIdentityRequest\x1a,.sluice.identity.v1.AllocateIdentityResponse\x12j\n" +
 	"\x0fReleaseIdentity\x12*.sluice.identity.v1.ReleaseIdentityRequest\x1a+.sluice.identity.v1.ReleaseIdentityResponse\x12^\n" +
@@ -2220,7 +2366,8 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x0fResolveEndpoint\x12*.sluice.identity.v1.ResolveEndpointRequest\x1a+.sluice.identity.v1.ResolveEndpointResponse\x12i\n" +
 	"\x0eWatchEndpoints\x12).sluice.identity.v1.WatchEndpointsRequest\x1a*.sluice.identity.v1.WatchEndpointsResponse0\x01\x12j\n" +
 	"\x0fConfirmEndpoint\x12*.sluice.identity.v1.ConfirmEndpointRequest\x1a+.sluice.identity.v1.ConfirmEndpointResponse\x12X\n" +
-	"\tGetStatus\x12$.sluice.identity.v1.GetStatusRequest\x1a%.sluice.identity.v1.GetStatusResponseB\xd7\x01\n" +
+	"\tGetStatus\x12$.sluice.identity.v1.GetStatusRequest\x1a%.sluice.identity.v1.GetStatusResponse\x12g\n" +
+	"\x0eGetLabelFilter\x12).sluice.identity.v1.GetLabelFilterRequest\x1a*.sluice.identity.v1.GetLabelFilterResponseB\xd7\x01\n" +
 	"\x16com.sluice.identity.v1B\rIdentityProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/identity/v1;identityv1\xa2\x02\x03SIX\xaa\x02\x12Sluice.Identity.V1\xca\x02\x12Sluice\\Identity\\V1\xe2\x02\x1eSluice\\Identity\\V1\\GPBMetadata\xea\x02\x14Sluice::Identity::V1b\x06proto3"
 
 var (
@@ -2236,7 +2383,7 @@ func file_sluice_identity_v1_identity_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_sluice_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(Scope)(0),                       // 0: sluice.identity.v1.Scope
 	(ErrorReason)(0),                 // 1: sluice.identity.v1.ErrorReason
@@ -2265,71 +2412,77 @@ var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(*ClusterStatus)(nil),            // 24: sluice.identity.v1.ClusterStatus
 	(*RangeOverlap)(nil),             // 25: sluice.identity.v1.RangeOverlap
 	(*LabelKeyCount)(nil),            // 26: sluice.identity.v1.LabelKeyCount
-	(*v1.Label)(nil),                 // 27: sluice.workload.v1.Label
-	(*v1.Owner)(nil),                 // 28: sluice.workload.v1.Owner
-	(*v1.PodReference)(nil),          // 29: sluice.workload.v1.PodReference
-	(*StoreRevision)(nil),            // 30: sluice.identity.v1.StoreRevision
-	(*v1.NamedPort)(nil),             // 31: sluice.workload.v1.NamedPort
-	(*v11.ServiceStatus)(nil),        // 32: sluice.status.v1.ServiceStatus
+	(*GetLabelFilterRequest)(nil),    // 27: sluice.identity.v1.GetLabelFilterRequest
+	(*GetLabelFilterResponse)(nil),   // 28: sluice.identity.v1.GetLabelFilterResponse
+	(*LabelFilterRule)(nil),          // 29: sluice.identity.v1.LabelFilterRule
+	(*v1.Label)(nil),                 // 30: sluice.workload.v1.Label
+	(*v1.Owner)(nil),                 // 31: sluice.workload.v1.Owner
+	(*v1.PodReference)(nil),          // 32: sluice.workload.v1.PodReference
+	(*StoreRevision)(nil),            // 33: sluice.identity.v1.StoreRevision
+	(*v1.NamedPort)(nil),             // 34: sluice.workload.v1.NamedPort
+	(*v11.ServiceStatus)(nil),        // 35: sluice.status.v1.ServiceStatus
 }
 var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
-	27, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
+	30, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
 	0,  // 1: sluice.identity.v1.Identity.scope:type_name -> sluice.identity.v1.Scope
-	27, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
+	30, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
 	0,  // 3: sluice.identity.v1.AllocateIdentityRequest.scope:type_name -> sluice.identity.v1.Scope
 	2,  // 4: sluice.identity.v1.AllocateIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
-	28, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
+	31, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
 	2,  // 6: sluice.identity.v1.GetIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
 	9,  // 7: sluice.identity.v1.GetIdentityResponse.endpoints:type_name -> sluice.identity.v1.HoldingEndpoint
-	28, // 8: sluice.identity.v1.HoldingEndpoint.owner:type_name -> sluice.workload.v1.Owner
-	29, // 9: sluice.identity.v1.HoldingEndpoint.pod:type_name -> sluice.workload.v1.PodReference
+	31, // 8: sluice.identity.v1.HoldingEndpoint.owner:type_name -> sluice.workload.v1.Owner
+	32, // 9: sluice.identity.v1.HoldingEndpoint.pod:type_name -> sluice.workload.v1.PodReference
 	0,  // 10: sluice.identity.v1.ListIdentitiesRequest.scopes:type_name -> sluice.identity.v1.Scope
 	2,  // 11: sluice.identity.v1.ListIdentitiesResponse.identity:type_name -> sluice.identity.v1.Identity
 	2,  // 12: sluice.identity.v1.WatchIdentitiesResponse.upsert:type_name -> sluice.identity.v1.Identity
 	14, // 13: sluice.identity.v1.WatchIdentitiesResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	30, // 14: sluice.identity.v1.WatchIdentitiesResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	28, // 15: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	27, // 16: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	31, // 17: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	29, // 18: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	33, // 14: sluice.identity.v1.WatchIdentitiesResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	31, // 15: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	30, // 16: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	34, // 17: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	32, // 18: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
 	2,  // 19: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
-	31, // 20: sluice.identity.v1.ResolveEndpointResponse.named_ports:type_name -> sluice.workload.v1.NamedPort
+	34, // 20: sluice.identity.v1.ResolveEndpointResponse.named_ports:type_name -> sluice.workload.v1.NamedPort
 	19, // 21: sluice.identity.v1.WatchEndpointsResponse.upsert:type_name -> sluice.identity.v1.EndpointIdentity
-	28, // 22: sluice.identity.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	31, // 22: sluice.identity.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
 	14, // 23: sluice.identity.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	28, // 24: sluice.identity.v1.EndpointIdentity.owner:type_name -> sluice.workload.v1.Owner
+	31, // 24: sluice.identity.v1.EndpointIdentity.owner:type_name -> sluice.workload.v1.Owner
 	2,  // 25: sluice.identity.v1.EndpointIdentity.identity:type_name -> sluice.identity.v1.Identity
-	31, // 26: sluice.identity.v1.EndpointIdentity.named_ports:type_name -> sluice.workload.v1.NamedPort
-	29, // 27: sluice.identity.v1.EndpointIdentity.pod:type_name -> sluice.workload.v1.PodReference
-	28, // 28: sluice.identity.v1.ConfirmEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	32, // 29: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	34, // 26: sluice.identity.v1.EndpointIdentity.named_ports:type_name -> sluice.workload.v1.NamedPort
+	32, // 27: sluice.identity.v1.EndpointIdentity.pod:type_name -> sluice.workload.v1.PodReference
+	31, // 28: sluice.identity.v1.ConfirmEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	35, // 29: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	26, // 30: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
-	30, // 31: sluice.identity.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	33, // 31: sluice.identity.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	24, // 32: sluice.identity.v1.GetStatusResponse.cluster:type_name -> sluice.identity.v1.ClusterStatus
 	25, // 33: sluice.identity.v1.ClusterStatus.range_overlaps:type_name -> sluice.identity.v1.RangeOverlap
-	3,  // 34: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
-	5,  // 35: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
-	7,  // 36: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
-	10, // 37: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
-	12, // 38: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
-	15, // 39: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
-	17, // 40: sluice.identity.v1.IdentityService.WatchEndpoints:input_type -> sluice.identity.v1.WatchEndpointsRequest
-	20, // 41: sluice.identity.v1.IdentityService.ConfirmEndpoint:input_type -> sluice.identity.v1.ConfirmEndpointRequest
-	22, // 42: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
-	4,  // 43: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
-	6,  // 44: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
-	8,  // 45: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
-	11, // 46: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
-	13, // 47: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
-	16, // 48: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
-	18, // 49: sluice.identity.v1.IdentityService.WatchEndpoints:output_type -> sluice.identity.v1.WatchEndpointsResponse
-	21, // 50: sluice.identity.v1.IdentityService.ConfirmEndpoint:output_type -> sluice.identity.v1.ConfirmEndpointResponse
-	23, // 51: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
-	43, // [43:52] is the sub-list for method output_type
-	34, // [34:43] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	29, // 34: sluice.identity.v1.GetLabelFilterResponse.rules:type_name -> sluice.identity.v1.LabelFilterRule
+	3,  // 35: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
+	5,  // 36: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
+	7,  // 37: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
+	10, // 38: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
+	12, // 39: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
+	15, // 40: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
+	17, // 41: sluice.identity.v1.IdentityService.WatchEndpoints:input_type -> sluice.identity.v1.WatchEndpointsRequest
+	20, // 42: sluice.identity.v1.IdentityService.ConfirmEndpoint:input_type -> sluice.identity.v1.ConfirmEndpointRequest
+	22, // 43: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
+	27, // 44: sluice.identity.v1.IdentityService.GetLabelFilter:input_type -> sluice.identity.v1.GetLabelFilterRequest
+	4,  // 45: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
+	6,  // 46: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
+	8,  // 47: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
+	11, // 48: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
+	13, // 49: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
+	16, // 50: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
+	18, // 51: sluice.identity.v1.IdentityService.WatchEndpoints:output_type -> sluice.identity.v1.WatchEndpointsResponse
+	21, // 52: sluice.identity.v1.IdentityService.ConfirmEndpoint:output_type -> sluice.identity.v1.ConfirmEndpointResponse
+	23, // 53: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
+	28, // 54: sluice.identity.v1.IdentityService.GetLabelFilter:output_type -> sluice.identity.v1.GetLabelFilterResponse
+	45, // [45:55] is the sub-list for method output_type
+	35, // [35:45] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_identity_proto_init() }
@@ -2358,7 +2511,7 @@ func file_sluice_identity_v1_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_identity_proto_rawDesc), len(file_sluice_identity_v1_identity_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   25,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

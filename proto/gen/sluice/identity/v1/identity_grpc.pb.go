@@ -34,6 +34,7 @@ const (
 	IdentityService_WatchEndpoints_FullMethodName   = "/sluice.identity.v1.IdentityService/WatchEndpoints"
 	IdentityService_ConfirmEndpoint_FullMethodName  = "/sluice.identity.v1.IdentityService/ConfirmEndpoint"
 	IdentityService_GetStatus_FullMethodName        = "/sluice.identity.v1.IdentityService/GetStatus"
+	IdentityService_GetLabelFilter_FullMethodName   = "/sluice.identity.v1.IdentityService/GetLabelFilter"
 )
 
 // IdentityServiceClient is the client API for IdentityService service.
@@ -133,6 +134,11 @@ type IdentityServiceClient interface {
 	ConfirmEndpoint(ctx context.Context, in *ConfirmEndpointRequest, opts ...grpc.CallOption) (*ConfirmEndpointResponse, error)
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
+	// GetLabelFilter gives the rules by which labels of workloads count for
+	// identities. No identity has a label that does not count, so a selector over one
+	// does not say which identities it means. The rules are those of the
+	// configuration: they stay the same while the service runs.
+	GetLabelFilter(ctx context.Context, in *GetLabelFilterRequest, opts ...grpc.CallOption) (*GetLabelFilterResponse, error)
 }
 
 type identityServiceClient struct {
@@ -260,6 +266,16 @@ func (c *identityServiceClient) GetStatus(ctx context.Context, in *GetStatusRequ
 	return out, nil
 }
 
+func (c *identityServiceClient) GetLabelFilter(ctx context.Context, in *GetLabelFilterRequest, opts ...grpc.CallOption) (*GetLabelFilterResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetLabelFilterResponse)
+	err := c.cc.Invoke(ctx, IdentityService_GetLabelFilter_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // IdentityServiceServer is the server API for IdentityService service.
 // All implementations must embed UnimplementedIdentityServiceServer
 // for forward compatibility.
@@ -357,6 +373,11 @@ type IdentityServiceServer interface {
 	ConfirmEndpoint(context.Context, *ConfirmEndpointRequest) (*ConfirmEndpointResponse, error)
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
+	// GetLabelFilter gives the rules by which labels of workloads count for
+	// identities. No identity has a label that does not count, so a selector over one
+	// does not say which identities it means. The rules are those of the
+	// configuration: they stay the same while the service runs.
+	GetLabelFilter(context.Context, *GetLabelFilterRequest) (*GetLabelFilterResponse, error)
 	mustEmbedUnimplementedIdentityServiceServer()
 }
 
@@ -393,6 +414,9 @@ func (UnimplementedIdentityServiceServer) ConfirmEndpoint(context.Context, *Conf
 }
 func (UnimplementedIdentityServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
+}
+func (UnimplementedIdentityServiceServer) GetLabelFilter(context.Context, *GetLabelFilterRequest) (*GetLabelFilterResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetLabelFilter not implemented")
 }
 func (UnimplementedIdentityServiceServer) mustEmbedUnimplementedIdentityServiceServer() {}
 func (UnimplementedIdentityServiceServer) testEmbeddedByValue()                         {}
@@ -556,6 +580,24 @@ func _IdentityService_GetStatus_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _IdentityService_GetLabelFilter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetLabelFilterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).GetLabelFilter(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_GetLabelFilter_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).GetLabelFilter(ctx, req.(*GetLabelFilterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // IdentityService_ServiceDesc is the grpc.ServiceDesc for IdentityService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -586,6 +628,10 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetStatus",
 			Handler:    _IdentityService_GetStatus_Handler,
+		},
+		{
+			MethodName: "GetLabelFilter",
+			Handler:    _IdentityService_GetLabelFilter_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -84,6 +84,8 @@ const (
 	// FAILED_PRECONDITION: every policy of the manager would be deleted, and
 	// allow_empty does not say that this is meant.
 	ErrorReason_ERROR_REASON_SET_EMPTY ErrorReason = 18
+	// FAILED_PRECONDITION: nothing waits for the file.
+	ErrorReason_ERROR_REASON_FILE_NOT_MISSING ErrorReason = 100
 	// UNAVAILABLE: a peer is given by its address alone, and sluice-identity, which
 	// knows the addresses of the cluster, does not answer.
 	ErrorReason_ERROR_REASON_ADDRESS_NOT_RESOLVED ErrorReason = 120
@@ -111,6 +113,7 @@ var (
 		16:  "ERROR_REASON_STOPPING",
 		17:  "ERROR_REASON_TABLE_FORMAT",
 		18:  "ERROR_REASON_SET_EMPTY",
+		100: "ERROR_REASON_FILE_NOT_MISSING",
 		120: "ERROR_REASON_ADDRESS_NOT_RESOLVED",
 	}
 	ErrorReason_value = map[string]int32{
@@ -133,6 +136,7 @@ var (
 		"ERROR_REASON_STOPPING":               16,
 		"ERROR_REASON_TABLE_FORMAT":           17,
 		"ERROR_REASON_SET_EMPTY":              18,
+		"ERROR_REASON_FILE_NOT_MISSING":       100,
 		"ERROR_REASON_ADDRESS_NOT_RESOLVED":   120,
 	}
 )
@@ -3150,8 +3154,14 @@ type GetStatusResponse struct {
 	// Revision of the cluster's store up to which every change of identities is
 	// taken in; unset while that is not known.
 	StoreRevision *v1.StoreRevision `protobuf:"bytes,16,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Why subscribers are not served yet, and with that no new endpoint is connected:
+	// a line for each file that was never read, and each source and manager that is
+	// not complete. Empty: they are served.
+	WaitingFor []string `protobuf:"bytes,100,rep,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`
+	// Documents of files that are no policies and were skipped, at most 100, sorted.
+	SkippedDocuments []string `protobuf:"bytes,101,rep,name=skipped_documents,json=skippedDocuments,proto3" json:"skipped_documents,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -3271,6 +3281,20 @@ func (x *GetStatusResponse) GetPoliciesWithUnsupportedFields() uint32 {
 func (x *GetStatusResponse) GetStoreRevision() *v1.StoreRevision {
 	if x != nil {
 		return x.StoreRevision
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetWaitingFor() []string {
+	if x != nil {
+		return x.WaitingFor
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetSkippedDocuments() []string {
+	if x != nil {
+		return x.SkippedDocuments
 	}
 	return nil
 }
@@ -3571,6 +3595,126 @@ func (x *HoldAddressesResponse) GetExpiring() []string {
 	return nil
 }
 
+// AcceptWithoutFileRequest is the input of AcceptWithoutFile.
+type AcceptWithoutFileRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the file in the directory, or its path; the path of the directory, if
+	// that cannot be read.
+	File string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	// Say what is missing of it, and accept nothing.
+	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceptWithoutFileRequest) Reset() {
+	*x = AcceptWithoutFileRequest{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceptWithoutFileRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceptWithoutFileRequest) ProtoMessage() {}
+
+func (x *AcceptWithoutFileRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceptWithoutFileRequest.ProtoReflect.Descriptor instead.
+func (*AcceptWithoutFileRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *AcceptWithoutFileRequest) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *AcceptWithoutFileRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+// AcceptWithoutFileResponse is the answer of AcceptWithoutFile.
+type AcceptWithoutFileResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the file as the service calls it.
+	File string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	// Why it was never read.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// What subscribers are waiting for still, as in GetStatusResponse.
+	WaitingFor    []string `protobuf:"bytes,3,rep,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceptWithoutFileResponse) Reset() {
+	*x = AcceptWithoutFileResponse{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceptWithoutFileResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceptWithoutFileResponse) ProtoMessage() {}
+
+func (x *AcceptWithoutFileResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceptWithoutFileResponse.ProtoReflect.Descriptor instead.
+func (*AcceptWithoutFileResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *AcceptWithoutFileResponse) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *AcceptWithoutFileResponse) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *AcceptWithoutFileResponse) GetWaitingFor() []string {
+	if x != nil {
+		return x.WaitingFor
+	}
+	return nil
+}
+
 var File_sluice_policy_v1_policy_proto protoreflect.FileDescriptor
 
 const file_sluice_policy_v1_policy_proto_rawDesc = "" +
@@ -3787,7 +3931,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\tlast_port\x18\x04 \x01(\rR\blastPort\x120\n" +
 	"\x06before\x18\x05 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06before\x12.\n" +
 	"\x05after\x18\x06 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x05after\"\x12\n" +
-	"\x10GetStatusRequest\"\x89\x05\n" +
+	"\x10GetStatusRequest\"\xd7\x05\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\x0f \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x04R\brevision\x12\x1a\n" +
@@ -3804,7 +3948,10 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\vsubscribers\x18\v \x03(\v2\".sluice.policy.v1.SubscriberStatusR\vsubscribers\x12 \n" +
 	"\vincarnation\x18\r \x01(\fR\vincarnation\x12G\n" +
 	" policies_with_unsupported_fields\x18\x0e \x01(\rR\x1dpoliciesWithUnsupportedFields\x12H\n" +
-	"\x0estore_revision\x18\x10 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevisionJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\f\x10\rR\aversionR\n" +
+	"\x0estore_revision\x18\x10 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\x12\x1f\n" +
+	"\vwaiting_for\x18d \x03(\tR\n" +
+	"waitingFor\x12+\n" +
+	"\x11skipped_documents\x18e \x03(\tR\x10skippedDocumentsJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\f\x10\rR\aversionR\n" +
 	"start_timeR\bproblems\"\xb8\x01\n" +
 	"\fSourceStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
@@ -3825,7 +3972,16 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x14HoldAddressesRequest\x12+\n" +
 	"\x06in_use\x18\x01 \x03(\tB\x14\xbaH\x11\x92\x01\x0e\x10\x80\x80\x01\"\br\x06\xba\x01\x01%p\x01R\x05inUse\"3\n" +
 	"\x15HoldAddressesResponse\x12\x1a\n" +
-	"\bexpiring\x18\x01 \x03(\tR\bexpiring*\xad\x05\n" +
+	"\bexpiring\x18\x01 \x03(\tR\bexpiring\"_\n" +
+	"\x18AcceptWithoutFileRequest\x12\x1e\n" +
+	"\x04file\x18\x01 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80 R\x04file\x12#\n" +
+	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\"h\n" +
+	"\x19AcceptWithoutFileResponse\x12\x12\n" +
+	"\x04file\x18\x01 \x01(\tR\x04file\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1f\n" +
+	"\vwaiting_for\x18\x03 \x03(\tR\n" +
+	"waitingFor*\xd0\x05\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12!\n" +
@@ -3846,7 +4002,8 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x1bERROR_REASON_STORAGE_FAILED\x10\x0f\x12\x19\n" +
 	"\x15ERROR_REASON_STOPPING\x10\x10\x12\x1d\n" +
 	"\x19ERROR_REASON_TABLE_FORMAT\x10\x11\x12\x1a\n" +
-	"\x16ERROR_REASON_SET_EMPTY\x10\x12\x12%\n" +
+	"\x16ERROR_REASON_SET_EMPTY\x10\x12\x12!\n" +
+	"\x1dERROR_REASON_FILE_NOT_MISSING\x10d\x12%\n" +
 	"!ERROR_REASON_ADDRESS_NOT_RESOLVED\x10x*\xd9\x01\n" +
 	"\x0ePolicyNoteKind\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSPECIFIED\x10\x00\x12 \n" +
@@ -3869,7 +4026,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x14SOURCE_KIND_IDENTITY\x10\x01\x12\x14\n" +
 	"\x10SOURCE_KIND_GRPC\x10\x02\x12\x14\n" +
 	"\x10SOURCE_KIND_FILE\x10\x03\x12\x1a\n" +
-	"\x16SOURCE_KIND_KUBERNETES\x10\x042\x8c\f\n" +
+	"\x16SOURCE_KIND_KUBERNETES\x10\x042\xfa\f\n" +
 	"\rPolicyService\x12c\n" +
 	"\x0eUpsertPolicies\x12'.sluice.policy.v1.UpsertPoliciesRequest\x1a(.sluice.policy.v1.UpsertPoliciesResponse\x12c\n" +
 	"\x0eDeletePolicies\x12'.sluice.policy.v1.DeletePoliciesRequest\x1a(.sluice.policy.v1.DeletePoliciesResponse\x12f\n" +
@@ -3887,7 +4044,8 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\aExplain\x12 .sluice.policy.v1.ExplainRequest\x1a!.sluice.policy.v1.ExplainResponse\x12G\n" +
 	"\x04Diff\x12\x1d.sluice.policy.v1.DiffRequest\x1a\x1e.sluice.policy.v1.DiffResponse0\x01\x12T\n" +
 	"\tGetStatus\x12\".sluice.policy.v1.GetStatusRequest\x1a#.sluice.policy.v1.GetStatusResponse\x12`\n" +
-	"\rHoldAddresses\x12&.sluice.policy.v1.HoldAddressesRequest\x1a'.sluice.policy.v1.HoldAddressesResponseB\xc7\x01\n" +
+	"\rHoldAddresses\x12&.sluice.policy.v1.HoldAddressesRequest\x1a'.sluice.policy.v1.HoldAddressesResponse\x12l\n" +
+	"\x11AcceptWithoutFile\x12*.sluice.policy.v1.AcceptWithoutFileRequest\x1a+.sluice.policy.v1.AcceptWithoutFileResponseB\xc7\x01\n" +
 	"\x14com.sluice.policy.v1B\vPolicyProtoP\x01Z@github.com/sluice-net/sluice/proto/gen/sluice/policy/v1;policyv1\xa2\x02\x03SPX\xaa\x02\x10Sluice.Policy.V1\xca\x02\x10Sluice\\Policy\\V1\xe2\x02\x1cSluice\\Policy\\V1\\GPBMetadata\xea\x02\x12Sluice::Policy::V1b\x06proto3"
 
 var (
@@ -3903,7 +4061,7 @@ func file_sluice_policy_v1_policy_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(ErrorReason)(0),                  // 0: sluice.policy.v1.ErrorReason
 	(PolicyNoteKind)(0),               // 1: sluice.policy.v1.PolicyNoteKind
@@ -3952,22 +4110,24 @@ var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(*SubscriberStatus)(nil),          // 44: sluice.policy.v1.SubscriberStatus
 	(*HoldAddressesRequest)(nil),      // 45: sluice.policy.v1.HoldAddressesRequest
 	(*HoldAddressesResponse)(nil),     // 46: sluice.policy.v1.HoldAddressesResponse
-	(*timestamppb.Timestamp)(nil),     // 47: google.protobuf.Timestamp
-	(*PolicyTable)(nil),               // 48: sluice.policy.v1.PolicyTable
-	(*RuleSources)(nil),               // 49: sluice.policy.v1.RuleSources
-	(*v1.StoreRevision)(nil),          // 50: sluice.identity.v1.StoreRevision
-	(*durationpb.Duration)(nil),       // 51: google.protobuf.Duration
-	(*RuleSource)(nil),                // 52: sluice.policy.v1.RuleSource
-	(*v11.Label)(nil),                 // 53: sluice.workload.v1.Label
-	(v12.Protocol)(0),                 // 54: sluice.net.v1.Protocol
-	(Action)(0),                       // 55: sluice.policy.v1.Action
-	(v12.Proxy)(0),                    // 56: sluice.net.v1.Proxy
-	(v12.DecidedBy)(0),                // 57: sluice.net.v1.DecidedBy
-	(Tier)(0),                         // 58: sluice.policy.v1.Tier
-	(v12.Direction)(0),                // 59: sluice.net.v1.Direction
-	(*v13.ServiceStatus)(nil),         // 60: sluice.status.v1.ServiceStatus
-	(*WatchPolicyTablesRequest)(nil),  // 61: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 62: sluice.policy.v1.WatchPolicyTablesResponse
+	(*AcceptWithoutFileRequest)(nil),  // 47: sluice.policy.v1.AcceptWithoutFileRequest
+	(*AcceptWithoutFileResponse)(nil), // 48: sluice.policy.v1.AcceptWithoutFileResponse
+	(*timestamppb.Timestamp)(nil),     // 49: google.protobuf.Timestamp
+	(*PolicyTable)(nil),               // 50: sluice.policy.v1.PolicyTable
+	(*RuleSources)(nil),               // 51: sluice.policy.v1.RuleSources
+	(*v1.StoreRevision)(nil),          // 52: sluice.identity.v1.StoreRevision
+	(*durationpb.Duration)(nil),       // 53: google.protobuf.Duration
+	(*RuleSource)(nil),                // 54: sluice.policy.v1.RuleSource
+	(*v11.Label)(nil),                 // 55: sluice.workload.v1.Label
+	(v12.Protocol)(0),                 // 56: sluice.net.v1.Protocol
+	(Action)(0),                       // 57: sluice.policy.v1.Action
+	(v12.Proxy)(0),                    // 58: sluice.net.v1.Proxy
+	(v12.DecidedBy)(0),                // 59: sluice.net.v1.DecidedBy
+	(Tier)(0),                         // 60: sluice.policy.v1.Tier
+	(v12.Direction)(0),                // 61: sluice.net.v1.Direction
+	(*v13.ServiceStatus)(nil),         // 62: sluice.status.v1.ServiceStatus
+	(*WatchPolicyTablesRequest)(nil),  // 63: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchPolicyTablesResponse)(nil), // 64: sluice.policy.v1.WatchPolicyTablesResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	11, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
@@ -3981,50 +4141,50 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	11, // 8: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
 	19, // 9: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
 	4,  // 10: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
-	47, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
+	49, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
 	12, // 12: sluice.policy.v1.Policy.notes:type_name -> sluice.policy.v1.PolicyNote
-	48, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.PolicyTable
-	48, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
-	49, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
-	49, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
-	50, // 17: sluice.policy.v1.GetPolicyTableResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	50, // 18: sluice.policy.v1.WaitForRevisionResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	51, // 19: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
+	50, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.PolicyTable
+	50, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
+	51, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
+	51, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
+	52, // 17: sluice.policy.v1.GetPolicyTableResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	52, // 18: sluice.policy.v1.WaitForRevisionResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	53, // 19: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
 	28, // 20: sluice.policy.v1.ListNamesResponse.name:type_name -> sluice.policy.v1.LearnedName
 	29, // 21: sluice.policy.v1.LearnedName.addresses:type_name -> sluice.policy.v1.LearnedAddress
-	52, // 22: sluice.policy.v1.LearnedName.used_by:type_name -> sluice.policy.v1.RuleSource
-	47, // 23: sluice.policy.v1.LearnedAddress.expire_time:type_name -> google.protobuf.Timestamp
-	47, // 24: sluice.policy.v1.LearnedAddress.forget_time:type_name -> google.protobuf.Timestamp
-	53, // 25: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
+	54, // 22: sluice.policy.v1.LearnedName.used_by:type_name -> sluice.policy.v1.RuleSource
+	49, // 23: sluice.policy.v1.LearnedAddress.expire_time:type_name -> google.protobuf.Timestamp
+	49, // 24: sluice.policy.v1.LearnedAddress.forget_time:type_name -> google.protobuf.Timestamp
+	55, // 25: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
 	32, // 26: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
 	32, // 27: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
-	54, // 28: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	55, // 29: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
+	56, // 28: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	57, // 29: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
 	35, // 30: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
 	35, // 31: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
-	53, // 32: sluice.policy.v1.SideExplanation.subject_labels:type_name -> sluice.workload.v1.Label
-	53, // 33: sluice.policy.v1.SideExplanation.peer_labels:type_name -> sluice.workload.v1.Label
-	55, // 34: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	56, // 35: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
-	57, // 36: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
+	55, // 32: sluice.policy.v1.SideExplanation.subject_labels:type_name -> sluice.workload.v1.Label
+	55, // 33: sluice.policy.v1.SideExplanation.peer_labels:type_name -> sluice.workload.v1.Label
+	57, // 34: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
+	58, // 35: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
+	59, // 36: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
 	36, // 37: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	55, // 38: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	58, // 39: sluice.policy.v1.MatchingRule.tier:type_name -> sluice.policy.v1.Tier
-	52, // 40: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	57, // 38: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	60, // 39: sluice.policy.v1.MatchingRule.tier:type_name -> sluice.policy.v1.Tier
+	54, // 40: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
 	4,  // 41: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	53, // 42: sluice.policy.v1.DiffResponse.subject_labels:type_name -> sluice.workload.v1.Label
-	59, // 43: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
+	55, // 42: sluice.policy.v1.DiffResponse.subject_labels:type_name -> sluice.workload.v1.Label
+	61, // 43: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
 	39, // 44: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
 	40, // 45: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	53, // 46: sluice.policy.v1.DiffPeer.labels:type_name -> sluice.workload.v1.Label
-	55, // 47: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	55, // 48: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	60, // 49: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	55, // 46: sluice.policy.v1.DiffPeer.labels:type_name -> sluice.workload.v1.Label
+	57, // 47: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	57, // 48: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	62, // 49: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	43, // 50: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
 	44, // 51: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
-	50, // 52: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	52, // 52: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	3,  // 53: sluice.policy.v1.SourceStatus.kind:type_name -> sluice.policy.v1.SourceKind
-	50, // 54: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	52, // 54: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	5,  // 55: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
 	13, // 56: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
 	7,  // 57: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
@@ -4032,7 +4192,7 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	15, // 59: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
 	17, // 60: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
 	20, // 61: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	61, // 62: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	63, // 62: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
 	22, // 63: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
 	24, // 64: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
 	26, // 65: sluice.policy.v1.PolicyService.ListNames:input_type -> sluice.policy.v1.ListNamesRequest
@@ -4041,24 +4201,26 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	37, // 68: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
 	41, // 69: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
 	45, // 70: sluice.policy.v1.PolicyService.HoldAddresses:input_type -> sluice.policy.v1.HoldAddressesRequest
-	6,  // 71: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	14, // 72: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	8,  // 73: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	10, // 74: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	16, // 75: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
-	18, // 76: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	21, // 77: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	62, // 78: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	23, // 79: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	25, // 80: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	27, // 81: sluice.policy.v1.PolicyService.ListNames:output_type -> sluice.policy.v1.ListNamesResponse
-	31, // 82: sluice.policy.v1.PolicyService.ForgetNames:output_type -> sluice.policy.v1.ForgetNamesResponse
-	34, // 83: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	38, // 84: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	42, // 85: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	46, // 86: sluice.policy.v1.PolicyService.HoldAddresses:output_type -> sluice.policy.v1.HoldAddressesResponse
-	71, // [71:87] is the sub-list for method output_type
-	55, // [55:71] is the sub-list for method input_type
+	47, // 71: sluice.policy.v1.PolicyService.AcceptWithoutFile:input_type -> sluice.policy.v1.AcceptWithoutFileRequest
+	6,  // 72: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	14, // 73: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	8,  // 74: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	10, // 75: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	16, // 76: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
+	18, // 77: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	21, // 78: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	64, // 79: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	23, // 80: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	25, // 81: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	27, // 82: sluice.policy.v1.PolicyService.ListNames:output_type -> sluice.policy.v1.ListNamesResponse
+	31, // 83: sluice.policy.v1.PolicyService.ForgetNames:output_type -> sluice.policy.v1.ForgetNamesResponse
+	34, // 84: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	38, // 85: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	42, // 86: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	46, // 87: sluice.policy.v1.PolicyService.HoldAddresses:output_type -> sluice.policy.v1.HoldAddressesResponse
+	48, // 88: sluice.policy.v1.PolicyService.AcceptWithoutFile:output_type -> sluice.policy.v1.AcceptWithoutFileResponse
+	72, // [72:89] is the sub-list for method output_type
+	55, // [55:72] is the sub-list for method input_type
 	55, // [55:55] is the sub-list for extension type_name
 	55, // [55:55] is the sub-list for extension extendee
 	0,  // [0:55] is the sub-list for field type_name
@@ -4080,7 +4242,7 @@ func file_sluice_policy_v1_policy_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_policy_proto_rawDesc), len(file_sluice_policy_v1_policy_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   43,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -41,6 +41,7 @@ const (
 	PolicyService_Diff_FullMethodName              = "/sluice.policy.v1.PolicyService/Diff"
 	PolicyService_GetStatus_FullMethodName         = "/sluice.policy.v1.PolicyService/GetStatus"
 	PolicyService_HoldAddresses_FullMethodName     = "/sluice.policy.v1.PolicyService/HoldAddresses"
+	PolicyService_AcceptWithoutFile_FullMethodName = "/sluice.policy.v1.PolicyService/AcceptWithoutFile"
 )
 
 // PolicyServiceClient is the client API for PolicyService service.
@@ -228,6 +229,17 @@ type PolicyServiceClient interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor the datapath.
 	HoldAddresses(ctx context.Context, in *HoldAddressesRequest, opts ...grpc.CallOption) (*HoldAddressesResponse, error)
+	// AcceptWithoutFile ends the waiting for a file of policies, or for the directory,
+	// that was never read since the policy state began: subscribers are served without
+	// its policies. It is recorded beside the state and holds for it, also after a
+	// restart. When the file can be read, its policies are in force. FAILED_PRECONDITION:
+	// nothing waits for that file; the message names what is missing.
+	//
+	// UNAVAILABLE: the record could not be written, or the service is stopping.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	AcceptWithoutFile(ctx context.Context, in *AcceptWithoutFileRequest, opts ...grpc.CallOption) (*AcceptWithoutFileResponse, error)
 }
 
 type policyServiceClient struct {
@@ -428,6 +440,16 @@ func (c *policyServiceClient) HoldAddresses(ctx context.Context, in *HoldAddress
 	return out, nil
 }
 
+func (c *policyServiceClient) AcceptWithoutFile(ctx context.Context, in *AcceptWithoutFileRequest, opts ...grpc.CallOption) (*AcceptWithoutFileResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AcceptWithoutFileResponse)
+	err := c.cc.Invoke(ctx, PolicyService_AcceptWithoutFile_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PolicyServiceServer is the server API for PolicyService service.
 // All implementations must embed UnimplementedPolicyServiceServer
 // for forward compatibility.
@@ -613,6 +635,17 @@ type PolicyServiceServer interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor the datapath.
 	HoldAddresses(context.Context, *HoldAddressesRequest) (*HoldAddressesResponse, error)
+	// AcceptWithoutFile ends the waiting for a file of policies, or for the directory,
+	// that was never read since the policy state began: subscribers are served without
+	// its policies. It is recorded beside the state and holds for it, also after a
+	// restart. When the file can be read, its policies are in force. FAILED_PRECONDITION:
+	// nothing waits for that file; the message names what is missing.
+	//
+	// UNAVAILABLE: the record could not be written, or the service is stopping.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	AcceptWithoutFile(context.Context, *AcceptWithoutFileRequest) (*AcceptWithoutFileResponse, error)
 	mustEmbedUnimplementedPolicyServiceServer()
 }
 
@@ -670,6 +703,9 @@ func (UnimplementedPolicyServiceServer) GetStatus(context.Context, *GetStatusReq
 }
 func (UnimplementedPolicyServiceServer) HoldAddresses(context.Context, *HoldAddressesRequest) (*HoldAddressesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method HoldAddresses not implemented")
+}
+func (UnimplementedPolicyServiceServer) AcceptWithoutFile(context.Context, *AcceptWithoutFileRequest) (*AcceptWithoutFileResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AcceptWithoutFile not implemented")
 }
 func (UnimplementedPolicyServiceServer) mustEmbedUnimplementedPolicyServiceServer() {}
 func (UnimplementedPolicyServiceServer) testEmbeddedByValue()                       {}
@@ -948,6 +984,24 @@ func _PolicyService_HoldAddresses_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PolicyService_AcceptWithoutFile_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AcceptWithoutFileRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PolicyServiceServer).AcceptWithoutFile(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PolicyService_AcceptWithoutFile_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PolicyServiceServer).AcceptWithoutFile(ctx, req.(*AcceptWithoutFileRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PolicyService_ServiceDesc is the grpc.ServiceDesc for PolicyService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1002,6 +1056,10 @@ var PolicyService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "HoldAddresses",
 			Handler:    _PolicyService_HoldAddresses_Handler,
+		},
+		{
+			MethodName: "AcceptWithoutFile",
+			Handler:    _PolicyService_AcceptWithoutFile_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

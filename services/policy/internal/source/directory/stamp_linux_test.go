@@ -264,7 +264,7 @@ func TestRefusedFileIsTriedAgainWithoutReadingIt(t *testing.T) {
 		return s.read(path)
 	}
 	p.do(s.scan(t.Context()))
-	p.want("of calls", ": a 1", "a.yaml: a !NetworkPolicy default/a belongs to the source grpc", "b.yaml: !document 1…")
+	p.want("of calls", ": a 1", "a.yaml: a !NetworkPolicy default/a belongs to the source grpc…", "b.yaml: !document 1…")
 	list, _, err := p.owner.List(t.Context(), owner.Filter{Name: "a"})
 	p.do(err)
 	_, err = p.owner.Delete(t.Context(), []enginepolicy.Key{list[0].Key}, false)

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package labelfilter says which labels of workloads count for identities. The
+// identity service applies the filter, and the policy service has to know which
+// labels no identity has.
+package labelfilter
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sluice-net/sluice/model/label"
+)
+
+// Rule is "[source:]prefix", which matches keys that begin with the prefix; a
+// prefix that begins with "*." matches every key whose domain (what stands before
+// '/') ends in the rest.
+type Rule struct {
+	Text   string
+	Counts bool // labels that it matches count
+}
+
+// Filter says which labels count. The longest rule that matches decides, the first
+// of several of one length; a label that no rule matches counts.
+type Filter struct {
+	rules []rule
+	texts []Rule
+}
+
+type rule struct {
+	source string // empty: any
+	prefix string
+	domain bool // prefix is the end of a domain, "." included
+	keep   bool
+}
+
+// New returns the filter of some rules. The error is a *RuleError.
+func New(rules []Rule) (Filter, error) {
+	f := Filter{texts: rules}
+	for i, t := range rules {
+		r, err := parseRule(t.Text)
+		if err != nil {
+			return Filter{}, &RuleError{i, err}
+		}
+		r.keep = t.Counts
+		f.rules = append(f.rules, r)
+	}
+	return f, nil
+}
+
+// RuleError says which rule makes no sense.
+type RuleError struct {
+	Index int
+	Err   error
+}
+
+// Error names the rule by its index.
+func (e *RuleError) Error() string { return fmt.Sprintf("rules[%d]: %v", e.Index, e.Err) }
+
+// Unwrap gives the reason.
+func (e *RuleError) Unwrap() error { return e.Err }
+
+// Rules are those that the filter was made of; do not change them.
+func (f Filter) Rules() []Rule { return f.texts }
+
+func parseRule(text string) (rule, error) {
+	var r rule
+	prefix := text
+	if source, rest, ok := strings.Cut(text, ":"); ok {
+		if !label.IsSource(source) {
+			return rule{}, fmt.Errorf("%q: %q is no label source", text, source)
+		}
+		r.source, prefix = source, rest
+	}
+	if rest, ok := strings.CutPrefix(prefix, "*."); ok {
+		if rest = strings.TrimSuffix(rest, "/"); rest == "" {
+			return rule{}, fmt.Errorf("%q: a domain follows \"*.\"", text)
+		}
+		r.domain, prefix = true, "."+rest
+	}
+	if prefix == "" || len(prefix) > label.MaxKey || !label.IsText(prefix) {
+		return rule{}, fmt.Errorf("%q: want [source:]prefix", text)
+	}
+	r.prefix = prefix
+	return r, nil
+}
+
+func (r rule) matches(l label.Label) bool {
+	if r.source != "" && r.source != l.Source {
+		return false
+	}
+	if !r.domain {
+		return strings.HasPrefix(l.Key, r.prefix)
+	}
+	domain, _, ok := strings.Cut(l.Key, "/")
+	return ok && strings.HasSuffix(domain, r.prefix)
+}
+
+// Keeps says whether a label counts.
+func (f Filter) Keeps(l label.Label) bool {
+	keep, _ := f.Decide(l)
+	return keep
+}
+
+// Decide says whether a label counts, and by which rule; the rule is empty if none
+// matches.
+func (f Filter) Decide(l label.Label) (keep bool, by string) {
+	keep, longest := true, -1
+	for i, r := range f.rules {
+		n := len(r.prefix)
+		if r.source != "" {
+			n++ // a rule with a source is the more exact one
+		}
+		if n > longest && r.matches(l) {
+			keep, longest, by = r.keep, n, f.texts[i].Text
+		}
+	}
+	return keep, by
+}
+
+// Apply returns the labels that count, in a new slice.
+func (f Filter) Apply(labels []label.Label) []label.Label {
+	out := make([]label.Label, 0, len(labels)+2)
+	for _, l := range labels {
+		if f.Keeps(l) {
+			out = append(out, l)
+		}
+	}
+	return out
+}

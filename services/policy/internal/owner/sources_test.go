@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// fromFiles starts an owner whose subscribers wait for the files of a directory.
+func fromFiles(t *testing.T, dir string, change ...func(*Config)) (*Owner, func()) {
+	t.Helper()
+	change = append(change, func(c *Config) { c.Directory = "/etc/policies" })
+	return runWith(t, dir, []string{SourceIdentity, SourceFile}, change...)
+}
+
+// isolatingText is a policy that isolates the pods of an app.
+func isolatingText(app string) string {
+	return fmt.Sprintf("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: %s, namespace: shop}\n"+
+		"spec: {podSelector: {matchLabels: {app: %s}}, policyTypes: [Ingress]}\n", app, app)
+}
+
+// waiting is what GetStatus says that subscribers wait for.
+func waiting(t *testing.T, o *Owner) string {
+	t.Helper()
+	st, err := o.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Join(st.WaitsFor, "\n")
+}
+
+// What is missing may be what denies: nobody gets tables before each file was read
+// once. From then on the state has what was in force.
+func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
+	for what, c := range map[string]struct {
+		files []File
+		fails error
+		want  string // part of the reason; empty: nobody waits
+		part  string
+	}{
+		"no file":                {},
+		"good":                   {files: []File{{Origin: "a.yaml", Data: []byte(isolatingText("web"))}}},
+		"another kind":           {files: []File{{Origin: "a.yaml", Data: []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n")}}},
+		"a document that is bad": {files: []File{{Origin: "a.yaml", Data: []byte(strings.Replace(isolatingText("web"), "[Ingress]", "[Ingres]", 1))}}},
+		"no YAML": {
+			files: []File{{Origin: "a.yaml", Data: []byte(isolatingText("web") + "---\n{")}}, part: "a.yaml",
+			want: "the file a.yaml was never read: document 2 (line 6): yaml: line 6: ",
+		},
+		"no object":            {files: []File{{Origin: "a.yaml", Data: []byte("- a\n")}}, part: "a.yaml", want: "document 1 (line 1): is not an object but a list"},
+		"no namespace":         {files: []File{{Origin: "a.yaml", Data: []byte(strings.Replace(isolatingText("web"), "shop", "5", 1))}}, part: "a.yaml", want: "metadata.namespace: must be a string"},
+		"a file without right": {files: []File{{Origin: "a.yaml", Err: errors.New("permission denied")}}, part: "a.yaml", want: "the file a.yaml was never read: permission denied"},
+		"a file being written": {files: []File{{Origin: "a.yaml", Keep: true}}, part: "a.yaml", want: "the file a.yaml was never read: is being written"},
+		"no directory":         {fails: errors.New("no such directory"), part: "/etc/policies", want: "the file /etc/policies was never read: no such directory"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			dir := t.TempDir()
+			o, stop := fromFiles(t, dir)
+			if !waits(t, o) || !strings.Contains(waiting(t, o), "/etc/policies was never read: is not read yet") {
+				t.Errorf("before the first listing nobody waits: %s", waiting(t, o))
+			}
+			listing := func(o *Owner) {
+				t.Helper()
+				err := o.SourceFailed(t.Context(), SourceFile, c.fails)
+				if c.fails == nil {
+					err = errors.Join(err, o.Feed(SourceFile).Set(t.Context(), c.files))
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			listing(o)
+			if waits(t, o) != (c.want != "") || !strings.Contains(waiting(t, o), c.want) {
+				t.Errorf("waits %t: %s; want %q", waits(t, o), waiting(t, o), c.want)
+			}
+			stop()
+			o, stop = fromFiles(t, dir)
+			if waits(t, o) != (c.want != "") {
+				t.Errorf("after a restart a subscriber waits: %t", waits(t, o))
+			}
+			if c.want != "" {
+				listing(o)
+				if _, err := o.AcceptWithout(t.Context(), "other.yaml", false); !errors.Is(err, failure.ErrNotMissing) || !strings.Contains(err.Error(), c.part) {
+					t.Errorf("another file is accepted as missing: %v", err)
+				}
+				if _, err := o.AcceptWithout(t.Context(), c.part, true); err != nil || !waits(t, o) {
+					t.Errorf("asked what would be accepted: %v, waits %t", err, waits(t, o))
+				}
+				got, err := o.AcceptWithout(t.Context(), filepath.Join("/etc/policies", c.part), false)
+				if c.part == "/etc/policies" {
+					got, err = o.AcceptWithout(t.Context(), c.part, false)
+				}
+				if err != nil || got.File != c.part || len(got.Waiting) > 0 || waits(t, o) {
+					t.Errorf("accepted: %+v, %v, waits %t", got, err, waits(t, o))
+				}
+				if _, err := o.AcceptWithout(t.Context(), c.part, false); !errors.Is(err, failure.ErrNotMissing) {
+					t.Errorf("accepted again: %v", err)
+				}
+				stop()
+				if o, stop = fromFiles(t, dir); waits(t, o) {
+					t.Error("after a restart a subscriber waits for what was accepted")
+				}
+			}
+			stop()
+		})
+	}
+}
+
+// A file that could be read once stays in force by its last text, and nobody waits.
+func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
+	dir := t.TempDir()
+	o, stop := fromFiles(t, dir)
+	pods(t, o, "shop")
+	set := func(feed *Feed, text string) {
+		t.Helper()
+		if err := feed.Set(t.Context(), []File{{Origin: "a.yaml", Data: []byte(text)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	feed := o.Feed(SourceFile)
+	set(feed, isolatingText("db"))
+	for range 2 {
+		set(feed, strings.Replace(isolatingText("db"), "shop", "5", 1))
+		st, err := o.Status(t.Context())
+		if err != nil || waits(t, o) || passes(t, o, 300, 301) || len(st.Problems) != 1 || !strings.Contains(st.Problems[0].Text, "file a.yaml is refused: document 1 (line 1): ") {
+			t.Errorf("waits %t, web to db %t, %q, %v", waits(t, o), passes(t, o, 300, 301), st.Problems, err)
+		}
+		stop()
+		o, stop = fromFiles(t, dir)
+		feed = o.Feed(SourceFile)
+	}
+	set(feed, "# nothing\n")
+	if !passes(t, o, 300, 301) {
+		t.Error("the policy is gone from the file, and in force still")
+	}
+	stop()
+}
+
+// The state of a version without marks for files has all of them.
+func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
+	dir := t.TempDir()
+	o, stop := fromFiles(t, dir)
+	if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "a.yaml", Data: []byte(isolatingText("db"))}}); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	mark := filepath.Join(dir, "file.listed")
+	if err := os.Remove(mark); err != nil {
+		t.Fatal(err)
+	}
+	if o, stop = fromFiles(t, dir); waits(t, o) {
+		t.Error("a subscriber waits, and the state has the policies of the files")
+	}
+	stop()
+	// One that has some of them says so.
+	if err := os.WriteFile(mark, []byte("incomplete"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if o, stop = fromFiles(t, dir); !waits(t, o) {
+		t.Error("a subscriber passes, and the state may have some of the policies")
+	}
+	stop()
+}
+
+// Managers that the configuration names have to complete once.
+func TestSubscribersWaitForManagersThatAreConfigured(t *testing.T) {
+	dir := t.TempDir()
+	start := func() (*Owner, func()) {
+		return runWith(t, dir, []string{SourceIdentity}, func(c *Config) { c.Managers = []string{"argo"} })
+	}
+	o, stop := start()
+	if _, err := o.Complete(t.Context(), Caller{Manager: "other"}, o.Incarnation()); err != nil {
+		t.Fatal(err)
+	}
+	if !waits(t, o) || !strings.Contains(waiting(t, o), `the manager "argo" has not completed`) {
+		t.Errorf("a subscriber passes: %s", waiting(t, o))
+	}
+	if _, err := o.Complete(t.Context(), Caller{Manager: "argo"}, o.Incarnation()); err != nil || waits(t, o) {
+		t.Errorf("a subscriber waits after the manager has completed: %v", err)
+	}
+	stop()
+	if o, stop = start(); waits(t, o) {
+		t.Error("a subscriber waits after a restart")
+	}
+	stop()
+}
+
+// A document that cannot be applied isolates what it selects, or its namespace: also
+// after a restart, and until it can be applied.
+func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
+	good := isolatingText("db")
+	for what, c := range map[string]struct {
+		text             string
+		webToDB, dbToWeb bool
+	}{
+		"an unknown field":        {strings.Replace(good, "policyTypes", "types: [x], policyTypes", 1), false, true},
+		"a value that is wrong":   {strings.Replace(good, "[Ingress]", "[Ingress], ingress: [{ports: [{port: 70000}]}]", 1), false, true},
+		"a direction that is":     {strings.Replace(good, "[Ingress]", "[Ingres]", 1), false, false},
+		"a selector that is":      {strings.Replace(good, "app: db", "app: 5", 1), false, false},
+		"a key twice":             {good + "spec: {podSelector: {}}\n", false, false},
+		"no name":                 {strings.Replace(good, "name: db, ", "", 1), false, false},
+		"a version of before":     {strings.Replace(good, "networking.k8s.io/v1", "extensions/v1beta1", 1), false, false},
+		"no version":              {strings.Replace(good, "apiVersion: networking.k8s.io/v1\n", "", 1), false, false},
+		"a kind that is misspelt": {strings.Replace(good, "kind: NetworkPolicy", "kind: NetworkPolcy", 1), false, false},
+		"a kind that is a number": {strings.Replace(good, "kind: NetworkPolicy", "kind: 5", 1), false, false},
+		"a name twice": {
+			strings.Replace(good, "app: db", "app: none", 1) + "---\n" + good, false, true,
+		},
+		"another namespace": {strings.Replace(strings.Replace(good, "shop", "other", 1), "[Ingress]", "[Ingres]", 1), true, true},
+		"another kind":      {"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\nmetadata: {name: g, namespace: shop}\n---\n" + strings.Replace(good, "[Ingress]", "[Ingress]", 1), false, true},
+		"values of a chart": {"policies: {enabled: true}\n", true, true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			dir := t.TempDir()
+			o, stop := fromFiles(t, dir)
+			pods(t, o, "shop")
+			set := func(text string) {
+				t.Helper()
+				if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "a.yaml", Data: []byte(text)}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			check := func(when string, webToDB, dbToWeb bool) {
+				t.Helper()
+				if a, b := passes(t, o, 300, 301), passes(t, o, 301, 300); a != webToDB || b != dbToWeb {
+					t.Errorf("%s: web to db %t, db to web %t; want %t, %t", when, a, b, webToDB, dbToWeb)
+				}
+			}
+			set(c.text)
+			if waits(t, o) {
+				t.Errorf("a subscriber waits: %s", waiting(t, o))
+			}
+			check("at first", c.webToDB, c.dbToWeb)
+			list, _, err := o.List(t.Context(), Filter{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, l := range list {
+				if !l.Accepted && !strings.Contains(l.Error, "a.yaml: document ") {
+					t.Errorf("%s is not named by its place: %s", l.Key, l.Error)
+				}
+			}
+			stop()
+			o, stop = fromFiles(t, dir)
+			check("after a restart", c.webToDB, c.dbToWeb)
+			set(c.text)
+			check("after a restart, read again", c.webToDB, c.dbToWeb)
+			set("# nothing\n")
+			check("removed", true, true)
+			stop()
+		})
+	}
+}
+
+// Two files with one policy: the second isolates what it selects, and both are named.
+func TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects(t *testing.T) {
+	o, stop := fromFiles(t, t.TempDir())
+	pods(t, o, "shop")
+	feed := o.Feed(SourceFile)
+	open := strings.Replace(isolatingText("db"), "policyTypes: [Ingress]", "ingress: [{}]", 1)
+	set := func(second string) {
+		t.Helper()
+		if err := feed.Set(t.Context(), []File{{Origin: "a.yaml", Data: []byte(open)}, {Origin: "b.yaml", Data: []byte(second)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(isolatingText("db"))
+	list, _, err := o.List(t.Context(), Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, l := range list {
+		got = append(got, l.Origin+" "+l.Key.String()+" "+l.Error)
+	}
+	want := []string{
+		"a.yaml NetworkPolicy shop/db ",
+		"b.yaml NetworkPolicy shop/db NetworkPolicy shop/db is in a.yaml already (b.yaml: document 1 (line 1))",
+	}
+	if slices.Sort(got); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	set("# none\n")
+	if list, _, err := o.List(t.Context(), Filter{}); err != nil || len(list) != 1 || list[0].Key != (policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}) {
+		t.Errorf("%d policies, %v", len(list), err)
+	}
+	stop()
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package reading
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// File is what a file of policies says.
+type File struct {
+	// Policies are those of its documents. One that cannot be applied isolates what
+	// it selects, or its namespace: Object.Isolates says why.
+	Policies []Decoded
+	// Skipped names the documents that are no policies, and those that are in the
+	// file twice.
+	Skipped []string
+	// Unreadable names the documents of which not even the namespace is known.
+	Unreadable []string
+}
+
+// File understands each document of a file by itself.
+func (r Options) File(name string, data []byte) File {
+	f := &file{options: r, name: name, seen: make(map[policy.Key]Decoded)}
+	manifest.Each(data, func(doc manifest.Document) {
+		d := one{Document: doc}
+		if doc.Err != nil {
+			f.unreadable(d, doc.Err.Error())
+			return
+		}
+		items, err := doc.Items()
+		if items == nil && err == nil {
+			f.document(d)
+			return
+		}
+		var problems manifest.Problems
+		errors.As(err, &problems) //nolint:errcheck // Items returns nothing else
+		for _, p := range problems {
+			if p.Stops || p.Path == "" || manifest.Within(p.Path, "items") {
+				f.unreadable(d, p.String()) // some of its objects are not known
+			} else {
+				f.Skipped = append(f.Skipped, d.violation("", p.Path, p.Text).String())
+			}
+		}
+		for _, item := range items {
+			d := one{item.Document, item.Path + "."}
+			switch {
+			case item.Document.Err != nil:
+				f.unreadable(d, item.Err.Error())
+			case item.Err != nil:
+				d.Text = []byte("{}\n") // which says as little as can be kept of it
+				f.held(d, d.violation("", "", item.Err.Error()).String())
+			default:
+				f.document(d)
+			}
+		}
+	})
+	return f.File
+}
+
+// file is a file that is read.
+type file struct {
+	File
+	options Options
+	name    string
+	seen    map[policy.Key]Decoded
+}
+
+func (f *file) unreadable(d one, why string) {
+	f.Unreadable = append(f.Unreadable, d.violation("", "", why).String())
+}
+
+func (f *file) document(d one) {
+	version, kind := d.Type()
+	if !policy.IsKind(version, kind) {
+		f.other(d)
+		return
+	}
+	object, name, bad := f.options.policy(d)
+	if len(bad) > 0 {
+		lines := make([]string, 0, len(bad))
+		for _, v := range bad {
+			lines = append(lines, v.String())
+		}
+		if len(lines) > maxReasons {
+			lines = append(lines[:maxReasons], fmt.Sprintf("and %d more", len(bad)-maxReasons))
+		}
+		f.held(d, strings.Join(lines, "; "))
+		return
+	}
+	decoded := Decoded{Object: object, Text: trim(d.Text), Document: d.Number, Line: d.Line, item: d.path}
+	first, again := f.seen[object.Key]
+	switch {
+	case !again:
+		f.seen[object.Key] = decoded
+		f.Policies = append(f.Policies, decoded)
+	case bytes.Equal(first.Text, decoded.Text):
+		f.Skipped = append(f.Skipped, d.violation(name, "", "is in the file already, with the same text").String())
+	default:
+		why := fmt.Sprintf("%s is in document %d already", object.Key, first.Document+1)
+		f.Policies = append(f.Policies, f.options.Shadowed(f.name, decoded, why))
+	}
+}
+
+// maxReasons is how many problems of a document are named.
+const maxReasons = 5
+
+// other takes a document whose version and kind are those of no policy.
+func (f *file) other(d one) {
+	_, err := policy.Decode(d.Document, f.options.Rules)
+	var problems manifest.Problems
+	if !errors.As(err, &problems) {
+		problems = manifest.Problems{{Path: "kind", Text: err.Error()}}
+	}
+	why := d.violation(d.Label(), problems[0].Path, problems[0].Text).String()
+	switch d.standing() {
+	case listed:
+		f.Unreadable = append(f.Unreadable, why)
+	case meant:
+		f.held(d, why)
+	default:
+		f.Skipped = append(f.Skipped, why)
+	}
+}
+
+// standing is what an object of another version or kind may be.
+type standing uint8
+
+const (
+	unrelated standing = iota // no policy
+	meant                     // a policy whose version or kind is wrong or missing
+	listed                    // several objects
+)
+
+// standing tells objects that are no policies from policies with a slip in version
+// or kind.
+func (d one) standing() standing {
+	version, kind := d.Type()
+	group, _, grouped := strings.Cut(version, "/")
+	if !grouped {
+		group = ""
+	}
+	ours := group == "" || group == "extensions"
+	for _, k := range policy.Kinds() {
+		for _, v := range policy.Versions(k) {
+			ours = ours || strings.HasPrefix(v, group+"/")
+		}
+	}
+	has := func(keys ...string) bool { return slices.ContainsFunc(keys, d.Has) }
+	switch {
+	case version == "" || kind == "":
+		// A configuration of kustomize, or values of Helm, have none of these.
+		if !has("metadata", "spec", "specs", "items", "apiVersion", "kind") {
+			return unrelated
+		}
+		if has("items") {
+			return listed
+		}
+		return meant
+	case !ours:
+		return unrelated
+	case kind == "List", has("items"):
+		return listed
+	}
+	base := strings.TrimSuffix(kind, "List")
+	for _, k := range policy.Kinds() {
+		if distance(strings.ToLower(base), strings.ToLower(k)) <= 2 {
+			if base != kind {
+				return listed
+			}
+			return meant
+		}
+	}
+	return unrelated
+}
+
+// distance counts the characters to change, add or remove until a text is another.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		before := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			before, row[j+1] = row[j+1], min(row[j]+1, row[j+1]+1, before+cost)
+		}
+	}
+	return row[len(b)]
+}
+
+// held takes a document that cannot be applied: it isolates what it selects, or its
+// namespace.
+func (f *file) held(d one, why string) {
+	why = f.name + ": " + why
+	namespace, ok := d.Namespace()
+	meta := networkpolicy.ObjectMeta{Name: "any", Namespace: namespace}
+	var problems manifest.Problems
+	meta.Validate(true, &problems)
+	ok = ok && len(problems) == 0
+	_, kind := d.Type()
+	if kind != "" && !policy.Namespaced(kind) && policy.Versions(kind) != nil {
+		namespace, ok = "", kind != "CiliumCIDRGroup" // rules that name a group may deny its addresses
+	}
+	if !ok {
+		f.Unreadable = append(f.Unreadable, strings.TrimPrefix(why, f.name+": "))
+		return
+	}
+	decoded := Decoded{Text: isolating(why, trim(d.Text)), Document: d.Number, Line: d.Line, item: d.path}
+	doc := d.Document
+	if policy.Namespaced(kind) {
+		doc = doc.WithNamespace(cmp.Or(f.options.Namespace, "default"))
+	}
+	if ob, err := policy.Isolate(doc, errors.New(why)); err == nil {
+		if _, again := f.seen[ob.Key]; !again {
+			decoded.Object = f.options.Isolated(ob.Key, decoded.Text, errors.New(why))
+			if decoded.Object.Key == ob.Key {
+				f.seen[ob.Key] = decoded
+				f.Policies = append(f.Policies, decoded)
+				return
+			}
+		}
+	}
+	f.Policies = append(f.Policies, f.options.asDocument(f.name, decoded, namespace, why))
+}
+
+// Shadowed is a policy of a file that cannot be applied because another has its
+// kind and name: it isolates what it selects.
+func (r Options) Shadowed(name string, d Decoded, why string) Decoded {
+	d.Text = trim(d.Text)
+	if _, text, ok := unmark(d.Text); ok {
+		d.Text = text
+	}
+	place := Violation{Document: d.Document, Line: d.Line, Text: strings.TrimSuffix(d.item, ".")}
+	why = fmt.Sprintf("%s (%s: %s)", why, name, strings.TrimSuffix(strings.TrimSpace(place.String()), ":"))
+	d.Text = isolating(why, d.Text)
+	return r.asDocument(name, d, d.Object.Key.Namespace, why)
+}
+
+// asDocument names what isolates by its place in the file.
+func (r Options) asDocument(name string, d Decoded, namespace, why string) Decoded {
+	key := policy.Key{
+		Kind: policy.KindDocument, Namespace: namespace,
+		Name: strings.TrimSuffix(name+" document "+strconv.Itoa(d.Document+1)+" "+strings.TrimSuffix(d.item, "."), " "),
+	}
+	d.Object = r.Isolated(key, d.Text, errors.New(why))
+	return d
+}
+
+// mark begins the text that is kept of a document that isolates: a comment, so that
+// the text says it after a restart too.
+const mark = "# sluice: what this document selects is isolated: "
+
+// isolating is the text of a document that isolates.
+func isolating(why string, text []byte) []byte {
+	return append([]byte(mark+strconv.Quote(why)+"\n"), text...)
+}
+
+// Isolating reports whether a text that was kept is that of a document that
+// isolates, and why it does.
+func Isolating(text []byte) (why string, ok bool) {
+	why, _, ok = unmark(text)
+	return why, ok
+}
+
+// KeyOf is what the document of a text says of its kind and name; false if it has
+// none that a policy may have.
+func KeyOf(text []byte) (policy.Key, bool) {
+	docs, err := manifest.Parse(text)
+	if err != nil || len(docs) != 1 || policy.Versions(docs[0].Kind) == nil {
+		return policy.Key{}, false
+	}
+	var meta networkpolicy.Meta
+	if _, err := docs[0].Decode(&meta); err != nil && meta.Metadata.Name == "" {
+		return policy.Key{}, false
+	}
+	key := policy.Key{Kind: docs[0].Kind, Name: meta.Metadata.Name}
+	if policy.Namespaced(key.Kind) {
+		key.Namespace = cmp.Or(meta.Metadata.Namespace, "default")
+	}
+	return key, key.Name != ""
+}
+
+func unmark(text []byte) (why string, rest []byte, ok bool) {
+	line, rest, _ := bytes.Cut(text, []byte("\n"))
+	quoted, ok := bytes.CutPrefix(line, []byte(mark))
+	if !ok {
+		return "", text, false
+	}
+	if why, err := strconv.Unquote(string(quoted)); err == nil {
+		return why, rest, true
+	}
+	return string(quoted), rest, true
+}

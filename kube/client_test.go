@@ -31,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kit/log"
 )
 
 func TestBadSettingsAreRefusedByField(t *testing.T) {

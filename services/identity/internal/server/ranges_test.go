@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
 // pool are the settings of a pool of 4 blocks for each family.
@@ -24,6 +25,7 @@ func pool(maxBlocks uint32) *identityv1.IPAMSettings {
 
 func TestClaimsAreCheckedAndAnsweredOnce(t *testing.T) {
 	s := serve(t)
+	s.reg.Observe(registry.Update{Complete: true})
 	for field, req := range map[string]*identityv1.ClaimRangeRequest{
 		"settings":            {},
 		"settings.mode":       {Settings: &identityv1.IPAMSettings{}},

@@ -42,7 +42,8 @@ type Config struct {
 
 // ClusterConfig is what pods of Kubernetes have in common.
 type ClusterConfig struct {
-	Name string `config:"name" help:"name of this cluster, which policies may name; that of sluice-policy"`
+	Name          string        `config:"name" help:"name of this cluster, which policies may name; that of sluice-policy"`
+	StaleMappings time.Duration `config:"staleMappings" help:"with native routing, how long after its removal from etcd a node without etcd may believe the mapping of an address; a minute longer the address is not given out again; the same on all nodes"`
 }
 
 // EtcdConfig is about the store that all nodes share.
@@ -94,7 +95,7 @@ func defaults(p instance.Paths) Config {
 			Heartbeat: 5 * time.Second,
 		},
 		GC:         GCConfig{Grace: 15 * time.Minute, Quarantine: time.Hour, Interval: time.Minute},
-		Cluster:    ClusterConfig{Name: "default"},
+		Cluster:    ClusterConfig{Name: "default", StaleMappings: 15 * time.Minute},
 		Kubernetes: kube.Defaults(),
 		Shares:     tenants.Defaults(),
 	}
@@ -120,6 +121,7 @@ func (c *Config) Validate() error {
 			p.Addf(key, "%s is not between %s and %s", d, least, most)
 		}
 	}
+	between("cluster.staleMappings", c.Cluster.StaleMappings, time.Second, 24*time.Hour)
 	between("etcd.timeout", c.Etcd.Timeout, 10*time.Millisecond, time.Minute)
 	between("etcd.heartbeat", c.Etcd.Heartbeat, 10*time.Millisecond, time.Hour)
 	between("etcd.leaseTTL", c.Etcd.LeaseTTL, time.Second, 24*time.Hour)
@@ -166,7 +168,7 @@ func (c *Config) registry(incarnation string, l *slog.Logger) registry.Config {
 		Gather:   10 * time.Millisecond,
 		RetryMin: 100 * time.Millisecond, RetryMax: 2 * time.Second,
 		RetryRanges: time.Minute, HoldLosses: time.Minute, NodeLabels: c.Kubernetes.Enabled(),
-		Log: l,
+		StaleMappings: c.Cluster.StaleMappings, Log: l,
 	}
 }
 

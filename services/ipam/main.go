@@ -187,7 +187,7 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		a, err := ipam.New(state, ipam.Options{
 			Field: field, Ranges: cfg.ranges, Stored: cfg.Mode != modeStatic,
 			Families: cfg.agreed.Families(), Exclude: cfg.exclusions,
-			Lease: cfg.Lease, Quarantine: cfg.Quarantine, Observe: observe,
+			Lease: cfg.Lease, Quarantine: cfg.Quarantine, Observe: observe, AsksReuse: cfg.Identity != "",
 		})
 		if errors.Is(err, ipam.ErrInconsistent) {
 			err = fmt.Errorf("state file %s was left as it is: %w (docs/ipam.md, \"A refused state file\")", state.Path(), err)

@@ -399,6 +399,9 @@ type Config struct {
 	// HoldLosses is how long a listing that lacks more than half of the nodes
 	// or mappings takes nothing out of effect.
 	HoldLosses time.Duration
+	// StaleMappings is how long a node that does not hear from the store may believe the
+	// mappings that it has.
+	StaleMappings time.Duration
 	// NodeLabels says that SetNodeSets is called when Labels changes: addresses of nodes
 	// with labels wait for it.
 	NodeLabels bool
@@ -433,6 +436,7 @@ type Registry struct {
 	refused      []Refusal            // guarded by mu; by Register
 	problem      error                // guarded by mu; of the last write
 	view         view                 // guarded by mu
+	mappings     mappings             // guarded by mu
 	// guarded by mu; the store had no record of this node at this revision; 0: it always had
 	lost        int64
 	reached     func()        // guarded by mu; tells readers how far they are; nil: they know
@@ -450,7 +454,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, last Registrat
 		wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), expired: make(chan struct{}, 1),
 		settled: make(chan struct{}), storing: make(chan struct{}, 1),
 		desired: map[string]Addresses{}, dirty: map[string]struct{}{}, written: map[string]int64{},
-		writing:     map[string]struct{}{},
+		writing: map[string]struct{}{}, mappings: newMappings(),
 		hereChanged: make(chan struct{}), relabelled: make(chan struct{}),
 	}
 	r.view.init(cfg.Node)
@@ -705,6 +709,7 @@ func (r *Registry) setUp(up bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.up = up
+	r.noteHeard(up)
 	r.settle()
 }
 
@@ -779,6 +784,13 @@ func (r *Registry) writeSome(ctx context.Context) (wrote bool, err error) {
 	clear(r.writing)
 	r.settle()
 	for _, c := range changes {
+		if err == nil {
+			var addresses []netip.Addr
+			if c.Value != nil {
+				addresses = c.Value.Addresses
+			}
+			r.mappings.wrote(c.Endpoint, addresses, time.Now())
+		}
 		if err != nil {
 			r.dirty[c.Endpoint] = struct{}{}
 		} else if revision > r.observed { // else Observe has received it already
@@ -884,6 +896,13 @@ func (r *Registry) batch() (record int64, changes []Change) {
 	}
 	for _, c := range changes {
 		r.writing[c.Endpoint] = struct{}{}
+		if c.Value != nil {
+			r.mappings.try(c.Endpoint, c.Value.Addresses)
+		}
+		// What a process before this one wrote is in the store, too.
+		if own := r.view.nodes[r.cfg.Node]; own != nil && own.endpoints.byName[c.Endpoint] != nil {
+			r.mappings.try(c.Endpoint, own.endpoints.byName[c.Endpoint].addresses)
+		}
 	}
 	return r.revision, changes
 }
@@ -896,6 +915,7 @@ func (r *Registry) Observe(u Update) {
 	if r.view.apply(u) {
 		r.relabel()
 	}
+	r.noteHeard(r.up)
 	if u.Complete {
 		if until, lost := r.view.holdBack(r.pub.Keys, r.cfg.HoldLosses); lost != "" {
 			r.cfg.Log.Error("the store lacks most of what it had; what is missing stays in effect for a while",

@@ -83,6 +83,8 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("ClaimRange", err)
 	_, err = cluster.ReturnRange(ctx, &identityv1.ReturnRangeRequest{Range: "10.9.9.0/24"})
 	note("ReturnRange", err)
+	_, err = cluster.CheckReuse(ctx, &identityv1.CheckReuseRequest{Addresses: []string{"10.9.9.1"}})
+	note("CheckReuse", err)
 	_, err = cluster.GetIPMapping(ctx, &identityv1.GetIPMappingRequest{Address: "192.0.2.1"})
 	note("GetIPMapping", err)
 	_, err = cluster.WaitForPublication(ctx, &identityv1.WaitForPublicationRequest{Owner: o})
@@ -146,7 +148,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 	}
 	changes := []string{
 		"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode", "WaitForPublication",
-		"ForgetNode", "ClaimRange", "ReturnRange", "PublishKinds",
+		"ForgetNode", "ClaimRange", "ReturnRange", "PublishKinds", "CheckReuse",
 	}
 	methods := 0
 	for _, s := range []grpc.ServiceDesc{
@@ -203,7 +205,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 			switch m {
 			case "AllocateIdentity":
 				want = c.allocates
-			case "RegisterNode", "ClaimRange", "ReturnRange":
+			case "RegisterNode", "ClaimRange", "ReturnRange", "CheckReuse":
 				want = c.ranges
 			case "ForgetNode":
 				want = c.forgets

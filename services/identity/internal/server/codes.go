@@ -79,6 +79,8 @@ func statusOf(err error) error {
 	case errors.As(err, &full):
 		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NO_FREE_RANGE,
 			rpcerr.Quota("ranges", full.Figures()))
+	case errors.Is(err, registry.ErrResting):
+		return unavailable(identityv1.ErrorReason_ERROR_REASON_ADDRESS_RESTING)
 	case errors.Is(err, registry.ErrMaxRanges):
 		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NO_FREE_RANGE)
 	case errors.Is(err, registry.ErrLastRange):

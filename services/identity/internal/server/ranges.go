@@ -11,11 +11,13 @@ import (
 	"slices"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
@@ -116,4 +118,28 @@ func (c *Cluster) ReturnRange(ctx context.Context,
 		return nil, statusOf(err)
 	}
 	return &identityv1.ReturnRangeResponse{Returned: returned}, nil
+}
+
+// CheckReuse implements the service.
+func (c *Cluster) CheckReuse(_ context.Context, req *identityv1.CheckReuseRequest) (*identityv1.CheckReuseResponse,
+	error,
+) {
+	var addresses []netip.Addr
+	for i, text := range req.GetAddresses() {
+		a, err := wire.AddressOf(text)
+		if err != nil {
+			return nil, invalid(fmt.Sprintf("addresses[%d]", i), err)
+		}
+		addresses = append(addresses, a)
+	}
+	mode, all := c.Registry.CheckReuse(addresses)
+	out := &identityv1.CheckReuseResponse{Mode: toMode(mode)}
+	for _, r := range all {
+		m := &identityv1.AddressReuse{Address: r.Address.String(), Reusable: r.OK, Reason: r.Reason}
+		if r.Wait > 0 {
+			m.Wait = durationpb.New(r.Wait)
+		}
+		out.Addresses = append(out.Addresses, m)
+	}
+	return out, nil
 }

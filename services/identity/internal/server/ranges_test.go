@@ -114,3 +114,49 @@ func TestClaimsAreCheckedAndAnsweredOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestReuseIsAskedByAddress: the answer has the addresses in the order of the request, and none unless the mode is
+// native.
+func TestReuseIsAskedByAddress(t *testing.T) {
+	s := serve(t)
+	s.reg.Observe(registry.Update{Complete: true})
+	ask := func(addresses ...string) *identityv1.CheckReuseResponse {
+		t.Helper()
+		resp, err := s.cluster.CheckReuse(t.Context(), &identityv1.CheckReuseRequest{Addresses: addresses})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp
+	}
+	for _, mode := range []identityv1.RoutingMode{
+		identityv1.RoutingMode_ROUTING_MODE_UNSPECIFIED, identityv1.RoutingMode_ROUTING_MODE_OVERLAY,
+		identityv1.RoutingMode_ROUTING_MODE_NATIVE,
+	} {
+		if mode != identityv1.RoutingMode_ROUTING_MODE_UNSPECIFIED {
+			if _, err := s.cluster.RegisterNode(t.Context(), &identityv1.RegisterNodeRequest{
+				Underlay: &identityv1.Underlay{Mode: mode},
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		resp := ask("10.9.9.2", "fd00::5")
+		if resp.GetMode() != mode {
+			t.Errorf("the mode is %s, want %s", resp.GetMode(), mode)
+		}
+		if mode != identityv1.RoutingMode_ROUTING_MODE_NATIVE {
+			if len(resp.GetAddresses()) != 0 {
+				t.Errorf("%s: %v", mode, resp)
+			}
+			continue
+		}
+		all := resp.GetAddresses()
+		if len(all) != 2 || all[0].GetAddress() != "10.9.9.2" || all[1].GetAddress() != "fd00::5" ||
+			all[0].GetReusable() || all[0].GetReason() == "" {
+			t.Errorf("without a store the addresses are %v", all)
+		}
+	}
+	if _, err := s.cluster.CheckReuse(t.Context(), &identityv1.CheckReuseRequest{Addresses: []string{"x"}}); violated(err) !=
+		"addresses[0]" {
+		t.Errorf("a malformed address: %v", err)
+	}
+}

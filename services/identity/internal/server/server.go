@@ -10,6 +10,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -115,6 +116,7 @@ func Methods() rpc.Methods {
 			instance.IPAMID), Limit: change},
 		identityv1.ClusterService_ClaimRange_FullMethodName:  {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
 		identityv1.ClusterService_ReturnRange_FullMethodName: {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
+		identityv1.ClusterService_CheckReuse_FullMethodName:  {Access: rpc.RootAnd(instance.IPAMID), Limit: read},
 		identityv1.ClusterService_WaitForPublication_FullMethodName: {
 			Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 256},
 		},
@@ -192,12 +194,25 @@ func (s *Server) ResolveEndpoint(ctx context.Context,
 	var id identity.Identity
 	if req.GetValidateOnly() {
 		id = s.Allocator.Find(set, false)
+	} else if err = s.mayUse(req.GetOwner(), w.Addresses); err != nil {
+		return nil, statusOf(err)
 	} else if id, err = s.Allocator.HoldEndpoint(ctx, endpoint(req.GetOwner()), set, w); err != nil {
 		return nil, statusOf(err)
 	}
 	return &identityv1.ResolveEndpointResponse{
 		Identity: toIdentity(id), NamedPorts: namedPorts(set), FromPod: s.fromPod(w.Pod),
 	}, nil
+}
+
+// mayUse refuses addresses that other nodes may still know as another endpoint's.
+func (s *Server) mayUse(owner *workloadv1.Owner, texts []string) error {
+	var addresses []netip.Addr
+	for _, text := range texts {
+		if a, err := netip.ParseAddr(text); err == nil { // fromWorkload let no other in
+			addresses = append(addresses, a)
+		}
+	}
+	return s.Cluster.Registry.MayUse(endpointName(endpoint(owner)), addresses)
 }
 
 // fromPod says whether the labels of a pod come from Kubernetes.

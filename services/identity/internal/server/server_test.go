@@ -751,6 +751,8 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{registry.ErrAlive, codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_NODE_ALIVE},
 		{registry.ErrIPAMDiffers, codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_IPAM_SETTINGS_DIFFER},
 		{&registry.FullError{}, codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NO_FREE_RANGE},
+		{registry.ErrResting, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_ADDRESS_RESTING},
+		{registry.ErrMaxRanges, codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NO_FREE_RANGE},
 		{registry.ErrLastRange, codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_LAST_RANGE},
 		{registry.ErrNoMapping, codes.NotFound, identityv1.ErrorReason_ERROR_REASON_ADDRESS_UNKNOWN},
 		{allocator.ErrCorrupt, codes.Internal, identityv1.ErrorReason_ERROR_REASON_STORE_CORRUPT},

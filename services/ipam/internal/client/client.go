@@ -105,6 +105,41 @@ func (i *Identity) Return(ctx context.Context, p netip.Prefix) error {
 	return nil
 }
 
+// CheckReuse implements cluster.Registry.
+func (i *Identity) CheckReuse(ctx context.Context, addresses []netip.Addr) (out cluster.Reuse, err error) {
+	req := &identityv1.CheckReuseRequest{}
+	for _, a := range addresses {
+		req.Addresses = append(req.Addresses, a.String())
+	}
+	resp, err := i.client.CheckReuse(ctx, req)
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		return out, nil // of an earlier version, which knows no such rule
+	case err != nil:
+		return out, failed("ask whether released addresses may be given out again", err)
+	}
+	switch resp.GetMode() {
+	case identityv1.RoutingMode_ROUTING_MODE_NATIVE:
+		out.Asks = true
+	case identityv1.RoutingMode_ROUTING_MODE_UNSPECIFIED:
+		return cluster.Reuse{Asks: true, Why: "the datapath has not registered how packets travel"}, nil
+	default:
+		return out, nil
+	}
+	for j, r := range resp.GetAddresses() {
+		if j >= len(addresses) {
+			break
+		}
+		switch {
+		case r.GetReusable():
+			out.Free = append(out.Free, addresses[j])
+		case out.Why == "":
+			out.Why = r.GetReason()
+		}
+	}
+	return out, nil
+}
+
 func texts(ranges []netip.Prefix) (out []string) {
 	for _, p := range ranges {
 		out = append(out, p.String())

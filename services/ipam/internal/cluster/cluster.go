@@ -105,6 +105,17 @@ type Registry interface {
 	Claim(ctx context.Context, f ipam.Family, known []netip.Prefix) (netip.Prefix, error)
 	// Return gives one back. It may be repeated.
 	Return(ctx context.Context, p netip.Prefix) error
+	// CheckReuse says which released addresses may be given out again.
+	CheckReuse(ctx context.Context, addresses []netip.Addr) (Reuse, error)
+}
+
+// Reuse is the answer of CheckReuse.
+type Reuse struct {
+	// Asks says that other nodes know endpoints by their addresses, or that this is not
+	// known yet: an address is free only if it is named. Otherwise all are.
+	Asks bool
+	Free []netip.Addr
+	Why  string // why the first of the others is not free
 }
 
 // Ranges are those that ipam has.
@@ -113,6 +124,7 @@ type Ranges interface {
 	SetRanges(ctx context.Context, ranges []netip.Prefix) error
 	SetRefused(ctx context.Context, list []ipam.Refusal) error
 	Retire(ctx context.Context, p netip.Prefix) (bool, error)
+	SetReuse(ctx context.Context, asks bool, free []netip.Addr, why string) error
 	Hub() *watch.Hub[netip.Prefix, ipam.Range]
 }
 
@@ -148,6 +160,7 @@ type Agent struct {
 	spares  map[netip.Prefix]bool   // of the loop; blocks that were empty at the last look
 	pause   map[ipam.Family]backoff // of the loop
 	owed    map[netip.Prefix]bool   // of the loop; out of the file and perhaps not returned
+	asked   bool                    // of the loop; the registry has said whether addresses wait
 }
 
 // New returns an Agent that does nothing before Run.
@@ -301,6 +314,7 @@ func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well boo
 	checked := a.checked
 	a.mu.Unlock()
 	a.complain("registration", err)
+	a.complain("reuse of addresses", a.reuse(ctx))
 	if first && checked && (err != nil || !answer.Connected) {
 		a.Log.Warn("the cluster does not answer; the ranges of this node serve as they did last")
 	}
@@ -313,6 +327,40 @@ func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well boo
 	}
 	a.report()
 	return well
+}
+
+// mostAsked is how many addresses one call of CheckReuse has.
+const mostAsked = 4096
+
+// reuse asks which of the released addresses may be given out again.
+func (a *Agent) reuse(ctx context.Context) error {
+	sum := a.Ranges.Summary()
+	if len(sum.Waiting) == 0 && a.asked {
+		return nil
+	}
+	waiting := sum.Waiting[:min(len(sum.Waiting), mostAsked)]
+	r, err := a.Registry.CheckReuse(ctx, waiting)
+	if err != nil {
+		return a.Ranges.SetReuse(ctx, true, nil, err.Error())
+	}
+	a.asked = true
+	if r.Asks && len(r.Free) == 0 && r.Why == sum.Why {
+		return nil
+	}
+	return a.Ranges.SetReuse(ctx, r.Asks, r.Free, r.Why)
+}
+
+// AwaitStep waits until the agent has asked the cluster again.
+func (a *Agent) AwaitStep(ctx context.Context) error {
+	a.mu.Lock()
+	done := a.step
+	a.mu.Unlock()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // known are the ranges that this node has, those that serve first.

@@ -5,6 +5,7 @@ package ipam
 
 import (
 	"container/heap"
+	"net/netip"
 	"time"
 )
 
@@ -16,18 +17,30 @@ type deadline[K any] struct {
 }
 
 // agenda orders keys by time; adding and removing one costs O(log n).
-type agenda[K any] struct{ heap deadlines[K] }
+type agenda[K any] struct {
+	heap deadlines[K]
+	// less orders keys of equal times; nil: in any order.
+	less func(a, b K) bool
+}
+
+// ofAddresses is an agenda in which the lower one of two addresses of one time comes first.
+func ofAddresses() agenda[netip.Addr] { return agenda[netip.Addr]{less: netip.Addr.Less} }
 
 func (a *agenda[K]) add(at time.Time, key K) *deadline[K] {
 	d := &deadline[K]{at: at, key: key}
-	heap.Push(&a.heap, d)
+	heap.Push(a, d)
 	return d
 }
 
 func (a *agenda[K]) remove(d *deadline[K]) {
 	if d != nil && d.index >= 0 {
-		heap.Remove(&a.heap, d.index)
+		heap.Remove(a, d.index)
 	}
+}
+
+// has reports whether a deadline is in the agenda.
+func (a *agenda[K]) has(d *deadline[K]) bool {
+	return d != nil && d.index >= 0 && d.index < len(a.heap) && a.heap[d.index] == d
 }
 
 // first returns the earliest, nil if there is none.
@@ -38,27 +51,36 @@ func (a *agenda[K]) first() *deadline[K] {
 	return a.heap[0]
 }
 
-// deadlines implements heap.Interface.
 type deadlines[K any] []*deadline[K]
 
-func (h deadlines[K]) Len() int           { return len(h) }
-func (h deadlines[K]) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
-func (h deadlines[K]) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
+// Len implements heap.Interface.
+func (a *agenda[K]) Len() int { return len(a.heap) }
+
+// Less implements heap.Interface.
+func (a *agenda[K]) Less(i, j int) bool {
+	x, y := a.heap[i], a.heap[j]
+	return x.at.Before(y.at) || a.less != nil && x.at.Equal(y.at) && a.less(x.key, y.key)
 }
 
-func (h *deadlines[K]) Push(x any) {
+// Swap implements heap.Interface.
+func (a *agenda[K]) Swap(i, j int) {
+	a.heap[i], a.heap[j] = a.heap[j], a.heap[i]
+	a.heap[i].index, a.heap[j].index = i, j
+}
+
+// Push implements heap.Interface.
+func (a *agenda[K]) Push(x any) {
 	d := x.(*deadline[K])
-	d.index = len(*h)
-	*h = append(*h, d)
+	d.index = len(a.heap)
+	a.heap = append(a.heap, d)
 }
 
-func (h *deadlines[K]) Pop() any {
-	old := *h
-	d := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
+// Pop implements heap.Interface.
+func (a *agenda[K]) Pop() any {
+	last := len(a.heap) - 1
+	d := a.heap[last]
+	a.heap[last] = nil
+	a.heap = a.heap[:last]
 	d.index = -1
 	return d
 }

@@ -76,6 +76,8 @@ type Options struct {
 	Lease      time.Duration // at least a second
 	Quarantine time.Duration // 0 or more
 	Observe    Observer
+	// AsksReuse says that no address is given out again before SetReuse was called.
+	AsksReuse bool
 
 	// Now is the clock; time.Now if nil. Its times should carry a monotonic
 	// reading, so that a step of the wall clock moves no deadline.
@@ -182,7 +184,10 @@ func (a *Allocator) load() error {
 	if err != nil {
 		return err
 	}
-	l.families = a.o.Families
+	l.families, l.asks = a.o.Families, a.o.AsksReuse
+	if a.ledger != nil {
+		l.asks, l.why = a.ledger.asks, a.ledger.why
+	}
 	for _, x := range stored {
 		l.changed().Allocations[x.Owner] = nil
 	}
@@ -635,6 +640,16 @@ func (a *Allocator) SetRanges(ctx context.Context, ranges []netip.Prefix) error 
 func (a *Allocator) SetRefused(ctx context.Context, list []Refusal) error {
 	_, err := a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {
 		l.setRefused(list)
+		return answer{}, nil
+	})
+	return err
+}
+
+// SetReuse says whether addresses wait at the end of their quarantine, and why they do.
+// Those of free may be given out now, and without asks all.
+func (a *Allocator) SetReuse(ctx context.Context, asks bool, free []netip.Addr, why string) error {
+	_, err := a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {
+		l.setReuse(asks, free, why)
 		return answer{}, nil
 	})
 	return err

@@ -166,6 +166,10 @@ func (e *FieldError) Unwrap() error { return e.Kind }
 type ExhaustedError struct {
 	Family Family
 	Pools  []Figures
+	// Waiting are the addresses of the family that were released and may not be given out
+	// again yet, and Why is the reason.
+	Waiting uint64
+	Why     string
 	// NextFree is the earliest time at which an address may come back by
 	// itself, of whatever family; zero if none will.
 	NextFree time.Time
@@ -182,7 +186,9 @@ func (e *ExhaustedError) Error() string {
 		fmt.Fprintf(&b, " pool %s has %d confirmed, %d leased, %d quarantined, %d reserved of %d", f.Prefix, f.Confirmed, f.Leased, f.Quarantined, f.Reserved, f.Size)
 		quarantined += f.Quarantined
 	}
-	if quarantined > 0 {
+	if e.Waiting > 0 {
+		fmt.Fprintf(&b, "; %d released addresses may not be given out again yet: %s", e.Waiting, e.Why)
+	} else if quarantined > 0 {
 		fmt.Fprintf(&b, "; only quarantined addresses are left, %d of them, try again when that ends", quarantined)
 	}
 	return b.String()
@@ -233,6 +239,10 @@ type Summary struct {
 	Outside uint64
 	// Owners is the number of allocations.
 	Owners uint64
+	// Waiting are addresses whose quarantine is over and that other nodes may still know
+	// as an earlier endpoint's; Why is the reason.
+	Waiting []netip.Addr
+	Why     string
 }
 
 // Quarantined is an address that was released and waits.

@@ -4,6 +4,7 @@
 package ipam
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -30,6 +31,11 @@ type ledger struct {
 	moved       bool           // the store has another primary
 	outside     uint64
 	changes     Changes
+	// asks says that the end of its quarantine does not free an address: it waits for
+	// reuse.
+	asks    bool
+	waiting agenda[netip.Addr] // by the end of their quarantine
+	why     string             // why those that wait are not reused, for people
 }
 
 type poolState struct {
@@ -39,6 +45,7 @@ type poolState struct {
 	kept                           bool       // it is the node's although it is refused
 	stored                         netip.Addr // the cursor in the store
 	leased, confirmed, quarantined uint64
+	rested                         agenda[netip.Addr] // free, by the end of their quarantine
 }
 
 type entry struct {
@@ -47,10 +54,11 @@ type entry struct {
 	index  int                       // in ledger.all
 }
 
-// use is what a taken address is taken by: an owner, or its rest.
+// use is what an address is used for: by an owner, or one of the others.
 type use struct {
-	owner workload.Owner
-	rest  *deadline[netip.Addr]
+	owner  workload.Owner
+	rest   *deadline[netip.Addr] // it is in quarantine, or waits after that
+	rested *deadline[netip.Addr] // it is free, and was released before
 }
 
 // newLedger builds the index of what is stored, and of the leases, which no
@@ -65,7 +73,7 @@ func newLedger(
 	serving, former []*pool.Pool, c *Contents, leases []*Allocation, lease, rest time.Duration, now time.Time,
 ) (*ledger, error) {
 	l := &ledger{
-		lease: lease, rest: rest, primary: c.Primary,
+		lease: lease, rest: rest, primary: c.Primary, rests: ofAddresses(), waiting: ofAddresses(),
 		held:  make(map[workload.Owner]*entry, len(c.Allocations)),
 		addrs: make(map[netip.Addr]use, 2*len(c.Allocations)+len(c.Quarantined)),
 	}
@@ -73,7 +81,7 @@ func newLedger(
 		if at, ok := c.Cursors[p.Prefix()]; ok && p.Contains(at) {
 			p.SetCursor(at)
 		}
-		s := &poolState{Pool: p, draining: i >= len(serving), stored: p.Cursor()}
+		s := &poolState{Pool: p, draining: i >= len(serving), stored: p.Cursor(), rested: ofAddresses()}
 		for _, r := range c.Refused {
 			if r.Prefix == p.Prefix() {
 				s.refused, s.kept = r.Reason, r.Kept
@@ -129,12 +137,20 @@ func (l *ledger) hold(a *Allocation) {
 	}
 }
 
-// goOn has the search in each pool go on where it was.
+// goOn continues the search in each pool where it was, with the order of the addresses that
+// were released.
 func (l *ledger) goOn(pools []*poolState) {
 	for _, p := range l.pools {
 		for _, q := range pools {
-			if p.Prefix() == q.Prefix() {
-				p.SetCursor(q.Cursor())
+			if p.Prefix() != q.Prefix() {
+				continue
+			}
+			p.SetCursor(q.Cursor())
+			for d := q.rested.first(); d != nil; d = q.rested.first() {
+				q.rested.remove(d)
+				if _, used := l.addrs[d.key]; !used && p.Take(d.key) {
+					l.addrs[d.key] = use{rested: p.rested.add(d.at, d.key)}
+				}
 			}
 		}
 	}
@@ -401,6 +417,7 @@ func (l *ledger) allocate(now time.Time, r Request) (*Allocation, error) {
 	}
 	for _, x := range next.Addresses {
 		p := l.poolFor(x.Addr)
+		p.rested.remove(l.addrs[x.Addr].rested)
 		p.Take(x.Addr)
 		l.addrs[x.Addr] = use{owner: r.Owner}
 		// An address that was asked for says nothing about where free
@@ -522,7 +539,11 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 			return wanted, nil, fmt.Errorf("%s is of %s, which the cluster refuses (%s): %w",
 				wanted, p.Prefix(), p.refused, ErrUnavailable)
 		}
-		if u, ok := l.addrs[wanted]; ok {
+		if u, ok := l.addrs[wanted]; ok && u.rested == nil {
+			if u.rest != nil && l.asks && l.waiting.has(u.rest) {
+				return wanted, nil, fmt.Errorf("%s was released and may not be given out again yet: %s: %w", wanted,
+					cmp.Or(l.why, notAsked), ErrUnavailable)
+			}
 			if u.rest != nil {
 				until := u.rest.at.UTC().Format(time.RFC3339)
 				return wanted, nil, fmt.Errorf("%s was released and is in quarantine until %s: %w", wanted, until, ErrUnavailable)
@@ -538,11 +559,20 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 		if a, ok := p.Next(); ok {
 			return a, p, nil
 		}
+		// No address is left that nobody had: the one that was released longest ago is next.
+		if d := p.rested.first(); d != nil {
+			return d.key, p, nil
+		}
 	}
 	err := &ExhaustedError{Family: f}
 	for _, p := range l.pools {
 		if p.serves(f) {
 			err.Pools = append(err.Pools, p.figures())
+		}
+	}
+	for _, d := range l.waiting.heap {
+		if FamilyOf(d.key) == f {
+			err.Waiting, err.Why = err.Waiting+1, cmp.Or(l.why, notAsked)
 		}
 	}
 	err.NextFree, _ = l.next()
@@ -592,7 +622,7 @@ func (l *ledger) release(now time.Time, o workload.Owner) *Allocation {
 	if e == nil {
 		return nil
 	}
-	if e.State == Leased || l.rest <= 0 {
+	if e.State == Leased || l.rest <= 0 && !l.asks {
 		l.drop(e)
 		return e.Allocation
 	}
@@ -636,17 +666,50 @@ func (l *ledger) expire(now time.Time, n int) (leases, rests int, done bool) {
 			leases++
 		} else if d := l.rests.first(); d != nil && !now.Before(d.at) {
 			l.rests.remove(d)
-			if p := l.poolFor(d.key); p != nil {
-				p.quarantined--
+			if l.asks {
+				// It stays stored as it is: after a restart it waits again.
+				l.addrs[d.key] = use{rest: l.waiting.add(d.at, d.key)}
+				continue
 			}
-			l.free(d.key)
-			l.changed().Quarantined[d.key] = time.Time{}
+			l.reuse(d)
 			rests++
 		} else {
 			return leases, rests, true
 		}
 	}
 	return leases, rests, false
+}
+
+// notAsked is why addresses wait before the cluster has answered.
+const notAsked = "the cluster was not asked yet"
+
+// reuse frees an address that was in quarantine.
+func (l *ledger) reuse(d *deadline[netip.Addr]) {
+	l.changed().Quarantined[d.key] = time.Time{}
+	p := l.poolFor(d.key)
+	if p == nil {
+		l.free(d.key)
+		return
+	}
+	p.quarantined--
+	// It is free, but stays taken in the pool: those that nobody had come first.
+	l.addrs[d.key] = use{rested: p.rested.add(d.at, d.key)}
+}
+
+// setReuse says whether addresses wait at the end of their quarantine, and why they still
+// do, and frees some of those that wait; all if none does any more.
+func (l *ledger) setReuse(asks bool, free []netip.Addr, why string) {
+	l.asks, l.why = asks, why
+	for _, a := range free {
+		if d := l.addrs[a].rest; l.waiting.has(d) {
+			l.waiting.remove(d)
+			l.reuse(d)
+		}
+	}
+	for d := l.waiting.first(); d != nil && !asks; d = l.waiting.first() {
+		l.waiting.remove(d)
+		l.reuse(d)
+	}
 }
 
 // next is when expire has something to do; false if never.
@@ -679,7 +742,8 @@ func (p *poolState) held() uint64 { return p.leased + p.confirmed }
 func (p *poolState) figures() Figures {
 	f := Figures{
 		Prefix: p.Prefix(), Gateway: p.Gateway(), Size: p.Size(), Reserved: p.NumReserved(),
-		Leased: p.leased, Confirmed: p.confirmed, Quarantined: p.quarantined, Free: p.NumFree(), Draining: p.draining,
+		Leased: p.leased, Confirmed: p.confirmed, Quarantined: p.quarantined, Draining: p.draining,
+		Free:    p.NumFree() + uint64(len(p.rested.heap)),
 		Refused: p.refused,
 	}
 	if !f.Serves() {
@@ -695,6 +759,10 @@ func (l *ledger) summary() *Summary {
 		f.Primary = l.isPrimary(p)
 		s.Pools = append(s.Pools, f)
 	}
+	for _, d := range l.waiting.heap {
+		s.Waiting = append(s.Waiting, d.key)
+	}
+	s.Why = l.why
 	return s
 }
 

@@ -4,6 +4,7 @@
 package ipam_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -28,6 +29,7 @@ type model struct {
 	pools       []*modelPool
 	held        map[workload.Owner]*ipam.Allocation
 	quarantined map[netip.Addr]time.Time
+	released    map[netip.Addr]time.Time        // end of the quarantine, also of those that are free again
 	told        map[workload.Owner][]netip.Addr // what each was leased last, by whatever process
 }
 
@@ -41,7 +43,7 @@ type modelPool struct {
 func newModel(ranges, exclude []netip.Prefix, lease, rest time.Duration, now time.Time) *model {
 	m := &model{
 		now: now, lease: lease, rest: rest, held: map[workload.Owner]*ipam.Allocation{},
-		quarantined: map[netip.Addr]time.Time{}, told: map[workload.Owner][]netip.Addr{},
+		quarantined: map[netip.Addr]time.Time{}, released: map[netip.Addr]time.Time{}, told: map[workload.Owner][]netip.Addr{},
 	}
 	for _, r := range ranges {
 		p := &modelPool{prefix: r, position: r.Addr(), stored: r.Addr()}
@@ -69,6 +71,8 @@ func (m *model) restart() {
 	for _, p := range m.pools {
 		p.position = p.stored
 	}
+	// Whose quarantine is over is as one that nobody had.
+	maps.DeleteFunc(m.released, func(a netip.Addr, _ time.Time) bool { _, ok := m.quarantined[a]; return !ok })
 }
 
 func (m *model) expire() {
@@ -133,15 +137,26 @@ func (m *model) allocate(r ipam.Request) (*ipam.Allocation, error) {
 				}
 				continue
 			}
-			// First those from the position on, then those before it.
+			// First those from the position on, then those before it, then the one that was
+			// released longest ago.
 			for _, behind := range []bool{true, false} {
 				for _, a := range p.usable {
-					if !got.IsValid() && (a.Compare(p.position) >= 0) == behind && !m.taken(a) {
+					_, used := m.released[a]
+					if !got.IsValid() && (a.Compare(p.position) >= 0) == behind && !m.taken(a) && !used {
 						got, from = a, p
 						advance[p] = a.Next()
 						if !p.prefix.Contains(a.Next()) {
 							advance[p] = p.prefix.Addr()
 						}
+					}
+				}
+			}
+			order := func(a, b netip.Addr) int { return cmp.Or(m.released[a].Compare(m.released[b]), a.Compare(b)) }
+			for _, a := range slices.SortedFunc(maps.Keys(m.released), order) {
+				if !got.IsValid() && p.prefix.Contains(a) && slices.Contains(p.usable, a) && !m.taken(a) {
+					got, from, advance[p] = a, p, a.Next()
+					if !p.prefix.Contains(a.Next()) {
+						advance[p] = p.prefix.Addr()
 					}
 				}
 			}
@@ -156,6 +171,7 @@ func (m *model) allocate(r ipam.Request) (*ipam.Allocation, error) {
 	}
 	if !r.ValidateOnly {
 		m.held[r.Owner] = next
+		maps.DeleteFunc(m.released, func(a netip.Addr, _ time.Time) bool { return next.Has(a) })
 		m.told[r.Owner] = []netip.Addr{next.Addresses[0].Addr, next.Addresses[1].Addr}
 		for p, a := range advance {
 			p.position = a
@@ -191,6 +207,7 @@ func (m *model) release(o workload.Owner) *ipam.Allocation {
 	if m.rest > 0 && a.State == ipam.Confirmed {
 		for _, x := range a.Addresses {
 			m.quarantined[x.Addr] = m.now.Add(m.rest)
+			m.released[x.Addr] = m.now.Add(m.rest)
 		}
 	}
 	return a

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -474,5 +475,100 @@ func TestAKeptRangeGivesNoNewAddressAndStays(t *testing.T) {
 	}
 	if got := allocate(t, a, ipam.Request{Owner: owner("new")}); got.Addresses[0].Addr != addrs("10.1.0.2")[0] {
 		t.Errorf("when the settings agree again a new owner has %s", got.List())
+	}
+}
+
+// TestReleasedAddressWaitsUntilItMayBeReused: at the end of its quarantine an address that other nodes may still know
+// waits, over a restart too; those that nobody had are given out meanwhile, then the one that was released longest ago.
+func TestReleasedAddressWaitsUntilItMayBeReused(t *testing.T) {
+	var now atomic.Pointer[time.Time]
+	begin := time.Now()
+	now.Store(&begin)
+	m := ipamtest.NewMemory()
+	o := ipam.Options{
+		Ranges: prefixes("10.1.0.0/29"), Quarantine: time.Minute, AsksReuse: true, // .2 to .6
+		Now: func() time.Time { return *now.Load() },
+	}
+	a, stop := start(t, m, o)
+	hold := func(name, want string) {
+		t.Helper()
+		got := allocate(t, a, ipam.Request{Owner: owner(name)})
+		if got.List() != want {
+			t.Fatalf("%s has %s, want %s", name, got.List(), want)
+		}
+		if _, err := a.Confirm(t.Context(), owner(name), addrs(want)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pass := func(d time.Duration) {
+		later := now.Load().Add(d)
+		now.Store(&later)
+		if _, err := a.List(t.Context()); err != nil { // which looks at the clock
+			t.Fatal(err)
+		}
+	}
+	reuse := func(asks bool, free ...string) {
+		t.Helper()
+		if err := a.SetReuse(t.Context(), asks, addrs(free...), "another node may still know it"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waiting := func(when string, want ...string) {
+		t.Helper()
+		got := a.Summary().Waiting
+		slices.SortFunc(got, netip.Addr.Compare)
+		if !slices.Equal(got, addrs(want...)) {
+			t.Errorf("%s %v wait, want %v", when, got, want)
+		}
+	}
+	hold("a", "10.1.0.2")
+	hold("b", "10.1.0.3")
+	for _, name := range []string{"b", "a"} { // b longest ago
+		if _, err := a.Release(t.Context(), owner(name)); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Second)
+	}
+	hold("c", "10.1.0.4")
+	waiting("in quarantine")
+	pass(time.Hour)
+	waiting("after the quarantine", "10.1.0.2", "10.1.0.3")
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	a, stop = start(t, m, o)
+	pass(0)
+	waiting("after a restart", "10.1.0.2", "10.1.0.3")
+	reuse(true)
+	hold("d", "10.1.0.5")
+	hold("e", "10.1.0.6")
+	_, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("f")})
+	var full *ipam.ExhaustedError
+	if !errors.As(err, &full) || full.Waiting != 2 || !strings.Contains(err.Error(),
+		"2 released addresses may not be given out again yet: another node may still know it") {
+		t.Errorf("without a free address: %v", err)
+	}
+	_, err = a.Allocate(t.Context(), ipam.Request{Owner: owner("f"), Wanted: addrs("10.1.0.2")})
+	if !errors.Is(err, ipam.ErrUnavailable) || !strings.Contains(err.Error(), "another node may still know it") {
+		t.Errorf("a wanted address that waits: %v", err)
+	}
+	reuse(true, "10.1.0.2", "10.1.0.4", "10.9.9.9") // of which one is held, and one is none of this node's
+	waiting("when one is free", "10.1.0.3")
+	reuse(true, "10.1.0.3")
+	if f := a.Summary().Pools[0]; f.Free != 2 || f.Quarantined != 0 {
+		t.Errorf("the figures are %+v", f)
+	}
+	hold("f", "10.1.0.3")
+	if _, err := a.Release(t.Context(), owner("c")); err != nil {
+		t.Fatal(err)
+	}
+	pass(time.Hour)
+	waiting("after another quarantine", "10.1.0.4")
+	reuse(false)
+	waiting("with a tunnel")
+	hold("g", "10.1.0.2")
+	hold("h", "10.1.0.4")
+	if err := stop(); err != nil {
+		t.Fatal(err)
 	}
 }

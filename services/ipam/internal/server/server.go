@@ -140,12 +140,38 @@ func (s *Server) lease(ctx context.Context, r ipam.Request) (*ipam.Allocation, e
 			return nil, err
 		}
 		switch grow := s.Cluster.Grow(ctx); {
-		case errors.Is(grow, errors.ErrUnsupported):
-			return nil, err
+		case errors.Is(grow, errors.ErrUnsupported), grow != nil && waits(err):
+			if !waits(err) || !s.awaitReuse(ctx) {
+				return nil, err
+			}
 		case grow != nil:
 			return nil, &growError{cause: err, grow: grow}
 		}
 	}
+}
+
+// waits reports whether there are released addresses that may be given out again later.
+func waits(err error) bool {
+	var full *ipam.ExhaustedError
+	return errors.As(err, &full) && full.Waiting > 0
+}
+
+// Bounds of how long an Allocate waits for an address that was released before.
+const (
+	reuseMargin = time.Second      // before the deadline of the call, in which its error reaches the caller
+	reuseMost   = 30 * time.Second // without a deadline
+)
+
+// awaitReuse waits until the cluster was asked again which addresses may be reused; false
+// if the caller's time is nearly over.
+func (s *Server) awaitReuse(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(reuseMost)
+	}
+	limited, cancel := context.WithDeadline(ctx, deadline.Add(-reuseMargin))
+	defer cancel()
+	return s.Cluster.AwaitStep(limited) == nil
 }
 
 // growError says why there is no address, and why no other block came.

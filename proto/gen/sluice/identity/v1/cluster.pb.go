@@ -1643,6 +1643,182 @@ func (x *WatchKindsResponse) GetKinds() []string {
 	return nil
 }
 
+// CheckReuseRequest is the input of CheckReuse.
+type CheckReuseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Addresses of this node that no endpoint has.
+	Addresses     []string `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckReuseRequest) Reset() {
+	*x = CheckReuseRequest{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckReuseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckReuseRequest) ProtoMessage() {}
+
+func (x *CheckReuseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckReuseRequest.ProtoReflect.Descriptor instead.
+func (*CheckReuseRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *CheckReuseRequest) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+// CheckReuseResponse is the answer of CheckReuse.
+type CheckReuseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How packets travel to the pods of this node. Unspecified: the datapath has not
+	// registered it yet; then no address may be reused.
+	Mode RoutingMode `protobuf:"varint,1,opt,name=mode,proto3,enum=sluice.identity.v1.RoutingMode" json:"mode,omitempty"`
+	// Of each address of the request, in its order; empty unless the mode is native.
+	Addresses     []*AddressReuse `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckReuseResponse) Reset() {
+	*x = CheckReuseResponse{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckReuseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckReuseResponse) ProtoMessage() {}
+
+func (x *CheckReuseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckReuseResponse.ProtoReflect.Descriptor instead.
+func (*CheckReuseResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *CheckReuseResponse) GetMode() RoutingMode {
+	if x != nil {
+		return x.Mode
+	}
+	return RoutingMode_ROUTING_MODE_UNSPECIFIED
+}
+
+func (x *CheckReuseResponse) GetAddresses() []*AddressReuse {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+// AddressReuse says whether an address may be given to another endpoint.
+type AddressReuse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The address.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// It may.
+	Reusable bool `protobuf:"varint,2,opt,name=reusable,proto3" json:"reusable,omitempty"`
+	// After how long it may, if nothing changes. Unset: that is not known, because etcd
+	// may still have the mapping, or does not answer.
+	Wait *durationpb.Duration `protobuf:"bytes,3,opt,name=wait,proto3" json:"wait,omitempty"`
+	// Why it may not yet, for people.
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddressReuse) Reset() {
+	*x = AddressReuse{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddressReuse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddressReuse) ProtoMessage() {}
+
+func (x *AddressReuse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddressReuse.ProtoReflect.Descriptor instead.
+func (*AddressReuse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *AddressReuse) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *AddressReuse) GetReusable() bool {
+	if x != nil {
+		return x.Reusable
+	}
+	return false
+}
+
+func (x *AddressReuse) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+func (x *AddressReuse) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 var File_sluice_identity_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
@@ -1750,7 +1926,17 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\x11WatchKindsRequest\"H\n" +
 	"\x12WatchKindsResponse\x12\x1c\n" +
 	"\tpublished\x18\x01 \x01(\bR\tpublished\x12\x14\n" +
-	"\x05kinds\x18\x02 \x03(\tR\x05kinds*^\n" +
+	"\x05kinds\x18\x02 \x03(\tR\x05kinds\"<\n" +
+	"\x11CheckReuseRequest\x12'\n" +
+	"\taddresses\x18\x01 \x03(\tB\t\xbaH\x06\x92\x01\x03\x10\x80 R\taddresses\"\x89\x01\n" +
+	"\x12CheckReuseResponse\x123\n" +
+	"\x04mode\x18\x01 \x01(\x0e2\x1f.sluice.identity.v1.RoutingModeR\x04mode\x12>\n" +
+	"\taddresses\x18\x02 \x03(\v2 .sluice.identity.v1.AddressReuseR\taddresses\"\x8b\x01\n" +
+	"\fAddressReuse\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1a\n" +
+	"\breusable\x18\x02 \x01(\bR\breusable\x12-\n" +
+	"\x04wait\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason*^\n" +
 	"\vRoutingMode\x12\x1c\n" +
 	"\x18ROUTING_MODE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ROUTING_MODE_OVERLAY\x10\x01\x12\x17\n" +
@@ -1758,7 +1944,7 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10NODE_STATE_ALIVE\x10\x01\x12\x15\n" +
-	"\x11NODE_STATE_SILENT\x10\x022\xd3\b\n" +
+	"\x11NODE_STATE_SILENT\x10\x022\xb0\t\n" +
 	"\x0eClusterService\x12a\n" +
 	"\fRegisterNode\x12'.sluice.identity.v1.RegisterNodeRequest\x1a(.sluice.identity.v1.RegisterNodeResponse\x12c\n" +
 	"\fWatchCluster\x12'.sluice.identity.v1.WatchClusterRequest\x1a(.sluice.identity.v1.WatchClusterResponse0\x01\x12Z\n" +
@@ -1773,7 +1959,9 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\vReturnRange\x12&.sluice.identity.v1.ReturnRangeRequest\x1a'.sluice.identity.v1.ReturnRangeResponse\x12a\n" +
 	"\fPublishKinds\x12'.sluice.identity.v1.PublishKindsRequest\x1a(.sluice.identity.v1.PublishKindsResponse\x12]\n" +
 	"\n" +
-	"WatchKinds\x12%.sluice.identity.v1.WatchKindsRequest\x1a&.sluice.identity.v1.WatchKindsResponse0\x01B\xd6\x01\n" +
+	"WatchKinds\x12%.sluice.identity.v1.WatchKindsRequest\x1a&.sluice.identity.v1.WatchKindsResponse0\x01\x12[\n" +
+	"\n" +
+	"CheckReuse\x12%.sluice.identity.v1.CheckReuseRequest\x1a&.sluice.identity.v1.CheckReuseResponseB\xd6\x01\n" +
 	"\x16com.sluice.identity.v1B\fClusterProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/identity/v1;identityv1\xa2\x02\x03SIX\xaa\x02\x12Sluice.Identity.V1\xca\x02\x12Sluice\\Identity\\V1\xe2\x02\x1eSluice\\Identity\\V1\\GPBMetadata\xea\x02\x14Sluice::Identity::V1b\x06proto3"
 
 var (
@@ -1789,7 +1977,7 @@ func file_sluice_identity_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(RoutingMode)(0),                   // 0: sluice.identity.v1.RoutingMode
 	(NodeState)(0),                     // 1: sluice.identity.v1.NodeState
@@ -1818,69 +2006,77 @@ var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(*PublishKindsResponse)(nil),       // 24: sluice.identity.v1.PublishKindsResponse
 	(*WatchKindsRequest)(nil),          // 25: sluice.identity.v1.WatchKindsRequest
 	(*WatchKindsResponse)(nil),         // 26: sluice.identity.v1.WatchKindsResponse
-	nil,                                // 27: sluice.identity.v1.NodeLabels.LabelsEntry
-	nil,                                // 28: sluice.identity.v1.Node.LabelsEntry
-	(*IPAMSettings)(nil),               // 29: sluice.identity.v1.IPAMSettings
-	(*Bookmark)(nil),                   // 30: sluice.identity.v1.Bookmark
-	(*StoreRevision)(nil),              // 31: sluice.identity.v1.StoreRevision
-	(*v1.Owner)(nil),                   // 32: sluice.workload.v1.Owner
-	(*durationpb.Duration)(nil),        // 33: google.protobuf.Duration
-	(*ClaimRangeRequest)(nil),          // 34: sluice.identity.v1.ClaimRangeRequest
-	(*ReturnRangeRequest)(nil),         // 35: sluice.identity.v1.ReturnRangeRequest
-	(*ClaimRangeResponse)(nil),         // 36: sluice.identity.v1.ClaimRangeResponse
-	(*ReturnRangeResponse)(nil),        // 37: sluice.identity.v1.ReturnRangeResponse
+	(*CheckReuseRequest)(nil),          // 27: sluice.identity.v1.CheckReuseRequest
+	(*CheckReuseResponse)(nil),         // 28: sluice.identity.v1.CheckReuseResponse
+	(*AddressReuse)(nil),               // 29: sluice.identity.v1.AddressReuse
+	nil,                                // 30: sluice.identity.v1.NodeLabels.LabelsEntry
+	nil,                                // 31: sluice.identity.v1.Node.LabelsEntry
+	(*IPAMSettings)(nil),               // 32: sluice.identity.v1.IPAMSettings
+	(*Bookmark)(nil),                   // 33: sluice.identity.v1.Bookmark
+	(*StoreRevision)(nil),              // 34: sluice.identity.v1.StoreRevision
+	(*v1.Owner)(nil),                   // 35: sluice.workload.v1.Owner
+	(*durationpb.Duration)(nil),        // 36: google.protobuf.Duration
+	(*ClaimRangeRequest)(nil),          // 37: sluice.identity.v1.ClaimRangeRequest
+	(*ReturnRangeRequest)(nil),         // 38: sluice.identity.v1.ReturnRangeRequest
+	(*ClaimRangeResponse)(nil),         // 39: sluice.identity.v1.ClaimRangeResponse
+	(*ReturnRangeResponse)(nil),        // 40: sluice.identity.v1.ReturnRangeResponse
 }
 var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	0,  // 0: sluice.identity.v1.Underlay.mode:type_name -> sluice.identity.v1.RoutingMode
-	27, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
+	30, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
 	2,  // 2: sluice.identity.v1.Node.underlay:type_name -> sluice.identity.v1.Underlay
 	6,  // 3: sluice.identity.v1.Node.refused_ranges:type_name -> sluice.identity.v1.RefusedRange
-	28, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
+	31, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
 	2,  // 5: sluice.identity.v1.RegisterNodeRequest.underlay:type_name -> sluice.identity.v1.Underlay
 	3,  // 6: sluice.identity.v1.RegisterNodeRequest.pod_ranges:type_name -> sluice.identity.v1.PodRanges
-	29, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
+	32, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
 	4,  // 8: sluice.identity.v1.RegisterNodeRequest.labels:type_name -> sluice.identity.v1.NodeLabels
 	5,  // 9: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
 	5,  // 10: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
 	11, // 11: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
-	30, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	31, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	33, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	34, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	5,  // 14: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
 	1,  // 15: sluice.identity.v1.ListNodesResponse.state:type_name -> sluice.identity.v1.NodeState
 	11, // 16: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
 	18, // 17: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
 	11, // 18: sluice.identity.v1.ListIPMappingsResponse.mappings:type_name -> sluice.identity.v1.IPMapping
 	11, // 19: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
-	32, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
-	33, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
+	35, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
+	36, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
 	5,  // 22: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
-	7,  // 23: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
-	9,  // 24: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
-	12, // 25: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
-	14, // 26: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
-	16, // 27: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
-	19, // 28: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
-	21, // 29: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
-	34, // 30: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
-	35, // 31: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
-	23, // 32: sluice.identity.v1.ClusterService.PublishKinds:input_type -> sluice.identity.v1.PublishKindsRequest
-	25, // 33: sluice.identity.v1.ClusterService.WatchKinds:input_type -> sluice.identity.v1.WatchKindsRequest
-	8,  // 34: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
-	10, // 35: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
-	13, // 36: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
-	15, // 37: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
-	17, // 38: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
-	20, // 39: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
-	22, // 40: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
-	36, // 41: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
-	37, // 42: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
-	24, // 43: sluice.identity.v1.ClusterService.PublishKinds:output_type -> sluice.identity.v1.PublishKindsResponse
-	26, // 44: sluice.identity.v1.ClusterService.WatchKinds:output_type -> sluice.identity.v1.WatchKindsResponse
-	34, // [34:45] is the sub-list for method output_type
-	23, // [23:34] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	0,  // 23: sluice.identity.v1.CheckReuseResponse.mode:type_name -> sluice.identity.v1.RoutingMode
+	29, // 24: sluice.identity.v1.CheckReuseResponse.addresses:type_name -> sluice.identity.v1.AddressReuse
+	36, // 25: sluice.identity.v1.AddressReuse.wait:type_name -> google.protobuf.Duration
+	7,  // 26: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
+	9,  // 27: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
+	12, // 28: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
+	14, // 29: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
+	16, // 30: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
+	19, // 31: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
+	21, // 32: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
+	37, // 33: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
+	38, // 34: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
+	23, // 35: sluice.identity.v1.ClusterService.PublishKinds:input_type -> sluice.identity.v1.PublishKindsRequest
+	25, // 36: sluice.identity.v1.ClusterService.WatchKinds:input_type -> sluice.identity.v1.WatchKindsRequest
+	27, // 37: sluice.identity.v1.ClusterService.CheckReuse:input_type -> sluice.identity.v1.CheckReuseRequest
+	8,  // 38: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
+	10, // 39: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
+	13, // 40: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
+	15, // 41: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
+	17, // 42: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
+	20, // 43: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
+	22, // 44: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
+	39, // 45: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
+	40, // 46: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
+	24, // 47: sluice.identity.v1.ClusterService.PublishKinds:output_type -> sluice.identity.v1.PublishKindsResponse
+	26, // 48: sluice.identity.v1.ClusterService.WatchKinds:output_type -> sluice.identity.v1.WatchKindsResponse
+	28, // 49: sluice.identity.v1.ClusterService.CheckReuse:output_type -> sluice.identity.v1.CheckReuseResponse
+	38, // [38:50] is the sub-list for method output_type
+	26, // [26:38] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_cluster_proto_init() }
@@ -1897,7 +2093,7 @@ func file_sluice_identity_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_cluster_proto_rawDesc), len(file_sluice_identity_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   27,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -33,6 +33,7 @@ const (
 	ClusterService_ReturnRange_FullMethodName        = "/sluice.identity.v1.ClusterService/ReturnRange"
 	ClusterService_PublishKinds_FullMethodName       = "/sluice.identity.v1.ClusterService/PublishKinds"
 	ClusterService_WatchKinds_FullMethodName         = "/sluice.identity.v1.ClusterService/WatchKinds"
+	ClusterService_CheckReuse_FullMethodName         = "/sluice.identity.v1.ClusterService/CheckReuse"
 )
 
 // ClusterServiceClient is the client API for ClusterService service.
@@ -147,6 +148,15 @@ type ClusterServiceClient interface {
 	//
 	// UNAVAILABLE: the service is stopping; watch again.
 	WatchKinds(ctx context.Context, in *WatchKindsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchKindsResponse], error)
+	// CheckReuse says which released addresses of this node may be given to another
+	// endpoint. With native routing other nodes judge packets by the address they come
+	// from, so an address is not given out again while one of them may still believe its
+	// last mapping. With another mode every address may be. It changes nothing and may be
+	// repeated.
+	//
+	// INVALID_ARGUMENT: an address is malformed. PERMISSION_DENIED: the caller is neither
+	// root, ipam's user nor listed in socket.alsoRoot of the service.
+	CheckReuse(ctx context.Context, in *CheckReuseRequest, opts ...grpc.CallOption) (*CheckReuseResponse, error)
 }
 
 type clusterServiceClient struct {
@@ -303,6 +313,16 @@ func (c *clusterServiceClient) WatchKinds(ctx context.Context, in *WatchKindsReq
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ClusterService_WatchKindsClient = grpc.ServerStreamingClient[WatchKindsResponse]
 
+func (c *clusterServiceClient) CheckReuse(ctx context.Context, in *CheckReuseRequest, opts ...grpc.CallOption) (*CheckReuseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckReuseResponse)
+	err := c.cc.Invoke(ctx, ClusterService_CheckReuse_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServiceServer is the server API for ClusterService service.
 // All implementations must embed UnimplementedClusterServiceServer
 // for forward compatibility.
@@ -415,6 +435,15 @@ type ClusterServiceServer interface {
 	//
 	// UNAVAILABLE: the service is stopping; watch again.
 	WatchKinds(*WatchKindsRequest, grpc.ServerStreamingServer[WatchKindsResponse]) error
+	// CheckReuse says which released addresses of this node may be given to another
+	// endpoint. With native routing other nodes judge packets by the address they come
+	// from, so an address is not given out again while one of them may still believe its
+	// last mapping. With another mode every address may be. It changes nothing and may be
+	// repeated.
+	//
+	// INVALID_ARGUMENT: an address is malformed. PERMISSION_DENIED: the caller is neither
+	// root, ipam's user nor listed in socket.alsoRoot of the service.
+	CheckReuse(context.Context, *CheckReuseRequest) (*CheckReuseResponse, error)
 	mustEmbedUnimplementedClusterServiceServer()
 }
 
@@ -457,6 +486,9 @@ func (UnimplementedClusterServiceServer) PublishKinds(context.Context, *PublishK
 }
 func (UnimplementedClusterServiceServer) WatchKinds(*WatchKindsRequest, grpc.ServerStreamingServer[WatchKindsResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchKinds not implemented")
+}
+func (UnimplementedClusterServiceServer) CheckReuse(context.Context, *CheckReuseRequest) (*CheckReuseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CheckReuse not implemented")
 }
 func (UnimplementedClusterServiceServer) mustEmbedUnimplementedClusterServiceServer() {}
 func (UnimplementedClusterServiceServer) testEmbeddedByValue()                        {}
@@ -649,6 +681,24 @@ func _ClusterService_WatchKinds_Handler(srv interface{}, stream grpc.ServerStrea
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ClusterService_WatchKindsServer = grpc.ServerStreamingServer[WatchKindsResponse]
 
+func _ClusterService_CheckReuse_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckReuseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServiceServer).CheckReuse(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClusterService_CheckReuse_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServiceServer).CheckReuse(ctx, req.(*CheckReuseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ClusterService_ServiceDesc is the grpc.ServiceDesc for ClusterService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -683,6 +733,10 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PublishKinds",
 			Handler:    _ClusterService_PublishKinds_Handler,
+		},
+		{
+			MethodName: "CheckReuse",
+			Handler:    _ClusterService_CheckReuse_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -151,6 +151,8 @@ const (
 	ErrorReason_ERROR_REASON_NO_FREE_RANGE ErrorReason = 22
 	// FAILED_PRECONDITION: the last block of a family is not returned.
 	ErrorReason_ERROR_REASON_LAST_RANGE ErrorReason = 23
+	// Other nodes may still take an address of the endpoint for that of an earlier one.
+	ErrorReason_ERROR_REASON_ADDRESS_RESTING ErrorReason = 60
 )
 
 // Enum value maps for ErrorReason.
@@ -180,6 +182,7 @@ var (
 		21: "ERROR_REASON_IPAM_SETTINGS_DIFFER",
 		22: "ERROR_REASON_NO_FREE_RANGE",
 		23: "ERROR_REASON_LAST_RANGE",
+		60: "ERROR_REASON_ADDRESS_RESTING",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
@@ -206,6 +209,7 @@ var (
 		"ERROR_REASON_IPAM_SETTINGS_DIFFER":       21,
 		"ERROR_REASON_NO_FREE_RANGE":              22,
 		"ERROR_REASON_LAST_RANGE":                 23,
+		"ERROR_REASON_ADDRESS_RESTING":            60,
 	}
 )
 
@@ -2330,7 +2334,7 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x11SCOPE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eSCOPE_RESERVED\x10\x01\x12\x11\n" +
 	"\rSCOPE_CLUSTER\x10\x02\x12\x14\n" +
-	"\x10SCOPE_NODE_LOCAL\x10\x03*\xb3\x06\n" +
+	"\x10SCOPE_NODE_LOCAL\x10\x03*\xd5\x06\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12\x1e\n" +
@@ -2356,7 +2360,8 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x1cERROR_REASON_ADDRESS_UNKNOWN\x10\x14\x12%\n" +
 	"!ERROR_REASON_IPAM_SETTINGS_DIFFER\x10\x15\x12\x1e\n" +
 	"\x1aERROR_REASON_NO_FREE_RANGE\x10\x16\x12\x1b\n" +
-	"\x17ERROR_REASON_LAST_RANGE\x10\x172\xab\b\n" +
+	"\x17ERROR_REASON_LAST_RANGE\x10\x17\x12 \n" +
+	"\x1cERROR_REASON_ADDRESS_RESTING\x10<2\xab\b\n" +
 	"\x0fIdentityService\x12m\n" +
 	"\x10AllocateIdentity\x12+.sluice.identity.v1.AllocateIdentityRequest\x1a,.sluice.identity.v1.AllocateIdentityResponse\x12j\n" +
 	"\x0fReleaseIdentity\x12*.sluice.identity.v1.ReleaseIdentityRequest\x1a+.sluice.identity.v1.ReleaseIdentityResponse\x12^\n" +

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Addresses of endpoints that are gone, and when another endpoint may have them.
+//
+// With native routing other nodes know the identity of a packet by its source address
+// alone. A node that cannot reach etcd goes on with the mappings that it has, so an address
+// rests until no node can have its last mapping: since the store has no mapping of it any
+// more, StaleMappings and a minute have passed. With a tunnel each packet names its identity.
+
+// ErrResting: other nodes may still have an earlier mapping of the address.
+var ErrResting = errors.New("other nodes may still take the address for that of an earlier endpoint")
+
+// heardFor is how long this node must have heard from the store without a break before it
+// lets an address go, and how much longer than StaleMappings an address rests.
+const heardFor = time.Minute
+
+// Reuse says whether an address of this node may be given to another endpoint.
+type Reuse struct {
+	Address netip.Addr
+	OK      bool
+	// Wait is after how long it may, if nothing changes; 0: that is not known.
+	Wait   time.Duration
+	Reason string // why it may not; "" if it may
+}
+
+// mappings are what the store may have of addresses of this node. All is guarded by the
+// registry's mu.
+type mappings struct {
+	// written are the addresses of each endpoint that a transaction was tried with and that
+	// no later one has removed.
+	written map[string]map[netip.Addr]struct{}
+	count   map[netip.Addr]int       // endpoints in written that have the address
+	removed map[netip.Addr]time.Time // when the store had no mapping of the address any more
+	// since is when this process had both a listing and the store for the first time: what
+	// was removed before is not known. Zero: it has not.
+	since time.Time
+	heard time.Time // since when the store answers without a break; zero: it does not
+}
+
+func newMappings() mappings {
+	return mappings{
+		written: map[string]map[netip.Addr]struct{}{}, count: map[netip.Addr]int{}, removed: map[netip.Addr]time.Time{},
+	}
+}
+
+// try notes that a transaction may give an endpoint addresses.
+func (m *mappings) try(endpoint string, addresses []netip.Addr) {
+	for _, a := range addresses {
+		have := m.written[endpoint]
+		if _, ok := have[a]; ok {
+			continue
+		}
+		if have == nil {
+			have = map[netip.Addr]struct{}{}
+			m.written[endpoint] = have
+		}
+		have[a] = struct{}{}
+		m.count[a]++
+	}
+}
+
+// wrote notes that the store has these addresses of an endpoint and no others.
+func (m *mappings) wrote(endpoint string, addresses []netip.Addr, now time.Time) {
+	for a := range m.written[endpoint] {
+		if slices.Contains(addresses, a) {
+			continue
+		}
+		delete(m.written[endpoint], a)
+		if m.count[a]--; m.count[a] == 0 {
+			delete(m.count, a)
+			m.removed[a] = now
+		}
+	}
+	if len(m.written[endpoint]) == 0 {
+		delete(m.written, endpoint)
+	}
+}
+
+// prune forgets removals that are older than any that matters.
+func (m *mappings) prune(before time.Time) {
+	for a, at := range m.removed {
+		if at.Before(before) {
+			delete(m.removed, a)
+		}
+	}
+}
+
+// heard notes whether the store answers. It runs with mu held.
+func (r *Registry) noteHeard(up bool) {
+	now := time.Now()
+	switch {
+	case !up:
+		r.mappings.heard = time.Time{}
+	case r.mappings.heard.IsZero():
+		r.mappings.heard = now
+	}
+	if up && r.view.listed && r.mappings.since.IsZero() {
+		r.mappings.since = now
+	}
+}
+
+// CheckReuse says how packets travel to this node's pods and, with native routing, which
+// addresses may be given to another endpoint.
+func (r *Registry) CheckReuse(addresses []netip.Addr) (mode RoutingMode, all []Reuse) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if u := r.registration.Underlay; u != nil {
+		mode = u.Mode
+	}
+	if mode != ModeNative {
+		return mode, nil
+	}
+	now := time.Now()
+	r.mappings.prune(now.Add(-r.cfg.StaleMappings - heardFor))
+	held := map[netip.Addr]struct{}{}
+	for _, d := range r.desired {
+		for _, a := range d.Addresses {
+			held[a] = struct{}{}
+		}
+	}
+	for _, a := range addresses {
+		if _, ok := held[a]; ok {
+			// ipam has lost that an endpoint has it, and the datapath will claim it again. MayUse
+			// refuses it to any other endpoint.
+			all = append(all, Reuse{Address: a, OK: true})
+			continue
+		}
+		all = append(all, r.reuse(a, now))
+	}
+	return mode, all
+}
+
+// reuse decides about an address that no endpoint has. It runs with mu held.
+func (r *Registry) reuse(a netip.Addr, now time.Time) Reuse {
+	m := &r.mappings
+	out := Reuse{Address: a}
+	wait := func(d time.Duration, format string, args ...any) Reuse {
+		out.Wait, out.Reason = d, fmt.Sprintf(format, args...)
+		return out
+	}
+	switch {
+	case r.mapped(a, ""):
+		return wait(0, "etcd still has the mapping of its last endpoint")
+	case m.heard.IsZero() || m.since.IsZero():
+		return wait(0, "etcd does not answer, so it is not known what other nodes have of it")
+	}
+	gone, ok := m.removed[a]
+	if !ok {
+		gone = m.since
+	}
+	if rest := r.cfg.StaleMappings + heardFor - now.Sub(gone); rest > 0 {
+		return wait(rest, "its last mapping left etcd less than %s ago, and a node without etcd may still have it",
+			r.cfg.StaleMappings+heardFor)
+	}
+	if rest := heardFor - now.Sub(m.heard); rest > 0 {
+		return wait(rest, "etcd answers for less than %s", heardFor)
+	}
+	out.OK = true
+	return out
+}
+
+// mapped reports whether the store may have a mapping of an address of this node by an
+// endpoint other than the given one. It runs with mu held.
+func (r *Registry) mapped(a netip.Addr, except string) bool {
+	count := r.mappings.count[a]
+	if _, ok := r.mappings.written[except][a]; ok {
+		count--
+	}
+	if count > 0 {
+		return true
+	}
+	own := r.view.nodes[r.cfg.Node]
+	if own == nil {
+		return false
+	}
+	for e := range own.endpoints.having(a) {
+		if own.endpoints.byName[except] != e {
+			return true
+		}
+	}
+	return false
+}
+
+// MayUse is ErrResting if other nodes may have a mapping of one of the addresses by another
+// endpoint of this node, as far as this process knows. It keeps an endpoint from getting
+// the rights of another one even if ipam gives out an address too early.
+func (r *Registry) MayUse(endpoint string, addresses []netip.Addr) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if u := r.registration.Underlay; u == nil || u.Mode != ModeNative {
+		return nil
+	}
+	if d, ok := r.desired[endpoint]; ok && slices.Equal(d.Addresses, addresses) {
+		return nil // it has them already
+	}
+	now := time.Now()
+	for _, a := range addresses {
+		removed, gone := r.mappings.removed[a]
+		switch {
+		case r.mapped(a, endpoint):
+			return fmt.Errorf("%w: %s: etcd still has its mapping", ErrResting, a)
+		case gone && now.Sub(removed) < r.cfg.StaleMappings+heardFor:
+			return fmt.Errorf("%w: %s: its mapping left etcd less than %s ago", ErrResting, a, r.cfg.StaleMappings+heardFor)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package registry
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// failing is a Store whose publications fail at will.
+type failing struct {
+	writes
+	err error // of the publications
+}
+
+func (f *failing) Publish(ctx context.Context, at int64, changes []Change) (int64, error) {
+	if f.err != nil {
+		return 0, f.err
+	}
+	return f.writes.Publish(ctx, at, changes)
+}
+
+// TestAddressRestsUntilNoNodeCanHaveItsMapping: with native routing an address may be given to another endpoint 16
+// minutes after its mapping left the store, and not while the store is away, however long that is.
+func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := newRegistry(t, time.Hour)
+		store := &failing{}
+		r.store, r.cfg.Timeout, r.cfg.StaleMappings = store, time.Second, 15*time.Minute
+		r.registration = Registration{Underlay: &Underlay{Mode: ModeNative}, Ranges: &[]netip.Prefix{}}
+		changed := make(chan struct{}, 1)
+		up := true
+		go r.Run(t.Context(), func() (bool, <-chan struct{}) { return up, changed }) //nolint:errcheck // nil
+		r.Observe(Update{Complete: true, Revision: 6, Nodes: []NodeKey{node("own", 1)}})
+		a, never := netip.MustParseAddr("10.0.1.5"), netip.MustParseAddr("10.0.1.9")
+		check := func(when string, a netip.Addr, want bool, why string) {
+			t.Helper()
+			synctest.Wait()
+			_, all := r.CheckReuse([]netip.Addr{a})
+			if len(all) != 1 || all[0].OK != want || !strings.Contains(all[0].Reason, why) {
+				t.Errorf("%s: %+v, want %v, %q", when, all, want, why)
+			}
+			// An endpoint that ipam would give it to is refused as well, as long as this process knows of the mapping.
+			if err := r.MayUse("other", []netip.Addr{a}); a != never && errors.Is(err, ErrResting) == want {
+				t.Errorf("%s another endpoint: %v", when, err)
+			}
+		}
+		time.Sleep(time.Hour)
+		check("never used", never, true, "")
+		r.Set("e", []netip.Addr{a}, 300)
+		time.Sleep(time.Second)
+		if err := r.MayUse("e", []netip.Addr{a}); err != nil {
+			t.Errorf("the endpoint that has it: %v", err)
+		}
+		if _, all := r.CheckReuse([]netip.Addr{a}); !all[0].OK || !errors.Is(r.MayUse("other", []netip.Addr{a}), ErrResting) {
+			t.Errorf("an address that an endpoint has is not that endpoint's alone: %+v", all)
+		}
+		store.err = errors.New("away")
+		r.Remove("e")
+		time.Sleep(2 * time.Hour)
+		check("whose removal does not reach the store", a, false, "etcd still has the mapping")
+		store.err = nil
+		time.Sleep(time.Minute)
+		check("whose removal reached the store a short time ago", a, false, "left etcd less than 16m0s ago")
+		time.Sleep(14 * time.Minute)
+		check("after 15 minutes", a, false, "left etcd less than 16m0s ago")
+		time.Sleep(2 * time.Minute)
+		check("after 17 minutes", a, true, "")
+		up = false
+		changed <- struct{}{}
+		synctest.Wait()
+		if _, all := r.CheckReuse([]netip.Addr{a}); all[0].OK || !strings.Contains(all[0].Reason, "etcd does not answer") {
+			t.Errorf("while the store is away: %+v", all)
+		}
+		up = true
+		changed <- struct{}{}
+		synctest.Wait()
+		if _, all := r.CheckReuse([]netip.Addr{a}); all[0].OK || all[0].Wait == 0 {
+			t.Errorf("when the store is just back: %+v", all)
+		}
+		time.Sleep(time.Minute)
+		check("a minute later", a, true, "")
+	})
+}
+
+// TestPublicationThatFailedMayBeThere: the store may have what it did not confirm, so the address rests from the
+// confirmed removal on.
+func TestPublicationThatFailedMayBeThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := newRegistry(t, time.Hour)
+		store := &failing{err: errors.New("no answer")}
+		r.store, r.cfg.Timeout, r.cfg.StaleMappings = store, time.Second, 15*time.Minute
+		r.registration = Registration{Underlay: &Underlay{Mode: ModeNative}, Ranges: &[]netip.Prefix{}}
+		go r.Run(t.Context(), func() (bool, <-chan struct{}) { return true, nil }) //nolint:errcheck // nil
+		r.Observe(Update{Complete: true, Revision: 6, Nodes: []NodeKey{node("own", 1)}})
+		a := netip.MustParseAddr("10.0.1.5")
+		r.Set("e", []netip.Addr{a}, 300)
+		time.Sleep(time.Minute)
+		r.Remove("e")
+		time.Sleep(time.Hour)
+		if err := r.MayUse("other", []netip.Addr{a}); !errors.Is(err, ErrResting) {
+			t.Errorf("an address that the store may have: %v", err)
+		}
+		store.err = nil
+		time.Sleep(time.Minute)
+		if err := r.MayUse("other", []netip.Addr{a}); !errors.Is(err, ErrResting) || !strings.Contains(err.Error(), "ago") {
+			t.Errorf("a minute after its removal: %v", err)
+		}
+		time.Sleep(16 * time.Minute)
+		if err := r.MayUse("other", []netip.Addr{a}); err != nil {
+			t.Errorf("17 minutes after its removal: %v", err)
+		}
+	})
+}
+
+// TestWhatAnEarlierProcessPublishedRests: a process that begins does not know since when addresses are free.
+func TestWhatAnEarlierProcessPublishedRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := newRegistry(t, time.Hour)
+		r.store, r.cfg.Timeout, r.cfg.StaleMappings = &failing{}, time.Second, 15*time.Minute
+		r.registration = Registration{Underlay: &Underlay{Mode: ModeNative}, Ranges: &[]netip.Prefix{}}
+		go r.Run(t.Context(), func() (bool, <-chan struct{}) { return true, nil }) //nolint:errcheck // nil
+		r.Observe(Update{
+			Complete: true, Revision: 6, Nodes: []NodeKey{node("own", 1)}, Addresses: []AddressesKey{at("own", 1, "10.0.1.5")},
+		})
+		addresses := []netip.Addr{netip.MustParseAddr("10.0.1.5"), netip.MustParseAddr("10.0.1.6")}
+		free := func(when string, want ...bool) {
+			t.Helper()
+			synctest.Wait()
+			_, all := r.CheckReuse(addresses)
+			for i, reuse := range all {
+				if reuse.OK != want[i] {
+					t.Errorf("%s: %+v", when, reuse)
+				}
+			}
+		}
+		time.Sleep(15 * time.Minute)
+		free("after 15 minutes", false, false)
+		time.Sleep(2 * time.Minute)
+		// The store of this test takes the removal and does not tell of it.
+		free("after 17 minutes", false, true)
+		r.Observe(Update{Revision: 7, Removed: []Removal{{Node: "own", Endpoint: "1", Revision: 7}}})
+		free("when the store has told of the removal", true, true)
+	})
+}
+
+// TestTunnelNeedsNoRest: packets name their identity, so only a node with native routing waits.
+func TestTunnelNeedsNoRest(t *testing.T) {
+	r, _ := newRegistry(t, time.Hour)
+	a := []netip.Addr{netip.MustParseAddr("10.0.1.5")}
+	for _, mode := range []RoutingMode{ModeUnset, ModeOverlay} {
+		r.registration.Underlay = &Underlay{Mode: mode}
+		if got, all := r.CheckReuse(a); got != mode || all != nil {
+			t.Errorf("mode %q: %q, %+v", mode, got, all)
+		}
+		if err := r.MayUse("e", a); err != nil {
+			t.Errorf("mode %q: %v", mode, err)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
@@ -430,7 +431,7 @@ func (c *converter) rules(spec *rule.Spec, d rule.Direction, deny bool, path str
 		add(path, rule.Allow, rule.NoProxy, nil, true)
 	default:
 		for i := range ports {
-			action, proxy := layer7(&ports[i])
+			action, proxy := layer7(&ports[i], c.options)
 			var list []rule.Port
 			for _, pp := range ports[i].Ports {
 				list = append(list, convertPort(pp)...)
@@ -440,13 +441,26 @@ func (c *converter) rules(spec *rule.Spec, d rule.Direction, deny bool, path str
 	}
 }
 
-// layer7 is the proxy that a port rule needs. Empty lists of requests are a
-// plain allow.
-func layer7(r *PortRule) (rule.Action, rule.Proxy) {
+// everyName reports whether a list of DNS rules allows every question, as one rule
+// of it does. Then nothing has to look at the questions.
+func everyName(list []FQDN) bool {
+	return slices.ContainsFunc(list, func(f FQDN) bool {
+		return f.MatchName == nil && f.MatchPattern != nil && strings.TrimSpace(*f.MatchPattern) == "*"
+	})
+}
+
+// forwarded reports whether the DNS rules of a port rule are a plain allow.
+func forwarded(r *PortRule, o rule.Options) bool {
+	return o.WithoutDNSProxy && r.Rules != nil && everyName(r.Rules.DNS)
+}
+
+// layer7 is the proxy that a port rule needs. Empty lists of requests, and DNS
+// rules of every name without a proxy, are a plain allow.
+func layer7(r *PortRule, o rule.Options) (rule.Action, rule.Proxy) {
 	switch {
 	case r.Listener != nil:
 		return rule.Redirect, rule.ProxyListener
-	case r.Rules != nil && len(r.Rules.DNS) > 0:
+	case r.Rules != nil && len(r.Rules.DNS) > 0 && !forwarded(r, o):
 		return rule.Redirect, rule.ProxyDNS
 	case r.Rules != nil && len(r.Rules.HTTP) > 0:
 		return rule.Redirect, rule.ProxyHTTP

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // What becomes of a rule with a part that is not supported.
@@ -18,18 +19,18 @@ const (
 
 // Notes name the fields of a valid policy that are not supported, and what the
 // rules they belong to were made. Rules is what makes them that.
-func (p *NetworkPolicy) Notes() manifest.Notes {
+func (p *NetworkPolicy) Notes(o rule.Options) manifest.Notes {
 	var ns manifest.Notes
 	if p.Spec != nil {
-		p.Spec.notes("spec", &ns)
+		p.Spec.notes("spec", o, &ns)
 	}
 	for i := range p.Specs {
-		p.Specs[i].notes("specs["+strconv.Itoa(i)+"]", &ns)
+		p.Specs[i].notes("specs["+strconv.Itoa(i)+"]", o, &ns)
 	}
 	return ns
 }
 
-func (r *Rule) notes(path string, ns *manifest.Notes) {
+func (r *Rule) notes(path string, o rule.Options, ns *manifest.Notes) {
 	note := func(has bool, path, what, then string) {
 		if has {
 			ns.Unsupported(path, "%s%s", what, then)
@@ -43,7 +44,7 @@ func (r *Rule) notes(path string, ns *manifest.Notes) {
 		in, p := &r.Ingress[i], path+".ingress["+strconv.Itoa(i)+"]"
 		note(len(in.FromGroups) > 0, p+".fromGroups", groups, allowsNothing)
 		note(in.Authentication.asked(), p+".authentication", "mutual authentication", allowsNothing)
-		layer7Notes(p, in.ToPorts, ns)
+		layer7Notes(p, in.ToPorts, o, ns)
 	}
 	for i := range r.IngressDeny {
 		in, p := &r.IngressDeny[i], path+".ingressDeny["+strconv.Itoa(i)+"]"
@@ -56,7 +57,7 @@ func (r *Rule) notes(path string, ns *manifest.Notes) {
 		note(eg.Authentication.asked(), p+".authentication", "mutual authentication", allowsNothing)
 		note(len(eg.ToFQDNs) > 0, p+".toFQDNs", "learning addresses from DNS answers",
 			"; the rule allows the addresses that LearnNames was called with")
-		layer7Notes(p, eg.ToPorts, ns)
+		layer7Notes(p, eg.ToPorts, o, ns)
 	}
 	for i := range r.EgressDeny {
 		eg, p := &r.EgressDeny[i], path+".egressDeny["+strconv.Itoa(i)+"]"
@@ -68,13 +69,17 @@ func (r *Rule) notes(path string, ns *manifest.Notes) {
 	}
 }
 
-func layer7Notes(path string, rules []PortRule, ns *manifest.Notes) {
+func layer7Notes(path string, rules []PortRule, o rule.Options, ns *manifest.Notes) {
 	for i := range rules {
 		r, p := &rules[i], path+".toPorts["+strconv.Itoa(i)+"]"
+		if forwarded(r, o) && r.Listener == nil {
+			ns.Add(manifest.NoteNoEffect, p+".rules.dns",
+				"allows every name: DNS is forwarded without a proxy, and the addresses in the answers are not learned")
+		}
 		switch {
 		case r.Listener != nil:
 			ns.Unsupported(p+".listener", "proxies of the user%s", isDropped)
-		case r.Rules != nil && len(r.Rules.DNS) > 0:
+		case r.Rules != nil && len(r.Rules.DNS) > 0 && !forwarded(r, o):
 			ns.Unsupported(p+".rules.dns", "DNS rules%s", isDropped)
 		case r.Rules != nil && len(r.Rules.HTTP) > 0:
 			ns.Unsupported(p+".rules.http", "HTTP rules%s", isDropped)

@@ -148,7 +148,7 @@ func Decode(form Form, o rule.Options) (Object, error) {
 			func() manifest.Problems { return p.Validate(namespaced, o) },
 			func(ob *Object) {
 				ob.Specs = p.Rules(namespaced, o)
-				ob.Notes = p.Notes()
+				ob.Notes = p.Notes(o)
 			})
 	case "CiliumCIDRGroup":
 		var g cilium.CIDRGroup

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-var options = rule.Options{Cluster: "here", LocalClusterOnly: true}
+var options = rule.Options{Cluster: "here", LocalClusterOnly: true, WithoutDNSProxy: true}
 
 func decodeText(text string) (Object, error) {
 	docs, err := manifest.Parse([]byte(text))
@@ -55,7 +55,7 @@ func TestErrorsNameTheField(t *testing.T) {
 		{"apiVersion: policy.networking.k8s.io/v1alpha1\nkind: BaselineAdminNetworkPolicy\nmetadata: {name: p}\nspec: {subject: {namespaces: {}}, ingress: [{action: Pass, from: [{namespaces: {}}]}]}", `spec.ingress[0].action: "Pass" is not one of Allow, Deny`},
 		{"apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: g}\nspec: {externalCIDRs: [10.0.0.0/8, nonsense]}", `spec.externalCIDRs[1]: "nonsense" is not a prefix`},
 		{
-			cnp(`egress: [{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*"}]}}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: "1", endPort: 99, protocol: TCP}], rules: {http: [{}]}}]}]`),
+			cnp(`egress: [{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a"}]}}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: "1", endPort: 99, protocol: TCP}], rules: {http: [{}]}}]}]`),
 			`spec.egress[0].toPorts[0]: sends to the proxy for dns what spec.egress[1].toPorts[0] sends to the one for http`,
 		},
 		{
@@ -178,10 +178,10 @@ func TestUnknownFieldsAreReported(t *testing.T) {
 // the one can be the other's.
 func TestProxiesThatGoTogetherAreAccepted(t *testing.T) {
 	for _, egress := range []string{
-		`{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*"}]}}]}, {toEntities: [world], toPorts: [{ports: [{port: "53", protocol: TCP}], rules: {http: [{}]}}]}`,
-		`{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*"}]}}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: "54", protocol: TCP}], rules: {http: [{}]}}]}`,
+		`{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a"}]}}]}, {toEntities: [world], toPorts: [{ports: [{port: "53", protocol: TCP}], rules: {http: [{}]}}]}`,
+		`{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a"}]}}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: "54", protocol: TCP}], rules: {http: [{}]}}]}`,
 		`{toEndpoints: [{}], toPorts: [{ports: [{port: "443", protocol: TCP}], serverNames: [a.b]}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: "443", protocol: TCP}], rules: {http: [{}]}}]}`,
-		`{toEndpoints: [{}], toPorts: [{ports: [{port: web, protocol: UDP}], rules: {dns: [{matchPattern: "*"}]}}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: web, protocol: TCP}], rules: {http: [{}]}}]}`,
+		`{toEndpoints: [{}], toPorts: [{ports: [{port: web, protocol: UDP}], rules: {dns: [{matchPattern: "*.a"}]}}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: web, protocol: TCP}], rules: {http: [{}]}}]}`,
 	} {
 		if _, err := decodeText("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {endpointSelector: {}, egress: [" + egress + "]}"); err != nil {
 			t.Errorf("%s: %v", egress, err)
@@ -190,6 +190,10 @@ func TestProxiesThatGoTogetherAreAccepted(t *testing.T) {
 }
 
 func TestUnsupportedFieldsAreNamedAndNeverWiden(t *testing.T) {
+	const (
+		dnsForwarded = "spec.egress[0].toPorts[0].rules.dns: allows every name: DNS is forwarded without a proxy, and the addresses in the answers are not learned"
+		dnsDropped   = "spec.egress[0].toPorts[0].rules.dns: not supported by Sluice: DNS rules; packets that match are redirected to no proxy, and dropped"
+	)
 	head := "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {endpointSelector: {}, "
 	for _, c := range []struct{ spec, note, rule string }{
 		{`ingress: [{fromEndpoints: [{}], authentication: {mode: required}}]`, "spec.ingress[0].authentication: not supported by Sluice: mutual authentication; the rule allows nothing", ""},
@@ -208,7 +212,16 @@ func TestUnsupportedFieldsAreNamedAndNeverWiden(t *testing.T) {
 		{`egress: [{toFQDNs: [{matchName: a.b}]}]`, "spec.egress[0].toFQDNs: not supported by Sluice: learning addresses from DNS answers; the rule allows the addresses that LearnNames was called with", "allow names"},
 		{`ingress: [{fromEntities: [all], toPorts: [{ports: [{port: "80", protocol: TCP}], rules: {http: [{method: GET}]}}]}]`, "spec.ingress[0].toPorts[0].rules.http: not supported by Sluice: HTTP rules; packets that match are redirected to no proxy, and dropped", "redirect any"},
 		{`ingress: [{fromEntities: [all], toPorts: [{ports: [{port: "80", protocol: TCP}], rules: {http: []}}]}]`, "", "allow any"},
-		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*"}]}}]}]`, "spec.egress[0].toPorts[0].rules.dns: not supported by Sluice: DNS rules; packets that match are redirected to no proxy, and dropped", "redirect any"},
+		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*"}]}}]}]`, dnsForwarded, "allow any"},
+		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchName: a.b}, {matchPattern: "*"}]}}]}]`, dnsForwarded, "allow any"},
+		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.*"}]}}]}]`, dnsDropped, "redirect any"},
+		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "**.a"}]}}]}]`, dnsDropped, "redirect any"},
+		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a.b"}, {matchName: c.d}]}}]}]`, dnsDropped, "redirect any"},
+		{
+			`egress: [{toEntities: [all], toPorts: [{ports: [{port: "853", protocol: TCP}], originatingTLS: {secret: {name: x}}, rules: {dns: [{matchPattern: "*"}]}}]}]`,
+			dnsForwarded + "\nspec.egress[0].toPorts[0].originatingTLS: not supported by Sluice: TLS origination; packets that match are redirected to no proxy, and dropped",
+			"redirect any",
+		},
 		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], serverNames: [a.b]}]}]`, "spec.egress[0].toPorts[0].serverNames: not supported by Sluice: TLS server names; packets that match are redirected to no proxy, and dropped", "redirect any"},
 		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], originatingTLS: {secret: {name: x}}}]}]`, "spec.egress[0].toPorts[0].originatingTLS: not supported by Sluice: TLS origination; packets that match are redirected to no proxy, and dropped", "redirect any"},
 		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], listener: {name: x, envoyConfig: {name: z}}}]}]`, "spec.egress[0].toPorts[0].listener: not supported by Sluice: proxies of the user; packets that match are redirected to no proxy, and dropped", "redirect any"},

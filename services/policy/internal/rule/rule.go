@@ -323,6 +323,9 @@ type Options struct {
 	// HostRules says that rules for nodes are enforced. Without it they are
 	// refused: a policy that is accepted and does nothing would mislead.
 	HostRules bool
+	// WithoutDNSProxy says that nothing looks at DNS questions: a list of DNS rules
+	// that allows every name is a plain allow of its ports, and others are closed.
+	WithoutDNSProxy bool
 }
 
 // Spec is one subject with the rules that apply to it: what a policy object

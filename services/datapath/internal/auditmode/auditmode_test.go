@@ -283,3 +283,54 @@ func TestStateThatCannotBeReadIsNoMode(t *testing.T) {
 		}
 	}
 }
+
+// TestTheNextEndpointOfAnOwnerIsNotInAuditMode holds from its first packet on, before the modes are looked after.
+func TestTheNextEndpointOfAnOwnerIsNotInAuditMode(t *testing.T) {
+	n := newNode()
+	m := n.modes()
+	if err := m.Set(t.Context(), n.endpoints[0], true, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	next := named("a", 9, start.Add(time.Second))
+	if a := m.Audited([]endpoint.Endpoint{next}); a.All || len(a.Slots) > 0 {
+		t.Errorf("%+v", a)
+	}
+	if until := m.Until(next); !until.IsZero() {
+		t.Errorf("until %s", until)
+	}
+}
+
+// TestAnEndpointIsInAuditModeUntilTheLaterEnd has a mode of the endpoint and one of the node.
+func TestAnEndpointIsInAuditModeUntilTheLaterEnd(t *testing.T) {
+	for _, c := range []struct{ own, node, want time.Duration }{
+		{time.Hour, time.Minute, time.Hour}, {time.Minute, time.Hour, time.Hour},
+	} {
+		n := newNode()
+		m := n.modes()
+		if err := errors.Join(m.Set(t.Context(), n.endpoints[0], true, c.own), m.SetNode(t.Context(), true, c.node)); err != nil {
+			t.Fatal(err)
+		}
+		if until := m.Until(n.endpoints[0]); !until.Equal(start.Add(c.want)) {
+			t.Errorf("own %s, node %s: until %s", c.own, c.node, until)
+		}
+		if until := m.Until(n.endpoints[1]); !until.Equal(start.Add(c.node)) {
+			t.Errorf("without an own mode: until %s", until)
+		}
+	}
+}
+
+// TestAChangeReplacesAStateThatCannotBeRead holds that the warning goes when the file is written anew, also by switching
+// audit mode off.
+func TestAChangeReplacesAStateThatCannotBeRead(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		n := newNode()
+		n.loadError = errors.New("audit-mode.json: corrupt")
+		m := n.modes()
+		if err := m.SetNode(t.Context(), on, 0); err != nil {
+			t.Fatal(err)
+		}
+		if lines := strings.Join(m.Warnings(), "\n"); strings.Contains(lines, "audit-mode.json") {
+			t.Errorf("on %t: warnings %q", on, lines)
+		}
+	}
+}

@@ -301,20 +301,26 @@ func plain(line string) string {
 	return strings.ReplaceAll(printed.Error, "\n", " ")
 }
 
-// bounded keeps the beginning of what is written.
+// bounded keeps the beginning of what is written. It embeds no buffer: io.Copy would call the buffer's ReadFrom, which
+// knows no limit.
 type bounded struct {
-	bytes.Buffer
+	kept  bytes.Buffer
 	limit int
 	cut   bool
 }
 
+// Bytes are those that were kept.
+func (b *bounded) Bytes() []byte { return b.kept.Bytes() }
+
+func (b *bounded) String() string { return b.kept.String() }
+
 func (b *bounded) Write(p []byte) (int, error) {
 	n := len(p)
-	if room := b.limit - b.Len(); room < n {
+	if room := b.limit - b.kept.Len(); room < n {
 		b.cut = true
 		p = p[:max(room, 0)]
 	}
-	_, _ = b.Buffer.Write(p)
+	_, _ = b.kept.Write(p)
 	return n, nil
 }
 

@@ -4,12 +4,19 @@
 package kubectl
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 )
 
 func decode[T any](t *testing.T, text string) T {
@@ -191,5 +198,47 @@ func TestTextCanBeEnteredAgain(t *testing.T) {
 	got := c.Text("exec", "x", "--", "sluice", "observe", "--label=app in (a),it's")
 	if want := `kubectl '--context=my cluster' exec x -- sluice observe '--label=app in (a),it'\''s'`; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// client runs a program in place of kubectl.
+func client(t *testing.T, script string) *Client {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "kubectl")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\n"+script), 0o700); err != nil { //nolint:gosec // it is executed
+		t.Fatal(err)
+	}
+	return &Client{Program: program, inv: &invocation.Invocation{Timeout: time.Minute}}
+}
+
+// TestOutputAboveTheLimitIsNoAnswer holds that what was cut is not taken for the whole.
+func TestOutputAboveTheLimitIsNoAnswer(t *testing.T) {
+	for _, c := range []struct {
+		bytes int
+		err   string
+	}{{outputLimit, ""}, {outputLimit + 1, "the output is longer than 67108864 bytes"}} {
+		out, err := client(t, fmt.Sprintf("head -c %d /dev/zero", c.bytes)).Run(t.Context())
+		if len(out) != outputLimit || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
+			t.Errorf("%d bytes: %d are kept, %v; want %q", c.bytes, len(out), err, c.err)
+		}
+	}
+	var list struct{}
+	err := client(t, fmt.Sprintf("head -c %d /dev/zero", outputLimit+1)).Get(t.Context(), &list, "pods")
+	if err == nil || !strings.Contains(err.Error(), "kubectl get pods: the output is longer than") {
+		t.Errorf("a list that was cut: %v", err)
+	}
+}
+
+// TestAnInterruptOfTheTerminalDoesNotReachKubectl holds that kubectl has a process group of its own: what the command in
+// the pod prints at its end still comes.
+func TestAnInterruptOfTheTerminalDoesNotReachKubectl(t *testing.T) {
+	var out, errOut bytes.Buffer
+	// the process group is the third field behind the name of the program
+	if err := client(t, `read -r stat </proc/$$/stat; set -- ${stat##*) }; echo "$$ $3"`).Pipe(t.Context(), &out, &errOut); err != nil {
+		t.Fatal(err)
+	}
+	var pid, group int
+	if _, err := fmt.Sscan(out.String(), &pid, &group); err != nil || pid == 0 || pid != group {
+		t.Errorf("process and group are %q, %v", out.String(), err)
 	}
 }

@@ -98,8 +98,10 @@ func (k knowledge) table(w io.Writer) {
 	if m := k.Mapping; m != nil {
 		output.Row(w, "Identity", workload.IdentityText(m.Identity, m.Labels))
 		output.Row(w, "Node", m.Node)
-	} else {
+	} else if k.Range != "" {
 		output.Row(w, "Identity", fmt.Sprintf("none: packets have %d, unknown-in-cluster", numbers.UnknownInCluster))
+	} else { // mappings that do not count change nothing
+		output.Row(w, "Identity", "none: packets have that of the world")
 	}
 	if k.Range == "" {
 		output.Row(w, "Range", "none of a node")

@@ -25,6 +25,9 @@ func TestAnAddressIsShownWithItsIdentityAndWhatIsRefused(t *testing.T) {
 	if !strings.Contains(out, `"identity": 7`) || strings.Contains(out, "range") {
 		t.Errorf("an address outside of all ranges:\n%s", out)
 	}
+	out, _ = n.Want(t, 0, "ip", "get", "10.9.0.1")
+	nodetest.WantLines(t, out, "Identity none: packets have that of the world", "Range none of a node",
+		"node-b identity 301 the address lies in no range of the node")
 	_, errOut := n.Want(t, invocation.ExitFailed, "ip", "get", "203.0.113.1")
 	nodetest.WantLines(t, errOut, "sluice: nothing is known of the address: 203.0.113.1")
 	for _, bad := range []string{"x", "10.244.0.0/24", "fe80::1%eth0"} {

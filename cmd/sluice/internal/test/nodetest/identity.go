@@ -180,6 +180,10 @@ func (c *cluster) GetIPMapping(_ context.Context, r *identityv1.GetIPMappingRequ
 		}, nil
 	case "10.244.0.9":
 		return &identityv1.GetIPMappingResponse{Range: "10.244.0.0/24", RangeNode: "node-a"}, nil
+	case "10.9.0.1":
+		return &identityv1.GetIPMappingResponse{Refused: []*identityv1.RefusedMapping{{
+			Mapping: mapping("node-b", 301), Reason: "the address lies in no range of the node",
+		}}}, nil
 	case "10.244.1.2", "10.244.1.3":
 		return &identityv1.GetIPMappingResponse{
 			Mapping: mapping("node-b", 301), Range: "10.244.1.0/24", RangeNode: "node-b",

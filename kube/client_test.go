@@ -160,9 +160,10 @@ func TestServersAreAskedInTurn(t *testing.T) {
 	}
 }
 
-// A request that fails late, at a server that others have left, moves nothing.
+// TestLateFailureLeavesTheCurrentServer: others have left the server already.
 func TestLateFailureLeavesTheCurrentServer(t *testing.T) {
-	a := newAddresses([]string{"https://a:1", "https://b:1", "https://c:1"}, filepath.Join(t.TempDir(), "file"), log.Discard())
+	all := []string{"https://a:1", "https://b:1", "https://c:1"}
+	a := newAddresses(all, filepath.Join(t.TempDir(), "file"), log.Discard())
 	a.current = "https://a:1"
 	for _, step := range []struct{ failed, current string }{
 		{"https://a:1", "https://b:1"}, {"https://a:1", "https://b:1"}, {"https://b:1", "https://c:1"},
@@ -170,7 +171,7 @@ func TestLateFailureLeavesTheCurrentServer(t *testing.T) {
 	} {
 		a.failed(step.failed)
 		if current, n := a.now(); current != step.current || n != 3 {
-			t.Errorf("after a failure of %s, %s of %d is asked, want %s", step.failed, current, n, step.current)
+			t.Errorf("after a failure of %s the server is %s of %d, want %s", step.failed, current, n, step.current)
 		}
 	}
 }

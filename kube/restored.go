@@ -64,7 +64,8 @@ type RestoredError struct {
 
 // Error implements error.
 func (e *RestoredError) Error() string {
-	text := fmt.Sprintf("%s: everything is listed again within %s; until then the former objects stay in force", e.why, e.within)
+	text := fmt.Sprintf("%s: everything is listed again within %s; until then the former objects stay in force",
+		e.why, e.within)
 	if e.cause != nil {
 		text += ": " + e.cause.Error()
 	}

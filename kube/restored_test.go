@@ -268,7 +268,7 @@ func TestListingsAreSpreadAndPoliciesAreFirst(t *testing.T) {
 	}
 }
 
-// The caller ends Follow of a kind that the restored server does not have.
+// TestKindThatTheRestoredServerLacksIsNotFound: the caller then ends Follow.
 func TestKindThatTheRestoredServerLacksIsNotFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{revision: 100, uid: "1", size: 1, values: map[string]string{"a": "1"}, streams: true}
@@ -322,7 +322,8 @@ func TestProbeAsksTheStoreForItsRevision(t *testing.T) {
 	var asked []string
 	answers := map[string]string{
 		"/api/v1/namespaces?fieldSelector=metadata.name%3Dkube-system": `{"kind":"PartialObjectMetadataList",
-			"apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"1485"},"items":[{"metadata":{"name":"kube-system","uid":"u-1"}}]}`,
+			"apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"1485"},
+			"items":[{"metadata":{"name":"kube-system","uid":"u-1"}}]}`,
 		"/api/v1/nodes?limit=1": `{"metadata":{"continue":"x","remainingItemCount":41},"items":[{}]}`,
 	}
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -331,7 +332,7 @@ func TestProbeAsksTheStoreForItsRevision(t *testing.T) {
 		w.Header().Set("Content-Type", "application/json")
 		if !ok {
 			w.WriteHeader(http.StatusForbidden)
-			answer = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","message":"may not list","code":403}`
+			answer = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`
 		}
 		fmt.Fprint(w, answer)
 	}))

@@ -119,7 +119,10 @@ func TestAPITokenChangesOnlyWhatIpamWritesOnItsNode(t *testing.T) {
 		{"cordon", own, `{"spec":{"unschedulable":true}}`},
 		{"a provider", own, `{"spec":{"providerID":"tried"}}`},
 		{"a taint", own, `[{"op":"add","path":"/spec/taints/-","value":{"key":"tried","effect":"NoExecute"}}]`},
-		{"its own taint again", own, `[{"op":"add","path":"/spec/taints/-","value":{"key":"node.sluice.io/not-ready","effect":"PreferNoSchedule"}}]`},
+		{
+			"its own taint again", own,
+			`[{"op":"add","path":"/spec/taints/-","value":{"key":"node.sluice.io/not-ready","effect":"PreferNoSchedule"}}]`,
+		},
 		{"another taint less", own, `[{"op":"remove","path":"/spec/taints/0"}]`},
 		{"all taints less", own, `[{"op":"remove","path":"/spec/taints"}]`},
 		{"another effect", own, `[{"op":"replace","path":"/spec/taints/1/effect","value":"PreferNoSchedule"}]`},
@@ -128,8 +131,11 @@ func TestAPITokenChangesOnlyWhatIpamWritesOnItsNode(t *testing.T) {
 		{"kubelet's port", own + "/status", `{"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":1}}}}`},
 		{"its capacity", own + "/status", `{"status":{"capacity":{"cpu":"100"}}}`},
 		{"another condition", own + "/status", `{"status":{"conditions":[{"type":"Tried","status":"True"}]}}`},
-		{"another condition's status", own + "/status", `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`},
-		{"no network, in other words", own + "/status", `{"status":{"conditions":[{"type":"NetworkUnavailable","status":"Unknown"}]}}`},
+		{"another status", own + "/status", `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`},
+		{
+			"no network, in other words", own + "/status",
+			`{"status":{"conditions":[{"type":"NetworkUnavailable","status":"Unknown"}]}}`,
+		},
 		{"no condition", own + "/status", `[{"op":"remove","path":"/status/conditions"}]`},
 		{"a condition less", own + "/status", `[{"op":"remove","path":"/status/conditions/1"}]`},
 		{"labels by the status", own + "/status", `{"metadata":{"labels":{"tried":"yes"}}}`},
@@ -146,7 +152,10 @@ func TestAPITokenChangesOnlyWhatIpamWritesOnItsNode(t *testing.T) {
 	for _, c := range []struct{ what, path, patch string }{
 		{"its ranges", own, ours(`"10.0.1.0/24"`)},
 		{"no ranges", own, ours("null")},
-		{"all annotations", own, `{"metadata":{"annotations":{"node.sluice.io/draining-pod-ranges":"a","node.sluice.io/pod-addresses":"b"}}}`},
+		{
+			"its other annotations", own,
+			`{"metadata":{"annotations":{"node.sluice.io/draining-pod-ranges":"a","node.sluice.io/pod-addresses":"b"}}}`,
+		},
 		{"its taint", own, `[{"op":"remove","path":"/spec/taints/1"}]`},
 		{"its taint of the other effect", own, `[{"op":"remove","path":"/spec/taints/1"}]`},
 		{
@@ -167,7 +176,8 @@ func TestAPITokenChangesOnlyWhatIpamWritesOnItsNode(t *testing.T) {
 	if err := json.Unmarshal(a.do(http.MethodGet, own, nil), &node); err != nil {
 		t.Fatal(err)
 	}
-	if got := fmt.Sprint(node.Spec.Taints, node.Status.Conditions); got != "[{other} {node.kubernetes.io/not-ready}] [{Ready True} {NetworkUnavailable False}]" {
-		t.Errorf("taints and conditions are %s", got)
+	const want = "[{other} {node.kubernetes.io/not-ready}] [{Ready True} {NetworkUnavailable False}]"
+	if got := fmt.Sprint(node.Spec.Taints, node.Status.Conditions); got != want {
+		t.Errorf("taints and conditions are %s, want %s", got, want)
 	}
 }

@@ -41,7 +41,9 @@ func TestAPIKindsThatAppearAreFoundByOneProcess(t *testing.T) {
 		return fmt.Errorf("the log has no line with %q", words)
 	}
 	eventually(t, "the writer is elected", func() error { return log(w.dir, "elected") })
-	eventually(t, "the node watches what there is", func() error { return log(n.dir, "policies are watched", "networkpolicies") })
+	eventually(t, "the node watches what there is", func() error {
+		return log(n.dir, "policies are watched", "networkpolicies")
+	})
 
 	begin := time.Now()
 	a.crds()
@@ -49,7 +51,8 @@ func TestAPIKindsThatAppearAreFoundByOneProcess(t *testing.T) {
 	served := time.Now()
 	n.has("a policy of the new kind", "CiliumNetworkPolicy shop/deny")
 	n.reaches("the policy is enforced", 80, false)
-	t.Logf("the kind was served after %.1f s; its policy was in force %.1f s later", served.Sub(begin).Seconds(), time.Since(served).Seconds())
+	t.Logf("the kind was served after %.1f s; its policy was in force %.1f s later",
+		served.Sub(begin).Seconds(), time.Since(served).Seconds())
 	if err := log(n.dir, "a kind of policy was published", "ciliumnetworkpolicies"); err != nil {
 		t.Errorf("the node has found the kind by itself: %v", err)
 	}

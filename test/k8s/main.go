@@ -7,8 +7,11 @@
 //	sluice-k8s up [options] NAME       start a cluster and leave it running
 //	sluice-k8s down NAME               remove it
 //	sluice-k8s kubectl NAME ARG...     ask its API
-//	sluice-k8s in-node NAME N ARG...  run a command on a node
+//	sluice-k8s in-node NAME N ARG...   run a command on a node; the first is 0
 //	sluice-k8s api DIR                 run etcd and kube-apiserver alone, until standard input ends
+//
+// The programs are in the directory SLUICE_BIN, by default the parent of the directory of
+// this program: the tree's bin.
 package main
 
 import (
@@ -37,7 +40,8 @@ func run(args []string) int {
 	defer stop()
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	if len(args) < 2 {
-		fmt.Fprintln(os.Stderr, "sluice-k8s: wants up, down, kubectl, node or api, with the name of a cluster")
+		fmt.Fprintln(os.Stderr,
+			"sluice-k8s: wants up, down, kubectl or in-node with the name of a cluster, or api with a directory")
 		return 2
 	}
 	verb, rest := args[0], args[1:]

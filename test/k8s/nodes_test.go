@@ -352,7 +352,8 @@ func testDrain(n sluiceNode) {
 	n.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=2m", "deployment/sluice-status")
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(time.Second) {
 		var pods struct{ Items []kubePod }
-		n.must(n.c.Get(n.Context(), &pods, "pods", "--namespace=sluice-system", writers, "--field-selector=spec.nodeName=node2"))
+		n.must(n.c.Get(n.Context(), &pods, "pods", "--namespace=sluice-system", writers,
+			"--field-selector=spec.nodeName=node2"))
 		for _, p := range pods.Items {
 			if p.Metadata.DeletionTimestamp == nil {
 				n.Fatalf("%s is on the node that was drained", p)

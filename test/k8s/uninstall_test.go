@@ -70,7 +70,8 @@ func testUninstall(nodes ...sluiceNode) {
 	if got := strings.Fields(n.look("ls", "/opt/cni/bin")); !slices.Equal(got, want) {
 		n.Errorf("the plugins are %v, want %v", got, want)
 	}
-	got := n.kubectl("get", "namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings", "--output=name")
+	got := n.kubectl("get", "namespaces,clusterroles,clusterrolebindings,"+
+		"validatingadmissionpolicies,validatingadmissionpolicybindings", "--output=name")
 	if strings.Contains(got, "sluice") {
 		n.Errorf("the API still has %s", got)
 	}

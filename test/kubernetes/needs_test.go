@@ -21,7 +21,7 @@ func uninstaller(t *testing.T) *appsv1.DaemonSet {
 	return get[appsv1.DaemonSet](t, render(t, filepath.Join(deploy, "uninstall")), "DaemonSet/sluice-uninstall")
 }
 
-// pods are those of all manifests.
+// pods returns the pod of each manifest.
 func pods(t *testing.T) map[string]corev1.PodSpec {
 	t.Helper()
 	return map[string]corev1.PodSpec{
@@ -160,8 +160,8 @@ func TestPodsTolerateTheTaintsThatTheyHaveTo(t *testing.T) {
 // once on one directory.
 func TestPodsAreReplacedAsTheyHaveTo(t *testing.T) {
 	update := daemonSet(t).Spec.UpdateStrategy
-	if update.Type != appsv1.RollingUpdateDaemonSetStrategyType || update.RollingUpdate.MaxUnavailable.String() != "1" ||
-		update.RollingUpdate.MaxSurge != nil {
+	if update.Type != appsv1.RollingUpdateDaemonSetStrategyType ||
+		update.RollingUpdate.MaxUnavailable.String() != "1" || update.RollingUpdate.MaxSurge != nil {
 		t.Errorf("the DaemonSet is updated by %+v", update)
 	}
 	if got := etcd(t).Spec.Strategy.Type; got != appsv1.RecreateDeploymentStrategyType {
@@ -173,11 +173,13 @@ func TestPodsAreReplacedAsTheyHaveTo(t *testing.T) {
 	} {
 		pod := pods(t)[name]
 		if pod.PriorityClassName != class || !pod.HostNetwork || pod.DNSPolicy != corev1.DNSDefault {
-			t.Errorf("%s: priority %q, network of the machine %t, DNS %q", name, pod.PriorityClassName, pod.HostNetwork, pod.DNSPolicy)
+			t.Errorf("%s: priority %q, network of the machine %t, DNS %q",
+				name, pod.PriorityClassName, pod.HostNetwork, pod.DNSPolicy)
 		}
 	}
 	done := uninstaller(t).Spec.Template.Spec.Containers[0]
-	if p := done.ReadinessProbe; p == nil || p.HTTPGet == nil || p.HTTPGet.Host != "127.0.0.1" || p.HTTPGet.Path != "/readyz" ||
+	if p := done.ReadinessProbe; p == nil || p.HTTPGet == nil || p.HTTPGet.Host != "127.0.0.1" ||
+		p.HTTPGet.Path != "/readyz" ||
 		!slices.Contains(done.Command, fmt.Sprintf("--health-address=127.0.0.1:%d", p.HTTPGet.Port.IntVal)) ||
 		!slices.Contains(done.Command, "--stay") {
 		t.Errorf("the pod that uninstalls is Ready before it has looked again: %+v", done)
@@ -221,11 +223,11 @@ func TestRolesHaveTheRightsThatAreUsed(t *testing.T) {
 	}
 	for file, want := range map[string][]string{
 		"clusterrole": append(slices.Clone(policies),
-			"/pods: list watch", "/namespaces: list watch", "/services: list watch", "discovery.k8s.io/endpointslices: list watch",
-			"/nodes: get list watch patch", "/nodes/status: patch"),
+			"/pods: list watch", "/namespaces: list watch", "/services: list watch",
+			"discovery.k8s.io/endpointslices: list watch", "/nodes: get list watch patch", "/nodes/status: patch"),
 		"status-clusterrole": append(slices.Concat(policies, statuses),
-			"/nodes: list watch", "/namespaces: list of kube-system", "discovery.k8s.io/endpointslices: list watch of kubernetes",
-			"events.k8s.io/events: create"),
+			"/nodes: list watch", "/namespaces: list of kube-system",
+			"discovery.k8s.io/endpointslices: list watch of kubernetes", "events.k8s.io/events: create"),
 		"status-role": {
 			"coordination.k8s.io/leases: create", "coordination.k8s.io/leases: get update of sluice-status",
 		},

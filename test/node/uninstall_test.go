@@ -37,8 +37,11 @@ func TestUninstallSucceedsAgain(t *testing.T) {
 		prepare string
 		left    []string
 	}{
-		"a directory":   {":", nil},
-		"a mount point": {"mkdir /var/lib/sluice-u && mount -n -t tmpfs -o mode=0755 none /var/lib/sluice-u", []string{"/var/lib/sluice-u"}},
+		"a directory": {":", nil},
+		"a mount point": {
+			"mkdir /var/lib/sluice-u && mount -n -t tmpfs -o mode=0755 none /var/lib/sluice-u",
+			[]string{"/var/lib/sluice-u"},
+		},
 		"a mount point below": {
 			"mkdir -p /var/lib/sluice-u/policy && mount -n -t tmpfs -o mode=0755 none /var/lib/sluice-u/policy",
 			[]string{"/var/lib/sluice-u", "/var/lib/sluice-u/policy"},

@@ -120,7 +120,8 @@ func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) e
 	}
 	go wait()
 	answer := func() error {
-		return json.NewEncoder(stdout).Encode(Ready{Kubeconfig: filepath.Join(dir, "admin.kubeconfig"), Server: plane.Server()})
+		line := Ready{Kubeconfig: filepath.Join(dir, "admin.kubeconfig"), Server: plane.Server()}
+		return json.NewEncoder(stdout).Encode(line)
 	}
 	ended := api.ended
 	for {

@@ -83,13 +83,22 @@ func Base() string {
 // Dir is the run directory of the cluster with the name.
 func Dir(name string) string { return filepath.Join(Base(), name) }
 
-// bin is the directory of the built programs.
+// bin is the directory of the built programs: SLUICE_BIN, or the one that has the directory
+// of this program.
 func bin() (string, error) {
-	dir := os.Getenv("SLUICE_BIN")
-	if dir == "" {
-		return "", errors.New("SLUICE_BIN is not set: it is the directory bin of the tree (use make)")
+	if dir := os.Getenv("SLUICE_BIN"); dir != "" {
+		return filepath.Abs(dir)
 	}
-	return filepath.Abs(dir)
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Dir(filepath.Dir(self))
+	if _, err := os.Stat(filepath.Join(dir, "k8s")); err != nil {
+		return "", fmt.Errorf("the programs of Kubernetes are missing: %w: "+
+			"run `make k8s`, or set SLUICE_BIN to the directory bin of the tree", err)
+	}
+	return dir, nil
 }
 
 // Start starts a cluster, and returns when its nodes and its DNS server are

@@ -25,7 +25,7 @@ var ErrMalformed = errors.New("not group/version/resource")
 // retry is the shortest pause after the store failed.
 const retry = 2 * time.Second
 
-// State is what the cluster knows.
+// State has the kinds that were published last.
 type State struct {
 	Published bool     // some process published once
 	Kinds     []string // group/version/resource, sorted
@@ -99,8 +99,8 @@ func (b *Board) State() (s State, read bool, changed <-chan struct{}) {
 	return b.state, b.read, b.changed
 }
 
-// Publish writes the kinds to the store. The error wraps ErrMalformed for a kind that is
-// none.
+// Publish writes the kinds to the store. The error wraps ErrMalformed for a kind in another
+// form.
 func (b *Board) Publish(ctx context.Context, kinds []string) error {
 	kinds = slices.Clone(kinds)
 	slices.Sort(kinds)

@@ -316,7 +316,11 @@ func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well boo
 	a.complain("registration", err)
 	a.complain("reuse of addresses", a.reuse(ctx))
 	if first && checked && (err != nil || !answer.Connected) {
-		a.Log.Warn("the cluster does not answer; the ranges of this node serve as they did last")
+		if len(known) > 0 {
+			a.Log.Warn("the cluster does not answer; the ranges of this node serve as they did last", log.Err(err))
+		} else {
+			a.Log.Warn("the cluster does not answer, and this node has no range yet", log.Err(err))
+		}
 	}
 	well = err == nil && answer.Registered && checked
 	if a.Settings.Mode == Pool {

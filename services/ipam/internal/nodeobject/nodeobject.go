@@ -50,6 +50,9 @@ const Field = "spec.podCIDRs"
 // error of the cluster.
 const missingFor = 30 * time.Second
 
+// errUnread: the API server has neither answered nor failed.
+var errUnread = errors.New("was not read yet")
+
 // maxLabels is that of identity's RegisterNode.
 const maxLabels = 1000
 
@@ -245,7 +248,7 @@ func (n *Node) step(ctx context.Context) (done bool) {
 	serving, draining := n.ranges()
 	if why == nil && len(serving) == 0 && o == nil && !complete {
 		if why = away; why == nil {
-			why = fmt.Errorf("the Node %s was not read yet", n.Name)
+			why = fmt.Errorf("the Node %s %w", n.Name, errUnread)
 		}
 	}
 	n.report(why)
@@ -305,7 +308,11 @@ func (n *Node) report(why error) {
 	}
 	n.mu.Unlock()
 	n.Report(n.Problem())
-	if why != nil && (before == nil || before.Error() != why.Error()) {
+	switch {
+	case why == nil || before != nil && before.Error() == why.Error():
+	case errors.Is(why, errUnread): // as at every first start
+		n.Log.Info("waiting for the Node", log.Err(why))
+	default:
 		n.Log.Warn("no range of addresses serves", log.Err(why))
 	}
 }

@@ -141,7 +141,7 @@ func (b *board) have() string {
 	return fmt.Sprint(b.published, b.kinds)
 }
 
-// nothing is a Sink of policies that there are not.
+// nothing implements Sink without policies.
 type nothing struct{}
 
 func (nothing) Apply(context.Context, watch.Changes[policy.Key, policy.Written]) error { return nil }
@@ -249,7 +249,7 @@ func TestKindsThatOneProcessFindsAreWatchedByTheOthers(t *testing.T) {
 	if !node.has("published", "ciliumcidrgroups") {
 		t.Error("the node has found the kind by itself")
 	}
-	// What etcd lost, or another process wrote, is written again.
+	// The leader writes again after etcd lost the kinds.
 	b.mu.Lock()
 	b.set(nil, false)
 	b.mu.Unlock()

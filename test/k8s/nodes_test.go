@@ -36,6 +36,7 @@ func TestSluiceConnectsTwoNodes(t *testing.T) {
 				name string
 				run  func(sluiceNode)
 			}{
+				{"KindsAppear", testKindsAppear}, // the others create the kinds of cilium.io
 				{"Traffic", testTwoNodes},
 				{"Webhook", testWebhook},
 				{"NodeLabels", testNodeLabels},
@@ -47,6 +48,7 @@ func TestSluiceConnectsTwoNodes(t *testing.T) {
 				{"APIServerAway", testAPIServerAway},
 				{"EtcdAway", testEtcdAway},
 				{"Rejoin", testRejoin},
+				{"APIServerRestored", testAPIServerRestored},
 			} {
 				t.Run(s.name, func(t *testing.T) {
 					n := sluiceNode{t, c, 0}

@@ -42,6 +42,8 @@ func testScenarios(t *testing.T, c *cluster.Cluster) {
 		{"Rollout", testRollout},
 		{"APIServerAway", testAPIServerAway},
 		{"EtcdAway", testEtcdAway},
+		{"KindsAppear", testKindsAppear},
+		{"APIServerRestored", testAPIServerRestored},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			n := sluiceNode{t, c, 0}

@@ -417,14 +417,18 @@ func (c *Cluster) NodePID(index int) (int, error) {
 	return pid, nil
 }
 
-// Stop kills a program of the control plane, such as kube-apiserver, which stays
+// Stop kills a program of the control plane, such as kube-apiserver or etcd, which stays
 // away until the returned function starts it again.
 func (c *Cluster) Stop(program string) (start func() error, err error) {
+	path := filepath.Join(c.config.Binaries, program)
+	if program == "etcd" {
+		path = c.config.Etcd
+	}
 	held := filepath.Join(c.config.Logs(), program+initproc.Held)
 	if err := os.WriteFile(held, nil, 0o600); err != nil {
 		return nil, err
 	}
-	pid, err := c.machineChild(filepath.Join(c.config.Binaries, program) + "\x00")
+	pid, err := c.machineChild(path + "\x00")
 	if err == nil {
 		err = unix.Kill(pid, unix.SIGKILL)
 	}

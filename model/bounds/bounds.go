@@ -40,12 +40,26 @@ type Bound struct {
 // All lists the limits by process.
 var All = []Bound{
 	{
-		Name: "policies", Process: "sluice-policy", Setting: "limits.policies", Default: "20,000", Divided: Undivided,
-		Beyond: "a policy is refused", Shown: "`sluice status`, `policy list`",
+		Name: "policies", Process: "sluice-policy", Setting: "limits.policies", Default: "40,000", Divided: ByTenant,
+		Beyond: "the newest policies of a tenant above its share isolate what they select",
+		Shown:  "`sluice shares`, `policy list`, condition and Event (`ExceedsShare`), `sluice_policy_exceeds_share`",
+		Tests: []string{
+			"TestOneNamespaceCannotKeepThePoliciesOfOthersOut", "TestOldestObjectsOfATenantAreEnforcedInEveryOrder",
+		},
 	},
 	{
-		Name: "bytes of policies", Process: "sluice-policy", Setting: "limits.manifests", Default: "256 MiB", Divided: Undivided,
-		Beyond: "a policy is refused", Shown: "`sluice status`, `policy list`",
+		Name: "bytes of policies", Process: "sluice-policy", Setting: "limits.manifests", Default: "256 MiB", Divided: ByTenant,
+		Beyond: "the newest policies of a tenant above its share isolate what they select",
+		Shown:  "as for policies", Tests: []string{"TestOneNamespaceCannotKeepThePoliciesOfOthersOut"},
+	},
+	{
+		Name: "rules, classes and prefixes of one table", Process: "sluice-policy",
+		Default: "65,534 rules, 4,096 identity classes, 16,384 prefixes a family", Divided: PerObject,
+		Beyond: "deny and pass rules are enforced, allow rules as far as they fit; an identity without a class is unknown there",
+		Shown:  "`policy list`, `sluice_policy_reduced_tables`",
+		Tests: []string{
+			"TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster", "TestATableTreatsAnIdentityThatDoesNotFitAsUnknownUntilItDoes",
+		},
 	},
 	{
 		Name: "DNS names", Process: "sluice-policy", Setting: "names.max", Default: "4,096", Divided: Undivided,
@@ -57,20 +71,23 @@ var All = []Bound{
 		Beyond:  "addresses whose time is over make room, else LearnNames is refused", Shown: "error of the call",
 	},
 	{
+		Name: "frontends", Process: "sluice-loadbalancer", Setting: "limits.frontends", Default: "65,536, less if the datapath has less",
+		Divided: ByTenant, Beyond: "the newest frontends of a tenant above its share refuse connections",
+		Shown: "`sluice shares`, `service get`, `sluice_loadbalancer_exceeds_share`",
+		Tests: []string{"TestFloodOfFrontendsKeepsNoServiceOfOthersOut", "TestFrontendsBeyondTheShareRefuseConnections"},
+	},
+	{
+		Name: "backends", Process: "sluice-loadbalancer", Setting: "limits.backends", Default: "131,072, less if the datapath has less",
+		Divided: ByTenant, Beyond: "the backends of the newest slices of a tenant above its share are not used",
+		Shown: "as for frontends", Tests: []string{"TestRemovedBackendsLeaveThoughNewOnesExceedTheShare"},
+	},
+	{
 		Name: "Services", Process: "sluice-loadbalancer", Setting: "limits.services", Default: "65,536", Divided: Undivided,
 		Beyond: "a Service is refused", Shown: "`sluice status`, `service list`",
 	},
 	{
 		Name: "EndpointSlices", Process: "sluice-loadbalancer", Setting: "limits.endpointSlices", Default: "131,072",
 		Divided: Undivided, Beyond: "a slice is refused", Shown: "`sluice status`",
-	},
-	{
-		Name: "frontends", Process: "sluice-loadbalancer", Setting: "limits.frontends", Default: "65,536", Divided: Undivided,
-		Beyond: "a Service is refused", Shown: "`sluice status`, `service list`",
-	},
-	{
-		Name: "backends", Process: "sluice-loadbalancer", Setting: "limits.backends", Default: "131,072", Divided: Undivided,
-		Beyond: "a slice is refused", Shown: "`sluice status`",
 	},
 	{
 		Name: "backends of one Service", Process: "sluice-loadbalancer", Setting: "limits.backendsPerService", Default: "65,536",

@@ -211,7 +211,7 @@ func (p *Parts[K]) Reassign(tenantOf func(k K) Tenant) {
 // Plan is a computation of the levels that is not in force yet.
 type Plan[K comparable] struct {
 	// Changed has the objects that get another number of units than they have.
-	Changed map[K]int
+	Changed  map[K]int
 	division Division
 	aside    int
 	now      time.Time

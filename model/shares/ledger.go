@@ -162,8 +162,10 @@ func (l *Ledger[K]) fits(limit int, t Tenant, n int) bool {
 		return false
 	}
 	switch {
-	case l.divisions == nil:
+	case l.divisions == nil && tenants >= firstPart: // a smaller limit cannot be divided
 		return l.admitted[limit][t]+n <= tenants/firstPart
+	case l.divisions == nil:
+		return true
 	case l.allFit(limit):
 		return true
 	}

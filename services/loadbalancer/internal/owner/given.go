@@ -95,12 +95,22 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 			case x != nil && x.by.source != f.name && (x.by.source == SourceGRPC || o.sources[x.by.source] != nil):
 				refused[k] = fmt.Sprintf("%s belongs to the source %s", k, x.by.source)
 			default:
-				if y := newObject(&g.Object, by); x == nil || !x.same(y) {
+				y := newObject(&g.Object, by)
+				if x == nil {
+					if why := o.places.count(&g.Object, y, o.config.Now()); why != "" {
+						refused[k] = why
+						continue
+					}
+				}
+				if x == nil || !x.same(y) {
 					e.puts = append(e.puts, y)
 				}
 			}
 		}
 		for k := range deletes {
+			if o.object(k) == nil {
+				o.places.uncount(k) // it waited
+			}
 			if x := o.object(k); x != nil && x.by.source == f.name {
 				e.gone = append(e.gone, k)
 			}
@@ -124,7 +134,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 	for k, g := range upserts {
 		delete(f.refused, k)
 		if _, bad := refused[k]; bad && g.Err == nil {
-			f.refused[k] = g
+			f.refused[k] = g // to be tried again: its place, or its name, may become free
 		}
 	}
 	return nil
@@ -187,6 +197,11 @@ func (f *Objects) Complete(ctx context.Context, listed map[service.ObjectKey]str
 				e.gone = append(e.gone, x.key())
 			}
 		})
+		for k := range o.places.waiting {
+			if _, ok := listed[k]; !ok {
+				o.places.uncount(k)
+			}
+		}
 		slices.SortFunc(e.gone, service.ObjectKey.Compare)
 		if !o.sources[f.name].listed {
 			e.listed = []string{f.name}

@@ -305,6 +305,8 @@ type edit struct {
 	listed    []string // sources to note as listed in this state
 	zone      *string  // of the node; nil: it stays where it is
 	levels    *levels  // of the shares; nil: they stay as they are
+	// waits are objects of the API server among gone that lose their place, and wait.
+	waits []waiting
 
 	content bool // what objects say changes, and the revision with it
 	touched map[service.Name]struct{}
@@ -387,7 +389,7 @@ func (o *Owner) plan(e *edit) error {
 		case old == nil:
 			count++
 		}
-		x.revision, x.updated, x.created = o.state.Revision+1, now, now
+		x.revision, x.updated, x.created = o.state.Revision+1, now, cmp.Or(o.places.waiting[x.key()].created, now)
 		if old != nil {
 			x.created = old.created
 		}
@@ -414,8 +416,8 @@ func (o *Owner) plan(e *edit) error {
 	if e.zone != nil {
 		o.hinted(e)
 	}
-	if len(e.puts) == 0 {
-		return nil
+	if len(e.puts) == 0 || e.puts[0].by.source == SourceKubernetes {
+		return nil // what of an API server exceeds a share is left out
 	}
 	l := o.config.Limits
 	switch {
@@ -426,8 +428,8 @@ func (o *Owner) plan(e *edit) error {
 		return fmt.Errorf("%w: there would be %d endpoint slices with %s, the limit is %d (limits.endpointSlices)",
 			failure.ErrLimit, count, last(e, service.KindSlice), l.Slices)
 	}
-	if e.puts[0].by.source != SourceGRPC {
-		return nil // what exceeds a share is left out
+	if err := o.tryCount(e); err != nil || e.puts[0].by.source != SourceGRPC {
+		return err
 	}
 	if err := o.findRoom(after); err != nil {
 		return err
@@ -572,6 +574,7 @@ func (o *Owner) apply(e *edit) {
 		o.put(x)
 	}
 	admitted.set(o)
+	o.recount(e)
 	for _, name := range touched {
 		if j := o.services[name]; j != nil {
 			o.enter(j)

@@ -249,15 +249,15 @@ const pause = time.Second
 
 // Run owns the state until the context ends.
 func (o *Owner) Run(ctx context.Context) error {
-	defer close(o.done)
-	defer o.watch.Close()
 	levels, stop := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		o.runLevels(levels)
 	}()
-	defer func() { <-ended }()
+	defer func() { <-ended }() // after done, which ends its calls
+	defer close(o.done)
+	defer o.watch.Close()
 	defer stop()
 	tick := time.NewTicker(pause)
 	defer tick.Stop()

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -22,10 +23,18 @@ import (
 const (
 	LimitFrontends = "frontends"
 	LimitBackends  = "backends"
+	LimitServices  = "services"
+	LimitSlices    = "endpointSlices"
 )
 
 // ExceedsShare is the reason of what a tenant asks for beyond its share.
 const ExceedsShare = "ExceedsShare"
+
+// waiting is an object of the API server that waits for its place.
+type waiting struct {
+	manifest.Object
+	created int64 // when it was first given, if its author does not say when it was created
+}
 
 // place is what a service asks of the limit of frontends. What its addresses need to refuse
 // connections is asked for by itself, and is given to all services of a tenant before any
@@ -53,6 +62,12 @@ type places struct {
 	backends  *shares.Parts[service.Name] // by slice
 	elements  bool                        // frontends counts elements of maps
 
+	// objects divides limits.services and limits.endpointSlices. Objects of the API server
+	// that are not admitted wait.
+	objects  *shares.Ledger[service.ObjectKey]
+	waiting  map[service.ObjectKey]waiting
+	levelled bool // objects was, once
+
 	reported map[string]Capacity // by subscriber
 	moved    bool                // namespaces may have other tenants
 	counting bool                // elements has to change
@@ -66,6 +81,9 @@ func newPlaces(o *Owner) *places {
 	p.frontends = shares.NewParts[place](p.settings, shares.Limit{Name: LimitFrontends, Size: p.limits.Frontends})
 	p.backends = shares.NewParts[service.Name](p.settings, shares.Limit{Name: LimitBackends, Size: p.limits.Backends})
 	p.asked = p.perService()
+	p.objects = shares.NewLedger[service.ObjectKey](p.settings, shares.Limit{Name: LimitServices, Size: p.limits.Services},
+		shares.Limit{Name: LimitSlices, Size: p.limits.Slices})
+	p.waiting = make(map[service.ObjectKey]waiting)
 	return p
 }
 
@@ -127,6 +145,140 @@ func orderOf(x *object, n service.Name) shares.Order {
 func (p *places) part(x *object, n service.Name, units, reserved int) shares.Part {
 	return shares.Part{
 		Tenant: p.tenant(n), Order: orderOf(x, n), Local: x.by.source != SourceKubernetes, Units: units, Reserved: reserved,
+	}
+}
+
+// counted is what an object is for the limits of services and slices.
+func (p *places) counted(x *object, created int64) shares.Object {
+	k := x.key()
+	o := shares.Object{
+		Tenant: p.tenant(k.Name), Local: x.by.source != SourceKubernetes, Units: []int{1, 0},
+		Order: shares.Order{Created: time.Unix(0, created), Namespace: k.Namespace, Name: k.Name.Name},
+	}
+	if x.slice != nil {
+		o.Units = []int{0, 1}
+	}
+	return o
+}
+
+// count admits an object of the API server that is new, or says why it has to wait.
+func (p *places) count(m *manifest.Object, x *object, now time.Time) (why string) {
+	k := x.key()
+	created := cmp.Or(x.createdByAuthor(), p.waiting[k].created, now.UnixNano())
+	p.waiting[k] = waiting{*m, created} // until it is in force
+	if p.objects.Put(k, p.counted(x, created)) {
+		return ""
+	}
+	return p.whyWaiting(k)
+}
+
+func (p *places) whyWaiting(k service.ObjectKey) string {
+	limit, tenant, share, _ := p.objects.Refused(k)
+	return fmt.Sprintf("%s: %s asks for %d of %d (limits.%s) and has %d", ExceedsShare, tenant, share.Asked, limit.Size,
+		limit.Name, share.Admitted)
+}
+
+// uncount forgets an object.
+func (p *places) uncount(k service.ObjectKey) {
+	p.objects.Delete(k)
+	delete(p.waiting, k)
+}
+
+// tryCount reports whether objects of a file or a call are within the share of their tenant.
+func (o *Owner) tryCount(e *edit) error {
+	p := o.places
+	var tried []service.ObjectKey
+	for _, k := range e.gone {
+		p.objects.Delete(k)
+	}
+	defer func() {
+		for _, k := range tried {
+			p.objects.Delete(k)
+		}
+		for _, k := range e.gone {
+			x := o.object(k)
+			p.objects.Restore(k, p.counted(x, x.created), true)
+		}
+	}()
+	for _, x := range e.puts {
+		k := x.key()
+		if o.object(k) != nil || p.objects.Admitted(k) {
+			continue
+		}
+		tried = append(tried, k)
+		if !p.objects.Put(k, p.counted(x, x.created)) {
+			return fmt.Errorf("%w: %s: %s", failure.ErrLimit, k, p.whyWaiting(k))
+		}
+	}
+	return nil
+}
+
+// levelObjects computes the levels of services and slices, and adds to an edit what loses its
+// place and what gains one. undo takes that back.
+func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
+	p := o.places
+	if p.levelled && len(p.waiting) == 0 {
+		return func() {} // everything fits
+	}
+	p.levelled = true
+	withdrawn, admitted := p.objects.Level(now)
+	by := &bringer{source: SourceKubernetes}
+	var changed []func()
+	for _, k := range withdrawn {
+		x := o.object(k)
+		if x == nil || x.by.source != SourceKubernetes {
+			continue
+		}
+		e.gone = append(e.gone, k)
+		m := manifest.Object{Key: k, Service: x.service, Slice: x.slice, Notes: x.remarks.get().notes}
+		e.waits = append(e.waits, waiting{m, x.created})
+		counted := p.counted(x, x.created)
+		changed = append(changed, func() { p.objects.Restore(k, counted, true) })
+	}
+	for _, k := range admitted {
+		m, ok := p.waiting[k]
+		if !ok {
+			continue
+		}
+		x := newObject(&m.Object, by)
+		if other := o.object(k); other != nil {
+			continue // it is another source's by now
+		}
+		e.puts = append(e.puts, x)
+		counted := p.counted(x, m.created)
+		changed = append(changed, func() { p.objects.Restore(k, counted, false) })
+	}
+	slices.SortFunc(e.gone, service.ObjectKey.Compare)
+	slices.SortFunc(e.puts, func(a, b *object) int { return a.key().Compare(b.key()) })
+	return func() {
+		for _, f := range changed {
+			f()
+		}
+	}
+}
+
+// recount notes what an edit did to the objects that are counted. It is made.
+func (o *Owner) recount(e *edit) {
+	p := o.places
+	for _, k := range e.gone {
+		p.uncount(k)
+	}
+	src := o.sources[SourceKubernetes]
+	for _, m := range e.waits {
+		x := newObject(&m.Object, &bringer{source: SourceKubernetes})
+		p.objects.Restore(m.Key, p.counted(x, m.created), false)
+		p.waiting[m.Key] = m
+		o.noteRefused(Refused{Key: m.Key, Source: SourceKubernetes, Origin: m.Key.String(), Err: p.whyWaiting(m.Key)})
+	}
+	for _, x := range e.puts {
+		k := x.key()
+		p.objects.Restore(k, p.counted(x, x.created), true)
+		if _, waited := p.waiting[k]; waited {
+			delete(p.waiting, k)
+			if src != nil {
+				delete(src.refused, k.String())
+			}
+		}
 	}
 }
 
@@ -315,6 +467,7 @@ func (o *Owner) admitAll(names map[service.Name]struct{}) {
 	for name := range names {
 		all[name] = o.services[name]
 	}
+	o.objects(func(x *object) { o.places.objects.Restore(x.key(), o.places.counted(x, x.created), true) })
 	for _, j := range o.byOrder(all) {
 		o.places.ask(&o.config.Node, j).set(j)
 	}
@@ -349,6 +502,7 @@ func (o *Owner) planLevels(now time.Time) *levels {
 	if p.moved {
 		p.frontends.Reassign(func(x place) shares.Tenant { return p.tenant(x.of) })
 		p.backends.Reassign(p.tenant)
+		p.objects.Reassign(func(k service.ObjectKey) shares.Tenant { return p.tenant(k.Name) })
 		p.moved = false
 	}
 	bound := make(map[service.Name]struct{})
@@ -410,7 +564,8 @@ func (l *levels) enforce(o *Owner) {
 // wakeLevels wakes who computes the levels if they are due.
 func (o *Owner) wakeLevels(now time.Time) {
 	p := o.places
-	if !o.levelled() || !p.frontends.Due(now) && !p.backends.Due(now) && !p.counting && !p.moved && p.asked == p.perService() {
+	if !o.levelled() || !p.frontends.Due(now) && !p.backends.Due(now) && !p.counting && !p.moved && p.asked == p.perService() &&
+		(p.levelled && len(p.waiting) == 0 || p.objects.Next().IsZero()) {
 		return
 	}
 	if last := p.frontends.Computed(); !last.IsZero() && now.Before(last.Add(shares.LevelInterval)) {
@@ -439,19 +594,26 @@ func (o *Owner) runLevels(ctx context.Context) {
 
 // computeLevels computes the levels and changes the frontends by them.
 func (o *Owner) computeLevels(ctx context.Context) error {
+	undo := func() {}
 	_, err := o.revise(ctx, func() (*edit, error) {
+		e := &edit{}
 		if !o.levelled() {
-			return &edit{}, nil
+			return e, nil
 		}
-		began := time.Now()
-		l := o.planLevels(o.config.Now())
+		began, now := time.Now(), o.config.Now()
+		l := o.planLevels(now)
+		undo = o.levelObjects(e, now)
 		o.times.Add(opLevel, time.Since(began))
 		if len(l.touched) == 0 && l.counted == nil {
 			l.enforce(o)
-			return &edit{}, nil
+		} else {
+			e.levels = l
 		}
-		return &edit{levels: l}, nil
+		return e, nil
 	}, func(*edit) {})
+	if err != nil {
+		err = errors.Join(err, o.do(context.WithoutCancel(ctx), opOther, func() { undo() }))
+	}
 	return err
 }
 
@@ -565,8 +727,12 @@ func (o *Owner) exceeding(j *joined) (out exceeding) {
 // Usage returns what the tenants have of the limits that they share.
 func (o *Owner) Usage(ctx context.Context) ([]shares.Usage, error) {
 	return ask(ctx, o, opRead, func() ([]shares.Usage, error) {
-		return []shares.Usage{o.places.frontends.Usage(), o.places.backends.Usage()}, nil
+		return o.usage(), nil
 	})
+}
+
+func (o *Owner) usage() []shares.Usage {
+	return append([]shares.Usage{o.places.frontends.Usage(), o.places.backends.Usage()}, o.places.objects.Usage()...)
 }
 
 // SharedLimit is the state of a limit that tenants share.
@@ -579,7 +745,7 @@ type SharedLimit struct {
 
 func (o *Owner) sharedLimits() []SharedLimit {
 	var out []SharedLimit
-	for _, u := range []shares.Usage{o.places.frontends.Usage(), o.places.backends.Usage()} {
+	for _, u := range o.usage() {
 		l := SharedLimit{Name: u.Limit.Name, Size: u.Limit.Size, Used: u.Used, Asked: u.Asked}
 		for _, t := range u.Tenants {
 			if t.Asked > t.Admitted {

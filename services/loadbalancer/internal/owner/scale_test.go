@@ -17,7 +17,9 @@ import (
 // many are services in 400 namespaces, and slices of them.
 func many(services, parts int) []manifest.Object {
 	var out []manifest.Object
-	addr := func(net byte, n int) netip.Addr { return netip.AddrFrom4([4]byte{net, byte(n >> 16), byte(n >> 8), byte(n)}) }
+	addr := func(net byte, n int) netip.Addr {
+		return netip.AddrFrom4([4]byte{net, byte(n >> 16), byte(n >> 8), byte(n)})
+	}
 	name := func(n int) service.Name {
 		return service.Name{Namespace: fmt.Sprint("n", n%400), Name: fmt.Sprint("s", n)}
 	}

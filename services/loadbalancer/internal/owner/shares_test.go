@@ -419,7 +419,7 @@ func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 	x := connect(&Capacity{Frontends: 40, Backends: 1000, Members: 40, BackendsPerList: 100})
 	is("with a small datapath", 31, 18)
 	st, err := o.Status(t.Context())
-	if err != nil || len(st.Limits) != 2 || st.Limits[0].Size != 40 || st.Limits[0].Asked != 55 || st.Limits[0].Used != 36 ||
+	if err != nil || len(st.Limits) != 4 || st.Limits[0].Size != 40 || st.Limits[0].Asked != 55 || st.Limits[0].Used != 36 ||
 		st.Limits[1].Size != 20 || st.Limits[0].Exceeding != 1 || st.Limits[0].System || st.ProblemCount != 2 {
 		t.Errorf("the status has %+v, %+v, %v", st.Limits, st.Problems, err)
 	}
@@ -541,3 +541,64 @@ type listedTenants struct {
 }
 
 func (l *listedTenants) Complete() bool { return l.complete }
+
+// TestFloodOfObjectsKeepsNoServiceOfOthersOut: one namespace has more services and slices than
+// are kept. The objects of others are kept, and those of the flood again once there are fewer.
+func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
+	o := startShared(t, Limits{Services: 20, Slices: 20, Frontends: 1000, Backends: 1000, BackendsPerService: 500})
+	for i := range 30 {
+		o.give(serviceText("evil", fmt.Sprintf("s%02d", i), fmt.Sprint("10.96.1.", i+1), 1),
+			sliceText("evil", fmt.Sprintf("s%02d", i), 1, fmt.Sprint("10.244.9.", i+1)))
+	}
+	const led = "10.96.0.1:80/TCP of shop/web inside 10.244.0.5:8080"
+	o.give(serviceText("shop", "web", "10.96.0.1", 1), sliceText("shop", "web", 1, "10.244.0.5"))
+	if got := o.frontendOf("10.96.0.1"); got != led {
+		t.Errorf("before the first levels: %q", got)
+	}
+	kept := func() (services, slices, waiting int) {
+		t.Helper()
+		st, err := o.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st.Services, st.Slices, st.Refused
+	}
+	listed := make(map[service.ObjectKey]struct{})
+	for i := range 30 {
+		listed[keyOf(service.KindService, "evil", fmt.Sprintf("s%02d", i))] = struct{}{}
+		listed[keyOf(service.KindSlice, "evil", fmt.Sprintf("s%02d-x", i))] = struct{}{}
+	}
+	listed[keyOf(service.KindService, "shop", "web")] = struct{}{}
+	listed[keyOf(service.KindSlice, "shop", "web-x")] = struct{}{}
+	if err := o.Objects.Complete(t.Context(), listed); err != nil {
+		t.Fatal(err)
+	}
+	o.level()
+	if services, slices, waiting := kept(); services != 18 || slices != 18 || waiting != 26 {
+		t.Errorf("%d services and %d slices are kept, %d are refused, want 18, 18 and 26", services, slices, waiting)
+	}
+	if got := o.frontendOf("10.96.1.17"); got == "" {
+		t.Error("the seventeenth of the flood is not kept, and there is a place")
+	}
+	o.give(serviceText("shop", "more", "10.96.0.2", 1), serviceText("kube-system", "kube-dns", "10.96.0.10", 1))
+	o.level()
+	if got := o.frontendOf("10.96.0.2") + o.frontendOf("10.96.0.10"); !strings.Contains(got, "shop/more") ||
+		!strings.Contains(got, "kube-system/kube-dns") {
+		t.Errorf("the new services of others: %q", got)
+	}
+	if got := o.frontendOf("10.96.1.17"); got != "" {
+		t.Errorf("the newest of the flood is still there: %q", got)
+	}
+	for i := range 12 {
+		o.remove(keyOf(service.KindService, "evil", fmt.Sprintf("s%02d", i)), keyOf(service.KindSlice, "evil",
+			fmt.Sprintf("s%02d-x", i)))
+	}
+	o.level()
+	// 18 of each are left of the flood, two services and a slice of shop, one service of system.
+	if services, slices, waiting := kept(); services != 19 || slices != 18 || waiting != 3 {
+		t.Errorf("%d services and %d slices are kept, %d are refused, want 19, 18 and 3", services, slices, waiting)
+	}
+	if got := o.frontendOf("10.96.1.17"); got == "" {
+		t.Error("an object that was withdrawn does not come back")
+	}
+}

@@ -63,10 +63,10 @@ func sliceText(namespace, name string, ports int, addresses ...string) string {
 	return b.String()
 }
 
-// frontendOf is what the node has at port 80 of a cluster IP.
-func (r *running) frontendOf(ip string) string {
+// servedAt is what the node has at port 80 of a cluster IP.
+func (r *running) servedAt(ip string) string {
 	r.t.Helper()
-	x := r.subscribe("frontendOf", [16]byte{}, 0)
+	x := r.subscribe("servedAt", [16]byte{}, 0)
 	defer x.Close()
 	st, err := r.Status(r.t.Context())
 	if err != nil {
@@ -180,7 +180,7 @@ func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
 	served := func(what string) {
 		t.Helper()
 		const want = "10.96.0.1:80/TCP of shop/web inside 10.244.0.5:8080"
-		if got := o.frontendOf("10.96.0.1"); got != want {
+		if got := o.servedAt("10.96.0.1"); got != want {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
 	}
@@ -358,7 +358,7 @@ func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 	is := func(want string) {
 		t.Helper()
 		want = "10.96.0.1:80/TCP of shop/web inside" + want
-		if got := o.frontendOf("10.96.0.1"); got != want {
+		if got := o.servedAt("10.96.0.1"); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
@@ -552,7 +552,7 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 	}
 	const led = "10.96.0.1:80/TCP of shop/web inside 10.244.0.5:8080"
 	o.give(serviceText("shop", "web", "10.96.0.1", 1), sliceText("shop", "web", 1, "10.244.0.5"))
-	if got := o.frontendOf("10.96.0.1"); got != led {
+	if got := o.servedAt("10.96.0.1"); got != led {
 		t.Errorf("before the first levels: %q", got)
 	}
 	kept := func() (services, slices, waiting int) {
@@ -577,16 +577,16 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 	if services, slices, waiting := kept(); services != 18 || slices != 18 || waiting != 26 {
 		t.Errorf("%d services and %d slices are kept, %d are refused, want 18, 18 and 26", services, slices, waiting)
 	}
-	if got := o.frontendOf("10.96.1.17"); got == "" {
+	if got := o.servedAt("10.96.1.17"); got == "" {
 		t.Error("the seventeenth of the flood is not kept, and there is a place")
 	}
 	o.give(serviceText("shop", "more", "10.96.0.2", 1), serviceText("kube-system", "kube-dns", "10.96.0.10", 1))
 	o.level()
-	if got := o.frontendOf("10.96.0.2") + o.frontendOf("10.96.0.10"); !strings.Contains(got, "shop/more") ||
+	if got := o.servedAt("10.96.0.2") + o.servedAt("10.96.0.10"); !strings.Contains(got, "shop/more") ||
 		!strings.Contains(got, "kube-system/kube-dns") {
 		t.Errorf("the new services of others: %q", got)
 	}
-	if got := o.frontendOf("10.96.1.17"); got != "" {
+	if got := o.servedAt("10.96.1.17"); got != "" {
 		t.Errorf("the newest of the flood is still there: %q", got)
 	}
 	for i := range 12 {
@@ -598,7 +598,7 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 	if services, slices, waiting := kept(); services != 19 || slices != 18 || waiting != 3 {
 		t.Errorf("%d services and %d slices are kept, %d are refused, want 19, 18 and 3", services, slices, waiting)
 	}
-	if got := o.frontendOf("10.96.1.17"); got == "" {
+	if got := o.servedAt("10.96.1.17"); got == "" {
 		t.Error("an object that was withdrawn does not come back")
 	}
 }

@@ -42,11 +42,11 @@ func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 		{"a Service", map[service.ObjectKey]Given{web: {Err: errors.New("metadata.name: is missing")}}},
 	} {
 		apply(o, good())
-		if got := o.frontendOf("10.96.0.1"); got != led {
+		if got := o.servedAt("10.96.0.1"); got != led {
 			t.Fatalf("before %s: %s", bad.what, got)
 		}
 		apply(o, bad.given)
-		if got := o.frontendOf("10.96.0.1"); got != closed {
+		if got := o.servedAt("10.96.0.1"); got != closed {
 			t.Errorf("%s that cannot be read: %q, want %q", bad.what, got, closed)
 		}
 		_, refused, _, err := o.List(t.Context(), Filter{})
@@ -56,7 +56,7 @@ func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 	}
 	o.stop()
 	o = start(t, config, dir, SourceKubernetes)
-	if got := o.frontendOf("10.96.0.1"); got != closed {
+	if got := o.servedAt("10.96.0.1"); got != closed {
 		t.Errorf("after a restart: %q, want %q", got, closed)
 	}
 }

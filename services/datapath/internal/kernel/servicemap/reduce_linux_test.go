@@ -213,19 +213,22 @@ func TestKernelRefusedFrontendTakesNothing(t *testing.T) {
 // TestKernelGainedTableTakesNoReserve: a table is not needed to go on, so that it may not
 // take the places that changes need.
 func TestKernelGainedTableTakesNoReserve(t *testing.T) {
-	i := start(t, kerneltest.NewBPFFS(t), sizes{keys: 256, fronts: 256, members: 10_000, backends: 256})
-	var ns []int
-	for n := range 20 {
-		ns = append(ns, n)
+	i := start(t, kerneltest.NewBPFFS(t), sizes{keys: 256, fronts: 256, members: 60_000, backends: 256})
+	list := func(first int) *frontend.List {
+		var ns []int
+		for n := range 20 {
+			ns = append(ns, first+n)
+		}
+		return listOf(false, ns...)
 	}
 	s := state{}
-	for n := range 4 { // 2,048 slots each, and a tenth beside
-		f := service(n, false, listOf(false, ns[n:]...))
+	for n := range 25 { // 24 tables of 2,176 places leave 7,776, of which 6,000 are for changes
+		f := service(n, false, list(n))
 		f.Inside.Table = n > 0
 		s[f.Key] = f
 	}
 	i.apply(t, s.all())
-	f := service(0, false, listOf(false, ns...))
+	f := service(0, false, list(0))
 	f.Inside.Table = true
 	tx := state{f.Key: f}.all()
 	tx.Partial = true

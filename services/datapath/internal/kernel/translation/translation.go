@@ -153,10 +153,14 @@ type Pass struct {
 // have been idle for as long as one may be. What is removed while a packet comes is
 // chosen again by that packet.
 func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack.Timeouts) (p Pass, err error) {
+	found := func(t conntrack.Tuple) (bool, error) {
+		_, found, err := ct.Lookup(t)
+		return found, err
+	}
 	var over []entry
 	err = m.each(func(es []entry) error {
 		for _, e := range es {
-			gone, err := isOver(e.Translation, now, ct, timeouts)
+			gone, err := isOver(e.Translation, now, found, timeouts)
 			if err != nil {
 				return err
 			}
@@ -177,7 +181,10 @@ func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack
 	return p, err
 }
 
-func isOver(t Translation, now uint32, ct *conntrack.Connections, timeouts conntrack.Timeouts) (bool, error) {
+// isOver reports whether nothing uses a translation any more. found reports whether there is
+// a connection.
+func isOver(t Translation, now uint32, found func(conntrack.Tuple) (bool, error), timeouts conntrack.Timeouts,
+) (bool, error) {
 	idle := time.Duration(int32(now-t.LastSeen)) * time.Second
 	if idle < Rest {
 		return false, nil
@@ -186,10 +193,10 @@ func isOver(t Translation, now uint32, ct *conntrack.Connections, timeouts connt
 		return idle >= timeouts.Of(t.Protocol, conntrack.SeenReply|conntrack.Established), nil
 	}
 	of := conntrack.Tuple{Initiator: t.Source, Responder: t.Backend, Protocol: t.Protocol, Transit: t.Answer}
-	_, found, err := ct.Lookup(of)
-	if err == nil && !found && !t.Answer { // of a sender outside
+	there, err := found(of)
+	if err == nil && !there && !t.Answer { // of a sender outside
 		of.Transit = true
-		_, found, err = ct.Lookup(of)
+		there, err = found(of)
 	}
-	return err == nil && !found, err
+	return err == nil && !there, err
 }

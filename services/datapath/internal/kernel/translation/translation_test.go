@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package translation
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+)
+
+// TestTranslationStaysWhileItIsUsed: by its connection of a pod, by one of a sender outside
+// that is in transit, or, of a pod to itself, by packets alone.
+func TestTranslationStaysWhileItIsUsed(t *testing.T) {
+	at := netip.MustParseAddrPort
+	pod := Translation{Source: at("10.244.0.2:40000"), Asked: at("10.96.0.1:80"), Backend: at("10.244.1.3:8080"), Protocol: 6}
+	answer := Translation{
+		Source: at("10.244.1.3:8080"), Asked: at("192.0.2.10:24711"), Backend: at("198.51.100.7:40000"), Protocol: 6,
+		Answer: true,
+	}
+	itself, back := pod, pod
+	itself.Backend, back.Back = at("10.244.0.2:8080"), true
+	of := func(x Translation, transit bool) conntrack.Tuple {
+		return conntrack.Tuple{Initiator: x.Source, Responder: x.Backend, Protocol: x.Protocol, Transit: transit}
+	}
+	timeouts := conntrack.DefaultTimeouts()
+	long := timeouts.Of(6, conntrack.SeenReply|conntrack.Established)
+	for _, c := range []struct {
+		what string
+		t    Translation
+		idle time.Duration
+		has  []conntrack.Tuple
+		over bool
+	}{
+		{"without a connection, just used", pod, Rest - time.Second, nil, false},
+		{"without a connection", pod, Rest, nil, true},
+		{"with a connection", pod, long * 2, []conntrack.Tuple{of(pod, false)}, false},
+		{"with a connection of a sender outside", pod, long * 2, []conntrack.Tuple{of(pod, true)}, false},
+		{"with a connection of another backend", pod, Rest, []conntrack.Tuple{of(itself, false)}, true},
+		{"answers with their connection", answer, long * 2, []conntrack.Tuple{of(answer, true)}, false},
+		{"answers with another connection", answer, Rest, []conntrack.Tuple{of(answer, false)}, true},
+		{"of a pod to itself, in use", itself, long - time.Second, nil, false},
+		{"of a pod to itself, idle", itself, long, []conntrack.Tuple{of(itself, false)}, true},
+		{"back to a pod itself, in use", back, long - time.Second, nil, false},
+		{"back to a pod itself, idle", back, long, nil, true},
+	} {
+		now := uint32(10_000_000)
+		c.t.LastSeen = now - uint32(c.idle/time.Second)
+		found := func(x conntrack.Tuple) (bool, error) {
+			for _, y := range c.has {
+				if x == y {
+					return true, nil
+				}
+			}
+			return false, nil
+		}
+		if over, err := isOver(c.t, now, found, timeouts); err != nil || over != c.over {
+			t.Errorf("%s: over %t, %v", c.what, over, err)
+		}
+	}
+	broken := func(conntrack.Tuple) (bool, error) { return false, errors.New("no map") }
+	if over, err := isOver(pod, 1000, broken, timeouts); err == nil || over {
+		t.Errorf("a connection that cannot be looked for: over %t, %v", over, err)
+	}
+}

@@ -99,7 +99,7 @@ func TestPartsKeepWhatTheyHaveUntilTheNextLevel(t *testing.T) {
 	is("g", 40)
 	p.Try([]string{"g", "h"}, func() {
 		p.Delete("g")
-		if got := p.Put("h", Part{Tenant: shop, Order: order(4, "h"), Units: 90}); got != 66 { // the last level, 70, without the 4 of s
+		if got := p.Put("h", Part{Tenant: shop, Order: order(4, "h"), Units: 90}); got != 66 { // 70 - 4
 			t.Errorf("an object would get %d", got)
 		}
 	})

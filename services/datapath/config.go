@@ -24,7 +24,7 @@ import (
 
 // Config is the datapath's own part of the configuration.
 type Config struct {
-	Node      string         `config:"node" help:"name of this node in flows until sluice-identity says which name it has for this node"`
+	Node      string         `config:"node" help:"name of this node in flows until sluice-identity names it"`
 	StateDir  string         `config:"stateDir" help:"where the records of endpoints are"`
 	SpoolDir  string         `config:"spoolDir" help:"where the CNI plugin leaves deletions while this process is away"`
 	BPFDir    string         `config:"bpfDir" help:"bpffs in which maps and programs are pinned; sluice prepare mounts it"`

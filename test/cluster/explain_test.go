@@ -64,7 +64,8 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 `
 	write := func(dir, text string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, "explain.yaml"), []byte(text), 0o644); err != nil { //nolint:gosec // the services' users read it
+		if err := os.WriteFile(filepath.Join(dir, "explain.yaml"), []byte(text),
+			0o644); err != nil { //nolint:gosec // the services' users read it
 			t.Fatal(err)
 		}
 	}
@@ -81,7 +82,8 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 		if err != nil {
 			return err
 		}
-		return netlink.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: bridge.Addr().AsSlice(), Mask: net.CIDRMask(bridge.Bits(), 32)}})
+		return netlink.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: bridge.Addr().AsSlice(),
+			Mask: net.CIDRMask(bridge.Bits(), 32)}})
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -94,11 +96,12 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 	})
 
 	addresses := map[string]string{
-		"bridge of this node": bridge.Addr().String(), "pod of this node": beside.Addresses()[0].String(), "pod of another node": far.Addresses()[0].String(),
+		"bridge of this node": bridge.Addr().String(), "pod of this node": beside.Addresses()[0].String(),
+		"pod of another node":             far.Addresses()[0].String(),
 		"pod of another node, IPv6":       far.Addresses()[1].String(),
 		"overlay address of this node":    inRange(near, 1),
-		"overlay address of another node": inRange(far, 1), "nobody in a range of another node": inRange(far, 200),
-		"nobody in the ranges of all nodes": "10.244.99.9", "outside": "192.0.2.1", "outside, IPv6": "2001:db8::1",
+		"overlay address of another node": inRange(far, 1), "unassigned in a range of another node": inRange(far, 200),
+		"outside of the ranges of all nodes": "10.244.99.9", "outside": "192.0.2.1", "outside, IPv6": "2001:db8::1",
 	}
 	for i, a := range here.Addresses() {
 		addresses[fmt.Sprintf("this node, address %d", i)] = a.String()
@@ -118,7 +121,7 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 			side, other, peer = kernel.Ingress, policy.Ingress, kernel.Source
 		}
 		if side == nil || other == nil {
-			t.Errorf("%s: no policy is asked: %+v, %+v", what, kernel, policy)
+			t.Errorf("%s: a side was not evaluated: %+v, %+v", what, kernel, policy)
 			return ""
 		}
 		verdict := map[string]string{"allow": "forwarded", "deny": "dropped"}[other.Action]
@@ -137,7 +140,8 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 		write(c.Hub().PolicyDir(), fmt.Sprintf(onlyTo, entity))
 		servicetest.EventuallyNil(t, "the kernel enforces the policy for "+entity, func() error {
 			var x explained
-			if err := here.trySluice(t.Context(), &x, "explain", "--from", near.Name, "--to", "192.0.2.1", "--port", "80"); err != nil {
+			if err := here.trySluice(t.Context(), &x, "explain", "--from", near.Name, "--to", "192.0.2.1", "--port",
+				"80"); err != nil {
 				return err
 			}
 			if passes := x.Egress.Verdict.Verdict == "forwarded"; passes != (entity == "world") {
@@ -153,7 +157,7 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 	}
 	for what := range addresses {
 		world, cluster := allowed["world"][what], allowed["cluster"][what]
-		if what == "nobody in a range of another node" {
+		if what == "unassigned in a range of another node" {
 			if world || cluster { // it is unknown, and no entity has it
 				t.Errorf("%s: world %t, cluster %t", what, world, cluster)
 			}
@@ -162,7 +166,8 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 		}
 	}
 
-	if _, err := here.run(t.Context(), "policy", "explain", "--from", near.Name, "--to", "10.96.0.40", "--port", "80"); err == nil ||
+	if _, err := here.run(t.Context(), "policy", "explain", "--from", near.Name, "--to", "10.96.0.40", "--port",
+		"80"); err == nil ||
 		!strings.Contains(err.Error(), netip.AddrPortFrom(far.Addresses()[0], 8080).String()) ||
 		!strings.Contains(err.Error(), "is an address of Service default/web") {
 		t.Errorf("the address of a Service: %v", err)
@@ -170,7 +175,8 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 	if err := here.Stop(t.Context(), devnode.Identity); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := here.run(t.Context(), "policy", "explain", "--from", near.Name, "--to", "192.0.2.1", "--port", "80"); err == nil ||
+	if _, err := here.run(t.Context(), "policy", "explain", "--from", near.Name, "--to", "192.0.2.1", "--port",
+		"80"); err == nil ||
 		!strings.Contains(err.Error(), "cannot find the identity of 192.0.2.1") {
 		t.Errorf("an address while sluice-identity is away: %v", err)
 	}

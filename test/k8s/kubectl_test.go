@@ -401,7 +401,8 @@ func (p kubectlSluice) testExplain() {
 	p.Cleanup(func() { _, _ = p.c.Kubectl(contextOf(p), "delete", "namespace", "shop") })
 	p.serverOn("node1", "shop", "client")
 	p.serverOn("node2", "shop", "web")
-	p.apply(`{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, spec: {selector: {app: web}, ports: [{port: 80,
+	p.apply(`{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, spec: {selector: {app: web}, ` +
+		`ports: [{port: 80,
 		targetPort: 8080}]}}`)
 	client, web := p.ready("shop", "client"), p.ready("shop", "web")
 	service := p.kubectl("--namespace=shop", "get", "service", "web", "--output=jsonpath={.spec.clusterIP}")
@@ -441,7 +442,8 @@ func (p kubectlSluice) testExplain() {
 		p.Errorf("the connection: %v, want TIMEOUT", err)
 	}
 	out, _, _ := p.plugin("explain", "--from=shop/client", "--to=shop/web", "--port=8080")
-	if !strings.Contains(out, ": DROPPED by node2 (policy-denied)\n") || !strings.Contains(out, "NetworkPolicy shop/closed") {
+	if !strings.Contains(out, ": DROPPED by node2 (policy-denied)\n") || !strings.Contains(out,
+		"NetworkPolicy shop/closed") {
 		p.Errorf("explained as %s", out)
 	}
 	alone, err := p.sluice("explain", "--from", client.address(), "--to", web.address(), "--port", "8080")
@@ -450,7 +452,8 @@ func (p kubectlSluice) testExplain() {
 	}
 	// Both nodes follow the same API, so the sender's node knows what the receiver's policy denies.
 	alone, err = p.sluice("policy", "explain", "--from", client.address(), "--to", web.address(), "--port", "8080")
-	if err != nil || !strings.Contains(alone, ": DENIED by policy revision ") || !strings.Contains(alone, "NetworkPolicy shop/closed") {
+	if err != nil || !strings.Contains(alone, ": DENIED by policy revision ") || !strings.Contains(alone,
+		"NetworkPolicy shop/closed") {
 		p.Errorf("by the policies of the sender's node: %v: %s", err, alone)
 	}
 }

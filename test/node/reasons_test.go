@@ -26,16 +26,17 @@ import (
 
 // notProvoked are the reasons of the datapath that no call of this test can cause, each with why.
 var notProvoked = map[datapathv1.ErrorReason]string{
-	datapathv1.ErrorReason_ERROR_REASON_UNSPECIFIED:            "never sent",
-	datapathv1.ErrorReason_ERROR_REASON_INTERNAL:               "a bug, or a system call that fails unexpectedly",
-	datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_DELETED:       "a race of two calls; tests of the core decide it",
-	datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE:         "ipam leases an address to one owner, which LEASE_LOST precedes",
+	datapathv1.ErrorReason_ERROR_REASON_UNSPECIFIED:      "never sent",
+	datapathv1.ErrorReason_ERROR_REASON_INTERNAL:         "a bug, or a system call that fails unexpectedly",
+	datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_DELETED: "a race of two calls; tests of the core decide it",
+	datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE: "ipam leases an address to one owner, which LEASE_LOST " +
+		"precedes",
 	datapathv1.ErrorReason_ERROR_REASON_NO_CAPACITY:            "4,095 endpoints; a test of the core has fewer slots",
 	datapathv1.ErrorReason_ERROR_REASON_SERVICE_EXHAUSTED:      "services of another version, which give no reason",
 	datapathv1.ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES: "needs an API server; test/k8s has one",
 }
 
-// reasons are those that the datapath of a node has answered with.
+// reasons collects the reasons with which the datapath has answered.
 type reasons struct {
 	t    *testing.T
 	seen map[datapathv1.ErrorReason]bool
@@ -75,8 +76,8 @@ func short(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestKernelReasonsOfTheDatapathAreThoseOfItsAPI has real services answer each documented reason: what wraps an error of
-// the core on its way must not hide which one it is.
+// TestKernelReasonsOfTheDatapathAreThoseOfItsAPI provokes each documented reason in real services: a wrapper around an
+// error of the core must not hide its reason.
 func TestKernelReasonsOfTheDatapathAreThoseOfItsAPI(t *testing.T) {
 	t.Parallel()
 	seen := map[datapathv1.ErrorReason]bool{}
@@ -112,14 +113,16 @@ func reasonsOfRequests(r *reasons) {
 			t.Errorf("%s: the details name %v", path, fields)
 		}
 	}
-	web.PortMappings = []*datapathv1.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: netv1.Protocol_PROTOCOL_TCP}}
+	web.PortMappings = []*datapathv1.PortMapping{{HostPort: 8080, ContainerPort: 80,
+		Protocol: netv1.Protocol_PROTOCOL_TCP}}
 	web.Manager, web.Network = "tests", "net"
 	if err := create(web); err != nil {
 		t.Fatal(err)
 	}
 	changed := proto.CloneOf(web)
 	changed.Mtu = 1400
-	r.want("the same owner with another MTU", create(changed), datapathv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT)
+	r.want("the same owner with another MTU", create(changed),
+		datapathv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT)
 	port := n.creation(t, newPod(t, "port"))
 	port.PortMappings = web.GetPortMappings()
 	r.want("the host port of another", create(port), datapathv1.ErrorReason_ERROR_REASON_HOST_PORT_IN_USE)
@@ -127,7 +130,7 @@ func reasonsOfRequests(r *reasons) {
 	late := n.creation(t, newPod(t, "late"))
 	late.LeaseExpireTime = timestamppb.New(time.Now().Add(-time.Second))
 	r.want("a lease that has ended", create(late), datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST)
-	// What ipam answers keeps its own reason.
+	// An answer of ipam keeps its own reason.
 	late.LeaseExpireTime, late.Addresses = nil, []string{"10.244.0.200"}
 	if err := create(late); !rpcerr.Is(err, ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER) {
 		t.Errorf("an address that was not leased: %v", err)
@@ -139,12 +142,14 @@ func reasonsOfRequests(r *reasons) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	r.want("a container with an eth0", create(n.creation(t, taken)), datapathv1.ErrorReason_ERROR_REASON_INTERFACE_NAME_TAKEN)
+	r.want("a container with an eth0", create(n.creation(t, taken)),
+		datapathv1.ErrorReason_ERROR_REASON_INTERFACE_NAME_TAKEN)
 
 	absent := &workloadv1.Owner{ContainerId: "absent", InterfaceName: "eth0"}
 	_, err := n.datapath.GetEndpoint(short(t), &datapathv1.GetEndpointRequest{Owner: absent})
 	r.want("an owner without an endpoint", err, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_NOT_FOUND)
-	_, err = n.datapath.DeleteEndpoint(short(t), &datapathv1.DeleteEndpointRequest{Owner: web.GetOwner(), UnlessInUse: true})
+	_, err = n.datapath.DeleteEndpoint(short(t), &datapathv1.DeleteEndpointRequest{Owner: web.GetOwner(),
+		UnlessInUse: true})
 	r.want("a deletion unless in use", err, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_IN_USE)
 	_, err = n.datapath.UpdateEndpoint(short(t), &datapathv1.UpdateEndpointRequest{
 		Owner: web.GetOwner(), Manager: "others", Labels: &datapathv1.GivenLabels{},
@@ -153,7 +158,8 @@ func reasonsOfRequests(r *reasons) {
 	_, err = n.datapath.ReclaimEndpoints(short(t), &datapathv1.ReclaimEndpointsRequest{Manager: "tests", Network: "net"})
 	r.want("a reclaim of everything", err, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST)
 	_, err = n.observer.Explain(short(t), &datapathv1.ExplainRequest{
-		SourceAddress: "192.0.2.1", DestinationAddress: "192.0.2.2", Protocol: netv1.Protocol_PROTOCOL_TCP, DestinationPort: 80,
+		SourceAddress: "192.0.2.1", DestinationAddress: "192.0.2.2", Protocol: netv1.Protocol_PROTOCOL_TCP,
+		DestinationPort: 80,
 	})
 	r.want("addresses of others", err, datapathv1.ErrorReason_ERROR_REASON_ADDRESSES_NOT_LOCAL)
 	dump, err := n.datapath.DumpMap(short(t), &datapathv1.DumpMapRequest{Name: "sl_absent"})
@@ -172,7 +178,8 @@ func reasonsOfSettings(r *reasons) {
 	p := newPod(t, "one")
 	first := n.creation(t, p)
 	mapped := proto.CloneOf(first)
-	mapped.PortMappings = []*datapathv1.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: netv1.Protocol_PROTOCOL_TCP}}
+	mapped.PortMappings = []*datapathv1.PortMapping{{HostPort: 8080, ContainerPort: 80,
+		Protocol: netv1.Protocol_PROTOCOL_TCP}}
 	_, err := n.datapath.CreateEndpoint(short(t), mapped)
 	r.want("a host port without services", err, datapathv1.ErrorReason_ERROR_REASON_LOAD_BALANCING_OFF)
 	if _, err := n.datapath.CreateEndpoint(short(t), first); err != nil {

@@ -23,8 +23,8 @@ import (
 )
 
 // metrics writes what a process counts. The process says where its metrics are, but root does not connect to where a
-// process that was taken over tells it to: it connects to a socket of the process in the directory of its sockets, or to
-// an address that root has written into the configuration.
+// process that was taken over tells it to: it connects to a socket of the process in the directory of its sockets, or
+// to an address that root has written into the configuration.
 func (r *report) metrics(ctx context.Context, w *content, name string) error {
 	dir := filepath.Join(r.runDir, name)
 	address := filepath.Join(dir, "metrics.sock")
@@ -47,8 +47,8 @@ func (r *report) metrics(ctx context.Context, w *content, name string) error {
 	case filepath.IsAbs(address) && filepath.Dir(filepath.Clean(address)) == dir:
 		dial = func(ctx context.Context) (net.Conn, error) { return dialOwn(ctx, dir, filepath.Base(address)) }
 	case address != configured:
-		return fmt.Errorf("the process says that its metrics are at %s, which is neither in %s nor in %s; that address is not "+
-			"connected to", address, dir, file)
+		return fmt.Errorf("the process says that its metrics are at %s, which is neither in %s nor in %s; that address "+
+			"is not connected to", address, dir, file)
 	case filepath.IsAbs(address):
 		dial = func(ctx context.Context) (net.Conn, error) { return dialSocket(ctx, address) }
 	default:
@@ -96,7 +96,8 @@ func (r *report) configFile(name string) (string, error) {
 	return paths.ConfigFile(name), nil
 }
 
-// configuredAddress is the address for metrics in a configuration file that root alone can write; empty if there is none.
+// configuredAddress returns metrics.address of a configuration file; empty if the file does not set it, or if users
+// other than root can write the file.
 func configuredAddress(file string) string {
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -122,8 +123,8 @@ func configuredAddress(file string) string {
 	return settings.Metrics.Address
 }
 
-// dialOwn connects to a socket in a directory of a process, if the socket belongs to the owner of the directory. The
-// process may have made the name a link to the socket of somebody else.
+// dialOwn connects to a socket in the directory of a process, if the socket belongs to the owner of the directory. It
+// follows no link: the process could point the name at the socket of another program.
 func dialOwn(ctx context.Context, dir, name string) (*net.UnixConn, error) {
 	d, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

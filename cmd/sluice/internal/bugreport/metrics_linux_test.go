@@ -40,7 +40,8 @@ func serve(t *testing.T, network, address, to string) *counting {
 		t.Fatal(err)
 	}
 	c := &counting{Listener: l}
-	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter,
+		r *http.Request) {
 		if to != "" {
 			http.Redirect(w, r, to, http.StatusFound)
 			return
@@ -72,8 +73,9 @@ func TestMetricsAreAskedOfTheProcessAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for address, want := range map[string]string{
-		tcp.Addr().String(): "which is neither in " + filepath.Join(n.RunDir, "identity") + " nor in /etc/sluice/identity.yaml",
-		other:               "is not connected to",
+		tcp.Addr().String(): "which is neither in " + filepath.Join(n.RunDir, "identity") +
+			" nor in /etc/sluice/identity.yaml",
+		other: "is not connected to",
 		filepath.Join(n.RunDir, "identity", "..", "docker.sock"): "is not connected to",
 		filepath.Join(n.RunDir, "identity") + "/../docker.sock":  "is not connected to",
 		filepath.Join(n.RunDir, "policy", "policy.sock"):         "is not connected to",
@@ -110,7 +112,8 @@ func TestMetricsAreAskedOfTheProcessAlone(t *testing.T) {
 func TestMetricsFollowNoRedirect(t *testing.T) {
 	n := newNode(t)
 	other := serve(t, "tcp", "127.0.0.1:0", "")
-	own := serve(t, "unix", filepath.Join(n.RunDir, "identity", "metrics.sock"), "http://"+other.Addr().String()+"/metrics")
+	own := serve(t, "unix", filepath.Join(n.RunDir, "identity", "metrics.sock"),
+		"http://"+other.Addr().String()+"/metrics")
 	_, m, _ := reportOf(t, n)
 	if got := reason(m, "metrics/identity.txt"); !strings.Contains(got, "answers 302") {
 		t.Errorf("missing because of %q", got)
@@ -128,7 +131,8 @@ func TestMetricsAreAskedAtAnAddressThatRootConfigured(t *testing.T) {
 	dir := t.TempDir()
 	file := nodetest.Write(t, dir, "identity.yaml", "metrics:\n  address: "+n.MetricsAddress+"\n")
 	r := &report{
-		inv: &invocation.Invocation{RunDir: n.RunDir, Timeout: time.Minute, AnswerLimit: 1 << 20}, runDir: n.RunDir, configDir: dir,
+		inv: &invocation.Invocation{RunDir: n.RunDir, Timeout: time.Minute, AnswerLimit: 1 << 20}, runDir: n.RunDir,
+		configDir: dir,
 	}
 	take := func() (string, error) {
 		w := &content{limit: 1 << 20}
@@ -154,7 +158,8 @@ func TestMetricsAreAskedAtAnAddressThatRootConfigured(t *testing.T) {
 		if out, err := take(); err == nil || !strings.Contains(err.Error(), "is not connected to") {
 			t.Errorf("a file %s: %q, %v", what, out, err)
 		}
-		if err := errors.Join(os.RemoveAll(file), os.WriteFile(file, []byte("metrics:\n  address: "+n.MetricsAddress+"\n"), 0o600)); err != nil {
+		if err := errors.Join(os.RemoveAll(file), os.WriteFile(file, []byte("metrics:\n  address: "+n.MetricsAddress+"\n"),
+			0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -325,8 +325,8 @@ func TestCaptureFileIsOnesOwnAndEndsWithAWholeBlock(t *testing.T) {
 	}
 }
 
-// TestACaptureReplacesOnlyCaptures holds that a file of another kind keeps its content and its mode, unless --force says
-// otherwise.
+// TestACaptureReplacesOnlyCaptures holds that a file of another kind keeps its content and its mode, unless --force
+// says otherwise.
 func TestACaptureReplacesOnlyCaptures(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "precious.conf")
 	for _, text := range []string{"key = value\n", "\n", "\x0a\x0d\x0d"} {

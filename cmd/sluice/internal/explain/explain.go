@@ -63,7 +63,7 @@ or labels of exactly one pod of this node.`,
 	return cmd
 }
 
-// resolveLocal finds a peer that has an address. Who has an address is left to the kernel's tables.
+// resolveLocal finds a peer that has an address. The kernel's tables map the address to an identity.
 func resolveLocal(ctx context.Context, inv *invocation.Invocation, text, namespace string) (peer.Peer, error) {
 	p := peer.Peer{Text: text}
 	switch {
@@ -114,7 +114,7 @@ func resolveLocal(ctx context.Context, inv *invocation.Invocation, text, namespa
 	}
 }
 
-// Explanation is what `explain` prints of one node.
+// Explanation is the answer of one node, as `explain` prints it.
 type Explanation struct {
 	From       string             `json:"from"`
 	To         string             `json:"to"`
@@ -278,7 +278,7 @@ func (x Explanation) lines(w io.Writer, service string, sourcePort uint32) {
 	}
 }
 
-// Headline is what becomes of the connection, as far as the node knows.
+// Headline returns the verdict of the node on the connection.
 func (x Explanation) Headline() string {
 	if x.Service != nil && x.Reason == "" {
 		return x.Service.headline(x.Verdict)

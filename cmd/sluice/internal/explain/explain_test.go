@@ -51,12 +51,14 @@ func TestExplainWantsAddresses(t *testing.T) {
 	nodetest.WantLines(t, errOut, "sluice: neither address belongs to an endpoint of this node")
 }
 
-// TestExplainNamesTheNodeThatItDidNotAsk holds that the first line speaks for this node alone if another one has an end.
+// TestExplainNamesTheNodeThatItDidNotAsk holds that the first line speaks for this node alone if another one has an
+// end.
 func TestExplainNamesTheNodeThatItDidNotAsk(t *testing.T) {
 	n := nodetest.New(t, Command)
 	pod := &datapathv1.ExplainedPeer{Identity: 300, Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}}
 	there := &datapathv1.ExplainedPeer{Identity: 301, NodeName: "node-b"}
-	answer := func(from, to *datapathv1.ExplainedPeer, v datapathv1.Verdict, r datapathv1.Reason) *datapathv1.ExplainResponse {
+	answer := func(from, to *datapathv1.ExplainedPeer, v datapathv1.Verdict,
+		r datapathv1.Reason) *datapathv1.ExplainResponse {
 		return &datapathv1.ExplainResponse{Verdict: v, Reason: r, Source: from, Destination: to}
 	}
 	forwarded, dropped := datapathv1.Verdict_VERDICT_FORWARDED, datapathv1.Verdict_VERDICT_DROPPED

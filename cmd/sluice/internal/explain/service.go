@@ -173,7 +173,7 @@ func (s *explainedService) backendsText() string {
 
 func (b explainedBackend) text() string { return service.AddressText(b.Address, b.Port) }
 
-// Headline is what becomes of the connection at the backend, as far as the node knows.
+// Headline returns the verdict of the node on the connection to the backend.
 func (b explainedBackend) Headline() string {
 	switch {
 	case b.Path == "own-namespace":
@@ -198,7 +198,7 @@ func (b explainedBackend) Headline() string {
 // backend is no pod.
 func (b explainedBackend) OtherNode() string { return b.Peer.otherNode() }
 
-// Because is what decided on a side; empty if the side was not evaluated.
+// Because names the rule or default that decided on a side; empty if the side was not evaluated.
 func (s *explainedSide) Because() string {
 	if s == nil {
 		return ""

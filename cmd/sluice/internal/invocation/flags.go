@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// wanted is what a flag takes, by its type, where the parser would answer with a text of Go.
+// wanted describes the values of a flag by its type, for types whose parser answers with an error of Go.
 var wanted = map[string]string{
 	"uint": "a whole number from 0 on", "int": "a whole number", "float": "a number", "bool": "true or false",
 	"duration": "a duration with a unit, such as 10s or 5m",

@@ -101,7 +101,7 @@ func (k knowledge) table(w io.Writer) {
 	} else if k.Range != "" {
 		output.Row(w, "Identity", fmt.Sprintf("none: packets have %d, unknown-in-cluster", numbers.UnknownInCluster))
 	} else { // mappings that do not count change nothing
-		output.Row(w, "Identity", "none: packets have that of the world")
+		output.Row(w, "Identity", "none: packets have the identity of the world")
 	}
 	if k.Range == "" {
 		output.Row(w, "Range", "none of a node")

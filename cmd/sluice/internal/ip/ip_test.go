@@ -26,7 +26,7 @@ func TestAnAddressIsShownWithItsIdentityAndWhatIsRefused(t *testing.T) {
 		t.Errorf("an address outside of all ranges:\n%s", out)
 	}
 	out, _ = n.Want(t, 0, "ip", "get", "10.9.0.1")
-	nodetest.WantLines(t, out, "Identity none: packets have that of the world", "Range none of a node",
+	nodetest.WantLines(t, out, "Identity none: packets have the identity of the world", "Range none of a node",
 		"node-b identity 301 the address lies in no range of the node")
 	_, errOut := n.Want(t, invocation.ExitFailed, "ip", "get", "203.0.113.1")
 	nodetest.WantLines(t, errOut, "sluice: nothing is known of the address: 203.0.113.1")

@@ -170,7 +170,7 @@ func (w *file) prepare(f *os.File) (int64, error) {
 // beginning has room for the first event of a file.
 const beginning = 64 << 10
 
-// checkOwn refuses a file that does not begin with an event: it is somebody else's. An empty file is nobody's.
+// checkOwn refuses a file that does not begin with an event, because another program wrote it. It takes an empty file.
 func (w *file) checkOwn(f *os.File, size int64) error {
 	if size == 0 {
 		return nil

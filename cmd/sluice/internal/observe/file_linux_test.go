@@ -189,15 +189,16 @@ func TestOutputFileIsOnesOwn(t *testing.T) {
 	}
 }
 
-// TestOutputFileIsNobodyElses holds that a file that does not begin with an event keeps its content, its mode and its
-// name, whether it is the output file or has the name of an older one.
-func TestOutputFileIsNobodyElses(t *testing.T) {
+// TestOutputFilesOfOtherProgramsAreRefused holds that a file that does not begin with an event keeps content, mode and
+// name, both at the path of the output file and at the paths of older files.
+func TestOutputFilesOfOtherProgramsAreRefused(t *testing.T) {
 	n := nodetest.New(t, Command)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "precious.conf")
 	for _, name := range []string{"precious.conf", "precious.conf.1", "precious.conf.3"} {
 		for _, text := range []string{
-			"key = value\n", "\n", "{}\n", "[1]\n", `{"level":"info"`, `{"time":"2026-11-28T13:00:00Z","level":"INFO","msg":"x"}` + "\n",
+			"key = value\n", "\n", "{}\n", "[1]\n", `{"level":"info"`, `{"time":"2026-11-28T13:00:00Z","level":"INFO",` +
+				`"msg":"x"}` + "\n",
 		} {
 			other := filepath.Join(dir, name)
 			if err := os.WriteFile(other, []byte(text), 0o644); err != nil { //nolint:gosec // meant
@@ -228,7 +229,7 @@ func TestOutputFileIsNobodyElses(t *testing.T) {
 		n.Want(t, 0, "observe", "--output-file", path)
 		<-n.Observed
 	}
-	// One that comes to the name of an older file later is not replaced by a rotation.
+	// A rotation does not replace a file that appeared meanwhile at the path of an older file.
 	w, _ := newFile(t, path, 200, 2)
 	for range 2 {
 		if err := w.Write(Flow{UUID: strings.Repeat("a", 150)}); err != nil {

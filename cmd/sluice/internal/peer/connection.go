@@ -121,7 +121,7 @@ func (c Connection) Notes() (notes []string) {
 	return notes
 }
 
-// NotAsked is another node that has one end of a connection, and enforces its own policies there.
+// NotAsked is another node on which one end of a connection runs. That node enforces its own policies there.
 type NotAsked struct {
 	Node string `json:"node"`
 	Has  string `json:"has"` // "sender", "receiver" or "sender and receiver"

@@ -17,8 +17,8 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// IsLabels reports whether the text is a list of labels, by the characters that names of pods do not have. The label of a
-// reserved identity alone names that identity.
+// IsLabels reports whether the text is a list of labels, by the characters that names of pods do not have. The label
+// of a reserved identity alone names that identity.
 func IsLabels(text string) bool {
 	return strings.ContainsAny(text, "=,") || strings.Contains(text, ":") && !isReserved(text)
 }
@@ -27,8 +27,8 @@ func isReserved(text string) bool {
 	return strings.HasPrefix(text, "reserved:") && !strings.ContainsAny(text, "=,")
 }
 
-// ParseLabels reads "k8s:app=web,tier". A label without a source is of Kubernetes. The namespace, if given, is the
-// pods'; with the label of a pod's namespace comes the label that the namespace has with its name, unless it is there.
+// ParseLabels reads "k8s:app=web,tier". The default source of a label is k8s. A namespace that is not empty adds the
+// label of the pod's namespace. To that label ParseLabels adds the name label of the namespace, unless the text has it.
 func ParseLabels(text, namespace string) ([]*workloadv1.Label, error) {
 	var labels []*workloadv1.Label
 	for one := range strings.SplitSeq(text, ",") {
@@ -56,7 +56,9 @@ func ParseLabels(text, namespace string) ([]*workloadv1.Label, error) {
 		return nil, invocation.Usagef("%q names the namespace %s, and --namespace %s", text, given.GetValue(), namespace)
 	}
 	if given.GetValue() != "" && find(labels, label.SourceKubernetes, label.KeyNamespaceName) == nil {
-		labels = append(labels, &workloadv1.Label{Source: label.SourceKubernetes, Key: label.KeyNamespaceName, Value: given.GetValue()})
+		labels = append(labels, &workloadv1.Label{
+			Source: label.SourceKubernetes, Key: label.KeyNamespaceName, Value: given.GetValue(),
+		})
 	}
 	return labels, nil
 }
@@ -70,15 +72,15 @@ func find(labels []*workloadv1.Label, source, key string) *workloadv1.Label {
 	return nil
 }
 
-// candidate is an identity of the cluster beside the labels that were given.
+// candidate is an identity of the cluster, compared with the given labels.
 type candidate struct {
 	number uint32
 	texts  []string // its labels
 	shared int      // of the given labels
 }
 
-// resolveLabels takes the identity that has exactly the labels, or else the only one that has them among others.
-// Otherwise the labels stay: the policy service evaluates them as those of a workload that does not exist.
+// resolveLabels takes the identity with exactly these labels, or else the only identity that has all of them. Otherwise
+// it keeps the labels, and the policy service evaluates them for a workload that does not exist.
 func resolveLabels(ctx context.Context, inv *invocation.Invocation, p Peer) (Peer, error) {
 	given := workload.LabelTexts(p.Labels)
 	var all []candidate
@@ -107,7 +109,8 @@ func resolveLabels(ctx context.Context, inv *invocation.Invocation, p Peer) (Pee
 	}
 	// the nearest first
 	slices.SortFunc(all, func(x, y candidate) int {
-		return cmp.Or(cmp.Compare(y.shared, x.shared), cmp.Compare(len(x.texts), len(y.texts)), cmp.Compare(x.number, y.number))
+		return cmp.Or(cmp.Compare(y.shared, x.shared), cmp.Compare(len(x.texts), len(y.texts)),
+			cmp.Compare(x.number, y.number))
 	})
 	with := 0 // identities that have all given labels
 	for with < len(all) && all[with].shared == len(given) {

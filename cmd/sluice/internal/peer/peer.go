@@ -46,7 +46,7 @@ type Peer struct {
 	Note string
 }
 
-// Resolver finds out which peer a person means; labels get those of the namespace, unless it is empty.
+// Resolver finds the peer that a text names. A namespace that is not empty adds its labels to given labels.
 type Resolver func(ctx context.Context, inv *invocation.Invocation, text, namespace string) (Peer, error)
 
 // Resolve finds the peer and its identity. It asks the datapath about this node, and sluice-identity about the rest of
@@ -128,7 +128,7 @@ func ParseAddress(text string) (netip.Addr, error) {
 }
 
 // resolveAddress finds the identity of an address as the kernel has it: the datapath knows the addresses of this node,
-// sluice-identity those of the cluster.
+// sluice-identity the addresses of the cluster.
 func resolveAddress(ctx context.Context, inv *invocation.Invocation, p Peer) (Peer, error) {
 	a := p.Addresses[0]
 	endpoints, err := endpoint.List(ctx, inv)
@@ -182,7 +182,9 @@ func resolveAddress(ctx context.Context, inv *invocation.Invocation, p Peer) (Pe
 
 // isHost reports whether the kernel has the address for one of this node's own. It has all that the interfaces of the
 // node have; the cluster knows those by which other nodes reach it. Without a pod of the family no table says anything.
-func isHost(ctx context.Context, inv *invocation.Invocation, endpoints []*datapathv1.Endpoint, a netip.Addr) (bool, error) {
+func isHost(
+	ctx context.Context, inv *invocation.Invocation, endpoints []*datapathv1.Endpoint, a netip.Addr,
+) (bool, error) {
 	for _, e := range endpoints {
 		p := Peer{}.At(e)
 		source, ok := p.Address(a.Is6())

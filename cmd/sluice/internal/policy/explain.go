@@ -150,7 +150,7 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 		Verdict: verdictWord(output.Enum(r.GetVerdict(), "ACTION_")), Egress: sideExplanationOf(r.GetEgress()),
 		Ingress: sideExplanationOf(r.GetIngress()), Revision: r.GetRevision(), Notes: conn.Notes(),
 	}
-	// What this node denies no other node allows.
+	// A denial of this node is final: other nodes do not change it.
 	if e := x.Egress; conn.From.OtherNode() != "" || e == nil || e.Action != "deny" {
 		x.NotAsked = conn.NotAsked()
 	}

@@ -469,8 +469,8 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 		"names of DNS are not taken, give an address")
 }
 
-// TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster holds that labels are those of one identity, or that a note
-// says what they are evaluated as.
+// TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster holds that labels resolve to one identity, or that a note
+// says that no single identity matches.
 func TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster(t *testing.T) {
 	n := nodetest.New(t, Command)
 	namespace := func(name string) []*workloadv1.Label {
@@ -502,9 +502,10 @@ func TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster(t *testing.T) {
 		},
 		{"app=client", "no identity of the cluster has exactly the labels app=client; they are evaluated as given; " +
 			"nearest: blog/app=cart,version=2 (304)", 0, 3, []string{"-n", "blog"}},
-		{"app=nobody", "no identity of the cluster has any of the labels app=nobody; they are evaluated as given", 0, 1, nil},
+		{"app=absent", "no identity of the cluster has any of the labels app=absent; they are evaluated as given", 0, 1, nil},
 	} {
-		out, _ := n.Want(t, 0, append([]string{"policy", "explain", "--from", c.labels, "--to", "301", "--port", "80"}, c.flags...)...)
+		out, _ := n.Want(t, 0, append([]string{"policy", "explain", "--from", c.labels, "--to", "301", "--port", "80"},
+			c.flags...)...)
 		from := n.Policy.Explained.GetFrom()
 		if from.GetIdentity() != c.identity || len(from.GetLabels()) != c.given {
 			t.Errorf("%s %v is asked as %v, want identity %d, %d labels", c.labels, c.flags, from, c.identity, c.given)
@@ -515,11 +516,13 @@ func TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster(t *testing.T) {
 		}
 	}
 	n.Stop("identity")
-	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "app=client", "--to", "301", "--port", "80")
+	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "app=client", "--to", "301", "--port",
+		"80")
 	if !strings.Contains(errOut, "cannot find the identities with the labels app=client") {
 		t.Errorf("while sluice-identity is away: %s", errOut)
 	}
-	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "203.0.113.9", "--to", "301", "--port", "80")
+	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "203.0.113.9", "--to", "301", "--port",
+		"80")
 	if !strings.Contains(errOut, "cannot find the identity of 203.0.113.9") {
 		t.Errorf("while sluice-identity is away: %s", errOut)
 	}
@@ -548,8 +551,8 @@ func TestPolicyExplainNamesTheNodesThatItDidNotAsk(t *testing.T) {
 	}
 }
 
-// TestPolicyExplainRefusesAddressesOfServices holds that no verdict is given about an address that no packet has once it
-// is translated.
+// TestPolicyExplainRefusesAddressesOfServices holds that no verdict is given about an address that no packet has once
+// it is translated.
 func TestPolicyExplainRefusesAddressesOfServices(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Explained = map[string]*datapathv1.ExplainResponse{
@@ -566,9 +569,11 @@ func TestPolicyExplainRefusesAddressesOfServices(t *testing.T) {
 		}},
 	}
 	for address, want := range map[string]string{
-		"10.96.0.10": "10.96.0.10, tcp port 80, is an address of Service shop/web, and policies see its backends: ask about one " +
+		"10.96.0.10": "10.96.0.10, tcp port 80, is an address of Service shop/web, and policies see its backends: ask " +
+			"about one " +
 			"of them (10.244.0.3:8080, 10.244.1.2:8080 and 1 more), or use `sluice explain`",
-		"10.96.0.11": "10.96.0.11 is an address of Services, and none of them has tcp port 80: the connection is refused before " +
+		"10.96.0.11": "10.96.0.11 is an address of Services, and none of them has tcp port 80: the connection is refused " +
+			"before " +
 			"policies are asked",
 		"10.96.0.12": "10.96.0.12, tcp port 80, is an address of Service shop/db, and policies see its backends: none is " +
 			"evaluated; `sluice explain` says what happens to the connection",
@@ -583,10 +588,13 @@ func TestPolicyExplainRefusesAddressesOfServices(t *testing.T) {
 		Address: "10.96.0.20", Port: 80, Protocol: netv1.Protocol_PROTOCOL_TCP, Service: "shop/web:http",
 		Inside: &datapathv1.KernelBackendList{Backends: []*datapathv1.KernelBackend{{Address: "10.244.0.3", Port: 8080}}},
 	}}
-	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "300", "--to", "10.96.0.20", "--port", "80")
-	nodetest.WantLines(t, errOut, "sluice: 10.96.0.20, tcp port 80, is an address of Service shop/web, and policies see its "+
+	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "300", "--to", "10.96.0.20", "--port",
+		"80")
+	nodetest.WantLines(t, errOut, "sluice: 10.96.0.20, tcp port 80, is an address of Service shop/web, and policies see "+
+		"its "+
 		"backends: ask about one of them (10.244.0.3:8080), or use `sluice explain`")
-	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "300", "--to", "10.96.0.20", "--port", "81")
+	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "300", "--to", "10.96.0.20", "--port",
+		"81")
 	if !strings.Contains(errOut, "none of them has tcp port 81") {
 		t.Errorf("another port: %s", errOut)
 	}

@@ -71,12 +71,16 @@ var patterns = []struct {
 	{[]string{"eyj"}, regexp.MustCompile(`\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`), redacted},
 	// Tokens of forges, registries and clouds, which say what they are.
 	{
-		[]string{"glpat-", "glptt-", "gldt-", "glrt-", "glft-", "glcbt-", "glsoat-", "glimt-", "glagent-", "gloas-", "glffct-"},
-		regexp.MustCompile(`\b(?:glpat|glptt|gldt|glrt|glft|glcbt|glsoat|glimt|glagent|gloas|glffct)-[A-Za-z0-9_.=-]{8,}`), redacted,
+		[]string{"glpat-", "glptt-", "gldt-", "glrt-", "glft-", "glcbt-", "glsoat-", "glimt-", "glagent-", "gloas-",
+			"glffct-"},
+		regexp.MustCompile(`\b(?:glpat|glptt|gldt|glrt|glft|glcbt|glsoat|glimt|glagent|gloas|glffct)-[A-Za-z0-9_.=-]{8,}`),
+		redacted,
 	},
 	{
-		[]string{"ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "dckr_", "npm_", "pypi-", "hvs.", "hvb.", "hvr.", "xox", "xapp-"},
-		regexp.MustCompile(`\b(?:gh[pousr]_|github_pat_|dckr_(?:pat|oat)_|npm_|pypi-|hv[sbr]\.|xox[abeoprs]-|xapp-)[A-Za-z0-9_-]{12,}`),
+		[]string{"ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "dckr_", "npm_", "pypi-", "hvs.", "hvb.", "hvr.",
+			"xox", "xapp-"},
+		regexp.MustCompile(`\b(?:gh[pousr]_|github_pat_|dckr_(?:pat|oat)_|npm_|pypi-|hv[sbr]\.|xox[abeoprs]-|xapp-)` +
+			`[A-Za-z0-9_-]{12,}`),
 		redacted,
 	},
 	{
@@ -119,7 +123,10 @@ var patterns = []struct {
 		regexp.MustCompile(`(?i)(` + names + `["']?[ \t]*[:=][ \t]*')[^'\r\n]+`), "${1}" + redacted,
 	},
 	// A key of IPsec.
-	{[]string{"psk", "eap", "xauth"}, regexp.MustCompile(`(?i)(:[ \t]*(?:psk|eap|xauth)[ \t]+["'])[^"'\r\n]+`), "${1}" + redacted},
+	{
+		[]string{"psk", "eap", "xauth"},
+		regexp.MustCompile(`(?i)(:[ \t]*(?:psk|eap|xauth)[ \t]+["'])[^"'\r\n]+`), "${1}" + redacted,
+	},
 	// The user of a command, with a password.
 	{
 		[]string{"-u ", "--user"},
@@ -213,7 +220,8 @@ func assignments(line string) string {
 			}
 		}
 		b.WriteString(line[:m[3]])
-		if value := line[m[4]:m[5]]; strings.Trim(value, "|>+-0123456789") == "" && strings.HasSuffix(strings.TrimRight(name, " \t"), ":") {
+		value, yaml := line[m[4]:m[5]], strings.HasSuffix(strings.TrimRight(name, " \t"), ":")
+		if yaml && strings.Trim(value, "|>+-0123456789") == "" {
 			b.WriteString(line[m[4]:end]) // a number, or a block of YAML follows
 		} else {
 			b.WriteString(redacted)
@@ -247,7 +255,8 @@ func followerOf(line string) follower {
 		return follower{} // in quotes, or a structure
 	}
 	indent := indentOf(line)
-	return follower{active: true, indent: indent, begun: rest != "", quoted: strings.ContainsAny(line[indent:indent+1], `"'`)}
+	quoted := strings.ContainsAny(line[indent:indent+1], `"'`)
+	return follower{active: true, indent: indent, begun: rest != "", quoted: quoted}
 }
 
 // indentOf is the column of the first character that is no blank.
@@ -284,7 +293,8 @@ func (f *follower) first(text string, indent int) bool {
 		return true // a string of JSON
 	}
 	text = strings.TrimPrefix(text, "- ")
-	return !strings.Contains(text, ": ") && !strings.HasSuffix(text, ":") && !strings.ContainsAny(text[:min(len(text), 1)], "{}[],")
+	return !strings.Contains(text, ": ") && !strings.HasSuffix(text, ":") &&
+		!strings.ContainsAny(text[:min(len(text), 1)], "{}[],")
 }
 
 // armor is how "-----BEGIN" begins in base64, by its place in the text that was encoded.
@@ -340,7 +350,8 @@ func isEscapedEnd(text string) bool {
 }
 
 func isBase64(c byte) bool {
-	return c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '+' || c == '/' || c == '=' || c == '_'
+	return c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '+' || c == '/' || c == '=' ||
+		c == '_'
 }
 
 // Output redacts what a program printed: JSON by its structure, several values after each other, too, and

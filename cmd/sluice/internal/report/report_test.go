@@ -285,7 +285,8 @@ func TestOnlyARegularFileIsReplaced(t *testing.T) {
 		t.Errorf("behind the link there is %q, %v", content, err)
 	}
 	// A file of another kind stays, unless force is set; also one that comes while the report is collected.
-	if _, err := Open(other, nil, false); err == nil || !strings.Contains(err.Error(), other+": it is there, and is not a gzip archive") {
+	if _, err := Open(other, nil, false); err == nil || !strings.Contains(err.Error(),
+		other+": it is there, and is not a gzip archive") {
 		t.Errorf("a file of another kind: %v", err)
 	}
 	late := filepath.Join(dir, "late")
@@ -296,7 +297,8 @@ func TestOnlyARegularFileIsReplaced(t *testing.T) {
 	if err := os.WriteFile(late, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := target.Write(newArchive(t, 0), "report"); err == nil || !strings.Contains(err.Error(), "is not a gzip archive") {
+	if err := target.Write(newArchive(t, 0), "report"); err == nil || !strings.Contains(err.Error(),
+		"is not a gzip archive") {
 		t.Errorf("a file that came meanwhile: %v", err)
 	}
 	if content, err := os.ReadFile(late); err != nil || string(content) != "precious" {

@@ -57,7 +57,7 @@ func Open(file string, stdout io.Writer, force bool) (*Target, error) {
 	return t, nil
 }
 
-// replaceable returns why what has the name of the target must stay; nil if nothing has it.
+// replaceable returns an error if a file exists at the path of the target that must not be replaced.
 func (t *Target) replaceable() error {
 	// A link, a device or a pipe is never replaced, and no link is followed.
 	switch info, err := os.Lstat(t.file); {

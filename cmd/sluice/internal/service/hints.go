@@ -43,7 +43,8 @@ func addHints(ctx context.Context, inv *invocation.Invocation, done *changes, do
 			switch {
 			case err != nil: // nobody's, or not known
 			case m.GetRangeNode() != "":
-				ch.Notes = append(ch.Notes, fmt.Sprintf("its address %s lies in the pod range %s of node %s, so a pod may have the "+
+				ch.Notes = append(ch.Notes, fmt.Sprintf("its address %s lies in the pod range %s of node %s, so a pod may have "+
+					"the "+
 					"same address", address, m.GetRange(), m.GetRangeNode()))
 			}
 		}

@@ -229,8 +229,8 @@ func TestDeleteByNameLeavesSlices(t *testing.T) {
 	nodetest.WantLines(t, out, "Service shop/web absent", "EndpointSlice shop/web-1 deleted")
 }
 
-// TestApplyNotesWhatIsProbablyNotMeant has Services that are valid: one whose selector nobody turns into endpoint slices,
-// and one whose address pods get.
+// TestApplyNotesWhatIsProbablyNotMeant applies valid Services: one with a selector and without Kubernetes, and one with
+// an address of a pod range.
 func TestApplyNotesWhatIsProbablyNotMeant(t *testing.T) {
 	n := nodetest.New(t, Command)
 	dir := t.TempDir()
@@ -238,7 +238,8 @@ func TestApplyNotesWhatIsProbablyNotMeant(t *testing.T) {
 		"spec: {clusterIP: 10.96.0.11, port: 80, selector: {app: web}}\n"
 	slice := "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: sel-1, namespace: shop, " +
 		"labels: {kubernetes.io/service-name: sel}}\nspec: {addresses: []}\n"
-	const noted = "NOTE Service shop/sel: its selector selects no pod by itself, because there is no Kubernetes: apply an " +
+	const noted = "NOTE Service shop/sel: its selector selects no pod by itself, because there is no Kubernetes: apply " +
+		"an " +
 		"EndpointSlice with the label kubernetes.io/service-name: sel"
 	notes := func(text string) string {
 		t.Helper()
@@ -262,7 +263,8 @@ func TestApplyNotesWhatIsProbablyNotMeant(t *testing.T) {
 	}
 	for _, address := range []string{"10.244.0.2", "10.244.0.9"} { // a pod has it, or may get it
 		got := notes(strings.Replace(nodetest.WebService, "10.96.0.10", address, 1))
-		if want := "NOTE Service shop/web: its address " + address + " lies in the pod range 10.244.0.0/24 of node node-a, so " +
+		if want := "NOTE Service shop/web: its address " + address + " lies in the pod range 10.244.0.0/24 of node node-a, " +
+			"so " +
 			"a pod may have the same address\n"; got != want {
 			t.Errorf("a cluster IP of pods: %q, want %q", got, want)
 		}

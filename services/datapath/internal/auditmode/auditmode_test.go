@@ -307,7 +307,8 @@ func TestAnEndpointIsInAuditModeUntilTheLaterEnd(t *testing.T) {
 	} {
 		n := newNode()
 		m := n.modes()
-		if err := errors.Join(m.Set(t.Context(), n.endpoints[0], true, c.own), m.SetNode(t.Context(), true, c.node)); err != nil {
+		if err := errors.Join(m.Set(t.Context(), n.endpoints[0], true, c.own), m.SetNode(t.Context(), true,
+			c.node)); err != nil {
 			t.Fatal(err)
 		}
 		if until := m.Until(n.endpoints[0]); !until.Equal(start.Add(c.want)) {
@@ -319,8 +320,8 @@ func TestAnEndpointIsInAuditModeUntilTheLaterEnd(t *testing.T) {
 	}
 }
 
-// TestAChangeReplacesAStateThatCannotBeRead holds that the warning goes when the file is written anew, also by switching
-// audit mode off.
+// TestAChangeReplacesAStateThatCannotBeRead holds that the warning goes when the file is written anew, also by
+// switching audit mode off.
 func TestAChangeReplacesAStateThatCannotBeRead(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		n := newNode()

@@ -50,8 +50,8 @@ func TestKernelAuditModeEndsWithWhatItLetPass(t *testing.T) {
 	}
 }
 
-// TestKernelAuditModeLetsRedirectsPassUntilItEnds has a policy of the receiver that wants a proxy: audit mode forwards the
-// connection and reports it, and its end terminates the connection.
+// TestKernelAuditModeLetsRedirectsPassUntilItEnds has a policy of the receiver that wants a proxy: audit mode
+// forwards the connection and reports it, and its end terminates the connection.
 func TestKernelAuditModeLetsRedirectsPassUntilItEnds(t *testing.T) {
 	const redirected = 12 // the port of a rule that redirects
 	th := newTheatre(t, false)

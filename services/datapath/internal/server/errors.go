@@ -105,7 +105,8 @@ func statusOf(err error) error {
 	case errors.Is(err, endpoint.ErrUnavailable):
 		return answer(codes.Unavailable, datapathv1.ErrorReason_ERROR_REASON_SERVICE_UNAVAILABLE, again)
 	case errors.As(err, &field): // after all that say more
-		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Reason))
+		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field,
+			field.Reason))
 	case errors.Is(err, endpoint.ErrInvalid):
 		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):

@@ -238,7 +238,7 @@ func (s *Server) labelsOf(ctx context.Context, identity uint32) []*workloadv1.La
 	return wire.Labels(labels)
 }
 
-// nodeName is the name of this node in events: as identity has it, or as it is set until identity was asked.
+// nodeName is the name of this node in events. Until identity answers, it is the configured name.
 func (s *Server) nodeName() string {
 	if s.Named != nil {
 		return cmp.Or(s.Named(), s.Facts.NodeName)

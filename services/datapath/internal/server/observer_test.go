@@ -288,7 +288,7 @@ func TestRepairIsAMessageOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestEventsNameTheNodeAsIdentityDoes holds that events have the name that other nodes have for this one.
+// TestEventsNameTheNodeAsIdentityDoes holds that events use the name by which other nodes know this node.
 func TestEventsNameTheNodeAsIdentityDoes(t *testing.T) {
 	name := ""
 	s := &Server{Rules: rules{}, Labels: labelled(), Facts: Facts{NodeName: "host"}, Named: func() string { return name }}

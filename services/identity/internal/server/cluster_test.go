@@ -476,8 +476,8 @@ func TestStatusCountsTheCluster(t *testing.T) {
 	})
 }
 
-// TestAnAddressIsOutsideOnlyOnceTheClusterIsKnown holds that no address is called unknown while it may still turn out to
-// be another node's, or this node's own.
+// TestAnAddressIsOutsideOnlyOnceTheClusterIsKnown holds that no address is called unknown while it may still turn out
+// to be another node's, or this node's own.
 func TestAnAddressIsOutsideOnlyOnceTheClusterIsKnown(t *testing.T) {
 	s := serve(t)
 	want := func(when, address string, code codes.Code) {

@@ -73,7 +73,8 @@ func statusOf(err error) error {
 	case errors.Is(err, failure.ErrStopped):
 		return answer(codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STOPPING)
 	case errors.As(err, &field): // after all that say more
-		return answer(codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Err.Error()))
+		return answer(codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field,
+			field.Err.Error()))
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
 	}

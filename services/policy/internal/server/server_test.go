@@ -52,7 +52,7 @@ type service struct {
 	cluster addresses
 }
 
-// addresses are those of a cluster; ErrUnresolved for all if away.
+// addresses maps addresses of a cluster to identities. While away, it answers ErrUnresolved.
 type addresses struct {
 	known map[string]identity.Numeric
 	away  bool
@@ -348,7 +348,8 @@ func TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster(t *testing.T) 
 		wantCode(t, err, codes.Unavailable, "from.address "+ends[0]+": sluice-identity does not say who has the address")
 	}
 	x, err := s.Explain(s.ctx(), &policyv1.ExplainRequest{
-		From: &policyv1.Peer{Identity: 300, Address: "10.244.1.2"}, To: &policyv1.Peer{Identity: 301}, Protocol: 6, Port: 5432,
+		From: &policyv1.Peer{Identity: 300, Address: "10.244.1.2"}, To: &policyv1.Peer{Identity: 301}, Protocol: 6,
+		Port: 5432,
 	})
 	if err != nil || x.GetVerdict() != policyv1.Action_ACTION_ALLOW {
 		t.Errorf("with identities sluice-identity is not asked: %v, %v", x, err)

@@ -61,18 +61,18 @@ and the exit code is 1.`,
 	return cmd
 }
 
-// Explanation is what `kubernetes explain -o json` prints.
+// Explanation is the output of `kubernetes explain -o json`.
 type Explanation struct {
 	From     string `json:"from"`
 	To       string `json:"to"`
 	Protocol string `json:"protocol"`
 	Port     uint32 `json:"port"`
-	// Verdict is what all nodes together do: forwarded, audited, dropped, depends (on the backend) or unknown.
+	// Verdict combines the answers of all nodes: forwarded, audited, dropped, depends (on the backend) or unknown.
 	Verdict string   `json:"verdict"`
 	Answers []Answer `json:"answers"` // the sender's node first
 }
 
-// Answer is what one node says.
+// Answer is the answer of one node.
 type Answer struct {
 	Node        string                   `json:"node"`
 	Has         string                   `json:"has"` // sender, receiver, sender and receiver, or backend
@@ -82,7 +82,7 @@ type Answer struct {
 	Error       string                   `json:"error,omitempty"` // why there is none
 }
 
-// question is what one node is asked.
+// question is one call of `sluice explain` on a node.
 type question struct {
 	node, has string
 	from, to  string
@@ -137,7 +137,7 @@ func (q *query) resolve(ctx context.Context, from, to string, service peer.Flags
 		}
 	}
 	if pods == 0 {
-		return invocation.Usagef("one end has to be a pod NAMESPACE/NAME: nodes are asked about their own pods")
+		return invocation.Usagef("one end has to be a pod NAMESPACE/NAME: a node explains connections of its own pods")
 	}
 	if err := service.Complete(&q.conn); err != nil {
 		return err
@@ -185,7 +185,8 @@ func (q *query) run(ctx context.Context) error {
 	}
 	x.order()
 	x.Verdict = x.verdict()
-	if err := q.inv.Show(x, func(w io.Writer) { x.lines(w, ports.ServiceText(q.conn.Protocol, q.conn.Port)) }); err != nil {
+	service := ports.ServiceText(q.conn.Protocol, q.conn.Port)
+	if err := q.inv.Show(x, func(w io.Writer) { x.lines(w, service) }); err != nil {
 		return err
 	}
 	return x.failed()
@@ -347,7 +348,8 @@ func (x *Explanation) lines(w io.Writer, service string) {
 		if !slices.Contains(nodes, r.node) {
 			nodes = append(nodes, r.node)
 		}
-		if text := r.node + " " + strings.TrimPrefix(r.text, "DROPPED "); r.verdict == "dropped" && !slices.Contains(droppedBy, text) {
+		text := r.node + " " + strings.TrimPrefix(r.text, "DROPPED ")
+		if r.verdict == "dropped" && !slices.Contains(droppedBy, text) {
 			droppedBy = append(droppedBy, text)
 		}
 	}

@@ -51,7 +51,8 @@ func newCluster(t *testing.T) cluster {
 	}
 	var pods []string
 	for _, node := range []string{"node1", "node2"} {
-		pods = append(pods, fmt.Sprintf(`{"metadata": {"name": "sluice-%[1]s"}, "spec": {"nodeName": %[1]q, "containers": [{"name": "cni"}]},
+		pods = append(pods, fmt.Sprintf(`{"metadata": {"name": "sluice-%[1]s"}, "spec": {"nodeName": %[1]q, "containers": `+
+			`[{"name": "cni"}]},
 			"status": {"phase": "Running", "containerStatuses": [{"name": "cni", "state": {"running": {}}}]}}`, node))
 	}
 	c.write("sluice-pods", `{"items": [`+strings.Join(pods, ",")+`]}`)
@@ -70,14 +71,15 @@ func (c cluster) write(name, text string) {
 }
 
 func (c cluster) pod(name, node, address string) {
-	c.write("pod-"+name, fmt.Sprintf(`{"items": [{"spec": {"nodeName": %q}, "status": {"phase": "Pending", "podIPs": [{"ip": %q}]}}]}`,
+	c.write("pod-"+name, fmt.Sprintf(`{"items": [{"spec": {"nodeName": %q}, "status": {"phase": "Pending", "podIPs": `+
+		`[{"ip": %q}]}}]}`,
 		node, address))
 }
 
 // answer is what `sluice explain` prints on a node about the way to an address.
 func (c cluster) answer(node, to, text string) { c.write(node+"-"+to, text) }
 
-// run executes the command, and returns what kubectl was asked to execute.
+// run executes the command, and returns the commands that kubectl executed in pods.
 func (c cluster) run(args ...string) (code int, out, errOut string, executed []string) {
 	c.t.Helper()
 	if err := os.RemoveAll(filepath.Join(c.dir, "asked")); err != nil {
@@ -105,7 +107,8 @@ func (c cluster) run(args ...string) (code int, out, errOut string, executed []s
 
 const (
 	forwards = `{"verdict": "forwarded", "reason": "forwarded-overlay", "source": {"identity": 300},
-		"destination": {"identity": 301, "node": "node2"}, "egress": {"verdict": {"verdict": "forwarded", "decidedBy": "no-policy", "table": 1}},
+		"destination": {"identity": 301, "node": "node2"}, "egress": {"verdict": {"verdict": "forwarded",
+			"decidedBy": "no-policy", "table": 1}},
 		"notAsked": [{"node": "node2", "has": "receiver"}]}`
 	drops = `{"verdict": "dropped", "reason": "policy-denied", "source": {"identity": 300, "node": "node1"},
 		"destination": {"identity": 301}, "ingress": {"verdict": {"verdict": "dropped", "decidedBy": "rule", "rule": 2,
@@ -140,16 +143,19 @@ func TestBothNodesAreAskedAndADropOfEitherIsTheVerdict(t *testing.T) {
 	}
 
 	c.answer("node2", "10.244.1.2", lets)
-	if _, out, _, executed = c.run("explain", "--from", "shop/client", "--to", "shop/web", "--icmp", "echo"); len(executed) != 2 ||
+	if _, out, _, executed = c.run("explain", "--from", "shop/client", "--to", "shop/web", "--icmp",
+		"echo"); len(executed) != 2 ||
 		!strings.Contains(out, ": FORWARDED by node1 and node2\n") || !strings.Contains(executed[0], " --icmp=8/0 ") {
 		t.Errorf("asked %q\n%s", executed, out)
 	}
-	// An address of a pod is asked about at the node that the first answer names.
-	if _, out, _, executed = c.run("explain", "--from", "shop/client", "--to", "10.244.1.2", "--port", "80"); len(executed) != 2 ||
+	// The first answer names the node that has the address of a pod.
+	if _, out, _, executed = c.run("explain", "--from", "shop/client", "--to", "10.244.1.2", "--port",
+		"80"); len(executed) != 2 ||
 		!strings.Contains(out, "shop/client 10.244.0.2 -> 10.244.1.2, tcp port 80: FORWARDED by node1 and node2\n") {
 		t.Errorf("asked %q\n%s", executed, out)
 	}
-	if _, out, _, executed = c.run("explain", "--from", "10.244.0.2", "--to", "shop/web", "--port", "80", "-o", "json"); len(executed) != 2 {
+	if _, out, _, executed = c.run("explain", "--from", "10.244.0.2", "--to", "shop/web", "--port", "80", "-o",
+		"json"); len(executed) != 2 {
 		t.Errorf("asked %q\n%s", executed, out)
 	}
 	var x Explanation
@@ -161,9 +167,11 @@ func TestBothNodesAreAskedAndADropOfEitherIsTheVerdict(t *testing.T) {
 
 func TestPodsOfOneNodeAreAskedAboutOnce(t *testing.T) {
 	c := newCluster(t)
-	c.answer("node1", "10.244.0.3", `{"verdict": "audited", "reason": "forwarded-to-pod", "source": {}, "destination": {}}`)
+	c.answer("node1", "10.244.0.3", `{"verdict": "audited", "reason": "forwarded-to-pod", "source": {}, "destination": `+
+		`{}}`)
 	_, out, _, executed := c.run("explain", "--from", "shop/client", "--to", "shop/cart", "--protocol", "47")
-	if len(executed) != 1 || !strings.Contains(executed[0], " --protocol=47 ") || !strings.Contains(out, ": AUDITED by node1\n") {
+	if len(executed) != 1 || !strings.Contains(executed[0], " --protocol=47 ") || !strings.Contains(out,
+		": AUDITED by node1\n") {
 		t.Errorf("asked %q\n%s", executed, out)
 	}
 }
@@ -176,7 +184,7 @@ func TestANodeThatDoesNotAnswerIsNamed(t *testing.T) {
 		!strings.Contains(errOut, "node2: sluice explain: sluice: sluice-datapath does not answer") {
 		t.Errorf("exit code %d\n%s%s", code, out, errOut)
 	}
-	// What one node drops is dropped, whatever the other one says.
+	// A drop on one node is the verdict, also without an answer of the other node.
 	if err := os.Rename(filepath.Join(c.dir, "node1-10.244.1.2"), filepath.Join(c.dir, "unused")); err != nil {
 		t.Fatal(err)
 	}
@@ -187,32 +195,39 @@ func TestANodeThatDoesNotAnswerIsNamed(t *testing.T) {
 	}
 	// The sender's node has a pod of Sluice that --node leaves out.
 	code, _, errOut, _ = c.run("explain", "--from", "shop/client", "--to", "shop/web", "--port", "80", "--node", "node2")
-	if code != invocation.ExitFailed || !strings.Contains(errOut, "node1: sluice explain: the cluster, or --node, has no such node") {
+	if code != invocation.ExitFailed || !strings.Contains(errOut, "node1: sluice explain: the cluster, or --node, has "+
+		"no such node") {
 		t.Errorf("exit code %d: %s", code, errOut)
 	}
 }
 
-// TestTheNodeOfEachBackendIsAsked holds that a Service's backends on other nodes are asked about at their own node.
+// TestTheNodeOfEachBackendIsAsked holds that the node of each backend of a Service explains the connection to it.
 func TestTheNodeOfEachBackendIsAsked(t *testing.T) {
 	c := newCluster(t)
 	backend := func(address, node, verdict string) string {
-		return fmt.Sprintf(`{"address": %q, "port": 8080, "path": "evaluated", "verdict": %q, "reason": "r", "peer": {"identity": 301,
+		return fmt.Sprintf(`{"address": %q, "port": 8080, "path": "evaluated", "verdict": %q, "reason": "r", "peer": `+
+			`{"identity": 301,
 			"node": %q}}`, address, verdict, node)
 	}
-	c.answer("node1", "10.96.0.10", `{"reason": "", "verdict": "", "source": {"identity": 300}, "service": {"service": "shop/web",
+	c.answer("node1", "10.96.0.10", `{"reason": "", "verdict": "", "source": {"identity": 300}, "service": {"service": `+
+		`"shop/web",
 		"outcome": "translated", "backendCount": 3, "backends": [`+strings.Join([]string{
-		backend("10.244.1.2", "node2", "forwarded"), backend("10.244.0.3", "", "forwarded"), backend("10.244.1.9", "node2", "dropped"),
+		backend("10.244.1.2", "node2", "forwarded"), backend("10.244.0.3", "", "forwarded"), backend("10.244.1.9", "node2",
+			"dropped"),
 	}, ",")+`]}}`)
 	c.answer("node2", "10.244.1.2", drops)
 	_, out, _, executed := c.run("explain", "--from", "shop/client", "--to", "10.96.0.10", "--port", "80")
-	if len(executed) != 2 || !strings.HasPrefix(executed[1], "node2 explain --from=10.244.0.2 --to=10.244.1.2 --port=8080/tcp ") {
+	if len(executed) != 2 || !strings.HasPrefix(executed[1], "node2 explain --from=10.244.0.2 --to=10.244.1.2 "+
+		"--port=8080/tcp ") {
 		t.Errorf("asked %q", executed)
 	}
-	if !strings.Contains(out, ": DEPENDS ON THE BACKEND\n") || strings.Count(out, "sender ") != 3 || strings.Count(out, "backend ") != 1 {
+	if !strings.Contains(out, ": DEPENDS ON THE BACKEND\n") || strings.Count(out, "sender ") != 3 || strings.Count(out,
+		"backend ") != 1 {
 		t.Errorf("got\n%s", out)
 	}
 	c.answer("node1", "10.96.0.11", `{"verdict": "", "reason": "", "source": {}, "service": {"outcome": "no-backend"}}`)
-	if _, out, _, _ = c.run("explain", "--from", "shop/client", "--to", "10.96.0.11", "--port", "80"); !strings.Contains(out,
+	if _, out, _, _ = c.run("explain", "--from", "shop/client", "--to", "10.96.0.11", "--port",
+		"80"); !strings.Contains(out,
 		"tcp port 80: REFUSED (no backend)\n") {
 		t.Errorf("got\n%s", out)
 	}

@@ -309,7 +309,7 @@ type bounded struct {
 	cut   bool
 }
 
-// Bytes are those that were kept.
+// Bytes returns the beginning that was kept.
 func (b *bounded) Bytes() []byte { return b.kept.Bytes() }
 
 func (b *bounded) String() string { return b.kept.String() }

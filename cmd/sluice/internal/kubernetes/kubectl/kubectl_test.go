@@ -229,12 +229,13 @@ func TestOutputAboveTheLimitIsNoAnswer(t *testing.T) {
 	}
 }
 
-// TestAnInterruptOfTheTerminalDoesNotReachKubectl holds that kubectl has a process group of its own: what the command in
-// the pod prints at its end still comes.
+// TestAnInterruptOfTheTerminalDoesNotReachKubectl holds that kubectl has a process group of its own: what the command
+// in the pod prints at its end still comes.
 func TestAnInterruptOfTheTerminalDoesNotReachKubectl(t *testing.T) {
 	var out, errOut bytes.Buffer
 	// the process group is the third field behind the name of the program
-	if err := client(t, `read -r stat </proc/$$/stat; set -- ${stat##*) }; echo "$$ $3"`).Pipe(t.Context(), &out, &errOut); err != nil {
+	if err := client(t, `read -r stat </proc/$$/stat; set -- ${stat##*) }; echo "$$ $3"`).Pipe(t.Context(), &out,
+		&errOut); err != nil {
 		t.Fatal(err)
 	}
 	var pid, group int

@@ -55,7 +55,7 @@ type Node struct {
 	// KnownReady: labels that an endpoint has can be connected all the same.
 	KnownReady bool
 	Healthy    bool // the datapath has no warnings
-	// Settings are what each process has set beside the usual.
+	// Settings are added to the usual settings of each process.
 	Settings map[string]string
 	// MetricsAddress is where each process says that its metrics are; empty: it does not say.
 	MetricsAddress string

@@ -2350,7 +2350,7 @@ type Peer struct {
 	// identity and labels the service asks sluice-identity which identity it has. An
 	// address that belongs to no node, pod or API server is the world's. The datapath
 	// alone knows this node's addresses by which other nodes do not reach it, such as
-	// those of a bridge; callers give the identity of the host with them. With neither
+	// the address of a bridge; callers give the identity of the host with it. With neither
 	// address, identity nor labels the peer is refused. Address rules match a peer
 	// without address by no prefix.
 	Address       string `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`

@@ -131,9 +131,9 @@ func reasonsOfRequests(r *reasons) {
 	late.LeaseExpireTime = timestamppb.New(time.Now().Add(-time.Second))
 	r.want("a lease that has ended", create(late), datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST)
 	// An answer of ipam keeps its own reason.
-	late.LeaseExpireTime, late.Addresses = nil, []string{"10.244.0.200"}
+	late.LeaseExpireTime, late.Addresses = nil, port.GetAddresses()
 	if err := create(late); !rpcerr.Is(err, ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER) {
-		t.Errorf("an address that was not leased: %v", err)
+		t.Errorf("addresses that another owner has leased: %v", err)
 	}
 
 	taken := newPod(t, "taken")

@@ -69,7 +69,7 @@ func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (
 
 	ns, err := c.cfg.Links.OpenNamespace(s.Netns)
 	if err != nil {
-		return endpoint.Endpoint{}, fmt.Errorf("network_namespace: %w", err)
+		return endpoint.Endpoint{}, namespaceField(err)
 	}
 	defer ns.Close()
 
@@ -475,4 +475,13 @@ func (c *Core) hasDevice(r endpoint.Record) bool {
 		return true
 	}
 	return slices.ContainsFunc(devices, func(d endpoint.HostDevice) bool { return d.Name == r.Device.HostName })
+}
+
+// namespaceField makes an error about the namespace an endpoint.ErrInvalid that names the field. The error itself says
+// more, and the server answers with its reason.
+func namespaceField(err error) error {
+	if errors.Is(err, endpoint.ErrNamespace) || errors.Is(err, endpoint.ErrNamespaceGone) {
+		return fmt.Errorf("%w: %w", &endpoint.FieldError{Field: "network_namespace", Reason: "cannot be used"}, err)
+	}
+	return err
 }

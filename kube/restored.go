@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
@@ -224,11 +225,16 @@ func (m *monitor) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			break
 		}
-		if text := fmt.Sprint(err); err != nil && text != said {
-			said = text
-			m.log.Info("cannot read the revision of the Kubernetes API, trying again", log.Err(err))
-		} else if err == nil {
+		switch text := fmt.Sprint(err); {
+		case err == nil:
 			said = ""
+		case text == said:
+		case apierrors.IsForbidden(err): // other failures are those of every kind
+			m.log.Warn("a restore of the Kubernetes API would not be noticed", log.Err(err))
+			said = text
+		default:
+			m.log.Info("cannot read the revision of the Kubernetes API, trying again", log.Err(err))
+			said = text
 		}
 		if restored {
 			parts.Go(func() { m.listAgain(ctx) })

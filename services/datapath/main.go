@@ -347,8 +347,8 @@ func openRecords(cfg Config, bootID string, logger *slog.Logger) (*record.Store,
 }
 
 // uninstall removes devices, rules, routes and the firewall table. The pins stay: another
-// program mounted their bpffs. It fails beside a running process, makes nothing, and
-// succeeds again when nothing is left.
+// program mounted their bpffs. It fails while a process runs, makes no directory, and may
+// be repeated.
 func uninstall(p *process.Process, cfg Config) error {
 	release, err := record.Exclude(filepath.Join(cfg.StateDir, "endpoints"))
 	if err != nil {

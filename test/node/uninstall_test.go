@@ -78,3 +78,37 @@ func TestUninstallSucceedsAgain(t *testing.T) {
 		})
 	}
 }
+
+// TestUninstallThatStaysAnswersProbes asks as kubelet does, in a network namespace of its
+// own: not before everything is removed, and then until the end.
+func TestUninstallThatStaysAnswersProbes(t *testing.T) {
+	bin, err := filepath.Abs(binDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const script = `set -eu
+mount -n -t tmpfs -o mode=0755 none /run
+mount -n -t tmpfs -o mode=0755 none /var/lib
+ip link set lo up
+"$1/sluice" --instance u node install --plugin-directory="$2" >/dev/null
+"$1/sluice" --instance u node uninstall --state --stay --health-address=127.0.0.1:64708 \
+	--plugin-directory="$2" --cni-directory="$2" >"$2/out" 2>&1 &
+pid=$!
+until exec 3<>/dev/tcp/127.0.0.1/64708; do kill -0 $pid; done 2>/dev/null
+printf 'GET /readyz HTTP/1.0\r\n\r\n' >&3
+head -n 1 <&3
+ls /run/sluice-u /var/lib/sluice-u 2>&1 || true
+kill -TERM $pid
+wait $pid
+echo ended
+`
+	dir := t.TempDir()
+	out, err := exec.Command("unshare", "-mn", "bash", "-c", script, "bash", bin, dir).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if got := string(out); !strings.HasPrefix(got, "HTTP/1.0 200") || !strings.HasSuffix(got, "\nended\n") ||
+		strings.Count(got, "No such file or directory") != 2 {
+		t.Errorf("it printed\n%s", got)
+	}
+}

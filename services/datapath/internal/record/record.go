@@ -96,8 +96,8 @@ func open(dir, bootID string, logger *slog.Logger, wait time.Duration) (*Store, 
 }
 
 // Exclude keeps other processes from opening the directory until release is called. It
-// makes nothing: without the directory that holds it, no process has it open. The error
-// wraps durable.ErrLocked if one has.
+// makes no directory: without the one that holds the lock, no process has the records
+// open. The error wraps durable.ErrLocked if one has.
 func Exclude(dir string) (release func() error, err error) {
 	return exclude(dir, lockWait)
 }

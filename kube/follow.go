@@ -39,8 +39,9 @@ type Kind[V any] struct {
 	// First says that the kind is listed before the others when the API server was
 	// restored from an older backup.
 	First bool
-
-	deferred bool // it is listed long after the others then
+	// Last says that the kind may be listed later than the others then, in four times the
+	// time: nothing is wrong for long while its objects are of before.
+	Last bool
 }
 
 // Handler gets the objects of a kind. Its methods are called one after the other.
@@ -83,7 +84,7 @@ func follow[V any](
 	ctx context.Context, m *monitor, lw *cache.ListWatch, k Kind[V], h Handler[V], l *slog.Logger,
 ) error {
 	s := &store[V]{kind: k, handler: h, log: l.With("kind", k.Resource), names: map[types.NamespacedName]struct{}{}}
-	s.follower = &follower{kind: k.Resource, first: k.First, deferred: k.deferred, restored: s.restored}
+	s.follower = &follower{kind: k.Resource, first: k.First, last: k.Last, restored: s.restored}
 	m.follow(s.follower)
 	defer s.follower.leave()
 	for ctx.Err() == nil {

@@ -224,7 +224,7 @@ func TestListingsAreSpreadAndPoliciesAreFirst(t *testing.T) {
 			at := map[string]time.Duration{}
 			var mu sync.Mutex
 			for name, f := range map[string]*follower{
-				"policies": {first: true}, "more policies": {first: true}, "nodes": {}, "servers": {deferred: true},
+				"policies": {first: true}, "more policies": {first: true}, "nodes": {}, "servers": {last: true},
 			} {
 				f.restored = func(*RestoredError) {}
 				m.follow(f)

@@ -20,7 +20,7 @@ func (c *Client) apiServers() (Kind[[]string], error) {
 	return Kind[[]string]{
 		Client: client, Resource: "endpointslices", Namespace: "default",
 		Fields: "metadata.name=kubernetes",
-		Type:   &discoveryv1.EndpointSlice{}, Trim: slice, deferred: true,
+		Type:   &discoveryv1.EndpointSlice{}, Trim: slice, Last: true,
 	}, err
 }
 

@@ -88,7 +88,7 @@ func (s *Source) Run(ctx context.Context) error {
 	if s.Node != "" {
 		all.Go(func() error {
 			return kube.Follow(ctx, s.Client, kube.Kind[string]{
-				Client: core, Resource: kindNodes, Fields: "metadata.name=" + s.Node, Type: &corev1.Node{},
+				Client: core, Resource: kindNodes, Fields: "metadata.name=" + s.Node, Type: &corev1.Node{}, Last: true,
 				Trim: func(o runtime.Object) string { return o.(*corev1.Node).Labels[corev1.LabelTopologyZone] },
 			}, &zone{joint: joint, set: func(zone string) error { return s.SetZone(ctx, zone) }, done: ctx.Done()}, s.Log)
 		})

@@ -166,8 +166,11 @@ func TestLateFailureLeavesTheCurrentServer(t *testing.T) {
 	a := newAddresses(all, filepath.Join(t.TempDir(), "file"), log.Discard())
 	a.current = "https://a:1"
 	for _, step := range []struct{ failed, current string }{
-		{"https://a:1", "https://b:1"}, {"https://a:1", "https://b:1"}, {"https://b:1", "https://c:1"},
-		{"https://a:1", "https://c:1"}, {"https://c:1", "https://a:1"},
+		{"https://a:1", "https://b:1"},
+		{"https://a:1", "https://b:1"},
+		{"https://b:1", "https://c:1"},
+		{"https://a:1", "https://c:1"},
+		{"https://c:1", "https://a:1"},
 	} {
 		a.failed(step.failed)
 		if current, n := a.now(); current != step.current || n != 3 {

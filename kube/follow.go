@@ -39,8 +39,8 @@ type Kind[V any] struct {
 	// First says that the kind is listed before the others when the API server was
 	// restored from an older backup.
 	First bool
-	// Last says that the kind may be listed later than the others then, in four times the
-	// time: nothing is wrong for long while its objects are of before.
+	// Last says that the kind may be listed later than the others then, within four times
+	// their time.
 	Last bool
 }
 

@@ -29,8 +29,8 @@ import (
 //
 // Times of a monitor. With four processes on each of 5,000 nodes the checks are 74
 // requests per second, and 100 for 200 s after every watch of the cluster ended at once.
-// Listings of up to 12 kinds on each node are 240 requests per second, and those of kinds
-// that are last 5 for each of them.
+// Listings of up to 12 kinds on each node are 240 requests per second; each kind that is
+// last adds 5.
 const (
 	checkEvery   = 5 * time.Minute // the longest time between two checks
 	checkTimeout = 10 * time.Second

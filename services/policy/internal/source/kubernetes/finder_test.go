@@ -145,9 +145,12 @@ func (b *board) have() string {
 type nothing struct{}
 
 func (nothing) Apply(context.Context, watch.Changes[policy.Key, policy.Written]) error { return nil }
-func (nothing) Complete(context.Context, map[policy.Key]struct{}) error                { return nil }
-func (nothing) Failed(context.Context, error) error                                    { return nil }
-func (nothing) Held(context.Context) ([]policy.Key, error)                             { return nil, nil }
+
+func (nothing) Complete(context.Context, map[policy.Key]struct{}) error { return nil }
+
+func (nothing) Failed(context.Context, error) error { return nil }
+
+func (nothing) Held(context.Context) ([]policy.Key, error) { return nil, nil }
 
 // logged keeps the lines of a log.
 type logged struct {

@@ -408,12 +408,7 @@ func TestAPIIdentityNamesTheRightsItLacks(t *testing.T) {
 		t.Errorf("with rights: %v, %v", got, err)
 	}
 
-	// The servers write the slice "kubernetes" themselves; one more address of it is remembered.
-	a.do(http.MethodPost, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", object{
-		"metadata":    object{"name": "more", "labels": object{"kubernetes.io/service-name": "kubernetes"}},
-		"addressType": "IPv4", "ports": []object{{"name": "https", "port": 6443}},
-		"endpoints": []object{{"addresses": []string{"192.0.2.7"}}},
-	})
+	a.servedAt("kubernetes", servedAt)
 	eventually(t, "the addresses are kept", func() error {
 		content, err := os.ReadFile(filepath.Join(s.dir, "identity", "kubernetes-api.json"))
 		if err == nil && !slices.Contains(strings.Split(string(content), `"`), "https://192.0.2.7:6443") {

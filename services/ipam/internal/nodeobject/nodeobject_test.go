@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/shortage"
 )
@@ -131,6 +132,25 @@ func TestNodeIsDoneOnceItsRangesServe(t *testing.T) {
 		}, object: c.object}
 		if done := n.step(t.Context()); done != c.done {
 			t.Errorf("%s: done %v, want %v; problem %v", name, done, c.done, n.Problem())
+		}
+	}
+}
+
+// TestRestoredServerIsAProblemUntilTheNodeIsRead: another failure is none while ranges
+// serve.
+func TestRestoredServerIsAProblemUntilTheNodeIsRead(t *testing.T) {
+	n := &Node{news: make(chan struct{}, 1)}
+	restored := &kube.RestoredError{}
+	for _, c := range []struct {
+		failed error
+		want   bool
+	}{
+		{nil, false}, {errors.New("connection refused"), false}, {restored, true}, {nil, false},
+		{fmt.Errorf("list nodes: %w", restored), true},
+	} {
+		n.Failed(c.failed)
+		if got := n.Restored(); (got != nil) != c.want {
+			t.Errorf("after %v the problem is %v, want one: %t", c.failed, got, c.want)
 		}
 	}
 }

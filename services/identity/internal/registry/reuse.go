@@ -21,9 +21,13 @@ import (
 // ErrResting: other nodes may still have an earlier mapping of the address.
 var ErrResting = errors.New("other nodes may still take the address for that of an earlier endpoint")
 
-// heardFor is how long this node must have heard from the store without a break before it
-// lets an address go, and how much longer than StaleMappings an address rests.
-const heardFor = time.Minute
+// margin is how long this node must have heard from the store without a break before it
+// lets an address go, and how much longer than StaleMappings an address rests: a minute,
+// or StaleMappings if that is shorter.
+func (r *Registry) margin() time.Duration { return min(time.Minute, r.cfg.StaleMappings) }
+
+// rest is how long an address rests after its last mapping left the store.
+func (r *Registry) rest() time.Duration { return r.cfg.StaleMappings + r.margin() }
 
 // Reuse says whether an address of this node may be given to another endpoint.
 type Reuse struct {
@@ -110,19 +114,20 @@ func (r *Registry) noteHeard(up bool) {
 	}
 }
 
-// CheckReuse says how packets travel to this node's pods and, with native routing, which
-// addresses may be given to another endpoint.
-func (r *Registry) CheckReuse(addresses []netip.Addr) (mode RoutingMode, all []Reuse) {
+// CheckReuse says how packets travel to this node's pods, as far as the datapath has said
+// it, and, with native routing, which addresses may be given to another endpoint.
+func (r *Registry) CheckReuse(addresses []netip.Addr) (mode RoutingMode, known bool, all []Reuse) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if u := r.registration.Underlay; u != nil {
-		mode = u.Mode
-	}
-	if mode != ModeNative {
-		return mode, nil
+	u := r.registration.Underlay
+	if u == nil || u.Mode != ModeNative {
+		if u != nil {
+			mode = u.Mode
+		}
+		return mode, u != nil, nil
 	}
 	now := time.Now()
-	r.mappings.prune(now.Add(-r.cfg.StaleMappings - heardFor))
+	r.mappings.prune(now.Add(-r.rest()))
 	held := map[netip.Addr]struct{}{}
 	for _, d := range r.desired {
 		for _, a := range d.Addresses {
@@ -138,7 +143,7 @@ func (r *Registry) CheckReuse(addresses []netip.Addr) (mode RoutingMode, all []R
 		}
 		all = append(all, r.reuse(a, now))
 	}
-	return mode, all
+	return ModeNative, true, all
 }
 
 // reuse decides about an address that no endpoint has. It runs with mu held.
@@ -159,12 +164,12 @@ func (r *Registry) reuse(a netip.Addr, now time.Time) Reuse {
 	if !ok {
 		gone = m.since
 	}
-	if rest := r.cfg.StaleMappings + heardFor - now.Sub(gone); rest > 0 {
+	if rest := r.rest() - now.Sub(gone); rest > 0 {
 		return wait(rest, "its last mapping left etcd less than %s ago, and a node without etcd may still have it",
-			r.cfg.StaleMappings+heardFor)
+			r.rest())
 	}
-	if rest := heardFor - now.Sub(m.heard); rest > 0 {
-		return wait(rest, "etcd answers for less than %s", heardFor)
+	if rest := r.margin() - now.Sub(m.heard); rest > 0 {
+		return wait(rest, "etcd answers for less than %s", r.margin())
 	}
 	out.OK = true
 	return out
@@ -210,8 +215,8 @@ func (r *Registry) MayUse(endpoint string, addresses []netip.Addr) error {
 		switch {
 		case r.mapped(a, endpoint):
 			return fmt.Errorf("%w: %s: etcd still has its mapping", ErrResting, a)
-		case gone && now.Sub(removed) < r.cfg.StaleMappings+heardFor:
-			return fmt.Errorf("%w: %s: its mapping left etcd less than %s ago", ErrResting, a, r.cfg.StaleMappings+heardFor)
+		case gone && now.Sub(removed) < r.rest():
+			return fmt.Errorf("%w: %s: its mapping left etcd less than %s ago", ErrResting, a, r.rest())
 		}
 	}
 	return nil

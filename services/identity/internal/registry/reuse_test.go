@@ -42,7 +42,7 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 		check := func(when string, a netip.Addr, want bool, why string) {
 			t.Helper()
 			synctest.Wait()
-			_, all := r.CheckReuse([]netip.Addr{a})
+			_, _, all := r.CheckReuse([]netip.Addr{a})
 			if len(all) != 1 || all[0].OK != want || !strings.Contains(all[0].Reason, why) {
 				t.Errorf("%s: %+v, want %v, %q", when, all, want, why)
 			}
@@ -58,7 +58,7 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 		if err := r.MayUse("e", []netip.Addr{a}); err != nil {
 			t.Errorf("the endpoint that has it: %v", err)
 		}
-		if _, all := r.CheckReuse([]netip.Addr{a}); !all[0].OK || !errors.Is(r.MayUse("other", []netip.Addr{a}), ErrResting) {
+		if _, _, all := r.CheckReuse([]netip.Addr{a}); !all[0].OK || !errors.Is(r.MayUse("other", []netip.Addr{a}), ErrResting) {
 			t.Errorf("an address that an endpoint has is not that endpoint's alone: %+v", all)
 		}
 		store.err = errors.New("away")
@@ -75,13 +75,13 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 		up = false
 		changed <- struct{}{}
 		synctest.Wait()
-		if _, all := r.CheckReuse([]netip.Addr{a}); all[0].OK || !strings.Contains(all[0].Reason, "etcd does not answer") {
+		if _, _, all := r.CheckReuse([]netip.Addr{a}); all[0].OK || !strings.Contains(all[0].Reason, "etcd does not answer") {
 			t.Errorf("while the store is away: %+v", all)
 		}
 		up = true
 		changed <- struct{}{}
 		synctest.Wait()
-		if _, all := r.CheckReuse([]netip.Addr{a}); all[0].OK || all[0].Wait == 0 {
+		if _, _, all := r.CheckReuse([]netip.Addr{a}); all[0].OK || all[0].Wait == 0 {
 			t.Errorf("when the store is just back: %+v", all)
 		}
 		time.Sleep(time.Minute)
@@ -133,7 +133,7 @@ func TestWhatAnEarlierProcessPublishedRests(t *testing.T) {
 		free := func(when string, want ...bool) {
 			t.Helper()
 			synctest.Wait()
-			_, all := r.CheckReuse(addresses)
+			_, _, all := r.CheckReuse(addresses)
 			for i, reuse := range all {
 				if reuse.OK != want[i] {
 					t.Errorf("%s: %+v", when, reuse)
@@ -154,9 +154,13 @@ func TestWhatAnEarlierProcessPublishedRests(t *testing.T) {
 func TestTunnelNeedsNoRest(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	a := []netip.Addr{netip.MustParseAddr("10.0.1.5")}
+	r.registration.Underlay = nil
+	if _, known, _ := r.CheckReuse(a); known {
+		t.Error("the mode is known before the datapath has said it")
+	}
 	for _, mode := range []RoutingMode{ModeUnset, ModeOverlay} {
 		r.registration.Underlay = &Underlay{Mode: mode}
-		if got, all := r.CheckReuse(a); got != mode || all != nil {
+		if got, known, all := r.CheckReuse(a); got != mode || !known || all != nil {
 			t.Errorf("mode %q: %q, %+v", mode, got, all)
 		}
 		if err := r.MayUse("e", a); err != nil {

@@ -132,8 +132,8 @@ func (c *Cluster) CheckReuse(_ context.Context, req *identityv1.CheckReuseReques
 		}
 		addresses = append(addresses, a)
 	}
-	mode, all := c.Registry.CheckReuse(addresses)
-	out := &identityv1.CheckReuseResponse{Mode: toMode(mode)}
+	mode, known, all := c.Registry.CheckReuse(addresses)
+	out := &identityv1.CheckReuseResponse{Mode: toMode(mode), ModeKnown: known}
 	for _, r := range all {
 		m := &identityv1.AddressReuse{Address: r.Address.String(), Reusable: r.OK, Reason: r.Reason}
 		if r.Wait > 0 {

@@ -132,7 +132,8 @@ func TestReuseIsAskedByAddress(t *testing.T) {
 		identityv1.RoutingMode_ROUTING_MODE_UNSPECIFIED, identityv1.RoutingMode_ROUTING_MODE_OVERLAY,
 		identityv1.RoutingMode_ROUTING_MODE_NATIVE,
 	} {
-		if mode != identityv1.RoutingMode_ROUTING_MODE_UNSPECIFIED {
+		known := mode != identityv1.RoutingMode_ROUTING_MODE_UNSPECIFIED
+		if known {
 			if _, err := s.cluster.RegisterNode(t.Context(), &identityv1.RegisterNodeRequest{
 				Underlay: &identityv1.Underlay{Mode: mode},
 			}); err != nil {
@@ -140,7 +141,7 @@ func TestReuseIsAskedByAddress(t *testing.T) {
 			}
 		}
 		resp := ask("10.9.9.2", "fd00::5")
-		if resp.GetMode() != mode {
+		if resp.GetMode() != mode || resp.GetModeKnown() != known {
 			t.Errorf("the mode is %s, want %s", resp.GetMode(), mode)
 		}
 		if mode != identityv1.RoutingMode_ROUTING_MODE_NATIVE {

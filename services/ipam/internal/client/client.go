@@ -118,14 +118,13 @@ func (i *Identity) CheckReuse(ctx context.Context, addresses []netip.Addr) (out 
 	case err != nil:
 		return out, failed("ask whether released addresses may be given out again", err)
 	}
-	switch resp.GetMode() {
-	case identityv1.RoutingMode_ROUTING_MODE_NATIVE:
-		out.Asks = true
-	case identityv1.RoutingMode_ROUTING_MODE_UNSPECIFIED:
+	switch {
+	case !resp.GetModeKnown():
 		return cluster.Reuse{Asks: true, Why: "the datapath has not registered how packets travel"}, nil
-	default:
+	case resp.GetMode() != identityv1.RoutingMode_ROUTING_MODE_NATIVE:
 		return out, nil
 	}
+	out.Asks = true
 	for j, r := range resp.GetAddresses() {
 		if j >= len(addresses) {
 			break

@@ -1692,11 +1692,12 @@ func (x *CheckReuseRequest) GetAddresses() []string {
 // CheckReuseResponse is the answer of CheckReuse.
 type CheckReuseResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How packets travel to the pods of this node. Unspecified: the datapath has not
-	// registered it yet; then no address may be reused.
+	// How packets travel to the pods of this node. Unspecified: they do not.
 	Mode RoutingMode `protobuf:"varint,1,opt,name=mode,proto3,enum=sluice.identity.v1.RoutingMode" json:"mode,omitempty"`
 	// Of each address of the request, in its order; empty unless the mode is native.
-	Addresses     []*AddressReuse `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Addresses []*AddressReuse `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// The datapath has registered the mode. Until then no address may be reused.
+	ModeKnown     bool `protobuf:"varint,3,opt,name=mode_known,json=modeKnown,proto3" json:"mode_known,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1743,6 +1744,13 @@ func (x *CheckReuseResponse) GetAddresses() []*AddressReuse {
 		return x.Addresses
 	}
 	return nil
+}
+
+func (x *CheckReuseResponse) GetModeKnown() bool {
+	if x != nil {
+		return x.ModeKnown
+	}
+	return false
 }
 
 // AddressReuse says whether an address may be given to another endpoint.
@@ -1928,10 +1936,12 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\tpublished\x18\x01 \x01(\bR\tpublished\x12\x14\n" +
 	"\x05kinds\x18\x02 \x03(\tR\x05kinds\"<\n" +
 	"\x11CheckReuseRequest\x12'\n" +
-	"\taddresses\x18\x01 \x03(\tB\t\xbaH\x06\x92\x01\x03\x10\x80 R\taddresses\"\x89\x01\n" +
+	"\taddresses\x18\x01 \x03(\tB\t\xbaH\x06\x92\x01\x03\x10\x80 R\taddresses\"\xa8\x01\n" +
 	"\x12CheckReuseResponse\x123\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x1f.sluice.identity.v1.RoutingModeR\x04mode\x12>\n" +
-	"\taddresses\x18\x02 \x03(\v2 .sluice.identity.v1.AddressReuseR\taddresses\"\x8b\x01\n" +
+	"\taddresses\x18\x02 \x03(\v2 .sluice.identity.v1.AddressReuseR\taddresses\x12\x1d\n" +
+	"\n" +
+	"mode_known\x18\x03 \x01(\bR\tmodeKnown\"\x8b\x01\n" +
 	"\fAddressReuse\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1a\n" +
 	"\breusable\x18\x02 \x01(\bR\breusable\x12-\n" +

@@ -80,7 +80,14 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	store.Observe(reg.Observe)
 	store.Keep(dir)
 	store.Spread(func() time.Duration { return spread(reg.Status().Nodes) })
-	alloc, err := allocator.New(cfg.allocator(p.Log), store, dir, hub,
+	settings := cfg.allocator(p.Log)
+	var set *pods.Set
+	if kubernetes != nil {
+		set = pods.New(cfg.Node, cfg.Cluster.Name, filter)
+		set.SetShares(cfg.Shares.Settings())
+		settings.Tenant = set.Tenant
+	}
+	alloc, err := allocator.New(settings, store, dir, hub,
 		server.EndpointPublisher{EndpointHub: endpoints, Registry: reg},
 		last.Holds, last.Known, last.Cached)
 	if err != nil {
@@ -101,9 +108,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			Kinds:     kinds.New(store, p.Log),
 		},
 	}
-	if kubernetes != nil {
-		service.Pods = pods.New(cfg.Node, cfg.Cluster.Name, filter)
-		service.Pods.SetShares(cfg.Shares.Settings())
+	if set != nil {
+		service.Pods = set
 		service.Relabeler = pods.NewRelabeler(service.Pods, alloc, endpoints, p.Log)
 	}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})

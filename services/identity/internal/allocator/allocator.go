@@ -30,6 +30,7 @@ import (
 	"github.com/sluice-net/sluice/kit/keymutex"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
 )
 
 // Fault points, in the order in which a call meets them.
@@ -44,7 +45,7 @@ var (
 	faultReleasedStore   = fault.Register("identity/release/after-txn")
 )
 
-// Config of an Allocator. Every field is required.
+// Config of an Allocator. Every field but Tenant is required.
 type Config struct {
 	Quota        int           // cluster identities that this node may hold
 	StoreTimeout time.Duration // how long one request to the store may take
@@ -56,6 +57,15 @@ type Config struct {
 	RetryMin     time.Duration // first pause after the store failed; doubles
 	RetryMax     time.Duration // longest pause
 	Log          *slog.Logger
+	// Tenant returns the tenant of a namespace. Nil: each namespace is a tenant.
+	Tenant func(namespace string) shares.Tenant
+}
+
+func (c *Config) tenant(namespace string) shares.Tenant {
+	if c.Tenant != nil {
+		return c.Tenant(namespace)
+	}
+	return shares.NewTenants(shares.Settings{}).Of(namespace)
 }
 
 // Operations that the time of the lock is counted by.
@@ -101,6 +111,12 @@ type Allocator struct {
 	occupied     map[identity.Numeric]time.Time  // guarded by mu; numbers that rest, as far as we were told
 	picked       map[identity.Numeric]struct{}   // guarded by mu; candidates of claims under way
 	taken        numbers                         // guarded by mu; of known and holds, as far as a search has met them
+	short        numbers                         // guarded by mu; of label sets that had a short life
+	living       map[string]int                  // guarded by mu; label sets in known, by namespace
+	revision     int64                           // guarded by mu; of the store, that known has
+	numbers      Numbers                         // guarded by mu; what the collector published last
+	took         []taken                         // guarded by mu; numbers of this node that numbers lacks
+	denied       error                           // guarded by mu; the grant that the store lacks
 	heldCluster  int                             // guarded by mu; holds of cluster numbers
 	claiming     int                             // guarded by mu; claims under way that may add a hold
 	heard        time.Time                       // guarded by mu; the mirror is complete as of then; zero: never
@@ -127,8 +143,9 @@ type Allocator struct {
 
 type knownEntry struct {
 	labels   label.Canonical
-	revision int64 // 0 for what came from the cache
-	gone     bool  // not in the store any more; kept because it is held
+	revision int64     // 0 for what came from the cache
+	gone     bool      // not in the store any more; kept because it is held
+	since    time.Time // it came while this process followed the store; zero: before
 }
 
 // hold is a number that this node holds.
@@ -158,6 +175,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		releases:  map[identity.Numeric]int64{},
 
 		unsavedKnown: map[identity.Numeric]struct{}{},
+		living:       map[string]int{},
 
 		strays:    map[identity.Numeric]int64{},
 		occupied:  map[identity.Numeric]time.Time{},
@@ -272,10 +290,11 @@ func (a *Allocator) Hold(ctx context.Context, holder Holder, labels label.Canoni
 }
 
 // HoldEndpoint is Hold for an endpoint, which moves, and remembers what it is.
-// What w does not say stays.
+// What w does not say stays. While there is no free number, or none in the share of the
+// tenant, it waits, and then returns a *QuotaError.
 func (a *Allocator) HoldEndpoint(ctx context.Context, holder Holder, labels label.Canonical, w Workload,
 ) (identity.Identity, error) {
-	return a.hold(ctx, holder, labels, w, true)
+	return awaitNumber(ctx, func() (identity.Identity, error) { return a.hold(ctx, holder, labels, w, true) })
 }
 
 func (a *Allocator) hold(ctx context.Context, holder Holder, labels label.Canonical, w Workload, move bool,
@@ -433,6 +452,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	}
 	if claim.Created {
 		a.counters.Allocated++
+		a.noteTaken(claim.Revision, labels)
 	}
 	a.move(holder, id, claim.Revision, keep)
 	return id, nil
@@ -471,16 +491,25 @@ func (a *Allocator) claim(ctx context.Context, labels label.Canonical, known ide
 	for range maxAttempts {
 		// A set that has, or had, a number keeps it if it can.
 		candidate, used, done := known, 0, func() {}
+		var beyond *QuotaError
 		if known == 0 {
 			// Without a free number the set may have one nonetheless: another
 			// node may have given it one that we have not seen yet.
-			candidate, used, done = a.candidate(labels)
+			a.mu.Lock(opChoose)
+			beyond = a.takesNumber(labels)
+			a.mu.Unlock()
+			if beyond == nil {
+				candidate, used, done = a.candidate(labels)
+			}
 		}
 		c, err := a.store.Claim(bounded, labels, known, candidate)
 		done()
 		switch {
 		case err == nil:
 			return c, nil
+		case errors.Is(err, ErrOccupied) && beyond != nil:
+			beyond.Keys = a.topKeys()
+			return Claim{}, beyond
 		case errors.Is(err, ErrOccupied) && candidate == 0 && used < identity.ClusterSize:
 			// Other calls of this node are about to take the last ones, or not.
 			return Claim{}, fmt.Errorf("%w: the last free numbers are being given to other label sets", ErrContended)
@@ -563,6 +592,15 @@ func (a *Allocator) candidate(labels label.Canonical) (n identity.Numeric, used 
 	now := time.Now()
 	a.mu.Lock(opChoose)
 	defer a.mu.Unlock()
+	var last identity.Numeric // free, after a label set with a short life
+	choose := func(n identity.Numeric) (identity.Numeric, int, func()) {
+		a.picked[n] = struct{}{}
+		return n, 0, func() {
+			a.mu.Lock(opChoose)
+			defer a.mu.Unlock()
+			delete(a.picked, n)
+		}
+	}
 	for i := range a.taken.clear(start) {
 		n = identity.MinCluster + identity.Numeric(i)
 		_, known := a.known[n]
@@ -579,12 +617,16 @@ func (a *Allocator) candidate(labels label.Canonical) (n identity.Numeric, used 
 		if _, picked := a.picked[n]; picked {
 			continue
 		}
-		a.picked[n] = struct{}{}
-		return n, 0, func() {
-			a.mu.Lock(opChoose)
-			defer a.mu.Unlock()
-			delete(a.picked, n)
+		if i != start && a.short.has(n) { // the first one may be that of this very set
+			if last == 0 {
+				last = n
+			}
+			continue
 		}
+		return choose(n)
+	}
+	if last != 0 {
+		return choose(last)
 	}
 	return 0, identity.ClusterSize - len(a.picked), func() {}
 }

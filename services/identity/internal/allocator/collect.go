@@ -29,6 +29,9 @@ type collector struct {
 	since   map[identity.Numeric]unusedSince
 	tidied  time.Time
 
+	resting   map[identity.Numeric]resting // nil: not listed yet
+	published *Numbers                     // by this collector; nil: nothing yet
+
 	mu      sync.Mutex
 	refs    References                    // guarded by mu; how many nodes refer to what, if Complete
 	touched map[identity.Numeric]struct{} // guarded by mu; referred to since the last round
@@ -45,10 +48,20 @@ func (a *Allocator) runCollect(ctx context.Context) {
 	defer func() { c.rest() }()
 	tick := time.NewTicker(a.cfg.Reconcile)
 	defer tick.Stop()
+	publish := time.NewTicker(publishEvery)
+	defer publish.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-publish.C:
+			if c.stop == nil {
+				continue // another node collects
+			}
+			if err := c.publish(ctx); err != nil && ctx.Err() == nil {
+				a.cfg.Log.Debug("publishing the counts of numbers", log.Err(err))
+			}
+			continue
 		case <-tick.C:
 		}
 		if err := c.round(ctx); err != nil && ctx.Err() == nil {
@@ -65,6 +78,7 @@ func (c *collector) rest() {
 	}
 	clear(c.since)
 	c.tidied = time.Time{}
+	c.resting, c.published = nil, nil
 }
 
 func (c *collector) round(ctx context.Context) error {
@@ -242,6 +256,9 @@ func (c *collector) collect(ctx context.Context, unused []identity.Identity, rev
 			return err
 		}
 		for _, d := range step {
+			if c.resting != nil && slices.Contains(gone, d.Identity.Number) {
+				c.resting[d.Identity.Number] = resting{namespaceOf(d.Identity.Labels), time.Now().Add(a.cfg.Quarantine)}
+			}
 			delete(c.since, d.Identity.Number) // removed, or touched meanwhile
 		}
 	}

@@ -24,6 +24,11 @@ var (
 	ErrQuota = errors.New("quota of identities is used up")
 	// ErrExhausted: every number of the range is taken or rests. It is always a *QuotaError.
 	ErrExhausted = errors.New("identity numbers are used up")
+	// ErrShare: the tenant of the label set has as many numbers as it may. It is always a
+	// *QuotaError.
+	ErrShare = errors.New("share of identity numbers is used up")
+	// ErrDenied: the store refuses this node a write that an earlier version did not make.
+	ErrDenied = errors.New("etcd lacks a grant")
 	// ErrUnconfirmed: the endpoint was moved and has not confirmed that yet.
 	ErrUnconfirmed = errors.New("endpoint has not confirmed its last identity")
 	// ErrContended: other nodes took every candidate that was tried. Try again.
@@ -96,7 +101,8 @@ func (e *StaleError) Is(target error) bool { return target == ErrUnavailable }
 
 // QuotaError says what is used up, and which labels to look at.
 type QuotaError struct {
-	Kind  error // ErrQuota or ErrExhausted
+	Kind  error  // ErrQuota, ErrShare or ErrExhausted
+	Of    string // the tenant, for ErrShare
 	Used  int
 	Limit int
 	Keys  []labels.KeyCount // those with most values, most first
@@ -104,6 +110,9 @@ type QuotaError struct {
 
 func (e *QuotaError) Error() string {
 	s := fmt.Sprintf("%v: %d of %d", e.Kind, e.Used, e.Limit)
+	if e.Of != "" {
+		s = fmt.Sprintf("%v: %s has %d, at most %d", e.Kind, e.Of, e.Used, e.Limit)
+	}
 	if len(e.Keys) > 0 {
 		keys := make([]string, len(e.Keys))
 		for i, k := range e.Keys {

@@ -23,11 +23,21 @@ func (a *Allocator) learn(id identity.Identity, revision int64) {
 			delete(a.byText, e.labels.Text())
 		}
 	}
-	if e, ok := a.known[id.Number]; !ok || e.labels.Text() != text {
+	e, ok := a.known[id.Number]
+	if !ok || e.labels.Text() != text {
 		a.unsavedKnown[id.Number] = struct{}{}
 		a.dirtyKnown()
+		if ok {
+			a.count(e.labels, -1)
+		}
+		a.count(id.Labels, 1)
+		e.since = time.Time{}
+		if a.ready {
+			e.since = time.Now()
+		}
+		a.short.unset(id.Number)
 	}
-	a.known[id.Number] = knownEntry{labels: id.Labels, revision: revision}
+	a.known[id.Number] = knownEntry{labels: id.Labels, revision: revision, since: e.since}
 	a.byText[text] = id.Number
 	if h := a.holds[id.Number]; h != nil && h.labels.Text() != text {
 		// What we hold is something else to the cluster. Until that is settled
@@ -52,11 +62,13 @@ func (a *Allocator) forget(n identity.Numeric) {
 		a.wake()
 		if h.labels.Text() == e.labels.Text() {
 			// byText keeps it too: the next call for this set joins the hold.
-			a.known[n] = knownEntry{labels: e.labels, gone: true}
+			a.known[n] = knownEntry{labels: e.labels, gone: true, since: e.since}
 			return
 		}
 	}
 	delete(a.known, n)
+	a.count(e.labels, -1)
+	a.noteLife(n, e)
 	a.taken.unset(n)
 	a.unsavedKnown[n] = struct{}{}
 	if a.byText[e.labels.Text()] == n {
@@ -134,6 +146,7 @@ func (a *Allocator) observe(u Update) {
 	a.mu.Lock(opUpdate)
 	defer a.mu.Unlock()
 	a.pub.Reach(u.Cluster, u.Revision)
+	a.revision = u.Revision
 	if u.Heard.After(a.heard) || a.heard.After(time.Now()) {
 		a.heard = u.Heard
 		if a.heard.Sub(a.heardKept) > a.cfg.Quarantine/heardSteps {

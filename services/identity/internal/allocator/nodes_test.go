@@ -749,6 +749,23 @@ func TestAnswerWaitsForStableStorage(t *testing.T) {
 	}
 }
 
+// TestTheSessionIsKeptForTheNextProcess, also one that began while the service ran.
+func TestTheSessionIsKeptForTheNextProcess(t *testing.T) {
+	f, records := storetest.NewFake(), &memory{}
+	a := startFake(t, f, "a", records)
+	kept := func() string {
+		records.mu.Lock()
+		defer records.mu.Unlock()
+		return records.holds.Session
+	}
+	first := a.store.Session()
+	if first == "" || kept() != first {
+		t.Errorf("the session %q is kept as %q", first, kept())
+	}
+	f.Expire("a")
+	servicetest.Eventually(t, "another session", func() bool { s := a.store.Session(); return s != "" && s != first && kept() == s })
+}
+
 func TestCollectionTakesWhatNobodyRefersTo(t *testing.T) {
 	f := storetest.NewFake()
 	cfg := quick()

@@ -28,6 +28,11 @@ func (s *numbers) unset(n identity.Numeric) {
 	}
 }
 
+func (s *numbers) has(n identity.Numeric) bool {
+	i := n - identity.MinCluster
+	return n.Scope() == identity.ScopeCluster && s[i/64]&(1<<(i%64)) != 0
+}
+
 // clear yields what is not in the set, as offsets from the first cluster number:
 // from start to the end, then up to start.
 func (s *numbers) clear(start int) iter.Seq[int] {

@@ -29,6 +29,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 	wg.Go(func() { a.runKnown(ctx) })
 	wg.Go(func() { a.runRecords(ctx) })
 	wg.Go(func() { a.runCollect(ctx) })
+	wg.Go(func() { a.runNumbers(ctx) })
 	wg.Wait()
 	return nil
 }
@@ -572,7 +573,10 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 		a.addHolder(h, moved, claim.Revision)
 	}
 	// Readers are told what the old number is now.
-	delete(a.known, c.Held.Number)
+	if e, ok := a.known[c.Held.Number]; ok {
+		a.count(e.labels, -1)
+		delete(a.known, c.Held.Number)
+	}
 	a.taken.unset(c.Held.Number)
 	a.unsavedKnown[c.Held.Number] = struct{}{}
 	if c.Occupant.Labels.IsZero() {

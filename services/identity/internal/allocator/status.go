@@ -20,6 +20,7 @@ type Status struct {
 	Connected     bool
 	StoreError    string // why not, or what the store refuses although it answers
 	Unsaved       error  // why this node's own records are not written; nil: they are
+	Denied        error  // the grant that the store lacks; nil: none
 	Ready         bool
 	Heard         time.Time // the mirror has everything up to then; zero: never
 	Known         int       // cluster identities
@@ -169,7 +170,7 @@ func (a *Allocator) Summary() Status {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	// A store that has refused the name has answered.
-	s := Status{Connected: a.connected || a.refusedNow, Unsaved: a.diskErr, Ready: a.ready && !a.refused, Heard: a.heard, Known: len(a.known), PendingWrites: len(a.releases)}
+	s := Status{Connected: a.connected || a.refusedNow, Unsaved: a.diskErr, Denied: a.denied, Ready: a.ready && !a.refused, Heard: a.heard, Known: len(a.known), PendingWrites: len(a.releases)}
 	for n, h := range a.holds {
 		if n.Scope() == identity.ScopeCluster {
 			s.Held++

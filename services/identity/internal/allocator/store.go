@@ -164,6 +164,13 @@ type Store interface {
 	// listed and returns their numbers, which rest: for that long no other
 	// label set gets them.
 	Collect(ctx context.Context, unused []Candidate, rest time.Duration) ([]identity.Numeric, error)
+	// Resting lists the numbers that rest.
+	Resting(ctx context.Context) ([]identity.Numeric, error)
+	// PublishNumbers tells all nodes how many numbers tenants have. ErrDenied if the
+	// store does not let this node write it.
+	PublishNumbers(ctx context.Context, n Numbers) error
+	// FollowNumbers hands what was published to sink, then every change, as Follow does.
+	FollowNumbers(ctx context.Context, sink func(Numbers)) error
 	// Tidy brings keys into order that claims and collection do not come by.
 	// references are those of all nodes. Its requests have deadlines of their own.
 	Tidy(ctx context.Context, references References) error

@@ -15,6 +15,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
@@ -119,6 +120,27 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 	nodes["a"].seesNode("b", true)
 	id := nodes["b"].endpoint("another", "app-a", address(1, 6))
 	nodes["a"].seesMapping(address(1, 6), fmt.Sprint("b ", id.Number))
+
+	// The collector publishes; without the grant, as in roles of before, it names it.
+	led := nodes["a"]
+	if ok, err := nodes["b"].store.Lead(t.Context()); err != nil {
+		t.Fatal(err)
+	} else if ok {
+		led = nodes["b"]
+	} else if ok, err := led.store.Lead(t.Context()); err != nil || !ok {
+		t.Fatalf("no node collects: %v", err)
+	}
+	if err := led.store.PublishNumbers(t.Context(), allocator.Numbers{Used: 1}); err != nil {
+		t.Errorf("with the documented role: %v", err)
+	}
+	if _, err := admin.RoleRevokePermission(t.Context(), "sluice", testPrefix+"/cluster/",
+		clientv3.GetPrefixRangeEnd(testPrefix+"/cluster/")); err != nil {
+		t.Fatal(err)
+	}
+	if err := led.store.PublishNumbers(t.Context(), allocator.Numbers{Used: 2}); !errors.Is(err, allocator.ErrDenied) ||
+		!strings.Contains(err.Error(), testPrefix+"/cluster/") {
+		t.Errorf("without the grant: %v", err)
+	}
 
 	a := s.As("a")
 	for _, key := range []string{

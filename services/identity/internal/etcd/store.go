@@ -14,6 +14,7 @@
 //	ref/<node>/<number>  that node refers to the number; dies with the node's lease
 //	rest/<number>        the hash of the set that had the number until it was collected; expires
 //	collector            the node that collects; dies with its lease
+//	cluster/numbers      how many numbers tenants have, as JSON; written by the collector
 //	alive/<node>         of the session: who has the node's name
 //	ip/<node>/node       the record of that node; see package registry
 //	ip/<node>/ep/<hash>  the addresses and the identity of one of its endpoints

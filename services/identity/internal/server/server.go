@@ -352,6 +352,11 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 		}
 		resp.Service.Problems = []*statusv1.Problem{{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: text}}
 	}
+	if st.Denied != nil {
+		resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
+			Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: st.Denied.Error(),
+		})
+	}
 	if st.Unsaved != nil {
 		resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
 			Reason: statusv1.ProblemReason_PROBLEM_REASON_STORAGE, Text: st.Unsaved.Error(),

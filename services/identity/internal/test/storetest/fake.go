@@ -29,6 +29,8 @@ type Fake struct {
 	sessions map[string]int                        // node → its session, 0 for none
 	serial   int                                   // of the last session
 	leader   string                                //
+	numbers  allocator.Numbers                     // published
+	denied   bool                                  // a role of before: numbers may not be published
 	log      []fakeEvent                           // what was not compacted
 	first    int64                                 // oldest revision that Follow can continue from
 	down     bool                                  //
@@ -388,6 +390,93 @@ func (s *fakeStore) FollowReferences(ctx context.Context, sink func(allocator.Re
 		s.mu.Unlock()
 		if !down {
 			sink(r)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (s *fakeStore) Resting(ctx context.Context) ([]identity.Numeric, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.mu.Unlock()
+	var out []identity.Numeric
+	for n, r := range s.rests {
+		if time.Now().Before(r.ends) {
+			out = append(out, n)
+		}
+	}
+	return out, nil
+}
+
+func (s *fakeStore) PublishNumbers(ctx context.Context, n allocator.Numbers) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.mu.Unlock()
+	if s.denied {
+		return allocator.ErrDenied
+	}
+	if s.leader == s.node {
+		s.revision++
+		s.numbers = n
+		s.notify()
+	}
+	return nil
+}
+
+// Deny makes the store refuse what is published, as with roles of before.
+func (f *Fake) Deny(denied bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.denied = denied
+}
+
+// Fill creates identities that nobody refers to, under the first free numbers.
+func (f *Fake) Fill(sets ...label.Canonical) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.revision++
+	n := identity.MinCluster
+	for _, l := range sets {
+		for ; f.byNumber[n].revision != 0; n++ {
+		}
+		f.byNumber[n], f.byText[l.Text()] = fakeID{l, f.revision}, fakeLabels{n, f.revision}
+		f.log = append(f.log, fakeEvent{revision: f.revision, id: identity.Identity{Number: n, Labels: l}})
+	}
+	f.notify()
+}
+
+// Forget removes the identity of a label set at once, without quarantine.
+func (f *Fake) Forget(l label.Canonical) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.revision++
+	n := f.byText[l.Text()].number
+	delete(f.byText, l.Text())
+	delete(f.byNumber, n)
+	f.log = append(f.log, fakeEvent{revision: f.revision, id: identity.Identity{Number: n, Labels: l}, deleted: true})
+	f.notify()
+}
+
+// Published returns what was published last.
+func (f *Fake) Published() allocator.Numbers {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.numbers
+}
+
+func (s *fakeStore) FollowNumbers(ctx context.Context, sink func(allocator.Numbers)) error {
+	for {
+		s.mu.Lock()
+		changed, down, n := s.changed, s.down, s.numbers
+		s.mu.Unlock()
+		if !down {
+			sink(n)
 		}
 		select {
 		case <-changed:

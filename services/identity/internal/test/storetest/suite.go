@@ -145,6 +145,7 @@ func Run(t *testing.T, newCluster func(t *testing.T) Cluster) {
 		{"CollectSparesWhatWasTouched", collectFence},
 		{"CollectedNumbersRest", collectedRest},
 		{"OneNodeLeads", oneLeads},
+		{"TheCollectorPublishesNumbers", publishes},
 		{"FollowBringsEverythingThenChanges", followChanges},
 		{"FollowListsAgainAfterAGap", followGap},
 		{"ADownStoreIsUnavailableWithinTheDeadline", unavailable},
@@ -407,6 +408,9 @@ func collectedRest(s suite) {
 	web, db := Labels(s.t, "web"), Labels(s.t, "db")
 	drop(s.claim(a, web, 0, 300))
 	s.collectAll(a, time.Hour)
+	if resting, err := a.Resting(s.ctx); err != nil || !slices.Equal(resting, []identity.Numeric{300}) {
+		s.t.Errorf("%v rest, %v", resting, err)
+	}
 	if _, err := a.Claim(s.ctx, db, 0, 300); !errors.Is(err, allocator.ErrOccupied) {
 		s.t.Errorf("another set on a quarantined number: %v, want ErrOccupied", err)
 	}
@@ -440,6 +444,57 @@ func oneLeads(s suite) {
 	}
 	s.Expire("a")
 	servicetest.Eventually(s.t, "b leads", func() bool { return leads(b) })
+}
+
+func publishes(s suite) {
+	a, b := s.join("a"), s.join("b")
+	if ok, err := a.Lead(s.ctx); err != nil || !ok {
+		s.t.Fatalf("a leads: %t, %v", ok, err)
+	}
+	var mu sync.Mutex
+	var seen []allocator.Numbers
+	ctx, cancel := context.WithCancel(s.ctx)
+	done := make(chan error, 1)
+	go func() {
+		done <- b.FollowNumbers(ctx, func(n allocator.Numbers) {
+			mu.Lock()
+			defer mu.Unlock()
+			seen = append(seen, n)
+		})
+	}()
+	defer func() { cancel(); <-done }()
+	last := func() allocator.Numbers {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(seen) == 0 {
+			return allocator.Numbers{Used: -1}
+		}
+		return seen[len(seen)-1]
+	}
+	servicetest.Eventually(s.t, "that nothing is published", func() bool { return last().Used == 0 })
+	for used := 1; used < 3; used++ {
+		n := allocator.Numbers{Revision: int64(used), Used: used, Unlabelled: 1, Tenants: map[string]int{"tenant a": used}}
+		if err := a.PublishNumbers(s.ctx, n); err != nil {
+			s.t.Fatal(err)
+		}
+		servicetest.Eventually(s.t, "the publication", func() bool {
+			l := last()
+			return l.Revision == n.Revision && l.Used == used && l.Unlabelled == 1 && l.Tenants["tenant a"] == used
+		})
+	}
+	// One that does not collect, or no longer, changes nothing.
+	if err := b.PublishNumbers(s.ctx, allocator.Numbers{Used: 9}); err != nil {
+		s.t.Error(err)
+	}
+	if err := a.PublishNumbers(s.ctx, allocator.Numbers{Used: 4}); err != nil {
+		s.t.Fatal(err)
+	}
+	servicetest.Eventually(s.t, "the last publication", func() bool { return last().Used == 4 })
+	mu.Lock()
+	defer mu.Unlock()
+	if slices.ContainsFunc(seen, func(n allocator.Numbers) bool { return n.Used == 9 }) {
+		s.t.Error("a node that does not collect has published")
+	}
 }
 
 // follower collects what Follow brings.

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import "github.com/sluice-net/sluice/model/identity"
+
+// Free returns how many numbers have no label set and are given out first.
+func (a *Allocator) Free() (n int) {
+	for i := range identity.ClusterSize {
+		if a.IsFree(identity.MinCluster + identity.Numeric(i)) {
+			n++
+		}
+	}
+	return n
+}
+
+// FreeLast returns how many are given out last.
+func (a *Allocator) FreeLast() (n int) {
+	a.mu.Lock(opRead)
+	defer a.mu.Unlock()
+	for i := range identity.ClusterSize {
+		number := identity.MinCluster + identity.Numeric(i)
+		if _, known := a.known[number]; !known && a.short.has(number) {
+			n++
+		}
+	}
+	return n
+}
+
+// IsFree says whether a number has no label set and is given out first.
+func (a *Allocator) IsFree(n identity.Numeric) bool {
+	a.mu.Lock(opRead)
+	defer a.mu.Unlock()
+	_, known := a.known[n]
+	return !known && !a.short.has(n)
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
+)
+
+const (
+	// firstNumbers is how many numbers a tenant has in any case, and freePart of the
+	// free numbers it may have one part beyond them.
+	firstNumbers, freePart = 256, 4
+	// unlabelledNumbers is how many numbers all namespaces without the tenant label
+	// have together.
+	unlabelledNumbers = identity.ClusterSize / 2
+	// publishFrom is the least count that is published: a tenant with fewer numbers is
+	// far from the end of its first ones.
+	publishFrom = firstNumbers / 2
+	// publishEvery is the least time between two publications.
+	publishEvery = 10 * time.Second
+	// numberWait is how long a new endpoint waits for a number, and numberMargin how
+	// long before its caller's deadline it gives up; it tries each numberRetry.
+	numberWait, numberMargin, numberRetry = 10 * time.Second, 500 * time.Millisecond, time.Second
+)
+
+// Numbers is what the collector publishes: it alone sees which numbers are in
+// quarantine, and after whom.
+type Numbers struct {
+	Revision   int64          `json:"revision"`   // of the store; identities up to it are counted
+	Used       int            `json:"used"`       // numbers that are given out or in quarantine
+	Unlabelled int            `json:"unlabelled"` // of them, of namespaces without the tenant label
+	Tenants    map[string]int `json:"tenants"`    // by Tenant.String, without those that have few
+}
+
+// taken is a number that this node created.
+type taken struct {
+	revision  int64
+	namespace string
+}
+
+// namespaceOf returns the namespace of a label set; empty if it is not of Kubernetes.
+func namespaceOf(labels label.Canonical) string {
+	ns, _ := labels.Set().Value(label.SourceKubernetes, label.KeyNamespace)
+	return ns
+}
+
+// count counts a label set of the mirror, or with -1 counts it no more. It runs with mu
+// held.
+func (a *Allocator) count(labels label.Canonical, by int) {
+	ns := namespaceOf(labels)
+	if a.living[ns] += by; a.living[ns] == 0 {
+		delete(a.living, ns)
+	}
+}
+
+// takesNumber returns an error if the tenant of a label set may have no further number.
+// It runs with mu held.
+func (a *Allocator) takesNumber(labels label.Canonical) *QuotaError {
+	ns := namespaceOf(labels)
+	t := a.cfg.tenant(ns)
+	if ns == "" || t == shares.System {
+		return nil
+	}
+	has, unlabelled := 0, 0
+	for ns, n := range a.living {
+		of := a.cfg.tenant(ns)
+		if of == t {
+			has += n
+		}
+		if ns != "" && !of.HasLabel() && of != shares.System {
+			unlabelled += n
+		}
+	}
+	took, tookUnlabelled := 0, 0
+	for _, n := range a.took {
+		of := a.cfg.tenant(n.namespace)
+		if of == t {
+			took++
+		}
+		if !of.HasLabel() && of != shares.System {
+			tookUnlabelled++
+		}
+	}
+	// What others took since the last publication is in the mirror, what rests is not.
+	has = max(has, a.numbers.Tenants[t.String()]+took)
+	unlabelled = max(unlabelled, a.numbers.Unlabelled+tookUnlabelled)
+	free := identity.ClusterSize - max(len(a.known), a.numbers.Used+len(a.took))
+	switch {
+	case !t.HasLabel() && unlabelled >= unlabelledNumbers:
+		return &QuotaError{
+			Kind: ErrShare, Of: "all namespaces without a tenant", Used: unlabelled, Limit: unlabelledNumbers,
+		}
+	case has >= firstNumbers && has-firstNumbers >= max(0, free)/freePart:
+		return &QuotaError{Kind: ErrShare, Of: t.String(), Used: has, Limit: firstNumbers + max(0, free)/freePart}
+	}
+	return nil
+}
+
+// noteTaken notes a number that this node created, until the collector counts it. It runs
+// with mu held.
+func (a *Allocator) noteTaken(revision int64, labels label.Canonical) {
+	if a.numbers.Revision == 0 || len(a.took) >= identity.ClusterSize {
+		return // nobody publishes; the mirror has the number
+	}
+	a.took = append(a.took, taken{revision, namespaceOf(labels)})
+}
+
+// awaitNumber calls f again while there is no number for it, within the caller's time.
+func awaitNumber(ctx context.Context, f func() (identity.Identity, error)) (identity.Identity, error) {
+	end := time.Now().Add(numberWait)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-numberMargin).Before(end) {
+		end = deadline.Add(-numberMargin)
+	}
+	for {
+		id, err := f()
+		if !errors.Is(err, ErrShare) && !errors.Is(err, ErrExhausted) || !time.Now().Add(numberRetry).Before(end) {
+			return id, err
+		}
+		select {
+		case <-time.After(numberRetry):
+		case <-ctx.Done():
+			return id, err
+		}
+	}
+}
+
+// runNumbers follows what the collector publishes.
+func (a *Allocator) runNumbers(ctx context.Context) {
+	var wait time.Duration
+	for ctx.Err() == nil {
+		if err := a.store.FollowNumbers(ctx, a.observeNumbers); err != nil && ctx.Err() == nil {
+			a.cfg.Log.Debug("following the counts of numbers", log.Err(err))
+		}
+		a.pause(ctx, &wait)
+	}
+}
+
+// observeNumbers is the sink of Store.FollowNumbers.
+func (a *Allocator) observeNumbers(n Numbers) {
+	a.mu.Lock(opUpdate)
+	defer a.mu.Unlock()
+	a.numbers = n
+	var left []taken
+	for _, t := range a.took {
+		if t.revision > n.Revision {
+			left = append(left, t)
+		}
+	}
+	a.took = left
+}
+
+// resting is a number in quarantine.
+type resting struct {
+	namespace string // of the label set that had it; empty: not known
+	until     time.Time
+}
+
+// numbersNow counts what is published.
+func (c *collector) numbersNow(now time.Time) Numbers {
+	a := c.a
+	a.mu.Lock(opCollect)
+	defer a.mu.Unlock()
+	n := Numbers{Revision: a.revision, Used: len(a.known), Tenants: map[string]int{}}
+	add := func(ns string, by int) {
+		t := a.cfg.tenant(ns)
+		if ns == "" || t == shares.System {
+			return
+		}
+		n.Tenants[t.String()] += by
+		if !t.HasLabel() {
+			n.Unlabelled += by
+		}
+	}
+	for ns, by := range a.living {
+		add(ns, by)
+	}
+	for number, r := range c.resting {
+		if !now.Before(r.until) {
+			delete(c.resting, number)
+			continue
+		}
+		if _, ok := a.known[number]; ok {
+			continue // its deletion has not come yet, or the label set has it again
+		}
+		n.Used++
+		add(r.namespace, 1)
+	}
+	for t, count := range n.Tenants {
+		if count < publishFrom {
+			delete(n.Tenants, t)
+		}
+	}
+	return n
+}
+
+// publish publishes the counts if they have changed.
+func (c *collector) publish(ctx context.Context) error {
+	if c.resting == nil {
+		numbers, err := within(ctx, c.a, c.a.store.Resting)
+		if err != nil {
+			return err
+		}
+		// After whom they rest, and since when, only the collector before knew.
+		c.resting = make(map[identity.Numeric]resting, len(numbers))
+		for _, n := range numbers {
+			c.resting[n] = resting{until: time.Now().Add(c.a.cfg.Quarantine)}
+		}
+	}
+	n := c.numbersNow(time.Now())
+	if c.published != nil && c.published.equal(n) {
+		return nil
+	}
+	err := c.a.bounded(ctx, func(ctx context.Context) error { return c.a.store.PublishNumbers(ctx, n) })
+	c.a.noteDenied(err)
+	if err != nil {
+		return err
+	}
+	c.published = &n
+	return nil
+}
+
+// noteDenied keeps whether the store lacks a grant.
+func (a *Allocator) noteDenied(err error) {
+	a.mu.Lock(opCollect)
+	defer a.mu.Unlock()
+	a.denied = nil
+	if errors.Is(err, ErrDenied) {
+		a.denied = err
+	}
+}
+
+// equal compares everything but the revision.
+func (n Numbers) equal(m Numbers) bool {
+	if n.Used != m.Used || n.Unlabelled != m.Unlabelled || len(n.Tenants) != len(m.Tenants) {
+		return false
+	}
+	for t, count := range n.Tenants {
+		if m.Tenants[t] != count {
+			return false
+		}
+	}
+	return true
+}
+
+// shortLife is how long a label set lives at most for its number to be given out last.
+const shortLife = time.Minute
+
+// noteLife keeps the number of a label set that was collected soon after it came: it is
+// given to another one only when no other number is free, so that labels which change all
+// the time use up their own numbers. It runs with mu held.
+func (a *Allocator) noteLife(n identity.Numeric, e knownEntry) {
+	// Collection takes the grace period, and up to two looks of the collector.
+	if !e.since.IsZero() && time.Since(e.since) < shortLife+a.cfg.Grace+2*a.cfg.Reconcile {
+		a.short.set(n)
+	}
+}

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
+)
+
+// sharing runs f in a bubble with nodes of one cluster. Namespaces that begin with "team-"
+// have the tenant label, with what follows.
+func sharing(t *testing.T, cfg allocator.Config, f func(t *testing.T, c *storetest.Fake, nodes [2]*node)) {
+	synctest.Test(t, func(t *testing.T) {
+		c := storetest.NewFake()
+		cfg.Quota, cfg.Reconcile, cfg.Heartbeat = identity.ClusterSize, time.Minute, 5*time.Second
+		cfg.Tenant = func(namespace string) shares.Tenant {
+			tenants := shares.NewTenants(shares.Settings{})
+			if team, ok := strings.CutPrefix(namespace, "team-"); ok {
+				tenants.Set(namespace, map[string]string{shares.DefaultTenantLabel: team})
+			}
+			return tenants.Of(namespace)
+		}
+		var nodes [2]*node
+		for i, name := range []string{"a", "b"} {
+			nodes[i] = start(t, c.Node(name), &memory{}, cfg)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		f(t, c, nodes)
+		for _, n := range nodes {
+			n.stop()
+		}
+	})
+}
+
+// of returns a label set of a namespace.
+func of(t *testing.T, namespace string, i int) label.Canonical {
+	t.Helper()
+	l, err := label.Canonicalize(label.Kubernetes(label.KeyNamespace, namespace), label.Kubernetes("app", fmt.Sprint(i)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// take takes numbers for a namespace until it gets no more, at most so many.
+func (n *node) take(namespace string, most int) (got int, err error) {
+	for i := range most {
+		holder := allocator.ReferenceHolder(fmt.Sprint(namespace, "/", i))
+		if _, err := n.Hold(n.t.Context(), holder, of(n.t.(*testing.T), namespace, i), false); err != nil {
+			return i, err
+		}
+	}
+	return most, nil
+}
+
+// fill creates label sets of a namespace, the last of so many.
+func fill(t *testing.T, c *storetest.Fake, namespace string, from, to int) {
+	t.Helper()
+	var all []label.Canonical
+	for i := from; i < to; i++ {
+		all = append(all, of(t, namespace, i))
+	}
+	c.Fill(all...)
+	synctest.Wait()
+}
+
+// most is how many numbers one tenant may have alone: 256, and a quarter of what is then free.
+const most = 13_261
+
+// TestATenantHasAQuarterOfTheFreeNumbersAtMost beyond its first 256, so that it leaves
+// numbers for others, also if those come later or if it makes namespaces.
+func TestATenantHasAQuarterOfTheFreeNumbersAtMost(t *testing.T) {
+	sharing(t, quick(), func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
+		fill(t, c, "team-a", 200, most+100)
+		got, err := nodes[0].take("team-a", 200)
+		if !errors.Is(err, allocator.ErrShare) || got != 100 {
+			t.Fatalf("it got %d, want the last 100: %v", got, err)
+		}
+		if want := fmt.Sprintf("tenant a has %d, at most ", most); !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		// What another node made of it already needs no number.
+		if _, err := nodes[1].Hold(t.Context(), allocator.ReferenceHolder("x"), of(t, "team-a", 777), false); err != nil {
+			t.Errorf("a label set that has a number: %v", err)
+		}
+		if _, err := nodes[1].Hold(t.Context(), allocator.ReferenceHolder("y"), of(t, "team-a", -1), false); !errors.Is(err, allocator.ErrShare) {
+			t.Errorf("on another node: %v", err)
+		}
+		for _, namespace := range []string{"team-b", "plain", "kube-system"} {
+			if n, err := nodes[1].take(namespace, 300); err != nil {
+				t.Errorf("%s got %d: %v", namespace, n, err)
+			}
+		}
+	})
+}
+
+// TestNamespacesWithoutTheLabelHaveHalfOfTheNumbersTogether however many there are.
+func TestNamespacesWithoutTheLabelHaveHalfOfTheNumbersTogether(t *testing.T) {
+	sharing(t, quick(), func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
+		const half = identity.ClusterSize / 2
+		for i := range 160 {
+			fill(t, c, fmt.Sprint("made-", i), 0, 204)
+		}
+		if n, err := nodes[0].take("another", 100); n != half-160*204 || !errors.Is(err, allocator.ErrShare) ||
+			!strings.Contains(err.Error(), fmt.Sprintf("namespaces without a tenant has %d, at most %d", half, half)) {
+			t.Errorf("it got %d, want %d: %v", n, half-160*204, err)
+		}
+		if n, err := nodes[1].take("team-b", 500); err != nil {
+			t.Errorf("a labelled tenant got %d: %v", n, err)
+		}
+	})
+}
+
+// TestNumbersInQuarantineCountForTheirTenant: label sets that come and go hold their numbers
+// for another hour. The collector alone sees those, and tells all nodes.
+func TestNumbersInQuarantineCountForTheirTenant(t *testing.T) {
+	cfg := quick()
+	cfg.Grace, cfg.Quarantine = 15*time.Minute, time.Hour
+	sharing(t, cfg, func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
+		const many = 200
+		for round := range 3 {
+			for i := range many {
+				holder, labels := allocator.ReferenceHolder(fmt.Sprint(i)), of(t, "team-a", round*many+i)
+				if _, err := nodes[0].Hold(t.Context(), holder, labels, true); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(18 * time.Minute)
+			synctest.Wait()
+		}
+		if p := c.Published(); p.Tenants["tenant a"] != 3*many || p.Used != 3*many || p.Unlabelled != 0 {
+			t.Errorf("published %+v, want %d of tenant a", p, 3*many)
+		}
+		// The next collector knows how many rest, and not after whom.
+		before := c.Published()
+		c.Expire("a")
+		c.Expire("b")
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if p := c.Published(); p.Used != 3*many || p.Tenants["tenant a"] != many || p.Revision < before.Revision {
+			t.Errorf("the next collector published %+v, want %d used, and %d of tenant a", p, 3*many, many)
+		}
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		if p := c.Published(); p.Tenants["tenant a"] != many || p.Used != many {
+			t.Errorf("after the quarantine: %+v, want %d", p, many)
+		}
+		revision := c.Published().Revision
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if now := c.Published().Revision; now != revision {
+			t.Error("it was published again without a change")
+		}
+	})
+}
+
+// TestWhatIsPublishedBoundsATenantOnAllNodes together with what a node took since.
+func TestWhatIsPublishedBoundsATenantOnAllNodes(t *testing.T) {
+	cfg := quick()
+	cfg.Grace, cfg.Quarantine = 15*time.Minute, time.Hour
+	sharing(t, cfg, func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
+		fill(t, c, "team-a", 0, most-100)
+		time.Sleep(20 * time.Minute) // collected: all rest
+		synctest.Wait()
+		if p := c.Published(); p.Tenants["tenant a"] != most-100 {
+			t.Fatalf("published %+v", p)
+		}
+		got, err := nodes[1].take("team-a", 300)
+		if !errors.Is(err, allocator.ErrShare) || got != 100 {
+			t.Errorf("it got %d, want 100: %v", got, err)
+		}
+		time.Sleep(15 * time.Second) // published again
+		synctest.Wait()
+		if got, err := nodes[0].take("team-a", 1); !errors.Is(err, allocator.ErrShare) && got == 0 {
+			t.Errorf("on another node: %d, %v", got, err)
+		}
+		if n, err := nodes[1].take("team-b", 300); err != nil {
+			t.Errorf("another tenant got %d: %v", n, err)
+		}
+	})
+}
+
+// TestNewEndpointsWaitForANumber of their tenant, and the error names tenant and count.
+func TestNewEndpointsWaitForANumber(t *testing.T) {
+	sharing(t, quick(), func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
+		fill(t, c, "team-a", 0, most)
+		hold := func(patience time.Duration) (time.Duration, error) {
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			_, err := nodes[0].HoldEndpoint(ctx, c1, of(t, "team-a", -1), allocator.Workload{})
+			return time.Since(began), err
+		}
+		for patience, most := range map[time.Duration]time.Duration{5 * time.Second: 5 * time.Second, time.Minute: 10 * time.Second} {
+			if waited, err := hold(patience); !errors.Is(err, allocator.ErrShare) || waited < most-2*time.Second || waited >= most ||
+				!strings.Contains(err.Error(), "tenant a has 13261") {
+				t.Errorf("of %s it waited %s: %v", patience, waited, err)
+			}
+		}
+		go func() {
+			time.Sleep(2 * time.Second)
+			c.Forget(of(t, "team-a", 0))
+		}()
+		if waited, err := hold(10 * time.Second); err != nil || waited < 2*time.Second || waited > 4*time.Second {
+			t.Errorf("with a number after 2 s it waited %s: %v", waited, err)
+		}
+	})
+}
+
+// TestAMissingGrantIsNamed: with the roles of before nothing is published, the mirror's count
+// holds, and the status says so until the grant is there.
+func TestAMissingGrantIsNamed(t *testing.T) {
+	sharing(t, quick(), func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
+		c.Deny(true)
+		if _, err := nodes[0].take("team-a", 200); err != nil {
+			t.Fatal(err)
+		}
+		denied := func() (n int) {
+			time.Sleep(2 * time.Minute)
+			synctest.Wait()
+			for _, node := range nodes {
+				if errors.Is(node.Summary().Denied, allocator.ErrDenied) {
+					n++
+				}
+			}
+			return n
+		}
+		if n := denied(); n != 1 {
+			t.Errorf("%d nodes name the grant, want the collector", n)
+		}
+		fill(t, c, "team-a", 300, most+300)
+		if _, err := nodes[1].take("team-a", 300); !errors.Is(err, allocator.ErrShare) {
+			t.Errorf("without a publication: %v", err)
+		}
+		c.Deny(false)
+		if n := denied(); n != 0 || c.Published().Used < 200 {
+			t.Errorf("%d nodes name a grant; published %+v", n, c.Published())
+		}
+	})
+}
+
+// TestNumbersOfShortLivesAreGivenOutLast: a pod that changes its labels all the time must not
+// make the numbers of others change their meaning.
+func TestNumbersOfShortLivesAreGivenOutLast(t *testing.T) {
+	cfg := quick()
+	cfg.Grace, cfg.Quarantine = 15*time.Minute, time.Hour
+	sharing(t, cfg, func(t *testing.T, _ *storetest.Fake, nodes [2]*node) {
+		short, long := map[identity.Numeric]bool{}, identity.Numeric(0)
+		id, err := nodes[0].Hold(t.Context(), allocator.ReferenceHolder("long"), of(t, "team-a", 0), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		long = id.Number
+		for i := range 50 {
+			id, err := nodes[0].Hold(t.Context(), allocator.ReferenceHolder("flips"), of(t, "team-a", 1+i), true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			short[id.Number] = true
+			time.Sleep(10 * time.Second)
+		}
+		for _, name := range []string{"flips", "long"} {
+			if _, err := nodes[0].Release(t.Context(), allocator.ReferenceHolder(name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(3 * time.Hour)
+		synctest.Wait()
+		for _, n := range nodes {
+			if first, last := n.Free(), n.FreeLast(); first != identity.ClusterSize-len(short) || last != len(short) || !n.IsFree(long) {
+				t.Errorf("%d numbers are given out first and %d last, want %d last", first, last, len(short))
+			}
+		}
+		// They are numbers all the same: nothing else may be left.
+		for n := range short {
+			if nodes[0].IsFree(n) {
+				t.Errorf("%d is given out like any other", n)
+			}
+		}
+	})
+}

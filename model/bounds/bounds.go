@@ -97,4 +97,42 @@ var All = []Bound{
 		Name: "bytes of files", Process: "sluice-loadbalancer", Setting: "limits.manifests", Default: "256 MiB",
 		Divided: Undivided, Beyond: "a file is refused", Shown: "`sluice status`",
 	},
+	{
+		Name: "identity numbers", Process: "sluice-identity", Default: "65,280 in the cluster", Divided: ByTenant,
+		Beyond: "a new pod waits in ADD, a pod whose labels change is isolated", Shown: "`sluice shares`, `sluice status`, error of ADD",
+		Tests: []string{
+			"TestATenantHasAQuarterOfTheFreeNumbersAtMost", "TestNamespacesWithoutTheLabelHaveHalfOfTheNumbersTogether",
+			"TestWhatIsPublishedBoundsATenantOnAllNodes",
+		},
+	},
+	{
+		Name: "identity numbers of one node", Process: "sluice-identity", Setting: "quota", Default: "4,096", Divided: Undivided,
+		Beyond: "ADD fails, a pod whose labels change is isolated", Shown: "`sluice status`, error of ADD",
+		Tests: []string{"TestChangeWithoutNumberIsolatesAtOnce"},
+	},
+	{
+		Name: "new label sets by changes of labels", Process: "sluice-identity", Default: "256, then 1 a second, on a node",
+		Divided: ByTenant, Beyond: "a change waits for its turn, after 15 s isolated", Shown: "`sluice status`",
+		Tests: []string{"TestPodsThatFlipTheirLabelsDelayNoOtherTenant", "TestTenantsTakeTurns"},
+	},
+	{
+		Name: "changes of the labels of one pod", Process: "sluice-identity", Default: "5, then 1 in 10 s", Divided: PerObject,
+		Beyond: "a change waits, after 15 s isolated; the newest labels count", Shown: "`sluice status`",
+		Tests: []string{"TestRatesOfAPod", "TestLabelsThatNeverRestTakeFewNumbers"},
+	},
+	{
+		Name: "changes of the labels of the pods of one controller", Process: "sluice-identity", Default: "256, then 1 a second",
+		Divided: PerObject, Beyond: "a change waits, after 15 s isolated", Shown: "`sluice status`",
+		Tests: []string{"TestRatesOfAControllerCountWithinItsNamespace"},
+	},
+	{
+		Name: "labels of one pod and its namespace", Process: "sluice-identity", Default: "256", Divided: PerObject,
+		Beyond: "the pod is isolated", Shown: "`sluice status`",
+		Tests: []string{"TestPodWhoseLabelsAreTooManyIsIsolated", "TestPodThatGetsTooManyLabelsIsIsolated"},
+	},
+	{
+		Name: "named ports of one pod", Process: "sluice-identity", Default: "256, and 4,096 bytes", Divided: PerObject,
+		Beyond: "the other names match no rule", Shown: "`sluice status`",
+		Tests: []string{"TestPodWithManyNamedPortsHasAnIdentity"},
+	},
 }

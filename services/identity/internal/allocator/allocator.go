@@ -116,6 +116,7 @@ type Allocator struct {
 	revision     int64                           // guarded by mu; of the store, that known has
 	numbers      Numbers                         // guarded by mu; what the collector published last
 	took         []taken                         // guarded by mu; numbers of this node that numbers lacks
+	waiting      map[string]waiting              // guarded by mu; label sets beyond a share, by text
 	denied       error                           // guarded by mu; the grant that the store lacks
 	heldCluster  int                             // guarded by mu; holds of cluster numbers
 	claiming     int                             // guarded by mu; claims under way that may add a hold
@@ -176,6 +177,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 
 		unsavedKnown: map[identity.Numeric]struct{}{},
 		living:       map[string]int{},
+		waiting:      map[string]waiting{},
 
 		strays:    map[identity.Numeric]int64{},
 		occupied:  map[identity.Numeric]time.Time{},

@@ -6,6 +6,8 @@ package allocator
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
@@ -93,15 +95,81 @@ func (a *Allocator) takesNumber(labels label.Canonical) *QuotaError {
 	has = max(has, a.numbers.Tenants[t.String()]+took)
 	unlabelled = max(unlabelled, a.numbers.Unlabelled+tookUnlabelled)
 	free := identity.ClusterSize - max(len(a.known), a.numbers.Used+len(a.took))
+	var err *QuotaError
 	switch {
 	case !t.HasLabel() && unlabelled >= unlabelledNumbers:
-		return &QuotaError{
+		err = &QuotaError{
 			Kind: ErrShare, Of: "all namespaces without a tenant", Used: unlabelled, Limit: unlabelledNumbers,
 		}
-	case has >= firstNumbers && has-firstNumbers >= max(0, free)/freePart:
-		return &QuotaError{Kind: ErrShare, Of: t.String(), Used: has, Limit: firstNumbers + max(0, free)/freePart}
+	case has >= bound(free):
+		err = &QuotaError{Kind: ErrShare, Of: t.String(), Used: has, Limit: bound(free)}
+	default:
+		delete(a.waiting, labels.Text())
+		return nil
 	}
-	return nil
+	if len(a.waiting) < maxWaiting {
+		a.waiting[labels.Text()] = waiting{t, time.Now()}
+	}
+	return err
+}
+
+// bound is how many numbers a tenant may have while so many are free.
+func bound(free int) int { return firstNumbers + max(0, free)/freePart }
+
+// waiting is a label set that got no number because of its tenant's share.
+type waiting struct {
+	tenant shares.Tenant
+	since  time.Time // of the last attempt
+}
+
+const (
+	// maxWaiting bounds how many label sets are kept that wait, and waitingFor how long
+	// one is kept after its last attempt.
+	maxWaiting, waitingFor = 4096, time.Minute
+)
+
+// Usage returns how many numbers tenants have, as far as this node knows: its own count
+// of the label sets of the cluster, and what the collector published. What a tenant asks
+// for beyond that are label sets of this node that wait.
+func (a *Allocator) Usage() []shares.Usage {
+	a.mu.Lock(opRead)
+	defer a.mu.Unlock()
+	has := map[shares.Tenant]int{}
+	for ns, n := range a.living {
+		has[a.cfg.tenant(ns)] += n
+	}
+	took := map[shares.Tenant]int{}
+	for _, n := range a.took {
+		took[a.cfg.tenant(n.namespace)]++
+	}
+	asks := map[shares.Tenant]int{}
+	now := time.Now()
+	for text, w := range a.waiting {
+		if now.Sub(w.since) > waitingFor {
+			delete(a.waiting, text)
+			continue
+		}
+		asks[w.tenant]++
+		if _, ok := has[w.tenant]; !ok {
+			has[w.tenant] = 0 // it is listed
+		}
+	}
+	u := shares.Usage{
+		Limit: shares.Limit{Name: "numbers", Size: identity.ClusterSize},
+		Used:  max(len(a.known), a.numbers.Used+len(a.took)),
+	}
+	free := identity.ClusterSize - u.Used
+	u.Asked = u.Used
+	for _, t := range slices.SortedFunc(maps.Keys(has), shares.Tenant.Compare) {
+		n := max(has[t], a.numbers.Tenants[t.String()]+took[t])
+		s := shares.Share{Asked: n + asks[t], Admitted: n, Guarantee: firstNumbers, Allotment: max(n, bound(free))}
+		if t == shares.System {
+			s.Guarantee, s.Allotment = 0, n+max(0, free)
+		}
+		u.Asked += asks[t]
+		u.Tenants = append(u.Tenants, shares.TenantUsage{Tenant: t, Share: s})
+	}
+	return []shares.Usage{u}
 }
 
 // noteTaken notes a number that this node created, until the collector counts it. It runs

@@ -104,6 +104,30 @@ func TestATenantHasAQuarterOfTheFreeNumbersAtMost(t *testing.T) {
 				t.Errorf("%s got %d: %v", namespace, n, err)
 			}
 		}
+		usage := func() map[string]shares.Share {
+			u := nodes[1].Usage()
+			if len(u) != 1 || u[0].Limit != (shares.Limit{Name: "numbers", Size: identity.ClusterSize}) || u[0].Used != most+900 {
+				t.Fatalf("usage %+v, want %d used", u, most+900)
+			}
+			all := map[string]shares.Share{}
+			for _, s := range u[0].Tenants {
+				all[s.Tenant.String()] = s.Share
+			}
+			return all
+		}
+		all := usage()
+		if s := all["tenant a"]; s.Admitted != most || s.Asked != most+1 || s.Guarantee != 256 {
+			t.Errorf("tenant a: %+v, want %d and one that waits", s, most)
+		}
+		for _, tenant := range []string{"tenant b", "namespace plain", "system"} {
+			if s := all[tenant]; s.Admitted != 300 || s.Asked != 300 || s.Allotment < 10_000 {
+				t.Errorf("%s: %+v, want 300", tenant, s)
+			}
+		}
+		time.Sleep(2 * time.Minute)
+		if s := usage()["tenant a"]; s.Asked != most {
+			t.Errorf("a label set that is not asked for any more: %+v", s)
+		}
 	})
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/proto/wire"
@@ -63,6 +64,7 @@ func NewEndpointHub() *EndpointHub {
 // Server implements identityv1.IdentityServiceServer.
 type Server struct {
 	identityv1.UnimplementedIdentityServiceServer
+	sharesv1.UnimplementedSharesServiceServer
 
 	Allocator *allocator.Allocator
 	Hub       *Hub
@@ -85,6 +87,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	identityv1.RegisterIdentityServiceServer(r, s)
 	identityv1.RegisterClusterServiceServer(r, s.Cluster)
 	statusv1.RegisterProcessServiceServer(r, s.Process)
+	sharesv1.RegisterSharesServiceServer(r, s)
 }
 
 // Methods says who may call what. Root changes everything, the datapath's user
@@ -111,6 +114,9 @@ func Methods() rpc.Methods {
 		identityv1.IdentityService_ConfirmEndpoint_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
 		identityv1.IdentityService_GetLabelFilter_FullMethodName:  {Access: rpc.Group()},
 		identityv1.IdentityService_GetStatus_FullMethodName:       {Access: rpc.Group(), Limit: read},
+		sharesv1.SharesService_ListShares_FullMethodName: {
+			Access: rpc.Group(), Limit: rpc.Limit{InFlight: 4, Waiting: 32},
+		},
 
 		identityv1.ClusterService_RegisterNode_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID,
 			instance.IPAMID), Limit: change},
@@ -330,6 +336,13 @@ func (s *Server) ConfirmEndpoint(ctx context.Context,
 		return nil, statusOf(err)
 	}
 	return &identityv1.ConfirmEndpointResponse{}, nil
+}
+
+// ListShares implements SharesService.
+func (s *Server) ListShares(
+	req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
+) error {
+	return wire.SendShares(s.Allocator.Usage(), req, stream)
 }
 
 // GetStatus implements the service.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -37,6 +38,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
@@ -58,6 +60,7 @@ func TestMain(m *testing.M) {
 type service struct {
 	identityv1.IdentityServiceClient
 	cluster identityv1.ClusterServiceClient
+	shares  sharesv1.SharesServiceClient
 	reg     *registry.Registry
 	store   *nodeStore
 	t       *testing.T
@@ -150,6 +153,7 @@ func serve(t *testing.T, opts ...option) *service {
 	}
 	s.IdentityServiceClient = identityv1.NewIdentityServiceClient(conn)
 	s.cluster = identityv1.NewClusterServiceClient(conn)
+	s.shares = sharesv1.NewSharesServiceClient(conn)
 	t.Cleanup(func() {
 		conn.Close()
 		srv.Stop()
@@ -873,6 +877,32 @@ func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
 	for _, b := range s.alloc.Busy() {
 		if b.Longest > b.Sum || b.Sum <= 0 || b.Count == 0 {
 			t.Errorf("got %+v", b)
+		}
+	}
+}
+
+func TestSharesAreThoseOfTheNamespaces(t *testing.T) {
+	s := serve(t)
+	for i, namespace := range []string{"shop", "shop", "bank"} {
+		s.resolve(fmt.Sprint("c", i), newLabel("k8s", label.KeyNamespace, namespace), newLabel("k8s", "app", fmt.Sprint(i)))
+	}
+	for tenant, want := range map[string]map[string]uint64{
+		"": {"shop": 2, "bank": 1}, "bank": {"bank": 1}, "none": {},
+	} {
+		stream, err := s.shares.ListShares(t.Context(), &sharesv1.ListSharesRequest{Tenant: tenant})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := stream.Recv()
+		if err != nil || m.GetLimit().GetName() != "numbers" || m.GetLimit().GetSize() != 65_280 || m.GetLimit().GetUsed() != 3 {
+			t.Fatalf("tenant %q: %v, %v", tenant, m, err)
+		}
+		got := map[string]uint64{}
+		for _, share := range m.GetTenants() {
+			got[share.GetName()] = share.GetAdmitted()
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("tenant %q: %v, want %v", tenant, got, want)
 		}
 	}
 }

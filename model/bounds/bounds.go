@@ -99,30 +99,33 @@ var All = []Bound{
 	},
 	{
 		Name: "identity numbers", Process: "sluice-identity", Default: "65,280 in the cluster", Divided: ByTenant,
-		Beyond: "a new pod waits in ADD, a pod whose labels change is isolated", Shown: "`sluice shares`, `sluice status`, error of ADD",
+		Beyond: "a new pod waits in ADD, a pod whose labels change is isolated",
+		Shown:  "`sluice shares`, `sluice status`, error of ADD",
 		Tests: []string{
 			"TestATenantHasAQuarterOfTheFreeNumbersAtMost", "TestNamespacesWithoutTheLabelHaveHalfOfTheNumbersTogether",
 			"TestWhatIsPublishedBoundsATenantOnAllNodes",
 		},
 	},
 	{
-		Name: "identity numbers of one node", Process: "sluice-identity", Setting: "quota", Default: "4,096", Divided: Undivided,
-		Beyond: "ADD fails, a pod whose labels change is isolated", Shown: "`sluice status`, error of ADD",
+		Name: "identity numbers of one node", Process: "sluice-identity", Setting: "quota", Default: "4,096",
+		Divided: Undivided, Beyond: "ADD fails, a pod whose labels change is isolated", Shown: "`sluice status`, error of ADD",
 		Tests: []string{"TestChangeWithoutNumberIsolatesAtOnce"},
 	},
 	{
-		Name: "new label sets by changes of labels", Process: "sluice-identity", Default: "256, then 1 a second, on a node",
-		Divided: ByTenant, Beyond: "a change waits for its turn, after 15 s isolated", Shown: "`sluice status`",
+		Name: "new label sets by changes of labels", Process: "sluice-identity",
+		Default: "256, then 1 a second, on a node", Divided: ByTenant,
+		Beyond: "a change waits for its turn, after 15 s isolated", Shown: "`sluice status`",
 		Tests: []string{"TestPodsThatFlipTheirLabelsDelayNoOtherTenant", "TestTenantsTakeTurns"},
 	},
 	{
-		Name: "changes of the labels of one pod", Process: "sluice-identity", Default: "5, then 1 in 10 s", Divided: PerObject,
+		Name: "changes of the labels of one pod", Process: "sluice-identity", Default: "5, then 1 in 10 s",
+		Divided: PerObject,
 		Beyond: "a change waits, after 15 s isolated; the newest labels count", Shown: "`sluice status`",
 		Tests: []string{"TestRatesOfAPod", "TestLabelsThatNeverRestTakeFewNumbers"},
 	},
 	{
-		Name: "changes of the labels of the pods of one controller", Process: "sluice-identity", Default: "256, then 1 a second",
-		Divided: PerObject, Beyond: "a change waits, after 15 s isolated", Shown: "`sluice status`",
+		Name: "changes of the labels of the pods of one controller", Process: "sluice-identity",
+		Default: "256, then 1 a second", Divided: PerObject, Beyond: "a change waits, after 15 s isolated", Shown: "`sluice status`",
 		Tests: []string{"TestRatesOfAControllerCountWithinItsNamespace"},
 	},
 	{

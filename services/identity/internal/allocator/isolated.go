@@ -16,13 +16,13 @@ var isolated = func() identity.Identity {
 	return all[slices.IndexFunc(all, func(id identity.Identity) bool { return id.Number == identity.Init })]
 }()
 
-// Isolated returns the label set of an endpoint whose own labels have no number:
-// reserved:init. Policies always isolate that identity, and only policies that name
-// reserved:init allow it anything. Its number needs neither the store nor a free
-// number, so a change of labels that fails can always be closed.
+// Isolated returns the label set reserved:init. An endpoint has it while its own labels
+// have no number. Policies always isolate this identity, and only policies that name
+// reserved:init allow it anything. It needs neither the store nor a free number, so every
+// change of labels that fails can be closed.
 func Isolated() label.Canonical { return isolated.Labels }
 
-// IsIsolated reports whether a label set is that of Isolated.
+// IsIsolated reports whether a label set is reserved:init.
 func IsIsolated(labels label.Canonical) bool { return labels.Text() == isolated.Labels.Text() }
 
 // isolate puts a holder onto reserved:init; with keep the number that it had stays held.

@@ -33,8 +33,8 @@ const (
 	numberWait, numberMargin, numberRetry = 10 * time.Second, 500 * time.Millisecond, time.Second
 )
 
-// Numbers is what the collector publishes: it alone sees which numbers are in
-// quarantine, and after whom.
+// Numbers are the counts that the collector publishes: it alone sees which numbers are
+// in quarantine, and which label sets had them.
 type Numbers struct {
 	Revision   int64          `json:"revision"`   // of the store; identities up to it are counted
 	Used       int            `json:"used"`       // numbers that are given out or in quarantine
@@ -91,7 +91,8 @@ func (a *Allocator) takesNumber(labels label.Canonical) *QuotaError {
 			tookUnlabelled++
 		}
 	}
-	// What others took since the last publication is in the mirror, what rests is not.
+	// The mirror has the numbers that other nodes created since the last publication. It
+	// lacks numbers in quarantine.
 	has = max(has, a.numbers.Tenants[t.String()]+took)
 	unlabelled = max(unlabelled, a.numbers.Unlabelled+tookUnlabelled)
 	free := identity.ClusterSize - max(len(a.known), a.numbers.Used+len(a.took))
@@ -129,8 +130,8 @@ const (
 )
 
 // Usage returns how many numbers tenants have, as far as this node knows: its own count
-// of the label sets of the cluster, and what the collector published. What a tenant asks
-// for beyond that are label sets of this node that wait.
+// of the label sets of the cluster, and the published counts. A tenant also asks for a
+// number for each of its label sets on this node that wait.
 func (a *Allocator) Usage() []shares.Usage {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
@@ -276,7 +277,7 @@ func (c *collector) publish(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// After whom they rest, and since when, only the collector before knew.
+		// Only the former collector knew which label sets had them, and since when.
 		c.resting = make(map[identity.Numeric]resting, len(numbers))
 		for _, n := range numbers {
 			c.resting[n] = resting{until: time.Now().Add(c.a.cfg.Quarantine)}

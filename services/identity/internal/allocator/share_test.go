@@ -92,7 +92,7 @@ func TestATenantHasAQuarterOfTheFreeNumbersAtMost(t *testing.T) {
 		if want := fmt.Sprintf("tenant a has %d, at most ", most); !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
-		// What another node made of it already needs no number.
+		// A label set to which another node gave a number needs no other.
 		if _, err := nodes[1].Hold(t.Context(), allocator.ReferenceHolder("x"), of(t, "team-a", 777), false); err != nil {
 			t.Errorf("a label set that has a number: %v", err)
 		}
@@ -244,8 +244,8 @@ func TestNewEndpointsWaitForANumber(t *testing.T) {
 	})
 }
 
-// TestAMissingGrantIsNamed: with the roles of before nothing is published, the mirror's count
-// holds, and the status says so until the grant is there.
+// TestAMissingGrantIsNamed: a role of an earlier version does not allow the publication. Then
+// the mirror's count bounds tenants, and the status of the collector names the grant.
 func TestAMissingGrantIsNamed(t *testing.T) {
 	sharing(t, quick(), func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
 		c.Deny(true)
@@ -308,7 +308,6 @@ func TestNumbersOfShortLivesAreGivenOutLast(t *testing.T) {
 				t.Errorf("%d numbers are given out first and %d last, want %d last", first, last, len(short))
 			}
 		}
-		// They are numbers all the same: nothing else may be left.
 		for n := range short {
 			if nodes[0].IsFree(n) {
 				t.Errorf("%d is given out like any other", n)

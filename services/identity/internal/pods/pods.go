@@ -138,7 +138,7 @@ func Named(ref workload.PodReference) bool {
 
 // Find returns the label set of a pod, and waits until it is known: ADD may be
 // faster than the API. While the API fails, what last says that the pod had is
-// the answer. A pod whose labels are not those of an identity gets reserved:init.
+// the answer. A pod whose labels no identity can have gets reserved:init.
 func (s *Set) Find(ctx context.Context, ref workload.PodReference,
 	last func() (label.Canonical, bool),
 ) (label.Canonical, error) {
@@ -173,11 +173,11 @@ func (s *Set) Find(ctx context.Context, ref workload.PodReference,
 	}
 }
 
-// Labels are those of a pod as they count for its identity.
+// Labels is the label set of a pod, as it counts for the identity.
 type Labels struct {
 	Set label.Canonical
-	// Isolated says why Set is that of reserved:init: the pod's labels are not those of
-	// an identity. Nil: they are.
+	// Isolated says why Set is reserved:init: no identity can have the labels of the pod.
+	// Nil: Set has them.
 	Isolated error
 	// Ports says why Set lacks named ports of the pod; rules that name them match
 	// nothing. Nil: it has all.
@@ -227,7 +227,7 @@ func (s *Set) Labels(ref workload.PodReference) (l Labels, ok bool) {
 	return l, true
 }
 
-// SetShares says who the tenants are. It is called before Follow.
+// SetShares sets how namespaces map to tenants. It is called before Follow.
 func (s *Set) SetShares(settings shares.Settings) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

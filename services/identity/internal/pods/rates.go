@@ -20,7 +20,7 @@ type rate struct {
 	burst int
 }
 
-// Each change of the labels of a pod uses the rate of the pod and that of its
+// Each change of the labels of a pod uses the rate of the pod and the rate of its
 // controller. A change to a label set that has no number yet also uses the rate of the
 // node, which the tenants that wait share.
 var (
@@ -92,15 +92,15 @@ func group(t shares.Tenant) int {
 	return 1
 }
 
-// take returns those of the changes that the rates allow now, the next one first, and
-// when the first of the others may come; zero if none waits.
+// take returns the changes that the rates allow now, in the order of turns, and the time
+// at which the next of the others may come; zero if none waits.
 func (t *turns) take(all []want) (now []want, next time.Time) {
 	at := t.now()
 	t.forget(at)
 	waiting := map[shares.Tenant][]want{}
 	for _, w := range all {
 		waiting[w.labels.Tenant] = append(waiting[w.labels.Tenant], w)
-		// Who comes new has its turn behind those that wait already.
+		// New tenants and pods queue behind the waiting ones.
 		if _, ok := t.tenants[w.labels.Tenant]; !ok {
 			t.tenants[w.labels.Tenant] = t.served
 		}
@@ -199,7 +199,7 @@ func (t *turns) buckets(w want) (pod, controller *bucket) {
 	if w.labels.Controller == "" {
 		return pod, nil
 	}
-	// Whoever writes a pod chooses its controller, so it counts within the namespace.
+	// The author of a pod chooses its controller, so it counts within the namespace.
 	ns, _ := w.labels.Set.Set().Value(label.SourceKubernetes, label.KeyNamespace)
 	key := owner{ns, w.labels.Controller}
 	if controller = t.controllers[key]; controller == nil {

@@ -68,7 +68,7 @@ func TestRatesOfAPod(t *testing.T) {
 	c.takes(t, "no more than the burst", turns, one, 0, podRate.every)
 }
 
-// TestRatesOfAControllerCountWithinItsNamespace: whoever writes a pod chooses its controller.
+// TestRatesOfAControllerCountWithinItsNamespace: the author of a pod chooses its controller.
 func TestRatesOfAControllerCountWithinItsNamespace(t *testing.T) {
 	var c clock
 	turns := c.turns()
@@ -95,7 +95,7 @@ func TestRateOfTheNodeIsForNewLabelSets(t *testing.T) {
 	c.takes(t, "new ones that failed", turns, all, 2, nodeRate.every)
 }
 
-// TestTenantsTakeTurns whatever they ask for: labelled ones and the others alternate.
+// TestTenantsTakeTurns: labelled tenants and the others alternate, whatever each asks for.
 func TestTenantsTakeTurns(t *testing.T) {
 	var c clock
 	turns := c.turns()

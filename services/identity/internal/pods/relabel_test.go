@@ -221,7 +221,7 @@ func TestChangesWithoutStoreIsolateUntilItIsBack(t *testing.T) {
 		n.confirm(1)
 		time.Sleep(30 * time.Minute)
 		n.isIsolated("after half an hour", 1, true)
-		// What this node has needs no store.
+		// A label set that this node has needs no store.
 		n.pod("web-1", "u1", map[string]string{"app": "other"})
 		n.want("with labels that the node has", 1, "app=other", true)
 		n.confirm(1)
@@ -346,8 +346,8 @@ func (n *node) flip(pods, round int, namespaces ...string) {
 	}
 }
 
-// TestPodsThatFlipTheirLabelsDelayNoOtherTenant: whoever may write pods of one namespace
-// changes their labels all the time. A pod of another namespace on the node is put into
+// TestPodsThatFlipTheirLabelsDelayNoOtherTenant: an author of pods changes their labels all
+// the time. A pod of another namespace on the node is put into
 // quarantine, and moves in seconds, however many pods flip.
 func TestPodsThatFlipTheirLabelsDelayNoOtherTenant(t *testing.T) {
 	many := make([]string, 500)
@@ -398,8 +398,8 @@ func TestPodsThatFlipTheirLabelsDelayNoOtherTenant(t *testing.T) {
 	}
 }
 
-// TestEveryEndpointHasItsPodsLabelsOrIsIsolated: whatever fails, and for how long. What an
-// endpoint had before may stay for a short time only.
+// TestEveryEndpointHasItsPodsLabelsOrIsIsolated: whatever fails, and for how long, an
+// endpoint keeps its former labels for a short time only.
 func TestEveryEndpointHasItsPodsLabelsOrIsIsolated(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -119,9 +119,9 @@ func (c *Core) steady(o workload.Owner) (endpoint.Record, bool) {
 //  3. one store changes identity and tables of the endpoint, then the ipcache follows.
 //
 // Until 3 the endpoint is evaluated as before, also while the policy service is away.
-// isolate is set for what the identity service says: that a label set changed is known
-// then, so what the former one allows may not stay. A caller that gets the error of its
-// own request leaves the endpoint as it was.
+// isolate is set for changes that the identity service announces: it has seen that the
+// labels changed, so the rights of the former ones must end. A request of a caller leaves
+// the endpoint as it was when it fails, because the caller gets the error.
 func (c *Core) relabel(ctx context.Context, r, next endpoint.Record, isolate bool) error {
 	o := r.Spec.Owner
 	if r.Identity.Equal(next.Identity) && r.LastGiven().Equal(next.LastGiven()) && !c.differs(o) {

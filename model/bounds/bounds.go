@@ -120,7 +120,7 @@ var All = []Bound{
 	{
 		Name: "changes of the labels of one pod", Process: "sluice-identity", Default: "5, then 1 in 10 s",
 		Divided: PerObject,
-		Beyond: "a change waits, after 15 s isolated; the newest labels count", Shown: "`sluice status`",
+		Beyond:  "a change waits, after 15 s isolated; the newest labels count", Shown: "`sluice status`",
 		Tests: []string{"TestRatesOfAPod", "TestLabelsThatNeverRestTakeFewNumbers"},
 	},
 	{

@@ -124,6 +124,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 				return err
 			}
 		}
+		o.OnAgain(source.Again)
 		p.Go("kubernetes", source.Run)
 	}
 	p.Waiting("waiting until every source of identities and manifests is complete")

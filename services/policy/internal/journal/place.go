@@ -22,12 +22,17 @@ type Place struct {
 	// SHA-256.
 	Size int    `json:"size,omitempty"`
 	Sum  []byte `json:"sum,omitempty"`
+	// Held is the manifest of the last form that was in force as written, if this one is
+	// not.
+	Held []byte `json:"held,omitempty"`
 	// Revision is that of the policy that the place was written for.
 	Revision uint64 `json:"revision,omitempty"`
 }
 
 // zero reports whether nothing needs to be written.
-func (p *Place) zero() bool { return p.Created == 0 && p.Exceeds == "" && p.Size == 0 }
+func (p *Place) zero() bool {
+	return p.Created == 0 && p.Exceeds == "" && p.Size == 0 && len(p.Held) == 0
+}
 
 // placePrefix begins the key of a place in the bucket of the state. Earlier versions read
 // their own keys of that bucket and leave others alone, and refuse a record of a policy

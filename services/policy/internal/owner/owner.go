@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/fault"
@@ -140,10 +141,11 @@ type Owner struct {
 	closed      map[policy.Key]*closedForm
 	ledger      *shares.Ledger[policy.Key]
 	again       map[policy.Key]struct{} // admitted policies that the source has to deliver again
-	tenants     chan struct{}           // has a token when the tenants of namespaces may be others
-	leveling    bool                    // the limits are being divided
-	leveled     chan struct{}           // closed and replaced when they were
-	tasks       sync.WaitGroup          // goroutines of Run
+	onAgain     atomic.Pointer[func(kind string)]
+	tenants     chan struct{}  // has a token when the tenants of namespaces may be others
+	leveling    bool           // the limits are being divided
+	leveled     chan struct{}  // closed and replaced when they were
+	tasks       sync.WaitGroup // goroutines of Run
 	sources     map[string]*source
 	managers    map[string]bool // those of SourceGRPC that completed in this run
 	identities  map[identity.Numeric]peer.Identity

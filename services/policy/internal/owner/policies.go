@@ -44,9 +44,10 @@ type Policy struct {
 	// size and sum are those of the whole manifest if Manifest is reduced.
 	size int
 	sum  []byte
-	// held are the rules that isolate what the last admitted form selects, if the policy
-	// has no place.
-	held []rule.Spec
+	// held are the rules that isolate what the last form selects that was in force as
+	// written, if this one is not. They are made of heldText after a start.
+	held     []rule.Spec
+	heldText []byte
 }
 
 // inForce reports whether the engine has the policy, as written or isolating.

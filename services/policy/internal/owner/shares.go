@@ -43,13 +43,17 @@ func newLedger(c *Config) *shares.Ledger[policy.Key] {
 
 // asks is what a policy needs of the limits.
 func (o *Owner) asks(p *Policy) shares.Object {
+	units := []int{1, cmp.Or(p.size, len(p.Manifest))}
+	if p.object.Group != nil { // without it nobody would know which addresses are in the group
+		units = []int{0, 0}
+	}
 	return shares.Object{
 		Tenant: o.config.Tenants.Of(p.Key.Namespace),
 		Order: shares.Order{
 			Created: p.Created, Namespace: p.Key.Namespace, Name: p.Key.Name, UID: cmp.Or(p.UID, p.Key.Kind),
 		},
 		Local: p.Source != SourceKubernetes,
-		Units: []int{1, cmp.Or(p.size, len(p.Manifest))},
+		Units: units,
 	}
 }
 
@@ -94,11 +98,15 @@ func (o *Owner) divide(e *edit, p *plan) error {
 				o.again[k] = struct{}{}
 			}
 		}
+		o.deliverAgain()
 	}
 	for _, x := range p.puts {
 		switch {
 		case o.ledger.Admitted(x.Key):
-		case x.object.Group != nil: // what names it would not know whether an address is in it
+			if x.Broken != "" {
+				x.hold(o.policies[x.Key])
+			}
+		case x.object.Group != nil: // which needs no place
 			o.ledger.Restore(x.Key, o.asks(x), true)
 		case e.answers:
 			return fmt.Errorf("%w: %s %s", failure.ErrLimit, x.Key, o.exceeds(x.Key))
@@ -107,6 +115,25 @@ func (o *Owner) divide(e *edit, p *plan) error {
 		}
 	}
 	return nil
+}
+
+// OnAgain sets what the owner calls to get the objects of a kind from the API server again,
+// of which it has not kept the text. f must not block.
+func (o *Owner) OnAgain(f func(kind string)) { o.onAgain.Store(&f) }
+
+// deliverAgain requests the kinds of admitted policies of which the text was not kept.
+func (o *Owner) deliverAgain() {
+	deliver := o.onAgain.Load()
+	if deliver == nil {
+		return
+	}
+	kinds := make(map[string]struct{})
+	for k := range o.again {
+		kinds[k.Kind] = struct{}{}
+	}
+	for kind := range kinds {
+		(*deliver)(kind)
+	}
 }
 
 // created is when a policy was created: for one of a file or a call, when its first form
@@ -146,13 +173,33 @@ func (o *Owner) exceeds(k policy.Key) string {
 func (o *Owner) exceed(p, old *Policy) {
 	why := o.exceeds(p.Key)
 	o.isolate(p, why)
-	if old != nil && old.inForce() {
-		p.held = old.held
-		if old.Exceeds == "" {
-			p.held = isolationOf(old.object.Specs)
+	p.hold(old)
+}
+
+// hold isolates what the last form of a policy selects that was in force as written, beside
+// what the policy itself isolates: its new form is not known, or not in force.
+func (p *Policy) hold(old *Policy) {
+	switch {
+	case old == nil || !old.inForce() || old.Source != p.Source:
+		return
+	case old.Exceeds == "" && old.Broken == "":
+		p.held, p.heldText = isolationOf(old.object.Specs), old.Manifest
+		if p.Source == SourceKubernetes {
+			p.heldText = policy.Reduced(p.Key, old.Manifest, maxReduced)
 		}
+	default:
+		p.held, p.heldText = old.held, old.heldText
 	}
-	p.object.Specs = append(p.object.Specs, p.held...)
+	p.object.Specs = append(slices.Clone(p.object.Specs), p.held...)
+}
+
+// restoreHeld is hold after a start, from what the journal kept.
+func (o *Owner) restoreHeld(p *Policy, text []byte) {
+	if len(text) == 0 {
+		return
+	}
+	p.held, p.heldText = reading.Options{Rules: o.config.Rules}.Isolated(p.Key, text, errors.New("held")).Specs, text
+	p.object.Specs = append(slices.Clone(p.object.Specs), p.held...)
 }
 
 // isolate replaces what a policy does by the isolation of what it selects.

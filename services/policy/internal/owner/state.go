@@ -24,7 +24,7 @@ import (
 func policyRecord(p *Policy) journal.Policy {
 	r := journal.Policy{
 		Key: journal.Key(p.Key), Source: p.Source, Origin: p.Origin, Manager: p.Manager, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
-		Place: journal.Place{Exceeds: p.Exceeds, Size: p.size, Sum: p.sum},
+		Place: journal.Place{Exceeds: p.Exceeds, Size: p.size, Sum: p.sum, Held: p.heldText},
 	}
 	if at := p.Created.Unix(); p.Source != SourceKubernetes && at != r.Updated { // an API server says it again
 		r.Place.Created = at
@@ -194,6 +194,9 @@ func (o *Owner) decode(r journal.Policy) *Policy {
 		if r.Place.Size > 0 {
 			p.size, p.sum = r.Place.Size, r.Place.Sum
 		}
+	}
+	if p.Exceeds != "" || p.Broken != "" {
+		o.restoreHeld(p, r.Place.Held)
 	}
 	return p
 }

@@ -31,6 +31,9 @@ func DecodeHeld(form Form, o rule.Options) (Object, error) {
 	unknown := slices.ContainsFunc(ob.Unknown, func(path string) bool {
 		return manifest.Within(path, "spec") || manifest.Within(path, "specs")
 	})
+	if _, kind := form.Type(); kind == groupKind && (unknown || !problems.Meaningful()) {
+		return closedGroup(form, ob.Unknown, problems)
+	}
 	switch {
 	case unknown:
 		var fields manifest.Problems
@@ -52,7 +55,7 @@ func DecodeHeld(form Form, o rule.Options) (Object, error) {
 // not possible.
 func Isolate(form Form, why error) (Object, error) {
 	version, kind := form.Type()
-	if !IsKind(version, kind) || kind == "CiliumCIDRGroup" {
+	if !IsKind(version, kind) || kind == groupKind {
 		return Object{}, why
 	}
 	ob := Object{Key: Key{Kind: kind}, Isolates: why.Error()}
@@ -167,3 +170,26 @@ func isolate(spec rule.Spec, key Key, selects [2]bool, tier rule.Tier, priority 
 
 // Namespaced reports whether objects of a kind belong to a namespace.
 func Namespaced(kind string) bool { return kind == "NetworkPolicy" || kind == "CiliumNetworkPolicy" }
+
+const groupKind = "CiliumCIDRGroup"
+
+// closedGroup is a group of an API server that cannot be converted: it is not known which
+// addresses are in it.
+func closedGroup(form Form, unknown []string, problems manifest.Problems) (Object, error) {
+	for _, path := range unknown {
+		problems.Add(path, "no such field")
+	}
+	var g cilium.CIDRGroup
+	_, _ = form.Decode(&g) // the problems are known
+	var named manifest.Problems
+	if g.Metadata.Validate(false, &named); len(named) > 0 {
+		return Object{}, problems
+	}
+	g.Spec.ExternalCIDRs = nil
+	name, labels, _ := g.Group()
+	ob := Object{
+		Key: Key{Kind: groupKind, Name: name}, Group: &Group{Name: name, Labels: labels, Closed: true}, Isolates: problems.Error(),
+	}
+	ob.Notes.Add(manifest.NoteIsolates, "", "cannot be converted; deny rules apply to it as if it had every address, allow rules as if it had none: %v", problems)
+	return ob, nil
+}

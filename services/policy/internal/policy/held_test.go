@@ -159,7 +159,7 @@ func TestObjectsThatCannotBeConvertedIsolate(t *testing.T) {
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: p}",
 		"apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: [p], namespace: a}\nspec: {podSelector: {}}",
 		"apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p, namespace: [a]}\nspec: {podSelector: {}}",
-		"apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: g}\nspec: {externalCIDRs: [x]}",
+		"apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: [g]}\nspec: {externalCIDRs: [x]}",
 	} {
 		docs, err := manifest.Parse([]byte(text))
 		if err == nil {

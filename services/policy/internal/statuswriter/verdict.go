@@ -66,7 +66,11 @@ func Judge(kind string, j owner.Judged) Verdict {
 	case j.Exceeds != "":
 		return verdict(ExceedsShare, "what it selects is isolated", append([]string{j.Exceeds}, parts...))
 	case j.Broken != "":
-		return verdict(Refused, "what it selects is isolated", append([]string{j.Broken}, parts...))
+		then := "what it selects is isolated"
+		if kind == groupKind {
+			then = "deny rules that name it apply to every address, allow rules to none of it"
+		}
+		return verdict(Refused, then, append([]string{j.Broken}, parts...))
 	}
 	for _, n := range j.Notes {
 		if n.Kind == manifest.NoteUnsupported {

@@ -44,7 +44,7 @@ type finder struct {
 	client *http.Client
 	rest   *rest.RESTClient
 	kinds  []*watched
-	wake   chan struct{} // has a token when a kind is missing
+	wake   chan struct{} // has a token when a kind is missing or has to be listed again
 
 	looked   time.Time
 	jitter   float64  // of the pause after the last look
@@ -111,7 +111,11 @@ func (f *finder) again(ctx context.Context) (failing bool) {
 	if ctx.Err() != nil {
 		return false
 	}
+	relist := f.source.takeAgain()
 	for _, k := range f.kinds {
+		if _, ok := relist[k.kind]; ok && k.version != "" {
+			k.end() // settle watches it again, which begins with a list
+		}
 		if err := failed[k.group]; err == nil {
 			f.settle(ctx, k, served[k.resource])
 		} else if k.absent = 0; k.version == "" {
@@ -241,13 +245,6 @@ func (f *finder) settle(ctx context.Context, k *watched, served []string) {
 			f.source.log.Warn("the API server has a kind of policy no more; its policies are deleted",
 				"resource", k.resource, "policies", n)
 		}
-	}
-}
-
-func (f *finder) missing() {
-	select {
-	case f.wake <- struct{}{}:
-	default:
 	}
 }
 

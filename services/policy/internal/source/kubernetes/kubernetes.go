@@ -18,6 +18,7 @@ package kubernetes
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -51,6 +52,10 @@ type Source struct {
 
 	leads   atomic.Bool
 	elected chan struct{} // has a token when Lead began
+
+	mu    sync.Mutex
+	again map[string]struct{} // guarded by mu; kinds to list again
+	wake  chan struct{}       // has a token when there is something to look at
 }
 
 // Kinds passes on which kinds the API server has, as group/version/resource.
@@ -64,7 +69,10 @@ type Kinds interface {
 
 // New returns a source. It reads objects as JSON.
 func New(api *kube.Client, sink Sink, l *slog.Logger) *Source {
-	return &Source{api: api, sink: sink, log: l, elected: make(chan struct{}, 1)}
+	return &Source{
+		api: api, sink: sink, log: l, elected: make(chan struct{}, 1), again: make(map[string]struct{}),
+		wake: make(chan struct{}, 1),
+	}
 }
 
 // Lead makes Run look for kinds that appear, every few seconds, and publish which there
@@ -77,6 +85,39 @@ func (s *Source) Lead(ctx context.Context) {
 	}
 	<-ctx.Done()
 	s.leads.Store(false)
+}
+
+// relistIn is the longest time until a kind is listed again on request. All nodes may
+// request it at the same time.
+const relistIn = 30 * time.Second
+
+// Again lists the objects of a kind again, at a random moment of the next 30 s, so that the
+// sink gets those of which it has not kept the text. It does not block.
+func (s *Source) Again(kind string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.again[kind]; ok {
+		return
+	}
+	s.again[kind] = struct{}{}
+	time.AfterFunc(rand.N(relistIn), s.look)
+}
+
+// look wakes the finder.
+func (s *Source) look() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// takeAgain returns the kinds to list again.
+func (s *Source) takeAgain() map[string]struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kinds := s.again
+	s.again = make(map[string]struct{})
+	return kinds
 }
 
 // Run watches until the context ends. It then returns nil.
@@ -95,14 +136,14 @@ func (s *Source) Run(ctx context.Context) error {
 	joint := source.New(s.sink, resources(), source.Options{
 		RetryMin: 50 * time.Millisecond, RetryMax: 5 * time.Second, Refresh: 30 * time.Second, Log: s.log,
 	})
-	f := &finder{source: s, client: client, wake: make(chan struct{}, 1), news: make(chan struct{}, 1)}
+	f := &finder{source: s, client: client, wake: s.wake, news: make(chan struct{}, 1)}
 	if f.rest, err = restFor(s.api.Config, client, policy.Versions("NetworkPolicy")[0], "NetworkPolicy"); err != nil {
 		return err
 	}
 	for _, kind := range policy.Kinds() {
 		k := &watched{
 			kind: kind, group: groupVersion(policy.Versions(kind)[0]).Group, resource: Resource(kind),
-			records: s.Records, joint: joint, missing: f.missing, log: s.log, keys: make(map[policy.Key]struct{}),
+			records: s.Records, joint: joint, missing: s.look, log: s.log, keys: make(map[policy.Key]struct{}),
 		}
 		for _, key := range held {
 			if key.Kind == kind {

@@ -255,3 +255,104 @@ func TestRulesThatFitSurelyFit(t *testing.T) {
 		t.Errorf("only %d were not looked at", skipped)
 	}
 }
+
+// One tenant's table has a class for no more identities. A new identity is unknown in that
+// table, and keeps its rights in the tables of others.
+func TestFullTableOfOneSubjectLeavesPeersKnownToOthers(t *testing.T) {
+	e, ids := full(t)
+	const other = identity.Numeric(60001)
+	allow := rule.Spec{
+		Subject: selector.New(selector.Requirement{Key: "mine", Op: selector.Exists}),
+		Selects: [2]bool{true, false}, DefaultDeny: [2]bool{true, false},
+	}
+	r := &rule.Rule{Source: rule.Source{Kind: "T", Name: "mine"}, Tier: rule.Normal, Action: rule.Allow, AllPorts: true}
+	r.Peers.Selectors = []selector.Selector{selector.New(selector.Requirement{Key: "k0", Op: selector.Exists})}
+	allow.Rules = []*rule.Rule{r.Seal()}
+	own := spread(13)
+	own.Specs[0].Subject = selector.New(selector.Requirement{Key: "mine", Op: selector.DoesNotExist})
+	id, err := peer.New(other, label.NewSet(label.Kubernetes(label.KeyNamespace, "y"), label.Kubernetes("mine", "v")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply(t, e, Change{
+		UpsertPolicies: []policy.Object{own, {Key: policy.Key{Kind: "T", Name: "mine"}, Specs: []rule.Spec{allow}}},
+		AddIdentities:  []peer.Identity{id}, AddSubjects: []identity.Numeric{other},
+	})
+	if e.Waiting() == 0 {
+		t.Fatal("the table has a class for every identity: the test does not ask what it should")
+	}
+	unknown := 0
+	for i, id := range ids {
+		has := i&1 == 1 // the label k0
+		full, err := e.Lookup(60000, rule.Ingress, id.Number, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, 1000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		mine, err := e.Lookup(other, rule.Ingress, id.Number, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, 1000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (mine.Action == rule.Allow) != has || !e.Entry(id.Number).Known {
+			t.Fatalf("identity %d with k0 %t: %s by the table of the other", id.Number, has, mine.Action)
+		}
+		if full.Action == rule.Allow && !has {
+			t.Fatalf("identity %d without k0 is allowed by the full table", id.Number)
+		}
+		if full.Action != rule.Allow && has {
+			unknown++
+		}
+	}
+	if unknown == 0 {
+		t.Error("the full table treats no identity as unknown")
+	}
+}
+
+// It is not known which addresses are in a closed group.
+func TestClosedGroupDeniesEveryAddressAndAllowsNone(t *testing.T) {
+	group := func(closed bool) policy.Object {
+		g := &policy.Group{Name: "g", Labels: label.NewSet(label.Label{Source: label.SourceCIDRGroup, Key: "g", Value: "v"}), Closed: closed}
+		if !closed {
+			g.Prefixes = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+		}
+		return policy.Object{Key: policy.Key{Kind: "G", Name: "g"}, Group: g}
+	}
+	for _, c := range []struct {
+		action      rule.Action
+		op          selector.Op
+		open, shut  bool // what is allowed of 192.0.2.1, with the group and with a closed one
+		elsewhere   bool // what is allowed of 198.51.100.1 with the group
+		elsewhereIn bool // and with a closed one
+	}{
+		{rule.Allow, selector.Exists, true, false, false, false},
+		{rule.Allow, selector.DoesNotExist, false, false, true, false},
+		{rule.Deny, selector.Exists, false, false, true, false},
+		{rule.Deny, selector.DoesNotExist, true, false, false, false},
+	} {
+		spec := rule.Spec{Subject: selector.New(), Selects: [2]bool{true, false}, DefaultDeny: [2]bool{c.action == rule.Allow, false}}
+		r := &rule.Rule{Source: rule.Source{Kind: "T", Name: "p"}, Tier: rule.Normal, Action: c.action, AllPorts: true}
+		r.Peers.Groups = []rule.GroupPeer{{Selector: selector.New(selector.Requirement{Key: "g", Op: c.op})}}
+		spec.Rules = []*rule.Rule{r.Seal()}
+		world, err := peer.New(9, label.NewSet(label.Reserved(identity.NameWorldIPv4)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := New(Config{})
+		apply(t, e, Change{
+			UpsertPolicies: []policy.Object{{Key: policy.Key{Kind: "T", Name: "p"}, Specs: []rule.Spec{spec}}, group(false)},
+			AddIdentities:  []peer.Identity{world, combination(t, 300, 0, 0)}, AddSubjects: []identity.Numeric{300},
+		})
+		for _, closed := range []bool{false, true, false} {
+			apply(t, e, Change{UpsertPolicies: []policy.Object{group(closed)}})
+			in, out := c.open, c.elsewhere
+			if closed {
+				in, out = c.shut, c.elsewhereIn
+			}
+			for addr, want := range map[string]bool{"192.0.2.1": in, "198.51.100.1": out} {
+				v, err := e.Lookup(300, rule.Ingress, 9, netip.MustParseAddr(addr), port.At(port.TCP, 80))
+				if err != nil || (v.Action == rule.Allow) != want {
+					t.Errorf("%s, %v, closed %t: %s is %s, want allowed %t: %v", c.action, c.op, closed, addr, v.Action, want, err)
+				}
+			}
+		}
+	}
+}

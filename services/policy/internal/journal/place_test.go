@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package journal
+
+import (
+	"reflect"
+	"testing"
+)
+
+// A place is kept beside the record of its policy, goes with it, and counts only for the
+// revision that it was written for.
+func TestPlaceIsKeptBesideThePolicy(t *testing.T) {
+	dir := t.TempDir()
+	open := func() (*Journal, map[string]Place) {
+		t.Helper()
+		places := make(map[string]Place)
+		j, _, err := Open(dir, func(c Change) error {
+			for _, p := range c.Policies {
+				places[p.Key.Name] = p.Place
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return j, places
+	}
+	put := func(j *Journal, name string, revision uint64, p Place) {
+		t.Helper()
+		policy := Policy{Key: Key{Kind: "K", Name: name}, Source: "grpc", Manifest: []byte("x"), Revision: revision, Updated: 7, Place: p}
+		if err := j.Commit(t.Context(), Change{Revision: revision, Policies: []Policy{policy}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j, _ := open()
+	full := Place{Created: 3, Exceeds: "why", Size: 9, Sum: []byte{1, 2}, Held: []byte("y")}
+	put(j, "a", 1, full)
+	put(j, "b", 2, Place{Created: 4})
+	put(j, "c", 3, full)
+	put(j, "c", 4, Place{})
+	put(j, "d", 5, full)
+	if err := j.Commit(t.Context(), Change{Revision: 6, GonePolicies: []Key{{Kind: "K", Name: "d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	put(j, "d", 7, Place{})
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	j, got := open()
+	full.Revision = 1
+	want := map[string]Place{"a": full, "b": {Created: 4, Revision: 2}, "c": {}, "d": {}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("places %+v, want %+v", got, want)
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

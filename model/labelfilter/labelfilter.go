@@ -13,6 +13,32 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
+// DefaultInclude and DefaultExclude are the rules of workloads behind those of a
+// configuration. Kept: what names the namespace and the app. Dropped:
+// what Kubernetes puts on pods for its own use, some of it different per pod.
+var (
+	DefaultInclude = []string{
+		"io.kubernetes.pod.namespace",
+		"io.cilium.k8s.namespace.labels.",
+		"io.cilium.k8s.policy.",
+		"app.kubernetes.io/",
+	}
+	DefaultExclude = []string{
+		"io.kubernetes.",
+		"io.cilium.k8s.",
+		"kubernetes.io/",
+		"*.kubernetes.io/",
+		"k8s.io/",
+		"*.k8s.io/",
+		"pod-template-generation",
+		"pod-template-hash",
+		"controller-revision-hash",
+		"controller-uid",
+		"job-name",
+		"annotation.",
+	}
+)
+
 // Rule is "[source:]prefix", which matches keys that begin with the prefix; a
 // prefix that begins with "*." matches every key whose domain (what stands before
 // '/') ends in the rest.
@@ -33,6 +59,22 @@ type rule struct {
 	prefix string
 	domain bool // prefix is the end of a domain, "." included
 	keep   bool
+}
+
+// Default is the filter of workloads without rules of a configuration.
+func Default() Filter {
+	var rules []Rule
+	for _, t := range DefaultInclude {
+		rules = append(rules, Rule{t, true})
+	}
+	for _, t := range DefaultExclude {
+		rules = append(rules, Rule{t, false})
+	}
+	f, err := New(rules)
+	if err != nil {
+		panic("labelfilter: a default: " + err.Error())
+	}
+	return f
 }
 
 // New returns the filter of some rules. The error is a *RuleError.

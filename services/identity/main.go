@@ -100,7 +100,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 
 	service := &server.Server{
 		Process:   wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each),
-		Allocator: alloc, Hub: hub, Endpoints: endpoints, Filter: filter,
+		Allocator: alloc, Hub: hub, Endpoints: endpoints, Filter: filter, NodeFilter: nodeFilter,
 		Node: cfg.Node, Version: version.Get().String(), Started: started,
 		Cluster: &server.Cluster{
 			Registry: reg, Hub: nodes, Node: cfg.Node, NodeFilter: nodeFilter,

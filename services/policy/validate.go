@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
+	"github.com/sluice-net/sluice/services/policy/internal/uncounted"
 )
 
 // verdict is what `sluice-policy validate` prints of one document, as one
@@ -94,8 +95,10 @@ func check(data []byte, as reading.Options) ([]verdict, error) {
 	case err != nil:
 		return nil, err
 	}
+	filter := uncounted.Default()
 	for _, d := range decoded {
 		i := d.Document
+		d.Object, _ = filter.Apply(d.Object)
 		all[i].Dropped = append(all[i].Dropped, d.Object.Unknown...)
 		for _, n := range d.Object.Notes {
 			all[i].Notes = append(all[i].Notes, note{n.Kind.String(), n.Path, n.Text})

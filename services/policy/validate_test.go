@@ -44,6 +44,10 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 				"spec: {endpointSelector: {}, egress: [{toGroups: [{}]}]}\n---\napiVersion: v1\nkind: Pod\n",
 			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec.egress[0].toGroups","text":"not supported by Sluice: `,
 		},
+		{
+			"a label that identities leave out", strings.Replace(good, "podSelector: {}", "podSelector: {matchLabels: {job-name: a}}", 1),
+			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec","text":"not supported by Sluice: the label key \"job-name\", which identities leave out (rule \"job-name\"): every pod that it may select is isolated; labels.include of sluice-identity includes the key"}]}`,
+		},
 		{"no kind of policy", "apiVersion: v1\nkind: Pod\n", 0, `{"problems":["kind: `},
 		{
 			"the same twice", good + "---\n" + good, 0, strings.Repeat(`{"problems":["metadata.name: another document has the same kind and name"]}`+"\n", 2),

@@ -17,29 +17,10 @@ import (
 // one decides before a default.
 type Filter = labelfilter.Filter
 
-// Defaults of the filter. Kept: what names the namespace and the app. Dropped:
-// what Kubernetes puts on pods for its own use, some of it different per pod.
+// Defaults of the filter.
 var (
-	defaultInclude = []string{
-		"io.kubernetes.pod.namespace",
-		"io.cilium.k8s.namespace.labels.",
-		"io.cilium.k8s.policy.",
-		"app.kubernetes.io/",
-	}
-	defaultExclude = []string{
-		"io.kubernetes.",
-		"io.cilium.k8s.",
-		"kubernetes.io/",
-		"*.kubernetes.io/",
-		"k8s.io/",
-		"*.k8s.io/",
-		"pod-template-generation",
-		"pod-template-hash",
-		"controller-revision-hash",
-		"controller-uid",
-		"job-name",
-		"annotation.",
-	}
+	defaultInclude = labelfilter.DefaultInclude
+	defaultExclude = labelfilter.DefaultExclude
 )
 
 // NewFilter returns the default filter of workloads with more rules.

@@ -70,9 +70,11 @@ type Server struct {
 	Hub       *Hub
 	Endpoints *EndpointHub
 	Filter    labels.Filter
-	Node      string
-	Version   string
-	Started   time.Time
+	// NodeFilter says which labels of nodes count.
+	NodeFilter labels.Filter
+	Node       string
+	Version    string
+	Started    time.Time
 
 	Pods      *pods.Set // nil without Kubernetes
 	Relabeler *pods.Relabeler
@@ -460,9 +462,11 @@ func toScope(s identity.Scope) identityv1.Scope {
 func (s *Server) GetLabelFilter(
 	context.Context, *identityv1.GetLabelFilterRequest,
 ) (*identityv1.GetLabelFilterResponse, error) {
-	out := &identityv1.GetLabelFilterResponse{}
-	for _, r := range s.Filter.Rules() {
-		out.Rules = append(out.Rules, &identityv1.LabelFilterRule{Rule: r.Text, Counts: r.Counts})
+	rules := func(f labels.Filter) (out []*identityv1.LabelFilterRule) {
+		for _, r := range f.Rules() {
+			out = append(out, &identityv1.LabelFilterRule{Rule: r.Text, Counts: r.Counts})
+		}
+		return out
 	}
-	return out, nil
+	return &identityv1.GetLabelFilterResponse{Rules: rules(s.Filter), NodeRules: rules(s.NodeFilter)}, nil
 }

@@ -14,11 +14,14 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/labelfilter"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
@@ -31,6 +34,8 @@ type Sink interface {
 	TakeIdentities(ctx context.Context, set []peer.Identity, gone []identity.Numeric, at peer.Revision) error
 	// CompleteIdentities says that these are all there are.
 	CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error
+	// SetLabelFilter says which labels identities have.
+	SetLabelFilter(ctx context.Context, workloads, nodes []labelfilter.Rule) error
 	// SourceFailed notes why nothing can be said; nil takes it back.
 	SourceFailed(ctx context.Context, name string, why error) error
 }
@@ -66,8 +71,30 @@ func (i *Identities) Run(ctx context.Context) error {
 // Watch implements watch.Source.
 func (i *Identities) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[identity.Numeric, peer.Identity], error] {
 	return watch.Receive(func() (grpc.ServerStreamingClient[identityv1.WatchIdentitiesResponse], error) {
+		if err := i.takeFilter(ctx); err != nil {
+			return nil, err
+		}
 		return i.client.WatchIdentities(ctx, &identityv1.WatchIdentitiesRequest{ResumeToken: token})
 	}, i.event)
+}
+
+// takeFilter passes the filter of labels on, before any identity: a service that
+// began again may have another. An earlier version does not say it.
+func (i *Identities) takeFilter(ctx context.Context) error {
+	m, err := i.client.GetLabelFilter(ctx, &identityv1.GetLabelFilterRequest{})
+	if status.Code(err) == codes.Unimplemented {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	rules := func(list []*identityv1.LabelFilterRule) (out []labelfilter.Rule) {
+		for _, r := range list {
+			out = append(out, labelfilter.Rule{Text: r.GetRule(), Counts: r.GetCounts()})
+		}
+		return out
+	}
+	return i.sink.SetLabelFilter(ctx, rules(m.GetRules()), rules(m.GetNodeRules()))
 }
 
 func (i *Identities) event(m *identityv1.WatchIdentitiesResponse) watch.Event[identity.Numeric, peer.Identity] {

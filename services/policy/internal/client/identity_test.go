@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/labelfilter"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -100,6 +101,15 @@ type sink struct {
 	sets int
 	err  string
 	at   peer.Revision
+
+	filters []string
+}
+
+func (s *sink) SetLabelFilter(_ context.Context, workloads, nodes []labelfilter.Rule) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.filters = append(s.filters, fmt.Sprint(workloads, nodes))
+	return nil
 }
 
 func (s *sink) TakeIdentities(_ context.Context, set []peer.Identity, gone []identity.Numeric, at peer.Revision) error {

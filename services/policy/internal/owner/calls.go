@@ -171,7 +171,7 @@ func (o *Owner) Remove(ctx context.Context, c Caller, keys []policy.Key) (Outcom
 func (o *Owner) upsert(manager string, docs []reading.Decoded) (edit, error) {
 	var e edit
 	for _, d := range docs {
-		c := Changed{Key: d.Object.Key, Type: Created, Dropped: d.Object.Unknown, Notes: d.Object.Notes}
+		c := Changed{Key: d.Object.Key, Type: Created, Dropped: d.Object.Unknown, Notes: o.filtered(d.Object).Notes}
 		if old := o.policies[c.Key]; old != nil {
 			if owner := o.owner(old, manager); owner != "" {
 				return e, fmt.Errorf("%w: %s is of %s", failure.ErrOwned, old.Key, owner)

@@ -124,7 +124,7 @@ func (f *Feed) inForce(ctx context.Context) (map[string][]reading.Decoded, error
 		out := make(map[string][]reading.Decoded)
 		for _, p := range f.owner.policies {
 			if p.Source == f.name && p.Broken == "" && p.Exceeds == "" && len(p.Dropped) == 0 {
-				out[p.Origin] = append(out[p.Origin], reading.Decoded{Object: p.object, Text: p.Manifest})
+				out[p.Origin] = append(out[p.Origin], reading.Decoded{Object: p.read, Text: p.Manifest})
 			}
 		}
 		return out, nil
@@ -261,7 +261,7 @@ func (o *Owner) compare(l *listing) {
 			case p == nil || p.Source != l.source || p.Origin != origin || !o.says(p, d):
 				f.policies = append(f.policies, o.policy(d, l.source, origin))
 			case p.Exceeds == "":
-				d.Object, d.Text = p.object, p.Manifest // kept once
+				d.Object, d.Text = p.read, p.Manifest // kept once
 				docs[origin][i] = d
 			}
 		}

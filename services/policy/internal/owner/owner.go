@@ -37,6 +37,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/turns"
+	"github.com/sluice-net/sluice/services/policy/internal/uncounted"
 )
 
 // Points at which a test may kill the process.
@@ -164,6 +165,8 @@ type Owner struct {
 	ready   bool
 	readied chan struct{} // closed once ready
 	gate    *gate.Gate
+	filter  atomic.Pointer[uncounted.Filter] // of labels of identities
+	dir     string                           // of the state
 	fatal   error
 
 	turns     *turns.Record
@@ -194,6 +197,10 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	config.Engine.Events = func(ev engine.Event) { o.pending = append(o.pending, ev) }
 	o.engine = engine.New(config.Engine)
+	o.dir = dir
+	if err := o.loadFilter(); err != nil {
+		return nil, err
+	}
 	if err := o.restore(dir); err != nil {
 		return nil, err
 	}

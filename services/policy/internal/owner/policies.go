@@ -6,6 +6,7 @@ package owner
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -14,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/uncounted"
 )
 
 // Policy is a policy in force, or one of an earlier run that is not understood
@@ -39,8 +41,10 @@ type Policy struct {
 	Created time.Time
 	UID     string
 
-	object policy.Object
-	named  bool // by its manager in this run
+	read   policy.Object // as it was read, or its isolation
+	object policy.Object // as the engine has it: closed where identities lack labels, and with held
+	closed bool          // labels that identities lack close it
+	named  bool          // by its manager in this run
 	// size and sum are those of the whole manifest if Manifest is reduced.
 	size int
 	sum  []byte
@@ -82,13 +86,22 @@ type Outcome struct {
 func (o *Owner) policy(d reading.Decoded, source, origin string) *Policy {
 	p := &Policy{
 		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: o.config.Now(),
-		Dropped: d.Object.Unknown, Notes: d.Object.Notes, Broken: d.Object.Isolates, object: d.Object,
-		Created: d.Created, UID: d.UID,
+		Dropped: d.Object.Unknown, Broken: d.Object.Isolates, read: d.Object, Created: d.Created, UID: d.UID,
 	}
-	for i := range d.Object.Specs {
-		p.Rules += len(d.Object.Specs[i].Rules)
-	}
+	p.filter(o.filter.Load())
 	return p
+}
+
+// filter makes what the engine has of what was read.
+func (p *Policy) filter(f *uncounted.Filter) {
+	p.object, p.closed = f.Apply(p.read)
+	if len(p.held) > 0 {
+		p.object.Specs = slices.Concat(p.object.Specs, p.held)
+	}
+	p.Notes, p.Rules = p.object.Notes, 0
+	for i := range p.object.Specs {
+		p.Rules += len(p.object.Specs[i].Rules)
+	}
 }
 
 // plan decides which policies of a change have a place in the limits. The ledger has the

@@ -203,7 +203,7 @@ func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take f
 	}
 	objects := make([]policy.Object, 0, len(docs))
 	for _, d := range docs {
-		objects = append(objects, d.Object)
+		objects = append(objects, o.filtered(d.Object))
 	}
 	var compared *question.Comparison
 	if err := o.aside(ctx, func() error {

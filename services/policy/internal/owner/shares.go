@@ -210,11 +210,9 @@ func (o *Owner) isolate(p *Policy, why string) {
 		p.size, p.sum = len(p.Manifest), sum[:]
 		p.Manifest = policy.Reduced(p.Key, p.Manifest, maxReduced)
 	}
-	p.object = reading.Options{Rules: o.config.Rules}.Isolated(p.Key, p.Manifest, errors.New(why))
-	p.Rules, p.Dropped, p.Notes, p.Broken = 0, nil, p.object.Notes, ""
-	for i := range p.object.Specs {
-		p.Rules += len(p.object.Specs[i].Rules)
-	}
+	p.read = reading.Options{Rules: o.config.Rules}.Isolated(p.Key, p.Manifest, errors.New(why))
+	p.Dropped, p.Broken = nil, ""
+	p.filter(o.filter.Load())
 }
 
 // is reports whether the policy has this text.

@@ -108,24 +108,29 @@ const KindDocument = "Document"
 func IsolateAs(key Key, of Object, why error) Object {
 	ob := isolated(key, why)
 	for _, spec := range of.Specs {
-		if spec.Host {
-			continue // no pod
+		if !spec.Host { // else it selects no pod
+			ob.Specs = append(ob.Specs, IsolateSpec(key, spec))
 		}
-		tier := rule.Isolation
-		priority := int32(0)
-		for _, r := range spec.Rules {
-			if r.Action == rule.Deny && r.Tier < tier { // no other policy allows it
-				tier, priority = r.Tier, min(priority, r.Priority)
-			}
-		}
-		selects := spec.Selects
-		for _, r := range spec.Rules {
-			selects[r.Direction] = true
-		}
-		out := rule.Spec{Namespace: spec.Namespace, Subject: spec.Subject}
-		ob.Specs = append(ob.Specs, isolate(out, key, selects, tier, priority))
 	}
 	return ob
+}
+
+// IsolateSpec isolates the subject of a spec in the directions that it is for. Where
+// it denies, no other policy allows.
+func IsolateSpec(key Key, spec rule.Spec) rule.Spec {
+	tier, priority := rule.Isolation, int32(0)
+	selects := spec.Selects
+	for _, r := range spec.Rules {
+		selects[r.Direction] = true
+		switch {
+		case r.Action != rule.Deny || r.Tier > tier:
+		case r.Tier < tier:
+			tier, priority = r.Tier, r.Priority
+		default:
+			priority = min(priority, r.Priority)
+		}
+	}
+	return isolate(rule.Spec{Namespace: spec.Namespace, Subject: spec.Subject, Host: spec.Host}, key, selects, tier, priority)
 }
 
 // IsolateNamespace isolates every pod of the key's namespace, or every pod if it

@@ -2096,7 +2096,9 @@ type GetLabelFilterResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The rules, of which the longest that matches decides; of several of one length,
 	// the first. A label that no rule matches counts.
-	Rules         []*LabelFilterRule `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`
+	Rules []*LabelFilterRule `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`
+	// The rules for labels of nodes, in the same way.
+	NodeRules     []*LabelFilterRule `protobuf:"bytes,2,rep,name=node_rules,json=nodeRules,proto3" json:"node_rules,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2134,6 +2136,13 @@ func (*GetLabelFilterResponse) Descriptor() ([]byte, []int) {
 func (x *GetLabelFilterResponse) GetRules() []*LabelFilterRule {
 	if x != nil {
 		return x.Rules
+	}
+	return nil
+}
+
+func (x *GetLabelFilterResponse) GetNodeRules() []*LabelFilterRule {
+	if x != nil {
+		return x.NodeRules
 	}
 	return nil
 }
@@ -2324,9 +2333,11 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\rLabelKeyCount\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12'\n" +
 	"\x0fdistinct_values\x18\x02 \x01(\rR\x0edistinctValues\"\x17\n" +
-	"\x15GetLabelFilterRequest\"S\n" +
+	"\x15GetLabelFilterRequest\"\x97\x01\n" +
 	"\x16GetLabelFilterResponse\x129\n" +
-	"\x05rules\x18\x01 \x03(\v2#.sluice.identity.v1.LabelFilterRuleR\x05rules\"=\n" +
+	"\x05rules\x18\x01 \x03(\v2#.sluice.identity.v1.LabelFilterRuleR\x05rules\x12B\n" +
+	"\n" +
+	"node_rules\x18\x02 \x03(\v2#.sluice.identity.v1.LabelFilterRuleR\tnodeRules\"=\n" +
 	"\x0fLabelFilterRule\x12\x12\n" +
 	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x16\n" +
 	"\x06counts\x18\x02 \x01(\bR\x06counts*[\n" +
@@ -2463,31 +2474,32 @@ var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
 	24, // 32: sluice.identity.v1.GetStatusResponse.cluster:type_name -> sluice.identity.v1.ClusterStatus
 	25, // 33: sluice.identity.v1.ClusterStatus.range_overlaps:type_name -> sluice.identity.v1.RangeOverlap
 	29, // 34: sluice.identity.v1.GetLabelFilterResponse.rules:type_name -> sluice.identity.v1.LabelFilterRule
-	3,  // 35: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
-	5,  // 36: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
-	7,  // 37: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
-	10, // 38: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
-	12, // 39: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
-	15, // 40: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
-	17, // 41: sluice.identity.v1.IdentityService.WatchEndpoints:input_type -> sluice.identity.v1.WatchEndpointsRequest
-	20, // 42: sluice.identity.v1.IdentityService.ConfirmEndpoint:input_type -> sluice.identity.v1.ConfirmEndpointRequest
-	22, // 43: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
-	27, // 44: sluice.identity.v1.IdentityService.GetLabelFilter:input_type -> sluice.identity.v1.GetLabelFilterRequest
-	4,  // 45: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
-	6,  // 46: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
-	8,  // 47: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
-	11, // 48: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
-	13, // 49: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
-	16, // 50: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
-	18, // 51: sluice.identity.v1.IdentityService.WatchEndpoints:output_type -> sluice.identity.v1.WatchEndpointsResponse
-	21, // 52: sluice.identity.v1.IdentityService.ConfirmEndpoint:output_type -> sluice.identity.v1.ConfirmEndpointResponse
-	23, // 53: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
-	28, // 54: sluice.identity.v1.IdentityService.GetLabelFilter:output_type -> sluice.identity.v1.GetLabelFilterResponse
-	45, // [45:55] is the sub-list for method output_type
-	35, // [35:45] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	29, // 35: sluice.identity.v1.GetLabelFilterResponse.node_rules:type_name -> sluice.identity.v1.LabelFilterRule
+	3,  // 36: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
+	5,  // 37: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
+	7,  // 38: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
+	10, // 39: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
+	12, // 40: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
+	15, // 41: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
+	17, // 42: sluice.identity.v1.IdentityService.WatchEndpoints:input_type -> sluice.identity.v1.WatchEndpointsRequest
+	20, // 43: sluice.identity.v1.IdentityService.ConfirmEndpoint:input_type -> sluice.identity.v1.ConfirmEndpointRequest
+	22, // 44: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
+	27, // 45: sluice.identity.v1.IdentityService.GetLabelFilter:input_type -> sluice.identity.v1.GetLabelFilterRequest
+	4,  // 46: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
+	6,  // 47: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
+	8,  // 48: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
+	11, // 49: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
+	13, // 50: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
+	16, // 51: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
+	18, // 52: sluice.identity.v1.IdentityService.WatchEndpoints:output_type -> sluice.identity.v1.WatchEndpointsResponse
+	21, // 53: sluice.identity.v1.IdentityService.ConfirmEndpoint:output_type -> sluice.identity.v1.ConfirmEndpointResponse
+	23, // 54: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
+	28, // 55: sluice.identity.v1.IdentityService.GetLabelFilter:output_type -> sluice.identity.v1.GetLabelFilterResponse
+	46, // [46:56] is the sub-list for method output_type
+	36, // [36:46] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_identity_proto_init() }

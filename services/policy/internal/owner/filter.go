@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/model/labelfilter"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/uncounted"
+)
+
+// filterFile has the filter that the identity service had last: it may be away when
+// the policies are compiled again.
+const filterFile = "label-filter.json"
+
+// filterRecord is its content.
+type filterRecord struct {
+	Workloads []labelfilter.Rule `json:"workloads"`
+	Nodes     []labelfilter.Rule `json:"nodes"`
+}
+
+func (r filterRecord) filter() (uncounted.Filter, error) {
+	workloads, err := labelfilter.New(r.Workloads)
+	if err != nil {
+		return uncounted.Filter{}, err
+	}
+	nodes, err := labelfilter.New(r.Nodes)
+	return uncounted.Filter{Workloads: workloads, Nodes: nodes}, err
+}
+
+// loadFilter takes the filter of an earlier run; before the first one, the default.
+func (o *Owner) loadFilter() error {
+	f := uncounted.Default()
+	text, err := os.ReadFile(filepath.Join(o.dir, filterFile))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return err
+	default:
+		var r filterRecord
+		if err = json.Unmarshal(text, &r); err == nil {
+			f, err = r.filter()
+		}
+		if err != nil { // the default is closed where it differs, and the service tells its own
+			o.config.Log.Warn("the stored filter of labels cannot be read, the default is used", "file", filterFile, "error", err.Error())
+			f = uncounted.Default()
+		}
+	}
+	o.filter.Store(&f)
+	return nil
+}
+
+// SetLabelFilter takes the filter of the identity service. Policies that select by
+// labels that count differently are compiled anew.
+func (o *Owner) SetLabelFilter(ctx context.Context, workloads, nodes []labelfilter.Rule) error {
+	r := filterRecord{Workloads: workloads, Nodes: nodes}
+	f, err := r.filter()
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	release, err := o.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	_, err = ask(ctx, o, func() (struct{}, error) {
+		o.operation = opChange
+		path := filepath.Join(o.dir, filterFile)
+		if old, err := os.ReadFile(path); err != nil || !bytes.Equal(old, text) {
+			o.problem("filter of labels", durable.WriteFile(path, text, 0o600, durable.SyncAll))
+		}
+		return struct{}{}, o.refilter(&f)
+	})
+	return err
+}
+
+// filtered is an object as the engine gets it.
+func (o *Owner) filtered(ob policy.Object) policy.Object {
+	ob, _ = o.filter.Load().Apply(ob)
+	return ob
+}
+
+// refilter compiles the policies that another filter changes.
+func (o *Owner) refilter(f *uncounted.Filter) error {
+	before := o.filter.Load()
+	o.filter.Store(f)
+	var change engine.Change
+	var changed []*Policy
+	for _, p := range o.policies {
+		was := p.closed
+		p.filter(f)
+		if p.inForce() && (was || p.closed) {
+			change.UpsertPolicies = append(change.UpsertPolicies, p.object)
+			changed = append(changed, p)
+		}
+	}
+	if len(changed) == 0 {
+		return nil
+	}
+	if err := o.apply(change); err != nil {
+		o.filter.Store(before)
+		for _, p := range o.policies {
+			p.filter(before)
+		}
+		return err
+	}
+	o.config.Log.Info("policies are compiled for another filter of labels", "policies", len(changed))
+	return nil
+}

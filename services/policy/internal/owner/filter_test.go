@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/labelfilter"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing: identity drops some labels of pods by
+// default (job-name, *.kubernetes.io/*, *.k8s.io/*, pod-template-hash), so no identity has
+// them. A policy of an API server that selects by one must not open what Kubernetes closes,
+// and its author must be told.
+func TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing(t *testing.T) {
+	for what, c := range map[string]struct{ spec string }{
+		// In Kubernetes app=db (301) is a pod of the Job "migrate" and isolated.
+		"the pods of a Job are isolated": {`"spec":{"podSelector":{"matchLabels":{"batch.kubernetes.io/job-name":"migrate"}}}`},
+		"the pod of a StatefulSet is isolated": {
+			`"spec":{"podSelector":{"matchLabels":{"statefulset.kubernetes.io/pod-name":"db-0"}}}`},
+		// In Kubernetes app=web (300) is a pod of a Job, and is not let in.
+		"everything but Jobs is let in": {`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"from":[` +
+			`{"podSelector":{"matchExpressions":[{"key":"batch.kubernetes.io/job-name","operator":"DoesNotExist"}]}}]}]}`},
+		"everything but one Job is let in": {`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"from":[` +
+			`{"podSelector":{"matchExpressions":[{"key":"job-name","operator":"NotIn","values":["import"]}]}}]}]}`},
+	} {
+		t.Run(what, func(t *testing.T) {
+			d, _ := objects(t, t.TempDir())
+			// What sluice-identity makes of pods with these labels and app=web, app=db.
+			var ids []peer.Identity
+			for i, app := range []string{"web", "db"} {
+				id, err := peer.New(identity.Numeric(300+i), label.NewSet(label.Kubernetes("app", app),
+					label.Kubernetes(label.KeyNamespace, "shop")))
+				if err != nil {
+					t.Fatal(err)
+				}
+				ids = append(ids, id)
+			}
+			if err := d.owner.SetIdentities(t.Context(), ids, nil); err != nil {
+				t.Fatal(err)
+			}
+			k := network("db")
+			d.apply(map[policy.Key]policy.Written{k: object("networking.k8s.io/v1", k, c.spec)})
+			d.complete(k)
+			judged, err := d.Judged(t.Context(), []policy.Key{k})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if passes(t, d.owner, 300, 301) || len(judged[k].Notes) == 0 || !strings.Contains(judged[k].Notes[0].Text, "labels.include of sluice-identity") {
+				t.Errorf("web to db passes: %t, notes %v", passes(t, d.owner, 300, 301), judged[k].Notes)
+			}
+		})
+	}
+}
+
+// The identity service may include the key, also while policies are in force; the
+// last filter that it told holds after a restart.
+func TestFilterOfTheIdentityServiceDecidesWhichLabelsCount(t *testing.T) {
+	dir := t.TempDir()
+	o, stop := run(t, dir)
+	pods(t, o, "shop")
+	const manifest = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db, namespace: shop}\n" +
+		"spec: {podSelector: {matchLabels: {job-name: none}}, policyTypes: [Ingress]}\n"
+	if _, err := o.Upsert(t.Context(), []byte(manifest), "", false); err != nil {
+		t.Fatal(err)
+	}
+	if passes(t, o, 300, 301) || len(only(t, o).Notes) < 1 {
+		t.Error("the default leaves job-name out, and the pods that it may select are not isolated")
+	}
+	for _, c := range []struct {
+		rules []labelfilter.Rule
+		open  bool
+	}{
+		{[]labelfilter.Rule{{Text: "job-name", Counts: true}}, true},
+		{[]labelfilter.Rule{{Text: "job-name", Counts: false}}, false},
+		{nil, true},
+	} {
+		if err := o.SetLabelFilter(t.Context(), c.rules, nil); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if passes(t, o, 300, 301) != c.open {
+				t.Errorf("%v: web to db passes: %t", c.rules, !c.open)
+			}
+			stop()
+			o, stop = run(t, dir)
+		}
+	}
+	stop()
+	if err := os.WriteFile(filepath.Join(dir, filterFile), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, stop = run(t, dir)
+	if passes(t, o, 300, 301) {
+		t.Error("a file that cannot be read opens what the default closes")
+	}
+	stop()
+}

@@ -358,3 +358,45 @@ func TestRestoredAddressesEndByTheRunningClock(t *testing.T) {
 		}
 	}
 }
+
+// An answer repeats an address whose time is over, and brings a new one: the one that
+// it repeats makes no room.
+func TestAddressThatAnAnswerRepeatsIsNotEvictedForIt(t *testing.T) {
+	c := newTable(4, 2*maxPerName)
+	old := netip.MustParseAddr("20.0.0.1")
+	if err := c.learn("a.", []netip.Addr{old}, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	next, many := netip.MustParseAddr("21.0.0.0"), []netip.Addr(nil)
+	for range maxPerName - 1 {
+		next = next.Next()
+		many = append(many, next)
+	}
+	if err := c.learn("a.", many, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	c.now = c.now.Add(2 * time.Minute)
+	_, gone, err := c.Room("a.", []netip.Addr{old, next.Next()}, c.now)
+	if err == nil || len(gone) > 0 {
+		t.Errorf("gone %v, %v; the name is full, and nothing else of it is over", gone, err)
+	}
+}
+
+// A name of which nothing may go, because the answer has its address too, is passed
+// over when room is looked for. Its time ends all the same.
+func TestNameThatIsPassedOverStillExpires(t *testing.T) {
+	c := newTable(4, 2)
+	a, b := netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("20.0.0.2")
+	if err := c.learn("old.", []netip.Addr{a}, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	c.now = c.now.Add(2 * time.Minute)
+	if err := c.learn("new.", []netip.Addr{a, b}, time.Minute); err == nil {
+		t.Fatal("two more addresses have room, and the limit is two")
+	}
+	c.now = c.now.Add(time.Hour)
+	c.sweep()
+	if len(c.told) > 0 || c.Len() > 0 {
+		t.Errorf("an hour later %v is allowed, and %d names are remembered", c.told, c.Len())
+	}
+}

@@ -218,3 +218,78 @@ func TestAnswersAreTriedAgainWhenThatHelps(t *testing.T) {
 		})
 	}
 }
+
+// each is an owner with an opinion of each object. Complete forgets what is not
+// listed, as the owner of policies does.
+type each struct {
+	same
+	opinions map[string]owner.Judged // by name; guarded by mu
+	listed   int
+}
+
+func (e *each) Judged(_ context.Context, keys []policy.Key) (map[policy.Key]owner.Judged, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := map[policy.Key]owner.Judged{}
+	for _, k := range keys {
+		out[k] = e.opinions[k.Name]
+	}
+	return out, nil
+}
+
+func (e *each) Complete(_ context.Context, listed map[policy.Key]struct{}) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.listed = len(listed)
+	return nil
+}
+
+// Objects that were refused are judged again when the owner tries them again, and
+// only those.
+func TestRefusedObjectsAreJudgedAgainWhenRoomComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused, inForce := owner.Judged{Refused: "no room"}, owner.Judged{InForce: true}
+		o := &each{opinions: map[string]owner.Judged{"a": refused, "b": inForce, "c": refused}}
+		api := &server{}
+		w := newWriter(o, api, slog.New(slog.DiscardHandler))
+		for _, name := range []string{"a", "b", "c"} {
+			apply(t, w, told(ciliumPolicy, name, name, "1", ""))
+		}
+		stop := lead(t, w)
+		defer stop()
+		synctest.Wait()
+		api.take()
+		o.mu.Lock()
+		o.opinions["a"], o.opinions["b"] = inForce, refused
+		o.mu.Unlock()
+		apply(t, w, watch.Changes[policy.Key, policy.Written]{})
+		synctest.Wait()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		written := api.take()
+		if !slices.Contains(written, "status a@1") || slices.ContainsFunc(written, func(s string) bool { return s == "status b@1" }) {
+			t.Errorf("written %q; a was refused and has room, and nothing was said of b", written)
+		}
+	})
+}
+
+// What a listing lacks is forgotten, and what it has is kept.
+func TestObjectsThatAListingLacksAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &each{opinions: map[string]owner.Judged{"kept": {InForce: true}, "gone": {InForce: true}}}
+		api := &server{}
+		w := newWriter(o, api, slog.New(slog.DiscardHandler))
+		for _, name := range []string{"kept", "gone"} {
+			apply(t, w, told(ciliumPolicy, name, name, "1", ""))
+		}
+		kept := policy.Key{Kind: ciliumPolicy, Namespace: "shop", Name: "kept"}
+		if err := w.Complete(t.Context(), map[policy.Key]struct{}{kept: {}}); err != nil || o.listed != 1 {
+			t.Fatalf("%v, %d listed", err, o.listed)
+		}
+		defer lead(t, w)()
+		synctest.Wait()
+		if written := api.take(); !slices.Equal(written, []string{"status kept@1"}) {
+			t.Errorf("written %q, want that of the object that is listed", written)
+		}
+	})
+}

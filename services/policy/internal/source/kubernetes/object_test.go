@@ -145,6 +145,12 @@ func TestTextOfAnObjectIsThatOfItsSpecAndLabels(t *testing.T) {
 	}
 }
 
+func TestBytesThatAreNoCharactersAreReplaced(t *testing.T) {
+	if got := string(printable([]byte("a\xffb\xc3(\u00e9"))); got != "a\ufffdb\ufffd(\u00e9" {
+		t.Errorf("%q", got)
+	}
+}
+
 // FuzzDescription looks for texts that an API server takes and that are read as
 // others, or not at all.
 func FuzzDescription(f *testing.F) {
